@@ -1,0 +1,1 @@
+//! The orders a block builder knows: indexed, bounded, exact for every reader
