@@ -1,0 +1,187 @@
+//! The pool's limits. Each default exists once, with its arithmetic.
+
+use std::time::Duration;
+
+/// Default of [`PoolConfig::max_txs`]: 2,000 transactions/s x 60 s of retention = 120,000, and two
+/// thirds on top for bursts.
+pub const DEFAULT_MAX_TXS: usize = 200_000;
+
+/// Default of [`PoolConfig::max_tx_bytes`]: 200,000 transactions of 1.5 kB (contents and overhead)
+/// are 300 MB; the rest is room for about 250 transactions of six blobs (0.8 MB each).
+pub const DEFAULT_MAX_TX_BYTES: usize = 512 << 20;
+
+/// Default of [`PoolConfig::tx_retention`]: five slots of 12 s. A transaction that no builder took
+/// for five blocks is fetched again by an audit if the node still holds it... but not sooner than
+/// the dedupe window allows.
+pub const DEFAULT_TX_RETENTION: Duration = Duration::from_secs(60);
+
+/// Default of [`PoolConfig::dedupe_window`]: the largest pool we met on a node under load held
+/// 300,000 transactions (geth with raised limits); twice that is 600,000, rounded up to a power of
+/// two. Costs 24 bytes each (16 in the table at half load, 8 in the queue) = 24 MiB.
+pub const DEFAULT_DEDUPE_WINDOW: usize = 1 << 20;
+
+/// Default of [`PoolConfig::recent_blocks`]: 64 blocks of 12 s are two epochs, after which a block
+/// is final (consensus specs, phase 0). A block of 60 M gas holds at most 2,857 transactions of
+/// 21,000 gas, so the memory is at most 64 x 2,857 x about 150 bytes = 27 MB, and a tenth of that
+/// on mainnet.
+pub const DEFAULT_RECENT_BLOCKS: usize = 64;
+
+/// Default of [`PoolConfig::max_unmine_bytes`]: a block of 21 blobs (the most a blob-parameter-only
+/// fork has set so far) takes 2.8 MB and its plain transactions about 0.5 MB, so this covers a
+/// reorg of more than 16 blocks; none deeper than 7 has happened since the merge.
+pub const DEFAULT_MAX_UNMINE_BYTES: usize = 64 << 20;
+
+/// Default of [`PoolConfig::log_events`]: 2,000 arrivals/s and as many removals are 4,000 events/s,
+/// so 2^18 events are 65 s, five slots.
+pub const DEFAULT_LOG_EVENTS: usize = 1 << 18;
+
+/// Default of [`PoolConfig::log_bytes`]: 65 s of removed plain transactions at 1.5 kB and 2,000/s
+/// are 195 MB; the pool gives the log this much and lets a reader lag earlier than 65 s only when
+/// blobs flow through it.
+pub const DEFAULT_LOG_BYTES: usize = 256 << 20;
+
+/// The limits of an [`OrderPool`](crate::OrderPool).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolConfig {
+    /// Most transactions held. Default [`DEFAULT_MAX_TXS`]; at least 1.
+    /// At the cap the worst-paying goes: `order_pool_evicted_total`.
+    pub max_txs: usize,
+    /// Most bytes of transactions held, by [`Order::size_bytes`](crate::Order::size_bytes).
+    /// Default [`DEFAULT_MAX_TX_BYTES`]; at least 1 MiB (one transaction of six blobs).
+    pub max_tx_bytes: usize,
+    /// How long a transaction is kept. Default [`DEFAULT_TX_RETENTION`]; above zero.
+    /// Counted by `order_pool_expired_total`.
+    pub tx_retention: Duration,
+    /// How many accepted orders are remembered so that none is taken twice. Default
+    /// [`DEFAULT_DEDUPE_WINDOW`]; at least 1. Set it to twice the node's pool or more.
+    pub dedupe_window: usize,
+    /// How many recent blocks are remembered, for late transactions and reorgs. Default
+    /// [`DEFAULT_RECENT_BLOCKS`]; at least 1.
+    pub recent_blocks: usize,
+    /// Most bytes of orders that blocks took, held so that a reorg can put them back; the oldest
+    /// block's go first. Default [`DEFAULT_MAX_UNMINE_BYTES`]; zero keeps none.
+    pub max_unmine_bytes: usize,
+    /// How many events the log holds, rounded up to a whole segment of 256: how far a reader may
+    /// fall behind. Default [`DEFAULT_LOG_EVENTS`]; at least 1.
+    pub log_events: usize,
+    /// Most bytes of removed orders that the log holds for readers that have not read on. Default
+    /// [`DEFAULT_LOG_BYTES`]; above it the log is shortened from its old end.
+    pub log_bytes: usize,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        Self {
+            max_txs: DEFAULT_MAX_TXS,
+            max_tx_bytes: DEFAULT_MAX_TX_BYTES,
+            tx_retention: DEFAULT_TX_RETENTION,
+            dedupe_window: DEFAULT_DEDUPE_WINDOW,
+            recent_blocks: DEFAULT_RECENT_BLOCKS,
+            max_unmine_bytes: DEFAULT_MAX_UNMINE_BYTES,
+            log_events: DEFAULT_LOG_EVENTS,
+            log_bytes: DEFAULT_LOG_BYTES,
+        }
+    }
+}
+
+macro_rules! setters {
+    ($($with:ident, $field:ident: $ty:ty;)*) => {
+        impl PoolConfig {$(
+            #[doc = concat!("Sets [`Self::", stringify!($field), "`].")]
+            #[must_use]
+            pub const fn $with(mut self, $field: $ty) -> Self {
+                self.$field = $field;
+                self
+            }
+        )*}
+    };
+}
+
+setters! {
+    with_max_txs, max_txs: usize;
+    with_max_tx_bytes, max_tx_bytes: usize;
+    with_tx_retention, tx_retention: Duration;
+    with_dedupe_window, dedupe_window: usize;
+    with_recent_blocks, recent_blocks: usize;
+    with_max_unmine_bytes, max_unmine_bytes: usize;
+    with_log_events, log_events: usize;
+    with_log_bytes, log_bytes: usize;
+}
+
+/// The least [`PoolConfig::max_tx_bytes`]: one transaction of six blobs and its overhead.
+pub const MIN_TX_BYTES: usize = 1 << 20;
+
+/// The most of any count in the configuration: 2^32, far above what fits in memory, so that no
+/// arithmetic on it overflows.
+pub const MAX_COUNT: usize = 1 << 32;
+
+impl PoolConfig {
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// Names the first field that is out of bounds, its value and the bound.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let counts = [
+            ("max_txs", self.max_txs, 1),
+            ("max_tx_bytes", self.max_tx_bytes, MIN_TX_BYTES),
+            ("dedupe_window", self.dedupe_window, 1),
+            ("recent_blocks", self.recent_blocks, 1),
+            ("log_events", self.log_events, 1),
+        ];
+        for (field, value, least) in counts {
+            if value < least {
+                return Err(ConfigError::TooSmall {
+                    field,
+                    value,
+                    least,
+                });
+            }
+            if value > MAX_COUNT {
+                return Err(ConfigError::TooLarge {
+                    field,
+                    value,
+                    most: MAX_COUNT,
+                });
+            }
+        }
+        if self.tx_retention.is_zero() {
+            return Err(ConfigError::ZeroDuration {
+                field: "tx_retention",
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A configuration that no pool can be made from.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A field is below its bound.
+    #[error("{field} is {value}, the least is {least}")]
+    TooSmall {
+        /// The field of [`PoolConfig`].
+        field: &'static str,
+        /// Its value.
+        value: usize,
+        /// The bound.
+        least: usize,
+    },
+    /// A field is above its bound.
+    #[error("{field} is {value}, the most is {most}")]
+    TooLarge {
+        /// The field of [`PoolConfig`].
+        field: &'static str,
+        /// Its value.
+        value: usize,
+        /// The bound.
+        most: usize,
+    },
+    /// A duration is zero.
+    #[error("{field} is zero, it must be longer")]
+    ZeroDuration {
+        /// The field of [`PoolConfig`].
+        field: &'static str,
+    },
+}

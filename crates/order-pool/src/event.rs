@@ -1,0 +1,147 @@
+//! What the pool tells: events to subscribers, outcomes to those who insert, heads it is told of.
+
+use crate::order::{Order, OrderId};
+use alloy_primitives::B256;
+use std::sync::Arc;
+
+/// A change of the pool, as subscribers see it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// The order is in the pool from here on.
+    Added(Arc<Order>),
+    /// The order is no longer in the pool.
+    Removed {
+        /// Which order.
+        id: OrderId,
+        /// Why it went.
+        reason: RemoveReason,
+    },
+}
+
+/// An [`Event`] read in place, without touching a reference count that other readers use too.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum EventRef<'a> {
+    /// See [`Event::Added`]. Clone the `Arc` to keep the order.
+    Added(&'a Arc<Order>),
+    /// See [`Event::Removed`].
+    Removed {
+        /// Which order.
+        id: OrderId,
+        /// Why it went.
+        reason: RemoveReason,
+    },
+}
+
+impl EventRef<'_> {
+    /// The event as a value of its own.
+    pub fn to_event(self) -> Event {
+        match self {
+            Self::Added(order) => Event::Added(Arc::clone(order)),
+            Self::Removed { id, reason } => Event::Removed { id, reason },
+        }
+    }
+}
+
+impl Event {
+    /// The same event, borrowed.
+    pub const fn as_ref(&self) -> EventRef<'_> {
+        match self {
+            Self::Added(order) => EventRef::Added(order),
+            Self::Removed { id, reason } => EventRef::Removed {
+                id: *id,
+                reason: *reason,
+            },
+        }
+    }
+}
+
+/// Why an order left the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RemoveReason {
+    /// A block contains it.
+    Mined,
+    /// A block raised its sender's nonce past its own.
+    StaleNonce,
+    /// It was kept for as long as its kind is kept.
+    Expired,
+    /// It paid the least when the pool was full.
+    Evicted,
+}
+
+/// What became of an order that was handed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InsertOutcome {
+    /// It is in the pool now and subscribers are told.
+    Added,
+    /// It is in the pool already, or was let go inside the dedupe window. Nothing changed.
+    Known,
+    /// A recent block contains it. Nothing changed.
+    Mined,
+    /// A recent block raised the sender past it. Nothing changed.
+    StaleNonce {
+        /// Its nonce.
+        nonce: u64,
+        /// The lowest nonce the sender can still use.
+        next: u64,
+    },
+    /// It was refused. Nothing changed.
+    Rejected(RejectReason),
+}
+
+/// Why an order was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RejectReason {
+    /// The pool is full and everything in it pays more, or the order needs the room of too many
+    /// others.
+    #[error(
+        "the pool is full and the order pays too little to take another's place (tip {tip_wei:?} wei per gas)"
+    )]
+    PaysTooLittle {
+        /// What it pays per gas at the next block's base fee; `None` if not even the base fee.
+        tip_wei: Option<u128>,
+    },
+    /// It alone is larger than the pool may grow.
+    #[error("the order takes {size_bytes} bytes, the pool holds at most {limit_bytes}")]
+    TooLarge {
+        /// What it takes.
+        size_bytes: usize,
+        /// What the pool may hold.
+        limit_bytes: usize,
+    },
+}
+
+/// A new head of the chain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Head {
+    /// Its number.
+    pub number: u64,
+    /// Its hash.
+    pub hash: B256,
+    /// Its parent's hash: tells a reorg from the next block.
+    pub parent_hash: B256,
+    /// Its time in seconds since the Unix epoch.
+    pub timestamp: u64,
+    /// The base fee of the block after it, in wei, if known. It decides who pays the least when
+    /// the pool is full.
+    pub base_fee_next_wei: Option<u64>,
+    /// The hashes of its transactions, in any order.
+    pub mined: Vec<B256>,
+}
+
+/// A reader fell out of the log's window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{missed} events left the log before they were read (replay unfinished: {replay_unfinished})"
+)]
+pub struct Lagged {
+    /// How many events of the log it did not see, exactly. Events that do not concern its block
+    /// are counted too.
+    pub missed: u64,
+    /// It was still replaying, so orders that were there before it subscribed are missing too.
+    pub replay_unfinished: bool,
+}

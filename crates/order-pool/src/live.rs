@@ -1,0 +1,356 @@
+//! The live set: every order that is in the pool, in the order of acceptance, readable as it was
+//! at any moment that the event log still covers.
+//!
+//! An entry notes when it was added and when it was removed, as sequence numbers of the log. The
+//! pool as of number `P` is every entry with `added < P <= removed`, so a replay needs no copy, no
+//! lock and no reference count, and two readers share nothing that either writes. An entry is let
+//! go once the log has forgotten its removal: a reader that old is told that it lagged.
+
+use crate::order::Order;
+use arc_swap::ArcSwap;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::ControlFlow,
+    sync::{
+        Arc, OnceLock,
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Release},
+        },
+    },
+};
+
+/// Entries per page: what is rewritten at once (256 entries are about 10 us of copying).
+pub(crate) const PAGE_ENTRIES: usize = 256;
+
+/// A page is closed early once its orders take this much, so that removed blobs do not linger in an
+/// open page.
+const PAGE_BYTES: usize = 4 << 20;
+
+const LIVE: u64 = u64::MAX;
+
+#[derive(Debug)]
+struct Entry {
+    added: u64,
+    /// [`LIVE`], then once and for all the number of its removal. Stored with `Release` before the
+    /// head is published; a reader whose snapshot is older does not care whether it sees it.
+    removed: AtomicU64,
+    order: Arc<Order>,
+}
+
+/// Entries by ascending `added`; filled from the front.
+#[derive(Debug)]
+pub(crate) struct Page {
+    first: u64,
+    entries: Box<[OnceLock<Entry>]>,
+}
+
+impl Page {
+    fn new(first: u64, capacity: usize) -> Self {
+        Self {
+            first,
+            entries: (0..capacity).map(|_| OnceLock::new()).collect(),
+        }
+    }
+
+    fn at_or_after(&self, seq: u64) -> usize {
+        self.entries
+            .partition_point(|entry| entry.get().is_some_and(|entry| entry.added < seq))
+    }
+
+    fn find(&self, added: u64) -> Option<&Entry> {
+        self.entries
+            .get(self.at_or_after(added))?
+            .get()
+            .filter(|entry| entry.added == added)
+    }
+}
+
+/// The pages at one moment, by ascending `first`.
+#[derive(Debug, Default)]
+pub(crate) struct LiveTable {
+    pages: Vec<Arc<Page>>,
+}
+
+impl LiveTable {
+    /// Visits what was live at `snapshot`, from entry `from` on, until `visit` breaks.
+    pub(crate) fn visit(
+        &self,
+        snapshot: u64,
+        from: u64,
+        mut visit: impl FnMut(u64, &Arc<Order>) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        let page = self
+            .pages
+            .partition_point(|page| page.first <= from)
+            .saturating_sub(1);
+        for page in &self.pages[page..] {
+            for entry in page.entries[page.at_or_after(from)..]
+                .iter()
+                .map_while(OnceLock::get)
+            {
+                if entry.added >= snapshot {
+                    return ControlFlow::Continue(());
+                }
+                if entry.removed.load(Acquire) >= snapshot {
+                    visit(entry.added, &entry.order)?;
+                }
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// The order added at `seq`, if it has not been removed.
+    pub(crate) fn get(&self, seq: u64) -> Option<&Arc<Order>> {
+        let page = self
+            .pages
+            .partition_point(|page| page.first <= seq)
+            .checked_sub(1)?;
+        let entry = self.pages[page].find(seq)?;
+        (entry.removed.load(Acquire) == LIVE).then_some(&entry.order)
+    }
+}
+
+/// What the writer knows of a page.
+#[derive(Debug)]
+struct PageState {
+    page: Arc<Page>,
+    len: usize,
+    bytes: usize,
+    /// Entries whose removal the log has forgotten.
+    spent: usize,
+    spent_bytes: usize,
+    open: bool,
+    queued: bool,
+}
+
+impl PageState {
+    /// A quarter of a page may be spent: so much memory may lie idle beside the live orders, and
+    /// each freed entry costs at most three moved ones.
+    const fn wants_rewrite(&self) -> bool {
+        !self.open
+            && !self.queued
+            && (self.spent * 4 >= self.len || self.spent_bytes * 4 >= self.bytes)
+    }
+}
+
+#[derive(Debug)]
+struct Removal {
+    removed: u64,
+    added: u64,
+    size_bytes: usize,
+}
+
+/// The writer's side.
+#[derive(Debug, Default)]
+pub(crate) struct LiveWriter {
+    pages: BTreeMap<u64, PageState>,
+    /// Removed, but still needed by readers within the log.
+    removed: VecDeque<Removal>,
+    removed_bytes: usize,
+    rewrites: VecDeque<u64>,
+    changed: bool,
+}
+
+impl LiveWriter {
+    /// The memory of removed orders that readers may still want.
+    pub(crate) const fn removed_bytes(&self) -> usize {
+        self.removed_bytes
+    }
+
+    pub(crate) fn add(&mut self, seq: u64, order: Arc<Order>) {
+        let full = self.pages.last_entry().is_none_or(|last| {
+            let last = last.get();
+            !last.open || last.len == PAGE_ENTRIES || last.bytes >= PAGE_BYTES
+        });
+        if full {
+            self.close_open();
+            let page = Arc::new(Page::new(seq, PAGE_ENTRIES));
+            self.pages.insert(seq, PageState::new(page, true));
+            self.changed = true;
+        }
+        if let Some(mut last) = self.pages.last_entry() {
+            let last = last.get_mut();
+            let size_bytes = order.size_bytes();
+            let entry = Entry {
+                added: seq,
+                removed: AtomicU64::new(LIVE),
+                order,
+            };
+            let unwritten = last.page.entries[last.len].set(entry).is_ok();
+            debug_assert!(unwritten, "entry {seq} was written twice");
+            last.len += 1;
+            last.bytes += size_bytes;
+        }
+    }
+
+    fn close_open(&mut self) {
+        if let Some(mut last) = self.pages.last_entry() {
+            last.get_mut().open = false;
+            let first = *last.key();
+            self.queue_if_spent(first);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, added: u64, removed: u64, size_bytes: usize) {
+        let page = self.pages.range(..=added).next_back();
+        if let Some(entry) = page.and_then(|(_, state)| state.page.find(added)) {
+            entry.removed.store(removed, Release);
+            self.removed.push_back(Removal {
+                removed,
+                added,
+                size_bytes,
+            });
+            self.removed_bytes += size_bytes;
+        } else {
+            debug_assert!(false, "entry {added} is in no page");
+        }
+    }
+
+    /// Gives up the entries that no reader can want, now that the log begins at `tail`.
+    pub(crate) fn forget_before(&mut self, tail: u64, garbage: &mut Garbage) {
+        while let Some(removal) = self.removed.pop_front_if(|removal| removal.removed < tail) {
+            self.removed_bytes -= removal.size_bytes;
+            let Some((&first, state)) = self.pages.range_mut(..=removal.added).next_back() else {
+                continue;
+            };
+            state.spent += 1;
+            state.spent_bytes += removal.size_bytes;
+            if state.spent == state.len && !state.open {
+                garbage
+                    .pages
+                    .extend(self.pages.remove(&first).map(|state| state.page));
+                self.changed = true;
+            } else {
+                self.queue_if_spent(first);
+            }
+        }
+    }
+
+    fn queue_if_spent(&mut self, first: u64) {
+        if let Some(state) = self.pages.get_mut(&first)
+            && state.wants_rewrite()
+        {
+            state.queued = true;
+            self.rewrites.push_back(first);
+        }
+    }
+
+    /// Rewrites at most `limit` pages without their spent entries; says whether more wait.
+    pub(crate) fn compact(&mut self, limit: usize, tail: u64, garbage: &mut Garbage) -> bool {
+        for _ in 0..limit {
+            let Some(first) = self.rewrites.pop_front() else {
+                return false;
+            };
+            self.rewrite(first, tail, garbage);
+        }
+        !self.rewrites.is_empty()
+    }
+
+    fn rewrite(&mut self, first: u64, tail: u64, garbage: &mut Garbage) {
+        // It may have been spent altogether, or merged, since it was queued.
+        let Some(state) = self.pages.remove(&first) else {
+            return;
+        };
+        self.changed = true;
+        let mut sources = vec![state];
+        // Small neighbours become one page, so that few long-lived orders do not keep many pages.
+        let live = |state: &PageState| state.len - state.spent;
+        if let Some((&before, neighbour)) = self.pages.range(..first).next_back()
+            && live(neighbour) + live(&sources[0]) <= PAGE_ENTRIES / 2
+            && neighbour.bytes - neighbour.spent_bytes < PAGE_BYTES / 2
+        {
+            sources.extend(self.pages.remove(&before));
+            sources.reverse();
+        }
+        let capacity: usize = sources.iter().map(live).sum();
+        let needed = sources
+            .iter()
+            .flat_map(|state| {
+                state.page.entries[..state.len]
+                    .iter()
+                    .filter_map(OnceLock::get)
+            })
+            .filter(|entry| entry.removed.load(Acquire) >= tail);
+        let mut entries = Vec::with_capacity(capacity);
+        let (mut len, mut bytes) = (0, 0);
+        for entry in needed {
+            len += 1;
+            bytes += entry.order.size_bytes();
+            entries.push(OnceLock::from(Entry {
+                added: entry.added,
+                removed: AtomicU64::new(entry.removed.load(Acquire)),
+                order: Arc::clone(&entry.order),
+            }));
+        }
+        if let Some(first) = entries
+            .first()
+            .and_then(OnceLock::get)
+            .map(|entry| entry.added)
+        {
+            let page = Arc::new(Page {
+                first,
+                entries: entries.into_boxed_slice(),
+            });
+            let state = PageState {
+                len,
+                bytes,
+                ..PageState::new(page, false)
+            };
+            self.pages.insert(first, state);
+        }
+        garbage
+            .pages
+            .extend(sources.into_iter().map(|state| state.page));
+    }
+
+    /// Makes the pages visible to readers; returns the table it replaces, to be dropped where no
+    /// lock is held.
+    pub(crate) fn publish(&mut self, table: &ArcSwap<LiveTable>) -> Option<Arc<LiveTable>> {
+        std::mem::take(&mut self.changed).then(|| {
+            let pages = self
+                .pages
+                .values()
+                .map(|state| Arc::clone(&state.page))
+                .collect();
+            table.swap(Arc::new(LiveTable { pages }))
+        })
+    }
+}
+
+impl PageState {
+    const fn new(page: Arc<Page>, open: bool) -> Self {
+        Self {
+            page,
+            len: 0,
+            bytes: 0,
+            spent: 0,
+            spent_bytes: 0,
+            open,
+            queued: false,
+        }
+    }
+}
+
+/// What the writer let go of, to be dropped where no lock is held: freeing blobs takes time.
+#[derive(Debug, Default)]
+pub(crate) struct Garbage {
+    pub(crate) pages: Vec<Arc<Page>>,
+    pub(crate) segments: Vec<Arc<crate::log::Segment>>,
+}
+
+impl Garbage {
+    pub(crate) fn len(&self) -> usize {
+        self.pages.len() + self.segments.len()
+    }
+
+    /// Takes out at most `limit` pieces.
+    pub(crate) fn take(&mut self, limit: usize) -> Self {
+        let pages = self.pages.split_off(self.pages.len().saturating_sub(limit));
+        let rest = limit - pages.len();
+        let segments = self
+            .segments
+            .split_off(self.segments.len().saturating_sub(rest));
+        Self { pages, segments }
+    }
+}

@@ -1,0 +1,128 @@
+//! The event log: append-only segments, found by sequence number.
+//!
+//! A reader holds a number, never a segment, so one that is stuck pins no memory. One writer; its
+//! lock is the pool's.
+
+use crate::event::Event;
+use arc_swap::ArcSwap;
+use std::{
+    collections::VecDeque,
+    sync::{Arc, OnceLock},
+};
+
+/// Events per segment: the step in which the log forgets, and what is freed at once (256 orders
+/// are about 20 us of freeing).
+pub(crate) const SEGMENT_EVENTS: usize = 256;
+
+/// A segment is closed early once the orders whose removal it records take this much, so that the
+/// log can be shortened when blobs flow through it.
+const SEGMENT_BYTES: usize = 4 << 20;
+
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) event: Event,
+    /// The only block it concerns.
+    pub(crate) block: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Segment {
+    base: u64,
+    slots: Box<[OnceLock<Slot>]>,
+}
+
+/// The segments at one moment. `base`s ascend without a hole.
+#[derive(Debug, Default)]
+pub(crate) struct LogTable {
+    segments: Vec<Arc<Segment>>,
+}
+
+impl LogTable {
+    /// The oldest event there is.
+    pub(crate) fn tail(&self) -> u64 {
+        self.segments.first().map_or(0, |segment| segment.base)
+    }
+
+    /// The slots from `seq` to the end of its segment, as far as they are written. The caller has
+    /// seen a head above `seq`, so the first is written.
+    pub(crate) fn from(&self, seq: u64) -> impl Iterator<Item = &Slot> {
+        let at = self.segments.partition_point(|segment| segment.base <= seq);
+        let segment = at.checked_sub(1).and_then(|at| self.segments.get(at));
+        segment
+            .map(|segment| &segment.slots[(seq - segment.base) as usize..])
+            .unwrap_or_default()
+            .iter()
+            .map_while(OnceLock::get)
+    }
+}
+
+/// The writer's side.
+#[derive(Debug, Default)]
+pub(crate) struct LogWriter {
+    segments: VecDeque<Arc<Segment>>,
+    head: u64,
+    /// What the open segment records as removed.
+    open_bytes: usize,
+    changed: bool,
+}
+
+impl LogWriter {
+    pub(crate) const fn head(&self) -> u64 {
+        self.head
+    }
+
+    pub(crate) fn tail(&self) -> u64 {
+        self.segments.front().map_or(0, |segment| segment.base)
+    }
+
+    /// Writes the next event. Readers see it once the head is published.
+    pub(crate) fn push(&mut self, slot: Slot, removed_bytes: usize) {
+        let full = self.segments.back().is_none_or(|open| {
+            self.head - open.base >= SEGMENT_EVENTS as u64 || self.open_bytes >= SEGMENT_BYTES
+        });
+        if full {
+            let slots = (0..SEGMENT_EVENTS).map(|_| OnceLock::new()).collect();
+            self.segments.push_back(Arc::new(Segment {
+                base: self.head,
+                slots,
+            }));
+            self.open_bytes = 0;
+            self.changed = true;
+        }
+        if let Some(open) = self.segments.back() {
+            let unwritten = open.slots[(self.head - open.base) as usize]
+                .set(slot)
+                .is_ok();
+            debug_assert!(unwritten, "event {} was written twice", self.head);
+        }
+        self.open_bytes += removed_bytes;
+        self.head += 1;
+    }
+
+    /// Whether more events are held than asked for, by at least a whole segment.
+    pub(crate) fn exceeds(&self, events: usize) -> bool {
+        self.segments
+            .get(1)
+            .is_some_and(|second| self.head - second.base >= events as u64)
+    }
+
+    /// Forgets the oldest segment, but never the open one. The caller drops it where no lock is
+    /// held.
+    pub(crate) fn pop(&mut self) -> Option<Arc<Segment>> {
+        if self.segments.len() < 2 {
+            return None;
+        }
+        self.changed = true;
+        self.segments.pop_front()
+    }
+
+    /// Makes the segments visible to readers; returns the table it replaces, to be dropped where no
+    /// lock is held.
+    pub(crate) fn publish(&mut self, table: &ArcSwap<LogTable>) -> Option<Arc<LogTable>> {
+        std::mem::take(&mut self.changed).then(|| {
+            table.swap(Arc::new(LogTable {
+                segments: self.segments.iter().cloned().collect(),
+            }))
+        })
+    }
+}

@@ -1,0 +1,212 @@
+//! What the pool holds: orders, their identity and what each costs in memory.
+
+use alloy_consensus::{
+    EthereumTxEnvelope, InMemorySize, Transaction as _, TxEip4844WithSidecar,
+    transaction::Recovered,
+};
+use alloy_eips::eip7594::BlobTransactionSidecarVariant;
+use alloy_primitives::{Address, B256};
+use std::{fmt, time::SystemTime};
+
+/// A transaction as the network's pools pass it on: legacy, 2930, 1559, 7702, and 4844 with its
+/// sidecar in either form (EIP-4844 blob proofs or EIP-7594 cell proofs).
+pub type PooledTransaction =
+    EthereumTxEnvelope<TxEip4844WithSidecar<BlobTransactionSidecarVariant>>;
+
+/// What one order costs beside its own contents: its places in the indexes, the page of the live
+/// set, its two slots in the event log and its share of the dedupe window.
+///
+/// Measured, not derived: `cargo bench --bench order_pool` prints the resident bytes per order
+/// beside this figure.
+pub const ORDER_OVERHEAD_BYTES: usize = 768;
+
+/// Where an order came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Origin {
+    /// The public mempool, through the local node.
+    Mempool,
+    /// A caller of the JSON-RPC intake.
+    Rpc,
+}
+
+/// The identity of an order.
+///
+/// Two bundles of the same transactions for different blocks are different orders, so a bundle is
+/// known by a hash over all of its fields and not by its bundle hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum OrderId {
+    /// A transaction, by its hash.
+    Tx(B256),
+}
+
+impl OrderId {
+    /// The 32 bytes behind the id: what [`OrderPool::get`](crate::OrderPool::get) takes.
+    pub const fn hash(&self) -> &B256 {
+        match self {
+            Self::Tx(hash) => hash,
+        }
+    }
+}
+
+impl fmt::Display for OrderId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tx(hash) => write!(f, "tx {hash}"),
+        }
+    }
+}
+
+/// A pending transaction whose sender is known, with its sidecar if it carries blobs.
+///
+/// Cloning copies the blobs: pass an `Arc<Order>` instead.
+#[derive(Clone, Debug)]
+pub struct Transaction {
+    inner: Recovered<PooledTransaction>,
+    hash: B256,
+    origin: Origin,
+    first_seen: SystemTime,
+    size_bytes: usize,
+}
+
+impl Transaction {
+    /// Wraps a recovered transaction. `first_seen` is when this process first heard of it.
+    ///
+    /// The hash is taken from the envelope, which caches it, and for a blob transaction is that of
+    /// its mined form: a sidecar is not part of it.
+    pub fn new(tx: Recovered<PooledTransaction>, origin: Origin, first_seen: SystemTime) -> Self {
+        let hash = *tx.inner().tx_hash();
+        let heap_bytes = tx
+            .inner()
+            .size()
+            .saturating_sub(size_of::<PooledTransaction>());
+        let size_bytes = size_of::<Order>().max(size_of::<Self>()) + heap_bytes;
+        Self {
+            inner: tx,
+            hash,
+            origin,
+            first_seen,
+            size_bytes,
+        }
+    }
+
+    /// The transaction's hash.
+    pub const fn hash(&self) -> &B256 {
+        &self.hash
+    }
+
+    /// Who signed it.
+    pub const fn sender(&self) -> Address {
+        self.inner.signer()
+    }
+
+    /// The sender's nonce it uses.
+    pub fn nonce(&self) -> u64 {
+        self.inner.inner().nonce()
+    }
+
+    /// What it pays the proposer per gas at this base fee, in wei; `None` if it cannot pay the
+    /// base fee at all.
+    pub fn tip(&self, base_fee_wei: u64) -> Option<u128> {
+        self.inner.inner().effective_tip_per_gas(base_fee_wei)
+    }
+
+    /// The most it pays per gas, base fee included, in wei.
+    pub fn max_fee_wei(&self) -> u128 {
+        self.inner.inner().max_fee_per_gas()
+    }
+
+    /// The most it pays the proposer per gas, in wei: the gas price of a legacy transaction.
+    pub fn max_tip_wei(&self) -> u128 {
+        self.inner.inner().priority_fee_or_price()
+    }
+
+    /// The gas it may use.
+    pub fn gas_limit(&self) -> u64 {
+        self.inner.inner().gas_limit()
+    }
+
+    /// The number of blobs it carries.
+    pub fn blob_count(&self) -> u64 {
+        self.inner.inner().blob_count().unwrap_or(0)
+    }
+
+    /// Its blobs with their commitments and proofs.
+    pub fn sidecar(&self) -> Option<&BlobTransactionSidecarVariant> {
+        match self.inner.inner() {
+            EthereumTxEnvelope::Eip4844(signed) => Some(signed.tx().sidecar()),
+            _ => None,
+        }
+    }
+
+    /// Where it came from.
+    pub const fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// When this process first heard of it, by the wall clock.
+    pub const fn first_seen(&self) -> SystemTime {
+        self.first_seen
+    }
+
+    /// The memory it takes itself, in bytes, blobs included, without
+    /// [`ORDER_OVERHEAD_BYTES`].
+    pub const fn size_bytes(&self) -> usize {
+        self.size_bytes
+    }
+
+    /// The signed transaction with its sender.
+    pub const fn recovered(&self) -> &Recovered<PooledTransaction> {
+        &self.inner
+    }
+
+    /// The signed transaction.
+    pub const fn envelope(&self) -> &PooledTransaction {
+        self.inner.inner()
+    }
+}
+
+/// Something a builder can put into a block.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Order {
+    /// A single transaction.
+    Tx(Transaction),
+}
+
+impl Order {
+    /// Its identity.
+    pub const fn id(&self) -> OrderId {
+        match self {
+            Self::Tx(tx) => OrderId::Tx(tx.hash),
+        }
+    }
+
+    /// The memory it takes in the pool, in bytes: its contents and [`ORDER_OVERHEAD_BYTES`]. This
+    /// is what the byte caps count.
+    pub const fn size_bytes(&self) -> usize {
+        match self {
+            Self::Tx(tx) => tx.size_bytes + ORDER_OVERHEAD_BYTES,
+        }
+    }
+
+    /// The only block it may go into; `None` if any.
+    pub const fn block(&self) -> Option<u64> {
+        match self {
+            Self::Tx(_) => None,
+        }
+    }
+
+    /// Whether it may go into block `number`.
+    pub fn may_go_into(&self, number: u64) -> bool {
+        self.block().is_none_or(|block| block == number)
+    }
+
+    /// The transaction, if it is a single one.
+    pub const fn as_tx(&self) -> Option<&Transaction> {
+        match self {
+            Self::Tx(tx) => Some(tx),
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! The pool: the core behind one short lock for writers, and everything readers need beside it.
+
+use crate::{
+    chain::HeadKind,
+    config::{ConfigError, PoolConfig},
+    core::{Core, Effect, HeadUpdate, Index},
+    event::{Event, Head, InsertOutcome},
+    live::{Garbage, LiveTable, LiveWriter},
+    log::{LogTable, LogWriter, Slot},
+    metrics::{Counters, Levels, PoolStats},
+    order::{Order, Transaction},
+    seen::SeenTable,
+    subscription::Subscription,
+    wake::Bell,
+};
+use alloy_primitives::{Address, B256};
+use arc_swap::ArcSwap;
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+/// Most orders that one upkeep step lets go: at about 2 us each, half a millisecond.
+const EXPIRE_PER_STEP: usize = 256;
+
+/// Most pages that one upkeep step rewrites, at about 10 us each.
+const REWRITES_PER_STEP: usize = 16;
+
+/// Most pieces of garbage that one upkeep step frees, at about 20 us each, outside the lock.
+const FREE_PER_STEP: usize = 64;
+
+/// Garbage beyond this is freed by whoever writes: upkeep alone must not decide over memory.
+const MAX_GARBAGE: usize = 256;
+
+/// The orders a builder knows. Cloning gives another handle to the same pool.
+///
+/// All methods can be called from any thread at any time. Those that change the pool share one lock
+/// for a few microseconds; those that read take none.
+#[derive(Clone, Debug)]
+pub struct OrderPool {
+    handle: Arc<Handle>,
+}
+
+/// Ends the subscriptions when the last [`OrderPool`] goes.
+#[derive(Debug)]
+struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.bell.close();
+    }
+}
+
+/// What readers see. Written only under the lock of `writer`, in this order: `log`, `live`,
+/// `index`, then the head in `bell`. A reader that takes the head first and the tables after finds
+/// in them everything below that head.
+pub(crate) struct Shared {
+    writer: Mutex<Writer>,
+    pub(crate) bell: Bell,
+    pub(crate) log: ArcSwap<LogTable>,
+    pub(crate) live: ArcSwap<LiveTable>,
+    index: ArcSwap<Index>,
+    seen: Arc<SeenTable>,
+    pub(crate) counters: Counters,
+    levels: Levels,
+    epoch: Instant,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Never the contents: a pool printed in a log line would be the log.
+        f.debug_struct("Pool")
+            .field("head", &self.bell.head())
+            .finish_non_exhaustive()
+    }
+}
+
+struct Writer {
+    core: Core,
+    log: LogWriter,
+    live: LiveWriter,
+    log_events: usize,
+    log_bytes: usize,
+    effects: Vec<Effect>,
+    garbage: Garbage,
+}
+
+/// What the replaced tables still hold is freed when this drops, after the lock.
+#[derive(Debug, Default)]
+struct Replaced {
+    _log: Option<Arc<LogTable>>,
+    _live: Option<Arc<LiveTable>>,
+    _index: Option<Arc<Index>>,
+    _garbage: Garbage,
+}
+
+impl OrderPool {
+    /// Makes an empty pool.
+    ///
+    /// # Errors
+    /// If the configuration is out of bounds: see [`PoolConfig::validate`].
+    pub fn new(config: PoolConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let (log_events, log_bytes) = (config.log_events, config.log_bytes);
+        let core = Core::new(config);
+        let shared = Shared {
+            bell: Bell::default(),
+            log: ArcSwap::default(),
+            live: ArcSwap::default(),
+            index: ArcSwap::from_pointee(core.index().clone()),
+            seen: Arc::clone(core.seen().table()),
+            counters: Counters::new(),
+            levels: Levels::new(),
+            epoch: Instant::now(),
+            writer: Mutex::new(Writer {
+                core,
+                log: LogWriter::default(),
+                live: LiveWriter::default(),
+                log_events,
+                log_bytes,
+                effects: Vec::new(),
+                garbage: Garbage::default(),
+            }),
+        };
+        Ok(Self {
+            handle: Arc::new(Handle {
+                shared: Arc::new(shared),
+            }),
+        })
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.handle.shared
+    }
+
+    /// Hands in a transaction.
+    pub fn insert_transaction(&self, tx: Transaction) -> InsertOutcome {
+        let shared = self.shared();
+        let outcome = shared.write(|core, now, effects| core.insert_tx(tx, now, effects));
+        shared.counters.outcome(&outcome);
+        outcome
+    }
+
+    /// Tells the pool of a new head: what it mined goes, and what it un-mined (if it replaces
+    /// blocks the pool knows) comes back. The same head again does nothing.
+    ///
+    /// Costs what the block and the blocks it replaces changed, whatever the pool holds.
+    pub fn on_head(&self, head: Head) {
+        let shared = self.shared();
+        let HeadUpdate { kind, put_back } =
+            shared.write(|core, now, effects| core.on_head(head, now, effects));
+        let counters = &shared.counters;
+        match kind {
+            HeadKind::Same => return,
+            HeadKind::Next => {}
+            HeadKind::Reorg(_) => counters.reorgs.add(1),
+            HeadKind::Gap => counters.head_gaps.add(1),
+        }
+        counters.heads.add(1);
+        counters.put_back.add(put_back as u64);
+    }
+
+    /// Tells the pool which nonces a block raised: for each sender of the block the next nonce it
+    /// can use. May come any time after [`Self::on_head`]; ignored, and counted, if a reorg took the
+    /// block away meanwhile.
+    pub fn on_nonces(&self, block_hash: B256, nonces: impl IntoIterator<Item = (Address, u64)>) {
+        let shared = self.shared();
+        // The iterator is someone else's code: it runs before the lock.
+        let nonces: Vec<_> = nonces.into_iter().collect();
+        let applied =
+            shared.write(|core, now, effects| core.on_nonces(block_hash, nonces, now, effects));
+        if applied.is_none() {
+            shared.counters.stale_nonces.add(1);
+        }
+    }
+
+    /// Whether the order is in the pool.
+    pub fn contains(&self, hash: &B256) -> bool {
+        self.shared().index.load().by_hash.contains_key(hash)
+    }
+
+    /// Whether the order is in the pool or was let go inside the dedupe window.
+    pub fn was_seen(&self, hash: &B256) -> bool {
+        self.shared().seen.contains(hash) || self.contains(hash)
+    }
+
+    /// The order with this hash, if it is in the pool.
+    pub fn get(&self, hash: &B256) -> Option<Arc<Order>> {
+        let shared = self.shared();
+        let seq = *shared.index.load().by_hash.get(hash)?;
+        shared.live.load().get(seq).cloned()
+    }
+
+    /// The pooled transactions of a sender, in nonce order; among equal nonces, as accepted.
+    pub fn of_sender(&self, sender: Address) -> Vec<Arc<Order>> {
+        let shared = self.shared();
+        let index = shared.index.load();
+        let live = shared.live.load();
+        let range = (sender, 0, 0)..=(sender, u64::MAX, u64::MAX);
+        index
+            .by_sender
+            .range(range)
+            .filter_map(|(_, _, seq)| live.get(*seq).cloned())
+            .collect()
+    }
+
+    /// The number of orders.
+    pub fn len(&self) -> usize {
+        self.shared().index.load().by_hash.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What the orders take, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.shared().levels.tx_bytes.get() as usize
+    }
+
+    /// What is there and what happened.
+    pub fn stats(&self) -> PoolStats {
+        let shared = self.shared();
+        let mut stats = PoolStats {
+            txs: shared.levels.txs.get(),
+            bytes: shared.levels.tx_bytes.get(),
+            log_bytes: shared.levels.log_bytes.get(),
+            subscribers: shared.bell.waiters() as u64,
+            ..PoolStats::default()
+        };
+        shared.counters.read(&mut stats);
+        stats
+    }
+
+    /// Every live order that may go into block `block`, once, then every later event that concerns
+    /// it, in the order the pool accepted them.
+    pub fn subscribe(&self, block: u64) -> Subscription {
+        Subscription::new(Arc::clone(self.shared()), Some(block))
+    }
+
+    /// Like [`Self::subscribe`], for the orders of all blocks.
+    pub fn subscribe_all(&self) -> Subscription {
+        Subscription::new(Arc::clone(self.shared()), None)
+    }
+
+    /// One bounded step of upkeep: lets go of orders that were kept long enough, rewrites pages,
+    /// frees memory. Says whether more is due; inserts pass between steps.
+    pub fn upkeep(&self) -> bool {
+        self.shared().upkeep()
+    }
+}
+
+impl Shared {
+    /// Runs one change under the lock, publishes its effects and wakes whoever waits for them.
+    fn write<T>(
+        &self,
+        change: impl FnOnce(&mut Core, std::time::Duration, &mut Vec<Effect>) -> T,
+    ) -> T {
+        let (result, replaced, rang) = {
+            let mut writer = self.lock();
+            let mut effects = std::mem::take(&mut writer.effects);
+            // Read under the lock, so that time and sequence numbers ascend together.
+            let result = change(&mut writer.core, self.epoch.elapsed(), &mut effects);
+            let rang = !effects.is_empty();
+            let replaced = if rang {
+                self.apply(&mut writer, &mut effects)
+            } else {
+                Replaced::default()
+            };
+            writer.effects = effects;
+            (result, replaced, rang)
+        };
+        if rang {
+            self.bell.ring();
+        }
+        drop(replaced);
+        result
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Writer> {
+        // Nobody else's code runs under the lock, so a poisoned one means a defect of ours that has
+        // been reported by its panic; refusing all orders from then on would help nobody.
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn apply(&self, writer: &mut Writer, effects: &mut Vec<Effect>) -> Replaced {
+        let count = effects.len();
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Added { seq, order } => {
+                    debug_assert_eq!(seq, writer.log.head());
+                    let block = order.block();
+                    writer.live.add(seq, Arc::clone(&order));
+                    writer.log.push(
+                        Slot {
+                            event: Event::Added(order),
+                            block,
+                        },
+                        0,
+                    );
+                }
+                Effect::Removed {
+                    seq,
+                    added,
+                    id,
+                    block,
+                    size_bytes,
+                    reason,
+                } => {
+                    debug_assert_eq!(seq, writer.log.head());
+                    self.counters.removed(reason);
+                    writer.live.remove(added, seq, size_bytes);
+                    writer.log.push(
+                        Slot {
+                            event: Event::Removed { id, reason },
+                            block,
+                        },
+                        size_bytes,
+                    );
+                }
+            }
+        }
+        writer.trim();
+        // Each event spends at most one entry, so as many rewrites as events keep up with it.
+        let tail = writer.log.tail();
+        writer.live.compact(count, tail, &mut writer.garbage);
+        let replaced = self.publish(writer);
+        self.bell.publish(writer.log.head());
+        replaced
+    }
+
+    fn publish(&self, writer: &mut Writer) -> Replaced {
+        let core = &writer.core;
+        self.levels.txs.set(core.tx_count());
+        self.levels.tx_bytes.set(core.tx_bytes());
+        self.levels.log_bytes.set(writer.live.removed_bytes());
+        let excess = writer.garbage.len().saturating_sub(MAX_GARBAGE);
+        Replaced {
+            _log: writer.log.publish(&self.log),
+            _live: writer.live.publish(&self.live),
+            _index: Some(self.index.swap(Arc::new(core.index().clone()))),
+            _garbage: writer.garbage.take(excess),
+        }
+    }
+
+    fn upkeep(&self) -> bool {
+        let expiring = self.write(|core, now, effects| core.expire(now, EXPIRE_PER_STEP, effects));
+        let (compacting, replaced, freeing) = {
+            let mut writer = self.lock();
+            let writer = &mut *writer;
+            let tail = writer.log.tail();
+            let compacting = writer
+                .live
+                .compact(REWRITES_PER_STEP, tail, &mut writer.garbage);
+            let mut replaced = Replaced {
+                _live: writer.live.publish(&self.live),
+                ..Replaced::default()
+            };
+            replaced._garbage = writer.garbage.take(FREE_PER_STEP);
+            (compacting, replaced, writer.garbage.len() > 0)
+        };
+        drop(replaced);
+        expiring || compacting || freeing
+    }
+}
+
+impl Writer {
+    /// Shortens the log to its caps. What a reader may still want is never freed before the log has
+    /// forgotten it.
+    fn trim(&mut self) {
+        let mut forgotten = false;
+        loop {
+            while self.log.exceeds(self.log_events) {
+                self.garbage.segments.extend(self.log.pop());
+                forgotten = true;
+            }
+            if std::mem::take(&mut forgotten) {
+                self.live.forget_before(self.log.tail(), &mut self.garbage);
+            }
+            if self.live.removed_bytes() <= self.log_bytes {
+                break;
+            }
+            let Some(segment) = self.log.pop() else { break };
+            self.garbage.segments.push(segment);
+            forgotten = true;
+            self.live.forget_before(self.log.tail(), &mut self.garbage);
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! A reader: first what is there, then what comes.
+
+use crate::{
+    event::{Event, EventRef, Lagged},
+    pool::Shared,
+    wake::Waiter,
+};
+use futures::Stream;
+use std::{
+    ops::ControlFlow,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+/// A place in the event log: the pool as it was at one moment, then every later event.
+///
+/// It holds a number and no order: one that is never read costs nothing but its place in a list.
+/// Dropping it ends it. It outlives the pool: what was accepted can still be read, then it ends.
+///
+/// Read it as a [`Stream`], with [`Self::blocking`] from a thread, one by one with
+/// [`Self::try_next`], or by reference with [`Self::visit`], which is the fastest by far.
+#[derive(Debug)]
+pub struct Subscription {
+    shared: Arc<Shared>,
+    waiter: Arc<Waiter>,
+    /// `None` for all blocks.
+    block: Option<u64>,
+    /// The replay shows the pool as of here, and the log is read from here.
+    next: u64,
+    /// While replaying: the entry to go on with.
+    replay_from: Option<u64>,
+}
+
+impl Subscription {
+    pub(crate) fn new(shared: Arc<Shared>, block: Option<u64>) -> Self {
+        let waiter = shared.bell.join();
+        let next = shared.bell.head();
+        Self {
+            shared,
+            waiter,
+            block,
+            next,
+            replay_from: Some(0),
+        }
+    }
+
+    /// Starts anew: what is live now, then every later event. The way on after [`Lagged`].
+    pub fn resync(&mut self) {
+        self.next = self.shared.bell.head();
+        self.replay_from = Some(0);
+    }
+
+    /// Whether the orders that were there at the start are not all read yet.
+    pub const fn is_replaying(&self) -> bool {
+        self.replay_from.is_some()
+    }
+
+    /// How many events of the log are ahead of it, those for other blocks included; the rest of a
+    /// replay is not counted.
+    pub fn behind(&self) -> u64 {
+        self.shared.bell.head() - self.next
+    }
+
+    /// Shows at most `max` events, in place: nothing is cloned, so readers do not slow each other,
+    /// and no lock is held meanwhile. Returns how many there were; fewer than `max` may mean no
+    /// more than the end of a segment, zero that there is nothing to read now.
+    ///
+    /// # Errors
+    /// [`Lagged`] if the log has forgotten what would be next. Reading on goes on with the oldest
+    /// event there is; [`Self::resync`] starts anew.
+    pub fn visit(
+        &mut self,
+        max: usize,
+        mut visit: impl FnMut(EventRef<'_>),
+    ) -> Result<usize, Lagged> {
+        let mut count = 0;
+        if let Some(from) = self.replay_from {
+            count = self.visit_replay(from, max, &mut visit)?;
+        }
+        while count < max && self.replay_from.is_none() && self.next < self.shared.bell.head() {
+            count += self.visit_log(max - count, &mut visit)?;
+        }
+        Ok(count)
+    }
+
+    fn visit_replay(
+        &mut self,
+        from: u64,
+        max: usize,
+        visit: &mut impl FnMut(EventRef<'_>),
+    ) -> Result<usize, Lagged> {
+        if max == 0 {
+            return Ok(0);
+        }
+        // The live table first: its writer gives up an entry only after the log has forgotten its
+        // removal, so what the log reaches back to, this table still holds.
+        let shared = Arc::clone(&self.shared);
+        let live = shared.live.load();
+        self.check(shared.log.load().tail())?;
+        let mut count = 0;
+        let end = live.visit(self.next, from, |seq, order| {
+            if count == max {
+                return ControlFlow::Break(());
+            }
+            // Before the call: should it panic, the order counts as shown.
+            self.replay_from = Some(seq + 1);
+            if self.block.is_none_or(|block| order.may_go_into(block)) {
+                count += 1;
+                visit(EventRef::Added(order));
+            }
+            ControlFlow::Continue(())
+        });
+        if end.is_continue() {
+            self.replay_from = None;
+        }
+        Ok(count)
+    }
+
+    fn visit_log(
+        &mut self,
+        max: usize,
+        visit: &mut impl FnMut(EventRef<'_>),
+    ) -> Result<usize, Lagged> {
+        let head = self.shared.bell.head();
+        let shared = Arc::clone(&self.shared);
+        let table = shared.log.load();
+        self.check(table.tail())?;
+        let mut count = 0;
+        for slot in table.from(self.next) {
+            // Slots above the head are written but not published.
+            if count == max || self.next >= head {
+                break;
+            }
+            self.next += 1;
+            if self
+                .block
+                .is_none_or(|block| slot.block.is_none_or(|only| only == block))
+            {
+                count += 1;
+                visit(slot.event.as_ref());
+            }
+        }
+        Ok(count)
+    }
+
+    fn check(&mut self, tail: u64) -> Result<(), Lagged> {
+        if self.next >= tail {
+            return Ok(());
+        }
+        let lagged = Lagged {
+            missed: tail - self.next,
+            replay_unfinished: self.replay_from.is_some(),
+        };
+        self.next = tail;
+        self.replay_from = None;
+        self.shared.counters.lagged.add(1);
+        self.shared.counters.missed_events.add(lagged.missed);
+        Err(lagged)
+    }
+
+    /// The next event if there is one now.
+    pub fn try_next(&mut self) -> Option<Result<Event, Lagged>> {
+        let mut event = None;
+        match self.visit(1, |next| event = Some(next.to_event())) {
+            Ok(_) => event.map(Ok),
+            Err(lagged) => Some(Err(lagged)),
+        }
+    }
+
+    /// Waits for the next event. `None` once the pool is gone and everything is read.
+    pub fn next_blocking(&mut self) -> Option<Result<Event, Lagged>> {
+        self.wait(None)
+    }
+
+    /// Waits for the next event, but not longer than `timeout`: `None` then too.
+    pub fn next_timeout(&mut self, timeout: Duration) -> Option<Result<Event, Lagged>> {
+        self.wait(Instant::now().checked_add(timeout))
+    }
+
+    fn wait(&mut self, deadline: Option<Instant>) -> Option<Result<Event, Lagged>> {
+        loop {
+            let closed = self.shared.bell.is_closed();
+            if let Some(next) = self.try_next() {
+                return Some(next);
+            }
+            if closed || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return None;
+            }
+            self.shared
+                .bell
+                .wait_above(&self.waiter, self.next, deadline);
+        }
+    }
+
+    /// An iterator that blocks its thread for the next event and ends with the pool.
+    pub const fn blocking(&mut self) -> Blocking<'_> {
+        Blocking { subscription: self }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.shared.bell.leave(&self.waiter);
+    }
+}
+
+/// Ends once the pool is gone and everything is read.
+///
+/// # Cancel safety
+/// An event is taken only by the poll that returns it.
+impl Stream for Subscription {
+    type Item = Result<Event, Lagged>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            // Before reading: what was accepted before the end is read before the end.
+            let closed = self.shared.bell.is_closed();
+            if let Some(next) = self.try_next() {
+                return Poll::Ready(Some(next));
+            }
+            if closed {
+                return Poll::Ready(None);
+            }
+            if !self.shared.bell.poll_above(&self.waiter, self.next, cx) {
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+/// See [`Subscription::blocking`].
+#[derive(Debug)]
+pub struct Blocking<'a> {
+    subscription: &'a mut Subscription,
+}
+
+impl Iterator for Blocking<'_> {
+    type Item = Result<Event, Lagged>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.subscription.next_blocking()
+    }
+}

@@ -1,0 +1,107 @@
+//! What the tests share: transactions that cost no signing, and heads.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
+use alloy_primitives::{Address, B256, Bytes, Signature, U256, keccak256};
+use order_pool::{Event, Head, Origin, Subscription, Transaction};
+use std::time::SystemTime;
+
+/// What a test transaction is made of; the rest is the same for all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spec {
+    pub(crate) sender: u64,
+    pub(crate) nonce: u64,
+    pub(crate) max_fee: u128,
+    pub(crate) max_tip: u128,
+    /// Tells apart transactions that are equal otherwise.
+    pub(crate) salt: u64,
+    pub(crate) input_bytes: usize,
+}
+
+impl Default for Spec {
+    fn default() -> Self {
+        Self {
+            sender: 0,
+            nonce: 0,
+            max_fee: 100,
+            max_tip: 1,
+            salt: 0,
+            input_bytes: 0,
+        }
+    }
+}
+
+pub(crate) fn address(n: u64) -> Address {
+    Address::left_padding_from(&(n + 1).to_be_bytes())
+}
+
+pub(crate) fn hash(n: u64) -> B256 {
+    keccak256(n.to_be_bytes())
+}
+
+/// The pool trusts hash and sender of a recovered transaction, so tests need not sign.
+pub(crate) fn tx(spec: Spec) -> Transaction {
+    let Spec {
+        sender,
+        nonce,
+        max_fee,
+        max_tip,
+        salt,
+        input_bytes,
+    } = spec;
+    let mut preimage = Vec::new();
+    for part in [
+        u128::from(sender),
+        u128::from(nonce),
+        max_fee,
+        max_tip,
+        u128::from(salt),
+    ] {
+        preimage.extend(part.to_be_bytes());
+    }
+    let inner = TxEip1559 {
+        chain_id: 1,
+        nonce,
+        gas_limit: 21_000,
+        max_fee_per_gas: max_fee,
+        max_priority_fee_per_gas: max_tip,
+        input: Bytes::from(vec![1; input_bytes]),
+        ..Default::default()
+    };
+    let signature = Signature::new(U256::from(1), U256::from(1), false);
+    let signed = Signed::new_unchecked(inner, signature, keccak256(preimage));
+    let recovered = Recovered::new_unchecked(EthereumTxEnvelope::Eip1559(signed), address(sender));
+    Transaction::new(recovered, Origin::Mempool, SystemTime::UNIX_EPOCH)
+}
+
+/// The `n`th of many plain transactions, all of different senders.
+pub(crate) fn nth(n: u64) -> Transaction {
+    tx(Spec {
+        sender: n,
+        ..Default::default()
+    })
+}
+
+/// A head whose hash tells its number and its fork.
+pub(crate) fn head(number: u64, fork: u64, parent_fork: u64, mined: &[B256]) -> Head {
+    Head {
+        number,
+        hash: hash(number << 8 | fork),
+        parent_hash: hash((number - 1) << 8 | parent_fork),
+        timestamp: number * 12,
+        base_fee_next_wei: None,
+        mined: mined.to_vec(),
+    }
+}
+
+/// Everything that can be read now, as short words: `+hash` and `-hash`.
+pub(crate) fn journal(subscription: &mut Subscription) -> Vec<String> {
+    std::iter::from_fn(|| subscription.try_next())
+        .map(|event| match event {
+            Ok(Event::Added(order)) => format!("+{}", order.id()),
+            Ok(Event::Removed { id, reason }) => format!("-{id} {reason:?}"),
+            Ok(other) => format!("{other:?}"),
+            Err(lagged) => format!("lagged {} {}", lagged.missed, lagged.replay_unfinished),
+        })
+        .collect()
+}

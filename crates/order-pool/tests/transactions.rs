@@ -1,0 +1,302 @@
+//! Transactions from the insert to the end of their life.
+
+mod common;
+
+use common::{Spec, address, hash, head, journal, nth, tx};
+use order_pool::{InsertOutcome, OrderPool, PoolConfig, RejectReason};
+use std::time::Duration;
+
+fn pool() -> OrderPool {
+    pool_with(PoolConfig::default())
+}
+
+fn pool_with(config: PoolConfig) -> OrderPool {
+    OrderPool::new(config.with_dedupe_window(1 << 12)).expect("a valid configuration")
+}
+
+#[test]
+fn a_transaction_is_added_once_and_found_by_hash_and_by_sender() {
+    let pool = pool();
+    let first = nth(1);
+    let id = *first.hash();
+    assert_eq!(pool.insert_transaction(first.clone()), InsertOutcome::Added);
+    assert_eq!(pool.insert_transaction(first), InsertOutcome::Known);
+    assert!(pool.contains(&id) && pool.was_seen(&id));
+    assert_eq!(pool.get(&id).map(|order| *order.id().hash()), Some(id));
+    assert_eq!(pool.of_sender(address(1)).len(), 1);
+    assert_eq!(pool.of_sender(address(2)).len(), 0);
+    let stats = pool.stats();
+    assert_eq!(
+        (pool.len(), stats.txs, stats.inserted, stats.known),
+        (1, 1, 1, 1)
+    );
+    assert_eq!(
+        pool.bytes(),
+        pool.get(&id).map_or(0, |order| order.size_bytes())
+    );
+}
+
+#[test]
+fn a_senders_transactions_come_in_nonce_order() {
+    let pool = pool();
+    for nonce in [3, 1, 2] {
+        pool.insert_transaction(tx(Spec {
+            sender: 7,
+            nonce,
+            ..Default::default()
+        }));
+    }
+    let nonces: Vec<_> = pool
+        .of_sender(address(7))
+        .iter()
+        .filter_map(|order| order.as_tx().map(|tx| tx.nonce()))
+        .collect();
+    assert_eq!(nonces, [1, 2, 3]);
+}
+
+#[test]
+fn a_subscriber_sees_what_is_there_and_then_what_comes_without_duplicates() {
+    let pool = pool();
+    let txs: Vec<_> = (0..1_000).map(nth).collect();
+    for tx in &txs[..500] {
+        pool.insert_transaction(tx.clone());
+    }
+    pool.on_head(head(1, 0, 0, &[*txs[3].hash()]));
+    let mut subscription = pool.subscribe(2);
+    for tx in &txs[490..] {
+        pool.insert_transaction(tx.clone());
+    }
+    pool.on_head(head(2, 0, 0, &[*txs[4].hash()]));
+    let mut expected: Vec<_> = (0..1_000)
+        .filter(|n| *n != 3)
+        .map(|n| format!("+tx {}", txs[n].hash()))
+        .collect();
+    expected.push(format!("-tx {} Mined", txs[4].hash()));
+    assert_eq!(journal(&mut subscription), expected);
+    assert_eq!(journal(&mut subscription), [""; 0]);
+}
+
+#[test]
+fn an_order_removed_after_the_subscription_is_replayed_and_then_removed() {
+    let pool = pool();
+    pool.insert_transaction(nth(1));
+    let mut subscription = pool.subscribe(1);
+    pool.on_head(head(1, 0, 0, &[*nth(1).hash()]));
+    let id = *nth(1).hash();
+    assert_eq!(
+        journal(&mut subscription),
+        [format!("+tx {id}"), format!("-tx {id} Mined")]
+    );
+}
+
+#[test]
+fn a_mined_transaction_that_arrives_late_is_not_pooled() {
+    let pool = pool();
+    pool.on_head(head(1, 0, 0, &[*nth(1).hash()]));
+    assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Mined);
+    assert!(pool.is_empty());
+}
+
+#[test]
+fn a_nonce_that_a_block_passed_removes_what_is_pooled_and_refuses_what_comes() {
+    let pool = pool();
+    let with = |nonce| {
+        tx(Spec {
+            sender: 5,
+            nonce,
+            ..Default::default()
+        })
+    };
+    for nonce in 1..=4 {
+        pool.insert_transaction(with(nonce));
+    }
+    let block = head(1, 0, 0, &[*with(2).hash()]);
+    pool.on_head(block.clone());
+    pool.on_nonces(block.hash, [(address(5), 3)]);
+    assert!(!pool.contains(with(1).hash()) && pool.contains(with(3).hash()));
+    let late = tx(Spec {
+        sender: 5,
+        nonce: 2,
+        salt: 9,
+        ..Default::default()
+    });
+    assert_eq!(
+        pool.insert_transaction(late),
+        InsertOutcome::StaleNonce { nonce: 2, next: 3 }
+    );
+    assert_eq!(
+        (pool.stats().mined, pool.stats().stale, pool.len()),
+        (1, 1, 2)
+    );
+}
+
+#[test]
+fn nonces_of_a_block_that_is_no_longer_on_the_chain_change_nothing() {
+    let pool = pool();
+    pool.insert_transaction(nth(1));
+    pool.on_head(head(1, 0, 0, &[]));
+    pool.on_head(head(1, 1, 0, &[]));
+    pool.on_nonces(hash(1 << 8), [(address(1), 10)]);
+    assert!(pool.contains(nth(1).hash()));
+    assert_eq!(pool.stats().stale_nonces, 1);
+}
+
+#[test]
+fn a_reorg_puts_back_what_it_unmined_and_only_that() {
+    let pool = pool();
+    for n in 1..=3 {
+        pool.insert_transaction(nth(n));
+    }
+    pool.on_head(head(1, 0, 0, &[]));
+    let mut subscription = pool.subscribe(9);
+    journal(&mut subscription);
+    let old = head(2, 0, 0, &[*nth(1).hash(), *nth(2).hash()]);
+    pool.on_head(old.clone());
+    pool.on_nonces(
+        old.hash,
+        [(address(1), 1), (address(2), 1), (address(3), 1)],
+    );
+    assert!(pool.is_empty(), "the third went with its nonce");
+    pool.on_head(head(2, 1, 0, &[*nth(2).hash()]));
+    assert!(pool.contains(nth(1).hash()) && pool.contains(nth(3).hash()));
+    assert_eq!(pool.insert_transaction(nth(2)), InsertOutcome::Mined);
+    let events = journal(&mut subscription);
+    assert_eq!(
+        events[3..],
+        [
+            format!("+tx {}", nth(1).hash()),
+            format!("+tx {}", nth(3).hash())
+        ]
+    );
+    assert_eq!((pool.stats().reorgs, pool.stats().put_back), (1, 2));
+}
+
+#[test]
+fn the_same_head_again_does_nothing() {
+    let pool = pool();
+    pool.insert_transaction(nth(1));
+    pool.on_head(head(1, 0, 0, &[*nth(1).hash()]));
+    pool.on_head(head(1, 0, 0, &[*nth(1).hash()]));
+    assert_eq!((pool.stats().heads, pool.stats().mined), (1, 1));
+}
+
+#[test]
+fn at_the_cap_the_worst_paying_goes_and_junk_does_not_flush_the_pool() {
+    let pool = pool_with(PoolConfig::default().with_max_txs(3));
+    let paying = |sender, max_tip| {
+        tx(Spec {
+            sender,
+            max_tip,
+            ..Default::default()
+        })
+    };
+    for (sender, tip) in [(1, 5), (2, 3), (3, 9)] {
+        pool.insert_transaction(paying(sender, tip));
+    }
+    for sender in 10..20 {
+        let refused = pool.insert_transaction(paying(sender, 3));
+        let too_little = RejectReason::PaysTooLittle { tip_wei: Some(3) };
+        assert_eq!(
+            refused,
+            InsertOutcome::Rejected(too_little),
+            "a tie is no reason to evict"
+        );
+    }
+    assert_eq!(pool.insert_transaction(paying(4, 4)), InsertOutcome::Added);
+    assert!(!pool.contains(paying(2, 3).hash()));
+    assert_eq!((pool.len(), pool.stats().evicted), (3, 1));
+}
+
+#[test]
+fn who_pays_the_least_follows_the_base_fee() {
+    let pool = pool_with(PoolConfig::default().with_max_txs(2));
+    let with = |sender, max_fee, max_tip| {
+        tx(Spec {
+            sender,
+            max_fee,
+            max_tip,
+            ..Default::default()
+        })
+    };
+    pool.insert_transaction(with(1, 100, 2));
+    pool.insert_transaction(with(2, 12, 12));
+    let mut next = head(1, 0, 0, &[]);
+    next.base_fee_next_wei = Some(11);
+    pool.on_head(next);
+    // At 11 wei the second one pays 1 and the first one 2.
+    pool.insert_transaction(with(3, 50, 3));
+    assert!(pool.contains(with(1, 100, 2).hash()) && !pool.contains(with(2, 12, 12).hash()));
+}
+
+#[test]
+fn a_transaction_is_let_go_after_its_retention_and_stays_known() {
+    let pool = pool_with(PoolConfig::default().with_tx_retention(Duration::from_nanos(1)));
+    pool.insert_transaction(nth(1));
+    while pool.upkeep() {}
+    assert_eq!((pool.len(), pool.stats().expired), (0, 1));
+    assert!(pool.was_seen(nth(1).hash()));
+    assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Known);
+}
+
+#[test]
+fn a_reader_beyond_the_log_is_told_how_much_it_missed_and_can_start_anew() {
+    let pool = pool_with(PoolConfig::default().with_log_events(512));
+    let mut subscription = pool.subscribe_all();
+    for n in 0..2_000 {
+        pool.insert_transaction(nth(n));
+    }
+    let Some(Err(lagged)) = subscription.try_next() else {
+        panic!("it must have lagged")
+    };
+    let rest = journal(&mut subscription);
+    assert_eq!(lagged.missed + rest.len() as u64, 2_000);
+    assert!(rest.len() >= 512, "the log must hold what it promises");
+    subscription.resync();
+    assert_eq!(journal(&mut subscription).len(), 2_000);
+}
+
+#[tokio::test]
+async fn a_task_that_waits_is_woken_and_ends_with_the_pool() {
+    use futures::StreamExt;
+    let pool = pool();
+    let mut subscription = pool.subscribe(1);
+    let reader = tokio::spawn(async move {
+        let mut count = 0;
+        while let Some(event) = subscription.next().await {
+            count += usize::from(event.is_ok());
+        }
+        count
+    });
+    for n in 0..100 {
+        pool.insert_transaction(nth(n));
+        tokio::task::yield_now().await;
+    }
+    drop(pool);
+    assert_eq!(reader.await.expect("no panic"), 100);
+}
+
+#[test]
+fn every_blocked_thread_is_woken_and_ends_with_the_pool() {
+    let pool = pool();
+    let readers: Vec<_> = (0..9)
+        .map(|_| {
+            let mut subscription = pool.subscribe(1);
+            std::thread::spawn(move || subscription.blocking().filter(Result::is_ok).count())
+        })
+        .collect();
+    for n in 0..2_000 {
+        pool.insert_transaction(nth(n));
+    }
+    drop(pool);
+    for reader in readers {
+        assert_eq!(reader.join().expect("no panic"), 2_000);
+    }
+}
+
+#[test]
+fn handles_and_subscriptions_can_be_used_from_any_thread() {
+    fn send_sync<T: Send + Sync>() {}
+    fn send<T: Send>() {}
+    send_sync::<OrderPool>();
+    send::<order_pool::Subscription>();
+}
