@@ -1,0 +1,78 @@
+use alloy_primitives::Address;
+use thiserror::Error;
+
+/// A listed address, and the way a transaction reached it.
+///
+/// A transaction can reach several listed addresses in several ways; one is named, the same one on
+/// every run: the pre-check names the first in the order of [`How`], the check of the state names
+/// the numerically lowest address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
+#[error("blocklisted address {address}: {how}")]
+pub struct Blocked {
+    /// The listed address.
+    pub address: Address,
+    /// How the transaction reached it.
+    pub how: How,
+}
+
+/// How a transaction reached a listed address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum How {
+    /// It signed the transaction.
+    Sender,
+    /// It is the transaction's `to`.
+    Recipient,
+    /// It is named in the EIP-2930 access list, whether or not the execution used it.
+    AccessList,
+    /// It signed an EIP-7702 authorization, whether or not the authorization was valid.
+    Authority,
+    /// An EIP-7702 authorization delegates to it, whether or not that code ran.
+    DelegationTarget,
+    /// The execution loaded its account: a call, a balance or code read, a transfer, a created
+    /// contract, a precompile, code behind a delegation, also inside a frame that was reverted.
+    TouchedByExecution,
+    /// An opcode named it and halted before its account was loaded. Only the strict check of a
+    /// finished block sees this, see [`BlockGuard::verify_block`](crate::BlockGuard::verify_block).
+    AttemptedByExecution,
+}
+
+impl How {
+    /// Every way, in the order in which they are looked for.
+    pub const ALL: [Self; 7] = [
+        Self::Sender,
+        Self::Recipient,
+        Self::AccessList,
+        Self::Authority,
+        Self::DelegationTarget,
+        Self::TouchedByExecution,
+        Self::AttemptedByExecution,
+    ];
+
+    /// The value of the metric label `how`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Sender => "sender",
+            Self::Recipient => "recipient",
+            Self::AccessList => "access_list",
+            Self::Authority => "authority",
+            Self::DelegationTarget => "delegation_target",
+            Self::TouchedByExecution => "touched_by_execution",
+            Self::AttemptedByExecution => "attempted_by_execution",
+        }
+    }
+}
+
+impl std::fmt::Display for How {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Sender => "it is the sender",
+            Self::Recipient => "it is the recipient",
+            Self::AccessList => "it is in the access list",
+            Self::Authority => "it signed a delegation",
+            Self::DelegationTarget => "it is delegated to",
+            Self::TouchedByExecution => "the execution touched it",
+            Self::AttemptedByExecution => "the execution attempted to touch it",
+        })
+    }
+}

@@ -1,0 +1,101 @@
+use std::time::Duration;
+
+use crate::Error;
+
+/// A list with no address at all is far more often a broken download than a wish, so one is needed.
+pub const DEFAULT_MIN_ADDRESSES: usize = 1;
+
+/// One day. Sanctions lists change on working days, and who publishes one re-publishes it daily; a
+/// list that nobody has written for a day means that the job which writes it is broken.
+pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// 16 MiB: about 370,000 addresses of 43 bytes a line. The worst case in memory while a reload runs
+/// is this text, two address sets of 20 bytes an entry at a load of 7/8 (the old and the new), and
+/// 28 bytes an entry for finding duplicates: under 70 MiB, and under 50 MiB of it for milliseconds.
+pub const DEFAULT_MAX_BYTES: usize = 16 * 1024 * 1024;
+
+/// What the list must be before it may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlocklistConfig {
+    /// Fewer addresses than this are refused with [`Error::TooFew`]. Default
+    /// [`DEFAULT_MIN_ADDRESSES`]; 0 allows the empty list. Set it near the real length: a text file
+    /// that was cut between two lines is otherwise a valid, shorter list.
+    pub min_addresses: usize,
+    /// How old the list in force may be, counted from the moment for which its text was true (of a
+    /// file: its modification time). Older than this, every use is [`Error::Stale`]. Default
+    /// [`DEFAULT_MAX_AGE`]; `None` lets a list live for ever, for one that is part of a release.
+    pub max_age: Option<Duration>,
+    /// A longer text is refused with [`Error::TooLarge`] before it is parsed. Default
+    /// [`DEFAULT_MAX_BYTES`].
+    pub max_bytes: usize,
+    /// What a finished block must pass. Default [`Policy::PostState`].
+    pub policy: Policy,
+}
+
+/// What a block must pass before it is submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Policy {
+    /// Each transaction passes the pre-check and the check of its post-execution state.
+    #[default]
+    PostState,
+    /// In addition the finished block passes
+    /// [`BlockGuard::verify_block`](crate::BlockGuard::verify_block), which also counts opcodes that
+    /// named a listed address and halted before they reached it. For relays that validate with
+    /// geth's access-list tracer, which counts them.
+    Strict,
+}
+
+impl Default for BlocklistConfig {
+    fn default() -> Self {
+        Self {
+            min_addresses: DEFAULT_MIN_ADDRESSES,
+            max_age: Some(DEFAULT_MAX_AGE),
+            max_bytes: DEFAULT_MAX_BYTES,
+            policy: Policy::default(),
+        }
+    }
+}
+
+impl BlocklistConfig {
+    /// Sets [`Self::min_addresses`].
+    pub const fn with_min_addresses(mut self, min_addresses: usize) -> Self {
+        self.min_addresses = min_addresses;
+        self
+    }
+
+    /// Sets [`Self::max_age`].
+    pub const fn with_max_age(mut self, max_age: Option<Duration>) -> Self {
+        self.max_age = max_age;
+        self
+    }
+
+    /// Sets [`Self::max_bytes`].
+    pub const fn with_max_bytes(mut self, max_bytes: usize) -> Self {
+        self.max_bytes = max_bytes;
+        self
+    }
+
+    /// Sets [`Self::policy`].
+    pub const fn with_policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// # Errors
+    /// [`Error::Config`] for a value under which no list could ever be used.
+    pub fn validate(&self) -> Result<(), Error> {
+        if self.max_age == Some(Duration::ZERO) {
+            return Err(Error::Config {
+                field: "max_age",
+                reason: "zero: every list is stale",
+            });
+        }
+        if self.max_bytes == 0 {
+            return Err(Error::Config {
+                field: "max_bytes",
+                reason: "zero: no list is that short",
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,73 @@
+//! The only module that does I/O.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::Path,
+    time::SystemTime,
+};
+
+use crate::{BlocklistConfig, Error, Reloaded, SharedBlocklist};
+
+impl SharedBlocklist {
+    /// [`Self::new`] from a file, dated by its modification time: reading a file again does not make
+    /// its content newer, writing it does.
+    ///
+    /// Blocks on file I/O. Whoever writes the file should write another one and rename it over this
+    /// one, so that no half of it can be read.
+    ///
+    /// # Errors
+    /// [`Error::Read`], [`Error::ChangedWhileRead`], [`Error::TooLarge`], and those of [`Self::new`].
+    pub fn open(
+        path: impl AsRef<Path>,
+        config: BlocklistConfig,
+        now: SystemTime,
+    ) -> Result<Self, Error> {
+        let (bytes, modified) = read(path.as_ref(), config.max_bytes)?;
+        Self::new(&bytes, modified, config, now)
+    }
+
+    /// [`Self::reload`] from a file, as in [`Self::open`].
+    ///
+    /// # Errors
+    /// As [`Self::open`]; the list in force stays.
+    pub fn reload_file(&self, path: impl AsRef<Path>, now: SystemTime) -> Result<Reloaded, Error> {
+        match read(path.as_ref(), self.config().max_bytes) {
+            Ok((bytes, modified)) => self.reload(&bytes, modified, now),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+}
+
+fn read(path: &Path, max_bytes: usize) -> Result<(Vec<u8>, SystemTime), Error> {
+    let unreadable = |source: io::Error| Error::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let file = File::open(path).map_err(unreadable)?;
+    let stamp = |file: &File| -> io::Result<(u64, SystemTime)> {
+        let metadata = file.metadata()?;
+        Ok((metadata.len(), metadata.modified()?))
+    };
+    let before = stamp(&file).map_err(unreadable)?;
+    let mut bytes = Vec::new();
+    // One byte more than allowed tells too long from just right, and bounds what an endless file takes.
+    let limit = max_bytes as u64 + 1;
+    (&file)
+        .take(limit)
+        .read_to_end(&mut bytes)
+        .map_err(unreadable)?;
+    if bytes.len() > max_bytes {
+        return Err(Error::TooLarge {
+            bytes: bytes.len(),
+            max_bytes,
+        });
+    }
+    let after = stamp(&file).map_err(unreadable)?;
+    if before != after || before.0 != bytes.len() as u64 {
+        return Err(Error::ChangedWhileRead {
+            path: path.to_owned(),
+        });
+    }
+    Ok((bytes, before.1))
+}

@@ -1,0 +1,126 @@
+use std::{sync::Arc, time::SystemTime};
+
+use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
+
+use crate::{Blocked, Blocklist, Error, How};
+
+/// Handles, made once and shared by a list and the guards it gives out.
+///
+/// | metric | kind | labels |
+/// |---|---|---|
+/// | `blocklist_addresses` | gauge | |
+/// | `blocklist_content_hash_prefix` | gauge: first 6 bytes of the content hash as a number | |
+/// | `blocklist_as_of_timestamp_seconds` | gauge: Unix time for which the list was true | |
+/// | `blocklist_reloads_total` | counter | `outcome`: `changed`, `unchanged`, `failed` |
+/// | `blocklist_blocked_total` | counter | `how`: see [`How::as_str`] |
+/// | `blocklist_refusals_total` | counter | `reason`: `stale`, `from_the_future`, `fee_recipient_listed`, `leftover` |
+#[derive(Clone)]
+pub(crate) struct Metrics(Arc<Handles>);
+
+struct Handles {
+    addresses: Gauge,
+    content_hash_prefix: Gauge,
+    as_of_seconds: Gauge,
+    reload_changed: Counter,
+    reload_unchanged: Counter,
+    reload_failed: Counter,
+    blocked: [Counter; How::ALL.len()],
+    refused_stale: Counter,
+    refused_future: Counter,
+    refused_fee_recipient: Counter,
+    refused_leftover: Counter,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        describe_gauge!("blocklist_addresses", "Addresses on the list in force");
+        describe_gauge!(
+            "blocklist_content_hash_prefix",
+            "First 6 bytes of the content hash of the list in force, as a number"
+        );
+        describe_gauge!(
+            "blocklist_as_of_timestamp_seconds",
+            "Unix time for which the list in force was true"
+        );
+        describe_counter!("blocklist_reloads_total", "Reloads by outcome");
+        describe_counter!(
+            "blocklist_blocked_total",
+            "Refused transactions by how they reached a listed address"
+        );
+        describe_counter!(
+            "blocklist_refusals_total",
+            "Blocks or executions refused without a listed address in a transaction"
+        );
+        let reload =
+            |outcome: &'static str| counter!("blocklist_reloads_total", "outcome" => outcome);
+        let refused =
+            |reason: &'static str| counter!("blocklist_refusals_total", "reason" => reason);
+        Self(Arc::new(Handles {
+            addresses: gauge!("blocklist_addresses"),
+            content_hash_prefix: gauge!("blocklist_content_hash_prefix"),
+            as_of_seconds: gauge!("blocklist_as_of_timestamp_seconds"),
+            reload_changed: reload("changed"),
+            reload_unchanged: reload("unchanged"),
+            reload_failed: reload("failed"),
+            blocked: How::ALL.map(|how| counter!("blocklist_blocked_total", "how" => how.as_str())),
+            refused_stale: refused("stale"),
+            refused_future: refused("from_the_future"),
+            refused_fee_recipient: refused("fee_recipient_listed"),
+            refused_leftover: refused("leftover"),
+        }))
+    }
+
+    pub(crate) fn in_force(&self, list: &Blocklist, as_of: SystemTime) {
+        self.0.addresses.set(list.len() as f64);
+        self.0.content_hash_prefix.set(hash_prefix(list));
+        // Before 1970 is a file with a broken date; it is stale anyway.
+        let seconds = as_of
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        self.0.as_of_seconds.set(seconds.as_secs_f64());
+    }
+
+    pub(crate) fn reloaded(&self, changed: bool) {
+        if changed {
+            &self.0.reload_changed
+        } else {
+            &self.0.reload_unchanged
+        }
+        .increment(1);
+    }
+
+    pub(crate) fn reload_failed(&self) {
+        self.0.reload_failed.increment(1);
+    }
+
+    pub(crate) fn blocked(&self, blocked: Blocked) {
+        self.0.blocked[blocked.how as usize].increment(1);
+    }
+
+    pub(crate) fn leftover(&self) {
+        self.0.refused_leftover.increment(1);
+    }
+
+    /// Counts why no block may be built. Other errors arise on loading, where a reload counts them.
+    pub(crate) fn refused(&self, error: &Error) {
+        match error {
+            Error::Stale { .. } => self.0.refused_stale.increment(1),
+            Error::FromTheFuture { .. } => self.0.refused_future.increment(1),
+            Error::FeeRecipientListed { .. } => self.0.refused_fee_recipient.increment(1),
+            _ => {}
+        }
+    }
+}
+
+/// A gauge is an `f64`, which holds 48 bits exactly; a label per hash would grow without end.
+fn hash_prefix(list: &Blocklist) -> f64 {
+    list.hash()[..6]
+        .iter()
+        .fold(0_u64, |n, byte| (n << 8) | u64::from(*byte)) as f64
+}
+
+impl std::fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Metrics")
+    }
+}

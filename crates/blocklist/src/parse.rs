@@ -1,0 +1,305 @@
+//! Text and JSON to [`Blocklist`]. The text is outside input: everything that is not plainly right
+//! is an error that names its place.
+
+use alloy_primitives::{Address, map::AddressMap};
+
+use crate::{Blocklist, BlocklistConfig, Error, Place};
+
+impl Blocklist {
+    /// Parses JSON if the first character that is not white space is `[`, else text. A text list
+    /// cannot begin with it.
+    ///
+    /// # Errors
+    /// See [`Self::from_text`] and [`Self::from_json`]; [`Error::NotUtf8`].
+    pub fn parse(bytes: &[u8], config: &BlocklistConfig) -> Result<Self, Error> {
+        check_length(bytes, config)?;
+        let text = std::str::from_utf8(bytes).map_err(|error| Error::NotUtf8 {
+            valid_bytes: error.valid_up_to(),
+        })?;
+        if without_bom(text).trim_start().starts_with('[') {
+            Self::from_json(text, config)
+        } else {
+            Self::from_text(text, config)
+        }
+    }
+
+    /// Parses one address a line. Everything after a `#` is a comment; blank lines are skipped.
+    ///
+    /// An address is `0x` and 40 hexadecimal digits. Digits in mixed case must have the EIP-55
+    /// checksum; all lower or all upper case carries none.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`], [`Error::BadAddress`], [`Error::BadChecksum`], [`Error::Duplicate`],
+    /// [`Error::TooFew`].
+    pub fn from_text(text: &str, config: &BlocklistConfig) -> Result<Self, Error> {
+        check_length(text.as_bytes(), config)?;
+        let lines = without_bom(text)
+            .lines()
+            .enumerate()
+            .filter_map(|(index, line)| {
+                let entry = line.split('#').next().unwrap_or_default().trim();
+                (!entry.is_empty()).then_some((Place::Line(index + 1), entry))
+            });
+        collect(lines, config)
+    }
+
+    /// Parses a JSON array of address strings, written as in [`Self::from_text`].
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`], [`Error::Json`], [`Error::BadAddress`], [`Error::BadChecksum`],
+    /// [`Error::Duplicate`], [`Error::TooFew`].
+    pub fn from_json(text: &str, config: &BlocklistConfig) -> Result<Self, Error> {
+        check_length(text.as_bytes(), config)?;
+        let entries: Vec<String> =
+            serde_json::from_str(without_bom(text)).map_err(|source| Error::Json { source })?;
+        let placed = entries
+            .iter()
+            .enumerate()
+            .map(|(index, entry)| (Place::Entry(index + 1), &**entry));
+        collect(placed, config)
+    }
+}
+
+fn check_length(text: &[u8], config: &BlocklistConfig) -> Result<(), Error> {
+    if text.len() > config.max_bytes {
+        return Err(Error::TooLarge {
+            bytes: text.len(),
+            max_bytes: config.max_bytes,
+        });
+    }
+    Ok(())
+}
+
+fn collect<'a>(
+    entries: impl Iterator<Item = (Place, &'a str)>,
+    config: &BlocklistConfig,
+) -> Result<Blocklist, Error> {
+    let mut seen: AddressMap<Place> = AddressMap::default();
+    for (place, entry) in entries {
+        let address = parse_address(place, entry)?;
+        if let Some(first) = seen.insert(address, place) {
+            return Err(Error::Duplicate {
+                place,
+                first,
+                address,
+            });
+        }
+    }
+    Blocklist::from_addresses(seen.into_keys(), config)
+}
+
+fn parse_address(place: Place, entry: &str) -> Result<Address, Error> {
+    let bad = || Error::BadAddress {
+        place,
+        found: entry.chars().take(64).collect(),
+    };
+    let digits = entry.strip_prefix("0x").ok_or_else(bad)?;
+    // The length first: the decoder accepts a second prefix in front of the digits.
+    if digits.len() != 40 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(bad());
+    }
+    let address: Address = entry.parse().map_err(|_| bad())?;
+    let mixed = digits.bytes().any(|byte| byte.is_ascii_lowercase())
+        && digits.bytes().any(|byte| byte.is_ascii_uppercase());
+    if mixed {
+        let expected = address.to_checksum(None);
+        if expected != entry {
+            return Err(Error::BadChecksum {
+                place,
+                found: entry.into(),
+                expected: expected.into(),
+            });
+        }
+    }
+    Ok(address)
+}
+
+/// Editors on Windows put a byte order mark in front of UTF-8.
+fn without_bom(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloy_primitives::address;
+
+    // The examples of EIP-55.
+    const NORMAL: [&str; 4] = [
+        "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed",
+        "0xfB6916095ca1df60bB79Ce92cE3Ea74c37c5d359",
+        "0xdbF03B407c01E7cD3CBea99509d93f8DDDC8C6FB",
+        "0xD1220A0cf47c7B9Be7A2E6BA89F429762e7b9aDb",
+    ];
+
+    fn parse(text: &str) -> Result<Blocklist, Error> {
+        Blocklist::parse(text.as_bytes(), &BlocklistConfig::default())
+    }
+
+    #[test]
+    fn text_and_json_of_the_same_addresses_are_the_same_list() {
+        let text = format!(
+            "# who may not be built\r\n\n  {}  # first\r\n{}\n\t{}\n{}",
+            NORMAL[0],
+            NORMAL[1].to_lowercase(),
+            NORMAL[2],
+            NORMAL[3].to_uppercase().replace("0X", "0x"),
+        );
+        let json = format!(" [\"{}\"]", NORMAL.join("\",\n\""));
+        let text = parse(&text).expect("a good list");
+        assert_eq!(text.len(), 4);
+        assert!(text.contains(&address!("0xd1220a0cf47c7b9be7a2e6ba89f429762e7b9adb")));
+        assert_eq!(text, parse(&json).expect("a good list"));
+        assert_eq!(
+            text,
+            parse(&format!("\u{feff}{json}")).expect("a byte order mark is skipped")
+        );
+    }
+
+    #[test]
+    fn a_wrong_checksum_names_its_line_and_what_would_pass() {
+        for (index, good) in NORMAL.iter().enumerate() {
+            // Flip the case of each letter in turn: each must be noticed.
+            let letters = good
+                .char_indices()
+                .filter(|(i, c)| *i > 1 && c.is_ascii_alphabetic());
+            for (at, letter) in letters {
+                let mut wrong = good.to_string();
+                let flipped = if letter.is_ascii_lowercase() {
+                    letter.to_ascii_uppercase()
+                } else {
+                    letter.to_ascii_lowercase()
+                };
+                wrong.replace_range(at..=at, &flipped.to_string());
+                let text = format!("{}# comment\n{wrong}\n", "\n".repeat(index));
+                match parse(&text) {
+                    Err(Error::BadChecksum {
+                        place,
+                        found,
+                        expected,
+                    }) => {
+                        assert_eq!(place, Place::Line(index + 2));
+                        assert_eq!((&*found, &*expected), (&*wrong, *good));
+                    }
+                    other => panic!("{wrong}: {other:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_an_address_is_refused_with_its_place() {
+        let digits = "5aaeb6053f3e94c9b9a09f33669435e7ef1beaed";
+        for bad in [
+            digits.to_string(),
+            format!("0X{digits}"),
+            format!("0x{}", &digits[1..]),
+            format!("0x{digits}0"),
+            format!("0x0x{}", &digits[2..]),
+            format!("0x{}", digits.replace('b', "g")),
+            format!("0x{digits} 0x{digits}"),
+            format!("0x{digits},"),
+            format!("\"0x{digits}\""),
+            "{\"blocklist\":[]}".to_string(),
+            "<html>502 Bad Gateway</html>".to_string(),
+            format!("0x{}", "é".repeat(20)),
+        ] {
+            match parse(&format!("0x{digits}\n{bad}\n")) {
+                Err(Error::BadAddress {
+                    place: Place::Line(2),
+                    found,
+                }) => {
+                    assert_eq!(*found, *bad.chars().take(64).collect::<String>());
+                }
+                other => panic!("{bad}: {other:?}"),
+            }
+        }
+        let json = format!("[\"0x{digits}\", \"\"]");
+        let error = parse(&json).expect_err("an empty string");
+        assert!(
+            matches!(
+                error,
+                Error::BadAddress {
+                    place: Place::Entry(2),
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_repeated_address_is_refused_with_both_places() {
+        let text = format!("{}\n\n{}\n", NORMAL[0], NORMAL[0].to_lowercase());
+        match parse(&text) {
+            Err(Error::Duplicate {
+                place,
+                first,
+                address,
+            }) => {
+                assert_eq!((first, place), (Place::Line(1), Place::Line(3)));
+                assert_eq!(address.to_checksum(None), NORMAL[0]);
+            }
+            other => panic!("{other:?}"),
+        }
+        let json = format!("[\"{}\",\"{}\"]", NORMAL[0], NORMAL[0]);
+        assert!(matches!(parse(&json), Err(Error::Duplicate { .. })));
+    }
+
+    #[test]
+    fn an_empty_list_is_refused_unless_it_is_allowed() {
+        let allowed = BlocklistConfig::default().with_min_addresses(0);
+        for empty in ["", "\n \n", "# nothing\n", "[]", " [ ] "] {
+            assert!(
+                matches!(parse(empty), Err(Error::TooFew { found: 0, min: 1 })),
+                "{empty:?}"
+            );
+            let list = Blocklist::parse(empty.as_bytes(), &allowed).expect("allowed");
+            assert!(list.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_list_cut_between_lines_is_refused_when_its_length_is_known() {
+        let config = BlocklistConfig::default().with_min_addresses(4);
+        let whole = NORMAL.join("\n");
+        assert!(Blocklist::parse(whole.as_bytes(), &config).is_ok());
+        for cut in 0..whole.len() {
+            assert!(
+                Blocklist::parse(&whole.as_bytes()[..cut], &config).is_err(),
+                "cut at {cut}"
+            );
+        }
+    }
+
+    #[test]
+    fn broken_json_is_refused() {
+        for bad in ["[", "[\"0x", "[1]", "[null]", "[[]]", "[{}]", "[\"a\"] x"] {
+            assert!(matches!(parse(bad), Err(Error::Json { .. })), "{bad}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_not_text_and_too_many_bytes_are_refused() {
+        let config = BlocklistConfig::default().with_max_bytes(50);
+        let error = Blocklist::parse(b"# \xff", &config).expect_err("not UTF-8");
+        assert!(
+            matches!(error, Error::NotUtf8 { valid_bytes: 2 }),
+            "{error}"
+        );
+        let long = format!("{}\n{}", NORMAL[0], NORMAL[1]);
+        for result in [
+            Blocklist::parse(long.as_bytes(), &config),
+            Blocklist::from_text(&long, &config),
+            Blocklist::from_json(&long, &config),
+        ] {
+            assert!(matches!(
+                result,
+                Err(Error::TooLarge {
+                    bytes: 85,
+                    max_bytes: 50
+                })
+            ));
+        }
+    }
+}

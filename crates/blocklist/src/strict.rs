@@ -1,0 +1,127 @@
+use alloy_primitives::{Address, map::AddressSet};
+use revm::{
+    ExecuteCommitEvm, InspectEvm, Inspector,
+    bytecode::opcode,
+    inspector::InspectorEvmTr,
+    interpreter::{
+        Interpreter,
+        interpreter::EthInterpreter,
+        interpreter_types::{InputsTr, Jumps},
+    },
+    state::EvmState,
+};
+
+use crate::{BlockGuard, Blocked, ExecuteError, How, Inspected, VerifyError};
+
+/// Collects every address that an opcode names, also when the opcode then halts before it loads the
+/// account: out of gas, a write in a static frame, a stack too short for its other arguments.
+///
+/// The same opcodes as geth's access-list tracer (`eth/tracers/logger/access_list_tracer.go`,
+/// geth 1.16), excluding nobody. Geth looks at a call only with five values on the stack; this one
+/// looks at the address as soon as there is one, which errs towards blocking.
+#[derive(Debug, Clone, Default)]
+pub struct AttemptInspector {
+    attempts: AddressSet,
+}
+
+impl AttemptInspector {
+    /// Addresses named since the last [`clear`](Self::clear).
+    pub const fn attempts(&self) -> &AddressSet {
+        &self.attempts
+    }
+
+    /// Forgets them; their memory is kept.
+    pub fn clear(&mut self) {
+        self.attempts.clear();
+    }
+}
+
+impl<CTX> Inspector<CTX, EthInterpreter> for AttemptInspector {
+    fn step(&mut self, interp: &mut Interpreter, _context: &mut CTX) {
+        let depth = match interp.bytecode.opcode() {
+            opcode::BALANCE
+            | opcode::EXTCODESIZE
+            | opcode::EXTCODECOPY
+            | opcode::EXTCODEHASH
+            | opcode::SELFDESTRUCT => 0,
+            opcode::CALL | opcode::CALLCODE | opcode::DELEGATECALL | opcode::STATICCALL => 1,
+            opcode::SLOAD | opcode::SSTORE => {
+                self.attempts.insert(interp.input.target_address());
+                return;
+            }
+            _ => return,
+        };
+        if let Ok(word) = interp.stack.peek(depth) {
+            self.attempts.insert(Address::from_word(word.into()));
+        }
+    }
+}
+
+impl BlockGuard {
+    /// Executes a finished block once more under the [`AttemptInspector`] and applies everything:
+    /// the pre-check, the check of each transaction's state, and the check of every address that an
+    /// opcode only attempted to reach. Transactions are committed one after another to the EVM's
+    /// database, which must stand where the block began.
+    ///
+    /// For [`Policy::Strict`](crate::Policy::Strict): once per block that is to be submitted, not in
+    /// the search loop, since the inspector costs about a third on top of the execution.
+    ///
+    /// # Errors
+    /// The first transaction that may not be in the block, or that the EVM did not execute. The
+    /// database then holds those before it, so it is to be dropped along with the block.
+    pub fn verify_block<E>(
+        &self,
+        evm: &mut E,
+        txs: impl IntoIterator<Item = <E as revm::ExecuteEvm>::Tx>,
+    ) -> Result<
+        Vec<<E as revm::ExecuteEvm>::ExecutionResult>,
+        VerifyError<<E as revm::ExecuteEvm>::Error>,
+    >
+    where
+        E: InspectEvm<State = EvmState>
+            + ExecuteCommitEvm
+            + InspectorEvmTr<Inspector = AttemptInspector>,
+    {
+        let mut outputs = Vec::new();
+        for (index, tx) in txs.into_iter().enumerate() {
+            let output = self
+                .verify_one(evm, tx)
+                .map_err(|reason| VerifyError { index, reason })?;
+            outputs.push(output);
+        }
+        Ok(outputs)
+    }
+
+    fn verify_one<E>(
+        &self,
+        evm: &mut E,
+        tx: <E as revm::ExecuteEvm>::Tx,
+    ) -> Result<
+        <E as revm::ExecuteEvm>::ExecutionResult,
+        ExecuteError<<E as revm::ExecuteEvm>::Error>,
+    >
+    where
+        E: InspectEvm<State = EvmState>
+            + ExecuteCommitEvm
+            + InspectorEvmTr<Inspector = AttemptInspector>,
+    {
+        evm.inspector().clear();
+        let mut inspected = Inspected(evm);
+        let mut checked = self.execute(&mut inspected, tx)?;
+        // The fee recipient is not on the list, so it needs no exception here.
+        let attempted = checked.evm_mut().0.inspector().attempts();
+        let listed = attempted
+            .iter()
+            .filter(|address| self.list().contains(address))
+            .min();
+        if let Some(address) = listed {
+            return Err(self
+                .count(Blocked {
+                    address: *address,
+                    how: How::AttemptedByExecution,
+                })
+                .into());
+        }
+        Ok(checked.commit())
+    }
+}

@@ -1,0 +1,162 @@
+//! A world in memory that records what is read from it, and EVMs over it.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test binary uses a part of it"
+)]
+
+pub mod asm;
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use blocklist::{BlockGuard, Blocklist, BlocklistConfig};
+use revm::{
+    Context, Database, DatabaseCommit, MainBuilder, MainContext,
+    bytecode::Bytecode,
+    context::{BlockEnv, CfgEnv, TxEnv},
+    database::{CacheDB, EmptyDB},
+    handler::{MainnetContext, MainnetEvm},
+    primitives::{
+        Address, AddressMap, B256, Bytes, U256, address,
+        eip4844::BLOB_BASE_FEE_UPDATE_FRACTION_CANCUN, hardfork::SpecId,
+    },
+    state::{Account, AccountInfo, EvmState},
+};
+
+pub const SENDER: Address = address!("0x5e00000000000000000000000000000000000001");
+pub const COINBASE: Address = address!("0xfe00000000000000000000000000000000000001");
+pub const VICTIM: Address = address!("0xbb00000000000000000000000000000000000001");
+pub const ROUTER: Address = address!("0xc000000000000000000000000000000000000001");
+pub const BASE_FEE: u64 = 7;
+
+/// Every fork from Berlin to the newest that this revm knows.
+pub fn forks() -> impl Iterator<Item = SpecId> {
+    (SpecId::BERLIN as u8..=SpecId::NEXT as u8)
+        .map(|id| SpecId::try_from_u8(id).expect("within the known forks"))
+}
+
+/// A database that remembers which accounts were asked for, and how often it was written to.
+#[derive(Debug, Clone)]
+pub struct Recorder<D> {
+    pub inner: D,
+    pub accounts: BTreeSet<Address>,
+    pub storage_owners: BTreeSet<Address>,
+    pub commits: usize,
+}
+
+pub type World = Recorder<CacheDB<EmptyDB>>;
+pub type TestEvm<INSP = ()> = MainnetEvm<MainnetContext<World>, INSP>;
+
+impl World {
+    /// A funded [`SENDER`] and nothing else.
+    pub fn new() -> Self {
+        let inner = CacheDB::new(EmptyDB::default());
+        let mut world = Self {
+            inner,
+            accounts: BTreeSet::new(),
+            storage_owners: BTreeSet::new(),
+            commits: 0,
+        };
+        world.fund(SENDER, U256::from(10).pow(U256::from(20)));
+        world
+    }
+
+    pub fn fund(&mut self, address: Address, balance: U256) {
+        self.inner
+            .insert_account_info(address, AccountInfo::from_balance(balance));
+    }
+
+    pub fn contract(&mut self, address: Address, code: Bytes) {
+        self.put(address, Bytecode::new_legacy(code));
+    }
+
+    /// An account whose code is the delegation to `target`.
+    pub fn delegated(&mut self, address: Address, target: Address) {
+        self.put(address, Bytecode::new_eip7702(target));
+    }
+
+    fn put(&mut self, address: Address, code: Bytecode) {
+        let info = AccountInfo::new(U256::from(1000), 1, code.hash_slow(), code);
+        self.inner.insert_account_info(address, info);
+    }
+
+    pub fn forget_reads(&mut self) {
+        self.accounts.clear();
+        self.storage_owners.clear();
+    }
+}
+
+impl<D: Database> Database for Recorder<D> {
+    type Error = D::Error;
+
+    fn basic(&mut self, address: Address) -> Result<Option<AccountInfo>, D::Error> {
+        self.accounts.insert(address);
+        self.inner.basic(address)
+    }
+
+    fn code_by_hash(&mut self, code_hash: B256) -> Result<Bytecode, D::Error> {
+        self.inner.code_by_hash(code_hash)
+    }
+
+    fn storage(&mut self, address: Address, index: U256) -> Result<U256, D::Error> {
+        self.storage_owners.insert(address);
+        self.inner.storage(address, index)
+    }
+
+    fn block_hash(&mut self, number: u64) -> Result<B256, D::Error> {
+        self.inner.block_hash(number)
+    }
+}
+
+impl<D: DatabaseCommit> DatabaseCommit for Recorder<D> {
+    fn commit(&mut self, changes: AddressMap<Account>) {
+        self.commits += 1;
+        self.inner.commit(changes);
+    }
+}
+
+pub fn evm(world: World, spec: SpecId) -> TestEvm {
+    evm_with(world, spec, COINBASE, ())
+}
+
+pub fn evm_with<I>(world: World, spec: SpecId, coinbase: Address, inspector: I) -> TestEvm<I> {
+    let mut block = BlockEnv {
+        number: U256::from(1000),
+        beneficiary: coinbase,
+        timestamp: U256::from(1_800_000_000),
+        gas_limit: 1_000_000_000,
+        basefee: BASE_FEE,
+        prevrandao: Some(B256::repeat_byte(1)),
+        ..BlockEnv::default()
+    };
+    block.set_blob_excess_gas_and_price(0, BLOB_BASE_FEE_UPDATE_FRACTION_CANCUN);
+    Context::mainnet()
+        .with_db(world)
+        .with_cfg(CfgEnv::new_with_spec(spec))
+        .with_block(block)
+        .build_mainnet_with_inspector(inspector)
+}
+
+/// A legacy transaction of [`SENDER`], with a tip.
+pub fn tx(to: Address) -> TxEnv {
+    TxEnv::builder()
+        .caller(SENDER)
+        .to(to)
+        .gas_limit(10_000_000)
+        .gas_price(20)
+        .build_fill()
+}
+
+pub fn keys(state: &EvmState) -> BTreeSet<Address> {
+    state.keys().copied().collect()
+}
+
+pub fn guard(listed: &[Address]) -> BlockGuard {
+    guard_for(listed, COINBASE)
+}
+
+pub fn guard_for(listed: &[Address], coinbase: Address) -> BlockGuard {
+    let config = BlocklistConfig::default().with_min_addresses(0);
+    let list = Blocklist::from_addresses(listed.iter().copied(), &config).expect("any number");
+    BlockGuard::new(Arc::new(list), coinbase).expect("the coinbase is not listed")
+}
