@@ -1,0 +1,389 @@
+//! What can be set, with the arithmetic behind each default.
+
+use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
+
+use crate::error::ConfigError;
+
+/// Slots of the broadcast buffer between the listening connection and the intake.
+///
+/// 8 s of a node at 2000 transactions/s. alloy's own default is 16, which a burst of one block's
+/// worth of announcements overruns. Worst case in memory: 16,384 × (66 characters of hash + about
+/// 60 bytes of slot) = 2 MiB for each source.
+pub const DEFAULT_ANNOUNCEMENT_BUFFER: usize = 16_384;
+
+/// Fetches in flight at once, over all sources.
+///
+/// By Little's law 64 slots hold 2000 transactions/s up to an answer time of 32 ms.
+pub const DEFAULT_FETCH_SLOTS: usize = 64;
+
+/// How many of the slots deferrable work (backfill, audit) may hold at once: a quarter, so that
+/// three quarters are always there for live announcements.
+pub const DEFAULT_DEFERRABLE_SLOTS: usize = 16;
+
+/// Bytes of answers that may be in flight before further fetches wait.
+///
+/// 64 slots of six-blob answers (1.6 MB of JSON each) would be 100 MB; this holds 40 of them.
+/// The size of an answer is not known before it came, so a fetch reserves the running mean of
+/// recent answers: the overshoot is bounded by slots × [`DEFAULT_MAX_FRAME_BYTES`].
+pub const DEFAULT_MAX_BYTES_IN_FLIGHT: usize = 64 * 1024 * 1024;
+
+/// Longest JSON value read from a connection before it is given up as broken.
+///
+/// The largest honest one is a full block: reth caps answers at 160 MB, but a block of 2,000
+/// transactions is about 2 MB and a six-blob transaction 1.6 MB. The pool's content is not read
+/// as one value and not bounded by this.
+pub const DEFAULT_MAX_FRAME_BYTES: usize = 32 * 1024 * 1024;
+
+/// Time for one answer to one fetch. 50 times the slowest healthy answer seen (a six-blob
+/// transaction behind others on geth, 17 ms, times a loaded machine).
+pub const DEFAULT_FETCH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Fetches are tried this often again after a time-out or an answer that says busy.
+pub const DEFAULT_FETCH_RETRIES: u32 = 3;
+
+/// Time for any other call (a block, a ping on an idle connection).
+pub const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time for the node to list its pool. anvil needs 12 s for 60,000 transactions.
+pub const DEFAULT_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Hashes remembered, so that what was seen is not fetched again.
+///
+/// At least twice a node's pool: reth's pending limit is 10,000 by default, geth's 5,120 + 1,024,
+/// and load tests raise them to 300,000. Worst case in memory: 40 bytes × 8/7 × 2 = 48 MiB.
+pub const DEFAULT_SEEN_CAPACITY: usize = 524_288;
+
+/// How often each connection is asked for the block number, to know that it lives.
+pub const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(2);
+
+/// A connection without an answer to its ping, or any other byte, for this long is dead.
+///
+/// geth freezes for up to 3 s under load and recovers; after 10 s of blocked writing it has
+/// silently given the connection up. Half of that finds it early without false alarms.
+pub const DEFAULT_PING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time between two audits of the node's pool against ours, ± 10 % of jitter.
+pub const DEFAULT_AUDIT_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How long the node and our own buffers get to settle before an audit calls a hash missing.
+pub const DEFAULT_AUDIT_SETTLE: Duration = Duration::from_millis(200);
+
+/// Upper bound of [`FetcherConfig::fetch_slots`].
+pub const MAX_FETCH_SLOTS: usize = 4096;
+
+/// Upper bound of [`FetcherConfig::announcement_buffer`]: 2^20 slots, about 128 MiB.
+pub const MAX_ANNOUNCEMENT_BUFFER: usize = 1 << 20;
+
+/// Where a node listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Endpoint {
+    /// The path of a Unix socket.
+    Ipc(PathBuf),
+    /// A WebSocket URL, `ws://host:port/…`. Without TLS: a node a builder trusts is a local one.
+    Ws(String),
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ipc(path) => path.display().fmt(f),
+            Self::Ws(url) => url.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = ConfigError;
+
+    /// `ws://…` is a WebSocket URL, everything else a path.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.is_empty() {
+            return Err(ConfigError::EmptyEndpoint);
+        }
+        if text.starts_with("ws://") {
+            return Ok(Self::Ws(text.to_owned()));
+        }
+        match text.split_once("://") {
+            Some((scheme, _)) => Err(ConfigError::UnknownScheme { scheme: scheme.to_owned() }),
+            None => Ok(Self::Ipc(PathBuf::from(text))),
+        }
+    }
+}
+
+/// What happens when no source answers at start-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StartPolicy {
+    /// [`Fetcher::start`](crate::Fetcher::start) fails with the reason.
+    #[default]
+    RequireNode,
+    /// It returns at once, and the sources keep trying.
+    WaitForNode,
+}
+
+/// What the node's pool is asked for at start-up and after a gap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backfill {
+    /// Nothing. What was pending before the subscription stays unknown.
+    Off,
+    /// The pending transactions.
+    #[default]
+    Pending,
+    /// The queued ones (waiting for a nonce) too.
+    PendingAndQueued,
+}
+
+/// Capped exponential backoff with full jitter below the cap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    /// Longest first delay.
+    pub base: Duration,
+    /// Longest delay at all.
+    pub cap: Duration,
+}
+
+impl Backoff {
+    /// The delay before attempt `attempt` (the first retry is 0), for a `jitter` in 0..1.
+    ///
+    /// Half of it is fixed and half random: full jitter could retry at once, none would let every
+    /// client of a restarted node come back in the same millisecond.
+    #[must_use]
+    pub fn delay(&self, attempt: u32, jitter: f64) -> Duration {
+        let grown = self.base.saturating_mul(1u32.checked_shl(attempt).unwrap_or(u32::MAX));
+        let capped = grown.min(self.cap);
+        capped / 2 + (capped / 2).mul_f64(jitter.clamp(0.0, 1.0))
+    }
+}
+
+/// How the fetcher works. Every field has a default; [`FetcherConfig::new`] takes what has none.
+#[derive(Clone, Debug)]
+pub struct FetcherConfig {
+    /// The nodes, at least one, at most 16, no two alike.
+    pub sources: Vec<Endpoint>,
+    /// Broadcast slots between socket and intake for each source, a power of two, 16 to 2^20.
+    /// What overruns it is counted as `lagged` and brought in by reconciliation.
+    pub announcement_buffer: usize,
+    /// Fetches in flight at once, 1 to 4096.
+    pub fetch_slots: usize,
+    /// How many of them deferrable work may hold, 1 to `fetch_slots`.
+    pub deferrable_slots: usize,
+    /// Bytes of answers in flight before further fetches wait, at least 1 MiB.
+    pub max_bytes_in_flight: usize,
+    /// Longest JSON value read from a connection, at least 1 MiB; beyond it the connection is
+    /// closed as broken (counted as a reconnect with reason `oversized`).
+    pub max_frame_bytes: usize,
+    /// Time for one answer to one fetch, at least 1 ms.
+    pub fetch_timeout: Duration,
+    /// Times a fetch is repeated after a time-out or a busy answer, at most 16.
+    pub fetch_retries: u32,
+    /// Delay between two tries of a fetch.
+    pub retry_backoff: Backoff,
+    /// Time for any other call.
+    pub call_timeout: Duration,
+    /// Time for listing the node's pool.
+    pub snapshot_timeout: Duration,
+    /// Asking connections for each source, 1 to 16. More than one keeps small transactions from
+    /// waiting behind blobs: the connection with the fewest unanswered bytes is asked.
+    pub ask_connections: usize,
+    /// Threads that decode and recover senders, 1 to 64.
+    pub workers: usize,
+    /// Hashes remembered, at least 1024.
+    pub seen_capacity: usize,
+    /// What a start without a node means.
+    pub start: StartPolicy,
+    /// Delay between two attempts to connect.
+    pub reconnect: Backoff,
+    /// Attempts in a row before a source ends; without a limit by default.
+    pub reconnect_limit: Option<u32>,
+    /// Time between two pings of a connection.
+    pub ping_interval: Duration,
+    /// Silence after a ping that means death.
+    pub ping_timeout: Duration,
+    /// Time between two audits; `None` turns them off.
+    pub audit_interval: Option<Duration>,
+    /// Time to settle before a hash counts as missing.
+    pub audit_settle: Duration,
+    /// What is asked of the node's pool at start-up and after gaps.
+    pub backfill: Backfill,
+}
+
+impl FetcherConfig {
+    /// A configuration with the defaults for these sources.
+    #[must_use]
+    pub fn new(sources: impl IntoIterator<Item = Endpoint>) -> Self {
+        Self {
+            sources: sources.into_iter().collect(),
+            announcement_buffer: DEFAULT_ANNOUNCEMENT_BUFFER,
+            fetch_slots: DEFAULT_FETCH_SLOTS,
+            deferrable_slots: DEFAULT_DEFERRABLE_SLOTS,
+            max_bytes_in_flight: DEFAULT_MAX_BYTES_IN_FLIGHT,
+            max_frame_bytes: DEFAULT_MAX_FRAME_BYTES,
+            fetch_timeout: DEFAULT_FETCH_TIMEOUT,
+            fetch_retries: DEFAULT_FETCH_RETRIES,
+            retry_backoff: Backoff {
+                base: Duration::from_millis(20),
+                cap: Duration::from_millis(500),
+            },
+            call_timeout: DEFAULT_CALL_TIMEOUT,
+            snapshot_timeout: DEFAULT_SNAPSHOT_TIMEOUT,
+            ask_connections: 1,
+            workers: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(1, 4)),
+            seen_capacity: DEFAULT_SEEN_CAPACITY,
+            start: StartPolicy::default(),
+            reconnect: Backoff { base: Duration::from_millis(50), cap: Duration::from_secs(1) },
+            reconnect_limit: None,
+            ping_interval: DEFAULT_PING_INTERVAL,
+            ping_timeout: DEFAULT_PING_TIMEOUT,
+            audit_interval: Some(DEFAULT_AUDIT_INTERVAL),
+            audit_settle: DEFAULT_AUDIT_SETTLE,
+            backfill: Backfill::default(),
+        }
+    }
+
+    /// A configuration for one IPC socket.
+    #[must_use]
+    pub fn ipc(path: impl Into<PathBuf>) -> Self {
+        Self::new([Endpoint::Ipc(path.into())])
+    }
+
+    /// Sets the fetches in flight at once.
+    #[must_use]
+    pub fn with_fetch_slots(mut self, slots: usize) -> Self {
+        self.fetch_slots = slots;
+        self.deferrable_slots = self.deferrable_slots.min((slots / 4).max(1));
+        self
+    }
+
+    /// Sets the asking connections for each source.
+    #[must_use]
+    pub fn with_ask_connections(mut self, connections: usize) -> Self {
+        self.ask_connections = connections;
+        self
+    }
+
+    /// Sets what a start without a node means.
+    #[must_use]
+    pub fn with_start(mut self, start: StartPolicy) -> Self {
+        self.start = start;
+        self
+    }
+
+    /// Sets the time between audits, `None` for none.
+    #[must_use]
+    pub fn with_audit_interval(mut self, interval: Option<Duration>) -> Self {
+        self.audit_interval = interval;
+        self
+    }
+
+    /// Sets what is asked of the node's pool at start-up and after gaps.
+    #[must_use]
+    pub fn with_backfill(mut self, backfill: Backfill) -> Self {
+        self.backfill = backfill;
+        self
+    }
+
+    /// Checks every bound.
+    ///
+    /// # Errors
+    /// The first field out of its bounds, with its value and the limits.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        if self.sources.is_empty() {
+            return Err(ConfigError::NoSource);
+        }
+        for (index, source) in self.sources.iter().enumerate() {
+            if self.sources[..index].contains(source) {
+                return Err(ConfigError::DuplicateSource { endpoint: source.to_string() });
+            }
+        }
+        within("sources", self.sources.len(), 1, 16)?;
+        within("announcement_buffer", self.announcement_buffer, 16, MAX_ANNOUNCEMENT_BUFFER)?;
+        if !self.announcement_buffer.is_power_of_two() {
+            // tokio would round up silently, and the documented memory would be wrong.
+            return Err(ConfigError::NotAPowerOfTwo {
+                field: "announcement_buffer",
+                value: self.announcement_buffer,
+            });
+        }
+        within("fetch_slots", self.fetch_slots, 1, MAX_FETCH_SLOTS)?;
+        within("deferrable_slots", self.deferrable_slots, 1, self.fetch_slots)?;
+        within("max_bytes_in_flight", self.max_bytes_in_flight, 1 << 20, u32::MAX as usize)?;
+        within("max_frame_bytes", self.max_frame_bytes, 1 << 20, 1 << 30)?;
+        within("fetch_retries", self.fetch_retries as usize, 0, 16)?;
+        within("ask_connections", self.ask_connections, 1, 16)?;
+        within("workers", self.workers, 1, 64)?;
+        within("seen_capacity", self.seen_capacity, 1024, 1 << 27)?;
+        for (field, value) in [
+            ("fetch_timeout", self.fetch_timeout),
+            ("call_timeout", self.call_timeout),
+            ("snapshot_timeout", self.snapshot_timeout),
+            ("ping_interval", self.ping_interval),
+            ("ping_timeout", self.ping_timeout),
+            ("reconnect.base", self.reconnect.base),
+            ("retry_backoff.base", self.retry_backoff.base),
+            ("audit_interval", self.audit_interval.unwrap_or(DEFAULT_AUDIT_INTERVAL)),
+        ] {
+            if value < Duration::from_millis(1) {
+                return Err(ConfigError::TooShort { field, value, min: Duration::from_millis(1) });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn within(field: &'static str, value: usize, min: usize, max: usize) -> Result<(), ConfigError> {
+    if (min..=max).contains(&value) {
+        Ok(())
+    } else {
+        Err(ConfigError::OutOfRange { field, value, min, max })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_defaults_are_valid() {
+        FetcherConfig::ipc("/tmp/node.ipc").validate().unwrap();
+    }
+
+    #[test]
+    fn a_bad_field_is_named_with_its_value_and_limits() {
+        let mut config = FetcherConfig::ipc("/tmp/node.ipc");
+        config.fetch_slots = 0;
+        assert_eq!(
+            config.validate().unwrap_err().to_string(),
+            "`fetch_slots` is 0, it must be between 1 and 4096"
+        );
+        config = FetcherConfig::ipc("/tmp/node.ipc");
+        config.announcement_buffer = 1000;
+        assert!(config.validate().unwrap_err().to_string().contains("announcement_buffer"));
+        config = FetcherConfig::new([]);
+        assert!(matches!(config.validate(), Err(ConfigError::NoSource)));
+        config = FetcherConfig::new(["/a".parse().unwrap(), "/a".parse().unwrap()]);
+        assert!(matches!(config.validate(), Err(ConfigError::DuplicateSource { .. })));
+    }
+
+    #[test]
+    fn an_endpoint_is_a_path_or_a_websocket_url() {
+        assert_eq!("/x/y.ipc".parse::<Endpoint>().unwrap(), Endpoint::Ipc("/x/y.ipc".into()));
+        assert_eq!(
+            "ws://h:1".parse::<Endpoint>().unwrap(),
+            Endpoint::Ws("ws://h:1".into())
+        );
+        assert!("http://h:1".parse::<Endpoint>().unwrap_err().to_string().contains("http"));
+        assert!("".parse::<Endpoint>().is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn backoff_grows_to_its_cap_and_never_beyond(attempt in 0u32..200, jitter in 0.0f64..1.0) {
+            let backoff = Backoff { base: Duration::from_millis(50), cap: Duration::from_secs(1) };
+            let delay = backoff.delay(attempt, jitter);
+            prop_assert!(delay <= backoff.cap);
+            prop_assert!(delay >= backoff.base / 2);
+            prop_assert!(backoff.delay(attempt + 1, jitter) >= delay);
+        }
+    }
+}

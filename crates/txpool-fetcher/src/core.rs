@@ -1,0 +1,318 @@
+//! The way of one hash: admitted, asked for, decoded, delivered, counted.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Instant, SystemTime},
+};
+
+use alloy_primitives::B256;
+use serde_json::value::RawValue;
+use tokio::{sync::watch, time::sleep};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    config::FetcherConfig,
+    error::CallError,
+    link::Link,
+    mined::RecentlyMined,
+    outcome::{Entry, Outcome, Tally, Ticket},
+    seen::{Seen, SeenSet},
+    sink::{Delivery, FetchedTransaction, TransactionSink},
+    slots::{Slot, Slots},
+    tx::{Answer, is_on_chain, read_answer},
+};
+
+/// What all sources share.
+#[derive(Debug)]
+pub(crate) struct Core<S> {
+    pub(crate) config: FetcherConfig,
+    pub(crate) sink: S,
+    pub(crate) tally: Arc<Tally>,
+    pub(crate) seen: SeenSet,
+    pub(crate) slots: Slots,
+    pub(crate) asks: Asks,
+    pub(crate) mined: Mutex<RecentlyMined>,
+    pub(crate) chain_id: Mutex<Option<u64>>,
+    /// Where decoding and recovery run.
+    pub(crate) workers: tokio::runtime::Handle,
+    /// Every fetch, so that a stop can wait for them.
+    pub(crate) tasks: TaskTracker,
+    pub(crate) stop: CancellationToken,
+    pub(crate) sink_closed: CancellationToken,
+    pub(crate) firsts: Box<[Firsts]>,
+}
+
+/// What a source was first with.
+#[derive(Debug, Default)]
+pub(crate) struct Firsts {
+    pub(crate) announced: AtomicU64,
+    pub(crate) first_seen: AtomicU64,
+}
+
+/// A hash under way. Ends with [`finish`](Self::finish); dropped without it (a panic in a sink)
+/// the hash counts as failed and may come again, unless the fetcher is stopping.
+struct Passage<S: TransactionSink> {
+    core: Arc<Core<S>>,
+    hash: B256,
+    ticket: Option<Ticket>,
+}
+
+/// What is known of a hash when it enters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) hash: B256,
+    pub(crate) entry: Entry,
+    pub(crate) source: usize,
+    pub(crate) at: Instant,
+}
+
+impl<S: TransactionSink> Core<S> {
+    /// Takes in one announcement. Waits while all slots are taken: the announcements behind it
+    /// stay in the broadcast buffer meanwhile, whose overrun is counted.
+    pub(crate) async fn announced(self: &Arc<Self>, arrival: Arrival) {
+        let ticket = self.tally.enter(Entry::Announced);
+        self.firsts[arrival.source].announced.fetch_add(1, Relaxed);
+        if lock(&self.mined).contains(&arrival.hash) {
+            return ticket.leave(Outcome::Mined);
+        }
+        if !self.seen.admit(arrival.hash) {
+            return ticket.leave(Outcome::Known);
+        }
+        self.firsts[arrival.source].first_seen.fetch_add(1, Relaxed);
+        let passage = self.passage(arrival.hash, ticket);
+        let slot = self.slots.live().await;
+        self.tasks.spawn(passage.fetch(arrival, slot));
+    }
+
+    /// Brings in a hash that was found missing. Waits for a deferrable slot, then for the
+    /// outcome of earlier ones only as far as the slots demand.
+    pub(crate) async fn missed(self: &Arc<Self>, arrival: Arrival) {
+        let ticket = self.tally.enter(arrival.entry);
+        let passage = self.passage(arrival.hash, ticket);
+        let slot = self.slots.deferrable().await;
+        self.tasks.spawn(passage.fetch(arrival, slot));
+    }
+
+    fn passage(self: &Arc<Self>, hash: B256, ticket: Ticket) -> Passage<S> {
+        Passage { core: Arc::clone(self), hash, ticket: Some(ticket) }
+    }
+}
+
+impl<S: TransactionSink> Passage<S> {
+    async fn fetch(self, arrival: Arrival, mut slot: Slot) {
+        let core = Arc::clone(&self.core);
+        let stop = core.stop.clone();
+        let answer = tokio::select! {
+            // A stop leaves the hash unfinished, and says so.
+            () = stop.cancelled() => return drop(self),
+            answer = core.ask(&arrival) => answer,
+        };
+        let Some(answer) = answer else {
+            return self.finish(Outcome::Failed, None);
+        };
+        core.slots.answered(&mut slot, answer.get().len());
+        // Off the thread that keeps the sockets empty: recovery takes 35 us, a blob 2 ms.
+        core.tasks.spawn_on(self.decode_and_deliver(arrival, answer, slot), &core.workers);
+    }
+
+    async fn decode_and_deliver(self, arrival: Arrival, answer: Box<RawValue>, slot: Slot) {
+        let core = Arc::clone(&self.core);
+        let (tx, raw) = match read_answer(answer.get(), arrival.hash) {
+            Answer::Gone => return self.finish(Outcome::Gone, None),
+            Answer::Mined => return self.finish(Outcome::Mined, Some(Seen::Mined)),
+            Answer::Malformed(reason) => {
+                tracing::debug!(hash = %arrival.hash, %reason, "malformed answer");
+                return self.finish(Outcome::Malformed, None);
+            }
+            Answer::Transaction(tx, raw) => (tx, raw),
+        };
+        drop(answer);
+        let expected_chain = *lock(&core.chain_id);
+        if expected_chain.is_some_and(|chain_id| !is_on_chain(tx.inner(), chain_id)) {
+            tracing::debug!(hash = %arrival.hash, "transaction of another chain");
+            return self.finish(Outcome::Malformed, None);
+        }
+        if core.was_mined(&arrival.hash, &tx) {
+            return self.finish(Outcome::Mined, Some(Seen::Mined));
+        }
+        let since = arrival.at.elapsed();
+        let now = SystemTime::now();
+        let delivery = core
+            .sink
+            .deliver(FetchedTransaction {
+                tx: *tx,
+                raw,
+                entry: arrival.entry,
+                source: arrival.source,
+                announced_at: arrival.at,
+                first_seen: now.checked_sub(since).unwrap_or(now),
+            })
+            .await;
+        core.tally.metrics.deliver_seconds.record(arrival.at.elapsed().as_secs_f64());
+        let (outcome, seen) = match delivery {
+            Delivery::Pooled => (Outcome::Pooled, Some(Seen::Delivered)),
+            Delivery::Known => (Outcome::Known, Some(Seen::Delivered)),
+            Delivery::Mined => (Outcome::Mined, Some(Seen::Mined)),
+            Delivery::Refused(reason) => {
+                tracing::debug!(hash = %arrival.hash, reason, "refused by the sink");
+                (Outcome::Refused, Some(Seen::Refused))
+            }
+            Delivery::Closed => {
+                core.sink_closed.cancel();
+                (Outcome::Refused, None)
+            }
+        };
+        self.finish(outcome, seen);
+        drop(slot);
+    }
+
+    fn finish(mut self, outcome: Outcome, seen: Option<Seen>) {
+        self.core.seen.settle(self.hash, seen);
+        if let Some(ticket) = self.ticket.take() {
+            ticket.leave(outcome);
+        }
+        // A block may have come between the look at it and the delivery.
+        if seen == Some(Seen::Delivered) && lock(&self.core.mined).contains(&self.hash) {
+            self.core.seen.mined(self.hash);
+        }
+    }
+}
+
+impl<S: TransactionSink> Drop for Passage<S> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.core.seen.settle(self.hash, None);
+            if !self.core.stop.is_cancelled() {
+                ticket.leave(Outcome::Failed);
+            }
+        }
+    }
+}
+
+impl<S> Core<S> {
+    /// Asks for one transaction until there is an answer or the last try has failed.
+    async fn ask(&self, arrival: &Arrival) -> Option<Box<RawValue>> {
+        let config = &self.config;
+        let mut tries = 0;
+        let mut source = arrival.source;
+        let mut others = (0..config.sources.len()).filter(|other| *other != arrival.source);
+        loop {
+            let (asked, link) = self.asks.pick(source).await;
+            let start = Instant::now();
+            let result = link
+                .call("eth_getRawTransactionByHash", (arrival.hash,), config.fetch_timeout)
+                .await;
+            let metrics = &self.tally.metrics;
+            let error = match result {
+                Ok(answer) => {
+                    metrics.fetch_seconds.record(start.elapsed().as_secs_f64());
+                    // Another node may still hold what this one let go.
+                    let gone = matches!(answer.get(), "null" | "\"0x\"");
+                    match others.by_ref().find(|other| gone && self.asks.is_up(*other)) {
+                        Some(other) => {
+                            metrics.retries_other_source.increment(1);
+                            source = other;
+                            continue;
+                        }
+                        None => return Some(answer),
+                    }
+                }
+                Err(error) => error,
+            };
+            match &error {
+                // Not a try: the question is asked again on the next connection.
+                CallError::LinkLost => {
+                    metrics.retries_link_lost.increment(1);
+                    self.asks.lost(asked, &link);
+                    continue;
+                }
+                CallError::Timeout(_) => metrics.retries_timeout.increment(1),
+                CallError::Rpc { .. } => metrics.retries_rpc.increment(1),
+            }
+            if let Some(other) = others.by_ref().find(|other| self.asks.is_up(*other)) {
+                source = other;
+            } else if error.is_retryable() && tries < config.fetch_retries {
+                sleep(config.retry_backoff.delay(tries, rand::random())).await;
+                tries += 1;
+            } else {
+                tracing::debug!(hash = %arrival.hash, %error, "fetch failed");
+                return None;
+            }
+        }
+    }
+
+    fn was_mined(
+        &self,
+        hash: &B256,
+        tx: &alloy_consensus::transaction::Recovered<crate::tx::PooledTransaction>,
+    ) -> bool {
+        use alloy_consensus::Transaction as _;
+        let mined = lock(&self.mined);
+        mined.contains(hash) || mined.is_nonce_used(&tx.signer(), tx.inner().nonce())
+    }
+}
+
+/// The asking connections of all sources.
+#[derive(Debug)]
+pub(crate) struct Asks {
+    links: watch::Sender<Vec<Vec<Arc<Link>>>>,
+}
+
+impl Asks {
+    pub(crate) fn new(sources: usize) -> Self {
+        Self { links: watch::Sender::new(vec![Vec::new(); sources]) }
+    }
+
+    pub(crate) fn set(&self, source: usize, links: Vec<Arc<Link>>) {
+        self.links.send_modify(|all| all[source] = links);
+    }
+
+    pub(crate) fn is_up(&self, source: usize) -> bool {
+        !self.links.borrow()[source].is_empty()
+    }
+
+    /// The connection of `source` with the fewest unanswered calls, else one of another source.
+    /// Waits until there is one.
+    pub(crate) async fn pick(&self, source: usize) -> (usize, Arc<Link>) {
+        let find = |all: &Vec<Vec<Arc<Link>>>| {
+            let order = std::iter::once(source).chain((0..all.len()).filter(|i| *i != source));
+            order
+                .filter_map(|i| Some((i, all[i].iter().min_by_key(|link| link.unanswered())?)))
+                .map(|(i, link)| (i, Arc::clone(link)))
+                .next()
+        };
+        if let Some(found) = find(&self.links.borrow()) {
+            return found;
+        }
+        let mut changes = self.links.subscribe();
+        loop {
+            if let Some(found) = find(&changes.borrow_and_update()) {
+                return found;
+            }
+            changes.changed().await.expect("the sender lives as long as this");
+        }
+    }
+
+    /// A connection of `source` alone, if it has one.
+    pub(crate) fn of(&self, source: usize) -> Option<Arc<Link>> {
+        self.links.borrow()[source].iter().min_by_key(|link| link.unanswered()).cloned()
+    }
+
+    /// Takes a connection that proved dead out of use, before its source has noticed.
+    fn lost(&self, source: usize, link: &Arc<Link>) {
+        self.links.send_if_modified(|all| {
+            let before = all[source].len();
+            all[source].retain(|other| !Arc::ptr_eq(other, link));
+            all[source].len() != before
+        });
+    }
+}
+
+/// Plain data behind it, valid after each statement; held for single look-ups, never across an
+/// await or a call into the sink.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

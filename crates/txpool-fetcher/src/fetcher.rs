@@ -1,0 +1,307 @@
+//! Starting, watching and stopping the whole.
+
+use std::{
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::{mpsc, oneshot, watch},
+    task::JoinSet,
+    time::timeout,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    config::{FetcherConfig, StartPolicy},
+    core::{Asks, Core, Firsts},
+    error::{ConnectError, StartError},
+    heads,
+    machine::SourceState,
+    mined::RecentlyMined,
+    outcome::{Counts, Tally},
+    reconcile::{AuditMode, AuditReport},
+    seen::SeenSet,
+    sink::TransactionSink,
+    slots::Slots,
+    snapshot::SnapshotError,
+    source::{AuditRequest, Shared, Source, SourceStatus},
+};
+
+/// How long a stop waits for what is being delivered, when nobody says otherwise.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Heads of all sources that may wait; the listening connections wait beyond.
+const HEADS_WAITING: usize = 64;
+
+/// Audits that may be asked for at once.
+const AUDITS_WAITING: usize = 4;
+
+/// Why a fetcher has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EndReason {
+    /// It was asked to.
+    Stopped,
+    /// The sink's receiver is gone.
+    SinkClosed,
+    /// Every source has reached its limit of attempts.
+    SourcesEnded,
+    /// A part of it panicked: a defect. What was counted stays readable.
+    Panicked,
+}
+
+/// A running fetcher. Dropping it stops it without waiting.
+///
+/// It runs on threads of its own: one that keeps the sockets empty and does nothing that takes
+/// long, and [`FetcherConfig::workers`] that decode, recover senders and call the sink. So a host
+/// whose runtime is busy, or blocked for minutes, loses nothing.
+#[derive(Debug)]
+pub struct Fetcher {
+    tally: Arc<Tally>,
+    sources: Vec<(Arc<Shared>, mpsc::Sender<AuditRequest>)>,
+    stop: CancellationToken,
+    deadline: Arc<Mutex<Duration>>,
+    ended: watch::Receiver<Option<EndReason>>,
+}
+
+impl Fetcher {
+    /// Starts fetching into `sink`. With [`StartPolicy::RequireNode`] it returns when the first
+    /// source is connected and subscribed; its backfill may still run.
+    ///
+    /// # Errors
+    /// A configuration out of bounds, a thread that cannot be made, or, when a node is required,
+    /// the reason why the first source could not be reached.
+    ///
+    /// # Cancel safety
+    /// Dropped before it returns, it stops what it has started.
+    pub async fn start<S: TransactionSink>(
+        config: FetcherConfig,
+        sink: S,
+    ) -> Result<Self, StartError> {
+        config.validate()?;
+        let start = config.start;
+        let tally = Tally::new();
+        let stop = CancellationToken::new();
+        let (ended_tx, ended) = watch::channel(None);
+        let deadline = Arc::new(Mutex::new(DEFAULT_DEADLINE));
+        let workers = runtime(
+            "mempool-worker",
+            Builder::new_multi_thread().worker_threads(config.workers),
+        )?;
+        let io = runtime("mempool-io", &mut Builder::new_current_thread())?;
+        let sources: Vec<_> = config.sources.iter().cloned().map(Shared::new).collect();
+        let core = Arc::new(Core {
+            sink,
+            seen: SeenSet::new(config.seen_capacity),
+            slots: Slots::new(
+                config.fetch_slots,
+                config.deferrable_slots,
+                config.max_bytes_in_flight,
+                tally.metrics.in_flight_bytes.clone(),
+            ),
+            asks: Asks::new(config.sources.len()),
+            mined: Mutex::new(RecentlyMined::default()),
+            chain_id: Mutex::new(None),
+            workers: workers.handle().clone(),
+            tasks: TaskTracker::new(),
+            stop: stop.clone(),
+            sink_closed: CancellationToken::new(),
+            firsts: config.sources.iter().map(|_| Firsts::default()).collect(),
+            tally: Arc::clone(&tally),
+            config,
+        });
+        let mut parts = Vec::new();
+        let mut handles = Vec::new();
+        let mut firsts = Vec::new();
+        for shared in sources {
+            let (audit_tx, audit_rx) = mpsc::channel(AUDITS_WAITING);
+            let (first_tx, first_rx) = oneshot::channel();
+            handles.push((Arc::clone(&shared), audit_tx));
+            firsts.push(first_rx);
+            parts.push((shared, audit_rx, first_tx));
+        }
+        let limit = Arc::clone(&deadline);
+        let body = move || {
+            let reason = io.block_on(supervise(core, parts, &limit));
+            let limit = *crate::core::lock(&limit);
+            // Bounded: a sink that blocks its thread keeps it, and nothing of ours waits for it.
+            workers.shutdown_timeout(limit);
+            // Nobody may be left to hear it.
+            let _ = ended_tx.send(Some(reason));
+        };
+        std::thread::Builder::new()
+            .name("mempool-io".into())
+            .spawn(body)
+            .map_err(|source| StartError::Thread { thread: "mempool-io", source })?;
+        let fetcher = Self { tally, sources: handles, stop, deadline, ended };
+        if start == StartPolicy::RequireNode {
+            first_source(firsts).await?;
+        }
+        Ok(fetcher)
+    }
+
+    /// The counts so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.tally.counts()
+    }
+
+    /// What each source is doing, in the order of the configuration.
+    #[must_use]
+    pub fn status(&self) -> Vec<SourceStatus> {
+        self.sources.iter().map(|(shared, _)| shared.status()).collect()
+    }
+
+    /// Whether at least one source is [`SourceState::Live`] and none is behind a gap.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        let mut live = false;
+        for (shared, _) in &self.sources {
+            live |= shared.state() == SourceState::Live;
+        }
+        live
+    }
+
+    /// Compares the pool of source `source` with ours now, whatever the timer says.
+    ///
+    /// # Errors
+    /// Why the node's pool could not be listed.
+    ///
+    /// # Panics
+    /// Never; a source that does not exist or has ended answers [`SnapshotError::LinkLost`].
+    ///
+    /// # Cancel safety
+    /// The comparison goes on when this is dropped.
+    pub async fn audit(
+        &self,
+        source: usize,
+        mode: AuditMode,
+    ) -> Result<AuditReport, SnapshotError> {
+        let (reply, answer) = oneshot::channel();
+        let Some((_, audits)) = self.sources.get(source) else {
+            return Err(SnapshotError::LinkLost);
+        };
+        if audits.send(AuditRequest { mode, reply }).await.is_err() {
+            return Err(SnapshotError::LinkLost);
+        }
+        answer.await.unwrap_or(Err(SnapshotError::LinkLost))
+    }
+
+    /// Waits for the end, whatever its reason.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn ended(&self) -> EndReason {
+        let mut ended = self.ended.clone();
+        match ended.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().unwrap_or(EndReason::Panicked),
+            // The thread went without a word.
+            Err(_) => EndReason::Panicked,
+        }
+    }
+
+    /// Stops and waits: no thread or task of the fetcher is left afterwards, unless a sink has
+    /// not returned by `deadline`. What was not delivered stays counted as unfinished.
+    ///
+    /// # Cancel safety
+    /// The stop goes on when this is dropped.
+    pub async fn shutdown(self, deadline: Duration) -> (EndReason, Counts) {
+        *crate::core::lock(&self.deadline) = deadline;
+        self.stop.cancel();
+        let reason = self.ended().await;
+        (reason, self.counts())
+    }
+}
+
+impl Drop for Fetcher {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn runtime(thread: &'static str, builder: &mut Builder) -> Result<Runtime, StartError> {
+    builder
+        .enable_all()
+        .thread_name(thread)
+        .build()
+        .map_err(|source: io::Error| StartError::Thread { thread, source })
+}
+
+/// The first source that is up, or the reason of the first one in the configuration.
+async fn first_source(
+    firsts: Vec<oneshot::Receiver<Result<(), ConnectError>>>,
+) -> Result<(), StartError> {
+    let mut waiting = JoinSet::new();
+    for (index, first) in firsts.into_iter().enumerate() {
+        waiting.spawn(async move { (index, first.await) });
+    }
+    let mut reasons = Vec::new();
+    while let Some(joined) = waiting.join_next().await {
+        match joined {
+            Ok((_, Ok(Ok(())))) => return Ok(()),
+            Ok((index, Ok(Err(error)))) => reasons.push((index, error)),
+            // The source ended without a result, which it does only when the fetcher stops.
+            Ok((_, Err(_))) | Err(_) => {}
+        }
+    }
+    reasons.sort_by_key(|(index, _)| *index);
+    match reasons.into_iter().next() {
+        Some((_, error)) => Err(error.into()),
+        None => Err(StartError::Thread {
+            thread: "mempool-io",
+            source: io::Error::other("it ended before a source was tried"),
+        }),
+    }
+}
+
+type Part = (
+    Arc<Shared>,
+    mpsc::Receiver<AuditRequest>,
+    oneshot::Sender<Result<(), ConnectError>>,
+);
+
+/// The root of the task tree: sources and the follower of heads below it, all awaited.
+async fn supervise<S: TransactionSink>(
+    core: Arc<Core<S>>,
+    parts: Vec<Part>,
+    deadline: &Mutex<Duration>,
+) -> EndReason {
+    let (heads_tx, heads_rx) = mpsc::channel(HEADS_WAITING);
+    let mut sources = JoinSet::new();
+    for (index, (shared, audits, first)) in parts.into_iter().enumerate() {
+        let heads = heads_tx.clone();
+        sources.spawn(Source::run(Arc::clone(&core), index, shared, heads, audits, first));
+    }
+    drop(heads_tx);
+    let mut follower = JoinSet::new();
+    follower.spawn(heads::follow(Arc::clone(&core), heads_rx));
+    let reason = loop {
+        tokio::select! {
+            () = core.stop.cancelled() => break EndReason::Stopped,
+            () = core.sink_closed.cancelled() => break EndReason::SinkClosed,
+            Some(joined) = sources.join_next() => match joined {
+                Err(error) if error.is_panic() => break EndReason::Panicked,
+                _ if sources.is_empty() => break EndReason::SourcesEnded,
+                _ => {}
+            },
+            Some(joined) = follower.join_next() => {
+                // It ends by itself only when all sources have.
+                if joined.is_err() {
+                    break EndReason::Panicked;
+                }
+            }
+        }
+    };
+    core.stop.cancel();
+    while sources.join_next().await.is_some() {}
+    follower.shutdown().await;
+    core.tasks.close();
+    let limit = *crate::core::lock(deadline);
+    if timeout(limit, core.tasks.wait()).await.is_err() {
+        tracing::warn!(?limit, "the sink still holds transactions at the deadline");
+    }
+    reason
+}

@@ -1,0 +1,313 @@
+//! One connection to a node: opened with a typed error, watched for signs of life, ended with a
+//! reason, never reconnected by itself.
+
+mod backend;
+mod open;
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use alloy_json_rpc::{Id, Request, ResponsePayload};
+use alloy_primitives::B256;
+use alloy_pubsub::{PubSubFrontend, RawSubscription};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::{sync::watch, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+pub use self::open::NodeInfo;
+pub(crate) use self::open::{dial, open_ipc};
+use crate::error::{CallError, LossReason};
+
+/// A connection that was probed and works.
+#[derive(Debug)]
+pub(crate) struct Link {
+    frontend: PubSubFrontend,
+    next_id: AtomicU64,
+    unanswered: AtomicUsize,
+    vitals: Arc<Vitals>,
+    pub(crate) node: NodeInfo,
+}
+
+impl Link {
+    /// Asks, and waits at most `limit`.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    ///
+    /// # Cancel safety
+    /// A dropped call is still answered by the node; the answer goes nowhere.
+    pub(crate) async fn call(
+        &self,
+        method: &'static str,
+        params: impl Serialize,
+        limit: Duration,
+    ) -> Result<Box<RawValue>, CallError> {
+        let unanswered = Unanswered::new(&self.unanswered);
+        let answer = self.ask(method, params, self.next_id.fetch_add(1, Relaxed), limit).await;
+        drop(unanswered);
+        answer
+    }
+
+    async fn ask(
+        &self,
+        method: &'static str,
+        params: impl Serialize,
+        id: u64,
+        limit: Duration,
+    ) -> Result<Box<RawValue>, CallError> {
+        let request = serde_json::value::to_raw_value(&params)
+            .and_then(|params| Request::new(method, Id::Number(id), params).serialize())
+            .expect("hashes, numbers and strings serialise");
+        match timeout(limit, self.frontend.send(request)).await {
+            Err(_) => Err(CallError::Timeout(limit)),
+            // The service drops what is in flight when its connection ends; it has no other error.
+            Ok(Err(_)) => Err(CallError::LinkLost),
+            Ok(Ok(response)) => match response.payload {
+                ResponsePayload::Success(result) => Ok(result),
+                ResponsePayload::Failure(error) => Err(CallError::Rpc {
+                    code: error.code,
+                    message: clip(&error.message, 200),
+                }),
+            },
+        }
+    }
+
+    /// Subscribes to the hashes of pending transactions with a buffer of `slots`, and proves that
+    /// the buffer is that large.
+    ///
+    /// alloy sizes the buffer when the answer to the subscription arrives, from a setting that an
+    /// earlier subscription with the same parameters would have fixed: a silent 16. So the
+    /// backend pushes `slots / 2 + 1` probes through the very channel, before the node's first
+    /// notification. Sizes are powers of two, so a channel that holds them all has `slots`.
+    ///
+    /// # Errors
+    /// The call's error, or how many probes were pushed when one got lost.
+    pub(crate) async fn subscribe_hashes(
+        &self,
+        slots: usize,
+        limit: Duration,
+    ) -> Result<Result<RawSubscription, usize>, CallError> {
+        self.frontend.set_channel_size(slots);
+        let probes = slots / 2 + 1;
+        let id = self.next_id.fetch_add(1, Relaxed);
+        self.vitals.arm_probe(id, probes);
+        let mut subscription = self.subscribe(("newPendingTransactions",), id, limit).await?;
+        for _ in 0..probes {
+            match subscription.try_recv() {
+                Ok(_) => {}
+                Err(_) => return Ok(Err(probes)),
+            }
+        }
+        Ok(Ok(subscription))
+    }
+
+    /// Subscribes to new heads.
+    pub(crate) async fn subscribe_heads(
+        &self,
+        slots: usize,
+        limit: Duration,
+    ) -> Result<RawSubscription, CallError> {
+        self.frontend.set_channel_size(slots);
+        let id = self.next_id.fetch_add(1, Relaxed);
+        self.subscribe(("newHeads",), id, limit).await
+    }
+
+    async fn subscribe(
+        &self,
+        params: (&'static str,),
+        id: u64,
+        limit: Duration,
+    ) -> Result<RawSubscription, CallError> {
+        let alias = self.ask("eth_subscribe", params, id, limit).await?;
+        let alias: B256 = serde_json::from_str(alias.get())
+            .expect("alloy answers a subscription with its own 32-byte alias");
+        match timeout(limit, self.frontend.get_subscription(alias)).await {
+            Err(_) => Err(CallError::Timeout(limit)),
+            Ok(Err(_)) => Err(CallError::LinkLost),
+            Ok(Ok(subscription)) => Ok(subscription),
+        }
+    }
+
+    /// Calls without an answer so far: what an answer to the next call may have to wait for.
+    pub(crate) fn unanswered(&self) -> usize {
+        self.unanswered.load(Relaxed)
+    }
+
+    /// When the last byte came.
+    pub(crate) fn last_read(&self) -> Instant {
+        self.vitals.last_read()
+    }
+
+    /// Gives the connection up for a reason of ours.
+    pub(crate) fn kill(&self, reason: LossReason) {
+        self.vitals.end(reason);
+        self.vitals.killed.cancel();
+    }
+
+    /// Waits for the end, and tells its reason.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub(crate) async fn closed(&self) -> LossReason {
+        let mut ended = self.vitals.ended.subscribe();
+        let reason = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        reason.unwrap_or(LossReason::Closed)
+    }
+
+    /// When announcements were read from the socket.
+    pub(crate) fn stamps(&self) -> Arc<Stamps> {
+        Arc::clone(&self.vitals.stamps)
+    }
+}
+
+/// Counts a call as unanswered while it lives, also when it is dropped.
+struct Unanswered<'a>(&'a AtomicUsize);
+
+impl<'a> Unanswered<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// What a connection tells about itself, shared with its backend task.
+#[derive(Debug)]
+struct Vitals {
+    opened: Instant,
+    /// Nanoseconds since `opened`.
+    last_read: AtomicU64,
+    stamps: Arc<Stamps>,
+    ended: watch::Sender<Option<LossReason>>,
+    killed: CancellationToken,
+    /// Id of the hash subscription's request, and the probes to push behind its answer.
+    probe: Mutex<Option<(u64, usize)>>,
+}
+
+impl Vitals {
+    fn new(stamp_slots: usize) -> Arc<Self> {
+        Arc::new(Self {
+            opened: Instant::now(),
+            last_read: AtomicU64::new(0),
+            stamps: Arc::new(Stamps::new(stamp_slots)),
+            ended: watch::Sender::new(None),
+            killed: CancellationToken::new(),
+            probe: Mutex::new(None),
+        })
+    }
+
+    fn read(&self, now: Instant) {
+        // Relaxed: a reading a moment old is as good.
+        self.last_read.store(now.duration_since(self.opened).as_nanos() as u64, Relaxed);
+    }
+
+    fn last_read(&self) -> Instant {
+        self.opened + Duration::from_nanos(self.last_read.load(Relaxed))
+    }
+
+    /// The first reason stands.
+    fn end(&self, reason: LossReason) {
+        self.ended.send_if_modified(|ended| {
+            let first = ended.is_none();
+            if first {
+                *ended = Some(reason);
+            }
+            first
+        });
+    }
+
+    fn arm_probe(&self, id: u64, probes: usize) {
+        *lock(&self.probe) = Some((id, probes));
+    }
+}
+
+/// When the latest announcements were read from the socket, by their number on the connection.
+///
+/// The broadcast channel carries the hashes and this carries their times, in the same order: the
+/// reader counts what it received and what it was told it lost, so both stay in step.
+#[derive(Debug)]
+pub(crate) struct Stamps {
+    ring: Mutex<Ring>,
+}
+
+#[derive(Debug)]
+struct Ring {
+    times: VecDeque<Instant>,
+    next: u64,
+    slots: usize,
+}
+
+impl Stamps {
+    fn new(slots: usize) -> Self {
+        Self { ring: Mutex::new(Ring { times: VecDeque::new(), next: 0, slots }) }
+    }
+
+    fn push(&self, now: Instant) {
+        let mut ring = lock(&self.ring);
+        if ring.times.len() == ring.slots {
+            // The channel has lost this one too.
+            ring.times.pop_front();
+        }
+        ring.times.push_back(now);
+        ring.next += 1;
+    }
+
+    /// The time of announcement `number`; forgets it and all before it.
+    pub(crate) fn take(&self, number: u64) -> Option<Instant> {
+        let mut ring = lock(&self.ring);
+        let first = ring.next - ring.times.len() as u64;
+        let index = number.checked_sub(first)? as usize;
+        if index >= ring.times.len() {
+            return None;
+        }
+        ring.times.drain(..=index).next_back()
+    }
+
+    /// Announcements read from the socket so far.
+    pub(crate) fn read(&self) -> u64 {
+        lock(&self.ring).next
+    }
+}
+
+/// The state behind our locks is plain data, valid after each statement: a panic elsewhere while
+/// one was held leaves nothing half done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The first `max` characters.
+fn clip(text: &str, max: usize) -> String {
+    text.chars().take(max).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stamp_is_found_by_the_number_of_its_announcement() {
+        let stamps = Stamps::new(4);
+        let start = Instant::now();
+        for n in 0..6 {
+            stamps.push(start + Duration::from_secs(n));
+        }
+        assert_eq!(stamps.read(), 6);
+        assert_eq!(stamps.take(1), None, "forgotten with the slot");
+        assert_eq!(stamps.take(3), Some(start + Duration::from_secs(3)));
+        assert_eq!(stamps.take(3), None, "taken");
+        assert_eq!(stamps.take(5), Some(start + Duration::from_secs(5)));
+        assert_eq!(stamps.take(6), None, "not read yet");
+    }
+}

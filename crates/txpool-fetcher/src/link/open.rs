@@ -1,0 +1,148 @@
+//! Opening a connection, and finding out whether a node is behind it.
+
+use std::{io, os::unix::fs::FileTypeExt, path::Path, sync::atomic::AtomicU64, sync::atomic::AtomicUsize};
+
+use alloy_primitives::{B256, U64};
+use alloy_pubsub::PubSubConnect;
+use tokio::{net::UnixStream, time::timeout};
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+
+use super::{
+    Link, Vitals,
+    backend::{Connector, Socket},
+    clip,
+};
+use crate::{
+    config::{Endpoint, FetcherConfig},
+    error::{CallError, ConnectError, LossReason},
+};
+
+/// What a node says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// The answer to `web3_clientVersion`, such as `reth/v2.5.1` or `Geth/v1.16.9`.
+    pub client: String,
+    /// The answer to `eth_chainId`.
+    pub chain_id: u64,
+}
+
+/// Opens a connection and probes it: the peer must be an execution node that hands out raw
+/// transactions.
+///
+/// # Errors
+/// See [`ConnectError`]: each names the endpoint and the likely cause. Takes at most the ping
+/// time-out for each of the three questions.
+pub(crate) async fn dial(endpoint: &Endpoint, config: &FetcherConfig) -> Result<Link, ConnectError> {
+    let socket = match endpoint {
+        Endpoint::Ipc(path) => Socket::Ipc(open_ipc(path).await?),
+        Endpoint::Ws(url) => open_ws(url, config).await?,
+    };
+    let vitals = Vitals::new(config.announcement_buffer);
+    let connector = Connector::new(socket, vitals.clone(), config.max_frame_bytes);
+    let frontend = connector
+        .into_service()
+        .await
+        .map_err(|error| io_error(endpoint, io::Error::other(error.to_string())))?;
+    let mut link = Link {
+        frontend,
+        next_id: AtomicU64::new(1),
+        unanswered: AtomicUsize::new(0),
+        vitals,
+        node: NodeInfo { client: String::new(), chain_id: 0 },
+    };
+    let probe = Probe { link: &link, endpoint, config };
+    let chain_id: U64 = probe.ask("eth_chainId", ()).await?;
+    let client: String = probe.ask("web3_clientVersion", ()).await?;
+    // Nodes without the method are of no use, and better found now than at every transaction. Any
+    // other error is a node's: geth answers an unknown hash with one while it builds its index.
+    match link.call("eth_getRawTransactionByHash", (B256::ZERO,), config.ping_timeout).await {
+        Ok(_) => {}
+        Err(CallError::Rpc { code: -32603..=-32000, .. }) => {}
+        Err(error) => return Err(probe.refusal("eth_getRawTransactionByHash", error).await),
+    }
+    link.node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
+    Ok(link)
+}
+
+struct Probe<'a> {
+    link: &'a Link,
+    endpoint: &'a Endpoint,
+    config: &'a FetcherConfig,
+}
+
+impl Probe<'_> {
+    async fn ask<T: serde::de::DeserializeOwned>(
+        &self,
+        method: &'static str,
+        params: impl serde::Serialize,
+    ) -> Result<T, ConnectError> {
+        match self.link.call(method, params, self.config.ping_timeout).await {
+            Ok(answer) => serde_json::from_str(answer.get())
+                .map_err(|_| self.not_ethereum(method, answer.get())),
+            Err(error) => Err(self.refusal(method, error).await),
+        }
+    }
+
+    async fn refusal(&self, method: &'static str, error: CallError) -> ConnectError {
+        let endpoint = self.endpoint.to_string();
+        match error {
+            CallError::Timeout(timeout) => ConnectError::NoAnswer { endpoint, method, timeout },
+            CallError::Rpc { message, .. } => self.not_ethereum(method, &message),
+            CallError::LinkLost => match self.link.closed().await {
+                LossReason::Garbage(said) => ConnectError::NotJsonRpc { endpoint, said },
+                LossReason::Io(kind) => ConnectError::Io { endpoint, source: kind.into() },
+                _ => ConnectError::ClosedAtOnce { endpoint },
+            },
+        }
+    }
+
+    fn not_ethereum(&self, method: &'static str, answer: &str) -> ConnectError {
+        ConnectError::NotEthereum {
+            endpoint: self.endpoint.to_string(),
+            method,
+            answer: clip(answer, 120),
+        }
+    }
+}
+
+/// Opens the Unix socket at `path`, anew each time: nodes delete and re-create it at start.
+pub(crate) async fn open_ipc(path: &Path) -> Result<UnixStream, ConnectError> {
+    let error = match UnixStream::connect(path).await {
+        Ok(stream) => return Ok(stream),
+        Err(error) => error,
+    };
+    let endpoint = path.display().to_string();
+    Err(match error.kind() {
+        io::ErrorKind::NotFound => ConnectError::Missing { endpoint },
+        io::ErrorKind::PermissionDenied => ConnectError::PermissionDenied { endpoint },
+        // Linux answers "refused" both for a stale socket and for what is no socket at all.
+        _ if path.metadata().is_ok_and(|meta| !meta.file_type().is_socket()) => {
+            ConnectError::NotASocket { endpoint }
+        }
+        io::ErrorKind::ConnectionRefused => ConnectError::Refused { endpoint },
+        _ => ConnectError::Io { endpoint, source: error },
+    })
+}
+
+async fn open_ws(url: &str, config: &FetcherConfig) -> Result<Socket, ConnectError> {
+    let limits = WebSocketConfig::default()
+        .max_message_size(Some(config.max_frame_bytes))
+        .max_frame_size(Some(config.max_frame_bytes));
+    let connect = tokio_tungstenite::connect_async_with_config(url, Some(limits), true);
+    match timeout(config.ping_timeout, connect).await {
+        Ok(Ok((stream, _))) => Ok(Socket::Ws(Box::new(stream))),
+        Ok(Err(error)) => Err(ConnectError::Io {
+            endpoint: url.to_owned(),
+            source: io::Error::other(error.to_string()),
+        }),
+        Err(_) => Err(ConnectError::NoAnswer {
+            endpoint: url.to_owned(),
+            method: "the WebSocket handshake",
+            timeout: config.ping_timeout,
+        }),
+    }
+}
+
+fn io_error(endpoint: &Endpoint, source: io::Error) -> ConnectError {
+    ConnectError::Io { endpoint: endpoint.to_string(), source }
+}

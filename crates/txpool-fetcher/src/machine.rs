@@ -1,0 +1,458 @@
+//! One source's life as a pure state machine: `(event, now)` in, actions out.
+//!
+//! ```text
+//!              both connections up                 pool compared
+//!  Connecting ---------------------> Backfilling ----------------> Live
+//!      ^  ^                               |                         |
+//!      |  +---------- any loss -----------+------- any loss --------+
+//!      |                                                            | heads or hashes
+//!      +---- listening connection dropped ---- Stale <--------------+ stopped coming
+//! ```
+//! No socket, no task, no clock: the shell in `source.rs` does what the actions say.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    time::{Duration, Instant},
+};
+
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+use crate::{
+    config::{Backfill, Backoff, FetcherConfig},
+    error::LossReason,
+};
+
+/// Gaps remembered for the status.
+const GAPS: usize = 32;
+
+/// Announcements that the recent rate must have made one expect before their absence means
+/// anything: by Poisson's law the chance of none is e^-20, one in 500 million.
+const EXPECTED: f64 = 20.0;
+
+/// Silence shorter than this is never stale, whatever the rate: geth's own hiccups last 3 s.
+const MIN_SILENCE: Duration = Duration::from_secs(4);
+
+/// Heads that must have come since the last hash, so that a chain that stands still is not taken
+/// for a dead subscription.
+const HEADS_WITHOUT_HASHES: u32 = 2;
+
+/// Time over which the rate of announcements is averaged.
+const RATE_WINDOW: Duration = Duration::from_secs(30);
+
+/// What a source is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum SourceState {
+    /// At least one of the two connections is not up.
+    Connecting,
+    /// Announcements flow; what was pending before them is being brought in.
+    Backfilling,
+    /// Announcements flow and nothing is known to be missing.
+    Live,
+    /// The connection stands, but what should come over it does not.
+    Stale,
+    /// Given up: the limit of attempts is reached, or the fetcher has stopped.
+    Ended,
+}
+
+impl SourceState {
+    /// A lower-case word for displays.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Connecting => "connecting",
+            Self::Backfilling => "backfilling",
+            Self::Live => "live",
+            Self::Stale => "stale",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+/// What each of the two connections is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Role {
+    /// Carries the subscriptions and nothing that is asked but pings.
+    Listening,
+    /// Carries the questions.
+    Asking,
+}
+
+/// What makes a source stale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StaleReason {
+    /// Heads advance and no hash comes, for longer than the recent rate makes plausible.
+    NoHashes,
+    /// The asking connection knows newer blocks than the listening one announced.
+    NoHeads,
+}
+
+impl fmt::Display for StaleReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoHashes => "heads advance but no hash comes",
+            Self::NoHeads => "the node has newer blocks than it announced",
+        })
+    }
+}
+
+/// Why announcements may be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum GapReason {
+    /// The regular comparison.
+    Audit,
+    /// Heads were missed: their blocks were asked for, their announcements cannot be.
+    MissedHeads,
+    /// A reorg: what was un-mined may be pending again and is not always announced.
+    Reorg,
+    /// Our own buffer overran.
+    Lagged,
+    /// A connection was lost.
+    Reconnect,
+    /// Nothing was heard before the start.
+    StartUp,
+}
+
+impl GapReason {
+    /// A lower-case word for displays.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Audit => "audit",
+            Self::MissedHeads => "missed_heads",
+            Self::Reorg => "reorg",
+            Self::Lagged => "lagged",
+            Self::Reconnect => "reconnect",
+            Self::StartUp => "start_up",
+        }
+    }
+}
+
+/// A time in which announcements may have been missed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gap {
+    /// Why.
+    pub reason: GapReason,
+    /// Since when.
+    pub from: Instant,
+    /// Until when; open while the node's pool was not compared yet.
+    pub to: Option<Instant>,
+    /// Hashes that the comparison brought in.
+    pub recovered: u64,
+}
+
+/// What happens to a source.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Event {
+    /// A connection was made, probed and, when listening, subscribed.
+    Up(Role),
+    /// An attempt to connect failed.
+    DialFailed(Role),
+    /// A connection that was up is gone.
+    Down(Role),
+    /// Our buffer lost announcements.
+    Lagged,
+    /// A head was announced.
+    Head(u64),
+    /// Blocks of the canonical chain were undone.
+    Reorg,
+    /// A head came whose parent had not.
+    MissedHeads,
+    /// The asking connection answered with this block number.
+    SawBlock(u64),
+    /// The node's pool was compared, and so many hashes were brought in.
+    Compared { recovered: u64 },
+    /// The node's pool could not be compared.
+    CompareFailed,
+    /// Time passes; `announced` hashes came so far.
+    Tick { announced: u64 },
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Action {
+    Dial { role: Role, after: Duration },
+    Drop { role: Role, reason: LossReason },
+    Compare(GapReason),
+    End,
+}
+
+#[derive(Debug)]
+pub(crate) struct Machine {
+    state: SourceState,
+    up: [bool; 2],
+    attempts: [u32; 2],
+    reconnects: u64,
+    comparing: bool,
+    wanted: Option<GapReason>,
+    compare_failures: u32,
+    compare_at: Option<Instant>,
+    next_audit: Option<Instant>,
+    gaps: VecDeque<Gap>,
+    pulse: Pulse,
+    rng: SmallRng,
+    backoff: Backoff,
+    limit: Option<u32>,
+    backfill: bool,
+    audit_interval: Option<Duration>,
+}
+
+/// What is known of the rhythm of announcements and heads.
+#[derive(Debug)]
+struct Pulse {
+    announced: u64,
+    rate_per_s: f64,
+    ticked: Instant,
+    hash_at: Instant,
+    heads_since_hash: u32,
+    head: Option<u64>,
+    head_at: Instant,
+    behind_since: Option<Instant>,
+}
+
+impl Machine {
+    pub(crate) fn new(config: &FetcherConfig, seed: u64, now: Instant) -> (Self, Vec<Action>) {
+        let mut machine = Self {
+            state: SourceState::Connecting,
+            up: [false; 2],
+            attempts: [0; 2],
+            reconnects: 0,
+            comparing: false,
+            wanted: None,
+            compare_failures: 0,
+            compare_at: None,
+            next_audit: None,
+            gaps: VecDeque::new(),
+            pulse: Pulse::new(now),
+            rng: SmallRng::seed_from_u64(seed),
+            backoff: config.reconnect,
+            limit: config.reconnect_limit,
+            backfill: config.backfill != Backfill::Off,
+            audit_interval: config.audit_interval,
+        };
+        machine.open_gap(GapReason::StartUp, now);
+        let actions = [Role::Listening, Role::Asking]
+            .map(|role| Action::Dial { role, after: Duration::ZERO })
+            .to_vec();
+        (machine, actions)
+    }
+
+    pub(crate) fn state(&self) -> SourceState {
+        self.state
+    }
+
+    pub(crate) fn reconnects(&self) -> u64 {
+        self.reconnects
+    }
+
+    pub(crate) fn gaps(&self) -> impl Iterator<Item = &Gap> {
+        self.gaps.iter()
+    }
+
+    pub(crate) fn on(&mut self, event: Event, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if self.state == SourceState::Ended {
+            return actions;
+        }
+        match event {
+            Event::Up(role) => {
+                self.up[role as usize] = true;
+                self.attempts[role as usize] = 0;
+                if self.up == [true; 2] {
+                    self.state = SourceState::Backfilling;
+                    self.pulse = Pulse { announced: self.pulse.announced, ..Pulse::new(now) };
+                    let reason = self.open_reason().unwrap_or(GapReason::Reconnect);
+                    self.compare(reason, &mut actions, now);
+                }
+            }
+            Event::DialFailed(role) => {
+                let attempts = &mut self.attempts[role as usize];
+                *attempts = attempts.saturating_add(1);
+                if self.limit.is_some_and(|limit| *attempts >= limit) {
+                    self.state = SourceState::Ended;
+                    actions.push(Action::End);
+                } else {
+                    let after = self.backoff.delay(*attempts - 1, self.rng.random());
+                    actions.push(Action::Dial { role, after });
+                }
+            }
+            Event::Down(role) => {
+                self.up[role as usize] = false;
+                self.state = SourceState::Connecting;
+                self.reconnects += 1;
+                self.open_gap(GapReason::Reconnect, now);
+                let after = self.backoff.delay(0, self.rng.random());
+                actions.push(Action::Dial { role, after });
+            }
+            Event::Lagged => self.gap(GapReason::Lagged, &mut actions, now),
+            Event::Reorg => self.gap(GapReason::Reorg, &mut actions, now),
+            Event::MissedHeads => self.gap(GapReason::MissedHeads, &mut actions, now),
+            Event::Head(number) => self.pulse.head(number, now),
+            Event::SawBlock(number) => {
+                if self.state == SourceState::Live && self.pulse.is_behind(number, now) {
+                    self.stale(StaleReason::NoHeads, &mut actions);
+                }
+            }
+            Event::Compared { recovered } => {
+                self.comparing = false;
+                self.compare_failures = 0;
+                if self.up == [true; 2] {
+                    self.compared(recovered, &mut actions, now);
+                } else {
+                    // Compared with a connection that is gone since: once more when it is back.
+                    self.add_recovered(recovered);
+                }
+            }
+            Event::CompareFailed => {
+                self.comparing = false;
+                self.compare_at =
+                    Some(now + self.backoff.delay(self.compare_failures, self.rng.random()));
+                self.compare_failures = self.compare_failures.saturating_add(1);
+            }
+            Event::Tick { announced } => {
+                self.pulse.tick(announced, now);
+                if self.up == [true; 2] && self.compare_at.is_some_and(|at| now >= at) {
+                    let reason = self.open_reason().unwrap_or(GapReason::Audit);
+                    self.compare(reason, &mut actions, now);
+                }
+                if self.state == SourceState::Live {
+                    if self.next_audit.is_some_and(|at| now >= at) {
+                        self.compare(GapReason::Audit, &mut actions, now);
+                    }
+                    if self.pulse.is_silent(now) {
+                        self.stale(StaleReason::NoHashes, &mut actions);
+                    }
+                }
+            }
+        }
+        actions
+    }
+
+    /// Asks for a comparison; one at a time, the gravest reason of those waiting first.
+    fn compare(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
+        if !self.backfill && reason != GapReason::Audit {
+            self.compared(0, actions, now);
+        } else if self.comparing {
+            self.wanted = self.wanted.max(Some(reason));
+        } else {
+            self.comparing = true;
+            self.compare_at = None;
+            actions.push(Action::Compare(reason));
+        }
+    }
+
+    fn compared(&mut self, recovered: u64, actions: &mut Vec<Action>, now: Instant) {
+        self.add_recovered(recovered);
+        if let Some(reason) = self.wanted.take() {
+            // Something happened while the pool was being compared: the answer may predate it.
+            return self.compare(reason, actions, now);
+        }
+        for gap in self.gaps.iter_mut().filter(|gap| gap.to.is_none()) {
+            gap.to = Some(now);
+        }
+        self.state = SourceState::Live;
+        self.next_audit = self.audit_interval.map(|interval| {
+            now + interval.mul_f64(0.9 + 0.2 * self.rng.random::<f64>())
+        });
+    }
+
+    fn gap(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
+        self.open_gap(reason, now);
+        match self.state {
+            SourceState::Live | SourceState::Backfilling => self.compare(reason, actions, now),
+            // The comparison comes when the connections are back.
+            SourceState::Connecting | SourceState::Stale | SourceState::Ended => {}
+        }
+    }
+
+    fn open_gap(&mut self, reason: GapReason, now: Instant) {
+        if self.gaps.iter().any(|gap| gap.to.is_none() && gap.reason == reason) {
+            return;
+        }
+        if self.gaps.len() == GAPS {
+            self.gaps.pop_front();
+        }
+        self.gaps.push_back(Gap { reason, from: now, to: None, recovered: 0 });
+    }
+
+    fn open_reason(&self) -> Option<GapReason> {
+        self.gaps.iter().filter(|gap| gap.to.is_none()).map(|gap| gap.reason).max()
+    }
+
+    fn add_recovered(&mut self, recovered: u64) {
+        if let Some(gap) = self.gaps.iter_mut().rev().find(|gap| gap.to.is_none()) {
+            gap.recovered += recovered;
+        }
+    }
+
+    fn stale(&mut self, reason: StaleReason, actions: &mut Vec<Action>) {
+        self.state = SourceState::Stale;
+        actions.push(Action::Drop {
+            role: Role::Listening,
+            reason: LossReason::Stale(reason),
+        });
+    }
+}
+
+impl Pulse {
+    fn new(now: Instant) -> Self {
+        Self {
+            announced: 0,
+            rate_per_s: 0.0,
+            ticked: now,
+            hash_at: now,
+            heads_since_hash: 0,
+            head: None,
+            head_at: now,
+            behind_since: None,
+        }
+    }
+
+    fn tick(&mut self, announced: u64, now: Instant) {
+        let passed = now.saturating_duration_since(self.ticked).as_secs_f64();
+        if passed <= 0.0 {
+            return;
+        }
+        let new = announced.saturating_sub(self.announced);
+        if new > 0 {
+            // Averaged only over times with hashes: the rate before a silence is what the silence
+            // is judged by.
+            let weight = (passed / RATE_WINDOW.as_secs_f64()).min(1.0);
+            self.rate_per_s += weight * (new as f64 / passed - self.rate_per_s);
+            self.hash_at = now;
+            self.heads_since_hash = 0;
+        }
+        self.announced = announced;
+        self.ticked = now;
+    }
+
+    fn head(&mut self, number: u64, now: Instant) {
+        self.head = Some(number);
+        self.head_at = now;
+        self.behind_since = None;
+        self.heads_since_hash = self.heads_since_hash.saturating_add(1);
+    }
+
+    fn is_silent(&self, now: Instant) -> bool {
+        let silence = now.saturating_duration_since(self.hash_at);
+        self.heads_since_hash >= HEADS_WITHOUT_HASHES
+            && silence >= MIN_SILENCE
+            && self.rate_per_s * silence.as_secs_f64() >= EXPECTED
+    }
+
+    /// Whether the node has been ahead of its own announcements for longer than a hiccup.
+    fn is_behind(&mut self, number: u64, now: Instant) -> bool {
+        // Before the first announced head there is nothing to compare with but the time.
+        let known = *self.head.get_or_insert(number);
+        if number <= known {
+            self.behind_since = None;
+            return false;
+        }
+        let since = *self.behind_since.get_or_insert(now);
+        now.saturating_duration_since(since) >= MIN_SILENCE
+    }
+}

@@ -1,0 +1,244 @@
+//! Every hash that enters leaves with exactly one outcome, and the counters prove it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use crate::metrics::Metrics;
+
+/// How a hash entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Entry {
+    /// The node announced it.
+    Announced,
+    /// It was pending in the node when a source went live, at start-up or after a reconnect.
+    Backfilled,
+    /// An audit, or the reconciliation after a lag or a reorg, found that it had been missed.
+    AuditRecovered,
+}
+
+impl Entry {
+    pub(crate) const ALL: [Self; 3] = [Self::Announced, Self::Backfilled, Self::AuditRecovered];
+
+    /// The label in metrics.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Announced => "announced",
+            Self::Backfilled => "backfilled",
+            Self::AuditRecovered => "audit_recovered",
+        }
+    }
+}
+
+/// How a hash left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// Handed to the sink, which took it.
+    Pooled,
+    /// Seen before, by us or by the sink.
+    Known,
+    /// The node has it no longer: replaced or evicted (`null`, or geth's `"0x"`).
+    Gone,
+    /// In a block already, or its nonce is.
+    Mined,
+    /// Does not decode, has no valid signature, or is not the transaction that was asked for.
+    Malformed,
+    /// The sink would not have it.
+    Refused,
+    /// No usable answer after the last retry.
+    Failed,
+}
+
+impl Outcome {
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Pooled,
+        Self::Known,
+        Self::Gone,
+        Self::Mined,
+        Self::Malformed,
+        Self::Refused,
+        Self::Failed,
+    ];
+
+    /// The label in metrics.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Pooled => "pooled",
+            Self::Known => "known",
+            Self::Gone => "gone",
+            Self::Mined => "mined",
+            Self::Malformed => "malformed",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// The counts at one moment, see [`Counts::balance`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Counts {
+    /// Hashes announced by the sources and read from their buffers.
+    pub announced: u64,
+    /// Hashes that entered by a backfill.
+    pub backfilled: u64,
+    /// Hashes that entered by an audit.
+    pub audit_recovered: u64,
+    /// Taken by the sink.
+    pub pooled: u64,
+    /// Seen before.
+    pub known: u64,
+    /// No longer in the node.
+    pub gone: u64,
+    /// Mined already.
+    pub mined: u64,
+    /// Not decodable, or another transaction.
+    pub malformed: u64,
+    /// Not wanted by the sink.
+    pub refused: u64,
+    /// Without an answer after the last retry.
+    pub failed: u64,
+    /// Entered and not yet left. Counted by itself, not as the difference of the others.
+    pub unfinished: u64,
+    /// Announcements our own buffer lost before they could enter.
+    pub lagged: u64,
+}
+
+impl Counts {
+    /// What entered, less what left and what is under way. Zero whenever nothing moves; a read
+    /// while hashes move may be off by those that moved between two loads.
+    #[must_use]
+    pub const fn balance(&self) -> i64 {
+        let entered = self.announced + self.backfilled + self.audit_recovered;
+        let left = self.pooled
+            + self.known
+            + self.gone
+            + self.mined
+            + self.malformed
+            + self.refused
+            + self.failed;
+        entered as i64 - left as i64 - self.unfinished as i64
+    }
+}
+
+/// The counters themselves. Relaxed throughout: each is a sum of its own, nothing is published
+/// through them.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    entered: [AtomicU64; 3],
+    left: [AtomicU64; 7],
+    unfinished: AtomicU64,
+    lagged: AtomicU64,
+    pub(crate) metrics: Metrics,
+}
+
+impl Tally {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            entered: Default::default(),
+            left: Default::default(),
+            unfinished: AtomicU64::new(0),
+            lagged: AtomicU64::new(0),
+            metrics: Metrics::new(),
+        })
+    }
+
+    /// A hash enters. The ticket is its way out.
+    pub(crate) fn enter(self: &Arc<Self>, entry: Entry) -> Ticket {
+        self.entered[entry as usize].fetch_add(1, Relaxed);
+        self.unfinished.fetch_add(1, Relaxed);
+        self.metrics.entered[entry as usize].increment(1);
+        self.metrics.unfinished.increment(1.0);
+        Ticket { tally: Arc::clone(self) }
+    }
+
+    pub(crate) fn lagged(&self, count: u64) {
+        self.lagged.fetch_add(count, Relaxed);
+        self.metrics.lagged.increment(count);
+    }
+
+    pub(crate) fn announced(&self) -> u64 {
+        self.entered[Entry::Announced as usize].load(Relaxed)
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let entered = |entry: Entry| self.entered[entry as usize].load(Relaxed);
+        let left = |outcome: Outcome| self.left[outcome as usize].load(Relaxed);
+        Counts {
+            announced: entered(Entry::Announced),
+            backfilled: entered(Entry::Backfilled),
+            audit_recovered: entered(Entry::AuditRecovered),
+            pooled: left(Outcome::Pooled),
+            known: left(Outcome::Known),
+            gone: left(Outcome::Gone),
+            mined: left(Outcome::Mined),
+            malformed: left(Outcome::Malformed),
+            refused: left(Outcome::Refused),
+            failed: left(Outcome::Failed),
+            unfinished: self.unfinished.load(Relaxed),
+            lagged: self.lagged.load(Relaxed),
+        }
+    }
+}
+
+/// The right and the duty of one hash to leave once. Dropped without an outcome (a shutdown in
+/// the middle of a fetch) it stays counted as unfinished.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Ticket {
+    tally: Arc<Tally>,
+}
+
+impl Ticket {
+    pub(crate) fn leave(self, outcome: Outcome) {
+        let tally = &self.tally;
+        tally.left[outcome as usize].fetch_add(1, Relaxed);
+        tally.unfinished.fetch_sub(1, Relaxed);
+        tally.metrics.left[outcome as usize].increment(1);
+        tally.metrics.unfinished.decrement(1.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_counts_balance_whatever_enters_and_leaves(
+            steps in proptest::collection::vec((0usize..3, proptest::option::of(0usize..7)), 0..200)
+        ) {
+            let tally = Tally::new();
+            for (entry, outcome) in steps {
+                let ticket = tally.enter(Entry::ALL[entry]);
+                if let Some(outcome) = outcome {
+                    ticket.leave(Outcome::ALL[outcome]);
+                }
+                prop_assert_eq!(tally.counts().balance(), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_ticket_dropped_without_an_outcome_stays_unfinished() {
+        let tally = Tally::new();
+        drop(tally.enter(Entry::Announced));
+        assert_eq!(tally.counts().unfinished, 1);
+        assert_eq!(tally.counts().balance(), 0);
+    }
+
+    #[test]
+    fn every_label_stands_at_its_own_index() {
+        for (index, outcome) in Outcome::ALL.into_iter().enumerate() {
+            assert_eq!(outcome as usize, index);
+        }
+        for (index, entry) in Entry::ALL.into_iter().enumerate() {
+            assert_eq!(entry as usize, index);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Comparing the node's pool with ours, and bringing in what is missing.
+
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::{B256, U64, map::B256HashSet};
+use serde::Deserialize;
+use tokio::time::sleep;
+
+use crate::{
+    config::{Backfill, Endpoint},
+    core::{Arrival, Core, lock},
+    machine::GapReason,
+    outcome::Entry,
+    seen::Seen,
+    sink::{Holding, TransactionSink},
+    snapshot::{Content, ContentScanner, SnapshotError, list_ipc},
+    source::Shared,
+};
+
+/// Every so many audits the pools are compared in full, even when their counts agree: a hash too
+/// many and one too few look alike in a count.
+const FULL_EVERY: u64 = 5;
+
+/// How long our own buffers may take to be read before an audit goes on without them.
+const MAX_SETTLE: Duration = Duration::from_secs(10);
+
+/// How a comparison ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AuditMode {
+    /// What is missing is fetched.
+    Recover,
+    /// What is missing is only counted.
+    CompareOnly,
+}
+
+/// What a comparison with a node's pool found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AuditReport {
+    /// Pending transactions the node listed.
+    pub listed: u64,
+    /// Pending transactions the node counts and does not list: blob transactions on geth.
+    pub unlistable: u64,
+    /// Of those listed, the ones we never had, after both sides had time to settle.
+    pub missing: Vec<B256>,
+    /// Of those listed, the ones the sink had and let go on purpose (age, space).
+    pub let_go: u64,
+    /// Of those listed, the ones the sink refused.
+    pub refused: u64,
+    /// Ours that the node has no longer, and that no block took.
+    pub vanished: u64,
+    /// Hashes that were brought in.
+    pub recovered: u64,
+    /// Whether only the counts were compared, and agreed.
+    pub counts_only: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct Status {
+    pending: U64,
+}
+
+/// One comparison.
+pub(crate) struct Comparison<S> {
+    pub(crate) core: Arc<Core<S>>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) source: usize,
+    pub(crate) reason: GapReason,
+    pub(crate) mode: AuditMode,
+    /// Whether equal counts are enough.
+    pub(crate) cheap: bool,
+}
+
+impl<S: TransactionSink> Comparison<S> {
+    pub(crate) async fn run(self) -> Result<AuditReport, SnapshotError> {
+        let result = self.compare().await;
+        let metrics = &self.core.tally.metrics;
+        match &result {
+            Ok(report) if report.missing.is_empty() => metrics.audits_equal.increment(1),
+            Ok(_) => metrics.audits_recovered.increment(1),
+            Err(_) => metrics.audits_failed.increment(1),
+        }
+        result
+    }
+
+    async fn compare(&self) -> Result<AuditReport, SnapshotError> {
+        let core = &self.core;
+        let audits = self.shared.audits.fetch_add(1, Relaxed);
+        let status = self.status().await;
+        if self.cheap
+            && !audits.is_multiple_of(FULL_EVERY)
+            && let Some(pending) = status
+            && pending == core.seen.delivered() as u64
+        {
+            return Ok(AuditReport { listed: pending, counts_only: true, ..Default::default() });
+        }
+        // What is delivered from here on is newer than the list.
+        let epoch = core.seen.begin_epoch();
+        let started = Instant::now();
+        let content = self.list().await?;
+        self.settle().await;
+        let mut report = AuditReport {
+            listed: content.pending.len() as u64,
+            unlistable: status.map_or(0, |n| n.saturating_sub(content.pending.len() as u64)),
+            ..Default::default()
+        };
+        core.tally.metrics.unlistable.set(report.unlistable as f64);
+        let queued = core.config.backfill == Backfill::PendingAndQueued;
+        let queued = content.queued.iter().filter(|_| queued);
+        let mut missing: Vec<B256> = Vec::new();
+        for hash in content.pending.iter().chain(queued) {
+            match self.standing(hash) {
+                Standing::Ours => {}
+                Standing::LetGo => report.let_go += 1,
+                Standing::Refused => report.refused += 1,
+                Standing::Missing => missing.push(*hash),
+            }
+        }
+        if self.mode == AuditMode::Recover {
+            report.recovered = self.recover(&missing, started).await;
+        }
+        let listed: B256HashSet =
+            content.pending.into_iter().chain(content.queued).collect();
+        report.vanished = self.mark_vanished(&listed, epoch, report.unlistable).await;
+        report.missing = missing;
+        Ok(report)
+    }
+
+    async fn status(&self) -> Option<u64> {
+        let link = self.core.asks.of(self.source)?;
+        let answer = link.call("txpool_status", (), self.core.config.call_timeout).await.ok()?;
+        let status: Status = serde_json::from_str(answer.get()).ok()?;
+        Some(status.pending.to())
+    }
+
+    async fn list(&self) -> Result<Content, SnapshotError> {
+        let limit = self.core.config.snapshot_timeout;
+        let endpoint = self.core.config.sources[self.source].clone();
+        if let Endpoint::Ipc(_) = endpoint {
+            // Scanning is work: not on the thread of the sockets.
+            let task = self.core.workers.spawn(async move { list_ipc(&endpoint, limit).await });
+            return match task.await {
+                Ok(result) => result,
+                Err(_) => Err(SnapshotError::LinkLost),
+            };
+        }
+        let link = self.core.asks.of(self.source).ok_or(SnapshotError::LinkLost)?;
+        let answer = link.call("txpool_content", (), limit).await.map_err(|error| match error {
+            crate::CallError::Timeout(limit) => SnapshotError::Timeout(limit),
+            crate::CallError::LinkLost => SnapshotError::LinkLost,
+            other => SnapshotError::Refused(other.to_string()),
+        })?;
+        ContentScanner::of_result(answer.get())
+    }
+
+    /// What the node listed may still be on its way to us by announcement: wait until all that was
+    /// read from the socket by now was taken in, and a little for what was not.
+    async fn settle(&self) {
+        let deadline = Instant::now() + MAX_SETTLE;
+        sleep(self.core.config.audit_settle).await;
+        while self.shared.backlog() > 0 && Instant::now() < deadline {
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    fn standing(&self, hash: &B256) -> Standing {
+        match self.core.seen.get(hash) {
+            Some(Seen::InFlight) => Standing::Ours,
+            Some(Seen::Delivered | Seen::Vanished) => match self.core.sink.holding(hash) {
+                Holding::Held | Holding::Unknown => Standing::Ours,
+                Holding::LetGo => Standing::LetGo,
+                Holding::Missing => Standing::Missing,
+            },
+            Some(Seen::Refused) => Standing::Refused,
+            // Mined between the list and now, unless its block was undone since.
+            Some(Seen::Mined) if lock(&self.core.mined).contains(hash) => Standing::Ours,
+            Some(Seen::Mined) => match self.core.sink.holding(hash) {
+                Holding::Held => Standing::Ours,
+                _ => Standing::LetGo,
+            },
+            None if lock(&self.core.mined).contains(hash) => Standing::Ours,
+            None => match self.core.sink.holding(hash) {
+                Holding::Held => Standing::Ours,
+                Holding::LetGo => Standing::LetGo,
+                Holding::Missing | Holding::Unknown => Standing::Missing,
+            },
+        }
+    }
+
+    /// Fetches what is missing, as deferrable work, and waits until it is in.
+    async fn recover(&self, missing: &[B256], at: Instant) -> u64 {
+        let entry = match self.reason {
+            GapReason::StartUp | GapReason::Reconnect => Entry::Backfilled,
+            _ => Entry::AuditRecovered,
+        };
+        let mut recovered = 0;
+        for hash in missing {
+            // An announcement may have been quicker.
+            if !self.core.seen.admit_over(*hash, |seen| seen != Seen::InFlight) {
+                continue;
+            }
+            recovered += 1;
+            self.core.missed(Arrival { hash: *hash, entry, source: self.source, at }).await;
+            self.shared.recovered.fetch_add(1, Relaxed);
+        }
+        while missing.iter().any(|hash| self.core.seen.get(hash) == Some(Seen::InFlight)) {
+            sleep(Duration::from_millis(5)).await;
+        }
+        recovered
+    }
+
+    /// Marks what is ours and not the node's any more, shard by shard, pausing between them.
+    /// Nothing is marked while the node holds transactions it does not list: they may be these.
+    async fn mark_vanished(&self, listed: &B256HashSet, epoch: u32, unlistable: u64) -> u64 {
+        // With several sources each has a pool of its own: absence in one says nothing.
+        if unlistable > 0 || self.core.config.sources.len() > 1 {
+            return 0;
+        }
+        let mut vanished = 0;
+        for shard in 0..self.core.seen.shards() {
+            for hash in self.core.seen.delivered_before(shard, epoch) {
+                if !listed.contains(&hash) && !lock(&self.core.mined).contains(&hash) {
+                    self.core.seen.settle(hash, Some(Seen::Vanished));
+                    self.core.sink.vanished(&hash);
+                    vanished += 1;
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        vanished
+    }
+}
+
+enum Standing {
+    Ours,
+    LetGo,
+    Refused,
+    Missing,
+}

@@ -1,0 +1,279 @@
+//! What was seen before: so that no hash is fetched twice, and an audit knows what is ours.
+
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
+};
+
+use alloy_primitives::{B256, map::B256HashMap};
+
+/// Where a hash is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// Waiting for a slot, being fetched, decoded or delivered.
+    InFlight,
+    /// With the sink, and pending in the node as far as we know.
+    Delivered,
+    /// The sink refused it.
+    Refused,
+    /// In a block.
+    Mined,
+    /// It was with the sink; then the node had it no longer, and no block took it.
+    Vanished,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    seen: Seen,
+    /// The audit during which it was delivered: an answer that is older cannot speak of it.
+    epoch: u32,
+}
+
+/// A bounded memory of hashes, in shards of two generations each: the older generation is
+/// forgotten whole when the younger is full. So between about half of `capacity` and all of it is
+/// known, at the cost of a look-up, without a list to keep in order.
+///
+/// An attacker who floods the node with hashes makes us forget older ones; those are fetched
+/// again when announced again and are then known to the sink: work, no loss.
+///
+/// Each shard has a lock of its own, held for one look-up, or while an audit reads one shard (a
+/// 64th of the whole, 50 us when full); never across an await, never two at once.
+#[derive(Debug)]
+pub(crate) struct SeenSet {
+    shards: Box<[Mutex<Shard>; SHARDS]>,
+    epoch: AtomicU32,
+    delivered: AtomicUsize,
+}
+
+const SHARDS: usize = 64;
+
+impl SeenSet {
+    pub(crate) fn new(capacity: usize) -> Self {
+        let generation = capacity.div_ceil(2 * SHARDS);
+        Self {
+            shards: Box::new(std::array::from_fn(|_| Mutex::new(Shard::new(generation)))),
+            epoch: AtomicU32::new(0),
+            delivered: AtomicUsize::new(0),
+        }
+    }
+
+    pub(crate) fn get(&self, hash: &B256) -> Option<Seen> {
+        self.shard(hash).get(hash)
+    }
+
+    /// Takes a hash in as in flight. False when it is known already.
+    pub(crate) fn admit(&self, hash: B256) -> bool {
+        let mut shard = self.shard(&hash);
+        if shard.get(&hash).is_some() {
+            return false;
+        }
+        self.insert(&mut shard, hash, Seen::InFlight);
+        true
+    }
+
+    /// As [`admit`](Self::admit), but for a hash in one of the states in `over` too.
+    pub(crate) fn admit_over(&self, hash: B256, over: impl FnOnce(Seen) -> bool) -> bool {
+        let mut shard = self.shard(&hash);
+        if shard.get(&hash).is_some_and(|seen| !over(seen)) {
+            return false;
+        }
+        self.insert(&mut shard, hash, Seen::InFlight);
+        true
+    }
+
+    /// Records what became of a hash; `None` forgets it, so that it may come again.
+    pub(crate) fn settle(&self, hash: B256, seen: Option<Seen>) {
+        let mut shard = self.shard(&hash);
+        match seen {
+            Some(seen) => self.insert(&mut shard, hash, seen),
+            None => {
+                let forgotten = shard.remove(&hash);
+                self.count(forgotten, None);
+            }
+        }
+    }
+
+    /// Records that a block has taken a hash, if it was seen at all.
+    pub(crate) fn mined(&self, hash: B256) {
+        let mut shard = self.shard(&hash);
+        if matches!(shard.get(&hash), Some(seen) if seen != Seen::InFlight) {
+            self.insert(&mut shard, hash, Seen::Mined);
+        }
+    }
+
+    /// How many hashes are with the sink and pending, as far as we know.
+    pub(crate) fn delivered(&self) -> usize {
+        self.delivered.load(Relaxed)
+    }
+
+    /// Begins an audit: what is delivered from now on is newer than the answer it will compare.
+    pub(crate) fn begin_epoch(&self) -> u32 {
+        self.epoch.fetch_add(1, Relaxed) + 1
+    }
+
+    /// The hashes of one shard that were delivered before `epoch`.
+    pub(crate) fn delivered_before(&self, shard: usize, epoch: u32) -> Vec<B256> {
+        let shard = lock(&self.shards[shard]);
+        shard
+            .young
+            .iter()
+            .chain(shard.old.iter())
+            .filter(|(_, entry)| entry.seen == Seen::Delivered && entry.epoch < epoch)
+            .map(|(hash, _)| *hash)
+            .collect()
+    }
+
+    pub(crate) const fn shards(&self) -> usize {
+        SHARDS
+    }
+
+    fn shard(&self, hash: &B256) -> MutexGuard<'_, Shard> {
+        lock(&self.shards[hash[31] as usize % SHARDS])
+    }
+
+    fn insert(&self, shard: &mut Shard, hash: B256, seen: Seen) {
+        let entry = Entry { seen, epoch: self.epoch.load(Relaxed) };
+        let (before, forgotten) = shard.insert(hash, entry);
+        self.count(before, Some(seen));
+        if forgotten > 0 {
+            self.delivered.fetch_sub(forgotten, Relaxed);
+        }
+    }
+
+    fn count(&self, before: Option<Seen>, after: Option<Seen>) {
+        match (before == Some(Seen::Delivered), after == Some(Seen::Delivered)) {
+            (false, true) => _ = self.delivered.fetch_add(1, Relaxed),
+            (true, false) => _ = self.delivered.fetch_sub(1, Relaxed),
+            _ => {}
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Plain data, valid after each statement.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Debug)]
+struct Shard {
+    young: B256HashMap<Entry>,
+    old: B256HashMap<Entry>,
+    generation: usize,
+}
+
+impl Shard {
+    fn new(generation: usize) -> Self {
+        Self { young: B256HashMap::default(), old: B256HashMap::default(), generation }
+    }
+
+    fn get(&self, hash: &B256) -> Option<Seen> {
+        self.young.get(hash).or_else(|| self.old.get(hash)).map(|entry| entry.seen)
+    }
+
+    fn remove(&mut self, hash: &B256) -> Option<Seen> {
+        self.young.remove(hash).or_else(|| self.old.remove(hash)).map(|entry| entry.seen)
+    }
+
+    /// Returns what stood there, and how many delivered hashes were forgotten to make room.
+    fn insert(&mut self, hash: B256, entry: Entry) -> (Option<Seen>, usize) {
+        if let Some(slot) = self.old.get_mut(&hash) {
+            return (Some(std::mem::replace(slot, entry).seen), 0);
+        }
+        let mut delivered = 0;
+        if self.young.len() >= self.generation && !self.young.contains_key(&hash) {
+            let forgotten = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
+            for (hash, entry) in forgotten {
+                match entry.seen {
+                    // It must not be fetched a second time: it moves on. The slots bound it.
+                    Seen::InFlight => _ = self.young.insert(hash, entry),
+                    Seen::Delivered => delivered += 1,
+                    Seen::Refused | Seen::Mined | Seen::Vanished => {}
+                }
+            }
+        }
+        (self.young.insert(hash, entry).map(|entry| entry.seen), delivered)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// All in one shard, which the last byte chooses.
+    fn hash(n: u64) -> B256 {
+        let mut hash = B256::ZERO;
+        hash[..8].copy_from_slice(&n.to_be_bytes());
+        hash
+    }
+
+    #[test]
+    fn a_hash_is_admitted_once_until_it_is_forgotten() {
+        let seen = SeenSet::new(1024);
+        assert!(seen.admit(hash(1)));
+        assert!(!seen.admit(hash(1)));
+        seen.settle(hash(1), Some(Seen::Delivered));
+        assert!(!seen.admit(hash(1)));
+        assert!(!seen.admit_over(hash(1), |seen| seen == Seen::Vanished));
+        seen.settle(hash(1), None);
+        assert!(seen.admit(hash(1)));
+    }
+
+    #[test]
+    fn a_shard_is_bounded_and_keeps_at_least_half_of_its_share() {
+        let share = 100;
+        let seen = SeenSet::new(share * SHARDS);
+        for n in 0..10_000 {
+            assert!(seen.admit(hash(n)));
+            seen.settle(hash(n), Some(Seen::Delivered));
+            let shard = seen.shard(&hash(n));
+            assert!(shard.young.len() + shard.old.len() <= share);
+            drop(shard);
+            for recent in n.saturating_sub(share as u64 / 2 - 1)..=n {
+                assert_eq!(seen.get(&hash(recent)), Some(Seen::Delivered));
+            }
+        }
+        assert_eq!(seen.get(&hash(0)), None);
+    }
+
+    #[test]
+    fn what_is_in_flight_is_never_forgotten() {
+        let seen = SeenSet::new(10 * SHARDS);
+        assert!(seen.admit(hash(1_000_000)));
+        for n in 0..1000 {
+            seen.admit(hash(n));
+            seen.settle(hash(n), Some(Seen::Delivered));
+        }
+        assert_eq!(seen.get(&hash(1_000_000)), Some(Seen::InFlight));
+    }
+
+    #[test]
+    fn an_audit_sees_only_what_was_delivered_before_it_began() {
+        let seen = SeenSet::new(1024);
+        seen.settle(hash(1), Some(Seen::Delivered));
+        let epoch = seen.begin_epoch();
+        seen.settle(hash(2), Some(Seen::Delivered));
+        assert_eq!(seen.delivered_before(0, epoch), vec![hash(1)]);
+        assert_eq!(seen.delivered_before(0, seen.begin_epoch()).len(), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn the_count_of_delivered_hashes_is_exact(
+            steps in proptest::collection::vec((0u64..40, 0usize..7), 0..400)
+        ) {
+            let seen = SeenSet::new(20 * SHARDS);
+            for (n, step) in steps {
+                match step {
+                    0 => _ = seen.admit(hash(n)),
+                    1 => seen.settle(hash(n), None),
+                    2 => seen.mined(hash(n)),
+                    3 => seen.settle(hash(n), Some(Seen::Vanished)),
+                    4 => seen.settle(hash(n), Some(Seen::Refused)),
+                    _ => seen.settle(hash(n), Some(Seen::Delivered)),
+                }
+                prop_assert_eq!(seen.delivered(), seen.delivered_before(0, u32::MAX).len());
+            }
+        }
+    }
+}

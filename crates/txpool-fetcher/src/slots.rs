@@ -1,0 +1,155 @@
+//! How many fetches run at once, and how many bytes their answers may hold.
+
+use std::sync::{Arc, atomic::{AtomicUsize, Ordering::Relaxed}};
+
+use metrics::Gauge;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Answers are reserved for in units of this, so that a budget of 4 GiB fits a semaphore.
+const UNIT_BYTES: usize = 256;
+
+/// The first guess at the size of an answer: the JSON of a token transfer is about 500 bytes.
+const FIRST_GUESS_BYTES: usize = 1024;
+
+/// The bound on what is under way between the question and the sink.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    all: Arc<Semaphore>,
+    deferrable: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+    budget_units: usize,
+    mean_bytes: AtomicUsize,
+    gauge: Gauge,
+}
+
+/// One fetch's place. Given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    _one: OwnedSemaphorePermit,
+    _deferrable: Option<OwnedSemaphorePermit>,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+struct Bytes {
+    reserved: OwnedSemaphorePermit,
+    /// What the answer needs beyond what could be reserved when it came.
+    gauge: Gauge,
+}
+
+impl Slots {
+    pub(crate) fn new(slots: usize, deferrable: usize, max_bytes: usize, gauge: Gauge) -> Self {
+        let budget_units = max_bytes / UNIT_BYTES;
+        Self {
+            all: Arc::new(Semaphore::new(slots)),
+            deferrable: Arc::new(Semaphore::new(deferrable)),
+            bytes: Arc::new(Semaphore::new(budget_units)),
+            budget_units,
+            mean_bytes: AtomicUsize::new(FIRST_GUESS_BYTES),
+            gauge,
+        }
+    }
+
+    /// Waits for a slot, first come, first served.
+    ///
+    /// # Cancel safety
+    /// A dropped wait loses its place and nothing else.
+    pub(crate) async fn live(&self) -> Slot {
+        self.take(None).await
+    }
+
+    /// Waits for a slot among those that deferrable work may hold.
+    pub(crate) async fn deferrable(&self) -> Slot {
+        let permit = acquire(&self.deferrable, 1).await;
+        self.take(Some(permit)).await
+    }
+
+    async fn take(&self, deferrable: Option<OwnedSemaphorePermit>) -> Slot {
+        let one = acquire(&self.all, 1).await;
+        // Always the slot before the bytes, so that two waiters cannot hold what the other needs.
+        let reserved = acquire(&self.bytes, self.units(self.mean_bytes.load(Relaxed))).await;
+        self.gauge.increment((reserved.num_permits() * UNIT_BYTES) as f64);
+        let bytes = Bytes { reserved, gauge: self.gauge.clone() };
+        Slot { _one: one, _deferrable: deferrable, bytes }
+    }
+
+    /// The answer is here and has this size: the reservation becomes exact, as far as the budget
+    /// reaches, and the guess for the next ones follows.
+    pub(crate) fn answered(&self, slot: &mut Slot, answer_bytes: usize) {
+        // A running mean over about 16 answers. Lost updates between threads do no harm.
+        let mean = self.mean_bytes.load(Relaxed);
+        self.mean_bytes.store((mean * 15 + answer_bytes.max(UNIT_BYTES)) / 16, Relaxed);
+        let units = self.units(answer_bytes) as usize;
+        let held = slot.bytes.reserved.num_permits();
+        if let Some(excess) = held.checked_sub(units) {
+            drop(slot.bytes.reserved.split(excess));
+            self.gauge.decrement((excess * UNIT_BYTES) as f64);
+        } else if let Ok(more) = self.bytes.clone().try_acquire_many_owned((units - held) as u32) {
+            slot.bytes.reserved.merge(more);
+            self.gauge.increment(((units - held) * UNIT_BYTES) as f64);
+        }
+    }
+
+    pub(crate) fn free(&self) -> usize {
+        self.all.available_permits()
+    }
+
+    fn units(&self, bytes: usize) -> u32 {
+        // One answer larger than the whole budget must not wait for ever.
+        bytes.div_ceil(UNIT_BYTES).clamp(1, self.budget_units) as u32
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        self.gauge.decrement((self.reserved.num_permits() * UNIT_BYTES) as f64);
+    }
+}
+
+async fn acquire(semaphore: &Arc<Semaphore>, count: u32) -> OwnedSemaphorePermit {
+    Arc::clone(semaphore).acquire_many_owned(count).await.expect("our semaphores are never closed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+
+    fn slots(max_bytes: usize) -> Slots {
+        Slots::new(4, 1, max_bytes, Gauge::noop())
+    }
+
+    #[tokio::test]
+    async fn deferrable_work_holds_its_share_and_no_more() {
+        let slots = slots(1 << 20);
+        let first = slots.deferrable().await;
+        assert!(slots.deferrable().now_or_never().is_none());
+        let live: Vec<_> = (0..3).map(|_| slots.live().now_or_never().unwrap()).collect();
+        assert!(slots.live().now_or_never().is_none());
+        drop(first);
+        assert!(slots.live().now_or_never().is_some());
+        drop(live);
+    }
+
+    #[tokio::test]
+    async fn large_answers_hold_back_further_fetches_until_they_are_dropped() {
+        let slots = slots(1 << 20);
+        let mut big = slots.live().await;
+        slots.answered(&mut big, 1 << 20);
+        // The budget is gone, though slots are free.
+        assert!(slots.free() > 0);
+        assert!(slots.live().now_or_never().is_none());
+        drop(big);
+        assert!(slots.live().now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn an_answer_larger_than_the_budget_does_not_block_for_ever() {
+        let slots = slots(1 << 20);
+        for _ in 0..100 {
+            let mut slot = slots.live().now_or_never().expect("free again each time");
+            slots.answered(&mut slot, 64 << 20);
+        }
+        assert_eq!(slots.bytes.available_permits(), slots.budget_units);
+    }
+}
