@@ -1,0 +1,191 @@
+//! The node's chain: headers that link, nonces, and where each recent transaction stands.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use alloy_consensus::{Header, constants::EMPTY_WITHDRAWALS};
+use alloy_eips::{eip1559::BaseFeeParams, eip4844::DATA_GAS_PER_BLOB, eip7840::BlobParams};
+use alloy_primitives::{
+    Address, B256, Bytes, U256, keccak256,
+    map::{AddressHashMap, B256HashMap},
+};
+
+use crate::tx::{MinedAt, SignedTx};
+
+/// Base fee of the genesis block in wei per gas, the value mainnet's London fork began with.
+const GENESIS_BASE_FEE_WEI: u64 = 1_000_000_000;
+
+/// A block: its header and its transactions.
+#[derive(Debug)]
+pub(crate) struct FullBlock {
+    pub(crate) hash: B256,
+    pub(crate) header: Header,
+    pub(crate) txs: Vec<Arc<SignedTx>>,
+}
+
+/// A mined block, as the test that asked for it sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Block {
+    /// Height.
+    pub number: u64,
+    /// The hash of its header.
+    pub hash: B256,
+    /// The hash of the block before.
+    pub parent_hash: B256,
+    /// Seconds since the Unix epoch.
+    pub timestamp: u64,
+    /// Hashes of its transactions, in order.
+    pub txs: Vec<B256>,
+}
+
+impl FullBlock {
+    pub(crate) fn summary(&self) -> Block {
+        Block {
+            number: self.header.number,
+            hash: self.hash,
+            parent_hash: self.header.parent_hash,
+            timestamp: self.header.timestamp,
+            txs: self.txs.iter().map(|tx| tx.hash).collect(),
+        }
+    }
+
+    pub(crate) fn place_of(&self, index: usize) -> MinedAt {
+        MinedAt {
+            block_hash: self.hash,
+            number: self.header.number,
+            index: index as u64,
+            timestamp: self.header.timestamp,
+            base_fee_wei: self.header.base_fee_per_gas.unwrap_or_default().into(),
+        }
+    }
+}
+
+/// The blocks of the recent past. Never empty.
+#[derive(Debug)]
+pub(crate) struct Chain {
+    blocks: VecDeque<Arc<FullBlock>>,
+    mined: B256HashMap<(u64, usize)>,
+    nonces: AddressHashMap<u64>,
+    gas_limit: u64,
+    keep: usize,
+    /// Blocks ever made, so that a block that takes another's place has another hash.
+    made: u64,
+}
+
+impl Chain {
+    pub(crate) fn new(now_s: u64, gas_limit: u64, keep: usize) -> Self {
+        let header = Header {
+            gas_limit,
+            timestamp: now_s,
+            base_fee_per_gas: Some(GENESIS_BASE_FEE_WEI),
+            ..common_header()
+        };
+        let genesis = FullBlock { hash: header.hash_slow(), header, txs: Vec::new() };
+        Self {
+            blocks: VecDeque::from([Arc::new(genesis)]),
+            mined: B256HashMap::default(),
+            nonces: AddressHashMap::default(),
+            gas_limit,
+            keep,
+            made: 1,
+        }
+    }
+
+    pub(crate) fn head(&self) -> &Arc<FullBlock> {
+        self.blocks.back().expect("a chain has at least its oldest kept block")
+    }
+
+    pub(crate) fn nonce(&self, address: &Address) -> u64 {
+        self.nonces.get(address).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn by_number(&self, number: u64) -> Option<&Arc<FullBlock>> {
+        let oldest = self.blocks.front()?.header.number;
+        self.blocks.get(usize::try_from(number.checked_sub(oldest)?).ok()?)
+    }
+
+    pub(crate) fn by_hash(&self, hash: &B256) -> Option<&Arc<FullBlock>> {
+        self.blocks.iter().rev().find(|block| block.hash == *hash)
+    }
+
+    /// A mined transaction and where it stands.
+    pub(crate) fn tx(&self, hash: &B256) -> Option<(&Arc<SignedTx>, MinedAt)> {
+        let (number, index) = *self.mined.get(hash)?;
+        let block = self.by_number(number)?;
+        Some((&block.txs[index], block.place_of(index)))
+    }
+
+    /// Of the block after the head, in wei per gas.
+    pub(crate) fn next_base_fee_wei(&self) -> u64 {
+        let header = &self.head().header;
+        header.next_block_base_fee(BaseFeeParams::ethereum()).unwrap_or(GENESIS_BASE_FEE_WEI)
+    }
+
+    /// Puts a block on top. Gas used is the sum of the limits, since nothing is executed; roots are digests that
+    /// differ where the blocks do.
+    pub(crate) fn append(&mut self, txs: Vec<Arc<SignedTx>>, now_s: u64) -> Arc<FullBlock> {
+        let parent = self.head();
+        let hashes: Vec<u8> = txs.iter().flat_map(|tx| tx.hash).collect();
+        let header = Header {
+            parent_hash: parent.hash,
+            number: parent.header.number + 1,
+            timestamp: now_s.max(parent.header.timestamp + 1),
+            gas_limit: self.gas_limit,
+            gas_used: txs.iter().map(|tx| tx.gas_limit).sum::<u64>().min(self.gas_limit),
+            base_fee_per_gas: Some(self.next_base_fee_wei()),
+            blob_gas_used: Some(txs.iter().map(|tx| tx.blobs * DATA_GAS_PER_BLOB).sum()),
+            excess_blob_gas: parent.header.next_block_excess_blob_gas(BlobParams::osaka()),
+            transactions_root: keccak256(hashes),
+            state_root: keccak256(self.made.to_be_bytes()),
+            mix_hash: keccak256(self.made.to_le_bytes()),
+            ..common_header()
+        };
+        self.made += 1;
+        let block = Arc::new(FullBlock { hash: header.hash_slow(), header, txs });
+        for (index, tx) in block.txs.iter().enumerate() {
+            self.mined.insert(tx.hash, (block.header.number, index));
+            self.nonces.insert(tx.sender, tx.nonce + 1);
+        }
+        self.blocks.push_back(block.clone());
+        while self.blocks.len() > self.keep + 1 {
+            let oldest = self.blocks.pop_front().expect("it is longer than what is kept");
+            for tx in &oldest.txs {
+                self.mined.remove(&tx.hash);
+            }
+        }
+        block
+    }
+
+    /// How many blocks can be undone.
+    pub(crate) fn undoable(&self) -> usize {
+        self.blocks.len() - 1
+    }
+
+    /// Takes the head off. Its senders' nonces go back.
+    ///
+    /// # Panics
+    /// When nothing is left below it.
+    pub(crate) fn pop(&mut self) -> Arc<FullBlock> {
+        assert!(self.undoable() > 0, "the oldest kept block stays");
+        let block = self.blocks.pop_back().expect("just counted");
+        for tx in block.txs.iter().rev() {
+            self.mined.remove(&tx.hash);
+            self.nonces.insert(tx.sender, tx.nonce);
+        }
+        block
+    }
+}
+
+fn common_header() -> Header {
+    Header {
+        beneficiary: Address::with_last_byte(0xfe),
+        difficulty: U256::ZERO,
+        extra_data: Bytes::from_static(b"mock-node"),
+        withdrawals_root: Some(EMPTY_WITHDRAWALS),
+        blob_gas_used: Some(0),
+        excess_blob_gas: Some(0),
+        parent_beacon_block_root: Some(B256::ZERO),
+        requests_hash: Some(alloy_eips::eip7685::EMPTY_REQUESTS_HASH),
+        ..Header::default()
+    }
+}

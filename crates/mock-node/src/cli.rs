@@ -1,0 +1,235 @@
+//! The node as a process of its own, for the binary and for examples that run themselves again as the node.
+
+use std::{
+    ffi::OsString,
+    io::{Read as _, Write as _},
+    path::PathBuf,
+    thread,
+    time::Duration,
+};
+
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{
+    Latency, LoadStart, MockNode, NodeConfig, UnknownRaw,
+    config::{DEFAULT_ACCOUNTS, DEFAULT_BLOCK_GAS_LIMIT, DEV_CHAIN_ID},
+    workload::SidecarForm,
+};
+
+/// The line that is printed on stdout when the socket listens begins with this; the path follows.
+pub const READY: &str = "ready ";
+
+/// An execution node's IPC face with a pool, a chain and its own load.
+#[derive(Debug, Parser)]
+#[command(name = "mock-node", version)]
+struct Args {
+    /// Where the socket is created
+    #[arg(long, value_name = "PATH")]
+    ipc: PathBuf,
+    /// Transactions announced per second
+    #[arg(long, default_value_t = 0)]
+    tps: u32,
+    /// Stop announcing after so many transactions
+    #[arg(long, conflicts_with = "duration")]
+    count: Option<u64>,
+    /// Stop announcing after so long, e.g. 30s
+    #[arg(long, value_parser = parse_duration)]
+    duration: Option<Duration>,
+    /// Begin to announce when the first subscription to new transactions exists
+    #[arg(long)]
+    start_on_subscription: bool,
+    /// Waited before the first announcement, e.g. 500ms
+    #[arg(long, value_parser = parse_duration, default_value = "0s")]
+    start_delay: Duration,
+    /// Of a thousand transactions, how many carry blobs
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    blobs_per_mille: u32,
+    /// Of a thousand blob transactions, how many carry six blobs
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    six_blobs_per_mille: u32,
+    /// Serve sidecars of the form before Osaka (one proof per blob)
+    #[arg(long)]
+    old_sidecars: bool,
+    /// Of answers to eth_getRawTransactionByHash: a time (2ms) or median and 99th percentile (1ms,20ms)
+    #[arg(long, value_parser = parse_latency, default_value = "0s")]
+    latency: Latency,
+    /// Between blocks; 0s mines never
+    #[arg(long, value_parser = parse_duration, default_value = "12s")]
+    block_time: Duration,
+    /// Gas of a block
+    #[arg(long, default_value_t = DEFAULT_BLOCK_GAS_LIMIT)]
+    block_gas_limit: u64,
+    /// From it come transactions and latencies
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Transactions pending before the socket exists
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    preload: usize,
+    /// Accounts that send
+    #[arg(long, default_value_t = DEFAULT_ACCOUNTS)]
+    accounts: usize,
+    #[arg(long, default_value_t = DEV_CHAIN_ID)]
+    chain_id: u64,
+    /// What web3_clientVersion answers
+    #[arg(long)]
+    client_version: Option<String>,
+    /// Answer "0x" instead of null for an unknown hash, like geth
+    #[arg(long)]
+    unknown_as_empty: bool,
+    /// Exit when stdin is closed: a parent that dies leaves no orphan
+    #[arg(long)]
+    exit_with_stdin: bool,
+    /// Print the counters as one JSON line on stdout at the end
+    #[arg(long)]
+    stats: bool,
+}
+
+impl Args {
+    fn config(&self) -> NodeConfig {
+        let count = self.count.or_else(|| {
+            let duration = self.duration?;
+            Some((duration.as_secs_f64() * f64::from(self.tps)).round() as u64)
+        });
+        let config = NodeConfig::new(&self.ipc)
+            .with_tps(self.tps)
+            .with_count(count)
+            .with_load_start(match self.start_on_subscription {
+                true => LoadStart::FirstSubscription,
+                false => LoadStart::AtOnce,
+            })
+            .with_start_delay(self.start_delay)
+            .with_blobs_per_mille(self.blobs_per_mille)
+            .with_six_blobs_per_mille(self.six_blobs_per_mille)
+            .with_sidecar_form(match self.old_sidecars {
+                true => SidecarForm::BlobProofs,
+                false => SidecarForm::CellProofs,
+            })
+            .with_latency(self.latency)
+            .with_block_time(self.block_time)
+            .with_block_gas_limit(self.block_gas_limit)
+            .with_seed(self.seed)
+            .with_preload(self.preload)
+            .with_accounts(self.accounts)
+            .with_chain_id(self.chain_id)
+            .with_unknown_raw(match self.unknown_as_empty {
+                true => UnknownRaw::EmptyHex,
+                false => UnknownRaw::Null,
+            });
+        match &self.client_version {
+            Some(version) => config.with_client_version(version.clone()),
+            None => config,
+        }
+    }
+}
+
+/// Runs a node until SIGTERM, SIGINT or, when asked to, the end of stdin. `args` begins with the program's name.
+///
+/// Prints [`READY`] and the path in one line on stdout when the socket listens. Returns the exit code: 0, 1 when the
+/// node could not start, 2 for arguments that are not understood.
+pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> i32 {
+    let args = match Args::try_parse_from(args) {
+        Ok(args) => args,
+        Err(error) => {
+            // Where it goes, stdout or stderr, is clap's choice; a closed one is nobody's concern.
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    let node = match MockNode::start(args.config()) {
+        Ok(node) => node,
+        Err(error) => {
+            eprintln!("mock-node: {error}");
+            return 1;
+        }
+    };
+    if let Err(error) = announce_ready(&node).and_then(|()| wait_for_end(args.exit_with_stdin)) {
+        eprintln!("mock-node: {error}");
+        return 1;
+    }
+    node.shutdown();
+    if args.stats {
+        let stats = serde_json::to_string(&node.stats()).expect("counters can be written");
+        println!("{stats}");
+    }
+    0
+}
+
+fn announce_ready(node: &MockNode) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{READY}{}", node.ipc_path().display())?;
+    out.flush()
+}
+
+fn wait_for_end(exit_with_stdin: bool) -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let (closed, stdin) = tokio::sync::oneshot::channel::<()>();
+        if exit_with_stdin {
+            // A thread that the process does not wait for: reading stdin cannot be cancelled.
+            thread::spawn(move || {
+                let mut ignored = [0; 256];
+                while matches!(std::io::stdin().read(&mut ignored), Ok(1..)) {}
+                drop(closed);
+            });
+        } else {
+            std::mem::forget(closed);
+        }
+        // Any of the three is a reason to end.
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = stdin => {}
+        }
+        Ok(())
+    })
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: f64 =
+        number.parse().map_err(|_| format!("`{text}` does not begin with a number"))?;
+    let seconds = match unit {
+        "us" => number / 1e6,
+        "ms" => number / 1e3,
+        "s" | "" => number,
+        "m" => number * 60.0,
+        "h" => number * 3600.0,
+        _ => {
+            return Err(format!("`{unit}` is no unit of time; us, ms, s, m and h are"));
+        }
+    };
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+fn parse_latency(text: &str) -> Result<Latency, String> {
+    Ok(match text.split_once(',') {
+        Some((median, p99)) => {
+            Latency::LogNormal { median: parse_duration(median)?, p99: parse_duration(p99)? }
+        }
+        None => match parse_duration(text)? {
+            Duration::ZERO => Latency::None,
+            time => Latency::Fixed(time),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_units_and_latencies_one_or_two_times() {
+        assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(parse_duration("250us"), Ok(Duration::from_micros(250)));
+        assert!(parse_duration("5 apples").is_err());
+        assert_eq!(parse_latency("2ms"), Ok(Latency::Fixed(Duration::from_millis(2))));
+        assert_eq!(parse_latency("0"), Ok(Latency::None));
+        let both =
+            Latency::LogNormal { median: Duration::from_millis(1), p99: Duration::from_millis(20) };
+        assert_eq!(parse_latency("1ms,20ms"), Ok(both));
+    }
+}

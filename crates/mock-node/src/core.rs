@@ -1,0 +1,213 @@
+//! Pool and chain together: no socket, no clock. Whatever happens returns what the subscribers must be told.
+
+use std::{cmp::Ordering, sync::Arc};
+
+use alloy_primitives::{B256, map::AddressHashMap};
+
+use crate::{
+    chain::{Chain, FullBlock},
+    config::NodeConfig,
+    error::{NodeError, TxRefused},
+    pool::Pool,
+    tx::SignedTx,
+};
+
+/// What happened, in the order in which it is told: announcements, then heads, then further announcements.
+#[derive(Debug, Default)]
+pub(crate) struct Effects {
+    pub(crate) announced: Vec<Arc<SignedTx>>,
+    pub(crate) heads: Vec<Arc<FullBlock>>,
+    /// Became pending through the heads.
+    pub(crate) announced_after: Vec<Arc<SignedTx>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) pool: Pool,
+    pub(crate) chain: Chain,
+    pool_limit: usize,
+    block_gas_limit: u64,
+    block_max_txs: usize,
+    announce_unmined: bool,
+}
+
+impl Core {
+    pub(crate) fn new(config: &NodeConfig, now_s: u64) -> Self {
+        Self {
+            pool: Pool::default(),
+            chain: Chain::new(now_s, config.block_gas_limit, config.history_blocks),
+            pool_limit: config.pool_limit,
+            block_gas_limit: config.block_gas_limit,
+            block_max_txs: config.block_max_txs,
+            announce_unmined: config.announce_unmined,
+        }
+    }
+
+    /// Takes a transaction into the pool.
+    pub(crate) fn submit(&mut self, tx: Arc<SignedTx>) -> Result<Effects, TxRefused> {
+        if self.pool.len() >= self.pool_limit {
+            return Err(TxRefused::Full { limit: self.pool_limit });
+        }
+        if self.chain.tx(&tx.hash).is_some() {
+            return Err(TxRefused::AlreadyKnown { hash: tx.hash });
+        }
+        let chain_nonce = self.chain.nonce(&tx.sender);
+        let announced = self.pool.insert(tx, chain_nonce)?;
+        Ok(Effects { announced, ..Effects::default() })
+    }
+
+    /// Mines what is pending, up to the block's limits.
+    pub(crate) fn mine(&mut self, now_s: u64) -> (Arc<FullBlock>, Effects) {
+        let base_fee = self.chain.next_base_fee_wei().into();
+        let txs = self.pool.best(self.block_gas_limit, self.block_max_txs, base_fee);
+        self.mine_these(txs, now_s)
+    }
+
+    /// Mines exactly these, whether the pool has them or not, if their nonces follow.
+    pub(crate) fn mine_checked(
+        &mut self,
+        txs: Vec<Arc<SignedTx>>,
+        now_s: u64,
+    ) -> Result<(Arc<FullBlock>, Effects), TxRefused> {
+        let mut nonces: AddressHashMap<u64> = AddressHashMap::default();
+        for tx in &txs {
+            let next = nonces.entry(tx.sender).or_insert_with(|| self.chain.nonce(&tx.sender));
+            match tx.nonce.cmp(next) {
+                Ordering::Less => {
+                    return Err(TxRefused::NonceTooLow { has: tx.nonce, expected: *next });
+                }
+                Ordering::Greater => {
+                    return Err(TxRefused::NonceTooHigh { has: tx.nonce, expected: *next });
+                }
+                Ordering::Equal => *next += 1,
+            }
+        }
+        Ok(self.mine_these(txs, now_s))
+    }
+
+    fn mine_these(&mut self, txs: Vec<Arc<SignedTx>>, now_s: u64) -> (Arc<FullBlock>, Effects) {
+        let block = self.chain.append(txs, now_s);
+        let mut announced_after = Vec::new();
+        for tx in &block.txs {
+            announced_after
+                .extend(self.pool.set_chain_nonce(tx.sender, self.chain.nonce(&tx.sender)));
+        }
+        (block.clone(), Effects { heads: vec![block], announced_after, ..Effects::default() })
+    }
+
+    /// Replaces the newest `depth` blocks by as many empty ones; what they held is pending again.
+    pub(crate) fn reorg(
+        &mut self,
+        depth: usize,
+        now_s: u64,
+    ) -> Result<(Vec<Arc<FullBlock>>, Effects), NodeError> {
+        let available = self.chain.undoable();
+        if depth == 0 || depth > available {
+            return Err(NodeError::ReorgTooDeep { depth, available });
+        }
+        let mut removed: Vec<_> = (0..depth).map(|_| self.chain.pop()).collect();
+        removed.reverse();
+        let mut announced = Vec::new();
+        for tx in removed.iter().flat_map(|block| &block.txs) {
+            let chain_nonce = self.chain.nonce(&tx.sender);
+            // First what the pool still has of this sender is measured against the lower nonce.
+            self.pool.set_chain_nonce(tx.sender, chain_nonce);
+            if let Ok(promoted) = self.pool.insert(tx.clone(), chain_nonce) {
+                announced.extend(promoted);
+            }
+        }
+        if !self.announce_unmined {
+            announced.clear();
+        }
+        let heads = (0..depth).map(|_| self.chain.append(Vec::new(), now_s)).collect();
+        Ok((removed, Effects { announced: Vec::new(), heads, announced_after: announced }))
+    }
+
+    /// A transaction wherever it is: of the pool, or mined.
+    pub(crate) fn find(&self, hash: &B256) -> Option<(Arc<SignedTx>, Option<crate::tx::MinedAt>)> {
+        if let Some(tx) = self.pool.get(hash) {
+            return Some((tx.clone(), None));
+        }
+        self.chain.tx(hash).map(|(tx, at)| (tx.clone(), Some(at)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tx::Body;
+    use alloy_primitives::{Address, Bytes, keccak256};
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Submit { sender: u8, nonce: u64, fee: u128 },
+        Mine { max_gas: u64 },
+        MinePrivate { sender: u8 },
+        Reorg { depth: usize },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            8 => (0u8..4, 0u64..8, 1u128..4)
+                .prop_map(|(sender, nonce, fee)| Step::Submit { sender, nonce, fee }),
+            2 => (1u64..6).prop_map(|txs| Step::Mine { max_gas: txs * 21_000 }),
+            1 => (0u8..4).prop_map(|sender| Step::MinePrivate { sender }),
+            1 => (1usize..4).prop_map(|depth| Step::Reorg { depth }),
+        ]
+    }
+
+    fn tx(sender: u8, nonce: u64, fee: u128) -> Arc<SignedTx> {
+        Arc::new(SignedTx {
+            hash: keccak256([u64::from(sender), nonce, fee as u64].map(u64::to_be_bytes).concat()),
+            sender: Address::with_last_byte(sender),
+            nonce,
+            gas_limit: 21_000,
+            max_fee_wei: fee * 10_000_000_000,
+            tip_wei: fee,
+            blob_fee_wei: None,
+            blobs: 0,
+            body: Body::Plain(Bytes::new()),
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn pool_and_chain_agree_after_every_step(steps in proptest::collection::vec(step(), 1..60)) {
+            let mut core = Core::new(&NodeConfig::new("unused"), 0);
+            let mut known = 0;
+            for step in steps {
+                match step {
+                    Step::Submit { sender, nonce, fee } => {
+                        known += usize::from(core.submit(tx(sender, nonce, fee)).is_ok());
+                    }
+                    Step::Mine { max_gas } => {
+                        core.block_gas_limit = max_gas;
+                        let (block, _) = core.mine(0);
+                        prop_assert!(block.txs.len() as u64 <= max_gas / 21_000);
+                    }
+                    Step::MinePrivate { sender } => {
+                        let nonce = core.chain.nonce(&Address::with_last_byte(sender));
+                        core.mine_checked(vec![tx(sender, nonce, 9)], 0).expect("the next nonce");
+                    }
+                    Step::Reorg { depth } => {
+                        let undoable = core.chain.undoable();
+                        prop_assert_eq!(core.reorg(depth, 0).is_ok(), depth <= undoable);
+                    }
+                }
+                core.pool.assert_consistent(|address| core.chain.nonce(address));
+            }
+            // Whatever is pending can be mined, each sender's nonces in order.
+            core.block_gas_limit = u64::MAX;
+            let pending = core.pool.pending_count();
+            let (block, _) = core.mine(0);
+            prop_assert_eq!(block.txs.len(), pending);
+            prop_assert!(block.txs.len() <= known + 60);
+            for address in (0..4).map(Address::with_last_byte) {
+                let nonces: Vec<_> =
+                    block.txs.iter().filter(|tx| tx.sender == address).map(|tx| tx.nonce).collect();
+                prop_assert!(nonces.windows(2).all(|pair| pair[1] == pair[0] + 1));
+            }
+        }
+    }
+}

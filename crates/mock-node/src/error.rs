@@ -1,0 +1,161 @@
+//! What can go wrong with the mock node itself, and what it answers a client that asks wrongly.
+
+use std::{borrow::Cow, io, path::PathBuf};
+
+use alloy_primitives::B256;
+
+/// A failure of the node or of the caller that drives it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// The socket could not be created.
+    #[error("cannot listen on {}: {source}", path.display())]
+    Listen {
+        /// Where the socket was to be.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A thread or runtime of the node could not be started.
+    #[error("cannot start the node's {part}: {source}")]
+    Start {
+        /// Which part.
+        part: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A configuration that cannot work.
+    #[error("`{field}` is {value}: {expected}")]
+    Config {
+        /// The field's name.
+        field: &'static str,
+        /// What it was set to.
+        value: String,
+        /// What is accepted.
+        expected: &'static str,
+    },
+    /// A transaction that the pool does not take.
+    #[error(transparent)]
+    Refused(#[from] TxRefused),
+    /// A hash that the node does not hold.
+    #[error("the node holds no transaction {hash}")]
+    UnknownTransaction {
+        /// The hash asked for.
+        hash: B256,
+    },
+    /// A reorg deeper than the chain that is kept.
+    #[error(
+        "a reorg of depth {depth} needs that many blocks above the oldest kept, there are {available}"
+    )]
+    ReorgTooDeep {
+        /// The depth asked for.
+        depth: usize,
+        /// Blocks that can be undone.
+        available: usize,
+    },
+}
+
+/// Why the pool does not take a transaction. The texts are those that reth and geth answer with.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TxRefused {
+    /// The bytes are no transaction.
+    #[error("failed to decode signed transaction: {reason}")]
+    Undecodable {
+        /// What the decoder said.
+        reason: Cow<'static, str>,
+    },
+    /// The signature belongs to nobody.
+    #[error("invalid transaction signature")]
+    BadSignature,
+    /// Signed for another chain.
+    #[error("invalid chain ID: transaction has {has}, node has {expected}")]
+    WrongChain {
+        /// The transaction's.
+        has: u64,
+        /// The node's.
+        expected: u64,
+    },
+    /// The very same transaction is in the pool.
+    #[error("already known")]
+    AlreadyKnown {
+        /// Its hash.
+        hash: B256,
+    },
+    /// The chain has passed this nonce.
+    #[error("nonce too low: next nonce {expected}, tx nonce {has}")]
+    NonceTooLow {
+        /// The transaction's.
+        has: u64,
+        /// The lowest that is still possible.
+        expected: u64,
+    },
+    /// Only for a block's own transactions: a nonce before it is missing.
+    #[error("nonce too high: next nonce {expected}, tx nonce {has}")]
+    NonceTooHigh {
+        /// The transaction's.
+        has: u64,
+        /// The only one that can be mined.
+        expected: u64,
+    },
+    /// Another transaction has this sender and nonce and pays about as much.
+    #[error("replacement transaction underpriced")]
+    Underpriced {
+        /// The one that stays.
+        stays: B256,
+        /// What the newcomer's fee cap had to be, in wei.
+        needs_wei: u128,
+    },
+    /// A blob transaction in the form that stands in blocks.
+    #[error("missing blob sidecar")]
+    MissingSidecar,
+    /// A sidecar of the form before Osaka.
+    #[error("unexpected eip-4844 sidecar after osaka")]
+    OldSidecar,
+    /// Commitments that are not those the transaction names.
+    #[error("blob sidecar does not match the transaction's versioned hashes")]
+    WrongSidecar,
+    /// The pool holds as much as it may.
+    #[error("txpool is full: {limit} transactions")]
+    Full {
+        /// The limit.
+        limit: usize,
+    },
+}
+
+/// An answer that is an error: code, message and optional data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RpcError {
+    pub(crate) code: i32,
+    pub(crate) message: Cow<'static, str>,
+    pub(crate) data: Option<String>,
+}
+
+impl RpcError {
+    pub(crate) const PARSE: i32 = -32700;
+    pub(crate) const INVALID_REQUEST: i32 = -32600;
+    pub(crate) const METHOD_NOT_FOUND: i32 = -32601;
+    pub(crate) const INVALID_PARAMS: i32 = -32602;
+    pub(crate) const SERVER: i32 = -32000;
+
+    pub(crate) const fn new(code: i32, message: &'static str) -> Self {
+        Self { code, message: Cow::Borrowed(message), data: None }
+    }
+
+    /// The shape of reth's answer to a parameter that does not parse.
+    pub(crate) fn invalid_params(data: impl Into<String>) -> Self {
+        Self {
+            code: Self::INVALID_PARAMS,
+            message: "Invalid params".into(),
+            data: Some(data.into()),
+        }
+    }
+}
+
+impl From<TxRefused> for RpcError {
+    fn from(refused: TxRefused) -> Self {
+        Self { code: Self::SERVER, message: refused.to_string().into(), data: None }
+    }
+}

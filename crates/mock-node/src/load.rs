@@ -1,0 +1,148 @@
+//! The node's own load: signed ahead of time, announced on an exact schedule.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    config::{LoadStart, NodeConfig},
+    shared::Shared,
+    tx::SignedTx,
+    workload::Workload,
+};
+
+/// Seconds of paced load that are signed before an endless load begins; kept ready from then on.
+const AHEAD_S: usize = 10;
+
+/// The most that is signed before the start even when the count is known: 1,000 s of 2,000 transactions/s, about
+/// 1 GB. What is beyond it is signed while the clock runs, ahead of its turn.
+const MAX_AHEAD: usize = 2_000_000;
+
+/// Signed at a time by the thread that keeps an endless load ahead.
+const CHUNK: usize = 256;
+
+/// Later than this counts as behind.
+const LATE: Duration = Duration::from_millis(5);
+
+/// Signed transactions, in the order of their making.
+#[derive(Debug)]
+pub(crate) struct Supply {
+    /// Taken before `workload` by nobody: who holds `workload` may take `ready`, not the other way round.
+    ready: Mutex<VecDeque<Arc<SignedTx>>>,
+    workload: Mutex<Workload>,
+    low: Condvar,
+    low_mark: usize,
+}
+
+impl Supply {
+    /// Signs what the configuration will need first.
+    pub(crate) fn new(config: &NodeConfig) -> Self {
+        let endless = config.tps as usize * AHEAD_S;
+        let paced = match (config.tps, config.count) {
+            (0, _) => 0,
+            (_, Some(count)) => usize::try_from(count).unwrap_or(usize::MAX).min(MAX_AHEAD),
+            (_, None) => endless,
+        };
+        let supply = Self {
+            ready: Mutex::default(),
+            workload: Mutex::new(Workload::new(config.workload())),
+            low: Condvar::new(),
+            low_mark: endless,
+        };
+        supply.sign(&mut lock(&supply.workload), config.preload.saturating_add(paced));
+        supply
+    }
+
+    /// The next transactions, signing what is not ready before it returns.
+    pub(crate) fn take(&self, count: usize) -> Vec<Arc<SignedTx>> {
+        let mut workload = lock(&self.workload);
+        let missing = count.saturating_sub(lock(&self.ready).len());
+        self.sign(&mut workload, missing);
+        lock(&self.ready).drain(..count).collect()
+    }
+
+    fn next(&self) -> Arc<SignedTx> {
+        let ready = {
+            let mut ready = lock(&self.ready);
+            if ready.len() <= self.low_mark {
+                self.low.notify_one();
+            }
+            ready.pop_front()
+        };
+        ready.unwrap_or_else(|| self.take(1).remove(0))
+    }
+
+    fn sign(&self, workload: &mut Workload, count: usize) {
+        if count > 0 {
+            let signed = workload.sign(count);
+            lock(&self.ready).extend(signed.into_iter().map(|(_, tx)| tx));
+        }
+    }
+
+    /// Keeps the supply above its mark until the node stops.
+    pub(crate) fn refill(&self, shared: &Shared) {
+        while !shared.signals.wait(Some(Instant::now()), |_| false).stopped {
+            let ready = lock(&self.ready);
+            if ready.len() >= self.low_mark {
+                // Woken by the pacer at each step below the mark, or by the time, so that a stop is seen.
+                drop(self.low.wait_timeout(ready, Duration::from_millis(100)));
+                continue;
+            }
+            drop(ready);
+            let mut workload = lock(&self.workload);
+            self.sign(&mut workload, CHUNK);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Announces on schedule: transaction i is due at start + i / tps, whatever happened to those before it.
+pub(crate) fn pace(shared: &Shared, supply: &Supply) {
+    let config = &shared.config;
+    let signals = &shared.signals;
+    if config.load_start == LoadStart::FirstSubscription
+        && signals.wait(None, |flags| flags.subscribed || flags.stopped).stopped
+    {
+        return;
+    }
+    if signals.sleep(config.start_delay) {
+        return;
+    }
+    let start = Instant::now();
+    for number in 0..config.count.unwrap_or(u64::MAX) {
+        let due = start + due_after(number, config.tps);
+        if signals.sleep_until(due) {
+            return;
+        }
+        if due.elapsed() > LATE {
+            shared.counters.load_behind.fetch_add(1, Relaxed);
+        }
+        if let Err(error) = shared.submit(supply.next()) {
+            tracing::warn!(%error, "the node's own load was refused");
+        }
+    }
+    signals.set(|flags| flags.load_finished = true);
+}
+
+fn due_after(number: u64, tps: u32) -> Duration {
+    let (seconds, rest) = (number / u64::from(tps), number % u64::from(tps));
+    Duration::from_secs(seconds) + Duration::from_nanos(rest * 1_000_000_000 / u64::from(tps))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schedule_does_not_drift() {
+        assert_eq!(due_after(0, 3), Duration::ZERO);
+        assert_eq!(due_after(3, 3), Duration::from_secs(1));
+        assert_eq!(due_after(3 * 86_400 * 365, 3), Duration::from_secs(86_400 * 365));
+        assert_eq!(due_after(1, 5_000), Duration::from_micros(200));
+    }
+}

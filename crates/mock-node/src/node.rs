@@ -1,0 +1,329 @@
+//! A running node, on threads of its own.
+
+use std::{
+    fmt, fs, io,
+    os::unix::net::UnixListener as StdListener,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::{B256, Bytes};
+use tokio::{net::UnixListener, sync::Notify};
+
+use crate::{
+    chain::Block,
+    config::NodeConfig,
+    error::{NodeError, TxRefused},
+    load::{self, Supply},
+    server,
+    shared::{Shared, unix_s},
+    stats::Stats,
+    tx::SignedTx,
+};
+
+/// Threads that are busy with a large answer have this long to end at shutdown.
+const BLOCKING_GRACE: Duration = Duration::from_secs(2);
+
+/// A node that runs until it is shut down or dropped.
+///
+/// It has a runtime and threads of its own: a test that blocks its runtime does not block the node.
+/// Every method may be called from any thread; none waits for a client.
+pub struct MockNode {
+    shared: Arc<Shared>,
+    supply: Arc<Supply>,
+    stop: Arc<Notify>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl MockNode {
+    /// Signs what will be needed, then listens; the socket is there when this returns.
+    ///
+    /// # Errors
+    /// [`NodeError::Config`] for a field that cannot be used, [`NodeError::Listen`] when the socket cannot be
+    /// created, [`NodeError::Start`] when the system gives no more threads.
+    pub fn start(config: NodeConfig) -> Result<Self, NodeError> {
+        config.validate()?;
+        let supply = Arc::new(Supply::new(&config));
+        let path = config.ipc_path.clone();
+        let shared = Arc::new(Shared::new(config));
+        for tx in supply.take(shared.config.preload) {
+            shared.submit(tx)?;
+        }
+        let listener = listen(&path).map_err(|source| NodeError::Listen { path, source })?;
+        let stop = Arc::new(Notify::new());
+        let node = Self { shared, supply, stop, threads: Mutex::default() };
+        node.spawn_threads(listener)?;
+        Ok(node)
+    }
+
+    fn spawn_threads(&self, listener: StdListener) -> Result<(), NodeError> {
+        let failed = |part| move |source| NodeError::Start { part, source };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .thread_name("mock-node-blocking")
+            .build()
+            .map_err(failed("runtime"))?;
+        let (shared, stop) = (self.shared.clone(), self.stop.clone());
+        self.spawn("server", move || {
+            runtime.block_on(async move {
+                match UnixListener::from_std(listener) {
+                    // The order does not matter: both end only once, and a lost accept is a lost connection of a
+                    // node that is going down.
+                    Ok(listener) => tokio::select! {
+                        () = server::accept(shared, listener) => {}
+                        () = stop.notified() => {}
+                    },
+                    Err(error) => tracing::error!(%error, "the listener does not fit the runtime"),
+                }
+            });
+            runtime.shutdown_timeout(BLOCKING_GRACE);
+        })?;
+        let shared = self.shared.clone();
+        self.spawn("delays", move || shared.delays.run())?;
+        let config = &self.shared.config;
+        if config.tps > 0 {
+            let (shared, supply) = (self.shared.clone(), self.supply.clone());
+            self.spawn("load", move || load::pace(&shared, &supply))?;
+            if config.count.is_none() {
+                let (shared, supply) = (self.shared.clone(), self.supply.clone());
+                self.spawn("signer", move || supply.refill(&shared))?;
+            }
+        }
+        if !config.block_time.is_zero() {
+            let shared = self.shared.clone();
+            self.spawn("miner", move || mine_on_time(&shared))?;
+        }
+        Ok(())
+    }
+
+    fn spawn(
+        &self,
+        part: &'static str,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<(), NodeError> {
+        let handle = thread::Builder::new()
+            .name(format!("mock-node-{part}"))
+            .spawn(run)
+            .map_err(|source| NodeError::Start { part, source })?;
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+        Ok(())
+    }
+
+    /// Where the node listens.
+    pub fn ipc_path(&self) -> &Path {
+        &self.shared.config.ipc_path
+    }
+
+    /// What the node was started with.
+    pub fn config(&self) -> &NodeConfig {
+        &self.shared.config
+    }
+
+    /// Sends a transaction, as `eth_sendRawTransaction` does: announced when it is pending, silent while it waits
+    /// for a nonce.
+    ///
+    /// # Errors
+    /// [`TxRefused`], in the words of a real node.
+    pub fn submit(&self, raw: Bytes) -> Result<B256, TxRefused> {
+        let config = &self.shared.config;
+        let tx = SignedTx::from_raw(&raw, config.chain_id, config.accept_old_sidecars)?;
+        let hash = tx.hash;
+        self.shared.submit(Arc::new(tx))?;
+        Ok(hash)
+    }
+
+    /// Announces `count` transactions of the node's own load at once, the ones the pace would have taken next.
+    /// Signing is done before the first is announced.
+    pub fn burst(&self, count: usize) -> Vec<B256> {
+        let txs = self.supply.take(count);
+        txs.into_iter()
+            .filter_map(|tx| {
+                let hash = tx.hash;
+                match self.shared.submit(tx) {
+                    Ok(()) => Some(hash),
+                    Err(error) => {
+                        tracing::warn!(%error, "a burst's transaction was refused");
+                        None
+                    }
+                }
+            })
+            .collect()
+    }
+
+    /// Tells a hash of the pool once more, as reth does with 2 to 3 % under load.
+    ///
+    /// # Errors
+    /// [`NodeError::UnknownTransaction`] when it is not in the pool.
+    pub fn announce_again(&self, hash: B256) -> Result<(), NodeError> {
+        let state = self.shared.lock();
+        if state.core.pool.get(&hash).is_none() {
+            return Err(NodeError::UnknownTransaction { hash });
+        }
+        self.shared.announce_hash(&state, hash);
+        Ok(())
+    }
+
+    /// Tells a hash that the node does not hold, as if the transaction had been replaced or evicted at once.
+    pub fn announce_unknown(&self, hash: B256) {
+        let state = self.shared.lock();
+        self.shared.announce_hash(&state, hash);
+    }
+
+    /// Mines what is pending, up to the block's limits.
+    pub fn mine(&self) -> Block {
+        let mut state = self.shared.lock();
+        let (block, effects) = state.core.mine(unix_s());
+        self.shared.tell(&state, effects);
+        block.summary()
+    }
+
+    /// Mines exactly these transactions of the pool, in this order.
+    ///
+    /// # Errors
+    /// [`NodeError::UnknownTransaction`] for one that is not in the pool, [`NodeError::Refused`] when a nonce does
+    /// not follow; then nothing is mined.
+    pub fn mine_only(&self, hashes: &[B256]) -> Result<Block, NodeError> {
+        let mut state = self.shared.lock();
+        let txs = hashes
+            .iter()
+            .map(|hash| {
+                let tx = state.core.pool.get(hash);
+                tx.cloned().ok_or(NodeError::UnknownTransaction { hash: *hash })
+            })
+            .collect::<Result<_, _>>()?;
+        let (block, effects) = state.core.mine_checked(txs, unix_s())?;
+        self.shared.tell(&state, effects);
+        Ok(block.summary())
+    }
+
+    /// Mines transactions that were never announced, as a builder's private ones are. What the pool holds with the
+    /// same or lower nonces of their senders is gone, without a word.
+    ///
+    /// # Errors
+    /// [`NodeError::Refused`] for bytes that are no transaction of this chain or a nonce that does not follow; then
+    /// nothing is mined.
+    pub fn mine_private(&self, raws: impl IntoIterator<Item = Bytes>) -> Result<Block, NodeError> {
+        let chain_id = self.shared.config.chain_id;
+        let txs = raws
+            .into_iter()
+            .map(|raw| SignedTx::from_raw(&raw, chain_id, true).map(Arc::new))
+            .collect::<Result<_, _>>()?;
+        let mut state = self.shared.lock();
+        let (block, effects) = state.core.mine_checked(txs, unix_s())?;
+        self.shared.tell(&state, effects);
+        Ok(block.summary())
+    }
+
+    /// Replaces the newest `depth` blocks by as many empty ones, whose heads are told. What the old ones held is
+    /// pending again, and announced again unless the configuration says otherwise.
+    ///
+    /// # Errors
+    /// [`NodeError::ReorgTooDeep`] when not so many blocks are kept.
+    pub fn reorg(&self, depth: usize) -> Result<Reorg, NodeError> {
+        let mut state = self.shared.lock();
+        let (removed, effects) = state.core.reorg(depth, unix_s())?;
+        let reorg = Reorg {
+            removed: removed.iter().map(|block| block.summary()).collect(),
+            added: effects.heads.iter().map(|block| block.summary()).collect(),
+        };
+        self.shared.tell(&state, effects);
+        Ok(reorg)
+    }
+
+    /// The newest block.
+    pub fn head(&self) -> Block {
+        self.shared.lock().core.chain.head().summary()
+    }
+
+    /// Hashes of pending transactions, oldest first.
+    pub fn pending(&self) -> Vec<B256> {
+        self.shared.lock().core.pool.pending().map(|tx| tx.hash).collect()
+    }
+
+    /// Hashes of transactions that wait for a nonce.
+    pub fn queued(&self) -> Vec<B256> {
+        self.shared.lock().core.pool.queued().map(|tx| tx.hash).collect()
+    }
+
+    /// What `eth_getRawTransactionByHash` answers for this hash: a pending blob transaction with its sidecar, a
+    /// mined one without.
+    pub fn raw(&self, hash: B256) -> Option<Bytes> {
+        let (tx, mined) = self.shared.lock().core.find(&hash)?;
+        Some(if mined.is_some() { tx.body.mined().clone() } else { tx.body.network() })
+    }
+
+    /// Counts so far.
+    pub fn stats(&self) -> Stats {
+        self.shared.counters.snapshot()
+    }
+
+    /// Waits until the paced load has announced its count; false when `timeout` ran out first or there is no count.
+    pub fn wait_load_finished(&self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
+        self.shared.signals.wait(Some(until), |flags| flags.load_finished).load_finished
+    }
+
+    /// Stops: the connections are closed, the socket file is removed, the threads have ended when this returns.
+    /// Calling it again does nothing.
+    pub fn shutdown(&self) {
+        let threads =
+            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        if threads.is_empty() {
+            return;
+        }
+        self.shared.signals.set(|flags| flags.stopped = true);
+        self.shared.delays.stop();
+        self.stop.notify_one();
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the node panicked");
+            }
+        }
+        // Another node may have taken the path over already.
+        let _ = fs::remove_file(&self.shared.config.ipc_path);
+    }
+}
+
+impl Drop for MockNode {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl fmt::Debug for MockNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MockNode").field("ipc_path", &self.ipc_path()).finish_non_exhaustive()
+    }
+}
+
+/// What a reorg did to the chain, oldest blocks first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reorg {
+    /// Blocks that are no longer part of it.
+    pub removed: Vec<Block>,
+    /// Blocks that took their place.
+    pub added: Vec<Block>,
+}
+
+fn listen(path: &Path) -> io::Result<StdListener> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = StdListener::bind(path)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+fn mine_on_time(shared: &Shared) {
+    let mut due = Instant::now() + shared.config.block_time;
+    while !shared.signals.sleep_until(due) {
+        due += shared.config.block_time;
+        let mut state = shared.lock();
+        let (_, effects) = state.core.mine(unix_s());
+        shared.tell(&state, effects);
+    }
+}

@@ -1,0 +1,207 @@
+//! What the node's threads share: the core, the subscriptions, the counters.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use alloy_primitives::B256;
+use serde::Serialize;
+
+use crate::{
+    chain::FullBlock,
+    config::NodeConfig,
+    core::{Core, Effects},
+    delay::DelayLine,
+    error::TxRefused,
+    objects::head_object,
+    outbox::{Message, Outbox},
+    stats::Counters,
+    tx::SignedTx,
+};
+
+/// What a subscription is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Topic {
+    Hashes,
+    Objects,
+    Heads,
+}
+
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    /// The id as it is told, without quotes.
+    pub(crate) id: String,
+    pub(crate) topic: Topic,
+    pub(crate) connection: u64,
+    pub(crate) outbox: Arc<Outbox>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) core: Core,
+    pub(crate) subscriptions: Vec<Subscription>,
+    pub(crate) next_subscription: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: NodeConfig,
+    pub(crate) counters: Counters,
+    pub(crate) delays: DelayLine,
+    pub(crate) signals: Signals,
+    /// Held for the length of a look-up or of one transaction's notifications; never across an await or I/O. Taken
+    /// before any outbox's lock.
+    state: Mutex<State>,
+}
+
+impl Shared {
+    pub(crate) fn new(config: NodeConfig) -> Self {
+        let core = Core::new(&config, unix_s());
+        let delays = DelayLine::new(config.latency, config.seed);
+        Self {
+            config,
+            counters: Counters::default(),
+            delays,
+            signals: Signals::default(),
+            state: Mutex::new(State { core, subscriptions: Vec::new(), next_subscription: 0 }),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic in a test's thread must not take the node down with it; the core's steps are whole or not begun.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn submit(&self, tx: Arc<SignedTx>) -> Result<(), TxRefused> {
+        let mut state = self.lock();
+        match state.core.submit(tx) {
+            Ok(effects) => {
+                self.counters.submitted.fetch_add(1, Relaxed);
+                self.tell(&state, effects);
+                Ok(())
+            }
+            Err(refused) => {
+                self.counters.refused.fetch_add(1, Relaxed);
+                Err(refused)
+            }
+        }
+    }
+
+    /// Tells the subscribers, under the lock, so that all are told in the same order as it happened.
+    pub(crate) fn tell(&self, state: &State, effects: Effects) {
+        for tx in &effects.announced {
+            self.announce(state, tx);
+        }
+        for block in &effects.heads {
+            self.counters.blocks.fetch_add(1, Relaxed);
+            self.counters.mined.fetch_add(block.txs.len() as u64, Relaxed);
+            self.tell_head(state, block);
+        }
+        for tx in &effects.announced_after {
+            self.announce(state, tx);
+        }
+    }
+
+    fn announce(&self, state: &State, tx: &SignedTx) {
+        self.counters.announced.fetch_add(1, Relaxed);
+        self.announce_hash(state, tx.hash);
+        if state.subscriptions.iter().any(|subscription| subscription.topic == Topic::Objects) {
+            let object = to_json(&tx.to_object(None));
+            self.notify(state, Topic::Objects, &object);
+        }
+    }
+
+    /// Tells the hash alone.
+    pub(crate) fn announce_hash(&self, state: &State, hash: B256) {
+        let mut quoted = [b'"'; 68];
+        quoted[1..3].copy_from_slice(b"0x");
+        const_hex::encode_to_slice(hash, &mut quoted[3..67]).expect("64 digits for 32 bytes");
+        self.notify(state, Topic::Hashes, &quoted);
+    }
+
+    fn tell_head(&self, state: &State, block: &FullBlock) {
+        let head = to_json(&head_object(block));
+        self.notify(state, Topic::Heads, &head);
+    }
+
+    fn notify(&self, state: &State, topic: Topic, result: &[u8]) {
+        for subscription in state.subscriptions.iter().filter(|sub| sub.topic == topic) {
+            let mut text = Vec::with_capacity(120 + result.len());
+            text.extend_from_slice(
+                br#"{"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":""#,
+            );
+            text.extend_from_slice(subscription.id.as_bytes());
+            text.extend_from_slice(br#"","result":"#);
+            text.extend_from_slice(result);
+            text.extend_from_slice(b"}}\n");
+            self.counters.notifications.fetch_add(1, Relaxed);
+            self.push(&subscription.outbox, text.into());
+        }
+    }
+
+    /// Queues a message; counts the reader that was too slow for it.
+    pub(crate) fn push(&self, outbox: &Outbox, message: Message) {
+        if !outbox.push(message) {
+            self.counters.slow_readers_closed.fetch_add(1, Relaxed);
+            tracing::debug!("a connection was closed, since too much waited for it");
+        }
+    }
+}
+
+/// JSON of a value that cannot fail to be written.
+pub(crate) fn to_json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("Ethereum's objects have string keys and no failing parts")
+}
+
+pub(crate) fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Occasions that the node's own threads wait for.
+#[derive(Debug, Default)]
+pub(crate) struct Signals {
+    flags: Mutex<Flags>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Flags {
+    pub(crate) stopped: bool,
+    pub(crate) subscribed: bool,
+    pub(crate) load_finished: bool,
+}
+
+impl Signals {
+    pub(crate) fn set(&self, set: impl FnOnce(&mut Flags)) {
+        set(&mut self.flags.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.notify_all();
+    }
+
+    /// Waits until `ready` says so or the time has come; says what holds then.
+    pub(crate) fn wait(&self, until: Option<Instant>, ready: impl Fn(&Flags) -> bool) -> Flags {
+        let mut flags = self.flags.lock().unwrap_or_else(PoisonError::into_inner);
+        while !ready(&flags) {
+            flags = match until {
+                None => self.changed.wait(flags).unwrap_or_else(PoisonError::into_inner),
+                Some(until) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        break;
+                    }
+                    self.changed.wait_timeout(flags, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        *flags
+    }
+
+    /// Sleeps; true when the node is stopped meanwhile or was before.
+    pub(crate) fn sleep_until(&self, until: Instant) -> bool {
+        self.wait(Some(until), |flags| flags.stopped).stopped
+    }
+
+    pub(crate) fn sleep(&self, time: Duration) -> bool {
+        self.sleep_until(Instant::now() + time)
+    }
+}

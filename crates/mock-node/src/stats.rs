@@ -1,0 +1,134 @@
+//! What a node has done so far.
+
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use serde::Serialize;
+
+/// The methods that are answered; what else is asked is counted under `other`.
+pub(crate) const METHODS: [&str; 20] = [
+    "eth_getRawTransactionByHash",
+    "eth_getTransactionByHash",
+    "eth_subscribe",
+    "eth_unsubscribe",
+    "eth_sendRawTransaction",
+    "eth_getBlockByHash",
+    "eth_getBlockByNumber",
+    "eth_blockNumber",
+    "eth_getTransactionCount",
+    "eth_chainId",
+    "eth_syncing",
+    "eth_gasPrice",
+    "eth_maxPriorityFeePerGas",
+    "eth_blobBaseFee",
+    "net_version",
+    "web3_clientVersion",
+    "txpool_content",
+    "txpool_contentFrom",
+    "txpool_status",
+    "other",
+];
+
+// Every counter here is a statistic: read alone, ordering nothing. Hence `Relaxed` throughout.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) announced: AtomicU64,
+    pub(crate) submitted: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    pub(crate) notifications: AtomicU64,
+    pub(crate) blocks: AtomicU64,
+    pub(crate) mined: AtomicU64,
+    pub(crate) raw_found: AtomicU64,
+    pub(crate) raw_unknown: AtomicU64,
+    pub(crate) raw_in_flight: AtomicU64,
+    pub(crate) raw_in_flight_max: AtomicU64,
+    pub(crate) connections: AtomicU64,
+    pub(crate) connections_open: AtomicU64,
+    pub(crate) connections_refused: AtomicU64,
+    pub(crate) slow_readers_closed: AtomicU64,
+    pub(crate) load_behind: AtomicU64,
+    methods: [AtomicU64; METHODS.len()],
+}
+
+impl Counters {
+    pub(crate) fn method(&self, name: &str) {
+        let index = METHODS.iter().position(|method| *method == name).unwrap_or(METHODS.len() - 1);
+        self.methods[index].fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn raw_begins(&self) {
+        let now = self.raw_in_flight.fetch_add(1, Relaxed) + 1;
+        self.raw_in_flight_max.fetch_max(now, Relaxed);
+    }
+
+    pub(crate) fn raw_ends(&self, count: u64) {
+        self.raw_in_flight.fetch_sub(count, Relaxed);
+    }
+
+    pub(crate) fn snapshot(&self) -> Stats {
+        let methods = METHODS.iter().zip(&self.methods);
+        let methods: BTreeMap<_, _> = methods
+            .map(|(name, count)| (*name, count.load(Relaxed)))
+            .filter(|(_, count)| *count > 0)
+            .collect();
+        Stats {
+            announced: self.announced.load(Relaxed),
+            submitted: self.submitted.load(Relaxed),
+            refused: self.refused.load(Relaxed),
+            notifications: self.notifications.load(Relaxed),
+            blocks: self.blocks.load(Relaxed),
+            mined: self.mined.load(Relaxed),
+            answered: methods.values().sum(),
+            raw_found: self.raw_found.load(Relaxed),
+            raw_unknown: self.raw_unknown.load(Relaxed),
+            max_concurrent_raw: self.raw_in_flight_max.load(Relaxed),
+            connections: self.connections.load(Relaxed),
+            connections_open: self.connections_open.load(Relaxed),
+            connections_refused: self.connections_refused.load(Relaxed),
+            slow_readers_closed: self.slow_readers_closed.load(Relaxed),
+            load_behind: self.load_behind.load(Relaxed),
+            methods,
+        }
+    }
+}
+
+/// Counts since the node started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Times that a hash became due to be told, whether or not anybody listened; repeats count again.
+    pub announced: u64,
+    /// Transactions that the pool took, preloaded ones included.
+    pub submitted: u64,
+    /// Transactions that the pool refused.
+    pub refused: u64,
+    /// Notifications of every kind that were queued for subscribers.
+    pub notifications: u64,
+    /// Blocks mined.
+    pub blocks: u64,
+    /// Transactions in them.
+    pub mined: u64,
+    /// Calls of every method, each call of a batch for itself.
+    pub answered: u64,
+    /// Raw transactions that were found.
+    pub raw_found: u64,
+    /// Raw transactions that were asked for and unknown.
+    pub raw_unknown: u64,
+    /// The most `eth_getRawTransactionByHash` that were unanswered at one time.
+    pub max_concurrent_raw: u64,
+    /// Connections accepted.
+    pub connections: u64,
+    /// Connections open now.
+    pub connections_open: u64,
+    /// Connections turned away because the table was full.
+    pub connections_refused: u64,
+    /// Connections cut off since too much waited for them.
+    pub slow_readers_closed: u64,
+    /// Paced transactions that were announced more than 5 ms late. The pace catches up; the count says that the
+    /// machine was too busy for an exact measurement.
+    pub load_behind: u64,
+    /// Calls per method.
+    pub methods: BTreeMap<&'static str, u64>,
+}

@@ -1,0 +1,283 @@
+//! Load that is signed before the clock starts: the same seed gives the same transactions.
+
+mod accounts;
+mod blobs;
+mod plan;
+
+use std::{num::NonZeroUsize, sync::Arc, thread};
+
+use alloy_primitives::{Address, B256, Bytes};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+pub use accounts::{Account, TEST_MNEMONIC, test_accounts};
+pub use blobs::{MANY_BLOBS, SidecarForm, sidecar};
+pub use plan::{TxKind, routers, tokens};
+
+use crate::tx::SignedTx;
+use plan::Plan;
+
+/// What a thousand transactions consist of. Blob transactions come first; the rest is divided among the calls, and
+/// what no share names is a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Mix {
+    /// Transactions with blobs. Default 0.
+    pub blobs_per_mille: u32,
+    /// Of a thousand *blob* transactions, those with [`MANY_BLOBS`] blobs; the others have one. Default 200.
+    pub six_blobs_per_mille: u32,
+    /// Of a thousand others: calls of a token, 68 bytes of input. Default 400.
+    pub token_per_mille: u32,
+    /// Of a thousand others: calls of a router, 388 bytes of input. Default 250.
+    pub swap_per_mille: u32,
+    /// Of a thousand others: set-code transactions (EIP-7702) with one authorization. Default 10.
+    pub set_code_per_mille: u32,
+    /// Of a thousand transfers and calls: legacy ones. Default 80.
+    pub legacy_per_mille: u32,
+    /// Of a thousand transfers and calls: those of EIP-2930 with an access list. Default 20.
+    pub access_list_per_mille: u32,
+}
+
+impl Default for Mix {
+    fn default() -> Self {
+        Self {
+            blobs_per_mille: 0,
+            six_blobs_per_mille: 200,
+            token_per_mille: 400,
+            swap_per_mille: 250,
+            set_code_per_mille: 10,
+            legacy_per_mille: 80,
+            access_list_per_mille: 20,
+        }
+    }
+}
+
+impl Mix {
+    /// Sets the share of blob transactions, and of those with six blobs among them.
+    #[must_use]
+    pub const fn with_blobs(mut self, per_mille: u32, six_per_mille: u32) -> Self {
+        self.blobs_per_mille = per_mille;
+        self.six_blobs_per_mille = six_per_mille;
+        self
+    }
+}
+
+/// What a [`Workload`] is made from.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct WorkloadConfig {
+    /// From it come all choices.
+    pub seed: u64,
+    /// Of every signature.
+    pub chain_id: u64,
+    /// Accounts of the test mnemonic that send. When the mix has blobs, the last tenth of them sends blob
+    /// transactions and nothing else: geth refuses an account that has both kinds pending. Default 1000.
+    pub accounts: usize,
+    /// Default [`Mix::default`].
+    pub mix: Mix,
+    /// Default [`SidecarForm::CellProofs`].
+    pub sidecar_form: SidecarForm,
+    /// Fee cap in wei per gas. Default 200 gwei.
+    pub max_fee_wei: u128,
+    /// The tips lie evenly between this and a fiftieth of it, in wei per gas. Default 5 gwei.
+    pub max_tip_wei: u128,
+    /// Fee cap in wei per blob gas. Default 100 gwei.
+    pub max_blob_fee_wei: u128,
+    /// The next nonce of each account, in their order; accounts beyond its end begin at 0.
+    pub nonces: Vec<u64>,
+    /// Threads that sign. Default: as many as the machine has cores.
+    pub threads: usize,
+}
+
+impl WorkloadConfig {
+    /// The default mix from 1000 accounts.
+    pub fn new(seed: u64, chain_id: u64) -> Self {
+        Self {
+            seed,
+            chain_id,
+            accounts: crate::config::DEFAULT_ACCOUNTS,
+            mix: Mix::default(),
+            sidecar_form: SidecarForm::default(),
+            max_fee_wei: 200_000_000_000,
+            max_tip_wei: 5_000_000_000,
+            max_blob_fee_wei: 100_000_000_000,
+            nonces: Vec::new(),
+            threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
+        }
+    }
+
+    /// Sets [`accounts`](Self::accounts).
+    #[must_use]
+    pub fn with_accounts(mut self, accounts: usize) -> Self {
+        self.accounts = accounts;
+        self
+    }
+
+    /// Sets [`mix`](Self::mix).
+    #[must_use]
+    pub fn with_mix(mut self, mix: Mix) -> Self {
+        self.mix = mix;
+        self
+    }
+
+    /// Sets [`sidecar_form`](Self::sidecar_form).
+    #[must_use]
+    pub fn with_sidecar_form(mut self, form: SidecarForm) -> Self {
+        self.sidecar_form = form;
+        self
+    }
+
+    /// Sets [`nonces`](Self::nonces).
+    #[must_use]
+    pub fn with_nonces(mut self, nonces: Vec<u64>) -> Self {
+        self.nonces = nonces;
+        self
+    }
+
+    /// Sets the fee caps and the highest tip, in wei per gas.
+    #[must_use]
+    pub fn with_fees(
+        mut self,
+        max_fee_wei: u128,
+        max_tip_wei: u128,
+        max_blob_fee_wei: u128,
+    ) -> Self {
+        self.max_fee_wei = max_fee_wei;
+        self.max_tip_wei = max_tip_wei;
+        self.max_blob_fee_wei = max_blob_fee_wei;
+        self
+    }
+}
+
+/// A signed transaction, ready to be sent.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PreparedTx {
+    /// Its hash; for a blob transaction that of the form without the sidecar.
+    pub hash: B256,
+    /// The network form: blob transactions with their sidecar (137 kB for one blob, 825 kB for six).
+    pub raw: Bytes,
+    /// Who signed it.
+    pub sender: Address,
+    /// Its nonce.
+    pub nonce: u64,
+    /// What it does.
+    pub kind: TxKind,
+}
+
+/// A source of signed transactions, each account's nonces without a gap.
+///
+/// ```
+/// use mock_node::workload::{Workload, WorkloadConfig};
+///
+/// let mut load = Workload::new(WorkloadConfig::new(7, 1337).with_accounts(10));
+/// let txs = load.prepare(20);
+/// assert_eq!(txs.len(), 20);
+/// assert_eq!((txs[0].nonce, txs[10].nonce), (0, 1), "the accounts take turns");
+/// ```
+#[derive(Debug)]
+pub struct Workload {
+    config: WorkloadConfig,
+    accounts: Vec<Account>,
+    nonces: Vec<u64>,
+    /// The next account of either kind.
+    turn: [usize; 2],
+    rng: ChaCha8Rng,
+    /// Transactions planned so far.
+    planned: u64,
+}
+
+impl Workload {
+    /// Derives the accounts; signs nothing yet.
+    ///
+    /// # Panics
+    /// With fewer accounts than the mix needs: one, or two when it has blobs.
+    pub fn new(config: WorkloadConfig) -> Self {
+        let needed = 1 + usize::from(config.mix.blobs_per_mille > 0);
+        assert!(
+            config.accounts >= needed,
+            "the mix needs {needed} accounts, has {}",
+            config.accounts
+        );
+        let mut nonces = config.nonces.clone();
+        nonces.resize(config.accounts, 0);
+        Self {
+            accounts: test_accounts(config.accounts),
+            nonces,
+            turn: [0; 2],
+            rng: ChaCha8Rng::seed_from_u64(config.seed),
+            planned: 0,
+            config,
+        }
+    }
+
+    /// The accounts that send.
+    pub fn accounts(&self) -> &[Account] {
+        &self.accounts
+    }
+
+    /// Signs the next `count` transactions on all cores. About 35 us of processor time each, once the proofs of the
+    /// blobs exist.
+    ///
+    /// Blob transactions are written out in full here; a thousand with one blob are 137 MB.
+    pub fn prepare(&mut self, count: usize) -> Vec<PreparedTx> {
+        let kinds_and_txs = self.sign(count);
+        kinds_and_txs
+            .into_iter()
+            .map(|(kind, tx)| PreparedTx {
+                hash: tx.hash,
+                raw: tx.body.network(),
+                sender: tx.sender,
+                nonce: tx.nonce,
+                kind,
+            })
+            .collect()
+    }
+
+    /// The same without writing blobs out.
+    pub(crate) fn sign(&mut self, count: usize) -> Vec<(TxKind, Arc<SignedTx>)> {
+        let plans: Vec<Plan> = (0..count).map(|_| self.plan()).collect();
+        // Proofs are made here, not by the first thread that meets a blob while the others wait for it.
+        for many in [false, true] {
+            if plans.iter().any(|plan| plan.kind == TxKind::of_blobs(many)) {
+                blobs::shared_sidecar(self.config.sidecar_form, many);
+            }
+        }
+        let share = plans.len().div_ceil(self.config.threads.max(1)).max(64);
+        let (config, accounts) = (&self.config, &self.accounts);
+        let sign = |plans: &[Plan]| -> Vec<_> {
+            plans.iter().map(|plan| (plan.kind, Arc::new(plan.sign(config, accounts)))).collect()
+        };
+        let mut parts = plans.chunks(share);
+        let Some(own) = parts.next() else {
+            return Vec::new();
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> = parts.map(|part| scope.spawn(move || sign(part))).collect();
+            let mut signed = sign(own);
+            for other in others {
+                signed.extend(other.join().expect("signing does not panic"));
+            }
+            signed
+        })
+    }
+
+    fn plan(&mut self) -> Plan {
+        let (kind, form) = plan::draw(&mut self.rng, &self.config.mix);
+        let for_blobs = match self.config.mix.blobs_per_mille {
+            0 => 0,
+            _ => (self.config.accounts / 10).max(1),
+        };
+        let plain = self.config.accounts - for_blobs;
+        let (first, len, turn) = match kind {
+            TxKind::Blob | TxKind::SixBlobs => (plain, for_blobs, &mut self.turn[1]),
+            _ => (0, plain, &mut self.turn[0]),
+        };
+        let account = first + *turn % len;
+        *turn += 1;
+        let nonce = self.nonces[account];
+        self.nonces[account] += 1;
+        self.planned += 1;
+        Plan { account, nonce, kind, form, number: self.planned }
+    }
+}

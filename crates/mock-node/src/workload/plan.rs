@@ -1,0 +1,295 @@
+//! From a draw to a signed transaction.
+
+use std::sync::LazyLock;
+
+use alloy_consensus::{
+    SignableTransaction, Signed, TxEip1559, TxEip2930, TxEip4844, TxEip4844Variant, TxEip7702,
+    TxEnvelope, TxLegacy, transaction::RlpEcdsaEncodableTx,
+};
+use alloy_eips::{
+    Encodable2718,
+    eip2930::{AccessList, AccessListItem},
+    eip7702::Authorization,
+};
+use alloy_primitives::{Address, B256, Bytes, Signature, TxKind as Callee, U256, keccak256};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::{Account, Mix, WorkloadConfig, blobs::shared_sidecar};
+use crate::tx::{Body, SignedTx};
+
+/// What a prepared transaction does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TxKind {
+    /// Ether to a fresh or known address.
+    Transfer,
+    /// `transfer(address,uint256)` of one of [`tokens`]: 68 bytes of input.
+    Token,
+    /// A router's swap along a path: 388 bytes of input.
+    Swap,
+    /// A call with an authorization (EIP-7702) of a key that has never been used.
+    SetCode,
+    /// One blob.
+    Blob,
+    /// Six blobs.
+    SixBlobs,
+}
+
+impl TxKind {
+    pub(super) const fn of_blobs(many: bool) -> Self {
+        if many { Self::SixBlobs } else { Self::Blob }
+    }
+}
+
+/// The envelope of a transfer or call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Legacy,
+    AccessList,
+    Dynamic,
+}
+
+/// The addresses that token calls go to.
+pub fn tokens() -> &'static [Address] {
+    static TOKENS: LazyLock<[Address; 8]> = LazyLock::new(|| addresses("token"));
+    &*TOKENS
+}
+
+/// The addresses that swaps go to.
+pub fn routers() -> &'static [Address] {
+    static ROUTERS: LazyLock<[Address; 4]> = LazyLock::new(|| addresses("router"));
+    &*ROUTERS
+}
+
+fn addresses<const N: usize>(what: &str) -> [Address; N] {
+    std::array::from_fn(|number| Address::from_word(keccak256(format!("{what} {number}"))))
+}
+
+pub(super) fn draw(rng: &mut impl Rng, mix: &Mix) -> (TxKind, Form) {
+    let mut share = |per_mille: u32| rng.random_ratio(per_mille.min(1000), 1000);
+    if share(mix.blobs_per_mille) {
+        return (TxKind::of_blobs(share(mix.six_blobs_per_mille)), Form::Dynamic);
+    }
+    let form = match rng.random_range(0..1000) {
+        draw if draw < mix.legacy_per_mille => Form::Legacy,
+        draw if draw < mix.legacy_per_mille + mix.access_list_per_mille => Form::AccessList,
+        _ => Form::Dynamic,
+    };
+    let token_end = mix.token_per_mille;
+    let swap_end = token_end + mix.swap_per_mille;
+    let kind = match rng.random_range(0..1000) {
+        draw if draw < token_end => TxKind::Token,
+        draw if draw < swap_end => TxKind::Swap,
+        draw if draw < swap_end + mix.set_code_per_mille => TxKind::SetCode,
+        _ => TxKind::Transfer,
+    };
+    (kind, form)
+}
+
+/// A transaction that has a sender and a nonce, and no signature yet.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) account: usize,
+    pub(super) nonce: u64,
+    pub(super) kind: TxKind,
+    pub(super) form: Form,
+    /// Its place in the workload: details are drawn from it, so that threads need not take turns.
+    pub(super) number: u64,
+}
+
+impl Plan {
+    pub(super) fn sign(&self, config: &WorkloadConfig, accounts: &[Account]) -> SignedTx {
+        let account = &accounts[self.account];
+        let mut rng = ChaCha8Rng::seed_from_u64(config.seed ^ self.number.rotate_left(32));
+        let tip = rng.random_range(config.max_tip_wei / 50..=config.max_tip_wei.max(1));
+        let call = Call::draw(self.kind, &mut rng);
+        let Call { to, value, gas_limit, input } = call;
+        let (chain_id, nonce, max_fee) = (config.chain_id, self.nonce, config.max_fee_wei);
+        let tx: TxEnvelope = match self.kind {
+            TxKind::Blob | TxKind::SixBlobs => {
+                let sidecar = shared_sidecar(config.sidecar_form, self.kind == TxKind::SixBlobs);
+                let bare = TxEip4844 {
+                    chain_id,
+                    nonce,
+                    gas_limit,
+                    max_fee_per_gas: max_fee,
+                    max_priority_fee_per_gas: tip,
+                    to,
+                    value,
+                    access_list: AccessList::default(),
+                    blob_versioned_hashes: sidecar.hashes.clone(),
+                    max_fee_per_blob_gas: config.max_blob_fee_wei,
+                    input,
+                };
+                let bare: TxEip4844Variant = bare.into();
+                let tx = signed(bare, account).into();
+                let mined = encoded(&tx);
+                return SignedTx::from_envelope(
+                    &tx,
+                    account.address,
+                    Body::Blob { mined, sidecar },
+                );
+            }
+            TxKind::SetCode => {
+                let authority = Account::from_entropy(config.seed, self.number);
+                let authorization = Authorization {
+                    chain_id: U256::from(chain_id),
+                    address: routers()[0],
+                    nonce: 0,
+                };
+                let signature = authority.sign_hash(authorization.signature_hash());
+                let tx = TxEip7702 {
+                    chain_id,
+                    nonce,
+                    gas_limit,
+                    max_fee_per_gas: max_fee,
+                    max_priority_fee_per_gas: tip,
+                    to,
+                    value,
+                    access_list: AccessList::default(),
+                    authorization_list: vec![authorization.into_signed(signature)],
+                    input,
+                };
+                signed(tx, account).into()
+            }
+            _ => match self.form {
+                Form::Legacy => signed(
+                    TxLegacy {
+                        chain_id: Some(chain_id),
+                        nonce,
+                        // A legacy transaction pays what it bids: near the others, not at the cap.
+                        gas_price: (max_fee / 4).max(tip),
+                        gas_limit,
+                        to: Callee::Call(to),
+                        value,
+                        input,
+                    },
+                    account,
+                )
+                .into(),
+                Form::AccessList => signed(
+                    TxEip2930 {
+                        chain_id,
+                        nonce,
+                        gas_price: (max_fee / 4).max(tip),
+                        gas_limit: gas_limit + 10_000,
+                        to: Callee::Call(to),
+                        value,
+                        access_list: AccessList(vec![AccessListItem {
+                            address: to,
+                            storage_keys: vec![
+                                B256::with_last_byte(1),
+                                B256::from(rng.random::<[u8; 32]>()),
+                            ],
+                        }]),
+                        input,
+                    },
+                    account,
+                )
+                .into(),
+                Form::Dynamic => signed(
+                    TxEip1559 {
+                        chain_id,
+                        nonce,
+                        gas_limit,
+                        max_fee_per_gas: max_fee,
+                        max_priority_fee_per_gas: tip,
+                        to: Callee::Call(to),
+                        value,
+                        access_list: AccessList::default(),
+                        input,
+                    },
+                    account,
+                )
+                .into(),
+            },
+        };
+        let raw = encoded(&tx);
+        SignedTx::from_envelope(&tx, account.address, Body::Plain(raw))
+    }
+}
+
+/// Whom a transaction calls, and how.
+struct Call {
+    to: Address,
+    value: U256,
+    gas_limit: u64,
+    input: Bytes,
+}
+
+impl Call {
+    fn draw(kind: TxKind, rng: &mut ChaCha8Rng) -> Self {
+        match kind {
+            TxKind::Transfer => Self {
+                to: random_address(rng),
+                value: U256::from(rng.random_range(1..1_000_000_000_000u64)),
+                gas_limit: 21_000,
+                input: Bytes::new(),
+            },
+            TxKind::Token => Self {
+                to: tokens()[rng.random_range(0..tokens().len())],
+                value: U256::ZERO,
+                gas_limit: 65_000,
+                input: token_input(rng),
+            },
+            TxKind::Swap => Self {
+                to: routers()[rng.random_range(0..routers().len())],
+                value: U256::ZERO,
+                gas_limit: 220_000,
+                input: swap_input(rng),
+            },
+            TxKind::SetCode => Self {
+                to: routers()[0],
+                value: U256::ZERO,
+                gas_limit: 120_000,
+                input: token_input(rng),
+            },
+            TxKind::Blob | TxKind::SixBlobs => Self {
+                to: routers()[1],
+                value: U256::ZERO,
+                gas_limit: 60_000,
+                input: Bytes::from(rng.random::<[u8; 36]>().to_vec()),
+            },
+        }
+    }
+}
+
+/// `transfer(address,uint256)`.
+fn token_input(rng: &mut ChaCha8Rng) -> Bytes {
+    let mut input = vec![0xa9, 0x05, 0x9c, 0xbb];
+    input.extend(random_address(rng).into_word());
+    input.extend(U256::from(rng.random::<u64>()).to_be_bytes::<32>());
+    input.into()
+}
+
+/// A selector and twelve words: offsets, amounts and addresses, as routers take them.
+fn swap_input(rng: &mut ChaCha8Rng) -> Bytes {
+    let mut input = vec![0x35, 0x93, 0x56, 0x4c];
+    for word in 0..12u64 {
+        let value = match word % 4 {
+            0 => U256::from(word * 32),
+            1 => U256::from(rng.random::<u64>()),
+            2 => U256::from_be_bytes(random_address(rng).into_word().0),
+            _ => U256::from(rng.random_range(1..100u64)),
+        };
+        input.extend(value.to_be_bytes::<32>());
+    }
+    input.into()
+}
+
+fn random_address(rng: &mut ChaCha8Rng) -> Address {
+    Address::from(rng.random::<[u8; 20]>())
+}
+
+fn signed<T>(tx: T, account: &Account) -> Signed<T>
+where
+    T: SignableTransaction<Signature> + RlpEcdsaEncodableTx,
+{
+    let signature = account.sign_hash(tx.signature_hash());
+    tx.into_signed(signature)
+}
+
+fn encoded(tx: &TxEnvelope) -> Bytes {
+    tx.encoded_2718().into()
+}

@@ -1,0 +1,100 @@
+//! A client that shows every line and hides nothing: blocking, so that a test reads like a transcript.
+
+use std::{
+    collections::VecDeque,
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::net::UnixStream,
+    path::Path,
+    time::Duration,
+};
+
+use alloy_primitives::B256;
+use mock_node::{MockNode, NodeConfig};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A test fails after waiting so long for a line; nothing waits that long when all is well.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) fn start(adjust: impl FnOnce(NodeConfig) -> NodeConfig) -> (TempDir, MockNode) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let config = adjust(NodeConfig::new(dir.path().join("node.ipc")).with_accounts(20));
+    let node = MockNode::start(config).expect("the node starts");
+    (dir, node)
+}
+
+#[derive(Debug)]
+pub(crate) struct Client {
+    stream: UnixStream,
+    reader: BufReader<UnixStream>,
+    next_id: u64,
+    notifications: VecDeque<Value>,
+}
+
+impl Client {
+    pub(crate) fn connect(path: &Path) -> Self {
+        let stream = UnixStream::connect(path).expect("the node listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let reader = BufReader::new(stream.try_clone().expect("a second handle"));
+        Self { stream, reader, next_id: 1, notifications: VecDeque::new() }
+    }
+
+    pub(crate) fn to(node: &MockNode) -> Self {
+        Self::connect(node.ipc_path())
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).expect("the node reads");
+    }
+
+    /// The next line, whatever it is; `None` at the end of the stream.
+    pub(crate) fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        let len = self.reader.read_line(&mut line).expect("an answer within the patience");
+        (len > 0).then_some(line)
+    }
+
+    pub(crate) fn value(&mut self) -> Value {
+        let line = self.line().expect("the node keeps the connection");
+        serde_json::from_str(&line).expect("a line is JSON")
+    }
+
+    /// The whole answer to one call; notifications that come first are kept.
+    pub(crate) fn call(&mut self, method: &str, params: Value) -> Value {
+        let id = self.next_id;
+        self.next_id += 1;
+        let request = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
+        self.write(request.to_string().as_bytes());
+        loop {
+            let value = self.value();
+            if value.get("method").is_some() {
+                self.notifications.push_back(value);
+                continue;
+            }
+            assert_eq!(value["id"], json!(id));
+            return value;
+        }
+    }
+
+    pub(crate) fn result(&mut self, method: &str, params: Value) -> Value {
+        let answer = self.call(method, params);
+        assert!(answer.get("error").is_none(), "{method} answered {answer}");
+        answer["result"].clone()
+    }
+
+    pub(crate) fn subscribe(&mut self, params: Value) -> String {
+        self.result("eth_subscribe", params).as_str().expect("an id").to_owned()
+    }
+
+    /// The next notification: subscription and result.
+    pub(crate) fn notification(&mut self) -> (String, Value) {
+        let value = self.notifications.pop_front().unwrap_or_else(|| self.value());
+        assert_eq!(value["method"], "eth_subscription", "{value}");
+        let id = value["params"]["subscription"].as_str().expect("an id").to_owned();
+        (id, value["params"]["result"].clone())
+    }
+
+    pub(crate) fn announced(&mut self) -> B256 {
+        serde_json::from_value(self.notification().1).expect("a hash")
+    }
+}

@@ -1,0 +1,101 @@
+use alloy_primitives::B256;
+use serde_json::{Value, json};
+
+use crate::client::{Client, start};
+
+#[test]
+fn several_requests_in_one_write_and_one_in_several_are_all_answered() {
+    let (_dir, node) = start(|config| config);
+    let mut client = Client::to(&node);
+    client.write(br#"{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}{"jsonrpc":"2.0","id":"two","method":"net_version","params":[]} {"jsonrpc":"2.0","#);
+    assert_eq!(client.line().unwrap(), "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":\"0x539\"}\n");
+    assert_eq!(client.value(), json!({"jsonrpc": "2.0", "id": "two", "result": "1337"}));
+    client.write(br#""id":18446744073709551615,"method":"eth_syncing"}"#);
+    assert_eq!(client.value(), json!({"jsonrpc": "2.0", "id": u64::MAX, "result": false}));
+}
+
+#[test]
+fn garbage_is_answered_with_an_error_without_id_and_the_connection_goes_on() {
+    let (_dir, node) = start(|config| config);
+    let mut client = Client::to(&node);
+    client.write(b"what is this\n{\"no\":\"request\"}{\"id\":1,}");
+    for code in [-32700, -32600, -32700] {
+        let answer = client.value();
+        assert_eq!((&answer["error"]["code"], &answer["id"]), (&json!(code), &Value::Null));
+    }
+    assert_eq!(client.result("eth_chainId", json!([])), "0x539");
+}
+
+#[test]
+fn errors_have_the_codes_of_reth() {
+    let (_dir, node) = start(|config| config);
+    let mut client = Client::to(&node);
+    assert_eq!(client.call("eth_nothing", json!([]))["error"]["code"], -32601);
+    let bad_hash = client.call("eth_getRawTransactionByHash", json!(["0x12"]));
+    assert_eq!(bad_hash["error"]["code"], -32602);
+    assert!(bad_hash["error"]["data"].is_string());
+    assert_eq!(client.call("eth_getRawTransactionByHash", json!([]))["error"]["code"], -32602);
+}
+
+#[test]
+fn a_batch_is_answered_as_a_batch_and_an_empty_one_refused() {
+    let (_dir, node) = start(|config| config.with_preload(3));
+    let mut client = Client::to(&node);
+    client.write(b"[]");
+    assert_eq!(client.value()["error"]["code"], -32600);
+    let hashes = node.pending();
+    let mut batch: Vec<Value> = (0..1001)
+        .map(|id| json!({"jsonrpc": "2.0", "id": id, "method": "eth_getRawTransactionByHash", "params": [hashes[id % 3]]}))
+        .collect();
+    batch.push(json!(7));
+    client.write(Value::from(batch).to_string().as_bytes());
+    let answers = client.value();
+    let answers = answers.as_array().expect("an array");
+    assert_eq!(answers.len(), 1002);
+    let raws = hashes.iter().map(|hash| node.raw(*hash).unwrap()).collect::<Vec<_>>();
+    for (id, answer) in answers[..1001].iter().enumerate() {
+        assert_eq!(*answer, json!({"jsonrpc": "2.0", "id": id, "result": raws[id % 3]}));
+    }
+    assert_eq!(answers[1001]["error"]["code"], -32600);
+}
+
+#[test]
+fn a_connection_too_many_gets_a_line_of_text_and_the_end() {
+    let (_dir, node) = start(|config| config.with_max_connections(1));
+    let mut first = Client::to(&node);
+    first.result("eth_chainId", json!([]));
+    let mut second = Client::to(&node);
+    assert_eq!(second.line().unwrap(), "Too many connections. Please try again later.");
+    assert_eq!(second.line(), None);
+    assert_eq!(node.stats().connections_refused, 1);
+    assert_eq!(first.result("eth_chainId", json!([])), "0x539");
+}
+
+#[test]
+fn a_reader_that_is_too_late_is_cut_off_and_others_are_not() {
+    let (_dir, node) = start(|config| config.with_max_queued_bytes(64 << 10));
+    let mut stuck = Client::to(&node);
+    stuck.subscribe(json!(["newPendingTransactions"]));
+    let mut reading = Client::to(&node);
+    reading.subscribe(json!(["newPendingTransactions"]));
+    let mut told = 0;
+    while node.stats().slow_readers_closed == 0 {
+        node.announce_unknown(B256::with_last_byte(9));
+        reading.notification();
+        told += 1;
+        assert!(told < 100_000, "the bound was never reached");
+    }
+    let lines = std::iter::from_fn(|| stuck.line()).count();
+    assert!(lines < told, "what did not fit is lost with the connection");
+    assert_eq!(reading.result("eth_chainId", json!([])), "0x539");
+}
+
+#[test]
+fn after_shutdown_the_connections_are_closed_and_the_socket_is_gone() {
+    let (_dir, node) = start(|config| config.with_tps(100));
+    let mut client = Client::to(&node);
+    client.result("eth_chainId", json!([]));
+    node.shutdown();
+    assert_eq!(client.line(), None);
+    assert!(!node.ipc_path().exists());
+}

@@ -1,0 +1,89 @@
+use std::{
+    collections::HashSet,
+    io::{BufRead as _, BufReader},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use mock_node::{Latency, LoadStart};
+use serde_json::json;
+
+use crate::client::{Client, start};
+
+#[test]
+fn the_paced_load_waits_for_its_listener_keeps_its_pace_and_stops_at_its_count() {
+    let (_dir, node) = start(|config| {
+        config.with_tps(1000).with_count(Some(500)).with_load_start(LoadStart::FirstSubscription)
+    });
+    let mut client = Client::to(&node);
+    assert_eq!(node.stats().announced, 0);
+    let begin = Instant::now();
+    client.subscribe(json!(["newPendingTransactions"]));
+    let hashes: HashSet<_> = (0..500).map(|_| client.announced()).collect();
+    let took = begin.elapsed();
+    assert_eq!(hashes.len(), 500);
+    // 499 steps of a millisecond: never faster, however late the machine is.
+    assert!(took >= Duration::from_millis(498), "too fast: {took:?}");
+    assert!(node.wait_load_finished(Duration::from_secs(10)));
+    assert_eq!(node.stats().announced, 500);
+    assert_eq!(hashes, node.pending().into_iter().collect());
+}
+
+#[test]
+fn the_same_seed_announces_the_same_transactions() {
+    let run = |seed| start(|config| config.with_seed(seed).with_preload(50)).1.pending();
+    assert_eq!(run(5), run(5));
+    assert_ne!(run(5), run(6));
+}
+
+#[test]
+fn held_answers_are_held_at_the_same_time() {
+    let latency = Duration::from_millis(200);
+    let (_dir, node) =
+        start(|config| config.with_preload(50).with_latency(Latency::Fixed(latency)));
+    let mut client = Client::to(&node);
+    let begin = Instant::now();
+    for (id, hash) in node.pending().into_iter().enumerate() {
+        let call = json!({"jsonrpc": "2.0", "id": id, "method": "eth_getRawTransactionByHash", "params": [hash]});
+        client.write(call.to_string().as_bytes());
+    }
+    // Not held, and so ahead of all that were asked before it.
+    client.write(br#"{"jsonrpc":"2.0","id":"first","method":"eth_chainId"}"#);
+    assert_eq!(client.value()["id"], "first");
+    let ids: HashSet<u64> = (0..50).map(|_| client.value()["id"].as_u64().unwrap()).collect();
+    assert_eq!(ids.len(), 50);
+    assert!(begin.elapsed() >= latency);
+    assert_eq!(node.stats().max_concurrent_raw, 50, "all waited together");
+}
+
+#[test]
+fn the_binary_says_when_it_is_ready_and_ends_with_its_stdin() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("node.ipc");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_mock-node"))
+        .args(["--preload", "5", "--block-time", "0s", "--exit-with-stdin", "--stats", "--ipc"])
+        .arg(&path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut out = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(out.next().unwrap().unwrap(), format!("ready {}", path.display()));
+    let mut client = Client::connect(&path);
+    assert_eq!(client.result("txpool_status", json!([]))["pending"], "0x5");
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+    let stats: serde_json::Value = serde_json::from_str(&out.next().unwrap().unwrap()).unwrap();
+    assert_eq!(stats["methods"]["txpool_status"], 1);
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_flag_that_is_not_understood_is_named_and_exits_with_two() {
+    let output = Command::new(env!("CARGO_BIN_EXE_mock-node"))
+        .args(["--ipc", "/tmp/x.ipc", "--latency", "fast"])
+        .output()
+        .expect("the binary runs");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--latency"));
+}
