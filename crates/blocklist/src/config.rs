@@ -85,10 +85,7 @@ impl BlocklistConfig {
     /// [`Error::Config`] for a value under which no list could ever be used.
     pub fn validate(&self) -> Result<(), Error> {
         if self.max_age == Some(Duration::ZERO) {
-            return Err(Error::Config {
-                field: "max_age",
-                reason: "zero: every list is stale",
-            });
+            return Err(Error::Config { field: "max_age", reason: "zero: every list is stale" });
         }
         if self.max_bytes == 0 {
             return Err(Error::Config {

@@ -40,10 +40,7 @@ impl SharedBlocklist {
 }
 
 fn read(path: &Path, max_bytes: usize) -> Result<(Vec<u8>, SystemTime), Error> {
-    let unreadable = |source: io::Error| Error::Read {
-        path: path.to_owned(),
-        source,
-    };
+    let unreadable = |source: io::Error| Error::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(unreadable)?;
     let stamp = |file: &File| -> io::Result<(u64, SystemTime)> {
         let metadata = file.metadata()?;
@@ -53,21 +50,13 @@ fn read(path: &Path, max_bytes: usize) -> Result<(Vec<u8>, SystemTime), Error> {
     let mut bytes = Vec::new();
     // One byte more than allowed tells too long from just right, and bounds what an endless file takes.
     let limit = max_bytes as u64 + 1;
-    (&file)
-        .take(limit)
-        .read_to_end(&mut bytes)
-        .map_err(unreadable)?;
+    (&file).take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() > max_bytes {
-        return Err(Error::TooLarge {
-            bytes: bytes.len(),
-            max_bytes,
-        });
+        return Err(Error::TooLarge { bytes: bytes.len(), max_bytes });
     }
     let after = stamp(&file).map_err(unreadable)?;
     if before != after || before.0 != bytes.len() as u64 {
-        return Err(Error::ChangedWhileRead {
-            path: path.to_owned(),
-        });
+        return Err(Error::ChangedWhileRead { path: path.to_owned() });
     }
     Ok((bytes, before.1))
 }

@@ -39,18 +39,11 @@ impl BlockGuard {
         metrics: Metrics,
     ) -> Result<Self, Error> {
         if list.contains(&fee_recipient) {
-            let error = Error::FeeRecipientListed {
-                address: fee_recipient,
-            };
+            let error = Error::FeeRecipientListed { address: fee_recipient };
             metrics.refused(&error);
             return Err(error);
         }
-        Ok(Self {
-            list,
-            fee_recipient,
-            policy,
-            metrics,
-        })
+        Ok(Self { list, fee_recipient, policy, metrics })
     }
 
     /// The list that judges this block.
@@ -75,9 +68,7 @@ impl BlockGuard {
     /// # Errors
     /// The first listed address that the transaction names.
     pub fn precheck(&self, tx: &impl Transaction) -> Result<(), Blocked> {
-        self.list
-            .precheck(tx)
-            .inspect_err(|blocked| self.metrics.blocked(*blocked))
+        self.list.precheck(tx).inspect_err(|blocked| self.metrics.blocked(*blocked))
     }
 
     /// Executes one transaction: pre-check, execution by itself, check of every account it loaded.
@@ -107,11 +98,7 @@ impl BlockGuard {
         self.list
             .check(&executed.state, self.fee_recipient)
             .inspect_err(|blocked| self.metrics.blocked(*blocked))?;
-        Ok(Checked {
-            evm,
-            output: executed.result,
-            state: executed.state,
-        })
+        Ok(Checked { evm, output: executed.result, state: executed.state })
     }
 
     pub(crate) fn count(&self, blocked: Blocked) -> Blocked {

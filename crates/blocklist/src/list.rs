@@ -31,10 +31,7 @@ impl Blocklist {
     ) -> Result<Self, Error> {
         let addresses: AddressSet = addresses.into_iter().collect();
         if addresses.len() < config.min_addresses {
-            return Err(Error::TooFew {
-                found: addresses.len(),
-                min: config.min_addresses,
-            });
+            return Err(Error::TooFew { found: addresses.len(), min: config.min_addresses });
         }
         let hash = content_hash(&addresses);
         Ok(Self { addresses, hash })
@@ -126,10 +123,7 @@ impl Blocklist {
     /// Out of the hot path: the order of a hash map's keys is no reason to print.
     #[cold]
     fn lowest(&self, state: &EvmState, coinbase: Address) -> Blocked {
-        let listed = state
-            .keys()
-            .filter(|a| self.contains(a) && **a != coinbase)
-            .min();
+        let listed = state.keys().filter(|a| self.contains(a) && **a != coinbase).min();
         Blocked {
             address: *listed.expect("called because one of the keys is listed"),
             how: How::TouchedByExecution,
@@ -138,21 +132,14 @@ impl Blocklist {
 
     #[inline]
     fn refuse(&self, address: Address, how: How) -> Result<(), Blocked> {
-        if self.contains(&address) {
-            Err(Blocked { address, how })
-        } else {
-            Ok(())
-        }
+        if self.contains(&address) { Err(Blocked { address, how }) } else { Ok(()) }
     }
 }
 
 impl std::fmt::Debug for Blocklist {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // Thousands of addresses help nobody in a log line.
-        f.debug_struct("Blocklist")
-            .field("len", &self.len())
-            .field("hash", &self.hash)
-            .finish()
+        f.debug_struct("Blocklist").field("len", &self.len()).field("hash", &self.hash).finish()
     }
 }
 
@@ -177,10 +164,7 @@ mod tests {
     }
 
     fn state(bytes: &[u8]) -> EvmState {
-        bytes
-            .iter()
-            .map(|b| (Address::repeat_byte(*b), Default::default()))
-            .collect()
+        bytes.iter().map(|b| (Address::repeat_byte(*b), Default::default())).collect()
     }
 
     #[test]
@@ -195,10 +179,7 @@ mod tests {
     #[test]
     fn of_several_listed_keys_the_lowest_is_named() {
         let blocked = list(&[9, 4, 7]).check(&state(&[1, 9, 7, 4, 200]), Address::ZERO);
-        let expected = Blocked {
-            address: Address::repeat_byte(4),
-            how: How::TouchedByExecution,
-        };
+        let expected = Blocked { address: Address::repeat_byte(4), how: How::TouchedByExecution };
         assert_eq!(blocked, Err(expected));
     }
 
@@ -206,23 +187,14 @@ mod tests {
     fn the_coinbase_alone_is_skipped() {
         let list = list(&[4, 7]);
         assert_eq!(list.check(&state(&[1, 7]), Address::repeat_byte(7)), Ok(()));
-        assert!(
-            list.check(&state(&[1, 4, 7]), Address::repeat_byte(7))
-                .is_err()
-        );
-        assert!(
-            list.check(&state(&[1, 7]), Address::repeat_byte(4))
-                .is_err()
-        );
+        assert!(list.check(&state(&[1, 4, 7]), Address::repeat_byte(7)).is_err());
+        assert!(list.check(&state(&[1, 7]), Address::repeat_byte(4)).is_err());
     }
 
     #[test]
     fn too_few_addresses_are_an_error() {
         let config = BlocklistConfig::default();
         let error = Blocklist::from_addresses([], &config).expect_err("empty");
-        assert!(
-            matches!(error, Error::TooFew { found: 0, min: 1 }),
-            "{error}"
-        );
+        assert!(matches!(error, Error::TooFew { found: 0, min: 1 }), "{error}");
     }
 }

@@ -74,19 +74,12 @@ impl Metrics {
         self.0.addresses.set(list.len() as f64);
         self.0.content_hash_prefix.set(hash_prefix(list));
         // Before 1970 is a file with a broken date; it is stale anyway.
-        let seconds = as_of
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
+        let seconds = as_of.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.0.as_of_seconds.set(seconds.as_secs_f64());
     }
 
     pub(crate) fn reloaded(&self, changed: bool) {
-        if changed {
-            &self.0.reload_changed
-        } else {
-            &self.0.reload_unchanged
-        }
-        .increment(1);
+        if changed { &self.0.reload_changed } else { &self.0.reload_unchanged }.increment(1);
     }
 
     pub(crate) fn reload_failed(&self) {
@@ -114,9 +107,7 @@ impl Metrics {
 
 /// A gauge is an `f64`, which holds 48 bits exactly; a label per hash would grow without end.
 fn hash_prefix(list: &Blocklist) -> f64 {
-    list.hash()[..6]
-        .iter()
-        .fold(0_u64, |n, byte| (n << 8) | u64::from(*byte)) as f64
+    list.hash()[..6].iter().fold(0_u64, |n, byte| (n << 8) | u64::from(*byte)) as f64
 }
 
 impl std::fmt::Debug for Metrics {

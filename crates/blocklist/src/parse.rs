@@ -13,9 +13,8 @@ impl Blocklist {
     /// See [`Self::from_text`] and [`Self::from_json`]; [`Error::NotUtf8`].
     pub fn parse(bytes: &[u8], config: &BlocklistConfig) -> Result<Self, Error> {
         check_length(bytes, config)?;
-        let text = std::str::from_utf8(bytes).map_err(|error| Error::NotUtf8 {
-            valid_bytes: error.valid_up_to(),
-        })?;
+        let text = std::str::from_utf8(bytes)
+            .map_err(|error| Error::NotUtf8 { valid_bytes: error.valid_up_to() })?;
         if without_bom(text).trim_start().starts_with('[') {
             Self::from_json(text, config)
         } else {
@@ -33,13 +32,10 @@ impl Blocklist {
     /// [`Error::TooFew`].
     pub fn from_text(text: &str, config: &BlocklistConfig) -> Result<Self, Error> {
         check_length(text.as_bytes(), config)?;
-        let lines = without_bom(text)
-            .lines()
-            .enumerate()
-            .filter_map(|(index, line)| {
-                let entry = line.split('#').next().unwrap_or_default().trim();
-                (!entry.is_empty()).then_some((Place::Line(index + 1), entry))
-            });
+        let lines = without_bom(text).lines().enumerate().filter_map(|(index, line)| {
+            let entry = line.split('#').next().unwrap_or_default().trim();
+            (!entry.is_empty()).then_some((Place::Line(index + 1), entry))
+        });
         collect(lines, config)
     }
 
@@ -52,20 +48,15 @@ impl Blocklist {
         check_length(text.as_bytes(), config)?;
         let entries: Vec<String> =
             serde_json::from_str(without_bom(text)).map_err(|source| Error::Json { source })?;
-        let placed = entries
-            .iter()
-            .enumerate()
-            .map(|(index, entry)| (Place::Entry(index + 1), &**entry));
+        let placed =
+            entries.iter().enumerate().map(|(index, entry)| (Place::Entry(index + 1), &**entry));
         collect(placed, config)
     }
 }
 
 fn check_length(text: &[u8], config: &BlocklistConfig) -> Result<(), Error> {
     if text.len() > config.max_bytes {
-        return Err(Error::TooLarge {
-            bytes: text.len(),
-            max_bytes: config.max_bytes,
-        });
+        return Err(Error::TooLarge { bytes: text.len(), max_bytes: config.max_bytes });
     }
     Ok(())
 }
@@ -78,21 +69,14 @@ fn collect<'a>(
     for (place, entry) in entries {
         let address = parse_address(place, entry)?;
         if let Some(first) = seen.insert(address, place) {
-            return Err(Error::Duplicate {
-                place,
-                first,
-                address,
-            });
+            return Err(Error::Duplicate { place, first, address });
         }
     }
     Blocklist::from_addresses(seen.into_keys(), config)
 }
 
 fn parse_address(place: Place, entry: &str) -> Result<Address, Error> {
-    let bad = || Error::BadAddress {
-        place,
-        found: entry.chars().take(64).collect(),
-    };
+    let bad = || Error::BadAddress { place, found: entry.chars().take(64).collect() };
     let digits = entry.strip_prefix("0x").ok_or_else(bad)?;
     // The length first: the decoder accepts a second prefix in front of the digits.
     if digits.len() != 40 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -150,19 +134,14 @@ mod tests {
         assert_eq!(text.len(), 4);
         assert!(text.contains(&address!("0xd1220a0cf47c7b9be7a2e6ba89f429762e7b9adb")));
         assert_eq!(text, parse(&json).expect("a good list"));
-        assert_eq!(
-            text,
-            parse(&format!("\u{feff}{json}")).expect("a byte order mark is skipped")
-        );
+        assert_eq!(text, parse(&format!("\u{feff}{json}")).expect("a byte order mark is skipped"));
     }
 
     #[test]
     fn a_wrong_checksum_names_its_line_and_what_would_pass() {
         for (index, good) in NORMAL.iter().enumerate() {
             // Flip the case of each letter in turn: each must be noticed.
-            let letters = good
-                .char_indices()
-                .filter(|(i, c)| *i > 1 && c.is_ascii_alphabetic());
+            let letters = good.char_indices().filter(|(i, c)| *i > 1 && c.is_ascii_alphabetic());
             for (at, letter) in letters {
                 let mut wrong = good.to_string();
                 let flipped = if letter.is_ascii_lowercase() {
@@ -173,11 +152,7 @@ mod tests {
                 wrong.replace_range(at..=at, &flipped.to_string());
                 let text = format!("{}# comment\n{wrong}\n", "\n".repeat(index));
                 match parse(&text) {
-                    Err(Error::BadChecksum {
-                        place,
-                        found,
-                        expected,
-                    }) => {
+                    Err(Error::BadChecksum { place, found, expected }) => {
                         assert_eq!(place, Place::Line(index + 2));
                         assert_eq!((&*found, &*expected), (&*wrong, *good));
                     }
@@ -205,10 +180,7 @@ mod tests {
             format!("0x{}", "é".repeat(20)),
         ] {
             match parse(&format!("0x{digits}\n{bad}\n")) {
-                Err(Error::BadAddress {
-                    place: Place::Line(2),
-                    found,
-                }) => {
+                Err(Error::BadAddress { place: Place::Line(2), found }) => {
                     assert_eq!(*found, *bad.chars().take(64).collect::<String>());
                 }
                 other => panic!("{bad}: {other:?}"),
@@ -216,27 +188,14 @@ mod tests {
         }
         let json = format!("[\"0x{digits}\", \"\"]");
         let error = parse(&json).expect_err("an empty string");
-        assert!(
-            matches!(
-                error,
-                Error::BadAddress {
-                    place: Place::Entry(2),
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(error, Error::BadAddress { place: Place::Entry(2), .. }), "{error}");
     }
 
     #[test]
     fn a_repeated_address_is_refused_with_both_places() {
         let text = format!("{}\n\n{}\n", NORMAL[0], NORMAL[0].to_lowercase());
         match parse(&text) {
-            Err(Error::Duplicate {
-                place,
-                first,
-                address,
-            }) => {
+            Err(Error::Duplicate { place, first, address }) => {
                 assert_eq!((first, place), (Place::Line(1), Place::Line(3)));
                 assert_eq!(address.to_checksum(None), NORMAL[0]);
             }
@@ -250,10 +209,7 @@ mod tests {
     fn an_empty_list_is_refused_unless_it_is_allowed() {
         let allowed = BlocklistConfig::default().with_min_addresses(0);
         for empty in ["", "\n \n", "# nothing\n", "[]", " [ ] "] {
-            assert!(
-                matches!(parse(empty), Err(Error::TooFew { found: 0, min: 1 })),
-                "{empty:?}"
-            );
+            assert!(matches!(parse(empty), Err(Error::TooFew { found: 0, min: 1 })), "{empty:?}");
             let list = Blocklist::parse(empty.as_bytes(), &allowed).expect("allowed");
             assert!(list.is_empty());
         }
@@ -265,10 +221,7 @@ mod tests {
         let whole = NORMAL.join("\n");
         assert!(Blocklist::parse(whole.as_bytes(), &config).is_ok());
         for cut in 0..whole.len() {
-            assert!(
-                Blocklist::parse(&whole.as_bytes()[..cut], &config).is_err(),
-                "cut at {cut}"
-            );
+            assert!(Blocklist::parse(&whole.as_bytes()[..cut], &config).is_err(), "cut at {cut}");
         }
     }
 
@@ -283,23 +236,14 @@ mod tests {
     fn bytes_that_are_not_text_and_too_many_bytes_are_refused() {
         let config = BlocklistConfig::default().with_max_bytes(50);
         let error = Blocklist::parse(b"# \xff", &config).expect_err("not UTF-8");
-        assert!(
-            matches!(error, Error::NotUtf8 { valid_bytes: 2 }),
-            "{error}"
-        );
+        assert!(matches!(error, Error::NotUtf8 { valid_bytes: 2 }), "{error}");
         let long = format!("{}\n{}", NORMAL[0], NORMAL[1]);
         for result in [
             Blocklist::parse(long.as_bytes(), &config),
             Blocklist::from_text(&long, &config),
             Blocklist::from_json(&long, &config),
         ] {
-            assert!(matches!(
-                result,
-                Err(Error::TooLarge {
-                    bytes: 85,
-                    max_bytes: 50
-                })
-            ));
+            assert!(matches!(result, Err(Error::TooLarge { bytes: 85, max_bytes: 50 })));
         }
     }
 }

@@ -68,11 +68,7 @@ impl SharedBlocklist {
         let list = Arc::new(Blocklist::parse(text, &config)?);
         let metrics = Metrics::new();
         metrics.in_force(&list, as_of);
-        Ok(Self {
-            in_force: ArcSwap::from_pointee(Loaded { list, as_of }),
-            config,
-            metrics,
-        })
+        Ok(Self { in_force: ArcSwap::from_pointee(Loaded { list, as_of }), config, metrics })
     }
 
     /// Replaces the list in force, for every block begun from now on. Not to be called from several
@@ -114,12 +110,7 @@ impl SharedBlocklist {
         now: SystemTime,
     ) -> Result<BlockGuard, Error> {
         let list = self.current(now)?;
-        BlockGuard::with_metrics(
-            list,
-            fee_recipient,
-            self.config.policy,
-            self.metrics.clone(),
-        )
+        BlockGuard::with_metrics(list, fee_recipient, self.config.policy, self.metrics.clone())
     }
 
     /// The moment for which the list in force was true.
@@ -135,17 +126,10 @@ impl SharedBlocklist {
     fn replace(&self, list: Blocklist, as_of: SystemTime) -> Reloaded {
         let to = list.hash();
         self.metrics.in_force(&list, as_of);
-        let before = self.in_force.swap(Arc::new(Loaded {
-            list: Arc::new(list),
-            as_of,
-        }));
+        let before = self.in_force.swap(Arc::new(Loaded { list: Arc::new(list), as_of }));
         let from = before.list.hash();
         self.metrics.reloaded(from != to);
-        if from == to {
-            Reloaded::Unchanged { hash: to }
-        } else {
-            Reloaded::Changed { from, to }
-        }
+        if from == to { Reloaded::Unchanged { hash: to } } else { Reloaded::Changed { from, to } }
     }
 
     pub(crate) fn failed(&self, error: Error) -> Error {
@@ -161,10 +145,9 @@ fn check_age(as_of: SystemTime, config: &BlocklistConfig, now: SystemTime) -> Re
     match now.duration_since(as_of) {
         Ok(age) if age > max_age => Err(Error::Stale { age, max_age }),
         Ok(_) => Ok(()),
-        Err(error) if error.duration() > CLOCK_TOLERANCE => Err(Error::FromTheFuture {
-            ahead: error.duration(),
-            tolerance: CLOCK_TOLERANCE,
-        }),
+        Err(error) if error.duration() > CLOCK_TOLERANCE => {
+            Err(Error::FromTheFuture { ahead: error.duration(), tolerance: CLOCK_TOLERANCE })
+        }
         Err(_) => Ok(()),
     }
 }

@@ -84,9 +84,8 @@ impl BlockGuard {
     {
         let mut outputs = Vec::new();
         for (index, tx) in txs.into_iter().enumerate() {
-            let output = self
-                .verify_one(evm, tx)
-                .map_err(|reason| VerifyError { index, reason })?;
+            let output =
+                self.verify_one(evm, tx).map_err(|reason| VerifyError { index, reason })?;
             outputs.push(output);
         }
         Ok(outputs)
@@ -110,16 +109,10 @@ impl BlockGuard {
         let mut checked = self.execute(&mut inspected, tx)?;
         // The fee recipient is not on the list, so it needs no exception here.
         let attempted = checked.evm_mut().0.inspector().attempts();
-        let listed = attempted
-            .iter()
-            .filter(|address| self.list().contains(address))
-            .min();
+        let listed = attempted.iter().filter(|address| self.list().contains(address)).min();
         if let Some(address) = listed {
             return Err(self
-                .count(Blocked {
-                    address: *address,
-                    how: How::AttemptedByExecution,
-                })
+                .count(Blocked { address: *address, how: How::AttemptedByExecution })
                 .into());
         }
         Ok(checked.commit())

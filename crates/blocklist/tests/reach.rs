@@ -34,12 +34,8 @@ enum Reach {
 
 impl Reach {
     fn all() -> Vec<Self> {
-        let reads = [
-            opcode::BALANCE,
-            opcode::EXTCODESIZE,
-            opcode::EXTCODECOPY,
-            opcode::EXTCODEHASH,
-        ];
+        let reads =
+            [opcode::BALANCE, opcode::EXTCODESIZE, opcode::EXTCODECOPY, opcode::EXTCODEHASH];
         let mut all: Vec<Self> = reads.map(Self::Read).to_vec();
         all.extend(CALLS.map(Self::Call));
         all.extend([Self::CallWithValue, Self::SelfDestruct]);
@@ -48,12 +44,9 @@ impl Reach {
 
     fn code(self, asm: Asm) -> Asm {
         match self {
-            Self::Read(opcode::EXTCODECOPY) => asm
-                .push(1)
-                .push(0)
-                .push(0)
-                .address(VICTIM)
-                .op(opcode::EXTCODECOPY),
+            Self::Read(opcode::EXTCODECOPY) => {
+                asm.push(1).push(0).push(0).address(VICTIM).op(opcode::EXTCODECOPY)
+            }
             Self::Read(read) => asm.address(VICTIM).op(read).op(opcode::POP),
             Self::Call(kind) => asm.call(kind, VICTIM, 0),
             Self::CallWithValue => asm.call(opcode::CALL, VICTIM, 1),
@@ -129,10 +122,9 @@ impl Frame {
             Self::TopReverted => (None, call(opcode::CALL, INNER).revert()),
             Self::TopHalted => (None, call(opcode::CALL, INNER).op(opcode::INVALID)),
             Self::InnerReverted => (Some(middle(Asm::revert)), call(opcode::CALL, MIDDLE)),
-            Self::InnerHalted => (
-                Some(middle(|asm| asm.op(opcode::INVALID))),
-                call(opcode::CALL, MIDDLE),
-            ),
+            Self::InnerHalted => {
+                (Some(middle(|asm| asm.op(opcode::INVALID))), call(opcode::CALL, MIDDLE))
+            }
             Self::InnerOutOfGas => (Some(middle(Asm::burn)), call(opcode::CALL, MIDDLE)),
             Self::Static => (None, call(opcode::STATICCALL, INNER)),
             Self::Library => (None, call(opcode::DELEGATECALL, INNER)),
@@ -170,9 +162,7 @@ impl Account {
         match self {
             Self::Funded => world.fund(VICTIM, U256::ONE),
             Self::Contract => world.contract(VICTIM, Bytes::from_static(&[opcode::STOP])),
-            Self::Empty => world
-                .inner
-                .insert_account_info(VICTIM, AccountInfo::default()),
+            Self::Empty => world.inner.insert_account_info(VICTIM, AccountInfo::default()),
             Self::Missing => {}
         }
     }
@@ -222,13 +212,8 @@ fn the_keys_are_the_accounts_read_and_the_same_under_an_inspector() {
 fn a_listed_address_is_blocked_however_it_is_reached_and_nothing_is_written() {
     each_case(|name, spec, _, _, _, world, tx| {
         let mut evm = evm(world, spec);
-        let refused = guard(&[VICTIM])
-            .execute(&mut evm, tx.clone())
-            .expect_err(name);
-        let expected = Blocked {
-            address: VICTIM,
-            how: How::TouchedByExecution,
-        };
+        let refused = guard(&[VICTIM]).execute(&mut evm, tx.clone()).expect_err(name);
+        let expected = Blocked { address: VICTIM, how: How::TouchedByExecution };
         assert_eq!(refused, ExecuteError::Blocked(expected), "{name}");
         assert_eq!(evm.ctx.journaled_state.database.commits, 0, "{name}");
 

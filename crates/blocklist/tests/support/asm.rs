@@ -6,12 +6,8 @@ use revm::{
 };
 
 /// The opcodes that call an account.
-pub const CALLS: [u8; 4] = [
-    opcode::CALL,
-    opcode::CALLCODE,
-    opcode::DELEGATECALL,
-    opcode::STATICCALL,
-];
+pub const CALLS: [u8; 4] =
+    [opcode::CALL, opcode::CALLCODE, opcode::DELEGATECALL, opcode::STATICCALL];
 
 #[derive(Debug, Clone, Default)]
 pub struct Asm(Vec<u8>);
@@ -75,21 +71,12 @@ impl Asm {
 
     /// `CREATE` from `init`; the address stays on the stack.
     pub fn create(self, init: &[u8], value: u64) -> Self {
-        self.store(init)
-            .push(init.len() as u64)
-            .push(0)
-            .push(value)
-            .op(opcode::CREATE)
+        self.store(init).push(init.len() as u64).push(0).push(value).op(opcode::CREATE)
     }
 
     /// `CREATE2` from `init` with salt 0; the address stays on the stack.
     pub fn create2(self, init: &[u8], value: u64) -> Self {
-        let asm = self
-            .store(init)
-            .push(0)
-            .push(init.len() as u64)
-            .push(0)
-            .push(value);
+        let asm = self.store(init).push(0).push(init.len() as u64).push(0).push(value);
         asm.op(opcode::CREATE2)
     }
 

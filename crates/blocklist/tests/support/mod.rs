@@ -1,11 +1,8 @@
 //! A world in memory that records what is read from it, and EVMs over it.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    reason = "each test binary uses a part of it"
-)]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 pub mod asm;
+pub mod random;
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -51,19 +48,14 @@ impl World {
     /// A funded [`SENDER`] and nothing else.
     pub fn new() -> Self {
         let inner = CacheDB::new(EmptyDB::default());
-        let mut world = Self {
-            inner,
-            accounts: BTreeSet::new(),
-            storage_owners: BTreeSet::new(),
-            commits: 0,
-        };
+        let mut world =
+            Self { inner, accounts: BTreeSet::new(), storage_owners: BTreeSet::new(), commits: 0 };
         world.fund(SENDER, U256::from(10).pow(U256::from(20)));
         world
     }
 
     pub fn fund(&mut self, address: Address, balance: U256) {
-        self.inner
-            .insert_account_info(address, AccountInfo::from_balance(balance));
+        self.inner.insert_account_info(address, AccountInfo::from_balance(balance));
     }
 
     pub fn contract(&mut self, address: Address, code: Bytes) {
@@ -139,12 +131,7 @@ pub fn evm_with<I>(world: World, spec: SpecId, coinbase: Address, inspector: I) 
 
 /// A legacy transaction of [`SENDER`], with a tip.
 pub fn tx(to: Address) -> TxEnv {
-    TxEnv::builder()
-        .caller(SENDER)
-        .to(to)
-        .gas_limit(10_000_000)
-        .gas_price(20)
-        .build_fill()
+    TxEnv::builder().caller(SENDER).to(to).gas_limit(10_000_000).gas_price(20).build_fill()
 }
 
 pub fn keys(state: &EvmState) -> BTreeSet<Address> {

@@ -1,0 +1,141 @@
+//! The guard over EVMs that are not the plain one: under an inspector, over a failing database,
+//! behind another trait.
+
+mod support;
+
+use blocklist::{Blocked, ExecuteError, How, Inspected, TransactionEvm};
+use revm::{
+    Database, DatabaseCommit, ExecuteCommitEvm, ExecuteEvm, MainBuilder, MainContext,
+    bytecode::opcode,
+    context::{
+        TxEnv,
+        result::{EVMError, ExecResultAndState, ExecutionResult, InvalidTransaction},
+    },
+    database_interface::DBErrorMarker,
+    inspector::CountInspector,
+    primitives::{Address, AddressMap, B256, U256, address, hardfork::SpecId},
+    state::{Account, AccountInfo, Bytecode, EvmState},
+};
+use support::{
+    COINBASE, ROUTER, TestEvm, VICTIM, World, asm::Asm, evm, evm_with, forks, guard, tx,
+};
+
+const OTHER: Address = address!("0xaa00000000000000000000000000000000000002");
+
+fn reader() -> World {
+    let mut world = World::new();
+    world.contract(ROUTER, Asm::new().address(VICTIM).op(opcode::BALANCE).bytes());
+    world
+}
+
+#[test]
+fn an_inspected_evm_is_guarded_in_the_same_way() {
+    for spec in forks() {
+        let mut inspected = evm_with(reader(), spec, COINBASE, CountInspector::new());
+        let refused =
+            guard(&[VICTIM]).execute(&mut Inspected(&mut inspected), tx(ROUTER)).map(drop);
+        let expected = Blocked { address: VICTIM, how: How::TouchedByExecution };
+        assert_eq!(refused, Err(ExecuteError::Blocked(expected)));
+        assert_eq!(inspected.ctx.journaled_state.database.commits, 0);
+
+        let mut plain = evm(reader(), spec);
+        let expected =
+            guard(&[OTHER]).execute(&mut plain, tx(ROUTER)).expect("not listed").commit();
+        let mut adapter = Inspected(&mut inspected);
+        let checked = guard(&[OTHER]).execute(&mut adapter, tx(ROUTER)).expect("not listed");
+        assert_eq!(checked.output(), &expected);
+        assert_eq!(checked.commit(), expected);
+        assert_eq!(inspected.ctx.journaled_state.database.commits, 1);
+        assert!(inspected.inspector.get_count(opcode::BALANCE) > 0, "the inspector ran");
+
+        inspected.transact_one(TxEnv { nonce: 1, ..tx(ROUTER) }).expect("valid");
+        let refused = guard(&[]).execute(&mut Inspected(&mut inspected), tx(OTHER)).map(drop);
+        assert_eq!(refused, Err(ExecuteError::Leftover { accounts: 4 }));
+    }
+}
+
+/// A database that lost one account.
+#[derive(Debug)]
+struct Lossy(World);
+
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error("account {0} is lost")]
+struct Lost(Address);
+
+impl DBErrorMarker for Lost {}
+
+impl Database for Lossy {
+    type Error = Lost;
+
+    fn basic(&mut self, address: Address) -> Result<Option<AccountInfo>, Lost> {
+        if address == VICTIM {
+            return Err(Lost(address));
+        }
+        Ok(self.0.basic(address).expect("in memory"))
+    }
+
+    fn code_by_hash(&mut self, code_hash: B256) -> Result<Bytecode, Lost> {
+        Ok(self.0.code_by_hash(code_hash).expect("in memory"))
+    }
+
+    fn storage(&mut self, address: Address, index: U256) -> Result<U256, Lost> {
+        Ok(self.0.storage(address, index).expect("in memory"))
+    }
+
+    fn block_hash(&mut self, number: u64) -> Result<B256, Lost> {
+        Ok(self.0.block_hash(number).expect("in memory"))
+    }
+}
+
+impl DatabaseCommit for Lossy {
+    fn commit(&mut self, changes: AddressMap<Account>) {
+        self.0.commit(changes);
+    }
+}
+
+#[test]
+fn a_database_error_is_no_execution_and_leaves_nothing_behind() {
+    let mut evm = revm::Context::mainnet().with_db(Lossy(reader())).build_mainnet();
+    let guard = guard(&[]);
+    let refused = guard.execute(&mut evm, tx(ROUTER)).map(drop);
+    assert_eq!(refused, Err(ExecuteError::Evm(EVMError::Database(Lost(VICTIM)))));
+    assert_eq!(evm.ctx.journaled_state.database.0.commits, 0);
+    guard.execute(&mut evm, tx(OTHER)).expect("the EVM is clean").commit();
+    assert_eq!(evm.ctx.journaled_state.database.0.commits, 1);
+}
+
+/// As alloy-evm wraps it: the EVM is out of reach but for two calls.
+struct Wrapped(TestEvm);
+
+impl TransactionEvm for Wrapped {
+    type Tx = TxEnv;
+    type Output = ExecutionResult;
+    type Error = EVMError<std::convert::Infallible, InvalidTransaction>;
+
+    fn discard_leftover(&mut self) -> usize {
+        0
+    }
+
+    fn transact_alone(
+        &mut self,
+        tx: TxEnv,
+    ) -> Result<ExecResultAndState<ExecutionResult, EvmState>, Self::Error> {
+        self.0.transact(tx)
+    }
+
+    fn commit_state(&mut self, state: EvmState) {
+        self.0.commit(state);
+    }
+}
+
+#[test]
+fn an_evm_behind_another_trait_is_guarded_through_a_newtype() {
+    let mut wrapped = Wrapped(evm(reader(), SpecId::OSAKA));
+    let refused = guard(&[VICTIM]).execute(&mut wrapped, tx(ROUTER)).map(drop);
+    assert_eq!(refused.expect_err("listed").blocked().map(|b| b.address), Some(VICTIM));
+    guard(&[OTHER]).execute(&mut wrapped, tx(ROUTER)).expect("not listed").discard();
+    assert_eq!(wrapped.0.ctx.journaled_state.database.commits, 0);
+    let output = guard(&[OTHER]).execute(&mut wrapped, tx(ROUTER)).expect("not listed").commit();
+    assert!(output.is_success());
+    assert_eq!(wrapped.0.ctx.journaled_state.database.commits, 1);
+}

@@ -1,0 +1,231 @@
+//! Random programs in random worlds, a block at a time on one EVM: what is read from the database
+//! is what is checked, the guard blocks exactly when a listed address is named or read, and the
+//! execution is the same with and without an inspector.
+//!
+//! `BLOCKLIST_RANDOM_TXS` sets how many transactions (default 100,000), `BLOCKLIST_SEED` where they
+//! start. A failure prints the seed of its block.
+
+mod support;
+
+use std::{collections::BTreeSet, env, ops::AddAssign};
+
+use blocklist::{AttemptInspector, ExecuteError, How};
+use rand::{Rng, SeedableRng, seq::IndexedRandom};
+use rand_chacha::ChaCha8Rng;
+use revm::{
+    InspectEvm,
+    context::{TxEnv, result::ExecutionResult},
+    context_interface::{Transaction, transaction::AuthorizationTr},
+    primitives::{Address, hardfork::SpecId},
+};
+use support::{
+    COINBASE, evm_with, forks, guard_for, keys,
+    random::{self, Universe},
+};
+
+const DEFAULT_TXS: u64 = 100_000;
+const TXS_PER_BLOCK: u64 = 10;
+
+fn setting(name: &str, default: u64) -> u64 {
+    match env::var(name) {
+        Ok(value) => value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")),
+        Err(_) => default,
+    }
+}
+
+/// What was seen, so that a generator gone blind does not pass.
+#[derive(Debug, Default, Clone, Copy)]
+struct Seen {
+    txs: u64,
+    invalid: u64,
+    succeeded: u64,
+    reverted: u64,
+    halted: u64,
+    committed: u64,
+    blocked_by_precheck: u64,
+    blocked_by_state: u64,
+    accounts: u64,
+    precompiles: u64,
+    delegated: u64,
+    created: u64,
+    attempted_only: u64,
+}
+
+impl AddAssign for Seen {
+    fn add_assign(&mut self, other: Self) {
+        self.txs += other.txs;
+        self.invalid += other.invalid;
+        self.succeeded += other.succeeded;
+        self.reverted += other.reverted;
+        self.halted += other.halted;
+        self.committed += other.committed;
+        self.blocked_by_precheck += other.blocked_by_precheck;
+        self.blocked_by_state += other.blocked_by_state;
+        self.accounts += other.accounts;
+        self.precompiles += other.precompiles;
+        self.delegated += other.delegated;
+        self.created += other.created;
+        self.attempted_only += other.attempted_only;
+    }
+}
+
+/// The addresses that the transaction itself names.
+fn named(tx: &TxEnv) -> BTreeSet<Address> {
+    let mut named: BTreeSet<Address> = [tx.caller].into();
+    named.extend(tx.kind.to());
+    named.extend(tx.access_list.0.iter().map(|item| item.address));
+    for authorization in tx.authorization_list() {
+        named.extend(authorization.authority());
+        named.insert(authorization.address());
+    }
+    named
+}
+
+fn one_block(seed: u64, forks: &[SpecId]) -> Seen {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let spec = *forks.choose(&mut rng).expect("there are forks");
+    let universe = Universe::new(spec);
+    let world = universe.world(&mut rng);
+    let coinbase = if rng.random_bool(0.3) { universe.any(&mut rng) } else { COINBASE };
+    let mut listed: Vec<Address> =
+        (0..rng.random_range(0..4)).map(|_| universe.any(&mut rng)).collect();
+    if rng.random_bool(0.2) {
+        listed.push(universe.sender(&mut rng).create(rng.random_range(0..3)));
+    }
+    listed.retain(|address| *address != coinbase);
+    let guard = guard_for(&listed, coinbase);
+
+    let mut guarded = evm_with(world.clone(), spec, coinbase, ());
+    let mut inspected = evm_with(world, spec, coinbase, AttemptInspector::default());
+    let mut seen = Seen::default();
+    for index in 0..TXS_PER_BLOCK {
+        let tx = random::transaction(
+            &mut rng,
+            &universe,
+            spec,
+            &mut inspected.ctx.journaled_state.database,
+        );
+        let context = || {
+            format!("BLOCKLIST_SEED={seed} {spec} transaction {index}: {tx:?}, listed {listed:?}")
+        };
+        let named = named(&tx);
+        seen.txs += 1;
+
+        inspected.inspector.clear();
+        inspected.ctx.journaled_state.database.forget_reads();
+        let expected = inspected.inspect_tx(tx.clone());
+        let read = inspected.ctx.journaled_state.database.accounts.clone();
+        let commits = guarded.ctx.journaled_state.database.commits;
+        guarded.ctx.journaled_state.database.forget_reads();
+        let decided = guard.execute(&mut guarded, tx.clone());
+
+        let is_listed = |address: &Address| listed.contains(address);
+        if named.iter().any(is_listed) {
+            seen.blocked_by_precheck += 1;
+            let blocked = decided.expect_err("a listed address is named").blocked();
+            let blocked = blocked.unwrap_or_else(|| panic!("{}", context()));
+            assert!(is_listed(&blocked.address) && blocked.how < How::TouchedByExecution);
+            assert!(guarded.ctx.journaled_state.database.accounts.is_empty(), "{}", context());
+            assert_eq!(guarded.ctx.journaled_state.database.commits, commits, "{}", context());
+            continue;
+        }
+        let expected = match expected {
+            Ok(expected) => expected,
+            Err(error) => {
+                seen.invalid += 1;
+                assert_eq!(decided.map(drop), Err(ExecuteError::Evm(error)), "{}", context());
+                assert_eq!(guarded.ctx.journaled_state.database.commits, commits, "{}", context());
+                continue;
+            }
+        };
+
+        // The claim: the keys are the accounts read, all of them and no others.
+        assert_eq!(keys(&expected.state), read, "{}", context());
+        let owners = &inspected.ctx.journaled_state.database.storage_owners;
+        assert!(owners.is_subset(&read), "{}", context());
+        assert!(read.contains(&coinbase), "{}", context());
+
+        match expected.result {
+            ExecutionResult::Success { .. } => seen.succeeded += 1,
+            ExecutionResult::Revert { .. } => seen.reverted += 1,
+            ExecutionResult::Halt { .. } => seen.halted += 1,
+        }
+        seen.accounts += read.len() as u64;
+        seen.precompiles += read.iter().filter(|a| universe.precompiles.contains(a)).count() as u64;
+        seen.delegated += u64::from(read.iter().any(|a| universe.delegated.contains(a)));
+        seen.created += u64::from(expected.state.values().any(|account| account.is_created()));
+        let attempts = inspected.inspector.attempts();
+        seen.attempted_only += u64::from(attempts.iter().any(|a| !read.contains(a)));
+
+        if read.iter().any(is_listed) {
+            seen.blocked_by_state += 1;
+            let refused = decided.expect_err("a listed address was read");
+            let blocked = refused.blocked().unwrap_or_else(|| panic!("{refused}: {}", context()));
+            assert_eq!(blocked.how, How::TouchedByExecution, "{}", context());
+            assert_eq!(Some(&blocked.address), read.iter().find(|a| is_listed(a)), "{}", context());
+            assert_eq!(guarded.ctx.journaled_state.database.accounts, read, "{}", context());
+            assert_eq!(guarded.ctx.journaled_state.database.commits, commits, "{}", context());
+        } else {
+            let checked = decided.unwrap_or_else(|refused| panic!("{refused}: {}", context()));
+            assert_eq!(checked.state(), &expected.state, "{}", context());
+            assert_eq!(checked.output(), &expected.result, "{}", context());
+            checked.commit();
+            assert_eq!(guarded.ctx.journaled_state.database.accounts, read, "{}", context());
+            assert_eq!(guarded.ctx.journaled_state.database.commits, commits + 1, "{}", context());
+            revm::ExecuteCommitEvm::commit(&mut inspected, expected.state);
+            seen.committed += 1;
+        }
+    }
+    seen
+}
+
+#[test]
+fn what_is_checked_is_what_was_read_in_random_blocks_on_every_fork() {
+    let txs = setting("BLOCKLIST_RANDOM_TXS", DEFAULT_TXS);
+    let first_seed = setting("BLOCKLIST_SEED", 0);
+    let forks: Vec<SpecId> = forks().collect();
+    let blocks = txs.div_ceil(TXS_PER_BLOCK);
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64).min(8);
+    let mut seen = Seen::default();
+    std::thread::scope(|scope| {
+        let parts: Vec<_> = (0..threads)
+            .map(|thread| {
+                let forks = &forks;
+                scope.spawn(move || {
+                    let mut seen = Seen::default();
+                    for block in (thread..blocks).step_by(threads as usize) {
+                        seen += one_block(first_seed + block, forks);
+                    }
+                    seen
+                })
+            })
+            .collect();
+        for part in parts {
+            seen += part.join().expect("no block failed");
+        }
+    });
+    println!("{seen:?}");
+
+    assert!(seen.txs >= txs);
+    if txs >= DEFAULT_TXS {
+        // Far below what there is, far above what a blind generator makes.
+        let executed = seen.succeeded + seen.reverted + seen.halted;
+        assert!(executed > seen.txs / 2, "{seen:?}");
+        assert!(seen.accounts > 4 * executed, "{seen:?}");
+        for share in [
+            seen.succeeded,
+            seen.reverted,
+            seen.halted,
+            seen.committed,
+            seen.blocked_by_precheck,
+            seen.blocked_by_state,
+            seen.precompiles,
+            seen.delegated,
+            seen.created,
+            seen.attempted_only,
+        ] {
+            assert!(share > seen.txs / 100, "{seen:?}");
+        }
+        assert!(seen.invalid > 0, "{seen:?}");
+    }
+}

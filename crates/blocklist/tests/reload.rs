@@ -1,0 +1,305 @@
+//! The list in force: what replaces it, what does not, and when it may no longer be used.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, SystemTime},
+};
+
+use alloy_primitives::{Address, address};
+use blocklist::{
+    BlocklistConfig, CLOCK_TOLERANCE, DEFAULT_MAX_AGE, Error, Policy, Reloaded, SharedBlocklist,
+};
+use metrics_util::{
+    MetricKind,
+    debugging::{DebugValue, DebuggingRecorder},
+};
+
+const A: &[u8] = b"0x00000000000000000000000000000000000000aa\n";
+const B: &[u8] = b"0x00000000000000000000000000000000000000bb\n";
+const LISTED_IN_A: Address = address!("0x00000000000000000000000000000000000000aa");
+const UNLISTED: Address = address!("0x00000000000000000000000000000000000000cc");
+const HOUR: Duration = Duration::from_secs(3600);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn start() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
+}
+
+fn hourly() -> BlocklistConfig {
+    BlocklistConfig::default().with_max_age(Some(HOUR))
+}
+
+fn list_a() -> SharedBlocklist {
+    SharedBlocklist::new(A, start(), hourly(), start()).expect("a good list")
+}
+
+#[test]
+fn a_list_is_used_up_to_its_maximum_age_and_not_longer() {
+    let shared = list_a();
+    assert!(shared.begin_block(UNLISTED, start() + HOUR).is_ok());
+    for refused in [
+        shared.current(start() + HOUR + SECOND).map(drop),
+        shared.begin_block(UNLISTED, start() + HOUR + SECOND).map(drop),
+    ] {
+        match refused {
+            Err(Error::Stale { age, max_age }) => assert_eq!((age, max_age), (HOUR + SECOND, HOUR)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_failed_reload_keeps_the_list_and_its_date() {
+    let shared = list_a();
+    let later = start() + HOUR / 2;
+    let too_old = start() - HOUR;
+    let bad: [(&[u8], SystemTime); 8] = [
+        (b"", later),
+        (b"# cut off", later),
+        (b"<html>", later),
+        (b"[\"0x00\"]", later),
+        (b"\xff\xfe", later),
+        (&[A, A].concat(), later),
+        (b"0x5aaeb6053F3E94C9b9A09f33669435E7Ef1BeAed", later),
+        (B, too_old),
+    ];
+    for (text, as_of) in bad {
+        assert!(shared.reload(text, as_of, later).is_err(), "{text:?}");
+        assert!(shared.current(later).expect("still fresh").contains(&LISTED_IN_A));
+        assert_eq!(shared.as_of(), start());
+        // The attempt did not make it younger.
+        assert!(matches!(shared.current(start() + HOUR + SECOND), Err(Error::Stale { .. })));
+    }
+}
+
+#[test]
+fn a_stale_list_is_back_in_use_after_a_good_reload() {
+    let shared = list_a();
+    let late = start() + 2 * HOUR;
+    assert!(shared.current(late).is_err());
+    let from = shared.current(start()).expect("fresh").hash();
+    let reloaded = shared.reload(B, late, late).expect("a good list");
+    let current = shared.current(late).expect("fresh again");
+    assert_eq!(reloaded, Reloaded::Changed { from, to: current.hash() });
+    assert!(!current.contains(&LISTED_IN_A));
+    let again = shared.reload(&[b"# same\n", B].concat(), late + HOUR, late + HOUR).expect("good");
+    assert_eq!(again, Reloaded::Unchanged { hash: current.hash() });
+    assert!(shared.current(late + 2 * HOUR).is_ok(), "an unchanged list is as new as its text");
+}
+
+#[test]
+fn a_list_that_is_stale_or_from_the_future_does_not_start() {
+    let new = |as_of| SharedBlocklist::new(A, as_of, hourly(), start()).map(drop);
+    assert!(matches!(new(start() - HOUR - SECOND), Err(Error::Stale { .. })));
+    assert!(new(start() + CLOCK_TOLERANCE).is_ok());
+    match new(start() + CLOCK_TOLERANCE + SECOND) {
+        Err(Error::FromTheFuture { ahead, .. }) => assert_eq!(ahead, CLOCK_TOLERANCE + SECOND),
+        other => panic!("{other:?}"),
+    }
+    // The clock jumped back under a running builder.
+    let jumped = list_a().current(start() - CLOCK_TOLERANCE - SECOND);
+    assert!(matches!(jumped, Err(Error::FromTheFuture { .. })));
+    // A day is the default, and a list that is part of a release may be as old as it likes.
+    let default = BlocklistConfig::default();
+    let aged =
+        |config| SharedBlocklist::new(A, start(), config, start() + DEFAULT_MAX_AGE + SECOND);
+    assert!(matches!(aged(default), Err(Error::Stale { .. })));
+    assert!(aged(default.with_max_age(None)).is_ok());
+}
+
+#[test]
+fn a_configuration_under_which_no_list_can_be_used_does_not_start() {
+    let new = |config| match SharedBlocklist::new(A, start(), config, start()) {
+        Err(Error::Config { field, .. }) => field,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(new(hourly().with_max_age(Some(Duration::ZERO))), "max_age");
+    assert_eq!(new(hourly().with_max_bytes(0)), "max_bytes");
+}
+
+#[test]
+fn a_listed_fee_recipient_stops_the_block_also_after_a_reload() {
+    let shared = list_a();
+    let refused = shared.begin_block(LISTED_IN_A, start()).map(drop);
+    assert!(
+        matches!(refused, Err(Error::FeeRecipientListed { address }) if address == LISTED_IN_A)
+    );
+    shared.reload(B, start(), start()).expect("a good list");
+    let guard = shared.begin_block(LISTED_IN_A, start()).expect("no longer listed");
+    // A block is judged by one list, whatever is loaded meanwhile.
+    shared.reload(A, start(), start()).expect("a good list");
+    assert!(!guard.list().contains(&LISTED_IN_A));
+    assert_eq!((guard.fee_recipient(), guard.policy()), (LISTED_IN_A, Policy::PostState));
+    assert!(shared.begin_block(LISTED_IN_A, start()).is_err());
+}
+
+#[test]
+fn readers_see_one_list_or_the_other_and_nothing_between() {
+    let many = |from: u64| -> Vec<u8> {
+        (from..from + 500).flat_map(|n| format!("0x{n:040x}\n").into_bytes()).collect()
+    };
+    let (old, new) = (many(1), many(10_001));
+    let shared = SharedBlocklist::new(&old, start(), hourly(), start()).expect("a good list");
+    let old_hash = shared.current(start()).expect("fresh").hash();
+    shared.reload(&new, start(), start()).expect("a good list");
+    let new_hash = shared.current(start()).expect("fresh").hash();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut reads = 0_u64;
+                    // Relaxed: only ends the loop, orders nothing.
+                    while !done.load(Ordering::Relaxed) || reads == 0 {
+                        let list = shared.current(start()).expect("fresh");
+                        assert!(list.hash() == old_hash || list.hash() == new_hash);
+                        let in_old = list.contains(&Address::with_last_byte(1));
+                        assert_eq!(in_old, list.hash() == old_hash);
+                        assert_eq!(list.len(), 500);
+                        reads += 1;
+                    }
+                })
+            })
+            .collect();
+        for round in 0..50 {
+            let text = if round % 2 == 0 { &old } else { &new };
+            shared.reload(text, start(), start()).expect("a good list");
+        }
+        done.store(true, Ordering::Relaxed);
+        for reader in readers {
+            reader.join().expect("no reader saw a mixture");
+        }
+    });
+}
+
+fn write(path: &Path, text: &[u8], modified: SystemTime) {
+    fs::write(path, text).expect("writable");
+    let file = fs::File::options().append(true).open(path).expect("writable");
+    file.set_modified(modified).expect("settable");
+}
+
+#[test]
+fn a_file_is_as_old_as_its_last_change_however_often_it_is_read() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("blocklist.txt");
+    write(&path, A, start());
+    let shared = SharedBlocklist::open(&path, hourly(), start()).expect("a good file");
+    assert_eq!(shared.as_of(), start());
+    let later = start() + HOUR;
+    assert!(matches!(shared.reload_file(&path, later), Ok(Reloaded::Unchanged { .. })));
+    assert!(matches!(shared.reload_file(&path, later + SECOND), Err(Error::Stale { .. })));
+    assert!(matches!(shared.current(later + SECOND), Err(Error::Stale { .. })));
+    write(&path, B, later);
+    assert!(matches!(shared.reload_file(&path, later + SECOND), Ok(Reloaded::Changed { .. })));
+    assert!(shared.current(later + HOUR).is_ok());
+}
+
+#[test]
+fn a_file_that_vanishes_or_turns_to_garbage_leaves_the_list_until_its_maximum_age() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("blocklist.json");
+    let json = b"[\"0x00000000000000000000000000000000000000aa\"]";
+    write(&path, json, start());
+    let shared = SharedBlocklist::open(&path, hourly(), start()).expect("a good file");
+    let still_in_force = || {
+        assert!(shared.current(start() + HOUR).expect("fresh").contains(&LISTED_IN_A));
+        assert!(shared.current(start() + HOUR + SECOND).is_err());
+    };
+    fs::remove_file(&path).expect("removable");
+    assert!(matches!(shared.reload_file(&path, start()), Err(Error::Read { .. })));
+    still_in_force();
+    for garbage in [&b"\x7fELF"[..], &json[..20], b""] {
+        write(&path, garbage, start());
+        assert!(shared.reload_file(&path, start()).is_err(), "{garbage:?}");
+        still_in_force();
+    }
+    fs::remove_file(&path).expect("removable");
+    fs::create_dir(&path).expect("creatable");
+    assert!(matches!(shared.reload_file(&path, start()), Err(Error::Read { .. })));
+    still_in_force();
+}
+
+#[test]
+fn a_file_that_is_missing_or_too_long_does_not_start() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("blocklist.txt");
+    let missing = SharedBlocklist::open(&path, hourly(), start()).map(drop);
+    assert!(matches!(missing, Err(Error::Read { path: named, .. }) if named == path));
+    write(&path, A, start());
+    let long = SharedBlocklist::open(&path, hourly().with_max_bytes(42), start()).map(drop);
+    assert!(matches!(long, Err(Error::TooLarge { bytes: 43, max_bytes: 42 })));
+    assert!(SharedBlocklist::open(&path, hourly().with_max_bytes(43), start()).is_ok());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_whose_length_is_not_what_was_read_is_refused() {
+    // The files of /proc say that they are empty, as a file does that is written meanwhile.
+    let path = "/proc/self/status";
+    let refused = SharedBlocklist::open(path, hourly(), start()).map(drop);
+    assert!(
+        matches!(refused, Err(Error::ChangedWhileRead { path: named }) if named == Path::new(path))
+    );
+}
+
+#[test]
+fn what_is_in_force_and_what_was_refused_is_in_the_metrics() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let hash = metrics::with_local_recorder(&recorder, || {
+        let shared = list_a();
+        // The results are tested above; here it is what they count.
+        let _ = shared.reload(
+            &[B, b"0x00000000000000000000000000000000000000cd"].concat(),
+            start(),
+            start(),
+        );
+        let _ = shared.reload(b"", start(), start());
+        let _ = shared.reload_file("/nonexistent/blocklist", start());
+        let _ = shared.current(start() + 2 * HOUR);
+        let _ = shared.current(start() - HOUR);
+        let _ = shared.begin_block(address!("0x00000000000000000000000000000000000000bb"), start());
+        let list = shared.current(start()).expect("fresh");
+        let guard = shared.begin_block(UNLISTED, start()).expect("not listed");
+        let to_listed = revm::context::TxEnv::builder()
+            .to(address!("0x00000000000000000000000000000000000000cd"))
+            .build_fill();
+        assert!(guard.precheck(&to_listed).is_err());
+        list.hash()
+    });
+    let values: BTreeMap<String, f64> = snapshotter
+        .snapshot()
+        .into_vec()
+        .into_iter()
+        .map(|(key, _, _, value)| {
+            assert!(matches!(key.kind(), MetricKind::Counter | MetricKind::Gauge));
+            let labels: Vec<&str> = key.key().labels().map(|label| label.value()).collect();
+            let value = match value {
+                DebugValue::Counter(n) => n as f64,
+                DebugValue::Gauge(n) => n.into_inner(),
+                DebugValue::Histogram(_) => panic!("there is none"),
+            };
+            (format!("{} {}", key.key().name(), labels.join(" ")).trim().to_string(), value)
+        })
+        .collect();
+    let prefix = u64::from_str_radix(&format!("{hash:x}")[..12], 16).expect("hexadecimal");
+    for (name, value) in [
+        ("blocklist_addresses", 2.0),
+        ("blocklist_content_hash_prefix", prefix as f64),
+        ("blocklist_as_of_timestamp_seconds", 1.8e9),
+        ("blocklist_reloads_total changed", 1.0),
+        ("blocklist_reloads_total unchanged", 0.0),
+        ("blocklist_reloads_total failed", 2.0),
+        ("blocklist_refusals_total stale", 1.0),
+        ("blocklist_refusals_total from_the_future", 1.0),
+        ("blocklist_refusals_total fee_recipient_listed", 1.0),
+        ("blocklist_refusals_total leftover", 0.0),
+        ("blocklist_blocked_total recipient", 1.0),
+        ("blocklist_blocked_total sender", 0.0),
+    ] {
+        assert_eq!(values.get(name), Some(&value), "{name} of {values:?}");
+    }
+}

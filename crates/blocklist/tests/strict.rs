@@ -1,0 +1,152 @@
+//! Opcodes that halt before they load the account they name: not reached, so they pass; attempted,
+//! so the strict check of the finished block refuses them.
+
+mod support;
+
+use blocklist::{AttemptInspector, Blocked, ExecuteError, How};
+use revm::{
+    ExecuteEvm,
+    bytecode::opcode,
+    context::{
+        TxEnv,
+        result::{EVMError, InvalidTransaction},
+    },
+    primitives::{Address, U256, address, hardfork::SpecId},
+};
+use support::{
+    COINBASE, ROUTER, SENDER, TestEvm, VICTIM, World, asm::Asm, evm, evm_with, forks, guard, keys,
+    tx,
+};
+
+const INNER: Address = address!("0xc000000000000000000000000000000000000003");
+const OTHER: Address = address!("0xaa00000000000000000000000000000000000002");
+
+/// How the frame that attempts is called.
+#[derive(Debug, Clone, Copy)]
+enum Frame {
+    Plain,
+    Static,
+    /// With 100 gas: after its pushes enough for a warm account and not for a cold one, which costs
+    /// 2600 since Berlin.
+    Poor,
+}
+
+fn strict_evm(world: World, spec: SpecId) -> TestEvm<AttemptInspector> {
+    evm_with(world, spec, COINBASE, AttemptInspector::default())
+}
+
+/// Programs that name [`VICTIM`] and halt before they load it.
+fn attempts() -> Vec<(Frame, Asm)> {
+    let named = || Asm::new().address(VICTIM);
+    vec![
+        (Frame::Poor, named().op(opcode::BALANCE)),
+        (Frame::Poor, named().op(opcode::EXTCODESIZE)),
+        (Frame::Poor, named().op(opcode::EXTCODEHASH)),
+        (Frame::Poor, Asm::new().push(0).push(0).push(0).address(VICTIM).op(opcode::EXTCODECOPY)),
+        (Frame::Poor, named().op(opcode::SELFDESTRUCT)),
+        (Frame::Poor, Asm::new().call(opcode::CALL, VICTIM, 0)),
+        (Frame::Poor, Asm::new().call(opcode::CALLCODE, VICTIM, 0)),
+        (Frame::Poor, Asm::new().call(opcode::DELEGATECALL, VICTIM, 0)),
+        (Frame::Poor, Asm::new().call(opcode::STATICCALL, VICTIM, 0)),
+        (Frame::Static, named().op(opcode::SELFDESTRUCT)),
+        (Frame::Static, Asm::new().call(opcode::CALL, VICTIM, 1)),
+        (Frame::Plain, named().op(opcode::EXTCODECOPY)),
+        (Frame::Plain, named().op(opcode::GAS).op(opcode::CALL)),
+        (Frame::Plain, named().op(opcode::GAS).op(opcode::DELEGATECALL)),
+    ]
+}
+
+fn arrange(frame: Frame, inner: &Asm) -> World {
+    let router = match frame {
+        Frame::Plain => Asm::new().call(opcode::CALL, INNER, 0),
+        Frame::Static => Asm::new().call(opcode::STATICCALL, INNER, 0),
+        Frame::Poor => {
+            let arguments = Asm::new().push(0).push(0).push(0).push(0).push(0);
+            arguments.address(INNER).push(100).op(opcode::CALL)
+        }
+    };
+    let mut world = World::new();
+    world.contract(INNER, inner.bytes());
+    world.contract(ROUTER, router.bytes());
+    world.fund(VICTIM, U256::ONE);
+    world
+}
+
+#[test]
+fn an_attempt_that_halts_first_passes_the_state_check_and_not_the_strict_one() {
+    for spec in forks() {
+        for (frame, inner) in attempts() {
+            let name = format!("{spec} {frame:?} {inner:?}");
+            let world = arrange(frame, &inner);
+            let mut plain = evm(world.clone(), spec);
+            let state = plain.transact(tx(ROUTER)).expect("valid").state;
+            assert_eq!(keys(&state), plain.ctx.journaled_state.database.accounts, "{name}");
+            assert_eq!(keys(&state), [SENDER, COINBASE, ROUTER, INNER].into(), "{name}");
+
+            let guard = guard(&[VICTIM]);
+            guard.execute(&mut plain, tx(ROUTER)).expect(&name).commit();
+            let refused =
+                guard.verify_block(&mut strict_evm(world, spec), [tx(ROUTER)]).expect_err(&name);
+            let expected = Blocked { address: VICTIM, how: How::AttemptedByExecution };
+            assert_eq!((refused.index, refused.reason), (0, expected.into()), "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_strict_check_names_the_transaction_and_commits_those_before_it() {
+    for spec in forks() {
+        let world = arrange(Frame::Static, &Asm::new().address(VICTIM).op(opcode::SELFDESTRUCT));
+        let block =
+            |last: TxEnv| [tx(OTHER), TxEnv { nonce: 1, ..tx(OTHER) }, TxEnv { nonce: 2, ..last }];
+        let mut evm = strict_evm(world.clone(), spec);
+        let refused = guard(&[VICTIM]).verify_block(&mut evm, block(tx(ROUTER)));
+        assert_eq!(refused.expect_err("the last").index, 2);
+        assert_eq!(evm.ctx.journaled_state.database.commits, 2);
+
+        // What is reached and not only attempted, and what is named, keep their own reason.
+        let strict = |listed, last| {
+            let refused =
+                guard(&[listed]).verify_block(&mut strict_evm(world.clone(), spec), block(last));
+            refused.expect_err("listed").reason.blocked().map(|blocked| blocked.how)
+        };
+        assert_eq!(strict(INNER, tx(ROUTER)), Some(How::TouchedByExecution));
+        assert_eq!(strict(VICTIM, tx(VICTIM)), Some(How::Recipient));
+    }
+}
+
+#[test]
+fn a_clean_block_passes_the_strict_check_with_the_results_of_a_plain_execution() {
+    for spec in forks() {
+        let world = arrange(Frame::Static, &Asm::new().address(VICTIM).op(opcode::BALANCE));
+        let block =
+            || (0..4).map(|nonce| TxEnv { nonce, ..tx([ROUTER, OTHER][nonce as usize % 2]) });
+        let mut plain = evm(world.clone(), spec);
+        let guard = guard(&[address!("0xaa00000000000000000000000000000000000009")]);
+        let expected: Vec<_> =
+            block().map(|tx| guard.execute(&mut plain, tx).expect("not listed").commit()).collect();
+        let mut strict = strict_evm(world, spec);
+        assert_eq!(guard.verify_block(&mut strict, block()).expect("clean"), expected);
+        assert_eq!(strict.ctx.journaled_state.database.commits, 4);
+    }
+}
+
+#[test]
+fn attempts_of_one_transaction_do_not_count_against_the_next() {
+    // The inspector is cleared between transactions: the first names an address under an open list.
+    let world = arrange(Frame::Static, &Asm::new().address(VICTIM).op(opcode::SELFDESTRUCT));
+    let mut evm = strict_evm(world, SpecId::OSAKA);
+    guard(&[]).verify_block(&mut evm, [tx(ROUTER)]).expect("nothing is listed");
+    assert!(evm.inspector.attempts().contains(&VICTIM));
+    let next = TxEnv { nonce: 1, ..tx(OTHER) };
+    guard(&[VICTIM]).verify_block(&mut evm, [next]).expect("does not name it");
+}
+
+#[test]
+fn a_transaction_that_the_evm_refuses_makes_the_block_fail() {
+    let mut evm = strict_evm(World::new(), SpecId::OSAKA);
+    let refused = guard(&[]).verify_block(&mut evm, [tx(OTHER), tx(OTHER)]).expect_err("nonce");
+    let reason = InvalidTransaction::NonceTooLow { tx: 0, state: 1 };
+    assert_eq!(refused.index, 1);
+    assert_eq!(refused.reason, ExecuteError::Evm(EVMError::Transaction(reason)));
+}
