@@ -280,6 +280,8 @@ async fn supervise<S: TransactionSink>(
     follower.spawn(heads::follow(Arc::clone(&core), heads_rx));
     let reason = loop {
         tokio::select! {
+            // The cause before its consequences: on a stop the sources end too.
+            biased;
             () = core.stop.cancelled() => break EndReason::Stopped,
             () = core.sink_closed.cancelled() => break EndReason::SinkClosed,
             Some(joined) = sources.join_next() => match joined {

@@ -227,16 +227,10 @@ impl Header {
 }
 
 /// EIP-1559, with mainnet's parameters.
-fn next_base_fee(block: &Block) -> u128 {
-    let Some(base_fee) = block.base_fee_per_gas else { return 0 };
-    let base_fee = u64::try_from(base_fee.to::<u128>()).unwrap_or(u64::MAX);
-    calc_next_block_base_fee(
-        block.gas_used.to(),
-        block.gas_limit.to(),
-        base_fee,
-        BaseFeeParams::ethereum(),
-    )
-    .into()
+fn next_base_fee(block: &Block) -> Option<u64> {
+    let base_fee = u64::try_from(block.base_fee_per_gas?.to::<u128>()).unwrap_or(u64::MAX);
+    let (used, limit) = (block.gas_used.to(), block.gas_limit.to());
+    Some(calc_next_block_base_fee(used, limit, base_fee, BaseFeeParams::ethereum()))
 }
 
 async fn block_json<S>(

@@ -1,0 +1,48 @@
+//! The order pool as a sink.
+
+use alloy_primitives::{Address, B256};
+use order_pool::{Head, InsertOutcome, OrderPool, Origin, RejectReason, Transaction};
+
+use crate::sink::{Delivery, FetchedTransaction, HeadUpdate, Holding, TransactionSink};
+
+impl TransactionSink for OrderPool {
+    async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
+        match self.insert_transaction(Transaction::new(tx.tx, Origin::Mempool, tx.first_seen)) {
+            InsertOutcome::Added => Delivery::Pooled,
+            InsertOutcome::Known => Delivery::Known,
+            InsertOutcome::Mined | InsertOutcome::StaleNonce { .. } => Delivery::Mined,
+            InsertOutcome::Rejected(RejectReason::PaysTooLittle { .. }) => {
+                Delivery::Refused("pays_too_little")
+            }
+            InsertOutcome::Rejected(RejectReason::TooLarge { .. }) => Delivery::Refused("too_large"),
+            InsertOutcome::Rejected(_) => Delivery::Refused("rejected"),
+            // A new outcome of the pool's that is none of the above did not put it in.
+            _ => Delivery::Refused("other"),
+        }
+    }
+
+    fn head(&self, head: &HeadUpdate) {
+        self.on_head(Head {
+            number: head.number,
+            hash: head.hash,
+            parent_hash: head.parent_hash,
+            timestamp: head.timestamp,
+            base_fee_next_wei: head.next_base_fee_wei,
+            mined: head.mined.clone(),
+        });
+    }
+
+    fn nonces(&self, block_hash: B256, next_nonces: &[(Address, u64)]) {
+        self.on_nonces(block_hash, next_nonces.iter().copied());
+    }
+
+    fn holding(&self, hash: &B256) -> Holding {
+        if self.contains(hash) {
+            Holding::Held
+        } else if self.was_seen(hash) {
+            Holding::LetGo
+        } else {
+            Holding::Missing
+        }
+    }
+}

@@ -99,7 +99,6 @@ impl<S: TransactionSink> Comparison<S> {
         }
         // What is delivered from here on is newer than the list.
         let epoch = core.seen.begin_epoch();
-        let started = Instant::now();
         let content = self.list().await?;
         self.settle().await;
         let mut report = AuditReport {
@@ -120,7 +119,7 @@ impl<S: TransactionSink> Comparison<S> {
             }
         }
         if self.mode == AuditMode::Recover {
-            report.recovered = self.recover(&missing, started).await;
+            report.recovered = self.recover(&missing).await;
         }
         let listed: B256HashSet =
             content.pending.into_iter().chain(content.queued).collect();
@@ -191,7 +190,7 @@ impl<S: TransactionSink> Comparison<S> {
     }
 
     /// Fetches what is missing, as deferrable work, and waits until it is in.
-    async fn recover(&self, missing: &[B256], at: Instant) -> u64 {
+    async fn recover(&self, missing: &[B256]) -> u64 {
         let entry = match self.reason {
             GapReason::StartUp | GapReason::Reconnect => Entry::Backfilled,
             _ => Entry::AuditRecovered,
@@ -203,6 +202,7 @@ impl<S: TransactionSink> Comparison<S> {
                 continue;
             }
             recovered += 1;
+            let at = Instant::now();
             self.core.missed(Arrival { hash: *hash, entry, source: self.source, at }).await;
             self.shared.recovered.fetch_add(1, Relaxed);
         }

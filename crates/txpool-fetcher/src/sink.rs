@@ -60,8 +60,8 @@ pub struct HeadUpdate {
     pub parent_hash: B256,
     /// Seconds since the epoch.
     pub timestamp: u64,
-    /// Base fee of the next block in wei, by EIP-1559 from this header; zero before London.
-    pub next_base_fee_wei: u128,
+    /// Base fee of the next block in wei, by EIP-1559 from this header; `None` before London.
+    pub next_base_fee_wei: Option<u64>,
     /// Gas limit of the block.
     pub gas_limit: u64,
     /// Who was paid the fees of the block.

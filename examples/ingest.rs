@@ -1,0 +1,279 @@
+//! Ingests a node's mempool and shows it.
+//!
+//! Without an endpoint it starts a mock node in a process of its own and ingests from that. With
+//! `--ipc PATH` or `--ws URL` it ingests from a real one. The last line on stdout with `--json` is
+//! one JSON object: the fields are those of [`Summary`].
+
+#[path = "ingest/args.rs"]
+mod args;
+#[path = "ingest/node.rs"]
+mod node;
+#[path = "ingest/view.rs"]
+mod view;
+
+use std::{
+    process::ExitCode,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime},
+};
+
+use clap::Parser as _;
+use hdrhistogram::Histogram;
+use mempool_ingest::{
+    Ingest, OrderPool,
+    order_pool::{Event, Order},
+    txpool_fetcher::{AuditMode, AuditReport, EndReason, SourceState},
+};
+use nix::sys::resource::{UsageWho, getrusage};
+use serde::Serialize;
+
+use crate::{args::Args, node::ChildNode, view::View};
+
+/// Time between two lines of the display.
+const REFRESH: Duration = Duration::from_secs(1);
+
+/// How long a stop may take.
+const STOP_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long the end waits for a source to be live again before the final audit.
+const SETTLE_DEADLINE: Duration = Duration::from_secs(30);
+
+/// What `--json` prints. Times are in the unit of their name.
+#[derive(Debug, Serialize)]
+pub(crate) struct Summary {
+    #[serde(flatten)]
+    counts: mempool_ingest::txpool_fetcher::Counts,
+    /// Entered less left less unfinished: 0 when every hash is accounted for.
+    balance: i64,
+    reconnects: u64,
+    audits: u64,
+    /// Pending in the node, never in the pool, by the final audit. -1 when it could not be done.
+    missing: i64,
+    /// Pending in the node, and let go by the pool because of age or space.
+    let_go: u64,
+    /// Pending transactions the node counts and cannot list (blobs on geth).
+    unlistable: u64,
+    pool_txs: u64,
+    pool_bytes: u64,
+    expired: u64,
+    evicted: u64,
+    latency_us: Latency,
+    cpu_us_per_tx: f64,
+    max_rss_bytes: u64,
+    elapsed_s: f64,
+    end: String,
+}
+
+/// From the announcement read from the socket to the order visible to a subscriber.
+#[derive(Debug, Serialize)]
+struct Latency {
+    p50: f64,
+    p95: f64,
+    p99: f64,
+    max: f64,
+}
+
+fn main() -> ExitCode {
+    // Started by ourselves as the node?
+    if let Some(code) = node::run_if_child() {
+        return code;
+    }
+    let args = Args::parse();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env()
+                // alloy reports every lost connection as an error of its own; we do that.
+                .unwrap_or_else(|_| "warn,alloy_pubsub=off,alloy_transport_ipc=off".into()),
+        )
+        .init();
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: cannot start a runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(run(&args)) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let child = match args.endpoints().is_empty() {
+        true => Some(ChildNode::start(args)?),
+        false => None,
+    };
+    let endpoints = match &child {
+        Some(child) => vec![child.endpoint()],
+        None => args.endpoints(),
+    };
+    let ingest = Ingest::start(args.fetcher(endpoints), args.pool()).await?;
+    let start = Instant::now();
+    let watcher = Watcher::start(ingest.pool().clone());
+    let mut view = View::new(args);
+    view.begin(&ingest);
+    let mut refresh = tokio::time::interval(REFRESH);
+    refresh.tick().await;
+    let deadline = async {
+        match args.duration {
+            Some(duration) => tokio::time::sleep(duration).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(deadline);
+    loop {
+        // Any order: each branch is a moment, nothing is carried.
+        tokio::select! {
+            () = &mut deadline => break,
+            result = tokio::signal::ctrl_c() => {
+                result?;
+                view.say("stopping");
+                break;
+            }
+            _ = ingest.fetcher().ended() => break,
+            _ = refresh.tick() => view.refresh(&ingest, &watcher.latency()),
+        }
+    }
+    let elapsed = start.elapsed();
+    let report = final_audit(args, &ingest).await;
+    let summary = summarize(&ingest, &watcher.latency(), report, elapsed);
+    let pool = ingest.pool().clone();
+    let (end, counts) = ingest.shutdown(STOP_DEADLINE).await;
+    watcher.stop();
+    drop(pool);
+    let summary = Summary { counts, balance: counts.balance(), end: format!("{end:?}"), ..summary };
+    view.end(&summary);
+    if args.json {
+        println!("{}", serde_json::to_string(&summary)?);
+    }
+    drop(child);
+    Ok(match end {
+        EndReason::Stopped => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
+
+/// What is pending in the node and not in the pool, when all has come to rest.
+async fn final_audit(args: &Args, ingest: &Ingest) -> Option<AuditReport> {
+    let fetcher = ingest.fetcher();
+    let deadline = Instant::now() + SETTLE_DEADLINE;
+    while !fetcher.is_live() && Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    if args.audit_first() {
+        // Faults may have struck just now: one regular audit, as the timer would make it.
+        let _ = fetcher.audit(0, AuditMode::Recover).await;
+    }
+    match fetcher.audit(0, AuditMode::CompareOnly).await {
+        Ok(report) => Some(report),
+        Err(error) => {
+            eprintln!("warning: no final audit: {error}");
+            None
+        }
+    }
+}
+
+fn summarize(
+    ingest: &Ingest,
+    latency: &Histogram<u64>,
+    report: Option<AuditReport>,
+    elapsed: Duration,
+) -> Summary {
+    let stats = ingest.pool().stats();
+    let status = ingest.fetcher().status();
+    let counts = ingest.fetcher().counts();
+    let (cpu, max_rss_bytes) = usage();
+    Summary {
+        balance: counts.balance(),
+        reconnects: status.iter().map(|source| source.reconnects).sum(),
+        audits: status.iter().map(|source| source.audits).sum(),
+        missing: report.as_ref().map_or(-1, |report| report.missing.len() as i64),
+        let_go: report.as_ref().map_or(0, |report| report.let_go),
+        unlistable: report.as_ref().map_or(0, |report| report.unlistable),
+        pool_txs: stats.txs,
+        pool_bytes: stats.bytes,
+        expired: stats.expired,
+        evicted: stats.evicted,
+        latency_us: Latency {
+            p50: micros(latency.value_at_quantile(0.5)),
+            p95: micros(latency.value_at_quantile(0.95)),
+            p99: micros(latency.value_at_quantile(0.99)),
+            max: micros(latency.max()),
+        },
+        cpu_us_per_tx: cpu.as_secs_f64() * 1e6 / counts.pooled.max(1) as f64,
+        max_rss_bytes,
+        elapsed_s: elapsed.as_secs_f64(),
+        end: String::new(),
+        counts,
+    }
+}
+
+fn micros(nanos: u64) -> f64 {
+    nanos as f64 / 1e3
+}
+
+/// CPU time of this process, and its largest resident size in bytes.
+pub(crate) fn usage() -> (Duration, u64) {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return (Duration::ZERO, 0) };
+    let seconds = |time: nix::sys::time::TimeVal| {
+        Duration::from_secs_f64(time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6)
+    };
+    // Linux counts it in KiB.
+    let rss = usage.max_rss().max(0) as u64 * 1024;
+    (seconds(usage.user_time()) + seconds(usage.system_time()), rss)
+}
+
+/// A subscriber, as a builder would be one, that notes how old each order is when it sees it.
+struct Watcher {
+    latency: Arc<Mutex<Histogram<u64>>>,
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Watcher {
+    fn start(pool: OrderPool) -> Self {
+        let latency = Arc::new(Mutex::new(
+            Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds in order"),
+        ));
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut subscription = pool.subscribe_all();
+        let (shared, stopped) = (Arc::clone(&latency), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || {
+            while !stopped.load(Relaxed) {
+                let event = subscription.next_timeout(Duration::from_millis(50));
+                if let Some(Ok(Event::Added(order))) = event
+                    && let Order::Tx(tx) = order.as_ref()
+                    && let Ok(age) = SystemTime::now().duration_since(tx.first_seen())
+                {
+                    let mut latency = shared.lock().expect("nobody panics with it");
+                    latency.saturating_record(age.as_nanos() as u64);
+                }
+            }
+        });
+        Self { latency, stop, thread }
+    }
+
+    fn latency(&self) -> Histogram<u64> {
+        self.latency.lock().expect("nobody panics with it").clone()
+    }
+
+    fn stop(self) {
+        self.stop.store(true, Relaxed);
+        if self.thread.join().is_err() {
+            eprintln!("warning: the subscriber has panicked");
+        }
+    }
+}
+
+/// Whether any source is live, in a word.
+pub(crate) fn word(state: SourceState) -> &'static str {
+    state.label()
+}

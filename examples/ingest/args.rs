@@ -1,0 +1,112 @@
+//! The flags.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Parser;
+use mempool_ingest::{
+    FetcherConfig, PoolConfig,
+    txpool_fetcher::{Backfill, Endpoint, StartPolicy},
+};
+
+/// Ingests a node's mempool and shows it; from a mock node unless told otherwise.
+#[derive(Debug, Parser)]
+#[command(name = "ingest")]
+pub(crate) struct Args {
+    /// IPC socket of the node; may be given several times
+    #[arg(long, value_name = "PATH")]
+    ipc: Vec<PathBuf>,
+    /// WebSocket URL of the node (ws://host:port); may be given several times
+    #[arg(long, value_name = "URL", value_parser = parse_ws)]
+    ws: Vec<Endpoint>,
+    /// Stop after so long, e.g. 30s, 500ms or 2m [default: until Ctrl-C]
+    #[arg(long, value_parser = parse_duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Print a summary as one line of JSON at the end
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Wait for a node that is not there yet instead of failing
+    #[arg(long)]
+    wait: bool,
+    /// Fetches in flight at once, 1 to 4096
+    #[arg(long, default_value_t = 64)]
+    slots: usize,
+    /// Asking connections per node, 1 to 16
+    #[arg(long, default_value_t = 1)]
+    ask_connections: usize,
+    /// How long the pool keeps a transaction, e.g. 60s
+    #[arg(long, value_parser = parse_duration, default_value = "60s")]
+    retention: Duration,
+    /// Time between audits of the node's pool, 0s for none
+    #[arg(long, value_parser = parse_duration, default_value = "60s")]
+    audit: Duration,
+    /// Do not ask for what was pending before the start
+    #[arg(long)]
+    no_backfill: bool,
+    /// Mock node: transactions per second
+    #[arg(long, default_value_t = 500)]
+    pub(crate) tps: u32,
+    /// Mock node: of a thousand transactions, how many carry blobs
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) blobs_per_mille: u32,
+    /// Mock node: time of an answer, 2ms or median and 99th percentile (1ms,20ms)
+    #[arg(long, default_value = "0s")]
+    pub(crate) latency: String,
+    /// Mock node: time between blocks
+    #[arg(long, default_value = "12s")]
+    pub(crate) block_time: String,
+    /// Mock node: transactions pending at its start
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) preload: usize,
+    /// Mock node: from it come its transactions
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+impl Args {
+    pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
+        self.ipc.iter().cloned().map(Endpoint::Ipc).chain(self.ws.iter().cloned()).collect()
+    }
+
+    pub(crate) fn audit_first(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn fetcher(&self, endpoints: Vec<Endpoint>) -> FetcherConfig {
+        let mut config = FetcherConfig::new(endpoints)
+            .with_fetch_slots(self.slots)
+            .with_ask_connections(self.ask_connections)
+            .with_audit_interval((!self.audit.is_zero()).then_some(self.audit));
+        if self.wait {
+            config = config.with_start(StartPolicy::WaitForNode);
+        }
+        if self.no_backfill {
+            config = config.with_backfill(Backfill::Off);
+        }
+        config
+    }
+
+    pub(crate) fn pool(&self) -> PoolConfig {
+        PoolConfig::default().with_tx_retention(self.retention)
+    }
+}
+
+fn parse_ws(text: &str) -> Result<Endpoint, String> {
+    match text.parse() {
+        Ok(endpoint @ Endpoint::Ws(_)) => Ok(endpoint),
+        Ok(_) => Err("expected a URL that starts with ws://".into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let expected = || format!("expected a number with ms, s or m, such as 30s, not {text:?}");
+    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(expected)?;
+    let number: f64 = text[..at].parse().map_err(|_| expected())?;
+    let seconds = match &text[at..] {
+        "ms" => number / 1e3,
+        "s" => number,
+        "m" => number * 60.0,
+        _ => return Err(expected()),
+    };
+    Duration::try_from_secs_f64(seconds).map_err(|_| expected())
+}
