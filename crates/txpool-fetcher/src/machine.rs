@@ -351,6 +351,10 @@ impl Machine {
             // Something happened while the pool was being compared: the answer may predate it.
             return self.compare(reason, actions, now);
         }
+        if self.state == SourceState::Stale {
+            // Its connection is being dropped: the comparison after the next one counts.
+            return;
+        }
         for gap in self.gaps.iter_mut().filter(|gap| gap.to.is_none()) {
             gap.to = Some(now);
         }
@@ -454,5 +458,318 @@ impl Pulse {
         }
         let since = *self.behind_since.get_or_insert(now);
         now.saturating_duration_since(since) >= MIN_SILENCE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const S: Duration = Duration::from_secs(1);
+
+    struct Run {
+        machine: Machine,
+        now: Instant,
+    }
+
+    impl Run {
+        fn new(config: &FetcherConfig) -> Self {
+            let now = Instant::now();
+            let (machine, actions) = Machine::new(config, 7, now);
+            let dials = |role| Action::Dial { role, after: Duration::ZERO };
+            assert_eq!(actions, [dials(Role::Listening), dials(Role::Asking)]);
+            assert_eq!(machine.state(), SourceState::Connecting);
+            Self { machine, now }
+        }
+
+        fn live() -> Self {
+            Self::live_with(&config())
+        }
+
+        fn live_with(config: &FetcherConfig) -> Self {
+            let mut run = Self::new(config);
+            assert_eq!(run.on(Event::Up(Role::Listening)), []);
+            assert_eq!(run.on(Event::Up(Role::Asking)), [Action::Compare(GapReason::StartUp)]);
+            assert_eq!(run.machine.state(), SourceState::Backfilling);
+            assert_eq!(run.on(Event::Compared { recovered: 3 }), []);
+            assert_eq!(run.machine.state(), SourceState::Live);
+            run
+        }
+
+        fn on(&mut self, event: Event) -> Vec<Action> {
+            self.machine.on(event, self.now)
+        }
+
+        fn pass(&mut self, time: Duration) -> &mut Self {
+            self.now += time;
+            self
+        }
+
+        fn open_gaps(&self) -> Vec<GapReason> {
+            self.machine.gaps().filter(|gap| gap.to.is_none()).map(|gap| gap.reason).collect()
+        }
+    }
+
+    fn config() -> FetcherConfig {
+        FetcherConfig::ipc("/node.ipc")
+    }
+
+    fn is_dial(actions: &[Action], role: Role, cap: Duration) -> bool {
+        matches!(actions, [Action::Dial { role: dialed, after }] if *dialed == role && *after <= cap)
+    }
+
+    #[test]
+    fn connecting_turns_to_backfilling_when_both_connections_are_up_and_to_live_when_compared() {
+        let run = Run::live();
+        let gaps: Vec<_> = run.machine.gaps().collect();
+        assert_eq!((gaps[0].reason, gaps[0].recovered), (GapReason::StartUp, 3));
+        assert!(gaps[0].to.is_some());
+    }
+
+    #[test]
+    fn a_failed_dial_is_repeated_with_growing_delays_and_without_end() {
+        let config = config();
+        let mut run = Run::new(&config);
+        let mut longest = Duration::ZERO;
+        for _ in 0..1000 {
+            let actions = run.on(Event::DialFailed(Role::Asking));
+            assert!(is_dial(&actions, Role::Asking, config.reconnect.cap), "{actions:?}");
+            let [Action::Dial { after, .. }] = actions[..] else { unreachable!() };
+            longest = longest.max(after);
+        }
+        assert!(longest > config.reconnect.cap / 2);
+        assert_eq!(run.machine.state(), SourceState::Connecting);
+    }
+
+    #[test]
+    fn a_limit_of_attempts_ends_the_source() {
+        let mut config = config();
+        config.reconnect_limit = Some(3);
+        let mut run = Run::new(&config);
+        run.on(Event::DialFailed(Role::Listening));
+        run.on(Event::DialFailed(Role::Listening));
+        assert_eq!(run.on(Event::DialFailed(Role::Listening)), [Action::End]);
+        assert_eq!(run.machine.state(), SourceState::Ended);
+        assert_eq!(run.on(Event::Up(Role::Listening)), []);
+    }
+
+    #[test]
+    fn the_loss_of_either_connection_leads_back_to_connecting_and_through_a_comparison() {
+        for role in [Role::Listening, Role::Asking] {
+            let mut run = Run::live();
+            let actions = run.on(Event::Down(role));
+            assert!(is_dial(&actions, role, config().reconnect.base));
+            assert_eq!(run.machine.state(), SourceState::Connecting);
+            assert_eq!(run.open_gaps(), [GapReason::Reconnect]);
+            assert_eq!(run.on(Event::Up(role)), [Action::Compare(GapReason::Reconnect)]);
+            assert_eq!(run.machine.state(), SourceState::Backfilling);
+            run.on(Event::Compared { recovered: 5 });
+            assert_eq!(run.machine.state(), SourceState::Live);
+            assert_eq!(run.open_gaps(), []);
+            assert_eq!(run.machine.gaps().last().unwrap().recovered, 5);
+            assert_eq!(run.machine.reconnects(), 1);
+        }
+    }
+
+    #[test]
+    fn a_loss_while_backfilling_leads_back_to_connecting_and_the_stale_comparison_does_not_count() {
+        let mut run = Run::new(&config());
+        run.on(Event::Up(Role::Listening));
+        run.on(Event::Up(Role::Asking));
+        run.on(Event::Down(Role::Listening));
+        assert_eq!(run.on(Event::Compared { recovered: 1 }), []);
+        assert_eq!(run.machine.state(), SourceState::Connecting);
+        assert_eq!(
+            run.on(Event::Up(Role::Listening)),
+            [Action::Compare(GapReason::StartUp)]
+        );
+    }
+
+    #[test]
+    fn lag_reorg_and_missed_heads_are_compared_without_leaving_live() {
+        for (event, reason) in [
+            (Event::Lagged, GapReason::Lagged),
+            (Event::Reorg, GapReason::Reorg),
+            (Event::MissedHeads, GapReason::MissedHeads),
+        ] {
+            let mut run = Run::live();
+            assert_eq!(run.on(event), [Action::Compare(reason)]);
+            assert_eq!(run.machine.state(), SourceState::Live);
+            assert_eq!(run.open_gaps(), [reason]);
+            run.on(Event::Compared { recovered: 2 });
+            assert_eq!(run.open_gaps(), []);
+        }
+    }
+
+    #[test]
+    fn what_happens_during_a_comparison_is_compared_once_more() {
+        let mut run = Run::live();
+        run.on(Event::Lagged);
+        assert_eq!(run.on(Event::Reorg), []);
+        assert_eq!(run.on(Event::Lagged), []);
+        let actions = run.on(Event::Compared { recovered: 0 });
+        assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
+        assert_eq!(run.open_gaps().len(), 2);
+        run.on(Event::Compared { recovered: 0 });
+        assert_eq!(run.open_gaps(), []);
+    }
+
+    #[test]
+    fn a_failed_comparison_is_repeated_and_the_gap_stays_open_until_then() {
+        let mut run = Run::live();
+        run.on(Event::Lagged);
+        assert_eq!(run.on(Event::CompareFailed), []);
+        assert_eq!(run.open_gaps(), [GapReason::Lagged]);
+        let actions = run.pass(2 * S).on(Event::Tick { announced: 0 });
+        assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
+    }
+
+    #[test]
+    fn an_audit_comes_once_in_its_interval_and_never_when_it_is_off() {
+        let mut run = Run::live();
+        assert_eq!(run.pass(50 * S).on(Event::Tick { announced: 0 }), []);
+        let actions = run.pass(20 * S).on(Event::Tick { announced: 0 });
+        assert_eq!(actions, [Action::Compare(GapReason::Audit)]);
+        let config = config().with_audit_interval(None);
+        let mut run = Run::new(&config);
+        run.on(Event::Up(Role::Listening));
+        run.on(Event::Up(Role::Asking));
+        run.on(Event::Compared { recovered: 0 });
+        assert_eq!(run.pass(1000 * S).on(Event::Tick { announced: 0 }), []);
+    }
+
+    #[test]
+    fn without_backfill_a_source_is_live_at_once() {
+        let mut run = Run::new(&config().with_backfill(Backfill::Off));
+        run.on(Event::Up(Role::Listening));
+        assert_eq!(run.on(Event::Up(Role::Asking)), []);
+        assert_eq!(run.machine.state(), SourceState::Live);
+    }
+
+    /// 100 hashes a second for a minute, with a head every 12 s.
+    fn busy() -> (Run, u64) {
+        let mut run = Run::live_with(&config().with_audit_interval(None));
+        let mut announced = 0;
+        for second in 0..60 {
+            announced += 100;
+            assert_eq!(run.pass(S).on(Event::Tick { announced }), []);
+            if second % 12 == 0 {
+                run.on(Event::Head(second));
+            }
+        }
+        (run, announced)
+    }
+
+    #[test]
+    fn heads_without_hashes_make_a_busy_source_stale_and_drop_its_listening_connection() {
+        let (mut run, announced) = busy();
+        run.pass(5 * S).on(Event::Head(100));
+        assert_eq!(run.on(Event::Tick { announced }), []);
+        run.pass(S).on(Event::Head(101));
+        let actions = run.on(Event::Tick { announced });
+        let reason = LossReason::Stale(StaleReason::NoHashes);
+        assert_eq!(actions, [Action::Drop { role: Role::Listening, reason }]);
+        assert_eq!(run.machine.state(), SourceState::Stale);
+        assert!(is_dial(&run.on(Event::Down(Role::Listening)), Role::Listening, S));
+        assert_eq!(run.machine.state(), SourceState::Connecting);
+    }
+
+    #[test]
+    fn silence_without_heads_or_on_a_quiet_chain_is_not_stale() {
+        let (mut run, announced) = busy();
+        assert_eq!(run.pass(10 * S).on(Event::Tick { announced }), []);
+        let mut quiet = Run::live_with(&config().with_audit_interval(None));
+        for head in 0..4 {
+            quiet.pass(12 * S).on(Event::Head(head));
+            assert_eq!(quiet.on(Event::Tick { announced: 0 }), []);
+        }
+        assert_eq!(quiet.machine.state(), SourceState::Live);
+    }
+
+    #[test]
+    fn a_node_ahead_of_the_heads_it_announced_is_stale_after_a_while() {
+        let mut run = Run::live();
+        run.on(Event::Head(10));
+        assert_eq!(run.on(Event::SawBlock(10)), []);
+        assert_eq!(run.pass(2 * S).on(Event::SawBlock(11)), []);
+        assert_eq!(run.pass(2 * S).on(Event::SawBlock(11)), []);
+        let actions = run.pass(2 * S).on(Event::SawBlock(11));
+        let reason = LossReason::Stale(StaleReason::NoHeads);
+        assert_eq!(actions, [Action::Drop { role: Role::Listening, reason }]);
+    }
+
+    fn any_event() -> impl Strategy<Value = Event> {
+        let role = prop_oneof![Just(Role::Listening), Just(Role::Asking)];
+        prop_oneof![
+            role.clone().prop_map(Event::Up),
+            role.clone().prop_map(Event::DialFailed),
+            role.prop_map(Event::Down),
+            Just(Event::Lagged),
+            Just(Event::Reorg),
+            Just(Event::MissedHeads),
+            (0u64..50).prop_map(Event::Head),
+            (0u64..50).prop_map(Event::SawBlock),
+            Just(Event::Compared { recovered: 1 }),
+            Just(Event::CompareFailed),
+            (0u64..5000).prop_map(|announced| Event::Tick { announced }),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens: with both connections up and comparisons answered, a source is live
+        /// again, no gap is open, and nothing that was asked for twice runs twice.
+        #[test]
+        fn every_history_ends_live_once_the_node_behaves(
+            events in proptest::collection::vec((any_event(), 0u64..3000), 0..200)
+        ) {
+            let mut run = Run::new(&config());
+            let mut comparing = false;
+            let mut up = [false; 2];
+            for (event, millis) in events {
+                // Only what a shell could report.
+                match &event {
+                    Event::Up(role) if up[*role as usize] => continue,
+                    Event::Down(role) | Event::DialFailed(role)
+                        if up[*role as usize] != matches!(event, Event::Down(_)) => continue,
+                    Event::Compared { .. } | Event::CompareFailed if !comparing => continue,
+                    Event::Up(role) => up[*role as usize] = true,
+                    Event::Down(role) => up[*role as usize] = false,
+                    Event::Compared { .. } | Event::CompareFailed => comparing = false,
+                    _ => {}
+                }
+                run.pass(Duration::from_millis(millis));
+                for action in run.on(event) {
+                    if let Action::Compare(_) = action {
+                        prop_assert!(!comparing, "two comparisons at once");
+                        comparing = true;
+                    }
+                }
+                let state = run.machine.state();
+                prop_assert_eq!(state == SourceState::Connecting, up != [true; 2] && state != SourceState::Stale);
+            }
+            for role in [Role::Listening, Role::Asking] {
+                if !up[role as usize] {
+                    comparing |= run.on(Event::Up(role)).iter().any(|a| matches!(a, Action::Compare(_)));
+                }
+            }
+            for _ in 0..8 {
+                run.pass(2 * S);
+                let actions = if run.machine.state() == SourceState::Stale {
+                    run.on(Event::Down(Role::Listening));
+                    run.on(Event::Up(Role::Listening))
+                } else if std::mem::take(&mut comparing) {
+                    run.on(Event::Compared { recovered: 0 })
+                } else {
+                    run.on(Event::Tick { announced: 0 })
+                };
+                comparing |= actions.iter().any(|action| matches!(action, Action::Compare(_)));
+            }
+            if comparing {
+                run.on(Event::Compared { recovered: 0 });
+            }
+            prop_assert_eq!(run.machine.state(), SourceState::Live);
+            prop_assert!(run.open_gaps().is_empty());
+        }
     }
 }
