@@ -29,10 +29,13 @@ impl Blocklist {
         addresses: impl IntoIterator<Item = Address>,
         config: &BlocklistConfig,
     ) -> Result<Self, Error> {
-        let addresses: AddressSet = addresses.into_iter().collect();
+        let mut addresses: AddressSet = addresses.into_iter().collect();
         if addresses.len() < config.min_addresses {
             return Err(Error::TooFew { found: addresses.len(), min: config.min_addresses });
         }
+        // Nearly every look-up is of an address that is not here, and ends at the first free place: a
+        // table half empty halves what it costs, for 20 bytes an address.
+        addresses.reserve(addresses.len());
         let hash = content_hash(&addresses);
         Ok(Self { addresses, hash })
     }
