@@ -84,12 +84,13 @@ struct Upkeep {
 impl Upkeep {
     fn start(pool: OrderPool) -> std::io::Result<Self> {
         let (stop, stopped) = channel();
-        let thread = std::thread::Builder::new().name("mempool-upkeep".into()).spawn(move || {
-            while stopped.recv_timeout(UPKEEP_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                // Bounded steps: inserts pass between them.
-                while pool.upkeep() {}
-            }
-        })?;
+        let thread =
+            std::thread::Builder::new().name("mempool-upkeep".into()).spawn(move || {
+                while stopped.recv_timeout(UPKEEP_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                    // Bounded steps: inserts pass between them.
+                    while pool.upkeep() {}
+                }
+            })?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }

@@ -42,7 +42,7 @@ pub(crate) struct Core<S> {
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
     pub(crate) sink_closed: CancellationToken,
-    pub(crate) firsts: Box<[Firsts]>,
+    pub(crate) firsts: Box<[Arc<Firsts>]>,
 }
 
 /// What a source was first with.

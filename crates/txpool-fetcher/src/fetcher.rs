@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::{FetcherConfig, StartPolicy},
-    core::{Asks, Core, Firsts},
+    core::{Asks, Core},
     error::{ConnectError, StartError},
     heads,
     machine::SourceState,
@@ -109,7 +109,7 @@ impl Fetcher {
             tasks: TaskTracker::new(),
             stop: stop.clone(),
             sink_closed: CancellationToken::new(),
-            firsts: config.sources.iter().map(|_| Firsts::default()).collect(),
+            firsts: sources.iter().map(|shared| Arc::clone(&shared.firsts)).collect(),
             tally: Arc::clone(&tally),
             config,
         });

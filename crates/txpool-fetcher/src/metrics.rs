@@ -24,7 +24,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     ("mempool_fetcher_in_flight_bytes", Unit::Bytes, "bytes of answers in flight, reserved or held"),
     ("mempool_fetcher_fetch_seconds", Unit::Seconds, "from the question to the answer of one fetch"),
     ("mempool_fetcher_deliver_seconds", Unit::Seconds, "from the announcement on the socket to the sink having it"),
-    ("mempool_fetcher_missing_seconds", Unit::Seconds, "how long a transaction an audit found had been missing"),
+    ("mempool_fetcher_missing_seconds", Unit::Seconds, "how long, at most, what an audit found had been missing"),
 ];
 
 /// Handles of everything that is counted.

@@ -161,10 +161,6 @@ impl Tally {
         self.metrics.lagged.increment(count);
     }
 
-    pub(crate) fn announced(&self) -> u64 {
-        self.entered[Entry::Announced as usize].load(Relaxed)
-    }
-
     pub(crate) fn counts(&self) -> Counts {
         let entered = |entry: Entry| self.entered[entry as usize].load(Relaxed);
         let left = |outcome: Outcome| self.left[outcome as usize].load(Relaxed);

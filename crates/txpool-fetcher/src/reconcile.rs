@@ -56,6 +56,9 @@ pub struct AuditReport {
     pub recovered: u64,
     /// Whether only the counts were compared, and agreed.
     pub counts_only: bool,
+    /// What is missing has been so for at most this long: since the comparison before, which had
+    /// not found it. Unknown at the first one.
+    pub missing_for_at_most: Option<Duration>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -99,6 +102,7 @@ impl<S: TransactionSink> Comparison<S> {
         }
         // What is delivered from here on is newer than the list.
         let epoch = core.seen.begin_epoch();
+        let started = Instant::now();
         let content = self.list().await?;
         self.settle().await;
         let mut report = AuditReport {
@@ -124,6 +128,12 @@ impl<S: TransactionSink> Comparison<S> {
         let listed: B256HashSet =
             content.pending.into_iter().chain(content.queued).collect();
         report.vanished = self.mark_vanished(&listed, epoch, report.unlistable).await;
+        let before = lock(&self.shared.compared).replace(started);
+        report.missing_for_at_most =
+            before.filter(|_| !missing.is_empty()).map(|before| started.duration_since(before));
+        if let Some(time) = report.missing_for_at_most {
+            core.tally.metrics.missing_seconds.record(time.as_secs_f64());
+        }
         report.missing = missing;
         Ok(report)
     }

@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     config::Endpoint,
-    core::{Arrival, Core, lock},
+    core::{Arrival, Core, Firsts, lock},
     error::{CallError, ConnectError, LossReason},
     heads::{Announced, Header},
     link::{Link, NodeInfo, Stamps, dial},
@@ -86,6 +86,9 @@ pub(crate) struct Shared {
     comparing: AtomicBool,
     pub(crate) audits: AtomicU64,
     pub(crate) recovered: AtomicU64,
+    pub(crate) firsts: Arc<Firsts>,
+    /// When the latest full comparison began.
+    pub(crate) compared: Mutex<Option<Instant>>,
 }
 
 /// How far the intake is behind one listening connection.
@@ -118,6 +121,8 @@ impl Shared {
             comparing: AtomicBool::new(false),
             audits: AtomicU64::new(0),
             recovered: AtomicU64::new(0),
+            firsts: Arc::default(),
+            compared: Mutex::new(None),
         })
     }
 
@@ -134,6 +139,8 @@ impl Shared {
             backlog: self.backlog(),
             audits: self.audits.load(Relaxed),
             recovered: self.recovered.load(Relaxed),
+            announced: self.firsts.announced.load(Relaxed),
+            first_seen: self.firsts.first_seen.load(Relaxed),
             ..lock(&self.status).clone()
         }
     }
@@ -343,7 +350,6 @@ impl<S: TransactionSink> Source<S> {
 
     fn publish(&self) {
         let state = self.machine.state();
-        let firsts = &self.core.firsts[self.index];
         let mut status = lock(&self.shared.status);
         if status.state != state {
             tracing::info!(
@@ -357,8 +363,6 @@ impl<S: TransactionSink> Source<S> {
         status.reconnects = self.machine.reconnects();
         status.gaps.clear();
         status.gaps.extend(self.machine.gaps().copied());
-        status.announced = firsts.announced.load(Relaxed);
-        status.first_seen = firsts.first_seen.load(Relaxed);
     }
 
     fn dial(&mut self, role: Role, after: Duration) {

@@ -1,10 +1,16 @@
 //! Opening a connection, and finding out whether a node is behind it.
 
-use std::{io, os::unix::fs::FileTypeExt, path::Path, sync::atomic::AtomicU64, sync::atomic::AtomicUsize};
+use std::{
+    io,
+    os::unix::fs::FileTypeExt,
+    path::Path,
+    sync::atomic::{AtomicU64, AtomicUsize},
+    time::Duration,
+};
 
 use alloy_primitives::{B256, U64};
 use alloy_pubsub::PubSubConnect;
-use tokio::{net::UnixStream, time::timeout};
+use tokio::{io::AsyncReadExt, net::UnixStream, time::timeout};
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
 use super::{
@@ -91,7 +97,10 @@ impl Probe<'_> {
             CallError::LinkLost => match self.link.closed().await {
                 LossReason::Garbage(said) => ConnectError::NotJsonRpc { endpoint, said },
                 LossReason::Io(kind) => ConnectError::Io { endpoint, source: kind.into() },
-                _ => ConnectError::ClosedAtOnce { endpoint },
+                _ => match hear_refusal(self.endpoint).await {
+                    Some(said) => ConnectError::NotJsonRpc { endpoint, said },
+                    None => ConnectError::ClosedAtOnce { endpoint },
+                },
             },
         }
     }
@@ -105,14 +114,24 @@ impl Probe<'_> {
     }
 }
 
+/// Connects once more and only listens: a peer that refuses with a line of text (reth at its limit
+/// of connections) and closes while our question is unread takes its words back with it.
+async fn hear_refusal(endpoint: &Endpoint) -> Option<String> {
+    let Endpoint::Ipc(path) = endpoint else { return None };
+    let mut stream = UnixStream::connect(path).await.ok()?;
+    let mut said = vec![0; 120];
+    let count = timeout(Duration::from_millis(200), stream.read(&mut said)).await.ok()?.ok()?;
+    (count > 0).then(|| String::from_utf8_lossy(&said[..count]).into_owned())
+}
+
 /// Opens the Unix socket at `path`, anew each time: nodes delete and re-create it at start.
 pub(crate) async fn open_ipc(path: &Path) -> Result<UnixStream, ConnectError> {
-    let error = match UnixStream::connect(path).await {
-        Ok(stream) => return Ok(stream),
-        Err(error) => error,
-    };
+    UnixStream::connect(path).await.map_err(|error| explain(path, error))
+}
+
+fn explain(path: &Path, error: io::Error) -> ConnectError {
     let endpoint = path.display().to_string();
-    Err(match error.kind() {
+    match error.kind() {
         io::ErrorKind::NotFound => ConnectError::Missing { endpoint },
         io::ErrorKind::PermissionDenied => ConnectError::PermissionDenied { endpoint },
         // Linux answers "refused" both for a stale socket and for what is no socket at all.
@@ -121,7 +140,7 @@ pub(crate) async fn open_ipc(path: &Path) -> Result<UnixStream, ConnectError> {
         }
         io::ErrorKind::ConnectionRefused => ConnectError::Refused { endpoint },
         _ => ConnectError::Io { endpoint, source: error },
-    })
+    }
 }
 
 async fn open_ws(url: &str, config: &FetcherConfig) -> Result<Socket, ConnectError> {
@@ -145,4 +164,17 @@ async fn open_ws(url: &str, config: &FetcherConfig) -> Result<Socket, ConnectErr
 
 fn io_error(endpoint: &Endpoint, source: io::Error) -> ConnectError {
     ConnectError::Io { endpoint: endpoint.to_string(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permission_denied_names_the_path_and_the_cure() {
+        // Not over a real socket: the tests may run as root, who is denied nothing.
+        let error = explain(Path::new("/n.ipc"), io::ErrorKind::PermissionDenied.into());
+        assert!(matches!(error, ConnectError::PermissionDenied { .. }));
+        assert!(error.to_string().starts_with("/n.ipc: permission denied"));
+    }
 }

@@ -1,0 +1,105 @@
+//! What the end-to-end tests share: a node, a fetcher into a pool, and waiting for a condition.
+
+#![allow(dead_code, reason = "each test binary uses its own part of it")]
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use mempool_ingest::{
+    Fetcher, FetcherConfig, OrderPool, PoolConfig,
+    txpool_fetcher::{Counts, Outcome},
+};
+use mock_node::{
+    MockNode, NodeConfig,
+    workload::{Mix, PreparedTx, Workload, WorkloadConfig},
+};
+use tempfile::TempDir;
+
+/// Longest wait for anything: only a failure takes that long.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A folder for a socket; deleted when dropped.
+pub(crate) fn socket() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("node.ipc");
+    (folder, path)
+}
+
+/// A node, and transactions of its accounts that it does not know yet.
+pub(crate) struct Node {
+    pub(crate) node: MockNode,
+    pub(crate) txs: Vec<PreparedTx>,
+    _folder: TempDir,
+}
+
+impl Node {
+    pub(crate) fn start(txs: usize, configure: impl FnOnce(NodeConfig) -> NodeConfig) -> Self {
+        Self::with_mix(txs, Mix::default(), configure)
+    }
+
+    pub(crate) fn with_mix(
+        txs: usize,
+        mix: Mix,
+        configure: impl FnOnce(NodeConfig) -> NodeConfig,
+    ) -> Self {
+        let (folder, path) = socket();
+        let node = MockNode::start(configure(NodeConfig::new(path).with_accounts(20)))
+            .expect("the mock node starts");
+        let workload = WorkloadConfig::new(7, node.config().chain_id).with_accounts(20);
+        let txs = Workload::new(workload.with_mix(mix)).prepare(txs);
+        Self { node, txs, _folder: folder }
+    }
+
+    pub(crate) fn submit_all(&self) {
+        for tx in &self.txs {
+            self.node.submit(tx.raw.clone()).expect("the node takes its own transactions");
+        }
+    }
+
+    pub(crate) fn fetcher(&self) -> FetcherConfig {
+        FetcherConfig::ipc(self.node.ipc_path())
+    }
+}
+
+/// A fetcher into a pool.
+pub(crate) async fn ingest(config: FetcherConfig) -> (Fetcher, OrderPool) {
+    let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
+    let fetcher = Fetcher::start(config, pool.clone()).await.expect("the fetcher starts");
+    eventually("the source is live", || fetcher.is_live()).await;
+    (fetcher, pool)
+}
+
+/// Waits for a condition; panics when it does not come.
+pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not in {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Waits until nothing is under way and the counts satisfy `done`, then checks that they balance.
+pub(crate) async fn settled(fetcher: &Fetcher, what: &str, done: impl Fn(&Counts) -> bool) -> Counts {
+    eventually(what, || {
+        let counts = fetcher.counts();
+        counts.unfinished == 0 && counts.balance() == 0 && done(&counts)
+    })
+    .await;
+    fetcher.counts()
+}
+
+/// The count of one outcome.
+pub(crate) fn of(counts: &Counts, outcome: Outcome) -> u64 {
+    match outcome {
+        Outcome::Pooled => counts.pooled,
+        Outcome::Known => counts.known,
+        Outcome::Gone => counts.gone,
+        Outcome::Mined => counts.mined,
+        Outcome::Malformed => counts.malformed,
+        Outcome::Refused => counts.refused,
+        Outcome::Failed => counts.failed,
+        other => panic!("an outcome without a count: {other:?}"),
+    }
+}

@@ -1,0 +1,304 @@
+//! The fetcher and the pool against the mock node, over a real socket.
+
+mod common;
+
+use std::{collections::BTreeSet, time::Duration};
+
+use alloy_eips::Encodable2718 as _;
+use common::{Node, eventually, ingest, settled};
+use mempool_ingest::{
+    Fetcher, FetcherConfig,
+    order_pool::{Event, Order, RemoveReason},
+    txpool_fetcher::{
+        AuditMode, Backfill, EndReason, FetchedTransaction, GapReason, SourceState, StartPolicy,
+    },
+};
+use mock_node::workload::Mix;
+use tokio::sync::mpsc;
+
+/// Blobs of both sizes, and every other kind.
+fn all_kinds() -> Mix {
+    Mix::default().with_blobs(20, 300)
+}
+
+#[tokio::test]
+async fn every_kind_of_transaction_arrives_whole() {
+    let node = Node::with_mix(1000, all_kinds(), |config| config);
+    let (fetcher, pool) = ingest(node.fetcher()).await;
+    node.submit_all();
+    let counts = settled(&fetcher, "1000 pooled", |counts| counts.pooled == 1000).await;
+    assert_eq!((counts.announced, counts.lagged), (1000, 0));
+    let mut types = BTreeSet::new();
+    for sent in &node.txs {
+        let order = pool.get(&sent.hash).expect("it was pooled");
+        let Order::Tx(tx) = order.as_ref() else { panic!("a transaction") };
+        assert_eq!(tx.sender(), sent.sender);
+        let encoded = tx.recovered().inner().encoded_2718();
+        assert_eq!(encoded, sent.raw, "byte by byte, the sidecar too");
+        types.insert(tx.recovered().inner().tx_type() as u8);
+    }
+    assert_eq!(types, BTreeSet::from([0, 1, 2, 3, 4]));
+}
+
+#[tokio::test]
+async fn what_was_pending_before_the_start_is_brought_in_once() {
+    let node = Node::start(400, |config| config);
+    for tx in &node.txs[..200] {
+        node.node.submit(tx.raw.clone()).unwrap();
+    }
+    let (fetcher, pool) = ingest(node.fetcher()).await;
+    assert_eq!(pool.len(), 200, "live means that the backfill is in");
+    for tx in &node.txs[200..] {
+        node.node.submit(tx.raw.clone()).unwrap();
+    }
+    let counts = settled(&fetcher, "400 pooled", |counts| counts.pooled == 400).await;
+    assert_eq!((counts.announced, counts.backfilled), (200, 200));
+    let status = &fetcher.status()[0];
+    assert_eq!(status.gaps[0].reason, GapReason::StartUp);
+    assert_eq!(status.gaps[0].recovered, 200);
+}
+
+#[tokio::test]
+async fn without_backfill_the_past_stays_unknown_and_an_audit_finds_it() {
+    let node = Node::start(50, |config| config);
+    node.submit_all();
+    let config = node.fetcher().with_backfill(Backfill::Off);
+    let (fetcher, pool) = ingest(config).await;
+    assert_eq!(pool.len(), 0);
+    let report = fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
+    assert_eq!(report.missing.len(), 50);
+    assert_eq!(pool.len(), 0, "it was only compared");
+    let report = fetcher.audit(0, AuditMode::Recover).await.unwrap();
+    assert_eq!((report.missing.len(), report.recovered), (50, 50));
+    let counts = settled(&fetcher, "50 pooled", |counts| counts.pooled == 50).await;
+    assert_eq!(counts.audit_recovered, 50);
+    assert_eq!(fetcher.audit(0, AuditMode::CompareOnly).await.unwrap().missing.len(), 0);
+}
+
+#[tokio::test]
+async fn repeats_are_known_and_unknown_hashes_are_gone() {
+    for unknown in [mock_node::UnknownRaw::Null, mock_node::UnknownRaw::EmptyHex] {
+        let node = Node::start(10, |config| config.with_unknown_raw(unknown));
+        let (fetcher, _) = ingest(node.fetcher()).await;
+        node.submit_all();
+        settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
+        for tx in &node.txs {
+            node.node.announce_again(tx.hash).unwrap();
+        }
+        node.node.announce_unknown([7; 32].into());
+        let counts = settled(&fetcher, "21 announced", |counts| counts.announced == 21).await;
+        assert_eq!((counts.pooled, counts.known, counts.gone), (10, 10, 1));
+        // A hash that was gone may come back: it is asked for again.
+        node.node.announce_unknown([7; 32].into());
+        settled(&fetcher, "gone again", |counts| counts.gone == 2).await;
+    }
+}
+
+#[tokio::test]
+async fn a_block_takes_its_transactions_out_of_the_pool_and_late_hashes_are_mined() {
+    let node = Node::start(60, |config| config);
+    let (fetcher, pool) = ingest(node.fetcher()).await;
+    let mut subscription = pool.subscribe_all();
+    node.submit_all();
+    settled(&fetcher, "60 pooled", |counts| counts.pooled == 60).await;
+    let block = node.node.mine();
+    assert_eq!(block.txs.len(), 60);
+    eventually("the pool is empty", || pool.is_empty()).await;
+    let mut removed = 0;
+    while let Some(event) = subscription.try_next() {
+        if let Event::Removed { reason, .. } = event.unwrap() {
+            assert_eq!(reason, RemoveReason::Mined);
+            removed += 1;
+        }
+    }
+    assert_eq!(removed, 60);
+    node.node.announce_unknown(node.txs[0].hash);
+    let counts = settled(&fetcher, "a late hash", |counts| counts.announced == 61).await;
+    assert_eq!(counts.mined, 1, "known from its block, not asked for");
+}
+
+#[tokio::test]
+async fn a_blob_transaction_answered_in_its_mined_form_is_mined() {
+    let mix = Mix::default().with_blobs(1000, 0);
+    let node = Node::with_mix(5, mix, |config| config);
+    node.submit_all();
+    node.node.mine();
+    // The fetcher has not seen the block, so it has to find out from the answer.
+    let (fetcher, pool) = ingest(node.fetcher()).await;
+    for tx in &node.txs {
+        node.node.announce_unknown(tx.hash);
+    }
+    let counts = settled(&fetcher, "5 announced", |counts| counts.announced == 5).await;
+    assert_eq!((counts.mined, counts.malformed), (5, 0));
+    assert!(pool.is_empty());
+}
+
+#[tokio::test]
+async fn a_private_transaction_in_a_block_makes_its_public_rival_stale() {
+    let node = Node::start(40, |config| config);
+    let rivals = Node::start(40, |config| config.with_seed(9));
+    let (fetcher, pool) = ingest(node.fetcher()).await;
+    let public = &node.txs[0];
+    node.node.submit(public.raw.clone()).unwrap();
+    settled(&fetcher, "1 pooled", |counts| counts.pooled == 1).await;
+    // Another transaction of the same sender and nonce, which was never announced.
+    let private = mock_node::workload::Workload::new(
+        mock_node::workload::WorkloadConfig::new(99, node.node.config().chain_id).with_accounts(20),
+    )
+    .prepare(40)
+    .into_iter()
+    .find(|tx| tx.sender == public.sender && tx.nonce == public.nonce && tx.hash != public.hash)
+    .expect("another seed makes another transaction");
+    drop(rivals);
+    node.node.mine_private([private.raw]).unwrap();
+    eventually("the rival has left the pool", || pool.is_empty()).await;
+    assert!(!pool.contains(&public.hash));
+}
+
+#[tokio::test]
+async fn a_reorg_puts_back_what_it_unmined() {
+    let node = Node::start(30, |config| config);
+    let (fetcher, pool) = ingest(node.fetcher()).await;
+    node.node.mine();
+    node.submit_all();
+    settled(&fetcher, "30 pooled", |counts| counts.pooled == 30).await;
+    node.node.mine();
+    eventually("mined", || pool.is_empty()).await;
+    let reorg = node.node.reorg(1).unwrap();
+    assert_eq!(reorg.removed.len(), 1);
+    eventually("pending again", || {
+        let mut pending = node.node.pending();
+        pending.retain(|hash| !pool.contains(hash));
+        pending.is_empty() && pool.len() == node.node.pending().len()
+    })
+    .await;
+    eventually("the reorg's comparison is done", || {
+        let status = &fetcher.status()[0];
+        status.gaps.iter().any(|gap| gap.reason == GapReason::Reorg && gap.to.is_some())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn at_most_as_many_fetches_as_slots_are_in_flight() {
+    let latency = mock_node::Latency::Fixed(Duration::from_millis(3));
+    let node = Node::start(500, |config| config.with_latency(latency));
+    let (fetcher, _) = ingest(node.fetcher().with_fetch_slots(7)).await;
+    node.submit_all();
+    settled(&fetcher, "500 pooled", |counts| counts.pooled == 500).await;
+    // The node counts an answer out a moment after it is on its way.
+    let most = node.node.stats().max_concurrent_raw;
+    assert!((7..=9).contains(&most), "{most}");
+}
+
+#[tokio::test]
+async fn a_channel_is_a_sink_and_closing_it_ends_the_fetcher_with_a_reason() {
+    let node = Node::start(20, |config| config);
+    let (sender, mut receiver) = mpsc::channel::<FetchedTransaction>(4);
+    let fetcher = Fetcher::start(node.fetcher(), sender).await.unwrap();
+    node.submit_all();
+    let mut received = BTreeSet::new();
+    for _ in 0..20 {
+        let tx = receiver.recv().await.expect("the fetcher runs");
+        assert_eq!(tx.tx.inner().encoded_2718(), tx.raw);
+        received.insert(tx.hash());
+    }
+    assert_eq!(received, node.txs.iter().map(|tx| tx.hash).collect());
+    drop(receiver);
+    node.node.announce_unknown([1; 32].into());
+    let next = mock_node::workload::Workload::new(
+        mock_node::workload::WorkloadConfig::new(7, node.node.config().chain_id).with_accounts(20),
+    )
+    .prepare(21);
+    node.node.submit(next[20].raw.clone()).unwrap();
+    assert_eq!(fetcher.ended().await, EndReason::SinkClosed);
+    assert_eq!(fetcher.counts().balance(), 0);
+}
+
+#[tokio::test]
+async fn a_buffer_that_overruns_is_counted_and_what_it_lost_is_brought_in() {
+    let node = Node::start(2000, |config| config);
+    let mut config = node.fetcher().with_fetch_slots(1);
+    config.announcement_buffer = 16;
+    config.audit_settle = Duration::from_millis(10);
+    let (sender, mut receiver) = mpsc::channel::<FetchedTransaction>(1);
+    let fetcher = Fetcher::start(config, sender).await.unwrap();
+    // Nobody reads: one slot is held, the buffer fills, the rest is lost for now.
+    node.submit_all();
+    eventually("the buffer has overrun", || {
+        fetcher.status()[0].backlog > 1900 || fetcher.counts().lagged > 0
+    })
+    .await;
+    let mut received = BTreeSet::new();
+    while received.len() < 2000 {
+        let tx = receiver.recv().await.expect("the fetcher runs");
+        assert!(received.insert(tx.hash()), "once each");
+    }
+    let counts = settled(&fetcher, "all in", |counts| counts.pooled == 2000).await;
+    assert!(counts.lagged > 1000, "{counts:?}");
+    assert_eq!(counts.announced + counts.lagged, 2000, "what the socket brought");
+    assert_eq!(counts.audit_recovered + counts.backfilled, counts.lagged);
+}
+
+#[tokio::test]
+async fn two_asking_connections_share_the_questions() {
+    let node = Node::with_mix(200, all_kinds(), |config| config);
+    let (fetcher, pool) = ingest(node.fetcher().with_ask_connections(2)).await;
+    node.submit_all();
+    settled(&fetcher, "200 pooled", |counts| counts.pooled == 200).await;
+    assert_eq!(pool.len(), 200);
+    // One listens, two ask; the list of the pool had one of its own.
+    assert_eq!(node.node.stats().connections_open, 3);
+}
+
+#[tokio::test]
+async fn a_node_that_starts_late_is_waited_for_when_told_so() {
+    let (_folder, path) = common::socket();
+    let config = FetcherConfig::ipc(&path).with_start(StartPolicy::WaitForNode);
+    let pool = mempool_ingest::OrderPool::new(mempool_ingest::PoolConfig::default()).unwrap();
+    let fetcher = Fetcher::start(config, pool.clone()).await.unwrap();
+    eventually("it has tried", || fetcher.status()[0].last_error.is_some()).await;
+    assert_eq!(fetcher.status()[0].state, SourceState::Connecting);
+    let node = mock_node::MockNode::start(
+        mock_node::NodeConfig::new(&path).with_accounts(20).with_preload(25),
+    )
+    .unwrap();
+    eventually("live", || fetcher.is_live()).await;
+    assert_eq!(pool.len(), 25);
+    drop(node);
+    eventually("the loss is seen", || !fetcher.is_live()).await;
+    let (reason, counts) = fetcher.shutdown(Duration::from_secs(5)).await;
+    assert_eq!(reason, EndReason::Stopped);
+    assert_eq!(counts.balance(), 0);
+}
+
+#[tokio::test]
+async fn two_sources_are_one_mempool() {
+    let one = Node::start(40, |config| config);
+    let two = Node::start(40, |config| config);
+    let config = FetcherConfig::new([one.node.ipc_path(), two.node.ipc_path()].map(|path| {
+        mempool_ingest::txpool_fetcher::Endpoint::Ipc(path.to_owned())
+    }));
+    let (fetcher, pool) = ingest(config).await;
+    eventually("both are live", || {
+        fetcher.status().iter().all(|source| source.state == SourceState::Live)
+    })
+    .await;
+    // The first half is announced by both, the second by the second one alone.
+    for tx in &one.txs[..20] {
+        one.node.submit(tx.raw.clone()).unwrap();
+    }
+    two.submit_all();
+    let counts = settled(&fetcher, "60 announced", |counts| counts.announced == 60).await;
+    assert_eq!((counts.pooled, counts.known), (40, 20));
+    let status = fetcher.status();
+    assert_eq!(status.iter().map(|source| source.first_seen).sum::<u64>(), 40);
+    assert_eq!(status[1].announced, 40);
+    drop(one);
+    eventually("one is lost, the other not", || {
+        let status = fetcher.status();
+        status[0].state == SourceState::Connecting && status[1].state == SourceState::Live
+    })
+    .await;
+    assert_eq!(pool.len(), 40);
+}
