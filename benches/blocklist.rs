@@ -1,0 +1,376 @@
+//! What keeping listed addresses out of a block costs, per kind of transaction and for a mix.
+//!
+//! Four ways to execute the same block, each with a per-block read cache over the same state:
+//! - *bare*: no check at all;
+//! - *post*: [`BlockGuard::execute`], pre-check and post-execution state;
+//! - *classic*: an `AccessListInspector` under each transaction on one EVM, then its addresses, the
+//!   sender and the recipient against the list: the check that builders ran, without its other costs;
+//! - *fresh*: classic, with a new EVM for each transaction, as they ran it.
+//!
+//! A round executes a block of each kind in each way, in an order that rotates; a ratio is the median
+//! over the rounds of the ratio within a round, with its quartiles. Building the EVM and the cache is
+//! outside the timed part but for *fresh*, whose way it is. Every block's gas, logs and statuses are
+//! asserted to be the same in all ways, and so is which transactions are refused when a contract
+//! that the swaps reach is listed.
+//!
+//! `cargo bench --bench blocklist`; with `-- --test` two rounds of each, to see that it runs.
+
+#[path = "blocklist/contracts.rs"]
+mod contracts;
+#[path = "blocklist/world.rs"]
+mod world;
+
+use std::{
+    hint::black_box,
+    mem,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use blocklist::{BlockGuard, Blocklist, BlocklistConfig};
+use revm::{
+    Context, ExecuteCommitEvm, ExecuteEvm, InspectEvm, MainBuilder, MainContext,
+    context::{BlockEnv, CfgEnv, TxEnv, result::ExecutionResult},
+    database::CacheDB,
+    handler::{MainnetContext, MainnetEvm},
+    primitives::{Address, hardfork::SpecId},
+    state::EvmState,
+};
+use revm_inspectors::access_list::AccessListInspector;
+use world::{Kind, Node};
+
+const COINBASE: Address = Address::repeat_byte(0xfe);
+const ROUNDS: usize = 240;
+const TIME_LIMIT: Duration = Duration::from_secs(200);
+
+type Cached<'n> = CacheDB<&'n Node>;
+type Evm<'n, I> = MainnetEvm<MainnetContext<Cached<'n>>, I>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Bare,
+    Post,
+    Classic,
+    Fresh,
+}
+
+const WAYS: [Way; 4] = [Way::Bare, Way::Post, Way::Classic, Way::Fresh];
+
+/// What a block came to: the same in all ways, or the comparison is void.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Work {
+    txs: usize,
+    refused: usize,
+    succeeded: usize,
+    gas: u64,
+    logs: usize,
+}
+
+impl Work {
+    fn add(&mut self, result: &ExecutionResult) {
+        self.txs += 1;
+        self.succeeded += usize::from(result.is_success());
+        self.gas += result.tx_gas_used();
+        self.logs += result.logs().len();
+    }
+}
+
+fn context(db: Cached<'_>) -> MainnetContext<Cached<'_>> {
+    let block = BlockEnv { beneficiary: COINBASE, gas_limit: 60_000_000, ..BlockEnv::default() };
+    Context::mainnet().with_db(db).with_cfg(CfgEnv::new_with_spec(SpecId::OSAKA)).with_block(block)
+}
+
+/// The check as it was done: whoever the inspector saw, sender and recipient. Takes the map as it is,
+/// without sorting it into an access list, which favours this side.
+fn classic_passes(list: &Blocklist, tx: &TxEnv, inspector: &AccessListInspector) -> bool {
+    !list.contains(&tx.caller)
+        && !tx.kind.to().is_some_and(|to| list.contains(to))
+        && !inspector.touched_slots().keys().any(|address| list.contains(address))
+}
+
+fn run(way: Way, node: &Node, guard: &BlockGuard, txs: Vec<TxEnv>) -> (Duration, Work) {
+    let mut work = Work::default();
+    let db = CacheDB::new(node);
+    match way {
+        Way::Bare => {
+            let mut evm: Evm<'_, ()> = context(db).build_mainnet();
+            let start = Instant::now();
+            for tx in txs {
+                let executed = evm.transact(tx).expect("valid");
+                evm.commit(executed.state);
+                work.add(&executed.result);
+            }
+            (start.elapsed(), work)
+        }
+        Way::Post => {
+            let mut evm: Evm<'_, ()> = context(db).build_mainnet();
+            let start = Instant::now();
+            for tx in txs {
+                match guard.execute(&mut evm, tx) {
+                    Ok(checked) => work.add(&checked.commit()),
+                    Err(error) => {
+                        assert!(error.blocked().is_some(), "{error}");
+                        work.refused += 1;
+                    }
+                }
+            }
+            (start.elapsed(), work)
+        }
+        Way::Classic => {
+            let mut evm: Evm<'_, AccessListInspector> =
+                context(db).build_mainnet_with_inspector(AccessListInspector::default());
+            let start = Instant::now();
+            for tx in txs {
+                let executed = evm.inspect(tx, AccessListInspector::default()).expect("valid");
+                let inspector = mem::take(&mut evm.inspector);
+                if classic_passes(guard.list(), &evm.ctx.tx, &inspector) {
+                    evm.commit(executed.state);
+                    work.add(&executed.result);
+                } else {
+                    work.refused += 1;
+                }
+            }
+            (start.elapsed(), work)
+        }
+        Way::Fresh => {
+            let mut db = db;
+            let start = Instant::now();
+            for tx in txs {
+                let mut evm =
+                    context(db).build_mainnet_with_inspector(AccessListInspector::default());
+                let executed = evm.inspect_tx(tx).expect("valid");
+                if classic_passes(guard.list(), &evm.ctx.tx, &evm.inspector) {
+                    evm.commit(executed.state);
+                    work.add(&executed.result);
+                } else {
+                    work.refused += 1;
+                }
+                db = evm.ctx.journaled_state.database;
+            }
+            (start.elapsed(), work)
+        }
+    }
+}
+
+/// The check by itself: pre-check and state check of a block's transactions, whose states were
+/// collected beforehand and are out of the nearest cache.
+fn check_alone(node: &Node, guard: &BlockGuard, kind: Kind) -> Duration {
+    let mut evm: Evm<'_, ()> = context(CacheDB::new(node)).build_mainnet();
+    let states: Vec<(TxEnv, EvmState)> = kind
+        .block()
+        .into_iter()
+        .map(|tx| {
+            let executed = evm.transact(tx.clone()).expect("valid");
+            evm.commit(executed.state.clone());
+            (tx, executed.state)
+        })
+        .collect();
+    let start = Instant::now();
+    for (tx, state) in &states {
+        black_box(guard.precheck(tx)).expect("not listed");
+        black_box(guard.list().check(state, COINBASE)).expect("not listed");
+    }
+    start.elapsed()
+}
+
+fn guard(addresses: impl IntoIterator<Item = Address>) -> BlockGuard {
+    let list =
+        Blocklist::from_addresses(addresses, &BlocklistConfig::default()).expect("not empty");
+    BlockGuard::new(Arc::new(list), COINBASE).expect("the coinbase is not listed")
+}
+
+fn list_of(length: u64) -> BlockGuard {
+    guard((0..length).map(|n| world::numbered(0xbb, n)))
+}
+
+/// One line of the table.
+struct Row {
+    kind: Kind,
+    listed: u64,
+    read_us: u64,
+    /// Per round, the time of each way in the order of [`WAYS`].
+    rounds: Vec<[Duration; WAYS.len()]>,
+    check_alone: Vec<Duration>,
+    work: Option<Work>,
+}
+
+impl Row {
+    fn ratio(&self, of: Way, to: Way) -> Quartiles {
+        let index = |way| WAYS.iter().position(|w| *w == way).expect("one of them");
+        let (of, to) = (index(of), index(to));
+        Quartiles::of(self.rounds.iter().map(|t| t[of].as_secs_f64() / t[to].as_secs_f64()))
+    }
+
+    fn micros_per_tx(&self, way: Way) -> f64 {
+        let index = WAYS.iter().position(|w| *w == way).expect("one of them");
+        let txs = self.kind.txs() as f64;
+        Quartiles::of(self.rounds.iter().map(|t| t[index].as_secs_f64() * 1e6 / txs)).median
+    }
+
+    fn check_alone_ns(&self) -> f64 {
+        let txs = self.kind.txs() as f64;
+        Quartiles::of(self.check_alone.iter().map(|t| t.as_secs_f64() * 1e9 / txs)).median
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Quartiles {
+    low: f64,
+    median: f64,
+    high: f64,
+}
+
+impl Quartiles {
+    fn of(values: impl Iterator<Item = f64>) -> Self {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_unstable_by(f64::total_cmp);
+        let at = |share: usize| values[(values.len() - 1) * share / 4];
+        Self { low: at(1), median: at(2), high: at(3) }
+    }
+}
+
+fn measure(rounds: usize) -> Vec<Row> {
+    let nodes = [0, 2].map(|us| Node::new(Duration::from_micros(us)));
+    let guards = [100, 10_000].map(|length| (length, list_of(length)));
+    let mut rows = Vec::new();
+    for node in &nodes {
+        for (listed, guard) in &guards {
+            for kind in Kind::ALL {
+                let read_us = node.read_time.as_micros() as u64;
+                let row = Row {
+                    kind,
+                    listed: *listed,
+                    read_us,
+                    rounds: Vec::new(),
+                    check_alone: Vec::new(),
+                    work: None,
+                };
+                rows.push((node, guard, row));
+            }
+        }
+    }
+    let start = Instant::now();
+    for round in 0..rounds {
+        for (node, guard, row) in &mut rows {
+            // The mix is what the promise is about: more rounds for it.
+            for repeat in 0..if row.kind == Kind::Mix { 3 } else { 1 } {
+                let mut times = [Duration::ZERO; WAYS.len()];
+                for turn in 0..WAYS.len() {
+                    let index = (turn + round + repeat) % WAYS.len();
+                    let (time, work) = run(WAYS[index], node, guard, row.kind.block());
+                    times[index] = time;
+                    assert_eq!(*row.work.get_or_insert(work), work, "{:?}", WAYS[index]);
+                }
+                row.rounds.push(times);
+            }
+            row.check_alone.push(check_alone(node, guard, row.kind));
+        }
+        if start.elapsed() > TIME_LIMIT {
+            println!("stopped after {} rounds: {TIME_LIMIT:?} are over", round + 1);
+            break;
+        }
+    }
+    rows.into_iter().map(|(_, _, row)| row).collect()
+}
+
+/// The comparison is only worth something if both sides refuse the same transactions.
+fn assert_the_ways_refuse_alike() {
+    let node = Node::new(Duration::ZERO);
+    let guard = guard([world::reached_by_swaps_alone()]);
+    for kind in [Kind::Swap, Kind::Mix] {
+        // A refused transaction leaves its sender's nonce, so each sender sends one.
+        let block = || kind.block().into_iter().filter(|tx| tx.nonce == 0).collect::<Vec<_>>();
+        let [post, classic, fresh] =
+            [Way::Post, Way::Classic, Way::Fresh].map(|way| run(way, &node, &guard, block()).1);
+        assert_eq!((post, post), (classic, fresh), "{kind:?}");
+        assert!(post.refused > 0, "{kind:?}");
+    }
+}
+
+fn print(rows: &[Row]) {
+    println!(
+        "\n{:<9}{:>7}{:>6} |{:>9}{:>9}{:>9}{:>9} |{:>9}{:>24} |{:>22} |{:>22}",
+        "kind",
+        "listed",
+        "read",
+        "bare",
+        "post",
+        "classic",
+        "fresh",
+        "check",
+        "post vs bare",
+        "classic / post",
+        "fresh / post",
+    );
+    println!(
+        "{:<9}{:>7}{:>6} |{:>9}{:>9}{:>9}{:>9} |{:>9}{:>24} |{:>22} |{:>22}",
+        "",
+        "",
+        "us",
+        "us/tx",
+        "us/tx",
+        "us/tx",
+        "us/tx",
+        "ns/tx",
+        "% (quartiles)",
+        "(quartiles)",
+        "(quartiles)",
+    );
+    for row in rows {
+        let check = row.ratio(Way::Post, Way::Bare);
+        let percent = |ratio: f64| (ratio - 1.0) * 100.0;
+        let check = format!(
+            "{:+.2} ({:+.2} to {:+.2})",
+            percent(check.median),
+            percent(check.low),
+            percent(check.high)
+        );
+        let times = |way| {
+            let ratio = row.ratio(way, Way::Post);
+            format!("{:.2} ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high)
+        };
+        println!(
+            "{:<9}{:>7}{:>6} |{:>9.2}{:>9.2}{:>9.2}{:>9.2} |{:>9.0}{:>24} |{:>22} |{:>22}",
+            format!("{:?}", row.kind).to_lowercase(),
+            row.listed,
+            row.read_us,
+            row.micros_per_tx(Way::Bare),
+            row.micros_per_tx(Way::Post),
+            row.micros_per_tx(Way::Classic),
+            row.micros_per_tx(Way::Fresh),
+            row.check_alone_ns(),
+            check,
+            times(Way::Classic),
+            times(Way::Fresh),
+        );
+    }
+    println!();
+    for row in rows.iter().filter(|row| row.kind == Kind::Mix) {
+        let work = row.work.expect("there was a round");
+        println!(
+            "mix, {} listed, {} us per cold read: the check takes {:.2} % of the execution by itself \
+             and {:+.2} % in place (goal: at most 1 %); classic / post {:.2}; {} transactions, {} gas \
+             and {} logs in every way, {} blocks each",
+            row.listed,
+            row.read_us,
+            row.check_alone_ns() / 10.0 / row.micros_per_tx(Way::Bare),
+            (row.ratio(Way::Post, Way::Bare).median - 1.0) * 100.0,
+            row.ratio(Way::Classic, Way::Post).median,
+            work.txs,
+            work.gas,
+            work.logs,
+            row.rounds.len(),
+        );
+    }
+}
+
+fn main() {
+    let test = std::env::args().any(|argument| argument == "--test");
+    assert_the_ways_refuse_alike();
+    let rows = measure(if test { 2 } else { ROUNDS });
+    for row in &rows {
+        let work = row.work.expect("there was a round");
+        assert_eq!((work.succeeded, work.refused), (row.kind.txs() as usize, 0), "{:?}", row.kind);
+    }
+    print(&rows);
+}

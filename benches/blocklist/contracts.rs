@@ -1,0 +1,191 @@
+//! The contracts that the load calls, hand-assembled: a token, a constant-product pool, a router
+//! over both, and a loop that computes.
+
+use std::collections::HashMap;
+
+use revm::{
+    bytecode::opcode::*,
+    primitives::{Address, B256, Bytes, U256, keccak256},
+};
+
+/// An assembler with labels.
+#[derive(Debug, Default)]
+struct Code {
+    bytes: Vec<u8>,
+    labels: HashMap<&'static str, u16>,
+    jumps: Vec<(usize, &'static str)>,
+}
+
+impl Code {
+    fn ops(mut self, ops: &[u8]) -> Self {
+        self.bytes.extend_from_slice(ops);
+        self
+    }
+
+    fn push(self, value: u64) -> Self {
+        self.push_word(U256::from(value))
+    }
+
+    fn push_word(mut self, value: U256) -> Self {
+        let word = value.to_be_bytes::<32>();
+        let skip = word.iter().take_while(|byte| **byte == 0).count();
+        self.bytes.push(PUSH0 + (32 - skip) as u8);
+        self.bytes.extend_from_slice(&word[skip..]);
+        self
+    }
+
+    fn address(self, address: Address) -> Self {
+        self.push_word(address.into_word().into())
+    }
+
+    fn label(mut self, name: &'static str) -> Self {
+        self.labels.insert(name, self.bytes.len() as u16);
+        self.ops(&[JUMPDEST])
+    }
+
+    fn jump(mut self, kind: u8, name: &'static str) -> Self {
+        self.jumps.push((self.bytes.len() + 1, name));
+        self.bytes.extend_from_slice(&[PUSH2, 0, 0]);
+        self.ops(&[kind])
+    }
+
+    /// Pushes the 32 bytes of the calldata at `offset`.
+    fn argument(self, offset: u64) -> Self {
+        self.push(offset).ops(&[CALLDATALOAD])
+    }
+
+    /// Stores the top of the stack.
+    fn store(self, offset: u64) -> Self {
+        self.push(offset).ops(&[MSTORE])
+    }
+
+    /// Pushes the hash of the first 64 bytes of the memory: the slot of a mapping's entry.
+    fn slot(self) -> Self {
+        self.push(64).push(0).ops(&[KECCAK256])
+    }
+
+    /// Calls with `(offset, length)` of input and of output, and reverts if that fails.
+    fn call(self, kind: u8, to: Address, input: (u64, u64), output: (u64, u64)) -> Self {
+        let code = self.push(output.1).push(output.0).push(input.1).push(input.0);
+        let code = if kind == CALL { code.push(0) } else { code };
+        code.address(to).ops(&[GAS, kind, ISZERO]).jump(JUMPI, "fail")
+    }
+
+    /// Stores a selector at `offset`; the arguments follow 4 bytes later.
+    fn selector(self, signature: &str, offset: u64) -> Self {
+        let mut word = [0; 32];
+        word[..4].copy_from_slice(&keccak256(signature)[..4]);
+        self.push_word(U256::from_be_bytes(word)).store(offset)
+    }
+
+    fn finish(mut self) -> Bytes {
+        self = self.label("fail").ops(&[PUSH0, PUSH0, REVERT]);
+        for (at, name) in self.jumps {
+            self.bytes[at..at + 2].copy_from_slice(&self.labels[name].to_be_bytes());
+        }
+        self.bytes.into()
+    }
+}
+
+const TRANSFER: &str = "transfer(address,uint256)";
+const TRANSFER_FROM: &str = "transferFrom(address,address,uint256)";
+const BALANCE_OF: &str = "balanceOf(address)";
+
+/// ERC-20: balances are mapping 0, allowances mapping 1.
+pub(crate) fn token() -> Bytes {
+    let selector = |signature: &str| {
+        u64::from(u32::from_be_bytes(keccak256(signature)[..4].try_into().expect("four bytes")))
+    };
+    let case = |code: Code, signature, label| {
+        code.ops(&[DUP1]).push(selector(signature)).ops(&[EQ]).jump(JUMPI, label)
+    };
+    // With `value slot ...` and the amount fifth on the stack: value - amount to the slot.
+    let subtract = |code: Code| {
+        code.ops(&[DUP5, DUP2, LT]).jump(JUMPI, "fail").ops(&[DUP5, SWAP1, SUB, SWAP1, SSTORE])
+    };
+    let code = Code::default().argument(0).push(224).ops(&[SHR]);
+    let code = case(code, TRANSFER, "transfer");
+    let code = case(code, TRANSFER_FROM, "transfer_from");
+    let code = case(code, BALANCE_OF, "balance_of").jump(JUMP, "fail");
+
+    let code = code.label("balance_of").argument(4).store(0).push(0).store(32).slot();
+    let code = code.ops(&[SLOAD]).store(0).push(32).push(0).ops(&[RETURN]);
+
+    let code = code.label("transfer_from").argument(68).argument(36).argument(4);
+    let code = code.ops(&[DUP1]).store(0).push(1).store(32).slot();
+    let code = code.store(32).ops(&[CALLER]).store(0).slot().ops(&[DUP1, SLOAD]);
+    let code = subtract(code).jump(JUMP, "move");
+
+    let code = code.label("transfer").argument(36).argument(4).ops(&[CALLER]);
+
+    // From, to, amount.
+    let code = code.label("move").ops(&[DUP1]).store(0).push(0).store(32).slot();
+    let code = subtract(code.ops(&[DUP1, SLOAD]));
+    let code = code.ops(&[DUP2]).store(0).slot().ops(&[DUP1, SLOAD, DUP5, ADD, SWAP1, SSTORE]);
+    let event = keccak256("Transfer(address,address,uint256)");
+    let code = code.ops(&[DUP3]).store(0).push_word(event.into()).push(32).push(0).ops(&[LOG3]);
+    code.push(1).store(0).push(32).push(0).ops(&[RETURN]).finish()
+}
+
+/// Without calldata: its reserves. With `(amount out, to)`: pays out, and takes its balances as the
+/// new reserves if their product did not shrink.
+pub(crate) fn pool(token_in: Address, token_out: Address) -> Bytes {
+    let balance = |code: Code, token, at| code.call(STATICCALL, token, (0, 36), (at, 32));
+    let code = Code::default().ops(&[CALLDATASIZE]).jump(JUMPI, "swap");
+    let code = code.push(0).ops(&[SLOAD]).store(0).push(1).ops(&[SLOAD]).store(32);
+    let code = code.push(64).push(0).ops(&[RETURN]);
+
+    let code = code.label("swap").selector(TRANSFER, 0);
+    let code = code.argument(32).store(4).argument(0).store(36);
+    let code = code.call(CALL, token_out, (0, 68), (128, 32));
+    let code = code.selector(BALANCE_OF, 0).ops(&[ADDRESS]).store(4);
+    let code = balance(balance(code, token_in, 128), token_out, 160);
+    let product = |code: Code| code.push(0).ops(&[SLOAD]).push(1).ops(&[SLOAD, MUL]);
+    let code = product(code).push(128).ops(&[MLOAD]).push(160).ops(&[MLOAD, MUL, LT]);
+    let code = code.jump(JUMPI, "fail");
+    let code = code.push(128).ops(&[MLOAD]).push(0).ops(&[SSTORE]);
+    let code = code.push(160).ops(&[MLOAD]).push(1).ops(&[SSTORE]);
+    code.push(1).push(64).push(128).ops(&[LOG1, STOP]).finish()
+}
+
+/// With `(amount in)`: takes it from the caller, and has the pool pay the caller what it is worth
+/// less 0.3 %.
+pub(crate) fn router(token_in: Address, pool: Address) -> Bytes {
+    let code = Code::default().call(STATICCALL, pool, (0, 0), (256, 64));
+    let code = code.selector(TRANSFER_FROM, 0).ops(&[CALLER]).store(4);
+    let code = code.address(pool).store(36).argument(0).store(68);
+    let code = code.call(CALL, token_in, (0, 100), (128, 32));
+    // in * 997 * r1 / (r0 * 1000 + in * 997)
+    let code = code.argument(0).push(997).ops(&[MUL, DUP1]).push(256).ops(&[MLOAD]).push(1000);
+    let code = code.ops(&[MUL, ADD, SWAP1]).push(288).ops(&[MLOAD, MUL, DIV]);
+    let code = code.store(0).ops(&[CALLER]).store(32);
+    code.call(CALL, pool, (0, 64), (0, 0)).ops(&[STOP]).finish()
+}
+
+/// With `(rounds)`: as many rounds of cheap arithmetic, memory and one hash, as libraries that
+/// compute prices or check proofs do it.
+pub(crate) fn compute() -> Bytes {
+    // Rounds, number.
+    let mut code = Code::default().argument(0).push(7).label("round");
+    for shift in [7, 13, 31] {
+        code = code.ops(&[DUP2, ADD, DUP1]).push(shift).ops(&[SHR, XOR]);
+        code = code.push(0x9e37_79b9_7f4a_7c15).ops(&[MUL, DUP1]).store(0).push(0).ops(&[MLOAD]);
+        code = code.push(0xffff).ops(&[AND, ADD]);
+    }
+    let code = code.ops(&[DUP1]).store(0).push(32).push(0).ops(&[KECCAK256, XOR]);
+    let code = code.ops(&[SWAP1]).push(1).ops(&[SWAP1, SUB, SWAP1, DUP2]).jump(JUMPI, "round");
+    code.store(0).push(32).push(0).ops(&[RETURN]).finish()
+}
+
+/// The slot of `key` in mapping number `mapping`.
+pub(crate) fn slot_of(key: Address, mapping: U256) -> U256 {
+    let words = [key.into_word(), B256::from(mapping)].concat();
+    keccak256(words).into()
+}
+
+pub(crate) fn transfer_input(to: Address, amount: u64) -> Bytes {
+    let mut input = keccak256(TRANSFER)[..4].to_vec();
+    input.extend_from_slice(to.into_word().as_slice());
+    input.extend_from_slice(&U256::from(amount).to_be_bytes::<32>());
+    input.into()
+}
