@@ -65,9 +65,7 @@ impl Chain {
 
     /// The base fee of the next block; zero while unknown, so that tips alone decide.
     pub(crate) fn base_fee_next_wei(&self) -> u64 {
-        self.head()
-            .and_then(|head| head.base_fee_next_wei)
-            .unwrap_or(0)
+        self.head().and_then(|head| head.base_fee_next_wei).unwrap_or(0)
     }
 
     pub(crate) fn is_mined(&self, hash: &B256) -> bool {
@@ -98,13 +96,11 @@ impl Chain {
     /// height that is not its parent.
     fn stale_from(&self, head: &Head) -> usize {
         let newest_first = || self.blocks.iter().rev();
-        newest_first()
-            .position(|block| block.head.hash == head.parent_hash)
-            .unwrap_or_else(|| {
-                newest_first()
-                    .take_while(|block| block.head.number.saturating_add(1) >= head.number)
-                    .count()
-            })
+        newest_first().position(|block| block.head.hash == head.parent_hash).unwrap_or_else(|| {
+            newest_first()
+                .take_while(|block| block.head.number.saturating_add(1) >= head.number)
+                .count()
+        })
     }
 
     /// Undoes the newest `depth` blocks. Returns what they had taken, oldest first, and all hashes
@@ -157,11 +153,7 @@ impl Chain {
             }
         }
         for (sender, _) in &block.raised {
-            if self
-                .nonces
-                .get(sender)
-                .is_some_and(|raised| raised.block == block.head.number)
-            {
+            if self.nonces.get(sender).is_some_and(|raised| raised.block == block.head.number) {
                 self.nonces.remove(sender);
             }
         }
@@ -170,9 +162,7 @@ impl Chain {
 
     /// Whether the block is one of those remembered.
     pub(crate) fn position(&self, block_hash: &B256) -> Option<usize> {
-        self.blocks
-            .iter()
-            .rposition(|block| block.head.hash == *block_hash)
+        self.blocks.iter().rposition(|block| block.head.hash == *block_hash)
     }
 
     /// Notes that the block at `position` raised the sender; says whether that is news.
@@ -183,13 +173,7 @@ impl Chain {
         }
         let block = &mut self.blocks[position];
         block.raised.push((sender, before));
-        self.nonces.insert(
-            sender,
-            Raised {
-                next,
-                block: block.head.number,
-            },
-        );
+        self.nonces.insert(sender, Raised { next, block: block.head.number });
         true
     }
 

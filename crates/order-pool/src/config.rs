@@ -11,8 +11,7 @@ pub const DEFAULT_MAX_TXS: usize = 200_000;
 pub const DEFAULT_MAX_TX_BYTES: usize = 512 << 20;
 
 /// Default of [`PoolConfig::tx_retention`]: five slots of 12 s. A transaction that no builder took
-/// for five blocks is fetched again by an audit if the node still holds it... but not sooner than
-/// the dedupe window allows.
+/// for five blocks is unlikely to be wanted; the node keeps it all the same.
 pub const DEFAULT_TX_RETENTION: Duration = Duration::from_secs(60);
 
 /// Default of [`PoolConfig::dedupe_window`]: the largest pool we met on a node under load held
@@ -39,6 +38,29 @@ pub const DEFAULT_LOG_EVENTS: usize = 1 << 18;
 /// are 195 MB; the pool gives the log this much and lets a reader lag earlier than 65 s only when
 /// blobs flow through it.
 pub const DEFAULT_LOG_BYTES: usize = 256 << 20;
+
+/// Default of [`PoolConfig::max_bundles`]: 500 bundles/s, three blocks ahead at 12 s each, are
+/// 18,000.
+pub const DEFAULT_MAX_BUNDLES: usize = 20_000;
+
+/// Default of [`PoolConfig::max_bundle_bytes`]: 20,000 bundles of three plain transactions take
+/// about 5 kB each, 100 MB; the rest is room for about 190 transactions of six blobs in bundles.
+pub const DEFAULT_MAX_BUNDLE_BYTES: usize = 256 << 20;
+
+/// Default of [`PoolConfig::max_txs_per_bundle`]: bundles seen on mainnet have a handful; a block
+/// of 60 M gas has room for 2,857 of the smallest, and no searcher fills a thirtieth of that.
+pub const DEFAULT_MAX_TXS_PER_BUNDLE: usize = 100;
+
+/// Default of [`PoolConfig::max_blocks_ahead`]: two epochs, 12.8 minutes.
+pub const DEFAULT_MAX_BLOCKS_AHEAD: u64 = 64;
+
+/// Default of [`PoolConfig::cancellation_retention`]: five slots of 12 s, more than any message is
+/// on its way.
+pub const DEFAULT_CANCELLATION_RETENTION: Duration = Duration::from_secs(60);
+
+/// Default of [`PoolConfig::max_cancellations`]: 500/s for 60 s are 30,000, doubled and rounded up
+/// to a power of two. At about 300 bytes each 20 MB.
+pub const DEFAULT_MAX_CANCELLATIONS: usize = 1 << 16;
 
 /// The limits of an [`OrderPool`](crate::OrderPool).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +90,24 @@ pub struct PoolConfig {
     /// Most bytes of removed orders that the log holds for readers that have not read on. Default
     /// [`DEFAULT_LOG_BYTES`]; above it the log is shortened from its old end.
     pub log_bytes: usize,
+    /// Most bundles held. Default [`DEFAULT_MAX_BUNDLES`]; at least 1. At the cap the newcomer is
+    /// refused: `order_pool_rejected_total`.
+    pub max_bundles: usize,
+    /// Most bytes of bundles held. Default [`DEFAULT_MAX_BUNDLE_BYTES`]; at least 1 MiB.
+    pub max_bundle_bytes: usize,
+    /// Most transactions in a bundle, and most entries of its lists of hashes. Default
+    /// [`DEFAULT_MAX_TXS_PER_BUNDLE`]; at least 1.
+    pub max_txs_per_bundle: usize,
+    /// How far ahead of the head a bundle's block may be. Default [`DEFAULT_MAX_BLOCKS_AHEAD`]; at
+    /// least 1.
+    pub max_blocks_ahead: u64,
+    /// How long a replacement key is remembered once no bundle of it is pooled: its nonce, and
+    /// whether it was cancelled, for good or not. Default [`DEFAULT_CANCELLATION_RETENTION`].
+    pub cancellation_retention: Duration,
+    /// Most keys remembered without a pooled bundle. Default [`DEFAULT_MAX_CANCELLATIONS`]; at
+    /// least 1. Above it the one that waited the longest is forgotten early:
+    /// `order_pool_keys_forgotten_total`.
+    pub max_cancellations: usize,
 }
 
 impl Default for PoolConfig {
@@ -81,6 +121,12 @@ impl Default for PoolConfig {
             max_unmine_bytes: DEFAULT_MAX_UNMINE_BYTES,
             log_events: DEFAULT_LOG_EVENTS,
             log_bytes: DEFAULT_LOG_BYTES,
+            max_bundles: DEFAULT_MAX_BUNDLES,
+            max_bundle_bytes: DEFAULT_MAX_BUNDLE_BYTES,
+            max_txs_per_bundle: DEFAULT_MAX_TXS_PER_BUNDLE,
+            max_blocks_ahead: DEFAULT_MAX_BLOCKS_AHEAD,
+            cancellation_retention: DEFAULT_CANCELLATION_RETENTION,
+            max_cancellations: DEFAULT_MAX_CANCELLATIONS,
         }
     }
 }
@@ -107,9 +153,15 @@ setters! {
     with_max_unmine_bytes, max_unmine_bytes: usize;
     with_log_events, log_events: usize;
     with_log_bytes, log_bytes: usize;
+    with_max_bundles, max_bundles: usize;
+    with_max_bundle_bytes, max_bundle_bytes: usize;
+    with_max_txs_per_bundle, max_txs_per_bundle: usize;
+    with_max_blocks_ahead, max_blocks_ahead: u64;
+    with_cancellation_retention, cancellation_retention: Duration;
+    with_max_cancellations, max_cancellations: usize;
 }
 
-/// The least [`PoolConfig::max_tx_bytes`]: one transaction of six blobs and its overhead.
+/// The least [`PoolConfig::max_tx_bytes`] and [`PoolConfig::max_bundle_bytes`]: one transaction of six blobs and its overhead.
 pub const MIN_TX_BYTES: usize = 1 << 20;
 
 /// The most of any count in the configuration: 2^32, far above what fits in memory, so that no
@@ -128,27 +180,22 @@ impl PoolConfig {
             ("dedupe_window", self.dedupe_window, 1),
             ("recent_blocks", self.recent_blocks, 1),
             ("log_events", self.log_events, 1),
+            ("max_bundles", self.max_bundles, 1),
+            ("max_bundle_bytes", self.max_bundle_bytes, MIN_TX_BYTES),
+            ("max_txs_per_bundle", self.max_txs_per_bundle, 1),
+            ("max_blocks_ahead", usize::try_from(self.max_blocks_ahead).unwrap_or(usize::MAX), 1),
+            ("max_cancellations", self.max_cancellations, 1),
         ];
         for (field, value, least) in counts {
             if value < least {
-                return Err(ConfigError::TooSmall {
-                    field,
-                    value,
-                    least,
-                });
+                return Err(ConfigError::TooSmall { field, value, least });
             }
             if value > MAX_COUNT {
-                return Err(ConfigError::TooLarge {
-                    field,
-                    value,
-                    most: MAX_COUNT,
-                });
+                return Err(ConfigError::TooLarge { field, value, most: MAX_COUNT });
             }
         }
         if self.tx_retention.is_zero() {
-            return Err(ConfigError::ZeroDuration {
-                field: "tx_retention",
-            });
+            return Err(ConfigError::ZeroDuration { field: "tx_retention" });
         }
         Ok(())
     }

@@ -1,15 +1,24 @@
 //! The pool without a clock, a lock or a reader: `(operation, now)` in, effects out.
 
+mod bundles;
+mod txs;
+
 use crate::{
+    bundle::{Cancellation, ReplacementKey},
     chain::{Chain, HeadKind},
     config::PoolConfig,
-    event::{Head, InsertOutcome, RejectReason, RemoveReason},
-    order::{Order, OrderId, Transaction},
+    event::{Head, RemoveReason},
+    keys::Keys,
+    order::{Order, OrderId},
     seen::SeenWindow,
     worth::{Ranks, Worth},
 };
 use alloy_primitives::{Address, B256};
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 /// A change that readers must be told of. Its sequence number is that of its event in the log.
 #[derive(Clone, Debug)]
@@ -26,6 +35,22 @@ pub(crate) enum Effect {
         block: Option<u64>,
         size_bytes: usize,
         reason: RemoveReason,
+    },
+    Cancelled {
+        seq: u64,
+        cancellation: Cancellation,
+    },
+    CancellationForgotten {
+        seq: u64,
+        key: ReplacementKey,
+    },
+    /// No event of its own: whoever subscribes after event `at` need not be told of the
+    /// cancellation any more.
+    TombstoneEnded {
+        /// The sequence number of its `Cancelled`.
+        added: u64,
+        /// The event that ended it, which follows.
+        at: u64,
     },
 }
 
@@ -68,6 +93,12 @@ pub(crate) struct Core {
     txs: BTreeMap<u64, TxEntry>,
     ranks: Ranks,
     tx_bytes: usize,
+    /// By acceptance.
+    bundles: BTreeMap<u64, Arc<Order>>,
+    /// Block (0 if the pool knew no head) and acceptance.
+    bundles_by_block: BTreeSet<(u64, u64)>,
+    bundle_bytes: usize,
+    keys: Keys,
     index: Index,
     seen: SeenWindow,
     chain: Chain,
@@ -81,6 +112,10 @@ impl Core {
             txs: BTreeMap::new(),
             ranks: Ranks::default(),
             tx_bytes: 0,
+            bundles: BTreeMap::new(),
+            bundles_by_block: BTreeSet::new(),
+            bundle_bytes: 0,
+            keys: Keys::new(config.cancellation_retention, config.max_cancellations),
             index: Index::default(),
             seen: SeenWindow::new(config.dedupe_window),
             chain: Chain::new(config.recent_blocks, config.max_unmine_bytes),
@@ -104,38 +139,16 @@ impl Core {
         self.tx_bytes
     }
 
-    /// Takes a transaction in, or says why not.
-    pub(crate) fn insert_tx(
-        &mut self,
-        tx: Transaction,
-        now: Duration,
-        effects: &mut Vec<Effect>,
-    ) -> InsertOutcome {
-        self.advance(now);
-        let hash = *tx.hash();
-        if self.index.by_hash.contains_key(&hash) {
-            return InsertOutcome::Known;
-        }
-        // Before the dedupe window: a late announcement of what a block took is worth telling apart.
-        if self.chain.is_mined(&hash) {
-            return InsertOutcome::Mined;
-        }
-        let nonce = tx.nonce();
-        if let Some(next) = self.chain.next_nonce(&tx.sender())
-            && nonce < next
-        {
-            return InsertOutcome::StaleNonce { nonce, next };
-        }
-        if self.seen.contains(&hash) {
-            return InsertOutcome::Known;
-        }
-        match self.admit(Arc::new(Order::Tx(tx)), effects) {
-            Ok(()) => {
-                self.seen.insert(&hash);
-                InsertOutcome::Added
-            }
-            Err(reason) => InsertOutcome::Rejected(reason),
-        }
+    pub(crate) fn bundle_count(&self) -> usize {
+        self.bundles.len()
+    }
+
+    pub(crate) const fn bundle_bytes(&self) -> usize {
+        self.bundle_bytes
+    }
+
+    pub(crate) fn key_count(&self) -> usize {
+        self.keys.len()
     }
 
     /// Applies a new head: first its mined hashes, then whatever a reorg un-mined comes back.
@@ -154,17 +167,16 @@ impl Core {
             HeadKind::Reorg(depth) => self.chain.undo(depth),
             _ => (Vec::new(), Vec::new()),
         };
-        let pooled: Vec<u64> = head
-            .mined
-            .iter()
-            .filter_map(|hash| self.index.by_hash.get(hash).copied())
-            .collect();
+        let pooled: Vec<u64> =
+            head.mined.iter().filter_map(|hash| self.index.by_hash.get(hash).copied()).collect();
+        let number = head.number;
         self.chain.push(head);
         for seq in pooled {
             if let Some(order) = self.remove_tx(seq, RemoveReason::Mined, effects) {
                 self.chain.take(None, order);
             }
         }
+        self.pass_block(number, effects);
         let mut put_back = 0;
         for order in unmined {
             put_back += usize::from(self.put_back(order, effects));
@@ -209,7 +221,8 @@ impl Core {
         Some(())
     }
 
-    /// Lets go of at most `limit` orders that were kept long enough; says whether more are due.
+    /// Lets go of at most `limit` transactions and keys that were kept long enough; says whether
+    /// more are due.
     pub(crate) fn expire(
         &mut self,
         now: Duration,
@@ -218,19 +231,17 @@ impl Core {
     ) -> bool {
         self.advance(now);
         for _ in 0..limit {
-            let Some(seq) = self.next_due() else {
+            if let Some(seq) = self.next_due() {
+                self.remove_tx(seq, RemoveReason::Expired, effects);
+            } else if !self.forget_due_key(effects) {
                 return false;
-            };
-            self.remove_tx(seq, RemoveReason::Expired, effects);
+            }
         }
-        self.next_due().is_some()
+        self.next_due().is_some() || self.keys.is_due(self.now)
     }
 
     fn next_due(&self) -> Option<u64> {
-        self.txs
-            .first_key_value()
-            .filter(|(_, tx)| tx.deadline <= self.now)
-            .map(|(seq, _)| *seq)
+        self.txs.first_key_value().filter(|(_, tx)| tx.deadline <= self.now).map(|(seq, _)| *seq)
     }
 
     /// Time does not run backwards here, whatever the caller's clock does.
@@ -243,118 +254,4 @@ impl Core {
         self.next_seq += 1;
         seq
     }
-
-    /// Puts a transaction in, making room for it if need be. Either everything happens or nothing.
-    fn admit(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> Result<(), RejectReason> {
-        let Order::Tx(tx) = &*order;
-        let worth = Worth::of(tx);
-        let size_bytes = order.size_bytes();
-        if size_bytes > self.config.max_tx_bytes {
-            return Err(RejectReason::TooLarge {
-                size_bytes,
-                limit_bytes: self.config.max_tx_bytes,
-            });
-        }
-        for seq in self.room_for(worth, size_bytes)? {
-            self.remove_tx(seq, RemoveReason::Evicted, effects);
-        }
-        let (hash, sender, nonce) = (*tx.hash(), tx.sender(), tx.nonce());
-        let seq = self.take_seq();
-        let deadline = self.now.saturating_add(self.config.tx_retention);
-        self.index.by_hash.insert(hash, seq);
-        self.index.by_sender.insert((sender, nonce, seq));
-        self.ranks.insert(worth, seq);
-        self.tx_bytes += size_bytes;
-        effects.push(Effect::Added {
-            seq,
-            order: Arc::clone(&order),
-        });
-        self.txs.insert(
-            seq,
-            TxEntry {
-                order,
-                worth,
-                sender,
-                nonce,
-                deadline,
-            },
-        );
-        Ok(())
-    }
-
-    /// Who must go so that an order of this size fits: the worst-paying first, and only such as pay
-    /// less than it does.
-    fn room_for(&self, worth: Worth, size_bytes: usize) -> Result<Vec<u64>, RejectReason> {
-        let base_fee_wei = self.chain.base_fee_next_wei();
-        let fits = |count: usize, bytes: usize| {
-            count < self.config.max_txs && bytes + size_bytes <= self.config.max_tx_bytes
-        };
-        let (mut count, mut bytes) = (self.txs.len(), self.tx_bytes);
-        let mut victims = Vec::new();
-        let mut worst = self
-            .ranks
-            .worst_first(base_fee_wei)
-            .take(MAX_EVICTIONS_PER_INSERT);
-        while !fits(count, bytes) {
-            match worst.next() {
-                Some((tip, seq)) if tip < worth.at(base_fee_wei) => {
-                    count -= 1;
-                    bytes -= self.txs.get(&seq).map_or(0, |tx| tx.order.size_bytes());
-                    victims.push(seq);
-                }
-                _ => {
-                    let tip_wei = u128::try_from(worth.at(base_fee_wei)).ok();
-                    return Err(RejectReason::PaysTooLittle { tip_wei });
-                }
-            }
-        }
-        Ok(victims)
-    }
-
-    fn remove_tx(
-        &mut self,
-        seq: u64,
-        reason: RemoveReason,
-        effects: &mut Vec<Effect>,
-    ) -> Option<Arc<Order>> {
-        let TxEntry {
-            order,
-            worth,
-            sender,
-            nonce,
-            ..
-        } = self.txs.remove(&seq)?;
-        let (id, size_bytes) = (order.id(), order.size_bytes());
-        self.index.by_hash.remove(id.hash());
-        self.index.by_sender.remove(&(sender, nonce, seq));
-        self.ranks.remove(worth, seq);
-        self.tx_bytes -= size_bytes;
-        let at = self.take_seq();
-        effects.push(Effect::Removed {
-            seq: at,
-            added: seq,
-            id,
-            block: order.block(),
-            size_bytes,
-            reason,
-        });
-        Some(order)
-    }
-
-    /// Brings back what a reorg un-mined, for a full retention from now: it is pending anew.
-    fn put_back(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
-        let Order::Tx(tx) = &*order;
-        let stale = self
-            .chain
-            .next_nonce(&tx.sender())
-            .is_some_and(|next| tx.nonce() < next);
-        if stale || self.chain.is_mined(tx.hash()) || self.index.by_hash.contains_key(tx.hash()) {
-            return false;
-        }
-        self.admit(order, effects).is_ok()
-    }
 }
-
-/// How many transactions one insert may push out. A transaction of six blobs (0.8 MB) would need
-/// the room of a thousand plain ones: it does not get it, and an insert stays short.
-pub(crate) const MAX_EVICTIONS_PER_INSERT: usize = 64;

@@ -1,6 +1,9 @@
 //! What the pool tells: events to subscribers, outcomes to those who insert, heads it is told of.
 
-use crate::order::{Order, OrderId};
+use crate::{
+    bundle::{Cancellation, ReplacementKey},
+    order::{Order, OrderId},
+};
 use alloy_primitives::B256;
 use std::sync::Arc;
 
@@ -17,6 +20,11 @@ pub enum Event {
         /// Why it went.
         reason: RemoveReason,
     },
+    /// No bundle of this key up to this nonce counts any more, also none that is still on its way.
+    /// Told after the removal of the key's bundle, if it was pooled, and to every subscriber.
+    Cancelled(Cancellation),
+    /// The cancellation of this key is no longer remembered: a bundle that arrives now counts.
+    CancellationForgotten(ReplacementKey),
 }
 
 /// An [`Event`] read in place, without touching a reference count that other readers use too.
@@ -32,6 +40,10 @@ pub enum EventRef<'a> {
         /// Why it went.
         reason: RemoveReason,
     },
+    /// See [`Event::Cancelled`].
+    Cancelled(Cancellation),
+    /// See [`Event::CancellationForgotten`].
+    CancellationForgotten(ReplacementKey),
 }
 
 impl EventRef<'_> {
@@ -40,6 +52,8 @@ impl EventRef<'_> {
         match self {
             Self::Added(order) => Event::Added(Arc::clone(order)),
             Self::Removed { id, reason } => Event::Removed { id, reason },
+            Self::Cancelled(cancellation) => Event::Cancelled(cancellation),
+            Self::CancellationForgotten(key) => Event::CancellationForgotten(key),
         }
     }
 }
@@ -49,10 +63,9 @@ impl Event {
     pub const fn as_ref(&self) -> EventRef<'_> {
         match self {
             Self::Added(order) => EventRef::Added(order),
-            Self::Removed { id, reason } => EventRef::Removed {
-                id: *id,
-                reason: *reason,
-            },
+            Self::Removed { id, reason } => EventRef::Removed { id: *id, reason: *reason },
+            Self::Cancelled(cancellation) => EventRef::Cancelled(*cancellation),
+            Self::CancellationForgotten(key) => EventRef::CancellationForgotten(*key),
         }
     }
 }
@@ -69,6 +82,12 @@ pub enum RemoveReason {
     Expired,
     /// It paid the least when the pool was full.
     Evicted,
+    /// The block it was for has been built.
+    BlockPassed,
+    /// A bundle of the same key with a higher nonce came. Its `Added` follows.
+    Replaced,
+    /// Its searcher cancelled it. The [`Event::Cancelled`] follows.
+    Cancelled,
 }
 
 /// What became of an order that was handed in.
@@ -77,6 +96,22 @@ pub enum RemoveReason {
 pub enum InsertOutcome {
     /// It is in the pool now and subscribers are told.
     Added,
+    /// It is in the pool now in the place of another, and subscribers are told of both.
+    Replaced {
+        /// The bundle that left.
+        old: OrderId,
+    },
+    /// It was an empty bundle with a uuid: a cancellation, and it took effect.
+    Cancelled,
+    /// A message of its key with the same or a higher nonce came before. Nothing changed.
+    Superseded {
+        /// Its nonce.
+        nonce: u64,
+        /// The highest nonce of its key.
+        current: u64,
+    },
+    /// Its key was cancelled for good. Nothing changed.
+    CancelledForGood,
     /// It is in the pool already, or was let go inside the dedupe window. Nothing changed.
     Known,
     /// A recent block contains it. Nothing changed.
@@ -113,6 +148,68 @@ pub enum RejectReason {
         /// What the pool may hold.
         limit_bytes: usize,
     },
+    /// The pool holds as many bundles as it may. What a bundle pays is not guessed, so none goes
+    /// for another.
+    #[error(
+        "the pool holds {count} bundles of {bytes} bytes, its limits are {limit} bundles and {limit_bytes} bytes"
+    )]
+    BundlesFull {
+        /// Bundles held.
+        count: usize,
+        /// The most that may be.
+        limit: usize,
+        /// What they take.
+        bytes: usize,
+        /// The most they may take.
+        limit_bytes: usize,
+    },
+    /// A list in a bundle is too long.
+    #[error("{field} has {value} entries, the most is {limit}")]
+    TooMany {
+        /// The field, as on the wire.
+        field: &'static str,
+        /// Its length.
+        value: usize,
+        /// [`PoolConfig::max_txs_per_bundle`](crate::PoolConfig::max_txs_per_bundle).
+        limit: usize,
+    },
+    /// The block it is for has been built.
+    #[error("blockNumber is {value}, the lowest that is not built yet is {limit}")]
+    BlockPassed {
+        /// The block it is for.
+        value: u64,
+        /// The next block.
+        limit: u64,
+    },
+    /// The block it is for is too far ahead.
+    #[error("blockNumber is {value}, the highest that is accepted now is {limit}")]
+    BlockTooFar {
+        /// The block it is for.
+        value: u64,
+        /// The head and
+        /// [`PoolConfig::max_blocks_ahead`](crate::PoolConfig::max_blocks_ahead).
+        limit: u64,
+    },
+}
+
+/// What became of a cancellation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CancelOutcome {
+    /// It counts, and subscribers are told.
+    Cancelled {
+        /// The bundle that left for it, if one was pooled.
+        removed: Option<OrderId>,
+    },
+    /// A message of its key with the same or a higher nonce came before. Nothing changed.
+    Superseded {
+        /// Its nonce.
+        nonce: u64,
+        /// The highest nonce of its key.
+        current: u64,
+    },
+    /// Its key was cancelled for good before. Nothing changed.
+    CancelledForGood,
 }
 
 /// A new head of the chain.

@@ -1,22 +1,36 @@
 //! The orders a block builder knows: indexed, bounded, exact for every reader.
 
+mod bundle;
 mod chain;
+mod clock;
 mod config;
 mod core;
 mod event;
+mod keys;
 mod live;
 mod log;
 mod metrics;
 mod order;
 mod pool;
 mod seen;
+mod sidecar;
+mod sink;
 mod subscription;
+mod upkeep;
 mod wake;
+mod wire;
 mod worth;
 
+pub use bundle::*;
+pub use clock::Clock;
 pub use config::*;
-pub use event::{Event, EventRef, Head, InsertOutcome, Lagged, RejectReason, RemoveReason};
+pub use event::{
+    CancelOutcome, Event, EventRef, Head, InsertOutcome, Lagged, RejectReason, RemoveReason,
+};
 pub use metrics::PoolStats;
 pub use order::{ORDER_OVERHEAD_BYTES, Order, OrderId, Origin, PooledTransaction, Transaction};
 pub use pool::OrderPool;
-pub use subscription::{Blocking, Subscription};
+pub use sink::{OrderSink, SinkEnd, SinkGuard};
+pub use subscription::{Blocking, Ender, Subscription};
+pub use upkeep::{DEFAULT_UPKEEP_INTERVAL, DEFAULT_UPKEEP_JITTER_PERCENT, Upkeep, UpkeepConfig};
+pub use wire::{RawBundle, RawCancelBundle};

@@ -6,7 +6,7 @@
 //! lock and no reference count, and two readers share nothing that either writes. An entry is let
 //! go once the log has forgotten its removal: a reader that old is told that it lagged.
 
-use crate::order::Order;
+use crate::{bundle::Cancellation, order::Order};
 use arc_swap::ArcSwap;
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -35,7 +35,24 @@ struct Entry {
     /// [`LIVE`], then once and for all the number of its removal. Stored with `Release` before the
     /// head is published; a reader whose snapshot is older does not care whether it sees it.
     removed: AtomicU64,
-    order: Arc<Order>,
+    item: Item,
+}
+
+/// What a replay shows.
+#[derive(Clone, Debug)]
+pub(crate) enum Item {
+    Order(Arc<Order>),
+    /// A tombstone.
+    Cancelled(Cancellation),
+}
+
+impl Item {
+    fn size_bytes(&self) -> usize {
+        match self {
+            Self::Order(order) => order.size_bytes(),
+            Self::Cancelled(_) => 0,
+        }
+    }
 }
 
 /// Entries by ascending `added`; filled from the front.
@@ -47,22 +64,15 @@ pub(crate) struct Page {
 
 impl Page {
     fn new(first: u64, capacity: usize) -> Self {
-        Self {
-            first,
-            entries: (0..capacity).map(|_| OnceLock::new()).collect(),
-        }
+        Self { first, entries: (0..capacity).map(|_| OnceLock::new()).collect() }
     }
 
     fn at_or_after(&self, seq: u64) -> usize {
-        self.entries
-            .partition_point(|entry| entry.get().is_some_and(|entry| entry.added < seq))
+        self.entries.partition_point(|entry| entry.get().is_some_and(|entry| entry.added < seq))
     }
 
     fn find(&self, added: u64) -> Option<&Entry> {
-        self.entries
-            .get(self.at_or_after(added))?
-            .get()
-            .filter(|entry| entry.added == added)
+        self.entries.get(self.at_or_after(added))?.get().filter(|entry| entry.added == added)
     }
 }
 
@@ -78,22 +88,16 @@ impl LiveTable {
         &self,
         snapshot: u64,
         from: u64,
-        mut visit: impl FnMut(u64, &Arc<Order>) -> ControlFlow<()>,
+        mut visit: impl FnMut(u64, &Item) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
-        let page = self
-            .pages
-            .partition_point(|page| page.first <= from)
-            .saturating_sub(1);
+        let page = self.pages.partition_point(|page| page.first <= from).saturating_sub(1);
         for page in &self.pages[page..] {
-            for entry in page.entries[page.at_or_after(from)..]
-                .iter()
-                .map_while(OnceLock::get)
-            {
+            for entry in page.entries[page.at_or_after(from)..].iter().map_while(OnceLock::get) {
                 if entry.added >= snapshot {
                     return ControlFlow::Continue(());
                 }
                 if entry.removed.load(Acquire) >= snapshot {
-                    visit(entry.added, &entry.order)?;
+                    visit(entry.added, &entry.item)?;
                 }
             }
         }
@@ -102,12 +106,12 @@ impl LiveTable {
 
     /// The order added at `seq`, if it has not been removed.
     pub(crate) fn get(&self, seq: u64) -> Option<&Arc<Order>> {
-        let page = self
-            .pages
-            .partition_point(|page| page.first <= seq)
-            .checked_sub(1)?;
+        let page = self.pages.partition_point(|page| page.first <= seq).checked_sub(1)?;
         let entry = self.pages[page].find(seq)?;
-        (entry.removed.load(Acquire) == LIVE).then_some(&entry.order)
+        match &entry.item {
+            Item::Order(order) if entry.removed.load(Acquire) == LIVE => Some(order),
+            _ => None,
+        }
     }
 }
 
@@ -130,7 +134,7 @@ impl PageState {
     const fn wants_rewrite(&self) -> bool {
         !self.open
             && !self.queued
-            && (self.spent * 4 >= self.len || self.spent_bytes * 4 >= self.bytes)
+            && (self.spent * 4 >= self.len || self.spent_bytes * 4 > self.bytes)
     }
 }
 
@@ -158,7 +162,7 @@ impl LiveWriter {
         self.removed_bytes
     }
 
-    pub(crate) fn add(&mut self, seq: u64, order: Arc<Order>) {
+    pub(crate) fn add(&mut self, seq: u64, item: Item) {
         let full = self.pages.last_entry().is_none_or(|last| {
             let last = last.get();
             !last.open || last.len == PAGE_ENTRIES || last.bytes >= PAGE_BYTES
@@ -171,12 +175,8 @@ impl LiveWriter {
         }
         if let Some(mut last) = self.pages.last_entry() {
             let last = last.get_mut();
-            let size_bytes = order.size_bytes();
-            let entry = Entry {
-                added: seq,
-                removed: AtomicU64::new(LIVE),
-                order,
-            };
+            let size_bytes = item.size_bytes();
+            let entry = Entry { added: seq, removed: AtomicU64::new(LIVE), item };
             let unwritten = last.page.entries[last.len].set(entry).is_ok();
             debug_assert!(unwritten, "entry {seq} was written twice");
             last.len += 1;
@@ -196,11 +196,7 @@ impl LiveWriter {
         let page = self.pages.range(..=added).next_back();
         if let Some(entry) = page.and_then(|(_, state)| state.page.find(added)) {
             entry.removed.store(removed, Release);
-            self.removed.push_back(Removal {
-                removed,
-                added,
-                size_bytes,
-            });
+            self.removed.push_back(Removal { removed, added, size_bytes });
             self.removed_bytes += size_bytes;
         } else {
             debug_assert!(false, "entry {added} is in no page");
@@ -217,9 +213,7 @@ impl LiveWriter {
             state.spent += 1;
             state.spent_bytes += removal.size_bytes;
             if state.spent == state.len && !state.open {
-                garbage
-                    .pages
-                    .extend(self.pages.remove(&first).map(|state| state.page));
+                garbage.pages.extend(self.pages.remove(&first).map(|state| state.page));
                 self.changed = true;
             } else {
                 self.queue_if_spent(first);
@@ -266,53 +260,32 @@ impl LiveWriter {
         let capacity: usize = sources.iter().map(live).sum();
         let needed = sources
             .iter()
-            .flat_map(|state| {
-                state.page.entries[..state.len]
-                    .iter()
-                    .filter_map(OnceLock::get)
-            })
+            .flat_map(|state| state.page.entries[..state.len].iter().filter_map(OnceLock::get))
             .filter(|entry| entry.removed.load(Acquire) >= tail);
         let mut entries = Vec::with_capacity(capacity);
         let (mut len, mut bytes) = (0, 0);
         for entry in needed {
             len += 1;
-            bytes += entry.order.size_bytes();
+            bytes += entry.item.size_bytes();
             entries.push(OnceLock::from(Entry {
                 added: entry.added,
                 removed: AtomicU64::new(entry.removed.load(Acquire)),
-                order: Arc::clone(&entry.order),
+                item: entry.item.clone(),
             }));
         }
-        if let Some(first) = entries
-            .first()
-            .and_then(OnceLock::get)
-            .map(|entry| entry.added)
-        {
-            let page = Arc::new(Page {
-                first,
-                entries: entries.into_boxed_slice(),
-            });
-            let state = PageState {
-                len,
-                bytes,
-                ..PageState::new(page, false)
-            };
+        if let Some(first) = entries.first().and_then(OnceLock::get).map(|entry| entry.added) {
+            let page = Arc::new(Page { first, entries: entries.into_boxed_slice() });
+            let state = PageState { len, bytes, ..PageState::new(page, false) };
             self.pages.insert(first, state);
         }
-        garbage
-            .pages
-            .extend(sources.into_iter().map(|state| state.page));
+        garbage.pages.extend(sources.into_iter().map(|state| state.page));
     }
 
     /// Makes the pages visible to readers; returns the table it replaces, to be dropped where no
     /// lock is held.
     pub(crate) fn publish(&mut self, table: &ArcSwap<LiveTable>) -> Option<Arc<LiveTable>> {
         std::mem::take(&mut self.changed).then(|| {
-            let pages = self
-                .pages
-                .values()
-                .map(|state| Arc::clone(&state.page))
-                .collect();
+            let pages = self.pages.values().map(|state| Arc::clone(&state.page)).collect();
             table.swap(Arc::new(LiveTable { pages }))
         })
     }
@@ -320,15 +293,7 @@ impl LiveWriter {
 
 impl PageState {
     const fn new(page: Arc<Page>, open: bool) -> Self {
-        Self {
-            page,
-            len: 0,
-            bytes: 0,
-            spent: 0,
-            spent_bytes: 0,
-            open,
-            queued: false,
-        }
+        Self { page, len: 0, bytes: 0, spent: 0, spent_bytes: 0, open, queued: false }
     }
 }
 
@@ -348,9 +313,7 @@ impl Garbage {
     pub(crate) fn take(&mut self, limit: usize) -> Self {
         let pages = self.pages.split_off(self.pages.len().saturating_sub(limit));
         let rest = limit - pages.len();
-        let segments = self
-            .segments
-            .split_off(self.segments.len().saturating_sub(rest));
+        let segments = self.segments.split_off(self.segments.len().saturating_sub(rest));
         Self { pages, segments }
     }
 }

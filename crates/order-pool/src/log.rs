@@ -82,17 +82,12 @@ impl LogWriter {
         });
         if full {
             let slots = (0..SEGMENT_EVENTS).map(|_| OnceLock::new()).collect();
-            self.segments.push_back(Arc::new(Segment {
-                base: self.head,
-                slots,
-            }));
+            self.segments.push_back(Arc::new(Segment { base: self.head, slots }));
             self.open_bytes = 0;
             self.changed = true;
         }
         if let Some(open) = self.segments.back() {
-            let unwritten = open.slots[(self.head - open.base) as usize]
-                .set(slot)
-                .is_ok();
+            let unwritten = open.slots[(self.head - open.base) as usize].set(slot).is_ok();
             debug_assert!(unwritten, "event {} was written twice", self.head);
         }
         self.open_bytes += removed_bytes;
@@ -101,9 +96,7 @@ impl LogWriter {
 
     /// Whether more events are held than asked for, by at least a whole segment.
     pub(crate) fn exceeds(&self, events: usize) -> bool {
-        self.segments
-            .get(1)
-            .is_some_and(|second| self.head - second.base >= events as u64)
+        self.segments.get(1).is_some_and(|second| self.head - second.base >= events as u64)
     }
 
     /// Forgets the oldest segment, but never the open one. The caller drops it where no lock is
@@ -120,9 +113,7 @@ impl LogWriter {
     /// lock is held.
     pub(crate) fn publish(&mut self, table: &ArcSwap<LogTable>) -> Option<Arc<LogTable>> {
         std::mem::take(&mut self.changed).then(|| {
-            table.swap(Arc::new(LogTable {
-                segments: self.segments.iter().cloned().collect(),
-            }))
+            table.swap(Arc::new(LogTable { segments: self.segments.iter().cloned().collect() }))
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The pool's counters: for `stats()`, and through the `metrics` facade.
 
-use crate::event::{InsertOutcome, RemoveReason};
-use metrics::{Counter, Gauge, counter, gauge};
+use crate::event::{CancelOutcome, InsertOutcome, RemoveReason};
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
@@ -15,8 +15,12 @@ macro_rules! counters {
         pub struct PoolStats {
             /// Transactions in the pool.
             pub txs: u64,
-            /// What they take, in bytes.
+            /// Bundles in the pool.
+            pub bundles: u64,
+            /// What transactions and bundles take, in bytes.
             pub bytes: u64,
+            /// Replacement keys remembered.
+            pub keys: u64,
             /// What removed orders take that readers may still want, in bytes.
             pub log_bytes: u64,
             /// Subscriptions.
@@ -44,6 +48,13 @@ macro_rules! counters {
 counters! {
     /// Orders accepted: `order_pool_inserted_total`.
     inserted = "order_pool_inserted_total";
+    /// Bundles that took another's place: `order_pool_replacing_total`.
+    replacing = "order_pool_replacing_total";
+    /// Cancellations that counted: `order_pool_cancellations_total`.
+    cancellations = "order_pool_cancellations_total";
+    /// Bundles and cancellations that came after a message of the same or a higher nonce:
+    /// `order_pool_superseded_total`.
+    superseded = "order_pool_superseded_total";
     /// Orders that were known already: `order_pool_known_total`.
     known = "order_pool_known_total";
     /// Transactions that came after their block: `order_pool_late_mined_total`.
@@ -61,6 +72,16 @@ counters! {
     expired = "order_pool_expired_total";
     /// Orders that went for better-paying ones: `order_pool_evicted_total`.
     evicted = "order_pool_evicted_total";
+    /// Bundles whose block has been built: `order_pool_block_passed_total`.
+    block_passed = "order_pool_block_passed_total";
+    /// Bundles that left for another of their key: `order_pool_replaced_total`.
+    replaced = "order_pool_replaced_total";
+    /// Bundles that left for a cancellation: `order_pool_cancelled_total`.
+    cancelled = "order_pool_cancelled_total";
+    /// Cancellations that are no longer remembered: `order_pool_keys_forgotten_total`.
+    keys_forgotten = "order_pool_keys_forgotten_total";
+    /// Steps of upkeep: `order_pool_upkeep_steps_total`.
+    upkeep_steps = "order_pool_upkeep_steps_total";
     /// Orders that a reorg brought back: `order_pool_put_back_total`.
     put_back = "order_pool_put_back_total";
     /// Heads applied: `order_pool_heads_total`.
@@ -91,10 +112,7 @@ impl std::fmt::Debug for Both {
 
 impl Both {
     const fn new(exported: Counter) -> Self {
-        Self {
-            value: AtomicU64::new(0),
-            exported,
-        }
+        Self { value: AtomicU64::new(0), exported }
     }
 
     pub(crate) fn add(&self, n: u64) {
@@ -108,10 +126,27 @@ impl Counters {
     pub(crate) fn outcome(&self, outcome: &InsertOutcome) {
         match outcome {
             InsertOutcome::Added => self.inserted.add(1),
+            InsertOutcome::Replaced { .. } => {
+                self.inserted.add(1);
+                self.replacing.add(1);
+            }
+            InsertOutcome::Cancelled => self.cancellations.add(1),
+            InsertOutcome::Superseded { .. } | InsertOutcome::CancelledForGood => {
+                self.superseded.add(1);
+            }
             InsertOutcome::Known => self.known.add(1),
             InsertOutcome::Mined => self.late_mined.add(1),
             InsertOutcome::StaleNonce { .. } => self.late_stale.add(1),
             InsertOutcome::Rejected(_) => self.rejected.add(1),
+        }
+    }
+
+    pub(crate) fn cancellation(&self, outcome: &CancelOutcome) {
+        match outcome {
+            CancelOutcome::Cancelled { .. } => self.cancellations.add(1),
+            CancelOutcome::Superseded { .. } | CancelOutcome::CancelledForGood => {
+                self.superseded.add(1);
+            }
         }
     }
 
@@ -121,6 +156,9 @@ impl Counters {
             RemoveReason::StaleNonce => self.stale.add(1),
             RemoveReason::Expired => self.expired.add(1),
             RemoveReason::Evicted => self.evicted.add(1),
+            RemoveReason::BlockPassed => self.block_passed.add(1),
+            RemoveReason::Replaced => self.replaced.add(1),
+            RemoveReason::Cancelled => self.cancelled.add(1),
         }
     }
 }
@@ -139,10 +177,7 @@ impl std::fmt::Debug for Level {
 
 impl Level {
     const fn new(exported: Gauge) -> Self {
-        Self {
-            value: AtomicU64::new(0),
-            exported,
-        }
+        Self { value: AtomicU64::new(0), exported }
     }
 
     pub(crate) fn set(&self, value: usize) {
@@ -159,16 +194,34 @@ impl Level {
 #[derive(Debug)]
 pub(crate) struct Levels {
     pub(crate) txs: Level,
+    pub(crate) bundles: Level,
     pub(crate) tx_bytes: Level,
+    pub(crate) bundle_bytes: Level,
+    pub(crate) keys: Level,
     pub(crate) log_bytes: Level,
+    /// How long a step of upkeep holds others up at most.
+    pub(crate) upkeep_step_seconds: UpkeepSteps,
+}
+
+/// `order_pool_upkeep_step_seconds`.
+pub(crate) struct UpkeepSteps(pub(crate) Histogram);
+
+impl std::fmt::Debug for UpkeepSteps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("UpkeepSteps")
+    }
 }
 
 impl Levels {
     pub(crate) fn new() -> Self {
         Self {
             txs: Level::new(gauge!("order_pool_txs")),
+            bundles: Level::new(gauge!("order_pool_bundles")),
             tx_bytes: Level::new(gauge!("order_pool_tx_bytes")),
+            bundle_bytes: Level::new(gauge!("order_pool_bundle_bytes")),
+            keys: Level::new(gauge!("order_pool_keys")),
             log_bytes: Level::new(gauge!("order_pool_log_bytes")),
+            upkeep_step_seconds: UpkeepSteps(histogram!("order_pool_upkeep_step_seconds")),
         }
     }
 }

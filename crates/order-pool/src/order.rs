@@ -1,5 +1,6 @@
 //! What the pool holds: orders, their identity and what each costs in memory.
 
+use crate::bundle::Bundle;
 use alloy_consensus::{
     EthereumTxEnvelope, InMemorySize, Transaction as _, TxEip4844WithSidecar,
     transaction::Recovered,
@@ -39,13 +40,15 @@ pub enum Origin {
 pub enum OrderId {
     /// A transaction, by its hash.
     Tx(B256),
+    /// A bundle, by [`Bundle::id`].
+    Bundle(B256),
 }
 
 impl OrderId {
     /// The 32 bytes behind the id: what [`OrderPool::get`](crate::OrderPool::get) takes.
     pub const fn hash(&self) -> &B256 {
         match self {
-            Self::Tx(hash) => hash,
+            Self::Tx(hash) | Self::Bundle(hash) => hash,
         }
     }
 }
@@ -54,6 +57,7 @@ impl fmt::Display for OrderId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tx(hash) => write!(f, "tx {hash}"),
+            Self::Bundle(hash) => write!(f, "bundle {hash}"),
         }
     }
 }
@@ -77,18 +81,9 @@ impl Transaction {
     /// its mined form: a sidecar is not part of it.
     pub fn new(tx: Recovered<PooledTransaction>, origin: Origin, first_seen: SystemTime) -> Self {
         let hash = *tx.inner().tx_hash();
-        let heap_bytes = tx
-            .inner()
-            .size()
-            .saturating_sub(size_of::<PooledTransaction>());
+        let heap_bytes = tx.inner().size().saturating_sub(size_of::<PooledTransaction>());
         let size_bytes = size_of::<Order>().max(size_of::<Self>()) + heap_bytes;
-        Self {
-            inner: tx,
-            hash,
-            origin,
-            first_seen,
-            size_bytes,
-        }
+        Self { inner: tx, hash, origin, first_seen, size_bytes }
     }
 
     /// The transaction's hash.
@@ -173,6 +168,8 @@ impl Transaction {
 pub enum Order {
     /// A single transaction.
     Tx(Transaction),
+    /// Several, for one block.
+    Bundle(Bundle),
 }
 
 impl Order {
@@ -180,6 +177,7 @@ impl Order {
     pub const fn id(&self) -> OrderId {
         match self {
             Self::Tx(tx) => OrderId::Tx(tx.hash),
+            Self::Bundle(bundle) => OrderId::Bundle(*bundle.id()),
         }
     }
 
@@ -188,6 +186,7 @@ impl Order {
     pub const fn size_bytes(&self) -> usize {
         match self {
             Self::Tx(tx) => tx.size_bytes + ORDER_OVERHEAD_BYTES,
+            Self::Bundle(bundle) => bundle.size_bytes() + ORDER_OVERHEAD_BYTES,
         }
     }
 
@@ -195,6 +194,7 @@ impl Order {
     pub const fn block(&self) -> Option<u64> {
         match self {
             Self::Tx(_) => None,
+            Self::Bundle(bundle) => bundle.block(),
         }
     }
 
@@ -207,6 +207,15 @@ impl Order {
     pub const fn as_tx(&self) -> Option<&Transaction> {
         match self {
             Self::Tx(tx) => Some(tx),
+            Self::Bundle(_) => None,
+        }
+    }
+
+    /// The bundle, if it is one.
+    pub const fn as_bundle(&self) -> Option<&Bundle> {
+        match self {
+            Self::Tx(_) => None,
+            Self::Bundle(bundle) => Some(bundle),
         }
     }
 }

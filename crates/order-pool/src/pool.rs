@@ -1,11 +1,13 @@
 //! The pool: the core behind one short lock for writers, and everything readers need beside it.
 
 use crate::{
+    bundle::{Bundle, ReplacementKey},
     chain::HeadKind,
+    clock::Clock,
     config::{ConfigError, PoolConfig},
     core::{Core, Effect, HeadUpdate, Index},
-    event::{Event, Head, InsertOutcome},
-    live::{Garbage, LiveTable, LiveWriter},
+    event::{CancelOutcome, Event, Head, InsertOutcome},
+    live::{Garbage, Item, LiveTable, LiveWriter},
     log::{LogTable, LogWriter, Slot},
     metrics::{Counters, Levels, PoolStats},
     order::{Order, Transaction},
@@ -17,7 +19,7 @@ use alloy_primitives::{Address, B256};
 use arc_swap::ArcSwap;
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Most orders that one upkeep step lets go: at about 2 us each, half a millisecond.
@@ -65,15 +67,13 @@ pub(crate) struct Shared {
     seen: Arc<SeenTable>,
     pub(crate) counters: Counters,
     levels: Levels,
-    epoch: Instant,
+    clock: Clock,
 }
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // Never the contents: a pool printed in a log line would be the log.
-        f.debug_struct("Pool")
-            .field("head", &self.bell.head())
-            .finish_non_exhaustive()
+        f.debug_struct("Pool").field("head", &self.bell.head()).finish_non_exhaustive()
     }
 }
 
@@ -102,6 +102,14 @@ impl OrderPool {
     /// # Errors
     /// If the configuration is out of bounds: see [`PoolConfig::validate`].
     pub fn new(config: PoolConfig) -> Result<Self, ConfigError> {
+        Self::with_clock(config, Clock::system())
+    }
+
+    /// Makes an empty pool that goes by a clock of yours.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_clock(config: PoolConfig, clock: Clock) -> Result<Self, ConfigError> {
         config.validate()?;
         let (log_events, log_bytes) = (config.log_events, config.log_bytes);
         let core = Core::new(config);
@@ -113,7 +121,7 @@ impl OrderPool {
             seen: Arc::clone(core.seen().table()),
             counters: Counters::new(),
             levels: Levels::new(),
-            epoch: Instant::now(),
+            clock,
             writer: Mutex::new(Writer {
                 core,
                 log: LogWriter::default(),
@@ -124,14 +132,10 @@ impl OrderPool {
                 garbage: Garbage::default(),
             }),
         };
-        Ok(Self {
-            handle: Arc::new(Handle {
-                shared: Arc::new(shared),
-            }),
-        })
+        Ok(Self { handle: Arc::new(Handle { shared: Arc::new(shared) }) })
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.handle.shared
     }
 
@@ -140,6 +144,28 @@ impl OrderPool {
         let shared = self.shared();
         let outcome = shared.write(|core, now, effects| core.insert_tx(tx, now, effects));
         shared.counters.outcome(&outcome);
+        outcome
+    }
+
+    /// Hands in a bundle; who signed it is in its parts. An empty one with a uuid cancels what came
+    /// before it.
+    ///
+    /// A bundle without a block number is for the block after the head; while the pool knows no
+    /// head, for any block until the first comes.
+    pub fn insert_bundle(&self, bundle: Bundle) -> InsertOutcome {
+        let shared = self.shared();
+        let outcome = shared.write(|core, now, effects| core.insert_bundle(bundle, now, effects));
+        shared.counters.outcome(&outcome);
+        outcome
+    }
+
+    /// Cancels the bundles of a key up to and with `nonce`, also those still on their way; without
+    /// a nonce, for good. Only the signer's own: another one's bundles have another key.
+    pub fn cancel_bundle(&self, key: ReplacementKey, nonce: Option<u64>) -> CancelOutcome {
+        let shared = self.shared();
+        let outcome =
+            shared.write(|core, now, effects| core.cancel_bundle(key, nonce, now, effects));
+        shared.counters.cancellation(&outcome);
         outcome
     }
 
@@ -199,11 +225,7 @@ impl OrderPool {
         let index = shared.index.load();
         let live = shared.live.load();
         let range = (sender, 0, 0)..=(sender, u64::MAX, u64::MAX);
-        index
-            .by_sender
-            .range(range)
-            .filter_map(|(_, _, seq)| live.get(*seq).cloned())
-            .collect()
+        index.by_sender.range(range).filter_map(|(_, _, seq)| live.get(*seq).cloned()).collect()
     }
 
     /// The number of orders.
@@ -218,7 +240,8 @@ impl OrderPool {
 
     /// What the orders take, in bytes.
     pub fn bytes(&self) -> usize {
-        self.shared().levels.tx_bytes.get() as usize
+        let levels = &self.shared().levels;
+        (levels.tx_bytes.get() + levels.bundle_bytes.get()) as usize
     }
 
     /// What is there and what happened.
@@ -226,7 +249,9 @@ impl OrderPool {
         let shared = self.shared();
         let mut stats = PoolStats {
             txs: shared.levels.txs.get(),
-            bytes: shared.levels.tx_bytes.get(),
+            bundles: shared.levels.bundles.get(),
+            bytes: self.bytes() as u64,
+            keys: shared.levels.keys.get(),
             log_bytes: shared.levels.log_bytes.get(),
             subscribers: shared.bell.waiters() as u64,
             ..PoolStats::default()
@@ -248,6 +273,9 @@ impl OrderPool {
 
     /// One bounded step of upkeep: lets go of orders that were kept long enough, rewrites pages,
     /// frees memory. Says whether more is due; inserts pass between steps.
+    ///
+    /// [`Upkeep`](crate::Upkeep) calls it from a thread of its own. Whoever calls it themselves
+    /// should do so about once a second; without it nothing expires, but every cap still holds.
     pub fn upkeep(&self) -> bool {
         self.shared().upkeep()
     }
@@ -255,21 +283,15 @@ impl OrderPool {
 
 impl Shared {
     /// Runs one change under the lock, publishes its effects and wakes whoever waits for them.
-    fn write<T>(
-        &self,
-        change: impl FnOnce(&mut Core, std::time::Duration, &mut Vec<Effect>) -> T,
-    ) -> T {
+    fn write<T>(&self, change: impl FnOnce(&mut Core, Duration, &mut Vec<Effect>) -> T) -> T {
         let (result, replaced, rang) = {
             let mut writer = self.lock();
             let mut effects = std::mem::take(&mut writer.effects);
             // Read under the lock, so that time and sequence numbers ascend together.
-            let result = change(&mut writer.core, self.epoch.elapsed(), &mut effects);
+            let result = change(&mut writer.core, self.clock.now(), &mut effects);
             let rang = !effects.is_empty();
-            let replaced = if rang {
-                self.apply(&mut writer, &mut effects)
-            } else {
-                Replaced::default()
-            };
+            let replaced =
+                if rang { self.apply(&mut writer, &mut effects) } else { Replaced::default() };
             writer.effects = effects;
             (result, replaced, rang)
         };
@@ -293,33 +315,31 @@ impl Shared {
                 Effect::Added { seq, order } => {
                     debug_assert_eq!(seq, writer.log.head());
                     let block = order.block();
-                    writer.live.add(seq, Arc::clone(&order));
-                    writer.log.push(
-                        Slot {
-                            event: Event::Added(order),
-                            block,
-                        },
-                        0,
-                    );
+                    writer.live.add(seq, Item::Order(Arc::clone(&order)));
+                    writer.log.push(Slot { event: Event::Added(order), block }, 0);
                 }
-                Effect::Removed {
-                    seq,
-                    added,
-                    id,
-                    block,
-                    size_bytes,
-                    reason,
-                } => {
+                Effect::Removed { seq, added, id, block, size_bytes, reason } => {
                     debug_assert_eq!(seq, writer.log.head());
                     self.counters.removed(reason);
                     writer.live.remove(added, seq, size_bytes);
-                    writer.log.push(
-                        Slot {
-                            event: Event::Removed { id, reason },
-                            block,
-                        },
-                        size_bytes,
-                    );
+                    let event = Event::Removed { id, reason };
+                    writer.log.push(Slot { event, block }, size_bytes);
+                }
+                Effect::Cancelled { seq, cancellation } => {
+                    debug_assert_eq!(seq, writer.log.head());
+                    writer.live.add(seq, Item::Cancelled(cancellation));
+                    let event = Event::Cancelled(cancellation);
+                    writer.log.push(Slot { event, block: None }, 0);
+                }
+                Effect::CancellationForgotten { seq, key } => {
+                    debug_assert_eq!(seq, writer.log.head());
+                    self.counters.keys_forgotten.add(1);
+                    let event = Event::CancellationForgotten(key);
+                    writer.log.push(Slot { event, block: None }, 0);
+                }
+                Effect::TombstoneEnded { added, at } => {
+                    debug_assert_eq!(at, writer.log.head());
+                    writer.live.remove(added, at, 0);
                 }
             }
         }
@@ -336,6 +356,9 @@ impl Shared {
         let core = &writer.core;
         self.levels.txs.set(core.tx_count());
         self.levels.tx_bytes.set(core.tx_bytes());
+        self.levels.bundles.set(core.bundle_count());
+        self.levels.bundle_bytes.set(core.bundle_bytes());
+        self.levels.keys.set(core.key_count());
         self.levels.log_bytes.set(writer.live.removed_bytes());
         let excess = writer.garbage.len().saturating_sub(MAX_GARBAGE);
         Replaced {
@@ -346,23 +369,22 @@ impl Shared {
         }
     }
 
-    fn upkeep(&self) -> bool {
+    pub(crate) fn upkeep(&self) -> bool {
+        let started = Instant::now();
         let expiring = self.write(|core, now, effects| core.expire(now, EXPIRE_PER_STEP, effects));
         let (compacting, replaced, freeing) = {
             let mut writer = self.lock();
             let writer = &mut *writer;
             let tail = writer.log.tail();
-            let compacting = writer
-                .live
-                .compact(REWRITES_PER_STEP, tail, &mut writer.garbage);
-            let mut replaced = Replaced {
-                _live: writer.live.publish(&self.live),
-                ..Replaced::default()
-            };
+            let compacting = writer.live.compact(REWRITES_PER_STEP, tail, &mut writer.garbage);
+            let mut replaced =
+                Replaced { _live: writer.live.publish(&self.live), ..Replaced::default() };
             replaced._garbage = writer.garbage.take(FREE_PER_STEP);
             (compacting, replaced, writer.garbage.len() > 0)
         };
         drop(replaced);
+        self.counters.upkeep_steps.add(1);
+        self.levels.upkeep_step_seconds.0.record(started.elapsed().as_secs_f64());
         expiring || compacting || freeing
     }
 }

@@ -42,11 +42,7 @@ impl SeenTable {
     /// The hash is keccak already; the key keeps an attacker from choosing where it lands.
     fn fingerprint(&self, hash: &B256) -> u64 {
         let (left, right) = hash.split_at(16);
-        let word = |bytes: &[u8]| {
-            bytes
-                .iter()
-                .fold(0_u64, |acc, b| (acc << 8) | u64::from(*b))
-        };
+        let word = |bytes: &[u8]| bytes.iter().fold(0_u64, |acc, b| (acc << 8) | u64::from(*b));
         let a = word(&left[..8]) ^ self.keys[0];
         let b = word(&right[..8]) ^ self.keys[1];
         let product = u128::from(a) * u128::from(b);
@@ -119,11 +115,7 @@ pub(crate) struct SeenWindow {
 
 impl SeenWindow {
     pub(crate) fn new(window: usize) -> Self {
-        Self {
-            table: std::sync::Arc::new(SeenTable::new(window)),
-            queue: VecDeque::new(),
-            window,
-        }
+        Self { table: std::sync::Arc::new(SeenTable::new(window)), queue: VecDeque::new(), window }
     }
 
     pub(crate) const fn table(&self) -> &std::sync::Arc<SeenTable> {
@@ -171,10 +163,7 @@ mod tests {
         for n in 0..10_000 {
             seen.insert(&hash(n));
             let oldest = (n + 1).saturating_sub(100);
-            assert!(
-                (oldest..=n).all(|n| seen.contains(&hash(n))),
-                "lost one at {n}"
-            );
+            assert!((oldest..=n).all(|n| seen.contains(&hash(n))), "lost one at {n}");
             if let Some(gone) = oldest.checked_sub(1) {
                 assert!(!seen.contains(&hash(gone)), "kept {gone} too long");
             }

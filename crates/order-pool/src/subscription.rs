@@ -2,6 +2,7 @@
 
 use crate::{
     event::{Event, EventRef, Lagged},
+    live::Item,
     pool::Shared,
     wake::Waiter,
 };
@@ -37,13 +38,7 @@ impl Subscription {
     pub(crate) fn new(shared: Arc<Shared>, block: Option<u64>) -> Self {
         let waiter = shared.bell.join();
         let next = shared.bell.head();
-        Self {
-            shared,
-            waiter,
-            block,
-            next,
-            replay_from: Some(0),
-        }
+        Self { shared, waiter, block, next, replay_from: Some(0) }
     }
 
     /// Starts anew: what is live now, then every later event. The way on after [`Lagged`].
@@ -100,16 +95,23 @@ impl Subscription {
         let live = shared.live.load();
         self.check(shared.log.load().tail())?;
         let mut count = 0;
-        let end = live.visit(self.next, from, |seq, order| {
+        let end = live.visit(self.next, from, |seq, item| {
             if count == max {
                 return ControlFlow::Break(());
             }
             // Before the call: should it panic, the order counts as shown.
             self.replay_from = Some(seq + 1);
-            if self.block.is_none_or(|block| order.may_go_into(block)) {
-                count += 1;
-                visit(EventRef::Added(order));
-            }
+            let event = match item {
+                Item::Order(order) => {
+                    if self.block.is_some_and(|block| !order.may_go_into(block)) {
+                        return ControlFlow::Continue(());
+                    }
+                    EventRef::Added(order)
+                }
+                Item::Cancelled(cancellation) => EventRef::Cancelled(*cancellation),
+            };
+            count += 1;
+            visit(event);
             ControlFlow::Continue(())
         });
         if end.is_continue() {
@@ -134,10 +136,7 @@ impl Subscription {
                 break;
             }
             self.next += 1;
-            if self
-                .block
-                .is_none_or(|block| slot.block.is_none_or(|only| only == block))
-            {
+            if self.block.is_none_or(|block| slot.block.is_none_or(|only| only == block)) {
                 count += 1;
                 visit(slot.event.as_ref());
             }
@@ -149,10 +148,8 @@ impl Subscription {
         if self.next >= tail {
             return Ok(());
         }
-        let lagged = Lagged {
-            missed: tail - self.next,
-            replay_unfinished: self.replay_from.is_some(),
-        };
+        let lagged =
+            Lagged { missed: tail - self.next, replay_unfinished: self.replay_from.is_some() };
         self.next = tail;
         self.replay_from = None;
         self.shared.counters.lagged.add(1);
@@ -181,17 +178,29 @@ impl Subscription {
 
     fn wait(&mut self, deadline: Option<Instant>) -> Option<Result<Event, Lagged>> {
         loop {
-            let closed = self.shared.bell.is_closed();
+            let closed = self.shared.bell.is_closed() || self.waiter.is_ended();
             if let Some(next) = self.try_next() {
                 return Some(next);
             }
             if closed || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return None;
             }
-            self.shared
-                .bell
-                .wait_above(&self.waiter, self.next, deadline);
+            self.shared.bell.wait_above(&self.waiter, self.next, deadline);
         }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.shared.bell.is_closed()
+    }
+
+    pub(crate) fn wait_until(&self, deadline: Instant) {
+        self.shared.bell.wait_above(&self.waiter, self.next, Some(deadline));
+    }
+
+    /// A handle that ends this subscription from elsewhere, for instance to free a thread that
+    /// waits in [`Self::next_blocking`]. What is unread then can still be read.
+    pub fn ender(&self) -> Ender {
+        Ender { waiter: Arc::clone(&self.waiter) }
     }
 
     /// An iterator that blocks its thread for the next event and ends with the pool.
@@ -216,7 +225,7 @@ impl Stream for Subscription {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             // Before reading: what was accepted before the end is read before the end.
-            let closed = self.shared.bell.is_closed();
+            let closed = self.shared.bell.is_closed() || self.waiter.is_ended();
             if let Some(next) = self.try_next() {
                 return Poll::Ready(Some(next));
             }
@@ -227,6 +236,19 @@ impl Stream for Subscription {
                 return Poll::Pending;
             }
         }
+    }
+}
+
+/// See [`Subscription::ender`].
+#[derive(Clone, Debug)]
+pub struct Ender {
+    waiter: Arc<Waiter>,
+}
+
+impl Ender {
+    /// Ends the subscription: whoever waits on it is woken and gets `None` once all is read.
+    pub fn end(&self) {
+        self.waiter.end();
     }
 }
 

@@ -26,6 +26,7 @@ pub(crate) struct Waiter {
     /// [`IDLE`], or the head it waits to see exceeded. Whoever swaps it to [`IDLE`] has to wake it.
     above: AtomicU64,
     blocking: AtomicBool,
+    ended: AtomicBool,
     waker: AtomicWaker,
 }
 
@@ -34,6 +35,17 @@ impl Waiter {
         self.waker.register(waker);
         self.blocking.store(blocking, SeqCst);
         self.above.store(above, SeqCst);
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        self.ended.load(SeqCst)
+    }
+
+    /// There will be no more events for this one. Wakes without disarming: if the writer picked it
+    /// at the same time, it passes that on.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, SeqCst);
+        self.waker.wake();
     }
 
     /// Whether it was still armed.
@@ -46,10 +58,7 @@ impl Waiter {
         let above = self.above.load(SeqCst);
         let due = above != IDLE
             && above < head
-            && self
-                .above
-                .compare_exchange(above, IDLE, SeqCst, SeqCst)
-                .is_ok();
+            && self.above.compare_exchange(above, IDLE, SeqCst, SeqCst).is_ok();
         if due {
             self.waker.wake();
         }
@@ -117,32 +126,25 @@ impl Bell {
         let waiter = Arc::new(Waiter {
             above: AtomicU64::new(IDLE),
             blocking: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             waker: AtomicWaker::new(),
         });
         self.waiters.rcu(|waiters| {
-            waiters
-                .iter()
-                .cloned()
-                .chain([Arc::clone(&waiter)])
-                .collect::<Vec<_>>()
+            waiters.iter().cloned().chain([Arc::clone(&waiter)]).collect::<Vec<_>>()
         });
         waiter
     }
 
     pub(crate) fn leave(&self, waiter: &Arc<Waiter>) {
         self.waiters.rcu(|waiters| {
-            waiters
-                .iter()
-                .filter(|other| !Arc::ptr_eq(other, waiter))
-                .cloned()
-                .collect::<Vec<_>>()
+            waiters.iter().filter(|other| !Arc::ptr_eq(other, waiter)).cloned().collect::<Vec<_>>()
         });
     }
 
     /// Whether there is something above `seq`, or never will be; if not, the task is woken when it
     /// changes.
     pub(crate) fn poll_above(&self, waiter: &Waiter, seq: u64, cx: &Context<'_>) -> bool {
-        let ready = || self.head() > seq || self.is_closed();
+        let ready = || self.head() > seq || self.is_closed() || waiter.is_ended();
         if ready() {
             return true;
         }
@@ -157,12 +159,13 @@ impl Bell {
     /// Blocks this thread until there is something above `seq`, or never will be, or the deadline
     /// has passed.
     pub(crate) fn wait_above(&self, waiter: &Waiter, seq: u64, deadline: Option<Instant>) {
-        if self.head() > seq || self.is_closed() {
+        let ready = || self.head() > seq || self.is_closed() || waiter.is_ended();
+        if ready() {
             return;
         }
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         waiter.arm(&waker, seq, true);
-        while self.head() <= seq && !self.is_closed() {
+        while !ready() {
             match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
                 None => thread::park(),
                 Some(left) if left.is_zero() => break,

@@ -14,16 +14,12 @@ impl Worth {
     pub(crate) fn of(tx: &Transaction) -> Self {
         // 2^127 wei is more ether than exists.
         let clamp = |wei: u128| i128::try_from(wei).unwrap_or(i128::MAX);
-        Self {
-            max_fee_wei: clamp(tx.max_fee_wei()),
-            max_tip_wei: clamp(tx.max_tip_wei()),
-        }
+        Self { max_fee_wei: clamp(tx.max_fee_wei()), max_tip_wei: clamp(tx.max_tip_wei()) }
     }
 
     /// The tip at a base fee; below zero if it cannot pay even that, and by how much.
     pub(crate) fn at(self, base_fee_wei: u64) -> i128 {
-        self.max_tip_wei
-            .min(self.max_fee_wei - i128::from(base_fee_wei))
+        self.max_tip_wei.min(self.max_fee_wei - i128::from(base_fee_wei))
     }
 }
 
@@ -56,11 +52,8 @@ impl Ranks {
     pub(crate) fn worst_first(&self, base_fee_wei: u64) -> impl Iterator<Item = (i128, u64)> {
         let base_fee_wei = i128::from(base_fee_wei);
         let mut by_tip = self.by_tip.iter().copied().peekable();
-        let mut by_fee = self
-            .by_fee
-            .iter()
-            .map(move |(fee, seq)| (fee - base_fee_wei, *seq))
-            .peekable();
+        let mut by_fee =
+            self.by_fee.iter().map(move |(fee, seq)| (fee - base_fee_wei, *seq)).peekable();
         // Each comes by twice, first with its true tip; few are ever drawn, so a list will do.
         let mut drawn = Vec::new();
         std::iter::from_fn(move || {

@@ -26,25 +26,15 @@ fn a_transaction_is_added_once_and_found_by_hash_and_by_sender() {
     assert_eq!(pool.of_sender(address(1)).len(), 1);
     assert_eq!(pool.of_sender(address(2)).len(), 0);
     let stats = pool.stats();
-    assert_eq!(
-        (pool.len(), stats.txs, stats.inserted, stats.known),
-        (1, 1, 1, 1)
-    );
-    assert_eq!(
-        pool.bytes(),
-        pool.get(&id).map_or(0, |order| order.size_bytes())
-    );
+    assert_eq!((pool.len(), stats.txs, stats.inserted, stats.known), (1, 1, 1, 1));
+    assert_eq!(pool.bytes(), pool.get(&id).map_or(0, |order| order.size_bytes()));
 }
 
 #[test]
 fn a_senders_transactions_come_in_nonce_order() {
     let pool = pool();
     for nonce in [3, 1, 2] {
-        pool.insert_transaction(tx(Spec {
-            sender: 7,
-            nonce,
-            ..Default::default()
-        }));
+        pool.insert_transaction(tx(Spec { sender: 7, nonce, ..Default::default() }));
     }
     let nonces: Vec<_> = pool
         .of_sender(address(7))
@@ -67,10 +57,8 @@ fn a_subscriber_sees_what_is_there_and_then_what_comes_without_duplicates() {
         pool.insert_transaction(tx.clone());
     }
     pool.on_head(head(2, 0, 0, &[*txs[4].hash()]));
-    let mut expected: Vec<_> = (0..1_000)
-        .filter(|n| *n != 3)
-        .map(|n| format!("+tx {}", txs[n].hash()))
-        .collect();
+    let mut expected: Vec<_> =
+        (0..1_000).filter(|n| *n != 3).map(|n| format!("+tx {}", txs[n].hash())).collect();
     expected.push(format!("-tx {} Mined", txs[4].hash()));
     assert_eq!(journal(&mut subscription), expected);
     assert_eq!(journal(&mut subscription), [""; 0]);
@@ -83,10 +71,7 @@ fn an_order_removed_after_the_subscription_is_replayed_and_then_removed() {
     let mut subscription = pool.subscribe(1);
     pool.on_head(head(1, 0, 0, &[*nth(1).hash()]));
     let id = *nth(1).hash();
-    assert_eq!(
-        journal(&mut subscription),
-        [format!("+tx {id}"), format!("-tx {id} Mined")]
-    );
+    assert_eq!(journal(&mut subscription), [format!("+tx {id}"), format!("-tx {id} Mined")]);
 }
 
 #[test]
@@ -100,13 +85,7 @@ fn a_mined_transaction_that_arrives_late_is_not_pooled() {
 #[test]
 fn a_nonce_that_a_block_passed_removes_what_is_pooled_and_refuses_what_comes() {
     let pool = pool();
-    let with = |nonce| {
-        tx(Spec {
-            sender: 5,
-            nonce,
-            ..Default::default()
-        })
-    };
+    let with = |nonce| tx(Spec { sender: 5, nonce, ..Default::default() });
     for nonce in 1..=4 {
         pool.insert_transaction(with(nonce));
     }
@@ -114,20 +93,9 @@ fn a_nonce_that_a_block_passed_removes_what_is_pooled_and_refuses_what_comes() {
     pool.on_head(block.clone());
     pool.on_nonces(block.hash, [(address(5), 3)]);
     assert!(!pool.contains(with(1).hash()) && pool.contains(with(3).hash()));
-    let late = tx(Spec {
-        sender: 5,
-        nonce: 2,
-        salt: 9,
-        ..Default::default()
-    });
-    assert_eq!(
-        pool.insert_transaction(late),
-        InsertOutcome::StaleNonce { nonce: 2, next: 3 }
-    );
-    assert_eq!(
-        (pool.stats().mined, pool.stats().stale, pool.len()),
-        (1, 1, 2)
-    );
+    let late = tx(Spec { sender: 5, nonce: 2, salt: 9, ..Default::default() });
+    assert_eq!(pool.insert_transaction(late), InsertOutcome::StaleNonce { nonce: 2, next: 3 });
+    assert_eq!((pool.stats().mined, pool.stats().stale, pool.len()), (1, 1, 2));
 }
 
 #[test]
@@ -152,22 +120,13 @@ fn a_reorg_puts_back_what_it_unmined_and_only_that() {
     journal(&mut subscription);
     let old = head(2, 0, 0, &[*nth(1).hash(), *nth(2).hash()]);
     pool.on_head(old.clone());
-    pool.on_nonces(
-        old.hash,
-        [(address(1), 1), (address(2), 1), (address(3), 1)],
-    );
+    pool.on_nonces(old.hash, [(address(1), 1), (address(2), 1), (address(3), 1)]);
     assert!(pool.is_empty(), "the third went with its nonce");
     pool.on_head(head(2, 1, 0, &[*nth(2).hash()]));
     assert!(pool.contains(nth(1).hash()) && pool.contains(nth(3).hash()));
     assert_eq!(pool.insert_transaction(nth(2)), InsertOutcome::Mined);
     let events = journal(&mut subscription);
-    assert_eq!(
-        events[3..],
-        [
-            format!("+tx {}", nth(1).hash()),
-            format!("+tx {}", nth(3).hash())
-        ]
-    );
+    assert_eq!(events[3..], [format!("+tx {}", nth(1).hash()), format!("+tx {}", nth(3).hash())]);
     assert_eq!((pool.stats().reorgs, pool.stats().put_back), (1, 2));
 }
 
@@ -183,24 +142,14 @@ fn the_same_head_again_does_nothing() {
 #[test]
 fn at_the_cap_the_worst_paying_goes_and_junk_does_not_flush_the_pool() {
     let pool = pool_with(PoolConfig::default().with_max_txs(3));
-    let paying = |sender, max_tip| {
-        tx(Spec {
-            sender,
-            max_tip,
-            ..Default::default()
-        })
-    };
+    let paying = |sender, max_tip| tx(Spec { sender, max_tip, ..Default::default() });
     for (sender, tip) in [(1, 5), (2, 3), (3, 9)] {
         pool.insert_transaction(paying(sender, tip));
     }
     for sender in 10..20 {
         let refused = pool.insert_transaction(paying(sender, 3));
         let too_little = RejectReason::PaysTooLittle { tip_wei: Some(3) };
-        assert_eq!(
-            refused,
-            InsertOutcome::Rejected(too_little),
-            "a tie is no reason to evict"
-        );
+        assert_eq!(refused, InsertOutcome::Rejected(too_little), "a tie is no reason to evict");
     }
     assert_eq!(pool.insert_transaction(paying(4, 4)), InsertOutcome::Added);
     assert!(!pool.contains(paying(2, 3).hash()));
@@ -210,14 +159,8 @@ fn at_the_cap_the_worst_paying_goes_and_junk_does_not_flush_the_pool() {
 #[test]
 fn who_pays_the_least_follows_the_base_fee() {
     let pool = pool_with(PoolConfig::default().with_max_txs(2));
-    let with = |sender, max_fee, max_tip| {
-        tx(Spec {
-            sender,
-            max_fee,
-            max_tip,
-            ..Default::default()
-        })
-    };
+    let with =
+        |sender, max_fee, max_tip| tx(Spec { sender, max_fee, max_tip, ..Default::default() });
     pool.insert_transaction(with(1, 100, 2));
     pool.insert_transaction(with(2, 12, 12));
     let mut next = head(1, 0, 0, &[]);
@@ -245,9 +188,7 @@ fn a_reader_beyond_the_log_is_told_how_much_it_missed_and_can_start_anew() {
     for n in 0..2_000 {
         pool.insert_transaction(nth(n));
     }
-    let Some(Err(lagged)) = subscription.try_next() else {
-        panic!("it must have lagged")
-    };
+    let Some(Err(lagged)) = subscription.try_next() else { panic!("it must have lagged") };
     let rest = journal(&mut subscription);
     assert_eq!(lagged.missed + rest.len() as u64, 2_000);
     assert!(rest.len() >= 512, "the log must hold what it promises");

@@ -20,14 +20,7 @@ pub(crate) struct Spec {
 
 impl Default for Spec {
     fn default() -> Self {
-        Self {
-            sender: 0,
-            nonce: 0,
-            max_fee: 100,
-            max_tip: 1,
-            salt: 0,
-            input_bytes: 0,
-        }
+        Self { sender: 0, nonce: 0, max_fee: 100, max_tip: 1, salt: 0, input_bytes: 0 }
     }
 }
 
@@ -41,22 +34,9 @@ pub(crate) fn hash(n: u64) -> B256 {
 
 /// The pool trusts hash and sender of a recovered transaction, so tests need not sign.
 pub(crate) fn tx(spec: Spec) -> Transaction {
-    let Spec {
-        sender,
-        nonce,
-        max_fee,
-        max_tip,
-        salt,
-        input_bytes,
-    } = spec;
+    let Spec { sender, nonce, max_fee, max_tip, salt, input_bytes } = spec;
     let mut preimage = Vec::new();
-    for part in [
-        u128::from(sender),
-        u128::from(nonce),
-        max_fee,
-        max_tip,
-        u128::from(salt),
-    ] {
+    for part in [u128::from(sender), u128::from(nonce), max_fee, max_tip, u128::from(salt)] {
         preimage.extend(part.to_be_bytes());
     }
     let inner = TxEip1559 {
@@ -76,10 +56,7 @@ pub(crate) fn tx(spec: Spec) -> Transaction {
 
 /// The `n`th of many plain transactions, all of different senders.
 pub(crate) fn nth(n: u64) -> Transaction {
-    tx(Spec {
-        sender: n,
-        ..Default::default()
-    })
+    tx(Spec { sender: n, ..Default::default() })
 }
 
 /// A head whose hash tells its number and its fork.

@@ -1,0 +1,356 @@
+//! Bundles: transactions that a searcher wants in one block, in this order, or not at all.
+
+use crate::order::{Order, Transaction};
+use alloy_primitives::{Address, B256, Keccak256};
+use alloy_rpc_types_mev::EthSendBundle;
+use std::time::SystemTime;
+use uuid::Uuid;
+
+/// What a replaceable bundle is known by: the searcher's uuid *and* the searcher, so that nobody
+/// replaces or cancels what another one sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ReplacementKey {
+    /// Chosen by the searcher.
+    pub uuid: Uuid,
+    /// Who signed the request.
+    pub signer: Address,
+}
+
+/// A searcher's word that no bundle of this key up to this nonce counts any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cancellation {
+    /// Which bundles.
+    pub key: ReplacementKey,
+    /// Up to which nonce; `None` is final: no later bundle revives the key.
+    pub nonce: Option<u64>,
+}
+
+/// What a bundle is made of, before it is checked. `Default` is an empty one.
+#[derive(Clone, Debug, Default)]
+pub struct BundleParts {
+    /// The transactions, in the order in which they must be in the block.
+    pub txs: Vec<Transaction>,
+    /// The only block it may go into; `None` is the next one after the head at the time the pool
+    /// accepts it.
+    pub block: Option<u64>,
+    /// The block's timestamp must not be below, in seconds since the Unix epoch.
+    pub min_timestamp: Option<u64>,
+    /// The block's timestamp must not be above.
+    pub max_timestamp: Option<u64>,
+    /// Transactions that may revert.
+    pub reverting_tx_hashes: Vec<B256>,
+    /// Transactions that may be left out.
+    pub dropping_tx_hashes: Vec<B256>,
+    /// Makes it replaceable. Needs [`Self::signer`].
+    pub uuid: Option<Uuid>,
+    /// Its place among the messages of its key; `None` is one above the highest the pool knows:
+    /// the order of arrival.
+    pub replacement_nonce: Option<u64>,
+    /// Percent of what the bundle pays that goes back.
+    pub refund_percent: Option<u8>,
+    /// Who gets the refund; `None` is for the builder to decide (commonly the first sender).
+    pub refund_recipient: Option<Address>,
+    /// The transaction whose payment is refunded. At most one.
+    pub refund_tx_hashes: Vec<B256>,
+    /// Who signed the request, if anyone.
+    pub signer: Option<Address>,
+    /// When this process first heard of it; `None` is now.
+    pub first_seen: Option<SystemTime>,
+}
+
+/// The most [`BundleParts::refund_percent`] may be.
+pub const MAX_REFUND_PERCENT: u64 = 100;
+
+/// The most [`BundleParts::refund_tx_hashes`] there may be.
+pub const MAX_REFUND_TX_HASHES: usize = 1;
+
+/// A bundle whose fields fit together.
+#[derive(Clone, Debug)]
+pub struct Bundle {
+    parts: BundleParts,
+    /// keccak256 of the transactions' hashes, one after the other.
+    hash: B256,
+    /// Over all fields as they were sent.
+    content: B256,
+    /// Over all fields as the pool took them: with the block and the nonce it settled on.
+    id: B256,
+    first_seen: SystemTime,
+    size_bytes: usize,
+}
+
+impl Bundle {
+    /// Checks what can be checked without a pool. What depends on the head or on a pool's limits is
+    /// checked by [`OrderPool::insert_bundle`](crate::OrderPool::insert_bundle).
+    ///
+    /// # Errors
+    /// Names the field, its value and the limit.
+    pub fn new(parts: BundleParts) -> Result<Self, BundleError> {
+        check(&parts)?;
+        let mut hasher = Keccak256::new();
+        for tx in &parts.txs {
+            hasher.update(tx.hash());
+        }
+        let hash = hasher.finalize();
+        let content = content_hash(&parts, &hash);
+        let lists =
+            [&parts.reverting_tx_hashes, &parts.dropping_tx_hashes, &parts.refund_tx_hashes];
+        let hashes: usize = lists.iter().map(|list| list.capacity()).sum();
+        let txs: usize = parts.txs.iter().map(Transaction::size_bytes).sum();
+        let spare = (parts.txs.capacity() - parts.txs.len()) * size_of::<Transaction>();
+        let size_bytes = size_of::<Order>() + txs + spare + hashes * size_of::<B256>();
+        let first_seen = parts.first_seen.unwrap_or_else(SystemTime::now);
+        Ok(Self { parts, hash, content, id: content, first_seen, size_bytes })
+    }
+
+    /// keccak256 of the concatenated transaction hashes: what `eth_sendBundle` answers. Not unique:
+    /// see [`Self::id`].
+    pub const fn hash(&self) -> &B256 {
+        &self.hash
+    }
+
+    /// Its identity: a hash over all fields, with the block and the nonce the pool settled on.
+    pub const fn id(&self) -> &B256 {
+        &self.id
+    }
+
+    /// A hash over all fields as they were sent.
+    pub(crate) const fn content(&self) -> &B256 {
+        &self.content
+    }
+
+    /// All fields.
+    pub const fn parts(&self) -> &BundleParts {
+        &self.parts
+    }
+
+    /// The transactions, in order. Empty means a cancellation.
+    pub fn txs(&self) -> &[Transaction] {
+        &self.parts.txs
+    }
+
+    /// The only block it may go into. Once pooled it is `None` only if the pool knew no head.
+    pub const fn block(&self) -> Option<u64> {
+        self.parts.block
+    }
+
+    /// What replaces it, if anything can.
+    pub fn key(&self) -> Option<ReplacementKey> {
+        Some(ReplacementKey { uuid: self.parts.uuid?, signer: self.parts.signer? })
+    }
+
+    /// Its place among the messages of its key. Once pooled, every replaceable bundle has one.
+    pub const fn nonce(&self) -> Option<u64> {
+        self.parts.replacement_nonce
+    }
+
+    /// When this process first heard of it.
+    pub const fn first_seen(&self) -> SystemTime {
+        self.first_seen
+    }
+
+    /// The memory it takes itself, in bytes, blobs included.
+    pub const fn size_bytes(&self) -> usize {
+        self.size_bytes
+    }
+
+    /// Settles what was left open.
+    pub(crate) fn settle(&mut self, block: Option<u64>, nonce: Option<u64>) {
+        self.parts.block = block;
+        self.parts.replacement_nonce = nonce;
+        let mut hasher = Keccak256::new();
+        hasher.update(self.content);
+        for number in [block, nonce] {
+            hasher.update([u8::from(number.is_some())]);
+            hasher.update(number.unwrap_or(0).to_be_bytes());
+        }
+        self.id = hasher.finalize();
+    }
+}
+
+/// The bundle as other builders take it. Nonce and signer have no place there.
+impl From<&Bundle> for EthSendBundle {
+    fn from(bundle: &Bundle) -> Self {
+        use alloy_eips::eip2718::Encodable2718;
+        let parts = &bundle.parts;
+        Self {
+            txs: parts.txs.iter().map(|tx| tx.envelope().encoded_2718().into()).collect(),
+            block_number: parts.block.unwrap_or(0),
+            min_timestamp: parts.min_timestamp,
+            max_timestamp: parts.max_timestamp,
+            reverting_tx_hashes: parts.reverting_tx_hashes.clone(),
+            replacement_uuid: parts.uuid.map(|uuid| uuid.to_string()),
+            dropping_tx_hashes: parts.dropping_tx_hashes.clone(),
+            refund_percent: parts.refund_percent,
+            refund_recipient: parts.refund_recipient,
+            refund_tx_hashes: parts.refund_tx_hashes.clone(),
+            extra_fields: Default::default(),
+        }
+    }
+}
+
+fn check(parts: &BundleParts) -> Result<(), BundleError> {
+    let BundleParts { uuid, signer, replacement_nonce, .. } = parts;
+    if parts.txs.is_empty() && uuid.is_none() {
+        return Err(BundleError::Empty);
+    }
+    if uuid.is_none()
+        && let Some(nonce) = *replacement_nonce
+    {
+        return Err(BundleError::NonceWithoutUuid { nonce });
+    }
+    if let Some(uuid) = *uuid
+        && signer.is_none()
+    {
+        return Err(BundleError::UuidWithoutSigner { uuid });
+    }
+    if let (Some(min), Some(max)) = (parts.min_timestamp, parts.max_timestamp)
+        && min > max
+    {
+        return Err(BundleError::TimestampsReversed { min_timestamp: min, max_timestamp: max });
+    }
+    if let Some(percent) = parts.refund_percent.map(u64::from)
+        && percent > MAX_REFUND_PERCENT
+    {
+        return Err(BundleError::RefundPercent { value: percent, limit: MAX_REFUND_PERCENT });
+    }
+    if parts.refund_tx_hashes.len() > MAX_REFUND_TX_HASHES {
+        return Err(BundleError::TooMany {
+            field: "refundTxHashes",
+            value: parts.refund_tx_hashes.len(),
+            limit: MAX_REFUND_TX_HASHES,
+        });
+    }
+    Ok(())
+}
+
+/// Every field, each with its presence and its length, so that no two bundles read alike.
+fn content_hash(parts: &BundleParts, txs: &B256) -> B256 {
+    let mut hasher = Keccak256::new();
+    hasher.update(txs);
+    hasher.update((parts.txs.len() as u64).to_be_bytes());
+    let numbers = [
+        parts.block,
+        parts.min_timestamp,
+        parts.max_timestamp,
+        parts.replacement_nonce,
+        parts.refund_percent.map(u64::from),
+    ];
+    for number in numbers {
+        hasher.update([u8::from(number.is_some())]);
+        hasher.update(number.unwrap_or(0).to_be_bytes());
+    }
+    for list in [&parts.reverting_tx_hashes, &parts.dropping_tx_hashes, &parts.refund_tx_hashes] {
+        hasher.update((list.len() as u64).to_be_bytes());
+        list.iter().for_each(|hash| hasher.update(hash));
+    }
+    for address in [parts.refund_recipient, parts.signer] {
+        hasher.update([u8::from(address.is_some())]);
+        hasher.update(address.unwrap_or_default());
+    }
+    hasher.update([u8::from(parts.uuid.is_some())]);
+    hasher.update(parts.uuid.unwrap_or_default().as_bytes());
+    hasher.finalize()
+}
+
+/// Why something cannot be a bundle. Every variant names the field as it is on the wire, its value
+/// and what it may be.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BundleError {
+    /// No transactions, and no uuid that would make it a cancellation.
+    #[error("txs is empty: at least 1 transaction, or a replacementUuid to cancel, is needed")]
+    Empty,
+    /// A nonce orders the messages of a uuid.
+    #[error("replacementNonce is {nonce} but there is no replacementUuid")]
+    NonceWithoutUuid {
+        /// The nonce.
+        nonce: u64,
+    },
+    /// Without a signer anybody could replace it.
+    #[error("replacementUuid is {uuid} but the request is not signed")]
+    UuidWithoutSigner {
+        /// The uuid.
+        uuid: Uuid,
+    },
+    /// The bundle could never be valid.
+    #[error("minTimestamp is {min_timestamp}, above maxTimestamp {max_timestamp}")]
+    TimestampsReversed {
+        /// `minTimestamp`.
+        min_timestamp: u64,
+        /// `maxTimestamp`.
+        max_timestamp: u64,
+    },
+    /// More than all of it cannot be refunded.
+    #[error("refundPercent is {value}, the most is {limit}")]
+    RefundPercent {
+        /// What was asked for.
+        value: u64,
+        /// [`MAX_REFUND_PERCENT`].
+        limit: u64,
+    },
+    /// A list is too long.
+    #[error("{field} has {value} entries, the most is {limit}")]
+    TooMany {
+        /// The field.
+        field: &'static str,
+        /// Its length.
+        value: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A transaction that is no signed pooled transaction.
+    #[error("txs[{index}] does not decode as a signed transaction: {source}")]
+    Undecodable {
+        /// Its place.
+        index: usize,
+        /// What the decoder said.
+        source: alloy_eips::eip2718::Eip2718Error,
+    },
+    /// A transaction whose signature belongs to nobody.
+    #[error("txs[{index}] ({hash}) has an invalid signature")]
+    Signature {
+        /// Its place.
+        index: usize,
+        /// Its hash.
+        hash: B256,
+    },
+    /// Blobs that are not what the transaction says.
+    #[error("txs[{index}] ({hash}): {source}")]
+    Sidecar {
+        /// Its place.
+        index: usize,
+        /// Its hash.
+        hash: B256,
+        /// What is wrong.
+        source: SidecarError,
+    },
+}
+
+/// Why a sidecar is not its transaction's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SidecarError {
+    /// Lists that must be of one length are not.
+    #[error("sidecar.{field} has {value} entries, the transaction's blobs need {limit}")]
+    Count {
+        /// The list: `blobs`, `commitments` or `proofs`.
+        field: &'static str,
+        /// Its length.
+        value: usize,
+        /// What it must be.
+        limit: usize,
+    },
+    /// A commitment does not hash to the versioned hash in the transaction.
+    #[error("sidecar.commitments[{index}] hashes to {value}, blobVersionedHashes has {limit}")]
+    Commitment {
+        /// Which one.
+        index: usize,
+        /// The versioned hash of the commitment.
+        value: B256,
+        /// The one in the transaction.
+        limit: B256,
+    },
+    /// A proof does not prove that a blob is the one committed to.
+    #[error("sidecar.proofs do not prove that the blobs are those of sidecar.commitments")]
+    Proof,
+}

@@ -1,0 +1,135 @@
+//! Single transactions: in, out, and who goes when the pool is full.
+
+use super::{Core, Effect, TxEntry};
+use crate::{
+    event::{InsertOutcome, RejectReason, RemoveReason},
+    order::{Order, Transaction},
+    worth::Worth,
+};
+use std::{sync::Arc, time::Duration};
+
+/// How many transactions one insert may push out. A transaction of six blobs (0.8 MB) would need
+/// the room of a thousand plain ones: it does not get it, and an insert stays short.
+pub(crate) const MAX_EVICTIONS_PER_INSERT: usize = 64;
+
+impl Core {
+    /// Takes a transaction in, or says why not.
+    pub(crate) fn insert_tx(
+        &mut self,
+        tx: Transaction,
+        now: Duration,
+        effects: &mut Vec<Effect>,
+    ) -> InsertOutcome {
+        self.advance(now);
+        let hash = *tx.hash();
+        if self.index.by_hash.contains_key(&hash) {
+            return InsertOutcome::Known;
+        }
+        // Before the dedupe window: a late announcement of what a block took is worth telling apart.
+        if self.chain.is_mined(&hash) {
+            return InsertOutcome::Mined;
+        }
+        let nonce = tx.nonce();
+        if let Some(next) = self.chain.next_nonce(&tx.sender())
+            && nonce < next
+        {
+            return InsertOutcome::StaleNonce { nonce, next };
+        }
+        if self.seen.contains(&hash) {
+            return InsertOutcome::Known;
+        }
+        match self.admit(Arc::new(Order::Tx(tx)), effects) {
+            Ok(()) => {
+                self.seen.insert(&hash);
+                InsertOutcome::Added
+            }
+            Err(reason) => InsertOutcome::Rejected(reason),
+        }
+    }
+
+    /// Puts a transaction in, making room for it if need be. Either everything happens or nothing.
+    fn admit(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> Result<(), RejectReason> {
+        let Order::Tx(tx) = &*order else { return Ok(()) };
+        let worth = Worth::of(tx);
+        let size_bytes = order.size_bytes();
+        if size_bytes > self.config.max_tx_bytes {
+            return Err(RejectReason::TooLarge {
+                size_bytes,
+                limit_bytes: self.config.max_tx_bytes,
+            });
+        }
+        for seq in self.room_for(worth, size_bytes)? {
+            self.remove_tx(seq, RemoveReason::Evicted, effects);
+        }
+        let (hash, sender, nonce) = (*tx.hash(), tx.sender(), tx.nonce());
+        let seq = self.take_seq();
+        let deadline = self.now.saturating_add(self.config.tx_retention);
+        self.index.by_hash.insert(hash, seq);
+        self.index.by_sender.insert((sender, nonce, seq));
+        self.ranks.insert(worth, seq);
+        self.tx_bytes += size_bytes;
+        effects.push(Effect::Added { seq, order: Arc::clone(&order) });
+        self.txs.insert(seq, TxEntry { order, worth, sender, nonce, deadline });
+        Ok(())
+    }
+
+    /// Who must go so that an order of this size fits: the worst-paying first, and only such as pay
+    /// less than it does.
+    fn room_for(&self, worth: Worth, size_bytes: usize) -> Result<Vec<u64>, RejectReason> {
+        let base_fee_wei = self.chain.base_fee_next_wei();
+        let fits = |count: usize, bytes: usize| {
+            count < self.config.max_txs && bytes + size_bytes <= self.config.max_tx_bytes
+        };
+        let (mut count, mut bytes) = (self.txs.len(), self.tx_bytes);
+        let mut victims = Vec::new();
+        let mut worst = self.ranks.worst_first(base_fee_wei).take(MAX_EVICTIONS_PER_INSERT);
+        while !fits(count, bytes) {
+            match worst.next() {
+                Some((tip, seq)) if tip < worth.at(base_fee_wei) => {
+                    count -= 1;
+                    bytes -= self.txs.get(&seq).map_or(0, |tx| tx.order.size_bytes());
+                    victims.push(seq);
+                }
+                _ => {
+                    let tip_wei = u128::try_from(worth.at(base_fee_wei)).ok();
+                    return Err(RejectReason::PaysTooLittle { tip_wei });
+                }
+            }
+        }
+        Ok(victims)
+    }
+
+    pub(super) fn remove_tx(
+        &mut self,
+        seq: u64,
+        reason: RemoveReason,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Arc<Order>> {
+        let TxEntry { order, worth, sender, nonce, .. } = self.txs.remove(&seq)?;
+        let (id, size_bytes) = (order.id(), order.size_bytes());
+        self.index.by_hash.remove(id.hash());
+        self.index.by_sender.remove(&(sender, nonce, seq));
+        self.ranks.remove(worth, seq);
+        self.tx_bytes -= size_bytes;
+        let at = self.take_seq();
+        effects.push(Effect::Removed {
+            seq: at,
+            added: seq,
+            id,
+            block: order.block(),
+            size_bytes,
+            reason,
+        });
+        Some(order)
+    }
+
+    /// Brings back what a reorg un-mined, for a full retention from now: it is pending anew.
+    pub(super) fn put_back(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
+        let Order::Tx(tx) = &*order else { return false };
+        let stale = self.chain.next_nonce(&tx.sender()).is_some_and(|next| tx.nonce() < next);
+        if stale || self.chain.is_mined(tx.hash()) || self.index.by_hash.contains_key(tx.hash()) {
+            return false;
+        }
+        self.admit(order, effects).is_ok()
+    }
+}

@@ -1,0 +1,172 @@
+//! The push adapter: for code that wants to be called instead of reading.
+
+use crate::{
+    bundle::Cancellation,
+    event::{EventRef, Lagged, RemoveReason},
+    order::{Order, OrderId},
+    pool::OrderPool,
+    subscription::{Ender, Subscription},
+};
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How often a quiet subscription asks whether its sink still lives.
+const ALIVE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How many events are pushed between two looks at whether the guard is gone.
+const PUSH_BATCH: usize = 64;
+
+/// Someone who wants to be told. Called from a thread that serves this sink alone, never under a
+/// lock: one that panics, blocks or answers nonsense hurts itself only.
+///
+/// Each of the three calls says whether the sink wants more; `false` ends the subscription.
+pub trait OrderSink: Send + 'static {
+    /// An order may be built with from now on.
+    fn insert(&mut self, order: &Arc<Order>) -> bool;
+
+    /// An order may not be built with any more.
+    fn remove(&mut self, id: OrderId, reason: RemoveReason) -> bool;
+
+    /// No bundle of this key up to this nonce counts any more.
+    fn cancel(&mut self, cancellation: &Cancellation) -> bool;
+
+    /// Whether the sink wants anything at all. Asked before each batch, and twice a second while
+    /// nothing happens.
+    fn is_alive(&self) -> bool {
+        true
+    }
+
+    /// It was so slow that events were lost to it. On `true` everything starts anew: all live
+    /// orders are inserted again, and what it held before is void. By default it ends.
+    fn lagged(&mut self, lagged: Lagged) -> bool {
+        let _ = lagged;
+        false
+    }
+}
+
+/// Why a sink gets nothing more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SinkEnd {
+    /// Its guard was dropped.
+    Unsubscribed,
+    /// It said that it wants no more, or is not alive.
+    Refused,
+    /// It lagged and did not want to start anew.
+    Lagged(Lagged),
+    /// It panicked.
+    Panicked,
+    /// The pool is gone.
+    PoolClosed,
+}
+
+/// Keeps a sink subscribed. Dropping it ends the subscription: a call that is running ends in its
+/// own time, no further event is pushed, and the drop does not wait for it.
+#[derive(Debug)]
+#[must_use = "dropping the guard unsubscribes the sink"]
+pub struct SinkGuard {
+    state: Arc<State>,
+    ender: Ender,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    stop: AtomicBool,
+    end: Mutex<Option<SinkEnd>>,
+    ended: Condvar,
+}
+
+impl SinkGuard {
+    /// Why the sink gets nothing more; `None` while it does.
+    pub fn end(&self) -> Option<SinkEnd> {
+        *self.state.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Unsubscribes and waits until the sink has returned and was dropped, but not longer than
+    /// `timeout`: `None` then, since a thread that is stuck in the sink cannot be freed.
+    pub fn stop(self, timeout: Duration) -> Option<SinkEnd> {
+        self.unsubscribe();
+        self.wait_end(timeout)
+    }
+
+    /// Waits until the sink has ended by itself, but not longer than `timeout`.
+    pub fn wait_end(&self, timeout: Duration) -> Option<SinkEnd> {
+        let end = self.state.end.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.state.ended.wait_timeout_while(end, timeout, |end| end.is_none());
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn unsubscribe(&self) {
+        self.state.stop.store(true, SeqCst);
+        self.ender.end();
+    }
+}
+
+impl Drop for SinkGuard {
+    fn drop(&mut self) {
+        self.unsubscribe();
+    }
+}
+
+impl OrderPool {
+    /// Pushes what [`Self::subscribe`] would show into a sink, from a thread made for it.
+    ///
+    /// # Errors
+    /// If the system refuses the thread.
+    pub fn subscribe_sink<S: OrderSink>(&self, block: u64, sink: S) -> io::Result<SinkGuard> {
+        let subscription = self.subscribe(block);
+        let state = Arc::new(State::default());
+        let guard = SinkGuard { state: Arc::clone(&state), ender: subscription.ender() };
+        thread::Builder::new().name("order-sink".into()).spawn(move || {
+            // The sink is lost with its panic, and nothing of ours is in its hands.
+            let run = AssertUnwindSafe(|| push_all(sink, subscription, &state.stop));
+            let end = catch_unwind(run).unwrap_or(SinkEnd::Panicked);
+            *state.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+            state.ended.notify_all();
+        })?;
+        Ok(guard)
+    }
+}
+
+fn push_all<S: OrderSink>(mut sink: S, mut reader: Subscription, stop: &AtomicBool) -> SinkEnd {
+    loop {
+        if stop.load(SeqCst) {
+            return SinkEnd::Unsubscribed;
+        }
+        if !sink.is_alive() {
+            return SinkEnd::Refused;
+        }
+        let closed = reader.is_closed();
+        let mut wants_more = true;
+        let read = reader.visit(PUSH_BATCH, |event| {
+            // The rest of the batch passes by someone who has gone.
+            wants_more = wants_more && !stop.load(SeqCst) && push(&mut sink, event);
+        });
+        match read {
+            Err(lagged) if sink.lagged(lagged) => reader.resync(),
+            Err(lagged) => return SinkEnd::Lagged(lagged),
+            Ok(_) if stop.load(SeqCst) => return SinkEnd::Unsubscribed,
+            Ok(_) if !wants_more => return SinkEnd::Refused,
+            Ok(0) if closed => return SinkEnd::PoolClosed,
+            Ok(0) => reader.wait_until(Instant::now() + ALIVE_INTERVAL),
+            Ok(_) => {}
+        }
+    }
+}
+
+fn push<S: OrderSink>(sink: &mut S, event: EventRef<'_>) -> bool {
+    match event {
+        EventRef::Added(order) => sink.insert(order),
+        EventRef::Removed { id, reason } => sink.remove(id, reason),
+        EventRef::Cancelled(cancellation) => sink.cancel(&cancellation),
+        EventRef::CancellationForgotten(_) => true,
+    }
+}

@@ -1,0 +1,148 @@
+//! Upkeep from a thread of its own, in steps that others pass between.
+
+use crate::{config::ConfigError, pool::OrderPool};
+use std::{
+    convert::Infallible,
+    hash::{BuildHasher, RandomState},
+    io,
+    sync::mpsc::{self, RecvTimeoutError, SyncSender},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+/// Default of [`UpkeepConfig::interval`]: at 2,000 transactions/s a quarter of a second's expiry is
+/// 500 orders, two steps.
+pub const DEFAULT_UPKEEP_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Default of [`UpkeepConfig::jitter_percent`]: a fleet that was started together is spread over a
+/// fifth of the interval within one round.
+pub const DEFAULT_UPKEEP_JITTER_PERCENT: u8 = 20;
+
+/// How upkeep is paced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UpkeepConfig {
+    /// Between two rounds, while nothing is due. Default [`DEFAULT_UPKEEP_INTERVAL`]; above zero.
+    pub interval: Duration,
+    /// Between two steps of a round. Default zero: inserts pass between steps anyway. A longer one
+    /// leaves them more room; orders then stay a little longer, and the caps hold as ever.
+    pub pause: Duration,
+    /// By how much each interval and pause is lengthened at random, at most, in percent. Default
+    /// [`DEFAULT_UPKEEP_JITTER_PERCENT`]; at most 100.
+    pub jitter_percent: u8,
+}
+
+impl Default for UpkeepConfig {
+    fn default() -> Self {
+        Self {
+            interval: DEFAULT_UPKEEP_INTERVAL,
+            pause: Duration::ZERO,
+            jitter_percent: DEFAULT_UPKEEP_JITTER_PERCENT,
+        }
+    }
+}
+
+impl UpkeepConfig {
+    /// Sets [`Self::interval`].
+    #[must_use]
+    pub const fn with_interval(mut self, interval: Duration) -> Self {
+        self.interval = interval;
+        self
+    }
+
+    /// Sets [`Self::pause`].
+    #[must_use]
+    pub const fn with_pause(mut self, pause: Duration) -> Self {
+        self.pause = pause;
+        self
+    }
+
+    /// Sets [`Self::jitter_percent`].
+    #[must_use]
+    pub const fn with_jitter_percent(mut self, jitter_percent: u8) -> Self {
+        self.jitter_percent = jitter_percent;
+        self
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// Names the first field that is out of bounds.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        if self.interval.is_zero() {
+            return Err(ConfigError::ZeroDuration { field: "interval" });
+        }
+        if self.jitter_percent > 100 {
+            let value = usize::from(self.jitter_percent);
+            return Err(ConfigError::TooLarge { field: "jitter_percent", value, most: 100 });
+        }
+        Ok(())
+    }
+}
+
+/// A running upkeep. Dropping it asks the thread to end and does not wait.
+#[derive(Debug)]
+#[must_use = "dropping it ends the upkeep"]
+pub struct Upkeep {
+    /// Nothing is ever sent: the thread sees that this end is gone.
+    stop: SyncSender<Infallible>,
+    thread: JoinHandle<()>,
+}
+
+impl Upkeep {
+    /// Starts the thread. It ends by itself when the last handle of the pool is gone.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] around a [`ConfigError`], or what the system says about the
+    /// thread.
+    pub fn start(pool: &OrderPool, config: UpkeepConfig) -> io::Result<Self> {
+        config.validate().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        // Not a handle of the pool: the upkeep must not keep it alive.
+        let shared = std::sync::Arc::clone(pool.shared());
+        let (stop, stopped) = mpsc::sync_channel(1);
+        let random = RandomState::new();
+        let thread = thread::Builder::new().name("order-pool-upkeep".into()).spawn(move || {
+            for round in 0_u64.. {
+                let due = shared.upkeep();
+                let base = if due { config.pause } else { config.interval };
+                let wait = lengthened(base, config.jitter_percent, random.hash_one(round));
+                match stopped.recv_timeout(wait) {
+                    Err(RecvTimeoutError::Timeout) if !shared.bell.is_closed() => {}
+                    _ => break,
+                }
+            }
+        })?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Ends it and waits for its thread, at most for a step: says whether it ended in time.
+    pub fn stop(self, timeout: Duration) -> bool {
+        let Self { stop, thread } = self;
+        drop(stop);
+        let deadline = Instant::now() + timeout;
+        while !thread.is_finished() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        thread.is_finished() && thread.join().is_ok()
+    }
+}
+
+/// `base` and up to `percent` of it on top.
+fn lengthened(base: Duration, percent: u8, random: u64) -> Duration {
+    let share = (random >> 32) as f64 / f64::from(u32::MAX);
+    base + base.mul_f64(share * f64::from(percent) / 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jitter_only_lengthens_and_never_beyond_its_share() {
+        let base = Duration::from_millis(100);
+        assert_eq!(lengthened(base, 20, 0), base);
+        assert_eq!(lengthened(base, 20, u64::MAX), Duration::from_millis(120));
+        assert_eq!(lengthened(base, 0, u64::MAX), base);
+        assert_eq!(lengthened(Duration::ZERO, 100, u64::MAX), Duration::ZERO);
+    }
+}

@@ -1,0 +1,139 @@
+//! The parameters of `eth_sendBundle` and `eth_cancelBundle`, and the way from them to a bundle.
+
+use crate::{
+    bundle::{Bundle, BundleError, BundleParts, MAX_REFUND_PERCENT},
+    order::{Origin, PooledTransaction, Transaction},
+};
+use alloy_consensus::transaction::SignerRecoverable;
+use alloy_eips::eip2718::Decodable2718;
+use alloy_primitives::{Address, B256, Bytes};
+use alloy_serde::quantity;
+use serde::{Deserialize, Serialize};
+use std::time::SystemTime;
+use uuid::Uuid;
+
+/// The parameters of `eth_sendBundle`, as they come in. An unknown field is an error.
+///
+/// Not `alloy_rpc_types_mev::EthSendBundle`: there the block number cannot be left out, unknown
+/// fields are taken without a word, and a refund percent of 300 is an error of the parser.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RawBundle {
+    /// Signed transactions in EIP-2718 form; blob transactions with their sidecar.
+    #[serde(default)]
+    pub txs: Vec<Bytes>,
+    /// Absent, null or 0: the next block.
+    #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
+    pub block_number: Option<u64>,
+    /// In seconds since the Unix epoch; 0 is unset.
+    #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
+    pub min_timestamp: Option<u64>,
+    /// In seconds since the Unix epoch; 0 is unset.
+    #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
+    pub max_timestamp: Option<u64>,
+    /// Transactions that may revert.
+    #[serde(default, deserialize_with = "list_or_null", skip_serializing_if = "Vec::is_empty")]
+    pub reverting_tx_hashes: Vec<B256>,
+    /// Transactions that may be left out.
+    #[serde(default, deserialize_with = "list_or_null", skip_serializing_if = "Vec::is_empty")]
+    pub dropping_tx_hashes: Vec<B256>,
+    /// Also accepted as `uuid`.
+    #[serde(default, alias = "uuid", skip_serializing_if = "Option::is_none")]
+    pub replacement_uuid: Option<Uuid>,
+    /// See [`BundleParts::replacement_nonce`].
+    #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
+    pub replacement_nonce: Option<u64>,
+    /// 0 to 100.
+    #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
+    pub refund_percent: Option<u64>,
+    /// Who gets the refund.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refund_recipient: Option<Address>,
+    /// At most one.
+    #[serde(default, deserialize_with = "list_or_null", skip_serializing_if = "Vec::is_empty")]
+    pub refund_tx_hashes: Vec<B256>,
+}
+
+/// The parameters of `eth_cancelBundle`. Without a nonce the cancellation is final.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RawCancelBundle {
+    /// Also accepted as `uuid`.
+    #[serde(alias = "uuid")]
+    pub replacement_uuid: Uuid,
+    /// The highest nonce that is cancelled.
+    #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
+    pub replacement_nonce: Option<u64>,
+}
+
+/// Other searchers' libraries write an absent list as null.
+fn list_or_null<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<B256>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+impl RawBundle {
+    /// Decodes the transactions, recovers their senders, checks the sidecars (by
+    /// [`Transaction::check_sidecar`]) and the fields. Takes about 50 us per transaction and
+    /// milliseconds per blob: run it where it may.
+    ///
+    /// `max_txs` is checked before anything is decoded; pass
+    /// [`PoolConfig::max_txs_per_bundle`](crate::PoolConfig::max_txs_per_bundle).
+    ///
+    /// # Errors
+    /// Names the field as it is on the wire, its value and the limit.
+    pub fn resolve(
+        self,
+        signer: Option<Address>,
+        max_txs: usize,
+        first_seen: SystemTime,
+    ) -> Result<Bundle, BundleError> {
+        let lists = [
+            ("txs", self.txs.len()),
+            ("revertingTxHashes", self.reverting_tx_hashes.len()),
+            ("droppingTxHashes", self.dropping_tx_hashes.len()),
+        ];
+        for (field, value) in lists {
+            if value > max_txs {
+                return Err(BundleError::TooMany { field, value, limit: max_txs });
+            }
+        }
+        let refund_percent = match self.refund_percent {
+            None => None,
+            Some(value) if value > MAX_REFUND_PERCENT => {
+                return Err(BundleError::RefundPercent { value, limit: MAX_REFUND_PERCENT });
+            }
+            Some(value) => Some(value as u8),
+        };
+        let raw = self.txs.iter().enumerate();
+        let txs =
+            raw.map(|(index, raw)| decode(index, raw, first_seen)).collect::<Result<_, _>>()?;
+        let unless_zero = |number: Option<u64>| number.filter(|number| *number != 0);
+        Bundle::new(BundleParts {
+            txs,
+            block: unless_zero(self.block_number),
+            min_timestamp: unless_zero(self.min_timestamp),
+            max_timestamp: unless_zero(self.max_timestamp),
+            reverting_tx_hashes: self.reverting_tx_hashes,
+            dropping_tx_hashes: self.dropping_tx_hashes,
+            uuid: self.replacement_uuid,
+            replacement_nonce: self.replacement_nonce,
+            refund_percent,
+            refund_recipient: self.refund_recipient,
+            refund_tx_hashes: self.refund_tx_hashes,
+            signer,
+            first_seen: Some(first_seen),
+        })
+    }
+}
+
+fn decode(index: usize, raw: &Bytes, first_seen: SystemTime) -> Result<Transaction, BundleError> {
+    let tx = PooledTransaction::decode_2718_exact(raw)
+        .map_err(|source| BundleError::Undecodable { index, source })?;
+    let hash = *tx.tx_hash();
+    let tx = tx.try_into_recovered().map_err(|_| BundleError::Signature { index, hash })?;
+    let tx = Transaction::new(tx, Origin::Rpc, first_seen);
+    match tx.check_sidecar() {
+        Ok(()) => Ok(tx),
+        Err(source) => Err(BundleError::Sidecar { index, hash, source }),
+    }
+}

@@ -1,0 +1,148 @@
+//! The push adapter: a bad sink hurts itself only.
+
+mod common;
+
+use common::{head, nth};
+use order_pool::{
+    Cancellation, Lagged, Order, OrderId, OrderPool, OrderSink, PoolConfig, RemoveReason, SinkEnd,
+};
+use std::{
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
+    time::Duration,
+};
+
+const LONG: Duration = Duration::from_secs(30);
+
+fn pool() -> OrderPool {
+    OrderPool::new(PoolConfig::default().with_dedupe_window(1 << 10))
+        .expect("a valid configuration")
+}
+
+/// Reports every call, then does what its test wants.
+struct Sink<F>(Sender<String>, F);
+
+impl<F: FnMut(&str) -> bool + Send + 'static> OrderSink for Sink<F> {
+    fn insert(&mut self, order: &Arc<Order>) -> bool {
+        self.call(format!("+{}", order.id()))
+    }
+
+    fn remove(&mut self, id: OrderId, _: RemoveReason) -> bool {
+        self.call(format!("-{id}"))
+    }
+
+    fn cancel(&mut self, _: &Cancellation) -> bool {
+        self.call("x".into())
+    }
+
+    fn lagged(&mut self, lagged: Lagged) -> bool {
+        self.call(format!("lagged {}", lagged.missed))
+    }
+}
+
+impl<F: FnMut(&str) -> bool> Sink<F> {
+    fn call(&mut self, what: String) -> bool {
+        // The test may have stopped listening.
+        let _ = self.0.send(what.clone());
+        self.1(&what)
+    }
+}
+
+fn sink<F: FnMut(&str) -> bool + Send + 'static>(act: F) -> (Sink<F>, Receiver<String>) {
+    let (sender, receiver) = channel();
+    (Sink(sender, act), receiver)
+}
+
+#[test]
+fn a_sink_gets_what_is_there_and_what_comes() {
+    let pool = pool();
+    pool.insert_transaction(nth(1));
+    let (good, calls) = sink(|_| true);
+    let guard = pool.subscribe_sink(1, good).expect("a thread");
+    let next = || calls.recv_timeout(LONG).expect("a call");
+    assert_eq!(next(), format!("+tx {}", nth(1).hash()));
+    pool.insert_transaction(nth(2));
+    assert_eq!(next(), format!("+tx {}", nth(2).hash()));
+    pool.on_head(head(1, 0, 0, &[*nth(2).hash()]));
+    assert_eq!(next(), format!("-tx {}", nth(2).hash()));
+    assert_eq!(guard.stop(LONG), Some(SinkEnd::Unsubscribed));
+    assert_eq!(pool.stats().subscribers, 0);
+}
+
+#[test]
+fn a_sink_that_panics_ends_alone() {
+    let pool = pool();
+    let (bad, _) = sink(|_| panic!("on purpose"));
+    let (good, calls) = sink(|_| true);
+    let bad = pool.subscribe_sink(1, bad).expect("a thread");
+    let _good = pool.subscribe_sink(1, good).expect("a thread");
+    pool.insert_transaction(nth(1));
+    assert_eq!(bad.wait_end(LONG), Some(SinkEnd::Panicked));
+    pool.insert_transaction(nth(2));
+    assert_eq!((0..2).filter(|_| calls.recv_timeout(LONG).is_ok()).count(), 2);
+}
+
+#[test]
+fn a_sink_that_blocks_for_ever_delays_neither_inserts_nor_others_nor_its_own_unsubscription() {
+    let pool = pool();
+    let (entered, inside) = channel();
+    let (release, blocked) = channel::<()>();
+    let (bad, _) = sink(move |_| {
+        entered.send(()).expect("the test listens");
+        blocked.recv().is_ok()
+    });
+    let (good, calls) = sink(|_| true);
+    let bad = pool.subscribe_sink(1, bad).expect("a thread");
+    let _good = pool.subscribe_sink(1, good).expect("a thread");
+    pool.insert_transaction(nth(0));
+    inside.recv_timeout(LONG).expect("it is stuck in its first call");
+    for n in 1..1_000 {
+        pool.insert_transaction(nth(n));
+    }
+    assert_eq!((0..1_000).filter(|_| calls.recv_timeout(LONG).is_ok()).count(), 1_000);
+    assert_eq!(bad.end(), None);
+    drop(bad);
+    drop(release);
+}
+
+#[test]
+fn a_sink_that_says_no_and_claims_to_live_gets_nothing_more() {
+    let pool = pool();
+    let (liar, calls) = sink(|_| false);
+    let guard = pool.subscribe_sink(1, liar).expect("a thread");
+    for n in 0..100 {
+        pool.insert_transaction(nth(n));
+    }
+    assert_eq!(guard.wait_end(LONG), Some(SinkEnd::Refused));
+    assert_eq!(calls.iter().count(), 1);
+}
+
+#[test]
+fn a_sink_that_lagged_may_start_anew() {
+    let config = PoolConfig::default().with_dedupe_window(1 << 10).with_log_events(1);
+    let pool = OrderPool::new(config).expect("a valid configuration");
+    let (entered, inside) = channel();
+    let (release, blocked) = channel::<()>();
+    let mut first = true;
+    let (slow, calls) = sink(move |_| {
+        if std::mem::take(&mut first) {
+            entered.send(()).expect("the test listens");
+            blocked.recv().expect("the test releases it");
+        }
+        true
+    });
+    let guard = pool.subscribe_sink(1, slow).expect("a thread");
+    pool.insert_transaction(nth(0));
+    inside.recv_timeout(LONG).expect("it is in its first call");
+    for n in 1..1_000 {
+        pool.insert_transaction(nth(n));
+    }
+    release.send(()).expect("it waits");
+    let lag = calls.iter().find(|call| call.starts_with("lagged"));
+    assert!(lag.is_some());
+    assert_eq!(calls.iter().take(1_000).filter(|call| call.starts_with('+')).count(), 1_000);
+    drop(pool);
+    assert_eq!(guard.wait_end(LONG), Some(SinkEnd::PoolClosed));
+}
