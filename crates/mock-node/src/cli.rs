@@ -187,7 +187,11 @@ fn wait_for_end(exit_with_stdin: bool) -> std::io::Result<()> {
     })
 }
 
-fn parse_duration(text: &str) -> Result<Duration, String> {
+/// Reads a time such as `30s`, `2ms`, `1.5m`; a number alone is in seconds.
+///
+/// # Errors
+/// A sentence that says what is accepted.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let number: f64 =

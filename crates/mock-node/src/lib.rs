@@ -12,6 +12,7 @@ mod node;
 mod objects;
 mod outbox;
 mod pool;
+pub mod real;
 mod rpc;
 mod server;
 mod shared;

@@ -6,7 +6,10 @@ mod plan;
 
 use std::{num::NonZeroUsize, sync::Arc, thread};
 
-use alloy_primitives::{Address, B256, Bytes};
+use alloy_primitives::{B256, Bytes};
+
+/// What names a sender; here so that an example needs no other crate.
+pub use alloy_primitives::Address;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 

@@ -1,0 +1,92 @@
+//! The genesis of a development chain that has every fork up to Osaka.
+
+use alloy_eips::{eip2935, eip4788, eip7002, eip7251, eip7840::BlobParams};
+use alloy_primitives::{Address, Bytes};
+use serde_json::{Map, Value, json};
+
+use crate::{DEV_CHAIN_ID, workload::test_accounts};
+
+/// What each account owns: a million ether, in wei.
+const BALANCE: &str = "0xd3c21bcecceda1000000";
+
+/// geth's genesis format.
+pub(super) fn genesis(accounts: usize, gas_limit: u64) -> Value {
+    let mut alloc: Map<String, Value> = test_accounts(accounts)
+        .iter()
+        .map(|account| (account.address.to_string(), json!({ "balance": BALANCE })))
+        .collect();
+    let contracts: [(Address, &Bytes); 4] = [
+        (eip4788::BEACON_ROOTS_ADDRESS, &eip4788::BEACON_ROOTS_CODE),
+        (eip2935::HISTORY_STORAGE_ADDRESS, &eip2935::HISTORY_STORAGE_CODE),
+        (
+            eip7002::WITHDRAWAL_REQUEST_PREDEPLOY_ADDRESS,
+            &eip7002::WITHDRAWAL_REQUEST_PREDEPLOY_CODE,
+        ),
+        (
+            eip7251::CONSOLIDATION_REQUEST_PREDEPLOY_ADDRESS,
+            &eip7251::CONSOLIDATION_REQUEST_PREDEPLOY_CODE,
+        ),
+    ];
+    for (address, code) in contracts {
+        // A nonce of one, as on mainnet: an account that is not empty is not swept away.
+        let contract = json!({ "balance": "0x0", "nonce": "0x1", "code": code });
+        alloc.insert(address.to_string(), contract);
+    }
+    let blobs = |params: BlobParams| {
+        json!({
+            "target": params.target_blob_count,
+            "max": params.max_blob_count,
+            "baseFeeUpdateFraction": params.update_fraction as u64,
+        })
+    };
+    let mut config = json!({
+        "chainId": DEV_CHAIN_ID,
+        "terminalTotalDifficulty": 0,
+        "blobSchedule": {
+            "cancun": blobs(BlobParams::cancun()),
+            "prague": blobs(BlobParams::prague()),
+            "osaka": blobs(BlobParams::osaka()),
+        },
+    });
+    for block in [
+        "homestead",
+        "eip150",
+        "eip155",
+        "eip158",
+        "byzantium",
+        "constantinople",
+        "petersburg",
+        "istanbul",
+        "berlin",
+        "london",
+    ] {
+        config[format!("{block}Block")] = 0.into();
+    }
+    for time in ["shanghai", "cancun", "prague", "osaka"] {
+        config[format!("{time}Time")] = 0.into();
+    }
+    json!({
+        "config": config,
+        "difficulty": "0x0",
+        "gasLimit": format!("{gas_limit:#x}"),
+        "baseFeePerGas": "0x3b9aca00",
+        "alloc": alloc,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_account_is_funded_and_the_four_system_contracts_have_code() {
+        let genesis = genesis(30, 60_000_000);
+        let alloc = genesis["alloc"].as_object().expect("an object");
+        assert_eq!(alloc.len(), 34);
+        let funded = alloc.values().filter(|account| account["balance"] == BALANCE).count();
+        let coded = alloc.values().filter(|account| account["code"].is_string()).count();
+        assert_eq!((funded, coded), (30, 4));
+        assert_eq!(genesis["config"]["osakaTime"], 0);
+        assert_eq!(genesis["config"]["blobSchedule"]["osaka"]["max"], 9);
+    }
+}

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Runs the tests behind the feature `real-nodes` on pinned versions of anvil and geth.
+#
+# The nodes are installed under target/nodes/ the first time: anvil from npm, geth by `go install` (two minutes).
+# Node.js with npm and a Go toolchain are needed for that; nothing of the system is changed.
+#
+#   scripts/real-nodes.sh                  install what is missing, run all
+#   scripts/real-nodes.sh --install-only   install what is missing
+#   scripts/real-nodes.sh NAME ...         run the tests whose names contain one of these
+set -euo pipefail
+
+ANVIL_VERSION=1.7.1
+GETH_VERSION=1.16.9
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+nodes=$root/target/nodes
+bin=$nodes/bin
+mkdir -p "$bin"
+
+fail() {
+    echo "real-nodes: $*" >&2
+    exit 1
+}
+
+# Each node prints its version in its first lines; one of another version is installed anew.
+has_anvil() { [ -x "$bin/anvil" ] && "$bin/anvil" --version 2>/dev/null | grep -qF "$ANVIL_VERSION"; }
+has_geth() { [ -x "$bin/geth" ] && "$bin/geth" version 2>/dev/null | grep -qF "Version: $GETH_VERSION-"; }
+
+install_anvil() {
+    command -v npm >/dev/null || fail "npm is needed to install anvil $ANVIL_VERSION"
+    local package=anvil-linux-amd64
+    case "$(uname -s)-$(uname -m)" in
+        Linux-x86_64) ;;
+        Linux-aarch64) package=anvil-linux-arm64 ;;
+        Darwin-arm64) package=anvil-darwin-arm64 ;;
+        Darwin-x86_64) package=anvil-darwin-amd64 ;;
+        *) fail "there is no anvil for $(uname -sm)" ;;
+    esac
+    echo "real-nodes: installing anvil $ANVIL_VERSION"
+    # The platform's package holds the binary; the package in front of it would only run an install script.
+    npm install --prefix "$nodes/npm" --no-save --no-audit --no-fund --ignore-scripts \
+        "@foundry-rs/$package@$ANVIL_VERSION" >"$nodes/anvil-install.log" 2>&1 ||
+        fail "npm failed, see $nodes/anvil-install.log"
+    # A new name first: a node that still runs keeps the old file.
+    cp "$nodes/npm/node_modules/@foundry-rs/$package/bin/anvil" "$bin/anvil.new"
+    mv "$bin/anvil.new" "$bin/anvil"
+    has_anvil || fail "the installed anvil is not version $ANVIL_VERSION"
+}
+
+install_geth() {
+    command -v go >/dev/null || fail "a Go toolchain is needed to install geth $GETH_VERSION"
+    echo "real-nodes: installing geth $GETH_VERSION, this takes two minutes"
+    GOBIN=$bin go install "github.com/ethereum/go-ethereum/cmd/geth@v$GETH_VERSION" \
+        >"$nodes/geth-install.log" 2>&1 || fail "go install failed, see $nodes/geth-install.log"
+    has_geth || fail "the installed geth is not version $GETH_VERSION"
+}
+
+has_anvil || install_anvil
+has_geth || install_geth
+[ "${1-}" = --install-only ] && exit 0
+
+cd "$root"
+# One at a time: each drives a node at a rate that needs the machine.
+export MEMPOOL_INGEST_NODES=$bin
+exec cargo test --release --features real-nodes --test real_nodes -- --nocapture --test-threads 1 "$@"
