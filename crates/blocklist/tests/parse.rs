@@ -1,0 +1,103 @@
+//! The parser against outside bytes.
+
+use std::collections::BTreeMap;
+
+use alloy_primitives::{Address, hex};
+use blocklist::{Blocklist, BlocklistConfig, Error};
+use proptest::prelude::*;
+
+/// How an address may be written.
+#[derive(Debug, Clone, Copy)]
+enum Spelling {
+    Lower,
+    Upper,
+    Checksum,
+}
+
+fn spell(address: &Address, spelling: Spelling) -> String {
+    match spelling {
+        Spelling::Lower => format!("0x{}", hex::encode(address)),
+        Spelling::Upper => format!("0x{}", hex::encode_upper(address)),
+        Spelling::Checksum => address.to_checksum(None),
+    }
+}
+
+fn spelling() -> impl Strategy<Value = Spelling> {
+    prop_oneof![Just(Spelling::Lower), Just(Spelling::Upper), Just(Spelling::Checksum)]
+}
+
+/// Distinct addresses, each with a spelling and what may stand around it on its line.
+fn entries() -> impl Strategy<Value = BTreeMap<[u8; 20], (Spelling, &'static str)>> {
+    let around = prop_oneof![Just(""), Just("  "), Just("\t# who"), Just("\n\n# a comment\n")];
+    prop::collection::btree_map(any::<[u8; 20]>(), (spelling(), around), 1..40)
+}
+
+fn text_of(entries: &BTreeMap<[u8; 20], (Spelling, &'static str)>) -> String {
+    let line = |(address, (spelling, around)): (&[u8; 20], &(Spelling, &str))| {
+        format!("{}{around}\n", spell(&address.into(), *spelling))
+    };
+    entries.iter().map(line).collect()
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_a_list_or_an_error_and_never_a_panic(
+        bytes in prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..200),
+            // Nearer to what is valid.
+            "[\\[\\]\",#0x1-9a-fA-F \n]{0,200}".prop_map(String::into_bytes),
+            "(0x[0-9a-fA-F]{40}[ ,\n]{0,2}){0,4}".prop_map(String::into_bytes),
+        ],
+    ) {
+        if let Ok(list) = Blocklist::parse(&bytes, &BlocklistConfig::default()) {
+            prop_assert!(!list.is_empty());
+            // Each address takes 42 characters, so nothing was made up.
+            prop_assert!(list.len() * 42 <= bytes.len());
+        }
+    }
+
+    #[test]
+    fn every_spelling_in_either_format_is_the_same_list(entries in entries()) {
+        let config = BlocklistConfig::default();
+        let addresses = entries.keys().map(Address::from);
+        let expected = Blocklist::from_addresses(addresses, &config).expect("not empty");
+        let text = text_of(&entries);
+        prop_assert_eq!(&Blocklist::parse(text.as_bytes(), &config).expect("good"), &expected);
+        let strings: Vec<String> = entries
+            .iter()
+            .map(|(address, (spelling, _))| format!("\"{}\"", spell(&address.into(), *spelling)))
+            .collect();
+        let json = format!("[{}]", strings.join(","));
+        prop_assert_eq!(&Blocklist::parse(json.as_bytes(), &config).expect("good"), &expected);
+    }
+
+    #[test]
+    fn a_list_that_names_an_address_twice_in_whatever_spelling_is_refused(
+        entries in entries(),
+        again in any::<prop::sample::Index>(),
+        spelling in spelling(),
+    ) {
+        let (address, _) = entries.iter().nth(again.index(entries.len())).expect("within");
+        let text = format!("{}{}\n", text_of(&entries), spell(&address.into(), spelling));
+        let refused = Blocklist::parse(text.as_bytes(), &BlocklistConfig::default());
+        let named = matches!(
+            refused, Err(Error::Duplicate { address: named, .. }) if named == Address::from(address)
+        );
+        prop_assert!(named);
+    }
+
+    #[test]
+    fn a_list_cut_anywhere_is_refused_when_its_length_is_known(
+        entries in entries(),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let config = BlocklistConfig::default().with_min_addresses(entries.len());
+        let text: String = entries
+            .iter()
+            .map(|(address, (spelling, _))| spell(&address.into(), *spelling) + "\n")
+            .collect();
+        // Up to its last digit.
+        let cut = &text.as_bytes()[..cut.index(text.len() - 1)];
+        prop_assert!(Blocklist::parse(cut, &config).is_err());
+    }
+}
