@@ -12,7 +12,7 @@ use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    Latency, LoadStart, MockNode, NodeConfig, UnknownRaw,
+    FaultPlan, Latency, LoadStart, MockNode, NodeConfig, UnknownRaw,
     config::{DEFAULT_ACCOUNTS, DEFAULT_BLOCK_GAS_LIMIT, DEV_CHAIN_ID},
     workload::SidecarForm,
 };
@@ -77,6 +77,9 @@ struct Args {
     /// Answer "0x" instead of null for an unknown hash, like geth
     #[arg(long)]
     unknown_as_empty: bool,
+    /// Faults that strike from when the load begins, as `seed=N`; over --duration, or 60 s
+    #[arg(long, value_name = "seed=N", value_parser = parse_faults)]
+    faults: Option<u64>,
     /// Exit when stdin is closed: a parent that dies leaves no orphan
     #[arg(long)]
     exit_with_stdin: bool,
@@ -112,6 +115,9 @@ impl Args {
             .with_preload(self.preload)
             .with_accounts(self.accounts)
             .with_chain_id(self.chain_id)
+            .with_faults(self.faults.map(|seed| {
+                FaultPlan::from_seed(seed, self.duration.unwrap_or(Duration::from_secs(60)))
+            }))
             .with_unknown_raw(match self.unknown_as_empty {
                 true => UnknownRaw::EmptyHex,
                 false => UnknownRaw::Null,
@@ -219,6 +225,11 @@ fn parse_latency(text: &str) -> Result<Latency, String> {
             time => Latency::Fixed(time),
         },
     })
+}
+
+fn parse_faults(text: &str) -> Result<u64, String> {
+    let seed = text.strip_prefix("seed=").and_then(|seed| seed.parse().ok());
+    seed.ok_or_else(|| format!("`{text}` is not of the form seed=N, N a number"))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use crate::{
     error::NodeError,
+    fault::FaultPlan,
     workload::{Mix, SidecarForm, WorkloadConfig},
 };
 
@@ -128,6 +129,8 @@ pub struct NodeConfig {
     pub preload: usize,
     /// Whether what a reorg un-mines is announced again, as reth's pool does. Default yes.
     pub announce_unmined: bool,
+    /// Faults that strike by themselves, counted from when the load begins. Default none.
+    pub faults: Option<FaultPlan>,
     /// Default `null`.
     pub unknown_raw: UnknownRaw,
     /// What `web3_clientVersion` answers. Default `reth/v2.5.1-mock/x86_64-unknown-linux-gnu`.
@@ -164,6 +167,7 @@ impl NodeConfig {
             accept_old_sidecars: false,
             preload: 0,
             announce_unmined: true,
+            faults: None,
             unknown_raw: UnknownRaw::default(),
             client_version: "reth/v2.5.1-mock/x86_64-unknown-linux-gnu".to_owned(),
             pool_limit: DEFAULT_POOL_LIMIT,
@@ -255,6 +259,7 @@ setters! {
     with_accept_old_sidecars: accept_old_sidecars: bool,
     with_preload: preload: usize,
     with_announce_unmined: announce_unmined: bool,
+    with_faults: faults: Option<FaultPlan>,
     with_unknown_raw: unknown_raw: UnknownRaw,
     with_client_version: client_version: String,
     with_pool_limit: pool_limit: usize,

@@ -74,6 +74,11 @@ impl DelayLine {
         }
     }
 
+    /// Anything up to `most`.
+    pub(crate) fn draw_up_to(&self, most: Duration) -> Duration {
+        most.mul_f64(self.lock().rng.random())
+    }
+
     pub(crate) fn hold(&self, time: Duration, deliver: impl FnOnce() + Send + 'static) {
         let due = Instant::now() + time;
         let mut inner = self.lock();

@@ -1,4 +1,48 @@
-//! An execution node's IPC face with a pool and a chain, for tests, benches and the demo.
+//! An execution node's IPC face with a pool, a chain, its own load and its own faults, for tests, benches and the demo.
+//!
+//! It answers over a Unix socket as reth 2.5 does, byte for byte where a client can tell: framing, error codes, the
+//! two forms of blob transactions, the order of announcements. It executes nothing: gas used is the sum of the
+//! limits, balances are not looked at, roots are digests. Blob proofs of what clients send are taken on trust; those
+//! it serves are valid.
+//!
+//! ```text
+//!  workload (seed) --signed ahead--> pace, bursts --+
+//!  eth_sendRawTransaction, submit() ----------------+--> core: pool + chain --announcements, heads--> outbox of
+//!  mine(), mine_private(), reorg(), block time -----+        ^                                       each connection
+//!                                                            +---- look-ups <-- rpc <-- framing <-- socket
+//! ```
+//!
+//! # The life of one transaction
+//! It is planned from the seed and signed before the clock starts, taken into the pool at its due time, announced to
+//! every subscription under the lock that orders all events, answered when its hash is asked for (after the
+//! configured latency, which many answers wait out at the same time), mined, and forgotten with its block after
+//! [`DEFAULT_HISTORY_BLOCKS`].
+//!
+//! # What is lost, and where it is counted
+//! A reader for whom more than [`DEFAULT_MAX_QUEUED_BYTES`] wait is cut off ([`Stats::slow_readers_closed`]); reth
+//! would queue for it without bound. An announcement without a subscriber is told to nobody. Injected losses are
+//! counted in [`Stats::notifications_dropped`] and [`Stats::bad_answers`].
+//!
+//! # Threads and shutdown
+//! One thread serves the socket on a runtime of its own, one holds delayed answers, one each paces, signs ahead,
+//! mines and follows the plan of faults where those are asked for. [`MockNode::shutdown`], or dropping the node,
+//! ends them all before it returns.
+//!
+//! ```
+//! use mock_node::{Fault, MockNode, NodeConfig, Target};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let path = std::env::temp_dir().join(format!("mock-node-doc-{}.ipc", std::process::id()));
+//! let node = MockNode::start(NodeConfig::new(&path).with_accounts(10).with_preload(3))?;
+//! let hashes = node.burst(2);
+//! assert_eq!(node.pending().len(), 5);
+//! assert!(node.raw(hashes[0]).is_some());
+//! assert_eq!(node.mine().txs.len(), 5);
+//! node.inject(Fault::Close(Target::All));
+//! node.shutdown();
+//! # Ok(())
+//! # }
+//! ```
 
 mod chain;
 pub mod cli;
@@ -6,7 +50,9 @@ mod config;
 mod core;
 mod delay;
 mod error;
+mod fault;
 mod framing;
+mod inject;
 mod load;
 mod node;
 mod objects;
@@ -16,7 +62,9 @@ pub mod real;
 mod rpc;
 mod server;
 mod shared;
+mod spoil;
 mod stats;
+mod switches;
 mod tx;
 pub mod workload;
 
@@ -27,5 +75,8 @@ pub use config::{
     MAX_REQUEST_BYTES, NodeConfig, UnknownRaw,
 };
 pub use error::{NodeError, TxRefused};
+pub use fault::{
+    BadAnswer, Fault, FaultPlan, LARGE_ANSWER_BYTES, LARGE_BURST, RETH_LISTENER_HASHES, Target,
+};
 pub use node::{MockNode, Reorg};
 pub use stats::Stats;

@@ -6,8 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use alloy_primitives::B256;
+
 use crate::{
     config::{LoadStart, NodeConfig},
+    fault::FaultPlan,
     shared::Shared,
     tx::SignedTx,
     workload::Workload,
@@ -45,22 +48,29 @@ impl Supply {
             (_, Some(count)) => usize::try_from(count).unwrap_or(usize::MAX).min(MAX_AHEAD),
             (_, None) => endless,
         };
+        let bursts: usize = config.faults.iter().map(FaultPlan::burst_txs).sum();
         let supply = Self {
             ready: Mutex::default(),
             workload: Mutex::new(Workload::new(config.workload())),
             low: Condvar::new(),
             low_mark: endless,
         };
-        supply.sign(&mut lock(&supply.workload), config.preload.saturating_add(paced));
+        supply.sign(&mut lock(&supply.workload), config.preload + paced + bursts);
         supply
     }
 
     /// The next transactions, signing what is not ready before it returns.
     pub(crate) fn take(&self, count: usize) -> Vec<Arc<SignedTx>> {
         let mut workload = lock(&self.workload);
-        let missing = count.saturating_sub(lock(&self.ready).len());
-        self.sign(&mut workload, missing);
-        lock(&self.ready).drain(..count).collect()
+        let mut txs: Vec<_> = {
+            let mut ready = lock(&self.ready);
+            let there = ready.len().min(count);
+            ready.drain(..there).collect()
+        };
+        // Not by way of `ready`, where the pacer would take them first.
+        let missing = count - txs.len();
+        txs.extend(workload.sign(missing).into_iter().map(|(_, tx)| tx));
+        txs
     }
 
     fn next(&self) -> Arc<SignedTx> {
@@ -105,12 +115,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) fn pace(shared: &Shared, supply: &Supply) {
     let config = &shared.config;
     let signals = &shared.signals;
-    if config.load_start == LoadStart::FirstSubscription
-        && signals.wait(None, |flags| flags.subscribed || flags.stopped).stopped
-    {
-        return;
-    }
-    if signals.sleep(config.start_delay) {
+    if wait_for_start(shared) {
         return;
     }
     let start = Instant::now();
@@ -127,6 +132,34 @@ pub(crate) fn pace(shared: &Shared, supply: &Supply) {
         }
     }
     signals.set(|flags| flags.load_finished = true);
+}
+
+/// Waits for the occasion on which the load begins; true when the node is stopped before.
+pub(crate) fn wait_for_start(shared: &Shared) -> bool {
+    let (config, signals) = (&shared.config, &shared.signals);
+    if config.load_start == LoadStart::FirstSubscription
+        && signals.wait(None, |flags| flags.subscribed || flags.stopped).stopped
+    {
+        return true;
+    }
+    signals.sleep(config.start_delay)
+}
+
+/// Announces the next transactions of the load at once; returns those that were taken.
+pub(crate) fn burst(shared: &Shared, supply: &Supply, count: usize) -> Vec<B256> {
+    let txs = supply.take(count);
+    txs.into_iter()
+        .filter_map(|tx| {
+            let hash = tx.hash;
+            match shared.submit(tx) {
+                Ok(()) => Some(hash),
+                Err(error) => {
+                    tracing::warn!(%error, "a burst's transaction was refused");
+                    None
+                }
+            }
+        })
+        .collect()
 }
 
 fn due_after(number: u64, tps: u32) -> Duration {

@@ -1,7 +1,7 @@
 //! A running node, on threads of its own.
 
 use std::{
-    fmt, fs, io,
+    fmt, fs,
     os::unix::net::UnixListener as StdListener,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
@@ -16,6 +16,8 @@ use crate::{
     chain::Block,
     config::NodeConfig,
     error::{NodeError, TxRefused},
+    fault::Fault,
+    inject::{follow, inject},
     load::{self, Supply},
     server,
     shared::{Shared, unix_s},
@@ -51,7 +53,8 @@ impl MockNode {
         for tx in supply.take(shared.config.preload) {
             shared.submit(tx)?;
         }
-        let listener = listen(&path).map_err(|source| NodeError::Listen { path, source })?;
+        let listener =
+            server::listen(&path).map_err(|source| NodeError::Listen { path, source })?;
         let stop = Arc::new(Notify::new());
         let node = Self { shared, supply, stop, threads: Mutex::default() };
         node.spawn_threads(listener)?;
@@ -72,7 +75,7 @@ impl MockNode {
                     // The order does not matter: both end only once, and a lost accept is a lost connection of a
                     // node that is going down.
                     Ok(listener) => tokio::select! {
-                        () = server::accept(shared, listener) => {}
+                        () = server::run(shared, listener) => {}
                         () = stop.notified() => {}
                     },
                     Err(error) => tracing::error!(%error, "the listener does not fit the runtime"),
@@ -90,6 +93,10 @@ impl MockNode {
                 let (shared, supply) = (self.shared.clone(), self.supply.clone());
                 self.spawn("signer", move || supply.refill(&shared))?;
             }
+        }
+        if let Some(plan) = config.faults.clone() {
+            let (shared, supply) = (self.shared.clone(), self.supply.clone());
+            self.spawn("faults", move || follow(&shared, &supply, &plan))?;
         }
         if !config.block_time.is_zero() {
             let shared = self.shared.clone();
@@ -137,19 +144,19 @@ impl MockNode {
     /// Announces `count` transactions of the node's own load at once, the ones the pace would have taken next.
     /// Signing is done before the first is announced.
     pub fn burst(&self, count: usize) -> Vec<B256> {
-        let txs = self.supply.take(count);
-        txs.into_iter()
-            .filter_map(|tx| {
-                let hash = tx.hash;
-                match self.shared.submit(tx) {
-                    Ok(()) => Some(hash),
-                    Err(error) => {
-                        tracing::warn!(%error, "a burst's transaction was refused");
-                        None
-                    }
-                }
-            })
-            .collect()
+        load::burst(&self.shared, &self.supply, count)
+    }
+
+    /// Makes a fault strike now. It is in force when this returns, except for a restart: the server's thread does
+    /// that as soon as it can.
+    pub fn inject(&self, fault: Fault) {
+        inject(&self.shared, &self.supply, fault);
+    }
+
+    /// Waits until the configured plan of faults is through; false when `timeout` ran out first or there is none.
+    pub fn wait_faults_finished(&self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
+        self.shared.signals.wait(Some(until), |flags| flags.plan_finished).plan_finished
     }
 
     /// Tells a hash of the pool once more, as reth does with 2 to 3 % under load.
@@ -306,16 +313,6 @@ pub struct Reorg {
     pub removed: Vec<Block>,
     /// Blocks that took their place.
     pub added: Vec<Block>,
-}
-
-fn listen(path: &Path) -> io::Result<StdListener> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let listener = StdListener::bind(path)?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
 }
 
 fn mine_on_time(shared: &Shared) {

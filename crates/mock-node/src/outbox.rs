@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 
 use alloy_primitives::bytes::Bytes;
@@ -24,6 +25,9 @@ impl Message {
     }
 
     pub(crate) fn push_shared(&mut self, piece: Bytes) {
+        if piece.is_empty() {
+            return;
+        }
         if !self.tail.is_empty() {
             self.pieces.push(std::mem::take(&mut self.tail).into());
         }
@@ -35,6 +39,31 @@ impl Message {
             self.push_shared(piece);
         }
         self.tail.extend_from_slice(&other.tail);
+    }
+
+    /// The first `len` bytes of it.
+    pub(crate) fn truncated(self, len: usize) -> Self {
+        let mut left = len;
+        let mut short = Self::default();
+        for piece in self.pieces.into_iter().chain([Bytes::from(self.tail)]) {
+            let take = piece.len().min(left);
+            short.push_shared(piece.slice(..take));
+            left -= take;
+        }
+        short
+    }
+
+    /// The same, its first `count` bytes as pieces of their own: each is one write.
+    pub(crate) fn in_single_bytes(self, count: usize) -> Self {
+        let mut split = Self::default();
+        let mut left = count;
+        for piece in self.pieces.into_iter().chain([Bytes::from(self.tail)]) {
+            let singles = piece.len().min(left);
+            (0..singles).for_each(|at| split.push_shared(piece.slice(at..=at)));
+            split.push_shared(piece.slice(singles..));
+            left -= singles;
+        }
+        split
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -63,6 +92,18 @@ struct Queue {
     gathered: Vec<u8>,
     bytes: usize,
     phase: Phase,
+    freeze: Freeze,
+    /// The next message is cut in its middle, and the connection closed there.
+    cut: bool,
+}
+
+/// Whether the connection's two directions rest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Freeze {
+    #[default]
+    No,
+    Until(Instant),
+    Forever,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,7 +119,10 @@ enum Phase {
 #[derive(Debug)]
 pub(crate) enum Next {
     Write(Vec<Bytes>),
+    /// The last that goes out.
+    WriteAndClose(Bytes),
     Wait,
+    WaitUntil(Instant),
     Close,
 }
 
@@ -90,7 +134,8 @@ impl Outbox {
     /// Queues a message; false when that was too much and the connection is closed now.
     pub(crate) fn push(&self, message: Message) -> bool {
         let mut queue = self.lock();
-        if queue.phase != Phase::Open {
+        // What a dead connection would be told is not kept either: it is lost in any case.
+        if queue.phase != Phase::Open || queue.freeze == Freeze::Forever {
             return true;
         }
         let len = message.len();
@@ -135,12 +180,37 @@ impl Outbox {
         if queue.phase == Phase::Closed {
             return Next::Close;
         }
+        match queue.freeze() {
+            Freeze::No => {}
+            Freeze::Until(until) => return Next::WaitUntil(until),
+            Freeze::Forever => return Next::Wait,
+        }
+        if queue.cut && queue.bytes > 0 {
+            queue.phase = Phase::Closed;
+            return Next::WriteAndClose(queue.half_of_first());
+        }
         queue.seal();
         match (queue.chunks.is_empty(), queue.phase) {
             (false, _) => Next::Write(queue.chunks.drain(..).collect()),
             (true, Phase::Finishing) => Next::Close,
             (true, _) => Next::Wait,
         }
+    }
+
+    /// Neither reads nor writes for a while, or ever again.
+    pub(crate) fn freeze(&self, freeze: Freeze) {
+        self.lock().freeze = freeze;
+        self.wake.notify_one();
+    }
+
+    pub(crate) fn frozen(&self) -> Freeze {
+        self.lock().freeze()
+    }
+
+    /// Cuts the next message in its middle.
+    pub(crate) fn cut(&self) {
+        self.lock().cut = true;
+        self.wake.notify_one();
     }
 
     /// Tells that these bytes have left.
@@ -161,6 +231,23 @@ impl Outbox {
 }
 
 impl Queue {
+    fn freeze(&mut self) -> Freeze {
+        if let Freeze::Until(until) = self.freeze
+            && until <= Instant::now()
+        {
+            self.freeze = Freeze::No;
+        }
+        self.freeze
+    }
+
+    /// Of the first message that waits; never all of it, since no message is empty and each ends with a line end.
+    fn half_of_first(&mut self) -> Bytes {
+        self.seal();
+        let first = self.chunks.pop_front().unwrap_or_default();
+        let line = first.iter().position(|byte| *byte == b'\n').unwrap_or(first.len());
+        first.slice(..line / 2)
+    }
+
     fn seal(&mut self) {
         if !self.gathered.is_empty() {
             let gathered = std::mem::take(&mut self.gathered);

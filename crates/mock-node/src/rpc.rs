@@ -16,9 +16,11 @@ use crate::{
     chain::FullBlock,
     config::UnknownRaw,
     error::RpcError,
+    fault::BadAnswer,
     objects::block_object,
     outbox::Message,
     shared::{Shared, Topic, to_json},
+    spoil::{OVERTAKEN_BY, spoil},
     tx::SignedTx,
 };
 
@@ -140,7 +142,7 @@ fn error_reply(error: RpcError) -> Reply {
     Reply { message, ..Reply::default() }
 }
 
-fn write_error(out: &mut Vec<u8>, id: &str, error: &RpcError) {
+pub(crate) fn write_error(out: &mut Vec<u8>, id: &str, error: &RpcError) {
     let mut object = serde_json::json!({ "code": error.code, "message": error.message });
     if let Some(data) = &error.data {
         object["data"] = data.as_str().into();
@@ -161,12 +163,18 @@ fn answer(shared: &Shared, connection: u64, request: &Request<'_>) -> Option<Ans
     if is_raw {
         shared.counters.raw_begins();
     }
+    let bad = if is_raw { shared.switches.next_answer() } else { None };
     let params = Params::read(request.params);
-    let found = params.and_then(|params| call(shared, connection, &request.method, &params));
+    let mut found = params.and_then(|params| call(shared, connection, &request.method, &params));
     let mut reply = Reply::default();
     if is_raw {
         reply.raws = 1;
         reply.delay = shared.delays.draw();
+    }
+    match bad {
+        Some(BadAnswer::OutOfOrder) => reply.delay += shared.delays.draw_up_to(OVERTAKEN_BY),
+        Some(BadAnswer::WrongTransaction) => found = Ok(another(shared, found)),
+        _ => {}
     }
     // A request without an id wants no answer, only its effect.
     let Some(id) = request.id.map(RawValue::get) else {
@@ -189,7 +197,28 @@ fn answer(shared: &Shared, connection: u64, request: &Request<'_>) -> Option<Ans
             reply.message.text().push(b'}');
         }
     }
+    if let Some(bad) = bad {
+        shared.counters.bad_answers.fetch_add(1, Relaxed);
+        let Some(spoiled) = spoil(bad, id, reply.message) else {
+            shared.counters.raw_ends(reply.raws);
+            return None;
+        };
+        reply.message = spoiled;
+    }
     Some(Answer(reply))
+}
+
+/// A pending transaction that is not the one found.
+fn another(shared: &Shared, found: Result<Found, RpcError>) -> Found {
+    let right = match found {
+        Ok(Found::Raw(tx, _)) => Some(tx.hash),
+        _ => None,
+    };
+    let state = shared.lock();
+    match state.core.pool.pending().find(|tx| Some(tx.hash) != right) {
+        Some(tx) => Found::Raw(tx.clone(), true),
+        None => Found::Json(b"null".to_vec()),
+    }
 }
 
 fn write_raw(message: &mut Message, tx: &SignedTx, pending: bool) {

@@ -1,8 +1,11 @@
 //! The socket: accepts, reads requests, writes what is queued.
 
 use std::{
-    io,
+    fs, io,
+    os::unix::net::UnixListener as StdListener,
+    path::Path,
     sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 
 use alloy_primitives::bytes::{Buf, BytesMut};
@@ -18,39 +21,94 @@ use tokio::{
 use crate::{
     config::MAX_REQUEST_BYTES,
     framing::Splitter,
-    outbox::{Next, Outbox},
+    outbox::{Freeze, Next, Outbox},
     rpc::{self, Handled, Reply},
-    shared::{Shared, Subscription, Topic},
+    shared::{Shared, Subscription, Topic, unix_s},
+    switches::Restart,
 };
 
 /// What reth writes to a connection that is one too many.
-const TOO_MANY: &[u8] = b"Too many connections. Please try again later.";
+pub(crate) const TOO_MANY: &[u8] = b"Too many connections. Please try again later.";
 
-/// Accepts until the runtime ends.
-pub(crate) async fn accept(shared: Arc<Shared>, listener: UnixListener) {
+/// Accepts until the runtime ends, on one socket after the other when a fault restarts the node.
+pub(crate) async fn run(shared: Arc<Shared>, mut listener: UnixListener) {
     loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let number = shared.counters.connections.fetch_add(1, Relaxed) + 1;
-                let open = shared.counters.connections_open.fetch_add(1, Relaxed) + 1;
-                let shared = shared.clone();
-                task::spawn(async move {
-                    if open > shared.config.max_connections as u64 {
-                        shared.counters.connections_refused.fetch_add(1, Relaxed);
-                        turn_away(stream).await;
-                    } else {
-                        serve(&shared, stream, number).await;
+        // The order does not matter: a connection that is not accepted before a restart is refused by it.
+        tokio::select! {
+            () = accept(&shared, &listener) => {}
+            restart = shared.switches.restart() => {
+                match restarted(&shared, listener, restart).await {
+                    Ok(next) => listener = next,
+                    Err(error) => {
+                        tracing::error!(%error, "the socket did not come back");
+                        return;
                     }
-                    shared.counters.connections_open.fetch_sub(1, Relaxed);
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
-                // Out of file descriptors, most likely: give others time to go.
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                }
             }
         }
     }
+}
+
+async fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
+    let stream = match listener.accept().await {
+        Ok((stream, _)) => stream,
+        Err(error) => {
+            tracing::warn!(%error, "a connection could not be accepted");
+            // Out of file descriptors, most likely: give others time to go.
+            return tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let number = shared.counters.connections.fetch_add(1, Relaxed) + 1;
+    let open = shared.counters.connections_open.fetch_add(1, Relaxed) + 1;
+    let shared = shared.clone();
+    task::spawn(async move {
+        let full = open > shared.config.max_connections as u64;
+        if full || shared.switches.table_is_full() {
+            shared.counters.connections_refused.fetch_add(1, Relaxed);
+            turn_away(stream).await;
+        } else if shared.switches.close_on_accept.take() {
+            drop(stream);
+        } else {
+            serve(&shared, stream, number).await;
+        }
+        shared.counters.connections_open.fetch_sub(1, Relaxed);
+    });
+}
+
+/// Goes down and comes back: connections end, what was pending is mined unheard, and the path gets another socket.
+async fn restarted(
+    shared: &Shared,
+    listener: UnixListener,
+    restart: Restart,
+) -> io::Result<UnixListener> {
+    drop(listener);
+    let path = &shared.config.ipc_path;
+    if !restart.leaves_file {
+        fs::remove_file(path)?;
+    }
+    {
+        let mut state = shared.lock();
+        for (_, outbox) in &state.connections {
+            outbox.close();
+        }
+        state.subscriptions.clear();
+        let (_, effects) = state.core.mine(unix_s());
+        shared.tell(&state, effects);
+    }
+    tokio::time::sleep(restart.down).await;
+    shared.counters.restarts.fetch_add(1, Relaxed);
+    UnixListener::from_std(listen(path)?)
+}
+
+/// Creates the socket, removing a file that is in its place.
+pub(crate) fn listen(path: &Path) -> io::Result<StdListener> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = StdListener::bind(path)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 async fn turn_away(mut stream: UnixStream) {
@@ -60,6 +118,7 @@ async fn turn_away(mut stream: UnixStream) {
 
 async fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64) {
     let outbox = Arc::new(Outbox::new(shared.config.max_queued_bytes));
+    shared.lock().connections.push((number, outbox.clone()));
     let (reader, writer) = stream.into_split();
     let connection = Connection { shared: shared.clone(), outbox: outbox.clone(), number };
     {
@@ -80,7 +139,9 @@ async fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64) {
         }
     }
     outbox.close();
-    shared.lock().subscriptions.retain(|subscription| subscription.connection != number);
+    let mut state = shared.lock();
+    state.subscriptions.retain(|subscription| subscription.connection != number);
+    state.connections.retain(|(other, _)| *other != number);
 }
 
 async fn write(outbox: &Outbox, mut writer: OwnedWriteHalf) -> io::Result<()> {
@@ -92,7 +153,13 @@ async fn write(outbox: &Outbox, mut writer: OwnedWriteHalf) -> io::Result<()> {
                     outbox.written(chunk.len());
                 }
             }
+            Next::WriteAndClose(half) => return writer.write_all(&half).await,
             Next::Wait => outbox.changed().await,
+            // The order does not matter: both lead to another look.
+            Next::WaitUntil(until) => tokio::select! {
+                () = tokio::time::sleep_until(until.into()) => {}
+                () = outbox.changed() => {}
+            },
             Next::Close => return Ok(()),
         }
     }
@@ -114,6 +181,12 @@ impl Connection {
             buffer.reserve(16 << 10);
             if reader.read_buf(&mut buffer).await? == 0 {
                 return Ok(());
+            }
+            match self.outbox.frozen() {
+                Freeze::No => {}
+                Freeze::Until(until) => tokio::time::sleep_until(until.into()).await,
+                // Until the connection is closed from our side: what the peer does is not noticed any more.
+                Freeze::Forever => std::future::pending().await,
             }
             while let Some(len) = splitter.next(&buffer) {
                 let frame = buffer.split_to(len);
@@ -162,6 +235,11 @@ impl Connection {
         if reply.begin.is_empty() {
             shared.push(&self.outbox, reply.message);
         } else {
+            if shared.switches.close_after_subscribe.take() {
+                shared.push(&self.outbox, reply.message);
+                self.outbox.finish();
+                return shared.counters.raw_ends(reply.raws);
+            }
             // Under the lock, so that nothing is announced between the answer and the subscription.
             let mut state = shared.lock();
             shared.push(&self.outbox, reply.message);

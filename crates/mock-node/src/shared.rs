@@ -17,6 +17,7 @@ use crate::{
     objects::head_object,
     outbox::{Message, Outbox},
     stats::Counters,
+    switches::Switches,
     tx::SignedTx,
 };
 
@@ -42,6 +43,8 @@ pub(crate) struct State {
     pub(crate) core: Core,
     pub(crate) subscriptions: Vec<Subscription>,
     pub(crate) next_subscription: u64,
+    /// Open connections by number.
+    pub(crate) connections: Vec<(u64, Arc<Outbox>)>,
 }
 
 #[derive(Debug)]
@@ -50,6 +53,7 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) delays: DelayLine,
     pub(crate) signals: Signals,
+    pub(crate) switches: Switches,
     /// Held for the length of a look-up or of one transaction's notifications; never across an await or I/O. Taken
     /// before any outbox's lock.
     state: Mutex<State>,
@@ -64,7 +68,13 @@ impl Shared {
             counters: Counters::default(),
             delays,
             signals: Signals::default(),
-            state: Mutex::new(State { core, subscriptions: Vec::new(), next_subscription: 0 }),
+            switches: Switches::default(),
+            state: Mutex::new(State {
+                core,
+                subscriptions: Vec::new(),
+                next_subscription: 0,
+                connections: Vec::new(),
+            }),
         }
     }
 
@@ -105,7 +115,14 @@ impl Shared {
 
     fn announce(&self, state: &State, tx: &SignedTx) {
         self.counters.announced.fetch_add(1, Relaxed);
+        if self.switches.drop_notifications.take() {
+            self.counters.notifications_dropped.fetch_add(1, Relaxed);
+            return;
+        }
         self.announce_hash(state, tx.hash);
+        if self.switches.duplicate.take() {
+            self.announce_hash(state, tx.hash);
+        }
         if state.subscriptions.iter().any(|subscription| subscription.topic == Topic::Objects) {
             let object = to_json(&tx.to_object(None));
             self.notify(state, Topic::Objects, &object);
@@ -170,6 +187,7 @@ pub(crate) struct Flags {
     pub(crate) stopped: bool,
     pub(crate) subscribed: bool,
     pub(crate) load_finished: bool,
+    pub(crate) plan_finished: bool,
 }
 
 impl Signals {

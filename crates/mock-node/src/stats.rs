@@ -38,6 +38,10 @@ pub(crate) struct Counters {
     pub(crate) submitted: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) notifications: AtomicU64,
+    pub(crate) notifications_dropped: AtomicU64,
+    pub(crate) faults: AtomicU64,
+    pub(crate) bad_answers: AtomicU64,
+    pub(crate) restarts: AtomicU64,
     pub(crate) blocks: AtomicU64,
     pub(crate) mined: AtomicU64,
     pub(crate) raw_found: AtomicU64,
@@ -78,6 +82,10 @@ impl Counters {
             submitted: self.submitted.load(Relaxed),
             refused: self.refused.load(Relaxed),
             notifications: self.notifications.load(Relaxed),
+            notifications_dropped: self.notifications_dropped.load(Relaxed),
+            faults: self.faults.load(Relaxed),
+            bad_answers: self.bad_answers.load(Relaxed),
+            restarts: self.restarts.load(Relaxed),
             blocks: self.blocks.load(Relaxed),
             mined: self.mined.load(Relaxed),
             answered: methods.values().sum(),
@@ -106,6 +114,14 @@ pub struct Stats {
     pub refused: u64,
     /// Notifications of every kind that were queued for subscribers.
     pub notifications: u64,
+    /// Announcements that a fault kept from every subscriber.
+    pub notifications_dropped: u64,
+    /// Faults injected.
+    pub faults: u64,
+    /// Raw transactions that a fault answered wrongly.
+    pub bad_answers: u64,
+    /// Times that the socket was gone and came back.
+    pub restarts: u64,
     /// Blocks mined.
     pub blocks: u64,
     /// Transactions in them.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    io::{BufRead as _, BufReader, Write as _},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
     os::unix::net::UnixStream,
     path::Path,
     time::Duration,
@@ -43,6 +43,29 @@ impl Client {
         Self::connect(node.ipc_path())
     }
 
+    /// Like [`connect`](Self::connect), if anybody listens.
+    pub(crate) fn try_connect(path: &Path) -> Option<Self> {
+        UnixStream::connect(path).ok().map(|_| Self::connect(path))
+    }
+
+    /// The rest of the stream; nothing is read after it.
+    pub(crate) fn rest(&mut self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        // A connection that is reset has ended as well.
+        let _ = self.reader.read_to_end(&mut rest);
+        rest
+    }
+
+    /// Whether nothing comes for `time`.
+    pub(crate) fn silent_for(&mut self, time: Duration) -> bool {
+        self.stream.set_read_timeout(Some(time)).expect("a timeout");
+        let silent = self.reader.fill_buf().is_err_and(|error| {
+            matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
+        });
+        self.stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        silent
+    }
+
     pub(crate) fn write(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).expect("the node reads");
     }
@@ -52,6 +75,15 @@ impl Client {
         let mut line = String::new();
         let len = self.reader.read_line(&mut line).expect("an answer within the patience");
         (len > 0).then_some(line)
+    }
+
+    /// What a new connection is told: a line of text for one too many, or the answer to a question.
+    pub(crate) fn line_or_answer(&mut self) -> String {
+        // One that is turned away may be closed already.
+        let _ = self.stream.write_all(br#"{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}"#);
+        let mut line = String::new();
+        let _ = self.reader.read_line(&mut line);
+        line
     }
 
     pub(crate) fn value(&mut self) -> Value {

@@ -1,0 +1,307 @@
+//! What can be wrong with a node, one by one or as a plan that a seed replays.
+
+use std::time::Duration;
+
+use rand::{Rng, SeedableRng, seq::SliceRandom};
+use rand_chacha::ChaCha8Rng;
+
+/// Hashes that reth's pending listener holds (`--txpool.max-pending-txns`); what a batch has beyond it is lost.
+pub const RETH_LISTENER_HASHES: u32 = 2048;
+
+/// A burst that overflows every buffer of 16,384 slots whose reader does not keep up.
+pub const LARGE_BURST: usize = 20_000;
+
+/// Size of [`BadAnswer::Large`], in bytes.
+pub const LARGE_ANSWER_BYTES: usize = 8 << 20;
+
+/// Which open connections a fault strikes. A connection that has subscribed listens, any other asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Target {
+    /// Every one.
+    #[default]
+    All,
+    /// Those with a subscription.
+    Listening,
+    /// Those without.
+    Asking,
+}
+
+/// Something that goes wrong at the node's socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Fault {
+    /// Open connections are closed now.
+    Close(Target),
+    /// Open connections are closed in the middle of the next message to each.
+    CloseMidFrame(Target),
+    /// The next connections are closed as soon as they are accepted.
+    CloseOnAccept {
+        /// How many.
+        connections: u32,
+    },
+    /// The next connections that subscribe get the answer, and then the end instead of a notification.
+    CloseAfterSubscribe {
+        /// How many.
+        connections: u32,
+    },
+    /// Open connections are neither read nor written for a while; then all that waited goes out.
+    Stall {
+        /// Which.
+        at: Target,
+        /// For how long.
+        time: Duration,
+    },
+    /// Open connections stay open and are never read or written again: geth after ten seconds of a paused reader.
+    GoDead(Target),
+    /// The process is gone for a while and comes back with a new socket and another pool: all that was pending has
+    /// been mined meanwhile, what is pending has arrived meanwhile, and nobody was told of either.
+    Restart {
+        /// For how long nothing can be connected to.
+        down: Duration,
+        /// Whether the old socket file stays and refuses connections meanwhile, as after `kill -9`.
+        leaves_file: bool,
+    },
+    /// The next announcements are made to nobody, while the transactions are in the pool.
+    DropNotifications {
+        /// How many.
+        count: u32,
+    },
+    /// So many transactions at once.
+    Burst {
+        /// How many.
+        count: usize,
+    },
+    /// The next announcements are made twice.
+    Duplicate {
+        /// How many.
+        count: u32,
+    },
+    /// The next answers to `eth_getRawTransactionByHash` are wrong.
+    Answers {
+        /// In which way.
+        bad: BadAnswer,
+        /// How many.
+        count: u32,
+    },
+    /// The newest blocks are replaced; as many as there are when there are fewer.
+    Reorg {
+        /// How many.
+        depth: usize,
+    },
+    /// Every new connection gets the line of text for one too many, and the end.
+    TableFull {
+        /// For how long.
+        time: Duration,
+    },
+}
+
+/// How an answer can be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BadAnswer {
+    /// Right, and up to 20 ms late, so that those asked later overtake it.
+    OutOfOrder,
+    /// `null`, though the transaction is pending.
+    Null,
+    /// An internal error, -32603.
+    Error,
+    /// geth's -32000 while it builds its index.
+    Busy,
+    /// A line that is no JSON, instead of the answer.
+    Garbage,
+    /// The first half of the answer, then the next message.
+    Truncated,
+    /// The text for a connection too many, on a connection that is open.
+    PlainText,
+    /// None.
+    Never,
+    /// [`LARGE_ANSWER_BYTES`] of zeros.
+    Large,
+    /// Right, its first 4096 bytes in as many writes.
+    ByteByByte,
+    /// Another pending transaction, well-formed; `null` when there is no other.
+    WrongTransaction,
+}
+
+impl BadAnswer {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::OutOfOrder,
+        Self::Null,
+        Self::Error,
+        Self::Busy,
+        Self::Garbage,
+        Self::Truncated,
+        Self::PlainText,
+        Self::Never,
+        Self::Large,
+        Self::ByteByByte,
+        Self::WrongTransaction,
+    ];
+}
+
+impl Fault {
+    /// One of every kind, with values of the usual size: the rows of a fault matrix.
+    pub fn all() -> Vec<Self> {
+        let short = Duration::from_millis(500);
+        let mut all = vec![
+            Self::CloseOnAccept { connections: 3 },
+            Self::CloseAfterSubscribe { connections: 2 },
+            Self::Restart { down: short, leaves_file: false },
+            Self::Restart { down: short, leaves_file: true },
+            Self::DropNotifications { count: RETH_LISTENER_HASHES },
+            Self::Burst { count: LARGE_BURST },
+            Self::Duplicate { count: 500 },
+            Self::TableFull { time: short },
+        ];
+        for at in [Target::All, Target::Listening, Target::Asking] {
+            all.extend([
+                Self::Close(at),
+                Self::CloseMidFrame(at),
+                Self::Stall { at, time: short },
+                Self::GoDead(at),
+            ]);
+        }
+        all.extend(BadAnswer::ALL.map(|bad| Self::Answers { bad, count: 20 }));
+        all.extend((1..=5).map(|depth| Self::Reorg { depth }));
+        all
+    }
+
+    /// The same kind with values of its own.
+    fn varied(self, rng: &mut impl Rng) -> Self {
+        let mut time = |from: u64, to: u64| Duration::from_millis(rng.random_range(from..=to));
+        match self {
+            Self::Stall { at, .. } => Self::Stall { at, time: time(200, 2000) },
+            Self::Restart { leaves_file, .. } => {
+                Self::Restart { down: time(200, 1500), leaves_file }
+            }
+            Self::TableFull { .. } => Self::TableFull { time: time(200, 1000) },
+            Self::CloseOnAccept { .. } => {
+                Self::CloseOnAccept { connections: rng.random_range(1..=4) }
+            }
+            Self::CloseAfterSubscribe { .. } => {
+                Self::CloseAfterSubscribe { connections: rng.random_range(1..=3) }
+            }
+            Self::DropNotifications { .. } => {
+                Self::DropNotifications { count: rng.random_range(1..=RETH_LISTENER_HASHES) }
+            }
+            Self::Duplicate { .. } => Self::Duplicate { count: rng.random_range(1..=2000) },
+            Self::Answers { bad, .. } => {
+                // Eight megabytes are asked for rarely, and silence costs a timeout each.
+                let most = match bad {
+                    BadAnswer::Large => 2,
+                    BadAnswer::Never => 10,
+                    _ => 100,
+                };
+                Self::Answers { bad, count: rng.random_range(1..=most) }
+            }
+            same @ (Self::Close(_)
+            | Self::CloseMidFrame(_)
+            | Self::GoDead(_)
+            | Self::Burst { .. }
+            | Self::Reorg { .. }) => same,
+        }
+    }
+}
+
+/// Faults and when they strike, counted from the beginning of the plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FaultPlan {
+    steps: Vec<(Duration, Fault)>,
+}
+
+impl FaultPlan {
+    /// These faults at these times, in the order of the times.
+    pub fn new(steps: impl IntoIterator<Item = (Duration, Fault)>) -> Self {
+        let mut steps: Vec<_> = steps.into_iter().collect();
+        steps.sort_by_key(|(at, _)| *at);
+        Self { steps }
+    }
+
+    /// A plan that the seed replays. The kinds come in rounds of random order, every kind once a round; a plan of a
+    /// minute holds each at least once. They strike from the first tenth of `duration` to eight tenths of it, 0.5 to
+    /// 1.3 s apart, so that the end is quiet.
+    pub fn from_seed(seed: u64, duration: Duration) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let end = duration.mul_f64(0.8);
+        let mut at = duration.mul_f64(0.1);
+        let mut round: Vec<Fault> = Vec::new();
+        let mut steps = Vec::new();
+        while at < end {
+            let fault = round.pop().unwrap_or_else(|| {
+                round = Fault::all();
+                round.shuffle(&mut rng);
+                round.pop().expect("there are kinds of faults")
+            });
+            steps.push((at, fault.varied(&mut rng)));
+            at += Duration::from_millis(rng.random_range(500..=1300));
+        }
+        Self { steps }
+    }
+
+    /// The same plan in a shorter time: when the faults strike and how long they last is divided by `factor`.
+    ///
+    /// # Panics
+    /// When `factor` is 0.
+    #[must_use]
+    pub fn compressed(mut self, factor: u32) -> Self {
+        for (at, fault) in &mut self.steps {
+            *at /= factor;
+            match fault {
+                Fault::Stall { time, .. } | Fault::TableFull { time } => *time /= factor,
+                Fault::Restart { down, .. } => *down /= factor,
+                _ => {}
+            }
+        }
+        self
+    }
+
+    /// Transactions of all its bursts.
+    pub(crate) fn burst_txs(&self) -> usize {
+        let bursts = self.steps.iter().map(|(_, fault)| match fault {
+            Fault::Burst { count } => *count,
+            _ => 0,
+        });
+        bursts.sum()
+    }
+
+    /// When and what, earliest first.
+    pub fn steps(&self) -> &[(Duration, Fault)] {
+        &self.steps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{collections::HashSet, mem::discriminant};
+
+    #[test]
+    fn a_seed_replays_its_plan_and_another_gives_another() {
+        let plan = |seed| FaultPlan::from_seed(seed, Duration::from_secs(10));
+        assert_eq!(plan(7), plan(7));
+        assert_ne!(plan(7), plan(8));
+    }
+
+    #[test]
+    fn a_minute_holds_every_kind_and_ends_quietly() {
+        let minute = Duration::from_secs(60);
+        for seed in 0..50 {
+            let plan = FaultPlan::from_seed(seed, minute);
+            let kinds: HashSet<_> =
+                plan.steps().iter().map(|(_, fault)| discriminant(fault)).collect();
+            let all: HashSet<_> = Fault::all().iter().map(discriminant).collect();
+            assert_eq!(kinds, all, "seed {seed}");
+            assert!(plan.steps().iter().all(|(at, _)| *at < minute.mul_f64(0.8)));
+        }
+    }
+
+    #[test]
+    fn a_compressed_plan_strikes_and_lasts_shorter() {
+        let stall = Fault::Stall { at: Target::All, time: Duration::from_secs(1) };
+        let plan = FaultPlan::new([(Duration::from_secs(4), stall)]).compressed(4);
+        let shorter = Fault::Stall { at: Target::All, time: Duration::from_millis(250) };
+        assert_eq!(plan.steps(), [(Duration::from_secs(1), shorter)]);
+    }
+}

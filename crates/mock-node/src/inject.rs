@@ -1,0 +1,80 @@
+//! Makes a fault strike a running node.
+
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Instant,
+};
+
+use crate::{
+    fault::{Fault, FaultPlan, Target},
+    load::{self, Supply},
+    outbox::{Freeze, Outbox},
+    shared::{Shared, unix_s},
+    switches::Restart,
+};
+
+pub(crate) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
+    tracing::debug!(?fault, "a fault strikes");
+    shared.counters.faults.fetch_add(1, Relaxed);
+    let switches = &shared.switches;
+    match fault {
+        Fault::Close(at) => targets(shared, at).iter().for_each(|outbox| outbox.close()),
+        Fault::CloseMidFrame(at) => targets(shared, at).iter().for_each(|outbox| outbox.cut()),
+        Fault::CloseOnAccept { connections } => switches.close_on_accept.add(connections),
+        Fault::CloseAfterSubscribe { connections } => {
+            switches.close_after_subscribe.add(connections);
+        }
+        Fault::Stall { at, time } => {
+            let until = Freeze::Until(Instant::now() + time);
+            targets(shared, at).iter().for_each(|outbox| outbox.freeze(until));
+        }
+        Fault::GoDead(at) => {
+            targets(shared, at).iter().for_each(|outbox| outbox.freeze(Freeze::Forever));
+        }
+        Fault::Restart { down, leaves_file } => {
+            switches.ask_restart(Restart { down, leaves_file });
+        }
+        Fault::DropNotifications { count } => switches.drop_notifications.add(count),
+        Fault::Burst { count } => {
+            load::burst(shared, supply, count);
+        }
+        Fault::Duplicate { count } => switches.duplicate.add(count),
+        Fault::Answers { bad, count } => switches.arm_answers(bad, count),
+        Fault::Reorg { depth } => {
+            let mut state = shared.lock();
+            let depth = depth.min(state.core.chain.undoable());
+            // A chain of one block has nothing to replace: then nothing happens.
+            if let Ok((_, effects)) = state.core.reorg(depth, unix_s()) {
+                shared.tell(&state, effects);
+            }
+        }
+        Fault::TableFull { time } => switches.fill_table(Instant::now() + time),
+    }
+}
+
+/// Follows a plan from the moment the load begins until its end or the node's.
+pub(crate) fn follow(shared: &Shared, supply: &Supply, plan: &FaultPlan) {
+    if load::wait_for_start(shared) {
+        return;
+    }
+    let begin = Instant::now();
+    for (at, fault) in plan.steps() {
+        if shared.signals.sleep_until(begin + *at) {
+            return;
+        }
+        inject(shared, supply, *fault);
+    }
+    shared.signals.set(|flags| flags.plan_finished = true);
+}
+
+fn targets(shared: &Shared, at: Target) -> Vec<Arc<Outbox>> {
+    let state = shared.lock();
+    let listens = |number: u64| state.subscriptions.iter().any(|sub| sub.connection == number);
+    let wanted = |number: u64| match at {
+        Target::All => true,
+        Target::Listening => listens(number),
+        Target::Asking => !listens(number),
+    };
+    let connections = state.connections.iter().filter(|(number, _)| wanted(*number));
+    connections.map(|(_, outbox)| outbox.clone()).collect()
+}

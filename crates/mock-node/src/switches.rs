@@ -1,0 +1,106 @@
+//! Which faults are armed. The server asks at every point where one may strike.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::sync::Notify;
+
+use crate::fault::BadAnswer;
+
+/// Armed faults. Counters are taken by whoever comes first; nothing else is ordered by them, hence `Relaxed`.
+#[derive(Debug, Default)]
+pub(crate) struct Switches {
+    pub(crate) close_on_accept: Countdown,
+    pub(crate) close_after_subscribe: Countdown,
+    pub(crate) drop_notifications: Countdown,
+    pub(crate) duplicate: Countdown,
+    answers: Mutex<VecDeque<(BadAnswer, u32)>>,
+    /// Whether `answers` holds any: spares the lock of a node without faults.
+    any_answers: AtomicBool,
+    table_full_until: Mutex<Option<Instant>>,
+    restart: Mutex<Option<Restart>>,
+    restart_asked: Notify,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Restart {
+    pub(crate) down: Duration,
+    pub(crate) leaves_file: bool,
+}
+
+impl Switches {
+    pub(crate) fn arm_answers(&self, bad: BadAnswer, count: u32) {
+        let mut answers = lock(&self.answers);
+        answers.push_back((bad, count));
+        self.any_answers.store(true, Relaxed);
+    }
+
+    /// How the next raw answer is to be wrong.
+    pub(crate) fn next_answer(&self) -> Option<BadAnswer> {
+        if !self.any_answers.load(Relaxed) {
+            return None;
+        }
+        let mut answers = lock(&self.answers);
+        let (bad, count) = loop {
+            match answers.front_mut() {
+                Some((_, 0)) => answers.pop_front(),
+                Some((bad, count)) => break (*bad, count),
+                None => {
+                    self.any_answers.store(false, Relaxed);
+                    return None;
+                }
+            };
+        };
+        *count -= 1;
+        Some(bad)
+    }
+
+    pub(crate) fn fill_table(&self, until: Instant) {
+        *lock(&self.table_full_until) = Some(until);
+    }
+
+    pub(crate) fn table_is_full(&self) -> bool {
+        lock(&self.table_full_until).is_some_and(|until| Instant::now() < until)
+    }
+
+    /// The last one asked for wins when several are asked for before the server sees the first.
+    pub(crate) fn ask_restart(&self, restart: Restart) {
+        *lock(&self.restart) = Some(restart);
+        self.restart_asked.notify_one();
+    }
+
+    /// Cancel safe: what was asked for stays until it is returned.
+    pub(crate) async fn restart(&self) -> Restart {
+        loop {
+            if let Some(restart) = lock(&self.restart).take() {
+                return restart;
+            }
+            self.restart_asked.notified().await;
+        }
+    }
+}
+
+/// A number of times that something still happens.
+#[derive(Debug, Default)]
+pub(crate) struct Countdown(AtomicU32);
+
+impl Countdown {
+    pub(crate) fn add(&self, count: u32) {
+        self.0.fetch_add(count, Relaxed);
+    }
+
+    /// True as often as was added.
+    pub(crate) fn take(&self) -> bool {
+        self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

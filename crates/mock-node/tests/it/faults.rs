@@ -1,0 +1,199 @@
+use std::time::{Duration, Instant};
+
+use mock_node::{BadAnswer, Fault, FaultPlan, MockNode, Target};
+use serde_json::{Value, json};
+
+use crate::client::{Client, start};
+
+const TEXT: &str = "Too many connections. Please try again later.";
+
+fn listening(node: &MockNode) -> Client {
+    let mut client = Client::to(node);
+    client.subscribe(json!(["newPendingTransactions"]));
+    client
+}
+
+fn asking(node: &MockNode) -> Client {
+    let mut client = Client::to(node);
+    client.result("eth_chainId", json!([]));
+    client
+}
+
+/// Asks for a raw transaction and returns the line that comes.
+fn raw_line(client: &mut Client, node: &MockNode) -> String {
+    let call = json!({"jsonrpc": "2.0", "id": 5, "method": "eth_getRawTransactionByHash", "params": [node.pending()[0]]});
+    client.write(call.to_string().as_bytes());
+    client.line().expect("a line")
+}
+
+#[test]
+fn a_close_strikes_the_connections_it_is_meant_for() {
+    let (_dir, node) = start(|config| config);
+    let (mut listens, mut asks) = (listening(&node), asking(&node));
+    node.inject(Fault::Close(Target::Asking));
+    assert!(asks.rest().is_empty());
+    node.burst(1);
+    listens.announced();
+    let mut asks = asking(&node);
+    node.inject(Fault::Close(Target::Listening));
+    assert!(listens.rest().is_empty());
+    asks.result("eth_chainId", json!([]));
+}
+
+#[test]
+fn a_cut_connection_ends_in_the_middle_of_a_message() {
+    let (_dir, node) = start(|config| config);
+    let mut client = listening(&node);
+    node.inject(Fault::CloseMidFrame(Target::Listening));
+    node.burst(3);
+    let rest = client.rest();
+    assert!(rest.starts_with(b"{\"jsonrpc\"") && !rest.contains(&b'\n'), "half of one message");
+}
+
+#[test]
+fn connections_can_be_closed_at_once_or_after_the_subscription() {
+    let (_dir, node) = start(|config| config);
+    node.inject(Fault::CloseOnAccept { connections: 1 });
+    assert!(Client::to(&node).rest().is_empty());
+    node.inject(Fault::CloseAfterSubscribe { connections: 1 });
+    let mut client = listening(&node);
+    node.burst(1);
+    assert!(client.rest().is_empty(), "the answer came, no notification did");
+    node.burst(1);
+    listening(&node);
+}
+
+#[test]
+fn a_stalled_connection_catches_up_and_a_dead_one_never_does() {
+    let (_dir, node) = start(|config| config);
+    let (mut stalls, mut dies) = (listening(&node), asking(&node));
+    node.inject(Fault::GoDead(Target::Asking));
+    let time = Duration::from_millis(300);
+    let begin = Instant::now();
+    node.inject(Fault::Stall { at: Target::Listening, time });
+    let hashes = node.burst(10);
+    for hash in hashes {
+        assert_eq!(stalls.announced(), hash);
+    }
+    assert!(begin.elapsed() >= time);
+    dies.write(br#"{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}"#);
+    assert!(dies.silent_for(Duration::from_millis(300)), "open, and no answer");
+    // Others are not concerned.
+    asking(&node);
+}
+
+#[test]
+fn a_restart_brings_another_socket_and_another_pool() {
+    for leaves_file in [false, true] {
+        let (_dir, node) = start(|config| config.with_preload(5));
+        let (old, mut client) = (node.pending(), listening(&node));
+        let head = node.head();
+        node.inject(Fault::Restart { down: Duration::from_millis(200), leaves_file });
+        assert!(client.rest().is_empty());
+        assert_eq!(node.ipc_path().exists(), leaves_file);
+        assert!(Client::try_connect(node.ipc_path()).is_none(), "nobody listens");
+        let fresh = node.burst(3);
+        let begin = Instant::now();
+        while node.stats().restarts == 0 || Client::try_connect(node.ipc_path()).is_none() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "it does not come back");
+            std::thread::yield_now();
+        }
+        let mut client = asking(&node);
+        assert_eq!(client.result("txpool_status", json!([]))["pending"], "0x3");
+        assert_eq!(node.pending(), fresh);
+        assert_eq!(node.head().number, head.number + 1);
+        assert_eq!(node.head().txs, old);
+    }
+}
+
+#[test]
+fn announcements_can_be_lost_or_doubled_while_the_pool_has_them() {
+    let (_dir, node) = start(|config| config);
+    let mut client = listening(&node);
+    node.inject(Fault::DropNotifications { count: 2 });
+    node.inject(Fault::Duplicate { count: 1 });
+    let hashes = node.burst(4);
+    let told = [(); 3].map(|()| client.announced());
+    assert_eq!(told, [hashes[2], hashes[2], hashes[3]]);
+    assert_eq!(node.pending(), hashes);
+    assert_eq!(node.stats().notifications_dropped, 2);
+}
+
+#[test]
+fn a_burst_announces_all_at_once() {
+    let (_dir, node) = start(|config| config);
+    let mut client = listening(&node);
+    node.inject(Fault::Burst { count: 3000 });
+    for hash in node.pending() {
+        assert_eq!(client.announced(), hash);
+    }
+    assert_eq!(node.pending().len(), 3000);
+}
+
+#[test]
+fn each_bad_answer_is_bad_in_its_own_way_and_the_next_is_right() {
+    let (_dir, node) = start(|config| config.with_preload(2));
+    let mut client = Client::to(&node);
+    let right = raw_line(&mut client, &node);
+    for bad in BadAnswer::ALL {
+        node.inject(Fault::Answers { bad, count: 1 });
+        if bad == BadAnswer::Never {
+            let call = json!({"id": 6, "method": "eth_getRawTransactionByHash", "params": [node.pending()[0]]});
+            client.write(call.to_string().as_bytes());
+            assert_eq!(raw_line(&mut client, &node), right, "only the second is answered");
+            continue;
+        }
+        let line = raw_line(&mut client, &node);
+        let value: Option<Value> = serde_json::from_str(&line).ok();
+        let error = |code: i32| value.as_ref().unwrap()["error"]["code"] == code;
+        match bad {
+            BadAnswer::OutOfOrder | BadAnswer::ByteByByte => assert_eq!(line, right),
+            BadAnswer::Null => assert_eq!(value.unwrap()["result"], Value::Null),
+            BadAnswer::Error => assert!(error(-32603)),
+            BadAnswer::Busy => assert!(error(-32000)),
+            BadAnswer::Garbage => assert!(value.is_none()),
+            BadAnswer::Truncated => assert!(right.starts_with(line.trim_end()) && value.is_none()),
+            BadAnswer::PlainText => assert_eq!(line.trim_end(), TEXT),
+            BadAnswer::Large => assert!(line.len() > mock_node::LARGE_ANSWER_BYTES),
+            BadAnswer::WrongTransaction => {
+                let wrong = json!(node.raw(node.pending()[1]).unwrap());
+                assert_eq!(value.unwrap()["result"], wrong);
+            }
+            other => panic!("{other:?} has no row here"),
+        }
+        assert_eq!(raw_line(&mut client, &node), right, "after {bad:?}");
+    }
+    assert_eq!(node.stats().bad_answers, BadAnswer::ALL.len() as u64);
+}
+
+#[test]
+fn a_full_table_turns_away_for_its_time() {
+    let (_dir, node) = start(|config| config);
+    let mut inside = asking(&node);
+    let time = Duration::from_millis(300);
+    let begin = Instant::now();
+    node.inject(Fault::TableFull { time });
+    assert_eq!(Client::to(&node).rest(), TEXT.as_bytes());
+    inside.result("eth_chainId", json!([]));
+    while !Client::to(&node).line_or_answer().starts_with('{') {}
+    assert!(begin.elapsed() >= time);
+}
+
+#[test]
+fn a_plan_strikes_by_itself_and_the_load_outlives_it() {
+    let plan = FaultPlan::from_seed(3, Duration::from_secs(20)).compressed(20);
+    let steps = plan.steps().len() as u64;
+    let (_dir, node) = start(|config| {
+        config.with_tps(2000).with_count(Some(4000)).with_faults(Some(plan)).with_preload(10)
+    });
+    assert!(node.wait_faults_finished(Duration::from_secs(20)));
+    assert!(node.wait_load_finished(Duration::from_secs(20)));
+    let stats = node.stats();
+    assert_eq!(stats.faults, steps);
+    assert_eq!(stats.refused, 0, "no fault takes a nonce from the load");
+    let begin = Instant::now();
+    while Client::try_connect(node.ipc_path()).is_none() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the last restart does not end");
+        std::thread::yield_now();
+    }
+}
