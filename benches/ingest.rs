@@ -1,0 +1,219 @@
+//! From the node's announcement to the order in front of a builder: ours against the two ways in
+//! which builders fetch today.
+//!
+//! - *sequential*: one connection, one fetch at a time in the notification loop, alloy's default
+//!   buffer of 16;
+//! - *plain concurrent*: a second connection, a task for each hash, 64 permits, a buffer of 16,384;
+//! - *mempool-ingest*: [`mempool_ingest::Ingest`] with its defaults.
+//!
+//! **The clock.** The node runs in a process of its own (this program again) and notes, in
+//! `CLOCK_MONOTONIC`, which all processes share, the moment before it hands each transaction to its
+//! pool. A subscriber of the order pool, the same for all three, notes when it sees each order. The
+//! difference is the latency; what the contenders note themselves plays no part. So it contains the
+//! node's own work, which is the same for all. The paced announcements are due at start + n/rate;
+//! how many were late is printed, since it says how far the machine can be trusted.
+//!
+//! **Equal work.** Every run announces the first transactions of one list (0.5 % with blobs, a
+//! fifth of those with six). Asserted in each run: the node announced that list; what was pooled is
+//! part of it, nothing twice, each sender right and each sidecar there. What a rival did not pool is
+//! printed as lost. Ours must have pooled all of it, or the bench fails; timings never fail it.
+//!
+//! **The cost.** CPU time of this process from the first announcement to the last order, subscriber
+//! included, for each pooled transaction; beside it as a multiple of the floor, the CPU time to
+//! decode a raw transaction and recover its sender, measured on one thread between the rounds.
+//! All use libsecp256k1, and rivals have as many threads as ours.
+//!
+//! **The burst** is announced at once. It fits the buffers of ours and of the plain concurrent
+//! rival, so that it measures speed, not overflow. Which side was the limit is said from which
+//! side's cores were busy. The node never mines here.
+//!
+//! `cargo bench --bench ingest` takes about five minutes; with `-- --test` each path runs once. The
+//! table is `target/criterion/ingest/latency.csv` too, and a picture beside it. Arguments other than
+//! flags are criterion's filters: the table is the benchmark named `paced`. The environment sets
+//! `INGEST_BENCH_ROUNDS` (3) and `INGEST_BENCH_SECONDS` (3.5, of each paced run).
+
+#[path = "ingest/floor.rs"]
+mod floor;
+#[path = "ingest/node.rs"]
+mod node;
+#[path = "ingest/plot.rs"]
+mod plot;
+#[path = "ingest/rivals.rs"]
+mod rivals;
+#[path = "ingest/run.rs"]
+mod run;
+#[path = "ingest/table.rs"]
+mod table;
+
+use std::{env, fs, path::PathBuf, process::ExitCode, str::FromStr, time::Duration};
+
+use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
+
+use crate::{
+    node::Load,
+    run::{Contender, Stage},
+    table::Row,
+};
+
+const RATES: [u32; 3] = [500, 1000, 2000];
+const ANSWER_TIMES: [Duration; 2] = [Duration::ZERO, Duration::from_millis(2)];
+
+/// Announced at once; half of the larger announcement buffers.
+const BURST: usize = 8_000;
+
+/// How much is done.
+#[derive(Debug)]
+struct Plan {
+    rates: Vec<u32>,
+    answer_times: Vec<Duration>,
+    rounds: usize,
+    run_s: f64,
+    burst: usize,
+}
+
+impl Plan {
+    fn new(is_test: bool) -> Result<Self, String> {
+        if is_test {
+            return Ok(Self {
+                rates: vec![500],
+                answer_times: ANSWER_TIMES.to_vec(),
+                rounds: 1,
+                run_s: 0.4,
+                burst: 500,
+            });
+        }
+        let plan = Self {
+            rates: RATES.to_vec(),
+            answer_times: ANSWER_TIMES.to_vec(),
+            rounds: from_env("INGEST_BENCH_ROUNDS", 3)?,
+            run_s: from_env("INGEST_BENCH_SECONDS", 3.5)?,
+            burst: BURST,
+        };
+        // A run must end before the pool lets go of its first transaction.
+        if plan.rounds == 0 || !(0.1..=50.0).contains(&plan.run_s) {
+            return Err(
+                "INGEST_BENCH_ROUNDS must be at least 1, INGEST_BENCH_SECONDS 0.1 to 50".into()
+            );
+        }
+        Ok(plan)
+    }
+
+    fn loads(&self) -> Vec<Load> {
+        let rates = self.rates.iter().copied().map(Some).chain([None]);
+        let all = self.answer_times.iter().flat_map(|&latency| {
+            rates.clone().map(move |tps| {
+                let count = match tps {
+                    Some(tps) => (f64::from(tps) * self.run_s).round() as usize,
+                    None => self.burst,
+                };
+                Load { latency, count, tps }
+            })
+        });
+        all.collect()
+    }
+
+    fn most(&self) -> usize {
+        self.loads().iter().map(|load| load.count).max().expect("there are loads")
+    }
+}
+
+fn from_env<T: FromStr>(name: &str, default: T) -> Result<T, String> {
+    match env::var(name) {
+        Ok(text) => text.parse().map_err(|_| format!("{name} is {text:?}, expected a number")),
+        Err(_) => Ok(default),
+    }
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = node::run_if_child() {
+        return code;
+    }
+    let args: Vec<_> = env::args().skip(1).collect();
+    let has = |flag: &str| args.iter().any(|arg| arg == flag);
+    let filters: Vec<_> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
+    // As criterion decides it: `cargo bench` passes `--bench`, `cargo test --all-targets` does not.
+    let plan = match Plan::new(has("--test") || !has("--bench")) {
+        Ok(plan) => plan,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let mut criterion = Criterion::default().configure_from_args();
+    let mut stage = Stage::new(plan.most()).expect("the node's process starts");
+    floor::bench(&mut criterion, &stage.txs);
+    burst(&mut criterion, &mut stage, &plan);
+    if !has("--list") && (filters.is_empty() || filters.iter().any(|filter| *filter == "paced")) {
+        compare(&mut stage, &plan);
+    }
+    criterion.final_summary();
+    ExitCode::SUCCESS
+}
+
+/// The burst for criterion's report: only those who lose nothing, or the times are of unequal work.
+fn burst(criterion: &mut Criterion, stage: &mut Stage, plan: &Plan) {
+    let mut group = criterion.benchmark_group("burst");
+    // A sample is one run, with a node and a pool of its own; more would not be better known.
+    group
+        .sample_size(10)
+        .sampling_mode(SamplingMode::Flat)
+        .warm_up_time(Duration::from_millis(1))
+        .measurement_time(Duration::from_millis(1));
+    for &latency in &plan.answer_times {
+        let load = Load { latency, count: plan.burst, tps: None };
+        group.throughput(Throughput::Elements(load.count as u64));
+        for contender in [Contender::Concurrent, Contender::Ours] {
+            let id = BenchmarkId::new(contender.name(), load.answer());
+            group.bench_function(id, |bencher| {
+                bencher.iter_custom(|iterations| {
+                    (0..iterations)
+                        .map(|_| {
+                            let run = stage.run(contender, load);
+                            if run.lost() > 0 {
+                                eprintln!("{}: lost {}", contender.name(), run.lost());
+                            }
+                            run.wall
+                        })
+                        .sum()
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+/// The table: rounds of all loads, contenders taking turns at going first.
+fn compare(stage: &mut Stage, plan: &Plan) {
+    let loads = plan.loads();
+    let mut rows: Vec<_> = loads
+        .iter()
+        .flat_map(|&load| Contender::ALL.map(|contender| Row { contender, load, runs: Vec::new() }))
+        .collect();
+    let mut floors = Vec::new();
+    for round in 0..plan.rounds {
+        floors.push(floor::pass(&stage.txs).as_secs_f64());
+        for of_load in rows.chunks_mut(Contender::ALL.len()) {
+            for turn in 0..of_load.len() {
+                let row = &mut of_load[(turn + round) % Contender::ALL.len()];
+                row.runs.push(stage.run(row.contender, row.load));
+            }
+        }
+        eprintln!("round {} of {} done", round + 1, plan.rounds);
+    }
+    let floor = Duration::from_secs_f64(table::median(floors));
+    table::print(&rows, floor);
+    if let Err(error) = keep(&rows, floor) {
+        eprintln!("warning: the table and its picture could not be written: {error}");
+    }
+}
+
+fn keep(rows: &[Row], floor: Duration) -> Result<(), Box<dyn std::error::Error>> {
+    let target = env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target"), PathBuf::from);
+    let dir = target.join("criterion").join("ingest");
+    fs::create_dir_all(&dir)?;
+    table::write_csv(&dir.join("latency.csv"), rows, floor)?;
+    plot::draw(&dir.join("latency.svg"), rows)?;
+    println!("\nwritten: {}/latency.csv and latency.svg", dir.display());
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! What cannot be saved: reading a raw transaction and recovering its sender.
+
+use std::{hint::black_box, time::Duration};
+
+use alloy_primitives::hex;
+use criterion::{BenchmarkId, Criterion, Throughput};
+use mempool_ingest::txpool_fetcher::{Answer, read_answer};
+use mock_node::workload::{PreparedTx, TxKind};
+use nix::sys::resource::UsageWho;
+
+use crate::{node::cpu, rivals::decode};
+
+/// Thread CPU time of one pass of decode and recover over `txs`, per transaction.
+pub(crate) fn pass(txs: &[PreparedTx]) -> Duration {
+    let before = cpu(UsageWho::RUSAGE_THREAD);
+    for tx in txs {
+        black_box(decode(&tx.raw).expect("signed by us"));
+    }
+    (cpu(UsageWho::RUSAGE_THREAD) - before) / u32::try_from(txs.len()).expect("a few thousand")
+}
+
+/// The floor, and the whole of what ours does with an answer, for each size of transaction.
+pub(crate) fn bench(criterion: &mut Criterion, txs: &[PreparedTx]) {
+    let mut group = criterion.benchmark_group("floor");
+    let one = |name, wanted: &[TxKind]| (name, txs.iter().find(|tx| wanted.contains(&tx.kind)));
+    let kinds = [
+        one("transfer", &[TxKind::Transfer]),
+        one("swap", &[TxKind::Swap]),
+        one("one blob", &[TxKind::Blob]),
+    ];
+    for (name, tx) in kinds {
+        // A short list (a test's) may have no blobs.
+        let Some(tx) = tx else { continue };
+        let json = format!("\"{}\"", hex::encode_prefixed(&tx.raw));
+        assert!(
+            matches!(read_answer(&json, tx.hash), Answer::Transaction(read, _) if read.signer() == tx.sender),
+            "equal work: the same sender both ways"
+        );
+        assert_eq!(decode(&tx.raw).expect("signed by us").signer(), tx.sender);
+        group.throughput(Throughput::Elements(1));
+        group.bench_function(BenchmarkId::new("decode and recover", name), |bencher| {
+            bencher.iter(|| decode(black_box(&tx.raw)));
+        });
+        group.bench_function(BenchmarkId::new("read_answer", name), |bencher| {
+            bencher.iter(|| read_answer(black_box(&json), tx.hash));
+        });
+    }
+    group.finish();
+}

@@ -1,0 +1,114 @@
+//! The ways builders fetch today, as their authors would write them on alloy's provider.
+//!
+//! Both go into the same [`OrderPool`] and recover senders with the same C library. Neither checks
+//! that the answer is the transaction it asked for, retries, times out, or follows heads: that
+//! favours them.
+
+use std::{path::PathBuf, sync::Arc, time::SystemTime};
+
+use alloy_consensus::transaction::SignerRecoverable;
+use alloy_eips::Decodable2718;
+use alloy_primitives::{B256, Bytes};
+use alloy_provider::{IpcConnect, Provider, ProviderBuilder};
+use futures::StreamExt;
+use mempool_ingest::{
+    OrderPool,
+    order_pool::{Origin, PooledTransaction, Transaction},
+};
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::Semaphore,
+};
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Fetches of the plain concurrent one in flight at once.
+const PERMITS: usize = 64;
+
+/// Its broadcast slots between the connection and its loop.
+const BUFFER: usize = 16_384;
+
+/// A rival at work. Ends, connections included, when dropped.
+#[derive(Debug)]
+pub(crate) struct Rival {
+    runtime: Option<Runtime>,
+}
+
+impl Drop for Rival {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // Not waited for: what is under way then is lost by definition.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// One connection, one fetch at a time in the loop that reads the notifications, alloy's default
+/// buffer of 16. Returns when subscribed.
+pub(crate) fn sequential(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Rival, Error> {
+    let runtime = runtime(threads)?;
+    let (provider, mut hashes) = runtime.block_on(async {
+        let provider = ProviderBuilder::new().connect_ipc(IpcConnect::new(path)).await?;
+        let hashes = provider.subscribe_pending_transactions().await?.into_stream();
+        Ok::<_, Error>((provider, hashes))
+    })?;
+    runtime.spawn(async move {
+        while let Some(hash) = hashes.next().await {
+            if let Err(error) = fetch(&provider, hash, &pool).await {
+                eprintln!("sequential: {hash}: {error}");
+            }
+        }
+    });
+    Ok(Rival { runtime: Some(runtime) })
+}
+
+/// A second connection for asking, a task for each hash, 64 permits, a buffer of 16,384. Returns
+/// when subscribed.
+///
+/// The permit is taken inside the task, so that the loop only reads and spawns: no announcement
+/// waits for a fetch, which loses the least. What bounds the number of tasks is nothing.
+pub(crate) fn concurrent(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Rival, Error> {
+    let runtime = runtime(threads)?;
+    let (listening, asking, mut hashes) = runtime.block_on(async {
+        let listening = ProviderBuilder::new().connect_ipc(IpcConnect::new(path.clone())).await?;
+        let asking = ProviderBuilder::new().connect_ipc(IpcConnect::new(path)).await?;
+        let hashes =
+            listening.subscribe_pending_transactions().channel_size(BUFFER).await?.into_stream();
+        Ok::<_, Error>((listening, asking, hashes))
+    })?;
+    let permits = Arc::new(Semaphore::new(PERMITS));
+    runtime.spawn(async move {
+        // The subscription lives as long as its provider.
+        let _listening = listening;
+        while let Some(hash) = hashes.next().await {
+            let (asking, pool) = (asking.clone(), pool.clone());
+            let permits = Arc::clone(&permits);
+            tokio::spawn(async move {
+                let _permit = permits.acquire_owned().await.expect("never closed");
+                if let Err(error) = fetch(&asking, hash, &pool).await {
+                    eprintln!("plain concurrent: {hash}: {error}");
+                }
+            });
+        }
+    });
+    Ok(Rival { runtime: Some(runtime) })
+}
+
+fn runtime(threads: usize) -> std::io::Result<Runtime> {
+    Builder::new_multi_thread().worker_threads(threads).enable_all().build()
+}
+
+async fn fetch(provider: &impl Provider, hash: B256, pool: &OrderPool) -> Result<(), Error> {
+    let first_seen = SystemTime::now();
+    let Some(raw) = provider.get_raw_transaction_by_hash(hash).await? else { return Ok(()) };
+    let tx = decode(&raw)?;
+    pool.insert_transaction(Transaction::new(tx, Origin::Mempool, first_seen));
+    Ok(())
+}
+
+/// The floor: what nobody who wants the sender of a raw transaction can do without.
+pub(crate) fn decode(
+    raw: &Bytes,
+) -> Result<alloy_consensus::transaction::Recovered<PooledTransaction>, Error> {
+    Ok(PooledTransaction::decode_2718_exact(raw)?.try_into_recovered()?)
+}

@@ -1,0 +1,302 @@
+//! One run: a fresh node, a fresh pool, one contender, and what came of it.
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::B256;
+use hdrhistogram::Histogram;
+use mempool_ingest::{
+    FetcherConfig, Ingest, OrderPool, PoolConfig,
+    order_pool::{Event, Order},
+    txpool_fetcher::{Counts, EndReason},
+};
+use mock_node::workload::{PreparedTx, TxKind, Workload};
+use nix::sys::resource::UsageWho;
+use tokio::runtime::Runtime;
+
+use crate::{
+    node::{Announced, Load, NodeProcess, cpu, now_ns},
+    rivals::{self, Rival},
+};
+
+/// A rival that has pooled nothing for so long has done what it will do. The longest honest pause
+/// is that of six blobs behind others, a tenth of it.
+const RIVAL_QUIET: Duration = Duration::from_secs(1);
+
+/// Ours has so long without progress before its run fails: it must bring in everything, also what
+/// it has to recover by reconciliation (200 ms to settle, a listing of the pool).
+const OURS_QUIET: Duration = Duration::from_secs(15);
+
+/// Grain of the bench's own waiting; it is no part of any figure.
+const POLL: Duration = Duration::from_millis(5);
+
+/// How long the subscriber waits before it looks whether the run is over.
+const STOP_GRAIN: Duration = Duration::from_millis(50);
+
+/// Time for ours to connect and to stop.
+const START_STOP: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Contender {
+    Sequential,
+    Concurrent,
+    Ours,
+}
+
+impl Contender {
+    pub(crate) const ALL: [Self; 3] = [Self::Sequential, Self::Concurrent, Self::Ours];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Sequential => "sequential",
+            Self::Concurrent => "plain concurrent",
+            Self::Ours => "mempool-ingest",
+        }
+    }
+}
+
+/// What a run came to.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) announced: usize,
+    pub(crate) pooled: usize,
+    /// From the node's announcement to the order visible to the subscriber, in nanoseconds.
+    pub(crate) latency: Histogram<u64>,
+    /// From the first announcement to the last order visible.
+    pub(crate) wall: Duration,
+    /// CPU time of this process, subscriber included.
+    pub(crate) cpu: Duration,
+    pub(crate) node_cpu: Duration,
+    /// Announcements the node made more than 5 ms after they were due.
+    pub(crate) late: usize,
+    /// Announcements that ours lost from its buffer and recovered; rivals do not count theirs.
+    pub(crate) lagged: u64,
+}
+
+impl Run {
+    pub(crate) fn lost(&self) -> usize {
+        self.announced - self.pooled
+    }
+}
+
+/// Where runs take place.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    node: NodeProcess,
+    /// What every node announces, in this order.
+    pub(crate) txs: Vec<PreparedTx>,
+    /// The host's runtime for ours, which does its work on threads of its own.
+    host: Runtime,
+}
+
+impl Stage {
+    /// Starts the node's process and signs here too what it will announce, at most `count`.
+    pub(crate) fn new(count: usize) -> std::io::Result<Self> {
+        let load = Load { latency: Duration::ZERO, count, tps: None };
+        let txs = Workload::new(load.config(PathBuf::new()).workload()).prepare(count);
+        let host = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok(Self { node: NodeProcess::spawn()?, txs, host })
+    }
+
+    /// Runs one contender against a fresh node.
+    ///
+    /// # Panics
+    /// When the node or the contender does not start; when anybody pooled what was not announced,
+    /// or a transaction that is not whole; when ours did not pool everything.
+    pub(crate) fn run(&mut self, contender: Contender, load: Load) -> Run {
+        let path = self.node.start(load).expect("the node starts");
+        let pool_config = PoolConfig::default();
+        let fetcher = FetcherConfig::ipc(&path);
+        // Its own thread for the sockets, and its workers.
+        let threads = fetcher.workers + 1;
+        let (pool, running) = match contender {
+            Contender::Ours => {
+                let ingest =
+                    self.host.block_on(Ingest::start(fetcher, pool_config)).expect("ours starts");
+                (ingest.pool().clone(), Running::Ours(Box::new(ingest)))
+            }
+            _ => {
+                let pool = OrderPool::new(pool_config).expect("the default is valid");
+                let start = match contender {
+                    Contender::Sequential => rivals::sequential,
+                    _ => rivals::concurrent,
+                };
+                let rival = start(path, pool.clone(), threads).expect("the rival starts");
+                (pool, Running::Rival(rival))
+            }
+        };
+        running.wait_until_ready();
+        let subscriber = Subscriber::start(&pool, load.count);
+
+        let before = cpu(UsageWho::RUSAGE_SELF);
+        self.node.announce().expect("the node announces");
+        subscriber.wait(load.count, running.patience());
+        let cpu = cpu(UsageWho::RUSAGE_SELF) - before;
+
+        let announced = self.node.stop().expect("the node stops");
+        let seen = subscriber.stop();
+        let counts = running.stop(&self.host);
+        self.check(contender, &announced, &seen, &pool, counts);
+        summarize(&announced, &seen, cpu, counts)
+    }
+
+    /// Equal work: the announced transactions are those of the list, whoever listens; what was
+    /// pooled is part of them, once each, with the right sender and its blobs. Ours has them all.
+    fn check(
+        &self,
+        contender: Contender,
+        announced: &Announced,
+        seen: &[(B256, u64)],
+        pool: &OrderPool,
+        counts: Option<Counts>,
+    ) {
+        let expected = &self.txs[..announced.hashes.len()];
+        let mut missing: HashMap<_, _> = expected.iter().map(|tx| (tx.hash, tx)).collect();
+        for ((hash, _), tx) in announced.hashes.iter().zip(expected) {
+            assert_eq!(*hash, tx.hash, "the node announced another transaction");
+        }
+        for (hash, _) in seen {
+            let tx = missing.remove(hash).expect("pooled, and not announced or pooled twice");
+            let order = pool.get(hash).expect("seen by the subscriber, so in the pool");
+            let Order::Tx(pooled) = order.as_ref() else { panic!("no transaction: {hash}") };
+            assert_eq!(pooled.sender(), tx.sender, "sender of {hash}");
+            let blobs = match tx.kind {
+                TxKind::Blob => 1,
+                TxKind::SixBlobs => 6,
+                _ => 0,
+            };
+            assert_eq!(pooled.blob_count(), blobs, "blobs of {hash}");
+            assert_eq!(pooled.sidecar().is_some(), blobs > 0, "sidecar of {hash}");
+        }
+        if contender == Contender::Ours {
+            let counts = counts.expect("ours counts");
+            assert!(missing.is_empty(), "ours lost {}; it counts {counts:?}", missing.len());
+            assert_eq!(counts.balance(), 0, "a hash without an outcome: {counts:?}");
+        }
+    }
+}
+
+fn summarize(
+    announced: &Announced,
+    seen: &[(B256, u64)],
+    cpu: Duration,
+    counts: Option<Counts>,
+) -> Run {
+    let sent: HashMap<_, _> = announced.hashes.iter().copied().collect();
+    let mut latency = Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("bounds in order");
+    for (hash, at) in seen {
+        latency.saturating_record(at.saturating_sub(sent[hash]));
+    }
+    let first = announced.hashes.first().map_or(0, |(_, at)| *at);
+    let last = seen.iter().map(|(_, at)| *at).max().unwrap_or(first);
+    Run {
+        announced: announced.hashes.len(),
+        pooled: seen.len(),
+        latency,
+        wall: Duration::from_nanos(last.saturating_sub(first)),
+        cpu,
+        node_cpu: announced.cpu,
+        late: announced.late,
+        lagged: counts.map_or(0, |counts| counts.lagged),
+    }
+}
+
+/// A contender at work.
+#[derive(Debug)]
+enum Running {
+    Ours(Box<Ingest>),
+    /// Dropped to stop it.
+    Rival(#[expect(dead_code, reason = "held for its drop")] Rival),
+}
+
+impl Running {
+    /// Rivals are ready when subscribed, ours when its backfill of an empty pool is done too.
+    fn wait_until_ready(&self) {
+        if let Self::Ours(ingest) = self {
+            let deadline = Instant::now() + START_STOP;
+            while !ingest.fetcher().is_live() {
+                assert!(Instant::now() < deadline, "not live: {:?}", ingest.fetcher().status());
+                thread::sleep(POLL);
+            }
+        }
+    }
+
+    const fn patience(&self) -> Duration {
+        match self {
+            Self::Ours(_) => OURS_QUIET,
+            Self::Rival(_) => RIVAL_QUIET,
+        }
+    }
+
+    fn stop(self, host: &Runtime) -> Option<Counts> {
+        match self {
+            Self::Ours(ingest) => {
+                let (end, counts) = host.block_on(ingest.shutdown(START_STOP));
+                assert_eq!(end, EndReason::Stopped);
+                Some(counts)
+            }
+            Self::Rival(_) => None,
+        }
+    }
+}
+
+/// Reads the pool as a builder would and notes when it saw each order.
+#[derive(Debug)]
+struct Subscriber {
+    shared: Arc<Progress>,
+    thread: JoinHandle<Vec<(B256, u64)>>,
+}
+
+// Neither orders anything: the orders seen are handed over by the thread's end.
+#[derive(Debug, Default)]
+struct Progress {
+    count: AtomicUsize,
+    stop: AtomicBool,
+}
+
+impl Subscriber {
+    fn start(pool: &OrderPool, expected: usize) -> Self {
+        let shared = Arc::new(Progress::default());
+        let mut subscription = pool.subscribe_all();
+        let progress = Arc::clone(&shared);
+        let thread = thread::spawn(move || {
+            let mut seen = Vec::with_capacity(expected);
+            while !progress.stop.load(Relaxed) {
+                let Some(event) = subscription.next_timeout(STOP_GRAIN) else { continue };
+                if let Event::Added(order) = event.expect("the log holds more than a run") {
+                    seen.push((*order.id().hash(), now_ns()));
+                    progress.count.store(seen.len(), Relaxed);
+                }
+            }
+            seen
+        });
+        Self { shared, thread }
+    }
+
+    /// Waits until everything is there, or nothing has come for `patience`.
+    fn wait(&self, expected: usize, patience: Duration) {
+        let mut before = 0;
+        let mut since = Instant::now();
+        while before < expected && since.elapsed() < patience {
+            thread::sleep(POLL);
+            let now = self.shared.count.load(Relaxed);
+            if now != before {
+                before = now;
+                since = Instant::now();
+            }
+        }
+    }
+
+    fn stop(self) -> Vec<(B256, u64)> {
+        self.shared.stop.store(true, Relaxed);
+        self.thread.join().expect("the subscriber does not panic")
+    }
+}
