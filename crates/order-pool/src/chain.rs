@@ -4,7 +4,7 @@
 use crate::{event::Head, order::Order};
 use alloy_primitives::{Address, B256};
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     sync::Arc,
 };
 
@@ -12,14 +12,16 @@ use std::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Raised {
     next: u64,
-    block: u64,
+    /// [`Block::serial`].
+    by: u64,
 }
 
 #[derive(Debug)]
 struct Block {
+    /// Tells it from others of its number.
+    serial: u64,
     head: Head,
-    /// What each sender's entry was before, in the order of change.
-    raised: Vec<(Address, Option<Raised>)>,
+    raised: Vec<Address>,
     taken: Vec<Arc<Order>>,
     taken_bytes: usize,
 }
@@ -41,7 +43,10 @@ pub(crate) enum HeadKind {
 pub(crate) struct Chain {
     blocks: VecDeque<Block>,
     mined: HashMap<B256, u64>,
-    nonces: HashMap<Address, Raised>,
+    /// What each block said of a sender: nonces come in any order of blocks, and each block's word
+    /// goes with it.
+    nonces: HashMap<Address, Vec<Raised>>,
+    next_serial: u64,
     taken_bytes: usize,
     max_blocks: usize,
     max_taken_bytes: usize,
@@ -53,6 +58,7 @@ impl Chain {
             blocks: VecDeque::new(),
             mined: HashMap::new(),
             nonces: HashMap::new(),
+            next_serial: 0,
             taken_bytes: 0,
             max_blocks,
             max_taken_bytes,
@@ -74,7 +80,7 @@ impl Chain {
 
     /// The lowest nonce the sender can still use, if a recent block raised it.
     pub(crate) fn next_nonce(&self, sender: &Address) -> Option<u64> {
-        self.nonces.get(sender).map(|raised| raised.next)
+        self.nonces.get(sender)?.iter().map(|raised| raised.next).max()
     }
 
     pub(crate) fn kind(&self, head: &Head) -> HeadKind {
@@ -114,12 +120,7 @@ impl Chain {
             for hash in &block.head.mined {
                 self.mined.remove(hash);
             }
-            for (sender, before) in block.raised.into_iter().rev() {
-                match before {
-                    Some(before) => self.nonces.insert(sender, before),
-                    None => self.nonces.remove(&sender),
-                };
-            }
+            self.unraise(&block);
             self.taken_bytes -= block.taken_bytes;
             mined.extend(block.head.mined);
             taken.push(block.taken);
@@ -132,7 +133,10 @@ impl Chain {
         for hash in &head.mined {
             self.mined.insert(*hash, head.number);
         }
+        let serial = self.next_serial;
+        self.next_serial += 1;
         self.blocks.push_back(Block {
+            serial,
             head,
             raised: Vec::new(),
             taken: Vec::new(),
@@ -152,11 +156,7 @@ impl Chain {
                 self.mined.remove(hash);
             }
         }
-        for (sender, _) in &block.raised {
-            if self.nonces.get(sender).is_some_and(|raised| raised.block == block.head.number) {
-                self.nonces.remove(sender);
-            }
-        }
+        self.unraise(&block);
         self.taken_bytes -= block.taken_bytes;
     }
 
@@ -165,16 +165,30 @@ impl Chain {
         self.blocks.iter().rposition(|block| block.head.hash == *block_hash)
     }
 
+    fn unraise(&mut self, block: &Block) {
+        for sender in &block.raised {
+            if let Entry::Occupied(mut entry) = self.nonces.entry(*sender) {
+                entry.get_mut().retain(|raised| raised.by != block.serial);
+                if entry.get().is_empty() {
+                    entry.remove();
+                }
+            }
+        }
+    }
+
     /// Notes that the block at `position` raised the sender; says whether that is news.
     pub(crate) fn raise(&mut self, position: usize, sender: Address, next: u64) -> bool {
-        let before = self.nonces.get(&sender).copied();
-        if before.is_some_and(|before| before.next >= next) {
-            return false;
-        }
+        let before = self.next_nonce(&sender);
         let block = &mut self.blocks[position];
-        block.raised.push((sender, before));
-        self.nonces.insert(sender, Raised { next, block: block.head.number });
-        true
+        let words = self.nonces.entry(sender).or_default();
+        match words.iter_mut().find(|raised| raised.by == block.serial) {
+            Some(raised) => raised.next = raised.next.max(next),
+            None => {
+                words.push(Raised { next, by: block.serial });
+                block.raised.push(sender);
+            }
+        }
+        before.is_none_or(|before| before < next)
     }
 
     /// Notes that the block at `position` (the newest if `None`) took an order from the pool, so

@@ -1,4 +1,51 @@
 //! The orders a block builder knows: indexed, bounded, exact for every reader.
+//!
+//! The pool takes in pending transactions and searchers' bundles, tells subscribers of them, and
+//! lets go of what a block took, of what was kept long enough, and of what pays the least when it
+//! is full. It asks no node and executes nothing: heads and nonces are told to it.
+//!
+//! ```text
+//! insert, cancel, head, nonces          readers: subscriptions, get, of_sender, was_seen
+//!        |                                   |                no lock
+//!        v                                   v
+//!  one short lock: core (op, now) -> effects -> event log, live pages, index -> head -> wake-ups
+//! ```
+//!
+//! # What a subscriber is promised
+//! At [`OrderPool::subscribe`] every live order that may go into its block, once; then every later
+//! event that concerns the block, in the order of acceptance. A reader that falls behind by more
+//! than [`PoolConfig::log_events`], or while more than [`PoolConfig::log_bytes`] of orders leave,
+//! is told exactly how many events it [`Lagged`] behind and can [`Subscription::resync`]. A slow
+//! reader holds a number, no order and no lock.
+//!
+//! # What can be lost, and which counter says so
+//! Refused: `order_pool_rejected_total`. For space: `order_pool_evicted_total`. By age:
+//! `order_pool_expired_total`. To a slow reader: `order_pool_missed_events_total`. Cancellations
+//! beyond their cap: `order_pool_keys_forgotten_total`. A restart loses everything.
+//!
+//! # Locks
+//! | what | who takes it | for how long |
+//! | --- | --- | --- |
+//! | the writer's mutex | insert, cancel, head, nonces, an upkeep step | one change, no foreign code, no freeing |
+//! | a sink's end mutex | its thread once, its guard when asked | to set or read a word |
+//!
+//! The two are never held together. Everything readers see is published with atomics and
+//! `ArcSwap`: log, live pages, index, then the head. Wake-ups and freeing come after the lock.
+//!
+//! # Memory
+//! At most `max_tx_bytes` and `max_bundle_bytes` of live orders, a quarter of them again for spent
+//! entries in pages, `log_bytes` of removed ones, `max_unmine_bytes` kept for reorgs, and the
+//! dedupe window's 24 bytes an entry.
+//!
+//! ```
+//! use order_pool::{Head, OrderPool, PoolConfig};
+//!
+//! let pool = OrderPool::new(PoolConfig::default().with_max_txs(10_000))?;
+//! let mut subscription = pool.subscribe(1);
+//! pool.on_head(Head { number: 1, ..Head::default() });
+//! assert!(subscription.try_next().is_none());
+//! # Ok::<(), order_pool::ConfigError>(())
+//! ```
 
 mod bundle;
 mod chain;

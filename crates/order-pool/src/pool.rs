@@ -293,6 +293,8 @@ impl Shared {
             let replaced =
                 if rang { self.apply(&mut writer, &mut effects) } else { Replaced::default() };
             writer.effects = effects;
+            // Also without effects: a key can be forgotten that nobody was told of.
+            self.set_levels(&writer);
             (result, replaced, rang)
         };
         if rang {
@@ -352,7 +354,7 @@ impl Shared {
         replaced
     }
 
-    fn publish(&self, writer: &mut Writer) -> Replaced {
+    fn set_levels(&self, writer: &Writer) {
         let core = &writer.core;
         self.levels.txs.set(core.tx_count());
         self.levels.tx_bytes.set(core.tx_bytes());
@@ -360,6 +362,10 @@ impl Shared {
         self.levels.bundle_bytes.set(core.bundle_bytes());
         self.levels.keys.set(core.key_count());
         self.levels.log_bytes.set(writer.live.removed_bytes());
+    }
+
+    fn publish(&self, writer: &mut Writer) -> Replaced {
+        let core = &writer.core;
         let excess = writer.garbage.len().saturating_sub(MAX_GARBAGE);
         Replaced {
             _log: writer.log.publish(&self.log),

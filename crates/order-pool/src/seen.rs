@@ -6,7 +6,7 @@
 
 use alloy_primitives::B256;
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque, hash_map::Entry},
     hash::{BuildHasher, RandomState},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
@@ -110,12 +110,20 @@ impl SeenTable {
 pub(crate) struct SeenWindow {
     table: std::sync::Arc<SeenTable>,
     queue: VecDeque<u64>,
+    /// How many places in the queue belong to orders forgotten before their time. Never more than
+    /// the queue holds.
+    vacant: HashMap<u64, usize>,
     window: usize,
 }
 
 impl SeenWindow {
     pub(crate) fn new(window: usize) -> Self {
-        Self { table: std::sync::Arc::new(SeenTable::new(window)), queue: VecDeque::new(), window }
+        Self {
+            table: std::sync::Arc::new(SeenTable::new(window)),
+            queue: VecDeque::new(),
+            vacant: HashMap::new(),
+            window,
+        }
     }
 
     pub(crate) const fn table(&self) -> &std::sync::Arc<SeenTable> {
@@ -137,14 +145,24 @@ impl SeenWindow {
         if self.queue.len() > self.window
             && let Some(oldest) = self.queue.pop_front()
         {
-            self.table.remove(oldest);
+            match self.vacant.entry(oldest) {
+                Entry::Vacant(_) => self.table.remove(oldest),
+                Entry::Occupied(mut places) if *places.get() > 1 => *places.get_mut() -= 1,
+                Entry::Occupied(places) => {
+                    places.remove();
+                }
+            }
         }
     }
 
-    /// Forgets an order before its time. Its place in the queue stays, so if it comes again it is
-    /// forgotten early: that costs a fetch, never an order.
+    /// Forgets an order before its time. Its place in the queue stays, vacant: if it comes again it
+    /// gets a new one.
     pub(crate) fn forget(&mut self, hash: &B256) {
-        self.table.remove(self.table.fingerprint(hash));
+        let fingerprint = self.table.fingerprint(hash);
+        if self.table.find(fingerprint).is_ok() {
+            self.table.remove(fingerprint);
+            *self.vacant.entry(fingerprint).or_default() += 1;
+        }
     }
 }
 

@@ -1,0 +1,31 @@
+//! The order pool against a pool behind one mutex, under the loads that a builder puts on it.
+//!
+//! `cargo bench --bench order_pool` runs all of it in a few minutes; `-- --test` is a quick pass
+//! that only shows that it works. Every goal is a ratio of two figures of the same run.
+
+mod order_pool {
+    pub(crate) mod load;
+    pub(crate) mod rival;
+    pub(crate) mod table;
+}
+
+use order_pool::{load, table};
+
+fn main() {
+    let quick = std::env::args().any(|argument| argument == "--test");
+    let scale = if quick { load::Scale::quick() } else { load::Scale::full() };
+    println!("orders replayed: {}, rounds: {}", scale.replayed, scale.rounds);
+    let goals = [
+        table::joining(&scale),
+        table::one_reader(&scale),
+        table::eight_readers(&scale),
+        table::scaling(&scale),
+        table::heads(&scale),
+    ];
+    table::upkeep(&scale);
+    table::memory(&scale);
+    println!("\ngoals (a busy machine moves them; take them on an idle one)");
+    for goal in goals {
+        println!("  {goal}");
+    }
+}

@@ -1,0 +1,174 @@
+//! The loads: the same for both pools.
+
+use super::rival::{MutexPool, RivalEvent};
+use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
+use alloy_primitives::{Address, B256, Bytes, Signature, U256, keccak256};
+use hdrhistogram::Histogram;
+use order_pool::{EventRef, InsertOutcome, OrderPool, Origin, PoolConfig, Transaction};
+use std::{
+    hint::black_box,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+/// How much of everything.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scale {
+    pub(crate) replayed: u64,
+    pub(crate) rounds: usize,
+    pub(crate) window: Duration,
+    pub(crate) pools: [u64; 3],
+    pub(crate) inserts: u64,
+}
+
+impl Scale {
+    pub(crate) const fn full() -> Self {
+        Self {
+            replayed: 20_000,
+            rounds: 5,
+            window: Duration::from_secs(3),
+            pools: [1_000, 10_000, 100_000],
+            inserts: 1_000_000,
+        }
+    }
+
+    pub(crate) const fn quick() -> Self {
+        Self {
+            replayed: 2_000,
+            rounds: 1,
+            window: Duration::from_millis(200),
+            pools: [100, 1_000, 10_000],
+            inserts: 20_000,
+        }
+    }
+}
+
+pub(crate) fn sender(n: u64) -> Address {
+    Address::left_padding_from(&(n + 1).to_be_bytes())
+}
+
+/// The `n`th of many different plain transactions of 200 bytes of input; the pool trusts a
+/// recovered transaction's hash and sender, so none is signed.
+pub(crate) fn nth(n: u64) -> Transaction {
+    let inner = TxEip1559 {
+        chain_id: 1,
+        gas_limit: 21_000,
+        max_fee_per_gas: 1_000 + u128::from(n % 97),
+        max_priority_fee_per_gas: 1 + u128::from(n % 89),
+        input: Bytes::from(vec![1; 200]),
+        ..Default::default()
+    };
+    let signature = Signature::new(U256::from(1), U256::from(1), false);
+    let signed = Signed::new_unchecked(inner, signature, keccak256(n.to_be_bytes()));
+    let tx = Recovered::new_unchecked(EthereumTxEnvelope::Eip1559(signed), sender(n));
+    Transaction::new(tx, Origin::Mempool, SystemTime::UNIX_EPOCH)
+}
+
+pub(crate) fn filled(count: u64) -> OrderPool {
+    let pool = OrderPool::new(PoolConfig::default()).expect("the default is valid");
+    for n in 0..count {
+        assert_eq!(pool.insert_transaction(nth(n)), InsertOutcome::Added);
+    }
+    pool
+}
+
+pub(crate) fn filled_rival(count: u64) -> MutexPool {
+    let pool = MutexPool::default();
+    (0..count).for_each(|n| assert!(pool.insert(nth(n))));
+    pool
+}
+
+/// What a reader does with an order: looks at who sent it and what it pays.
+fn look(order: &order_pool::Order) -> u64 {
+    let tx = order.as_tx().expect("only transactions here");
+    tx.nonce() ^ (tx.tip(500).unwrap_or(0) as u64) ^ u64::from(tx.sender()[19])
+}
+
+/// One whole replay, by reference. Returns how many orders it showed.
+pub(crate) fn replay(pool: &OrderPool) -> u64 {
+    let mut reader = pool.subscribe(1);
+    let (mut count, mut sum) = (0, 0);
+    while reader.is_replaying() {
+        let shown = reader.visit(256, |event| {
+            if let EventRef::Added(order) = event {
+                sum ^= look(order);
+                count += 1;
+            }
+        });
+        shown.expect("a replay is shorter than the log");
+    }
+    black_box(sum);
+    count
+}
+
+/// One whole replay of the rival.
+pub(crate) fn replay_rival(pool: &MutexPool, at_least: u64) -> u64 {
+    let receiver = pool.subscribe();
+    let (mut count, mut sum) = (0, 0);
+    while count < at_least {
+        match receiver.recv().expect("the pool lives") {
+            RivalEvent::Added(order) => {
+                sum ^= look(&order);
+                count += 1;
+            }
+            RivalEvent::Removed(hash) => sum ^= u64::from(hash[0]),
+        }
+    }
+    black_box(sum);
+    count
+}
+
+/// Inserts 2,000 a second for a while; the time of each insert in nanoseconds. The transactions are
+/// made before.
+pub(crate) fn paced(window: Duration, first: u64, insert: impl Fn(Transaction)) -> Histogram<u64> {
+    let gap = Duration::from_micros(500);
+    let count = (window.as_micros() / gap.as_micros()) as u64;
+    let txs: Vec<_> = (first..first + count).map(nth).collect();
+    let mut times = Histogram::new(3).expect("three digits are few enough");
+    let start = Instant::now();
+    for (n, tx) in (0_u32..).zip(txs) {
+        let due = start + gap * n;
+        // Sleep as a worker that waits for its socket does; the insert is timed from its own start.
+        if let Some(left) = due.checked_duration_since(Instant::now()) {
+            thread::sleep(left);
+        }
+        let began = Instant::now();
+        insert(tx);
+        times.record(began.elapsed().as_nanos() as u64).expect("in range");
+    }
+    times
+}
+
+/// Runs `body` on `threads` threads over and over while `work` runs here. Returns what `work` did
+/// and how often the bodies ran.
+pub(crate) fn beside<T>(
+    threads: usize,
+    body: impl Fn() -> u64 + Sync,
+    work: impl FnOnce() -> T,
+) -> (T, u64) {
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let result = thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    done.fetch_add(body(), Relaxed);
+                }
+            });
+        }
+        let result = work();
+        stop.store(true, Relaxed);
+        result
+    });
+    (result, done.load(Relaxed))
+}
+
+/// Burns CPU without touching the pool, about as long as a replay takes.
+pub(crate) fn burn() -> u64 {
+    let mut word = B256::ZERO;
+    for _ in 0..2_000 {
+        word = keccak256(word);
+    }
+    black_box(word);
+    1
+}

@@ -1,0 +1,269 @@
+//! Runs the loads and prints what came out.
+
+use super::load::{
+    Scale, beside, burn, filled, filled_rival, nth, paced, replay, replay_rival, sender,
+};
+use alloy_primitives::{B256, keccak256};
+use hdrhistogram::Histogram;
+use order_pool::{Head, InsertOutcome, OrderPool, PoolConfig, Upkeep, UpkeepConfig};
+use std::{
+    collections::HashMap,
+    fmt, fs, thread,
+    time::{Duration, Instant},
+};
+
+/// A ratio and what it should be.
+#[derive(Debug)]
+pub(crate) struct Goal {
+    what: &'static str,
+    ratio: f64,
+    at_least: Option<f64>,
+    at_most: Option<f64>,
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let low = self.at_least.is_some_and(|limit| self.ratio < limit);
+        let high = self.at_most.is_some_and(|limit| self.ratio > limit);
+        let word = if low || high { "MISSED " } else { "reached" };
+        write!(f, "{word} {:>8.2} x  {}", self.ratio, self.what)
+    }
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+/// Prints a row; returns its p99 in microseconds.
+fn row(name: &str, times: &[Histogram<u64>]) -> f64 {
+    let micros = |q: f64| {
+        median(times.iter().map(|times| times.value_at_quantile(q) as f64 / 1e3).collect())
+    };
+    let (p50, p99, p999) = (micros(0.5), micros(0.99), micros(0.999));
+    println!("  {name:<44} p50 {p50:>9.1}  p99 {p99:>9.1}  p99.9 {p999:>9.1} us");
+    p99
+}
+
+fn into_pool(pool: &OrderPool) -> impl Fn(order_pool::Transaction) + '_ {
+    |tx| assert_eq!(pool.insert_transaction(tx), InsertOutcome::Added)
+}
+
+/// Subscribers join one after another.
+pub(crate) fn joining(scale: &Scale) -> Goal {
+    println!("\ninserts at 2,000/s while subscribers join one after another and replay");
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let pause = || thread::sleep(Duration::from_millis(2));
+    for _ in 0..scale.rounds {
+        let pool = filled(scale.replayed);
+        let body = || {
+            assert!(replay(&pool) >= scale.replayed);
+            pause();
+            1
+        };
+        let (times, joins) = beside(1, body, || paced(scale.window, 1 << 32, into_pool(&pool)));
+        assert!(joins > 0);
+        ours.push(times);
+        let rival = filled_rival(scale.replayed);
+        let body = || {
+            assert!(replay_rival(&rival, scale.replayed) >= scale.replayed);
+            pause();
+            1
+        };
+        let insert = |tx| assert!(rival.insert(tx));
+        let (times, joins) = beside(1, body, || paced(scale.window, 1 << 32, insert));
+        assert!(joins > 0);
+        theirs.push(times);
+    }
+    let (ours, theirs) = (row("order pool", &ours), row("mutex rival", &theirs));
+    Goal {
+        what: "insert p99, rival / ours, joining subscribers (at least 10)",
+        ratio: theirs / ours,
+        at_least: Some(10.0),
+        at_most: None,
+    }
+}
+
+/// One reader replays without a pause.
+pub(crate) fn one_reader(scale: &Scale) -> Goal {
+    println!("\ninserts at 2,000/s beside one reader that replays without a pause");
+    let (mut alone, mut read) = (Vec::new(), Vec::new());
+    for _ in 0..scale.rounds {
+        for (threads, into) in [(0, &mut alone), (1, &mut read)] {
+            let pool = filled(scale.replayed);
+            let work = || paced(scale.window, 1 << 32, into_pool(&pool));
+            into.push(beside(threads, || replay(&pool), work).0);
+        }
+    }
+    let (alone, read) = (row("nobody reads", &alone), row("one replaying reader", &read));
+    Goal {
+        what: "insert p99, one replaying reader / none (at most 2)",
+        ratio: read / alone,
+        at_least: None,
+        at_most: Some(2.0),
+    }
+}
+
+/// Eight readers against eight threads that burn the same CPU.
+pub(crate) fn eight_readers(scale: &Scale) -> Goal {
+    println!("\ninserts at 2,000/s beside eight busy threads");
+    let (mut control, mut read, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..scale.rounds {
+        let pool = filled(scale.replayed);
+        let work = || paced(scale.window, 1 << 32, into_pool(&pool));
+        control.push(beside(8, burn, work).0);
+        let work = || paced(scale.window, 1 << 33, into_pool(&pool));
+        read.push(beside(8, || replay(&pool), work).0);
+        let rival = filled_rival(scale.replayed);
+        let insert = |tx| assert!(rival.insert(tx));
+        let body = || replay_rival(&rival, scale.replayed);
+        theirs.push(beside(8, body, || paced(scale.window, 1 << 32, insert)).0);
+    }
+    let control = row("eight burn CPU, the pool untouched", &control);
+    let read = row("eight replay", &read);
+    row("eight replay the mutex rival", &theirs);
+    Goal {
+        what: "insert p99, eight replaying / eight burning (at most 1.5)",
+        ratio: read / control,
+        at_least: None,
+        at_most: Some(1.5),
+    }
+}
+
+/// Replay throughput by number of readers, a writer going on at 2,000/s.
+pub(crate) fn scaling(scale: &Scale) -> Goal {
+    println!("\norders replayed per second while the writer goes on");
+    let counts = [1, 2, 4, 8];
+    let mut rates = counts.map(|_| Vec::new());
+    let mut burns = counts.map(|_| Vec::new());
+    for round in 0..scale.rounds {
+        let pool = filled(scale.replayed);
+        for (n, threads) in counts.into_iter().enumerate() {
+            let first = (2 + (round * 4 + n) as u64) << 32;
+            let work = || paced(scale.window, first, into_pool(&pool));
+            let (_, orders) = beside(threads, || replay(&pool), work);
+            rates[n].push(orders as f64 / scale.window.as_secs_f64());
+            let (_, burned) = beside(threads, burn, || thread::sleep(scale.window));
+            burns[n].push(burned as f64);
+        }
+    }
+    let rates = rates.map(median);
+    let burns = burns.map(median);
+    for (n, threads) in counts.into_iter().enumerate() {
+        println!(
+            "  {threads} readers {:>12.0} orders/s = {:.2} x of one (pure CPU work here: {:.2} x)",
+            rates[n],
+            rates[n] / rates[0],
+            burns[n] / burns[0],
+        );
+    }
+    Goal {
+        what: "replay work, two readers / one (at least 1.7)",
+        ratio: rates[1] / rates[0],
+        at_least: Some(1.7),
+        at_most: None,
+    }
+}
+
+/// The same block at three sizes of pool.
+pub(crate) fn heads(scale: &Scale) -> Goal {
+    println!("\na head that mines 50 of the pooled and raises 100 senders");
+    let mut ours = Vec::new();
+    for count in scale.pools {
+        let (mut times, mut rival_times) = (Vec::new(), Vec::new());
+        let pool = filled(count);
+        let rival = filled_rival(count);
+        for round in 0..(scale.rounds as u64 * 5) {
+            // Orders of this round alone, so that each head does the same work.
+            let first = (round + 2) << 32;
+            for n in first..first + 100 {
+                pool.insert_transaction(nth(n));
+                rival.insert(nth(n));
+            }
+            let mined: Vec<B256> = (first..first + 50).map(|n| *nth(n).hash()).collect();
+            let nonces: HashMap<_, _> = (first..first + 100).map(|n| (sender(n), 1)).collect();
+            let name = |n: u64| keccak256((n << 1 | 1).to_be_bytes());
+            let head = Head {
+                number: round + 1,
+                hash: name(round + 1),
+                parent_hash: name(round),
+                mined: mined.clone(),
+                ..Head::default()
+            };
+            let list: Vec<_> = nonces.iter().map(|(sender, next)| (*sender, *next)).collect();
+            let hash = head.hash;
+            let before = pool.len();
+            let began = Instant::now();
+            pool.on_head(head);
+            pool.on_nonces(hash, list);
+            times.push(began.elapsed().as_nanos() as f64 / 1e3);
+            let began = Instant::now();
+            let removed = rival.on_head(&mined, &nonces);
+            rival_times.push(began.elapsed().as_nanos() as f64 / 1e3);
+            assert_eq!((before - pool.len(), removed), (100, 100), "equal work");
+        }
+        let (time, rival_time) = (median(times), median(rival_times));
+        println!("  {count:>7} pooled: {time:>9.1} us, mutex rival {rival_time:>9.1} us");
+        ours.push(time);
+    }
+    Goal {
+        what: "head update, largest pool / smallest (at most 2)",
+        ratio: ours[2] / ours[0],
+        at_least: None,
+        at_most: Some(2.0),
+    }
+}
+
+/// Upkeep beside the writer, with orders that are let go after a second.
+pub(crate) fn upkeep(scale: &Scale) {
+    println!("\ninserts at 2,000/s with a retention of a tenth of the window");
+    let (mut off, mut on) = (Vec::new(), Vec::new());
+    for _ in 0..scale.rounds {
+        for (runs, into) in [(false, &mut off), (true, &mut on)] {
+            let config = PoolConfig::default().with_tx_retention(scale.window / 10);
+            let pool = OrderPool::new(config).expect("a valid configuration");
+            let config = UpkeepConfig::default().with_interval(Duration::from_millis(20));
+            let upkeep = runs.then(|| Upkeep::start(&pool, config).expect("a thread"));
+            into.push(paced(scale.window, 1 << 32, into_pool(&pool)));
+            if let Some(upkeep) = upkeep {
+                assert!(upkeep.stop(Duration::from_secs(5)));
+                assert!(pool.stats().expired > 0);
+            }
+        }
+    }
+    row("upkeep off", &off);
+    row("upkeep on", &on);
+}
+
+/// Resident memory of this process, in bytes.
+fn resident() -> f64 {
+    let status = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = status.split(' ').nth(1).and_then(|pages| pages.parse::<f64>().ok());
+    pages.unwrap_or(f64::NAN) * 4096.0
+}
+
+/// The cost of an order, and of many inserts at the default caps.
+pub(crate) fn memory(scale: &Scale) {
+    println!("\nmemory");
+    let before = resident();
+    let pool = OrderPool::new(PoolConfig::default()).expect("the default is valid");
+    let empty = resident();
+    let count = scale.inserts / 10;
+    (0..count).for_each(|n| drop(pool.insert_transaction(nth(n))));
+    let full = resident();
+    println!("  an empty pool {:>8.1} MB", (empty - before) / 1e6);
+    println!(
+        "  an order      {:>8.0} bytes resident, {:.0} by its size_bytes",
+        (full - empty) / count as f64,
+        pool.bytes() as f64 / pool.len() as f64,
+    );
+    let began = Instant::now();
+    (count..scale.inserts).for_each(|n| drop(pool.insert_transaction(nth(n))));
+    let each = began.elapsed().as_nanos() as f64 / (scale.inserts - count) as f64;
+    println!(
+        "  {} inserts: {:.1} MB resident beyond the start, {} pooled, {each:.0} ns each with its making",
+        scale.inserts,
+        (resident() - before) / 1e6,
+        pool.len(),
+    );
+}

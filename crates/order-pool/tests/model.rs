@@ -1,0 +1,821 @@
+//! The pool against a naive model: plain lists and sorted scans, random sequences of operations,
+//! equal after every step.
+
+mod common;
+
+use alloy_primitives::B256;
+use common::{Spec, address, hash, tx};
+use order_pool::{
+    Bundle, BundleParts, CancelOutcome, Clock, Event, Head, InsertOutcome, Order, OrderId,
+    OrderPool, PoolConfig, ReplacementKey, Subscription, Transaction,
+};
+use proptest::prelude::*;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
+use uuid::Uuid;
+
+const MAX_TXS: usize = 12;
+const MAX_BUNDLES: usize = 6;
+const MAX_KEYS: usize = 3;
+const DEDUPE: usize = 40;
+const BLOCKS: usize = 4;
+const RETENTION: u64 = 50;
+const LOG_EVENTS: usize = 64;
+const MAX_AHEAD: u64 = 3;
+
+fn config() -> PoolConfig {
+    PoolConfig::default()
+        .with_max_txs(MAX_TXS)
+        .with_max_bundles(MAX_BUNDLES)
+        .with_max_cancellations(MAX_KEYS)
+        .with_dedupe_window(DEDUPE)
+        .with_recent_blocks(BLOCKS)
+        .with_tx_retention(Duration::from_secs(RETENTION))
+        .with_cancellation_retention(Duration::from_secs(RETENTION / 2))
+        .with_log_events(LOG_EVENTS)
+        .with_max_blocks_ahead(MAX_AHEAD)
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Insert {
+        sender: u64,
+        nonce: u64,
+        fee: u8,
+        tip: u8,
+    },
+    /// Many at once, so that logs wrap and caps are met.
+    Burst {
+        salt: u64,
+    },
+    Bundle {
+        n: u64,
+        ahead: Option<u8>,
+        key: Option<(u8, Option<u8>)>,
+    },
+    Cancel {
+        key: u8,
+        nonce: Option<u8>,
+    },
+    /// On the newest block, mining some of what is pooled and some that is not.
+    Head {
+        mined: u8,
+        unknown: u64,
+        base_fee: Option<u8>,
+    },
+    /// Replaces the newest `depth` blocks by one.
+    Reorg {
+        depth: u8,
+        mined: u8,
+    },
+    /// A head whose parent was never told.
+    Gap {
+        skip: u8,
+    },
+    Nonces {
+        back: u8,
+        sender: u64,
+        next: u64,
+    },
+    Pass {
+        seconds: u8,
+    },
+    Upkeep,
+    Subscribe {
+        ahead: Option<u8>,
+    },
+    Read {
+        which: u8,
+        max: u8,
+    },
+    Resync {
+        which: u8,
+    },
+    Drop {
+        which: u8,
+    },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let key = || (0_u8..3, prop::option::weighted(0.8, 0_u8..8));
+    prop_oneof![
+        12 => (0_u64..5, 0_u64..4, 0_u8..20, 0_u8..20)
+            .prop_map(|(sender, nonce, fee, tip)| Op::Insert { sender, nonce, fee, tip }),
+        1 => (0_u64..4).prop_map(|salt| Op::Burst { salt }),
+        6 => (0_u64..6, prop::option::of(0_u8..6), prop::option::of(key()))
+            .prop_map(|(n, ahead, key)| Op::Bundle { n, ahead, key }),
+        3 => key().prop_map(|(key, nonce)| Op::Cancel { key, nonce }),
+        4 => (0_u8..8, 0_u64..40, prop::option::of(0_u8..20))
+            .prop_map(|(mined, unknown, base_fee)| Op::Head { mined, unknown, base_fee }),
+        2 => (1_u8..4, 0_u8..8).prop_map(|(depth, mined)| Op::Reorg { depth, mined }),
+        1 => (1_u8..3).prop_map(|skip| Op::Gap { skip }),
+        3 => (0_u8..3, 0_u64..5, 0_u64..5)
+            .prop_map(|(back, sender, next)| Op::Nonces { back, sender, next }),
+        3 => (1_u8..20).prop_map(|seconds| Op::Pass { seconds }),
+        3 => Just(Op::Upkeep),
+        2 => prop::option::of(0_u8..4).prop_map(|ahead| Op::Subscribe { ahead }),
+        6 => (0_u8..4, 1_u8..40).prop_map(|(which, max)| Op::Read { which, max }),
+        1 => (0_u8..4).prop_map(|which| Op::Resync { which }),
+        1 => (0_u8..4).prop_map(|which| Op::Drop { which }),
+    ]
+}
+
+/// An order as the model sees it.
+#[derive(Clone, Debug)]
+struct Pooled {
+    seq: usize,
+    id: OrderId,
+    block: Option<u64>,
+    deadline: u64,
+    tx: Option<TxView>,
+    key: Option<usize>,
+    content: B256,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct TxView {
+    sender: u64,
+    nonce: u64,
+    fee: i128,
+    tip: i128,
+}
+
+#[derive(Clone, Debug, Default)]
+struct KeyModel {
+    nonce: Option<u64>,
+    is_final: bool,
+    tombstone: Option<usize>,
+    /// When it was last touched without a bundle.
+    idle_since: Option<(u64, usize)>,
+}
+
+#[derive(Clone, Debug)]
+struct BlockModel {
+    head: Head,
+    raised: BTreeMap<u64, u64>,
+    taken: Vec<Pooled>,
+}
+
+/// What a subscriber is told, as a line, and the block it concerns.
+type Line = (String, Option<u64>);
+
+#[derive(Debug, Default)]
+struct Model {
+    now: u64,
+    pooled: Vec<Pooled>,
+    accepted: Vec<B256>,
+    forgotten: Vec<(B256, usize)>,
+    blocks: Vec<BlockModel>,
+    keys: BTreeMap<usize, KeyModel>,
+    log: Vec<Line>,
+}
+
+impl Model {
+    fn is_pooled(&self, id: &B256) -> bool {
+        self.pooled.iter().any(|order| order.id.hash() == id)
+    }
+
+    /// Among the last accepted, unless forgotten since.
+    fn was_accepted(&self, id: &B256) -> bool {
+        let from = self.accepted.len().saturating_sub(DEDUPE);
+        self.accepted.iter().enumerate().skip(from).any(|(at, accepted)| {
+            accepted == id && !self.forgotten.iter().any(|(gone, when)| gone == id && *when > at)
+        })
+    }
+
+    fn next_nonce(&self, sender: u64) -> Option<u64> {
+        self.blocks.iter().filter_map(|block| block.raised.get(&sender)).max().copied()
+    }
+
+    fn is_mined(&self, id: &B256) -> bool {
+        self.blocks.iter().any(|block| block.head.mined.contains(id))
+    }
+
+    fn base_fee(&self) -> i128 {
+        self.blocks.last().and_then(|b| b.head.base_fee_next_wei).map_or(0, i128::from)
+    }
+
+    fn worth(&self, tx: &TxView) -> i128 {
+        tx.tip.min(tx.fee - self.base_fee())
+    }
+
+    fn add(&mut self, mut order: Pooled) {
+        order.seq = self.log.len();
+        order.deadline = self.now + RETENTION;
+        self.log.push((format!("+{}", order.id), order.block));
+        self.pooled.push(order);
+    }
+
+    fn remove(&mut self, id: OrderId, reason: &str) -> Pooled {
+        let at = self.pooled.iter().position(|order| order.id == id).expect("it is pooled");
+        let order = self.pooled.remove(at);
+        self.log.push((format!("-{id} {reason}"), order.block));
+        order
+    }
+
+    fn admit(&mut self, order: Pooled) -> bool {
+        let view = order.tx.expect("a transaction");
+        let txs = || self.pooled.iter().filter_map(|order| Some((order, order.tx?)));
+        if txs().count() >= MAX_TXS {
+            // The one that pays the least, and of those the newest.
+            let worst = txs().min_by_key(|(order, tx)| (self.worth(tx), usize::MAX - order.seq));
+            let (worst, tx) = worst.expect("the pool is full");
+            if self.worth(&tx) >= self.worth(&view) {
+                return false;
+            }
+            self.remove(worst.id, "Evicted");
+        }
+        self.add(order);
+        true
+    }
+
+    fn insert(&mut self, order: Pooled) -> &'static str {
+        let (id, view) = (*order.id.hash(), order.tx.expect("a transaction"));
+        if self.is_pooled(&id) {
+            "known"
+        } else if self.is_mined(&id) {
+            "mined"
+        } else if self.next_nonce(view.sender).is_some_and(|next| view.nonce < next) {
+            "stale"
+        } else if self.was_accepted(&id) {
+            "known"
+        } else if self.admit(order) {
+            self.accepted.push(id);
+            "added"
+        } else {
+            "rejected"
+        }
+    }
+
+    /// Settles a key's message, or says why it does not count.
+    fn place(&self, key: usize, nonce: Option<u64>) -> Result<u64, &'static str> {
+        let state = self.keys.get(&key).cloned().unwrap_or_default();
+        match (nonce, state.nonce) {
+            _ if state.is_final => Err("for good"),
+            (Some(nonce), Some(current)) if nonce <= current => Err("superseded"),
+            (Some(nonce), _) => Ok(nonce),
+            (None, current) => Ok(current.map_or(0, |current| current + 1)),
+        }
+    }
+
+    fn of_key(&self, key: usize) -> Option<OrderId> {
+        self.pooled.iter().find(|order| order.key == Some(key)).map(|order| order.id)
+    }
+
+    fn idle(&mut self, key: usize) {
+        let order = self.log.len();
+        if self.of_key(key).is_none() {
+            self.keys.entry(key).or_default().idle_since = Some((self.now, order));
+        }
+    }
+
+    fn cancel(&mut self, key: usize, nonce: Option<u64>) -> &'static str {
+        match nonce.map(|nonce| self.place(key, Some(nonce))) {
+            Some(Err(why)) => return why,
+            None if self.keys.get(&key).is_some_and(|state| state.is_final) => return "for good",
+            _ => {}
+        }
+        if let Some(id) = self.of_key(key) {
+            self.remove(id, "Cancelled");
+        }
+        let state = self.keys.entry(key).or_default();
+        state.nonce = nonce.or(state.nonce);
+        state.is_final |= nonce.is_none();
+        state.tombstone = Some(self.log.len());
+        let told = if state.is_final { None } else { state.nonce };
+        self.log.push((format!("x{key} {told:?}"), None));
+        self.idle(key);
+        self.forget_excess();
+        "cancelled"
+    }
+
+    fn idle_keys(&self) -> Vec<(u64, ReplacementKey, usize)> {
+        let idle = self.keys.iter().filter(|(key, _)| self.of_key(**key).is_none());
+        let mut idle: Vec<_> =
+            idle.map(|(k, state)| (state.idle_since.expect("it is idle").0, key(*k), *k)).collect();
+        idle.sort();
+        idle
+    }
+
+    fn forget(&mut self, key: usize) {
+        let state = self.keys.remove(&key).expect("it is known");
+        if state.tombstone.is_some() {
+            self.log.push((format!("f{key}"), None));
+        }
+    }
+
+    fn forget_excess(&mut self) {
+        while self.idle_keys().len() > MAX_KEYS {
+            let (_, _, key) = self.idle_keys()[0];
+            self.forget(key);
+        }
+    }
+
+    fn head_number(&self) -> Option<u64> {
+        self.blocks.last().map(|block| block.head.number)
+    }
+
+    fn insert_bundle(
+        &mut self,
+        mut order: Pooled,
+        nonce: Option<u64>,
+        settled: OrderId,
+    ) -> &'static str {
+        let content = order.content;
+        if let Some(key) = order.key
+            && self.pooled.iter().any(|other| other.key == Some(key) && other.content == content)
+        {
+            return "known";
+        }
+        let nonce = match order.key.map(|key| self.place(key, nonce)).transpose() {
+            Ok(nonce) => nonce,
+            Err(why) => return why,
+        };
+        if let (Some(head), Some(block)) = (self.head_number(), order.block)
+            && (block <= head || block > head + MAX_AHEAD)
+        {
+            return "rejected";
+        }
+        let old = order.key.and_then(|key| self.of_key(key));
+        let bundles = self.pooled.iter().filter(|order| order.tx.is_none()).count();
+        if bundles - usize::from(old.is_some()) >= MAX_BUNDLES {
+            return "rejected";
+        }
+        order.block = order.block.or(self.head_number().map(|head| head + 1));
+        order.id = settled;
+        if self.is_pooled(settled.hash()) || self.was_accepted(settled.hash()) {
+            return "known";
+        }
+        if let Some(old) = old {
+            self.remove(old, "Replaced");
+        }
+        if let Some(key) = order.key {
+            let state = self.keys.entry(key).or_default();
+            (state.nonce, state.tombstone, state.idle_since) = (nonce, None, None);
+        }
+        self.accepted.push(*settled.hash());
+        self.add(order);
+        if old.is_some() { "replaced" } else { "added" }
+    }
+
+    fn on_head(&mut self, head: Head, replaced: usize) {
+        let undone = self.blocks.split_off(self.blocks.len() - replaced);
+        let mined: Vec<OrderId> = head
+            .mined
+            .iter()
+            .map(|id| OrderId::Tx(*id))
+            .filter(|id| self.is_pooled(id.hash()))
+            .collect();
+        let number = head.number;
+        self.blocks.push(BlockModel { head, raised: BTreeMap::new(), taken: Vec::new() });
+        if self.blocks.len() > BLOCKS {
+            self.blocks.remove(0);
+        }
+        for id in mined {
+            let order = self.remove(id, "Mined");
+            self.blocks.last_mut().expect("just pushed").taken.push(order);
+        }
+        let mut passed: Vec<_> = self
+            .pooled
+            .iter()
+            .filter(|order| order.tx.is_none() && order.block.unwrap_or(0) <= number)
+            .map(|order| (order.block.unwrap_or(0), order.seq, order.id, order.key))
+            .collect();
+        passed.sort();
+        for (_, _, id, key) in passed {
+            self.remove(id, "BlockPassed");
+            key.into_iter().for_each(|key| self.idle(key));
+        }
+        self.forget_excess();
+        let hashes: Vec<B256> = undone.iter().flat_map(|block| block.head.mined.clone()).collect();
+        for order in undone.into_iter().flat_map(|block| block.taken) {
+            let view = order.tx.expect("blocks take transactions");
+            let stale = self.next_nonce(view.sender).is_some_and(|next| view.nonce < next);
+            if !stale && !self.is_mined(order.id.hash()) && !self.is_pooled(order.id.hash()) {
+                self.admit(order);
+            }
+        }
+        for id in hashes {
+            if !self.is_mined(&id) && !self.is_pooled(&id) {
+                self.forgotten.push((id, self.accepted.len()));
+            }
+        }
+    }
+
+    fn on_nonces(&mut self, block: &B256, sender: u64, next: u64) {
+        let Some(at) = self.blocks.iter().position(|b| b.head.hash == *block) else { return };
+        let before = self.next_nonce(sender);
+        let word = self.blocks[at].raised.entry(sender).or_default();
+        *word = next.max(*word);
+        if before.is_some_and(|known| known >= next) {
+            return;
+        }
+        let mut stale: Vec<_> = self
+            .pooled
+            .iter()
+            .filter_map(|order| Some((order.tx?, order)))
+            .filter(|(tx, _)| tx.sender == sender && tx.nonce < next)
+            .map(|(tx, order)| (tx.nonce, order.seq, order.id))
+            .collect();
+        stale.sort();
+        for (_, _, id) in stale {
+            let order = self.remove(id, "StaleNonce");
+            self.blocks[at].taken.push(order);
+        }
+    }
+
+    fn upkeep(&mut self) {
+        loop {
+            let due = self.pooled.iter().filter(|o| o.tx.is_some() && o.deadline <= self.now);
+            if let Some(id) = due.min_by_key(|order| order.seq).map(|order| order.id) {
+                self.remove(id, "Expired");
+                continue;
+            }
+            match self.idle_keys().first() {
+                Some((since, _, key)) if since + RETENTION / 2 <= self.now => {
+                    let key = *key;
+                    self.forget(key);
+                }
+                _ => break,
+            }
+        }
+    }
+
+    /// What is live, in the order of acceptance, tombstones included.
+    fn snapshot(&self, block: Option<u64>) -> Vec<String> {
+        let orders =
+            self.pooled.iter().map(|order| (order.seq, format!("+{}", order.id), order.block));
+        let tombstones = self.keys.values().filter_map(|state| state.tombstone);
+        let tombstones = tombstones.map(|seq| (seq, self.log[seq].0.clone(), None));
+        let mut live: Vec<_> = orders.chain(tombstones).collect();
+        live.sort();
+        live.into_iter()
+            .filter(|(_, _, only)| concerns(*only, block))
+            .map(|(_, line, _)| line)
+            .collect()
+    }
+}
+
+fn concerns(only: Option<u64>, block: Option<u64>) -> bool {
+    match (only, block) {
+        (Some(only), Some(block)) => only == block,
+        _ => true,
+    }
+}
+
+/// A subscription, and what it must show next.
+struct Reader {
+    real: Subscription,
+    block: Option<u64>,
+    replay: Vec<String>,
+    at: usize,
+    next: usize,
+}
+
+struct Run {
+    pool: OrderPool,
+    clock: Clock,
+    model: Model,
+    readers: Vec<Reader>,
+    forks: u64,
+}
+
+fn key(n: usize) -> ReplacementKey {
+    // Two uuids, two signers: keys that differ in one of both.
+    ReplacementKey { uuid: Uuid::from_u128(n as u128 / 2), signer: address(n as u64 % 2) }
+}
+
+fn key_number(key: ReplacementKey) -> u64 {
+    (key.uuid.as_u128() as u64) * 2 + u64::from(key.signer != address(0))
+}
+
+fn view(tx: &Transaction, sender: u64) -> Pooled {
+    let (fee, tip) = (tx.max_fee_wei() as i128, tx.max_tip_wei() as i128);
+    let tx_view = TxView { sender, nonce: tx.nonce(), fee, tip };
+    let id = OrderId::Tx(*tx.hash());
+    Pooled {
+        seq: 0,
+        id,
+        block: None,
+        deadline: 0,
+        tx: Some(tx_view),
+        key: None,
+        content: *tx.hash(),
+    }
+}
+
+fn outcome(outcome: InsertOutcome) -> &'static str {
+    match outcome {
+        InsertOutcome::Added => "added",
+        InsertOutcome::Replaced { .. } => "replaced",
+        InsertOutcome::Cancelled => "cancelled",
+        InsertOutcome::Superseded { .. } => "superseded",
+        InsertOutcome::CancelledForGood => "for good",
+        InsertOutcome::Known => "known",
+        InsertOutcome::Mined => "mined",
+        InsertOutcome::StaleNonce { .. } => "stale",
+        InsertOutcome::Rejected(_) => "rejected",
+        _ => "?",
+    }
+}
+
+fn line(event: Event) -> String {
+    match event {
+        Event::Added(order) => format!("+{}", order.id()),
+        Event::Removed { id, reason } => format!("-{id} {reason:?}"),
+        Event::Cancelled(x) => format!("x{} {:?}", key_number(x.key), x.nonce),
+        Event::CancellationForgotten(key) => format!("f{}", key_number(key)),
+        other => format!("{other:?}"),
+    }
+}
+
+impl Run {
+    fn new() -> Self {
+        let clock = Clock::manual();
+        let pool = OrderPool::with_clock(config(), clock.clone()).expect("a valid configuration");
+        let (model, readers) = (Model::default(), Vec::new());
+        Self { pool, clock, model, readers, forks: 0 }
+    }
+
+    fn insert(&mut self, spec: Spec) {
+        let tx = tx(spec);
+        let expected = self.model.insert(view(&tx, spec.sender));
+        assert_eq!(outcome(self.pool.insert_transaction(tx)), expected);
+    }
+
+    /// Some of the pooled transactions, chosen by the bits of `mask`.
+    fn pooled_txs(&self, mask: u8) -> Vec<B256> {
+        let txs = self.model.pooled.iter().filter(|order| order.tx.is_some());
+        let chosen = txs.enumerate().filter(|(n, _)| mask >> (n % 3) & 1 == 1);
+        chosen.map(|(_, order)| *order.id.hash()).collect()
+    }
+
+    fn head(&mut self, parent: Option<(u64, B256)>, mined: Vec<B256>, fee: Option<u8>) -> Head {
+        self.forks += 1;
+        let (number, parent_hash) = parent.unwrap_or((9, B256::ZERO));
+        Head {
+            number: number + 1,
+            hash: hash(1 << 40 | self.forks),
+            parent_hash,
+            timestamp: 0,
+            base_fee_next_wei: fee.map(u64::from),
+            mined,
+        }
+    }
+
+    fn on_head(&mut self, head: Head, replaced: usize) {
+        self.pool.on_head(head.clone());
+        self.pool.on_head(head.clone());
+        self.model.on_head(head, replaced);
+    }
+
+    fn tip(&self) -> Option<(u64, B256)> {
+        self.model.blocks.last().map(|block| (block.head.number, block.head.hash))
+    }
+
+    fn step(&mut self, op: Op) {
+        match op {
+            Op::Insert { sender, nonce, fee, tip } => {
+                let (max_fee, max_tip) = (u128::from(fee), u128::from(tip));
+                self.insert(Spec { sender, nonce, max_fee, max_tip, ..Spec::default() });
+            }
+            Op::Burst { salt } => (0..40).for_each(|n| {
+                let (sender, max_fee, max_tip) = (n % 5, 30 + u128::from(n), u128::from(n));
+                self.insert(Spec { sender, nonce: 9, max_fee, max_tip, salt, ..Spec::default() });
+            }),
+            Op::Bundle { n, ahead, key } => self.bundle(n, ahead, key),
+            Op::Cancel { key: n, nonce } => {
+                let nonce = nonce.map(u64::from);
+                let expected = self.model.cancel(usize::from(n), nonce);
+                let actual = match self.pool.cancel_bundle(key(usize::from(n)), nonce) {
+                    CancelOutcome::Cancelled { .. } => "cancelled",
+                    CancelOutcome::Superseded { .. } => "superseded",
+                    CancelOutcome::CancelledForGood => "for good",
+                    _ => "?",
+                };
+                assert_eq!(actual, expected);
+            }
+            Op::Head { mined, unknown, base_fee } => {
+                let mut mined = self.pooled_txs(mined);
+                mined.push(hash(unknown));
+                let head = self.head(self.tip(), mined, base_fee);
+                self.on_head(head, 0);
+            }
+            Op::Reorg { depth, mined } => {
+                let depth = usize::from(depth).min(self.model.blocks.len().saturating_sub(1));
+                let at = self.model.blocks.len() - depth;
+                let parent = at.checked_sub(1).map(|at| &self.model.blocks[at].head);
+                let parent = parent.map(|head| (head.number, head.hash));
+                let mut hashes = self.pooled_txs(mined);
+                // Half of what it un-mines it mines again.
+                let undone = self.model.blocks[at..].iter().flat_map(|block| &block.head.mined);
+                hashes.extend(undone.step_by(2));
+                let head = self.head(parent, hashes, None);
+                self.on_head(head, depth);
+            }
+            Op::Gap { skip } => {
+                let Some((number, _)) = self.tip() else { return };
+                let parent = (number + u64::from(skip), hash(1 << 41 | self.forks));
+                let head = self.head(Some(parent), Vec::new(), None);
+                self.on_head(head, 0);
+            }
+            Op::Nonces { back, sender, next } => {
+                let at = self.model.blocks.len().checked_sub(1 + usize::from(back));
+                let block = at.map_or(B256::ZERO, |at| self.model.blocks[at].head.hash);
+                self.model.on_nonces(&block, sender, next);
+                self.pool.on_nonces(block, [(address(sender), next)]);
+            }
+            Op::Pass { seconds } => {
+                self.model.now += u64::from(seconds);
+                self.clock.advance(Duration::from_secs(seconds.into()));
+            }
+            Op::Upkeep => {
+                self.model.upkeep();
+                while self.pool.upkeep() {}
+            }
+            Op::Subscribe { ahead } => {
+                let head = self.model.head_number().unwrap_or(0);
+                let block = ahead.map(|ahead| head + u64::from(ahead));
+                let real = match block {
+                    Some(block) => self.pool.subscribe(block),
+                    None => self.pool.subscribe_all(),
+                };
+                if self.readers.len() < 4 {
+                    let replay = self.model.snapshot(block);
+                    self.readers.push(Reader {
+                        real,
+                        block,
+                        replay,
+                        at: 0,
+                        next: self.model.log.len(),
+                    });
+                }
+            }
+            Op::Read { which, max } => {
+                if let Some(reader) = self.readers.get_mut(usize::from(which)) {
+                    reader.read(&self.model, usize::from(max));
+                }
+            }
+            Op::Resync { which } => {
+                if let Some(reader) = self.readers.get_mut(usize::from(which)) {
+                    reader.real.resync();
+                    reader.replay = self.model.snapshot(reader.block);
+                    (reader.at, reader.next) = (0, self.model.log.len());
+                }
+            }
+            Op::Drop { which } => {
+                if usize::from(which) < self.readers.len() {
+                    self.readers.remove(usize::from(which));
+                }
+            }
+        }
+    }
+
+    fn bundle(&mut self, n: u64, ahead: Option<u8>, with: Option<(u8, Option<u8>)>) {
+        let head = self.model.head_number();
+        let block = ahead.map(|ahead| head.unwrap_or(0) + u64::from(ahead)).filter(|b| *b != 0);
+        let key_of = with.map(|(n, _)| key(usize::from(n)));
+        let parts = BundleParts {
+            txs: vec![common::nth(100 + n)],
+            block,
+            uuid: key_of.map(|key| key.uuid),
+            signer: key_of.map(|key| key.signer),
+            replacement_nonce: with.and_then(|(_, nonce)| nonce).map(u64::from),
+            first_seen: Some(SystemTime::UNIX_EPOCH),
+            ..Default::default()
+        };
+        let nonce = parts.replacement_nonce;
+        let bundle = Bundle::new(parts).expect("a valid bundle");
+        let order = Pooled {
+            seq: 0,
+            id: OrderId::Bundle(B256::ZERO),
+            block,
+            deadline: 0,
+            tx: None,
+            key: with.map(|(n, _)| usize::from(n)),
+            content: *bundle.id(),
+        };
+        // The id is a hash over what was settled; the model settles for itself and asks a fresh
+        // pool with the same head and key what the hash is.
+        let settled = self.settled_id(&bundle, order.key, nonce);
+        let expected = self.model.insert_bundle(order, nonce, settled);
+        assert_eq!(outcome(self.pool.insert_bundle(bundle)), expected);
+    }
+
+    fn settled_id(&self, bundle: &Bundle, key_of: Option<usize>, nonce: Option<u64>) -> OrderId {
+        let other = OrderPool::new(config()).expect("a valid configuration");
+        if let Some(block) = self.model.blocks.last() {
+            other.on_head(block.head.clone());
+        }
+        let nonce = key_of.and_then(|key| self.model.place(key, nonce).ok());
+        if let (Some(n), Some(below)) = (key_of, nonce.and_then(|nonce| nonce.checked_sub(1))) {
+            other.cancel_bundle(key(n), Some(below));
+        }
+        other.insert_bundle(bundle.clone());
+        let mut reader = other.subscribe_all();
+        let added = std::iter::from_fn(|| reader.try_next()).find_map(|event| match event {
+            Ok(Event::Added(order)) => Some(order.id()),
+            _ => None,
+        });
+        added.unwrap_or(OrderId::Bundle(B256::ZERO))
+    }
+
+    fn check(&self) {
+        let (pool, model) = (&self.pool, &self.model);
+        assert_eq!(pool.len(), model.pooled.len());
+        let mut bytes = 0;
+        for order in &model.pooled {
+            let found = pool.get(order.id.hash()).expect("what the model holds");
+            assert_eq!((found.id(), found.block()), (order.id, order.block));
+            assert!(pool.was_seen(order.id.hash()));
+            bytes += found.size_bytes();
+        }
+        assert_eq!(pool.bytes(), bytes);
+        for sender in 0..5 {
+            let mut expected: Vec<_> = model
+                .pooled
+                .iter()
+                .filter_map(|order| Some((order.tx?, order)))
+                .filter(|(tx, _)| tx.sender == sender)
+                .map(|(tx, order)| (tx.nonce, order.seq, order.id))
+                .collect();
+            expected.sort();
+            let found = pool.of_sender(address(sender));
+            let found: Vec<_> = found.iter().map(|order| order.id()).collect();
+            assert_eq!(found, expected.iter().map(|(_, _, id)| *id).collect::<Vec<_>>());
+        }
+        let stats = pool.stats();
+        let txs = model.pooled.iter().filter(|order| order.tx.is_some()).count();
+        assert_eq!((stats.txs, stats.keys), (txs as u64, model.keys.len() as u64));
+        // The counters add up: what came in and was not let go is there.
+        let gone = stats.mined + stats.stale + stats.expired + stats.evicted;
+        let gone = gone + stats.block_passed + stats.replaced + stats.cancelled;
+        assert!(stats.inserted + stats.put_back - gone == pool.len() as u64);
+    }
+}
+
+impl Reader {
+    fn read(&mut self, model: &Model, max: usize) {
+        for _ in 0..max {
+            let expected = match self.replay.get(self.at) {
+                Some(line) => Some(line.clone()),
+                None => {
+                    while model.log.get(self.next).is_some_and(|(_, b)| !concerns(*b, self.block)) {
+                        self.next += 1;
+                    }
+                    model.log.get(self.next).map(|(line, _)| line.clone())
+                }
+            };
+            match self.real.try_next() {
+                Some(Err(lagged)) => {
+                    // Exact, and not before the log has wrapped.
+                    self.next = model.log.len() - self.real.behind() as usize;
+                    self.at = self.replay.len();
+                    assert!(lagged.missed > 0);
+                    assert!(model.log.len() - self.next >= LOG_EVENTS, "it forgot too early");
+                }
+                found => {
+                    assert_eq!(found.map(|event| line(event.expect("no lag"))), expected);
+                    match self.at < self.replay.len() {
+                        true => self.at += 1,
+                        false => self.next += usize::from(expected.is_some()),
+                    }
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 2_000,
+        failure_persistence: None,
+        max_shrink_iters: 20_000,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn the_pool_equals_a_naive_model_after_every_step(
+        ops in prop::collection::vec(op(), 200),
+    ) {
+        let mut run = Run::new();
+        for op in ops {
+            run.step(op);
+            run.check();
+        }
+        // In the end everyone reads everything.
+        for reader in &mut run.readers {
+            reader.read(&run.model, run.model.log.len() + reader.replay.len() + 1);
+        }
+    }
+}
+
+#[test]
+fn an_order_is_one_of_two_kinds() {
+    fn kinds(order: &Order) -> (bool, bool) {
+        (order.as_tx().is_some(), order.as_bundle().is_some())
+    }
+    assert_eq!(kinds(&Order::Tx(common::nth(1))), (true, false));
+}
