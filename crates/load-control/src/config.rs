@@ -1,0 +1,367 @@
+//! What can be set, with the arithmetic behind each default.
+
+use crate::error::{ConfigError, ParseLimitError};
+use std::{fmt, str::FromStr, thread, time::Duration};
+
+/// A queue at least this full makes a normal load elevated, in percent.
+pub const DEFAULT_ELEVATED_PERCENT: u8 = 75;
+/// A queue at least this full makes the load critical, in percent.
+pub const DEFAULT_CRITICAL_PERCENT: u8 = 90;
+/// A critical load is over once the queue is less full than this, in percent.
+pub const DEFAULT_CRITICAL_UNTIL_PERCENT: u8 = 70;
+/// An elevated load is over once the queue is less full than this, in percent.
+pub const DEFAULT_ELEVATED_UNTIL_PERCENT: u8 = 50;
+
+/// Requests in flight per core under [`Limit::Auto`]: a request waits for bytes most of its time,
+/// so many fit on a core. The figure is the one Erigon uses for its concurrent database readers.
+pub const AUTO_REQUESTS_PER_CORE: usize = 64;
+/// The most [`Limit::Auto`] comes to, whatever the number of cores.
+pub const MAX_AUTO_REQUESTS: usize = 9_000;
+/// The highest number a [`Limit`] can be. More requests than this is [`Limit::Unlimited`].
+pub const MAX_REQUESTS: usize = 1_000_000;
+
+/// Slots for CPU-heavy work per core by default: one that runs and one that is about to.
+pub const DEFAULT_SLOTS_PER_CORE: usize = 2;
+/// The fewest slots by default: three callers at once on the smallest machine, and the inside.
+pub const MIN_DEFAULT_SLOTS: usize = 4;
+/// The most slots for CPU-heavy work.
+pub const MAX_SLOTS: usize = 65_536;
+/// Of this many slots one is the inside's by default, and at least one.
+pub const DEFAULT_SLOTS_PER_RESERVED: usize = 4;
+
+/// The earliest a refused caller should come back.
+pub const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
+/// How much later than that it may be told to, so that the refused do not come back as one.
+pub const DEFAULT_RETRY_JITTER: Duration = Duration::from_secs(1);
+/// Upper bound of both.
+pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(3_600);
+/// A gate that refused nobody for this long is not shedding any more.
+pub const DEFAULT_SHED_QUIET: Duration = Duration::from_secs(1);
+
+/// Items a deferral queue holds. 1024 transactions of the greatest common size (128 kB) are
+/// 128 MiB; at the usual 200 bytes it is 200 kB.
+pub const DEFAULT_DEFERRED: usize = 1_024;
+/// Upper bound of [`DeferralConfig::capacity`].
+pub const MAX_DEFERRED: usize = 1 << 24;
+/// After this long a deferred item runs whatever the load: half of Ethereum's slot, so that what is
+/// deferred at the start of a slot still makes its block.
+pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(6);
+
+/// When a queue's load rises and when it falls again, in percent of its capacity.
+///
+/// The gap between each pair keeps the state from changing with every item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MonitorConfig {
+    /// From here on the load is elevated: [`DEFAULT_ELEVATED_PERCENT`]. 1 to 100.
+    pub elevated_percent: u8,
+    /// From here on it is critical: [`DEFAULT_CRITICAL_PERCENT`]. At least `elevated_percent`.
+    pub critical_percent: u8,
+    /// Below this, critical becomes elevated: [`DEFAULT_CRITICAL_UNTIL_PERCENT`]. Below
+    /// `critical_percent`.
+    pub critical_until_percent: u8,
+    /// Below this, elevated becomes normal: [`DEFAULT_ELEVATED_UNTIL_PERCENT`]. Below
+    /// `elevated_percent`, and at most `critical_until_percent`.
+    pub elevated_until_percent: u8,
+    /// The kill switch: off, the load is always normal. [`LoadMonitor::set_enabled`] changes it
+    /// while running.
+    ///
+    /// [`LoadMonitor::set_enabled`]: crate::LoadMonitor::set_enabled
+    pub enabled: bool,
+}
+
+impl Default for MonitorConfig {
+    fn default() -> Self {
+        Self {
+            elevated_percent: DEFAULT_ELEVATED_PERCENT,
+            critical_percent: DEFAULT_CRITICAL_PERCENT,
+            critical_until_percent: DEFAULT_CRITICAL_UNTIL_PERCENT,
+            elevated_until_percent: DEFAULT_ELEVATED_UNTIL_PERCENT,
+            enabled: true,
+        }
+    }
+}
+
+impl MonitorConfig {
+    /// # Errors
+    /// Names the first threshold that is out of bounds or in the wrong order.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let thresholds = [
+            ("elevated_percent", self.elevated_percent),
+            ("critical_percent", self.critical_percent),
+            ("critical_until_percent", self.critical_until_percent),
+            ("elevated_until_percent", self.elevated_until_percent),
+        ];
+        for (field, value) in thresholds {
+            bounded(field, u64::from(value), 1, 100)?;
+        }
+        let [elevated, critical, critical_until, elevated_until] = thresholds;
+        at_most(elevated, critical)?;
+        below(critical_until, critical)?;
+        below(elevated_until, elevated)?;
+        at_most(elevated_until, critical_until)
+    }
+}
+
+/// How many requests may be in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Limit {
+    /// [`AUTO_REQUESTS_PER_CORE`] for each core, at most [`MAX_AUTO_REQUESTS`].
+    #[default]
+    Auto,
+    /// So many: 1 to [`MAX_REQUESTS`].
+    Number(usize),
+    /// No admission control: nobody is refused, and outside callers wait for a slot in one line
+    /// with the inside, which then has no reserve. For comparison, not for operation.
+    Unlimited,
+}
+
+impl Limit {
+    /// The number for a machine of so many cores; `None` if there is none.
+    pub fn resolve(self, cores: usize) -> Option<usize> {
+        match self {
+            Self::Auto => {
+                Some(cores.max(1).saturating_mul(AUTO_REQUESTS_PER_CORE).min(MAX_AUTO_REQUESTS))
+            }
+            Self::Number(number) => Some(number),
+            Self::Unlimited => None,
+        }
+    }
+}
+
+/// `auto`, `unlimited` or a number.
+impl FromStr for Limit {
+    type Err = ParseLimitError;
+
+    fn from_str(text: &str) -> Result<Self, ParseLimitError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "unlimited" => Ok(Self::Unlimited),
+            _ => match text.parse() {
+                Ok(number) if (1..=MAX_REQUESTS).contains(&number) => Ok(Self::Number(number)),
+                _ => Err(ParseLimitError { value: text.to_owned(), max: MAX_REQUESTS }),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Number(number) => number.fmt(f),
+            Self::Unlimited => f.write_str("unlimited"),
+        }
+    }
+}
+
+/// What a [`Gate`](crate::Gate) lets in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GateConfig {
+    /// Outside requests in flight. Default [`Limit::Auto`].
+    pub requests: Limit,
+    /// Slots for CPU-heavy work, of the inside and the outside together: 2 to [`MAX_SLOTS`].
+    /// Default [`DEFAULT_SLOTS_PER_CORE`] for each core, at least [`MIN_DEFAULT_SLOTS`].
+    pub slots: usize,
+    /// Slots of these that only the inside may use: 1 to `slots - 1`. Default a quarter
+    /// ([`DEFAULT_SLOTS_PER_RESERVED`]), at least 1. Without meaning under [`Limit::Unlimited`].
+    pub reserve: usize,
+    /// The earliest a refused caller is told to come back: 1 ms to [`MAX_RETRY_AFTER`], default
+    /// [`DEFAULT_RETRY_AFTER`].
+    pub retry_after: Duration,
+    /// How much later at most, by chance: up to [`MAX_RETRY_AFTER`], default
+    /// [`DEFAULT_RETRY_JITTER`].
+    pub retry_jitter: Duration,
+    /// [`DEFAULT_SHED_QUIET`].
+    pub shed_quiet: Duration,
+}
+
+impl Default for GateConfig {
+    fn default() -> Self {
+        Self::for_cores(cores())
+    }
+}
+
+impl GateConfig {
+    /// The default for a machine of so many cores.
+    pub fn for_cores(cores: usize) -> Self {
+        let slots =
+            cores.saturating_mul(DEFAULT_SLOTS_PER_CORE).clamp(MIN_DEFAULT_SLOTS, MAX_SLOTS);
+        Self {
+            requests: Limit::Auto,
+            slots,
+            reserve: (slots / DEFAULT_SLOTS_PER_RESERVED).max(1),
+            retry_after: DEFAULT_RETRY_AFTER,
+            retry_jitter: DEFAULT_RETRY_JITTER,
+            shed_quiet: DEFAULT_SHED_QUIET,
+        }
+    }
+
+    /// # Errors
+    /// Names what is out of bounds; [`ConfigError::NoReserve`] and [`ConfigError::NoOutsideSlot`]
+    /// if the slots cannot be shared out.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        if let Limit::Number(number) = self.requests {
+            bounded("requests", number as u64, 1, MAX_REQUESTS as u64)?;
+        }
+        bounded("slots", self.slots as u64, 1, MAX_SLOTS as u64)?;
+        let max_ms = MAX_RETRY_AFTER.as_millis() as u64;
+        bounded("retry_after (ms)", millis(self.retry_after), 1, max_ms)?;
+        bounded("retry_jitter (ms)", millis(self.retry_jitter), 0, max_ms)?;
+        if self.requests == Limit::Unlimited {
+            return Ok(());
+        }
+        if self.reserve == 0 {
+            return Err(ConfigError::NoReserve { slots: self.slots });
+        }
+        if self.reserve >= self.slots {
+            return Err(ConfigError::NoOutsideSlot { slots: self.slots, reserve: self.reserve });
+        }
+        Ok(())
+    }
+}
+
+/// What a [`DeferralQueue`](crate::DeferralQueue) holds and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeferralConfig {
+    /// Items at most: 1 to [`MAX_DEFERRED`], default [`DEFAULT_DEFERRED`].
+    pub capacity: usize,
+    /// After this an item runs whatever the load: default [`DEFAULT_MAX_AGE`].
+    pub max_age: Duration,
+}
+
+impl Default for DeferralConfig {
+    fn default() -> Self {
+        Self { capacity: DEFAULT_DEFERRED, max_age: DEFAULT_MAX_AGE }
+    }
+}
+
+impl DeferralConfig {
+    /// # Errors
+    /// If the capacity is out of bounds.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        bounded("capacity", self.capacity as u64, 1, MAX_DEFERRED as u64)
+    }
+}
+
+/// The cores this process may use; 1 if the system does not say.
+pub fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn millis(duration: Duration) -> u64 {
+    duration.as_millis().try_into().unwrap_or(u64::MAX)
+}
+
+fn bounded(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), ConfigError> {
+    if (min..=max).contains(&value) {
+        Ok(())
+    } else {
+        Err(ConfigError::OutOfBounds { field, value, min, max })
+    }
+}
+
+type Threshold = (&'static str, u8);
+
+fn below((field, value): Threshold, (other, limit): Threshold) -> Result<(), ConfigError> {
+    if value < limit {
+        Ok(())
+    } else {
+        Err(ConfigError::Order { field, value, relation: "below", other, limit })
+    }
+}
+
+fn at_most((field, value): Threshold, (other, limit): Threshold) -> Result<(), ConfigError> {
+    if value <= limit {
+        Ok(())
+    } else {
+        Err(ConfigError::Order { field, value, relation: "at most", other, limit })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid_on_every_machine() {
+        MonitorConfig::default().validate().unwrap();
+        DeferralConfig::default().validate().unwrap();
+        for cores in [0, 1, 2, 3, 4, 64, 1_000, usize::MAX] {
+            GateConfig::for_cores(cores).validate().unwrap();
+        }
+    }
+
+    #[test]
+    fn auto_is_64_for_each_core_and_at_most_9000() {
+        for (cores, limit) in [(0, 64), (1, 64), (2, 128), (140, 8_960), (141, 9_000)] {
+            assert_eq!(Limit::Auto.resolve(cores), Some(limit), "{cores} cores");
+        }
+        assert_eq!(Limit::Number(7).resolve(64), Some(7));
+        assert_eq!(Limit::Unlimited.resolve(64), None);
+    }
+
+    #[test]
+    fn a_limit_reads_back_what_it_prints_and_refuses_all_else() {
+        for limit in [Limit::Auto, Limit::Unlimited, Limit::Number(1), Limit::Number(MAX_REQUESTS)]
+        {
+            assert_eq!(limit.to_string().parse(), Ok(limit));
+        }
+        for text in ["", "0", "-1", "1000001", "Auto", "99999999999999999999", "4x"] {
+            let error = text.parse::<Limit>().unwrap_err();
+            assert_eq!(error.value, text);
+        }
+    }
+
+    #[test]
+    fn a_bad_threshold_is_named_with_its_value_and_limit() {
+        let base = MonitorConfig::default();
+        let cases = [
+            (
+                MonitorConfig { elevated_until_percent: 0, ..base },
+                "elevated_until_percent is 0, must be between 1 and 100",
+            ),
+            (
+                MonitorConfig { critical_percent: 101, ..base },
+                "critical_percent is 101, must be between 1 and 100",
+            ),
+            (
+                MonitorConfig { elevated_percent: 95, ..base },
+                "elevated_percent is 95, must be at most critical_percent, which is 90",
+            ),
+            (
+                MonitorConfig { critical_until_percent: 90, ..base },
+                "critical_until_percent is 90, must be below critical_percent, which is 90",
+            ),
+            (
+                MonitorConfig { elevated_until_percent: 75, ..base },
+                "elevated_until_percent is 75, must be below elevated_percent, which is 75",
+            ),
+            (
+                MonitorConfig { critical_until_percent: 40, ..base },
+                "elevated_until_percent is 50, must be at most critical_until_percent, which is 40",
+            ),
+        ];
+        for (config, message) in cases {
+            assert_eq!(config.validate().unwrap_err().to_string(), message);
+        }
+    }
+
+    #[test]
+    fn a_gate_whose_slots_cannot_be_shared_out_does_not_start() {
+        let base = GateConfig::for_cores(2);
+        let none = GateConfig { reserve: 0, ..base }.validate();
+        assert_eq!(none, Err(ConfigError::NoReserve { slots: 4 }));
+        for (slots, reserve) in [(4, 4), (4, 5), (1, 1)] {
+            let all = GateConfig { slots, reserve, ..base }.validate();
+            assert_eq!(all, Err(ConfigError::NoOutsideSlot { slots, reserve }));
+        }
+        for config in [
+            GateConfig { slots: 0, ..base },
+            GateConfig { requests: Limit::Number(0), ..base },
+            GateConfig { retry_after: Duration::ZERO, ..base },
+            GateConfig { retry_jitter: Duration::MAX, ..base },
+        ] {
+            assert!(matches!(config.validate(), Err(ConfigError::OutOfBounds { .. })));
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Work that waits while the load is high, and is never lost.
+
+use crate::{
+    config::DeferralConfig,
+    error::ConfigError,
+    metrics::{Count, Level},
+};
+use metrics::{counter, gauge};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+/// Holds deferrable work back while the load is not normal.
+///
+/// A state machine without clock or task: its owner offers each item before running it, and pops
+/// when the load falls, when [`Self::next_due`] has come, and after each popped item. Every item
+/// that was offered is in exactly one place: handed back at once, in the queue, or popped.
+///
+/// Items leave in the order in which they came. So that none overtakes those before it (two
+/// transactions of one sender, say), an item is also deferred under normal load while older ones
+/// wait.
+#[derive(Debug)]
+pub struct DeferralQueue<T> {
+    items: VecDeque<Deferred<T>>,
+    config: DeferralConfig,
+    deferred: Count,
+    handed_back: Count,
+    run_calm: Count,
+    run_aged: Count,
+    drained: Count,
+    depth: Level,
+}
+
+#[derive(Debug)]
+struct Deferred<T> {
+    item: T,
+    since: Instant,
+}
+
+/// What becomes of an item that was offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "an item that was not deferred is in here"]
+pub enum Offered<T> {
+    /// The load allows it: run it now.
+    Run(T),
+    /// It waits in the queue.
+    Deferred,
+    /// It should wait, but there is no room. The caller keeps it, and runs, refuses or offers it
+    /// again.
+    HandedBack(T),
+}
+
+/// What went through a [`DeferralQueue`].
+///
+/// `deferred = run_calm + run_aged + drained + waiting`, always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeferralStats {
+    /// Items that were put into the queue.
+    pub deferred: u64,
+    /// Items for which there was no room.
+    pub handed_back: u64,
+    /// Items that left because the load was normal again.
+    pub run_calm: u64,
+    /// Items that left because they had waited for the longest time allowed.
+    pub run_aged: u64,
+    /// Items that left by [`DeferralQueue::drain`].
+    pub drained: u64,
+    /// Items in the queue.
+    pub waiting: u64,
+    /// How long the oldest of these has waited.
+    pub oldest_age: Duration,
+}
+
+impl<T> DeferralQueue<T> {
+    /// Makes an empty queue. `name` is the value of its metrics' `queue` label.
+    ///
+    /// # Errors
+    /// If the configuration is out of bounds: see [`DeferralConfig::validate`].
+    pub fn new(name: &'static str, config: DeferralConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let run = |reason: &'static str| {
+            let run = "load_control_deferred_run_total";
+            Count::new(counter!(run, "queue" => name, "reason" => reason))
+        };
+        Ok(Self {
+            items: VecDeque::new(),
+            config,
+            deferred: Count::new(counter!("load_control_deferred_total", "queue" => name)),
+            handed_back: Count::new(
+                counter!("load_control_deferred_handed_back_total", "queue" => name),
+            ),
+            run_calm: run("calm"),
+            run_aged: run("age"),
+            drained: run("drained"),
+            depth: Level::new(gauge!("load_control_deferred_depth", "queue" => name)),
+        })
+    }
+
+    /// Asks whether an item may run. `pressed` is [`LoadMonitor::is_pressed`].
+    ///
+    /// `now` must not go backwards from one call to the next, or ages are off by as much.
+    ///
+    /// [`LoadMonitor::is_pressed`]: crate::LoadMonitor::is_pressed
+    pub fn offer(&mut self, item: T, now: Instant, pressed: bool) -> Offered<T> {
+        if !pressed && self.items.is_empty() {
+            return Offered::Run(item);
+        }
+        if self.items.len() >= self.config.capacity {
+            self.handed_back.add(1);
+            return Offered::HandedBack(item);
+        }
+        self.items.push_back(Deferred { item, since: now });
+        self.deferred.add(1);
+        self.depth.change(0, 1);
+        Offered::Deferred
+    }
+
+    /// The oldest item, if the load or its age lets it run.
+    pub fn pop(&mut self, now: Instant, pressed: bool) -> Option<T> {
+        let aged = self.due(now)?;
+        let count = match (pressed, aged) {
+            (false, _) => &self.run_calm,
+            (true, true) => &self.run_aged,
+            (true, false) => return None,
+        };
+        let oldest = self.items.pop_front()?;
+        count.add(1);
+        self.depth.change(1, 0);
+        Some(oldest.item)
+    }
+
+    /// When the oldest item must run whatever the load; `None` if nothing waits.
+    pub fn next_due(&self) -> Option<Instant> {
+        // An age beyond what the clock can count never comes.
+        self.items.front()?.since.checked_add(self.config.max_age)
+    }
+
+    /// Takes everything, for shutdown: what then becomes of it is the caller's to say.
+    pub fn drain(&mut self) -> impl ExactSizeIterator<Item = T> {
+        let items = std::mem::take(&mut self.items);
+        self.drained.add(items.len() as u64);
+        self.depth.change(items.len(), 0);
+        items.into_iter().map(|deferred| deferred.item)
+    }
+
+    /// Items in the queue.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Exact counts.
+    pub fn stats(&self, now: Instant) -> DeferralStats {
+        let age = |oldest: &Deferred<T>| now.saturating_duration_since(oldest.since);
+        DeferralStats {
+            deferred: self.deferred.get(),
+            handed_back: self.handed_back.get(),
+            run_calm: self.run_calm.get(),
+            run_aged: self.run_aged.get(),
+            drained: self.drained.get(),
+            waiting: self.items.len() as u64,
+            oldest_age: self.items.front().map(age).unwrap_or_default(),
+        }
+    }
+
+    /// Whether the oldest item has reached the longest age; `None` if nothing waits.
+    fn due(&self, now: Instant) -> Option<bool> {
+        let oldest = self.items.front()?;
+        Some(now.saturating_duration_since(oldest.since) >= self.config.max_age)
+    }
+}
+
+impl<T> Drop for DeferralQueue<T> {
+    fn drop(&mut self) {
+        // The gauge may be shared by a queue that takes this one's place.
+        self.depth.change(self.items.len(), 0);
+    }
+}
+
+#[cfg(test)]
+#[path = "deferral_tests.rs"]
+mod tests;

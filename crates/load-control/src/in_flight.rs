@@ -1,0 +1,105 @@
+//! The outer limit: how many outside requests are in flight.
+
+use crate::{metrics::Level, sync::AtomicUsize};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+/// A count with an upper bound.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    count: AtomicUsize,
+    limit: usize,
+    level: Level,
+}
+
+impl InFlight {
+    pub(crate) fn new(limit: usize, level: Level) -> Self {
+        Self { count: AtomicUsize::new(0), limit, level }
+    }
+
+    /// All of them or none. Never beyond the limit, and never refused while there is room: a count
+    /// that is first raised and then looked at would let two callers refuse each other.
+    fn try_add(&self, more: usize) -> bool {
+        let raise = |count: usize| count.checked_add(more).filter(|raised| *raised <= self.limit);
+        // Relaxed: the count guards nothing but itself.
+        let added = self.count.fetch_update(Relaxed, Relaxed, raise).is_ok();
+        if added {
+            self.level.change(0, more);
+        }
+        added
+    }
+
+    fn remove(&self, count: usize) {
+        self.count.fetch_sub(count, Relaxed);
+        self.level.change(count, 0);
+    }
+
+    pub(crate) fn get(&self) -> usize {
+        self.count.load(Relaxed)
+    }
+}
+
+/// A place among the requests in flight, given back when dropped, however that comes about: the
+/// answer was sent, the caller hung up, its future was cancelled, its code panicked.
+#[derive(Debug)]
+#[must_use = "dropping it gives the place back at once"]
+pub struct RequestPermit {
+    in_flight: Arc<InFlight>,
+    weight: usize,
+}
+
+impl RequestPermit {
+    pub(crate) fn try_new(in_flight: &Arc<InFlight>) -> Option<Self> {
+        in_flight.try_add(1).then(|| Self { in_flight: Arc::clone(in_flight), weight: 1 })
+    }
+
+    /// Makes a permit of the weight `to`; all of it or nothing.
+    pub(crate) fn try_grow(&mut self, to: usize) -> bool {
+        let more = to.saturating_sub(self.weight);
+        let grown = self.in_flight.try_add(more);
+        if grown {
+            self.weight += more;
+        }
+        grown
+    }
+
+    /// As how many requests it counts.
+    pub const fn weight(&self) -> usize {
+        self.weight
+    }
+}
+
+impl Drop for RequestPermit {
+    fn drop(&mut self) {
+        self.in_flight.remove(self.weight);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+
+    #[test]
+    fn the_limit_holds_and_the_last_place_is_always_given_in_every_interleaving() {
+        loom::model(|| {
+            let level = Level::new(metrics::Gauge::noop());
+            let in_flight = Arc::new(InFlight::new(1, level));
+            let inside = Arc::new(AtomicUsize::new(0));
+            let enter = {
+                let (in_flight, inside) = (Arc::clone(&in_flight), Arc::clone(&inside));
+                move || {
+                    let Some(permit) = RequestPermit::try_new(&in_flight) else { return false };
+                    assert_eq!(inside.fetch_add(1, Relaxed), 0);
+                    inside.fetch_sub(1, Relaxed);
+                    drop(permit);
+                    true
+                }
+            };
+            let other = thread::spawn(enter.clone());
+            let here = enter();
+            let there = other.join().unwrap();
+            assert!(here || there);
+            assert_eq!(in_flight.get(), 0);
+        });
+    }
+}

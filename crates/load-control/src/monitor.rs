@@ -1,0 +1,422 @@
+//! How loaded the queues are, with hysteresis, in one atomic word.
+
+use crate::{
+    config::MonitorConfig,
+    error::ConfigError,
+    metrics::MonitorMetrics,
+    sync::{AtomicU64, AtomicUsize, fence},
+};
+use std::sync::{
+    Arc,
+    atomic::Ordering::{Relaxed, SeqCst},
+};
+
+/// The most queues that one [`LoadMonitor`] watches: two bits of its word for each, and one bit of
+/// a second word that says which are taken.
+pub const MAX_QUEUES: usize = 31;
+
+/// The kill switch, above the bits of the queues: a word that is not zero and below this means
+/// pressure, in one comparison.
+const OFF: u64 = 1 << 63;
+
+/// How loaded the process is: the worst of its queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum LoadState {
+    /// All work runs.
+    #[default]
+    Normal = 0,
+    /// Deferrable work is deferred.
+    Elevated = 1,
+    /// As [`Self::Elevated`], and the queue is about to overflow.
+    Critical = 2,
+}
+
+impl LoadState {
+    /// In the order of their numbers, which are also the values of the gauge.
+    pub const ALL: [Self; 3] = [Self::Normal, Self::Elevated, Self::Critical];
+
+    /// Its metric label.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Normal => "normal",
+            Self::Elevated => "elevated",
+            Self::Critical => "critical",
+        }
+    }
+}
+
+/// Watches how full queues are. Cloning gives another handle to the same monitor.
+///
+/// Each queue tells its depth when something enters or leaves it, and rises and falls by the
+/// thresholds of [`MonitorConfig`]:
+///
+/// | from | to | when the queue is |
+/// |---|---|---|
+/// | normal | elevated | at least 75 % full |
+/// | normal, elevated | critical | at least 90 % full |
+/// | critical | elevated | below 70 % |
+/// | elevated, critical | normal | below 50 % |
+///
+/// No lock is taken anywhere: an observation that changes nothing is two loads and a comparison.
+#[derive(Clone, Debug)]
+pub struct LoadMonitor {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Two bits for each queue, its [`LoadState`]; the highest bit is [`OFF`]. Everything that is
+    /// decided is in this one word, so no two threads can see different halves of it.
+    word: AtomicU64,
+    /// Which pairs of bits belong to a queue.
+    taken: AtomicU64,
+    config: MonitorConfig,
+    metrics: MonitorMetrics,
+}
+
+impl LoadMonitor {
+    /// Makes a monitor without queues, whose state is normal.
+    ///
+    /// # Errors
+    /// If the thresholds are out of bounds or order: see [`MonitorConfig::validate`].
+    pub fn new(config: MonitorConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let word = AtomicU64::new(if config.enabled { 0 } else { OFF });
+        let metrics = MonitorMetrics::new();
+        let shared = Shared { word, taken: AtomicU64::new(0), config, metrics };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Watches one more queue, until the last clone of the [`QueueLoad`] is dropped.
+    ///
+    /// # Errors
+    /// [`ConfigError::ZeroCapacity`]; [`ConfigError::TooManyQueues`] beyond [`MAX_QUEUES`].
+    pub fn watch(&self, queue: &'static str, capacity: usize) -> Result<QueueLoad, ConfigError> {
+        let limits = Limits::new(&self.shared.config, queue, capacity)?;
+        let mut taken = self.shared.taken.load(Relaxed);
+        let place = loop {
+            let place = taken.trailing_ones();
+            if place as usize >= MAX_QUEUES {
+                return Err(ConfigError::TooManyQueues { queue, limit: MAX_QUEUES });
+            }
+            // SeqCst, as with the word: registration is rare, and this needs no further thought.
+            match self.shared.taken.compare_exchange(taken, taken | 1 << place, SeqCst, SeqCst) {
+                Ok(_) => break place,
+                Err(now) => taken = now,
+            }
+        };
+        let depth = AtomicUsize::new(0);
+        let watched =
+            Watched { name: queue, monitor: self.clone(), shift: place * 2, limits, depth };
+        Ok(QueueLoad { watched: Arc::new(watched) })
+    }
+
+    /// Whether deferrable work should wait: one relaxed load, for hot paths.
+    pub fn is_pressed(&self) -> bool {
+        // Relaxed: nothing else is read on the strength of it. A decision that is a few
+        // nanoseconds old is as good as one taken a few nanoseconds earlier.
+        (1..OFF).contains(&self.shared.word.load(Relaxed))
+    }
+
+    /// The worst of its queues; always normal while switched off.
+    pub fn state(&self) -> LoadState {
+        state_of(self.shared.word.load(Relaxed))
+    }
+
+    /// The kill switch: while off, the state is normal whatever the queues say. They are still
+    /// followed, so that switching on shows the truth at once.
+    pub fn set_enabled(&self, enabled: bool) {
+        let before = if enabled {
+            self.shared.word.fetch_and(!OFF, SeqCst)
+        } else {
+            self.shared.word.fetch_or(OFF, SeqCst)
+        };
+        let after = if enabled { before & !OFF } else { before | OFF };
+        self.shared.changed(before, after);
+    }
+
+    /// Whether the kill switch leaves it on.
+    pub fn is_enabled(&self) -> bool {
+        self.shared.word.load(Relaxed) & OFF == 0
+    }
+
+    /// How often the state went from one to the other, also by the kill switch, since the monitor
+    /// was made.
+    pub fn transitions(&self, from: LoadState, to: LoadState) -> u64 {
+        self.shared.metrics.transitions(from, to)
+    }
+}
+
+impl Shared {
+    fn changed(&self, before: u64, after: u64) {
+        let (from, to) = (state_of(before), state_of(after));
+        if from != to {
+            self.metrics.transition(from, to);
+            tracing::debug!(from = from.as_str(), to = to.as_str(), "load changed");
+        }
+    }
+}
+
+fn state_of(word: u64) -> LoadState {
+    const CRITICAL: u64 = 0x2aaa_aaaa_aaaa_aaaa;
+    match word {
+        0 | OFF.. => LoadState::Normal,
+        word if word & CRITICAL != 0 => LoadState::Critical,
+        _ => LoadState::Elevated,
+    }
+}
+
+/// One queue as the monitor sees it. Cloning gives another handle to the same queue.
+///
+/// A queue that several threads fill and empty uses [`Self::added`] and [`Self::removed`], which
+/// keep the depth themselves; one that knows its length uses [`Self::observe`]. Not both.
+///
+/// When the last clone drops, the queue does not count any more.
+#[derive(Clone, Debug)]
+pub struct QueueLoad {
+    watched: Arc<Watched>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    name: &'static str,
+    monitor: LoadMonitor,
+    /// Where its two bits are.
+    shift: u32,
+    limits: Limits,
+    depth: AtomicUsize,
+}
+
+impl QueueLoad {
+    /// So many items entered.
+    pub fn added(&self, items: usize) {
+        let watched = &self.watched;
+        // Wraps only if more was removed than added, which `removed` prevents.
+        watched.depth.fetch_add(items, Relaxed);
+        watched.settle(&watched.limits);
+    }
+
+    /// So many items left. The depth does not go below zero.
+    pub fn removed(&self, items: usize) {
+        let watched = &self.watched;
+        let lower = |depth: usize| Some(depth.saturating_sub(items));
+        // Never an error: the closure always gives a value.
+        let _ = watched.depth.fetch_update(Relaxed, Relaxed, lower);
+        watched.settle(&watched.limits);
+    }
+
+    /// This many items are in it now.
+    ///
+    /// If two threads tell different depths at once, the monitor keeps one of them until the next
+    /// observation.
+    pub fn observe(&self, depth: usize) {
+        let watched = &self.watched;
+        watched.depth.store(depth, Relaxed);
+        watched.settle(&watched.limits);
+    }
+
+    /// As [`Self::observe`], for a queue whose capacity changes: it replaces the capacity for this
+    /// observation.
+    ///
+    /// # Errors
+    /// [`ConfigError::ZeroCapacity`]: nothing was observed.
+    pub fn observe_of(&self, depth: usize, capacity: usize) -> Result<(), ConfigError> {
+        let watched = &self.watched;
+        let limits = Limits::new(&watched.monitor.shared.config, watched.name, capacity)?;
+        watched.depth.store(depth, Relaxed);
+        watched.settle(&limits);
+        Ok(())
+    }
+
+    /// The depth it was last told.
+    pub fn depth(&self) -> usize {
+        self.watched.depth.load(Relaxed)
+    }
+
+    /// The state of this queue alone, also while the monitor is switched off.
+    pub fn state(&self) -> LoadState {
+        level_at(self.watched.monitor.shared.word.load(Relaxed), self.watched.shift)
+    }
+
+    /// The name it is watched by.
+    pub fn name(&self) -> &'static str {
+        self.watched.name
+    }
+}
+
+impl Watched {
+    /// Brings the two bits in line with the depth.
+    ///
+    /// Two threads change the depth at once; each then looks at depth and word. The fence between
+    /// a thread's own write and its reads makes sure that at least one of them sees both writes
+    /// (store buffering is what it forbids), and the loop makes the thread that wrote the word look
+    /// at the depth once more. So when all threads have returned, the word is what the depth says;
+    /// `loom` tries all the ways in which it might not be.
+    fn settle(&self, limits: &Limits) {
+        let shared = &self.monitor.shared;
+        loop {
+            fence(SeqCst);
+            let word = shared.word.load(Relaxed);
+            let level = level_at(word, self.shift);
+            let next = limits.next(level, self.depth.load(Relaxed));
+            if next == level {
+                return;
+            }
+            let changed = word & !(0b11 << self.shift) | (next as u64) << self.shift;
+            // On failure another thread changed the word: look again.
+            if shared.word.compare_exchange(word, changed, Relaxed, Relaxed).is_ok() {
+                shared.changed(word, changed);
+            }
+        }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let shared = &self.monitor.shared;
+        let bits = 0b11 << self.shift;
+        // The bits are cleared before the place is given away: both SeqCst, so in this order for
+        // whoever takes the place.
+        let before = shared.word.fetch_and(!bits, SeqCst);
+        shared.changed(before, before & !bits);
+        shared.taken.fetch_and(!(1 << (self.shift / 2)), SeqCst);
+    }
+}
+
+fn level_at(word: u64, shift: u32) -> LoadState {
+    match word >> shift & 0b11 {
+        0 => LoadState::Normal,
+        1 => LoadState::Elevated,
+        _ => LoadState::Critical,
+    }
+}
+
+/// The thresholds in items.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    elevated: usize,
+    critical: usize,
+    critical_until: usize,
+    elevated_until: usize,
+}
+
+impl Limits {
+    fn new(
+        config: &MonitorConfig,
+        queue: &'static str,
+        capacity: usize,
+    ) -> Result<Self, ConfigError> {
+        if capacity == 0 {
+            return Err(ConfigError::ZeroCapacity { queue });
+        }
+        // Rounded up: `depth / capacity >= percent / 100` exactly when `depth >= items(percent)`.
+        // Never above the capacity, so the way back fits.
+        let items = |percent: u8| (capacity as u128 * u128::from(percent)).div_ceil(100) as usize;
+        Ok(Self {
+            elevated: items(config.elevated_percent),
+            critical: items(config.critical_percent),
+            critical_until: items(config.critical_until_percent),
+            elevated_until: items(config.elevated_until_percent),
+        })
+    }
+
+    fn next(&self, level: LoadState, depth: usize) -> LoadState {
+        use LoadState::{Critical, Elevated, Normal};
+        let rising = match depth {
+            depth if depth >= self.critical => Critical,
+            depth if depth >= self.elevated => Elevated,
+            _ => Normal,
+        };
+        let falling = match level {
+            Normal => Normal,
+            Elevated | Critical if depth < self.elevated_until => Normal,
+            Critical if depth >= self.critical_until => Critical,
+            Elevated | Critical => Elevated,
+        };
+        // Rounding up keeps the order of the thresholds but can make two of them equal when a queue
+        // holds a handful of items. Neither way is taken twice: rising wins.
+        rising.max(falling)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+#[path = "monitor_tests.rs"]
+mod tests;
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+
+    fn monitor() -> (LoadMonitor, QueueLoad) {
+        let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+        let queue = monitor.watch("loom", 4).unwrap();
+        (monitor, queue)
+    }
+
+    #[test]
+    fn the_state_follows_the_depth_in_every_interleaving_of_two_threads() {
+        loom::model(|| {
+            let (monitor, queue) = monitor();
+            queue.added(2);
+            let other = thread::spawn({
+                let queue = queue.clone();
+                move || queue.added(1)
+            });
+            queue.removed(2);
+            other.join().unwrap();
+            assert_eq!(queue.depth(), 1);
+            assert_eq!(monitor.state(), LoadState::Normal);
+        });
+    }
+
+    #[test]
+    fn a_rise_is_not_lost_in_any_interleaving_of_two_threads() {
+        loom::model(|| {
+            let (monitor, queue) = monitor();
+            let other = thread::spawn({
+                let queue = queue.clone();
+                move || queue.added(2)
+            });
+            queue.added(1);
+            other.join().unwrap();
+            assert_eq!(monitor.state(), LoadState::Elevated);
+        });
+    }
+
+    #[test]
+    fn two_queues_never_overwrite_each_others_state() {
+        loom::model(|| {
+            let (monitor, one) = monitor();
+            let other = monitor.watch("other", 4).unwrap();
+            let thread = thread::spawn(move || {
+                other.added(4);
+                other
+            });
+            one.added(3);
+            let other = thread.join().unwrap();
+            assert_eq!(one.state(), LoadState::Elevated);
+            assert_eq!(other.state(), LoadState::Critical);
+            assert_eq!(monitor.state(), LoadState::Critical);
+            drop(other);
+            assert_eq!(monitor.state(), LoadState::Elevated);
+        });
+    }
+
+    #[test]
+    fn the_kill_switch_and_a_rise_do_not_lose_each_other() {
+        loom::model(|| {
+            let (monitor, queue) = monitor();
+            let thread = thread::spawn({
+                let monitor = monitor.clone();
+                move || monitor.set_enabled(false)
+            });
+            queue.added(4);
+            thread.join().unwrap();
+            assert_eq!((monitor.state(), queue.state()), (LoadState::Normal, LoadState::Critical));
+            monitor.set_enabled(true);
+            assert_eq!(monitor.state(), LoadState::Critical);
+        });
+    }
+}

@@ -1,0 +1,251 @@
+use super::*;
+use LoadState::{Critical, Elevated, Normal};
+use proptest::prelude::*;
+
+fn monitor() -> (LoadMonitor, QueueLoad) {
+    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+    let queue = monitor.watch("test", 100).unwrap();
+    (monitor, queue)
+}
+
+/// Brings the queue into a state by the shortest way.
+fn bring_to(queue: &QueueLoad, state: LoadState) {
+    queue.observe(0);
+    queue.observe([0, 75, 90][state as usize]);
+    assert_eq!(queue.state(), state);
+}
+
+#[test]
+fn the_transition_table_holds_row_by_row() {
+    let (monitor, queue) = monitor();
+    let rows = [
+        (Normal, 0, Normal),
+        (Normal, 74, Normal),
+        (Normal, 75, Elevated),
+        (Normal, 89, Elevated),
+        (Normal, 90, Critical),
+        (Normal, 100, Critical),
+        (Elevated, 90, Critical),
+        (Elevated, 89, Elevated),
+        (Elevated, 75, Elevated),
+        (Elevated, 74, Elevated),
+        (Elevated, 50, Elevated),
+        (Elevated, 49, Normal),
+        (Elevated, 0, Normal),
+        (Critical, 100, Critical),
+        (Critical, 89, Critical),
+        (Critical, 70, Critical),
+        (Critical, 69, Elevated),
+        (Critical, 50, Elevated),
+        (Critical, 49, Normal),
+        // Beyond its capacity, as a broadcast buffer can be.
+        (Normal, usize::MAX, Critical),
+    ];
+    for (from, depth, to) in rows {
+        bring_to(&queue, from);
+        let before =
+            LoadState::ALL.map(|from| LoadState::ALL.map(|to| monitor.transitions(from, to)));
+        queue.observe(depth);
+        assert_eq!(monitor.state(), to, "{from:?} at {depth}");
+        assert_eq!(monitor.is_pressed(), to != Normal);
+        for a in LoadState::ALL {
+            for b in LoadState::ALL {
+                let counted = monitor.transitions(a, b) - before[a as usize][b as usize];
+                assert_eq!(
+                    counted,
+                    u64::from((a, b) == (from, to) && from != to),
+                    "{a:?} to {b:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Feeds depths and says in which states the monitor was after each.
+fn run(depths: impl IntoIterator<Item = usize>) -> (Vec<LoadState>, LoadMonitor) {
+    let (monitor, queue) = monitor();
+    // Dropped after the queue's last observation, it would add a transition of its own.
+    let queue = std::mem::ManuallyDrop::new(queue);
+    let states = depths.into_iter().map(|depth| {
+        queue.observe(depth);
+        monitor.state()
+    });
+    let states = states.collect();
+    (states, monitor)
+}
+
+fn ramp(to: usize) -> impl Iterator<Item = usize> {
+    (0..=to).chain((0..to).rev())
+}
+
+#[test]
+fn scenario_none_an_idle_queue_changes_nothing() {
+    let (states, monitor) = run([0; 1_000]);
+    assert!(states.iter().all(|state| *state == Normal));
+    assert_eq!(monitor.transitions(Normal, Elevated), 0);
+}
+
+#[test]
+fn scenario_slight_a_queue_below_three_quarters_changes_nothing() {
+    let (states, monitor) = run((0..10).flat_map(|_| ramp(74)));
+    assert!(states.iter().all(|state| *state == Normal));
+    assert_eq!(monitor.transitions(Normal, Elevated), 0);
+}
+
+#[test]
+fn scenario_heavy_a_queue_that_stays_full_is_critical_once() {
+    let heavy = (0..1_000).map(|n| if n % 2 == 0 { 100 } else { 71 });
+    let (states, monitor) = run(heavy);
+    assert!(states.iter().all(|state| *state == Critical));
+    assert_eq!(monitor.transitions(Normal, Critical), 1);
+    assert_eq!(monitor.transitions(Critical, Elevated), 0);
+}
+
+#[test]
+fn scenario_single_spike_goes_up_and_down_through_each_state_once() {
+    let (states, monitor) = run(ramp(100));
+    let count = |state| states.iter().filter(|seen| **seen == state).count();
+    // Up: 0..75, 75..90, 90..=100; down: critical to 70, elevated to 50, normal below.
+    assert_eq!((count(Critical), count(Elevated), count(Normal)), (11 + 30, 15 + 20, 75 + 50));
+    for (from, to) in
+        [(Normal, Elevated), (Elevated, Critical), (Critical, Elevated), (Elevated, Normal)]
+    {
+        assert_eq!(monitor.transitions(from, to), 1, "{from:?} to {to:?}");
+    }
+}
+
+#[test]
+fn scenario_repeated_spikes_change_the_state_once_per_spike_not_once_per_item() {
+    let (_, monitor) = run((0..50).flat_map(|_| ramp(80)));
+    assert_eq!(monitor.transitions(Normal, Elevated), 50);
+    assert_eq!(monitor.transitions(Elevated, Normal), 50);
+    // Spikes that do not fall below half keep the state: that is what the hysteresis is for.
+    let (_, monitor) = run((0..50).flat_map(|_| (51..90).chain((51..90).rev())));
+    assert_eq!(monitor.transitions(Normal, Elevated), 1);
+    assert_eq!(monitor.transitions(Elevated, Normal), 0);
+}
+
+#[test]
+fn the_worst_of_several_queues_counts_and_a_dropped_one_does_not() {
+    let (monitor, one) = monitor();
+    let other = monitor.watch("other", 10).unwrap();
+    one.observe(80);
+    other.observe(9);
+    assert_eq!((one.state(), other.state(), monitor.state()), (Elevated, Critical, Critical));
+    drop(other);
+    assert_eq!(monitor.state(), Elevated);
+    one.observe(0);
+    assert!(!monitor.is_pressed());
+}
+
+#[test]
+fn a_place_is_used_again_and_starts_out_normal() {
+    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+    let mut queues: Vec<_> = (0..MAX_QUEUES).map(|_| monitor.watch("many", 1).unwrap()).collect();
+    let full = ConfigError::TooManyQueues { queue: "late", limit: MAX_QUEUES };
+    assert_eq!(monitor.watch("late", 1).unwrap_err(), full);
+    queues.last().unwrap().observe(1);
+    assert_eq!(monitor.state(), Critical);
+    drop(queues.pop());
+    let late = monitor.watch("late", 1).unwrap();
+    assert_eq!((late.state(), monitor.state()), (Normal, Normal));
+}
+
+#[test]
+fn a_capacity_of_zero_is_an_error_and_not_a_panic() {
+    let (monitor, queue) = monitor();
+    assert_eq!(
+        monitor.watch("empty", 0).unwrap_err(),
+        ConfigError::ZeroCapacity { queue: "empty" }
+    );
+    assert_eq!(queue.observe_of(5, 0), Err(ConfigError::ZeroCapacity { queue: "test" }));
+    assert_eq!(queue.depth(), 0);
+    queue.observe_of(5, 5).unwrap();
+    assert_eq!(queue.state(), Critical);
+}
+
+#[test]
+fn the_kill_switch_hides_the_load_and_shows_it_again() {
+    let (monitor, queue) = monitor();
+    queue.observe(95);
+    monitor.set_enabled(false);
+    assert_eq!(
+        (monitor.state(), monitor.is_pressed(), monitor.is_enabled()),
+        (Normal, false, false)
+    );
+    assert_eq!(monitor.transitions(Critical, Normal), 1);
+    queue.observe(60);
+    assert_eq!((monitor.state(), queue.state()), (Normal, Elevated));
+    monitor.set_enabled(true);
+    monitor.set_enabled(true);
+    assert_eq!((monitor.state(), monitor.transitions(Normal, Elevated)), (Elevated, 1));
+    let off = MonitorConfig { enabled: false, ..MonitorConfig::default() };
+    let off = LoadMonitor::new(off).unwrap();
+    let queue = off.watch("off", 1).unwrap();
+    queue.added(1);
+    assert!(!off.is_pressed());
+}
+
+#[test]
+fn removing_more_than_was_added_leaves_an_empty_queue() {
+    let (monitor, queue) = monitor();
+    queue.added(3);
+    queue.removed(5);
+    queue.added(1);
+    assert_eq!((queue.depth(), monitor.state()), (1, Normal));
+}
+
+#[test]
+fn threads_that_add_and_remove_leave_the_state_of_the_depth_they_leave() {
+    let (monitor, queue) = monitor();
+    for round in 0..50_usize {
+        let left = round * 2;
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        queue.added(round);
+                        queue.removed(round);
+                    }
+                });
+            }
+            scope.spawn(|| queue.added(left));
+        });
+        assert_eq!(queue.depth(), left);
+        let state = monitor.state();
+        assert!(left < 90 || state == Critical, "{left} is {state:?}");
+        assert!(left >= 50 || state == Normal, "{left} is {state:?}");
+        queue.removed(left);
+        assert_eq!(monitor.state(), Normal);
+    }
+}
+
+/// The table of the documentation, in percent and in the plainest way.
+fn naive(state: LoadState, depth: usize, capacity: usize) -> LoadState {
+    let percent = depth as f64 * 100.0 / capacity as f64;
+    match state {
+        _ if percent >= 90.0 => Critical,
+        Normal if percent >= 75.0 => Elevated,
+        Normal => Normal,
+        _ if percent < 50.0 => Normal,
+        Critical if percent >= 70.0 => Critical,
+        _ => Elevated,
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_state_is_what_the_table_says_for_any_queue(
+        capacity in 1..300_usize,
+        depths in prop::collection::vec(0..400_usize, 0..100),
+    ) {
+        let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+        let queue = monitor.watch("any", capacity).unwrap();
+        let mut expected = Normal;
+        for depth in depths {
+            expected = naive(expected, depth, capacity);
+            queue.observe(depth);
+            prop_assert_eq!(monitor.state(), expected, "{} of {}", depth, capacity);
+        }
+    }
+}

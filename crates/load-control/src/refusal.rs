@@ -1,0 +1,98 @@
+//! What a refused caller is told.
+
+use std::time::Duration;
+use thiserror::Error;
+
+/// Which gate refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GateName {
+    /// The outer one: requests in flight.
+    Requests,
+    /// The inner one: slots for CPU-heavy work.
+    Slots,
+}
+
+impl GateName {
+    /// Both, in the order in which a request meets them.
+    pub const ALL: [Self; 2] = [Self::Requests, Self::Slots];
+
+    /// Its metric label.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::Slots => "slots",
+        }
+    }
+}
+
+/// Why an outside caller was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RefusalReason {
+    /// As many requests are in flight as may be.
+    TooManyRequests,
+    /// Every slot that an outside caller may have is taken.
+    NoSlot,
+    /// The load is high, the work is deferrable, and no more of it can wait.
+    Deferred,
+    /// The gate was closed for shutdown.
+    ShuttingDown,
+}
+
+impl RefusalReason {
+    /// All of them.
+    pub const ALL: [Self; 4] =
+        [Self::TooManyRequests, Self::NoSlot, Self::Deferred, Self::ShuttingDown];
+
+    /// Its metric label, and the reason in the answer to the caller.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::TooManyRequests => "too_many_requests",
+            Self::NoSlot => "no_slot",
+            Self::Deferred => "deferred_full",
+            Self::ShuttingDown => "shutting_down",
+        }
+    }
+}
+
+/// An outside caller may not come in now. Answered as HTTP 503.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("refused by the gate of {}: {}, try again in {retry_after:?}", gate.as_str(), reason.as_str())]
+pub struct Refusal {
+    /// Which gate refused.
+    pub gate: GateName,
+    /// Why.
+    pub reason: RefusalReason,
+    /// When to come back: between [`GateConfig::retry_after`] and `retry_jitter` more, drawn anew
+    /// for each refusal.
+    ///
+    /// [`GateConfig::retry_after`]: crate::GateConfig::retry_after
+    pub retry_after: Duration,
+}
+
+impl Refusal {
+    /// The value of the HTTP header `Retry-After`: whole seconds, rounded up, at least 1.
+    pub fn retry_after_secs(&self) -> u64 {
+        self.retry_after.as_millis().div_ceil(1_000).max(1) as u64
+    }
+
+    /// `retryAfterMs`: whole milliseconds, rounded up.
+    pub fn retry_after_ms(&self) -> u64 {
+        self.retry_after.as_micros().div_ceil(1_000) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_is_never_earlier_than_the_milliseconds_say() {
+        for (ms, secs) in [(1, 1), (999, 1), (1_000, 1), (1_001, 2), (59_500, 60)] {
+            let retry_after = Duration::from_millis(ms);
+            let refusal =
+                Refusal { gate: GateName::Slots, reason: RefusalReason::NoSlot, retry_after };
+            assert_eq!((refusal.retry_after_ms(), refusal.retry_after_secs()), (ms, secs));
+        }
+    }
+}
