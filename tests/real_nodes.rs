@@ -1,0 +1,347 @@
+//! The fetcher and the pool against real nodes: anvil and geth, installed by
+//! `scripts/real-nodes.sh`. They fail, never skip, when a node is missing.
+#![cfg(feature = "real-nodes")]
+
+mod common;
+#[path = "real_nodes/client.rs"]
+mod client;
+#[path = "real_nodes/load.rs"]
+mod load;
+
+use std::time::{Duration, Instant};
+
+use alloy_consensus::{SignableTransaction as _, TxEip1559};
+use alloy_eips::Encodable2718 as _;
+use alloy_primitives::{B256, Bytes, TxKind, U256};
+use client::Client;
+use common::{eventually, settled};
+use load::Load;
+use mempool_ingest::{
+    Fetcher, FetcherConfig, OrderPool, PoolConfig,
+    order_pool::Order,
+    txpool_fetcher::{
+        Answer, AuditMode, Counts, Endpoint, SourceState, StartPolicy, read_answer,
+    },
+};
+use mock_node::{
+    real::{RealNode, RealNodeConfig, RealNodeKind},
+    workload::{Account, Mix, Workload, WorkloadConfig, test_accounts},
+};
+use tempfile::TempDir;
+
+const BOTH: [RealNodeKind; 2] = [RealNodeKind::Anvil, RealNodeKind::Geth];
+
+/// A running node with a fetcher on it.
+struct Setup {
+    kind: RealNodeKind,
+    node: RealNode,
+    fetcher: Fetcher,
+    pool: OrderPool,
+    _folder: TempDir,
+}
+
+/// Room for two minutes at 2000 transactions/s, and time to look at all of it.
+fn roomy() -> PoolConfig {
+    PoolConfig::default()
+        .with_max_txs(600_000)
+        .with_max_tx_bytes(4 << 30)
+        .with_tx_retention(Duration::from_secs(1800))
+}
+
+impl Setup {
+    async fn new(kind: RealNodeKind, block_time: Duration) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = RealNodeConfig::default().with_block_time(block_time);
+        let node = RealNode::of_kind(kind, folder.path(), &config).unwrap();
+        let (fetcher, pool) = start(&node, StartPolicy::RequireNode).await;
+        eventually("the source is live", || fetcher.is_live()).await;
+        println!("{kind:?}: {}", fetcher.status()[0].node.as_ref().unwrap().client);
+        Self { kind, node, fetcher, pool, _folder: folder }
+    }
+
+    fn client(&self) -> Client {
+        Client::new(self.node.ipc_path())
+    }
+
+    async fn pooled(&self, hash: B256) {
+        eventually(&format!("{:?}: {hash} is pooled", self.kind), || self.pool.contains(&hash))
+            .await;
+    }
+
+    /// Nothing is missing, nothing was lost, everything adds up.
+    async fn complete(&self, what: &str) -> Counts {
+        let counts = settled(&self.fetcher, what, |_| true).await;
+        let report = self.fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
+        println!("{:?}: {what}: {counts:?}", self.kind);
+        println!(
+            "{:?}: {what}: listed {} missing {} let_go {} unlistable {}",
+            self.kind,
+            report.listed,
+            report.missing.len(),
+            report.let_go,
+            report.unlistable
+        );
+        assert_eq!(report.missing, Vec::<B256>::new(), "{what}");
+        assert_eq!(self.fetcher.counts().balance(), 0, "{what}");
+        counts
+    }
+}
+
+async fn start(node: &RealNode, policy: StartPolicy) -> (Fetcher, OrderPool) {
+    let pool = OrderPool::new(roomy()).unwrap();
+    let endpoint = Endpoint::Ipc(node.ipc_path().to_owned());
+    let config = FetcherConfig::new([endpoint]).with_start(policy);
+    let fetcher = Fetcher::start(config, pool.clone()).await.unwrap();
+    (fetcher, pool)
+}
+
+/// A transfer that pays `gwei` of tip.
+fn transfer(account: &Account, nonce: u64, gwei: u128) -> (B256, Bytes) {
+    let tx = TxEip1559 {
+        chain_id: 1337,
+        nonce,
+        gas_limit: 21_000,
+        // Grows with the tip: a replacement has to raise both by a tenth.
+        max_fee_per_gas: gwei * 50_000_000_000,
+        max_priority_fee_per_gas: gwei * 1_000_000_000,
+        to: TxKind::Call(account.address),
+        value: U256::from(1),
+        ..Default::default()
+    };
+    let signature = account.sign_hash(tx.signature_hash());
+    let signed = tx.into_signed(signature);
+    (*signed.hash(), signed.encoded_2718().into())
+}
+
+#[tokio::test]
+async fn normal_and_blob_transactions_arrive_whole() {
+    for kind in BOTH {
+        let setup = Setup::new(kind, Duration::from_secs(12)).await;
+        let mix = Mix::default().with_blobs(100, 300);
+        let workload = WorkloadConfig::new(3, setup.client().chain_id()).with_accounts(100);
+        let txs = Workload::new(workload.with_mix(mix)).prepare(150);
+        let mut blobs = 0;
+        for tx in &txs {
+            assert_eq!(setup.client().send(&tx.raw), Ok(tx.hash), "{kind:?}: {:?}", tx.kind);
+        }
+        for tx in &txs {
+            setup.pooled(tx.hash).await;
+            let order = setup.pool.get(&tx.hash).unwrap();
+            let Order::Tx(pooled) = order.as_ref() else { panic!("a transaction") };
+            assert_eq!(pooled.sender(), tx.sender, "{kind:?}");
+            assert_eq!(pooled.recovered().inner().encoded_2718(), tx.raw, "{kind:?}: {:?}", tx.kind);
+            blobs += usize::from(pooled.sidecar().is_some());
+        }
+        assert!(blobs >= 5, "{blobs} blob transactions");
+        setup.complete("all kinds").await;
+    }
+}
+
+#[tokio::test]
+async fn a_replacement_is_pooled_and_the_replaced_one_is_marked() {
+    for kind in BOTH {
+        let setup = Setup::new(kind, Duration::from_secs(60)).await;
+        let account = &test_accounts(1)[0];
+        let (old, raw) = transfer(account, 0, 2);
+        setup.client().send(&raw).unwrap();
+        setup.pooled(old).await;
+        let (new, raw) = transfer(account, 0, 9);
+        setup.client().send(&raw).unwrap();
+        setup.pooled(new).await;
+        let raw = setup.client().raw_json(old);
+        assert!(matches!(read_answer(&raw, old), Answer::Gone), "{kind:?}: {raw}");
+        let report = setup.fetcher.audit(0, AuditMode::Recover).await.unwrap();
+        assert_eq!((report.vanished, report.missing.len()), (1, 0), "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_queued_transaction_comes_when_its_gap_is_filled() {
+    for kind in BOTH {
+        let setup = Setup::new(kind, Duration::from_secs(60)).await;
+        let accounts = test_accounts(2);
+        let (second, raw) = transfer(&accounts[0], 1, 2);
+        setup.client().send(&raw).unwrap();
+        // Another one's comes; had the queued one been announced, it would have come before.
+        let (other, raw) = transfer(&accounts[1], 0, 2);
+        setup.client().send(&raw).unwrap();
+        setup.pooled(other).await;
+        assert!(!setup.pool.contains(&second), "{kind:?}");
+        let (first, raw) = transfer(&accounts[0], 0, 2);
+        setup.client().send(&raw).unwrap();
+        setup.pooled(first).await;
+        setup.pooled(second).await;
+        assert_eq!(setup.complete("gap filled").await.announced, 3);
+    }
+}
+
+#[tokio::test]
+async fn a_block_empties_the_pool() {
+    for kind in BOTH {
+        let setup = Setup::new(kind, Duration::from_secs(3)).await;
+        let accounts = test_accounts(50);
+        for account in &accounts {
+            setup.client().send(&transfer(account, 0, 2).1).unwrap();
+        }
+        let counts = settled(&setup.fetcher, "all announced", |counts| counts.announced == 50).await;
+        assert_eq!(counts.pooled + counts.mined, 50, "{kind:?}: {counts:?}");
+        eventually("mined", || setup.pool.is_empty()).await;
+        // The nonces come with the full block: a rival of a mined transaction is stale.
+        let (late, _) = transfer(&accounts[0], 0, 2);
+        assert!(setup.pool.was_seen(&late));
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_hash_is_gone() {
+    for kind in BOTH {
+        let setup = Setup::new(kind, Duration::from_secs(12)).await;
+        let unknown = B256::repeat_byte(0x5a);
+        let raw = setup.client().raw_json(unknown);
+        assert!(matches!(read_answer(&raw, unknown), Answer::Gone), "{kind:?}: {raw}");
+    }
+}
+
+#[tokio::test]
+async fn under_load_nothing_is_lost() {
+    for kind in BOTH {
+        for tps in [500, 1000, 2000] {
+            let setup = Setup::new(kind, Duration::from_secs(12)).await;
+            let load = Load::start(setup.node.ipc_path(), tps, load::seconds(60)).finish();
+            let counts = setup.complete(&format!("{tps} TPS")).await;
+            assert_eq!((counts.lagged, counts.failed, counts.malformed), (0, 0, 0));
+            assert_eq!(setup.fetcher.status()[0].reconnects, 0);
+            assert!(
+                counts.announced * 100 >= load.accepted * 99,
+                "{kind:?}: announced {} of {} accepted",
+                counts.announced,
+                load.accepted
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_host_that_blocks_its_runtime_for_15_seconds_loses_nothing() {
+    let setup = Setup::new(RealNodeKind::Geth, Duration::from_secs(12)).await;
+    let load = Load::start(setup.node.ipc_path(), 500, Duration::from_secs(25));
+    let before = load.wait_started(&setup.fetcher);
+    // The only thread of this runtime. geth gives a reader up after 10 s.
+    std::thread::sleep(Duration::from_secs(15));
+    let during = setup.fetcher.counts().announced - before;
+    assert!(during > 5000, "only {during} while the host was blocked");
+    load.finish();
+    let counts = setup.complete("blocked host").await;
+    assert_eq!((counts.lagged, counts.failed), (0, 0));
+    assert_eq!(setup.fetcher.status()[0].reconnects, 0);
+}
+
+/// Kills the node, restarts it after `pause`, and waits until the source is live again.
+async fn kill_and_restart(setup: &mut Setup, pause: Duration) {
+    let load = Load::start(setup.node.ipc_path(), 500, Duration::from_secs(600));
+    load.wait_started(&setup.fetcher);
+    setup.node.kill9().unwrap();
+    load.abandon();
+    eventually("the loss is seen", || !setup.fetcher.is_live()).await;
+    tokio::time::sleep(pause).await;
+    // Pending before the fetcher is back: only a backfill brings them in.
+    setup.node.restart().unwrap();
+    let answered = Instant::now();
+    eventually("live again", || setup.fetcher.is_live()).await;
+    let after = answered.elapsed();
+    println!("{:?}: killed, back after {pause:?}: live {after:?} later", setup.kind);
+    assert!(after < Duration::from_secs(5), "{after:?}");
+    Load::start(setup.node.ipc_path(), 500, Duration::from_secs(5)).finish();
+    setup.complete("after a restart").await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_killed_and_restarted_is_caught_up_with() {
+    for kind in BOTH {
+        let mut setup = Setup::new(kind, Duration::from_secs(2)).await;
+        let mut resident = Vec::new();
+        for _ in 0..4 {
+            kill_and_restart(&mut setup, load::seconds(5)).await;
+            resident.push(load::resident_bytes());
+        }
+        println!("{kind:?}: resident after each cycle: {resident:?}");
+        // What the pool holds differs from cycle to cycle, by a few MB.
+        assert!(resident[3] < resident[2] + (32 << 20), "{resident:?}");
+        assert_eq!(setup.fetcher.status()[0].state, SourceState::Live);
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_is_gone_for_200_seconds_is_caught_up_with() {
+    // Longer than the 195 s after which alloy's own reconnect is dead for good. Both at once: the
+    // time is spent waiting.
+    let one = async |kind| {
+        let mut setup = Setup::new(kind, Duration::from_secs(2)).await;
+        kill_and_restart(&mut setup, load::seconds(200)).await;
+    };
+    tokio::join!(one(RealNodeKind::Anvil), one(RealNodeKind::Geth));
+}
+
+#[tokio::test]
+async fn a_node_that_is_stopped_for_20_seconds_is_caught_up_with() {
+    for kind in BOTH {
+        let setup = Setup::new(kind, Duration::from_secs(2)).await;
+        let load = Load::start(setup.node.ipc_path(), 500, Duration::from_secs(600));
+        load.wait_started(&setup.fetcher);
+        setup.node.sigstop().unwrap();
+        tokio::time::sleep(load::seconds(20)).await;
+        setup.node.sigcont().unwrap();
+        let client = setup.client();
+        client.chain_id();
+        let answered = Instant::now();
+        eventually("live again", || setup.fetcher.is_live()).await;
+        let after = answered.elapsed();
+        println!("{kind:?}: stopped for 20 s: live {after:?} after it answers");
+        assert!(after < Duration::from_secs(5), "{after:?}");
+        load.abandon();
+        Load::start(setup.node.ipc_path(), 500, Duration::from_secs(3)).finish();
+        setup.complete("after a stop").await;
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_starts_after_the_ingester_is_found() {
+    for kind in BOTH {
+        let folder = tempfile::tempdir().unwrap();
+        let config = RealNodeConfig::default();
+        let mut node = RealNode::of_kind(kind, folder.path(), &config).unwrap();
+        node.kill9().unwrap();
+        let (fetcher, pool) = start(&node, StartPolicy::WaitForNode).await;
+        eventually("it has tried", || fetcher.status()[0].last_error.is_some()).await;
+        node.restart().unwrap();
+        let answered = Instant::now();
+        eventually("live", || fetcher.is_live()).await;
+        println!("{kind:?}: started late: live {:?} after it answers", answered.elapsed());
+        assert!(answered.elapsed() < Duration::from_secs(5));
+        let setup = Setup { kind, node, fetcher, pool, _folder: folder };
+        Load::start(setup.node.ipc_path(), 500, Duration::from_secs(5)).finish();
+        setup.complete("after a late start").await;
+    }
+}
+
+#[tokio::test]
+async fn ten_thousand_pending_transactions_are_there_at_the_start() {
+    for kind in BOTH {
+        let folder = tempfile::tempdir().unwrap();
+        let config = RealNodeConfig::default().with_block_time(Duration::from_secs(60));
+        let node = RealNode::of_kind(kind, folder.path(), &config).unwrap();
+        Load::start(node.ipc_path(), 2000, Duration::from_secs(5)).finish();
+        let begin = Instant::now();
+        let (fetcher, pool) = start(&node, StartPolicy::RequireNode).await;
+        eventually("live", || fetcher.is_live()).await;
+        let counts = fetcher.counts();
+        println!(
+            "{kind:?}: {} pending transactions backfilled in {:?}",
+            counts.backfilled,
+            begin.elapsed()
+        );
+        assert!(counts.backfilled > 9_000, "{counts:?}");
+        let setup = Setup { kind, node, fetcher, pool, _folder: folder };
+        setup.complete("after the backfill").await;
+    }
+}

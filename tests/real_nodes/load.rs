@@ -1,0 +1,90 @@
+//! `examples/load.rs` as a process of its own.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use mempool_ingest::Fetcher;
+use serde::Deserialize;
+
+/// A load that runs.
+pub(crate) struct Load {
+    child: Child,
+    tps: u32,
+}
+
+/// What it reported.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Report {
+    pub(crate) accepted: u64,
+}
+
+/// A time of the acceptance, or a share of it: `MEMPOOL_INGEST_TIME_PERCENT=10` makes a minute six
+/// seconds, to try things out.
+pub(crate) fn seconds(seconds: u64) -> Duration {
+    let percent = std::env::var("MEMPOOL_INGEST_TIME_PERCENT")
+        .map_or(100, |percent| percent.parse::<u32>().expect("a whole number"));
+    Duration::from_secs(seconds) * percent / 100
+}
+
+/// Resident memory of this process.
+pub(crate) fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    let pages: u64 = statm.split(' ').nth(1).and_then(|n| n.parse().ok()).expect("a number");
+    pages * 4096
+}
+
+fn program() -> PathBuf {
+    let test = std::env::current_exe().expect("this test is a file");
+    let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps");
+    let program = profile.join("examples/load");
+    assert!(program.exists(), "{} is missing: cargo build --examples", program.display());
+    program
+}
+
+impl Load {
+    pub(crate) fn start(ipc: &Path, tps: u32, duration: Duration) -> Self {
+        let child = Command::new(program())
+            .arg("--ipc")
+            .arg(ipc)
+            .args(["--tps", &tps.to_string(), "--json"])
+            .args(["--duration", &format!("{}ms", duration.as_millis())])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the load starts");
+        Self { child, tps }
+    }
+
+    /// Waits, without the host's runtime, until announcements come; returns their count.
+    pub(crate) fn wait_started(&self, fetcher: &Fetcher) -> u64 {
+        let before = fetcher.counts().announced;
+        let deadline = Instant::now() + Duration::from_secs(120);
+        loop {
+            let announced = fetcher.counts().announced;
+            if announced > before + u64::from(self.tps) {
+                return announced;
+            }
+            assert!(Instant::now() < deadline, "the load does not start");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits for its end.
+    pub(crate) fn finish(self) -> Report {
+        let output = self.child.wait_with_output().expect("the load ends");
+        let text = String::from_utf8(output.stdout).expect("text");
+        let line = text.lines().last().unwrap_or_default();
+        println!("load at {} TPS: {line}", self.tps);
+        serde_json::from_str(line).expect("a line of JSON")
+    }
+
+    /// Ends it now.
+    pub(crate) fn abandon(mut self) {
+        // It may have ended with its node.
+        let _ = self.child.kill();
+        self.child.wait().expect("it was started");
+    }
+}
