@@ -57,6 +57,9 @@ pub(crate) struct Args {
     /// Mock node: transactions pending at its start
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) preload: usize,
+    /// Mock node: faults that a seed replays, such as seed=7
+    #[arg(long, value_name = "seed=N")]
+    pub(crate) faults: Option<String>,
     /// Mock node: from it come its transactions
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
@@ -67,8 +70,10 @@ impl Args {
         self.ipc.iter().cloned().map(Endpoint::Ipc).chain(self.ws.iter().cloned()).collect()
     }
 
+    /// Whether the final comparison comes after one regular audit: a fault may have struck a
+    /// moment ago.
     pub(crate) fn audit_first(&self) -> bool {
-        false
+        self.faults.is_some()
     }
 
     pub(crate) fn fetcher(&self, endpoints: Vec<Endpoint>) -> FetcherConfig {

@@ -48,6 +48,9 @@ impl ChildNode {
             .args(["--seed", &args.seed.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
+        if let Some(faults) = &args.faults {
+            command.args(["--faults", faults]);
+        }
         if let Some(duration) = args.duration {
             command.args(["--duration", &format!("{}ms", duration.as_millis())]);
         }

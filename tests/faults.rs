@@ -1,0 +1,191 @@
+//! Every fault a node can show at its socket, alone and combined by seeds: at the end nothing is
+//! missing and every hash is accounted for.
+//!
+//! `cargo test` runs each fault alone and a few seeds. The whole matrix:
+//! `MEMPOOL_INGEST_FAULT_SEEDS=300 cargo test --release --test faults -- --nocapture`.
+//! A failure names its seed; `MEMPOOL_INGEST_FAULT_FIRST=SEED MEMPOOL_INGEST_FAULT_SEEDS=1` replays
+//! it.
+
+mod common;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{eventually, settled, socket};
+use mempool_ingest::{
+    Fetcher, FetcherConfig, OrderPool, PoolConfig,
+    txpool_fetcher::{AuditMode, Backoff, Counts, SourceStatus, StartPolicy},
+};
+use mock_node::{Fault, FaultPlan, Target, LoadStart, MockNode, NodeConfig};
+use tokio::sync::Semaphore;
+
+/// Simulated time of one seed.
+const SIMULATED: Duration = Duration::from_secs(10);
+
+/// Transactions a second, in simulated time.
+const TPS: u32 = 2000;
+
+/// How much faster than the simulated time the clock runs: everything is divided by it, the
+/// node's times, ours, and the time between two transactions.
+const FACTOR: u32 = 5;
+
+/// Seeds at once.
+const AT_ONCE: usize = 2;
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |text| text.parse().expect("a whole number"))
+}
+
+/// The times of the defaults, shortened as the simulation is.
+fn config(node: &MockNode) -> FetcherConfig {
+    let mut config = FetcherConfig::ipc(node.ipc_path()).with_start(StartPolicy::WaitForNode);
+    config.fetch_timeout = Duration::from_millis(200);
+    config.call_timeout = Duration::from_secs(1);
+    config.snapshot_timeout = Duration::from_secs(5);
+    config.ping_interval = Duration::from_millis(100);
+    config.ping_timeout = Duration::from_millis(400);
+    config.retry_backoff =
+        Backoff { base: Duration::from_millis(5), cap: Duration::from_millis(50) };
+    config.reconnect = Backoff { base: Duration::from_millis(10), cap: Duration::from_millis(100) };
+    config.audit_interval = Some(Duration::from_secs(2));
+    config.audit_settle = Duration::from_millis(50);
+    config.workers = 1;
+    config
+}
+
+struct Outcome {
+    counts: Counts,
+    status: SourceStatus,
+    missing: usize,
+    let_go: u64,
+}
+
+/// One node with a plan, from the first subscription to the final audit.
+async fn run(plan: FaultPlan, seed: u64, tps: u32, time: Duration) -> Outcome {
+    let (_folder, path) = socket();
+    let node = tokio::task::spawn_blocking(move || {
+        let count = (f64::from(tps) * time.as_secs_f64()) as u64;
+        MockNode::start(
+            NodeConfig::new(path)
+                .with_accounts(100)
+                .with_seed(seed)
+                .with_tps(tps)
+                .with_count(Some(count))
+                .with_block_time(time / 5)
+                // Small blocks: what was missed must not be mined away before the audit.
+                .with_block_max_txs(20)
+                .with_load_start(LoadStart::FirstSubscription)
+                .with_faults(Some(plan)),
+        )
+        .expect("the mock node starts")
+    });
+    let node = Arc::new(node.await.expect("no panic"));
+    let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
+    let fetcher = Fetcher::start(config(&node), pool).await.expect("it waits for the node");
+    let waiting = Arc::clone(&node);
+    let finished = tokio::task::spawn_blocking(move || {
+        waiting.wait_load_finished(common::PATIENCE) && waiting.wait_faults_finished(common::PATIENCE)
+    });
+    assert!(finished.await.expect("no panic"), "load and faults end");
+    // Live again, and one audit: tried until the node lists its pool.
+    let deadline = Instant::now() + common::PATIENCE;
+    loop {
+        eventually("live again", || fetcher.is_live()).await;
+        match fetcher.audit(0, AuditMode::Recover).await {
+            Ok(_) => break,
+            Err(error) => assert!(Instant::now() < deadline, "no audit: {error}"),
+        }
+    }
+    settled(&fetcher, "nothing under way", |_| true).await;
+    let report = fetcher.audit(0, AuditMode::CompareOnly).await.expect("the node lists its pool");
+    let counts = settled(&fetcher, "nothing under way", |_| true).await;
+    let status = fetcher.status().remove(0);
+    let (_, last) = fetcher.shutdown(Duration::from_secs(5)).await;
+    assert_eq!(last.balance(), 0);
+    Outcome { counts, status, missing: report.missing.len(), let_go: report.let_go }
+}
+
+impl Outcome {
+    fn check(&self, what: &str) {
+        let Self { counts, status, missing, let_go } = self;
+        assert_eq!((*missing, *let_go), (0, 0), "{what}: {counts:?} {status:?}");
+        assert_eq!(counts.balance(), 0, "{what}: {counts:?}");
+        assert!(counts.pooled > 0, "{what}: {counts:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_fault_alone_leaves_nothing_missing() {
+    let time = Duration::from_secs(2);
+    let start = Instant::now();
+    let permits = Arc::new(Semaphore::new(3));
+    let mut runs = tokio::task::JoinSet::new();
+    for (seed, fault) in (0..).zip(Fault::all()) {
+        let permits = Arc::clone(&permits);
+        runs.spawn(async move {
+            let _permit = permits.acquire_owned().await.expect("never closed");
+            let mut steps = vec![(time / 4, fault)];
+            let meets_newcomers = matches!(
+                fault,
+                Fault::CloseOnAccept { .. }
+                    | Fault::CloseAfterSubscribe { .. }
+                    | Fault::TableFull { .. }
+            );
+            if meets_newcomers {
+                steps.push((time / 4 + Duration::from_millis(1), Fault::Close(Target::All)));
+            }
+            let plan = FaultPlan::new(steps);
+            let outcome = run(plan, seed, 500, time).await;
+            outcome.check(&format!("{fault:?}"));
+            let Outcome { counts, status, .. } = outcome;
+            assert!(!meets_newcomers || status.reconnects > 0, "{fault:?} has met nobody");
+            println!(
+                "{fault:?}: reconnects {} lagged {} audit_recovered {} backfilled {}",
+                status.reconnects, counts.lagged, counts.audit_recovered, counts.backfilled
+            );
+        });
+    }
+    while let Some(joined) = runs.join_next().await {
+        joined.expect("a fault left something behind");
+    }
+    println!("{} faults alone in {:?}", Fault::all().len(), start.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn seeds_of_combined_faults_leave_nothing_missing() {
+    let seeds = number("MEMPOOL_INGEST_FAULT_SEEDS", 4);
+    let first = number("MEMPOOL_INGEST_FAULT_FIRST", 1);
+    let start = Instant::now();
+    let permits = Arc::new(Semaphore::new(AT_ONCE));
+    let mut runs = tokio::task::JoinSet::new();
+    for seed in first..first + seeds {
+        let permits = Arc::clone(&permits);
+        runs.spawn(async move {
+            let _permit = permits.acquire_owned().await.expect("never closed");
+            let plan = FaultPlan::from_seed(seed, SIMULATED).compressed(FACTOR);
+            let steps = format!("{:?}", plan.steps());
+            let outcome = run(plan, seed, TPS * FACTOR, SIMULATED / FACTOR).await;
+            outcome.check(&format!("seed {seed}, {steps}"));
+            (outcome.counts, outcome.status.reconnects)
+        });
+    }
+    let (mut done, mut announced, mut reconnects, mut lagged, mut recovered) = (0, 0, 0, 0, 0);
+    while let Some(joined) = runs.join_next().await {
+        let (counts, lost) = joined.expect("a seed left something behind");
+        done += 1;
+        announced += counts.announced;
+        reconnects += lost;
+        lagged += counts.lagged;
+        recovered += counts.audit_recovered + counts.backfilled;
+        if done % 20 == 0 || done == seeds {
+            println!(
+                "{done} of {seeds} seeds in {:?}: announced {announced} reconnects {reconnects} \
+                 lagged {lagged} recovered {recovered}",
+                start.elapsed()
+            );
+        }
+    }
+    assert!(reconnects > 0, "the faults struck");
+}
