@@ -22,6 +22,8 @@ pub(crate) fn pass(txs: &[PreparedTx]) -> Duration {
 /// The floor, and the whole of what ours does with an answer, for each size of transaction.
 pub(crate) fn bench(criterion: &mut Criterion, txs: &[PreparedTx]) {
     let mut group = criterion.benchmark_group("floor");
+    // Tens of thousands of iterations each; the rest of the bench's minutes are for the runs.
+    group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_millis(1500));
     let one = |name, wanted: &[TxKind]| (name, txs.iter().find(|tx| wanted.contains(&tx.kind)));
     let kinds = [
         one("transfer", &[TxKind::Transfer]),
