@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mock_node::contracts;
 use revm::{
     DatabaseRef,
     bytecode::Bytecode,
@@ -13,8 +14,6 @@ use revm::{
     primitives::{Address, B256, Bytes, TxKind, U256, map::foldhash::fast::FixedState},
     state::AccountInfo,
 };
-
-use crate::contracts;
 
 const TOKEN_IN: Address = Address::repeat_byte(0xa1);
 const TOKEN_OUT: Address = Address::repeat_byte(0xa2);

@@ -60,6 +60,12 @@ struct Args {
     /// Gas of a block
     #[arg(long, default_value_t = DEFAULT_BLOCK_GAS_LIMIT)]
     block_gas_limit: u64,
+    /// Execute blocks, and answer questions about the state
+    #[arg(long)]
+    state: bool,
+    /// Of a thousand transactions, how many reach an address of the demo's blocklist
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    listed_per_mille: u32,
     /// From it come transactions and latencies
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -111,6 +117,8 @@ impl Args {
             .with_latency(self.latency)
             .with_block_time(self.block_time)
             .with_block_gas_limit(self.block_gas_limit)
+            .with_state(self.state)
+            .with_listed_per_mille(self.listed_per_mille)
             .with_seed(self.seed)
             .with_preload(self.preload)
             .with_accounts(self.accounts)

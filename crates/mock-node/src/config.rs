@@ -127,6 +127,12 @@ pub struct NodeConfig {
     pub accept_old_sidecars: bool,
     /// Transactions that are pending before the socket exists. Default 0.
     pub preload: usize,
+    /// Whether blocks are executed, so that balances, nonces, code and storage can be asked for at each recent block.
+    /// Costs about 15 us of processor time for each mined transaction. Default no.
+    pub state: bool,
+    /// Of a thousand transactions of the paced load, how many reach one of [`listed`](crate::workload::listed).
+    /// Default 0.
+    pub listed_per_mille: u32,
     /// Whether what a reorg un-mines is announced again, as reth's pool does. Default yes.
     pub announce_unmined: bool,
     /// Faults that strike by themselves, counted from when the load begins. Default none.
@@ -166,6 +172,8 @@ impl NodeConfig {
             sidecar_form: SidecarForm::default(),
             accept_old_sidecars: false,
             preload: 0,
+            state: false,
+            listed_per_mille: 0,
             announce_unmined: true,
             faults: None,
             unknown_raw: UnknownRaw::default(),
@@ -185,6 +193,7 @@ impl NodeConfig {
             .with_mix(Mix {
                 blobs_per_mille: self.blobs_per_mille,
                 six_blobs_per_mille: self.six_blobs_per_mille,
+                listed_per_mille: self.listed_per_mille,
                 ..Mix::default()
             })
     }
@@ -210,6 +219,13 @@ impl NodeConfig {
             return refuse(
                 "six_blobs_per_mille",
                 self.six_blobs_per_mille.to_string(),
+                "0 to 1000 are accepted",
+            );
+        }
+        if self.listed_per_mille > 1000 {
+            return refuse(
+                "listed_per_mille",
+                self.listed_per_mille.to_string(),
                 "0 to 1000 are accepted",
             );
         }
@@ -258,6 +274,8 @@ setters! {
     with_sidecar_form: sidecar_form: SidecarForm,
     with_accept_old_sidecars: accept_old_sidecars: bool,
     with_preload: preload: usize,
+    with_state: state: bool,
+    with_listed_per_mille: listed_per_mille: u32,
     with_announce_unmined: announce_unmined: bool,
     with_faults: faults: Option<FaultPlan>,
     with_unknown_raw: unknown_raw: UnknownRaw,

@@ -63,6 +63,8 @@ mod rpc;
 mod server;
 mod shared;
 mod spoil;
+mod state;
+mod state_rpc;
 mod stats;
 mod switches;
 mod tx;
@@ -79,4 +81,5 @@ pub use fault::{
     BadAnswer, Fault, FaultPlan, LARGE_ANSWER_BYTES, LARGE_BURST, RETH_LISTENER_HASHES, Target,
 };
 pub use node::{MockNode, Reorg};
+pub use state::contracts;
 pub use stats::Stats;

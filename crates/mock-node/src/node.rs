@@ -21,6 +21,7 @@ use crate::{
     load::{self, Supply},
     server,
     shared::{Shared, unix_s},
+    state::Keeper,
     stats::Stats,
     tx::SignedTx,
 };
@@ -85,6 +86,10 @@ impl MockNode {
         })?;
         let shared = self.shared.clone();
         self.spawn("delays", move || shared.delays.run())?;
+        if self.shared.keeper.is_some() {
+            let shared = self.shared.clone();
+            self.spawn("state", move || shared.keeper.iter().for_each(Keeper::run))?;
+        }
         let config = &self.shared.config;
         if config.tps > 0 {
             let (shared, supply) = (self.shared.clone(), self.supply.clone());
@@ -282,6 +287,7 @@ impl MockNode {
         }
         self.shared.signals.set(|flags| flags.stopped = true);
         self.shared.delays.stop();
+        self.shared.keeper.iter().for_each(Keeper::stop);
         self.stop.notify_one();
         for thread in threads {
             if thread.join().is_err() {

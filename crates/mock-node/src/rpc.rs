@@ -21,6 +21,8 @@ use crate::{
     outbox::Message,
     shared::{Shared, Topic, to_json},
     spoil::{OVERTAKEN_BY, spoil},
+    state::Keeper,
+    state_rpc,
     tx::SignedTx,
 };
 
@@ -63,7 +65,7 @@ pub(crate) fn handle(shared: &Shared, connection: u64, frame: &[u8], may_block: 
     let frame = frame.trim_ascii();
     if frame.first() != Some(&b'[') {
         return match serde_json::from_slice::<Request<'_>>(frame) {
-            Ok(request) if !may_block && is_heavy(&request) => Handled::Heavy,
+            Ok(request) if !may_block && is_heavy(shared, &request) => Handled::Heavy,
             Ok(request) => Handled::Now(answer(shared, connection, &request).map(Answer::with_end)),
             Err(error) => Handled::Now(Some(malformed(frame, &error))),
         };
@@ -77,7 +79,8 @@ pub(crate) fn handle(shared: &Shared, connection: u64, frame: &[u8], may_block: 
     }
     let requests: Vec<_> =
         calls.iter().map(|call| serde_json::from_str::<Request<'_>>(call.get())).collect();
-    let heavy = requests.len() >= HEAVY_BATCH || requests.iter().flatten().any(is_heavy);
+    let heavy = requests.len() >= HEAVY_BATCH
+        || requests.iter().flatten().any(|request| is_heavy(shared, request));
     if heavy && !may_block {
         return Handled::Heavy;
     }
@@ -120,11 +123,14 @@ fn trim_end(message: &mut Message) {
     }
 }
 
-fn is_heavy(request: &Request<'_>) -> bool {
-    matches!(
-        &*request.method,
-        "txpool_content" | "txpool_contentFrom" | "eth_getBlockByHash" | "eth_getBlockByNumber"
-    )
+fn is_heavy(shared: &Shared, request: &Request<'_>) -> bool {
+    // A question about a block that is being executed waits for that.
+    let waits = || shared.keeper.as_ref().is_some_and(Keeper::is_behind);
+    (state_rpc::METHODS.contains(&&*request.method) && waits())
+        || matches!(
+            &*request.method,
+            "txpool_content" | "txpool_contentFrom" | "eth_getBlockByHash" | "eth_getBlockByNumber"
+        )
 }
 
 fn malformed(frame: &[u8], error: &serde_json::Error) -> Reply {
@@ -151,7 +157,7 @@ pub(crate) fn write_error(out: &mut Vec<u8>, id: &str, error: &RpcError) {
 }
 
 /// What a method found.
-enum Found {
+pub(crate) enum Found {
     Json(Vec<u8>),
     Raw(Arc<SignedTx>, bool),
     Subscribed(String, Topic),
@@ -290,6 +296,12 @@ fn call(
             let block = block_by_tag(shared, &tag)?;
             json(&block.map(|block| block_object(&block, full)))
         }
+        "eth_getBalance" | "eth_getCode" | "eth_getStorageAt" => {
+            state_rpc::call(shared, method, params)
+        }
+        "eth_getTransactionCount" if params.names_a_block(1) => {
+            state_rpc::call(shared, method, params)
+        }
         "eth_getTransactionCount" => {
             let (address, tag): (Address, String) =
                 (params.get(0)?, params.get_or(1, "latest".to_owned())?);
@@ -356,7 +368,7 @@ fn subscribe(shared: &Shared, params: &Params<'_>) -> Result<Found, RpcError> {
     Ok(Found::Subscribed(const_hex::encode_prefixed(&digest[..16]), topic))
 }
 
-fn block_by_tag(shared: &Shared, tag: &str) -> Result<Option<Arc<FullBlock>>, RpcError> {
+pub(crate) fn block_by_tag(shared: &Shared, tag: &str) -> Result<Option<Arc<FullBlock>>, RpcError> {
     let state = shared.lock();
     let chain = &state.core.chain;
     Ok(match tag {
@@ -414,7 +426,7 @@ fn content_json(pending: Txs, queued: Txs, by_sender: bool) -> Vec<u8> {
 }
 
 /// A request's parameters by position.
-struct Params<'a>(Vec<&'a RawValue>);
+pub(crate) struct Params<'a>(Vec<&'a RawValue>);
 
 impl<'a> Params<'a> {
     fn read(params: Option<&'a RawValue>) -> Result<Self, RpcError> {
@@ -426,13 +438,24 @@ impl<'a> Params<'a> {
             .map_err(|error| RpcError::invalid_params(error.to_string()))
     }
 
-    fn get<T: DeserializeOwned>(&self, index: usize) -> Result<T, RpcError> {
+    pub(crate) fn get<T: DeserializeOwned>(&self, index: usize) -> Result<T, RpcError> {
         let param = self.0.get(index).ok_or_else(|| RpcError::invalid_params("No more params"))?;
         serde_json::from_str(param.get())
             .map_err(|error| RpcError::invalid_params(error.to_string()))
     }
 
-    fn get_or<T: DeserializeOwned>(&self, index: usize, default: T) -> Result<T, RpcError> {
+    /// Whether the parameter names one certain block, not a place at the chain's end.
+    fn names_a_block(&self, index: usize) -> bool {
+        self.0
+            .get(index)
+            .is_some_and(|param| matches!(&param.get().as_bytes(), [b'{', ..] | [b'"', b'0', ..]))
+    }
+
+    pub(crate) fn get_or<T: DeserializeOwned>(
+        &self,
+        index: usize,
+        default: T,
+    ) -> Result<T, RpcError> {
         match self.0.get(index) {
             None => Ok(default),
             Some(param) if param.get() == "null" => Ok(default),

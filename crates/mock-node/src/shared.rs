@@ -16,6 +16,7 @@ use crate::{
     error::TxRefused,
     objects::head_object,
     outbox::{Message, Outbox},
+    state::Keeper,
     stats::Counters,
     switches::Switches,
     tx::SignedTx,
@@ -54,6 +55,8 @@ pub(crate) struct Shared {
     pub(crate) delays: DelayLine,
     pub(crate) signals: Signals,
     pub(crate) switches: Switches,
+    /// The state, if it is kept.
+    pub(crate) keeper: Option<Keeper>,
     /// Held for the length of a look-up or of one transaction's notifications; never across an await or I/O. Taken
     /// before any outbox's lock.
     state: Mutex<State>,
@@ -62,6 +65,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(config: NodeConfig) -> Self {
         let core = Core::new(&config, unix_s());
+        let keeper = Keeper::new(&config, core.chain.head().hash);
         let delays = DelayLine::new(config.latency, config.seed);
         Self {
             config,
@@ -69,6 +73,7 @@ impl Shared {
             delays,
             signals: Signals::default(),
             switches: Switches::default(),
+            keeper,
             state: Mutex::new(State {
                 core,
                 subscriptions: Vec::new(),
@@ -104,6 +109,9 @@ impl Shared {
             self.announce(state, tx);
         }
         for block in &effects.heads {
+            if let Some(keeper) = &self.keeper {
+                keeper.push(block.clone());
+            }
             self.counters.blocks.fetch_add(1, Relaxed);
             self.counters.mined.fetch_add(block.txs.len() as u64, Relaxed);
             self.tell_head(state, block);

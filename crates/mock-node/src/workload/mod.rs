@@ -15,7 +15,8 @@ use rand_chacha::ChaCha8Rng;
 
 pub use accounts::{Account, TEST_MNEMONIC, test_accounts};
 pub use blobs::{MANY_BLOBS, SidecarForm, sidecar};
-pub use plan::{TxKind, routers, tokens};
+pub(crate) use plan::{SWAP_AMOUNT_AT, SWAP_SELECTOR};
+pub use plan::{TxKind, listed, routers, tokens};
 
 use crate::tx::SignedTx;
 use plan::Plan;
@@ -39,6 +40,9 @@ pub struct Mix {
     pub legacy_per_mille: u32,
     /// Of a thousand transfers and calls: those of EIP-2930 with an access list. Default 20.
     pub access_list_per_mille: u32,
+    /// Of a thousand others: those that reach one of [`listed`], as recipient of ether, as receiver of a token that
+    /// looks at its receivers, or by their access list. Default 0.
+    pub listed_per_mille: u32,
 }
 
 impl Default for Mix {
@@ -51,6 +55,7 @@ impl Default for Mix {
             set_code_per_mille: 10,
             legacy_per_mille: 80,
             access_list_per_mille: 20,
+            listed_per_mille: 0,
         }
     }
 }
@@ -61,6 +66,13 @@ impl Mix {
     pub const fn with_blobs(mut self, per_mille: u32, six_per_mille: u32) -> Self {
         self.blobs_per_mille = per_mille;
         self.six_blobs_per_mille = six_per_mille;
+        self
+    }
+
+    /// Sets the share of those that reach a listed address.
+    #[must_use]
+    pub const fn with_listed(mut self, per_mille: u32) -> Self {
+        self.listed_per_mille = per_mille;
         self
     }
 }
@@ -266,7 +278,7 @@ impl Workload {
     }
 
     fn plan(&mut self) -> Plan {
-        let (kind, form) = plan::draw(&mut self.rng, &self.config.mix);
+        let (kind, form, listed) = plan::draw(&mut self.rng, &self.config.mix);
         let for_blobs = match self.config.mix.blobs_per_mille {
             0 => 0,
             _ => (self.config.accounts / 10).max(1),
@@ -281,6 +293,6 @@ impl Workload {
         let nonce = self.nonces[account];
         self.nonces[account] += 1;
         self.planned += 1;
-        Plan { account, nonce, kind, form, number: self.planned }
+        Plan { account, nonce, kind, form, listed, number: self.planned }
     }
 }

@@ -62,14 +62,21 @@ pub fn routers() -> &'static [Address] {
     &*ROUTERS
 }
 
+/// Addresses that the demo's blocklist names, and that a share of the load reaches (see [`Mix::listed_per_mille`]).
+pub fn listed() -> &'static [Address] {
+    static LISTED: LazyLock<[Address; 16]> = LazyLock::new(|| addresses("listed"));
+    &*LISTED
+}
+
 fn addresses<const N: usize>(what: &str) -> [Address; N] {
     std::array::from_fn(|number| Address::from_word(keccak256(format!("{what} {number}"))))
 }
 
-pub(super) fn draw(rng: &mut impl Rng, mix: &Mix) -> (TxKind, Form) {
+/// Kind, envelope, and whether it reaches a listed address.
+pub(super) fn draw(rng: &mut impl Rng, mix: &Mix) -> (TxKind, Form, bool) {
     let mut share = |per_mille: u32| rng.random_ratio(per_mille.min(1000), 1000);
     if share(mix.blobs_per_mille) {
-        return (TxKind::of_blobs(share(mix.six_blobs_per_mille)), Form::Dynamic);
+        return (TxKind::of_blobs(share(mix.six_blobs_per_mille)), Form::Dynamic, false);
     }
     let form = match rng.random_range(0..1000) {
         draw if draw < mix.legacy_per_mille => Form::Legacy,
@@ -84,7 +91,13 @@ pub(super) fn draw(rng: &mut impl Rng, mix: &Mix) -> (TxKind, Form) {
         draw if draw < swap_end + mix.set_code_per_mille => TxKind::SetCode,
         _ => TxKind::Transfer,
     };
-    (kind, form)
+    // Without such a share nothing is drawn, and the load of a seed stays what it was.
+    let listed = mix.listed_per_mille > 0 && rng.random_ratio(mix.listed_per_mille.min(1000), 1000);
+    match kind {
+        // These name it in their access list.
+        TxKind::Swap | TxKind::SetCode if listed => (TxKind::Swap, Form::AccessList, true),
+        _ => (kind, form, listed),
+    }
 }
 
 /// A transaction that has a sender and a nonce, and no signature yet.
@@ -94,6 +107,8 @@ pub(super) struct Plan {
     pub(super) nonce: u64,
     pub(super) kind: TxKind,
     pub(super) form: Form,
+    /// Whether it reaches a listed address.
+    pub(super) listed: bool,
     /// Its place in the workload: details are drawn from it, so that threads need not take turns.
     pub(super) number: u64,
 }
@@ -103,7 +118,11 @@ impl Plan {
         let account = &accounts[self.account];
         let mut rng = ChaCha8Rng::seed_from_u64(config.seed ^ self.number.rotate_left(32));
         let tip = rng.random_range(config.max_tip_wei / 50..=config.max_tip_wei.max(1));
-        let call = Call::draw(self.kind, &mut rng);
+        let mut call = Call::draw(self.kind, &mut rng);
+        let listed = self.listed.then(|| listed()[rng.random_range(0..listed().len())]);
+        if let Some(listed) = listed {
+            call.reach(self.kind, listed);
+        }
         let Call { to, value, gas_limit, input } = call;
         let (chain_id, nonce, max_fee) = (config.chain_id, self.nonce, config.max_fee_wei);
         let tx: TxEnvelope = match self.kind {
@@ -177,7 +196,8 @@ impl Plan {
                         to: Callee::Call(to),
                         value,
                         access_list: AccessList(vec![AccessListItem {
-                            address: to,
+                            // What the call does not reach by itself stands here.
+                            address: listed.unwrap_or(to),
                             storage_keys: vec![
                                 B256::with_last_byte(1),
                                 B256::from(rng.random::<[u8; 32]>()),
@@ -255,6 +275,23 @@ impl Call {
     }
 }
 
+impl Call {
+    /// Changes whom it pays. A swap stays as it is: its access list names the address.
+    fn reach(&mut self, kind: TxKind, listed: Address) {
+        match kind {
+            TxKind::Transfer => self.to = listed,
+            TxKind::Token => {
+                // The last token looks at its receivers.
+                self.to = *tokens().last().expect("there are eight");
+                let mut input = self.input.to_vec();
+                input[4..36].copy_from_slice(listed.into_word().as_slice());
+                self.input = input.into();
+            }
+            _ => {}
+        }
+    }
+}
+
 /// `transfer(address,uint256)`.
 fn token_input(rng: &mut ChaCha8Rng) -> Bytes {
     let mut input = vec![0xa9, 0x05, 0x9c, 0xbb];
@@ -263,9 +300,15 @@ fn token_input(rng: &mut ChaCha8Rng) -> Bytes {
     input.into()
 }
 
+/// What a swap's input begins with.
+pub(crate) const SWAP_SELECTOR: [u8; 4] = [0x35, 0x93, 0x56, 0x4c];
+
+/// Where in its input the amount stands that is swapped: in the second word after the selector.
+pub(crate) const SWAP_AMOUNT_AT: u64 = 36;
+
 /// A selector and twelve words: offsets, amounts and addresses, as routers take them.
 fn swap_input(rng: &mut ChaCha8Rng) -> Bytes {
-    let mut input = vec![0x35, 0x93, 0x56, 0x4c];
+    let mut input = SWAP_SELECTOR.to_vec();
     for word in 0..12u64 {
         let value = match word % 4 {
             0 => U256::from(word * 32),

@@ -6,3 +6,4 @@ mod framing;
 mod load;
 mod methods;
 mod pool;
+mod state;

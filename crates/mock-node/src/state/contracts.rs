@@ -1,5 +1,5 @@
-//! The contracts that the load calls, hand-assembled: a token, a constant-product pool, a router
-//! over both, and a loop that computes.
+//! The contracts that load calls, hand-assembled: a token, a constant-product pool, a router over both, and a loop
+//! that computes.
 
 use std::collections::HashMap;
 
@@ -92,7 +92,17 @@ const TRANSFER_FROM: &str = "transferFrom(address,address,uint256)";
 const BALANCE_OF: &str = "balanceOf(address)";
 
 /// ERC-20: balances are mapping 0, allowances mapping 1.
-pub(crate) fn token() -> Bytes {
+pub fn token() -> Bytes {
+    token_code(false)
+}
+
+/// [`token`], which in addition looks whether the receiver has code, as tokens do that call the contracts they are
+/// sent to (ERC-777, ERC-1363): it loads the receiver's account.
+pub fn looking_token() -> Bytes {
+    token_code(true)
+}
+
+fn token_code(looks: bool) -> Bytes {
     let selector = |signature: &str| {
         u64::from(u32::from_be_bytes(keccak256(signature)[..4].try_into().expect("four bytes")))
     };
@@ -119,7 +129,9 @@ pub(crate) fn token() -> Bytes {
     let code = code.label("transfer").argument(36).argument(4).ops(&[CALLER]);
 
     // From, to, amount.
-    let code = code.label("move").ops(&[DUP1]).store(0).push(0).store(32).slot();
+    let code = code.label("move");
+    let code = if looks { code.ops(&[DUP2, EXTCODESIZE, POP]) } else { code };
+    let code = code.ops(&[DUP1]).store(0).push(0).store(32).slot();
     let code = subtract(code.ops(&[DUP1, SLOAD]));
     let code = code.ops(&[DUP2]).store(0).slot().ops(&[DUP1, SLOAD, DUP5, ADD, SWAP1, SSTORE]);
     let event = keccak256("Transfer(address,address,uint256)");
@@ -127,9 +139,9 @@ pub(crate) fn token() -> Bytes {
     code.push(1).store(0).push(32).push(0).ops(&[RETURN]).finish()
 }
 
-/// Without calldata: its reserves. With `(amount out, to)`: pays out, and takes its balances as the
-/// new reserves if their product did not shrink.
-pub(crate) fn pool(token_in: Address, token_out: Address) -> Bytes {
+/// Without calldata: its reserves. With `(amount out, to)`: pays out, and takes its balances as the new reserves if
+/// their product did not shrink.
+pub fn pool(token_in: Address, token_out: Address) -> Bytes {
     let balance = |code: Code, token, at| code.call(STATICCALL, token, (0, 36), (at, 32));
     let code = Code::default().ops(&[CALLDATASIZE]).jump(JUMPI, "swap");
     let code = code.push(0).ops(&[SLOAD]).store(0).push(1).ops(&[SLOAD]).store(32);
@@ -148,23 +160,40 @@ pub(crate) fn pool(token_in: Address, token_out: Address) -> Bytes {
     code.push(1).push(64).push(128).ops(&[LOG1, STOP]).finish()
 }
 
-/// With `(amount in)`: takes it from the caller, and has the pool pay the caller what it is worth
-/// less 0.3 %.
-pub(crate) fn router(token_in: Address, pool: Address) -> Bytes {
-    let code = Code::default().call(STATICCALL, pool, (0, 0), (256, 64));
-    let code = code.selector(TRANSFER_FROM, 0).ops(&[CALLER]).store(4);
-    let code = code.address(pool).store(36).argument(0).store(68);
-    let code = code.call(CALL, token_in, (0, 100), (128, 32));
-    // in * 997 * r1 / (r0 * 1000 + in * 997)
-    let code = code.argument(0).push(997).ops(&[MUL, DUP1]).push(256).ops(&[MLOAD]).push(1000);
-    let code = code.ops(&[MUL, ADD, SWAP1]).push(288).ops(&[MLOAD, MUL, DIV]);
-    let code = code.store(0).ops(&[CALLER]).store(32);
-    code.call(CALL, pool, (0, 64), (0, 0)).ops(&[STOP]).finish()
+/// With `(amount in)`: takes it from the caller, and has the pool pay the caller what it is worth less 0.3 %.
+pub fn router(token_in: Address, pool: Address) -> Bytes {
+    swap(Code::default(), token_in, pool, 0).finish()
 }
 
-/// With `(rounds)`: as many rounds of cheap arithmetic, memory and one hash, as libraries that
-/// compute prices or check proofs do it.
-pub(crate) fn compute() -> Bytes {
+/// The router behind a selector, with the amount in the calldata at `amount_at`. Any other selector does nothing and
+/// succeeds.
+pub fn selecting_router(
+    token_in: Address,
+    pool: Address,
+    selector: [u8; 4],
+    amount_at: u64,
+) -> Bytes {
+    let code = Code::default().argument(0).push(224).ops(&[SHR]);
+    let code = code.push(u32::from_be_bytes(selector).into()).ops(&[EQ]).jump(JUMPI, "swap");
+    swap(code.ops(&[STOP]).label("swap"), token_in, pool, amount_at).finish()
+}
+
+fn swap(code: Code, token_in: Address, pool: Address, amount_at: u64) -> Code {
+    let code = code.call(STATICCALL, pool, (0, 0), (256, 64));
+    let code = code.selector(TRANSFER_FROM, 0).ops(&[CALLER]).store(4);
+    let code = code.address(pool).store(36).argument(amount_at).store(68);
+    let code = code.call(CALL, token_in, (0, 100), (128, 32));
+    // in * 997 * r1 / (r0 * 1000 + in * 997)
+    let code =
+        code.argument(amount_at).push(997).ops(&[MUL, DUP1]).push(256).ops(&[MLOAD]).push(1000);
+    let code = code.ops(&[MUL, ADD, SWAP1]).push(288).ops(&[MLOAD, MUL, DIV]);
+    let code = code.store(0).ops(&[CALLER]).store(32);
+    code.call(CALL, pool, (0, 64), (0, 0)).ops(&[STOP])
+}
+
+/// With `(rounds)`: as many rounds of cheap arithmetic, memory and one hash, as libraries that compute prices or check
+/// proofs do it.
+pub fn compute() -> Bytes {
     // Rounds, number.
     let mut code = Code::default().argument(0).push(7).label("round");
     for shift in [7, 13, 31] {
@@ -178,12 +207,13 @@ pub(crate) fn compute() -> Bytes {
 }
 
 /// The slot of `key` in mapping number `mapping`.
-pub(crate) fn slot_of(key: Address, mapping: U256) -> U256 {
+pub fn slot_of(key: Address, mapping: U256) -> U256 {
     let words = [key.into_word(), B256::from(mapping)].concat();
     keccak256(words).into()
 }
 
-pub(crate) fn transfer_input(to: Address, amount: u64) -> Bytes {
+/// The calldata of `transfer(to, amount)`.
+pub fn transfer_input(to: Address, amount: u64) -> Bytes {
     let mut input = keccak256(TRANSFER)[..4].to_vec();
     input.extend_from_slice(to.into_word().as_slice());
     input.extend_from_slice(&U256::from(amount).to_be_bytes::<32>());

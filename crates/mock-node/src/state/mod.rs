@@ -1,0 +1,246 @@
+//! The node's state: blocks are executed on a thread of its own after they are told, and read at the block that a
+//! question names.
+//!
+//! A transaction that the EVM refuses (the pool looks at no balance) raises its sender's nonce and does nothing else,
+//! so that nonces stay those of the chain.
+
+pub mod contracts;
+mod history;
+mod world;
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+};
+
+use alloy_consensus::{Transaction as _, TxEnvelope, crypto::secp256k1::recover_signer};
+use alloy_eips::{
+    Decodable2718,
+    eip7702::{RecoveredAuthority, RecoveredAuthorization},
+};
+use alloy_primitives::{Address, B256, Bytes, U256};
+use revm::{
+    Context, ExecuteCommitEvm, MainBuilder, MainContext,
+    context::{BlockEnv, CfgEnv, TxEnv, either::Either},
+    database::{AccountState, Cache, CacheDB},
+    primitives::hardfork::SpecId,
+};
+
+use crate::{chain::FullBlock, config::NodeConfig, tx::SignedTx};
+use history::History;
+
+/// The state of recent blocks.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    chain_id: u64,
+    history: RwLock<History>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// Blocks that wait for their execution, for a look without a lock.
+    waiting: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    blocks: VecDeque<Arc<FullBlock>>,
+    stopped: bool,
+}
+
+/// What a question about the state asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Asked {
+    Balance(Address),
+    Nonce(Address),
+    Code(Address),
+    Slot(Address, U256),
+}
+
+/// What is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Value {
+    Quantity(U256),
+    Code(Bytes),
+    /// All 32 bytes are written.
+    Word(B256),
+}
+
+impl Keeper {
+    /// The state at genesis, if the configuration asks for one.
+    pub(crate) fn new(config: &NodeConfig, genesis: B256) -> Option<Self> {
+        config.state.then(|| {
+            let values = world::genesis(config.accounts);
+            Self {
+                chain_id: config.chain_id,
+                history: RwLock::new(History::new(genesis, values, config.history_blocks)),
+                queue: Mutex::default(),
+                changed: Condvar::new(),
+                waiting: AtomicUsize::new(0),
+            }
+        })
+    }
+
+    /// Queues a block of the chain. One that does not stand on the newest one undoes those it replaces.
+    pub(crate) fn push(&self, block: Arc<FullBlock>) {
+        self.waiting.fetch_add(1, SeqCst);
+        self.lock().blocks.push_back(block);
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn stop(&self) {
+        self.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Whether a question may have to wait for an execution.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.waiting.load(SeqCst) > 0
+    }
+
+    /// Executes what is queued, until the end.
+    pub(crate) fn run(&self) {
+        loop {
+            let block = {
+                let mut queue = self.lock();
+                loop {
+                    if queue.stopped {
+                        return;
+                    }
+                    match queue.blocks.front() {
+                        Some(block) => break block.clone(),
+                        None => {
+                            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
+                        }
+                    }
+                }
+            };
+            self.apply(&block);
+            self.lock().blocks.pop_front();
+            self.waiting.fetch_sub(1, SeqCst);
+            self.changed.notify_all();
+        }
+    }
+
+    fn apply(&self, block: &FullBlock) {
+        {
+            let mut history = self.history.write().unwrap_or_else(PoisonError::into_inner);
+            while history.top() != block.header.parent_hash && history.pop() {}
+        }
+        // Readers of other blocks are not held up by the execution.
+        let written = execute(&self.read(), self.chain_id, block);
+        self.history.write().unwrap_or_else(PoisonError::into_inner).push(block.hash, written);
+    }
+
+    /// The value at a block; `None` when that block's state is not kept. Waits until the block is executed.
+    pub(crate) fn value(&self, block: &B256, asked: Asked) -> Option<Value> {
+        loop {
+            {
+                let history = self.read();
+                if let Some(depth) = history.depth(block) {
+                    return Some(look_up(&history, depth, asked));
+                }
+            }
+            let queue = self.lock();
+            let due = queue.blocks.iter().any(|queued| queued.hash == *block);
+            if !due || queue.stopped {
+                // It may have been executed between the two looks.
+                let history = self.read();
+                return history.depth(block).map(|depth| look_up(&history, depth, asked));
+            }
+            drop(self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, History> {
+        self.history.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn look_up(history: &History, depth: usize, asked: Asked) -> Value {
+    let account = |address| history.account(depth, address);
+    match asked {
+        Asked::Balance(address) => {
+            Value::Quantity(account(&address).map_or(U256::ZERO, |info| info.balance))
+        }
+        Asked::Nonce(address) => {
+            Value::Quantity(U256::from(account(&address).map_or(0, |info| info.nonce)))
+        }
+        Asked::Code(address) => {
+            let code = account(&address).and_then(|info| history.code(&info.code_hash));
+            Value::Code(code.map(|code| code.original_bytes()).unwrap_or_default())
+        }
+        Asked::Slot(address, index) => Value::Word(history.slot(depth, (address, index)).into()),
+    }
+}
+
+/// What the block writes.
+fn execute(history: &History, chain_id: u64, block: &FullBlock) -> Cache {
+    let header = &block.header;
+    let mut cfg = CfgEnv::new_with_spec(SpecId::OSAKA);
+    cfg.chain_id = chain_id;
+    let mut env = BlockEnv {
+        number: U256::from(header.number),
+        beneficiary: header.beneficiary,
+        timestamp: U256::from(header.timestamp),
+        gas_limit: header.gas_limit,
+        basefee: header.base_fee_per_gas.unwrap_or_default(),
+        prevrandao: Some(header.mix_hash),
+        ..BlockEnv::default()
+    };
+    let fraction = alloy_eips::eip7840::BlobParams::osaka().update_fraction;
+    env.set_blob_excess_gas_and_price(header.excess_blob_gas.unwrap_or_default(), fraction as u64);
+    let context = Context::mainnet().with_db(CacheDB::new(history)).with_cfg(cfg).with_block(env);
+    let mut evm = context.build_mainnet();
+    for tx in &block.txs {
+        if let Err(error) = evm.transact_commit(tx_env(tx)) {
+            tracing::debug!(hash = %tx.hash, %error, "a mined transaction cannot be executed");
+            let db = &mut evm.ctx.journaled_state.database;
+            let account = db.load_account(tx.sender).expect("memory does not fail");
+            account.info.nonce = tx.nonce + 1;
+            account.account_state = AccountState::Touched;
+        }
+    }
+    evm.ctx.journaled_state.database.cache
+}
+
+fn tx_env(signed: &SignedTx) -> TxEnv {
+    let tx = TxEnvelope::decode_2718_exact(signed.body.mined())
+        .expect("these bytes were decoded or encoded by us before");
+    TxEnv {
+        tx_type: tx.tx_type() as u8,
+        caller: signed.sender,
+        gas_limit: tx.gas_limit(),
+        gas_price: tx.max_fee_per_gas(),
+        kind: tx.kind(),
+        value: tx.value(),
+        data: tx.input().clone(),
+        nonce: tx.nonce(),
+        chain_id: tx.chain_id(),
+        access_list: tx.access_list().cloned().unwrap_or_default(),
+        gas_priority_fee: tx.max_priority_fee_per_gas(),
+        blob_hashes: tx.blob_versioned_hashes().unwrap_or_default().to_vec(),
+        max_fee_per_blob_gas: tx.max_fee_per_blob_gas().unwrap_or_default(),
+        authorization_list: tx
+            .authorization_list()
+            .unwrap_or_default()
+            .iter()
+            .map(|signed| {
+                // By libsecp256k1; what the EVM would do itself takes four times as long.
+                let authority = signed
+                    .signature()
+                    .ok()
+                    .and_then(|signature| recover_signer(&signature, signed.signature_hash()).ok());
+                let authority =
+                    authority.map_or(RecoveredAuthority::Invalid, RecoveredAuthority::Valid);
+                let inner = signed.inner().clone();
+                Either::Right(RecoveredAuthorization::new_unchecked(inner, authority))
+            })
+            .collect(),
+    }
+}

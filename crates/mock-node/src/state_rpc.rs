@@ -1,0 +1,75 @@
+//! Questions about the state at a block.
+
+use alloy_primitives::{Address, B256, U64, U256};
+use serde::Deserialize;
+
+use crate::{
+    error::RpcError,
+    rpc::{Found, Params, block_by_tag},
+    shared::{Shared, to_json},
+    state::{Asked, Value},
+};
+
+/// The methods that may have to wait for the execution of a block.
+pub(crate) const METHODS: [&str; 4] =
+    ["eth_getBalance", "eth_getCode", "eth_getStorageAt", "eth_getTransactionCount"];
+
+/// A block by hash (EIP-1898) or number.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Named {
+    block_hash: Option<B256>,
+    block_number: Option<U64>,
+    /// Every block that this node knows is canonical.
+    #[serde(default, rename = "requireCanonical")]
+    _require_canonical: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum BlockId {
+    Text(String),
+    Named(Named),
+}
+
+pub(crate) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result<Found, RpcError> {
+    let Some(keeper) = &shared.keeper else {
+        return Err(RpcError::new(RpcError::SERVER, "the state is not kept"));
+    };
+    let address: Address = params.get(0)?;
+    let (asked, block) = match method {
+        "eth_getBalance" => (Asked::Balance(address), 1),
+        "eth_getCode" => (Asked::Code(address), 1),
+        "eth_getTransactionCount" => (Asked::Nonce(address), 1),
+        _ => (Asked::Slot(address, params.get::<U256>(1)?), 2),
+    };
+    let block = block_hash(shared, params, block)?;
+    match keeper.value(&block, asked) {
+        Some(value) => Ok(Found::Json(match value {
+            Value::Quantity(quantity) => to_json(&quantity),
+            Value::Code(code) => to_json(&code),
+            Value::Word(word) => to_json(&word),
+        })),
+        None => Err(RpcError::new(RpcError::SERVER, "state at this block is pruned")),
+    }
+}
+
+fn block_hash(shared: &Shared, params: &Params<'_>, index: usize) -> Result<B256, RpcError> {
+    let unknown = || RpcError::new(RpcError::SERVER, "header not found");
+    let text = match params.get_or(index, BlockId::Text("latest".into()))? {
+        BlockId::Named(Named { block_hash: Some(hash), block_number: None, .. }) => {
+            return Ok(hash);
+        }
+        BlockId::Named(Named { block_hash: None, block_number: Some(number), .. }) => {
+            format!("{number:#x}")
+        }
+        BlockId::Named(_) => {
+            return Err(RpcError::invalid_params("one of blockHash and blockNumber is needed"));
+        }
+        BlockId::Text(text) if text.len() == 66 => {
+            return text.parse().map_err(|_| RpcError::invalid_params("invalid block hash"));
+        }
+        BlockId::Text(text) => text,
+    };
+    block_by_tag(shared, &text)?.map(|block| block.hash).ok_or_else(unknown)
+}

@@ -1,0 +1,163 @@
+use alloy_consensus::{Transaction as _, TxEnvelope, transaction::SignerRecoverable};
+use alloy_eips::Decodable2718;
+use alloy_primitives::{Address, B256, Bytes, U256};
+use mock_node::{
+    MockNode,
+    contracts::slot_of,
+    workload::{listed, routers, tokens},
+};
+use serde_json::{Value, json};
+
+use crate::client::{Client, start};
+
+const SWAP: [u8; 4] = [0x35, 0x93, 0x56, 0x4c];
+
+fn transactions(node: &MockNode) -> Vec<TxEnvelope> {
+    let raws = node.pending().into_iter().map(|hash| node.raw(hash).expect("pending"));
+    raws.map(|raw| TxEnvelope::decode_2718_exact(&raw).expect("it decodes")).collect()
+}
+
+fn slot(client: &mut Client, address: Address, slot: U256, block: &Value) -> U256 {
+    let word = client.result("eth_getStorageAt", json!([address, slot, block]));
+    assert_eq!(word.as_str().expect("text").len(), 66, "all 32 bytes are written");
+    serde_json::from_value::<B256>(word).expect("a word").into()
+}
+
+fn quantity(client: &mut Client, method: &str, address: Address, block: &Value) -> U256 {
+    let value = client.result(method, json!([address, block]));
+    serde_json::from_value(value).expect("a quantity")
+}
+
+#[test]
+fn what_the_load_does_is_in_the_state_of_its_block_and_of_no_earlier_one() {
+    let (_dir, node) = start(|config| config.with_state(true).with_preload(400));
+    let mut client = Client::to(&node);
+    let txs = transactions(&node);
+    let before = json!({ "blockHash": node.head().hash });
+    let block = node.mine();
+    assert_eq!(block.txs.len(), 400);
+    let after = json!({ "blockHash": block.hash, "requireCanonical": true });
+    let (mut transfers, mut calls, mut swaps) = (0, 0, 0);
+    for tx in &txs {
+        let to = tx.to().expect("nothing of the load creates");
+        let input = tx.input();
+        if tokens().contains(&to) {
+            let receiver = Address::from_slice(&input[16..36]);
+            let balance = slot_of(receiver, U256::ZERO);
+            assert_eq!(slot(&mut client, to, balance, &before), U256::ZERO);
+            let amount = U256::from_be_slice(&input[36..68]);
+            assert_eq!(slot(&mut client, to, balance, &after), amount, "{}", tx.tx_hash());
+            calls += 1;
+        } else if input.starts_with(&SWAP) {
+            swaps += 1;
+        } else if !routers().contains(&to) {
+            assert_eq!(quantity(&mut client, "eth_getBalance", to, &before), U256::ZERO);
+            assert_eq!(quantity(&mut client, "eth_getBalance", to, &after), tx.value());
+            transfers += 1;
+        }
+        let sender = tx.recover_signer().expect("a signature");
+        let nonce = quantity(&mut client, "eth_getTransactionCount", sender, &after);
+        assert!(nonce > U256::from(tx.nonce()));
+    }
+    assert!(transfers > 50 && calls > 50 && swaps > 50, "{transfers} {calls} {swaps}");
+    // Every swap went through: what the routers took is in the pools, and each pool's two reserves are its balances.
+    let swapped: U256 = txs
+        .iter()
+        .filter(|tx| TxEnvelope::input(tx).starts_with(&SWAP))
+        .map(|tx| U256::from_be_slice(&tx.input()[36..68]))
+        .sum();
+    let spent: U256 = routers()
+        .iter()
+        .zip(tokens().chunks(2))
+        .flat_map(|(router, pair)| {
+            let senders: std::collections::BTreeSet<_> =
+                txs.iter().map(|tx| tx.recover_signer().expect("a signature")).collect();
+            senders
+                .into_iter()
+                .map(move |sender| (pair[0], slot_of(*router, slot_of(sender, U256::ONE))))
+        })
+        .map(|(token, allowance)| U256::MAX - slot(&mut client, token, allowance, &after))
+        .sum();
+    assert_eq!(spent, swapped);
+}
+
+#[test]
+fn a_block_is_named_by_hash_number_or_tag() {
+    let (_dir, node) = start(|config| config.with_state(true).with_preload(1));
+    let mut client = Client::to(&node);
+    let sender = transactions(&node)[0].recover_signer().expect("a signature");
+    let (genesis, block) = (node.head(), node.mine());
+    let mut nonce = |block: Value| client.result("eth_getTransactionCount", json!([sender, block]));
+    for zero in
+        [json!({ "blockHash": genesis.hash }), json!("0x0"), json!({ "blockNumber": "0x0" })]
+    {
+        assert_eq!(nonce(zero), "0x0");
+    }
+    let named = json!({ "blockHash": block.hash });
+    for one in [named, json!("0x1"), json!({ "blockNumber": "0x1" }), json!("latest")] {
+        assert_eq!(nonce(one), "0x1");
+    }
+    let code = client.result("eth_getCode", json!([tokens()[0], "latest"]));
+    assert!(serde_json::from_value::<Bytes>(code).expect("bytes").len() > 200);
+    assert_eq!(client.result("eth_getCode", json!([sender, "latest"])), "0x");
+    for unknown in [json!({ "blockHash": B256::repeat_byte(7) }), json!("0x63"), json!({})] {
+        let answer = client.call("eth_getBalance", json!([sender, unknown]));
+        assert!(answer["error"]["code"].is_i64(), "{answer}");
+    }
+}
+
+#[test]
+fn a_reorg_takes_the_state_back() {
+    let (_dir, node) = start(|config| config.with_state(true).with_preload(60));
+    let mut client = Client::to(&node);
+    let txs = transactions(&node);
+    let of_token = |tx: &TxEnvelope| tx.to().is_some_and(|to| tokens().contains(&to));
+    let tokens: Vec<_> = txs.iter().filter(|tx| of_token(tx)).collect();
+    let taken = |client: &mut Client, block: &Value| -> Vec<U256> {
+        let slots = tokens.iter().map(|tx: &&TxEnvelope| {
+            let tx: &TxEnvelope = tx;
+            let receiver = Address::from_slice(&tx.input()[16..36]);
+            (tx.to().expect("a token"), slot_of(receiver, U256::ZERO))
+        });
+        slots.map(|(token, index)| slot(client, token, index, block)).collect()
+    };
+    let nothing = vec![U256::ZERO; tokens.len()];
+    let full = taken(&mut client, &json!({ "blockHash": node.mine().hash }));
+    assert!(full.iter().all(|amount| !amount.is_zero()));
+    let reorg = node.reorg(1).expect("one block is kept");
+    let empty = json!({ "blockHash": reorg.added[0].hash });
+    assert_eq!(taken(&mut client, &empty), nothing);
+    let again = json!({ "blockHash": node.mine().hash });
+    assert_eq!(taken(&mut client, &again), full);
+    // The block that was taken back is known no more.
+    let gone = json!({ "blockHash": reorg.removed[0].hash });
+    assert!(client.call("eth_getBalance", json!([listed()[0], gone]))["error"].is_object());
+}
+
+#[test]
+fn without_state_the_questions_are_refused_and_nonces_are_still_told() {
+    let (_dir, node) = start(|config| config.with_preload(1));
+    let mut client = Client::to(&node);
+    let sender = transactions(&node)[0].recover_signer().expect("a signature");
+    let answer = client.call("eth_getBalance", json!([sender, "latest"]));
+    assert_eq!(answer["error"]["code"], -32000, "{answer}");
+    assert_eq!(client.result("eth_getTransactionCount", json!([sender, "pending"])), "0x1");
+    assert_eq!(client.result("eth_getTransactionCount", json!([sender, "latest"])), "0x0");
+}
+
+#[test]
+fn a_share_of_the_load_reaches_listed_addresses_in_three_ways() {
+    let (_dir, node) =
+        start(|config| config.with_state(true).with_preload(400).with_listed_per_mille(200));
+    let (mut recipients, mut receivers, mut access_lists) = (0, 0, 0);
+    for tx in transactions(&node) {
+        let is_listed = |address: &Address| listed().contains(address);
+        recipients += usize::from(tx.to().is_some_and(|to| is_listed(&to)));
+        let receiver = tx.input().get(16..36).map(Address::from_slice);
+        receivers += usize::from(receiver.is_some_and(|receiver| is_listed(&receiver)));
+        let list = tx.access_list().into_iter().flat_map(|list| list.iter());
+        access_lists += usize::from(list.into_iter().any(|item| is_listed(&item.address)));
+    }
+    assert!(recipients > 5 && receivers > 5 && access_lists > 5);
+    assert!((40..160).contains(&(recipients + receivers + access_lists)));
+}
