@@ -19,7 +19,7 @@ use std::{
     },
     task::{Context, Poll, Wake, Waker},
     thread::{self, Thread},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Decides who may come in and who may work. Cloning gives another handle to the same gate.
@@ -215,6 +215,17 @@ impl Gate {
         Ok(permit)
     }
 
+    /// A slot for an outsider's work that a [`DeferralQueue`](crate::DeferralQueue) held back: it was
+    /// told to wait, so it waits, within what outsiders may have. Also after [`Self::close`].
+    ///
+    /// # Cancel safety
+    /// Dropped while waiting, it gives up its place in line and holds nothing.
+    pub async fn outside_deferred(&self) -> SlotPermit {
+        let permit = self.shared.slots.wait_outside().await;
+        self.shared.sides[GateName::Slots as usize].admitted.add(1);
+        permit
+    }
+
     /// A slot for the inside. Waits as long as it takes, first come first served; never refused,
     /// not even after [`Self::close`].
     ///
@@ -278,6 +289,13 @@ impl Gate {
         requests.shedding.is_open(now) | slots.shedding.is_open(now)
     }
 
+    /// When a caller who is refused now should come back, drawn anew each time: for refusals of
+    /// other limits than this gate's.
+    pub fn retry_after(&self) -> Duration {
+        let config = &self.shared.config;
+        config.retry_after + self.shared.chance.up_to(config.retry_jitter)
+    }
+
     /// Requests that may be in flight; `None` if there is no limit.
     pub fn request_limit(&self) -> Option<usize> {
         self.shared.config.requests.resolve(cores())
@@ -317,9 +335,7 @@ impl Gate {
         let side = &shared.sides[gate as usize];
         side.refused[reason as usize].add(1);
         side.shedding.refused(now);
-        let retry_after =
-            shared.config.retry_after + shared.chance.up_to(shared.config.retry_jitter);
-        Refusal { gate, reason, retry_after }
+        Refusal { gate, reason, retry_after: self.retry_after() }
     }
 }
 

@@ -38,6 +38,16 @@ impl Slots {
         Some(self.permit(slot, None))
     }
 
+    /// Waits for the outsiders' share first, so that it takes no place in the line of the inside
+    /// before it could use a slot.
+    pub(crate) async fn wait_outside(&self) -> SlotPermit {
+        let outside = Arc::clone(&self.outside).acquire_owned().await;
+        let outside = outside.expect("the semaphore of the outsiders' slots is never closed");
+        let mut permit = self.wait().await;
+        permit._outside = Some(outside);
+        permit
+    }
+
     pub(crate) async fn wait(&self) -> SlotPermit {
         let slot = Arc::clone(&self.all).acquire_owned().await;
         // `all` is private and `close` is never called on it.

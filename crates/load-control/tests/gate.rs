@@ -224,6 +224,20 @@ async fn without_a_limit_a_waiting_outsider_is_refused_when_the_gate_closes() {
     assert!(is_empty(&gate));
 }
 
+#[tokio::test]
+async fn deferred_work_of_outsiders_waits_within_their_share() {
+    let (gate, now) = (gate(4, 3, 1), Instant::now());
+    let held = (gate.try_outside(now).unwrap(), gate.try_outside(now).unwrap());
+    let mut deferred = pin!(gate.outside_deferred());
+    assert!(poll!(deferred.as_mut()).is_pending(), "the reserve is free, and not for it");
+    drop(gate.inside().now_or_never().expect("nor does it stand in the way of the inside"));
+    drop(held.0);
+    let permit = deferred.now_or_never().expect("the share has room");
+    assert!(gate.try_outside(now).is_err());
+    drop((permit, held.1));
+    assert!(is_empty(&gate));
+}
+
 #[test]
 fn shedding_begins_with_a_refusal_and_ends_after_a_quiet_time() {
     let (gate, now) = (gate(1, 2, 1), Instant::now());

@@ -1,0 +1,272 @@
+//! The tower layer in front of jsonrpsee: who comes in, and how each no is told.
+
+use crate::{
+    body::{self, Shape},
+    config::SignatureMode,
+    intake::{Caller, Intake},
+    reply::{INVALID_REQUEST, LIMIT, No, Reason},
+    signature::{self, Claim, SignatureError},
+    ws,
+};
+use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full};
+use jsonrpsee::{core::BoxError, server::HttpBody};
+use load_control::RequestPermit;
+use serde_json::{Value, json};
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Instant,
+};
+use tower::{Layer, Service, ServiceExt};
+
+/// Puts an [`Admission`] in front of a JSON-RPC service.
+#[derive(Clone, Debug)]
+pub(crate) struct AdmissionLayer {
+    pub(crate) intake: Arc<Intake>,
+    pub(crate) connections: ws::Connections,
+}
+
+impl<S> Layer<S> for AdmissionLayer {
+    type Service = Admission<S>;
+
+    fn layer(&self, rpc: S) -> Admission<S> {
+        let AdmissionLayer { intake, connections } = self.clone();
+        Admission { intake, connections, rpc }
+    }
+}
+
+/// Refuses before the body is read, reads it within bounds, verifies its signature, and hands it on.
+#[derive(Clone, Debug)]
+pub(crate) struct Admission<S> {
+    pub(crate) intake: Arc<Intake>,
+    pub(crate) connections: ws::Connections,
+    rpc: S,
+}
+
+/// What jsonrpsee's service is to the rest of this crate.
+pub(crate) trait Rpc:
+    Service<
+        Request<Full<Bytes>>,
+        Response = Response<HttpBody>,
+        Error = BoxError,
+        Future: Send + 'static,
+    > + Clone
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<S> Rpc for S where
+    S: Service<
+            Request<Full<Bytes>>,
+            Response = Response<HttpBody>,
+            Error = BoxError,
+            Future: Send + 'static,
+        > + Clone
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+impl<S, B> Service<Request<B>> for Admission<S>
+where
+    S: Rpc,
+    B: hyper::body::Body<Data = Bytes> + Send + 'static,
+    B::Error: std::fmt::Display,
+{
+    type Response = Response<HttpBody>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response<HttpBody>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        // Always: whoever cannot be served is to hear so.
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let this = self.clone();
+        let intake = Arc::clone(&self.intake);
+        async move {
+            Ok(match this.route(request).await {
+                Ok(response) => response,
+                Err(no) => {
+                    intake.metrics.count(no.reason);
+                    no.response()
+                }
+            })
+        }
+        .boxed()
+    }
+}
+
+impl<S: Rpc> Admission<S> {
+    async fn route<B>(self, request: Request<B>) -> Result<Response<HttpBody>, No>
+    where
+        B: hyper::body::Body<Data = Bytes> + Send + 'static,
+        B::Error: std::fmt::Display,
+    {
+        match (request.method(), request.uri().path()) {
+            (&Method::GET, "/healthz") => Ok(text(StatusCode::OK, json!({ "healthy": true }))),
+            (&Method::GET, "/readyz") => Ok(self.readiness()),
+            (&Method::GET, _) if ws::is_upgrade(&request) => ws::upgrade(self, request),
+            (&Method::POST, _) => self.post(request).await,
+            (method, _) => Err(http_no(
+                StatusCode::METHOD_NOT_ALLOWED,
+                format!("{method} is not allowed: POST, or GET of /healthz and /readyz"),
+            )),
+        }
+    }
+
+    /// 503 while a source is not live, the gate sheds, or the intake shuts down.
+    fn readiness(&self) -> Response<HttpBody> {
+        let host = &self.intake.host;
+        let sources_live = (host.readiness)();
+        let shedding = host.gate.is_shedding(Instant::now());
+        let shutting_down = self.intake.drain.is_closed();
+        let ready = sources_live && !shedding && !shutting_down;
+        let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        text(
+            status,
+            json!({
+                "ready": ready,
+                "sourcesLive": sources_live,
+                "shedding": shedding,
+                "shuttingDown": shutting_down,
+            }),
+        )
+    }
+
+    async fn post<B>(self, request: Request<B>) -> Result<Response<HttpBody>, No>
+    where
+        B: hyper::body::Body<Data = Bytes> + Send + 'static,
+        B::Error: std::fmt::Display,
+    {
+        let intake = &self.intake;
+        // Everything that needs no body comes before the body.
+        let (_active, permit) = self.enter()?;
+        is_json(request.headers())?;
+        let claim = self.claim(request.headers())?;
+        let (body, _share) = body::read(request.into_body(), intake).await?;
+        self.serve(body, permit, claim).await
+    }
+
+    /// Lets a request in, or not.
+    pub(crate) fn enter(&self) -> Result<(crate::drain::Active, RequestPermit), No> {
+        let (intake, now) = (&self.intake, Instant::now());
+        let gate = &intake.host.gate;
+        let Some(active) = intake.drain.begin() else {
+            return Err(No::refusal(&gate.refuse_closed(now)));
+        };
+        let permit = gate.enter(now).map_err(|refusal| No::refusal(&refusal))?;
+        Ok((active, permit))
+    }
+
+    /// Serves a body that was read.
+    pub(crate) async fn serve(
+        &self,
+        body: Bytes,
+        mut permit: RequestPermit,
+        claim: Option<Claim>,
+    ) -> Result<Response<HttpBody>, No> {
+        let intake = &self.intake;
+        let shape = body::shape(&body, intake.config.max_depth, intake.config.max_batch)?;
+        let elements = match shape {
+            Shape::Single => 1,
+            Shape::Batch(elements) => elements,
+        };
+        let batch = intake.host.gate.enter_batch(&mut permit, elements, Instant::now());
+        batch.map_err(|refusal| No::refusal(&refusal))?;
+        let signer = match claim {
+            None => None,
+            Some(claim) => {
+                // Before the work: who has spent its quota shall not cost us a signature more.
+                intake.check_quota(claim.address, elements)?;
+                let signed = body.clone();
+                let verify = move |_: &Intake| claim.verify(&signed).map_err(signature_no);
+                let signer = intake.work(None, verify).await?;
+                intake.take_quota(signer, elements)?;
+                Some(signer)
+            }
+        };
+        let caller = Caller { signer, ..Caller::default() };
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = Method::POST;
+        let json = HeaderValue::from_static("application/json");
+        request.headers_mut().insert(header::CONTENT_TYPE, json);
+        request.extensions_mut().insert(caller.clone());
+        // The service is jsonrpsee's, which has no error of its own.
+        let served = self.rpc.clone().oneshot(request).await;
+        let mut response = served.map_err(|error| {
+            tracing::error!(%error, "the JSON-RPC service failed");
+            No::internal()
+        })?;
+        // In a batch each element has its own answer, and the whole is neither refused nor not.
+        if let (Shape::Single, Some(no)) = (shape, caller.verdict.get()) {
+            no.mark(&mut response);
+        }
+        drop(permit);
+        Ok(response)
+    }
+
+    fn claim(&self, headers: &HeaderMap) -> Result<Option<Claim>, No> {
+        let mode = self.intake.config.signatures;
+        if mode == SignatureMode::Off {
+            return Ok(None);
+        }
+        let mut values = headers.get_all(signature::HEADER).iter();
+        let claim = match (values.next(), values.next()) {
+            (None, _) if mode == SignatureMode::Required => Err(SignatureError::Missing),
+            (None, _) => return Ok(None),
+            (Some(value), None) => {
+                value.to_str().map_err(|_| SignatureError::Malformed).and_then(Claim::parse)
+            }
+            // Two: which of them would be the caller?
+            (Some(_), Some(_)) => Err(SignatureError::Malformed),
+        };
+        claim.map(Some).map_err(signature_no)
+    }
+}
+
+pub(crate) fn signature_no(error: SignatureError) -> No {
+    No::request(StatusCode::UNAUTHORIZED, INVALID_REQUEST, Reason::Signature, error.to_string())
+}
+
+fn is_json(headers: &HeaderMap) -> Result<(), No> {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let essence = value.and_then(|value| value.split(';').next()).map(str::trim);
+    match essence {
+        Some(json) if json.eq_ignore_ascii_case("application/json") => Ok(()),
+        _ => {
+            let message = "Content-Type must be application/json".to_owned();
+            Err(http_no(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
+        }
+    }
+}
+
+pub(crate) fn http_no(status: StatusCode, message: String) -> No {
+    No::request(status, INVALID_REQUEST, Reason::Http, message)
+}
+
+fn text(status: StatusCode, body: Value) -> Response<HttpBody> {
+    let mut response = Response::new(HttpBody::from(body.to_string()));
+    *response.status_mut() = status;
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+/// A response's body as text: ours are short and in memory.
+pub(crate) async fn into_text(response: Response<HttpBody>) -> String {
+    let body = response.into_body().collect().await.map(|body| body.to_bytes());
+    // A body in memory does not fail, and jsonrpsee writes UTF-8.
+    body.map(|body| String::from_utf8_lossy(&body).into_owned()).unwrap_or_default()
+}
+
+// The code is jsonrpsee's own for "batches are not supported", which we never send.
+const _: () = assert!(LIMIT == jsonrpsee::types::error::BATCHES_NOT_SUPPORTED_CODE);

@@ -1,0 +1,235 @@
+//! Reading a request, within bounds of size, time and memory.
+
+use crate::{
+    intake::Intake,
+    reply::{INVALID_REQUEST, No, PARSE, Reason},
+};
+use bytes::{Bytes, BytesMut};
+use futures::future::Either;
+use http::StatusCode;
+use http_body_util::BodyExt;
+use hyper::body::Body;
+use serde_json::value::RawValue;
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+use tokio::time::timeout;
+
+/// Bytes of bodies in memory, of all requests together.
+#[derive(Debug)]
+pub(crate) struct Buffered {
+    bytes: AtomicUsize,
+    limit: usize,
+}
+
+impl Buffered {
+    pub(crate) const fn new(limit: usize) -> Self {
+        Self { bytes: AtomicUsize::new(0), limit }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.load(Relaxed)
+    }
+}
+
+/// A request's part of them, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Share {
+    of: Arc<Buffered>,
+    bytes: usize,
+}
+
+impl Share {
+    pub(crate) fn new(of: &Arc<Buffered>) -> Self {
+        Self { of: Arc::clone(of), bytes: 0 }
+    }
+
+    pub(crate) fn try_add(&mut self, more: usize) -> bool {
+        let limit = self.of.limit;
+        let raise = |bytes: usize| bytes.checked_add(more).filter(|raised| *raised <= limit);
+        // Relaxed: a count that guards only itself.
+        let added = self.of.bytes.fetch_update(Relaxed, Relaxed, raise).is_ok();
+        if added {
+            self.bytes += more;
+        }
+        added
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.of.bytes.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// Reads a whole body.
+///
+/// Whoever sends slowly holds a place among the requests in flight, so only some may: a body that is
+/// not there after a moment needs one of the places for slow ones. An attacker who takes all of
+/// those keeps out other slow callers, and nobody else.
+///
+/// # Cancel safety
+/// What was read is lost, and its share given back.
+pub(crate) async fn read<B>(body: B, intake: &Intake) -> Result<(Bytes, Share), No>
+where
+    B: Body<Data = Bytes> + Send,
+    B::Error: std::fmt::Display,
+{
+    let config = &intake.config;
+    let mut reading = pin!(collect(body, intake));
+    let (first, rest) =
+        (config.slow_body_after, config.body_timeout.saturating_sub(config.slow_body_after));
+    let quick = match timeout(first, reading.as_mut()).await {
+        Ok(read) => Either::Left(read),
+        Err(_) => Either::Right(()),
+    };
+    if let Either::Left(read) = quick {
+        return read;
+    }
+    let Ok(_place) = intake.slow_bodies.try_acquire() else {
+        return Err(intake.later(Reason::SlowBodies, "too many requests come in slowly"));
+    };
+    timeout(rest, reading).await.unwrap_or_else(|_| {
+        let message = format!("the body did not come within {:?}", config.body_timeout);
+        let status = StatusCode::REQUEST_TIMEOUT;
+        Err(No::request(status, INVALID_REQUEST, Reason::BodyTimeout, message))
+    })
+}
+
+async fn collect<B>(body: B, intake: &Intake) -> Result<(Bytes, Share), No>
+where
+    B: Body<Data = Bytes> + Send,
+    B::Error: std::fmt::Display,
+{
+    let limit = intake.config.max_body_bytes;
+    let too_large = || {
+        let message = format!("the body has more than the {limit} bytes of max_body_bytes");
+        let status = StatusCode::PAYLOAD_TOO_LARGE;
+        No::request(status, INVALID_REQUEST, Reason::BodyTooLarge, message)
+    };
+    let mut body = pin!(body);
+    if body.size_hint().lower() > limit as u64 {
+        return Err(too_large());
+    }
+    let mut share = Share::new(&intake.buffered);
+    let mut read = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            let message = format!("the body broke off: {error}");
+            No::request(StatusCode::BAD_REQUEST, INVALID_REQUEST, Reason::BodyBroken, message)
+        })?;
+        let Some(data) = frame.data_ref() else { continue };
+        if read.len() + data.len() > limit {
+            return Err(too_large());
+        }
+        if !share.try_add(data.len()) {
+            return Err(intake.later(Reason::BufferedBytes, "too much is being read"));
+        }
+        read.extend_from_slice(data);
+    }
+    Ok((read.freeze(), share))
+}
+
+/// What a body holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    Single,
+    Batch(usize),
+}
+
+/// Looks at a body before anything is built from it.
+pub(crate) fn shape(body: &[u8], max_depth: usize, max_batch: usize) -> Result<Shape, No> {
+    let invalid =
+        |reason, message| No::request(StatusCode::BAD_REQUEST, INVALID_REQUEST, reason, message);
+    if depth_exceeds(body, max_depth) {
+        let message = format!("the JSON is nested deeper than the {max_depth} of max_depth");
+        return Err(invalid(Reason::TooDeep, message));
+    }
+    let no_json = |_| {
+        let message = "the body is no JSON object or array".to_owned();
+        No::request(StatusCode::BAD_REQUEST, PARSE, Reason::NotJson, message)
+    };
+    match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
+        Some(b'[') => {
+            let elements: Vec<&RawValue> = serde_json::from_slice(body).map_err(no_json)?;
+            match elements.len() {
+                0 => Err(invalid(Reason::BatchLength, "the batch is empty".to_owned())),
+                count if count > max_batch => {
+                    let message = format!(
+                        "the batch has {count} elements, the most is max_batch: {max_batch}"
+                    );
+                    Err(invalid(Reason::BatchLength, message))
+                }
+                count => Ok(Shape::Batch(count)),
+            }
+        }
+        Some(b'{') => {
+            serde_json::from_slice::<&RawValue>(body).map(|_| Shape::Single).map_err(no_json)
+        }
+        _ => Err(no_json(serde::de::Error::custom("no object or array"))),
+    }
+}
+
+/// Counts brackets outside of strings; what it says of something that is no JSON does not matter.
+fn depth_exceeds(body: &[u8], max: usize) -> bool {
+    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+    for byte in body {
+        if in_string {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => in_string = false,
+                _ => {}
+            }
+            continue;
+        }
+        match byte {
+            b'"' => in_string = true,
+            b'[' | b'{' => {
+                depth += 1;
+                if depth > max {
+                    return true;
+                }
+            }
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn brackets_in_strings_are_not_depth() {
+        assert!(!depth_exceeds(br#"["[[[[[[\"[[[["]"#, 1));
+        assert!(depth_exceeds(br#"["\\",[]]"#, 1));
+        assert!(!depth_exceeds(b"[[],[],[]]", 2));
+        assert!(depth_exceeds(&b"[".repeat(1_000_000), 32));
+    }
+
+    #[test]
+    fn the_shape_of_a_body_is_known_before_it_is_parsed() {
+        let reason = |body: &[u8]| shape(body, 8, 2).map_err(|no| no.reason);
+        assert_eq!(reason(b" {}"), Ok(Shape::Single));
+        assert_eq!(reason(b"[1, {}]"), Ok(Shape::Batch(2)));
+        assert_eq!(reason(b"[1,2,3]"), Err(Reason::BatchLength));
+        assert_eq!(reason(b"[]"), Err(Reason::BatchLength));
+        for body in [&b""[..], b"1", b"\"\"", b"{", b"[1", b"{} {}", b"\xff", b"nonsense"] {
+            assert_eq!(reason(body), Err(Reason::NotJson), "{body:?}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_have_a_shape_or_a_reason(body: Vec<u8>) {
+            let _ = shape(&body, 8, 100);
+        }
+    }
+}

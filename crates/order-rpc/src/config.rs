@@ -1,0 +1,226 @@
+//! What can be set, with the arithmetic behind each default.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
+use thiserror::Error;
+
+/// Bytes of one request. The largest honest one is a transaction of six blobs: 1.6 MB of JSON.
+/// Four of them fit, in a bundle or a batch.
+pub const DEFAULT_MAX_BODY_BYTES: usize = 8 << 20;
+/// Bytes of all requests being read at once: eight of the largest.
+pub const DEFAULT_MAX_BUFFERED_BYTES: usize = 64 << 20;
+/// Elements of a batch.
+pub const DEFAULT_MAX_BATCH: usize = 100;
+/// How deep the JSON of a request may be nested. A batch of bundles needs six.
+pub const DEFAULT_MAX_DEPTH: usize = 32;
+/// Open connections, WebSockets included. At about 20 kB each 20 MB.
+pub const DEFAULT_MAX_CONNECTIONS: usize = 1_024;
+/// Open connections of one address: half, so that one host cannot take all.
+pub const DEFAULT_MAX_CONNECTIONS_PER_PEER: usize = 512;
+/// Open WebSockets: a quarter of the connections, so that idle ones leave room for requests.
+pub const DEFAULT_MAX_WEBSOCKETS: usize = 256;
+/// Requests in flight on one WebSocket.
+pub const DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET: usize = 16;
+/// Time for the headers of a request, and the longest an idle connection is kept.
+pub const DEFAULT_HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for the whole body of a request: 8 MB at 1.3 MB/s.
+pub const DEFAULT_BODY_TIMEOUT: Duration = Duration::from_secs(6);
+/// A body that is not there after this long is slow, and only some may be.
+pub const DEFAULT_SLOW_BODY_AFTER: Duration = Duration::from_millis(100);
+/// Slow bodies at once: half of the requests that one core may have in flight.
+pub const DEFAULT_MAX_SLOW_BODIES: usize = 32;
+/// How often a WebSocket is pinged; one that sent nothing between two pings is closed.
+pub const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(30);
+/// Time for the client of a WebSocket to take an answer.
+pub const DEFAULT_SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// Signers whose quota is kept: 64 bytes each, 4 MB.
+pub const DEFAULT_MAX_SIGNERS: usize = 65_536;
+/// Requests per second of one signer: a searcher with 50 opportunities that it bids on ten times a
+/// second.
+pub const DEFAULT_QUOTA_PER_SECOND: u32 = 500;
+/// Requests of one signer at once, after a rest: two seconds' worth.
+pub const DEFAULT_QUOTA_BURST: u32 = 1_000;
+
+/// Whether requests must be signed by `X-Flashbots-Signature`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SignatureMode {
+    /// Every request, so no WebSockets: their messages have no headers.
+    Required,
+    /// A signature is verified if there is one. Without one a bundle cannot have a replacement uuid.
+    #[default]
+    Optional,
+    /// The header is not looked at; nobody has a replacement uuid.
+    Off,
+}
+
+/// How many requests a signer may send; each element of a batch counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// In the long run: at least 1, default [`DEFAULT_QUOTA_PER_SECOND`].
+    pub per_second: u32,
+    /// At once, after a rest: at least 1, default [`DEFAULT_QUOTA_BURST`].
+    pub burst: u32,
+}
+
+impl Default for Quota {
+    fn default() -> Self {
+        Self { per_second: DEFAULT_QUOTA_PER_SECOND, burst: DEFAULT_QUOTA_BURST }
+    }
+}
+
+/// The configuration of an [`OrderRpc`](crate::OrderRpc).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct OrderRpcConfig {
+    /// Where to listen. Default 127.0.0.1, a free port.
+    pub listen: SocketAddr,
+    /// The chain that transactions must be for.
+    pub chain_id: u64,
+    /// Threads of the intake's own runtime, which read and answer: default half of the cores, at
+    /// least 1. CPU-heavy work runs on as many more as the gate has slots.
+    pub threads: usize,
+    /// Default [`SignatureMode::Optional`].
+    pub signatures: SignatureMode,
+    /// Per signer of signed requests; `None` is without limit. Counted by
+    /// `order_rpc_refused_total{reason="quota"}`.
+    pub quota: Option<Quota>,
+    /// Signers whose quota is kept, default [`DEFAULT_MAX_SIGNERS`]. Beyond it newcomers share one.
+    pub max_signers: usize,
+    /// Default [`DEFAULT_MAX_BODY_BYTES`]. Over HTTP 413, over WebSocket the connection closes.
+    pub max_body_bytes: usize,
+    /// Default [`DEFAULT_MAX_BUFFERED_BYTES`]; at least `max_body_bytes`. Beyond it 503.
+    pub max_buffered_bytes: usize,
+    /// Default [`DEFAULT_MAX_BATCH`].
+    pub max_batch: usize,
+    /// Default [`DEFAULT_MAX_DEPTH`].
+    pub max_depth: usize,
+    /// Transactions per bundle; default that of the pool's configuration.
+    pub max_txs_per_bundle: usize,
+    /// Default [`DEFAULT_MAX_CONNECTIONS`]. Beyond it 503.
+    pub max_connections: usize,
+    /// Default [`DEFAULT_MAX_CONNECTIONS_PER_PEER`]. Beyond it 429.
+    pub max_connections_per_peer: usize,
+    /// Default [`DEFAULT_MAX_WEBSOCKETS`]. Beyond it 503.
+    pub max_websockets: usize,
+    /// Default [`DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET`]. Beyond it -32005.
+    pub max_in_flight_per_websocket: usize,
+    /// Default [`DEFAULT_HEADER_TIMEOUT`].
+    pub header_timeout: Duration,
+    /// Default [`DEFAULT_BODY_TIMEOUT`]. Beyond it 408.
+    pub body_timeout: Duration,
+    /// Default [`DEFAULT_SLOW_BODY_AFTER`].
+    pub slow_body_after: Duration,
+    /// Default [`DEFAULT_MAX_SLOW_BODIES`]. Beyond it 503.
+    pub max_slow_bodies: usize,
+    /// Default [`DEFAULT_PING_INTERVAL`].
+    pub ping_interval: Duration,
+    /// Default [`DEFAULT_SEND_TIMEOUT`].
+    pub send_timeout: Duration,
+    /// What waits while the load is high: raw transactions.
+    pub deferral: load_control::DeferralConfig,
+}
+
+impl OrderRpcConfig {
+    /// The defaults, for this chain.
+    pub fn new(chain_id: u64) -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            chain_id,
+            threads: (load_control::cores() / 2).max(1),
+            signatures: SignatureMode::default(),
+            quota: Some(Quota::default()),
+            max_signers: DEFAULT_MAX_SIGNERS,
+            max_body_bytes: DEFAULT_MAX_BODY_BYTES,
+            max_buffered_bytes: DEFAULT_MAX_BUFFERED_BYTES,
+            max_batch: DEFAULT_MAX_BATCH,
+            max_depth: DEFAULT_MAX_DEPTH,
+            max_txs_per_bundle: order_pool::DEFAULT_MAX_TXS_PER_BUNDLE,
+            max_connections: DEFAULT_MAX_CONNECTIONS,
+            max_connections_per_peer: DEFAULT_MAX_CONNECTIONS_PER_PEER,
+            max_websockets: DEFAULT_MAX_WEBSOCKETS,
+            max_in_flight_per_websocket: DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET,
+            header_timeout: DEFAULT_HEADER_TIMEOUT,
+            body_timeout: DEFAULT_BODY_TIMEOUT,
+            slow_body_after: DEFAULT_SLOW_BODY_AFTER,
+            max_slow_bodies: DEFAULT_MAX_SLOW_BODIES,
+            ping_interval: DEFAULT_PING_INTERVAL,
+            send_timeout: DEFAULT_SEND_TIMEOUT,
+            deferral: load_control::DeferralConfig::default(),
+        }
+    }
+
+    /// # Errors
+    /// Names the first setting that is out of bounds, its value and the limit.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        const MAX: usize = 1 << 20;
+        let counts = [
+            ("threads", self.threads, 1, 1_024),
+            ("max_signers", self.max_signers, 1, 1 << 24),
+            ("max_body_bytes", self.max_body_bytes, 1_024, 1 << 30),
+            ("max_buffered_bytes", self.max_buffered_bytes, self.max_body_bytes, usize::MAX),
+            ("max_batch", self.max_batch, 1, MAX),
+            // Not beyond what serde_json reads.
+            ("max_depth", self.max_depth, 4, 127),
+            ("max_txs_per_bundle", self.max_txs_per_bundle, 1, MAX),
+            ("max_connections", self.max_connections, 1, MAX),
+            ("max_connections_per_peer", self.max_connections_per_peer, 1, MAX),
+            ("max_websockets", self.max_websockets, 0, MAX),
+            ("max_in_flight_per_websocket", self.max_in_flight_per_websocket, 1, MAX),
+            ("max_slow_bodies", self.max_slow_bodies, 1, MAX),
+        ];
+        for (field, value, min, max) in counts {
+            if !(min..=max).contains(&value) {
+                return Err(ConfigError::OutOfBounds { field, value, min, max });
+            }
+        }
+        let times = [
+            ("header_timeout", self.header_timeout),
+            ("body_timeout", self.body_timeout),
+            ("ping_interval", self.ping_interval),
+            ("send_timeout", self.send_timeout),
+        ];
+        for (field, value) in times {
+            if value.is_zero() {
+                return Err(ConfigError::ZeroTime { field });
+            }
+        }
+        if let Some(Quota { per_second, burst }) = self.quota {
+            for (field, value) in [("quota.per_second", per_second), ("quota.burst", burst)] {
+                if value == 0 {
+                    let max = u32::MAX as usize;
+                    return Err(ConfigError::OutOfBounds { field, value: 0, min: 1, max });
+                }
+            }
+        }
+        Ok(self.deferral.validate()?)
+    }
+}
+
+/// A setting that cannot work.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A number outside its bounds.
+    #[error("{field} is {value}, must be between {min} and {max}")]
+    OutOfBounds {
+        /// The setting.
+        field: &'static str,
+        /// What it was set to.
+        value: usize,
+        /// The least it may be.
+        min: usize,
+        /// The most it may be.
+        max: usize,
+    },
+    /// Everything would time out at once.
+    #[error("{field} is 0, must be above")]
+    ZeroTime {
+        /// The setting.
+        field: &'static str,
+    },
+    /// What load control refuses.
+    #[error(transparent)]
+    LoadControl(#[from] load_control::ConfigError),
+}

@@ -1,0 +1,75 @@
+//! Requests that are being answered, and the wait for the last of them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// Counts what is in progress. Once closed, nothing begins any more.
+#[derive(Debug, Default)]
+pub(crate) struct Drain {
+    state: Mutex<State>,
+    empty: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    active: usize,
+    closed: bool,
+}
+
+/// Something in progress, until dropped.
+#[derive(Debug)]
+pub(crate) struct Active(Arc<Drain>);
+
+impl Drain {
+    /// `None` once closed.
+    pub(crate) fn begin(self: &Arc<Self>) -> Option<Active> {
+        let mut state = self.lock();
+        (!state.closed).then(|| {
+            state.active += 1;
+            Active(Arc::clone(self))
+        })
+    }
+
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.empty.notify_one();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    pub(crate) fn active(&self) -> usize {
+        self.lock().active
+    }
+
+    /// Returns when it is closed and nothing is in progress. For one task.
+    pub(crate) async fn drained(&self) {
+        loop {
+            {
+                let state = self.lock();
+                if state.closed && state.active == 0 {
+                    return;
+                }
+            }
+            // A notification between the look and this line is kept.
+            self.empty.notified().await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.active -= 1;
+        let last = state.closed && state.active == 0;
+        drop(state);
+        if last {
+            self.0.empty.notify_one();
+        }
+    }
+}

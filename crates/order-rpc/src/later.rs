@@ -1,0 +1,112 @@
+//! Raw transactions that wait while the load is high.
+
+use load_control::{
+    DeferralConfig, DeferralQueue, Gate, LoadMonitor, Offered, Refusal, SlotPermit,
+};
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+use tokio::sync::{Notify, oneshot};
+
+/// How often the load is looked at while something waits. The monitor wakes nobody: it is on the
+/// hot path of others.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Who waits, in order. Each is given a slot when its turn has come, so that having waited it is not
+/// refused for want of one.
+#[derive(Debug)]
+pub(crate) struct Later {
+    /// `None` once closed.
+    queue: Mutex<Option<Waiting>>,
+    monitor: Option<LoadMonitor>,
+    added: Notify,
+}
+
+type Waiting = DeferralQueue<oneshot::Sender<SlotPermit>>;
+
+impl Later {
+    pub(crate) fn new(
+        config: DeferralConfig,
+        monitor: Option<LoadMonitor>,
+    ) -> Result<Self, load_control::ConfigError> {
+        let queue = DeferralQueue::new("raw_transactions", config)?;
+        Ok(Self { queue: Mutex::new(Some(queue)), monitor, added: Notify::new() })
+    }
+
+    /// Returns when the work may run: with a slot if it had to wait for its turn.
+    ///
+    /// # Cancel safety
+    /// Dropped, its place in the queue is passed over.
+    pub(crate) async fn turn(&self, gate: &Gate) -> Result<Option<SlotPermit>, Refusal> {
+        let Some(monitor) = &self.monitor else { return Ok(None) };
+        let now = Instant::now();
+        let turn = {
+            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(queue) = queue.as_mut() else { return Err(gate.refuse_closed(now)) };
+            let (sender, turn) = oneshot::channel();
+            match queue.offer(sender, now, monitor.is_pressed()) {
+                Offered::Run(_) => return Ok(None),
+                Offered::HandedBack(_) => return Err(gate.refuse_deferred(now)),
+                Offered::Deferred => turn,
+            }
+        };
+        self.added.notify_one();
+        // The sender is dropped only by `close`.
+        turn.await.map(Some).map_err(|_| gate.refuse_closed(Instant::now()))
+    }
+
+    /// Gives turns until [`Self::close`].
+    pub(crate) async fn run(&self, gate: &Gate) {
+        loop {
+            let added = self.added.notified();
+            match self.next_due() {
+                Err(Closed) => return,
+                Ok(None) => added.await,
+                Ok(Some(due)) if self.pressed() && due > Instant::now() => {
+                    let look = due.min(Instant::now() + LOOK_INTERVAL);
+                    tokio::time::sleep_until(look.into()).await;
+                }
+                Ok(Some(_)) => {
+                    // The slot first: what is popped runs at once.
+                    let slot = gate.outside_deferred().await;
+                    if let Some(turn) = self.pop() {
+                        // A caller who is gone drops the slot with its channel.
+                        let _ = turn.send(slot);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Refuses everyone who waits, and whoever comes.
+    pub(crate) fn close(&self) {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mut queue) = queue {
+            queue.drain().for_each(drop);
+        }
+        self.added.notify_one();
+    }
+
+    pub(crate) fn stats(&self) -> Option<load_control::DeferralStats> {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.as_ref().map(|queue| queue.stats(Instant::now()))
+    }
+
+    fn pressed(&self) -> bool {
+        self.monitor.as_ref().is_some_and(LoadMonitor::is_pressed)
+    }
+
+    fn next_due(&self) -> Result<Option<Instant>, Closed> {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.as_ref().map(DeferralQueue::next_due).ok_or(Closed)
+    }
+
+    fn pop(&self) -> Option<oneshot::Sender<SlotPermit>> {
+        let pressed = self.pressed();
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.as_mut()?.pop(Instant::now(), pressed)
+    }
+}
+
+struct Closed;

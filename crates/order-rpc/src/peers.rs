@@ -1,0 +1,90 @@
+//! How many connections are open, in all and of each address.
+
+use alloy_primitives::map::HashMap;
+use std::{
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+#[derive(Debug)]
+pub(crate) struct Peers {
+    open: Mutex<Open>,
+    max: usize,
+    max_per_peer: usize,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    total: usize,
+    /// Only addresses with open connections, so as bounded as these.
+    of: HashMap<IpAddr, usize>,
+}
+
+/// Why a connection has no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TooMany {
+    Connections,
+    OfPeer,
+}
+
+/// A connection's place, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct PeerPlace {
+    peers: Arc<Peers>,
+    peer: IpAddr,
+}
+
+impl Peers {
+    pub(crate) fn new(max: usize, max_per_peer: usize) -> Self {
+        Self { open: Mutex::default(), max, max_per_peer }
+    }
+
+    pub(crate) fn enter(self: &Arc<Self>, peer: IpAddr) -> Result<PeerPlace, TooMany> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = open.of.get(&peer).copied().unwrap_or(0);
+        if of >= self.max_per_peer {
+            return Err(TooMany::OfPeer);
+        }
+        if open.total >= self.max {
+            return Err(TooMany::Connections);
+        }
+        open.total += 1;
+        open.of.insert(peer, of + 1);
+        Ok(PeerPlace { peers: Arc::clone(self), peer })
+    }
+}
+
+impl Drop for PeerPlace {
+    fn drop(&mut self) {
+        let mut open = self.peers.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.total -= 1;
+        let left = open.of.get_mut(&self.peer).map_or(0, |of| {
+            *of -= 1;
+            *of
+        });
+        if left == 0 {
+            open.of.remove(&self.peer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_counted_by_address_and_in_all_and_come_back() {
+        let peers = Arc::new(Peers::new(3, 2));
+        let (one, other) = (IpAddr::from([1; 4]), IpAddr::from([2; 4]));
+        let first = peers.enter(one).unwrap();
+        let _second = peers.enter(one).unwrap();
+        assert_eq!(peers.enter(one).unwrap_err(), TooMany::OfPeer);
+        let third = peers.enter(other).unwrap();
+        assert_eq!(peers.enter(other).unwrap_err(), TooMany::Connections);
+        drop(first);
+        drop(third);
+        let again = (peers.enter(one).unwrap(), peers.enter(other).unwrap());
+        drop(again);
+        assert_eq!(peers.open.lock().unwrap().of.len(), 1);
+    }
+}

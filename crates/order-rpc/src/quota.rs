@@ -1,0 +1,140 @@
+//! What each signer may send: a bucket of tokens that fills by the second. Time is passed in.
+
+use crate::config::Quota;
+use alloy_primitives::{Address, map::HashMap};
+use std::time::{Duration, Instant};
+
+/// The buckets of many signers, a bounded number of them.
+///
+/// A bucket that is full again is forgotten when room is needed: a new one is full too. If that
+/// makes no room, the signers without a bucket share one, so that making up signers gains nothing.
+#[derive(Debug)]
+pub(crate) struct Quotas {
+    quota: Quota,
+    max_signers: usize,
+    buckets: HashMap<Address, Bucket>,
+    shared: Bucket,
+    swept: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    tokens: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    fn full(quota: &Quota, now: Instant) -> Self {
+        Self { tokens: f64::from(quota.burst), at: now }
+    }
+
+    fn fill(&mut self, quota: &Quota, now: Instant) {
+        let passed = now.saturating_duration_since(self.at).as_secs_f64();
+        let filled = self.tokens + passed * f64::from(quota.per_second);
+        self.tokens = filled.min(f64::from(quota.burst));
+        self.at = self.at.max(now);
+    }
+
+    /// How long until there are so many tokens; `None` if there are.
+    fn wait(&self, quota: &Quota, count: f64) -> Option<Duration> {
+        let missing = count - self.tokens;
+        (missing > 0.0).then(|| Duration::from_secs_f64(missing / f64::from(quota.per_second)))
+    }
+}
+
+impl Quotas {
+    pub(crate) fn new(quota: Quota, max_signers: usize, now: Instant) -> Self {
+        let shared = Bucket::full(&quota, now);
+        Self { quota, max_signers, buckets: HashMap::default(), shared, swept: now }
+    }
+
+    /// Whether a signer has spent all it has, without spending anything: what a header claims is
+    /// not verified yet.
+    pub(crate) fn check(
+        &self,
+        signer: Address,
+        count: usize,
+        now: Instant,
+    ) -> Result<(), Duration> {
+        let Some(mut bucket) = self.buckets.get(&signer).copied() else { return Ok(()) };
+        bucket.fill(&self.quota, now);
+        bucket.wait(&self.quota, count as f64).map_or(Ok(()), Err)
+    }
+
+    /// Spends so many tokens, or none and says when there are enough. More than a full bucket
+    /// never is.
+    pub(crate) fn take(
+        &mut self,
+        signer: Address,
+        count: usize,
+        now: Instant,
+    ) -> Result<(), Duration> {
+        let quota = self.quota;
+        if !self.buckets.contains_key(&signer) && self.buckets.len() >= self.max_signers {
+            self.sweep(now);
+        }
+        let room = self.buckets.len() < self.max_signers;
+        let bucket = match self.buckets.get_mut(&signer) {
+            Some(bucket) => bucket,
+            None if room => self.buckets.entry(signer).or_insert(Bucket::full(&quota, now)),
+            None => &mut self.shared,
+        };
+        bucket.fill(&quota, now);
+        match bucket.wait(&quota, count as f64) {
+            Some(wait) => Err(wait),
+            None => {
+                bucket.tokens -= count as f64;
+                Ok(())
+            }
+        }
+    }
+
+    /// At most ten times a second: it looks at every bucket.
+    fn sweep(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.swept) < Duration::from_millis(100) {
+            return;
+        }
+        self.swept = now;
+        let quota = self.quota;
+        self.buckets.retain(|_, bucket| {
+            bucket.fill(&quota, now);
+            bucket.tokens < f64::from(quota.burst)
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn signer(byte: u8) -> Address {
+        Address::repeat_byte(byte)
+    }
+
+    #[test]
+    fn a_signer_has_its_burst_then_its_rate() {
+        let start = Instant::now();
+        let mut quotas = Quotas::new(Quota { per_second: 10, burst: 3 }, 8, start);
+        for _ in 0..3 {
+            assert_eq!(quotas.take(signer(1), 1, start), Ok(()));
+        }
+        assert_eq!(quotas.check(signer(1), 1, start), Err(Duration::from_millis(100)));
+        assert_eq!(quotas.take(signer(1), 1, start), Err(Duration::from_millis(100)));
+        assert_eq!(quotas.take(signer(2), 3, start), Ok(()), "another's is its own");
+        let later = start + Duration::from_millis(200);
+        assert_eq!(quotas.take(signer(1), 2, later), Ok(()));
+        assert!(quotas.take(signer(1), 1, later).is_err());
+        assert!(quotas.take(signer(3), 4, later).is_err(), "a batch beyond the burst never fits");
+    }
+
+    #[test]
+    fn made_up_signers_share_one_bucket_and_take_no_memory() {
+        let start = Instant::now();
+        let mut quotas = Quotas::new(Quota { per_second: 1, burst: 2 }, 4, start);
+        let taken = (0..100).filter(|byte| quotas.take(signer(*byte), 1, start).is_ok()).count();
+        assert_eq!((taken, quotas.buckets.len()), (4 + 2, 4));
+        let rested = start + Duration::from_secs(5);
+        assert_eq!(quotas.take(signer(200), 1, rested), Ok(()));
+        assert_eq!(quotas.buckets.len(), 1, "buckets that are full again are forgotten");
+    }
+}

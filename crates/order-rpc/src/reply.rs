@@ -1,0 +1,228 @@
+//! What a caller is told when the answer is no. One shape for all of it.
+
+use http::{HeaderValue, Response, StatusCode, header};
+use jsonrpsee::{server::HttpBody, types::ErrorObjectOwned};
+use load_control::{Refusal, RefusalReason};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+pub(crate) const PARSE: i32 = -32700;
+pub(crate) const INVALID_REQUEST: i32 = -32600;
+pub(crate) const INVALID_PARAMS: i32 = -32602;
+pub(crate) const INTERNAL: i32 = -32603;
+/// Not accepted, though well formed.
+pub(crate) const REJECTED: i32 = -32000;
+/// Come back later: the gate, a quota, a cap.
+pub(crate) const LIMIT: i32 = -32005;
+
+macro_rules! reasons {
+    ($($(#[doc = $doc:literal])+ $name:ident = $text:literal, $kind:ident;)*) => {
+        /// Why something was not accepted: the `reason` in an error's `data`, and in the metrics.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Reason { $($(#[doc = $doc])+ $name,)* }
+
+        impl Reason {
+            /// All of them.
+            pub const ALL: [Self; [$($text),*].len()] = [$(Self::$name),*];
+
+            /// As on the wire.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+
+            pub(crate) const fn kind(self) -> Kind {
+                match self { $(Self::$name => Kind::$kind,)* }
+            }
+        }
+    };
+}
+
+/// Whether it is the caller who should change something, or come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Failed,
+    Refused,
+}
+
+reasons! {
+    /// As many requests are in flight as may be.
+    TooManyRequests = "too_many_requests", Refused;
+    /// No slot for CPU-heavy work.
+    NoSlot = "no_slot", Refused;
+    /// The load is high and no more may wait.
+    DeferredFull = "deferred_full", Refused;
+    /// The intake shuts down.
+    ShuttingDown = "shutting_down", Refused;
+    /// The signer's own quota.
+    Quota = "quota", Refused;
+    /// As many connections are open as may be.
+    Connections = "connections", Refused;
+    /// The caller's address has as many connections as it may.
+    PeerConnections = "peer_connections", Refused;
+    /// As many WebSockets are open as may be.
+    WebSockets = "websockets", Refused;
+    /// As many requests are in flight on the WebSocket as may be.
+    WebSocketInFlight = "websocket_in_flight", Refused;
+    /// Too many bodies are coming in slowly.
+    SlowBodies = "slow_bodies", Refused;
+    /// Too many bytes of bodies are buffered.
+    BufferedBytes = "buffered_bytes", Refused;
+    /// The pool holds as much as it may.
+    PoolFull = "pool_full", Refused;
+    /// The body did not come in time.
+    BodyTimeout = "body_timeout", Failed;
+    /// The body ended early.
+    BodyBroken = "body_broken", Failed;
+    /// The body is too large.
+    BodyTooLarge = "body_too_large", Failed;
+    /// The body is no JSON.
+    NotJson = "not_json", Failed;
+    /// The JSON is nested too deep.
+    TooDeep = "too_deep", Failed;
+    /// The batch is too long or empty.
+    BatchLength = "batch_length", Failed;
+    /// Not POST, not JSON, or not a path of ours.
+    Http = "http", Failed;
+    /// The signature is missing, malformed or wrong.
+    Signature = "signature", Failed;
+    /// A parameter is malformed.
+    Params = "params", Failed;
+    /// A transaction does not decode.
+    Undecodable = "undecodable", Failed;
+    /// A transaction's own signature belongs to nobody.
+    TransactionSignature = "transaction_signature", Failed;
+    /// A transaction for another chain, or for any.
+    ChainId = "chain_id", Failed;
+    /// Less gas than a transaction costs before it runs.
+    IntrinsicGas = "intrinsic_gas", Failed;
+    /// Blobs that are not what the transaction says.
+    Sidecar = "sidecar", Failed;
+    /// The order is known and no longer pooled.
+    Known = "known", Failed;
+    /// A block contains it.
+    Mined = "mined", Failed;
+    /// A block raised the sender past it.
+    StaleNonce = "stale_nonce", Failed;
+    /// A later message of its replacement key came before.
+    Superseded = "superseded", Failed;
+    /// It pays less than everything in a full pool.
+    PaysTooLittle = "pays_too_little", Failed;
+    /// The fault is ours.
+    Internal = "internal", Failed;
+}
+
+impl From<RefusalReason> for Reason {
+    fn from(reason: RefusalReason) -> Self {
+        match reason {
+            RefusalReason::TooManyRequests => Self::TooManyRequests,
+            RefusalReason::NoSlot => Self::NoSlot,
+            RefusalReason::Deferred => Self::DeferredFull,
+            RefusalReason::ShuttingDown => Self::ShuttingDown,
+            // A new reason is a new kind of overload.
+            _ => Self::TooManyRequests,
+        }
+    }
+}
+
+/// A no, with everything its answer needs.
+#[derive(Clone, Debug)]
+pub(crate) struct No {
+    pub(crate) reason: Reason,
+    pub(crate) status: StatusCode,
+    code: i32,
+    message: String,
+    data: Value,
+    retry_after: Option<Duration>,
+}
+
+impl No {
+    /// Something is wrong with the request itself.
+    pub(crate) fn request(status: StatusCode, code: i32, reason: Reason, message: String) -> Self {
+        let data = json!({ "reason": reason.as_str() });
+        Self { reason, status, code, message, data, retry_after: None }
+    }
+
+    /// A parameter is wrong: -32602, naming it.
+    pub(crate) fn field(reason: Reason, field: &str, message: String) -> Self {
+        let data = json!({ "reason": reason.as_str(), "field": field });
+        Self {
+            reason,
+            status: StatusCode::OK,
+            code: INVALID_PARAMS,
+            message,
+            data,
+            retry_after: None,
+        }
+    }
+
+    /// Well formed, but not taken: -32000.
+    pub(crate) fn rejected(reason: Reason, message: String) -> Self {
+        Self::request(StatusCode::OK, REJECTED, reason, message)
+    }
+
+    /// Come back later.
+    pub(crate) fn later(reason: Reason, retry_after: Duration, message: String) -> Self {
+        let status = match reason {
+            // The caller's own doing.
+            Reason::Quota | Reason::PeerConnections | Reason::WebSocketInFlight => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        let retry_after_ms = retry_after.as_micros().div_ceil(1_000) as u64;
+        let data = json!({ "reason": reason.as_str(), "retryAfterMs": retry_after_ms });
+        let retry_after = Some(retry_after);
+        Self { reason, status, code: LIMIT, message, data, retry_after }
+    }
+
+    pub(crate) fn refusal(refusal: &Refusal) -> Self {
+        let message = match refusal.reason {
+            RefusalReason::ShuttingDown => "shutting down",
+            _ => "overloaded, try again later",
+        };
+        Self::later(refusal.reason.into(), refusal.retry_after, message.to_owned())
+    }
+
+    pub(crate) fn internal() -> Self {
+        let (status, message) = (StatusCode::INTERNAL_SERVER_ERROR, "internal error".to_owned());
+        Self::request(status, INTERNAL, Reason::Internal, message)
+    }
+
+    pub(crate) fn error(&self) -> ErrorObjectOwned {
+        ErrorObjectOwned::owned(self.code, self.message.clone(), Some(&self.data))
+    }
+
+    /// As a JSON-RPC answer; the id is null, since the request was not read or has none.
+    pub(crate) fn json(&self) -> String {
+        self.json_with_id(Value::Null)
+    }
+
+    pub(crate) fn json_with_id(&self, id: Value) -> String {
+        json!({
+            "jsonrpc": "2.0",
+            "error": { "code": self.code, "message": self.message, "data": self.data },
+            "id": id,
+        })
+        .to_string()
+    }
+
+    pub(crate) fn response(&self) -> Response<HttpBody> {
+        let mut response = Response::new(HttpBody::from(self.json()));
+        response
+            .headers_mut()
+            .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        self.mark(&mut response);
+        response
+    }
+
+    /// Gives an answer that says no in its body the status and the header that go with it.
+    pub(crate) fn mark(&self, response: &mut Response<HttpBody>) {
+        *response.status_mut() = self.status;
+        if let Some(retry_after) = self.retry_after {
+            // Rounded up: never earlier than the milliseconds in the body.
+            let secs = (retry_after.as_millis().div_ceil(1_000) as u64).max(1);
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(secs));
+        }
+    }
+}

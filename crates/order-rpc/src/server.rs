@@ -1,0 +1,343 @@
+//! Listening, connections, and the end of it all.
+
+use crate::{
+    admission::AdmissionLayer,
+    config::{ConfigError, OrderRpcConfig},
+    error::{ShutdownError, StartError},
+    intake::{Host, Intake},
+    methods,
+    peers::{PeerPlace, Peers, TooMany},
+    reply::{No, Reason},
+    ws::Connections,
+};
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use jsonrpsee::server::{BatchRequestConfig, Server, ServerConfig, stop_channel};
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::{Semaphore, oneshot},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+};
+use tower::ServiceBuilder;
+
+/// Bytes of buffer for the head of a request, and of what is read at once.
+const READ_BUFFER_BYTES: usize = 32 * 1_024;
+/// Connections beyond the cap that are told so at once; more are dropped without a word.
+const MAX_FAREWELLS: usize = 64;
+/// Time that one of those has to take its answer.
+const FAREWELL_TIMEOUT: Duration = Duration::from_millis(250);
+/// After an error, accepting waits this long, doubled each time up to [`MAX_ACCEPT_PAUSE`]: the
+/// usual one is that the process has no file descriptors left.
+const MIN_ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+const MAX_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// Requests of jsonrpsee's own count of connections: never the one that decides.
+const UNCOUNTED: u32 = u32::MAX >> 3;
+
+/// The JSON-RPC intake.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct OrderRpc;
+
+/// A running intake. Dropped without [`Self::shutdown`] it ends in the background, at once.
+#[derive(Debug)]
+#[must_use = "dropping it ends the intake"]
+pub struct OrderRpcHandle {
+    local_addr: SocketAddr,
+    intake: Arc<Intake>,
+    stop: Option<oneshot::Sender<Duration>>,
+    stopped: oneshot::Receiver<Result<(), ShutdownError>>,
+}
+
+impl OrderRpc {
+    /// Listens, and starts the threads that serve. Returns when callers can connect.
+    ///
+    /// It has a runtime of its own, so that a flood of callers takes its threads and no one else's.
+    ///
+    /// # Errors
+    /// Bad configuration, an address that cannot be listened on, no thread.
+    pub fn start(config: OrderRpcConfig, host: Host) -> Result<OrderRpcHandle, StartError> {
+        let address = config.listen;
+        let slots = host.gate.config().slots;
+        let threads = config.threads;
+        let intake = Arc::new(Intake::new(config, host)?);
+        let listen = |source: io::Error| StartError::Listen { address, source };
+        let listener = TcpListener::bind(address).map_err(listen)?;
+        listener.set_nonblocking(true).map_err(listen)?;
+        let local_addr = listener.local_addr().map_err(listen)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads)
+            // One for each slot: more never work at once.
+            .max_blocking_threads(slots)
+            .thread_name("order-rpc")
+            .enable_all()
+            .build()
+            .map_err(StartError::Thread)?;
+        let (stop, stopping) = oneshot::channel();
+        let (done, stopped) = oneshot::channel();
+        let serving = Arc::clone(&intake);
+        let run = move || {
+            let ended = runtime.block_on(async move {
+                let listener = tokio::net::TcpListener::from_std(listener);
+                match listener {
+                    Ok(listener) => run(serving, listener, stopping).await,
+                    // Only if the runtime had no I/O, and it has.
+                    Err(error) => {
+                        tracing::error!(%error, "the intake cannot listen");
+                        Ok(())
+                    }
+                }
+            });
+            // Blocking work that outlived its caller: it ends by itself, its result is wanted by
+            // nobody.
+            runtime.shutdown_background();
+            // The handle may be gone.
+            let _ = done.send(ended);
+        };
+        thread::Builder::new()
+            .name("order-rpc-main".to_owned())
+            .spawn(run)
+            .map_err(StartError::Thread)?;
+        Ok(OrderRpcHandle { local_addr, intake, stop: Some(stop), stopped })
+    }
+}
+
+impl OrderRpcHandle {
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// What waits because the load is high; `None` once it shuts down.
+    pub fn deferral_stats(&self) -> Option<load_control::DeferralStats> {
+        self.intake.later.stats()
+    }
+
+    /// Requests being answered.
+    pub fn active_requests(&self) -> usize {
+        self.intake.drain.active()
+    }
+
+    /// Bytes of request bodies in memory.
+    pub fn buffered_bytes(&self) -> usize {
+        self.intake.buffered.bytes()
+    }
+
+    /// Ends it: from now on callers are refused; requests that are in are answered; what waits for
+    /// the load to fall is refused; then all connections close. After at most `deadline` it is over.
+    ///
+    /// # Errors
+    /// [`ShutdownError::Deadline`] if requests were cut off.
+    ///
+    /// # Cancel safety
+    /// Dropped, the shutdown goes on in the background.
+    pub async fn shutdown(mut self, deadline: Duration) -> Result<(), ShutdownError> {
+        if let Some(stop) = self.stop.take() {
+            // If it ended already, `stopped` says how.
+            let _ = stop.send(deadline);
+        }
+        (&mut self.stopped).await.unwrap_or(Err(ShutdownError::Panicked))
+    }
+}
+
+async fn run(
+    intake: Arc<Intake>,
+    listener: tokio::net::TcpListener,
+    stopping: oneshot::Receiver<Duration>,
+) -> Result<(), ShutdownError> {
+    let connections = Connections::default();
+    let pump = connections.tasks.spawn({
+        let intake = Arc::clone(&intake);
+        async move { intake.later.run(&intake.host.gate).await }
+    });
+    let door = Door::new(&intake, connections.clone());
+    tokio::pin!(stopping);
+    let deadline = {
+        let accepting = door.accept(&listener);
+        tokio::select! {
+            // Without a word the handle was dropped: there is nobody to wait for.
+            deadline = &mut stopping => deadline.unwrap_or(Duration::ZERO),
+            () = accepting => Duration::ZERO,
+        }
+    };
+    let until = Instant::now() + deadline;
+    intake.drain.close();
+    intake.later.close();
+    // Callers are still let in, to hear that they are refused.
+    let drained = tokio::select! {
+        biased;
+        () = intake.drain.drained() => true,
+        () = sleep_until(until) => false,
+        () = door.accept(&listener) => false,
+    };
+    let requests = intake.drain.active();
+    drop(listener);
+    connections.end.cancel();
+    connections.tasks.close();
+    // A moment even at the deadline: idle connections close at once.
+    let grace = until.max(Instant::now() + FAREWELL_TIMEOUT);
+    let _ = timeout_at(grace, connections.tasks.wait()).await;
+    pump.abort();
+    if drained { Ok(()) } else { Err(ShutdownError::Deadline { requests, deadline }) }
+}
+
+/// Where connections come in.
+struct Door {
+    intake: Arc<Intake>,
+    connections: Connections,
+    peers: Arc<Peers>,
+    farewells: Arc<Semaphore>,
+    service: crate::admission::Admission<JsonRpc>,
+    http: http1::Builder,
+}
+
+type JsonRpc =
+    jsonrpsee::server::TowerService<tower::layer::util::Identity, tower::layer::util::Identity>;
+
+impl Door {
+    fn new(intake: &Arc<Intake>, connections: Connections) -> Self {
+        let config = &intake.config;
+        // jsonrpsee's limits stand behind ours and are never the ones that decide.
+        let jsonrpsee = ServerConfig::builder()
+            .max_request_body_size(config.max_body_bytes.try_into().unwrap_or(u32::MAX))
+            .set_batch_request_config(BatchRequestConfig::Unlimited)
+            .http_only()
+            .build();
+        // Nobody stops it: requests are counted and ended by us.
+        let (stop, _) = stop_channel();
+        let rpc = Server::builder()
+            .set_config(jsonrpsee)
+            .to_service_builder()
+            .max_connections(UNCOUNTED)
+            .build(methods::module(Arc::clone(intake)), stop);
+        let layer = AdmissionLayer { intake: Arc::clone(intake), connections: connections.clone() };
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new())
+            .header_read_timeout(config.header_timeout)
+            .max_buf_size(READ_BUFFER_BYTES);
+        Self {
+            peers: Arc::new(Peers::new(config.max_connections, config.max_connections_per_peer)),
+            farewells: Arc::new(Semaphore::new(MAX_FAREWELLS)),
+            service: ServiceBuilder::new().layer(layer).service(rpc),
+            intake: Arc::clone(intake),
+            connections,
+            http,
+        }
+    }
+
+    /// Accepts for ever.
+    ///
+    /// # Cancel safety
+    /// No accepted connection is lost.
+    async fn accept(&self, listener: &tokio::net::TcpListener) {
+        let mut pause = MIN_ACCEPT_PAUSE;
+        loop {
+            match listener.accept().await {
+                Ok((socket, peer)) => {
+                    pause = MIN_ACCEPT_PAUSE;
+                    self.connect(socket, peer);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, ?pause, "cannot accept a connection");
+                    sleep(pause).await;
+                    pause = (pause * 2).min(MAX_ACCEPT_PAUSE);
+                }
+            }
+        }
+    }
+
+    fn connect(&self, socket: TcpStream, peer: SocketAddr) {
+        match self.peers.enter(peer.ip()) {
+            Ok(place) => self.serve(socket, place),
+            Err(too_many) => self.refuse(socket, too_many),
+        }
+    }
+
+    fn serve(&self, socket: TcpStream, place: PeerPlace) {
+        // Small answers are not held back to be sent with others.
+        let _ = socket.set_nodelay(true);
+        let service = TowerToHyperService::new(self.service.clone());
+        let connection = self.http.serve_connection(TokioIo::new(socket), service);
+        let end = self.connections.end.clone();
+        let intake = Arc::clone(&self.intake);
+        self.connections.tasks.spawn(async move {
+            let gauge = &intake.metrics.connections;
+            gauge.increment(1);
+            let connection = connection.with_upgrades();
+            tokio::pin!(connection);
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = end.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
+                tracing::trace!(%error, "a connection broke");
+            }
+            gauge.decrement(1);
+            drop(place);
+        });
+    }
+
+    /// Tells a connection beyond the cap so, without looking at what it wants.
+    fn refuse(&self, mut socket: TcpStream, too_many: TooMany) {
+        let (reason, message) = match too_many {
+            TooMany::Connections => (Reason::Connections, "too many connections are open"),
+            TooMany::OfPeer => {
+                (Reason::PeerConnections, "too many connections of this address are open")
+            }
+        };
+        self.intake.metrics.count(reason);
+        let Ok(place) = Arc::clone(&self.farewells).try_acquire_owned() else { return };
+        let answer = raw_http(&self.intake.later(reason, message));
+        self.connections.tasks.spawn(async move {
+            let farewell = async {
+                socket.write_all(&answer).await?;
+                socket.shutdown().await?;
+                // What it sent is read, or the answer would be lost to a reset.
+                let mut read = [0; 1_024];
+                while socket.read(&mut read).await? > 0 {}
+                io::Result::Ok(())
+            };
+            // Whoever does not take the answer in time goes without.
+            let _ = timeout(FAREWELL_TIMEOUT, farewell).await;
+            drop(place);
+        });
+    }
+}
+
+fn raw_http(no: &No) -> Vec<u8> {
+    let (body, head) = (no.json(), no.response());
+    let mut text = format!(
+        "HTTP/1.1 {}\r\nconnection: close\r\ncontent-length: {}\r\n",
+        head.status(),
+        body.len()
+    )
+    .into_bytes();
+    for (name, value) in head.headers() {
+        text.extend_from_slice(name.as_str().as_bytes());
+        text.extend_from_slice(b": ");
+        text.extend_from_slice(value.as_bytes());
+        text.extend_from_slice(b"\r\n");
+    }
+    text.extend_from_slice(b"\r\n");
+    text.extend_from_slice(body.as_bytes());
+    text
+}
+
+impl From<load_control::ConfigError> for StartError {
+    fn from(error: load_control::ConfigError) -> Self {
+        ConfigError::from(error).into()
+    }
+}

@@ -1,0 +1,433 @@
+//! Too much of everything: the documented refusal, other callers served, nothing left behind.
+
+mod common;
+
+use alloy_signer_local::PrivateKeySigner;
+use common::*;
+use futures::{SinkExt, StreamExt, future::join_all};
+use load_control::{LoadMonitor, MonitorConfig};
+use order_rpc::{Quota, ShutdownError};
+use serde_json::{Value, json};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tokio_tungstenite::tungstenite::Message;
+
+fn transaction() -> String {
+    request("eth_sendRawTransaction", json!([raw(0)]))
+}
+
+fn refused(reason: &str) -> (u16, i64, String) {
+    (503, -32005, reason.to_owned())
+}
+
+/// Waits for something that another thread is about to do.
+async fn until(what: &str, done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn the_outer_gate_refuses_before_the_body_is_read() {
+    let server = start_with(config(), gate_config(1), None);
+    let held = server.gate.enter(Instant::now()).unwrap();
+    let mut socket = TcpStream::connect(server.addr).await.unwrap();
+    // Only the head, of a body that never comes.
+    socket.write_all(head("POST", "/", 1_000, &[]).as_bytes()).await.unwrap();
+    let mut bytes = vec![0; 4_096];
+    let count = socket.read(&mut bytes).await.unwrap();
+    assert_eq!(parse(&bytes[..count]).error(), refused("too_many_requests"));
+    drop(held);
+    assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
+}
+
+#[tokio::test]
+async fn without_a_slot_an_outsider_is_refused_at_once_and_with_one_served() {
+    let server = start(config());
+    let now = Instant::now();
+    let held: Vec<_> = std::iter::from_fn(|| server.gate.try_outside(now).ok()).collect();
+    let body = transaction();
+    let answer = send(server.addr, body.as_bytes(), &[]).await;
+    assert_eq!(answer.error(), refused("no_slot"));
+    assert_eq!(answer.json()["id"], 1, "what was read is answered by its id");
+    drop(held);
+    assert_eq!(send(server.addr, body.as_bytes(), &[]).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_batch_beyond_what_may_be_in_flight_is_refused_as_a_whole() {
+    let server = start_with(config(), gate_config(4), None);
+    let batch = format!("[{}]", vec![transaction(); 5].join(","));
+    let answer = send(server.addr, batch.as_bytes(), &[]).await;
+    assert_eq!(answer.error(), refused("too_many_requests"));
+    assert_eq!((server.pool.len(), server.gate.stats().requests_in_flight), (0, 0));
+}
+
+#[tokio::test]
+async fn slow_bodies_take_only_their_own_places_and_time_out() {
+    let mut config = config();
+    config.max_slow_bodies = 2;
+    config.slow_body_after = Duration::from_millis(10);
+    config.body_timeout = Duration::from_secs(2);
+    let server = start_with(config, gate_config(4), None);
+    let slow = |length: usize| async move {
+        let mut socket = TcpStream::connect(server.addr).await.unwrap();
+        let start = head("POST", "/", length, &[]) + "{";
+        socket.write_all(start.as_bytes()).await.unwrap();
+        socket
+    };
+    let mut sockets = join_all([slow(100), slow(100), slow(100)]).await;
+    // One of the three finds no place and is told so; the other two hold theirs.
+    let answers = sockets.iter_mut().map(|socket| Box::pin(read_answer(socket)));
+    let (first, _, rest) = futures::future::select_all(answers).await;
+    assert_eq!(first.error(), refused("slow_bodies"));
+    assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
+    for answer in join_all(rest).await {
+        assert_eq!(answer.error(), (408, -32600, "body_timeout".to_owned()));
+    }
+    until("everything is given back", || server.gate.stats().requests_in_flight == 0).await;
+    assert_eq!(server.rpc.buffered_bytes(), 0);
+}
+
+#[tokio::test]
+async fn bodies_together_stay_within_their_bytes() {
+    let mut config = config();
+    config.max_body_bytes = 40_000;
+    config.max_buffered_bytes = 60_000;
+    let server = start(config);
+    let mut sockets = Vec::new();
+    for _ in 0..2 {
+        let mut socket = TcpStream::connect(server.addr).await.unwrap();
+        let start = head("POST", "/", 40_000, &[]) + &" ".repeat(35_000);
+        socket.write_all(start.as_bytes()).await.unwrap();
+        sockets.push(socket);
+    }
+    let answers = sockets.iter_mut().map(|socket| Box::pin(read_answer(socket)));
+    let (first, _, _) = futures::future::select_all(answers).await;
+    assert_eq!(first.error(), refused("buffered_bytes"));
+    assert!(server.rpc.buffered_bytes() <= 60_000);
+    drop(sockets);
+    until("everything is given back", || server.rpc.buffered_bytes() == 0).await;
+    assert_eq!(server.gate.stats().requests_in_flight, 0);
+}
+
+#[tokio::test]
+async fn connections_beyond_the_cap_are_told_so_in_the_same_shape() {
+    let mut config = config();
+    (config.max_connections, config.max_connections_per_peer) = (2, 2);
+    let server = start(config.clone());
+    let idle = [TcpStream::connect(server.addr).await, TcpStream::connect(server.addr).await];
+    let answer = send(server.addr, transaction().as_bytes(), &[]).await;
+    assert_eq!(answer.error(), (429, -32005, "peer_connections".to_owned()));
+    drop(idle);
+    config.max_connections_per_peer = 3;
+    let server = start(config);
+    let _idle = [TcpStream::connect(server.addr).await, TcpStream::connect(server.addr).await];
+    let answer = send(server.addr, transaction().as_bytes(), &[]).await;
+    assert_eq!(answer.error(), refused("connections"));
+}
+
+#[tokio::test]
+async fn idle_connections_and_heads_that_never_end_are_closed() {
+    let mut config = config();
+    config.header_timeout = Duration::from_millis(100);
+    let server = start(config);
+    let mut silent = TcpStream::connect(server.addr).await.unwrap();
+    let mut slow = TcpStream::connect(server.addr).await.unwrap();
+    slow.write_all(b"POST / HTTP/1.1\r\nhost: ").await.unwrap();
+    for socket in [&mut silent, &mut slow] {
+        let mut bytes = Vec::new();
+        let closed = tokio::time::timeout(Duration::from_secs(20), socket.read_to_end(&mut bytes));
+        closed.await.expect("closed by the server").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn idle_websockets_are_capped_and_leave_room_for_requests() {
+    let mut config = config();
+    config.max_websockets = 5;
+    let server = start(config);
+    let url = format!("ws://{}", server.addr);
+    let sockets = join_all((0..50).map(|_| tokio_tungstenite::connect_async(&url))).await;
+    let (open, refused): (Vec<_>, Vec<_>) = sockets.into_iter().partition(Result::is_ok);
+    assert_eq!((open.len(), refused.len()), (5, 45));
+    for error in refused {
+        let Err(tokio_tungstenite::tungstenite::Error::Http(response)) = error else {
+            panic!("not an HTTP answer");
+        };
+        assert_eq!(response.status(), 503);
+        let body: Value = serde_json::from_slice(response.body().as_ref().unwrap()).unwrap();
+        assert_eq!(body["error"]["data"]["reason"], "websockets");
+        assert!(response.headers().contains_key("retry-after"));
+    }
+    assert_eq!(server.gate.stats().requests_in_flight, 0, "an idle WebSocket is no request");
+    assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_silent_websocket_is_closed_and_one_that_answers_pings_is_not() {
+    let mut config = config();
+    config.ping_interval = Duration::from_millis(50);
+    let server = start(config);
+    let url = format!("ws://{}", server.addr);
+    let (mut silent, _) = tokio_tungstenite::connect_async(&url).await.unwrap();
+    let (mut alive, _) = tokio_tungstenite::connect_async(&url).await.unwrap();
+    // Reading is what makes a client answer pings.
+    for _ in 0..5 {
+        assert!(matches!(alive.next().await, Some(Ok(Message::Ping(_)))));
+    }
+    let mut bytes = Vec::new();
+    let closed = silent.get_mut().read_to_end(&mut bytes);
+    tokio::time::timeout(Duration::from_secs(20), closed).await.expect("closed").unwrap();
+}
+
+#[tokio::test]
+async fn a_websocket_has_only_so_many_requests_in_flight() {
+    let mut config = config();
+    config.max_in_flight_per_websocket = 2;
+    let pressed = LoadMonitor::new(MonitorConfig::default()).unwrap();
+    let queue = pressed.watch("test", 1).unwrap();
+    queue.added(1);
+    let server = start_with(config, gate_config(64), Some(pressed));
+    let (mut socket, _) =
+        tokio_tungstenite::connect_async(format!("ws://{}", server.addr)).await.unwrap();
+    // The first two wait for the load to fall.
+    for id in 0..3 {
+        let mut call: Value = serde_json::from_str(&transaction()).unwrap();
+        call["id"] = json!(id);
+        socket.send(Message::text(call.to_string())).await.unwrap();
+    }
+    let Message::Text(text) = socket.next().await.unwrap().unwrap() else { panic!("no text") };
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(2), &json!(-32005)));
+    assert_eq!(answer["error"]["data"]["reason"], "websocket_in_flight");
+    queue.removed(1);
+    for _ in 0..2 {
+        let Message::Text(text) = socket.next().await.unwrap().unwrap() else { panic!("no text") };
+        assert!(serde_json::from_str::<Value>(&text).unwrap()["result"].is_string());
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_large_closes_its_websocket_and_no_other() {
+    let mut config = config();
+    config.max_body_bytes = 2_000;
+    let server = start(config);
+    let url = format!("ws://{}", server.addr);
+    let (mut large, _) = tokio_tungstenite::connect_async(&url).await.unwrap();
+    let (mut other, _) = tokio_tungstenite::connect_async(&url).await.unwrap();
+    // It may be cut off while it sends.
+    let _ = large.send(Message::text(" ".repeat(10_000))).await;
+    loop {
+        match large.next().await {
+            None | Some(Err(_) | Ok(Message::Close(_))) => break,
+            Some(Ok(_)) => {}
+        }
+    }
+    other.send(Message::text("nonsense")).await.unwrap();
+    let Message::Text(text) = other.next().await.unwrap().unwrap() else { panic!("no text") };
+    assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["error"]["code"], -32700);
+}
+
+#[tokio::test]
+async fn a_signer_beyond_its_quota_is_told_when_to_come_back_and_others_are_served() {
+    let mut config = config();
+    config.quota = Some(Quota { per_second: 1, burst: 2 });
+    let server = start(config);
+    let (greedy, modest) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    let cancel = json!([{ "uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c8" }]);
+    let mut statuses = Vec::new();
+    let mut last = None;
+    for _ in 0..5 {
+        let answer = signed_call(server.addr, &greedy, "eth_cancelBundle", cancel.clone()).await;
+        statuses.push(answer.status);
+        last = Some(answer);
+    }
+    assert_eq!(statuses[..2], [200, 200]);
+    assert!(statuses.contains(&429), "{statuses:?}");
+    let refusal = last.unwrap();
+    assert_eq!(refusal.error(), (429, -32005, "quota".to_owned()));
+    assert!(refusal.json()["error"]["data"]["retryAfterMs"].as_u64().unwrap() <= 1_000);
+    let served = signed_call(server.addr, &modest, "eth_cancelBundle", cancel).await;
+    assert_eq!(served.status, 200);
+    // A forged claim to be someone spends nothing of theirs.
+    let body = request("eth_cancelBundle", json!([{}]));
+    let header = signature(&greedy, body.as_bytes()).replacen(
+        &greedy.address().to_string(),
+        &modest.address().to_string(),
+        1,
+    );
+    let forged = send(server.addr, body.as_bytes(), &[("x-flashbots-signature", &header)]).await;
+    assert_eq!(forged.status, 401);
+}
+
+/// Many clients at once, each with more than the gate lets in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_is_served_or_refused_and_leaves_nothing_behind() {
+    let server = start_with(config(), gate_config(8), None);
+    let addr = server.addr;
+    let clients = (0..32).map(|client| {
+        tokio::spawn(async move {
+            let (mut served, mut refused) = (0_u64, 0_u64);
+            for nonce in 0..10 {
+                let signer = PrivateKeySigner::random();
+                let raw = hex(&sign(plain(client * 10 + nonce), &signer));
+                let answer = call(addr, "eth_sendRawTransaction", json!([raw])).await;
+                match answer.status {
+                    200 => served += u64::from(answer.json()["result"].is_string()),
+                    _ => refused += u64::from(answer.error().0 == 503),
+                }
+            }
+            (served, refused)
+        })
+    });
+    let counts = join_all(clients).await.into_iter().map(Result::unwrap);
+    let (served, refused) = counts.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    assert_eq!(served + refused, 320, "everyone heard");
+    assert_eq!(server.pool.len() as u64, served, "success means pooled, and nothing else does");
+    let stats = server.gate.stats();
+    assert_eq!(stats.requests_refused + stats.slots_refused, refused);
+    assert_eq!((stats.requests_in_flight, stats.slots_in_use), (0, 0));
+    assert_eq!(server.rpc.buffered_bytes(), 0);
+}
+
+#[tokio::test]
+async fn callers_who_hang_up_leak_nothing() {
+    let pressed = LoadMonitor::new(MonitorConfig::default()).unwrap();
+    let queue = pressed.watch("test", 1).unwrap();
+    queue.added(1);
+    let server = start_with(config(), gate_config(64), Some(pressed));
+    for _ in 0..10 {
+        let body = transaction();
+        let mut socket = TcpStream::connect(server.addr).await.unwrap();
+        let text = head("POST", "/", body.len(), &[]) + &body;
+        socket.write_all(text.as_bytes()).await.unwrap();
+        let before = server.rpc.deferral_stats().unwrap().deferred;
+        until("it waits", || {
+            server.rpc.deferral_stats().unwrap().deferred > before
+                || server.rpc.active_requests() > 0
+        })
+        .await;
+        drop(socket);
+    }
+    until("all are gone", || {
+        let stats = server.gate.stats();
+        (stats.requests_in_flight, stats.slots_in_use, server.rpc.active_requests()) == (0, 0, 0)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn under_pressure_raw_transactions_wait_and_bundles_do_not() {
+    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+    let queue = monitor.watch("announcements", 4).unwrap();
+    queue.added(3);
+    let mut config = config();
+    config.deferral.capacity = 1;
+    let server = start_with(config, gate_config(64), Some(monitor));
+    let done = Arc::new(AtomicBool::new(false));
+    let waiting = tokio::spawn({
+        let (addr, done) = (server.addr, Arc::clone(&done));
+        async move {
+            let answer = send(addr, transaction().as_bytes(), &[]).await;
+            done.store(true, SeqCst);
+            answer
+        }
+    });
+    until("it is deferred", || server.rpc.deferral_stats().unwrap().waiting == 1).await;
+    let bundle = call(server.addr, "eth_sendBundle", json!([{ "txs": [raw(1)] }])).await;
+    assert!(bundle.json()["result"].is_object(), "{bundle:?}");
+    let handed_back = send(server.addr, transaction().as_bytes(), &[]).await;
+    assert_eq!(handed_back.error(), refused("deferred_full"));
+    assert!(!done.load(SeqCst));
+    queue.removed(3);
+    assert_eq!(waiting.await.unwrap().status, 200);
+    let stats = server.rpc.deferral_stats().unwrap();
+    assert_eq!((stats.deferred, stats.run_calm, stats.handed_back, stats.waiting), (1, 1, 1, 0));
+    assert_eq!(server.pool.len(), 2);
+}
+
+#[tokio::test]
+async fn a_deferred_transaction_runs_when_it_is_old_enough_whatever_the_load() {
+    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+    let queue = monitor.watch("announcements", 1).unwrap();
+    queue.added(1);
+    let mut config = config();
+    config.deferral.max_age = Duration::from_millis(50);
+    let server = start_with(config, gate_config(64), Some(monitor.clone()));
+    assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
+    assert!(monitor.is_pressed());
+    assert_eq!(server.rpc.deferral_stats().unwrap().run_aged, 1);
+}
+
+#[tokio::test]
+async fn shutdown_answers_those_who_are_in_and_refuses_those_who_come() {
+    let mut config = config();
+    config.slow_body_after = Duration::from_millis(1);
+    let server = start(config);
+    let body = transaction();
+    // One is in the middle of sending, one is kept open and idle.
+    let mut sending = TcpStream::connect(server.addr).await.unwrap();
+    let (early, late) = body.split_at(10);
+    let start = head("POST", "/", body.len(), &[]) + early;
+    sending.write_all(start.as_bytes()).await.unwrap();
+    until("it is in", || server.rpc.active_requests() == 1).await;
+    let (addr, pool) = (server.addr, server.pool.clone());
+    let down = tokio::spawn(server.rpc.shutdown(Duration::from_secs(20)));
+    let refusal = loop {
+        let answer = send(addr, transaction().as_bytes(), &[]).await;
+        if answer.status != 200 {
+            break answer;
+        }
+    };
+    assert_eq!(refusal.error(), refused("shutting_down"));
+    sending.write_all(late.as_bytes()).await.unwrap();
+    let answer = read_answer(&mut sending).await;
+    assert!(answer.json()["result"].is_string(), "{answer:?}");
+    assert_eq!(down.await.unwrap(), Ok(()));
+    assert!(!pool.is_empty());
+    assert!(TcpStream::connect(addr).await.is_err(), "nobody listens any more");
+}
+
+#[tokio::test]
+async fn shutdown_ends_at_its_deadline_and_says_what_it_cut_off() {
+    let server = start(config());
+    let mut stuck = TcpStream::connect(server.addr).await.unwrap();
+    stuck.write_all((head("POST", "/", 100, &[]) + "{").as_bytes()).await.unwrap();
+    until("it is in", || server.rpc.active_requests() == 1).await;
+    let (_socket, _) =
+        tokio_tungstenite::connect_async(format!("ws://{}", server.addr)).await.unwrap();
+    let before = Instant::now();
+    let deadline = Duration::from_millis(100);
+    let ended = server.rpc.shutdown(deadline).await;
+    assert_eq!(ended, Err(ShutdownError::Deadline { requests: 1, deadline }));
+    assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
+    let mut bytes = Vec::new();
+    // A reset is as good an end.
+    let _ = stuck.read_to_end(&mut bytes).await;
+    assert_eq!(server.gate.stats().requests_in_flight, 0);
+}
+
+#[tokio::test]
+async fn shutdown_refuses_what_waits_for_the_load_to_fall() {
+    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+    let queue = monitor.watch("announcements", 1).unwrap();
+    queue.added(1);
+    let server = start_with(config(), gate_config(64), Some(monitor));
+    let addr = server.addr;
+    let waiting = tokio::spawn(async move { send(addr, transaction().as_bytes(), &[]).await });
+    until("it is deferred", || server.rpc.deferral_stats().unwrap().waiting == 1).await;
+    assert_eq!(server.rpc.shutdown(Duration::from_secs(20)).await, Ok(()));
+    assert_eq!(waiting.await.unwrap().error(), refused("shutting_down"));
+}

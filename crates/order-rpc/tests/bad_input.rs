@@ -1,0 +1,212 @@
+//! What is wrong is answered with the documented error, and nothing of it gets into the pool.
+
+mod common;
+
+use alloy_consensus::{SignableTransaction, TxEip4844, TxEip4844WithSidecar, TxLegacy};
+use alloy_eips::{
+    eip4844::{Blob, BlobTransactionSidecar, Bytes48},
+    eip7594::BlobTransactionSidecarVariant,
+};
+use alloy_primitives::{B256, TxKind, U256};
+use alloy_signer_local::PrivateKeySigner;
+use common::*;
+use order_rpc::SignatureMode;
+use serde_json::{Value, json};
+
+/// A sidecar of one blob of zeros: commitment and proof are the point at infinity.
+fn blob(commitment: Bytes48, blob: Blob) -> String {
+    let mut infinity = Bytes48::ZERO;
+    infinity[0] = 0xc0;
+    let sidecar = BlobTransactionSidecar::new(vec![blob], vec![commitment], vec![infinity]);
+    let tx = TxEip4844 {
+        chain_id: CHAIN,
+        gas_limit: 21_000,
+        blob_versioned_hashes: sidecar.versioned_hashes().collect(),
+        max_fee_per_blob_gas: 1,
+        ..TxEip4844::default()
+    };
+    let sidecar = BlobTransactionSidecarVariant::Eip4844(sidecar);
+    hex(&sign(TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar), &PrivateKeySigner::random()))
+}
+
+#[tokio::test]
+async fn each_bad_transaction_is_refused_with_its_reason_and_field() {
+    let server = start(config());
+    let signer = PrivateKeySigner::random();
+    let mut infinity = Bytes48::ZERO;
+    infinity[0] = 0xc0;
+    let mut one = Blob::ZERO;
+    one[31] = 1;
+    let mut no_chain = TxLegacy {
+        gas_limit: 21_000,
+        to: TxKind::Create,
+        value: U256::from(1),
+        ..Default::default()
+    };
+    no_chain.chain_id = None;
+    let wrong_chain = alloy_consensus::TxEip1559 { chain_id: 1, ..plain(0) };
+    let little_gas = alloy_consensus::TxEip1559 { gas_limit: 20_999, ..plain(0) };
+    let floor = alloy_consensus::TxEip1559 {
+        gas_limit: 21_000 + 16 * 100,
+        input: vec![1; 100].into(),
+        ..plain(0)
+    };
+    let tx = plain(0);
+    // s = n/2 + something: the other of the two signatures (EIP-2).
+    let nobody = alloy_primitives::Signature::new(U256::ZERO, U256::ZERO, false);
+    let nobody = hex(&tx.into_signed(nobody).into());
+    let mut cut = raw(1);
+    cut.truncate(cut.len() - 2);
+    let cases: [(Value, &str); 14] = [
+        (json!([]), "params"),
+        (json!([1]), "params"),
+        (json!(["0xzz"]), "params"),
+        (json!(["0x02", "0x02"]), "params"),
+        (json!({ "tx": "0x02" }), "params"),
+        (json!(["0x"]), "undecodable"),
+        (json!([cut]), "undecodable"),
+        (json!([raw(1) + "00"]), "undecodable"),
+        (json!([nobody]), "transaction_signature"),
+        (json!([hex(&sign(wrong_chain, &signer))]), "chain_id"),
+        (json!([hex(&sign(no_chain, &signer))]), "chain_id"),
+        (json!([hex(&sign(little_gas, &signer))]), "intrinsic_gas"),
+        (json!([hex(&sign(floor, &signer))]), "intrinsic_gas"),
+        (json!([blob(infinity, one)]), "sidecar"),
+    ];
+    for (params, reason) in cases {
+        let answer = call(server.addr, "eth_sendRawTransaction", params.clone()).await;
+        assert_eq!(answer.error(), (200, -32602, reason.to_owned()), "{params}");
+        assert_eq!(answer.field(), "params[0]");
+    }
+    assert!(server.pool.is_empty());
+    let good =
+        call(server.addr, "eth_sendRawTransaction", json!([blob(infinity, Blob::ZERO)])).await;
+    assert!(good.json()["result"].is_string(), "{good:?}");
+}
+
+#[tokio::test]
+async fn each_bad_bundle_is_refused_naming_the_field() {
+    let server = start(config());
+    let signer = PrivateKeySigner::random();
+    let tx = raw(0);
+    let wrong_chain = alloy_consensus::TxEip1559 { chain_id: 1, ..plain(0) };
+    let wrong_chain = hex(&sign(wrong_chain, &signer));
+    let uuid = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
+    let many: Vec<_> = (0..101).map(|_| &tx).collect();
+    let cases: Vec<(Value, &str)> = vec![
+        (json!({}), "txs"),
+        (json!({ "txs": [] }), "txs"),
+        (json!({ "txs": 5 }), "txs"),
+        (json!({ "txs": many }), "txs"),
+        (json!({ "txs": [tx, "0x02"] }), "txs[1]"),
+        (json!({ "txs": [tx, wrong_chain] }), "txs[1]"),
+        (json!({ "txs": [tx], "blockNumber": "five" }), "blockNumber"),
+        (json!({ "txs": [tx], "surprise": 1 }), "surprise"),
+        (json!({ "txs": [tx], "minTimestamp": "0x2", "maxTimestamp": "0x1" }), "minTimestamp"),
+        (json!({ "txs": [tx], "refundPercent": "0x65" }), "refundPercent"),
+        (json!({ "txs": [tx], "refundTxHashes": [B256::ZERO, B256::ZERO] }), "refundTxHashes"),
+        (json!({ "txs": [tx], "revertingTxHashes": ["0x1"] }), "revertingTxHashes"),
+        (json!({ "txs": [tx], "replacementUuid": "no" }), "replacementUuid"),
+        (json!({ "txs": [tx], "replacementNonce": "0x1" }), "replacementNonce"),
+        (json!({ "txs": [tx], "replacementUuid": uuid }), "replacementUuid"),
+    ];
+    for (bundle, field) in cases {
+        let answer = call(server.addr, "eth_sendBundle", json!([bundle])).await;
+        let (status, code, _) = answer.error();
+        assert_eq!((status, code, answer.field().as_str()), (200, -32602, field), "{answer:?}");
+    }
+    for (cancel, field) in [
+        (json!({}), "replacementUuid"),
+        (json!({ "replacementUuid": 5 }), "replacementUuid"),
+        (json!({ "uuid": uuid, "replacementNonce": "x" }), "replacementNonce"),
+        (json!({ "uuid": uuid, "more": 1 }), "more"),
+        // Not signed, so nobody's.
+        (json!({ "uuid": uuid }), "replacementUuid"),
+    ] {
+        let answer = call(server.addr, "eth_cancelBundle", json!([cancel])).await;
+        assert_eq!((answer.error().1, answer.field().as_str()), (-32602, field), "{answer:?}");
+    }
+    assert!(server.pool.is_empty());
+}
+
+#[tokio::test]
+async fn each_bad_body_is_refused_in_the_one_shape() {
+    let mut config = config();
+    config.max_body_bytes = 100_000;
+    let server = start(config);
+    let call = request("eth_sendRawTransaction", json!([raw(0)]));
+    let batch = |count: usize| format!("[{}]", vec![call.as_str(); count].join(","));
+    let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+    let deep_params =
+        call.replace("[\"", &format!("[{}", "[".repeat(40))).replace("\"]", &"]".repeat(41));
+    let tiny = format!("[{}]", vec!["1"; 10_000].join(","));
+    type Expected = (u16, i64, &'static str);
+    let cases: [(&[u8], Expected); 10] = [
+        (b"", (400, -32700, "not_json")),
+        (b"hello", (400, -32700, "not_json")),
+        (b"{\"jsonrpc\":", (400, -32700, "not_json")),
+        (b"\xff\xfe{}", (400, -32700, "not_json")),
+        (b"[]", (400, -32600, "batch_length")),
+        (tiny.as_bytes(), (400, -32600, "batch_length")),
+        (&batch(101).into_bytes()[..], (400, -32600, "batch_length")),
+        (deep.as_bytes(), (400, -32600, "too_deep")),
+        (deep_params.as_bytes(), (400, -32600, "too_deep")),
+        (&[b' '; 100_001], (413, -32600, "body_too_large")),
+    ];
+    for (body, (status, code, reason)) in cases {
+        let answer = send(server.addr, body, &[]).await;
+        assert_eq!(answer.error(), (status, code, reason.to_owned()), "{:.60?}", body);
+    }
+    assert!(server.pool.is_empty());
+    assert_eq!((server.rpc.buffered_bytes(), server.gate.stats().requests_in_flight), (0, 0));
+}
+
+#[tokio::test]
+async fn a_wrong_method_or_content_type_is_answered_in_json_too() {
+    let server = start(config());
+    let answer = get(server.addr, "/nothing").await;
+    assert_eq!(answer.error(), (405, -32600, "http".to_owned()));
+    let body = request("eth_sendRawTransaction", json!([raw(0)]));
+    let mut socket = tokio::net::TcpStream::connect(server.addr).await.unwrap();
+    let text = head("POST", "/", body.len(), &[]).replace("application/json", "text/plain") + &body;
+    tokio::io::AsyncWriteExt::write_all(&mut socket, text.as_bytes()).await.unwrap();
+    assert_eq!(read_answer(&mut socket).await.error(), (415, -32600, "http".to_owned()));
+}
+
+#[tokio::test]
+async fn signatures_are_required_optional_or_off() {
+    let signer = PrivateKeySigner::random();
+    let body = request("eth_sendRawTransaction", json!([raw(0)]));
+    let good = signature(&signer, body.as_bytes());
+    let of_another_body = signature(&signer, b"another");
+    let claimed = good.replacen(
+        &signer.address().to_string(),
+        &PrivateKeySigner::random().address().to_string(),
+        1,
+    );
+    let bad = [of_another_body.as_str(), claimed.as_str(), "nonsense", ":", "0x00:0x00"];
+    for mode in [SignatureMode::Required, SignatureMode::Optional, SignatureMode::Off] {
+        let mut config = config();
+        config.signatures = mode;
+        let server = start(config);
+        for header in bad {
+            let answer =
+                send(server.addr, body.as_bytes(), &[("X-Flashbots-Signature", header)]).await;
+            if mode == SignatureMode::Off {
+                assert_eq!(answer.status, 200);
+            } else {
+                let expected = (401, -32600, "signature".to_owned());
+                assert_eq!(answer.error(), expected, "{mode:?} {header}");
+            }
+        }
+        let twice = [("X-Flashbots-Signature", &*good), ("X-Flashbots-Signature", &*good)];
+        let twice = send(server.addr, body.as_bytes(), &twice).await;
+        assert_eq!(twice.status, if mode == SignatureMode::Off { 200 } else { 401 });
+        let none = send(server.addr, body.as_bytes(), &[]).await;
+        assert_eq!(none.status, if mode == SignatureMode::Required { 401 } else { 200 });
+        let signed = send(server.addr, body.as_bytes(), &[("x-flashbots-signature", &good)]).await;
+        assert!(signed.json()["result"].is_string(), "{mode:?} {signed:?}");
+        let socket = tokio_tungstenite::connect_async(format!("ws://{}", server.addr)).await;
+        assert_eq!(socket.is_err(), mode == SignatureMode::Required, "messages have no headers");
+    }
+}

@@ -1,0 +1,190 @@
+//! A server on a free port, a client that shows status, headers and body, and signed orders.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "a module of several test binaries, each using a part"
+)]
+
+use alloy_consensus::{SignableTransaction, Signed, TxEip1559};
+use alloy_eips::eip2718::Encodable2718;
+use alloy_primitives::{Address, Signature, TxKind, keccak256};
+use alloy_signer::SignerSync;
+use alloy_signer_local::PrivateKeySigner;
+use load_control::{Gate, GateConfig, Limit, LoadMonitor};
+use order_pool::{OrderPool, PoolConfig, PooledTransaction};
+use order_rpc::{Host, OrderRpc, OrderRpcConfig, OrderRpcHandle};
+use serde_json::{Value, json};
+use std::{collections::HashMap, net::SocketAddr, time::Duration};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+pub const CHAIN: u64 = 1337;
+
+pub struct Server {
+    pub rpc: OrderRpcHandle,
+    pub addr: SocketAddr,
+    pub pool: OrderPool,
+    pub gate: Gate,
+}
+
+pub fn gate_config(requests: usize) -> GateConfig {
+    GateConfig { requests: Limit::Number(requests), ..GateConfig::for_cores(2) }
+}
+
+pub fn config() -> OrderRpcConfig {
+    OrderRpcConfig::new(CHAIN)
+}
+
+pub fn start(config: OrderRpcConfig) -> Server {
+    start_with(config, gate_config(64), None)
+}
+
+pub fn start_with(
+    config: OrderRpcConfig,
+    gate: GateConfig,
+    monitor: Option<LoadMonitor>,
+) -> Server {
+    let pool = OrderPool::new(PoolConfig::default()).unwrap();
+    let gate = Gate::new(gate).unwrap();
+    let mut host = Host::new(pool.clone(), gate.clone());
+    host.monitor = monitor;
+    let rpc = OrderRpc::start(config, host).unwrap();
+    Server { addr: rpc.local_addr(), rpc, pool, gate }
+}
+
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: HashMap<String, String>,
+    pub text: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
+    }
+
+    /// The code and the reason of an error, whose data has what its code promises.
+    pub fn error(&self) -> (u16, i64, String) {
+        let json = self.json();
+        let error = &json["error"];
+        let reason = error["data"]["reason"].as_str().unwrap_or_else(|| panic!("{self:?}"));
+        let code = error["code"].as_i64().unwrap();
+        if code == -32005 {
+            let ms = error["data"]["retryAfterMs"].as_u64().unwrap();
+            let secs: u64 = self.headers["retry-after"].parse().unwrap();
+            assert!(secs >= 1 && secs * 1_000 >= ms, "{self:?}");
+        }
+        if code == -32602 {
+            assert!(error["data"]["field"].is_string(), "{self:?}");
+        }
+        (self.status, code, reason.to_owned())
+    }
+
+    pub fn field(&self) -> String {
+        self.json()["error"]["data"]["field"].as_str().unwrap().to_owned()
+    }
+}
+
+pub fn head(method: &str, path: &str, length: usize, headers: &[(&str, &str)]) -> String {
+    let mut head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\nconnection: close\r\n"
+    );
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str("\r\n");
+    head
+}
+
+pub async fn read_answer(socket: &mut TcpStream) -> Answer {
+    let mut bytes = Vec::new();
+    tokio::time::timeout(Duration::from_secs(20), socket.read_to_end(&mut bytes))
+        .await
+        .expect("an answer within 20 s")
+        .unwrap_or_else(|error| panic!("{error} after {}", String::from_utf8_lossy(&bytes)));
+    parse(&bytes)
+}
+
+pub fn parse(bytes: &[u8]) -> Answer {
+    let text = String::from_utf8_lossy(bytes);
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head: {text:?}"));
+    let mut lines = head.lines();
+    let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+    let headers = lines
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
+        .collect();
+    Answer { status, headers, text: body.to_owned() }
+}
+
+pub async fn send(addr: SocketAddr, body: &[u8], headers: &[(&str, &str)]) -> Answer {
+    let mut socket = TcpStream::connect(addr).await.unwrap();
+    let mut bytes = head("POST", "/", body.len(), headers).into_bytes();
+    bytes.extend_from_slice(body);
+    socket.write_all(&bytes).await.unwrap();
+    read_answer(&mut socket).await
+}
+
+pub async fn get(addr: SocketAddr, path: &str) -> Answer {
+    let mut socket = TcpStream::connect(addr).await.unwrap();
+    socket.write_all(head("GET", path, 0, &[]).as_bytes()).await.unwrap();
+    read_answer(&mut socket).await
+}
+
+pub fn request(method: &str, params: Value) -> String {
+    json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string()
+}
+
+pub async fn call(addr: SocketAddr, method: &str, params: Value) -> Answer {
+    send(addr, request(method, params).as_bytes(), &[]).await
+}
+
+pub fn signature(signer: &PrivateKeySigner, body: &[u8]) -> String {
+    let text = keccak256(body).to_string();
+    format!("{}:{}", signer.address(), signer.sign_message_sync(text.as_bytes()).unwrap())
+}
+
+pub async fn signed_call(
+    addr: SocketAddr,
+    signer: &PrivateKeySigner,
+    method: &str,
+    params: Value,
+) -> Answer {
+    let body = request(method, params);
+    let header = signature(signer, body.as_bytes());
+    send(addr, body.as_bytes(), &[("x-flashbots-signature", &header)]).await
+}
+
+pub fn plain(nonce: u64) -> TxEip1559 {
+    TxEip1559 {
+        chain_id: CHAIN,
+        nonce,
+        gas_limit: 21_000,
+        max_fee_per_gas: 1_000_000_000,
+        max_priority_fee_per_gas: 1,
+        to: TxKind::Call(Address::repeat_byte(1)),
+        ..TxEip1559::default()
+    }
+}
+
+pub fn sign<T>(tx: T, signer: &PrivateKeySigner) -> PooledTransaction
+where
+    T: SignableTransaction<Signature>,
+    PooledTransaction: From<Signed<T>>,
+{
+    let signature = signer.sign_hash_sync(&tx.signature_hash()).unwrap();
+    tx.into_signed(signature).into()
+}
+
+pub fn hex(tx: &PooledTransaction) -> String {
+    alloy_primitives::hex::encode_prefixed(tx.encoded_2718())
+}
+
+/// A valid transaction, unlike any other.
+pub fn raw(nonce: u64) -> String {
+    hex(&sign(plain(nonce), &PrivateKeySigner::random()))
+}

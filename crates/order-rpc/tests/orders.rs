@@ -1,0 +1,140 @@
+//! Orders that are good get into the pool, by each way in.
+
+mod common;
+
+use alloy_primitives::B256;
+use alloy_signer_local::PrivateKeySigner;
+use common::*;
+use futures::{SinkExt, StreamExt};
+use order_pool::Event;
+use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::Message;
+
+const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
+
+#[tokio::test]
+async fn a_raw_transaction_is_answered_with_its_hash_and_is_in_the_pool() {
+    let server = start(config());
+    let tx = sign(plain(0), &PrivateKeySigner::random());
+    let answer = call(server.addr, "eth_sendRawTransaction", json!([hex(&tx)])).await;
+    assert_eq!((answer.status, &answer.json()["result"]), (200, &json!(tx.tx_hash())));
+    let order = server.pool.get(tx.tx_hash()).unwrap();
+    assert_eq!(order.as_tx().unwrap().origin(), order_pool::Origin::Rpc);
+    // Again: it is in the pool, so it is success again, and nobody is told twice.
+    let again = call(server.addr, "eth_sendRawTransaction", json!([hex(&tx)])).await;
+    assert_eq!(again.json()["result"], json!(tx.tx_hash()));
+    assert_eq!(server.pool.len(), 1);
+}
+
+#[tokio::test]
+async fn a_bundle_is_replaced_and_cancelled_by_its_signer_and_by_nobody_else() {
+    let server = start(config());
+    let (owner, other) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    let mut events = server.pool.subscribe_all();
+    let bundle = |tx: &str, nonce: u64| {
+        json!([{ "txs": [tx], "blockNumber": "0x5", "replacementUuid": UUID,
+            "replacementNonce": format!("{nonce:#x}") }])
+    };
+    let cancel = json!([{ "replacementUuid": UUID }]);
+    let (first, second) = (raw(0), raw(1));
+    let sent = signed_call(server.addr, &owner, "eth_sendBundle", bundle(&first, 1)).await;
+    let hash: B256 = serde_json::from_value(sent.json()["result"]["bundleHash"].clone()).unwrap();
+    let Some(Event::Added(order)) = events.try_next().unwrap().ok() else { panic!("not added") };
+    assert_eq!(order.as_bundle().unwrap().hash(), &hash);
+    assert_eq!(order.as_bundle().unwrap().key().unwrap().signer, owner.address());
+    // Another's bundle of the same uuid is another bundle, and so is its cancellation.
+    let theirs = signed_call(server.addr, &other, "eth_cancelBundle", cancel.clone()).await;
+    assert_eq!(theirs.json()["result"], true);
+    assert!(server.pool.contains(order.id().hash()), "cancelled by another");
+    let replaced = signed_call(server.addr, &owner, "eth_sendBundle", bundle(&second, 2)).await;
+    assert!(replaced.json()["result"]["bundleHash"].is_string(), "{replaced:?}");
+    assert!(!server.pool.contains(order.id().hash()));
+    let late = signed_call(server.addr, &owner, "eth_sendBundle", bundle(&first, 1)).await;
+    assert_eq!(late.error(), (200, -32000, "superseded".to_owned()));
+    let cancelled = signed_call(server.addr, &owner, "eth_cancelBundle", cancel).await;
+    assert_eq!(cancelled.json()["result"], true);
+    assert!(server.pool.is_empty());
+    let after = signed_call(server.addr, &owner, "eth_sendBundle", bundle(&raw(2), 9)).await;
+    assert_eq!(after.error().1, -32000, "cancelled for good");
+}
+
+#[tokio::test]
+async fn a_batch_has_an_answer_for_each_element() {
+    let server = start(config());
+    let (good, bad) = (raw(0), "0x02");
+    let batch = json!([
+        { "jsonrpc": "2.0", "id": 7, "method": "eth_sendRawTransaction", "params": [good] },
+        { "jsonrpc": "2.0", "id": 8, "method": "eth_sendRawTransaction", "params": [bad] },
+        { "jsonrpc": "2.0", "id": 9, "method": "no_such", "params": [] },
+    ]);
+    let answer = send(server.addr, batch.to_string().as_bytes(), &[]).await;
+    assert_eq!(answer.status, 200);
+    let json = answer.json();
+    let by_id = |id: u64| json.as_array().unwrap().iter().find(|one| one["id"] == id).unwrap();
+    assert!(by_id(7)["result"].is_string());
+    assert_eq!(by_id(8)["error"]["code"], -32602);
+    assert_eq!(by_id(9)["error"]["code"], -32601);
+    assert_eq!(server.gate.stats().requests_admitted, 3, "each element counts");
+    assert_eq!(server.gate.stats().requests_in_flight, 0);
+}
+
+#[tokio::test]
+async fn a_websocket_serves_requests_at_the_same_time_and_keeps_their_ids() {
+    let server = start(config());
+    let (mut socket, _) =
+        tokio_tungstenite::connect_async(format!("ws://{}", server.addr)).await.unwrap();
+    for id in 0..3_u64 {
+        let mut call: Value =
+            serde_json::from_str(&request("eth_sendRawTransaction", json!([raw(id)]))).unwrap();
+        call["id"] = json!(id);
+        socket.send(Message::text(call.to_string())).await.unwrap();
+    }
+    let mut ids = Vec::new();
+    while ids.len() < 3 {
+        let Message::Text(text) = socket.next().await.unwrap().unwrap() else { continue };
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        assert!(answer["result"].is_string(), "{answer}");
+        ids.push(answer["id"].as_u64().unwrap());
+    }
+    ids.sort_unstable();
+    assert_eq!((ids, server.pool.len()), (vec![0, 1, 2], 3));
+}
+
+#[tokio::test]
+async fn a_kept_connection_serves_many_requests() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let server = start(config());
+    let mut socket = tokio::net::TcpStream::connect(server.addr).await.unwrap();
+    for nonce in 0..3 {
+        let body = request("eth_sendRawTransaction", json!([raw(nonce)]));
+        let head = head("POST", "/", body.len(), &[]).replace("connection: close\r\n", "");
+        socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        let mut read = vec![0; 4_096];
+        let count = socket.read(&mut read).await.unwrap();
+        assert!(parse(&read[..count]).json()["result"].is_string());
+    }
+    assert_eq!(server.pool.len(), 3);
+}
+
+#[tokio::test]
+async fn health_and_readiness_tell_the_truth() {
+    let pool = order_pool::OrderPool::new(order_pool::PoolConfig::default()).unwrap();
+    let gate = load_control::Gate::new(gate_config(1)).unwrap();
+    let live = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let host = order_rpc::Host::new(pool, gate.clone()).with_readiness({
+        let live = live.clone();
+        move || live.load(std::sync::atomic::Ordering::SeqCst)
+    });
+    let rpc = order_rpc::OrderRpc::start(config(), host).unwrap();
+    let addr = rpc.local_addr();
+    assert_eq!(get(addr, "/healthz").await.status, 200);
+    let answer = get(addr, "/readyz").await;
+    assert_eq!((answer.status, &answer.json()["sourcesLive"]), (503, &json!(false)));
+    live.store(true, std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(get(addr, "/readyz").await.status, 200);
+    let now = std::time::Instant::now();
+    let _held = gate.enter(now).unwrap();
+    assert!(gate.enter(now).is_err());
+    let answer = get(addr, "/readyz").await;
+    assert_eq!((answer.status, &answer.json()["shedding"]), (503, &json!(true)));
+}
