@@ -56,11 +56,11 @@ pub const DEFAULT_SEEN_CAPACITY: usize = 524_288;
 /// How often each connection is asked for the block number, to know that it lives.
 pub const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(2);
 
-/// A connection without an answer to its ping, or any other byte, for this long is dead.
+/// A connection without an answer to its ping, or any other message, for this long is dead.
 ///
-/// geth freezes for up to 3 s under load and recovers; after 10 s of blocked writing it has
-/// silently given the connection up. Half of that finds it early without false alarms.
-pub const DEFAULT_PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// geth freezes for 3 to 8 s when another subscriber stalls, and recovers; after 10 s of blocked
+/// writing it gives a connection up for ever. So 10 s tell the two apart.
+pub const DEFAULT_PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time between two audits of the node's pool against ours, ± 10 % of jitter.
 pub const DEFAULT_AUDIT_INTERVAL: Duration = Duration::from_secs(60);

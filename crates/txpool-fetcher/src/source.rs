@@ -370,6 +370,7 @@ impl<S: TransactionSink> Source<S> {
         let shared = Arc::clone(&self.shared);
         let messages = self.messages.clone();
         let (index, heads) = (self.index, self.heads.clone());
+        let known = lock(&self.shared.status).node.is_some();
         self.tasks.spawn(async move {
             sleep(after).await;
             let message = match role {
@@ -380,7 +381,7 @@ impl<S: TransactionSink> Source<S> {
                         Err(error) => Message::DialFailed(role, error),
                     }
                 }
-                Role::Asking => match dial_all(&core, index).await {
+                Role::Asking => match dial_all(&core, index, known).await {
                     Ok(links) => Message::Asking(links),
                     Err(error) => Message::DialFailed(role, error),
                 },
@@ -485,7 +486,7 @@ impl Pinger {
                 Err(CallError::LinkLost) => return,
                 Err(CallError::Timeout(limit)) => {
                     // Busy sending us something else is alive.
-                    if link.last_read() < asked {
+                    if link.last_frame() < asked {
                         link.kill(LossReason::Unresponsive(limit));
                         return;
                     }
@@ -495,17 +496,25 @@ impl Pinger {
     }
 }
 
-async fn dial_all<S>(core: &Core<S>, index: usize) -> Result<Vec<Arc<Link>>, ConnectError> {
+async fn dial_all<S>(
+    core: &Core<S>,
+    index: usize,
+    known: bool,
+) -> Result<Vec<Arc<Link>>, ConnectError> {
     let mut links = Vec::new();
     for _ in 0..core.config.ask_connections {
-        links.push(Arc::new(dial_on_chain(core, index).await?));
+        links.push(Arc::new(dial_on_chain(core, index, known).await?));
     }
     Ok(links)
 }
 
-async fn dial_on_chain<S>(core: &Core<S>, index: usize) -> Result<Link, ConnectError> {
+async fn dial_on_chain<S>(
+    core: &Core<S>,
+    index: usize,
+    known: bool,
+) -> Result<Link, ConnectError> {
     let endpoint = &core.config.sources[index];
-    let link = dial(endpoint, &core.config).await?;
+    let link = dial(endpoint, &core.config, known).await?;
     let expected = *lock(&core.chain_id).get_or_insert(link.node.chain_id);
     if link.node.chain_id != expected {
         return Err(ConnectError::OtherChain {
@@ -527,7 +536,8 @@ async fn listen<S: TransactionSink>(
 ) -> Result<(), ConnectError> {
     let config = &core.config;
     let endpoint = &config.sources[index];
-    let link = Arc::new(dial_on_chain(core, index).await?);
+    let known = lock(&shared.status).node.is_some();
+    let link = Arc::new(dial_on_chain(core, index, known).await?);
     let slots = config.announcement_buffer;
     let refused = |error: CallError| ConnectError::NotEthereum {
         endpoint: endpoint.to_string(),
@@ -568,6 +578,7 @@ async fn read_hashes<S: TransactionSink>(
 ) {
     // The number of the next announcement on this connection.
     let mut number = 0;
+    let mut lag_told: Option<Instant> = None;
     loop {
         match hashes.recv().await {
             Ok(notification) => match parse_hash(notification.get()) {
@@ -589,7 +600,11 @@ async fn read_hashes<S: TransactionSink>(
                 number += count;
                 progress.taken.store(number, Relaxed);
                 core.tally.lagged(count);
-                tracing::warn!(count, "announcement buffer overran");
+                // While it lasts, it overruns at every turn: one line a second says so.
+                if lag_told.is_none_or(|told| told.elapsed() >= Duration::from_secs(1)) {
+                    tracing::warn!(count, "announcement buffer overruns");
+                    lag_told = Some(Instant::now());
+                }
                 let _ = messages.send(Message::Event(Event::Lagged)).await;
             }
             Err(RecvError::Closed) => return,

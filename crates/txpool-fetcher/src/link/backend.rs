@@ -110,7 +110,7 @@ impl Backend {
     async fn run_ipc(mut self, stream: UnixStream, max_frame_bytes: usize) {
         let (read, mut write) = stream.into_split();
         let tap = Arc::new(Mutex::new(Trace::new(max_frame_bytes)));
-        let tapped = Tap { inner: read, trace: Arc::clone(&tap), vitals: Arc::clone(&self.vitals) };
+        let tapped = Tap { inner: read, trace: Arc::clone(&tap) };
         let mut frames =
             ReadJsonStream::<_, PubSubItem>::from(BufReader::with_capacity(READ_BYTES, tapped));
         let mut outbox = BytesMut::new();
@@ -168,14 +168,14 @@ impl Backend {
                 message = read.next() => match message {
                     Some(Ok(Message::Text(text))) => {
                         let now = Instant::now();
-                        self.vitals.read(now);
                         match serde_json::from_str(text.as_str()) {
                             Ok(item) => if !self.forward(item, now).await { break None },
                             Err(_) => break Some(LossReason::Garbage(clip(text.as_str(), 120))),
                         }
                     }
                     Some(Ok(Message::Close(_))) | None => break Some(LossReason::Closed),
-                    Some(Ok(_)) => self.vitals.read(Instant::now()),
+                    // Pings and pongs of the protocol itself.
+                    Some(Ok(_)) => self.vitals.framed(Instant::now()),
                     Some(Err(error)) => break Some(ws_loss(&error)),
                 },
                 // Flushing and taking in are apart, so that reading goes on while the peer does not
@@ -199,6 +199,7 @@ impl Backend {
 
     /// Hands an item to the service; false when nobody is there any more.
     async fn forward(&mut self, item: PubSubItem, read_at: Instant) -> bool {
+        self.vitals.framed(read_at);
         let mut probe = None;
         match &item {
             PubSubItem::Notification(notification) => {
@@ -317,7 +318,6 @@ impl Trace {
 struct Tap<R> {
     inner: R,
     trace: Arc<Mutex<Trace>>,
-    vitals: Arc<Vitals>,
 }
 
 impl<R: AsyncRead + Unpin> AsyncRead for Tap<R> {
@@ -337,7 +337,6 @@ impl<R: AsyncRead + Unpin> AsyncRead for Tap<R> {
                     trace.ended = Some(LossReason::Closed);
                 } else {
                     trace.read_at = Instant::now();
-                    self.vitals.read(trace.read_at);
                     trace.unframed += read.len();
                     trace.latest.clear();
                     trace.latest.extend_from_slice(&read[..read.len().min(Trace::LATEST)]);

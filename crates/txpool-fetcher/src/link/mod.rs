@@ -140,9 +140,10 @@ impl Link {
         self.unanswered.load(Relaxed)
     }
 
-    /// When the last byte came.
-    pub(crate) fn last_read(&self) -> Instant {
-        self.vitals.last_read()
+    /// When the last complete value came. Bytes alone are no sign of life: after a truncated
+    /// answer everything that follows disappears into it.
+    pub(crate) fn last_frame(&self) -> Instant {
+        self.vitals.last_frame()
     }
 
     /// Gives the connection up for a reason of ours.
@@ -188,7 +189,7 @@ impl Drop for Unanswered<'_> {
 struct Vitals {
     opened: Instant,
     /// Nanoseconds since `opened`.
-    last_read: AtomicU64,
+    last_frame: AtomicU64,
     stamps: Arc<Stamps>,
     ended: watch::Sender<Option<LossReason>>,
     killed: CancellationToken,
@@ -200,7 +201,7 @@ impl Vitals {
     fn new(stamp_slots: usize) -> Arc<Self> {
         Arc::new(Self {
             opened: Instant::now(),
-            last_read: AtomicU64::new(0),
+            last_frame: AtomicU64::new(0),
             stamps: Arc::new(Stamps::new(stamp_slots)),
             ended: watch::Sender::new(None),
             killed: CancellationToken::new(),
@@ -208,13 +209,13 @@ impl Vitals {
         })
     }
 
-    fn read(&self, now: Instant) {
+    fn framed(&self, now: Instant) {
         // Relaxed: a reading a moment old is as good.
-        self.last_read.store(now.duration_since(self.opened).as_nanos() as u64, Relaxed);
+        self.last_frame.store(now.duration_since(self.opened).as_nanos() as u64, Relaxed);
     }
 
-    fn last_read(&self) -> Instant {
-        self.opened + Duration::from_nanos(self.last_read.load(Relaxed))
+    fn last_frame(&self) -> Instant {
+        self.opened + Duration::from_nanos(self.last_frame.load(Relaxed))
     }
 
     /// The first reason stands.

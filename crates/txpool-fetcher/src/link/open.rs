@@ -38,7 +38,14 @@ pub struct NodeInfo {
 /// # Errors
 /// See [`ConnectError`]: each names the endpoint and the likely cause. Takes at most the ping
 /// time-out for each of the three questions.
-pub(crate) async fn dial(endpoint: &Endpoint, config: &FetcherConfig) -> Result<Link, ConnectError> {
+///
+/// With `known`, the source was up before: it is not asked for a raw transaction again, since a
+/// node that is slow with those is a node, and is of use for all else.
+pub(crate) async fn dial(
+    endpoint: &Endpoint,
+    config: &FetcherConfig,
+    known: bool,
+) -> Result<Link, ConnectError> {
     let socket = match endpoint {
         Endpoint::Ipc(path) => Socket::Ipc(open_ipc(path).await?),
         Endpoint::Ws(url) => open_ws(url, config).await?,
@@ -59,12 +66,8 @@ pub(crate) async fn dial(endpoint: &Endpoint, config: &FetcherConfig) -> Result<
     let probe = Probe { link: &link, endpoint, config };
     let chain_id: U64 = probe.ask("eth_chainId", ()).await?;
     let client: String = probe.ask("web3_clientVersion", ()).await?;
-    // Nodes without the method are of no use, and better found now than at every transaction. Any
-    // other error is a node's: geth answers an unknown hash with one while it builds its index.
-    match link.call("eth_getRawTransactionByHash", (B256::ZERO,), config.ping_timeout).await {
-        Ok(_) => {}
-        Err(CallError::Rpc { code: -32603..=-32000, .. }) => {}
-        Err(error) => return Err(probe.refusal("eth_getRawTransactionByHash", error).await),
+    if !known {
+        probe.hands_out_raw_transactions().await?;
     }
     link.node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
     Ok(link)
@@ -86,6 +89,16 @@ impl Probe<'_> {
             Ok(answer) => serde_json::from_str(answer.get())
                 .map_err(|_| self.not_ethereum(method, answer.get())),
             Err(error) => Err(self.refusal(method, error).await),
+        }
+    }
+
+    /// Nodes without the method are of no use, and better found now than at every transaction. Any
+    /// other error is a node's: geth answers an unknown hash with one while it builds its index.
+    async fn hands_out_raw_transactions(&self) -> Result<(), ConnectError> {
+        const METHOD: &str = "eth_getRawTransactionByHash";
+        match self.link.call(METHOD, (B256::ZERO,), self.config.ping_timeout).await {
+            Ok(_) | Err(CallError::Rpc { code: -32603..=-32000, .. }) => Ok(()),
+            Err(error) => Err(self.refusal(METHOD, error).await),
         }
     }
 
