@@ -73,7 +73,7 @@ pub struct Refusal {
 impl Refusal {
     /// The value of the HTTP header `Retry-After`: whole seconds, rounded up, at least 1.
     pub fn retry_after_secs(&self) -> u64 {
-        self.retry_after.as_millis().div_ceil(1_000).max(1) as u64
+        self.retry_after_ms().div_ceil(1_000).max(1)
     }
 
     /// `retryAfterMs`: whole milliseconds, rounded up.
@@ -88,8 +88,15 @@ mod tests {
 
     #[test]
     fn the_header_is_never_earlier_than_the_milliseconds_say() {
-        for (ms, secs) in [(1, 1), (999, 1), (1_000, 1), (1_001, 2), (59_500, 60)] {
-            let retry_after = Duration::from_millis(ms);
+        let cases = [
+            (1, 1, 1),
+            (999_000, 999, 1),
+            (1_000_000, 1_000, 1),
+            (1_000_001, 1_001, 2),
+            (59_500_000, 59_500, 60),
+        ];
+        for (micros, ms, secs) in cases {
+            let retry_after = Duration::from_micros(micros);
             let refusal =
                 Refusal { gate: GateName::Slots, reason: RefusalReason::NoSlot, retry_after };
             assert_eq!((refusal.retry_after_ms(), refusal.retry_after_secs()), (ms, secs));

@@ -3,6 +3,7 @@
 use crate::{
     body::{self, Shape},
     config::SignatureMode,
+    drain::Active,
     intake::{Caller, Intake},
     reply::{INVALID_REQUEST, LIMIT, No, Reason},
     signature::{self, Claim, SignatureError},
@@ -19,9 +20,16 @@ use std::{
     convert::Infallible,
     sync::Arc,
     task::{Context, Poll},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tower::{Layer, Service, ServiceExt};
+
+/// Bytes of a refused body that are let run off.
+const LINGER_BYTES: usize = 1 << 20;
+/// How long that may take.
+const LINGER_TIMEOUT: Duration = Duration::from_millis(250);
+/// Refused bodies that are let run off at once.
+pub(crate) const MAX_LINGERING: usize = 64;
 
 /// Puts an [`Admission`] in front of a JSON-RPC service.
 #[derive(Clone, Debug)]
@@ -147,17 +155,57 @@ impl<S: Rpc> Admission<S> {
         B: hyper::body::Body<Data = Bytes> + Send + 'static,
         B::Error: std::fmt::Display,
     {
-        let intake = &self.intake;
+        let (parts, body) = request.into_parts();
         // Everything that needs no body comes before the body.
-        let (_active, permit) = self.enter()?;
-        is_json(request.headers())?;
-        let claim = self.claim(request.headers())?;
-        let (body, _share) = body::read(request.into_body(), intake).await?;
+        let ((_active, permit), claim) = match self.enter_by(&parts.headers) {
+            Ok(entered) => entered,
+            Err(no) => {
+                self.linger(body);
+                return Err(no);
+            }
+        };
+        let (body, _share) = body::read(body, &self.intake).await?;
         self.serve(body, permit, claim).await
     }
 
+    fn enter_by(
+        &self,
+        headers: &HeaderMap,
+    ) -> Result<((Active, RequestPermit), Option<Claim>), No> {
+        let entered = self.enter()?;
+        is_json(headers)?;
+        Ok((entered, self.claim(headers)?))
+    }
+
+    /// Lets a refused body run off while its refusal is on the way: a connection that closes with
+    /// bytes unread is reset, and the refusal lost with it. For a moment, for some callers, and
+    /// nothing is kept.
+    fn linger<B>(&self, body: B)
+    where
+        B: hyper::body::Body<Data = Bytes> + Send + 'static,
+    {
+        if body.is_end_stream() {
+            return;
+        }
+        let Ok(place) = Arc::clone(&self.intake.lingering).try_acquire_owned() else { return };
+        let running_off = async move {
+            let mut body = std::pin::pin!(body);
+            let mut left = LINGER_BYTES;
+            while let Some(Ok(frame)) = body.frame().await {
+                let read = frame.data_ref().map_or(0, Bytes::len);
+                let Some(rest) = left.checked_sub(read) else { break };
+                left = rest;
+            }
+        };
+        self.connections.tasks.spawn(async move {
+            // Either it ran off or it did not.
+            let _ = tokio::time::timeout(LINGER_TIMEOUT, running_off).await;
+            drop(place);
+        });
+    }
+
     /// Lets a request in, or not.
-    pub(crate) fn enter(&self) -> Result<(crate::drain::Active, RequestPermit), No> {
+    pub(crate) fn enter(&self) -> Result<(Active, RequestPermit), No> {
         let (intake, now) = (&self.intake, Instant::now());
         let gate = &intake.host.gate;
         let Some(active) = intake.drain.begin() else {

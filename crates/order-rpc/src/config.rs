@@ -9,6 +9,10 @@ use thiserror::Error;
 /// Bytes of one request. The largest honest one is a transaction of six blobs: 1.6 MB of JSON.
 /// Four of them fit, in a bundle or a batch.
 pub const DEFAULT_MAX_BODY_BYTES: usize = 8 << 20;
+/// Bytes of one WebSocket message: a plain transaction of the 128 kiB that geth lets into its pool,
+/// in hex. Every WebSocket may be in the middle of one, which no budget sees before it is whole:
+/// 256 of them are 80 MB. Blobs go by HTTP.
+pub const DEFAULT_MAX_MESSAGE_BYTES: usize = 320 << 10;
 /// Bytes of all requests being read at once: eight of the largest.
 pub const DEFAULT_MAX_BUFFERED_BYTES: usize = 64 << 20;
 /// Elements of a batch.
@@ -88,8 +92,10 @@ pub struct OrderRpcConfig {
     pub quota: Option<Quota>,
     /// Signers whose quota is kept, default [`DEFAULT_MAX_SIGNERS`]. Beyond it newcomers share one.
     pub max_signers: usize,
-    /// Default [`DEFAULT_MAX_BODY_BYTES`]. Over HTTP 413, over WebSocket the connection closes.
+    /// Of an HTTP request, default [`DEFAULT_MAX_BODY_BYTES`]. Beyond it 413.
     pub max_body_bytes: usize,
+    /// Of a WebSocket message, default [`DEFAULT_MAX_MESSAGE_BYTES`]. Beyond it the WebSocket closes.
+    pub max_message_bytes: usize,
     /// Default [`DEFAULT_MAX_BUFFERED_BYTES`]; at least `max_body_bytes`. Beyond it 503.
     pub max_buffered_bytes: usize,
     /// Default [`DEFAULT_MAX_BATCH`].
@@ -133,6 +139,7 @@ impl OrderRpcConfig {
             quota: Some(Quota::default()),
             max_signers: DEFAULT_MAX_SIGNERS,
             max_body_bytes: DEFAULT_MAX_BODY_BYTES,
+            max_message_bytes: DEFAULT_MAX_MESSAGE_BYTES,
             max_buffered_bytes: DEFAULT_MAX_BUFFERED_BYTES,
             max_batch: DEFAULT_MAX_BATCH,
             max_depth: DEFAULT_MAX_DEPTH,
@@ -159,6 +166,7 @@ impl OrderRpcConfig {
             ("threads", self.threads, 1, 1_024),
             ("max_signers", self.max_signers, 1, 1 << 24),
             ("max_body_bytes", self.max_body_bytes, 1_024, 1 << 30),
+            ("max_message_bytes", self.max_message_bytes, 1_024, 1 << 30),
             ("max_buffered_bytes", self.max_buffered_bytes, self.max_body_bytes, usize::MAX),
             ("max_batch", self.max_batch, 1, MAX),
             // Not beyond what serde_json reads.

@@ -1,6 +1,7 @@
 //! What all requests share.
 
 use crate::{
+    admission::MAX_LINGERING,
     body::Buffered,
     config::{ConfigError, OrderRpcConfig},
     drain::Drain,
@@ -69,6 +70,7 @@ pub(crate) struct Intake {
     pub(crate) buffered: Arc<Buffered>,
     pub(crate) slow_bodies: Semaphore,
     pub(crate) websockets: Arc<Semaphore>,
+    pub(crate) lingering: Arc<Semaphore>,
     pub(crate) metrics: Metrics,
     quotas: Option<Mutex<Quotas>>,
 }
@@ -92,6 +94,7 @@ impl Intake {
             buffered: Arc::new(Buffered::new(config.max_buffered_bytes)),
             slow_bodies: Semaphore::new(config.max_slow_bodies),
             websockets: Arc::new(Semaphore::new(config.max_websockets)),
+            lingering: Arc::new(Semaphore::new(MAX_LINGERING)),
             metrics: Metrics::new(),
             quotas: quotas.map(Mutex::new),
             config,

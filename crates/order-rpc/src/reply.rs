@@ -170,7 +170,7 @@ impl No {
             }
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };
-        let retry_after_ms = retry_after.as_micros().div_ceil(1_000) as u64;
+        let retry_after_ms = millis(retry_after);
         let data = json!({ "reason": reason.as_str(), "retryAfterMs": retry_after_ms });
         let retry_after = Some(retry_after);
         Self { reason, status, code: LIMIT, message, data, retry_after }
@@ -221,8 +221,26 @@ impl No {
         *response.status_mut() = self.status;
         if let Some(retry_after) = self.retry_after {
             // Rounded up: never earlier than the milliseconds in the body.
-            let secs = (retry_after.as_millis().div_ceil(1_000) as u64).max(1);
+            let secs = millis(retry_after).div_ceil(1_000).max(1);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(secs));
+        }
+    }
+}
+
+/// Rounded up.
+fn millis(time: Duration) -> u64 {
+    time.as_micros().div_ceil(1_000) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_is_never_earlier_than_the_milliseconds_say() {
+        for (micros, secs) in [(1, "1"), (1_000_000, "1"), (1_000_001, "2"), (2_500_000, "3")] {
+            let no = No::later(Reason::Quota, Duration::from_micros(micros), String::new());
+            assert_eq!(no.response().headers()[header::RETRY_AFTER], secs);
         }
     }
 }

@@ -37,6 +37,8 @@ const READ_BUFFER_BYTES: usize = 32 * 1_024;
 const MAX_FAREWELLS: usize = 64;
 /// Time that one of those has to take its answer.
 const FAREWELL_TIMEOUT: Duration = Duration::from_millis(250);
+/// Time for the threads to end once nothing is left for them to do.
+const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 /// After an error, accepting waits this long, doubled each time up to [`MAX_ACCEPT_PAUSE`]: the
 /// usual one is that the process has no file descriptors left.
 const MIN_ACCEPT_PAUSE: Duration = Duration::from_millis(10);
@@ -98,9 +100,9 @@ impl OrderRpc {
                     }
                 }
             });
-            // Blocking work that outlived its caller: it ends by itself, its result is wanted by
-            // nobody.
-            runtime.shutdown_background();
+            // Drops the tasks that were cut off and waits for their threads, so that nothing of ours
+            // lives on; work that outlived its caller ends within milliseconds by itself.
+            runtime.shutdown_timeout(THREADS_TIMEOUT);
             // The handle may be gone.
             let _ = done.send(ended);
         };
@@ -134,7 +136,8 @@ impl OrderRpcHandle {
     }
 
     /// Ends it: from now on callers are refused; requests that are in are answered; what waits for
-    /// the load to fall is refused; then all connections close. After at most `deadline` it is over.
+    /// the load to fall is refused; then all connections close. After at most `deadline`, and a second
+    /// for threads to end, it is over and no task of it lives.
     ///
     /// # Errors
     /// [`ShutdownError::Deadline`] if requests were cut off.
@@ -208,8 +211,9 @@ impl Door {
     fn new(intake: &Arc<Intake>, connections: Connections) -> Self {
         let config = &intake.config;
         // jsonrpsee's limits stand behind ours and are never the ones that decide.
+        let max_bytes = config.max_body_bytes.max(config.max_message_bytes);
         let jsonrpsee = ServerConfig::builder()
-            .max_request_body_size(config.max_body_bytes.try_into().unwrap_or(u32::MAX))
+            .max_request_body_size(max_bytes.try_into().unwrap_or(u32::MAX))
             .set_batch_request_config(BatchRequestConfig::Unlimited)
             .http_only()
             .build();

@@ -124,8 +124,8 @@ async fn serve<S: Rpc>(
     let limits = WebSocketConfig::default()
         .read_buffer_size(READ_BUFFER_BYTES)
         .write_buffer_size(0)
-        .max_message_size(Some(config.max_body_bytes))
-        .max_frame_size(Some(config.max_body_bytes));
+        .max_message_size(Some(config.max_message_bytes))
+        .max_frame_size(Some(config.max_message_bytes));
     let io = TokioIo::new(upgraded);
     let socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits)).await;
     let ended = talk(&admission, socket, end).await;

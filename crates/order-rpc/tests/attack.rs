@@ -222,7 +222,7 @@ async fn a_websocket_has_only_so_many_requests_in_flight() {
 #[tokio::test]
 async fn a_message_that_is_too_large_closes_its_websocket_and_no_other() {
     let mut config = config();
-    config.max_body_bytes = 2_000;
+    config.max_message_bytes = 2_000;
     let server = start(config);
     let url = format!("ws://{}", server.addr);
     let (mut large, _) = tokio_tungstenite::connect_async(&url).await.unwrap();
@@ -417,6 +417,43 @@ async fn shutdown_ends_at_its_deadline_and_says_what_it_cut_off() {
     // A reset is as good an end.
     let _ = stuck.read_to_end(&mut bytes).await;
     assert_eq!(server.gate.stats().requests_in_flight, 0);
+}
+
+#[tokio::test]
+async fn a_dropped_handle_ends_the_intake_without_a_shutdown() {
+    let server = start(config());
+    let mut idle = TcpStream::connect(server.addr).await.unwrap();
+    assert_eq!(get(server.addr, "/healthz").await.status, 200);
+    drop(server.rpc);
+    let mut bytes = Vec::new();
+    let closed = tokio::time::timeout(Duration::from_secs(20), idle.read_to_end(&mut bytes)).await;
+    closed.expect("closed").unwrap();
+    assert!(TcpStream::connect(server.addr).await.is_err());
+}
+
+/// A client that floods its WebSocket and reads nothing is not read from, so what it sends stays
+/// in its own memory; others are served meanwhile.
+#[tokio::test]
+async fn a_websocket_that_does_not_read_its_answers_is_not_read_from() {
+    let server = start(config());
+    let url = format!("ws://{}", server.addr);
+    let (mut flood, _) = tokio_tungstenite::connect_async(&url).await.unwrap();
+    let message = Message::text(request("no_such_method", json!(["x".repeat(1_000)])));
+    // Ends when the sockets' buffers are full, which takes megabytes at most.
+    let sending = async {
+        for sent in 0_u64.. {
+            let send =
+                tokio::time::timeout(Duration::from_millis(500), flood.send(message.clone()));
+            if send.await.is_err() {
+                return sent;
+            }
+        }
+        unreachable!("an endless loop")
+    };
+    let sent = tokio::time::timeout(Duration::from_secs(60), sending).await.expect("it stops");
+    assert!(sent > 100, "{sent}");
+    assert!(server.rpc.active_requests() <= order_rpc::DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET);
+    assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
 }
 
 #[tokio::test]
