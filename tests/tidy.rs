@@ -1,0 +1,511 @@
+//! The documents against the code: a sentence that has become false fails here.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use mempool_ingest::{FetcherConfig, PoolConfig, txpool_fetcher};
+
+const DOCUMENTS: [&str; 3] = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"];
+
+/// What all metrics of this workspace begin with.
+const METRIC_PREFIXES: [&str; 5] =
+    ["mempool_fetcher_", "order_pool_", "load_control_", "order_rpc_", "blocklist_"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Every file of the tree but what is built or is git's, relative to its root.
+fn files() -> Vec<PathBuf> {
+    fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(root().join(folder)).expect("a readable folder") {
+            let entry = entry.expect("a readable entry");
+            let path = folder.join(entry.file_name());
+            let kind = entry.file_type().expect("a file type");
+            if path == Path::new("target") || path == Path::new(".git") {
+            } else if kind.is_dir() {
+                walk(&path, found);
+            } else if kind.is_file() {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(Path::new(""), &mut found);
+    assert!(found.len() > 50, "the walk went wrong: {found:?}");
+    found
+}
+
+/// The crates' own code, without the tests in it.
+fn sources() -> Vec<(PathBuf, String)> {
+    let is_source = |path: &PathBuf| {
+        path.extension().is_some_and(|extension| extension == "rs")
+            && path.starts_with("crates")
+            && path.components().nth(2).is_some_and(|part| part.as_os_str() == "src")
+            && !path.starts_with("crates/mock-node")
+    };
+    let without_tests = |path: PathBuf| {
+        let text = read(&path);
+        let end = text.find("#[cfg(test)]\nmod ").unwrap_or(text.len());
+        (path, text[..end].to_owned())
+    };
+    files().into_iter().filter(is_source).map(without_tests).collect()
+}
+
+/// The text below a heading, up to the next one of its level or above.
+fn section<'a>(text: &'a str, heading: &str) -> &'a str {
+    let level = heading.split(' ').next().expect("hashes").len();
+    let start = text.find(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no {heading:?}"));
+    let body = &text[start + heading.len() + 2..];
+    let ends = (1..=level).filter_map(|level| body.find(&format!("\n{} ", "#".repeat(level))));
+    &body[..ends.min().unwrap_or(body.len())]
+}
+
+/// The cells of a table's rows, without its head.
+fn rows(text: &str) -> Vec<Vec<&str>> {
+    let lines = text.lines().skip_while(|line| !line.starts_with('|'));
+    let table = lines.take_while(|line| line.starts_with('|'));
+    table.skip(2).map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect()
+}
+
+/// What stands between backticks, code blocks aside.
+fn quoted(text: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    let mut in_block = false;
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            in_block = !in_block;
+        } else if !in_block {
+            found.extend(line.split('`').skip(1).step_by(2));
+        }
+    }
+    found
+}
+
+#[test]
+fn the_readme_names_the_rust_version_of_the_workspace() {
+    let manifest = read("Cargo.toml");
+    let line = manifest.lines().find_map(|line| line.strip_prefix("rust-version = "));
+    let version = line.expect("a rust-version").trim_matches('"');
+    let readme = read("README.md");
+    let named: Vec<_> = readme
+        .match_indices("Rust ")
+        .map(|(at, word)| &readme[at + word.len()..])
+        .filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        .map(|rest| rest.split(|c: char| !c.is_ascii_digit() && c != '.').next().unwrap_or(""))
+        .collect();
+    assert_eq!(named, [version]);
+}
+
+#[test]
+fn the_changelog_begins_with_the_version_of_the_workspace() {
+    let manifest = read("Cargo.toml");
+    let line = manifest.lines().find_map(|line| line.strip_prefix("version = "));
+    let version = line.expect("a version").trim_matches('"');
+    let changelog = read("CHANGELOG.md");
+    let first = changelog.lines().find_map(|line| line.strip_prefix("## ["));
+    let first = first.expect("a version").split(']').next();
+    assert_eq!(first, Some(version));
+}
+
+/// A field of a configuration, set to a count, or to so many nanoseconds.
+type Set<C> = fn(&mut C, u64);
+
+fn nanos(value: u64) -> Duration {
+    Duration::from_nanos(value)
+}
+
+/// Sets counts and durations by the names of their fields.
+macro_rules! setters {
+    ($config:ty; counts: $($count:ident)*; durations: $($duration:ident)*; more: $($name:literal => $set:expr,)*) => {{
+        let setters: Vec<(&str, Set<$config>)> = vec![
+            $((stringify!($count), |c, v| c.$count = v.try_into().expect("64 bits")),)*
+            $((stringify!($duration), |c, v| c.$duration = nanos(v)),)*
+            $(($name, $set),)*
+        ];
+        setters.into_iter().collect::<BTreeMap<_, _>>()
+    }};
+}
+
+#[test]
+fn the_fetchers_configuration_table_says_what_the_code_does() {
+    let setters = setters! {
+        FetcherConfig;
+        counts: announcement_buffer deferrable_slots max_bytes_in_flight max_frame_bytes
+            fetch_retries ask_connections workers seen_capacity;
+        durations: fetch_timeout call_timeout snapshot_timeout ping_interval ping_timeout audit_settle;
+        more:
+            "audit_interval" => |c, v| c.audit_interval = Some(nanos(v)),
+            // Its own bound, not that of the deferrable ones among them.
+            "fetch_slots" => |c, v| {
+                c.deferrable_slots = 1;
+                c.fetch_slots = v.try_into().expect("64 bits");
+            },
+            "reconnect" => |c, v| c.reconnect.base = nanos(v),
+            "retry_backoff" => |c, v| c.retry_backoff.base = nanos(v),
+            "reconnect_limit" => |c, v| c.reconnect_limit = Some(u32::try_from(v).unwrap_or(u32::MAX)),
+            "sources" => |c, v| {
+                let path = |n| txpool_fetcher::Endpoint::Ipc(format!("/{n}").into());
+                c.sources = (0..v).map(path).collect();
+            },
+    };
+    let default = FetcherConfig::ipc("/tmp/node.ipc");
+    let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get().min(4));
+    let written = |field: &str, cell: &str| match (field, cell) {
+        ("workers", "cores, at most 4") => cores.to_string(),
+        ("sources", "") => fields(&default)["sources"].clone(),
+        _ => unit(cell),
+    };
+    let valid = |config: &FetcherConfig| config.validate().is_ok();
+    check("`FetcherConfig`:", &default, &setters, written, valid);
+}
+
+#[test]
+fn the_pools_configuration_table_says_what_the_code_does() {
+    let setters = setters! {
+        PoolConfig;
+        counts: max_txs max_tx_bytes dedupe_window recent_blocks max_unmine_bytes log_events log_bytes
+            max_bundles max_bundle_bytes max_txs_per_bundle max_blocks_ahead max_cancellations;
+        durations: tx_retention cancellation_retention;
+        more:
+    };
+    let valid = |config: &PoolConfig| config.validate().is_ok();
+    check("`PoolConfig`:", &PoolConfig::default(), &setters, |_, cell| unit(cell), valid);
+}
+
+/// Holds the table below `title` against a configuration: the same fields, the same defaults, and
+/// bounds that the code accepts, while it refuses what is beyond them.
+fn check<C: Clone + std::fmt::Debug>(
+    title: &str,
+    default: &C,
+    setters: &BTreeMap<&str, Set<C>>,
+    written: impl Fn(&str, &str) -> String,
+    valid: impl Fn(&C) -> bool,
+) {
+    let readme = read("README.md");
+    let configuration = section(&readme, "## Configuration");
+    let table = rows(configuration.split_once(title).expect("the table's title").1);
+    let fields = fields(default);
+    let listed: BTreeSet<_> = table.iter().map(|row| row[0].trim_matches('`').to_owned()).collect();
+    assert_eq!(listed.len(), table.len(), "a field twice");
+    assert_eq!(listed, fields.keys().cloned().collect(), "{title} fields");
+    for row in &table {
+        let field = row[0].trim_matches('`');
+        assert_eq!(written(field, row[1]), fields[field], "{title} default of {field}");
+        let accepts = |value: u64| {
+            let mut config = default.clone();
+            let set = setters.get(field).unwrap_or_else(|| panic!("no way to set {field}"));
+            set(&mut config, value);
+            valid(&config)
+        };
+        let bound = row[2].split(", ").next().unwrap_or("");
+        if bound.is_empty() {
+            assert!(!setters.contains_key(field), "{title} {field} has a value and no bound");
+            continue;
+        }
+        if bound == "any" {
+            assert!(accepts(0) && accepts(u64::MAX), "{title} {field} is bounded");
+        } else if bound == "above 0" {
+            assert!(!accepts(0) && accepts(1) && accepts(u64::MAX), "{title} {field}: {bound}");
+        } else if let Some(least) = bound.strip_prefix("from ") {
+            let least = number(least);
+            assert!(
+                !accepts(least - 1) && accepts(least) && accepts(u64::MAX),
+                "{title} {field}: {bound}"
+            );
+        } else {
+            let (least, most) = bound.split_once(" to ").expect("a range");
+            let (least, most) = (number(least), number(most));
+            assert!(accepts(least) && accepts(most), "{title} {field}: {bound}");
+            assert!(least == 0 || !accepts(least - 1), "{title} {field}: less than {least}");
+            assert!(!accepts(most + 1), "{title} {field}: more than {most}");
+        }
+    }
+}
+
+/// The fields of a struct and their values, as its `Debug` shows them.
+fn fields(value: &impl std::fmt::Debug) -> BTreeMap<String, String> {
+    let text = format!("{value:?}");
+    let body = text.split_once(" { ").and_then(|(_, body)| body.strip_suffix(" }"));
+    let body = body.expect("a struct with fields");
+    let (mut depth, mut start, mut parts) = (0_i32, 0, Vec::new());
+    for (at, c) in body.char_indices() {
+        match c {
+            '{' | '[' | '(' => depth += 1,
+            '}' | ']' | ')' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(&body[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&body[start..]);
+    let field = |part: &str| {
+        let (name, value) = part.trim().split_once(": ").expect("a field");
+        let value = value.strip_prefix("Some(").and_then(|v| v.strip_suffix(')')).unwrap_or(value);
+        (name.to_owned(), value.to_owned())
+    };
+    parts.into_iter().map(field).collect()
+}
+
+/// A default as written in the table, in the form of `Debug`.
+fn unit(cell: &str) -> String {
+    let cell = cell.trim_matches('`');
+    if let Some((base, cap)) = cell.split_once(", cap ") {
+        return format!("Backoff {{ base: {}, cap: {} }}", unit(base), unit(cap));
+    }
+    match cell.rsplit_once(' ') {
+        Some((count, time @ ("ms" | "s"))) => format!("{count}{time}"),
+        _ if cell == "none" => "None".to_owned(),
+        _ if cell.starts_with(|c: char| c.is_ascii_digit()) => number(cell).to_string(),
+        _ => cell.to_owned(),
+    }
+}
+
+/// A number with its unit: bytes, or nanoseconds.
+fn number(text: &str) -> u64 {
+    let (digits, unit) = text.split_once(' ').unwrap_or((text, ""));
+    let factor = match unit {
+        "" => 1,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        other => panic!("unit {other:?} in {text:?}"),
+    };
+    let digits: String = digits.chars().filter(|c| *c != ',').collect();
+    digits.parse::<u64>().unwrap_or_else(|_| panic!("no number: {text:?}")) * factor
+}
+
+fn is_metric(text: &str) -> bool {
+    METRIC_PREFIXES.iter().any(|prefix| text.len() > prefix.len() && text.starts_with(prefix))
+        && text.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+}
+
+#[test]
+fn the_metric_table_lists_every_metric_of_the_code_and_no_other() {
+    let in_code: BTreeSet<_> = sources()
+        .iter()
+        .flat_map(|(_, text)| text.split('"').skip(1).filter(|text| is_metric(text)))
+        .map(str::to_owned)
+        .collect();
+    for prefix in METRIC_PREFIXES {
+        assert!(in_code.iter().any(|name| name.starts_with(prefix)), "none of {prefix}");
+    }
+    let readme = read("README.md");
+    let table = section(&readme, "## Metrics");
+    let names = rows(table).into_iter().flat_map(|row| quoted(row[0])).collect::<Vec<_>>();
+    let listed: BTreeSet<_> = names.iter().map(|name| (*name).to_owned()).collect();
+    assert_eq!(listed.len(), names.len(), "a metric twice");
+    assert_eq!(listed, in_code);
+
+    let of_fetcher: BTreeSet<_> =
+        txpool_fetcher::METRICS.iter().map(|(name, ..)| (*name).to_owned()).collect();
+    let listed_of_fetcher =
+        listed.into_iter().filter(|name| name.starts_with("mempool_fetcher_")).collect();
+    assert_eq!(of_fetcher, listed_of_fetcher);
+}
+
+#[test]
+fn every_metric_that_a_document_names_exists() {
+    let readme = read("README.md");
+    let table = section(&readme, "## Metrics");
+    let mut named = 0;
+    for document in DOCUMENTS {
+        for name in quoted(&read(document)).into_iter().filter(|text| is_metric(text)) {
+            assert!(table.contains(&format!("`{name}`")), "{document}: {name}");
+            named += 1;
+        }
+    }
+    assert!(named > 50);
+}
+
+#[test]
+fn every_relative_link_and_every_path_leads_to_something() {
+    let mut checked = 0;
+    for document in DOCUMENTS {
+        let text = read(document);
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for link in links.filter(|link| !link.starts_with("https://")) {
+            assert!(root().join(link).exists(), "{document} links to {link}");
+            checked += 1;
+        }
+        let tops = ["crates/", "src/", "tests/", "benches/", "examples/", "scripts/", ".ci/"];
+        for path in
+            quoted(&text).into_iter().filter(|text| tops.iter().any(|top| text.starts_with(top)))
+        {
+            assert!(root().join(path).exists(), "{document} names {path}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 20, "{checked}");
+}
+
+/// The names after `--example` or `--bench` in a text, each with the flags given to it.
+fn commands(text: &str, kind: &str) -> Vec<(String, Vec<String>)> {
+    let words = |rest: &str| {
+        let line = rest.split(['\n', '`']).next().unwrap_or("");
+        let mut words = line.split_whitespace().map(str::to_owned);
+        let name = words.next().expect("a name");
+        (name, words.filter(|word| word.len() > 2 && word.starts_with("--")).collect())
+    };
+    text.split(&format!("--{kind} ")).skip(1).map(words).collect()
+}
+
+/// The targets of a folder: its files, and its folders with a `main.rs`.
+fn targets(folder: &str) -> BTreeSet<String> {
+    let name = |path: &PathBuf| {
+        let name = path.strip_prefix(folder).ok()?.to_str()?.strip_suffix(".rs")?;
+        let name = name.strip_suffix("/main").unwrap_or(name);
+        (!name.contains('/')).then(|| name.to_owned())
+    };
+    files().iter().filter_map(name).collect()
+}
+
+#[test]
+fn the_readme_names_every_example_and_bench_and_no_other() {
+    let readme = read("README.md");
+    for (kind, folder) in [("example", "examples"), ("bench", "benches")] {
+        let named: BTreeSet<_> =
+            commands(&readme, kind).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(named, targets(folder), "{folder}");
+    }
+}
+
+#[test]
+fn every_flag_that_the_readme_gives_to_an_example_exists() {
+    let mut checked = 0;
+    for (name, flags) in commands(&read("README.md"), "example") {
+        let folder = format!("examples/{name}");
+        let is_code = |path: &PathBuf| {
+            path.starts_with(&folder) || path.with_extension("") == Path::new(&folder)
+        };
+        let code: String = files().into_iter().filter(is_code).map(read).collect();
+        for flag in flags {
+            let field = flag.trim_start_matches('-').replace('-', "_");
+            let declared = [format!("    {field}: "), format!("    pub(crate) {field}: ")];
+            assert!(declared.iter().any(|field| code.contains(field)), "{name} {flag}");
+            checked += 1;
+        }
+    }
+    assert!(checked >= 8, "{checked}");
+}
+
+#[test]
+fn readme_and_architecture_name_every_crate() {
+    let members: BTreeSet<_> = files()
+        .iter()
+        .filter(|path| path.ends_with("Cargo.toml") && path.starts_with("crates"))
+        .filter_map(|path| path.iter().nth(1)?.to_str().map(str::to_owned))
+        .collect();
+    assert!(members.len() >= 6, "{members:?}");
+    for document in ["README.md", "ARCHITECTURE.md"] {
+        let text = read(document);
+        for member in &members {
+            assert!(text.contains(member), "{document} does not name {member}");
+        }
+    }
+}
+
+#[test]
+fn the_lock_tables_name_every_file_that_has_a_lock_and_no_other() {
+    let has_lock = |text: &str| {
+        text.lines().filter(|line| !line.trim_start().starts_with("//")).any(|line| {
+            line.contains("Mutex::new")
+                || line.contains("Mutex::default")
+                || line.contains("RwLock<")
+                || (line.contains(": Mutex<") && !line.contains('&'))
+        })
+    };
+    let with_locks: BTreeSet<_> = sources()
+        .into_iter()
+        .filter(|(_, text)| has_lock(text))
+        .map(|(path, _)| path.to_str().expect("UTF-8").to_owned())
+        .collect();
+    let text = read("ARCHITECTURE.md");
+    let headings =
+        ["### Locks", "### The fetcher's locks", "### The locks of intake and load control"];
+    let tables = headings.map(|heading| rows(section(&text, heading)));
+    let listed: BTreeSet<_> =
+        tables.iter().flatten().map(|row| row[1].trim_matches('`').to_owned()).collect();
+    assert_eq!(listed, with_locks);
+}
+
+#[test]
+fn the_architecture_names_every_thread() {
+    let named: BTreeSet<_> = sources()
+        .iter()
+        .map(|(_, text)| text.clone())
+        .chain([read("src/ingest.rs")])
+        .flat_map(|text| {
+            let name = |rest: &str| rest.split('"').next().unwrap_or("").to_owned();
+            text.split(".name(\"").skip(1).map(name).collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(named.contains("mempool-io") && named.contains("mempool-upkeep"), "{named:?}");
+    let text = read("ARCHITECTURE.md");
+    for name in named {
+        assert!(text.contains(&format!("`{name}`")), "{name}");
+    }
+}
+
+#[test]
+fn the_source_states_in_the_architecture_are_those_of_the_code() {
+    let code = read("crates/txpool-fetcher/src/machine.rs");
+    let states = code.split_once("pub enum SourceState {").expect("the states").1;
+    let states = states.split_once('}').expect("their end").0;
+    let states: BTreeSet<_> = states
+        .lines()
+        .filter_map(|line| line.trim().strip_suffix(','))
+        .filter(|line| !line.starts_with('/'))
+        .collect();
+    let text = read("ARCHITECTURE.md");
+    let table = rows(section(&text, "## The source's state machine"));
+    let of_cell = |cell: &str| {
+        let cell = cell.split(" (").next().unwrap_or("").replace("any but Ended", "any");
+        cell.split(", ").map(str::to_owned).collect::<Vec<_>>()
+    };
+    let named: BTreeSet<_> =
+        table.iter().flat_map(|row| [of_cell(row[0]), of_cell(row[2])]).flatten().collect();
+    let named: BTreeSet<_> =
+        named.iter().map(String::as_str).filter(|name| !["any", "same"].contains(name)).collect();
+    assert_eq!(named, states);
+}
+
+#[test]
+fn no_path_of_a_workplace_is_in_the_tree() {
+    // In two halves, so that this file is not found.
+    let words = [
+        ("/wo", "rk/"),
+        ("/ho", "me/"),
+        ("/ro", "ot/"),
+        ("/Us", "ers/"),
+        ("/tmp/", "t-"),
+        ("/tmp/", "brief"),
+        ("HOUSE_", "RULES"),
+        ("NODES", ".md"),
+        ("DESIGN", ".md"),
+    ]
+    .map(|(left, right)| format!("{left}{right}"));
+    let mut read = 0;
+    for path in files() {
+        // What is no text names no path that anybody reads.
+        let Ok(text) = fs::read_to_string(root().join(&path)) else { continue };
+        read += 1;
+        for word in &words {
+            let line = text.lines().position(|line| line.contains(word.as_str()));
+            assert_eq!(line, None, "{}: {word}", path.display());
+        }
+    }
+    assert!(read > 50, "{read}");
+}
