@@ -23,6 +23,7 @@ use crate::{
     sink::{Delivery, FetchedTransaction, TransactionSink},
     slots::{Slot, Slots},
     tx::{Answer, is_on_chain, read_answer},
+    workers::Workers,
 };
 
 /// What all sources share.
@@ -37,7 +38,7 @@ pub(crate) struct Core<S> {
     pub(crate) mined: Mutex<RecentlyMined>,
     pub(crate) chain_id: Mutex<Option<u64>>,
     /// Where decoding and recovery run.
-    pub(crate) workers: tokio::runtime::Handle,
+    pub(crate) workers: Workers,
     /// Every fetch, so that a stop can wait for them.
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
@@ -115,7 +116,9 @@ impl<S: TransactionSink> Passage<S> {
         };
         core.slots.answered(&mut slot, answer.get().len());
         // Off the thread that keeps the sockets empty: recovery takes 35 us, a blob 2 ms.
-        core.tasks.spawn_on(self.decode_and_deliver(arrival, answer, slot), &core.workers);
+        // There are as many places in the queue as slots, and some: it is never full of these.
+        let queued = core.workers.run(core.tasks.token(), self.decode_and_deliver(arrival, answer, slot));
+        debug_assert!(queued, "more jobs than slots");
     }
 
     async fn decode_and_deliver(self, arrival: Arrival, answer: Box<RawValue>, slot: Slot) {
@@ -140,17 +143,20 @@ impl<S: TransactionSink> Passage<S> {
         }
         let since = arrival.at.elapsed();
         let now = SystemTime::now();
-        let delivery = core
-            .sink
-            .deliver(FetchedTransaction {
-                tx: *tx,
-                raw,
-                entry: arrival.entry,
-                source: arrival.source,
-                announced_at: arrival.at,
-                first_seen: now.checked_sub(since).unwrap_or(now),
-            })
-            .await;
+        let fetched = FetchedTransaction {
+            tx: *tx,
+            raw,
+            entry: arrival.entry,
+            source: arrival.source,
+            announced_at: arrival.at,
+            first_seen: now.checked_sub(since).unwrap_or(now),
+        };
+        let delivery = tokio::select! {
+            biased;
+            delivery = core.sink.deliver(fetched) => delivery,
+            // A sink that waits (a full channel) is not waited for when we stop.
+            () = core.stop.cancelled() => return drop(self),
+        };
         core.tally.metrics.deliver_seconds.record(arrival.at.elapsed().as_secs_f64());
         let (outcome, seen) = match delivery {
             Delivery::Pooled => (Outcome::Pooled, Some(Seen::Delivered)),

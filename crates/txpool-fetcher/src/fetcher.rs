@@ -28,6 +28,7 @@ use crate::{
     slots::Slots,
     snapshot::SnapshotError,
     source::{AuditRequest, Shared, Source, SourceStatus},
+    workers::Workers,
 };
 
 /// How long a stop waits for what is being delivered, when nobody says otherwise.
@@ -35,6 +36,9 @@ const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Heads of all sources that may wait; the listening connections wait beyond.
 const HEADS_WAITING: usize = 64;
+
+/// Places for full blocks in the workers' queue, besides one for each slot.
+const BLOCKS_QUEUED: usize = 64;
 
 /// Audits that may be asked for at once.
 const AUDITS_WAITING: usize = 4;
@@ -87,11 +91,10 @@ impl Fetcher {
         let stop = CancellationToken::new();
         let (ended_tx, ended) = watch::channel(None);
         let deadline = Arc::new(Mutex::new(DEFAULT_DEADLINE));
-        let workers = runtime(
-            "mempool-worker",
-            Builder::new_multi_thread().worker_threads(config.workers),
-        )?;
-        let io = runtime("mempool-io", &mut Builder::new_current_thread())?;
+        let io = io_runtime()?;
+        let (workers, workers_ended) =
+            Workers::start(config.workers, config.fetch_slots + BLOCKS_QUEUED, io.handle())
+                .map_err(|source| StartError::Thread { thread: "mempool-worker", source })?;
         let sources: Vec<_> = config.sources.iter().cloned().map(Shared::new).collect();
         let core = Arc::new(Core {
             sink,
@@ -105,7 +108,7 @@ impl Fetcher {
             asks: Asks::new(config.sources.len()),
             mined: Mutex::new(RecentlyMined::default()),
             chain_id: Mutex::new(None),
-            workers: workers.handle().clone(),
+            workers,
             tasks: TaskTracker::new(),
             stop: stop.clone(),
             sink_closed: CancellationToken::new(),
@@ -128,7 +131,9 @@ impl Fetcher {
             let reason = io.block_on(supervise(core, parts, &limit));
             let limit = *crate::core::lock(&limit);
             // Bounded: a sink that blocks its thread keeps it, and nothing of ours waits for it.
-            workers.shutdown_timeout(limit);
+            if !workers_ended.wait(limit) {
+                tracing::warn!(?limit, "a sink has not returned at the deadline");
+            }
             // Nobody may be left to hear it.
             let _ = ended_tx.send(Some(reason));
         };
@@ -222,12 +227,11 @@ impl Drop for Fetcher {
     }
 }
 
-fn runtime(thread: &'static str, builder: &mut Builder) -> Result<Runtime, StartError> {
-    builder
+fn io_runtime() -> Result<Runtime, StartError> {
+    Builder::new_current_thread()
         .enable_all()
-        .thread_name(thread)
         .build()
-        .map_err(|source: io::Error| StartError::Thread { thread, source })
+        .map_err(|source: io::Error| StartError::Thread { thread: "mempool-io", source })
 }
 
 /// The first source that is up, or the reason of the first one in the configuration.

@@ -136,7 +136,7 @@ impl<S: TransactionSink> Follower<'_, S> {
         if let Some((_, hash)) = latest
             && self.full.try_send((source, hash)).is_err()
         {
-            metrics::counter!("mempool_fetcher_skipped_full_blocks_total").increment(1);
+            skipped();
         }
         let event = if undone > 0 || matches!(relation, Link::Reorg(_)) {
             Event::Reorg
@@ -243,6 +243,10 @@ async fn block_json<S>(
     link.call("eth_getBlockByHash", (hash, full), core.config.call_timeout).await
 }
 
+fn skipped() {
+    metrics::counter!("mempool_fetcher_skipped_full_blocks_total").increment(1);
+}
+
 /// Reads full blocks for the nonces of their senders. Slow on every node (170 to 660 ms for a
 /// large block), so never in the way of the head itself.
 async fn read_nonces<S: TransactionSink>(
@@ -262,7 +266,8 @@ async fn read_nonces<S: TransactionSink>(
         let Ok(answer) = answer else { continue };
         let shared = Arc::clone(&core);
         // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
-        core.tasks.spawn_on(
+        let queued = core.workers.run(
+            core.tasks.token(),
             async move {
                 let Ok(Some(block)) = serde_json::from_str::<Option<FullBlock>>(answer.get()) else {
                     tracing::debug!(%hash, "full block without senders and nonces");
@@ -278,7 +283,9 @@ async fn read_nonces<S: TransactionSink>(
                 lock(&shared.mined).nonces(hash, &next);
                 shared.sink.nonces(hash, &next);
             },
-            &core.workers,
         );
+        if !queued {
+            skipped();
+        }
     }
 }

@@ -90,6 +90,7 @@ mod slots;
 mod snapshot;
 mod source;
 mod tx;
+mod workers;
 
 pub use self::{
     config::*,

@@ -7,7 +7,7 @@ use std::{
 
 use alloy_primitives::{B256, U64, map::B256HashSet};
 use serde::Deserialize;
-use tokio::time::sleep;
+use tokio::{sync::oneshot, time::sleep};
 
 use crate::{
     config::{Backfill, Endpoint},
@@ -149,12 +149,15 @@ impl<S: TransactionSink> Comparison<S> {
         let limit = self.core.config.snapshot_timeout;
         let endpoint = self.core.config.sources[self.source].clone();
         if let Endpoint::Ipc(_) = endpoint {
-            // Scanning is work: not on the thread of the sockets.
-            let task = self.core.workers.spawn(async move { list_ipc(&endpoint, limit).await });
-            return match task.await {
-                Ok(result) => result,
-                Err(_) => Err(SnapshotError::LinkLost),
+            // Scanning is work, and lasts: neither on the thread of the sockets nor on a worker's.
+            let runtime = tokio::runtime::Handle::current();
+            let (reply, content) = oneshot::channel();
+            let body = move || {
+                // Whoever asked may have stopped meanwhile.
+                let _ = reply.send(runtime.block_on(list_ipc(&endpoint, limit)));
             };
+            std::thread::Builder::new().name("mempool-list".into()).spawn(body)?;
+            return content.await.unwrap_or(Err(SnapshotError::LinkLost));
         }
         let link = self.core.asks.of(self.source).ok_or(SnapshotError::LinkLost)?;
         let answer = link.call("txpool_content", (), limit).await.map_err(|error| match error {

@@ -1,0 +1,85 @@
+//! The threads that decode, recover senders and call the sink.
+//!
+//! Plain threads behind one queue, rather than a second runtime: a job is one burst of CPU and a
+//! call of the sink, so there is nothing to schedule, and no thread wakes another to look for work.
+
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    thread,
+    time::Duration,
+};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use tokio::runtime::Handle;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+struct Job {
+    work: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// Held until the work is done, so that a stop can wait for it.
+    _token: TaskTrackerToken,
+}
+
+/// A handle to the threads. They end when the last handle is dropped and the queue is empty.
+#[derive(Clone, Debug)]
+pub(crate) struct Workers {
+    jobs: Sender<Job>,
+}
+
+/// Tells when all threads have ended.
+#[derive(Debug)]
+pub(crate) struct Ended(Receiver<()>);
+
+impl Workers {
+    /// Starts `threads` threads. What they run may use the timers of `runtime`. The queue holds
+    /// `capacity` jobs.
+    pub(crate) fn start(
+        threads: usize,
+        capacity: usize,
+        runtime: &Handle,
+    ) -> io::Result<(Self, Ended)> {
+        let (jobs, queue) = bounded::<Job>(capacity);
+        let (alive, ended) = bounded(0);
+        for _ in 0..threads {
+            let (queue, runtime, alive) = (queue.clone(), runtime.clone(), alive.clone());
+            thread::Builder::new().name("mempool-worker".into()).spawn(move || {
+                work(&queue, &runtime);
+                drop(alive);
+            })?;
+        }
+        Ok((Self { jobs }, Ended(ended)))
+    }
+
+    /// Queues work. False when the queue is full, which takes more jobs than there are slots: then
+    /// the work is dropped, and whoever it belongs to counts it.
+    #[must_use]
+    pub(crate) fn run(
+        &self,
+        token: TaskTrackerToken,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> bool {
+        self.jobs.try_send(Job { work: Box::pin(work), _token: token }).is_ok()
+    }
+}
+
+impl Ended {
+    /// Waits for the end of all threads, at most `limit`. Every [`Workers`] must be dropped before.
+    pub(crate) fn wait(&self, limit: Duration) -> bool {
+        // Nothing is ever sent: it ends by disconnection.
+        matches!(
+            self.0.recv_timeout(limit),
+            Err(crossbeam_channel::RecvTimeoutError::Disconnected)
+        )
+    }
+}
+
+fn work(queue: &Receiver<Job>, runtime: &Handle) {
+    while let Ok(job) = queue.recv() {
+        // A sink that panics loses the transaction it was given, which counts as failed; the
+        // thread goes on. What the job captured is dropped by the unwinding, not used again.
+        if catch_unwind(AssertUnwindSafe(|| runtime.block_on(job.work))).is_err() {
+            tracing::error!("a sink has panicked");
+        }
+    }
+}
