@@ -1,0 +1,87 @@
+//! A node over WebSocket: the mock node's socket behind a bridge, message by message.
+
+mod common;
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use common::{Node, eventually, ingest, settled};
+use futures::{SinkExt as _, StreamExt as _};
+use mempool_ingest::{
+    FetcherConfig,
+    txpool_fetcher::{AuditMode, Endpoint, SourceState},
+};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    net::{TcpListener, TcpStream, UnixStream},
+    task::AbortHandle,
+};
+use tokio_tungstenite::tungstenite::Message;
+
+/// Serves WebSockets and passes each on to the node's socket, until it is aborted.
+async fn bridge(path: PathBuf) -> (SocketAddr, AbortHandle) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let task = tokio::spawn(async move {
+        let mut connections = tokio::task::JoinSet::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            connections.spawn(pass_on(stream, path.clone()));
+        }
+    });
+    (address, task.abort_handle())
+}
+
+async fn pass_on(stream: TcpStream, path: PathBuf) {
+    let Ok(socket) = tokio_tungstenite::accept_async(stream).await else { return };
+    let (mut to_client, mut from_client) = socket.split();
+    let (from_node, mut to_node) = UnixStream::connect(path).await.unwrap().into_split();
+    // Each message of the node is a line.
+    let mut lines = BufReader::new(from_node).lines();
+    loop {
+        tokio::select! {
+            line = lines.next_line() => match line {
+                Ok(Some(line)) => {
+                    if to_client.send(Message::text(line)).await.is_err() {
+                        return;
+                    }
+                }
+                _ => return,
+            },
+            message = from_client.next() => match message {
+                Some(Ok(Message::Text(text))) => {
+                    if to_node.write_all(text.as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+                Some(Ok(_)) => {}
+                _ => return,
+            },
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_source_over_websocket_is_backfilled_followed_and_audited() {
+    let node = Node::start(300, |config| config);
+    for tx in &node.txs[..100] {
+        node.node.submit(tx.raw.clone()).unwrap();
+    }
+    let (address, bridge) = bridge(node.node.ipc_path().to_owned()).await;
+    let mut config = FetcherConfig::new([Endpoint::Ws(format!("ws://{address}"))]);
+    config.ping_interval = Duration::from_millis(50);
+    let (fetcher, pool) = ingest(config).await;
+    assert_eq!(pool.len(), 100);
+    for tx in &node.txs[100..] {
+        node.node.submit(tx.raw.clone()).unwrap();
+    }
+    let counts = settled(&fetcher, "300 pooled", |counts| counts.pooled == 300).await;
+    assert_eq!((counts.backfilled, counts.announced), (100, 200));
+    let report = fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
+    assert_eq!((report.listed, report.missing.len()), (300, 0));
+    node.node.mine();
+    eventually("the block has emptied the pool", || pool.is_empty()).await;
+    bridge.abort();
+    eventually("the loss is seen", || {
+        fetcher.status()[0].state == SourceState::Connecting && fetcher.status()[0].reconnects > 0
+    })
+    .await;
+}
