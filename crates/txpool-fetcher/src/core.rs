@@ -23,7 +23,7 @@ use crate::{
     sink::{Delivery, FetchedTransaction, TransactionSink},
     slots::{Slot, Slots},
     tx::{Answer, is_on_chain, read_answer},
-    workers::Workers,
+    workers::{Urgency, Workers},
 };
 
 /// What all sources share.
@@ -117,7 +117,12 @@ impl<S: TransactionSink> Passage<S> {
         core.slots.answered(&mut slot, answer.get().len());
         // Off the thread that keeps the sockets empty: recovery takes 35 us, a blob 2 ms.
         // There are as many places in the queue as slots, and some: it is never full of these.
-        let queued = core.workers.run(core.tasks.token(), self.decode_and_deliver(arrival, answer, slot));
+        let urgency = match arrival.entry {
+            Entry::Announced => Urgency::Live,
+            Entry::Backfilled | Entry::AuditRecovered => Urgency::Deferrable,
+        };
+        let job = self.decode_and_deliver(arrival, answer, slot);
+        let queued = core.workers.run(urgency, core.tasks.token(), job);
         debug_assert!(queued, "more jobs than slots");
     }
 

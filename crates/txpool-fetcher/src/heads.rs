@@ -13,6 +13,7 @@ use crate::{
     machine::Event,
     mined::Link,
     sink::{HeadUpdate, TransactionSink},
+    workers::Urgency,
 };
 
 /// Missed heads that are fetched one by one, newest to oldest, before they are given up: as many
@@ -267,6 +268,7 @@ async fn read_nonces<S: TransactionSink>(
         let shared = Arc::clone(&core);
         // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
         let queued = core.workers.run(
+            Urgency::Deferrable,
             core.tasks.token(),
             async move {
                 let Ok(Some(block)) = serde_json::from_str::<Option<FullBlock>>(answer.get()) else {

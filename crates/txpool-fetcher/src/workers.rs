@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use tokio::runtime::Handle;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -24,7 +24,15 @@ struct Job {
 /// A handle to the threads. They end when the last handle is dropped and the queue is empty.
 #[derive(Clone, Debug)]
 pub(crate) struct Workers {
-    jobs: Sender<Job>,
+    live: Sender<Job>,
+    deferrable: Sender<Job>,
+}
+
+/// What a job may wait for: live ones only for each other, deferrable ones for all live ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    Live,
+    Deferrable,
 }
 
 /// Tells when all threads have ended.
@@ -32,23 +40,25 @@ pub(crate) struct Workers {
 pub(crate) struct Ended(Receiver<()>);
 
 impl Workers {
-    /// Starts `threads` threads. What they run may use the timers of `runtime`. The queue holds
-    /// `capacity` jobs.
+    /// Starts `threads` threads. What they run may use the timers of `runtime`. Each of the two
+    /// queues holds `capacity` jobs.
     pub(crate) fn start(
         threads: usize,
         capacity: usize,
         runtime: &Handle,
     ) -> io::Result<(Self, Ended)> {
-        let (jobs, queue) = bounded::<Job>(capacity);
+        let (live, live_queue) = bounded::<Job>(capacity);
+        let (deferrable, deferrable_queue) = bounded::<Job>(capacity);
         let (alive, ended) = bounded(0);
         for _ in 0..threads {
-            let (queue, runtime, alive) = (queue.clone(), runtime.clone(), alive.clone());
+            let queues = (live_queue.clone(), deferrable_queue.clone());
+            let (runtime, alive) = (runtime.clone(), alive.clone());
             thread::Builder::new().name("mempool-worker".into()).spawn(move || {
-                work(&queue, &runtime);
+                work(&queues.0, &queues.1, &runtime);
                 drop(alive);
             })?;
         }
-        Ok((Self { jobs }, Ended(ended)))
+        Ok((Self { live, deferrable }, Ended(ended)))
     }
 
     /// Queues work. False when the queue is full, which takes more jobs than there are slots: then
@@ -56,10 +66,15 @@ impl Workers {
     #[must_use]
     pub(crate) fn run(
         &self,
+        urgency: Urgency,
         token: TaskTrackerToken,
         work: impl Future<Output = ()> + Send + 'static,
     ) -> bool {
-        self.jobs.try_send(Job { work: Box::pin(work), _token: token }).is_ok()
+        let queue = match urgency {
+            Urgency::Live => &self.live,
+            Urgency::Deferrable => &self.deferrable,
+        };
+        queue.try_send(Job { work: Box::pin(work), _token: token }).is_ok()
     }
 }
 
@@ -74,8 +89,15 @@ impl Ended {
     }
 }
 
-fn work(queue: &Receiver<Job>, runtime: &Handle) {
-    while let Ok(job) = queue.recv() {
+fn work(live: &Receiver<Job>, deferrable: &Receiver<Job>, runtime: &Handle) {
+    loop {
+        // Live first. Both queues end together, with the last handle: what is left in the other
+        // one is then taken before the end.
+        let job = select_biased! {
+            recv(live) -> job => job.or_else(|_| deferrable.recv()),
+            recv(deferrable) -> job => job.or_else(|_| live.recv()),
+        };
+        let Ok(job) = job else { return };
         // A sink that panics loses the transaction it was given, which counts as failed; the
         // thread goes on. What the job captured is dropped by the unwinding, not used again.
         if catch_unwind(AssertUnwindSafe(|| runtime.block_on(job.work))).is_err() {
