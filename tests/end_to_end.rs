@@ -276,9 +276,10 @@ async fn a_node_that_starts_late_is_waited_for_when_told_so() {
 async fn two_sources_are_one_mempool() {
     let one = Node::start(40, |config| config);
     let two = Node::start(40, |config| config);
-    let config = FetcherConfig::new([one.node.ipc_path(), two.node.ipc_path()].map(|path| {
-        mempool_ingest::txpool_fetcher::Endpoint::Ipc(path.to_owned())
-    }));
+    let config = FetcherConfig::new(
+        [one.node.ipc_path(), two.node.ipc_path()]
+            .map(|path| mempool_ingest::txpool_fetcher::Endpoint::Ipc(path.to_owned())),
+    );
     let (fetcher, pool) = ingest(config).await;
     eventually("both are live", || {
         fetcher.status().iter().all(|source| source.state == SourceState::Live)

@@ -18,7 +18,7 @@ use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
     txpool_fetcher::{AuditMode, Backoff, Counts, SourceStatus, StartPolicy},
 };
-use mock_node::{Fault, FaultPlan, Target, LoadStart, MockNode, NodeConfig};
+use mock_node::{Fault, FaultPlan, LoadStart, MockNode, NodeConfig, Target};
 use tokio::sync::Semaphore;
 
 /// Simulated time of one seed.
@@ -86,7 +86,8 @@ async fn run(plan: FaultPlan, seed: u64, tps: u32, time: Duration) -> Outcome {
     let fetcher = Fetcher::start(config(&node), pool).await.expect("it waits for the node");
     let waiting = Arc::clone(&node);
     let finished = tokio::task::spawn_blocking(move || {
-        waiting.wait_load_finished(common::PATIENCE) && waiting.wait_faults_finished(common::PATIENCE)
+        waiting.wait_load_finished(common::PATIENCE)
+            && waiting.wait_faults_finished(common::PATIENCE)
     });
     assert!(finished.await.expect("no panic"), "load and faults end");
     // Live again, and one audit: tried until the node lists its pool.

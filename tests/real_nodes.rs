@@ -2,9 +2,9 @@
 //! `scripts/real-nodes.sh`. They fail, never skip, when a node is missing.
 #![cfg(feature = "real-nodes")]
 
-mod common;
 #[path = "real_nodes/client.rs"]
 mod client;
+mod common;
 #[path = "real_nodes/load.rs"]
 mod load;
 
@@ -19,9 +19,7 @@ use load::Load;
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
     order_pool::Order,
-    txpool_fetcher::{
-        Answer, AuditMode, Counts, Endpoint, SourceState, StartPolicy, read_answer,
-    },
+    txpool_fetcher::{Answer, AuditMode, Counts, Endpoint, SourceState, StartPolicy, read_answer},
 };
 use mock_node::{
     real::{RealNode, RealNodeConfig, RealNodeKind},
@@ -129,7 +127,12 @@ async fn normal_and_blob_transactions_arrive_whole() {
             let order = setup.pool.get(&tx.hash).unwrap();
             let Order::Tx(pooled) = order.as_ref() else { panic!("a transaction") };
             assert_eq!(pooled.sender(), tx.sender, "{kind:?}");
-            assert_eq!(pooled.recovered().inner().encoded_2718(), tx.raw, "{kind:?}: {:?}", tx.kind);
+            assert_eq!(
+                pooled.recovered().inner().encoded_2718(),
+                tx.raw,
+                "{kind:?}: {:?}",
+                tx.kind
+            );
             blobs += usize::from(pooled.sidecar().is_some());
         }
         assert!(blobs >= 5, "{blobs} blob transactions");
@@ -183,7 +186,8 @@ async fn a_block_empties_the_pool() {
         for account in &accounts {
             setup.client().send(&transfer(account, 0, 2).1).unwrap();
         }
-        let counts = settled(&setup.fetcher, "all announced", |counts| counts.announced == 50).await;
+        let counts =
+            settled(&setup.fetcher, "all announced", |counts| counts.announced == 50).await;
         assert_eq!(counts.pooled + counts.mined, 50, "{kind:?}: {counts:?}");
         eventually("mined", || setup.pool.is_empty()).await;
         // The nonces come with the full block: a rival of a mined transaction is stale.

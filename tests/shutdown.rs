@@ -9,9 +9,8 @@ use mempool_ingest::txpool_fetcher::EndReason;
 
 fn our_threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
-    let names = tasks.filter_map(|task| {
-        std::fs::read_to_string(task.ok()?.path().join("comm")).ok()
-    });
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
     names.map(|name| name.trim().to_owned()).filter(|name| name.starts_with("mempool-")).collect()
 }
 

@@ -81,7 +81,11 @@ pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) 
 }
 
 /// Waits until nothing is under way and the counts satisfy `done`, then checks that they balance.
-pub(crate) async fn settled(fetcher: &Fetcher, what: &str, done: impl Fn(&Counts) -> bool) -> Counts {
+pub(crate) async fn settled(
+    fetcher: &Fetcher,
+    what: &str,
+    done: impl Fn(&Counts) -> bool,
+) -> Counts {
     eventually(what, || {
         let counts = fetcher.counts();
         counts.unfinished == 0 && counts.balance() == 0 && done(&counts)

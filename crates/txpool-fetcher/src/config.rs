@@ -370,10 +370,7 @@ mod tests {
     #[test]
     fn an_endpoint_is_a_path_or_a_websocket_url() {
         assert_eq!("/x/y.ipc".parse::<Endpoint>().unwrap(), Endpoint::Ipc("/x/y.ipc".into()));
-        assert_eq!(
-            "ws://h:1".parse::<Endpoint>().unwrap(),
-            Endpoint::Ws("ws://h:1".into())
-        );
+        assert_eq!("ws://h:1".parse::<Endpoint>().unwrap(), Endpoint::Ws("ws://h:1".into()));
         assert!("http://h:1".parse::<Endpoint>().unwrap_err().to_string().contains("http"));
         assert!("".parse::<Endpoint>().is_err());
     }

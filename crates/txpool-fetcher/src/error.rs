@@ -49,7 +49,9 @@ pub enum ConfigError {
     #[error("an endpoint is empty: give the path of an IPC socket or a ws:// URL")]
     EmptyEndpoint,
     /// A URL that is not a WebSocket's.
-    #[error("endpoint scheme `{scheme}` is not supported: give the path of an IPC socket or a ws:// URL")]
+    #[error(
+        "endpoint scheme `{scheme}` is not supported: give the path of an IPC socket or a ws:// URL"
+    )]
     UnknownScheme {
         /// What stood before `://`.
         scheme: String,
@@ -93,7 +95,9 @@ pub enum ConnectError {
         source: io::Error,
     },
     /// The peer closed the connection before it answered.
-    #[error("{endpoint}: the peer closed the connection before it answered (is it at its connection limit?)")]
+    #[error(
+        "{endpoint}: the peer closed the connection before it answered (is it at its connection limit?)"
+    )]
     ClosedAtOnce {
         /// Where.
         endpoint: String,
@@ -107,7 +111,9 @@ pub enum ConnectError {
         said: String,
     },
     /// The peer accepted and never answered.
-    #[error("{endpoint}: no answer to {method} in {timeout:?} (is the node stopped or overloaded?)")]
+    #[error(
+        "{endpoint}: no answer to {method} in {timeout:?} (is the node stopped or overloaded?)"
+    )]
     NoAnswer {
         /// Where.
         endpoint: String,
@@ -137,7 +143,9 @@ pub enum ConnectError {
         expected: u64,
     },
     /// The subscription's buffer is not of the size that was set.
-    #[error("{endpoint}: the announcement buffer lost one of {probed} probes, it is smaller than {wanted} slots")]
+    #[error(
+        "{endpoint}: the announcement buffer lost one of {probed} probes, it is smaller than {wanted} slots"
+    )]
     BufferNotInEffect {
         /// Where.
         endpoint: String,

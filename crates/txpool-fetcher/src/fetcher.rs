@@ -261,11 +261,7 @@ async fn first_source(
     }
 }
 
-type Part = (
-    Arc<Shared>,
-    mpsc::Receiver<AuditRequest>,
-    oneshot::Sender<Result<(), ConnectError>>,
-);
+type Part = (Arc<Shared>, mpsc::Receiver<AuditRequest>, oneshot::Sender<Result<(), ConnectError>>);
 
 /// The root of the task tree: sources and the follower of heads below it, all awaited.
 async fn supervise<S: TransactionSink>(

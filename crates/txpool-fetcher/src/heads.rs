@@ -184,12 +184,8 @@ impl<S: TransactionSink> Follower<'_, S> {
     /// Tells of one block; returns how many transactions were un-mined.
     fn apply(&self, block: Block) -> usize {
         let number = block.number.to();
-        let undone = lock(&self.core.mined).push(
-            number,
-            block.hash,
-            block.parent_hash,
-            &block.transactions,
-        );
+        let undone =
+            lock(&self.core.mined).push(number, block.hash, block.parent_hash, &block.transactions);
         for hash in &block.transactions {
             self.core.seen.mined(*hash);
         }
@@ -267,25 +263,21 @@ async fn read_nonces<S: TransactionSink>(
         let Ok(answer) = answer else { continue };
         let shared = Arc::clone(&core);
         // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
-        let queued = core.workers.run(
-            Urgency::Deferrable,
-            core.tasks.token(),
-            async move {
-                let Ok(Some(block)) = serde_json::from_str::<Option<FullBlock>>(answer.get()) else {
-                    tracing::debug!(%hash, "full block without senders and nonces");
-                    return;
-                };
-                let mut next = AddressHashMap::<u64>::default();
-                for Nonce { from, nonce } in block.transactions {
-                    let after = nonce.to::<u64>().saturating_add(1);
-                    let slot = next.entry(from).or_insert(after);
-                    *slot = (*slot).max(after);
-                }
-                let next: Vec<_> = next.into_iter().collect();
-                lock(&shared.mined).nonces(hash, &next);
-                shared.sink.nonces(hash, &next);
-            },
-        );
+        let queued = core.workers.run(Urgency::Deferrable, core.tasks.token(), async move {
+            let Ok(Some(block)) = serde_json::from_str::<Option<FullBlock>>(answer.get()) else {
+                tracing::debug!(%hash, "full block without senders and nonces");
+                return;
+            };
+            let mut next = AddressHashMap::<u64>::default();
+            for Nonce { from, nonce } in block.transactions {
+                let after = nonce.to::<u64>().saturating_add(1);
+                let slot = next.entry(from).or_insert(after);
+                *slot = (*slot).max(after);
+            }
+            let next: Vec<_> = next.into_iter().collect();
+            lock(&shared.mined).nonces(hash, &next);
+            shared.sink.nonces(hash, &next);
+        });
         if !queued {
             skipped();
         }

@@ -359,9 +359,9 @@ impl Machine {
             gap.to = Some(now);
         }
         self.state = SourceState::Live;
-        self.next_audit = self.audit_interval.map(|interval| {
-            now + interval.mul_f64(0.9 + 0.2 * self.rng.random::<f64>())
-        });
+        self.next_audit = self
+            .audit_interval
+            .map(|interval| now + interval.mul_f64(0.9 + 0.2 * self.rng.random::<f64>()));
     }
 
     fn gap(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
@@ -395,10 +395,7 @@ impl Machine {
 
     fn stale(&mut self, reason: StaleReason, actions: &mut Vec<Action>) {
         self.state = SourceState::Stale;
-        actions.push(Action::Drop {
-            role: Role::Listening,
-            reason: LossReason::Stale(reason),
-        });
+        actions.push(Action::Drop { role: Role::Listening, reason: LossReason::Stale(reason) });
     }
 }
 
@@ -580,10 +577,7 @@ mod tests {
         run.on(Event::Down(Role::Listening));
         assert_eq!(run.on(Event::Compared { recovered: 1 }), []);
         assert_eq!(run.machine.state(), SourceState::Connecting);
-        assert_eq!(
-            run.on(Event::Up(Role::Listening)),
-            [Action::Compare(GapReason::StartUp)]
-        );
+        assert_eq!(run.on(Event::Up(Role::Listening)), [Action::Compare(GapReason::StartUp)]);
     }
 
     #[test]

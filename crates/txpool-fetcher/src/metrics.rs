@@ -2,7 +2,10 @@
 //!
 //! The handles are made once, when the fetcher starts: install the recorder before.
 
-use metrics::{Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{
+    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+    gauge, histogram,
+};
 
 use crate::outcome::{Entry, Outcome};
 
@@ -11,20 +14,64 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     ("mempool_fetcher_hashes_total", Unit::Count, "hashes that entered, by `entry`"),
     ("mempool_fetcher_outcomes_total", Unit::Count, "hashes that left, by `outcome`"),
     ("mempool_fetcher_unfinished", Unit::Count, "hashes that entered and have not left"),
-    ("mempool_fetcher_lagged_total", Unit::Count, "announcements lost by our own buffer; reconciliation brings them in"),
+    (
+        "mempool_fetcher_lagged_total",
+        Unit::Count,
+        "announcements lost by our own buffer; reconciliation brings them in",
+    ),
     ("mempool_fetcher_retries_total", Unit::Count, "fetches asked again, by `reason`"),
-    ("mempool_fetcher_reconnects_total", Unit::Count, "connections lost after they worked, by `reason`"),
+    (
+        "mempool_fetcher_reconnects_total",
+        Unit::Count,
+        "connections lost after they worked, by `reason`",
+    ),
     ("mempool_fetcher_connect_failures_total", Unit::Count, "attempts to connect that failed"),
     ("mempool_fetcher_audits_total", Unit::Count, "comparisons with the node's pool, by `result`"),
-    ("mempool_fetcher_malformed_notifications_total", Unit::Count, "notifications that are neither a hash nor a head"),
-    ("mempool_fetcher_skipped_full_blocks_total", Unit::Count, "blocks not read for nonces, because heads came faster than that"),
-    ("mempool_fetcher_unlistable", Unit::Count, "pending transactions the node counts and does not list (blobs on geth)"),
-    ("mempool_fetcher_source_state", Unit::Count, "0 connecting, 1 backfilling, 2 live, 3 stale, 4 ended; by `source`"),
-    ("mempool_fetcher_backlog", Unit::Count, "announcements read from the socket and not yet taken in, by `source`"),
-    ("mempool_fetcher_in_flight_bytes", Unit::Bytes, "bytes of answers in flight, reserved or held"),
-    ("mempool_fetcher_fetch_seconds", Unit::Seconds, "from the question to the answer of one fetch"),
-    ("mempool_fetcher_deliver_seconds", Unit::Seconds, "from the announcement on the socket to the sink having it"),
-    ("mempool_fetcher_missing_seconds", Unit::Seconds, "how long, at most, what an audit found had been missing"),
+    (
+        "mempool_fetcher_malformed_notifications_total",
+        Unit::Count,
+        "notifications that are neither a hash nor a head",
+    ),
+    (
+        "mempool_fetcher_skipped_full_blocks_total",
+        Unit::Count,
+        "blocks not read for nonces, because heads came faster than that",
+    ),
+    (
+        "mempool_fetcher_unlistable",
+        Unit::Count,
+        "pending transactions the node counts and does not list (blobs on geth)",
+    ),
+    (
+        "mempool_fetcher_source_state",
+        Unit::Count,
+        "0 connecting, 1 backfilling, 2 live, 3 stale, 4 ended; by `source`",
+    ),
+    (
+        "mempool_fetcher_backlog",
+        Unit::Count,
+        "announcements read from the socket and not yet taken in, by `source`",
+    ),
+    (
+        "mempool_fetcher_in_flight_bytes",
+        Unit::Bytes,
+        "bytes of answers in flight, reserved or held",
+    ),
+    (
+        "mempool_fetcher_fetch_seconds",
+        Unit::Seconds,
+        "from the question to the answer of one fetch",
+    ),
+    (
+        "mempool_fetcher_deliver_seconds",
+        Unit::Seconds,
+        "from the announcement on the socket to the sink having it",
+    ),
+    (
+        "mempool_fetcher_missing_seconds",
+        Unit::Seconds,
+        "how long, at most, what an audit found had been missing",
+    ),
 ];
 
 /// Handles of everything that is counted.
@@ -61,8 +108,10 @@ impl Metrics {
                 describe_gauge!(*name, *unit, *text);
             }
         }
-        let retries = |reason: &'static str| counter!("mempool_fetcher_retries_total", "reason" => reason);
-        let audits = |result: &'static str| counter!("mempool_fetcher_audits_total", "result" => result);
+        let retries =
+            |reason: &'static str| counter!("mempool_fetcher_retries_total", "reason" => reason);
+        let audits =
+            |result: &'static str| counter!("mempool_fetcher_audits_total", "result" => result);
         Self {
             entered: Entry::ALL
                 .map(|entry| counter!("mempool_fetcher_hashes_total", "entry" => entry.label())),

@@ -2,7 +2,10 @@
 
 use std::collections::VecDeque;
 
-use alloy_primitives::{Address, B256, map::{AddressHashMap, B256HashMap}};
+use alloy_primitives::{
+    Address, B256,
+    map::{AddressHashMap, B256HashMap},
+};
 
 /// Blocks remembered. Announcements came up to 11 ms after their block on geth, and after a stall
 /// of some blocks; 64 blocks are 13 minutes. Worst case in memory: 64 × about 1,500 transactions

@@ -14,7 +14,9 @@ impl TransactionSink for OrderPool {
             InsertOutcome::Rejected(RejectReason::PaysTooLittle { .. }) => {
                 Delivery::Refused("pays_too_little")
             }
-            InsertOutcome::Rejected(RejectReason::TooLarge { .. }) => Delivery::Refused("too_large"),
+            InsertOutcome::Rejected(RejectReason::TooLarge { .. }) => {
+                Delivery::Refused("too_large")
+            }
             InsertOutcome::Rejected(_) => Delivery::Refused("rejected"),
             // A new outcome of the pool's that is none of the above did not put it in.
             _ => Delivery::Refused("other"),

@@ -125,8 +125,7 @@ impl<S: TransactionSink> Comparison<S> {
         if self.mode == AuditMode::Recover {
             report.recovered = self.recover(&missing).await;
         }
-        let listed: B256HashSet =
-            content.pending.into_iter().chain(content.queued).collect();
+        let listed: B256HashSet = content.pending.into_iter().chain(content.queued).collect();
         report.vanished = self.mark_vanished(&listed, epoch, report.unlistable).await;
         let before = lock(&self.shared.compared).replace(started);
         report.missing_for_at_most =

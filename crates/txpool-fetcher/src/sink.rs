@@ -1,6 +1,9 @@
 //! Where fetched transactions go.
 
-use std::{future::Future, time::{Instant, SystemTime}};
+use std::{
+    future::Future,
+    time::{Instant, SystemTime},
+};
 
 use alloy_consensus::transaction::Recovered;
 use alloy_primitives::{Address, B256, Bytes};

@@ -1,6 +1,9 @@
 //! How many fetches run at once, and how many bytes their answers may hold.
 
-use std::sync::{Arc, atomic::{AtomicUsize, Ordering::Relaxed}};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
 use metrics::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};

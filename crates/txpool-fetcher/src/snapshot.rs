@@ -12,11 +12,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{
-    config::Endpoint,
-    error::ConnectError,
-    link::open_ipc,
-};
+use crate::{config::Endpoint, error::ConnectError, link::open_ipc};
 
 /// Bytes read at once.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -75,9 +71,7 @@ pub(crate) async fn list_ipc(
 
 async fn read_content(path: &std::path::Path) -> Result<Content, SnapshotError> {
     let mut stream = open_ipc(path).await?;
-    stream
-        .write_all(br#"{"jsonrpc":"2.0","id":1,"method":"txpool_content","params":[]}"#)
-        .await?;
+    stream.write_all(br#"{"jsonrpc":"2.0","id":1,"method":"txpool_content","params":[]}"#).await?;
     let mut scanner = ContentScanner::default();
     let mut chunk = vec![0; CHUNK_BYTES];
     let mut total = 0u64;
@@ -269,8 +263,8 @@ impl ContentScanner {
         if self.depth != FIELD_DEPTH || self.list == List::None || self.key != b"hash" {
             return Ok(());
         }
-        let hash = const_hex::decode_to_array::<_, 32>(&self.text)
-            .map_err(|_| SnapshotError::NotAPool)?;
+        let hash =
+            const_hex::decode_to_array::<_, 32>(&self.text).map_err(|_| SnapshotError::NotAPool)?;
         let list = match self.list {
             List::Pending => &mut self.content.pending,
             _ => &mut self.content.queued,
@@ -344,7 +338,8 @@ mod tests {
 
     #[test]
     fn an_error_answer_is_an_error_with_the_nodes_words() {
-        let bytes = br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no such method"}}"#;
+        let bytes =
+            br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no such method"}}"#;
         let error = scan(bytes, 5).unwrap_err();
         assert!(error.to_string().contains("no such method"), "{error}");
     }

@@ -127,11 +127,9 @@ impl Shared {
     }
 
     pub(crate) fn backlog(&self) -> u64 {
-        lock(&self.listening)
-            .as_ref()
-            .map_or(0, |progress| {
-                progress.stamps.read().saturating_sub(progress.taken.load(Relaxed))
-            })
+        lock(&self.listening).as_ref().map_or(0, |progress| {
+            progress.stamps.read().saturating_sub(progress.taken.load(Relaxed))
+        })
     }
 
     pub(crate) fn status(&self) -> SourceStatus {
@@ -508,11 +506,7 @@ async fn dial_all<S>(
     Ok(links)
 }
 
-async fn dial_on_chain<S>(
-    core: &Core<S>,
-    index: usize,
-    known: bool,
-) -> Result<Link, ConnectError> {
+async fn dial_on_chain<S>(core: &Core<S>, index: usize, known: bool) -> Result<Link, ConnectError> {
     let endpoint = &core.config.sources[index];
     let link = dial(endpoint, &core.config, known).await?;
     let expected = *lock(&core.chain_id).get_or_insert(link.node.chain_id);

@@ -82,9 +82,7 @@ pub fn read_raw(raw: Bytes, asked: B256) -> Answer {
             let mined = TxEnvelope::decode_2718_exact(raw.as_ref());
             return match mined {
                 Ok(TxEnvelope::Eip4844(tx)) if *tx.hash() == asked => Answer::Mined,
-                Ok(other) if *other.hash() != asked => {
-                    other_transaction(asked, *other.hash())
-                }
+                Ok(other) if *other.hash() != asked => other_transaction(asked, *other.hash()),
                 _ => Answer::Malformed(Malformed::NotATransaction(error.to_string())),
             };
         }

@@ -82,10 +82,7 @@ impl Ended {
     /// Waits for the end of all threads, at most `limit`. Every [`Workers`] must be dropped before.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         // Nothing is ever sent: it ends by disconnection.
-        matches!(
-            self.0.recv_timeout(limit),
-            Err(crossbeam_channel::RecvTimeoutError::Disconnected)
-        )
+        matches!(self.0.recv_timeout(limit), Err(crossbeam_channel::RecvTimeoutError::Disconnected))
     }
 }
 

@@ -74,11 +74,7 @@ impl PubSubConnect for Connector {
         // A second call would be a reconnect: a loss has to surface, so there is none.
         let socket = lock(&self.socket).take().ok_or_else(no_reconnect)?;
         let (handle, interface) = ConnectionHandle::new();
-        let backend = Backend {
-            interface,
-            vitals: Arc::clone(&self.vitals),
-            turn: 0,
-        };
+        let backend = Backend { interface, vitals: Arc::clone(&self.vitals), turn: 0 };
         let max_frame_bytes = self.max_frame_bytes;
         // Detached on purpose: the task ends when the service drops its end of the interface,
         // which it does when the last `Link` goes, or with its runtime.
@@ -215,7 +211,8 @@ impl Backend {
                 {
                     *armed = None;
                     if let ResponsePayload::Success(subscription) = &response.payload {
-                        probe = serde_json::from_str(subscription.get()).ok().map(|id| (id, probes));
+                        probe =
+                            serde_json::from_str(subscription.get()).ok().map(|id| (id, probes));
                     }
                 }
             }

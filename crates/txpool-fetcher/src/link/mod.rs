@@ -71,10 +71,9 @@ impl Link {
             Ok(Err(_)) => Err(CallError::LinkLost),
             Ok(Ok(response)) => match response.payload {
                 ResponsePayload::Success(result) => Ok(result),
-                ResponsePayload::Failure(error) => Err(CallError::Rpc {
-                    code: error.code,
-                    message: clip(&error.message, 200),
-                }),
+                ResponsePayload::Failure(error) => {
+                    Err(CallError::Rpc { code: error.code, message: clip(&error.message, 200) })
+                }
             },
         }
     }
