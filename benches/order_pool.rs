@@ -12,18 +12,19 @@ mod order_pool {
 use order_pool::{load, table};
 
 fn main() {
-    let quick = std::env::args().any(|argument| argument == "--test");
+    let asked = |what: &str| std::env::args().any(|argument| argument == what);
+    let quick = asked("--test");
     let scale = if quick { load::Scale::quick() } else { load::Scale::full() };
+    if asked(table::MEMORY_ONLY) {
+        return table::memory_here(&scale);
+    }
     println!("orders replayed: {}, rounds: {}", scale.replayed, scale.rounds);
-    let goals = [
-        table::joining(&scale),
-        table::one_reader(&scale),
-        table::eight_readers(&scale),
-        table::scaling(&scale),
-        table::heads(&scale),
-    ];
+    table::memory(quick);
+    let mut goals =
+        vec![table::joining(&scale), table::one_reader(&scale), table::eight_readers(&scale)];
+    goals.extend(table::scaling(&scale));
+    goals.push(table::heads(&scale));
     table::upkeep(&scale);
-    table::memory(&scale);
     println!("\ngoals (a busy machine moves them; take them on an idle one)");
     for goal in goals {
         println!("  {goal}");

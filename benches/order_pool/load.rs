@@ -51,11 +51,20 @@ pub(crate) fn sender(n: u64) -> Address {
 /// The `n`th of many different plain transactions of 200 bytes of input; the pool trusts a
 /// recovered transaction's hash and sender, so none is signed.
 pub(crate) fn nth(n: u64) -> Transaction {
+    paying(n, 1_000 + u128::from(n % 97), 1 + u128::from(n % 89))
+}
+
+/// The same, each paying more than the one before.
+pub(crate) fn rising(n: u64) -> Transaction {
+    paying(n, 1_000 + u128::from(n), 1_000 + u128::from(n))
+}
+
+fn paying(n: u64, max_fee_per_gas: u128, max_priority_fee_per_gas: u128) -> Transaction {
     let inner = TxEip1559 {
         chain_id: 1,
         gas_limit: 21_000,
-        max_fee_per_gas: 1_000 + u128::from(n % 97),
-        max_priority_fee_per_gas: 1 + u128::from(n % 89),
+        max_fee_per_gas,
+        max_priority_fee_per_gas,
         input: Bytes::from(vec![1; 200]),
         ..Default::default()
     };

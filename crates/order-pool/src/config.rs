@@ -1,13 +1,17 @@
 //! The pool's limits. Each default exists once, with its arithmetic.
 
+use crate::{
+    live::MAX_GARBAGE_BYTES,
+    log::{SEGMENT_EVENTS, SLOT_BYTES},
+};
 use std::time::Duration;
 
 /// Default of [`PoolConfig::max_txs`]: 2,000 transactions/s x 60 s of retention = 120,000, and two
 /// thirds on top for bursts.
 pub const DEFAULT_MAX_TXS: usize = 200_000;
 
-/// Default of [`PoolConfig::max_tx_bytes`]: 200,000 transactions of 1.5 kB (contents and overhead)
-/// are 300 MB; the rest is room for about 250 transactions of six blobs (0.8 MB each).
+/// Default of [`PoolConfig::max_tx_bytes`]: 200,000 transactions of 1.6 kB (contents and overhead)
+/// are 320 MB; the rest is room for about 260 transactions of six blobs (0.8 MB each).
 pub const DEFAULT_MAX_TX_BYTES: usize = 512 << 20;
 
 /// Default of [`PoolConfig::tx_retention`]: five slots of 12 s. A transaction that no builder took
@@ -34,8 +38,8 @@ pub const DEFAULT_MAX_UNMINE_BYTES: usize = 64 << 20;
 /// so 2^18 events are 65 s, five slots.
 pub const DEFAULT_LOG_EVENTS: usize = 1 << 18;
 
-/// Default of [`PoolConfig::log_bytes`]: 65 s of removed plain transactions at 1.5 kB and 2,000/s
-/// are 195 MB; the pool gives the log this much and lets a reader lag earlier than 65 s only when
+/// Default of [`PoolConfig::log_bytes`]: 65 s of removed plain transactions at 1.6 kB and 2,000/s
+/// are 208 MB; the pool gives the log this much and lets a reader lag earlier than 65 s only when
 /// blobs flow through it.
 pub const DEFAULT_LOG_BYTES: usize = 256 << 20;
 
@@ -198,6 +202,58 @@ impl PoolConfig {
             return Err(ConfigError::ZeroDuration { field: "tx_retention" });
         }
         Ok(())
+    }
+}
+
+/// What a block that is remembered takes per transaction: its hash in the block's list and in the
+/// set of mined hashes, its sender in two lists of nonces.
+const MINED_TX_BYTES: usize = 256;
+
+/// Transactions of a block, at most, as the bound reckons: 60 M gas at 21,000 each.
+const TXS_PER_BLOCK: usize = 60_000_000 / 21_000;
+
+/// What a replacement key takes: its state, and its place in the order of forgetting.
+const KEY_BYTES: usize = 320;
+
+/// What does not grow: the pool itself, pages, segments and shards that are not full yet, as many as
+/// are written at once.
+const FIXED_BYTES: usize = 16 << 20;
+
+impl PoolConfig {
+    /// The most memory that a pool of this configuration holds on to, in bytes; the allocator's own
+    /// loss comes on top, and what readers hold (an order that a reader keeps is not the pool's).
+    ///
+    /// It is the sum of
+    /// - `max_tx_bytes`, `max_bundle_bytes` and `log_bytes`: live orders, and removed ones that
+    ///   readers may still want, each with
+    ///   [`ORDER_OVERHEAD_BYTES`](crate::ORDER_OVERHEAD_BYTES) for its places in the indexes;
+    /// - a third of these again: at most a quarter of a page is spent entries;
+    /// - what waits to be freed: 32 MiB of orders;
+    /// - the log's slots: `log_events` and two segments;
+    /// - the dedupe window: a table of at most four words and a queue of at most two per order;
+    /// - `max_unmine_bytes`, and `recent_blocks` of 2,857 transactions (60 M gas) at 256 bytes;
+    /// - replacement keys: `max_cancellations` and one per bundle, 320 bytes each;
+    /// - 16 MiB for all that does not grow.
+    ///
+    /// 1.5 GB by default. A pool of plain transactions meets its cap of their number long before:
+    /// 1,000,000 inserts at the default caps, each pushing another out, took less than half of it.
+    pub fn memory_bound_bytes(&self) -> usize {
+        let sum = |terms: &[usize]| terms.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
+        let orders = sum(&[self.max_tx_bytes, self.max_bundle_bytes, self.log_bytes]);
+        let window_slots = self.dedupe_window.saturating_mul(2).checked_next_power_of_two();
+        let keys = self.max_cancellations.saturating_add(self.max_bundles);
+        sum(&[
+            orders,
+            orders / 3,
+            MAX_GARBAGE_BYTES,
+            self.log_events.saturating_add(2 * SEGMENT_EVENTS).saturating_mul(SLOT_BYTES),
+            window_slots.map_or(usize::MAX, |slots| slots.saturating_mul(8)),
+            self.dedupe_window.saturating_mul(2 * 8),
+            self.max_unmine_bytes,
+            self.recent_blocks.saturating_mul(TXS_PER_BLOCK * MINED_TX_BYTES),
+            keys.saturating_mul(KEY_BYTES),
+            FIXED_BYTES,
+        ])
     }
 }
 

@@ -8,6 +8,7 @@ use crate::{
     chain::{Chain, HeadKind},
     config::PoolConfig,
     event::{Head, RemoveReason},
+    index::Index,
     keys::Keys,
     order::{Order, OrderId},
     seen::SeenWindow,
@@ -52,20 +53,6 @@ pub(crate) enum Effect {
         /// The event that ended it, which follows.
         at: u64,
     },
-}
-
-/// Where the look-ups look. Cloning shares everything.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Index {
-    /// Order id to the sequence number of its `Added`.
-    pub(crate) by_hash: imbl::GenericHashMap<
-        B256,
-        u64,
-        alloy_primitives::map::DefaultHashBuilder,
-        imbl::shared_ptr::DefaultSharedPtr,
-    >,
-    /// Sender, nonce, sequence number: a sender's transactions in nonce order.
-    pub(crate) by_sender: imbl::OrdSet<(Address, u64, u64)>,
 }
 
 #[derive(Debug)]
@@ -116,7 +103,7 @@ impl Core {
             bundles_by_block: BTreeSet::new(),
             bundle_bytes: 0,
             keys: Keys::new(config.cancellation_retention, config.max_cancellations),
-            index: Index::default(),
+            index: Index::new(config.max_txs.saturating_add(config.max_bundles), config.max_txs),
             seen: SeenWindow::new(config.dedupe_window),
             chain: Chain::new(config.recent_blocks, config.max_unmine_bytes),
             config,
@@ -167,8 +154,7 @@ impl Core {
             HeadKind::Reorg(depth) => self.chain.undo(depth),
             _ => (Vec::new(), Vec::new()),
         };
-        let pooled: Vec<u64> =
-            head.mined.iter().filter_map(|hash| self.index.by_hash.get(hash).copied()).collect();
+        let pooled: Vec<u64> = head.mined.iter().filter_map(|hash| self.find(hash)).collect();
         let number = head.number;
         self.chain.push(head);
         for seq in pooled {
@@ -184,7 +170,7 @@ impl Core {
         // What the old blocks mined, the new one does not, and we no longer hold must be fetched
         // anew: it may not be turned away as known.
         for hash in hashes {
-            if !self.chain.is_mined(&hash) && !self.index.by_hash.contains_key(&hash) {
+            if !self.chain.is_mined(&hash) && self.find(&hash).is_none() {
                 self.seen.forget(&hash);
             }
         }
@@ -206,13 +192,7 @@ impl Core {
             if !self.chain.raise(position, sender, next) {
                 continue;
             }
-            let stale: Vec<u64> = self
-                .index
-                .by_sender
-                .range((sender, 0, 0)..(sender, next, 0))
-                .map(|(_, _, seq)| *seq)
-                .collect();
-            for seq in stale {
+            for seq in self.index.table().of_sender(sender, 0, Some(next)) {
                 if let Some(order) = self.remove_tx(seq, RemoveReason::StaleNonce, effects) {
                     self.chain.take(Some(position), order);
                 }
@@ -238,6 +218,15 @@ impl Core {
             }
         }
         self.next_due().is_some() || self.keys.is_due(self.now)
+    }
+
+    /// The order with this hash, by acceptance.
+    fn find(&self, hash: &B256) -> Option<u64> {
+        self.index.table().find(hash, |seq| {
+            let tx = || self.txs.get(&seq).map(|tx| &tx.order);
+            let order = tx().or_else(|| self.bundles.get(&seq))?;
+            (order.id().hash() == hash).then_some(seq)
+        })
     }
 
     fn next_due(&self) -> Option<u64> {

@@ -26,16 +26,19 @@
 //! # Locks
 //! | what | who takes it | for how long |
 //! | --- | --- | --- |
-//! | the writer's mutex | insert, cancel, head, nonces, an upkeep step | one change, no foreign code, no freeing |
+//! | the writer's mutex | insert, cancel, head, nonces, an upkeep step | one change, no foreign code, no freeing of orders |
 //! | a sink's end mutex | its thread once, its guard when asked | to set or read a word |
 //!
 //! The two are never held together. Everything readers see is published with atomics and
-//! `ArcSwap`: log, live pages, index, then the head. Wake-ups and freeing come after the lock.
+//! `ArcSwap`: index, log, live pages, then the head. Wake-ups and freeing come after the lock.
 //!
 //! # Memory
-//! At most `max_tx_bytes` and `max_bundle_bytes` of live orders, a quarter of them again for spent
-//! entries in pages, `log_bytes` of removed ones, `max_unmine_bytes` kept for reorgs, and the
-//! dedupe window's 24 bytes an entry.
+//! [`PoolConfig::memory_bound_bytes`] is the most that a pool holds on to, and says of what: live
+//! orders and their places in the indexes, removed ones that readers may still want, spent entries
+//! and garbage that wait for upkeep, the log, the dedupe window, recent blocks, replacement keys and
+//! tombstones. Two tests hold it against the resident memory of a process, beside a subscriber that
+//! never reads. A reader that blocks inside [`Subscription::visit`] keeps the tables of that moment;
+//! one that blocks anywhere else, and a sink, keeps the one order it was given.
 //!
 //! ```
 //! use order_pool::{Head, OrderPool, PoolConfig};
@@ -53,6 +56,7 @@ mod clock;
 mod config;
 mod core;
 mod event;
+mod index;
 mod keys;
 mod live;
 mod log;

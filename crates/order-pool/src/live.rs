@@ -213,7 +213,9 @@ impl LiveWriter {
             state.spent += 1;
             state.spent_bytes += removal.size_bytes;
             if state.spent == state.len && !state.open {
-                garbage.pages.extend(self.pages.remove(&first).map(|state| state.page));
+                if let Some(state) = self.pages.remove(&first) {
+                    garbage.push(Piece::Page(state.page), state.spent_bytes);
+                }
                 self.changed = true;
             } else {
                 self.queue_if_spent(first);
@@ -278,7 +280,9 @@ impl LiveWriter {
             let state = PageState { len, bytes, ..PageState::new(page, false) };
             self.pages.insert(first, state);
         }
-        garbage.pages.extend(sources.into_iter().map(|state| state.page));
+        for state in sources {
+            garbage.push(Piece::Page(state.page), state.spent_bytes);
+        }
     }
 
     /// Makes the pages visible to readers; returns the table it replaces, to be dropped where no
@@ -297,23 +301,55 @@ impl PageState {
     }
 }
 
-/// What the writer let go of, to be dropped where no lock is held: freeing blobs takes time.
+/// Most pieces of garbage that wait for upkeep.
+const MAX_GARBAGE: usize = 256;
+
+/// Most bytes of orders that wait in garbage for upkeep.
+pub(crate) const MAX_GARBAGE_BYTES: usize = 32 << 20;
+
+/// Something the writer let go of. Dropping it frees it, unless a reader is looking at it.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    Page(#[expect(dead_code, reason = "only to be dropped")] Arc<Page>),
+    Segment(#[expect(dead_code, reason = "only to be dropped")] Arc<crate::log::Segment>),
+}
+
+/// What the writer let go of, the oldest first, to be dropped where no lock is held: freeing blobs
+/// takes time.
 #[derive(Debug, Default)]
 pub(crate) struct Garbage {
-    pub(crate) pages: Vec<Arc<Page>>,
-    pub(crate) segments: Vec<Arc<crate::log::Segment>>,
+    pieces: VecDeque<(Piece, usize)>,
+    bytes: usize,
 }
 
 impl Garbage {
-    pub(crate) fn len(&self) -> usize {
-        self.pages.len() + self.segments.len()
+    /// `bytes` are those of the orders that may go with it, at most.
+    pub(crate) fn push(&mut self, piece: Piece, bytes: usize) {
+        self.bytes += bytes;
+        self.pieces.push_back((piece, bytes));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    fn pop(&mut self) -> Option<Piece> {
+        let (piece, bytes) = self.pieces.pop_front()?;
+        self.bytes -= bytes;
+        Some(piece)
     }
 
     /// Takes out at most `limit` pieces.
-    pub(crate) fn take(&mut self, limit: usize) -> Self {
-        let pages = self.pages.split_off(self.pages.len().saturating_sub(limit));
-        let rest = limit - pages.len();
-        let segments = self.segments.split_off(self.segments.len().saturating_sub(rest));
-        Self { pages, segments }
+    pub(crate) fn take(&mut self, limit: usize) -> Vec<Piece> {
+        std::iter::from_fn(|| self.pop()).take(limit).collect()
+    }
+
+    /// Takes out what is too much to wait for upkeep: that alone must not decide over memory.
+    pub(crate) fn take_excess(&mut self) -> Vec<Piece> {
+        let mut excess = Vec::new();
+        while self.pieces.len() > MAX_GARBAGE || self.bytes > MAX_GARBAGE_BYTES {
+            excess.extend(self.pop());
+        }
+        excess
     }
 }

@@ -3,7 +3,10 @@
 //! A reader holds a number, never a segment, so one that is stuck pins no memory. One writer; its
 //! lock is the pool's.
 
-use crate::event::Event;
+use crate::{
+    event::Event,
+    live::{Garbage, Piece},
+};
 use arc_swap::ArcSwap;
 use std::{
     collections::VecDeque,
@@ -24,6 +27,9 @@ pub(crate) struct Slot {
     /// The only block it concerns.
     pub(crate) block: Option<u64>,
 }
+
+/// What a slot takes.
+pub(crate) const SLOT_BYTES: usize = size_of::<OnceLock<Slot>>();
 
 #[derive(Debug)]
 pub(crate) struct Segment {
@@ -56,10 +62,18 @@ impl LogTable {
     }
 }
 
+/// What the writer knows of a segment.
+#[derive(Debug)]
+struct Held {
+    segment: Arc<Segment>,
+    /// What the orders take whose acceptance it records.
+    added_bytes: usize,
+}
+
 /// The writer's side.
 #[derive(Debug, Default)]
 pub(crate) struct LogWriter {
-    segments: VecDeque<Arc<Segment>>,
+    segments: VecDeque<Held>,
     head: u64,
     /// What the open segment records as removed.
     open_bytes: usize,
@@ -72,21 +86,26 @@ impl LogWriter {
     }
 
     pub(crate) fn tail(&self) -> u64 {
-        self.segments.front().map_or(0, |segment| segment.base)
+        self.segments.front().map_or(0, |oldest| oldest.segment.base)
     }
 
     /// Writes the next event. Readers see it once the head is published.
     pub(crate) fn push(&mut self, slot: Slot, removed_bytes: usize) {
         let full = self.segments.back().is_none_or(|open| {
-            self.head - open.base >= SEGMENT_EVENTS as u64 || self.open_bytes >= SEGMENT_BYTES
+            self.head - open.segment.base >= SEGMENT_EVENTS as u64
+                || self.open_bytes >= SEGMENT_BYTES
         });
         if full {
             let slots = (0..SEGMENT_EVENTS).map(|_| OnceLock::new()).collect();
-            self.segments.push_back(Arc::new(Segment { base: self.head, slots }));
+            let segment = Arc::new(Segment { base: self.head, slots });
+            self.segments.push_back(Held { segment, added_bytes: 0 });
             self.open_bytes = 0;
             self.changed = true;
         }
-        if let Some(open) = self.segments.back() {
+        if let Some(Held { segment: open, added_bytes }) = self.segments.back_mut() {
+            if let Event::Added(order) = &slot.event {
+                *added_bytes += order.size_bytes();
+            }
             let unwritten = open.slots[(self.head - open.base) as usize].set(slot).is_ok();
             debug_assert!(unwritten, "event {} was written twice", self.head);
         }
@@ -96,24 +115,28 @@ impl LogWriter {
 
     /// Whether more events are held than asked for, by at least a whole segment.
     pub(crate) fn exceeds(&self, events: usize) -> bool {
-        self.segments.get(1).is_some_and(|second| self.head - second.base >= events as u64)
+        self.segments.get(1).is_some_and(|second| self.head - second.segment.base >= events as u64)
     }
 
-    /// Forgets the oldest segment, but never the open one. The caller drops it where no lock is
-    /// held.
-    pub(crate) fn pop(&mut self) -> Option<Arc<Segment>> {
+    /// Forgets the oldest segment, but never the open one; says whether there was one.
+    pub(crate) fn pop(&mut self, garbage: &mut Garbage) -> bool {
         if self.segments.len() < 2 {
-            return None;
+            return false;
         }
         self.changed = true;
-        self.segments.pop_front()
+        if let Some(Held { segment, added_bytes }) = self.segments.pop_front() {
+            garbage.push(Piece::Segment(segment), added_bytes);
+        }
+        true
     }
 
     /// Makes the segments visible to readers; returns the table it replaces, to be dropped where no
     /// lock is held.
     pub(crate) fn publish(&mut self, table: &ArcSwap<LogTable>) -> Option<Arc<LogTable>> {
         std::mem::take(&mut self.changed).then(|| {
-            table.swap(Arc::new(LogTable { segments: self.segments.iter().cloned().collect() }))
+            table.swap(Arc::new(LogTable {
+                segments: self.segments.iter().map(|held| Arc::clone(&held.segment)).collect(),
+            }))
         })
     }
 }

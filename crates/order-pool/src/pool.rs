@@ -5,9 +5,10 @@ use crate::{
     chain::HeadKind,
     clock::Clock,
     config::{ConfigError, PoolConfig},
-    core::{Core, Effect, HeadUpdate, Index},
+    core::{Core, Effect, HeadUpdate},
     event::{CancelOutcome, Event, Head, InsertOutcome},
-    live::{Garbage, Item, LiveTable, LiveWriter},
+    index::IndexTable,
+    live::{Garbage, Item, LiveTable, LiveWriter, Piece},
     log::{LogTable, LogWriter, Slot},
     metrics::{Counters, Levels, PoolStats},
     order::{Order, Transaction},
@@ -31,9 +32,6 @@ const REWRITES_PER_STEP: usize = 16;
 /// Most pieces of garbage that one upkeep step frees, at about 20 us each, outside the lock.
 const FREE_PER_STEP: usize = 64;
 
-/// Garbage beyond this is freed by whoever writes: upkeep alone must not decide over memory.
-const MAX_GARBAGE: usize = 256;
-
 /// The orders a builder knows. Cloning gives another handle to the same pool.
 ///
 /// All methods can be called from any thread at any time. Those that change the pool share one lock
@@ -55,15 +53,15 @@ impl Drop for Handle {
     }
 }
 
-/// What readers see. Written only under the lock of `writer`, in this order: `log`, `live`,
-/// `index`, then the head in `bell`. A reader that takes the head first and the tables after finds
-/// in them everything below that head.
+/// What readers see. Written only under the lock of `writer`, in this order: `index` and `seen`,
+/// `log`, `live`, then the head in `bell`. A reader that takes the head first and the tables after
+/// finds in them everything below that head.
 pub(crate) struct Shared {
     writer: Mutex<Writer>,
     pub(crate) bell: Bell,
     pub(crate) log: ArcSwap<LogTable>,
     pub(crate) live: ArcSwap<LiveTable>,
-    index: ArcSwap<Index>,
+    index: Arc<IndexTable>,
     seen: Arc<SeenTable>,
     pub(crate) counters: Counters,
     levels: Levels,
@@ -92,8 +90,7 @@ struct Writer {
 struct Replaced {
     _log: Option<Arc<LogTable>>,
     _live: Option<Arc<LiveTable>>,
-    _index: Option<Arc<Index>>,
-    _garbage: Garbage,
+    _garbage: Vec<Piece>,
 }
 
 impl OrderPool {
@@ -117,7 +114,7 @@ impl OrderPool {
             bell: Bell::default(),
             log: ArcSwap::default(),
             live: ArcSwap::default(),
-            index: ArcSwap::from_pointee(core.index().clone()),
+            index: Arc::clone(core.index().table()),
             seen: Arc::clone(core.seen().table()),
             counters: Counters::new(),
             levels: Levels::new(),
@@ -204,7 +201,7 @@ impl OrderPool {
 
     /// Whether the order is in the pool.
     pub fn contains(&self, hash: &B256) -> bool {
-        self.shared().index.load().by_hash.contains_key(hash)
+        self.shared().find(hash, |_| ()).is_some()
     }
 
     /// Whether the order is in the pool or was let go inside the dedupe window.
@@ -214,23 +211,21 @@ impl OrderPool {
 
     /// The order with this hash, if it is in the pool.
     pub fn get(&self, hash: &B256) -> Option<Arc<Order>> {
-        let shared = self.shared();
-        let seq = *shared.index.load().by_hash.get(hash)?;
-        shared.live.load().get(seq).cloned()
+        self.shared().find(hash, Arc::clone)
     }
 
     /// The pooled transactions of a sender, in nonce order; among equal nonces, as accepted.
     pub fn of_sender(&self, sender: Address) -> Vec<Arc<Order>> {
         let shared = self.shared();
-        let index = shared.index.load();
         let live = shared.live.load();
-        let range = (sender, 0, 0)..=(sender, u64::MAX, u64::MAX);
-        index.by_sender.range(range).filter_map(|(_, _, seq)| live.get(*seq).cloned()).collect()
+        let seqs = shared.index.of_sender(sender, 0, None);
+        seqs.into_iter().filter_map(|seq| live.get(seq).cloned()).collect()
     }
 
     /// The number of orders.
     pub fn len(&self) -> usize {
-        self.shared().index.load().by_hash.len()
+        let levels = &self.shared().levels;
+        (levels.txs.get() + levels.bundles.get()) as usize
     }
 
     /// Whether there is none.
@@ -282,6 +277,14 @@ impl OrderPool {
 }
 
 impl Shared {
+    /// The pooled order with this hash, without a lock. What was there before the call and is not
+    /// removed during it is found: see [`IndexTable`].
+    fn find<T>(&self, hash: &B256, show: impl Fn(&Arc<Order>) -> T) -> Option<T> {
+        let live = self.live.load();
+        self.index
+            .find(hash, |seq| live.get(seq).filter(|order| order.id().hash() == hash).map(&show))
+    }
+
     /// Runs one change under the lock, publishes its effects and wakes whoever waits for them.
     fn write<T>(&self, change: impl FnOnce(&mut Core, Duration, &mut Vec<Effect>) -> T) -> T {
         let (result, replaced, rang) = {
@@ -365,13 +368,10 @@ impl Shared {
     }
 
     fn publish(&self, writer: &mut Writer) -> Replaced {
-        let core = &writer.core;
-        let excess = writer.garbage.len().saturating_sub(MAX_GARBAGE);
         Replaced {
             _log: writer.log.publish(&self.log),
             _live: writer.live.publish(&self.live),
-            _index: Some(self.index.swap(Arc::new(core.index().clone()))),
-            _garbage: writer.garbage.take(excess),
+            _garbage: writer.garbage.take_excess(),
         }
     }
 
@@ -386,7 +386,7 @@ impl Shared {
             let mut replaced =
                 Replaced { _live: writer.live.publish(&self.live), ..Replaced::default() };
             replaced._garbage = writer.garbage.take(FREE_PER_STEP);
-            (compacting, replaced, writer.garbage.len() > 0)
+            (compacting, replaced, !writer.garbage.is_empty())
         };
         drop(replaced);
         self.counters.upkeep_steps.add(1);
@@ -402,8 +402,7 @@ impl Writer {
         let mut forgotten = false;
         loop {
             while self.log.exceeds(self.log_events) {
-                self.garbage.segments.extend(self.log.pop());
-                forgotten = true;
+                forgotten |= self.log.pop(&mut self.garbage);
             }
             if std::mem::take(&mut forgotten) {
                 self.live.forget_before(self.log.tail(), &mut self.garbage);
@@ -411,9 +410,9 @@ impl Writer {
             if self.live.removed_bytes() <= self.log_bytes {
                 break;
             }
-            let Some(segment) = self.log.pop() else { break };
-            self.garbage.segments.push(segment);
-            forgotten = true;
+            if !self.log.pop(&mut self.garbage) {
+                break;
+            }
             self.live.forget_before(self.log.tail(), &mut self.garbage);
         }
     }

@@ -21,11 +21,12 @@ use std::{
 /// How often a quiet subscription asks whether its sink still lives.
 const ALIVE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How many events are pushed between two looks at whether the guard is gone.
+/// How many events are pushed between two questions whether the sink is alive.
 const PUSH_BATCH: usize = 64;
 
 /// Someone who wants to be told. Called from a thread that serves this sink alone, never under a
-/// lock: one that panics, blocks or answers nonsense hurts itself only.
+/// lock: one that panics, blocks or answers nonsense hurts itself only. One that blocks for ever
+/// keeps its thread and the one order it was called with.
 ///
 /// Each of the three calls says whether the sink wants more; `false` ends the subscription.
 pub trait OrderSink: Send + 'static {
@@ -136,6 +137,8 @@ impl OrderPool {
     }
 }
 
+/// One by one, and not in place: a sink that blocks inside a call keeps the one order it was called
+/// with, not the tables it was found in.
 fn push_all<S: OrderSink>(mut sink: S, mut reader: Subscription, stop: &AtomicBool) -> SinkEnd {
     loop {
         if stop.load(SeqCst) {
@@ -144,20 +147,33 @@ fn push_all<S: OrderSink>(mut sink: S, mut reader: Subscription, stop: &AtomicBo
         if !sink.is_alive() {
             return SinkEnd::Refused;
         }
+        // Before reading: what was accepted before the end is pushed before the end.
         let closed = reader.is_closed();
-        let mut wants_more = true;
-        let read = reader.visit(PUSH_BATCH, |event| {
-            // The rest of the batch passes by someone who has gone.
-            wants_more = wants_more && !stop.load(SeqCst) && push(&mut sink, event);
-        });
-        match read {
-            Err(lagged) if sink.lagged(lagged) => reader.resync(),
-            Err(lagged) => return SinkEnd::Lagged(lagged),
-            Ok(_) if stop.load(SeqCst) => return SinkEnd::Unsubscribed,
-            Ok(_) if !wants_more => return SinkEnd::Refused,
-            Ok(0) if closed => return SinkEnd::PoolClosed,
-            Ok(0) => reader.wait_until(Instant::now() + ALIVE_INTERVAL),
-            Ok(_) => {}
+        let mut read = 0;
+        while read < PUSH_BATCH
+            && let Some(next) = reader.try_next()
+        {
+            read += 1;
+            let wants_more = match next {
+                Ok(event) => push(&mut sink, event.as_ref()),
+                Err(lagged) if sink.lagged(lagged) => {
+                    reader.resync();
+                    true
+                }
+                Err(lagged) => return SinkEnd::Lagged(lagged),
+            };
+            if stop.load(SeqCst) {
+                return SinkEnd::Unsubscribed;
+            }
+            if !wants_more {
+                return SinkEnd::Refused;
+            }
+        }
+        if read == 0 {
+            if closed {
+                return SinkEnd::PoolClosed;
+            }
+            reader.wait_until(Instant::now() + ALIVE_INTERVAL);
         }
     }
 }

@@ -62,6 +62,10 @@ impl Subscription {
     /// and no lock is held meanwhile. Returns how many there were; fewer than `max` may mean no
     /// more than the end of a segment, zero that there is nothing to read now.
     ///
+    /// While a call of `visit` lasts, the pool's tables of that moment stay in memory, and with them
+    /// orders that were let go since. Whoever may block for long reads one by one instead, with
+    /// [`Self::try_next`] or one of the others, and then keeps that one order alone.
+    ///
     /// # Errors
     /// [`Lagged`] if the log has forgotten what would be next. Reading on goes on with the oldest
     /// event there is; [`Self::resync`] starts anew.
@@ -89,21 +93,23 @@ impl Subscription {
         if max == 0 {
             return Ok(0);
         }
+        // Field by field, so that nothing is cloned: a reference count that all readers write would
+        // make each wait for the others' caches.
+        let Self { shared, next, replay_from, block, .. } = self;
         // The live table first: its writer gives up an entry only after the log has forgotten its
         // removal, so what the log reaches back to, this table still holds.
-        let shared = Arc::clone(&self.shared);
         let live = shared.live.load();
-        self.check(shared.log.load().tail())?;
+        check(shared, next, replay_from, shared.log.load().tail())?;
         let mut count = 0;
-        let end = live.visit(self.next, from, |seq, item| {
+        let end = live.visit(*next, from, |seq, item| {
             if count == max {
                 return ControlFlow::Break(());
             }
             // Before the call: should it panic, the order counts as shown.
-            self.replay_from = Some(seq + 1);
+            *replay_from = Some(seq + 1);
             let event = match item {
                 Item::Order(order) => {
-                    if self.block.is_some_and(|block| !order.may_go_into(block)) {
+                    if block.is_some_and(|block| !order.may_go_into(block)) {
                         return ControlFlow::Continue(());
                     }
                     EventRef::Added(order)
@@ -115,7 +121,7 @@ impl Subscription {
             ControlFlow::Continue(())
         });
         if end.is_continue() {
-            self.replay_from = None;
+            *replay_from = None;
         }
         Ok(count)
     }
@@ -125,36 +131,23 @@ impl Subscription {
         max: usize,
         visit: &mut impl FnMut(EventRef<'_>),
     ) -> Result<usize, Lagged> {
-        let head = self.shared.bell.head();
-        let shared = Arc::clone(&self.shared);
+        let Self { shared, next, replay_from, block, .. } = self;
+        let head = shared.bell.head();
         let table = shared.log.load();
-        self.check(table.tail())?;
+        check(shared, next, replay_from, table.tail())?;
         let mut count = 0;
-        for slot in table.from(self.next) {
+        for slot in table.from(*next) {
             // Slots above the head are written but not published.
-            if count == max || self.next >= head {
+            if count == max || *next >= head {
                 break;
             }
-            self.next += 1;
-            if self.block.is_none_or(|block| slot.block.is_none_or(|only| only == block)) {
+            *next += 1;
+            if block.is_none_or(|block| slot.block.is_none_or(|only| only == block)) {
                 count += 1;
                 visit(slot.event.as_ref());
             }
         }
         Ok(count)
-    }
-
-    fn check(&mut self, tail: u64) -> Result<(), Lagged> {
-        if self.next >= tail {
-            return Ok(());
-        }
-        let lagged =
-            Lagged { missed: tail - self.next, replay_unfinished: self.replay_from.is_some() };
-        self.next = tail;
-        self.replay_from = None;
-        self.shared.counters.lagged.add(1);
-        self.shared.counters.missed_events.add(lagged.missed);
-        Err(lagged)
     }
 
     /// The next event if there is one now.
@@ -213,6 +206,24 @@ impl Drop for Subscription {
     fn drop(&mut self) {
         self.shared.bell.leave(&self.waiter);
     }
+}
+
+/// Moves a reader whose next event the log has forgotten to the oldest it holds.
+fn check(
+    shared: &Shared,
+    next: &mut u64,
+    replay_from: &mut Option<u64>,
+    tail: u64,
+) -> Result<(), Lagged> {
+    if *next >= tail {
+        return Ok(());
+    }
+    let lagged = Lagged { missed: tail - *next, replay_unfinished: replay_from.is_some() };
+    *next = tail;
+    *replay_from = None;
+    shared.counters.lagged.add(1);
+    shared.counters.missed_events.add(lagged.missed);
+    Err(lagged)
 }
 
 /// Ends once the pool is gone and everything is read.

@@ -90,7 +90,8 @@ pub struct Upkeep {
 }
 
 impl Upkeep {
-    /// Starts the thread. It ends by itself when the last handle of the pool is gone.
+    /// Starts the thread. It ends by itself within an interval after the last handle of the pool is
+    /// gone.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] around a [`ConfigError`], or what the system says about the

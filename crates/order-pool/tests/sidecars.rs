@@ -4,7 +4,7 @@ use alloy_consensus::{SignableTransaction, TxEip4844, TxEip4844WithSidecar};
 use alloy_eips::{
     eip2718::Encodable2718,
     eip4844::{Blob, BlobTransactionSidecar, Bytes48},
-    eip7594::BlobTransactionSidecarVariant,
+    eip7594::{BlobTransactionSidecarEip7594, BlobTransactionSidecarVariant},
 };
 use alloy_primitives::{B256, Signature};
 use order_pool::{BundleError, PooledTransaction, RawBundle, SidecarError};
@@ -20,16 +20,24 @@ fn zeros() -> BlobTransactionSidecar {
     }
 }
 
-fn resolve(sidecar: BlobTransactionSidecar, hashes: Vec<B256>) -> Result<(), BundleError> {
+/// The same with 128 cell proofs (EIP-7594).
+fn cells() -> BlobTransactionSidecarEip7594 {
+    let BlobTransactionSidecar { blobs, commitments, proofs } = zeros();
+    BlobTransactionSidecarEip7594 { blobs, commitments, cell_proofs: proofs.repeat(128) }
+}
+
+fn resolve(
+    sidecar: impl Into<BlobTransactionSidecarVariant>,
+    hashes: Vec<B256>,
+) -> Result<(), BundleError> {
     let tx = TxEip4844 { chain_id: 1, blob_versioned_hashes: hashes, ..Default::default() };
-    let sidecar = BlobTransactionSidecarVariant::Eip4844(sidecar);
-    let tx = TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar);
+    let tx = TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar.into());
     let tx = PooledTransaction::Eip4844(tx.into_signed(Signature::test_signature()));
     let raw = RawBundle { txs: vec![tx.encoded_2718().into()], ..Default::default() };
     raw.resolve(None, 1, SystemTime::UNIX_EPOCH).map(drop)
 }
 
-fn fault(sidecar: BlobTransactionSidecar, hashes: Vec<B256>) -> SidecarError {
+fn fault(sidecar: impl Into<BlobTransactionSidecarVariant>, hashes: Vec<B256>) -> SidecarError {
     match resolve(sidecar, hashes) {
         Err(BundleError::Sidecar { index: 0, source, .. }) => source,
         other => panic!("{other:?}"),
@@ -64,4 +72,35 @@ fn a_blob_that_is_not_the_one_committed_to_is_refused() {
     sidecar.blobs[0][31] = 1;
     let hashes = sidecar.versioned_hashes().collect();
     assert_eq!(fault(sidecar, hashes), SidecarError::Proof);
+}
+
+#[test]
+fn cell_proofs_that_hold_pass() {
+    let hashes = zeros().versioned_hashes().collect();
+    resolve(cells(), hashes).expect("they hold");
+}
+
+#[test]
+fn too_few_cell_proofs_are_refused_with_both_counts() {
+    let mut sidecar = cells();
+    sidecar.cell_proofs.pop();
+    let hashes = zeros().versioned_hashes().collect();
+    let expected = SidecarError::Count { field: "proofs", value: 127, limit: 128 };
+    assert_eq!(fault(sidecar, hashes), expected);
+}
+
+#[test]
+fn cell_proofs_of_another_blob_are_refused() {
+    let mut sidecar = cells();
+    sidecar.blobs[0][31] = 1;
+    let hashes = zeros().versioned_hashes().collect();
+    assert_eq!(fault(sidecar, hashes), SidecarError::Proof);
+}
+
+#[test]
+fn a_commitment_beside_cell_proofs_must_be_the_one_named() {
+    let value = zeros().versioned_hashes().next().expect("one blob");
+    let limit = B256::repeat_byte(1);
+    let expected = SidecarError::Commitment { index: 0, value, limit };
+    assert_eq!(fault(cells(), vec![limit]), expected);
 }

@@ -108,6 +108,42 @@ fn a_sink_that_blocks_for_ever_delays_neither_inserts_nor_others_nor_its_own_uns
 }
 
 #[test]
+fn a_sink_that_blocks_keeps_the_one_order_it_was_called_with() {
+    let config = PoolConfig::default().with_dedupe_window(1 << 10).with_log_events(1);
+    let pool = OrderPool::new(config).expect("a valid configuration");
+    for n in 0..1_000 {
+        pool.insert_transaction(nth(n));
+    }
+    let orders: Vec<_> = (0..1_000)
+        .map(|n| Arc::downgrade(&pool.get(nth(n).hash()).expect("it was inserted")))
+        .collect();
+    let (entered, inside) = channel();
+    let (release, blocked) = channel::<()>();
+    let (slow, _) = sink(move |_| {
+        entered.send(()).expect("the test listens");
+        blocked.recv().is_ok()
+    });
+    let guard = pool.subscribe_sink(1, slow).expect("a thread");
+    inside.recv_timeout(LONG).expect("it is in its first call, in the midst of its replay");
+    // All go, and the log is made to forget that they went.
+    for number in 1..=4 {
+        let mined = if number == 1 { (0..1_000).map(|n| *nth(n).hash()).collect() } else { vec![] };
+        pool.on_head(head(number, 0, 0, &mined));
+    }
+    for n in 1_000..2_000 {
+        pool.insert_transaction(nth(n));
+    }
+    // Heads enough that none of them could be put back.
+    for number in 5..100 {
+        pool.on_head(head(number, 0, 0, &[]));
+    }
+    while pool.upkeep() {}
+    assert_eq!(orders.iter().filter(|order| order.strong_count() > 0).count(), 1);
+    drop(release);
+    assert_eq!(guard.wait_end(LONG), Some(SinkEnd::Refused));
+}
+
+#[test]
 fn a_sink_that_says_no_and_claims_to_live_gets_nothing_more() {
     let pool = pool();
     let (liar, calls) = sink(|_| false);

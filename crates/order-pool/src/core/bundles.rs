@@ -44,7 +44,7 @@ impl Core {
         };
         bundle.settle(block, nonce);
         let id = *bundle.id();
-        if self.index.by_hash.contains_key(&id) || self.seen.contains(&id) {
+        if self.find(&id).is_some() || self.seen.contains(&id) {
             return InsertOutcome::Known;
         }
         let old =
@@ -168,7 +168,7 @@ impl Core {
 
     fn add_bundle(&mut self, bundle: Bundle, effects: &mut Vec<Effect>) -> u64 {
         let seq = self.take_seq();
-        self.index.by_hash.insert(*bundle.id(), seq);
+        self.index.insert(bundle.id(), seq);
         self.bundles_by_block.insert((bundle.block().unwrap_or(0), seq));
         let order = Arc::new(Order::Bundle(bundle));
         self.bundle_bytes += order.size_bytes();
@@ -186,7 +186,7 @@ impl Core {
     ) -> Option<OrderId> {
         let order = self.bundles.remove(&seq)?;
         let (id, size_bytes, block) = (order.id(), order.size_bytes(), order.block());
-        self.index.by_hash.remove(id.hash());
+        self.index.remove(id.hash(), seq);
         self.bundles_by_block.remove(&(block.unwrap_or(0), seq));
         self.bundle_bytes -= size_bytes;
         let at = self.take_seq();

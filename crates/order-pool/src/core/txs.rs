@@ -22,7 +22,7 @@ impl Core {
     ) -> InsertOutcome {
         self.advance(now);
         let hash = *tx.hash();
-        if self.index.by_hash.contains_key(&hash) {
+        if self.find(&hash).is_some() {
             return InsertOutcome::Known;
         }
         // Before the dedupe window: a late announcement of what a block took is worth telling apart.
@@ -64,8 +64,8 @@ impl Core {
         let (hash, sender, nonce) = (*tx.hash(), tx.sender(), tx.nonce());
         let seq = self.take_seq();
         let deadline = self.now.saturating_add(self.config.tx_retention);
-        self.index.by_hash.insert(hash, seq);
-        self.index.by_sender.insert((sender, nonce, seq));
+        self.index.insert(&hash, seq);
+        self.index.insert_sender(sender, nonce, seq);
         self.ranks.insert(worth, seq);
         self.tx_bytes += size_bytes;
         effects.push(Effect::Added { seq, order: Arc::clone(&order) });
@@ -107,8 +107,8 @@ impl Core {
     ) -> Option<Arc<Order>> {
         let TxEntry { order, worth, sender, nonce, .. } = self.txs.remove(&seq)?;
         let (id, size_bytes) = (order.id(), order.size_bytes());
-        self.index.by_hash.remove(id.hash());
-        self.index.by_sender.remove(&(sender, nonce, seq));
+        self.index.remove(id.hash(), seq);
+        self.index.remove_sender(sender, nonce, seq);
         self.ranks.remove(worth, seq);
         self.tx_bytes -= size_bytes;
         let at = self.take_seq();
@@ -127,7 +127,7 @@ impl Core {
     pub(super) fn put_back(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
         let Order::Tx(tx) = &*order else { return false };
         let stale = self.chain.next_nonce(&tx.sender()).is_some_and(|next| tx.nonce() < next);
-        if stale || self.chain.is_mined(tx.hash()) || self.index.by_hash.contains_key(tx.hash()) {
+        if stale || self.chain.is_mined(tx.hash()) || self.find(tx.hash()).is_some() {
             return false;
         }
         self.admit(order, effects).is_ok()

@@ -1,6 +1,8 @@
 //! What the tests share: transactions that cost no signing, and heads.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod memory;
+
 use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
 use alloy_primitives::{Address, B256, Bytes, Signature, U256, keccak256};
 use order_pool::{Event, Head, Origin, Subscription, Transaction};

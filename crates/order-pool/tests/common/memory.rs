@@ -1,0 +1,44 @@
+//! Resident memory is the process's, and what others freed would hide what is taken here: each test
+//! that uses this is a program of its own.
+
+use super::{Spec, tx};
+use order_pool::{InsertOutcome, OrderPool, Subscription, Transaction};
+
+/// Resident memory of this process, in bytes.
+pub(crate) fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("this is Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has a line");
+    let kib = line.trim().strip_suffix(" kB").expect("in kB").parse::<usize>();
+    kib.expect("a number") << 10
+}
+
+/// The `n`th, paying more than those before it: a full pool takes it for another.
+pub(crate) fn rising(n: u64, input_bytes: usize) -> Transaction {
+    let fee = 1_000 + u128::from(n);
+    tx(Spec { sender: n, max_fee: fee, max_tip: fee, input_bytes, ..Default::default() })
+}
+
+/// Inserts and returns the most that was resident meanwhile.
+pub(crate) fn insert(pool: &OrderPool, range: std::ops::Range<u64>, input_bytes: usize) -> usize {
+    let mut most = 0;
+    for n in range {
+        assert_eq!(pool.insert_transaction(rising(n, input_bytes)), InsertOutcome::Added);
+        if n % 512 == 0 {
+            most = most.max(resident());
+        }
+    }
+    most.max(resident())
+}
+
+/// Reads everything there is; checks that what was missed and what is read are all the events.
+pub(crate) fn read_late(mut reader: Subscription, pool: &OrderPool) {
+    let stats = pool.stats();
+    let events = stats.inserted + stats.evicted;
+    let mut read = 0;
+    let Some(Err(lagged)) = reader.try_next() else { panic!("the log is shorter") };
+    while let Some(event) = reader.try_next() {
+        event.expect("it lags once");
+        read += 1;
+    }
+    assert_eq!(lagged.missed + read, events);
+}

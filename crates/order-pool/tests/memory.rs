@@ -1,0 +1,31 @@
+//! What the pool takes at the default caps, against what its documentation says. Alone in its
+//! program: see `common::memory`.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use common::memory::{insert, read_late, resident, rising};
+use order_pool::{ORDER_OVERHEAD_BYTES, OrderPool, PoolConfig};
+
+#[test]
+fn a_million_inserts_beside_a_subscriber_that_never_reads_stay_within_the_bound() {
+    let config = PoolConfig::default();
+    let bound = config.memory_bound_bytes();
+    let before = resident();
+    let pool = OrderPool::new(config).expect("the default is valid");
+    let late = pool.subscribe_all();
+    let empty = resident();
+    insert(&pool, 0..100_000, 200);
+    let contents = rising(0, 200).size_bytes();
+    let overhead = (resident() - empty) / 100_000 - contents;
+    println!("an order of {contents} bytes takes {overhead} more");
+    assert!(
+        (ORDER_OVERHEAD_BYTES / 2..=ORDER_OVERHEAD_BYTES).contains(&overhead),
+        "ORDER_OVERHEAD_BYTES is {ORDER_OVERHEAD_BYTES}, an order takes {overhead}"
+    );
+    let most = insert(&pool, 100_000..1_000_000, 200) - before;
+    println!("1,000,000 orders: at most {most} bytes resident, the bound is {bound}");
+    assert_eq!((pool.len(), pool.stats().evicted), (200_000, 800_000));
+    assert!(most < bound, "{most} bytes are above the bound of {bound}");
+    read_late(late, &pool);
+}
