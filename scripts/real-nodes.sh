@@ -60,6 +60,14 @@ has_geth || install_geth
 [ "${1-}" = --install-only ] && exit 0
 
 cd "$root"
-# One at a time: each drives a node at a rate that needs the machine.
 export MEMPOOL_INGEST_NODES=$bin
-exec cargo test --release --features real-nodes --test real_nodes -- --nocapture --test-threads 1 "$@"
+cargo build --release --examples
+run() { cargo test --release --features real-nodes --test real_nodes -- --nocapture "$@"; }
+if [ $# -gt 0 ]; then
+    run --test-threads 1 "$@"
+    exit
+fi
+# The load first, alone: it drives a node at rates that need the machine. Then the others, which
+# mostly wait for a node to be gone, beside each other.
+run --test-threads 1 under_load
+run --test-threads 3 --skip under_load
