@@ -179,7 +179,7 @@ fn the_pools_configuration_table_says_what_the_code_does() {
         more:
     };
     let valid = |config: &PoolConfig| config.validate().is_ok();
-    check("`PoolConfig`:", &PoolConfig::default(), &setters, |_, cell| unit(cell), valid);
+    check("`PoolConfig`, whose", &PoolConfig::default(), &setters, |_, cell| unit(cell), valid);
 }
 
 /// Holds the table below `title` against a configuration: the same fields, the same defaults, and
