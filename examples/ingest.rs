@@ -118,7 +118,7 @@ async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let ingest = Ingest::start(args.fetcher(endpoints), args.pool()).await?;
     let start = Instant::now();
     let watcher = Watcher::start(ingest.pool().clone());
-    let mut view = View::new(args);
+    let mut view = View::new();
     view.begin(&ingest);
     let mut refresh = tokio::time::interval(REFRESH);
     refresh.tick().await;

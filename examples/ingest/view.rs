@@ -6,25 +6,26 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
-use mempool_ingest::{Ingest, txpool_fetcher::Counts};
+use mempool_ingest::{
+    Ingest,
+    txpool_fetcher::{Counts, SourceState},
+};
 
-use crate::{Summary, args::Args, word};
+use crate::{Summary, word};
 
 pub(crate) struct View {
     /// Lines drawn last, to be drawn over; `None` where there is no terminal.
     drawn: Option<usize>,
     before: Counts,
     at: Instant,
-    quiet: bool,
 }
 
 impl View {
-    pub(crate) fn new(_args: &Args) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             drawn: stderr().is_terminal().then_some(0),
             before: Counts::default(),
             at: Instant::now(),
-            quiet: false,
         }
     }
 
@@ -46,9 +47,6 @@ impl View {
     }
 
     pub(crate) fn refresh(&mut self, ingest: &Ingest, latency: &Histogram<u64>) {
-        if self.quiet {
-            return;
-        }
         let counts = ingest.fetcher().counts();
         let seconds = self.at.elapsed().as_secs_f64().max(1e-3);
         let rate = |now: u64, before: u64| (now.saturating_sub(before)) as f64 / seconds;
@@ -68,7 +66,11 @@ impl View {
                 source.backlog,
                 source.reconnects,
                 source.audits,
-                source.last_error.as_ref().map_or(String::new(), |error| format!("  ({error})")),
+                match &source.last_error {
+                    // What is over is in the log.
+                    Some(error) if source.state != SourceState::Live => format!("  ({error})"),
+                    _ => String::new(),
+                },
             ));
         }
         lines.push(format!(

@@ -160,14 +160,10 @@ impl Fetcher {
         self.sources.iter().map(|(shared, _)| shared.status()).collect()
     }
 
-    /// Whether at least one source is [`SourceState::Live`] and none is behind a gap.
+    /// Whether at least one source is [`SourceState::Live`].
     #[must_use]
     pub fn is_live(&self) -> bool {
-        let mut live = false;
-        for (shared, _) in &self.sources {
-            live |= shared.state() == SourceState::Live;
-        }
-        live
+        self.sources.iter().any(|(shared, _)| shared.state() == SourceState::Live)
     }
 
     /// Compares the pool of source `source` with ours now, whatever the timer says.
