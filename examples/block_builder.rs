@@ -1,0 +1,206 @@
+//! Fills a block from the mempool at every head of a node, and shows what each block took. It submits none.
+//!
+//! Without an endpoint it starts a mock node, with contracts and funded senders, in a process of its own. With
+//! `--ipc PATH` it builds on a real one. The last line on stdout with `--json` is one JSON object: the fields are those
+//! of `Summary` in `block_builder/report.rs`.
+//!
+//! ```text
+//!  mempool --Ingest--> order pool --subscription for head + 1--> candidates --new ones--> read ahead: execute alone,
+//!                                                                    |                    every unknown an error,
+//!                                                       when due     v                    ask for all in one batch
+//!  node <--------- batches of state reads at the head's hash --- fill: by tip, nonces in order, blocklist, bundles
+//! ```
+
+#[path = "block_builder/args.rs"]
+mod args;
+#[path = "block_builder/builder.rs"]
+mod builder;
+#[path = "block_builder/bundle.rs"]
+mod bundle;
+#[path = "block_builder/candidates.rs"]
+mod candidates;
+#[path = "block_builder/env.rs"]
+mod env;
+#[path = "block_builder/fill.rs"]
+mod fill;
+#[path = "block_builder/machine.rs"]
+mod machine;
+#[path = "block_builder/node.rs"]
+mod node;
+#[path = "block_builder/report.rs"]
+mod report;
+#[path = "block_builder/rpc.rs"]
+mod rpc;
+#[path = "block_builder/state.rs"]
+mod state;
+#[path = "block_builder/warm.rs"]
+mod warm;
+
+use std::{
+    path::Path,
+    process::ExitCode,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime},
+};
+
+use blocklist::{BlocklistConfig, SharedBlocklist};
+use clap::Parser as _;
+use mempool_ingest::{FetcherConfig, Ingest, PoolConfig};
+
+use crate::{
+    args::Args,
+    builder::{Builder, BuilderConfig},
+    fill::Way,
+    node::ChildNode,
+    report::{Summary, Tally},
+    rpc::Rpc,
+};
+
+/// How long a stop may take.
+const STOP_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Between two looks at the blocklist's file.
+const RELOAD: Duration = Duration::from_secs(5);
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> ExitCode {
+    // Started by ourselves as the node?
+    if let Some(code) = node::run_if_child() {
+        return code;
+    }
+    let args = Args::parse();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env()
+                .unwrap_or_else(|_| "warn,alloy_pubsub=off,alloy_transport_ipc=off".into()),
+        )
+        .init();
+    match tokio::runtime::Runtime::new()
+        .map_err(Failure::from)
+        .and_then(|rt| rt.block_on(run(&args)))
+    {
+        Ok(summary) => {
+            summary.print();
+            if args.json {
+                println!("{}", serde_json::to_string(&summary).expect("numbers and text"));
+            }
+            // A block that must not have been built is a failure, however fast it was.
+            let wrong = summary.blocks_refused_by_strict_check + summary.differing_blocks;
+            if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn run(args: &Args) -> Result<Summary, Failure> {
+    let list = Arc::new(blocklist(args)?);
+    let child = match &args.ipc {
+        None => Some(ChildNode::start(args)?),
+        Some(_) => None,
+    };
+    let path: &Path = match (&child, &args.ipc) {
+        (Some(child), _) => child.path(),
+        (None, Some(path)) => path,
+        (None, None) => unreachable!("one of them is there"),
+    };
+    let rpc = Arc::new(Rpc::connect(path, args.read_timeout)?);
+    let ingest = Ingest::start(FetcherConfig::ipc(path), PoolConfig::default()).await?;
+    let ways: Vec<(&str, Way)> = match args.compare {
+        true => Way::STEPS.into(),
+        false => vec![("asked for", args.way())],
+    };
+    let start = Instant::now();
+    let tally = Arc::new(Mutex::new(Tally::new(&ways, false)));
+    let stop = Arc::new(AtomicBool::new(false));
+    let builder = Builder {
+        config: BuilderConfig {
+            fee_recipient: args.fee_recipient,
+            gas_limit: args.gas_limit,
+            fill_at_percent: args.fill_at,
+            slot: args.slot(),
+            ways: ways.iter().map(|(_, way)| *way).collect(),
+        },
+        rpc,
+        pool: ingest.pool().clone(),
+        list: Arc::clone(&list),
+        stop: Arc::clone(&stop),
+    };
+    let (ended, mut end) = tokio::sync::oneshot::channel();
+    let shared = Arc::clone(&tally);
+    let thread = std::thread::Builder::new().name("builder".into()).spawn(move || {
+        let result = builder
+            .run(|report| shared.lock().unwrap_or_else(PoisonError::into_inner).take(report));
+        // Nobody waits for it when the stop came first.
+        let _ = ended.send(result);
+    })?;
+    let deadline = async {
+        match args.duration {
+            Some(duration) => tokio::time::sleep(duration).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(deadline);
+    let mut reload = tokio::time::interval(RELOAD);
+    let mut failed = None;
+    loop {
+        // Any order: each branch is a moment, nothing is carried.
+        tokio::select! {
+            () = &mut deadline => break,
+            result = tokio::signal::ctrl_c() => {
+                result?;
+                break;
+            }
+            result = &mut end => {
+                failed = Some(match result {
+                    Ok(Err(error)) => error.to_string(),
+                    Ok(Ok(())) | Err(_) => "the building thread has ended".to_owned(),
+                });
+                break;
+            }
+            _ = reload.tick() => {
+                if let Some(path) = &args.blocklist
+                    && let Err(error) = list.reload_file(path, SystemTime::now())
+                {
+                    eprintln!("warning: {error}; the list in force stays until its maximum age");
+                }
+            }
+        }
+    }
+    stop.store(true, Relaxed);
+    if thread.join().is_err() {
+        failed = Some("the building thread has panicked".into());
+    }
+    ingest.shutdown(STOP_DEADLINE).await;
+    drop(child);
+    if let Some(failed) = failed {
+        return Err(failed.into());
+    }
+    let tally = Arc::into_inner(tally).ok_or("the building thread still counts")?;
+    let tally = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok(tally.finish(start.elapsed().as_secs_f64()))
+}
+
+/// The list of the file, or what the mock node's load reaches.
+fn blocklist(args: &Args) -> Result<SharedBlocklist, Failure> {
+    let now = SystemTime::now();
+    if let Some(path) = &args.blocklist {
+        return Ok(SharedBlocklist::open(path, BlocklistConfig::default(), now)?);
+    }
+    // Part of this program: it does not age. A real node's builder without a list says so by an empty one.
+    let config = BlocklistConfig::default().with_max_age(None).with_min_addresses(0);
+    let text: String = match args.ipc {
+        None => {
+            mock_node::workload::listed().iter().map(|address| format!("{address}\n")).collect()
+        }
+        Some(_) => String::new(),
+    };
+    Ok(SharedBlocklist::new(text.as_bytes(), now, config, now)?)
+}

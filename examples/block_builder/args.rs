@@ -1,0 +1,102 @@
+//! The flags.
+
+use std::{path::PathBuf, time::Duration};
+
+use alloy_primitives::{Address, address};
+use clap::Parser;
+use mock_node::cli::parse_duration;
+
+use crate::fill::Way;
+
+/// Who is paid by default: an address that nobody has.
+const FEE_RECIPIENT: Address = address!("0x00000000000000000000000000000000000fee00");
+
+/// Fills blocks from a node's mempool and prints what is in them; submits none. From a mock node unless told
+/// otherwise.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "block_builder")]
+pub(crate) struct Args {
+    /// IPC socket of a node (reth, geth or anvil)
+    #[arg(long, value_name = "PATH")]
+    pub(crate) ipc: Option<PathBuf>,
+    /// Stop after so long, e.g. 30s, 500ms or 2m [default: until Ctrl-C]
+    #[arg(long, value_parser = parse_duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Print a summary as one line of JSON at the end
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Addresses that may not be touched: text or JSON; read again when the file changes
+    /// [default: what the mock node's load reaches; a real node's needs the flag]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) blocklist: Option<PathBuf>,
+    /// Who is paid the fees
+    #[arg(long, default_value_t = FEE_RECIPIENT)]
+    pub(crate) fee_recipient: Address,
+    /// Gas of a built block; never more than the node's limit
+    #[arg(long, default_value_t = 60_000_000)]
+    pub(crate) gas_limit: u64,
+    /// Where in the time between two heads the block is filled, in percent
+    #[arg(long, default_value_t = 75, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub(crate) fill_at: u32,
+    /// Time between two heads, until two have been seen
+    #[arg(long, value_parser = parse_duration)]
+    slot: Option<Duration>,
+    /// Longest wait for an answer about the state
+    #[arg(long, value_parser = parse_duration, default_value = "2s")]
+    pub(crate) read_timeout: Duration,
+
+    /// As builders did it: --inspector --fresh-evm --no-read-cache
+    #[arg(long)]
+    classic: bool,
+    /// Find listed addresses by an inspector under every opcode
+    #[arg(long)]
+    inspector: bool,
+    /// A new EVM for each transaction
+    #[arg(long)]
+    fresh_evm: bool,
+    /// Read nothing ahead
+    #[arg(long)]
+    no_prefetch: bool,
+    /// Ask the node again for what an earlier transaction of the block has read
+    #[arg(long)]
+    no_read_cache: bool,
+    /// Fill each block in every way from classic to ours, and print what each step gives
+    #[arg(long, conflicts_with_all = ["classic", "inspector", "fresh_evm", "no_prefetch", "no_read_cache"])]
+    pub(crate) compare: bool,
+
+    /// Mock node: transactions per second
+    #[arg(long, default_value_t = 500)]
+    pub(crate) tps: u32,
+    /// Mock node: time between blocks
+    #[arg(long, default_value = "2s")]
+    pub(crate) block_time: String,
+    /// Mock node: of a thousand transactions, how many carry blobs
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) blobs_per_mille: u32,
+    /// Mock node: of a thousand transactions, how many reach an address of the blocklist
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) listed_per_mille: u32,
+    /// Mock node: transactions pending at its start
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) preload: usize,
+    /// Mock node: from it come its transactions
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+impl Args {
+    pub(crate) fn way(&self) -> Way {
+        let classic = self.classic;
+        Way {
+            inspector: self.inspector || classic,
+            fresh_evm: self.fresh_evm || classic,
+            no_prefetch: self.no_prefetch || self.no_read_cache || classic,
+            no_read_cache: self.no_read_cache || classic,
+        }
+    }
+
+    pub(crate) fn slot(&self) -> Duration {
+        let of_mock = || parse_duration(&self.block_time).ok().filter(|_| self.ipc.is_none());
+        self.slot.or_else(of_mock).unwrap_or(Duration::from_secs(12))
+    }
+}

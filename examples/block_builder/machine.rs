@@ -1,0 +1,248 @@
+//! The ways to execute a transaction: how it is checked, what of the state is remembered, and whether the EVM is
+//! reused.
+
+use alloy_eips::{eip2935, eip4788};
+use alloy_primitives::{B256, Bytes};
+use blocklist::{BlockGuard, Blocked, ExecuteError, How};
+use revm::{
+    Context, Database, DatabaseCommit, DatabaseRef, ExecuteCommitEvm, ExecuteEvm, InspectEvm,
+    MainBuilder, MainContext, SystemCallCommitEvm,
+    context::{
+        TxEnv,
+        result::{EVMError, ExecutionResult, InvalidTransaction},
+    },
+    database::CacheDB,
+    database_interface::WrapDatabaseRef,
+    handler::{MainnetContext, MainnetEvm},
+};
+use revm_inspectors::access_list::AccessListInspector;
+
+use crate::{env::NextBlock, rpc::ReadError};
+
+/// Why a transaction is not in the block. Nothing of it was written.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// It reaches a listed address.
+    Blocked(Blocked),
+    /// Its nonce has been used: what stands behind it may still be good.
+    NonceTooLow,
+    /// It cannot be in this block at this place.
+    Invalid(InvalidTransaction),
+    /// The node did not answer: this order is left out, the others go on.
+    Unread(ReadError),
+    /// A defect of the EVM's set-up.
+    Other(String),
+}
+
+pub(crate) type Evm<DB, I> = MainnetEvm<MainnetContext<DB>, I>;
+
+/// Says by what it came to whether an execution is committed.
+pub(crate) type Keep<'k> = &'k dyn Fn(&ExecutionResult) -> bool;
+
+/// What lies under a block's own writes.
+pub(crate) trait Under: DatabaseRef<Error = ReadError> + std::fmt::Debug {}
+impl<T: DatabaseRef<Error = ReadError> + std::fmt::Debug> Under for T {}
+
+/// A block's writes over something.
+pub(crate) trait Store<U: Under>:
+    Database<Error = ReadError> + DatabaseCommit + std::fmt::Debug
+{
+    fn writes(&self) -> &CacheDB<U>;
+    fn writes_mut(&mut self) -> &mut CacheDB<U>;
+}
+
+/// Whether what one transaction read is there for the next.
+pub(crate) trait Reads {
+    type Store<U: Under>: Store<U>;
+    fn over<U: Under>(under: U) -> Self::Store<U>;
+}
+
+/// It is.
+pub(crate) struct Remembered;
+
+/// Only what was written is.
+pub(crate) struct Forgotten;
+
+impl Reads for Remembered {
+    type Store<U: Under> = CacheDB<U>;
+
+    fn over<U: Under>(under: U) -> CacheDB<U> {
+        CacheDB::new(under)
+    }
+}
+
+impl<U: Under> Store<U> for CacheDB<U> {
+    fn writes(&self) -> &Self {
+        self
+    }
+
+    fn writes_mut(&mut self) -> &mut Self {
+        self
+    }
+}
+
+impl Reads for Forgotten {
+    type Store<U: Under> = WrapDatabaseRef<CacheDB<U>>;
+
+    fn over<U: Under>(under: U) -> WrapDatabaseRef<CacheDB<U>> {
+        WrapDatabaseRef(CacheDB::new(under))
+    }
+}
+
+impl<U: Under> Store<U> for WrapDatabaseRef<CacheDB<U>> {
+    fn writes(&self) -> &CacheDB<U> {
+        &self.0
+    }
+
+    fn writes_mut(&mut self) -> &mut CacheDB<U> {
+        &mut self.0
+    }
+}
+
+/// How it is seen that a transaction reaches a listed address.
+pub(crate) trait Check {
+    type Inspector: Default;
+
+    /// Executes, checks, and commits if it passes and `keep` says so. Returns whether it did.
+    fn run<DB: Database<Error = ReadError> + DatabaseCommit>(
+        evm: &mut Evm<DB, Self::Inspector>,
+        guard: &BlockGuard,
+        tx: TxEnv,
+        keep: Keep<'_>,
+    ) -> Result<(ExecutionResult, bool), Refusal>;
+}
+
+/// By the state that the execution leaves: [`BlockGuard::execute`].
+pub(crate) struct ByState;
+
+impl Check for ByState {
+    type Inspector = ();
+
+    fn run<DB: Database<Error = ReadError> + DatabaseCommit>(
+        evm: &mut Evm<DB, ()>,
+        guard: &BlockGuard,
+        tx: TxEnv,
+        keep: Keep<'_>,
+    ) -> Result<(ExecutionResult, bool), Refusal> {
+        let checked = guard.execute(evm, tx).map_err(|error| match error {
+            ExecuteError::Blocked(blocked) => Refusal::Blocked(blocked),
+            ExecuteError::Evm(error) => refusal(error),
+            other => Refusal::Other(other.to_string()),
+        })?;
+        let kept = keep(checked.output());
+        Ok((if kept { checked.commit() } else { checked.discard() }, kept))
+    }
+}
+
+/// By an inspector under every opcode, as builders did it. The pre-check is the same.
+pub(crate) struct ByInspector;
+
+impl Check for ByInspector {
+    type Inspector = AccessListInspector;
+
+    fn run<DB: Database<Error = ReadError> + DatabaseCommit>(
+        evm: &mut Evm<DB, AccessListInspector>,
+        guard: &BlockGuard,
+        tx: TxEnv,
+        keep: Keep<'_>,
+    ) -> Result<(ExecutionResult, bool), Refusal> {
+        guard.precheck(&tx).map_err(Refusal::Blocked)?;
+        let executed = match evm.inspect(tx, AccessListInspector::default()) {
+            Ok(executed) => executed,
+            Err(error) => {
+                drop(evm.finalize());
+                return Err(refusal(error));
+            }
+        };
+        let seen = std::mem::take(&mut evm.inspector);
+        let listed = seen.touched_slots().keys().filter(|address| guard.list().contains(address));
+        if let Some(address) = listed.min() {
+            let how = How::TouchedByExecution;
+            return Err(Refusal::Blocked(Blocked { address: *address, how }));
+        }
+        let kept = keep(&executed.result);
+        if kept {
+            evm.commit(executed.state);
+        }
+        Ok((executed.result, kept))
+    }
+}
+
+fn refusal(error: EVMError<ReadError>) -> Refusal {
+    match error {
+        EVMError::Transaction(InvalidTransaction::NonceTooLow { .. }) => Refusal::NonceTooLow,
+        EVMError::Transaction(invalid) => Refusal::Invalid(invalid),
+        EVMError::Database(error) => Refusal::Unread(error),
+        other => Refusal::Other(other.to_string()),
+    }
+}
+
+pub(crate) fn context<DB: Database>(db: DB, block: &NextBlock) -> MainnetContext<DB> {
+    Context::mainnet().with_db(db).with_cfg(block.cfg()).with_block(block.env.clone())
+}
+
+/// An EVM over a store.
+pub(crate) struct Machine<'b, S: Database, C: Check> {
+    /// `None` only while it is replaced by a fresh one.
+    evm: Option<Evm<S, C::Inspector>>,
+    block: &'b NextBlock,
+    guard: &'b BlockGuard,
+    fresh: bool,
+}
+
+impl<'b, S: Database<Error = ReadError> + DatabaseCommit, C: Check> Machine<'b, S, C> {
+    pub(crate) fn new(store: S, block: &'b NextBlock, guard: &'b BlockGuard, fresh: bool) -> Self {
+        let evm = context(store, block).build_mainnet_with_inspector(C::Inspector::default());
+        Self { evm: Some(evm), block, guard, fresh }
+    }
+
+    /// See [`begin`].
+    pub(crate) fn begin(&mut self) -> Result<(), ReadError> {
+        let block = self.block;
+        begin(self.evm(), block)
+    }
+
+    pub(crate) fn execute(
+        &mut self,
+        tx: TxEnv,
+        keep: Keep<'_>,
+    ) -> Result<(ExecutionResult, bool), Refusal> {
+        if self.fresh
+            && let Some(used) = self.evm.take()
+        {
+            let store = used.ctx.journaled_state.database;
+            let context = context(store, self.block);
+            self.evm = Some(context.build_mainnet_with_inspector(C::Inspector::default()));
+        }
+        let guard = self.guard;
+        C::run(self.evm(), guard, tx, keep)
+    }
+
+    fn evm(&mut self) -> &mut Evm<S, C::Inspector> {
+        self.evm.as_mut().expect("it is put back where it was taken")
+    }
+
+    pub(crate) fn store(&mut self) -> &mut S {
+        &mut self.evm().ctx.journaled_state.database
+    }
+}
+
+/// What a block does before its first transaction: the beacon chain's root (EIP-4788) and the parent's hash (EIP-2935)
+/// are stored. A builder without a consensus client does not know the root; it stores zero, as geth's simulation does.
+pub(crate) fn begin<DB: Database<Error = ReadError> + DatabaseCommit, I>(
+    evm: &mut Evm<DB, I>,
+    block: &NextBlock,
+) -> Result<(), ReadError> {
+    let calls: [(_, B256); 2] = [
+        (eip4788::BEACON_ROOTS_ADDRESS, B256::ZERO),
+        (eip2935::HISTORY_STORAGE_ADDRESS, block.parent.hash),
+    ];
+    for (contract, word) in calls {
+        let data = Bytes::copy_from_slice(word.as_slice());
+        // A chain without the contract does nothing, and a call that fails leaves nothing.
+        if let Err(EVMError::Database(error)) = evm.system_call_commit(contract, data) {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
