@@ -6,18 +6,35 @@
 //! lost. Tasks are woken by the writer (a push to their executor's queue). Of the blocked threads
 //! it wakes one, and each thread that wakes wakes two more before it returns to its caller: it is
 //! in our code, so no stuck caller can break the chain.
+//!
+//! Loom tries the interleavings: `RUSTFLAGS="--cfg loom" cargo test -p order-pool --lib --release
+//! loom`, with a target directory of its own.
 
+use self::sync::{AtomicBool, AtomicU64, AtomicWaker, Thread, thread};
 use arc_swap::ArcSwap;
-use futures::task::AtomicWaker;
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
-    },
+    sync::{Arc, atomic::Ordering::SeqCst},
     task::{Context, Wake, Waker},
-    thread::{self, Thread},
     time::Instant,
 };
+
+/// Under `--cfg loom` loom's, so that it can try every interleaving.
+mod sync {
+    #[cfg(all(test, loom))]
+    pub(super) use loom::{
+        future::AtomicWaker,
+        sync::atomic::{AtomicBool, AtomicU64},
+        thread::{self, Thread},
+    };
+    #[cfg(not(all(test, loom)))]
+    pub(super) use {
+        futures::task::AtomicWaker,
+        std::{
+            sync::atomic::{AtomicBool, AtomicU64},
+            thread::{self, Thread},
+        },
+    };
+}
 
 const IDLE: u64 = u64::MAX;
 
@@ -32,7 +49,10 @@ pub(crate) struct Waiter {
 
 impl Waiter {
     fn arm(&self, waker: &Waker, above: u64, blocking: bool) {
+        #[cfg(not(all(test, loom)))]
         self.waker.register(waker);
+        #[cfg(all(test, loom))]
+        self.waker.register_by_ref(waker);
         self.blocking.store(blocking, SeqCst);
         self.above.store(above, SeqCst);
     }
@@ -169,7 +189,11 @@ impl Bell {
             match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
                 None => thread::park(),
                 Some(left) if left.is_zero() => break,
+                // Loom has no time; its tests have no deadline.
+                #[cfg(not(all(test, loom)))]
                 Some(left) => thread::park_timeout(left),
+                #[cfg(all(test, loom))]
+                Some(_) => thread::park(),
             }
         }
         // Only who was picked passes it on; everyone else has someone else to wake them.
@@ -189,5 +213,108 @@ impl Bell {
                 }
             }
         }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::{model::Builder, thread};
+
+    /// A lost wake-up is a thread that never ends, which loom reports as a deadlock.
+    fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
+        let mut builder = Builder::new();
+        builder.preemption_bound = Some(preemptions);
+        builder.check(body);
+    }
+
+    fn blocking_reader(bell: &Arc<Bell>, events: u64) -> thread::JoinHandle<()> {
+        let (bell, waiter) = (Arc::clone(bell), bell.join());
+        thread::spawn(move || {
+            while bell.head() < events && !bell.is_closed() && !waiter.is_ended() {
+                bell.wait_above(&waiter, bell.head(), None);
+            }
+        })
+    }
+
+    #[test]
+    fn loom_a_blocked_thread_sees_every_event() {
+        model(3, || {
+            let bell = Arc::new(Bell::default());
+            let reader = blocking_reader(&bell, 2);
+            for head in 1..=2 {
+                bell.publish(head);
+                bell.ring();
+            }
+            reader.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_of_two_blocked_threads_one_wakes_the_other() {
+        model(2, || {
+            let bell = Arc::new(Bell::default());
+            let readers = [blocking_reader(&bell, 1), blocking_reader(&bell, 1)];
+            bell.publish(1);
+            bell.ring();
+            for reader in readers {
+                reader.join().unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn loom_closing_frees_a_blocked_thread() {
+        model(3, || {
+            let bell = Arc::new(Bell::default());
+            let reader = blocking_reader(&bell, 1);
+            bell.close();
+            reader.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_ending_a_waiter_that_was_just_picked_does_not_lose_the_others_wake_up() {
+        model(2, || {
+            let bell = Arc::new(Bell::default());
+            let (ended, waiter) = (bell.join(), bell.join());
+            let first = {
+                let (bell, ended) = (Arc::clone(&bell), Arc::clone(&ended));
+                thread::spawn(move || bell.wait_above(&ended, 0, None))
+            };
+            let second = {
+                let bell = Arc::clone(&bell);
+                thread::spawn(move || {
+                    while bell.head() == 0 {
+                        bell.wait_above(&waiter, 0, None);
+                    }
+                })
+            };
+            bell.publish(1);
+            bell.ring();
+            ended.end();
+            first.join().unwrap();
+            second.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_a_task_sees_every_event() {
+        model(3, || {
+            let bell = Arc::new(Bell::default());
+            let writer = Arc::clone(&bell);
+            let waiter = bell.join();
+            let thread = thread::spawn(move || {
+                writer.publish(1);
+                writer.ring();
+            });
+            loom::future::block_on(std::future::poll_fn(|cx| {
+                match bell.poll_above(&waiter, 0, cx) {
+                    true => std::task::Poll::Ready(()),
+                    false => std::task::Poll::Pending,
+                }
+            }));
+            thread.join().unwrap();
+        });
     }
 }

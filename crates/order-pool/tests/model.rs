@@ -3,7 +3,7 @@
 
 mod common;
 
-use alloy_primitives::B256;
+use alloy_primitives::{B256, keccak256};
 use common::{Spec, address, hash, tx};
 use order_pool::{
     Bundle, BundleParts, CancelOutcome, Clock, Event, Head, InsertOutcome, Order, OrderId,
@@ -697,29 +697,22 @@ impl Run {
             key: with.map(|(n, _)| usize::from(n)),
             content: *bundle.id(),
         };
-        // The id is a hash over what was settled; the model settles for itself and asks a fresh
-        // pool with the same head and key what the hash is.
-        let settled = self.settled_id(&bundle, order.key, nonce);
+        let settled = self.settled_id(&order, nonce);
         let expected = self.model.insert_bundle(order, nonce, settled);
         assert_eq!(outcome(self.pool.insert_bundle(bundle)), expected);
     }
 
-    fn settled_id(&self, bundle: &Bundle, key_of: Option<usize>, nonce: Option<u64>) -> OrderId {
-        let other = OrderPool::new(config()).expect("a valid configuration");
-        if let Some(block) = self.model.blocks.last() {
-            other.on_head(block.head.clone());
+    /// The id by its definition: a hash over what was sent, then the block and the nonce that it
+    /// got, each with its presence.
+    fn settled_id(&self, order: &Pooled, nonce: Option<u64>) -> OrderId {
+        let block = order.block.or_else(|| self.model.head_number().map(|head| head + 1));
+        let nonce = order.key.and_then(|key| self.model.place(key, nonce).ok());
+        let mut preimage = order.content.to_vec();
+        for number in [block, nonce] {
+            preimage.push(u8::from(number.is_some()));
+            preimage.extend(number.unwrap_or(0).to_be_bytes());
         }
-        let nonce = key_of.and_then(|key| self.model.place(key, nonce).ok());
-        if let (Some(n), Some(below)) = (key_of, nonce.and_then(|nonce| nonce.checked_sub(1))) {
-            other.cancel_bundle(key(n), Some(below));
-        }
-        other.insert_bundle(bundle.clone());
-        let mut reader = other.subscribe_all();
-        let added = std::iter::from_fn(|| reader.try_next()).find_map(|event| match event {
-            Ok(Event::Added(order)) => Some(order.id()),
-            _ => None,
-        });
-        added.unwrap_or(OrderId::Bundle(B256::ZERO))
+        OrderId::Bundle(keccak256(preimage))
     }
 
     fn check(&self) {

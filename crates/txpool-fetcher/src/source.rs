@@ -348,19 +348,23 @@ impl<S: TransactionSink> Source<S> {
 
     fn publish(&self) {
         let state = self.machine.state();
-        let mut status = lock(&self.shared.status);
-        if status.state != state {
-            tracing::info!(
-                endpoint = %status.endpoint, from = status.state.label(), to = state.label(),
-                "source"
-            );
-            status.state = state;
-            status.since = SystemTime::now();
-            self.metrics.state.set(state as u8 as f64);
+        let before = {
+            let mut status = lock(&self.shared.status);
+            let before = std::mem::replace(&mut status.state, state);
+            if before != state {
+                status.since = SystemTime::now();
+            }
+            status.reconnects = self.machine.reconnects();
+            status.gaps.clear();
+            status.gaps.extend(self.machine.gaps().copied());
+            before
+        };
+        // After the lock: a log line and a gauge are someone else's code.
+        if before != state {
+            let endpoint = &self.core.config.sources[self.index];
+            tracing::info!(%endpoint, from = before.label(), to = state.label(), "source");
+            self.metrics.state.set(f64::from(state as u8));
         }
-        status.reconnects = self.machine.reconnects();
-        status.gaps.clear();
-        status.gaps.extend(self.machine.gaps().copied());
     }
 
     fn dial(&mut self, role: Role, after: Duration) {
@@ -445,11 +449,13 @@ impl<S: TransactionSink> Source<S> {
     async fn end(mut self, gave_up: bool) {
         self.core.asks.set(self.index, Vec::new());
         self.tasks.shutdown().await;
-        let mut status = lock(&self.shared.status);
-        status.state = SourceState::Ended;
-        status.since = SystemTime::now();
-        if !gave_up {
-            status.last_error = None;
+        {
+            let mut status = lock(&self.shared.status);
+            status.state = SourceState::Ended;
+            status.since = SystemTime::now();
+            if !gave_up {
+                status.last_error = None;
+            }
         }
         self.metrics.state.set(SourceState::Ended as u8 as f64);
     }

@@ -1,6 +1,6 @@
 //! The threads that decode, recover senders and call the sink.
 //!
-//! Plain threads behind one queue, rather than a second runtime: a job is one burst of CPU and a
+//! Plain threads behind two queues, rather than a second runtime: a job is one burst of CPU and a
 //! call of the sink, so there is nothing to schedule, and no thread wakes another to look for work.
 
 use std::{
