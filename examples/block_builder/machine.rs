@@ -2,18 +2,19 @@
 //! reused.
 
 use alloy_eips::{eip2935, eip4788};
-use alloy_primitives::{B256, Bytes};
+use alloy_primitives::{Address, B256, Bytes, U256, map::AddressMap};
 use blocklist::{BlockGuard, Blocked, ExecuteError, How};
 use revm::{
     Context, Database, DatabaseCommit, DatabaseRef, ExecuteCommitEvm, ExecuteEvm, InspectEvm,
     MainBuilder, MainContext, SystemCallCommitEvm,
+    bytecode::Bytecode,
     context::{
         TxEnv,
         result::{EVMError, ExecutionResult, InvalidTransaction},
     },
     database::CacheDB,
-    database_interface::WrapDatabaseRef,
     handler::{MainnetContext, MainnetEvm},
+    state::{Account, AccountInfo},
 };
 use revm_inspectors::access_list::AccessListInspector;
 
@@ -81,21 +82,59 @@ impl<U: Under> Store<U> for CacheDB<U> {
     }
 }
 
-impl Reads for Forgotten {
-    type Store<U: Under> = WrapDatabaseRef<CacheDB<U>>;
+/// Of what is committed it keeps what was changed: an account that was only called would be a read that is remembered.
+#[derive(Debug)]
+pub(crate) struct Forgetting<U>(CacheDB<U>);
 
-    fn over<U: Under>(under: U) -> WrapDatabaseRef<CacheDB<U>> {
-        WrapDatabaseRef(CacheDB::new(under))
+impl Reads for Forgotten {
+    type Store<U: Under> = Forgetting<U>;
+
+    fn over<U: Under>(under: U) -> Forgetting<U> {
+        Forgetting(CacheDB::new(under))
     }
 }
 
-impl<U: Under> Store<U> for WrapDatabaseRef<CacheDB<U>> {
+impl<U: Under> Store<U> for Forgetting<U> {
     fn writes(&self) -> &CacheDB<U> {
         &self.0
     }
 
     fn writes_mut(&mut self) -> &mut CacheDB<U> {
         &mut self.0
+    }
+}
+
+/// By reference a [`CacheDB`] remembers nothing.
+impl<U: Under> Database for Forgetting<U> {
+    type Error = ReadError;
+
+    fn basic(&mut self, address: Address) -> Result<Option<AccountInfo>, ReadError> {
+        self.0.basic_ref(address)
+    }
+
+    fn code_by_hash(&mut self, hash: B256) -> Result<Bytecode, ReadError> {
+        self.0.code_by_hash_ref(hash)
+    }
+
+    fn storage(&mut self, address: Address, index: U256) -> Result<U256, ReadError> {
+        self.0.storage_ref(address, index)
+    }
+
+    fn block_hash(&mut self, number: u64) -> Result<B256, ReadError> {
+        self.0.block_hash_ref(number)
+    }
+}
+
+impl<U: Under> DatabaseCommit for Forgetting<U> {
+    fn commit(&mut self, mut changes: AddressMap<Account>) {
+        changes.retain(|_, account| {
+            account.storage.retain(|_, slot| slot.is_changed());
+            !account.storage.is_empty()
+                || account.is_created()
+                || account.is_selfdestructed()
+                || account.info != account.original_info()
+        });
+        self.0.commit(changes);
     }
 }
 
