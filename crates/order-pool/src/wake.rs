@@ -2,15 +2,15 @@
 //!
 //! Each subscription has one [`Waiter`]. A reader that found nothing arms it with the number it
 //! waits to see exceeded, then looks at the head again; the writer publishes the head, then looks
-//! at the waiters. All four accesses are `SeqCst`: one of the two sees the other, so no wake-up is
-//! lost. Tasks are woken by the writer (a push to their executor's queue). Of the blocked threads
+//! at the waiters. Each has a `SeqCst` fence between the two: one of them sees the other, so no
+//! wake-up is lost. Tasks are woken by the writer (a push to their executor's queue). Of the blocked threads
 //! it wakes one, and each thread that wakes wakes two more before it returns to its caller: it is
 //! in our code, so no stuck caller can break the chain.
 //!
 //! Loom tries the interleavings: `RUSTFLAGS="--cfg loom" cargo test -p order-pool --lib --release
 //! loom`, with a target directory of its own.
 
-use self::sync::{AtomicBool, AtomicU64, AtomicWaker, Thread, thread};
+use self::sync::{AtomicBool, AtomicU64, AtomicWaker, Parker, fence};
 use arc_swap::ArcSwap;
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst},
@@ -18,22 +18,82 @@ use std::{
     time::Instant,
 };
 
-/// Under `--cfg loom` loom's, so that it can try every interleaving.
+#[cfg(not(all(test, loom)))]
 mod sync {
-    #[cfg(all(test, loom))]
-    pub(super) use loom::{
-        future::AtomicWaker,
-        sync::atomic::{AtomicBool, AtomicU64},
+    pub(super) use futures::task::AtomicWaker;
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, fence};
+    use std::{
         thread::{self, Thread},
+        time::Duration,
     };
-    #[cfg(not(all(test, loom)))]
-    pub(super) use {
-        futures::task::AtomicWaker,
-        std::{
-            sync::atomic::{AtomicBool, AtomicU64},
-            thread::{self, Thread},
-        },
-    };
+
+    /// Where one thread sleeps. What is unparked before it parks does not park.
+    pub(super) struct Parker(Thread);
+
+    impl Parker {
+        pub(super) fn of_this_thread() -> Self {
+            Self(thread::current())
+        }
+
+        pub(super) fn park(&self, timeout: Option<Duration>) {
+            timeout.map_or_else(thread::park, thread::park_timeout);
+        }
+
+        pub(super) fn unpark(&self) {
+            self.0.unpark();
+        }
+    }
+}
+
+/// The same with loom's parts, so that it can try every interleaving. Loom's own `park` and
+/// `AtomicWaker` forget an unpark that meets a contended lock, so both are made from its locks.
+#[cfg(all(test, loom))]
+mod sync {
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, fence};
+    use loom::sync::{Condvar, Mutex};
+    use std::{task::Waker, time::Duration};
+
+    pub(super) struct Parker(Mutex<bool>, Condvar);
+
+    impl Parker {
+        pub(super) fn of_this_thread() -> Self {
+            Self(Mutex::new(false), Condvar::new())
+        }
+
+        /// Loom has no time; its tests have no deadline.
+        pub(super) fn park(&self, _: Option<Duration>) {
+            let mut unparked = self.0.lock().unwrap();
+            while !*unparked {
+                unparked = self.1.wait(unparked).unwrap();
+            }
+            *unparked = false;
+        }
+
+        pub(super) fn unpark(&self) {
+            *self.0.lock().unwrap() = true;
+            self.1.notify_one();
+        }
+    }
+
+    #[derive(Debug)]
+    pub(super) struct AtomicWaker(Mutex<Option<Waker>>);
+
+    impl AtomicWaker {
+        pub(super) fn new() -> Self {
+            Self(Mutex::new(None))
+        }
+
+        pub(super) fn register(&self, waker: &Waker) {
+            *self.0.lock().unwrap() = Some(waker.clone());
+        }
+
+        pub(super) fn wake(&self) {
+            let waker = self.0.lock().unwrap().take();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+    }
 }
 
 const IDLE: u64 = u64::MAX;
@@ -49,12 +109,10 @@ pub(crate) struct Waiter {
 
 impl Waiter {
     fn arm(&self, waker: &Waker, above: u64, blocking: bool) {
-        #[cfg(not(all(test, loom)))]
         self.waker.register(waker);
-        #[cfg(all(test, loom))]
-        self.waker.register_by_ref(waker);
         self.blocking.store(blocking, SeqCst);
         self.above.store(above, SeqCst);
+        fence(SeqCst);
     }
 
     pub(crate) fn is_ended(&self) -> bool {
@@ -65,6 +123,7 @@ impl Waiter {
     /// at the same time, it passes that on.
     pub(crate) fn end(&self) {
         self.ended.store(true, SeqCst);
+        fence(SeqCst);
         self.waker.wake();
     }
 
@@ -86,11 +145,9 @@ impl Waiter {
     }
 }
 
-struct Unpark(Thread);
-
-impl Wake for Unpark {
+impl Wake for Parker {
     fn wake(self: Arc<Self>) {
-        self.0.unpark();
+        self.unpark();
     }
 }
 
@@ -123,6 +180,7 @@ impl Bell {
 
     /// Wakes who waits for what was published.
     pub(crate) fn ring(&self) {
+        fence(SeqCst);
         let head = self.head();
         let mut woke_thread = false;
         for waiter in self.waiters.load().iter() {
@@ -137,6 +195,7 @@ impl Bell {
     /// There will be no more events: everyone who waits learns it.
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);
+        fence(SeqCst);
         for waiter in self.waiters.load().iter() {
             waiter.wake(IDLE);
         }
@@ -183,21 +242,26 @@ impl Bell {
         if ready() {
             return;
         }
-        let waker = Waker::from(Arc::new(Unpark(thread::current())));
-        waiter.arm(&waker, seq, true);
-        while !ready() {
-            match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
-                None => thread::park(),
-                Some(left) if left.is_zero() => break,
-                // Loom has no time; its tests have no deadline.
-                #[cfg(not(all(test, loom)))]
-                Some(left) => thread::park_timeout(left),
-                #[cfg(all(test, loom))]
-                Some(_) => thread::park(),
+        let parker = Arc::new(Parker::of_this_thread());
+        let waker = Waker::from(Arc::clone(&parker));
+        let mut picked = false;
+        loop {
+            // In each round anew: a writer that picked this waiter in an earlier wait, and was held
+            // up before it woke it, takes this round's waker with it.
+            waiter.arm(&waker, seq, true);
+            if ready() {
+                break;
             }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                break;
+            }
+            parker.park(left);
+            picked |= !waiter.disarm();
         }
+        picked |= !waiter.disarm();
         // Only who was picked passes it on; everyone else has someone else to wake them.
-        if !waiter.disarm() {
+        if picked {
             self.pass_on();
         }
     }
@@ -221,25 +285,28 @@ mod loom_tests {
     use super::*;
     use loom::{model::Builder, thread};
 
-    /// A lost wake-up is a thread that never ends, which loom reports as a deadlock.
-    fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
+    /// A lost wake-up is a thread that never ends, which loom reports as a deadlock. Two threads are
+    /// tried in every way, three up to so many preemptions.
+    fn model(preemptions: Option<usize>, body: impl Fn() + Sync + Send + 'static) {
         let mut builder = Builder::new();
-        builder.preemption_bound = Some(preemptions);
+        builder.preemption_bound = preemptions;
         builder.check(body);
     }
 
     fn blocking_reader(bell: &Arc<Bell>, events: u64) -> thread::JoinHandle<()> {
         let (bell, waiter) = (Arc::clone(bell), bell.join());
         thread::spawn(move || {
-            while bell.head() < events && !bell.is_closed() && !waiter.is_ended() {
-                bell.wait_above(&waiter, bell.head(), None);
+            let mut seen = 0;
+            while seen < events && !bell.is_closed() && !waiter.is_ended() {
+                bell.wait_above(&waiter, seen, None);
+                seen = bell.head();
             }
         })
     }
 
     #[test]
     fn loom_a_blocked_thread_sees_every_event() {
-        model(3, || {
+        model(None, || {
             let bell = Arc::new(Bell::default());
             let reader = blocking_reader(&bell, 2);
             for head in 1..=2 {
@@ -252,7 +319,7 @@ mod loom_tests {
 
     #[test]
     fn loom_of_two_blocked_threads_one_wakes_the_other() {
-        model(2, || {
+        model(Some(4), || {
             let bell = Arc::new(Bell::default());
             let readers = [blocking_reader(&bell, 1), blocking_reader(&bell, 1)];
             bell.publish(1);
@@ -265,7 +332,7 @@ mod loom_tests {
 
     #[test]
     fn loom_closing_frees_a_blocked_thread() {
-        model(3, || {
+        model(None, || {
             let bell = Arc::new(Bell::default());
             let reader = blocking_reader(&bell, 1);
             bell.close();
@@ -275,7 +342,7 @@ mod loom_tests {
 
     #[test]
     fn loom_ending_a_waiter_that_was_just_picked_does_not_lose_the_others_wake_up() {
-        model(2, || {
+        model(Some(4), || {
             let bell = Arc::new(Bell::default());
             let (ended, waiter) = (bell.join(), bell.join());
             let first = {
@@ -300,7 +367,7 @@ mod loom_tests {
 
     #[test]
     fn loom_a_task_sees_every_event() {
-        model(3, || {
+        model(None, || {
             let bell = Arc::new(Bell::default());
             let writer = Arc::clone(&bell);
             let waiter = bell.join();
@@ -308,12 +375,11 @@ mod loom_tests {
                 writer.publish(1);
                 writer.ring();
             });
-            loom::future::block_on(std::future::poll_fn(|cx| {
-                match bell.poll_above(&waiter, 0, cx) {
-                    true => std::task::Poll::Ready(()),
-                    false => std::task::Poll::Pending,
-                }
-            }));
+            let parker = Arc::new(Parker::of_this_thread());
+            let waker = Waker::from(Arc::clone(&parker));
+            while !bell.poll_above(&waiter, 0, &Context::from_waker(&waker)) {
+                parker.park(None);
+            }
             thread.join().unwrap();
         });
     }
