@@ -3,9 +3,9 @@
 //! Each subscription has one [`Waiter`]. A reader that found nothing arms it with the number it
 //! waits to see exceeded, then looks at the head again; the writer publishes the head, then looks
 //! at the waiters. Each has a `SeqCst` fence between the two: one of them sees the other, so no
-//! wake-up is lost. Tasks are woken by the writer (a push to their executor's queue). Of the blocked threads
-//! it wakes one, and each thread that wakes wakes two more before it returns to its caller: it is
-//! in our code, so no stuck caller can break the chain.
+//! wake-up is lost. Tasks are woken by the writer (a push to their executor's queue). Of the blocked
+//! threads it wakes one, and each thread that wakes wakes two more before it returns to its caller:
+//! it is in our code, so no stuck caller can break the chain.
 //!
 //! Loom tries the interleavings: `RUSTFLAGS="--cfg loom" cargo test -p order-pool --lib --release
 //! loom`, with a target directory of its own.
