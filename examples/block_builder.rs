@@ -48,7 +48,7 @@ use std::{
 
 use blocklist::{BlocklistConfig, SharedBlocklist};
 use clap::Parser as _;
-use mempool_ingest::{FetcherConfig, Ingest, PoolConfig};
+use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, PoolConfig};
 
 use crate::{
     args::Args,
@@ -112,7 +112,8 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
         (None, None) => unreachable!("one of them is there"),
     };
     let rpc = Arc::new(Rpc::connect(path, args.read_timeout)?);
-    let ingest = Ingest::start(FetcherConfig::ipc(path), PoolConfig::default()).await?;
+    let ingest =
+        Ingest::start(IngestConfig::new(FetcherConfig::ipc(path), PoolConfig::default())).await?;
     let ways: Vec<(&str, Way)> = match args.compare {
         true => Way::STEPS.into(),
         false => vec![("asked for", args.way())],

@@ -15,7 +15,7 @@ use std::{
     process::ExitCode,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant, SystemTime},
 };
@@ -23,8 +23,8 @@ use std::{
 use clap::Parser as _;
 use hdrhistogram::Histogram;
 use mempool_ingest::{
-    Ingest, OrderPool,
-    order_pool::{Event, Order},
+    Ended, Ingest, OrderPool,
+    order_pool::{Event, Order, Origin},
     txpool_fetcher::{AuditMode, AuditReport, EndReason, SourceState},
 };
 use nix::sys::resource::{UsageWho, getrusage};
@@ -60,11 +60,47 @@ pub(crate) struct Summary {
     pool_bytes: u64,
     expired: u64,
     evicted: u64,
+    /// Fetches and audits that waited because the load was high.
+    deferred: u64,
+    /// `null` without `--rpc`.
+    intake: Option<Intake>,
     latency_us: Latency,
     cpu_us_per_tx: f64,
     max_rss_bytes: u64,
     elapsed_s: f64,
     end: String,
+}
+
+/// What went through the JSON-RPC intake.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Intake {
+    /// Requests let in; each element of a batch counts.
+    requests: u64,
+    /// Requests refused because too many were in.
+    requests_refused: u64,
+    /// Orders refused because all slots for verification were taken.
+    slots_refused: u64,
+    /// Raw transactions that waited because the load was high.
+    deferred: u64,
+    /// Orders from the intake that a subscriber saw.
+    orders: u64,
+    /// Cancellations that a subscriber saw.
+    cancelled: u64,
+}
+
+impl Intake {
+    pub(crate) fn of(ingest: &Ingest, seen: Seen) -> Option<Self> {
+        let intake = ingest.intake()?;
+        let gate = ingest.gate().stats();
+        Some(Self {
+            requests: gate.requests_admitted,
+            requests_refused: gate.requests_refused,
+            slots_refused: gate.slots_refused,
+            deferred: intake.deferral_stats().map_or(0, |stats| stats.deferred),
+            orders: seen.orders,
+            cancelled: seen.cancelled,
+        })
+    }
 }
 
 /// From the announcement read from the socket to the order visible to a subscriber.
@@ -115,7 +151,12 @@ async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         Some(child) => vec![child.endpoint()],
         None => args.endpoints(),
     };
-    let ingest = Ingest::start(args.fetcher(endpoints), args.pool()).await?;
+    let mut ingest = Ingest::start(args.ingest(endpoints)).await?;
+    let node = ingest.fetcher().status().into_iter().find_map(|source| source.node);
+    if let Some(config) = args.intake(node.map(|node| node.chain_id))? {
+        ingest.start_intake(config)?;
+    }
+    let ingest = ingest;
     let start = Instant::now();
     let watcher = Watcher::start(ingest.pool().clone());
     let mut view = View::new();
@@ -139,14 +180,17 @@ async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
                 break;
             }
             _ = ingest.fetcher().ended() => break,
-            _ = refresh.tick() => view.refresh(&ingest, &watcher.latency()),
+            _ = refresh.tick() => view.refresh(&ingest, &watcher.latency(), watcher.seen()),
         }
     }
     let elapsed = start.elapsed();
     let report = final_audit(args, &ingest).await;
-    let summary = summarize(&ingest, &watcher.latency(), report, elapsed);
+    let summary = summarize(&ingest, &watcher, report, elapsed);
     let pool = ingest.pool().clone();
-    let (end, counts) = ingest.shutdown(STOP_DEADLINE).await;
+    let Ended { reason: end, counts, intake, .. } = ingest.shutdown(STOP_DEADLINE).await;
+    if let Some(Err(error)) = intake {
+        eprintln!("warning: {error}");
+    }
     watcher.stop();
     drop(pool);
     let summary = Summary { counts, balance: counts.balance(), end: format!("{end:?}"), ..summary };
@@ -183,10 +227,11 @@ async fn final_audit(args: &Args, ingest: &Ingest) -> Option<AuditReport> {
 
 fn summarize(
     ingest: &Ingest,
-    latency: &Histogram<u64>,
+    watcher: &Watcher,
     report: Option<AuditReport>,
     elapsed: Duration,
 ) -> Summary {
+    let latency = watcher.latency();
     let stats = ingest.pool().stats();
     let status = ingest.fetcher().status();
     let counts = ingest.fetcher().counts();
@@ -202,6 +247,8 @@ fn summarize(
         pool_bytes: stats.bytes,
         expired: stats.expired,
         evicted: stats.evicted,
+        deferred: ingest.fetcher().deferred().deferred,
+        intake: Intake::of(ingest, watcher.seen()),
         latency_us: Latency {
             p50: micros(latency.value_at_quantile(0.5)),
             p95: micros(latency.value_at_quantile(0.95)),
@@ -234,6 +281,8 @@ pub(crate) fn usage() -> (Duration, u64) {
 /// A subscriber, as a builder would be one, that notes how old each order is when it sees it.
 struct Watcher {
     latency: Arc<Mutex<Histogram<u64>>>,
+    orders: Arc<AtomicU64>,
+    cancelled: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<()>,
 }
@@ -245,24 +294,42 @@ impl Watcher {
         ));
         let stop = Arc::new(AtomicBool::new(false));
         let mut subscription = pool.subscribe_all();
+        let (orders, cancelled) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
         let (shared, stopped) = (Arc::clone(&latency), Arc::clone(&stop));
+        let (seen_orders, seen_cancelled) = (Arc::clone(&orders), Arc::clone(&cancelled));
         let thread = std::thread::spawn(move || {
             while !stopped.load(Relaxed) {
-                let event = subscription.next_timeout(Duration::from_millis(50));
-                if let Some(Ok(Event::Added(order))) = event
-                    && let Order::Tx(tx) = order.as_ref()
-                    && let Ok(age) = SystemTime::now().duration_since(tx.first_seen())
-                {
-                    let mut latency = shared.lock().expect("nobody panics with it");
-                    latency.saturating_record(age.as_nanos() as u64);
+                let order = match subscription.next_timeout(Duration::from_millis(50)) {
+                    Some(Ok(Event::Added(order))) => order,
+                    Some(Ok(Event::Cancelled(_))) => {
+                        seen_cancelled.fetch_add(1, Relaxed);
+                        continue;
+                    }
+                    _ => continue,
+                };
+                match order.as_ref() {
+                    Order::Tx(tx) if tx.origin() != Origin::Rpc => {
+                        if let Ok(age) = SystemTime::now().duration_since(tx.first_seen()) {
+                            let mut latency = shared.lock().expect("nobody panics with it");
+                            latency.saturating_record(age.as_nanos() as u64);
+                        }
+                    }
+                    // Bundles come by the intake alone.
+                    _ => {
+                        seen_orders.fetch_add(1, Relaxed);
+                    }
                 }
             }
         });
-        Self { latency, stop, thread }
+        Self { latency, orders, cancelled, stop, thread }
     }
 
     fn latency(&self) -> Histogram<u64> {
         self.latency.lock().expect("nobody panics with it").clone()
+    }
+
+    fn seen(&self) -> Seen {
+        Seen { orders: self.orders.load(Relaxed), cancelled: self.cancelled.load(Relaxed) }
     }
 
     fn stop(self) {
@@ -271,6 +338,13 @@ impl Watcher {
             eprintln!("warning: the subscriber has panicked");
         }
     }
+}
+
+/// What a subscriber saw of the intake.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    orders: u64,
+    cancelled: u64,
 }
 
 /// Whether any source is live, in a word.

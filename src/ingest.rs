@@ -1,54 +1,176 @@
-//! The parts wired together: a node's transactions into an order pool.
+//! The parts wired together: a node's transactions and searchers' orders into one order pool.
 
-use std::{
-    sync::mpsc::{RecvTimeoutError, Sender, channel},
-    thread::JoinHandle,
-    time::Duration,
-};
+use std::time::{Duration, Instant};
 
-use order_pool::{OrderPool, PoolConfig};
+use load_control::{Gate, GateConfig, LoadMonitor, MonitorConfig};
+use order_pool::{OrderPool, PoolConfig, Upkeep, UpkeepConfig};
+use order_rpc::{Host, OrderRpc, OrderRpcConfig, OrderRpcHandle, ShutdownError};
 use txpool_fetcher::{Counts, EndReason, Fetcher, FetcherConfig};
 
-/// Time between two rounds of the pool's upkeep. A transaction that has expired is gone at most
-/// this much later.
-pub const UPKEEP_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Why [`Ingest::start`] failed.
+/// Why [`Ingest::start`] or [`Ingest::start_intake`] failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IngestError {
     /// The pool's configuration is out of bounds.
     #[error("pool: {0}")]
     Pool(#[from] order_pool::ConfigError),
+    /// The thresholds of the monitor or the limits of the gate are out of bounds.
+    #[error("load control: {0}")]
+    LoadControl(#[from] load_control::ConfigError),
     /// The fetcher could not start.
     #[error(transparent)]
     Fetcher(#[from] txpool_fetcher::StartError),
-    /// The upkeep's thread could not be made.
-    #[error("cannot start the `mempool-upkeep` thread: {0}")]
-    Thread(#[source] std::io::Error),
+    /// The intake could not start.
+    #[error("intake: {0}")]
+    Intake(#[from] order_rpc::StartError),
+    /// There is an intake already.
+    #[error("an intake listens on {address} already")]
+    SecondIntake {
+        /// Where.
+        address: std::net::SocketAddr,
+    },
+    /// The upkeep's configuration is out of bounds, or its thread could not be made.
+    #[error("cannot start the pool's upkeep: {0}")]
+    Upkeep(#[source] std::io::Error),
 }
 
-/// A node's mempool flowing into a pool.
+/// What an [`Ingest`] is made of. [`IngestConfig::new`] takes what has no default.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct IngestConfig {
+    /// The nodes. Its `monitor`, if it has one, becomes that of all parts.
+    pub fetcher: FetcherConfig,
+    /// The pool.
+    pub pool: PoolConfig,
+    /// How the pool's upkeep is paced.
+    pub upkeep: UpkeepConfig,
+    /// When the load counts as high. Ignored if [`FetcherConfig::monitor`] is set.
+    pub monitor: MonitorConfig,
+    /// Who may come in, and how many at once.
+    pub gate: GateConfig,
+    /// Searchers' orders by JSON-RPC. `None`, the default: not at all, or later by
+    /// [`Ingest::start_intake`].
+    pub intake: Option<OrderRpcConfig>,
+}
+
+impl IngestConfig {
+    /// These nodes into this pool, without an intake.
+    #[must_use]
+    pub fn new(fetcher: FetcherConfig, pool: PoolConfig) -> Self {
+        Self {
+            fetcher,
+            pool,
+            upkeep: UpkeepConfig::default(),
+            monitor: MonitorConfig::default(),
+            gate: GateConfig::default(),
+            intake: None,
+        }
+    }
+
+    /// Sets [`Self::upkeep`].
+    #[must_use]
+    pub fn with_upkeep(mut self, upkeep: UpkeepConfig) -> Self {
+        self.upkeep = upkeep;
+        self
+    }
+
+    /// Sets [`Self::monitor`].
+    #[must_use]
+    pub fn with_monitor(mut self, monitor: MonitorConfig) -> Self {
+        self.monitor = monitor;
+        self
+    }
+
+    /// Sets [`Self::gate`].
+    #[must_use]
+    pub fn with_gate(mut self, gate: GateConfig) -> Self {
+        self.gate = gate;
+        self
+    }
+
+    /// Sets [`Self::intake`].
+    #[must_use]
+    pub fn with_intake(mut self, intake: OrderRpcConfig) -> Self {
+        self.intake = Some(intake);
+        self
+    }
+}
+
+/// A node's mempool, and searchers' orders if there is an intake, flowing into a pool.
+///
+/// All parts share one [`LoadMonitor`]: while the fetcher's announcements pile up, its backfill,
+/// audits and retries, public raw transactions and the pool's upkeep give way.
+///
+/// Dropped without [`Self::shutdown`], everything stops without being waited for.
 #[derive(Debug)]
 pub struct Ingest {
-    pool: OrderPool,
+    // In the order in which they stop when this is dropped.
+    intake: Option<OrderRpcHandle>,
     fetcher: Fetcher,
     upkeep: Upkeep,
+    pool: OrderPool,
+    monitor: LoadMonitor,
+    gate: Gate,
+}
+
+/// How an [`Ingest`] ended.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Ended {
+    /// Why the fetcher ended.
+    pub reason: EndReason,
+    /// The fetcher's final counts.
+    pub counts: Counts,
+    /// Whether the intake answered all who were in; `None` without an intake.
+    pub intake: Option<Result<(), ShutdownError>>,
+    /// Whether the upkeep's thread has ended.
+    pub upkeep_ended: bool,
 }
 
 impl Ingest {
-    /// Makes the pool and starts the fetcher and the pool's upkeep.
+    /// Makes the pool and starts its upkeep, the fetcher, and the intake if one is configured.
+    ///
+    /// The intake listens as soon as this returns; `/readyz` says 503 until every node is live.
     ///
     /// # Errors
     /// See [`IngestError`]. Nothing runs afterwards.
     ///
     /// # Cancel safety
     /// Dropped before it returns, it stops what it has started.
-    pub async fn start(fetcher: FetcherConfig, pool: PoolConfig) -> Result<Self, IngestError> {
+    pub async fn start(config: IngestConfig) -> Result<Self, IngestError> {
+        let IngestConfig { mut fetcher, pool, upkeep, monitor, gate, intake } = config;
         let pool = OrderPool::new(pool)?;
-        let upkeep = Upkeep::start(pool.clone()).map_err(IngestError::Thread)?;
+        let gate = Gate::new(gate)?;
+        let monitor = match fetcher.monitor.take() {
+            Some(monitor) => monitor,
+            None => LoadMonitor::new(monitor)?,
+        };
+        let pressed = {
+            let monitor = monitor.clone();
+            move || monitor.is_pressed()
+        };
+        let upkeep = Upkeep::start_yielding(&pool, upkeep, pressed).map_err(IngestError::Upkeep)?;
+        let fetcher = fetcher.with_monitor(monitor.clone());
         let fetcher = Fetcher::start(fetcher, pool.clone()).await?;
-        Ok(Self { pool, fetcher, upkeep })
+        let mut ingest = Self { intake: None, fetcher, upkeep, pool, monitor, gate };
+        if let Some(intake) = intake {
+            ingest.start_intake(intake)?;
+        }
+        Ok(ingest)
+    }
+
+    /// Starts the intake later than the rest: when the chain id is the node's to say, for instance.
+    ///
+    /// # Errors
+    /// [`IngestError::Intake`], or [`IngestError::SecondIntake`]. The rest goes on.
+    pub fn start_intake(&mut self, config: OrderRpcConfig) -> Result<&OrderRpcHandle, IngestError> {
+        if let Some(intake) = &self.intake {
+            return Err(IngestError::SecondIntake { address: intake.local_addr() });
+        }
+        let host = Host::new(self.pool.clone(), self.gate.clone())
+            .with_monitor(self.monitor.clone())
+            .with_readiness(self.fetcher.readiness());
+        Ok(self.intake.insert(OrderRpc::start(config, host)?))
     }
 
     /// The pool. Clones of it stay readable after the end.
@@ -63,45 +185,40 @@ impl Ingest {
         &self.fetcher
     }
 
-    /// Stops the fetcher, then the upkeep, and waits for both, at most `deadline`.
+    /// The intake, if there is one.
+    #[must_use]
+    pub const fn intake(&self) -> Option<&OrderRpcHandle> {
+        self.intake.as_ref()
+    }
+
+    /// What says how high the load is, and can be switched off.
+    #[must_use]
+    pub const fn monitor(&self) -> &LoadMonitor {
+        &self.monitor
+    }
+
+    /// The gate that the intake's callers pass.
+    #[must_use]
+    pub const fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// Stops the intake, then the fetcher, then the upkeep, and waits for each, for at most
+    /// `deadline` in all and a second for the intake's threads. What was accepted is in the pool.
     ///
     /// # Cancel safety
-    /// The stop goes on when this is dropped.
-    pub async fn shutdown(self, deadline: Duration) -> (EndReason, Counts) {
-        let ended = self.fetcher.shutdown(deadline).await;
-        drop(self.upkeep);
-        ended
-    }
-}
-
-/// The thread that lets go of what the pool has kept long enough. Stops when dropped.
-#[derive(Debug)]
-struct Upkeep {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Upkeep {
-    fn start(pool: OrderPool) -> std::io::Result<Self> {
-        let (stop, stopped) = channel();
-        let thread =
-            std::thread::Builder::new().name("mempool-upkeep".into()).spawn(move || {
-                while stopped.recv_timeout(UPKEEP_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                    // Bounded steps: inserts pass between them.
-                    while pool.upkeep() {}
-                }
-            })?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
-    }
-}
-
-impl Drop for Upkeep {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the pool's upkeep has panicked");
-        }
+    /// The stop goes on when this is dropped; the parts then do not wait for each other.
+    pub async fn shutdown(self, deadline: Duration) -> Ended {
+        let Self { intake, fetcher, upkeep, pool: _pool, .. } = self;
+        let start = Instant::now();
+        // Whoever is refused must not find a pool that no node feeds any more.
+        let intake = match intake {
+            Some(intake) => Some(intake.shutdown(deadline).await),
+            None => None,
+        };
+        let (reason, counts) = fetcher.shutdown(deadline.saturating_sub(start.elapsed())).await;
+        // A step takes under a millisecond: this blocks for no longer.
+        let upkeep_ended = upkeep.stop(deadline.saturating_sub(start.elapsed()));
+        Ended { reason, counts, intake, upkeep_ended }
     }
 }

@@ -2,6 +2,8 @@
 
 mod ingest;
 
-pub use self::ingest::{Ingest, IngestError, UPKEEP_INTERVAL};
+pub use self::ingest::{Ended, Ingest, IngestConfig, IngestError};
+pub use load_control::{self, LoadMonitor};
 pub use order_pool::{self, OrderPool, PoolConfig};
+pub use order_rpc::{self, OrderRpcConfig};
 pub use txpool_fetcher::{self, Fetcher, FetcherConfig};

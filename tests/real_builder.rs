@@ -33,7 +33,7 @@ use blocklist::{BlockGuard, Blocklist, BlocklistConfig};
 use candidates::Candidates;
 use env::NextBlock;
 use fill::{Way, fill};
-use mempool_ingest::{FetcherConfig, Ingest, PoolConfig};
+use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, PoolConfig};
 use mock_node::{
     contracts::{token, transfer_input},
     real::{RealNode, RealNodeConfig},
@@ -177,8 +177,9 @@ fn a_built_block_uses_the_gas_and_has_the_statuses_that_geth_finds() {
     let token = deploy(&rpc, &deployer);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let fetcher = FetcherConfig::ipc(node.ipc_path());
-    let ingest =
-        runtime.block_on(Ingest::start(fetcher, PoolConfig::default())).expect("it starts");
+    let ingest = runtime
+        .block_on(Ingest::start(IngestConfig::new(fetcher, PoolConfig::default())))
+        .expect("it starts");
     let heads = rpc.heads().expect("geth tells heads");
     let stop = AtomicBool::new(false);
     let guard = {

@@ -14,7 +14,7 @@ use std::{
 use alloy_primitives::B256;
 use hdrhistogram::Histogram;
 use mempool_ingest::{
-    FetcherConfig, Ingest, OrderPool, PoolConfig,
+    Ended, FetcherConfig, Ingest, IngestConfig, OrderPool, PoolConfig,
     order_pool::{Event, Order},
     txpool_fetcher::{Counts, EndReason},
 };
@@ -119,8 +119,10 @@ impl Stage {
         let threads = fetcher.workers + 1;
         let (pool, running) = match contender {
             Contender::Ours => {
-                let ingest =
-                    self.host.block_on(Ingest::start(fetcher, pool_config)).expect("ours starts");
+                let ingest = self
+                    .host
+                    .block_on(Ingest::start(IngestConfig::new(fetcher, pool_config)))
+                    .expect("ours starts");
                 (ingest.pool().clone(), Running::Ours(Box::new(ingest)))
             }
             _ => {
@@ -239,7 +241,7 @@ impl Running {
     fn stop(self, host: &Runtime) -> Option<Counts> {
         match self {
             Self::Ours(ingest) => {
-                let (end, counts) = host.block_on(ingest.shutdown(START_STOP));
+                let Ended { reason: end, counts, .. } = host.block_on(ingest.shutdown(START_STOP));
                 assert_eq!(end, EndReason::Stopped);
                 Some(counts)
             }

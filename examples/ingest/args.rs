@@ -1,10 +1,10 @@
 //! The flags.
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use mempool_ingest::{
-    FetcherConfig, PoolConfig,
+    FetcherConfig, IngestConfig, OrderRpcConfig, PoolConfig,
     txpool_fetcher::{Backfill, Endpoint, StartPolicy},
 };
 
@@ -42,6 +42,12 @@ pub(crate) struct Args {
     /// Do not ask for what was pending before the start
     #[arg(long)]
     no_backfill: bool,
+    /// Take searchers' orders by JSON-RPC at this address, port 0 for a free one
+    #[arg(long, value_name = "ADDR")]
+    rpc: Option<SocketAddr>,
+    /// With --rpc: the chain of the orders [default: the node's]
+    #[arg(long, value_name = "N", requires = "rpc")]
+    chain_id: Option<u64>,
     /// Mock node: transactions per second
     #[arg(long, default_value_t = 500)]
     pub(crate) tps: u32,
@@ -76,7 +82,23 @@ impl Args {
         self.faults.is_some()
     }
 
-    pub(crate) fn fetcher(&self, endpoints: Vec<Endpoint>) -> FetcherConfig {
+    pub(crate) fn ingest(&self, endpoints: Vec<Endpoint>) -> IngestConfig {
+        IngestConfig::new(self.fetcher(endpoints), self.pool())
+    }
+
+    /// The intake, if one is wanted. `node` is the chain of the node that was reached, if one was.
+    pub(crate) fn intake(&self, node: Option<u64>) -> Result<Option<OrderRpcConfig>, String> {
+        let Some(listen) = self.rpc else { return Ok(None) };
+        let chain_id = self
+            .chain_id
+            .or(node)
+            .ok_or("--rpc needs --chain-id while no node has been reached to say its own")?;
+        let mut config = OrderRpcConfig::new(chain_id);
+        config.listen = listen;
+        Ok(Some(config))
+    }
+
+    fn fetcher(&self, endpoints: Vec<Endpoint>) -> FetcherConfig {
         let mut config = FetcherConfig::new(endpoints)
             .with_fetch_slots(self.slots)
             .with_ask_connections(self.ask_connections)
@@ -90,7 +112,7 @@ impl Args {
         config
     }
 
-    pub(crate) fn pool(&self) -> PoolConfig {
+    fn pool(&self) -> PoolConfig {
         PoolConfig::default().with_tx_retention(self.retention)
     }
 }

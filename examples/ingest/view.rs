@@ -11,7 +11,7 @@ use mempool_ingest::{
     txpool_fetcher::{Counts, SourceState},
 };
 
-use crate::{Summary, word};
+use crate::{Intake, Seen, Summary, word};
 
 pub(crate) struct View {
     /// Lines drawn last, to be drawn over; `None` where there is no terminal.
@@ -36,6 +36,13 @@ impl View {
                 .map_or(("(not reached yet)".into(), 0), |node| (node.client, node.chain_id));
             self.say(&format!("{}: {client}, chain {chain_id}", source.endpoint));
         }
+        self.intake(ingest);
+    }
+
+    fn intake(&mut self, ingest: &Ingest) {
+        if let Some(intake) = ingest.intake() {
+            self.say(&format!("orders by JSON-RPC at http://{}", intake.local_addr()));
+        }
     }
 
     pub(crate) fn say(&mut self, line: &str) {
@@ -46,7 +53,7 @@ impl View {
         eprintln!("{line}");
     }
 
-    pub(crate) fn refresh(&mut self, ingest: &Ingest, latency: &Histogram<u64>) {
+    pub(crate) fn refresh(&mut self, ingest: &Ingest, latency: &Histogram<u64>, seen: Seen) {
         let counts = ingest.fetcher().counts();
         let seconds = self.at.elapsed().as_secs_f64().max(1e-3);
         let rate = |now: u64, before: u64| (now.saturating_sub(before)) as f64 / seconds;
@@ -104,12 +111,31 @@ impl View {
             "entered     announced {}  backfilled {}  by audit {}",
             counts.announced, counts.backfilled, counts.audit_recovered,
         ));
-        self.draw(&lines, announced, pooled, &counts);
+        let intake = Intake::of(ingest, seen);
+        if let Some(intake) = &intake {
+            lines.push(format!(
+                "intake      requests {}  refused {}+{}  deferred {}  orders seen {}  cancelled {}",
+                intake.requests,
+                intake.requests_refused,
+                intake.slots_refused,
+                intake.deferred,
+                intake.orders,
+                intake.cancelled,
+            ));
+        }
+        self.draw(&lines, announced, pooled, &counts, intake);
         self.before = counts;
         self.at = Instant::now();
     }
 
-    fn draw(&mut self, lines: &[String], announced: f64, pooled: f64, counts: &Counts) {
+    fn draw(
+        &mut self,
+        lines: &[String],
+        announced: f64,
+        pooled: f64,
+        counts: &Counts,
+        intake: Option<Intake>,
+    ) {
         let mut out = stderr().lock();
         // A closed stderr is no reason to stop ingesting.
         let _ = match self.drawn {
@@ -121,9 +147,12 @@ impl View {
             }
             None => {
                 let state = lines.first().and_then(|line| line.split_whitespace().next());
+                let intake = intake.map_or(String::new(), |intake| {
+                    format!(" rpc={} rpc_orders={}", intake.requests, intake.orders)
+                });
                 writeln!(
                     out,
-                    "{} announced={} ({announced:.0}/s) pooled={} ({pooled:.0}/s) lagged={} failed={} in_flight={}",
+                    "{} announced={} ({announced:.0}/s) pooled={} ({pooled:.0}/s) lagged={} failed={} in_flight={}{intake}",
                     state.unwrap_or("-"),
                     counts.announced,
                     counts.pooled,

@@ -83,5 +83,7 @@ pub use order::{ORDER_OVERHEAD_BYTES, Order, OrderId, Origin, PooledTransaction,
 pub use pool::OrderPool;
 pub use sink::{OrderSink, SinkEnd, SinkGuard};
 pub use subscription::{Blocking, Ender, Subscription};
-pub use upkeep::{DEFAULT_UPKEEP_INTERVAL, DEFAULT_UPKEEP_JITTER_PERCENT, Upkeep, UpkeepConfig};
+pub use upkeep::{
+    DEFAULT_UPKEEP_INTERVAL, DEFAULT_UPKEEP_JITTER_PERCENT, PRESSED_PAUSE, Upkeep, UpkeepConfig,
+};
 pub use wire::{RawBundle, RawCancelBundle};

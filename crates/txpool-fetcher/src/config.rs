@@ -2,6 +2,8 @@
 
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
+use load_control::LoadMonitor;
+
 use crate::error::ConfigError;
 
 /// Slots of the broadcast buffer between the listening connection and the intake.
@@ -69,6 +71,10 @@ pub const DEFAULT_AUDIT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How long the node and our own buffers get to settle before an audit calls a hash missing.
 pub const DEFAULT_AUDIT_SETTLE: Duration = Duration::from_millis(200);
+
+/// How long backfill, audit and retry fetches wait for the load to fall before they run all the
+/// same: less than half a slot, so that what was missed can still be in the next block.
+pub const DEFAULT_DEFERRAL_MAX_AGE: Duration = Duration::from_secs(5);
 
 /// Upper bound of [`FetcherConfig::fetch_slots`].
 pub const MAX_FETCH_SLOTS: usize = 4096;
@@ -207,6 +213,13 @@ pub struct FetcherConfig {
     pub audit_settle: Duration,
     /// What is asked of the node's pool at start-up and after gaps.
     pub backfill: Backfill,
+    /// Told how full the announcement buffers and the slots for live announcements are; while it
+    /// says that the load is high, backfill, audit and retry fetches wait. Live announcements and
+    /// heads never do. `None`: nothing waits. Counted by `mempool_fetcher_deferred_total`.
+    pub monitor: Option<LoadMonitor>,
+    /// How long such a fetch waits at most, counted from when it could first have run, at least
+    /// 1 ms. Beyond it they run one at a time while the load stays high.
+    pub deferral_max_age: Duration,
 }
 
 impl FetcherConfig {
@@ -239,6 +252,8 @@ impl FetcherConfig {
             audit_interval: Some(DEFAULT_AUDIT_INTERVAL),
             audit_settle: DEFAULT_AUDIT_SETTLE,
             backfill: Backfill::default(),
+            monitor: None,
+            deferral_max_age: DEFAULT_DEFERRAL_MAX_AGE,
         }
     }
 
@@ -284,6 +299,13 @@ impl FetcherConfig {
         self
     }
 
+    /// Sets the monitor that says when deferrable work waits.
+    #[must_use]
+    pub fn with_monitor(mut self, monitor: LoadMonitor) -> Self {
+        self.monitor = Some(monitor);
+        self
+    }
+
     /// Checks every bound.
     ///
     /// # Errors
@@ -321,6 +343,7 @@ impl FetcherConfig {
             ("ping_interval", self.ping_interval),
             ("ping_timeout", self.ping_timeout),
             ("reconnect.base", self.reconnect.base),
+            ("deferral_max_age", self.deferral_max_age),
             ("retry_backoff.base", self.retry_backoff.base),
             ("audit_interval", self.audit_interval.unwrap_or(DEFAULT_AUDIT_INTERVAL)),
         ] {

@@ -15,6 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::FetcherConfig,
+    deferral::{Deferral, Turn, Work},
     error::CallError,
     link::Link,
     mined::RecentlyMined,
@@ -34,6 +35,7 @@ pub(crate) struct Core<S> {
     pub(crate) tally: Arc<Tally>,
     pub(crate) seen: SeenSet,
     pub(crate) slots: Slots,
+    pub(crate) deferral: Arc<Deferral>,
     pub(crate) asks: Asks,
     pub(crate) mined: Mutex<RecentlyMined>,
     pub(crate) chain_id: Mutex<Option<u64>>,
@@ -84,16 +86,16 @@ impl<S: TransactionSink> Core<S> {
         }
         self.firsts[arrival.source].first_seen.fetch_add(1, Relaxed);
         let passage = self.passage(arrival.hash, ticket);
-        let slot = self.slots.live().await;
+        let slot = self.slots.live(self.deferral.live()).await;
         self.tasks.spawn(passage.fetch(arrival, slot));
     }
 
-    /// Brings in a hash that was found missing. Waits for a deferrable slot, then for the
-    /// outcome of earlier ones only as far as the slots demand.
-    pub(crate) async fn missed(self: &Arc<Self>, arrival: Arrival) {
+    /// Brings in a hash that was found missing, when its turn has come. Waits for a deferrable
+    /// slot, then for the outcome of earlier ones only as far as the slots demand.
+    pub(crate) async fn missed(self: &Arc<Self>, arrival: Arrival, turn: Turn) {
         let ticket = self.tally.enter(arrival.entry);
         let passage = self.passage(arrival.hash, ticket);
-        let slot = self.slots.deferrable().await;
+        let slot = self.slots.deferrable(turn).await;
         self.tasks.spawn(passage.fetch(arrival, slot));
     }
 
@@ -103,15 +105,15 @@ impl<S: TransactionSink> Core<S> {
 }
 
 impl<S: TransactionSink> Passage<S> {
-    async fn fetch(self, arrival: Arrival, mut slot: Slot) {
+    async fn fetch(self, arrival: Arrival, slot: Slot) {
         let core = Arc::clone(&self.core);
         let stop = core.stop.clone();
         let answer = tokio::select! {
             // A stop leaves the hash unfinished, and says so.
             () = stop.cancelled() => return drop(self),
-            answer = core.ask(&arrival) => answer,
+            answer = core.ask(&arrival, slot) => answer,
         };
-        let Some(answer) = answer else {
+        let Some((answer, mut slot)) = answer else {
             return self.finish(Outcome::Failed, None);
         };
         core.slots.answered(&mut slot, answer.get().len());
@@ -204,8 +206,9 @@ impl<S: TransactionSink> Drop for Passage<S> {
 }
 
 impl<S> Core<S> {
-    /// Asks for one transaction until there is an answer or the last try has failed.
-    async fn ask(&self, arrival: &Arrival) -> Option<Box<RawValue>> {
+    /// Asks for one transaction until there is an answer or the last try has failed. A retry that
+    /// the load makes wait gives its slot up meanwhile: with it, it would be part of the load.
+    async fn ask(&self, arrival: &Arrival, mut slot: Slot) -> Option<(Box<RawValue>, Slot)> {
         let config = &self.config;
         let mut tries = 0;
         let mut source = arrival.source;
@@ -228,7 +231,7 @@ impl<S> Core<S> {
                             source = other;
                             continue;
                         }
-                        None => return Some(answer),
+                        None => return Some((answer, slot)),
                     }
                 }
                 Err(error) => error,
@@ -246,8 +249,14 @@ impl<S> Core<S> {
             if let Some(other) = others.by_ref().find(|other| self.asks.is_up(*other)) {
                 source = other;
             } else if error.is_retryable() && tries < config.fetch_retries {
+                let since = Instant::now();
                 sleep(config.retry_backoff.delay(tries, rand::random())).await;
                 tries += 1;
+                if let Some(_parked) = self.deferral.park() {
+                    drop(slot);
+                    let turn = self.deferral.turn(Work::Retry, since).await;
+                    slot = self.slots.deferrable(turn).await;
+                }
             } else {
                 tracing::debug!(hash = %arrival.hash, %error, "fetch failed");
                 return None;

@@ -3,7 +3,7 @@
 use std::{io, time::Duration};
 
 /// A field of [`FetcherConfig`](crate::FetcherConfig) that cannot be.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A number outside its bounds.
@@ -56,6 +56,9 @@ pub enum ConfigError {
         /// What stood before `://`.
         scheme: String,
     },
+    /// The monitor has no place for our queues: one for each source and one more.
+    #[error("`monitor`: {0}")]
+    Monitor(#[from] load_control::ConfigError),
 }
 
 /// Why a connection to a node could not be made or is of no use.

@@ -17,6 +17,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     config::{FetcherConfig, StartPolicy},
     core::{Asks, Core},
+    deferral::{Deferral, DeferredStats},
     error::{ConnectError, StartError},
     heads,
     machine::SourceState,
@@ -65,6 +66,7 @@ pub enum EndReason {
 #[derive(Debug)]
 pub struct Fetcher {
     tally: Arc<Tally>,
+    deferral: Arc<Deferral>,
     sources: Vec<(Arc<Shared>, mpsc::Sender<AuditRequest>)>,
     stop: CancellationToken,
     deadline: Arc<Mutex<Duration>>,
@@ -89,6 +91,11 @@ impl Fetcher {
         let start = config.start;
         let tally = Tally::new();
         let stop = CancellationToken::new();
+        let deferral = Arc::new(Deferral::new(
+            &config,
+            tally.metrics.deferred.clone(),
+            tally.metrics.oldest_deferred.clone(),
+        )?);
         let (ended_tx, ended) = watch::channel(None);
         let deadline = Arc::new(Mutex::new(DEFAULT_DEADLINE));
         let io = io_runtime()?;
@@ -105,6 +112,7 @@ impl Fetcher {
                 config.max_bytes_in_flight,
                 tally.metrics.in_flight_bytes.clone(),
             ),
+            deferral: Arc::clone(&deferral),
             asks: Asks::new(config.sources.len()),
             mined: Mutex::new(RecentlyMined::default()),
             chain_id: Mutex::new(None),
@@ -141,7 +149,7 @@ impl Fetcher {
             .name("mempool-io".into())
             .spawn(body)
             .map_err(|source| StartError::Thread { thread: "mempool-io", source })?;
-        let fetcher = Self { tally, sources: handles, stop, deadline, ended };
+        let fetcher = Self { tally, deferral, sources: handles, stop, deadline, ended };
         if start == StartPolicy::RequireNode {
             first_source(firsts).await?;
         }
@@ -164,6 +172,20 @@ impl Fetcher {
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.sources.iter().any(|(shared, _)| shared.state() == SourceState::Live)
+    }
+
+    /// Whether every source is [`SourceState::Live`], for a readiness probe that outlives the
+    /// borrow. False for ever once the fetcher has ended.
+    pub fn readiness(&self) -> impl Fn() -> bool + Send + Sync + use<> {
+        let sources: Vec<_> = self.sources.iter().map(|(shared, _)| Arc::clone(shared)).collect();
+        move || sources.iter().all(|source| source.state() == SourceState::Live)
+    }
+
+    /// What has waited, and what waits, because [`FetcherConfig::monitor`] said that the load is
+    /// high.
+    #[must_use]
+    pub fn deferred(&self) -> DeferredStats {
+        self.deferral.stats()
     }
 
     /// Compares the pool of source `source` with ours now, whatever the timer says.

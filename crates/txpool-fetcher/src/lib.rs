@@ -73,6 +73,7 @@
 
 mod config;
 mod core;
+mod deferral;
 mod error;
 mod fetcher;
 mod heads;
@@ -94,6 +95,7 @@ mod workers;
 
 pub use self::{
     config::*,
+    deferral::DeferredStats,
     error::{CallError, ConfigError, ConnectError, LossReason, StartError},
     fetcher::{EndReason, Fetcher},
     link::NodeInfo,

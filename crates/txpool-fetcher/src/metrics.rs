@@ -7,7 +7,10 @@ use metrics::{
     gauge, histogram,
 };
 
-use crate::outcome::{Entry, Outcome};
+use crate::{
+    deferral::Work,
+    outcome::{Entry, Outcome},
+};
 
 /// Names, units and meanings of all metrics of this crate.
 pub const METRICS: &[(&str, Unit, &str)] = &[
@@ -18,6 +21,16 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
         "mempool_fetcher_lagged_total",
         Unit::Count,
         "announcements lost by our own buffer; reconciliation brings them in",
+    ),
+    (
+        "mempool_fetcher_deferred_total",
+        Unit::Count,
+        "fetches and audits that waited because the load was high, by `work`",
+    ),
+    (
+        "mempool_fetcher_oldest_deferred_seconds",
+        Unit::Seconds,
+        "how long the oldest of what waits because of the load has waited",
     ),
     ("mempool_fetcher_retries_total", Unit::Count, "fetches asked again, by `reason`"),
     (
@@ -81,6 +94,8 @@ pub(crate) struct Metrics {
     pub(crate) left: [Counter; 7],
     pub(crate) unfinished: Gauge,
     pub(crate) lagged: Counter,
+    pub(crate) deferred: [Counter; 3],
+    pub(crate) oldest_deferred: Gauge,
     pub(crate) retries_timeout: Counter,
     pub(crate) retries_link_lost: Counter,
     pub(crate) retries_rpc: Counter,
@@ -102,7 +117,7 @@ impl Metrics {
         for (name, unit, text) in METRICS {
             if name.ends_with("_total") {
                 describe_counter!(*name, *unit, *text);
-            } else if name.ends_with("_seconds") {
+            } else if name.ends_with("_seconds") && !name.contains("_oldest_") {
                 describe_histogram!(*name, *unit, *text);
             } else {
                 describe_gauge!(*name, *unit, *text);
@@ -120,6 +135,9 @@ impl Metrics {
             ),
             unfinished: gauge!("mempool_fetcher_unfinished"),
             lagged: counter!("mempool_fetcher_lagged_total"),
+            deferred: Work::ALL
+                .map(|work| counter!("mempool_fetcher_deferred_total", "work" => work.label())),
+            oldest_deferred: gauge!("mempool_fetcher_oldest_deferred_seconds"),
             retries_timeout: retries("timeout"),
             retries_link_lost: retries("link_lost"),
             retries_rpc: retries("rpc_error"),

@@ -12,6 +12,7 @@ use tokio::{sync::oneshot, time::sleep};
 use crate::{
     config::{Backfill, Endpoint},
     core::{Arrival, Core, lock},
+    deferral::Work,
     machine::GapReason,
     outcome::Entry,
     seen::Seen,
@@ -79,6 +80,10 @@ pub(crate) struct Comparison<S> {
 
 impl<S: TransactionSink> Comparison<S> {
     pub(crate) async fn run(self) -> Result<AuditReport, SnapshotError> {
+        if self.cheap {
+            // One on the timer; what is asked for, or follows a gap, lists the pool at once.
+            self.core.deferral.turn(Work::Audit, Instant::now()).await;
+        }
         let result = self.compare().await;
         let metrics = &self.core.tally.metrics;
         match &result {
@@ -201,21 +206,28 @@ impl<S: TransactionSink> Comparison<S> {
         }
     }
 
-    /// Fetches what is missing, as deferrable work, and waits until it is in.
+    /// Fetches what is missing, as deferrable work, and waits until it is in. What is deferred is
+    /// not admitted yet, so that an announcement of it meanwhile is fetched as live.
     async fn recover(&self, missing: &[B256]) -> u64 {
         let entry = match self.reason {
             GapReason::StartUp | GapReason::Reconnect => Entry::Backfilled,
             _ => Entry::AuditRecovered,
         };
+        let work = match entry {
+            Entry::Backfilled => Work::Backfill,
+            _ => Work::Audit,
+        };
+        let since = Instant::now();
         let mut recovered = 0;
         for hash in missing {
+            let turn = self.core.deferral.turn(work, since).await;
             // An announcement may have been quicker.
             if !self.core.seen.admit_over(*hash, |seen| seen != Seen::InFlight) {
                 continue;
             }
             recovered += 1;
             let at = Instant::now();
-            self.core.missed(Arrival { hash: *hash, entry, source: self.source, at }).await;
+            self.core.missed(Arrival { hash: *hash, entry, source: self.source, at }, turn).await;
             self.shared.recovered.fetch_add(1, Relaxed);
         }
         while missing.iter().any(|hash| self.core.seen.get(hash) == Some(Seen::InFlight)) {

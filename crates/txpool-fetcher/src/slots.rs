@@ -8,6 +8,8 @@ use std::sync::{
 use metrics::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::deferral::{LiveFetch, Turn};
+
 /// Answers are reserved for in units of this, so that a budget of 4 GiB fits a semaphore.
 const UNIT_BYTES: usize = 256;
 
@@ -30,6 +32,9 @@ pub(crate) struct Slots {
 pub(crate) struct Slot {
     _one: OwnedSemaphorePermit,
     _deferrable: Option<OwnedSemaphorePermit>,
+    /// Given back after the slot: what waits for it finds a place.
+    _turn: Turn,
+    _live: Option<LiveFetch>,
     bytes: Bytes,
 }
 
@@ -57,14 +62,14 @@ impl Slots {
     ///
     /// # Cancel safety
     /// A dropped wait loses its place and nothing else.
-    pub(crate) async fn live(&self) -> Slot {
-        self.take(None).await
+    pub(crate) async fn live(&self, live: Option<LiveFetch>) -> Slot {
+        Slot { _live: live, ..self.take(None).await }
     }
 
     /// Waits for a slot among those that deferrable work may hold.
-    pub(crate) async fn deferrable(&self) -> Slot {
+    pub(crate) async fn deferrable(&self, turn: Turn) -> Slot {
         let permit = acquire(&self.deferrable, 1).await;
-        self.take(Some(permit)).await
+        Slot { _turn: turn, ..self.take(Some(permit)).await }
     }
 
     async fn take(&self, deferrable: Option<OwnedSemaphorePermit>) -> Slot {
@@ -73,7 +78,7 @@ impl Slots {
         let reserved = acquire(&self.bytes, self.units(self.mean_bytes.load(Relaxed))).await;
         self.gauge.increment((reserved.num_permits() * UNIT_BYTES) as f64);
         let bytes = Bytes { reserved, gauge: self.gauge.clone() };
-        Slot { _one: one, _deferrable: deferrable, bytes }
+        Slot { _one: one, _deferrable: deferrable, _turn: Turn::default(), _live: None, bytes }
     }
 
     /// The answer is here and has this size: the reservation becomes exact, as far as the budget
@@ -121,25 +126,25 @@ mod tests {
     #[tokio::test]
     async fn deferrable_work_holds_its_share_and_no_more() {
         let slots = slots(1 << 20);
-        let first = slots.deferrable().await;
-        assert!(slots.deferrable().now_or_never().is_none());
-        let live: Vec<_> = (0..3).map(|_| slots.live().now_or_never().unwrap()).collect();
-        assert!(slots.live().now_or_never().is_none());
+        let first = slots.deferrable(Turn::default()).await;
+        assert!(slots.deferrable(Turn::default()).now_or_never().is_none());
+        let live: Vec<_> = (0..3).map(|_| slots.live(None).now_or_never().unwrap()).collect();
+        assert!(slots.live(None).now_or_never().is_none());
         drop(first);
-        assert!(slots.live().now_or_never().is_some());
+        assert!(slots.live(None).now_or_never().is_some());
         drop(live);
     }
 
     #[tokio::test]
     async fn large_answers_hold_back_further_fetches_until_they_are_dropped() {
         let slots = slots(1 << 20);
-        let mut big = slots.live().await;
+        let mut big = slots.live(None).await;
         slots.answered(&mut big, 1 << 20);
         // The budget is gone, though slots are free.
         assert!(slots.all.available_permits() > 0);
-        assert!(slots.live().now_or_never().is_none());
+        assert!(slots.live(None).now_or_never().is_none());
         drop(big);
-        assert!(slots.live().now_or_never().is_some());
+        assert!(slots.live(None).now_or_never().is_some());
     }
 
     #[tokio::test]
@@ -147,7 +152,7 @@ mod tests {
         let slots = slots(1 << 20);
         for _ in 0..100 {
             // Outside of the scheduler's budget, which 100 acquisitions in a row exhaust.
-            let mut slot = tokio::task::unconstrained(slots.live())
+            let mut slot = tokio::task::unconstrained(slots.live(None))
                 .now_or_never()
                 .expect("free again each time");
             slots.answered(&mut slot, 64 << 20);

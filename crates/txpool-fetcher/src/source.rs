@@ -236,7 +236,10 @@ impl<S: TransactionSink> Source<S> {
 
     fn tick(&mut self) -> Vec<Action> {
         let announced = self.core.firsts[self.index].announced.load(Relaxed);
-        self.metrics.backlog.set(self.shared.backlog() as f64);
+        let backlog = self.shared.backlog();
+        self.metrics.backlog.set(backlog as f64);
+        // Also while the intake waits for a slot and tells nothing itself.
+        self.core.deferral.backlog(self.index, backlog);
         self.machine.on(Event::Tick { announced }, Instant::now())
     }
 
@@ -586,6 +589,7 @@ async fn read_hashes<S: TransactionSink>(
                     let at = progress.stamps.take(number).unwrap_or_else(Instant::now);
                     number += 1;
                     let arrival = Arrival { hash, entry: Entry::Announced, source: index, at };
+                    core.deferral.backlog(index, progress.stamps.read().saturating_sub(number));
                     core.announced(arrival).await;
                     progress.taken.store(number, Relaxed);
                 }
@@ -607,9 +611,10 @@ async fn read_hashes<S: TransactionSink>(
                 }
                 let _ = messages.send(Message::Event(Event::Lagged)).await;
             }
-            Err(RecvError::Closed) => return,
+            Err(RecvError::Closed) => break,
         }
     }
+    core.deferral.backlog(index, 0);
 }
 
 fn parse_hash(json: &str) -> Option<B256> {

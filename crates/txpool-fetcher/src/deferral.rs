@@ -1,0 +1,298 @@
+//! What waits while the load is high, so that live announcements do not.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use load_control::{LoadMonitor, QueueLoad};
+use metrics::{Counter, Gauge};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::sleep,
+};
+
+use crate::{config::FetcherConfig, core::lock, error::ConfigError};
+
+/// How often the load is looked at while something waits. The monitor wakes nobody: it is on the
+/// hot path of others.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Kinds of work that may be deferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    Backfill,
+    Audit,
+    Retry,
+}
+
+impl Work {
+    pub(crate) const ALL: [Self; 3] = [Self::Backfill, Self::Audit, Self::Retry];
+
+    pub(crate) const fn label(self) -> &'static str {
+        match self {
+            Self::Backfill => "backfill",
+            Self::Audit => "audit",
+            Self::Retry => "retry",
+        }
+    }
+}
+
+/// What the load made wait, see [`Fetcher::deferred`](crate::Fetcher::deferred).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeferredStats {
+    /// Fetches, and audits on the timer, that had to wait because the load was high.
+    pub deferred: u64,
+    /// Of these, the ones that ran under load because they had reached the age cap.
+    pub aged: u64,
+    /// What waits now: retries one by one, the rest of a comparison as one.
+    pub waiting: u64,
+    /// How long the oldest of these has waited.
+    pub oldest_age: Duration,
+}
+
+/// Leave to run. While the load is high, what has reached the age cap runs one at a time: nothing
+/// waits for ever, and a backfill of a whole pool does not become a flood when it has aged.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    _one: Option<OwnedSemaphorePermit>,
+}
+
+/// Tells the monitor how full our queues are, and makes deferrable work wait while it says so.
+#[derive(Debug)]
+pub(crate) struct Deferral {
+    watched: Option<Watched>,
+    max_age: Duration,
+    aged_one: Arc<Semaphore>,
+    waiting: Mutex<BTreeSet<(Instant, u64)>>,
+    /// Retries that may wait without a slot.
+    parked: Arc<Semaphore>,
+    ids: AtomicU64,
+    deferred: AtomicU64,
+    aged: AtomicU64,
+    counters: [Counter; 3],
+    oldest: Gauge,
+}
+
+#[derive(Debug)]
+struct Watched {
+    monitor: LoadMonitor,
+    /// The announcement buffer of each source.
+    announcements: Box<[QueueLoad]>,
+    live: QueueLoad,
+}
+
+impl Deferral {
+    pub(crate) fn new(
+        config: &FetcherConfig,
+        counters: [Counter; 3],
+        oldest: Gauge,
+    ) -> Result<Self, ConfigError> {
+        let watched = match &config.monitor {
+            Some(monitor) => Some(Watched {
+                announcements: config
+                    .sources
+                    .iter()
+                    .map(|_| monitor.watch("announcements", config.announcement_buffer))
+                    .collect::<Result<_, _>>()?,
+                // The slots that deferrable work leaves to live announcements in any case: counted
+                // in all slots, a backfill would press itself.
+                live: monitor
+                    .watch("fetch_slots", (config.fetch_slots - config.deferrable_slots).max(1))?,
+                monitor: monitor.clone(),
+            }),
+            None => None,
+        };
+        Ok(Self {
+            watched,
+            max_age: config.deferral_max_age,
+            aged_one: Arc::new(Semaphore::new(1)),
+            waiting: Mutex::default(),
+            parked: Arc::new(Semaphore::new(config.fetch_slots)),
+            ids: AtomicU64::new(0),
+            deferred: AtomicU64::new(0),
+            aged: AtomicU64::new(0),
+            counters,
+            oldest,
+        })
+    }
+
+    /// So many announcements of a source were read from the socket and not yet taken in.
+    pub(crate) fn backlog(&self, source: usize, depth: u64) {
+        if let Some(watched) = &self.watched {
+            watched.announcements[source].observe(usize::try_from(depth).unwrap_or(usize::MAX));
+        }
+    }
+
+    /// A live announcement wants a slot, and has it until this is dropped.
+    pub(crate) fn live(&self) -> Option<LiveFetch> {
+        let queue = self.watched.as_ref()?.live.clone();
+        queue.added(1);
+        Some(LiveFetch(queue))
+    }
+
+    pub(crate) fn is_pressed(&self) -> bool {
+        self.watched.as_ref().is_some_and(|watched| watched.monitor.is_pressed())
+    }
+
+    /// Waits while the load is high, until work that could have run at `since` reaches the age cap.
+    ///
+    /// # Cancel safety
+    /// A dropped wait loses its place and nothing else.
+    pub(crate) async fn turn(&self, work: Work, since: Instant) -> Turn {
+        if !self.is_pressed() {
+            return Turn::default();
+        }
+        self.deferred.fetch_add(1, Relaxed);
+        self.counters[work as usize].increment(1);
+        let _waits = self.enlist(since);
+        loop {
+            if since.elapsed() >= self.max_age {
+                let one = Arc::clone(&self.aged_one);
+                // Whoever waits behind another aged one goes on when the load falls meanwhile.
+                if let Ok(one) = one.try_acquire_owned() {
+                    self.aged.fetch_add(1, Relaxed);
+                    return Turn { _one: Some(one) };
+                }
+            }
+            sleep(LOOK_INTERVAL.min(self.max_age)).await;
+            self.publish();
+            if !self.is_pressed() {
+                return Turn::default();
+            }
+        }
+    }
+
+    /// A place for a retry to wait in without its slot; `None` when too many do, or no load asks
+    /// for it: then the retry goes on as it is.
+    pub(crate) fn park(&self) -> Option<OwnedSemaphorePermit> {
+        if !self.is_pressed() {
+            return None;
+        }
+        Arc::clone(&self.parked).try_acquire_owned().ok()
+    }
+
+    pub(crate) fn stats(&self) -> DeferredStats {
+        let waiting = lock(&self.waiting);
+        DeferredStats {
+            deferred: self.deferred.load(Relaxed),
+            aged: self.aged.load(Relaxed),
+            waiting: waiting.len() as u64,
+            oldest_age: waiting.first().map_or(Duration::ZERO, |(since, _)| since.elapsed()),
+        }
+    }
+
+    fn publish(&self) {
+        self.oldest.set(self.stats().oldest_age.as_secs_f64());
+    }
+
+    fn enlist(&self, since: Instant) -> Waits<'_> {
+        let entry = (since, self.ids.fetch_add(1, Relaxed));
+        lock(&self.waiting).insert(entry);
+        Waits { deferral: self, entry }
+    }
+}
+
+/// A live fetch as the monitor sees it.
+#[derive(Debug)]
+pub(crate) struct LiveFetch(QueueLoad);
+
+impl Drop for LiveFetch {
+    fn drop(&mut self) {
+        self.0.removed(1);
+    }
+}
+
+/// Takes itself off the list, also when its wait is dropped.
+struct Waits<'a> {
+    deferral: &'a Deferral,
+    entry: (Instant, u64),
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        lock(&self.deferral.waiting).remove(&self.entry);
+        self.deferral.publish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{DEFAULT_DEFERRABLE_SLOTS, DEFAULT_FETCH_SLOTS};
+    use futures::{FutureExt, poll};
+    use load_control::MonitorConfig;
+    use std::pin::pin;
+
+    fn deferral(max_age: Duration) -> (LoadMonitor, Deferral) {
+        let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+        let mut config = FetcherConfig::ipc("/tmp/node.ipc").with_monitor(monitor.clone());
+        config.announcement_buffer = 16;
+        config.deferral_max_age = max_age;
+        config.validate().unwrap();
+        let counters = Work::ALL.map(|_| Counter::noop());
+        (monitor, Deferral::new(&config, counters, Gauge::noop()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn without_load_nothing_waits_and_nothing_is_counted() {
+        let (_, deferral) = deferral(Duration::from_secs(60));
+        deferral.backlog(0, 11);
+        assert!(deferral.turn(Work::Audit, Instant::now()).now_or_never().is_some());
+        assert!(deferral.park().is_none());
+        assert_eq!(deferral.stats(), DeferredStats::default());
+    }
+
+    #[tokio::test]
+    async fn a_full_announcement_buffer_defers_until_it_has_emptied() {
+        let (_, deferral) = deferral(Duration::from_secs(3_600));
+        deferral.backlog(0, 12);
+        let mut turn = pin!(deferral.turn(Work::Backfill, Instant::now()));
+        assert!(poll!(turn.as_mut()).is_pending());
+        assert_eq!((deferral.stats().deferred, deferral.stats().waiting), (1, 1));
+        deferral.backlog(0, 8);
+        assert!(deferral.is_pressed(), "hysteresis");
+        deferral.backlog(0, 7);
+        turn.await;
+        let stats = deferral.stats();
+        assert_eq!((stats.deferred, stats.aged, stats.waiting), (1, 0, 0));
+    }
+
+    #[tokio::test]
+    async fn what_has_aged_runs_under_load_one_at_a_time() {
+        let (_, deferral) = deferral(Duration::from_millis(1));
+        deferral.backlog(0, 16);
+        let since = Instant::now() - Duration::from_secs(1);
+        let first = deferral.turn(Work::Backfill, since).now_or_never().expect("aged");
+        let mut second = pin!(deferral.turn(Work::Backfill, since));
+        assert!(poll!(second.as_mut()).is_pending());
+        drop(first);
+        second.await;
+        assert_eq!(deferral.stats().aged, 2);
+    }
+
+    #[tokio::test]
+    async fn live_fetches_press_and_a_dropped_wait_leaves_nothing_behind() {
+        let (monitor, deferral) = deferral(Duration::from_secs(3_600));
+        let left_to_live = DEFAULT_FETCH_SLOTS - DEFAULT_DEFERRABLE_SLOTS;
+        let live: Vec<_> = (0..left_to_live).map(|_| deferral.live()).collect();
+        assert!(monitor.is_pressed());
+        assert!(deferral.turn(Work::Retry, Instant::now()).now_or_never().is_none());
+        assert_eq!(deferral.stats().waiting, 0);
+        drop(live);
+        assert!(!monitor.is_pressed());
+    }
+
+    #[tokio::test]
+    async fn no_more_retries_wait_without_a_slot_than_there_are_slots() {
+        let (_, deferral) = deferral(Duration::from_secs(3_600));
+        deferral.backlog(0, 16);
+        let parked: Vec<_> = std::iter::from_fn(|| deferral.park()).collect();
+        assert_eq!(parked.len(), 64);
+    }
+}

@@ -1,0 +1,220 @@
+//! Searchers' orders by HTTP into a running [`Ingest`], as its host would wire it.
+
+mod common;
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use alloy_consensus::{SignableTransaction as _, TxEip1559, transaction::PooledTransaction};
+use alloy_eips::eip2718::Encodable2718 as _;
+use alloy_primitives::{Address, B256, TxKind, hex, keccak256};
+use alloy_signer::SignerSync as _;
+use alloy_signer_local::PrivateKeySigner;
+use common::{Node, PATIENCE, eventually, socket};
+use mempool_ingest::{
+    FetcherConfig, Ingest, IngestConfig, IngestError, OrderRpcConfig, PoolConfig,
+    load_control::{LoadState, MonitorConfig},
+    order_pool::{Event, Order, OrderId, Origin, RemoveReason, Subscription},
+    txpool_fetcher::{EndReason, StartPolicy},
+};
+use mock_node::{DEV_CHAIN_ID, MockNode, NodeConfig};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+const UUID: &str = "7f1c8a52-3c1e-4d0b-9b1e-0f4a1de5a001";
+const DEADLINE: Duration = Duration::from_secs(10);
+
+fn config(fetcher: FetcherConfig) -> IngestConfig {
+    IngestConfig::new(fetcher, PoolConfig::default()).with_intake(OrderRpcConfig::new(DEV_CHAIN_ID))
+}
+
+fn address(ingest: &Ingest) -> SocketAddr {
+    ingest.intake().expect("an intake").local_addr()
+}
+
+/// Status and body of the answer to one request on a connection of its own.
+async fn http(to: SocketAddr, head: &str, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(to).await.expect("it listens");
+    let length = body.len();
+    let request = format!(
+        "{head}\r\nhost: test\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).await.expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("it answers");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    (status, body.to_owned())
+}
+
+async fn call(
+    to: SocketAddr,
+    signer: Option<&PrivateKeySigner>,
+    method: &str,
+    params: Value,
+) -> Value {
+    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string();
+    let mut head = "POST / HTTP/1.1\r\ncontent-type: application/json".to_owned();
+    if let Some(signer) = signer {
+        let signature = signer.sign_message_sync(keccak256(&body).to_string().as_bytes());
+        let signature = signature.expect("a key signs");
+        head += &format!("\r\nx-flashbots-signature: {}:{signature}", signer.address());
+    }
+    let (_, answer) = http(to, &head, &body).await;
+    serde_json::from_str(&answer).unwrap_or_else(|_| panic!("no JSON: {answer}"))
+}
+
+async fn readiness(of: SocketAddr) -> u16 {
+    http(of, "GET /readyz HTTP/1.1", "").await.0
+}
+
+/// A transaction of a fresh account: its hash and its bytes.
+fn transaction() -> (B256, String) {
+    let tx = TxEip1559 {
+        chain_id: DEV_CHAIN_ID,
+        gas_limit: 21_000,
+        max_fee_per_gas: 100_000_000_000,
+        max_priority_fee_per_gas: 1_000_000_000,
+        to: TxKind::Call(Address::repeat_byte(1)),
+        ..TxEip1559::default()
+    };
+    let signature =
+        PrivateKeySigner::random().sign_hash_sync(&tx.signature_hash()).expect("a key signs");
+    let tx = PooledTransaction::from(tx.into_signed(signature));
+    (*tx.tx_hash(), hex::encode_prefixed(tx.encoded_2718()))
+}
+
+fn next(orders: &mut Subscription) -> Event {
+    orders.next_timeout(PATIENCE).expect("an event").expect("no lag")
+}
+
+fn added(orders: &mut Subscription) -> std::sync::Arc<Order> {
+    match next(orders) {
+        Event::Added(order) => order,
+        other => panic!("not added: {other:?}"),
+    }
+}
+
+fn removed(orders: &mut Subscription) -> (OrderId, RemoveReason) {
+    match next(orders) {
+        Event::Removed { id, reason } => (id, reason),
+        other => panic!("not removed: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_subscriber_sees_what_searchers_send_beside_what_the_node_announces() {
+    let node = Node::start(1, |config| config);
+    let ingest = Ingest::start(config(node.fetcher())).await.expect("all parts start");
+    let to = address(&ingest);
+    eventually("the source is live", || ingest.fetcher().is_live()).await;
+    let mut orders = ingest.pool().subscribe_all();
+
+    node.submit_all();
+    let announced = added(&mut orders);
+    let announced = announced.as_tx().expect("a transaction");
+    assert_eq!((announced.hash(), announced.origin()), (&node.txs[0].hash, Origin::Mempool));
+
+    let (hash, raw) = transaction();
+    let sent = call(to, None, "eth_sendRawTransaction", json!([raw])).await;
+    assert_eq!(sent["result"], json!(hash), "{sent}");
+    let order = added(&mut orders);
+    let tx = order.as_tx().expect("a transaction");
+    assert_eq!((tx.hash(), tx.origin()), (&hash, Origin::Rpc));
+
+    let searcher = PrivateKeySigner::random();
+    let block = node.node.head().number + 2;
+    let bundle = |nonce: u64| {
+        json!([{ "txs": [transaction().1], "blockNumber": format!("{block:#x}"),
+            "replacementUuid": UUID, "replacementNonce": nonce }])
+    };
+    let sent = call(to, Some(&searcher), "eth_sendBundle", bundle(1)).await;
+    assert!(sent["result"]["bundleHash"].is_string(), "{sent}");
+    let first = added(&mut orders);
+    let key = first.as_bundle().expect("a bundle").key().expect("a replacement key");
+    assert_eq!(key.signer, searcher.address());
+
+    let sent = call(to, Some(&searcher), "eth_sendBundle", bundle(2)).await;
+    assert!(sent["result"]["bundleHash"].is_string(), "{sent}");
+    assert_eq!(removed(&mut orders), (first.id(), RemoveReason::Replaced));
+    let second = added(&mut orders);
+
+    let sent =
+        call(to, Some(&searcher), "eth_cancelBundle", json!([{ "replacementUuid": UUID }])).await;
+    assert_eq!(sent["result"], true, "{sent}");
+    assert_eq!(removed(&mut orders), (second.id(), RemoveReason::Cancelled));
+    assert!(matches!(next(&mut orders), Event::Cancelled(_)));
+
+    let ended = ingest.shutdown(DEADLINE).await;
+    assert_eq!((ended.reason, ended.intake), (EndReason::Stopped, Some(Ok(()))));
+    assert!(ended.upkeep_ended);
+    assert_eq!(ended.counts.balance(), 0);
+    assert!(TcpStream::connect(to).await.is_err(), "nobody listens any more");
+}
+
+#[tokio::test]
+async fn the_intake_is_ready_when_the_source_is_live_and_not_before() {
+    let (_folder, path) = socket();
+    let fetcher = FetcherConfig::ipc(path.clone()).with_start(StartPolicy::WaitForNode);
+    let mut ingest = Ingest::start(config(fetcher)).await.expect("it waits for the node");
+    let to = address(&ingest);
+    assert_eq!(readiness(to).await, 503);
+    // Not ready is not closed: an order is taken, and waits in the pool for the node.
+    let sent = call(to, None, "eth_sendRawTransaction", json!([transaction().1])).await;
+    assert!(sent["result"].is_string(), "{sent}");
+    let second = ingest.start_intake(OrderRpcConfig::new(DEV_CHAIN_ID));
+    assert!(matches!(second, Err(IngestError::SecondIntake { address }) if address == to));
+
+    let node = MockNode::start(NodeConfig::new(path)).expect("the mock node starts");
+    let deadline = Instant::now() + PATIENCE;
+    while readiness(to).await != 200 {
+        assert!(Instant::now() < deadline, "not ready: {:?}", ingest.fetcher().status());
+    }
+    assert!(ingest.fetcher().is_live());
+    drop(node);
+    while readiness(to).await != 503 {
+        assert!(Instant::now() < deadline, "ready without a node");
+    }
+    ingest.shutdown(DEADLINE).await;
+}
+
+#[tokio::test]
+async fn under_load_a_backfill_waits_and_ends_complete_while_live_announcements_pass() {
+    let node = Node::start(60, |config| config);
+    let (pending, live) = node.txs.split_at(40);
+    for tx in pending {
+        node.node.submit(tx.raw.clone()).expect("the node takes its own transactions");
+    }
+    let mut fetcher = node.fetcher();
+    fetcher.deferral_max_age = Duration::from_secs(3_600);
+    let monitor = mempool_ingest::LoadMonitor::new(MonitorConfig::default()).expect("defaults");
+    // Somebody else's queue in the same process is as good a reason to wait.
+    let others = monitor.watch("others", 1).expect("a place");
+    others.observe(1);
+    let ingest = Ingest::start(IngestConfig::new(
+        fetcher.with_monitor(monitor.clone()),
+        PoolConfig::default(),
+    ));
+    let ingest = ingest.await.expect("all parts start");
+    eventually("the backfill waits", || ingest.fetcher().deferred().waiting == 1).await;
+    for tx in live {
+        node.node.submit(tx.raw.clone()).expect("the node takes its own transactions");
+    }
+    eventually("the live ones are in", || ingest.pool().len() == live.len()).await;
+    assert!(live.iter().all(|tx| ingest.pool().contains(&tx.hash)));
+    assert_eq!(ingest.fetcher().counts().backfilled, 0);
+    assert_eq!(ingest.monitor().state(), LoadState::Critical);
+
+    others.observe(0);
+    eventually("the backfill is in", || ingest.pool().len() == node.txs.len()).await;
+    let counts = common::settled(ingest.fetcher(), "nothing is lost", |_| true).await;
+    assert_eq!((counts.backfilled, counts.announced), (40, 20));
+    let deferred = ingest.fetcher().deferred();
+    assert_eq!((deferred.deferred, deferred.aged, deferred.waiting), (1, 0, 0));
+    ingest.shutdown(DEADLINE).await;
+}
