@@ -418,6 +418,13 @@ fn readme_and_architecture_name_every_crate() {
     }
 }
 
+/// Without the modules that stand in for the real ones under loom: their locks are the test's.
+fn without_loom(text: &str) -> String {
+    let mut parts = text.split("#[cfg(all(test, loom))]\nmod ");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |all, part| all + part.split_once("\n}\n").map_or("", |(_, rest)| rest))
+}
+
 #[test]
 fn the_lock_tables_name_every_file_that_has_a_lock_and_no_other() {
     let has_lock = |text: &str| {
@@ -430,7 +437,7 @@ fn the_lock_tables_name_every_file_that_has_a_lock_and_no_other() {
     };
     let with_locks: BTreeSet<_> = sources()
         .into_iter()
-        .filter(|(_, text)| has_lock(text))
+        .filter(|(_, text)| has_lock(&without_loom(text)))
         .map(|(path, _)| path.to_str().expect("UTF-8").to_owned())
         .collect();
     let text = read("ARCHITECTURE.md");
