@@ -351,7 +351,7 @@ impl RealNode {
 
 impl Drop for RealNode {
     fn drop(&mut self) {
-        // Nobody is left to be told; the process is a child and is gone with the session at the latest.
+        // Nobody is left to be told; the process is a child and is gone with us at the latest.
         let _ = self.kill9();
     }
 }
