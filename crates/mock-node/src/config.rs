@@ -3,6 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use crate::{
+    capacity::Capacity,
     error::NodeError,
     fault::FaultPlan,
     workload::{Mix, SidecarForm, WorkloadConfig},
@@ -116,6 +117,8 @@ pub struct NodeConfig {
     pub block_max_txs: usize,
     /// Of answers to `eth_getRawTransactionByHash`. Default none.
     pub latency: Latency,
+    /// How much it can do at once; without bound by default.
+    pub capacity: Option<Capacity>,
     /// Of a thousand transactions of the paced load, how many carry blobs. Default 0.
     pub blobs_per_mille: u32,
     /// Of a thousand transactions that carry blobs, how many carry six, the others one. Default 200.
@@ -167,6 +170,7 @@ impl NodeConfig {
             block_gas_limit: DEFAULT_BLOCK_GAS_LIMIT,
             block_max_txs: usize::MAX,
             latency: Latency::default(),
+            capacity: None,
             blobs_per_mille: 0,
             six_blobs_per_mille: Mix::default().six_blobs_per_mille,
             sidecar_form: SidecarForm::default(),
@@ -229,6 +233,15 @@ impl NodeConfig {
                 "0 to 1000 are accepted",
             );
         }
+        if let Some(capacity) = self.capacity
+            && (capacity.at_once == 0 || capacity.service < Duration::from_micros(1))
+        {
+            return refuse(
+                "capacity",
+                format!("{} at once, {:?} each", capacity.at_once, capacity.service),
+                "at least 1 at once, each at least 1us",
+            );
+        }
         if self.history_blocks == 0 {
             return refuse("history_blocks", "0".into(), "at least 1 block must be kept");
         }
@@ -269,6 +282,7 @@ setters! {
     with_block_gas_limit: block_gas_limit: u64,
     with_block_max_txs: block_max_txs: usize,
     with_latency: latency: Latency,
+    with_capacity: capacity: Option<Capacity>,
     with_blobs_per_mille: blobs_per_mille: u32,
     with_six_blobs_per_mille: six_blobs_per_mille: u32,
     with_sidecar_form: sidecar_form: SidecarForm,

@@ -130,7 +130,7 @@ pub enum TxRefused {
 pub(crate) struct RpcError {
     pub(crate) code: i32,
     pub(crate) message: Cow<'static, str>,
-    pub(crate) data: Option<String>,
+    pub(crate) data: Option<serde_json::Value>,
 }
 
 impl RpcError {
@@ -139,6 +139,7 @@ impl RpcError {
     pub(crate) const METHOD_NOT_FOUND: i32 = -32601;
     pub(crate) const INVALID_PARAMS: i32 = -32602;
     pub(crate) const SERVER: i32 = -32000;
+    pub(crate) const LIMIT_EXCEEDED: i32 = -32005;
 
     pub(crate) const fn new(code: i32, message: &'static str) -> Self {
         Self { code, message: Cow::Borrowed(message), data: None }
@@ -149,7 +150,7 @@ impl RpcError {
         Self {
             code: Self::INVALID_PARAMS,
             message: "Invalid params".into(),
-            data: Some(data.into()),
+            data: Some(data.into().into()),
         }
     }
 }

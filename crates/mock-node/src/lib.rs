@@ -44,6 +44,7 @@
 //! # }
 //! ```
 
+mod capacity;
 mod chain;
 pub mod cli;
 mod config;
@@ -70,6 +71,7 @@ mod switches;
 mod tx;
 pub mod workload;
 
+pub use capacity::Capacity;
 pub use chain::Block;
 pub use config::{
     DEFAULT_ACCOUNTS, DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_HISTORY_BLOCKS, DEFAULT_MAX_CONNECTIONS,

@@ -325,6 +325,13 @@ fn mine_on_time(shared: &Shared) {
     let mut due = Instant::now() + shared.config.block_time;
     while !shared.signals.sleep_until(due) {
         due += shared.config.block_time;
+        if let Some(line) = &shared.line {
+            let turn = line.block(Instant::now());
+            shared.counters.import_waits(turn);
+            if shared.signals.sleep(turn) {
+                return;
+            }
+        }
         let mut state = shared.lock();
         let (_, effects) = state.core.mine(unix_s());
         shared.tell(&state, effects);

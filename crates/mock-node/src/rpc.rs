@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     io::Write as _,
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use alloy_primitives::{Address, B256, Bytes, U64, keccak256};
@@ -151,7 +151,7 @@ fn error_reply(error: RpcError) -> Reply {
 pub(crate) fn write_error(out: &mut Vec<u8>, id: &str, error: &RpcError) {
     let mut object = serde_json::json!({ "code": error.code, "message": error.message });
     if let Some(data) = &error.data {
-        object["data"] = data.as_str().into();
+        object["data"] = data.clone();
     }
     write!(out, r#"{{"jsonrpc":"2.0","id":{id},"error":{object}}}"#).expect("memory takes all");
 }
@@ -176,6 +176,14 @@ fn answer(shared: &Shared, connection: u64, request: &Request<'_>) -> Option<Ans
     if is_raw {
         reply.raws = 1;
         reply.delay = shared.delays.draw();
+        match shared.line.as_ref().map(|line| line.question(Instant::now())) {
+            None => {}
+            Some(Ok(turn)) => reply.delay += turn,
+            Some(Err(busy)) => {
+                shared.counters.raw_busy.fetch_add(1, Relaxed);
+                found = Err(busy.into());
+            }
+        }
     }
     match bad {
         Some(BadAnswer::OutOfOrder) => reply.delay += shared.delays.draw_up_to(OVERTAKEN_BY),

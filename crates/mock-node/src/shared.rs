@@ -9,6 +9,7 @@ use alloy_primitives::B256;
 use serde::Serialize;
 
 use crate::{
+    capacity::Line,
     chain::FullBlock,
     config::NodeConfig,
     core::{Core, Effects},
@@ -53,6 +54,8 @@ pub(crate) struct Shared {
     pub(crate) config: NodeConfig,
     pub(crate) counters: Counters,
     pub(crate) delays: DelayLine,
+    /// What is asked and mined waits in it, if the node can do only so much.
+    pub(crate) line: Option<Line>,
     pub(crate) signals: Signals,
     pub(crate) switches: Switches,
     /// The state, if it is kept.
@@ -68,6 +71,7 @@ impl Shared {
         let keeper = Keeper::new(&config, core.chain.head().hash);
         let delays = DelayLine::new(config.latency, config.seed);
         Self {
+            line: config.capacity.map(Line::new),
             config,
             counters: Counters::default(),
             delays,

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
 };
 
 use serde::Serialize;
@@ -46,6 +47,9 @@ pub(crate) struct Counters {
     pub(crate) mined: AtomicU64,
     pub(crate) raw_found: AtomicU64,
     pub(crate) raw_unknown: AtomicU64,
+    pub(crate) raw_busy: AtomicU64,
+    pub(crate) import_wait_us: AtomicU64,
+    pub(crate) import_wait_us_max: AtomicU64,
     pub(crate) raw_in_flight: AtomicU64,
     pub(crate) raw_in_flight_max: AtomicU64,
     pub(crate) connections: AtomicU64,
@@ -60,6 +64,12 @@ impl Counters {
     pub(crate) fn method(&self, name: &str) {
         let index = METHODS.iter().position(|method| *method == name).unwrap_or(METHODS.len() - 1);
         self.methods[index].fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn import_waits(&self, time: Duration) {
+        let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.import_wait_us.fetch_add(us, Relaxed);
+        self.import_wait_us_max.fetch_max(us, Relaxed);
     }
 
     pub(crate) fn raw_begins(&self) {
@@ -91,6 +101,9 @@ impl Counters {
             answered: methods.values().sum(),
             raw_found: self.raw_found.load(Relaxed),
             raw_unknown: self.raw_unknown.load(Relaxed),
+            raw_busy: self.raw_busy.load(Relaxed),
+            import_wait_us: self.import_wait_us.load(Relaxed),
+            import_wait_us_max: self.import_wait_us_max.load(Relaxed),
             max_concurrent_raw: self.raw_in_flight_max.load(Relaxed),
             connections: self.connections.load(Relaxed),
             connections_open: self.connections_open.load(Relaxed),
@@ -132,6 +145,12 @@ pub struct Stats {
     pub raw_found: u64,
     /// Raw transactions that were asked for and unknown.
     pub raw_unknown: u64,
+    /// Raw transactions that were asked for when the line was full, see [`Capacity`](crate::Capacity).
+    pub raw_busy: u64,
+    /// Microseconds that blocks mined on time waited for their turn in that line, all together.
+    pub import_wait_us: u64,
+    /// The longest of these waits.
+    pub import_wait_us_max: u64,
     /// The most `eth_getRawTransactionByHash` that were unanswered at one time.
     pub max_concurrent_raw: u64,
     /// Connections accepted.

@@ -1,0 +1,107 @@
+//! A node that can do only so much at once: questions wait in line, and its blocks with them.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use crate::error::RpcError;
+
+/// How much the node can do.
+///
+/// Raw transactions that are asked for and blocks that are imported are served in one line, first
+/// come, first served: a client that asks for too much at once delays the node's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// How many are served at once, at least 1.
+    pub at_once: usize,
+    /// How long each takes, at least 1 us.
+    pub service: Duration,
+    /// So many may wait. Beyond it a question is answered with -32005 at once.
+    pub may_wait: usize,
+    /// Whether that answer says when to come back: when the line will be empty.
+    pub says_when: bool,
+}
+
+/// The line. Nobody stands in it: what is served when follows from what came before.
+#[derive(Debug)]
+pub(crate) struct Line {
+    capacity: Capacity,
+    /// When each of those who serve will be free.
+    free: Mutex<Vec<Instant>>,
+}
+
+/// The line is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Busy {
+    retry_after: Option<Duration>,
+}
+
+impl Line {
+    pub(crate) fn new(capacity: Capacity) -> Self {
+        Self { capacity, free: Mutex::new(vec![Instant::now(); capacity.at_once]) }
+    }
+
+    /// A question that came at `now`: how long until it is answered.
+    pub(crate) fn question(&self, now: Instant) -> Result<Duration, Busy> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        // Each waiting one is one service time of work that has not begun.
+        let work: Duration = free.iter().map(|at| at.saturating_duration_since(now)).sum();
+        let held = work.div_duration_f64(self.capacity.service).ceil() as usize;
+        if held >= self.capacity.at_once + self.capacity.may_wait {
+            let empty = work / self.capacity.at_once as u32;
+            return Err(Busy { retry_after: self.capacity.says_when.then_some(empty) });
+        }
+        Ok(self.serve(&mut free, now) + self.capacity.service)
+    }
+
+    /// A block that is there at `now`, which always finds a place: how long until its turn.
+    pub(crate) fn block(&self, now: Instant) -> Duration {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        self.serve(&mut free, now)
+    }
+
+    /// Who is free first serves next; how long until then.
+    fn serve(&self, free: &mut [Instant], now: Instant) -> Duration {
+        let next = free.iter_mut().min().expect("at least one serves");
+        let start = (*next).max(now);
+        *next = start + self.capacity.service;
+        start - now
+    }
+}
+
+impl From<Busy> for RpcError {
+    fn from(busy: Busy) -> Self {
+        let data = busy.retry_after.map(|time| {
+            // Rounded up: coming back a little early would only be refused again.
+            let ms = time.as_micros().div_ceil(1000);
+            serde_json::json!({ "reason": "busy", "retryAfterMs": ms as u64 })
+        });
+        Self { code: Self::LIMIT_EXCEEDED, message: "server is busy".into(), data }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn what_comes_waits_its_turn_and_beyond_the_line_is_refused() {
+        let line = Line::new(Capacity { at_once: 2, service: MS, may_wait: 2, says_when: true });
+        let now = Instant::now() + MS;
+        let waits: Vec<_> = (0..4).map(|_| line.question(now).unwrap()).collect();
+        assert_eq!(waits, [MS, MS, 2 * MS, 2 * MS]);
+        assert_eq!(line.question(now), Err(Busy { retry_after: Some(2 * MS) }));
+        assert_eq!(line.block(now), 2 * MS, "a block waits behind the questions");
+        assert_eq!(line.question(now + 3 * MS), Ok(MS), "the other one is free");
+    }
+
+    #[test]
+    fn a_refusal_says_when_to_come_back_in_its_data() {
+        let busy = RpcError::from(Busy { retry_after: Some(Duration::from_micros(1500)) });
+        assert_eq!((busy.code, busy.data.unwrap()["retryAfterMs"].as_u64()), (-32005, Some(2)));
+        assert_eq!(RpcError::from(Busy { retry_after: None }).data, None);
+    }
+}
