@@ -38,7 +38,7 @@ pub enum IngestError {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct IngestConfig {
-    /// The nodes. Its `monitor`, if it has one, becomes that of all parts.
+    /// The nodes. Its `monitor` and its `gate`, if it has them, become those of all parts.
     pub fetcher: FetcherConfig,
     /// The pool.
     pub pool: PoolConfig,
@@ -46,7 +46,7 @@ pub struct IngestConfig {
     pub upkeep: UpkeepConfig,
     /// When the load counts as high. Ignored if [`FetcherConfig::monitor`] is set.
     pub monitor: MonitorConfig,
-    /// Who may come in, and how many at once.
+    /// Who may come in, and how many at once. Ignored if [`FetcherConfig::gate`] is set.
     pub gate: GateConfig,
     /// Searchers' orders by JSON-RPC. `None`, the default: not at all, or later by
     /// [`Ingest::start_intake`].
@@ -140,7 +140,10 @@ impl Ingest {
     pub async fn start(config: IngestConfig) -> Result<Self, IngestError> {
         let IngestConfig { mut fetcher, pool, upkeep, monitor, gate, intake } = config;
         let pool = OrderPool::new(pool)?;
-        let gate = Gate::new(gate)?;
+        let gate = match fetcher.gate.take() {
+            Some(gate) => gate,
+            None => Gate::new(gate)?,
+        };
         let monitor = match fetcher.monitor.take() {
             Some(monitor) => monitor,
             None => LoadMonitor::new(monitor)?,
@@ -150,7 +153,7 @@ impl Ingest {
             move || monitor.is_pressed()
         };
         let upkeep = Upkeep::start_yielding(&pool, upkeep, pressed).map_err(IngestError::Upkeep)?;
-        let fetcher = fetcher.with_monitor(monitor.clone());
+        let fetcher = fetcher.with_monitor(monitor.clone()).with_gate(gate.clone());
         let fetcher = Fetcher::start(fetcher, pool.clone()).await?;
         let mut ingest = Self { intake: None, fetcher, upkeep, pool, monitor, gate };
         if let Some(intake) = intake {

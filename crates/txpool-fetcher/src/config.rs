@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
-use load_control::LoadMonitor;
+use load_control::{Gate, LoadMonitor};
 
 use crate::error::ConfigError;
 
@@ -175,6 +175,11 @@ pub struct FetcherConfig {
     pub fetch_slots: usize,
     /// How many of them deferrable work may hold, 1 to `fetch_slots`.
     pub deferrable_slots: usize,
+    /// Whether the fetches that one node is asked at once fall when it says or shows that it is
+    /// overloaded (-32005, -32009, a growing share of time-outs; halved each time, down to
+    /// [`ADAPTIVE_FLOOR`](crate::ADAPTIVE_FLOOR)) and rise again by one for each round of answers.
+    /// Never above `fetch_slots`. Shown by `mempool_fetcher_fetch_limit`.
+    pub adaptive_limit: bool,
     /// Bytes of answers in flight before further fetches wait, at least 1 MiB.
     pub max_bytes_in_flight: usize,
     /// Longest JSON value read from a connection, at least 1 MiB; beyond it the connection is
@@ -217,6 +222,9 @@ pub struct FetcherConfig {
     /// says that the load is high, backfill, audit and retry fetches wait. Live announcements and
     /// heads never do. `None`: nothing waits. Counted by `mempool_fetcher_deferred_total`.
     pub monitor: Option<LoadMonitor>,
+    /// Where decoding and the recovery of senders take a place, as the inside: they wait for those
+    /// who are in, and outsiders never get the last one. `None`: they run on all workers at once.
+    pub gate: Option<Gate>,
     /// How long such a fetch waits at most, counted from when it could first have run, at least
     /// 1 ms. Beyond it they run one at a time while the load stays high.
     pub deferral_max_age: Duration,
@@ -231,6 +239,7 @@ impl FetcherConfig {
             announcement_buffer: DEFAULT_ANNOUNCEMENT_BUFFER,
             fetch_slots: DEFAULT_FETCH_SLOTS,
             deferrable_slots: DEFAULT_DEFERRABLE_SLOTS,
+            adaptive_limit: true,
             max_bytes_in_flight: DEFAULT_MAX_BYTES_IN_FLIGHT,
             max_frame_bytes: DEFAULT_MAX_FRAME_BYTES,
             fetch_timeout: DEFAULT_FETCH_TIMEOUT,
@@ -253,6 +262,7 @@ impl FetcherConfig {
             audit_settle: DEFAULT_AUDIT_SETTLE,
             backfill: Backfill::default(),
             monitor: None,
+            gate: None,
             deferral_max_age: DEFAULT_DEFERRAL_MAX_AGE,
         }
     }
@@ -303,6 +313,20 @@ impl FetcherConfig {
     #[must_use]
     pub fn with_monitor(mut self, monitor: LoadMonitor) -> Self {
         self.monitor = Some(monitor);
+        self
+    }
+
+    /// Sets whether the fetches that one node is asked at once follow how it answers.
+    #[must_use]
+    pub fn with_adaptive_limit(mut self, adaptive: bool) -> Self {
+        self.adaptive_limit = adaptive;
+        self
+    }
+
+    /// Sets the gate whose places the CPU-heavy part takes.
+    #[must_use]
+    pub fn with_gate(mut self, gate: Gate) -> Self {
+        self.gate = Some(gate);
         self
     }
 

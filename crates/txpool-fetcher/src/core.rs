@@ -17,6 +17,7 @@ use crate::{
     config::FetcherConfig,
     deferral::{Deferral, Turn, Work},
     error::CallError,
+    limit::NodeLimit,
     link::Link,
     mined::RecentlyMined,
     outcome::{Entry, Outcome, Tally, Ticket},
@@ -37,6 +38,8 @@ pub(crate) struct Core<S> {
     pub(crate) slots: Slots,
     pub(crate) deferral: Arc<Deferral>,
     pub(crate) asks: Asks,
+    /// What each source may be asked at once.
+    pub(crate) limits: Box<[Arc<NodeLimit>]>,
     pub(crate) mined: Mutex<RecentlyMined>,
     pub(crate) chain_id: Mutex<Option<u64>>,
     /// Where decoding and recovery run.
@@ -130,7 +133,14 @@ impl<S: TransactionSink> Passage<S> {
 
     async fn decode_and_deliver(self, arrival: Arrival, answer: Box<RawValue>, slot: Slot) {
         let core = Arc::clone(&self.core);
-        let (tx, raw) = match read_answer(answer.get(), arrival.hash) {
+        // For the work of the CPU alone: a sink that waits must not hold a place meanwhile.
+        let place = match &core.config.gate {
+            Some(gate) => Some(gate.inside().await),
+            None => None,
+        };
+        let read = read_answer(answer.get(), arrival.hash);
+        drop((answer, place));
+        let (tx, raw) = match read {
             Answer::Gone => return self.finish(Outcome::Gone, None),
             Answer::Mined => return self.finish(Outcome::Mined, Some(Seen::Mined)),
             Answer::Malformed(reason) => {
@@ -139,7 +149,6 @@ impl<S: TransactionSink> Passage<S> {
             }
             Answer::Transaction(tx, raw) => (tx, raw),
         };
-        drop(answer);
         let expected_chain = *lock(&core.chain_id);
         if expected_chain.is_some_and(|chain_id| !is_on_chain(tx.inner(), chain_id)) {
             tracing::debug!(hash = %arrival.hash, "transaction of another chain");
@@ -215,10 +224,12 @@ impl<S> Core<S> {
         let mut others = (0..config.sources.len()).filter(|other| *other != arrival.source);
         loop {
             let (asked, link) = self.asks.pick(source).await;
+            let leave = self.limits[asked].enter(arrival.entry != Entry::Announced).await;
             let start = Instant::now();
             let result = link
                 .call("eth_getRawTransactionByHash", (arrival.hash,), config.fetch_timeout)
                 .await;
+            leave.tell(&result);
             let metrics = &self.tally.metrics;
             let error = match result {
                 Ok(answer) => {

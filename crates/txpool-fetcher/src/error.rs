@@ -235,6 +235,8 @@ pub enum CallError {
         code: i64,
         /// The node's words, at most 200 characters.
         message: String,
+        /// When it wants to be asked again, if it says so (`data.retryAfterMs`).
+        retry_after: Option<Duration>,
     },
 }
 

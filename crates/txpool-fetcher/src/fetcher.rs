@@ -102,7 +102,10 @@ impl Fetcher {
         let (workers, workers_ended) =
             Workers::start(config.workers, config.fetch_slots + BLOCKS_QUEUED, io.handle())
                 .map_err(|source| StartError::Thread { thread: "mempool-worker", source })?;
-        let sources: Vec<_> = config.sources.iter().cloned().map(Shared::new).collect();
+        let sources: Vec<_> = {
+            let all = config.sources.iter().cloned();
+            all.map(|endpoint| Shared::new(endpoint, &config)).collect()
+        };
         let core = Arc::new(Core {
             sink,
             seen: SeenSet::new(config.seen_capacity),
@@ -120,6 +123,7 @@ impl Fetcher {
             tasks: TaskTracker::new(),
             stop: stop.clone(),
             sink_closed: CancellationToken::new(),
+            limits: sources.iter().map(|shared| Arc::clone(&shared.limit)).collect(),
             firsts: sources.iter().map(|shared| Arc::clone(&shared.firsts)).collect(),
             tally: Arc::clone(&tally),
             config,

@@ -77,6 +77,7 @@ mod deferral;
 mod error;
 mod fetcher;
 mod heads;
+mod limit;
 mod link;
 mod machine;
 mod metrics;
@@ -98,6 +99,7 @@ pub use self::{
     deferral::DeferredStats,
     error::{CallError, ConfigError, ConnectError, LossReason, StartError},
     fetcher::{EndReason, Fetcher},
+    limit::{ADAPTIVE_FLOOR, MAX_RETRY_AFTER},
     link::NodeInfo,
     machine::{Gap, GapReason, Role, SourceState, StaleReason},
     metrics::METRICS,

@@ -66,6 +66,11 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
         "announcements read from the socket and not yet taken in, by `source`",
     ),
     (
+        "mempool_fetcher_fetch_limit",
+        Unit::Count,
+        "fetches that the node of `source` is asked at once, at most",
+    ),
+    (
         "mempool_fetcher_in_flight_bytes",
         Unit::Bytes,
         "bytes of answers in flight, reserved or held",
@@ -170,6 +175,10 @@ impl SourceMetrics {
             state: gauge!("mempool_fetcher_source_state", "source" => source.clone()),
             backlog: gauge!("mempool_fetcher_backlog", "source" => source),
         }
+    }
+
+    pub(crate) fn fetch_limit(endpoint: &str) -> Gauge {
+        gauge!("mempool_fetcher_fetch_limit", "source" => endpoint.to_owned())
     }
 
     /// Losses are rare: the handle is looked up, so that only reasons that happened are shown.

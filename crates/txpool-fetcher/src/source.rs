@@ -18,10 +18,11 @@ use tokio::{
 };
 
 use crate::{
-    config::Endpoint,
+    config::{Endpoint, FetcherConfig},
     core::{Arrival, Core, Firsts, lock},
     error::{CallError, ConnectError, LossReason},
     heads::{Announced, Header},
+    limit::NodeLimit,
     link::{Link, NodeInfo, Stamps, dial},
     machine::{Action, Event, Gap, GapReason, Machine, Role, SourceState},
     metrics::SourceMetrics,
@@ -74,6 +75,11 @@ pub struct SourceStatus {
     pub first_seen: u64,
     /// Announcements read from the socket and not yet taken in.
     pub backlog: u64,
+    /// Fetches that it is asked at once, at most: [`FetcherConfig::fetch_slots`], or less while it
+    /// is overloaded.
+    ///
+    /// [`FetcherConfig::fetch_slots`]: crate::FetcherConfig::fetch_slots
+    pub fetch_limit: usize,
     /// The latest head it announced.
     pub head: Option<u64>,
 }
@@ -87,6 +93,7 @@ pub(crate) struct Shared {
     pub(crate) audits: AtomicU64,
     pub(crate) recovered: AtomicU64,
     pub(crate) firsts: Arc<Firsts>,
+    pub(crate) limit: Arc<NodeLimit>,
     /// When the latest full comparison began.
     pub(crate) compared: Mutex<Option<Instant>>,
 }
@@ -99,8 +106,15 @@ struct Progress {
 }
 
 impl Shared {
-    pub(crate) fn new(endpoint: Endpoint) -> Arc<Self> {
+    pub(crate) fn new(endpoint: Endpoint, config: &FetcherConfig) -> Arc<Self> {
+        let gauge = SourceMetrics::fetch_limit(&endpoint.to_string());
         Arc::new(Self {
+            limit: Arc::new(NodeLimit::new(
+                config.adaptive_limit,
+                config.fetch_slots,
+                config.deferrable_slots,
+                gauge,
+            )),
             status: Mutex::new(SourceStatus {
                 endpoint,
                 state: SourceState::Connecting,
@@ -115,6 +129,7 @@ impl Shared {
                 announced: 0,
                 first_seen: 0,
                 backlog: 0,
+                fetch_limit: config.fetch_slots,
                 head: None,
             }),
             listening: Mutex::new(None),
@@ -135,6 +150,7 @@ impl Shared {
     pub(crate) fn status(&self) -> SourceStatus {
         SourceStatus {
             backlog: self.backlog(),
+            fetch_limit: self.limit.limit(),
             audits: self.audits.load(Relaxed),
             recovered: self.recovered.load(Relaxed),
             announced: self.firsts.announced.load(Relaxed),

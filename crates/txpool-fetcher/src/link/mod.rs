@@ -72,7 +72,9 @@ impl Link {
             Ok(Ok(response)) => match response.payload {
                 ResponsePayload::Success(result) => Ok(result),
                 ResponsePayload::Failure(error) => {
-                    Err(CallError::Rpc { code: error.code, message: clip(&error.message, 200) })
+                    let retry_after = error.data.as_deref().and_then(retry_after);
+                    let message = clip(&error.message, 200);
+                    Err(CallError::Rpc { code: error.code, message, retry_after })
                 }
             },
         }
@@ -287,6 +289,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// When the node wants to be asked again. JSON-RPC has no field for it: this is the one that our own
+/// intake answers with, and data of any other shape is none of it.
+fn retry_after(data: &RawValue) -> Option<Duration> {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Data {
+        retry_after_ms: u64,
+    }
+    let data: Data = serde_json::from_str(data.get()).ok()?;
+    Some(Duration::from_millis(data.retry_after_ms))
+}
+
 /// The first `max` characters.
 fn clip(text: &str, max: usize) -> String {
     text.chars().take(max).collect()
@@ -295,6 +309,16 @@ fn clip(text: &str, max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_to_come_back_is_read_from_the_data_of_an_error_and_from_no_other_shape() {
+        let read = |text: &str| retry_after(&RawValue::from_string(text.to_owned()).unwrap());
+        let said = read(r#"{"reason":"in_flight","retryAfterMs":250}"#);
+        assert_eq!(said, Some(Duration::from_millis(250)));
+        for other in [r#""later""#, "7", "null", r#"{"retryAfterMs":-1}"#, "{}"] {
+            assert_eq!(read(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn a_stamp_is_found_by_the_number_of_its_announcement() {
