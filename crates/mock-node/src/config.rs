@@ -6,7 +6,7 @@ use crate::{
     capacity::Capacity,
     error::NodeError,
     fault::FaultPlan,
-    workload::{Mix, SidecarForm, WorkloadConfig},
+    workload::{Mix, SidecarForm, SignedLoad, WorkloadConfig},
 };
 
 /// The chain id of reth's, geth's and this node's development chain.
@@ -130,6 +130,8 @@ pub struct NodeConfig {
     pub accept_old_sidecars: bool,
     /// Transactions that are pending before the socket exists. Default 0.
     pub preload: usize,
+    /// The first transactions, if they are signed already. They must be those of [`workload`](Self::workload).
+    pub signed_load: Option<SignedLoad>,
     /// Whether blocks are executed, so that balances, nonces, code and storage can be asked for at each recent block.
     /// Costs about 15 us of processor time for each mined transaction. Default no.
     pub state: bool,
@@ -176,6 +178,7 @@ impl NodeConfig {
             sidecar_form: SidecarForm::default(),
             accept_old_sidecars: false,
             preload: 0,
+            signed_load: None,
             state: false,
             listed_per_mille: 0,
             announce_unmined: true,
@@ -242,6 +245,13 @@ impl NodeConfig {
                 "at least 1 at once, each at least 1us",
             );
         }
+        if self.signed_load.as_ref().is_some_and(|load| *load.config() != self.workload()) {
+            return refuse(
+                "signed_load",
+                "of another workload".into(),
+                "its seed, chain id, accounts and mix must be the node's",
+            );
+        }
         if self.history_blocks == 0 {
             return refuse("history_blocks", "0".into(), "at least 1 block must be kept");
         }
@@ -288,6 +298,7 @@ setters! {
     with_sidecar_form: sidecar_form: SidecarForm,
     with_accept_old_sidecars: accept_old_sidecars: bool,
     with_preload: preload: usize,
+    with_signed_load: signed_load: Option<SignedLoad>,
     with_state: state: bool,
     with_listed_per_mille: listed_per_mille: u32,
     with_announce_unmined: announce_unmined: bool,

@@ -49,13 +49,21 @@ impl Supply {
             (_, None) => endless,
         };
         let bursts: usize = config.faults.iter().map(FaultPlan::burst_txs).sum();
+        let (ready, workload) = match config.signed_load.clone() {
+            Some(load) => {
+                let (txs, rest) = load.into_parts();
+                (txs.iter().cloned().collect(), rest)
+            }
+            None => (VecDeque::new(), Workload::new(config.workload())),
+        };
+        let missing = (config.preload + paced + bursts).saturating_sub(ready.len());
         let supply = Self {
-            ready: Mutex::default(),
-            workload: Mutex::new(Workload::new(config.workload())),
+            ready: Mutex::new(ready),
+            workload: Mutex::new(workload),
             low: Condvar::new(),
             low_mark: endless,
         };
-        supply.sign(&mut lock(&supply.workload), config.preload + paced + bursts);
+        supply.sign(&mut lock(&supply.workload), missing);
         supply
     }
 

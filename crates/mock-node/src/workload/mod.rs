@@ -3,6 +3,7 @@
 mod accounts;
 mod blobs;
 mod plan;
+mod signed;
 
 use std::{num::NonZeroUsize, sync::Arc, thread};
 
@@ -17,6 +18,7 @@ pub use accounts::{Account, TEST_MNEMONIC, test_accounts};
 pub use blobs::{MANY_BLOBS, SidecarForm, sidecar};
 pub(crate) use plan::{SWAP_AMOUNT_AT, SWAP_SELECTOR};
 pub use plan::{TxKind, listed, routers, tokens};
+pub use signed::SignedLoad;
 
 use crate::tx::SignedTx;
 use plan::Plan;
@@ -78,7 +80,7 @@ impl Mix {
 }
 
 /// What a [`Workload`] is made from.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkloadConfig {
     /// From it come all choices.
@@ -190,7 +192,7 @@ pub struct PreparedTx {
 /// assert_eq!(txs.len(), 20);
 /// assert_eq!((txs[0].nonce, txs[10].nonce), (0, 1), "the accounts take turns");
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Workload {
     config: WorkloadConfig,
     accounts: Vec<Account>,
