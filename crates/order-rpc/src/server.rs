@@ -6,7 +6,7 @@ use crate::{
     error::{ShutdownError, StartError},
     intake::{Host, Intake},
     methods,
-    peers::{PeerPlace, Peers, TooMany},
+    peers::{OpenConnection, PeerPlace, Peers, TooMany},
     reply::{No, Reason},
     ws::Connections,
 };
@@ -29,7 +29,7 @@ use tokio::{
     sync::{Semaphore, oneshot},
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
-use tower::ServiceBuilder;
+use tower::Layer;
 
 /// Bytes of buffer for the head of a request, and of what is read at once.
 const READ_BUFFER_BYTES: usize = 32 * 1_024;
@@ -189,7 +189,13 @@ async fn run(
     connections.tasks.close();
     // A moment even at the deadline: idle connections close at once.
     let grace = until.max(Instant::now() + FAREWELL_TIMEOUT);
-    let _ = timeout_at(grace, connections.tasks.wait()).await;
+    if timeout_at(grace, connections.tasks.wait()).await.is_err() {
+        // Not an error of ours: every request that is not in `requests` has its answer, and whoever
+        // is left does not take it, or not the word that closes a WebSocket. The runtime's end
+        // closes their connections.
+        let open = connections.tasks.len();
+        tracing::debug!(open, "connections are cut off that did not take their last bytes");
+    }
     pump.abort();
     if drained { Ok(()) } else { Err(ShutdownError::Deadline { requests, deadline }) }
 }
@@ -200,7 +206,7 @@ struct Door {
     connections: Connections,
     peers: Arc<Peers>,
     farewells: Arc<Semaphore>,
-    service: crate::admission::Admission<JsonRpc>,
+    rpc: JsonRpc,
     http: http1::Builder,
 }
 
@@ -224,7 +230,6 @@ impl Door {
             .to_service_builder()
             .max_connections(UNCOUNTED)
             .build(methods::module(Arc::clone(intake)), stop);
-        let layer = AdmissionLayer { intake: Arc::clone(intake), connections: connections.clone() };
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())
             .header_read_timeout(config.header_timeout)
@@ -232,7 +237,7 @@ impl Door {
         Self {
             peers: Arc::new(Peers::new(config.max_connections, config.max_connections_per_peer)),
             farewells: Arc::new(Semaphore::new(MAX_FAREWELLS)),
-            service: ServiceBuilder::new().layer(layer).service(rpc),
+            rpc,
             intake: Arc::clone(intake),
             connections,
             http,
@@ -268,15 +273,19 @@ impl Door {
     }
 
     fn serve(&self, socket: TcpStream, place: PeerPlace) {
-        // Small answers are not held back to be sent with others.
+        // Small answers are not held back to be sent with others. It fails for a socket that is gone,
+        // which is found when it is read.
         let _ = socket.set_nodelay(true);
-        let service = TowerToHyperService::new(self.service.clone());
+        let open = OpenConnection::new(place, &self.intake.metrics.connections);
+        let admission = AdmissionLayer {
+            intake: Arc::clone(&self.intake),
+            connections: self.connections.clone(),
+            connection: Arc::new(open),
+        };
+        let service = TowerToHyperService::new(admission.layer(self.rpc.clone()));
         let connection = self.http.serve_connection(TokioIo::new(socket), service);
         let end = self.connections.end.clone();
-        let intake = Arc::clone(&self.intake);
         self.connections.tasks.spawn(async move {
-            let gauge = &intake.metrics.connections;
-            gauge.increment(1);
             let connection = connection.with_upgrades();
             tokio::pin!(connection);
             let ended = tokio::select! {
@@ -289,8 +298,6 @@ impl Door {
             if let Err(error) = ended {
                 tracing::trace!(%error, "a connection broke");
             }
-            gauge.decrement(1);
-            drop(place);
         });
     }
 
