@@ -16,21 +16,20 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use jsonrpsee::server::{BatchRequestConfig, Server, ServerConfig, stop_channel};
-use std::{
-    io,
-    net::{SocketAddr, TcpListener},
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, thread, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpListener, TcpSocket, TcpStream},
+    runtime::Runtime,
     sync::{Semaphore, oneshot},
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 use tower::Layer;
 
+/// Connections that the kernel keeps until they are accepted; it may be set to keep fewer
+/// (`net.core.somaxconn`, 4096 on Linux since 5.4). std asks for 128: more callers at once than that
+/// were dropped by the kernel, uncounted, and came back seconds later or not at all.
+const BACKLOG: u32 = 4_096;
 /// Bytes of buffer for the head of a request, and of what is read at once.
 const READ_BUFFER_BYTES: usize = 32 * 1_024;
 /// Connections beyond the cap that are told so at once; more are dropped without a word.
@@ -73,10 +72,6 @@ impl OrderRpc {
         let slots = host.gate.config().slots;
         let threads = config.threads;
         let intake = Arc::new(Intake::new(config, host)?);
-        let listen = |source: io::Error| StartError::Listen { address, source };
-        let listener = TcpListener::bind(address).map_err(listen)?;
-        listener.set_nonblocking(true).map_err(listen)?;
-        let local_addr = listener.local_addr().map_err(listen)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             // One for each slot: more never work at once.
@@ -85,21 +80,20 @@ impl OrderRpc {
             .enable_all()
             .build()
             .map_err(StartError::Thread)?;
+        let (listener, local_addr) = match listen(&runtime, address) {
+            Ok(listening) => listening,
+            Err(source) => {
+                // Not dropped: the caller's thread may be one of another runtime, where waiting for
+                // this one's to end would panic.
+                runtime.shutdown_background();
+                return Err(StartError::Listen { address, source });
+            }
+        };
         let (stop, stopping) = oneshot::channel();
         let (done, stopped) = oneshot::channel();
         let serving = Arc::clone(&intake);
         let run = move || {
-            let ended = runtime.block_on(async move {
-                let listener = tokio::net::TcpListener::from_std(listener);
-                match listener {
-                    Ok(listener) => run(serving, listener, stopping).await,
-                    // Only if the runtime had no I/O, and it has.
-                    Err(error) => {
-                        tracing::error!(%error, "the intake cannot listen");
-                        Ok(())
-                    }
-                }
-            });
+            let ended = runtime.block_on(run(serving, listener, stopping));
             // Drops the tasks that were cut off and waits for their threads, so that nothing of ours
             // lives on; work that outlived its caller ends within milliseconds by itself.
             runtime.shutdown_timeout(THREADS_TIMEOUT);
@@ -112,6 +106,18 @@ impl OrderRpc {
             .map_err(StartError::Thread)?;
         Ok(OrderRpcHandle { local_addr, intake, stop: Some(stop), stopped })
     }
+}
+
+fn listen(runtime: &Runtime, address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let _in_runtime = runtime.enter();
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // As std does on Unix: a restart need not wait for the connections of the run before.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    let listener = socket.listen(BACKLOG)?;
+    let local_addr = listener.local_addr()?;
+    Ok((listener, local_addr))
 }
 
 impl OrderRpcHandle {
@@ -155,7 +161,7 @@ impl OrderRpcHandle {
 
 async fn run(
     intake: Arc<Intake>,
-    listener: tokio::net::TcpListener,
+    listener: TcpListener,
     stopping: oneshot::Receiver<Duration>,
 ) -> Result<(), ShutdownError> {
     let connections = Connections::default();
@@ -248,7 +254,7 @@ impl Door {
     ///
     /// # Cancel safety
     /// No accepted connection is lost.
-    async fn accept(&self, listener: &tokio::net::TcpListener) {
+    async fn accept(&self, listener: &TcpListener) {
         let mut pause = MIN_ACCEPT_PAUSE;
         loop {
             match listener.accept().await {
