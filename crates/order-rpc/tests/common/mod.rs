@@ -43,7 +43,10 @@ pub struct Server {
 
 /// What the metrics of one server say: its handles are made when it starts, by whoever starts it.
 #[derive(Clone, Debug, Default)]
-pub struct Counted(Arc<Mutex<HashMap<(String, String), Arc<AtomicU64>>>>);
+pub struct Counted(Arc<Mutex<HashMap<Series, Arc<AtomicU64>>>>);
+
+/// A metric and its `reason`, empty if it has none.
+type Series = (String, String);
 
 impl Counted {
     /// How often something was answered with no for this reason.
