@@ -7,9 +7,7 @@
 //! work; every run asserts that all 10,000 came in.
 
 use std::{
-    io::{BufRead as _, BufReader},
-    path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::ExitCode,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -19,9 +17,7 @@ use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
     txpool_fetcher::{Delivery, Entry, FetchedTransaction, HeadUpdate, TransactionSink},
 };
-
-/// The first argument that makes this program the node.
-const CHILD: &str = "__mock-node";
+use mock_node::ChildNode;
 
 const TPS: u32 = 500;
 
@@ -47,39 +43,16 @@ impl TransactionSink for Timed {
     }
 }
 
-struct Node {
-    child: Child,
-    path: PathBuf,
-    _folder: tempfile::TempDir,
-}
-
-impl Node {
-    fn start(preload: usize) -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join("node.ipc");
-        let mut child = Command::new(std::env::current_exe().expect("this bench is a file"))
-            .args([CHILD, "--exit-with-stdin", "--start-on-subscription", "--block-time", "0s"])
-            .args(["--tps", &TPS.to_string(), "--duration", "20s"])
-            .args(["--preload", &preload.to_string()])
-            .arg("--ipc")
-            .arg(&path)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the node starts");
-        let mut line = String::new();
-        let stdout = child.stdout.take().expect("piped");
-        BufReader::new(stdout).read_line(&mut line).expect("text");
-        assert!(line.starts_with(mock_node::cli::READY), "{line}");
-        Self { child, path, _folder: folder }
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        drop(self.child.stdin.take());
-        let _ = self.child.wait();
-    }
+/// The folder of a socket, and a node there that announces once someone listens.
+fn node(preload: usize) -> (tempfile::TempDir, ChildNode) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (tps, preload) = (TPS.to_string(), preload.to_string());
+    let args = [
+        ["--start-on-subscription", "--block-time=0s", "--duration=20s"].as_slice(),
+        &["--tps", &tps, "--preload", &preload],
+    ];
+    let node = ChildNode::start(folder.path().join("node.ipc"), args.concat());
+    (folder, node.expect("the node starts"))
 }
 
 struct Run {
@@ -89,10 +62,10 @@ struct Run {
 }
 
 async fn run(preload: usize) -> Run {
-    let node = Node::start(preload);
+    let (_folder, node) = node(preload);
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
     let sink = Timed { pool, live: Arc::default() };
-    let config = FetcherConfig::ipc(&node.path).with_audit_interval(None);
+    let config = FetcherConfig::ipc(node.path()).with_audit_interval(None);
     let begin = Instant::now();
     let fetcher = Fetcher::start(config, sink.clone()).await.expect("the node is there");
     while !fetcher.is_live() {
@@ -122,13 +95,9 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-fn main() {
-    let mut args = std::env::args_os();
-    let program = args.next().expect("a program has a name");
-    if args.next().is_some_and(|first| first == CHILD) {
-        std::process::exit(mock_node::cli::run(
-            std::iter::once(program).chain(std::env::args_os().skip(2)),
-        ));
+fn main() -> ExitCode {
+    if let Some(code) = ChildNode::run_if_child() {
+        return code;
     }
     // `cargo bench -- --test`, and anything but `cargo bench`, takes each path once.
     let full = std::env::args().any(|arg| arg == "--bench")
@@ -160,4 +129,5 @@ fn main() {
         median(times),
         median(ratios)
     );
+    ExitCode::SUCCESS
 }

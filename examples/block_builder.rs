@@ -49,12 +49,12 @@ use std::{
 use blocklist::{BlocklistConfig, SharedBlocklist};
 use clap::Parser as _;
 use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, PoolConfig};
+use mock_node::ChildNode;
 
 use crate::{
     args::Args,
     builder::{Builder, BuilderConfig},
     fill::Way,
-    node::ChildNode,
     report::{Summary, Tally},
     rpc::Rpc,
 };
@@ -69,7 +69,7 @@ type Failure = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
     // Started by ourselves as the node?
-    if let Some(code) = node::run_if_child() {
+    if let Some(code) = ChildNode::run_if_child() {
         return code;
     }
     let args = Args::parse();
@@ -103,7 +103,7 @@ fn main() -> ExitCode {
 async fn run(args: &Args) -> Result<Summary, Failure> {
     let list = Arc::new(blocklist(args)?);
     let child = match &args.ipc {
-        None => Some(ChildNode::start(args)?),
+        None => Some(node::start(args)?),
         Some(_) => None,
     };
     let path: &Path = match (&child, &args.ipc) {

@@ -25,12 +25,13 @@ use hdrhistogram::Histogram;
 use mempool_ingest::{
     Ended, Ingest, OrderPool,
     order_pool::{Event, Order, Origin},
-    txpool_fetcher::{AuditMode, AuditReport, EndReason, SourceState},
+    txpool_fetcher::{AuditMode, AuditReport, EndReason, Endpoint, SourceState},
 };
+use mock_node::ChildNode;
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::Serialize;
 
-use crate::{args::Args, node::ChildNode, view::View};
+use crate::{args::Args, view::View};
 
 /// Time between two lines of the display.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -114,7 +115,7 @@ struct Latency {
 
 fn main() -> ExitCode {
     // Started by ourselves as the node?
-    if let Some(code) = node::run_if_child() {
+    if let Some(code) = ChildNode::run_if_child() {
         return code;
     }
     let args = Args::parse();
@@ -144,11 +145,11 @@ fn main() -> ExitCode {
 
 async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let child = match args.endpoints().is_empty() {
-        true => Some(ChildNode::start(args)?),
+        true => Some(node::start(args)?),
         false => None,
     };
     let endpoints = match &child {
-        Some(child) => vec![child.endpoint()],
+        Some(child) => vec![Endpoint::Ipc(child.path().to_owned())],
         None => args.endpoints(),
     };
     let mut ingest = Ingest::start(args.ingest(endpoints)).await?;

@@ -1,81 +1,25 @@
-//! The mock node as a child process: this program again, under another first argument.
+//! The mock node that this example starts when it is told of no other.
 
-use std::{
-    io::{BufRead as _, BufReader},
-    path::PathBuf,
-    process::{Child, Command, ExitCode, Stdio},
-};
-
-use mempool_ingest::txpool_fetcher::Endpoint;
+use mock_node::{ChildError, ChildNode};
 
 use crate::args::Args;
 
-/// The first argument that makes this program the node.
-const CHILD: &str = "__mock-node";
-
-/// Runs as the node if that is what we were started for.
-pub(crate) fn run_if_child() -> Option<ExitCode> {
-    let mut args = std::env::args_os();
-    let program = args.next()?;
-    if args.next()? != CHILD {
-        return None;
+pub(crate) fn start(args: &Args) -> Result<ChildNode, ChildError> {
+    let path = std::env::temp_dir().join(format!("mempool-ingest-{}.ipc", std::process::id()));
+    eprintln!("starting a mock node: {} transactions/s at {}", args.tps, path.display());
+    let mut options = vec!["--start-on-subscription".to_owned()];
+    let mut option = |name: &str, value: String| options.extend([name.to_owned(), value]);
+    option("--tps", args.tps.to_string());
+    option("--blobs-per-mille", args.blobs_per_mille.to_string());
+    option("--latency", args.latency.clone());
+    option("--block-time", args.block_time.clone());
+    option("--preload", args.preload.to_string());
+    option("--seed", args.seed.to_string());
+    if let Some(faults) = &args.faults {
+        option("--faults", faults.clone());
     }
-    let code = mock_node::cli::run(std::iter::once(program).chain(args));
-    Some(ExitCode::from(u8::try_from(code).unwrap_or(1)))
-}
-
-/// A running node. Its stdin closes when this is dropped, or when we die in any way: then it ends.
-pub(crate) struct ChildNode {
-    child: Child,
-    path: PathBuf,
-}
-
-impl ChildNode {
-    pub(crate) fn start(args: &Args) -> Result<Self, Box<dyn std::error::Error>> {
-        let path = std::env::temp_dir().join(format!("mempool-ingest-{}.ipc", std::process::id()));
-        eprintln!("starting a mock node: {} transactions/s at {}", args.tps, path.display());
-        let mut command = Command::new(std::env::current_exe()?);
-        command
-            .arg(CHILD)
-            .arg("--ipc")
-            .arg(&path)
-            .args(["--exit-with-stdin", "--start-on-subscription"])
-            .args(["--tps", &args.tps.to_string()])
-            .args(["--blobs-per-mille", &args.blobs_per_mille.to_string()])
-            .args(["--latency", &args.latency])
-            .args(["--block-time", &args.block_time])
-            .args(["--preload", &args.preload.to_string()])
-            .args(["--seed", &args.seed.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        if let Some(faults) = &args.faults {
-            command.args(["--faults", faults]);
-        }
-        if let Some(duration) = args.duration {
-            command.args(["--duration", &format!("{}ms", duration.as_millis())]);
-        }
-        let mut child = command.spawn()?;
-        let stdout = child.stdout.take().ok_or("the node has no stdout")?;
-        let mut line = String::new();
-        // Signing takes 30 us for each transaction, before the clock starts.
-        BufReader::new(stdout).read_line(&mut line)?;
-        if !line.starts_with(mock_node::cli::READY) {
-            let status = child.wait()?;
-            return Err(format!("the mock node did not start ({status})").into());
-        }
-        Ok(Self { child, path })
+    if let Some(duration) = args.duration {
+        option("--duration", format!("{}ms", duration.as_millis()));
     }
-
-    pub(crate) fn endpoint(&self) -> Endpoint {
-        Endpoint::Ipc(self.path.clone())
-    }
-}
-
-impl Drop for ChildNode {
-    fn drop(&mut self) {
-        drop(self.child.stdin.take());
-        if let Err(error) = self.child.wait() {
-            eprintln!("warning: waiting for the mock node: {error}");
-        }
-    }
+    ChildNode::start(path, options)
 }

@@ -127,13 +127,17 @@ async fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64) {
         // Either may end first: the reader when the peer has closed its side, the writer when the peer is gone or
         // was too slow. What is queued for a peer that only stopped asking is still written.
         tokio::select! {
-            _ = &mut write => {}
+            result = &mut write => {
+                if let Err(error) = result {
+                    tracing::debug!(number, %error, "a connection broke");
+                }
+            }
             result = connection.read(reader) => {
                 if let Err(error) = result {
                     tracing::debug!(number, %error, "a connection broke");
                 }
                 outbox.finish();
-                // A peer that is gone makes this fail, which ends it as well.
+                // It fails when the peer is gone, which is the usual end of a connection and ends it as well.
                 let _ = write.await;
             }
         }
@@ -211,6 +215,8 @@ impl Connection {
             Handled::Now(reply) => self.answer(reply),
             Handled::Heavy => {
                 let (connection, frame) = (self.clone(), frame.to_vec());
+                // Not waited for: its answer goes to the outbox. A panic is on stderr, and its request has no
+                // answer, as with a node whose handler died.
                 task::spawn_blocking(move || {
                     let handled = rpc::handle(&connection.shared, connection.number, &frame, true);
                     if let Handled::Now(reply) = handled {

@@ -5,6 +5,7 @@ use crate::{
     config::SignatureMode,
     drain::Active,
     intake::{Caller, Intake},
+    peers::OpenConnection,
     reply::{INVALID_REQUEST, LIMIT, No, Reason},
     signature::{self, Claim, SignatureError},
     ws,
@@ -31,19 +32,20 @@ const LINGER_TIMEOUT: Duration = Duration::from_millis(250);
 /// Refused bodies that are let run off at once.
 pub(crate) const MAX_LINGERING: usize = 64;
 
-/// Puts an [`Admission`] in front of a JSON-RPC service.
+/// Puts an [`Admission`] in front of a JSON-RPC service, for one connection.
 #[derive(Clone, Debug)]
 pub(crate) struct AdmissionLayer {
     pub(crate) intake: Arc<Intake>,
     pub(crate) connections: ws::Connections,
+    pub(crate) connection: Arc<OpenConnection>,
 }
 
 impl<S> Layer<S> for AdmissionLayer {
     type Service = Admission<S>;
 
     fn layer(&self, rpc: S) -> Admission<S> {
-        let AdmissionLayer { intake, connections } = self.clone();
-        Admission { intake, connections, rpc }
+        let AdmissionLayer { intake, connections, connection } = self.clone();
+        Admission { intake, connections, _connection: connection, rpc }
     }
 }
 
@@ -52,6 +54,8 @@ impl<S> Layer<S> for AdmissionLayer {
 pub(crate) struct Admission<S> {
     pub(crate) intake: Arc<Intake>,
     pub(crate) connections: ws::Connections,
+    /// Goes with a WebSocket, which so keeps its place among the connections.
+    _connection: Arc<OpenConnection>,
     rpc: S,
 }
 

@@ -1,6 +1,7 @@
 //! How many connections are open, in all and of each address.
 
 use alloy_primitives::map::HashMap;
+use metrics::Gauge;
 use std::{
     net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
@@ -65,6 +66,27 @@ impl Drop for PeerPlace {
         if left == 0 {
             open.of.remove(&self.peer);
         }
+    }
+}
+
+/// A connection as it is counted, until the last of those who serve it is gone: a WebSocket goes on
+/// when the HTTP connection that it was has ended.
+#[derive(Debug)]
+pub(crate) struct OpenConnection {
+    gauge: Gauge,
+    _place: PeerPlace,
+}
+
+impl OpenConnection {
+    pub(crate) fn new(place: PeerPlace, gauge: &Gauge) -> Self {
+        gauge.increment(1);
+        Self { gauge: gauge.clone(), _place: place }
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.gauge.decrement(1);
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     error::{ShutdownError, StartError},
     intake::{Host, Intake},
     methods,
-    peers::{PeerPlace, Peers, TooMany},
+    peers::{OpenConnection, PeerPlace, Peers, TooMany},
     reply::{No, Reason},
     ws::Connections,
 };
@@ -16,21 +16,20 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use jsonrpsee::server::{BatchRequestConfig, Server, ServerConfig, stop_channel};
-use std::{
-    io,
-    net::{SocketAddr, TcpListener},
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, thread, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpListener, TcpSocket, TcpStream},
+    runtime::Runtime,
     sync::{Semaphore, oneshot},
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
-use tower::ServiceBuilder;
+use tower::Layer;
 
+/// Connections that the kernel keeps until they are accepted; it may be set to keep fewer
+/// (`net.core.somaxconn`, 4096 on Linux since 5.4). std asks for 128: more callers at once than that
+/// were dropped by the kernel, uncounted, and came back seconds later or not at all.
+const BACKLOG: u32 = 4_096;
 /// Bytes of buffer for the head of a request, and of what is read at once.
 const READ_BUFFER_BYTES: usize = 32 * 1_024;
 /// Connections beyond the cap that are told so at once; more are dropped without a word.
@@ -73,10 +72,6 @@ impl OrderRpc {
         let slots = host.gate.config().slots;
         let threads = config.threads;
         let intake = Arc::new(Intake::new(config, host)?);
-        let listen = |source: io::Error| StartError::Listen { address, source };
-        let listener = TcpListener::bind(address).map_err(listen)?;
-        listener.set_nonblocking(true).map_err(listen)?;
-        let local_addr = listener.local_addr().map_err(listen)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             // One for each slot: more never work at once.
@@ -85,21 +80,20 @@ impl OrderRpc {
             .enable_all()
             .build()
             .map_err(StartError::Thread)?;
+        let (listener, local_addr) = match listen(&runtime, address) {
+            Ok(listening) => listening,
+            Err(source) => {
+                // Not dropped: the caller's thread may be one of another runtime, where waiting for
+                // this one's to end would panic.
+                runtime.shutdown_background();
+                return Err(StartError::Listen { address, source });
+            }
+        };
         let (stop, stopping) = oneshot::channel();
         let (done, stopped) = oneshot::channel();
         let serving = Arc::clone(&intake);
         let run = move || {
-            let ended = runtime.block_on(async move {
-                let listener = tokio::net::TcpListener::from_std(listener);
-                match listener {
-                    Ok(listener) => run(serving, listener, stopping).await,
-                    // Only if the runtime had no I/O, and it has.
-                    Err(error) => {
-                        tracing::error!(%error, "the intake cannot listen");
-                        Ok(())
-                    }
-                }
-            });
+            let ended = runtime.block_on(run(serving, listener, stopping));
             // Drops the tasks that were cut off and waits for their threads, so that nothing of ours
             // lives on; work that outlived its caller ends within milliseconds by itself.
             runtime.shutdown_timeout(THREADS_TIMEOUT);
@@ -112,6 +106,18 @@ impl OrderRpc {
             .map_err(StartError::Thread)?;
         Ok(OrderRpcHandle { local_addr, intake, stop: Some(stop), stopped })
     }
+}
+
+fn listen(runtime: &Runtime, address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let _in_runtime = runtime.enter();
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // As std does on Unix: a restart need not wait for the connections of the run before.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    let listener = socket.listen(BACKLOG)?;
+    let local_addr = listener.local_addr()?;
+    Ok((listener, local_addr))
 }
 
 impl OrderRpcHandle {
@@ -155,7 +161,7 @@ impl OrderRpcHandle {
 
 async fn run(
     intake: Arc<Intake>,
-    listener: tokio::net::TcpListener,
+    listener: TcpListener,
     stopping: oneshot::Receiver<Duration>,
 ) -> Result<(), ShutdownError> {
     let connections = Connections::default();
@@ -189,7 +195,13 @@ async fn run(
     connections.tasks.close();
     // A moment even at the deadline: idle connections close at once.
     let grace = until.max(Instant::now() + FAREWELL_TIMEOUT);
-    let _ = timeout_at(grace, connections.tasks.wait()).await;
+    if timeout_at(grace, connections.tasks.wait()).await.is_err() {
+        // Not an error of ours: every request that is not in `requests` has its answer, and whoever
+        // is left does not take it, or not the word that closes a WebSocket. The runtime's end
+        // closes their connections.
+        let open = connections.tasks.len();
+        tracing::debug!(open, "connections are cut off that did not take their last bytes");
+    }
     pump.abort();
     if drained { Ok(()) } else { Err(ShutdownError::Deadline { requests, deadline }) }
 }
@@ -200,7 +212,7 @@ struct Door {
     connections: Connections,
     peers: Arc<Peers>,
     farewells: Arc<Semaphore>,
-    service: crate::admission::Admission<JsonRpc>,
+    rpc: JsonRpc,
     http: http1::Builder,
 }
 
@@ -224,7 +236,6 @@ impl Door {
             .to_service_builder()
             .max_connections(UNCOUNTED)
             .build(methods::module(Arc::clone(intake)), stop);
-        let layer = AdmissionLayer { intake: Arc::clone(intake), connections: connections.clone() };
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())
             .header_read_timeout(config.header_timeout)
@@ -232,7 +243,7 @@ impl Door {
         Self {
             peers: Arc::new(Peers::new(config.max_connections, config.max_connections_per_peer)),
             farewells: Arc::new(Semaphore::new(MAX_FAREWELLS)),
-            service: ServiceBuilder::new().layer(layer).service(rpc),
+            rpc,
             intake: Arc::clone(intake),
             connections,
             http,
@@ -243,7 +254,7 @@ impl Door {
     ///
     /// # Cancel safety
     /// No accepted connection is lost.
-    async fn accept(&self, listener: &tokio::net::TcpListener) {
+    async fn accept(&self, listener: &TcpListener) {
         let mut pause = MIN_ACCEPT_PAUSE;
         loop {
             match listener.accept().await {
@@ -268,15 +279,19 @@ impl Door {
     }
 
     fn serve(&self, socket: TcpStream, place: PeerPlace) {
-        // Small answers are not held back to be sent with others.
+        // Small answers are not held back to be sent with others. It fails for a socket that is gone,
+        // which is found when it is read.
         let _ = socket.set_nodelay(true);
-        let service = TowerToHyperService::new(self.service.clone());
+        let open = OpenConnection::new(place, &self.intake.metrics.connections);
+        let admission = AdmissionLayer {
+            intake: Arc::clone(&self.intake),
+            connections: self.connections.clone(),
+            connection: Arc::new(open),
+        };
+        let service = TowerToHyperService::new(admission.layer(self.rpc.clone()));
         let connection = self.http.serve_connection(TokioIo::new(socket), service);
         let end = self.connections.end.clone();
-        let intake = Arc::clone(&self.intake);
         self.connections.tasks.spawn(async move {
-            let gauge = &intake.metrics.connections;
-            gauge.increment(1);
             let connection = connection.with_upgrades();
             tokio::pin!(connection);
             let ended = tokio::select! {
@@ -289,8 +304,6 @@ impl Door {
             if let Err(error) = ended {
                 tracing::trace!(%error, "a connection broke");
             }
-            gauge.decrement(1);
-            drop(place);
         });
     }
 

@@ -50,7 +50,7 @@ pub(crate) fn transaction(
     Ok(tx)
 }
 
-/// Chain and gas.
+/// Chain, blobs and gas.
 pub(crate) fn fits(tx: &PooledTransaction, field: &str, chain_id: u64) -> Result<(), No> {
     let hash = tx.tx_hash();
     match tx.chain_id() {
@@ -64,6 +64,12 @@ pub(crate) fn fits(tx: &PooledTransaction, field: &str, chain_id: u64) -> Result
             let message = format!("{field} ({hash}): chainId is absent, must be {chain_id}");
             return Err(No::field(Reason::ChainId, field, message));
         }
+    }
+    // An empty sidecar would be the right one for it, and no block may contain it (EIP-4844: at
+    // least one).
+    if tx.blob_versioned_hashes().is_some_and(<[_]>::is_empty) {
+        let message = format!("{field} ({hash}): blobVersionedHashes is empty, must have one");
+        return Err(No::field(Reason::Sidecar, field, message));
     }
     let (gas, least) = (tx.gas_limit(), intrinsic_gas(tx));
     if gas < least {

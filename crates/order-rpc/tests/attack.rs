@@ -29,15 +29,6 @@ fn refused(reason: &str) -> (u16, i64, String) {
     (503, -32005, reason.to_owned())
 }
 
-/// Waits for something that another thread is about to do.
-async fn until(what: &str, done: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
-        tokio::task::yield_now().await;
-    }
-}
-
 #[tokio::test]
 async fn the_outer_gate_refuses_before_the_body_is_read() {
     let server = start_with(config(), gate_config(1), None);
@@ -71,6 +62,7 @@ async fn a_batch_beyond_what_may_be_in_flight_is_refused_as_a_whole() {
     let batch = format!("[{}]", vec![transaction(); 5].join(","));
     let answer = send(server.addr, batch.as_bytes(), &[]).await;
     assert_eq!(answer.error(), refused("too_many_requests"));
+    assert_eq!(server.counted.reason("too_many_requests"), 1);
     assert_eq!((server.pool.len(), server.gate.stats().requests_in_flight), (0, 0));
 }
 
@@ -92,10 +84,12 @@ async fn slow_bodies_take_only_their_own_places_and_time_out() {
     let answers = sockets.iter_mut().map(|socket| Box::pin(read_answer(socket)));
     let (first, _, rest) = futures::future::select_all(answers).await;
     assert_eq!(first.error(), refused("slow_bodies"));
+    assert_eq!(server.counted.reason("slow_bodies"), 1);
     assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
     for answer in join_all(rest).await {
         assert_eq!(answer.error(), (408, -32600, "body_timeout".to_owned()));
     }
+    assert_eq!(server.counted.reason("body_timeout"), 2);
     until("everything is given back", || {
         (server.rpc.buffered_bytes(), server.gate.stats().requests_in_flight) == (0, 0)
     })
@@ -118,6 +112,7 @@ async fn bodies_together_stay_within_their_bytes() {
     let answers = sockets.iter_mut().map(|socket| Box::pin(read_answer(socket)));
     let (first, _, _) = futures::future::select_all(answers).await;
     assert_eq!(first.error(), refused("buffered_bytes"));
+    assert_eq!(server.counted.reason("buffered_bytes"), 1);
     assert!(server.rpc.buffered_bytes() <= 60_000);
     drop(sockets);
     until("everything is given back", || {
@@ -182,7 +177,7 @@ async fn idle_websockets_are_capped_and_leave_room_for_requests() {
 #[tokio::test]
 async fn a_silent_websocket_is_closed_and_one_that_answers_pings_is_not() {
     let mut config = config();
-    config.ping_interval = Duration::from_millis(50);
+    config.ping_interval = Duration::from_millis(300);
     let server = start(config);
     let url = format!("ws://{}", server.addr);
     let (mut silent, _) = tokio_tungstenite::connect_async(&url).await.unwrap();
@@ -242,6 +237,10 @@ async fn a_message_that_is_too_large_closes_its_websocket_and_no_other() {
     other.send(Message::text("nonsense")).await.unwrap();
     let Message::Text(text) = other.next().await.unwrap().unwrap() else { panic!("no text") };
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["error"]["code"], -32700);
+    assert_eq!(
+        (server.counted.reason("body_too_large"), server.counted.reason("not_json")),
+        (1, 1)
+    );
 }
 
 #[tokio::test]
@@ -259,6 +258,8 @@ async fn a_signer_beyond_its_quota_is_told_when_to_come_back_and_others_are_serv
         last = Some(answer);
     }
     assert_eq!(statuses[..2], [200, 200]);
+    let beyond = statuses.iter().filter(|status| **status == 429).count() as u64;
+    assert_eq!(server.counted.reason("quota"), beyond);
     assert!(statuses.contains(&429), "{statuses:?}");
     let refusal = last.unwrap();
     assert_eq!(refusal.error(), (429, -32005, "quota".to_owned()));

@@ -12,16 +12,28 @@ use alloy_signer_local::PrivateKeySigner;
 use common::*;
 use order_rpc::SignatureMode;
 use serde_json::{Value, json};
+use std::collections::HashMap;
 
-/// A sidecar of one blob of zeros: commitment and proof are the point at infinity.
-fn blob(commitment: Bytes48, blob: Blob) -> String {
+/// The point at infinity: commitment and proof of a blob of zeros.
+fn infinity() -> Bytes48 {
     let mut infinity = Bytes48::ZERO;
     infinity[0] = 0xc0;
-    let sidecar = BlobTransactionSidecar::new(vec![blob], vec![commitment], vec![infinity]);
+    infinity
+}
+
+/// A transaction with this sidecar, whose hashes it has.
+fn blobs(blobs: Vec<Blob>, commitments: Vec<Bytes48>, proofs: Vec<Bytes48>) -> String {
+    let sidecar = BlobTransactionSidecar::new(blobs, commitments, proofs);
+    let hashes = sidecar.versioned_hashes().collect();
+    blobs_for(hashes, sidecar)
+}
+
+/// A transaction with these hashes and this sidecar.
+fn blobs_for(blob_versioned_hashes: Vec<B256>, sidecar: BlobTransactionSidecar) -> String {
     let tx = TxEip4844 {
         chain_id: CHAIN,
         gas_limit: 21_000,
-        blob_versioned_hashes: sidecar.versioned_hashes().collect(),
+        blob_versioned_hashes,
         max_fee_per_blob_gas: 1,
         ..TxEip4844::default()
     };
@@ -29,14 +41,35 @@ fn blob(commitment: Bytes48, blob: Blob) -> String {
     hex(&sign(TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar), &PrivateKeySigner::random()))
 }
 
+/// How often each reason was given: as often as the metrics say.
+#[derive(Default)]
+struct Counts(HashMap<String, u64>);
+
+impl Counts {
+    fn expect(&mut self, server: &Server, reason: &str) {
+        let count = self.0.entry(reason.to_owned()).or_default();
+        *count += 1;
+        assert_eq!(server.counted.reason(reason), *count, "{reason}");
+    }
+}
+
+/// Whoever sends what is right is served all the same.
+async fn serves_others(server: &Server) {
+    let answer = call(server.addr, "eth_sendRawTransaction", json!([raw(0)])).await;
+    assert!(answer.json()["result"].is_string(), "{answer:?}");
+}
+
 #[tokio::test]
 async fn each_bad_transaction_is_refused_with_its_reason_and_field() {
     let server = start(config());
     let signer = PrivateKeySigner::random();
-    let mut infinity = Bytes48::ZERO;
-    infinity[0] = 0xc0;
+    let (zeros, infinity) = (Blob::ZERO, infinity());
     let mut one = Blob::ZERO;
     one[31] = 1;
+    let mut no_point = infinity;
+    no_point[47] = 1;
+    let sidecar = BlobTransactionSidecar::new(vec![zeros], vec![infinity], vec![infinity]);
+    let other_hash = blobs_for(vec![B256::with_last_byte(1)], sidecar);
     let mut no_chain = TxLegacy {
         gas_limit: 21_000,
         to: TxKind::Create,
@@ -57,7 +90,7 @@ async fn each_bad_transaction_is_refused_with_its_reason_and_field() {
     let nobody = hex(&tx.into_signed(nobody).into());
     let mut cut = raw(1);
     cut.truncate(cut.len() - 2);
-    let cases: [(Value, &str); 14] = [
+    let cases: [(Value, &str); 19] = [
         (json!([]), "params"),
         (json!([1]), "params"),
         (json!(["0xzz"]), "params"),
@@ -71,16 +104,23 @@ async fn each_bad_transaction_is_refused_with_its_reason_and_field() {
         (json!([hex(&sign(no_chain, &signer))]), "chain_id"),
         (json!([hex(&sign(little_gas, &signer))]), "intrinsic_gas"),
         (json!([hex(&sign(floor, &signer))]), "intrinsic_gas"),
-        (json!([blob(infinity, one)]), "sidecar"),
+        (json!([blobs(vec![one], vec![infinity], vec![infinity])]), "sidecar"),
+        (json!([blobs(vec![zeros], vec![no_point], vec![infinity])]), "sidecar"),
+        (json!([blobs(vec![zeros], vec![infinity], vec![no_point])]), "sidecar"),
+        (json!([blobs(vec![zeros], vec![infinity; 2], vec![infinity])]), "sidecar"),
+        (json!([blobs(vec![], vec![], vec![])]), "sidecar"),
+        (json!([other_hash]), "sidecar"),
     ];
+    let mut counts = Counts::default();
     for (params, reason) in cases {
         let answer = call(server.addr, "eth_sendRawTransaction", params.clone()).await;
         assert_eq!(answer.error(), (200, -32602, reason.to_owned()), "{params}");
         assert_eq!(answer.field(), "params[0]");
+        counts.expect(&server, reason);
     }
     assert!(server.pool.is_empty());
-    let good =
-        call(server.addr, "eth_sendRawTransaction", json!([blob(infinity, Blob::ZERO)])).await;
+    let good = json!([blobs(vec![zeros], vec![infinity], vec![infinity])]);
+    let good = call(server.addr, "eth_sendRawTransaction", good).await;
     assert!(good.json()["result"].is_string(), "{good:?}");
 }
 
@@ -110,9 +150,11 @@ async fn each_bad_bundle_is_refused_naming_the_field() {
         (json!({ "txs": [tx], "replacementNonce": "0x1" }), "replacementNonce"),
         (json!({ "txs": [tx], "replacementUuid": uuid }), "replacementUuid"),
     ];
+    let mut counts = Counts::default();
     for (bundle, field) in cases {
         let answer = call(server.addr, "eth_sendBundle", json!([bundle])).await;
-        let (status, code, _) = answer.error();
+        let (status, code, reason) = answer.error();
+        counts.expect(&server, &reason);
         assert_eq!((status, code, answer.field().as_str()), (200, -32602, field), "{answer:?}");
     }
     for (cancel, field) in [
@@ -124,9 +166,11 @@ async fn each_bad_bundle_is_refused_naming_the_field() {
         (json!({ "uuid": uuid }), "replacementUuid"),
     ] {
         let answer = call(server.addr, "eth_cancelBundle", json!([cancel])).await;
+        counts.expect(&server, &answer.error().2);
         assert_eq!((answer.error().1, answer.field().as_str()), (-32602, field), "{answer:?}");
     }
     assert!(server.pool.is_empty());
+    serves_others(&server).await;
 }
 
 #[tokio::test]
@@ -153,12 +197,31 @@ async fn each_bad_body_is_refused_in_the_one_shape() {
         (deep_params.as_bytes(), (400, -32600, "too_deep")),
         (&[b' '; 100_001], (413, -32600, "body_too_large")),
     ];
+    let mut counts = Counts::default();
     for (body, (status, code, reason)) in cases {
         let answer = send(server.addr, body, &[]).await;
         assert_eq!(answer.error(), (status, code, reason.to_owned()), "{:.60?}", body);
+        counts.expect(&server, reason);
     }
     assert!(server.pool.is_empty());
     assert_eq!((server.rpc.buffered_bytes(), server.gate.stats().requests_in_flight), (0, 0));
+    serves_others(&server).await;
+}
+
+#[tokio::test]
+async fn a_batch_of_ten_thousand_good_calls_is_refused_as_a_whole() {
+    let server = start(config());
+    let call = request("eth_sendRawTransaction", json!([raw(0)]));
+    let batch = format!("[{}]", vec![call.as_str(); 10_000].join(","));
+    assert!(batch.len() < order_rpc::DEFAULT_MAX_BODY_BYTES, "or it is refused for its length");
+    for _ in 0..3 {
+        let answer = send(server.addr, batch.as_bytes(), &[]).await;
+        assert_eq!(answer.error(), (400, -32600, "batch_length".to_owned()));
+    }
+    assert_eq!(server.counted.reason("batch_length"), 3);
+    assert!(server.pool.is_empty(), "not even its first is taken");
+    assert_eq!((server.rpc.buffered_bytes(), server.gate.stats().requests_in_flight), (0, 0));
+    serves_others(&server).await;
 }
 
 #[tokio::test]
@@ -189,6 +252,7 @@ async fn signatures_are_required_optional_or_off() {
         let mut config = config();
         config.signatures = mode;
         let server = start(config);
+        let mut counts = Counts::default();
         for header in bad {
             let answer =
                 send(server.addr, body.as_bytes(), &[("X-Flashbots-Signature", header)]).await;
@@ -197,6 +261,7 @@ async fn signatures_are_required_optional_or_off() {
             } else {
                 let expected = (401, -32600, "signature".to_owned());
                 assert_eq!(answer.error(), expected, "{mode:?} {header}");
+                counts.expect(&server, "signature");
             }
         }
         let twice = [("X-Flashbots-Signature", &*good), ("X-Flashbots-Signature", &*good)];

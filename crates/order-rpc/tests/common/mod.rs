@@ -5,16 +5,27 @@
     reason = "a module of several test binaries, each using a part"
 )]
 
+pub mod memory;
+
 use alloy_consensus::{SignableTransaction, Signed, TxEip1559};
 use alloy_eips::eip2718::Encodable2718;
 use alloy_primitives::{Address, Signature, TxKind, keccak256};
 use alloy_signer::SignerSync;
 use alloy_signer_local::PrivateKeySigner;
 use load_control::{Gate, GateConfig, Limit, LoadMonitor};
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use order_pool::{OrderPool, PoolConfig, PooledTransaction};
 use order_rpc::{Host, OrderRpc, OrderRpcConfig, OrderRpcHandle};
 use serde_json::{Value, json};
-use std::{collections::HashMap, net::SocketAddr, time::Duration};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -27,6 +38,59 @@ pub struct Server {
     pub addr: SocketAddr,
     pub pool: OrderPool,
     pub gate: Gate,
+    pub counted: Counted,
+}
+
+/// What the metrics of one server say: its handles are made when it starts, by whoever starts it.
+#[derive(Clone, Debug, Default)]
+pub struct Counted(Arc<Mutex<HashMap<Series, Arc<AtomicU64>>>>);
+
+/// A metric and its `reason`, empty if it has none.
+type Series = (String, String);
+
+impl Counted {
+    /// How often something was answered with no for this reason.
+    pub fn reason(&self, reason: &str) -> u64 {
+        let of = |metric| self.get(metric, reason).load(Relaxed);
+        of("order_rpc_refused_total") + of("order_rpc_failed_total")
+    }
+
+    pub fn gauge(&self, metric: &str) -> f64 {
+        f64::from_bits(self.get(metric, "").load(Relaxed))
+    }
+
+    fn get(&self, metric: &str, reason: &str) -> Arc<AtomicU64> {
+        let key = (metric.to_owned(), reason.to_owned());
+        Arc::clone(self.0.lock().unwrap().entry(key).or_default())
+    }
+}
+
+impl Recorder for Counted {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        let reason = key.labels().find(|label| label.key() == "reason");
+        Counter::from_arc(self.get(key.name(), reason.map_or("", |label| label.value())))
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(self.get(key.name(), ""))
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+/// Waits for something that another thread is about to do.
+pub async fn until(what: &str, done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        tokio::task::yield_now().await;
+    }
 }
 
 pub fn gate_config(requests: usize) -> GateConfig {
@@ -50,8 +114,9 @@ pub fn start_with(
     let gate = Gate::new(gate).unwrap();
     let mut host = Host::new(pool.clone(), gate.clone());
     host.monitor = monitor;
-    let rpc = OrderRpc::start(config, host).unwrap();
-    Server { addr: rpc.local_addr(), rpc, pool, gate }
+    let counted = Counted::default();
+    let rpc = metrics::with_local_recorder(&counted, || OrderRpc::start(config, host).unwrap());
+    Server { addr: rpc.local_addr(), rpc, pool, gate, counted }
 }
 
 #[derive(Debug)]
@@ -122,11 +187,21 @@ pub fn parse(bytes: &[u8]) -> Answer {
 }
 
 pub async fn send(addr: SocketAddr, body: &[u8], headers: &[(&str, &str)]) -> Answer {
-    let mut socket = TcpStream::connect(addr).await.unwrap();
+    send_on(TcpStream::connect(addr).await.unwrap(), body, headers).await
+}
+
+pub async fn send_on(mut socket: TcpStream, body: &[u8], headers: &[(&str, &str)]) -> Answer {
     let mut bytes = head("POST", "/", body.len(), headers).into_bytes();
     bytes.extend_from_slice(body);
     socket.write_all(&bytes).await.unwrap();
     read_answer(&mut socket).await
+}
+
+/// A connection from this address of the loopback network: to the server another caller.
+pub async fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::from((from, 0))).unwrap();
+    socket.connect(to).await.unwrap()
 }
 
 pub async fn get(addr: SocketAddr, path: &str) -> Answer {

@@ -1,0 +1,166 @@
+//! As many transactions as many clients can send, and then one signer who cannot stop. Alone in its
+//! program: it measures resident memory.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use alloy_signer_local::PrivateKeySigner;
+use common::{memory::*, *};
+use futures::future::join_all;
+use order_rpc::Quota;
+use serde_json::json;
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+const CLIENTS: usize = 32;
+/// Of as many signers. They come again and again: the flood is in the asking, and the pool's own
+/// bounds have tests of their own.
+const TRANSACTIONS: usize = 256;
+/// Of each client, before memory is compared.
+const WARM_UP: usize = 48;
+/// Of each client.
+const FLOOD: usize = 240;
+/// What the flood may add: what the allocator keeps of what was freed.
+const FLAT_BYTES: usize = 4 << 20;
+
+/// What the clients were told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Told {
+    served: u64,
+    too_many_requests: u64,
+    no_slot: u64,
+}
+
+impl Told {
+    fn add(&mut self, other: Self) {
+        self.served += other.served;
+        self.too_many_requests += other.too_many_requests;
+        self.no_slot += other.no_slot;
+    }
+
+    fn total(&self) -> u64 {
+        self.served + self.too_many_requests + self.no_slot
+    }
+
+    fn hear(&mut self, answer: &Answer) {
+        if answer.status == 200 {
+            assert!(answer.json()["result"].is_string(), "{answer:?}");
+            self.served += 1;
+            return;
+        }
+        let (status, code, reason) = answer.error();
+        assert_eq!((status, code), (503, -32005), "{answer:?}");
+        match reason.as_str() {
+            "too_many_requests" => self.too_many_requests += 1,
+            "no_slot" => self.no_slot += 1,
+            _ => panic!("{answer:?}"),
+        }
+    }
+}
+
+async fn flood(to: SocketAddr, bodies: &Arc<[String]>, each: usize, most: &Arc<Most>) -> Told {
+    let clients = (0..CLIENTS).map(|client| {
+        let (bodies, most) = (Arc::clone(bodies), Arc::clone(most));
+        tokio::spawn(async move {
+            let mut told = Told::default();
+            // A stride of its own for each, so that all transactions are sent by someone.
+            for number in 0..each {
+                let body = &bodies[(client * each + number) % bodies.len()];
+                told.hear(&send(to, body.as_bytes(), &[]).await);
+                if number.is_multiple_of(16) {
+                    most.look();
+                }
+            }
+            told
+        })
+    });
+    let mut told = Told::default();
+    join_all(clients).await.into_iter().for_each(|one| told.add(one.unwrap()));
+    told
+}
+
+/// One who comes back when refused, for as long as the flood goes on.
+async fn other_caller(to: SocketAddr, over: Arc<AtomicBool>) -> (Told, usize) {
+    let (mut told, mut orders) = (Told::default(), 0);
+    while !over.load(SeqCst) {
+        let body = request("eth_sendRawTransaction", json!([raw(0)]));
+        let start = Instant::now();
+        let before = told.served;
+        while told.served == before {
+            assert!(start.elapsed() < Duration::from_secs(10), "kept out by the flood");
+            told.hear(&send(to, body.as_bytes(), &[]).await);
+        }
+        orders += 1;
+    }
+    (told, orders)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_from_many_signers_and_one_from_one_leave_memory_flat() {
+    let mut config = config();
+    config.quota = Some(Quota { per_second: 1, burst: 20 });
+    let server = start_with(config, gate_config(8), None);
+    let bodies: Arc<[_]> = (0..TRANSACTIONS)
+        .map(|nonce| request("eth_sendRawTransaction", json!([raw(nonce as u64)])))
+        .collect();
+    let warming = Arc::new(Most::default());
+    let mut told = flood(server.addr, &bodies, WARM_UP, &warming).await;
+
+    let warm = resident();
+    let most = Arc::new(Most::default());
+    let over = Arc::new(AtomicBool::new(false));
+    let other = tokio::spawn(other_caller(server.addr, Arc::clone(&over)));
+    told.add(flood(server.addr, &bodies, FLOOD, &most).await);
+    over.store(true, SeqCst);
+    let (others, orders) = other.await.unwrap();
+    assert_eq!(told.total(), (CLIENTS * (WARM_UP + FLOOD)) as u64, "everyone heard");
+    let added = most.above(warm);
+    println!("{told:?}; another caller: {others:?}; {} KiB more resident", added >> 10);
+    assert!(added <= FLAT_BYTES, "{added} bytes more");
+    assert!(orders > 0 && told.too_many_requests + told.no_slot > 0, "it was a flood");
+    told.add(others);
+    let counted = |reason| server.counted.reason(reason);
+    assert_eq!(
+        (counted("too_many_requests"), counted("no_slot")),
+        (told.too_many_requests, told.no_slot)
+    );
+    let stats = server.gate.stats();
+    assert_eq!(stats.requests_refused, told.too_many_requests);
+    assert_eq!(stats.slots_refused, told.no_slot);
+    assert!((orders + 1..=orders + TRANSACTIONS).contains(&server.pool.len()));
+
+    // One signer, with one signed request that it sends without end.
+    let (greedy, modest) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    let body = request("eth_cancelBundle", json!([{ "uuid": uuid::Uuid::from_u128(1) }]));
+    let header = signature(&greedy, body.as_bytes());
+    let most = Most::default();
+    let (mut within, mut beyond) = (0, 0);
+    for _ in 0..2_000 {
+        let headers = [("x-flashbots-signature", header.as_str())];
+        let answer = send(server.addr, body.as_bytes(), &headers).await;
+        if answer.status == 200 {
+            within += 1;
+        } else {
+            assert_eq!(answer.error(), (429, -32005, "quota".to_owned()));
+            beyond += 1;
+        }
+        if beyond % 100 == 0 {
+            most.look();
+        }
+    }
+    let theirs = json!([{ "uuid": uuid::Uuid::from_u128(2) }]);
+    let served = signed_call(server.addr, &modest, "eth_cancelBundle", theirs).await;
+    assert_eq!(served.json()["result"], true, "{served:?}");
+    let added = most.above(warm);
+    println!("one signer: {within} served, {beyond} refused; {} KiB more resident", added >> 10);
+    assert!(within >= 20 && beyond > 1_000, "{within} served, {beyond} refused");
+    assert_eq!(counted("quota"), beyond);
+    assert!(added <= FLAT_BYTES, "{added} bytes more");
+    assert_eq!((server.rpc.buffered_bytes(), server.rpc.active_requests()), (0, 0));
+}
