@@ -19,6 +19,7 @@
 //! Arguments other than flags choose parts by name. The environment sets `LOAD_BENCH_ROUNDS` (3).
 
 mod load_control {
+    #[path = "../shared/child.rs"]
     pub(crate) mod child;
     pub(crate) mod clients;
     pub(crate) mod cost;
@@ -32,7 +33,11 @@ mod load_control {
     pub(crate) mod table;
 }
 
-use std::{env, process::ExitCode, time::Duration};
+use std::{
+    env,
+    process::{Command, ExitCode},
+    time::Duration,
+};
 
 use load_control::{
     child, clients, cost, decoy, flood, node, outsiders, scenarios, sign, stage, table,
@@ -77,13 +82,13 @@ impl Plan {
             host,
             flood: 108_000,
             flood_rounds: 3,
-            calm: Duration::from_secs(4),
+            calm: Duration::from_secs(3),
             rounds: 3,
             outsiders: Duration::from_secs(3),
             outside_txs: 60_000,
-            scenario: Duration::from_millis(2_400),
-            burst: 12_000,
-            cost_rounds: 9,
+            scenario: Duration::from_millis(1_800),
+            burst: 8_000,
+            cost_rounds: 11,
             is_test,
         };
         if is_test {
@@ -104,7 +109,7 @@ impl Plan {
             Err(_) => Ok(plan),
             Ok(text) => match text.parse() {
                 Ok(rounds) if rounds > 0 => {
-                    Ok(Self { flood_rounds: rounds, rounds, cost_rounds: 3 * rounds, ..plan })
+                    Ok(Self { flood_rounds: rounds, rounds, cost_rounds: 4 * rounds, ..plan })
                 }
                 _ => Err(format!("LOAD_BENCH_ROUNDS is {text:?}, expected a number above 0")),
             },
@@ -145,9 +150,21 @@ fn bench(args: &[String]) -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    for (name, part) in PARTS {
-        if filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str())) {
-            part(&plan);
+    let chosen = |name: &str| filters.iter().any(|filter| name.contains(filter.as_str()));
+    let chosen: Vec<_> =
+        PARTS.into_iter().filter(|(name, _)| filters.is_empty() || chosen(name)).collect();
+    if let [(_, part)] = chosen.as_slice() {
+        part(&plan);
+        return ExitCode::SUCCESS;
+    }
+    // Each in a process of its own: what one part's allocator keeps would hide another's growth.
+    let flags = args.iter().filter(|arg| arg.starts_with('-'));
+    for (name, _) in chosen {
+        let this = env::current_exe().expect("this bench is a file");
+        let ended = Command::new(this).arg(name).args(flags.clone()).status();
+        if !ended.is_ok_and(|status| status.success()) {
+            eprintln!("error: {name} has failed");
+            return ExitCode::FAILURE;
         }
     }
     ExitCode::SUCCESS

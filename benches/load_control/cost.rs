@@ -46,18 +46,14 @@ pub(crate) fn bench(plan: &Plan) {
     );
 }
 
-/// From the word to announce until all are in the pool.
+/// From the first of them read from the socket to the last in the pool.
 async fn run(plan: &Plan, node: &mut Node, policy: Policy) -> Duration {
-    let signed = node.prepare(plan.burst).expect("the node signs");
     let setup = Setup { policy, backfill: Backfill::Off, intake: false };
     let mut parts = Parts::start(node.path(), setup).await;
     parts.until(|parts| parts.fetcher.is_live()).await;
-    let begin = Instant::now();
-    node.announce(None).expect("the node announces");
-    parts.until(|parts| parts.fetcher.counts().pooled == plan.burst as u64).await;
-    let took = begin.elapsed();
-    node.stop().expect("the node stops");
-    parts.check(&[&signed], 0).await;
+    let announced = node.burst(plan.burst).expect("the node announces");
+    parts.check(&[&announced], 0).await;
+    let took = parts.span();
     parts.stop().await;
     node.reset().expect("the node mines what it announced");
     took

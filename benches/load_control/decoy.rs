@@ -18,7 +18,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use crate::child::{Process, cpu, obey};
+use crate::child::{Process, obey, own_cpu};
 
 pub(crate) const ROLE: &str = "__decoy";
 
@@ -71,7 +71,7 @@ pub(crate) fn serve() -> io::Result<()> {
     obey(|order| {
         Ok(match order {
             Order::Start => Answer::Port(listen()?),
-            Order::Cpu => Answer::Cpu(cpu()),
+            Order::Cpu => Answer::Cpu(own_cpu()),
         })
     })
 }
@@ -80,7 +80,7 @@ fn listen() -> io::Result<u16> {
     let (tell, told) = mpsc::channel();
     // Its runtime lives as long as the process; it ends with the bench's end of stdin.
     thread::spawn(move || -> io::Result<()> {
-        // As many threads as the intake's runtime and its slots come to at least.
+        // A thread for each core.
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(async {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;

@@ -6,7 +6,7 @@ use mempool_ingest::txpool_fetcher::Backfill;
 
 use crate::{
     Plan,
-    node::Node,
+    node::{Node, Pace},
     stage::{Parts, Policy, Setup, resident_bytes},
     table::{self, Figures, Row},
 };
@@ -14,7 +14,7 @@ use crate::{
 pub(crate) const TPS: u32 = 1_000;
 
 /// The node signs so many seconds of live announcements for a run: more than a flood lasts.
-const SIGNED_S: usize = 40;
+const SIGNED_S: usize = 25;
 
 /// Contenders: with which policy, and whether there is a flood.
 const CONTENDERS: [(&str, Policy, bool); 4] = [
@@ -53,7 +53,7 @@ async fn run(plan: &Plan, node: &mut Node, policy: Policy, floods: bool) -> Figu
     let signed = node.prepare(plan.signed(TPS, SIGNED_S)).expect("the node signs");
     let backfill = if floods { Backfill::Pending } else { Backfill::Off };
     let mut parts = Parts::start(node.path(), Setup { policy, backfill, intake: false }).await;
-    node.announce(Some(TPS)).expect("the node announces");
+    node.announce(Pace::steady(TPS)).expect("the node announces");
     // The listing before is the same for all, and the node's business.
     if floods {
         parts.until(|parts| parts.fetcher.counts().backfilled > 0).await;

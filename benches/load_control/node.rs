@@ -17,7 +17,7 @@ use mock_node::{DEV_CHAIN_ID, MockNode, NodeConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    child::{Process, cpu, obey},
+    child::{Process, obey, own_cpu},
     sign::{LIVE, Prepared, Signer},
 };
 
@@ -32,12 +32,28 @@ enum Order {
     Start(PathBuf, usize),
     /// Sign so many for announcing; answered with their hashes.
     Prepare(usize),
-    /// Begin to announce what was prepared, so many a second or all at once.
-    Announce(Option<u32>),
+    /// Begin to announce what was prepared.
+    Announce(Pace),
     /// Stop announcing; answered with what was announced.
     Stop,
+    /// Announce so many of the node's own at once; answered with their hashes.
+    Burst(usize),
     /// Mine what was announced, and forget what was prepared.
     Reset,
+}
+
+/// How announcements follow each other.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Pace {
+    pub(crate) tps: u32,
+    /// When so many more come at once, counted from the first.
+    pub(crate) bursts: Vec<(Duration, usize)>,
+}
+
+impl Pace {
+    pub(crate) const fn steady(tps: u32) -> Self {
+        Self { tps, bursts: Vec::new() }
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -84,14 +100,15 @@ impl Node {
     }
 
     pub(crate) fn prepare(&mut self, count: usize) -> io::Result<Vec<B256>> {
-        match self.process.ask(&Order::Prepare(count))? {
-            Answer::Hashes(hashes) => Ok(hashes),
-            _ => Err(unexpected()),
-        }
+        self.hashes(&Order::Prepare(count))
     }
 
-    pub(crate) fn announce(&mut self, tps: Option<u32>) -> io::Result<()> {
-        self.done(&Order::Announce(tps))
+    pub(crate) fn announce(&mut self, pace: Pace) -> io::Result<()> {
+        self.done(&Order::Announce(pace))
+    }
+
+    pub(crate) fn burst(&mut self, count: usize) -> io::Result<Vec<B256>> {
+        self.hashes(&Order::Burst(count))
     }
 
     pub(crate) fn stop(&mut self) -> io::Result<Announced> {
@@ -103,6 +120,13 @@ impl Node {
 
     pub(crate) fn reset(&mut self) -> io::Result<()> {
         self.done(&Order::Reset)
+    }
+
+    fn hashes(&mut self, order: &Order) -> io::Result<Vec<B256>> {
+        match self.process.ask(order)? {
+            Answer::Hashes(hashes) => Ok(hashes),
+            _ => Err(unexpected()),
+        }
     }
 
     fn done(&mut self, order: &Order) -> io::Result<()> {
@@ -123,7 +147,7 @@ pub(crate) fn serve() -> io::Result<()> {
     let mut node: Option<Arc<MockNode>> = None;
     let mut prepared: Arc<Vec<Prepared>> = Arc::default();
     let mut announcing: Option<Announcing> = None;
-    let mut announced = 0;
+    let mut announced: Vec<B256> = Vec::new();
     obey(|order| {
         let none = || io::Error::other("not started, or not announcing");
         Ok(match order {
@@ -135,23 +159,27 @@ pub(crate) fn serve() -> io::Result<()> {
                 prepared = Arc::new(signer.sign(count));
                 Answer::Hashes(prepared.iter().map(|tx| tx.hash).collect())
             }
-            Order::Announce(tps) => {
+            Order::Announce(pace) => {
                 let node = Arc::clone(node.as_ref().ok_or_else(none)?);
-                announcing = Some(Announcing::start(node, Arc::clone(&prepared), tps));
+                announcing = Some(Announcing::start(node, Arc::clone(&prepared), pace));
                 Answer::Done
             }
             Order::Stop => {
                 let ended = announcing.take().ok_or_else(none)?.stop();
-                announced = ended.count;
+                announced.extend(prepared[..ended.count].iter().map(|tx| tx.hash));
+                // What was signed and not announced would leave a gap in the nonces.
+                signer.take_back(prepared.len() - ended.count);
                 Answer::Announced(ended)
             }
+            Order::Burst(count) => {
+                let hashes = node.as_ref().ok_or_else(none)?.burst(count);
+                announced.extend(&hashes);
+                Answer::Hashes(hashes)
+            }
             Order::Reset => {
-                let hashes: Vec<_> = prepared[..announced].iter().map(|tx| tx.hash).collect();
                 let node = node.as_ref().ok_or_else(none)?;
-                node.mine_only(&hashes).map_err(io::Error::other)?;
-                // What was signed and not announced would leave a gap in the nonces.
-                signer = Signer::after(&signer, prepared.len() - announced);
-                (prepared, announced) = (Arc::default(), 0);
+                node.mine_only(&announced).map_err(io::Error::other)?;
+                announced.clear();
                 Answer::Done
             }
         })
@@ -169,30 +197,35 @@ struct Announcing {
 }
 
 impl Announcing {
-    fn start(node: Arc<MockNode>, txs: Arc<Vec<Prepared>>, tps: Option<u32>) -> Self {
+    fn start(node: Arc<MockNode>, txs: Arc<Vec<Prepared>>, pace: Pace) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let cpu = cpu();
+        let cpu = own_cpu();
         let thread = thread::spawn(move || {
             let start = Instant::now();
-            let mut late = 0;
-            for (number, tx) in txs.iter().enumerate() {
-                if let Some(tps) = tps {
-                    // Due by the schedule, whatever happened to those before: no drift.
-                    let after = number as u64 * 1_000_000_000 / u64::from(tps);
-                    let due = start + Duration::from_nanos(after);
-                    if let Some(wait) = due.checked_duration_since(Instant::now()) {
-                        thread::sleep(wait);
-                    }
-                    // Relaxed: it carries nothing but itself.
-                    if stopped.load(Relaxed) {
-                        return (number, late);
-                    }
-                    late += usize::from(due.elapsed() > LATE);
-                }
+            let submit = |tx: &Prepared| {
                 node.submit(tx.raw.clone()).expect("signed in the order of its nonces");
+            };
+            let mut bursts = pace.bursts.iter().peekable();
+            let (mut next, mut late) = (0, 0);
+            for number in 0_u64.. {
+                // Due by the schedule, whatever happened to those before: no drift.
+                let after = number * 1_000_000_000 / u64::from(pace.tps);
+                let due = start + Duration::from_nanos(after);
+                if let Some(wait) = due.checked_duration_since(Instant::now()) {
+                    thread::sleep(wait);
+                }
+                // Relaxed: it carries nothing but itself.
+                if stopped.load(Relaxed) || next == txs.len() {
+                    break;
+                }
+                late += usize::from(due.elapsed() > LATE);
+                let burst = bursts.next_if(|(at, _)| start + *at <= due).map_or(0, |(_, n)| *n);
+                let end = (next + 1 + burst).min(txs.len());
+                txs[next..end].iter().for_each(submit);
+                next = end;
             }
-            (txs.len(), late)
+            (next, late)
         });
         Self { stop, thread, cpu }
     }
@@ -200,7 +233,7 @@ impl Announcing {
     fn stop(self) -> Announced {
         self.stop.store(true, Relaxed);
         let (count, late) = self.thread.join().expect("announcing does not panic");
-        Announced { count, late, cpu: cpu() - self.cpu }
+        Announced { count, late, cpu: own_cpu() - self.cpu }
     }
 }
 

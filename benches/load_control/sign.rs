@@ -37,8 +37,8 @@ impl Signer {
     }
 
     /// As if the latest `unused` had not been signed.
-    pub(crate) fn after(before: &Self, unused: usize) -> Self {
-        Self { accounts: before.accounts.clone(), signed: before.signed - unused }
+    pub(crate) const fn take_back(&mut self, unused: usize) {
+        self.signed -= unused;
     }
 
     /// The next `count`, on two threads: about 35 us each.

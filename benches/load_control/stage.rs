@@ -23,8 +23,9 @@ use mempool_ingest::{
 
 use crate::sign::CHAIN_ID;
 
-/// For parts to start, to stop, and to bring in what is under way.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// For parts to start, to stop, and to bring in everything: a flood takes seconds, and on a machine
+/// that is busy with something else a minute must not be a failure.
+const PATIENCE: Duration = Duration::from_mins(5);
 
 /// Grain of the bench's own watching; it is no part of any latency.
 const POLL: Duration = Duration::from_millis(5);
@@ -167,6 +168,14 @@ impl Parts {
             }
         }
         latencies
+    }
+
+    /// From the first announcement read to the last one in the pool.
+    pub(crate) fn span(&self) -> Duration {
+        let live = self.sink.live.lock().expect("nobody panics with it");
+        let first = live.iter().map(|(at, _)| *at).min();
+        let last = live.iter().map(|(at, latency)| *at + *latency).max();
+        first.zip(last).map_or(Duration::ZERO, |(first, last)| last - first)
     }
 
     /// Fetches and raw transactions that had to wait.

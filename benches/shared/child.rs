@@ -1,4 +1,4 @@
-//! Children of the bench: this program again in another role, spoken with in lines of JSON over its
+//! Children of a bench: this program again in another role, spoken with in lines of JSON over its
 //! stdin and stdout, so that what they burn is theirs and can be counted.
 
 use std::{
@@ -83,11 +83,16 @@ fn write(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     to.flush()
 }
 
-/// User and system time of this process so far.
-pub(crate) fn cpu() -> Duration {
-    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("asked for what exists");
+/// User and system time so far, of the process or of the calling thread.
+pub(crate) fn cpu(who: UsageWho) -> Duration {
+    let usage = getrusage(who).expect("asked for what exists");
     let time = |time: TimeVal| {
         Duration::from_secs(time.tv_sec() as u64) + Duration::from_micros(time.tv_usec() as u64)
     };
     time(usage.user_time()) + time(usage.system_time())
+}
+
+/// User and system time of this process so far.
+pub(crate) fn own_cpu() -> Duration {
+    cpu(UsageWho::RUSAGE_SELF)
 }
