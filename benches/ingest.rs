@@ -32,6 +32,8 @@
 //! flags are criterion's filters: the table is the benchmark named `paced`. The environment sets
 //! `INGEST_BENCH_ROUNDS` (3) and `INGEST_BENCH_SECONDS` (3.5, of each paced run).
 
+#[path = "shared/child.rs"]
+mod child;
 #[path = "ingest/floor.rs"]
 mod floor;
 #[path = "ingest/node.rs"]

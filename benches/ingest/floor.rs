@@ -8,7 +8,7 @@ use mempool_ingest::txpool_fetcher::{Answer, read_answer};
 use mock_node::workload::{PreparedTx, TxKind};
 use nix::sys::resource::UsageWho;
 
-use crate::{node::cpu, rivals::decode};
+use crate::{child::cpu, rivals::decode};
 
 /// Thread CPU time of one pass of decode and recover over `txs`, per transaction.
 pub(crate) fn pass(txs: &[PreparedTx]) -> Duration {

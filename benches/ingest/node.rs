@@ -4,20 +4,19 @@
 //! by the clock of the same announcements, whatever they note themselves.
 
 use std::{
-    io::{self, BufRead, BufReader, Write},
+    io,
     path::PathBuf,
-    process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
+    process::ExitCode,
     thread,
     time::{Duration, Instant},
 };
 
 use alloy_primitives::B256;
 use mock_node::{Latency, MockNode, NodeConfig};
-use nix::{
-    sys::resource::{Usage, UsageWho, getrusage},
-    time::{ClockId, clock_gettime},
-};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use nix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use crate::child::{Process, obey, own_cpu};
 
 /// The first argument that makes this program the node.
 const CHILD: &str = "__mock-node";
@@ -74,6 +73,12 @@ enum Order {
     Stop,
 }
 
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Done,
+    Announced(Announced),
+}
+
 /// What the node did in one run.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Announced {
@@ -91,15 +96,6 @@ pub(crate) fn now_ns() -> u64 {
     time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64
 }
 
-/// User and system time so far, of the process or of the calling thread.
-pub(crate) fn cpu(who: UsageWho) -> Duration {
-    let usage: Usage = getrusage(who).expect("asked for what exists");
-    let time = |time: nix::sys::time::TimeVal| {
-        Duration::from_secs(time.tv_sec() as u64) + Duration::from_micros(time.tv_usec() as u64)
-    };
-    time(usage.user_time()) + time(usage.system_time())
-}
-
 /// Runs as the node if that is what we were started for.
 pub(crate) fn run_if_child() -> Option<ExitCode> {
     (std::env::args_os().nth(1)? == CHILD).then(|| match serve() {
@@ -111,32 +107,33 @@ pub(crate) fn run_if_child() -> Option<ExitCode> {
     })
 }
 
-/// Obeys until stdin ends, which it also does when the bench dies in any way.
-fn serve() -> Result<(), Box<dyn std::error::Error>> {
-    let mut stdin = io::stdin().lock();
-    while let Some(order) = read(&mut stdin)? {
-        let Order::Start(path, load) = order else { return Err("not started yet".into()) };
-        // The proofs of the blobs are made once for the process, not for every node.
-        let node = MockNode::start(load.config(path))?;
-        write(&mut io::stdout(), &())?;
-        match read(&mut stdin)? {
-            Some(Order::Go) => {}
-            Some(_) => return Err("expected the word to go".into()),
-            None => break,
+fn serve() -> io::Result<()> {
+    let none = || io::Error::other("not started");
+    let mut node: Option<(MockNode, Load)> = None;
+    let mut announced = None;
+    obey(|order| {
+        match order {
+            Order::Start(path, load) => {
+                // The proofs of the blobs are made once for the process, not for every node.
+                let started = MockNode::start(load.config(path)).map_err(io::Error::other)?;
+                node = Some((started, load));
+                Ok(Answer::Done)
+            }
+            Order::Go => {
+                let (node, load) = node.as_ref().ok_or_else(none)?;
+                let before = own_cpu();
+                let (hashes, late) = announce(node, load);
+                announced = Some((hashes, late, before));
+                Ok(Answer::Done)
+            }
+            Order::Stop => {
+                let (hashes, late, before) = announced.take().ok_or_else(none)?;
+                let cpu = own_cpu() - before;
+                node = None;
+                Ok(Answer::Announced(Announced { hashes, late, cpu }))
+            }
         }
-        let before = cpu(UsageWho::RUSAGE_SELF);
-        let (hashes, late) = announce(&node, &load);
-        write(&mut io::stdout(), &())?;
-        match read(&mut stdin)? {
-            Some(Order::Stop) => {}
-            Some(_) => return Err("expected a stop".into()),
-            None => break,
-        }
-        let cpu = cpu(UsageWho::RUSAGE_SELF) - before;
-        drop(node);
-        write(&mut io::stdout(), &Announced { hashes, late, cpu })?;
-    }
-    Ok(())
+    })
 }
 
 fn announce(node: &MockNode, load: &Load) -> (Vec<(B256, u64)>, usize) {
@@ -160,12 +157,10 @@ fn announce(node: &MockNode, load: &Load) -> (Vec<(B256, u64)>, usize) {
     (hashes, late)
 }
 
-/// The node's process, as the bench holds it. Its stdin closes when this is dropped: then it ends.
+/// The node's process, as the bench holds it.
 #[derive(Debug)]
 pub(crate) struct NodeProcess {
-    child: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    process: Process,
     path: PathBuf,
 }
 
@@ -173,60 +168,32 @@ impl NodeProcess {
     pub(crate) fn spawn() -> io::Result<Self> {
         let path =
             std::env::temp_dir().join(format!("mempool-ingest-bench-{}.ipc", std::process::id()));
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg(CHILD)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let orders = child.stdin.take();
-        let answers = BufReader::new(child.stdout.take().expect("it is piped"));
-        Ok(Self { child, orders, answers, path })
+        Ok(Self { process: Process::spawn(CHILD)?, path })
     }
 
     /// A fresh node with its load signed; returns where it listens.
     pub(crate) fn start(&mut self, load: Load) -> io::Result<PathBuf> {
-        let path = self.path.clone();
-        self.ask::<()>(&Order::Start(path.clone(), load))?;
-        Ok(path)
+        self.done(&Order::Start(self.path.clone(), load))?;
+        Ok(self.path.clone())
     }
 
     /// Announces the load; returns when the last announcement has been handed to the node.
     pub(crate) fn announce(&mut self) -> io::Result<()> {
-        self.ask(&Order::Go)
+        self.done(&Order::Go)
     }
 
     /// Stops the node.
     pub(crate) fn stop(&mut self) -> io::Result<Announced> {
-        self.ask(&Order::Stop)
-    }
-
-    fn ask<T: DeserializeOwned>(&mut self, order: &Order) -> io::Result<T> {
-        let orders = self.orders.as_mut().expect("taken only by the drop");
-        write(orders, order)?;
-        read(&mut self.answers)?.ok_or_else(|| io::Error::other("the mock node has ended"))
-    }
-}
-
-impl Drop for NodeProcess {
-    fn drop(&mut self) {
-        drop(self.orders.take());
-        if let Err(error) = self.child.wait() {
-            eprintln!("warning: waiting for the mock node: {error}");
+        match self.process.ask(&Order::Stop)? {
+            Answer::Announced(announced) => Ok(announced),
+            Answer::Done => Err(io::Error::other("the node answered something else")),
         }
     }
-}
 
-fn read<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
-    let mut line = String::new();
-    match from.read_line(&mut line)? {
-        0 => Ok(None),
-        _ => Ok(Some(serde_json::from_str(&line)?)),
+    fn done(&mut self, order: &Order) -> io::Result<()> {
+        match self.process.ask(order)? {
+            Answer::Done => Ok(()),
+            Answer::Announced(_) => Err(io::Error::other("the node answered something else")),
+        }
     }
-}
-
-fn write(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(value)?;
-    line.push(b'\n');
-    to.write_all(&line)?;
-    to.flush()
 }

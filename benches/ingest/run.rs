@@ -19,11 +19,11 @@ use mempool_ingest::{
     txpool_fetcher::{Counts, EndReason},
 };
 use mock_node::workload::{PreparedTx, TxKind, Workload};
-use nix::sys::resource::UsageWho;
 use tokio::runtime::Runtime;
 
 use crate::{
-    node::{Announced, Load, NodeProcess, cpu, now_ns},
+    child::own_cpu,
+    node::{Announced, Load, NodeProcess, now_ns},
     rivals::{self, Rival},
 };
 
@@ -138,10 +138,10 @@ impl Stage {
         running.wait_until_ready();
         let subscriber = Subscriber::start(&pool, load.count);
 
-        let before = cpu(UsageWho::RUSAGE_SELF);
+        let before = own_cpu();
         self.node.announce().expect("the node announces");
         subscriber.wait(load.count, running.patience());
-        let cpu = cpu(UsageWho::RUSAGE_SELF) - before;
+        let cpu = own_cpu() - before;
 
         let announced = self.node.stop().expect("the node stops");
         let seen = subscriber.stop();

@@ -1,0 +1,76 @@
+//! What the monitor costs when it has nothing to do: announcements taken in as fast as it goes.
+
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+use mempool_ingest::{LoadMonitor, load_control::MonitorConfig, txpool_fetcher::Backfill};
+
+use crate::{
+    Plan,
+    node::Node,
+    stage::{Parts, Policy, Setup},
+    table::{self, median},
+};
+
+pub(crate) fn bench(plan: &Plan) {
+    let mut node = Node::spawn(0).expect("the node starts");
+    // The first run warms both sides up and is not kept.
+    plan.host.block_on(run(plan, &mut node, Policy::On));
+    // With and without it.
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..plan.cost_rounds {
+        for turn in 0..2 {
+            let number = (turn + round) % 2;
+            let policy = [Policy::On, Policy::SharesOnly][number];
+            times[number].push(plan.host.block_on(run(plan, &mut node, policy)));
+        }
+    }
+    let [with, without] = times;
+    println!(
+        "\nthe monitor's cost with nothing to defer: {} announced at once, {} rounds in turns",
+        plan.burst, plan.cost_rounds
+    );
+    let per_s =
+        |times: &[Duration]| plan.burst as f64 / median(times.iter().map(Duration::as_secs_f64));
+    println!("  without {:.0}/s, with {:.0}/s", per_s(&without), per_s(&with));
+    let pairs = with.iter().zip(&without);
+    let slower = median(pairs.map(|(with, without)| with.as_secs_f64() / without.as_secs_f64()));
+    table::goal("throughput that it costs", (1.0 - 1.0 / slower) * 100.0, 1.0, " %");
+    let each = touches();
+    let share = each.as_secs_f64() * per_s(&without) * 100.0;
+    println!(
+        "  its calls for one announcement alone take {} ns, {share:.3} % of a core at that throughput",
+        each.as_nanos()
+    );
+}
+
+/// From the first of them read from the socket to the last in the pool.
+async fn run(plan: &Plan, node: &mut Node, policy: Policy) -> Duration {
+    let setup = Setup { policy, backfill: Backfill::Off, intake: false };
+    let mut parts = Parts::start(node.path(), setup).await;
+    parts.until(|parts| parts.fetcher.is_live()).await;
+    let announced = node.burst(plan.burst).expect("the node announces");
+    parts.check(&[&announced], 0).await;
+    let took = parts.span();
+    parts.stop().await;
+    node.reset().expect("the node mines what it announced");
+    took
+}
+
+/// What the monitor is called with for each announcement, alone on one thread.
+fn touches() -> Duration {
+    const TIMES: u32 = 1_000_000;
+    let monitor = LoadMonitor::new(MonitorConfig::default()).expect("the defaults are valid");
+    let buffer = monitor.watch("announcements", 16_384).expect("not zero");
+    let slots = monitor.watch("fetch_slots", 60).expect("not zero");
+    let begin = Instant::now();
+    for depth in 0..TIMES {
+        buffer.observe(black_box(depth as usize % 8));
+        slots.added(1);
+        black_box(monitor.is_pressed());
+        slots.removed(1);
+    }
+    begin.elapsed() / TIMES
+}

@@ -1,0 +1,196 @@
+//! Outsiders send as many raw transactions as they can, while the node announces.
+
+use std::time::{Duration, Instant};
+
+use mempool_ingest::txpool_fetcher::Backfill;
+
+use crate::{
+    Plan,
+    child::own_cpu,
+    clients::{CPU_CAP, Clients, Phase, Sent},
+    decoy::Decoy,
+    node::{Node, Pace},
+    stage::{Parts, Policy, Setup, resident_bytes},
+    table::{self, Figures, Row, median},
+};
+
+const TPS: u32 = 2_000;
+
+pub(crate) const CONNECTIONS: usize = 64;
+
+/// Contenders: with which policy; `None` is the control, whose outsiders ask another server.
+const CONTENDERS: [(&str, Option<Policy>); 3] = [
+    ("control", None),
+    ("with admission", Some(Policy::On)),
+    ("without admission", Some(Policy::NoGate)),
+];
+
+/// What else is known of a run with outsiders.
+#[derive(Clone, Debug)]
+pub(crate) struct Crowd {
+    pub(crate) sent: Sent,
+    /// CPU time of our process meanwhile.
+    pub(crate) ours: Duration,
+    /// And of the control's server.
+    pub(crate) decoy: Duration,
+    pub(crate) resident_before: u64,
+    pub(crate) resident_after: u64,
+    pub(crate) pool_grew: u64,
+}
+
+pub(crate) fn bench(plan: &Plan) {
+    let mut node = Node::spawn(0).expect("the node starts");
+    let mut clients = Clients::spawn(plan.outside_txs).expect("the clients start");
+    let mut decoy = Decoy::spawn().expect("the control's server starts");
+    let mut rows = CONTENDERS.map(|(name, _)| (Row::new(name), Vec::new()));
+    for round in 0..plan.rounds {
+        // The control's clients send as many as ours took just before: then they burn the same.
+        let mut rate = None;
+        for number in [[1, 0, 2], [2, 1, 0]][round % 2] {
+            let control = CONTENDERS[number].1.is_none();
+            let decoy = control.then_some(&mut decoy);
+            let policy = CONTENDERS[number].1.unwrap_or(Policy::On);
+            let phases = [Phase { lasts: plan.outsiders, rate: rate.filter(|_| control) }];
+            let of = (&mut node, &mut clients, decoy);
+            let run = run(plan, of, policy, Pace::steady(TPS), &phases);
+            let (figures, crowd) = plan.host.block_on(run);
+            if policy == Policy::On {
+                rate = Some((crowd.sent.offered as f64 / crowd.sent.wall.as_secs_f64()) as u32);
+            }
+            rows[number].0.runs.push(figures);
+            rows[number].1.push(crowd);
+        }
+    }
+    let title = format!(
+        "(b) {TPS} announced a second while outsiders send raw transactions as fast as they can:\n\
+         {CONNECTIONS} connections, clients on at most {CPU_CAP} of a core, the control's as many a second; medians of {} rounds of {:.1} s",
+        plan.rounds,
+        plan.outsiders.as_secs_f64()
+    );
+    table::print(&title, "accepted/s", rows.iter().map(|(row, _)| row));
+    crowds(&rows);
+    let [(control, _), (with, crowds), (without, _)] = &rows;
+    println!("goals (ratios within a round, the median of the rounds):");
+    table::goal("live p99, with admission / control", table::ratio(with, control, 0.99), 2.0, "");
+    let refusal = median(crowds.iter().map(|crowd| crowd.sent.refusal_p99_ns as f64 / 1e6));
+    table::goal("p99 of a refusal", refusal, 5.0, " ms");
+    // The most of all runs: what the first one made grow, the others find there.
+    let grew = crowds.iter().map(|crowd| {
+        let grew = crowd.resident_after as f64 - crowd.resident_before as f64;
+        (grew - crowd.pool_grew as f64) / 1e6
+    });
+    let beyond = grew.fold(f64::NEG_INFINITY, f64::max);
+    table::goal("growth beyond the orders themselves", beyond, 16.0, " MB");
+    let contrast = table::ratio(without, control, 0.99);
+    println!("  for contrast, live p99 without admission / control: {contrast:.2}");
+}
+
+fn crowds(rows: &[(Row, Vec<Crowd>)]) {
+    println!(
+        "{:<28} {:>9} {:>10} {:>9} {:>9} {:>11} {:>11} {:>8} {:>8} {:>8} {:>15} {:>8}",
+        "",
+        "offered/s",
+        "accepted/s",
+        "refused/s",
+        "no p50 us",
+        "no p99 us",
+        "yes p99 us",
+        "clients",
+        "ours",
+        "control",
+        "resident MB",
+        "orders",
+    );
+    for (row, crowds) in rows {
+        let median = |value: &dyn Fn(&Crowd) -> f64| median(crowds.iter().map(value));
+        let per_s = |count: &dyn Fn(&Sent) -> u64| {
+            median(&|crowd| count(&crowd.sent) as f64 / crowd.sent.wall.as_secs_f64())
+        };
+        let cores = |time: &dyn Fn(&Crowd) -> Duration| {
+            median(&|crowd| time(crowd).as_secs_f64() / crowd.sent.wall.as_secs_f64())
+        };
+        println!(
+            "{:<28} {:>9.0} {:>10.0} {:>9.0} {:>9.0} {:>11.0} {:>11.0} {:>8.2} {:>8.2} {:>8.2} {:>6.0} -> {:>5.0} {:>+8.0}",
+            row.name,
+            per_s(&|sent| sent.offered),
+            per_s(&|sent| sent.accepted),
+            per_s(&|sent| sent.refused),
+            median(&|crowd| crowd.sent.refusal_p50_ns as f64 / 1e3),
+            median(&|crowd| crowd.sent.refusal_p99_ns as f64 / 1e3),
+            median(&|crowd| crowd.sent.accepted_p99_ns as f64 / 1e3),
+            cores(&|crowd| crowd.sent.cpu),
+            cores(&|crowd| crowd.ours),
+            cores(&|crowd| crowd.decoy),
+            median(&|crowd| crowd.resident_before as f64 / 1e6),
+            median(&|crowd| crowd.resident_after as f64 / 1e6),
+            median(&|crowd| crowd.pool_grew as f64 / 1e6),
+        );
+    }
+    println!("clients, ours, control: cores that each process kept busy");
+}
+
+/// One run: live announcements, and outsiders by the schedule of `phases`, who ask our intake or,
+/// if there is one, the control's server.
+pub(crate) async fn run(
+    plan: &Plan,
+    (node, clients, mut decoy): (&mut Node, &mut Clients, Option<&mut Decoy>),
+    policy: Policy,
+    pace: Pace,
+    phases: &[Phase],
+) -> (Figures, Crowd) {
+    let lasts: Duration = phases.iter().map(|phase| phase.lasts).sum();
+    let bursts: usize = pace.bursts.iter().map(|(_, count)| count).sum();
+    let signed = plan.signed(pace.tps, lasts.as_secs() as usize + 5) + bursts;
+    let signed = node.prepare(signed).expect("it signs");
+    let setup = Setup { policy, backfill: Backfill::Off, intake: true };
+    let mut parts = Parts::start(node.path(), setup).await;
+    let tenth = u64::from(pace.tps) / 10;
+    node.announce(pace).expect("the node announces");
+    // Warm: connections, allocator and page tables have seen some.
+    parts.until(|parts| parts.fetcher.counts().pooled >= tenth).await;
+
+    let before = (own_cpu(), decoy_cpu(&mut decoy), resident_bytes(), parts.pool.bytes());
+    let begin = Instant::now();
+    let server = decoy.as_ref().map_or_else(|| parts.intake().local_addr(), |decoy| decoy.address);
+    clients.run(server, CONNECTIONS, phases).expect("the clients run");
+    parts.until(|_| begin.elapsed() >= lasts).await;
+    let end = Instant::now();
+    let sent = clients.sent().expect("the clients end");
+    let after = (own_cpu(), decoy_cpu(&mut decoy), resident_bytes(), parts.pool.bytes());
+    let announced = node.stop().expect("the node stops");
+
+    assert_eq!(sent.failed, 0, "neither accepted nor refused: {:?}", sent.failure);
+    assert_eq!(sent.offered, sent.accepted + sent.refused);
+    let outside = if decoy.is_some() { 0 } else { sent.distinct as usize };
+    parts.check(&[&signed[..announced.count]], outside).await;
+    if decoy.is_none() {
+        assert_eq!(parts.refused(), sent.refused, "refusals counted and heard");
+    }
+    let live = parts.live(begin, end);
+    let figures = Figures {
+        live_per_s: live.len() as f64 / (end - begin).as_secs_f64(),
+        live,
+        other_per_s: sent.accepted as f64 / sent.wall.as_secs_f64(),
+        refused: parts.refused(),
+        deferred: parts.deferred(),
+        oldest: parts.watched().oldest,
+        resident_bytes: after.2,
+        late: announced.late,
+        pressed_share: f64::from(parts.watched().pressed) / f64::from(parts.watched().looks.max(1)),
+    };
+    let crowd = Crowd {
+        sent,
+        ours: after.0 - before.0,
+        decoy: after.1 - before.1,
+        resident_before: before.2,
+        resident_after: after.2,
+        pool_grew: (after.3 - before.3) as u64,
+    };
+    parts.stop().await;
+    node.reset().expect("the node mines what it announced");
+    (figures, crowd)
+}
+
+fn decoy_cpu(decoy: &mut Option<&mut Decoy>) -> Duration {
+    decoy.as_mut().map_or(Duration::ZERO, |decoy| decoy.cpu().expect("it runs"))
+}

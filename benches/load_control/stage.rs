@@ -1,0 +1,233 @@
+//! Our side of a run: the parts wired as `Ingest` wires them, with a stopwatch between the fetcher
+//! and the pool, and what is watched while they run.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::B256;
+use hdrhistogram::Histogram;
+use mempool_ingest::{
+    Fetcher, FetcherConfig, LoadMonitor, OrderPool, OrderRpcConfig, PoolConfig,
+    load_control::{Gate, GateConfig, Limit, MonitorConfig},
+    order_pool::{Upkeep, UpkeepConfig},
+    order_rpc::{Host, OrderRpc, OrderRpcHandle},
+    txpool_fetcher::{
+        Backfill, Counts, Delivery, EndReason, Entry, FetchedTransaction, HeadUpdate,
+        TransactionSink,
+    },
+};
+
+use crate::sign::CHAIN_ID;
+
+/// For parts to start, to stop, and to bring in everything: a flood takes seconds, and on a machine
+/// that is busy with something else a minute must not be a failure.
+const PATIENCE: Duration = Duration::from_mins(5);
+
+/// Grain of the bench's own watching; it is no part of any latency.
+const POLL: Duration = Duration::from_millis(5);
+
+/// How much of the policy is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Policy {
+    /// Deferrable fetches may hold all slots, nothing is deferred, nobody is refused.
+    Off,
+    /// Deferrable fetches have their share of the slots and nothing more is done.
+    SharesOnly,
+    /// The defaults.
+    On,
+    /// The defaults but for the gate, which lets everyone in.
+    NoGate,
+}
+
+/// What is started.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    pub(crate) policy: Policy,
+    pub(crate) backfill: Backfill,
+    pub(crate) intake: bool,
+}
+
+/// The pool behind a stopwatch.
+#[derive(Clone, Debug)]
+struct Timed {
+    pool: OrderPool,
+    live: Arc<Mutex<Vec<(Instant, Duration)>>>,
+}
+
+impl TransactionSink for Timed {
+    async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
+        let (entry, at) = (tx.entry, tx.announced_at);
+        let delivery = self.pool.deliver(tx).await;
+        if entry == Entry::Announced {
+            self.live.lock().expect("nobody panics with it").push((at, at.elapsed()));
+        }
+        delivery
+    }
+
+    fn head(&self, head: &HeadUpdate) {
+        TransactionSink::head(&self.pool, head);
+    }
+}
+
+/// All parts, at work.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) pool: OrderPool,
+    pub(crate) fetcher: Fetcher,
+    pub(crate) gate: Gate,
+    monitor: LoadMonitor,
+    intake: Option<OrderRpcHandle>,
+    upkeep: Upkeep,
+    sink: Timed,
+    watched: Watched,
+}
+
+/// The most that was seen while it ran.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Watched {
+    pub(crate) oldest: Duration,
+    pub(crate) pressed: u32,
+    pub(crate) looks: u32,
+}
+
+impl Parts {
+    pub(crate) async fn start(path: PathBuf, setup: Setup) -> Self {
+        let Setup { policy, backfill, intake } = setup;
+        // A run on a busy machine must not outlive its transactions: equal work is asserted.
+        let pool = PoolConfig::default().with_tx_retention(Duration::from_mins(30));
+        let pool = OrderPool::new(pool).expect("a valid configuration");
+        let enabled = matches!(policy, Policy::On | Policy::NoGate);
+        let monitor = MonitorConfig { enabled, ..MonitorConfig::default() };
+        let monitor = LoadMonitor::new(monitor).expect("the defaults are valid");
+        let requests = match policy {
+            Policy::Off | Policy::NoGate => Limit::Unlimited,
+            Policy::SharesOnly | Policy::On => Limit::Auto,
+        };
+        let gate = Gate::new(GateConfig { requests, ..GateConfig::default() });
+        let gate = gate.expect("the defaults are valid");
+        let pressed = monitor.clone();
+        let upkeep =
+            Upkeep::start_yielding(&pool, UpkeepConfig::default(), move || pressed.is_pressed());
+        let mut config = FetcherConfig::ipc(path).with_audit_interval(None).with_backfill(backfill);
+        if enabled {
+            config = config.with_monitor(monitor.clone());
+        }
+        if policy == Policy::Off {
+            config.deferrable_slots = config.fetch_slots;
+        }
+        let sink = Timed { pool: pool.clone(), live: Arc::default() };
+        let fetcher = Fetcher::start(config, sink.clone()).await.expect("the node is there");
+        let intake = intake.then(|| {
+            let host = Host::new(pool.clone(), gate.clone())
+                .with_monitor(monitor.clone())
+                .with_readiness(fetcher.readiness());
+            OrderRpc::start(OrderRpcConfig::new(CHAIN_ID), host).expect("a free port")
+        });
+        let upkeep = upkeep.expect("a thread");
+        let watched = Watched::default();
+        Self { pool, fetcher, gate, monitor, intake, upkeep, sink, watched }
+    }
+
+    pub(crate) fn intake(&self) -> &OrderRpcHandle {
+        self.intake.as_ref().expect("it was asked for")
+    }
+
+    /// Watches until `end` holds.
+    ///
+    /// # Panics
+    /// If it does not within [`PATIENCE`].
+    pub(crate) async fn until(&mut self, end: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !end(self) {
+            let status = || (self.fetcher.counts(), self.fetcher.status());
+            assert!(Instant::now() < deadline, "not reached: {:?}", status());
+            self.look();
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    fn look(&mut self) {
+        let waits = self.intake.as_ref().and_then(OrderRpcHandle::deferral_stats);
+        let oldest = waits.map_or(Duration::ZERO, |waits| waits.oldest_age);
+        let watched = &mut self.watched;
+        watched.oldest = watched.oldest.max(oldest).max(self.fetcher.deferred().oldest_age);
+        watched.pressed += u32::from(self.monitor.is_pressed());
+        watched.looks += 1;
+    }
+
+    /// Latencies of what was announced in between.
+    pub(crate) fn live(&self, from: Instant, to: Instant) -> Histogram<u64> {
+        let mut latencies = histogram();
+        for (at, latency) in self.sink.live.lock().expect("nobody panics with it").iter() {
+            if (from..to).contains(at) {
+                latencies.saturating_record(latency.as_nanos() as u64);
+            }
+        }
+        latencies
+    }
+
+    /// From the first announcement read to the last one in the pool.
+    pub(crate) fn span(&self) -> Duration {
+        let live = self.sink.live.lock().expect("nobody panics with it");
+        let first = live.iter().map(|(at, _)| *at).min();
+        let last = live.iter().map(|(at, latency)| *at + *latency).max();
+        first.zip(last).map_or(Duration::ZERO, |(first, last)| last - first)
+    }
+
+    /// Fetches and raw transactions that had to wait.
+    pub(crate) fn deferred(&self) -> u64 {
+        let waits = self.intake.as_ref().and_then(OrderRpcHandle::deferral_stats);
+        self.fetcher.deferred().deferred + waits.map_or(0, |waits| waits.deferred)
+    }
+
+    pub(crate) fn refused(&self) -> u64 {
+        let stats = self.gate.stats();
+        stats.requests_refused + stats.slots_refused
+    }
+
+    pub(crate) const fn watched(&self) -> Watched {
+        self.watched
+    }
+
+    /// Exactly these are in the pool, and so many of outsiders; every hash has had its outcome.
+    pub(crate) async fn check(&mut self, expected: &[&[B256]], outside: usize) {
+        let total: usize = expected.iter().map(|hashes| hashes.len()).sum();
+        self.until(|parts| parts.fetcher.counts().pooled >= total as u64).await;
+        self.until(|parts| parts.fetcher.counts().unfinished == 0).await;
+        let counts = self.fetcher.counts();
+        for hash in expected.iter().copied().flatten() {
+            assert!(self.pool.contains(hash), "{hash} is not in the pool: {counts:?}");
+        }
+        assert_eq!(self.pool.len(), total + outside, "in the pool: {counts:?}");
+        assert_eq!(counts.pooled, total as u64, "{counts:?}");
+        assert_eq!((counts.failed, counts.refused, counts.gone), (0, 0, 0), "{counts:?}");
+        assert_eq!(counts.balance(), 0, "a hash without an outcome: {counts:?}");
+    }
+
+    pub(crate) async fn stop(self) -> Counts {
+        let Self { pool: _pool, fetcher, upkeep, intake, .. } = self;
+        if let Some(intake) = intake {
+            intake.shutdown(PATIENCE).await.expect("nobody is cut off");
+        }
+        let (reason, counts) = fetcher.shutdown(PATIENCE).await;
+        assert_eq!(reason, EndReason::Stopped);
+        assert!(upkeep.stop(PATIENCE), "the upkeep has ended");
+        counts
+    }
+}
+
+pub(crate) fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("bounds in order")
+}
+
+/// Resident memory of this process.
+pub(crate) fn resident_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kib.expect("a process has memory") * 1024
+}
