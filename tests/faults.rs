@@ -17,7 +17,7 @@ use std::{
 use common::{eventually, settled, socket};
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
-    txpool_fetcher::{AuditMode, Backoff, Counts, SourceStatus, StartPolicy},
+    txpool_fetcher::{AuditMode, AuditReport, Backoff, Counts, SourceStatus, StartPolicy},
 };
 use mock_node::{Fault, FaultPlan, LoadStart, MockNode, NodeConfig, Target, workload::SignedLoad};
 use tokio::sync::Semaphore;
@@ -102,22 +102,27 @@ async fn run(plan: FaultPlan, tps: u32, time: Duration) -> Outcome {
             && waiting.wait_faults_finished(common::PATIENCE)
     });
     assert!(finished.await.expect("no panic"), "load and faults end");
-    // Live again, and one audit: tried until the node lists its pool.
-    let deadline = Instant::now() + common::PATIENCE;
-    loop {
-        eventually("live again", || fetcher.is_live()).await;
-        match fetcher.audit(0, AuditMode::Recover).await {
-            Ok(_) => break,
-            Err(error) => assert!(Instant::now() < deadline, "no audit: {error}"),
-        }
-    }
+    // Live again, and one audit.
+    audit(&fetcher, AuditMode::Recover).await;
     settled(&fetcher, "nothing under way", |_| true).await;
-    let report = fetcher.audit(0, AuditMode::CompareOnly).await.expect("the node lists its pool");
+    let report = audit(&fetcher, AuditMode::CompareOnly).await;
     let counts = settled(&fetcher, "nothing under way", |_| true).await;
     let status = fetcher.status().remove(0);
     let (_, last) = fetcher.shutdown(Duration::from_secs(5)).await;
     assert_eq!(last.balance(), 0);
     Outcome { counts, status, missing: report.missing.len(), let_go: report.let_go }
+}
+
+/// An audit, tried until the node lists its pool: an armed fault may still strike its connection.
+async fn audit(fetcher: &Fetcher, mode: AuditMode) -> AuditReport {
+    let deadline = Instant::now() + common::PATIENCE;
+    loop {
+        eventually("live again", || fetcher.is_live()).await;
+        match fetcher.audit(0, mode).await {
+            Ok(report) => return report,
+            Err(error) => assert!(Instant::now() < deadline, "no audit: {error}"),
+        }
+    }
 }
 
 impl Outcome {

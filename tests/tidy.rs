@@ -151,6 +151,10 @@ fn the_fetchers_configuration_table_says_what_the_code_does() {
                 c.deferrable_slots = 1;
                 c.fetch_slots = v.try_into().expect("64 bits");
             },
+            "deferrable_workers" => |c, v| {
+                c.workers = 64;
+                c.deferrable_workers = v.try_into().expect("64 bits");
+            },
             "reconnect" => |c, v| c.reconnect.base = nanos(v),
             "retry_backoff" => |c, v| c.retry_backoff.base = nanos(v),
             "reconnect_limit" => |c, v| c.reconnect_limit = Some(u32::try_from(v).unwrap_or(u32::MAX)),

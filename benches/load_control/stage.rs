@@ -118,6 +118,7 @@ impl Parts {
         }
         if policy == Policy::Off {
             config.deferrable_slots = config.fetch_slots;
+            config.deferrable_workers = config.workers;
         }
         let sink = Timed { pool: pool.clone(), live: Arc::default() };
         let fetcher = Fetcher::start(config, sink.clone()).await.expect("the node is there");

@@ -99,9 +99,13 @@ impl Fetcher {
         let (ended_tx, ended) = watch::channel(None);
         let deadline = Arc::new(Mutex::new(DEFAULT_DEADLINE));
         let io = io_runtime()?;
-        let (workers, workers_ended) =
-            Workers::start(config.workers, config.fetch_slots + BLOCKS_QUEUED, io.handle())
-                .map_err(|source| StartError::Thread { thread: "mempool-worker", source })?;
+        let (workers, workers_ended) = Workers::start(
+            config.workers,
+            config.deferrable_workers,
+            config.fetch_slots + BLOCKS_QUEUED,
+            io.handle(),
+        )
+        .map_err(|source| StartError::Thread { thread: "mempool-worker", source })?;
         let sources: Vec<_> = {
             let all = config.sources.iter().cloned();
             all.map(|endpoint| Shared::new(endpoint, &config)).collect()

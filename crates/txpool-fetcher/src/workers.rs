@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
+use crossbeam_channel::{Receiver, RecvError, Sender, bounded, select_biased};
 use tokio::runtime::Handle;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -40,21 +40,24 @@ pub(crate) enum Urgency {
 pub(crate) struct Ended(Receiver<()>);
 
 impl Workers {
-    /// Starts `threads` threads. What they run may use the timers of `runtime`. Each of the two
-    /// queues holds `capacity` jobs.
+    /// Starts `threads` threads, `for_deferrable` of which do deferrable work too: a backfill must
+    /// not keep them all busy when a live job comes. What they run may use the timers of `runtime`.
+    /// Each of the two queues holds `capacity` jobs.
     pub(crate) fn start(
         threads: usize,
+        for_deferrable: usize,
         capacity: usize,
         runtime: &Handle,
     ) -> io::Result<(Self, Ended)> {
         let (live, live_queue) = bounded::<Job>(capacity);
         let (deferrable, deferrable_queue) = bounded::<Job>(capacity);
         let (alive, ended) = bounded(0);
-        for _ in 0..threads {
-            let queues = (live_queue.clone(), deferrable_queue.clone());
+        for number in 0..threads {
+            let deferrable_queue = (number < for_deferrable).then(|| deferrable_queue.clone());
+            let live_queue = live_queue.clone();
             let (runtime, alive) = (runtime.clone(), alive.clone());
             thread::Builder::new().name("mempool-worker".into()).spawn(move || {
-                work(&queues.0, &queues.1, &runtime);
+                work(&live_queue, deferrable_queue.as_ref(), &runtime);
                 drop(alive);
             })?;
         }
@@ -86,15 +89,18 @@ impl Ended {
     }
 }
 
-fn work(live: &Receiver<Job>, deferrable: &Receiver<Job>, runtime: &Handle) {
-    loop {
-        // Live first. Both queues end together, with the last handle: what is left in the other
-        // one is then taken before the end.
-        let job = select_biased! {
-            recv(live) -> job => job.or_else(|_| deferrable.recv()),
-            recv(deferrable) -> job => job.or_else(|_| live.recv()),
-        };
-        let Ok(job) = job else { return };
+fn next(live: &Receiver<Job>, deferrable: Option<&Receiver<Job>>) -> Result<Job, RecvError> {
+    let Some(deferrable) = deferrable else { return live.recv() };
+    // Live first. Both queues end together, with the last handle: what is left in the other one is
+    // then taken before the end.
+    select_biased! {
+        recv(live) -> job => job.or_else(|_| deferrable.recv()),
+        recv(deferrable) -> job => job.or_else(|_| live.recv()),
+    }
+}
+
+fn work(live: &Receiver<Job>, deferrable: Option<&Receiver<Job>>, runtime: &Handle) {
+    while let Ok(job) = next(live, deferrable) {
         // A sink that panics loses the transaction it was given, which counts as failed; the
         // thread goes on. What the job captured is dropped by the unwinding, not used again.
         if catch_unwind(AssertUnwindSafe(|| runtime.block_on(job.work))).is_err() {
