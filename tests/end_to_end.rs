@@ -241,6 +241,21 @@ async fn a_buffer_that_overruns_is_counted_and_what_it_lost_is_brought_in() {
 }
 
 #[tokio::test]
+async fn a_node_that_answers_nothing_while_it_lists_its_pool_is_given_time() {
+    let ping_timeout = Duration::from_secs(2);
+    let node = Node::start(10, |config| config.with_list_time(ping_timeout * 2));
+    let mut config = node.fetcher().with_backfill(Backfill::Off);
+    (config.ping_interval, config.ping_timeout) = (Duration::from_millis(50), ping_timeout);
+    let (fetcher, _pool) = ingest(config).await;
+    node.submit_all();
+    settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
+    let report = fetcher.audit(0, AuditMode::CompareOnly).await.expect("the node lists its pool");
+    assert_eq!((report.listed, report.missing.len()), (10, 0));
+    let status = &fetcher.status()[0];
+    assert_eq!((status.reconnects, &status.last_error), (0, &None), "pings had no answer for 4 s");
+}
+
+#[tokio::test]
 async fn two_asking_connections_share_the_questions() {
     let node = Node::with_mix(200, all_kinds(), |config| config);
     let (fetcher, pool) = ingest(node.fetcher().with_ask_connections(2)).await;

@@ -119,6 +119,9 @@ pub struct NodeConfig {
     pub latency: Latency,
     /// How much it can do at once; without bound by default.
     pub capacity: Option<Capacity>,
+    /// How long `txpool_content` takes. Meanwhile nothing else is answered, as by anvil. Default
+    /// none.
+    pub list_time: Duration,
     /// Of a thousand transactions of the paced load, how many carry blobs. Default 0.
     pub blobs_per_mille: u32,
     /// Of a thousand transactions that carry blobs, how many carry six, the others one. Default 200.
@@ -173,6 +176,7 @@ impl NodeConfig {
             block_max_txs: usize::MAX,
             latency: Latency::default(),
             capacity: None,
+            list_time: Duration::ZERO,
             blobs_per_mille: 0,
             six_blobs_per_mille: Mix::default().six_blobs_per_mille,
             sidecar_form: SidecarForm::default(),
@@ -293,6 +297,7 @@ setters! {
     with_block_max_txs: block_max_txs: usize,
     with_latency: latency: Latency,
     with_capacity: capacity: Option<Capacity>,
+    with_list_time: list_time: Duration,
     with_blobs_per_mille: blobs_per_mille: u32,
     with_six_blobs_per_mille: six_blobs_per_mille: u32,
     with_sidecar_form: sidecar_form: SidecarForm,

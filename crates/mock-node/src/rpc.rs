@@ -343,6 +343,7 @@ fn call(
             )
         }
         "txpool_content" => {
+            shared.list();
             let (pending, queued) = pool_content(shared, None);
             Ok(Found::Json(content_json(pending, queued, true)))
         }

@@ -229,11 +229,12 @@ impl Connection {
 
     fn answer(&self, reply: Option<Reply>) {
         let Some(reply) = reply else { return };
-        if reply.delay.is_zero() {
+        let delay = reply.delay.max(self.shared.list_ends_in());
+        if delay.is_zero() {
             return self.send(reply);
         }
         let connection = self.clone();
-        self.shared.delays.hold(reply.delay, move || connection.send(reply));
+        self.shared.delays.hold(delay, move || connection.send(reply));
     }
 
     fn send(&self, reply: Reply) {

@@ -56,6 +56,8 @@ pub(crate) struct Shared {
     pub(crate) delays: DelayLine,
     /// What is asked and mined waits in it, if the node can do only so much.
     pub(crate) line: Option<Line>,
+    /// Until when the node lists its pool.
+    lists_until: Mutex<Option<Instant>>,
     pub(crate) signals: Signals,
     pub(crate) switches: Switches,
     /// The state, if it is kept.
@@ -75,6 +77,7 @@ impl Shared {
             config,
             counters: Counters::default(),
             delays,
+            lists_until: Mutex::new(None),
             signals: Signals::default(),
             switches: Switches::default(),
             keeper,
@@ -90,6 +93,25 @@ impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         // A panic in a test's thread must not take the node down with it; the core's steps are whole or not begun.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pool is listed from now on; a list that is under way is waited for.
+    pub(crate) fn list(&self) {
+        if self.config.list_time.is_zero() {
+            return;
+        }
+        let mut until = self.lists_until.lock().unwrap_or_else(PoisonError::into_inner);
+        *until =
+            Some(until.unwrap_or_else(Instant::now).max(Instant::now()) + self.config.list_time);
+    }
+
+    /// How long until the node is done with listing its pool, and answers again.
+    pub(crate) fn list_ends_in(&self) -> Duration {
+        if self.config.list_time.is_zero() {
+            return Duration::ZERO;
+        }
+        let until = *self.lists_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
     }
 
     pub(crate) fn submit(&self, tx: Arc<SignedTx>) -> Result<(), TxRefused> {

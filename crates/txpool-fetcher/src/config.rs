@@ -214,7 +214,8 @@ pub struct FetcherConfig {
     pub reconnect_limit: Option<u32>,
     /// Time between two pings of a connection.
     pub ping_interval: Duration,
-    /// Silence after a ping that means death.
+    /// Silence after a ping that means death. While the node lists its pool it may be silent for
+    /// `snapshot_timeout` longer.
     pub ping_timeout: Duration,
     /// Time between two audits; `None` turns them off.
     pub audit_interval: Option<Duration>,

@@ -150,6 +150,7 @@ impl<S: TransactionSink> Comparison<S> {
     }
 
     async fn list(&self) -> Result<Content, SnapshotError> {
+        let _patience = self.shared.list();
         let limit = self.core.config.snapshot_timeout;
         let endpoint = self.core.config.sources[self.source].clone();
         if let Endpoint::Ipc(_) = endpoint {

@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant, SystemTime},
 };
@@ -37,10 +37,6 @@ const HEAD_BUFFER: usize = 256;
 
 /// How often the machine is told that time passes: the grain of its decisions.
 const TICK: Duration = Duration::from_millis(100);
-
-/// While the pool is being listed a node may be slow with everything (anvil, 12 s for 60,000
-/// transactions): pings may take this many times longer.
-const PATIENCE_WHILE_COMPARING: u32 = 4;
 
 /// Messages to the shell that may wait; senders wait beyond.
 const MESSAGES: usize = 256;
@@ -89,7 +85,8 @@ pub struct SourceStatus {
 pub(crate) struct Shared {
     status: Mutex<SourceStatus>,
     listening: Mutex<Option<Arc<Progress>>>,
-    comparing: AtomicBool,
+    /// Lists of the pool under way: the source's own comparison, and those asked for from outside.
+    listing: AtomicUsize,
     pub(crate) audits: AtomicU64,
     pub(crate) recovered: AtomicU64,
     pub(crate) firsts: Arc<Firsts>,
@@ -133,12 +130,28 @@ impl Shared {
                 head: None,
             }),
             listening: Mutex::new(None),
-            comparing: AtomicBool::new(false),
+            listing: AtomicUsize::new(0),
             audits: AtomicU64::new(0),
             recovered: AtomicU64::new(0),
             firsts: Arc::default(),
             compared: Mutex::new(None),
         })
+    }
+
+    /// Until the guard is dropped, the pings give the node time.
+    pub(crate) fn list(&self) -> impl Drop + '_ {
+        struct Listing<'a>(&'a AtomicUsize);
+        impl Drop for Listing<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Relaxed);
+            }
+        }
+        self.listing.fetch_add(1, Relaxed);
+        Listing(&self.listing)
+    }
+
+    fn is_listing(&self) -> bool {
+        self.listing.load(Relaxed) > 0
     }
 
     pub(crate) fn backlog(&self) -> u64 {
@@ -315,20 +328,15 @@ impl<S: TransactionSink> Source<S> {
                 lock(&self.shared.status).last_error = Some(reason.to_string());
                 self.machine.on(Event::Down(role), now)
             }
-            Message::Compared(result) => {
-                self.shared.comparing.store(false, Relaxed);
-                match result {
-                    Ok(report) => {
-                        let recovered = report.recovered;
-                        lock(&self.shared.status).last_audit = Some(report);
-                        self.machine.on(Event::Compared { recovered }, now)
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot compare with the node's pool");
-                        lock(&self.shared.status).last_error = Some(error.to_string());
-                        self.machine.on(Event::CompareFailed, now)
-                    }
-                }
+            Message::Compared(Ok(report)) => {
+                let recovered = report.recovered;
+                lock(&self.shared.status).last_audit = Some(report);
+                self.machine.on(Event::Compared { recovered }, now)
+            }
+            Message::Compared(Err(error)) => {
+                tracing::warn!(%error, "cannot compare with the node's pool");
+                lock(&self.shared.status).last_error = Some(error.to_string());
+                self.machine.on(Event::CompareFailed, now)
             }
         }
     }
@@ -425,6 +433,7 @@ impl<S: TransactionSink> Source<S> {
         let pinger = Pinger {
             every: self.core.config.ping_interval,
             limit: self.core.config.ping_timeout,
+            list_limit: self.core.config.snapshot_timeout,
             shared: Arc::clone(&self.shared),
             messages: self.messages.clone(),
         };
@@ -437,7 +446,6 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn compare(&mut self, reason: GapReason) {
-        self.shared.comparing.store(true, Relaxed);
         let comparison = self.comparison(reason, AuditMode::Recover, reason == GapReason::Audit);
         let messages = self.messages.clone();
         self.tasks.spawn(async move {
@@ -483,6 +491,8 @@ impl<S: TransactionSink> Source<S> {
 struct Pinger {
     every: Duration,
     limit: Duration,
+    /// Longest time for which the node may list its pool.
+    list_limit: Duration,
     shared: Arc<Shared>,
     messages: mpsc::Sender<Message>,
 }
@@ -490,14 +500,17 @@ struct Pinger {
 impl Pinger {
     /// Returns when the connection was given up.
     async fn run(&self, role: Role, link: &Link) {
+        // When the first ping was sent that had no answer yet.
+        let mut silent_since = None;
         loop {
             sleep(self.every).await;
-            let mut limit = self.limit;
-            if self.shared.comparing.load(Relaxed) {
-                limit *= PATIENCE_WHILE_COMPARING;
+            let asked = *silent_since.get_or_insert_with(Instant::now);
+            let listing = self.shared.is_listing();
+            let answer = link.call("eth_blockNumber", (), self.limit).await;
+            if !matches!(answer, Err(CallError::Timeout(_))) {
+                silent_since = None;
             }
-            let asked = Instant::now();
-            match link.call("eth_blockNumber", (), limit).await {
+            match answer {
                 Ok(answer) if role == Role::Asking => {
                     if let Ok(number) = serde_json::from_str::<U64>(answer.get()) {
                         let event = Message::Event(Event::SawBlock(number.to()));
@@ -507,10 +520,18 @@ impl Pinger {
                 // An error is an answer too.
                 Ok(_) | Err(CallError::Rpc { .. }) => {}
                 Err(CallError::LinkLost) => return,
-                Err(CallError::Timeout(limit)) => {
-                    // Busy sending us something else is alive.
-                    if link.last_frame() < asked {
-                        link.kill(LossReason::Unresponsive(limit));
+                // Busy sending us something else is alive.
+                Err(CallError::Timeout(_)) if link.last_frame() >= asked => silent_since = None,
+                Err(CallError::Timeout(_)) => {
+                    let mut limit = self.limit;
+                    // While it lists its pool, a node may be slow with everything: anvil answers
+                    // nothing for 12 s with 60,000 transactions.
+                    if listing || self.shared.is_listing() {
+                        limit += self.list_limit;
+                    }
+                    let silent = asked.elapsed();
+                    if silent >= limit {
+                        link.kill(LossReason::Unresponsive(silent));
                         return;
                     }
                 }
