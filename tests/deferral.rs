@@ -6,9 +6,10 @@ mod common;
 use std::time::Duration;
 
 use common::{Node, eventually, settled};
+use futures::FutureExt as _;
 use mempool_ingest::{
     Ingest, IngestConfig, LoadMonitor, PoolConfig,
-    load_control::{MonitorConfig, QueueLoad},
+    load_control::{Gate, GateConfig, MonitorConfig, QueueLoad},
     txpool_fetcher::AuditMode,
 };
 use mock_node::{BadAnswer, Fault, workload::PreparedTx};
@@ -74,8 +75,9 @@ async fn retries_wait_without_their_slots_until_the_load_falls_and_live_announce
         submit(&node, live);
         eventually("the live ones are in", || holds(&ingest, live)).await;
         assert!(unlucky.iter().all(|tx| !ingest.pool().contains(&tx.hash)), "{bad:?}");
-        let counts = ingest.fetcher().counts();
-        assert_eq!((waiting(), counts.unfinished), (SLOTS as u64, SLOTS as u64), "{counts:?}");
+        let unfinished = || ingest.fetcher().counts().unfinished;
+        eventually("only the retries are left", || unfinished() == SLOTS as u64).await;
+        assert_eq!(waiting(), SLOTS as u64);
 
         if by_kill_switch {
             monitor.set_enabled(false);
@@ -98,4 +100,30 @@ async fn a_retry_that_finds_no_place_to_wait_goes_on_in_its_slot() {
     assert_eq!(ingest.fetcher().deferred().waiting, SLOTS as u64);
     others.observe(0);
     complete(&node, ingest, SLOTS as u64).await;
+}
+
+#[tokio::test]
+async fn decoding_waits_for_a_place_inside_and_a_stop_does_not_wait_for_it() {
+    let node = Node::start(2, |config| config);
+    let gate = Gate::new(GateConfig::default()).expect("defaults");
+    let fetcher = node.fetcher().with_gate(gate.clone());
+    let ingest = Ingest::start(IngestConfig::new(fetcher, PoolConfig::default()));
+    let ingest = ingest.await.expect("all parts start");
+    eventually("the source is live", || ingest.fetcher().is_live()).await;
+    for stops in [false, true] {
+        let taken: Vec<_> = std::iter::from_fn(|| gate.inside().now_or_never()).collect();
+        assert!(!taken.is_empty());
+        let waited = gate.stats().inside_waited;
+        let tx = &node.txs[usize::from(stops)..][..1];
+        submit(&node, tx);
+        eventually("it waits for a place", || gate.stats().inside_waited == waited + 1).await;
+        assert!(!holds(&ingest, tx));
+        if stops {
+            let ended = ingest.shutdown(Duration::from_secs(60)).await;
+            assert_eq!((ended.counts.pooled, ended.counts.unfinished), (1, 1));
+            return;
+        }
+        drop(taken);
+        eventually("it is in", || holds(&ingest, tx)).await;
+    }
 }

@@ -45,12 +45,13 @@ impl Line {
     /// A question that came at `now`: how long until it is answered.
     pub(crate) fn question(&self, now: Instant) -> Result<Duration, Busy> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        // Each waiting one is one service time of work that has not begun.
-        let work: Duration = free.iter().map(|at| at.saturating_duration_since(now)).sum();
-        let held = work.div_duration_f64(self.capacity.service).ceil() as usize;
+        let left = || free.iter().map(|at| at.saturating_duration_since(now));
+        // One being served, and one service time of work for each that has not begun.
+        let service = self.capacity.service;
+        let held: usize = left().map(|left| left.div_duration_f64(service).ceil() as usize).sum();
         if held >= self.capacity.at_once + self.capacity.may_wait {
-            let empty = work / self.capacity.at_once as u32;
-            return Err(Busy { retry_after: self.capacity.says_when.then_some(empty) });
+            let empty = left().max();
+            return Err(Busy { retry_after: empty.filter(|_| self.capacity.says_when) });
         }
         Ok(self.serve(&mut free, now) + self.capacity.service)
     }

@@ -326,6 +326,8 @@ fn mine_on_time(shared: &Shared) {
     while !shared.signals.sleep_until(due) {
         due += shared.config.block_time;
         if let Some(line) = &shared.line {
+            // Blocks that a late thread made up for would wait for each other.
+            due = due.max(Instant::now() + shared.config.block_time);
             let turn = line.block(Instant::now());
             shared.counters.import_waits(turn);
             if shared.signals.sleep(turn) {

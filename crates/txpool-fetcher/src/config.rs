@@ -178,8 +178,11 @@ pub struct FetcherConfig {
     pub deferrable_slots: usize,
     /// Whether the fetches that one node is asked at once fall when it says or shows that it is
     /// overloaded (-32005, -32009, a growing share of time-outs; halved each time, down to
-    /// [`ADAPTIVE_FLOOR`](crate::ADAPTIVE_FLOOR)) and rise again by one for each round of answers.
-    /// Never above `fetch_slots`. Shown by `mempool_fetcher_fetch_limit`.
+    /// [`ADAPTIVE_FLOOR`](crate::ADAPTIVE_FLOOR)) and rise again by one for each round of answers,
+    /// while they are used. Never above `fetch_slots`. Shown by `mempool_fetcher_fetch_limit`. A
+    /// node that says when to come back (`data.retryAfterMs`) is left alone until then, at most
+    /// [`MAX_RETRY_AFTER`](crate::MAX_RETRY_AFTER), with this switched off too; counted by
+    /// `mempool_fetcher_rests_total`.
     pub adaptive_limit: bool,
     /// Bytes of answers in flight before further fetches wait, at least 1 MiB.
     pub max_bytes_in_flight: usize,
@@ -227,12 +230,14 @@ pub struct FetcherConfig {
     /// says that the load is high, backfill, audit and retry fetches wait. Live announcements and
     /// heads never do. `None`: nothing waits. Counted by `mempool_fetcher_deferred_total`.
     pub monitor: Option<LoadMonitor>,
-    /// Where decoding and the recovery of senders take a place, as the inside: they wait for those
-    /// who are in, and outsiders never get the last one. `None`: they run on all workers at once.
-    pub gate: Option<Gate>,
     /// How long such a fetch waits at most, counted from when it could first have run, at least
     /// 1 ms. Beyond it they run one at a time while the load stays high.
     pub deferral_max_age: Duration,
+    /// Where decoding and the recovery of senders take a place, as the inside: they wait for those
+    /// who are in, and outsiders never get the last one, unless the gate is
+    /// [`Limit::Unlimited`](load_control::Limit::Unlimited). `None`: they run on all workers at
+    /// once.
+    pub gate: Option<Gate>,
 }
 
 impl FetcherConfig {

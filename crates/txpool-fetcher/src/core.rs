@@ -9,6 +9,7 @@ use std::{
 };
 
 use alloy_primitives::B256;
+use futures::FutureExt as _;
 use serde_json::value::RawValue;
 use tokio::{sync::watch, time::sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -17,7 +18,7 @@ use crate::{
     config::FetcherConfig,
     deferral::{Deferral, Turn, Work},
     error::CallError,
-    limit::NodeLimit,
+    limit::{Leave, MAX_RETRY_AFTER, NodeLimit},
     link::Link,
     mined::RecentlyMined,
     outcome::{Entry, Outcome, Tally, Ticket},
@@ -135,8 +136,13 @@ impl<S: TransactionSink> Passage<S> {
         let core = Arc::clone(&self.core);
         // For the work of the CPU alone: a sink that waits must not hold a place meanwhile.
         let place = match &core.config.gate {
-            Some(gate) => Some(gate.inside().await),
             None => None,
+            Some(gate) => tokio::select! {
+                biased;
+                place = gate.inside() => Some(place),
+                // Places are out for as long as their holders like.
+                () = core.stop.cancelled() => return drop(self),
+            },
         };
         let read = read_answer(answer.get(), arrival.hash);
         drop((answer, place));
@@ -220,57 +226,83 @@ impl<S> Core<S> {
     async fn ask(&self, arrival: &Arrival, mut slot: Slot) -> Option<(Box<RawValue>, Slot)> {
         let config = &self.config;
         let mut tries = 0;
-        let mut source = arrival.source;
-        let mut others = (0..config.sources.len()).filter(|other| *other != arrival.source);
+        // Who announced it first, then the others: each may hold what another let go.
+        let mut untried: Vec<usize> = (0..config.sources.len()).collect();
+        untried[..=arrival.source].rotate_right(1);
         loop {
-            let (asked, link) = self.asks.pick(source).await;
-            let leave = self.limits[asked].enter(arrival.entry != Entry::Announced).await;
+            let (asked, link, leave) = self.leave(&untried, arrival).await;
             let start = Instant::now();
             let result = link
                 .call("eth_getRawTransactionByHash", (arrival.hash,), config.fetch_timeout)
                 .await;
             leave.tell(&result);
             let metrics = &self.tally.metrics;
+            if let Err(CallError::LinkLost) = result {
+                // Not a try: the question is asked again on the next connection.
+                metrics.retries_link_lost.increment(1);
+                self.asks.lost(asked, &link);
+                continue;
+            }
+            untried.retain(|source| *source != asked);
+            let other = untried.iter().any(|source| self.asks.is_up(*source));
             let error = match result {
                 Ok(answer) => {
                     metrics.fetch_seconds.record(start.elapsed().as_secs_f64());
-                    // Another node may still hold what this one let go.
-                    let gone = matches!(answer.get(), "null" | "\"0x\"");
-                    match others.by_ref().find(|other| gone && self.asks.is_up(*other)) {
-                        Some(other) => {
-                            metrics.retries_other_source.increment(1);
-                            source = other;
-                            continue;
-                        }
-                        None => return Some((answer, slot)),
+                    if other && matches!(answer.get(), "null" | "\"0x\"") {
+                        metrics.retries_other_source.increment(1);
+                        continue;
                     }
+                    return Some((answer, slot));
                 }
                 Err(error) => error,
             };
             match &error {
-                // Not a try: the question is asked again on the next connection.
-                CallError::LinkLost => {
-                    metrics.retries_link_lost.increment(1);
-                    self.asks.lost(asked, &link);
-                    continue;
-                }
                 CallError::Timeout(_) => metrics.retries_timeout.increment(1),
-                CallError::Rpc { .. } => metrics.retries_rpc.increment(1),
+                CallError::Rpc { .. } | CallError::LinkLost => metrics.retries_rpc.increment(1),
             }
-            if let Some(other) = others.by_ref().find(|other| self.asks.is_up(*other)) {
-                source = other;
-            } else if error.is_retryable() && tries < config.fetch_retries {
-                let since = Instant::now();
-                sleep(config.retry_backoff.delay(tries, rand::random())).await;
-                tries += 1;
-                if let Some(_parked) = self.deferral.park() {
-                    drop(slot);
-                    let turn = self.deferral.turn(Work::Retry, since).await;
-                    slot = self.slots.deferrable(turn).await;
-                }
-            } else {
+            if other {
+                continue;
+            }
+            if !error.is_retryable() || tries >= config.fetch_retries {
                 tracing::debug!(hash = %arrival.hash, %error, "fetch failed");
                 return None;
+            }
+            let since = Instant::now();
+            let delay = config.retry_backoff.delay(tries, rand::random());
+            sleep(delay.max(error.retry_after().min(MAX_RETRY_AFTER))).await;
+            tries += 1;
+            if let Some(_parked) = self.deferral.park() {
+                drop(slot);
+                let turn = self.deferral.turn(Work::Retry, since).await;
+                slot = self.slots.deferrable(turn).await;
+            }
+        }
+    }
+
+    /// Waits until one of the sources may be asked, by preference the first that has room: an
+    /// overloaded node must not hold back what another one could answer. With none left untried,
+    /// any.
+    async fn leave(&self, untried: &[usize], arrival: &Arrival) -> (usize, Arc<Link>, Leave<'_>) {
+        let deferrable = arrival.entry != Entry::Announced;
+        loop {
+            let up = self.asks.up(untried, arrival.source).await;
+            let free = up
+                .iter()
+                .find_map(|source| Some((*source, self.limits[*source].try_enter(deferrable)?)));
+            let (asked, leave) = match free {
+                Some(free) => free,
+                None => {
+                    let first = up.iter().map(|source| {
+                        let enters = self.limits[*source].enter(deferrable);
+                        enters.map(|leave| (*source, leave)).boxed()
+                    });
+                    futures::future::select_all(first).await.0
+                }
+            };
+            // Only now: which connection has the least to do, and whether it is up, may have
+            // changed meanwhile.
+            if let Some(link) = self.asks.of(asked) {
+                return (asked, link, leave);
             }
         }
     }
@@ -305,29 +337,43 @@ impl Asks {
         !self.links.borrow()[source].is_empty()
     }
 
-    /// The connection of `source` with the fewest unanswered calls, else one of another source.
-    /// Waits until there is one.
-    pub(crate) async fn pick(&self, source: usize) -> (usize, Arc<Link>) {
+    /// Those of `untried` that are connected, in their order; else the others, `first` before
+    /// them. Waits until there is one.
+    async fn up(&self, untried: &[usize], first: usize) -> Vec<usize> {
         let find = |all: &Vec<Vec<Arc<Link>>>| {
-            let order = std::iter::once(source).chain((0..all.len()).filter(|i| *i != source));
-            order
-                .filter_map(|i| Some((i, all[i].iter().min_by_key(|link| link.unanswered())?)))
-                .map(|(i, link)| (i, Arc::clone(link)))
-                .next()
+            let up = |source: &usize| !all[*source].is_empty();
+            let mut found: Vec<usize> = untried.iter().copied().filter(up).collect();
+            if found.is_empty() {
+                let any = std::iter::once(first).chain((0..all.len()).filter(|i| *i != first));
+                found.extend(any.filter(up));
+            }
+            found
         };
-        if let Some(found) = find(&self.links.borrow()) {
+        let found = find(&self.links.borrow());
+        if !found.is_empty() {
             return found;
         }
         let mut changes = self.links.subscribe();
         loop {
-            if let Some(found) = find(&changes.borrow_and_update()) {
+            let found = find(&changes.borrow_and_update());
+            if !found.is_empty() {
                 return found;
             }
             changes.changed().await.expect("the sender lives as long as this");
         }
     }
 
-    /// A connection of `source` alone, if it has one.
+    /// A connection of `source`, else of another one. Waits until there is one.
+    pub(crate) async fn pick(&self, source: usize) -> Arc<Link> {
+        loop {
+            let up = self.up(&[source], source).await;
+            if let Some(link) = self.of(up[0]) {
+                return link;
+            }
+        }
+    }
+
+    /// The connection of `source` with the fewest unanswered calls, if it has one.
     pub(crate) fn of(&self, source: usize) -> Option<Arc<Link>> {
         self.links.borrow()[source].iter().min_by_key(|link| link.unanswered()).cloned()
     }

@@ -236,7 +236,7 @@ async fn block_json<S>(
     hash: B256,
     full: bool,
 ) -> Result<Box<serde_json::value::RawValue>, CallError> {
-    let (_, link) = core.asks.pick(source).await;
+    let link = core.asks.pick(source).await;
     link.call("eth_getBlockByHash", (hash, full), core.config.call_timeout).await
 }
 

@@ -71,6 +71,11 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
         "fetches that the node of `source` is asked at once, at most",
     ),
     (
+        "mempool_fetcher_rests_total",
+        Unit::Count,
+        "times that the node of `source` was left alone because it said when to come back",
+    ),
+    (
         "mempool_fetcher_in_flight_bytes",
         Unit::Bytes,
         "bytes of answers in flight, reserved or held",
@@ -179,6 +184,10 @@ impl SourceMetrics {
 
     pub(crate) fn fetch_limit(endpoint: &str) -> Gauge {
         gauge!("mempool_fetcher_fetch_limit", "source" => endpoint.to_owned())
+    }
+
+    pub(crate) fn rests(endpoint: &str) -> Counter {
+        counter!("mempool_fetcher_rests_total", "source" => endpoint.to_owned())
     }
 
     /// Losses are rare: the handle is looked up, so that only reasons that happened are shown.

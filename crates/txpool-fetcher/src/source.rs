@@ -104,13 +104,14 @@ struct Progress {
 
 impl Shared {
     pub(crate) fn new(endpoint: Endpoint, config: &FetcherConfig) -> Arc<Self> {
-        let gauge = SourceMetrics::fetch_limit(&endpoint.to_string());
+        let name = endpoint.to_string();
         Arc::new(Self {
             limit: Arc::new(NodeLimit::new(
                 config.adaptive_limit,
                 config.fetch_slots,
                 config.deferrable_slots,
-                gauge,
+                SourceMetrics::fetch_limit(&name),
+                SourceMetrics::rests(&name),
             )),
             status: Mutex::new(SourceStatus {
                 endpoint,

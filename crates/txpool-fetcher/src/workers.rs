@@ -108,3 +108,50 @@ fn work(live: &Receiver<Job>, deferrable: Option<&Receiver<Job>>, runtime: &Hand
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio_util::task::TaskTracker;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn a_live_job_finds_a_thread_while_deferrable_ones_fill_theirs() {
+        let (workers, ended) = Workers::start(2, 1, 8, &Handle::current()).unwrap();
+        let tracker = TaskTracker::new();
+        let (done, finished) = bounded(8);
+        let (block, blocked) = bounded::<()>(0);
+        for number in 0..3 {
+            let (blocked, done) = (blocked.clone(), done.clone());
+            let work = async move {
+                // Ends when `block` is dropped.
+                let _ = blocked.recv();
+                done.send(number).unwrap();
+            };
+            assert!(workers.run(Urgency::Deferrable, tracker.token(), work));
+        }
+        let live = async move { done.send(100).unwrap() };
+        assert!(workers.run(Urgency::Live, tracker.token(), live));
+        assert_eq!(finished.recv_timeout(PATIENCE), Ok(100), "the others wait");
+        drop(block);
+        let rest: Vec<_> = finished.iter().collect();
+        assert_eq!(rest, [0, 1, 2]);
+        drop(workers);
+        assert!(ended.wait(PATIENCE));
+    }
+
+    #[tokio::test]
+    async fn what_is_queued_at_the_end_is_still_done() {
+        let (workers, ended) = Workers::start(1, 1, 8, &Handle::current()).unwrap();
+        let tracker = TaskTracker::new();
+        let (done, finished) = bounded(8);
+        for urgency in [Urgency::Deferrable, Urgency::Live, Urgency::Deferrable] {
+            let done = done.clone();
+            assert!(workers.run(urgency, tracker.token(), async move { done.send(()).unwrap() }));
+        }
+        drop((workers, done));
+        assert!(ended.wait(PATIENCE));
+        assert_eq!(finished.iter().count(), 3);
+    }
+}
