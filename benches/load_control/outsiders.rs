@@ -19,10 +19,11 @@ const TPS: u32 = 2_000;
 pub(crate) const CONNECTIONS: usize = 64;
 
 /// Contenders: with which policy; `None` is the control, whose outsiders ask another server.
-const CONTENDERS: [(&str, Option<Policy>); 3] = [
+const CONTENDERS: [(&str, Option<Policy>); 4] = [
     ("control", None),
     ("with admission", Some(Policy::On)),
     ("without admission", Some(Policy::NoGate)),
+    ("without it, inside not in line", Some(Policy::NoLine)),
 ];
 
 /// What else is known of a run with outsiders.
@@ -46,7 +47,7 @@ pub(crate) fn bench(plan: &Plan) {
     for round in 0..plan.rounds {
         // The control's clients send as many as ours took just before: then they burn the same.
         let mut rate = None;
-        for number in [[1, 0, 2], [2, 1, 0]][round % 2] {
+        for number in [[1, 0, 2, 3], [3, 2, 1, 0]][round % 2] {
             let control = CONTENDERS[number].1.is_none();
             let decoy = control.then_some(&mut decoy);
             let policy = CONTENDERS[number].1.unwrap_or(Policy::On);
@@ -69,7 +70,7 @@ pub(crate) fn bench(plan: &Plan) {
     );
     table::print(&title, "accepted/s", rows.iter().map(|(row, _)| row));
     crowds(&rows);
-    let [(control, _), (with, crowds), (without, _)] = &rows;
+    let [(control, _), (with, crowds), (without, _), (no_line, _)] = &rows;
     println!("goals (ratios within a round, the median of the rounds):");
     table::goal("live p99, with admission / control", table::ratio(with, control, 0.99), 2.0, "");
     let refusal = median(crowds.iter().map(|crowd| crowd.sent.refusal_p99_ns as f64 / 1e6));
@@ -81,13 +82,15 @@ pub(crate) fn bench(plan: &Plan) {
     });
     let beyond = grew.fold(f64::NEG_INFINITY, f64::max);
     table::goal("growth beyond the orders themselves", beyond, 16.0, " MB");
-    let contrast = table::ratio(without, control, 0.99);
-    println!("  for contrast, live p99 without admission / control: {contrast:.2}");
+    for row in [without, no_line] {
+        let contrast = table::ratio(row, control, 0.99);
+        println!("  for contrast, live p99 {} / control: {contrast:.2}", row.name);
+    }
 }
 
 fn crowds(rows: &[(Row, Vec<Crowd>)]) {
     println!(
-        "{:<28} {:>9} {:>10} {:>9} {:>9} {:>11} {:>11} {:>8} {:>8} {:>8} {:>15} {:>8}",
+        "{:<30} {:>9} {:>10} {:>9} {:>9} {:>11} {:>11} {:>8} {:>8} {:>8} {:>15} {:>8}",
         "",
         "offered/s",
         "accepted/s",
@@ -110,7 +113,7 @@ fn crowds(rows: &[(Row, Vec<Crowd>)]) {
             median(&|crowd| time(crowd).as_secs_f64() / crowd.sent.wall.as_secs_f64())
         };
         println!(
-            "{:<28} {:>9.0} {:>10.0} {:>9.0} {:>9.0} {:>11.0} {:>11.0} {:>8.2} {:>8.2} {:>8.2} {:>6.0} -> {:>5.0} {:>+8.0}",
+            "{:<30} {:>9.0} {:>10.0} {:>9.0} {:>9.0} {:>11.0} {:>11.0} {:>8.2} {:>8.2} {:>8.2} {:>6.0} -> {:>5.0} {:>+8.0}",
             row.name,
             per_s(&|sent| sent.offered),
             per_s(&|sent| sent.accepted),

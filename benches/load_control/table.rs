@@ -69,7 +69,7 @@ pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
 pub(crate) fn print<'a>(title: &str, other: &str, rows: impl IntoIterator<Item = &'a Row>) {
     println!("\n{title}");
     println!(
-        "{:<28} {:>9} {:>9} {:>9} {:>8} {:>13} {:>9} {:>9} {:>9} {:>8} {:>8} {:>5}",
+        "{:<30} {:>9} {:>9} {:>9} {:>8} {:>13} {:>9} {:>9} {:>9} {:>8} {:>8} {:>5}",
         "",
         "p50 us",
         "p95 us",
@@ -85,7 +85,7 @@ pub(crate) fn print<'a>(title: &str, other: &str, rows: impl IntoIterator<Item =
     );
     for row in rows {
         println!(
-            "{:<28} {:>9.0} {:>9.0} {:>9.0} {:>8.0} {:>13.0} {:>9.0} {:>9.0} {:>9.0} {:>7.1}% {:>8.0} {:>5}",
+            "{:<30} {:>9.0} {:>9.0} {:>9.0} {:>8.0} {:>13.0} {:>9.0} {:>9.0} {:>9.0} {:>7.1}% {:>8.0} {:>5}",
             row.name,
             row.live_us(0.5),
             row.live_us(0.95),
