@@ -3,7 +3,8 @@
 //!
 //! - `flood`: 1000 announcements a second while a backfill of 108,000 hashes floods;
 //! - `outsiders`: 2000 a second while outsiders send raw transactions as fast as they can, against a
-//!   control in which the same clients burn as much on a server that is not ours;
+//!   control in which the same clients send as many to a server that is not ours, has as many threads
+//!   and accepts as many; the processor time of each process is printed;
 //! - `scenarios`: no, slight and heavy deferrable load, one spike of it, and many;
 //! - `cost`: what the monitor costs when there is nothing to defer.
 //!

@@ -72,6 +72,7 @@ pub(crate) struct Announced {
     pub(crate) late: usize,
     /// CPU time of the node's process meanwhile.
     pub(crate) cpu: Duration,
+    pub(crate) lasted: Duration,
 }
 
 /// The node's process, as the bench holds it.
@@ -193,6 +194,7 @@ fn start(path: &Path, preload: usize) -> io::Result<MockNode> {
 struct Announcing {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<(usize, usize)>,
+    start: Instant,
     cpu: Duration,
 }
 
@@ -200,9 +202,8 @@ impl Announcing {
     fn start(node: Arc<MockNode>, txs: Arc<Vec<Prepared>>, pace: Pace) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let cpu = own_cpu();
+        let (start, cpu) = (Instant::now(), own_cpu());
         let thread = thread::spawn(move || {
-            let start = Instant::now();
             let submit = |tx: &Prepared| {
                 node.submit(tx.raw.clone()).expect("signed in the order of its nonces");
             };
@@ -227,13 +228,13 @@ impl Announcing {
             }
             (next, late)
         });
-        Self { stop, thread, cpu }
+        Self { stop, thread, start, cpu }
     }
 
     fn stop(self) -> Announced {
         self.stop.store(true, Relaxed);
         let (count, late) = self.thread.join().expect("announcing does not panic");
-        Announced { count, late, cpu: own_cpu() - self.cpu }
+        Announced { count, late, cpu: own_cpu() - self.cpu, lasted: self.start.elapsed() }
     }
 }
 
