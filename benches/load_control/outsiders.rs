@@ -10,7 +10,7 @@ use crate::{
     clients::{CPU_CAP, Clients, Phase, Sent},
     decoy::{Decoy, Share},
     node::{Node, Pace},
-    stage::{Parts, Policy, Setup, resident_bytes},
+    stage::{FEW_REQUESTS, Parts, Policy, Setup, resident_bytes},
     table::{self, Figures, Row, median},
 };
 
@@ -19,9 +19,10 @@ const TPS: u32 = 2_000;
 pub(crate) const CONNECTIONS: usize = 64;
 
 /// Contenders: with which policy; `None` is the control, whose outsiders ask another server.
-const CONTENDERS: [(&str, Option<Policy>); 4] = [
+const CONTENDERS: [(&str, Option<Policy>); 5] = [
     ("control", None),
     ("with admission", Some(Policy::On)),
+    ("with it, few requests", Some(Policy::FewRequests)),
     ("without admission", Some(Policy::NoGate)),
     ("without it, inside not in line", Some(Policy::NoLine)),
 ];
@@ -50,7 +51,7 @@ pub(crate) fn bench(plan: &Plan) {
         // The control's clients send as many as they did with admission just before, and as large a
         // share is accepted: then the clients burn as much. A server burns what it burns.
         let mut before: Option<Sent> = None;
-        for number in [[1, 0, 2, 3], [3, 2, 1, 0]][round % 2] {
+        for number in [[1, 0, 2, 3, 4], [4, 3, 2, 1, 0]][round % 2] {
             let control = CONTENDERS[number].1.is_none();
             let policy = CONTENDERS[number].1.unwrap_or(Policy::On);
             let like = before.as_ref().filter(|_| control);
@@ -75,14 +76,14 @@ pub(crate) fn bench(plan: &Plan) {
     }
     let title = format!(
         "(b) {TPS} announced a second while outsiders send raw transactions as fast as they can:\n\
-         {CONNECTIONS} connections, clients on at most {CPU_CAP} of a core, the control's as many a second and as many accepted;\n\
+         {CONNECTIONS} connections, clients on at most {CPU_CAP} of a core, few requests are {FEW_REQUESTS}, the control's as many a second and as many accepted;\n\
          medians of {} rounds of {:.1} s",
         plan.rounds,
         plan.outsiders.as_secs_f64()
     );
     table::print(&title, "accepted/s", rows.iter().map(|(row, _)| row));
     crowds(&rows);
-    let [(control, _), (with, crowds), (without, _), (no_line, _)] = &rows;
+    let [(control, _), (with, crowds), (few, few_crowds), (without, _), (no_line, _)] = &rows;
     // What ours burns without outsiders is what it burns beside the control.
     let burns = rows[1].1.iter().zip(&rows[0].1).map(|(ours, control)| {
         let burnt =
@@ -94,6 +95,8 @@ pub(crate) fn bench(plan: &Plan) {
     table::goal("live p99, with admission / control", table::ratio(with, control, 0.99), 2.0, "");
     let refusal = median(crowds.iter().map(|crowd| crowd.sent.refusal_p99_ns as f64 / 1e6));
     table::goal("p99 of a refusal", refusal, 5.0, " ms");
+    let outer = median(few_crowds.iter().map(|crowd| crowd.sent.outer_p99_ns as f64 / 1e6));
+    table::goal("p99 of a refusal by the outer gate, few requests", outer, 5.0, " ms");
     // The most of all runs: what the first one made grow, the others find there.
     let grew = crowds.iter().map(|crowd| {
         let grew = crowd.resident_after as f64 - crowd.resident_before as f64;
@@ -101,7 +104,7 @@ pub(crate) fn bench(plan: &Plan) {
     });
     let beyond = grew.fold(f64::NEG_INFINITY, f64::max);
     table::goal("growth beyond the orders themselves", beyond, 16.0, " MB");
-    for row in [without, no_line] {
+    for row in [few, without, no_line] {
         let contrast = table::ratio(row, control, 0.99);
         println!("  for contrast, live p99 {} / control: {contrast:.2}", row.name);
     }
@@ -188,7 +191,10 @@ pub(crate) async fn run(
     let outside = if decoy.is_some() { 0 } else { sent.distinct as usize };
     parts.check(&[&signed[..announced.count]], outside).await;
     if decoy.is_none() {
-        assert_eq!(parts.refused(), sent.refused, "refusals counted and heard");
+        let [outer, inner] = parts.refused();
+        assert_eq!(outer + inner, sent.refused, "refusals counted and heard");
+        assert_eq!(outer, sent.refused_outer, "refusals of the outer gate, counted and heard");
+        assert!(policy != Policy::FewRequests || outer > 0, "nobody met the outer gate: {sent:?}");
     }
     let live = parts.live(begin, end);
     let figures = Figures {

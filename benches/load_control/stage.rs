@@ -30,6 +30,10 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// Grain of the bench's own watching; it is no part of any latency.
 const POLL: Duration = Duration::from_millis(5);
 
+/// Requests in flight under [`Policy::FewRequests`]: an eighth of the outsiders' connections. What the
+/// clients' one thread sends within the time that one request takes is more, on any machine.
+pub(crate) const FEW_REQUESTS: usize = 8;
+
 /// How much of the policy is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
@@ -40,6 +44,8 @@ pub(crate) enum Policy {
     SharesOnly,
     /// The defaults.
     On,
+    /// The defaults but for the outer gate, which lets so few in that outsiders meet it.
+    FewRequests,
     /// The defaults but for the gate, which lets everyone in: outsiders wait for its places in one
     /// line with the inside. It is what an operator gets who sets `unlimited`.
     NoGate,
@@ -51,7 +57,7 @@ pub(crate) enum Policy {
 impl Policy {
     const fn has_monitor(self) -> bool {
         match self {
-            Self::On | Self::NoGate | Self::NoLine => true,
+            Self::On | Self::FewRequests | Self::NoGate | Self::NoLine => true,
             Self::Off | Self::SharesOnly => false,
         }
     }
@@ -60,6 +66,7 @@ impl Policy {
         match self {
             Self::Off | Self::NoGate | Self::NoLine => Limit::Unlimited,
             Self::SharesOnly | Self::On => Limit::Auto,
+            Self::FewRequests => Limit::Number(FEW_REQUESTS),
         }
     }
 }
@@ -206,9 +213,10 @@ impl Parts {
         self.fetcher.deferred().deferred + waits.map_or(0, |waits| waits.deferred)
     }
 
-    pub(crate) fn refused(&self) -> u64 {
+    /// By the outer gate and by the inner one.
+    pub(crate) fn refused(&self) -> [u64; 2] {
         let stats = self.gate.stats();
-        stats.requests_refused + stats.slots_refused
+        [stats.requests_refused, stats.slots_refused]
     }
 
     pub(crate) const fn watched(&self) -> Watched {

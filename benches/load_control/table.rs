@@ -12,7 +12,8 @@ pub(crate) struct Figures {
     pub(crate) live_per_s: f64,
     /// Deferrable work done a second: backfilled or accepted.
     pub(crate) other_per_s: f64,
-    pub(crate) refused: u64,
+    /// By the outer gate and by the inner one.
+    pub(crate) refused: [u64; 2],
     pub(crate) deferred: u64,
     pub(crate) oldest: Duration,
     pub(crate) resident_bytes: u64,
@@ -69,14 +70,15 @@ pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
 pub(crate) fn print<'a>(title: &str, other: &str, rows: impl IntoIterator<Item = &'a Row>) {
     println!("\n{title}");
     println!(
-        "{:<30} {:>9} {:>9} {:>9} {:>8} {:>13} {:>9} {:>9} {:>9} {:>8} {:>8} {:>5}",
+        "{:<30} {:>9} {:>9} {:>9} {:>8} {:>13} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>5}",
         "",
         "p50 us",
         "p95 us",
         "p99 us",
         "live/s",
         other,
-        "refused",
+        "no: outer",
+        "no: inner",
         "deferred",
         "oldest ms",
         "pressed",
@@ -85,14 +87,15 @@ pub(crate) fn print<'a>(title: &str, other: &str, rows: impl IntoIterator<Item =
     );
     for row in rows {
         println!(
-            "{:<30} {:>9.0} {:>9.0} {:>9.0} {:>8.0} {:>13.0} {:>9.0} {:>9.0} {:>9.0} {:>7.1}% {:>8.0} {:>5}",
+            "{:<30} {:>9.0} {:>9.0} {:>9.0} {:>8.0} {:>13.0} {:>9.0} {:>9.0} {:>9.0} {:>9.0} {:>7.1}% {:>8.0} {:>5}",
             row.name,
             row.live_us(0.5),
             row.live_us(0.95),
             row.live_us(0.99),
             row.median(|run| run.live_per_s),
             row.median(|run| run.other_per_s),
-            row.median(|run| run.refused as f64),
+            row.median(|run| run.refused[0] as f64),
+            row.median(|run| run.refused[1] as f64),
             row.median(|run| run.deferred as f64),
             row.median(|run| run.oldest.as_secs_f64() * 1e3),
             row.median(|run| run.pressed_share * 100.0),
