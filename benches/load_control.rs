@@ -14,7 +14,10 @@
 //!
 //! **Equal work.** After every run, what the node announced and what it held at the start are in the
 //! pool, each of them, and so is what the outsiders were told is; nothing else, and nothing twice.
-//! Every hash has had its one outcome. If not, the bench fails; timings never fail it.
+//! Every hash has had its one outcome. If not, the bench fails; timings never fail it. The live work
+//! and the backfill are the same whatever the policy. What outsiders get accepted is not: to turn some
+//! of it away is the policy's purpose. So where there are outsiders, how much was accepted on one side
+//! and the other stands beside each ratio of live latency.
 //!
 //! `cargo bench --bench load_control` takes under four minutes; with `-- --test` each path runs once.
 //! Arguments other than flags choose parts by name. The environment sets `LOAD_BENCH_ROUNDS` (3).

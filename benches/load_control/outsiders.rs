@@ -93,6 +93,10 @@ pub(crate) fn bench(plan: &Plan) {
     println!("CPU for outsiders, ours with admission / the control's server: {:.2}", median(burns));
     println!("goals (ratios within a round, the median of the rounds):");
     table::goal("live p99, with admission / control", table::ratio(with, control, 0.99), 2.0, "");
+    println!(
+        "    accepted a second, with admission / control: {:.2}",
+        table::other_ratio(with, control)
+    );
     let refusal = median(crowds.iter().map(|crowd| crowd.sent.refusal_p99_ns as f64 / 1e6));
     table::goal("p99 of a refusal", refusal, 5.0, " ms");
     let outer = median(few_crowds.iter().map(|crowd| crowd.sent.outer_p99_ns as f64 / 1e6));
@@ -106,7 +110,11 @@ pub(crate) fn bench(plan: &Plan) {
     table::goal("growth beyond the orders themselves", beyond, 16.0, " MB");
     for row in [few, without, no_line] {
         let contrast = table::ratio(row, control, 0.99);
-        println!("  for contrast, live p99 {} / control: {contrast:.2}", row.name);
+        let accepted = table::other_ratio(row, control);
+        println!(
+            "  for contrast, live p99 {} / control: {contrast:.2}, accepted {accepted:.2}",
+            row.name
+        );
     }
 }
 

@@ -56,6 +56,12 @@ pub(crate) fn ratio(of: &Row, to: &Row, quantile: f64) -> f64 {
     median(pairs.map(|(of, to)| live_us(of, quantile) / live_us(to, quantile)))
 }
 
+/// As [`ratio`], of the deferrable work done a second: 1 if there was none to do.
+pub(crate) fn other_ratio(of: &Row, to: &Row) -> f64 {
+    let pairs = of.runs.iter().zip(&to.runs).map(|(of, to)| (of.other_per_s, to.other_per_s));
+    median(pairs.map(|(of, to)| if of == to { 1.0 } else { of / to }))
+}
+
 pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<_> = values.collect();
     values.sort_unstable_by(f64::total_cmp);
