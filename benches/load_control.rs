@@ -19,7 +19,7 @@
 //! of it away is the policy's purpose. So where there are outsiders, how much was accepted on one side
 //! and the other stands beside each ratio of live latency.
 //!
-//! `cargo bench --bench load_control` takes under four minutes; with `-- --test` each path runs once.
+//! `cargo bench --bench load_control` takes about five minutes; with `-- --test` each path runs once.
 //! Arguments other than flags choose parts by name. The environment sets `LOAD_BENCH_ROUNDS` (3).
 
 mod load_control {

@@ -11,7 +11,7 @@ use crate::{
     decoy::{Decoy, Share},
     node::{Node, Pace},
     stage::{FEW_REQUESTS, Parts, Policy, Setup, resident_bytes},
-    table::{self, Figures, Row, median},
+    table::{self, Figures, Row, Spread, median},
 };
 
 const TPS: u32 = 2_000;
@@ -90,16 +90,17 @@ pub(crate) fn bench(plan: &Plan) {
             |time: Duration, crowd: &Crowd| time.as_secs_f64() / crowd.sent.wall.as_secs_f64();
         (burnt(ours.ours, ours) - burnt(control.ours, control)) / burnt(control.decoy, control)
     });
-    println!("CPU for outsiders, ours with admission / the control's server: {:.2}", median(burns));
-    println!("goals (ratios within a round, the median of the rounds):");
+    let burns = Spread::of(burns);
+    println!("CPU for outsiders, ours with admission / the control's server: {burns}");
+    println!("goals (ratios within a round; the median of the rounds, least to most):");
     table::goal("live p99, with admission / control", table::ratio(with, control, 0.99), 2.0, "");
     println!(
-        "    accepted a second, with admission / control: {:.2}",
+        "    accepted a second, with admission / control: {}",
         table::other_ratio(with, control)
     );
-    let refusal = median(crowds.iter().map(|crowd| crowd.sent.refusal_p99_ns as f64 / 1e6));
+    let refusal = Spread::of(crowds.iter().map(|crowd| crowd.sent.refusal_p99_ns as f64 / 1e6));
     table::goal("p99 of a refusal", refusal, 5.0, " ms");
-    let outer = median(few_crowds.iter().map(|crowd| crowd.sent.outer_p99_ns as f64 / 1e6));
+    let outer = Spread::of(few_crowds.iter().map(|crowd| crowd.sent.outer_p99_ns as f64 / 1e6));
     table::goal("p99 of a refusal by the outer gate, few requests", outer, 5.0, " ms");
     // The most of all runs: what the first one made grow, the others find there.
     let grew = crowds.iter().map(|crowd| {
@@ -107,12 +108,13 @@ pub(crate) fn bench(plan: &Plan) {
         (grew - crowd.pool_grew as f64) / 1e6
     });
     let beyond = grew.fold(f64::NEG_INFINITY, f64::max);
+    let beyond = Spread::of([beyond].into_iter());
     table::goal("growth beyond the orders themselves", beyond, 16.0, " MB");
     for row in [few, without, no_line] {
         let contrast = table::ratio(row, control, 0.99);
         let accepted = table::other_ratio(row, control);
         println!(
-            "  for contrast, live p99 {} / control: {contrast:.2}, accepted {accepted:.2}",
+            "  for contrast, live p99 {} / control: {contrast}, accepted {accepted}",
             row.name
         );
     }
@@ -193,6 +195,7 @@ pub(crate) async fn run(
     let sent = clients.sent().expect("the clients end");
     let after = (own_cpu(), decoy_cpu(&mut decoy), resident_bytes(), parts.pool.bytes());
     let announced = node.stop().expect("the node stops");
+    announced.warn_if_short(plan, policy);
 
     assert_eq!(sent.failed, 0, "neither accepted nor refused: {:?}", sent.failure);
     assert_eq!(sent.offered, sent.accepted + sent.refused);

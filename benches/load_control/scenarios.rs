@@ -89,6 +89,6 @@ pub(crate) fn bench(plan: &Plan) {
     for (pair, scenario) in rows.chunks(POLICIES.len()).zip(&scenarios) {
         let ratio = table::ratio(&pair[1], &pair[0], 0.99);
         let accepted = table::other_ratio(&pair[1], &pair[0]);
-        println!("  {:<16} {ratio:.2}, accepted {accepted:.2}", scenario.name);
+        println!("  {:<16} {ratio}, accepted {accepted}", scenario.name);
     }
 }
