@@ -388,6 +388,15 @@ fn the_readme_names_every_example_and_bench_and_no_other() {
 }
 
 #[test]
+fn the_readme_gives_the_profile_that_the_workspace_measures() {
+    let manifest = read("Cargo.toml");
+    let start = manifest.find("[profile.production]").expect("the profile");
+    let profile = manifest[start..].split("\n\n").next().expect("text").trim_end();
+    let given = format!("```toml\n{profile}\n```");
+    assert!(read("README.md").contains(&given), "not in the README: {given}");
+}
+
+#[test]
 fn every_flag_that_the_readme_gives_to_an_example_exists() {
     let mut checked = 0;
     for (name, flags) in commands(&read("README.md"), "example") {

@@ -63,11 +63,14 @@ pub(crate) struct Sent {
     /// Accepted and not accepted before.
     pub(crate) distinct: u64,
     pub(crate) refused: u64,
+    /// Of these, by the outer gate.
+    pub(crate) refused_outer: u64,
     /// Neither, and one of these.
     pub(crate) failed: u64,
     pub(crate) failure: Option<String>,
     pub(crate) refusal_p50_ns: u64,
     pub(crate) refusal_p99_ns: u64,
+    pub(crate) outer_p99_ns: u64,
     pub(crate) accepted_p99_ns: u64,
     pub(crate) cpu: Duration,
     pub(crate) wall: Duration,
@@ -141,6 +144,7 @@ struct Crowd {
 struct Seen {
     sent: Sent,
     refusals: Histogram<u64>,
+    outer: Histogram<u64>,
     acceptances: Histogram<u64>,
 }
 
@@ -152,7 +156,7 @@ async fn run(
 ) -> io::Result<Sent> {
     let histogram = || Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds in order");
     let sent = Sent::default();
-    let seen = Seen { sent, refusals: histogram(), acceptances: histogram() };
+    let seen = Seen { sent, refusals: histogram(), outer: histogram(), acceptances: histogram() };
     let crowd = Rc::new(Crowd {
         server,
         connections,
@@ -177,6 +181,7 @@ async fn run(
     Ok(Sent {
         refusal_p50_ns: quantile(&seen.refusals, 0.5),
         refusal_p99_ns: quantile(&seen.refusals, 0.99),
+        outer_p99_ns: quantile(&seen.outer, 0.99),
         accepted_p99_ns: quantile(&seen.acceptances, 0.99),
         cpu: own_cpu() - crowd.cpu,
         wall: crowd.start.elapsed(),
@@ -217,7 +222,7 @@ impl Crowd {
 
     /// Notes an answer; `again` if the transaction was accepted before.
     fn is_accepted(&self, answer: &Answer, took_ns: u64, again: bool) -> bool {
-        let Seen { sent, refusals, acceptances } = &mut *self.seen.borrow_mut();
+        let Seen { sent, refusals, outer, acceptances } = &mut *self.seen.borrow_mut();
         sent.offered += 1;
         match answer.status {
             200 if answer.body.contains("\"result\"") => {
@@ -229,6 +234,11 @@ impl Crowd {
             503 => {
                 sent.refused += 1;
                 refusals.saturating_record(took_ns);
+                // The reason that only the outer gate gives.
+                if answer.body.contains("\"too_many_requests\"") {
+                    sent.refused_outer += 1;
+                    outer.saturating_record(took_ns);
+                }
             }
             status => {
                 sent.failed += 1;

@@ -11,7 +11,7 @@ use crate::{
     Plan,
     node::Node,
     stage::{Parts, Policy, Setup},
-    table::{self, median},
+    table::{self, Spread, median},
 };
 
 pub(crate) fn bench(plan: &Plan) {
@@ -36,8 +36,9 @@ pub(crate) fn bench(plan: &Plan) {
         |times: &[Duration]| plan.burst as f64 / median(times.iter().map(Duration::as_secs_f64));
     println!("  without {:.0}/s, with {:.0}/s", per_s(&without), per_s(&with));
     let pairs = with.iter().zip(&without);
-    let slower = median(pairs.map(|(with, without)| with.as_secs_f64() / without.as_secs_f64()));
-    table::goal("throughput that it costs", (1.0 - 1.0 / slower) * 100.0, 1.0, " %");
+    let costs = pairs.map(|(with, without)| 1.0 - without.as_secs_f64() / with.as_secs_f64());
+    let costs = Spread::of(costs.map(|cost| cost * 100.0));
+    table::goal("throughput that it costs", costs, 1.0, " %");
     let each = touches();
     let share = each.as_secs_f64() * per_s(&without) * 100.0;
     println!(

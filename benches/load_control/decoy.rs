@@ -1,43 +1,78 @@
-//! The control's server: not ours, in a process of its own. It does for each request what cannot be
-//! avoided, decoding and recovering the sender, and answers yes. Live latency beside it is what the
-//! outsiders' load on the machine alone costs.
+//! The control's server: not ours, in a process of its own. It accepts the share of the requests that
+//! ours accepted, and does for each of these what cannot be avoided: it decodes the transaction and
+//! recovers the sender. The others it turns away with an answer that is ready made. It has as many
+//! threads as ours has for outsiders. Live latency beside it is what the outsiders' load on the
+//! machine alone costs.
 
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
-    sync::mpsc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc,
+    },
     thread,
     time::Duration,
 };
 
 use alloy_consensus::{TxEnvelope, transaction::SignerRecoverable as _};
 use alloy_eips::eip2718::Decodable2718 as _;
+use mempool_ingest::{OrderRpcConfig, load_control::GateConfig};
 use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
 
-use crate::child::{Process, obey, own_cpu};
+use crate::{
+    child::{Process, obey, own_cpu},
+    sign::CHAIN_ID,
+};
 
 pub(crate) const ROLE: &str = "__decoy";
 
-const ANSWER: &[u8] =
+const YES: &[u8] =
     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 39\r\n\r\n\
     {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":\"yes\"}";
+
+/// As long as ours.
+const NO: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 2\r\n\
+    content-length: 136\r\n\r\n\
+    {\"error\":{\"code\":-32005,\"data\":{\"reason\":\"no_slot\",\"retryAfterMs\":1500},\
+    \"message\":\"overloaded, try again later\"},\"id\":1,\"jsonrpc\":\"2.0\"}";
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Order {
     /// Listen; answered with the port.
     Start,
+    /// Accept this share from now on, counted anew.
+    Accept(Share),
     /// Answered with the CPU time so far.
     Cpu,
+}
+
+/// So many of so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Share {
+    pub(crate) accepted: u64,
+    pub(crate) offered: u64,
+}
+
+impl Share {
+    /// How many of the first `offered` are accepted: they lie evenly among the others.
+    pub(crate) fn of(self, offered: u64) -> u64 {
+        let product = u128::from(offered) * u128::from(self.accepted);
+        (product / u128::from(self.offered.max(1))) as u64
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Port(u16),
     Cpu(Duration),
+    Done,
 }
 
 /// The server's process, as the bench holds it.
@@ -54,42 +89,88 @@ impl Decoy {
             Answer::Port(port) => {
                 Ok(Self { process, address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)) })
             }
-            Answer::Cpu(_) => Err(io::Error::other("the server answered something else")),
+            _ => Err(unexpected()),
+        }
+    }
+
+    pub(crate) fn accept(&mut self, share: Share) -> io::Result<()> {
+        match self.process.ask(&Order::Accept(share))? {
+            Answer::Done => Ok(()),
+            _ => Err(unexpected()),
         }
     }
 
     pub(crate) fn cpu(&mut self) -> io::Result<Duration> {
         match self.process.ask(&Order::Cpu)? {
             Answer::Cpu(cpu) => Ok(cpu),
-            Answer::Port(_) => Err(io::Error::other("the server answered something else")),
+            _ => Err(unexpected()),
         }
     }
 }
 
+fn unexpected() -> io::Error {
+    io::Error::other("the control's server answered something else")
+}
+
 /// Runs as the server.
 pub(crate) fn serve() -> io::Result<()> {
+    let mut quota = None;
     obey(|order| {
         Ok(match order {
-            Order::Start => Answer::Port(listen()?),
+            Order::Start => Answer::Port(listen(quota.insert(Arc::default()))?),
+            Order::Accept(share) => {
+                quota.as_ref().ok_or_else(unexpected)?.set(share);
+                Answer::Done
+            }
             Order::Cpu => Answer::Cpu(own_cpu()),
         })
     })
 }
 
-fn listen() -> io::Result<u16> {
+/// Whom to accept. It is set only while nobody asks, so the three need not change as one.
+#[derive(Debug, Default)]
+struct Quota {
+    accepted: AtomicU64,
+    offered: AtomicU64,
+    seen: AtomicU64,
+}
+
+impl Quota {
+    // Relaxed, here and below: the clients ask after they were told to, which is after the answer.
+    fn set(&self, share: Share) {
+        self.accepted.store(share.accepted, Relaxed);
+        self.offered.store(share.offered, Relaxed);
+        self.seen.store(0, Relaxed);
+    }
+
+    fn is_accepted(&self) -> bool {
+        let [accepted, offered] = [&self.accepted, &self.offered].map(|count| count.load(Relaxed));
+        let share = Share { accepted, offered };
+        let seen = self.seen.fetch_add(1, Relaxed);
+        share.of(seen + 1) > share.of(seen)
+    }
+}
+
+fn listen(quota: &Arc<Quota>) -> io::Result<u16> {
     let (tell, told) = mpsc::channel();
+    let quota = Arc::clone(quota);
     // Its runtime lives as long as the process; it ends with the bench's end of stdin.
     thread::spawn(move || -> io::Result<()> {
-        // A thread for each core.
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let gate = GateConfig::default();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(OrderRpcConfig::new(CHAIN_ID).threads)
+            .max_blocking_threads(gate.slots - gate.reserve)
+            .enable_all()
+            .build()?;
         runtime.block_on(async {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
             // Whoever asked may have gone, and then the process ends.
             let _ = tell.send(listener.local_addr()?.port());
             loop {
                 let (stream, _) = listener.accept().await?;
+                let quota = Arc::clone(&quota);
                 tokio::spawn(async move {
-                    if let Err(error) = answer_all(stream).await {
+                    if let Err(error) = answer_all(stream, &quota).await {
                         eprintln!("the control's server: {error}");
                     }
                 });
@@ -99,7 +180,7 @@ fn listen() -> io::Result<u16> {
     told.recv().map_err(|_| io::Error::other("the control's server could not listen"))
 }
 
-async fn answer_all(mut stream: TcpStream) -> io::Result<()> {
+async fn answer_all(mut stream: TcpStream, quota: &Quota) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut buffer = Vec::new();
     loop {
@@ -112,8 +193,16 @@ async fn answer_all(mut stream: TcpStream) -> io::Result<()> {
                 return Ok(());
             }
         };
-        recover(body)?;
-        stream.write_all(ANSWER).await?;
+        let answer = if quota.is_accepted() {
+            let body = body.to_vec();
+            // On a thread for it, as ours.
+            let recovered = tokio::task::spawn_blocking(move || recover(&body)).await;
+            recovered.map_err(io::Error::other)??;
+            YES
+        } else {
+            NO
+        };
+        stream.write_all(answer).await?;
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn bench(plan: &Plan) {
     );
     table::print(&title, "backfilled/s", &rows);
     let [calm, off, _, on] = &rows;
-    println!("goals (ratios within a round, the median of the rounds):");
+    println!("goals (ratios within a round; the median of the rounds, least to most):");
     table::goal("live p95, policy on / off", table::ratio(on, off, 0.95), 0.83, "");
     table::goal("live p99, policy on / off", table::ratio(on, off, 0.99), 0.89, "");
     table::goal("live p99, policy on / no flood", table::ratio(on, calm, 0.99), 1.5, "");
@@ -68,6 +68,7 @@ async fn run(plan: &Plan, node: &mut Node, policy: Policy, floods: bool) -> Figu
     }
     let (end, after) = (Instant::now(), parts.fetcher.counts());
     let announced = node.stop().expect("the node stops");
+    announced.warn_if_short(plan, policy);
     let preloaded = if floods { node.preloaded.as_slice() } else { &[] };
     parts.check(&[preloaded, &signed[..announced.count]], 0).await;
     if floods {

@@ -17,8 +17,10 @@ use mock_node::{DEV_CHAIN_ID, MockNode, NodeConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    Plan,
     child::{Process, obey, own_cpu},
     sign::{LIVE, Prepared, Signer},
+    stage::Policy,
 };
 
 pub(crate) const ROLE: &str = "__node";
@@ -72,6 +74,23 @@ pub(crate) struct Announced {
     pub(crate) late: usize,
     /// CPU time of the node's process meanwhile.
     pub(crate) cpu: Duration,
+    pub(crate) lasted: Duration,
+    /// How long before the order to stop all that was prepared had been announced.
+    pub(crate) short: Option<Duration>,
+}
+
+impl Announced {
+    /// Says so if the announcements ended before what they stand beside: what is printed as live
+    /// latency is then of a part of it. The quick pass prints no figures to go by.
+    pub(crate) fn warn_if_short(&self, plan: &Plan, policy: Policy) {
+        if let (Some(short), false) = (self.short, plan.is_test) {
+            println!(
+                "warning: under {policy:?} all {} announcements were made {:.1} s before the load ended",
+                self.count,
+                short.as_secs_f64()
+            );
+        }
+    }
 }
 
 /// The node's process, as the bench holds it.
@@ -192,7 +211,8 @@ fn start(path: &Path, preload: usize) -> io::Result<MockNode> {
 
 struct Announcing {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<(usize, usize)>,
+    thread: JoinHandle<(usize, usize, Option<Instant>)>,
+    start: Instant,
     cpu: Duration,
 }
 
@@ -200,14 +220,13 @@ impl Announcing {
     fn start(node: Arc<MockNode>, txs: Arc<Vec<Prepared>>, pace: Pace) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let cpu = own_cpu();
+        let (start, cpu) = (Instant::now(), own_cpu());
         let thread = thread::spawn(move || {
-            let start = Instant::now();
             let submit = |tx: &Prepared| {
                 node.submit(tx.raw.clone()).expect("signed in the order of its nonces");
             };
             let mut bursts = pace.bursts.iter().peekable();
-            let (mut next, mut late) = (0, 0);
+            let (mut next, mut late, mut ran_out) = (0, 0, None);
             for number in 0_u64.. {
                 // Due by the schedule, whatever happened to those before: no drift.
                 let after = number * 1_000_000_000 / u64::from(pace.tps);
@@ -216,7 +235,11 @@ impl Announcing {
                     thread::sleep(wait);
                 }
                 // Relaxed: it carries nothing but itself.
-                if stopped.load(Relaxed) || next == txs.len() {
+                if stopped.load(Relaxed) {
+                    break;
+                }
+                if next == txs.len() {
+                    ran_out = Some(Instant::now());
                     break;
                 }
                 late += usize::from(due.elapsed() > LATE);
@@ -225,15 +248,17 @@ impl Announcing {
                 txs[next..end].iter().for_each(submit);
                 next = end;
             }
-            (next, late)
+            (next, late, ran_out)
         });
-        Self { stop, thread, cpu }
+        Self { stop, thread, start, cpu }
     }
 
     fn stop(self) -> Announced {
+        let now = Instant::now();
         self.stop.store(true, Relaxed);
-        let (count, late) = self.thread.join().expect("announcing does not panic");
-        Announced { count, late, cpu: own_cpu() - self.cpu }
+        let (count, late, ran_out) = self.thread.join().expect("announcing does not panic");
+        let short = ran_out.map(|at| now.saturating_duration_since(at));
+        Announced { count, late, cpu: own_cpu() - self.cpu, lasted: self.start.elapsed(), short }
     }
 }
 

@@ -8,10 +8,10 @@ use crate::{
     Plan,
     child::own_cpu,
     clients::{CPU_CAP, Clients, Phase, Sent},
-    decoy::Decoy,
+    decoy::{Decoy, Share},
     node::{Node, Pace},
-    stage::{Parts, Policy, Setup, resident_bytes},
-    table::{self, Figures, Row, median},
+    stage::{FEW_REQUESTS, Parts, Policy, Setup, resident_bytes},
+    table::{self, Figures, Row, Spread, median},
 };
 
 const TPS: u32 = 2_000;
@@ -19,10 +19,12 @@ const TPS: u32 = 2_000;
 pub(crate) const CONNECTIONS: usize = 64;
 
 /// Contenders: with which policy; `None` is the control, whose outsiders ask another server.
-const CONTENDERS: [(&str, Option<Policy>); 3] = [
+const CONTENDERS: [(&str, Option<Policy>); 5] = [
     ("control", None),
     ("with admission", Some(Policy::On)),
+    ("with it, few requests", Some(Policy::FewRequests)),
     ("without admission", Some(Policy::NoGate)),
+    ("without it, inside not in line", Some(Policy::NoLine)),
 ];
 
 /// What else is known of a run with outsiders.
@@ -33,6 +35,8 @@ pub(crate) struct Crowd {
     pub(crate) ours: Duration,
     /// And of the control's server.
     pub(crate) decoy: Duration,
+    /// Cores that the node's process kept busy while it announced.
+    pub(crate) node_cores: f64,
     pub(crate) resident_before: u64,
     pub(crate) resident_after: u64,
     pub(crate) pool_grew: u64,
@@ -44,18 +48,27 @@ pub(crate) fn bench(plan: &Plan) {
     let mut decoy = Decoy::spawn().expect("the control's server starts");
     let mut rows = CONTENDERS.map(|(name, _)| (Row::new(name), Vec::new()));
     for round in 0..plan.rounds {
-        // The control's clients send as many as ours took just before: then they burn the same.
-        let mut rate = None;
-        for number in [[1, 0, 2], [2, 1, 0]][round % 2] {
+        // The control's clients send as many as they did with admission just before, and as large a
+        // share is accepted: then the clients burn as much. A server burns what it burns.
+        let mut before: Option<Sent> = None;
+        for number in [[1, 0, 2, 3, 4], [4, 3, 2, 1, 0]][round % 2] {
             let control = CONTENDERS[number].1.is_none();
-            let decoy = control.then_some(&mut decoy);
             let policy = CONTENDERS[number].1.unwrap_or(Policy::On);
-            let phases = [Phase { lasts: plan.outsiders, rate: rate.filter(|_| control) }];
-            let of = (&mut node, &mut clients, decoy);
+            let like = before.as_ref().filter(|_| control);
+            let share = like.map(|sent| Share { accepted: sent.accepted, offered: sent.offered });
+            if let Some(share) = share {
+                decoy.accept(share).expect("the control's server runs");
+            }
+            let rate = like.map(|sent| (sent.offered as f64 / sent.wall.as_secs_f64()) as u32);
+            let phases = [Phase { lasts: plan.outsiders, rate }];
+            let of = (&mut node, &mut clients, control.then_some(&mut decoy));
             let run = run(plan, of, policy, Pace::steady(TPS), &phases);
             let (figures, crowd) = plan.host.block_on(run);
-            if policy == Policy::On {
-                rate = Some((crowd.sent.offered as f64 / crowd.sent.wall.as_secs_f64()) as u32);
+            let sent = &crowd.sent;
+            if let Some(share) = share {
+                assert_eq!(sent.accepted, share.of(sent.offered), "the control's share: {sent:?}");
+            } else if policy == Policy::On {
+                before = Some(sent.clone());
             }
             rows[number].0.runs.push(figures);
             rows[number].1.push(crowd);
@@ -63,31 +76,53 @@ pub(crate) fn bench(plan: &Plan) {
     }
     let title = format!(
         "(b) {TPS} announced a second while outsiders send raw transactions as fast as they can:\n\
-         {CONNECTIONS} connections, clients on at most {CPU_CAP} of a core, the control's as many a second; medians of {} rounds of {:.1} s",
+         {CONNECTIONS} connections, clients on at most {CPU_CAP} of a core, few requests are {FEW_REQUESTS}, the control's as many a second and as many accepted;\n\
+         medians of {} rounds of {:.1} s",
         plan.rounds,
         plan.outsiders.as_secs_f64()
     );
     table::print(&title, "accepted/s", rows.iter().map(|(row, _)| row));
     crowds(&rows);
-    let [(control, _), (with, crowds), (without, _)] = &rows;
-    println!("goals (ratios within a round, the median of the rounds):");
+    let [(control, _), (with, crowds), (few, few_crowds), (without, _), (no_line, _)] = &rows;
+    // What ours burns without outsiders is what it burns beside the control.
+    let burns = rows[1].1.iter().zip(&rows[0].1).map(|(ours, control)| {
+        let burnt =
+            |time: Duration, crowd: &Crowd| time.as_secs_f64() / crowd.sent.wall.as_secs_f64();
+        (burnt(ours.ours, ours) - burnt(control.ours, control)) / burnt(control.decoy, control)
+    });
+    let burns = Spread::of(burns);
+    println!("CPU for outsiders, ours with admission / the control's server: {burns}");
+    println!("goals (ratios within a round; the median of the rounds, least to most):");
     table::goal("live p99, with admission / control", table::ratio(with, control, 0.99), 2.0, "");
-    let refusal = median(crowds.iter().map(|crowd| crowd.sent.refusal_p99_ns as f64 / 1e6));
+    println!(
+        "    accepted a second, with admission / control: {}",
+        table::other_ratio(with, control)
+    );
+    let refusal = Spread::of(crowds.iter().map(|crowd| crowd.sent.refusal_p99_ns as f64 / 1e6));
     table::goal("p99 of a refusal", refusal, 5.0, " ms");
+    let outer = Spread::of(few_crowds.iter().map(|crowd| crowd.sent.outer_p99_ns as f64 / 1e6));
+    table::goal("p99 of a refusal by the outer gate, few requests", outer, 5.0, " ms");
     // The most of all runs: what the first one made grow, the others find there.
     let grew = crowds.iter().map(|crowd| {
         let grew = crowd.resident_after as f64 - crowd.resident_before as f64;
         (grew - crowd.pool_grew as f64) / 1e6
     });
     let beyond = grew.fold(f64::NEG_INFINITY, f64::max);
+    let beyond = Spread::of([beyond].into_iter());
     table::goal("growth beyond the orders themselves", beyond, 16.0, " MB");
-    let contrast = table::ratio(without, control, 0.99);
-    println!("  for contrast, live p99 without admission / control: {contrast:.2}");
+    for row in [few, without, no_line] {
+        let contrast = table::ratio(row, control, 0.99);
+        let accepted = table::other_ratio(row, control);
+        println!(
+            "  for contrast, live p99 {} / control: {contrast}, accepted {accepted}",
+            row.name
+        );
+    }
 }
 
 fn crowds(rows: &[(Row, Vec<Crowd>)]) {
     println!(
-        "{:<28} {:>9} {:>10} {:>9} {:>9} {:>11} {:>11} {:>8} {:>8} {:>8} {:>15} {:>8}",
+        "{:<30} {:>9} {:>10} {:>9} {:>9} {:>11} {:>11} {:>8} {:>8} {:>8} {:>8} {:>15} {:>8}",
         "",
         "offered/s",
         "accepted/s",
@@ -98,6 +133,7 @@ fn crowds(rows: &[(Row, Vec<Crowd>)]) {
         "clients",
         "ours",
         "control",
+        "node",
         "resident MB",
         "orders",
     );
@@ -110,7 +146,7 @@ fn crowds(rows: &[(Row, Vec<Crowd>)]) {
             median(&|crowd| time(crowd).as_secs_f64() / crowd.sent.wall.as_secs_f64())
         };
         println!(
-            "{:<28} {:>9.0} {:>10.0} {:>9.0} {:>9.0} {:>11.0} {:>11.0} {:>8.2} {:>8.2} {:>8.2} {:>6.0} -> {:>5.0} {:>+8.0}",
+            "{:<30} {:>9.0} {:>10.0} {:>9.0} {:>9.0} {:>11.0} {:>11.0} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>6.0} -> {:>5.0} {:>+8.0}",
             row.name,
             per_s(&|sent| sent.offered),
             per_s(&|sent| sent.accepted),
@@ -121,12 +157,13 @@ fn crowds(rows: &[(Row, Vec<Crowd>)]) {
             cores(&|crowd| crowd.sent.cpu),
             cores(&|crowd| crowd.ours),
             cores(&|crowd| crowd.decoy),
+            median(&|crowd| crowd.node_cores),
             median(&|crowd| crowd.resident_before as f64 / 1e6),
             median(&|crowd| crowd.resident_after as f64 / 1e6),
             median(&|crowd| crowd.pool_grew as f64 / 1e6),
         );
     }
-    println!("clients, ours, control: cores that each process kept busy");
+    println!("clients, ours, control, node: cores that each process kept busy");
 }
 
 /// One run: live announcements, and outsiders by the schedule of `phases`, who ask our intake or,
@@ -158,13 +195,17 @@ pub(crate) async fn run(
     let sent = clients.sent().expect("the clients end");
     let after = (own_cpu(), decoy_cpu(&mut decoy), resident_bytes(), parts.pool.bytes());
     let announced = node.stop().expect("the node stops");
+    announced.warn_if_short(plan, policy);
 
     assert_eq!(sent.failed, 0, "neither accepted nor refused: {:?}", sent.failure);
     assert_eq!(sent.offered, sent.accepted + sent.refused);
     let outside = if decoy.is_some() { 0 } else { sent.distinct as usize };
     parts.check(&[&signed[..announced.count]], outside).await;
     if decoy.is_none() {
-        assert_eq!(parts.refused(), sent.refused, "refusals counted and heard");
+        let [outer, inner] = parts.refused();
+        assert_eq!(outer + inner, sent.refused, "refusals counted and heard");
+        assert_eq!(outer, sent.refused_outer, "refusals of the outer gate, counted and heard");
+        assert!(policy != Policy::FewRequests || outer > 0, "nobody met the outer gate: {sent:?}");
     }
     let live = parts.live(begin, end);
     let figures = Figures {
@@ -182,6 +223,7 @@ pub(crate) async fn run(
         sent,
         ours: after.0 - before.0,
         decoy: after.1 - before.1,
+        node_cores: announced.cpu.as_secs_f64() / announced.lasted.as_secs_f64(),
         resident_before: before.2,
         resident_after: after.2,
         pool_grew: (after.3 - before.3) as u64,

@@ -1,5 +1,5 @@
-//! Our side of a run: the parts wired as `Ingest` wires them, with a stopwatch between the fetcher
-//! and the pool, and what is watched while they run.
+//! Our side of a run: the parts wired as `Ingest` wires them (a monitor that is off is left out),
+//! with a stopwatch between the fetcher and the pool, and what is watched while they run.
 
 use std::{
     fs,
@@ -30,17 +30,45 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// Grain of the bench's own watching; it is no part of any latency.
 const POLL: Duration = Duration::from_millis(5);
 
+/// Requests in flight under [`Policy::FewRequests`]: an eighth of the outsiders' connections. What the
+/// clients' one thread sends within the time that one request takes is more, on any machine.
+pub(crate) const FEW_REQUESTS: usize = 8;
+
 /// How much of the policy is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// Deferrable fetches may hold all slots, nothing is deferred, nobody is refused.
+    /// Deferrable fetches may hold all slots, nothing is deferred, nobody is refused: outsiders
+    /// wait in one line with the inside, as `unlimited` makes them.
     Off,
     /// Deferrable fetches have their share of the slots and nothing more is done.
     SharesOnly,
     /// The defaults.
     On,
-    /// The defaults but for the gate, which lets everyone in.
+    /// The defaults but for the outer gate, which lets so few in that outsiders meet it.
+    FewRequests,
+    /// The defaults but for the gate, which lets everyone in: outsiders wait for its places in one
+    /// line with the inside. It is what an operator gets who sets `unlimited`.
     NoGate,
+    /// As [`Self::NoGate`], but the inside takes no place and never stands in that line. No operator
+    /// can have it: it is here so that nothing is made to look good by the line alone.
+    NoLine,
+}
+
+impl Policy {
+    const fn has_monitor(self) -> bool {
+        match self {
+            Self::On | Self::FewRequests | Self::NoGate | Self::NoLine => true,
+            Self::Off | Self::SharesOnly => false,
+        }
+    }
+
+    const fn requests(self) -> Limit {
+        match self {
+            Self::Off | Self::NoGate | Self::NoLine => Limit::Unlimited,
+            Self::SharesOnly | Self::On => Limit::Auto,
+            Self::FewRequests => Limit::Number(FEW_REQUESTS),
+        }
+    }
 }
 
 /// What is started.
@@ -76,6 +104,7 @@ impl TransactionSink for Timed {
 /// All parts, at work.
 #[derive(Debug)]
 pub(crate) struct Parts {
+    policy: Policy,
     pub(crate) pool: OrderPool,
     pub(crate) fetcher: Fetcher,
     pub(crate) gate: Gate,
@@ -100,14 +129,10 @@ impl Parts {
         // A run on a busy machine must not outlive its transactions: equal work is asserted.
         let pool = PoolConfig::default().with_tx_retention(Duration::from_mins(30));
         let pool = OrderPool::new(pool).expect("a valid configuration");
-        let enabled = matches!(policy, Policy::On | Policy::NoGate);
+        let enabled = policy.has_monitor();
         let monitor = MonitorConfig { enabled, ..MonitorConfig::default() };
         let monitor = LoadMonitor::new(monitor).expect("the defaults are valid");
-        let requests = match policy {
-            Policy::Off | Policy::NoGate => Limit::Unlimited,
-            Policy::SharesOnly | Policy::On => Limit::Auto,
-        };
-        let gate = Gate::new(GateConfig { requests, ..GateConfig::default() });
+        let gate = Gate::new(GateConfig { requests: policy.requests(), ..GateConfig::default() });
         let gate = gate.expect("the defaults are valid");
         let pressed = monitor.clone();
         let upkeep =
@@ -115,6 +140,9 @@ impl Parts {
         let mut config = FetcherConfig::ipc(path).with_audit_interval(None).with_backfill(backfill);
         if enabled {
             config = config.with_monitor(monitor.clone());
+        }
+        if policy != Policy::NoLine {
+            config = config.with_gate(gate.clone());
         }
         if policy == Policy::Off {
             config.deferrable_slots = config.fetch_slots;
@@ -130,7 +158,7 @@ impl Parts {
         });
         let upkeep = upkeep.expect("a thread");
         let watched = Watched::default();
-        Self { pool, fetcher, gate, monitor, intake, upkeep, sink, watched }
+        Self { policy, pool, fetcher, gate, monitor, intake, upkeep, sink, watched }
     }
 
     pub(crate) fn intake(&self) -> &OrderRpcHandle {
@@ -185,9 +213,10 @@ impl Parts {
         self.fetcher.deferred().deferred + waits.map_or(0, |waits| waits.deferred)
     }
 
-    pub(crate) fn refused(&self) -> u64 {
+    /// By the outer gate and by the inner one.
+    pub(crate) fn refused(&self) -> [u64; 2] {
         let stats = self.gate.stats();
-        stats.requests_refused + stats.slots_refused
+        [stats.requests_refused, stats.slots_refused]
     }
 
     pub(crate) const fn watched(&self) -> Watched {
@@ -207,6 +236,12 @@ impl Parts {
         assert_eq!(counts.pooled, total as u64, "{counts:?}");
         assert_eq!((counts.failed, counts.refused, counts.gone), (0, 0, 0), "{counts:?}");
         assert_eq!(counts.balance(), 0, "a hash without an outcome: {counts:?}");
+        // Each of them took a place of the gate that the outsiders are up against.
+        let inside = self.gate.stats().inside_admitted;
+        match self.policy {
+            Policy::NoLine => assert_eq!(inside, 0, "past the gate"),
+            _ => assert!(inside > 0 && inside >= total as u64, "{inside} places for {total}"),
+        }
     }
 
     pub(crate) async fn stop(self) -> Counts {
