@@ -18,7 +18,7 @@ use mock_node::{
 use tempfile::TempDir;
 
 /// Longest wait for anything: only a failure takes that long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A folder for a socket; deleted when dropped.
 pub(crate) fn socket() -> (TempDir, PathBuf) {
