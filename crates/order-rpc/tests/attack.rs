@@ -363,6 +363,55 @@ async fn under_pressure_raw_transactions_wait_and_bundles_do_not() {
     assert_eq!(server.pool.len(), 2);
 }
 
+/// With the default capacity, which is far more than the gate lets in.
+#[tokio::test]
+async fn raw_transactions_that_wait_leave_half_of_the_gate_to_bundles_and_cancellations() {
+    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+    let queue = monitor.watch("announcements", 1).unwrap();
+    queue.added(1);
+    let mut config = config();
+    config.deferral.max_age = Duration::from_secs(3_600);
+    let server = start_with(config, gate_config(4), Some(monitor));
+    let addr = server.addr;
+    let wait = || tokio::spawn(async move { send(addr, transaction().as_bytes(), &[]).await });
+    let waits = || server.rpc.deferral_stats().unwrap().waiting;
+    let mut waiting = vec![wait()];
+    until("one is deferred", || waits() == 1).await;
+    // Each element that waited would keep the places of both.
+    let batch = format!("[{},{}]", transaction(), transaction());
+    for answer in send(addr, batch.as_bytes(), &[]).await.json().as_array().unwrap() {
+        assert_eq!(answer["error"]["data"]["reason"], "deferred_full", "{answer}");
+    }
+    waiting.push(wait());
+    until("two are deferred", || waits() == 2).await;
+    // However many come.
+    for _ in 0..4 {
+        let answer = send(addr, transaction().as_bytes(), &[]).await;
+        assert_eq!(answer.error(), refused("deferred_full"));
+    }
+    let bundle = call(addr, "eth_sendBundle", json!([{ "txs": [raw(1)] }])).await;
+    assert!(bundle.json()["result"].is_object(), "{bundle:?}");
+    let cancel = json!([{ "uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c8" }]);
+    let cancel = signed_call(addr, &PrivateKeySigner::random(), "eth_cancelBundle", cancel).await;
+    assert_eq!(cancel.json()["result"], true, "{cancel:?}");
+    assert_eq!(server.gate.stats().requests_in_flight, 2);
+    assert_eq!(server.counted.reason("deferred_full"), 6);
+    // Whoever hangs up leaves its place to the next.
+    waiting.pop().unwrap().abort();
+    until("it is gone", || server.gate.stats().requests_in_flight == 1).await;
+    waiting.push(wait());
+    until("the next is deferred", || waits() == 3).await;
+
+    queue.removed(1);
+    for answer in join_all(waiting).await {
+        assert_eq!(answer.unwrap().status, 200);
+    }
+    let stats = server.rpc.deferral_stats().unwrap();
+    assert_eq!((stats.deferred, stats.handed_back, stats.waiting), (3, 6, 0));
+    let batch = send(addr, batch.as_bytes(), &[]).await.json();
+    assert!(batch.as_array().unwrap().iter().all(|answer| answer["result"].is_string()), "{batch}");
+}
+
 #[tokio::test]
 async fn a_deferred_transaction_runs_when_it_is_old_enough_whatever_the_load() {
     let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
