@@ -510,6 +510,56 @@ async fn a_websocket_that_does_not_read_its_answers_is_not_read_from() {
     assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
 }
 
+/// A client whose transactions wait stops to read. When their turn comes they are worked off all the
+/// same: their slots and their places at the gate are others' again at once.
+#[tokio::test]
+async fn a_websocket_that_does_not_read_its_answers_keeps_no_slot_and_no_place() {
+    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+    let queue = monitor.watch("announcements", 1).unwrap();
+    queue.added(1);
+    let mut config = config();
+    // Nothing here ends by a timeout.
+    config.send_timeout = Duration::from_secs(3_600);
+    config.ping_interval = Duration::from_secs(3_600);
+    config.deferral.max_age = Duration::from_secs(3_600);
+    let server = start_with(config, gate_config(64), Some(monitor));
+    let (mut deaf, _) =
+        tokio_tungstenite::connect_async(format!("ws://{}", server.addr)).await.unwrap();
+    // More than outsiders have slots.
+    const WAITING: usize = 8;
+    for _ in 0..WAITING {
+        deaf.send(Message::text(transaction())).await.unwrap();
+    }
+    let waits = || server.rpc.deferral_stats().unwrap().waiting;
+    until("all wait", || waits() == WAITING as u64).await;
+    // Answers as long as their ids, until no more of them goes out and so nothing is read.
+    let mut call: Value = serde_json::from_str(&request("no_such_method", json!([]))).unwrap();
+    call["id"] = json!("x".repeat(200_000));
+    let message = Message::text(call.to_string());
+    while let Ok(sent) =
+        tokio::time::timeout(Duration::from_secs(1), deaf.send(message.clone())).await
+    {
+        sent.unwrap();
+    }
+    assert_eq!(waits(), WAITING as u64);
+
+    queue.removed(1);
+    until("their work is done", || server.pool.len() == WAITING).await;
+    until("everything is given back", || {
+        let stats = server.gate.stats();
+        (stats.requests_in_flight, stats.slots_in_use) == (0, 0)
+    })
+    .await;
+    assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
+    // And they hear of it once they read.
+    let mut done = 0;
+    while done < WAITING {
+        let Message::Text(text) = deaf.next().await.unwrap().unwrap() else { panic!("no text") };
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        done += usize::from(answer["result"].is_string());
+    }
+}
+
 #[tokio::test]
 async fn shutdown_refuses_what_waits_for_the_load_to_fall() {
     let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
