@@ -7,6 +7,7 @@ use crate::{
     admission::{Admission, Rpc, http_no, into_text, signature_no},
     body::Share,
     config::SignatureMode,
+    metrics::OpenCount,
     reply::{No, Reason},
     signature::SignatureError,
 };
@@ -81,10 +82,8 @@ pub(crate) fn upgrade<S: Rpc, B>(
     let connections = admission.connections.clone();
     let end = connections.end.clone();
     connections.tasks.spawn(async move {
-        admission.intake.metrics.websockets.increment(1);
-        let metrics = admission.intake.clone();
+        let _count = OpenCount::new(&admission.intake.metrics.websockets);
         serve(admission, upgrading, end, place).await;
-        metrics.metrics.websockets.decrement(1);
     });
     let mut response = Response::new(HttpBody::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
