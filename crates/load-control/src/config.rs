@@ -223,7 +223,8 @@ impl GateConfig {
 /// What a [`DeferralQueue`](crate::DeferralQueue) holds and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeferralConfig {
-    /// Items at most: 1 to [`MAX_DEFERRED`], default [`DEFAULT_DEFERRED`].
+    /// Items at most: 1 to [`MAX_DEFERRED`], default [`DEFAULT_DEFERRED`]. Its owner may have a bound
+    /// of its own below it.
     pub capacity: usize,
     /// After this an item runs whatever the load: default [`DEFAULT_MAX_AGE`].
     pub max_age: Duration,

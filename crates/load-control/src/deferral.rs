@@ -59,7 +59,7 @@ pub enum Offered<T> {
 pub struct DeferralStats {
     /// Items that were put into the queue.
     pub deferred: u64,
-    /// Items for which there was no room.
+    /// Items for which there was no room, here or by a bound of the owner's.
     pub handed_back: u64,
     /// Items that left because the load was normal again.
     pub run_calm: u64,
@@ -104,17 +104,28 @@ impl<T> DeferralQueue<T> {
     ///
     /// [`LoadMonitor::is_pressed`]: crate::LoadMonitor::is_pressed
     pub fn offer(&mut self, item: T, now: Instant, pressed: bool) -> Offered<T> {
-        if !pressed && self.items.is_empty() {
+        if !self.must_wait(pressed) {
             return Offered::Run(item);
         }
         if self.items.len() >= self.config.capacity {
-            self.handed_back.add(1);
+            self.count_handed_back();
             return Offered::HandedBack(item);
         }
         self.items.push_back(Deferred { item, since: now });
         self.deferred.add(1);
         self.depth.change(0, 1);
         Offered::Deferred
+    }
+
+    /// Whether an item that is offered now waits, or is handed back.
+    pub fn must_wait(&self, pressed: bool) -> bool {
+        pressed || !self.items.is_empty()
+    }
+
+    /// Counts an item that must wait and that its owner does not offer, because a bound of its own
+    /// leaves no room for it.
+    pub fn count_handed_back(&mut self) {
+        self.handed_back.add(1);
     }
 
     /// The oldest item, if the load or its age lets it run.

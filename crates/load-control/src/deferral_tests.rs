@@ -141,3 +141,15 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_its_owner_has_no_room_for_is_counted_as_handed_back() {
+    let (mut queue, now) =
+        (DeferralQueue::new("test", DeferralConfig::default()).unwrap(), Instant::now());
+    assert!(queue.must_wait(true) && !queue.must_wait(false));
+    assert_eq!(queue.offer(1, now, true), Offered::Deferred);
+    assert!(queue.must_wait(false), "or it would overtake the one that waits");
+    queue.count_handed_back();
+    let stats = queue.stats(now);
+    assert_eq!((stats.deferred, stats.handed_back, stats.waiting), (1, 1, 1));
+}

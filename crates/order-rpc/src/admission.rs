@@ -246,7 +246,7 @@ impl<S: Rpc> Admission<S> {
                 Some(signer)
             }
         };
-        let caller = Caller { signer, ..Caller::default() };
+        let caller = Caller { signer, weight: permit.weight(), ..Caller::default() };
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
         let json = HeaderValue::from_static("application/json");

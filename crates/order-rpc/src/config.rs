@@ -124,7 +124,12 @@ pub struct OrderRpcConfig {
     pub ping_interval: Duration,
     /// Default [`DEFAULT_SEND_TIMEOUT`].
     pub send_timeout: Duration,
-    /// What waits while the load is high: raw transactions.
+    /// What waits while the load is high: raw transactions. Those who wait have at most half of the
+    /// gate's requests in flight, whatever the capacity: the other half is for bundles and
+    /// cancellations, which do not wait. Each element of a batch that waits counts as the whole
+    /// batch. Beyond either bound 503, `deferred_full`, counted by
+    /// `order_rpc_refused_total{reason="deferred_full"}`. With a gate without limit only the capacity
+    /// counts.
     pub deferral: load_control::DeferralConfig,
 }
 

@@ -80,6 +80,8 @@ pub(crate) struct Intake {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Caller {
     pub(crate) signer: Option<Address>,
+    /// As how many requests in flight the caller's counts: in a batch each element has that of all.
+    pub(crate) weight: usize,
     pub(crate) verdict: Arc<OnceLock<No>>,
 }
 
@@ -89,7 +91,7 @@ impl Intake {
         let now = Instant::now();
         let quotas = config.quota.map(|quota| Quotas::new(quota, config.max_signers, now));
         Ok(Self {
-            later: Later::new(config.deferral, host.monitor.clone())?,
+            later: Later::new(config.deferral, host.monitor.clone(), &host.gate)?,
             drain: Arc::default(),
             buffered: Arc::new(Buffered::new(config.max_buffered_bytes)),
             slow_bodies: Semaphore::new(config.max_slow_bodies),

@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, Semaphore, oneshot};
 
 /// How often the load is looked at while something waits. The monitor wakes nobody: it is on the
 /// hot path of others.
@@ -15,10 +15,16 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Who waits, in order. Each is given a slot when its turn has come, so that having waited it is not
 /// refused for want of one.
+///
+/// Whoever waits keeps its place among the requests in flight, for seconds. So that the public's
+/// transactions do not keep out bundles and cancellations, which never wait, those who wait have at
+/// most half of these places.
 #[derive(Debug)]
 pub(crate) struct Later {
     /// `None` once closed.
     queue: Mutex<Option<Waiting>>,
+    /// Places among the requests in flight that those who wait may have; `None` without limit.
+    places: Option<Semaphore>,
     monitor: Option<LoadMonitor>,
     added: Notify,
 }
@@ -29,26 +35,47 @@ impl Later {
     pub(crate) fn new(
         config: DeferralConfig,
         monitor: Option<LoadMonitor>,
+        gate: &Gate,
     ) -> Result<Self, load_control::ConfigError> {
         let queue = DeferralQueue::new("raw_transactions", config)?;
-        Ok(Self { queue: Mutex::new(Some(queue)), monitor, added: Notify::new() })
+        // Rounded down: of a single request in flight nobody may have half.
+        let places = gate.request_limit().map(|limit| Semaphore::new(limit / 2));
+        Ok(Self { queue: Mutex::new(Some(queue)), places, monitor, added: Notify::new() })
     }
 
-    /// Returns when the work may run: with a slot if it had to wait for its turn.
+    /// Returns when the work may run: with a slot if it had to wait for its turn. Meanwhile its
+    /// request counts as `weight` of those in flight.
     ///
     /// # Cancel safety
     /// Dropped, its place in the queue is passed over.
-    pub(crate) async fn turn(&self, gate: &Gate) -> Result<Option<SlotPermit>, Refusal> {
+    pub(crate) async fn turn(
+        &self,
+        gate: &Gate,
+        weight: usize,
+    ) -> Result<Option<SlotPermit>, Refusal> {
         let Some(monitor) = &self.monitor else { return Ok(None) };
         let now = Instant::now();
-        let turn = {
+        let (turn, _places) = {
             let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(queue) = queue.as_mut() else { return Err(gate.refuse_closed(now)) };
+            let pressed = monitor.is_pressed();
+            let places = match &self.places {
+                Some(places) => {
+                    let weight = weight.try_into().unwrap_or(u32::MAX);
+                    let free = places.try_acquire_many(weight).ok();
+                    if free.is_none() && queue.must_wait(pressed) {
+                        queue.count_handed_back();
+                        return Err(gate.refuse_deferred(now));
+                    }
+                    free
+                }
+                None => None,
+            };
             let (sender, turn) = oneshot::channel();
-            match queue.offer(sender, now, monitor.is_pressed()) {
+            match queue.offer(sender, now, pressed) {
                 Offered::Run(_) => return Ok(None),
                 Offered::HandedBack(_) => return Err(gate.refuse_deferred(now)),
-                Offered::Deferred => turn,
+                Offered::Deferred => (turn, places),
             }
         };
         self.added.notify_one();

@@ -33,7 +33,8 @@ pub(crate) fn module(intake: Arc<Intake>) -> RpcModule<Arc<Intake>> {
     module
         .register_async_method("eth_sendRawTransaction", |params, intake, extensions| async move {
             let caller = caller(&extensions);
-            answer(&intake, &caller, send_raw_transaction(&intake, params).await)
+            let sent = send_raw_transaction(&intake, params, caller.weight).await;
+            answer(&intake, &caller, sent)
         })
         .expect(once);
     module
@@ -65,8 +66,12 @@ fn answer<T>(intake: &Intake, caller: &Caller, done: Result<T, No>) -> Result<T,
     })
 }
 
-async fn send_raw_transaction(intake: &Arc<Intake>, params: Params<'static>) -> Result<B256, No> {
-    let slot = intake.later.turn(&intake.host.gate).await;
+async fn send_raw_transaction(
+    intake: &Arc<Intake>,
+    params: Params<'static>,
+    weight: usize,
+) -> Result<B256, No> {
+    let slot = intake.later.turn(&intake.host.gate, weight).await;
     let slot = slot.map_err(|refusal| No::refusal(&refusal))?;
     let sent = intake.work(slot, move |intake| {
         let [raw]: [Bytes; 1] = params.parse().map_err(|error: ErrorObjectOwned| {

@@ -58,3 +58,54 @@ impl Metrics {
         self.reasons[reason as usize].increment(1);
     }
 }
+
+/// Something that a gauge counts until it is dropped, however that comes about.
+pub(crate) struct OpenCount(Gauge);
+
+impl std::fmt::Debug for OpenCount {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OpenCount")
+    }
+}
+
+impl OpenCount {
+    pub(crate) fn new(gauge: &Gauge) -> Self {
+        gauge.increment(1);
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for OpenCount {
+    fn drop(&mut self) {
+        self.0.decrement(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
+        sync::{
+            Arc,
+            atomic::{AtomicU64, Ordering::Relaxed},
+        },
+    };
+
+    #[test]
+    fn what_is_open_is_counted_until_it_ends_by_a_panic_too() {
+        let value = Arc::new(AtomicU64::new(0));
+        let gauge = Gauge::from_arc(Arc::clone(&value));
+        let read = || f64::from_bits(value.load(Relaxed));
+        let first = OpenCount::new(&gauge);
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _second = OpenCount::new(&gauge);
+            assert_eq!(read(), 2.0);
+            panic!("as code does");
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(read(), 1.0);
+        drop(first);
+        assert_eq!(read(), 0.0);
+    }
+}

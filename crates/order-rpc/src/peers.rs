@@ -1,5 +1,6 @@
 //! How many connections are open, in all and of each address.
 
+use crate::metrics::OpenCount;
 use alloy_primitives::map::HashMap;
 use metrics::Gauge;
 use std::{
@@ -73,20 +74,13 @@ impl Drop for PeerPlace {
 /// when the HTTP connection that it was has ended.
 #[derive(Debug)]
 pub(crate) struct OpenConnection {
-    gauge: Gauge,
+    _count: OpenCount,
     _place: PeerPlace,
 }
 
 impl OpenConnection {
     pub(crate) fn new(place: PeerPlace, gauge: &Gauge) -> Self {
-        gauge.increment(1);
-        Self { gauge: gauge.clone(), _place: place }
-    }
-}
-
-impl Drop for OpenConnection {
-    fn drop(&mut self) {
-        self.gauge.decrement(1);
+        Self { _count: OpenCount::new(gauge), _place: place }
     }
 }
 

@@ -50,7 +50,8 @@ reasons! {
     TooManyRequests = "too_many_requests", Refused;
     /// No slot for CPU-heavy work.
     NoSlot = "no_slot", Refused;
-    /// The load is high and no more may wait.
+    /// The load is high and no more may wait: see
+    /// [`OrderRpcConfig::deferral`](crate::OrderRpcConfig::deferral).
     DeferredFull = "deferred_full", Refused;
     /// The intake shuts down.
     ShuttingDown = "shutting_down", Refused;

@@ -16,7 +16,13 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use jsonrpsee::server::{BatchRequestConfig, Server, ServerConfig, stop_channel};
-use std::{io, net::SocketAddr, sync::Arc, thread, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpSocket, TcpStream},
@@ -92,7 +98,7 @@ impl OrderRpc {
         let (stop, stopping) = oneshot::channel();
         let (done, stopped) = oneshot::channel();
         let serving = Arc::clone(&intake);
-        let run = move || {
+        let run = move |runtime: Runtime| {
             let ended = runtime.block_on(run(serving, listener, stopping));
             // Drops the tasks that were cut off and waits for their threads, so that nothing of ours
             // lives on; work that outlived its caller ends within milliseconds by itself.
@@ -100,11 +106,39 @@ impl OrderRpc {
             // The handle may be gone.
             let _ = done.send(ended);
         };
-        thread::Builder::new()
-            .name("order-rpc-main".to_owned())
-            .spawn(run)
-            .map_err(StartError::Thread)?;
+        let main = thread::Builder::new().name("order-rpc-main".to_owned());
+        hand_over(main, runtime, run).map_err(StartError::Thread)?;
         Ok(OrderRpcHandle { local_addr, intake, stop: Some(stop), stopped })
+    }
+}
+
+/// Runs this on a new thread, with the runtime. Without a thread the runtime ends in the background:
+/// dropped, as it would be with what a thread that does not start was to run, it panics if the
+/// caller's thread is one of another runtime.
+fn hand_over(
+    builder: thread::Builder,
+    runtime: Runtime,
+    run: impl FnOnce(Runtime) + Send + 'static,
+) -> io::Result<()> {
+    let (give, take) = mpsc::channel();
+    let spawned = builder.spawn(move || {
+        // Without a runtime `hand_over` did not get to the end.
+        if let Ok(runtime) = take.recv() {
+            run(runtime);
+        }
+    });
+    match spawned {
+        Ok(_) => {
+            // The thread waits for it, and nothing before that can end it.
+            if let Err(mpsc::SendError(runtime)) = give.send(runtime) {
+                runtime.shutdown_background();
+            }
+            Ok(())
+        }
+        Err(error) => {
+            runtime.shutdown_background();
+            Err(error)
+        }
     }
 }
 
@@ -356,5 +390,29 @@ fn raw_http(no: &No) -> Vec<u8> {
 impl From<load_control::ConfigError> for StartError {
     fn from(error: load_control::ConfigError) -> Self {
         ConfigError::from(error).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn without_a_thread_it_is_an_error_and_no_panic_of_the_callers_runtime() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build();
+        // No machine has an address space for such a stack.
+        let builder = thread::Builder::new().stack_size(1 << 60);
+        assert!(hand_over(builder, runtime.unwrap(), |_| unreachable!("no thread")).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_thread_gets_the_runtime() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build();
+        let (done, ran) = oneshot::channel();
+        hand_over(thread::Builder::new(), runtime.unwrap(), |runtime| {
+            done.send(runtime.block_on(async { 7 })).unwrap();
+        })
+        .unwrap();
+        assert_eq!(ran.await, Ok(7));
     }
 }

@@ -7,12 +7,14 @@ use crate::{
     admission::{Admission, Rpc, http_no, into_text, signature_no},
     body::Share,
     config::SignatureMode,
+    metrics::OpenCount,
     reply::{No, Reason},
     signature::SignatureError,
 };
 use bytes::Bytes;
 use futures::{
     FutureExt, SinkExt, StreamExt,
+    future::BoxFuture,
     stream::{FuturesUnordered, SplitSink},
 };
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
@@ -21,6 +23,7 @@ use hyper_util::rt::TokioIo;
 use jsonrpsee::server::HttpBody;
 use serde::Deserialize;
 use serde_json::Value;
+use std::{collections::VecDeque, pin::pin, time::Duration};
 use tokio::{
     sync::OwnedSemaphorePermit,
     time::{Instant, interval_at, timeout},
@@ -79,10 +82,8 @@ pub(crate) fn upgrade<S: Rpc, B>(
     let connections = admission.connections.clone();
     let end = connections.end.clone();
     connections.tasks.spawn(async move {
-        admission.intake.metrics.websockets.increment(1);
-        let metrics = admission.intake.clone();
+        let _count = OpenCount::new(&admission.intake.metrics.websockets);
         serve(admission, upgrading, end, place).await;
-        metrics.metrics.websockets.decrement(1);
     });
     let mut response = Response::new(HttpBody::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -145,36 +146,43 @@ enum Ended {
 
 async fn talk<S: Rpc>(admission: &Admission<S>, socket: Socket, end: CancellationToken) -> Ended {
     let config = &admission.intake.config;
-    let (mut sink, mut stream) = socket.split();
-    let mut answers = FuturesUnordered::new();
+    let max_in_flight = config.max_in_flight_per_websocket;
+    let (sink, mut stream) = socket.split();
+    let mut answers = Answers {
+        sink,
+        within: config.send_timeout,
+        open: FuturesUnordered::new(),
+        finished: VecDeque::new(),
+    };
     let start = Instant::now() + config.ping_interval;
     let mut pings = interval_at(start, config.ping_interval);
     let (mut heard, mut ending) = (true, false);
     let reason = loop {
-        if ending && answers.is_empty() {
+        // Answers leave before more is read, so a client that does not read its answers is not read
+        // from.
+        while let Some(answer) = answers.finished.pop_front() {
+            if let Err(ended) = answers.send(Message::text(answer)).await {
+                return ended;
+            }
+        }
+        if ending && answers.open.is_empty() {
             break Ended::Closed;
         }
-        // In this order: answers leave before more is read, so a client that does not read its
-        // answers is not read from. No branch takes an item before it is ready.
+        // In this order, for the same reason. No branch takes an item before it is ready.
         tokio::select! {
             biased;
-            Some(answer) = answers.next() => {
-                let answer = Message::text::<String>(answer);
-                if let Err(ended) = send(&mut sink, answer, config.send_timeout).await {
-                    return ended;
-                }
-            }
+            Some(answer) = answers.open.next() => answers.finished.push_back(answer),
             () = end.cancelled(), if !ending => ending = true,
             _ = pings.tick() => {
                 if !std::mem::take(&mut heard) {
                     break Ended::Silent;
                 }
-                let ping = Message::Ping(Bytes::new());
-                if let Err(ended) = send(&mut sink, ping, config.send_timeout).await {
+                if let Err(ended) = answers.send(Message::Ping(Bytes::new())).await {
                     return ended;
                 }
             }
-            message = stream.next(), if !ending => {
+            // One refusal beyond the cap has to leave before the next is read.
+            message = stream.next(), if !ending && answers.open.len() <= max_in_flight => {
                 heard = true;
                 let body = match message {
                     None | Some(Ok(Message::Close(_))) => {
@@ -187,11 +195,14 @@ async fn talk<S: Rpc>(admission: &Admission<S>, socket: Socket, end: Cancellatio
                     Some(Ok(_)) => continue,
                     Some(Err(error)) => return too_large(admission, error),
                 };
-                let busy = answers.len() >= config.max_in_flight_per_websocket;
-                answers.push(answer(admission, body, busy).boxed());
+                let busy = answers.open.len() >= max_in_flight;
+                answers.open.push(answer(admission, body, busy).boxed());
             }
         }
     };
+    let Answers { mut sink, open, .. } = answers;
+    // Nobody waits for these any more, and nobody would go on with them.
+    drop(open);
     // A close frame is a courtesy.
     let _ = timeout(config.send_timeout, sink.close()).await;
     reason
@@ -204,12 +215,35 @@ fn too_large<S>(admission: &Admission<S>, error: Error) -> Ended {
     Ended::Broken(error)
 }
 
-async fn send(
-    sink: &mut SplitSink<Socket, Message>,
-    message: Message,
-    within: std::time::Duration,
-) -> Result<(), Ended> {
-    timeout(within, sink.send(message)).await.map_err(|_| Ended::Silent)?.map_err(Ended::Broken)
+/// What a WebSocket is to be told.
+struct Answers<'a> {
+    sink: SplitSink<Socket, Message>,
+    /// For each message.
+    within: Duration,
+    /// Requests being answered, [`max_in_flight_per_websocket`] and a refusal at most.
+    ///
+    /// [`max_in_flight_per_websocket`]: crate::OrderRpcConfig::max_in_flight_per_websocket
+    open: FuturesUnordered<BoxFuture<'a, String>>,
+    /// Answers on their way. Each was in `open`, and nothing is read before all of them are sent, so
+    /// there are never more than that.
+    finished: VecDeque<String>,
+}
+
+impl Answers<'_> {
+    /// Sends a message. The requests go on meanwhile: one that is given a slot, or a place at the
+    /// gate, would hold it without using it for as long as the client does not read.
+    async fn send(&mut self, message: Message) -> Result<(), Ended> {
+        let mut sending = pin!(timeout(self.within, self.sink.send(message)));
+        loop {
+            // Either order is right: neither branch takes an item before it is ready.
+            tokio::select! {
+                sent = sending.as_mut() => {
+                    return sent.map_err(|_| Ended::Silent)?.map_err(Ended::Broken);
+                }
+                Some(answer) = self.open.next() => self.finished.push_back(answer),
+            }
+        }
+    }
 }
 
 async fn answer<S: Rpc>(admission: &Admission<S>, body: Bytes, busy: bool) -> String {

@@ -2,12 +2,16 @@
 
 mod common;
 
-use alloy_consensus::{SignableTransaction, TxEip4844, TxEip4844WithSidecar, TxLegacy};
+use alloy_consensus::{
+    EthereumTxEnvelope, SignableTransaction, TxEip4844, TxEip4844WithSidecar, TxLegacy,
+};
 use alloy_eips::{
+    eip2718::Encodable2718,
     eip4844::{Blob, BlobTransactionSidecar, Bytes48},
     eip7594::BlobTransactionSidecarVariant,
 };
 use alloy_primitives::{B256, TxKind, U256};
+use alloy_signer::SignerSync;
 use alloy_signer_local::PrivateKeySigner;
 use common::*;
 use order_rpc::SignatureMode;
@@ -39,6 +43,24 @@ fn blobs_for(blob_versioned_hashes: Vec<B256>, sidecar: BlobTransactionSidecar) 
     };
     let sidecar = BlobTransactionSidecarVariant::Eip4844(sidecar);
     hex(&sign(TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar), &PrivateKeySigner::random()))
+}
+
+/// A blob transaction as a block has it, without its blobs, and as a pool has it, with them.
+fn without_and_with_blobs() -> (String, String) {
+    let sidecar = BlobTransactionSidecar::new(vec![Blob::ZERO], vec![infinity()], vec![infinity()]);
+    let tx = TxEip4844 {
+        chain_id: CHAIN,
+        gas_limit: 21_000,
+        blob_versioned_hashes: sidecar.versioned_hashes().collect(),
+        max_fee_per_blob_gas: 1,
+        ..TxEip4844::default()
+    };
+    let signature = PrivateKeySigner::random().sign_hash_sync(&tx.signature_hash()).unwrap();
+    let without = EthereumTxEnvelope::<TxEip4844>::from(tx.clone().into_signed(signature));
+    let sidecar = BlobTransactionSidecarVariant::Eip4844(sidecar);
+    let with = TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar).into_signed(signature);
+    let without = alloy_primitives::hex::encode_prefixed(without.encoded_2718());
+    (without, hex(&with.into()))
 }
 
 /// How often each reason was given: as often as the metrics say.
@@ -171,6 +193,28 @@ async fn each_bad_bundle_is_refused_naming_the_field() {
     }
     assert!(server.pool.is_empty());
     serves_others(&server).await;
+}
+
+/// No block with it could be sent on: whoever gets the order from the pool gets its blobs with it.
+#[tokio::test]
+async fn a_blob_transaction_without_its_blobs_is_refused_alone_and_in_a_bundle() {
+    let server = start(config());
+    let (without, with) = without_and_with_blobs();
+    let plain = raw(0);
+    let mut counts = Counts::default();
+    let alone = call(server.addr, "eth_sendRawTransaction", json!([without])).await;
+    assert_eq!(alone.error(), (200, -32602, "undecodable".to_owned()));
+    assert_eq!(alone.field(), "params[0]");
+    counts.expect(&server, "undecodable");
+    let bundle = json!([{ "txs": [plain, without] }]);
+    let bundle = call(server.addr, "eth_sendBundle", bundle).await;
+    assert_eq!(bundle.error(), (200, -32602, "undecodable".to_owned()));
+    assert_eq!(bundle.field(), "txs[1]");
+    counts.expect(&server, "undecodable");
+    assert!(server.pool.is_empty());
+    let bundle = json!([{ "txs": [plain, with] }]);
+    let bundle = call(server.addr, "eth_sendBundle", bundle).await;
+    assert!(bundle.json()["result"].is_object(), "{bundle:?}");
 }
 
 #[tokio::test]

@@ -42,19 +42,33 @@ type Outcomes = BTreeMap<(u16, String), usize>;
 struct Attack {
     outcomes: Outcomes,
     held: Vec<TcpStream>,
+    /// Attempts beyond these whose answer was lost.
+    lost: usize,
 }
 
-/// Asks for a WebSocket and reads the answer, whole.
-async fn handshake(from: [u8; 4], to: SocketAddr) -> (TcpStream, Answer) {
+/// Asks for a WebSocket and reads the answer, whole. One more connection than an address may have is
+/// told so and closed a moment later: who is stalled in between may lose the answer, counts that in
+/// `lost`, and asks again.
+async fn handshake(from: [u8; 4], to: SocketAddr, lost: &AtomicUsize) -> (TcpStream, Answer) {
+    loop {
+        let asked = tokio::time::timeout(PATIENCE, ask(from, to)).await;
+        if let Some(answered) = asked.expect("an answer in time, or an end") {
+            return answered;
+        }
+        lost.fetch_add(1, SeqCst);
+    }
+}
+
+async fn ask(from: [u8; 4], to: SocketAddr) -> Option<(TcpStream, Answer)> {
     let mut socket = connect_from(from, to).await;
     let request = "GET / HTTP/1.1\r\nhost: test\r\nupgrade: websocket\r\nconnection: upgrade\r\n\
          sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-    socket.write_all(request.as_bytes()).await.unwrap();
+    socket.write_all(request.as_bytes()).await.ok()?;
     let mut bytes = Vec::new();
     let answer = loop {
-        let read = tokio::time::timeout(Duration::from_secs(20), socket.read_buf(&mut bytes));
-        let read = read.await.expect("an answer within 20 s").unwrap();
-        assert!(read > 0, "closed without a whole answer after {bytes:?}");
+        if socket.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
         if bytes.windows(4).any(|four| four == b"\r\n\r\n") {
             let answer = parse(&bytes);
             let length =
@@ -64,7 +78,7 @@ async fn handshake(from: [u8; 4], to: SocketAddr) -> (TcpStream, Answer) {
             }
         }
     };
-    (socket, answer)
+    Some((socket, answer))
 }
 
 /// Many attempts. Whoever is let in stays and says nothing; whoever is refused stays too if the
@@ -76,9 +90,9 @@ async fn attack(
     hold: bool,
     most: &Arc<Most>,
 ) -> Attack {
-    let next = Arc::new(AtomicUsize::new(0));
+    let (next, lost) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let attackers = (0..ATTACKERS).map(|_| {
-        let (next, most) = (Arc::clone(&next), Arc::clone(most));
+        let (next, lost, most) = (Arc::clone(&next), Arc::clone(&lost), Arc::clone(most));
         tokio::spawn(async move {
             let mut mine = Attack::default();
             loop {
@@ -86,7 +100,7 @@ async fn attack(
                 if number >= attempts {
                     return mine;
                 }
-                let (socket, answer) = handshake(from(number), to).await;
+                let (socket, answer) = handshake(from(number), to, &lost).await;
                 if number.is_multiple_of(100) {
                     most.look();
                 }
@@ -113,6 +127,7 @@ async fn attack(
             *all.outcomes.entry(outcome).or_default() += count;
         }
     }
+    all.lost = lost.load(SeqCst);
     all
 }
 
@@ -186,7 +201,9 @@ async fn ten_thousand_idle_websockets_take_their_caps_and_no_more() {
     println!("{served} requests of another caller served meanwhile");
     assert_eq!(server.pool.len(), bodies.len());
     let counted = &server.counted;
-    assert_eq!(counted.reason("peer_connections"), (ATTEMPTS - held) as u64);
+    let lost = warm.lost + rest.lost;
+    assert_eq!(counted.reason("peer_connections"), (ATTEMPTS - held + lost) as u64);
+    assert_eq!(many.lost, 0, "within what an address may have nobody is cut off");
     assert_eq!(counted.reason("websockets"), (held - open + 1_000) as u64);
     assert_eq!(counted.reason("connections"), 0);
     assert_eq!(server.gate.stats().requests_in_flight, 0, "an idle WebSocket is no request");
@@ -194,7 +211,7 @@ async fn ten_thousand_idle_websockets_take_their_caps_and_no_more() {
     until("the others are gone", || gauges().1 == open as f64).await;
     drop(warm.held);
     until("all are gone", || gauges() == (0.0, 0.0)).await;
-    let (socket, answer) = handshake([127, 0, 0, 1], server.addr).await;
+    let (socket, answer) = handshake([127, 0, 0, 1], server.addr, &AtomicUsize::new(0)).await;
     assert_eq!(answer.status, 101, "there is room again");
     drop(socket);
 }
