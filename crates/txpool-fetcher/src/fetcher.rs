@@ -15,8 +15,9 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    asks::Asks,
     config::{FetcherConfig, StartPolicy},
-    core::{Asks, Core},
+    core::Core,
     deferral::{Deferral, DeferredStats},
     error::{ConnectError, StartError},
     heads,

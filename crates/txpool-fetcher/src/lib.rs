@@ -71,6 +71,7 @@
 //! # Features
 //! - `order-pool` (default): implements [`TransactionSink`] for `order_pool::OrderPool`.
 
+mod asks;
 mod config;
 mod core;
 mod deferral;

@@ -1,16 +1,16 @@
 //! How many fetches one node is asked at once, learnt from how it answers.
 
+mod places;
+
 use std::{
-    sync::{Arc, Mutex},
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
 use metrics::{Counter, Gauge};
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::sleep_until,
-};
+use tokio::time::sleep_until;
 
+use self::places::{Place, Places};
 use crate::{core::lock, error::CallError};
 
 /// The limit never goes below this: at an answer time of 2 ms still 2000 transactions/s, and
@@ -284,79 +284,6 @@ impl Leave<'_> {
     }
 }
 
-/// A semaphore whose size changes while its permits are out.
-#[derive(Debug)]
-struct Places {
-    semaphore: Arc<Semaphore>,
-    size: Mutex<Size>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Size {
-    wanted: usize,
-    /// Permits that are out and do not come back.
-    owed: usize,
-}
-
-#[derive(Debug)]
-struct Place<'a> {
-    permit: Option<OwnedSemaphorePermit>,
-    of: &'a Places,
-}
-
-impl Places {
-    fn new(count: usize) -> Self {
-        let size = Mutex::new(Size { wanted: count, owed: 0 });
-        Self { semaphore: Arc::new(Semaphore::new(count)), size }
-    }
-
-    /// Waits for a place, first come, first served.
-    async fn take(&self) -> Place<'_> {
-        let permit = Arc::clone(&self.semaphore).acquire_owned().await;
-        Place { permit: Some(permit.expect("our semaphores are never closed")), of: self }
-    }
-
-    fn try_take(&self) -> Option<Place<'_>> {
-        let permit = Arc::clone(&self.semaphore).try_acquire_owned().ok()?;
-        Some(Place { permit: Some(permit), of: self })
-    }
-
-    fn is_full(&self) -> bool {
-        self.semaphore.available_permits() == 0
-    }
-
-    fn taken(&self) -> usize {
-        let size = *lock(&self.size);
-        // A permit that is just being given back may be counted on both sides.
-        (size.wanted + size.owed).saturating_sub(self.semaphore.available_permits())
-    }
-
-    fn resize(&self, wanted: usize) {
-        let mut size = lock(&self.size);
-        if wanted < size.wanted {
-            let fewer = size.wanted - wanted;
-            size.owed += fewer - self.semaphore.forget_permits(fewer);
-        } else {
-            let more = wanted - size.wanted;
-            let kept = more.min(size.owed);
-            size.owed -= kept;
-            self.semaphore.add_permits(more - kept);
-        }
-        size.wanted = wanted;
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        let Some(permit) = self.permit.take() else { return };
-        let mut size = lock(&self.of.size);
-        if size.owed > 0 {
-            size.owed -= 1;
-            permit.forget();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -449,32 +376,6 @@ mod tests {
                 prop_assert!((ADAPTIVE_FLOOR.min(cap)..=cap).contains(&aimd.limit()));
             }
         }
-    }
-
-    #[tokio::test]
-    async fn places_that_are_out_when_the_size_falls_do_not_come_back() {
-        let places = Places::new(8);
-        let mut out: Vec<_> = (0..6).map(|_| places.take().now_or_never().expect("free")).collect();
-        places.resize(4);
-        out.truncate(4);
-        assert!(places.take().now_or_never().is_none(), "4 of 4 are taken");
-        out.pop();
-        let place = places.take().now_or_never().expect("one is free again");
-        places.resize(6);
-        out.extend((0..2).map(|_| places.take().now_or_never().expect("two more")));
-        assert!(places.take().now_or_never().is_none(), "6 of 6 are taken");
-        drop((out, place));
-        assert_eq!((places.semaphore.available_permits(), places.taken()), (6, 0));
-    }
-
-    #[tokio::test]
-    async fn a_size_that_falls_and_rises_while_places_are_out_loses_none() {
-        let places = Places::new(8);
-        let out: Vec<_> = (0..8).map(|_| places.take().now_or_never().expect("free")).collect();
-        places.resize(2);
-        places.resize(8);
-        drop(out);
-        assert_eq!(places.semaphore.available_permits(), 8);
     }
 
     fn busy(retry_after: Option<Duration>) -> Result<(), CallError> {

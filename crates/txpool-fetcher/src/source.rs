@@ -1,182 +1,44 @@
 //! The shell around one source's state machine: it dials, listens, pings and compares as the
 //! machine says, and tells it what happened.
 
+mod listen;
+mod ping;
+mod status;
+
 use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant, SystemTime},
 };
 
-use alloy_primitives::{B256, U64};
-use alloy_pubsub::RawSubscription;
 use tokio::{
-    sync::{broadcast::error::RecvError, mpsc, oneshot},
+    sync::{mpsc, oneshot},
     task::JoinSet,
     time::{MissedTickBehavior, interval, sleep},
 };
 
+pub(crate) use self::status::Shared;
+pub use self::status::SourceStatus;
+use self::{
+    listen::{dial_all, listen},
+    ping::Pinger,
+};
 use crate::{
-    config::{Endpoint, FetcherConfig},
-    core::{Arrival, Core, Firsts, lock},
-    error::{CallError, ConnectError, LossReason},
-    heads::{Announced, Header},
-    limit::NodeLimit,
-    link::{Link, NodeInfo, Stamps, dial},
-    machine::{Action, Event, Gap, GapReason, Machine, Role, SourceState},
+    core::{Core, lock},
+    error::{ConnectError, LossReason},
+    heads::Announced,
+    link::Link,
+    machine::{Action, Event, GapReason, Machine, Role, SourceState},
     metrics::SourceMetrics,
-    outcome::Entry,
     reconcile::{AuditMode, AuditReport, Comparison},
     sink::TransactionSink,
     snapshot::SnapshotError,
 };
-
-/// Slots of the buffer for heads: four minutes of a chain with a block a second.
-const HEAD_BUFFER: usize = 256;
 
 /// How often the machine is told that time passes: the grain of its decisions.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Messages to the shell that may wait; senders wait beyond.
 const MESSAGES: usize = 256;
-
-/// What can be read off a source at any time.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct SourceStatus {
-    /// Where it is.
-    pub endpoint: Endpoint,
-    /// What it is doing.
-    pub state: SourceState,
-    /// Since when.
-    pub since: SystemTime,
-    /// What the node said of itself, once it was reached.
-    pub node: Option<NodeInfo>,
-    /// Connections lost after they worked.
-    pub reconnects: u64,
-    /// The latest reason for a loss or a failed attempt.
-    pub last_error: Option<String>,
-    /// The latest 32 gaps, oldest first.
-    pub gaps: Vec<Gap>,
-    /// Comparisons with the node's pool, of any reason.
-    pub audits: u64,
-    /// Hashes they brought in.
-    pub recovered: u64,
-    /// The latest comparison.
-    pub last_audit: Option<AuditReport>,
-    /// Hashes it announced.
-    pub announced: u64,
-    /// Hashes it announced before any other source.
-    pub first_seen: u64,
-    /// Announcements read from the socket and not yet taken in.
-    pub backlog: u64,
-    /// Fetches that it is asked at once, at most: [`FetcherConfig::fetch_slots`], or less while it
-    /// is overloaded.
-    ///
-    /// [`FetcherConfig::fetch_slots`]: crate::FetcherConfig::fetch_slots
-    pub fetch_limit: usize,
-    /// The latest head it announced.
-    pub head: Option<u64>,
-}
-
-/// What a source shares with its handle and its comparisons.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    status: Mutex<SourceStatus>,
-    listening: Mutex<Option<Arc<Progress>>>,
-    /// Lists of the pool under way: the source's own comparison, and those asked for from outside.
-    listing: AtomicUsize,
-    pub(crate) audits: AtomicU64,
-    pub(crate) recovered: AtomicU64,
-    pub(crate) firsts: Arc<Firsts>,
-    pub(crate) limit: Arc<NodeLimit>,
-    /// When the latest full comparison began.
-    pub(crate) compared: Mutex<Option<Instant>>,
-}
-
-/// How far the intake is behind one listening connection.
-#[derive(Debug)]
-struct Progress {
-    stamps: Arc<Stamps>,
-    taken: AtomicU64,
-}
-
-impl Shared {
-    pub(crate) fn new(endpoint: Endpoint, config: &FetcherConfig) -> Arc<Self> {
-        let name = endpoint.to_string();
-        Arc::new(Self {
-            limit: Arc::new(NodeLimit::new(
-                config.adaptive_limit,
-                config.fetch_slots,
-                config.deferrable_slots,
-                SourceMetrics::fetch_limit(&name),
-                SourceMetrics::rests(&name),
-            )),
-            status: Mutex::new(SourceStatus {
-                endpoint,
-                state: SourceState::Connecting,
-                since: SystemTime::now(),
-                node: None,
-                reconnects: 0,
-                last_error: None,
-                gaps: Vec::new(),
-                audits: 0,
-                recovered: 0,
-                last_audit: None,
-                announced: 0,
-                first_seen: 0,
-                backlog: 0,
-                fetch_limit: config.fetch_slots,
-                head: None,
-            }),
-            listening: Mutex::new(None),
-            listing: AtomicUsize::new(0),
-            audits: AtomicU64::new(0),
-            recovered: AtomicU64::new(0),
-            firsts: Arc::default(),
-            compared: Mutex::new(None),
-        })
-    }
-
-    /// Until the guard is dropped, the pings give the node time.
-    pub(crate) fn list(&self) -> impl Drop + '_ {
-        struct Listing<'a>(&'a AtomicUsize);
-        impl Drop for Listing<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, Relaxed);
-            }
-        }
-        self.listing.fetch_add(1, Relaxed);
-        Listing(&self.listing)
-    }
-
-    fn is_listing(&self) -> bool {
-        self.listing.load(Relaxed) > 0
-    }
-
-    pub(crate) fn backlog(&self) -> u64 {
-        lock(&self.listening).as_ref().map_or(0, |progress| {
-            progress.stamps.read().saturating_sub(progress.taken.load(Relaxed))
-        })
-    }
-
-    pub(crate) fn status(&self) -> SourceStatus {
-        SourceStatus {
-            backlog: self.backlog(),
-            fetch_limit: self.limit.limit(),
-            audits: self.audits.load(Relaxed),
-            recovered: self.recovered.load(Relaxed),
-            announced: self.firsts.announced.load(Relaxed),
-            first_seen: self.firsts.first_seen.load(Relaxed),
-            ..lock(&self.status).clone()
-        }
-    }
-
-    pub(crate) fn state(&self) -> SourceState {
-        lock(&self.status).state
-    }
-}
 
 /// A request for a comparison from outside.
 #[derive(Debug)]
@@ -486,226 +348,5 @@ impl<S: TransactionSink> Source<S> {
             }
         }
         self.metrics.state.set(SourceState::Ended as u8 as f64);
-    }
-}
-
-struct Pinger {
-    every: Duration,
-    limit: Duration,
-    /// Longest time for which the node may list its pool.
-    list_limit: Duration,
-    shared: Arc<Shared>,
-    messages: mpsc::Sender<Message>,
-}
-
-impl Pinger {
-    /// Returns when the connection was given up.
-    async fn run(&self, role: Role, link: &Link) {
-        // When the first ping was sent that had no answer yet.
-        let mut silent_since = None;
-        loop {
-            sleep(self.every).await;
-            let asked = *silent_since.get_or_insert_with(Instant::now);
-            let listing = self.shared.is_listing();
-            let answer = link.call("eth_blockNumber", (), self.limit).await;
-            if !matches!(answer, Err(CallError::Timeout(_))) {
-                silent_since = None;
-            }
-            match answer {
-                Ok(answer) if role == Role::Asking => {
-                    if let Ok(number) = serde_json::from_str::<U64>(answer.get()) {
-                        let event = Message::Event(Event::SawBlock(number.to()));
-                        let _ = self.messages.send(event).await;
-                    }
-                }
-                // An error is an answer too.
-                Ok(_) | Err(CallError::Rpc { .. }) => {}
-                Err(CallError::LinkLost) => return,
-                // Busy sending us something else is alive.
-                Err(CallError::Timeout(_)) if link.last_frame() >= asked => silent_since = None,
-                Err(CallError::Timeout(_)) => {
-                    let mut limit = self.limit;
-                    // While it lists its pool, a node may be slow with everything: anvil answers
-                    // nothing for 12 s with 60,000 transactions.
-                    if listing || self.shared.is_listing() {
-                        limit += self.list_limit;
-                    }
-                    let silent = asked.elapsed();
-                    if silent >= limit {
-                        link.kill(LossReason::Unresponsive(silent));
-                        return;
-                    }
-                }
-            }
-        }
-    }
-}
-
-async fn dial_all<S>(
-    core: &Core<S>,
-    index: usize,
-    known: bool,
-) -> Result<Vec<Arc<Link>>, ConnectError> {
-    let mut links = Vec::new();
-    for _ in 0..core.config.ask_connections {
-        links.push(Arc::new(dial_on_chain(core, index, known).await?));
-    }
-    Ok(links)
-}
-
-async fn dial_on_chain<S>(core: &Core<S>, index: usize, known: bool) -> Result<Link, ConnectError> {
-    let endpoint = &core.config.sources[index];
-    let link = dial(endpoint, &core.config, known).await?;
-    let expected = *lock(&core.chain_id).get_or_insert(link.node.chain_id);
-    if link.node.chain_id != expected {
-        return Err(ConnectError::OtherChain {
-            endpoint: endpoint.to_string(),
-            found: link.node.chain_id,
-            expected,
-        });
-    }
-    Ok(link)
-}
-
-/// Connects, subscribes, says that it is up, and reads until the connection ends.
-async fn listen<S: TransactionSink>(
-    core: &Arc<Core<S>>,
-    index: usize,
-    shared: &Arc<Shared>,
-    messages: &mpsc::Sender<Message>,
-    heads: &mpsc::Sender<Announced>,
-) -> Result<(), ConnectError> {
-    let config = &core.config;
-    let endpoint = &config.sources[index];
-    let known = lock(&shared.status).node.is_some();
-    let link = Arc::new(dial_on_chain(core, index, known).await?);
-    let slots = config.announcement_buffer;
-    let refused = |error: CallError| ConnectError::NotEthereum {
-        endpoint: endpoint.to_string(),
-        method: "eth_subscribe",
-        answer: error.to_string(),
-    };
-    let limit = config.ping_timeout;
-    let hashes = match link.subscribe_hashes(slots, limit).await.map_err(refused)? {
-        Ok(subscription) => subscription,
-        Err(probed) => {
-            return Err(ConnectError::BufferNotInEffect {
-                endpoint: endpoint.to_string(),
-                probed,
-                wanted: slots,
-            });
-        }
-    };
-    let new_heads = link.subscribe_heads(HEAD_BUFFER, limit).await.map_err(refused)?;
-    let progress = Arc::new(Progress { stamps: link.stamps(), taken: AtomicU64::new(0) });
-    *lock(&shared.listening) = Some(Arc::clone(&progress));
-    if messages.send(Message::Listening(Arc::clone(&link))).await.is_err() {
-        return Ok(());
-    }
-    // Two readers: a wait for a slot must not hold back a head.
-    tokio::join!(
-        read_hashes(core, index, hashes, &progress, messages),
-        read_heads(core, index, new_heads, messages, heads),
-    );
-    Ok(())
-}
-
-async fn read_hashes<S: TransactionSink>(
-    core: &Arc<Core<S>>,
-    index: usize,
-    mut hashes: RawSubscription,
-    progress: &Progress,
-    messages: &mpsc::Sender<Message>,
-) {
-    // The number of the next announcement on this connection.
-    let mut number = 0;
-    let mut lag_told: Option<Instant> = None;
-    loop {
-        match hashes.recv().await {
-            Ok(notification) => match parse_hash(notification.get()) {
-                Some(hash) => {
-                    let at = progress.stamps.take(number).unwrap_or_else(Instant::now);
-                    number += 1;
-                    let arrival = Arrival { hash, entry: Entry::Announced, source: index, at };
-                    core.deferral.backlog(index, progress.stamps.read().saturating_sub(number));
-                    core.announced(arrival).await;
-                    progress.taken.store(number, Relaxed);
-                }
-                None => {
-                    // Strings are stamped, whatever they say.
-                    number += u64::from(notification.get().starts_with('"'));
-                    progress.taken.store(number, Relaxed);
-                    core.tally.metrics.malformed_notifications.increment(1);
-                }
-            },
-            Err(RecvError::Lagged(count)) => {
-                number += count;
-                progress.taken.store(number, Relaxed);
-                core.tally.lagged(count);
-                // While it lasts, it overruns at every turn: one line a second says so.
-                if lag_told.is_none_or(|told| told.elapsed() >= Duration::from_secs(1)) {
-                    tracing::warn!(count, "announcement buffer overruns");
-                    lag_told = Some(Instant::now());
-                }
-                let _ = messages.send(Message::Event(Event::Lagged)).await;
-            }
-            Err(RecvError::Closed) => break,
-        }
-    }
-    core.deferral.backlog(index, 0);
-}
-
-fn parse_hash(json: &str) -> Option<B256> {
-    let hex = json.strip_prefix("\"0x")?.strip_suffix('"')?;
-    const_hex::decode_to_array::<_, 32>(hex).ok().map(B256::from)
-}
-
-async fn read_heads<S>(
-    core: &Arc<Core<S>>,
-    index: usize,
-    mut new_heads: RawSubscription,
-    messages: &mpsc::Sender<Message>,
-    heads: &mpsc::Sender<Announced>,
-) {
-    let (events, mut relayed) = mpsc::channel(16);
-    let relay = async {
-        while let Some(event) = relayed.recv().await {
-            let _ = messages.send(Message::Event(event)).await;
-        }
-    };
-    let read = async move {
-        loop {
-            match new_heads.recv().await {
-                Ok(json) => match serde_json::from_str::<Header>(json.get()) {
-                    Ok(header) => {
-                        let number = header.number.to();
-                        let _ = messages.send(Message::Event(Event::Head(number))).await;
-                        let head = Announced { source: index, header, events: events.clone() };
-                        if heads.send(head).await.is_err() {
-                            return;
-                        }
-                    }
-                    Err(_) => core.tally.metrics.malformed_notifications.increment(1),
-                },
-                // The next head's parent is then unknown, and the missed ones are fetched.
-                Err(RecvError::Lagged(_)) => {}
-                Err(RecvError::Closed) => return,
-            }
-        }
-    };
-    tokio::join!(relay, read);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_hash_is_66_characters_in_quotes_and_nothing_else() {
-        let hash = B256::repeat_byte(0xab);
-        assert_eq!(parse_hash(&format!("\"{hash}\"")), Some(hash));
-        for bad in ["null", "\"0x\"", "\"0xab\"", "{}", "\"", "\"0xzz\""] {
-            assert_eq!(parse_hash(bad), None);
-        }
     }
 }
