@@ -19,7 +19,7 @@ use crate::{
     config::FetcherConfig,
     deferral::{Deferral, Turn, Work},
     error::CallError,
-    limit::{Leave, MAX_RETRY_AFTER, NodeLimit},
+    limit::{Leave, NodeLimit},
     link::Link,
     mined::RecentlyMined,
     outcome::{Entry, Outcome, Tally, Ticket},
@@ -238,39 +238,34 @@ impl<S> Core<S> {
                 .await;
             leave.tell(&result);
             let metrics = &self.tally.metrics;
-            if let Err(CallError::LinkLost) = result {
+            match &result {
+                Ok(_) => metrics.fetch_seconds.record(start.elapsed().as_secs_f64()),
                 // Not a try: the question is asked again on the next connection.
-                metrics.retries_link_lost.increment(1);
-                self.asks.lost(asked, &link);
-                continue;
+                Err(CallError::LinkLost) => {
+                    metrics.retries_link_lost.increment(1);
+                    self.asks.lost(asked, &link);
+                    continue;
+                }
+                Err(CallError::Timeout(_)) => metrics.retries_timeout.increment(1),
+                Err(CallError::Rpc { .. }) => metrics.retries_rpc.increment(1),
             }
             untried.retain(|source| *source != asked);
             let other = untried.iter().any(|source| self.asks.is_up(*source));
             let error = match result {
-                Ok(answer) => {
-                    metrics.fetch_seconds.record(start.elapsed().as_secs_f64());
-                    if other && matches!(answer.get(), "null" | "\"0x\"") {
-                        metrics.retries_other_source.increment(1);
-                        continue;
-                    }
-                    return Some((answer, slot));
+                Ok(answer) if other && matches!(answer.get(), "null" | "\"0x\"") => {
+                    metrics.retries_other_source.increment(1);
+                    continue;
                 }
+                Ok(answer) => return Some((answer, slot)),
+                Err(_) if other => continue,
                 Err(error) => error,
             };
-            match &error {
-                CallError::Timeout(_) => metrics.retries_timeout.increment(1),
-                CallError::Rpc { .. } | CallError::LinkLost => metrics.retries_rpc.increment(1),
-            }
-            if other {
-                continue;
-            }
             if !error.is_retryable() || tries >= config.fetch_retries {
                 tracing::debug!(hash = %arrival.hash, %error, "fetch failed");
                 return None;
             }
             let since = Instant::now();
-            let delay = config.retry_backoff.delay(tries, rand::random());
-            sleep(delay.max(error.retry_after().min(MAX_RETRY_AFTER))).await;
+            sleep(config.retry_backoff.delay(tries, rand::random())).await;
             tries += 1;
             if let Some(_parked) = self.deferral.park() {
                 drop(slot);

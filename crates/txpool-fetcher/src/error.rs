@@ -259,14 +259,6 @@ impl CallError {
         }
     }
 
-    /// How long the node wants not to be asked again, if it says so.
-    pub(crate) fn retry_after(&self) -> Duration {
-        match self {
-            Self::Rpc { retry_after: Some(time), .. } => *time,
-            _ => Duration::ZERO,
-        }
-    }
-
     /// Whether the node said, or showed by its silence, that it has too much to do.
     #[must_use]
     pub const fn is_overload(&self) -> bool {
