@@ -8,42 +8,20 @@
 //! their p99 ratios. The sink is the order pool behind a stopwatch, so all do the same work; every
 //! run asserts that all 10,000 came in, or none of them.
 
+#[path = "shared/timed.rs"]
+mod timed;
+
 use std::{
     process::ExitCode,
-    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use hdrhistogram::Histogram;
-use mempool_ingest::{
-    Fetcher, FetcherConfig, OrderPool, PoolConfig,
-    txpool_fetcher::{Backfill, Delivery, Entry, FetchedTransaction, HeadUpdate, TransactionSink},
-};
+use mempool_ingest::{Fetcher, FetcherConfig, OrderPool, PoolConfig, txpool_fetcher::Backfill};
 use mock_node::ChildNode;
+use timed::Timed;
 
 const TPS: u32 = 500;
-
-/// The pool behind a stopwatch.
-#[derive(Clone)]
-struct Timed {
-    pool: OrderPool,
-    live: Arc<Mutex<Vec<(Instant, Duration)>>>,
-}
-
-impl TransactionSink for Timed {
-    async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
-        let (entry, at) = (tx.entry, tx.announced_at);
-        let delivery = self.pool.deliver(tx).await;
-        if entry == Entry::Announced {
-            self.live.lock().expect("nobody panics with it").push((at, at.elapsed()));
-        }
-        delivery
-    }
-
-    fn head(&self, head: &HeadUpdate) {
-        TransactionSink::head(&self.pool, head);
-    }
-}
 
 /// The folder of a socket, and a node there that announces once someone listens.
 fn node(preload: usize) -> (tempfile::TempDir, ChildNode) {
@@ -70,7 +48,7 @@ struct Run {
 async fn run(preload: usize, backfill: Backfill, time: Option<Duration>) -> Run {
     let (_folder, node) = node(preload);
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
-    let sink = Timed { pool, live: Arc::default() };
+    let sink = Timed::new(pool);
     let config = FetcherConfig::ipc(node.path()).with_audit_interval(None).with_backfill(backfill);
     let begin = Instant::now();
     let fetcher = Fetcher::start(config, sink.clone()).await.expect("the node is there");

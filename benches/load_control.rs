@@ -35,6 +35,8 @@ mod load_control {
     pub(crate) mod sign;
     pub(crate) mod stage;
     pub(crate) mod table;
+    #[path = "../shared/timed.rs"]
+    pub(crate) mod timed;
 }
 
 use std::{
@@ -44,7 +46,7 @@ use std::{
 };
 
 use load_control::{
-    child, clients, cost, decoy, flood, node, outsiders, scenarios, sign, stage, table,
+    child, clients, cost, decoy, flood, node, outsiders, scenarios, sign, stage, table, timed,
 };
 
 type Part = fn(&Plan);

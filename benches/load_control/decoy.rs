@@ -152,7 +152,7 @@ impl Quota {
 }
 
 fn listen(quota: &Arc<Quota>) -> io::Result<u16> {
-    let (tell, told) = mpsc::channel();
+    let (tell, told) = mpsc::sync_channel(1);
     let quota = Arc::clone(quota);
     // Its runtime lives as long as the process; it ends with the bench's end of stdin.
     thread::spawn(move || -> io::Result<()> {

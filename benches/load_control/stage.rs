@@ -4,7 +4,6 @@
 use std::{
     fs,
     path::PathBuf,
-    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -15,13 +14,10 @@ use mempool_ingest::{
     load_control::{Gate, GateConfig, Limit, MonitorConfig},
     order_pool::{Upkeep, UpkeepConfig},
     order_rpc::{Host, OrderRpc, OrderRpcHandle},
-    txpool_fetcher::{
-        Backfill, Counts, Delivery, EndReason, Entry, FetchedTransaction, HeadUpdate,
-        TransactionSink,
-    },
+    txpool_fetcher::{Backfill, Counts, EndReason},
 };
 
-use crate::sign::CHAIN_ID;
+use crate::{sign::CHAIN_ID, timed::Timed};
 
 /// For parts to start, to stop, and to bring in everything: a flood takes seconds, and on a machine
 /// that is busy with something else a minute must not be a failure.
@@ -79,28 +75,6 @@ pub(crate) struct Setup {
     pub(crate) intake: bool,
 }
 
-/// The pool behind a stopwatch.
-#[derive(Clone, Debug)]
-struct Timed {
-    pool: OrderPool,
-    live: Arc<Mutex<Vec<(Instant, Duration)>>>,
-}
-
-impl TransactionSink for Timed {
-    async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
-        let (entry, at) = (tx.entry, tx.announced_at);
-        let delivery = self.pool.deliver(tx).await;
-        if entry == Entry::Announced {
-            self.live.lock().expect("nobody panics with it").push((at, at.elapsed()));
-        }
-        delivery
-    }
-
-    fn head(&self, head: &HeadUpdate) {
-        TransactionSink::head(&self.pool, head);
-    }
-}
-
 /// All parts, at work.
 #[derive(Debug)]
 pub(crate) struct Parts {
@@ -148,7 +122,7 @@ impl Parts {
             config.deferrable_slots = config.fetch_slots;
             config.deferrable_workers = config.workers;
         }
-        let sink = Timed { pool: pool.clone(), live: Arc::default() };
+        let sink = Timed::new(pool.clone());
         let fetcher = Fetcher::start(config, sink.clone()).await.expect("the node is there");
         let intake = intake.then(|| {
             let host = Host::new(pool.clone(), gate.clone())

@@ -120,7 +120,7 @@ fn hand_over(
     runtime: Runtime,
     run: impl FnOnce(Runtime) + Send + 'static,
 ) -> io::Result<()> {
-    let (give, take) = mpsc::channel();
+    let (give, take) = mpsc::sync_channel(1);
     let spawned = builder.spawn(move || {
         // Without a runtime `hand_over` did not get to the end.
         if let Ok(runtime) = take.recv() {

@@ -57,6 +57,12 @@ enum Message {
     Compared(Result<AuditReport, SnapshotError>),
 }
 
+/// Tells the shell, which waits for nothing that sends.
+async fn tell(messages: &mpsc::Sender<Message>, message: Message) {
+    // A closed channel means that the source has ended meanwhile: then nobody needs to know.
+    let _ = messages.send(message).await;
+}
+
 /// One source, until it is stopped or gives up.
 pub(crate) struct Source<S> {
     core: Arc<Core<S>>,
@@ -209,6 +215,7 @@ impl<S: TransactionSink> Source<S> {
         if self.machine.state() != SourceState::Connecting
             && let Some(first) = self.first.take()
         {
+            // Nobody may wait for it: then the status has it.
             let _ = first.send(Ok(()));
         }
         actions
@@ -278,8 +285,7 @@ impl<S: TransactionSink> Source<S> {
                     Err(error) => Message::DialFailed(role, error),
                 },
             };
-            // A closed channel means that the source has ended meanwhile.
-            let _ = messages.send(message).await;
+            tell(&messages, message).await;
         });
     }
 
@@ -290,7 +296,7 @@ impl<S: TransactionSink> Source<S> {
         let watched = Arc::clone(link);
         self.tasks.spawn(async move {
             let reason = watched.closed().await;
-            let _ = messages.send(Message::Lost(role, generation, reason)).await;
+            tell(&messages, Message::Lost(role, generation, reason)).await;
         });
         let pinged = Arc::clone(link);
         let pinger = Pinger {
@@ -313,7 +319,7 @@ impl<S: TransactionSink> Source<S> {
         let messages = self.messages.clone();
         self.tasks.spawn(async move {
             let result = comparison.run().await;
-            let _ = messages.send(Message::Compared(result)).await;
+            tell(&messages, Message::Compared(result)).await;
         });
     }
 

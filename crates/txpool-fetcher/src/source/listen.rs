@@ -15,6 +15,7 @@ use tokio::sync::{broadcast::error::RecvError, mpsc};
 use super::{
     Message,
     status::{Progress, Shared},
+    tell,
 };
 use crate::{
     core::{Arrival, Core, lock},
@@ -135,7 +136,7 @@ async fn read_hashes<S: TransactionSink>(
                     tracing::warn!(count, "announcement buffer overruns");
                     lag_told = Some(Instant::now());
                 }
-                let _ = messages.send(Message::Event(Event::Lagged)).await;
+                tell(messages, Message::Event(Event::Lagged)).await;
             }
             Err(RecvError::Closed) => break,
         }
@@ -158,7 +159,7 @@ async fn read_heads<S>(
     let (events, mut relayed) = mpsc::channel(16);
     let relay = async {
         while let Some(event) = relayed.recv().await {
-            let _ = messages.send(Message::Event(event)).await;
+            tell(messages, Message::Event(event)).await;
         }
     };
     let read = async move {
@@ -167,7 +168,7 @@ async fn read_heads<S>(
                 Ok(json) => match serde_json::from_str::<Header>(json.get()) {
                     Ok(header) => {
                         let number = header.number.to();
-                        let _ = messages.send(Message::Event(Event::Head(number))).await;
+                        tell(messages, Message::Event(Event::Head(number))).await;
                         let head = Announced { source: index, header, events: events.clone() };
                         if heads.send(head).await.is_err() {
                             return;

@@ -8,7 +8,7 @@ use std::{
 use alloy_primitives::U64;
 use tokio::{sync::mpsc, time::sleep};
 
-use super::{Message, status::Shared};
+use super::{Message, status::Shared, tell};
 use crate::{
     error::{CallError, LossReason},
     link::Link,
@@ -42,7 +42,7 @@ impl Pinger {
                 Ok(answer) if role == Role::Asking => {
                     if let Ok(number) = serde_json::from_str::<U64>(answer.get()) {
                         let event = Message::Event(Event::SawBlock(number.to()));
-                        let _ = self.messages.send(event).await;
+                        tell(&self.messages, event).await;
                     }
                 }
                 // An error is an answer too.

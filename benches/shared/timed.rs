@@ -1,0 +1,50 @@
+//! The pool behind a stopwatch.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::{Address, B256};
+use mempool_ingest::{
+    OrderPool,
+    txpool_fetcher::{Delivery, Entry, FetchedTransaction, HeadUpdate, Holding, TransactionSink},
+};
+
+/// Takes the time of what was announced, from the announcement read from the socket to the order in
+/// the pool; otherwise the pool as it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Timed {
+    pool: OrderPool,
+    /// When each was announced, and how long it took.
+    pub(crate) live: Arc<Mutex<Vec<(Instant, Duration)>>>,
+}
+
+impl Timed {
+    pub(crate) fn new(pool: OrderPool) -> Self {
+        Self { pool, live: Arc::default() }
+    }
+}
+
+impl TransactionSink for Timed {
+    async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
+        let (entry, at) = (tx.entry, tx.announced_at);
+        let delivery = self.pool.deliver(tx).await;
+        if entry == Entry::Announced {
+            self.live.lock().expect("nobody panics with it").push((at, at.elapsed()));
+        }
+        delivery
+    }
+
+    fn head(&self, head: &HeadUpdate) {
+        TransactionSink::head(&self.pool, head);
+    }
+
+    fn nonces(&self, block_hash: B256, next_nonces: &[(Address, u64)]) {
+        TransactionSink::nonces(&self.pool, block_hash, next_nonces);
+    }
+
+    fn holding(&self, hash: &B256) -> Holding {
+        TransactionSink::holding(&self.pool, hash)
+    }
+}
