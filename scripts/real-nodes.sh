@@ -71,4 +71,4 @@ fi
 # mostly wait for a node to be gone, beside each other.
 run --test-threads 1 under_load
 run --test-threads 3 --skip under_load
-cargo test --release --features real-nodes --test real_builder -- --nocapture
+cargo test --release -p example-builder --features real-nodes real:: -- --nocapture

@@ -1,40 +1,4 @@
-//! Fills a block from the mempool at every head of a node, and shows what each block took. It submits none.
-//!
-//! Without an endpoint it starts a mock node, with contracts and funded senders, in a process of its own. With
-//! `--ipc PATH` it builds on a real one. The last line on stdout with `--json` is one JSON object: the fields are those
-//! of `Summary` in `block_builder/report.rs`.
-//!
-//! ```text
-//!  mempool --Ingest--> order pool --subscription for head + 1--> candidates --new ones--> read ahead: execute alone,
-//!                                                                    |                    every unknown an error,
-//!                                                       when due     v                    ask for all in one batch
-//!  node <--------- batches of state reads at the head's hash --- fill: by tip, nonces in order, blocklist, bundles
-//! ```
-
-#[path = "block_builder/args.rs"]
-mod args;
-#[path = "block_builder/builder.rs"]
-mod builder;
-#[path = "block_builder/bundle.rs"]
-mod bundle;
-#[path = "block_builder/candidates.rs"]
-mod candidates;
-#[path = "block_builder/env.rs"]
-mod env;
-#[path = "block_builder/fill.rs"]
-mod fill;
-#[path = "block_builder/machine.rs"]
-mod machine;
-#[path = "block_builder/node.rs"]
-mod node;
-#[path = "block_builder/report.rs"]
-mod report;
-#[path = "block_builder/rpc.rs"]
-mod rpc;
-#[path = "block_builder/state.rs"]
-mod state;
-#[path = "block_builder/warm.rs"]
-mod warm;
+//! The command: its parts started, run until the end, and stopped.
 
 use std::{
     path::Path,
@@ -55,6 +19,7 @@ use crate::{
     args::Args,
     builder::{Builder, BuilderConfig},
     fill::Way,
+    node,
     report::{Summary, Tally},
     rpc::Rpc,
 };
@@ -67,7 +32,8 @@ const RELOAD: Duration = Duration::from_secs(5);
 
 type Failure = Box<dyn std::error::Error>;
 
-fn main() -> ExitCode {
+/// Runs the command with the flags of the process.
+pub fn main() -> ExitCode {
     // Started by ourselves as the node?
     if let Some(code) = ChildNode::run_if_child() {
         return code;

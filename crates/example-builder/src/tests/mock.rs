@@ -1,27 +1,4 @@
-//! The example builder's parts on the mock node.
-
-#![allow(dead_code, reason = "the example's modules are wider than what is tested one by one")]
-
-#[path = "../examples/block_builder/builder.rs"]
-mod builder;
-#[path = "../examples/block_builder/bundle.rs"]
-mod bundle;
-#[path = "../examples/block_builder/candidates.rs"]
-mod candidates;
-#[path = "block_builder/common.rs"]
-mod common;
-#[path = "../examples/block_builder/env.rs"]
-mod env;
-#[path = "../examples/block_builder/fill.rs"]
-mod fill;
-#[path = "../examples/block_builder/machine.rs"]
-mod machine;
-#[path = "../examples/block_builder/rpc.rs"]
-mod rpc;
-#[path = "../examples/block_builder/state.rs"]
-mod state;
-#[path = "../examples/block_builder/warm.rs"]
-mod warm;
+//! The parts on the mock node.
 
 use std::{
     collections::BTreeSet,
@@ -32,16 +9,19 @@ use std::{
 
 use alloy_primitives::{Address, B256, Bytes};
 use blocklist::{BlocklistConfig, SharedBlocklist};
-use builder::{Builder, BuilderConfig, Report};
-use common::{FEE_RECIPIENT, TIMEOUT, Wanted, World, guard, sign, spare_accounts};
-use fill::{Built, Way, fill};
 use mempool_ingest::order_pool::RawBundle;
 use mock_node::{
     contracts::transfer_input,
     workload::{listed, tokens},
 };
-use rpc::{ReadError, Rpc};
-use warm::warm;
+
+use super::world::{FEE_RECIPIENT, TIMEOUT, Wanted, World, guard, sign, spare_accounts};
+use crate::{
+    builder::{Builder, BuilderConfig, Report},
+    fill::{Built, Way, fill},
+    rpc::{Call, ReadError, Rpc},
+    warm::warm,
+};
 
 const GAS_LIMIT: u64 = 60_000_000;
 
@@ -266,7 +246,7 @@ fn a_node_that_is_silent_or_gone_is_an_error_in_time() {
     let listener = UnixListener::bind(&path).expect("a socket");
     let limit = Duration::from_millis(50);
     let rpc = Rpc::connect(&path, limit).expect("it listens");
-    let ask = || rpc.one(rpc::Call("eth_chainId", "[]".into()));
+    let ask = || rpc.one(Call("eth_chainId", "[]".into()));
     assert!(matches!(ask(), Err(ReadError::Timeout { .. })));
     drop(listener.accept().expect("it has connected"));
     drop(listener);

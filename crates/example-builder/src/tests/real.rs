@@ -1,24 +1,5 @@
-//! The example builder on geth, installed by `scripts/real-nodes.sh`: what it executes, geth executes alike. It fails,
-//! never skips, when geth is missing.
-#![cfg(feature = "real-nodes")]
-#![allow(dead_code, reason = "the example's modules are wider than what is tested here")]
-
-#[path = "../examples/block_builder/bundle.rs"]
-mod bundle;
-#[path = "../examples/block_builder/candidates.rs"]
-mod candidates;
-#[path = "../examples/block_builder/env.rs"]
-mod env;
-#[path = "../examples/block_builder/fill.rs"]
-mod fill;
-#[path = "../examples/block_builder/machine.rs"]
-mod machine;
-#[path = "../examples/block_builder/rpc.rs"]
-mod rpc;
-#[path = "../examples/block_builder/state.rs"]
-mod state;
-#[path = "../examples/block_builder/warm.rs"]
-mod warm;
+//! On geth, installed by `scripts/real-nodes.sh`: what the builder executes, geth executes alike. It fails, never skips,
+//! when geth is missing.
 
 use std::{
     path::Path,
@@ -30,9 +11,6 @@ use alloy_consensus::{SignableTransaction as _, TxEip1559};
 use alloy_eips::Encodable2718 as _;
 use alloy_primitives::{Address, B256, Bytes, TxKind, U64, U256, address};
 use blocklist::{BlockGuard, Blocklist, BlocklistConfig};
-use candidates::Candidates;
-use env::NextBlock;
-use fill::{Way, fill};
 use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, PoolConfig};
 use mock_node::{
     contracts::{token, transfer_input},
@@ -40,10 +18,16 @@ use mock_node::{
     workload::{Account, Workload, WorkloadConfig, test_accounts},
 };
 use revm::context::TxEnv;
-use rpc::{Call, Rpc};
 use serde_json::{Value, json};
-use state::{Codes, NodeState};
-use warm::warm;
+
+use crate::{
+    candidates::Candidates,
+    env::NextBlock,
+    fill::{Built, Way, fill},
+    rpc::{Call, Rpc},
+    state::{Codes, NodeState},
+    warm::warm,
+};
 
 const FEE_RECIPIENT: Address = address!("0x00000000000000000000000000000000000fee00");
 const TPS: u32 = 500;
@@ -224,7 +208,7 @@ fn a_built_block_uses_the_gas_and_has_the_statuses_that_geth_finds() {
     runtime.block_on(ingest.shutdown(Duration::from_secs(10)));
 }
 
-fn compare(rpc: &Rpc, block: &NextBlock, candidates: &Candidates, built: &fill::Built) {
+fn compare(rpc: &Rpc, block: &NextBlock, candidates: &Candidates, built: &Built) {
     let calls: Vec<Value> = built
         .txs
         .iter()

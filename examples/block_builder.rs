@@ -1,0 +1,11 @@
+//! Fills a block from the mempool at every head of a node, and shows what each block took. It submits none.
+//!
+//! Without an endpoint it starts a mock node, with contracts and funded senders, in a process of its own. With
+//! `--ipc PATH` it builds on a real one. The last line on stdout with `--json` is one JSON object: the fields are those
+//! of `Summary` in `crates/example-builder/src/report.rs`. How it works is in `crates/example-builder/src/lib.rs`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    example_builder::main()
+}
