@@ -87,6 +87,9 @@ mod outcome;
 #[cfg(feature = "order-pool")]
 mod pool_sink;
 mod reconcile;
+// Not wired in yet.
+#[allow(dead_code, unused_imports)]
+mod request;
 mod seen;
 mod sink;
 mod slots;

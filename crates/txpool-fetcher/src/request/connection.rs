@@ -1,0 +1,446 @@
+//! One connection that only asks for transactions, and the thread that reads its answers.
+//!
+//! Whoever submits requests is on the thread of the sockets and never waits: a request is formatted
+//! into the outbox, and the outbox is written with one call that takes as much as the socket has
+//! room for. The thread of the connection sleeps in `read`, and hands each answer to [`Answers`]
+//! itself: between the socket and the sink no other thread has to wake up.
+
+use std::{
+    io::{self, Read as _},
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::B256;
+use rustix::net::SendFlags;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::{Notify, mpsc, watch},
+};
+
+use super::{
+    frame::{Frame, Frames, Garbage, clipped},
+    io_loss, lock,
+    outbox::Outbox,
+    pulse::Pulse,
+    response::{NotAResponse, Payload, Response},
+    slab::{NotInserted, RequestId, Slab},
+    ws::Incoming,
+};
+use crate::error::LossReason;
+
+/// The stack of a thread that reads answers. A blob transaction lives on the heap; the rest is the
+/// sink's, which had the default of a thread before.
+const STACK_BYTES: usize = 2 * 1024 * 1024;
+
+/// What a request connection brings.
+#[derive(Debug)]
+pub(crate) enum Answer<'a> {
+    /// A response.
+    Payload(Payload<'a>),
+    /// A response above the limit for one value. It was read and dropped.
+    Oversized,
+}
+
+/// Who takes the answers of one connection, on the thread of that connection.
+pub(crate) trait Answers<T>: Send + 'static {
+    /// Takes the answer to a request that was sent at `sent`. May block: then the time-outs of the
+    /// other requests of the connection stand still. A panic ends the connection.
+    fn on_answer(&mut self, request: T, sent: Instant, answer: Answer<'_>);
+
+    /// Everything that was read has been taken; the thread is about to wait.
+    fn on_idle(&mut self);
+}
+
+/// A connection with its requests in flight. `T` is what belongs to a request.
+#[derive(Debug)]
+pub(crate) struct RequestConnection<T> {
+    slab: Mutex<Slab<T>>,
+    /// The length of the slab, to compare connections without their locks.
+    in_flight: AtomicUsize,
+    writer: Writer,
+    pulse: Pulse,
+    pinged: Mutex<Option<Instant>>,
+    late_answers: AtomicU64,
+    ended: watch::Sender<Option<LossReason>>,
+}
+
+#[derive(Debug)]
+enum Writer {
+    Ipc { socket: UnixStream, outbox: Mutex<Unsent>, blocked: Notify },
+    Ws(mpsc::Sender<WsRequest>),
+}
+
+#[derive(Debug, Default)]
+struct Unsent {
+    outbox: Outbox,
+    /// The socket is full: [`RequestConnection::flush_when_writable`] goes on when it is not.
+    is_blocked: bool,
+}
+
+/// A request on its way to the task that owns the WebSocket.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum WsRequest {
+    Transaction(RequestId, B256),
+    Ping,
+}
+
+impl<T: Send + 'static> RequestConnection<T> {
+    /// A connection over a Unix socket in blocking mode.
+    pub(crate) fn over_ipc(socket: UnixStream) -> Self {
+        let (outbox, blocked) = (Mutex::default(), Notify::new());
+        Self::new(Writer::Ipc { socket, outbox, blocked })
+    }
+
+    pub(super) fn over_ws(requests: mpsc::Sender<WsRequest>) -> Self {
+        Self::new(Writer::Ws(requests))
+    }
+
+    fn new(writer: Writer) -> Self {
+        Self {
+            slab: Mutex::new(Slab::new()),
+            in_flight: AtomicUsize::new(0),
+            writer,
+            pulse: Pulse::new(Instant::now()),
+            pinged: Mutex::new(None),
+            late_answers: AtomicU64::new(0),
+            ended: watch::Sender::new(None),
+        }
+    }
+
+    /// Takes a request in and formats it. It is written by the next [`Self::flush`], so that many go
+    /// out together. What finds no room in the outbox times out like what a node does not answer.
+    pub(crate) fn submit(&self, hash: &B256, request: T) -> Result<(), NotInserted<T>> {
+        let id = {
+            let mut slab = lock(&self.slab);
+            // Read under the lock, so that the times in the slab ascend.
+            let id = slab.insert(request, Instant::now())?;
+            self.in_flight.store(slab.len(), Relaxed);
+            id
+        };
+        let is_queued = match &self.writer {
+            Writer::Ipc { outbox, .. } => lock(outbox).outbox.push(id, hash),
+            Writer::Ws(requests) => requests.try_send(WsRequest::Transaction(id, *hash)).is_ok(),
+        };
+        if !is_queued {
+            tracing::debug!(%hash, "the node does not read its requests");
+        }
+        Ok(())
+    }
+
+    /// Writes what is formatted, as far as the socket takes it now. Never waits.
+    pub(crate) fn flush(&self) {
+        if let Writer::Ipc { socket, outbox, blocked } = &self.writer {
+            let mut unsent = lock(outbox);
+            if !unsent.is_blocked && !unsent.send(socket) {
+                blocked.notify_one();
+            }
+        }
+    }
+
+    /// Writes what did not fit, whenever the socket has room again. Runs until the connection ends.
+    ///
+    /// The descriptor is registered with the runtime only meanwhile: else the runtime's thread would
+    /// wake up each time that the node reads a request.
+    pub(crate) async fn flush_when_writable(&self) -> io::Result<()> {
+        let Writer::Ipc { socket, outbox, blocked } = &self.writer else { return Ok(()) };
+        let write = async {
+            loop {
+                blocked.notified().await;
+                let writable = watch_writable(socket.try_clone()?)?;
+                loop {
+                    let mut ready = writable.writable().await?;
+                    if lock(outbox).send(socket) {
+                        break;
+                    }
+                    ready.clear_ready();
+                }
+            }
+        };
+        tokio::select! {
+            result = write => result,
+            _ = self.closed() => Ok(()),
+        }
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.load(Relaxed)
+    }
+
+    /// Answers that came after their request had timed out, or that belong to none.
+    pub(crate) fn late_answers(&self) -> u64 {
+        self.late_answers.load(Relaxed)
+    }
+
+    /// Takes out a request that was sent `timeout` ago or earlier and has no answer, although all
+    /// that has arrived was read. While our own side is behind, none times out.
+    pub(crate) fn pop_expired(&self, timeout: Duration, now: Instant) -> Option<(T, Instant)> {
+        let horizon = self.pulse.read_until(now);
+        let mut slab = lock(&self.slab);
+        let expired = slab.pop_expired(timeout, horizon);
+        self.in_flight.store(slab.len(), Relaxed);
+        expired
+    }
+
+    /// Pings a connection that has been silent for `every`, and ends one that has not sent a whole
+    /// value for `limit` after that.
+    pub(crate) fn supervise(&self, every: Duration, limit: Duration, now: Instant) {
+        let last = self.pulse.last_frame();
+        let mut pinged = lock(&self.pinged);
+        match *pinged {
+            Some(at) if last >= at => *pinged = None,
+            // Measured by what was read, so that a thread that is busy is not a node that is dead.
+            Some(at) if self.pulse.read_until(now) >= at + limit => {
+                drop(pinged);
+                self.end(LossReason::Unresponsive(now - at));
+            }
+            Some(_) => {}
+            None if now.saturating_duration_since(last) >= every => {
+                *pinged = Some(now);
+                drop(pinged);
+                match &self.writer {
+                    // Without room for it, nothing was read for long: then silence says so.
+                    Writer::Ipc { outbox, .. } => _ = lock(outbox).outbox.push_ping(),
+                    Writer::Ws(requests) => _ = requests.try_send(WsRequest::Ping),
+                }
+                self.flush();
+            }
+            None => {}
+        }
+    }
+
+    /// Ends the connection; the first reason stands. Its thread wakes up and ends.
+    pub(crate) fn end(&self, reason: LossReason) {
+        self.ended.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            if is_first {
+                *ended = Some(reason);
+            }
+            is_first
+        });
+        if let Writer::Ipc { socket, .. } = &self.writer {
+            // It fails when the peer has closed the connection already.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        self.ended.borrow().is_some()
+    }
+
+    /// Waits for the end.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub(crate) async fn closed(&self) -> LossReason {
+        let mut ended = self.ended.subscribe();
+        let reason = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        reason.unwrap_or(LossReason::Closed)
+    }
+
+    /// Takes all requests out, the oldest first; no more come in.
+    pub(crate) fn take_all(&self) -> Vec<T> {
+        let all = lock(&self.slab).close();
+        self.in_flight.store(0, Relaxed);
+        all.into_iter().map(|(request, _)| request).collect()
+    }
+
+    #[cfg(test)]
+    pub(super) fn places(&self) -> usize {
+        lock(&self.slab).places()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_pinged(&self) -> bool {
+        lock(&self.pinged).is_some()
+    }
+
+    /// Starts the thread. It ends with the connection, and with it `answers` and whatever that holds.
+    pub(super) fn spawn<A: Answers<T>>(
+        self: &Arc<Self>,
+        answers: A,
+        read: impl FnOnce(&Self, &mut A) -> LossReason + Send + 'static,
+    ) -> io::Result<()> {
+        let connection = Arc::clone(self);
+        let body = move || {
+            // Also when a panic unwinds: whoever waits for answers must hear of the end.
+            let ends = Ends(&connection);
+            let mut answers = answers;
+            let reason = read(&connection, &mut answers);
+            connection.end(reason);
+            drop(ends);
+        };
+        thread::Builder::new()
+            .name("mempool-request".into())
+            .stack_size(STACK_BYTES)
+            .spawn(body)
+            .map(drop)
+    }
+
+    /// Starts the thread of a connection over a Unix socket.
+    pub(crate) fn read_ipc(
+        self: &Arc<Self>,
+        answers: impl Answers<T>,
+        max_frame_bytes: usize,
+    ) -> io::Result<()> {
+        self.spawn(answers, move |connection, answers| {
+            connection.read_socket(answers, max_frame_bytes)
+        })
+    }
+
+    fn read_socket(&self, answers: &mut impl Answers<T>, max_frame_bytes: usize) -> LossReason {
+        let Writer::Ipc { socket, .. } = &self.writer else { return LossReason::Closed };
+        let mut socket: &UnixStream = socket;
+        let mut frames = Frames::new(max_frame_bytes);
+        loop {
+            let spare = frames.spare();
+            let room = spare.len();
+            self.pulse.waits(Instant::now());
+            let read = socket.read(spare);
+            let read_at = self.pulse.reads();
+            let count = match read {
+                Ok(0) => return LossReason::Closed,
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return io_loss(&error),
+            };
+            frames.filled(count);
+            loop {
+                match frames.next() {
+                    Ok(Some(Frame::Value(value))) => {
+                        self.pulse.framed(read_at);
+                        if let Err(reason) = self.take_value(value, answers) {
+                            return reason;
+                        }
+                    }
+                    Ok(Some(Frame::Oversized { id })) => {
+                        let request = id.and_then(|id| self.take(RequestId::from(id)));
+                        tracing::warn!(max_frame_bytes, "an answer above the limit was dropped");
+                        if let Some((request, sent)) = request {
+                            answers.on_answer(request, sent, Answer::Oversized);
+                        }
+                    }
+                    Ok(None) => break,
+                    Err(Garbage(text)) => return LossReason::Garbage(text),
+                }
+                if self.is_ended() {
+                    return LossReason::Closed;
+                }
+            }
+            answers.on_idle();
+            // A read that does not fill the buffer has emptied the socket.
+            if count < room {
+                self.pulse.has_read_until(read_at);
+            }
+        }
+    }
+
+    pub(super) fn read_messages(
+        &self,
+        mut incoming: Incoming,
+        answers: &mut impl Answers<T>,
+    ) -> LossReason {
+        loop {
+            let message = match incoming.try_next() {
+                Some(message) => message,
+                None => {
+                    let now = Instant::now();
+                    answers.on_idle();
+                    self.pulse.has_read_until(now);
+                    self.pulse.waits(Instant::now());
+                    let message = incoming.next();
+                    self.pulse.reads();
+                    match message {
+                        Some(message) => message,
+                        None => return LossReason::Closed,
+                    }
+                }
+            };
+            self.pulse.framed(message.read_at);
+            if let Err(reason) = self.take_value(message.text.as_bytes(), answers) {
+                return reason;
+            }
+            if self.is_ended() {
+                return LossReason::Closed;
+            }
+        }
+    }
+
+    fn take_value(&self, value: &[u8], answers: &mut impl Answers<T>) -> Result<(), LossReason> {
+        match Response::read(value) {
+            Ok(Response { id, payload }) => {
+                if let Some((request, sent)) = self.take(RequestId::from(id)) {
+                    answers.on_answer(request, sent, Answer::Payload(payload));
+                }
+                Ok(())
+            }
+            Err(NotAResponse::NoId) => {
+                tracing::debug!(value = clipped(value).0, "no response to a request");
+                Ok(())
+            }
+            Err(NotAResponse::NotJson) => Err(LossReason::Garbage(clipped(value).0)),
+        }
+    }
+
+    fn take(&self, id: RequestId) -> Option<(T, Instant)> {
+        let mut slab = lock(&self.slab);
+        let found = slab.remove(id);
+        self.in_flight.store(slab.len(), Relaxed);
+        drop(slab);
+        if found.is_none() && id != RequestId::PING {
+            self.late_answers.fetch_add(1, Relaxed);
+        }
+        found
+    }
+}
+
+impl Unsent {
+    /// False when the socket has room for no more.
+    fn send(&mut self, socket: &UnixStream) -> bool {
+        self.is_blocked = false;
+        while !self.outbox.unsent().is_empty() {
+            match rustix::net::send(socket, self.outbox.unsent(), SEND_FLAGS) {
+                Ok(count) => self.outbox.advance(count),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => {
+                    self.is_blocked = true;
+                    return false;
+                }
+                // The connection is gone; its reader finds out why, and nothing is sent any more.
+                Err(_) => {
+                    let count = self.outbox.unsent().len();
+                    self.outbox.advance(count);
+                }
+            }
+        }
+        true
+    }
+}
+
+// What replaces it asks, by `unsafe`, for the promise that the descriptor stays open, which a
+// `UnixStream` that is owned keeps; this workspace forbids `unsafe`.
+#[allow(deprecated)]
+fn watch_writable(socket: UnixStream) -> io::Result<AsyncFd<UnixStream>> {
+    AsyncFd::with_interest(socket, Interest::WRITABLE)
+}
+
+/// The socket is in blocking mode, for the reader; a write must not wait.
+#[cfg(not(target_vendor = "apple"))]
+const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
+/// The socket is in blocking mode, for the reader; a write must not wait.
+#[cfg(target_vendor = "apple")]
+const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT;
+
+struct Ends<'a, T: Send + 'static>(&'a RequestConnection<T>);
+
+impl<T: Send + 'static> Drop for Ends<'_, T> {
+    fn drop(&mut self) {
+        self.0.end(LossReason::Closed);
+    }
+}

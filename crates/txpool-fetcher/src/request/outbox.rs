@@ -1,0 +1,112 @@
+//! Requests as bytes, and how they get into a socket that may be full.
+
+use std::io::Write as _;
+
+use alloy_primitives::B256;
+
+use super::slab::RequestId;
+
+/// Bytes that wait for a node that does not read. At most four tries of each fetch slot are written
+/// before a fetch fails, and this holds 500 requests behind what the socket takes (another 270).
+/// A request beyond it is not written, and times out as one that the node has not read.
+const OUTBOX_BYTES: usize = 64 * 1024;
+
+/// Formatted requests that were not sent yet.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    bytes: Vec<u8>,
+    sent: usize,
+}
+
+impl Outbox {
+    /// Appends the request for a transaction. False when there is no room.
+    pub(super) fn push(&mut self, id: RequestId, hash: &B256) -> bool {
+        self.append(|bytes| write_request(bytes, id, hash))
+    }
+
+    pub(super) fn push_ping(&mut self) -> bool {
+        self.append(write_ping)
+    }
+
+    fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+        if self.unsent().len() >= OUTBOX_BYTES {
+            return false;
+        }
+        if self.sent > OUTBOX_BYTES {
+            self.bytes.drain(..self.sent);
+            self.sent = 0;
+        }
+        write(&mut self.bytes);
+        true
+    }
+
+    pub(super) fn unsent(&self) -> &[u8] {
+        &self.bytes[self.sent..]
+    }
+
+    pub(super) fn advance(&mut self, count: usize) {
+        self.sent += count;
+        if self.sent == self.bytes.len() {
+            self.bytes.clear();
+            self.sent = 0;
+        }
+    }
+}
+
+/// `{"jsonrpc":"2.0","id":…,"method":"eth_getRawTransactionByHash","params":["0x…"]}`. Nodes need no
+/// separator between two of them.
+pub(super) fn write_request(bytes: &mut Vec<u8>, id: RequestId, hash: &B256) {
+    bytes.extend_from_slice(
+        br#"{"jsonrpc":"2.0","method":"eth_getRawTransactionByHash","params":["0x"#,
+    );
+    let hex = bytes.len();
+    bytes.resize(hex + 64, 0);
+    const_hex::encode_to_slice(hash, &mut bytes[hex..]).expect("32 bytes are 64 digits");
+    write!(bytes, r#""],"id":{}}}"#, id.get()).expect("a vector takes every write");
+}
+
+pub(super) fn write_ping(bytes: &mut Vec<u8>) {
+    let id = RequestId::PING.get();
+    write!(bytes, r#"{{"jsonrpc":"2.0","method":"eth_blockNumber","params":[],"id":{id}}}"#)
+        .expect("a vector takes every write");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn a_request_is_the_json_that_a_node_expects() {
+        let hash = B256::repeat_byte(0xab);
+        let mut outbox = Outbox::default();
+        assert!(outbox.push(RequestId::from(70_000), &hash) && outbox.push_ping());
+        let mut values = serde_json::Deserializer::from_slice(outbox.unsent()).into_iter::<Value>();
+        let request = values.next().unwrap().unwrap();
+        assert_eq!(
+            request,
+            json!({
+                "jsonrpc": "2.0", "id": 70_000, "method": "eth_getRawTransactionByHash",
+                "params": [hash],
+            })
+        );
+        assert_eq!(values.next().unwrap().unwrap()["method"], "eth_blockNumber");
+        assert!(values.next().is_none());
+    }
+
+    #[test]
+    fn what_a_node_does_not_read_is_bounded_and_what_it_reads_makes_room() {
+        let mut outbox = Outbox::default();
+        let id = RequestId::from(70_000);
+        while outbox.push(id, &B256::ZERO) {}
+        assert!(outbox.bytes.len() < OUTBOX_BYTES + 200 && !outbox.push_ping());
+        for _ in 0..10_000 {
+            outbox.advance(150);
+            outbox.push(id, &B256::ZERO);
+            assert!(outbox.bytes.len() < 3 * OUTBOX_BYTES);
+        }
+        let rest = outbox.unsent().len();
+        outbox.advance(rest);
+        assert!(outbox.unsent().is_empty() && outbox.push(id, &B256::ZERO));
+    }
+}

@@ -1,0 +1,388 @@
+//! Reads one JSON-RPC response.
+//!
+//! The answer of a healthy node to `eth_getRawTransactionByHash` has three fields and no escapes.
+//! Those are read by hand, and the result is borrowed from the buffer. Whatever deviates, however
+//! little, goes to `serde_json`: so the reader by hand accepts only text that it understands to the
+//! last byte, and never has to judge what is valid JSON.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+/// A response with an id that is a number.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Response<'a> {
+    pub(crate) id: u64,
+    pub(crate) payload: Payload<'a>,
+}
+
+/// What a response says.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Payload<'a> {
+    /// `null`.
+    Null,
+    /// A string, without its quotes and escapes.
+    Text(Cow<'a, str>),
+    /// An error object.
+    Error(RpcError),
+    /// Neither a result nor an error that can be read.
+    Other,
+}
+
+/// The error object of a response.
+#[derive(Debug, PartialEq)]
+pub(crate) struct RpcError {
+    pub(crate) code: i64,
+    pub(crate) message: String,
+    /// The JSON of the field `data`.
+    pub(crate) data: Option<String>,
+}
+
+/// Why a value is no response to a request of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotAResponse {
+    /// It is not JSON: nothing that follows on this connection can be trusted.
+    NotJson,
+    /// Valid JSON without an id that is a number: a notification, a batch, an error about a request
+    /// that the node could not read.
+    NoId,
+}
+
+impl<'a> Response<'a> {
+    /// Reads a complete value. Never panics, whatever the bytes.
+    pub(crate) fn read(value: &'a [u8]) -> Result<Self, NotAResponse> {
+        match Common::read(value) {
+            Some(response) => Ok(response),
+            None => read_any(value),
+        }
+    }
+}
+
+/// Reads `{"jsonrpc":"2.0","id":17,"result":"0x…"}` with its fields in any order and any white space.
+struct Common<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Common<'a> {
+    /// `None` when the value has any other form, valid or not.
+    fn read(value: &'a [u8]) -> Option<Response<'a>> {
+        let mut reader = Self { rest: value };
+        let (mut version, mut id, mut payload) = (false, None, None);
+        reader.byte(b'{')?;
+        loop {
+            match reader.text()? {
+                // A second one of a name is not of the common form.
+                b"jsonrpc" if !version => {
+                    reader.byte(b':')?;
+                    version = reader.text()? == b"2.0";
+                    version.then_some(())?;
+                }
+                b"id" if id.is_none() => {
+                    reader.byte(b':')?;
+                    id = Some(reader.number()?);
+                }
+                b"result" if payload.is_none() => {
+                    reader.byte(b':')?;
+                    payload = Some(reader.result()?);
+                }
+                _ => return None,
+            }
+            reader.space();
+            match reader.rest.split_first()? {
+                (b',', rest) => reader.rest = rest,
+                (b'}', rest) => {
+                    reader.rest = rest;
+                    break;
+                }
+                _ => return None,
+            }
+        }
+        reader.space();
+        (reader.rest.is_empty()).then_some(Response { id: id?, payload: payload? })
+    }
+
+    fn space(&mut self) {
+        while let [b' ' | b'\t' | b'\r' | b'\n', rest @ ..] = self.rest {
+            self.rest = rest;
+        }
+    }
+
+    fn byte(&mut self, wanted: u8) -> Option<()> {
+        self.space();
+        let (first, rest) = self.rest.split_first()?;
+        self.rest = rest;
+        (*first == wanted).then_some(())
+    }
+
+    /// A string without escapes, without its quotes. Its characters are not looked at: who takes it
+    /// compares it, or checks it as [`Self::result`] does.
+    fn text(&mut self) -> Option<&'a [u8]> {
+        self.byte(b'"')?;
+        let end = memchr::memchr2(b'"', b'\\', self.rest)?;
+        let (text, rest) = self.rest.split_at(end);
+        self.rest = rest.strip_prefix(b"\"")?;
+        Some(text)
+    }
+
+    /// A number without sign, fraction and exponent that is below 10^18: then it fits.
+    fn number(&mut self) -> Option<u64> {
+        self.space();
+        let digits = self.rest.iter().take(19).take_while(|byte| byte.is_ascii_digit()).count();
+        let (number, rest) = self.rest.split_at(digits);
+        let has_leading_zero = digits > 1 && number[0] == b'0';
+        if !(1..=18).contains(&digits) || has_leading_zero {
+            return None;
+        }
+        // What follows must not make it another number; a comma or a bracket is checked for next.
+        self.rest = rest;
+        Some(number.iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0')))
+    }
+
+    fn result(&mut self) -> Option<Payload<'a>> {
+        self.space();
+        if let Some(rest) = self.rest.strip_prefix(b"null") {
+            self.rest = rest;
+            return Some(Payload::Null);
+        }
+        let text = self.text()?;
+        // Control characters are not allowed in a JSON string. Hex has none, and no byte above 127;
+        // the test is one pass that the compiler vectorizes.
+        if text.iter().any(|byte| !(0x20..0x80).contains(byte)) {
+            return None;
+        }
+        Some(Payload::Text(Cow::Borrowed(std::str::from_utf8(text).ok()?)))
+    }
+}
+
+#[derive(Deserialize)]
+struct Any<'a> {
+    #[serde(borrow, default)]
+    id: Option<&'a RawValue>,
+    // `null` is a result, its absence is none.
+    #[serde(borrow, default, deserialize_with = "present")]
+    result: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct AnyError<'a> {
+    code: i64,
+    #[serde(borrow, default)]
+    message: Cow<'a, str>,
+    #[serde(borrow, default)]
+    data: Option<&'a RawValue>,
+}
+
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
+}
+
+fn read_any(value: &[u8]) -> Result<Response<'_>, NotAResponse> {
+    // `serde_json` does not look at the characters of what it skips.
+    let value = std::str::from_utf8(value).map_err(|_| NotAResponse::NotJson)?;
+    let any: Any<'_> = match serde_json::from_str(value) {
+        Ok(any) => any,
+        // Valid JSON of another shape (an array, a field twice) is no reason to give a connection
+        // up; text that is no JSON is.
+        Err(_) if serde_json::from_str::<serde::de::IgnoredAny>(value).is_ok() => {
+            return Err(NotAResponse::NoId);
+        }
+        Err(_) => return Err(NotAResponse::NotJson),
+    };
+    let id = any.id.and_then(|id| id.get().parse().ok()).ok_or(NotAResponse::NoId)?;
+    let payload = match (any.error, any.result) {
+        (Some(error), _) => match serde_json::from_str::<AnyError<'_>>(error.get()) {
+            Ok(error) => Payload::Error(RpcError {
+                code: error.code,
+                message: error.message.chars().take(200).collect(),
+                data: error.data.map(|data| data.get().to_owned()),
+            }),
+            Err(_) => Payload::Other,
+        },
+        (None, Some(result)) if result.get() == "null" => Payload::Null,
+        (None, Some(result)) => match serde_json::from_str::<String>(result.get()) {
+            Ok(text) => Payload::Text(Cow::Owned(text)),
+            Err(_) => Payload::Other,
+        },
+        (None, None) => Payload::Other,
+    };
+    Ok(Response { id, payload })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::{prelude::*, sample::select};
+    use serde_json::Value;
+
+    /// What `serde_json` makes of a value, for the fields that matter.
+    fn oracle(value: &[u8]) -> Result<(u64, String), NotAResponse> {
+        let value: Value = serde_json::from_slice(value).map_err(|_| NotAResponse::NotJson)?;
+        let id = value.get("id").and_then(Value::as_u64).ok_or(NotAResponse::NoId)?;
+        let error = value.get("error").filter(|error| !error.is_null());
+        let says = match (error, value.get("result")) {
+            (Some(error), _) => match error.get("code").and_then(Value::as_i64) {
+                Some(code) => format!("error {code} {}", error["message"].as_str().unwrap_or("")),
+                None => "other".to_owned(),
+            },
+            (None, Some(Value::Null)) => "null".to_owned(),
+            (None, Some(Value::String(text))) => format!("text {text}"),
+            _ => "other".to_owned(),
+        };
+        Ok((id, says))
+    }
+
+    fn ours(value: &[u8]) -> Result<(u64, String), NotAResponse> {
+        let response = Response::read(value)?;
+        let says = match response.payload {
+            Payload::Null => "null".to_owned(),
+            Payload::Text(text) => format!("text {text}"),
+            Payload::Error(error) => format!("error {} {}", error.code, error.message),
+            Payload::Other => "other".to_owned(),
+        };
+        Ok((response.id, says))
+    }
+
+    /// A JSON string of `text` with some characters escaped in one of the ways that JSON knows.
+    fn escaped(text: &str, every: usize) -> String {
+        let mut json = String::from("\"");
+        for (at, character) in text.chars().enumerate() {
+            if every > 0 && at % every == 0 && (character as u32) < 0x1_0000 {
+                json.push_str(&format!("\\u{:04x}", character as u32));
+            } else {
+                json.push_str(serde_json::to_string(&character).unwrap().trim_matches('"'));
+            }
+        }
+        json.push('"');
+        json
+    }
+
+    fn field() -> impl Strategy<Value = (String, String)> {
+        let result = prop_oneof![
+            3 => "0x([0-9a-f]{2}){0,80}".prop_map(|text| format!("\"{text}\"")),
+            1 => ("[^\"\\\\]{0,20}", 0usize..4).prop_map(|(text, every)| escaped(&text, every)),
+            1 => select(vec!["null", "true", "[\"0x\"]", "{\"a\":null}", "1.5"]).prop_map(str::to_owned),
+        ];
+        let id = prop_oneof![
+            4 => any::<u64>().prop_map(|id| id.to_string()),
+            1 => select(vec!["0", "-1", "1.0", "1e2", "null", "\"7\"", "18446744073709551616"])
+                .prop_map(str::to_owned),
+        ];
+        let error = prop_oneof![
+            (any::<i32>(), "[a-z \"{]{0,20}").prop_map(|(code, message)| {
+                serde_json::json!({ "code": code, "message": message, "data": [1] }).to_string()
+            }),
+            select(vec!["null", "\"busy\"", "{}"]).prop_map(str::to_owned),
+        ];
+        let unknown = select(vec!["null", "[[[{}]]]", "\"\\\"}\"", "-0.1e5", "{\"id\":1}"]);
+        prop_oneof![
+            4 => result.prop_map(|value| ("result".to_owned(), value)),
+            4 => id.prop_map(|value| ("id".to_owned(), value)),
+            2 => Just(("jsonrpc".to_owned(), "\"2.0\"".to_owned())),
+            1 => error.prop_map(|value| ("error".to_owned(), value)),
+            1 => ("[a-z]{1,4}x", unknown).prop_map(|(name, value)| (name, value.to_owned())),
+        ]
+    }
+
+    fn written(fields: &[(String, String)], spaces: &[String], every: usize) -> String {
+        let mut spaces = spaces.iter().cycle();
+        let mut space = || spaces.next().map_or("", String::as_str);
+        let fields: Vec<_> = fields
+            .iter()
+            .map(|(name, value)| {
+                let name = escaped(name, every);
+                format!("{}{name}{}:{}{value}{}", space(), space(), space(), space())
+            })
+            .collect();
+        format!("{{{}{}}}", fields.join(","), space())
+    }
+
+    proptest! {
+        #[test]
+        fn it_reads_what_serde_json_reads(
+            fields in proptest::collection::vec(field(), 0..6),
+            spaces in proptest::collection::vec("[ \t\r\n]{0,2}", 1..5),
+            escape_names in any::<bool>(),
+        ) {
+            let mut named: Vec<(String, String)> = Vec::new();
+            for field in fields {
+                // Two fields of one name are tested apart: serde_json's value takes the last.
+                if !named.iter().any(|(name, _)| *name == field.0) {
+                    named.push(field);
+                }
+            }
+            let text = written(&named, &spaces, usize::from(escape_names));
+            prop_assert_eq!(ours(text.as_bytes()), oracle(text.as_bytes()), "{}", text);
+        }
+
+        #[test]
+        fn a_changed_byte_never_gives_what_serde_json_does_not_read(
+            hex in "([0-9a-f]{2}){0,40}",
+            id in any::<u32>(),
+            at in any::<proptest::sample::Index>(),
+            byte in any::<u8>(),
+            cut in any::<proptest::sample::Index>(),
+        ) {
+            let mut bytes = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":"0x{hex}"}}"#).into_bytes();
+            let index = at.index(bytes.len());
+            bytes[index] = byte;
+            for value in [&bytes[..], &bytes[..cut.index(bytes.len())]] {
+                if let Ok(found) = ours(value) {
+                    prop_assert_eq!(Ok(found), oracle(value));
+                }
+            }
+        }
+
+        #[test]
+        fn it_survives_any_bytes(
+            bytes in proptest::collection::vec(
+                prop_oneof![any::<u8>(), select(&b"{}[]\"\\:,0123456789 idresultnull"[..])], 0..120,
+            ),
+        ) {
+            if let Ok(found) = ours(&bytes) {
+                prop_assert_eq!(Ok(found), oracle(&bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn the_common_form_is_read_without_a_copy() {
+        let text = br#"{"jsonrpc":"2.0","id":281474976710656,"result":"0xab"}"#;
+        let Ok(Response { id, payload: Payload::Text(Cow::Borrowed(hex)) }) = Response::read(text)
+        else {
+            panic!("not borrowed")
+        };
+        assert_eq!((id, hex), (1 << 48, "0xab"));
+    }
+
+    #[test]
+    fn a_field_that_comes_twice_answers_nothing() {
+        for text in [
+            r#"{"id":1,"id":2,"result":null}"#,
+            r#"{"id":1,"result":"0x01","result":"0x02"}"#,
+            r#"{"id":1,"result":"0x01","resul\u0074":"0x02"}"#,
+        ] {
+            assert_eq!(ours(text.as_bytes()), Err(NotAResponse::NoId), "{text}");
+        }
+    }
+
+    #[test]
+    fn hostile_json_neither_overflows_the_stack_nor_costs_the_connection() {
+        let deep = format!(
+            r#"{{"x":{}{},"id":5,"result":"0x"}}"#,
+            "[".repeat(200_000),
+            "]".repeat(200_000)
+        );
+        // serde_json's limit of depth makes it no JSON, or it is skipped: never a wrong answer.
+        if let Ok(found) = ours(deep.as_bytes()) {
+            assert_eq!(found, (5, "text 0x".to_owned()));
+        }
+        let wide = format!(r#"{{"{}":1,"id":6,"result":null}}"#, "k".repeat(8 << 20));
+        assert_eq!(ours(wide.as_bytes()), Ok((6, "null".to_owned())));
+        let notification = br#"{"jsonrpc":"2.0","method":"eth_subscription","params":{"id":3}}"#;
+        assert_eq!(ours(notification), Err(NotAResponse::NoId));
+        assert_eq!(ours(b"{]"), Err(NotAResponse::NotJson));
+    }
+}

@@ -1,0 +1,274 @@
+//! A connection against nodes of a few lines.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::B256;
+use serde_json::Value;
+
+use super::{Answer, Answers, Payload, RequestConnection};
+use crate::error::LossReason;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_FRAME: usize = 1 << 20;
+
+/// What became of request `n`.
+type Seen = (u64, String);
+
+/// Notes the answers; blocks when told to.
+struct Notes {
+    seen: Sender<Seen>,
+    block: Receiver<()>,
+    block_at: u64,
+}
+
+impl Answers<u64> for Notes {
+    fn on_answer(&mut self, request: u64, _sent: Instant, answer: Answer<'_>) {
+        let text = match answer {
+            Answer::Payload(Payload::Null) => "null".to_owned(),
+            Answer::Payload(Payload::Text(text)) => text.into_owned(),
+            Answer::Payload(Payload::Error(error)) => format!("error {}", error.code),
+            Answer::Payload(Payload::Other) => "other".to_owned(),
+            Answer::Oversized => "oversized".to_owned(),
+        };
+        self.seen.send((request, text)).unwrap();
+        if request == self.block_at {
+            // Ends when the sender is dropped.
+            let _ = self.block.recv();
+        }
+    }
+
+    fn on_idle(&mut self) {}
+}
+
+struct Stage {
+    connection: Arc<RequestConnection<u64>>,
+    seen: Receiver<Seen>,
+    block: Option<Sender<()>>,
+    node: UnixStream,
+}
+
+fn stage(block_at: u64) -> Stage {
+    let (ours, node) = UnixStream::pair().unwrap();
+    let connection = Arc::new(RequestConnection::over_ipc(ours));
+    let (seen_tx, seen) = channel();
+    let (block, blocked) = channel();
+    let notes = Notes { seen: seen_tx, block: blocked, block_at };
+    connection.read_ipc(notes, MAX_FRAME).unwrap();
+    Stage { connection, seen, block: Some(block), node }
+}
+
+impl Stage {
+    fn ask(&self, number: u64) {
+        let hash = B256::left_padding_from(&number.to_be_bytes());
+        self.connection.submit(&hash, number).expect("the connection is open");
+        self.connection.flush();
+    }
+
+    fn next(&self) -> Seen {
+        self.seen.recv_timeout(PATIENCE).expect("an answer")
+    }
+
+    fn expired(&self, timeout: Duration) -> Vec<u64> {
+        let pop = || self.connection.pop_expired(timeout, Instant::now());
+        std::iter::from_fn(pop).map(|(number, _)| number).collect()
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        drop(self.block.take());
+        self.connection.end(LossReason::Closed);
+    }
+}
+
+/// The requests that come over a socket: id and hash.
+fn requests(socket: &UnixStream) -> impl Iterator<Item = (u64, String)> + use<> {
+    let socket = socket.try_clone().unwrap();
+    let values = serde_json::Deserializer::from_reader(socket).into_iter::<Value>();
+    values.map_while(Result::ok).map(|value| {
+        (value["id"].as_u64().unwrap(), value["params"][0].as_str().unwrap_or("").to_owned())
+    })
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn answers_in_any_order_and_cut_anywhere_reach_their_requests() {
+    let mut stage = stage(u64::MAX);
+    let mut asked: Vec<_> = {
+        (0..50).for_each(|number| stage.ask(number));
+        requests(&stage.node).take(50).collect()
+    };
+    asked.reverse();
+    let mut bytes = Vec::new();
+    for (id, hash) in &asked {
+        write!(bytes, "{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":\"{hash}\"}}\n").unwrap();
+    }
+    for piece in bytes.chunks(17) {
+        stage.node.write_all(piece).unwrap();
+    }
+    for number in (0..50).rev() {
+        let hash = B256::left_padding_from(&u64::to_be_bytes(number));
+        assert_eq!(stage.next(), (number, hash.to_string()));
+    }
+    assert_eq!(stage.connection.in_flight(), 0);
+}
+
+#[test]
+fn swallowed_requests_free_their_ids_and_their_late_answers_are_dropped() {
+    let mut stage = stage(u64::MAX);
+    let node = stage.node.try_clone().unwrap();
+    let reads = thread::spawn(move || requests(&node).last());
+    let mut first = None;
+    for round in 0..1_000u64 {
+        (0..100).for_each(|number| stage.ask(round * 100 + number));
+        wait_until("the reader waits long enough to be sure", || {
+            stage.expired(Duration::ZERO);
+            stage.connection.in_flight() == 0
+        });
+        first = first.or(Some(1u64 << 16));
+        assert_eq!(stage.connection.in_flight(), 0);
+    }
+    assert!(stage.connection.places() <= 100, "100,000 requests, 100 at a time");
+    // An answer to the very first, long after.
+    let id = first.unwrap();
+    stage.node.write_all(format!(r#"{{"id":{id},"result":"0x01"}}"#).as_bytes()).unwrap();
+    wait_until("the late answer is counted", || stage.connection.late_answers() == 1);
+    assert!(stage.seen.try_recv().is_err(), "and goes nowhere");
+    stage.connection.end(LossReason::Closed);
+    reads.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_node_that_does_not_read_delays_no_writer_and_gets_all_when_it_reads() {
+    let stage = stage(u64::MAX);
+    let connection = Arc::clone(&stage.connection);
+    let writer = tokio::spawn(async move { connection.flush_when_writable().await });
+    // More than the socket takes at once, and less than the outbox holds besides.
+    let start = Instant::now();
+    for number in 0..700 {
+        stage.ask(number);
+    }
+    assert!(start.elapsed() < PATIENCE / 2, "no write waited");
+    tokio::task::yield_now().await;
+    let node = stage.node.try_clone().unwrap();
+    let read = tokio::task::spawn_blocking(move || requests(&node).take(700).count());
+    assert_eq!(read.await.unwrap(), 700);
+    // And beyond all bounds.
+    for number in 0..20_000 {
+        stage.ask(number);
+    }
+    assert_eq!(stage.connection.in_flight(), 20_700);
+    stage.connection.end(LossReason::Closed);
+    writer.await.unwrap().unwrap();
+    assert_eq!(stage.connection.take_all().len(), 20_700);
+}
+
+#[test]
+fn a_sink_that_blocks_times_out_nobody_and_what_came_meanwhile_is_read() {
+    let mut stage = stage(0);
+    stage.ask(0);
+    stage.ask(1);
+    let asked: Vec<_> = requests(&stage.node).take(2).collect();
+    let answer = |id| format!(r#"{{"jsonrpc":"2.0","id":{id},"result":null}}"#);
+    stage.node.write_all(answer(asked[0].0).as_bytes()).unwrap();
+    assert_eq!(stage.next().0, 0);
+    // The sink blocks, and the answer to the second comes only now: after its time-out, as it seems.
+    thread::sleep(Duration::from_millis(50));
+    stage.node.write_all(answer(asked[1].0).as_bytes()).unwrap();
+    assert!(stage.expired(Duration::from_millis(10)).is_empty());
+    drop(stage.block.take());
+    assert_eq!(stage.next(), (1, "null".to_owned()));
+    // With the reader waiting, a request that is not answered does time out.
+    stage.ask(2);
+    wait_until("it times out", || stage.expired(Duration::from_millis(10)) == [2]);
+}
+
+#[test]
+fn an_answer_above_the_limit_ends_its_request_and_not_the_connection() {
+    let mut stage = stage(u64::MAX);
+    stage.ask(0);
+    stage.ask(1);
+    let asked: Vec<_> = requests(&stage.node).take(2).collect();
+    let large = "ab".repeat(MAX_FRAME);
+    write!(stage.node, r#"{{"jsonrpc":"2.0","id":{},"result":"0x{large}"}}"#, asked[0].0).unwrap();
+    assert_eq!(stage.next(), (0, "oversized".to_owned()));
+    write!(stage.node, r#"{{"jsonrpc":"2.0","id":{},"result":"0x02"}}"#, asked[1].0).unwrap();
+    assert_eq!(stage.next(), (1, "0x02".to_owned()));
+    assert!(!stage.connection.is_ended());
+}
+
+#[tokio::test]
+async fn garbage_and_the_end_of_file_end_the_connection_with_their_reason() {
+    let mut first = stage(u64::MAX);
+    first.ask(7);
+    first.node.write_all(b"Too many connections. Please try again later.").unwrap();
+    assert!(
+        matches!(first.connection.closed().await, LossReason::Garbage(text) if text.starts_with("Too many"))
+    );
+    assert_eq!(first.connection.take_all(), [7]);
+    assert!(first.connection.submit(&B256::ZERO, 8).is_err(), "nothing comes in behind it");
+    let second = stage(u64::MAX);
+    second.node.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(second.connection.closed().await, LossReason::Closed);
+}
+
+#[tokio::test]
+async fn a_panic_while_an_answer_is_taken_ends_the_connection() {
+    struct Panics;
+    impl Answers<u64> for Panics {
+        fn on_answer(&mut self, _: u64, _: Instant, _: Answer<'_>) {
+            panic!("a test panics here");
+        }
+        fn on_idle(&mut self) {}
+    }
+    let (ours, mut node) = UnixStream::pair().unwrap();
+    let connection = Arc::new(RequestConnection::over_ipc(ours));
+    connection.read_ipc(Panics, MAX_FRAME).unwrap();
+    connection.submit(&B256::ZERO, 1).unwrap();
+    write!(node, r#"{{"id":{},"result":null}}"#, 1u64 << 16).unwrap();
+    assert_eq!(connection.closed().await, LossReason::Closed);
+}
+
+#[test]
+fn a_silent_connection_is_pinged_and_given_up_only_when_it_stays_silent() {
+    let mut stage = stage(u64::MAX);
+    let (every, limit) = (Duration::from_millis(1), Duration::from_millis(200));
+    let pings = AtomicUsize::new(0);
+    let mut asked = requests(&stage.node);
+    // Answered, it lives on.
+    for _ in 0..3 {
+        thread::sleep(2 * every);
+        stage.connection.supervise(every, limit, Instant::now());
+        let (id, _) = asked.next().unwrap();
+        pings.fetch_add(1, SeqCst);
+        write!(stage.node, r#"{{"id":{id},"result":"0x1"}}"#).unwrap();
+        wait_until("the answer is read", || {
+            stage.connection.supervise(Duration::MAX, limit, Instant::now());
+            !stage.connection.is_pinged()
+        });
+    }
+    assert_eq!(stage.connection.late_answers(), 0, "a ping is no request");
+    wait_until("it is given up", || {
+        stage.connection.supervise(every, limit, Instant::now());
+        stage.connection.is_ended()
+    });
+    let mut rest = Vec::new();
+    stage.node.read_to_end(&mut rest).unwrap();
+}

@@ -1,0 +1,154 @@
+//! Request connections over a WebSocket: a task owns the socket, the thread owns the answers.
+//!
+//! The protocol of WebSockets lives on the runtime, so each message is handed over to the thread of
+//! the connection. Everything else is the same as over a Unix socket.
+
+use std::{io, sync::Arc, time::Instant};
+
+use futures::{SinkExt as _, StreamExt as _};
+use tokio::{
+    net::TcpStream,
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+};
+use tokio_tungstenite::{
+    MaybeTlsStream, WebSocketStream,
+    tungstenite::{Message, Utf8Bytes},
+};
+
+use super::{
+    connection::{Answers, RequestConnection, WsRequest},
+    outbox::{write_ping, write_request},
+    slab::MAX_IN_FLIGHT,
+    ws_loss,
+};
+use crate::error::LossReason;
+
+pub(crate) type WsStream = WebSocketStream<MaybeTlsStream<TcpStream>>;
+
+/// Messages that may wait for the thread. While they do, the socket is not read: so the node waits,
+/// and it waits with nothing but answers.
+const MESSAGES_WAITING: usize = 64;
+
+/// Messages are counted against the budget in units of this.
+const UNIT_BYTES: usize = 1024;
+
+/// A message on its way to the thread.
+#[derive(Debug)]
+pub(super) struct Incomer {
+    pub(super) text: Utf8Bytes,
+    pub(super) read_at: Instant,
+    _bytes: OwnedSemaphorePermit,
+}
+
+/// The thread's end of the hand-over.
+#[derive(Debug)]
+pub(super) struct Incoming(mpsc::Receiver<Incomer>);
+
+impl Incoming {
+    pub(super) fn try_next(&mut self) -> Option<Incomer> {
+        self.0.try_recv().ok()
+    }
+
+    /// Waits; `None` when the connection has ended.
+    pub(super) fn next(&mut self) -> Option<Incomer> {
+        self.0.blocking_recv()
+    }
+}
+
+/// Starts the thread, and returns the connection with the task that has to run meanwhile.
+pub(crate) fn open<T: Send + 'static>(
+    stream: WsStream,
+    answers: impl Answers<T>,
+    max_frame_bytes: usize,
+) -> io::Result<(Arc<RequestConnection<T>>, impl Future<Output = ()> + Send + 'static)> {
+    let (requests_tx, requests) = mpsc::channel(MAX_IN_FLIGHT);
+    let (incoming_tx, incoming) = mpsc::channel(MESSAGES_WAITING);
+    let connection = Arc::new(RequestConnection::over_ws(requests_tx));
+    connection.spawn(answers, move |connection, answers| {
+        connection.read_messages(Incoming(incoming), answers)
+    })?;
+    let pump = Pump {
+        stream,
+        requests,
+        incoming: incoming_tx,
+        budget: Arc::new(Semaphore::new(units(max_frame_bytes) as usize)),
+        max_units: units(max_frame_bytes),
+    };
+    let owner = Arc::clone(&connection);
+    Ok((connection, async move {
+        let reason = tokio::select! {
+            reason = pump.run() => reason,
+            reason = owner.closed() => reason,
+        };
+        owner.end(reason);
+    }))
+}
+
+fn units(bytes: usize) -> u32 {
+    bytes.div_ceil(UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize)) as u32
+}
+
+struct Pump {
+    stream: WsStream,
+    requests: mpsc::Receiver<WsRequest>,
+    incoming: mpsc::Sender<Incomer>,
+    /// Bytes of messages that may wait: one of the largest, or many small ones.
+    budget: Arc<Semaphore>,
+    max_units: u32,
+}
+
+impl Pump {
+    async fn run(self) -> LossReason {
+        let Self { stream, mut requests, incoming, budget, max_units } = self;
+        let (mut write, mut read) = stream.split();
+        let reading = async {
+            loop {
+                match read.next().await {
+                    Some(Ok(Message::Text(text))) => {
+                        let read_at = Instant::now();
+                        let count = units(text.len()).min(max_units);
+                        let bytes = Arc::clone(&budget).acquire_many_owned(count).await;
+                        let bytes = bytes.expect("the budget is never closed");
+                        if incoming.send(Incomer { text, read_at, _bytes: bytes }).await.is_err() {
+                            return LossReason::Closed;
+                        }
+                    }
+                    Some(Ok(Message::Close(_))) | None => return LossReason::Closed,
+                    // Pings and pongs of the protocol itself.
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => return ws_loss(&error),
+                }
+            }
+        };
+        let writing = async {
+            let mut text = Vec::new();
+            loop {
+                let Some(mut request) = requests.recv().await else { return LossReason::Closed };
+                // All that are at hand go out together.
+                loop {
+                    text.clear();
+                    match request {
+                        WsRequest::Transaction(id, hash) => write_request(&mut text, id, &hash),
+                        WsRequest::Ping => write_ping(&mut text),
+                    }
+                    let message = String::from_utf8_lossy(&text).into_owned();
+                    if let Err(error) = write.feed(Message::text(message)).await {
+                        return ws_loss(&error);
+                    }
+                    match requests.try_recv() {
+                        Ok(next) => request = next,
+                        Err(_) => break,
+                    }
+                }
+                if let Err(error) = write.flush().await {
+                    return ws_loss(&error);
+                }
+            }
+        };
+        // Apart, so that reading goes on while the peer does not read.
+        tokio::select! {
+            reason = reading => reason,
+            reason = writing => reason,
+        }
+    }
+}
