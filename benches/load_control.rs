@@ -1,8 +1,8 @@
-//! What no load, from inside or outside, may do to live announcements: the policy off and on, in one
+//! What no load, internal or external, may do to live announcements: the policy off and on, in one
 //! run.
 //!
 //! - `flood`: 1000 announcements a second while a backfill of 108,000 hashes floods;
-//! - `outsiders`: 2000 a second while outsiders send raw transactions as fast as they can, against a
+//! - `external`: 2000 a second while external callers send raw transactions as fast as they can, against a
 //!   control in which the same clients send as many to a server that is not ours, has as many threads
 //!   and accepts as many; the processor time of each process is printed;
 //! - `scenarios`: no, slight and heavy deferrable load, one spike of it, and many;
@@ -13,10 +13,10 @@
 //! of their own (this program again), so that what they burn is not ours.
 //!
 //! **Equal work.** After every run, what the node announced and what it held at the start are in the
-//! pool, each of them, and so is what the outsiders were told is; nothing else, and nothing twice.
+//! pool, each of them, and so is what the external callers were told is; nothing else, and nothing twice.
 //! Every hash has had its one outcome. If not, the bench fails; timings never fail it. The live work
-//! and the backfill are the same whatever the policy. What outsiders get accepted is not: to turn some
-//! of it away is the policy's purpose. So where there are outsiders, how much was accepted on one side
+//! and the backfill are the same whatever the policy. What external callers get accepted is not: to turn some
+//! of it away is the policy's purpose. So where there are external callers, how much was accepted on one side
 //! and the other stands beside each ratio of live latency.
 //!
 //! `cargo bench --bench load_control` takes about five minutes; with `-- --test` each path runs once.
@@ -28,9 +28,9 @@ mod load_control {
     pub(crate) mod clients;
     pub(crate) mod cost;
     pub(crate) mod decoy;
+    pub(crate) mod external;
     pub(crate) mod flood;
     pub(crate) mod node;
-    pub(crate) mod outsiders;
     pub(crate) mod scenarios;
     pub(crate) mod sign;
     pub(crate) mod stage;
@@ -46,7 +46,7 @@ use std::{
 };
 
 use load_control::{
-    child, clients, cost, decoy, flood, node, outsiders, scenarios, sign, stage, table, timed,
+    child, clients, cost, decoy, external, flood, node, scenarios, sign, stage, table, timed,
 };
 
 type Part = fn(&Plan);
@@ -54,7 +54,7 @@ type Part = fn(&Plan);
 /// The parts by name.
 const PARTS: [(&str, Part); 4] = [
     ("flood", flood::bench),
-    ("outsiders", outsiders::bench),
+    ("external", external::bench),
     ("scenarios", scenarios::bench),
     ("cost", cost::bench),
 ];
@@ -70,9 +70,9 @@ struct Plan {
     /// How long the reference without a flood lasts.
     calm: Duration,
     rounds: usize,
-    /// How long a run with outsiders lasts, and of how many transactions they have the choice.
-    outsiders: Duration,
-    outside_txs: usize,
+    /// How long a run with external callers lasts, and of how many transactions they have the choice.
+    external: Duration,
+    external_txs: usize,
     scenario: Duration,
     /// Announced at once; below three quarters of the announcement buffer.
     burst: usize,
@@ -90,8 +90,8 @@ impl Plan {
             flood_rounds: 3,
             calm: Duration::from_secs(3),
             rounds: 3,
-            outsiders: Duration::from_secs(3),
-            outside_txs: 60_000,
+            external: Duration::from_secs(3),
+            external_txs: 60_000,
             scenario: Duration::from_millis(1_800),
             burst: 8_000,
             cost_rounds: 11,
@@ -103,8 +103,8 @@ impl Plan {
                 flood_rounds: 1,
                 calm: Duration::from_millis(100),
                 rounds: 1,
-                outsiders: Duration::from_millis(200),
-                outside_txs: 2_000,
+                external: Duration::from_millis(200),
+                external_txs: 2_000,
                 scenario: Duration::from_millis(120),
                 burst: 500,
                 cost_rounds: 1,

@@ -23,7 +23,7 @@ use std::{
 use clap::Parser as _;
 use hdrhistogram::Histogram;
 use mempool_ingest::{
-    Ended, Ingest, OrderPool,
+    Ingest, IngestEnd, OrderPool,
     order_pool::{Event, Order, Origin},
     txpool_fetcher::{AuditMode, AuditReport, EndReason, Endpoint, SourceState},
 };
@@ -64,7 +64,7 @@ pub(crate) struct Summary {
     /// Fetches and audits that waited because the load was high.
     deferred: u64,
     /// `null` without `--rpc`.
-    intake: Option<Intake>,
+    rpc: Option<RpcCounts>,
     latency_us: Latency,
     cpu_us_per_tx: f64,
     max_rss_bytes: u64,
@@ -72,32 +72,32 @@ pub(crate) struct Summary {
     end: String,
 }
 
-/// What went through the JSON-RPC intake.
+/// What went through the RPC server.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Intake {
-    /// Requests let in; each element of a batch counts.
+pub(crate) struct RpcCounts {
+    /// Requests admitted; each element of a batch counts.
     requests: u64,
-    /// Requests refused because too many were in.
+    /// Requests refused because too many were in flight.
     requests_refused: u64,
-    /// Orders refused because all slots for verification were taken.
-    slots_refused: u64,
+    /// Orders refused because all work permits were held.
+    work_refused: u64,
     /// Raw transactions that waited because the load was high.
     deferred: u64,
-    /// Orders from the intake that a subscriber saw.
+    /// Orders from the RPC server that a subscriber saw.
     orders: u64,
     /// Cancellations that a subscriber saw.
     cancelled: u64,
 }
 
-impl Intake {
+impl RpcCounts {
     pub(crate) fn of(ingest: &Ingest, seen: Seen) -> Option<Self> {
-        let intake = ingest.intake()?;
+        let rpc = ingest.rpc()?;
         let gate = ingest.gate().stats();
         Some(Self {
             requests: gate.requests_admitted,
             requests_refused: gate.requests_refused,
-            slots_refused: gate.slots_refused,
-            deferred: intake.deferral_stats().map_or(0, |stats| stats.deferred),
+            work_refused: gate.work_refused,
+            deferred: rpc.deferral_stats().map_or(0, |stats| stats.deferred),
             orders: seen.orders,
             cancelled: seen.cancelled,
         })
@@ -154,8 +154,8 @@ async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     };
     let mut ingest = Ingest::start(args.ingest(endpoints)).await?;
     let node = ingest.fetcher().status().into_iter().find_map(|source| source.node);
-    if let Some(config) = args.intake(node.map(|node| node.chain_id))? {
-        ingest.start_intake(config)?;
+    if let Some(config) = args.rpc(node.map(|node| node.chain_id))? {
+        ingest.start_rpc(config)?;
     }
     let ingest = ingest;
     let start = Instant::now();
@@ -188,8 +188,8 @@ async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let report = final_audit(args, &ingest).await;
     let summary = summarize(&ingest, &watcher, report, elapsed);
     let pool = ingest.pool().clone();
-    let Ended { reason: end, counts, intake, .. } = ingest.shutdown(STOP_DEADLINE).await;
-    if let Some(Err(error)) = intake {
+    let IngestEnd { reason: end, counts, rpc, .. } = ingest.shutdown(STOP_DEADLINE).await;
+    if let Some(Err(error)) = rpc {
         eprintln!("warning: {error}");
     }
     watcher.stop();
@@ -249,7 +249,7 @@ fn summarize(
         expired: stats.expired,
         evicted: stats.evicted,
         deferred: ingest.fetcher().deferred().deferred,
-        intake: Intake::of(ingest, watcher.seen()),
+        rpc: RpcCounts::of(ingest, watcher.seen()),
         latency_us: Latency {
             p50: micros(latency.value_at_quantile(0.5)),
             p95: micros(latency.value_at_quantile(0.95)),
@@ -315,7 +315,7 @@ impl Watcher {
                             latency.saturating_record(age.as_nanos() as u64);
                         }
                     }
-                    // Bundles come by the intake alone.
+                    // Bundles come by the RPC server alone.
                     _ => {
                         seen_orders.fetch_add(1, Relaxed);
                     }
@@ -341,7 +341,7 @@ impl Watcher {
     }
 }
 
-/// What a subscriber saw of the intake.
+/// What a subscriber saw of the RPC server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     orders: u64,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Drives the intake of the running example with a stock client, foundry's cast: a raw transaction, a
+# Drives the RPC server of the running example with a stock client, foundry's cast: a raw transaction, a
 # signed bundle, its replacement, its cancellation. Fails unless a subscriber has seen each.
 #
 # Usage: scripts/cast.sh [path of the `ingest` example]
@@ -65,5 +65,5 @@ echo "replacement $(signed eth_sendBundle "$(bundle "$(transaction 1 3)" 2)")"
 echo "cancelled   $(signed eth_cancelBundle "{$uuid}")"
 
 wait "$ingest"
-grep -o '"intake":{[^}]*}' "$folder/summary"
+grep -o '"rpc":{[^}]*}' "$folder/summary"
 grep -q '"orders":3,"cancelled":1}' "$folder/summary" || { echo "a subscriber has seen other than 3 orders and 1 cancellation" >&2; exit 1; }

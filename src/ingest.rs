@@ -7,7 +7,7 @@ use order_pool::{OrderPool, PoolConfig, Upkeep, UpkeepConfig};
 use order_rpc::{Host, OrderRpc, OrderRpcConfig, OrderRpcHandle, ShutdownError};
 use txpool_fetcher::{Counts, EndReason, Fetcher, FetcherConfig};
 
-/// Why [`Ingest::start`] or [`Ingest::start_intake`] failed.
+/// Why [`Ingest::start`] or [`Ingest::start_rpc`] failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IngestError {
@@ -20,13 +20,13 @@ pub enum IngestError {
     /// The fetcher could not start.
     #[error(transparent)]
     Fetcher(#[from] txpool_fetcher::StartError),
-    /// The intake could not start.
-    #[error("intake: {0}")]
-    Intake(#[from] order_rpc::StartError),
-    /// There is an intake already.
-    #[error("an intake listens on {address} already")]
-    SecondIntake {
-        /// Where.
+    /// The RPC server could not start.
+    #[error("RPC server: {0}")]
+    Rpc(#[from] order_rpc::StartError),
+    /// An RPC server is running already.
+    #[error("an RPC server listens on {address} already")]
+    SecondRpc {
+        /// Its address.
         address: std::net::SocketAddr,
     },
     /// The upkeep's configuration is out of bounds, or its thread could not be made.
@@ -49,12 +49,12 @@ pub struct IngestConfig {
     /// Who may come in, and how many at once. Ignored if [`FetcherConfig::gate`] is set.
     pub gate: GateConfig,
     /// Searchers' orders by JSON-RPC. `None`, the default: not at all, or later by
-    /// [`Ingest::start_intake`].
-    pub intake: Option<OrderRpcConfig>,
+    /// [`Ingest::start_rpc`].
+    pub rpc: Option<OrderRpcConfig>,
 }
 
 impl IngestConfig {
-    /// These nodes into this pool, without an intake.
+    /// These nodes into this pool, without an RPC server.
     #[must_use]
     pub fn new(fetcher: FetcherConfig, pool: PoolConfig) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl IngestConfig {
             upkeep: UpkeepConfig::default(),
             monitor: MonitorConfig::default(),
             gate: GateConfig::default(),
-            intake: None,
+            rpc: None,
         }
     }
 
@@ -88,15 +88,15 @@ impl IngestConfig {
         self
     }
 
-    /// Sets [`Self::intake`].
+    /// Sets [`Self::rpc`].
     #[must_use]
-    pub fn with_intake(mut self, intake: OrderRpcConfig) -> Self {
-        self.intake = Some(intake);
+    pub fn with_rpc(mut self, rpc: OrderRpcConfig) -> Self {
+        self.rpc = Some(rpc);
         self
     }
 }
 
-/// A node's mempool, and searchers' orders if there is an intake, flowing into a pool.
+/// A node's mempool, and searchers' orders if the RPC server runs, flowing into a pool.
 ///
 /// All parts share one [`LoadMonitor`]: while the fetcher's announcements pile up, its backfill,
 /// audits and retries, public raw transactions and the pool's upkeep give way.
@@ -105,7 +105,7 @@ impl IngestConfig {
 #[derive(Debug)]
 pub struct Ingest {
     // In the order in which they stop when this is dropped.
-    intake: Option<OrderRpcHandle>,
+    rpc: Option<OrderRpcHandle>,
     fetcher: Fetcher,
     upkeep: Upkeep,
     pool: OrderPool,
@@ -116,21 +116,21 @@ pub struct Ingest {
 /// How an [`Ingest`] ended.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Ended {
+pub struct IngestEnd {
     /// Why the fetcher ended.
     pub reason: EndReason,
     /// The fetcher's final counts.
     pub counts: Counts,
-    /// Whether the intake answered all who were in; `None` without an intake.
-    pub intake: Option<Result<(), ShutdownError>>,
+    /// Whether the RPC server answered every request in time; `None` without an RPC server.
+    pub rpc: Option<Result<(), ShutdownError>>,
     /// Whether the upkeep's thread has ended.
     pub upkeep_ended: bool,
 }
 
 impl Ingest {
-    /// Makes the pool and starts its upkeep, the fetcher, and the intake if one is configured.
+    /// Makes the pool and starts its upkeep, the fetcher, and the RPC server if one is configured.
     ///
-    /// The intake listens as soon as this returns; `/readyz` says 503 until every node is live.
+    /// The RPC server listens as soon as this returns; `/readyz` says 503 until every node is live.
     ///
     /// # Errors
     /// See [`IngestError`]. Nothing runs afterwards.
@@ -138,7 +138,7 @@ impl Ingest {
     /// # Cancel safety
     /// Dropped before it returns, it stops what it has started.
     pub async fn start(config: IngestConfig) -> Result<Self, IngestError> {
-        let IngestConfig { mut fetcher, pool, upkeep, monitor, gate, intake } = config;
+        let IngestConfig { mut fetcher, pool, upkeep, monitor, gate, rpc } = config;
         let pool = OrderPool::new(pool)?;
         let gate = match fetcher.gate.take() {
             Some(gate) => gate,
@@ -155,25 +155,25 @@ impl Ingest {
         let upkeep = Upkeep::start_yielding(&pool, upkeep, pressed).map_err(IngestError::Upkeep)?;
         let fetcher = fetcher.with_monitor(monitor.clone()).with_gate(gate.clone());
         let fetcher = Fetcher::start(fetcher, pool.clone()).await?;
-        let mut ingest = Self { intake: None, fetcher, upkeep, pool, monitor, gate };
-        if let Some(intake) = intake {
-            ingest.start_intake(intake)?;
+        let mut ingest = Self { rpc: None, fetcher, upkeep, pool, monitor, gate };
+        if let Some(rpc) = rpc {
+            ingest.start_rpc(rpc)?;
         }
         Ok(ingest)
     }
 
-    /// Starts the intake later than the rest: when the chain id is the node's to say, for instance.
+    /// Starts the RPC server later than the rest: when the chain id is the node's to say, for instance.
     ///
     /// # Errors
-    /// [`IngestError::Intake`], or [`IngestError::SecondIntake`]. The rest goes on.
-    pub fn start_intake(&mut self, config: OrderRpcConfig) -> Result<&OrderRpcHandle, IngestError> {
-        if let Some(intake) = &self.intake {
-            return Err(IngestError::SecondIntake { address: intake.local_addr() });
+    /// [`IngestError::Rpc`], or [`IngestError::SecondRpc`]. The rest goes on.
+    pub fn start_rpc(&mut self, config: OrderRpcConfig) -> Result<&OrderRpcHandle, IngestError> {
+        if let Some(rpc) = &self.rpc {
+            return Err(IngestError::SecondRpc { address: rpc.local_addr() });
         }
         let host = Host::new(self.pool.clone(), self.gate.clone())
             .with_monitor(self.monitor.clone())
             .with_readiness(self.fetcher.readiness());
-        Ok(self.intake.insert(OrderRpc::start(config, host)?))
+        Ok(self.rpc.insert(OrderRpc::start(config, host)?))
     }
 
     /// The pool. Clones of it stay readable after the end.
@@ -188,10 +188,10 @@ impl Ingest {
         &self.fetcher
     }
 
-    /// The intake, if there is one.
+    /// The RPC server, if it runs.
     #[must_use]
-    pub const fn intake(&self) -> Option<&OrderRpcHandle> {
-        self.intake.as_ref()
+    pub const fn rpc(&self) -> Option<&OrderRpcHandle> {
+        self.rpc.as_ref()
     }
 
     /// What says how high the load is, and can be switched off.
@@ -200,28 +200,28 @@ impl Ingest {
         &self.monitor
     }
 
-    /// The gate that the intake's callers pass.
+    /// The gate that the RPC server's callers pass.
     #[must_use]
     pub const fn gate(&self) -> &Gate {
         &self.gate
     }
 
-    /// Stops the intake, then the fetcher, then the upkeep, and waits for each, for at most
-    /// `deadline` in all and a second for the intake's threads. What was accepted is in the pool.
+    /// Stops the RPC server, then the fetcher, then the upkeep, and waits for each, for at most
+    /// `deadline` in all and a second for the RPC server's threads. What was accepted is in the pool.
     ///
     /// # Cancel safety
     /// The stop goes on when this is dropped; the parts then do not wait for each other.
-    pub async fn shutdown(self, deadline: Duration) -> Ended {
-        let Self { intake, fetcher, upkeep, pool: _pool, .. } = self;
+    pub async fn shutdown(self, deadline: Duration) -> IngestEnd {
+        let Self { rpc, fetcher, upkeep, pool: _pool, .. } = self;
         let start = Instant::now();
         // Whoever is refused must not find a pool that no node feeds any more.
-        let intake = match intake {
-            Some(intake) => Some(intake.shutdown(deadline).await),
+        let rpc = match rpc {
+            Some(rpc) => Some(rpc.shutdown(deadline).await),
             None => None,
         };
         let (reason, counts) = fetcher.shutdown(deadline.saturating_sub(start.elapsed())).await;
         // A step takes under a millisecond: this blocks for no longer.
         let upkeep_ended = upkeep.stop(deadline.saturating_sub(start.elapsed()));
-        Ended { reason, counts, intake, upkeep_ended }
+        IngestEnd { reason, counts, rpc, upkeep_ended }
     }
 }

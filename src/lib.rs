@@ -2,7 +2,7 @@
 
 mod ingest;
 
-pub use self::ingest::{Ended, Ingest, IngestConfig, IngestError};
+pub use self::ingest::{Ingest, IngestConfig, IngestEnd, IngestError};
 pub use load_control::{self, LoadMonitor};
 pub use order_pool::{self, OrderPool, PoolConfig};
 pub use order_rpc::{self, OrderRpcConfig};

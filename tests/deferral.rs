@@ -111,12 +111,12 @@ async fn decoding_waits_for_a_place_inside_and_a_stop_does_not_wait_for_it() {
     let ingest = ingest.await.expect("all parts start");
     eventually("the source is live", || ingest.fetcher().is_live()).await;
     for stops in [false, true] {
-        let taken: Vec<_> = std::iter::from_fn(|| gate.inside().now_or_never()).collect();
+        let taken: Vec<_> = std::iter::from_fn(|| gate.acquire_internal().now_or_never()).collect();
         assert!(!taken.is_empty());
-        let waited = gate.stats().inside_waited;
+        let waited = gate.stats().internal_waited;
         let tx = &node.txs[usize::from(stops)..][..1];
         submit(&node, tx);
-        eventually("it waits for a place", || gate.stats().inside_waited == waited + 1).await;
+        eventually("it waits for a place", || gate.stats().internal_waited == waited + 1).await;
         assert!(!holds(&ingest, tx));
         if stops {
             let ended = ingest.shutdown(Duration::from_secs(60)).await;

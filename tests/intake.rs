@@ -30,11 +30,11 @@ const UUID: &str = "7f1c8a52-3c1e-4d0b-9b1e-0f4a1de5a001";
 const DEADLINE: Duration = Duration::from_secs(10);
 
 fn config(fetcher: FetcherConfig) -> IngestConfig {
-    IngestConfig::new(fetcher, PoolConfig::default()).with_intake(OrderRpcConfig::new(DEV_CHAIN_ID))
+    IngestConfig::new(fetcher, PoolConfig::default()).with_rpc(OrderRpcConfig::new(DEV_CHAIN_ID))
 }
 
 fn address(ingest: &Ingest) -> SocketAddr {
-    ingest.intake().expect("an intake").local_addr()
+    ingest.rpc().expect("the RPC server").local_addr()
 }
 
 /// Status and body of the answer to one request on a connection of its own.
@@ -151,14 +151,14 @@ async fn a_subscriber_sees_what_searchers_send_beside_what_the_node_announces() 
     assert!(matches!(next(&mut orders), Event::Cancelled(_)));
 
     let ended = ingest.shutdown(DEADLINE).await;
-    assert_eq!((ended.reason, ended.intake), (EndReason::Stopped, Some(Ok(()))));
+    assert_eq!((ended.reason, ended.rpc), (EndReason::Stopped, Some(Ok(()))));
     assert!(ended.upkeep_ended);
     assert_eq!(ended.counts.balance(), 0);
     assert!(TcpStream::connect(to).await.is_err(), "nobody listens any more");
 }
 
 #[tokio::test]
-async fn the_intake_is_ready_when_the_source_is_live_and_not_before() {
+async fn the_rpc_server_is_ready_when_the_source_is_live_and_not_before() {
     let (_folder, path) = socket();
     let fetcher = FetcherConfig::ipc(path.clone()).with_start(StartPolicy::WaitForNode);
     let mut ingest = Ingest::start(config(fetcher)).await.expect("it waits for the node");
@@ -167,8 +167,8 @@ async fn the_intake_is_ready_when_the_source_is_live_and_not_before() {
     // Not ready is not closed: an order is taken, and waits in the pool for the node.
     let sent = call(to, None, "eth_sendRawTransaction", json!([transaction().1])).await;
     assert!(sent["result"].is_string(), "{sent}");
-    let second = ingest.start_intake(OrderRpcConfig::new(DEV_CHAIN_ID));
-    assert!(matches!(second, Err(IngestError::SecondIntake { address }) if address == to));
+    let second = ingest.start_rpc(OrderRpcConfig::new(DEV_CHAIN_ID));
+    assert!(matches!(second, Err(IngestError::SecondRpc { address }) if address == to));
 
     let node = MockNode::start(NodeConfig::new(path)).expect("the mock node starts");
     let deadline = Instant::now() + PATIENCE;

@@ -465,8 +465,11 @@ fn the_lock_tables_name_every_file_that_has_a_lock_and_no_other() {
         .map(|(path, _)| path.to_str().expect("UTF-8").to_owned())
         .collect();
     let text = read("ARCHITECTURE.md");
-    let headings =
-        ["### Locks", "### The fetcher's locks", "### The locks of intake and load control"];
+    let headings = [
+        "### Locks",
+        "### The fetcher's locks",
+        "### The locks of the RPC server and load control",
+    ];
     let tables = headings.map(|heading| rows(section(&text, heading)));
     let listed: BTreeSet<_> =
         tables.iter().flatten().map(|row| row[1].trim_matches('`').to_owned()).collect();

@@ -14,7 +14,7 @@ use std::{
 use alloy_primitives::B256;
 use hdrhistogram::Histogram;
 use mempool_ingest::{
-    Ended, FetcherConfig, Ingest, IngestConfig, OrderPool, PoolConfig,
+    FetcherConfig, Ingest, IngestConfig, IngestEnd, OrderPool, PoolConfig,
     order_pool::{Event, Order},
     txpool_fetcher::{Counts, EndReason},
 };
@@ -241,7 +241,8 @@ impl Running {
     fn stop(self, host: &Runtime) -> Option<Counts> {
         match self {
             Self::Ours(ingest) => {
-                let Ended { reason: end, counts, .. } = host.block_on(ingest.shutdown(START_STOP));
+                let IngestEnd { reason: end, counts, .. } =
+                    host.block_on(ingest.shutdown(START_STOP));
                 assert_eq!(end, EndReason::Stopped);
                 Some(counts)
             }

@@ -1,4 +1,4 @@
-//! The outsiders, in a process of their own: `eth_sendRawTransaction` over HTTP/1.1 connections that
+//! The external callers, in a process of their own: `eth_sendRawTransaction` over HTTP/1.1 connections that
 //! stay open, one thread. A refused transaction is sent again at once, as by a caller who does not
 //! care what `Retry-After` says.
 //!
@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::{
     child::{Process, obey, own_cpu},
-    sign::{OUTSIDE, Signer},
+    sign::{EXTERNAL, Signer},
 };
 
 pub(crate) const ROLE: &str = "__clients";
@@ -108,7 +108,7 @@ pub(crate) fn serve() -> io::Result<()> {
     let mut requests = Rc::default();
     obey(|order| match order {
         Order::Sign(count) => {
-            let txs = Signer::new(OUTSIDE).sign(count);
+            let txs = Signer::new(EXTERNAL).sign(count);
             requests = Rc::new(txs.iter().map(|tx| request(&tx.raw)).collect());
             Ok(Sent::default())
         }
@@ -122,8 +122,7 @@ fn request(raw: &[u8]) -> Vec<u8> {
     let body = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"eth_sendRawTransaction","params":["{raw}"]}}"#
     );
-    let head =
-        "POST / HTTP/1.1\r\nhost: intake\r\ncontent-type: application/json\r\ncontent-length";
+    let head = "POST / HTTP/1.1\r\nhost: rpc\r\ncontent-type: application/json\r\ncontent-length";
     format!("{head}: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 

@@ -49,7 +49,7 @@ pub(crate) fn bench(plan: &Plan) {
 
 /// From the first of them read from the socket to the last in the pool.
 async fn run(plan: &Plan, node: &mut Node, policy: Policy) -> Duration {
-    let setup = Setup { policy, backfill: Backfill::Off, intake: false };
+    let setup = Setup { policy, backfill: Backfill::Off, rpc: false };
     let mut parts = Parts::start(node.path(), setup).await;
     parts.until(|parts| parts.fetcher.is_live()).await;
     let announced = node.burst(plan.burst).expect("the node announces");

@@ -1,7 +1,7 @@
 //! The control's server: not ours, in a process of its own. It accepts the share of the requests that
 //! ours accepted, and does for each of these what cannot be avoided: it decodes the transaction and
 //! recovers the sender. The others it turns away with an answer that is ready made. It has as many
-//! threads as ours has for outsiders. Live latency beside it is what the outsiders' load on the
+//! threads as ours has for external callers. Live latency beside it is what the external callers' load on the
 //! machine alone costs.
 
 use std::{
@@ -40,7 +40,7 @@ const YES: &[u8] =
 const NO: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 2\r\n\
     content-length: 136\r\n\r\n\
-    {\"error\":{\"code\":-32005,\"data\":{\"reason\":\"no_slot\",\"retryAfterMs\":1500},\
+    {\"error\":{\"code\":-32005,\"data\":{\"reason\":\"no_permit\",\"retryAfterMs\":1500},\
     \"message\":\"overloaded, try again later\"},\"id\":1,\"jsonrpc\":\"2.0\"}";
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -159,7 +159,7 @@ fn listen(quota: &Arc<Quota>) -> io::Result<u16> {
         let gate = GateConfig::default();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(OrderRpcConfig::new(CHAIN_ID).threads)
-            .max_blocking_threads(gate.slots - gate.reserve)
+            .max_blocking_threads(gate.work_permits - gate.reserved_permits)
             .enable_all()
             .build()?;
         runtime.block_on(async {

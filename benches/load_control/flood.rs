@@ -52,7 +52,7 @@ pub(crate) fn bench(plan: &Plan) {
 async fn run(plan: &Plan, node: &mut Node, policy: Policy, floods: bool) -> Figures {
     let signed = node.prepare(plan.signed(TPS, SIGNED_S)).expect("the node signs");
     let backfill = if floods { Backfill::Pending } else { Backfill::Off };
-    let mut parts = Parts::start(node.path(), Setup { policy, backfill, intake: false }).await;
+    let mut parts = Parts::start(node.path(), Setup { policy, backfill, rpc: false }).await;
     node.announce(Pace::steady(TPS)).expect("the node announces");
     // The listing before is the same for all, and the node's business.
     if floods {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::{
     Plan,
     clients::{Clients, Phase},
+    external,
     node::{Node, Pace},
-    outsiders,
     stage::Policy,
     table::{self, Row},
 };
@@ -19,13 +19,13 @@ const HEAVY: u32 = 5_000;
 
 const POLICIES: [(&str, Policy); 2] = [("off", Policy::Off), ("on", Policy::On)];
 
-/// What the node announces at once, on top, at the begin of a spike: the flood of outsiders and the
+/// What the node announces at once, on top, at the begin of a spike: the flood of external callers and the
 /// one of announcements have the same cause, a block or a price.
 const BURST: usize = 500;
 
 struct Scenario {
     name: &'static str,
-    /// Of the outsiders.
+    /// Of the external callers.
     phases: Vec<Phase>,
     bursts: Vec<(Duration, usize)>,
 }
@@ -58,7 +58,7 @@ fn scenarios(lasts: Duration) -> [Scenario; 5] {
 
 pub(crate) fn bench(plan: &Plan) {
     let mut node = Node::spawn(0).expect("the node starts");
-    let mut clients = Clients::spawn(plan.outside_txs).expect("the clients start");
+    let mut clients = Clients::spawn(plan.external_txs).expect("the clients start");
     let scenarios = scenarios(plan.scenario);
     let mut rows: Vec<_> = scenarios
         .iter()
@@ -72,7 +72,7 @@ pub(crate) fn bench(plan: &Plan) {
                 let number = (turn + round) % POLICIES.len();
                 let pace = Pace { tps: TPS, bursts: scenario.bursts.clone() };
                 let of = (&mut node, &mut clients, None);
-                let run = outsiders::run(plan, of, POLICIES[number].1, pace, &scenario.phases);
+                let run = external::run(plan, of, POLICIES[number].1, pace, &scenario.phases);
                 rows[number].runs.push(plan.host.block_on(run).0);
             }
         }
@@ -86,7 +86,7 @@ pub(crate) fn bench(plan: &Plan) {
     );
     table::print(&title, "accepted/s", &rows);
     println!(
-        "off makes the inside stand in one line with the outsiders; (b) tells what that line alone does\n\
+        "off puts internal work into one queue with external callers; (b) tells what that queue alone does\n\
          live p99, and accepted a second, on / off:"
     );
     for (pair, scenario) in rows.chunks(POLICIES.len()).zip(&scenarios) {

@@ -12,8 +12,8 @@ pub(crate) const CHAIN_ID: u64 = 1337;
 /// Accounts of what is announced live. The first thousand are those of what is pending at the start.
 pub(crate) const LIVE: Range<usize> = 1_000..2_000;
 
-/// Accounts of what outsiders send.
-pub(crate) const OUTSIDE: Range<usize> = 2_000..3_000;
+/// Accounts of what external callers send.
+pub(crate) const EXTERNAL: Range<usize> = 2_000..3_000;
 
 /// The selector of `transfer(address,uint256)` and its two arguments.
 const INPUT_BYTES: usize = 68;

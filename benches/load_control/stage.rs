@@ -26,27 +26,27 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// Grain of the bench's own watching; it is no part of any latency.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Requests in flight under [`Policy::FewRequests`]: an eighth of the outsiders' connections. What the
+/// Requests in flight under [`Policy::FewRequests`]: an eighth of the external callers' connections. What the
 /// clients' one thread sends within the time that one request takes is more, on any machine.
 pub(crate) const FEW_REQUESTS: usize = 8;
 
 /// How much of the policy is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// Deferrable fetches may hold all slots, nothing is deferred, nobody is refused: outsiders
-    /// wait in one line with the inside, as `unlimited` makes them.
+    /// Deferrable fetches may hold all slots, nothing is deferred, nobody is refused: external callers
+    /// wait in one queue with internal work, as `unlimited` makes them.
     Off,
     /// Deferrable fetches have their share of the slots and nothing more is done.
     SharesOnly,
     /// The defaults.
     On,
-    /// The defaults but for the outer gate, which lets so few in that outsiders meet it.
+    /// The defaults but for the outer gate, which lets so few in that external callers meet it.
     FewRequests,
-    /// The defaults but for the gate, which lets everyone in: outsiders wait for its places in one
-    /// line with the inside. It is what an operator gets who sets `unlimited`.
+    /// The defaults but for the gate, which lets everyone in: external callers wait for its permits in one
+    /// queue with internal work. It is what an operator gets who sets `unlimited`.
     NoGate,
-    /// As [`Self::NoGate`], but the inside takes no place and never stands in that line. No operator
-    /// can have it: it is here so that nothing is made to look good by the line alone.
+    /// As [`Self::NoGate`], but internal work acquires no permit and never waits in that queue. No operator
+    /// can have it: it is here so that nothing is made to look good by the queue alone.
     NoLine,
 }
 
@@ -72,7 +72,7 @@ impl Policy {
 pub(crate) struct Setup {
     pub(crate) policy: Policy,
     pub(crate) backfill: Backfill,
-    pub(crate) intake: bool,
+    pub(crate) rpc: bool,
 }
 
 /// All parts, at work.
@@ -83,7 +83,7 @@ pub(crate) struct Parts {
     pub(crate) fetcher: Fetcher,
     pub(crate) gate: Gate,
     monitor: LoadMonitor,
-    intake: Option<OrderRpcHandle>,
+    rpc: Option<OrderRpcHandle>,
     upkeep: Upkeep,
     sink: Timed,
     watched: Watched,
@@ -99,7 +99,7 @@ pub(crate) struct Watched {
 
 impl Parts {
     pub(crate) async fn start(path: PathBuf, setup: Setup) -> Self {
-        let Setup { policy, backfill, intake } = setup;
+        let Setup { policy, backfill, rpc } = setup;
         // A run on a busy machine must not outlive its transactions: equal work is asserted.
         let pool = PoolConfig::default().with_tx_retention(Duration::from_mins(30));
         let pool = OrderPool::new(pool).expect("a valid configuration");
@@ -124,7 +124,7 @@ impl Parts {
         }
         let sink = Timed::new(pool.clone());
         let fetcher = Fetcher::start(config, sink.clone()).await.expect("the node is there");
-        let intake = intake.then(|| {
+        let rpc = rpc.then(|| {
             let host = Host::new(pool.clone(), gate.clone())
                 .with_monitor(monitor.clone())
                 .with_readiness(fetcher.readiness());
@@ -132,11 +132,11 @@ impl Parts {
         });
         let upkeep = upkeep.expect("a thread");
         let watched = Watched::default();
-        Self { policy, pool, fetcher, gate, monitor, intake, upkeep, sink, watched }
+        Self { policy, pool, fetcher, gate, monitor, rpc, upkeep, sink, watched }
     }
 
-    pub(crate) fn intake(&self) -> &OrderRpcHandle {
-        self.intake.as_ref().expect("it was asked for")
+    pub(crate) fn rpc(&self) -> &OrderRpcHandle {
+        self.rpc.as_ref().expect("it was asked for")
     }
 
     /// Watches until `end` holds.
@@ -154,7 +154,7 @@ impl Parts {
     }
 
     fn look(&mut self) {
-        let waits = self.intake.as_ref().and_then(OrderRpcHandle::deferral_stats);
+        let waits = self.rpc.as_ref().and_then(OrderRpcHandle::deferral_stats);
         let oldest = waits.map_or(Duration::ZERO, |waits| waits.oldest_age);
         let watched = &mut self.watched;
         watched.oldest = watched.oldest.max(oldest).max(self.fetcher.deferred().oldest_age);
@@ -183,22 +183,22 @@ impl Parts {
 
     /// Fetches and raw transactions that had to wait.
     pub(crate) fn deferred(&self) -> u64 {
-        let waits = self.intake.as_ref().and_then(OrderRpcHandle::deferral_stats);
+        let waits = self.rpc.as_ref().and_then(OrderRpcHandle::deferral_stats);
         self.fetcher.deferred().deferred + waits.map_or(0, |waits| waits.deferred)
     }
 
     /// By the outer gate and by the inner one.
     pub(crate) fn refused(&self) -> [u64; 2] {
         let stats = self.gate.stats();
-        [stats.requests_refused, stats.slots_refused]
+        [stats.requests_refused, stats.work_refused]
     }
 
     pub(crate) const fn watched(&self) -> Watched {
         self.watched
     }
 
-    /// Exactly these are in the pool, and so many of outsiders; every hash has had its outcome.
-    pub(crate) async fn check(&mut self, expected: &[&[B256]], outside: usize) {
+    /// Exactly these are in the pool, and so many of external callers; every hash has had its outcome.
+    pub(crate) async fn check(&mut self, expected: &[&[B256]], external: usize) {
         let total: usize = expected.iter().map(|hashes| hashes.len()).sum();
         self.until(|parts| parts.fetcher.counts().pooled >= total as u64).await;
         self.until(|parts| parts.fetcher.counts().unfinished == 0).await;
@@ -206,22 +206,24 @@ impl Parts {
         for hash in expected.iter().copied().flatten() {
             assert!(self.pool.contains(hash), "{hash} is not in the pool: {counts:?}");
         }
-        assert_eq!(self.pool.len(), total + outside, "in the pool: {counts:?}");
+        assert_eq!(self.pool.len(), total + external, "in the pool: {counts:?}");
         assert_eq!(counts.pooled, total as u64, "{counts:?}");
         assert_eq!((counts.failed, counts.refused, counts.gone), (0, 0, 0), "{counts:?}");
         assert_eq!(counts.balance(), 0, "a hash without an outcome: {counts:?}");
-        // Each of them took a place of the gate that the outsiders are up against.
-        let inside = self.gate.stats().inside_admitted;
+        // Each of them acquired a permit of the gate that external callers compete for.
+        let internal = self.gate.stats().internal_admitted;
         match self.policy {
-            Policy::NoLine => assert_eq!(inside, 0, "past the gate"),
-            _ => assert!(inside > 0 && inside >= total as u64, "{inside} places for {total}"),
+            Policy::NoLine => assert_eq!(internal, 0, "past the gate"),
+            _ => {
+                assert!(internal > 0 && internal >= total as u64, "{internal} permits for {total}")
+            }
         }
     }
 
     pub(crate) async fn stop(self) -> Counts {
-        let Self { pool: _pool, fetcher, upkeep, intake, .. } = self;
-        if let Some(intake) = intake {
-            intake.shutdown(PATIENCE).await.expect("nobody is cut off");
+        let Self { pool: _pool, fetcher, upkeep, rpc, .. } = self;
+        if let Some(rpc) = rpc {
+            rpc.shutdown(PATIENCE).await.expect("nobody is cut off");
         }
         let (reason, counts) = fetcher.shutdown(PATIENCE).await;
         assert_eq!(reason, EndReason::Stopped);

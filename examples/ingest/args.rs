@@ -86,8 +86,8 @@ impl Args {
         IngestConfig::new(self.fetcher(endpoints), self.pool())
     }
 
-    /// The intake, if one is wanted. `node` is the chain of the node that was reached, if one was.
-    pub(crate) fn intake(&self, node: Option<u64>) -> Result<Option<OrderRpcConfig>, String> {
+    /// The RPC server, if one is wanted. `node` is the chain of the node that was reached, if one was.
+    pub(crate) fn rpc(&self, node: Option<u64>) -> Result<Option<OrderRpcConfig>, String> {
         let Some(listen) = self.rpc else { return Ok(None) };
         let chain_id = self
             .chain_id

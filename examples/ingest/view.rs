@@ -11,7 +11,7 @@ use mempool_ingest::{
     txpool_fetcher::{Counts, SourceState},
 };
 
-use crate::{Intake, Seen, Summary, word};
+use crate::{RpcCounts, Seen, Summary, word};
 
 pub(crate) struct View {
     /// Lines drawn last, to be drawn over; `None` where there is no terminal.
@@ -36,12 +36,12 @@ impl View {
                 .map_or(("(not reached yet)".into(), 0), |node| (node.client, node.chain_id));
             self.say(&format!("{}: {client}, chain {chain_id}", source.endpoint));
         }
-        self.intake(ingest);
+        self.rpc(ingest);
     }
 
-    fn intake(&mut self, ingest: &Ingest) {
-        if let Some(intake) = ingest.intake() {
-            self.say(&format!("orders by JSON-RPC at http://{}", intake.local_addr()));
+    fn rpc(&mut self, ingest: &Ingest) {
+        if let Some(rpc) = ingest.rpc() {
+            self.say(&format!("orders by JSON-RPC at http://{}", rpc.local_addr()));
         }
     }
 
@@ -111,19 +111,19 @@ impl View {
             "entered     announced {}  backfilled {}  by audit {}",
             counts.announced, counts.backfilled, counts.audit_recovered,
         ));
-        let intake = Intake::of(ingest, seen);
-        if let Some(intake) = &intake {
+        let rpc = RpcCounts::of(ingest, seen);
+        if let Some(rpc) = &rpc {
             lines.push(format!(
-                "intake      requests {}  refused {}+{}  deferred {}  orders seen {}  cancelled {}",
-                intake.requests,
-                intake.requests_refused,
-                intake.slots_refused,
-                intake.deferred,
-                intake.orders,
-                intake.cancelled,
+                "rpc         requests {}  refused {}+{}  deferred {}  orders seen {}  cancelled {}",
+                rpc.requests,
+                rpc.requests_refused,
+                rpc.work_refused,
+                rpc.deferred,
+                rpc.orders,
+                rpc.cancelled,
             ));
         }
-        self.draw(&lines, announced, pooled, &counts, intake);
+        self.draw(&lines, announced, pooled, &counts, rpc);
         self.before = counts;
         self.at = Instant::now();
     }
@@ -134,7 +134,7 @@ impl View {
         announced: f64,
         pooled: f64,
         counts: &Counts,
-        intake: Option<Intake>,
+        rpc: Option<RpcCounts>,
     ) {
         let mut out = stderr().lock();
         // A closed stderr is no reason to stop ingesting.
@@ -147,12 +147,12 @@ impl View {
             }
             None => {
                 let state = lines.first().and_then(|line| line.split_whitespace().next());
-                let intake = intake.map_or(String::new(), |intake| {
-                    format!(" rpc={} rpc_orders={}", intake.requests, intake.orders)
+                let rpc = rpc.map_or(String::new(), |rpc| {
+                    format!(" rpc={} rpc_orders={}", rpc.requests, rpc.orders)
                 });
                 writeln!(
                     out,
-                    "{} announced={} ({announced:.0}/s) pooled={} ({pooled:.0}/s) lagged={} failed={} in_flight={}{intake}",
+                    "{} announced={} ({announced:.0}/s) pooled={} ({pooled:.0}/s) lagged={} failed={} in_flight={}{rpc}",
                     state.unwrap_or("-"),
                     counts.announced,
                     counts.pooled,

@@ -20,14 +20,15 @@ pub const MAX_AUTO_REQUESTS: usize = 9_000;
 /// The highest number a [`Limit`] can be. More requests than this is [`Limit::Unlimited`].
 pub const MAX_REQUESTS: usize = 1_000_000;
 
-/// Slots for CPU-heavy work per core by default: one that runs and one that is about to.
-pub const DEFAULT_SLOTS_PER_CORE: usize = 2;
-/// The fewest slots by default: three callers at once on the smallest machine, and the inside.
-pub const MIN_DEFAULT_SLOTS: usize = 4;
-/// The most slots for CPU-heavy work.
-pub const MAX_SLOTS: usize = 65_536;
-/// Of this many slots one is the inside's by default, and at least one.
-pub const DEFAULT_SLOTS_PER_RESERVED: usize = 4;
+/// Work permits per core by default: one that runs and one that is about to.
+pub const DEFAULT_WORK_PERMITS_PER_CORE: usize = 2;
+/// The fewest work permits by default: on the smallest machine three external callers at once, and
+/// internal work.
+pub const MIN_DEFAULT_WORK_PERMITS: usize = 4;
+/// Upper bound of [`GateConfig::work_permits`].
+pub const MAX_WORK_PERMITS: usize = 65_536;
+/// By default one of this many work permits, and at least one, is reserved for internal work.
+pub const DEFAULT_WORK_PERMITS_PER_RESERVED: usize = 4;
 
 /// The earliest a refused caller should come back.
 pub const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -43,8 +44,8 @@ pub const DEFAULT_SHED_QUIET: Duration = Duration::from_secs(1);
 pub const DEFAULT_DEFERRED: usize = 1_024;
 /// Upper bound of [`DeferralConfig::capacity`].
 pub const MAX_DEFERRED: usize = 1 << 24;
-/// After this long a deferred item runs whatever the load: half of Ethereum's slot, so that what is
-/// deferred at the start of a slot still makes its block.
+/// After this long a deferred item runs whatever the load: half of Ethereum's slot, so that what
+/// is deferred at the start of a slot is still in time for its block.
 pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(6);
 
 /// When a queue's load rises and when it falls again, in percent of its capacity.
@@ -110,8 +111,8 @@ pub enum Limit {
     Auto,
     /// So many: 1 to [`MAX_REQUESTS`].
     Number(usize),
-    /// No admission control: nobody is refused, and outside callers wait for a slot in one line
-    /// with the inside, which then has no reserve. For comparison, not for operation.
+    /// No admission control: nobody is refused, external callers wait for a work permit in one
+    /// queue with internal work, and no permit is reserved. For comparison, not for operation.
     Unlimited,
 }
 
@@ -157,14 +158,15 @@ impl fmt::Display for Limit {
 /// What a [`Gate`](crate::Gate) lets in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateConfig {
-    /// Outside requests in flight. Default [`Limit::Auto`].
+    /// External requests in flight. Default [`Limit::Auto`].
     pub requests: Limit,
-    /// Slots for CPU-heavy work, of the inside and the outside together: 2 to [`MAX_SLOTS`].
-    /// Default [`DEFAULT_SLOTS_PER_CORE`] for each core, at least [`MIN_DEFAULT_SLOTS`].
-    pub slots: usize,
-    /// Slots of these that only the inside may use: 1 to `slots - 1`. Default a quarter
-    /// ([`DEFAULT_SLOTS_PER_RESERVED`]), at least 1. Without meaning under [`Limit::Unlimited`].
-    pub reserve: usize,
+    /// Permits for CPU-heavy work, of internal work and external callers together: 2 to
+    /// [`MAX_WORK_PERMITS`]. Default [`DEFAULT_WORK_PERMITS_PER_CORE`] for each core, at least
+    /// [`MIN_DEFAULT_WORK_PERMITS`].
+    pub work_permits: usize,
+    /// Those of them that only internal work may use: 1 to `work_permits - 1`. Default a quarter
+    /// ([`DEFAULT_WORK_PERMITS_PER_RESERVED`]), at least 1. Ignored under [`Limit::Unlimited`].
+    pub reserved_permits: usize,
     /// The earliest a refused caller is told to come back: 1 ms to [`MAX_RETRY_AFTER`], default
     /// [`DEFAULT_RETRY_AFTER`].
     pub retry_after: Duration,
@@ -184,12 +186,13 @@ impl Default for GateConfig {
 impl GateConfig {
     /// The default for a machine of so many cores.
     pub fn for_cores(cores: usize) -> Self {
-        let slots =
-            cores.saturating_mul(DEFAULT_SLOTS_PER_CORE).clamp(MIN_DEFAULT_SLOTS, MAX_SLOTS);
+        let permits = cores
+            .saturating_mul(DEFAULT_WORK_PERMITS_PER_CORE)
+            .clamp(MIN_DEFAULT_WORK_PERMITS, MAX_WORK_PERMITS);
         Self {
             requests: Limit::Auto,
-            slots,
-            reserve: (slots / DEFAULT_SLOTS_PER_RESERVED).max(1),
+            work_permits: permits,
+            reserved_permits: (permits / DEFAULT_WORK_PERMITS_PER_RESERVED).max(1),
             retry_after: DEFAULT_RETRY_AFTER,
             retry_jitter: DEFAULT_RETRY_JITTER,
             shed_quiet: DEFAULT_SHED_QUIET,
@@ -197,24 +200,27 @@ impl GateConfig {
     }
 
     /// # Errors
-    /// Names what is out of bounds; [`ConfigError::NoReserve`] and [`ConfigError::NoOutsideSlot`]
-    /// if the slots cannot be shared out.
+    /// Names what is out of bounds; [`ConfigError::NoReserve`] and [`ConfigError::NoExternalPermit`]
+    /// if no permit is left for internal work or for external callers.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if let Limit::Number(number) = self.requests {
             bounded("requests", number as u64, 1, MAX_REQUESTS as u64)?;
         }
-        bounded("slots", self.slots as u64, 1, MAX_SLOTS as u64)?;
+        bounded("work_permits", self.work_permits as u64, 1, MAX_WORK_PERMITS as u64)?;
         let max_ms = MAX_RETRY_AFTER.as_millis() as u64;
         bounded("retry_after (ms)", millis(self.retry_after), 1, max_ms)?;
         bounded("retry_jitter (ms)", millis(self.retry_jitter), 0, max_ms)?;
         if self.requests == Limit::Unlimited {
             return Ok(());
         }
-        if self.reserve == 0 {
-            return Err(ConfigError::NoReserve { slots: self.slots });
+        if self.reserved_permits == 0 {
+            return Err(ConfigError::NoReserve { work_permits: self.work_permits });
         }
-        if self.reserve >= self.slots {
-            return Err(ConfigError::NoOutsideSlot { slots: self.slots, reserve: self.reserve });
+        if self.reserved_permits >= self.work_permits {
+            return Err(ConfigError::NoExternalPermit {
+                work_permits: self.work_permits,
+                reserved_permits: self.reserved_permits,
+            });
         }
         Ok(())
     }
@@ -348,16 +354,16 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_whose_slots_cannot_be_shared_out_does_not_start() {
+    fn a_gate_whose_permits_cannot_be_shared_out_does_not_start() {
         let base = GateConfig::for_cores(2);
-        let none = GateConfig { reserve: 0, ..base }.validate();
-        assert_eq!(none, Err(ConfigError::NoReserve { slots: 4 }));
-        for (slots, reserve) in [(4, 4), (4, 5), (1, 1)] {
-            let all = GateConfig { slots, reserve, ..base }.validate();
-            assert_eq!(all, Err(ConfigError::NoOutsideSlot { slots, reserve }));
+        let none = GateConfig { reserved_permits: 0, ..base }.validate();
+        assert_eq!(none, Err(ConfigError::NoReserve { work_permits: 4 }));
+        for (work_permits, reserved_permits) in [(4, 4), (4, 5), (1, 1)] {
+            let all = GateConfig { work_permits, reserved_permits, ..base }.validate();
+            assert_eq!(all, Err(ConfigError::NoExternalPermit { work_permits, reserved_permits }));
         }
         for config in [
-            GateConfig { slots: 0, ..base },
+            GateConfig { work_permits: 0, ..base },
             GateConfig { requests: Limit::Number(0), ..base },
             GateConfig { retry_after: Duration::ZERO, ..base },
             GateConfig { retry_jitter: Duration::MAX, ..base },

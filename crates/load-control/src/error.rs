@@ -41,26 +41,27 @@ pub enum ConfigError {
     /// A monitor watches at most [`MAX_QUEUES`](crate::MAX_QUEUES).
     #[error("queue {queue:?} would be one more than the {limit} that a monitor watches")]
     TooManyQueues {
-        /// The queue that found no place.
+        /// The queue that was refused.
         queue: &'static str,
         /// The limit.
         limit: usize,
     },
-    /// Without a reserve, outsiders could take every slot.
-    #[error("reserve is 0 of {slots} slots, must be at least 1")]
+    /// Without a reserve, external callers could hold every work permit.
+    #[error("reserved_permits is 0 of {work_permits} work permits, must be at least 1")]
     NoReserve {
-        /// Slots in all.
-        slots: usize,
+        /// Work permits in all.
+        work_permits: usize,
     },
-    /// The reserve leaves nothing to outside callers: each would be refused.
-    #[error("reserve is {reserve} of {slots} slots, must leave at least 1 to outside callers")]
-    NoOutsideSlot {
-        /// Slots in all.
-        slots: usize,
-        /// Slots of the inside alone.
-        reserve: usize,
+    /// The reserve leaves no permit to external callers: each would be refused.
+    #[error("reserved_permits is {reserved_permits} of {work_permits} work permits, must leave at least 1 to
+         external callers")]
+    NoExternalPermit {
+        /// Work permits in all.
+        work_permits: usize,
+        /// Work permits reserved for internal work.
+        reserved_permits: usize,
     },
-    /// A fraction that is none.
+    /// A fraction outside 0 to 1.
     #[error("{field} is {value}, must be between 0 and 1")]
     Fraction {
         /// The setting.
@@ -70,7 +71,7 @@ pub enum ConfigError {
     },
 }
 
-/// A text that is no [`Limit`](crate::Limit).
+/// A text that does not parse as a [`Limit`](crate::Limit).
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{value:?} is no limit: expected auto, unlimited or a number from 1 to {max}")]
 pub struct ParseLimitError {

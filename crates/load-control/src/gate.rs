@@ -1,14 +1,14 @@
-//! The admission gate: outsiders fail fast, the inside waits.
+//! The admission gate: external callers are refused at once, internal work waits.
 
 use crate::{
     config::{GateConfig, cores},
     error::ConfigError,
-    in_flight::{InFlight, RequestPermit},
+    in_flight::{InFlight, InFlightPermit},
     jitter::Jitter,
     metrics::{Count, Level},
     refusal::{GateName, Refusal, RefusalReason},
     shedding::Shedding,
-    slots::{SlotPermit, Slots},
+    work::{WorkPermit, WorkPermits},
 };
 use metrics::{Counter, counter, gauge};
 use std::{
@@ -22,52 +22,55 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Decides who may come in and who may work. Cloning gives another handle to the same gate.
+/// Limits the requests in flight and the CPU-heavy work. Cloning gives another handle to the same
+/// gate.
 ///
-/// An outside request passes twice: [`enter`](Self::enter) before its body is read, which bounds
-/// what is in flight, and [`try_outside`](Self::try_outside) before its CPU-heavy part. Both answer
-/// at once. The inside (mempool, heads) only calls [`inside`](Self::inside), which waits for a slot,
-/// first come first served, and always gets one; a reserve of slots is never an outsider's, so an
-/// insider that finds it free waits for nobody.
+/// An external request passes two gates: [`enter`](Self::enter) before its body is read, which
+/// bounds the requests in flight, and [`try_acquire_external`](Self::try_acquire_external) before
+/// its CPU-heavy work. Both answer at once. Internal work (mempool, heads) only calls
+/// [`acquire_internal`](Self::acquire_internal), which waits for a work permit, first come first
+/// served, and is never refused. Some work permits are reserved for internal work, so it does not
+/// wait for external callers as long as one of these is free.
 ///
-/// Every permit is given back when dropped; the gate holds no task and no thread.
+/// Every permit is released when dropped; the gate holds no task and no thread.
 ///
 /// Under [`Limit::Unlimited`](crate::Limit::Unlimited) there is no admission control: `enter` always
-/// succeeds, there is no reserve, and [`outside`](Self::outside) waits in line with the inside.
+/// succeeds, no permit is reserved, and [`acquire_external`](Self::acquire_external) waits in one
+/// queue with internal work.
 #[derive(Clone, Debug)]
 pub struct Gate {
-    shared: Arc<Shared>,
+    shared: Arc<GateShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct GateShared {
     requests: Arc<InFlight>,
-    slots: Slots,
+    work: WorkPermits,
     limited: bool,
     closed: AtomicBool,
     config: GateConfig,
-    chance: Jitter,
-    sides: [Side; GateName::ALL.len()],
-    inside_admitted: Count,
-    inside_waited: Count,
+    jitter: Jitter,
+    counters: [GateCounters; GateName::ALL.len()],
+    internal_admitted: Count,
+    internal_waited: Count,
 }
 
-/// What is kept of each of the two gates.
+/// The counts and the shedding episode of one of the two gates.
 #[derive(Debug)]
-struct Side {
+struct GateCounters {
     admitted: Count,
     refused: [Count; RefusalReason::ALL.len()],
     shedding: Shedding,
 }
 
-impl Side {
+impl GateCounters {
     fn new(gate: GateName, config: &GateConfig) -> Self {
         let name = gate.as_str();
         let refused = RefusalReason::ALL.map(|reason| {
-            // The reasons this gate does not have get no series.
+            // A reason that this gate never gives gets no series.
             let possible = match reason {
                 RefusalReason::TooManyRequests => gate == GateName::Requests,
-                RefusalReason::NoSlot | RefusalReason::Deferred => gate == GateName::Slots,
+                RefusalReason::NoPermit | RefusalReason::Deferred => gate == GateName::Work,
                 RefusalReason::ShuttingDown => true,
             };
             let reason = reason.as_str();
@@ -89,65 +92,65 @@ impl Side {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GateStats {
-    /// Outside requests that came in, elements of batches counted one by one.
+    /// External requests admitted, elements of batches counted one by one.
     pub requests_admitted: u64,
-    /// Outside requests refused at the outer gate.
+    /// External requests refused by the outer gate.
     pub requests_refused: u64,
-    /// Outside requests in flight.
+    /// External requests in flight.
     pub requests_in_flight: usize,
-    /// Slots given to outsiders.
-    pub slots_admitted: u64,
+    /// Work permits acquired by external callers.
+    pub work_admitted: u64,
     /// Outsiders refused at the inner gate.
-    pub slots_refused: u64,
-    /// Slots in use, of insiders and outsiders.
-    pub slots_in_use: usize,
-    /// Slots given to the inside.
-    pub inside_admitted: u64,
-    /// Of these, for how many it had to wait.
-    pub inside_waited: u64,
+    pub work_refused: u64,
+    /// Work permits held, by internal work and by external callers.
+    pub work_in_use: usize,
+    /// Work permits acquired by internal work.
+    pub internal_admitted: u64,
+    /// How many of these it had to wait for.
+    pub internal_waited: u64,
 }
 
 impl Gate {
     /// Makes a gate.
     ///
     /// # Errors
-    /// If the configuration is out of bounds or the slots cannot be shared out between a reserve
-    /// and outsiders: see [`GateConfig::validate`].
+    /// If the configuration is out of bounds, or leaves no permit for
+    /// internal work or for external callers: see [`GateConfig::validate`].
     pub fn new(config: GateConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let limit = config.requests.resolve(cores());
-        let outside = match limit {
-            Some(_) => config.slots - config.reserve,
-            None => config.slots,
+        let external = match limit {
+            Some(_) => config.work_permits - config.reserved_permits,
+            None => config.work_permits,
         };
         let in_use = |gate: GateName| {
             Level::new(gauge!("load_control_gate_in_use", "gate" => gate.as_str()))
         };
         let requests = InFlight::new(limit.unwrap_or(usize::MAX), in_use(GateName::Requests));
-        let shared = Shared {
+        let shared = GateShared {
             requests: Arc::new(requests),
-            slots: Slots::new(config.slots, outside, in_use(GateName::Slots)),
+            work: WorkPermits::new(config.work_permits, external, in_use(GateName::Work)),
             limited: limit.is_some(),
             closed: AtomicBool::new(false),
             config,
-            chance: Jitter::random(),
-            sides: GateName::ALL.map(|gate| Side::new(gate, &config)),
-            inside_admitted: Count::new(counter!("load_control_inside_admitted_total")),
-            inside_waited: Count::new(counter!("load_control_inside_waited_total")),
+            jitter: Jitter::random(),
+            counters: GateName::ALL.map(|gate| GateCounters::new(gate, &config)),
+            internal_admitted: Count::new(counter!("load_control_internal_admitted_total")),
+            internal_waited: Count::new(counter!("load_control_internal_waited_total")),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Lets an outside request in, before its body is read. Never waits.
+    /// Admits an external request, before its body is read. Never waits.
     ///
     /// # Errors
     /// [`RefusalReason::TooManyRequests`], [`RefusalReason::ShuttingDown`].
-    pub fn enter(&self, now: Instant) -> Result<RequestPermit, Refusal> {
+    pub fn enter(&self, now: Instant) -> Result<InFlightPermit, Refusal> {
         let gate = GateName::Requests;
         if self.is_closed() {
             return Err(self.refuse(gate, RefusalReason::ShuttingDown, now));
         }
-        match RequestPermit::try_new(&self.shared.requests) {
+        match InFlightPermit::try_new(&self.shared.requests) {
             Some(permit) => {
                 self.admit(gate, 1, now);
                 Ok(permit)
@@ -163,7 +166,7 @@ impl Gate {
     /// As for [`Self::enter`].
     pub fn enter_batch(
         &self,
-        permit: &mut RequestPermit,
+        permit: &mut InFlightPermit,
         elements: usize,
         now: Instant,
     ) -> Result<(), Refusal> {
@@ -177,76 +180,77 @@ impl Gate {
         }
     }
 
-    /// A slot for an outsider, if one is free that is not of the reserve. Never waits.
+    /// A work permit for an external caller, if one is free that is not reserved. Never waits.
     ///
     /// # Errors
-    /// [`RefusalReason::NoSlot`], [`RefusalReason::ShuttingDown`].
-    pub fn try_outside(&self, now: Instant) -> Result<SlotPermit, Refusal> {
-        let gate = GateName::Slots;
+    /// [`RefusalReason::NoPermit`], [`RefusalReason::ShuttingDown`].
+    pub fn try_acquire_external(&self, now: Instant) -> Result<WorkPermit, Refusal> {
+        let gate = GateName::Work;
         if self.is_closed() {
             return Err(self.refuse(gate, RefusalReason::ShuttingDown, now));
         }
-        match self.shared.slots.try_outside() {
+        match self.shared.work.try_acquire_external() {
             Some(permit) => {
                 self.admit(gate, 1, now);
                 Ok(permit)
             }
-            None => Err(self.refuse(gate, RefusalReason::NoSlot, now)),
+            None => Err(self.refuse(gate, RefusalReason::NoPermit, now)),
         }
     }
 
-    /// As [`Self::try_outside`], and at once ready, except under
-    /// [`Limit::Unlimited`](crate::Limit::Unlimited): then it waits in line.
+    /// As [`Self::try_acquire_external`], and ready at once, except under
+    /// [`Limit::Unlimited`](crate::Limit::Unlimited): then it waits in the queue of all work.
     ///
     /// # Errors
-    /// As for [`Self::try_outside`].
+    /// As for [`Self::try_acquire_external`].
     ///
     /// # Cancel safety
-    /// Dropped while waiting, it gives up its place in line and holds nothing.
-    pub async fn outside(&self, now: Instant) -> Result<SlotPermit, Refusal> {
+    /// Dropped while waiting, it leaves the queue and holds nothing.
+    pub async fn acquire_external(&self, now: Instant) -> Result<WorkPermit, Refusal> {
         if self.shared.limited {
-            return self.try_outside(now);
+            return self.try_acquire_external(now);
         }
-        let permit = self.shared.slots.wait().await;
+        let permit = self.shared.work.acquire().await;
         if self.is_closed() {
-            return Err(self.refuse(GateName::Slots, RefusalReason::ShuttingDown, now));
+            return Err(self.refuse(GateName::Work, RefusalReason::ShuttingDown, now));
         }
-        self.admit(GateName::Slots, 1, now);
+        self.admit(GateName::Work, 1, now);
         Ok(permit)
     }
 
-    /// A slot for an outsider's work that a [`DeferralQueue`](crate::DeferralQueue) held back: it was
-    /// told to wait, so it waits, within what outsiders may have. Also after [`Self::close`].
+    /// A work permit for work of an external caller that a [`DeferralQueue`](crate::DeferralQueue)
+    /// deferred. Such work has waited already, so it waits for its permit instead of being refused,
+    /// also after [`Self::close`]; it counts among the permits that external callers may hold.
     ///
     /// # Cancel safety
-    /// Dropped while waiting, it gives up its place in line and holds nothing.
-    pub async fn outside_deferred(&self) -> SlotPermit {
-        let permit = self.shared.slots.wait_outside().await;
-        self.shared.sides[GateName::Slots as usize].admitted.add(1);
+    /// Dropped while waiting, it leaves the queue and holds nothing.
+    pub async fn acquire_external_deferred(&self) -> WorkPermit {
+        let permit = self.shared.work.acquire_external().await;
+        self.shared.counters[GateName::Work as usize].admitted.add(1);
         permit
     }
 
-    /// A slot for the inside. Waits as long as it takes, first come first served; never refused,
-    /// not even after [`Self::close`].
+    /// A work permit for internal work. Waits as long as it takes, first come first served; never
+    /// refused, not even after [`Self::close`].
     ///
     /// # Cancel safety
-    /// Dropped while waiting, it gives up its place in line and holds nothing.
-    pub async fn inside(&self) -> SlotPermit {
+    /// Dropped while waiting, it leaves the queue and holds nothing.
+    pub async fn acquire_internal(&self) -> WorkPermit {
         let shared = &self.shared;
-        let permit = match shared.slots.try_inside() {
+        let permit = match shared.work.try_acquire_internal() {
             Some(permit) => permit,
             None => {
-                shared.inside_waited.add(1);
-                shared.slots.wait().await
+                shared.internal_waited.add(1);
+                shared.work.acquire().await
             }
         };
-        shared.inside_admitted.add(1);
+        shared.internal_admitted.add(1);
         permit
     }
 
-    /// As [`Self::inside`], for a thread that may block: it sleeps until the slot is its own.
-    pub fn inside_blocking(&self) -> SlotPermit {
-        let mut waiting = pin!(self.inside());
+    /// As [`Self::acquire_internal`], for a thread that may block: it sleeps until the slot is its own.
+    pub fn acquire_internal_blocking(&self) -> WorkPermit {
+        let mut waiting = pin!(self.acquire_internal());
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let mut context = Context::from_waker(&waker);
         loop {
@@ -258,18 +262,18 @@ impl Gate {
         }
     }
 
-    /// Counts a refusal of deferrable work for which a [`DeferralQueue`](crate::DeferralQueue) had
-    /// no room, and gives what the caller is to be told.
+    /// Counts and returns a refusal of deferrable work for which a
+    /// [`DeferralQueue`](crate::DeferralQueue) has no room.
     pub fn refuse_deferred(&self, now: Instant) -> Refusal {
-        self.refuse(GateName::Slots, RefusalReason::Deferred, now)
+        self.refuse(GateName::Work, RefusalReason::Deferred, now)
     }
 
-    /// Counts a refusal of work that could not be finished before the shutdown.
+    /// Counts and returns a refusal because of the shutdown, of work that was not finished before it.
     pub fn refuse_closed(&self, now: Instant) -> Refusal {
-        self.refuse(GateName::Slots, RefusalReason::ShuttingDown, now)
+        self.refuse(GateName::Work, RefusalReason::ShuttingDown, now)
     }
 
-    /// Refuses every outside caller from now on. Permits that are out stay good.
+    /// Refuses every external caller from now on. Permits that are held stay valid.
     pub fn close(&self) {
         // Relaxed: a caller that comes at the same instant may be on either side of it.
         self.shared.closed.store(true, Relaxed);
@@ -280,20 +284,20 @@ impl Gate {
         self.shared.closed.load(Relaxed)
     }
 
-    /// Whether it refused someone within the last [`GateConfig::shed_quiet`]. Call it now and then
-    /// (a readiness probe does): it also writes the line that says that shedding is over, which is
-    /// otherwise left to the next caller.
+    /// Whether it refused a caller within the last [`GateConfig::shed_quiet`]. Call it regularly (a
+    /// readiness probe does): it also logs the end of a shedding episode, which otherwise waits for
+    /// the next caller.
     pub fn is_shedding(&self, now: Instant) -> bool {
-        // Both are asked: each may have a row to end.
-        let [requests, slots] = &self.shared.sides;
-        requests.shedding.is_open(now) | slots.shedding.is_open(now)
+        // No short circuit: each of the two may have an episode to end.
+        let [requests, work] = &self.shared.counters;
+        requests.shedding.is_open(now) | work.shedding.is_open(now)
     }
 
-    /// When a caller who is refused now should come back, drawn anew each time: for refusals of
-    /// other limits than this gate's.
+    /// After how long a caller who is refused now should retry, drawn anew each time. For refusals
+    /// by limits other than this gate's.
     pub fn retry_after(&self) -> Duration {
         let config = &self.shared.config;
-        config.retry_after + self.shared.chance.up_to(config.retry_jitter)
+        config.retry_after + self.shared.jitter.up_to(config.retry_jitter)
     }
 
     /// Requests that may be in flight; `None` if there is no limit.
@@ -301,40 +305,40 @@ impl Gate {
         self.shared.config.requests.resolve(cores())
     }
 
-    /// What it was made with.
+    /// The configuration that it was made with.
     pub fn config(&self) -> &GateConfig {
         &self.shared.config
     }
 
-    /// Its counts. They are read one by one while others come and go.
+    /// Its counts. They are read one by one, not as a snapshot.
     pub fn stats(&self) -> GateStats {
         let shared = &self.shared;
-        let refused = |side: &Side| side.refused.iter().map(Count::get).sum();
-        let [requests, slots] = &shared.sides;
+        let refused = |counters: &GateCounters| counters.refused.iter().map(Count::get).sum();
+        let [requests, work] = &shared.counters;
         GateStats {
             requests_admitted: requests.admitted.get(),
             requests_refused: refused(requests),
             requests_in_flight: shared.requests.get(),
-            slots_admitted: slots.admitted.get(),
-            slots_refused: refused(slots),
-            slots_in_use: shared.slots.in_use(),
-            inside_admitted: shared.inside_admitted.get(),
-            inside_waited: shared.inside_waited.get(),
+            work_admitted: work.admitted.get(),
+            work_refused: refused(work),
+            work_in_use: shared.work.in_use(),
+            internal_admitted: shared.internal_admitted.get(),
+            internal_waited: shared.internal_waited.get(),
         }
     }
 
     fn admit(&self, gate: GateName, count: u64, now: Instant) {
-        let side = &self.shared.sides[gate as usize];
-        side.admitted.add(count);
-        // The log line is the effect.
-        let _ = side.shedding.ended(now);
+        let counters = &self.shared.counters[gate as usize];
+        counters.admitted.add(count);
+        // Called for the log line that it writes if an episode is over.
+        let _ = counters.shedding.end_if_quiet(now);
     }
 
     fn refuse(&self, gate: GateName, reason: RefusalReason, now: Instant) -> Refusal {
         let shared = &self.shared;
-        let side = &shared.sides[gate as usize];
-        side.refused[reason as usize].add(1);
-        side.shedding.refused(now);
+        let counters = &shared.counters[gate as usize];
+        counters.refused[reason as usize].add(1);
+        counters.shedding.refused(now);
         Refusal { gate, reason, retry_after: self.retry_after() }
     }
 }

@@ -1,4 +1,4 @@
-//! The outer limit: how many outside requests are in flight.
+//! The outer limit: how many external requests are in flight.
 
 use crate::{metrics::Level, sync::AtomicUsize};
 use std::sync::{Arc, atomic::Ordering::Relaxed};
@@ -38,16 +38,16 @@ impl InFlight {
     }
 }
 
-/// A place among the requests in flight, given back when dropped, however that comes about: the
-/// answer was sent, the caller hung up, its future was cancelled, its code panicked.
+/// Counts a request as in flight until it is dropped: after the response was sent, after the caller
+/// hung up, when its future is cancelled, and when its code panics.
 #[derive(Debug)]
-#[must_use = "dropping it gives the place back at once"]
-pub struct RequestPermit {
+#[must_use = "dropping it ends the request's count at once"]
+pub struct InFlightPermit {
     in_flight: Arc<InFlight>,
     weight: usize,
 }
 
-impl RequestPermit {
+impl InFlightPermit {
     pub(crate) fn try_new(in_flight: &Arc<InFlight>) -> Option<Self> {
         in_flight.try_add(1).then(|| Self { in_flight: Arc::clone(in_flight), weight: 1 })
     }
@@ -62,13 +62,13 @@ impl RequestPermit {
         grown
     }
 
-    /// As how many requests it counts.
+    /// How many requests it counts as.
     pub const fn weight(&self) -> usize {
         self.weight
     }
 }
 
-impl Drop for RequestPermit {
+impl Drop for InFlightPermit {
     fn drop(&mut self) {
         self.in_flight.remove(self.weight);
     }
@@ -80,17 +80,17 @@ mod loom_tests {
     use loom::thread;
 
     #[test]
-    fn the_limit_holds_and_the_last_place_is_always_given_in_every_interleaving() {
+    fn the_limit_holds_and_the_last_permit_is_always_given_in_every_interleaving() {
         loom::model(|| {
             let level = Level::new(metrics::Gauge::noop());
             let in_flight = Arc::new(InFlight::new(1, level));
-            let inside = Arc::new(AtomicUsize::new(0));
+            let entered = Arc::new(AtomicUsize::new(0));
             let enter = {
-                let (in_flight, inside) = (Arc::clone(&in_flight), Arc::clone(&inside));
+                let (in_flight, entered) = (Arc::clone(&in_flight), Arc::clone(&entered));
                 move || {
-                    let Some(permit) = RequestPermit::try_new(&in_flight) else { return false };
-                    assert_eq!(inside.fetch_add(1, Relaxed), 0);
-                    inside.fetch_sub(1, Relaxed);
+                    let Some(permit) = InFlightPermit::try_new(&in_flight) else { return false };
+                    assert_eq!(entered.fetch_add(1, Relaxed), 0);
+                    entered.fetch_sub(1, Relaxed);
                     drop(permit);
                     true
                 }

@@ -1,27 +1,27 @@
-//! Keeps load, from inside or outside, from starving what matters. No I/O; time is passed in.
+//! Load control: keeps a flood of work from delaying what matters. No I/O; time is an argument.
 //!
-//! Four tools, each of use alone:
+//! Four parts, each usable alone:
 //!
 //! - [`LoadMonitor`] says how full the queues are, with hysteresis, for one relaxed load.
-//! - [`DeferralQueue`] holds deferrable work back while it says so, and loses none.
-//! - [`Gate`] refuses outside callers at once when there are too many; the inside waits and is
-//!   never refused.
-//! - [`Throttle`] makes background work give way between its steps.
+//! - [`DeferralQueue`] defers deferrable work while the load is high, and loses none.
+//! - [`Gate`] is the admission control: external callers beyond its limits are refused at once;
+//!   internal work waits and is never refused.
+//! - [`Throttle`] gives the pauses between the steps of background work.
 //!
 //! ```text
 //!  queue depths ──> LoadMonitor ── is_pressed() ──> DeferralQueue ── run, wait or hand back
 //!
-//!  outside caller ──> Gate: requests in flight ──> slot? ── no ──> Refusal, at once
-//!  inside caller  ─────────────────────────────> waits for a slot, first come first served
+//!  external caller ──> Gate: requests in flight ──> work permit? ── no ──> Refusal, at once
+//!  internal work   ──────────────────────────────> waits for a work permit, first come first served
 //! ```
 //!
 //! # What can be lost
-//! Nothing. What the gate refuses, its caller hears of (`load_control_gate_refused_total`); what a
-//! deferral queue has no room for it hands back (`load_control_deferred_handed_back_total`).
+//! Nothing. A caller that the gate refuses gets a [`Refusal`] (`load_control_gate_refused_total`); a
+//! deferral queue hands back what it has no room for (`load_control_deferred_handed_back_total`).
 //!
 //! # Shutdown
-//! [`Gate::close`] refuses outside callers from then on; permits that are out stay good until they
-//! are dropped. [`DeferralQueue::drain`] gives what waits to its owner.
+//! [`Gate::close`] refuses external callers from then on; permits that are held stay valid until they
+//! are dropped. [`DeferralQueue::drain`] returns what waits to its owner.
 //!
 //! ```
 //! use load_control::{DeferralConfig, DeferralQueue, Gate, GateConfig, LoadMonitor, Offered};
@@ -45,7 +45,7 @@
 //! }
 //! announcements.removed(15_000);
 //! let _request = later.pop(now, monitor.is_pressed()).expect("the load is normal again");
-//! let _slot = gate.try_outside(now).expect("no other caller holds a slot");
+//! let _permit = gate.try_acquire_external(now).expect("no other caller holds one");
 //! # Ok(())
 //! # }
 //! ```
@@ -65,17 +65,17 @@ mod metrics;
 mod monitor;
 mod refusal;
 mod shedding;
-mod slots;
 mod sync;
 mod throttle;
+mod work;
 
 pub use config::*;
 pub use deferral::{DeferralQueue, DeferralStats, Offered};
 pub use error::{ConfigError, ParseLimitError};
 pub use gate::{Gate, GateStats};
-pub use in_flight::RequestPermit;
+pub use in_flight::InFlightPermit;
 pub use metrics::METRICS;
 pub use monitor::{LoadMonitor, LoadState, MAX_QUEUES, QueueLoad};
 pub use refusal::{GateName, Refusal, RefusalReason};
-pub use slots::SlotPermit;
 pub use throttle::{DEFAULT_PAUSE, DEFAULT_PAUSE_JITTER, MAX_PAUSE, Throttle};
+pub use work::WorkPermit;

@@ -13,11 +13,11 @@ use std::{
 /// |---|---|---|
 /// | `load_control_state` | gauge: 0 normal, 1 elevated, 2 critical | |
 /// | `load_control_transitions_total` | counter | `from`, `to`: `normal`, `elevated`, `critical` |
-/// | `load_control_gate_admitted_total` | counter | `gate`: `requests`, `slots` |
+/// | `load_control_gate_admitted_total` | counter | `gate`: `requests`, `work` |
 /// | `load_control_gate_refused_total` | counter | `gate`, `reason`: see `RefusalReason::as_str` |
 /// | `load_control_gate_in_use` | gauge | `gate` |
-/// | `load_control_inside_admitted_total` | counter | |
-/// | `load_control_inside_waited_total` | counter | |
+/// | `load_control_internal_admitted_total` | counter | |
+/// | `load_control_internal_waited_total` | counter | |
 /// | `load_control_deferred_total` | counter | `queue` |
 /// | `load_control_deferred_run_total` | counter | `queue`, `reason`: `calm`, `age`, `drained` |
 /// | `load_control_deferred_handed_back_total` | counter | `queue` |
@@ -28,8 +28,8 @@ pub const METRICS: &[&str] = &[
     "load_control_gate_admitted_total",
     "load_control_gate_refused_total",
     "load_control_gate_in_use",
-    "load_control_inside_admitted_total",
-    "load_control_inside_waited_total",
+    "load_control_internal_admitted_total",
+    "load_control_internal_waited_total",
     "load_control_deferred_total",
     "load_control_deferred_run_total",
     "load_control_deferred_handed_back_total",

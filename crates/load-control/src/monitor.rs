@@ -61,11 +61,11 @@ impl LoadState {
 /// No lock is taken anywhere: an observation that changes nothing is two loads and a comparison.
 #[derive(Clone, Debug)]
 pub struct LoadMonitor {
-    shared: Arc<Shared>,
+    shared: Arc<MonitorShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct MonitorShared {
     /// Two bits for each queue, its [`LoadState`]; the highest bit is [`OFF`]. Everything that is
     /// decided is in this one word, so no two threads can see different halves of it.
     word: AtomicU64,
@@ -84,7 +84,7 @@ impl LoadMonitor {
         config.validate()?;
         let word = AtomicU64::new(if config.enabled { 0 } else { OFF });
         let metrics = MonitorMetrics::new();
-        let shared = Shared { word, taken: AtomicU64::new(0), config, metrics };
+        let shared = MonitorShared { word, taken: AtomicU64::new(0), config, metrics };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -148,7 +148,7 @@ impl LoadMonitor {
     }
 }
 
-impl Shared {
+impl MonitorShared {
     fn changed(&self, before: u64, after: u64) {
         let (from, to) = (state_of(before), state_of(after));
         if from != to {

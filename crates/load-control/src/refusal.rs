@@ -6,34 +6,34 @@ use thiserror::Error;
 /// Which gate refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GateName {
-    /// The outer one: requests in flight.
+    /// The outer gate: requests in flight.
     Requests,
-    /// The inner one: slots for CPU-heavy work.
-    Slots,
+    /// The inner gate: permits for CPU-heavy work.
+    Work,
 }
 
 impl GateName {
-    /// Both, in the order in which a request meets them.
-    pub const ALL: [Self; 2] = [Self::Requests, Self::Slots];
+    /// Both, in the order in which a request passes them.
+    pub const ALL: [Self; 2] = [Self::Requests, Self::Work];
 
     /// Its metric label.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Requests => "requests",
-            Self::Slots => "slots",
+            Self::Work => "work",
         }
     }
 }
 
-/// Why an outside caller was refused.
+/// Why an external caller was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RefusalReason {
-    /// As many requests are in flight as may be.
+    /// The limit of requests in flight is reached.
     TooManyRequests,
-    /// Every slot that an outside caller may have is taken.
-    NoSlot,
-    /// The load is high, the work is deferrable, and no more of it can wait.
+    /// Every work permit that an external caller may hold is held.
+    NoPermit,
+    /// The load is high, and the queue of deferred work is full.
     Deferred,
     /// The gate was closed for shutdown.
     ShuttingDown,
@@ -42,29 +42,29 @@ pub enum RefusalReason {
 impl RefusalReason {
     /// All of them.
     pub const ALL: [Self; 4] =
-        [Self::TooManyRequests, Self::NoSlot, Self::Deferred, Self::ShuttingDown];
+        [Self::TooManyRequests, Self::NoPermit, Self::Deferred, Self::ShuttingDown];
 
     /// Its metric label, and the reason in the answer to the caller.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::TooManyRequests => "too_many_requests",
-            Self::NoSlot => "no_slot",
+            Self::NoPermit => "no_permit",
             Self::Deferred => "deferred_full",
             Self::ShuttingDown => "shutting_down",
         }
     }
 }
 
-/// An outside caller may not come in now. Answered as HTTP 503.
+/// An external caller was refused, because of overload or shutdown. Answered as HTTP 503.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("refused by the gate of {}: {}, try again in {retry_after:?}", gate.as_str(), reason.as_str())]
+#[error("refused by the gate {}: {}, retry after {retry_after:?}", gate.as_str(), reason.as_str())]
 pub struct Refusal {
     /// Which gate refused.
     pub gate: GateName,
     /// Why.
     pub reason: RefusalReason,
-    /// When to come back: between [`GateConfig::retry_after`] and `retry_jitter` more, drawn anew
-    /// for each refusal.
+    /// After how long the caller should retry: between [`GateConfig::retry_after`] and
+    /// `retry_jitter` more, drawn anew for each refusal.
     ///
     /// [`GateConfig::retry_after`]: crate::GateConfig::retry_after
     pub retry_after: Duration,
@@ -98,7 +98,7 @@ mod tests {
         for (micros, ms, secs) in cases {
             let retry_after = Duration::from_micros(micros);
             let refusal =
-                Refusal { gate: GateName::Slots, reason: RefusalReason::NoSlot, retry_after };
+                Refusal { gate: GateName::Work, reason: RefusalReason::NoPermit, retry_after };
             assert_eq!((refusal.retry_after_ms(), refusal.retry_after_secs()), (ms, secs));
         }
     }

@@ -1,4 +1,4 @@
-//! When a gate began to refuse and when it stopped: two log lines instead of thousands.
+//! Logs when a gate starts to refuse and when it stops: two lines instead of one per refusal.
 
 use crate::refusal::GateName;
 use std::{
@@ -9,76 +9,77 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A row of refusals with no pause of [`Self::quiet`] in it.
+/// Detects shedding episodes: refusals with less than [`Self::quiet`] between any two of them.
 #[derive(Debug)]
 pub(crate) struct Shedding {
     gate: GateName,
     quiet: Duration,
-    /// Whether there may be a row that has to end, so that a gate that refuses nobody takes no lock.
+    /// Whether an episode may have to be ended, so that a gate that refuses nobody takes no lock.
     open: AtomicBool,
-    row: Mutex<Option<Row>>,
+    episode: Mutex<Option<Episode>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Row {
+struct Episode {
     first: Instant,
     last: Instant,
     refused: u64,
 }
 
-/// What a row of refusals came to.
+/// What an episode amounted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ended {
+pub(crate) struct EpisodeSummary {
     pub(crate) refused: u64,
     pub(crate) lasted: Duration,
 }
 
 impl Shedding {
     pub(crate) const fn new(gate: GateName, quiet: Duration) -> Self {
-        Self { gate, quiet, open: AtomicBool::new(false), row: Mutex::new(None) }
+        Self { gate, quiet, open: AtomicBool::new(false), episode: Mutex::new(None) }
     }
 
-    /// True if a row begins.
+    /// Counts a refusal. True if it begins an episode.
     pub(crate) fn refused(&self, now: Instant) -> bool {
-        self.ended(now);
-        let mut row = self.row.lock().unwrap_or_else(PoisonError::into_inner);
-        let begins = row.is_none();
-        let current = row.get_or_insert(Row { first: now, last: now, refused: 0 });
+        self.end_if_quiet(now);
+        let mut episode = self.episode.lock().unwrap_or_else(PoisonError::into_inner);
+        let begins = episode.is_none();
+        let current = episode.get_or_insert(Episode { first: now, last: now, refused: 0 });
         current.refused += 1;
         current.last = current.last.max(now);
-        // Relaxed: only a hint; the row itself is read under the lock.
+        // Relaxed: only a hint; the episode itself is read under the lock.
         self.open.store(true, Relaxed);
-        drop(row);
+        drop(episode);
         if begins {
-            tracing::warn!(gate = self.gate.as_str(), "shedding: outside callers are refused");
+            tracing::warn!(gate = self.gate.as_str(), "shedding: external callers are refused");
         }
         begins
     }
 
-    /// What came to its end, if a row did. To be called now and then.
-    pub(crate) fn ended(&self, now: Instant) -> Option<Ended> {
+    /// Ends the episode if its last refusal was [`Self::quiet`] ago. To be called regularly.
+    pub(crate) fn end_if_quiet(&self, now: Instant) -> Option<EpisodeSummary> {
         if !self.open.load(Relaxed) {
             return None;
         }
-        let mut row = self.row.lock().unwrap_or_else(PoisonError::into_inner);
-        let over = row.take_if(|row| now.saturating_duration_since(row.last) >= self.quiet)?;
+        let mut episode = self.episode.lock().unwrap_or_else(PoisonError::into_inner);
+        let over =
+            episode.take_if(|episode| now.saturating_duration_since(episode.last) >= self.quiet)?;
         self.open.store(false, Relaxed);
-        drop(row);
-        let ended = Ended {
+        drop(episode);
+        let summary = EpisodeSummary {
             refused: over.refused,
             lasted: over.last.saturating_duration_since(over.first),
         };
         tracing::info!(
             gate = self.gate.as_str(),
-            refused = ended.refused,
-            lasted_ms = ended.lasted.as_millis() as u64,
+            refused = summary.refused,
+            lasted_ms = summary.lasted.as_millis() as u64,
             "shedding is over"
         );
-        Some(ended)
+        Some(summary)
     }
 
     pub(crate) fn is_open(&self, now: Instant) -> bool {
-        self.ended(now);
+        self.end_if_quiet(now);
         self.open.load(Relaxed)
     }
 }
@@ -88,29 +89,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_of_refusals_begins_once_and_ends_once_with_its_number() {
-        let shedding = Shedding::new(GateName::Slots, Duration::from_secs(1));
+    fn an_episode_begins_once_and_ends_once_with_its_number_of_refusals() {
+        let shedding = Shedding::new(GateName::Work, Duration::from_secs(1));
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        assert_eq!(shedding.ended(at(0)), None);
+        assert_eq!(shedding.end_if_quiet(at(0)), None);
         let begun: Vec<_> =
             [0, 500, 1_200, 2_100].into_iter().map(|ms| shedding.refused(at(ms))).collect();
         assert_eq!(begun, [true, false, false, false]);
         assert!(shedding.is_open(at(3_099)));
-        let ended = Ended { refused: 4, lasted: Duration::from_millis(2_100) };
-        assert_eq!(shedding.ended(at(3_099)), None);
-        assert_eq!(shedding.ended(at(3_100)), Some(ended));
-        assert_eq!(shedding.ended(at(3_200)), None);
+        let ended = EpisodeSummary { refused: 4, lasted: Duration::from_millis(2_100) };
+        assert_eq!(shedding.end_if_quiet(at(3_099)), None);
+        assert_eq!(shedding.end_if_quiet(at(3_100)), Some(ended));
+        assert_eq!(shedding.end_if_quiet(at(3_200)), None);
         assert!(!shedding.is_open(at(3_200)));
     }
 
     #[test]
-    fn a_refusal_after_a_quiet_time_ends_the_old_row_and_begins_another() {
+    fn a_refusal_after_a_quiet_time_ends_the_old_episode_and_begins_another() {
         let shedding = Shedding::new(GateName::Requests, Duration::from_secs(1));
         let start = Instant::now();
         assert!(shedding.refused(start));
         assert!(shedding.refused(start + Duration::from_secs(5)));
-        let ended = shedding.ended(start + Duration::from_secs(6)).unwrap();
+        let ended = shedding.end_if_quiet(start + Duration::from_secs(6)).unwrap();
         assert_eq!(ended.refused, 1);
     }
 
@@ -123,6 +124,6 @@ mod tests {
                 scope.spawn(|| (0..1_000).for_each(|_| _ = shedding.refused(now)));
             }
         });
-        assert_eq!(shedding.ended(now + Duration::from_secs(1)).unwrap().refused, 4_000);
+        assert_eq!(shedding.end_if_quiet(now + Duration::from_secs(1)).unwrap().refused, 4_000);
     }
 }

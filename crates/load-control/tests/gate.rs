@@ -1,4 +1,4 @@
-//! The gate from outside: nobody waits who should be refused, nobody is refused who should wait,
+//! The public interface of the gate: nobody waits who should be refused, nobody is refused who should wait,
 //! and every permit comes back.
 
 use futures::{FutureExt, future::join_all, poll};
@@ -14,23 +14,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-fn config(requests: usize, slots: usize, reserve: usize) -> GateConfig {
-    GateConfig { requests: Limit::Number(requests), slots, reserve, ..GateConfig::for_cores(2) }
+fn config(requests: usize, permits: usize, reserve: usize) -> GateConfig {
+    GateConfig {
+        requests: Limit::Number(requests),
+        work_permits: permits,
+        reserved_permits: reserve,
+        ..GateConfig::for_cores(2)
+    }
 }
 
-fn gate(requests: usize, slots: usize, reserve: usize) -> Gate {
-    Gate::new(config(requests, slots, reserve)).unwrap()
+fn gate(requests: usize, permits: usize, reserve: usize) -> Gate {
+    Gate::new(config(requests, permits, reserve)).unwrap()
 }
 
 fn is_empty(gate: &Gate) -> bool {
     let stats = gate.stats();
-    (stats.requests_in_flight, stats.slots_in_use) == (0, 0)
+    (stats.requests_in_flight, stats.work_in_use) == (0, 0)
 }
 
 #[test]
-fn a_gate_that_leaves_no_slot_does_not_start() {
-    for (slots, reserve) in [(1, 1), (4, 4), (4, 0), (0, 0)] {
-        assert!(Gate::new(config(1, slots, reserve)).is_err(), "{reserve} of {slots}");
+fn a_gate_that_leaves_no_permit_does_not_start() {
+    for (permits, reserve) in [(1, 1), (4, 4), (4, 0), (0, 0)] {
+        assert!(Gate::new(config(1, permits, reserve)).is_err(), "{reserve} of {permits}");
     }
     assert!(Gate::new(config(1, 2, 1)).is_ok());
 }
@@ -81,42 +86,45 @@ fn a_batch_counts_as_its_elements_all_or_none() {
 }
 
 #[test]
-fn outsiders_get_all_slots_but_the_reserve_and_the_inside_gets_the_rest() {
+fn external_callers_get_all_permits_but_the_reserve_and_internal_work_gets_the_rest() {
     let (gate, now) = (gate(100, 4, 1), Instant::now());
-    let outsiders: Vec<_> = (0..3).map(|_| gate.try_outside(now).unwrap()).collect();
-    assert_eq!(gate.try_outside(now).unwrap_err().reason, RefusalReason::NoSlot);
-    let insider = gate.inside().now_or_never().expect("the reserve is free");
-    assert!(gate.inside().now_or_never().is_none());
-    drop(insider);
-    drop(outsiders);
-    let all: Vec<_> = (0..4).map(|_| gate.inside().now_or_never().unwrap()).collect();
-    assert!(gate.try_outside(now).is_err());
+    let external: Vec<_> = (0..3).map(|_| gate.try_acquire_external(now).unwrap()).collect();
+    assert_eq!(gate.try_acquire_external(now).unwrap_err().reason, RefusalReason::NoPermit);
+    let internal = gate.acquire_internal().now_or_never().expect("the reserve is free");
+    assert!(gate.acquire_internal().now_or_never().is_none());
+    drop(internal);
+    drop(external);
+    let all: Vec<_> = (0..4).map(|_| gate.acquire_internal().now_or_never().unwrap()).collect();
+    assert!(gate.try_acquire_external(now).is_err());
     drop(all);
     assert!(is_empty(&gate));
 }
 
 #[tokio::test]
-async fn a_free_slot_goes_to_the_insider_that_waits_and_not_to_an_outsider_that_tries() {
+async fn a_free_permit_goes_to_internal_work_that_waits_and_not_to_an_external_caller_that_tries() {
     let (gate, now) = (gate(100, 2, 1), Instant::now());
-    let outsider = gate.try_outside(now).unwrap();
-    let held = gate.inside().await;
-    let mut waiting = pin!(gate.inside());
+    let external = gate.try_acquire_external(now).unwrap();
+    let held = gate.acquire_internal().await;
+    let mut waiting = pin!(gate.acquire_internal());
     assert!(poll!(waiting.as_mut()).is_pending());
-    drop(outsider);
-    assert!(gate.try_outside(now).is_err(), "the slot is the insider's already");
+    drop(external);
+    assert!(
+        gate.try_acquire_external(now).is_err(),
+        "the permit is assigned to the internal work already"
+    );
     let permit = waiting.await;
     drop(held);
     drop(permit);
-    assert_eq!(gate.stats().inside_waited, 1);
+    assert_eq!(gate.stats().internal_waited, 1);
     assert!(is_empty(&gate));
 }
 
 #[tokio::test]
-async fn insiders_are_served_in_the_order_in_which_they_came() {
+async fn internal_work_is_served_in_the_order_in_which_it_came() {
     let gate = gate(100, 2, 1);
-    let held = (gate.inside().await, gate.inside().await);
-    let mut first = pin!(gate.inside());
-    let mut second = pin!(gate.inside());
+    let held = (gate.acquire_internal().await, gate.acquire_internal().await);
+    let mut first = pin!(gate.acquire_internal());
+    let mut second = pin!(gate.acquire_internal());
     assert!(poll!(first.as_mut()).is_pending() && poll!(second.as_mut()).is_pending());
     drop(held.0);
     assert!(poll!(second.as_mut()).is_pending());
@@ -126,16 +134,16 @@ async fn insiders_are_served_in_the_order_in_which_they_came() {
 #[tokio::test]
 async fn a_cancelled_wait_leaves_its_place_to_the_next_and_leaks_nothing() {
     let gate = gate(100, 2, 1);
-    let held = (gate.inside().await, gate.inside().await);
-    let mut next = pin!(gate.inside());
+    let held = (gate.acquire_internal().await, gate.acquire_internal().await);
+    let mut next = pin!(gate.acquire_internal());
     {
-        let mut cancelled = pin!(gate.inside());
+        let mut cancelled = pin!(gate.acquire_internal());
         assert!(poll!(cancelled.as_mut()).is_pending());
         assert!(poll!(next.as_mut()).is_pending());
-        // Its turn comes, and it is dropped before it is polled again.
+        // Its permit is assigned, and it is dropped before it is polled again.
         drop(held.0);
     }
-    drop(next.now_or_never().expect("the cancelled one gave its slot on"));
+    drop(next.now_or_never().expect("the cancelled one passed its permit on"));
     drop(held.1);
     assert!(is_empty(&gate));
 }
@@ -146,7 +154,7 @@ fn a_panic_gives_every_permit_back() {
     for _ in 0..10 {
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let _request = gate.enter(now).unwrap();
-            let _slot = gate.try_outside(now).unwrap();
+            let _permit = gate.try_acquire_external(now).unwrap();
             panic!("as code does");
         }));
         assert!(panicked.is_err());
@@ -163,14 +171,14 @@ async fn an_aborted_task_gives_every_permit_back() {
             let (gate, ready) = (gate.clone(), Arc::clone(&ready));
             tokio::spawn(async move {
                 let _request = gate.enter(Instant::now()).unwrap();
-                let _slot = gate.outside(Instant::now()).await.unwrap();
+                let _permit = gate.acquire_external(Instant::now()).await.unwrap();
                 ready.wait().await;
                 std::future::pending::<()>().await;
             })
         })
         .collect();
     ready.wait().await;
-    assert_eq!((gate.stats().requests_in_flight, gate.stats().slots_in_use), (3, 3));
+    assert_eq!((gate.stats().requests_in_flight, gate.stats().work_in_use), (3, 3));
     for task in tasks {
         task.abort();
         assert!(task.await.unwrap_err().is_cancelled());
@@ -179,44 +187,53 @@ async fn an_aborted_task_gives_every_permit_back() {
 }
 
 #[tokio::test]
-async fn a_closed_gate_refuses_outsiders_keeps_its_permits_good_and_still_serves_the_inside() {
+async fn a_closed_gate_refuses_external_callers_keeps_its_permits_good_and_still_serves_internal_work()
+ {
     let (gate, now) = (gate(4, 2, 1), Instant::now());
     let request = gate.enter(now).unwrap();
-    let slot = gate.try_outside(now).unwrap();
+    let permit = gate.try_acquire_external(now).unwrap();
     gate.close();
     assert_eq!(gate.enter(now).unwrap_err().reason, RefusalReason::ShuttingDown);
-    assert_eq!(gate.try_outside(now).unwrap_err().reason, RefusalReason::ShuttingDown);
-    drop(gate.inside().await);
-    assert_eq!((gate.stats().requests_in_flight, gate.stats().slots_in_use), (1, 1));
-    drop((request, slot));
+    assert_eq!(gate.try_acquire_external(now).unwrap_err().reason, RefusalReason::ShuttingDown);
+    drop(gate.acquire_internal().await);
+    assert_eq!((gate.stats().requests_in_flight, gate.stats().work_in_use), (1, 1));
+    drop((request, permit));
     assert!(is_empty(&gate));
 }
 
 #[tokio::test]
-async fn without_a_limit_outsiders_wait_in_line_and_none_is_refused() {
-    let unlimited =
-        GateConfig { requests: Limit::Unlimited, slots: 1, reserve: 0, ..GateConfig::default() };
+async fn without_a_limit_external_callers_wait_in_line_and_none_is_refused() {
+    let unlimited = GateConfig {
+        requests: Limit::Unlimited,
+        work_permits: 1,
+        reserved_permits: 0,
+        ..GateConfig::default()
+    };
     let (gate, now) = (Gate::new(unlimited).unwrap(), Instant::now());
     let requests: Vec<_> = (0..20_000).map(|_| gate.enter(now).unwrap()).collect();
-    let held = gate.outside(now).await.unwrap();
-    let mut outsider = pin!(gate.outside(now));
-    let mut insider = pin!(gate.inside());
-    assert!(poll!(outsider.as_mut()).is_pending() && poll!(insider.as_mut()).is_pending());
+    let held = gate.acquire_external(now).await.unwrap();
+    let mut external = pin!(gate.acquire_external(now));
+    let mut internal = pin!(gate.acquire_internal());
+    assert!(poll!(external.as_mut()).is_pending() && poll!(internal.as_mut()).is_pending());
     drop(held);
-    assert!(poll!(insider.as_mut()).is_pending(), "one line for all");
-    drop(outsider.await.unwrap());
-    drop(insider.await);
+    assert!(poll!(internal.as_mut()).is_pending(), "one line for all");
+    drop(external.await.unwrap());
+    drop(internal.await);
     drop(requests);
     assert!(is_empty(&gate));
 }
 
 #[tokio::test]
-async fn without_a_limit_a_waiting_outsider_is_refused_when_the_gate_closes() {
-    let unlimited =
-        GateConfig { requests: Limit::Unlimited, slots: 1, reserve: 0, ..GateConfig::default() };
+async fn without_a_limit_a_waiting_external_caller_is_refused_when_the_gate_closes() {
+    let unlimited = GateConfig {
+        requests: Limit::Unlimited,
+        work_permits: 1,
+        reserved_permits: 0,
+        ..GateConfig::default()
+    };
     let (gate, now) = (Gate::new(unlimited).unwrap(), Instant::now());
-    let held = gate.outside(now).await.unwrap();
-    let mut waiting = pin!(gate.outside(now));
+    let held = gate.acquire_external(now).await.unwrap();
+    let mut waiting = pin!(gate.acquire_external(now));
     assert!(poll!(waiting.as_mut()).is_pending());
     gate.close();
     drop(held);
@@ -225,15 +242,15 @@ async fn without_a_limit_a_waiting_outsider_is_refused_when_the_gate_closes() {
 }
 
 #[tokio::test]
-async fn deferred_work_of_outsiders_waits_within_their_share() {
+async fn deferred_work_of_external_callers_waits_within_their_share() {
     let (gate, now) = (gate(4, 3, 1), Instant::now());
-    let held = (gate.try_outside(now).unwrap(), gate.try_outside(now).unwrap());
-    let mut deferred = pin!(gate.outside_deferred());
+    let held = (gate.try_acquire_external(now).unwrap(), gate.try_acquire_external(now).unwrap());
+    let mut deferred = pin!(gate.acquire_external_deferred());
     assert!(poll!(deferred.as_mut()).is_pending(), "the reserve is free, and not for it");
-    drop(gate.inside().now_or_never().expect("nor does it stand in the way of the inside"));
+    drop(gate.acquire_internal().now_or_never().expect("and it does not delay internal work"));
     drop(held.0);
     let permit = deferred.now_or_never().expect("the share has room");
-    assert!(gate.try_outside(now).is_err());
+    assert!(gate.try_acquire_external(now).is_err());
     drop((permit, held.1));
     assert!(is_empty(&gate));
 }
@@ -248,36 +265,36 @@ fn shedding_begins_with_a_refusal_and_ends_after_a_quiet_time() {
     assert!(!gate.is_shedding(now + Duration::from_secs(1)));
 }
 
-/// Every slot an outsider may have is held, by threads that wait at a barrier; then many more
-/// outsiders try while insiders come and go.
+/// All permits of external callers are held, by threads that wait at a barrier; then many more
+/// external callers try while internal work comes and goes.
 #[test]
-fn saturated_the_gate_refuses_outsiders_at_once_and_the_inside_never() {
-    const SLOTS: usize = 4;
-    let gate = gate(10_000, SLOTS, 1);
-    let (held, done) = (Barrier::new(SLOTS), Barrier::new(SLOTS));
+fn saturated_the_gate_refuses_external_callers_at_once_and_internal_work_never() {
+    const PERMITS: usize = 4;
+    let gate = gate(10_000, PERMITS, 1);
+    let (held, done) = (Barrier::new(PERMITS), Barrier::new(PERMITS));
     let (refused, served) = (AtomicUsize::new(0), AtomicUsize::new(0));
     thread::scope(|scope| {
-        for _ in 0..SLOTS - 1 {
+        for _ in 0..PERMITS - 1 {
             scope.spawn(|| {
-                let _slot = gate.try_outside(Instant::now()).unwrap();
+                let _permit = gate.try_acquire_external(Instant::now()).unwrap();
                 held.wait();
                 done.wait();
             });
         }
         held.wait();
-        // Nobody lets go before `done`: whoever returned did not wait for a slot of theirs.
+        // No permit is returned before `done`: whoever returned did not wait for one of these.
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..500 {
-                        let refusal = gate.try_outside(Instant::now()).unwrap_err();
-                        assert_eq!(refusal.reason, RefusalReason::NoSlot);
+                        let refusal = gate.try_acquire_external(Instant::now()).unwrap_err();
+                        assert_eq!(refusal.reason, RefusalReason::NoPermit);
                         refused.fetch_add(1, SeqCst);
                     }
                 });
                 scope.spawn(|| {
                     for _ in 0..500 {
-                        drop(gate.inside_blocking());
+                        drop(gate.acquire_internal_blocking());
                         served.fetch_add(1, SeqCst);
                     }
                 });
@@ -288,22 +305,22 @@ fn saturated_the_gate_refuses_outsiders_at_once_and_the_inside_never() {
     });
     let stats = gate.stats();
     assert_eq!(
-        (stats.slots_refused, stats.inside_admitted, stats.slots_admitted),
+        (stats.work_refused, stats.internal_admitted, stats.work_admitted),
         (2_000, 2_000, 3)
     );
     assert!(is_empty(&gate));
 }
 
-/// A thread that waits for a slot sleeps: its own processor time does not grow while it waits.
+/// A thread that waits for a permit sleeps: its own processor time does not grow while it waits.
 #[test]
-fn an_insider_that_waits_does_not_spin() {
+fn internal_work_that_waits_does_not_spin() {
     let gate = gate(1, 2, 1);
-    let held = (gate.inside_blocking(), gate.inside_blocking());
+    let held = (gate.acquire_internal_blocking(), gate.acquire_internal_blocking());
     let polls = Arc::new(AtomicUsize::new(0));
     let waiting = thread::spawn({
         let (gate, polls) = (gate.clone(), Arc::clone(&polls));
         move || {
-            let mut waiting = pin!(gate.inside());
+            let mut waiting = pin!(gate.acquire_internal());
             futures::executor::block_on(std::future::poll_fn(|context| {
                 polls.fetch_add(1, SeqCst);
                 waiting.as_mut().poll(context).map(drop)
@@ -315,7 +332,7 @@ fn an_insider_that_waits_does_not_spin() {
     }
     // Refusals happen while it waits; none of them wakes it.
     for _ in 0..1_000 {
-        assert!(gate.try_outside(Instant::now()).is_err());
+        assert!(gate.try_acquire_external(Instant::now()).is_err());
     }
     assert_eq!(polls.load(SeqCst), 1);
     drop(held);
@@ -328,31 +345,31 @@ fn with_one_worker_thread_nothing_livelocks() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let gate = gate(64, 2, 1);
     let served = runtime.block_on(async {
-        let insiders = (0..200).map(|_| {
+        let internal = (0..200).map(|_| {
             let gate = gate.clone();
             tokio::spawn(async move {
-                let _slot = gate.inside().await;
+                let _permit = gate.acquire_internal().await;
                 tokio::task::yield_now().await;
                 true
             })
         });
-        let outsiders = (0..200).map(|_| {
+        let external = (0..200).map(|_| {
             let gate = gate.clone();
             tokio::spawn(async move {
                 let Ok(_request) = gate.enter(Instant::now()) else { return false };
                 tokio::task::yield_now().await;
-                let slot = gate.outside(Instant::now()).await;
+                let permit = gate.acquire_external(Instant::now()).await;
                 tokio::task::yield_now().await;
-                slot.is_ok()
+                permit.is_ok()
             })
         });
-        let tasks: Vec<_> = insiders.chain(outsiders).collect();
+        let tasks: Vec<_> = internal.chain(external).collect();
         join_all(tasks).await.into_iter().map(Result::unwrap).collect::<Vec<_>>()
     });
-    assert!(served[..200].iter().all(|served| *served), "the inside is never refused");
+    assert!(served[..200].iter().all(|served| *served), "internal work is never refused");
     let stats = gate.stats();
-    assert_eq!(stats.inside_admitted, 200);
-    assert_eq!(stats.slots_admitted, served[200..].iter().filter(|served| **served).count() as u64);
+    assert_eq!(stats.internal_admitted, 200);
+    assert_eq!(stats.work_admitted, served[200..].iter().filter(|served| **served).count() as u64);
     assert_eq!(stats.requests_admitted + stats.requests_refused, 200);
     assert!(is_empty(&gate));
 }
@@ -361,7 +378,7 @@ fn with_one_worker_thread_nothing_livelocks() {
 fn the_futures_of_a_gate_can_be_sent_to_other_threads() {
     fn send<T: Send>(_: &T) {}
     let gate = gate(1, 2, 1);
-    send(&gate.inside());
-    send(&gate.outside(Instant::now()));
-    send(&gate.try_outside(Instant::now()));
+    send(&gate.acquire_internal());
+    send(&gate.acquire_external(Instant::now()));
+    send(&gate.try_acquire_external(Instant::now()));
 }

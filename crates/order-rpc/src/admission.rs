@@ -1,12 +1,12 @@
 //! The tower layer in front of jsonrpsee: who comes in, and how each no is told.
 
 use crate::{
+    active::ActiveRequest,
     body::{self, Shape},
     config::SignatureMode,
-    drain::Active,
-    intake::{Caller, Intake},
+    context::{Caller, RpcContext},
     peers::OpenConnection,
-    reply::{INVALID_REQUEST, LIMIT, No, Reason},
+    reply::{ErrorResponse, INVALID_REQUEST, LIMIT, Reason},
     signature::{self, Claim, SignatureError},
     ws,
 };
@@ -15,7 +15,7 @@ use futures::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use jsonrpsee::{core::BoxError, server::HttpBody};
-use load_control::RequestPermit;
+use load_control::InFlightPermit;
 use serde_json::{Value, json};
 use std::{
     convert::Infallible,
@@ -35,7 +35,7 @@ pub(crate) const MAX_LINGERING: usize = 64;
 /// Puts an [`Admission`] in front of a JSON-RPC service, for one connection.
 #[derive(Clone, Debug)]
 pub(crate) struct AdmissionLayer {
-    pub(crate) intake: Arc<Intake>,
+    pub(crate) context: Arc<RpcContext>,
     pub(crate) connections: ws::Connections,
     pub(crate) connection: Arc<OpenConnection>,
 }
@@ -44,15 +44,15 @@ impl<S> Layer<S> for AdmissionLayer {
     type Service = Admission<S>;
 
     fn layer(&self, rpc: S) -> Admission<S> {
-        let AdmissionLayer { intake, connections, connection } = self.clone();
-        Admission { intake, connections, _connection: connection, rpc }
+        let AdmissionLayer { context, connections, connection } = self.clone();
+        Admission { context, connections, _connection: connection, rpc }
     }
 }
 
 /// Refuses before the body is read, reads it within bounds, verifies its signature, and hands it on.
 #[derive(Clone, Debug)]
 pub(crate) struct Admission<S> {
-    pub(crate) intake: Arc<Intake>,
+    pub(crate) context: Arc<RpcContext>,
     pub(crate) connections: ws::Connections,
     /// Goes with a WebSocket, which so keeps its place among the connections.
     _connection: Arc<OpenConnection>,
@@ -103,13 +103,13 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let this = self.clone();
-        let intake = Arc::clone(&self.intake);
+        let context = Arc::clone(&self.context);
         async move {
             Ok(match this.route(request).await {
                 Ok(response) => response,
-                Err(no) => {
-                    intake.metrics.count(no.reason);
-                    no.response()
+                Err(error) => {
+                    context.metrics.count(error.reason);
+                    error.response()
                 }
             })
         }
@@ -118,7 +118,7 @@ where
 }
 
 impl<S: Rpc> Admission<S> {
-    async fn route<B>(self, request: Request<B>) -> Result<Response<HttpBody>, No>
+    async fn route<B>(self, request: Request<B>) -> Result<Response<HttpBody>, ErrorResponse>
     where
         B: hyper::body::Body<Data = Bytes> + Send + 'static,
         B::Error: std::fmt::Display,
@@ -128,7 +128,7 @@ impl<S: Rpc> Admission<S> {
             (&Method::GET, "/readyz") => Ok(self.readiness()),
             (&Method::GET, _) if ws::is_upgrade(&request) => ws::upgrade(self, request),
             (&Method::POST, _) => self.post(request).await,
-            (method, _) => Err(http_no(
+            (method, _) => Err(http_error(
                 StatusCode::METHOD_NOT_ALLOWED,
                 format!("{method} is not allowed: POST, or GET of /healthz and /readyz"),
             )),
@@ -137,10 +137,10 @@ impl<S: Rpc> Admission<S> {
 
     /// 503 while a source is not live, the gate sheds, or the intake shuts down.
     fn readiness(&self) -> Response<HttpBody> {
-        let host = &self.intake.host;
+        let host = &self.context.host;
         let sources_live = (host.readiness)();
         let shedding = host.gate.is_shedding(Instant::now());
-        let shutting_down = self.intake.drain.is_closed();
+        let shutting_down = self.context.active.is_closed();
         let ready = sources_live && !shedding && !shutting_down;
         let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         text(
@@ -154,7 +154,7 @@ impl<S: Rpc> Admission<S> {
         )
     }
 
-    async fn post<B>(self, request: Request<B>) -> Result<Response<HttpBody>, No>
+    async fn post<B>(self, request: Request<B>) -> Result<Response<HttpBody>, ErrorResponse>
     where
         B: hyper::body::Body<Data = Bytes> + Send + 'static,
         B::Error: std::fmt::Display,
@@ -163,19 +163,19 @@ impl<S: Rpc> Admission<S> {
         // Everything that needs no body comes before the body.
         let ((_active, permit), claim) = match self.enter_by(&parts.headers) {
             Ok(entered) => entered,
-            Err(no) => {
+            Err(error) => {
                 self.linger(body);
-                return Err(no);
+                return Err(error);
             }
         };
-        let (body, _share) = body::read(body, &self.intake).await?;
+        let (body, _share) = body::read(body, &self.context).await?;
         self.serve(body, permit, claim).await
     }
 
     fn enter_by(
         &self,
         headers: &HeaderMap,
-    ) -> Result<((Active, RequestPermit), Option<Claim>), No> {
+    ) -> Result<((ActiveRequest, InFlightPermit), Option<Claim>), ErrorResponse> {
         let entered = self.enter()?;
         is_json(headers)?;
         Ok((entered, self.claim(headers)?))
@@ -191,7 +191,7 @@ impl<S: Rpc> Admission<S> {
         if body.is_end_stream() {
             return;
         }
-        let Ok(place) = Arc::clone(&self.intake.lingering).try_acquire_owned() else { return };
+        let Ok(place) = Arc::clone(&self.context.lingering).try_acquire_owned() else { return };
         let running_off = async move {
             let mut body = std::pin::pin!(body);
             let mut left = LINGER_BYTES;
@@ -209,13 +209,13 @@ impl<S: Rpc> Admission<S> {
     }
 
     /// Lets a request in, or not.
-    pub(crate) fn enter(&self) -> Result<(Active, RequestPermit), No> {
-        let (intake, now) = (&self.intake, Instant::now());
-        let gate = &intake.host.gate;
-        let Some(active) = intake.drain.begin() else {
-            return Err(No::refusal(&gate.refuse_closed(now)));
+    pub(crate) fn enter(&self) -> Result<(ActiveRequest, InFlightPermit), ErrorResponse> {
+        let (context, now) = (&self.context, Instant::now());
+        let gate = &context.host.gate;
+        let Some(active) = context.active.begin() else {
+            return Err(ErrorResponse::refusal(&gate.refuse_closed(now)));
         };
-        let permit = gate.enter(now).map_err(|refusal| No::refusal(&refusal))?;
+        let permit = gate.enter(now).map_err(|refusal| ErrorResponse::refusal(&refusal))?;
         Ok((active, permit))
     }
 
@@ -223,26 +223,26 @@ impl<S: Rpc> Admission<S> {
     pub(crate) async fn serve(
         &self,
         body: Bytes,
-        mut permit: RequestPermit,
+        mut permit: InFlightPermit,
         claim: Option<Claim>,
-    ) -> Result<Response<HttpBody>, No> {
-        let intake = &self.intake;
-        let shape = body::shape(&body, intake.config.max_depth, intake.config.max_batch)?;
+    ) -> Result<Response<HttpBody>, ErrorResponse> {
+        let context = &self.context;
+        let shape = body::shape(&body, context.config.max_depth, context.config.max_batch)?;
         let elements = match shape {
             Shape::Single => 1,
             Shape::Batch(elements) => elements,
         };
-        let batch = intake.host.gate.enter_batch(&mut permit, elements, Instant::now());
-        batch.map_err(|refusal| No::refusal(&refusal))?;
+        let batch = context.host.gate.enter_batch(&mut permit, elements, Instant::now());
+        batch.map_err(|refusal| ErrorResponse::refusal(&refusal))?;
         let signer = match claim {
             None => None,
             Some(claim) => {
                 // Before the work: who has spent its quota shall not cost us a signature more.
-                intake.check_quota(claim.address, elements)?;
+                context.check_quota(claim.address, elements)?;
                 let signed = body.clone();
-                let verify = move |_: &Intake| claim.verify(&signed).map_err(signature_no);
-                let signer = intake.work(None, verify).await?;
-                intake.take_quota(signer, elements)?;
+                let verify = move |_: &RpcContext| claim.verify(&signed).map_err(signature_error);
+                let signer = context.work(None, verify).await?;
+                context.take_quota(signer, elements)?;
                 Some(signer)
             }
         };
@@ -256,18 +256,18 @@ impl<S: Rpc> Admission<S> {
         let served = self.rpc.clone().oneshot(request).await;
         let mut response = served.map_err(|error| {
             tracing::error!(%error, "the JSON-RPC service failed");
-            No::internal()
+            ErrorResponse::internal()
         })?;
         // In a batch each element has its own answer, and the whole is neither refused nor not.
-        if let (Shape::Single, Some(no)) = (shape, caller.verdict.get()) {
-            no.mark(&mut response);
+        if let (Shape::Single, Some(error)) = (shape, caller.error_response.get()) {
+            error.mark(&mut response);
         }
         drop(permit);
         Ok(response)
     }
 
-    fn claim(&self, headers: &HeaderMap) -> Result<Option<Claim>, No> {
-        let mode = self.intake.config.signatures;
+    fn claim(&self, headers: &HeaderMap) -> Result<Option<Claim>, ErrorResponse> {
+        let mode = self.context.config.signatures;
         if mode == SignatureMode::Off {
             return Ok(None);
         }
@@ -281,28 +281,33 @@ impl<S: Rpc> Admission<S> {
             // Two: which of them would be the caller?
             (Some(_), Some(_)) => Err(SignatureError::Malformed),
         };
-        claim.map(Some).map_err(signature_no)
+        claim.map(Some).map_err(signature_error)
     }
 }
 
-pub(crate) fn signature_no(error: SignatureError) -> No {
-    No::request(StatusCode::UNAUTHORIZED, INVALID_REQUEST, Reason::Signature, error.to_string())
+pub(crate) fn signature_error(error: SignatureError) -> ErrorResponse {
+    ErrorResponse::request(
+        StatusCode::UNAUTHORIZED,
+        INVALID_REQUEST,
+        Reason::Signature,
+        error.to_string(),
+    )
 }
 
-fn is_json(headers: &HeaderMap) -> Result<(), No> {
+fn is_json(headers: &HeaderMap) -> Result<(), ErrorResponse> {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let essence = value.and_then(|value| value.split(';').next()).map(str::trim);
     match essence {
         Some(json) if json.eq_ignore_ascii_case("application/json") => Ok(()),
         _ => {
             let message = "Content-Type must be application/json".to_owned();
-            Err(http_no(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
+            Err(http_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
         }
     }
 }
 
-pub(crate) fn http_no(status: StatusCode, message: String) -> No {
-    No::request(status, INVALID_REQUEST, Reason::Http, message)
+pub(crate) fn http_error(status: StatusCode, message: String) -> ErrorResponse {
+    ErrorResponse::request(status, INVALID_REQUEST, Reason::Http, message)
 }
 
 fn text(status: StatusCode, body: Value) -> Response<HttpBody> {

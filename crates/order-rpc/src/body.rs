@@ -1,8 +1,8 @@
 //! Reading a request, within bounds of size, time and memory.
 
 use crate::{
-    intake::Intake,
-    reply::{INVALID_REQUEST, No, PARSE, Reason},
+    context::RpcContext,
+    reply::{ErrorResponse, INVALID_REQUEST, PARSE, Reason},
 };
 use bytes::{Bytes, BytesMut};
 use futures::future::Either;
@@ -74,13 +74,13 @@ impl Drop for Share {
 ///
 /// # Cancel safety
 /// What was read is lost, and its share given back.
-pub(crate) async fn read<B>(body: B, intake: &Intake) -> Result<(Bytes, Share), No>
+pub(crate) async fn read<B>(body: B, context: &RpcContext) -> Result<(Bytes, Share), ErrorResponse>
 where
     B: Body<Data = Bytes> + Send,
     B::Error: std::fmt::Display,
 {
-    let config = &intake.config;
-    let mut reading = pin!(collect(body, intake));
+    let config = &context.config;
+    let mut reading = pin!(collect(body, context));
     let (first, rest) =
         (config.slow_body_after, config.body_timeout.saturating_sub(config.slow_body_after));
     let quick = match timeout(first, reading.as_mut()).await {
@@ -90,44 +90,49 @@ where
     if let Either::Left(read) = quick {
         return read;
     }
-    let Ok(_place) = intake.slow_bodies.try_acquire() else {
-        return Err(intake.later(Reason::SlowBodies, "too many requests come in slowly"));
+    let Ok(_place) = context.slow_bodies.try_acquire() else {
+        return Err(context.retry_later(Reason::SlowBodies, "too many requests come in slowly"));
     };
     timeout(rest, reading).await.unwrap_or_else(|_| {
         let message = format!("the body did not come within {:?}", config.body_timeout);
         let status = StatusCode::REQUEST_TIMEOUT;
-        Err(No::request(status, INVALID_REQUEST, Reason::BodyTimeout, message))
+        Err(ErrorResponse::request(status, INVALID_REQUEST, Reason::BodyTimeout, message))
     })
 }
 
-async fn collect<B>(body: B, intake: &Intake) -> Result<(Bytes, Share), No>
+async fn collect<B>(body: B, context: &RpcContext) -> Result<(Bytes, Share), ErrorResponse>
 where
     B: Body<Data = Bytes> + Send,
     B::Error: std::fmt::Display,
 {
-    let limit = intake.config.max_body_bytes;
+    let limit = context.config.max_body_bytes;
     let too_large = || {
         let message = format!("the body has more than the {limit} bytes of max_body_bytes");
         let status = StatusCode::PAYLOAD_TOO_LARGE;
-        No::request(status, INVALID_REQUEST, Reason::BodyTooLarge, message)
+        ErrorResponse::request(status, INVALID_REQUEST, Reason::BodyTooLarge, message)
     };
     let mut body = pin!(body);
     if body.size_hint().lower() > limit as u64 {
         return Err(too_large());
     }
-    let mut share = Share::new(&intake.buffered);
+    let mut share = Share::new(&context.buffered);
     let mut read = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
             let message = format!("the body broke off: {error}");
-            No::request(StatusCode::BAD_REQUEST, INVALID_REQUEST, Reason::BodyBroken, message)
+            ErrorResponse::request(
+                StatusCode::BAD_REQUEST,
+                INVALID_REQUEST,
+                Reason::BodyBroken,
+                message,
+            )
         })?;
         let Some(data) = frame.data_ref() else { continue };
         if read.len() + data.len() > limit {
             return Err(too_large());
         }
         if !share.try_add(data.len()) {
-            return Err(intake.later(Reason::BufferedBytes, "too much is being read"));
+            return Err(context.retry_later(Reason::BufferedBytes, "too much is being read"));
         }
         read.extend_from_slice(data);
     }
@@ -142,16 +147,21 @@ pub(crate) enum Shape {
 }
 
 /// Looks at a body before anything is built from it.
-pub(crate) fn shape(body: &[u8], max_depth: usize, max_batch: usize) -> Result<Shape, No> {
-    let invalid =
-        |reason, message| No::request(StatusCode::BAD_REQUEST, INVALID_REQUEST, reason, message);
+pub(crate) fn shape(
+    body: &[u8],
+    max_depth: usize,
+    max_batch: usize,
+) -> Result<Shape, ErrorResponse> {
+    let invalid = |reason, message| {
+        ErrorResponse::request(StatusCode::BAD_REQUEST, INVALID_REQUEST, reason, message)
+    };
     if depth_exceeds(body, max_depth) {
         let message = format!("the JSON is nested deeper than the {max_depth} of max_depth");
         return Err(invalid(Reason::TooDeep, message));
     }
     let no_json = |_| {
         let message = "the body is no JSON object or array".to_owned();
-        No::request(StatusCode::BAD_REQUEST, PARSE, Reason::NotJson, message)
+        ErrorResponse::request(StatusCode::BAD_REQUEST, PARSE, Reason::NotJson, message)
     };
     match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
         Some(b'[') => {
@@ -216,7 +226,7 @@ mod tests {
 
     #[test]
     fn the_shape_of_a_body_is_known_before_it_is_parsed() {
-        let reason = |body: &[u8]| shape(body, 8, 2).map_err(|no| no.reason);
+        let reason = |body: &[u8]| shape(body, 8, 2).map_err(|error| error.reason);
         assert_eq!(reason(b" {}"), Ok(Shape::Single));
         assert_eq!(reason(b"[1, {}]"), Ok(Shape::Batch(2)));
         assert_eq!(reason(b"[1,2,3]"), Err(Reason::BatchLength));

@@ -82,7 +82,7 @@ pub struct OrderRpcConfig {
     pub listen: SocketAddr,
     /// The chain that transactions must be for.
     pub chain_id: u64,
-    /// Threads of the intake's own runtime, which read and answer: default half of the cores, at
+    /// Threads of the RPC server's own runtime, which read and answer: default half of the cores, at
     /// least 1. CPU-heavy work runs on as many more as the gate has slots.
     pub threads: usize,
     /// Default [`SignatureMode::Optional`].

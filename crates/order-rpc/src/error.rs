@@ -36,7 +36,7 @@ pub enum ShutdownError {
         /// What they had.
         deadline: Duration,
     },
-    /// A thread of the intake panicked.
-    #[error("the thread of the intake ended by a panic")]
+    /// A thread of the RPC server panicked.
+    #[error("the thread of the RPC server ended by a panic")]
     Panicked,
 }

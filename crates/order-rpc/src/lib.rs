@@ -58,13 +58,13 @@
 //! # }
 //! ```
 
+mod active;
 mod admission;
 mod body;
 mod config;
-mod drain;
+mod context;
+mod deferral;
 mod error;
-mod intake;
-mod later;
 mod methods;
 mod metrics;
 mod peers;
@@ -76,8 +76,8 @@ mod verify;
 mod ws;
 
 pub use config::*;
+pub use context::Host;
 pub use error::{ShutdownError, StartError};
-pub use intake::Host;
 pub use metrics::METRICS;
 pub use reply::Reason;
 pub use server::{OrderRpc, OrderRpcHandle};

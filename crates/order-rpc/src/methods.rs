@@ -1,8 +1,8 @@
 //! The methods.
 
 use crate::{
-    intake::{Caller, Intake},
-    reply::{No, Reason},
+    context::{Caller, RpcContext},
+    reply::{ErrorResponse, Reason},
     verify,
 };
 use alloy_primitives::{Address, B256, Bytes};
@@ -26,27 +26,27 @@ struct BundleAnswer {
     bundle_hash: B256,
 }
 
-pub(crate) fn module(intake: Arc<Intake>) -> RpcModule<Arc<Intake>> {
-    let mut module = RpcModule::new(intake);
+pub(crate) fn module(context: Arc<RpcContext>) -> RpcModule<Arc<RpcContext>> {
+    let mut module = RpcModule::new(context);
     // `expect`: three names, each registered once.
     let once = "each method is registered once";
     module
-        .register_async_method("eth_sendRawTransaction", |params, intake, extensions| async move {
+        .register_async_method("eth_sendRawTransaction", |params, context, extensions| async move {
             let caller = caller(&extensions);
-            let sent = send_raw_transaction(&intake, params, caller.weight).await;
-            answer(&intake, &caller, sent)
+            let sent = send_raw_transaction(&context, params, caller.weight).await;
+            answer(&context, &caller, sent)
         })
         .expect(once);
     module
-        .register_async_method("eth_sendBundle", |params, intake, extensions| async move {
+        .register_async_method("eth_sendBundle", |params, context, extensions| async move {
             let caller = caller(&extensions);
-            answer(&intake, &caller, send_bundle(&intake, params, caller.signer).await)
+            answer(&context, &caller, send_bundle(&context, params, caller.signer).await)
         })
         .expect(once);
     module
-        .register_async_method("eth_cancelBundle", |params, intake, extensions| async move {
+        .register_async_method("eth_cancelBundle", |params, context, extensions| async move {
             let caller = caller(&extensions);
-            answer(&intake, &caller, cancel_bundle(&intake, params, caller.signer).await)
+            answer(&context, &caller, cancel_bundle(&context, params, caller.signer).await)
         })
         .expect(once);
     module
@@ -56,101 +56,105 @@ fn caller(extensions: &Extensions) -> Caller {
     extensions.get::<Caller>().cloned().unwrap_or_default()
 }
 
-fn answer<T>(intake: &Intake, caller: &Caller, done: Result<T, No>) -> Result<T, ErrorObjectOwned> {
-    done.map_err(|no| {
-        intake.metrics.count(no.reason);
-        let error = no.error();
+fn answer<T>(
+    context: &RpcContext,
+    caller: &Caller,
+    done: Result<T, ErrorResponse>,
+) -> Result<T, ErrorObjectOwned> {
+    done.map_err(|error| {
+        context.metrics.count(error.reason);
+        let object = error.error_object();
         // In a batch the first stays; it is not used there.
-        let _ = caller.verdict.set(no);
-        error
+        let _ = caller.error_response.set(error);
+        object
     })
 }
 
 async fn send_raw_transaction(
-    intake: &Arc<Intake>,
+    context: &Arc<RpcContext>,
     params: Params<'static>,
     weight: usize,
-) -> Result<B256, No> {
-    let slot = intake.later.turn(&intake.host.gate, weight).await;
-    let slot = slot.map_err(|refusal| No::refusal(&refusal))?;
-    let sent = intake.work(slot, move |intake| {
+) -> Result<B256, ErrorResponse> {
+    let slot = context.deferral.acquire(&context.host.gate, weight).await;
+    let slot = slot.map_err(|refusal| ErrorResponse::refusal(&refusal))?;
+    let sent = context.work(slot, move |context| {
         let [raw]: [Bytes; 1] = params.parse().map_err(|error: ErrorObjectOwned| {
             let message = format!("params must be one string of hex: {}", details(&error));
-            No::field(Reason::Params, "params[0]", message)
+            ErrorResponse::field(Reason::Params, "params[0]", message)
         })?;
         let now = SystemTime::now();
-        let tx = verify::transaction(&raw, "params[0]", intake.config.chain_id, now)?;
+        let tx = verify::transaction(&raw, "params[0]", context.config.chain_id, now)?;
         let hash = *tx.hash();
-        match intake.host.pool.insert_transaction(tx) {
+        match context.host.pool.insert_transaction(tx) {
             // Known is success as long as it is pooled: the promise is about the pool.
-            InsertOutcome::Known if !intake.host.pool.contains(&hash) => {
+            InsertOutcome::Known if !context.host.pool.contains(&hash) => {
                 let message = "already known, and not in the pool any more".to_owned();
-                Err(No::rejected(Reason::Known, message))
+                Err(ErrorResponse::rejected(Reason::Known, message))
             }
-            outcome => outcome_or_no(outcome, "params[0]"),
+            outcome => check_outcome(outcome, "params[0]"),
         }?;
         Ok(hash)
     });
     let hash = sent.await?;
-    intake.metrics.raw_transactions.increment(1);
+    context.metrics.raw_transactions.increment(1);
     Ok(hash)
 }
 
 async fn send_bundle(
-    intake: &Arc<Intake>,
+    context: &Arc<RpcContext>,
     params: Params<'static>,
     signer: Option<Address>,
-) -> Result<BundleAnswer, No> {
-    let sent = intake.work(None, move |intake| {
+) -> Result<BundleAnswer, ErrorResponse> {
+    let sent = context.work(None, move |context| {
         let raw: RawBundle = one_object(&params, &[])?;
-        let config = &intake.config;
+        let config = &context.config;
         // Resolving decodes; chain and gas are then checked on what it decoded.
         let bundle = raw
             .resolve(signer, config.max_txs_per_bundle, SystemTime::now())
-            .map_err(|error| bundle_no(&error))?;
+            .map_err(|error| bundle_error(&error))?;
         for (index, tx) in bundle.txs().iter().enumerate() {
             verify::fits(tx.envelope(), &format!("txs[{index}]"), config.chain_id)?;
         }
         let bundle_hash = *bundle.hash();
-        outcome_or_no(intake.host.pool.insert_bundle(bundle), "replacementNonce")?;
+        check_outcome(context.host.pool.insert_bundle(bundle), "replacementNonce")?;
         Ok(BundleAnswer { bundle_hash })
     });
     let sent = sent.await?;
-    intake.metrics.bundles.increment(1);
+    context.metrics.bundles.increment(1);
     Ok(sent)
 }
 
 /// Never deferred and, short as it is, without a slot: a cancellation must not wait for work.
 async fn cancel_bundle(
-    intake: &Arc<Intake>,
+    context: &Arc<RpcContext>,
     params: Params<'static>,
     signer: Option<Address>,
-) -> Result<bool, No> {
+) -> Result<bool, ErrorResponse> {
     let uuid = format!("\"{}\"", Uuid::nil());
     let cancel: RawCancelBundle = one_object(&params, &[("replacementUuid", &uuid)])?;
     let Some(signer) = signer else {
         let message = "replacementUuid needs a signed request".to_owned();
-        return Err(No::field(Reason::Signature, "replacementUuid", message));
+        return Err(ErrorResponse::field(Reason::Signature, "replacementUuid", message));
     };
     let key = ReplacementKey { uuid: cancel.replacement_uuid, signer };
-    match intake.host.pool.cancel_bundle(key, cancel.replacement_nonce) {
+    match context.host.pool.cancel_bundle(key, cancel.replacement_nonce) {
         // For good before: it is what the caller wants.
         CancelOutcome::Cancelled { .. } | CancelOutcome::CancelledForGood => {
-            intake.metrics.cancellations.increment(1);
+            context.metrics.cancellations.increment(1);
             Ok(true)
         }
         CancelOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
-        _ => Err(No::internal()),
+        _ => Err(ErrorResponse::internal()),
     }
 }
 
-fn superseded(nonce: u64, current: u64) -> No {
+fn superseded(nonce: u64, current: u64) -> ErrorResponse {
     let message = format!("replacementNonce is {nonce}, must be above {current}");
-    No::rejected(Reason::Superseded, message)
+    ErrorResponse::rejected(Reason::Superseded, message)
 }
 
 /// Success is only answered for what is in the pool.
-fn outcome_or_no(outcome: InsertOutcome, field: &str) -> Result<(), No> {
+fn check_outcome(outcome: InsertOutcome, field: &str) -> Result<(), ErrorResponse> {
     match outcome {
         InsertOutcome::Added
         | InsertOutcome::Replaced { .. }
@@ -159,33 +163,34 @@ fn outcome_or_no(outcome: InsertOutcome, field: &str) -> Result<(), No> {
         InsertOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
         InsertOutcome::CancelledForGood => {
             let message = "replacementUuid was cancelled for good".to_owned();
-            Err(No::rejected(Reason::Superseded, message))
+            Err(ErrorResponse::rejected(Reason::Superseded, message))
         }
-        InsertOutcome::Mined => {
-            Err(No::rejected(Reason::Mined, format!("{field}: a recent block contains it")))
-        }
+        InsertOutcome::Mined => Err(ErrorResponse::rejected(
+            Reason::Mined,
+            format!("{field}: a recent block contains it"),
+        )),
         InsertOutcome::StaleNonce { nonce, next } => {
             let message = format!("nonce too low: next nonce {next}, tx nonce {nonce}");
-            Err(No::rejected(Reason::StaleNonce, message))
+            Err(ErrorResponse::rejected(Reason::StaleNonce, message))
         }
         InsertOutcome::Rejected(reason) => Err(match reason {
             RejectReason::TooMany { field, .. } => {
-                No::field(Reason::Params, field, reason.to_string())
+                ErrorResponse::field(Reason::Params, field, reason.to_string())
             }
             RejectReason::BlockPassed { .. } | RejectReason::BlockTooFar { .. } => {
-                No::field(Reason::Params, "blockNumber", reason.to_string())
+                ErrorResponse::field(Reason::Params, "blockNumber", reason.to_string())
             }
             RejectReason::PaysTooLittle { .. } => {
-                No::rejected(Reason::PaysTooLittle, reason.to_string())
+                ErrorResponse::rejected(Reason::PaysTooLittle, reason.to_string())
             }
-            _ => No::rejected(Reason::PoolFull, reason.to_string()),
+            _ => ErrorResponse::rejected(Reason::PoolFull, reason.to_string()),
         }),
         // An outcome this crate does not know is none it can promise anything about.
-        _ => Err(No::internal()),
+        _ => Err(ErrorResponse::internal()),
     }
 }
 
-fn bundle_no(error: &BundleError) -> No {
+fn bundle_error(error: &BundleError) -> ErrorResponse {
     let (reason, field) = match error {
         BundleError::Empty => (Reason::Params, "txs".to_owned()),
         BundleError::NonceWithoutUuid { .. } => (Reason::Params, "replacementNonce".to_owned()),
@@ -200,14 +205,17 @@ fn bundle_no(error: &BundleError) -> No {
         BundleError::Sidecar { index, .. } => (Reason::Sidecar, format!("txs[{index}]")),
         _ => (Reason::Params, "params[0]".to_owned()),
     };
-    No::field(reason, &field, error.to_string())
+    ErrorResponse::field(reason, &field, error.to_string())
 }
 
 /// The one object that the bundle methods take.
 ///
 /// If it does not read, its fields are tried one by one, beside those of `base` that must not be
 /// absent, to name the culprit. At most one field fails, and then the trying ends.
-fn one_object<T: DeserializeOwned>(params: &Params<'_>, base: &[(&str, &str)]) -> Result<T, No> {
+fn one_object<T: DeserializeOwned>(
+    params: &Params<'_>,
+    base: &[(&str, &str)],
+) -> Result<T, ErrorResponse> {
     let error = match params.parse::<[T; 1]>() {
         Ok([object]) => return Ok(object),
         Err(error) => error,
@@ -234,7 +242,7 @@ fn one_object<T: DeserializeOwned>(params: &Params<'_>, base: &[(&str, &str)]) -
         }
     }
     let message = format!("{field}: {}", details(&error));
-    Err(No::field(Reason::Params, &field, message))
+    Err(ErrorResponse::field(Reason::Params, &field, message))
 }
 
 fn reads<T: DeserializeOwned>(fields: &BTreeMap<&str, &str>) -> bool {

@@ -31,7 +31,7 @@ pub(crate) enum TooMany {
 
 /// A connection's place, given back when dropped.
 #[derive(Debug)]
-pub(crate) struct PeerPlace {
+pub(crate) struct PeerPermit {
     peers: Arc<Peers>,
     peer: IpAddr,
 }
@@ -41,7 +41,7 @@ impl Peers {
         Self { open: Mutex::default(), max, max_per_peer }
     }
 
-    pub(crate) fn enter(self: &Arc<Self>, peer: IpAddr) -> Result<PeerPlace, TooMany> {
+    pub(crate) fn enter(self: &Arc<Self>, peer: IpAddr) -> Result<PeerPermit, TooMany> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let of = open.of.get(&peer).copied().unwrap_or(0);
         if of >= self.max_per_peer {
@@ -52,11 +52,11 @@ impl Peers {
         }
         open.total += 1;
         open.of.insert(peer, of + 1);
-        Ok(PeerPlace { peers: Arc::clone(self), peer })
+        Ok(PeerPermit { peers: Arc::clone(self), peer })
     }
 }
 
-impl Drop for PeerPlace {
+impl Drop for PeerPermit {
     fn drop(&mut self) {
         let mut open = self.peers.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.total -= 1;
@@ -75,11 +75,11 @@ impl Drop for PeerPlace {
 #[derive(Debug)]
 pub(crate) struct OpenConnection {
     _count: OpenCount,
-    _place: PeerPlace,
+    _place: PeerPermit,
 }
 
 impl OpenConnection {
-    pub(crate) fn new(place: PeerPlace, gauge: &Gauge) -> Self {
+    pub(crate) fn new(place: PeerPermit, gauge: &Gauge) -> Self {
         Self { _count: OpenCount::new(gauge), _place: place }
     }
 }

@@ -49,7 +49,7 @@ reasons! {
     /// As many requests are in flight as may be.
     TooManyRequests = "too_many_requests", Refused;
     /// No slot for CPU-heavy work.
-    NoSlot = "no_slot", Refused;
+    NoPermit = "no_permit", Refused;
     /// The load is high and no more may wait: see
     /// [`OrderRpcConfig::deferral`](crate::OrderRpcConfig::deferral).
     DeferredFull = "deferred_full", Refused;
@@ -117,7 +117,7 @@ impl From<RefusalReason> for Reason {
     fn from(reason: RefusalReason) -> Self {
         match reason {
             RefusalReason::TooManyRequests => Self::TooManyRequests,
-            RefusalReason::NoSlot => Self::NoSlot,
+            RefusalReason::NoPermit => Self::NoPermit,
             RefusalReason::Deferred => Self::DeferredFull,
             RefusalReason::ShuttingDown => Self::ShuttingDown,
             // A new reason is a new kind of overload.
@@ -128,7 +128,7 @@ impl From<RefusalReason> for Reason {
 
 /// A no, with everything its answer needs.
 #[derive(Clone, Debug)]
-pub(crate) struct No {
+pub(crate) struct ErrorResponse {
     pub(crate) reason: Reason,
     pub(crate) status: StatusCode,
     code: i32,
@@ -137,7 +137,7 @@ pub(crate) struct No {
     retry_after: Option<Duration>,
 }
 
-impl No {
+impl ErrorResponse {
     /// Something is wrong with the request itself.
     pub(crate) fn request(status: StatusCode, code: i32, reason: Reason, message: String) -> Self {
         let data = json!({ "reason": reason.as_str() });
@@ -163,7 +163,7 @@ impl No {
     }
 
     /// Come back later.
-    pub(crate) fn later(reason: Reason, retry_after: Duration, message: String) -> Self {
+    pub(crate) fn retry_later(reason: Reason, retry_after: Duration, message: String) -> Self {
         let status = match reason {
             // The caller's own doing.
             Reason::Quota | Reason::PeerConnections | Reason::WebSocketInFlight => {
@@ -182,7 +182,7 @@ impl No {
             RefusalReason::ShuttingDown => "shutting down",
             _ => "overloaded, try again later",
         };
-        Self::later(refusal.reason.into(), refusal.retry_after, message.to_owned())
+        Self::retry_later(refusal.reason.into(), refusal.retry_after, message.to_owned())
     }
 
     pub(crate) fn internal() -> Self {
@@ -190,7 +190,7 @@ impl No {
         Self::request(status, INTERNAL, Reason::Internal, message)
     }
 
-    pub(crate) fn error(&self) -> ErrorObjectOwned {
+    pub(crate) fn error_object(&self) -> ErrorObjectOwned {
         ErrorObjectOwned::owned(self.code, self.message.clone(), Some(&self.data))
     }
 
@@ -240,8 +240,12 @@ mod tests {
     #[test]
     fn the_header_is_never_earlier_than_the_milliseconds_say() {
         for (micros, secs) in [(1, "1"), (1_000_000, "1"), (1_000_001, "2"), (2_500_000, "3")] {
-            let no = No::later(Reason::Quota, Duration::from_micros(micros), String::new());
-            assert_eq!(no.response().headers()[header::RETRY_AFTER], secs);
+            let error = ErrorResponse::retry_later(
+                Reason::Quota,
+                Duration::from_micros(micros),
+                String::new(),
+            );
+            assert_eq!(error.response().headers()[header::RETRY_AFTER], secs);
         }
     }
 }

@@ -3,11 +3,11 @@
 use crate::{
     admission::AdmissionLayer,
     config::{ConfigError, OrderRpcConfig},
+    context::{Host, RpcContext},
     error::{ShutdownError, StartError},
-    intake::{Host, Intake},
     methods,
-    peers::{OpenConnection, PeerPlace, Peers, TooMany},
-    reply::{No, Reason},
+    peers::{OpenConnection, PeerPermit, Peers, TooMany},
+    reply::{ErrorResponse, Reason},
     ws::Connections,
 };
 use hyper::server::conn::http1;
@@ -39,9 +39,9 @@ const BACKLOG: u32 = 4_096;
 /// Bytes of buffer for the head of a request, and of what is read at once.
 const READ_BUFFER_BYTES: usize = 32 * 1_024;
 /// Connections beyond the cap that are told so at once; more are dropped without a word.
-const MAX_FAREWELLS: usize = 64;
+const MAX_REJECT_RESPONSES: usize = 64;
 /// Time that one of those has to take its answer.
-const FAREWELL_TIMEOUT: Duration = Duration::from_millis(250);
+const REJECT_TIMEOUT: Duration = Duration::from_millis(250);
 /// Time for the threads to end once nothing is left for them to do.
 const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 /// After an error, accepting waits this long, doubled each time up to [`MAX_ACCEPT_PAUSE`]: the
@@ -58,10 +58,10 @@ pub struct OrderRpc;
 
 /// A running intake. Dropped without [`Self::shutdown`] it ends in the background, at once.
 #[derive(Debug)]
-#[must_use = "dropping it ends the intake"]
+#[must_use = "dropping it ends the RPC server"]
 pub struct OrderRpcHandle {
     local_addr: SocketAddr,
-    intake: Arc<Intake>,
+    context: Arc<RpcContext>,
     stop: Option<oneshot::Sender<Duration>>,
     stopped: oneshot::Receiver<Result<(), ShutdownError>>,
 }
@@ -75,9 +75,9 @@ impl OrderRpc {
     /// Bad configuration, an address that cannot be listened on, no thread.
     pub fn start(config: OrderRpcConfig, host: Host) -> Result<OrderRpcHandle, StartError> {
         let address = config.listen;
-        let slots = host.gate.config().slots;
+        let slots = host.gate.config().work_permits;
         let threads = config.threads;
-        let intake = Arc::new(Intake::new(config, host)?);
+        let context = Arc::new(RpcContext::new(config, host)?);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             // One for each slot: more never work at once.
@@ -97,7 +97,7 @@ impl OrderRpc {
         };
         let (stop, stopping) = oneshot::channel();
         let (done, stopped) = oneshot::channel();
-        let serving = Arc::clone(&intake);
+        let serving = Arc::clone(&context);
         let run = move |runtime: Runtime| {
             let ended = runtime.block_on(run(serving, listener, stopping));
             // Drops the tasks that were cut off and waits for their threads, so that nothing of ours
@@ -108,7 +108,7 @@ impl OrderRpc {
         };
         let main = thread::Builder::new().name("order-rpc-main".to_owned());
         hand_over(main, runtime, run).map_err(StartError::Thread)?;
-        Ok(OrderRpcHandle { local_addr, intake, stop: Some(stop), stopped })
+        Ok(OrderRpcHandle { local_addr, context, stop: Some(stop), stopped })
     }
 }
 
@@ -162,17 +162,17 @@ impl OrderRpcHandle {
 
     /// What waits because the load is high; `None` once it shuts down.
     pub fn deferral_stats(&self) -> Option<load_control::DeferralStats> {
-        self.intake.later.stats()
+        self.context.deferral.stats()
     }
 
     /// Requests being answered.
     pub fn active_requests(&self) -> usize {
-        self.intake.drain.active()
+        self.context.active.count()
     }
 
     /// Bytes of request bodies in memory.
     pub fn buffered_bytes(&self) -> usize {
-        self.intake.buffered.bytes()
+        self.context.buffered.bytes()
     }
 
     /// Ends it: from now on callers are refused; requests that are in are answered; what waits for
@@ -194,19 +194,19 @@ impl OrderRpcHandle {
 }
 
 async fn run(
-    intake: Arc<Intake>,
+    context: Arc<RpcContext>,
     listener: TcpListener,
     stopping: oneshot::Receiver<Duration>,
 ) -> Result<(), ShutdownError> {
     let connections = Connections::default();
     let pump = connections.tasks.spawn({
-        let intake = Arc::clone(&intake);
-        async move { intake.later.run(&intake.host.gate).await }
+        let context = Arc::clone(&context);
+        async move { context.deferral.run(&context.host.gate).await }
     });
-    let door = Door::new(&intake, connections.clone());
+    let acceptor = Acceptor::new(&context, connections.clone());
     tokio::pin!(stopping);
     let deadline = {
-        let accepting = door.accept(&listener);
+        let accepting = acceptor.accept(&listener);
         tokio::select! {
             // Without a word the handle was dropped: there is nobody to wait for.
             deadline = &mut stopping => deadline.unwrap_or(Duration::ZERO),
@@ -214,21 +214,21 @@ async fn run(
         }
     };
     let until = Instant::now() + deadline;
-    intake.drain.close();
-    intake.later.close();
+    context.active.close();
+    context.deferral.close();
     // Callers are still let in, to hear that they are refused.
     let drained = tokio::select! {
         biased;
-        () = intake.drain.drained() => true,
+        () = context.active.drained() => true,
         () = sleep_until(until) => false,
-        () = door.accept(&listener) => false,
+        () = acceptor.accept(&listener) => false,
     };
-    let requests = intake.drain.active();
+    let requests = context.active.count();
     drop(listener);
     connections.end.cancel();
     connections.tasks.close();
     // A moment even at the deadline: idle connections close at once.
-    let grace = until.max(Instant::now() + FAREWELL_TIMEOUT);
+    let grace = until.max(Instant::now() + REJECT_TIMEOUT);
     if timeout_at(grace, connections.tasks.wait()).await.is_err() {
         // Not an error of ours: every request that is not in `requests` has its answer, and whoever
         // is left does not take it, or not the word that closes a WebSocket. The runtime's end
@@ -241,11 +241,11 @@ async fn run(
 }
 
 /// Where connections come in.
-struct Door {
-    intake: Arc<Intake>,
+struct Acceptor {
+    context: Arc<RpcContext>,
     connections: Connections,
     peers: Arc<Peers>,
-    farewells: Arc<Semaphore>,
+    reject_responses: Arc<Semaphore>,
     rpc: JsonRpc,
     http: http1::Builder,
 }
@@ -253,9 +253,9 @@ struct Door {
 type JsonRpc =
     jsonrpsee::server::TowerService<tower::layer::util::Identity, tower::layer::util::Identity>;
 
-impl Door {
-    fn new(intake: &Arc<Intake>, connections: Connections) -> Self {
-        let config = &intake.config;
+impl Acceptor {
+    fn new(context: &Arc<RpcContext>, connections: Connections) -> Self {
+        let config = &context.config;
         // jsonrpsee's limits stand behind ours and are never the ones that decide.
         let max_bytes = config.max_body_bytes.max(config.max_message_bytes);
         let jsonrpsee = ServerConfig::builder()
@@ -269,16 +269,16 @@ impl Door {
             .set_config(jsonrpsee)
             .to_service_builder()
             .max_connections(UNCOUNTED)
-            .build(methods::module(Arc::clone(intake)), stop);
+            .build(methods::module(Arc::clone(context)), stop);
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())
             .header_read_timeout(config.header_timeout)
             .max_buf_size(READ_BUFFER_BYTES);
         Self {
             peers: Arc::new(Peers::new(config.max_connections, config.max_connections_per_peer)),
-            farewells: Arc::new(Semaphore::new(MAX_FAREWELLS)),
+            reject_responses: Arc::new(Semaphore::new(MAX_REJECT_RESPONSES)),
             rpc,
-            intake: Arc::clone(intake),
+            context: Arc::clone(context),
             connections,
             http,
         }
@@ -312,13 +312,13 @@ impl Door {
         }
     }
 
-    fn serve(&self, socket: TcpStream, place: PeerPlace) {
+    fn serve(&self, socket: TcpStream, place: PeerPermit) {
         // Small answers are not held back to be sent with others. It fails for a socket that is gone,
         // which is found when it is read.
         let _ = socket.set_nodelay(true);
-        let open = OpenConnection::new(place, &self.intake.metrics.connections);
+        let open = OpenConnection::new(place, &self.context.metrics.connections);
         let admission = AdmissionLayer {
-            intake: Arc::clone(&self.intake),
+            context: Arc::clone(&self.context),
             connections: self.connections.clone(),
             connection: Arc::new(open),
         };
@@ -349,11 +349,11 @@ impl Door {
                 (Reason::PeerConnections, "too many connections of this address are open")
             }
         };
-        self.intake.metrics.count(reason);
-        let Ok(place) = Arc::clone(&self.farewells).try_acquire_owned() else { return };
-        let answer = raw_http(&self.intake.later(reason, message));
+        self.context.metrics.count(reason);
+        let Ok(place) = Arc::clone(&self.reject_responses).try_acquire_owned() else { return };
+        let answer = raw_http(&self.context.retry_later(reason, message));
         self.connections.tasks.spawn(async move {
-            let farewell = async {
+            let reject = async {
                 socket.write_all(&answer).await?;
                 socket.shutdown().await?;
                 // What it sent is read, or the answer would be lost to a reset.
@@ -362,14 +362,14 @@ impl Door {
                 io::Result::Ok(())
             };
             // Whoever does not take the answer in time goes without.
-            let _ = timeout(FAREWELL_TIMEOUT, farewell).await;
+            let _ = timeout(REJECT_TIMEOUT, reject).await;
             drop(place);
         });
     }
 }
 
-fn raw_http(no: &No) -> Vec<u8> {
-    let (body, head) = (no.json(), no.response());
+fn raw_http(error: &ErrorResponse) -> Vec<u8> {
+    let (body, head) = (error.json(), error.response());
     let mut text = format!(
         "HTTP/1.1 {}\r\nconnection: close\r\ncontent-length: {}\r\n",
         head.status(),

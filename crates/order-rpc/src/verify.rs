@@ -1,6 +1,6 @@
 //! Whether a transaction can be taken at all, before anyone looks at the state it runs on.
 
-use crate::reply::{No, Reason};
+use crate::reply::{ErrorResponse, Reason};
 use alloy_consensus::{Transaction as _, transaction::SignerRecoverable};
 use alloy_eips::eip2718::Decodable2718;
 use order_pool::{Origin, PooledTransaction, Transaction};
@@ -32,49 +32,54 @@ pub(crate) fn transaction(
     field: &str,
     chain_id: u64,
     now: SystemTime,
-) -> Result<Transaction, No> {
+) -> Result<Transaction, ErrorResponse> {
     let tx = PooledTransaction::decode_2718_exact(raw).map_err(|error| {
         let message = format!("{field} does not decode as a signed transaction: {error}");
-        No::field(Reason::Undecodable, field, message)
+        ErrorResponse::field(Reason::Undecodable, field, message)
     })?;
     // What is cheap first: junk costs us no signature.
     fits(&tx, field, chain_id)?;
     let hash = *tx.tx_hash();
     let tx = tx.try_into_recovered().map_err(|_| {
         let message = format!("{field} ({hash}) has an invalid signature");
-        No::field(Reason::TransactionSignature, field, message)
+        ErrorResponse::field(Reason::TransactionSignature, field, message)
     })?;
     let tx = Transaction::new(tx, Origin::Rpc, now);
-    tx.check_sidecar()
-        .map_err(|error| No::field(Reason::Sidecar, field, format!("{field} ({hash}): {error}")))?;
+    tx.check_sidecar().map_err(|error| {
+        ErrorResponse::field(Reason::Sidecar, field, format!("{field} ({hash}): {error}"))
+    })?;
     Ok(tx)
 }
 
 /// Chain, blobs and gas.
-pub(crate) fn fits(tx: &PooledTransaction, field: &str, chain_id: u64) -> Result<(), No> {
+pub(crate) fn fits(
+    tx: &PooledTransaction,
+    field: &str,
+    chain_id: u64,
+) -> Result<(), ErrorResponse> {
     let hash = tx.tx_hash();
     match tx.chain_id() {
         Some(id) if id == chain_id => {}
         Some(id) => {
             let message = format!("{field} ({hash}): chainId is {id}, must be {chain_id}");
-            return Err(No::field(Reason::ChainId, field, message));
+            return Err(ErrorResponse::field(Reason::ChainId, field, message));
         }
         // Valid on every chain (before EIP-155): whoever sees it can replay it.
         None => {
             let message = format!("{field} ({hash}): chainId is absent, must be {chain_id}");
-            return Err(No::field(Reason::ChainId, field, message));
+            return Err(ErrorResponse::field(Reason::ChainId, field, message));
         }
     }
     // An empty sidecar would be the right one for it, and no block may contain it (EIP-4844: at
     // least one).
     if tx.blob_versioned_hashes().is_some_and(<[_]>::is_empty) {
         let message = format!("{field} ({hash}): blobVersionedHashes is empty, must have one");
-        return Err(No::field(Reason::Sidecar, field, message));
+        return Err(ErrorResponse::field(Reason::Sidecar, field, message));
     }
     let (gas, least) = (tx.gas_limit(), intrinsic_gas(tx));
     if gas < least {
         let message = format!("{field} ({hash}): gas is {gas}, must be at least {least}");
-        return Err(No::field(Reason::IntrinsicGas, field, message));
+        return Err(ErrorResponse::field(Reason::IntrinsicGas, field, message));
     }
     Ok(())
 }

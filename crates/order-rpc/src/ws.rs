@@ -4,11 +4,11 @@
 //! without a word at its caps.
 
 use crate::{
-    admission::{Admission, Rpc, http_no, into_text, signature_no},
+    admission::{Admission, Rpc, http_error, into_text, signature_error},
     body::Share,
     config::SignatureMode,
     metrics::OpenCount,
-    reply::{No, Reason},
+    reply::{ErrorResponse, Reason},
     signature::SignatureError,
 };
 use bytes::Bytes;
@@ -64,25 +64,25 @@ pub(crate) fn is_upgrade<B>(request: &Request<B>) -> bool {
 pub(crate) fn upgrade<S: Rpc, B>(
     admission: Admission<S>,
     mut request: Request<B>,
-) -> Result<Response<HttpBody>, No> {
-    let intake = &admission.intake;
-    if intake.drain.is_closed() {
-        let refusal = intake.host.gate.refuse_closed(std::time::Instant::now());
-        return Err(No::refusal(&refusal));
+) -> Result<Response<HttpBody>, ErrorResponse> {
+    let context = &admission.context;
+    if context.active.is_closed() {
+        let refusal = context.host.gate.refuse_closed(std::time::Instant::now());
+        return Err(ErrorResponse::refusal(&refusal));
     }
-    if intake.config.signatures == SignatureMode::Required {
+    if context.config.signatures == SignatureMode::Required {
         // Messages have no headers, so none can be signed.
-        return Err(signature_no(SignatureError::Missing));
+        return Err(signature_error(SignatureError::Missing));
     }
     let accept = accept_key(request.headers())?;
-    let Ok(place) = intake.websockets.clone().try_acquire_owned() else {
-        return Err(intake.later(Reason::WebSockets, "too many WebSockets are open"));
+    let Ok(place) = context.websockets.clone().try_acquire_owned() else {
+        return Err(context.retry_later(Reason::WebSockets, "too many WebSockets are open"));
     };
     let upgrading = hyper::upgrade::on(&mut request);
     let connections = admission.connections.clone();
     let end = connections.end.clone();
     connections.tasks.spawn(async move {
-        let _count = OpenCount::new(&admission.intake.metrics.websockets);
+        let _count = OpenCount::new(&admission.context.metrics.websockets);
         serve(admission, upgrading, end, place).await;
     });
     let mut response = Response::new(HttpBody::empty());
@@ -94,7 +94,7 @@ pub(crate) fn upgrade<S: Rpc, B>(
     Ok(response)
 }
 
-fn accept_key(headers: &HeaderMap) -> Result<HeaderValue, No> {
+fn accept_key(headers: &HeaderMap) -> Result<HeaderValue, ErrorResponse> {
     let version = headers.get(header::SEC_WEBSOCKET_VERSION).map(HeaderValue::as_bytes);
     let key = headers.get(header::SEC_WEBSOCKET_KEY);
     match (version, key) {
@@ -102,7 +102,7 @@ fn accept_key(headers: &HeaderMap) -> Result<HeaderValue, No> {
             let accept = derive_accept_key(key.as_bytes());
             Ok(HeaderValue::from_str(&accept).expect("base64 is a valid header value"))
         }
-        _ => Err(http_no(
+        _ => Err(http_error(
             StatusCode::BAD_REQUEST,
             "a WebSocket needs Sec-WebSocket-Version: 13 and Sec-WebSocket-Key".to_owned(),
         )),
@@ -115,7 +115,7 @@ async fn serve<S: Rpc>(
     end: CancellationToken,
     _place: OwnedSemaphorePermit,
 ) {
-    let config = &admission.intake.config;
+    let config = &admission.context.config;
     let upgraded = tokio::select! {
         // A client that never finishes the handshake ends with its connection or with us.
         upgraded = timeout(config.header_timeout, upgrading) => upgraded,
@@ -145,7 +145,7 @@ enum Ended {
 }
 
 async fn talk<S: Rpc>(admission: &Admission<S>, socket: Socket, end: CancellationToken) -> Ended {
-    let config = &admission.intake.config;
+    let config = &admission.context.config;
     let max_in_flight = config.max_in_flight_per_websocket;
     let (sink, mut stream) = socket.split();
     let mut answers = Answers {
@@ -210,7 +210,7 @@ async fn talk<S: Rpc>(admission: &Admission<S>, socket: Socket, end: Cancellatio
 
 fn too_large<S>(admission: &Admission<S>, error: Error) -> Ended {
     if matches!(error, Error::Capacity(_)) {
-        admission.intake.metrics.count(Reason::BodyTooLarge);
+        admission.context.metrics.count(Reason::BodyTooLarge);
     }
     Ended::Broken(error)
 }
@@ -249,9 +249,9 @@ impl Answers<'_> {
 async fn answer<S: Rpc>(admission: &Admission<S>, body: Bytes, busy: bool) -> String {
     match serve_message(admission, body.clone(), busy).await {
         Ok(response) => into_text(response).await,
-        Err(no) => {
-            admission.intake.metrics.count(no.reason);
-            no.json_with_id(id_of(&body))
+        Err(error) => {
+            admission.context.metrics.count(error.reason);
+            error.json_with_id(id_of(&body))
         }
     }
 }
@@ -260,16 +260,16 @@ async fn serve_message<S: Rpc>(
     admission: &Admission<S>,
     body: Bytes,
     busy: bool,
-) -> Result<Response<HttpBody>, No> {
-    let intake = &admission.intake;
+) -> Result<Response<HttpBody>, ErrorResponse> {
+    let context = &admission.context;
     if busy {
         let message = "too many requests are in flight on this WebSocket";
-        return Err(intake.later(Reason::WebSocketInFlight, message));
+        return Err(context.retry_later(Reason::WebSocketInFlight, message));
     }
     let (_active, permit) = admission.enter()?;
-    let mut share = Share::new(&intake.buffered);
+    let mut share = Share::new(&context.buffered);
     if !share.try_add(body.len()) {
-        return Err(intake.later(Reason::BufferedBytes, "too much is being read"));
+        return Err(context.retry_later(Reason::BufferedBytes, "too much is being read"));
     }
     admission.serve(body, permit, None).await
 }

@@ -47,10 +47,10 @@ async fn the_outer_gate_refuses_before_the_body_is_read() {
 async fn without_a_slot_an_outsider_is_refused_at_once_and_with_one_served() {
     let server = start(config());
     let now = Instant::now();
-    let held: Vec<_> = std::iter::from_fn(|| server.gate.try_outside(now).ok()).collect();
+    let held: Vec<_> = std::iter::from_fn(|| server.gate.try_acquire_external(now).ok()).collect();
     let body = transaction();
     let answer = send(server.addr, body.as_bytes(), &[]).await;
-    assert_eq!(answer.error(), refused("no_slot"));
+    assert_eq!(answer.error(), refused("no_permit"));
     assert_eq!(answer.json()["id"], 1, "what was read is answered by its id");
     drop(held);
     assert_eq!(send(server.addr, body.as_bytes(), &[]).await.status, 200);
@@ -308,8 +308,8 @@ async fn a_flood_is_served_or_refused_and_leaves_nothing_behind() {
     assert_eq!(served + refused, 320, "everyone heard");
     assert_eq!(server.pool.len() as u64, served, "success means pooled, and nothing else does");
     let stats = server.gate.stats();
-    assert_eq!(stats.requests_refused + stats.slots_refused, refused);
-    assert_eq!((stats.requests_in_flight, stats.slots_in_use), (0, 0));
+    assert_eq!(stats.requests_refused + stats.work_refused, refused);
+    assert_eq!((stats.requests_in_flight, stats.work_in_use), (0, 0));
     assert_eq!(server.rpc.buffered_bytes(), 0);
 }
 
@@ -334,7 +334,7 @@ async fn callers_who_hang_up_leak_nothing() {
     }
     until("all are gone", || {
         let stats = server.gate.stats();
-        (stats.requests_in_flight, stats.slots_in_use, server.rpc.active_requests()) == (0, 0, 0)
+        (stats.requests_in_flight, stats.work_in_use, server.rpc.active_requests()) == (0, 0, 0)
     })
     .await;
 }
@@ -476,7 +476,7 @@ async fn shutdown_ends_at_its_deadline_and_says_what_it_cut_off() {
 }
 
 #[tokio::test]
-async fn a_dropped_handle_ends_the_intake_without_a_shutdown() {
+async fn a_dropped_handle_ends_the_rpc_server_without_a_shutdown() {
     let server = start(config());
     let mut idle = TcpStream::connect(server.addr).await.unwrap();
     assert_eq!(get(server.addr, "/healthz").await.status, 200);
@@ -553,7 +553,7 @@ async fn a_websocket_that_does_not_read_its_answers_keeps_no_slot_and_no_place()
     until("their work is done", || server.pool.len() == WAITING).await;
     until("everything is given back", || {
         let stats = server.gate.stats();
-        (stats.requests_in_flight, stats.slots_in_use) == (0, 0)
+        (stats.requests_in_flight, stats.work_in_use) == (0, 0)
     })
     .await;
     assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);

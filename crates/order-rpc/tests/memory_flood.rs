@@ -34,18 +34,18 @@ const FLAT_BYTES: usize = 4 << 20;
 struct Told {
     served: u64,
     too_many_requests: u64,
-    no_slot: u64,
+    no_permit: u64,
 }
 
 impl Told {
     fn add(&mut self, other: Self) {
         self.served += other.served;
         self.too_many_requests += other.too_many_requests;
-        self.no_slot += other.no_slot;
+        self.no_permit += other.no_permit;
     }
 
     fn total(&self) -> u64 {
-        self.served + self.too_many_requests + self.no_slot
+        self.served + self.too_many_requests + self.no_permit
     }
 
     fn hear(&mut self, answer: &Answer) {
@@ -58,7 +58,7 @@ impl Told {
         assert_eq!((status, code), (503, -32005), "{answer:?}");
         match reason.as_str() {
             "too_many_requests" => self.too_many_requests += 1,
-            "no_slot" => self.no_slot += 1,
+            "no_permit" => self.no_permit += 1,
             _ => panic!("{answer:?}"),
         }
     }
@@ -123,16 +123,16 @@ async fn a_flood_from_many_signers_and_one_from_one_leave_memory_flat() {
     let added = most.above(warm);
     println!("{told:?}; another caller: {others:?}; {} KiB more resident", added >> 10);
     assert!(added <= FLAT_BYTES, "{added} bytes more");
-    assert!(orders > 0 && told.too_many_requests + told.no_slot > 0, "it was a flood");
+    assert!(orders > 0 && told.too_many_requests + told.no_permit > 0, "it was a flood");
     told.add(others);
     let counted = |reason| server.counted.reason(reason);
     assert_eq!(
-        (counted("too_many_requests"), counted("no_slot")),
-        (told.too_many_requests, told.no_slot)
+        (counted("too_many_requests"), counted("no_permit")),
+        (told.too_many_requests, told.no_permit)
     );
     let stats = server.gate.stats();
     assert_eq!(stats.requests_refused, told.too_many_requests);
-    assert_eq!(stats.slots_refused, told.no_slot);
+    assert_eq!(stats.work_refused, told.no_permit);
     assert!((orders + 1..=orders + TRANSACTIONS).contains(&server.pool.len()));
 
     // One signer, with one signed request that it sends without end.

@@ -140,7 +140,7 @@ impl<S: TransactionSink> Passage<S> {
             None => None,
             Some(gate) => tokio::select! {
                 biased;
-                place = gate.inside() => Some(place),
+                place = gate.acquire_internal() => Some(place),
                 // Places are out for as long as their holders like.
                 () = core.stop.cancelled() => return drop(self),
             },

@@ -5,7 +5,7 @@ use tokio::sync::Notify;
 
 /// Counts what is in progress. Once closed, nothing begins any more.
 #[derive(Debug, Default)]
-pub(crate) struct Drain {
+pub(crate) struct ActiveRequests {
     state: Mutex<State>,
     empty: Notify,
 }
@@ -18,15 +18,15 @@ struct State {
 
 /// Something in progress, until dropped.
 #[derive(Debug)]
-pub(crate) struct Active(Arc<Drain>);
+pub(crate) struct ActiveRequest(Arc<ActiveRequests>);
 
-impl Drain {
+impl ActiveRequests {
     /// `None` once closed.
-    pub(crate) fn begin(self: &Arc<Self>) -> Option<Active> {
+    pub(crate) fn begin(self: &Arc<Self>) -> Option<ActiveRequest> {
         let mut state = self.lock();
         (!state.closed).then(|| {
             state.active += 1;
-            Active(Arc::clone(self))
+            ActiveRequest(Arc::clone(self))
         })
     }
 
@@ -39,7 +39,7 @@ impl Drain {
         self.lock().closed
     }
 
-    pub(crate) fn active(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.lock().active
     }
 
@@ -62,7 +62,7 @@ impl Drain {
     }
 }
 
-impl Drop for Active {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.active -= 1;

@@ -1,7 +1,7 @@
 //! Raw transactions that wait while the load is high.
 
 use load_control::{
-    DeferralConfig, DeferralQueue, Gate, LoadMonitor, Offered, Refusal, SlotPermit,
+    DeferralConfig, DeferralQueue, Gate, LoadMonitor, Offered, Refusal, WorkPermit,
 };
 use std::{
     sync::{Mutex, PoisonError},
@@ -20,7 +20,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// transactions do not keep out bundles and cancellations, which never wait, those who wait have at
 /// most half of these places.
 #[derive(Debug)]
-pub(crate) struct Later {
+pub(crate) struct Deferral {
     /// `None` once closed.
     queue: Mutex<Option<Waiting>>,
     /// Places among the requests in flight that those who wait may have; `None` without limit.
@@ -29,9 +29,9 @@ pub(crate) struct Later {
     added: Notify,
 }
 
-type Waiting = DeferralQueue<oneshot::Sender<SlotPermit>>;
+type Waiting = DeferralQueue<oneshot::Sender<WorkPermit>>;
 
-impl Later {
+impl Deferral {
     pub(crate) fn new(
         config: DeferralConfig,
         monitor: Option<LoadMonitor>,
@@ -48,11 +48,11 @@ impl Later {
     ///
     /// # Cancel safety
     /// Dropped, its place in the queue is passed over.
-    pub(crate) async fn turn(
+    pub(crate) async fn acquire(
         &self,
         gate: &Gate,
         weight: usize,
-    ) -> Result<Option<SlotPermit>, Refusal> {
+    ) -> Result<Option<WorkPermit>, Refusal> {
         let Some(monitor) = &self.monitor else { return Ok(None) };
         let now = Instant::now();
         let (turn, _places) = {
@@ -96,7 +96,7 @@ impl Later {
                 }
                 Ok(Some(_)) => {
                     // The slot first: what is popped runs at once.
-                    let slot = gate.outside_deferred().await;
+                    let slot = gate.acquire_external_deferred().await;
                     if let Some(turn) = self.pop() {
                         // A caller who is gone drops the slot with its channel.
                         let _ = turn.send(slot);
@@ -129,7 +129,7 @@ impl Later {
         queue.as_ref().map(DeferralQueue::next_due).ok_or(Closed)
     }
 
-    fn pop(&self) -> Option<oneshot::Sender<SlotPermit>> {
+    fn pop(&self) -> Option<oneshot::Sender<WorkPermit>> {
         let pressed = self.pressed();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.as_mut()?.pop(Instant::now(), pressed)

@@ -1,4 +1,4 @@
-//! Outsiders send as many raw transactions as they can, while the node announces.
+//! External callers send as many raw transactions as they can, while the node announces.
 
 use std::time::{Duration, Instant};
 
@@ -18,16 +18,16 @@ const TPS: u32 = 2_000;
 
 pub(crate) const CONNECTIONS: usize = 64;
 
-/// Contenders: with which policy; `None` is the control, whose outsiders ask another server.
+/// Contenders: with which policy; `None` is the control, whose external callers ask another server.
 const CONTENDERS: [(&str, Option<Policy>); 5] = [
     ("control", None),
     ("with admission", Some(Policy::On)),
     ("with it, few requests", Some(Policy::FewRequests)),
     ("without admission", Some(Policy::NoGate)),
-    ("without it, inside not in line", Some(Policy::NoLine)),
+    ("without it, internal not queued", Some(Policy::NoLine)),
 ];
 
-/// What else is known of a run with outsiders.
+/// What else is known of a run with external callers.
 #[derive(Clone, Debug)]
 pub(crate) struct Crowd {
     pub(crate) sent: Sent,
@@ -44,7 +44,7 @@ pub(crate) struct Crowd {
 
 pub(crate) fn bench(plan: &Plan) {
     let mut node = Node::spawn(0).expect("the node starts");
-    let mut clients = Clients::spawn(plan.outside_txs).expect("the clients start");
+    let mut clients = Clients::spawn(plan.external_txs).expect("the clients start");
     let mut decoy = Decoy::spawn().expect("the control's server starts");
     let mut rows = CONTENDERS.map(|(name, _)| (Row::new(name), Vec::new()));
     for round in 0..plan.rounds {
@@ -60,7 +60,7 @@ pub(crate) fn bench(plan: &Plan) {
                 decoy.accept(share).expect("the control's server runs");
             }
             let rate = like.map(|sent| (sent.offered as f64 / sent.wall.as_secs_f64()) as u32);
-            let phases = [Phase { lasts: plan.outsiders, rate }];
+            let phases = [Phase { lasts: plan.external, rate }];
             let of = (&mut node, &mut clients, control.then_some(&mut decoy));
             let run = run(plan, of, policy, Pace::steady(TPS), &phases);
             let (figures, crowd) = plan.host.block_on(run);
@@ -75,23 +75,23 @@ pub(crate) fn bench(plan: &Plan) {
         }
     }
     let title = format!(
-        "(b) {TPS} announced a second while outsiders send raw transactions as fast as they can:\n\
+        "(b) {TPS} announced a second while external callers send raw transactions as fast as they can:\n\
          {CONNECTIONS} connections, clients on at most {CPU_CAP} of a core, few requests are {FEW_REQUESTS}, the control's as many a second and as many accepted;\n\
          medians of {} rounds of {:.1} s",
         plan.rounds,
-        plan.outsiders.as_secs_f64()
+        plan.external.as_secs_f64()
     );
     table::print(&title, "accepted/s", rows.iter().map(|(row, _)| row));
     crowds(&rows);
     let [(control, _), (with, crowds), (few, few_crowds), (without, _), (no_line, _)] = &rows;
-    // What ours burns without outsiders is what it burns beside the control.
+    // What ours burns without external callers is what it burns beside the control.
     let burns = rows[1].1.iter().zip(&rows[0].1).map(|(ours, control)| {
         let burnt =
             |time: Duration, crowd: &Crowd| time.as_secs_f64() / crowd.sent.wall.as_secs_f64();
         (burnt(ours.ours, ours) - burnt(control.ours, control)) / burnt(control.decoy, control)
     });
     let burns = Spread::of(burns);
-    println!("CPU for outsiders, ours with admission / the control's server: {burns}");
+    println!("CPU for external callers, ours with admission / the control's server: {burns}");
     println!("goals (ratios within a round; the median of the rounds, least to most):");
     table::goal("live p99, with admission / control", table::ratio(with, control, 0.99), 2.0, "");
     println!(
@@ -166,7 +166,7 @@ fn crowds(rows: &[(Row, Vec<Crowd>)]) {
     println!("clients, ours, control, node: cores that each process kept busy");
 }
 
-/// One run: live announcements, and outsiders by the schedule of `phases`, who ask our intake or,
+/// One run: live announcements, and external callers by the schedule of `phases`, who ask our RPC server or,
 /// if there is one, the control's server.
 pub(crate) async fn run(
     plan: &Plan,
@@ -179,7 +179,7 @@ pub(crate) async fn run(
     let bursts: usize = pace.bursts.iter().map(|(_, count)| count).sum();
     let signed = plan.signed(pace.tps, lasts.as_secs() as usize + 5) + bursts;
     let signed = node.prepare(signed).expect("it signs");
-    let setup = Setup { policy, backfill: Backfill::Off, intake: true };
+    let setup = Setup { policy, backfill: Backfill::Off, rpc: true };
     let mut parts = Parts::start(node.path(), setup).await;
     let tenth = u64::from(pace.tps) / 10;
     node.announce(pace).expect("the node announces");
@@ -188,7 +188,7 @@ pub(crate) async fn run(
 
     let before = (own_cpu(), decoy_cpu(&mut decoy), resident_bytes(), parts.pool.bytes());
     let begin = Instant::now();
-    let server = decoy.as_ref().map_or_else(|| parts.intake().local_addr(), |decoy| decoy.address);
+    let server = decoy.as_ref().map_or_else(|| parts.rpc().local_addr(), |decoy| decoy.address);
     clients.run(server, CONNECTIONS, phases).expect("the clients run");
     parts.until(|_| begin.elapsed() >= lasts).await;
     let end = Instant::now();
@@ -199,8 +199,8 @@ pub(crate) async fn run(
 
     assert_eq!(sent.failed, 0, "neither accepted nor refused: {:?}", sent.failure);
     assert_eq!(sent.offered, sent.accepted + sent.refused);
-    let outside = if decoy.is_some() { 0 } else { sent.distinct as usize };
-    parts.check(&[&signed[..announced.count]], outside).await;
+    let external = if decoy.is_some() { 0 } else { sent.distinct as usize };
+    parts.check(&[&signed[..announced.count]], external).await;
     if decoy.is_none() {
         let [outer, inner] = parts.refused();
         assert_eq!(outer + inner, sent.refused, "refusals counted and heard");

@@ -1,17 +1,17 @@
 //! What all requests share.
 
 use crate::{
+    active::ActiveRequests,
     admission::MAX_LINGERING,
     body::Buffered,
     config::{ConfigError, OrderRpcConfig},
-    drain::Drain,
-    later::Later,
+    deferral::Deferral,
     metrics::Metrics,
     quota::Quotas,
-    reply::{No, Reason},
+    reply::{ErrorResponse, Reason},
 };
 use alloy_primitives::Address;
-use load_control::{Gate, LoadMonitor, SlotPermit};
+use load_control::{Gate, LoadMonitor, WorkPermit};
 use order_pool::OrderPool;
 use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
@@ -29,7 +29,7 @@ pub struct Host {
     pub gate: Gate,
     /// While it says that the load is not normal, raw transactions wait. `None`: they never do.
     pub monitor: Option<LoadMonitor>,
-    /// Whether every source is live: asked by `/readyz`, on a thread of the intake, so it must not
+    /// Whether every source is live: asked by `/readyz`, on a thread of the RPC server, so it must not
     /// block.
     pub readiness: Arc<dyn Fn() -> bool + Send + Sync>,
 }
@@ -62,11 +62,11 @@ impl Host {
 }
 
 #[derive(Debug)]
-pub(crate) struct Intake {
+pub(crate) struct RpcContext {
     pub(crate) config: OrderRpcConfig,
     pub(crate) host: Host,
-    pub(crate) later: Later,
-    pub(crate) drain: Arc<Drain>,
+    pub(crate) deferral: Deferral,
+    pub(crate) active: Arc<ActiveRequests>,
     pub(crate) buffered: Arc<Buffered>,
     pub(crate) slow_bodies: Semaphore,
     pub(crate) websockets: Arc<Semaphore>,
@@ -82,17 +82,17 @@ pub(crate) struct Caller {
     pub(crate) signer: Option<Address>,
     /// As how many requests in flight the caller's counts: in a batch each element has that of all.
     pub(crate) weight: usize,
-    pub(crate) verdict: Arc<OnceLock<No>>,
+    pub(crate) error_response: Arc<OnceLock<ErrorResponse>>,
 }
 
-impl Intake {
+impl RpcContext {
     pub(crate) fn new(config: OrderRpcConfig, host: Host) -> Result<Self, ConfigError> {
         config.validate()?;
         let now = Instant::now();
         let quotas = config.quota.map(|quota| Quotas::new(quota, config.max_signers, now));
         Ok(Self {
-            later: Later::new(config.deferral, host.monitor.clone(), &host.gate)?,
-            drain: Arc::default(),
+            deferral: Deferral::new(config.deferral, host.monitor.clone(), &host.gate)?,
+            active: Arc::default(),
             buffered: Arc::new(Buffered::new(config.max_buffered_bytes)),
             slow_bodies: Semaphore::new(config.max_slow_bodies),
             websockets: Arc::new(Semaphore::new(config.max_websockets)),
@@ -105,28 +105,32 @@ impl Intake {
     }
 
     /// Come back later, for a reason that is not the gate's.
-    pub(crate) fn later(&self, reason: Reason, message: &str) -> No {
-        No::later(reason, self.host.gate.retry_after(), message.to_owned())
+    pub(crate) fn retry_later(&self, reason: Reason, message: &str) -> ErrorResponse {
+        ErrorResponse::retry_later(reason, self.host.gate.retry_after(), message.to_owned())
     }
 
     /// Looks at a quota without spending.
-    pub(crate) fn check_quota(&self, claimed: Address, count: usize) -> Result<(), No> {
+    pub(crate) fn check_quota(&self, claimed: Address, count: usize) -> Result<(), ErrorResponse> {
         self.with_quotas(|quotas| quotas.check(claimed, count, Instant::now()))
     }
 
     /// Spends of the quota of a signer whose signature was verified.
-    pub(crate) fn take_quota(&self, signer: Address, count: usize) -> Result<(), No> {
+    pub(crate) fn take_quota(&self, signer: Address, count: usize) -> Result<(), ErrorResponse> {
         self.with_quotas(|quotas| quotas.take(signer, count, Instant::now()))
     }
 
     fn with_quotas(
         &self,
         ask: impl FnOnce(&mut Quotas) -> Result<(), std::time::Duration>,
-    ) -> Result<(), No> {
+    ) -> Result<(), ErrorResponse> {
         let Some(quotas) = &self.quotas else { return Ok(()) };
         let asked = ask(&mut quotas.lock().unwrap_or_else(PoisonError::into_inner));
         asked.map_err(|wait| {
-            No::later(Reason::Quota, wait, "the signer's quota is spent".to_owned())
+            ErrorResponse::retry_later(
+                Reason::Quota,
+                wait,
+                "the signer's quota is spent".to_owned(),
+            )
         })
     }
 
@@ -136,25 +140,25 @@ impl Intake {
     /// Dropped, the work still runs to its end and holds its slot until then.
     pub(crate) async fn work<T: Send + 'static>(
         self: &Arc<Self>,
-        slot: Option<SlotPermit>,
-        work: impl FnOnce(&Self) -> Result<T, No> + Send + 'static,
-    ) -> Result<T, No> {
+        slot: Option<WorkPermit>,
+        work: impl FnOnce(&Self) -> Result<T, ErrorResponse> + Send + 'static,
+    ) -> Result<T, ErrorResponse> {
         let slot = match slot {
             Some(slot) => slot,
             None => {
-                let asked = self.host.gate.outside(Instant::now()).await;
-                asked.map_err(|refusal| No::refusal(&refusal))?
+                let asked = self.host.gate.acquire_external(Instant::now()).await;
+                asked.map_err(|refusal| ErrorResponse::refusal(&refusal))?
             }
         };
-        let intake = Arc::clone(self);
+        let context = Arc::clone(self);
         let worked = tokio::task::spawn_blocking(move || {
             let _slot = slot;
-            work(&intake)
+            work(&context)
         });
         worked.await.unwrap_or_else(|error| {
             // A panic of ours, or the runtime is going: the caller hears that it is not them.
             tracing::error!(%error, "work on a request did not end");
-            Err(No::internal())
+            Err(ErrorResponse::internal())
         })
     }
 }
