@@ -1,0 +1,152 @@
+//! The types in which the parts speak of the chain.
+
+use std::sync::Arc;
+
+use alloy_primitives::{Address, B256};
+
+/// The head of the chain: of its newest block what a builder needs for the one after it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Head {
+    /// The block's number.
+    pub number: u64,
+    /// The block's hash.
+    pub hash: B256,
+    /// Its parent's hash: tells a reorg from the next block.
+    pub parent_hash: B256,
+    /// Seconds since the Unix epoch.
+    pub timestamp: u64,
+    /// Base fee of the block after it, in wei per gas; `None` if it is not known, or before London.
+    pub next_base_fee_wei: Option<u64>,
+    /// Gas limit of the block.
+    pub gas_limit: u64,
+    /// Who was paid the fees of the block.
+    pub fee_recipient: Address,
+}
+
+impl Head {
+    /// A head with all that is not named here zero or unknown.
+    #[must_use]
+    pub const fn new(number: u64, hash: B256, parent_hash: B256) -> Self {
+        Self {
+            number,
+            hash,
+            parent_hash,
+            timestamp: 0,
+            next_base_fee_wei: None,
+            gas_limit: 0,
+            fee_recipient: Address::ZERO,
+        }
+    }
+
+    /// Sets [`Self::number`].
+    #[must_use]
+    pub const fn with_number(mut self, number: u64) -> Self {
+        self.number = number;
+        self
+    }
+
+    /// Sets [`Self::hash`].
+    #[must_use]
+    pub const fn with_hash(mut self, hash: B256) -> Self {
+        self.hash = hash;
+        self
+    }
+
+    /// Sets [`Self::parent_hash`].
+    #[must_use]
+    pub const fn with_parent_hash(mut self, parent_hash: B256) -> Self {
+        self.parent_hash = parent_hash;
+        self
+    }
+
+    /// Sets [`Self::timestamp`].
+    #[must_use]
+    pub const fn with_timestamp(mut self, timestamp: u64) -> Self {
+        self.timestamp = timestamp;
+        self
+    }
+
+    /// Sets [`Self::next_base_fee_wei`].
+    #[must_use]
+    pub const fn with_next_base_fee_wei(mut self, next_base_fee_wei: Option<u64>) -> Self {
+        self.next_base_fee_wei = next_base_fee_wei;
+        self
+    }
+
+    /// Sets [`Self::gas_limit`].
+    #[must_use]
+    pub const fn with_gas_limit(mut self, gas_limit: u64) -> Self {
+        self.gas_limit = gas_limit;
+        self
+    }
+
+    /// Sets [`Self::fee_recipient`].
+    #[must_use]
+    pub const fn with_fee_recipient(mut self, fee_recipient: Address) -> Self {
+        self.fee_recipient = fee_recipient;
+        self
+    }
+}
+
+/// A block: its head, and what it took from the mempool.
+///
+/// A clone shares the hashes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Block {
+    /// Number, hash and what else a builder needs of its header.
+    pub head: Head,
+    /// The hashes of its transactions, in any order.
+    pub mined: Arc<[B256]>,
+}
+
+impl Block {
+    /// A block with these transactions.
+    #[must_use]
+    pub fn new(head: Head, mined: impl Into<Arc<[B256]>>) -> Self {
+        Self { head, mined: mined.into() }
+    }
+}
+
+/// A nonce that a block raised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct NonceUpdate {
+    /// Whose.
+    pub sender: Address,
+    /// The lowest nonce that the sender can still use.
+    pub next_nonce: u64,
+}
+
+impl NonceUpdate {
+    /// After a block, `next_nonce` is the lowest that `sender` can still use.
+    #[must_use]
+    pub const fn new(sender: Address, next_nonce: u64) -> Self {
+        Self { sender, next_nonce }
+    }
+}
+
+impl From<(Address, u64)> for NonceUpdate {
+    fn from((sender, next_nonce): (Address, u64)) -> Self {
+        Self { sender, next_nonce }
+    }
+}
+
+/// The nonces that one block raised: those of transactions that were never public too.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BlockNonces {
+    /// The block.
+    pub block_hash: B256,
+    /// One for each sender of the block.
+    pub updates: Vec<NonceUpdate>,
+}
+
+impl BlockNonces {
+    /// The updates of one block.
+    #[must_use]
+    pub const fn new(block_hash: B256, updates: Vec<NonceUpdate>) -> Self {
+        Self { block_hash, updates }
+    }
+}

@@ -1,0 +1,253 @@
+//! The recent blocks of the canonical chain, and what they took.
+
+use std::collections::VecDeque;
+
+use alloy_primitives::{
+    Address, B256,
+    map::{AddressHashMap, B256HashMap, Entry},
+};
+
+use crate::block::{Block, Head, NonceUpdate};
+
+/// How a block relates to the recent ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Relation {
+    /// The first one of all, or the child of the newest.
+    Next,
+    /// One of them already: nothing changes. Several nodes tell of the same block, and a slower one
+    /// of an older one.
+    Repeat,
+    /// The child of an older one, in the place of the blocks above its parent.
+    Reorg {
+        /// How many they are.
+        replaced: usize,
+    },
+    /// Its parent is not among them: blocks in between were missed, or a reorg goes deeper than what
+    /// is remembered.
+    Gap {
+        /// How many of the newest cannot be its ancestors: those at its parent's height and above.
+        replaced: usize,
+    },
+    /// Its parent is among them, and its number is not the parent's plus one: no such block exists.
+    /// Nothing changes.
+    Inconsistent,
+}
+
+impl Relation {
+    /// How many blocks it replaces.
+    #[must_use]
+    pub const fn replaced(&self) -> usize {
+        match self {
+            Self::Reorg { replaced } | Self::Gap { replaced } => *replaced,
+            Self::Next | Self::Repeat | Self::Inconsistent => 0,
+        }
+    }
+
+    /// Whether pushing the block changes anything.
+    #[must_use]
+    pub const fn is_new(&self) -> bool {
+        !matches!(self, Self::Repeat | Self::Inconsistent)
+    }
+}
+
+/// What [`RecentBlocks::push`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pushed {
+    /// How the block relates to those before it.
+    pub relation: Relation,
+    /// The blocks it replaced, oldest first. Their nonces are gone with them.
+    pub undone: Vec<Block>,
+    /// The oldest block, if it had to be forgotten for this one.
+    pub forgotten: Option<Block>,
+}
+
+/// How the recent blocks took a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Taken {
+    /// One of them contains it.
+    Mined,
+    /// One of them contains another transaction of its sender with its nonce or a higher one.
+    StaleNonce {
+        /// The lowest nonce that the sender can still use.
+        next_nonce: u64,
+    },
+}
+
+/// A nonce that a block raised.
+#[derive(Clone, Copy, Debug)]
+struct Raised {
+    next_nonce: u64,
+    /// [`Recent::serial`] of the block.
+    by: u64,
+}
+
+#[derive(Debug)]
+struct Recent {
+    /// Tells it from others of its number.
+    serial: u64,
+    block: Block,
+    /// Senders with a [`Raised`] of this block.
+    raised: Vec<Address>,
+}
+
+/// The newest blocks of the canonical chain, with the hashes they mined and the nonces they raised.
+///
+/// Bounded in blocks. A full block of mainnet has some 1,500 transactions of as many senders, at
+/// about 36 + 40 bytes in the tables and 32 in the block: 64 such blocks are some 11 MB.
+#[derive(Debug)]
+pub struct RecentBlocks {
+    /// Oldest first.
+    blocks: VecDeque<Recent>,
+    /// How many times the blocks contain a hash: once on a real chain.
+    mined: B256HashMap<u32>,
+    /// What each block says of a sender. Nonces come in any order of blocks, and what a block says
+    /// goes with it.
+    nonces: AddressHashMap<Vec<Raised>>,
+    next_serial: u64,
+    max_blocks: usize,
+}
+
+impl RecentBlocks {
+    /// Remembers at most `max_blocks` blocks, and at least one.
+    #[must_use]
+    pub fn new(max_blocks: usize) -> Self {
+        Self {
+            blocks: VecDeque::new(),
+            mined: B256HashMap::default(),
+            nonces: AddressHashMap::default(),
+            next_serial: 0,
+            max_blocks: max_blocks.max(1),
+        }
+    }
+
+    /// The newest block's head.
+    #[must_use]
+    pub fn head(&self) -> Option<&Head> {
+        self.blocks.back().map(|recent| &recent.block.head)
+    }
+
+    /// The blocks, oldest first.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Block> + ExactSizeIterator {
+        self.blocks.iter().map(|recent| &recent.block)
+    }
+
+    /// The block with this hash, if it is one of the recent ones.
+    #[must_use]
+    pub fn block(&self, hash: &B256) -> Option<&Block> {
+        self.iter().rev().find(|block| block.head.hash == *hash)
+    }
+
+    /// Where a block with this head would stand. This is the one rule for reorgs.
+    #[must_use]
+    pub fn relate(&self, head: &Head) -> Relation {
+        if self.block(&head.hash).is_some() {
+            return Relation::Repeat;
+        }
+        let newest_first = || self.iter().rev().map(|block| &block.head);
+        let parent = newest_first().enumerate().find(|(_, known)| known.hash == head.parent_hash);
+        match parent {
+            Some((_, parent)) if parent.number.checked_add(1) != Some(head.number) => {
+                Relation::Inconsistent
+            }
+            Some((0, _)) => Relation::Next,
+            Some((replaced, _)) => Relation::Reorg { replaced },
+            None if self.blocks.is_empty() => Relation::Next,
+            // The known block at its parent's height is not its parent.
+            None => Relation::Gap {
+                replaced: newest_first()
+                    .take_while(|known| known.number.saturating_add(1) >= head.number)
+                    .count(),
+            },
+        }
+    }
+
+    /// Appends a block, after undoing those that it replaces.
+    pub fn push(&mut self, block: Block) -> Pushed {
+        let relation = self.relate(&block.head);
+        let mut pushed = Pushed { relation, undone: Vec::new(), forgotten: None };
+        if !relation.is_new() {
+            return pushed;
+        }
+        let kept = self.blocks.len() - relation.replaced();
+        for recent in self.blocks.split_off(kept) {
+            pushed.undone.push(self.leave(recent));
+        }
+        for hash in block.mined.iter() {
+            *self.mined.entry(*hash).or_default() += 1;
+        }
+        let serial = self.next_serial;
+        self.next_serial += 1;
+        self.blocks.push_back(Recent { serial, block, raised: Vec::new() });
+        if self.blocks.len() > self.max_blocks
+            && let Some(oldest) = self.blocks.pop_front()
+        {
+            pushed.forgotten = Some(self.leave(oldest));
+        }
+        pushed
+    }
+
+    /// Notes that a block raised a nonce. Says whether that raises what is known of the sender;
+    /// `None` if the block is not one of the recent ones, for instance because a reorg has undone it
+    /// meanwhile.
+    pub fn raise(&mut self, block_hash: &B256, update: NonceUpdate) -> Option<bool> {
+        let NonceUpdate { sender, next_nonce } = update;
+        let before = self.next_nonce(&sender);
+        let recent =
+            self.blocks.iter_mut().rev().find(|recent| recent.block.head.hash == *block_hash)?;
+        let of_sender = self.nonces.entry(sender).or_default();
+        match of_sender.iter_mut().find(|raised| raised.by == recent.serial) {
+            Some(raised) => raised.next_nonce = raised.next_nonce.max(next_nonce),
+            None => {
+                of_sender.push(Raised { next_nonce, by: recent.serial });
+                recent.raised.push(sender);
+            }
+        }
+        Some(before.is_none_or(|before| before < next_nonce))
+    }
+
+    /// Whether one of the blocks contains the transaction.
+    #[must_use]
+    pub fn is_mined(&self, hash: &B256) -> bool {
+        self.mined.contains_key(hash)
+    }
+
+    /// The lowest nonce the sender can still use, if one of the blocks raised it.
+    #[must_use]
+    pub fn next_nonce(&self, sender: &Address) -> Option<u64> {
+        self.nonces.get(sender)?.iter().map(|raised| raised.next_nonce).max()
+    }
+
+    /// Whether the blocks took the transaction, and how.
+    #[must_use]
+    pub fn taken(&self, hash: &B256, sender: &Address, nonce: u64) -> Option<Taken> {
+        if self.is_mined(hash) {
+            return Some(Taken::Mined);
+        }
+        let next_nonce = self.next_nonce(sender).filter(|next| nonce < *next)?;
+        Some(Taken::StaleNonce { next_nonce })
+    }
+
+    /// Takes the hashes and the nonces of a block that is out of the list out of the tables.
+    fn leave(&mut self, recent: Recent) -> Block {
+        for hash in recent.block.mined.iter() {
+            if let Entry::Occupied(mut times) = self.mined.entry(*hash) {
+                *times.get_mut() -= 1;
+                if *times.get() == 0 {
+                    times.remove();
+                }
+            }
+        }
+        for sender in recent.raised {
+            if let Entry::Occupied(mut of_sender) = self.nonces.entry(sender) {
+                of_sender.get_mut().retain(|raised| raised.by != recent.serial);
+                if of_sender.get().is_empty() {
+                    of_sender.remove();
+                }
+            }
+        }
+        recent.block
+    }
+}

@@ -1,0 +1,222 @@
+//! Random forks, gaps, repeats and late nonces against plain lists, equal after every step.
+
+use std::collections::BTreeMap;
+
+use alloy_primitives::{Address, B256};
+use chain_view::{Block, Head, NonceUpdate, RecentBlocks, Relation, Taken};
+use proptest::{prelude::*, sample::Index};
+
+const MAX_BLOCKS: usize = 5;
+const HASHES: u64 = 12;
+const SENDERS: u64 = 4;
+const NONCES: u64 = 6;
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// A child of the newest block.
+    Extend { mined: Vec<u64> },
+    /// A child of any block that was ever made, pushed or not.
+    Fork { parent: Index, mined: Vec<u64> },
+    /// A block whose parent was never made, somewhere around the newest.
+    Gap { number: u64, mined: Vec<u64> },
+    /// One that was made before, whether it is there, undone, forgotten or was never pushed.
+    Again { block: Index },
+    /// Made and not pushed: its children come with a gap.
+    Withhold { mined: Vec<u64> },
+    /// A child of any block, with a number that no child has.
+    Inconsistent { parent: Index, off: u64 },
+    /// For any block that was ever made.
+    Nonce { block: Index, sender: u64, next: u64 },
+    /// For a block that was never made.
+    UnknownNonce { sender: u64, next: u64 },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let mined = || prop::collection::vec(0..HASHES, 0..4);
+    let index = any::<Index>;
+    prop_oneof![
+        6 => mined().prop_map(|mined| Op::Extend { mined }),
+        3 => (index(), mined()).prop_map(|(parent, mined)| Op::Fork { parent, mined }),
+        1 => (0_u64..20, mined()).prop_map(|(number, mined)| Op::Gap { number, mined }),
+        2 => index().prop_map(|block| Op::Again { block }),
+        1 => mined().prop_map(|mined| Op::Withhold { mined }),
+        1 => (index(), 0_u64..5).prop_map(|(parent, off)| Op::Inconsistent { parent, off }),
+        8 => (index(), 0..SENDERS, 0..NONCES)
+            .prop_map(|(block, sender, next)| Op::Nonce { block, sender, next }),
+        1 => (0..SENDERS, 0..NONCES)
+            .prop_map(|(sender, next)| Op::UnknownNonce { sender, next }),
+    ]
+}
+
+fn hash(n: u64) -> B256 {
+    B256::left_padding_from(&(n + 1).to_be_bytes())
+}
+
+fn sender(n: u64) -> Address {
+    Address::left_padding_from(&n.to_be_bytes())
+}
+
+#[derive(Debug)]
+struct Run {
+    real: RecentBlocks,
+    /// What is known, oldest first, each with the nonces it raised.
+    known: Vec<(Block, BTreeMap<Address, u64>)>,
+    /// Every block that was made.
+    made: Vec<Block>,
+}
+
+impl Run {
+    fn new() -> Self {
+        let genesis = Block::new(Head::new(7, hash(1_000), hash(999)), []);
+        let mut run = Self { real: RecentBlocks::new(MAX_BLOCKS), known: vec![], made: vec![] };
+        run.made.push(genesis.clone());
+        run.push(genesis);
+        run
+    }
+
+    fn make(&mut self, number: u64, parent: B256, mined: &[u64]) -> Block {
+        let head = Head::new(number, hash(1_000 + self.made.len() as u64), parent);
+        let block = Block::new(head, mined.iter().map(|n| hash(*n)).collect::<Vec<_>>());
+        self.made.push(block.clone());
+        block
+    }
+
+    fn newest(&self) -> Head {
+        self.known.last().expect("there is always one").0.head
+    }
+
+    fn push(&mut self, block: Block) {
+        let head = block.head;
+        let parent = self.known.iter().position(|(known, _)| known.head.hash == head.parent_hash);
+        let keep = if self.known.iter().any(|(known, _)| known.head.hash == head.hash) {
+            Err(Relation::Repeat)
+        } else if let Some(parent) = parent {
+            let follows = self.known[parent].0.head.number.checked_add(1) == Some(head.number);
+            if follows { Ok(parent + 1) } else { Err(Relation::Inconsistent) }
+        } else {
+            Ok(self.known.iter().filter(|(known, _)| known.head.number + 1 < head.number).count())
+        };
+        let (related, pushed) = (self.real.relate(&head), self.real.push(block.clone()));
+        assert_eq!(related, pushed.relation);
+        let keep = match keep {
+            Ok(keep) => keep,
+            Err(relation) => {
+                assert_eq!(pushed.relation, relation);
+                assert!(pushed.undone.is_empty() && pushed.forgotten.is_none());
+                return;
+            }
+        };
+        let replaced = self.known.len() - keep;
+        let relation = match parent {
+            _ if self.known.is_empty() => Relation::Next,
+            Some(_) if replaced == 0 => Relation::Next,
+            Some(_) => Relation::Reorg { replaced },
+            None => Relation::Gap { replaced },
+        };
+        assert_eq!(pushed.relation, relation);
+        let undone: Vec<Block> = self.known.drain(keep..).map(|(block, _)| block).collect();
+        assert_eq!(pushed.undone, undone);
+        self.known.push((block, BTreeMap::new()));
+        let forgotten = (self.known.len() > MAX_BLOCKS).then(|| self.known.remove(0).0);
+        assert_eq!(pushed.forgotten, forgotten);
+    }
+
+    fn raise(&mut self, block: B256, who: u64, next: u64) {
+        let before = self.next_nonce(&sender(who));
+        let told = self.real.raise(&block, NonceUpdate::new(sender(who), next));
+        let known = self.known.iter_mut().find(|(known, _)| known.head.hash == block);
+        let Some((_, nonces)) = known else {
+            return assert_eq!(told, None);
+        };
+        let said = nonces.entry(sender(who)).or_default();
+        *said = next.max(*said);
+        assert_eq!(told, Some(before.is_none_or(|before| before < next)));
+    }
+
+    fn next_nonce(&self, who: &Address) -> Option<u64> {
+        self.known.iter().filter_map(|(_, nonces)| nonces.get(who)).max().copied()
+    }
+
+    fn step(&mut self, op: Op) {
+        match op {
+            Op::Extend { mined } => {
+                let newest = self.newest();
+                let block = self.make(newest.number + 1, newest.hash, &mined);
+                self.push(block);
+            }
+            Op::Fork { parent, mined } => {
+                let parent = parent.get(&self.made).head;
+                let block = self.make(parent.number + 1, parent.hash, &mined);
+                self.push(block);
+            }
+            Op::Gap { number, mined } => {
+                let number = (self.newest().number + number).saturating_sub(8);
+                let block = self.make(number, hash(5_000 + self.made.len() as u64), &mined);
+                self.push(block);
+            }
+            Op::Again { block } => {
+                let block = block.get(&self.made).clone();
+                self.push(block);
+            }
+            Op::Withhold { mined } => {
+                let newest = self.newest();
+                self.make(newest.number + 1, newest.hash, &mined);
+            }
+            Op::Inconsistent { parent, off } => {
+                let parent = parent.get(&self.made).head;
+                let number = if off == 0 { parent.number } else { parent.number + 1 + off };
+                let block = self.make(number, parent.hash, &[]);
+                self.push(block);
+            }
+            Op::Nonce { block, sender, next } => {
+                let block = block.get(&self.made).head.hash;
+                self.raise(block, sender, next);
+            }
+            Op::UnknownNonce { sender, next } => self.raise(hash(9_999), sender, next),
+        }
+    }
+
+    fn check(&self) {
+        assert!(self.real.iter().eq(self.known.iter().map(|(block, _)| block)));
+        assert_eq!(self.real.head(), self.known.last().map(|(block, _)| &block.head));
+        for block in &self.made {
+            let known = self.known.iter().map(|(block, _)| block);
+            let known = known.into_iter().find(|known| known.head.hash == block.head.hash);
+            assert_eq!(self.real.block(&block.head.hash), known);
+        }
+        for n in 0..HASHES {
+            let mined = self.known.iter().any(|(block, _)| block.mined.contains(&hash(n)));
+            assert_eq!(self.real.is_mined(&hash(n)), mined);
+            for who in (0..SENDERS).map(sender) {
+                let next = self.next_nonce(&who);
+                assert_eq!(self.real.next_nonce(&who), next);
+                for nonce in 0..NONCES {
+                    let stale = next.filter(|next| nonce < *next);
+                    let stale = stale.map(|next_nonce| Taken::StaleNonce { next_nonce });
+                    let expected = if mined { Some(Taken::Mined) } else { stale };
+                    assert_eq!(self.real.taken(&hash(n), &who, nonce), expected);
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 500,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn the_recent_blocks_equal_a_naive_model_after_every_step(
+        ops in prop::collection::vec(op(), 100),
+    ) {
+        let mut run = Run::new();
+        run.check();
+        for op in ops {
+            run.step(op);
+            run.check();
+        }
+    }
+}
