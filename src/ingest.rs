@@ -182,6 +182,13 @@ impl Ingest {
         &self.pool
     }
 
+    /// The head of the chain, as the nodes told it last: the one right after the start, if a node is
+    /// connected. In the order of the pool's events it is [`order_pool::Event::Head`].
+    #[must_use]
+    pub fn head(&self) -> Option<order_pool::Head> {
+        self.pool.head()
+    }
+
     /// The fetcher, for its counts, its status and its audits.
     #[must_use]
     pub const fn fetcher(&self) -> &Fetcher {

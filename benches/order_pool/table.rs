@@ -6,7 +6,7 @@ use super::load::{
 use alloy_primitives::{B256, keccak256};
 use hdrhistogram::Histogram;
 use order_pool::{
-    Head, InsertOutcome, ORDER_OVERHEAD_BYTES, OrderPool, PoolConfig, Upkeep, UpkeepConfig,
+    Block, Head, InsertOutcome, ORDER_OVERHEAD_BYTES, OrderPool, PoolConfig, Upkeep, UpkeepConfig,
 };
 use std::{
     collections::HashMap,
@@ -202,19 +202,13 @@ pub(crate) fn heads(scale: &Scale) -> Goal {
             let mined: Vec<B256> = (first..first + 50).map(|n| *nth(n).hash()).collect();
             let nonces: HashMap<_, _> = (first..first + 100).map(|n| (sender(n), 1)).collect();
             let name = |n: u64| keccak256((n << 1 | 1).to_be_bytes());
-            let head = Head {
-                number: round + 1,
-                hash: name(round + 1),
-                parent_hash: name(round),
-                mined: mined.clone(),
-                ..Head::default()
-            };
+            let head = Head::new(round + 1, name(round + 1), name(round));
+            let block = Block::new(head, mined.clone());
             let list: Vec<_> = nonces.iter().map(|(sender, next)| (*sender, *next)).collect();
-            let hash = head.hash;
             let before = pool.len();
             let began = Instant::now();
-            pool.on_head(head);
-            pool.on_nonces(hash, list);
+            pool.on_head(block);
+            pool.on_nonces(head.hash, list);
             times.push(began.elapsed().as_nanos() as f64 / 1e3);
             let began = Instant::now();
             let removed = rival.on_head(&mined, &nonces);

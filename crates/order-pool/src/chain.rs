@@ -1,212 +1,115 @@
-//! What recent blocks did: which hashes they mined, which nonces they raised, which orders they
-//! took from the pool. All of it can be undone block by block.
+//! What recent blocks took from the pool, so that undoing a block brings it back.
 
-use crate::{event::Head, order::Order};
-use alloy_primitives::{Address, B256};
-use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
-    sync::Arc,
-};
+use crate::order::Order;
+use alloy_primitives::B256;
+use chain_view::{Block, Head, NonceUpdate, RecentBlocks, Relation, Taken};
+use std::{collections::BTreeMap, sync::Arc};
 
-/// A nonce that a block raised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Raised {
-    next: u64,
-    /// [`Block::serial`].
-    by: u64,
+/// What one block took.
+#[derive(Debug, Default)]
+struct TakenOrders {
+    orders: Vec<Arc<Order>>,
+    bytes: usize,
+    /// Those that were too many bytes to keep.
+    dropped: Vec<B256>,
 }
 
+/// What pushing a block changed.
 #[derive(Debug)]
-struct Block {
-    /// Tells it from others of its number.
-    serial: u64,
-    head: Head,
-    raised: Vec<Address>,
-    taken: Vec<Arc<Order>>,
-    taken_bytes: usize,
+pub(crate) struct Change {
+    pub(crate) relation: Relation,
+    /// What the replaced blocks had taken, the oldest block's first.
+    pub(crate) untaken: Vec<Arc<Order>>,
+    /// All transactions that the replaced blocks had taken or contained.
+    pub(crate) free: Vec<B256>,
 }
 
-/// How a head relates to the one before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HeadKind {
-    /// The first, or the child of the last.
-    Next,
-    /// The same again: nothing to do.
-    Same,
-    /// It replaces this many known blocks.
-    Reorg(usize),
-    /// Blocks between it and the last are unknown.
-    Gap,
-}
-
+/// The recent blocks, and beside each the orders that it took.
 #[derive(Debug)]
 pub(crate) struct Chain {
-    blocks: VecDeque<Block>,
-    mined: HashMap<B256, u64>,
-    /// What each block said of a sender: nonces come in any order of blocks, and each block's word
-    /// goes with it.
-    nonces: HashMap<Address, Vec<Raised>>,
-    next_serial: u64,
+    recent: RecentBlocks,
+    /// By number and hash: the oldest block's are dropped first.
+    taken: BTreeMap<(u64, B256), TakenOrders>,
     taken_bytes: usize,
-    max_blocks: usize,
     max_taken_bytes: usize,
 }
 
 impl Chain {
     pub(crate) fn new(max_blocks: usize, max_taken_bytes: usize) -> Self {
         Self {
-            blocks: VecDeque::new(),
-            mined: HashMap::new(),
-            nonces: HashMap::new(),
-            next_serial: 0,
+            recent: RecentBlocks::new(max_blocks),
+            taken: BTreeMap::new(),
             taken_bytes: 0,
-            max_blocks,
             max_taken_bytes,
         }
     }
 
     pub(crate) fn head(&self) -> Option<&Head> {
-        self.blocks.back().map(|block| &block.head)
+        self.recent.head()
     }
 
     /// The base fee of the next block; zero while unknown, so that tips alone decide.
-    pub(crate) fn base_fee_next_wei(&self) -> u64 {
-        self.head().and_then(|head| head.base_fee_next_wei).unwrap_or(0)
+    pub(crate) fn next_base_fee_wei(&self) -> u64 {
+        self.head().and_then(|head| head.next_base_fee_wei).unwrap_or(0)
     }
 
     pub(crate) fn is_mined(&self, hash: &B256) -> bool {
-        self.mined.contains_key(hash)
+        self.recent.is_mined(hash)
     }
 
-    /// The lowest nonce the sender can still use, if a recent block raised it.
-    pub(crate) fn next_nonce(&self, sender: &Address) -> Option<u64> {
-        self.nonces.get(sender)?.iter().map(|raised| raised.next).max()
+    /// Whether a recent block took the transaction, and how.
+    pub(crate) fn taken(&self, order: &Order) -> Option<Taken> {
+        let tx = order.as_tx()?;
+        self.recent.taken(tx.hash(), &tx.sender(), tx.nonce())
     }
 
-    pub(crate) fn kind(&self, head: &Head) -> HeadKind {
-        let Some(last) = self.head() else {
-            return HeadKind::Next;
-        };
-        if last.hash == head.hash {
-            return HeadKind::Same;
+    /// Appends a block, after undoing those that it replaces.
+    pub(crate) fn push(&mut self, block: Block) -> Change {
+        let pushed = self.recent.push(block);
+        let mut change =
+            Change { relation: pushed.relation, untaken: Vec::new(), free: Vec::new() };
+        for block in pushed.undone {
+            let taken = self.leave(&block);
+            change.free.extend(block.mined.iter());
+            change.free.extend(taken.dropped);
+            change.free.extend(taken.orders.iter().map(|order| *order.id().hash()));
+            change.untaken.extend(taken.orders);
         }
-        match self.stale_from(head) {
-            depth if depth > 0 => HeadKind::Reorg(depth),
-            _ if last.hash == head.parent_hash => HeadKind::Next,
-            _ => HeadKind::Gap,
+        if let Some(block) = pushed.forgotten {
+            self.leave(&block);
         }
+        change
     }
 
-    /// How many of the newest blocks are not ancestors of `head`, as far as can be known: all above
-    /// its parent if that is known; else those at its height or above, and one at its parent's
-    /// height that is not its parent.
-    fn stale_from(&self, head: &Head) -> usize {
-        let newest_first = || self.blocks.iter().rev();
-        newest_first().position(|block| block.head.hash == head.parent_hash).unwrap_or_else(|| {
-            newest_first()
-                .take_while(|block| block.head.number.saturating_add(1) >= head.number)
-                .count()
-        })
+    fn leave(&mut self, block: &Block) -> TakenOrders {
+        let taken = self.taken.remove(&(block.head.number, block.head.hash)).unwrap_or_default();
+        self.taken_bytes -= taken.bytes;
+        taken
     }
 
-    /// Undoes the newest `depth` blocks. Returns what they had taken, oldest first, and all hashes
-    /// they had mined.
-    pub(crate) fn undo(&mut self, depth: usize) -> (Vec<Arc<Order>>, Vec<B256>) {
-        let (mut taken, mut mined) = (Vec::new(), Vec::new());
-        for _ in 0..depth {
-            let Some(block) = self.blocks.pop_back() else {
-                break;
-            };
-            for hash in &block.head.mined {
-                self.mined.remove(hash);
-            }
-            self.unraise(&block);
-            self.taken_bytes -= block.taken_bytes;
-            mined.extend(block.head.mined);
-            taken.push(block.taken);
-        }
-        (taken.into_iter().rev().flatten().collect(), mined)
+    /// The head of the block with this hash, if it is one of those remembered.
+    pub(crate) fn head_of(&self, block_hash: &B256) -> Option<Head> {
+        self.recent.block(block_hash).map(|block| block.head)
     }
 
-    /// Appends a block. The oldest is forgotten if there are too many.
-    pub(crate) fn push(&mut self, head: Head) {
-        for hash in &head.mined {
-            self.mined.insert(*hash, head.number);
-        }
-        let serial = self.next_serial;
-        self.next_serial += 1;
-        self.blocks.push_back(Block {
-            serial,
-            head,
-            raised: Vec::new(),
-            taken: Vec::new(),
-            taken_bytes: 0,
-        });
-        while self.blocks.len() > self.max_blocks {
-            self.forget_oldest();
-        }
+    /// Notes that a block raised a nonce; says whether that is news.
+    pub(crate) fn raise(&mut self, block_hash: &B256, update: NonceUpdate) -> bool {
+        self.recent.raise(block_hash, update).unwrap_or(false)
     }
 
-    fn forget_oldest(&mut self) {
-        let Some(block) = self.blocks.pop_front() else {
-            return;
-        };
-        for hash in &block.head.mined {
-            if self.mined.get(hash) == Some(&block.head.number) {
-                self.mined.remove(hash);
-            }
-        }
-        self.unraise(&block);
-        self.taken_bytes -= block.taken_bytes;
-    }
-
-    /// Whether the block is one of those remembered.
-    pub(crate) fn position(&self, block_hash: &B256) -> Option<usize> {
-        self.blocks.iter().rposition(|block| block.head.hash == *block_hash)
-    }
-
-    fn unraise(&mut self, block: &Block) {
-        for sender in &block.raised {
-            if let Entry::Occupied(mut entry) = self.nonces.entry(*sender) {
-                entry.get_mut().retain(|raised| raised.by != block.serial);
-                if entry.get().is_empty() {
-                    entry.remove();
-                }
-            }
-        }
-    }
-
-    /// Notes that the block at `position` raised the sender; says whether that is news.
-    pub(crate) fn raise(&mut self, position: usize, sender: Address, next: u64) -> bool {
-        let before = self.next_nonce(&sender);
-        let block = &mut self.blocks[position];
-        let words = self.nonces.entry(sender).or_default();
-        match words.iter_mut().find(|raised| raised.by == block.serial) {
-            Some(raised) => raised.next = raised.next.max(next),
-            None => {
-                words.push(Raised { next, by: block.serial });
-                block.raised.push(sender);
-            }
-        }
-        before.is_none_or(|before| before < next)
-    }
-
-    /// Notes that the block at `position` (the newest if `None`) took an order from the pool, so
-    /// that undoing it brings it back.
-    pub(crate) fn take(&mut self, position: Option<usize>, order: Arc<Order>) {
-        let position = position.unwrap_or_else(|| self.blocks.len().saturating_sub(1));
-        let Some(block) = self.blocks.get_mut(position) else {
-            return;
-        };
-        block.taken_bytes += order.size_bytes();
+    /// Notes that a block took an order from the pool, so that undoing it brings it back.
+    pub(crate) fn take(&mut self, by: &Head, order: Arc<Order>) {
+        let taken = self.taken.entry((by.number, by.hash)).or_default();
+        taken.bytes += order.size_bytes();
         self.taken_bytes += order.size_bytes();
-        block.taken.push(order);
-        let mut oldest = 0;
-        while self.taken_bytes > self.max_taken_bytes && oldest < self.blocks.len() {
-            let block = &mut self.blocks[oldest];
-            self.taken_bytes -= std::mem::take(&mut block.taken_bytes);
-            block.taken = Vec::new();
-            oldest += 1;
+        taken.orders.push(order);
+        let mut oldest_first = self.taken.values_mut();
+        while self.taken_bytes > self.max_taken_bytes
+            && let Some(oldest) = oldest_first.next()
+        {
+            self.taken_bytes -= std::mem::take(&mut oldest.bytes);
+            let orders = std::mem::take(&mut oldest.orders);
+            oldest.dropped.extend(orders.iter().map(|order| *order.id().hash()));
         }
     }
 }

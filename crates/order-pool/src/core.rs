@@ -5,9 +5,9 @@ mod txs;
 
 use crate::{
     bundle::{Cancellation, ReplacementKey},
-    chain::{Chain, HeadKind},
+    chain::{Chain, Change},
     config::PoolConfig,
-    event::{Head, RemoveReason},
+    event::RemoveReason,
     index::Index,
     keys::Keys,
     order::{Order, OrderId},
@@ -15,6 +15,7 @@ use crate::{
     worth::{Ranks, Worth},
 };
 use alloy_primitives::{Address, B256};
+use chain_view::{Block, Head, NonceUpdate, Relation};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -45,6 +46,11 @@ pub(crate) enum Effect {
         seq: u64,
         key: ReplacementKey,
     },
+    /// Comes after all effects of its block's hashes.
+    Head {
+        seq: u64,
+        head: Head,
+    },
     /// No event of its own: whoever subscribes after event `at` need not be told of the
     /// cancellation any more.
     TombstoneEnded {
@@ -64,10 +70,10 @@ struct TxEntry {
     deadline: Duration,
 }
 
-/// What an update did, beside its effects.
+/// What a head did, beside its effects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HeadUpdate {
-    pub(crate) kind: HeadKind,
+pub(crate) struct HeadApplied {
+    pub(crate) relation: Relation,
     pub(crate) put_back: usize,
 }
 
@@ -138,71 +144,71 @@ impl Core {
         self.keys.len()
     }
 
-    /// Applies a new head: first its mined hashes, then whatever a reorg un-mined comes back.
+    /// Applies a new head: first its mined hashes, then whatever a reorg un-mined comes back. The
+    /// head itself is told last.
     pub(crate) fn on_head(
         &mut self,
-        head: Head,
+        block: Block,
         now: Duration,
         effects: &mut Vec<Effect>,
-    ) -> HeadUpdate {
+    ) -> HeadApplied {
         self.advance(now);
-        let kind = self.chain.kind(&head);
-        if kind == HeadKind::Same {
-            return HeadUpdate { kind, put_back: 0 };
+        let (head, mined) = (block.head, Arc::clone(&block.mined));
+        let Change { relation, untaken, free } = self.chain.push(block);
+        if !relation.is_new() {
+            return HeadApplied { relation, put_back: 0 };
         }
-        let (unmined, hashes) = match kind {
-            HeadKind::Reorg(depth) => self.chain.undo(depth),
-            _ => (Vec::new(), Vec::new()),
-        };
-        let pooled: Vec<u64> = head.mined.iter().filter_map(|hash| self.find(hash)).collect();
-        let number = head.number;
-        self.chain.push(head);
-        for seq in pooled {
-            if let Some(order) = self.remove_tx(seq, RemoveReason::Mined, effects) {
-                self.chain.take(None, order);
+        for hash in mined.iter() {
+            if let Some(seq) = self.find(hash)
+                && let Some(order) = self.remove_tx(seq, RemoveReason::Mined, effects)
+            {
+                self.chain.take(&head, order);
             }
         }
-        self.pass_block(number, effects);
+        self.pass_block(head.number, effects);
         let mut put_back = 0;
-        for order in unmined {
+        for order in untaken {
             put_back += usize::from(self.put_back(order, effects));
         }
-        // What the old blocks mined, the new one does not, and we no longer hold must be fetched
-        // anew: it may not be turned away as known.
-        for hash in hashes {
+        // What the old blocks took, the new one does not contain, and we no longer hold must be
+        // fetched anew: it may not be turned away as known.
+        for hash in free {
             if !self.chain.is_mined(&hash) && self.find(&hash).is_none() {
                 self.seen.forget(&hash);
             }
         }
-        HeadUpdate { kind, put_back }
+        let seq = self.take_seq();
+        effects.push(Effect::Head { seq, head });
+        HeadApplied { relation, put_back }
     }
 
     /// Applies the nonces a block raised. `None` if the block is not one of the recent ones on the
-    /// chain, for instance because a reorg took it away meanwhile.
+    /// chain, for instance because a reorg undid it meanwhile.
     pub(crate) fn on_nonces(
         &mut self,
         block_hash: B256,
-        nonces: impl IntoIterator<Item = (Address, u64)>,
+        updates: impl IntoIterator<Item = NonceUpdate>,
         now: Duration,
         effects: &mut Vec<Effect>,
     ) -> Option<()> {
         self.advance(now);
-        let position = self.chain.position(&block_hash)?;
-        for (sender, next) in nonces {
-            if !self.chain.raise(position, sender, next) {
+        let head = self.chain.head_of(&block_hash)?;
+        for update in updates {
+            if !self.chain.raise(&block_hash, update) {
                 continue;
             }
-            for seq in self.index.table().of_sender(sender, 0, Some(next)) {
+            let NonceUpdate { sender, next_nonce, .. } = update;
+            for seq in self.index.table().of_sender(sender, 0, Some(next_nonce)) {
                 if let Some(order) = self.remove_tx(seq, RemoveReason::StaleNonce, effects) {
-                    self.chain.take(Some(position), order);
+                    self.chain.take(&head, order);
                 }
             }
         }
         Some(())
     }
 
-    /// Lets go of at most `limit` transactions and keys that were kept long enough; says whether
-    /// more are due.
+    /// Removes at most `limit` transactions and keys that were kept long enough; says whether more are
+    /// due.
     pub(crate) fn expire(
         &mut self,
         now: Duration,

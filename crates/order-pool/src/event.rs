@@ -1,10 +1,10 @@
-//! What the pool tells: events to subscribers, outcomes to those who insert, heads it is told of.
+//! What the pool tells: events to subscribers, outcomes to those who insert.
 
 use crate::{
     bundle::{Cancellation, ReplacementKey},
     order::{Order, OrderId},
 };
-use alloy_primitives::B256;
+use chain_view::Head;
 use std::sync::Arc;
 
 /// A change of the pool, as subscribers see it.
@@ -25,6 +25,13 @@ pub enum Event {
     Cancelled(Cancellation),
     /// The cancellation of this key is no longer remembered: a bundle that arrives now counts.
     CancellationForgotten(ReplacementKey),
+    /// The chain has a new head. Told after everything that its block's hashes changed: whoever sees
+    /// the head of N has seen the removal of what N contains and of the bundles that were for N, and
+    /// what a reorg brought back. What N's nonces make stale is removed later, when they are known.
+    ///
+    /// A new subscriber, and one that starts anew, is told the head of that moment before the
+    /// orders; nothing is if the pool knows no head yet.
+    Head(Arc<Head>),
 }
 
 /// An [`Event`] read in place, without touching a reference count that other readers use too.
@@ -44,6 +51,8 @@ pub enum EventRef<'a> {
     Cancelled(Cancellation),
     /// See [`Event::CancellationForgotten`].
     CancellationForgotten(ReplacementKey),
+    /// See [`Event::Head`].
+    Head(&'a Arc<Head>),
 }
 
 impl EventRef<'_> {
@@ -54,6 +63,7 @@ impl EventRef<'_> {
             Self::Removed { id, reason } => Event::Removed { id, reason },
             Self::Cancelled(cancellation) => Event::Cancelled(cancellation),
             Self::CancellationForgotten(key) => Event::CancellationForgotten(key),
+            Self::Head(head) => Event::Head(Arc::clone(head)),
         }
     }
 }
@@ -66,6 +76,7 @@ impl Event {
             Self::Removed { id, reason } => EventRef::Removed { id: *id, reason: *reason },
             Self::Cancelled(cancellation) => EventRef::Cancelled(*cancellation),
             Self::CancellationForgotten(key) => EventRef::CancellationForgotten(*key),
+            Self::Head(head) => EventRef::Head(head),
         }
     }
 }
@@ -210,24 +221,6 @@ pub enum CancelOutcome {
     },
     /// Its key was cancelled for good before. Nothing changed.
     CancelledForGood,
-}
-
-/// A new head of the chain.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Head {
-    /// Its number.
-    pub number: u64,
-    /// Its hash.
-    pub hash: B256,
-    /// Its parent's hash: tells a reorg from the next block.
-    pub parent_hash: B256,
-    /// Its time in seconds since the Unix epoch.
-    pub timestamp: u64,
-    /// The base fee of the block after it, in wei, if known. It decides who pays the least when
-    /// the pool is full.
-    pub base_fee_next_wei: Option<u64>,
-    /// The hashes of its transactions, in any order.
-    pub mined: Vec<B256>,
 }
 
 /// A reader fell out of the log's window.

@@ -18,6 +18,9 @@
 //! is told exactly how many events it [`Lagged`] behind and can [`Subscription::resync`]. A slow
 //! reader holds a number, no order and no lock.
 //!
+//! Heads are events of the same stream ([`Event::Head`]), after every removal that the hashes of
+//! their block caused. The replay at the start begins with the head of that moment.
+//!
 //! # What can be lost, and which counter says so
 //! Refused: `order_pool_rejected_total`. For space: `order_pool_evicted_total`. By age:
 //! `order_pool_expired_total`. To a slow reader: `order_pool_missed_events_total`. Cancellations
@@ -41,12 +44,14 @@
 //! one that blocks anywhere else, and a sink, keeps the one order it was given.
 //!
 //! ```
-//! use order_pool::{Head, OrderPool, PoolConfig};
+//! use alloy_primitives::B256;
+//! use order_pool::{Block, Event, Head, OrderPool, PoolConfig};
 //!
 //! let pool = OrderPool::new(PoolConfig::default().with_max_txs(10_000))?;
-//! let mut subscription = pool.subscribe(1);
-//! pool.on_head(Head { number: 1, ..Head::default() });
-//! assert!(subscription.try_next().is_none());
+//! let mut subscription = pool.subscribe(2);
+//! let head = Head::new(1, B256::repeat_byte(1), B256::ZERO).with_next_base_fee_wei(Some(7));
+//! pool.on_head(Block::new(head, []));
+//! assert!(matches!(subscription.try_next(), Some(Ok(Event::Head(told))) if *told == head));
 //! # Ok::<(), order_pool::ConfigError>(())
 //! ```
 
@@ -56,6 +61,7 @@ mod clock;
 mod config;
 mod core;
 mod event;
+mod heads;
 mod index;
 mod keys;
 mod live;
@@ -73,13 +79,14 @@ mod wire;
 mod worth;
 
 pub use bundle::*;
+pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation};
 pub use clock::Clock;
 pub use config::*;
 pub use event::{
-    CancelOutcome, Event, EventRef, Head, InsertOutcome, Lagged, RejectReason, RemoveReason,
+    CancelOutcome, Event, EventRef, InsertOutcome, Lagged, RejectReason, RemoveReason,
 };
 pub use metrics::PoolStats;
-pub use order::{ORDER_OVERHEAD_BYTES, Order, OrderId, Origin, PooledTransaction, Transaction};
+pub use order::{ORDER_OVERHEAD_BYTES, Order, OrderId, Origin, Transaction};
 pub use pool::OrderPool;
 pub use sink::{OrderSink, SinkEnd, SinkGuard};
 pub use subscription::{Blocking, Ender, Subscription};

@@ -1,18 +1,11 @@
 //! What the pool holds: orders, their identity and what each costs in memory.
 
 use crate::bundle::Bundle;
-use alloy_consensus::{
-    EthereumTxEnvelope, InMemorySize, Transaction as _, TxEip4844WithSidecar,
-    transaction::Recovered,
-};
+use alloy_consensus::{EthereumTxEnvelope, InMemorySize, Transaction as _, transaction::Recovered};
 use alloy_eips::eip7594::BlobTransactionSidecarVariant;
 use alloy_primitives::{Address, B256};
+use chain_view::PooledTransaction;
 use std::{fmt, time::SystemTime};
-
-/// A transaction as the network's pools pass it on: legacy, 2930, 1559, 7702, and 4844 with its
-/// sidecar in either form (EIP-4844 blob proofs or EIP-7594 cell proofs).
-pub type PooledTransaction =
-    EthereumTxEnvelope<TxEip4844WithSidecar<BlobTransactionSidecarVariant>>;
 
 /// What one order costs beside its own contents: its places in the indexes, the page of the live
 /// set, its slots in the event log, and what the allocator adds.

@@ -2,11 +2,11 @@
 
 use crate::{
     bundle::{Bundle, ReplacementKey},
-    chain::HeadKind,
     clock::Clock,
     config::{ConfigError, PoolConfig},
-    core::{Core, Effect, HeadUpdate},
-    event::{CancelOutcome, Event, Head, InsertOutcome},
+    core::{Core, Effect, HeadApplied},
+    event::{CancelOutcome, Event, InsertOutcome},
+    heads::Heads,
     index::IndexTable,
     live::{Garbage, Item, LiveTable, LiveWriter, Piece},
     log::{LogTable, LogWriter, Slot},
@@ -18,6 +18,7 @@ use crate::{
 };
 use alloy_primitives::{Address, B256};
 use arc_swap::ArcSwap;
+use chain_view::{Block, Head, NonceUpdate, Relation};
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -54,11 +55,12 @@ impl Drop for Handle {
 }
 
 /// What readers see. Written only under the lock of `writer`, in this order: `index` and `seen`,
-/// `log`, `live`, then the head in `bell`. A reader that takes the head first and the tables after
+/// `heads`, `log`, `live`, then the log's head in `bell`. A reader that takes the head first and the tables after
 /// finds in them everything below that head.
 pub(crate) struct Shared {
     writer: Mutex<Writer>,
     pub(crate) bell: Bell,
+    pub(crate) heads: Heads,
     pub(crate) log: ArcSwap<LogTable>,
     pub(crate) live: ArcSwap<LiveTable>,
     index: Arc<IndexTable>,
@@ -112,6 +114,7 @@ impl OrderPool {
         let core = Core::new(config);
         let shared = Shared {
             bell: Bell::default(),
+            heads: Heads::default(),
             log: ArcSwap::default(),
             live: ArcSwap::default(),
             index: Arc::clone(core.index().table()),
@@ -166,34 +169,39 @@ impl OrderPool {
         outcome
     }
 
-    /// Tells the pool of a new head: what it mined goes, and what it un-mined (if it replaces
-    /// blocks the pool knows) comes back. The same head again does nothing.
+    /// Tells the pool of a new head: what it mined goes, what it un-mined (if it replaces blocks the
+    /// pool knows) comes back, and then subscribers are told [`Event::Head`]. A block that the pool
+    /// knows already changes nothing, nor does one that cannot follow its parent: the answer says so.
     ///
     /// Costs what the block and the blocks it replaces changed, whatever the pool holds.
-    pub fn on_head(&self, head: Head) {
+    pub fn on_head(&self, block: Block) -> Relation {
         let shared = self.shared();
-        let HeadUpdate { kind, put_back } =
-            shared.write(|core, now, effects| core.on_head(head, now, effects));
-        let counters = &shared.counters;
-        match kind {
-            HeadKind::Same => return,
-            HeadKind::Next => {}
-            HeadKind::Reorg(_) => counters.reorgs.add(1),
-            HeadKind::Gap => counters.head_gaps.add(1),
+        let HeadApplied { relation, put_back } =
+            shared.write(|core, now, effects| core.on_head(block, now, effects));
+        if relation.is_new() {
+            let counters = &shared.counters;
+            counters.heads.add(1);
+            counters.reorgs.add(u64::from(relation.replaced() > 0));
+            counters.head_gaps.add(u64::from(matches!(relation, Relation::Gap { .. })));
+            counters.put_back.add(put_back as u64);
         }
-        counters.heads.add(1);
-        counters.put_back.add(put_back as u64);
+        relation
+    }
+
+    /// The head of the chain, as [`Self::on_head`] was told it last; `None` before the first.
+    pub fn head(&self) -> Option<Head> {
+        self.shared().heads.latest()
     }
 
     /// Tells the pool which nonces a block raised: for each sender of the block the next nonce it
-    /// can use. May come any time after [`Self::on_head`]; ignored, and counted, if a reorg took the
-    /// block away meanwhile.
-    pub fn on_nonces(&self, block_hash: B256, nonces: impl IntoIterator<Item = (Address, u64)>) {
+    /// can use. May come any time after [`Self::on_head`]; ignored, and counted, if a reorg undid the
+    /// block meanwhile.
+    pub fn on_nonces(&self, block_hash: B256, updates: impl IntoIterator<Item: Into<NonceUpdate>>) {
         let shared = self.shared();
         // The iterator is someone else's code: it runs before the lock.
-        let nonces: Vec<_> = nonces.into_iter().collect();
+        let updates: Vec<NonceUpdate> = updates.into_iter().map(Into::into).collect();
         let applied =
-            shared.write(|core, now, effects| core.on_nonces(block_hash, nonces, now, effects));
+            shared.write(|core, now, effects| core.on_nonces(block_hash, updates, now, effects));
         if applied.is_none() {
             shared.counters.stale_nonces.add(1);
         }
@@ -255,8 +263,8 @@ impl OrderPool {
         stats
     }
 
-    /// Every live order that may go into block `block`, once, then every later event that concerns
-    /// it, in the order the pool accepted them.
+    /// The head, then every live order that may go into block `block`, once, then every later event
+    /// that concerns it, in the order the pool accepted them. Heads concern every block.
     pub fn subscribe(&self, block: u64) -> Subscription {
         Subscription::new(Arc::clone(self.shared()), Some(block))
     }
@@ -341,6 +349,12 @@ impl Shared {
                     self.counters.keys_forgotten.add(1);
                     let event = Event::CancellationForgotten(key);
                     writer.log.push(Slot { event, block: None }, 0);
+                }
+                Effect::Head { seq, head } => {
+                    debug_assert_eq!(seq, writer.log.head());
+                    let head = Arc::new(head);
+                    self.heads.publish(seq, Arc::clone(&head));
+                    writer.log.push(Slot { event: Event::Head(head), block: None }, 0);
                 }
                 Effect::TombstoneEnded { added, at } => {
                     debug_assert_eq!(at, writer.log.head());

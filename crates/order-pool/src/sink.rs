@@ -7,6 +7,7 @@ use crate::{
     pool::OrderPool,
     subscription::{Ender, Subscription},
 };
+use chain_view::Head;
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -28,7 +29,7 @@ const PUSH_BATCH: usize = 64;
 /// lock: one that panics, blocks or answers nonsense hurts itself only. One that blocks for ever
 /// keeps its thread and the one order it was called with.
 ///
-/// Each of the three calls says whether the sink wants more; `false` ends the subscription.
+/// Each of the four calls says whether the sink wants more; `false` ends the subscription.
 pub trait OrderSink: Send + 'static {
     /// An order may be built with from now on.
     fn insert(&mut self, order: &Arc<Order>) -> bool;
@@ -39,14 +40,21 @@ pub trait OrderSink: Send + 'static {
     /// No bundle of this key up to this nonce counts any more.
     fn cancel(&mut self, cancellation: &Cancellation) -> bool;
 
+    /// The chain has a new head, and everything that its block's hashes changed has been told. Called
+    /// first of all with the head of the moment, if the pool knows one.
+    fn head(&mut self, head: &Head) -> bool {
+        let _ = head;
+        true
+    }
+
     /// Whether the sink wants anything at all. Asked before each batch, and twice a second while
     /// nothing happens.
     fn is_alive(&self) -> bool {
         true
     }
 
-    /// It was so slow that events were lost to it. On `true` everything starts anew: all live
-    /// orders are inserted again, and what it held before is void. By default it ends.
+    /// It was so slow that events were lost to it. On `true` everything starts anew: the head of the
+    /// moment is told, all live orders are inserted again, and what it held before is void. By default it ends.
     fn lagged(&mut self, lagged: Lagged) -> bool {
         let _ = lagged;
         false
@@ -184,5 +192,6 @@ fn push<S: OrderSink>(sink: &mut S, event: EventRef<'_>) -> bool {
         EventRef::Removed { id, reason } => sink.remove(id, reason),
         EventRef::Cancelled(cancellation) => sink.cancel(&cancellation),
         EventRef::CancellationForgotten(_) => true,
+        EventRef::Head(head) => sink.head(head),
     }
 }

@@ -6,6 +6,7 @@ use crate::{
     pool::Shared,
     wake::Waiter,
 };
+use chain_view::Head;
 use futures::Stream;
 use std::{
     ops::ControlFlow,
@@ -32,22 +33,25 @@ pub struct Subscription {
     next: u64,
     /// While replaying: the entry to go on with.
     replay_from: Option<u64>,
+    /// The replay begins with it.
+    replay_head: Option<Arc<Head>>,
 }
 
 impl Subscription {
     pub(crate) fn new(shared: Arc<Shared>, block: Option<u64>) -> Self {
         let waiter = shared.bell.join();
-        let next = shared.bell.head();
-        Self { shared, waiter, block, next, replay_from: Some(0) }
+        let (next, replay_head) = shared.heads.as_of(|| shared.bell.head());
+        Self { shared, waiter, block, next, replay_from: Some(0), replay_head }
     }
 
-    /// Starts anew: what is live now, then every later event. The way on after [`Lagged`].
+    /// Starts anew: the head and what is live now, then every later event. The way on after
+    /// [`Lagged`].
     pub fn resync(&mut self) {
-        self.next = self.shared.bell.head();
+        (self.next, self.replay_head) = self.shared.heads.as_of(|| self.shared.bell.head());
         self.replay_from = Some(0);
     }
 
-    /// Whether the orders that were there at the start are not all read yet.
+    /// Whether the head and the orders that were there at the start are not all read yet.
     pub const fn is_replaying(&self) -> bool {
         self.replay_from.is_some()
     }
@@ -95,12 +99,17 @@ impl Subscription {
         }
         // Field by field, so that nothing is cloned: a reference count that all readers write would
         // make each wait for the others' caches.
-        let Self { shared, next, replay_from, block, .. } = self;
+        let Self { shared, next, replay_from, replay_head, block, .. } = self;
         // The live table first: its writer gives up an entry only after the log has forgotten its
         // removal, so what the log reaches back to, this table still holds.
         let live = shared.live.load();
+        let head = replay_head.take();
         check(shared, next, replay_from, shared.log.load().tail())?;
         let mut count = 0;
+        if let Some(head) = head {
+            count += 1;
+            visit(EventRef::Head(&head));
+        }
         let end = live.visit(*next, from, |seq, item| {
             if count == max {
                 return ControlFlow::Break(());

@@ -2,12 +2,13 @@
 
 use crate::{
     bundle::{Bundle, BundleError, BundleParts, MAX_REFUND_PERCENT},
-    order::{Origin, PooledTransaction, Transaction},
+    order::{Origin, Transaction},
 };
 use alloy_consensus::transaction::SignerRecoverable;
 use alloy_eips::eip2718::Decodable2718;
 use alloy_primitives::{Address, B256, Bytes};
 use alloy_serde::quantity;
+use chain_view::PooledTransaction;
 use serde::{Deserialize, Serialize};
 use std::time::SystemTime;
 use uuid::Uuid;

@@ -6,8 +6,8 @@ mod common;
 use alloy_primitives::{B256, keccak256};
 use common::{Spec, address, hash, tx};
 use order_pool::{
-    Bundle, BundleParts, CancelOutcome, Clock, Event, Head, InsertOutcome, Order, OrderId,
-    OrderPool, PoolConfig, ReplacementKey, Subscription, Transaction,
+    Block, Bundle, BundleParts, CancelOutcome, Clock, Event, Head, InsertOutcome, Order, OrderId,
+    OrderPool, PoolConfig, Relation, ReplacementKey, Subscription, Transaction,
 };
 use proptest::prelude::*;
 use std::{
@@ -154,6 +154,7 @@ struct KeyModel {
 #[derive(Clone, Debug)]
 struct BlockModel {
     head: Head,
+    mined: Vec<B256>,
     raised: BTreeMap<u64, u64>,
     taken: Vec<Pooled>,
 }
@@ -190,11 +191,11 @@ impl Model {
     }
 
     fn is_mined(&self, id: &B256) -> bool {
-        self.blocks.iter().any(|block| block.head.mined.contains(id))
+        self.blocks.iter().any(|block| block.mined.contains(id))
     }
 
     fn base_fee(&self) -> i128 {
-        self.blocks.last().and_then(|b| b.head.base_fee_next_wei).map_or(0, i128::from)
+        self.blocks.last().and_then(|b| b.head.next_base_fee_wei).map_or(0, i128::from)
     }
 
     fn worth(&self, tx: &TxView) -> i128 {
@@ -360,16 +361,21 @@ impl Model {
         if old.is_some() { "replaced" } else { "added" }
     }
 
-    fn on_head(&mut self, head: Head, replaced: usize) {
+    fn on_head(&mut self, block: Block, replaced: usize) {
+        let Block { head, mined: hashes, .. } = block;
         let undone = self.blocks.split_off(self.blocks.len() - replaced);
-        let mined: Vec<OrderId> = head
-            .mined
+        let mined: Vec<OrderId> = hashes
             .iter()
             .map(|id| OrderId::Tx(*id))
             .filter(|id| self.is_pooled(id.hash()))
             .collect();
         let number = head.number;
-        self.blocks.push(BlockModel { head, raised: BTreeMap::new(), taken: Vec::new() });
+        self.blocks.push(BlockModel {
+            head,
+            mined: hashes.to_vec(),
+            raised: BTreeMap::new(),
+            taken: Vec::new(),
+        });
         if self.blocks.len() > BLOCKS {
             self.blocks.remove(0);
         }
@@ -389,7 +395,8 @@ impl Model {
             key.into_iter().for_each(|key| self.idle(key));
         }
         self.forget_excess();
-        let hashes: Vec<B256> = undone.iter().flat_map(|block| block.head.mined.clone()).collect();
+        let mut free: Vec<B256> = undone.iter().flat_map(|block| block.mined.clone()).collect();
+        free.extend(undone.iter().flat_map(|block| &block.taken).map(|order| *order.id.hash()));
         for order in undone.into_iter().flat_map(|block| block.taken) {
             let view = order.tx.expect("blocks take transactions");
             let stale = self.next_nonce(view.sender).is_some_and(|next| view.nonce < next);
@@ -397,11 +404,12 @@ impl Model {
                 self.admit(order);
             }
         }
-        for id in hashes {
+        for id in free {
             if !self.is_mined(&id) && !self.is_pooled(&id) {
                 self.forgotten.push((id, self.accepted.len()));
             }
         }
+        self.log.push((head_line(&head), None));
     }
 
     fn on_nonces(&mut self, block: &B256, sender: u64, next: u64) {
@@ -443,7 +451,7 @@ impl Model {
         }
     }
 
-    /// What is live, in the order of acceptance, tombstones included.
+    /// The head, then what is live, in the order of acceptance, tombstones included.
     fn snapshot(&self, block: Option<u64>) -> Vec<String> {
         let orders =
             self.pooled.iter().map(|order| (order.seq, format!("+{}", order.id), order.block));
@@ -451,10 +459,9 @@ impl Model {
         let tombstones = tombstones.map(|seq| (seq, self.log[seq].0.clone(), None));
         let mut live: Vec<_> = orders.chain(tombstones).collect();
         live.sort();
-        live.into_iter()
-            .filter(|(_, _, only)| concerns(*only, block))
-            .map(|(_, line, _)| line)
-            .collect()
+        let live = live.into_iter().filter(|(_, _, only)| concerns(*only, block));
+        let head = self.blocks.last().map(|block| head_line(&block.head));
+        head.into_iter().chain(live.map(|(_, line, _)| line)).collect()
     }
 }
 
@@ -521,12 +528,17 @@ fn outcome(outcome: InsertOutcome) -> &'static str {
     }
 }
 
+fn head_line(head: &Head) -> String {
+    format!("h{} {}", head.number, head.hash)
+}
+
 fn line(event: Event) -> String {
     match event {
         Event::Added(order) => format!("+{}", order.id()),
         Event::Removed { id, reason } => format!("-{id} {reason:?}"),
         Event::Cancelled(x) => format!("x{} {:?}", key_number(x.key), x.nonce),
         Event::CancellationForgotten(key) => format!("f{}", key_number(key)),
+        Event::Head(head) => head_line(&head),
         other => format!("{other:?}"),
     }
 }
@@ -552,23 +564,17 @@ impl Run {
         chosen.map(|(_, order)| *order.id.hash()).collect()
     }
 
-    fn head(&mut self, parent: Option<(u64, B256)>, mined: Vec<B256>, fee: Option<u8>) -> Head {
+    fn head(&mut self, parent: Option<(u64, B256)>, mined: Vec<B256>, fee: Option<u8>) -> Block {
         self.forks += 1;
         let (number, parent_hash) = parent.unwrap_or((9, B256::ZERO));
-        Head {
-            number: number + 1,
-            hash: hash(1 << 40 | self.forks),
-            parent_hash,
-            timestamp: 0,
-            base_fee_next_wei: fee.map(u64::from),
-            mined,
-        }
+        let head = Head::new(number + 1, hash(1 << 40 | self.forks), parent_hash);
+        Block::new(head.with_next_base_fee_wei(fee.map(u64::from)), mined)
     }
 
-    fn on_head(&mut self, head: Head, replaced: usize) {
-        self.pool.on_head(head.clone());
-        self.pool.on_head(head.clone());
-        self.model.on_head(head, replaced);
+    fn on_head(&mut self, block: Block, replaced: usize) {
+        assert_eq!(self.pool.on_head(block.clone()).replaced(), replaced);
+        assert_eq!(self.pool.on_head(block.clone()), Relation::Repeat);
+        self.model.on_head(block, replaced);
     }
 
     fn tip(&self) -> Option<(u64, B256)> {
@@ -610,7 +616,7 @@ impl Run {
                 let parent = parent.map(|head| (head.number, head.hash));
                 let mut hashes = self.pooled_txs(mined);
                 // Half of what it un-mines it mines again.
-                let undone = self.model.blocks[at..].iter().flat_map(|block| &block.head.mined);
+                let undone = self.model.blocks[at..].iter().flat_map(|block| &block.mined);
                 hashes.extend(undone.step_by(2));
                 let head = self.head(parent, hashes, None);
                 self.on_head(head, depth);
@@ -739,6 +745,8 @@ impl Run {
             let found: Vec<_> = found.iter().map(|order| order.id()).collect();
             assert_eq!(found, expected.iter().map(|(_, _, id)| *id).collect::<Vec<_>>());
         }
+        let head = |head: Head| (head.number, head.hash);
+        assert_eq!(pool.head().map(head), model.blocks.last().map(|block| head(block.head)));
         let stats = pool.stats();
         let txs = model.pooled.iter().filter(|order| order.tx.is_some()).count();
         assert_eq!((stats.txs, stats.keys), (txs as u64, model.keys.len() as u64));

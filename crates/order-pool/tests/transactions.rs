@@ -91,7 +91,7 @@ fn a_nonce_that_a_block_passed_removes_what_is_pooled_and_refuses_what_comes() {
     }
     let block = head(1, 0, 0, &[*with(2).hash()]);
     pool.on_head(block.clone());
-    pool.on_nonces(block.hash, [(address(5), 3)]);
+    pool.on_nonces(block.head.hash, [(address(5), 3)]);
     assert!(!pool.contains(with(1).hash()) && pool.contains(with(3).hash()));
     let late = tx(Spec { sender: 5, nonce: 2, salt: 9, ..Default::default() });
     assert_eq!(pool.insert_transaction(late), InsertOutcome::StaleNonce { nonce: 2, next: 3 });
@@ -120,7 +120,7 @@ fn a_reorg_puts_back_what_it_unmined_and_only_that() {
     journal(&mut subscription);
     let old = head(2, 0, 0, &[*nth(1).hash(), *nth(2).hash()]);
     pool.on_head(old.clone());
-    pool.on_nonces(old.hash, [(address(1), 1), (address(2), 1), (address(3), 1)]);
+    pool.on_nonces(old.head.hash, [(address(1), 1), (address(2), 1), (address(3), 1)]);
     assert!(pool.is_empty(), "the third went with its nonce");
     pool.on_head(head(2, 1, 0, &[*nth(2).hash()]));
     assert!(pool.contains(nth(1).hash()) && pool.contains(nth(3).hash()));
@@ -164,7 +164,7 @@ fn who_pays_the_least_follows_the_base_fee() {
     pool.insert_transaction(with(1, 100, 2));
     pool.insert_transaction(with(2, 12, 12));
     let mut next = head(1, 0, 0, &[]);
-    next.base_fee_next_wei = Some(11);
+    next.head.next_base_fee_wei = Some(11);
     pool.on_head(next);
     // At 11 wei the second one pays 1 and the first one 2.
     pool.insert_transaction(with(3, 50, 3));

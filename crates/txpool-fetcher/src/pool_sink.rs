@@ -1,7 +1,7 @@
 //! The order pool as a sink.
 
 use alloy_primitives::{Address, B256};
-use order_pool::{Head, InsertOutcome, OrderPool, Origin, RejectReason, Transaction};
+use order_pool::{Block, Head, InsertOutcome, OrderPool, Origin, RejectReason, Transaction};
 
 use crate::sink::{Delivery, FetchedTransaction, HeadUpdate, Holding, TransactionSink};
 
@@ -24,14 +24,12 @@ impl TransactionSink for OrderPool {
     }
 
     fn head(&self, head: &HeadUpdate) {
-        self.on_head(Head {
-            number: head.number,
-            hash: head.hash,
-            parent_hash: head.parent_hash,
-            timestamp: head.timestamp,
-            base_fee_next_wei: head.next_base_fee_wei,
-            mined: head.mined.clone(),
-        });
+        let block = Head::new(head.number, head.hash, head.parent_hash)
+            .with_timestamp(head.timestamp)
+            .with_next_base_fee_wei(head.next_base_fee_wei)
+            .with_gas_limit(head.gas_limit)
+            .with_fee_recipient(head.fee_recipient);
+        self.on_head(Block::new(block, head.mined.as_slice()));
     }
 
     fn nonces(&self, block_hash: B256, next_nonces: &[(Address, u64)]) {

@@ -6,6 +6,7 @@ use crate::{
     order::{Order, Transaction},
     worth::Worth,
 };
+use chain_view::Taken;
 use std::{sync::Arc, time::Duration};
 
 /// How many transactions one insert may push out. A transaction of six blobs (0.8 MB) would need
@@ -21,24 +22,23 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) -> InsertOutcome {
         self.advance(now);
-        let hash = *tx.hash();
+        let (hash, nonce) = (*tx.hash(), tx.nonce());
         if self.find(&hash).is_some() {
             return InsertOutcome::Known;
         }
+        let order = Order::Tx(tx);
         // Before the dedupe window: a late announcement of what a block took is worth telling apart.
-        if self.chain.is_mined(&hash) {
-            return InsertOutcome::Mined;
-        }
-        let nonce = tx.nonce();
-        if let Some(next) = self.chain.next_nonce(&tx.sender())
-            && nonce < next
-        {
-            return InsertOutcome::StaleNonce { nonce, next };
+        match self.chain.taken(&order) {
+            None => {}
+            Some(Taken::StaleNonce { next_nonce: next }) => {
+                return InsertOutcome::StaleNonce { nonce, next };
+            }
+            Some(_) => return InsertOutcome::Mined,
         }
         if self.seen.contains(&hash) {
             return InsertOutcome::Known;
         }
-        match self.admit(Arc::new(Order::Tx(tx)), effects) {
+        match self.admit(Arc::new(order), effects) {
             Ok(()) => {
                 self.seen.insert(&hash);
                 InsertOutcome::Added
@@ -76,7 +76,7 @@ impl Core {
     /// Who must go so that an order of this size fits: the worst-paying first, and only such as pay
     /// less than it does.
     fn room_for(&self, worth: Worth, size_bytes: usize) -> Result<Vec<u64>, RejectReason> {
-        let base_fee_wei = self.chain.base_fee_next_wei();
+        let base_fee_wei = self.chain.next_base_fee_wei();
         let fits = |count: usize, bytes: usize| {
             count < self.config.max_txs && bytes + size_bytes <= self.config.max_tx_bytes
         };
@@ -125,9 +125,7 @@ impl Core {
 
     /// Brings back what a reorg un-mined, for a full retention from now: it is pending anew.
     pub(super) fn put_back(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
-        let Order::Tx(tx) = &*order else { return false };
-        let stale = self.chain.next_nonce(&tx.sender()).is_some_and(|next| tx.nonce() < next);
-        if stale || self.chain.is_mined(tx.hash()) || self.find(tx.hash()).is_some() {
+        if self.chain.taken(&order).is_some() || self.find(order.id().hash()).is_some() {
             return false;
         }
         self.admit(order, effects).is_ok()

@@ -5,7 +5,7 @@ pub(crate) mod memory;
 
 use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
 use alloy_primitives::{Address, B256, Bytes, Signature, U256, keccak256};
-use order_pool::{Event, Head, Origin, Subscription, Transaction};
+use order_pool::{Block, Event, Head, Origin, Subscription, Transaction};
 use std::time::SystemTime;
 
 /// What a test transaction is made of; the rest is the same for all.
@@ -61,24 +61,26 @@ pub(crate) fn nth(n: u64) -> Transaction {
     tx(Spec { sender: n, ..Default::default() })
 }
 
-/// A head whose hash tells its number and its fork.
-pub(crate) fn head(number: u64, fork: u64, parent_fork: u64, mined: &[B256]) -> Head {
-    Head {
-        number,
-        hash: hash(number << 8 | fork),
-        parent_hash: hash((number - 1) << 8 | parent_fork),
-        timestamp: number * 12,
-        base_fee_next_wei: None,
-        mined: mined.to_vec(),
-    }
+/// A block whose hash tells its number and its fork.
+pub(crate) fn head(number: u64, fork: u64, parent_fork: u64, mined: &[B256]) -> Block {
+    let (hash, parent) = (hash(number << 8 | fork), hash((number - 1) << 8 | parent_fork));
+    Block::new(Head::new(number, hash, parent).with_timestamp(number * 12), mined)
 }
 
-/// Everything that can be read now, as short words: `+hash` and `-hash`.
+/// Everything that can be read now but heads, as short words: `+hash` and `-hash`.
 pub(crate) fn journal(subscription: &mut Subscription) -> Vec<String> {
+    let mut all = journal_with_heads(subscription);
+    all.retain(|line| !line.starts_with("head "));
+    all
+}
+
+/// Everything that can be read now, heads too.
+pub(crate) fn journal_with_heads(subscription: &mut Subscription) -> Vec<String> {
     std::iter::from_fn(|| subscription.try_next())
         .map(|event| match event {
             Ok(Event::Added(order)) => format!("+{}", order.id()),
             Ok(Event::Removed { id, reason }) => format!("-{id} {reason:?}"),
+            Ok(Event::Head(head)) => format!("head {}", head.number),
             Ok(other) => format!("{other:?}"),
             Err(lagged) => format!("lagged {} {}", lagged.missed, lagged.replay_unfinished),
         })

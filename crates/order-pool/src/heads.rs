@@ -1,0 +1,47 @@
+//! The head of the chain, as readers see it.
+
+use arc_swap::ArcSwap;
+use chain_view::Head;
+use std::sync::Arc;
+
+/// A head and the sequence number of its event.
+type Told = Option<(u64, Arc<Head>)>;
+
+/// The last two heads that were told. Written under the pool's lock, before the log's head is
+/// published; read without.
+#[derive(Debug, Default)]
+pub(crate) struct Heads(ArcSwap<LastTwo>);
+
+#[derive(Debug, Default)]
+struct LastTwo {
+    latest: Told,
+    before: Told,
+}
+
+impl Heads {
+    pub(crate) fn latest(&self) -> Option<Head> {
+        self.0.load().latest.as_ref().map(|(_, head)| **head)
+    }
+
+    pub(crate) fn publish(&self, seq: u64, head: Arc<Head>) {
+        let before = self.0.load().latest.clone();
+        self.0.store(Arc::new(LastTwo { latest: Some((seq, head)), before }));
+    }
+
+    /// Takes a place in the log, and the head as of there: the latest one told before it.
+    ///
+    /// The place is read first. So what is found was told before it, or is the one whose event is
+    /// being published, and then the one before that counts. Only when two heads come in between is
+    /// it read again.
+    pub(crate) fn as_of(&self, place: impl Fn() -> u64) -> (u64, Option<Arc<Head>>) {
+        loop {
+            let place = place();
+            let heads = self.0.load();
+            let told = |told: &Told| told.as_ref().is_none_or(|(seq, _)| *seq < place);
+            let found = [&heads.latest, &heads.before].into_iter().find(|head| told(head));
+            if let Some(head) = found {
+                return (place, head.as_ref().map(|(_, head)| Arc::clone(head)));
+            }
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Heads in the event stream: where they stand among the removals, and what a new reader is told.
+
+mod common;
+
+use alloy_primitives::{Address, B256};
+use common::{Spec, address, head, journal_with_heads, nth, tx};
+use order_pool::{
+    Block, Cancellation, Event, Head, InsertOutcome, Order, OrderId, OrderPool, OrderSink,
+    PoolConfig, Relation, RemoveReason,
+};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+fn pool() -> OrderPool {
+    let config = PoolConfig::default().with_dedupe_window(1 << 12).with_log_events(512);
+    OrderPool::new(config).expect("a valid configuration")
+}
+
+fn insert(pool: &OrderPool, n: u64) {
+    assert_eq!(pool.insert_transaction(nth(n)), InsertOutcome::Added);
+}
+
+#[test]
+fn a_head_comes_after_every_removal_that_its_hashes_caused() {
+    let pool = pool();
+    (1..=3).for_each(|n| insert(&pool, n));
+    let mut subscription = pool.subscribe_all();
+    pool.on_head(head(1, 0, 0, &[*nth(1).hash(), *nth(2).hash()]));
+    pool.on_nonces(head(1, 0, 0, &[]).head.hash, [(address(3), 9)]);
+    let hash = |n| *nth(n).hash();
+    assert_eq!(
+        journal_with_heads(&mut subscription)[3..],
+        [
+            format!("-tx {} Mined", hash(1)),
+            format!("-tx {} Mined", hash(2)),
+            "head 1".into(),
+            format!("-tx {} StaleNonce", hash(3)),
+        ]
+    );
+}
+
+#[test]
+fn a_head_comes_after_what_its_reorg_brought_back() {
+    let pool = pool();
+    pool.insert_transaction(nth(1));
+    pool.on_head(head(1, 0, 0, &[]));
+    pool.on_head(head(2, 0, 0, &[*nth(1).hash()]));
+    let mut subscription = pool.subscribe_all();
+    assert_eq!(pool.on_head(head(2, 1, 0, &[])), Relation::Reorg { replaced: 1 });
+    let expected = ["head 2".into(), format!("+tx {}", nth(1).hash()), "head 2".into()];
+    assert_eq!(journal_with_heads(&mut subscription), expected);
+}
+
+#[test]
+fn a_new_reader_and_one_that_starts_anew_are_told_the_head_first() {
+    let pool = pool();
+    pool.insert_transaction(nth(1));
+    assert_eq!(pool.head(), None);
+    let mut early = pool.subscribe_all();
+    assert_eq!(journal_with_heads(&mut early).len(), 1, "no head is known yet");
+    pool.on_head(head(1, 0, 0, &[*nth(1).hash()]));
+    pool.insert_transaction(nth(2));
+    let mut late = pool.subscribe(7);
+    let expected = ["head 1".to_owned(), format!("+tx {}", nth(2).hash())];
+    assert!(late.is_replaying());
+    assert_eq!(journal_with_heads(&mut late), expected);
+    // What comes between the subscription and the first read is told after it.
+    let mut later = pool.subscribe(7);
+    pool.on_head(head(2, 0, 0, &[*nth(2).hash()]));
+    let rest = [format!("-tx {} Mined", nth(2).hash()), "head 2".into()];
+    assert_eq!(journal_with_heads(&mut later), [expected.as_slice(), &rest].concat());
+    (10..2_000).for_each(|n| insert(&pool, n));
+    assert!(matches!(late.try_next(), Some(Err(_))), "it lagged");
+    late.resync();
+    let Some(Ok(Event::Head(told))) = late.try_next() else { panic!("the head comes first") };
+    assert_eq!(told.number, 2);
+    assert_eq!(journal_with_heads(&mut late).len(), 1_990);
+}
+
+#[test]
+fn the_latest_head_is_known_at_any_time_with_all_its_fields() {
+    let pool = pool();
+    let first = Head::new(7, B256::repeat_byte(7), B256::repeat_byte(6))
+        .with_timestamp(84)
+        .with_next_base_fee_wei(Some(u64::MAX))
+        .with_gas_limit(60_000_000)
+        .with_fee_recipient(Address::repeat_byte(1));
+    let mut subscription = pool.subscribe_all();
+    pool.on_head(Block::new(first, []));
+    assert_eq!(pool.head(), Some(first));
+    let Some(Ok(Event::Head(told))) = subscription.try_next() else { panic!("a head") };
+    assert_eq!(*told, first);
+    // An absurd base fee makes nobody pay, and overflows nothing.
+    let paying = tx(Spec { sender: 1, max_fee: u128::MAX, max_tip: u128::MAX, ..Spec::default() });
+    assert_eq!(pool.insert_transaction(paying), InsertOutcome::Added);
+    assert_eq!(pool.insert_transaction(nth(2)), InsertOutcome::Added);
+}
+
+#[test]
+fn a_head_that_cannot_follow_its_parent_changes_nothing() {
+    let pool = pool();
+    pool.insert_transaction(nth(1));
+    let first = head(1, 0, 0, &[]);
+    pool.on_head(first.clone());
+    let liar = Head::new(u64::MAX, B256::repeat_byte(9), first.head.hash);
+    let relation = pool.on_head(Block::new(liar, [*nth(1).hash()]));
+    assert_eq!(relation, Relation::Inconsistent);
+    assert_eq!((pool.head(), pool.len()), (Some(first.head), 1));
+}
+
+/// A transaction that lost its nonce to a block, and was too large to be kept beside it, must not
+/// stay known once that block is undone: nobody could bring it in again.
+#[test]
+fn what_a_reorg_frees_and_the_pool_could_not_keep_may_come_again() {
+    let config = PoolConfig::default().with_dedupe_window(1 << 12).with_max_unmine_bytes(1);
+    let pool = OrderPool::new(config).expect("a valid configuration");
+    pool.insert_transaction(nth(1));
+    pool.on_head(head(1, 0, 0, &[]));
+    let old = head(2, 0, 0, &[]);
+    pool.on_head(old.clone());
+    pool.on_nonces(old.head.hash, [(address(1), 1)]);
+    assert!(pool.is_empty());
+    pool.on_head(head(2, 1, 0, &[]));
+    assert!(!pool.was_seen(nth(1).hash()), "an audit must offer it");
+    assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Added);
+}
+
+#[derive(Debug, Default)]
+struct Journal(Arc<Mutex<Vec<String>>>);
+
+impl Journal {
+    fn note(&self, line: String) -> bool {
+        self.0.lock().expect("no panic").push(line);
+        true
+    }
+}
+
+impl OrderSink for Journal {
+    fn insert(&mut self, order: &Arc<Order>) -> bool {
+        self.note(format!("+{}", order.id()))
+    }
+
+    fn remove(&mut self, id: OrderId, _: RemoveReason) -> bool {
+        self.note(format!("-{id}"))
+    }
+
+    fn cancel(&mut self, _: &Cancellation) -> bool {
+        true
+    }
+
+    fn head(&mut self, head: &Head) -> bool {
+        self.note(format!("head {}", head.number))
+    }
+}
+
+#[test]
+fn a_push_sink_is_told_heads_in_the_same_order() {
+    let pool = pool();
+    pool.insert_transaction(nth(1));
+    pool.on_head(head(1, 0, 0, &[]));
+    let journal = Arc::new(Mutex::new(Vec::new()));
+    let guard = pool.subscribe_sink(2, Journal(Arc::clone(&journal))).expect("a thread");
+    pool.on_head(head(2, 0, 0, &[*nth(1).hash()]));
+    let id = OrderId::Tx(*nth(1).hash());
+    let expected = ["head 1".into(), format!("+{id}"), format!("-{id}"), "head 2".into()];
+    // The thread may begin before the second head or after it.
+    let given_up = Instant::now() + Duration::from_secs(60);
+    while journal.lock().expect("no panic").len() < expected.len() {
+        assert!(Instant::now() < given_up, "{journal:?}");
+        std::thread::yield_now();
+    }
+    assert_eq!(*journal.lock().expect("no panic"), expected);
+    guard.stop(Duration::from_secs(60));
+}
+
+/// Readers that begin at any moment while heads come: whoever was told the head of N holds nothing
+/// that the blocks up to N contain.
+#[test]
+fn readers_that_race_the_heads_never_hold_what_their_head_has_mined() {
+    const BLOCKS: u64 = 60;
+    let pool = pool();
+    let txs = |block: u64| (block * 4..block * 4 + 4).map(|n| *nth(n).hash()).collect::<Vec<_>>();
+    let check = |subscription: &mut order_pool::Subscription| {
+        let (mut held, mut number) = (HashSet::new(), 0);
+        while let Some(event) = subscription.try_next() {
+            match event {
+                Ok(Event::Added(order)) => drop(held.insert(*order.id().hash())),
+                Ok(Event::Removed { id, .. }) => drop(held.remove(id.hash())),
+                Ok(Event::Head(head)) => {
+                    assert!(head.number > number, "heads ascend");
+                    number = head.number;
+                }
+                Ok(_) => {}
+                Err(_) => return number,
+            }
+            let late = (1..=number).flat_map(txs).any(|hash| held.contains(&hash));
+            assert!(!late, "held after head {number}");
+        }
+        number
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| while check(&mut pool.subscribe_all()) < BLOCKS {});
+        }
+        for block in 1..=BLOCKS {
+            (block * 4..block * 4 + 4).for_each(|n| insert(&pool, n));
+            pool.on_head(head(block, 0, 0, &txs(block)));
+        }
+    });
+}
