@@ -350,5 +350,5 @@ pub(crate) struct Seen {
 
 /// Whether any source is live, in a word.
 pub(crate) fn word(state: SourceState) -> &'static str {
-    state.label()
+    state.as_str()
 }

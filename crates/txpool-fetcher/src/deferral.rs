@@ -33,7 +33,7 @@ pub(crate) enum Work {
 impl Work {
     pub(crate) const ALL: [Self; 3] = [Self::Backfill, Self::Audit, Self::Retry];
 
-    pub(crate) const fn label(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Backfill => "backfill",
             Self::Audit => "audit",

@@ -206,7 +206,7 @@ pub enum LossReason {
 impl LossReason {
     /// The label of the reason in metrics: one of a closed set.
     #[must_use]
-    pub const fn label(&self) -> &'static str {
+    pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Closed => "closed",
             Self::Io(_) => "io",

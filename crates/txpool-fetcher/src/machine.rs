@@ -57,9 +57,9 @@ pub enum SourceState {
 }
 
 impl SourceState {
-    /// A lower-case word for displays.
+    /// The name in lower case, for logs and displays.
     #[must_use]
-    pub const fn label(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Connecting => "connecting",
             Self::Backfilling => "backfilling",
@@ -118,9 +118,9 @@ pub enum GapReason {
 }
 
 impl GapReason {
-    /// A lower-case word for displays.
+    /// The name in lower case, for logs and displays.
     #[must_use]
-    pub const fn label(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Audit => "audit",
             Self::MissedHeads => "missed_heads",

@@ -139,14 +139,14 @@ impl Metrics {
             |result: &'static str| counter!("mempool_fetcher_audits_total", "result" => result);
         Self {
             entered: Entry::ALL
-                .map(|entry| counter!("mempool_fetcher_hashes_total", "entry" => entry.label())),
+                .map(|entry| counter!("mempool_fetcher_hashes_total", "entry" => entry.as_str())),
             left: Outcome::ALL.map(
-                |outcome| counter!("mempool_fetcher_outcomes_total", "outcome" => outcome.label()),
+                |outcome| counter!("mempool_fetcher_outcomes_total", "outcome" => outcome.as_str()),
             ),
             unfinished: gauge!("mempool_fetcher_unfinished"),
             lagged: counter!("mempool_fetcher_lagged_total"),
             deferred: Work::ALL
-                .map(|work| counter!("mempool_fetcher_deferred_total", "work" => work.label())),
+                .map(|work| counter!("mempool_fetcher_deferred_total", "work" => work.as_str())),
             oldest_deferred: gauge!("mempool_fetcher_oldest_deferred_seconds"),
             retries_timeout: retries("timeout"),
             retries_link_lost: retries("link_lost"),

@@ -22,9 +22,9 @@ pub enum Entry {
 impl Entry {
     pub(crate) const ALL: [Self; 3] = [Self::Announced, Self::Backfilled, Self::AuditRecovered];
 
-    /// The label in metrics.
+    /// The value of the label in metrics: one of a closed set.
     #[must_use]
-    pub const fn label(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Announced => "announced",
             Self::Backfilled => "backfilled",
@@ -64,9 +64,9 @@ impl Outcome {
         Self::Failed,
     ];
 
-    /// The label in metrics.
+    /// The value of the label in metrics: one of a closed set.
     #[must_use]
-    pub const fn label(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Pooled => "pooled",
             Self::Known => "known",

@@ -189,7 +189,7 @@ impl<S: TransactionSink> Source<S> {
                         }
                     }
                 }
-                SourceMetrics::reconnected(reason.label());
+                SourceMetrics::reconnected(reason.as_str());
                 tracing::warn!(
                     endpoint = %self.core.config.sources[self.index], ?role, %reason,
                     "connection lost"
@@ -259,7 +259,7 @@ impl<S: TransactionSink> Source<S> {
         // After the lock: a log line and a gauge are someone else's code.
         if before != state {
             let endpoint = &self.core.config.sources[self.index];
-            tracing::info!(%endpoint, from = before.label(), to = state.label(), "source");
+            tracing::info!(%endpoint, from = before.as_str(), to = state.as_str(), "source");
             self.metrics.state.set(f64::from(state as u8));
         }
     }
