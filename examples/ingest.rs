@@ -53,8 +53,8 @@ pub(crate) struct Summary {
     audits: u64,
     /// Pending in the node, never in the pool, by the final audit. -1 when it could not be done.
     missing: i64,
-    /// Pending in the node, and let go by the pool because of age or space.
-    let_go: u64,
+    /// Pending in the node, and evicted or expired by the pool.
+    removed: u64,
     /// Pending transactions the node counts and cannot list (blobs on geth).
     unlistable: u64,
     pool_txs: u64,
@@ -242,7 +242,7 @@ fn summarize(
         reconnects: status.iter().map(|source| source.reconnects).sum(),
         audits: status.iter().map(|source| source.audits).sum(),
         missing: report.as_ref().map_or(-1, |report| report.missing.len() as i64),
-        let_go: report.as_ref().map_or(0, |report| report.let_go),
+        removed: report.as_ref().map_or(0, |report| report.removed),
         unlistable: report.as_ref().map_or(0, |report| report.unlistable),
         pool_txs: stats.txs,
         pool_bytes: stats.bytes,

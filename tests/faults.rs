@@ -60,7 +60,7 @@ struct Outcome {
     counts: Counts,
     status: SourceStatus,
     missing: usize,
-    let_go: u64,
+    removed: u64,
 }
 
 /// The transactions that all nodes announce: signed for each of them, they would take most of the
@@ -110,7 +110,7 @@ async fn run(plan: FaultPlan, tps: u32, time: Duration) -> Outcome {
     let status = fetcher.status().remove(0);
     let (_, last) = fetcher.shutdown(Duration::from_secs(5)).await;
     assert_eq!(last.balance(), 0);
-    Outcome { counts, status, missing: report.missing.len(), let_go: report.let_go }
+    Outcome { counts, status, missing: report.missing.len(), removed: report.removed }
 }
 
 /// An audit, tried until the node lists its pool: an armed fault may still strike its connection.
@@ -127,8 +127,8 @@ async fn audit(fetcher: &Fetcher, mode: AuditMode) -> AuditReport {
 
 impl Outcome {
     fn check(&self, what: &str) {
-        let Self { counts, status, missing, let_go } = self;
-        assert_eq!((*missing, *let_go), (0, 0), "{what}: {counts:?} {status:?}");
+        let Self { counts, status, missing, removed } = self;
+        assert_eq!((*missing, *removed), (0, 0), "{what}: {counts:?} {status:?}");
         assert_eq!(counts.balance(), 0, "{what}: {counts:?}");
         assert!(counts.pooled > 0, "{what}: {counts:?}");
     }

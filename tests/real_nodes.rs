@@ -72,11 +72,11 @@ impl Setup {
         let report = self.fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
         println!("{:?}: {what}: {counts:?}", self.kind);
         println!(
-            "{:?}: {what}: listed {} missing {} let_go {} unlistable {}",
+            "{:?}: {what}: listed {} missing {} removed {} unlistable {}",
             self.kind,
             report.listed,
             report.missing.len(),
-            report.let_go,
+            report.removed,
             report.unlistable
         );
         assert_eq!(report.missing, Vec::<B256>::new(), "{what}");

@@ -40,7 +40,7 @@ impl TransactionSink for OrderPool {
         if self.contains(hash) {
             Holding::Held
         } else if self.was_seen(hash) {
-            Holding::LetGo
+            Holding::Removed
         } else {
             Holding::Missing
         }

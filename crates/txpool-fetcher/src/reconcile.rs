@@ -47,8 +47,8 @@ pub struct AuditReport {
     pub unlistable: u64,
     /// Of those listed, the ones we never had, after both sides had time to settle.
     pub missing: Vec<B256>,
-    /// Of those listed, the ones the sink had and let go on purpose (age, space).
-    pub let_go: u64,
+    /// Of those listed, the ones that the sink held and has removed: evicted, expired, mined or stale.
+    pub removed: u64,
     /// Of those listed, the ones the sink refused.
     pub refused: u64,
     /// Ours that the node has no longer, and that no block took.
@@ -122,7 +122,7 @@ impl<S: TransactionSink> Comparison<S> {
         for hash in content.pending.iter().chain(queued) {
             match self.standing(hash) {
                 Standing::Ours => {}
-                Standing::LetGo => report.let_go += 1,
+                Standing::Removed => report.removed += 1,
                 Standing::Refused => report.refused += 1,
                 Standing::Missing => missing.push(*hash),
             }
@@ -188,7 +188,7 @@ impl<S: TransactionSink> Comparison<S> {
             Some(Seen::InFlight) => Standing::Ours,
             Some(Seen::Delivered | Seen::Vanished) => match self.core.sink.holding(hash) {
                 Holding::Held | Holding::Unknown => Standing::Ours,
-                Holding::LetGo => Standing::LetGo,
+                Holding::Removed => Standing::Removed,
                 Holding::Missing => Standing::Missing,
             },
             Some(Seen::Refused) => Standing::Refused,
@@ -196,12 +196,12 @@ impl<S: TransactionSink> Comparison<S> {
             Some(Seen::Mined) if lock(&self.core.mined).contains(hash) => Standing::Ours,
             Some(Seen::Mined) => match self.core.sink.holding(hash) {
                 Holding::Held => Standing::Ours,
-                _ => Standing::LetGo,
+                _ => Standing::Removed,
             },
             None if lock(&self.core.mined).contains(hash) => Standing::Ours,
             None => match self.core.sink.holding(hash) {
                 Holding::Held => Standing::Ours,
-                Holding::LetGo => Standing::LetGo,
+                Holding::Removed => Standing::Removed,
                 Holding::Missing | Holding::Unknown => Standing::Missing,
             },
         }
@@ -261,7 +261,7 @@ impl<S: TransactionSink> Comparison<S> {
 
 enum Standing {
     Ours,
-    LetGo,
+    Removed,
     Refused,
     Missing,
 }

@@ -81,8 +81,8 @@ pub enum Holding {
     Unknown,
     /// It is here.
     Held,
-    /// It was here and was let go on purpose (age, space, mined).
-    LetGo,
+    /// It was here and was removed: evicted, expired, mined or stale.
+    Removed,
     /// It is not here and never was.
     Missing,
 }
