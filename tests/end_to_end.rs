@@ -258,7 +258,7 @@ async fn a_node_that_answers_nothing_while_it_lists_its_pool_is_given_time() {
 #[tokio::test]
 async fn two_asking_connections_share_the_questions() {
     let node = Node::with_mix(200, all_kinds(), |config| config);
-    let (fetcher, pool) = ingest(node.fetcher().with_ask_connections(2)).await;
+    let (fetcher, pool) = ingest(node.fetcher().with_request_connections(2)).await;
     node.submit_all();
     settled(&fetcher, "200 pooled", |counts| counts.pooled == 200).await;
     assert_eq!(pool.len(), 200);

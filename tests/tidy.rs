@@ -149,7 +149,7 @@ fn the_fetchers_configuration_table_says_what_the_code_does() {
     let setters = setters! {
         FetcherConfig;
         counts: announcement_buffer deferrable_slots max_bytes_in_flight max_frame_bytes
-            fetch_retries ask_connections workers seen_capacity;
+            fetch_retries request_connections workers seen_capacity;
         durations: fetch_timeout call_timeout snapshot_timeout ping_interval ping_timeout audit_settle
             deferral_max_age;
         more:

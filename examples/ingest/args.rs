@@ -32,7 +32,7 @@ pub(crate) struct Args {
     slots: usize,
     /// Asking connections per node, 1 to 16
     #[arg(long, default_value_t = 1)]
-    ask_connections: usize,
+    request_connections: usize,
     /// How long the pool keeps a transaction, e.g. 60s
     #[arg(long, value_parser = parse_duration, default_value = "60s")]
     retention: Duration,
@@ -101,7 +101,7 @@ impl Args {
     fn fetcher(&self, endpoints: Vec<Endpoint>) -> FetcherConfig {
         let mut config = FetcherConfig::new(endpoints)
             .with_fetch_slots(self.slots)
-            .with_ask_connections(self.ask_connections)
+            .with_request_connections(self.request_connections)
             .with_audit_interval((!self.audit.is_zero()).then_some(self.audit));
         if self.wait {
             config = config.with_start(StartPolicy::WaitForNode);

@@ -6,7 +6,7 @@ use load_control::{Gate, LoadMonitor};
 
 use crate::error::ConfigError;
 
-/// Slots of the broadcast buffer between the listening connection and the intake.
+/// Slots of the broadcast buffer between the subscription connection and the intake.
 ///
 /// 8 s of a node at 2000 transactions/s. alloy's own default is 16, which a burst of one block's
 /// worth of announcements overruns. Worst case in memory: 16,384 × (66 characters of hash + about
@@ -19,7 +19,7 @@ pub const DEFAULT_ANNOUNCEMENT_BUFFER: usize = 16_384;
 pub const DEFAULT_FETCH_SLOTS: usize = 64;
 
 /// How many of the slots deferrable work (backfill, audit) may hold at once. Few, because on the
-/// node's side of the asking connection live questions wait behind its answers; still enough for
+/// node's side of the request connection live questions wait behind its answers; still enough for
 /// 10,000 transactions in about a second from a node that answers in 0.1 ms. More slots bring them
 /// sooner from a slower node (10 s at 2 ms) and cost the live ones time.
 pub const DEFAULT_DEFERRABLE_SLOTS: usize = 2;
@@ -182,7 +182,7 @@ pub struct FetcherConfig {
     /// while they are used. Never above `fetch_slots`. Shown by `mempool_fetcher_fetch_limit`. A
     /// node that says when to come back (`data.retryAfterMs`) is left alone until then, at most
     /// [`MAX_RETRY_AFTER`](crate::MAX_RETRY_AFTER), with this switched off too; counted by
-    /// `mempool_fetcher_rests_total`.
+    /// `mempool_fetcher_retry_after_pauses_total`.
     pub adaptive_limit: bool,
     /// Bytes of answers in flight before further fetches wait, at least 1 MiB.
     pub max_bytes_in_flight: usize,
@@ -199,9 +199,9 @@ pub struct FetcherConfig {
     pub call_timeout: Duration,
     /// Time for listing the node's pool.
     pub snapshot_timeout: Duration,
-    /// Asking connections for each source, 1 to 16. More than one keeps small transactions from
+    /// Request connections for each source, 1 to 16. More than one keeps small transactions from
     /// waiting behind blobs: the connection with the fewest unanswered bytes is asked.
-    pub ask_connections: usize,
+    pub request_connections: usize,
     /// Threads that decode and recover senders, 1 to 64.
     pub workers: usize,
     /// How many of them do deferrable work too, 1 to `workers`. The others are there when a live
@@ -260,7 +260,7 @@ impl FetcherConfig {
             },
             call_timeout: DEFAULT_CALL_TIMEOUT,
             snapshot_timeout: DEFAULT_SNAPSHOT_TIMEOUT,
-            ask_connections: 1,
+            request_connections: 1,
             workers: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(1, 4)),
             deferrable_workers: 1,
             seen_capacity: DEFAULT_SEEN_CAPACITY,
@@ -292,10 +292,10 @@ impl FetcherConfig {
         self
     }
 
-    /// Sets the asking connections for each source.
+    /// Sets the request connections for each source.
     #[must_use]
-    pub fn with_ask_connections(mut self, connections: usize) -> Self {
-        self.ask_connections = connections;
+    pub fn with_request_connections(mut self, connections: usize) -> Self {
+        self.request_connections = connections;
         self
     }
 
@@ -368,7 +368,7 @@ impl FetcherConfig {
         within("max_bytes_in_flight", self.max_bytes_in_flight, 1 << 20, u32::MAX as usize)?;
         within("max_frame_bytes", self.max_frame_bytes, 1 << 20, 1 << 30)?;
         within("fetch_retries", self.fetch_retries as usize, 0, 16)?;
-        within("ask_connections", self.ask_connections, 1, 16)?;
+        within("request_connections", self.request_connections, 1, 16)?;
         within("workers", self.workers, 1, 64)?;
         within("deferrable_workers", self.deferrable_workers, 1, self.workers)?;
         within("seen_capacity", self.seen_capacity, 1024, 1 << 27)?;

@@ -16,21 +16,21 @@ use tokio::{
     time::sleep,
 };
 
-use crate::{config::FetcherConfig, core::lock, error::ConfigError};
+use crate::{config::FetcherConfig, error::ConfigError, sync::lock};
 
 /// How often the load is looked at while something waits. The monitor wakes nobody: it is on the
 /// hot path of others.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+const LOAD_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Kinds of work that may be deferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum DeferrableWork {
     Backfill,
     Audit,
     Retry,
 }
 
-impl Work {
+impl DeferrableWork {
     pub(crate) const ALL: [Self; 3] = [Self::Backfill, Self::Audit, Self::Retry];
 
     pub(crate) const fn as_str(self) -> &'static str {
@@ -59,7 +59,7 @@ pub struct DeferredStats {
 /// Leave to run. While the load is high, what has reached the age cap runs one at a time: nothing
 /// waits for ever, and a backfill of a whole pool does not become a flood when it has aged.
 #[derive(Debug, Default)]
-pub(crate) struct Turn {
+pub(crate) struct DeferralPermit {
     _one: Option<OwnedSemaphorePermit>,
 }
 
@@ -123,17 +123,17 @@ impl Deferral {
     }
 
     /// So many announcements of a source were read from the socket and not yet taken in.
-    pub(crate) fn backlog(&self, source: usize, depth: u64) {
+    pub(crate) fn observe_backlog(&self, source: usize, depth: u64) {
         if let Some(watched) = &self.watched {
             watched.announcements[source].observe(usize::try_from(depth).unwrap_or(usize::MAX));
         }
     }
 
     /// A live announcement wants a slot, and has it until this is dropped.
-    pub(crate) fn live(&self) -> Option<LiveFetch> {
+    pub(crate) fn track_live_fetch(&self) -> Option<TrackedFetch> {
         let queue = self.watched.as_ref()?.live.clone();
         queue.added(1);
-        Some(LiveFetch(queue))
+        Some(TrackedFetch(queue))
     }
 
     pub(crate) fn is_pressed(&self) -> bool {
@@ -144,26 +144,26 @@ impl Deferral {
     ///
     /// # Cancel safety
     /// A dropped wait loses its place and nothing else.
-    pub(crate) async fn turn(&self, work: Work, since: Instant) -> Turn {
+    pub(crate) async fn acquire(&self, work: DeferrableWork, since: Instant) -> DeferralPermit {
         if !self.is_pressed() {
-            return Turn::default();
+            return DeferralPermit::default();
         }
         self.deferred.fetch_add(1, Relaxed);
         self.counters[work as usize].increment(1);
-        let _waits = self.enlist(since);
+        let _waits = self.add_waiting(since);
         loop {
             if since.elapsed() >= self.max_age {
                 let one = Arc::clone(&self.aged_one);
                 // Whoever waits behind another aged one goes on when the load falls meanwhile.
                 if let Ok(one) = one.try_acquire_owned() {
                     self.aged.fetch_add(1, Relaxed);
-                    return Turn { _one: Some(one) };
+                    return DeferralPermit { _one: Some(one) };
                 }
             }
-            sleep(LOOK_INTERVAL.min(self.max_age)).await;
+            sleep(LOAD_POLL_INTERVAL.min(self.max_age)).await;
             self.publish();
             if !self.is_pressed() {
-                return Turn::default();
+                return DeferralPermit::default();
             }
         }
     }
@@ -191,30 +191,30 @@ impl Deferral {
         self.oldest.set(self.stats().oldest_age.as_secs_f64());
     }
 
-    fn enlist(&self, since: Instant) -> Waits<'_> {
+    fn add_waiting(&self, since: Instant) -> WaitingEntry<'_> {
         let entry = (since, self.ids.fetch_add(1, Relaxed));
         lock(&self.waiting).insert(entry);
-        Waits { deferral: self, entry }
+        WaitingEntry { deferral: self, entry }
     }
 }
 
 /// A live fetch as the monitor sees it.
 #[derive(Debug)]
-pub(crate) struct LiveFetch(QueueLoad);
+pub(crate) struct TrackedFetch(QueueLoad);
 
-impl Drop for LiveFetch {
+impl Drop for TrackedFetch {
     fn drop(&mut self) {
         self.0.removed(1);
     }
 }
 
 /// Takes itself off the list, also when its wait is dropped.
-struct Waits<'a> {
+struct WaitingEntry<'a> {
     deferral: &'a Deferral,
     entry: (Instant, u64),
 }
 
-impl Drop for Waits<'_> {
+impl Drop for WaitingEntry<'_> {
     fn drop(&mut self) {
         lock(&self.deferral.waiting).remove(&self.entry);
         self.deferral.publish();
@@ -235,15 +235,15 @@ mod tests {
         config.announcement_buffer = 16;
         config.deferral_max_age = max_age;
         config.validate().unwrap();
-        let counters = Work::ALL.map(|_| Counter::noop());
+        let counters = DeferrableWork::ALL.map(|_| Counter::noop());
         (monitor, Deferral::new(&config, counters, Gauge::noop()).unwrap())
     }
 
     #[tokio::test]
     async fn without_load_nothing_waits_and_nothing_is_counted() {
         let (_, deferral) = deferral(Duration::from_secs(60));
-        deferral.backlog(0, 11);
-        assert!(deferral.turn(Work::Audit, Instant::now()).now_or_never().is_some());
+        deferral.observe_backlog(0, 11);
+        assert!(deferral.acquire(DeferrableWork::Audit, Instant::now()).now_or_never().is_some());
         assert!(deferral.park().is_none());
         assert_eq!(deferral.stats(), DeferredStats::default());
     }
@@ -251,14 +251,14 @@ mod tests {
     #[tokio::test]
     async fn a_full_announcement_buffer_defers_until_it_has_emptied() {
         let (_, deferral) = deferral(Duration::from_secs(3_600));
-        deferral.backlog(0, 12);
-        let mut turn = pin!(deferral.turn(Work::Backfill, Instant::now()));
-        assert!(poll!(turn.as_mut()).is_pending());
+        deferral.observe_backlog(0, 12);
+        let mut wait = pin!(deferral.acquire(DeferrableWork::Backfill, Instant::now()));
+        assert!(poll!(wait.as_mut()).is_pending());
         assert_eq!((deferral.stats().deferred, deferral.stats().waiting), (1, 1));
-        deferral.backlog(0, 8);
+        deferral.observe_backlog(0, 8);
         assert!(deferral.is_pressed(), "hysteresis");
-        deferral.backlog(0, 7);
-        turn.await;
+        deferral.observe_backlog(0, 7);
+        wait.await;
         let stats = deferral.stats();
         assert_eq!((stats.deferred, stats.aged, stats.waiting), (1, 0, 0));
     }
@@ -266,10 +266,10 @@ mod tests {
     #[tokio::test]
     async fn what_has_aged_runs_under_load_one_at_a_time() {
         let (_, deferral) = deferral(Duration::from_millis(1));
-        deferral.backlog(0, 16);
+        deferral.observe_backlog(0, 16);
         let since = Instant::now() - Duration::from_secs(1);
-        let first = deferral.turn(Work::Backfill, since).now_or_never().expect("aged");
-        let mut second = pin!(deferral.turn(Work::Backfill, since));
+        let first = deferral.acquire(DeferrableWork::Backfill, since).now_or_never().expect("aged");
+        let mut second = pin!(deferral.acquire(DeferrableWork::Backfill, since));
         assert!(poll!(second.as_mut()).is_pending());
         drop(first);
         second.await;
@@ -280,9 +280,9 @@ mod tests {
     async fn live_fetches_press_and_a_dropped_wait_leaves_nothing_behind() {
         let (monitor, deferral) = deferral(Duration::from_secs(3_600));
         let left_to_live = DEFAULT_FETCH_SLOTS - DEFAULT_DEFERRABLE_SLOTS;
-        let live: Vec<_> = (0..left_to_live).map(|_| deferral.live()).collect();
+        let live: Vec<_> = (0..left_to_live).map(|_| deferral.track_live_fetch()).collect();
         assert!(monitor.is_pressed());
-        assert!(deferral.turn(Work::Retry, Instant::now()).now_or_never().is_none());
+        assert!(deferral.acquire(DeferrableWork::Retry, Instant::now()).now_or_never().is_none());
         assert_eq!(deferral.stats().waiting, 0);
         drop(live);
         assert!(!monitor.is_pressed());
@@ -291,7 +291,7 @@ mod tests {
     #[tokio::test]
     async fn no_more_retries_wait_without_a_slot_than_there_are_slots() {
         let (_, deferral) = deferral(Duration::from_secs(3_600));
-        deferral.backlog(0, 16);
+        deferral.observe_backlog(0, 16);
         let parked: Vec<_> = std::iter::from_fn(|| deferral.park()).collect();
         assert_eq!(parked.len(), 64);
     }

@@ -227,7 +227,7 @@ pub enum CallError {
     Timeout(Duration),
     /// The connection went away; the call is asked again on the next one.
     #[error("connection lost")]
-    LinkLost,
+    ConnectionLost,
     /// The node answered with an error.
     #[error("error {code}: {message}")]
     Rpc {
@@ -248,7 +248,7 @@ impl CallError {
             // The answer may just be late.
             Self::Timeout(_) => true,
             // The next connection can answer.
-            Self::LinkLost => true,
+            Self::ConnectionLost => true,
             Self::Rpc { code, .. } => match code {
                 // The node cannot read what we wrote or does not know it: it never will.
                 -32700 | -32600 | -32601 | -32602 => false,
@@ -264,7 +264,7 @@ impl CallError {
     pub const fn is_overload(&self) -> bool {
         match self {
             Self::Timeout(_) => true,
-            Self::LinkLost => false,
+            Self::ConnectionLost => false,
             Self::Rpc { code, .. } => matches!(code, -32005 | -32009),
         }
     }

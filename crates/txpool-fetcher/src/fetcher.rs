@@ -15,28 +15,28 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    asks::Asks,
     config::{FetcherConfig, StartPolicy},
-    core::Core,
     deferral::{Deferral, DeferredStats},
     error::{ConnectError, StartError},
+    fetch::FetchContext,
     heads,
     machine::SourceState,
     mined::RecentlyMined,
     outcome::{Counts, Tally},
     reconcile::{AuditMode, AuditReport},
+    request_connections::RequestConnections,
     seen::SeenSet,
     sink::TransactionSink,
     slots::Slots,
     snapshot::SnapshotError,
-    source::{AuditRequest, Shared, Source, SourceStatus},
+    source::{AuditRequest, Source, SourceShared, SourceStatus},
     workers::Workers,
 };
 
 /// How long a stop waits for what is being delivered, when nobody says otherwise.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Heads of all sources that may wait; the listening connections wait beyond.
+/// Heads of all sources that may wait; the subscription connections wait beyond.
 const HEADS_WAITING: usize = 64;
 
 /// Places for full blocks in the workers' queue, besides one for each slot.
@@ -68,7 +68,7 @@ pub enum EndReason {
 pub struct Fetcher {
     tally: Arc<Tally>,
     deferral: Arc<Deferral>,
-    sources: Vec<(Arc<Shared>, mpsc::Sender<AuditRequest>)>,
+    sources: Vec<(Arc<SourceShared>, mpsc::Sender<AuditRequest>)>,
     stop: CancellationToken,
     deadline: Arc<Mutex<Duration>>,
     ended: watch::Receiver<Option<EndReason>>,
@@ -100,7 +100,7 @@ impl Fetcher {
         let (ended_tx, ended) = watch::channel(None);
         let deadline = Arc::new(Mutex::new(DEFAULT_DEADLINE));
         let io = io_runtime()?;
-        let (workers, workers_ended) = Workers::start(
+        let (workers, worker_threads) = Workers::start(
             config.workers,
             config.deferrable_workers,
             config.fetch_slots + BLOCKS_QUEUED,
@@ -109,9 +109,9 @@ impl Fetcher {
         .map_err(|source| StartError::Thread { thread: "mempool-worker", source })?;
         let sources: Vec<_> = {
             let all = config.sources.iter().cloned();
-            all.map(|endpoint| Shared::new(endpoint, &config)).collect()
+            all.map(|endpoint| SourceShared::new(endpoint, &config)).collect()
         };
-        let core = Arc::new(Core {
+        let context = Arc::new(FetchContext {
             sink,
             seen: SeenSet::new(config.seen_capacity),
             slots: Slots::new(
@@ -121,7 +121,7 @@ impl Fetcher {
                 tally.metrics.in_flight_bytes.clone(),
             ),
             deferral: Arc::clone(&deferral),
-            asks: Asks::new(config.sources.len()),
+            requests: RequestConnections::new(config.sources.len()),
             mined: Mutex::new(RecentlyMined::default()),
             chain_id: Mutex::new(None),
             workers,
@@ -129,7 +129,10 @@ impl Fetcher {
             stop: stop.clone(),
             sink_closed: CancellationToken::new(),
             limits: sources.iter().map(|shared| Arc::clone(&shared.limit)).collect(),
-            firsts: sources.iter().map(|shared| Arc::clone(&shared.firsts)).collect(),
+            announcement_counts: sources
+                .iter()
+                .map(|shared| Arc::clone(&shared.announcement_counts))
+                .collect(),
             tally: Arc::clone(&tally),
             config,
         });
@@ -145,10 +148,10 @@ impl Fetcher {
         }
         let limit = Arc::clone(&deadline);
         let body = move || {
-            let reason = io.block_on(supervise(core, parts, &limit));
-            let limit = *crate::core::lock(&limit);
+            let reason = io.block_on(supervise(context, parts, &limit));
+            let limit = *crate::sync::lock(&limit);
             // Bounded: a sink that blocks its thread keeps it, and nothing of ours waits for it.
-            if !workers_ended.wait(limit) {
+            if !worker_threads.wait_until_ended(limit) {
                 tracing::warn!(?limit, "a sink has not returned at the deadline");
             }
             // Nobody may be left to hear it.
@@ -203,7 +206,7 @@ impl Fetcher {
     /// Why the node's pool could not be listed.
     ///
     /// # Panics
-    /// Never; a source that does not exist or has ended answers [`SnapshotError::LinkLost`].
+    /// Never; a source that does not exist or has ended answers [`SnapshotError::ConnectionLost`].
     ///
     /// # Cancel safety
     /// The comparison goes on when this is dropped.
@@ -214,12 +217,12 @@ impl Fetcher {
     ) -> Result<AuditReport, SnapshotError> {
         let (reply, answer) = oneshot::channel();
         let Some((_, audits)) = self.sources.get(source) else {
-            return Err(SnapshotError::LinkLost);
+            return Err(SnapshotError::ConnectionLost);
         };
         if audits.send(AuditRequest { mode, reply }).await.is_err() {
-            return Err(SnapshotError::LinkLost);
+            return Err(SnapshotError::ConnectionLost);
         }
-        answer.await.unwrap_or(Err(SnapshotError::LinkLost))
+        answer.await.unwrap_or(Err(SnapshotError::ConnectionLost))
     }
 
     /// Waits for the end, whatever its reason.
@@ -241,7 +244,7 @@ impl Fetcher {
     /// # Cancel safety
     /// The stop goes on when this is dropped.
     pub async fn shutdown(self, deadline: Duration) -> (EndReason, Counts) {
-        *crate::core::lock(&self.deadline) = deadline;
+        *crate::sync::lock(&self.deadline) = deadline;
         self.stop.cancel();
         let reason = self.ended().await;
         (reason, self.counts())
@@ -288,11 +291,12 @@ async fn first_source(
     }
 }
 
-type Part = (Arc<Shared>, mpsc::Receiver<AuditRequest>, oneshot::Sender<Result<(), ConnectError>>);
+type Part =
+    (Arc<SourceShared>, mpsc::Receiver<AuditRequest>, oneshot::Sender<Result<(), ConnectError>>);
 
 /// The root of the task tree: sources and the follower of heads below it, all awaited.
 async fn supervise<S: TransactionSink>(
-    core: Arc<Core<S>>,
+    context: Arc<FetchContext<S>>,
     parts: Vec<Part>,
     deadline: &Mutex<Duration>,
 ) -> EndReason {
@@ -300,17 +304,17 @@ async fn supervise<S: TransactionSink>(
     let mut sources = JoinSet::new();
     for (index, (shared, audits, first)) in parts.into_iter().enumerate() {
         let heads = heads_tx.clone();
-        sources.spawn(Source::run(Arc::clone(&core), index, shared, heads, audits, first));
+        sources.spawn(Source::run(Arc::clone(&context), index, shared, heads, audits, first));
     }
     drop(heads_tx);
     let mut follower = JoinSet::new();
-    follower.spawn(heads::follow(Arc::clone(&core), heads_rx));
+    follower.spawn(heads::follow(Arc::clone(&context), heads_rx));
     let reason = loop {
         tokio::select! {
             // The cause before its consequences: on a stop the sources end too.
             biased;
-            () = core.stop.cancelled() => break EndReason::Stopped,
-            () = core.sink_closed.cancelled() => break EndReason::SinkClosed,
+            () = context.stop.cancelled() => break EndReason::Stopped,
+            () = context.sink_closed.cancelled() => break EndReason::SinkClosed,
             Some(joined) = sources.join_next() => match joined {
                 Err(error) if error.is_panic() => break EndReason::Panicked,
                 _ if sources.is_empty() => break EndReason::SourcesEnded,
@@ -324,12 +328,12 @@ async fn supervise<S: TransactionSink>(
             }
         }
     };
-    core.stop.cancel();
+    context.stop.cancel();
     while sources.join_next().await.is_some() {}
     follower.shutdown().await;
-    core.tasks.close();
-    let limit = *crate::core::lock(deadline);
-    if timeout(limit, core.tasks.wait()).await.is_err() {
+    context.tasks.close();
+    let limit = *crate::sync::lock(deadline);
+    if timeout(limit, context.tasks.wait()).await.is_err() {
         tracing::warn!(?limit, "the sink still holds transactions at the deadline");
     }
     reason

@@ -8,11 +8,12 @@ use serde::Deserialize;
 use tokio::{sync::mpsc, time::sleep};
 
 use crate::{
-    core::{Core, lock},
     error::CallError,
+    fetch::FetchContext,
     machine::Event,
     mined::Link,
     sink::{HeadUpdate, TransactionSink},
+    sync::lock,
     workers::Urgency,
 };
 
@@ -82,7 +83,7 @@ pub(crate) struct Announced {
 
 /// Follows the heads of all sources, one after another.
 pub(crate) async fn follow<S: TransactionSink>(
-    core: Arc<Core<S>>,
+    core: Arc<FetchContext<S>>,
     mut heads: mpsc::Receiver<Announced>,
 ) {
     let (full, waiting) = mpsc::channel(FULL_BLOCKS_WAITING);
@@ -95,7 +96,7 @@ pub(crate) async fn follow<S: TransactionSink>(
 }
 
 struct Follower<'a, S> {
-    core: &'a Arc<Core<S>>,
+    core: &'a Arc<FetchContext<S>>,
     full: &'a mpsc::Sender<(usize, B256)>,
 }
 
@@ -113,7 +114,8 @@ impl<S: TransactionSink> Follower<'_, S> {
         // Two nodes may be on two branches for a while. The branch changes when the source that
         // gave the latest head says so, or when another one is further.
         let further = latest.is_none_or(|(latest, _)| number > latest);
-        let leads = leader.is_none_or(|leader| leader == source || !self.core.asks.is_up(leader));
+        let leads =
+            leader.is_none_or(|leader| leader == source || !self.core.requests.is_up(leader));
         if !further && !leads {
             return;
         }
@@ -231,12 +233,12 @@ fn next_base_fee(block: &Block) -> Option<u64> {
 }
 
 async fn block_json<S>(
-    core: &Core<S>,
+    core: &FetchContext<S>,
     source: usize,
     hash: B256,
     full: bool,
 ) -> Result<Box<serde_json::value::RawValue>, CallError> {
-    let link = core.asks.pick(source).await;
+    let link = core.requests.pick(source).await;
     link.call("eth_getBlockByHash", (hash, full), core.config.call_timeout).await
 }
 
@@ -247,7 +249,7 @@ fn skipped() {
 /// Reads full blocks for the nonces of their senders. Slow on every node (170 to 660 ms for a
 /// large block), so never in the way of the head itself.
 async fn read_nonces<S: TransactionSink>(
-    core: Arc<Core<S>>,
+    core: Arc<FetchContext<S>>,
     mut blocks: mpsc::Receiver<(usize, B256)>,
 ) {
     loop {

@@ -20,10 +20,10 @@
 //!       ---------- answer ----------------------------------> decode, recover --> TransactionSink
 //!       ---------- txpool_content (own connection, streamed) -> compare --> what is missing
 //! ```
-//! 1. The listening connection brings a hash; the moment it was read from the socket is noted.
+//! 1. The subscription connection brings a hash; the moment it was read from the socket is noted.
 //! 2. It enters: counted as `announced`. Seen before, it leaves as [`Outcome::Known`]; in a recent
 //!    block, as [`Outcome::Mined`].
-//! 3. It waits for one of 64 slots, and is asked for on the asking connection.
+//! 3. It waits for one of 64 slots, and is asked for on the request connection.
 //! 4. A worker decodes the answer, checks that its hash is the one asked for, recovers the sender
 //!    (libsecp256k1, 34 us) and calls [`TransactionSink::deliver`].
 //! 5. It leaves with exactly one [`Outcome`].
@@ -71,15 +71,14 @@
 //! # Features
 //! - `order-pool` (default): implements [`TransactionSink`] for `order_pool::OrderPool`.
 
-mod asks;
 mod config;
-mod core;
+mod connection;
 mod deferral;
 mod error;
+mod fetch;
 mod fetcher;
 mod heads;
 mod limit;
-mod link;
 mod machine;
 mod metrics;
 mod mined;
@@ -90,21 +89,23 @@ mod reconcile;
 // Not wired in yet.
 #[allow(dead_code, unused_imports)]
 mod request;
+mod request_connections;
 mod seen;
 mod sink;
 mod slots;
 mod snapshot;
 mod source;
+mod sync;
 mod tx;
 mod workers;
 
 pub use self::{
     config::*,
+    connection::NodeInfo,
     deferral::DeferredStats,
     error::{CallError, ConfigError, ConnectError, LossReason, StartError},
     fetcher::{EndReason, Fetcher},
     limit::{ADAPTIVE_FLOOR, MAX_RETRY_AFTER},
-    link::NodeInfo,
     machine::{Gap, GapReason, Role, SourceState, StaleReason},
     metrics::METRICS,
     outcome::{Counts, Entry, Outcome},

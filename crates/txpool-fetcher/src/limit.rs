@@ -1,6 +1,6 @@
 //! How many fetches one node is asked at once, learnt from how it answers.
 
-mod places;
+mod semaphore;
 
 use std::{
     sync::Mutex,
@@ -10,8 +10,8 @@ use std::{
 use metrics::{Counter, Gauge};
 use tokio::time::sleep_until;
 
-use self::places::{Place, Places};
-use crate::{core::lock, error::CallError};
+use self::semaphore::{ResizablePermit, ResizableSemaphore};
+use crate::{error::CallError, sync::lock};
 
 /// The limit never goes below this: at an answer time of 2 ms still 2000 transactions/s, and
 /// enough answers a second to learn from.
@@ -45,7 +45,7 @@ const LATE_WEIGHT: f64 = 0.25;
 
 /// What one question told of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum News {
+enum Signal {
     Answered,
     Late,
     Overloaded,
@@ -82,21 +82,21 @@ impl Aimd {
         (self.limit as usize).clamp(self.floor, self.cap)
     }
 
-    /// What became of a question that was asked at `asked`; `used` says whether the limit was.
-    fn hear(&mut self, news: News, asked: Instant, used: bool, now: Instant) {
+    /// Takes in what became of a request that was sent at `requested_at`; `used` says whether the limit was used up.
+    fn record(&mut self, signal: Signal, requested_at: Instant, used: bool, now: Instant) {
         // Those that were under way when the limit was lowered tell of the same overload.
-        if self.lowered.is_some_and(|lowered| asked <= lowered) {
+        if self.lowered.is_some_and(|lowered| requested_at <= lowered) {
             return;
         }
         self.window.heard += 1;
-        match news {
-            News::Overloaded => return self.lower(now),
-            News::Late => self.window.late += 1,
+        match signal {
+            Signal::Overloaded => return self.lower(now),
+            Signal::Late => self.window.late += 1,
             // A limit that is not used has not been tried.
-            News::Answered if used => {
+            Signal::Answered if used => {
                 self.limit = (self.limit + 1.0 / self.limit).min(self.cap as f64);
             }
-            News::Answered => {}
+            Signal::Answered => {}
         }
         if self.window.heard >= LATE_WINDOW {
             let late = self.window.late as f64 / self.window.heard as f64;
@@ -122,13 +122,13 @@ pub(crate) struct NodeLimit {
     cap: usize,
     /// `None` when the limit is not adaptive: then the slots alone bound what is under way.
     adaptive: Option<Adaptive>,
-    rest: Mutex<Option<Rest>>,
-    rests: Counter,
+    pause: Mutex<Option<RetryAfterPause>>,
+    retry_after_pauses: Counter,
 }
 
 /// The node has said when to come back.
 #[derive(Clone, Copy, Debug)]
-struct Rest {
+struct RetryAfterPause {
     since: Instant,
     until: Instant,
     /// How long it may rest beyond that. Comes back at half the speed of time, which makes the
@@ -136,13 +136,18 @@ struct Rest {
     left: Duration,
 }
 
-impl Rest {
+impl RetryAfterPause {
     /// The next one. `None` for those who were asked before this one ended: they tell of the same
     /// overload.
-    fn next(before: Option<Self>, asked: Instant, now: Instant, time: Duration) -> Option<Self> {
+    fn next(
+        before: Option<Self>,
+        requested_at: Instant,
+        now: Instant,
+        time: Duration,
+    ) -> Option<Self> {
         let left = match before {
             None => MAX_RETRY_AFTER,
-            Some(before) if asked < before.until => return None,
+            Some(before) if requested_at < before.until => return None,
             Some(before) => {
                 let earned = now.saturating_duration_since(before.since) / 2;
                 (before.left + earned).min(MAX_RETRY_AFTER)
@@ -156,21 +161,21 @@ impl Rest {
 #[derive(Debug)]
 struct Adaptive {
     aimd: Mutex<Aimd>,
-    all: Places,
+    all: ResizableSemaphore,
     /// The share of deferrable work shrinks with the whole: else it could hold all that is left.
-    deferrable: Places,
+    deferrable: ResizableSemaphore,
     cap: usize,
     deferrable_cap: usize,
     gauge: Gauge,
 }
 
-/// Leave to ask one question. Given back when dropped.
+/// The right to have one request in flight at the node. Given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Leave<'a> {
+pub(crate) struct RequestPermit<'a> {
     limit: &'a NodeLimit,
-    asked: Instant,
-    _all: Option<Place<'a>>,
-    _deferrable: Option<Place<'a>>,
+    requested_at: Instant,
+    _all: Option<ResizablePermit<'a>>,
+    _deferrable: Option<ResizablePermit<'a>>,
 }
 
 impl NodeLimit {
@@ -179,18 +184,18 @@ impl NodeLimit {
         cap: usize,
         deferrable_cap: usize,
         gauge: Gauge,
-        rests: Counter,
+        retry_after_pauses: Counter,
     ) -> Self {
         gauge.set(cap as f64);
         let adaptive = adaptive.then(|| Adaptive {
             aimd: Mutex::new(Aimd::new(cap)),
-            all: Places::new(cap),
-            deferrable: Places::new(deferrable_cap),
+            all: ResizableSemaphore::new(cap),
+            deferrable: ResizableSemaphore::new(deferrable_cap),
             cap,
             deferrable_cap,
             gauge,
         });
-        Self { cap, adaptive, rest: Mutex::new(None), rests }
+        Self { cap, adaptive, pause: Mutex::new(None), retry_after_pauses }
     }
 
     /// How many may be asked at once.
@@ -198,62 +203,62 @@ impl NodeLimit {
         self.adaptive.as_ref().map_or(self.cap, |adaptive| lock(&adaptive.aimd).limit())
     }
 
-    /// Leave to ask now, if the node may be asked and has room.
-    pub(crate) fn try_enter(&self, deferrable: bool) -> Option<Leave<'_>> {
+    /// A permit for one request now, if the node is in no retry-after pause and below its limit.
+    pub(crate) fn try_acquire(&self, deferrable: bool) -> Option<RequestPermit<'_>> {
         let now = Instant::now();
-        if self.rests_until(now).is_some() {
+        if self.pause_at(now).is_some() {
             return None;
         }
         let (mut _all, mut _deferrable) = (None, None);
         if let Some(adaptive) = &self.adaptive {
             if deferrable {
-                _deferrable = Some(adaptive.deferrable.try_take()?);
+                _deferrable = Some(adaptive.deferrable.try_acquire()?);
             }
-            _all = Some(adaptive.all.try_take()?);
+            _all = Some(adaptive.all.try_acquire()?);
         }
-        Some(Leave { limit: self, asked: now, _all, _deferrable })
+        Some(RequestPermit { limit: self, requested_at: now, _all, _deferrable })
     }
 
-    /// Waits until the node may be asked.
+    /// Waits until one more request may be sent to the node.
     ///
     /// # Cancel safety
     /// A dropped wait loses its place in line and nothing else.
-    pub(crate) async fn enter(&self, deferrable: bool) -> Leave<'_> {
+    pub(crate) async fn acquire(&self, deferrable: bool) -> RequestPermit<'_> {
         let (mut _all, mut _deferrable) = (None, None);
         if let Some(adaptive) = &self.adaptive {
             // Always in this order, so that two waiters cannot hold what the other needs.
             if deferrable {
-                _deferrable = Some(adaptive.deferrable.take().await);
+                _deferrable = Some(adaptive.deferrable.acquire().await);
             }
-            _all = Some(adaptive.all.take().await);
+            _all = Some(adaptive.all.acquire().await);
         }
-        while let Some(rest) = self.rests_until(Instant::now()) {
-            let spread = (rest.until - rest.since).mul_f64(COME_BACK_WITHIN);
-            sleep_until((rest.until + spread.mul_f64(rand::random())).into()).await;
+        while let Some(pause) = self.pause_at(Instant::now()) {
+            let spread = (pause.until - pause.since).mul_f64(COME_BACK_WITHIN);
+            sleep_until((pause.until + spread.mul_f64(rand::random())).into()).await;
         }
-        Leave { limit: self, asked: Instant::now(), _all, _deferrable }
+        RequestPermit { limit: self, requested_at: Instant::now(), _all, _deferrable }
     }
 
-    fn rests_until(&self, now: Instant) -> Option<Rest> {
-        lock(&self.rest).filter(|rest| rest.until > now)
+    fn pause_at(&self, now: Instant) -> Option<RetryAfterPause> {
+        lock(&self.pause).filter(|pause| pause.until > now)
     }
 
-    fn rest(&self, asked: Instant, now: Instant, time: Duration) {
-        let mut rest = lock(&self.rest);
-        if let Some(next) = Rest::next(*rest, asked, now, time) {
-            *rest = Some(next);
-            self.rests.increment(1);
+    fn begin_pause(&self, requested_at: Instant, now: Instant, time: Duration) {
+        let mut pause = lock(&self.pause);
+        if let Some(next) = RetryAfterPause::next(*pause, requested_at, now, time) {
+            *pause = Some(next);
+            self.retry_after_pauses.increment(1);
         }
     }
 }
 
 impl Adaptive {
-    fn hear(&self, news: News, asked: Instant, now: Instant) {
+    fn record(&self, signal: Signal, requested_at: Instant, now: Instant) {
         let mut aimd = lock(&self.aimd);
         let before = aimd.limit();
         // With its own share used up, deferrable work alone raises the limit again too.
-        let used = self.all.taken() * 2 >= before || self.deferrable.is_full();
-        aimd.hear(news, asked, used, now);
+        let used = self.all.in_use() * 2 >= before || self.deferrable.is_full();
+        aimd.record(signal, requested_at, used, now);
         let limit = aimd.limit();
         if limit != before {
             self.gauge.set(limit as f64);
@@ -264,22 +269,22 @@ impl Adaptive {
     }
 }
 
-impl Leave<'_> {
+impl RequestPermit<'_> {
     /// Tells what became of the question. Not told, it counts for nothing.
-    pub(crate) fn tell<T>(self, result: &Result<T, CallError>) {
+    pub(crate) fn record<T>(self, result: &Result<T, CallError>) {
         let now = Instant::now();
-        let news = match result {
-            Ok(_) => News::Answered,
-            Err(CallError::Timeout(_)) => News::Late,
-            Err(error) if error.is_overload() => News::Overloaded,
+        let signal = match result {
+            Ok(_) => Signal::Answered,
+            Err(CallError::Timeout(_)) => Signal::Late,
+            Err(error) if error.is_overload() => Signal::Overloaded,
             // It says something of the question or of the connection, nothing of the load.
             Err(_) => return,
         };
         if let Err(CallError::Rpc { retry_after: Some(time), .. }) = result {
-            self.limit.rest(self.asked, now, *time);
+            self.limit.begin_pause(self.requested_at, now, *time);
         }
         if let Some(adaptive) = &self.limit.adaptive {
-            adaptive.hear(news, self.asked, now);
+            adaptive.record(signal, self.requested_at, now);
         }
     }
 }
@@ -292,8 +297,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn many(aimd: &mut Aimd, count: usize, news: News, asked: Instant, used: bool) {
-        (0..count).for_each(|_| aimd.hear(news, asked, used, asked + MS));
+    fn many(aimd: &mut Aimd, count: usize, signal: Signal, requested_at: Instant, used: bool) {
+        (0..count).for_each(|_| aimd.record(signal, requested_at, used, requested_at + MS));
     }
 
     fn limit(adaptive: bool) -> NodeLimit {
@@ -304,9 +309,9 @@ mod tests {
     fn one_overload_halves_the_limit_once_however_many_fetches_it_hit() {
         let mut aimd = Aimd::new(64);
         let start = Instant::now();
-        many(&mut aimd, 64, News::Overloaded, start, true);
+        many(&mut aimd, 64, Signal::Overloaded, start, true);
         assert_eq!(aimd.limit(), 32);
-        aimd.hear(News::Overloaded, start + 2 * MS, true, start + 3 * MS);
+        aimd.record(Signal::Overloaded, start + 2 * MS, true, start + 3 * MS);
         assert_eq!(aimd.limit(), 16);
     }
 
@@ -314,25 +319,25 @@ mod tests {
     fn the_limit_rises_by_one_for_each_round_of_answers_and_only_while_it_is_used() {
         let mut aimd = Aimd::new(64);
         let start = Instant::now();
-        aimd.hear(News::Overloaded, start, true, start);
-        many(&mut aimd, 1_000, News::Answered, start, true);
+        aimd.record(Signal::Overloaded, start, true, start);
+        many(&mut aimd, 1_000, Signal::Answered, start, true);
         let after = start + MS;
-        many(&mut aimd, 1_000, News::Answered, after, false);
+        many(&mut aimd, 1_000, Signal::Answered, after, false);
         assert_eq!(aimd.limit(), 32, "neither old answers nor idle ones raise it");
-        many(&mut aimd, 33, News::Answered, after, true);
+        many(&mut aimd, 33, Signal::Answered, after, true);
         assert_eq!(aimd.limit(), 33);
-        many(&mut aimd, 64 * 64, News::Answered, after, true);
+        many(&mut aimd, 64 * 64, Signal::Answered, after, true);
         assert_eq!(aimd.limit(), 64);
     }
 
     #[test]
     fn a_growing_share_of_late_answers_lowers_the_limit() {
         let mut aimd = Aimd::new(64);
-        let mut asked = Instant::now();
+        let mut requested_at = Instant::now();
         let mut window = |late: usize| {
-            asked += 2 * MS;
-            many(&mut aimd, late, News::Late, asked, false);
-            many(&mut aimd, LATE_WINDOW - late, News::Answered, asked, false);
+            requested_at += 2 * MS;
+            many(&mut aimd, late, Signal::Late, requested_at, false);
+            many(&mut aimd, LATE_WINDOW - late, Signal::Answered, requested_at, false);
             aimd.limit()
         };
         assert_eq!(window(4), 64, "the first share is the one it has");
@@ -353,7 +358,7 @@ mod tests {
             for _ in 0..count {
                 now += MS;
                 let late = random.random_bool(share);
-                aimd.hear(if late { News::Late } else { News::Answered }, now, true, now);
+                aimd.record(if late { Signal::Late } else { Signal::Answered }, now, true, now);
                 sum += aimd.limit();
             }
             let mean = sum / count;
@@ -365,14 +370,14 @@ mod tests {
         #[test]
         fn the_limit_stays_between_floor_and_cap(
             cap in 1usize..200,
-            news in prop::collection::vec((0u8..3, any::<bool>()), 0..500),
+            signal in prop::collection::vec((0u8..3, any::<bool>()), 0..500),
         ) {
             let mut aimd = Aimd::new(cap);
             let mut now = Instant::now();
-            for (news, used) in news {
+            for (signal, used) in signal {
                 now += MS;
-                let news = [News::Answered, News::Late, News::Overloaded][usize::from(news)];
-                aimd.hear(news, now, used, now);
+                let signal = [Signal::Answered, Signal::Late, Signal::Overloaded][usize::from(signal)];
+                aimd.record(signal, now, used, now);
                 prop_assert!((ADAPTIVE_FLOOR.min(cap)..=cap).contains(&aimd.limit()));
             }
         }
@@ -386,27 +391,27 @@ mod tests {
     async fn deferrable_work_never_holds_all_places_of_an_overloaded_node() {
         let limit = limit(true);
         for _ in 0..8 {
-            limit.enter(false).await.tell(&busy(None));
+            limit.acquire(false).await.record(&busy(None));
         }
-        let one = limit.enter(true).await;
-        assert!(limit.enter(true).now_or_never().is_none(), "1 of 4");
+        let one = limit.acquire(true).await;
+        assert!(limit.acquire(true).now_or_never().is_none(), "1 of 4");
         let live: Vec<_> =
-            (0..3).map(|_| limit.enter(false).now_or_never().expect("free")).collect();
-        assert!(limit.enter(false).now_or_never().is_none(), "the floor is 4");
+            (0..3).map(|_| limit.acquire(false).now_or_never().expect("free")).collect();
+        assert!(limit.acquire(false).now_or_never().is_none(), "the floor is 4");
         drop((one, live));
     }
 
     #[tokio::test]
     async fn deferrable_work_alone_raises_the_limit_again() {
         let limit = limit(true);
-        limit.enter(false).await.tell(&busy(None));
+        limit.acquire(false).await.record(&busy(None));
         assert_eq!(limit.limit(), 32);
-        let mut asked = Vec::new();
+        let mut permits = Vec::new();
         for _ in 0..64 * 64 {
-            asked.extend(std::iter::from_fn(|| limit.try_enter(true)));
-            asked.swap_remove(0).tell(&Ok(()));
+            permits.extend(std::iter::from_fn(|| limit.try_acquire(true)));
+            permits.swap_remove(0).record(&Ok(()));
         }
-        assert_eq!((limit.limit(), asked.len()), (64, 3));
+        assert_eq!((limit.limit(), permits.len()), (64, 3));
     }
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -415,39 +420,43 @@ mod tests {
     async fn a_node_that_says_when_to_come_back_is_not_asked_before() {
         for adaptive in [true, false] {
             let limit = limit(adaptive);
-            limit.enter(false).await.tell(&busy(Some(50 * MS)));
-            let until = lock(&limit.rest).expect("it rests").until;
-            assert!(limit.try_enter(false).is_none() || Instant::now() >= until);
-            let leave = limit.enter(false).await;
-            assert!(leave.asked >= until);
-            drop(leave);
-            assert!(limit.try_enter(false).is_some());
+            limit.acquire(false).await.record(&busy(Some(50 * MS)));
+            let until = lock(&limit.pause).expect("a pause has begun").until;
+            assert!(limit.try_acquire(false).is_none() || Instant::now() >= until);
+            let permit = limit.acquire(false).await;
+            assert!(permit.requested_at >= until);
+            drop(permit);
+            assert!(limit.try_acquire(false).is_some());
         }
     }
 
     #[test]
     fn a_node_rests_for_so_long_and_half_of_the_time_at_most() {
         let start = Instant::now();
-        let rest = Rest::next(None, start, start, 3600 * SECOND).expect("the first");
-        assert_eq!((rest.until, rest.left), (start + MAX_RETRY_AFTER, Duration::ZERO));
+        let pause = RetryAfterPause::next(None, start, start, 3600 * SECOND).expect("the first");
+        assert_eq!((pause.until, pause.left), (start + MAX_RETRY_AFTER, Duration::ZERO));
         let mut now = start + SECOND;
-        assert!(Rest::next(Some(rest), start, now, SECOND).is_none(), "asked before it rested");
+        assert!(
+            RetryAfterPause::next(Some(pause), start, now, SECOND).is_none(),
+            "asked before it rested"
+        );
         // A node that refuses everything, each time for longer than it may.
-        now = rest.until;
-        let (mut rest, mut rested) = (rest, Duration::ZERO);
+        now = pause.until;
+        let (mut pause, mut paused) = (pause, Duration::ZERO);
         while now < start + 1000 * SECOND {
-            rest = Rest::next(Some(rest), now, now, 10 * SECOND).expect("asked after the last");
-            rested += rest.until - now;
-            now = rest.until + MS;
+            pause = RetryAfterPause::next(Some(pause), now, now, 10 * SECOND)
+                .expect("asked after the last");
+            paused += pause.until - now;
+            now = pause.until + MS;
         }
-        assert!(rested < 502 * SECOND, "{rested:?} of 1000 s");
+        assert!(paused < 502 * SECOND, "{paused:?} of 1000 s");
     }
 
     #[tokio::test]
     async fn switched_off_it_bounds_nothing() {
         let limit = NodeLimit::new(false, 4, 1, Gauge::noop(), Counter::noop());
-        limit.enter(false).await.tell(&busy(None));
-        let all: Vec<_> = (0..100).map(|_| limit.enter(true).now_or_never().unwrap()).collect();
+        limit.acquire(false).await.record(&busy(None));
+        let all: Vec<_> = (0..100).map(|_| limit.acquire(true).now_or_never().unwrap()).collect();
         drop(all);
     }
 }

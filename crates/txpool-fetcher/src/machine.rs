@@ -6,7 +6,7 @@
 //!      ^  ^                               |                         |
 //!      |  +---------- any loss -----------+------- any loss --------+
 //!      |                                                            | heads or hashes
-//!      +---- listening connection dropped ---- Stale <--------------+ stopped coming
+//!      +---- subscription connection dropped ---- Stale <--------------+ stopped coming
 //! ```
 //! No socket, no task, no clock: the shell in `source.rs` does what the actions say.
 
@@ -74,10 +74,10 @@ impl SourceState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Role {
-    /// Carries the subscriptions and nothing that is asked but pings.
-    Listening,
-    /// Carries the questions.
-    Asking,
+    /// Carries the subscriptions, and no requests but pings.
+    Subscription,
+    /// Carries all other requests.
+    Request,
 }
 
 /// What makes a source stale.
@@ -86,7 +86,7 @@ pub enum Role {
 pub enum StaleReason {
     /// Heads advance and no hash comes, for longer than the recent rate makes plausible.
     NoHashes,
-    /// The asking connection knows newer blocks than the listening one announced.
+    /// The request connection knows newer blocks than the subscription connection announced.
     NoHeads,
 }
 
@@ -148,7 +148,7 @@ pub struct Gap {
 /// What happens to a source.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event {
-    /// A connection was made, probed and, when listening, subscribed.
+    /// A connection was made, probed and, for the subscriptions, subscribed.
     Up(Role),
     /// An attempt to connect failed.
     DialFailed(Role),
@@ -162,7 +162,7 @@ pub(crate) enum Event {
     Reorg,
     /// A head came whose parent had not.
     MissedHeads,
-    /// The asking connection answered with this block number.
+    /// The request connection answered with this block number.
     SawBlock(u64),
     /// The node's pool was compared, and so many hashes were brought in.
     Compared { recovered: u64 },
@@ -235,7 +235,7 @@ impl Machine {
             audit_interval: config.audit_interval,
         };
         machine.open_gap(GapReason::StartUp, now);
-        let actions = [Role::Listening, Role::Asking]
+        let actions = [Role::Subscription, Role::Request]
             .map(|role| Action::Dial { role, after: Duration::ZERO })
             .to_vec();
         (machine, actions)
@@ -332,7 +332,7 @@ impl Machine {
         actions
     }
 
-    /// Asks for a comparison; one at a time, the gravest reason of those waiting first.
+    /// Starts a comparison, or notes that one is wanted; one at a time, the gravest reason of those waiting first.
     fn compare(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
         if !self.backfill && reason != GapReason::Audit {
             self.compared(0, actions, now);
@@ -395,7 +395,7 @@ impl Machine {
 
     fn stale(&mut self, reason: StaleReason, actions: &mut Vec<Action>) {
         self.state = SourceState::Stale;
-        actions.push(Action::Drop { role: Role::Listening, reason: LossReason::Stale(reason) });
+        actions.push(Action::Drop { role: Role::Subscription, reason: LossReason::Stale(reason) });
     }
 }
 
@@ -475,7 +475,7 @@ mod tests {
             let now = Instant::now();
             let (machine, actions) = Machine::new(config, 7, now);
             let dials = |role| Action::Dial { role, after: Duration::ZERO };
-            assert_eq!(actions, [dials(Role::Listening), dials(Role::Asking)]);
+            assert_eq!(actions, [dials(Role::Subscription), dials(Role::Request)]);
             assert_eq!(machine.state(), SourceState::Connecting);
             Self { machine, now }
         }
@@ -486,8 +486,8 @@ mod tests {
 
         fn live_with(config: &FetcherConfig) -> Self {
             let mut run = Self::new(config);
-            assert_eq!(run.on(Event::Up(Role::Listening)), []);
-            assert_eq!(run.on(Event::Up(Role::Asking)), [Action::Compare(GapReason::StartUp)]);
+            assert_eq!(run.on(Event::Up(Role::Subscription)), []);
+            assert_eq!(run.on(Event::Up(Role::Request)), [Action::Compare(GapReason::StartUp)]);
             assert_eq!(run.machine.state(), SourceState::Backfilling);
             assert_eq!(run.on(Event::Compared { recovered: 3 }), []);
             assert_eq!(run.machine.state(), SourceState::Live);
@@ -530,8 +530,8 @@ mod tests {
         let mut run = Run::new(&config);
         let mut longest = Duration::ZERO;
         for _ in 0..1000 {
-            let actions = run.on(Event::DialFailed(Role::Asking));
-            assert!(is_dial(&actions, Role::Asking, config.reconnect.cap), "{actions:?}");
+            let actions = run.on(Event::DialFailed(Role::Request));
+            assert!(is_dial(&actions, Role::Request, config.reconnect.cap), "{actions:?}");
             let [Action::Dial { after, .. }] = actions[..] else { unreachable!() };
             longest = longest.max(after);
         }
@@ -544,16 +544,16 @@ mod tests {
         let mut config = config();
         config.reconnect_limit = Some(3);
         let mut run = Run::new(&config);
-        run.on(Event::DialFailed(Role::Listening));
-        run.on(Event::DialFailed(Role::Listening));
-        assert_eq!(run.on(Event::DialFailed(Role::Listening)), [Action::End]);
+        run.on(Event::DialFailed(Role::Subscription));
+        run.on(Event::DialFailed(Role::Subscription));
+        assert_eq!(run.on(Event::DialFailed(Role::Subscription)), [Action::End]);
         assert_eq!(run.machine.state(), SourceState::Ended);
-        assert_eq!(run.on(Event::Up(Role::Listening)), []);
+        assert_eq!(run.on(Event::Up(Role::Subscription)), []);
     }
 
     #[test]
     fn the_loss_of_either_connection_leads_back_to_connecting_and_through_a_comparison() {
-        for role in [Role::Listening, Role::Asking] {
+        for role in [Role::Subscription, Role::Request] {
             let mut run = Run::live();
             let actions = run.on(Event::Down(role));
             assert!(is_dial(&actions, role, config().reconnect.base));
@@ -572,12 +572,12 @@ mod tests {
     #[test]
     fn a_loss_while_backfilling_leads_back_to_connecting_and_the_stale_comparison_does_not_count() {
         let mut run = Run::new(&config());
-        run.on(Event::Up(Role::Listening));
-        run.on(Event::Up(Role::Asking));
-        run.on(Event::Down(Role::Listening));
+        run.on(Event::Up(Role::Subscription));
+        run.on(Event::Up(Role::Request));
+        run.on(Event::Down(Role::Subscription));
         assert_eq!(run.on(Event::Compared { recovered: 1 }), []);
         assert_eq!(run.machine.state(), SourceState::Connecting);
-        assert_eq!(run.on(Event::Up(Role::Listening)), [Action::Compare(GapReason::StartUp)]);
+        assert_eq!(run.on(Event::Up(Role::Subscription)), [Action::Compare(GapReason::StartUp)]);
     }
 
     #[test]
@@ -627,8 +627,8 @@ mod tests {
         assert_eq!(actions, [Action::Compare(GapReason::Audit)]);
         let config = config().with_audit_interval(None);
         let mut run = Run::new(&config);
-        run.on(Event::Up(Role::Listening));
-        run.on(Event::Up(Role::Asking));
+        run.on(Event::Up(Role::Subscription));
+        run.on(Event::Up(Role::Request));
         run.on(Event::Compared { recovered: 0 });
         assert_eq!(run.pass(1000 * S).on(Event::Tick { announced: 0 }), []);
     }
@@ -636,8 +636,8 @@ mod tests {
     #[test]
     fn without_backfill_a_source_is_live_at_once() {
         let mut run = Run::new(&config().with_backfill(Backfill::Off));
-        run.on(Event::Up(Role::Listening));
-        assert_eq!(run.on(Event::Up(Role::Asking)), []);
+        run.on(Event::Up(Role::Subscription));
+        assert_eq!(run.on(Event::Up(Role::Request)), []);
         assert_eq!(run.machine.state(), SourceState::Live);
     }
 
@@ -663,9 +663,9 @@ mod tests {
         run.pass(S).on(Event::Head(101));
         let actions = run.on(Event::Tick { announced });
         let reason = LossReason::Stale(StaleReason::NoHashes);
-        assert_eq!(actions, [Action::Drop { role: Role::Listening, reason }]);
+        assert_eq!(actions, [Action::Drop { role: Role::Subscription, reason }]);
         assert_eq!(run.machine.state(), SourceState::Stale);
-        assert!(is_dial(&run.on(Event::Down(Role::Listening)), Role::Listening, S));
+        assert!(is_dial(&run.on(Event::Down(Role::Subscription)), Role::Subscription, S));
         assert_eq!(run.machine.state(), SourceState::Connecting);
     }
 
@@ -690,11 +690,11 @@ mod tests {
         assert_eq!(run.pass(2 * S).on(Event::SawBlock(11)), []);
         let actions = run.pass(2 * S).on(Event::SawBlock(11));
         let reason = LossReason::Stale(StaleReason::NoHeads);
-        assert_eq!(actions, [Action::Drop { role: Role::Listening, reason }]);
+        assert_eq!(actions, [Action::Drop { role: Role::Subscription, reason }]);
     }
 
     fn any_event() -> impl Strategy<Value = Event> {
-        let role = prop_oneof![Just(Role::Listening), Just(Role::Asking)];
+        let role = prop_oneof![Just(Role::Subscription), Just(Role::Request)];
         prop_oneof![
             role.clone().prop_map(Event::Up),
             role.clone().prop_map(Event::DialFailed),
@@ -742,7 +742,7 @@ mod tests {
                 let state = run.machine.state();
                 prop_assert_eq!(state == SourceState::Connecting, up != [true; 2] && state != SourceState::Stale);
             }
-            for role in [Role::Listening, Role::Asking] {
+            for role in [Role::Subscription, Role::Request] {
                 if !up[role as usize] {
                     comparing |= run.on(Event::Up(role)).iter().any(|a| matches!(a, Action::Compare(_)));
                 }
@@ -750,8 +750,8 @@ mod tests {
             for _ in 0..8 {
                 run.pass(2 * S);
                 let actions = if run.machine.state() == SourceState::Stale {
-                    run.on(Event::Down(Role::Listening));
-                    run.on(Event::Up(Role::Listening))
+                    run.on(Event::Down(Role::Subscription));
+                    run.on(Event::Up(Role::Subscription))
                 } else if std::mem::take(&mut comparing) {
                     run.on(Event::Compared { recovered: 0 })
                 } else {

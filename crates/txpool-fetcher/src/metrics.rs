@@ -8,7 +8,7 @@ use metrics::{
 };
 
 use crate::{
-    deferral::Work,
+    deferral::DeferrableWork,
     outcome::{Entry, Outcome},
 };
 
@@ -71,9 +71,9 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
         "fetches that the node of `source` is asked at once, at most",
     ),
     (
-        "mempool_fetcher_rests_total",
+        "mempool_fetcher_retry_after_pauses_total",
         Unit::Count,
-        "times that the node of `source` was left alone because it said when to come back",
+        "retry-after pauses of the node of `source`: it named a time in an error response, and no request is sent until then",
     ),
     (
         "mempool_fetcher_in_flight_bytes",
@@ -107,7 +107,7 @@ pub(crate) struct Metrics {
     pub(crate) deferred: [Counter; 3],
     pub(crate) oldest_deferred: Gauge,
     pub(crate) retries_timeout: Counter,
-    pub(crate) retries_link_lost: Counter,
+    pub(crate) retries_connection_lost: Counter,
     pub(crate) retries_rpc: Counter,
     pub(crate) retries_other_source: Counter,
     pub(crate) connect_failures: Counter,
@@ -145,11 +145,11 @@ impl Metrics {
             ),
             unfinished: gauge!("mempool_fetcher_unfinished"),
             lagged: counter!("mempool_fetcher_lagged_total"),
-            deferred: Work::ALL
+            deferred: DeferrableWork::ALL
                 .map(|work| counter!("mempool_fetcher_deferred_total", "work" => work.as_str())),
             oldest_deferred: gauge!("mempool_fetcher_oldest_deferred_seconds"),
             retries_timeout: retries("timeout"),
-            retries_link_lost: retries("link_lost"),
+            retries_connection_lost: retries("connection_lost"),
             retries_rpc: retries("rpc_error"),
             retries_other_source: retries("other_source"),
             connect_failures: counter!("mempool_fetcher_connect_failures_total"),
@@ -186,8 +186,8 @@ impl SourceMetrics {
         gauge!("mempool_fetcher_fetch_limit", "source" => endpoint.to_owned())
     }
 
-    pub(crate) fn rests(endpoint: &str) -> Counter {
-        counter!("mempool_fetcher_rests_total", "source" => endpoint.to_owned())
+    pub(crate) fn retry_after_pauses(endpoint: &str) -> Counter {
+        counter!("mempool_fetcher_retry_after_pauses_total", "source" => endpoint.to_owned())
     }
 
     /// Losses are rare: the handle is looked up, so that only reasons that happened are shown.

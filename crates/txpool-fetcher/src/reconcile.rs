@@ -11,14 +11,15 @@ use tokio::{sync::oneshot, time::sleep};
 
 use crate::{
     config::{Backfill, Endpoint},
-    core::{Arrival, Core, lock},
-    deferral::Work,
+    deferral::DeferrableWork,
+    fetch::{Arrival, FetchContext},
     machine::GapReason,
     outcome::Entry,
     seen::Seen,
     sink::{Holding, TransactionSink},
     snapshot::{Content, ContentScanner, SnapshotError, list_ipc},
-    source::Shared,
+    source::SourceShared,
+    sync::lock,
 };
 
 /// Every so many audits the pools are compared in full, even when their counts agree: a hash too
@@ -69,8 +70,8 @@ struct Status {
 
 /// One comparison.
 pub(crate) struct Comparison<S> {
-    pub(crate) core: Arc<Core<S>>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) context: Arc<FetchContext<S>>,
+    pub(crate) shared: Arc<SourceShared>,
     pub(crate) source: usize,
     pub(crate) reason: GapReason,
     pub(crate) mode: AuditMode,
@@ -82,10 +83,10 @@ impl<S: TransactionSink> Comparison<S> {
     pub(crate) async fn run(self) -> Result<AuditReport, SnapshotError> {
         if self.cheap {
             // One on the timer; what is asked for, or follows a gap, lists the pool at once.
-            self.core.deferral.turn(Work::Audit, Instant::now()).await;
+            self.context.deferral.acquire(DeferrableWork::Audit, Instant::now()).await;
         }
         let result = self.compare().await;
-        let metrics = &self.core.tally.metrics;
+        let metrics = &self.context.tally.metrics;
         match &result {
             Ok(report) if report.missing.is_empty() => metrics.audits_equal.increment(1),
             Ok(_) => metrics.audits_recovered.increment(1),
@@ -95,18 +96,18 @@ impl<S: TransactionSink> Comparison<S> {
     }
 
     async fn compare(&self) -> Result<AuditReport, SnapshotError> {
-        let core = &self.core;
+        let context = &self.context;
         let audits = self.shared.audits.fetch_add(1, Relaxed);
         let status = self.status().await;
         if self.cheap
             && !audits.is_multiple_of(FULL_EVERY)
             && let Some(pending) = status
-            && pending == core.seen.delivered() as u64
+            && pending == context.seen.delivered() as u64
         {
             return Ok(AuditReport { listed: pending, counts_only: true, ..Default::default() });
         }
         // What is delivered from here on is newer than the list.
-        let epoch = core.seen.begin_epoch();
+        let epoch = context.seen.begin_epoch();
         let started = Instant::now();
         let content = self.list().await?;
         self.settle().await;
@@ -115,8 +116,8 @@ impl<S: TransactionSink> Comparison<S> {
             unlistable: status.map_or(0, |n| n.saturating_sub(content.pending.len() as u64)),
             ..Default::default()
         };
-        core.tally.metrics.unlistable.set(report.unlistable as f64);
-        let queued = core.config.backfill == Backfill::PendingAndQueued;
+        context.tally.metrics.unlistable.set(report.unlistable as f64);
+        let queued = context.config.backfill == Backfill::PendingAndQueued;
         let queued = content.queued.iter().filter(|_| queued);
         let mut missing: Vec<B256> = Vec::new();
         for hash in content.pending.iter().chain(queued) {
@@ -136,23 +137,24 @@ impl<S: TransactionSink> Comparison<S> {
         report.missing_for_at_most =
             before.filter(|_| !missing.is_empty()).map(|before| started.duration_since(before));
         if let Some(time) = report.missing_for_at_most {
-            core.tally.metrics.missing_seconds.record(time.as_secs_f64());
+            context.tally.metrics.missing_seconds.record(time.as_secs_f64());
         }
         report.missing = missing;
         Ok(report)
     }
 
     async fn status(&self) -> Option<u64> {
-        let link = self.core.asks.of(self.source)?;
-        let answer = link.call("txpool_status", (), self.core.config.call_timeout).await.ok()?;
+        let connection = self.context.requests.least_busy(self.source)?;
+        let answer =
+            connection.call("txpool_status", (), self.context.config.call_timeout).await.ok()?;
         let status: Status = serde_json::from_str(answer.get()).ok()?;
         Some(status.pending.to())
     }
 
     async fn list(&self) -> Result<Content, SnapshotError> {
         let _patience = self.shared.list();
-        let limit = self.core.config.snapshot_timeout;
-        let endpoint = self.core.config.sources[self.source].clone();
+        let limit = self.context.config.snapshot_timeout;
+        let endpoint = self.context.config.sources[self.source].clone();
         if let Endpoint::Ipc(_) = endpoint {
             // Scanning is work, and lasts: neither on the thread of the sockets nor on a worker's.
             let runtime = tokio::runtime::Handle::current();
@@ -162,14 +164,16 @@ impl<S: TransactionSink> Comparison<S> {
                 let _ = reply.send(runtime.block_on(list_ipc(&endpoint, limit)));
             };
             std::thread::Builder::new().name("mempool-list".into()).spawn(body)?;
-            return content.await.unwrap_or(Err(SnapshotError::LinkLost));
+            return content.await.unwrap_or(Err(SnapshotError::ConnectionLost));
         }
-        let link = self.core.asks.of(self.source).ok_or(SnapshotError::LinkLost)?;
-        let answer = link.call("txpool_content", (), limit).await.map_err(|error| match error {
-            crate::CallError::Timeout(limit) => SnapshotError::Timeout(limit),
-            crate::CallError::LinkLost => SnapshotError::LinkLost,
-            other => SnapshotError::Refused(other.to_string()),
-        })?;
+        let connection =
+            self.context.requests.least_busy(self.source).ok_or(SnapshotError::ConnectionLost)?;
+        let answer =
+            connection.call("txpool_content", (), limit).await.map_err(|error| match error {
+                crate::CallError::Timeout(limit) => SnapshotError::Timeout(limit),
+                crate::CallError::ConnectionLost => SnapshotError::ConnectionLost,
+                other => SnapshotError::Refused(other.to_string()),
+            })?;
         ContentScanner::of_result(answer.get())
     }
 
@@ -177,29 +181,29 @@ impl<S: TransactionSink> Comparison<S> {
     /// read from the socket by now was taken in, and a little for what was not.
     async fn settle(&self) {
         let deadline = Instant::now() + MAX_SETTLE;
-        sleep(self.core.config.audit_settle).await;
+        sleep(self.context.config.audit_settle).await;
         while self.shared.backlog() > 0 && Instant::now() < deadline {
             sleep(Duration::from_millis(10)).await;
         }
     }
 
     fn standing(&self, hash: &B256) -> Standing {
-        match self.core.seen.get(hash) {
+        match self.context.seen.get(hash) {
             Some(Seen::InFlight) => Standing::Ours,
-            Some(Seen::Delivered | Seen::Vanished) => match self.core.sink.holding(hash) {
+            Some(Seen::Delivered | Seen::Vanished) => match self.context.sink.holding(hash) {
                 Holding::Held | Holding::Unknown => Standing::Ours,
                 Holding::Removed => Standing::Removed,
                 Holding::Missing => Standing::Missing,
             },
             Some(Seen::Refused) => Standing::Refused,
             // Mined between the list and now, unless its block was undone since.
-            Some(Seen::Mined) if lock(&self.core.mined).contains(hash) => Standing::Ours,
-            Some(Seen::Mined) => match self.core.sink.holding(hash) {
+            Some(Seen::Mined) if lock(&self.context.mined).contains(hash) => Standing::Ours,
+            Some(Seen::Mined) => match self.context.sink.holding(hash) {
                 Holding::Held => Standing::Ours,
                 _ => Standing::Removed,
             },
-            None if lock(&self.core.mined).contains(hash) => Standing::Ours,
-            None => match self.core.sink.holding(hash) {
+            None if lock(&self.context.mined).contains(hash) => Standing::Ours,
+            None => match self.context.sink.holding(hash) {
                 Holding::Held => Standing::Ours,
                 Holding::Removed => Standing::Removed,
                 Holding::Missing | Holding::Unknown => Standing::Missing,
@@ -215,23 +219,25 @@ impl<S: TransactionSink> Comparison<S> {
             _ => Entry::AuditRecovered,
         };
         let work = match entry {
-            Entry::Backfilled => Work::Backfill,
-            _ => Work::Audit,
+            Entry::Backfilled => DeferrableWork::Backfill,
+            _ => DeferrableWork::Audit,
         };
         let since = Instant::now();
         let mut recovered = 0;
         for hash in missing {
-            let turn = self.core.deferral.turn(work, since).await;
+            let permit = self.context.deferral.acquire(work, since).await;
             // An announcement may have been quicker.
-            if !self.core.seen.admit_over(*hash, |seen| seen != Seen::InFlight) {
+            if !self.context.seen.insert_if(*hash, |seen| seen != Some(Seen::InFlight)) {
                 continue;
             }
             recovered += 1;
             let at = Instant::now();
-            self.core.missed(Arrival { hash: *hash, entry, source: self.source, at }, turn).await;
+            self.context
+                .missed(Arrival { hash: *hash, entry, source: self.source, at }, permit)
+                .await;
             self.shared.recovered.fetch_add(1, Relaxed);
         }
-        while missing.iter().any(|hash| self.core.seen.get(hash) == Some(Seen::InFlight)) {
+        while missing.iter().any(|hash| self.context.seen.get(hash) == Some(Seen::InFlight)) {
             sleep(Duration::from_millis(5)).await;
         }
         recovered
@@ -241,15 +247,15 @@ impl<S: TransactionSink> Comparison<S> {
     /// Nothing is marked while the node holds transactions it does not list: they may be these.
     async fn mark_vanished(&self, listed: &B256HashSet, epoch: u32, unlistable: u64) -> u64 {
         // With several sources each has a pool of its own: absence in one says nothing.
-        if unlistable > 0 || self.core.config.sources.len() > 1 {
+        if unlistable > 0 || self.context.config.sources.len() > 1 {
             return 0;
         }
         let mut vanished = 0;
-        for shard in 0..self.core.seen.shards() {
-            for hash in self.core.seen.delivered_before(shard, epoch) {
-                if !listed.contains(&hash) && !lock(&self.core.mined).contains(&hash) {
-                    self.core.seen.settle(hash, Some(Seen::Vanished));
-                    self.core.sink.vanished(&hash);
+        for shard in 0..self.context.seen.shards() {
+            for hash in self.context.seen.delivered_before(shard, epoch) {
+                if !listed.contains(&hash) && !lock(&self.context.mined).contains(&hash) {
+                    self.context.seen.settle(hash, Some(Seen::Vanished));
+                    self.context.sink.vanished(&hash);
                     vanished += 1;
                 }
             }

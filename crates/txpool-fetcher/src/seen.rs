@@ -1,11 +1,13 @@
 //! What was seen before: so that no hash is fetched twice, and an audit knows what is ours.
 
 use std::sync::{
-    Mutex, MutexGuard, PoisonError,
+    Mutex, MutexGuard,
     atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
 };
 
 use alloy_primitives::{B256, map::B256HashMap};
+
+use crate::sync::lock;
 
 /// Where a hash is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,24 +63,20 @@ impl SeenSet {
         self.shard(hash).get(hash)
     }
 
-    /// Takes a hash in as in flight. False when it is known already.
-    pub(crate) fn admit(&self, hash: B256) -> bool {
-        let mut shard = self.shard(&hash);
-        if shard.get(&hash).is_some() {
-            return false;
-        }
-        self.insert(&mut shard, hash, Seen::InFlight);
-        true
+    /// Inserts a hash that is not known as in flight. False, and nothing changed, when it is known.
+    pub(crate) fn insert_new(&self, hash: B256) -> bool {
+        self.insert_if(hash, |seen| seen.is_none())
     }
 
-    /// As [`admit`](Self::admit), but for a hash in one of the states in `over` too.
-    pub(crate) fn admit_over(&self, hash: B256, over: impl FnOnce(Seen) -> bool) -> bool {
+    /// Inserts a hash as in flight, if `allows` says so of what is known of it. False, and nothing
+    /// changed, otherwise.
+    pub(crate) fn insert_if(&self, hash: B256, allows: impl FnOnce(Option<Seen>) -> bool) -> bool {
         let mut shard = self.shard(&hash);
-        if shard.get(&hash).is_some_and(|seen| !over(seen)) {
-            return false;
+        let allowed = allows(shard.get(&hash));
+        if allowed {
+            self.insert(&mut shard, hash, Seen::InFlight);
         }
-        self.insert(&mut shard, hash, Seen::InFlight);
-        true
+        allowed
     }
 
     /// Records what became of a hash; `None` forgets it, so that it may come again.
@@ -149,11 +147,6 @@ impl SeenSet {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Plain data, valid after each statement.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[derive(Debug)]
 struct Shard {
     young: B256HashMap<Entry>,
@@ -208,15 +201,15 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_is_admitted_once_until_it_is_forgotten() {
+    fn a_hash_is_inserted_once_until_it_is_forgotten() {
         let seen = SeenSet::new(1024);
-        assert!(seen.admit(hash(1)));
-        assert!(!seen.admit(hash(1)));
+        assert!(seen.insert_new(hash(1)));
+        assert!(!seen.insert_new(hash(1)));
         seen.settle(hash(1), Some(Seen::Delivered));
-        assert!(!seen.admit(hash(1)));
-        assert!(!seen.admit_over(hash(1), |seen| seen == Seen::Vanished));
+        assert!(!seen.insert_new(hash(1)));
+        assert!(!seen.insert_if(hash(1), |seen| seen == Some(Seen::Vanished)));
         seen.settle(hash(1), None);
-        assert!(seen.admit(hash(1)));
+        assert!(seen.insert_new(hash(1)));
     }
 
     #[test]
@@ -224,7 +217,7 @@ mod tests {
         let share = 100;
         let seen = SeenSet::new(share * SHARDS);
         for n in 0..10_000 {
-            assert!(seen.admit(hash(n)));
+            assert!(seen.insert_new(hash(n)));
             seen.settle(hash(n), Some(Seen::Delivered));
             let shard = seen.shard(&hash(n));
             assert!(shard.young.len() + shard.old.len() <= share);
@@ -239,9 +232,9 @@ mod tests {
     #[test]
     fn what_is_in_flight_is_never_forgotten() {
         let seen = SeenSet::new(10 * SHARDS);
-        assert!(seen.admit(hash(1_000_000)));
+        assert!(seen.insert_new(hash(1_000_000)));
         for n in 0..1000 {
-            seen.admit(hash(n));
+            seen.insert_new(hash(n));
             seen.settle(hash(n), Some(Seen::Delivered));
         }
         assert_eq!(seen.get(&hash(1_000_000)), Some(Seen::InFlight));
@@ -265,7 +258,7 @@ mod tests {
             let seen = SeenSet::new(20 * SHARDS);
             for (n, step) in steps {
                 match step {
-                    0 => _ = seen.admit(hash(n)),
+                    0 => _ = seen.insert_new(hash(n)),
                     1 => seen.settle(hash(n), None),
                     2 => seen.mined(hash(n)),
                     3 => seen.settle(hash(n), Some(Seen::Vanished)),

@@ -8,7 +8,7 @@ use std::sync::{
 use metrics::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::deferral::{LiveFetch, Turn};
+use crate::deferral::{DeferralPermit, TrackedFetch};
 
 /// Answers are reserved for in units of this, so that a budget of 4 GiB fits a semaphore.
 const UNIT_BYTES: usize = 256;
@@ -33,8 +33,8 @@ pub(crate) struct Slot {
     _one: OwnedSemaphorePermit,
     _deferrable: Option<OwnedSemaphorePermit>,
     /// Given back after the slot: what waits for it finds a place.
-    _turn: Turn,
-    _live: Option<LiveFetch>,
+    _deferral: DeferralPermit,
+    _live: Option<TrackedFetch>,
     bytes: Bytes,
 }
 
@@ -62,28 +62,34 @@ impl Slots {
     ///
     /// # Cancel safety
     /// A dropped wait loses its place and nothing else.
-    pub(crate) async fn live(&self, live: Option<LiveFetch>) -> Slot {
-        Slot { _live: live, ..self.take(None).await }
+    pub(crate) async fn acquire_live(&self, live: Option<TrackedFetch>) -> Slot {
+        Slot { _live: live, ..self.take_slot(None).await }
     }
 
     /// Waits for a slot among those that deferrable work may hold.
-    pub(crate) async fn deferrable(&self, turn: Turn) -> Slot {
+    pub(crate) async fn acquire_deferrable(&self, deferral: DeferralPermit) -> Slot {
         let permit = acquire(&self.deferrable, 1).await;
-        Slot { _turn: turn, ..self.take(Some(permit)).await }
+        Slot { _deferral: deferral, ..self.take_slot(Some(permit)).await }
     }
 
-    async fn take(&self, deferrable: Option<OwnedSemaphorePermit>) -> Slot {
+    async fn take_slot(&self, deferrable: Option<OwnedSemaphorePermit>) -> Slot {
         let one = acquire(&self.all, 1).await;
         // Always the slot before the bytes, so that two waiters cannot hold what the other needs.
         let reserved = acquire(&self.bytes, self.units(self.mean_bytes.load(Relaxed))).await;
         self.gauge.increment((reserved.num_permits() * UNIT_BYTES) as f64);
         let bytes = Bytes { reserved, gauge: self.gauge.clone() };
-        Slot { _one: one, _deferrable: deferrable, _turn: Turn::default(), _live: None, bytes }
+        Slot {
+            _one: one,
+            _deferrable: deferrable,
+            _deferral: DeferralPermit::default(),
+            _live: None,
+            bytes,
+        }
     }
 
     /// The answer is here and has this size: the reservation becomes exact, as far as the budget
     /// reaches, and the guess for the next ones follows.
-    pub(crate) fn answered(&self, slot: &mut Slot, answer_bytes: usize) {
+    pub(crate) fn set_answer_bytes(&self, slot: &mut Slot, answer_bytes: usize) {
         // A running mean over about 16 answers. Lost updates between threads do no harm.
         let mean = self.mean_bytes.load(Relaxed);
         self.mean_bytes.store((mean * 15 + answer_bytes.max(UNIT_BYTES)) / 16, Relaxed);
@@ -126,25 +132,26 @@ mod tests {
     #[tokio::test]
     async fn deferrable_work_holds_its_share_and_no_more() {
         let slots = slots(1 << 20);
-        let first = slots.deferrable(Turn::default()).await;
-        assert!(slots.deferrable(Turn::default()).now_or_never().is_none());
-        let live: Vec<_> = (0..3).map(|_| slots.live(None).now_or_never().unwrap()).collect();
-        assert!(slots.live(None).now_or_never().is_none());
+        let first = slots.acquire_deferrable(DeferralPermit::default()).await;
+        assert!(slots.acquire_deferrable(DeferralPermit::default()).now_or_never().is_none());
+        let live: Vec<_> =
+            (0..3).map(|_| slots.acquire_live(None).now_or_never().unwrap()).collect();
+        assert!(slots.acquire_live(None).now_or_never().is_none());
         drop(first);
-        assert!(slots.live(None).now_or_never().is_some());
+        assert!(slots.acquire_live(None).now_or_never().is_some());
         drop(live);
     }
 
     #[tokio::test]
     async fn large_answers_hold_back_further_fetches_until_they_are_dropped() {
         let slots = slots(1 << 20);
-        let mut big = slots.live(None).await;
-        slots.answered(&mut big, 1 << 20);
+        let mut big = slots.acquire_live(None).await;
+        slots.set_answer_bytes(&mut big, 1 << 20);
         // The budget is gone, though slots are free.
         assert!(slots.all.available_permits() > 0);
-        assert!(slots.live(None).now_or_never().is_none());
+        assert!(slots.acquire_live(None).now_or_never().is_none());
         drop(big);
-        assert!(slots.live(None).now_or_never().is_some());
+        assert!(slots.acquire_live(None).now_or_never().is_some());
     }
 
     #[tokio::test]
@@ -152,10 +159,10 @@ mod tests {
         let slots = slots(1 << 20);
         for _ in 0..100 {
             // Outside of the scheduler's budget, which 100 acquisitions in a row exhaust.
-            let mut slot = tokio::task::unconstrained(slots.live(None))
+            let mut slot = tokio::task::unconstrained(slots.acquire_live(None))
                 .now_or_never()
                 .expect("free again each time");
-            slots.answered(&mut slot, 64 << 20);
+            slots.set_answer_bytes(&mut slot, 64 << 20);
         }
         assert_eq!(slots.bytes.available_permits(), slots.budget_units);
     }

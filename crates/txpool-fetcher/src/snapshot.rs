@@ -12,7 +12,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{config::Endpoint, error::ConnectError, link::open_ipc};
+use crate::{config::Endpoint, connection::open_ipc, error::ConnectError};
 
 /// Bytes read at once.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -54,7 +54,7 @@ pub enum SnapshotError {
     TooMany,
     /// The connection that was to be asked is gone.
     #[error("the connection was lost")]
-    LinkLost,
+    ConnectionLost,
 }
 
 /// Lists the pool over a new connection to an IPC socket.

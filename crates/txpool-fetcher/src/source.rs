@@ -1,9 +1,9 @@
 //! The shell around one source's state machine: it dials, listens, pings and compares as the
 //! machine says, and tells it what happened.
 
-mod listen;
 mod ping;
 mod status;
+mod subscription;
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -16,22 +16,23 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep},
 };
 
-pub(crate) use self::status::Shared;
+pub(crate) use self::status::SourceShared;
 pub use self::status::SourceStatus;
 use self::{
-    listen::{dial_all, listen},
     ping::Pinger,
+    subscription::{dial_request_connections, run_subscription},
 };
 use crate::{
-    core::{Core, lock},
+    connection::Connection,
     error::{ConnectError, LossReason},
+    fetch::FetchContext,
     heads::Announced,
-    link::Link,
     machine::{Action, Event, GapReason, Machine, Role, SourceState},
     metrics::SourceMetrics,
     reconcile::{AuditMode, AuditReport, Comparison},
     sink::TransactionSink,
     snapshot::SnapshotError,
+    sync::lock,
 };
 
 /// How often the machine is told that time passes: the grain of its decisions.
@@ -50,8 +51,8 @@ pub(crate) struct AuditRequest {
 #[derive(Debug)]
 enum Message {
     Event(Event),
-    Listening(Arc<Link>),
-    Asking(Vec<Arc<Link>>),
+    SubscriptionUp(Arc<Connection>),
+    RequestConnectionsUp(Vec<Arc<Connection>>),
     DialFailed(Role, ConnectError),
     Lost(Role, u64, LossReason),
     Compared(Result<AuditReport, SnapshotError>),
@@ -65,9 +66,9 @@ async fn tell(messages: &mpsc::Sender<Message>, message: Message) {
 
 /// One source, until it is stopped or gives up.
 pub(crate) struct Source<S> {
-    core: Arc<Core<S>>,
+    context: Arc<FetchContext<S>>,
     index: usize,
-    shared: Arc<Shared>,
+    shared: Arc<SourceShared>,
     heads: mpsc::Sender<Announced>,
     audits: mpsc::Receiver<AuditRequest>,
     /// Told the result of the first attempt, for a start that requires a node.
@@ -76,8 +77,8 @@ pub(crate) struct Source<S> {
     messages: mpsc::Sender<Message>,
     tasks: JoinSet<()>,
     metrics: SourceMetrics,
-    listening: Option<Arc<Link>>,
-    asking: Vec<Arc<Link>>,
+    subscription: Option<Arc<Connection>>,
+    requests: Vec<Arc<Connection>>,
     /// Counts the connections of each role, so that news of an old one is told from the new.
     generations: [u64; 2],
 }
@@ -85,18 +86,18 @@ pub(crate) struct Source<S> {
 impl<S: TransactionSink> Source<S> {
     /// Runs one source. Ends when the fetcher stops, or at the limit of attempts.
     pub(crate) async fn run(
-        core: Arc<Core<S>>,
+        context: Arc<FetchContext<S>>,
         index: usize,
-        shared: Arc<Shared>,
+        shared: Arc<SourceShared>,
         heads: mpsc::Sender<Announced>,
         audits: mpsc::Receiver<AuditRequest>,
         first: oneshot::Sender<Result<(), ConnectError>>,
     ) {
         let (messages, mut inbox) = mpsc::channel(MESSAGES);
-        let (machine, actions) = Machine::new(&core.config, rand::random(), Instant::now());
-        let metrics = SourceMetrics::new(&core.config.sources[index].to_string());
+        let (machine, actions) = Machine::new(&context.config, rand::random(), Instant::now());
+        let metrics = SourceMetrics::new(&context.config.sources[index].to_string());
         let mut source = Self {
-            core,
+            context,
             index,
             shared,
             heads,
@@ -106,14 +107,14 @@ impl<S: TransactionSink> Source<S> {
             messages,
             tasks: JoinSet::new(),
             metrics,
-            listening: None,
-            asking: Vec::new(),
+            subscription: None,
+            requests: Vec::new(),
             generations: [0; 2],
         };
         let mut ended = source.perform(actions);
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let stop = source.core.stop.clone();
+        let stop = source.context.stop.clone();
         while !ended {
             // In any order: messages wait in their channel, a missed tick is made up by the next.
             let actions = tokio::select! {
@@ -133,11 +134,11 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn tick(&mut self) -> Vec<Action> {
-        let announced = self.core.firsts[self.index].announced.load(Relaxed);
+        let announced = self.context.announcement_counts[self.index].announced.load(Relaxed);
         let backlog = self.shared.backlog();
         self.metrics.backlog.set(backlog as f64);
         // Also while the intake waits for a slot and tells nothing itself.
-        self.core.deferral.backlog(self.index, backlog);
+        self.context.deferral.observe_backlog(self.index, backlog);
         self.machine.on(Event::Tick { announced }, Instant::now())
     }
 
@@ -150,22 +151,22 @@ impl<S: TransactionSink> Source<S> {
                 }
                 self.machine.on(event, now)
             }
-            Message::Listening(link) => {
-                self.watch(Role::Listening, &link);
-                lock(&self.shared.status).node = Some(link.node.clone());
-                self.listening = Some(link);
-                self.up(Role::Listening, now)
+            Message::SubscriptionUp(connection) => {
+                self.watch(Role::Subscription, &connection);
+                lock(&self.shared.status).node = Some(connection.node.clone());
+                self.subscription = Some(connection);
+                self.up(Role::Subscription, now)
             }
-            Message::Asking(links) => {
-                for link in &links {
-                    self.watch(Role::Asking, link);
+            Message::RequestConnectionsUp(connections) => {
+                for connection in &connections {
+                    self.watch(Role::Request, connection);
                 }
-                self.core.asks.set(self.index, links.clone());
-                self.asking = links;
-                self.up(Role::Asking, now)
+                self.context.requests.set(self.index, connections.clone());
+                self.requests = connections;
+                self.up(Role::Request, now)
             }
             Message::DialFailed(role, error) => {
-                self.core.tally.metrics.connect_failures.increment(1);
+                self.context.tally.metrics.connect_failures.increment(1);
                 tracing::debug!(%error, ?role, "cannot connect");
                 lock(&self.shared.status).last_error = Some(error.to_string());
                 if let Some(first) = self.first.take() {
@@ -180,18 +181,18 @@ impl<S: TransactionSink> Source<S> {
                 }
                 self.generations[role as usize] += 1;
                 match role {
-                    Role::Listening => self.listening = None,
-                    Role::Asking => {
-                        self.core.asks.set(self.index, Vec::new());
-                        for link in self.asking.drain(..) {
+                    Role::Subscription => self.subscription = None,
+                    Role::Request => {
+                        self.context.requests.set(self.index, Vec::new());
+                        for connection in self.requests.drain(..) {
                             // The others of this source: one set of connections, one life.
-                            link.kill(LossReason::Closed);
+                            connection.kill(LossReason::Closed);
                         }
                     }
                 }
                 SourceMetrics::reconnected(reason.as_str());
                 tracing::warn!(
-                    endpoint = %self.core.config.sources[self.index], ?role, %reason,
+                    endpoint = %self.context.config.sources[self.index], ?role, %reason,
                     "connection lost"
                 );
                 lock(&self.shared.status).last_error = Some(reason.to_string());
@@ -228,12 +229,12 @@ impl<S: TransactionSink> Source<S> {
             match action {
                 Action::Dial { role, after } => self.dial(role, after),
                 Action::Drop { role, reason } => {
-                    let links = match role {
-                        Role::Listening => self.listening.as_slice(),
-                        Role::Asking => self.asking.as_slice(),
+                    let connections = match role {
+                        Role::Subscription => self.subscription.as_slice(),
+                        Role::Request => self.requests.as_slice(),
                     };
-                    for link in links {
-                        link.kill(reason.clone());
+                    for connection in connections {
+                        connection.kill(reason.clone());
                     }
                 }
                 Action::Compare(reason) => self.compare(reason),
@@ -258,14 +259,14 @@ impl<S: TransactionSink> Source<S> {
         };
         // After the lock: a log line and a gauge are someone else's code.
         if before != state {
-            let endpoint = &self.core.config.sources[self.index];
+            let endpoint = &self.context.config.sources[self.index];
             tracing::info!(%endpoint, from = before.as_str(), to = state.as_str(), "source");
             self.metrics.state.set(f64::from(state as u8));
         }
     }
 
     fn dial(&mut self, role: Role, after: Duration) {
-        let core = Arc::clone(&self.core);
+        let context = Arc::clone(&self.context);
         let shared = Arc::clone(&self.shared);
         let messages = self.messages.clone();
         let (index, heads) = (self.index, self.heads.clone());
@@ -273,15 +274,15 @@ impl<S: TransactionSink> Source<S> {
         self.tasks.spawn(async move {
             sleep(after).await;
             let message = match role {
-                Role::Listening => {
-                    match listen(&core, index, &shared, &messages, &heads).await {
-                        // It has said `Listening` itself, before the first announcement.
+                Role::Subscription => {
+                    match run_subscription(&context, index, &shared, &messages, &heads).await {
+                        // It has said `SubscriptionUp` itself, before the first announcement.
                         Ok(()) => return,
                         Err(error) => Message::DialFailed(role, error),
                     }
                 }
-                Role::Asking => match dial_all(&core, index, known).await {
-                    Ok(links) => Message::Asking(links),
+                Role::Request => match dial_request_connections(&context, index, known).await {
+                    Ok(connections) => Message::RequestConnectionsUp(connections),
                     Err(error) => Message::DialFailed(role, error),
                 },
             };
@@ -290,19 +291,19 @@ impl<S: TransactionSink> Source<S> {
     }
 
     /// Waits for the end of a connection, and pings it meanwhile.
-    fn watch(&mut self, role: Role, link: &Arc<Link>) {
+    fn watch(&mut self, role: Role, connection: &Arc<Connection>) {
         let generation = self.generations[role as usize];
         let messages = self.messages.clone();
-        let watched = Arc::clone(link);
+        let watched = Arc::clone(connection);
         self.tasks.spawn(async move {
             let reason = watched.closed().await;
             tell(&messages, Message::Lost(role, generation, reason)).await;
         });
-        let pinged = Arc::clone(link);
+        let pinged = Arc::clone(connection);
         let pinger = Pinger {
-            every: self.core.config.ping_interval,
-            limit: self.core.config.ping_timeout,
-            list_limit: self.core.config.snapshot_timeout,
+            every: self.context.config.ping_interval,
+            limit: self.context.config.ping_timeout,
+            list_limit: self.context.config.snapshot_timeout,
             shared: Arc::clone(&self.shared),
             messages: self.messages.clone(),
         };
@@ -333,7 +334,7 @@ impl<S: TransactionSink> Source<S> {
 
     fn comparison(&self, reason: GapReason, mode: AuditMode, cheap: bool) -> Comparison<S> {
         Comparison {
-            core: Arc::clone(&self.core),
+            context: Arc::clone(&self.context),
             shared: Arc::clone(&self.shared),
             source: self.index,
             reason,
@@ -343,7 +344,7 @@ impl<S: TransactionSink> Source<S> {
     }
 
     async fn end(mut self, gave_up: bool) {
-        self.core.asks.set(self.index, Vec::new());
+        self.context.requests.set(self.index, Vec::new());
         self.tasks.shutdown().await;
         {
             let mut status = lock(&self.shared.status);

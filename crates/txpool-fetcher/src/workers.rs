@@ -35,9 +35,9 @@ pub(crate) enum Urgency {
     Deferrable,
 }
 
-/// Tells when all threads have ended.
+/// The threads, to wait for their end.
 #[derive(Debug)]
-pub(crate) struct Ended(Receiver<()>);
+pub(crate) struct WorkerThreads(Receiver<()>);
 
 impl Workers {
     /// Starts `threads` threads, `for_deferrable` of which do deferrable work too: a backfill must
@@ -48,7 +48,7 @@ impl Workers {
         for_deferrable: usize,
         capacity: usize,
         runtime: &Handle,
-    ) -> io::Result<(Self, Ended)> {
+    ) -> io::Result<(Self, WorkerThreads)> {
         let (live, live_queue) = bounded::<Job>(capacity);
         let (deferrable, deferrable_queue) = bounded::<Job>(capacity);
         let (alive, ended) = bounded(0);
@@ -61,7 +61,7 @@ impl Workers {
                 drop(alive);
             })?;
         }
-        Ok((Self { live, deferrable }, Ended(ended)))
+        Ok((Self { live, deferrable }, WorkerThreads(ended)))
     }
 
     /// Queues work. False when the queue is full, which takes more jobs than there are slots: then
@@ -81,9 +81,9 @@ impl Workers {
     }
 }
 
-impl Ended {
+impl WorkerThreads {
     /// Waits for the end of all threads, at most `limit`. Every [`Workers`] must be dropped before.
-    pub(crate) fn wait(&self, limit: Duration) -> bool {
+    pub(crate) fn wait_until_ended(&self, limit: Duration) -> bool {
         // Nothing is ever sent: it ends by disconnection.
         matches!(self.0.recv_timeout(limit), Err(crossbeam_channel::RecvTimeoutError::Disconnected))
     }
@@ -118,7 +118,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_live_job_finds_a_thread_while_deferrable_ones_fill_theirs() {
-        let (workers, ended) = Workers::start(2, 1, 8, &Handle::current()).unwrap();
+        let (workers, threads) = Workers::start(2, 1, 8, &Handle::current()).unwrap();
         let tracker = TaskTracker::new();
         let (done, finished) = bounded(8);
         let (block, blocked) = bounded::<()>(0);
@@ -138,12 +138,12 @@ mod tests {
         let rest: Vec<_> = finished.iter().collect();
         assert_eq!(rest, [0, 1, 2]);
         drop(workers);
-        assert!(ended.wait(PATIENCE));
+        assert!(threads.wait_until_ended(PATIENCE));
     }
 
     #[tokio::test]
     async fn what_is_queued_at_the_end_is_still_done() {
-        let (workers, ended) = Workers::start(1, 1, 8, &Handle::current()).unwrap();
+        let (workers, threads) = Workers::start(1, 1, 8, &Handle::current()).unwrap();
         let tracker = TaskTracker::new();
         let (done, finished) = bounded(8);
         for urgency in [Urgency::Deferrable, Urgency::Live, Urgency::Deferrable] {
@@ -151,7 +151,7 @@ mod tests {
             assert!(workers.run(urgency, tracker.token(), async move { done.send(()).unwrap() }));
         }
         drop((workers, done));
-        assert!(ended.wait(PATIENCE));
+        assert!(threads.wait_until_ended(PATIENCE));
         assert_eq!(finished.iter().count(), 3);
     }
 }

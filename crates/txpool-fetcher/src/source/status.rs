@@ -10,12 +10,13 @@ use std::{
 
 use crate::{
     config::{Endpoint, FetcherConfig},
-    core::{Firsts, lock},
+    connection::{NodeInfo, ReadTimes},
+    fetch::AnnouncementCounts,
     limit::NodeLimit,
-    link::{NodeInfo, Stamps},
     machine::{Gap, SourceState},
     metrics::SourceMetrics,
     reconcile::AuditReport,
+    sync::lock,
 };
 
 /// What can be read off a source at any time.
@@ -59,27 +60,27 @@ pub struct SourceStatus {
 
 /// What a source shares with its handle and its comparisons.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SourceShared {
     pub(super) status: Mutex<SourceStatus>,
-    pub(super) listening: Mutex<Option<Arc<Progress>>>,
+    pub(super) progress: Mutex<Option<Arc<Progress>>>,
     /// Lists of the pool under way: the source's own comparison, and those asked for from outside.
     listing: AtomicUsize,
     pub(crate) audits: AtomicU64,
     pub(crate) recovered: AtomicU64,
-    pub(crate) firsts: Arc<Firsts>,
+    pub(crate) announcement_counts: Arc<AnnouncementCounts>,
     pub(crate) limit: Arc<NodeLimit>,
     /// When the latest full comparison began.
     pub(crate) compared: Mutex<Option<Instant>>,
 }
 
-/// How far the intake is behind one listening connection.
+/// How far the intake is behind one subscription connection.
 #[derive(Debug)]
 pub(super) struct Progress {
-    pub(super) stamps: Arc<Stamps>,
+    pub(super) read_times: Arc<ReadTimes>,
     pub(super) taken: AtomicU64,
 }
 
-impl Shared {
+impl SourceShared {
     pub(crate) fn new(endpoint: Endpoint, config: &FetcherConfig) -> Arc<Self> {
         let name = endpoint.to_string();
         Arc::new(Self {
@@ -88,7 +89,7 @@ impl Shared {
                 config.fetch_slots,
                 config.deferrable_slots,
                 SourceMetrics::fetch_limit(&name),
-                SourceMetrics::rests(&name),
+                SourceMetrics::retry_after_pauses(&name),
             )),
             status: Mutex::new(SourceStatus {
                 endpoint,
@@ -107,11 +108,11 @@ impl Shared {
                 fetch_limit: config.fetch_slots,
                 head: None,
             }),
-            listening: Mutex::new(None),
+            progress: Mutex::new(None),
             listing: AtomicUsize::new(0),
             audits: AtomicU64::new(0),
             recovered: AtomicU64::new(0),
-            firsts: Arc::default(),
+            announcement_counts: Arc::default(),
             compared: Mutex::new(None),
         })
     }
@@ -133,8 +134,8 @@ impl Shared {
     }
 
     pub(crate) fn backlog(&self) -> u64 {
-        lock(&self.listening).as_ref().map_or(0, |progress| {
-            progress.stamps.read().saturating_sub(progress.taken.load(Relaxed))
+        lock(&self.progress).as_ref().map_or(0, |progress| {
+            progress.read_times.read().saturating_sub(progress.taken.load(Relaxed))
         })
     }
 
@@ -144,8 +145,8 @@ impl Shared {
             fetch_limit: self.limit.limit(),
             audits: self.audits.load(Relaxed),
             recovered: self.recovered.load(Relaxed),
-            announced: self.firsts.announced.load(Relaxed),
-            first_seen: self.firsts.first_seen.load(Relaxed),
+            announced: self.announcement_counts.announced.load(Relaxed),
+            first_seen: self.announcement_counts.first_seen.load(Relaxed),
             ..lock(&self.status).clone()
         }
     }

@@ -30,8 +30,8 @@ use tokio_tungstenite::{
     tungstenite::{self, Message},
 };
 
-use super::{Vitals, clip, lock};
-use crate::error::LossReason;
+use super::{ConnectionShared, clip};
+use crate::{error::LossReason, sync::lock};
 
 /// Bytes read from the socket with one call: room for 400 announcements.
 const READ_BYTES: usize = 64 * 1024;
@@ -55,13 +55,17 @@ pub(super) enum Socket {
 #[derive(Debug)]
 pub(super) struct Connector {
     socket: Mutex<Option<Socket>>,
-    vitals: Arc<Vitals>,
+    shared: Arc<ConnectionShared>,
     max_frame_bytes: usize,
 }
 
 impl Connector {
-    pub(super) fn new(socket: Socket, vitals: Arc<Vitals>, max_frame_bytes: usize) -> Self {
-        Self { socket: Mutex::new(Some(socket)), vitals, max_frame_bytes }
+    pub(super) fn new(
+        socket: Socket,
+        shared: Arc<ConnectionShared>,
+        max_frame_bytes: usize,
+    ) -> Self {
+        Self { socket: Mutex::new(Some(socket)), shared, max_frame_bytes }
     }
 }
 
@@ -74,10 +78,10 @@ impl PubSubConnect for Connector {
         // A second call would be a reconnect: a loss has to surface, so there is none.
         let socket = lock(&self.socket).take().ok_or_else(no_reconnect)?;
         let (handle, interface) = ConnectionHandle::new();
-        let backend = Backend { interface, vitals: Arc::clone(&self.vitals), turn: 0 };
+        let backend = Backend { interface, shared: Arc::clone(&self.shared), turn: 0 };
         let max_frame_bytes = self.max_frame_bytes;
         // Detached on purpose: the task ends when the service drops its end of the interface,
-        // which it does when the last `Link` goes, or with its runtime.
+        // which it does when the last `Connection` goes, or with its runtime.
         tokio::spawn(async move {
             match socket {
                 Socket::Ipc(stream) => backend.run_ipc(stream, max_frame_bytes).await,
@@ -98,7 +102,7 @@ fn no_reconnect() -> alloy_transport::TransportError {
 
 struct Backend {
     interface: ConnectionInterface,
-    vitals: Arc<Vitals>,
+    shared: Arc<ConnectionShared>,
     turn: u32,
 }
 
@@ -110,7 +114,7 @@ impl Backend {
         let mut frames =
             ReadJsonStream::<_, PubSubItem>::from(BufReader::with_capacity(READ_BYTES, tapped));
         let mut outbox = BytesMut::new();
-        let killed = self.vitals.killed.clone();
+        let killed = self.shared.killed.clone();
         let reason = loop {
             tokio::select! {
                 // Reading before writing before taking in more to write: what the node has sent
@@ -155,7 +159,7 @@ impl Backend {
 
     async fn run_ws(mut self, stream: WebSocketStream<MaybeTlsStream<TcpStream>>) {
         let (mut write, mut read) = stream.split();
-        let killed = self.vitals.killed.clone();
+        let killed = self.shared.killed.clone();
         let mut unflushed = false;
         let reason = loop {
             tokio::select! {
@@ -171,7 +175,7 @@ impl Backend {
                     }
                     Some(Ok(Message::Close(_))) | None => break Some(LossReason::Closed),
                     // Pings and pongs of the protocol itself.
-                    Some(Ok(_)) => self.vitals.framed(Instant::now()),
+                    Some(Ok(_)) => self.shared.framed(Instant::now()),
                     Some(Err(error)) => break Some(ws_loss(&error)),
                 },
                 // Flushing and taking in are apart, so that reading goes on while the peer does not
@@ -195,17 +199,17 @@ impl Backend {
 
     /// Hands an item to the service; false when nobody is there any more.
     async fn forward(&mut self, item: PubSubItem, read_at: Instant) -> bool {
-        self.vitals.framed(read_at);
+        self.shared.framed(read_at);
         let mut probe = None;
         match &item {
             PubSubItem::Notification(notification) => {
                 // A hash is a string, a head an object.
                 if notification.result.get().starts_with('"') {
-                    self.vitals.stamps.push(read_at);
+                    self.shared.read_times.push(read_at);
                 }
             }
             PubSubItem::Response(response) => {
-                let mut armed = lock(&self.vitals.probe);
+                let mut armed = lock(&self.shared.probe);
                 if let Some((id, probes)) = *armed
                     && response.id == Id::Number(id)
                 {
@@ -245,9 +249,9 @@ impl Backend {
 
     fn finish(self, reason: Option<LossReason>) {
         if let Some(reason) = reason {
-            self.vitals.end(reason);
+            self.shared.end(reason);
         }
-        self.vitals.end(LossReason::Closed);
+        self.shared.end(LossReason::Closed);
         self.interface.close_with_transport_error(no_reconnect());
     }
 }

@@ -14,60 +14,65 @@ use tokio::sync::{broadcast::error::RecvError, mpsc};
 
 use super::{
     Message,
-    status::{Progress, Shared},
+    status::{Progress, SourceShared},
     tell,
 };
 use crate::{
-    core::{Arrival, Core, lock},
+    connection::{Connection, dial},
     error::{CallError, ConnectError},
+    fetch::{Arrival, FetchContext},
     heads::{Announced, Header},
-    link::{Link, dial},
     machine::Event,
     outcome::Entry,
     sink::TransactionSink,
+    sync::lock,
 };
 
 /// Slots of the buffer for heads: four minutes of a chain with a block a second.
 const HEAD_BUFFER: usize = 256;
 
-pub(super) async fn dial_all<S>(
-    core: &Core<S>,
+pub(super) async fn dial_request_connections<S>(
+    context: &FetchContext<S>,
     index: usize,
     known: bool,
-) -> Result<Vec<Arc<Link>>, ConnectError> {
-    let mut links = Vec::new();
-    for _ in 0..core.config.ask_connections {
-        links.push(Arc::new(dial_on_chain(core, index, known).await?));
+) -> Result<Vec<Arc<Connection>>, ConnectError> {
+    let mut connections = Vec::new();
+    for _ in 0..context.config.request_connections {
+        connections.push(Arc::new(dial_on_chain(context, index, known).await?));
     }
-    Ok(links)
+    Ok(connections)
 }
 
-async fn dial_on_chain<S>(core: &Core<S>, index: usize, known: bool) -> Result<Link, ConnectError> {
-    let endpoint = &core.config.sources[index];
-    let link = dial(endpoint, &core.config, known).await?;
-    let expected = *lock(&core.chain_id).get_or_insert(link.node.chain_id);
-    if link.node.chain_id != expected {
+async fn dial_on_chain<S>(
+    context: &FetchContext<S>,
+    index: usize,
+    known: bool,
+) -> Result<Connection, ConnectError> {
+    let endpoint = &context.config.sources[index];
+    let connection = dial(endpoint, &context.config, known).await?;
+    let expected = *lock(&context.chain_id).get_or_insert(connection.node.chain_id);
+    if connection.node.chain_id != expected {
         return Err(ConnectError::OtherChain {
             endpoint: endpoint.to_string(),
-            found: link.node.chain_id,
+            found: connection.node.chain_id,
             expected,
         });
     }
-    Ok(link)
+    Ok(connection)
 }
 
 /// Connects, subscribes, says that it is up, and reads until the connection ends.
-pub(super) async fn listen<S: TransactionSink>(
-    core: &Arc<Core<S>>,
+pub(super) async fn run_subscription<S: TransactionSink>(
+    context: &Arc<FetchContext<S>>,
     index: usize,
-    shared: &Arc<Shared>,
+    shared: &Arc<SourceShared>,
     messages: &mpsc::Sender<Message>,
     heads: &mpsc::Sender<Announced>,
 ) -> Result<(), ConnectError> {
-    let config = &core.config;
+    let config = &context.config;
     let endpoint = &config.sources[index];
     let known = lock(&shared.status).node.is_some();
-    let link = Arc::new(dial_on_chain(core, index, known).await?);
+    let connection = Arc::new(dial_on_chain(context, index, known).await?);
     let slots = config.announcement_buffer;
     let refused = |error: CallError| ConnectError::NotEthereum {
         endpoint: endpoint.to_string(),
@@ -75,7 +80,7 @@ pub(super) async fn listen<S: TransactionSink>(
         answer: error.to_string(),
     };
     let limit = config.ping_timeout;
-    let hashes = match link.subscribe_hashes(slots, limit).await.map_err(refused)? {
+    let hashes = match connection.subscribe_hashes(slots, limit).await.map_err(refused)? {
         Ok(subscription) => subscription,
         Err(probed) => {
             return Err(ConnectError::BufferNotInEffect {
@@ -85,22 +90,23 @@ pub(super) async fn listen<S: TransactionSink>(
             });
         }
     };
-    let new_heads = link.subscribe_heads(HEAD_BUFFER, limit).await.map_err(refused)?;
-    let progress = Arc::new(Progress { stamps: link.stamps(), taken: AtomicU64::new(0) });
-    *lock(&shared.listening) = Some(Arc::clone(&progress));
-    if messages.send(Message::Listening(Arc::clone(&link))).await.is_err() {
+    let new_heads = connection.subscribe_heads(HEAD_BUFFER, limit).await.map_err(refused)?;
+    let progress =
+        Arc::new(Progress { read_times: connection.read_times(), taken: AtomicU64::new(0) });
+    *lock(&shared.progress) = Some(Arc::clone(&progress));
+    if messages.send(Message::SubscriptionUp(Arc::clone(&connection))).await.is_err() {
         return Ok(());
     }
     // Two readers: a wait for a slot must not hold back a head.
     tokio::join!(
-        read_hashes(core, index, hashes, &progress, messages),
-        read_heads(core, index, new_heads, messages, heads),
+        read_hashes(context, index, hashes, &progress, messages),
+        read_heads(context, index, new_heads, messages, heads),
     );
     Ok(())
 }
 
 async fn read_hashes<S: TransactionSink>(
-    core: &Arc<Core<S>>,
+    context: &Arc<FetchContext<S>>,
     index: usize,
     mut hashes: RawSubscription,
     progress: &Progress,
@@ -113,24 +119,26 @@ async fn read_hashes<S: TransactionSink>(
         match hashes.recv().await {
             Ok(notification) => match parse_hash(notification.get()) {
                 Some(hash) => {
-                    let at = progress.stamps.take(number).unwrap_or_else(Instant::now);
+                    let at = progress.read_times.take(number).unwrap_or_else(Instant::now);
                     number += 1;
                     let arrival = Arrival { hash, entry: Entry::Announced, source: index, at };
-                    core.deferral.backlog(index, progress.stamps.read().saturating_sub(number));
-                    core.announced(arrival).await;
+                    context
+                        .deferral
+                        .observe_backlog(index, progress.read_times.read().saturating_sub(number));
+                    context.announced(arrival).await;
                     progress.taken.store(number, Relaxed);
                 }
                 None => {
                     // Strings are stamped, whatever they say.
                     number += u64::from(notification.get().starts_with('"'));
                     progress.taken.store(number, Relaxed);
-                    core.tally.metrics.malformed_notifications.increment(1);
+                    context.tally.metrics.malformed_notifications.increment(1);
                 }
             },
             Err(RecvError::Lagged(count)) => {
                 number += count;
                 progress.taken.store(number, Relaxed);
-                core.tally.lagged(count);
+                context.tally.lagged(count);
                 // While it lasts, it overruns at every turn: one line a second says so.
                 if lag_told.is_none_or(|told| told.elapsed() >= Duration::from_secs(1)) {
                     tracing::warn!(count, "announcement buffer overruns");
@@ -141,7 +149,7 @@ async fn read_hashes<S: TransactionSink>(
             Err(RecvError::Closed) => break,
         }
     }
-    core.deferral.backlog(index, 0);
+    context.deferral.observe_backlog(index, 0);
 }
 
 fn parse_hash(json: &str) -> Option<B256> {
@@ -150,7 +158,7 @@ fn parse_hash(json: &str) -> Option<B256> {
 }
 
 async fn read_heads<S>(
-    core: &Arc<Core<S>>,
+    context: &Arc<FetchContext<S>>,
     index: usize,
     mut new_heads: RawSubscription,
     messages: &mpsc::Sender<Message>,
@@ -174,7 +182,7 @@ async fn read_heads<S>(
                             return;
                         }
                     }
-                    Err(_) => core.tally.metrics.malformed_notifications.increment(1),
+                    Err(_) => context.tally.metrics.malformed_notifications.increment(1),
                 },
                 // The next head's parent is then unknown, and the missed ones are fetched.
                 Err(RecvError::Lagged(_)) => {}

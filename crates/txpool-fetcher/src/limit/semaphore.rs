@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::core::lock;
+use crate::sync::lock;
 
 /// A semaphore whose size changes while its permits are out.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct ResizableSemaphore {
     semaphore: Arc<Semaphore>,
     size: Mutex<Size>,
 }
@@ -21,33 +21,33 @@ struct Size {
 }
 
 #[derive(Debug)]
-pub(super) struct Place<'a> {
+pub(super) struct ResizablePermit<'a> {
     permit: Option<OwnedSemaphorePermit>,
-    of: &'a Places,
+    of: &'a ResizableSemaphore,
 }
 
-impl Places {
+impl ResizableSemaphore {
     pub(super) fn new(count: usize) -> Self {
         let size = Mutex::new(Size { wanted: count, owed: 0 });
         Self { semaphore: Arc::new(Semaphore::new(count)), size }
     }
 
     /// Waits for a place, first come, first served.
-    pub(super) async fn take(&self) -> Place<'_> {
+    pub(super) async fn acquire(&self) -> ResizablePermit<'_> {
         let permit = Arc::clone(&self.semaphore).acquire_owned().await;
-        Place { permit: Some(permit.expect("our semaphores are never closed")), of: self }
+        ResizablePermit { permit: Some(permit.expect("our semaphores are never closed")), of: self }
     }
 
-    pub(super) fn try_take(&self) -> Option<Place<'_>> {
+    pub(super) fn try_acquire(&self) -> Option<ResizablePermit<'_>> {
         let permit = Arc::clone(&self.semaphore).try_acquire_owned().ok()?;
-        Some(Place { permit: Some(permit), of: self })
+        Some(ResizablePermit { permit: Some(permit), of: self })
     }
 
     pub(super) fn is_full(&self) -> bool {
         self.semaphore.available_permits() == 0
     }
 
-    pub(super) fn taken(&self) -> usize {
+    pub(super) fn in_use(&self) -> usize {
         let size = *lock(&self.size);
         // A permit that is just being given back may be counted on both sides.
         (size.wanted + size.owed).saturating_sub(self.semaphore.available_permits())
@@ -68,7 +68,7 @@ impl Places {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for ResizablePermit<'_> {
     fn drop(&mut self) {
         let Some(permit) = self.permit.take() else { return };
         let mut size = lock(&self.of.size);
@@ -86,24 +86,25 @@ mod tests {
 
     #[tokio::test]
     async fn places_that_are_out_when_the_size_falls_do_not_come_back() {
-        let places = Places::new(8);
-        let mut out: Vec<_> = (0..6).map(|_| places.take().now_or_never().expect("free")).collect();
+        let places = ResizableSemaphore::new(8);
+        let mut out: Vec<_> =
+            (0..6).map(|_| places.acquire().now_or_never().expect("free")).collect();
         places.resize(4);
         out.truncate(4);
-        assert!(places.take().now_or_never().is_none(), "4 of 4 are taken");
+        assert!(places.acquire().now_or_never().is_none(), "4 of 4 are taken");
         out.pop();
-        let place = places.take().now_or_never().expect("one is free again");
+        let place = places.acquire().now_or_never().expect("one is free again");
         places.resize(6);
-        out.extend((0..2).map(|_| places.take().now_or_never().expect("two more")));
-        assert!(places.take().now_or_never().is_none(), "6 of 6 are taken");
+        out.extend((0..2).map(|_| places.acquire().now_or_never().expect("two more")));
+        assert!(places.acquire().now_or_never().is_none(), "6 of 6 are taken");
         drop((out, place));
-        assert_eq!((places.semaphore.available_permits(), places.taken()), (6, 0));
+        assert_eq!((places.semaphore.available_permits(), places.in_use()), (6, 0));
     }
 
     #[tokio::test]
     async fn a_size_that_falls_and_rises_while_places_are_out_loses_none() {
-        let places = Places::new(8);
-        let out: Vec<_> = (0..8).map(|_| places.take().now_or_never().expect("free")).collect();
+        let places = ResizableSemaphore::new(8);
+        let out: Vec<_> = (0..8).map(|_| places.acquire().now_or_never().expect("free")).collect();
         places.resize(2);
         places.resize(8);
         drop(out);

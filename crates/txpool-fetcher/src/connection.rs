@@ -7,7 +7,7 @@ mod open;
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -23,20 +23,23 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::open::NodeInfo;
 pub(crate) use self::open::{dial, open_ipc};
-use crate::error::{CallError, LossReason};
+use crate::{
+    error::{CallError, LossReason},
+    sync::lock,
+};
 
 /// A connection that was probed and works.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct Connection {
     frontend: PubSubFrontend,
     next_id: AtomicU64,
-    unanswered: AtomicUsize,
-    vitals: Arc<Vitals>,
+    in_flight: AtomicUsize,
+    shared: Arc<ConnectionShared>,
     pub(crate) node: NodeInfo,
 }
 
-impl Link {
-    /// Asks, and waits at most `limit`.
+impl Connection {
+    /// Sends a request, and waits for the response at most `limit`.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -49,13 +52,13 @@ impl Link {
         params: impl Serialize,
         limit: Duration,
     ) -> Result<Box<RawValue>, CallError> {
-        let unanswered = Unanswered::new(&self.unanswered);
-        let answer = self.ask(method, params, self.next_id.fetch_add(1, Relaxed), limit).await;
-        drop(unanswered);
+        let in_flight = InFlight::new(&self.in_flight);
+        let answer = self.request(method, params, self.next_id.fetch_add(1, Relaxed), limit).await;
+        drop(in_flight);
         answer
     }
 
-    async fn ask(
+    async fn request(
         &self,
         method: &'static str,
         params: impl Serialize,
@@ -68,7 +71,7 @@ impl Link {
         match timeout(limit, self.frontend.send(request)).await {
             Err(_) => Err(CallError::Timeout(limit)),
             // The service drops what is in flight when its connection ends; it has no other error.
-            Ok(Err(_)) => Err(CallError::LinkLost),
+            Ok(Err(_)) => Err(CallError::ConnectionLost),
             Ok(Ok(response)) => match response.payload {
                 ResponsePayload::Success(result) => Ok(result),
                 ResponsePayload::Failure(error) => {
@@ -98,7 +101,7 @@ impl Link {
         self.frontend.set_channel_size(slots);
         let probes = slots / 2 + 1;
         let id = self.next_id.fetch_add(1, Relaxed);
-        self.vitals.arm_probe(id, probes);
+        self.shared.arm_probe(id, probes);
         let mut subscription = self.subscribe(("newPendingTransactions",), id, limit).await?;
         for _ in 0..probes {
             match subscription.try_recv() {
@@ -126,31 +129,31 @@ impl Link {
         id: u64,
         limit: Duration,
     ) -> Result<RawSubscription, CallError> {
-        let alias = self.ask("eth_subscribe", params, id, limit).await?;
+        let alias = self.request("eth_subscribe", params, id, limit).await?;
         let alias: B256 = serde_json::from_str(alias.get())
             .expect("alloy answers a subscription with its own 32-byte alias");
         match timeout(limit, self.frontend.get_subscription(alias)).await {
             Err(_) => Err(CallError::Timeout(limit)),
-            Ok(Err(_)) => Err(CallError::LinkLost),
+            Ok(Err(_)) => Err(CallError::ConnectionLost),
             Ok(Ok(subscription)) => Ok(subscription),
         }
     }
 
     /// Calls without an answer so far: what an answer to the next call may have to wait for.
-    pub(crate) fn unanswered(&self) -> usize {
-        self.unanswered.load(Relaxed)
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.load(Relaxed)
     }
 
     /// When the last complete value came. Bytes alone are no sign of life: after a truncated
     /// answer everything that follows disappears into it.
     pub(crate) fn last_frame(&self) -> Instant {
-        self.vitals.last_frame()
+        self.shared.last_frame()
     }
 
     /// Gives the connection up for a reason of ours.
     pub(crate) fn kill(&self, reason: LossReason) {
-        self.vitals.end(reason);
-        self.vitals.killed.cancel();
+        self.shared.end(reason);
+        self.shared.killed.cancel();
     }
 
     /// Waits for the end, and tells its reason.
@@ -158,28 +161,28 @@ impl Link {
     /// # Cancel safety
     /// Cancel safe.
     pub(crate) async fn closed(&self) -> LossReason {
-        let mut ended = self.vitals.ended.subscribe();
+        let mut ended = self.shared.ended.subscribe();
         let reason = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
         reason.unwrap_or(LossReason::Closed)
     }
 
     /// When announcements were read from the socket.
-    pub(crate) fn stamps(&self) -> Arc<Stamps> {
-        Arc::clone(&self.vitals.stamps)
+    pub(crate) fn read_times(&self) -> Arc<ReadTimes> {
+        Arc::clone(&self.shared.read_times)
     }
 }
 
-/// Counts a call as unanswered while it lives, also when it is dropped.
-struct Unanswered<'a>(&'a AtomicUsize);
+/// Counts a call as in flight while it lives, also when it is dropped.
+struct InFlight<'a>(&'a AtomicUsize);
 
-impl<'a> Unanswered<'a> {
+impl<'a> InFlight<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Relaxed);
         Self(count)
     }
 }
 
-impl Drop for Unanswered<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
@@ -187,23 +190,23 @@ impl Drop for Unanswered<'_> {
 
 /// What a connection tells about itself, shared with its backend task.
 #[derive(Debug)]
-struct Vitals {
+struct ConnectionShared {
     opened: Instant,
     /// Nanoseconds since `opened`.
     last_frame: AtomicU64,
-    stamps: Arc<Stamps>,
+    read_times: Arc<ReadTimes>,
     ended: watch::Sender<Option<LossReason>>,
     killed: CancellationToken,
     /// Id of the hash subscription's request, and the probes to push behind its answer.
     probe: Mutex<Option<(u64, usize)>>,
 }
 
-impl Vitals {
-    fn new(stamp_slots: usize) -> Arc<Self> {
+impl ConnectionShared {
+    fn new(announcement_slots: usize) -> Arc<Self> {
         Arc::new(Self {
             opened: Instant::now(),
             last_frame: AtomicU64::new(0),
-            stamps: Arc::new(Stamps::new(stamp_slots)),
+            read_times: Arc::new(ReadTimes::new(announcement_slots)),
             ended: watch::Sender::new(None),
             killed: CancellationToken::new(),
             probe: Mutex::new(None),
@@ -240,7 +243,7 @@ impl Vitals {
 /// The broadcast channel carries the hashes and this carries their times, in the same order: the
 /// reader counts what it received and what it was told it lost, so both stay in step.
 #[derive(Debug)]
-pub(crate) struct Stamps {
+pub(crate) struct ReadTimes {
     ring: Mutex<Ring>,
 }
 
@@ -251,7 +254,7 @@ struct Ring {
     slots: usize,
 }
 
-impl Stamps {
+impl ReadTimes {
     fn new(slots: usize) -> Self {
         Self { ring: Mutex::new(Ring { times: VecDeque::new(), next: 0, slots }) }
     }
@@ -281,12 +284,6 @@ impl Stamps {
     pub(crate) fn read(&self) -> u64 {
         lock(&self.ring).next
     }
-}
-
-/// The state behind our locks is plain data, valid after each statement: a panic elsewhere while
-/// one was held leaves nothing half done.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// When the node wants to be asked again. JSON-RPC has no field for it: this is the one that our own
@@ -322,16 +319,16 @@ mod tests {
 
     #[test]
     fn a_stamp_is_found_by_the_number_of_its_announcement() {
-        let stamps = Stamps::new(4);
+        let read_times = ReadTimes::new(4);
         let start = Instant::now();
         for n in 0..6 {
-            stamps.push(start + Duration::from_secs(n));
+            read_times.push(start + Duration::from_secs(n));
         }
-        assert_eq!(stamps.read(), 6);
-        assert_eq!(stamps.take(1), None, "forgotten with the slot");
-        assert_eq!(stamps.take(3), Some(start + Duration::from_secs(3)));
-        assert_eq!(stamps.take(3), None, "taken");
-        assert_eq!(stamps.take(5), Some(start + Duration::from_secs(5)));
-        assert_eq!(stamps.take(6), None, "not read yet");
+        assert_eq!(read_times.read(), 6);
+        assert_eq!(read_times.take(1), None, "forgotten with the slot");
+        assert_eq!(read_times.take(3), Some(start + Duration::from_secs(3)));
+        assert_eq!(read_times.take(3), None, "taken");
+        assert_eq!(read_times.take(5), Some(start + Duration::from_secs(5)));
+        assert_eq!(read_times.take(6), None, "not read yet");
     }
 }

@@ -14,7 +14,7 @@ use tokio::{io::AsyncReadExt, net::UnixStream, time::timeout};
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
 use super::{
-    Link, Vitals,
+    Connection, ConnectionShared,
     backend::{Connector, Socket},
     clip,
 };
@@ -45,47 +45,47 @@ pub(crate) async fn dial(
     endpoint: &Endpoint,
     config: &FetcherConfig,
     known: bool,
-) -> Result<Link, ConnectError> {
+) -> Result<Connection, ConnectError> {
     let socket = match endpoint {
         Endpoint::Ipc(path) => Socket::Ipc(open_ipc(path).await?),
         Endpoint::Ws(url) => open_ws(url, config).await?,
     };
-    let vitals = Vitals::new(config.announcement_buffer);
-    let connector = Connector::new(socket, vitals.clone(), config.max_frame_bytes);
+    let shared = ConnectionShared::new(config.announcement_buffer);
+    let connector = Connector::new(socket, shared.clone(), config.max_frame_bytes);
     let frontend = connector
         .into_service()
         .await
         .map_err(|error| io_error(endpoint, io::Error::other(error.to_string())))?;
-    let mut link = Link {
+    let mut connection = Connection {
         frontend,
         next_id: AtomicU64::new(1),
-        unanswered: AtomicUsize::new(0),
-        vitals,
+        in_flight: AtomicUsize::new(0),
+        shared,
         node: NodeInfo { client: String::new(), chain_id: 0 },
     };
-    let probe = Probe { link: &link, endpoint, config };
-    let chain_id: U64 = probe.ask("eth_chainId", ()).await?;
-    let client: String = probe.ask("web3_clientVersion", ()).await?;
+    let probe = Probe { connection: &connection, endpoint, config };
+    let chain_id: U64 = probe.request("eth_chainId", ()).await?;
+    let client: String = probe.request("web3_clientVersion", ()).await?;
     if !known {
         probe.hands_out_raw_transactions().await?;
     }
-    link.node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
-    Ok(link)
+    connection.node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
+    Ok(connection)
 }
 
 struct Probe<'a> {
-    link: &'a Link,
+    connection: &'a Connection,
     endpoint: &'a Endpoint,
     config: &'a FetcherConfig,
 }
 
 impl Probe<'_> {
-    async fn ask<T: serde::de::DeserializeOwned>(
+    async fn request<T: serde::de::DeserializeOwned>(
         &self,
         method: &'static str,
         params: impl serde::Serialize,
     ) -> Result<T, ConnectError> {
-        match self.link.call(method, params, self.config.ping_timeout).await {
+        match self.connection.call(method, params, self.config.ping_timeout).await {
             Ok(answer) => serde_json::from_str(answer.get())
                 .map_err(|_| self.not_ethereum(method, answer.get())),
             Err(error) => Err(self.refusal(method, error).await),
@@ -96,7 +96,7 @@ impl Probe<'_> {
     /// other error is a node's: geth answers an unknown hash with one while it builds its index.
     async fn hands_out_raw_transactions(&self) -> Result<(), ConnectError> {
         const METHOD: &str = "eth_getRawTransactionByHash";
-        match self.link.call(METHOD, (B256::ZERO,), self.config.ping_timeout).await {
+        match self.connection.call(METHOD, (B256::ZERO,), self.config.ping_timeout).await {
             Ok(_) | Err(CallError::Rpc { code: -32603..=-32000, .. }) => Ok(()),
             Err(error) => Err(self.refusal(METHOD, error).await),
         }
@@ -107,7 +107,7 @@ impl Probe<'_> {
         match error {
             CallError::Timeout(timeout) => ConnectError::NoAnswer { endpoint, method, timeout },
             CallError::Rpc { message, .. } => self.not_ethereum(method, &message),
-            CallError::LinkLost => match self.link.closed().await {
+            CallError::ConnectionLost => match self.connection.closed().await {
                 LossReason::Garbage(said) => ConnectError::NotJsonRpc { endpoint, said },
                 LossReason::Io(kind) => ConnectError::Io { endpoint, source: kind.into() },
                 _ => match hear_refusal(self.endpoint).await {

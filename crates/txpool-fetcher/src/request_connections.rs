@@ -4,31 +4,31 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::link::Link;
+use crate::connection::Connection;
 
-/// The asking connections of all sources.
+/// The request connections of all sources.
 #[derive(Debug)]
-pub(crate) struct Asks {
-    links: watch::Sender<Vec<Vec<Arc<Link>>>>,
+pub(crate) struct RequestConnections {
+    connections: watch::Sender<Vec<Vec<Arc<Connection>>>>,
 }
 
-impl Asks {
+impl RequestConnections {
     pub(crate) fn new(sources: usize) -> Self {
-        Self { links: watch::Sender::new(vec![Vec::new(); sources]) }
+        Self { connections: watch::Sender::new(vec![Vec::new(); sources]) }
     }
 
-    pub(crate) fn set(&self, source: usize, links: Vec<Arc<Link>>) {
-        self.links.send_modify(|all| all[source] = links);
+    pub(crate) fn set(&self, source: usize, connections: Vec<Arc<Connection>>) {
+        self.connections.send_modify(|all| all[source] = connections);
     }
 
     pub(crate) fn is_up(&self, source: usize) -> bool {
-        !self.links.borrow()[source].is_empty()
+        !self.connections.borrow()[source].is_empty()
     }
 
     /// Those of `untried` that are connected, in their order; else the others, `first` before
     /// them. Waits until there is one.
-    pub(crate) async fn up(&self, untried: &[usize], first: usize) -> Vec<usize> {
-        let find = |all: &Vec<Vec<Arc<Link>>>| {
+    pub(crate) async fn connected(&self, untried: &[usize], first: usize) -> Vec<usize> {
+        let find = |all: &Vec<Vec<Arc<Connection>>>| {
             let up = |source: &usize| !all[*source].is_empty();
             let mut found: Vec<usize> = untried.iter().copied().filter(up).collect();
             if found.is_empty() {
@@ -37,11 +37,11 @@ impl Asks {
             }
             found
         };
-        let found = find(&self.links.borrow());
+        let found = find(&self.connections.borrow());
         if !found.is_empty() {
             return found;
         }
-        let mut changes = self.links.subscribe();
+        let mut changes = self.connections.subscribe();
         loop {
             let found = find(&changes.borrow_and_update());
             if !found.is_empty() {
@@ -52,25 +52,28 @@ impl Asks {
     }
 
     /// A connection of `source`, else of another one. Waits until there is one.
-    pub(crate) async fn pick(&self, source: usize) -> Arc<Link> {
+    pub(crate) async fn pick(&self, source: usize) -> Arc<Connection> {
         loop {
-            let up = self.up(&[source], source).await;
-            if let Some(link) = self.of(up[0]) {
-                return link;
+            let up = self.connected(&[source], source).await;
+            if let Some(connection) = self.least_busy(up[0]) {
+                return connection;
             }
         }
     }
 
     /// The connection of `source` with the fewest unanswered calls, if it has one.
-    pub(crate) fn of(&self, source: usize) -> Option<Arc<Link>> {
-        self.links.borrow()[source].iter().min_by_key(|link| link.unanswered()).cloned()
+    pub(crate) fn least_busy(&self, source: usize) -> Option<Arc<Connection>> {
+        self.connections.borrow()[source]
+            .iter()
+            .min_by_key(|connection| connection.in_flight())
+            .cloned()
     }
 
     /// Takes a connection that proved dead out of use, before its source has noticed.
-    pub(crate) fn lost(&self, source: usize, link: &Arc<Link>) {
-        self.links.send_if_modified(|all| {
+    pub(crate) fn remove(&self, source: usize, connection: &Arc<Connection>) {
+        self.connections.send_if_modified(|all| {
             let before = all[source].len();
-            all[source].retain(|other| !Arc::ptr_eq(other, link));
+            all[source].retain(|other| !Arc::ptr_eq(other, connection));
             all[source].len() != before
         });
     }
