@@ -4,8 +4,10 @@ use thiserror::Error;
 /// A listed address, and the way a transaction reached it.
 ///
 /// A transaction can reach several listed addresses in several ways; one is named, the same one on
-/// every run: the pre-check names the first in the order of [`How`], the check of the state names
-/// the numerically lowest address.
+/// every run. The pre-check names the first that it finds: it looks at the sender, the recipient,
+/// the access list from its first entry to its last, and then at each authorization in turn, first
+/// at its authority and then at its delegation target. The check of the state names the numerically
+/// lowest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[error("blocklisted address {address}: {how}")]
 pub struct Blocked {
@@ -38,7 +40,8 @@ pub enum How {
 }
 
 impl How {
-    /// Every way, in the order in which they are looked for.
+    /// Every way. The pre-check looks at authority and delegation target of one authorization after
+    /// the other.
     pub const ALL: [Self; 7] = [
         Self::Sender,
         Self::Recipient,

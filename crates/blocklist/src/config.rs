@@ -16,6 +16,7 @@ pub const DEFAULT_MAX_BYTES: usize = 16 * 1024 * 1024;
 
 /// What the list must be before it may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BlocklistConfig {
     /// Fewer addresses than this are refused with [`Error::TooFew`]. Default
     /// [`DEFAULT_MIN_ADDRESSES`]; 0 allows the empty list. Set it near the real length: a text file
@@ -58,24 +59,28 @@ impl Default for BlocklistConfig {
 
 impl BlocklistConfig {
     /// Sets [`Self::min_addresses`].
+    #[must_use]
     pub const fn with_min_addresses(mut self, min_addresses: usize) -> Self {
         self.min_addresses = min_addresses;
         self
     }
 
     /// Sets [`Self::max_age`].
+    #[must_use]
     pub const fn with_max_age(mut self, max_age: Option<Duration>) -> Self {
         self.max_age = max_age;
         self
     }
 
     /// Sets [`Self::max_bytes`].
+    #[must_use]
     pub const fn with_max_bytes(mut self, max_bytes: usize) -> Self {
         self.max_bytes = max_bytes;
         self
     }
 
     /// Sets [`Self::policy`].
+    #[must_use]
     pub const fn with_policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
