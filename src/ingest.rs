@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use load_control::{Gate, GateConfig, LoadMonitor, MonitorConfig};
 use order_pool::{OrderPool, PoolConfig, Upkeep, UpkeepConfig};
+#[cfg(feature = "rpc")]
 use order_rpc::{Host, OrderRpc, OrderRpcConfig, OrderRpcHandle, ShutdownError};
 use txpool_fetcher::{Counts, EndReason, Fetcher, FetcherConfig};
 
-/// Why [`Ingest::start`] or [`Ingest::start_rpc`] failed.
+/// Why [`Ingest::start`] or `Ingest::start_rpc` failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IngestError {
@@ -21,9 +22,11 @@ pub enum IngestError {
     #[error(transparent)]
     Fetcher(#[from] txpool_fetcher::StartError),
     /// The RPC server could not start.
+    #[cfg(feature = "rpc")]
     #[error("RPC server: {0}")]
     Rpc(#[from] order_rpc::StartError),
     /// An RPC server is running already.
+    #[cfg(feature = "rpc")]
     #[error("an RPC server listens on {address} already")]
     SecondRpc {
         /// Its address.
@@ -50,6 +53,7 @@ pub struct IngestConfig {
     pub gate: GateConfig,
     /// Searchers' orders by JSON-RPC. `None`, the default: not at all, or later by
     /// [`Ingest::start_rpc`].
+    #[cfg(feature = "rpc")]
     pub rpc: Option<OrderRpcConfig>,
 }
 
@@ -63,6 +67,7 @@ impl IngestConfig {
             upkeep: UpkeepConfig::default(),
             monitor: MonitorConfig::default(),
             gate: GateConfig::default(),
+            #[cfg(feature = "rpc")]
             rpc: None,
         }
     }
@@ -89,6 +94,7 @@ impl IngestConfig {
     }
 
     /// Sets [`Self::rpc`].
+    #[cfg(feature = "rpc")]
     #[must_use]
     pub fn with_rpc(mut self, rpc: OrderRpcConfig) -> Self {
         self.rpc = Some(rpc);
@@ -105,6 +111,7 @@ impl IngestConfig {
 #[derive(Debug)]
 pub struct Ingest {
     // In the order in which they stop when this is dropped.
+    #[cfg(feature = "rpc")]
     rpc: Option<OrderRpcHandle>,
     fetcher: Fetcher,
     upkeep: Upkeep,
@@ -122,6 +129,7 @@ pub struct IngestEnd {
     /// The fetcher's final counts.
     pub counts: Counts,
     /// Whether the RPC server answered every request in time; `None` without an RPC server.
+    #[cfg(feature = "rpc")]
     pub rpc: Option<Result<(), ShutdownError>>,
     /// Whether the upkeep's thread has ended.
     pub upkeep_ended: bool,
@@ -138,7 +146,15 @@ impl Ingest {
     /// # Cancel safety
     /// Dropped before it returns, it stops what it has started.
     pub async fn start(config: IngestConfig) -> Result<Self, IngestError> {
-        let IngestConfig { mut fetcher, pool, upkeep, monitor, gate, rpc } = config;
+        let IngestConfig {
+            mut fetcher,
+            pool,
+            upkeep,
+            monitor,
+            gate,
+            #[cfg(feature = "rpc")]
+            rpc,
+        } = config;
         let pool = OrderPool::new(pool)?;
         let gate = match fetcher.gate.take() {
             Some(gate) => gate,
@@ -155,7 +171,20 @@ impl Ingest {
         let upkeep = Upkeep::start_yielding(&pool, upkeep, pressed).map_err(IngestError::Upkeep)?;
         let fetcher = fetcher.with_monitor(monitor.clone()).with_gate(gate.clone());
         let fetcher = Fetcher::start(fetcher, pool.clone()).await?;
-        let mut ingest = Self { rpc: None, fetcher, upkeep, pool, monitor, gate };
+        #[cfg_attr(
+            not(feature = "rpc"),
+            expect(unused_mut, reason = "only the RPC server is added")
+        )]
+        let mut ingest = Self {
+            #[cfg(feature = "rpc")]
+            rpc: None,
+            fetcher,
+            upkeep,
+            pool,
+            monitor,
+            gate,
+        };
+        #[cfg(feature = "rpc")]
         if let Some(rpc) = rpc {
             ingest.start_rpc(rpc)?;
         }
@@ -166,6 +195,7 @@ impl Ingest {
     ///
     /// # Errors
     /// [`IngestError::Rpc`], or [`IngestError::SecondRpc`]. The rest goes on.
+    #[cfg(feature = "rpc")]
     pub fn start_rpc(&mut self, config: OrderRpcConfig) -> Result<&OrderRpcHandle, IngestError> {
         if let Some(rpc) = &self.rpc {
             return Err(IngestError::SecondRpc { address: rpc.local_addr() });
@@ -196,6 +226,7 @@ impl Ingest {
     }
 
     /// The RPC server, if it runs.
+    #[cfg(feature = "rpc")]
     #[must_use]
     pub const fn rpc(&self) -> Option<&OrderRpcHandle> {
         self.rpc.as_ref()
@@ -219,9 +250,17 @@ impl Ingest {
     /// # Cancel safety
     /// The stop goes on when this is dropped; the parts then do not wait for each other.
     pub async fn shutdown(self, deadline: Duration) -> IngestEnd {
-        let Self { rpc, fetcher, upkeep, pool: _pool, .. } = self;
+        let Self {
+            #[cfg(feature = "rpc")]
+            rpc,
+            fetcher,
+            upkeep,
+            pool: _pool,
+            ..
+        } = self;
         let start = Instant::now();
         // Whoever is refused must not find a pool that no node feeds any more.
+        #[cfg(feature = "rpc")]
         let rpc = match rpc {
             Some(rpc) => Some(rpc.shutdown(deadline).await),
             None => None,
@@ -229,6 +268,12 @@ impl Ingest {
         let (reason, counts) = fetcher.shutdown(deadline.saturating_sub(start.elapsed())).await;
         // A step takes under a millisecond: this blocks for no longer.
         let upkeep_ended = upkeep.stop(deadline.saturating_sub(start.elapsed()));
-        IngestEnd { reason, counts, rpc, upkeep_ended }
+        IngestEnd {
+            reason,
+            counts,
+            #[cfg(feature = "rpc")]
+            rpc,
+            upkeep_ended,
+        }
     }
 }

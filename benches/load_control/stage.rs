@@ -104,9 +104,9 @@ impl Parts {
         let pool = PoolConfig::default().with_tx_retention(Duration::from_mins(30));
         let pool = OrderPool::new(pool).expect("a valid configuration");
         let enabled = policy.has_monitor();
-        let monitor = MonitorConfig { enabled, ..MonitorConfig::default() };
+        let monitor = MonitorConfig::default().with_enabled(enabled);
         let monitor = LoadMonitor::new(monitor).expect("the defaults are valid");
-        let gate = Gate::new(GateConfig { requests: policy.requests(), ..GateConfig::default() });
+        let gate = Gate::new(GateConfig::default().with_requests(policy.requests()));
         let gate = gate.expect("the defaults are valid");
         let pressed = monitor.clone();
         let upkeep =

@@ -48,10 +48,24 @@ pub const MAX_DEFERRED: usize = 1 << 24;
 /// is deferred at the start of a slot is still in time for its block.
 pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(6);
 
+macro_rules! setters {
+    ($config:ident: $($field:ident, $with:ident: $ty:ty;)*) => {
+        impl $config {$(
+            #[doc = concat!("Sets [`Self::", stringify!($field), "`].")]
+            #[must_use]
+            pub const fn $with(mut self, $field: $ty) -> Self {
+                self.$field = $field;
+                self
+            }
+        )*}
+    };
+}
+
 /// When a queue's load rises and when it falls again, in percent of its capacity.
 ///
 /// The gap between each pair keeps the state from changing with every item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MonitorConfig {
     /// From here on the load is elevated: [`DEFAULT_ELEVATED_PERCENT`]. 1 to 100.
     pub elevated_percent: u8,
@@ -80,6 +94,14 @@ impl Default for MonitorConfig {
             enabled: true,
         }
     }
+}
+
+setters! { MonitorConfig:
+    elevated_percent, with_elevated_percent: u8;
+    critical_percent, with_critical_percent: u8;
+    critical_until_percent, with_critical_until_percent: u8;
+    elevated_until_percent, with_elevated_until_percent: u8;
+    enabled, with_enabled: bool;
 }
 
 impl MonitorConfig {
@@ -157,6 +179,7 @@ impl fmt::Display for Limit {
 
 /// What a [`Gate`](crate::Gate) lets in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GateConfig {
     /// External requests in flight. Default [`Limit::Auto`].
     pub requests: Limit,
@@ -170,7 +193,7 @@ pub struct GateConfig {
     /// The earliest a refused caller is told to come back: 1 ms to [`MAX_RETRY_AFTER`], default
     /// [`DEFAULT_RETRY_AFTER`].
     pub retry_after: Duration,
-    /// How much later at most, by chance: up to [`MAX_RETRY_AFTER`], default
+    /// How much is added to it at random, at most: up to [`MAX_RETRY_AFTER`], default
     /// [`DEFAULT_RETRY_JITTER`].
     pub retry_jitter: Duration,
     /// [`DEFAULT_SHED_QUIET`].
@@ -181,6 +204,15 @@ impl Default for GateConfig {
     fn default() -> Self {
         Self::for_cores(cores())
     }
+}
+
+setters! { GateConfig:
+    requests, with_requests: Limit;
+    work_permits, with_work_permits: usize;
+    reserved_permits, with_reserved_permits: usize;
+    retry_after, with_retry_after: Duration;
+    retry_jitter, with_retry_jitter: Duration;
+    shed_quiet, with_shed_quiet: Duration;
 }
 
 impl GateConfig {
@@ -228,6 +260,7 @@ impl GateConfig {
 
 /// What a [`DeferralQueue`](crate::DeferralQueue) holds and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeferralConfig {
     /// Items at most: 1 to [`MAX_DEFERRED`], default [`DEFAULT_DEFERRED`]. Its owner may have a bound
     /// of its own below it.
@@ -240,6 +273,11 @@ impl Default for DeferralConfig {
     fn default() -> Self {
         Self { capacity: DEFAULT_DEFERRED, max_age: DEFAULT_MAX_AGE }
     }
+}
+
+setters! { DeferralConfig:
+    capacity, with_capacity: usize;
+    max_age, with_max_age: Duration;
 }
 
 impl DeferralConfig {

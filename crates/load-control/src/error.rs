@@ -61,14 +61,6 @@ pub enum ConfigError {
         /// Work permits reserved for internal work.
         reserved_permits: usize,
     },
-    /// A fraction outside 0 to 1.
-    #[error("{field} is {value}, must be between 0 and 1")]
-    Fraction {
-        /// The setting.
-        field: &'static str,
-        /// What it was set to.
-        value: f64,
-    },
 }
 
 /// A text that does not parse as a [`Limit`](crate::Limit).

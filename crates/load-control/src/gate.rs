@@ -12,13 +12,10 @@ use crate::{
 };
 use metrics::{Counter, counter, gauge};
 use std::{
-    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    task::{Context, Poll, Wake, Waker},
-    thread::{self, Thread},
     time::{Duration, Instant},
 };
 
@@ -248,20 +245,6 @@ impl Gate {
         permit
     }
 
-    /// As [`Self::acquire_internal`], for a thread that may block: it sleeps until the slot is its own.
-    pub fn acquire_internal_blocking(&self) -> WorkPermit {
-        let mut waiting = pin!(self.acquire_internal());
-        let waker = Waker::from(Arc::new(Unpark(thread::current())));
-        let mut context = Context::from_waker(&waker);
-        loop {
-            match waiting.as_mut().poll(&mut context) {
-                Poll::Ready(permit) => return permit,
-                // A wake-up before this line makes it return at once, so none is missed.
-                Poll::Pending => thread::park(),
-            }
-        }
-    }
-
     /// Counts and returns a refusal of deferrable work for which a
     /// [`DeferralQueue`](crate::DeferralQueue) has no room.
     pub fn refuse_deferred(&self, now: Instant) -> Refusal {
@@ -297,7 +280,7 @@ impl Gate {
     /// by limits other than this gate's.
     pub fn retry_after(&self) -> Duration {
         let config = &self.shared.config;
-        config.retry_after + self.shared.jitter.up_to(config.retry_jitter)
+        config.retry_after + config.retry_jitter.mul_f64(self.shared.jitter.fraction())
     }
 
     /// Requests that may be in flight; `None` if there is no limit.
@@ -340,13 +323,5 @@ impl Gate {
         counters.refused[reason as usize].add(1);
         counters.shedding.refused(now);
         Refusal { gate, reason, retry_after: self.retry_after() }
-    }
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
     }
 }

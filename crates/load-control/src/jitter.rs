@@ -1,9 +1,8 @@
-//! Numbers by chance for retries and pauses. Not for secrets.
+//! Random numbers for retries and pauses. Not for secrets.
 
 use std::{
     hash::{BuildHasher, RandomState},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::Duration,
 };
 
 /// A splitmix64 sequence (Steele, Lea, Flood 2014) that any number of threads draw from: the state
@@ -16,7 +15,7 @@ impl Jitter {
         Self(AtomicU64::new(seed))
     }
 
-    /// Differs between processes: std seeds its hash maps from the system.
+    /// Seeded differently in each process, as std seeds its hash maps from the system.
     pub(crate) fn random() -> Self {
         Self::seeded(RandomState::new().hash_one(0_u8))
     }
@@ -30,11 +29,6 @@ impl Jitter {
         z ^= z >> 31;
         // The 53 bits that fit a double.
         (z >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// From zero up to, not including, `most`.
-    pub(crate) fn up_to(&self, most: Duration) -> Duration {
-        most.mul_f64(self.fraction())
     }
 }
 

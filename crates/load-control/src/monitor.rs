@@ -10,6 +10,8 @@ use std::sync::{
     Arc,
     atomic::Ordering::{Relaxed, SeqCst},
 };
+#[cfg(feature = "tokio")]
+use std::time::{Duration, Instant};
 
 /// The most queues that one [`LoadMonitor`] watches: two bits of its word for each, and one bit of
 /// a second word that says which are taken.
@@ -18,6 +20,10 @@ pub const MAX_QUEUES: usize = 31;
 /// The kill switch, above the bits of the queues: a word that is not zero and below this means
 /// pressure, in one comparison.
 const OFF: u64 = 1 << 63;
+
+/// How often [`LoadMonitor::wait_until_normal`] polls.
+#[cfg(feature = "tokio")]
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How loaded the process is: the worst of its queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -119,6 +125,36 @@ impl LoadMonitor {
         (1..OFF).contains(&self.shared.word.load(Relaxed))
     }
 
+    /// Waits while the load is high, at most until `deadline`. Returns whether the load is normal.
+    ///
+    /// It polls the load every 5 ms and calls `on_poll` after each poll: the monitor wakes nobody,
+    /// because its observations are on hot paths.
+    ///
+    /// # Cancel safety
+    /// It holds nothing.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with its timer enabled, if it has to wait.
+    #[cfg(feature = "tokio")]
+    pub async fn wait_until_normal(
+        &self,
+        deadline: Option<Instant>,
+        mut on_poll: impl FnMut(),
+    ) -> bool {
+        while self.is_pressed() {
+            let mut next = Instant::now() + POLL_INTERVAL;
+            if let Some(deadline) = deadline {
+                if Instant::now() >= deadline {
+                    return false;
+                }
+                next = next.min(deadline);
+            }
+            tokio::time::sleep_until(next.into()).await;
+            on_poll();
+        }
+        true
+    }
+
     /// The worst of its queues; always normal while switched off.
     pub fn state(&self) -> LoadState {
         state_of(self.shared.word.load(Relaxed))
@@ -134,11 +170,6 @@ impl LoadMonitor {
         };
         let after = if enabled { before & !OFF } else { before | OFF };
         self.shared.changed(before, after);
-    }
-
-    /// Whether the kill switch leaves it on.
-    pub fn is_enabled(&self) -> bool {
-        self.shared.word.load(Relaxed) & OFF == 0
     }
 
     /// How often the state went from one to the other, also by the kill switch, since the monitor
@@ -194,7 +225,7 @@ impl QueueLoad {
         let watched = &self.watched;
         // Wraps only if more was removed than added, which `removed` prevents.
         watched.depth.fetch_add(items, Relaxed);
-        watched.settle(&watched.limits);
+        watched.settle();
     }
 
     /// So many items left. The depth does not go below zero.
@@ -203,7 +234,7 @@ impl QueueLoad {
         let lower = |depth: usize| Some(depth.saturating_sub(items));
         // Never an error: the closure always gives a value.
         let _ = watched.depth.fetch_update(Relaxed, Relaxed, lower);
-        watched.settle(&watched.limits);
+        watched.settle();
     }
 
     /// This many items are in it now.
@@ -213,20 +244,7 @@ impl QueueLoad {
     pub fn observe(&self, depth: usize) {
         let watched = &self.watched;
         watched.depth.store(depth, Relaxed);
-        watched.settle(&watched.limits);
-    }
-
-    /// As [`Self::observe`], for a queue whose capacity changes: it replaces the capacity for this
-    /// observation.
-    ///
-    /// # Errors
-    /// [`ConfigError::ZeroCapacity`]: nothing was observed.
-    pub fn observe_of(&self, depth: usize, capacity: usize) -> Result<(), ConfigError> {
-        let watched = &self.watched;
-        let limits = Limits::new(&watched.monitor.shared.config, watched.name, capacity)?;
-        watched.depth.store(depth, Relaxed);
-        watched.settle(&limits);
-        Ok(())
+        watched.settle();
     }
 
     /// The depth it was last told.
@@ -253,13 +271,13 @@ impl Watched {
     /// (store buffering is what it forbids), and the loop makes the thread that wrote the word look
     /// at the depth once more. So when all threads have returned, the word is what the depth says;
     /// `loom` tries all the ways in which it might not be.
-    fn settle(&self, limits: &Limits) {
+    fn settle(&self) {
         let shared = &self.monitor.shared;
         loop {
             fence(SeqCst);
             let word = shared.word.load(Relaxed);
             let level = level_at(word, self.shift);
-            let next = limits.next(level, self.depth.load(Relaxed));
+            let next = self.limits.next(level, self.depth.load(Relaxed));
             if next == level {
                 return;
             }

@@ -57,6 +57,7 @@ impl RefusalReason {
 
 /// An external caller was refused, because of overload or shutdown. Answered as HTTP 503.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 #[error("refused by the gate {}: {}, retry after {retry_after:?}", gate.as_str(), reason.as_str())]
 pub struct Refusal {
     /// Which gate refused.
@@ -68,38 +69,4 @@ pub struct Refusal {
     ///
     /// [`GateConfig::retry_after`]: crate::GateConfig::retry_after
     pub retry_after: Duration,
-}
-
-impl Refusal {
-    /// The value of the HTTP header `Retry-After`: whole seconds, rounded up, at least 1.
-    pub fn retry_after_secs(&self) -> u64 {
-        self.retry_after_ms().div_ceil(1_000).max(1)
-    }
-
-    /// `retryAfterMs`: whole milliseconds, rounded up.
-    pub fn retry_after_ms(&self) -> u64 {
-        self.retry_after.as_micros().div_ceil(1_000) as u64
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_header_is_never_earlier_than_the_milliseconds_say() {
-        let cases = [
-            (1, 1, 1),
-            (999_000, 999, 1),
-            (1_000_000, 1_000, 1),
-            (1_000_001, 1_001, 2),
-            (59_500_000, 59_500, 60),
-        ];
-        for (micros, ms, secs) in cases {
-            let retry_after = Duration::from_micros(micros);
-            let refusal =
-                Refusal { gate: GateName::Work, reason: RefusalReason::NoPermit, retry_after };
-            assert_eq!((refusal.retry_after_ms(), refusal.retry_after_secs()), (ms, secs));
-        }
-    }
 }

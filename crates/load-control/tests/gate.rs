@@ -1,7 +1,7 @@
 //! The public interface of the gate: nobody waits who should be refused, nobody is refused who should wait,
 //! and every permit comes back.
 
-use futures::{FutureExt, future::join_all, poll};
+use futures::{FutureExt, executor::block_on, future::join_all, poll};
 use load_control::{Gate, GateConfig, GateName, Limit, RefusalReason};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -15,16 +15,19 @@ use std::{
 };
 
 fn config(requests: usize, permits: usize, reserve: usize) -> GateConfig {
-    GateConfig {
-        requests: Limit::Number(requests),
-        work_permits: permits,
-        reserved_permits: reserve,
-        ..GateConfig::for_cores(2)
-    }
+    GateConfig::for_cores(2)
+        .with_requests(Limit::Number(requests))
+        .with_work_permits(permits)
+        .with_reserved_permits(reserve)
 }
 
 fn gate(requests: usize, permits: usize, reserve: usize) -> Gate {
     Gate::new(config(requests, permits, reserve)).unwrap()
+}
+
+fn unlimited_gate() -> Gate {
+    let config = GateConfig::default().with_requests(Limit::Unlimited);
+    Gate::new(config.with_work_permits(1).with_reserved_permits(0)).unwrap()
 }
 
 fn is_empty(gate: &Gate) -> bool {
@@ -203,13 +206,7 @@ async fn a_closed_gate_refuses_external_callers_keeps_its_permits_good_and_still
 
 #[tokio::test]
 async fn without_a_limit_external_callers_wait_in_line_and_none_is_refused() {
-    let unlimited = GateConfig {
-        requests: Limit::Unlimited,
-        work_permits: 1,
-        reserved_permits: 0,
-        ..GateConfig::default()
-    };
-    let (gate, now) = (Gate::new(unlimited).unwrap(), Instant::now());
+    let (gate, now) = (unlimited_gate(), Instant::now());
     let requests: Vec<_> = (0..20_000).map(|_| gate.enter(now).unwrap()).collect();
     let held = gate.acquire_external(now).await.unwrap();
     let mut external = pin!(gate.acquire_external(now));
@@ -225,13 +222,7 @@ async fn without_a_limit_external_callers_wait_in_line_and_none_is_refused() {
 
 #[tokio::test]
 async fn without_a_limit_a_waiting_external_caller_is_refused_when_the_gate_closes() {
-    let unlimited = GateConfig {
-        requests: Limit::Unlimited,
-        work_permits: 1,
-        reserved_permits: 0,
-        ..GateConfig::default()
-    };
-    let (gate, now) = (Gate::new(unlimited).unwrap(), Instant::now());
+    let (gate, now) = (unlimited_gate(), Instant::now());
     let held = gate.acquire_external(now).await.unwrap();
     let mut waiting = pin!(gate.acquire_external(now));
     assert!(poll!(waiting.as_mut()).is_pending());
@@ -294,7 +285,7 @@ fn saturated_the_gate_refuses_external_callers_at_once_and_internal_work_never()
                 });
                 scope.spawn(|| {
                     for _ in 0..500 {
-                        drop(gate.acquire_internal_blocking());
+                        drop(block_on(gate.acquire_internal()));
                         served.fetch_add(1, SeqCst);
                     }
                 });
@@ -315,13 +306,13 @@ fn saturated_the_gate_refuses_external_callers_at_once_and_internal_work_never()
 #[test]
 fn internal_work_that_waits_does_not_spin() {
     let gate = gate(1, 2, 1);
-    let held = (gate.acquire_internal_blocking(), gate.acquire_internal_blocking());
+    let held = (block_on(gate.acquire_internal()), block_on(gate.acquire_internal()));
     let polls = Arc::new(AtomicUsize::new(0));
     let waiting = thread::spawn({
         let (gate, polls) = (gate.clone(), Arc::clone(&polls));
         move || {
             let mut waiting = pin!(gate.acquire_internal());
-            futures::executor::block_on(std::future::poll_fn(|context| {
+            block_on(std::future::poll_fn(|context| {
                 polls.fetch_add(1, SeqCst);
                 waiting.as_mut().poll(context).map(drop)
             }));

@@ -1,9 +1,9 @@
 //! Upkeep from a thread of its own, in steps that others pass between.
 
 use crate::{config::ConfigError, pool::OrderPool};
+use load_control::Throttle;
 use std::{
     convert::Infallible,
-    hash::{BuildHasher, RandomState},
     io,
     sync::mpsc::{self, RecvTimeoutError, SyncSender},
     thread::{self, JoinHandle},
@@ -118,17 +118,17 @@ impl Upkeep {
         // Not a handle of the pool: the upkeep must not keep it alive.
         let shared = std::sync::Arc::clone(pool.shared());
         let (stop, stopped) = mpsc::sync_channel(1);
-        let random = RandomState::new();
+        let [interval, pause, pressed_pause] =
+            [config.interval, config.pause, config.pause.max(PRESSED_PAUSE)]
+                .map(|pause| Throttle::new(pause, config.jitter_percent));
         let thread = thread::Builder::new().name("order-pool-upkeep".into()).spawn(move || {
-            for round in 0_u64.. {
-                let due = shared.upkeep();
-                let base = match due {
-                    true if pressed() => config.pause.max(PRESSED_PAUSE),
-                    true => config.pause,
-                    false => config.interval,
+            loop {
+                let throttle = match shared.upkeep() {
+                    true if pressed() => &pressed_pause,
+                    true => &pause,
+                    false => &interval,
                 };
-                let wait = lengthened(base, config.jitter_percent, random.hash_one(round));
-                match stopped.recv_timeout(wait) {
+                match stopped.recv_timeout(throttle.next_pause()) {
                     Err(RecvTimeoutError::Timeout) if !shared.bell.is_closed() => {}
                     _ => break,
                 }
@@ -146,25 +146,5 @@ impl Upkeep {
             thread::sleep(Duration::from_millis(1));
         }
         thread.is_finished() && thread.join().is_ok()
-    }
-}
-
-/// `base` and up to `percent` of it on top.
-fn lengthened(base: Duration, percent: u8, random: u64) -> Duration {
-    let share = (random >> 32) as f64 / f64::from(u32::MAX);
-    base + base.mul_f64(share * f64::from(percent) / 100.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn jitter_only_lengthens_and_never_beyond_its_share() {
-        let base = Duration::from_millis(100);
-        assert_eq!(lengthened(base, 20, 0), base);
-        assert_eq!(lengthened(base, 20, u64::MAX), Duration::from_millis(120));
-        assert_eq!(lengthened(base, 0, u64::MAX), base);
-        assert_eq!(lengthened(Duration::ZERO, 100, u64::MAX), Duration::ZERO);
     }
 }

@@ -59,8 +59,22 @@ pub enum SignatureMode {
     Off,
 }
 
+macro_rules! setters {
+    ($config:ident: $($field:ident, $with:ident: $ty:ty;)*) => {
+        impl $config {$(
+            #[doc = concat!("Sets [`Self::", stringify!($field), "`].")]
+            #[must_use]
+            pub const fn $with(mut self, $field: $ty) -> Self {
+                self.$field = $field;
+                self
+            }
+        )*}
+    };
+}
+
 /// How many requests a signer may send; each element of a batch counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Quota {
     /// In the long run: at least 1, default [`DEFAULT_QUOTA_PER_SECOND`].
     pub per_second: u32,
@@ -72,6 +86,11 @@ impl Default for Quota {
     fn default() -> Self {
         Self { per_second: DEFAULT_QUOTA_PER_SECOND, burst: DEFAULT_QUOTA_BURST }
     }
+}
+
+setters! { Quota:
+    per_second, with_per_second: u32;
+    burst, with_burst: u32;
 }
 
 /// The configuration of an [`OrderRpc`](crate::OrderRpc).
@@ -131,6 +150,32 @@ pub struct OrderRpcConfig {
     /// `order_rpc_refused_total{reason="deferred_full"}`. With a gate without limit only the capacity
     /// counts.
     pub deferral: load_control::DeferralConfig,
+}
+
+setters! { OrderRpcConfig:
+    listen, with_listen: SocketAddr;
+    chain_id, with_chain_id: u64;
+    threads, with_threads: usize;
+    signatures, with_signatures: SignatureMode;
+    quota, with_quota: Option<Quota>;
+    max_signers, with_max_signers: usize;
+    max_body_bytes, with_max_body_bytes: usize;
+    max_message_bytes, with_max_message_bytes: usize;
+    max_buffered_bytes, with_max_buffered_bytes: usize;
+    max_batch, with_max_batch: usize;
+    max_depth, with_max_depth: usize;
+    max_txs_per_bundle, with_max_txs_per_bundle: usize;
+    max_connections, with_max_connections: usize;
+    max_connections_per_peer, with_max_connections_per_peer: usize;
+    max_websockets, with_max_websockets: usize;
+    max_in_flight_per_websocket, with_max_in_flight_per_websocket: usize;
+    header_timeout, with_header_timeout: Duration;
+    body_timeout, with_body_timeout: Duration;
+    slow_body_after, with_slow_body_after: Duration;
+    max_slow_bodies, with_max_slow_bodies: usize;
+    ping_interval, with_ping_interval: Duration;
+    send_timeout, with_send_timeout: Duration;
+    deferral, with_deferral: load_control::DeferralConfig;
 }
 
 impl OrderRpcConfig {

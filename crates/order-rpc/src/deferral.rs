@@ -1,30 +1,26 @@
-//! Raw transactions that wait while the load is high.
+//! Deferral of raw transactions while the load is high.
 
 use load_control::{
     DeferralConfig, DeferralQueue, Gate, LoadMonitor, Offered, Refusal, WorkPermit,
 };
 use std::{
     sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-/// How often the load is looked at while something waits. The monitor wakes nobody: it is on the
-/// hot path of others.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
-
-/// Who waits, in order. Each is given a slot when its turn has come, so that having waited it is not
-/// refused for want of one.
+/// The queue of deferred requests. Each is handed a work permit when it may run, so that a request
+/// that has waited is not refused for lack of one.
 ///
-/// Whoever waits keeps its place among the requests in flight, for seconds. So that the public's
-/// transactions do not keep out bundles and cancellations, which never wait, those who wait have at
-/// most half of these places.
+/// A deferred request stays in flight, for seconds. So that deferred raw transactions do not use up
+/// the limit of requests in flight that bundles and cancellations need, which are never deferred,
+/// they may use at most half of it.
 #[derive(Debug)]
 pub(crate) struct Deferral {
     /// `None` once closed.
     queue: Mutex<Option<Waiting>>,
-    /// Places among the requests in flight that those who wait may have; `None` without limit.
-    places: Option<Semaphore>,
+    /// The share of the requests in flight that deferred ones may use; `None` without limit.
+    share: Option<Semaphore>,
     monitor: Option<LoadMonitor>,
     added: Notify,
 }
@@ -38,16 +34,16 @@ impl Deferral {
         gate: &Gate,
     ) -> Result<Self, load_control::ConfigError> {
         let queue = DeferralQueue::new("raw_transactions", config)?;
-        // Rounded down: of a single request in flight nobody may have half.
-        let places = gate.request_limit().map(|limit| Semaphore::new(limit / 2));
-        Ok(Self { queue: Mutex::new(Some(queue)), places, monitor, added: Notify::new() })
+        // Rounded down: with a limit of one request in flight none may be deferred.
+        let share = gate.request_limit().map(|limit| Semaphore::new(limit / 2));
+        Ok(Self { queue: Mutex::new(Some(queue)), share, monitor, added: Notify::new() })
     }
 
-    /// Returns when the work may run: with a slot if it had to wait for its turn. Meanwhile its
-    /// request counts as `weight` of those in flight.
+    /// Returns when the work may run: with a work permit if it was deferred. Meanwhile its request
+    /// counts as `weight` of the deferred share.
     ///
     /// # Cancel safety
-    /// Dropped, its place in the queue is passed over.
+    /// Dropped, its entry in the queue is skipped.
     pub(crate) async fn acquire(
         &self,
         gate: &Gate,
@@ -55,14 +51,14 @@ impl Deferral {
     ) -> Result<Option<WorkPermit>, Refusal> {
         let Some(monitor) = &self.monitor else { return Ok(None) };
         let now = Instant::now();
-        let (turn, _places) = {
+        let (permit, _share) = {
             let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(queue) = queue.as_mut() else { return Err(gate.refuse_closed(now)) };
             let pressed = monitor.is_pressed();
-            let places = match &self.places {
-                Some(places) => {
+            let share = match &self.share {
+                Some(share) => {
                     let weight = weight.try_into().unwrap_or(u32::MAX);
-                    let free = places.try_acquire_many(weight).ok();
+                    let free = share.try_acquire_many(weight).ok();
                     if free.is_none() && queue.must_wait(pressed) {
                         queue.count_handed_back();
                         return Err(gate.refuse_deferred(now));
@@ -71,19 +67,19 @@ impl Deferral {
                 }
                 None => None,
             };
-            let (sender, turn) = oneshot::channel();
+            let (sender, permit) = oneshot::channel();
             match queue.offer(sender, now, pressed) {
                 Offered::Run(_) => return Ok(None),
                 Offered::HandedBack(_) => return Err(gate.refuse_deferred(now)),
-                Offered::Deferred => (turn, places),
+                Offered::Deferred => (permit, share),
             }
         };
         self.added.notify_one();
         // The sender is dropped only by `close`.
-        turn.await.map(Some).map_err(|_| gate.refuse_closed(Instant::now()))
+        permit.await.map(Some).map_err(|_| gate.refuse_closed(Instant::now()))
     }
 
-    /// Gives turns until [`Self::close`].
+    /// Hands out permits until [`Self::close`].
     pub(crate) async fn run(&self, gate: &Gate) {
         loop {
             let added = self.added.notified();
@@ -91,22 +87,25 @@ impl Deferral {
                 Err(Closed) => return,
                 Ok(None) => added.await,
                 Ok(Some(due)) if self.pressed() && due > Instant::now() => {
-                    let look = due.min(Instant::now() + LOOK_INTERVAL);
-                    tokio::time::sleep_until(look.into()).await;
+                    // Either order is right: both lead to a new look at the queue.
+                    tokio::select! {
+                        () = self.normal_or(due) => {}
+                        () = added => {}
+                    }
                 }
                 Ok(Some(_)) => {
-                    // The slot first: what is popped runs at once.
-                    let slot = gate.acquire_external_deferred().await;
-                    if let Some(turn) = self.pop() {
-                        // A caller who is gone drops the slot with its channel.
-                        let _ = turn.send(slot);
+                    // The permit first, since what is popped runs at once.
+                    let permit = gate.acquire_external_deferred().await;
+                    if let Some(sender) = self.pop() {
+                        // If the caller is gone, the permit is dropped with the channel.
+                        let _ = sender.send(permit);
                     }
                 }
             }
         }
     }
 
-    /// Refuses everyone who waits, and whoever comes.
+    /// Refuses every deferred request, and every later one.
     pub(crate) fn close(&self) {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut queue) = queue {
@@ -118,6 +117,13 @@ impl Deferral {
     pub(crate) fn stats(&self) -> Option<load_control::DeferralStats> {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.as_ref().map(|queue| queue.stats(Instant::now()))
+    }
+
+    /// Returns when the load is normal, or at `deadline`.
+    async fn normal_or(&self, deadline: Instant) {
+        if let Some(monitor) = &self.monitor {
+            monitor.wait_until_normal(Some(deadline), || {}).await;
+        }
     }
 
     fn pressed(&self) -> bool {

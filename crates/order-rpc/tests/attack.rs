@@ -253,7 +253,7 @@ async fn a_message_that_is_too_large_closes_its_websocket_and_no_other() {
 #[tokio::test]
 async fn a_signer_beyond_its_quota_is_told_when_to_come_back_and_others_are_served() {
     let mut config = config();
-    config.quota = Some(Quota { per_second: 1, burst: 2 });
+    config.quota = Some(Quota::default().with_per_second(1).with_burst(2));
     let server = start(config);
     let (greedy, modest) = (PrivateKeySigner::random(), PrivateKeySigner::random());
     let cancel = json!([{ "uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c8" }]);

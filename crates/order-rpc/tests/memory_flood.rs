@@ -104,7 +104,7 @@ async fn other_caller(to: SocketAddr, over: Arc<AtomicBool>) -> (Told, usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_from_many_signers_and_one_from_one_leave_memory_flat() {
     let mut config = config();
-    config.quota = Some(Quota { per_second: 1, burst: 20 });
+    config.quota = Some(Quota::default().with_per_second(1).with_burst(20));
     let server = start_with(config, gate_config(8), None);
     let bodies: Arc<[_]> = (0..TRANSACTIONS)
         .map(|nonce| request("eth_sendRawTransaction", json!([raw(nonce as u64)])))

@@ -11,16 +11,9 @@ use std::{
 
 use load_control::{LoadMonitor, QueueLoad};
 use metrics::{Counter, Gauge};
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::sleep,
-};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{config::FetcherConfig, error::ConfigError, sync::lock};
-
-/// How often the load is looked at while something waits. The monitor wakes nobody: it is on the
-/// hot path of others.
-const LOAD_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Kinds of work that may be deferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,25 +138,27 @@ impl Deferral {
     /// # Cancel safety
     /// A dropped wait loses its place and nothing else.
     pub(crate) async fn acquire(&self, work: DeferrableWork, since: Instant) -> DeferralPermit {
-        if !self.is_pressed() {
+        let Some(watched) = self.watched.as_ref().filter(|_| self.is_pressed()) else {
             return DeferralPermit::default();
-        }
+        };
         self.deferred.fetch_add(1, Relaxed);
         self.counters[work as usize].increment(1);
         let _waits = self.add_waiting(since);
-        loop {
-            if since.elapsed() >= self.max_age {
-                let one = Arc::clone(&self.aged_one);
-                // Whoever waits behind another aged one goes on when the load falls meanwhile.
-                if let Ok(one) = one.try_acquire_owned() {
-                    self.aged.fetch_add(1, Relaxed);
-                    return DeferralPermit { _one: Some(one) };
-                }
+        // An age beyond what the clock can count never comes.
+        let due = since.checked_add(self.max_age);
+        if watched.monitor.wait_until_normal(due, || self.publish()).await {
+            return DeferralPermit::default();
+        }
+        // In this order: work that may run because the load fell does not take the one permit.
+        tokio::select! {
+            biased;
+            _ = watched.monitor.wait_until_normal(None, || self.publish()) => {
+                DeferralPermit::default()
             }
-            sleep(LOAD_POLL_INTERVAL.min(self.max_age)).await;
-            self.publish();
-            if !self.is_pressed() {
-                return DeferralPermit::default();
+            one = Arc::clone(&self.aged_one).acquire_owned() => {
+                self.aged.fetch_add(1, Relaxed);
+                // It is never closed.
+                DeferralPermit { _one: one.ok() }
             }
         }
     }

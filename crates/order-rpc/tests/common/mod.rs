@@ -96,7 +96,7 @@ pub async fn until(what: &str, done: impl Fn() -> bool) {
 }
 
 pub fn gate_config(requests: usize) -> GateConfig {
-    GateConfig { requests: Limit::Number(requests), ..GateConfig::for_cores(2) }
+    GateConfig::for_cores(2).with_requests(Limit::Number(requests))
 }
 
 /// The defaults, but that nothing which a stall may hold up ends by its time: a test of such an end
