@@ -1,69 +1,94 @@
-//! Children of a bench: this program again in another role, spoken with in lines of JSON over its
-//! stdin and stdout, so that what they burn is theirs and can be counted.
+//! Child processes: the running program again, in another role. They are spoken with in lines of JSON over stdin and
+//! stdout, so that the CPU time and the memory that they use are theirs and can be told apart.
 
 use std::{
     io::{self, BufRead, BufReader, Write},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    time::Duration,
+    process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
 };
 
-use nix::sys::{
-    resource::{UsageWho, getrusage},
-    time::TimeVal,
-};
 use serde::{Serialize, de::DeserializeOwned};
 
-/// A running child. Its stdin closes when this is dropped, or when the bench dies in any way: then
-/// it ends.
+/// A running child. Its stdin closes when this is dropped, or when the parent dies in any way: then it ends.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub struct Process {
     child: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    requests: Option<ChildStdin>,
+    responses: BufReader<ChildStdout>,
 }
 
 impl Process {
-    pub(crate) fn spawn(role: &str) -> io::Result<Self> {
+    /// Starts this program with `role` as its first argument.
+    ///
+    /// # Errors
+    /// The process does not start.
+    pub fn spawn(role: &str) -> io::Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg(role)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let orders = child.stdin.take();
-        let answers = BufReader::new(child.stdout.take().expect("it is piped"));
-        Ok(Self { child, orders, answers })
+        let requests = child.stdin.take();
+        let responses = BufReader::new(child.stdout.take().expect("it is piped"));
+        Ok(Self { child, requests, responses })
     }
 
-    pub(crate) fn tell(&mut self, order: &impl Serialize) -> io::Result<()> {
-        write(self.orders.as_mut().expect("taken only by the drop"), order)
+    /// Sends a request; [`Self::receive`] waits for its response.
+    ///
+    /// # Errors
+    /// The child has ended.
+    pub fn send(&mut self, request: &impl Serialize) -> io::Result<()> {
+        write(self.requests.as_mut().expect("taken only by the drop"), request)
     }
 
-    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> io::Result<T> {
-        read(&mut self.answers)?.ok_or_else(|| io::Error::other("the child has ended"))
+    /// Waits for a response.
+    ///
+    /// # Errors
+    /// The child has ended, or its response is not of this type.
+    pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
+        read(&mut self.responses)?.ok_or_else(|| io::Error::other("the child has ended"))
     }
 
-    pub(crate) fn ask<T: DeserializeOwned>(&mut self, order: &impl Serialize) -> io::Result<T> {
-        self.tell(order)?;
-        self.hear()
+    /// Sends a request and waits for its response.
+    ///
+    /// # Errors
+    /// As [`Self::send`] and [`Self::receive`].
+    pub fn request<T: DeserializeOwned>(&mut self, request: &impl Serialize) -> io::Result<T> {
+        self.send(request)?;
+        self.receive()
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        drop(self.orders.take());
+        drop(self.requests.take());
         if let Err(error) = self.child.wait() {
-            eprintln!("warning: waiting for a child: {error}");
+            eprintln!("warning: waiting for a child process: {error}");
         }
     }
 }
 
-/// Obeys until stdin ends.
-pub(crate) fn obey<O: DeserializeOwned, A: Serialize>(
-    mut act: impl FnMut(O) -> io::Result<A>,
+/// Runs `role` until its end if this process was started for it: the first thing that a program does which spawns it.
+#[must_use = "the role's exit code is the process's"]
+pub fn run_as(role: &str, run: impl FnOnce() -> io::Result<()>) -> Option<ExitCode> {
+    (std::env::args_os().nth(1)? == role).then(|| match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{role}: {error}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+/// In the child: answers requests until stdin ends.
+///
+/// # Errors
+/// Those of `respond`, and what cannot be read or written.
+pub fn serve<Request: DeserializeOwned, Response: Serialize>(
+    mut respond: impl FnMut(Request) -> io::Result<Response>,
 ) -> io::Result<()> {
     let mut stdin = io::stdin().lock();
-    while let Some(order) = read(&mut stdin)? {
-        write(&mut io::stdout(), &act(order)?)?;
+    while let Some(request) = read(&mut stdin)? {
+        write(&mut io::stdout(), &respond(request)?)?;
     }
     Ok(())
 }
@@ -81,18 +106,4 @@ fn write(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     line.push(b'\n');
     to.write_all(&line)?;
     to.flush()
-}
-
-/// User and system time so far, of the process or of the calling thread.
-pub(crate) fn cpu(who: UsageWho) -> Duration {
-    let usage = getrusage(who).expect("asked for what exists");
-    let time = |time: TimeVal| {
-        Duration::from_secs(time.tv_sec() as u64) + Duration::from_micros(time.tv_usec() as u64)
-    };
-    time(usage.user_time()) + time(usage.system_time())
-}
-
-/// User and system time of this process so far.
-pub(crate) fn own_cpu() -> Duration {
-    cpu(UsageWho::RUSAGE_SELF)
 }
