@@ -77,6 +77,7 @@ mod deferral;
 mod error;
 mod fetch;
 mod fetcher;
+mod full;
 mod heads;
 mod limit;
 mod machine;
@@ -105,6 +106,7 @@ pub use self::{
     deferral::DeferredStats,
     error::{CallError, ConfigError, ConnectError, LossReason, StartError},
     fetcher::{EndReason, Fetcher},
+    full::{FullAnnouncement, FullTransaction, ObjectError, read_object},
     limit::{ADAPTIVE_FLOOR, MAX_RETRY_AFTER},
     machine::{Gap, GapReason, Role, SourceState, StaleReason},
     metrics::METRICS,
@@ -113,5 +115,5 @@ pub use self::{
     sink::{Delivery, FetchedTransaction, HeadUpdate, Holding, TransactionSink},
     snapshot::SnapshotError,
     source::SourceStatus,
-    tx::{Answer, Malformed, PooledTransaction, read_answer, read_raw},
+    tx::{Answer, Malformed, PooledTransaction, read_answer, read_raw, verify_blob_proofs},
 };

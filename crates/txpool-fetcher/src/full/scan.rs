@@ -1,0 +1,239 @@
+//! Splits JSON into members and elements, as slices of the text, without copying.
+//!
+//! The text has been through serde_json before (it arrives as a raw value), so this does not repeat
+//! the validation of what it skips. On text that is no JSON it returns an error or nonsense that no
+//! decoder accepts; it never panics, never recurses and reads each byte at most twice.
+
+use std::borrow::Cow;
+
+use memchr::memchr2;
+
+/// One value of the text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Value<'a> {
+    Null,
+    /// The content of a string. Owned only when the string contained escapes.
+    Text(Cow<'a, [u8]>),
+    /// The characters of a number.
+    Number(&'a [u8]),
+    /// An array, brackets included.
+    Array(&'a [u8]),
+    /// An object, braces included.
+    Object(&'a [u8]),
+    /// `true` or `false`.
+    Bool,
+}
+
+/// The text cannot be split at this byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SyntaxError {
+    pub(super) at: usize,
+}
+
+type Result<T> = std::result::Result<T, SyntaxError>;
+
+/// The members of one object, in their order.
+#[derive(Debug)]
+pub(super) struct Members<'a>(Items<'a>);
+
+/// The elements of one array, in their order.
+#[derive(Debug)]
+pub(super) struct Elements<'a>(Items<'a>);
+
+impl<'a> Members<'a> {
+    /// `json` is an object and nothing else, whitespace aside.
+    pub(super) fn new(json: &'a [u8]) -> Result<Self> {
+        Items::new(json, b'{', b'}').map(Self)
+    }
+
+    pub(super) fn next(&mut self) -> Result<Option<(Cow<'a, [u8]>, Value<'a>)>> {
+        if !self.0.advance()? {
+            return Ok(None);
+        }
+        let scanner = &mut self.0.scanner;
+        let key = scanner.string()?;
+        scanner.skip_whitespace();
+        scanner.expect(b':')?;
+        scanner.skip_whitespace();
+        Ok(Some((key, scanner.value()?)))
+    }
+}
+
+impl<'a> Elements<'a> {
+    /// `json` is an array and nothing else, whitespace aside.
+    pub(super) fn new(json: &'a [u8]) -> Result<Self> {
+        Items::new(json, b'[', b']').map(Self)
+    }
+
+    pub(super) fn next(&mut self) -> Result<Option<Value<'a>>> {
+        if !self.0.advance()? {
+            return Ok(None);
+        }
+        self.0.scanner.value().map(Some)
+    }
+}
+
+/// What objects and arrays have in common: items between brackets, with commas between them.
+#[derive(Debug)]
+struct Items<'a> {
+    scanner: Scanner<'a>,
+    close: u8,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Opened,
+    Between,
+    Closed,
+}
+
+impl<'a> Items<'a> {
+    fn new(json: &'a [u8], open: u8, close: u8) -> Result<Self> {
+        let mut scanner = Scanner { json, at: 0 };
+        scanner.skip_whitespace();
+        scanner.expect(open)?;
+        Ok(Self { scanner, close, state: State::Opened })
+    }
+
+    /// Moves to the next item; false at the end of the last one.
+    fn advance(&mut self) -> Result<bool> {
+        if self.state == State::Closed {
+            return Ok(false);
+        }
+        self.scanner.skip_whitespace();
+        if self.scanner.peek() == Some(self.close) {
+            self.scanner.at += 1;
+            self.scanner.skip_whitespace();
+            self.state = State::Closed;
+            return if self.scanner.peek().is_none() { Ok(false) } else { self.scanner.error() };
+        }
+        if self.state == State::Between {
+            self.scanner.expect(b',')?;
+            self.scanner.skip_whitespace();
+        }
+        self.state = State::Between;
+        Ok(true)
+    }
+}
+
+#[derive(Debug)]
+struct Scanner<'a> {
+    json: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Scanner<'a> {
+    fn peek(&self) -> Option<u8> {
+        self.json.get(self.at).copied()
+    }
+
+    fn error<T>(&self) -> Result<T> {
+        Err(SyntaxError { at: self.at })
+    }
+
+    fn skip_whitespace(&mut self) {
+        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
+            self.at += 1;
+        }
+    }
+
+    fn expect(&mut self, byte: u8) -> Result<()> {
+        if self.peek() == Some(byte) {
+            self.at += 1;
+            Ok(())
+        } else {
+            self.error()
+        }
+    }
+
+    fn value(&mut self) -> Result<Value<'a>> {
+        match self.peek() {
+            Some(b'"') => self.string().map(Value::Text),
+            Some(b'{') => self.nested().map(Value::Object),
+            Some(b'[') => self.nested().map(Value::Array),
+            Some(b'-' | b'0'..=b'9') => {
+                let start = self.at;
+                while let Some(b'-' | b'+' | b'.' | b'0'..=b'9' | b'e' | b'E') = self.peek() {
+                    self.at += 1;
+                }
+                Ok(Value::Number(&self.json[start..self.at]))
+            }
+            Some(b'n') => self.word(b"null", Value::Null),
+            Some(b't') => self.word(b"true", Value::Bool),
+            Some(b'f') => self.word(b"false", Value::Bool),
+            _ => self.error(),
+        }
+    }
+
+    fn word(&mut self, word: &[u8], value: Value<'a>) -> Result<Value<'a>> {
+        if self.json[self.at..].starts_with(word) {
+            self.at += word.len();
+            Ok(value)
+        } else {
+            self.error()
+        }
+    }
+
+    /// Reads a string. One with escapes, which no node writes here, is left to serde_json.
+    fn string(&mut self) -> Result<Cow<'a, [u8]>> {
+        let quote = self.at;
+        let escaped = self.skip_string()?;
+        let content = &self.json[quote + 1..self.at - 1];
+        if !escaped {
+            return Ok(Cow::Borrowed(content));
+        }
+        match serde_json::from_slice::<String>(&self.json[quote..self.at]) {
+            Ok(text) => Ok(Cow::Owned(text.into_bytes())),
+            Err(_) => Err(SyntaxError { at: quote }),
+        }
+    }
+
+    /// Moves behind a string, and tells whether it contains escapes.
+    fn skip_string(&mut self) -> Result<bool> {
+        self.expect(b'"')?;
+        let mut escaped = false;
+        loop {
+            let rest = self.json.get(self.at..).unwrap_or_default();
+            match memchr2(b'"', b'\\', rest) {
+                Some(offset) if rest[offset] == b'"' => {
+                    self.at += offset + 1;
+                    return Ok(escaped);
+                }
+                Some(offset) => {
+                    escaped = true;
+                    // The escaped character cannot end the string.
+                    self.at += offset + 2;
+                }
+                None => return self.error(),
+            }
+        }
+    }
+
+    /// Moves behind an array or object and returns it with its brackets, which are counted and
+    /// not matched by kind.
+    fn nested(&mut self) -> Result<&'a [u8]> {
+        let start = self.at;
+        let mut depth = 0usize;
+        loop {
+            match self.peek() {
+                Some(b'{' | b'[') => depth += 1,
+                Some(b'}' | b']') => {
+                    // Starts at a bracket that opens, so the depth is at least one here.
+                    depth -= 1;
+                    if depth == 0 {
+                        self.at += 1;
+                        return Ok(&self.json[start..self.at]);
+                    }
+                }
+                Some(b'"') => {
+                    self.skip_string()?;
+                    continue;
+                }
+                Some(_) => {}
+                None => return self.error(),
+            }
+            self.at += 1;
+        }
+    }
+}
