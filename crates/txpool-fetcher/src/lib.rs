@@ -115,5 +115,8 @@ pub use self::{
     sink::{Delivery, FetchedTransaction, HeadUpdate, Holding, TransactionSink},
     snapshot::SnapshotError,
     source::SourceStatus,
-    tx::{Answer, Malformed, PooledTransaction, read_answer, read_raw, verify_blob_proofs},
+    tx::{
+        Answer, Malformed, PooledTransaction, SidecarError, read_answer, read_raw,
+        verify_blob_proofs,
+    },
 };

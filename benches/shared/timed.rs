@@ -14,15 +14,14 @@ use mempool_ingest::{
 /// Takes the time of what was announced, from the announcement read from the socket to the order in
 /// the pool; otherwise the pool as it is.
 #[derive(Clone, Debug)]
-pub struct Timed {
+pub(crate) struct Timed {
     pool: OrderPool,
     /// When each was announced, and how long it took.
-    pub live: Arc<Mutex<Vec<(Instant, Duration)>>>,
+    pub(crate) live: Arc<Mutex<Vec<(Instant, Duration)>>>,
 }
 
 impl Timed {
-    /// A stopwatch around a pool.
-    pub fn new(pool: OrderPool) -> Self {
+    pub(crate) fn new(pool: OrderPool) -> Self {
         Self { pool, live: Arc::default() }
     }
 }

@@ -5,49 +5,44 @@ use std::{ops::Range, thread};
 use alloy_consensus::{SignableTransaction as _, TxEip1559, TxEnvelope};
 use alloy_eips::eip2718::Encodable2718 as _;
 use alloy_primitives::{Address, B256, Bytes, TxKind};
-use mock_node::{
-    DEV_CHAIN_ID,
-    workload::{Account, test_accounts},
-};
+use mock_node::workload::{Account, test_accounts};
+
+pub(crate) const CHAIN_ID: u64 = 1337;
 
 /// Accounts of what is announced live. The first thousand are those of what is pending at the start.
-pub const LIVE: Range<usize> = 1_000..2_000;
+pub(crate) const LIVE: Range<usize> = 1_000..2_000;
 
 /// Accounts of what external callers send.
-pub const EXTERNAL: Range<usize> = 2_000..3_000;
+pub(crate) const EXTERNAL: Range<usize> = 2_000..3_000;
 
 /// The selector of `transfer(address,uint256)` and its two arguments.
 const INPUT_BYTES: usize = 68;
 
-/// A signed transaction.
 #[derive(Clone, Debug)]
-pub struct Prepared {
-    /// Its hash.
-    pub hash: B256,
-    /// Its EIP-2718 form.
-    pub raw: Bytes,
+pub(crate) struct Prepared {
+    pub(crate) hash: B256,
+    pub(crate) raw: Bytes,
 }
 
 /// Signs for its accounts in turn.
 #[derive(Clone, Debug)]
-pub struct Signer {
+pub(crate) struct Signer {
     accounts: Vec<Account>,
     signed: usize,
 }
 
 impl Signer {
-    /// Signs for the accounts of the test mnemonic with these numbers.
-    pub fn new(accounts: Range<usize>) -> Self {
+    pub(crate) fn new(accounts: Range<usize>) -> Self {
         Self { accounts: test_accounts(accounts.end).split_off(accounts.start), signed: 0 }
     }
 
     /// As if the latest `unused` had not been signed.
-    pub const fn take_back(&mut self, unused: usize) {
+    pub(crate) const fn take_back(&mut self, unused: usize) {
         self.signed -= unused;
     }
 
     /// The next `count`, on two threads: about 35 us each.
-    pub fn sign(&mut self, count: usize) -> Vec<Prepared> {
+    pub(crate) fn sign(&mut self, count: usize) -> Vec<Prepared> {
         let (first, half) = (self.signed, count / 2);
         self.signed += count;
         let sign = |numbers: Range<usize>| -> Vec<_> { numbers.map(|n| self.one(n)).collect() };
@@ -64,7 +59,7 @@ impl Signer {
         let mut input = vec![0x11; INPUT_BYTES];
         input[..4].copy_from_slice(&[0xa9, 0x05, 0x9c, 0xbb]);
         let tx = TxEip1559 {
-            chain_id: DEV_CHAIN_ID,
+            chain_id: CHAIN_ID,
             nonce: (number / self.accounts.len()) as u64,
             gas_limit: 60_000,
             max_fee_per_gas: 200_000_000_000,

@@ -15,6 +15,7 @@
 //!
 //! `cargo bench --bench blocklist`; with `-- --test` two rounds of each, to see that it runs.
 
+#[path = "blocklist/world.rs"]
 mod world;
 
 use std::{
