@@ -1,7 +1,5 @@
 //! Peers that are no node: a typed error that names the path and the likely cause, and no hang.
 
-mod common;
-
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     os::unix::net::{UnixListener, UnixStream},
@@ -9,11 +7,11 @@ use std::{
     thread,
 };
 
-use common::socket;
 use mempool_ingest::{
     Fetcher, FetcherConfig,
     txpool_fetcher::{ConnectError, FetchedTransaction, StartError},
 };
+use testkit::ingest::socket;
 use tokio::sync::mpsc;
 
 async fn start(path: &Path) -> ConnectError {

@@ -1,10 +1,8 @@
 //! A host that blocks its runtime loses nothing.
 
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::{Node, ingest, settled};
+use testkit::ingest::{Node, ingest, settled};
 
 /// Longer than the 10 s after which geth gives a reader up.
 const BLOCKED: Duration = Duration::from_secs(15);

@@ -1,11 +1,8 @@
 //! A node that is busy, and a host that is too: what has to be asked again waits without keeping
 //! what is announced from being asked for, and nothing is lost.
 
-mod common;
-
 use std::time::Duration;
 
-use common::{Node, eventually, settled};
 use futures::FutureExt as _;
 use mempool_ingest::{
     Ingest, IngestConfig, LoadMonitor, PoolConfig,
@@ -13,6 +10,7 @@ use mempool_ingest::{
     txpool_fetcher::AuditMode,
 };
 use mock_node::{BadAnswer, Fault, workload::PreparedTx};
+use testkit::ingest::{Node, eventually, settled};
 
 /// So few that retries which kept theirs would leave none to live announcements.
 const SLOTS: usize = 4;

@@ -1,11 +1,8 @@
 //! The fetcher and the pool against the mock node, over a real socket.
 
-mod common;
-
 use std::{collections::BTreeSet, time::Duration};
 
 use alloy_eips::Encodable2718 as _;
-use common::{Node, eventually, ingest, settled};
 use mempool_ingest::{
     Fetcher, FetcherConfig,
     order_pool::{Event, Order, RemoveReason},
@@ -14,6 +11,7 @@ use mempool_ingest::{
     },
 };
 use mock_node::workload::Mix;
+use testkit::ingest::{Node, eventually, ingest, settled};
 use tokio::sync::mpsc;
 
 /// Blobs of both sizes, and every other kind.
@@ -268,7 +266,7 @@ async fn two_asking_connections_share_the_questions() {
 
 #[tokio::test]
 async fn a_node_that_starts_late_is_waited_for_when_told_so() {
-    let (_folder, path) = common::socket();
+    let (_folder, path) = testkit::ingest::socket();
     let config = FetcherConfig::ipc(&path).with_start(StartPolicy::WaitForNode);
     let pool = mempool_ingest::OrderPool::new(mempool_ingest::PoolConfig::default()).unwrap();
     let fetcher = Fetcher::start(config, pool.clone()).await.unwrap();

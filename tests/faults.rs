@@ -6,20 +6,18 @@
 //! A failure names its seed; `MEMPOOL_INGEST_FAULT_FIRST=SEED MEMPOOL_INGEST_FAULT_SEEDS=1` replays
 //! it.
 
-mod common;
-
 use std::{
     path::PathBuf,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
-use common::{eventually, settled, socket};
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
     txpool_fetcher::{AuditMode, AuditReport, Backoff, Counts, SourceStatus, StartPolicy},
 };
 use mock_node::{Fault, FaultPlan, LoadStart, MockNode, NodeConfig, Target, workload::SignedLoad};
+use testkit::ingest::{eventually, settled, socket};
 use tokio::sync::Semaphore;
 
 /// Simulated time of one seed.
@@ -98,8 +96,8 @@ async fn run(plan: FaultPlan, tps: u32, time: Duration) -> Outcome {
     let fetcher = Fetcher::start(config(&node), pool).await.expect("it waits for the node");
     let waiting = Arc::clone(&node);
     let finished = tokio::task::spawn_blocking(move || {
-        waiting.wait_load_finished(common::PATIENCE)
-            && waiting.wait_faults_finished(common::PATIENCE)
+        waiting.wait_load_finished(testkit::ingest::PATIENCE)
+            && waiting.wait_faults_finished(testkit::ingest::PATIENCE)
     });
     assert!(finished.await.expect("no panic"), "load and faults end");
     // Live again, and one audit.
@@ -115,7 +113,7 @@ async fn run(plan: FaultPlan, tps: u32, time: Duration) -> Outcome {
 
 /// An audit, tried until the node lists its pool: an armed fault may still strike its connection.
 async fn audit(fetcher: &Fetcher, mode: AuditMode) -> AuditReport {
-    let deadline = Instant::now() + common::PATIENCE;
+    let deadline = Instant::now() + testkit::ingest::PATIENCE;
     loop {
         eventually("live again", || fetcher.is_live()).await;
         match fetcher.audit(0, mode).await {

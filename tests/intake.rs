@@ -1,7 +1,5 @@
 //! Searchers' orders by HTTP into a running [`Ingest`], as its host would wire it.
 
-mod common;
-
 use std::{
     net::SocketAddr,
     time::{Duration, Instant},
@@ -12,7 +10,6 @@ use alloy_eips::eip2718::Encodable2718 as _;
 use alloy_primitives::{Address, B256, TxKind, hex, keccak256};
 use alloy_signer::SignerSync as _;
 use alloy_signer_local::PrivateKeySigner;
-use common::{Node, PATIENCE, eventually, socket};
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, IngestError, OrderRpcConfig, PoolConfig,
     load_control::{LoadState, MonitorConfig},
@@ -21,6 +18,7 @@ use mempool_ingest::{
 };
 use mock_node::{DEV_CHAIN_ID, MockNode, NodeConfig};
 use serde_json::{Value, json};
+use testkit::ingest::{Node, PATIENCE, eventually, socket};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -212,7 +210,7 @@ async fn under_load_a_backfill_waits_and_ends_complete_while_live_announcements_
 
     others.observe(0);
     eventually("the backfill is in", || ingest.pool().len() == node.txs.len()).await;
-    let counts = common::settled(ingest.fetcher(), "nothing is lost", |_| true).await;
+    let counts = testkit::ingest::settled(ingest.fetcher(), "nothing is lost", |_| true).await;
     assert_eq!((counts.backfilled, counts.announced), (40, 20));
     let deferred = ingest.fetcher().deferred();
     assert_eq!((deferred.deferred, deferred.aged, deferred.waiting), (1, 0, 0));

@@ -1,10 +1,7 @@
 //! A node that can do only so much: we notice, ask less, and lose nothing; its blocks come first.
 
-mod common;
-
 use std::time::Duration;
 
-use common::{Node, eventually, ingest, settled};
 use mempool_ingest::{
     FetcherConfig,
     txpool_fetcher::{
@@ -12,6 +9,7 @@ use mempool_ingest::{
     },
 };
 use mock_node::{Capacity, NodeConfig, Stats};
+use testkit::ingest::{Node, eventually, ingest, settled};
 
 /// 2000 questions a second.
 const SERVICE: Duration = Duration::from_millis(2);
@@ -60,7 +58,7 @@ async fn a_node_that_says_when_to_come_back_is_not_asked_before() {
         Capacity { at_once: 1, service: Duration::from_secs(1), may_wait: 0, says_when: true };
     let node = Node::start(3, |config: NodeConfig| config.with_capacity(Some(one_a_second)));
     let mut config = node.fetcher().with_adaptive_limit(false);
-    (config.fetch_retries, config.fetch_timeout) = (0, common::PATIENCE);
+    (config.fetch_retries, config.fetch_timeout) = (0, testkit::ingest::PATIENCE);
     let (fetcher, pool) = ingest(config).await;
     let submit = |number: usize| node.node.submit(node.txs[number].raw.clone()).expect("taken");
     // It was tried out when we connected.

@@ -4,7 +4,6 @@
 
 #[path = "real_nodes/client.rs"]
 mod client;
-mod common;
 #[path = "real_nodes/load.rs"]
 mod load;
 
@@ -14,7 +13,6 @@ use alloy_consensus::{SignableTransaction as _, TxEip1559};
 use alloy_eips::Encodable2718 as _;
 use alloy_primitives::{B256, Bytes, TxKind, U256};
 use client::Client;
-use common::{eventually, settled};
 use load::Load;
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
@@ -26,6 +24,7 @@ use mock_node::{
     workload::{Account, Mix, Workload, WorkloadConfig, test_accounts},
 };
 use tempfile::TempDir;
+use testkit::ingest::{eventually, settled};
 
 const BOTH: [RealNodeKind; 2] = [RealNodeKind::Anvil, RealNodeKind::Geth];
 

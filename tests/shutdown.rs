@@ -1,11 +1,9 @@
 //! After a stop nothing is left. Alone in its process, because it looks at the process's threads.
 
-mod common;
-
 use std::time::Duration;
 
-use common::{Node, ingest, settled};
 use mempool_ingest::txpool_fetcher::EndReason;
+use testkit::ingest::{Node, ingest, settled};
 
 fn our_threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
@@ -22,15 +20,15 @@ async fn after_a_shutdown_no_thread_is_left_and_what_was_under_way_is_counted() 
     let (fetcher, _pool) = ingest(node.fetcher()).await;
     assert!(our_threads().len() >= 2, "{:?}", our_threads());
     node.submit_all();
-    common::eventually("all are announced", || fetcher.counts().announced >= 64).await;
+    testkit::ingest::eventually("all are announced", || fetcher.counts().announced >= 64).await;
     let (reason, counts) = fetcher.shutdown(Duration::from_secs(5)).await;
     assert_eq!(reason, EndReason::Stopped);
     assert!(counts.unfinished > 0, "{counts:?}");
     assert_eq!(counts.balance(), 0);
-    common::eventually("the threads have ended", || our_threads().is_empty()).await;
+    testkit::ingest::eventually("the threads have ended", || our_threads().is_empty()).await;
 
     let (fetcher, _pool) = ingest(Node::start(0, |config| config).fetcher()).await;
     settled(&fetcher, "nothing to do", |_| true).await;
     drop(fetcher);
-    common::eventually("dropping stops too", || our_threads().is_empty()).await;
+    testkit::ingest::eventually("dropping stops too", || our_threads().is_empty()).await;
 }

@@ -1,15 +1,13 @@
 //! A node over WebSocket: the mock node's socket behind a bridge, message by message.
 
-mod common;
-
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use common::{Node, eventually, ingest, settled};
 use futures::{SinkExt as _, StreamExt as _};
 use mempool_ingest::{
     FetcherConfig,
     txpool_fetcher::{AuditMode, Endpoint, SourceState},
 };
+use testkit::ingest::{Node, eventually, ingest, settled};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     net::{TcpListener, TcpStream, UnixStream},

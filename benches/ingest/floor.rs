@@ -6,17 +6,17 @@ use alloy_primitives::hex;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use mempool_ingest::txpool_fetcher::{Answer, read_answer};
 use mock_node::workload::{PreparedTx, TxKind};
-use nix::sys::resource::UsageWho;
+use testkit::usage::thread_cpu;
 
-use crate::{child::cpu, rivals::decode};
+use crate::rivals::decode;
 
 /// Thread CPU time of one pass of decode and recover over `txs`, per transaction.
 pub(crate) fn pass(txs: &[PreparedTx]) -> Duration {
-    let before = cpu(UsageWho::RUSAGE_THREAD);
+    let before = thread_cpu();
     for tx in txs {
         black_box(decode(&tx.raw).expect("signed by us"));
     }
-    (cpu(UsageWho::RUSAGE_THREAD) - before) / u32::try_from(txs.len()).expect("a few thousand")
+    (thread_cpu() - before) / u32::try_from(txs.len()).expect("a few thousand")
 }
 
 /// The floor, and the whole of what ours does with an answer, for each size of transaction.

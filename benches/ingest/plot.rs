@@ -4,15 +4,18 @@ use std::{path::Path, time::Duration};
 
 use plotters::prelude::*;
 
-use crate::{run::Contender, table::Row};
+use crate::{
+    run::Contender,
+    table::{Row, latency_us, lost_share},
+};
 
 /// Draws p50 (thin) and p99 (bold) over the rate, one panel for each answer time.
 pub(crate) fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn std::error::Error>> {
-    let paced: Vec<_> = rows.iter().filter(|row| row.load.tps.is_some()).collect();
-    let mut latencies: Vec<Duration> = paced.iter().map(|row| row.load.latency).collect();
+    let paced: Vec<_> = rows.iter().filter(|row| row.contender.1.tps.is_some()).collect();
+    let mut latencies: Vec<Duration> = paced.iter().map(|row| row.contender.1.latency).collect();
     latencies.dedup();
-    let rates = || paced.iter().filter_map(|row| row.load.tps).map(f64::from);
-    let all = || paced.iter().flat_map(|row| [row.latency_us(0.5), row.latency_us(0.99)]);
+    let rates = || paced.iter().filter_map(|row| row.contender.1.tps).map(f64::from);
+    let all = || paced.iter().flat_map(|row| [latency_us(row, 0.5), latency_us(row, 0.99)]);
     let (left, right) = (rates().fold(f64::MAX, f64::min), rates().fold(0.0, f64::max));
     let (low, high) = (all().fold(f64::MAX, f64::min), all().fold(1.0, f64::max));
 
@@ -32,15 +35,15 @@ pub(crate) fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn std::error::
             .y_desc("announced to visible, us: p50 thin, p99 bold")
             .draw()?;
         for (contender, color) in Contender::ALL.into_iter().zip([RED, BLUE, GREEN]) {
-            let mine = |row: &&&Row| row.contender == contender && row.load.latency == answer;
+            let mine =
+                |row: &&&Row| row.contender.0 == contender && row.contender.1.latency == answer;
             for (quantile, width) in [(0.5, 1), (0.99, 3)] {
-                let points = paced
-                    .iter()
-                    .filter(mine)
-                    .filter_map(|row| Some((f64::from(row.load.tps?), row.latency_us(quantile))));
+                let points = paced.iter().filter(mine).filter_map(|row| {
+                    Some((f64::from(row.contender.1.tps?), latency_us(row, quantile)))
+                });
                 let line = chart.draw_series(LineSeries::new(points, color.stroke_width(width)))?;
                 if width > 1 {
-                    let lost = paced.iter().filter(mine).map(|row| row.lost_share());
+                    let lost = paced.iter().filter(mine).map(|row| lost_share(row));
                     let worst = lost.fold(0.0, f64::max) * 100.0;
                     line.label(format!("{}, lost up to {worst:.1} %", contender.name())).legend(
                         move |(x, y)| {

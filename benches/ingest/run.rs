@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -18,12 +17,19 @@ use mempool_ingest::{
     order_pool::{Event, Order},
     txpool_fetcher::{Counts, EndReason},
 };
-use mock_node::workload::{PreparedTx, TxKind, Workload};
+use mock_node::{
+    NodeConfig,
+    workload::{PreparedTx, TxKind, Workload},
+};
+use testkit::{
+    figures::histogram,
+    node::{Announced, NodeProcess, What},
+    usage::{now_ns, process_cpu},
+};
 use tokio::runtime::Runtime;
 
 use crate::{
-    child::own_cpu,
-    node::{Announced, Load, NodeProcess, now_ns},
+    node::Load,
     rivals::{self, Rival},
 };
 
@@ -101,7 +107,7 @@ impl Stage {
     /// Starts the node's process and signs here too what it will announce, at most `count`.
     pub(crate) fn new(count: usize) -> std::io::Result<Self> {
         let load = Load { latency: Duration::ZERO, count, tps: None };
-        let txs = Workload::new(load.config(PathBuf::new()).workload()).prepare(count);
+        let txs = Workload::new(load.configure(NodeConfig::new("")).workload()).prepare(count);
         let host = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(Self { node: NodeProcess::spawn()?, txs, host })
     }
@@ -112,7 +118,8 @@ impl Stage {
     /// When the node or the contender does not start; when anybody pooled what was not announced,
     /// or a transaction that is not whole; when ours did not pool everything.
     pub(crate) fn run(&mut self, contender: Contender, load: Load) -> Run {
-        let path = self.node.start(load).expect("the node starts");
+        self.node.start(|config| load.configure(config)).expect("the node starts");
+        let path = self.node.path();
         let pool_config = PoolConfig::default();
         let fetcher = FetcherConfig::ipc(&path);
         // Its own thread for the sockets, and its workers.
@@ -138,12 +145,15 @@ impl Stage {
         running.wait_until_ready();
         let subscriber = Subscriber::start(&pool, load.count);
 
-        let before = own_cpu();
-        self.node.announce().expect("the node announces");
+        let before = process_cpu();
+        let what = What::OwnLoad(load.count);
+        self.node.announce(what, load.pace()).expect("the node announces");
+        self.node.finish().expect("the node has announced");
         subscriber.wait(load.count, running.patience());
-        let cpu = own_cpu() - before;
+        let cpu = process_cpu() - before;
 
         let announced = self.node.stop().expect("the node stops");
+        self.node.shut_down().expect("the node ends");
         let seen = subscriber.stop();
         let counts = running.stop(&self.host);
         self.check(contender, &announced, &seen, &pool, counts);
@@ -160,9 +170,9 @@ impl Stage {
         pool: &OrderPool,
         counts: Option<Counts>,
     ) {
-        let expected = &self.txs[..announced.hashes.len()];
+        let expected = &self.txs[..announced.own.len()];
         let mut missing: HashMap<_, _> = expected.iter().map(|tx| (tx.hash, tx)).collect();
-        for ((hash, _), tx) in announced.hashes.iter().zip(expected) {
+        for ((hash, _), tx) in announced.own.iter().zip(expected) {
             assert_eq!(*hash, tx.hash, "the node announced another transaction");
         }
         for (hash, _) in seen {
@@ -192,15 +202,15 @@ fn summarize(
     cpu: Duration,
     counts: Option<Counts>,
 ) -> Run {
-    let sent: HashMap<_, _> = announced.hashes.iter().copied().collect();
-    let mut latency = Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("bounds in order");
+    let sent: HashMap<_, _> = announced.own.iter().copied().collect();
+    let mut latency = histogram();
     for (hash, at) in seen {
         latency.saturating_record(at.saturating_sub(sent[hash]));
     }
-    let first = announced.hashes.first().map_or(0, |(_, at)| *at);
+    let first = announced.own.first().map_or(0, |(_, at)| *at);
     let last = seen.iter().map(|(_, at)| *at).max().unwrap_or(first);
     Run {
-        announced: announced.hashes.len(),
+        announced: announced.own.len(),
         pooled: seen.len(),
         latency,
         wall: Duration::from_nanos(last.saturating_sub(first)),

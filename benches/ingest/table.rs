@@ -2,93 +2,68 @@
 
 use std::{fmt::Write as _, fs, io, path::Path, time::Duration};
 
+use testkit::figures::{Rounds, Table, quantile_us};
+
 use crate::{
     node::Load,
     run::{Contender, Run},
 };
 
 /// All rounds of one contender under one load.
-#[derive(Debug)]
-pub(crate) struct Row {
-    pub(crate) contender: Contender,
-    pub(crate) load: Load,
-    pub(crate) runs: Vec<Run>,
+pub(crate) type Row = Rounds<(Contender, Load), Run>;
+
+/// A quantile of the latency in microseconds: the median of the rounds'.
+pub(crate) fn latency_us(row: &Row, quantile: f64) -> f64 {
+    row.median(|run| quantile_us(&run.latency, quantile))
 }
 
-impl Row {
-    fn median(&self, value: impl Fn(&Run) -> f64) -> f64 {
-        median(self.runs.iter().map(value).collect())
-    }
-
-    /// A quantile of the latency in microseconds: the median of the rounds'.
-    pub(crate) fn latency_us(&self, quantile: f64) -> f64 {
-        self.median(|run| run.latency.value_at_quantile(quantile) as f64 / 1e3)
-    }
-
-    /// Of everything announced in all rounds.
-    pub(crate) fn lost_share(&self) -> f64 {
-        self.lost() as f64 / self.announced().max(1) as f64
-    }
-
-    fn lost(&self) -> usize {
-        self.runs.iter().map(Run::lost).sum()
-    }
-
-    fn announced(&self) -> usize {
-        self.runs.iter().map(|run| run.announced).sum()
-    }
-
-    /// CPU time of the bench's process for each pooled transaction, in microseconds.
-    fn cpu_us(&self) -> f64 {
-        self.median(|run| run.cpu.as_secs_f64() * 1e6 / run.pooled.max(1) as f64)
-    }
-
-    fn pooled_per_s(&self) -> f64 {
-        self.median(|run| run.pooled as f64 / run.wall.as_secs_f64().max(1e-9))
-    }
-
-    /// Cores kept busy by this process and by the node, while it ran.
-    fn cores(&self) -> (f64, f64) {
-        let share = |time: fn(&Run) -> Duration| {
-            self.median(|run| time(run).as_secs_f64() / run.wall.as_secs_f64().max(1e-9))
-        };
-        (share(|run| run.cpu), share(|run| run.node_cpu))
-    }
-
-    /// Which side a burst was limited by, from what was busy.
-    fn limit(&self) -> String {
-        let (ours, node) = self.cores();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
-        let in_flight = if self.contender == Contender::Sequential { 1.0 } else { 64.0 };
-        let by_latency = in_flight / self.load.latency.as_secs_f64().max(1e-9);
-        let verdict = if self.lost_share() > 0.01 {
-            "its buffer: it lost announcements"
-        } else if self.pooled_per_s() > 0.7 * by_latency {
-            "fetches in flight / answer time"
-        } else if node > 0.85 {
-            "the node: its one server thread is busy"
-        } else if ours + node > 0.85 * cores {
-            "the machine: its cores are busy"
-        } else {
-            "the contender, or other load on the machine"
-        };
-        format!("{verdict} (cores: contender {ours:.2}, node {node:.2}, of {cores:.0})")
-    }
-
-    fn load(&self) -> String {
-        match self.load.tps {
-            Some(tps) => format!("{tps}/s"),
-            None => format!("burst {}", self.load.count),
-        }
-    }
+/// Of everything announced in all rounds.
+pub(crate) fn lost_share(row: &Row) -> f64 {
+    let lost: usize = row.runs.iter().map(Run::lost).sum();
+    lost as f64 / announced(row).max(1) as f64
 }
 
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    match values.len() {
-        0 => f64::NAN,
-        len if len % 2 == 1 => values[len / 2],
-        len => f64::midpoint(values[len / 2 - 1], values[len / 2]),
+fn announced(row: &Row) -> usize {
+    row.runs.iter().map(|run| run.announced).sum()
+}
+
+/// CPU time of the bench's process for each pooled transaction, in microseconds.
+fn cpu_us(row: &Row) -> f64 {
+    row.median(|run| run.cpu.as_secs_f64() * 1e6 / run.pooled.max(1) as f64)
+}
+
+fn pooled_per_s(row: &Row) -> f64 {
+    row.median(|run| run.pooled as f64 / run.wall.as_secs_f64().max(1e-9))
+}
+
+/// Which side a burst was limited by, from the cores that each kept busy while it ran.
+fn limit(row: &Row) -> String {
+    let share = |time: fn(&Run) -> Duration| {
+        row.median(|run| time(run).as_secs_f64() / run.wall.as_secs_f64().max(1e-9))
+    };
+    let (ours, node) = (share(|run| run.cpu), share(|run| run.node_cpu));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+    let (contender, load) = row.contender;
+    let in_flight = if contender == Contender::Sequential { 1.0 } else { 64.0 };
+    let by_latency = in_flight / load.latency.as_secs_f64().max(1e-9);
+    let verdict = if lost_share(row) > 0.01 {
+        "its buffer: it lost announcements"
+    } else if pooled_per_s(row) > 0.7 * by_latency {
+        "fetches in flight / answer time"
+    } else if node > 0.85 {
+        "the node: its one server thread is busy"
+    } else if ours + node > 0.85 * cores {
+        "the machine: its cores are busy"
+    } else {
+        "the contender, or other load on the machine"
+    };
+    format!("{verdict} (cores: contender {ours:.2}, node {node:.2}, of {cores:.0})")
+}
+
+fn name(load: Load) -> String {
+    match load.tps {
+        Some(tps) => format!("{tps}/s"),
+        None => format!("burst of {}", load.count),
     }
 }
 
@@ -97,8 +72,7 @@ pub(crate) fn print(rows: &[Row], floor: Duration) {
     let floor_us = floor.as_secs_f64() * 1e6;
     println!("\nannounced by the node -> visible to a subscriber; medians of the rounds");
     println!("floor: {floor_us:.1} us of CPU to decode and recover one transaction of this list");
-    println!(
-        "{:<7} {:<11} {:<17} {:>9} {:>7} {:>10} {:>10} {:>10} {:>9} {:>9} {:>8} {:>6}",
+    let mut table = Table::new([
         "answer",
         "load",
         "contender",
@@ -111,43 +85,46 @@ pub(crate) fn print(rows: &[Row], floor: Duration) {
         "CPU us/tx",
         "x floor",
         "late",
-    );
+    ]);
     for row in rows {
-        println!(
-            "{:<7} {:<11} {:<17} {:>9} {:>6.2}% {:>10.0} {:>10.0} {:>10.0} {:>9.0} {:>9.1} {:>8.2} {:>6}",
-            row.load.answer(),
-            row.load(),
-            row.contender.name(),
-            row.announced(),
-            row.lost_share() * 100.0,
-            row.latency_us(0.5),
-            row.latency_us(0.95),
-            row.latency_us(0.99),
-            row.pooled_per_s(),
-            row.cpu_us(),
-            row.cpu_us() / floor_us,
-            row.runs.iter().map(|run| run.late).sum::<usize>(),
-        );
+        let (contender, load) = row.contender;
+        table.row([
+            load.answer(),
+            name(load),
+            contender.name().to_owned(),
+            announced(row).to_string(),
+            format!("{:.2}%", lost_share(row) * 100.0),
+            format!("{:.0}", latency_us(row, 0.5)),
+            format!("{:.0}", latency_us(row, 0.95)),
+            format!("{:.0}", latency_us(row, 0.99)),
+            format!("{:.0}", pooled_per_s(row)),
+            format!("{:.1}", cpu_us(row)),
+            format!("{:.2}", cpu_us(row) / floor_us),
+            row.runs.iter().map(|run| run.late).sum::<usize>().to_string(),
+        ]);
     }
+    print!("{table}");
     println!("late: announced by the node more than 5 ms after they were due; many mean that the");
     println!("machine was too busy for its figures to be compared with another run's.");
     println!("A latency is of what was pooled: what was lost has none.");
-    for row in rows.iter().filter(|row| row.load.tps.is_none()) {
+    for row in rows.iter().filter(|row| row.contender.1.tps.is_none()) {
+        let (contender, load) = row.contender;
         println!(
             "limit of {} at {}, {}: {}",
-            row.load(),
-            row.load.answer(),
-            row.contender.name(),
-            row.limit()
+            name(load),
+            load.answer(),
+            contender.name(),
+            limit(row)
         );
     }
-    for row in rows.iter().filter(|row| row.contender == Contender::Ours) {
+    for row in rows.iter().filter(|row| row.contender.0 == Contender::Ours) {
         let lagged: u64 = row.runs.iter().map(|run| run.lagged).sum();
         if lagged > 0 {
+            let load = row.contender.1;
             println!(
                 "ours at {}, {}: its buffer lost {lagged}, all recovered by reconciliation",
-                row.load.answer(),
-                row.load()
+                load.answer(),
+                name(load)
             );
         }
     }
@@ -157,23 +134,23 @@ pub(crate) fn print(rows: &[Row], floor: Duration) {
 /// Ours against each rival under the same load, as ratios of this run.
 fn compare(rows: &[Row]) {
     println!("\np99 of ours as a share of the rival's, under the same load in this run:");
-    for ours in rows.iter().filter(|row| row.contender == Contender::Ours) {
-        let of = |contender| {
-            let rival = rows.iter().find(|row| {
-                row.contender == contender
-                    && row.load.tps == ours.load.tps
-                    && row.load.latency == ours.load.latency
-            });
-            rival.map_or(f64::NAN, |rival| ours.latency_us(0.99) / rival.latency_us(0.99))
+    let mut table = Table::new(["answer", "load", "plain concurrent", "sequential"]);
+    // The contenders of a load stand beside each other.
+    for of_load in rows.chunks(Contender::ALL.len()) {
+        let p99 = |contender| {
+            let row = of_load.iter().find(|row| row.contender.0 == contender);
+            row.map_or(f64::NAN, |row| latency_us(row, 0.99))
         };
-        println!(
-            "{:<7} {:<11} plain concurrent {:>6.2}   sequential {:>6.2}",
-            ours.load.answer(),
-            ours.load(),
+        let of = |rival| format!("{:.2}", p99(Contender::Ours) / p99(rival));
+        let load = of_load[0].contender.1;
+        table.row([
+            load.answer(),
+            name(load),
             of(Contender::Concurrent),
             of(Contender::Sequential),
-        );
+        ]);
     }
+    print!("{table}");
 }
 
 /// Every round of every row, for whoever wants to look closer.
@@ -183,14 +160,15 @@ pub(crate) fn write_csv(path: &Path, rows: &[Row], floor: Duration) -> io::Resul
          cpu_us_per_tx,floor_us_per_tx,node_cpu_s\n",
     );
     for row in rows {
+        let (contender, load) = row.contender;
         for (round, run) in row.runs.iter().enumerate() {
-            let us = |quantile| run.latency.value_at_quantile(quantile) as f64 / 1e3;
+            let us = |quantile| quantile_us(&run.latency, quantile);
             writeln!(
                 text,
                 "{},{},{},{round},{},{},{},{},{},{},{},{},{},{},{:.3},{:.3},{}",
-                row.load.latency.as_micros(),
-                row.load.tps.map_or("burst".to_owned(), |tps| tps.to_string()),
-                row.contender.name(),
+                load.latency.as_micros(),
+                load.tps.map_or("burst".to_owned(), |tps| tps.to_string()),
+                contender.name(),
                 run.announced,
                 run.pooled,
                 run.lost(),

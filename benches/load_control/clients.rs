@@ -16,16 +16,17 @@ use std::{
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
+use testkit::{
+    figures::histogram,
+    process::{Process, serve},
+    sign::{EXTERNAL, Signer},
+    usage::process_cpu,
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
     task::LocalSet,
     time::{sleep, sleep_until},
-};
-
-use crate::{
-    child::{Process, obey, own_cpu},
-    sign::{EXTERNAL, Signer},
 };
 
 pub(crate) const ROLE: &str = "__clients";
@@ -45,7 +46,7 @@ pub(crate) struct Phase {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-enum Order {
+enum Request {
     /// Sign so many: each is sent until it is accepted.
     Sign(usize),
     Run {
@@ -83,7 +84,7 @@ pub(crate) struct Clients(Process);
 impl Clients {
     pub(crate) fn spawn(txs: usize) -> io::Result<Self> {
         let mut process = Process::spawn(ROLE)?;
-        process.ask::<Sent>(&Order::Sign(txs))?;
+        process.request::<Sent>(&Request::Sign(txs))?;
         Ok(Self(process))
     }
 
@@ -94,25 +95,25 @@ impl Clients {
         connections: usize,
         phases: &[Phase],
     ) -> io::Result<()> {
-        self.0.tell(&Order::Run { server, connections, phases: phases.to_vec() })
+        self.0.send(&Request::Run { server, connections, phases: phases.to_vec() })
     }
 
     pub(crate) fn sent(&mut self) -> io::Result<Sent> {
-        self.0.hear()
+        self.0.receive()
     }
 }
 
 /// Runs as the clients.
-pub(crate) fn serve() -> io::Result<()> {
+pub(crate) fn respond() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut requests = Rc::default();
-    obey(|order| match order {
-        Order::Sign(count) => {
+    serve(|order| match order {
+        Request::Sign(count) => {
             let txs = Signer::new(EXTERNAL).sign(count);
             requests = Rc::new(txs.iter().map(|tx| request(&tx.raw)).collect());
             Ok(Sent::default())
         }
-        Order::Run { server, connections, phases } => LocalSet::new()
+        Request::Run { server, connections, phases } => LocalSet::new()
             .block_on(&runtime, run(server, connections, phases, Rc::clone(&requests))),
     })
 }
@@ -153,7 +154,6 @@ async fn run(
     phases: Vec<Phase>,
     requests: Rc<Vec<Vec<u8>>>,
 ) -> io::Result<Sent> {
-    let histogram = || Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds in order");
     let sent = Sent::default();
     let seen = Seen { sent, refusals: histogram(), outer: histogram(), acceptances: histogram() };
     let crowd = Rc::new(Crowd {
@@ -162,7 +162,7 @@ async fn run(
         phases,
         requests,
         start: Instant::now(),
-        cpu: own_cpu(),
+        cpu: process_cpu(),
         due: Cell::default(),
         over_cap: Cell::default(),
         seen: RefCell::new(seen),
@@ -182,7 +182,7 @@ async fn run(
         refusal_p99_ns: quantile(&seen.refusals, 0.99),
         outer_p99_ns: quantile(&seen.outer, 0.99),
         accepted_p99_ns: quantile(&seen.acceptances, 0.99),
-        cpu: own_cpu() - crowd.cpu,
+        cpu: process_cpu() - crowd.cpu,
         wall: crowd.start.elapsed(),
         ..std::mem::take(&mut seen.sent)
     })
@@ -191,7 +191,7 @@ async fn run(
 impl Crowd {
     async fn govern(self: Rc<Self>) {
         loop {
-            let burnt = own_cpu() - self.cpu;
+            let burnt = process_cpu() - self.cpu;
             self.over_cap.set(burnt > self.start.elapsed().mul_f64(CPU_CAP));
             sleep(LOOK).await;
         }

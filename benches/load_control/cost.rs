@@ -5,17 +5,21 @@ use std::{
     time::{Duration, Instant},
 };
 
+use alloy_primitives::B256;
 use mempool_ingest::{LoadMonitor, load_control::MonitorConfig, txpool_fetcher::Backfill};
+use testkit::{
+    figures::{Spread, median},
+    node::{NodeProcess, Pace, What},
+};
 
 use crate::{
     Plan,
-    node::Node,
-    stage::{Parts, Policy, Setup},
-    table::{self, Spread, median},
+    stage::{self, Parts, Policy, Setup},
+    table,
 };
 
 pub(crate) fn bench(plan: &Plan) {
-    let mut node = Node::spawn(0).expect("the node starts");
+    let (mut node, _) = stage::node(0);
     // The first run warms both sides up and is not kept.
     plan.host.block_on(run(plan, &mut node, Policy::On));
     // With and without it.
@@ -48,11 +52,14 @@ pub(crate) fn bench(plan: &Plan) {
 }
 
 /// From the first of them read from the socket to the last in the pool.
-async fn run(plan: &Plan, node: &mut Node, policy: Policy) -> Duration {
+async fn run(plan: &Plan, node: &mut NodeProcess, policy: Policy) -> Duration {
     let setup = Setup { policy, backfill: Backfill::Off, rpc: false };
     let mut parts = Parts::start(node.path(), setup).await;
     parts.until(|parts| parts.fetcher.is_live()).await;
-    let announced = node.burst(plan.burst).expect("the node announces");
+    node.announce(What::OwnLoad(plan.burst), Pace::at_once()).expect("the node announces");
+    node.finish().expect("the node has announced");
+    let announced = node.stop().expect("the node stops").own;
+    let announced: Vec<B256> = announced.into_iter().map(|(hash, _)| hash).collect();
     parts.check(&[&announced], 0).await;
     let took = parts.span();
     parts.stop().await;

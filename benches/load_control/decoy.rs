@@ -19,15 +19,15 @@ use std::{
 use alloy_consensus::{TxEnvelope, transaction::SignerRecoverable as _};
 use alloy_eips::eip2718::Decodable2718 as _;
 use mempool_ingest::{OrderRpcConfig, load_control::GateConfig};
+use mock_node::DEV_CHAIN_ID;
 use serde::{Deserialize, Serialize};
+use testkit::{
+    process::{Process, serve},
+    usage::process_cpu,
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-};
-
-use crate::{
-    child::{Process, obey, own_cpu},
-    sign::CHAIN_ID,
 };
 
 pub(crate) const ROLE: &str = "__decoy";
@@ -44,7 +44,7 @@ const NO: &[u8] =
     \"message\":\"overloaded, try again later\"},\"id\":1,\"jsonrpc\":\"2.0\"}";
 
 #[derive(Debug, Serialize, Deserialize)]
-enum Order {
+enum Request {
     /// Listen; answered with the port.
     Start,
     /// Accept this share from now on, counted anew.
@@ -69,7 +69,7 @@ impl Share {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-enum Answer {
+enum Response {
     Port(u16),
     Cpu(Duration),
     Done,
@@ -85,8 +85,8 @@ pub(crate) struct Decoy {
 impl Decoy {
     pub(crate) fn spawn() -> io::Result<Self> {
         let mut process = Process::spawn(ROLE)?;
-        match process.ask(&Order::Start)? {
-            Answer::Port(port) => {
+        match process.request(&Request::Start)? {
+            Response::Port(port) => {
                 Ok(Self { process, address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)) })
             }
             _ => Err(unexpected()),
@@ -94,15 +94,15 @@ impl Decoy {
     }
 
     pub(crate) fn accept(&mut self, share: Share) -> io::Result<()> {
-        match self.process.ask(&Order::Accept(share))? {
-            Answer::Done => Ok(()),
+        match self.process.request(&Request::Accept(share))? {
+            Response::Done => Ok(()),
             _ => Err(unexpected()),
         }
     }
 
     pub(crate) fn cpu(&mut self) -> io::Result<Duration> {
-        match self.process.ask(&Order::Cpu)? {
-            Answer::Cpu(cpu) => Ok(cpu),
+        match self.process.request(&Request::Cpu)? {
+            Response::Cpu(cpu) => Ok(cpu),
             _ => Err(unexpected()),
         }
     }
@@ -113,16 +113,16 @@ fn unexpected() -> io::Error {
 }
 
 /// Runs as the server.
-pub(crate) fn serve() -> io::Result<()> {
+pub(crate) fn respond() -> io::Result<()> {
     let mut quota = None;
-    obey(|order| {
+    serve(|order| {
         Ok(match order {
-            Order::Start => Answer::Port(listen(quota.insert(Arc::default()))?),
-            Order::Accept(share) => {
+            Request::Start => Response::Port(listen(quota.insert(Arc::default()))?),
+            Request::Accept(share) => {
                 quota.as_ref().ok_or_else(unexpected)?.set(share);
-                Answer::Done
+                Response::Done
             }
-            Order::Cpu => Answer::Cpu(own_cpu()),
+            Request::Cpu => Response::Cpu(process_cpu()),
         })
     })
 }
@@ -158,7 +158,7 @@ fn listen(quota: &Arc<Quota>) -> io::Result<u16> {
     thread::spawn(move || -> io::Result<()> {
         let gate = GateConfig::default();
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(OrderRpcConfig::new(CHAIN_ID).threads)
+            .worker_threads(OrderRpcConfig::new(DEV_CHAIN_ID).threads)
             .max_blocking_threads(gate.work_permits - gate.reserved_permits)
             .enable_all()
             .build()?;
@@ -215,10 +215,10 @@ fn body(bytes: &[u8]) -> Option<&[u8]> {
 
 fn recover(body: &[u8]) -> io::Result<()> {
     #[derive(Deserialize)]
-    struct Request {
+    struct Body {
         params: [alloy_primitives::Bytes; 1],
     }
-    let Request { params: [raw] } = serde_json::from_slice(body)?;
+    let Body { params: [raw] } = serde_json::from_slice(body)?;
     let tx = TxEnvelope::decode_2718_exact(&raw).map_err(io::Error::other)?;
     std::hint::black_box(tx.recover_signer().map_err(io::Error::other)?);
     Ok(())

@@ -3,15 +3,18 @@
 use std::time::{Duration, Instant};
 
 use mempool_ingest::txpool_fetcher::Backfill;
+use testkit::{
+    figures::{Spread, Table, median},
+    node::{NodeProcess, Pace, What},
+    usage::{process_cpu, resident_bytes},
+};
 
 use crate::{
     Plan,
-    child::own_cpu,
     clients::{CPU_CAP, Clients, Phase, Sent},
     decoy::{Decoy, Share},
-    node::{Node, Pace},
-    stage::{FEW_REQUESTS, Parts, Policy, Setup, resident_bytes},
-    table::{self, Figures, Row, Spread, median},
+    stage::{self, FEW_REQUESTS, Parts, Policy, Setup, warn_if_short},
+    table::{self, Figures, Row},
 };
 
 const TPS: u32 = 2_000;
@@ -43,10 +46,10 @@ pub(crate) struct Crowd {
 }
 
 pub(crate) fn bench(plan: &Plan) {
-    let mut node = Node::spawn(0).expect("the node starts");
+    let (mut node, _) = stage::node(0);
     let mut clients = Clients::spawn(plan.external_txs).expect("the clients start");
     let mut decoy = Decoy::spawn().expect("the control's server starts");
-    let mut rows = CONTENDERS.map(|(name, _)| (Row::new(name), Vec::new()));
+    let mut rows = CONTENDERS.map(|(name, _)| (Row::new(name.to_owned()), Vec::new()));
     for round in 0..plan.rounds {
         // The control's clients send as many as they did with admission just before, and as large a
         // share is accepted: then the clients burn as much. A server burns what it burns.
@@ -115,14 +118,13 @@ pub(crate) fn bench(plan: &Plan) {
         let accepted = table::other_ratio(row, control);
         println!(
             "  for contrast, live p99 {} / control: {contrast}, accepted {accepted}",
-            row.name
+            row.contender
         );
     }
 }
 
 fn crowds(rows: &[(Row, Vec<Crowd>)]) {
-    println!(
-        "{:<30} {:>9} {:>10} {:>9} {:>9} {:>11} {:>11} {:>8} {:>8} {:>8} {:>8} {:>15} {:>8}",
+    let mut table = Table::new([
         "",
         "offered/s",
         "accepted/s",
@@ -134,35 +136,38 @@ fn crowds(rows: &[(Row, Vec<Crowd>)]) {
         "ours",
         "control",
         "node",
-        "resident MB",
-        "orders",
-    );
+        "MB before",
+        "MB after",
+        "orders MB",
+    ]);
     for (row, crowds) in rows {
         let median = |value: &dyn Fn(&Crowd) -> f64| median(crowds.iter().map(value));
+        let whole = |value: &dyn Fn(&Crowd) -> f64| format!("{:.0}", median(value));
         let per_s = |count: &dyn Fn(&Sent) -> u64| {
-            median(&|crowd| count(&crowd.sent) as f64 / crowd.sent.wall.as_secs_f64())
+            whole(&|crowd| count(&crowd.sent) as f64 / crowd.sent.wall.as_secs_f64())
         };
         let cores = |time: &dyn Fn(&Crowd) -> Duration| {
-            median(&|crowd| time(crowd).as_secs_f64() / crowd.sent.wall.as_secs_f64())
+            let share = |crowd: &Crowd| time(crowd).as_secs_f64() / crowd.sent.wall.as_secs_f64();
+            format!("{:.2}", median(&share))
         };
-        println!(
-            "{:<30} {:>9.0} {:>10.0} {:>9.0} {:>9.0} {:>11.0} {:>11.0} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>6.0} -> {:>5.0} {:>+8.0}",
-            row.name,
+        table.row([
+            row.contender.clone(),
             per_s(&|sent| sent.offered),
             per_s(&|sent| sent.accepted),
             per_s(&|sent| sent.refused),
-            median(&|crowd| crowd.sent.refusal_p50_ns as f64 / 1e3),
-            median(&|crowd| crowd.sent.refusal_p99_ns as f64 / 1e3),
-            median(&|crowd| crowd.sent.accepted_p99_ns as f64 / 1e3),
+            whole(&|crowd| crowd.sent.refusal_p50_ns as f64 / 1e3),
+            whole(&|crowd| crowd.sent.refusal_p99_ns as f64 / 1e3),
+            whole(&|crowd| crowd.sent.accepted_p99_ns as f64 / 1e3),
             cores(&|crowd| crowd.sent.cpu),
             cores(&|crowd| crowd.ours),
             cores(&|crowd| crowd.decoy),
-            median(&|crowd| crowd.node_cores),
-            median(&|crowd| crowd.resident_before as f64 / 1e6),
-            median(&|crowd| crowd.resident_after as f64 / 1e6),
-            median(&|crowd| crowd.pool_grew as f64 / 1e6),
-        );
+            format!("{:.2}", median(&|crowd| crowd.node_cores)),
+            whole(&|crowd| crowd.resident_before as f64 / 1e6),
+            whole(&|crowd| crowd.resident_after as f64 / 1e6),
+            format!("{:+.0}", median(&|crowd| crowd.pool_grew as f64 / 1e6)),
+        ]);
     }
+    print!("{table}");
     println!("clients, ours, control, node: cores that each process kept busy");
 }
 
@@ -170,32 +175,33 @@ fn crowds(rows: &[(Row, Vec<Crowd>)]) {
 /// if there is one, the control's server.
 pub(crate) async fn run(
     plan: &Plan,
-    (node, clients, mut decoy): (&mut Node, &mut Clients, Option<&mut Decoy>),
+    (node, clients, mut decoy): (&mut NodeProcess, &mut Clients, Option<&mut Decoy>),
     policy: Policy,
     pace: Pace,
     phases: &[Phase],
 ) -> (Figures, Crowd) {
     let lasts: Duration = phases.iter().map(|phase| phase.lasts).sum();
     let bursts: usize = pace.bursts.iter().map(|(_, count)| count).sum();
-    let signed = plan.signed(pace.tps, lasts.as_secs() as usize + 5) + bursts;
+    let tps = pace.tps.expect("these announcements are paced");
+    let signed = plan.signed(tps, lasts.as_secs() as usize + 5) + bursts;
     let signed = node.prepare(signed).expect("it signs");
     let setup = Setup { policy, backfill: Backfill::Off, rpc: true };
     let mut parts = Parts::start(node.path(), setup).await;
-    let tenth = u64::from(pace.tps) / 10;
-    node.announce(pace).expect("the node announces");
+    let tenth = u64::from(tps) / 10;
+    node.announce(What::Prepared, pace).expect("the node announces");
     // Warm: connections, allocator and page tables have seen some.
     parts.until(|parts| parts.fetcher.counts().pooled >= tenth).await;
 
-    let before = (own_cpu(), decoy_cpu(&mut decoy), resident_bytes(), parts.pool.bytes());
+    let before = (process_cpu(), decoy_cpu(&mut decoy), resident_bytes(), parts.pool.bytes());
     let begin = Instant::now();
     let server = decoy.as_ref().map_or_else(|| parts.rpc().local_addr(), |decoy| decoy.address);
     clients.run(server, CONNECTIONS, phases).expect("the clients run");
     parts.until(|_| begin.elapsed() >= lasts).await;
     let end = Instant::now();
     let sent = clients.sent().expect("the clients end");
-    let after = (own_cpu(), decoy_cpu(&mut decoy), resident_bytes(), parts.pool.bytes());
+    let after = (process_cpu(), decoy_cpu(&mut decoy), resident_bytes(), parts.pool.bytes());
     let announced = node.stop().expect("the node stops");
-    announced.warn_if_short(plan, policy);
+    warn_if_short(&announced, plan, policy);
 
     assert_eq!(sent.failed, 0, "neither accepted nor refused: {:?}", sent.failure);
     assert_eq!(sent.offered, sent.accepted + sent.refused);

@@ -2,12 +2,16 @@
 
 use std::time::{Duration, Instant};
 
+use alloy_primitives::B256;
 use mempool_ingest::txpool_fetcher::Backfill;
+use testkit::{
+    node::{NodeProcess, Pace, What},
+    usage::resident_bytes,
+};
 
 use crate::{
     Plan,
-    node::{Node, Pace},
-    stage::{Parts, Policy, Setup, resident_bytes},
+    stage::{self, Parts, Policy, Setup, warn_if_short},
     table::{self, Figures, Row},
 };
 
@@ -25,14 +29,18 @@ const CONTENDERS: [(&str, Policy, bool); 4] = [
 ];
 
 pub(crate) fn bench(plan: &Plan) {
-    let mut node = Node::spawn(plan.flood).expect("the node starts");
-    assert_eq!(node.preloaded.len(), plan.flood);
-    let mut rows = CONTENDERS.map(|(name, ..)| Row::new(name));
+    let (mut node, preloaded) = stage::node(plan.flood);
+    let mut rows = CONTENDERS.map(|(name, ..)| Row::new(name.to_owned()));
     for round in 0..plan.flood_rounds {
         for turn in 0..CONTENDERS.len() {
             let number = (turn + round) % CONTENDERS.len();
             let (_, policy, floods) = CONTENDERS[number];
-            rows[number].runs.push(plan.host.block_on(run(plan, &mut node, policy, floods)));
+            rows[number].runs.push(plan.host.block_on(run(
+                plan,
+                (&mut node, &preloaded),
+                policy,
+                floods,
+            )));
         }
     }
     let title = format!(
@@ -49,11 +57,16 @@ pub(crate) fn bench(plan: &Plan) {
     println!("  every run: all {} and all live ones are in the pool, once each", plan.flood);
 }
 
-async fn run(plan: &Plan, node: &mut Node, policy: Policy, floods: bool) -> Figures {
+async fn run(
+    plan: &Plan,
+    (node, preloaded): (&mut NodeProcess, &[B256]),
+    policy: Policy,
+    floods: bool,
+) -> Figures {
     let signed = node.prepare(plan.signed(TPS, SIGNED_S)).expect("the node signs");
     let backfill = if floods { Backfill::Pending } else { Backfill::Off };
     let mut parts = Parts::start(node.path(), Setup { policy, backfill, rpc: false }).await;
-    node.announce(Pace::steady(TPS)).expect("the node announces");
+    node.announce(What::Prepared, Pace::steady(TPS)).expect("the node announces");
     // The listing before is the same for all, and the node's business.
     if floods {
         parts.until(|parts| parts.fetcher.counts().backfilled > 0).await;
@@ -68,8 +81,8 @@ async fn run(plan: &Plan, node: &mut Node, policy: Policy, floods: bool) -> Figu
     }
     let (end, after) = (Instant::now(), parts.fetcher.counts());
     let announced = node.stop().expect("the node stops");
-    announced.warn_if_short(plan, policy);
-    let preloaded = if floods { node.preloaded.as_slice() } else { &[] };
+    warn_if_short(&announced, plan, policy);
+    let preloaded = if floods { preloaded } else { &[] };
     parts.check(&[preloaded, &signed[..announced.count]], 0).await;
     if floods {
         assert_eq!(parts.fetcher.counts().backfilled, preloaded.len() as u64, "all of them");

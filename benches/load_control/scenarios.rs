@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use testkit::node::Pace;
+
 use crate::{
     Plan,
     clients::{Clients, Phase},
     external,
-    node::{Node, Pace},
-    stage::Policy,
+    stage::{self, Policy},
     table::{self, Row},
 };
 
@@ -57,7 +58,7 @@ fn scenarios(lasts: Duration) -> [Scenario; 5] {
 }
 
 pub(crate) fn bench(plan: &Plan) {
-    let mut node = Node::spawn(0).expect("the node starts");
+    let (mut node, _) = stage::node(0);
     let mut clients = Clients::spawn(plan.external_txs).expect("the clients start");
     let scenarios = scenarios(plan.scenario);
     let mut rows: Vec<_> = scenarios
@@ -70,7 +71,7 @@ pub(crate) fn bench(plan: &Plan) {
         for (rows, scenario) in rows.chunks_mut(POLICIES.len()).zip(&scenarios) {
             for turn in 0..POLICIES.len() {
                 let number = (turn + round) % POLICIES.len();
-                let pace = Pace { tps: TPS, bursts: scenario.bursts.clone() };
+                let pace = Pace { tps: Some(TPS), bursts: scenario.bursts.clone() };
                 let of = (&mut node, &mut clients, None);
                 let run = external::run(plan, of, POLICIES[number].1, pace, &scenario.phases);
                 rows[number].runs.push(plan.host.block_on(run).0);

@@ -2,7 +2,6 @@
 //! with a stopwatch between the fetcher and the pool, and what is watched while they run.
 
 use std::{
-    fs,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -16,8 +15,14 @@ use mempool_ingest::{
     order_rpc::{Host, OrderRpc, OrderRpcHandle},
     txpool_fetcher::{Backfill, Counts, EndReason},
 };
+use mock_node::DEV_CHAIN_ID;
+use testkit::{
+    Timed,
+    figures::histogram,
+    node::{Announced, NodeProcess},
+};
 
-use crate::{sign::CHAIN_ID, timed::Timed};
+use crate::Plan;
 
 /// For parts to start, to stop, and to bring in everything: a flood takes seconds, and on a machine
 /// that is busy with something else a minute must not be a failure.
@@ -128,7 +133,7 @@ impl Parts {
             let host = Host::new(pool.clone(), gate.clone())
                 .with_monitor(monitor.clone())
                 .with_readiness(fetcher.readiness());
-            OrderRpc::start(OrderRpcConfig::new(CHAIN_ID), host).expect("a free port")
+            OrderRpc::start(OrderRpcConfig::new(DEV_CHAIN_ID), host).expect("a free port")
         });
         let upkeep = upkeep.expect("a thread");
         let watched = Watched::default();
@@ -232,14 +237,23 @@ impl Parts {
     }
 }
 
-pub(crate) fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("bounds in order")
+/// A node with so many pending, and their hashes. They are the same in all runs: what a run announced is mined at its
+/// end, so that the node is signed full only once.
+pub(crate) fn node(preload: usize) -> (NodeProcess, Vec<B256>) {
+    let mut node = NodeProcess::spawn().expect("the node's process starts");
+    let preloaded = node.start(|config| config.with_preload(preload)).expect("the node starts");
+    assert_eq!(preloaded.len(), preload);
+    (node, preloaded)
 }
 
-/// Resident memory of this process.
-pub(crate) fn resident_bytes() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").expect("Linux");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-    kib.expect("a process has memory") * 1024
+/// Says so if the announcements ended before what they stand beside: what is printed as live latency is
+/// then of a part of it. The quick pass prints no figures to go by.
+pub(crate) fn warn_if_short(announced: &Announced, plan: &Plan, policy: Policy) {
+    if let (Some(short), false) = (announced.short, plan.is_test) {
+        println!(
+            "warning: under {policy:?} all {} announcements were made {:.1} s before the load ended",
+            announced.count,
+            short.as_secs_f64()
+        );
+    }
 }

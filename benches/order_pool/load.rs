@@ -1,16 +1,18 @@
 //! The loads: the same for both pools.
 
-use super::rival::{MutexPool, RivalEvent};
-use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
-use alloy_primitives::{Address, B256, Bytes, Signature, U256, keccak256};
-use hdrhistogram::Histogram;
-use order_pool::{EventRef, InsertOutcome, OrderPool, Origin, PoolConfig, Transaction};
 use std::{
     hint::black_box,
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     thread,
     time::{Duration, Instant, SystemTime},
 };
+
+use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
+use alloy_primitives::{Address, B256, Bytes, Signature, U256, keccak256};
+use hdrhistogram::Histogram;
+use order_pool::{EventRef, InsertOutcome, OrderPool, Origin, PoolConfig, Transaction};
+
+use crate::rival::{MutexPool, RivalEvent};
 
 /// How much of everything.
 #[derive(Clone, Copy, Debug)]

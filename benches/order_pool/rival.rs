@@ -2,8 +2,6 @@
 //! into a new sink's channel under the lock, each event is sent to every sink under the lock, and
 //! a head looks up every sender's nonce.
 
-use alloy_primitives::{Address, B256};
-use order_pool::{Order, Transaction};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
@@ -11,6 +9,9 @@ use std::{
         mpsc::{Receiver, Sender, channel},
     },
 };
+
+use alloy_primitives::{Address, B256};
+use order_pool::{Order, Transaction};
 
 #[derive(Clone, Debug)]
 pub(crate) enum RivalEvent {

@@ -1,49 +1,30 @@
 //! Runs the loads and prints what came out.
 
-use super::load::{
-    Scale, beside, burn, filled, filled_rival, nth, paced, replay, replay_rival, rising, sender,
-};
-use alloy_primitives::{B256, keccak256};
-use hdrhistogram::Histogram;
-use order_pool::{
-    Block, Head, InsertOutcome, ORDER_OVERHEAD_BYTES, OrderPool, PoolConfig, Upkeep, UpkeepConfig,
-};
 use std::{
     collections::HashMap,
-    env, fmt, fs,
+    env,
     process::Command,
     thread,
     time::{Duration, Instant},
 };
 
-/// A ratio and what it should be.
-#[derive(Debug)]
-pub(crate) struct Goal {
-    what: &'static str,
-    ratio: f64,
-    at_least: Option<f64>,
-    at_most: Option<f64>,
-}
+use alloy_primitives::{B256, keccak256};
+use hdrhistogram::Histogram;
+use order_pool::{
+    Block, Head, InsertOutcome, ORDER_OVERHEAD_BYTES, OrderPool, PoolConfig, Upkeep, UpkeepConfig,
+};
+use testkit::{
+    figures::{Goal, Spread, median, quantile_us},
+    usage::resident_bytes,
+};
 
-impl fmt::Display for Goal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let low = self.at_least.is_some_and(|limit| self.ratio < limit);
-        let high = self.at_most.is_some_and(|limit| self.ratio > limit);
-        let word = if low || high { "MISSED " } else { "reached" };
-        write!(f, "{word} {:>8.2} x  {}", self.ratio, self.what)
-    }
-}
-
-fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
-}
+use crate::load::{
+    Scale, beside, burn, filled, filled_rival, nth, paced, replay, replay_rival, rising, sender,
+};
 
 /// Prints a row; returns its p99 in microseconds.
 fn row(name: &str, times: &[Histogram<u64>]) -> f64 {
-    let micros = |q: f64| {
-        median(times.iter().map(|times| times.value_at_quantile(q) as f64 / 1e3).collect())
-    };
+    let micros = |q| median(times.iter().map(|times| quantile_us(times, q)));
     let (p50, p99, p999) = (micros(0.5), micros(0.99), micros(0.999));
     println!("  {name:<44} p50 {p50:>9.1}  p99 {p99:>9.1}  p99.9 {p999:>9.1} us");
     p99
@@ -80,12 +61,12 @@ pub(crate) fn joining(scale: &Scale) -> Goal {
         theirs.push(times);
     }
     let (ours, theirs) = (row("order pool", &ours), row("mutex rival", &theirs));
-    Goal {
-        what: "insert p99, rival / ours, joining subscribers (at least 10)",
-        ratio: theirs / ours,
-        at_least: Some(10.0),
-        at_most: None,
-    }
+    Goal::at_least(
+        "insert p99, rival / ours, joining subscribers",
+        Spread::of([theirs / ours]),
+        10.0,
+        " x",
+    )
 }
 
 /// One reader replays without a pause.
@@ -100,12 +81,7 @@ pub(crate) fn one_reader(scale: &Scale) -> Goal {
         }
     }
     let (alone, read) = (row("nobody reads", &alone), row("one replaying reader", &read));
-    Goal {
-        what: "insert p99, one replaying reader / none (at most 2)",
-        ratio: read / alone,
-        at_least: None,
-        at_most: Some(2.0),
-    }
+    Goal::at_most("insert p99, one replaying reader / none", Spread::of([read / alone]), 2.0, " x")
 }
 
 /// Eight readers against eight threads that burn the same CPU.
@@ -126,12 +102,12 @@ pub(crate) fn eight_readers(scale: &Scale) -> Goal {
     let control = row("eight burn CPU, the pool untouched", &control);
     let read = row("eight replay", &read);
     row("eight replay the mutex rival", &theirs);
-    Goal {
-        what: "insert p99, eight replaying / eight burning (at most 1.5)",
-        ratio: read / control,
-        at_least: None,
-        at_most: Some(1.5),
-    }
+    Goal::at_most(
+        "insert p99, eight replaying / eight burning",
+        Spread::of([read / control]),
+        1.5,
+        " x",
+    )
 }
 
 /// Replay throughput by number of readers, a writer going on at 2,000/s, against as many threads
@@ -157,7 +133,7 @@ pub(crate) fn scaling(scale: &Scale) -> [Goal; 2] {
     }
     // Ratios of neighbours in time, then their median.
     let to_one = |rates: &[Vec<f64>; 4], n: usize| {
-        median(rates[n].iter().zip(&rates[0]).map(|(many, one)| many / one).collect())
+        median(rates[n].iter().zip(&rates[0]).map(|(many, one)| many / one))
     };
     for (n, threads) in counts.into_iter().enumerate() {
         println!(
@@ -169,18 +145,13 @@ pub(crate) fn scaling(scale: &Scale) -> [Goal; 2] {
     }
     let (two, control) = (to_one(&rates, 1), to_one(&burns, 1));
     [
-        Goal {
-            what: "replay work, two readers / one (at least 1.7)",
-            ratio: two,
-            at_least: Some(1.7),
-            at_most: None,
-        },
-        Goal {
-            what: "the same, if two threads of pure CPU work did twice the work of one",
-            ratio: 2.0 * two / control,
-            at_least: Some(1.7),
-            at_most: None,
-        },
+        Goal::at_least("replay work, two readers / one", Spread::of([two]), 1.7, " x"),
+        Goal::at_least(
+            "the same, if two threads of pure CPU work did twice the work of one",
+            Spread::of([2.0 * two / control]),
+            1.7,
+            " x",
+        ),
     ]
 }
 
@@ -219,12 +190,12 @@ pub(crate) fn heads(scale: &Scale) -> Goal {
         println!("  {count:>7} pooled: {time:>9.1} us, mutex rival {rival_time:>9.1} us");
         ours.push(time);
     }
-    Goal {
-        what: "head update, largest pool / smallest (at most 2)",
-        ratio: ours[2] / ours[0],
-        at_least: None,
-        at_most: Some(2.0),
-    }
+    Goal::at_most(
+        "head update, largest pool / smallest",
+        Spread::of([ours[2] / ours[0]]),
+        2.0,
+        " x",
+    )
 }
 
 /// Upkeep beside the writer, with orders that are let go after a second.
@@ -248,13 +219,6 @@ pub(crate) fn upkeep(scale: &Scale) {
     row("upkeep on", &on);
 }
 
-/// Resident memory of this process, in bytes.
-fn resident() -> f64 {
-    let status = fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = status.split(' ').nth(1).and_then(|pages| pages.parse::<f64>().ok());
-    pages.unwrap_or(f64::NAN) * 4096.0
-}
-
 /// What this program is called with to measure memory in a process of its own: in one that has
 /// done other things, freed memory is used again and nothing can be told.
 pub(crate) const MEMORY_ONLY: &str = "--memory-only";
@@ -272,16 +236,17 @@ pub(crate) fn memory(quick: bool) {
 /// The cost of an order, and of many inserts at the default caps.
 pub(crate) fn memory_here(scale: &Scale) {
     println!("\nmemory, in a process of its own");
-    let before = resident();
+    let before = resident_bytes() as f64;
     let config = PoolConfig::default();
     let bound = config.memory_bound_bytes();
     let pool = OrderPool::new(config).expect("the default is valid");
-    let empty = resident();
+    let empty = resident_bytes() as f64;
     let count = scale.inserts / 10;
     // Each pays more than those before, so that all are accepted.
     let insert = |n| assert_eq!(pool.insert_transaction(rising(n)), InsertOutcome::Added);
     (0..count).for_each(insert);
-    let (each, sized) = ((resident() - empty) / count as f64, pool.bytes() as f64 / count as f64);
+    let (each, sized) =
+        ((resident_bytes() as f64 - empty) / count as f64, pool.bytes() as f64 / count as f64);
     println!("  an empty pool {:>8.1} MB", (empty - before) / 1e6);
     println!(
         "  an order {each:.0} bytes resident, {sized:.0} by its size_bytes; beside its contents \
@@ -292,7 +257,7 @@ pub(crate) fn memory_here(scale: &Scale) {
     for n in count..scale.inserts {
         insert(n);
         if n % 1_000 == 0 {
-            most = most.max(resident());
+            most = most.max(resident_bytes() as f64);
         }
     }
     let nanos = began.elapsed().as_nanos() as f64 / (scale.inserts - count) as f64;

@@ -7,6 +7,10 @@ use mempool_ingest::{
     FetcherConfig, IngestConfig, OrderRpcConfig, PoolConfig,
     txpool_fetcher::{Backfill, Endpoint, StartPolicy},
 };
+use mock_node::{
+    Latency,
+    cli::{parse_duration, parse_faults, parse_latency},
+};
 
 /// Ingests a node's mempool and shows it; from a mock node unless told otherwise.
 #[derive(Debug, Parser)]
@@ -55,17 +59,17 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) blobs_per_mille: u32,
     /// Mock node: time of an answer, 2ms or median and 99th percentile (1ms,20ms)
-    #[arg(long, default_value = "0s")]
-    pub(crate) latency: String,
+    #[arg(long, value_parser = parse_latency, default_value = "0s")]
+    pub(crate) latency: Latency,
     /// Mock node: time between blocks
-    #[arg(long, default_value = "12s")]
-    pub(crate) block_time: String,
+    #[arg(long, value_parser = parse_duration, default_value = "12s")]
+    pub(crate) block_time: Duration,
     /// Mock node: transactions pending at its start
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) preload: usize,
     /// Mock node: faults that a seed replays, such as seed=7
-    #[arg(long, value_name = "seed=N")]
-    pub(crate) faults: Option<String>,
+    #[arg(long, value_name = "seed=N", value_parser = parse_faults)]
+    pub(crate) faults: Option<u64>,
     /// Mock node: from it come its transactions
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
@@ -123,17 +127,4 @@ fn parse_ws(text: &str) -> Result<Endpoint, String> {
         Ok(_) => Err("expected a URL that starts with ws://".into()),
         Err(error) => Err(error.to_string()),
     }
-}
-
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    let expected = || format!("expected a number with ms, s or m, such as 30s, not {text:?}");
-    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(expected)?;
-    let number: f64 = text[..at].parse().map_err(|_| expected())?;
-    let seconds = match &text[at..] {
-        "ms" => number / 1e3,
-        "s" => number,
-        "m" => number * 60.0,
-        _ => return Err(expected()),
-    };
-    Duration::try_from_secs_f64(seconds).map_err(|_| expected())
 }

@@ -1,25 +1,32 @@
 //! The mock node that this example starts when it is told of no other.
 
-use mock_node::{ChildError, ChildNode};
+use std::{io, time::Duration};
+
+use mock_node::{FaultPlan, LoadStart};
+use testkit::node::NodeProcess;
 
 use crate::args::Args;
 
-pub(crate) fn start(args: &Args) -> Result<ChildNode, ChildError> {
-    let path = std::env::temp_dir().join(format!("mempool-ingest-{}.ipc", std::process::id()));
-    eprintln!("starting a mock node: {} transactions/s at {}", args.tps, path.display());
-    let mut options = vec!["--start-on-subscription".to_owned()];
-    let mut option = |name: &str, value: String| options.extend([name.to_owned(), value]);
-    option("--tps", args.tps.to_string());
-    option("--blobs-per-mille", args.blobs_per_mille.to_string());
-    option("--latency", args.latency.clone());
-    option("--block-time", args.block_time.clone());
-    option("--preload", args.preload.to_string());
-    option("--seed", args.seed.to_string());
-    if let Some(faults) = &args.faults {
-        option("--faults", faults.clone());
-    }
-    if let Some(duration) = args.duration {
-        option("--duration", format!("{}ms", duration.as_millis()));
-    }
-    ChildNode::start(path, options)
+pub(crate) fn start(args: &Args) -> io::Result<NodeProcess> {
+    let mut node = NodeProcess::spawn()?;
+    eprintln!("starting a mock node: {} transactions/s at {}", args.tps, node.path().display());
+    let lasts = args.duration.unwrap_or(Duration::from_secs(60));
+    node.start(|config| {
+        config
+            .with_load_start(LoadStart::FirstSubscription)
+            .with_tps(args.tps)
+            .with_count(args.duration.map(|time| count(args.tps, time)))
+            .with_blobs_per_mille(args.blobs_per_mille)
+            .with_latency(args.latency)
+            .with_block_time(args.block_time)
+            .with_preload(args.preload)
+            .with_seed(args.seed)
+            .with_faults(args.faults.map(|seed| FaultPlan::from_seed(seed, lasts)))
+    })?;
+    Ok(node)
+}
+
+/// The transactions of so long a time.
+fn count(tps: u32, time: Duration) -> u64 {
+    (time.as_secs_f64() * f64::from(tps)).round() as u64
 }

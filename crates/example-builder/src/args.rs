@@ -68,8 +68,8 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 500)]
     pub(crate) tps: u32,
     /// Mock node: time between blocks
-    #[arg(long, default_value = "2s")]
-    pub(crate) block_time: String,
+    #[arg(long, value_parser = parse_duration, default_value = "2s")]
+    pub(crate) block_time: Duration,
     /// Mock node: of a thousand transactions, how many carry blobs
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) blobs_per_mille: u32,
@@ -96,7 +96,7 @@ impl Args {
     }
 
     pub(crate) fn slot(&self) -> Duration {
-        let of_mock = || parse_duration(&self.block_time).ok().filter(|_| self.ipc.is_none());
+        let of_mock = || self.ipc.is_none().then_some(self.block_time);
         self.slot.or_else(of_mock).unwrap_or(Duration::from_secs(12))
     }
 }

@@ -1,7 +1,6 @@
 //! The command: its parts started, run until the end, and stopped.
 
 use std::{
-    path::Path,
     process::ExitCode,
     sync::{
         Arc, Mutex, PoisonError,
@@ -13,7 +12,7 @@ use std::{
 use blocklist::{BlocklistConfig, SharedBlocklist};
 use clap::Parser as _;
 use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, PoolConfig};
-use mock_node::ChildNode;
+use testkit::node::NodeProcess;
 
 use crate::{
     args::Args,
@@ -35,7 +34,7 @@ type Failure = Box<dyn std::error::Error>;
 /// Runs the command with the flags of the process.
 pub fn main() -> ExitCode {
     // Started by ourselves as the node?
-    if let Some(code) = ChildNode::run_if_child() {
+    if let Some(code) = NodeProcess::run_if_child() {
         return code;
     }
     let args = Args::parse();
@@ -72,12 +71,12 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
         None => Some(node::start(args)?),
         Some(_) => None,
     };
-    let path: &Path = match (&child, &args.ipc) {
+    let path = match (&child, &args.ipc) {
         (Some(child), _) => child.path(),
-        (None, Some(path)) => path,
+        (None, Some(path)) => path.clone(),
         (None, None) => unreachable!("one of them is there"),
     };
-    let rpc = Arc::new(Rpc::connect(path, args.read_timeout)?);
+    let rpc = Arc::new(Rpc::connect(&path, args.read_timeout)?);
     let ingest =
         Ingest::start(IngestConfig::new(FetcherConfig::ipc(path), PoolConfig::default())).await?;
     let ways: Vec<(&str, Way)> = match args.compare {

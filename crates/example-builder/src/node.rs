@@ -1,22 +1,27 @@
-//! The mock node that this example starts when it is told of no other.
+//! The mock node that the command starts when it is told of no other.
 
-use mock_node::{ChildError, ChildNode};
+use std::io;
+
+use mock_node::LoadStart;
+use testkit::node::NodeProcess;
 
 use crate::args::Args;
 
-pub(crate) fn start(args: &Args) -> Result<ChildNode, ChildError> {
-    let path = std::env::temp_dir().join(format!("block-builder-{}.ipc", std::process::id()));
-    eprintln!("starting a mock node: {} transactions/s at {}", args.tps, path.display());
-    let mut options = vec!["--start-on-subscription".to_owned(), "--state".to_owned()];
-    let mut option = |name: &str, value: String| options.extend([name.to_owned(), value]);
-    option("--tps", args.tps.to_string());
-    option("--blobs-per-mille", args.blobs_per_mille.to_string());
-    option("--listed-per-mille", args.listed_per_mille.to_string());
-    option("--block-time", args.block_time.clone());
-    option("--preload", args.preload.to_string());
-    option("--seed", args.seed.to_string());
-    if let Some(duration) = args.duration {
-        option("--duration", format!("{}ms", duration.as_millis()));
-    }
-    ChildNode::start(path, options)
+pub(crate) fn start(args: &Args) -> io::Result<NodeProcess> {
+    let mut node = NodeProcess::spawn()?;
+    eprintln!("starting a mock node: {} transactions/s at {}", args.tps, node.path().display());
+    let count = |tps: u32, seconds: f64| (seconds * f64::from(tps)).round() as u64;
+    node.start(|config| {
+        config
+            .with_load_start(LoadStart::FirstSubscription)
+            .with_state(true)
+            .with_tps(args.tps)
+            .with_count(args.duration.map(|time| count(args.tps, time.as_secs_f64())))
+            .with_blobs_per_mille(args.blobs_per_mille)
+            .with_listed_per_mille(args.listed_per_mille)
+            .with_block_time(args.block_time)
+            .with_preload(args.preload)
+            .with_seed(args.seed)
+    })?;
+    Ok(node)
 }

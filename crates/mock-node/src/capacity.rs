@@ -5,13 +5,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::RpcError;
 
 /// How much the node can do.
 ///
 /// Raw transactions that are asked for and blocks that are imported are served in one line, first
 /// come, first served: a client that asks for too much at once delays the node's blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capacity {
     /// How many are served at once, at least 1.
     pub at_once: usize,

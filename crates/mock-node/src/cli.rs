@@ -1,4 +1,4 @@
-//! The node as a process of its own, for the binary and for examples that run themselves again as the node.
+//! The node as a process of its own: the binary's command line.
 
 use std::{
     ffi::OsString,
@@ -223,7 +223,11 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
-fn parse_latency(text: &str) -> Result<Latency, String> {
+/// Reads a time (`2ms`) or a median and a 99th percentile (`1ms,20ms`).
+///
+/// # Errors
+/// A sentence that says what is accepted.
+pub fn parse_latency(text: &str) -> Result<Latency, String> {
     Ok(match text.split_once(',') {
         Some((median, p99)) => {
             Latency::LogNormal { median: parse_duration(median)?, p99: parse_duration(p99)? }
@@ -235,7 +239,11 @@ fn parse_latency(text: &str) -> Result<Latency, String> {
     })
 }
 
-fn parse_faults(text: &str) -> Result<u64, String> {
+/// Reads the seed of a [`FaultPlan`], such as `seed=7`.
+///
+/// # Errors
+/// A sentence that says what is accepted.
+pub fn parse_faults(text: &str) -> Result<u64, String> {
     let seed = text.strip_prefix("seed=").and_then(|seed| seed.parse().ok());
     seed.ok_or_else(|| format!("`{text}` is not of the form seed=N, N a number"))
 }

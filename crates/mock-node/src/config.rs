@@ -2,6 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     capacity::Capacity,
     error::NodeError,
@@ -39,7 +41,7 @@ pub const MAX_REQUEST_BYTES: usize = 15 << 20;
 
 /// How long the node takes to answer `eth_getRawTransactionByHash`. Every answer is delayed for itself: many wait at
 /// the same time, and they come back out of order where the delays differ.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Latency {
     /// As soon as it is computed, in the order of the requests.
@@ -57,7 +59,7 @@ pub enum Latency {
 }
 
 /// When the paced load begins.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum LoadStart {
     /// When the node listens.
@@ -68,7 +70,7 @@ pub enum LoadStart {
 }
 
 /// What the answer to `eth_getRawTransactionByHash` is for a hash the node does not hold.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum UnknownRaw {
     /// `null`, as reth and anvil answer.
@@ -90,7 +92,7 @@ pub enum UnknownRaw {
 ///     .with_latency(Latency::Fixed(Duration::from_millis(2)));
 /// assert_eq!(config.chain_id, mock_node::DEV_CHAIN_ID);
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct NodeConfig {
     /// Where the socket is created. A file of that name is removed first, as reth does.
@@ -134,6 +136,8 @@ pub struct NodeConfig {
     /// Transactions that are pending before the socket exists. Default 0.
     pub preload: usize,
     /// The first transactions, if they are signed already. They must be those of [`workload`](Self::workload).
+    /// Not serialized.
+    #[serde(skip)]
     pub signed_load: Option<SignedLoad>,
     /// Whether blocks are executed, so that balances, nonces, code and storage can be asked for at each recent block.
     /// Costs about 15 us of processor time for each mined transaction. Default no.

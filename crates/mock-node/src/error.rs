@@ -1,6 +1,6 @@
 //! What can go wrong with the mock node itself, and what it answers a client that asks wrongly.
 
-use std::{borrow::Cow, io, path::PathBuf, process::ExitStatus};
+use std::{borrow::Cow, io, path::PathBuf};
 
 use alloy_primitives::B256;
 
@@ -54,21 +54,6 @@ pub enum NodeError {
         depth: usize,
         /// Blocks that can be undone.
         available: usize,
-    },
-}
-
-/// Why a [`ChildNode`](crate::ChildNode) is not there.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ChildError {
-    /// Its process could not be started, or not be heard.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    /// It ended before its socket listened; it has said why on stderr.
-    #[error("the mock node did not start ({status})")]
-    Ended {
-        /// How it ended.
-        status: ExitStatus,
     },
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
 
 /// Hashes that reth's pending listener holds (`--txpool.max-pending-txns`); what a batch has beyond it is lost.
 pub const RETH_LISTENER_HASHES: u32 = 2048;
@@ -15,7 +16,7 @@ pub const LARGE_BURST: usize = 20_000;
 pub const LARGE_ANSWER_BYTES: usize = 8 << 20;
 
 /// Which open connections a fault strikes. A connection that has subscribed listens, any other asks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Target {
     /// Every one.
@@ -28,7 +29,7 @@ pub enum Target {
 }
 
 /// Something that goes wrong at the node's socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Fault {
     /// Open connections are closed now.
@@ -97,7 +98,7 @@ pub enum Fault {
 }
 
 /// How an answer can be wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum BadAnswer {
     /// Right, and up to 20 ms late, so that those asked later overtake it.
@@ -206,7 +207,7 @@ impl Fault {
 }
 
 /// Faults and when they strike, counted from the beginning of the plan.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultPlan {
     steps: Vec<(Duration, Fault)>,
 }

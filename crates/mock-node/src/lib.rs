@@ -46,7 +46,6 @@
 
 mod capacity;
 mod chain;
-mod child;
 pub mod cli;
 mod config;
 mod core;
@@ -74,13 +73,12 @@ pub mod workload;
 
 pub use capacity::Capacity;
 pub use chain::Block;
-pub use child::ChildNode;
 pub use config::{
     DEFAULT_ACCOUNTS, DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_HISTORY_BLOCKS, DEFAULT_MAX_CONNECTIONS,
     DEFAULT_MAX_QUEUED_BYTES, DEFAULT_POOL_LIMIT, DEV_CHAIN_ID, Latency, LoadStart,
     MAX_REQUEST_BYTES, NodeConfig, UnknownRaw,
 };
-pub use error::{ChildError, NodeError, TxRefused};
+pub use error::{NodeError, TxRefused};
 pub use fault::{
     BadAnswer, Fault, FaultPlan, LARGE_ANSWER_BYTES, LARGE_BURST, RETH_LISTENER_HASHES, Target,
 };

@@ -12,6 +12,7 @@ use alloy_eips::{
     },
     eip7594::{BlobTransactionSidecarEip7594, BlobTransactionSidecarVariant},
 };
+use serde::{Deserialize, Serialize};
 
 use crate::tx::Sidecar;
 
@@ -20,7 +21,7 @@ use crate::tx::Sidecar;
 pub const MANY_BLOBS: usize = 6;
 
 /// Which proofs stand in a sidecar.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum SidecarForm {
     /// 128 cell proofs per blob (EIP-7594), what nodes serve and accept since Osaka.

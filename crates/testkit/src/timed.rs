@@ -14,14 +14,15 @@ use mempool_ingest::{
 /// Takes the time of what was announced, from the announcement read from the socket to the order in
 /// the pool; otherwise the pool as it is.
 #[derive(Clone, Debug)]
-pub(crate) struct Timed {
+pub struct Timed {
     pool: OrderPool,
     /// When each was announced, and how long it took.
-    pub(crate) live: Arc<Mutex<Vec<(Instant, Duration)>>>,
+    pub live: Arc<Mutex<Vec<(Instant, Duration)>>>,
 }
 
 impl Timed {
-    pub(crate) fn new(pool: OrderPool) -> Self {
+    /// A stopwatch around a pool.
+    pub fn new(pool: OrderPool) -> Self {
         Self { pool, live: Arc::default() }
     }
 }

@@ -15,7 +15,6 @@
 //!
 //! `cargo bench --bench blocklist`; with `-- --test` two rounds of each, to see that it runs.
 
-#[path = "blocklist/world.rs"]
 mod world;
 
 use std::{

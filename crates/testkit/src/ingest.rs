@@ -1,6 +1,4 @@
-//! What the end-to-end tests share: a node, a fetcher into a pool, and waiting for a condition.
-
-#![allow(dead_code, reason = "each test binary uses its own part of it")]
+//! A mock node, a fetcher into a pool, and waiting for a condition.
 
 use std::{
     path::PathBuf,
@@ -18,28 +16,36 @@ use mock_node::{
 use tempfile::TempDir;
 
 /// Longest wait for anything: only a failure takes that long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A folder for a socket; deleted when dropped.
-pub(crate) fn socket() -> (TempDir, PathBuf) {
+pub fn socket() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("node.ipc");
     (folder, path)
 }
 
 /// A node, and transactions of its accounts that it does not know yet.
-pub(crate) struct Node {
-    pub(crate) node: MockNode,
-    pub(crate) txs: Vec<PreparedTx>,
+#[derive(Debug)]
+pub struct Node {
+    /// The node.
+    pub node: MockNode,
+    /// Not submitted yet.
+    pub txs: Vec<PreparedTx>,
     _folder: TempDir,
 }
 
 impl Node {
-    pub(crate) fn start(txs: usize, configure: impl FnOnce(NodeConfig) -> NodeConfig) -> Self {
+    /// With so many transactions of the plain mix.
+    ///
+    /// # Panics
+    /// As everything in this module: when what a test relies on is not there.
+    pub fn start(txs: usize, configure: impl FnOnce(NodeConfig) -> NodeConfig) -> Self {
         Self::with_mix(txs, Mix::default(), configure)
     }
 
-    pub(crate) fn with_mix(
+    /// With so many transactions of a mix.
+    pub fn with_mix(
         txs: usize,
         mix: Mix,
         configure: impl FnOnce(NodeConfig) -> NodeConfig,
@@ -52,19 +58,21 @@ impl Node {
         Self { node, txs, _folder: folder }
     }
 
-    pub(crate) fn submit_all(&self) {
+    /// Gives the node its transactions.
+    pub fn submit_all(&self) {
         for tx in &self.txs {
             self.node.submit(tx.raw.clone()).expect("the node takes its own transactions");
         }
     }
 
-    pub(crate) fn fetcher(&self) -> FetcherConfig {
+    /// A fetcher's configuration for this node.
+    pub fn fetcher(&self) -> FetcherConfig {
         FetcherConfig::ipc(self.node.ipc_path())
     }
 }
 
 /// A fetcher into a pool.
-pub(crate) async fn ingest(config: FetcherConfig) -> (Fetcher, OrderPool) {
+pub async fn ingest(config: FetcherConfig) -> (Fetcher, OrderPool) {
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
     let fetcher = Fetcher::start(config, pool.clone()).await.expect("the fetcher starts");
     eventually("the source is live", || fetcher.is_live()).await;
@@ -72,7 +80,7 @@ pub(crate) async fn ingest(config: FetcherConfig) -> (Fetcher, OrderPool) {
 }
 
 /// Waits for a condition; panics when it does not come.
-pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < deadline, "not in {PATIENCE:?}: {what}");
@@ -81,11 +89,7 @@ pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) 
 }
 
 /// Waits until nothing is under way and the counts satisfy `done`, then checks that they balance.
-pub(crate) async fn settled(
-    fetcher: &Fetcher,
-    what: &str,
-    done: impl Fn(&Counts) -> bool,
-) -> Counts {
+pub async fn settled(fetcher: &Fetcher, what: &str, done: impl Fn(&Counts) -> bool) -> Counts {
     eventually(what, || {
         let counts = fetcher.counts();
         counts.unfinished == 0 && counts.balance() == 0 && done(&counts)
@@ -95,7 +99,7 @@ pub(crate) async fn settled(
 }
 
 /// The count of one outcome.
-pub(crate) fn of(counts: &Counts, outcome: Outcome) -> u64 {
+pub fn of(counts: &Counts, outcome: Outcome) -> u64 {
     match outcome {
         Outcome::Pooled => counts.pooled,
         Outcome::Known => counts.known,

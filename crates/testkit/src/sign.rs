@@ -5,44 +5,49 @@ use std::{ops::Range, thread};
 use alloy_consensus::{SignableTransaction as _, TxEip1559, TxEnvelope};
 use alloy_eips::eip2718::Encodable2718 as _;
 use alloy_primitives::{Address, B256, Bytes, TxKind};
-use mock_node::workload::{Account, test_accounts};
-
-pub(crate) const CHAIN_ID: u64 = 1337;
+use mock_node::{
+    DEV_CHAIN_ID,
+    workload::{Account, test_accounts},
+};
 
 /// Accounts of what is announced live. The first thousand are those of what is pending at the start.
-pub(crate) const LIVE: Range<usize> = 1_000..2_000;
+pub const LIVE: Range<usize> = 1_000..2_000;
 
 /// Accounts of what external callers send.
-pub(crate) const EXTERNAL: Range<usize> = 2_000..3_000;
+pub const EXTERNAL: Range<usize> = 2_000..3_000;
 
 /// The selector of `transfer(address,uint256)` and its two arguments.
 const INPUT_BYTES: usize = 68;
 
+/// A signed transaction.
 #[derive(Clone, Debug)]
-pub(crate) struct Prepared {
-    pub(crate) hash: B256,
-    pub(crate) raw: Bytes,
+pub struct Prepared {
+    /// Its hash.
+    pub hash: B256,
+    /// Its EIP-2718 form.
+    pub raw: Bytes,
 }
 
 /// Signs for its accounts in turn.
 #[derive(Clone, Debug)]
-pub(crate) struct Signer {
+pub struct Signer {
     accounts: Vec<Account>,
     signed: usize,
 }
 
 impl Signer {
-    pub(crate) fn new(accounts: Range<usize>) -> Self {
+    /// Signs for the accounts of the test mnemonic with these numbers.
+    pub fn new(accounts: Range<usize>) -> Self {
         Self { accounts: test_accounts(accounts.end).split_off(accounts.start), signed: 0 }
     }
 
     /// As if the latest `unused` had not been signed.
-    pub(crate) const fn take_back(&mut self, unused: usize) {
+    pub const fn take_back(&mut self, unused: usize) {
         self.signed -= unused;
     }
 
     /// The next `count`, on two threads: about 35 us each.
-    pub(crate) fn sign(&mut self, count: usize) -> Vec<Prepared> {
+    pub fn sign(&mut self, count: usize) -> Vec<Prepared> {
         let (first, half) = (self.signed, count / 2);
         self.signed += count;
         let sign = |numbers: Range<usize>| -> Vec<_> { numbers.map(|n| self.one(n)).collect() };
@@ -59,7 +64,7 @@ impl Signer {
         let mut input = vec![0x11; INPUT_BYTES];
         input[..4].copy_from_slice(&[0xa9, 0x05, 0x9c, 0xbb]);
         let tx = TxEip1559 {
-            chain_id: CHAIN_ID,
+            chain_id: DEV_CHAIN_ID,
             nonce: (number / self.accounts.len()) as u64,
             gas_limit: 60_000,
             max_fee_per_gas: 200_000_000_000,

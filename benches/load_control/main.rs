@@ -22,22 +22,14 @@
 //! `cargo bench --bench load_control` takes about five minutes; with `-- --test` each path runs once.
 //! Arguments other than flags choose parts by name. The environment sets `LOAD_BENCH_ROUNDS` (3).
 
-mod load_control {
-    #[path = "../shared/child.rs"]
-    pub(crate) mod child;
-    pub(crate) mod clients;
-    pub(crate) mod cost;
-    pub(crate) mod decoy;
-    pub(crate) mod external;
-    pub(crate) mod flood;
-    pub(crate) mod node;
-    pub(crate) mod scenarios;
-    pub(crate) mod sign;
-    pub(crate) mod stage;
-    pub(crate) mod table;
-    #[path = "../shared/timed.rs"]
-    pub(crate) mod timed;
-}
+mod clients;
+mod cost;
+mod decoy;
+mod external;
+mod flood;
+mod scenarios;
+mod stage;
+mod table;
 
 use std::{
     env,
@@ -45,9 +37,7 @@ use std::{
     time::Duration,
 };
 
-use load_control::{
-    child, clients, cost, decoy, external, flood, node, scenarios, sign, stage, table, timed,
-};
+use testkit::{node::NodeProcess, process::run_as};
 
 type Part = fn(&Plan);
 
@@ -129,20 +119,10 @@ impl Plan {
 }
 
 fn main() -> ExitCode {
-    let args: Vec<_> = env::args().skip(1).collect();
-    let served = match args.first().map(String::as_str) {
-        Some(node::ROLE) => node::serve(),
-        Some(clients::ROLE) => clients::serve(),
-        Some(decoy::ROLE) => decoy::serve(),
-        _ => return bench(&args),
-    };
-    match served {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{}: {error}", args[0]);
-            ExitCode::FAILURE
-        }
-    }
+    let ended = NodeProcess::run_if_child()
+        .or_else(|| run_as(clients::ROLE, clients::respond))
+        .or_else(|| run_as(decoy::ROLE, decoy::respond));
+    ended.unwrap_or_else(|| bench(&env::args().skip(1).collect::<Vec<_>>()))
 }
 
 fn bench(args: &[String]) -> ExitCode {

@@ -4,11 +4,8 @@
 //! `--ipc PATH` or `--ws URL` it ingests from a real one. The last line on stdout with `--json` is
 //! one JSON object: the fields are those of [`Summary`].
 
-#[path = "ingest/args.rs"]
 mod args;
-#[path = "ingest/node.rs"]
 mod node;
-#[path = "ingest/view.rs"]
 mod view;
 
 use std::{
@@ -27,9 +24,11 @@ use mempool_ingest::{
     order_pool::{Event, Order, Origin},
     txpool_fetcher::{AuditMode, AuditReport, EndReason, Endpoint, SourceState},
 };
-use mock_node::ChildNode;
-use nix::sys::resource::{UsageWho, getrusage};
 use serde::Serialize;
+use testkit::{
+    node::NodeProcess,
+    usage::{max_resident_bytes, process_cpu},
+};
 
 use crate::{args::Args, view::View};
 
@@ -115,7 +114,7 @@ struct Latency {
 
 fn main() -> ExitCode {
     // Started by ourselves as the node?
-    if let Some(code) = ChildNode::run_if_child() {
+    if let Some(code) = NodeProcess::run_if_child() {
         return code;
     }
     let args = Args::parse();
@@ -149,7 +148,7 @@ async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         false => None,
     };
     let endpoints = match &child {
-        Some(child) => vec![Endpoint::Ipc(child.path().to_owned())],
+        Some(child) => vec![Endpoint::Ipc(child.path())],
         None => args.endpoints(),
     };
     let mut ingest = Ingest::start(args.ingest(endpoints)).await?;
@@ -236,7 +235,6 @@ fn summarize(
     let stats = ingest.pool().stats();
     let status = ingest.fetcher().status();
     let counts = ingest.fetcher().counts();
-    let (cpu, max_rss_bytes) = usage();
     Summary {
         balance: counts.balance(),
         reconnects: status.iter().map(|source| source.reconnects).sum(),
@@ -256,8 +254,8 @@ fn summarize(
             p99: micros(latency.value_at_quantile(0.99)),
             max: micros(latency.max()),
         },
-        cpu_us_per_tx: cpu.as_secs_f64() * 1e6 / counts.pooled.max(1) as f64,
-        max_rss_bytes,
+        cpu_us_per_tx: process_cpu().as_secs_f64() * 1e6 / counts.pooled.max(1) as f64,
+        max_rss_bytes: max_resident_bytes(),
         elapsed_s: elapsed.as_secs_f64(),
         end: String::new(),
         counts,
@@ -266,17 +264,6 @@ fn summarize(
 
 fn micros(nanos: u64) -> f64 {
     nanos as f64 / 1e3
-}
-
-/// CPU time of this process, and its largest resident size in bytes.
-pub(crate) fn usage() -> (Duration, u64) {
-    let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return (Duration::ZERO, 0) };
-    let seconds = |time: nix::sys::time::TimeVal| {
-        Duration::from_secs_f64(time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6)
-    };
-    // Linux counts it in KiB.
-    let rss = usage.max_rss().max(0) as u64 * 1024;
-    (seconds(usage.user_time()) + seconds(usage.system_time()), rss)
 }
 
 /// A subscriber, as a builder would be one, that notes how old each order is when it sees it.

@@ -3,13 +3,9 @@
 //! `cargo bench --bench order_pool` runs all of it in a few minutes; `-- --test` is a quick pass
 //! that only shows that it works. Every goal is a ratio of two figures of the same run.
 
-mod order_pool {
-    pub(crate) mod load;
-    pub(crate) mod rival;
-    pub(crate) mod table;
-}
-
-use order_pool::{load, table};
+mod load;
+mod rival;
+mod table;
 
 fn main() {
     let asked = |what: &str| std::env::args().any(|argument| argument == what);

@@ -8,9 +8,6 @@
 //! their p99 ratios. The sink is the order pool behind a stopwatch, so all do the same work; every
 //! run asserts that all 10,000 came in, or none of them.
 
-#[path = "shared/timed.rs"]
-mod timed;
-
 use std::{
     process::ExitCode,
     time::{Duration, Instant},
@@ -18,21 +15,24 @@ use std::{
 
 use hdrhistogram::Histogram;
 use mempool_ingest::{Fetcher, FetcherConfig, OrderPool, PoolConfig, txpool_fetcher::Backfill};
-use mock_node::ChildNode;
-use timed::Timed;
+use mock_node::LoadStart;
+use testkit::{
+    Timed,
+    figures::{Goal, Spread, histogram, median, quantile_us},
+    node::NodeProcess,
+};
 
 const TPS: u32 = 500;
 
-/// The folder of a socket, and a node there that announces once someone listens.
-fn node(preload: usize) -> (tempfile::TempDir, ChildNode) {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (tps, preload) = (TPS.to_string(), preload.to_string());
-    let args = [
-        ["--start-on-subscription", "--block-time=0s", "--duration=20s"].as_slice(),
-        &["--tps", &tps, "--preload", &preload],
-    ];
-    let node = ChildNode::start(folder.path().join("node.ipc"), args.concat());
-    (folder, node.expect("the node starts"))
+/// A node that announces for 20 s once someone has subscribed.
+fn node(preload: usize) -> NodeProcess {
+    let mut node = NodeProcess::spawn().expect("the node's process starts");
+    let started = node.start(|config| {
+        let config = config.with_load_start(LoadStart::FirstSubscription).with_preload(preload);
+        config.with_tps(TPS).with_count(Some(u64::from(TPS) * 20))
+    });
+    assert_eq!(started.expect("the node starts").len(), preload);
+    node
 }
 
 struct Run {
@@ -46,7 +46,7 @@ struct Run {
 
 /// One start. `time` is how long the first part lasts; without it, as long as the backfill.
 async fn run(preload: usize, backfill: Backfill, time: Option<Duration>) -> Run {
-    let (_folder, node) = node(preload);
+    let node = node(preload);
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
     let sink = Timed::new(pool);
     let config = FetcherConfig::ipc(node.path()).with_audit_interval(None).with_backfill(backfill);
@@ -72,17 +72,8 @@ async fn run(preload: usize, backfill: Backfill, time: Option<Duration>) -> Run 
     run
 }
 
-fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds in order")
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn main() -> ExitCode {
-    if let Some(code) = ChildNode::run_if_child() {
+    if let Some(code) = NodeProcess::run_if_child() {
         return code;
     }
     // `cargo bench -- --test`, and anything but `cargo bench`, takes each path once.
@@ -93,29 +84,25 @@ fn main() -> ExitCode {
     println!("{preload} pending at the start, {TPS} announced a second, {rounds} rounds");
     println!("latency of live announcements, p50 / p99 us (samples)");
     println!("round  backfill    during                 without a backfill     after one");
-    let us = |side: &Histogram<u64>, quantile| side.value_at_quantile(quantile) as f64 / 1e3;
     let (mut ratios, mut to_after, mut times) = (Vec::new(), Vec::new(), Vec::new());
     for number in 1..=rounds {
         let ours = runtime.block_on(run(preload, Backfill::Pending, None));
         let control = runtime.block_on(run(preload, Backfill::Off, Some(ours.until_live)));
         let sides = [&ours.first, &control.first, &ours.after];
-        let [during, without, after] = sides.map(|side| us(side, 0.99));
+        let [during, without, after] = sides.map(|side| quantile_us(side, 0.99));
         print!("{number:>5}  {:>6.2} s", ours.until_live.as_secs_f64());
         for side in sides {
-            print!("  {:>6.0} / {:>6.0} ({:>4})", us(side, 0.5), us(side, 0.99), side.len());
+            let [p50, p99] = [0.5, 0.99].map(|quantile| quantile_us(side, quantile));
+            print!("  {p50:>6.0} / {p99:>6.0} ({:>4})", side.len());
         }
         println!();
         ratios.push(during / without);
         to_after.push(during / after);
         times.push(ours.until_live.as_secs_f64());
     }
-    let spread = |ratios: &[f64]| {
-        let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = ratios.iter().copied().fold(0.0, f64::max);
-        format!("{:.2} ({least:.2} to {most:.2})", median(ratios.to_vec()))
-    };
     println!("median backfill {:.2} s", median(times));
-    println!("live p99, during / without: {} (goal: at most 1.5)", spread(&ratios));
-    println!("live p99, during / after: {}", spread(&to_after));
+    let ratios = Spread::of(ratios);
+    println!("{}", Goal::at_most("live p99, during / without", ratios, 1.5, ""));
+    println!("live p99, during / after: {}", Spread::of(to_after));
     ExitCode::SUCCESS
 }

@@ -32,24 +32,20 @@
 //! flags are criterion's filters: the table is the benchmark named `paced`. The environment sets
 //! `INGEST_BENCH_ROUNDS` (3) and `INGEST_BENCH_SECONDS` (3.5, of each paced run).
 
-#[path = "shared/child.rs"]
-mod child;
-#[path = "ingest/floor.rs"]
 mod floor;
-#[path = "ingest/node.rs"]
 mod node;
-#[path = "ingest/plot.rs"]
 mod plot;
-#[path = "ingest/rivals.rs"]
 mod rivals;
-#[path = "ingest/run.rs"]
 mod run;
-#[path = "ingest/table.rs"]
 mod table;
 
 use std::{env, fs, path::PathBuf, process::ExitCode, str::FromStr, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
+use testkit::{
+    figures::{Rounds, median},
+    node::NodeProcess,
+};
 
 use crate::{
     node::Load,
@@ -127,7 +123,7 @@ fn from_env<T: FromStr>(name: &str, default: T) -> Result<T, String> {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = node::run_if_child() {
+    if let Some(code) = NodeProcess::run_if_child() {
         return code;
     }
     let args: Vec<_> = env::args().skip(1).collect();
@@ -188,7 +184,7 @@ fn compare(stage: &mut Stage, plan: &Plan) {
     let loads = plan.loads();
     let mut rows: Vec<_> = loads
         .iter()
-        .flat_map(|&load| Contender::ALL.map(|contender| Row { contender, load, runs: Vec::new() }))
+        .flat_map(|&load| Contender::ALL.map(|contender| Rounds::new((contender, load))))
         .collect();
     let mut floors = Vec::new();
     for round in 0..plan.rounds {
@@ -196,12 +192,13 @@ fn compare(stage: &mut Stage, plan: &Plan) {
         for of_load in rows.chunks_mut(Contender::ALL.len()) {
             for turn in 0..of_load.len() {
                 let row = &mut of_load[(turn + round) % Contender::ALL.len()];
-                row.runs.push(stage.run(row.contender, row.load));
+                let (contender, load) = row.contender;
+                row.runs.push(stage.run(contender, load));
             }
         }
         eprintln!("round {} of {} done", round + 1, plan.rounds);
     }
-    let floor = Duration::from_secs_f64(table::median(floors));
+    let floor = Duration::from_secs_f64(median(floors));
     table::print(&rows, floor);
     if let Err(error) = keep(&rows, floor) {
         eprintln!("warning: the table and its picture could not be written: {error}");

@@ -1,0 +1,218 @@
+//! Medians over the rounds of a bench, how far the rounds lie apart, and the tables and goals made of them.
+
+use std::fmt;
+
+use hdrhistogram::Histogram;
+
+/// A histogram of times in nanoseconds, up to ten minutes.
+pub fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("bounds in order")
+}
+
+/// A quantile of a histogram of nanoseconds, in microseconds.
+pub fn quantile_us(times: &Histogram<u64>, quantile: f64) -> f64 {
+    times.value_at_quantile(quantile) as f64 / 1e3
+}
+
+/// Of an even number of values, the middle of the two in the middle; of none, not a number.
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.into_iter().collect();
+    values.sort_unstable_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        len if len % 2 == 1 => values[len / 2],
+        len => f64::midpoint(values[len / 2 - 1], values[len / 2]),
+    }
+}
+
+/// What the rounds came to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    /// Of all rounds.
+    pub median: f64,
+    /// The least of the rounds.
+    pub min: f64,
+    /// The most of the rounds.
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of one value for each round.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
+        let values: Vec<_> = values.into_iter().collect();
+        Self {
+            median: median(values.iter().copied()),
+            min: values.iter().copied().fold(f64::INFINITY, f64::min),
+            max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        }
+    }
+
+    /// The ratios of the rounds of two contenders: both of a round met the same machine.
+    pub fn of_ratios(of: impl IntoIterator<Item = f64>, to: impl IntoIterator<Item = f64>) -> Self {
+        Self::of(of.into_iter().zip(to).map(|(of, to)| of / to))
+    }
+}
+
+/// The median, and how far the rounds lie apart if there are several.
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { median, min, max } = self;
+        write!(f, "{median:.2}")?;
+        if min < max { write!(f, " ({min:.2} to {max:.2})") } else { Ok(()) }
+    }
+}
+
+/// All rounds of one contender.
+#[derive(Clone, Debug)]
+pub struct Rounds<Contender, Run> {
+    /// What was measured.
+    pub contender: Contender,
+    /// One for each round.
+    pub runs: Vec<Run>,
+}
+
+impl<Contender, Run> Rounds<Contender, Run> {
+    /// Without any round yet.
+    pub const fn new(contender: Contender) -> Self {
+        Self { contender, runs: Vec::new() }
+    }
+
+    /// The median of the rounds' values.
+    pub fn median(&self, value: impl Fn(&Run) -> f64) -> f64 {
+        median(self.runs.iter().map(value))
+    }
+
+    /// The rounds' values against those of another contender.
+    pub fn ratio<Other>(&self, to: &Rounds<Other, Run>, value: impl Fn(&Run) -> f64) -> Spread {
+        Spread::of_ratios(self.runs.iter().map(&value), to.runs.iter().map(&value))
+    }
+}
+
+/// A table, printed with columns as wide as they need. Text is aligned on the left, what begins with a digit or a
+/// sign on the right.
+#[derive(Clone, Debug, Default)]
+pub struct Table(Vec<Vec<String>>);
+
+impl Table {
+    /// With a row of titles.
+    pub fn new<const N: usize>(titles: [&str; N]) -> Self {
+        Self(vec![titles.map(str::to_owned).into()])
+    }
+
+    /// One more row, with as many cells as there are titles.
+    ///
+    /// # Panics
+    /// If there are more or fewer.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        let row: Vec<_> = cells.into_iter().collect();
+        assert_eq!(row.len(), self.0[0].len(), "cells and titles");
+        self.0.push(row);
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_figure =
+            |cell: &String| cell.starts_with(|c: char| c.is_ascii_digit() || "+-N".contains(c));
+        let columns: Vec<_> = (0..self.0[0].len())
+            .map(|column| {
+                let cells = self.0.iter().map(|row| &row[column]);
+                let width = cells.clone().map(|cell| cell.chars().count()).max().unwrap_or(0);
+                (width, self.0.len() > 1 && cells.skip(1).all(is_figure))
+            })
+            .collect();
+        for row in &self.0 {
+            let mut line = String::new();
+            for (cell, (width, right)) in row.iter().zip(&columns) {
+                let cell =
+                    if *right { format!("{cell:>width$}  ") } else { format!("{cell:<width$}  ") };
+                line.push_str(&cell);
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// A figure, and what it should be. One that is missed fails no bench: what else the machine does moves it.
+#[derive(Clone, Debug)]
+pub struct Goal {
+    /// In words.
+    pub what: String,
+    /// The figure.
+    pub value: Spread,
+    /// Behind the figure, with a blank before it if it needs one.
+    pub unit: &'static str,
+    /// The lower bound, if there is one.
+    pub at_least: Option<f64>,
+    /// The upper bound, if there is one.
+    pub at_most: Option<f64>,
+}
+
+impl Goal {
+    /// A goal with an upper bound.
+    pub fn at_most(what: impl Into<String>, value: Spread, limit: f64, unit: &'static str) -> Self {
+        Self { what: what.into(), value, unit, at_least: None, at_most: Some(limit) }
+    }
+
+    /// A goal with a lower bound.
+    pub fn at_least(
+        what: impl Into<String>,
+        value: Spread,
+        limit: f64,
+        unit: &'static str,
+    ) -> Self {
+        Self { what: what.into(), value, unit, at_least: Some(limit), at_most: None }
+    }
+}
+
+/// Whether the median reached it, and "within noise" if not all rounds say the same.
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, value, unit, at_least, at_most } = self;
+        write!(f, "{what}: {value}{unit}, goal")?;
+        if let Some(limit) = at_least {
+            write!(f, " at least {limit:.2}{unit}")?;
+        }
+        if let Some(limit) = at_most {
+            write!(f, " at most {limit:.2}{unit}")?;
+        }
+        let is_reached = |value: f64| {
+            at_least.is_none_or(|limit| value >= limit)
+                && at_most.is_none_or(|limit| value <= limit)
+        };
+        let noise = is_reached(value.min) != is_reached(value.max);
+        let verdict = if is_reached(value.median) { "reached" } else { "MISSED" };
+        write!(f, ": {verdict}{}", if noise { ", within noise" } else { "" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_lies_in_the_middle() {
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median([]).is_nan());
+    }
+
+    #[test]
+    fn a_goal_says_whether_it_is_reached_and_by_all_rounds() {
+        let spread = Spread::of([0.5, 1.0, 2.0]);
+        let text = |limit| Goal::at_most("p99", spread, limit, " ms").to_string();
+        assert_eq!(text(3.0), "p99: 1.00 (0.50 to 2.00) ms, goal at most 3.00 ms: reached");
+        assert!(text(1.5).ends_with("reached, within noise"));
+        assert!(text(0.7).ends_with("MISSED, within noise"));
+        assert!(Goal::at_least("rate", spread, 2.5, "").to_string().ends_with("MISSED"));
+    }
+
+    #[test]
+    fn a_table_aligns_figures_on_the_right() {
+        let mut table = Table::new(["load", "us"]);
+        table.row(["none".into(), "5".into()]);
+        table.row(["heavy".into(), "1200".into()]);
+        assert_eq!(table.to_string(), "load     us\nnone      5\nheavy  1200\n");
+    }
+}

@@ -1,0 +1,22 @@
+//! What the tests, benches and examples of this workspace share, and nothing that is shipped.
+//!
+//! - [`process`]: the running program again as a child process in another role;
+//! - [`usage`]: CPU time, memory, and a clock that is the same in all processes;
+//! - [`figures`]: medians, spreads, tables and goals of benches;
+//! - with the feature `ingest`: [`node`], a mock node in a child process; [`Timed`], a stopwatch around the pool;
+//!   [`ingest`], a fetcher from a mock node into a pool; [`sign`], transactions signed ahead.
+
+pub mod figures;
+#[cfg(feature = "ingest")]
+pub mod ingest;
+#[cfg(feature = "ingest")]
+pub mod node;
+pub mod process;
+#[cfg(feature = "ingest")]
+pub mod sign;
+#[cfg(feature = "ingest")]
+mod timed;
+pub mod usage;
+
+#[cfg(feature = "ingest")]
+pub use timed::Timed;

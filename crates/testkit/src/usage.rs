@@ -1,0 +1,56 @@
+//! What a process uses: CPU time and memory, and the clock that all processes share.
+
+use std::time::Duration;
+
+use nix::{
+    sys::{
+        resource::{Usage, UsageWho, getrusage},
+        time::TimeVal,
+    },
+    time::{ClockId, clock_gettime},
+};
+
+fn usage(who: UsageWho) -> Usage {
+    getrusage(who).expect("the kernel knows these two")
+}
+
+fn cpu(who: UsageWho) -> Duration {
+    let usage = usage(who);
+    let time = |time: TimeVal| {
+        Duration::from_secs(time.tv_sec() as u64) + Duration::from_micros(time.tv_usec() as u64)
+    };
+    time(usage.user_time()) + time(usage.system_time())
+}
+
+/// User and system time of this process so far.
+pub fn process_cpu() -> Duration {
+    cpu(UsageWho::RUSAGE_SELF)
+}
+
+/// User and system time of the calling thread so far.
+pub fn thread_cpu() -> Duration {
+    cpu(UsageWho::RUSAGE_THREAD)
+}
+
+/// Resident memory of this process, in bytes. What was freed before hides what is taken afterwards, so a measurement
+/// of memory needs a process of its own.
+///
+/// # Panics
+/// Anywhere but on Linux.
+pub fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("this is Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has a line");
+    let kib = line.trim().strip_suffix(" kB").expect("in kB").trim().parse::<u64>();
+    kib.expect("a number") << 10
+}
+
+/// The most that was ever resident of this process, in bytes.
+pub fn max_resident_bytes() -> u64 {
+    usage(UsageWho::RUSAGE_SELF).max_rss().max(0) as u64 * 1024
+}
+
+/// `CLOCK_MONOTONIC`, the same in all processes of the machine, in nanoseconds.
+pub fn now_ns() -> u64 {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux has this clock");
+    time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64
+}
