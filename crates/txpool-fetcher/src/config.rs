@@ -1,4 +1,4 @@
-//! What can be set, with the arithmetic behind each default.
+//! The configuration, with the arithmetic behind each default.
 
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
@@ -6,10 +6,10 @@ use load_control::{Gate, LoadMonitor};
 
 use crate::error::ConfigError;
 
-/// Slots of the broadcast buffer between the subscription connection and the intake.
+/// Slots of the broadcast buffer between the subscription connection and the announcement reader.
 ///
-/// 8 s of a node at 2000 transactions/s. alloy's own default is 16, which a burst of one block's
-/// worth of announcements overruns. Worst case in memory: 16,384 × (66 characters of hash + about
+/// They hold the announcements of 8 s at 2000 transactions/s. alloy's own default is 16, which a burst
+/// of one block's worth of announcements overruns. Worst case in memory: 16,384 × (66 characters of hash + about
 /// 60 bytes of slot) = 2 MiB for each source.
 pub const DEFAULT_ANNOUNCEMENT_BUFFER: usize = 16_384;
 
@@ -18,63 +18,63 @@ pub const DEFAULT_ANNOUNCEMENT_BUFFER: usize = 16_384;
 /// By Little's law 64 slots hold 2000 transactions/s up to an answer time of 32 ms.
 pub const DEFAULT_FETCH_SLOTS: usize = 64;
 
-/// How many of the slots deferrable work (backfill, audit) may hold at once. Few, because on the
-/// node's side of the request connection live questions wait behind its answers; still enough for
-/// 10,000 transactions in about a second from a node that answers in 0.1 ms. More slots bring them
-/// sooner from a slower node (10 s at 2 ms) and cost the live ones time.
+/// How many of the slots deferrable work (backfill, audits, deferred retries) may hold at once. They are
+/// few because live requests wait in the node behind the responses to deferrable ones. Two still fetch
+/// 10,000 transactions in about a second from a node that responds in 0.1 ms. More slots make this
+/// faster with a slower node (10 s at 2 ms) and live fetches slower.
 pub const DEFAULT_DEFERRABLE_SLOTS: usize = 2;
 
 /// Bytes of answers that may be in flight before further fetches wait.
 ///
 /// 64 slots of six-blob answers (1.6 MB of JSON each) would be 100 MB; this holds 40 of them.
-/// The size of an answer is not known before it came, so a fetch reserves the running mean of
-/// recent answers: the overshoot is bounded by slots × [`DEFAULT_MAX_FRAME_BYTES`].
+/// The size of an answer is not known before it arrives, so a fetch reserves the running mean of
+/// recent answers. The overshoot is bounded by slots × [`DEFAULT_MAX_FRAME_BYTES`].
 pub const DEFAULT_MAX_BYTES_IN_FLIGHT: usize = 64 * 1024 * 1024;
 
-/// Longest JSON value read from a connection before it is given up as broken.
+/// Longest JSON value read from a connection. A connection with a longer one is closed.
 ///
-/// The largest honest one is a full block: reth caps answers at 160 MB, but a block of 2,000
-/// transactions is about 2 MB and a six-blob transaction 1.6 MB. Over IPC the pool's content is not
-/// read as one value and not bounded by this; over WebSocket it is one message, so this allows
+/// The largest regular value is a full block: reth caps answers at 160 MB, but a block of 2,000
+/// transactions is about 2 MB and a six-blob transaction 1.6 MB. Over IPC, the pool's content is not
+/// read as one value and not bounded by this. Over WebSocket it is one message, so this allows
 /// about 30,000 pending transactions there.
 pub const DEFAULT_MAX_FRAME_BYTES: usize = 32 * 1024 * 1024;
 
-/// Time for one answer to one fetch. 50 times the slowest healthy answer seen (a six-blob
-/// transaction behind others on geth, 17 ms, times a loaded machine).
+/// Time for the response to one request for a transaction: more than 100 times the slowest one measured on a
+/// healthy node (17 ms, for a six-blob transaction behind others on geth).
 pub const DEFAULT_FETCH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Fetches are tried this often again after a time-out or an answer that says busy.
+/// How often a fetch is retried after a time-out or a retryable error response.
 pub const DEFAULT_FETCH_RETRIES: u32 = 3;
 
 /// Time for any other call (a block, a ping on an idle connection).
 pub const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time for the node to list its pool. anvil needs 12 s for 60,000 transactions.
+/// Time for the node to list its pool; anvil needs 12 s for 60,000 transactions.
 pub const DEFAULT_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Hashes remembered, so that what was seen is not fetched again.
+/// How many hashes are remembered, so that what was seen is not fetched again.
 ///
 /// At least twice a node's pool: reth's pending limit is 10,000 by default, geth's 5,120 + 1,024,
 /// and load tests raise them to 300,000. Worst case in memory: 40 bytes × 8/7 × 2 = 48 MiB.
 pub const DEFAULT_SEEN_CAPACITY: usize = 524_288;
 
-/// How often each connection is asked for the block number, to know that it lives.
+/// How often each connection is pinged, by a request for the block number.
 pub const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(2);
 
-/// A connection without an answer to its ping, or any other message, for this long is dead.
+/// A connection is closed after this long without a response to a ping or any other message.
 ///
-/// geth freezes for 3 to 8 s when another subscriber stalls, and recovers; after 10 s of blocked
-/// writing it gives a connection up for ever. So 10 s tell the two apart.
+/// geth freezes for 3 to 8 s when another subscriber stalls, and recovers. After 10 s of a blocked
+/// write it never writes to that connection again. So 10 s distinguish the two.
 pub const DEFAULT_PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time between two audits of the node's pool against ours, ± 10 % of jitter.
+/// Time between two audits, which compare the node's pool with ours; ± 10 % of jitter.
 pub const DEFAULT_AUDIT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long the node and our own buffers get to settle before an audit calls a hash missing.
+/// How long an audit waits for announcements on their way before it calls a hash missing.
 pub const DEFAULT_AUDIT_SETTLE: Duration = Duration::from_millis(200);
 
-/// How long backfill, audit and retry fetches wait for the load to fall before they run all the
-/// same: less than half a slot, so that what was missed can still be in the next block.
+/// How long backfill, audit and retry fetches wait at most for the load to fall. It is less than half
+/// of the 12 s between two blocks, so that what was missed can still be in the next one.
 pub const DEFAULT_DEFERRAL_MAX_AGE: Duration = Duration::from_secs(5);
 
 /// Upper bound of [`FetcherConfig::fetch_slots`].
@@ -83,13 +83,14 @@ pub const MAX_FETCH_SLOTS: usize = 4096;
 /// Upper bound of [`FetcherConfig::announcement_buffer`]: 2^20 slots, about 128 MiB.
 pub const MAX_ANNOUNCEMENT_BUFFER: usize = 1 << 20;
 
-/// Where a node listens.
+/// The address of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Endpoint {
     /// The path of a Unix socket.
     Ipc(PathBuf),
-    /// A WebSocket URL, `ws://host:port/…`. Without TLS: a node a builder trusts is a local one.
+    /// A WebSocket URL, `ws://host:port/…`. TLS is not supported: a node that a builder trusts is on its
+    /// own host or network.
     Ws(String),
 }
 
@@ -105,7 +106,10 @@ impl fmt::Display for Endpoint {
 impl FromStr for Endpoint {
     type Err = ConfigError;
 
-    /// `ws://…` is a WebSocket URL, everything else a path.
+    /// Parses `ws://…` as a WebSocket URL and what has no scheme as a path.
+    ///
+    /// # Errors
+    /// [`ConfigError::EmptyEndpoint`]; [`ConfigError::UnknownScheme`] for any other URL.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text.is_empty() {
             return Err(ConfigError::EmptyEndpoint);
@@ -120,7 +124,7 @@ impl FromStr for Endpoint {
     }
 }
 
-/// What happens when no source answers at start-up.
+/// What happens when no source can be reached at start-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StartPolicy {
     /// [`Fetcher::start`](crate::Fetcher::start) fails with the reason.
@@ -130,32 +134,32 @@ pub enum StartPolicy {
     WaitForNode,
 }
 
-/// What the node's pool is asked for at start-up and after a gap.
+/// What is fetched of the node's pool at start-up and after a gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backfill {
-    /// Nothing. What was pending before the subscription stays unknown.
+    /// Nothing. Transactions that were pending before the subscription stay unknown.
     Off,
     /// The pending transactions.
     #[default]
     Pending,
-    /// The queued ones (waiting for a nonce) too.
+    /// The pending and the queued transactions; the queued ones wait for an earlier nonce.
     PendingAndQueued,
 }
 
-/// Capped exponential backoff with full jitter below the cap.
+/// Capped exponential backoff with jitter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
-    /// Longest first delay.
+    /// The longest first delay; it doubles with each attempt.
     pub base: Duration,
-    /// Longest delay at all.
+    /// The longest delay of all.
     pub cap: Duration,
 }
 
 impl Backoff {
     /// The delay before attempt `attempt` (the first retry is 0), for a `jitter` in 0..1.
     ///
-    /// Half of it is fixed and half random: full jitter could retry at once, none would let every
-    /// client of a restarted node come back in the same millisecond.
+    /// Half of it is fixed and half random. With full jitter a retry could follow at once; without
+    /// jitter all clients of a restarted node would reconnect in the same millisecond.
     #[must_use]
     pub fn delay(&self, attempt: u32, jitter: f64) -> Duration {
         let grown = self.base.saturating_mul(1u32.checked_shl(attempt).unwrap_or(u32::MAX));
@@ -164,79 +168,80 @@ impl Backoff {
     }
 }
 
-/// How the fetcher works. Every field has a default; [`FetcherConfig::new`] takes what has none.
+/// The configuration of a [`Fetcher`](crate::Fetcher). Every field has a default but the sources, which
+/// [`FetcherConfig::new`] takes.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct FetcherConfig {
     /// The nodes, at least one, at most 16, no two alike.
     pub sources: Vec<Endpoint>,
-    /// Broadcast slots between socket and intake for each source, a power of two, 16 to 2^20.
-    /// What overruns it is counted as `lagged` and brought in by reconciliation.
+    /// Slots between the socket and the announcement reader for each source, a power of two, 16 to
+    /// 2^20. What overruns it is counted as `lagged`, and fetched by the comparison that follows.
     pub announcement_buffer: usize,
     /// Fetches in flight at once, 1 to 4096.
     pub fetch_slots: usize,
-    /// How many of them deferrable work may hold, 1 to `fetch_slots`.
+    /// How many of the slots deferrable work may hold, 1 to `fetch_slots`.
     pub deferrable_slots: usize,
-    /// Whether the fetches that one node is asked at once fall when it says or shows that it is
-    /// overloaded (-32005, -32009, a growing share of time-outs; halved each time, down to
-    /// [`ADAPTIVE_FLOOR`](crate::ADAPTIVE_FLOOR)) and rise again by one for each round of answers,
-    /// while they are used. Never above `fetch_slots`. Shown by `mempool_fetcher_fetch_limit`. A
-    /// node that says when to come back (`data.retryAfterMs`) is left alone until then, at most
-    /// [`MAX_RETRY_AFTER`](crate::MAX_RETRY_AFTER), with this switched off too; counted by
+    /// Whether the limit of requests in flight at one node is adapted. It is halved, down to
+    /// [`ADAPTIVE_FLOOR`](crate::ADAPTIVE_FLOOR), on a sign of overload (-32005, -32009, a growing share
+    /// of time-outs), and rises by one for each round of responses while it is in use. It is never above
+    /// `fetch_slots`, and shown by `mempool_fetcher_fetch_limit`. Also without it, no request is sent to
+    /// a node that named a time to retry in an error response (`data.retryAfterMs`) until then, for at
+    /// most [`MAX_RETRY_AFTER`](crate::MAX_RETRY_AFTER); counted by
     /// `mempool_fetcher_retry_after_pauses_total`.
     pub adaptive_limit: bool,
     /// Bytes of answers in flight before further fetches wait, at least 1 MiB.
     pub max_bytes_in_flight: usize,
-    /// Longest JSON value read from a connection, at least 1 MiB; beyond it the connection is
-    /// closed as broken (counted as a reconnect with reason `oversized`).
+    /// Longest JSON value read from a connection, 1 MiB to 1 GiB. A connection with a longer one is
+    /// closed (counted by `mempool_fetcher_reconnects_total` with reason `oversized`).
     pub max_frame_bytes: usize,
-    /// Time for one answer to one fetch, at least 1 ms.
+    /// Time for the response to one request for a transaction, at least 1 ms.
     pub fetch_timeout: Duration,
-    /// Times a fetch is repeated after a time-out or a busy answer, at most 16.
+    /// How often a fetch is retried after a time-out or a retryable error response, at most 16.
     pub fetch_retries: u32,
-    /// Delay between two tries of a fetch.
+    /// Delay between two tries of a fetch, `base` at least 1 ms.
     pub retry_backoff: Backoff,
-    /// Time for any other call.
+    /// Time for the response to any other call, at least 1 ms.
     pub call_timeout: Duration,
-    /// Time for listing the node's pool.
+    /// Time for the node to list its pool, at least 1 ms.
     pub snapshot_timeout: Duration,
-    /// Request connections for each source, 1 to 16. More than one keeps small transactions from
-    /// waiting behind blobs: the connection with the fewest unanswered bytes is asked.
+    /// Request connections for each source, 1 to 16. With more than one, small transactions need not
+    /// wait behind blobs: a request goes to the connection with the fewest calls in flight.
     pub request_connections: usize,
     /// Threads that decode and recover senders, 1 to 64.
     pub workers: usize,
-    /// How many of them do deferrable work too, 1 to `workers`. The others are there when a live
-    /// transaction comes, however long the backfill.
+    /// How many of the workers do deferrable work too, 1 to `workers`. The others are free for live
+    /// transactions, however long a backfill lasts.
     pub deferrable_workers: usize,
-    /// Hashes remembered, at least 1024.
+    /// How many hashes are remembered, at least 1024.
     pub seen_capacity: usize,
-    /// What a start without a node means.
+    /// What happens when no source can be reached at start-up.
     pub start: StartPolicy,
-    /// Delay between two attempts to connect.
+    /// Delay between two attempts to connect, `base` at least 1 ms.
     pub reconnect: Backoff,
-    /// Attempts in a row before a source ends; without a limit by default.
+    /// Failed attempts to connect in a row before a source ends; no limit by default.
     pub reconnect_limit: Option<u32>,
-    /// Time between two pings of a connection.
+    /// Time between two pings of a connection, at least 1 ms.
     pub ping_interval: Duration,
-    /// Silence after a ping that means death. While the node lists its pool it may be silent for
-    /// `snapshot_timeout` longer.
+    /// Silence after a ping before the connection is closed, at least 1 ms. While the node lists its
+    /// pool, it may be silent for `snapshot_timeout` longer.
     pub ping_timeout: Duration,
-    /// Time between two audits; `None` turns them off.
+    /// Time between two audits, at least 1 ms; `None` for none.
     pub audit_interval: Option<Duration>,
-    /// Time to settle before a hash counts as missing.
+    /// How long an audit waits for announcements on their way before it calls a hash missing.
     pub audit_settle: Duration,
-    /// What is asked of the node's pool at start-up and after gaps.
+    /// What is fetched of the node's pool at start-up and after gaps.
     pub backfill: Backfill,
-    /// Told how full the announcement buffers and the slots for live announcements are; while it
-    /// says that the load is high, backfill, audit and retry fetches wait. Live announcements and
-    /// heads never do. `None`: nothing waits. Counted by `mempool_fetcher_deferred_total`.
+    /// Watches how full the announcement buffers and the slots for live announcements are. While it
+    /// says that the load is high, backfill, audit and retry fetches wait (counted by
+    /// `mempool_fetcher_deferred_total`); live announcements and heads never do. `None`: nothing waits.
     pub monitor: Option<LoadMonitor>,
-    /// How long such a fetch waits at most, counted from when it could first have run, at least
-    /// 1 ms. Beyond it they run one at a time while the load stays high.
+    /// How long such a fetch waits at most, from when it could first have run; at least 1 ms. Fetches
+    /// that have waited that long run one at a time while the load stays high.
     pub deferral_max_age: Duration,
-    /// Where decoding and the recovery of senders take a place, as the inside: they wait for those
-    /// who are in, and outsiders never get the last one, unless the gate is
-    /// [`Limit::Unlimited`](load_control::Limit::Unlimited). `None`: they run on all workers at
-    /// once.
+    /// The gate from which decoding and sender recovery acquire internal work permits. Such work waits
+    /// for a permit and is never refused, and external callers never get the last one, unless the gate is
+    /// [`Limit::Unlimited`](load_control::Limit::Unlimited). `None`: it runs on all workers at once.
     pub gate: Option<Gate>,
 }
 
@@ -284,7 +289,8 @@ impl FetcherConfig {
         Self::new([Endpoint::Ipc(path.into())])
     }
 
-    /// Sets the fetches in flight at once.
+    /// Sets [`Self::fetch_slots`], and lowers [`Self::deferrable_slots`] to a quarter of them if it is
+    /// higher.
     #[must_use]
     pub fn with_fetch_slots(mut self, slots: usize) -> Self {
         self.fetch_slots = slots;
@@ -292,49 +298,14 @@ impl FetcherConfig {
         self
     }
 
-    /// Sets the request connections for each source.
-    #[must_use]
-    pub fn with_request_connections(mut self, connections: usize) -> Self {
-        self.request_connections = connections;
-        self
-    }
-
-    /// Sets what a start without a node means.
-    #[must_use]
-    pub fn with_start(mut self, start: StartPolicy) -> Self {
-        self.start = start;
-        self
-    }
-
-    /// Sets the time between audits, `None` for none.
-    #[must_use]
-    pub fn with_audit_interval(mut self, interval: Option<Duration>) -> Self {
-        self.audit_interval = interval;
-        self
-    }
-
-    /// Sets what is asked of the node's pool at start-up and after gaps.
-    #[must_use]
-    pub fn with_backfill(mut self, backfill: Backfill) -> Self {
-        self.backfill = backfill;
-        self
-    }
-
-    /// Sets the monitor that says when deferrable work waits.
+    /// Sets [`Self::monitor`].
     #[must_use]
     pub fn with_monitor(mut self, monitor: LoadMonitor) -> Self {
         self.monitor = Some(monitor);
         self
     }
 
-    /// Sets whether the fetches that one node is asked at once follow how it answers.
-    #[must_use]
-    pub fn with_adaptive_limit(mut self, adaptive: bool) -> Self {
-        self.adaptive_limit = adaptive;
-        self
-    }
-
-    /// Sets the gate whose places the CPU-heavy part takes.
+    /// Sets [`Self::gate`].
     #[must_use]
     pub fn with_gate(mut self, gate: Gate) -> Self {
         self.gate = Some(gate);
@@ -389,6 +360,46 @@ impl FetcherConfig {
         }
         Ok(())
     }
+}
+
+macro_rules! setters {
+    ($($field:ident, $with:ident: $ty:ty;)*) => {
+        impl FetcherConfig {$(
+            #[doc = concat!("Sets [`Self::", stringify!($field), "`].")]
+            #[must_use]
+            pub fn $with(mut self, $field: $ty) -> Self {
+                self.$field = $field;
+                self
+            }
+        )*}
+    };
+}
+
+setters! {
+    sources, with_sources: Vec<Endpoint>;
+    announcement_buffer, with_announcement_buffer: usize;
+    deferrable_slots, with_deferrable_slots: usize;
+    adaptive_limit, with_adaptive_limit: bool;
+    max_bytes_in_flight, with_max_bytes_in_flight: usize;
+    max_frame_bytes, with_max_frame_bytes: usize;
+    fetch_timeout, with_fetch_timeout: Duration;
+    fetch_retries, with_fetch_retries: u32;
+    retry_backoff, with_retry_backoff: Backoff;
+    call_timeout, with_call_timeout: Duration;
+    snapshot_timeout, with_snapshot_timeout: Duration;
+    request_connections, with_request_connections: usize;
+    workers, with_workers: usize;
+    deferrable_workers, with_deferrable_workers: usize;
+    seen_capacity, with_seen_capacity: usize;
+    start, with_start: StartPolicy;
+    reconnect, with_reconnect: Backoff;
+    reconnect_limit, with_reconnect_limit: Option<u32>;
+    ping_interval, with_ping_interval: Duration;
+    ping_timeout, with_ping_timeout: Duration;
+    audit_interval, with_audit_interval: Option<Duration>;
+    audit_settle, with_audit_settle: Duration;
+    backfill, with_backfill: Backfill;
+    deferral_max_age, with_deferral_max_age: Duration;
 }
 
 fn within(field: &'static str, value: usize, min: usize, max: usize) -> Result<(), ConfigError> {

@@ -1,5 +1,5 @@
-//! One connection to a node: opened with a typed error, watched for signs of life, ended with a
-//! reason, never reconnected by itself.
+//! One connection to a node. It is opened with a typed error, records when it last received
+//! something, ends with a reason, and never reconnects by itself.
 
 mod backend;
 mod open;
@@ -28,7 +28,7 @@ use crate::{
     sync::lock,
 };
 
-/// A connection that was probed and works.
+/// A connection to a node that was probed when it was opened.
 #[derive(Debug)]
 pub(crate) struct Connection {
     frontend: PubSubFrontend,
@@ -45,7 +45,7 @@ impl Connection {
     /// See [`CallError`].
     ///
     /// # Cancel safety
-    /// A dropped call is still answered by the node; the answer goes nowhere.
+    /// The node still answers a dropped call, and the answer is discarded.
     pub(crate) async fn call(
         &self,
         method: &'static str,
@@ -70,7 +70,7 @@ impl Connection {
             .expect("hashes, numbers and strings serialise");
         match timeout(limit, self.frontend.send(request)).await {
             Err(_) => Err(CallError::Timeout(limit)),
-            // The service drops what is in flight when its connection ends; it has no other error.
+            // The only error of the service: the connection ended, and it dropped what was in flight.
             Ok(Err(_)) => Err(CallError::ConnectionLost),
             Ok(Ok(response)) => match response.payload {
                 ResponsePayload::Success(result) => Ok(result),
@@ -83,13 +83,13 @@ impl Connection {
         }
     }
 
-    /// Subscribes to the hashes of pending transactions with a buffer of `slots`, and proves that
-    /// the buffer is that large.
+    /// Subscribes to the hashes of pending transactions with a buffer of `slots`, and verifies that the
+    /// buffer has that size.
     ///
-    /// alloy sizes the buffer when the answer to the subscription arrives, from a setting that an
-    /// earlier subscription with the same parameters would have fixed: a silent 16. So the
-    /// backend pushes `slots / 2 + 1` probes through the very channel, before the node's first
-    /// notification. Sizes are powers of two, so a channel that holds them all has `slots`.
+    /// alloy creates the buffer when the response to the subscription arrives. An earlier subscription
+    /// with the same parameters would have fixed its size, at 16 by default, without an error. So the
+    /// backend pushes `slots / 2 + 1` probes into the same channel, before the node's first
+    /// notification. Sizes are powers of two, so a channel that holds all probes has `slots`.
     ///
     /// # Errors
     /// The call's error, or how many probes were pushed when one got lost.
@@ -139,24 +139,24 @@ impl Connection {
         }
     }
 
-    /// Calls without an answer so far: what an answer to the next call may have to wait for.
+    /// How many calls are in flight. The response to the next call may have to wait for theirs.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Relaxed)
     }
 
-    /// When the last complete value came. Bytes alone are no sign of life: after a truncated
-    /// answer everything that follows disappears into it.
+    /// When the last complete JSON value was received. Bytes alone are no sign of life: after a truncated
+    /// answer, all that follows is read as a part of it.
     pub(crate) fn last_frame(&self) -> Instant {
         self.shared.last_frame()
     }
 
-    /// Gives the connection up for a reason of ours.
+    /// Closes the connection, for a reason on our side.
     pub(crate) fn kill(&self, reason: LossReason) {
         self.shared.end(reason);
         self.shared.killed.cancel();
     }
 
-    /// Waits for the end, and tells its reason.
+    /// Waits until the connection has ended, and returns the reason.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -188,7 +188,7 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// What a connection tells about itself, shared with its backend task.
+/// The state that a connection shares with its backend task.
 #[derive(Debug)]
 struct ConnectionShared {
     opened: Instant,
@@ -197,7 +197,7 @@ struct ConnectionShared {
     read_times: Arc<ReadTimes>,
     ended: watch::Sender<Option<LossReason>>,
     killed: CancellationToken,
-    /// Id of the hash subscription's request, and the probes to push behind its answer.
+    /// The id of the request for the hash subscription, and how many probes to push behind the response.
     probe: Mutex<Option<(u64, usize)>>,
 }
 
@@ -214,7 +214,7 @@ impl ConnectionShared {
     }
 
     fn framed(&self, now: Instant) {
-        // Relaxed: a reading a moment old is as good.
+        // Relaxed: a slightly older value does no harm.
         self.last_frame.store(now.duration_since(self.opened).as_nanos() as u64, Relaxed);
     }
 
@@ -222,7 +222,7 @@ impl ConnectionShared {
         self.opened + Duration::from_nanos(self.last_frame.load(Relaxed))
     }
 
-    /// The first reason stands.
+    /// Sets the reason of the end, unless there is one already.
     fn end(&self, reason: LossReason) {
         self.ended.send_if_modified(|ended| {
             let first = ended.is_none();
@@ -240,8 +240,9 @@ impl ConnectionShared {
 
 /// When the latest announcements were read from the socket, by their number on the connection.
 ///
-/// The broadcast channel carries the hashes and this carries their times, in the same order: the
-/// reader counts what it received and what it was told it lost, so both stay in step.
+/// The broadcast channel carries the hashes and this carries their times, in the same order. The
+/// reader counts the hashes that it received and those that were reported as lost, so it knows the
+/// number of each.
 #[derive(Debug)]
 pub(crate) struct ReadTimes {
     ring: Mutex<Ring>,
@@ -262,14 +263,14 @@ impl ReadTimes {
     fn push(&self, now: Instant) {
         let mut ring = lock(&self.ring);
         if ring.times.len() == ring.slots {
-            // The channel has lost this one too.
+            // The channel, which has as many slots, has lost the oldest one too.
             ring.times.pop_front();
         }
         ring.times.push_back(now);
         ring.next += 1;
     }
 
-    /// The time of announcement `number`; forgets it and all before it.
+    /// The time of announcement `number`. Forgets it and all before it.
     pub(crate) fn take(&self, number: u64) -> Option<Instant> {
         let mut ring = lock(&self.ring);
         let first = ring.next - ring.times.len() as u64;
@@ -280,14 +281,14 @@ impl ReadTimes {
         ring.times.drain(..=index).next_back()
     }
 
-    /// Announcements read from the socket so far.
+    /// How many announcements were read from the socket.
     pub(crate) fn read(&self) -> u64 {
         lock(&self.ring).next
     }
 }
 
-/// When the node wants to be asked again. JSON-RPC has no field for it: this is the one that our own
-/// intake answers with, and data of any other shape is none of it.
+/// When the node wants the request to be repeated. JSON-RPC has no field for this. It is the one that
+/// our own RPC server sends; data of any other shape is ignored.
 fn retry_after(data: &RawValue) -> Option<Duration> {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -308,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_to_come_back_is_read_from_the_data_of_an_error_and_from_no_other_shape() {
+    fn retry_after_is_read_from_the_data_of_an_error_and_from_no_other_shape() {
         let read = |text: &str| retry_after(&RawValue::from_string(text.to_owned()).unwrap());
         let said = read(r#"{"reason":"in_flight","retryAfterMs":250}"#);
         assert_eq!(said, Some(Duration::from_millis(250)));
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_is_found_by_the_number_of_its_announcement() {
+    fn a_read_time_is_found_by_the_number_of_its_announcement() {
         let read_times = ReadTimes::new(4);
         let start = Instant::now();
         for n in 0..6 {

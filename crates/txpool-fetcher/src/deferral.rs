@@ -1,4 +1,4 @@
-//! What waits while the load is high, so that live announcements do not.
+//! Makes deferrable work wait while the load is high, so that live announcements do not have to.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{config::FetcherConfig, error::ConfigError, sync::lock};
 
-/// Kinds of work that may be deferred.
+/// The kinds of work that may be deferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeferrableWork {
     Backfill,
@@ -35,35 +35,38 @@ impl DeferrableWork {
     }
 }
 
-/// What the load made wait, see [`Fetcher::deferred`](crate::Fetcher::deferred).
+/// How much work was deferred because the load was high, see
+/// [`Fetcher::deferred`](crate::Fetcher::deferred).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeferredStats {
     /// Fetches, and audits on the timer, that had to wait because the load was high.
     pub deferred: u64,
-    /// Of these, the ones that ran under load because they had reached the age cap.
+    /// Of these, the ones that ran although the load was high, because they had reached the age cap.
     pub aged: u64,
-    /// What waits now: retries one by one, the rest of a comparison as one.
+    /// How many wait now. Each retry counts; what is left of a comparison counts as one.
     pub waiting: u64,
-    /// How long the oldest of these has waited.
+    /// How long the oldest of those that wait now has waited.
     pub oldest_age: Duration,
 }
 
-/// Leave to run. While the load is high, what has reached the age cap runs one at a time: nothing
-/// waits for ever, and a backfill of a whole pool does not become a flood when it has aged.
+/// The right to run deferrable work. While the load is high, work that has reached the age cap gets
+/// the one permit for such work in turn: nothing waits for ever, and the backfill of a whole pool does
+/// not run all at once when it reaches the age cap.
 #[derive(Debug, Default)]
 pub(crate) struct DeferralPermit {
     _one: Option<OwnedSemaphorePermit>,
 }
 
-/// Tells the monitor how full our queues are, and makes deferrable work wait while it says so.
+/// Reports the fill of the fetcher's queues to the monitor, and makes deferrable work wait while the
+/// monitor says that the load is high.
 #[derive(Debug)]
 pub(crate) struct Deferral {
     watched: Option<Watched>,
     max_age: Duration,
     aged_one: Arc<Semaphore>,
     waiting: Mutex<BTreeSet<(Instant, u64)>>,
-    /// Retries that may wait without a slot.
+    /// Bounds the retries that may wait without a slot.
     parked: Arc<Semaphore>,
     ids: AtomicU64,
     deferred: AtomicU64,
@@ -93,8 +96,8 @@ impl Deferral {
                     .iter()
                     .map(|_| monitor.watch("announcements", config.announcement_buffer))
                     .collect::<Result<_, _>>()?,
-                // The slots that deferrable work leaves to live announcements in any case: counted
-                // in all slots, a backfill would press itself.
+                // Its capacity is the slots that deferrable work can never hold. If all slots
+                // counted, a backfill would raise the load that defers it.
                 live: monitor
                     .watch("fetch_slots", (config.fetch_slots - config.deferrable_slots).max(1))?,
                 monitor: monitor.clone(),
@@ -115,14 +118,14 @@ impl Deferral {
         })
     }
 
-    /// So many announcements of a source were read from the socket and not yet taken in.
+    /// Reports how many announcements of a source were read from the socket and not yet processed.
     pub(crate) fn observe_backlog(&self, source: usize, depth: u64) {
         if let Some(watched) = &self.watched {
             watched.announcements[source].observe(usize::try_from(depth).unwrap_or(usize::MAX));
         }
     }
 
-    /// A live announcement wants a slot, and has it until this is dropped.
+    /// Counts a live fetch as part of the load, from its wait for a slot until the result is dropped.
     pub(crate) fn track_live_fetch(&self) -> Option<TrackedFetch> {
         let queue = self.watched.as_ref()?.live.clone();
         queue.added(1);
@@ -133,7 +136,8 @@ impl Deferral {
         self.watched.as_ref().is_some_and(|watched| watched.monitor.is_pressed())
     }
 
-    /// Waits while the load is high, until work that could have run at `since` reaches the age cap.
+    /// Waits while the load is high. `since` is when the work could first have run: from that time plus
+    /// the age cap on, it competes for the one permit for such work.
     ///
     /// # Cancel safety
     /// A dropped wait loses its place and nothing else.
@@ -144,12 +148,12 @@ impl Deferral {
         self.deferred.fetch_add(1, Relaxed);
         self.counters[work as usize].increment(1);
         let _waits = self.add_waiting(since);
-        // An age beyond what the clock can count never comes.
+        // `None` if that is later than the clock can represent: then it never comes.
         let due = since.checked_add(self.max_age);
         if watched.monitor.wait_until_normal(due, || self.publish()).await {
             return DeferralPermit::default();
         }
-        // In this order: work that may run because the load fell does not take the one permit.
+        // Biased: work that may run because the load has fallen must not take the one permit.
         tokio::select! {
             biased;
             _ = watched.monitor.wait_until_normal(None, || self.publish()) => {
@@ -157,14 +161,14 @@ impl Deferral {
             }
             one = Arc::clone(&self.aged_one).acquire_owned() => {
                 self.aged.fetch_add(1, Relaxed);
-                // It is never closed.
+                // The semaphore is never closed, so this is always a permit.
                 DeferralPermit { _one: one.ok() }
             }
         }
     }
 
-    /// A place for a retry to wait in without its slot; `None` when too many do, or no load asks
-    /// for it: then the retry goes on as it is.
+    /// A permit for a retry to give its slot back while it is deferred. `None` if the load is not high,
+    /// or if as many retries as there are slots wait so: the retry then keeps its slot.
     pub(crate) fn park(&self) -> Option<OwnedSemaphorePermit> {
         if !self.is_pressed() {
             return None;
@@ -193,7 +197,7 @@ impl Deferral {
     }
 }
 
-/// A live fetch as the monitor sees it.
+/// Counts one live fetch in the monitor until it is dropped.
 #[derive(Debug)]
 pub(crate) struct TrackedFetch(QueueLoad);
 
@@ -203,7 +207,7 @@ impl Drop for TrackedFetch {
     }
 }
 
-/// Takes itself off the list, also when its wait is dropped.
+/// The entry of one wait in the list of what waits; removed when the wait ends or is dropped.
 struct WaitingEntry<'a> {
     deferral: &'a Deferral,
     entry: (Instant, u64),

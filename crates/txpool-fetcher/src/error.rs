@@ -1,12 +1,12 @@
-//! What can go wrong, who is to blame, and what is tried again.
+//! The errors of the crate: what went wrong, where, and whether it is retried.
 
 use std::{io, time::Duration};
 
-/// A field of [`FetcherConfig`](crate::FetcherConfig) that cannot be.
+/// A field of [`FetcherConfig`](crate::FetcherConfig) that is not valid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A number outside its bounds.
+    /// A number is out of its bounds.
     #[error("`{field}` is {value}, it must be between {min} and {max}")]
     OutOfRange {
         /// The field.
@@ -18,7 +18,7 @@ pub enum ConfigError {
         /// The most it may be.
         max: usize,
     },
-    /// A size that would be rounded up in silence.
+    /// A size is not a power of two, and would silently be rounded up.
     #[error("`{field}` is {value}, it must be a power of two")]
     NotAPowerOfTwo {
         /// The field.
@@ -26,7 +26,7 @@ pub enum ConfigError {
         /// Its value.
         value: usize,
     },
-    /// A time too short to mean anything.
+    /// A duration is too short.
     #[error("`{field}` is {value:?}, it must be at least {min:?}")]
     TooShort {
         /// The field.
@@ -36,63 +36,63 @@ pub enum ConfigError {
         /// The least it may be.
         min: Duration,
     },
-    /// No node to ask.
+    /// There is no source.
     #[error("`sources` is empty, at least one endpoint is needed")]
     NoSource,
-    /// The same node twice.
+    /// Two sources have the same endpoint.
     #[error("`sources` names {endpoint} twice")]
     DuplicateSource {
         /// The endpoint.
         endpoint: String,
     },
-    /// An endpoint without text.
+    /// An endpoint is empty.
     #[error("an endpoint is empty: give the path of an IPC socket or a ws:// URL")]
     EmptyEndpoint,
-    /// A URL that is not a WebSocket's.
+    /// An endpoint is a URL with another scheme than `ws`.
     #[error(
         "endpoint scheme `{scheme}` is not supported: give the path of an IPC socket or a ws:// URL"
     )]
     UnknownScheme {
-        /// What stood before `://`.
+        /// The part before `://`.
         scheme: String,
     },
-    /// The monitor has no place for our queues: one for each source and one more.
+    /// The monitor cannot watch our queues: one for each source and one more.
     #[error("`monitor`: {0}")]
     Monitor(#[from] load_control::ConfigError),
 }
 
-/// Why a connection to a node could not be made or is of no use.
+/// Why a connection to a node could not be made, or cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The path does not exist.
     #[error("{endpoint}: no such socket (is the node running, and is this its --ipcpath?)")]
     Missing {
-        /// Where.
+        /// The endpoint.
         endpoint: String,
     },
-    /// The path exists and is no socket.
+    /// The path exists, and is not a socket.
     #[error("{endpoint}: not a socket (a file or folder stands at this path)")]
     NotASocket {
-        /// Where.
+        /// The endpoint.
         endpoint: String,
     },
-    /// The socket may not be opened.
+    /// The permissions of the socket do not allow to open it.
     #[error("{endpoint}: permission denied (run as the node's user, or change the socket's mode)")]
     PermissionDenied {
-        /// Where.
+        /// The endpoint.
         endpoint: String,
     },
-    /// A socket that nobody listens on.
+    /// No process listens on the socket.
     #[error("{endpoint}: connection refused (the socket is left over from a node that is gone)")]
     Refused {
-        /// Where.
+        /// The endpoint.
         endpoint: String,
     },
     /// Any other I/O error.
     #[error("{endpoint}: {source}")]
     Io {
-        /// Where.
+        /// The endpoint.
         endpoint: String,
         /// The error of the operating system.
         source: io::Error,
@@ -102,59 +102,59 @@ pub enum ConnectError {
         "{endpoint}: the peer closed the connection before it answered (is it at its connection limit?)"
     )]
     ClosedAtOnce {
-        /// Where.
+        /// The endpoint.
         endpoint: String,
     },
     /// The peer does not speak JSON-RPC.
-    #[error("{endpoint}: the peer does not speak JSON-RPC, it said: {said:?}")]
+    #[error("{endpoint}: the peer does not speak JSON-RPC, it sent: {said:?}")]
     NotJsonRpc {
-        /// Where.
+        /// The endpoint.
         endpoint: String,
-        /// The start of what it said, at most 120 characters.
+        /// The start of what it sent, at most 120 characters.
         said: String,
     },
-    /// The peer accepted and never answered.
+    /// The peer accepted the connection and did not answer in time.
     #[error(
         "{endpoint}: no answer to {method} in {timeout:?} (is the node stopped or overloaded?)"
     )]
     NoAnswer {
-        /// Where.
+        /// The endpoint.
         endpoint: String,
-        /// What was asked.
+        /// The method that was called.
         method: &'static str,
-        /// How long was waited.
+        /// How long we waited.
         timeout: Duration,
     },
-    /// The peer speaks JSON-RPC but is no execution node.
+    /// The peer speaks JSON-RPC, but is not an execution node.
     #[error("{endpoint}: not an Ethereum execution node: {method} answered {answer:?}")]
     NotEthereum {
-        /// Where.
+        /// The endpoint.
         endpoint: String,
-        /// What was asked.
+        /// The method that was called.
         method: &'static str,
-        /// What it answered, at most 120 characters.
+        /// The answer, at most 120 characters.
         answer: String,
     },
     /// Two sources are on different chains.
     #[error("{endpoint}: is on chain {found}, the other sources are on chain {expected}")]
     OtherChain {
-        /// Where.
+        /// The endpoint.
         endpoint: String,
-        /// The chain of this source.
+        /// The chain id of this source.
         found: u64,
-        /// The chain of the others.
+        /// The chain id of the others.
         expected: u64,
     },
-    /// The subscription's buffer is not of the size that was set.
+    /// The subscription's buffer does not have the size that was set.
     #[error(
         "{endpoint}: the announcement buffer lost one of {probed} probes, it is smaller than {wanted} slots"
     )]
     BufferNotInEffect {
-        /// Where.
+        /// The endpoint.
         endpoint: String,
-        /// Notifications pushed through it.
+        /// Number of notifications pushed through it.
         probed: usize,
-        /// The size that was asked for.
+        /// The size that was set.
         wanted: usize,
     },
 }
@@ -163,50 +163,48 @@ pub enum ConnectError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The configuration is wrong.
+    /// The configuration is not valid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// No source could be reached; the reason of the first one.
+    /// No source could be reached. This is the error of the first one in the configuration.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// A thread or runtime could not be made.
+    /// A thread or a runtime could not be started.
     #[error("cannot start the `{thread}` thread: {source}")]
     Thread {
-        /// Which one.
+        /// The name of the thread.
         thread: &'static str,
         /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// Why a connection that worked is gone.
+/// Why a connection that had worked was lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LossReason {
-    /// The peer closed it.
+pub(crate) enum LossReason {
+    /// The node closed it.
     #[error("closed by the node")]
     Closed,
     /// An I/O error.
     #[error("I/O error: {0}")]
     Io(io::ErrorKind),
-    /// Bytes that are no JSON-RPC.
+    /// The node sent bytes that are not JSON-RPC; the start of them.
     #[error("not JSON-RPC: {0:?}")]
     Garbage(String),
-    /// One value beyond the limit.
+    /// A JSON value is longer than the limit, in bytes.
     #[error("a value of more than {0} bytes")]
     Oversized(usize),
-    /// No answer to a ping and no other byte.
+    /// Neither a response to a ping nor another message came for this long.
     #[error("no sign of life for {0:?}")]
     Unresponsive(Duration),
-    /// Announcements stopped while the chain went on.
+    /// Hashes or heads stopped coming while the chain advanced.
     #[error("{0}")]
     Stale(crate::machine::StaleReason),
 }
 
 impl LossReason {
-    /// The label of the reason in metrics: one of a closed set.
-    #[must_use]
-    pub const fn as_str(&self) -> &'static str {
+    /// The value of the label in metrics: one of a closed set.
+    pub(crate) const fn as_str(&self) -> &'static str {
         match self {
             Self::Closed => "closed",
             Self::Io(_) => "io",
@@ -218,39 +216,37 @@ impl LossReason {
     }
 }
 
-/// Why one call to the node brought no answer.
+/// Why a call to the node has no result.
 #[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CallError {
-    /// No answer in time.
-    #[error("no answer in {0:?}")]
+pub(crate) enum CallError {
+    /// No response in time.
+    #[error("no response in {0:?}")]
     Timeout(Duration),
-    /// The connection went away; the call is asked again on the next one.
+    /// The connection was lost.
     #[error("connection lost")]
     ConnectionLost,
-    /// The node answered with an error.
+    /// The node sent an error response.
     #[error("error {code}: {message}")]
     Rpc {
         /// The JSON-RPC code.
         code: i64,
-        /// The node's words, at most 200 characters.
+        /// The node's message, at most 200 characters.
         message: String,
-        /// When it wants to be asked again, if it says so (`data.retryAfterMs`).
+        /// After which time the node wants the call to be repeated (`data.retryAfterMs`).
         retry_after: Option<Duration>,
     },
 }
 
 impl CallError {
     /// Whether the same call may succeed when made again.
-    #[must_use]
-    pub const fn is_retryable(&self) -> bool {
+    pub(crate) const fn is_retryable(&self) -> bool {
         match self {
-            // The answer may just be late.
+            // The response may only be late.
             Self::Timeout(_) => true,
-            // The next connection can answer.
+            // Another connection may work.
             Self::ConnectionLost => true,
             Self::Rpc { code, .. } => match code {
-                // The node cannot read what we wrote or does not know it: it never will.
+                // The node cannot parse the request or does not know the method: a retry cannot help.
                 -32700 | -32600 | -32601 | -32602 => false,
                 // -32005 limit exceeded, -32009 and -32603 busy or internal, -32000 geth's catch-all
                 // (among it `transaction indexing is in progress`, which ends).
@@ -259,9 +255,8 @@ impl CallError {
         }
     }
 
-    /// Whether the node said, or showed by its silence, that it has too much to do.
-    #[must_use]
-    pub const fn is_overload(&self) -> bool {
+    /// Whether the error is a sign that the node is overloaded.
+    pub(crate) const fn is_overload(&self) -> bool {
         match self {
             Self::Timeout(_) => true,
             Self::ConnectionLost => false,

@@ -1,4 +1,4 @@
-//! The way of one hash: admitted, asked for, decoded, delivered, counted.
+//! What happens to one hash: deduplicated, requested, decoded, delivered, counted.
 
 use std::{
     sync::{
@@ -31,7 +31,7 @@ use crate::{
     workers::{Urgency, Workers},
 };
 
-/// What all sources share.
+/// The state that all sources share.
 #[derive(Debug)]
 pub(crate) struct FetchContext<S> {
     pub(crate) config: FetcherConfig,
@@ -41,28 +41,29 @@ pub(crate) struct FetchContext<S> {
     pub(crate) slots: Slots,
     pub(crate) deferral: Arc<Deferral>,
     pub(crate) requests: RequestConnections,
-    /// What each source may be asked at once.
+    /// How many requests may be in flight at each source.
     pub(crate) limits: Box<[Arc<NodeLimit>]>,
     pub(crate) mined: Mutex<RecentlyMined>,
     pub(crate) chain_id: Mutex<Option<u64>>,
-    /// Where decoding and recovery run.
+    /// The threads on which decoding and sender recovery run.
     pub(crate) workers: Workers,
-    /// Every fetch, so that a stop can wait for them.
+    /// Every fetch task, so that a stop can wait for them.
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
     pub(crate) sink_closed: CancellationToken,
     pub(crate) announcement_counts: Box<[Arc<AnnouncementCounts>]>,
 }
 
-/// What a source was first with.
+/// How many hashes a source announced, and how many of them before any other source.
 #[derive(Debug, Default)]
 pub(crate) struct AnnouncementCounts {
     pub(crate) announced: AtomicU64,
     pub(crate) first_seen: AtomicU64,
 }
 
-/// A hash under way. Ends with [`finish`](Self::finish); dropped without it (a panic in a sink)
-/// the hash counts as failed and may come again, unless the fetcher is stopping.
+/// One hash between its entry and its outcome. Ends with [`finish`](Self::finish). If it is dropped
+/// without that (a sink panicked), the hash counts as failed and is fetched again when it is next
+/// announced, unless the fetcher is stopping.
 struct FetchTask<S: TransactionSink> {
     context: Arc<FetchContext<S>>,
     hash: B256,
@@ -79,9 +80,9 @@ pub(crate) struct Arrival {
 }
 
 impl<S: TransactionSink> FetchContext<S> {
-    /// Takes in one announcement. Waits while all slots are taken: the announcements behind it
-    /// stay in the broadcast buffer meanwhile, whose overrun is counted.
-    pub(crate) async fn announced(self: &Arc<Self>, arrival: Arrival) {
+    /// Accounts for one announcement and fetches its transaction if it is new. Waits while all slots
+    /// are taken: later announcements stay in the broadcast buffer meanwhile, whose overrun is counted.
+    pub(crate) async fn on_announcement(self: &Arc<Self>, arrival: Arrival) {
         let ticket = self.tally.enter(Entry::Announced);
         self.announcement_counts[arrival.source].announced.fetch_add(1, Relaxed);
         if lock(&self.mined).contains(&arrival.hash) {
@@ -96,9 +97,9 @@ impl<S: TransactionSink> FetchContext<S> {
         self.tasks.spawn(task.fetch(arrival, slot));
     }
 
-    /// Brings in a hash that was found missing, when its turn has come. Waits for a deferrable
-    /// slot, then for the outcome of earlier ones only as far as the slots demand.
-    pub(crate) async fn missed(self: &Arc<Self>, arrival: Arrival, permit: DeferralPermit) {
+    /// Fetches a transaction that a comparison found missing. Returns as soon as a deferrable slot was
+    /// free and the fetch has begun; the outcome is not waited for.
+    pub(crate) async fn fetch_missing(self: &Arc<Self>, arrival: Arrival, permit: DeferralPermit) {
         let ticket = self.tally.enter(arrival.entry);
         let task = self.task(arrival.hash, ticket);
         let slot = self.slots.acquire_deferrable(permit).await;
@@ -115,7 +116,7 @@ impl<S: TransactionSink> FetchTask<S> {
         let context = Arc::clone(&self.context);
         let stop = context.stop.clone();
         let answer = tokio::select! {
-            // A stop leaves the hash unfinished, and says so.
+            // A stop leaves the hash unfinished; it stays counted as such.
             () = stop.cancelled() => return drop(self),
             answer = context.fetch_raw(&arrival, slot) => answer,
         };
@@ -123,8 +124,8 @@ impl<S: TransactionSink> FetchTask<S> {
             return self.finish(Outcome::Failed, None);
         };
         context.slots.set_answer_bytes(&mut slot, answer.get().len());
-        // Off the thread that keeps the sockets empty: recovery takes 35 us, a blob 2 ms.
-        // There are as many places in the queue as slots, and some: it is never full of these.
+        // Not on the thread that reads the sockets: sender recovery takes 35 us, a blob transaction
+        // 2 ms. The queue holds one job for each slot and some more, so fetches never fill it.
         let urgency = match arrival.entry {
             Entry::Announced => Urgency::Live,
             Entry::Backfilled | Entry::AuditRecovered => Urgency::Deferrable,
@@ -136,18 +137,18 @@ impl<S: TransactionSink> FetchTask<S> {
 
     async fn decode_and_deliver(self, arrival: Arrival, answer: Box<RawValue>, slot: Slot) {
         let context = Arc::clone(&self.context);
-        // For the work of the CPU alone: a sink that waits must not hold a place meanwhile.
-        let place = match &context.config.gate {
+        // Held for the CPU work alone: a sink that waits must not hold a work permit meanwhile.
+        let work_permit = match &context.config.gate {
             None => None,
             Some(gate) => tokio::select! {
                 biased;
-                place = gate.acquire_internal() => Some(place),
-                // Places are out for as long as their holders like.
+                permit = gate.acquire_internal() => Some(permit),
+                // The holders of the permits may take any time, and a stop must not wait for them.
                 () = context.stop.cancelled() => return drop(self),
             },
         };
         let read = read_answer(answer.get(), arrival.hash);
-        drop((answer, place));
+        drop((answer, work_permit));
         let (tx, raw) = match read {
             Answer::Gone => return self.finish(Outcome::Gone, None),
             Answer::Mined => return self.finish(Outcome::Mined, Some(Seen::Mined)),
@@ -178,7 +179,7 @@ impl<S: TransactionSink> FetchTask<S> {
         let delivery = tokio::select! {
             biased;
             delivery = context.sink.deliver(fetched) => delivery,
-            // A sink that waits (a full channel) is not waited for when we stop.
+            // A stop does not wait for a sink that waits (for a full channel).
             () = context.stop.cancelled() => return drop(self),
         };
         context.tally.metrics.deliver_seconds.record(arrival.at.elapsed().as_secs_f64());
@@ -204,7 +205,7 @@ impl<S: TransactionSink> FetchTask<S> {
         if let Some(ticket) = self.ticket.take() {
             ticket.leave(outcome);
         }
-        // A block may have come between the look at it and the delivery.
+        // A block that contains it may have come after the check and before the delivery.
         if seen == Some(Seen::Delivered) && lock(&self.context.mined).contains(&self.hash) {
             self.context.seen.mined(self.hash);
         }
@@ -223,16 +224,18 @@ impl<S: TransactionSink> Drop for FetchTask<S> {
 }
 
 impl<S> FetchContext<S> {
-    /// Requests one transaction until there is an answer or the last try has failed. A retry that
-    /// the load makes wait gives its slot up meanwhile: with it, it would be part of the load.
+    /// Requests one transaction until there is a response or the last try has failed. A retry that is
+    /// deferred because the load is high gives its slot back meanwhile: taken slots are part of what
+    /// the load is measured by.
     async fn fetch_raw(&self, arrival: &Arrival, mut slot: Slot) -> Option<(Box<RawValue>, Slot)> {
         let config = &self.config;
         let mut tries = 0;
-        // Who announced it first, then the others: each may hold what another let go.
+        // The source that announced it first, then the others: a transaction that one node has
+        // evicted may still be in the pool of another.
         let mut untried: Vec<usize> = (0..config.sources.len()).collect();
         untried[..=arrival.source].rotate_right(1);
         loop {
-            let (asked, connection, permit) = self.acquire_request(&untried, arrival).await;
+            let (source, connection, permit) = self.acquire_request(&untried, arrival).await;
             let start = Instant::now();
             let result = connection
                 .call("eth_getRawTransactionByHash", (arrival.hash,), config.fetch_timeout)
@@ -241,16 +244,16 @@ impl<S> FetchContext<S> {
             let metrics = &self.tally.metrics;
             match &result {
                 Ok(_) => metrics.fetch_seconds.record(start.elapsed().as_secs_f64()),
-                // Not a try: the question is asked again on the next connection.
+                // Does not count as a try: the request is sent again on the next connection.
                 Err(CallError::ConnectionLost) => {
                     metrics.retries_connection_lost.increment(1);
-                    self.requests.remove(asked, &connection);
+                    self.requests.remove(source, &connection);
                     continue;
                 }
                 Err(CallError::Timeout(_)) => metrics.retries_timeout.increment(1),
                 Err(CallError::Rpc { .. }) => metrics.retries_rpc.increment(1),
             }
-            untried.retain(|source| *source != asked);
+            untried.retain(|other| *other != source);
             let other = untried.iter().any(|source| self.requests.is_up(*source));
             let error = match result {
                 Ok(answer) if other && matches!(answer.get(), "null" | "\"0x\"") => {
@@ -276,9 +279,9 @@ impl<S> FetchContext<S> {
         }
     }
 
-    /// Waits until one of the sources may be asked, by preference the first that has room: an
-    /// overloaded node must not hold back what another one could answer. With none left untried,
-    /// any.
+    /// Waits for a permit to send one request to one of the sources `untried`, or to any source if none
+    /// of these is connected. Takes the first one that is below its limit, so that an overloaded node
+    /// does not hold back what another node could answer.
     async fn acquire_request(
         &self,
         untried: &[usize],
@@ -290,7 +293,7 @@ impl<S> FetchContext<S> {
             let free = up
                 .iter()
                 .find_map(|source| Some((*source, self.limits[*source].try_acquire(deferrable)?)));
-            let (asked, permit) = match free {
+            let (source, permit) = match free {
                 Some(free) => free,
                 None => {
                     let first = up.iter().map(|source| {
@@ -300,10 +303,10 @@ impl<S> FetchContext<S> {
                     futures::future::select_all(first).await.0
                 }
             };
-            // Only now: which connection has the least to do, and whether it is up, may have
-            // changed meanwhile.
-            if let Some(connection) = self.requests.least_busy(asked) {
-                return (asked, connection, permit);
+            // The connection is chosen after the wait, during which connections may have come, gone
+            // or become busy.
+            if let Some(connection) = self.requests.least_busy(source) {
+                return (source, connection, permit);
             }
         }
     }

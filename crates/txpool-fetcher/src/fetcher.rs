@@ -1,4 +1,4 @@
-//! Starting, watching and stopping the whole.
+//! The public handle: starts, reports on and stops the fetcher.
 
 use std::{
     io,
@@ -33,37 +33,38 @@ use crate::{
     workers::Workers,
 };
 
-/// How long a stop waits for what is being delivered, when nobody says otherwise.
+/// How long a stop without a deadline of its own waits for what is being delivered.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Heads of all sources that may wait; the subscription connections wait beyond.
+/// Capacity of the queue of heads of all sources. While it is full, the readers of heads wait; what
+/// their buffers lose is fetched as missed heads.
 const HEADS_WAITING: usize = 64;
 
-/// Places for full blocks in the workers' queue, besides one for each slot.
+/// Room for full blocks in the workers' queues, besides one job for each slot.
 const BLOCKS_QUEUED: usize = 64;
 
-/// Audits that may be asked for at once.
+/// Requests for audits that may wait for one source; further callers wait.
 const AUDITS_WAITING: usize = 4;
 
 /// Why a fetcher has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EndReason {
-    /// It was asked to.
+    /// It was told to stop.
     Stopped,
-    /// The sink's receiver is gone.
+    /// The sink reported [`Delivery::Closed`](crate::Delivery::Closed).
     SinkClosed,
-    /// Every source has reached its limit of attempts.
+    /// Every source has reached its limit of connection attempts.
     SourcesEnded,
-    /// A part of it panicked: a defect. What was counted stays readable.
+    /// A task of the fetcher panicked, which is a defect. The counts can still be read.
     Panicked,
 }
 
 /// A running fetcher. Dropping it stops it without waiting.
 ///
-/// It runs on threads of its own: one that keeps the sockets empty and does nothing that takes
-/// long, and [`FetcherConfig::workers`] that decode, recover senders and call the sink. So a host
-/// whose runtime is busy, or blocked for minutes, loses nothing.
+/// It runs on threads of its own: one that reads the sockets and does nothing that takes long, and
+/// [`FetcherConfig::workers`] that decode, recover senders and call the sink. So nothing is lost if the
+/// host's runtime is busy, or blocked for minutes.
 #[derive(Debug)]
 pub struct Fetcher {
     tally: Arc<Tally>,
@@ -79,11 +80,11 @@ impl Fetcher {
     /// source is connected and subscribed; its backfill may still run.
     ///
     /// # Errors
-    /// A configuration out of bounds, a thread that cannot be made, or, when a node is required,
-    /// the reason why the first source could not be reached.
+    /// The configuration is out of its bounds, a thread cannot be started, or a node is required and no
+    /// source could be reached.
     ///
     /// # Cancel safety
-    /// Dropped before it returns, it stops what it has started.
+    /// If it is dropped before it returns, what was started is stopped.
     pub async fn start<S: TransactionSink>(
         config: FetcherConfig,
         sink: S,
@@ -150,11 +151,11 @@ impl Fetcher {
         let body = move || {
             let reason = io.block_on(supervise(context, parts, &limit));
             let limit = *crate::sync::lock(&limit);
-            // Bounded: a sink that blocks its thread keeps it, and nothing of ours waits for it.
+            // Bounded: a sink that blocks keeps its thread, and we do not wait for it any longer.
             if !worker_threads.wait_until_ended(limit) {
                 tracing::warn!(?limit, "a sink has not returned at the deadline");
             }
-            // Nobody may be left to hear it.
+            // The `Fetcher` may have been dropped.
             let _ = ended_tx.send(Some(reason));
         };
         std::thread::Builder::new()
@@ -174,7 +175,7 @@ impl Fetcher {
         self.tally.counts()
     }
 
-    /// What each source is doing, in the order of the configuration.
+    /// The status of each source, in the order of the configuration.
     #[must_use]
     pub fn status(&self) -> Vec<SourceStatus> {
         self.sources.iter().map(|(shared, _)| shared.status()).collect()
@@ -186,30 +187,31 @@ impl Fetcher {
         self.sources.iter().any(|(shared, _)| shared.state() == SourceState::Live)
     }
 
-    /// Whether every source is [`SourceState::Live`], for a readiness probe that outlives the
-    /// borrow. False for ever once the fetcher has ended.
+    /// A function that says whether every source is [`SourceState::Live`], for a readiness probe; it does
+    /// not borrow the fetcher. Always false once the fetcher has ended.
     pub fn readiness(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let sources: Vec<_> = self.sources.iter().map(|(shared, _)| Arc::clone(shared)).collect();
         move || sources.iter().all(|source| source.state() == SourceState::Live)
     }
 
-    /// What has waited, and what waits, because [`FetcherConfig::monitor`] said that the load is
+    /// How much work has waited, and waits now, because [`FetcherConfig::monitor`] says that the load is
     /// high.
     #[must_use]
     pub fn deferred(&self) -> DeferredStats {
         self.deferral.stats()
     }
 
-    /// Compares the pool of source `source` with ours now, whatever the timer says.
+    /// Compares the pool of the node of source `source` with ours now, independently of the timer.
     ///
     /// # Errors
     /// Why the node's pool could not be listed.
     ///
     /// # Panics
-    /// Never; a source that does not exist or has ended answers [`SnapshotError::ConnectionLost`].
+    /// Never; for a source that does not exist or has ended, it returns
+    /// [`SnapshotError::ConnectionLost`].
     ///
     /// # Cancel safety
-    /// The comparison goes on when this is dropped.
+    /// The comparison continues if this is dropped.
     pub async fn audit(
         &self,
         source: usize,
@@ -225,7 +227,7 @@ impl Fetcher {
         answer.await.unwrap_or(Err(SnapshotError::ConnectionLost))
     }
 
-    /// Waits for the end, whatever its reason.
+    /// Waits until the fetcher has ended, for whatever reason.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -233,7 +235,7 @@ impl Fetcher {
         let mut ended = self.ended.clone();
         match ended.wait_for(Option::is_some).await {
             Ok(reason) => reason.clone().unwrap_or(EndReason::Panicked),
-            // The thread went without a word.
+            // The thread ended without a reason: it panicked.
             Err(_) => EndReason::Panicked,
         }
     }
@@ -242,7 +244,7 @@ impl Fetcher {
     /// not returned by `deadline`. What was not delivered stays counted as unfinished.
     ///
     /// # Cancel safety
-    /// The stop goes on when this is dropped.
+    /// The stop continues if this is dropped.
     pub async fn shutdown(self, deadline: Duration) -> (EndReason, Counts) {
         *crate::sync::lock(&self.deadline) = deadline;
         self.stop.cancel();
@@ -264,7 +266,7 @@ fn io_runtime() -> Result<Runtime, StartError> {
         .map_err(|source: io::Error| StartError::Thread { thread: "mempool-io", source })
 }
 
-/// The first source that is up, or the reason of the first one in the configuration.
+/// Waits until one source is up. If all fail, returns the error of the first one in the configuration.
 async fn first_source(
     firsts: Vec<oneshot::Receiver<Result<(), ConnectError>>>,
 ) -> Result<(), StartError> {
@@ -277,7 +279,7 @@ async fn first_source(
         match joined {
             Ok((_, Ok(Ok(())))) => return Ok(()),
             Ok((index, Ok(Err(error)))) => reasons.push((index, error)),
-            // The source ended without a result, which it does only when the fetcher stops.
+            // A source ends without a result only when the fetcher stops.
             Ok((_, Err(_))) | Err(_) => {}
         }
     }
@@ -294,7 +296,7 @@ async fn first_source(
 type Part =
     (Arc<SourceShared>, mpsc::Receiver<AuditRequest>, oneshot::Sender<Result<(), ConnectError>>);
 
-/// The root of the task tree: sources and the follower of heads below it, all awaited.
+/// The root of the task tree: runs the sources and the follower of heads, and waits for all of them.
 async fn supervise<S: TransactionSink>(
     context: Arc<FetchContext<S>>,
     parts: Vec<Part>,
@@ -311,7 +313,7 @@ async fn supervise<S: TransactionSink>(
     follower.spawn(heads::follow(Arc::clone(&context), heads_rx));
     let reason = loop {
         tokio::select! {
-            // The cause before its consequences: on a stop the sources end too.
+            // The cause before its consequences: a stop also ends the sources.
             biased;
             () = context.stop.cancelled() => break EndReason::Stopped,
             () = context.sink_closed.cancelled() => break EndReason::SinkClosed,
@@ -321,7 +323,7 @@ async fn supervise<S: TransactionSink>(
                 _ => {}
             },
             Some(joined) = follower.join_next() => {
-                // It ends by itself only when all sources have.
+                // Without a panic it ends only after all sources have ended.
                 if joined.is_err() {
                     break EndReason::Panicked;
                 }

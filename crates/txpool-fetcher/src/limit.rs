@@ -1,4 +1,4 @@
-//! How many fetches one node is asked at once, learnt from how it answers.
+//! The limit of requests in flight at one node, adapted to how the node responds.
 
 mod semaphore;
 
@@ -13,37 +13,39 @@ use tokio::time::sleep_until;
 use self::semaphore::{ResizablePermit, ResizableSemaphore};
 use crate::{error::CallError, sync::lock};
 
-/// The limit never goes below this: at an answer time of 2 ms still 2000 transactions/s, and
-/// enough answers a second to learn from.
+/// The limit never goes below this. At a response time of 2 ms it still gives 2000 transactions/s, and
+/// enough responses per second to adapt to.
 pub const ADAPTIVE_FLOOR: usize = 4;
 
-/// A node that says when to come back is not asked before, but never rests for longer at a time:
-/// half of what the announcement buffer holds at 2000 transactions/s. And, in the long run, not for
-/// more than half of the time: one that says so in every other answer would else hardly be asked.
+/// The longest retry-after pause: no request is sent to a node until the time that it named in an
+/// error response, but for no longer than this. It is half of what the announcement buffer holds at
+/// 2000 transactions/s. In the long run the pauses of a node take at most half of the time, because a
+/// node that named a time in every other response would otherwise hardly get a request.
 pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(4);
 
-/// Who waited for the end of a rest comes back within this part of its length, at random: else
-/// all would ask in the same instant what was too much before.
+/// The requests that waited for the end of a pause are sent at random times within this part of its
+/// length. Sent at once, they would repeat the load that the node could not bear.
 const COME_BACK_WITHIN: f64 = 0.125;
 
-/// What a sign of overload leaves of the limit. Halving reaches the floor from 64 in four steps.
+/// The limit is multiplied by this on each sign of overload. Halving goes from 64 to the floor in four
+/// steps.
 const DECREASE: f64 = 0.5;
 
-/// Answers over which the share of late ones is judged, whatever the limit: of fewer, chance alone
-/// makes an eighth.
+/// Number of requests over which the share of late ones is judged, whatever the limit. With fewer,
+/// the share would reach an eighth by chance alone.
 const LATE_WINDOW: usize = 64;
 
-/// This share of late answers is a sign of overload if it has grown to twice what it was. A node
-/// that swallows a question now and then has a steady share, and is not overloaded.
+/// A share of late responses from here on is a sign of overload if it is more than twice the share
+/// before. A node that fails to respond now and then has a steady share, and is not overloaded.
 const LATE_AND_GROWING: f64 = 0.125;
 
-/// This one is a sign of overload whatever the share was before.
+/// A share of late responses from here on is a sign of overload whatever the share was before.
 const LATE_ANYWAY: f64 = 0.5;
 
-/// Weight of the latest window in what the share was before.
+/// Weight of the latest window in the running mean of the share.
 const LATE_WEIGHT: f64 = 0.25;
 
-/// What one question told of the node.
+/// What the outcome of one request says about the node's load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Signal {
     Answered,
@@ -51,8 +53,8 @@ enum Signal {
     Overloaded,
 }
 
-/// The limit: halved when the node shows that it has too much to do, raised by one for each round
-/// of answers, as TCP does it. Time is passed in.
+/// The limit: additive increase, multiplicative decrease, as in TCP. It is halved on a sign of overload
+/// and raised by one for each round of responses. Time is passed in.
 #[derive(Clone, Copy, Debug)]
 struct Aimd {
     limit: f64,
@@ -60,11 +62,11 @@ struct Aimd {
     cap: usize,
     lowered: Option<Instant>,
     window: Window,
-    /// A running mean of the share of late answers.
+    /// A running mean of the share of late responses.
     late_before: Option<f64>,
 }
 
-/// The answers since the share of late ones was judged.
+/// The requests whose outcome is known since the share of late ones was last judged.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     heard: usize,
@@ -82,9 +84,10 @@ impl Aimd {
         (self.limit as usize).clamp(self.floor, self.cap)
     }
 
-    /// Takes in what became of a request that was sent at `requested_at`; `used` says whether the limit was used up.
+    /// Records the outcome of a request that was sent at `requested_at`; `used` says whether the limit
+    /// was in use.
     fn record(&mut self, signal: Signal, requested_at: Instant, used: bool, now: Instant) {
-        // Those that were under way when the limit was lowered tell of the same overload.
+        // Requests that were in flight when the limit was lowered report the same overload.
         if self.lowered.is_some_and(|lowered| requested_at <= lowered) {
             return;
         }
@@ -92,7 +95,7 @@ impl Aimd {
         match signal {
             Signal::Overloaded => return self.lower(now),
             Signal::Late => self.window.late += 1,
-            // A limit that is not used has not been tried.
+            // Successes below the limit say nothing about whether the limit can be higher.
             Signal::Answered if used => {
                 self.limit = (self.limit + 1.0 / self.limit).min(self.cap as f64);
             }
@@ -116,29 +119,29 @@ impl Aimd {
     }
 }
 
-/// What may be asked of one node at once.
+/// The limit of requests in flight at one node, and its retry-after pause.
 #[derive(Debug)]
 pub(crate) struct NodeLimit {
     cap: usize,
-    /// `None` when the limit is not adaptive: then the slots alone bound what is under way.
+    /// `None` when the limit is not adaptive: then the slots alone bound the requests in flight.
     adaptive: Option<Adaptive>,
     pause: Mutex<Option<RetryAfterPause>>,
     retry_after_pauses: Counter,
 }
 
-/// The node has said when to come back.
+/// A time in which no request is sent to the node, because it named one in an error response.
 #[derive(Clone, Copy, Debug)]
 struct RetryAfterPause {
     since: Instant,
     until: Instant,
-    /// How long it may rest beyond that. Comes back at half the speed of time, which makes the
-    /// bound on the long run.
+    /// By how much a pause may exceed that. Grows back at half the speed of time, so that pauses take
+    /// at most half of the time in the long run.
     left: Duration,
 }
 
 impl RetryAfterPause {
-    /// The next one. `None` for those who were asked before this one ended: they tell of the same
-    /// overload.
+    /// The pause after `before`. `None` for a request that was sent before that one ended: its response
+    /// reports the same overload.
     fn next(
         before: Option<Self>,
         requested_at: Instant,
@@ -162,7 +165,8 @@ impl RetryAfterPause {
 struct Adaptive {
     aimd: Mutex<Aimd>,
     all: ResizableSemaphore,
-    /// The share of deferrable work shrinks with the whole: else it could hold all that is left.
+    /// The limit for deferrable work, which shrinks with the whole. Otherwise deferrable work could hold
+    /// all that is left of a lowered limit.
     deferrable: ResizableSemaphore,
     cap: usize,
     deferrable_cap: usize,
@@ -198,7 +202,7 @@ impl NodeLimit {
         Self { cap, adaptive, pause: Mutex::new(None), retry_after_pauses }
     }
 
-    /// How many may be asked at once.
+    /// The limit of requests in flight.
     pub(crate) fn limit(&self) -> usize {
         self.adaptive.as_ref().map_or(self.cap, |adaptive| lock(&adaptive.aimd).limit())
     }
@@ -222,11 +226,11 @@ impl NodeLimit {
     /// Waits until one more request may be sent to the node.
     ///
     /// # Cancel safety
-    /// A dropped wait loses its place in line and nothing else.
+    /// A dropped wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire(&self, deferrable: bool) -> RequestPermit<'_> {
         let (mut _all, mut _deferrable) = (None, None);
         if let Some(adaptive) = &self.adaptive {
-            // Always in this order, so that two waiters cannot hold what the other needs.
+            // Always in this order, so that two waiters cannot each hold what the other needs.
             if deferrable {
                 _deferrable = Some(adaptive.deferrable.acquire().await);
             }
@@ -256,13 +260,13 @@ impl Adaptive {
     fn record(&self, signal: Signal, requested_at: Instant, now: Instant) {
         let mut aimd = lock(&self.aimd);
         let before = aimd.limit();
-        // With its own share used up, deferrable work alone raises the limit again too.
+        // Deferrable work at its own limit raises the limit too, when there is no live work.
         let used = self.all.in_use() * 2 >= before || self.deferrable.is_full();
         aimd.record(signal, requested_at, used, now);
         let limit = aimd.limit();
         if limit != before {
             self.gauge.set(limit as f64);
-            // Under the lock, so that the sizes follow in the order of the limits.
+            // Under the lock, so that the semaphores are resized in the order of the limits.
             self.all.resize(limit);
             self.deferrable.resize((self.deferrable_cap * limit).div_ceil(self.cap));
         }
@@ -270,14 +274,14 @@ impl Adaptive {
 }
 
 impl RequestPermit<'_> {
-    /// Tells what became of the question. Not told, it counts for nothing.
+    /// Records the outcome of the request. A permit dropped without this has no effect on the limit.
     pub(crate) fn record<T>(self, result: &Result<T, CallError>) {
         let now = Instant::now();
         let signal = match result {
             Ok(_) => Signal::Answered,
             Err(CallError::Timeout(_)) => Signal::Late,
             Err(error) if error.is_overload() => Signal::Overloaded,
-            // It says something of the question or of the connection, nothing of the load.
+            // The error is due to the request or the connection, and says nothing about the load.
             Err(_) => return,
         };
         if let Err(CallError::Rpc { retry_after: Some(time), .. }) = result {
@@ -340,9 +344,9 @@ mod tests {
             many(&mut aimd, LATE_WINDOW - late, Signal::Answered, requested_at, false);
             aimd.limit()
         };
-        assert_eq!(window(4), 64, "the first share is the one it has");
-        assert_eq!(window(8), 64, "an eighth, and twice what it was, not more");
-        assert_eq!(window(16), 32, "more than twice what it was");
+        assert_eq!(window(4), 64, "the first share is the base line");
+        assert_eq!(window(8), 64, "an eighth, but only twice the share before");
+        assert_eq!(window(16), 32, "more than twice the share before");
         assert_eq!(window(32), 16, "half of all");
         assert_eq!(window(32), 8, "half of all, still");
     }
@@ -388,7 +392,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn deferrable_work_never_holds_all_places_of_an_overloaded_node() {
+    async fn deferrable_work_never_holds_all_permits_of_an_overloaded_node() {
         let limit = limit(true);
         for _ in 0..8 {
             limit.acquire(false).await.record(&busy(None));
@@ -417,7 +421,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[tokio::test]
-    async fn a_node_that_says_when_to_come_back_is_not_asked_before() {
+    async fn no_request_is_sent_before_the_time_that_the_node_named() {
         for adaptive in [true, false] {
             let limit = limit(adaptive);
             limit.acquire(false).await.record(&busy(Some(50 * MS)));
@@ -431,21 +435,21 @@ mod tests {
     }
 
     #[test]
-    fn a_node_rests_for_so_long_and_half_of_the_time_at_most() {
+    fn a_pause_is_bounded_and_pauses_take_half_of_the_time_at_most() {
         let start = Instant::now();
         let pause = RetryAfterPause::next(None, start, start, 3600 * SECOND).expect("the first");
         assert_eq!((pause.until, pause.left), (start + MAX_RETRY_AFTER, Duration::ZERO));
         let mut now = start + SECOND;
         assert!(
             RetryAfterPause::next(Some(pause), start, now, SECOND).is_none(),
-            "asked before it rested"
+            "sent before the pause"
         );
-        // A node that refuses everything, each time for longer than it may.
+        // A node that refuses everything, and names a longer time than is granted.
         now = pause.until;
         let (mut pause, mut paused) = (pause, Duration::ZERO);
         while now < start + 1000 * SECOND {
             pause = RetryAfterPause::next(Some(pause), now, now, 10 * SECOND)
-                .expect("asked after the last");
+                .expect("sent after the last");
             paused += pause.until - now;
             now = pause.until + MS;
         }

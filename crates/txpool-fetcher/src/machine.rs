@@ -1,4 +1,4 @@
-//! One source's life as a pure state machine: `(event, now)` in, actions out.
+//! The state of one source as a pure state machine: `(event, now)` in, actions out.
 //!
 //! ```text
 //!              both connections up                 pool compared
@@ -8,7 +8,7 @@
 //!      |                                                            | heads or hashes
 //!      +---- subscription connection dropped ---- Stale <--------------+ stopped coming
 //! ```
-//! No socket, no task, no clock: the shell in `source.rs` does what the actions say.
+//! It opens no socket, starts no task and reads no clock: `source.rs` carries out the actions.
 
 use std::{
     collections::VecDeque,
@@ -23,36 +23,38 @@ use crate::{
     error::LossReason,
 };
 
-/// Gaps remembered for the status.
+/// Most gaps that are kept for the status.
 const GAPS: usize = 32;
 
-/// Announcements that the recent rate must have made one expect before their absence means
-/// anything: by Poisson's law the chance of none is e^-20, one in 500 million.
+/// How many announcements must have been expected in a silence, by the recent rate, before it is taken
+/// for a sign of a dead subscription: in a Poisson process the probability of none is then e^-20, one
+/// in 500 million.
 const EXPECTED: f64 = 20.0;
 
-/// Silence shorter than this is never stale, whatever the rate: geth's own hiccups last 3 s.
+/// A silence shorter than this never makes a source stale, whatever the rate: geth pauses for up to
+/// 3 s now and then.
 const MIN_SILENCE: Duration = Duration::from_secs(4);
 
-/// Heads that must have come since the last hash, so that a chain that stands still is not taken
-/// for a dead subscription.
+/// How many heads must have come since the last hash before a silence counts. A chain that does not
+/// advance is not a sign of a dead subscription.
 const HEADS_WITHOUT_HASHES: u32 = 2;
 
-/// Time over which the rate of announcements is averaged.
+/// The time over which the rate of announcements is averaged.
 const RATE_WINDOW: Duration = Duration::from_secs(30);
 
 /// What a source is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SourceState {
-    /// At least one of the two connections is not up.
+    /// At least one of the two kinds of connections is not up.
     Connecting,
-    /// Announcements flow; what was pending before them is being brought in.
+    /// Announcements are read; what was pending before them is being fetched.
     Backfilling,
-    /// Announcements flow and nothing is known to be missing.
+    /// Announcements are read, and nothing is known to be missing.
     Live,
-    /// The connection stands, but what should come over it does not.
+    /// The subscription connection is open, but hashes or heads stopped coming. It is being closed.
     Stale,
-    /// Given up: the limit of attempts is reached, or the fetcher has stopped.
+    /// The source has ended: the limit of connection attempts is reached, or the fetcher has stopped.
     Ended,
 }
 
@@ -70,23 +72,22 @@ impl SourceState {
     }
 }
 
-/// What each of the two connections is for.
+/// The two kinds of connections to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Role {
-    /// Carries the subscriptions, and no requests but pings.
+pub(crate) enum Role {
+    /// The connection that carries the subscriptions, and no requests but pings.
     Subscription,
-    /// Carries all other requests.
+    /// The connections that carry all other requests.
     Request,
 }
 
 /// What makes a source stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum StaleReason {
-    /// Heads advance and no hash comes, for longer than the recent rate makes plausible.
+pub(crate) enum StaleReason {
+    /// Heads come and no hashes do, for longer than the recent rate of hashes makes plausible.
     NoHashes,
-    /// The request connection knows newer blocks than the subscription connection announced.
+    /// The node returns a newer block number on the request connection than the subscription
+    /// connection has announced.
     NoHeads,
 }
 
@@ -99,21 +100,21 @@ impl fmt::Display for StaleReason {
     }
 }
 
-/// Why announcements may be missing.
+/// Why announcements may be missing, in ascending order of gravity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum GapReason {
-    /// The regular comparison.
+    /// Nothing is known to be missing: the regular comparison.
     Audit,
-    /// Heads were missed: their blocks were asked for, their announcements cannot be.
+    /// Heads were missed. Their blocks were requested; hashes announced meanwhile may be missing too.
     MissedHeads,
-    /// A reorg: what was un-mined may be pending again and is not always announced.
+    /// A reorg. Transactions of the removed blocks may be pending again, and are not always announced.
     Reorg,
     /// Our own buffer overran.
     Lagged,
     /// A connection was lost.
     Reconnect,
-    /// Nothing was heard before the start.
+    /// The start: nothing was subscribed before.
     StartUp,
 }
 
@@ -132,47 +133,48 @@ impl GapReason {
     }
 }
 
-/// A time in which announcements may have been missed.
+/// A period in which announcements may have been missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Gap {
-    /// Why.
+    /// Why announcements may have been missed.
     pub reason: GapReason,
-    /// Since when.
+    /// When it began.
     pub from: Instant,
-    /// Until when; open while the node's pool was not compared yet.
+    /// When a comparison with the node's pool closed it; `None` until then.
     pub to: Option<Instant>,
-    /// Hashes that the comparison brought in.
+    /// How many hashes that comparison brought in.
     pub recovered: u64,
 }
 
-/// What happens to a source.
+/// An input of the state machine.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event {
-    /// A connection was made, probed and, for the subscriptions, subscribed.
+    /// The connections of this role are up: probed and, for the subscription connection, subscribed.
     Up(Role),
     /// An attempt to connect failed.
     DialFailed(Role),
-    /// A connection that was up is gone.
+    /// A connection that was up was lost.
     Down(Role),
-    /// Our buffer lost announcements.
+    /// Our announcement buffer overran and lost announcements.
     Lagged,
     /// A head was announced.
     Head(u64),
-    /// Blocks of the canonical chain were undone.
+    /// Blocks were removed from the canonical chain.
     Reorg,
-    /// A head came whose parent had not.
+    /// A head was announced whose parent was not.
     MissedHeads,
-    /// The request connection answered with this block number.
+    /// The node returned this block number on the request connection.
     SawBlock(u64),
-    /// The node's pool was compared, and so many hashes were brought in.
+    /// The node's pool was compared, and `recovered` hashes were brought in.
     Compared { recovered: u64 },
     /// The node's pool could not be compared.
     CompareFailed,
-    /// Time passes; `announced` hashes came so far.
+    /// The time for the machine's timers; `announced` hashes were announced so far.
     Tick { announced: u64 },
 }
 
-/// What is to be done.
+/// An output of the state machine.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
     Dial { role: Role, after: Duration },
@@ -193,7 +195,7 @@ pub(crate) struct Machine {
     compare_at: Option<Instant>,
     next_audit: Option<Instant>,
     gaps: VecDeque<Gap>,
-    pulse: Pulse,
+    activity: Activity,
     rng: SmallRng,
     backoff: Backoff,
     limit: Option<u32>,
@@ -201,9 +203,9 @@ pub(crate) struct Machine {
     audit_interval: Option<Duration>,
 }
 
-/// What is known of the rhythm of announcements and heads.
+/// When hashes and heads came, and at which rate.
 #[derive(Debug)]
-struct Pulse {
+struct Activity {
     announced: u64,
     rate_per_s: f64,
     ticked: Instant,
@@ -227,7 +229,7 @@ impl Machine {
             compare_at: None,
             next_audit: None,
             gaps: VecDeque::new(),
-            pulse: Pulse::new(now),
+            activity: Activity::new(now),
             rng: SmallRng::seed_from_u64(seed),
             backoff: config.reconnect,
             limit: config.reconnect_limit,
@@ -264,7 +266,8 @@ impl Machine {
                 self.attempts[role as usize] = 0;
                 if self.up == [true; 2] {
                     self.state = SourceState::Backfilling;
-                    self.pulse = Pulse { announced: self.pulse.announced, ..Pulse::new(now) };
+                    self.activity =
+                        Activity { announced: self.activity.announced, ..Activity::new(now) };
                     let reason = self.open_reason().unwrap_or(GapReason::Reconnect);
                     self.compare(reason, &mut actions, now);
                 }
@@ -291,9 +294,9 @@ impl Machine {
             Event::Lagged => self.gap(GapReason::Lagged, &mut actions, now),
             Event::Reorg => self.gap(GapReason::Reorg, &mut actions, now),
             Event::MissedHeads => self.gap(GapReason::MissedHeads, &mut actions, now),
-            Event::Head(number) => self.pulse.head(number, now),
+            Event::Head(number) => self.activity.head(number, now),
             Event::SawBlock(number) => {
-                if self.state == SourceState::Live && self.pulse.is_behind(number, now) {
+                if self.state == SourceState::Live && self.activity.is_behind(number, now) {
                     self.stale(StaleReason::NoHeads, &mut actions);
                 }
             }
@@ -303,7 +306,7 @@ impl Machine {
                 if self.up == [true; 2] {
                     self.compared(recovered, &mut actions, now);
                 } else {
-                    // Compared with a connection that is gone since: once more when it is back.
+                    // A connection was lost during the comparison: it is repeated when both are up.
                     self.add_recovered(recovered);
                 }
             }
@@ -314,7 +317,7 @@ impl Machine {
                 self.compare_failures = self.compare_failures.saturating_add(1);
             }
             Event::Tick { announced } => {
-                self.pulse.tick(announced, now);
+                self.activity.tick(announced, now);
                 if self.up == [true; 2] && self.compare_at.is_some_and(|at| now >= at) {
                     let reason = self.open_reason().unwrap_or(GapReason::Audit);
                     self.compare(reason, &mut actions, now);
@@ -323,7 +326,7 @@ impl Machine {
                     if self.next_audit.is_some_and(|at| now >= at) {
                         self.compare(GapReason::Audit, &mut actions, now);
                     }
-                    if self.pulse.is_silent(now) {
+                    if self.activity.is_silent(now) {
                         self.stale(StaleReason::NoHashes, &mut actions);
                     }
                 }
@@ -332,7 +335,8 @@ impl Machine {
         actions
     }
 
-    /// Starts a comparison, or notes that one is wanted; one at a time, the gravest reason of those waiting first.
+    /// Starts a comparison. If one is running, another one follows it, for the gravest reason of those
+    /// that came meanwhile.
     fn compare(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
         if !self.backfill && reason != GapReason::Audit {
             self.compared(0, actions, now);
@@ -348,11 +352,12 @@ impl Machine {
     fn compared(&mut self, recovered: u64, actions: &mut Vec<Action>, now: Instant) {
         self.add_recovered(recovered);
         if let Some(reason) = self.wanted.take() {
-            // Something happened while the pool was being compared: the answer may predate it.
+            // A gap was opened during the comparison, which may have read the pool before it.
             return self.compare(reason, actions, now);
         }
         if self.state == SourceState::Stale {
-            // Its connection is being dropped: the comparison after the next one counts.
+            // The subscription connection is being closed: the gaps stay open until the comparison
+            // after the reconnect.
             return;
         }
         for gap in self.gaps.iter_mut().filter(|gap| gap.to.is_none()) {
@@ -368,7 +373,7 @@ impl Machine {
         self.open_gap(reason, now);
         match self.state {
             SourceState::Live | SourceState::Backfilling => self.compare(reason, actions, now),
-            // The comparison comes when the connections are back.
+            // The comparison follows when the connections are up again.
             SourceState::Connecting | SourceState::Stale | SourceState::Ended => {}
         }
     }
@@ -399,7 +404,7 @@ impl Machine {
     }
 }
 
-impl Pulse {
+impl Activity {
     fn new(now: Instant) -> Self {
         Self {
             announced: 0,
@@ -420,8 +425,7 @@ impl Pulse {
         }
         let new = announced.saturating_sub(self.announced);
         if new > 0 {
-            // Averaged only over times with hashes: the rate before a silence is what the silence
-            // is judged by.
+            // Averaged only over ticks with hashes: a silence is judged by the rate before it.
             let weight = (passed / RATE_WINDOW.as_secs_f64()).min(1.0);
             self.rate_per_s += weight * (new as f64 / passed - self.rate_per_s);
             self.hash_at = now;
@@ -445,9 +449,9 @@ impl Pulse {
             && self.rate_per_s * silence.as_secs_f64() >= EXPECTED
     }
 
-    /// Whether the node has been ahead of its own announcements for longer than a hiccup.
+    /// Whether the node has been ahead of its own announcements for longer than [`MIN_SILENCE`].
     fn is_behind(&mut self, number: u64, now: Instant) -> bool {
-        // Before the first announced head there is nothing to compare with but the time.
+        // Before the first announced head, compare with the first block number that was returned.
         let known = *self.head.get_or_insert(number);
         if number <= known {
             self.behind_since = None;
@@ -656,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_without_hashes_make_a_busy_source_stale_and_drop_its_listening_connection() {
+    fn heads_without_hashes_make_a_busy_source_stale_and_drop_its_subscription_connection() {
         let (mut run, announced) = busy();
         run.pass(5 * S).on(Event::Head(100));
         assert_eq!(run.on(Event::Tick { announced }), []);
@@ -712,7 +716,7 @@ mod tests {
 
     proptest! {
         /// Whatever happens: with both connections up and comparisons answered, a source is live
-        /// again, no gap is open, and nothing that was asked for twice runs twice.
+        /// again, no gap is open, and no two comparisons run at once.
         #[test]
         fn every_history_ends_live_once_the_node_behaves(
             events in proptest::collection::vec((any_event(), 0u64..3000), 0..200)
@@ -721,7 +725,7 @@ mod tests {
             let mut comparing = false;
             let mut up = [false; 2];
             for (event, millis) in events {
-                // Only what a shell could report.
+                // Only events that the source could report in this state.
                 match &event {
                     Event::Up(role) if up[*role as usize] => continue,
                     Event::Down(role) | Event::DialFailed(role)

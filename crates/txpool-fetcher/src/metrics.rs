@@ -1,4 +1,4 @@
-//! The fetcher's metrics, through the [`metrics`] facade; an exporter is the host's choice.
+//! The fetcher's metrics, recorded through the [`metrics`] facade. The host chooses the exporter.
 //!
 //! The handles are made once, when the fetcher starts: install the recorder before.
 
@@ -12,7 +12,7 @@ use crate::{
     outcome::{Entry, Outcome},
 };
 
-/// Names, units and meanings of all metrics of this crate.
+/// The name, the unit and the meaning of every metric of this crate.
 pub const METRICS: &[(&str, Unit, &str)] = &[
     ("mempool_fetcher_hashes_total", Unit::Count, "hashes that entered, by `entry`"),
     ("mempool_fetcher_outcomes_total", Unit::Count, "hashes that left, by `outcome`"),
@@ -30,13 +30,17 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     (
         "mempool_fetcher_oldest_deferred_seconds",
         Unit::Seconds,
-        "how long the oldest of what waits because of the load has waited",
+        "how long the oldest fetch or audit that waits because of the load has waited",
     ),
-    ("mempool_fetcher_retries_total", Unit::Count, "fetches asked again, by `reason`"),
+    (
+        "mempool_fetcher_retries_total",
+        Unit::Count,
+        "requests for a transaction that were repeated, by `reason`",
+    ),
     (
         "mempool_fetcher_reconnects_total",
         Unit::Count,
-        "connections lost after they worked, by `reason`",
+        "connections lost after they had worked, by `reason`",
     ),
     ("mempool_fetcher_connect_failures_total", Unit::Count, "attempts to connect that failed"),
     ("mempool_fetcher_audits_total", Unit::Count, "comparisons with the node's pool, by `result`"),
@@ -53,7 +57,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     (
         "mempool_fetcher_unlistable",
         Unit::Count,
-        "pending transactions the node counts and does not list (blobs on geth)",
+        "pending transactions that the node counts and does not list (blobs on geth)",
     ),
     (
         "mempool_fetcher_source_state",
@@ -63,12 +67,12 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     (
         "mempool_fetcher_backlog",
         Unit::Count,
-        "announcements read from the socket and not yet taken in, by `source`",
+        "announcements read from the socket and not yet processed, by `source`",
     ),
     (
         "mempool_fetcher_fetch_limit",
         Unit::Count,
-        "fetches that the node of `source` is asked at once, at most",
+        "limit of requests in flight at the node of `source`",
     ),
     (
         "mempool_fetcher_retry_after_pauses_total",
@@ -83,21 +87,21 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     (
         "mempool_fetcher_fetch_seconds",
         Unit::Seconds,
-        "from the question to the answer of one fetch",
+        "from the request for a transaction to the response",
     ),
     (
         "mempool_fetcher_deliver_seconds",
         Unit::Seconds,
-        "from the announcement on the socket to the sink having it",
+        "from the announcement read from the socket to the end of its delivery",
     ),
     (
         "mempool_fetcher_missing_seconds",
         Unit::Seconds,
-        "how long, at most, what an audit found had been missing",
+        "how long, at most, the hashes that an audit found missing had been missing",
     ),
 ];
 
-/// Handles of everything that is counted.
+/// The handles of the metrics that are not of a single source.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     pub(crate) entered: [Counter; 3],
@@ -166,7 +170,7 @@ impl Metrics {
     }
 }
 
-/// Handles of one source.
+/// The handles of one source's metrics.
 #[derive(Debug)]
 pub(crate) struct SourceMetrics {
     pub(crate) state: Gauge,
@@ -190,7 +194,7 @@ impl SourceMetrics {
         counter!("mempool_fetcher_retry_after_pauses_total", "source" => endpoint.to_owned())
     }
 
-    /// Losses are rare: the handle is looked up, so that only reasons that happened are shown.
+    /// Losses are rare, so the handle is looked up each time: only reasons that occurred are exported.
     pub(crate) fn reconnected(reason: &'static str) {
         counter!("mempool_fetcher_reconnects_total", "reason" => reason).increment(1);
     }

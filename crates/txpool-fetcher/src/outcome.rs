@@ -1,4 +1,4 @@
-//! Every hash that enters leaves with exactly one outcome, and the counters prove it.
+//! The account of hashes: each one that enters leaves with exactly one outcome, and both are counted.
 
 use std::sync::{
     Arc,
@@ -13,9 +13,9 @@ use crate::metrics::Metrics;
 pub enum Entry {
     /// The node announced it.
     Announced,
-    /// It was pending in the node when a source went live, at start-up or after a reconnect.
+    /// A comparison at start-up or after a reconnect found it pending in the node's pool.
     Backfilled,
-    /// An audit, or the reconciliation after a lag or a reorg, found that it had been missed.
+    /// An audit, or the comparison after a lag, a reorg or missed heads, found it missing.
     AuditRecovered,
 }
 
@@ -37,19 +37,20 @@ impl Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// Handed to the sink, which took it.
+    /// Delivered to the sink, which accepted it.
     Pooled,
-    /// Seen before, by us or by the sink.
+    /// Seen before, by the fetcher or by the sink.
     Known,
-    /// The node has it no longer: replaced or evicted (`null`, or geth's `"0x"`).
+    /// No longer in the node's pool: replaced or evicted (`null`, or geth's `"0x"`).
     Gone,
-    /// In a block already, or its nonce is.
+    /// In a block already, or another transaction with its nonce is.
     Mined,
-    /// Does not decode, has no valid signature, or is not the transaction that was asked for.
+    /// Does not decode, has no valid signature, is for another chain, or is not the transaction that was
+    /// requested.
     Malformed,
-    /// The sink would not have it.
+    /// Refused by the sink.
     Refused,
-    /// No usable answer after the last retry.
+    /// No usable answer after the last retry, or the sink panicked.
     Failed,
 }
 
@@ -79,38 +80,39 @@ impl Outcome {
     }
 }
 
-/// The counts at one moment, see [`Counts::balance`].
+/// The numbers of hashes by entry and by outcome at one moment, see [`Counts::balance`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Counts {
     /// Hashes announced by the sources and read from their buffers.
     pub announced: u64,
     /// Hashes that entered by a backfill.
     pub backfilled: u64,
-    /// Hashes that entered by an audit.
+    /// Hashes that entered by an audit or after a lag, a reorg or missed heads.
     pub audit_recovered: u64,
-    /// Taken by the sink.
+    /// Accepted by the sink.
     pub pooled: u64,
-    /// Seen before.
+    /// Seen before, by the fetcher or by the sink.
     pub known: u64,
-    /// No longer in the node.
+    /// No longer in the node's pool.
     pub gone: u64,
     /// Mined already.
     pub mined: u64,
     /// Not decodable, or another transaction.
     pub malformed: u64,
-    /// Not wanted by the sink.
+    /// Refused by the sink.
     pub refused: u64,
-    /// Without an answer after the last retry.
+    /// Without a usable answer after the last retry.
     pub failed: u64,
-    /// Entered and not yet left. Counted by itself, not as the difference of the others.
+    /// Entered and not yet left. It has a counter of its own, and is not computed from the others.
     pub unfinished: u64,
-    /// Announcements our own buffer lost before they could enter.
+    /// Announcements that our own buffer lost before they could enter.
     pub lagged: u64,
 }
 
 impl Counts {
-    /// What entered, less what left and what is under way. Zero whenever nothing moves; a read
-    /// while hashes move may be off by those that moved between two loads.
+    /// What entered, less what left and what is unfinished. Zero whenever no hash enters or leaves at
+    /// the same time; otherwise it may be off by those that do so between the reads of two counters.
     #[must_use]
     pub const fn balance(&self) -> i64 {
         let entered = self.announced + self.backfilled + self.audit_recovered;
@@ -125,8 +127,8 @@ impl Counts {
     }
 }
 
-/// The counters themselves. Relaxed throughout: each is a sum of its own, nothing is published
-/// through them.
+/// The counters. All accesses are relaxed: each counter is a sum of its own, and no other memory is
+/// published through them.
 #[derive(Debug)]
 pub(crate) struct Tally {
     entered: [AtomicU64; 3],
@@ -147,7 +149,7 @@ impl Tally {
         })
     }
 
-    /// A hash enters. The ticket is its way out.
+    /// Counts a hash that enters. Its outcome is recorded with the ticket.
     pub(crate) fn enter(self: &Arc<Self>, entry: Entry) -> Ticket {
         self.entered[entry as usize].fetch_add(1, Relaxed);
         self.unfinished.fetch_add(1, Relaxed);
@@ -181,8 +183,8 @@ impl Tally {
     }
 }
 
-/// The right and the duty of one hash to leave once. Dropped without an outcome (a shutdown in
-/// the middle of a fetch) it stays counted as unfinished.
+/// Records the outcome of one hash, once. If it is dropped without an outcome (a shutdown during a
+/// fetch), the hash stays counted as unfinished.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Ticket {

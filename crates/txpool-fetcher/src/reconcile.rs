@@ -1,4 +1,4 @@
-//! Comparing the node's pool with ours, and bringing in what is missing.
+//! Compares the node's pool with ours, and fetches what is missing.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -12,6 +12,7 @@ use tokio::{sync::oneshot, time::sleep};
 use crate::{
     config::{Backfill, Endpoint},
     deferral::DeferrableWork,
+    error::CallError,
     fetch::{Arrival, FetchContext},
     machine::GapReason,
     outcome::Entry,
@@ -22,44 +23,45 @@ use crate::{
     sync::lock,
 };
 
-/// Every so many audits the pools are compared in full, even when their counts agree: a hash too
-/// many and one too few look alike in a count.
+/// Every fifth audit compares the pools in full even when their counts agree: if we have one hash too
+/// many and lack another one, the counts are equal.
 const FULL_EVERY: u64 = 5;
 
-/// How long our own buffers may take to be read before an audit goes on without them.
+/// How long an audit waits at most until our own announcement buffers are read.
 const MAX_SETTLE: Duration = Duration::from_secs(10);
 
-/// How a comparison ends.
+/// What a comparison does with what it finds missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AuditMode {
-    /// What is missing is fetched.
+    /// It is fetched.
     Recover,
-    /// What is missing is only counted.
+    /// It is only reported.
     CompareOnly,
 }
 
 /// What a comparison with a node's pool found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AuditReport {
-    /// Pending transactions the node listed.
+    /// Pending transactions that the node listed.
     pub listed: u64,
-    /// Pending transactions the node counts and does not list: blob transactions on geth.
+    /// Pending transactions that the node counts and does not list: blob transactions on geth.
     pub unlistable: u64,
-    /// Of those listed, the ones we never had, after both sides had time to settle.
+    /// Of those listed, the ones that we never had, after both sides had time to settle.
     pub missing: Vec<B256>,
     /// Of those listed, the ones that the sink held and has removed: evicted, expired, mined or stale.
     pub removed: u64,
-    /// Of those listed, the ones the sink refused.
+    /// Of those listed, the ones that the sink refused.
     pub refused: u64,
-    /// Ours that the node has no longer, and that no block took.
+    /// Ours that are no longer in the node's pool and in no recent block.
     pub vanished: u64,
-    /// Hashes that were brought in.
+    /// Hashes that were fetched because they were missing.
     pub recovered: u64,
-    /// Whether only the counts were compared, and agreed.
+    /// Whether only the counts were compared, and were equal.
     pub counts_only: bool,
-    /// What is missing has been so for at most this long: since the comparison before, which had
-    /// not found it. Unknown at the first one.
+    /// For how long at most what is missing has been missing: the time since the comparison before,
+    /// which did not find it. `None` if nothing is missing, and for the first comparison.
     pub missing_for_at_most: Option<Duration>,
 }
 
@@ -82,7 +84,8 @@ pub(crate) struct Comparison<S> {
 impl<S: TransactionSink> Comparison<S> {
     pub(crate) async fn run(self) -> Result<AuditReport, SnapshotError> {
         if self.cheap {
-            // One on the timer; what is asked for, or follows a gap, lists the pool at once.
+            // Only audits on the timer are deferred. Those that a caller requested, or that follow a
+            // gap, list the pool at once.
             self.context.deferral.acquire(DeferrableWork::Audit, Instant::now()).await;
         }
         let result = self.compare().await;
@@ -106,7 +109,7 @@ impl<S: TransactionSink> Comparison<S> {
         {
             return Ok(AuditReport { listed: pending, counts_only: true, ..Default::default() });
         }
-        // What is delivered from here on is newer than the list.
+        // What is delivered from here on may be newer than the list.
         let epoch = context.seen.begin_epoch();
         let started = Instant::now();
         let content = self.list().await?;
@@ -152,15 +155,16 @@ impl<S: TransactionSink> Comparison<S> {
     }
 
     async fn list(&self) -> Result<Content, SnapshotError> {
-        let _patience = self.shared.list();
+        let _listing = self.shared.start_listing();
         let limit = self.context.config.snapshot_timeout;
         let endpoint = self.context.config.sources[self.source].clone();
         if let Endpoint::Ipc(_) = endpoint {
-            // Scanning is work, and lasts: neither on the thread of the sockets nor on a worker's.
+            // The scan can take seconds of CPU: neither on the thread that reads the sockets nor on a
+            // worker.
             let runtime = tokio::runtime::Handle::current();
             let (reply, content) = oneshot::channel();
             let body = move || {
-                // Whoever asked may have stopped meanwhile.
+                // The source may have stopped waiting.
                 let _ = reply.send(runtime.block_on(list_ipc(&endpoint, limit)));
             };
             std::thread::Builder::new().name("mempool-list".into()).spawn(body)?;
@@ -170,15 +174,15 @@ impl<S: TransactionSink> Comparison<S> {
             self.context.requests.least_busy(self.source).ok_or(SnapshotError::ConnectionLost)?;
         let answer =
             connection.call("txpool_content", (), limit).await.map_err(|error| match error {
-                crate::CallError::Timeout(limit) => SnapshotError::Timeout(limit),
-                crate::CallError::ConnectionLost => SnapshotError::ConnectionLost,
+                CallError::Timeout(limit) => SnapshotError::Timeout(limit),
+                CallError::ConnectionLost => SnapshotError::ConnectionLost,
                 other => SnapshotError::Refused(other.to_string()),
             })?;
         ContentScanner::of_result(answer.get())
     }
 
-    /// What the node listed may still be on its way to us by announcement: wait until all that was
-    /// read from the socket by now was taken in, and a little for what was not.
+    /// Waits until the announcements of what the node listed can have been processed: `audit_settle`
+    /// for those still on their way, then until all that were read from the socket are.
     async fn settle(&self) {
         let deadline = Instant::now() + MAX_SETTLE;
         sleep(self.context.config.audit_settle).await;
@@ -196,7 +200,7 @@ impl<S: TransactionSink> Comparison<S> {
                 Holding::Missing => Standing::Missing,
             },
             Some(Seen::Refused) => Standing::Refused,
-            // Mined between the list and now, unless its block was undone since.
+            // Mined between the list and now, unless a reorg has removed its block since.
             Some(Seen::Mined) if lock(&self.context.mined).contains(hash) => Standing::Ours,
             Some(Seen::Mined) => match self.context.sink.holding(hash) {
                 Holding::Held => Standing::Ours,
@@ -211,8 +215,8 @@ impl<S: TransactionSink> Comparison<S> {
         }
     }
 
-    /// Fetches what is missing, as deferrable work, and waits until it is in. What is deferred is
-    /// not admitted yet, so that an announcement of it meanwhile is fetched as live.
+    /// Fetches what is missing as deferrable work, and waits until it is delivered. A hash is not marked
+    /// as in flight while it is deferred, so an announcement of it meanwhile is fetched as live.
     async fn recover(&self, missing: &[B256]) -> u64 {
         let entry = match self.reason {
             GapReason::StartUp | GapReason::Reconnect => Entry::Backfilled,
@@ -226,14 +230,14 @@ impl<S: TransactionSink> Comparison<S> {
         let mut recovered = 0;
         for hash in missing {
             let permit = self.context.deferral.acquire(work, since).await;
-            // An announcement may have been quicker.
+            // It may have been announced meanwhile.
             if !self.context.seen.insert_if(*hash, |seen| seen != Some(Seen::InFlight)) {
                 continue;
             }
             recovered += 1;
             let at = Instant::now();
             self.context
-                .missed(Arrival { hash: *hash, entry, source: self.source, at }, permit)
+                .fetch_missing(Arrival { hash: *hash, entry, source: self.source, at }, permit)
                 .await;
             self.shared.recovered.fetch_add(1, Relaxed);
         }
@@ -243,10 +247,11 @@ impl<S: TransactionSink> Comparison<S> {
         recovered
     }
 
-    /// Marks what is ours and not the node's any more, shard by shard, pausing between them.
-    /// Nothing is marked while the node holds transactions it does not list: they may be these.
+    /// Marks our transactions that are no longer in the node's pool, shard by shard, and yields between
+    /// the shards. Nothing is marked while the node holds transactions that it does not list, because
+    /// ours may be among these.
     async fn mark_vanished(&self, listed: &B256HashSet, epoch: u32, unlistable: u64) -> u64 {
-        // With several sources each has a pool of its own: absence in one says nothing.
+        // With several sources, a transaction that is absent in one pool may be in another.
         if unlistable > 0 || self.context.config.sources.len() > 1 {
             return 0;
         }

@@ -1,4 +1,4 @@
-//! Which connections there are to ask.
+//! The connections on which requests can be sent now.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::connection::Connection;
 
-/// The request connections of all sources.
+/// The request connections of all sources, as far as they are up.
 #[derive(Debug)]
 pub(crate) struct RequestConnections {
     connections: watch::Sender<Vec<Vec<Arc<Connection>>>>,
@@ -25,8 +25,11 @@ impl RequestConnections {
         !self.connections.borrow()[source].is_empty()
     }
 
-    /// Those of `untried` that are connected, in their order; else the others, `first` before
-    /// them. Waits until there is one.
+    /// The sources of `untried` that are connected, in their order. If none is, all connected sources,
+    /// `first` before the others. Waits until there is one.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
     pub(crate) async fn connected(&self, untried: &[usize], first: usize) -> Vec<usize> {
         let find = |all: &Vec<Vec<Arc<Connection>>>| {
             let up = |source: &usize| !all[*source].is_empty();
@@ -47,11 +50,14 @@ impl RequestConnections {
             if !found.is_empty() {
                 return found;
             }
-            changes.changed().await.expect("the sender lives as long as this");
+            changes.changed().await.expect("`self` owns the sender");
         }
     }
 
-    /// A connection of `source`, else of another one. Waits until there is one.
+    /// A connection of `source`, or of another source if it has none. Waits until there is one.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
     pub(crate) async fn pick(&self, source: usize) -> Arc<Connection> {
         loop {
             let up = self.connected(&[source], source).await;
@@ -61,7 +67,7 @@ impl RequestConnections {
         }
     }
 
-    /// The connection of `source` with the fewest unanswered calls, if it has one.
+    /// The connection of `source` with the fewest calls in flight, if it has one.
     pub(crate) fn least_busy(&self, source: usize) -> Option<Arc<Connection>> {
         self.connections.borrow()[source]
             .iter()
@@ -69,7 +75,7 @@ impl RequestConnections {
             .cloned()
     }
 
-    /// Takes a connection that proved dead out of use, before its source has noticed.
+    /// Removes a connection that a call found lost, before its source has noticed.
     pub(crate) fn remove(&self, source: usize, connection: &Arc<Connection>) {
         self.connections.send_if_modified(|all| {
             let before = all[source].len();

@@ -1,4 +1,4 @@
-//! What was seen before: so that no hash is fetched twice, and an audit knows what is ours.
+//! The hashes that were seen before, so that none is fetched twice and an audit knows which are ours.
 
 use std::sync::{
     Mutex, MutexGuard,
@@ -9,37 +9,38 @@ use alloy_primitives::{B256, map::B256HashMap};
 
 use crate::sync::lock;
 
-/// Where a hash is on its way.
+/// The state of a hash that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
     /// Waiting for a slot, being fetched, decoded or delivered.
     InFlight,
-    /// With the sink, and pending in the node as far as we know.
+    /// Delivered to the sink, and still pending in the node as far as we know.
     Delivered,
     /// The sink refused it.
     Refused,
     /// In a block.
     Mined,
-    /// It was with the sink; then the node had it no longer, and no block took it.
+    /// Delivered to the sink; since then it left the node's pool, and no block contains it.
     Vanished,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     seen: Seen,
-    /// The audit during which it was delivered: an answer that is older cannot speak of it.
+    /// The audit epoch in which it was delivered. The list of an earlier audit may predate it.
     epoch: u32,
 }
 
-/// A bounded memory of hashes, in shards of two generations each: the older generation is
-/// forgotten whole when the younger is full. So between about half of `capacity` and all of it is
-/// known, at the cost of a look-up, without a list to keep in order.
+/// A bounded set of hashes, in shards of two generations each. When the younger generation of a shard
+/// is full, the older one is forgotten as a whole. So the set always remembers between about half of
+/// `capacity` and all of it, at the cost of a look-up and without an order to maintain.
 ///
-/// An attacker who floods the node with hashes makes us forget older ones; those are fetched
-/// again when announced again and are then known to the sink: work, no loss.
+/// An attacker who floods the node with transactions makes us forget older hashes. Those are fetched
+/// again if they are announced again, and the sink then reports them as known: this costs work, and
+/// nothing is lost.
 ///
 /// Each shard has a lock of its own, held for one look-up, or while an audit reads one shard (a
-/// 64th of the whole, 50 us when full); never across an await, never two at once.
+/// 64th of the whole, 50 us when full). It is never held across an await, and never two at once.
 #[derive(Debug)]
 pub(crate) struct SeenSet {
     shards: Box<[Mutex<Shard>; SHARDS]>,
@@ -79,7 +80,7 @@ impl SeenSet {
         allowed
     }
 
-    /// Records what became of a hash; `None` forgets it, so that it may come again.
+    /// Sets the state of a hash; `None` forgets it, so that it is fetched when it is announced again.
     pub(crate) fn settle(&self, hash: B256, seen: Option<Seen>) {
         let mut shard = self.shard(&hash);
         match seen {
@@ -91,7 +92,7 @@ impl SeenSet {
         }
     }
 
-    /// Records that a block has taken a hash, if it was seen at all.
+    /// Records that a block contains a hash, if the hash is known and not in flight.
     pub(crate) fn mined(&self, hash: B256) {
         let mut shard = self.shard(&hash);
         if matches!(shard.get(&hash), Some(seen) if seen != Seen::InFlight) {
@@ -99,12 +100,12 @@ impl SeenSet {
         }
     }
 
-    /// How many hashes are with the sink and pending, as far as we know.
+    /// How many hashes are in the state [`Seen::Delivered`].
     pub(crate) fn delivered(&self) -> usize {
         self.delivered.load(Relaxed)
     }
 
-    /// Begins an audit: what is delivered from now on is newer than the answer it will compare.
+    /// Begins an audit. What is delivered from now on is newer than the list that it will compare.
     pub(crate) fn begin_epoch(&self) -> u32 {
         self.epoch.fetch_add(1, Relaxed) + 1
     }
@@ -167,7 +168,7 @@ impl Shard {
         self.young.remove(hash).or_else(|| self.old.remove(hash)).map(|entry| entry.seen)
     }
 
-    /// Returns what stood there, and how many delivered hashes were forgotten to make room.
+    /// Returns the previous state, and how many delivered hashes were forgotten to make room.
     fn insert(&mut self, hash: B256, entry: Entry) -> (Option<Seen>, usize) {
         if let Some(slot) = self.old.get_mut(&hash) {
             return (Some(std::mem::replace(slot, entry).seen), 0);
@@ -177,7 +178,8 @@ impl Shard {
             let forgotten = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
             for (hash, entry) in forgotten {
                 match entry.seen {
-                    // It must not be fetched a second time: it moves on. The slots bound it.
+                    // It must not be fetched a second time, so it is kept in the younger
+                    // generation. The number of slots bounds how many there are.
                     Seen::InFlight => _ = self.young.insert(hash, entry),
                     Seen::Delivered => delivered += 1,
                     Seen::Refused | Seen::Mined | Seen::Vanished => {}

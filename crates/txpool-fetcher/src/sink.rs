@@ -13,6 +13,7 @@ use crate::{outcome::Entry, tx::PooledTransaction};
 
 /// A transaction on its way to the sink.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct FetchedTransaction {
     /// The transaction with its sender, a blob transaction with its sidecar.
     pub tx: Recovered<PooledTransaction>,

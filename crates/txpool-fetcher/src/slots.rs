@@ -1,4 +1,4 @@
-//! How many fetches run at once, and how many bytes their answers may hold.
+//! The limits on fetches in flight and on the bytes of their answers.
 
 use std::sync::{
     Arc,
@@ -10,13 +10,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::deferral::{DeferralPermit, TrackedFetch};
 
-/// Answers are reserved for in units of this, so that a budget of 4 GiB fits a semaphore.
+/// Bytes per permit of the byte budget, so that a budget of 4 GiB fits a semaphore.
 const UNIT_BYTES: usize = 256;
 
 /// The first guess at the size of an answer: the JSON of a token transfer is about 500 bytes.
 const FIRST_GUESS_BYTES: usize = 1024;
 
-/// The bound on what is under way between the question and the sink.
+/// Bounds the fetches between the request and the end of the delivery to the sink.
 #[derive(Debug)]
 pub(crate) struct Slots {
     all: Arc<Semaphore>,
@@ -27,12 +27,13 @@ pub(crate) struct Slots {
     gauge: Gauge,
 }
 
-/// One fetch's place. Given back when dropped.
+/// The slot of one fetch. Given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Slot {
     _one: OwnedSemaphorePermit,
     _deferrable: Option<OwnedSemaphorePermit>,
-    /// Given back after the slot: what waits for it finds a place.
+    /// Declared after the slot's permits, so dropped after them: the deferred work that it lets run
+    /// next finds a free slot.
     _deferral: DeferralPermit,
     _live: Option<TrackedFetch>,
     bytes: Bytes,
@@ -40,8 +41,9 @@ pub(crate) struct Slot {
 
 #[derive(Debug)]
 struct Bytes {
+    /// What is reserved of the byte budget: the estimate, or the size of the answer once it is known.
     reserved: OwnedSemaphorePermit,
-    /// What the answer needs beyond what could be reserved when it came.
+    /// `mempool_fetcher_in_flight_bytes`, which counts the reserved bytes.
     gauge: Gauge,
 }
 
@@ -58,15 +60,17 @@ impl Slots {
         }
     }
 
-    /// Waits for a slot, first come, first served.
+    /// Waits for a slot for a live announcement, first come, first served. `live` counts the fetch as
+    /// part of the load for as long as it holds the slot.
     ///
     /// # Cancel safety
-    /// A dropped wait loses its place and nothing else.
+    /// A dropped wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire_live(&self, live: Option<TrackedFetch>) -> Slot {
         Slot { _live: live, ..self.take_slot(None).await }
     }
 
-    /// Waits for a slot among those that deferrable work may hold.
+    /// Waits for one of the slots that deferrable work may hold. `deferral` is given back with the
+    /// slot.
     pub(crate) async fn acquire_deferrable(&self, deferral: DeferralPermit) -> Slot {
         let permit = acquire(&self.deferrable, 1).await;
         Slot { _deferral: deferral, ..self.take_slot(Some(permit)).await }
@@ -74,7 +78,7 @@ impl Slots {
 
     async fn take_slot(&self, deferrable: Option<OwnedSemaphorePermit>) -> Slot {
         let one = acquire(&self.all, 1).await;
-        // Always the slot before the bytes, so that two waiters cannot hold what the other needs.
+        // Always the slot before the bytes, so that two waiters cannot each hold what the other needs.
         let reserved = acquire(&self.bytes, self.units(self.mean_bytes.load(Relaxed))).await;
         self.gauge.increment((reserved.num_permits() * UNIT_BYTES) as f64);
         let bytes = Bytes { reserved, gauge: self.gauge.clone() };
@@ -87,10 +91,11 @@ impl Slots {
         }
     }
 
-    /// The answer is here and has this size: the reservation becomes exact, as far as the budget
-    /// reaches, and the guess for the next ones follows.
+    /// Corrects the reservation of `slot` to the size of its answer, as far as the budget allows, and
+    /// the estimate for the next ones.
     pub(crate) fn set_answer_bytes(&self, slot: &mut Slot, answer_bytes: usize) {
-        // A running mean over about 16 answers. Lost updates between threads do no harm.
+        // A running mean over about 16 answers. An update lost between two threads does no harm: it
+        // is an estimate.
         let mean = self.mean_bytes.load(Relaxed);
         self.mean_bytes.store((mean * 15 + answer_bytes.max(UNIT_BYTES)) / 16, Relaxed);
         let units = self.units(answer_bytes) as usize;
@@ -105,7 +110,7 @@ impl Slots {
     }
 
     fn units(&self, bytes: usize) -> u32 {
-        // One answer larger than the whole budget must not wait for ever.
+        // At most the whole budget: more could never be acquired.
         bytes.div_ceil(UNIT_BYTES).clamp(1, self.budget_units) as u32
     }
 }
@@ -147,7 +152,7 @@ mod tests {
         let slots = slots(1 << 20);
         let mut big = slots.acquire_live(None).await;
         slots.set_answer_bytes(&mut big, 1 << 20);
-        // The budget is gone, though slots are free.
+        // The byte budget is used up, though slots are free.
         assert!(slots.all.available_permits() > 0);
         assert!(slots.acquire_live(None).now_or_never().is_none());
         drop(big);

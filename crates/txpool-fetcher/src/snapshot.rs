@@ -1,8 +1,8 @@
-//! The hashes of a node's pool, picked out of `txpool_content` as it streams by.
+//! Lists the hashes of a node's pool, by scanning the answer to `txpool_content` as it streams in.
 //!
-//! The answer for 10,000 transactions is 10 MB of JSON, with blob sidecars (anvil) any size. So
-//! it comes over a connection of its own, where nothing waits behind it, and is never held: the
-//! scanner keeps a depth, two flags and the hashes.
+//! The answer for 10,000 transactions is 10 MB of JSON; with blob sidecars (anvil) it can have any
+//! size. So it is read from a connection of its own, where it delays nothing else, and it is never
+//! held in memory: the scanner keeps the depth, two flags and the hashes.
 
 use std::time::Duration;
 
@@ -14,45 +14,45 @@ use tokio::{
 
 use crate::{config::Endpoint, connection::open_ipc, error::ConnectError};
 
-/// Bytes read at once.
+/// Most bytes read with one call.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Hashes kept of one answer: 2^22, 128 MiB. More than any node holds.
+/// Most hashes kept of one answer: 2^22, which take 128 MiB. No node's pool holds as many.
 const MAX_HASHES: usize = 1 << 22;
 
-/// What a node's pool holds.
+/// The hashes of the transactions in a node's pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Content {
     pub(crate) pending: Vec<B256>,
     pub(crate) queued: Vec<B256>,
 }
 
-/// Why the pool could not be listed.
+/// Why the node's pool could not be listed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
-    /// No connection.
+    /// No connection could be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The connection broke.
+    /// Reading from or writing to the connection failed.
     #[error("reading the pool's content: {0}")]
     Io(#[from] std::io::Error),
     /// The connection ended before the answer did.
     #[error("the node closed the connection after {0} bytes of the pool's content")]
     Truncated(u64),
-    /// The node answered with an error.
-    #[error("the node would not list its pool: {0}")]
+    /// The node sent an error response.
+    #[error("the node refused to list its pool: {0}")]
     Refused(String),
-    /// What came is not the content of a pool.
+    /// The answer is not the content of a pool.
     #[error("the answer to txpool_content is not the content of a pool")]
     NotAPool,
-    /// It took too long.
+    /// The answer was not complete in time.
     #[error("the node did not list its pool in {0:?}")]
     Timeout(Duration),
-    /// More hashes than are kept.
+    /// The pool holds more hashes than are kept.
     #[error("the node's pool holds more than {MAX_HASHES} transactions")]
     TooMany,
-    /// The connection that was to be asked is gone.
+    /// The connection for the request was lost, or there is none.
     #[error("the connection was lost")]
     ConnectionLost,
 }
@@ -84,25 +84,26 @@ async fn read_content(path: &std::path::Path) -> Result<Content, SnapshotError> 
         if scanner.feed(&chunk[..count])? {
             return scanner.finish();
         }
-        // A step is one chunk: scanning it takes about 0.1 ms.
+        // Yields after each chunk, whose scan takes about 0.1 ms.
         tokio::task::yield_now().await;
     }
 }
 
-/// Picks `result.{pending,queued}.<sender>.<nonce>.hash` out of JSON that comes in pieces.
+/// Finds `result.{pending,queued}.<sender>.<nonce>.hash` in JSON that comes in pieces.
 #[derive(Debug, Default)]
 pub(crate) struct ContentScanner {
     content: Content,
     depth: usize,
     in_string: bool,
     escaped: bool,
-    /// The string being read, or just read, as far as it can matter.
+    /// The string being read, or just read, up to the length that can matter.
     text: Vec<u8>,
     keep: bool,
-    /// A colon came: the next value belongs to `key`.
+    /// A colon was read: the next value belongs to `key`.
     after_colon: bool,
     key: Vec<u8>,
-    /// What the keys on the way here were: at depth 1 `result`, at depth 2 the list.
+    /// Where in the answer the scanner is: `in_result` below the key at depth 1, `list` below the key at
+    /// depth 2.
     in_result: bool,
     found_result: bool,
     in_error: bool,
@@ -118,10 +119,11 @@ enum List {
     Queued,
 }
 
-/// Longest string that matters: a hash with its 0x.
+/// The longest string that matters: a hash with its 0x.
 const TEXT_BYTES: usize = 66;
 
-/// Depth of a transaction's own fields: answer, result, list, sender, transaction.
+/// Depth of a transaction's fields: below the answer, the result, the list, the sender, the
+/// transaction.
 const FIELD_DEPTH: usize = 5;
 
 impl ContentScanner {
@@ -137,7 +139,7 @@ impl ContentScanner {
         scanner.finish()
     }
 
-    /// Takes the next piece; true when the answer is complete.
+    /// Scans the next piece; true when the answer is complete.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Result<bool, SnapshotError> {
         let mut at = 0;
         while at < bytes.len() {
@@ -145,7 +147,8 @@ impl ContentScanner {
                 at += self.string(&bytes[at..])?;
                 continue;
             }
-            // What is not a string is short between two structural bytes: a plain loop.
+            // Outside of strings there are only a few bytes between two structural ones, so a plain
+            // loop is fast enough.
             let byte = bytes[at];
             at += 1;
             match byte {
@@ -184,7 +187,7 @@ impl ContentScanner {
         Ok(false)
     }
 
-    /// What was found; an error when the node answered with one, or with no pool.
+    /// The hashes found. An error if the answer was an error response, or not the content of a pool.
     pub(crate) fn finish(self) -> Result<Content, SnapshotError> {
         if !self.error.is_empty() {
             return Err(SnapshotError::Refused(String::from_utf8_lossy(&self.error).into_owned()));
@@ -219,7 +222,7 @@ impl ContentScanner {
         if self.depth > 64 { Err(SnapshotError::NotAPool) } else { Ok(()) }
     }
 
-    /// Reads on inside a string; returns the bytes taken.
+    /// Continues inside a string; returns how many bytes it scanned.
     fn string(&mut self, bytes: &[u8]) -> Result<usize, SnapshotError> {
         if self.escaped {
             self.escaped = false;
@@ -337,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_answer_is_an_error_with_the_nodes_words() {
+    fn an_error_response_is_an_error_with_the_nodes_message() {
         let bytes =
             br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no such method"}}"#;
         let error = scan(bytes, 5).unwrap_err();
@@ -345,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_text_is_no_pool() {
+    fn plain_text_is_not_a_pool() {
         let error = scan(b"Too many connections. Please try again later.", 64).unwrap_err();
         assert!(matches!(error, SnapshotError::NotAPool));
     }

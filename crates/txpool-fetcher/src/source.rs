@@ -1,5 +1,5 @@
-//! The shell around one source's state machine: it dials, listens, pings and compares as the
-//! machine says, and tells it what happened.
+//! The I/O around one source's state machine: it dials, subscribes, pings and compares pools as the
+//! actions of the machine say, and feeds the machine the resulting events.
 
 mod ping;
 mod status;
@@ -35,13 +35,13 @@ use crate::{
     sync::lock,
 };
 
-/// How often the machine is told that time passes: the grain of its decisions.
+/// How often the machine gets a tick: the resolution of its timers.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Messages to the shell that may wait; senders wait beyond.
+/// Capacity of the source's inbox. A sender waits while it is full, so nothing is lost.
 const MESSAGES: usize = 256;
 
-/// A request for a comparison from outside.
+/// A request for a comparison, by a caller of [`Fetcher::audit`](crate::Fetcher::audit).
 #[derive(Debug)]
 pub(crate) struct AuditRequest {
     pub(crate) mode: AuditMode,
@@ -58,20 +58,20 @@ enum Message {
     Compared(Result<AuditReport, SnapshotError>),
 }
 
-/// Tells the shell, which waits for nothing that sends.
-async fn tell(messages: &mpsc::Sender<Message>, message: Message) {
-    // A closed channel means that the source has ended meanwhile: then nobody needs to know.
+/// Sends a message to the source. Cannot deadlock: the source never waits for a task that sends.
+async fn send(messages: &mpsc::Sender<Message>, message: Message) {
+    // A closed channel means that the source has ended, which makes the message irrelevant.
     let _ = messages.send(message).await;
 }
 
-/// One source, until it is stopped or gives up.
+/// One running source.
 pub(crate) struct Source<S> {
     context: Arc<FetchContext<S>>,
     index: usize,
     shared: Arc<SourceShared>,
     heads: mpsc::Sender<Announced>,
     audits: mpsc::Receiver<AuditRequest>,
-    /// Told the result of the first attempt, for a start that requires a node.
+    /// Gets the result of the first attempt to connect, for a start that requires a node.
     first: Option<oneshot::Sender<Result<(), ConnectError>>>,
     machine: Machine,
     messages: mpsc::Sender<Message>,
@@ -79,12 +79,12 @@ pub(crate) struct Source<S> {
     metrics: SourceMetrics,
     subscription: Option<Arc<Connection>>,
     requests: Vec<Arc<Connection>>,
-    /// Counts the connections of each role, so that news of an old one is told from the new.
+    /// Counts the connections of each role, so that a message about an earlier one is recognised.
     generations: [u64; 2],
 }
 
 impl<S: TransactionSink> Source<S> {
-    /// Runs one source. Ends when the fetcher stops, or at the limit of attempts.
+    /// Runs one source. Returns when the fetcher stops, or at the limit of connection attempts.
     pub(crate) async fn run(
         context: Arc<FetchContext<S>>,
         index: usize,
@@ -116,7 +116,8 @@ impl<S: TransactionSink> Source<S> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stop = source.context.stop.clone();
         while !ended {
-            // In any order: messages wait in their channel, a missed tick is made up by the next.
+            // The order is irrelevant: messages wait in their channels, and the next tick makes up
+            // for a missed one.
             let actions = tokio::select! {
                 () = stop.cancelled() => break,
                 Some(message) = inbox.recv() => source.on_message(message),
@@ -137,7 +138,7 @@ impl<S: TransactionSink> Source<S> {
         let announced = self.context.announcement_counts[self.index].announced.load(Relaxed);
         let backlog = self.shared.backlog();
         self.metrics.backlog.set(backlog as f64);
-        // Also while the intake waits for a slot and tells nothing itself.
+        // The announcement reader reports this too, but not while it waits for a slot.
         self.context.deferral.observe_backlog(self.index, backlog);
         self.machine.on(Event::Tick { announced }, Instant::now())
     }
@@ -170,7 +171,7 @@ impl<S: TransactionSink> Source<S> {
                 tracing::debug!(%error, ?role, "cannot connect");
                 lock(&self.shared.status).last_error = Some(error.to_string());
                 if let Some(first) = self.first.take() {
-                    // Nobody may wait for it: then the status has it.
+                    // The receiver may be gone; the error is in the status as well.
                     let _ = first.send(Err(error));
                 }
                 self.machine.on(Event::DialFailed(role), now)
@@ -185,7 +186,8 @@ impl<S: TransactionSink> Source<S> {
                     Role::Request => {
                         self.context.requests.set(self.index, Vec::new());
                         for connection in self.requests.drain(..) {
-                            // The others of this source: one set of connections, one life.
+                            // The other request connections of this source are closed with it and
+                            // replaced as one set.
                             connection.kill(LossReason::Closed);
                         }
                     }
@@ -216,13 +218,13 @@ impl<S: TransactionSink> Source<S> {
         if self.machine.state() != SourceState::Connecting
             && let Some(first) = self.first.take()
         {
-            // Nobody may wait for it: then the status has it.
+            // The receiver may be gone; the state is in the status as well.
             let _ = first.send(Ok(()));
         }
         actions
     }
 
-    /// Does what the machine wants; true when it wants to end.
+    /// Carries out the machine's actions; true when one of them ends the source.
     fn perform(&mut self, actions: Vec<Action>) -> bool {
         let mut ended = false;
         for action in actions {
@@ -257,7 +259,8 @@ impl<S: TransactionSink> Source<S> {
             status.gaps.extend(self.machine.gaps().copied());
             before
         };
-        // After the lock: a log line and a gauge are someone else's code.
+        // After the lock is released: the log subscriber and the metrics recorder are code of the
+        // host.
         if before != state {
             let endpoint = &self.context.config.sources[self.index];
             tracing::info!(%endpoint, from = before.as_str(), to = state.as_str(), "source");
@@ -276,7 +279,7 @@ impl<S: TransactionSink> Source<S> {
             let message = match role {
                 Role::Subscription => {
                     match run_subscription(&context, index, &shared, &messages, &heads).await {
-                        // It has said `SubscriptionUp` itself, before the first announcement.
+                        // It has sent `SubscriptionUp` itself, before it read announcements.
                         Ok(()) => return,
                         Err(error) => Message::DialFailed(role, error),
                     }
@@ -286,18 +289,18 @@ impl<S: TransactionSink> Source<S> {
                     Err(error) => Message::DialFailed(role, error),
                 },
             };
-            tell(&messages, message).await;
+            send(&messages, message).await;
         });
     }
 
-    /// Waits for the end of a connection, and pings it meanwhile.
+    /// Starts the tasks that wait for the end of a connection and that ping it.
     fn watch(&mut self, role: Role, connection: &Arc<Connection>) {
         let generation = self.generations[role as usize];
         let messages = self.messages.clone();
         let watched = Arc::clone(connection);
         self.tasks.spawn(async move {
             let reason = watched.closed().await;
-            tell(&messages, Message::Lost(role, generation, reason)).await;
+            send(&messages, Message::Lost(role, generation, reason)).await;
         });
         let pinged = Arc::clone(connection);
         let pinger = Pinger {
@@ -320,14 +323,14 @@ impl<S: TransactionSink> Source<S> {
         let messages = self.messages.clone();
         self.tasks.spawn(async move {
             let result = comparison.run().await;
-            tell(&messages, Message::Compared(result)).await;
+            send(&messages, Message::Compared(result)).await;
         });
     }
 
     fn audit(&mut self, request: AuditRequest) {
         let comparison = self.comparison(GapReason::Audit, request.mode, false);
         self.tasks.spawn(async move {
-            // Whoever asked may have stopped waiting.
+            // The caller may have stopped waiting.
             let _ = request.reply.send(comparison.run().await);
         });
     }

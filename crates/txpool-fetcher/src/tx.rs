@@ -1,4 +1,4 @@
-//! From the node's answer to a transaction with its sender.
+//! Turns the node's answer into a transaction with its sender.
 
 mod sidecar;
 
@@ -16,16 +16,16 @@ pub use self::sidecar::{SidecarError, verify_blob_proofs};
 pub type PooledTransaction =
     EthereumTxEnvelope<TxEip4844WithSidecar<BlobTransactionSidecarVariant>>;
 
-/// What one answer to `eth_getRawTransactionByHash` turned out to be.
+/// The content of one answer to `eth_getRawTransactionByHash`.
 #[derive(Debug)]
 pub enum Answer {
-    /// The transaction that was asked for, with its sender and its encoded form.
+    /// The transaction that was requested, with its sender and its encoded form.
     Transaction(Box<Recovered<PooledTransaction>>, Bytes),
-    /// `null`, or geth's `"0x"`: the node has it no longer.
+    /// `null`, or geth's `"0x"`: the transaction is no longer in the node's pool.
     Gone,
-    /// A blob transaction without its sidecar: the form it has in a block.
+    /// A blob transaction without its sidecar, which is the form that it has in a block.
     Mined,
-    /// Nothing that can be used.
+    /// The answer cannot be used.
     Malformed(Malformed),
 }
 
@@ -36,21 +36,21 @@ pub enum Malformed {
     /// Neither null nor a string of 0x and hex digits.
     #[error("the answer is not hex")]
     NotHex,
-    /// Hex that is no transaction.
+    /// Hex that does not decode as a transaction.
     #[error("the answer is no transaction: {0}")]
     NotATransaction(String),
-    /// Bytes follow the transaction.
+    /// There are more bytes after the transaction.
     #[error("{0} bytes follow the transaction")]
     TrailingBytes(usize),
-    /// Another transaction than the one asked for.
-    #[error("the answer is transaction {found}, asked was {asked}")]
+    /// Another transaction than the requested one.
+    #[error("the answer is transaction {found}, requested was {requested}")]
     OtherTransaction {
-        /// The hash that was asked for.
-        asked: B256,
-        /// The hash of what came.
+        /// The hash that was requested.
+        requested: B256,
+        /// The hash of the transaction in the answer.
         found: B256,
     },
-    /// No sender can be recovered from the signature.
+    /// The signature is invalid: no sender can be recovered from it.
     #[error("the signature is invalid")]
     Signature,
     /// A blob transaction with a sidecar that is not its own.
@@ -58,10 +58,11 @@ pub enum Malformed {
     Sidecar(#[from] SidecarError),
 }
 
-/// Reads the JSON of an answer. Takes about 35 us of CPU for a small transaction, nearly all of
-/// it the recovery of the sender; 2 ms for one with six blobs. Never panics, whatever the bytes.
+/// Reads the JSON of an answer to a request for the transaction `requested`. Takes about 35 us of CPU
+/// for a small transaction, nearly all of it for the recovery of the sender, and 2 ms for one with six
+/// blobs. Does not panic for any input.
 #[must_use]
-pub fn read_answer(json: &str, asked: B256) -> Answer {
+pub fn read_answer(json: &str, requested: B256) -> Answer {
     let json = json.trim();
     if json == "null" {
         return Answer::Gone;
@@ -73,24 +74,27 @@ pub fn read_answer(json: &str, asked: B256) -> Answer {
         return Answer::Gone;
     }
     match hex.strip_prefix("0x").map(const_hex::decode) {
-        Some(Ok(raw)) => read_raw(raw.into(), asked),
+        Some(Ok(raw)) => read_raw(raw.into(), requested),
         _ => Answer::Malformed(Malformed::NotHex),
     }
 }
 
-/// Reads an encoded transaction: EIP-2718, a blob transaction in network form, whose sidecar is
-/// compared with its versioned hashes. KZG proofs are not verified, see [`verify_blob_proofs`].
+/// Reads an EIP-2718 encoded transaction, a blob transaction in its network form. `requested` is the
+/// hash that it must have. The sidecar of a blob transaction is compared with its versioned hashes; KZG
+/// proofs are not verified, see [`verify_blob_proofs`].
 #[must_use]
-pub fn read_raw(raw: Bytes, asked: B256) -> Answer {
+pub fn read_raw(raw: Bytes, requested: B256) -> Answer {
     let mut rest = raw.as_ref();
     let tx = match PooledTransaction::decode_2718(&mut rest) {
         Ok(tx) => tx,
         Err(error) => {
-            // A blob transaction in its mined form has no sidecar to decode.
+            // A blob transaction in its mined form does not decode, because it has no sidecar.
             let mined = TxEnvelope::decode_2718_exact(raw.as_ref());
             return match mined {
-                Ok(TxEnvelope::Eip4844(tx)) if *tx.hash() == asked => Answer::Mined,
-                Ok(other) if *other.hash() != asked => other_transaction(asked, *other.hash()),
+                Ok(TxEnvelope::Eip4844(tx)) if *tx.hash() == requested => Answer::Mined,
+                Ok(other) if *other.hash() != requested => {
+                    other_transaction(requested, *other.hash())
+                }
                 _ => Answer::Malformed(Malformed::NotATransaction(error.to_string())),
             };
         }
@@ -98,9 +102,9 @@ pub fn read_raw(raw: Bytes, asked: B256) -> Answer {
     if !rest.is_empty() {
         return Answer::Malformed(Malformed::TrailingBytes(rest.len()));
     }
-    // The hash of a blob transaction is over its mined form, which the envelope encodes.
-    if *tx.hash() != asked {
-        return other_transaction(asked, *tx.hash());
+    // The hash of a blob transaction is that of its mined form; the envelope takes care of that.
+    if *tx.hash() != requested {
+        return other_transaction(requested, *tx.hash());
     }
     if let PooledTransaction::Eip4844(signed) = &tx
         && let Err(reason) = sidecar::check_sidecar(signed.tx())
@@ -113,12 +117,12 @@ pub fn read_raw(raw: Bytes, asked: B256) -> Answer {
     }
 }
 
-fn other_transaction(asked: B256, found: B256) -> Answer {
-    Answer::Malformed(Malformed::OtherTransaction { asked, found })
+fn other_transaction(requested: B256, found: B256) -> Answer {
+    Answer::Malformed(Malformed::OtherTransaction { requested, found })
 }
 
-/// Whether a transaction is public to this chain: unprotected legacy ones (without a chain id)
-/// count as such.
+/// Whether a transaction is valid on this chain. Legacy transactions without a chain id (from before
+/// EIP-155) are valid on every chain.
 pub(crate) fn is_on_chain(tx: &PooledTransaction, chain_id: u64) -> bool {
     tx.chain_id().is_none_or(|id| id == chain_id)
 }

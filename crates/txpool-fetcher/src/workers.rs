@@ -1,7 +1,7 @@
 //! The threads that decode, recover senders and call the sink.
 //!
-//! Plain threads behind two queues, rather than a second runtime: a job is one burst of CPU and a
-//! call of the sink, so there is nothing to schedule, and no thread wakes another to look for work.
+//! Plain threads behind two queues, not a second runtime: a job is a short computation and a call of
+//! the sink, so there is nothing to schedule, and no thread has to wake another one to steal work.
 
 use std::{
     io,
@@ -21,28 +21,28 @@ struct Job {
     _token: TaskTrackerToken,
 }
 
-/// A handle to the threads. They end when the last handle is dropped and the queue is empty.
+/// A handle to the threads. They end when the last handle is dropped and the queues are empty.
 #[derive(Clone, Debug)]
 pub(crate) struct Workers {
     live: Sender<Job>,
     deferrable: Sender<Job>,
 }
 
-/// What a job may wait for: live ones only for each other, deferrable ones for all live ones.
+/// The priority of a job. Live jobs wait only for other live jobs, deferrable jobs for all live ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Urgency {
     Live,
     Deferrable,
 }
 
-/// The threads, to wait for their end.
+/// Lets its owner wait until all threads have ended.
 #[derive(Debug)]
 pub(crate) struct WorkerThreads(Receiver<()>);
 
 impl Workers {
-    /// Starts `threads` threads, `for_deferrable` of which do deferrable work too: a backfill must
-    /// not keep them all busy when a live job comes. What they run may use the timers of `runtime`.
-    /// Each of the two queues holds `capacity` jobs.
+    /// Starts `threads` threads. `for_deferrable` of them do deferrable work too; a backfill must not
+    /// keep all of them busy when a live job comes. Jobs may use the timers of `runtime`. Each of the
+    /// two queues holds `capacity` jobs.
     pub(crate) fn start(
         threads: usize,
         for_deferrable: usize,
@@ -64,8 +64,8 @@ impl Workers {
         Ok((Self { live, deferrable }, WorkerThreads(ended)))
     }
 
-    /// Queues work. False when the queue is full, which takes more jobs than there are slots: then
-    /// the work is dropped, and whoever it belongs to counts it.
+    /// Queues work. False when the queue is full: then the work is dropped, and its owner counts it.
+    /// Fetches cannot fill a queue, because it has room for more jobs than there are slots.
     #[must_use]
     pub(crate) fn run(
         &self,
@@ -82,17 +82,18 @@ impl Workers {
 }
 
 impl WorkerThreads {
-    /// Waits for the end of all threads, at most `limit`. Every [`Workers`] must be dropped before.
+    /// Waits until all threads have ended, at most for `limit`. True if they have. Every [`Workers`]
+    /// must be dropped before.
     pub(crate) fn wait_until_ended(&self, limit: Duration) -> bool {
-        // Nothing is ever sent: it ends by disconnection.
+        // Nothing is ever sent; the channel is disconnected when the last thread ends.
         matches!(self.0.recv_timeout(limit), Err(crossbeam_channel::RecvTimeoutError::Disconnected))
     }
 }
 
 fn next(live: &Receiver<Job>, deferrable: Option<&Receiver<Job>>) -> Result<Job, RecvError> {
     let Some(deferrable) = deferrable else { return live.recv() };
-    // Live first. Both queues end together, with the last handle: what is left in the other one is
-    // then taken before the end.
+    // Live jobs first. Both queues are disconnected together, when the last handle is dropped. What
+    // is left in the other queue is then still done.
     select_biased! {
         recv(live) -> job => job.or_else(|_| deferrable.recv()),
         recv(deferrable) -> job => job.or_else(|_| live.recv()),
@@ -101,8 +102,8 @@ fn next(live: &Receiver<Job>, deferrable: Option<&Receiver<Job>>) -> Result<Job,
 
 fn work(live: &Receiver<Job>, deferrable: Option<&Receiver<Job>>, runtime: &Handle) {
     while let Ok(job) = next(live, deferrable) {
-        // A sink that panics loses the transaction it was given, which counts as failed; the
-        // thread goes on. What the job captured is dropped by the unwinding, not used again.
+        // If a sink panics, the transaction that it was given counts as failed, and the thread goes
+        // on. What the job captured is dropped by the unwinding and not used again.
         if catch_unwind(AssertUnwindSafe(|| runtime.block_on(job.work))).is_err() {
             tracing::error!("a sink has panicked");
         }

@@ -1,9 +1,13 @@
 //! The task that moves bytes between a socket and alloy's pub-sub service.
 //!
-//! alloy's own IPC task would do for asking, but not here, for four reasons: it stops reading
-//! while it writes (two peers that both write and neither reads stand still, and geth freezes all
-//! its subscribers meanwhile), it hides why a connection ended, it reconnects by itself, losing
-//! what was announced in between without a sign, and it does not say when a notification was read.
+//! It replaces alloy's own IPC task, which is not usable here for four reasons:
+//!
+//! - it stops reading while it writes: if both peers write and neither reads, both wait for ever, and
+//!   geth freezes all its subscribers meanwhile;
+//! - it does not report why a connection ended;
+//! - it reconnects by itself, and what was announced in between is lost without a signal;
+//! - it does not report when a notification was read.
+//!
 //! Framing ([`ReadJsonStream`]), the service and its channels are alloy's.
 
 use std::{
@@ -33,15 +37,15 @@ use tokio_tungstenite::{
 use super::{ConnectionShared, clip};
 use crate::{error::LossReason, sync::lock};
 
-/// Bytes read from the socket with one call: room for 400 announcements.
+/// Most bytes read from the socket with one call: enough for 400 announcements.
 const READ_BYTES: usize = 64 * 1024;
 
-/// Requests are taken from alloy's queue while less than this waits to be written, so that a node
-/// that does not read leaves them there, where dropping the connection drops them.
+/// Requests are taken from alloy's queue while fewer bytes than this wait to be written. If a node does
+/// not read, they stay in that queue, and are dropped with the connection.
 const OUTBOX_BYTES: usize = 256 * 1024;
 
-/// Items handed over before the task yields, so that a burst on one connection does not keep the
-/// thread from the others: about 0.1 ms.
+/// Items passed on before the task yields, which takes about 0.1 ms, so that a burst on one connection
+/// does not block the thread for the other ones.
 const ITEMS_PER_TURN: u32 = 64;
 
 /// An open socket.
@@ -51,7 +55,7 @@ pub(super) enum Socket {
     Ws(Box<WebSocketStream<MaybeTlsStream<TcpStream>>>),
 }
 
-/// Hands one open socket to alloy's service, once.
+/// Gives one open socket to alloy's service, once.
 #[derive(Debug)]
 pub(super) struct Connector {
     socket: Mutex<Option<Socket>>,
@@ -75,13 +79,13 @@ impl PubSubConnect for Connector {
     }
 
     async fn connect(&self) -> TransportResult<ConnectionHandle> {
-        // A second call would be a reconnect: a loss has to surface, so there is none.
+        // A second call would be a reconnect, which is refused: the source must see every loss.
         let socket = lock(&self.socket).take().ok_or_else(no_reconnect)?;
         let (handle, interface) = ConnectionHandle::new();
         let backend = Backend { interface, shared: Arc::clone(&self.shared), turn: 0 };
         let max_frame_bytes = self.max_frame_bytes;
         // Detached on purpose: the task ends when the service drops its end of the interface,
-        // which it does when the last `Connection` goes, or with its runtime.
+        // which it does when the last `Connection` is dropped, or with its runtime.
         tokio::spawn(async move {
             match socket {
                 Socket::Ipc(stream) => backend.run_ipc(stream, max_frame_bytes).await,
@@ -97,7 +101,7 @@ impl PubSubConnect for Connector {
 }
 
 fn no_reconnect() -> alloy_transport::TransportError {
-    TransportErrorKind::non_retryable_str("a new connection is the source's business")
+    TransportErrorKind::non_retryable_str("the source opens new connections, not the transport")
 }
 
 struct Backend {
@@ -117,10 +121,10 @@ impl Backend {
         let killed = self.shared.killed.clone();
         let reason = loop {
             tokio::select! {
-                // Reading before writing before taking in more to write: what the node has sent
-                // must be gone from its socket before it is asked for more. No branch loses an
-                // item when dropped: a frame is complete when it is returned, bytes leave the
-                // outbox when written, a request leaves alloy's queue when received.
+                // First read, then write, then take more requests: what the node has sent must
+                // be read from its socket before more is requested. No branch loses an item when
+                // dropped: a frame is complete when it is returned, bytes leave the outbox when
+                // they are written, and a request leaves alloy's queue when it is received.
                 biased;
                 () = killed.cancelled() => break None,
                 item = frames.next() => match item {
@@ -144,7 +148,7 @@ impl Backend {
                 request = self.interface.recv_from_frontend(), if outbox.len() < OUTBOX_BYTES => {
                     let Some(request) = request else { break None };
                     outbox.extend_from_slice(request.get().as_bytes());
-                    // What else is waiting goes out with the same write.
+                    // Other requests that wait are written with the same call.
                     while outbox.len() < OUTBOX_BYTES {
                         match self.interface.recv_from_frontend().now_or_never() {
                             Some(Some(request)) => outbox.extend_from_slice(request.get().as_bytes()),
@@ -174,19 +178,20 @@ impl Backend {
                         }
                     }
                     Some(Ok(Message::Close(_))) | None => break Some(LossReason::Closed),
-                    // Pings and pongs of the protocol itself.
+                    // Pings and pongs of the WebSocket protocol.
                     Some(Ok(_)) => self.shared.framed(Instant::now()),
                     Some(Err(error)) => break Some(ws_loss(&error)),
                 },
-                // Flushing and taking in are apart, so that reading goes on while the peer does not
-                // read; a message started is kept by the sink when this branch is dropped.
+                // Flushing and taking requests are separate branches, so that we read on while the
+                // peer does not read. The sink keeps a message that it has begun to write when this
+                // branch is dropped.
                 flushed = write.flush(), if unflushed => match flushed {
                     Ok(()) => unflushed = false,
                     Err(error) => break Some(ws_loss(&error)),
                 },
                 request = self.interface.recv_from_frontend(), if !unflushed => {
                     let Some(request) = request else { break None };
-                    // Never waits: the sink is flushed, so it has room.
+                    // Does not wait: the sink was flushed, so it has room.
                     if let Err(error) = write.feed(Message::text(request.get().to_owned())).await {
                         break Some(ws_loss(&error));
                     }
@@ -197,13 +202,13 @@ impl Backend {
         self.finish(reason);
     }
 
-    /// Hands an item to the service; false when nobody is there any more.
+    /// Passes an item on to the service; false when the service has ended.
     async fn forward(&mut self, item: PubSubItem, read_at: Instant) -> bool {
         self.shared.framed(read_at);
         let mut probe = None;
         match &item {
             PubSubItem::Notification(notification) => {
-                // A hash is a string, a head an object.
+                // A hash is a JSON string, a head an object.
                 if notification.result.get().starts_with('"') {
                     self.shared.read_times.push(read_at);
                 }
@@ -241,7 +246,7 @@ impl Backend {
                 result: RawValue::NULL.to_owned(),
             });
             if self.interface.send_to_frontend(item).is_err() {
-                // The service is gone; the next read says so too.
+                // The service has ended, which the next item finds out too.
                 return;
             }
         }
@@ -274,7 +279,7 @@ fn ws_loss(error: &tungstenite::Error) -> LossReason {
     }
 }
 
-/// What the reader saw, for the reason of the end.
+/// What the reader saw last, from which the reason of the end is derived.
 #[derive(Debug)]
 struct Trace {
     read_at: Instant,
@@ -301,7 +306,7 @@ impl Trace {
 
     fn loss(&self) -> LossReason {
         match &self.ended {
-            // A frame was under way that never became JSON, or the plain text of a refusal.
+            // The bytes since the last value are no JSON: the plain text of a refusal, for example.
             Some(LossReason::Closed) if self.unframed > 0 && !self.latest.starts_with(b"{") => {
                 self.garbage()
             }
@@ -315,7 +320,7 @@ impl Trace {
     }
 }
 
-/// A reader that takes notes.
+/// A reader that records what it reads in a [`Trace`].
 struct Tap<R> {
     inner: R,
     trace: Arc<Mutex<Trace>>,

@@ -1,4 +1,4 @@
-//! Opening a connection, and finding out whether a node is behind it.
+//! Opens a connection, and finds out whether an execution node is behind it.
 
 use std::{
     io,
@@ -23,8 +23,9 @@ use crate::{
     error::{CallError, ConnectError, LossReason},
 };
 
-/// What a node says of itself.
+/// The client version and the chain id of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NodeInfo {
     /// The answer to `web3_clientVersion`, such as `reth/v2.5.1` or `Geth/v1.16.9`.
     pub client: String,
@@ -32,15 +33,15 @@ pub struct NodeInfo {
     pub chain_id: u64,
 }
 
-/// Opens a connection and probes it: the peer must be an execution node that hands out raw
-/// transactions.
+/// Opens a connection and probes it: the peer must be an execution node with
+/// `eth_getRawTransactionByHash`.
 ///
 /// # Errors
 /// See [`ConnectError`]: each names the endpoint and the likely cause. Takes at most the ping
-/// time-out for each of the three questions.
+/// time-out for each of the three requests.
 ///
-/// With `known`, the source was up before: it is not asked for a raw transaction again, since a
-/// node that is slow with those is a node, and is of use for all else.
+/// `known` says that the source was up before. Then no raw transaction is requested: a node that is
+/// slow to answer such requests is still an execution node, and can answer all other ones.
 pub(crate) async fn dial(
     endpoint: &Endpoint,
     config: &FetcherConfig,
@@ -67,7 +68,7 @@ pub(crate) async fn dial(
     let chain_id: U64 = probe.request("eth_chainId", ()).await?;
     let client: String = probe.request("web3_clientVersion", ()).await?;
     if !known {
-        probe.hands_out_raw_transactions().await?;
+        probe.check_raw_transactions().await?;
     }
     connection.node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
     Ok(connection)
@@ -88,21 +89,22 @@ impl Probe<'_> {
         match self.connection.call(method, params, self.config.ping_timeout).await {
             Ok(answer) => serde_json::from_str(answer.get())
                 .map_err(|_| self.not_ethereum(method, answer.get())),
-            Err(error) => Err(self.refusal(method, error).await),
+            Err(error) => Err(self.connect_error(method, error).await),
         }
     }
 
-    /// Nodes without the method are of no use, and better found now than at every transaction. Any
-    /// other error is a node's: geth answers an unknown hash with one while it builds its index.
-    async fn hands_out_raw_transactions(&self) -> Result<(), ConnectError> {
+    /// A node without the method cannot be used, and it is better to find that out now than at every
+    /// transaction. Any other error response comes from a node that has it: geth sends one for an unknown
+    /// hash while it builds its transaction index.
+    async fn check_raw_transactions(&self) -> Result<(), ConnectError> {
         const METHOD: &str = "eth_getRawTransactionByHash";
         match self.connection.call(METHOD, (B256::ZERO,), self.config.ping_timeout).await {
             Ok(_) | Err(CallError::Rpc { code: -32603..=-32000, .. }) => Ok(()),
-            Err(error) => Err(self.refusal(METHOD, error).await),
+            Err(error) => Err(self.connect_error(METHOD, error).await),
         }
     }
 
-    async fn refusal(&self, method: &'static str, error: CallError) -> ConnectError {
+    async fn connect_error(&self, method: &'static str, error: CallError) -> ConnectError {
         let endpoint = self.endpoint.to_string();
         match error {
             CallError::Timeout(timeout) => ConnectError::NoAnswer { endpoint, method, timeout },
@@ -110,7 +112,7 @@ impl Probe<'_> {
             CallError::ConnectionLost => match self.connection.closed().await {
                 LossReason::Garbage(said) => ConnectError::NotJsonRpc { endpoint, said },
                 LossReason::Io(kind) => ConnectError::Io { endpoint, source: kind.into() },
-                _ => match hear_refusal(self.endpoint).await {
+                _ => match read_refusal(self.endpoint).await {
                     Some(said) => ConnectError::NotJsonRpc { endpoint, said },
                     None => ConnectError::ClosedAtOnce { endpoint },
                 },
@@ -127,9 +129,10 @@ impl Probe<'_> {
     }
 }
 
-/// Connects once more and only listens: a peer that refuses with a line of text (reth at its limit
-/// of connections) and closes while our question is unread takes its words back with it.
-async fn hear_refusal(endpoint: &Endpoint) -> Option<String> {
+/// Connects once more and only reads. A peer that refuses connections with a line of text (reth at its
+/// limit of connections) and closes the socket before it has read our request resets the connection,
+/// and its line is lost with that.
+async fn read_refusal(endpoint: &Endpoint) -> Option<String> {
     let Endpoint::Ipc(path) = endpoint else { return None };
     let mut stream = UnixStream::connect(path).await.ok()?;
     let mut said = vec![0; 120];
@@ -137,7 +140,8 @@ async fn hear_refusal(endpoint: &Endpoint) -> Option<String> {
     (count > 0).then(|| String::from_utf8_lossy(&said[..count]).into_owned())
 }
 
-/// Opens the Unix socket at `path`, anew each time: nodes delete and re-create it at start.
+/// Opens the Unix socket at `path`. The path is resolved each time, because nodes delete and re-create
+/// the socket when they start.
 pub(crate) async fn open_ipc(path: &Path) -> Result<UnixStream, ConnectError> {
     UnixStream::connect(path).await.map_err(|error| explain(path, error))
 }
@@ -147,7 +151,7 @@ fn explain(path: &Path, error: io::Error) -> ConnectError {
     match error.kind() {
         io::ErrorKind::NotFound => ConnectError::Missing { endpoint },
         io::ErrorKind::PermissionDenied => ConnectError::PermissionDenied { endpoint },
-        // Linux answers "refused" both for a stale socket and for what is no socket at all.
+        // Linux reports "connection refused" for a stale socket, and also for a file that is no socket.
         _ if path.metadata().is_ok_and(|meta| !meta.file_type().is_socket()) => {
             ConnectError::NotASocket { endpoint }
         }

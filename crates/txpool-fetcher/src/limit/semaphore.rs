@@ -6,7 +6,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::sync::lock;
 
-/// A semaphore whose size changes while its permits are out.
+/// A semaphore whose size can change while permits are in use.
 #[derive(Debug)]
 pub(super) struct ResizableSemaphore {
     semaphore: Arc<Semaphore>,
@@ -16,7 +16,7 @@ pub(super) struct ResizableSemaphore {
 #[derive(Clone, Copy, Debug)]
 struct Size {
     wanted: usize,
-    /// Permits that are out and do not come back.
+    /// Permits in use that are not returned to the semaphore when they are dropped.
     owed: usize,
 }
 
@@ -32,7 +32,7 @@ impl ResizableSemaphore {
         Self { semaphore: Arc::new(Semaphore::new(count)), size }
     }
 
-    /// Waits for a place, first come, first served.
+    /// Waits for a permit, first come, first served.
     pub(super) async fn acquire(&self) -> ResizablePermit<'_> {
         let permit = Arc::clone(&self.semaphore).acquire_owned().await;
         ResizablePermit { permit: Some(permit.expect("our semaphores are never closed")), of: self }
@@ -49,7 +49,7 @@ impl ResizableSemaphore {
 
     pub(super) fn in_use(&self) -> usize {
         let size = *lock(&self.size);
-        // A permit that is just being given back may be counted on both sides.
+        // A permit that is just being given back may be counted on both sides of the subtraction.
         (size.wanted + size.owed).saturating_sub(self.semaphore.available_permits())
     }
 
@@ -85,29 +85,30 @@ mod tests {
     use futures::FutureExt;
 
     #[tokio::test]
-    async fn places_that_are_out_when_the_size_falls_do_not_come_back() {
-        let places = ResizableSemaphore::new(8);
+    async fn permits_in_use_when_the_size_falls_are_not_returned() {
+        let resizable = ResizableSemaphore::new(8);
         let mut out: Vec<_> =
-            (0..6).map(|_| places.acquire().now_or_never().expect("free")).collect();
-        places.resize(4);
+            (0..6).map(|_| resizable.acquire().now_or_never().expect("free")).collect();
+        resizable.resize(4);
         out.truncate(4);
-        assert!(places.acquire().now_or_never().is_none(), "4 of 4 are taken");
+        assert!(resizable.acquire().now_or_never().is_none(), "4 of 4 are in use");
         out.pop();
-        let place = places.acquire().now_or_never().expect("one is free again");
-        places.resize(6);
-        out.extend((0..2).map(|_| places.acquire().now_or_never().expect("two more")));
-        assert!(places.acquire().now_or_never().is_none(), "6 of 6 are taken");
-        drop((out, place));
-        assert_eq!((places.semaphore.available_permits(), places.in_use()), (6, 0));
+        let permit = resizable.acquire().now_or_never().expect("one is free again");
+        resizable.resize(6);
+        out.extend((0..2).map(|_| resizable.acquire().now_or_never().expect("two more")));
+        assert!(resizable.acquire().now_or_never().is_none(), "6 of 6 are in use");
+        drop((out, permit));
+        assert_eq!((resizable.semaphore.available_permits(), resizable.in_use()), (6, 0));
     }
 
     #[tokio::test]
-    async fn a_size_that_falls_and_rises_while_places_are_out_loses_none() {
-        let places = ResizableSemaphore::new(8);
-        let out: Vec<_> = (0..8).map(|_| places.acquire().now_or_never().expect("free")).collect();
-        places.resize(2);
-        places.resize(8);
+    async fn a_size_that_falls_and_rises_while_permits_are_in_use_loses_none() {
+        let resizable = ResizableSemaphore::new(8);
+        let out: Vec<_> =
+            (0..8).map(|_| resizable.acquire().now_or_never().expect("free")).collect();
+        resizable.resize(2);
+        resizable.resize(8);
         drop(out);
-        assert_eq!(places.semaphore.available_permits(), 8);
+        assert_eq!(resizable.semaphore.available_permits(), 8);
     }
 }

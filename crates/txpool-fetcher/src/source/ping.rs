@@ -1,4 +1,4 @@
-//! Whether a connection lives.
+//! Pings, which tell whether a connection is alive.
 
 use std::{
     sync::Arc,
@@ -8,31 +8,31 @@ use std::{
 use alloy_primitives::U64;
 use tokio::{sync::mpsc, time::sleep};
 
-use super::{Message, status::SourceShared, tell};
+use super::{Message, send, status::SourceShared};
 use crate::{
     connection::Connection,
     error::{CallError, LossReason},
     machine::{Event, Role},
 };
 
-/// Requests the block number on one connection, again and again.
+/// Pings one connection by requesting the block number at regular intervals.
 pub(super) struct Pinger {
     pub(super) every: Duration,
     pub(super) limit: Duration,
-    /// Longest time for which the node may list its pool.
+    /// How much longer the node may be silent while it lists its pool.
     pub(super) list_limit: Duration,
     pub(super) shared: Arc<SourceShared>,
     pub(super) messages: mpsc::Sender<Message>,
 }
 
 impl Pinger {
-    /// Returns when the connection was given up.
+    /// Returns when the connection is lost, or after closing it because the node was silent too long.
     pub(super) async fn run(&self, role: Role, connection: &Connection) {
-        // When the first ping was sent that had no answer yet.
+        // When the oldest ping without a response was sent.
         let mut silent_since = None;
         loop {
             sleep(self.every).await;
-            let asked = *silent_since.get_or_insert_with(Instant::now);
+            let pinged_at = *silent_since.get_or_insert_with(Instant::now);
             let listing = self.shared.is_listing();
             let answer = connection.call("eth_blockNumber", (), self.limit).await;
             if !matches!(answer, Err(CallError::Timeout(_))) {
@@ -42,14 +42,14 @@ impl Pinger {
                 Ok(answer) if role == Role::Request => {
                     if let Ok(number) = serde_json::from_str::<U64>(answer.get()) {
                         let event = Message::Event(Event::SawBlock(number.to()));
-                        tell(&self.messages, event).await;
+                        send(&self.messages, event).await;
                     }
                 }
-                // An error is an answer too.
+                // An error response is a sign of life too.
                 Ok(_) | Err(CallError::Rpc { .. }) => {}
                 Err(CallError::ConnectionLost) => return,
-                // Busy sending us something else is alive.
-                Err(CallError::Timeout(_)) if connection.last_frame() >= asked => {
+                // A node that is busy sending us something else is alive.
+                Err(CallError::Timeout(_)) if connection.last_frame() >= pinged_at => {
                     silent_since = None
                 }
                 Err(CallError::Timeout(_)) => {
@@ -59,7 +59,7 @@ impl Pinger {
                     if listing || self.shared.is_listing() {
                         limit += self.list_limit;
                     }
-                    let silent = asked.elapsed();
+                    let silent = pinged_at.elapsed();
                     if silent >= limit {
                         connection.kill(LossReason::Unresponsive(silent));
                         return;

@@ -1,4 +1,4 @@
-//! What a source shows of itself, and shares with its comparisons.
+//! The status of a source, and the state that it shares with its handle and its comparisons.
 
 use std::{
     sync::{
@@ -19,51 +19,52 @@ use crate::{
     sync::lock,
 };
 
-/// What can be read off a source at any time.
+/// The status of one source at one moment, see [`Fetcher::status`](crate::Fetcher::status).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SourceStatus {
-    /// Where it is.
+    /// The endpoint of its node.
     pub endpoint: Endpoint,
     /// What it is doing.
     pub state: SourceState,
-    /// Since when.
+    /// When it entered this state.
     pub since: SystemTime,
-    /// What the node said of itself, once it was reached.
+    /// The client version and chain id of the node, once it was reached.
     pub node: Option<NodeInfo>,
-    /// Connections lost after they worked.
+    /// How many connections were lost after they had worked.
     pub reconnects: u64,
-    /// The latest reason for a loss or a failed attempt.
+    /// Why the latest connection was lost, or the latest attempt or comparison failed.
     pub last_error: Option<String>,
-    /// The latest 32 gaps, oldest first.
+    /// The latest 32 gaps in its announcements, oldest first.
     pub gaps: Vec<Gap>,
-    /// Comparisons with the node's pool, of any reason.
+    /// How many comparisons with the node's pool were started, for any reason.
     pub audits: u64,
-    /// Hashes they brought in.
+    /// How many hashes these comparisons brought in.
     pub recovered: u64,
-    /// The latest comparison.
+    /// The result of the latest comparison.
     pub last_audit: Option<AuditReport>,
-    /// Hashes it announced.
+    /// How many hashes the node announced.
     pub announced: u64,
-    /// Hashes it announced before any other source.
+    /// How many of these no other source had announced before.
     pub first_seen: u64,
-    /// Announcements read from the socket and not yet taken in.
+    /// Announcements read from the socket that the announcement reader has not reached yet.
     pub backlog: u64,
-    /// Fetches that it is asked at once, at most: [`FetcherConfig::fetch_slots`], or less while it
-    /// is overloaded.
+    /// The limit of requests in flight at this node: [`FetcherConfig::fetch_slots`], or less while
+    /// it is overloaded.
     ///
     /// [`FetcherConfig::fetch_slots`]: crate::FetcherConfig::fetch_slots
     pub fetch_limit: usize,
-    /// The latest head it announced.
+    /// The number of the latest head that the node announced.
     pub head: Option<u64>,
 }
 
-/// What a source shares with its handle and its comparisons.
+/// The state that a source shares with its handle and its comparisons.
 #[derive(Debug)]
 pub(crate) struct SourceShared {
     pub(super) status: Mutex<SourceStatus>,
     pub(super) progress: Mutex<Option<Arc<Progress>>>,
-    /// Lists of the pool under way: the source's own comparison, and those asked for from outside.
+    /// How many listings of the node's pool are in progress: for the source's own comparison, and for
+    /// those that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested.
     listing: AtomicUsize,
     pub(crate) audits: AtomicU64,
     pub(crate) recovered: AtomicU64,
@@ -73,7 +74,7 @@ pub(crate) struct SourceShared {
     pub(crate) compared: Mutex<Option<Instant>>,
 }
 
-/// How far the intake is behind one subscription connection.
+/// How far the announcement reader is behind one subscription connection.
 #[derive(Debug)]
 pub(super) struct Progress {
     pub(super) read_times: Arc<ReadTimes>,
@@ -117,8 +118,8 @@ impl SourceShared {
         })
     }
 
-    /// Until the guard is dropped, the pings give the node time.
-    pub(crate) fn list(&self) -> impl Drop + '_ {
+    /// Until the guard is dropped, pings allow the node a longer silence.
+    pub(crate) fn start_listing(&self) -> impl Drop + '_ {
         struct Listing<'a>(&'a AtomicUsize);
         impl Drop for Listing<'_> {
             fn drop(&mut self) {

@@ -1,4 +1,4 @@
-//! Connecting, and reading what the node announces.
+//! Connecting, subscribing, and reading the hashes and heads that the node announces.
 
 use std::{
     sync::{
@@ -13,9 +13,8 @@ use alloy_pubsub::RawSubscription;
 use tokio::sync::{broadcast::error::RecvError, mpsc};
 
 use super::{
-    Message,
+    Message, send,
     status::{Progress, SourceShared},
-    tell,
 };
 use crate::{
     connection::{Connection, dial},
@@ -28,7 +27,7 @@ use crate::{
     sync::lock,
 };
 
-/// Slots of the buffer for heads: four minutes of a chain with a block a second.
+/// Slots of the buffer for heads: four minutes of a chain with one block per second.
 const HEAD_BUFFER: usize = 256;
 
 pub(super) async fn dial_request_connections<S>(
@@ -61,7 +60,7 @@ async fn dial_on_chain<S>(
     Ok(connection)
 }
 
-/// Connects, subscribes, says that it is up, and reads until the connection ends.
+/// Connects, subscribes, reports that the subscription is up, and reads until the connection ends.
 pub(super) async fn run_subscription<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     index: usize,
@@ -97,7 +96,7 @@ pub(super) async fn run_subscription<S: TransactionSink>(
     if messages.send(Message::SubscriptionUp(Arc::clone(&connection))).await.is_err() {
         return Ok(());
     }
-    // Two readers: a wait for a slot must not hold back a head.
+    // Two readers, so that a wait for a slot does not delay a head.
     tokio::join!(
         read_hashes(context, index, hashes, &progress, messages),
         read_heads(context, index, new_heads, messages, heads),
@@ -114,7 +113,7 @@ async fn read_hashes<S: TransactionSink>(
 ) {
     // The number of the next announcement on this connection.
     let mut number = 0;
-    let mut lag_told: Option<Instant> = None;
+    let mut lag_logged: Option<Instant> = None;
     loop {
         match hashes.recv().await {
             Ok(notification) => match parse_hash(notification.get()) {
@@ -125,11 +124,11 @@ async fn read_hashes<S: TransactionSink>(
                     context
                         .deferral
                         .observe_backlog(index, progress.read_times.read().saturating_sub(number));
-                    context.announced(arrival).await;
+                    context.on_announcement(arrival).await;
                     progress.taken.store(number, Relaxed);
                 }
                 None => {
-                    // Strings are stamped, whatever they say.
+                    // The backend has noted a read time for every string, whether or not it is a hash.
                     number += u64::from(notification.get().starts_with('"'));
                     progress.taken.store(number, Relaxed);
                     context.tally.metrics.malformed_notifications.increment(1);
@@ -139,12 +138,13 @@ async fn read_hashes<S: TransactionSink>(
                 number += count;
                 progress.taken.store(number, Relaxed);
                 context.tally.lagged(count);
-                // While it lasts, it overruns at every turn: one line a second says so.
-                if lag_told.is_none_or(|told| told.elapsed() >= Duration::from_secs(1)) {
+                // A buffer that has overrun overruns again at nearly every read: one log line per
+                // second is enough.
+                if lag_logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1)) {
                     tracing::warn!(count, "announcement buffer overruns");
-                    lag_told = Some(Instant::now());
+                    lag_logged = Some(Instant::now());
                 }
-                tell(messages, Message::Event(Event::Lagged)).await;
+                send(messages, Message::Event(Event::Lagged)).await;
             }
             Err(RecvError::Closed) => break,
         }
@@ -167,7 +167,7 @@ async fn read_heads<S>(
     let (events, mut relayed) = mpsc::channel(16);
     let relay = async {
         while let Some(event) = relayed.recv().await {
-            tell(messages, Message::Event(event)).await;
+            send(messages, Message::Event(event)).await;
         }
     };
     let read = async move {
@@ -176,7 +176,7 @@ async fn read_heads<S>(
                 Ok(json) => match serde_json::from_str::<Header>(json.get()) {
                     Ok(header) => {
                         let number = header.number.to();
-                        tell(messages, Message::Event(Event::Head(number))).await;
+                        send(messages, Message::Event(Event::Head(number))).await;
                         let head = Announced { source: index, header, events: events.clone() };
                         if heads.send(head).await.is_err() {
                             return;
@@ -184,7 +184,7 @@ async fn read_heads<S>(
                     }
                     Err(_) => context.tally.metrics.malformed_notifications.increment(1),
                 },
-                // The next head's parent is then unknown, and the missed ones are fetched.
+                // The parent of the next head is then unknown, and the missed blocks are fetched.
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             }
