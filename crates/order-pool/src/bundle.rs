@@ -16,7 +16,7 @@ pub struct ReplacementKey {
     pub signer: Address,
 }
 
-/// A searcher's word that no bundle of this key up to this nonce counts any more.
+/// A cancellation: no bundle of this key up to this nonce is valid any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cancellation {
     /// Which bundles.

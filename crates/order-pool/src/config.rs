@@ -106,7 +106,7 @@ pub struct PoolConfig {
     /// least 1.
     pub max_blocks_ahead: u64,
     /// How long a replacement key is remembered once no bundle of it is pooled: its nonce, and
-    /// whether it was cancelled, for good or not. Default [`DEFAULT_CANCELLATION_RETENTION`].
+    /// whether it was cancelled, and whether permanently. Default [`DEFAULT_CANCELLATION_RETENTION`].
     pub cancellation_retention: Duration,
     /// Most keys remembered without a pooled bundle. Default [`DEFAULT_MAX_CANCELLATIONS`]; at
     /// least 1. Above it the one that waited the longest is forgotten early:

@@ -121,9 +121,9 @@ pub enum InsertOutcome {
         /// The highest nonce of its key.
         current: u64,
     },
-    /// Its key was cancelled for good. Nothing changed.
-    CancelledForGood,
-    /// It is in the pool already, or was let go inside the dedupe window. Nothing changed.
+    /// Its key was cancelled permanently. Nothing changed.
+    CancelledPermanently,
+    /// It is in the pool already, or was removed and is still in the dedupe window. Nothing changed.
     Known,
     /// A recent block contains it. Nothing changed.
     Mined,
@@ -219,8 +219,8 @@ pub enum CancelOutcome {
         /// The highest nonce of its key.
         current: u64,
     },
-    /// Its key was cancelled for good before. Nothing changed.
-    CancelledForGood,
+    /// Its key was cancelled permanently before. Nothing changed.
+    CancelledPermanently,
 }
 
 /// A reader fell out of the log's window.

@@ -11,7 +11,7 @@ use std::{
 pub(crate) struct KeyState {
     /// The highest nonce of any message that counted.
     pub(crate) nonce: Option<u64>,
-    /// Cancelled for good.
+    /// Cancelled permanently.
     pub(crate) is_final: bool,
     /// Its pooled bundle, by acceptance.
     pub(crate) bundle: Option<u64>,
@@ -24,7 +24,7 @@ pub(crate) struct KeyState {
 /// Why a message does not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Superseded {
-    ForGood,
+    Permanently,
     By { nonce: u64, current: u64 },
 }
 
@@ -32,7 +32,7 @@ impl KeyState {
     /// The nonce a message gets, or why it does not count.
     pub(crate) const fn place(&self, nonce: Option<u64>) -> Result<u64, Superseded> {
         if self.is_final {
-            return Err(Superseded::ForGood);
+            return Err(Superseded::Permanently);
         }
         match (nonce, self.nonce) {
             (Some(nonce), Some(current)) if nonce <= current => {

@@ -307,14 +307,14 @@ const MAX_GARBAGE: usize = 256;
 /// Most bytes of orders that wait in garbage for upkeep.
 pub(crate) const MAX_GARBAGE_BYTES: usize = 32 << 20;
 
-/// Something the writer let go of. Dropping it frees it, unless a reader is looking at it.
+/// Something that the writer no longer uses. Dropping it frees it, unless a reader still holds it.
 #[derive(Debug)]
 pub(crate) enum Piece {
     Page(#[expect(dead_code, reason = "only to be dropped")] Arc<Page>),
     Segment(#[expect(dead_code, reason = "only to be dropped")] Arc<crate::log::Segment>),
 }
 
-/// What the writer let go of, the oldest first, to be dropped where no lock is held: freeing blobs
+/// What the writer no longer uses, the oldest first, to be dropped where no lock is held: freeing blobs
 /// takes time.
 #[derive(Debug, Default)]
 pub(crate) struct Garbage {

@@ -131,7 +131,7 @@ impl Counters {
                 self.replacing.add(1);
             }
             InsertOutcome::Cancelled => self.cancellations.add(1),
-            InsertOutcome::Superseded { .. } | InsertOutcome::CancelledForGood => {
+            InsertOutcome::Superseded { .. } | InsertOutcome::CancelledPermanently => {
                 self.superseded.add(1);
             }
             InsertOutcome::Known => self.known.add(1),
@@ -144,7 +144,7 @@ impl Counters {
     pub(crate) fn cancellation(&self, outcome: &CancelOutcome) {
         match outcome {
             CancelOutcome::Cancelled { .. } => self.cancellations.add(1),
-            CancelOutcome::Superseded { .. } | CancelOutcome::CancelledForGood => {
+            CancelOutcome::Superseded { .. } | CancelOutcome::CancelledPermanently => {
                 self.superseded.add(1);
             }
         }

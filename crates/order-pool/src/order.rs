@@ -21,7 +21,7 @@ pub const ORDER_OVERHEAD_BYTES: usize = 1_024;
 pub enum Origin {
     /// The public mempool, through the local node.
     Mempool,
-    /// A caller of the JSON-RPC intake.
+    /// A caller of the RPC server.
     Rpc,
 }
 

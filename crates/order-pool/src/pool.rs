@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Most orders that one upkeep step lets go: at about 2 us each, half a millisecond.
+/// Most orders that one upkeep step expires: at about 2 us each, half a millisecond.
 const EXPIRE_PER_STEP: usize = 256;
 
 /// Most pages that one upkeep step rewrites, at about 10 us each.
@@ -45,7 +45,7 @@ pub struct OrderPool {
 /// Ends the subscriptions when the last [`OrderPool`] goes.
 #[derive(Debug)]
 struct Handle {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
 }
 
 impl Drop for Handle {
@@ -57,7 +57,7 @@ impl Drop for Handle {
 /// What readers see. Written only under the lock of `writer`, in this order: `index` and `seen`,
 /// `heads`, `log`, `live`, then the log's head in `bell`. A reader that takes the head first and the tables after
 /// finds in them everything below that head.
-pub(crate) struct Shared {
+pub(crate) struct PoolShared {
     writer: Mutex<Writer>,
     pub(crate) bell: Bell,
     pub(crate) heads: Heads,
@@ -70,7 +70,7 @@ pub(crate) struct Shared {
     clock: Clock,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for PoolShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // Never the contents: a pool printed in a log line would be the log.
         f.debug_struct("Pool").field("head", &self.bell.head()).finish_non_exhaustive()
@@ -112,7 +112,7 @@ impl OrderPool {
         config.validate()?;
         let (log_events, log_bytes) = (config.log_events, config.log_bytes);
         let core = Core::new(config);
-        let shared = Shared {
+        let shared = PoolShared {
             bell: Bell::default(),
             heads: Heads::default(),
             log: ArcSwap::default(),
@@ -135,7 +135,7 @@ impl OrderPool {
         Ok(Self { handle: Arc::new(Handle { shared: Arc::new(shared) }) })
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<PoolShared> {
         &self.handle.shared
     }
 
@@ -160,7 +160,7 @@ impl OrderPool {
     }
 
     /// Cancels the bundles of a key up to and with `nonce`, also those still on their way; without
-    /// a nonce, for good. Only the signer's own: another one's bundles have another key.
+    /// a nonce, permanently. Only the signer's own: another one's bundles have another key.
     pub fn cancel_bundle(&self, key: ReplacementKey, nonce: Option<u64>) -> CancelOutcome {
         let shared = self.shared();
         let outcome =
@@ -212,7 +212,7 @@ impl OrderPool {
         self.shared().find(hash, |_| ()).is_some()
     }
 
-    /// Whether the order is in the pool or was let go inside the dedupe window.
+    /// Whether the order is in the pool or was removed, and is still in the dedupe window.
     pub fn was_seen(&self, hash: &B256) -> bool {
         self.shared().seen.contains(hash) || self.contains(hash)
     }
@@ -274,7 +274,7 @@ impl OrderPool {
         Subscription::new(Arc::clone(self.shared()), None)
     }
 
-    /// One bounded step of upkeep: lets go of orders that were kept long enough, rewrites pages,
+    /// One bounded step of upkeep: removes expired orders, rewrites pages,
     /// frees memory. Says whether more is due; inserts pass between steps.
     ///
     /// [`Upkeep`](crate::Upkeep) calls it from a thread of its own. Whoever calls it themselves
@@ -284,7 +284,7 @@ impl OrderPool {
     }
 }
 
-impl Shared {
+impl PoolShared {
     /// The pooled order with this hash, without a lock. What was there before the call and is not
     /// removed during it is found: see [`IndexTable`].
     fn find<T>(&self, hash: &B256, show: impl Fn(&Arc<Order>) -> T) -> Option<T> {

@@ -3,7 +3,7 @@
 use crate::{
     event::{Event, EventRef, Lagged},
     live::Item,
-    pool::Shared,
+    pool::PoolShared,
     wake::Waiter,
 };
 use chain_view::Head;
@@ -25,7 +25,7 @@ use std::{
 /// [`Self::try_next`], or by reference with [`Self::visit`], which is the fastest by far.
 #[derive(Debug)]
 pub struct Subscription {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     waiter: Arc<Waiter>,
     /// `None` for all blocks.
     block: Option<u64>,
@@ -38,7 +38,7 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    pub(crate) fn new(shared: Arc<Shared>, block: Option<u64>) -> Self {
+    pub(crate) fn new(shared: Arc<PoolShared>, block: Option<u64>) -> Self {
         let waiter = shared.bell.join();
         let (next, replay_head) = shared.heads.as_of(|| shared.bell.head());
         Self { shared, waiter, block, next, replay_from: Some(0), replay_head }
@@ -67,7 +67,7 @@ impl Subscription {
     /// more than the end of a segment, zero that there is nothing to read now.
     ///
     /// While a call of `visit` lasts, the pool's tables of that moment stay in memory, and with them
-    /// orders that were let go since. Whoever may block for long reads one by one instead, with
+    /// orders that were removed since. Whoever may block for long reads one by one instead, with
     /// [`Self::try_next`] or one of the others, and then keeps that one order alone.
     ///
     /// # Errors
@@ -219,7 +219,7 @@ impl Drop for Subscription {
 
 /// Moves a reader whose next event the log has forgotten to the oldest it holds.
 fn check(
-    shared: &Shared,
+    shared: &PoolShared,
     next: &mut u64,
     replay_from: &mut Option<u64>,
     tail: u64,

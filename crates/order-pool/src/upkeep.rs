@@ -1,4 +1,4 @@
-//! Upkeep from a thread of its own, in steps that others pass between.
+//! The thread that runs the pool's upkeep, in bounded steps with pauses between them.
 
 use crate::{config::ConfigError, pool::OrderPool};
 use load_control::Throttle;
@@ -18,7 +18,7 @@ pub const DEFAULT_UPKEEP_INTERVAL: Duration = Duration::from_millis(250);
 /// fifth of the interval within one round.
 pub const DEFAULT_UPKEEP_JITTER_PERCENT: u8 = 20;
 
-/// Least pause between two steps while the host says that the load is high: steps of 256 orders then
+/// The least pause between two steps while the load is high: steps of 256 orders then
 /// take at most 25,600 a second, well above what expires at 2,000 transactions/s.
 pub const PRESSED_PAUSE: Duration = Duration::from_millis(10);
 
@@ -28,10 +28,11 @@ pub const PRESSED_PAUSE: Duration = Duration::from_millis(10);
 pub struct UpkeepConfig {
     /// Between two rounds, while nothing is due. Default [`DEFAULT_UPKEEP_INTERVAL`]; above zero.
     pub interval: Duration,
-    /// Between two steps of a round. Default zero: inserts pass between steps anyway. A longer one
-    /// leaves them more room; orders then stay a little longer, and the caps hold as ever.
+    /// Between two steps of a round. Default zero: inserts run between steps in any case. A longer
+    /// pause leaves them more time; expired orders then stay a little longer, and the caps hold as
+    /// before.
     pub pause: Duration,
-    /// By how much each interval and pause is lengthened at random, at most, in percent. Default
+    /// How much each interval and pause is lengthened at random, at most, in percent. Default
     /// [`DEFAULT_UPKEEP_JITTER_PERCENT`]; at most 100.
     pub jitter_percent: u8,
 }
@@ -104,8 +105,8 @@ impl Upkeep {
         Self::start_yielding(pool, config, || false)
     }
 
-    /// As [`Self::start`], and while `pressed` says that the load is high it pauses for at least
-    /// [`PRESSED_PAUSE`] between two steps. It is asked before each step, and must not block.
+    /// As [`Self::start`], and while `pressed` returns true (the load is high) it pauses for at least
+    /// [`PRESSED_PAUSE`] between two steps. `pressed` is called after each step, and must not block.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -137,7 +138,8 @@ impl Upkeep {
         Ok(Self { stop, thread })
     }
 
-    /// Ends it and waits for its thread, at most for a step: says whether it ended in time.
+    /// Ends the upkeep and waits for its thread, at most for `timeout`; a step takes under a
+    /// millisecond. Returns whether the thread has ended.
     pub fn stop(self, timeout: Duration) -> bool {
         let Self { stop, thread } = self;
         drop(stop);

@@ -58,7 +58,7 @@ enum Message {
     Final,
     /// An empty bundle with this nonce.
     Empty(u64),
-    /// Another signer's cancellation for good of the same uuid.
+    /// Another signer's cancellation permanently of the same uuid.
     OtherFinal,
     /// Another signer's bundle of the same uuid.
     OtherBundle(u64),
@@ -89,7 +89,7 @@ fn send(pool: &OrderPool, clock: &Clock, step: usize, message: Message) -> &'sta
                 CancelOutcome::Cancelled { removed: Some(_) } => "cancelled",
                 CancelOutcome::Cancelled { removed: None } => "tombstone",
                 CancelOutcome::Superseded { .. } => "superseded",
-                CancelOutcome::CancelledForGood => "for good",
+                CancelOutcome::CancelledPermanently => "permanently",
                 _ => "?",
             };
         }
@@ -104,7 +104,7 @@ fn send(pool: &OrderPool, clock: &Clock, step: usize, message: Message) -> &'sta
         InsertOutcome::Replaced { .. } => "replaced",
         InsertOutcome::Cancelled => "cancelled",
         InsertOutcome::Superseded { .. } => "superseded",
-        InsertOutcome::CancelledForGood => "for good",
+        InsertOutcome::CancelledPermanently => "permanently",
         InsertOutcome::Known => "known",
         _ => "?",
     }
@@ -153,11 +153,11 @@ fn every_row_of_the_table_of_replacement_and_cancellation_holds() {
         (&[E(2), B(3)], &["cancelled", "added"], Some(1), "x+"),
         // Without a nonce a cancellation is final.
         (&[B(1), Final], &["added", "cancelled"], None, "+-x"),
-        (&[B(1), Final, B(9)], &["added", "cancelled", "for good"], None, "+-x"),
-        (&[Final, B(9)], &["tombstone", "for good"], None, "x"),
-        (&[Final, Next], &["tombstone", "for good"], None, "x"),
-        (&[Final, C(9)], &["tombstone", "for good"], None, "x"),
-        (&[Final, Final], &["tombstone", "for good"], None, "x"),
+        (&[B(1), Final, B(9)], &["added", "cancelled", "permanently"], None, "+-x"),
+        (&[Final, B(9)], &["tombstone", "permanently"], None, "x"),
+        (&[Final, Next], &["tombstone", "permanently"], None, "x"),
+        (&[Final, C(9)], &["tombstone", "permanently"], None, "x"),
+        (&[Final, Final], &["tombstone", "permanently"], None, "x"),
         (&[C(3), Final], &["tombstone", "tombstone"], None, "xx"),
         // Other signers have keys of their own.
         (&[B(1), OtherFinal], &["added", "tombstone"], Some(0), "+x"),
@@ -285,7 +285,7 @@ fn cancellations_have_a_bound_and_the_longest_waiting_goes_first() {
         pool.cancel_bundle(nth_key(n), None);
     }
     assert_eq!((pool.stats().keys, pool.stats().keys_forgotten), (8, 92));
-    assert_eq!(pool.cancel_bundle(nth_key(99), None), CancelOutcome::CancelledForGood);
+    assert_eq!(pool.cancel_bundle(nth_key(99), None), CancelOutcome::CancelledPermanently);
     assert_eq!(journal(&mut pool.subscribe(1)).len(), 8);
 }
 

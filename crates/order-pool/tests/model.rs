@@ -254,7 +254,7 @@ impl Model {
     fn place(&self, key: usize, nonce: Option<u64>) -> Result<u64, &'static str> {
         let state = self.keys.get(&key).cloned().unwrap_or_default();
         match (nonce, state.nonce) {
-            _ if state.is_final => Err("for good"),
+            _ if state.is_final => Err("permanently"),
             (Some(nonce), Some(current)) if nonce <= current => Err("superseded"),
             (Some(nonce), _) => Ok(nonce),
             (None, current) => Ok(current.map_or(0, |current| current + 1)),
@@ -275,7 +275,7 @@ impl Model {
     fn cancel(&mut self, key: usize, nonce: Option<u64>) -> &'static str {
         match nonce.map(|nonce| self.place(key, Some(nonce))) {
             Some(Err(why)) => return why,
-            None if self.keys.get(&key).is_some_and(|state| state.is_final) => return "for good",
+            None if self.keys.get(&key).is_some_and(|state| state.is_final) => return "permanently",
             _ => {}
         }
         if let Some(id) = self.of_key(key) {
@@ -519,7 +519,7 @@ fn outcome(outcome: InsertOutcome) -> &'static str {
         InsertOutcome::Replaced { .. } => "replaced",
         InsertOutcome::Cancelled => "cancelled",
         InsertOutcome::Superseded { .. } => "superseded",
-        InsertOutcome::CancelledForGood => "for good",
+        InsertOutcome::CancelledPermanently => "permanently",
         InsertOutcome::Known => "known",
         InsertOutcome::Mined => "mined",
         InsertOutcome::StaleNonce { .. } => "stale",
@@ -598,7 +598,7 @@ impl Run {
                 let actual = match self.pool.cancel_bundle(key(usize::from(n)), nonce) {
                     CancelOutcome::Cancelled { .. } => "cancelled",
                     CancelOutcome::Superseded { .. } => "superseded",
-                    CancelOutcome::CancelledForGood => "for good",
+                    CancelOutcome::CancelledPermanently => "permanently",
                     _ => "?",
                 };
                 assert_eq!(actual, expected);
@@ -750,7 +750,7 @@ impl Run {
         let stats = pool.stats();
         let txs = model.pooled.iter().filter(|order| order.tx.is_some()).count();
         assert_eq!((stats.txs, stats.keys), (txs as u64, model.keys.len() as u64));
-        // The counters add up: what came in and was not let go is there.
+        // The counters add up: what came in and was not removed is there.
         let gone = stats.mined + stats.stale + stats.expired + stats.evicted;
         let gone = gone + stats.block_passed + stats.replaced + stats.cancelled;
         assert!(stats.inserted + stats.put_back - gone == pool.len() as u64);

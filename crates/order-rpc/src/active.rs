@@ -1,9 +1,9 @@
-//! Requests that are being answered, and the wait for the last of them.
+//! Counts the requests being answered, and waits for the last of them at shutdown.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// Counts what is in progress. Once closed, nothing begins any more.
+/// Counts the requests being answered. Once closed, no request begins.
 #[derive(Debug, Default)]
 pub(crate) struct ActiveRequests {
     state: Mutex<State>,
@@ -16,7 +16,7 @@ struct State {
     closed: bool,
 }
 
-/// Something in progress, until dropped.
+/// A request being answered, until dropped.
 #[derive(Debug)]
 pub(crate) struct ActiveRequest(Arc<ActiveRequests>);
 
@@ -43,7 +43,7 @@ impl ActiveRequests {
         self.lock().active
     }
 
-    /// Returns when it is closed and nothing is in progress. For one task.
+    /// Returns when it is closed and no request is being answered. For one task.
     pub(crate) async fn drained(&self) {
         loop {
             {

@@ -1,4 +1,4 @@
-//! The tower layer in front of jsonrpsee: who comes in, and how each no is told.
+//! The tower layer in front of jsonrpsee: admits requests, and answers what it refuses.
 
 use crate::{
     active::ActiveRequest,
@@ -25,11 +25,11 @@ use std::{
 };
 use tower::{Layer, Service, ServiceExt};
 
-/// Bytes of a refused body that are let run off.
+/// Lingering close: how many bytes of a refused body are read and discarded.
 const LINGER_BYTES: usize = 1 << 20;
-/// How long that may take.
+/// Lingering close: for how long at most.
 const LINGER_TIMEOUT: Duration = Duration::from_millis(250);
-/// Refused bodies that are let run off at once.
+/// How many refused bodies are read and discarded at the same time.
 pub(crate) const MAX_LINGERING: usize = 64;
 
 /// Puts an [`Admission`] in front of a JSON-RPC service, for one connection.
@@ -49,12 +49,13 @@ impl<S> Layer<S> for AdmissionLayer {
     }
 }
 
-/// Refuses before the body is read, reads it within bounds, verifies its signature, and hands it on.
+/// Refuses before the body is read, reads the body within its limits, verifies its signature, and
+/// passes it on.
 #[derive(Clone, Debug)]
 pub(crate) struct Admission<S> {
     pub(crate) context: Arc<RpcContext>,
     pub(crate) connections: ws::Connections,
-    /// Goes with a WebSocket, which so keeps its place among the connections.
+    /// Kept by a WebSocket's task too, so that the connection counts until the WebSocket ends.
     _connection: Arc<OpenConnection>,
     rpc: S,
 }
@@ -97,7 +98,7 @@ where
     type Future = BoxFuture<'static, Result<Response<HttpBody>, Infallible>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        // Always: whoever cannot be served is to hear so.
+        // Always ready: a request beyond the limits gets an error response, it does not wait.
         Poll::Ready(Ok(()))
     }
 
@@ -135,7 +136,7 @@ impl<S: Rpc> Admission<S> {
         }
     }
 
-    /// 503 while a source is not live, the gate sheds, or the intake shuts down.
+    /// 503 while a source is not live, the gate sheds load, or the RPC server shuts down.
     fn readiness(&self) -> Response<HttpBody> {
         let host = &self.context.host;
         let sources_live = (host.readiness)();
@@ -160,7 +161,7 @@ impl<S: Rpc> Admission<S> {
         B::Error: std::fmt::Display,
     {
         let (parts, body) = request.into_parts();
-        // Everything that needs no body comes before the body.
+        // All checks that need no body come before the body is read.
         let ((_active, permit), claim) = match self.enter_by(&parts.headers) {
             Ok(entered) => entered,
             Err(error) => {
@@ -181,9 +182,9 @@ impl<S: Rpc> Admission<S> {
         Ok((entered, self.claim(headers)?))
     }
 
-    /// Lets a refused body run off while its refusal is on the way: a connection that closes with
-    /// bytes unread is reset, and the refusal lost with it. For a moment, for some callers, and
-    /// nothing is kept.
+    /// Lingering close: reads and discards the body of a refused request while its response is sent.
+    /// A connection that is closed with unread bytes is reset, and the response may be lost. Limited
+    /// in time, in bytes and in how many bodies at once; nothing is kept.
     fn linger<B>(&self, body: B)
     where
         B: hyper::body::Body<Data = Bytes> + Send + 'static,
@@ -191,8 +192,8 @@ impl<S: Rpc> Admission<S> {
         if body.is_end_stream() {
             return;
         }
-        let Ok(place) = Arc::clone(&self.context.lingering).try_acquire_owned() else { return };
-        let running_off = async move {
+        let Ok(permit) = Arc::clone(&self.context.lingering).try_acquire_owned() else { return };
+        let discard = async move {
             let mut body = std::pin::pin!(body);
             let mut left = LINGER_BYTES;
             while let Some(Ok(frame)) = body.frame().await {
@@ -202,13 +203,13 @@ impl<S: Rpc> Admission<S> {
             }
         };
         self.connections.tasks.spawn(async move {
-            // Either it ran off or it did not.
-            let _ = tokio::time::timeout(LINGER_TIMEOUT, running_off).await;
-            drop(place);
+            // After the timeout the connection is closed with bytes unread.
+            let _ = tokio::time::timeout(LINGER_TIMEOUT, discard).await;
+            drop(permit);
         });
     }
 
-    /// Lets a request in, or not.
+    /// Admits a request, or refuses it.
     pub(crate) fn enter(&self) -> Result<(ActiveRequest, InFlightPermit), ErrorResponse> {
         let (context, now) = (&self.context, Instant::now());
         let gate = &context.host.gate;
@@ -219,7 +220,7 @@ impl<S: Rpc> Admission<S> {
         Ok((active, permit))
     }
 
-    /// Serves a body that was read.
+    /// Serves a request whose body was read.
     pub(crate) async fn serve(
         &self,
         body: Bytes,
@@ -237,7 +238,7 @@ impl<S: Rpc> Admission<S> {
         let signer = match claim {
             None => None,
             Some(claim) => {
-                // Before the work: who has spent its quota shall not cost us a signature more.
+                // Before the work: no signature is recovered for a signer without quota.
                 context.check_quota(claim.address, elements)?;
                 let signed = body.clone();
                 let verify = move |_: &RpcContext| claim.verify(&signed).map_err(signature_error);
@@ -258,7 +259,7 @@ impl<S: Rpc> Admission<S> {
             tracing::error!(%error, "the JSON-RPC service failed");
             ErrorResponse::internal()
         })?;
-        // In a batch each element has its own answer, and the whole is neither refused nor not.
+        // In a batch each element has its own response, and the status is that of none of them.
         if let (Shape::Single, Some(error)) = (shape, caller.error_response.get()) {
             error.mark(&mut response);
         }
@@ -278,7 +279,7 @@ impl<S: Rpc> Admission<S> {
             (Some(value), None) => {
                 value.to_str().map_err(|_| SignatureError::Malformed).and_then(Claim::parse)
             }
-            // Two: which of them would be the caller?
+            // With two signatures the caller is ambiguous.
             (Some(_), Some(_)) => Err(SignatureError::Malformed),
         };
         claim.map(Some).map_err(signature_error)
@@ -318,7 +319,7 @@ fn text(status: StatusCode, body: Value) -> Response<HttpBody> {
     response
 }
 
-/// A response's body as text: ours are short and in memory.
+/// A response's body as text. All of them are short and in memory.
 pub(crate) async fn into_text(response: Response<HttpBody>) -> String {
     let body = response.into_body().collect().await.map(|body| body.to_bytes());
     // A body in memory does not fail, and jsonrpsee writes UTF-8.

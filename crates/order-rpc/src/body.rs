@@ -36,7 +36,7 @@ impl Buffered {
     }
 }
 
-/// A request's part of them, given back when dropped.
+/// A request's share of them, released when dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     of: Arc<Buffered>,
@@ -68,12 +68,12 @@ impl Drop for Share {
 
 /// Reads a whole body.
 ///
-/// Whoever sends slowly holds a place among the requests in flight, so only some may: a body that is
-/// not there after a moment needs one of the places for slow ones. An attacker who takes all of
-/// those keeps out other slow callers, and nobody else.
+/// A slow request stays in flight for long, so the number of slow bodies is limited: one that is not
+/// complete after `slow_body_after` needs one of `max_slow_bodies` permits. An attacker who holds all
+/// of these keeps out other slow callers, and no others.
 ///
 /// # Cancel safety
-/// What was read is lost, and its share given back.
+/// What was read is lost, and its share is released.
 pub(crate) async fn read<B>(body: B, context: &RpcContext) -> Result<(Bytes, Share), ErrorResponse>
 where
     B: Body<Data = Bytes> + Send,
@@ -90,7 +90,7 @@ where
     if let Either::Left(read) = quick {
         return read;
     }
-    let Ok(_place) = context.slow_bodies.try_acquire() else {
+    let Ok(_permit) = context.slow_bodies.try_acquire() else {
         return Err(context.retry_later(Reason::SlowBodies, "too many requests come in slowly"));
     };
     timeout(rest, reading).await.unwrap_or_else(|_| {
@@ -146,7 +146,7 @@ pub(crate) enum Shape {
     Batch(usize),
 }
 
-/// Looks at a body before anything is built from it.
+/// Checks a body before anything is built from it.
 pub(crate) fn shape(
     body: &[u8],
     max_depth: usize,
@@ -160,7 +160,7 @@ pub(crate) fn shape(
         return Err(invalid(Reason::TooDeep, message));
     }
     let no_json = |_| {
-        let message = "the body is no JSON object or array".to_owned();
+        let message = "the body is not a JSON object or array".to_owned();
         ErrorResponse::request(StatusCode::BAD_REQUEST, PARSE, Reason::NotJson, message)
     };
     match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
@@ -184,7 +184,7 @@ pub(crate) fn shape(
     }
 }
 
-/// Counts brackets outside of strings; what it says of something that is no JSON does not matter.
+/// Counts brackets outside of strings; for text that is not JSON the result does not matter.
 fn depth_exceeds(body: &[u8], max: usize) -> bool {
     let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
     for byte in body {

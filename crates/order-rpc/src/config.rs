@@ -44,7 +44,7 @@ pub const DEFAULT_MAX_SIGNERS: usize = 65_536;
 /// Requests per second of one signer: a searcher with 50 opportunities that it bids on ten times a
 /// second.
 pub const DEFAULT_QUOTA_PER_SECOND: u32 = 500;
-/// Requests of one signer at once, after a rest: two seconds' worth.
+/// Requests of one signer at once, after a pause: those of two seconds.
 pub const DEFAULT_QUOTA_BURST: u32 = 1_000;
 
 /// Whether requests must be signed by `X-Flashbots-Signature`.
@@ -55,7 +55,7 @@ pub enum SignatureMode {
     /// A signature is verified if there is one. Without one a bundle cannot have a replacement uuid.
     #[default]
     Optional,
-    /// The header is not looked at; nobody has a replacement uuid.
+    /// The header is ignored, and no bundle may have a replacement uuid.
     Off,
 }
 
@@ -78,7 +78,7 @@ macro_rules! setters {
 pub struct Quota {
     /// In the long run: at least 1, default [`DEFAULT_QUOTA_PER_SECOND`].
     pub per_second: u32,
-    /// At once, after a rest: at least 1, default [`DEFAULT_QUOTA_BURST`].
+    /// At once, after a pause: at least 1, default [`DEFAULT_QUOTA_BURST`].
     pub burst: u32,
 }
 
@@ -102,7 +102,7 @@ pub struct OrderRpcConfig {
     /// The chain that transactions must be for.
     pub chain_id: u64,
     /// Threads of the RPC server's own runtime, which read and answer: default half of the cores, at
-    /// least 1. CPU-heavy work runs on as many more as the gate has slots.
+    /// least 1. CPU-heavy work runs on as many more as the gate has work permits.
     pub threads: usize,
     /// Default [`SignatureMode::Optional`].
     pub signatures: SignatureMode,
@@ -143,12 +143,12 @@ pub struct OrderRpcConfig {
     pub ping_interval: Duration,
     /// Default [`DEFAULT_SEND_TIMEOUT`].
     pub send_timeout: Duration,
-    /// What waits while the load is high: raw transactions. Those who wait have at most half of the
-    /// gate's requests in flight, whatever the capacity: the other half is for bundles and
-    /// cancellations, which do not wait. Each element of a batch that waits counts as the whole
+    /// The queue of raw transactions that are deferred while the load is high. They use at most half
+    /// of the gate's requests in flight, whatever the capacity: the other half is left to bundles and
+    /// cancellations, which are not deferred. Each deferred element of a batch counts as the whole
     /// batch. Beyond either bound 503, `deferred_full`, counted by
-    /// `order_rpc_refused_total{reason="deferred_full"}`. With a gate without limit only the capacity
-    /// counts.
+    /// `order_rpc_refused_total{reason="deferred_full"}`. With an unlimited gate only the capacity
+    /// is a bound.
     pub deferral: load_control::DeferralConfig,
 }
 
@@ -272,13 +272,13 @@ pub enum ConfigError {
         /// The most it may be.
         max: usize,
     },
-    /// Everything would time out at once.
-    #[error("{field} is 0, must be above")]
+    /// A timeout of zero.
+    #[error("{field} is 0, must be above 0")]
     ZeroTime {
         /// The setting.
         field: &'static str,
     },
-    /// What load control refuses.
+    /// The configuration of the deferral is invalid.
     #[error(transparent)]
     LoadControl(#[from] load_control::ConfigError),
 }

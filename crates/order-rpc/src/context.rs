@@ -1,4 +1,4 @@
-//! What all requests share.
+//! What all requests share: configuration, gate, quotas, deferral, counters.
 
 use crate::{
     active::ActiveRequests,
@@ -19,15 +19,15 @@ use std::{
 };
 use tokio::sync::Semaphore;
 
-/// What the host gives an intake.
+/// What the host gives to the RPC server.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Host {
     /// Where accepted orders go.
     pub pool: OrderPool,
-    /// Who may come in.
+    /// The admission gate.
     pub gate: Gate,
-    /// While it says that the load is not normal, raw transactions wait. `None`: they never do.
+    /// While it reports a high load, raw transactions are deferred. `None`: they never are.
     pub monitor: Option<LoadMonitor>,
     /// Whether every source is live: asked by `/readyz`, on a thread of the RPC server, so it must not
     /// block.
@@ -75,12 +75,13 @@ pub(crate) struct RpcContext {
     quotas: Option<Mutex<Quotas>>,
 }
 
-/// Who sent a request, and where its answer leaves word of a refusal for the HTTP status. Travels
-/// with the request through jsonrpsee.
+/// Who sent a request, and the error response that sets its HTTP status. It travels through jsonrpsee
+/// as an extension of the request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Caller {
     pub(crate) signer: Option<Address>,
-    /// As how many requests in flight the caller's counts: in a batch each element has that of all.
+    /// How many requests in flight the request counts as. Each element of a batch has the weight of
+    /// the whole batch.
     pub(crate) weight: usize,
     pub(crate) error_response: Arc<OnceLock<ErrorResponse>>,
 }
@@ -104,28 +105,28 @@ impl RpcContext {
         })
     }
 
-    /// Come back later, for a reason that is not the gate's.
+    /// An error response with a retry-after time, for a reason that is not the gate's.
     pub(crate) fn retry_later(&self, reason: Reason, message: &str) -> ErrorResponse {
         ErrorResponse::retry_later(reason, self.host.gate.retry_after(), message.to_owned())
     }
 
-    /// Looks at a quota without spending.
+    /// Checks a quota without spending from it.
     pub(crate) fn check_quota(&self, claimed: Address, count: usize) -> Result<(), ErrorResponse> {
         self.with_quotas(|quotas| quotas.check(claimed, count, Instant::now()))
     }
 
-    /// Spends of the quota of a signer whose signature was verified.
+    /// Spends from the quota of a signer whose signature was verified.
     pub(crate) fn take_quota(&self, signer: Address, count: usize) -> Result<(), ErrorResponse> {
         self.with_quotas(|quotas| quotas.take(signer, count, Instant::now()))
     }
 
     fn with_quotas(
         &self,
-        ask: impl FnOnce(&mut Quotas) -> Result<(), std::time::Duration>,
+        spend: impl FnOnce(&mut Quotas) -> Result<(), std::time::Duration>,
     ) -> Result<(), ErrorResponse> {
         let Some(quotas) = &self.quotas else { return Ok(()) };
-        let asked = ask(&mut quotas.lock().unwrap_or_else(PoisonError::into_inner));
-        asked.map_err(|wait| {
+        let spent = spend(&mut quotas.lock().unwrap_or_else(PoisonError::into_inner));
+        spent.map_err(|wait| {
             ErrorResponse::retry_later(
                 Reason::Quota,
                 wait,
@@ -134,30 +135,31 @@ impl RpcContext {
         })
     }
 
-    /// Takes a slot, or is refused, and runs CPU-heavy work on a thread for it.
+    /// Runs CPU-heavy work on a thread for such work, with the given work permit or one that it
+    /// acquires.
     ///
     /// # Cancel safety
-    /// Dropped, the work still runs to its end and holds its slot until then.
+    /// Dropped, the work still runs to its end and holds its permit until then.
     pub(crate) async fn work<T: Send + 'static>(
         self: &Arc<Self>,
-        slot: Option<WorkPermit>,
+        permit: Option<WorkPermit>,
         work: impl FnOnce(&Self) -> Result<T, ErrorResponse> + Send + 'static,
     ) -> Result<T, ErrorResponse> {
-        let slot = match slot {
-            Some(slot) => slot,
+        let permit = match permit {
+            Some(permit) => permit,
             None => {
-                let asked = self.host.gate.acquire_external(Instant::now()).await;
-                asked.map_err(|refusal| ErrorResponse::refusal(&refusal))?
+                let acquired = self.host.gate.acquire_external(Instant::now()).await;
+                acquired.map_err(|refusal| ErrorResponse::refusal(&refusal))?
             }
         };
         let context = Arc::clone(self);
         let worked = tokio::task::spawn_blocking(move || {
-            let _slot = slot;
+            let _permit = permit;
             work(&context)
         });
         worked.await.unwrap_or_else(|error| {
-            // A panic of ours, or the runtime is going: the caller hears that it is not them.
-            tracing::error!(%error, "work on a request did not end");
+            // The work panicked, or the runtime shuts down: an internal error for the caller.
+            tracing::error!(%error, "work on a request did not finish");
             Err(ErrorResponse::internal())
         })
     }

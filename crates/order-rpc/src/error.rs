@@ -1,14 +1,14 @@
-//! Why an intake does not start, or did not end as it should.
+//! Why the RPC server does not start, or did not end as it should.
 
 use crate::config::ConfigError;
 use std::{io, net::SocketAddr, time::Duration};
 use thiserror::Error;
 
-/// Why an intake does not start.
+/// Why the RPC server does not start.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The configuration.
+    /// The configuration is invalid.
     #[error("configuration: {0}")]
     Config(#[from] ConfigError),
     /// The address cannot be listened on.
@@ -19,21 +19,21 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
-    /// No thread or runtime.
+    /// The runtime or a thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
 }
 
-/// A shutdown that had to cut something off.
+/// A shutdown that did not answer every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ShutdownError {
-    /// Not everything was answered in time. What the pool had accepted is in it all the same.
+    /// Not every request was answered in time. An order that the pool had accepted is in it.
     #[error("{requests} requests were not answered within {deadline:?}")]
     Deadline {
-        /// How many were cut off.
+        /// How many were not answered.
         requests: usize,
-        /// What they had.
+        /// The deadline.
         deadline: Duration,
     },
     /// A thread of the RPC server panicked.

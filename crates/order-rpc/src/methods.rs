@@ -64,7 +64,7 @@ fn answer<T>(
     done.map_err(|error| {
         context.metrics.count(error.reason);
         let object = error.error_object();
-        // In a batch the first stays; it is not used there.
+        // In a batch the first one is kept; the status of a batch does not use it.
         let _ = caller.error_response.set(error);
         object
     })
@@ -75,9 +75,9 @@ async fn send_raw_transaction(
     params: Params<'static>,
     weight: usize,
 ) -> Result<B256, ErrorResponse> {
-    let slot = context.deferral.acquire(&context.host.gate, weight).await;
-    let slot = slot.map_err(|refusal| ErrorResponse::refusal(&refusal))?;
-    let sent = context.work(slot, move |context| {
+    let permit = context.deferral.acquire(&context.host.gate, weight).await;
+    let permit = permit.map_err(|refusal| ErrorResponse::refusal(&refusal))?;
+    let sent = context.work(permit, move |context| {
         let [raw]: [Bytes; 1] = params.parse().map_err(|error: ErrorObjectOwned| {
             let message = format!("params must be one string of hex: {}", details(&error));
             ErrorResponse::field(Reason::Params, "params[0]", message)
@@ -124,7 +124,7 @@ async fn send_bundle(
     Ok(sent)
 }
 
-/// Never deferred and, short as it is, without a slot: a cancellation must not wait for work.
+/// Never deferred, and without a work permit because it is short: a cancellation must not wait.
 async fn cancel_bundle(
     context: &Arc<RpcContext>,
     params: Params<'static>,
@@ -138,8 +138,8 @@ async fn cancel_bundle(
     };
     let key = ReplacementKey { uuid: cancel.replacement_uuid, signer };
     match context.host.pool.cancel_bundle(key, cancel.replacement_nonce) {
-        // For good before: it is what the caller wants.
-        CancelOutcome::Cancelled { .. } | CancelOutcome::CancelledForGood => {
+        // Cancelled permanently before: that is what the caller wants.
+        CancelOutcome::Cancelled { .. } | CancelOutcome::CancelledPermanently => {
             context.metrics.cancellations.increment(1);
             Ok(true)
         }
@@ -153,7 +153,7 @@ fn superseded(nonce: u64, current: u64) -> ErrorResponse {
     ErrorResponse::rejected(Reason::Superseded, message)
 }
 
-/// Success is only answered for what is in the pool.
+/// A success response is only sent for an order that is in the pool.
 fn check_outcome(outcome: InsertOutcome, field: &str) -> Result<(), ErrorResponse> {
     match outcome {
         InsertOutcome::Added
@@ -161,8 +161,8 @@ fn check_outcome(outcome: InsertOutcome, field: &str) -> Result<(), ErrorRespons
         | InsertOutcome::Cancelled
         | InsertOutcome::Known => Ok(()),
         InsertOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
-        InsertOutcome::CancelledForGood => {
-            let message = "replacementUuid was cancelled for good".to_owned();
+        InsertOutcome::CancelledPermanently => {
+            let message = "replacementUuid was cancelled permanently".to_owned();
             Err(ErrorResponse::rejected(Reason::Superseded, message))
         }
         InsertOutcome::Mined => Err(ErrorResponse::rejected(
@@ -185,7 +185,7 @@ fn check_outcome(outcome: InsertOutcome, field: &str) -> Result<(), ErrorRespons
             }
             _ => ErrorResponse::rejected(Reason::PoolFull, reason.to_string()),
         }),
-        // An outcome this crate does not know is none it can promise anything about.
+        // This crate cannot promise anything about an outcome that it does not know.
         _ => Err(ErrorResponse::internal()),
     }
 }

@@ -1,4 +1,4 @@
-//! The intake's counters. Handles are made once.
+//! The RPC server's counters. Handles are made once.
 
 use metrics::{Counter, Gauge, counter, gauge};
 
@@ -59,7 +59,7 @@ impl Metrics {
     }
 }
 
-/// Something that a gauge counts until it is dropped, however that comes about.
+/// Something that a gauge counts until it is dropped, also by a panic.
 pub(crate) struct OpenCount(Gauge);
 
 impl std::fmt::Debug for OpenCount {

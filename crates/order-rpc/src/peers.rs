@@ -1,4 +1,4 @@
-//! How many connections are open, in all and of each address.
+//! Counts the open connections, in all and of each address.
 
 use crate::metrics::OpenCount;
 use alloy_primitives::map::HashMap;
@@ -22,14 +22,14 @@ struct Open {
     of: HashMap<IpAddr, usize>,
 }
 
-/// Why a connection has no place.
+/// Which limit of connections is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TooMany {
     Connections,
     OfPeer,
 }
 
-/// A connection's place, given back when dropped.
+/// Counts a connection as open until it is dropped.
 #[derive(Debug)]
 pub(crate) struct PeerPermit {
     peers: Arc<Peers>,
@@ -70,17 +70,17 @@ impl Drop for PeerPermit {
     }
 }
 
-/// A connection as it is counted, until the last of those who serve it is gone: a WebSocket goes on
-/// when the HTTP connection that it was has ended.
+/// Counts a connection until the last task that serves it has ended: a WebSocket's task goes on after
+/// the HTTP connection that it was upgraded from has ended.
 #[derive(Debug)]
 pub(crate) struct OpenConnection {
     _count: OpenCount,
-    _place: PeerPermit,
+    _permit: PeerPermit,
 }
 
 impl OpenConnection {
-    pub(crate) fn new(place: PeerPermit, gauge: &Gauge) -> Self {
-        Self { _count: OpenCount::new(gauge), _place: place }
+    pub(crate) fn new(permit: PeerPermit, gauge: &Gauge) -> Self {
+        Self { _count: OpenCount::new(gauge), _permit: permit }
     }
 }
 
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_counted_by_address_and_in_all_and_come_back() {
+    fn connections_are_counted_by_address_and_in_all_until_they_end() {
         let peers = Arc::new(Peers::new(3, 2));
         let (one, other) = (IpAddr::from([1; 4]), IpAddr::from([2; 4]));
         let first = peers.enter(one).unwrap();

@@ -1,4 +1,4 @@
-//! What a caller is told when the answer is no. One shape for all of it.
+//! Error responses: one shape for all of them, over HTTP and WebSocket.
 
 use http::{HeaderValue, Response, StatusCode, header};
 use jsonrpsee::{server::HttpBody, types::ErrorObjectOwned};
@@ -10,14 +10,14 @@ pub(crate) const PARSE: i32 = -32700;
 pub(crate) const INVALID_REQUEST: i32 = -32600;
 pub(crate) const INVALID_PARAMS: i32 = -32602;
 pub(crate) const INTERNAL: i32 = -32603;
-/// Not accepted, though well formed.
+/// Well formed and not accepted.
 pub(crate) const REJECTED: i32 = -32000;
-/// Come back later: the gate, a quota, a cap.
+/// Retry later: the gate, a quota, a limit.
 pub(crate) const LIMIT: i32 = -32005;
 
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+ $name:ident = $text:literal, $kind:ident;)*) => {
-        /// Why something was not accepted: the `reason` in an error's `data`, and in the metrics.
+        /// Why a request was not accepted: the `reason` in an error's `data`, and in the metrics.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Reason { $($(#[doc = $doc])+ $name,)* }
@@ -26,7 +26,7 @@ macro_rules! reasons {
             /// All of them.
             pub const ALL: [Self; [$($text),*].len()] = [$(Self::$name),*];
 
-            /// As on the wire.
+            /// Its text in a response and in the metrics.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
@@ -38,7 +38,7 @@ macro_rules! reasons {
     };
 }
 
-/// Whether it is the caller who should change something, or come back.
+/// Whether the request is at fault, or should be sent again later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Failed,
@@ -46,30 +46,30 @@ pub(crate) enum Kind {
 }
 
 reasons! {
-    /// As many requests are in flight as may be.
+    /// The limit of requests in flight is reached.
     TooManyRequests = "too_many_requests", Refused;
-    /// No slot for CPU-heavy work.
+    /// No work permit is free.
     NoPermit = "no_permit", Refused;
-    /// The load is high and no more may wait: see
+    /// The load is high and no more requests may be deferred: see
     /// [`OrderRpcConfig::deferral`](crate::OrderRpcConfig::deferral).
     DeferredFull = "deferred_full", Refused;
-    /// The intake shuts down.
+    /// The RPC server shuts down.
     ShuttingDown = "shutting_down", Refused;
-    /// The signer's own quota.
+    /// The signer's own quota is spent.
     Quota = "quota", Refused;
-    /// As many connections are open as may be.
+    /// The limit of open connections is reached.
     Connections = "connections", Refused;
-    /// The caller's address has as many connections as it may.
+    /// The limit of connections of the caller's address is reached.
     PeerConnections = "peer_connections", Refused;
-    /// As many WebSockets are open as may be.
+    /// The limit of open WebSockets is reached.
     WebSockets = "websockets", Refused;
-    /// As many requests are in flight on the WebSocket as may be.
+    /// The limit of requests in flight on the WebSocket is reached.
     WebSocketInFlight = "websocket_in_flight", Refused;
-    /// Too many bodies are coming in slowly.
+    /// The limit of slow bodies is reached.
     SlowBodies = "slow_bodies", Refused;
-    /// Too many bytes of bodies are buffered.
+    /// The limit of buffered bytes of bodies is reached.
     BufferedBytes = "buffered_bytes", Refused;
-    /// The pool holds as much as it may.
+    /// The pool is full.
     PoolFull = "pool_full", Refused;
     /// The body did not come in time.
     BodyTimeout = "body_timeout", Failed;
@@ -77,7 +77,7 @@ reasons! {
     BodyBroken = "body_broken", Failed;
     /// The body is too large.
     BodyTooLarge = "body_too_large", Failed;
-    /// The body is no JSON.
+    /// The body is not JSON.
     NotJson = "not_json", Failed;
     /// The JSON is nested too deep.
     TooDeep = "too_deep", Failed;
@@ -91,13 +91,13 @@ reasons! {
     Params = "params", Failed;
     /// A transaction does not decode.
     Undecodable = "undecodable", Failed;
-    /// A transaction's own signature belongs to nobody.
+    /// A transaction's own signature is invalid.
     TransactionSignature = "transaction_signature", Failed;
     /// A transaction for another chain, or for any.
     ChainId = "chain_id", Failed;
     /// Less gas than a transaction costs before it runs.
     IntrinsicGas = "intrinsic_gas", Failed;
-    /// Blobs that are not what the transaction says.
+    /// The sidecar does not match the transaction.
     Sidecar = "sidecar", Failed;
     /// The order is known and no longer pooled.
     Known = "known", Failed;
@@ -109,7 +109,7 @@ reasons! {
     Superseded = "superseded", Failed;
     /// It pays less than everything in a full pool.
     PaysTooLittle = "pays_too_little", Failed;
-    /// The fault is ours.
+    /// An error of the server.
     Internal = "internal", Failed;
 }
 
@@ -120,13 +120,13 @@ impl From<RefusalReason> for Reason {
             RefusalReason::NoPermit => Self::NoPermit,
             RefusalReason::Deferred => Self::DeferredFull,
             RefusalReason::ShuttingDown => Self::ShuttingDown,
-            // A new reason is a new kind of overload.
+            // A reason that is added later is taken for overload.
             _ => Self::TooManyRequests,
         }
     }
 }
 
-/// A no, with everything its answer needs.
+/// An error response: status, JSON-RPC error and headers.
 #[derive(Clone, Debug)]
 pub(crate) struct ErrorResponse {
     pub(crate) reason: Reason,
@@ -138,13 +138,13 @@ pub(crate) struct ErrorResponse {
 }
 
 impl ErrorResponse {
-    /// Something is wrong with the request itself.
+    /// The request itself is wrong.
     pub(crate) fn request(status: StatusCode, code: i32, reason: Reason, message: String) -> Self {
         let data = json!({ "reason": reason.as_str() });
         Self { reason, status, code, message, data, retry_after: None }
     }
 
-    /// A parameter is wrong: -32602, naming it.
+    /// A parameter is wrong: -32602 with its name.
     pub(crate) fn field(reason: Reason, field: &str, message: String) -> Self {
         let data = json!({ "reason": reason.as_str(), "field": field });
         Self {
@@ -157,15 +157,15 @@ impl ErrorResponse {
         }
     }
 
-    /// Well formed, but not taken: -32000.
+    /// Well formed and not accepted: -32000.
     pub(crate) fn rejected(reason: Reason, message: String) -> Self {
         Self::request(StatusCode::OK, REJECTED, reason, message)
     }
 
-    /// Come back later.
+    /// Refused, with a time after which to retry: -32005.
     pub(crate) fn retry_later(reason: Reason, retry_after: Duration, message: String) -> Self {
         let status = match reason {
-            // The caller's own doing.
+            // A limit of the caller's own.
             Reason::Quota | Reason::PeerConnections | Reason::WebSocketInFlight => {
                 StatusCode::TOO_MANY_REQUESTS
             }
@@ -194,7 +194,7 @@ impl ErrorResponse {
         ErrorObjectOwned::owned(self.code, self.message.clone(), Some(&self.data))
     }
 
-    /// As a JSON-RPC answer; the id is null, since the request was not read or has none.
+    /// As a JSON-RPC response with the id null: the request was not read or has no id.
     pub(crate) fn json(&self) -> String {
         self.json_with_id(Value::Null)
     }
@@ -217,7 +217,7 @@ impl ErrorResponse {
         response
     }
 
-    /// Gives an answer that says no in its body the status and the header that go with it.
+    /// Sets status and headers on a response that has this error in its body.
     pub(crate) fn mark(&self, response: &mut Response<HttpBody>) {
         *response.status_mut() = self.status;
         if let Some(retry_after) = self.retry_after {

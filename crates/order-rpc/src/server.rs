@@ -1,4 +1,4 @@
-//! Listening, connections, and the end of it all.
+//! Listening, accepting connections, and shutdown.
 
 use crate::{
     admission::AdmissionLayer,
@@ -38,9 +38,10 @@ use tower::Layer;
 const BACKLOG: u32 = 4_096;
 /// Bytes of buffer for the head of a request, and of what is read at once.
 const READ_BUFFER_BYTES: usize = 32 * 1_024;
-/// Connections beyond the cap that are told so at once; more are dropped without a word.
+/// Connections beyond the limit that are sent a reject response at the same time; more are closed
+/// without a response.
 const MAX_REJECT_RESPONSES: usize = 64;
-/// Time that one of those has to take its answer.
+/// Time for the client to take a reject response.
 const REJECT_TIMEOUT: Duration = Duration::from_millis(250);
 /// Time for the threads to end once nothing is left for them to do.
 const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
@@ -48,15 +49,15 @@ const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 /// usual one is that the process has no file descriptors left.
 const MIN_ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 const MAX_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
-/// Requests of jsonrpsee's own count of connections: never the one that decides.
+/// jsonrpsee's own limit of connections, too high to be reached.
 const UNCOUNTED: u32 = u32::MAX >> 3;
 
-/// The JSON-RPC intake.
+/// The RPC server.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct OrderRpc;
 
-/// A running intake. Dropped without [`Self::shutdown`] it ends in the background, at once.
+/// A running RPC server. Dropped without [`Self::shutdown`] it ends in the background, at once.
 #[derive(Debug)]
 #[must_use = "dropping it ends the RPC server"]
 pub struct OrderRpcHandle {
@@ -69,19 +70,19 @@ pub struct OrderRpcHandle {
 impl OrderRpc {
     /// Listens, and starts the threads that serve. Returns when callers can connect.
     ///
-    /// It has a runtime of its own, so that a flood of callers takes its threads and no one else's.
+    /// It has a runtime of its own, so that a flood of requests uses no other threads.
     ///
     /// # Errors
-    /// Bad configuration, an address that cannot be listened on, no thread.
+    /// See [`StartError`].
     pub fn start(config: OrderRpcConfig, host: Host) -> Result<OrderRpcHandle, StartError> {
         let address = config.listen;
-        let slots = host.gate.config().work_permits;
+        let work_permits = host.gate.config().work_permits;
         let threads = config.threads;
         let context = Arc::new(RpcContext::new(config, host)?);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
-            // One for each slot: more never work at once.
-            .max_blocking_threads(slots)
+            // One for each work permit: more never work at once.
+            .max_blocking_threads(work_permits)
             .thread_name("order-rpc")
             .enable_all()
             .build()
@@ -160,7 +161,7 @@ impl OrderRpcHandle {
         self.local_addr
     }
 
-    /// What waits because the load is high; `None` once it shuts down.
+    /// What is deferred because the load is high; `None` once it shuts down.
     pub fn deferral_stats(&self) -> Option<load_control::DeferralStats> {
         self.context.deferral.stats()
     }
@@ -175,12 +176,12 @@ impl OrderRpcHandle {
         self.context.buffered.bytes()
     }
 
-    /// Ends it: from now on callers are refused; requests that are in are answered; what waits for
-    /// the load to fall is refused; then all connections close. After at most `deadline`, and a second
-    /// for threads to end, it is over and no task of it lives.
+    /// Shuts down: new requests are refused, requests in flight are answered, deferred requests are
+    /// refused, and then all connections close. It returns after at most `deadline`, and a second for
+    /// its threads to end; no task of it is left then.
     ///
     /// # Errors
-    /// [`ShutdownError::Deadline`] if requests were cut off.
+    /// [`ShutdownError::Deadline`] if requests were not answered.
     ///
     /// # Cancel safety
     /// Dropped, the shutdown goes on in the background.
@@ -208,7 +209,7 @@ async fn run(
     let deadline = {
         let accepting = acceptor.accept(&listener);
         tokio::select! {
-            // Without a word the handle was dropped: there is nobody to wait for.
+            // The handle was dropped without a shutdown: nobody waits for the requests.
             deadline = &mut stopping => deadline.unwrap_or(Duration::ZERO),
             () = accepting => Duration::ZERO,
         }
@@ -216,7 +217,7 @@ async fn run(
     let until = Instant::now() + deadline;
     context.active.close();
     context.deferral.close();
-    // Callers are still let in, to hear that they are refused.
+    // Connections are still accepted, so that their requests get a response.
     let drained = tokio::select! {
         biased;
         () = context.active.drained() => true,
@@ -230,17 +231,17 @@ async fn run(
     // A moment even at the deadline: idle connections close at once.
     let grace = until.max(Instant::now() + REJECT_TIMEOUT);
     if timeout_at(grace, connections.tasks.wait()).await.is_err() {
-        // Not an error of ours: every request that is not in `requests` has its answer, and whoever
-        // is left does not take it, or not the word that closes a WebSocket. The runtime's end
-        // closes their connections.
+        // Not an error: every request that is not in `requests` has its response, and the clients
+        // that are left do not read it, or do not read the close frame of a WebSocket. The end of
+        // the runtime closes their connections.
         let open = connections.tasks.len();
-        tracing::debug!(open, "connections are cut off that did not take their last bytes");
+        tracing::debug!(open, "connections are closed whose clients did not read their last bytes");
     }
     pump.abort();
     if drained { Ok(()) } else { Err(ShutdownError::Deadline { requests, deadline }) }
 }
 
-/// Where connections come in.
+/// Accepts connections, and rejects those beyond the limits.
 struct Acceptor {
     context: Arc<RpcContext>,
     connections: Connections,
@@ -256,14 +257,14 @@ type JsonRpc =
 impl Acceptor {
     fn new(context: &Arc<RpcContext>, connections: Connections) -> Self {
         let config = &context.config;
-        // jsonrpsee's limits stand behind ours and are never the ones that decide.
+        // jsonrpsee's limits are above ours, so that ours decide.
         let max_bytes = config.max_body_bytes.max(config.max_message_bytes);
         let jsonrpsee = ServerConfig::builder()
             .max_request_body_size(max_bytes.try_into().unwrap_or(u32::MAX))
             .set_batch_request_config(BatchRequestConfig::Unlimited)
             .http_only()
             .build();
-        // Nobody stops it: requests are counted and ended by us.
+        // Never used: the shutdown is ours.
         let (stop, _) = stop_channel();
         let rpc = Server::builder()
             .set_config(jsonrpsee)
@@ -313,8 +314,8 @@ impl Acceptor {
     }
 
     fn serve(&self, socket: TcpStream, place: PeerPermit) {
-        // Small answers are not held back to be sent with others. It fails for a socket that is gone,
-        // which is found when it is read.
+        // Small responses are sent at once (no Nagle). It fails only for a closed socket, which the
+        // next read reports.
         let _ = socket.set_nodelay(true);
         let open = OpenConnection::new(place, &self.context.metrics.connections);
         let admission = AdmissionLayer {
@@ -341,7 +342,7 @@ impl Acceptor {
         });
     }
 
-    /// Tells a connection beyond the cap so, without looking at what it wants.
+    /// Sends a reject response to a connection beyond the limits, without reading its request.
     fn refuse(&self, mut socket: TcpStream, too_many: TooMany) {
         let (reason, message) = match too_many {
             TooMany::Connections => (Reason::Connections, "too many connections are open"),
@@ -356,12 +357,12 @@ impl Acceptor {
             let reject = async {
                 socket.write_all(&answer).await?;
                 socket.shutdown().await?;
-                // What it sent is read, or the answer would be lost to a reset.
+                // Lingering close: unread bytes would reset the connection and lose the response.
                 let mut read = [0; 1_024];
                 while socket.read(&mut read).await? > 0 {}
                 io::Result::Ok(())
             };
-            // Whoever does not take the answer in time goes without.
+            // After the timeout the connection is closed all the same.
             let _ = timeout(REJECT_TIMEOUT, reject).await;
             drop(place);
         });

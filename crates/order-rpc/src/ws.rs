@@ -1,7 +1,7 @@
 //! WebSockets: each message is a request of its own, through the same gate.
 //!
-//! Not jsonrpsee's: it takes in messages without end while their answers are not read, and closes
-//! without a word at its caps.
+//! jsonrpsee's own WebSocket server is not used: it reads messages without limit while their responses
+//! are not read, and closes at its limits without a response.
 
 use crate::{
     admission::{Admission, Rpc, http_error, into_text, signature_error},
@@ -38,7 +38,7 @@ use tokio_tungstenite::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// The tasks of connections, and the word to end them.
+/// The tasks of all connections, and the token that ends them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Connections {
     pub(crate) tasks: TaskTracker,
@@ -60,7 +60,7 @@ pub(crate) fn is_upgrade<B>(request: &Request<B>) -> bool {
     has(header::UPGRADE, "websocket") && has(header::CONNECTION, "upgrade")
 }
 
-/// Answers the handshake and starts the connection's task.
+/// Responds to the handshake and starts the connection's task.
 pub(crate) fn upgrade<S: Rpc, B>(
     admission: Admission<S>,
     mut request: Request<B>,
@@ -75,7 +75,7 @@ pub(crate) fn upgrade<S: Rpc, B>(
         return Err(signature_error(SignatureError::Missing));
     }
     let accept = accept_key(request.headers())?;
-    let Ok(place) = context.websockets.clone().try_acquire_owned() else {
+    let Ok(permit) = context.websockets.clone().try_acquire_owned() else {
         return Err(context.retry_later(Reason::WebSockets, "too many WebSockets are open"));
     };
     let upgrading = hyper::upgrade::on(&mut request);
@@ -83,7 +83,7 @@ pub(crate) fn upgrade<S: Rpc, B>(
     let end = connections.end.clone();
     connections.tasks.spawn(async move {
         let _count = OpenCount::new(&admission.context.metrics.websockets);
-        serve(admission, upgrading, end, place).await;
+        serve(admission, upgrading, end, permit).await;
     });
     let mut response = Response::new(HttpBody::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -113,11 +113,11 @@ async fn serve<S: Rpc>(
     admission: Admission<S>,
     upgrading: OnUpgrade,
     end: CancellationToken,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 ) {
     let config = &admission.context.config;
     let upgraded = tokio::select! {
-        // A client that never finishes the handshake ends with its connection or with us.
+        // A client that never finishes the handshake ends with its connection or at the shutdown.
         upgraded = timeout(config.header_timeout, upgrading) => upgraded,
         () = end.cancelled() => return,
     };
@@ -133,14 +133,14 @@ async fn serve<S: Rpc>(
     tracing::trace!(%ended, "a WebSocket ended");
 }
 
-/// Why a conversation ended.
+/// Why a WebSocket ended.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
     #[error("closed")]
     Closed,
     #[error("broken: {0}")]
     Broken(#[from] Error),
-    #[error("it took no answer, or said nothing, for too long")]
+    #[error("it read no response, or sent nothing, for too long")]
     Silent,
 }
 
@@ -158,8 +158,8 @@ async fn talk<S: Rpc>(admission: &Admission<S>, socket: Socket, end: Cancellatio
     let mut pings = interval_at(start, config.ping_interval);
     let (mut heard, mut ending) = (true, false);
     let reason = loop {
-        // Answers leave before more is read, so a client that does not read its answers is not read
-        // from.
+        // Responses are sent before more is read: nothing is read from a client that does not read
+        // its responses.
         while let Some(answer) = answers.finished.pop_front() {
             if let Err(ended) = answers.send(Message::text(answer)).await {
                 return ended;
@@ -181,7 +181,7 @@ async fn talk<S: Rpc>(admission: &Admission<S>, socket: Socket, end: Cancellatio
                     return ended;
                 }
             }
-            // One refusal beyond the cap has to leave before the next is read.
+            // One refusal beyond the limit has to be sent before the next message is read.
             message = stream.next(), if !ending && answers.open.len() <= max_in_flight => {
                 heard = true;
                 let body = match message {
@@ -201,9 +201,9 @@ async fn talk<S: Rpc>(admission: &Admission<S>, socket: Socket, end: Cancellatio
         }
     };
     let Answers { mut sink, open, .. } = answers;
-    // Nobody waits for these any more, and nobody would go on with them.
+    // Nobody receives these responses any more.
     drop(open);
-    // A close frame is a courtesy.
+    // A client that does not read the close frame does not matter.
     let _ = timeout(config.send_timeout, sink.close()).await;
     reason
 }
@@ -215,7 +215,7 @@ fn too_large<S>(admission: &Admission<S>, error: Error) -> Ended {
     Ended::Broken(error)
 }
 
-/// What a WebSocket is to be told.
+/// The responses to a WebSocket.
 struct Answers<'a> {
     sink: SplitSink<Socket, Message>,
     /// For each message.
@@ -224,14 +224,14 @@ struct Answers<'a> {
     ///
     /// [`max_in_flight_per_websocket`]: crate::OrderRpcConfig::max_in_flight_per_websocket
     open: FuturesUnordered<BoxFuture<'a, String>>,
-    /// Answers on their way. Each was in `open`, and nothing is read before all of them are sent, so
-    /// there are never more than that.
+    /// Responses to be sent. Each was in `open`, and nothing is read before all of them are sent, so
+    /// there are never more than in `open`.
     finished: VecDeque<String>,
 }
 
 impl Answers<'_> {
-    /// Sends a message. The requests go on meanwhile: one that is given a slot, or a place at the
-    /// gate, would hold it without using it for as long as the client does not read.
+    /// Sends a message. The requests are polled meanwhile: one that is handed a permit would otherwise
+    /// hold it without using it for as long as the client does not read.
     async fn send(&mut self, message: Message) -> Result<(), Ended> {
         let mut sending = pin!(timeout(self.within, self.sink.send(message)));
         loop {

@@ -55,7 +55,7 @@ async fn a_bundle_is_replaced_and_cancelled_by_its_signer_and_by_nobody_else() {
     assert_eq!(cancelled.json()["result"], true);
     assert!(server.pool.is_empty());
     let after = signed_call(server.addr, &owner, "eth_sendBundle", bundle(&raw(2), 9)).await;
-    assert_eq!(after.error().1, -32000, "cancelled for good");
+    assert_eq!(after.error().1, -32000, "cancelled permanently");
 }
 
 #[tokio::test]

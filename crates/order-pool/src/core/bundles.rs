@@ -26,7 +26,7 @@ impl Core {
         }
         let nonce = match key.map(|_| state.place(bundle.nonce())).transpose() {
             Ok(nonce) => nonce,
-            Err(Superseded::ForGood) => return InsertOutcome::CancelledForGood,
+            Err(Superseded::Permanently) => return InsertOutcome::CancelledPermanently,
             Err(Superseded::By { nonce, current }) => {
                 return InsertOutcome::Superseded { nonce, current };
             }
@@ -59,7 +59,7 @@ impl Core {
         old.map_or(InsertOutcome::Added, |old| InsertOutcome::Replaced { old })
     }
 
-    /// Cancels what came up to a nonce; for good without one.
+    /// Cancels what came up to a nonce; permanently without one.
     pub(crate) fn cancel_bundle(
         &mut self,
         key: ReplacementKey,
@@ -73,8 +73,8 @@ impl Core {
             Err(Superseded::By { nonce, current }) => {
                 return CancelOutcome::Superseded { nonce, current };
             }
-            _ if state.is_final => return CancelOutcome::CancelledForGood,
-            Err(Superseded::ForGood) => return CancelOutcome::CancelledForGood,
+            _ if state.is_final => return CancelOutcome::CancelledPermanently,
+            Err(Superseded::Permanently) => return CancelOutcome::CancelledPermanently,
             Ok(None) => KeyState { is_final: true, ..state },
             Ok(nonce) => KeyState { nonce, ..state },
         };
