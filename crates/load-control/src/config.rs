@@ -1,26 +1,27 @@
-//! What can be set, with the arithmetic behind each default.
+//! The configurations, with the arithmetic behind each default.
 
 use crate::error::{ConfigError, ParseLimitError};
 use std::{fmt, str::FromStr, thread, time::Duration};
 
-/// A queue at least this full makes a normal load elevated, in percent.
+/// Default of [`MonitorConfig::elevated_percent`]: room for a quarter of the queue is left to react in.
 pub const DEFAULT_ELEVATED_PERCENT: u8 = 75;
-/// A queue at least this full makes the load critical, in percent.
+/// Default of [`MonitorConfig::critical_percent`]: the queue is about to overflow.
 pub const DEFAULT_CRITICAL_PERCENT: u8 = 90;
-/// A critical load is over once the queue is less full than this, in percent.
+/// Default of [`MonitorConfig::critical_until_percent`]: 20 below the rise, so that the state does not
+/// change with every item.
 pub const DEFAULT_CRITICAL_UNTIL_PERCENT: u8 = 70;
-/// An elevated load is over once the queue is less full than this, in percent.
+/// Default of [`MonitorConfig::elevated_until_percent`]: 25 below the rise.
 pub const DEFAULT_ELEVATED_UNTIL_PERCENT: u8 = 50;
 
-/// Requests in flight per core under [`Limit::Auto`]: a request waits for bytes most of its time,
-/// so many fit on a core. The figure is the one Erigon uses for its concurrent database readers.
+/// Requests in flight per core under [`Limit::Auto`]: a request mostly waits for bytes, so that
+/// a core can serve many. The figure is the one Erigon uses for its concurrent database readers.
 pub const AUTO_REQUESTS_PER_CORE: usize = 64;
-/// The most [`Limit::Auto`] comes to, whatever the number of cores.
+/// Upper bound of [`Limit::Auto`], whatever the number of cores.
 pub const MAX_AUTO_REQUESTS: usize = 9_000;
-/// The highest number a [`Limit`] can be. More requests than this is [`Limit::Unlimited`].
+/// Upper bound of [`Limit::Number`]. For more requests than this use [`Limit::Unlimited`].
 pub const MAX_REQUESTS: usize = 1_000_000;
 
-/// Work permits per core by default: one that runs and one that is about to.
+/// Work permits per core by default: one for work that runs and one for the next.
 pub const DEFAULT_WORK_PERMITS_PER_CORE: usize = 2;
 /// The fewest work permits by default: on the smallest machine three external callers at once, and
 /// internal work.
@@ -30,21 +31,21 @@ pub const MAX_WORK_PERMITS: usize = 65_536;
 /// By default one of this many work permits, and at least one, is reserved for internal work.
 pub const DEFAULT_WORK_PERMITS_PER_RESERVED: usize = 4;
 
-/// The earliest a refused caller should come back.
+/// Default of [`GateConfig::retry_after`].
 pub const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// How much later than that it may be told to, so that the refused do not come back as one.
+/// Default of [`GateConfig::retry_jitter`]: refused callers do not all retry at the same moment.
 pub const DEFAULT_RETRY_JITTER: Duration = Duration::from_secs(1);
 /// Upper bound of both.
 pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(3_600);
-/// A gate that refused nobody for this long is not shedding any more.
+/// Default of [`GateConfig::shed_quiet`].
 pub const DEFAULT_SHED_QUIET: Duration = Duration::from_secs(1);
 
-/// Items a deferral queue holds. 1024 transactions of the greatest common size (128 kB) are
+/// Default of [`DeferralConfig::capacity`]. 1024 transactions of the greatest common size (128 kB) are
 /// 128 MiB; at the usual 200 bytes it is 200 kB.
 pub const DEFAULT_DEFERRED: usize = 1_024;
 /// Upper bound of [`DeferralConfig::capacity`].
 pub const MAX_DEFERRED: usize = 1 << 24;
-/// After this long a deferred item runs whatever the load: half of Ethereum's slot, so that what
+/// Default of [`DeferralConfig::max_age`]: half of Ethereum's slot, so that what
 /// is deferred at the start of a slot is still in time for its block.
 pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(6);
 
@@ -61,23 +62,24 @@ macro_rules! setters {
     };
 }
 
-/// When a queue's load rises and when it falls again, in percent of its capacity.
+/// The thresholds of a queue's load, in percent of its capacity.
 ///
-/// The gap between each pair keeps the state from changing with every item.
+/// The gap between the two thresholds of a state keeps it from changing with every item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MonitorConfig {
-    /// From here on the load is elevated: [`DEFAULT_ELEVATED_PERCENT`]. 1 to 100.
+    /// At or above this, normal becomes elevated. Default [`DEFAULT_ELEVATED_PERCENT`]; 1 to 100.
     pub elevated_percent: u8,
-    /// From here on it is critical: [`DEFAULT_CRITICAL_PERCENT`]. At least `elevated_percent`.
+    /// At or above this, the load becomes critical. Default [`DEFAULT_CRITICAL_PERCENT`]; at least
+    /// `elevated_percent`.
     pub critical_percent: u8,
-    /// Below this, critical becomes elevated: [`DEFAULT_CRITICAL_UNTIL_PERCENT`]. Below
+    /// Below this, critical becomes elevated. Default [`DEFAULT_CRITICAL_UNTIL_PERCENT`]; below
     /// `critical_percent`.
     pub critical_until_percent: u8,
-    /// Below this, elevated becomes normal: [`DEFAULT_ELEVATED_UNTIL_PERCENT`]. Below
+    /// Below this, elevated becomes normal. Default [`DEFAULT_ELEVATED_UNTIL_PERCENT`]; below
     /// `elevated_percent`, and at most `critical_until_percent`.
     pub elevated_until_percent: u8,
-    /// The kill switch: off, the load is always normal. [`LoadMonitor::set_enabled`] changes it
+    /// The kill switch: while off, the load is always normal. [`LoadMonitor::set_enabled`] changes it
     /// while running.
     ///
     /// [`LoadMonitor::set_enabled`]: crate::LoadMonitor::set_enabled
@@ -177,7 +179,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// What a [`Gate`](crate::Gate) lets in.
+/// The limits of a `Gate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GateConfig {
@@ -190,12 +192,13 @@ pub struct GateConfig {
     /// Those of them that only internal work may use: 1 to `work_permits - 1`. Default a quarter
     /// ([`DEFAULT_WORK_PERMITS_PER_RESERVED`]), at least 1. Ignored under [`Limit::Unlimited`].
     pub reserved_permits: usize,
-    /// The earliest a refused caller is told to come back: 1 ms to [`MAX_RETRY_AFTER`], default
+    /// After how long a refused caller may retry: 1 ms to [`MAX_RETRY_AFTER`], default
     /// [`DEFAULT_RETRY_AFTER`].
     pub retry_after: Duration,
     /// How much is added to it at random, at most: up to [`MAX_RETRY_AFTER`], default
     /// [`DEFAULT_RETRY_JITTER`].
     pub retry_jitter: Duration,
+    /// A shedding episode is over when nobody was refused for this long. Default
     /// [`DEFAULT_SHED_QUIET`].
     pub shed_quiet: Duration,
 }
@@ -258,14 +261,14 @@ impl GateConfig {
     }
 }
 
-/// What a [`DeferralQueue`](crate::DeferralQueue) holds and for how long.
+/// The limits of a [`DeferralQueue`](crate::DeferralQueue).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeferralConfig {
-    /// Items at most: 1 to [`MAX_DEFERRED`], default [`DEFAULT_DEFERRED`]. Its owner may have a bound
-    /// of its own below it.
+    /// Items at most: 1 to [`MAX_DEFERRED`], default [`DEFAULT_DEFERRED`]. The owner of the
+    /// queue may have a lower bound of its own.
     pub capacity: usize,
-    /// After this an item runs whatever the load: default [`DEFAULT_MAX_AGE`].
+    /// An item of this age runs whatever the load. Default [`DEFAULT_MAX_AGE`].
     pub max_age: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Work that waits while the load is high, and is never lost.
+//! The queue of deferred work, which loses none.
 
 use crate::{
     config::DeferralConfig,
@@ -11,15 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Holds deferrable work back while the load is not normal.
+/// Defers work while the load is not normal.
 ///
 /// A state machine without clock or task: its owner offers each item before running it, and pops
 /// when the load falls, when [`Self::next_due`] has come, and after each popped item. Every item
 /// that was offered is in exactly one place: handed back at once, in the queue, or popped.
 ///
-/// Items leave in the order in which they came. So that none overtakes those before it (two
-/// transactions of one sender, say), an item is also deferred under normal load while older ones
-/// wait.
+/// Items leave in the order in which they came. So that no item overtakes an earlier one (of the same
+/// sender, for example), it is also deferred under normal load while earlier ones wait.
 #[derive(Debug)]
 pub struct DeferralQueue<T> {
     items: VecDeque<Deferred<T>>,
@@ -38,7 +37,7 @@ struct Deferred<T> {
     since: Instant,
 }
 
-/// What becomes of an item that was offered.
+/// What a queue did with an offered item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an item that was not deferred is in here"]
 pub enum Offered<T> {
@@ -46,12 +45,11 @@ pub enum Offered<T> {
     Run(T),
     /// It waits in the queue.
     Deferred,
-    /// It should wait, but there is no room. The caller keeps it, and runs, refuses or offers it
-    /// again.
+    /// It should wait, but the queue is full. The caller runs it, refuses it or offers it again.
     HandedBack(T),
 }
 
-/// What went through a [`DeferralQueue`].
+/// The counts of a [`DeferralQueue`].
 ///
 /// `deferred = run_calm + run_aged + drained + waiting`, always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,11 +57,11 @@ pub enum Offered<T> {
 pub struct DeferralStats {
     /// Items that were put into the queue.
     pub deferred: u64,
-    /// Items for which there was no room, here or by a bound of the owner's.
+    /// Items for which there was no room, in the queue or by a bound of its owner.
     pub handed_back: u64,
     /// Items that left because the load was normal again.
     pub run_calm: u64,
-    /// Items that left because they had waited for the longest time allowed.
+    /// Items that left because they had reached the maximum age.
     pub run_aged: u64,
     /// Items that left by [`DeferralQueue::drain`].
     pub drained: u64,
@@ -98,7 +96,7 @@ impl<T> DeferralQueue<T> {
         })
     }
 
-    /// Asks whether an item may run. `pressed` is [`LoadMonitor::is_pressed`].
+    /// Decides whether an item may run. `pressed` is [`LoadMonitor::is_pressed`].
     ///
     /// `now` must not go backwards from one call to the next, or ages are off by as much.
     ///
@@ -122,13 +120,13 @@ impl<T> DeferralQueue<T> {
         pressed || !self.items.is_empty()
     }
 
-    /// Counts an item that must wait and that its owner does not offer, because a bound of its own
+    /// Counts an item that must wait and that the owner does not offer, because a bound of the owner
     /// leaves no room for it.
     pub fn count_handed_back(&mut self) {
         self.handed_back.add(1);
     }
 
-    /// The oldest item, if the load or its age lets it run.
+    /// Removes and returns the oldest item, if the load or its age allows it to run.
     pub fn pop(&mut self, now: Instant, pressed: bool) -> Option<T> {
         let aged = self.due(now)?;
         let count = match (pressed, aged) {
@@ -148,7 +146,7 @@ impl<T> DeferralQueue<T> {
         self.items.front()?.since.checked_add(self.config.max_age)
     }
 
-    /// Takes everything, for shutdown: what then becomes of it is the caller's to say.
+    /// Removes and returns all items, for shutdown: the caller decides what to do with them.
     pub fn drain(&mut self) -> impl ExactSizeIterator<Item = T> {
         let items = std::mem::take(&mut self.items);
         self.drained.add(items.len() as u64);
@@ -180,7 +178,7 @@ impl<T> DeferralQueue<T> {
         }
     }
 
-    /// Whether the oldest item has reached the longest age; `None` if nothing waits.
+    /// Whether the oldest item has reached the maximum age; `None` if nothing waits.
     fn due(&self, now: Instant) -> Option<bool> {
         let oldest = self.items.front()?;
         Some(now.saturating_duration_since(oldest.since) >= self.config.max_age)
@@ -189,7 +187,7 @@ impl<T> DeferralQueue<T> {
 
 impl<T> Drop for DeferralQueue<T> {
     fn drop(&mut self) {
-        // The gauge may be shared by a queue that takes this one's place.
+        // A later queue of the same name shares the gauge.
         self.depth.change(self.items.len(), 0);
     }
 }

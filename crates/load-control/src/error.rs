@@ -1,8 +1,8 @@
-//! What can be wrong with a configuration. Nothing here happens after start-up.
+//! Errors of a configuration. None of them happens after start-up.
 
 use thiserror::Error;
 
-/// A setting that cannot work. Each names the field, its value and the limit.
+/// A configuration that cannot work. Each names the field, its value and the limit.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -32,7 +32,7 @@ pub enum ConfigError {
         /// What that one is set to.
         limit: u8,
     },
-    /// A queue that can hold nothing has no load.
+    /// A queue of capacity zero has no load.
     #[error("queue {queue:?}: capacity is 0, must be at least 1")]
     ZeroCapacity {
         /// The queue.

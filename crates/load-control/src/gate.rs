@@ -97,7 +97,7 @@ pub struct GateStats {
     pub requests_in_flight: usize,
     /// Work permits acquired by external callers.
     pub work_admitted: u64,
-    /// Outsiders refused at the inner gate.
+    /// External callers refused by the inner gate.
     pub work_refused: u64,
     /// Work permits held, by internal work and by external callers.
     pub work_in_use: usize,

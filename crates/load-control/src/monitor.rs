@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 /// a second word that says which are taken.
 pub const MAX_QUEUES: usize = 31;
 
-/// The kill switch, above the bits of the queues: a word that is not zero and below this means
-/// pressure, in one comparison.
+/// The kill switch, above the bits of the queues: the load is high if the word is not zero and below
+/// this, which is one comparison.
 const OFF: u64 = 1 << 63;
 
 /// How often [`LoadMonitor::wait_until_normal`] polls.
@@ -52,10 +52,10 @@ impl LoadState {
     }
 }
 
-/// Watches how full queues are. Cloning gives another handle to the same monitor.
+/// Monitors how full queues are. Cloning gives another handle to the same monitor.
 ///
-/// Each queue tells its depth when something enters or leaves it, and rises and falls by the
-/// thresholds of [`MonitorConfig`]:
+/// The owner of a queue reports its depth when an item enters or leaves. The state of a queue rises and
+/// falls by the thresholds of [`MonitorConfig`]:
 ///
 /// | from | to | when the queue is |
 /// |---|---|---|
@@ -118,10 +118,10 @@ impl LoadMonitor {
         Ok(QueueLoad { watched: Arc::new(watched) })
     }
 
-    /// Whether deferrable work should wait: one relaxed load, for hot paths.
+    /// Whether the load is high, so that deferrable work should wait: one relaxed load, for hot paths.
     pub fn is_pressed(&self) -> bool {
-        // Relaxed: nothing else is read on the strength of it. A decision that is a few
-        // nanoseconds old is as good as one taken a few nanoseconds earlier.
+        // Relaxed: nothing else that is read depends on it, and a decision may be a few nanoseconds
+        // old.
         (1..OFF).contains(&self.shared.word.load(Relaxed))
     }
 
@@ -161,7 +161,7 @@ impl LoadMonitor {
     }
 
     /// The kill switch: while off, the state is normal whatever the queues say. They are still
-    /// followed, so that switching on shows the truth at once.
+    /// tracked, so that the state is right as soon as it is switched on.
     pub fn set_enabled(&self, enabled: bool) {
         let before = if enabled {
             self.shared.word.fetch_and(!OFF, SeqCst)
@@ -203,7 +203,7 @@ fn state_of(word: u64) -> LoadState {
 /// A queue that several threads fill and empty uses [`Self::added`] and [`Self::removed`], which
 /// keep the depth themselves; one that knows its length uses [`Self::observe`]. Not both.
 ///
-/// When the last clone drops, the queue does not count any more.
+/// When the last clone is dropped, the queue does not count any more.
 #[derive(Clone, Debug)]
 pub struct QueueLoad {
     watched: Arc<Watched>,
@@ -220,7 +220,7 @@ struct Watched {
 }
 
 impl QueueLoad {
-    /// So many items entered.
+    /// Reports that so many items entered.
     pub fn added(&self, items: usize) {
         let watched = &self.watched;
         // Wraps only if more was removed than added, which `removed` prevents.
@@ -228,7 +228,7 @@ impl QueueLoad {
         watched.settle();
     }
 
-    /// So many items left. The depth does not go below zero.
+    /// Reports that so many items left. The depth does not go below zero.
     pub fn removed(&self, items: usize) {
         let watched = &self.watched;
         let lower = |depth: usize| Some(depth.saturating_sub(items));
@@ -237,9 +237,9 @@ impl QueueLoad {
         watched.settle();
     }
 
-    /// This many items are in it now.
+    /// Reports how many items are in it now.
     ///
-    /// If two threads tell different depths at once, the monitor keeps one of them until the next
+    /// If two threads report different depths at once, the monitor keeps one of them until the next
     /// observation.
     pub fn observe(&self, depth: usize) {
         let watched = &self.watched;
@@ -247,7 +247,7 @@ impl QueueLoad {
         watched.settle();
     }
 
-    /// The depth it was last told.
+    /// The depth that was last reported.
     pub fn depth(&self) -> usize {
         self.watched.depth.load(Relaxed)
     }
@@ -257,14 +257,14 @@ impl QueueLoad {
         level_at(self.watched.monitor.shared.word.load(Relaxed), self.watched.shift)
     }
 
-    /// The name it is watched by.
+    /// The name that it was registered by.
     pub fn name(&self) -> &'static str {
         self.watched.name
     }
 }
 
 impl Watched {
-    /// Brings the two bits in line with the depth.
+    /// Updates the two bits to the depth.
     ///
     /// Two threads change the depth at once; each then looks at depth and word. The fence between
     /// a thread's own write and its reads makes sure that at least one of them sees both writes
@@ -294,8 +294,8 @@ impl Drop for Watched {
     fn drop(&mut self) {
         let shared = &self.monitor.shared;
         let bits = 0b11 << self.shift;
-        // The bits are cleared before the place is given away: both SeqCst, so in this order for
-        // whoever takes the place.
+        // The bits are cleared before their position is released: both SeqCst, so in this order for
+        // the queue that takes the position.
         let before = shared.word.fetch_and(!bits, SeqCst);
         shared.changed(before, before & !bits);
         shared.taken.fetch_and(!(1 << (self.shift / 2)), SeqCst);

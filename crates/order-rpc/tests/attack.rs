@@ -44,7 +44,7 @@ async fn the_outer_gate_refuses_before_the_body_is_read() {
 }
 
 #[tokio::test]
-async fn without_a_slot_an_outsider_is_refused_at_once_and_with_one_served() {
+async fn without_a_work_permit_an_external_caller_is_refused_at_once_and_with_one_served() {
     let server = start(config());
     let now = Instant::now();
     let held: Vec<_> = std::iter::from_fn(|| server.gate.try_acquire_external(now).ok()).collect();
@@ -518,9 +518,9 @@ async fn a_websocket_that_does_not_read_its_answers_is_not_read_from() {
 }
 
 /// A client whose transactions wait stops to read. When their turn comes they are worked off all the
-/// same: their slots and their places at the gate are others' again at once.
+/// same: their permits are free for others at once.
 #[tokio::test]
-async fn a_websocket_that_does_not_read_its_answers_keeps_no_slot_and_no_place() {
+async fn a_websocket_that_does_not_read_its_answers_keeps_no_permit() {
     let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
     let queue = monitor.watch("announcements", 1).unwrap();
     queue.added(1);
@@ -531,7 +531,7 @@ async fn a_websocket_that_does_not_read_its_answers_keeps_no_slot_and_no_place()
     let server = start_with(config, gate_config(64), Some(monitor));
     let (mut deaf, _) =
         tokio_tungstenite::connect_async(format!("ws://{}", server.addr)).await.unwrap();
-    // More than outsiders have slots.
+    // More than external callers have work permits.
     const WAITING: usize = 8;
     for _ in 0..WAITING {
         deaf.send(Message::text(transaction())).await.unwrap();
