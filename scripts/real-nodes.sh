@@ -61,8 +61,7 @@ has_geth || install_geth
 
 cd "$root"
 export MEMPOOL_INGEST_NODES=$bin
-cargo build --release --examples
-run() { cargo test --release --features real-nodes --test real_nodes -- --nocapture "$@"; }
+run() { cargo test --release -p devnet --features real-nodes --test it -- --nocapture "$@"; }
 if [ $# -gt 0 ]; then
     run --test-threads 1 "$@"
     exit
@@ -71,4 +70,4 @@ fi
 # mostly wait for a node to be gone, beside each other.
 run --test-threads 1 under_load
 run --test-threads 3 --skip under_load
-cargo test --release -p example-builder --features real-nodes real:: -- --nocapture
+cargo test --release -p example-builder --features real-nodes --lib -- --nocapture geth::

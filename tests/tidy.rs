@@ -410,6 +410,7 @@ fn every_flag_that_the_readme_gives_to_an_example_exists() {
     for (name, flags) in commands(&read("README.md"), "example") {
         let folder = match name.as_str() {
             "block_builder" => "crates/example-builder/src".to_owned(),
+            "load" => "crates/devnet/src".to_owned(),
             _ => format!("examples/{name}"),
         };
         let is_code = |path: &PathBuf| {

@@ -2,7 +2,7 @@
 //! missing and every hash is accounted for.
 //!
 //! `cargo test` runs each fault alone and a few seeds. The whole matrix:
-//! `MEMPOOL_INGEST_FAULT_SEEDS=300 cargo test --release --test faults -- --nocapture`.
+//! `MEMPOOL_INGEST_FAULT_SEEDS=300 cargo test --release --test it faults -- --nocapture`.
 //! A failure names its seed; `MEMPOOL_INGEST_FAULT_FIRST=SEED MEMPOOL_INGEST_FAULT_SEEDS=1` replays
 //! it.
 

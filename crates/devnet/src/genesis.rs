@@ -2,9 +2,8 @@
 
 use alloy_eips::{eip2935, eip4788, eip7002, eip7251, eip7840::BlobParams};
 use alloy_primitives::{Address, Bytes};
+use mock_node::{DEV_CHAIN_ID, workload::test_accounts};
 use serde_json::{Map, Value, json};
-
-use crate::{DEV_CHAIN_ID, workload::test_accounts};
 
 /// What each account owns: a million ether, in wei.
 const BALANCE: &str = "0xd3c21bcecceda1000000";

@@ -1,8 +1,5 @@
 //! Drives a development node with signed transactions at an exact pace, and reports what the node accepted.
 //!
-//! ```text
-//! cargo run --release --example load -- --ipc /tmp/geth.ipc --tps 2000 --duration 60s --json
-//! ```
 //! The transactions are signed before the clock starts, with the accounts of the well-known test mnemonic, which
 //! anvil (`--accounts 1000`), a geth genesis and this repository's mock node fund. Requests are pipelined on one
 //! connection; answers are matched by id, since nodes answer out of order.
@@ -37,9 +34,10 @@ const SETTLE: Duration = Duration::from_secs(20);
 /// Calls in one batch while the nonces are asked.
 const BATCH: usize = 250;
 
+/// Drives a development node with signed transactions
 #[derive(Debug, Parser)]
-#[command(name = "load", about = "Drives a development node with signed transactions")]
-struct Args {
+#[command(name = "load")]
+pub struct Args {
     /// The node's socket
     #[arg(long, value_name = "PATH")]
     ipc: PathBuf,
@@ -111,11 +109,11 @@ impl From<io::Error> for LoadError {
     }
 }
 
-fn main() -> ExitCode {
-    let args = Args::parse();
-    match run(&args) {
+/// Runs the command with these flags.
+pub fn run(args: &Args) -> ExitCode {
+    match drive(args) {
         Ok(report) => {
-            report.print(&args);
+            report.print(args);
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -125,7 +123,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: &Args) -> Result<Report, LoadError> {
+fn drive(args: &Args) -> Result<Report, LoadError> {
     let mut node = Node::connect(&args.ipc)?;
     let txs = prepare(args, &mut node)?;
     eprintln!("{} transactions are signed; sending {} per second", txs.len(), args.tps);

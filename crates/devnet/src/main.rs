@@ -1,15 +1,25 @@
-//! Runs anvil or geth the way the tests do, until stdin is closed.
+//! Runs a node the way the tests do until stdin is closed, or the load.
 //!
 //! ```text
-//! cargo run --release -p mock-node --example real_node -- geth /tmp/dir
+//! cargo run --release -p devnet -- node geth /tmp/dir
+//! cargo run --release -p devnet -- load --ipc /tmp/dir/geth.ipc
 //! ```
 
 use std::{io, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Parser;
-use mock_node::real::{RealNode, RealNodeConfig, RealNodeError};
+use devnet::{RealNode, RealNodeConfig, RealNodeError, load};
+use mock_node::cli::parse_duration;
 
 #[derive(Debug, Parser)]
+enum Command {
+    /// Runs anvil or geth
+    Node(Args),
+    /// Drives a node with signed transactions
+    Load(load::Args),
+}
+
+#[derive(Debug, clap::Args)]
 struct Args {
     /// anvil or geth
     #[arg(value_parser = ["anvil", "geth"])]
@@ -17,17 +27,20 @@ struct Args {
     /// Where its chain, socket and log are
     dir: PathBuf,
     /// Between blocks, e.g. 12s
-    #[arg(long, default_value = "12s", value_parser = mock_node::cli::parse_duration)]
+    #[arg(long, default_value = "12s", value_parser = parse_duration)]
     block_time: Duration,
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("real_node: {error}");
-            ExitCode::FAILURE
-        }
+    match Command::parse() {
+        Command::Load(args) => load::run(&args),
+        Command::Node(args) => match run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("devnet: {error}");
+                ExitCode::FAILURE
+            }
+        },
     }
 }
 

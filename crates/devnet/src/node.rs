@@ -1,9 +1,4 @@
-//! Real nodes as child processes, for tests and measurements against them.
-//!
-//! `scripts/real-nodes.sh` installs the pinned versions under `target/nodes/`. Everything else a node needs, its
-//! chain, its socket, its log, is in a directory that the caller gives.
-
-mod genesis;
+//! A real node as a child process.
 
 use std::{
     env, fs,
@@ -15,6 +10,10 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+use mock_node::{DEFAULT_ACCOUNTS, DEV_CHAIN_ID};
+
+use crate::genesis::genesis;
 
 /// Names a directory with `anvil` and `geth` in it, instead of `target/nodes/bin`.
 pub const NODES_VARIABLE: &str = "MEMPOOL_INGEST_NODES";
@@ -85,7 +84,7 @@ pub struct RealNodeConfig {
 impl Default for RealNodeConfig {
     fn default() -> Self {
         Self {
-            accounts: crate::config::DEFAULT_ACCOUNTS,
+            accounts: DEFAULT_ACCOUNTS,
             block_time: Duration::from_secs(12),
             mining: true,
             gas_limit: 60_000_000,
@@ -172,7 +171,7 @@ impl RealNode {
         let mut args = strings(["--ipc", &path_text(&ipc_path), "--port", "0", "--silent"]);
         args.extend(strings(["--accounts", &config.accounts.to_string()]));
         args.extend(strings(["--balance", "1000000"]));
-        args.extend(strings(["--chain-id", &crate::DEV_CHAIN_ID.to_string()]));
+        args.extend(strings(["--chain-id", &DEV_CHAIN_ID.to_string()]));
         args.extend(strings(["--gas-limit", &config.gas_limit.to_string()]));
         if !config.mining {
             args.push("--no-mining".into());
@@ -324,7 +323,7 @@ impl RealNode {
         Ok(())
     }
 
-    /// Waits until the socket answers a question.
+    /// Waits until the socket answers a request.
     ///
     /// # Errors
     /// [`RealNodeError::Exited`] when the process has ended, [`RealNodeError::Silent`] after `timeout`.
@@ -379,9 +378,9 @@ fn init_geth(
     data: &Path,
     config: &RealNodeConfig,
 ) -> Result<(), RealNodeError> {
-    let genesis = dir.join("genesis.json");
-    let text = genesis::genesis(config.accounts, config.gas_limit).to_string();
-    fs::write(&genesis, text).map_err(io_error("write the genesis"))?;
+    let path = dir.join("genesis.json");
+    let text = genesis(config.accounts, config.gas_limit).to_string();
+    fs::write(&path, text).map_err(io_error("write the genesis"))?;
     let log_path = dir.join("geth-init.log");
     let log = open_log(&log_path)?;
     let errors = log.try_clone().map_err(io_error("share the log"))?;
@@ -389,7 +388,7 @@ fn init_geth(
         .arg("--datadir")
         .arg(data)
         .arg("init")
-        .arg(&genesis)
+        .arg(&path)
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(errors)

@@ -1,6 +1,6 @@
 //! The parts on a mock node, and the whole on geth.
 
-mod mock;
 #[cfg(feature = "real-nodes")]
-mod real;
+mod geth;
+mod mock;
 mod world;

@@ -59,7 +59,6 @@ mod node;
 mod objects;
 mod outbox;
 mod pool;
-pub mod real;
 mod rpc;
 mod server;
 mod shared;

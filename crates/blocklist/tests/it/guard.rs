@@ -1,8 +1,6 @@
 //! The guard over EVMs that are not the plain one: under an inspector, over a failing database,
 //! behind another trait.
 
-mod support;
-
 use blocklist::{Blocked, ExecuteError, How, Inspected, TransactionEvm};
 use revm::{
     Database, DatabaseCommit, ExecuteCommitEvm, ExecuteEvm, MainBuilder, MainContext,
@@ -16,7 +14,8 @@ use revm::{
     primitives::{Address, AddressMap, B256, U256, address, hardfork::SpecId},
     state::{Account, AccountInfo, Bytecode, EvmState},
 };
-use support::{
+
+use crate::support::{
     COINBASE, ROUTER, TestEvm, VICTIM, World, asm::Asm, evm, evm_with, forks, guard, tx,
 };
 

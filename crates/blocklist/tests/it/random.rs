@@ -5,8 +5,6 @@
 //! `BLOCKLIST_RANDOM_TXS` sets how many transactions (default 105,000, of which some 4 % are invalid
 //! on purpose), `BLOCKLIST_SEED` where they start. A failure prints the seed of its block.
 
-mod support;
-
 use std::{collections::BTreeSet, env, ops::AddAssign};
 
 use blocklist::{AttemptInspector, ExecuteError, How};
@@ -18,7 +16,8 @@ use revm::{
     context_interface::{Transaction, transaction::AuthorizationTr},
     primitives::{Address, hardfork::SpecId},
 };
-use support::{
+
+use crate::support::{
     COINBASE, evm_with, forks, guard_for, keys,
     random::{self, Universe},
 };

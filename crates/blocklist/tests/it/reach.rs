@@ -2,8 +2,6 @@
 //! account, on every fork: the keys of the post-execution state are what was read, and the guard
 //! blocks the transaction without writing.
 
-mod support;
-
 use blocklist::{Blocked, ExecuteError, How};
 use revm::{
     ExecuteEvm, InspectEvm,
@@ -13,7 +11,8 @@ use revm::{
     primitives::{Address, Bytes, TxKind, U256, address, hardfork::SpecId},
     state::AccountInfo,
 };
-use support::{
+
+use crate::support::{
     COINBASE, ROUTER, VICTIM, World,
     asm::{Asm, CALLS},
     evm, evm_with, forks, guard, keys, tx,

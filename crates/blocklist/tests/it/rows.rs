@@ -2,8 +2,6 @@
 //! the coinbase, invalid transactions, and the reuse of one EVM over a block. On each fork that has
 //! it.
 
-mod support;
-
 use blocklist::{Blocked, ExecuteError, How};
 use revm::{
     DatabaseCommit, ExecuteCommitEvm, ExecuteEvm,
@@ -21,9 +19,11 @@ use revm::{
     primitives::{Address, B256, Bytes, TxKind, U256, address, hardfork::SpecId, keccak256},
     state::{AccountInfo, EvmState},
 };
-use support::{
-    BASE_FEE, COINBASE, ROUTER, SENDER, VICTIM, World, asm::Asm, evm, evm_with, forks, guard,
-    guard_for, keys, tx,
+
+use crate::support::{
+    BASE_FEE, COINBASE, ROUTER, SENDER, VICTIM, World,
+    asm::{self, Asm},
+    evm, evm_with, forks, guard, guard_for, keys, tx,
 };
 
 const OTHER: Address = address!("0xaa00000000000000000000000000000000000002");
@@ -144,7 +144,7 @@ fn what_a_contract_destroyed_in_its_own_transaction_pays_counts() {
 fn a_precompile_counts_like_any_account() {
     for spec in forks() {
         let identity = Address::with_last_byte(4);
-        for kind in support::asm::CALLS {
+        for kind in asm::CALLS {
             let world = with_router(Asm::new().call(kind, identity, 0));
             assert_touched("identity", spec, &world, &tx(ROUTER), identity);
         }
@@ -205,7 +205,7 @@ fn code_run_through_a_delegation_counts_wherever_the_call_comes_from() {
         world.delegated(AUTHORITY, VICTIM);
         world.contract(VICTIM, Bytes::from_static(&[opcode::STOP]));
         assert_touched("transaction to it", spec, &world, &tx(AUTHORITY), VICTIM);
-        for kind in support::asm::CALLS {
+        for kind in asm::CALLS {
             world.contract(ROUTER, Asm::new().call(kind, AUTHORITY, 0).bytes());
             assert_touched("call of it", spec, &world, &tx(ROUTER), VICTIM);
         }

@@ -1,8 +1,6 @@
 //! Opcodes that halt before they load the account they name: not reached, so they pass; attempted,
 //! so the strict check of the finished block refuses them.
 
-mod support;
-
 use blocklist::{AttemptInspector, Blocked, ExecuteError, How};
 use revm::{
     ExecuteEvm,
@@ -13,7 +11,8 @@ use revm::{
     },
     primitives::{Address, U256, address, hardfork::SpecId},
 };
-use support::{
+
+use crate::support::{
     COINBASE, ROUTER, SENDER, TestEvm, VICTIM, World, asm::Asm, evm, evm_with, forks, guard, keys,
     tx,
 };

@@ -1,7 +1,7 @@
-//! `examples/load.rs` as a process of its own.
+//! The load as a process of its own.
 
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -29,25 +29,10 @@ pub(crate) fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds) * percent / 100
 }
 
-/// Resident memory of this process.
-pub(crate) fn resident_bytes() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
-    let pages: u64 = statm.split(' ').nth(1).and_then(|n| n.parse().ok()).expect("a number");
-    pages * 4096
-}
-
-fn program() -> PathBuf {
-    let test = std::env::current_exe().expect("this test is a file");
-    let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps");
-    let program = profile.join("examples/load");
-    assert!(program.exists(), "{} is missing: cargo build --examples", program.display());
-    program
-}
-
 impl Load {
     pub(crate) fn start(ipc: &Path, tps: u32, duration: Duration) -> Self {
-        let child = Command::new(program())
-            .arg("--ipc")
+        let child = Command::new(env!("CARGO_BIN_EXE_devnet"))
+            .args(["load", "--ipc"])
             .arg(ipc)
             .args(["--tps", &tps.to_string(), "--json"])
             .args(["--duration", &format!("{}ms", duration.as_millis())])

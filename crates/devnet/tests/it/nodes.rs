@@ -1,30 +1,27 @@
-//! The fetcher and the pool against real nodes: anvil and geth, installed by
-//! `scripts/real-nodes.sh`. They fail, never skip, when a node is missing.
-#![cfg(feature = "real-nodes")]
-
-#[path = "real_nodes/client.rs"]
-mod client;
-#[path = "real_nodes/load.rs"]
-mod load;
+//! What the nodes do to the fetcher, and under load.
 
 use std::time::{Duration, Instant};
 
 use alloy_consensus::{SignableTransaction as _, TxEip1559};
 use alloy_eips::Encodable2718 as _;
 use alloy_primitives::{B256, Bytes, TxKind, U256};
-use client::Client;
-use load::Load;
+use devnet::{RealNode, RealNodeConfig, RealNodeKind};
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
     order_pool::Order,
     txpool_fetcher::{Answer, AuditMode, Counts, Endpoint, SourceState, StartPolicy, read_answer},
 };
-use mock_node::{
-    real::{RealNode, RealNodeConfig, RealNodeKind},
-    workload::{Account, Mix, Workload, WorkloadConfig, test_accounts},
-};
+use mock_node::workload::{Account, Mix, Workload, WorkloadConfig, test_accounts};
 use tempfile::TempDir;
-use testkit::ingest::{eventually, settled};
+use testkit::{
+    ingest::{eventually, settled},
+    usage::resident_bytes,
+};
+
+use crate::{
+    client::Client,
+    load::{Load, seconds},
+};
 
 const BOTH: [RealNodeKind; 2] = [RealNodeKind::Anvil, RealNodeKind::Geth];
 
@@ -212,7 +209,7 @@ async fn under_load_nothing_is_lost() {
     for kind in BOTH {
         for tps in [500, 1000, 2000] {
             let setup = Setup::new(kind, Duration::from_secs(12)).await;
-            let load = Load::start(setup.node.ipc_path(), tps, load::seconds(60)).finish();
+            let load = Load::start(setup.node.ipc_path(), tps, seconds(60)).finish();
             let counts = setup.complete(&format!("{tps} TPS")).await;
             assert_eq!((counts.lagged, counts.failed, counts.malformed), (0, 0, 0));
             // A node that stands still for longer than a ping may take is left and come back to:
@@ -271,8 +268,8 @@ async fn a_node_that_is_killed_and_restarted_is_caught_up_with() {
         let mut setup = Setup::new(kind, Duration::from_secs(2)).await;
         let mut resident = Vec::new();
         for _ in 0..4 {
-            kill_and_restart(&mut setup, load::seconds(5)).await;
-            resident.push(load::resident_bytes());
+            kill_and_restart(&mut setup, seconds(5)).await;
+            resident.push(resident_bytes());
         }
         println!("{kind:?}: resident after each cycle: {resident:?}");
         // What the pool holds differs from cycle to cycle, by a few MB.
@@ -287,7 +284,7 @@ async fn a_node_that_is_gone_for_200_seconds_is_caught_up_with() {
     // time is spent waiting.
     let one = async |kind| {
         let mut setup = Setup::new(kind, Duration::from_secs(2)).await;
-        kill_and_restart(&mut setup, load::seconds(200)).await;
+        kill_and_restart(&mut setup, seconds(200)).await;
     };
     tokio::join!(one(RealNodeKind::Anvil), one(RealNodeKind::Geth));
 }
@@ -299,7 +296,7 @@ async fn a_node_that_is_stopped_for_20_seconds_is_caught_up_with() {
         let load = Load::start(setup.node.ipc_path(), 500, Duration::from_secs(600));
         load.wait_started(&setup.fetcher);
         setup.node.sigstop().unwrap();
-        tokio::time::sleep(load::seconds(20)).await;
+        tokio::time::sleep(seconds(20)).await;
         setup.node.sigcont().unwrap();
         let client = setup.client();
         client.chain_id();

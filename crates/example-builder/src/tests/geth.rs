@@ -11,10 +11,10 @@ use alloy_consensus::{SignableTransaction as _, TxEip1559};
 use alloy_eips::Encodable2718 as _;
 use alloy_primitives::{Address, B256, Bytes, TxKind, U64, U256, address};
 use blocklist::{BlockGuard, Blocklist, BlocklistConfig};
+use devnet::{RealNode, RealNodeConfig};
 use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, PoolConfig};
 use mock_node::{
     contracts::{token, transfer_input},
-    real::{RealNode, RealNodeConfig},
     workload::{Account, Workload, WorkloadConfig, test_accounts},
 };
 use revm::context::TxEnv;

@@ -1,15 +1,15 @@
 //! Bundles: the table of replacement and cancellation, retention by block, and bad input.
 
-mod common;
+use std::time::{Duration, SystemTime};
 
 use alloy_primitives::{Address, B256};
-use common::{address, hash, head, journal, nth};
 use order_pool::{
     Bundle, BundleError, BundleParts, CancelOutcome, Clock, InsertOutcome, OrderPool, PoolConfig,
     RawBundle, RawCancelBundle, RejectReason, ReplacementKey,
 };
-use std::time::{Duration, SystemTime};
 use uuid::Uuid;
+
+use crate::common::{address, hash, head, journal, nth};
 
 const SEARCHER: u64 = 1;
 const OTHER: u64 = 2;

@@ -1,7 +1,8 @@
 //! Every limit of the pool: its bound, and the error that names it.
 
-use order_pool::{ConfigError, MAX_COUNT, MIN_TX_BYTES, OrderPool, PoolConfig};
 use std::time::Duration;
+
+use order_pool::{ConfigError, MAX_COUNT, MIN_TX_BYTES, OrderPool, PoolConfig};
 
 type Set = fn(PoolConfig, usize) -> PoolConfig;
 

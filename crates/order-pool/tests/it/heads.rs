@@ -1,18 +1,18 @@
 //! Heads in the event stream: where they stand among the removals, and what a new reader is told.
 
-mod common;
-
-use alloy_primitives::{Address, B256};
-use common::{Spec, address, head, journal_with_heads, nth, tx};
-use order_pool::{
-    Block, Cancellation, Event, Head, InsertOutcome, Order, OrderId, OrderPool, OrderSink,
-    PoolConfig, Relation, RemoveReason,
-};
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
+
+use alloy_primitives::{Address, B256};
+use order_pool::{
+    Block, Cancellation, Event, Head, InsertOutcome, Order, OrderId, OrderPool, OrderSink,
+    PoolConfig, Relation, RemoveReason,
+};
+
+use crate::common::{Spec, address, head, journal_with_heads, nth, tx};
 
 fn pool() -> OrderPool {
     let config = PoolConfig::default().with_dedupe_window(1 << 12).with_log_events(512);

@@ -1,20 +1,20 @@
 //! The pool against a naive model: plain lists and sorted scans, random sequences of operations,
 //! equal after every step.
 
-mod common;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
 
 use alloy_primitives::{B256, keccak256};
-use common::{Spec, address, hash, tx};
 use order_pool::{
     Block, Bundle, BundleParts, CancelOutcome, Clock, Event, Head, InsertOutcome, Order, OrderId,
     OrderPool, PoolConfig, Relation, ReplacementKey, Subscription, Transaction,
 };
 use proptest::prelude::*;
-use std::{
-    collections::BTreeMap,
-    time::{Duration, SystemTime},
-};
 use uuid::Uuid;
+
+use crate::common::{Spec, address, hash, tx};
 
 const MAX_TXS: usize = 12;
 const MAX_BUNDLES: usize = 6;
@@ -684,7 +684,7 @@ impl Run {
         let block = ahead.map(|ahead| head.unwrap_or(0) + u64::from(ahead)).filter(|b| *b != 0);
         let key_of = with.map(|(n, _)| key(usize::from(n)));
         let parts = BundleParts {
-            txs: vec![common::nth(100 + n)],
+            txs: vec![crate::common::nth(100 + n)],
             block,
             uuid: key_of.map(|key| key.uuid),
             signer: key_of.map(|key| key.signer),
@@ -818,5 +818,5 @@ fn an_order_is_one_of_two_kinds() {
     fn kinds(order: &Order) -> (bool, bool) {
         (order.as_tx().is_some(), order.as_bundle().is_some())
     }
-    assert_eq!(kinds(&Order::Tx(common::nth(1))), (true, false));
+    assert_eq!(kinds(&Order::Tx(crate::common::nth(1))), (true, false));
 }

@@ -1,5 +1,7 @@
 //! Blob transactions whose sidecar is not theirs.
 
+use std::time::SystemTime;
+
 use alloy_consensus::{SignableTransaction, TxEip4844, TxEip4844WithSidecar};
 use alloy_eips::{
     eip2718::Encodable2718,
@@ -8,7 +10,6 @@ use alloy_eips::{
 };
 use alloy_primitives::{B256, Signature};
 use order_pool::{BundleError, PooledTransaction, RawBundle, SidecarError};
-use std::time::SystemTime;
 
 /// A sidecar of one blob of zeros: its commitment and its proof are the point at infinity.
 fn zeros() -> BlobTransactionSidecar {

@@ -1,11 +1,5 @@
 //! The push adapter: a bad sink hurts itself only.
 
-mod common;
-
-use common::{head, nth};
-use order_pool::{
-    Cancellation, Lagged, Order, OrderId, OrderPool, OrderSink, PoolConfig, RemoveReason, SinkEnd,
-};
 use std::{
     sync::{
         Arc,
@@ -13,6 +7,12 @@ use std::{
     },
     time::Duration,
 };
+
+use order_pool::{
+    Cancellation, Lagged, Order, OrderId, OrderPool, OrderSink, PoolConfig, RemoveReason, SinkEnd,
+};
+
+use crate::common::{head, nth};
 
 const LONG: Duration = Duration::from_secs(30);
 

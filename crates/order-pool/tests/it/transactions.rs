@@ -1,10 +1,10 @@
 //! Transactions from the insert to the end of their life.
 
-mod common;
-
-use common::{Spec, address, hash, head, journal, nth, tx};
-use order_pool::{InsertOutcome, OrderPool, PoolConfig, RejectReason};
 use std::time::Duration;
+
+use order_pool::{InsertOutcome, OrderPool, PoolConfig, RejectReason};
+
+use crate::common::{Spec, address, hash, head, journal, nth, tx};
 
 fn pool() -> OrderPool {
     pool_with(PoolConfig::default())

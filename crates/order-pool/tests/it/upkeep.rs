@@ -1,14 +1,14 @@
 //! Upkeep from a thread of its own.
 
-mod common;
-
-use common::nth;
-use order_pool::{Clock, ConfigError, Order, OrderPool, PoolConfig, Upkeep, UpkeepConfig};
 use std::{
     io::ErrorKind,
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
+
+use order_pool::{Clock, ConfigError, Order, OrderPool, PoolConfig, Upkeep, UpkeepConfig};
+
+use crate::common::nth;
 
 const LONG: Duration = Duration::from_secs(30);
 

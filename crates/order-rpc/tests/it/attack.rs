@@ -1,13 +1,5 @@
 //! Too much of everything: the documented refusal, other callers served, nothing left behind.
 
-mod common;
-
-use alloy_signer_local::PrivateKeySigner;
-use common::*;
-use futures::{SinkExt, StreamExt, future::join_all};
-use load_control::{LoadMonitor, MonitorConfig};
-use order_rpc::{Quota, ShutdownError};
-use serde_json::{Value, json};
 use std::{
     sync::{
         Arc,
@@ -15,11 +7,19 @@ use std::{
     },
     time::{Duration, Instant},
 };
+
+use alloy_signer_local::PrivateKeySigner;
+use futures::{SinkExt, StreamExt, future::join_all};
+use load_control::{LoadMonitor, MonitorConfig};
+use order_rpc::{Quota, ShutdownError};
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
 use tokio_tungstenite::tungstenite::Message;
+
+use crate::common::*;
 
 fn transaction() -> String {
     request("eth_sendRawTransaction", json!([raw(0)]))

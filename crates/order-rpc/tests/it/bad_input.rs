@@ -1,6 +1,6 @@
 //! What is wrong is answered with the documented error, and nothing of it gets into the pool.
 
-mod common;
+use std::collections::HashMap;
 
 use alloy_consensus::{
     EthereumTxEnvelope, SignableTransaction, TxEip4844, TxEip4844WithSidecar, TxLegacy,
@@ -13,10 +13,10 @@ use alloy_eips::{
 use alloy_primitives::{B256, TxKind, U256};
 use alloy_signer::SignerSync;
 use alloy_signer_local::PrivateKeySigner;
-use common::*;
 use order_rpc::SignatureMode;
 use serde_json::{Value, json};
-use std::collections::HashMap;
+
+use crate::common::*;
 
 /// The point at infinity: commitment and proof of a blob of zeros.
 fn infinity() -> Bytes48 {

@@ -1,14 +1,13 @@
 //! Orders that are good get into the pool, by each way in.
 
-mod common;
-
 use alloy_primitives::B256;
 use alloy_signer_local::PrivateKeySigner;
-use common::*;
 use futures::{SinkExt, StreamExt};
 use order_pool::Event;
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
+
+use crate::common::*;
 
 const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
 

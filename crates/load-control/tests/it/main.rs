@@ -1,0 +1,3 @@
+//! The parts from outside.
+
+mod gate;

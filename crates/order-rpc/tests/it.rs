@@ -1,0 +1,9 @@
+//! The server from outside. Tests that need a process of their own are beside this file.
+
+mod common;
+
+mod it {
+    mod attack;
+    mod bad_input;
+    mod orders;
+}

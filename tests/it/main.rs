@@ -1,0 +1,9 @@
+//! The facade's parts together, on the mock node. Tests that need a process of their own are beside this folder.
+
+mod bad_peers;
+mod deferral;
+mod end_to_end;
+mod faults;
+mod overload;
+mod rpc;
+mod websocket;
