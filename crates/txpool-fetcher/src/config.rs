@@ -8,9 +8,9 @@ use crate::error::ConfigError;
 
 /// Slots of the broadcast buffer between the subscription connection and the announcement reader.
 ///
-/// They hold the announcements of 8 s at 2000 transactions/s. alloy's own default is 16, which a burst
-/// of one block's worth of announcements overruns. Worst case in memory: 16,384 × (66 characters of hash + about
-/// 60 bytes of slot) = 2 MiB for each source.
+/// They hold the announcements of 8 s at 2000 transactions/s. alloy's own default is 16, which a
+/// burst of one block's worth of announcements overruns. Worst case in memory: 16,384 × (66
+/// characters of hash + about 60 bytes of slot) = 2 MiB for each source.
 pub const DEFAULT_ANNOUNCEMENT_BUFFER: usize = 16_384;
 
 /// Fetches in flight at once, over all sources.
@@ -18,10 +18,10 @@ pub const DEFAULT_ANNOUNCEMENT_BUFFER: usize = 16_384;
 /// By Little's law 64 slots hold 2000 transactions/s up to an answer time of 32 ms.
 pub const DEFAULT_FETCH_SLOTS: usize = 64;
 
-/// How many of the slots deferrable work (backfill, audits, deferred retries) may hold at once. They are
-/// few because live requests wait in the node behind the responses to deferrable ones. Two still fetch
-/// 10,000 transactions in about a second from a node that responds in 0.1 ms. More slots make this
-/// faster with a slower node (10 s at 2 ms) and live fetches slower.
+/// How many of the slots deferrable work (backfill, audits, deferred retries) may hold at once.
+/// They are few because live requests wait in the node behind the responses to deferrable ones. Two
+/// still fetch 10,000 transactions in about a second from a node that responds in 0.1 ms. More
+/// slots make this faster with a slower node (10 s at 2 ms) and live fetches slower.
 pub const DEFAULT_DEFERRABLE_SLOTS: usize = 2;
 
 /// Bytes of answers that may be in flight before further fetches wait.
@@ -34,13 +34,13 @@ pub const DEFAULT_MAX_BYTES_IN_FLIGHT: usize = 64 * 1024 * 1024;
 /// Longest JSON value read from a connection. A connection with a longer one is closed.
 ///
 /// The largest regular value is a full block: reth caps answers at 160 MB, but a block of 2,000
-/// transactions is about 2 MB and a six-blob transaction 1.6 MB. Over IPC, the pool's content is not
-/// read as one value and not bounded by this. Over WebSocket it is one message, so this allows
+/// transactions is about 2 MB and a six-blob transaction 1.6 MB. Over IPC, the pool's content is
+/// not read as one value and not bounded by this. Over WebSocket it is one message, so this allows
 /// about 30,000 pending transactions there.
 pub const DEFAULT_MAX_FRAME_BYTES: usize = 32 * 1024 * 1024;
 
-/// Time for the response to one request for a transaction: more than 100 times the slowest one measured on a
-/// healthy node (17 ms, for a six-blob transaction behind others on geth).
+/// Time for the response to one request for a transaction: more than 100 times the slowest one
+/// measured on a healthy node (17 ms, for a six-blob transaction behind others on geth).
 pub const DEFAULT_FETCH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often a fetch is retried after a time-out or a retryable error response.
@@ -73,8 +73,8 @@ pub const DEFAULT_AUDIT_INTERVAL: Duration = Duration::from_secs(60);
 /// How long an audit waits for announcements on their way before it calls a hash missing.
 pub const DEFAULT_AUDIT_SETTLE: Duration = Duration::from_millis(200);
 
-/// How long backfill, audit and retry fetches wait at most for the load to fall. It is less than half
-/// of the 12 s between two blocks, so that what was missed can still be in the next one.
+/// How long backfill, audit and retry fetches wait at most for the load to fall. It is less than
+/// half of the 12 s between two blocks, so that what was missed can still be in the next one.
 pub const DEFAULT_DEFERRAL_MAX_AGE: Duration = Duration::from_secs(5);
 
 /// Upper bound of [`FetcherConfig::fetch_slots`].
@@ -89,8 +89,8 @@ pub const MAX_ANNOUNCEMENT_BUFFER: usize = 1 << 20;
 pub enum Endpoint {
     /// The path of a Unix socket.
     Ipc(PathBuf),
-    /// A WebSocket URL, `ws://host:port/…`. TLS is not supported: a node that a builder trusts is on its
-    /// own host or network.
+    /// A WebSocket URL, `ws://host:port/…`. TLS is not supported: a node that a builder trusts is
+    /// on its own host or network.
     Ws(String),
 }
 
@@ -168,8 +168,8 @@ impl Backoff {
     }
 }
 
-/// The configuration of a [`Fetcher`](crate::Fetcher). Every field has a default but the sources, which
-/// [`FetcherConfig::new`] takes.
+/// The configuration of a [`Fetcher`](crate::Fetcher). Every field has a default but the sources,
+/// which [`FetcherConfig::new`] takes.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FetcherConfig {
@@ -183,12 +183,12 @@ pub struct FetcherConfig {
     /// How many of the slots deferrable work may hold, 1 to `fetch_slots`.
     pub deferrable_slots: usize,
     /// Whether the limit of requests in flight at one node is adapted. It is halved, down to
-    /// [`ADAPTIVE_FLOOR`](crate::ADAPTIVE_FLOOR), on a sign of overload (-32005, -32009, a growing share
-    /// of time-outs), and rises by one for each round of responses while it is in use. It is never above
-    /// `fetch_slots`, and shown by `mempool_fetcher_fetch_limit`. Also without it, no request is sent to
-    /// a node that named a time to retry in an error response (`data.retryAfterMs`) until then, for at
-    /// most [`MAX_RETRY_AFTER`](crate::MAX_RETRY_AFTER); counted by
-    /// `mempool_fetcher_retry_after_pauses_total`.
+    /// [`ADAPTIVE_FLOOR`](crate::ADAPTIVE_FLOOR), on a sign of overload (-32005, -32009, a growing
+    /// share of time-outs), and rises by one for each round of responses while it is in use. It is
+    /// never above `fetch_slots`, and shown by `mempool_fetcher_fetch_limit`. Also without it, no
+    /// request is sent to a node that named a time to retry in an error response
+    /// (`data.retryAfterMs`) until then, for at most [`MAX_RETRY_AFTER`](crate::MAX_RETRY_AFTER);
+    /// counted by `mempool_fetcher_retry_after_pauses_total`.
     pub adaptive_limit: bool,
     /// Bytes of answers in flight before further fetches wait, at least 1 MiB.
     pub max_bytes_in_flight: usize,
@@ -205,8 +205,8 @@ pub struct FetcherConfig {
     pub call_timeout: Duration,
     /// Time for the node to list its pool, at least 1 ms.
     pub snapshot_timeout: Duration,
-    /// Request connections for each source, 1 to 16. With more than one, small transactions need not
-    /// wait behind blobs: a request goes to the connection with the fewest calls in flight.
+    /// Request connections for each source, 1 to 16. With more than one, small transactions need
+    /// not wait behind blobs: a request goes to the connection with the fewest calls in flight.
     pub request_connections: usize,
     /// Threads that decode and recover senders, 1 to 64.
     pub workers: usize,
@@ -223,8 +223,8 @@ pub struct FetcherConfig {
     pub reconnect_limit: Option<u32>,
     /// Time between two pings of a connection, at least 1 ms.
     pub ping_interval: Duration,
-    /// Silence after a ping before the connection is closed, at least 1 ms. While the node lists its
-    /// pool, it may be silent for `snapshot_timeout` longer.
+    /// Silence after a ping before the connection is closed, at least 1 ms. While the node lists
+    /// its pool, it may be silent for `snapshot_timeout` longer.
     pub ping_timeout: Duration,
     /// Time between two audits, at least 1 ms; `None` for none.
     pub audit_interval: Option<Duration>,
@@ -234,14 +234,16 @@ pub struct FetcherConfig {
     pub backfill: Backfill,
     /// Watches how full the announcement buffers and the slots for live announcements are. While it
     /// says that the load is high, backfill, audit and retry fetches wait (counted by
-    /// `mempool_fetcher_deferred_total`); live announcements and heads never do. `None`: nothing waits.
+    /// `mempool_fetcher_deferred_total`); live announcements and heads never do. `None`: nothing
+    /// waits.
     pub monitor: Option<LoadMonitor>,
-    /// How long such a fetch waits at most, from when it could first have run; at least 1 ms. Fetches
-    /// that have waited that long run one at a time while the load stays high.
+    /// How long such a fetch waits at most, from when it could first have run; at least 1 ms.
+    /// Fetches that have waited that long run one at a time while the load stays high.
     pub deferral_max_age: Duration,
-    /// The gate from which decoding and sender recovery acquire internal work permits. Such work waits
-    /// for a permit and is never refused, and external callers never get the last one, unless the gate is
-    /// [`Limit::Unlimited`](load_control::Limit::Unlimited). `None`: it runs on all workers at once.
+    /// The gate from which decoding and sender recovery acquire internal work permits. Such work
+    /// waits for a permit and is never refused, and external callers never get the last one, unless
+    /// the gate is [`Limit::Unlimited`](load_control::Limit::Unlimited). `None`: it runs on all
+    /// workers at once.
     pub gate: Option<Gate>,
 }
 
@@ -289,8 +291,8 @@ impl FetcherConfig {
         Self::new([Endpoint::Ipc(path.into())])
     }
 
-    /// Sets [`Self::fetch_slots`], and lowers [`Self::deferrable_slots`] to a quarter of them if it is
-    /// higher.
+    /// Sets [`Self::fetch_slots`], and lowers [`Self::deferrable_slots`] to a quarter of them if it
+    /// is higher.
     #[must_use]
     pub fn with_fetch_slots(mut self, slots: usize) -> Self {
         self.fetch_slots = slots;

@@ -70,7 +70,8 @@ impl Connection {
             .expect("hashes, numbers and strings serialise");
         match timeout(limit, self.frontend.send(request)).await {
             Err(_) => Err(CallError::Timeout(limit)),
-            // The only error of the service: the connection ended, and it dropped what was in flight.
+            // The only error of the service: the connection ended, and it dropped what was in
+            // flight.
             Ok(Err(_)) => Err(CallError::ConnectionLost),
             Ok(Ok(response)) => match response.payload {
                 ResponsePayload::Success(result) => Ok(result),
@@ -83,13 +84,14 @@ impl Connection {
         }
     }
 
-    /// Subscribes to the hashes of pending transactions with a buffer of `slots`, and verifies that the
-    /// buffer has that size.
+    /// Subscribes to the hashes of pending transactions with a buffer of `slots`, and verifies that
+    /// the buffer has that size.
     ///
-    /// alloy creates the buffer when the response to the subscription arrives. An earlier subscription
-    /// with the same parameters would have fixed its size, at 16 by default, without an error. So the
-    /// backend pushes `slots / 2 + 1` probes into the same channel, before the node's first
-    /// notification. Sizes are powers of two, so a channel that holds all probes has `slots`.
+    /// alloy creates the buffer when the response to the subscription arrives. An earlier
+    /// subscription with the same parameters would have fixed its size, at 16 by default, without
+    /// an error. So the backend pushes `slots / 2 + 1` probes into the same channel, before the
+    /// node's first notification. Sizes are powers of two, so a channel that holds all probes has
+    /// `slots`.
     ///
     /// # Errors
     /// The call's error, or how many probes were pushed when one got lost.
@@ -144,8 +146,8 @@ impl Connection {
         self.in_flight.load(Relaxed)
     }
 
-    /// When the last complete JSON value was received. Bytes alone are no sign of life: after a truncated
-    /// answer, all that follows is read as a part of it.
+    /// When the last complete JSON value was received. Bytes alone are no sign of life: after a
+    /// truncated answer, all that follows is read as a part of it.
     pub(crate) fn last_frame(&self) -> Instant {
         self.shared.last_frame()
     }
@@ -197,7 +199,8 @@ struct ConnectionShared {
     read_times: Arc<ReadTimes>,
     ended: watch::Sender<Option<LossReason>>,
     killed: CancellationToken,
-    /// The id of the request for the hash subscription, and how many probes to push behind the response.
+    /// The id of the request for the hash subscription, and how many probes to push behind the
+    /// response.
     probe: Mutex<Option<(u64, usize)>>,
 }
 
@@ -287,8 +290,8 @@ impl ReadTimes {
     }
 }
 
-/// When the node wants the request to be repeated. JSON-RPC has no field for this. It is the one that
-/// our own RPC server sends; data of any other shape is ignored.
+/// When the node wants the request to be repeated. JSON-RPC has no field for this. It is the one
+/// that our own RPC server sends; data of any other shape is ignored.
 fn retry_after(data: &RawValue) -> Option<Duration> {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "camelCase")]

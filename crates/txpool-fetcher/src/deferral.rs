@@ -42,7 +42,8 @@ impl DeferrableWork {
 pub struct DeferredStats {
     /// Fetches, and audits on the timer, that had to wait because the load was high.
     pub deferred: u64,
-    /// Of these, the ones that ran although the load was high, because they had reached the age cap.
+    /// Of these, the ones that ran although the load was high, because they had reached the age
+    /// cap.
     pub aged: u64,
     /// How many wait now. Each retry counts; what is left of a comparison counts as one.
     pub waiting: u64,
@@ -51,15 +52,15 @@ pub struct DeferredStats {
 }
 
 /// The right to run deferrable work. While the load is high, work that has reached the age cap gets
-/// the one permit for such work in turn: nothing waits for ever, and the backfill of a whole pool does
-/// not run all at once when it reaches the age cap.
+/// the one permit for such work in turn: nothing waits for ever, and the backfill of a whole pool
+/// does not run all at once when it reaches the age cap.
 #[derive(Debug, Default)]
 pub(crate) struct DeferralPermit {
     _one: Option<OwnedSemaphorePermit>,
 }
 
-/// Reports the fill of the fetcher's queues to the monitor, and makes deferrable work wait while the
-/// monitor says that the load is high.
+/// Reports the fill of the fetcher's queues to the monitor, and makes deferrable work wait while
+/// the monitor says that the load is high.
 #[derive(Debug)]
 pub(crate) struct Deferral {
     watched: Option<Watched>,
@@ -125,7 +126,8 @@ impl Deferral {
         }
     }
 
-    /// Counts a live fetch as part of the load, from its wait for a slot until the result is dropped.
+    /// Counts a live fetch as part of the load, from its wait for a slot until the result is
+    /// dropped.
     pub(crate) fn track_live_fetch(&self) -> Option<TrackedFetch> {
         let queue = self.watched.as_ref()?.live.clone();
         queue.added(1);
@@ -136,11 +138,11 @@ impl Deferral {
         self.watched.as_ref().is_some_and(|watched| watched.monitor.is_pressed())
     }
 
-    /// Waits while the load is high. `since` is when the work could first have run: from that time plus
-    /// the age cap on, it competes for the one permit for such work.
+    /// Waits while the load is high. `since` is when the work could first have run: from that time
+    /// plus the age cap on, it competes for the one permit for such work.
     ///
     /// # Cancel safety
-    /// A dropped wait loses its place and nothing else.
+    /// A dropped wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire(&self, work: DeferrableWork, since: Instant) -> DeferralPermit {
         let Some(watched) = self.watched.as_ref().filter(|_| self.is_pressed()) else {
             return DeferralPermit::default();
@@ -167,8 +169,8 @@ impl Deferral {
         }
     }
 
-    /// A permit for a retry to give its slot back while it is deferred. `None` if the load is not high,
-    /// or if as many retries as there are slots wait so: the retry then keeps its slot.
+    /// A permit for a retry to give its slot back while it is deferred. `None` if the load is not
+    /// high, or if as many retries as there are slots wait so: the retry then keeps its slot.
     pub(crate) fn park(&self) -> Option<OwnedSemaphorePermit> {
         if !self.is_pressed() {
             return None;

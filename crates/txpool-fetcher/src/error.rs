@@ -246,7 +246,8 @@ impl CallError {
             // Another connection may work.
             Self::ConnectionLost => true,
             Self::Rpc { code, .. } => match code {
-                // The node cannot parse the request or does not know the method: a retry cannot help.
+                // The node cannot parse the request or does not know the method: a retry cannot
+                // help.
                 -32700 | -32600 | -32601 | -32602 => false,
                 // -32005 limit exceeded, -32009 and -32603 busy or internal, -32000 geth's catch-all
                 // (among it `transaction indexing is in progress`, which ends).

@@ -80,8 +80,9 @@ pub(crate) struct Arrival {
 }
 
 impl<S: TransactionSink> FetchContext<S> {
-    /// Accounts for one announcement and fetches its transaction if it is new. Waits while all slots
-    /// are taken: later announcements stay in the broadcast buffer meanwhile, whose overrun is counted.
+    /// Accounts for one announcement and fetches its transaction if it is new. Waits while all
+    /// slots are taken: later announcements stay in the broadcast buffer meanwhile, whose overrun
+    /// is counted.
     pub(crate) async fn on_announcement(self: &Arc<Self>, arrival: Arrival) {
         let ticket = self.tally.enter(Entry::Announced);
         self.announcement_counts[arrival.source].announced.fetch_add(1, Relaxed);
@@ -97,8 +98,8 @@ impl<S: TransactionSink> FetchContext<S> {
         self.tasks.spawn(task.fetch(arrival, slot));
     }
 
-    /// Fetches a transaction that a comparison found missing. Returns as soon as a deferrable slot was
-    /// free and the fetch has begun; the outcome is not waited for.
+    /// Fetches a transaction that a comparison found missing. Returns as soon as a deferrable slot
+    /// was free and the fetch has begun; the outcome is not waited for.
     pub(crate) async fn fetch_missing(self: &Arc<Self>, arrival: Arrival, permit: DeferralPermit) {
         let ticket = self.tally.enter(arrival.entry);
         let task = self.task(arrival.hash, ticket);
@@ -224,9 +225,9 @@ impl<S: TransactionSink> Drop for FetchTask<S> {
 }
 
 impl<S> FetchContext<S> {
-    /// Requests one transaction until there is a response or the last try has failed. A retry that is
-    /// deferred because the load is high gives its slot back meanwhile: taken slots are part of what
-    /// the load is measured by.
+    /// Requests one transaction until there is a response or the last try has failed. A retry that
+    /// is deferred because the load is high gives its slot back meanwhile: taken slots are part of
+    /// what the load is measured by.
     async fn fetch_raw(&self, arrival: &Arrival, mut slot: Slot) -> Option<(Box<RawValue>, Slot)> {
         let config = &self.config;
         let mut tries = 0;
@@ -279,9 +280,9 @@ impl<S> FetchContext<S> {
         }
     }
 
-    /// Waits for a permit to send one request to one of the sources `untried`, or to any source if none
-    /// of these is connected. Takes the first one that is below its limit, so that an overloaded node
-    /// does not hold back what another node could answer.
+    /// Waits for a permit to send one request to one of the sources `untried`, or to any source if
+    /// none of these is connected. Takes the first one that is below its limit, so that an
+    /// overloaded node does not hold back what another node could answer.
     async fn acquire_request(
         &self,
         untried: &[usize],

@@ -63,8 +63,8 @@ pub enum EndReason {
 /// A running fetcher. Dropping it stops it without waiting.
 ///
 /// It runs on threads of its own: one that reads the sockets and does nothing that takes long, and
-/// [`FetcherConfig::workers`] that decode, recover senders and call the sink. So nothing is lost if the
-/// host's runtime is busy, or blocked for minutes.
+/// [`FetcherConfig::workers`] that decode, recover senders and call the sink. So nothing is lost if
+/// the host's runtime is busy, or blocked for minutes.
 #[derive(Debug)]
 pub struct Fetcher {
     tally: Arc<Tally>,
@@ -80,8 +80,8 @@ impl Fetcher {
     /// source is connected and subscribed; its backfill may still run.
     ///
     /// # Errors
-    /// The configuration is out of its bounds, a thread cannot be started, or a node is required and no
-    /// source could be reached.
+    /// The configuration is out of its bounds, a thread cannot be started, or a node is required and
+    /// no source could be reached.
     ///
     /// # Cancel safety
     /// If it is dropped before it returns, what was started is stopped.
@@ -187,15 +187,15 @@ impl Fetcher {
         self.sources.iter().any(|(shared, _)| shared.state() == SourceState::Live)
     }
 
-    /// A function that says whether every source is [`SourceState::Live`], for a readiness probe; it does
-    /// not borrow the fetcher. Always false once the fetcher has ended.
+    /// A function that says whether every source is [`SourceState::Live`], for a readiness probe;
+    /// it does not borrow the fetcher. Always false once the fetcher has ended.
     pub fn readiness(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let sources: Vec<_> = self.sources.iter().map(|(shared, _)| Arc::clone(shared)).collect();
         move || sources.iter().all(|source| source.state() == SourceState::Live)
     }
 
-    /// How much work has waited, and waits now, because [`FetcherConfig::monitor`] says that the load is
-    /// high.
+    /// How much work has waited, and waits now, because [`FetcherConfig::monitor`] says that the
+    /// load is high.
     #[must_use]
     pub fn deferred(&self) -> DeferredStats {
         self.deferral.stats()
@@ -266,7 +266,8 @@ fn io_runtime() -> Result<Runtime, StartError> {
         .map_err(|source: io::Error| StartError::Thread { thread: "mempool-io", source })
 }
 
-/// Waits until one source is up. If all fail, returns the error of the first one in the configuration.
+/// Waits until one source is up. If all fail, returns the error of the first one in the
+/// configuration.
 async fn first_source(
     firsts: Vec<oneshot::Receiver<Result<(), ConnectError>>>,
 ) -> Result<(), StartError> {
@@ -296,7 +297,8 @@ async fn first_source(
 type Part =
     (Arc<SourceShared>, mpsc::Receiver<AuditRequest>, oneshot::Sender<Result<(), ConnectError>>);
 
-/// The root of the task tree: runs the sources and the follower of heads, and waits for all of them.
+/// The root of the task tree: runs the sources and the follower of heads, and waits for all of
+/// them.
 async fn supervise<S: TransactionSink>(
     context: Arc<FetchContext<S>>,
     parts: Vec<Part>,

@@ -13,22 +13,22 @@ use tokio::time::sleep_until;
 use self::semaphore::{ResizablePermit, ResizableSemaphore};
 use crate::{error::CallError, sync::lock};
 
-/// The limit never goes below this. At a response time of 2 ms it still gives 2000 transactions/s, and
-/// enough responses per second to adapt to.
+/// The limit never goes below this. At a response time of 2 ms it still gives 2000 transactions/s,
+/// and enough responses per second to adapt to.
 pub const ADAPTIVE_FLOOR: usize = 4;
 
 /// The longest retry-after pause: no request is sent to a node until the time that it named in an
 /// error response, but for no longer than this. It is half of what the announcement buffer holds at
-/// 2000 transactions/s. In the long run the pauses of a node take at most half of the time, because a
-/// node that named a time in every other response would otherwise hardly get a request.
+/// 2000 transactions/s. In the long run the pauses of a node take at most half of the time, because
+/// a node that named a time in every other response would otherwise hardly get a request.
 pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(4);
 
 /// The requests that waited for the end of a pause are sent at random times within this part of its
 /// length. Sent at once, they would repeat the load that the node could not bear.
 const COME_BACK_WITHIN: f64 = 0.125;
 
-/// The limit is multiplied by this on each sign of overload. Halving goes from 64 to the floor in four
-/// steps.
+/// The limit is multiplied by this on each sign of overload. Halving goes from 64 to the floor in
+/// four steps.
 const DECREASE: f64 = 0.5;
 
 /// Number of requests over which the share of late ones is judged, whatever the limit. With fewer,
@@ -53,8 +53,8 @@ enum Signal {
     Overloaded,
 }
 
-/// The limit: additive increase, multiplicative decrease, as in TCP. It is halved on a sign of overload
-/// and raised by one for each round of responses. Time is passed in.
+/// The limit: additive increase, multiplicative decrease, as in TCP. It is halved on a sign of
+/// overload and raised by one for each round of responses. Time is passed in.
 #[derive(Clone, Copy, Debug)]
 struct Aimd {
     limit: f64,
@@ -84,8 +84,8 @@ impl Aimd {
         (self.limit as usize).clamp(self.floor, self.cap)
     }
 
-    /// Records the outcome of a request that was sent at `requested_at`; `used` says whether the limit
-    /// was in use.
+    /// Records the outcome of a request that was sent at `requested_at`; `used` says whether the
+    /// limit was in use.
     fn record(&mut self, signal: Signal, requested_at: Instant, used: bool, now: Instant) {
         // Requests that were in flight when the limit was lowered report the same overload.
         if self.lowered.is_some_and(|lowered| requested_at <= lowered) {
@@ -134,14 +134,14 @@ pub(crate) struct NodeLimit {
 struct RetryAfterPause {
     since: Instant,
     until: Instant,
-    /// By how much a pause may exceed that. Grows back at half the speed of time, so that pauses take
-    /// at most half of the time in the long run.
+    /// By how much a pause may exceed that. Grows back at half the speed of time, so that pauses
+    /// take at most half of the time in the long run.
     left: Duration,
 }
 
 impl RetryAfterPause {
-    /// The pause after `before`. `None` for a request that was sent before that one ended: its response
-    /// reports the same overload.
+    /// The pause after `before`. `None` for a request that was sent before that one ended: its
+    /// response reports the same overload.
     fn next(
         before: Option<Self>,
         requested_at: Instant,
@@ -165,8 +165,8 @@ impl RetryAfterPause {
 struct Adaptive {
     aimd: Mutex<Aimd>,
     all: ResizableSemaphore,
-    /// The limit for deferrable work, which shrinks with the whole. Otherwise deferrable work could hold
-    /// all that is left of a lowered limit.
+    /// The limit for deferrable work, which shrinks with the whole. Otherwise deferrable work could
+    /// hold all that is left of a lowered limit.
     deferrable: ResizableSemaphore,
     cap: usize,
     deferrable_cap: usize,
@@ -274,7 +274,8 @@ impl Adaptive {
 }
 
 impl RequestPermit<'_> {
-    /// Records the outcome of the request. A permit dropped without this has no effect on the limit.
+    /// Records the outcome of the request. A permit dropped without this has no effect on the
+    /// limit.
     pub(crate) fn record<T>(self, result: &Result<T, CallError>) {
         let now = Instant::now();
         let signal = match result {
@@ -380,7 +381,8 @@ mod tests {
             let mut now = Instant::now();
             for (signal, used) in signal {
                 now += MS;
-                let signal = [Signal::Answered, Signal::Late, Signal::Overloaded][usize::from(signal)];
+                let all = [Signal::Answered, Signal::Late, Signal::Overloaded];
+                let signal = all[usize::from(signal)];
                 aimd.record(signal, now, used, now);
                 prop_assert!((ADAPTIVE_FLOOR.min(cap)..=cap).contains(&aimd.limit()));
             }

@@ -6,7 +6,7 @@
 //!      ^  ^                               |                         |
 //!      |  +---------- any loss -----------+------- any loss --------+
 //!      |                                                            | heads or hashes
-//!      +---- subscription connection dropped ---- Stale <--------------+ stopped coming
+//!      +---- subscription connection dropped ---- Stale <-----------+ stopped coming
 //! ```
 //! It opens no socket, starts no task and reads no clock: `source.rs` carries out the actions.
 
@@ -26,9 +26,9 @@ use crate::{
 /// Most gaps that are kept for the status.
 const GAPS: usize = 32;
 
-/// How many announcements must have been expected in a silence, by the recent rate, before it is taken
-/// for a sign of a dead subscription: in a Poisson process the probability of none is then e^-20, one
-/// in 500 million.
+/// How many announcements must have been expected in a silence, by the recent rate, before it is
+/// taken for a sign of a dead subscription: in a Poisson process the probability of none is then
+/// e^-20, one in 500 million.
 const EXPECTED: f64 = 20.0;
 
 /// A silence shorter than this never makes a source stale, whatever the rate: geth pauses for up to
@@ -54,7 +54,8 @@ pub enum SourceState {
     Live,
     /// The subscription connection is open, but hashes or heads stopped coming. It is being closed.
     Stale,
-    /// The source has ended: the limit of connection attempts is reached, or the fetcher has stopped.
+    /// The source has ended: the limit of connection attempts is reached, or the fetcher has
+    /// stopped.
     Ended,
 }
 
@@ -106,9 +107,11 @@ impl fmt::Display for StaleReason {
 pub enum GapReason {
     /// Nothing is known to be missing: the regular comparison.
     Audit,
-    /// Heads were missed. Their blocks were requested; hashes announced meanwhile may be missing too.
+    /// Heads were missed. Their blocks were requested; hashes announced meanwhile may be missing
+    /// too.
     MissedHeads,
-    /// A reorg. Transactions of the removed blocks may be pending again, and are not always announced.
+    /// A reorg. Transactions of the removed blocks may be pending again, and are not always
+    /// announced.
     Reorg,
     /// Our own buffer overran.
     Lagged,
@@ -150,7 +153,8 @@ pub struct Gap {
 /// An input of the state machine.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event {
-    /// The connections of this role are up: probed and, for the subscription connection, subscribed.
+    /// The connections of this role are up: probed and, for the subscription connection,
+    /// subscribed.
     Up(Role),
     /// An attempt to connect failed.
     DialFailed(Role),
@@ -335,8 +339,8 @@ impl Machine {
         actions
     }
 
-    /// Starts a comparison. If one is running, another one follows it, for the gravest reason of those
-    /// that came meanwhile.
+    /// Starts a comparison. If one is running, another one follows it, for the gravest reason of
+    /// those that came meanwhile.
     fn compare(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
         if !self.backfill && reason != GapReason::Audit {
             self.compared(0, actions, now);

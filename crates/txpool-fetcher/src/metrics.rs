@@ -77,7 +77,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     (
         "mempool_fetcher_retry_after_pauses_total",
         Unit::Count,
-        "retry-after pauses of the node of `source`: it named a time in an error response, and no request is sent until then",
+        "retry-after pauses of the node of `source`: no request is sent until the time it named",
     ),
     (
         "mempool_fetcher_in_flight_bytes",
@@ -194,7 +194,8 @@ impl SourceMetrics {
         counter!("mempool_fetcher_retry_after_pauses_total", "source" => endpoint.to_owned())
     }
 
-    /// Losses are rare, so the handle is looked up each time: only reasons that occurred are exported.
+    /// Losses are rare, so the handle is looked up each time: only reasons that occurred are
+    /// exported.
     pub(crate) fn reconnected(reason: &'static str) {
         counter!("mempool_fetcher_reconnects_total", "reason" => reason).increment(1);
     }

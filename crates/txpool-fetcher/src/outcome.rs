@@ -1,4 +1,5 @@
-//! The account of hashes: each one that enters leaves with exactly one outcome, and both are counted.
+//! The account of hashes: each one that enters leaves with exactly one outcome, and both are
+//! counted.
 
 use std::sync::{
     Arc,
@@ -45,8 +46,8 @@ pub enum Outcome {
     Gone,
     /// In a block already, or another transaction with its nonce is.
     Mined,
-    /// Does not decode, has no valid signature, is for another chain, or is not the transaction that was
-    /// requested.
+    /// Does not decode, has no valid signature, is for another chain, or is not the transaction
+    /// that was requested.
     Malformed,
     /// Refused by the sink.
     Refused,
@@ -111,8 +112,9 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// What entered, less what left and what is unfinished. Zero whenever no hash enters or leaves at
-    /// the same time; otherwise it may be off by those that do so between the reads of two counters.
+    /// What entered, less what left and what is unfinished. Zero whenever no hash enters or leaves
+    /// at the same time; otherwise it may be off by those that do so between the reads of two
+    /// counters.
     #[must_use]
     pub const fn balance(&self) -> i64 {
         let entered = self.announced + self.backfilled + self.audit_recovered;

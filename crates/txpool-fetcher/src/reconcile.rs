@@ -23,8 +23,8 @@ use crate::{
     sync::lock,
 };
 
-/// Every fifth audit compares the pools in full even when their counts agree: if we have one hash too
-/// many and lack another one, the counts are equal.
+/// Every fifth audit compares the pools in full even when their counts agree: if we have one hash
+/// too many and lack another one, the counts are equal.
 const FULL_EVERY: u64 = 5;
 
 /// How long an audit waits at most until our own announcement buffers are read.
@@ -50,7 +50,8 @@ pub struct AuditReport {
     pub unlistable: u64,
     /// Of those listed, the ones that we never had, after both sides had time to settle.
     pub missing: Vec<B256>,
-    /// Of those listed, the ones that the sink held and has removed: evicted, expired, mined or stale.
+    /// Of those listed, the ones that the sink held and has removed: evicted, expired, mined or
+    /// stale.
     pub removed: u64,
     /// Of those listed, the ones that the sink refused.
     pub refused: u64,
@@ -84,8 +85,8 @@ pub(crate) struct Comparison<S> {
 impl<S: TransactionSink> Comparison<S> {
     pub(crate) async fn run(self) -> Result<AuditReport, SnapshotError> {
         if self.cheap {
-            // Only audits on the timer are deferred. Those that a caller requested, or that follow a
-            // gap, list the pool at once.
+            // Only audits on the timer are deferred. Those that a caller requested, or that follow
+            // a gap, list the pool at once.
             self.context.deferral.acquire(DeferrableWork::Audit, Instant::now()).await;
         }
         let result = self.compare().await;
@@ -159,8 +160,8 @@ impl<S: TransactionSink> Comparison<S> {
         let limit = self.context.config.snapshot_timeout;
         let endpoint = self.context.config.sources[self.source].clone();
         if let Endpoint::Ipc(_) = endpoint {
-            // The scan can take seconds of CPU: neither on the thread that reads the sockets nor on a
-            // worker.
+            // The scan can take seconds of CPU: neither on the thread that reads the sockets nor on
+            // a worker.
             let runtime = tokio::runtime::Handle::current();
             let (reply, content) = oneshot::channel();
             let body = move || {
@@ -181,8 +182,9 @@ impl<S: TransactionSink> Comparison<S> {
         ContentScanner::of_result(answer.get())
     }
 
-    /// Waits until the announcements of what the node listed can have been processed: `audit_settle`
-    /// for those still on their way, then until all that were read from the socket are.
+    /// Waits until the announcements of what the node listed can have been processed:
+    /// `audit_settle` for those still on their way, then until all that were read from the socket
+    /// are.
     async fn settle(&self) {
         let deadline = Instant::now() + MAX_SETTLE;
         sleep(self.context.config.audit_settle).await;
@@ -215,8 +217,9 @@ impl<S: TransactionSink> Comparison<S> {
         }
     }
 
-    /// Fetches what is missing as deferrable work, and waits until it is delivered. A hash is not marked
-    /// as in flight while it is deferred, so an announcement of it meanwhile is fetched as live.
+    /// Fetches what is missing as deferrable work, and waits until it is delivered. A hash is not
+    /// marked as in flight while it is deferred, so an announcement of it meanwhile is fetched as
+    /// live.
     async fn recover(&self, missing: &[B256]) -> u64 {
         let entry = match self.reason {
             GapReason::StartUp | GapReason::Reconnect => Entry::Backfilled,
@@ -247,9 +250,9 @@ impl<S: TransactionSink> Comparison<S> {
         recovered
     }
 
-    /// Marks our transactions that are no longer in the node's pool, shard by shard, and yields between
-    /// the shards. Nothing is marked while the node holds transactions that it does not list, because
-    /// ours may be among these.
+    /// Marks our transactions that are no longer in the node's pool, shard by shard, and yields
+    /// between the shards. Nothing is marked while the node holds transactions that it does not
+    /// list, because ours may be among these.
     async fn mark_vanished(&self, listed: &B256HashSet, epoch: u32, unlistable: u64) -> u64 {
         // With several sources, a transaction that is absent in one pool may be in another.
         if unlistable > 0 || self.context.config.sources.len() > 1 {

@@ -25,8 +25,8 @@ impl RequestConnections {
         !self.connections.borrow()[source].is_empty()
     }
 
-    /// The sources of `untried` that are connected, in their order. If none is, all connected sources,
-    /// `first` before the others. Waits until there is one.
+    /// The sources of `untried` that are connected, in their order. If none is, all connected
+    /// sources, `first` before the others. Waits until there is one.
     ///
     /// # Cancel safety
     /// Cancel safe.

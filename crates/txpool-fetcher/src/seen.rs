@@ -1,4 +1,5 @@
-//! The hashes that were seen before, so that none is fetched twice and an audit knows which are ours.
+//! The hashes that were seen before, so that none is fetched twice and an audit knows which are
+//! ours.
 
 use std::sync::{
     Mutex, MutexGuard,
@@ -31,13 +32,13 @@ struct Entry {
     epoch: u32,
 }
 
-/// A bounded set of hashes, in shards of two generations each. When the younger generation of a shard
-/// is full, the older one is forgotten as a whole. So the set always remembers between about half of
-/// `capacity` and all of it, at the cost of a look-up and without an order to maintain.
+/// A bounded set of hashes, in shards of two generations each. When the younger generation of a
+/// shard is full, the older one is forgotten as a whole. So the set always remembers between about
+/// half of `capacity` and all of it, at the cost of a look-up and without an order to maintain.
 ///
-/// An attacker who floods the node with transactions makes us forget older hashes. Those are fetched
-/// again if they are announced again, and the sink then reports them as known: this costs work, and
-/// nothing is lost.
+/// An attacker who floods the node with transactions makes us forget older hashes. Those are
+/// fetched again if they are announced again, and the sink then reports them as known: this costs
+/// work, and nothing is lost.
 ///
 /// Each shard has a lock of its own, held for one look-up, or while an audit reads one shard (a
 /// 64th of the whole, 50 us when full). It is never held across an await, and never two at once.
@@ -80,7 +81,8 @@ impl SeenSet {
         allowed
     }
 
-    /// Sets the state of a hash; `None` forgets it, so that it is fetched when it is announced again.
+    /// Sets the state of a hash; `None` forgets it, so that it is fetched when it is announced
+    /// again.
     pub(crate) fn settle(&self, hash: B256, seen: Option<Seen>) {
         let mut shard = self.shard(&hash);
         match seen {

@@ -41,7 +41,8 @@ pub(crate) struct Slot {
 
 #[derive(Debug)]
 struct Bytes {
-    /// What is reserved of the byte budget: the estimate, or the size of the answer once it is known.
+    /// What is reserved of the byte budget: the estimate, or the size of the answer once it is
+    /// known.
     reserved: OwnedSemaphorePermit,
     /// `mempool_fetcher_in_flight_bytes`, which counts the reserved bytes.
     gauge: Gauge,
@@ -60,8 +61,8 @@ impl Slots {
         }
     }
 
-    /// Waits for a slot for a live announcement, first come, first served. `live` counts the fetch as
-    /// part of the load for as long as it holds the slot.
+    /// Waits for a slot for a live announcement, first come, first served. `live` counts the fetch
+    /// as part of the load for as long as it holds the slot.
     ///
     /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
@@ -78,7 +79,8 @@ impl Slots {
 
     async fn take_slot(&self, deferrable: Option<OwnedSemaphorePermit>) -> Slot {
         let one = acquire(&self.all, 1).await;
-        // Always the slot before the bytes, so that two waiters cannot each hold what the other needs.
+        // Always the slot before the bytes, so that two waiters cannot each hold what the other
+        // needs.
         let reserved = acquire(&self.bytes, self.units(self.mean_bytes.load(Relaxed))).await;
         self.gauge.increment((reserved.num_permits() * UNIT_BYTES) as f64);
         let bytes = Bytes { reserved, gauge: self.gauge.clone() };
@@ -91,8 +93,8 @@ impl Slots {
         }
     }
 
-    /// Corrects the reservation of `slot` to the size of its answer, as far as the budget allows, and
-    /// the estimate for the next ones.
+    /// Corrects the reservation of `slot` to the size of its answer, as far as the budget allows,
+    /// and the estimate for the next ones.
     pub(crate) fn set_answer_bytes(&self, slot: &mut Slot, answer_bytes: usize) {
         // A running mean over about 16 answers. An update lost between two threads does no harm: it
         // is an estimate.

@@ -102,8 +102,8 @@ pub(crate) struct ContentScanner {
     /// A colon was read: the next value belongs to `key`.
     after_colon: bool,
     key: Vec<u8>,
-    /// Where in the answer the scanner is: `in_result` below the key at depth 1, `list` below the key at
-    /// depth 2.
+    /// Where in the answer the scanner is: `in_result` below the key at depth 1, `list` below the
+    /// key at depth 2.
     in_result: bool,
     found_result: bool,
     in_error: bool,
@@ -187,7 +187,8 @@ impl ContentScanner {
         Ok(false)
     }
 
-    /// The hashes found. An error if the answer was an error response, or not the content of a pool.
+    /// The hashes found. An error if the answer was an error response, or not the content of a
+    /// pool.
     pub(crate) fn finish(self) -> Result<Content, SnapshotError> {
         if !self.error.is_empty() {
             return Err(SnapshotError::Refused(String::from_utf8_lossy(&self.error).into_owned()));

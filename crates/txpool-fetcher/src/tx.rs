@@ -58,9 +58,9 @@ pub enum Malformed {
     Sidecar(#[from] SidecarError),
 }
 
-/// Reads the JSON of an answer to a request for the transaction `requested`. Takes about 35 us of CPU
-/// for a small transaction, nearly all of it for the recovery of the sender, and 2 ms for one with six
-/// blobs. Does not panic for any input.
+/// Reads the JSON of an answer to a request for the transaction `requested`. Takes about 35 us of
+/// CPU for a small transaction, nearly all of it for the recovery of the sender, and 2 ms for one
+/// with six blobs. Does not panic for any input.
 #[must_use]
 pub fn read_answer(json: &str, requested: B256) -> Answer {
     let json = json.trim();
@@ -79,9 +79,9 @@ pub fn read_answer(json: &str, requested: B256) -> Answer {
     }
 }
 
-/// Reads an EIP-2718 encoded transaction, a blob transaction in its network form. `requested` is the
-/// hash that it must have. The sidecar of a blob transaction is compared with its versioned hashes; KZG
-/// proofs are not verified, see [`verify_blob_proofs`].
+/// Reads an EIP-2718 encoded transaction, a blob transaction in its network form. `requested` is
+/// the hash that it must have. The sidecar of a blob transaction is compared with its versioned
+/// hashes; KZG proofs are not verified, see [`verify_blob_proofs`].
 #[must_use]
 pub fn read_raw(raw: Bytes, requested: B256) -> Answer {
     let mut rest = raw.as_ref();
@@ -121,8 +121,8 @@ fn other_transaction(requested: B256, found: B256) -> Answer {
     Answer::Malformed(Malformed::OtherTransaction { requested, found })
 }
 
-/// Whether a transaction is valid on this chain. Legacy transactions without a chain id (from before
-/// EIP-155) are valid on every chain.
+/// Whether a transaction is valid on this chain. Legacy transactions without a chain id (from
+/// before EIP-155) are valid on every chain.
 pub(crate) fn is_on_chain(tx: &PooledTransaction, chain_id: u64) -> bool {
     tx.chain_id().is_none_or(|id| id == chain_id)
 }

@@ -1,7 +1,8 @@
 //! The threads that decode, recover senders and call the sink.
 //!
-//! Plain threads behind two queues, not a second runtime: a job is a short computation and a call of
-//! the sink, so there is nothing to schedule, and no thread has to wake another one to steal work.
+//! Plain threads behind two queues, not a second runtime: a job is a short computation and a call
+//! of the sink, so there is nothing to schedule, and no thread has to wake another one to steal
+//! work.
 
 use std::{
     io,
@@ -28,7 +29,8 @@ pub(crate) struct Workers {
     deferrable: Sender<Job>,
 }
 
-/// The priority of a job. Live jobs wait only for other live jobs, deferrable jobs for all live ones.
+/// The priority of a job. Live jobs wait only for other live jobs, deferrable jobs for all live
+/// ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Urgency {
     Live,
@@ -40,9 +42,9 @@ pub(crate) enum Urgency {
 pub(crate) struct WorkerThreads(Receiver<()>);
 
 impl Workers {
-    /// Starts `threads` threads. `for_deferrable` of them do deferrable work too; a backfill must not
-    /// keep all of them busy when a live job comes. Jobs may use the timers of `runtime`. Each of the
-    /// two queues holds `capacity` jobs.
+    /// Starts `threads` threads. `for_deferrable` of them do deferrable work too; a backfill must
+    /// not keep all of them busy when a live job comes. Jobs may use the timers of `runtime`. Each
+    /// of the two queues holds `capacity` jobs.
     pub(crate) fn start(
         threads: usize,
         for_deferrable: usize,
@@ -64,8 +66,8 @@ impl Workers {
         Ok((Self { live, deferrable }, WorkerThreads(ended)))
     }
 
-    /// Queues work. False when the queue is full: then the work is dropped, and its owner counts it.
-    /// Fetches cannot fill a queue, because it has room for more jobs than there are slots.
+    /// Queues work. False when the queue is full: then the work is dropped, and its owner counts
+    /// it. Fetches cannot fill a queue, because it has room for more jobs than there are slots.
     #[must_use]
     pub(crate) fn run(
         &self,
@@ -82,8 +84,8 @@ impl Workers {
 }
 
 impl WorkerThreads {
-    /// Waits until all threads have ended, at most for `limit`. True if they have. Every [`Workers`]
-    /// must be dropped before.
+    /// Waits until all threads have ended, at most for `limit`. True if they have. Every
+    /// [`Workers`] must be dropped before.
     pub(crate) fn wait_until_ended(&self, limit: Duration) -> bool {
         // Nothing is ever sent; the channel is disconnected when the last thread ends.
         matches!(self.0.recv_timeout(limit), Err(crossbeam_channel::RecvTimeoutError::Disconnected))

@@ -2,8 +2,8 @@
 //!
 //! It replaces alloy's own IPC task, which is not usable here for four reasons:
 //!
-//! - it stops reading while it writes: if both peers write and neither reads, both wait for ever, and
-//!   geth freezes all its subscribers meanwhile;
+//! - it stops reading while it writes: if both peers write and neither reads, both wait for ever,
+//!   and geth freezes all its subscribers meanwhile;
 //! - it does not report why a connection ended;
 //! - it reconnects by itself, and what was announced in between is lost without a signal;
 //! - it does not report when a notification was read.
@@ -40,12 +40,12 @@ use crate::{error::LossReason, sync::lock};
 /// Most bytes read from the socket with one call: enough for 400 announcements.
 const READ_BYTES: usize = 64 * 1024;
 
-/// Requests are taken from alloy's queue while fewer bytes than this wait to be written. If a node does
-/// not read, they stay in that queue, and are dropped with the connection.
+/// Requests are taken from alloy's queue while fewer bytes than this wait to be written. If a node
+/// does not read, they stay in that queue, and are dropped with the connection.
 const OUTBOX_BYTES: usize = 256 * 1024;
 
-/// Items passed on before the task yields, which takes about 0.1 ms, so that a burst on one connection
-/// does not block the thread for the other ones.
+/// Items passed on before the task yields, which takes about 0.1 ms, so that a burst on one
+/// connection does not block the thread for the other ones.
 const ITEMS_PER_TURN: u32 = 64;
 
 /// An open socket.

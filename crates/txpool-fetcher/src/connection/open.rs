@@ -93,9 +93,9 @@ impl Probe<'_> {
         }
     }
 
-    /// A node without the method cannot be used, and it is better to find that out now than at every
-    /// transaction. Any other error response comes from a node that has it: geth sends one for an unknown
-    /// hash while it builds its transaction index.
+    /// A node without the method cannot be used, and it is better to find that out now than at
+    /// every transaction. Any other error response comes from a node that has it: geth sends one
+    /// for an unknown hash while it builds its transaction index.
     async fn check_raw_transactions(&self) -> Result<(), ConnectError> {
         const METHOD: &str = "eth_getRawTransactionByHash";
         match self.connection.call(METHOD, (B256::ZERO,), self.config.ping_timeout).await {
@@ -129,9 +129,9 @@ impl Probe<'_> {
     }
 }
 
-/// Connects once more and only reads. A peer that refuses connections with a line of text (reth at its
-/// limit of connections) and closes the socket before it has read our request resets the connection,
-/// and its line is lost with that.
+/// Connects once more and only reads. A peer that refuses connections with a line of text (reth at
+/// its limit of connections) and closes the socket before it has read our request resets the
+/// connection, and its line is lost with that.
 async fn read_refusal(endpoint: &Endpoint) -> Option<String> {
     let Endpoint::Ipc(path) = endpoint else { return None };
     let mut stream = UnixStream::connect(path).await.ok()?;
@@ -140,8 +140,8 @@ async fn read_refusal(endpoint: &Endpoint) -> Option<String> {
     (count > 0).then(|| String::from_utf8_lossy(&said[..count]).into_owned())
 }
 
-/// Opens the Unix socket at `path`. The path is resolved each time, because nodes delete and re-create
-/// the socket when they start.
+/// Opens the Unix socket at `path`. The path is resolved each time, because nodes delete and
+/// re-create the socket when they start.
 pub(crate) async fn open_ipc(path: &Path) -> Result<UnixStream, ConnectError> {
     UnixStream::connect(path).await.map_err(|error| explain(path, error))
 }
@@ -151,7 +151,8 @@ fn explain(path: &Path, error: io::Error) -> ConnectError {
     match error.kind() {
         io::ErrorKind::NotFound => ConnectError::Missing { endpoint },
         io::ErrorKind::PermissionDenied => ConnectError::PermissionDenied { endpoint },
-        // Linux reports "connection refused" for a stale socket, and also for a file that is no socket.
+        // Linux reports "connection refused" for a stale socket, and also for a file that is no
+        // socket.
         _ if path.metadata().is_ok_and(|meta| !meta.file_type().is_socket()) => {
             ConnectError::NotASocket { endpoint }
         }

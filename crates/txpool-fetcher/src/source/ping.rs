@@ -26,7 +26,8 @@ pub(super) struct Pinger {
 }
 
 impl Pinger {
-    /// Returns when the connection is lost, or after closing it because the node was silent too long.
+    /// Returns when the connection is lost, or after closing it because the node was silent too
+    /// long.
     pub(super) async fn run(&self, role: Role, connection: &Connection) {
         // When the oldest ping without a response was sent.
         let mut silent_since = None;

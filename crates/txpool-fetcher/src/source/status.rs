@@ -63,8 +63,8 @@ pub struct SourceStatus {
 pub(crate) struct SourceShared {
     pub(super) status: Mutex<SourceStatus>,
     pub(super) progress: Mutex<Option<Arc<Progress>>>,
-    /// How many listings of the node's pool are in progress: for the source's own comparison, and for
-    /// those that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested.
+    /// How many listings of the node's pool are in progress: for the source's own comparison, and
+    /// for those that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested.
     listing: AtomicUsize,
     pub(crate) audits: AtomicU64,
     pub(crate) recovered: AtomicU64,

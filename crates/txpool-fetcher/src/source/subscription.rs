@@ -128,7 +128,8 @@ async fn read_hashes<S: TransactionSink>(
                     progress.taken.store(number, Relaxed);
                 }
                 None => {
-                    // The backend has noted a read time for every string, whether or not it is a hash.
+                    // The backend has noted a read time for every string, whether or not it is a
+                    // hash.
                     number += u64::from(notification.get().starts_with('"'));
                     progress.taken.store(number, Relaxed);
                     context.tally.metrics.malformed_notifications.increment(1);
