@@ -5,10 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::B256;
 use mempool_ingest::{
     OrderPool,
-    txpool_fetcher::{Delivery, Entry, FetchedTransaction, HeadUpdate, Holding, TransactionSink},
+    txpool_fetcher::{
+        Block, BlockNonces, Delivery, Entry, FetchedTransaction, Holding, TransactionSink,
+    },
 };
 
 /// Takes the time of what was announced, from the announcement read from the socket to the order in
@@ -37,12 +39,12 @@ impl TransactionSink for Timed {
         delivery
     }
 
-    fn head(&self, head: &HeadUpdate) {
-        TransactionSink::head(&self.pool, head);
+    fn head(&self, block: &Block) {
+        TransactionSink::head(&self.pool, block);
     }
 
-    fn nonces(&self, block_hash: B256, next_nonces: &[(Address, u64)]) {
-        TransactionSink::nonces(&self.pool, block_hash, next_nonces);
+    fn nonces(&self, nonces: &BlockNonces) {
+        TransactionSink::nonces(&self.pool, nonces);
     }
 
     fn holding(&self, hash: &B256) -> Holding {

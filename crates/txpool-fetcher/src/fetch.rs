@@ -8,7 +8,9 @@ use std::{
     time::{Instant, SystemTime},
 };
 
+use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_primitives::B256;
+use chain_view::{PooledTransaction, RecentBlocks};
 use futures::FutureExt as _;
 use serde_json::value::RawValue;
 use tokio::time::sleep;
@@ -20,7 +22,6 @@ use crate::{
     deferral::{DeferrableWork, Deferral, DeferralPermit},
     error::CallError,
     limit::{NodeLimit, RequestPermit},
-    mined::RecentlyMined,
     outcome::{Entry, Outcome, Tally, Ticket},
     request_connections::RequestConnections,
     seen::{Seen, SeenSet},
@@ -43,7 +44,7 @@ pub(crate) struct FetchContext<S> {
     pub(crate) requests: RequestConnections,
     /// How many requests may be in flight at each source.
     pub(crate) limits: Box<[Arc<NodeLimit>]>,
-    pub(crate) mined: Mutex<RecentlyMined>,
+    pub(crate) mined: Mutex<RecentBlocks>,
     pub(crate) chain_id: Mutex<Option<u64>>,
     /// The threads on which decoding and sender recovery run.
     pub(crate) workers: Workers,
@@ -86,7 +87,7 @@ impl<S: TransactionSink> FetchContext<S> {
     pub(crate) async fn on_announcement(self: &Arc<Self>, arrival: Arrival) {
         let ticket = self.tally.enter(Entry::Announced);
         self.announcement_counts[arrival.source].announced.fetch_add(1, Relaxed);
-        if lock(&self.mined).contains(&arrival.hash) {
+        if self.is_mined(&arrival.hash) {
             return ticket.leave(Outcome::Mined);
         }
         if !self.seen.insert_new(arrival.hash) {
@@ -164,7 +165,7 @@ impl<S: TransactionSink> FetchTask<S> {
             tracing::debug!(hash = %arrival.hash, "transaction of another chain");
             return self.finish(Outcome::Malformed, None);
         }
-        if context.was_mined(&arrival.hash, &tx) {
+        if context.is_taken(&tx) {
             return self.finish(Outcome::Mined, Some(Seen::Mined));
         }
         let since = arrival.at.elapsed();
@@ -206,9 +207,17 @@ impl<S: TransactionSink> FetchTask<S> {
         if let Some(ticket) = self.ticket.take() {
             ticket.leave(outcome);
         }
-        // A block that contains it may have come after the check and before the delivery.
-        if seen == Some(Seen::Delivered) && lock(&self.context.mined).contains(&self.hash) {
-            self.context.seen.mined(self.hash);
+        // A block may have come, or gone, between the look at it and now. And only a block that
+        // contains the transaction makes it mined for as long as it is there: what lost its nonce to
+        // a block, or was mined in one that we do not know, may be pending again after a reorg.
+        match seen {
+            Some(Seen::Delivered) if self.context.is_mined(&self.hash) => {
+                self.context.seen.mined(self.hash);
+            }
+            Some(Seen::Mined) if !self.context.is_mined(&self.hash) => {
+                self.context.seen.forget_mined(self.hash);
+            }
+            _ => {}
         }
     }
 }
@@ -312,13 +321,13 @@ impl<S> FetchContext<S> {
         }
     }
 
-    fn was_mined(
-        &self,
-        hash: &B256,
-        tx: &alloy_consensus::transaction::Recovered<crate::tx::PooledTransaction>,
-    ) -> bool {
-        use alloy_consensus::Transaction as _;
-        let mined = lock(&self.mined);
-        mined.contains(hash) || mined.is_nonce_used(&tx.signer(), tx.inner().nonce())
+    /// Whether a recent block contains the transaction.
+    pub(crate) fn is_mined(&self, hash: &B256) -> bool {
+        lock(&self.mined).is_mined(hash)
+    }
+
+    /// Whether a recent block contains the transaction, or another one with its nonce.
+    fn is_taken(&self, tx: &Recovered<PooledTransaction>) -> bool {
+        lock(&self.mined).taken(tx.inner().hash(), &tx.signer(), tx.inner().nonce()).is_some()
     }
 }

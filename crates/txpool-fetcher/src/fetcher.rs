@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use chain_view::RecentBlocks;
 use tokio::{
     runtime::{Builder, Runtime},
     sync::{mpsc, oneshot, watch},
@@ -21,7 +22,6 @@ use crate::{
     fetch::FetchContext,
     heads,
     machine::SourceState,
-    mined::RecentlyMined,
     outcome::{Counts, Tally},
     reconcile::{AuditMode, AuditReport},
     request_connections::RequestConnections,
@@ -29,16 +29,12 @@ use crate::{
     sink::TransactionSink,
     slots::Slots,
     snapshot::SnapshotError,
-    source::{AuditRequest, Source, SourceShared, SourceStatus},
+    source::{AuditRequest, Source, SourceChannels, SourceShared, SourceStatus},
     workers::Workers,
 };
 
 /// How long a stop without a deadline of its own waits for what is being delivered.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
-
-/// Capacity of the queue of heads of all sources. While it is full, the readers of heads wait; what
-/// their buffers lose is fetched as missed heads.
-const HEADS_WAITING: usize = 64;
 
 /// Room for full blocks in the workers' queues, besides one job for each slot.
 const BLOCKS_QUEUED: usize = 64;
@@ -123,7 +119,7 @@ impl Fetcher {
             ),
             deferral: Arc::clone(&deferral),
             requests: RequestConnections::new(config.sources.len()),
-            mined: Mutex::new(RecentlyMined::default()),
+            mined: Mutex::new(RecentBlocks::new(heads::RECENT_BLOCKS)),
             chain_id: Mutex::new(None),
             workers,
             tasks: TaskTracker::new(),
@@ -297,22 +293,23 @@ async fn first_source(
 type Part =
     (Arc<SourceShared>, mpsc::Receiver<AuditRequest>, oneshot::Sender<Result<(), ConnectError>>);
 
-/// The root of the task tree: runs the sources and the follower of heads, and waits for all of
+/// The root of the task tree: runs the sources and the followers of their heads, and waits for all of
 /// them.
 async fn supervise<S: TransactionSink>(
     context: Arc<FetchContext<S>>,
     parts: Vec<Part>,
     deadline: &Mutex<Duration>,
 ) -> EndReason {
-    let (heads_tx, heads_rx) = mpsc::channel(HEADS_WAITING);
+    let mut heads_of_sources = Vec::new();
     let mut sources = JoinSet::new();
     for (index, (shared, audits, first)) in parts.into_iter().enumerate() {
-        let heads = heads_tx.clone();
-        sources.spawn(Source::run(Arc::clone(&context), index, shared, heads, audits, first));
+        let (heads_tx, heads_rx) = mpsc::channel(heads::HEADS_WAITING);
+        let (events_tx, events) = mpsc::channel(heads::EVENTS_WAITING);
+        heads_of_sources.push((heads_rx, events_tx));
+        let channels = SourceChannels { heads: heads_tx, events, audits };
+        sources.spawn(Source::run(Arc::clone(&context), index, shared, channels, first));
     }
-    drop(heads_tx);
-    let mut follower = JoinSet::new();
-    follower.spawn(heads::follow(Arc::clone(&context), heads_rx));
+    let mut followers = heads::follow(&context, heads_of_sources);
     let reason = loop {
         tokio::select! {
             // The cause before its consequences: a stop also ends the sources.
@@ -324,8 +321,8 @@ async fn supervise<S: TransactionSink>(
                 _ if sources.is_empty() => break EndReason::SourcesEnded,
                 _ => {}
             },
-            Some(joined) = follower.join_next() => {
-                // Without a panic it ends only after all sources have ended.
+            Some(joined) = followers.join_next() => {
+                // They end by themselves only when their sources have.
                 if joined.is_err() {
                     break EndReason::Panicked;
                 }
@@ -334,7 +331,7 @@ async fn supervise<S: TransactionSink>(
     };
     context.stop.cancel();
     while sources.join_next().await.is_some() {}
-    follower.shutdown().await;
+    followers.shutdown().await;
     context.tasks.close();
     let limit = *crate::sync::lock(deadline);
     if timeout(limit, context.tasks.wait()).await.is_err() {

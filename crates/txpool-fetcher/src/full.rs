@@ -20,7 +20,7 @@ use alloy_primitives::{
 };
 
 use self::scan::{Members, SyntaxError, Value};
-use crate::tx::PooledTransaction;
+use chain_view::PooledTransaction;
 
 /// What one full announcement turned out to be.
 #[derive(Debug)]

@@ -1,287 +1,299 @@
 //! What the chain took out of the pool: heads in order, missed ones fetched, reorgs noticed.
+//!
+//! ```text
+//!  source 0: newHeads --> fetch: the block's hashes, missed ancestors --+
+//!  source 1: newHeads --> fetch                                         +--> apply --> TransactionSink::head
+//!                                                                              |
+//!                                             full blocks, one at a time  <----+
+//!                                                   |
+//!                                                   +----------------------------> TransactionSink::nonces
+//! ```
+//! Each source's heads are fetched by a task of its own, so a node that is frozen holds up its own
+//! heads only. One task applies what they bring, so the sink sees one chain.
+
+mod apply;
+mod nonces;
+mod wire;
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_eips::{calc_next_block_base_fee, eip1559::BaseFeeParams};
-use alloy_primitives::{Address, B256, U64, U128, map::AddressHashMap};
-use serde::Deserialize;
-use tokio::{sync::mpsc, time::sleep};
+use alloy_primitives::B256;
+use chain_view::{Block, Head, Relation};
+use serde_json::value::RawValue;
+use tokio::{sync::mpsc, task::JoinSet, time::sleep};
 
+pub(crate) use self::wire::read_head;
+use self::{apply::Applier, wire::read_block};
 use crate::{
-    error::CallError,
-    fetch::FetchContext,
-    machine::Event,
-    mined::Link,
-    sink::{HeadUpdate, TransactionSink},
-    sync::lock,
-    workers::Urgency,
+    config::Backoff, error::CallError, fetch::FetchContext, machine::Event, metrics::Metrics,
+    sink::TransactionSink, sync::lock,
 };
 
+/// Blocks that are remembered. Announcements came up to 11 ms after their block on geth, and after a
+/// stall of some blocks; 64 blocks are 13 minutes.
+pub(crate) const RECENT_BLOCKS: usize = 64;
+
 /// Missed heads that are fetched one by one, newest to oldest, before they are given up: as many
-/// as are remembered.
-const MAX_ANCESTORS: usize = 64;
+/// as are remembered. Also how far ahead of the latest head one may be whose ancestors cannot be
+/// had.
+const MAX_ANCESTORS: usize = RECENT_BLOCKS;
 
-/// Times a block is asked for when the node does not have it yet, 20 ms apart. On real nodes it
-/// was never missing right after its head.
-const BLOCK_TRIES: u32 = 4;
+/// Times that a block is requested before it counts as unread. With [`RETRY_BACKOFF`] between them
+/// they last 0.6 to 1.3 s when the node answers at once: a node that is busy for some hundred
+/// milliseconds is no reason to lose a block.
+const BLOCK_TRIES: u32 = 7;
 
-/// Full blocks that may wait to be read for nonces. A dev chain that mines for every transaction
-/// can be faster than we read: then nonces are skipped (counted), hashes never.
-const FULL_BLOCKS_WAITING: usize = 64;
+const RETRY_BACKOFF: Backoff =
+    Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(640) };
 
-/// The header fields that all nodes send with `newHeads`.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Header {
-    pub(crate) number: U64,
-    pub(crate) hash: B256,
-    parent_hash: B256,
-    timestamp: U64,
-    gas_used: U64,
-    gas_limit: U64,
-    #[serde(default)]
-    base_fee_per_gas: Option<U128>,
-    #[serde(default)]
-    miner: Address,
-}
+/// Heads of one source that may wait; its subscription connection waits beyond.
+pub(crate) const HEADS_WAITING: usize = 64;
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Block {
-    number: U64,
-    hash: B256,
-    parent_hash: B256,
-    timestamp: U64,
-    gas_used: U64,
-    gas_limit: U64,
-    #[serde(default)]
-    base_fee_per_gas: Option<U128>,
-    #[serde(default)]
-    miner: Address,
-    transactions: Vec<B256>,
-}
-
-#[derive(Debug, Deserialize)]
-struct FullBlock {
-    transactions: Vec<Nonce>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Nonce {
-    from: Address,
-    nonce: U64,
-}
+/// Events of a source that may wait for its shell, which reads them at once.
+pub(crate) const EVENTS_WAITING: usize = 16;
 
 /// A head as a source announced it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Announced {
-    pub(crate) source: usize,
-    pub(crate) header: Header,
-    /// Where to tell of reorgs and missed heads.
-    pub(crate) events: mpsc::Sender<Event>,
+    head: Head,
+    /// The block, when the source was asked for it and did not announce it.
+    block: Option<Block>,
 }
 
-/// Follows the heads of all sources, one after another.
-pub(crate) async fn follow<S: TransactionSink>(
-    core: Arc<FetchContext<S>>,
+impl From<Head> for Announced {
+    fn from(head: Head) -> Self {
+        Self { head, block: None }
+    }
+}
+
+/// Why a block could not be read. A closed set: it is a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unread {
+    /// No answer in time, or an error response.
+    Failed,
+    /// The node does not have the block.
+    Missing,
+    /// The answer is no block, or another one.
+    Malformed,
+    /// Too many blocks or jobs wait already.
+    QueueFull,
+    /// A head far ahead of the latest one, whose ancestors the node does not have.
+    Unlinked,
+    /// A head whose number does not follow its parent's.
+    Inconsistent,
+}
+
+impl Unread {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::Missing => "missing",
+            Self::Malformed => "malformed",
+            Self::QueueFull => "queue_full",
+            Self::Unlinked => "unlinked",
+            Self::Inconsistent => "inconsistent",
+        }
+    }
+
+    /// Counts it; `part` is what of the block was to be read.
+    fn count(self, part: &'static str, hash: B256) {
+        tracing::warn!(%hash, part, reason = self.as_str(), "a block could not be read");
+        Metrics::unread_block(part, self.as_str());
+    }
+}
+
+/// What a source's task has fetched for one head.
+#[derive(Debug)]
+struct Fetched {
+    source: usize,
+    /// Oldest first, the head itself last. Empty if the head changes nothing: it shows that its
+    /// source lives.
+    blocks: Vec<Block>,
+    /// Part of it could not be read, so a comparison must follow.
+    is_incomplete: bool,
+    /// It was requested when the source had just connected. The comparison after that has begun, and
+    /// covers the heads that were missed until then.
+    was_requested: bool,
+}
+
+/// Follows the heads of all sources. For each source: its heads, and where it is told of reorgs,
+/// missed heads and unread blocks.
+pub(crate) fn follow<S: TransactionSink>(
+    context: &Arc<FetchContext<S>>,
+    sources: Vec<(mpsc::Receiver<Announced>, mpsc::Sender<Event>)>,
+) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    let (fetched_tx, fetched) = mpsc::channel(HEADS_WAITING);
+    let mut events = Vec::new();
+    for (source, (heads, event)) in sources.into_iter().enumerate() {
+        events.push(event);
+        tasks.spawn(fetch(Arc::clone(context), source, heads, fetched_tx.clone()));
+    }
+    let events: Arc<[_]> = events.into();
+    let (full_blocks, waiting) = mpsc::channel(nonces::BLOCKS_WAITING);
+    tasks.spawn(nonces::read(Arc::clone(context), waiting, Arc::clone(&events)));
+    tasks.spawn(Applier::new(Arc::clone(context), full_blocks, events).run(fetched));
+    tasks
+}
+
+/// The head of a source right after it has connected: otherwise no base fee is known until its next
+/// block, and heads missed while it was away are not known as missed.
+pub(crate) async fn latest<S: TransactionSink>(
+    context: &Arc<FetchContext<S>>,
+    source: usize,
+) -> Option<Announced> {
+    let mut reason = Unread::Failed;
+    for attempt in 0..BLOCK_TRIES {
+        wait(attempt).await;
+        // Without a connection it has been lost again: then the next one begins with this.
+        let connection = context.requests.least_busy(source)?;
+        let limit = context.config.call_timeout;
+        let answer = connection.call("eth_getBlockByNumber", ("latest", false), limit).await;
+        match block_of(answer) {
+            Ok(block) => return Some(Announced { head: block.head, block: Some(block) }),
+            Err(unread) => reason = unread,
+        }
+    }
+    reason.count("latest", B256::ZERO);
+    None
+}
+
+/// Fetches what the heads of one source need, one after another.
+async fn fetch<S: TransactionSink>(
+    context: Arc<FetchContext<S>>,
+    source: usize,
     mut heads: mpsc::Receiver<Announced>,
+    fetched: mpsc::Sender<Fetched>,
 ) {
-    let (full, waiting) = mpsc::channel(FULL_BLOCKS_WAITING);
-    core.tasks.spawn(read_nonces(Arc::clone(&core), waiting));
-    let mut leader = None;
-    while let Some(head) = heads.recv().await {
-        let follower = Follower { core: &core, full: &full };
-        follower.on_head(head, &mut leader).await;
+    while let Some(announced) = heads.recv().await {
+        let found = fetch_head(&context, source, announced).await;
+        // The applier ends last, or by a panic that ends the fetcher.
+        if fetched.send(found).await.is_err() {
+            return;
+        }
     }
 }
 
-struct Follower<'a, S> {
-    core: &'a Arc<FetchContext<S>>,
-    full: &'a mpsc::Sender<(usize, B256)>,
+async fn fetch_head<S: TransactionSink>(
+    context: &Arc<FetchContext<S>>,
+    source: usize,
+    Announced { head, block }: Announced,
+) -> Fetched {
+    let was_requested = block.is_some();
+    let mut found = Fetched { source, blocks: Vec::new(), is_incomplete: false, was_requested };
+    let (relation, latest) = {
+        let mined = lock(&context.mined);
+        (mined.relate(&head), mined.head().copied())
+    };
+    match relation {
+        Relation::Repeat => return found,
+        Relation::Inconsistent => {
+            Unread::Inconsistent.count("head", head.hash);
+            return found;
+        }
+        Relation::Gap { .. } => {
+            let is_linked = ancestors(context, source, &head, &mut found.blocks).await;
+            let highest = latest
+                .map_or(u64::MAX, |latest| latest.number.saturating_add(MAX_ANCESTORS as u64));
+            if !is_linked && head.number > highest {
+                // One head with a huge number must not make its source the leader.
+                Unread::Unlinked.count("head", head.hash);
+                found.blocks.clear();
+                found.is_incomplete = true;
+                return found;
+            }
+        }
+        _ => {}
+    }
+    let block = match block {
+        Some(block) => Ok(block),
+        None => hashes(context, source, head.hash).await,
+    };
+    found.blocks.push(block.unwrap_or_else(|unread| {
+        // The head counts, though what it mined is not known: a comparison finds out.
+        unread.count("hashes", head.hash);
+        found.is_incomplete = true;
+        Block::new(head, [])
+    }));
+    found
 }
 
-impl<S: TransactionSink> Follower<'_, S> {
-    async fn on_head(&self, head: Announced, leader: &mut Option<usize>) {
-        let Announced { source, header, events } = head;
-        let number = header.number.to::<u64>();
-        let (relation, latest) = {
-            let mined = lock(&self.core.mined);
-            (mined.relate(header.hash, header.parent_hash), mined.latest())
+/// Fetches the blocks before a head whose parent is not known, oldest first. Says whether they
+/// confirm the head: they lead to a block that is known, below the oldest that is, or as far back as
+/// is remembered.
+async fn ancestors<S: TransactionSink>(
+    context: &Arc<FetchContext<S>>,
+    source: usize,
+    head: &Head,
+    chain: &mut Vec<Block>,
+) -> bool {
+    let mut child = *head;
+    let is_linked = loop {
+        let (is_known, oldest) = {
+            let mined = lock(&context.mined);
+            let oldest = mined.iter().next().map_or(0, |block| block.head.number);
+            (mined.block(&child.parent_hash).is_some(), oldest)
         };
-        if relation == Link::Repeat {
-            return;
+        if is_known || chain.len() == MAX_ANCESTORS || child.number == 0 {
+            break true;
         }
-        // Two nodes may be on two branches for a while. The branch changes when the source that
-        // gave the latest head says so, or when another one is further.
-        let further = latest.is_none_or(|(latest, _)| number > latest);
-        let leads =
-            leader.is_none_or(|leader| leader == source || !self.core.requests.is_up(leader));
-        if !further && !leads {
-            return;
-        }
-        *leader = Some(source);
-        let mut chain = Vec::new();
-        if relation == Link::Gap {
-            chain = self.ancestors(source, header.parent_hash).await;
-        }
-        let missed = relation == Link::Gap;
-        match self.block(source, header.hash).await {
-            Some(block) => chain.push(block),
-            // The head counts, though what it mined is not known: an audit finds out.
-            None => chain.push(header.into_empty_block()),
-        }
-        let mut undone = 0;
-        for block in chain {
-            undone += self.apply(block);
-            // Recovered ancestors' nonces are worth as much as the head's.
-        }
-        let latest = lock(&self.core.mined).latest();
-        if let Some((_, hash)) = latest
-            && self.full.try_send((source, hash)).is_err()
-        {
-            skipped();
-        }
-        let event = if undone > 0 || matches!(relation, Link::Reorg(_)) {
-            Event::Reorg
-        } else if missed {
-            Event::MissedHeads
-        } else {
-            return;
-        };
-        // The source may have ended; then nobody needs to know.
-        let _ = events.send(event).await;
-    }
-
-    /// The blocks before a head whose parent is not known, oldest first.
-    async fn ancestors(&self, source: usize, mut hash: B256) -> Vec<Block> {
-        let mut chain = Vec::new();
-        let oldest = lock(&self.core.mined).oldest();
-        while chain.len() < MAX_ANCESTORS && !lock(&self.core.mined).knows(hash) {
-            let Some(block) = self.block(source, hash).await else { break };
-            if oldest.is_some_and(|oldest| block.number.to::<u64>() < oldest) {
-                break;
+        match hashes(context, source, child.parent_hash).await {
+            Ok(block) if block.head.number.checked_add(1) != Some(child.number) => break false,
+            // A deeper reorg than what is remembered.
+            Ok(block) if block.head.number < oldest => break true,
+            Ok(block) => {
+                child = block.head;
+                chain.push(block);
             }
-            hash = block.parent_hash;
-            chain.push(block);
-        }
-        chain.reverse();
-        chain
-    }
-
-    async fn block(&self, source: usize, hash: B256) -> Option<Block> {
-        for attempt in 0..BLOCK_TRIES {
-            if attempt > 0 {
-                sleep(Duration::from_millis(20)).await;
-            }
-            if let Ok(answer) = block_json(self.core, source, hash, false).await
-                && let Ok(Some(block)) = serde_json::from_str(answer.get())
-            {
-                return Some(block);
+            Err(unread) => {
+                unread.count("ancestor", child.parent_hash);
+                break false;
             }
         }
-        tracing::warn!(%hash, "the node does not give the block of its own head");
-        None
-    }
-
-    /// Tells of one block; returns how many transactions were un-mined.
-    fn apply(&self, block: Block) -> usize {
-        let number = block.number.to();
-        let undone =
-            lock(&self.core.mined).push(number, block.hash, block.parent_hash, &block.transactions);
-        for hash in &block.transactions {
-            self.core.seen.mined(*hash);
-        }
-        for hash in &undone {
-            // Pending again, or gone: the comparison that follows tells which.
-            self.core.seen.settle(*hash, None);
-        }
-        self.core.sink.head(&HeadUpdate {
-            number,
-            hash: block.hash,
-            parent_hash: block.parent_hash,
-            timestamp: block.timestamp.to(),
-            next_base_fee_wei: next_base_fee(&block),
-            gas_limit: block.gas_limit.to(),
-            fee_recipient: block.miner,
-            mined: block.transactions,
-        });
-        undone.len()
-    }
+    };
+    chain.reverse();
+    is_linked
 }
 
-impl Header {
-    fn into_empty_block(self) -> Block {
-        Block {
-            number: self.number,
-            hash: self.hash,
-            parent_hash: self.parent_hash,
-            timestamp: self.timestamp,
-            gas_used: self.gas_used,
-            gas_limit: self.gas_limit,
-            base_fee_per_gas: self.base_fee_per_gas,
-            miner: self.miner,
-            transactions: Vec::new(),
-        }
-    }
-}
-
-/// EIP-1559, with mainnet's parameters.
-fn next_base_fee(block: &Block) -> Option<u64> {
-    let base_fee = u64::try_from(block.base_fee_per_gas?.to::<u128>()).unwrap_or(u64::MAX);
-    let (used, limit) = (block.gas_used.to(), block.gas_limit.to());
-    Some(calc_next_block_base_fee(used, limit, base_fee, BaseFeeParams::ethereum()))
-}
-
-async fn block_json<S>(
-    core: &FetchContext<S>,
+/// The block with the hashes of its transactions.
+async fn hashes<S: TransactionSink>(
+    context: &Arc<FetchContext<S>>,
     source: usize,
     hash: B256,
-    full: bool,
-) -> Result<Box<serde_json::value::RawValue>, CallError> {
-    let link = core.requests.pick(source).await;
-    link.call("eth_getBlockByHash", (hash, full), core.config.call_timeout).await
-}
-
-fn skipped() {
-    metrics::counter!("mempool_fetcher_skipped_full_blocks_total").increment(1);
-}
-
-/// Reads full blocks for the nonces of their senders. Slow on every node (170 to 660 ms for a
-/// large block), so never in the way of the head itself.
-async fn read_nonces<S: TransactionSink>(
-    core: Arc<FetchContext<S>>,
-    mut blocks: mpsc::Receiver<(usize, B256)>,
-) {
-    loop {
-        let next = tokio::select! {
-            () = core.stop.cancelled() => return,
-            next = blocks.recv() => next,
-        };
-        let Some((source, hash)) = next else { return };
-        let answer = tokio::select! {
-            () = core.stop.cancelled() => return,
-            answer = block_json(&core, source, hash, true) => answer,
-        };
-        let Ok(answer) = answer else { continue };
-        let shared = Arc::clone(&core);
-        // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
-        let queued = core.workers.run(Urgency::Deferrable, core.tasks.token(), async move {
-            let Ok(Some(block)) = serde_json::from_str::<Option<FullBlock>>(answer.get()) else {
-                tracing::debug!(%hash, "full block without senders and nonces");
-                return;
-            };
-            let mut next = AddressHashMap::<u64>::default();
-            for Nonce { from, nonce } in block.transactions {
-                let after = nonce.to::<u64>().saturating_add(1);
-                let slot = next.entry(from).or_insert(after);
-                *slot = (*slot).max(after);
-            }
-            let next: Vec<_> = next.into_iter().collect();
-            lock(&shared.mined).nonces(hash, &next);
-            shared.sink.nonces(hash, &next);
-        });
-        if !queued {
-            skipped();
+) -> Result<Block, Unread> {
+    let mut reason = Unread::Failed;
+    for attempt in 0..BLOCK_TRIES {
+        wait(attempt).await;
+        match block_of(request(context, source, attempt, hash, false).await) {
+            Ok(block) if block.head.hash == hash => return Ok(block),
+            Ok(_) => reason = Unread::Malformed,
+            Err(unread) => reason = unread,
         }
+    }
+    Err(reason)
+}
+
+fn block_of(answer: Result<Box<RawValue>, CallError>) -> Result<Block, Unread> {
+    let answer = answer.map_err(|_| Unread::Failed)?;
+    read_block(answer.get()).map_err(|_| Unread::Malformed)?.ok_or(Unread::Missing)
+}
+
+/// Requests a block: from its source first, then from each of the others in turn.
+async fn request<S: TransactionSink>(
+    context: &Arc<FetchContext<S>>,
+    source: usize,
+    attempt: u32,
+    hash: B256,
+    full: bool,
+) -> Result<Box<RawValue>, CallError> {
+    let source = (source + attempt as usize) % context.config.sources.len();
+    let connection = context.requests.pick(source).await;
+    connection.call("eth_getBlockByHash", (hash, full), context.config.call_timeout).await
+}
+
+/// Waits before an attempt, the first one excepted.
+async fn wait(attempt: u32) {
+    if let Some(retry) = attempt.checked_sub(1) {
+        sleep(RETRY_BACKOFF.delay(retry, rand::random())).await;
     }
 }

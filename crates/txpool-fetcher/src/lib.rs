@@ -11,7 +11,6 @@ mod heads;
 mod limit;
 mod machine;
 mod metrics;
-mod mined;
 mod outcome;
 #[cfg(feature = "order-pool")]
 mod pool_sink;
@@ -41,11 +40,9 @@ pub use self::{
     metrics::METRICS,
     outcome::{Counts, Entry, Outcome},
     reconcile::{AuditMode, AuditReport},
-    sink::{Delivery, FetchedTransaction, HeadUpdate, Holding, TransactionSink},
+    sink::{Delivery, FetchedTransaction, Holding, TransactionSink},
     snapshot::SnapshotError,
     source::SourceStatus,
-    tx::{
-        Answer, Malformed, PooledTransaction, SidecarError, read_answer, read_raw,
-        verify_blob_proofs,
-    },
+    tx::{Answer, Malformed, SidecarError, read_answer, read_raw, verify_blob_proofs},
 };
+pub use chain_view::{Block, BlockNonces, Head, NonceUpdate, PooledTransaction};

@@ -39,6 +39,9 @@ const MIN_SILENCE: Duration = Duration::from_secs(4);
 /// advance is not a sign of a dead subscription.
 const HEADS_WITHOUT_HASHES: u32 = 2;
 
+/// Between two comparisons because of blocks that could not be read.
+const UNREAD_BLOCK_PAUSE: Duration = Duration::from_secs(30);
+
 /// The time over which the rate of announcements is averaged.
 const RATE_WINDOW: Duration = Duration::from_secs(30);
 
@@ -107,6 +110,8 @@ impl fmt::Display for StaleReason {
 pub enum GapReason {
     /// Nothing is known to be missing: the regular comparison.
     Audit,
+    /// A block could not be read, in part or at all: what it took is not known.
+    UnreadBlock,
     /// Heads were missed. Their blocks were requested; hashes announced meanwhile may be missing
     /// too.
     MissedHeads,
@@ -127,6 +132,7 @@ impl GapReason {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Audit => "audit",
+            Self::UnreadBlock => "unread_block",
             Self::MissedHeads => "missed_heads",
             Self::Reorg => "reorg",
             Self::Lagged => "lagged",
@@ -168,6 +174,8 @@ pub(crate) enum Event {
     Reorg,
     /// A head was announced whose parent was not.
     MissedHeads,
+    /// A block could not be read.
+    UnreadBlock,
     /// The node returned this block number on the request connection.
     SawBlock(u64),
     /// The node's pool was compared, and `recovered` hashes were brought in.
@@ -197,6 +205,8 @@ pub(crate) struct Machine {
     wanted: Option<GapReason>,
     compare_failures: u32,
     compare_at: Option<Instant>,
+    /// When a comparison began because of a block that could not be read.
+    unread_block_at: Option<Instant>,
     next_audit: Option<Instant>,
     gaps: VecDeque<Gap>,
     activity: Activity,
@@ -231,6 +241,7 @@ impl Machine {
             wanted: None,
             compare_failures: 0,
             compare_at: None,
+            unread_block_at: None,
             next_audit: None,
             gaps: VecDeque::new(),
             activity: Activity::new(now),
@@ -298,6 +309,7 @@ impl Machine {
             Event::Lagged => self.gap(GapReason::Lagged, &mut actions, now),
             Event::Reorg => self.gap(GapReason::Reorg, &mut actions, now),
             Event::MissedHeads => self.gap(GapReason::MissedHeads, &mut actions, now),
+            Event::UnreadBlock => self.unread_block(&mut actions, now),
             Event::Head(number) => self.activity.head(number, now),
             Event::SawBlock(number) => {
                 if self.state == SourceState::Live && self.activity.is_behind(number, now) {
@@ -349,7 +361,22 @@ impl Machine {
         } else {
             self.comparing = true;
             self.compare_at = None;
+            if reason == GapReason::UnreadBlock {
+                self.unread_block_at = Some(now);
+            }
             actions.push(Action::Compare(reason));
+        }
+    }
+
+    /// Compares at once, but not again soon: a node that cannot give its blocks would have its pool
+    /// listed at every head.
+    fn unread_block(&mut self, actions: &mut Vec<Action>, now: Instant) {
+        match self.unread_block_at.map(|at| at + UNREAD_BLOCK_PAUSE) {
+            Some(due) if now < due => {
+                self.open_gap(GapReason::UnreadBlock, now);
+                self.compare_at = Some(self.compare_at.map_or(due, |at| at.min(due)));
+            }
+            _ => self.gap(GapReason::UnreadBlock, actions, now),
         }
     }
 
@@ -594,6 +621,7 @@ mod tests {
             (Event::Lagged, GapReason::Lagged),
             (Event::Reorg, GapReason::Reorg),
             (Event::MissedHeads, GapReason::MissedHeads),
+            (Event::UnreadBlock, GapReason::UnreadBlock),
         ] {
             let mut run = Run::live();
             assert_eq!(run.on(event), [Action::Compare(reason)]);
@@ -710,6 +738,7 @@ mod tests {
             Just(Event::Lagged),
             Just(Event::Reorg),
             Just(Event::MissedHeads),
+            Just(Event::UnreadBlock),
             (0u64..50).prop_map(Event::Head),
             (0u64..50).prop_map(Event::SawBlock),
             Just(Event::Compared { recovered: 1 }),

@@ -50,9 +50,9 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
         "notifications that are neither a hash nor a head",
     ),
     (
-        "mempool_fetcher_skipped_full_blocks_total",
+        "mempool_fetcher_unread_blocks_total",
         Unit::Count,
-        "blocks not read for nonces, because heads came faster than that",
+        "blocks that could not be read, by `part` and `reason`; a comparison follows",
     ),
     (
         "mempool_fetcher_unlistable",
@@ -167,6 +167,13 @@ impl Metrics {
             deliver_seconds: histogram!("mempool_fetcher_deliver_seconds"),
             missing_seconds: histogram!("mempool_fetcher_missing_seconds"),
         }
+    }
+
+    /// Blocks that cannot be read are rare: the handle is looked up, so that only parts and reasons
+    /// that happened are shown.
+    pub(crate) fn unread_block(part: &'static str, reason: &'static str) {
+        counter!("mempool_fetcher_unread_blocks_total", "part" => part, "reason" => reason)
+            .increment(1);
     }
 }
 

@@ -1,9 +1,10 @@
 //! The order pool as a sink.
 
-use alloy_primitives::{Address, B256};
-use order_pool::{Block, Head, InsertOutcome, OrderPool, Origin, RejectReason, Transaction};
+use alloy_primitives::B256;
+use chain_view::{Block, BlockNonces};
+use order_pool::{InsertOutcome, OrderPool, Origin, RejectReason, Transaction};
 
-use crate::sink::{Delivery, FetchedTransaction, HeadUpdate, Holding, TransactionSink};
+use crate::sink::{Delivery, FetchedTransaction, Holding, TransactionSink};
 
 impl TransactionSink for OrderPool {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
@@ -23,17 +24,13 @@ impl TransactionSink for OrderPool {
         }
     }
 
-    fn head(&self, head: &HeadUpdate) {
-        let block = Head::new(head.number, head.hash, head.parent_hash)
-            .with_timestamp(head.timestamp)
-            .with_next_base_fee_wei(head.next_base_fee_wei)
-            .with_gas_limit(head.gas_limit)
-            .with_fee_recipient(head.fee_recipient);
-        self.on_head(Block::new(block, head.mined.as_slice()));
+    fn head(&self, block: &Block) {
+        // What the block is to the pool is in the pool's counters.
+        let _ = self.on_head(block.clone());
     }
 
-    fn nonces(&self, block_hash: B256, next_nonces: &[(Address, u64)]) {
-        self.on_nonces(block_hash, next_nonces.iter().copied());
+    fn nonces(&self, nonces: &BlockNonces) {
+        self.on_nonces(nonces.block_hash, nonces.updates.iter().copied());
     }
 
     fn holding(&self, hash: &B256) -> Holding {

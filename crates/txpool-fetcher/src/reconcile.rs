@@ -202,14 +202,10 @@ impl<S: TransactionSink> Comparison<S> {
                 Holding::Missing => Standing::Missing,
             },
             Some(Seen::Refused) => Standing::Refused,
-            // Mined between the list and now, unless a reorg has removed its block since.
-            Some(Seen::Mined) if lock(&self.context.mined).contains(hash) => Standing::Ours,
-            Some(Seen::Mined) => match self.context.sink.holding(hash) {
-                Holding::Held => Standing::Ours,
-                _ => Standing::Removed,
-            },
-            None if lock(&self.context.mined).contains(hash) => Standing::Ours,
-            None => match self.context.sink.holding(hash) {
+            // Mined between the list and now.
+            Some(Seen::Mined) | None if self.context.is_mined(hash) => Standing::Ours,
+            // Pending, so the block that had it is undone.
+            Some(Seen::Mined) | None => match self.context.sink.holding(hash) {
                 Holding::Held => Standing::Ours,
                 Holding::Removed => Standing::Removed,
                 Holding::Missing | Holding::Unknown => Standing::Missing,
@@ -261,7 +257,7 @@ impl<S: TransactionSink> Comparison<S> {
         let mut vanished = 0;
         for shard in 0..self.context.seen.shards() {
             for hash in self.context.seen.delivered_before(shard, epoch) {
-                if !listed.contains(&hash) && !lock(&self.context.mined).contains(&hash) {
+                if !listed.contains(&hash) && !self.context.is_mined(&hash) {
                     self.context.seen.settle(hash, Some(Seen::Vanished));
                     self.context.sink.vanished(&hash);
                     vanished += 1;

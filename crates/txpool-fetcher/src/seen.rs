@@ -102,6 +102,14 @@ impl SeenSet {
         }
     }
 
+    /// Forgets a hash that no block has any more, if it was taken for mined.
+    pub(crate) fn forget_mined(&self, hash: B256) {
+        let mut shard = self.shard(&hash);
+        if shard.get(&hash) == Some(Seen::Mined) {
+            shard.remove(&hash);
+        }
+    }
+
     /// How many hashes are in the state [`Seen::Delivered`].
     pub(crate) fn delivered(&self) -> usize {
         self.delivered.load(Relaxed)
@@ -257,7 +265,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_count_of_delivered_hashes_is_exact(
-            steps in proptest::collection::vec((0u64..40, 0usize..7), 0..400)
+            steps in proptest::collection::vec((0u64..40, 0usize..8), 0..400)
         ) {
             let seen = SeenSet::new(20 * SHARDS);
             for (n, step) in steps {
@@ -267,6 +275,7 @@ mod tests {
                     2 => seen.mined(hash(n)),
                     3 => seen.settle(hash(n), Some(Seen::Vanished)),
                     4 => seen.settle(hash(n), Some(Seen::Refused)),
+                    5 => seen.forget_mined(hash(n)),
                     _ => seen.settle(hash(n), Some(Seen::Delivered)),
                 }
                 prop_assert_eq!(seen.delivered(), seen.delivered_before(0, u32::MAX).len());

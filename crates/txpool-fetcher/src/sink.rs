@@ -6,10 +6,11 @@ use std::{
 };
 
 use alloy_consensus::transaction::Recovered;
-use alloy_primitives::{Address, B256, Bytes};
+use alloy_primitives::{B256, Bytes};
+use chain_view::{Block, BlockNonces, PooledTransaction};
 use tokio::sync::mpsc;
 
-use crate::{outcome::Entry, tx::PooledTransaction};
+use crate::outcome::Entry;
 
 /// A transaction on its way to the sink.
 #[derive(Clone, Debug)]
@@ -30,6 +31,47 @@ pub struct FetchedTransaction {
 }
 
 impl FetchedTransaction {
+    /// A transaction announced now by the first source, for tests of a sink.
+    #[must_use]
+    pub fn new(tx: Recovered<PooledTransaction>, raw: Bytes) -> Self {
+        Self {
+            tx,
+            raw,
+            entry: Entry::Announced,
+            source: 0,
+            announced_at: Instant::now(),
+            first_seen: SystemTime::now(),
+        }
+    }
+
+    /// Sets [`Self::entry`].
+    #[must_use]
+    pub fn with_entry(mut self, entry: Entry) -> Self {
+        self.entry = entry;
+        self
+    }
+
+    /// Sets [`Self::source`].
+    #[must_use]
+    pub fn with_source(mut self, source: usize) -> Self {
+        self.source = source;
+        self
+    }
+
+    /// Sets [`Self::announced_at`].
+    #[must_use]
+    pub fn with_announced_at(mut self, announced_at: Instant) -> Self {
+        self.announced_at = announced_at;
+        self
+    }
+
+    /// Sets [`Self::first_seen`].
+    #[must_use]
+    pub fn with_first_seen(mut self, first_seen: SystemTime) -> Self {
+        self.first_seen = first_seen;
+        self
+    }
+
     /// The transaction's hash.
     #[must_use]
     pub fn hash(&self) -> B256 {
@@ -53,27 +95,6 @@ pub enum Delivery {
     Closed,
 }
 
-/// A new head of the chain, with what its block took out of the node's pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeadUpdate {
-    /// The block's number.
-    pub number: u64,
-    /// The block's hash.
-    pub hash: B256,
-    /// Its parent's hash.
-    pub parent_hash: B256,
-    /// Seconds since the epoch.
-    pub timestamp: u64,
-    /// Base fee of the next block in wei, by EIP-1559 from this header; `None` before London.
-    pub next_base_fee_wei: Option<u64>,
-    /// Gas limit of the block.
-    pub gas_limit: u64,
-    /// Who was paid the fees of the block.
-    pub fee_recipient: Address,
-    /// Hashes of the block's transactions, in their order.
-    pub mined: Vec<B256>,
-}
-
 /// What is known of a hash that the node holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -91,24 +112,32 @@ pub enum Holding {
 /// Takes what the fetcher brings. Implemented for `order_pool::OrderPool` (feature `order-pool`)
 /// and for [`tokio::sync::mpsc::Sender`].
 ///
-/// The calls come from the fetcher's own threads, several at once.
+/// The calls come from the fetcher's own threads, several at once. [`head`](Self::head),
+/// [`nonces`](Self::nonces) and [`vanished`](Self::vanished) are the events of the chain: each takes
+/// one value and returns nothing.
 pub trait TransactionSink: Send + Sync + 'static {
     /// Takes one transaction. May wait: a fetch slot is held meanwhile, so a slow sink slows the
-    /// asking, never the listening.
+    /// requests, never the subscription.
     ///
     /// # Cancel safety
     /// Dropped only when the fetcher stops; the transaction then stays counted as unfinished.
     fn deliver(&self, tx: FetchedTransaction) -> impl Future<Output = Delivery> + Send;
 
-    /// A new head. Called in order, before any transaction fetched after it.
-    fn head(&self, head: &HeadUpdate) {
-        let _ = head;
+    /// The chain has a new head, and its block contains these transactions. Called in the order of
+    /// the chain; a reorg shows in [`Head::parent_hash`](chain_view::Head::parent_hash). The first
+    /// call comes right after the first connection, with the head of that moment.
+    ///
+    /// If the block could not be read, it comes without hashes: that is counted
+    /// (`mempool_fetcher_unread_blocks_total`), and a comparison with the node's pool follows.
+    fn head(&self, block: &Block) {
+        let _ = block;
     }
 
-    /// The next nonces of the senders of the block, a while after its [`head`](Self::head): they
-    /// include those of transactions that were never public.
-    fn nonces(&self, block_hash: B256, next_nonces: &[(Address, u64)]) {
-        let _ = (block_hash, next_nonces);
+    /// The nonces that a block raised, a while after its [`head`](Self::head): they include those of
+    /// transactions that were never public. In the order of the heads, unless reading one was tried
+    /// again. A reorg that undoes the block undoes them.
+    fn nonces(&self, nonces: &BlockNonces) {
+        let _ = nonces;
     }
 
     /// What became of a hash that was delivered.

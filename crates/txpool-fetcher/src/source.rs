@@ -26,7 +26,7 @@ use crate::{
     connection::Connection,
     error::{ConnectError, LossReason},
     fetch::FetchContext,
-    heads::Announced,
+    heads::{self, Announced},
     machine::{Action, Event, GapReason, Machine, Role, SourceState},
     metrics::SourceMetrics,
     reconcile::{AuditMode, AuditReport, Comparison},
@@ -64,13 +64,22 @@ async fn send(messages: &mpsc::Sender<Message>, message: Message) {
     let _ = messages.send(message).await;
 }
 
+/// What connects a source with the rest.
+#[derive(Debug)]
+pub(crate) struct SourceChannels {
+    /// Where it tells of heads.
+    pub(crate) heads: mpsc::Sender<Announced>,
+    /// What its heads turned out to be.
+    pub(crate) events: mpsc::Receiver<Event>,
+    pub(crate) audits: mpsc::Receiver<AuditRequest>,
+}
+
 /// One running source.
 pub(crate) struct Source<S> {
     context: Arc<FetchContext<S>>,
     index: usize,
     shared: Arc<SourceShared>,
-    heads: mpsc::Sender<Announced>,
-    audits: mpsc::Receiver<AuditRequest>,
+    channels: SourceChannels,
     /// Gets the result of the first attempt to connect, for a start that requires a node.
     first: Option<oneshot::Sender<Result<(), ConnectError>>>,
     machine: Machine,
@@ -89,8 +98,7 @@ impl<S: TransactionSink> Source<S> {
         context: Arc<FetchContext<S>>,
         index: usize,
         shared: Arc<SourceShared>,
-        heads: mpsc::Sender<Announced>,
-        audits: mpsc::Receiver<AuditRequest>,
+        channels: SourceChannels,
         first: oneshot::Sender<Result<(), ConnectError>>,
     ) {
         let (messages, mut inbox) = mpsc::channel(MESSAGES);
@@ -100,8 +108,7 @@ impl<S: TransactionSink> Source<S> {
             context,
             index,
             shared,
-            heads,
-            audits,
+            channels,
             first: Some(first),
             machine,
             messages,
@@ -121,7 +128,10 @@ impl<S: TransactionSink> Source<S> {
             let actions = tokio::select! {
                 () = stop.cancelled() => break,
                 Some(message) = inbox.recv() => source.on_message(message),
-                Some(request) = source.audits.recv() => {
+                Some(event) = source.channels.events.recv() => {
+                    source.machine.on(event, Instant::now())
+                }
+                Some(request) = source.channels.audits.recv() => {
                     source.audit(request);
                     Vec::new()
                 }
@@ -215,13 +225,26 @@ impl<S: TransactionSink> Source<S> {
 
     fn up(&mut self, role: Role, now: Instant) -> Vec<Action> {
         let actions = self.machine.on(Event::Up(role), now);
-        if self.machine.state() != SourceState::Connecting
-            && let Some(first) = self.first.take()
-        {
-            // The receiver may be gone; the state is in the status as well.
-            let _ = first.send(Ok(()));
+        if self.machine.state() != SourceState::Connecting {
+            self.request_head();
+            if let Some(first) = self.first.take() {
+                // The receiver may be gone; the state is in the status as well.
+                let _ = first.send(Ok(()));
+            }
         }
         actions
+    }
+
+    /// Brings in the head of the moment. Heads are announced by now, so none comes in between.
+    fn request_head(&mut self) {
+        let (context, index) = (Arc::clone(&self.context), self.index);
+        let heads = self.channels.heads.clone();
+        self.tasks.spawn(async move {
+            if let Some(head) = heads::latest(&context, index).await {
+                // The fetcher may be stopping; then nobody needs it.
+                let _ = heads.send(head).await;
+            }
+        });
     }
 
     /// Carries out the machine's actions; true when one of them ends the source.
@@ -272,7 +295,7 @@ impl<S: TransactionSink> Source<S> {
         let context = Arc::clone(&self.context);
         let shared = Arc::clone(&self.shared);
         let messages = self.messages.clone();
-        let (index, heads) = (self.index, self.heads.clone());
+        let (index, heads) = (self.index, self.channels.heads.clone());
         let known = lock(&self.shared.status).node.is_some();
         self.tasks.spawn(async move {
             sleep(after).await;

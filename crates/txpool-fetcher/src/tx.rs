@@ -3,18 +3,14 @@
 mod sidecar;
 
 use alloy_consensus::{
-    EthereumTxEnvelope, Transaction as _, TxEip4844WithSidecar, TxEnvelope,
+    Transaction as _, TxEnvelope,
     transaction::{Recovered, SignerRecoverable},
 };
-use alloy_eips::{Decodable2718, eip7594::BlobTransactionSidecarVariant};
+use alloy_eips::Decodable2718;
 use alloy_primitives::{B256, Bytes};
+use chain_view::PooledTransaction;
 
 pub use self::sidecar::{SidecarError, verify_blob_proofs};
-
-/// A transaction as a node's pool holds it: legacy to EIP-7702, a blob transaction with its
-/// sidecar in the EIP-4844 form (a proof per blob) or the EIP-7594 form (cell proofs).
-pub type PooledTransaction =
-    EthereumTxEnvelope<TxEip4844WithSidecar<BlobTransactionSidecarVariant>>;
 
 /// The content of one answer to `eth_getRawTransactionByHash`.
 #[derive(Debug)]

@@ -20,7 +20,7 @@ use crate::{
     connection::{Connection, dial},
     error::{CallError, ConnectError},
     fetch::{Arrival, FetchContext},
-    heads::{Announced, Header},
+    heads::{Announced, read_head},
     machine::Event,
     outcome::Entry,
     sink::TransactionSink,
@@ -99,7 +99,7 @@ pub(super) async fn run_subscription<S: TransactionSink>(
     // Two readers, so that a wait for a slot does not delay a head.
     tokio::join!(
         read_hashes(context, index, hashes, &progress, messages),
-        read_heads(context, index, new_heads, messages, heads),
+        read_heads(context, new_heads, messages, heads),
     );
     Ok(())
 }
@@ -160,38 +160,26 @@ fn parse_hash(json: &str) -> Option<B256> {
 
 async fn read_heads<S>(
     context: &Arc<FetchContext<S>>,
-    index: usize,
     mut new_heads: RawSubscription,
     messages: &mpsc::Sender<Message>,
     heads: &mpsc::Sender<Announced>,
 ) {
-    let (events, mut relayed) = mpsc::channel(16);
-    let relay = async {
-        while let Some(event) = relayed.recv().await {
-            send(messages, Message::Event(event)).await;
-        }
-    };
-    let read = async move {
-        loop {
-            match new_heads.recv().await {
-                Ok(json) => match serde_json::from_str::<Header>(json.get()) {
-                    Ok(header) => {
-                        let number = header.number.to();
-                        send(messages, Message::Event(Event::Head(number))).await;
-                        let head = Announced { source: index, header, events: events.clone() };
-                        if heads.send(head).await.is_err() {
-                            return;
-                        }
+    loop {
+        match new_heads.recv().await {
+            Ok(json) => match read_head(json.get()) {
+                Ok(head) => {
+                    send(messages, Message::Event(Event::Head(head.number))).await;
+                    if heads.send(head.into()).await.is_err() {
+                        return;
                     }
-                    Err(_) => context.tally.metrics.malformed_notifications.increment(1),
-                },
-                // The parent of the next head is then unknown, and the missed blocks are fetched.
-                Err(RecvError::Lagged(_)) => {}
-                Err(RecvError::Closed) => return,
-            }
+                }
+                Err(_) => context.tally.metrics.malformed_notifications.increment(1),
+            },
+            // The parent of the next head is then unknown, and the missed blocks are fetched.
+            Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => return,
         }
-    };
-    tokio::join!(relay, read);
+    }
 }
 
 #[cfg(test)]

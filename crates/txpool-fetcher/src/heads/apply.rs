@@ -1,0 +1,123 @@
+//! The one chain that the sink sees, out of what all sources tell.
+
+use std::sync::Arc;
+
+use alloy_primitives::B256;
+use chain_view::{Block, Relation};
+use tokio::sync::mpsc;
+
+use super::{Fetched, Unread};
+use crate::{fetch::FetchContext, machine::Event, sink::TransactionSink, sync::lock};
+
+/// Heads that other sources may announce at or below the latest one without a word of the source
+/// that leads: then it does not lead any more. It may have frozen, or told a number that no chain
+/// reaches.
+const HEADS_WITHOUT_LEADER: u32 = 3;
+
+/// Applies heads, one after another.
+pub(super) struct Applier<S> {
+    context: Arc<FetchContext<S>>,
+    /// Blocks that are to be read for nonces.
+    full_blocks: mpsc::Sender<(usize, B256)>,
+    events: Arc<[mpsc::Sender<Event>]>,
+    /// Whose branch counts when two nodes are on two branches: the source of the latest head.
+    leader: Option<usize>,
+    heads_without_leader: u32,
+}
+
+impl<S: TransactionSink> Applier<S> {
+    pub(super) fn new(
+        context: Arc<FetchContext<S>>,
+        full_blocks: mpsc::Sender<(usize, B256)>,
+        events: Arc<[mpsc::Sender<Event>]>,
+    ) -> Self {
+        Self { context, full_blocks, events, leader: None, heads_without_leader: 0 }
+    }
+
+    pub(super) async fn run(mut self, mut fetched: mpsc::Receiver<Fetched>) {
+        while let Some(fetched) = fetched.recv().await {
+            let source = fetched.source;
+            if let Some(event) = self.apply(fetched) {
+                // The source may have ended; then nobody needs to know.
+                let _ = self.events[source].send(event).await;
+            }
+        }
+    }
+
+    /// Applies what was fetched for one head. Returns what its source must be told.
+    fn apply(&mut self, fetched: Fetched) -> Option<Event> {
+        let Fetched { source, blocks, is_incomplete, was_requested } = fetched;
+        if self.leader == Some(source) {
+            self.heads_without_leader = 0;
+        }
+        let incomplete = is_incomplete.then_some(Event::UnreadBlock);
+        let Some(head) = blocks.last().map(|block| block.head) else { return incomplete };
+        let (relation, latest) = {
+            let mined = lock(&self.context.mined);
+            (mined.relate(&head), mined.head().copied())
+        };
+        // While it was fetched, another source may have told of the same.
+        if !relation.is_new() || !self.follows(source, head.number, latest.map(|head| head.number))
+        {
+            return None;
+        }
+        (self.leader, self.heads_without_leader) = (Some(source), 0);
+        let is_gap = matches!(relation, Relation::Gap { .. });
+        let mut is_reorg = relation.replaced() > 0;
+        for block in blocks {
+            is_reorg |= self.push(source, block);
+        }
+        if is_reorg {
+            Some(Event::Reorg)
+        } else if is_gap && !was_requested {
+            Some(Event::MissedHeads)
+        } else {
+            incomplete
+        }
+    }
+
+    /// Whether the head of `source` counts. Two nodes may be on two branches for a while: the branch
+    /// changes when the source that gave the latest head says so, when another one is further, or
+    /// when the one that leads has fallen silent.
+    fn follows(&mut self, source: usize, number: u64, latest: Option<u64>) -> bool {
+        let is_further = latest.is_none_or(|latest| number > latest);
+        let leads = self
+            .leader
+            .is_none_or(|leader| leader == source || !self.context.requests.is_up(leader));
+        if is_further || leads {
+            return true;
+        }
+        self.heads_without_leader += 1;
+        self.heads_without_leader >= HEADS_WITHOUT_LEADER
+    }
+
+    /// Tells of one block; says whether it undid others.
+    fn push(&self, source: usize, block: Block) -> bool {
+        let context = &self.context;
+        let (pushed, unmined) = {
+            let mut mined = lock(&context.mined);
+            let pushed = mined.push(block.clone());
+            let undone = pushed.undone.iter().flat_map(|undone| undone.mined.iter());
+            let unmined: Vec<B256> = undone.filter(|hash| !mined.is_mined(hash)).copied().collect();
+            (pushed, unmined)
+        };
+        if !pushed.relation.is_new() {
+            return false;
+        }
+        for hash in block.mined.iter() {
+            context.seen.mined(*hash);
+        }
+        for hash in &unmined {
+            // Pending again, or gone: the comparison that follows tells which.
+            context.seen.forget_mined(*hash);
+        }
+        context.sink.head(&block);
+        // Every block's nonces count, also those of blocks that were missed.
+        if self.full_blocks.try_send((source, block.head.hash)).is_err() {
+            Unread::QueueFull.count("nonces", block.head.hash);
+            // A full inbox is read at once: the shell waits for nothing that sends.
+            let _ = self.events[source].try_send(Event::UnreadBlock);
+        }
+        !pushed.undone.is_empty()
+    }
+}

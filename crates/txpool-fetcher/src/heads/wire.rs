@@ -1,0 +1,132 @@
+//! The one wire form of a block: what `newHeads` and `eth_getBlockByHash` have in common.
+
+use alloy_primitives::{Address, B256, U64, U256, map::AddressHashMap};
+use chain_view::{Block, Head, NonceUpdate, next_base_fee_wei};
+use serde::Deserialize;
+
+/// The header fields that all nodes send, with `newHeads` and with a block.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WireHead {
+    number: U64,
+    hash: B256,
+    parent_hash: B256,
+    timestamp: U64,
+    gas_used: U64,
+    gas_limit: U64,
+    #[serde(default)]
+    base_fee_per_gas: Option<U256>,
+    #[serde(default)]
+    miner: Address,
+}
+
+/// What a block has beside its header.
+#[derive(Debug, Deserialize)]
+struct WireTransactions<T> {
+    transactions: Vec<T>,
+}
+
+/// Of a full transaction object what is read.
+#[derive(Debug, Deserialize)]
+struct WireNonce {
+    from: Address,
+    nonce: U64,
+}
+
+impl From<WireHead> for Head {
+    fn from(wire: WireHead) -> Self {
+        // One beyond u64 is more than all ether for a transaction: not known is closer to the truth.
+        let base_fee_wei = wire.base_fee_per_gas.and_then(|fee| u64::try_from(fee).ok());
+        let (used, limit) = (wire.gas_used.to(), wire.gas_limit.to());
+        Self::new(wire.number.to(), wire.hash, wire.parent_hash)
+            .with_timestamp(wire.timestamp.to())
+            .with_next_base_fee_wei(
+                base_fee_wei.and_then(|fee| next_base_fee_wei(fee, used, limit)),
+            )
+            .with_gas_limit(limit)
+            .with_fee_recipient(wire.miner)
+    }
+}
+
+/// A notification of `newHeads`.
+pub(crate) fn read_head(json: &str) -> serde_json::Result<Head> {
+    serde_json::from_str::<WireHead>(json).map(Head::from)
+}
+
+/// A block with the hashes of its transactions; `None` for `null`.
+pub(super) fn read_block(json: &str) -> serde_json::Result<Option<Block>> {
+    let Some(head) = serde_json::from_str::<Option<WireHead>>(json)? else { return Ok(None) };
+    let WireTransactions { transactions } = serde_json::from_str::<WireTransactions<B256>>(json)?;
+    Ok(Some(Block::new(head.into(), transactions)))
+}
+
+/// The nonces that a block with its full transactions raised; `None` for `null`. Takes some
+/// milliseconds for a large block.
+pub(super) fn read_nonces(json: &str) -> serde_json::Result<Option<Vec<NonceUpdate>>> {
+    let block = serde_json::from_str::<Option<WireTransactions<WireNonce>>>(json)?;
+    Ok(block.map(|WireTransactions { transactions }| {
+        let mut next = AddressHashMap::<u64>::default();
+        for WireNonce { from, nonce } in transactions {
+            let after = nonce.to::<u64>().saturating_add(1);
+            let known = next.entry(from).or_insert(after);
+            *known = (*known).max(after);
+        }
+        next.into_iter().map(NonceUpdate::from).collect()
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head_json(base_fee: &str, transactions: &str) -> String {
+        let hash = B256::repeat_byte(1);
+        format!(
+            r#"{{"number":"0x7","hash":"{hash}","parentHash":"{hash}","timestamp":"0x54",
+            "gasUsed":"0x1c9c380","gasLimit":"0x1c9c380","baseFeePerGas":{base_fee},
+            "miner":"0x0000000000000000000000000000000000000002","transactions":{transactions}}}"#
+        )
+    }
+
+    #[test]
+    fn a_head_is_read_with_all_that_a_builder_needs() {
+        let head = read_head(&head_json("\"0x8\"", "[]")).unwrap();
+        assert_eq!((head.number, head.timestamp, head.gas_limit), (7, 84, 30_000_000));
+        assert_eq!(head.next_base_fee_wei, Some(9));
+        assert_eq!(head.fee_recipient, Address::with_last_byte(2));
+    }
+
+    /// Before, the sum overflowed: a panic in a debug build, and a base fee near zero in a release
+    /// build.
+    #[test]
+    fn an_absurd_base_fee_is_an_unknown_one() {
+        let most = format!("\"{:#x}\"", u64::MAX);
+        let huge = format!("\"{:#x}\"", U256::MAX);
+        for base_fee in [most.as_str(), huge.as_str(), "null"] {
+            assert_eq!(read_head(&head_json(base_fee, "[]")).unwrap().next_base_fee_wei, None);
+        }
+    }
+
+    #[test]
+    fn a_block_is_told_from_none_and_from_one_that_says_nothing_of_its_transactions() {
+        let hash = B256::repeat_byte(5);
+        let block = read_block(&head_json("null", &format!("[\"{hash}\"]"))).unwrap().unwrap();
+        assert_eq!(*block.mined, [hash]);
+        assert!(read_block("null").unwrap().is_none());
+        assert!(read_block(&head_json("null", "null")).is_err());
+        assert!(read_block(&head_json("null", "[1]")).is_err());
+    }
+
+    #[test]
+    fn of_several_nonces_of_a_sender_the_highest_counts() {
+        let from = Address::with_last_byte(3);
+        let tx = |nonce: &str| format!(r#"{{"from":"{from}","nonce":"{nonce}"}}"#);
+        let txs = format!("[{},{},{}]", tx("0x5"), tx("0x6"), tx("0x4"));
+        let found = read_nonces(&head_json("null", &txs)).unwrap().unwrap();
+        assert_eq!(found, [NonceUpdate::new(from, 7)]);
+        let most = read_nonces(&head_json("null", &format!("[{}]", tx("0xffffffffffffffff"))));
+        assert_eq!(most.unwrap().unwrap(), [NonceUpdate::new(from, u64::MAX)]);
+        assert!(read_nonces("null").unwrap().is_none());
+        assert!(read_nonces(&head_json("null", "[\"0x00\"]")).is_err());
+    }
+}

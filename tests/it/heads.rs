@@ -1,0 +1,420 @@
+//! What the fetcher makes of the chain, against a node whose every block is written by the test.
+
+use std::{
+    collections::{HashMap, HashSet},
+    io::Write as _,
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard},
+    thread,
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::{Address, B256};
+use mempool_ingest::{
+    Fetcher, FetcherConfig, OrderPool,
+    txpool_fetcher::{Backfill, Endpoint, GapReason, SourceState},
+};
+use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testkit::ingest::{Node, eventually, ingest, settled, socket};
+
+const CHAIN_ID: u64 = 1337;
+
+#[derive(Clone, Debug)]
+struct FakeBlock {
+    number: u64,
+    hash: B256,
+    parent: B256,
+    /// Hash, sender and nonce.
+    txs: Vec<(B256, Address, u64)>,
+}
+
+impl FakeBlock {
+    fn new(number: u64, hash: u64, parent: u64, txs: &[&PreparedTx]) -> Self {
+        let txs = txs.iter().map(|tx| (tx.hash, tx.sender, tx.nonce)).collect();
+        Self { number, hash: block_hash(hash), parent: block_hash(parent), txs }
+    }
+
+    /// As if another transaction of the same sender and nonce had been mined.
+    fn with_rival_of(mut self, tx: &PreparedTx) -> Self {
+        self.txs.push((B256::from(tx.hash.0.map(|byte| !byte)), tx.sender, tx.nonce));
+        self
+    }
+
+    fn json(&self, full: Option<bool>) -> Value {
+        let mut object = json!({
+            "number": format!("{:#x}", self.number), "hash": self.hash, "parentHash": self.parent,
+            "timestamp": "0x1", "gasUsed": "0x0", "gasLimit": "0x1c9c380",
+            "baseFeePerGas": "0x3b9aca00", "miner": Address::ZERO,
+        });
+        let txs = self.txs.iter();
+        match full {
+            None => {}
+            Some(false) => object["transactions"] = txs.map(|(hash, ..)| json!(hash)).collect(),
+            Some(true) => {
+                let txs = txs.map(|(hash, from, nonce)| {
+                    json!({ "hash": hash, "from": from, "nonce": format!("{nonce:#x}") })
+                });
+                object["transactions"] = txs.collect();
+            }
+        }
+        object
+    }
+}
+
+fn block_hash(n: u64) -> B256 {
+    B256::left_padding_from(&(n + 1).to_be_bytes())
+}
+
+#[derive(Debug, Default)]
+struct State {
+    blocks: HashMap<B256, FakeBlock>,
+    head: B256,
+    pending: Vec<PreparedTx>,
+    subscribers: Vec<(String, UnixStream)>,
+    /// How often requests for a block, full or not, are answered with an error response.
+    busy: HashMap<(B256, bool), u32>,
+    /// Requests for these blocks are never answered.
+    silent: HashSet<B256>,
+    /// Every block that was requested, full or not.
+    requested: Vec<(B256, bool)>,
+    connections: Vec<UnixStream>,
+}
+
+/// A node that says what it is told to.
+#[derive(Clone, Debug)]
+struct Fake {
+    state: Arc<Mutex<State>>,
+    path: PathBuf,
+    _folder: Arc<TempDir>,
+}
+
+impl Fake {
+    fn start() -> Self {
+        let (folder, path) = socket();
+        let listener = UnixListener::bind(&path).expect("a fresh path");
+        let fake = Self { state: Arc::default(), path, _folder: Arc::new(folder) };
+        fake.add(&FakeBlock::new(1, 1, 0, &[]));
+        fake.lock().head = block_hash(1);
+        let served = fake.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let fake = served.clone();
+                fake.lock().connections.push(stream.try_clone().expect("a second handle"));
+                thread::spawn(move || fake.serve(stream));
+            }
+        });
+        fake
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while it is held")
+    }
+
+    fn serve(&self, stream: UnixStream) {
+        let mut writer = stream.try_clone().expect("a second handle");
+        let requests = serde_json::Deserializer::from_reader(stream).into_iter::<Value>();
+        for request in requests.map_while(Result::ok) {
+            let answer = self.answer(&writer, &request);
+            let Some(mut answer) = answer else { continue };
+            answer["jsonrpc"] = json!("2.0");
+            answer["id"] = request["id"].clone();
+            // The peer may be gone.
+            let _ = writeln!(writer, "{answer}");
+        }
+    }
+
+    fn answer(&self, writer: &UnixStream, request: &Value) -> Option<Value> {
+        let mut state = self.lock();
+        let params = &request["params"];
+        Some(match request["method"].as_str()? {
+            "eth_chainId" => json!({ "result": format!("{CHAIN_ID:#x}") }),
+            "web3_clientVersion" => json!({ "result": "fake/1" }),
+            "eth_blockNumber" => {
+                let head = state.head;
+                json!({ "result": format!("{:#x}", state.blocks[&head].number) })
+            }
+            "eth_subscribe" => {
+                let topic = params[0].as_str()?.to_owned();
+                let writer = writer.try_clone().expect("another handle");
+                state.subscribers.push((topic.clone(), writer));
+                json!({ "result": topic })
+            }
+            "eth_getBlockByNumber" => {
+                json!({ "result": state.blocks[&state.head].json(Some(false)) })
+            }
+            "eth_getBlockByHash" => {
+                let hash: B256 = serde_json::from_value(params[0].clone()).ok()?;
+                let full = params[1].as_bool()?;
+                state.requested.push((hash, full));
+                if state.silent.contains(&hash) {
+                    return None;
+                }
+                if let Some(left) = state.busy.get_mut(&(hash, full))
+                    && *left > 0
+                {
+                    *left -= 1;
+                    return Some(json!({ "error": { "code": -32000, "message": "busy" } }));
+                }
+                json!({ "result": state.blocks.get(&hash).map(|block| block.json(Some(full))) })
+            }
+            "txpool_status" => {
+                json!({ "result": {
+                    "pending": format!("{:#x}", state.pending.len()), "queued": "0x0"
+                } })
+            }
+            "txpool_content" => {
+                let mut pending = json!({});
+                for (n, tx) in state.pending.iter().enumerate() {
+                    let sender = Address::left_padding_from(&n.to_be_bytes()).to_string();
+                    pending[sender] = json!({ "0": { "hash": tx.hash } });
+                }
+                json!({ "result": { "pending": pending, "queued": {} } })
+            }
+            "eth_getRawTransactionByHash" => {
+                let hash: B256 = serde_json::from_value(params[0].clone()).ok()?;
+                let found = state.pending.iter().find(|tx| tx.hash == hash);
+                json!({ "result": found.map(|tx| tx.raw.clone()) })
+            }
+            _ => json!({ "error": { "code": -32601, "message": "no such method" } }),
+        })
+    }
+
+    fn add(&self, block: &FakeBlock) {
+        self.lock().blocks.insert(block.hash, block.clone());
+    }
+
+    /// Makes it the head and announces it.
+    fn announce(&self, block: &FakeBlock) {
+        self.add(block);
+        self.lock().head = block.hash;
+        self.notify("newHeads", &block.json(None));
+    }
+
+    fn announce_tx(&self, tx: &PreparedTx) {
+        self.lock().pending.push(tx.clone());
+        self.notify("newPendingTransactions", &json!(tx.hash));
+    }
+
+    fn notify(&self, topic: &str, result: &Value) {
+        let note = json!({
+            "jsonrpc": "2.0", "method": "eth_subscription",
+            "params": { "subscription": topic, "result": result },
+        });
+        for (subscribed, writer) in &mut self.lock().subscribers {
+            if subscribed == topic {
+                // Old subscribers are gone.
+                let _ = writeln!(writer, "{note}");
+            }
+        }
+    }
+
+    /// The node does not list them any more.
+    fn forget_pending(&self) {
+        self.lock().pending.clear();
+    }
+
+    fn config(&self) -> FetcherConfig {
+        let mut config = FetcherConfig::ipc(&self.path);
+        config.audit_settle = Duration::from_millis(10);
+        config
+    }
+}
+
+fn txs(count: usize) -> Vec<PreparedTx> {
+    let config = WorkloadConfig::new(5, CHAIN_ID).with_accounts(100);
+    let all = Workload::new(config).prepare(1_000);
+    let mut senders = HashSet::new();
+    all.into_iter().filter(|tx| senders.insert(tx.sender)).take(count).collect()
+}
+
+fn head_number(pool: &OrderPool) -> Option<u64> {
+    pool.head().map(|head| head.number)
+}
+
+async fn both_live(one: &Fake, two: &Fake) -> (Fetcher, OrderPool) {
+    let ipc = |path: &Path| Endpoint::Ipc(path.to_owned());
+    let mut config = FetcherConfig::new([ipc(&one.path), ipc(&two.path)]);
+    config.audit_settle = Duration::from_millis(10);
+    let (fetcher, pool) = ingest(config).await;
+    eventually("both are live", || {
+        fetcher.status().iter().all(|source| source.state == SourceState::Live)
+    })
+    .await;
+    (fetcher, pool)
+}
+
+#[tokio::test]
+async fn the_head_is_known_right_after_the_start_with_the_next_base_fee() {
+    let node = Node::start(10, |config| config);
+    node.submit_all();
+    let block = node.node.mine();
+    let (_fetcher, pool) = ingest(node.fetcher()).await;
+    eventually("the head is known", || pool.head().is_some()).await;
+    let head = pool.head().expect("just seen");
+    assert_eq!((head.number, head.hash), (block.number, block.hash));
+    assert!(head.next_base_fee_wei.is_some() && head.gas_limit > 0);
+    assert_eq!(head.timestamp, block.timestamp);
+}
+
+#[tokio::test]
+async fn the_head_is_known_right_after_a_reconnect() {
+    let fake = Fake::start();
+    let (fetcher, pool) = ingest(fake.config()).await;
+    eventually("the first head", || head_number(&pool) == Some(1)).await;
+    // Made while nobody listens.
+    {
+        let mut state = fake.lock();
+        for (number, parent) in [(2, 1), (3, 2)] {
+            let block = FakeBlock::new(number, number, parent, &[]);
+            state.blocks.insert(block.hash, block);
+        }
+        state.head = block_hash(3);
+        for connection in state.connections.drain(..) {
+            // Both may be closed already.
+            let _ = connection.shutdown(std::net::Shutdown::Both);
+        }
+    }
+    eventually("the head of now", || head_number(&pool) == Some(3)).await;
+    assert!(fetcher.status()[0].reconnects > 0);
+}
+
+#[tokio::test]
+async fn the_nonces_of_every_missed_block_count() {
+    let fake = Fake::start();
+    let (_fetcher, pool) = ingest(fake.config()).await;
+    eventually("the first head", || head_number(&pool) == Some(1)).await;
+    let txs = txs(3);
+    txs.iter().for_each(|tx| fake.announce_tx(tx));
+    eventually("pooled", || pool.len() == 3).await;
+    // The second and the third block are never announced; each has a rival of what is pooled.
+    fake.add(&FakeBlock::new(2, 2, 1, &[]).with_rival_of(&txs[0]));
+    fake.add(&FakeBlock::new(3, 3, 2, &[]).with_rival_of(&txs[1]));
+    fake.announce(&FakeBlock::new(4, 4, 3, &[]));
+    eventually("stale", || pool.len() == 1).await;
+    assert!(pool.contains(&txs[2].hash));
+    assert_eq!(head_number(&pool), Some(4));
+}
+
+#[tokio::test]
+async fn a_node_that_is_busy_for_a_while_does_not_make_a_block_empty() {
+    let fake = Fake::start();
+    let (_fetcher, pool) = ingest(fake.config()).await;
+    eventually("the first head", || head_number(&pool) == Some(1)).await;
+    let txs = txs(2);
+    txs.iter().for_each(|tx| fake.announce_tx(tx));
+    eventually("pooled", || pool.len() == 2).await;
+    let block = FakeBlock::new(2, 2, 1, &[&txs[0]]).with_rival_of(&txs[1]);
+    // Before, the fourth error response made it an empty block, and the first one of the full block
+    // left its nonces unread.
+    fake.lock().busy.extend([((block.hash, false), 5), ((block.hash, true), 5)]);
+    fake.announce(&block);
+    eventually("mined and stale", || pool.is_empty()).await;
+    assert_eq!((pool.stats().mined, pool.stats().stale), (1, 1));
+}
+
+#[tokio::test]
+async fn a_block_that_cannot_be_had_is_a_gap_and_is_followed_by_a_comparison() {
+    for full in [false, true] {
+        let fake = Fake::start();
+        let (fetcher, pool) = ingest(fake.config()).await;
+        eventually("the first head", || head_number(&pool) == Some(1)).await;
+        let block = FakeBlock::new(2, 2, 1, &[]);
+        fake.lock().busy.insert((block.hash, full), u32::MAX);
+        fake.announce(&block);
+        eventually("compared", || {
+            let gaps = &fetcher.status()[0].gaps;
+            gaps.iter().any(|gap| gap.reason == GapReason::UnreadBlock && gap.to.is_some())
+        })
+        .await;
+        assert_eq!(head_number(&pool), Some(2), "the head counts");
+    }
+}
+
+/// It was kept as mined for ever, refused as known when it was announced again, and no audit missed
+/// it.
+#[tokio::test]
+async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
+    let fake = Fake::start();
+    let (fetcher, pool) = ingest(fake.config().with_backfill(Backfill::Off)).await;
+    eventually("the first head", || head_number(&pool) == Some(1)).await;
+    let txs = txs(3);
+    fake.announce_tx(&txs[2]);
+    eventually("pooled", || pool.len() == 1).await;
+    let block = txs.iter().fold(FakeBlock::new(2, 2, 1, &[]), FakeBlock::with_rival_of);
+    fake.announce(&block);
+    eventually("the block's nonces are known", || pool.is_empty()).await;
+    fake.announce_tx(&txs[0]);
+    fake.announce_tx(&txs[1]);
+    settled(&fetcher, "two too late", |counts| counts.mined == 2).await;
+    fake.forget_pending();
+    fake.announce(&FakeBlock::new(2, 22, 1, &[]));
+    eventually("undone", || pool.head().is_some_and(|head| head.hash == block_hash(22))).await;
+    // One is announced again, the other is found by an audit.
+    fake.announce_tx(&txs[0]);
+    eventually("admitted again", || pool.contains(&txs[0].hash)).await;
+    fake.lock().pending.push(txs[1].clone());
+    fetcher.audit(0, mempool_ingest::txpool_fetcher::AuditMode::Recover).await.expect("listed");
+    eventually("recovered", || pool.contains(&txs[1].hash)).await;
+}
+
+#[tokio::test]
+async fn a_frozen_source_does_not_hold_up_the_heads_of_a_healthy_one() {
+    let (frozen, healthy) = (Fake::start(), Fake::start());
+    let (_fetcher, pool) = both_live(&frozen, &healthy).await;
+    eventually("the first head", || head_number(&pool) == Some(1)).await;
+    let block = FakeBlock::new(2, 2, 1, &[]);
+    frozen.lock().silent.insert(block.hash);
+    let began = Instant::now();
+    frozen.announce(&block);
+    eventually("it was asked for", || frozen.lock().requested.contains(&(block.hash, false))).await;
+    healthy.announce(&block);
+    healthy.announce(&FakeBlock::new(3, 3, 2, &[]));
+    eventually("the healthy one's heads", || head_number(&pool) == Some(3)).await;
+    // A call to the frozen one takes 10 s to time out.
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_head_with_a_huge_number_does_not_make_its_source_the_leader() {
+    let (liar, honest) = (Fake::start(), Fake::start());
+    let (_fetcher, pool) = both_live(&liar, &honest).await;
+    eventually("the first head", || head_number(&pool) == Some(1)).await;
+    // Of a parent that nobody has, and of one that cannot have it as a child.
+    liar.announce(&FakeBlock::new(1 << 60, 100, 99, &[]));
+    liar.announce(&FakeBlock::new(1 << 60, 101, 1, &[]));
+    eventually("it was looked into", || {
+        liar.lock().requested.iter().filter(|(hash, _)| *hash == block_hash(99)).count() >= 3
+    })
+    .await;
+    for number in 2..=4 {
+        honest.announce(&FakeBlock::new(number, number, number - 1, &[]));
+        eventually("the honest one leads", || head_number(&pool) == Some(number)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_leader_that_falls_silent_on_a_branch_of_its_own_leads_no_more() {
+    let (silent, other) = (Fake::start(), Fake::start());
+    let (_fetcher, pool) = both_live(&silent, &other).await;
+    eventually("the first head", || head_number(&pool) == Some(1)).await;
+    // Far ahead, and with all its ancestors: nothing is wrong with it but that it stops.
+    for number in 2..=9 {
+        silent.announce(&FakeBlock::new(
+            number,
+            100 + number,
+            if number == 2 { 1 } else { 99 + number },
+            &[],
+        ));
+    }
+    eventually("the one that is further leads", || head_number(&pool) == Some(9)).await;
+    for number in 2..=4 {
+        other.announce(&FakeBlock::new(number, number, number - 1, &[]));
+    }
+    eventually("the other one leads", || {
+        pool.head().is_some_and(|head| head.hash == block_hash(4))
+    })
+    .await;
+}
