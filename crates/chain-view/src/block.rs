@@ -18,6 +18,14 @@ pub struct Head {
     pub timestamp: u64,
     /// Base fee of the block after it, in wei per gas; `None` if it is not known, or before London.
     pub next_base_fee_wei: Option<u64>,
+    /// Base fee of the block itself, in wei per gas; `None` if it is not known, or before London.
+    pub base_fee_wei: Option<u64>,
+    /// Blob gas that the block used; `None` if it is not known, or before Cancun.
+    pub blob_gas_used: Option<u64>,
+    /// Excess blob gas of the block; `None` if it is not known, or before Cancun. With the block's
+    /// base fee and its blob gas, a builder finds the next one's blob base fee from it (EIP-4844,
+    /// EIP-7918), by the blob parameters of its fork.
+    pub excess_blob_gas: Option<u64>,
     /// Gas limit of the block.
     pub gas_limit: u64,
     /// Who was paid the fees of the block.
@@ -34,6 +42,9 @@ impl Head {
             parent_hash,
             timestamp: 0,
             next_base_fee_wei: None,
+            base_fee_wei: None,
+            blob_gas_used: None,
+            excess_blob_gas: None,
             gas_limit: 0,
             fee_recipient: Address::ZERO,
         }
@@ -71,6 +82,27 @@ impl Head {
     #[must_use]
     pub const fn with_next_base_fee_wei(mut self, next_base_fee_wei: Option<u64>) -> Self {
         self.next_base_fee_wei = next_base_fee_wei;
+        self
+    }
+
+    /// Sets [`Self::base_fee_wei`].
+    #[must_use]
+    pub const fn with_base_fee_wei(mut self, base_fee_wei: Option<u64>) -> Self {
+        self.base_fee_wei = base_fee_wei;
+        self
+    }
+
+    /// Sets [`Self::blob_gas_used`].
+    #[must_use]
+    pub const fn with_blob_gas_used(mut self, blob_gas_used: Option<u64>) -> Self {
+        self.blob_gas_used = blob_gas_used;
+        self
+    }
+
+    /// Sets [`Self::excess_blob_gas`].
+    #[must_use]
+    pub const fn with_excess_blob_gas(mut self, excess_blob_gas: Option<u64>) -> Self {
+        self.excess_blob_gas = excess_blob_gas;
         self
     }
 

@@ -5,20 +5,21 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
-        mpsc::{Receiver, RecvTimeoutError},
+        mpsc::RecvTimeoutError,
     },
     time::{Duration, Instant, SystemTime},
 };
 
 use alloy_primitives::Address;
 use blocklist::{AttemptInspector, BlockGuard, SharedBlocklist};
-use mempool_ingest::OrderPool;
+use mempool_ingest::{OrderPool, order_pool::Head};
 use revm::{MainBuilder, database::CacheDB};
 
 use crate::{
     candidates::Candidates,
-    env::{Head, NextBlock},
+    env::NextBlock,
     fill::{Built, Way, fill},
+    heads::{Heads, Told},
     machine::{begin, context},
     rpc::{Call, ReadError, Rpc},
     state::{Codes, NodeState, View},
@@ -74,7 +75,8 @@ impl Builder {
     /// Why the node can be asked no more.
     pub(crate) fn run(self, mut report: impl FnMut(Report)) -> Result<(), ReadError> {
         let chain_id = self.chain_id()?;
-        let heads = self.rpc.heads()?;
+        let heads =
+            Heads::follow(&self.pool).map_err(|error| ReadError::Thread { kind: error.kind() })?;
         let codes = Codes::default();
         let mut candidates = Candidates::default();
         let mut pace = Pace { slot: self.config.slot, before: None };
@@ -83,14 +85,14 @@ impl Builder {
         while !self.stop.load(Relaxed) {
             let head = match next.take() {
                 Some(head) => head,
-                None => match heads.recv_timeout(LOOK) {
+                None => match heads.next_timeout(LOOK) {
                     Ok(head) => head,
                     Err(RecvTimeoutError::Timeout) => continue,
                     Err(RecvTimeoutError::Disconnected) => return Err(ReadError::Closed),
                 },
             };
             // Of several the last one counts.
-            let (head, told) = heads.try_iter().last().unwrap_or(head);
+            let (head, told) = heads.latest().unwrap_or(head);
             let slot = pace.on_head(&head, told);
             let block = NextBlock::after(
                 head,
@@ -137,7 +139,7 @@ impl Builder {
         guard: &BlockGuard,
         state: &NodeState,
         candidates: &mut Candidates,
-        (heads, due): (&Receiver<(Head, Instant)>, Instant),
+        (heads, due): (&Heads, Instant),
         turn: usize,
     ) -> Result<Gathered, ReadError> {
         let mut pool = self.pool.subscribe(block.number());
@@ -154,7 +156,7 @@ impl Builder {
             if left.is_zero() {
                 break;
             }
-            match heads.recv_timeout(left.min(LOOK)) {
+            match heads.next_timeout(left.min(LOOK)) {
                 Ok(head) => return Ok(Gathered::Head(head)),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Err(ReadError::Closed),
@@ -183,7 +185,7 @@ impl Builder {
 enum Gathered {
     Built(Box<Slot>),
     /// Another head came before.
-    Head((Head, Instant)),
+    Head(Told),
     Stopped,
 }
 
@@ -195,7 +197,7 @@ struct Pace {
 
 impl Pace {
     fn on_head(&mut self, head: &Head, told: Instant) -> Duration {
-        let number = head.number.to::<u64>();
+        let number = head.number;
         if let Some((before, at)) = self.before
             && number > before
         {

@@ -2,34 +2,15 @@
 
 use alloy_consensus::{Header, Transaction as _, crypto::secp256k1::recover_signer};
 use alloy_eips::{
-    eip1559::BaseFeeParams,
     eip7702::{RecoveredAuthority, RecoveredAuthorization},
     eip7840::BlobParams,
 };
-use alloy_primitives::{Address, B256, U64, U256, keccak256};
-use mempool_ingest::order_pool::Transaction;
+use alloy_primitives::{Address, U256, keccak256};
+use mempool_ingest::order_pool::{Head, Transaction};
 use revm::{
     context::{BlockEnv, CfgEnv, TxEnv, either::Either},
     primitives::hardfork::SpecId,
 };
-use serde::Deserialize;
-
-/// A head as every node tells it.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Head {
-    pub(crate) number: U64,
-    pub(crate) hash: B256,
-    pub(crate) timestamp: U64,
-    gas_used: U64,
-    pub(crate) gas_limit: U64,
-    #[serde(default)]
-    base_fee_per_gas: U64,
-    #[serde(default)]
-    blob_gas_used: U64,
-    #[serde(default)]
-    excess_blob_gas: U64,
-}
 
 /// The block that is being built.
 #[derive(Clone, Debug)]
@@ -54,31 +35,29 @@ impl NextBlock {
         slot_s: u64,
     ) -> Self {
         let header = Header {
-            gas_limit: parent.gas_limit.to(),
-            gas_used: parent.gas_used.to(),
-            base_fee_per_gas: Some(parent.base_fee_per_gas.to()),
-            blob_gas_used: Some(parent.blob_gas_used.to()),
-            excess_blob_gas: Some(parent.excess_blob_gas.to()),
+            base_fee_per_gas: Some(parent.base_fee_wei.unwrap_or_default()),
+            blob_gas_used: Some(parent.blob_gas_used.unwrap_or_default()),
+            excess_blob_gas: Some(parent.excess_blob_gas.unwrap_or_default()),
             ..Header::default()
         };
         let blobs = BlobParams::osaka();
         let mut env = BlockEnv {
-            number: U256::from(parent.number.to::<u64>() + 1),
+            number: U256::from(parent.number + 1),
             beneficiary: fee_recipient,
-            timestamp: U256::from(parent.timestamp.to::<u64>() + slot_s.max(1)),
-            gas_limit: parent.gas_limit.to(),
-            basefee: header.next_block_base_fee(BaseFeeParams::ethereum()).unwrap_or_default(),
+            timestamp: U256::from(parent.timestamp + slot_s.max(1)),
+            gas_limit: parent.gas_limit,
+            basefee: parent.next_base_fee_wei.unwrap_or_default(),
             prevrandao: Some(keccak256(parent.hash)),
             ..BlockEnv::default()
         };
         let excess = header.next_block_excess_blob_gas(blobs).unwrap_or_default();
         env.set_blob_excess_gas_and_price(excess, blobs.update_fraction as u64);
-        let gas_limit = gas_limit.min(parent.gas_limit.to());
+        let gas_limit = gas_limit.min(parent.gas_limit);
         Self { parent, chain_id, env, gas_limit, max_blobs: blobs.max_blob_count }
     }
 
     pub(crate) fn number(&self) -> u64 {
-        self.parent.number.to::<u64>() + 1
+        self.parent.number + 1
     }
 
     pub(crate) fn base_fee_wei(&self) -> u64 {

@@ -15,6 +15,7 @@ mod candidates;
 mod command;
 mod env;
 mod fill;
+mod heads;
 mod machine;
 mod node;
 mod report;

@@ -1,4 +1,4 @@
-//! One connection that asks: batches over IPC, each with a time-out, and the heads it is told of.
+//! One connection for requests: batches over IPC, each with a time-out.
 
 use std::{
     collections::BTreeMap,
@@ -8,7 +8,7 @@ use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
-        mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
     },
     thread,
     time::{Duration, Instant},
@@ -16,8 +16,6 @@ use std::{
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
-
-use crate::env::Head;
 
 /// Calls in one batch. geth refuses more than 1,000, and answers to small ones overlap.
 const BATCH: usize = 250;
@@ -28,6 +26,9 @@ pub(crate) enum ReadError {
     /// No answer in time.
     #[error("no answer within {limit:?}")]
     Timeout { limit: Duration },
+    /// A thread cannot be made.
+    #[error("cannot start a thread: {kind}")]
+    Thread { kind: std::io::ErrorKind },
     /// The connection is gone.
     #[error("the connection is closed")]
     Closed,
@@ -59,7 +60,6 @@ type Waiting = Arc<Mutex<Option<BTreeMap<u64, SyncSender<Batch>>>>>;
 pub(crate) struct Rpc {
     writer: Mutex<UnixStream>,
     waiting: Waiting,
-    heads: Mutex<Option<Receiver<(Head, Instant)>>>,
     next_id: AtomicU64,
     timeout: Duration,
 }
@@ -69,19 +69,12 @@ struct Wire {
     id: Option<u64>,
     result: Option<Box<RawValue>>,
     error: Option<WireError>,
-    method: Option<String>,
-    params: Option<Notification>,
 }
 
 #[derive(Deserialize)]
 struct WireError {
     code: i64,
     message: String,
-}
-
-#[derive(Deserialize)]
-struct Notification {
-    result: Box<RawValue>,
 }
 
 impl Rpc {
@@ -92,27 +85,13 @@ impl Rpc {
         writer.set_write_timeout(Some(timeout))?;
         let reader = writer.try_clone()?;
         let waiting: Waiting = Arc::new(Mutex::new(Some(BTreeMap::new())));
-        let (heads, told) = channel();
         let shared = Arc::clone(&waiting);
         thread::Builder::new().name("builder-rpc".into()).spawn(move || {
-            read(reader, &shared, &heads);
+            read(reader, &shared);
             // Who waits is told by the drop of its sender; who comes later finds none to wait at.
             *lock(&shared) = None;
         })?;
-        Ok(Self {
-            writer: Mutex::new(writer),
-            waiting,
-            heads: Mutex::new(Some(told)),
-            next_id: AtomicU64::new(1),
-            timeout,
-        })
-    }
-
-    /// Subscribes to heads, once. The channel has no bound: a head is small, and comes once a slot.
-    pub(crate) fn heads(&self) -> Result<Receiver<(Head, Instant)>, ReadError> {
-        let heads = lock(&self.heads).take().ok_or(ReadError::Closed)?;
-        self.one(Call("eth_subscribe", r#"["newHeads"]"#.into()))?;
-        Ok(heads)
+        Ok(Self { writer: Mutex::new(writer), waiting, next_id: AtomicU64::new(1), timeout })
     }
 
     pub(crate) fn one(&self, call: Call) -> Answer {
@@ -183,7 +162,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Every node ends each answer with a line end.
-fn read(stream: UnixStream, waiting: &Waiting, heads: &Sender<(Head, Instant)>) {
+fn read(stream: UnixStream, waiting: &Waiting) {
     let mut reader = BufReader::with_capacity(1 << 16, stream);
     let mut line = Vec::new();
     loop {
@@ -192,7 +171,6 @@ fn read(stream: UnixStream, waiting: &Waiting, heads: &Sender<(Head, Instant)>) 
             Ok(1..) => {}
             _ => return,
         }
-        let now = Instant::now();
         let text = line.trim_ascii();
         let wires = match text.first() {
             Some(b'[') => serde_json::from_slice::<Vec<Wire>>(text),
@@ -205,13 +183,7 @@ fn read(stream: UnixStream, waiting: &Waiting, heads: &Sender<(Head, Instant)>) 
         };
         let mut batch = Batch::new();
         for wire in wires {
-            if let (Some(_), Some(params)) = (&wire.method, &wire.params) {
-                match serde_json::from_str(params.result.get()) {
-                    // Nobody listening is no reason to stop answering.
-                    Ok(head) => drop(heads.send((head, now))),
-                    Err(error) => eprintln!("warning: a head that cannot be read: {error}"),
-                }
-            } else if let Some(id) = wire.id {
+            if let Some(id) = wire.id {
                 batch.push((id, answer(wire)));
             }
         }

@@ -24,7 +24,7 @@ mod wire;
 mod worth;
 
 pub use bundle::*;
-pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation};
+pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation, next_base_fee_wei};
 pub use clock::Clock;
 pub use config::*;
 pub use event::{

@@ -24,6 +24,7 @@ use crate::{
     candidates::Candidates,
     env::NextBlock,
     fill::{Built, Way, fill},
+    heads::Heads,
     rpc::{Call, Rpc},
     state::{Codes, NodeState},
     warm::warm,
@@ -164,7 +165,7 @@ fn a_built_block_uses_the_gas_and_has_the_statuses_that_geth_finds() {
     let ingest = runtime
         .block_on(Ingest::start(IngestConfig::new(fetcher, PoolConfig::default())))
         .expect("it starts");
-    let heads = rpc.heads().expect("geth tells heads");
+    let heads = Heads::follow(ingest.pool()).expect("a thread");
     let stop = AtomicBool::new(false);
     let guard = {
         let nobody = [Address::repeat_byte(0xbb)];
@@ -175,7 +176,7 @@ fn a_built_block_uses_the_gas_and_has_the_statuses_that_geth_finds() {
         let load = scope.spawn(|| load(node.ipc_path(), token, &callers, &stop));
         let (mut blocks, mut txs, mut failed) = (0, 0, 0);
         while blocks < 5 {
-            let (head, told) = heads.recv_timeout(PATIENCE).expect("a head");
+            let (head, told) = heads.next_timeout(PATIENCE).expect("a head");
             let block =
                 NextBlock::after(head, mock_node::DEV_CHAIN_ID, FEE_RECIPIENT, 60_000_000, 2);
             let mut pool = ingest.pool().subscribe(block.number());

@@ -8,7 +8,7 @@ use alloy_primitives::{Address, B256, Bytes, TxKind, U256, address};
 use blocklist::{BlockGuard, Blocklist, BlocklistConfig};
 use mempool_ingest::{
     OrderPool, PoolConfig,
-    order_pool::{InsertOutcome, Origin, RawBundle, Transaction},
+    order_pool::{Head, InsertOutcome, Origin, RawBundle, Transaction, next_base_fee_wei},
     txpool_fetcher::{Answer, read_raw},
 };
 use mock_node::{
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use crate::{
     candidates::Candidates,
-    env::{Head, NextBlock},
+    env::NextBlock,
     rpc::Rpc,
     state::{Codes, NodeState},
 };
@@ -68,12 +68,31 @@ impl World {
         assert_eq!(self.pool.insert_bundle(bundle), InsertOutcome::Added);
     }
 
-    /// The block after the node's head, with a gas limit.
-    pub(crate) fn next_block(&self, gas_limit: u64) -> NextBlock {
+    /// The node's head, as the fetcher would tell it.
+    pub(crate) fn head(&self) -> Head {
         let answer =
             self.rpc.one(crate::rpc::Call("eth_getBlockByNumber", r#"["latest",false]"#.into()));
-        let head: Head = serde_json::from_str(answer.expect("an answer").get()).expect("a head");
-        NextBlock::after(head, self.node.config().chain_id, FEE_RECIPIENT, gas_limit, 12)
+        let block: serde_json::Value =
+            serde_json::from_str(answer.expect("an answer").get()).expect("a block");
+        let hash = |field: &str| block[field].as_str().expect("a hash").parse().expect("a hash");
+        let number = |field: &str| {
+            let digits = block[field].as_str().and_then(|text| text.strip_prefix("0x"));
+            u64::from_str_radix(digits.expect("a number"), 16).expect("a number")
+        };
+        let base_fee_wei = number("baseFeePerGas");
+        let (used, limit) = (number("gasUsed"), number("gasLimit"));
+        Head::new(number("number"), hash("hash"), hash("parentHash"))
+            .with_timestamp(number("timestamp"))
+            .with_gas_limit(limit)
+            .with_base_fee_wei(Some(base_fee_wei))
+            .with_next_base_fee_wei(next_base_fee_wei(base_fee_wei, used, limit))
+            .with_blob_gas_used(Some(number("blobGasUsed")))
+            .with_excess_blob_gas(Some(number("excessBlobGas")))
+    }
+
+    /// The block after the node's head, with a gas limit.
+    pub(crate) fn next_block(&self, gas_limit: u64) -> NextBlock {
+        NextBlock::after(self.head(), self.node.config().chain_id, FEE_RECIPIENT, gas_limit, 12)
     }
 
     pub(crate) fn state(&self, block: &NextBlock) -> NodeState {

@@ -17,6 +17,10 @@ struct WireHead {
     #[serde(default)]
     base_fee_per_gas: Option<U256>,
     #[serde(default)]
+    blob_gas_used: Option<U64>,
+    #[serde(default)]
+    excess_blob_gas: Option<U64>,
+    #[serde(default)]
     miner: Address,
 }
 
@@ -43,6 +47,9 @@ impl From<WireHead> for Head {
             .with_next_base_fee_wei(
                 base_fee_wei.and_then(|fee| next_base_fee_wei(fee, used, limit)),
             )
+            .with_base_fee_wei(base_fee_wei)
+            .with_blob_gas_used(wire.blob_gas_used.map(|gas| gas.to()))
+            .with_excess_blob_gas(wire.excess_blob_gas.map(|gas| gas.to()))
             .with_gas_limit(limit)
             .with_fee_recipient(wire.miner)
     }
