@@ -133,6 +133,9 @@ pub struct NodeConfig {
     /// Whether `eth_sendRawTransaction` takes a sidecar with blob proofs (the form before Osaka). reth refuses it,
     /// which is the default.
     pub accept_old_sidecars: bool,
+    /// Whether the objects that subscribers to full transactions are told are rendered when the load is signed, so
+    /// that the node's time for it is not part of a measurement. Takes about 1 kB for each. Default no.
+    pub render_ahead: bool,
     /// Transactions that are pending before the socket exists. Default 0.
     pub preload: usize,
     /// The first transactions, if they are signed already. They must be those of [`workload`](Self::workload).
@@ -185,6 +188,7 @@ impl NodeConfig {
             six_blobs_per_mille: Mix::default().six_blobs_per_mille,
             sidecar_form: SidecarForm::default(),
             accept_old_sidecars: false,
+            render_ahead: false,
             preload: 0,
             signed_load: None,
             state: false,
@@ -306,6 +310,7 @@ setters! {
     with_six_blobs_per_mille: six_blobs_per_mille: u32,
     with_sidecar_form: sidecar_form: SidecarForm,
     with_accept_old_sidecars: accept_old_sidecars: bool,
+    with_render_ahead: render_ahead: bool,
     with_preload: preload: usize,
     with_signed_load: signed_load: Option<SignedLoad>,
     with_state: state: bool,

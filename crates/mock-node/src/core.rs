@@ -134,10 +134,13 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::tx::Body;
+    use std::sync::OnceLock;
+
     use alloy_primitives::{Address, Bytes, keccak256};
     use proptest::prelude::*;
+
+    use super::*;
+    use crate::tx::Body;
 
     #[derive(Clone, Debug)]
     enum Step {
@@ -168,6 +171,7 @@ mod tests {
             blob_fee_wei: None,
             blobs: 0,
             body: Body::Plain(Bytes::new()),
+            object: OnceLock::new(),
         })
     }
 

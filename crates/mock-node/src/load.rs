@@ -37,6 +37,7 @@ pub(crate) struct Supply {
     workload: Mutex<Workload>,
     low: Condvar,
     low_mark: usize,
+    render_ahead: bool,
 }
 
 impl Supply {
@@ -62,6 +63,7 @@ impl Supply {
             workload: Mutex::new(workload),
             low: Condvar::new(),
             low_mark: endless,
+            render_ahead: config.render_ahead,
         };
         supply.sign(&mut lock(&supply.workload), missing);
         supply
@@ -95,6 +97,11 @@ impl Supply {
     fn sign(&self, workload: &mut Workload, count: usize) {
         if count > 0 {
             let signed = workload.sign(count);
+            if self.render_ahead {
+                for (_, tx) in &signed {
+                    tx.pending_object();
+                }
+            }
             lock(&self.ready).extend(signed.into_iter().map(|(_, tx)| tx));
         }
     }

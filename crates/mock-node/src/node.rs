@@ -164,17 +164,29 @@ impl MockNode {
         self.shared.signals.wait(Some(until), |flags| flags.plan_finished).plan_finished
     }
 
-    /// Tells a hash of the pool once more, as reth does with 2 to 3 % under load.
+    /// Tells a transaction of the pool once more, as reth does with 2 to 3 % under load.
     ///
     /// # Errors
     /// [`NodeError::UnknownTransaction`] when it is not in the pool.
     pub fn announce_again(&self, hash: B256) -> Result<(), NodeError> {
         let state = self.shared.lock();
-        if state.core.pool.get(&hash).is_none() {
+        let Some(tx) = state.core.pool.get(&hash) else {
             return Err(NodeError::UnknownTransaction { hash });
-        }
-        self.shared.announce_hash(&state, hash);
+        };
+        self.shared.announce_once(&state, tx);
         Ok(())
+    }
+
+    /// The object of a pending transaction, as subscribers to full transactions are told it.
+    pub fn object(&self, hash: B256) -> Option<String> {
+        let state = self.shared.lock();
+        let object = state.core.pool.get(&hash)?.pending_object().to_vec();
+        Some(String::from_utf8(object).expect("JSON is text"))
+    }
+
+    /// Tells subscribers to full transactions this JSON, whatever it says.
+    pub fn announce_object(&self, json: &str) {
+        self.shared.announce_object(&self.shared.lock(), json.as_bytes());
     }
 
     /// Tells a hash that the node does not hold, as if the transaction had been replaced or evicted at once.

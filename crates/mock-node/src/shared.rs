@@ -153,14 +153,23 @@ impl Shared {
             self.counters.notifications_dropped.fetch_add(1, Relaxed);
             return;
         }
-        self.announce_hash(state, tx.hash);
+        self.announce_once(state, tx);
         if self.switches.duplicate.take() {
-            self.announce_hash(state, tx.hash);
+            self.announce_once(state, tx);
         }
+    }
+
+    /// Tells the hash and the object.
+    pub(crate) fn announce_once(&self, state: &State, tx: &SignedTx) {
+        self.announce_hash(state, tx.hash);
         if state.subscriptions.iter().any(|subscription| subscription.topic == Topic::Objects) {
-            let object = to_json(&tx.to_object(None));
-            self.notify(state, Topic::Objects, &object);
+            self.announce_object(state, tx.pending_object());
         }
+    }
+
+    /// Tells an object, whatever it says.
+    pub(crate) fn announce_object(&self, state: &State, object: &[u8]) {
+        self.notify(state, Topic::Objects, object);
     }
 
     /// Tells the hash alone.

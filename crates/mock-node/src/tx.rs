@@ -11,7 +11,7 @@ use alloy_primitives::{Address, B256, Bytes, bytes};
 use alloy_rlp::{BufMut, Header};
 use alloy_rpc_types_eth::Transaction;
 
-use crate::error::TxRefused;
+use crate::{error::TxRefused, shared::to_json};
 
 /// The type byte of blob transactions (EIP-4844).
 const BLOB_TX_TYPE: u8 = 3;
@@ -28,6 +28,8 @@ pub(crate) struct SignedTx {
     pub(crate) blob_fee_wei: Option<u128>,
     pub(crate) blobs: u64,
     pub(crate) body: Body,
+    /// What subscribers to full transactions are told; rendered once.
+    pub(crate) object: OnceLock<Vec<u8>>,
 }
 
 /// The encoded transaction.
@@ -121,7 +123,13 @@ impl SignedTx {
             blob_fee_wei: tx.max_fee_per_blob_gas(),
             blobs,
             body,
+            object: OnceLock::new(),
         }
+    }
+
+    /// The object of the pending transaction, as JSON.
+    pub(crate) fn pending_object(&self) -> &[u8] {
+        self.object.get_or_init(|| to_json(&self.to_object(None)))
     }
 
     /// Reads what a client sent, checks its form and its signature, and finds its sender.

@@ -100,6 +100,13 @@ fn subscriptions_tell_hashes_objects_and_heads_until_they_end() {
     assert_eq!(client.notification(), (hashes.clone(), json!(hash)));
     let (id, object) = client.notification();
     assert_eq!((&id, &object["hash"]), (&objects, &json!(hash)));
+    let pending = node.object(hash).expect("it is in the pool");
+    assert_eq!(serde_json::from_str::<Value>(&pending).expect("JSON"), object);
+    node.announce_again(hash).expect("it is in the pool");
+    assert_eq!(client.notification(), (hashes.clone(), json!(hash)));
+    assert_eq!(client.notification(), (objects.clone(), object));
+    node.announce_object(r#"{"hash":"0x00"}"#);
+    assert_eq!(client.notification(), (objects.clone(), json!({"hash": "0x00"})));
     let block = node.mine();
     let (id, head) = client.notification();
     assert_eq!(id, heads);
