@@ -4,7 +4,7 @@
 //! second. The latency of live announcements (read from the socket to delivered to the sink) is
 //! taken while the backfill runs; for as long after it; and, in a run of its own, for as long from a
 //! start that backfills nothing. The last is what the goal is held against: the first announcements
-//! after any start wait for the asking connection, whatever else goes on. Nine rounds, the median of
+//! after any start wait for the request connection, whatever else goes on. Nine rounds, the median of
 //! their p99 ratios. The sink is the order pool behind a stopwatch, so all do the same work; every
 //! run asserts that all 10,000 came in, or none of them.
 

@@ -1,7 +1,7 @@
 //! The ways builders fetch today, as their authors would write them on alloy's provider.
 //!
 //! Both go into the same [`OrderPool`] and recover senders with the same C library. Neither checks
-//! that the answer is the transaction it asked for, retries, times out, or follows heads: that
+//! that the answer is the requested transaction, retries, times out, or follows heads: that
 //! favours them.
 
 use std::{path::PathBuf, sync::Arc, time::SystemTime};
@@ -62,30 +62,31 @@ pub(crate) fn sequential(path: PathBuf, pool: OrderPool, threads: usize) -> Resu
     Ok(Rival { runtime: Some(runtime) })
 }
 
-/// A second connection for asking, a task for each hash, 64 permits, a buffer of 16,384. Returns
+/// A second connection for requests, a task for each hash, 64 permits, a buffer of 16,384. Returns
 /// when subscribed.
 ///
 /// The permit is taken inside the task, so that the loop only reads and spawns: no announcement
 /// waits for a fetch, which loses the least. What bounds the number of tasks is nothing.
 pub(crate) fn concurrent(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Rival, Error> {
     let runtime = runtime(threads)?;
-    let (listening, asking, mut hashes) = runtime.block_on(async {
-        let listening = ProviderBuilder::new().connect_ipc(IpcConnect::new(path.clone())).await?;
-        let asking = ProviderBuilder::new().connect_ipc(IpcConnect::new(path)).await?;
+    let (subscription, requests, mut hashes) = runtime.block_on(async {
+        let subscription =
+            ProviderBuilder::new().connect_ipc(IpcConnect::new(path.clone())).await?;
+        let requests = ProviderBuilder::new().connect_ipc(IpcConnect::new(path)).await?;
         let hashes =
-            listening.subscribe_pending_transactions().channel_size(BUFFER).await?.into_stream();
-        Ok::<_, Error>((listening, asking, hashes))
+            subscription.subscribe_pending_transactions().channel_size(BUFFER).await?.into_stream();
+        Ok::<_, Error>((subscription, requests, hashes))
     })?;
     let permits = Arc::new(Semaphore::new(PERMITS));
     runtime.spawn(async move {
         // The subscription lives as long as its provider.
-        let _listening = listening;
+        let _subscription = subscription;
         while let Some(hash) = hashes.next().await {
-            let (asking, pool) = (asking.clone(), pool.clone());
+            let (requests, pool) = (requests.clone(), pool.clone());
             let permits = Arc::clone(&permits);
             tokio::spawn(async move {
                 let _permit = permits.acquire_owned().await.expect("never closed");
-                if let Err(error) = fetch(&asking, hash, &pool).await {
+                if let Err(error) = fetch(&requests, hash, &pool).await {
                     eprintln!("plain concurrent: {hash}: {error}");
                 }
             });

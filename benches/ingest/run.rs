@@ -160,7 +160,7 @@ impl Stage {
         summarize(&announced, &seen, cpu, counts)
     }
 
-    /// Equal work: the announced transactions are those of the list, whoever listens; what was
+    /// Equal work: the announced transactions are those of the list, whoever subscribes; what was
     /// pooled is part of them, once each, with the right sender and its blobs. Ours has them all.
     fn check(
         &self,

@@ -2,7 +2,7 @@
 //! stay open, one thread. A refused transaction is sent again at once, as by a caller who does not
 //! care what `Retry-After` says.
 //!
-//! As many as they can means: each connection asks again as soon as it has its answer, as far as all
+//! As many as they can means: each connection sends the next request as soon as it has its response, as far as all
 //! of them together stay within a share of one core. Without that bound the clients of a quick server
 //! would be what slows the machine down.
 
@@ -204,7 +204,7 @@ impl Crowd {
         let mut wrapped = false;
         while self.turn().await {
             let begin = Instant::now();
-            let answer = connection.ask(&self.requests[next]).await?;
+            let answer = connection.request(&self.requests[next]).await?;
             let took_ns = begin.elapsed().as_nanos() as u64;
             if self.is_accepted(&answer, took_ns, wrapped) {
                 next += self.connections;
@@ -300,7 +300,7 @@ impl Connection {
         Ok(Self { stream, buffer: Vec::new() })
     }
 
-    async fn ask(&mut self, request: &[u8]) -> io::Result<Answer> {
+    async fn request(&mut self, request: &[u8]) -> io::Result<Answer> {
         self.stream.write_all(request).await?;
         self.buffer.clear();
         loop {

@@ -127,7 +127,7 @@ pub(crate) fn respond() -> io::Result<()> {
     })
 }
 
-/// Whom to accept. It is set only while nobody asks, so the three need not change as one.
+/// Whom to accept. It is set only while no request is in flight, so the three need not change as one.
 #[derive(Debug, Default)]
 struct Quota {
     accepted: AtomicU64,
@@ -136,7 +136,7 @@ struct Quota {
 }
 
 impl Quota {
-    // Relaxed, here and below: the clients ask after they were told to, which is after the answer.
+    // Relaxed, here and below: the clients send requests only after the response to this one.
     fn set(&self, share: Share) {
         self.accepted.store(share.accepted, Relaxed);
         self.offered.store(share.offered, Relaxed);
@@ -164,7 +164,7 @@ fn listen(quota: &Arc<Quota>) -> io::Result<u16> {
             .build()?;
         runtime.block_on(async {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-            // Whoever asked may have gone, and then the process ends.
+            // The receiver may have gone, and then the process ends.
             let _ = tell.send(listener.local_addr()?.port());
             loop {
                 let (stream, _) = listener.accept().await?;

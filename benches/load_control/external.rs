@@ -21,7 +21,7 @@ const TPS: u32 = 2_000;
 
 pub(crate) const CONNECTIONS: usize = 64;
 
-/// Contenders: with which policy; `None` is the control, whose external callers ask another server.
+/// Contenders: with which policy; `None` is the control, whose external callers use another server.
 const CONTENDERS: [(&str, Option<Policy>); 5] = [
     ("control", None),
     ("with admission", Some(Policy::On)),
@@ -171,7 +171,7 @@ fn crowds(rows: &[(Row, Vec<Crowd>)]) {
     println!("clients, ours, control, node: cores that each process kept busy");
 }
 
-/// One run: live announcements, and external callers by the schedule of `phases`, who ask our RPC server or,
+/// One run: live announcements, and external callers by the schedule of `phases`, to our RPC server or,
 /// if there is one, the control's server.
 pub(crate) async fn run(
     plan: &Plan,
@@ -209,8 +209,8 @@ pub(crate) async fn run(
     parts.check(&[&signed[..announced.count]], external).await;
     if decoy.is_none() {
         let [outer, inner] = parts.refused();
-        assert_eq!(outer + inner, sent.refused, "refusals counted and heard");
-        assert_eq!(outer, sent.refused_outer, "refusals of the outer gate, counted and heard");
+        assert_eq!(outer + inner, sent.refused, "refusals counted and received");
+        assert_eq!(outer, sent.refused_outer, "refusals of the outer gate, counted and received");
         assert!(policy != Policy::FewRequests || outer > 0, "nobody met the outer gate: {sent:?}");
     }
     let live = parts.live(begin, end);

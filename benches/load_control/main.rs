@@ -13,7 +13,7 @@
 //! of their own (this program again), so that what they burn is not ours.
 //!
 //! **Equal work.** After every run, what the node announced and what it held at the start are in the
-//! pool, each of them, and so is what the external callers were told is; nothing else, and nothing twice.
+//! pool, each of them, and so is what external callers had accepted; nothing else, and nothing twice.
 //! Every hash has had its one outcome. If not, the bench fails; timings never fail it. The live work
 //! and the backfill are the same whatever the policy. What external callers get accepted is not: to turn some
 //! of it away is the policy's purpose. So where there are external callers, how much was accepted on one side

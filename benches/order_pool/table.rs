@@ -198,7 +198,7 @@ pub(crate) fn heads(scale: &Scale) -> Goal {
     )
 }
 
-/// Upkeep beside the writer, with orders that are let go after a second.
+/// Upkeep beside the writer, with orders that expire after a second.
 pub(crate) fn upkeep(scale: &Scale) {
     println!("\ninserts at 2,000/s with a retention of a tenth of the window");
     let (mut off, mut on) = (Vec::new(), Vec::new());
@@ -220,7 +220,7 @@ pub(crate) fn upkeep(scale: &Scale) {
 }
 
 /// What this program is called with to measure memory in a process of its own: in one that has
-/// done other things, freed memory is used again and nothing can be told.
+/// done other things, freed memory is used again and hides what is measured.
 pub(crate) const MEMORY_ONLY: &str = "--memory-only";
 
 /// Measures memory in a process of its own.

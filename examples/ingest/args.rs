@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Fetches in flight at once, 1 to 4096
     #[arg(long, default_value_t = 64)]
     slots: usize,
-    /// Asking connections per node, 1 to 16
+    /// Request connections per node, 1 to 16
     #[arg(long, default_value_t = 1)]
     request_connections: usize,
     /// How long the pool keeps a transaction, e.g. 60s
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     /// Time between audits of the node's pool, 0s for none
     #[arg(long, value_parser = parse_duration, default_value = "60s")]
     audit: Duration,
-    /// Do not ask for what was pending before the start
+    /// Do not fetch what was pending before the start
     #[arg(long)]
     no_backfill: bool,
     /// Take searchers' orders by JSON-RPC at this address, port 0 for a free one

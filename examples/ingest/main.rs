@@ -205,7 +205,7 @@ async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     })
 }
 
-/// What is pending in the node and not in the pool, when all has come to rest.
+/// What is pending in the node and not in the pool, when nothing is under way any more.
 async fn final_audit(args: &Args, ingest: &Ingest) -> Option<AuditReport> {
     let fetcher = ingest.fetcher();
     let deadline = Instant::now() + SETTLE_DEADLINE;

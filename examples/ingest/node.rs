@@ -1,4 +1,4 @@
-//! The mock node that this example starts when it is told of no other.
+//! The mock node that this example starts when it is given no endpoint.
 
 use std::{io, time::Duration};
 

@@ -1,5 +1,5 @@
-//! A node that is busy, and a host that is too: what has to be asked again waits without keeping
-//! what is announced from being asked for, and nothing is lost.
+//! A node that is busy, and a host that is too: what has to be requested again waits without delaying
+//! the requests for what is announced, and nothing is lost.
 
 use std::time::Duration;
 
@@ -87,7 +87,7 @@ async fn retries_wait_without_their_slots_until_the_load_falls_and_live_announce
 }
 
 #[tokio::test]
-async fn a_retry_that_finds_no_place_to_wait_goes_on_in_its_slot() {
+async fn a_retry_that_finds_no_room_to_wait_goes_on_in_its_slot() {
     let node = Node::start(SLOTS + 2, |config| config);
     let (ingest, _monitor, others) = pressed(&node).await;
     let count = node.txs.len() as u32;
@@ -101,7 +101,7 @@ async fn a_retry_that_finds_no_place_to_wait_goes_on_in_its_slot() {
 }
 
 #[tokio::test]
-async fn decoding_waits_for_a_place_inside_and_a_stop_does_not_wait_for_it() {
+async fn decoding_waits_for_an_internal_permit_and_a_stop_does_not_wait_for_it() {
     let node = Node::start(2, |config| config);
     let gate = Gate::new(GateConfig::default()).expect("defaults");
     let fetcher = node.fetcher().with_gate(gate.clone());

@@ -86,7 +86,7 @@ async fn repeats_are_known_and_unknown_hashes_are_gone() {
         node.node.announce_unknown([7; 32].into());
         let counts = settled(&fetcher, "21 announced", |counts| counts.announced == 21).await;
         assert_eq!((counts.pooled, counts.known, counts.gone), (10, 10, 1));
-        // A hash that was gone may come back: it is asked for again.
+        // A hash that was gone may come back: it is requested again.
         node.node.announce_unknown([7; 32].into());
         settled(&fetcher, "gone again", |counts| counts.gone == 2).await;
     }
@@ -112,7 +112,7 @@ async fn a_block_takes_its_transactions_out_of_the_pool_and_late_hashes_are_mine
     assert_eq!(removed, 60);
     node.node.announce_unknown(node.txs[0].hash);
     let counts = settled(&fetcher, "a late hash", |counts| counts.announced == 61).await;
-    assert_eq!(counts.mined, 1, "known from its block, not asked for");
+    assert_eq!(counts.mined, 1, "known from its block, not requested");
 }
 
 #[tokio::test]
@@ -254,13 +254,13 @@ async fn a_node_that_answers_nothing_while_it_lists_its_pool_is_given_time() {
 }
 
 #[tokio::test]
-async fn two_asking_connections_share_the_questions() {
+async fn two_request_connections_share_the_requests() {
     let node = Node::with_mix(200, all_kinds(), |config| config);
     let (fetcher, pool) = ingest(node.fetcher().with_request_connections(2)).await;
     node.submit_all();
     settled(&fetcher, "200 pooled", |counts| counts.pooled == 200).await;
     assert_eq!(pool.len(), 200);
-    // One listens, two ask; the list of the pool had one of its own.
+    // One subscription connection and two request connections; the listing of the pool had one of its own.
     assert_eq!(node.node.stats().connections_open, 3);
 }
 

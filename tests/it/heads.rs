@@ -83,7 +83,7 @@ struct State {
     connections: Vec<UnixStream>,
 }
 
-/// A node that says what it is told to.
+/// A node with scripted responses.
 #[derive(Clone, Debug)]
 struct Fake {
     state: Arc<Mutex<State>>,
@@ -369,7 +369,7 @@ async fn a_frozen_source_does_not_hold_up_the_heads_of_a_healthy_one() {
     frozen.lock().silent.insert(block.hash);
     let began = Instant::now();
     frozen.announce(&block);
-    eventually("it was asked for", || frozen.lock().requested.contains(&(block.hash, false))).await;
+    eventually("it was requested", || frozen.lock().requested.contains(&(block.hash, false))).await;
     healthy.announce(&block);
     healthy.announce(&FakeBlock::new(3, 3, 2, &[]));
     eventually("the healthy one's heads", || head_number(&pool) == Some(3)).await;

@@ -1,4 +1,4 @@
-//! A node that can do only so much: we notice, ask less, and lose nothing; its blocks come first.
+//! A node that can do only so much: the fetcher notices, sends fewer requests, and loses nothing; its blocks come first.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use mempool_ingest::{
 use mock_node::{Capacity, NodeConfig, Stats};
 use testkit::ingest::{Node, eventually, ingest, settled};
 
-/// 2000 questions a second.
+/// 2000 requests a second.
 const SERVICE: Duration = Duration::from_millis(2);
 
 fn capacity(at_once: usize, may_wait: usize) -> Option<Capacity> {
@@ -26,7 +26,7 @@ async fn burst(adaptive: bool) -> (Stats, usize) {
     assert_eq!(fetcher.status()[0].fetch_limit, 64);
     node.submit_all();
     let mut lowest = usize::MAX;
-    eventually("all are asked for", || {
+    eventually("all are requested", || {
         lowest = lowest.min(fetcher.status()[0].fetch_limit);
         let counts = fetcher.counts();
         counts.announced == 2_000 && counts.unfinished == 0
@@ -42,7 +42,7 @@ async fn burst(adaptive: bool) -> (Stats, usize) {
 }
 
 #[tokio::test]
-async fn a_node_that_says_it_is_busy_is_asked_less_and_nothing_is_missing() {
+async fn a_node_that_says_it_is_busy_gets_fewer_requests_and_nothing_is_missing() {
     let (adaptive, lowest) = burst(true).await;
     let (fixed, unchanged) = burst(false).await;
     println!("refused: adaptive {} (lowest {lowest}), fixed {}", adaptive.raw_busy, fixed.raw_busy);
@@ -53,7 +53,7 @@ async fn a_node_that_says_it_is_busy_is_asked_less_and_nothing_is_missing() {
 }
 
 #[tokio::test]
-async fn a_node_that_says_when_to_come_back_is_not_asked_before() {
+async fn a_node_that_says_when_to_come_back_gets_no_request_before() {
     let one_a_second =
         Capacity { at_once: 1, service: Duration::from_secs(1), may_wait: 0, says_when: true };
     let node = Node::start(3, |config: NodeConfig| config.with_capacity(Some(one_a_second)));
@@ -64,14 +64,14 @@ async fn a_node_that_says_when_to_come_back_is_not_asked_before() {
     // It was tried out when we connected.
     let refused = node.node.stats().raw_busy;
     submit(0);
-    eventually("it is asked", || node.node.stats().raw_found == 1).await;
+    eventually("it is requested", || node.node.stats().raw_found == 1).await;
     submit(1);
     eventually("it has no time", || fetcher.counts().failed == 1).await;
     assert_eq!(node.node.stats().raw_busy, refused + 1);
     submit(2);
     settled(&fetcher, "the others are in", |counts| counts.pooled == 2).await;
     assert!(pool.contains(&node.txs[2].hash));
-    assert_eq!(node.node.stats().raw_busy, refused + 1, "asked before it had time");
+    assert_eq!(node.node.stats().raw_busy, refused + 1, "requested before it had time");
 }
 
 #[tokio::test]
@@ -95,7 +95,10 @@ async fn an_overloaded_node_does_not_hold_back_what_another_one_can_answer() {
     let status = fetcher.status();
     assert_eq!((status[0].first_seen, status[1].first_seen), (500, 0));
     let (busy, idle) = (busy.node.stats(), idle.node.stats());
-    println!("asked: busy {} refused {}, idle {}", busy.raw_found, busy.raw_busy, idle.raw_found);
+    println!(
+        "requests: busy {} refused {}, idle {}",
+        busy.raw_found, busy.raw_busy, idle.raw_found
+    );
     assert!(idle.raw_found >= 400, "{}", idle.raw_found);
 }
 
@@ -128,7 +131,7 @@ async fn a_backfill_does_not_delay_the_blocks_of_its_node() {
     for stats in [&ours, &greedy] {
         assert!(stats.blocks > 0 && stats.raw_found >= 1_000, "{stats:?}");
     }
-    // By counts, not by the clock: what deferrable work asks at once and a block find 8 places.
+    // By counts, not by the clock: deferrable requests and a block together find 8 servers.
     const { assert!(DEFAULT_DEFERRABLE_SLOTS < 8) };
     assert_eq!(ours.import_wait_us_max, 0);
     assert!(greedy.import_wait_us_max > SERVICE.as_micros() as u64);

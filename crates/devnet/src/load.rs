@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 /// The last answers have so long to arrive.
 const SETTLE: Duration = Duration::from_secs(20);
 
-/// Calls in one batch while the nonces are asked.
+/// Calls in one batch while the nonces are requested.
 const BATCH: usize = 250;
 
 /// Drives a development node with signed transactions
@@ -130,7 +130,7 @@ fn drive(args: &Args) -> Result<Report, LoadError> {
     send(args, node, txs)
 }
 
-/// Asks the node what the signatures need, and signs.
+/// Requests what the signatures need from the node, and signs.
 fn prepare(args: &Args, node: &mut Node) -> Result<Vec<PreparedTx>, LoadError> {
     let version = node.call("web3_clientVersion", json!([]))?;
     let chain_id = node.quantity("eth_chainId")?;
@@ -158,7 +158,7 @@ fn prepare(args: &Args, node: &mut Node) -> Result<Vec<PreparedTx>, LoadError> {
     Ok(Workload::new(config).prepare(count))
 }
 
-/// A connection that asks one thing at a time.
+/// A connection with one request in flight.
 struct Node {
     stream: UnixStream,
     reader: BufReader<UnixStream>,
@@ -174,7 +174,7 @@ impl Node {
         Ok(Self { stream, reader })
     }
 
-    fn ask(&mut self, method: &'static str, request: &Value) -> Result<Value, LoadError> {
+    fn exchange(&mut self, method: &'static str, request: &Value) -> Result<Value, LoadError> {
         self.stream.write_all(request.to_string().as_bytes())?;
         let mut line = String::new();
         if self.reader.read_line(&mut line)? == 0 {
@@ -184,7 +184,7 @@ impl Node {
     }
 
     fn call(&mut self, method: &'static str, params: Value) -> Result<Value, LoadError> {
-        let answer = self.ask(method, &request(1, method, &params))?;
+        let answer = self.exchange(method, &request(1, method, &params))?;
         match answer.get("result") {
             Some(result) => Ok(result.clone()),
             None => Err(LoadError::NoNode { method, answer: answer.to_string() }),
@@ -203,7 +203,7 @@ impl Node {
     ) -> Result<Vec<u64>, LoadError> {
         let calls: Vec<_> =
             calls.enumerate().map(|(id, params)| request(id as u64, method, &params)).collect();
-        let answers = self.ask(method, &Value::from(calls))?;
+        let answers = self.exchange(method, &Value::from(calls))?;
         let wrong = || LoadError::NoNode { method, answer: answers.to_string() };
         let mut answers: Vec<_> = answers.as_array().ok_or_else(wrong)?.iter().collect();
         answers.sort_by_key(|answer| answer["id"].as_u64());
@@ -228,9 +228,9 @@ struct Flight {
 
 #[derive(Default)]
 struct InFlight {
-    /// When each unanswered request was written.
+    /// When each request in flight was written.
     sent: BTreeMap<u64, Instant>,
-    /// Unanswered blob transactions and their senders.
+    /// Blob transactions in flight and their senders.
     blobs: BTreeMap<u64, Address>,
     /// The reader has ended: nothing will be answered any more.
     broken: bool,

@@ -57,7 +57,7 @@ pub(crate) struct Args {
     /// Read nothing ahead
     #[arg(long)]
     no_prefetch: bool,
-    /// Ask the node again for what an earlier transaction of the block has read
+    /// Request again from the node what an earlier transaction of the block has read
     #[arg(long)]
     no_read_cache: bool,
     /// Fill each block in every way from classic to ours, and print what each step gives

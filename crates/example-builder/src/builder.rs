@@ -72,7 +72,7 @@ impl Builder {
     /// Builds until it is stopped or the node is gone.
     ///
     /// # Errors
-    /// Why the node can be asked no more.
+    /// Why the node answers no more.
     pub(crate) fn run(self, mut report: impl FnMut(Report)) -> Result<(), ReadError> {
         let chain_id = self.chain_id()?;
         let heads =

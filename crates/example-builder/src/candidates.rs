@@ -94,7 +94,7 @@ impl Candidates {
         self.new_bundles.clear();
     }
 
-    /// Takes what the pool has told since.
+    /// Takes the events of the pool since the last time.
     pub(crate) fn follow(&mut self, pool: &mut Subscription) {
         loop {
             match pool.visit(usize::MAX, |event| self.take(event)) {

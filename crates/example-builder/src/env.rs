@@ -18,7 +18,7 @@ pub(crate) struct NextBlock {
     pub(crate) parent: Head,
     pub(crate) chain_id: u64,
     pub(crate) env: BlockEnv,
-    /// Gas that it may use: what was asked for, and not more than its parent's limit.
+    /// Gas that it may use: the configured gas, and not more than its parent's limit.
     pub(crate) gas_limit: u64,
     pub(crate) max_blobs: u64,
 }

@@ -92,7 +92,7 @@ impl Built {
 /// Fills a block in one of the ways.
 ///
 /// # Errors
-/// When the node could not even be asked for what every block needs.
+/// When the node could not even answer requests for what every block needs.
 pub(crate) fn fill(
     way: Way,
     block: &NextBlock,

@@ -4,7 +4,7 @@
 //! ```text
 //!  mempool --Ingest--> order pool --subscription for head + 1--> candidates --new ones--> read ahead: execute alone,
 //!                                                                    |                    every unknown an error,
-//!                                                       when due     v                    ask for all in one batch
+//!                                                       when due     v                    request all in one batch
 //!  node <--------- batches of state reads at the head's hash --- fill: by tip, nonces in order, blocklist, bundles
 //! ```
 

@@ -1,4 +1,4 @@
-//! The mock node that the command starts when it is told of no other.
+//! The mock node that the command starts when it is given no endpoint.
 
 use std::io;
 

@@ -38,7 +38,7 @@ pub(crate) enum ReadError {
     /// Nothing that can be used.
     #[error("the answer {found:?} is not {expected}")]
     Malformed { found: String, expected: &'static str },
-    /// Not here, and this is no time to ask: noted, and asked for with the others.
+    /// Not here, and this is no time for a request: noted, and requested with the others.
     #[error("not read yet")]
     NotReadYet,
 }
@@ -98,7 +98,7 @@ impl Rpc {
         self.batch(&[call])?.pop().unwrap_or(Err(ReadError::Closed))
     }
 
-    /// Asks all at once; the answers are in the order of the calls.
+    /// Sends all at once; the responses are in the order of the calls.
     pub(crate) fn batch(&self, calls: &[Call]) -> Result<Vec<Answer>, ReadError> {
         let deadline = Instant::now() + self.timeout;
         let mut sent = Vec::new();

@@ -30,8 +30,8 @@ pub(crate) type Codes = Rc<RefCell<B256Map<Bytecode>>>;
 /// What to do about something that was not read before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OnMiss {
-    /// Ask, and wait for the answer.
-    Ask,
+    /// Request it, and wait for the response.
+    Request,
     /// Fail, and note it.
     Note,
 }
@@ -39,7 +39,7 @@ enum OnMiss {
 /// The state at one block. All of it is read at that block by its hash, so none of it can be of another one.
 pub(crate) struct NodeState {
     rpc: Arc<Rpc>,
-    /// The block, as the last parameter of every question.
+    /// The block, as the last parameter of every request.
     at: String,
     codes: Codes,
     accounts: RefCell<AddressMap<Option<AccountInfo>>>,
@@ -47,7 +47,7 @@ pub(crate) struct NodeState {
     hashes: RefCell<HashMap<u64, B256>>,
     on_miss: Cell<OnMiss>,
     noted: RefCell<HashSet<Key>>,
-    /// Questions asked while an execution waited.
+    /// Requests that an execution waited for.
     waited_for: Cell<u64>,
 }
 
@@ -60,7 +60,7 @@ impl NodeState {
             accounts: RefCell::default(),
             slots: RefCell::default(),
             hashes: RefCell::default(),
-            on_miss: Cell::new(OnMiss::Ask),
+            on_miss: Cell::new(OnMiss::Request),
             noted: RefCell::default(),
             waited_for: Cell::new(0),
         }
@@ -75,13 +75,13 @@ impl NodeState {
             accounts: RefCell::default(),
             slots: RefCell::default(),
             hashes: RefCell::default(),
-            on_miss: Cell::new(OnMiss::Ask),
+            on_miss: Cell::new(OnMiss::Request),
             noted: RefCell::default(),
             waited_for: Cell::new(0),
         }
     }
 
-    /// Questions that executions had to wait for so far.
+    /// Requests that executions had to wait for so far.
     pub(crate) fn waited_for(&self) -> u64 {
         self.waited_for.get()
     }
@@ -90,7 +90,7 @@ impl NodeState {
     pub(crate) fn noting(&self, execute: impl FnOnce()) -> Vec<Key> {
         self.on_miss.set(OnMiss::Note);
         execute();
-        self.on_miss.set(OnMiss::Ask);
+        self.on_miss.set(OnMiss::Request);
         self.noted.take().into_iter().collect()
     }
 
@@ -176,8 +176,8 @@ impl NodeState {
         Ok(Some(AccountInfo::new(balance, nonce, hash, code)))
     }
 
-    /// Asks for one thing while an execution waits for it.
-    fn ask<T>(
+    /// Requests one thing while an execution waits for it.
+    fn request<T>(
         &self,
         key: Key,
         read: impl FnOnce(&mut std::vec::IntoIter<Answer>) -> Result<T, ReadError>,
@@ -219,7 +219,7 @@ fn read_hash(answers: &mut impl Iterator<Item = Answer>) -> Result<B256, ReadErr
 #[derive(Clone, Copy)]
 pub(crate) struct View<'s> {
     pub(crate) state: &'s NodeState,
-    /// Whether what was read is kept; otherwise the node is asked every time.
+    /// Whether what was read is kept; otherwise it is requested every time.
     pub(crate) cached: bool,
 }
 
@@ -239,7 +239,7 @@ impl DatabaseRef for View<'_> {
         {
             return Ok(info.clone());
         }
-        let info = state.ask(Key::Account(address), |answers| state.read_account(answers))?;
+        let info = state.request(Key::Account(address), |answers| state.read_account(answers))?;
         if self.cached {
             state.accounts.borrow_mut().insert(address, info.clone());
         }
@@ -259,7 +259,7 @@ impl DatabaseRef for View<'_> {
             return Ok(*value);
         }
         let word: B256 =
-            state.ask(Key::Slot(address, index), |answers| next(answers, "32 bytes"))?;
+            state.request(Key::Slot(address, index), |answers| next(answers, "32 bytes"))?;
         if self.cached {
             state.slots.borrow_mut().insert((address, index), word.into());
         }
@@ -273,7 +273,7 @@ impl DatabaseRef for View<'_> {
         {
             return Ok(*hash);
         }
-        let hash = state.ask(Key::BlockHash(number), read_hash)?;
+        let hash = state.request(Key::BlockHash(number), read_hash)?;
         if self.cached {
             state.hashes.borrow_mut().insert(number, hash);
         }

@@ -31,7 +31,7 @@ pub(crate) struct Warmed {
 }
 
 /// Fetches what these transactions name, then what their executions on the parent's state read: each round executes
-/// with every unknown an error, and asks for all of them at once.
+/// with every unknown an error, and requests all of them at once.
 ///
 /// # Errors
 /// When nothing was answered. What was read before stays.

@@ -1,4 +1,4 @@
-//! A node that can do only so much at once: questions wait in line, and its blocks with them.
+//! A node that can do only so much at once: requests wait in a queue, and its blocks with them.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -11,29 +11,29 @@ use crate::error::RpcError;
 
 /// How much the node can do.
 ///
-/// Raw transactions that are asked for and blocks that are imported are served in one line, first
-/// come, first served: a client that asks for too much at once delays the node's blocks.
+/// Requests for raw transactions and the import of blocks share one queue, first come, first served: a client that
+/// sends too many requests at once delays the node's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capacity {
     /// How many are served at once, at least 1.
     pub at_once: usize,
     /// How long each takes, at least 1 us.
     pub service: Duration,
-    /// So many may wait. Beyond it a question is answered with -32005 at once.
+    /// So many may wait. A request beyond it is answered with -32005 at once.
     pub may_wait: usize,
-    /// Whether that answer says when to come back: when the line will be empty.
+    /// Whether that answer says when to come back: when the queue will be empty.
     pub says_when: bool,
 }
 
-/// The line. Nobody stands in it: what is served when follows from what came before.
+/// The queue. It holds no entries: when a request is served follows from those that came before it.
 #[derive(Debug)]
 pub(crate) struct Line {
     capacity: Capacity,
-    /// When each of those who serve will be free.
+    /// When each server will be free.
     free: Mutex<Vec<Instant>>,
 }
 
-/// The line is full.
+/// The queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Busy {
     retry_after: Option<Duration>,
@@ -44,8 +44,8 @@ impl Line {
         Self { capacity, free: Mutex::new(vec![Instant::now(); capacity.at_once]) }
     }
 
-    /// A question that came at `now`: how long until it is answered.
-    pub(crate) fn question(&self, now: Instant) -> Result<Duration, Busy> {
+    /// A request that came at `now`: how long until it is answered.
+    pub(crate) fn request(&self, now: Instant) -> Result<Duration, Busy> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let left = || free.iter().map(|at| at.saturating_duration_since(now));
         // One being served, and one service time of work for each that has not begun.
@@ -94,11 +94,11 @@ mod tests {
     fn what_comes_waits_its_turn_and_beyond_the_line_is_refused() {
         let line = Line::new(Capacity { at_once: 2, service: MS, may_wait: 2, says_when: true });
         let now = Instant::now() + MS;
-        let waits: Vec<_> = (0..4).map(|_| line.question(now).unwrap()).collect();
+        let waits: Vec<_> = (0..4).map(|_| line.request(now).unwrap()).collect();
         assert_eq!(waits, [MS, MS, 2 * MS, 2 * MS]);
-        assert_eq!(line.question(now), Err(Busy { retry_after: Some(2 * MS) }));
-        assert_eq!(line.block(now), 2 * MS, "a block waits behind the questions");
-        assert_eq!(line.question(now + 3 * MS), Ok(MS), "the other one is free");
+        assert_eq!(line.request(now), Err(Busy { retry_after: Some(2 * MS) }));
+        assert_eq!(line.block(now), 2 * MS, "a block waits behind the requests");
+        assert_eq!(line.request(now + 3 * MS), Ok(MS), "the other one is free");
     }
 
     #[test]

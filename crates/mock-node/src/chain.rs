@@ -22,7 +22,7 @@ pub(crate) struct FullBlock {
     pub(crate) txs: Vec<Arc<SignedTx>>,
 }
 
-/// A mined block, as the test that asked for it sees it.
+/// A mined block, as the test that mined it sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Block {

@@ -60,7 +60,7 @@ struct Args {
     /// Gas of a block
     #[arg(long, default_value_t = DEFAULT_BLOCK_GAS_LIMIT)]
     block_gas_limit: u64,
-    /// Execute blocks, and answer questions about the state
+    /// Execute blocks, and answer requests for the state
     #[arg(long)]
     state: bool,
     /// Of a thousand transactions, how many reach an address of the demo's blocklist

@@ -1,4 +1,4 @@
-//! What a mock node is told before it starts.
+//! The configuration of a mock node.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -25,7 +25,7 @@ pub const DEFAULT_BLOCK_GAS_LIMIT: u64 = 4_000_000_000;
 /// Transactions in pool and queue together, by default: about 400 MB of small ones. Beyond it sends are refused.
 pub const DEFAULT_POOL_LIMIT: usize = 500_000;
 
-/// Blocks whose transactions can still be asked for, by default: at 2,000 transactions/s and 12 s blocks 770,000
+/// Blocks whose transactions can still be requested, by default: at 2,000 transactions/s and 12 s blocks 770,000
 /// transactions, about 500 MB. Older ones are forgotten, as a pruned node does.
 pub const DEFAULT_HISTORY_BLOCKS: usize = 32;
 
@@ -111,7 +111,7 @@ pub struct NodeConfig {
     pub load_start: LoadStart,
     /// Waited between the occasion of `load_start` and the first announcement. Default none.
     pub start_delay: Duration,
-    /// Between blocks; zero, the default, mines only when asked.
+    /// Between blocks; zero, the default, mines only by `MockNode::mine`.
     pub block_time: Duration,
     /// Gas of a block. Default [`DEFAULT_BLOCK_GAS_LIMIT`].
     pub block_gas_limit: u64,
@@ -142,7 +142,7 @@ pub struct NodeConfig {
     /// Not serialized.
     #[serde(skip)]
     pub signed_load: Option<SignedLoad>,
-    /// Whether blocks are executed, so that balances, nonces, code and storage can be asked for at each recent block.
+    /// Whether blocks are executed, so that balances, nonces, code and storage can be requested at each recent block.
     /// Costs about 15 us of processor time for each mined transaction. Default no.
     pub state: bool,
     /// Of a thousand transactions of the paced load, how many reach one of [`listed`](crate::workload::listed).

@@ -1,4 +1,4 @@
-//! Pool and chain together: no socket, no clock. Whatever happens returns what the subscribers must be told.
+//! Pool and chain together: no socket, no clock. Every change returns what the subscribers are notified of.
 
 use std::{cmp::Ordering, sync::Arc};
 
@@ -12,7 +12,7 @@ use crate::{
     tx::SignedTx,
 };
 
-/// What happened, in the order in which it is told: announcements, then heads, then further announcements.
+/// What happened, in the order of its notifications: announcements, then heads, then further announcements.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     pub(crate) announced: Vec<Arc<SignedTx>>,

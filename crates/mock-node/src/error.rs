@@ -1,4 +1,4 @@
-//! What can go wrong with the mock node itself, and what it answers a client that asks wrongly.
+//! What can go wrong with the mock node itself, and the error responses to a client.
 
 use std::{borrow::Cow, io, path::PathBuf};
 
@@ -42,7 +42,7 @@ pub enum NodeError {
     /// A hash that the node does not hold.
     #[error("the node holds no transaction {hash}")]
     UnknownTransaction {
-        /// The hash asked for.
+        /// The requested hash.
         hash: B256,
     },
     /// A reorg deeper than the chain that is kept.
@@ -50,7 +50,7 @@ pub enum NodeError {
         "a reorg of depth {depth} needs that many blocks above the oldest kept, there are {available}"
     )]
     ReorgTooDeep {
-        /// The depth asked for.
+        /// The requested depth.
         depth: usize,
         /// Blocks that can be undone.
         available: usize,

@@ -15,17 +15,18 @@ pub const LARGE_BURST: usize = 20_000;
 /// Size of [`BadAnswer::Large`], in bytes.
 pub const LARGE_ANSWER_BYTES: usize = 8 << 20;
 
-/// Which open connections a fault strikes. A connection that has subscribed listens, any other asks.
+/// Which open connections a fault strikes. A connection with a subscription is a subscription
+/// connection, any other a request connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Target {
     /// Every one.
     #[default]
     All,
-    /// Those with a subscription.
-    Listening,
-    /// Those without.
-    Asking,
+    /// Subscription connections.
+    Subscription,
+    /// Request connections.
+    Request,
 }
 
 /// Something that goes wrong at the node's socket.
@@ -56,7 +57,7 @@ pub enum Fault {
     /// Open connections stay open and are never read or written again: geth after ten seconds of a paused reader.
     GoDead(Target),
     /// The process is gone for a while and comes back with a new socket and another pool: all that was pending has
-    /// been mined meanwhile, what is pending has arrived meanwhile, and nobody was told of either.
+    /// been mined meanwhile, what is pending has arrived meanwhile, and no client was notified of either.
     Restart {
         /// For how long nothing can be connected to.
         down: Duration,
@@ -101,7 +102,7 @@ pub enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum BadAnswer {
-    /// Right, and up to 20 ms late, so that those asked later overtake it.
+    /// Right, and up to 20 ms late, so that later requests overtake it.
     OutOfOrder,
     /// `null`, though the transaction is pending.
     Null,
@@ -156,7 +157,7 @@ impl Fault {
             Self::Duplicate { count: 500 },
             Self::TableFull { time: short },
         ];
-        for at in [Target::All, Target::Listening, Target::Asking] {
+        for at in [Target::All, Target::Subscription, Target::Request] {
             all.extend([
                 Self::Close(at),
                 Self::CloseMidFrame(at),

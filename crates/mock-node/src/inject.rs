@@ -45,7 +45,7 @@ pub(crate) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
             let depth = depth.min(state.core.chain.undoable());
             // A chain of one block has nothing to replace: then nothing happens.
             if let Ok((_, effects)) = state.core.reorg(depth, unix_s()) {
-                shared.tell(&state, effects);
+                shared.publish(&state, effects);
             }
         }
         Fault::TableFull { time } => switches.fill_table(Instant::now() + time),
@@ -69,11 +69,11 @@ pub(crate) fn follow(shared: &Shared, supply: &Supply, plan: &FaultPlan) {
 
 fn targets(shared: &Shared, at: Target) -> Vec<Arc<Outbox>> {
     let state = shared.lock();
-    let listens = |number: u64| state.subscriptions.iter().any(|sub| sub.connection == number);
+    let subscribes = |number: u64| state.subscriptions.iter().any(|sub| sub.connection == number);
     let wanted = |number: u64| match at {
         Target::All => true,
-        Target::Listening => listens(number),
-        Target::Asking => !listens(number),
+        Target::Subscription => subscribes(number),
+        Target::Request => !subscribes(number),
     };
     let connections = state.connections.iter().filter(|(number, _)| wanted(*number));
     connections.map(|(_, outbox)| outbox.clone()).collect()

@@ -199,7 +199,7 @@ impl MockNode {
     pub fn mine(&self) -> Block {
         let mut state = self.shared.lock();
         let (block, effects) = state.core.mine(unix_s());
-        self.shared.tell(&state, effects);
+        self.shared.publish(&state, effects);
         block.summary()
     }
 
@@ -218,7 +218,7 @@ impl MockNode {
             })
             .collect::<Result<_, _>>()?;
         let (block, effects) = state.core.mine_checked(txs, unix_s())?;
-        self.shared.tell(&state, effects);
+        self.shared.publish(&state, effects);
         Ok(block.summary())
     }
 
@@ -236,11 +236,11 @@ impl MockNode {
             .collect::<Result<_, _>>()?;
         let mut state = self.shared.lock();
         let (block, effects) = state.core.mine_checked(txs, unix_s())?;
-        self.shared.tell(&state, effects);
+        self.shared.publish(&state, effects);
         Ok(block.summary())
     }
 
-    /// Replaces the newest `depth` blocks by as many empty ones, whose heads are told. What the old ones held is
+    /// Replaces the newest `depth` blocks by as many empty ones, whose heads are announced. What the old ones held is
     /// pending again, and announced again unless the configuration says otherwise.
     ///
     /// # Errors
@@ -252,7 +252,7 @@ impl MockNode {
             removed: removed.iter().map(|block| block.summary()).collect(),
             added: effects.heads.iter().map(|block| block.summary()).collect(),
         };
-        self.shared.tell(&state, effects);
+        self.shared.publish(&state, effects);
         Ok(reorg)
     }
 
@@ -348,6 +348,6 @@ fn mine_on_time(shared: &Shared) {
         }
         let mut state = shared.lock();
         let (_, effects) = state.core.mine(unix_s());
-        shared.tell(&state, effects);
+        shared.publish(&state, effects);
     }
 }

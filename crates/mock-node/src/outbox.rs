@@ -97,7 +97,7 @@ struct Queue {
     cut: bool,
 }
 
-/// Whether the connection's two directions rest.
+/// Whether the connection's two directions are paused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Freeze {
     #[default]
@@ -134,7 +134,7 @@ impl Outbox {
     /// Queues a message; false when that was too much and the connection is closed now.
     pub(crate) fn push(&self, message: Message) -> bool {
         let mut queue = self.lock();
-        // What a dead connection would be told is not kept either: it is lost in any case.
+        // What would be written to a dead connection is not kept either: it is lost in any case.
         if queue.phase != Phase::Open || queue.freeze == Freeze::Forever {
             return true;
         }

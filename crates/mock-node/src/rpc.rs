@@ -124,7 +124,7 @@ fn trim_end(message: &mut Message) {
 }
 
 fn is_heavy(shared: &Shared, request: &Request<'_>) -> bool {
-    // A question about a block that is being executed waits for that.
+    // A request for the state of a block that is being executed waits for that.
     let waits = || shared.keeper.as_ref().is_some_and(Keeper::is_behind);
     (state_rpc::METHODS.contains(&&*request.method) && waits())
         || matches!(
@@ -176,7 +176,7 @@ fn answer(shared: &Shared, connection: u64, request: &Request<'_>) -> Option<Ans
     if is_raw {
         reply.raws = 1;
         reply.delay = shared.delays.draw();
-        match shared.line.as_ref().map(|line| line.question(Instant::now())) {
+        match shared.line.as_ref().map(|line| line.request(Instant::now())) {
             None => {}
             Some(Ok(turn)) => reply.delay += turn,
             Some(Err(busy)) => {

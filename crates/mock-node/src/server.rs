@@ -93,7 +93,7 @@ async fn restarted(
         }
         state.subscriptions.clear();
         let (_, effects) = state.core.mine(unix_s());
-        shared.tell(&state, effects);
+        shared.publish(&state, effects);
     }
     tokio::time::sleep(restart.down).await;
     shared.counters.restarts.fetch_add(1, Relaxed);
@@ -112,7 +112,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<StdListener> {
 }
 
 async fn turn_away(mut stream: UnixStream) {
-    // The peer may have gone already; then there is nobody to tell.
+    // The peer may have gone already; then nobody reads it.
     let _ = stream.write_all(TOO_MANY).await;
 }
 
@@ -125,7 +125,7 @@ async fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64) {
         let write = write(&outbox, writer);
         tokio::pin!(write);
         // Either may end first: the reader when the peer has closed its side, the writer when the peer is gone or
-        // was too slow. What is queued for a peer that only stopped asking is still written.
+        // was too slow. What is queued for a peer that only stopped sending requests is still written.
         tokio::select! {
             result = &mut write => {
                 if let Err(error) = result {

@@ -23,7 +23,7 @@ use crate::{
     tx::SignedTx,
 };
 
-/// What a subscription is told.
+/// What a subscription is notified of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Topic {
     Hashes,
@@ -33,7 +33,7 @@ pub(crate) enum Topic {
 
 #[derive(Debug)]
 pub(crate) struct Subscription {
-    /// The id as it is told, without quotes.
+    /// The id as the client knows it, without quotes.
     pub(crate) id: String,
     pub(crate) topic: Topic,
     pub(crate) connection: u64,
@@ -54,7 +54,7 @@ pub(crate) struct Shared {
     pub(crate) config: NodeConfig,
     pub(crate) counters: Counters,
     pub(crate) delays: DelayLine,
-    /// What is asked and mined waits in it, if the node can do only so much.
+    /// Requests and blocks wait in it, if the node can do only so much.
     pub(crate) line: Option<Line>,
     /// Until when the node lists its pool.
     lists_until: Mutex<Option<Instant>>,
@@ -119,7 +119,7 @@ impl Shared {
         match state.core.submit(tx) {
             Ok(effects) => {
                 self.counters.submitted.fetch_add(1, Relaxed);
-                self.tell(&state, effects);
+                self.publish(&state, effects);
                 Ok(())
             }
             Err(refused) => {
@@ -129,8 +129,8 @@ impl Shared {
         }
     }
 
-    /// Tells the subscribers, under the lock, so that all are told in the same order as it happened.
-    pub(crate) fn tell(&self, state: &State, effects: Effects) {
+    /// Notifies the subscribers, under the lock, so that all are notified in the order in which it happened.
+    pub(crate) fn publish(&self, state: &State, effects: Effects) {
         for tx in &effects.announced {
             self.announce(state, tx);
         }
@@ -140,7 +140,7 @@ impl Shared {
             }
             self.counters.blocks.fetch_add(1, Relaxed);
             self.counters.mined.fetch_add(block.txs.len() as u64, Relaxed);
-            self.tell_head(state, block);
+            self.publish_head(state, block);
         }
         for tx in &effects.announced_after {
             self.announce(state, tx);
@@ -180,7 +180,7 @@ impl Shared {
         self.notify(state, Topic::Hashes, &quoted);
     }
 
-    fn tell_head(&self, state: &State, block: &FullBlock) {
+    fn publish_head(&self, state: &State, block: &FullBlock) {
         let head = to_json(&head_object(block));
         self.notify(state, Topic::Heads, &head);
     }

@@ -1,5 +1,5 @@
-//! The node's state: blocks are executed on a thread of its own after they are told, and read at the block that a
-//! question names.
+//! The node's state: blocks are executed on a thread of its own after they are announced, and read at the block that a
+//! request names.
 //!
 //! A transaction that the EVM refuses (the pool looks at no balance) raises its sender's nonce and does nothing else,
 //! so that nonces stay those of the chain.
@@ -49,9 +49,9 @@ struct Queue {
     stopped: bool,
 }
 
-/// What a question about the state asks for.
+/// What a request for the state reads.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Asked {
+pub(crate) enum StateRequest {
     Balance(Address),
     Nonce(Address),
     Code(Address),
@@ -94,7 +94,7 @@ impl Keeper {
         self.changed.notify_all();
     }
 
-    /// Whether a question may have to wait for an execution.
+    /// Whether a request may have to wait for an execution.
     pub(crate) fn is_behind(&self) -> bool {
         self.waiting.load(SeqCst) > 0
     }
@@ -134,12 +134,12 @@ impl Keeper {
     }
 
     /// The value at a block; `None` when that block's state is not kept. Waits until the block is executed.
-    pub(crate) fn value(&self, block: &B256, asked: Asked) -> Option<Value> {
+    pub(crate) fn value(&self, block: &B256, request: StateRequest) -> Option<Value> {
         loop {
             {
                 let history = self.read();
                 if let Some(depth) = history.depth(block) {
-                    return Some(look_up(&history, depth, asked));
+                    return Some(look_up(&history, depth, request));
                 }
             }
             let queue = self.lock();
@@ -147,7 +147,7 @@ impl Keeper {
             if !due || queue.stopped {
                 // It may have been executed between the two looks.
                 let history = self.read();
-                return history.depth(block).map(|depth| look_up(&history, depth, asked));
+                return history.depth(block).map(|depth| look_up(&history, depth, request));
             }
             drop(self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner));
         }
@@ -162,20 +162,22 @@ impl Keeper {
     }
 }
 
-fn look_up(history: &History, depth: usize, asked: Asked) -> Value {
+fn look_up(history: &History, depth: usize, request: StateRequest) -> Value {
     let account = |address| history.account(depth, address);
-    match asked {
-        Asked::Balance(address) => {
+    match request {
+        StateRequest::Balance(address) => {
             Value::Quantity(account(&address).map_or(U256::ZERO, |info| info.balance))
         }
-        Asked::Nonce(address) => {
+        StateRequest::Nonce(address) => {
             Value::Quantity(U256::from(account(&address).map_or(0, |info| info.nonce)))
         }
-        Asked::Code(address) => {
+        StateRequest::Code(address) => {
             let code = account(&address).and_then(|info| history.code(&info.code_hash));
             Value::Code(code.map(|code| code.original_bytes()).unwrap_or_default())
         }
-        Asked::Slot(address, index) => Value::Word(history.slot(depth, (address, index)).into()),
+        StateRequest::Slot(address, index) => {
+            Value::Word(history.slot(depth, (address, index)).into())
+        }
     }
 }
 

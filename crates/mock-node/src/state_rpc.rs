@@ -1,4 +1,4 @@
-//! Questions about the state at a block.
+//! Requests for the state at a block.
 
 use alloy_primitives::{Address, B256, U64, U256};
 use serde::Deserialize;
@@ -7,7 +7,7 @@ use crate::{
     error::RpcError,
     rpc::{Found, Params, block_by_tag},
     shared::{Shared, to_json},
-    state::{Asked, Value},
+    state::{StateRequest, Value},
 };
 
 /// The methods that may have to wait for the execution of a block.
@@ -37,14 +37,14 @@ pub(crate) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result
         return Err(RpcError::new(RpcError::SERVER, "the state is not kept"));
     };
     let address: Address = params.get(0)?;
-    let (asked, block) = match method {
-        "eth_getBalance" => (Asked::Balance(address), 1),
-        "eth_getCode" => (Asked::Code(address), 1),
-        "eth_getTransactionCount" => (Asked::Nonce(address), 1),
-        _ => (Asked::Slot(address, params.get::<U256>(1)?), 2),
+    let (request, block) = match method {
+        "eth_getBalance" => (StateRequest::Balance(address), 1),
+        "eth_getCode" => (StateRequest::Code(address), 1),
+        "eth_getTransactionCount" => (StateRequest::Nonce(address), 1),
+        _ => (StateRequest::Slot(address, params.get::<U256>(1)?), 2),
     };
     let block = block_hash(shared, params, block)?;
-    match keeper.value(&block, asked) {
+    match keeper.value(&block, request) {
         Some(value) => Ok(Found::Json(match value {
             Value::Quantity(quantity) => to_json(&quantity),
             Value::Code(code) => to_json(&code),

@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 
-/// The methods that are answered; what else is asked is counted under `other`.
+/// The methods that are answered; any other is counted under `other`.
 pub(crate) const METHODS: [&str; 20] = [
     "eth_getRawTransactionByHash",
     "eth_getTransactionByHash",
@@ -119,7 +119,7 @@ impl Counters {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Times that a hash became due to be told, whether or not anybody listened; repeats count again.
+    /// Announcements, whether or not there was a subscription; repeats count again.
     pub announced: u64,
     /// Transactions that the pool took, preloaded ones included.
     pub submitted: u64,
@@ -143,15 +143,15 @@ pub struct Stats {
     pub answered: u64,
     /// Raw transactions that were found.
     pub raw_found: u64,
-    /// Raw transactions that were asked for and unknown.
+    /// Requests for raw transactions that were unknown.
     pub raw_unknown: u64,
-    /// Raw transactions that were asked for when the line was full, see [`Capacity`](crate::Capacity).
+    /// Requests for raw transactions that came when the queue was full, see [`Capacity`](crate::Capacity).
     pub raw_busy: u64,
     /// Microseconds that blocks mined on time waited for their turn in that line, all together.
     pub import_wait_us: u64,
     /// The longest of these waits.
     pub import_wait_us_max: u64,
-    /// The most `eth_getRawTransactionByHash` that were unanswered at one time.
+    /// The most `eth_getRawTransactionByHash` in flight at one time.
     pub max_concurrent_raw: u64,
     /// Connections accepted.
     pub connections: u64,

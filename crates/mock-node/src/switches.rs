@@ -1,4 +1,4 @@
-//! Which faults are armed. The server asks at every point where one may strike.
+//! Which faults are armed. The server checks at every point where one may strike.
 
 use std::{
     collections::VecDeque,

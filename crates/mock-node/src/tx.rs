@@ -135,7 +135,7 @@ impl SignedTx {
     /// Reads what a client sent, checks its form and its signature, and finds its sender.
     ///
     /// The blob proofs are taken on trust: checking them costs milliseconds each and finds nothing a client of this
-    /// node could not have been told. Commitments must be those that the transaction names.
+    /// node could not have been given. Commitments must be those that the transaction names.
     pub(crate) fn from_raw(
         raw: &Bytes,
         chain_id: u64,

@@ -1,4 +1,4 @@
-//! The smallest client: one question, one answer.
+//! The smallest client: one request, one response.
 
 use std::{
     io::Write as _,

@@ -280,7 +280,7 @@ async fn a_node_that_is_killed_and_restarted_is_caught_up_with() {
 
 #[tokio::test]
 async fn a_node_that_is_gone_for_200_seconds_is_caught_up_with() {
-    // Longer than the 195 s after which alloy's own reconnect is dead for good. Both at once: the
+    // Longer than the 195 s after which alloy's own reconnect has given up. Both at once: the
     // time is spent waiting.
     let one = async |kind| {
         let mut setup = Setup::new(kind, Duration::from_secs(2)).await;

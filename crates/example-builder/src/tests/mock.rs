@@ -101,7 +101,7 @@ fn the_best_paying_come_first_and_each_senders_nonces_in_order() {
 }
 
 #[test]
-fn a_bundle_is_in_whole_or_not_at_all_but_for_what_it_gave_leave_for() {
+fn a_bundle_is_in_whole_or_not_at_all_but_for_what_it_allows() {
     let accounts = spare_accounts();
     // Who may revert, who may be left out, and what is in the block of: good, failing.
     let cases: [(bool, bool, &[bool]); 4] = [
@@ -241,9 +241,9 @@ fn a_node_that_is_silent_or_gone_is_an_error_in_time() {
     let listener = UnixListener::bind(&path).expect("a socket");
     let limit = Duration::from_millis(50);
     let rpc = Rpc::connect(&path, limit).expect("it listens");
-    let ask = || rpc.one(Call("eth_chainId", "[]".into()));
-    assert!(matches!(ask(), Err(ReadError::Timeout { .. })));
+    let request = || rpc.one(Call("eth_chainId", "[]".into()));
+    assert!(matches!(request(), Err(ReadError::Timeout { .. })));
     drop(listener.accept().expect("it has connected"));
     drop(listener);
-    assert!(matches!(ask(), Err(ReadError::Closed | ReadError::Timeout { .. })));
+    assert!(matches!(request(), Err(ReadError::Closed | ReadError::Timeout { .. })));
 }

@@ -136,7 +136,7 @@ impl DatabaseRef for History {
     }
 
     fn block_hash_ref(&self, _: u64) -> Result<B256, Infallible> {
-        // Nothing that the workload calls asks for one.
+        // Nothing that the workload calls reads one.
         Ok(B256::ZERO)
     }
 }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::workload::{SWAP_AMOUNT_AT, SWAP_SELECTOR, routers, test_accounts, tokens};
 
-/// What each account owns: a million ether, in wei, as anvil and geth are told to give.
+/// What each account owns: a million ether, in wei, as anvil and geth are configured to give.
 const BALANCE_ETHER: u64 = 1_000_000;
 
 /// What each account and each pool owns of each token, in the token's smallest unit: 10^24. A swap takes at most

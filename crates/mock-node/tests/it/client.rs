@@ -77,7 +77,7 @@ impl Client {
         (len > 0).then_some(line)
     }
 
-    /// What a new connection is told: a line of text for one too many, or the answer to a question.
+    /// What a new connection reads: a line of text for one too many, or the response to a request.
     pub(crate) fn line_or_answer(&mut self) -> String {
         // One that is turned away may be closed already.
         let _ = self.stream.write_all(br#"{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}"#);

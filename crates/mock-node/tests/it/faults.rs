@@ -7,19 +7,19 @@ use crate::client::{Client, start};
 
 const TEXT: &str = "Too many connections. Please try again later.";
 
-fn listening(node: &MockNode) -> Client {
+fn subscription_connection(node: &MockNode) -> Client {
     let mut client = Client::to(node);
     client.subscribe(json!(["newPendingTransactions"]));
     client
 }
 
-fn asking(node: &MockNode) -> Client {
+fn request_connection(node: &MockNode) -> Client {
     let mut client = Client::to(node);
     client.result("eth_chainId", json!([]));
     client
 }
 
-/// Asks for a raw transaction and returns the line that comes.
+/// Requests a raw transaction and returns the line that comes.
 fn raw_line(client: &mut Client, node: &MockNode) -> String {
     let call = json!({"jsonrpc": "2.0", "id": 5, "method": "eth_getRawTransactionByHash", "params": [node.pending()[0]]});
     client.write(call.to_string().as_bytes());
@@ -29,22 +29,23 @@ fn raw_line(client: &mut Client, node: &MockNode) -> String {
 #[test]
 fn a_close_strikes_the_connections_it_is_meant_for() {
     let (_dir, node) = start(|config| config);
-    let (mut listens, mut asks) = (listening(&node), asking(&node));
-    node.inject(Fault::Close(Target::Asking));
-    assert!(asks.rest().is_empty());
+    let (mut subscription, mut request) =
+        (subscription_connection(&node), request_connection(&node));
+    node.inject(Fault::Close(Target::Request));
+    assert!(request.rest().is_empty());
     node.burst(1);
-    listens.announced();
-    let mut asks = asking(&node);
-    node.inject(Fault::Close(Target::Listening));
-    assert!(listens.rest().is_empty());
-    asks.result("eth_chainId", json!([]));
+    subscription.announced();
+    let mut request = request_connection(&node);
+    node.inject(Fault::Close(Target::Subscription));
+    assert!(subscription.rest().is_empty());
+    request.result("eth_chainId", json!([]));
 }
 
 #[test]
 fn a_cut_connection_ends_in_the_middle_of_a_message() {
     let (_dir, node) = start(|config| config);
-    let mut client = listening(&node);
-    node.inject(Fault::CloseMidFrame(Target::Listening));
+    let mut client = subscription_connection(&node);
+    node.inject(Fault::CloseMidFrame(Target::Subscription));
     node.burst(3);
     let rest = client.rest();
     assert!(rest.starts_with(b"{\"jsonrpc\"") && !rest.contains(&b'\n'), "half of one message");
@@ -56,21 +57,21 @@ fn connections_can_be_closed_at_once_or_after_the_subscription() {
     node.inject(Fault::CloseOnAccept { connections: 1 });
     assert!(Client::to(&node).rest().is_empty());
     node.inject(Fault::CloseAfterSubscribe { connections: 1 });
-    let mut client = listening(&node);
+    let mut client = subscription_connection(&node);
     node.burst(1);
     assert!(client.rest().is_empty(), "the answer came, no notification did");
     node.burst(1);
-    listening(&node);
+    subscription_connection(&node);
 }
 
 #[test]
 fn a_stalled_connection_catches_up_and_a_dead_one_never_does() {
     let (_dir, node) = start(|config| config);
-    let (mut stalls, mut dies) = (listening(&node), asking(&node));
-    node.inject(Fault::GoDead(Target::Asking));
+    let (mut stalls, mut dies) = (subscription_connection(&node), request_connection(&node));
+    node.inject(Fault::GoDead(Target::Request));
     let time = Duration::from_millis(300);
     let begin = Instant::now();
-    node.inject(Fault::Stall { at: Target::Listening, time });
+    node.inject(Fault::Stall { at: Target::Subscription, time });
     let hashes = node.burst(10);
     for hash in hashes {
         assert_eq!(stalls.announced(), hash);
@@ -79,26 +80,26 @@ fn a_stalled_connection_catches_up_and_a_dead_one_never_does() {
     dies.write(br#"{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}"#);
     assert!(dies.silent_for(Duration::from_millis(300)), "open, and no answer");
     // Others are not concerned.
-    asking(&node);
+    request_connection(&node);
 }
 
 #[test]
 fn a_restart_brings_another_socket_and_another_pool() {
     for leaves_file in [false, true] {
         let (_dir, node) = start(|config| config.with_preload(5));
-        let (old, mut client) = (node.pending(), listening(&node));
+        let (old, mut client) = (node.pending(), subscription_connection(&node));
         let head = node.head();
         node.inject(Fault::Restart { down: Duration::from_millis(200), leaves_file });
         assert!(client.rest().is_empty());
         assert_eq!(node.ipc_path().exists(), leaves_file);
-        assert!(Client::try_connect(node.ipc_path()).is_none(), "nobody listens");
+        assert!(Client::try_connect(node.ipc_path()).is_none(), "there is no listener");
         let fresh = node.burst(3);
         let begin = Instant::now();
         while node.stats().restarts == 0 || Client::try_connect(node.ipc_path()).is_none() {
             assert!(begin.elapsed() < Duration::from_secs(20), "it does not come back");
             std::thread::yield_now();
         }
-        let mut client = asking(&node);
+        let mut client = request_connection(&node);
         assert_eq!(client.result("txpool_status", json!([]))["pending"], "0x3");
         assert_eq!(node.pending(), fresh);
         assert_eq!(node.head().number, head.number + 1);
@@ -109,12 +110,12 @@ fn a_restart_brings_another_socket_and_another_pool() {
 #[test]
 fn announcements_can_be_lost_or_doubled_while_the_pool_has_them() {
     let (_dir, node) = start(|config| config);
-    let mut client = listening(&node);
+    let mut client = subscription_connection(&node);
     node.inject(Fault::DropNotifications { count: 2 });
     node.inject(Fault::Duplicate { count: 1 });
     let hashes = node.burst(4);
-    let told = [(); 3].map(|()| client.announced());
-    assert_eq!(told, [hashes[2], hashes[2], hashes[3]]);
+    let announced = [(); 3].map(|()| client.announced());
+    assert_eq!(announced, [hashes[2], hashes[2], hashes[3]]);
     assert_eq!(node.pending(), hashes);
     assert_eq!(node.stats().notifications_dropped, 2);
 }
@@ -122,7 +123,7 @@ fn announcements_can_be_lost_or_doubled_while_the_pool_has_them() {
 #[test]
 fn a_burst_announces_all_at_once() {
     let (_dir, node) = start(|config| config);
-    let mut client = listening(&node);
+    let mut client = subscription_connection(&node);
     node.inject(Fault::Burst { count: 3000 });
     for hash in node.pending() {
         assert_eq!(client.announced(), hash);
@@ -169,12 +170,12 @@ fn each_bad_answer_is_bad_in_its_own_way_and_the_next_is_right() {
 #[test]
 fn a_full_table_turns_away_for_its_time() {
     let (_dir, node) = start(|config| config);
-    let mut inside = asking(&node);
+    let mut connected = request_connection(&node);
     let time = Duration::from_millis(300);
     let begin = Instant::now();
     node.inject(Fault::TableFull { time });
     assert_eq!(Client::to(&node).rest(), TEXT.as_bytes());
-    inside.result("eth_chainId", json!([]));
+    connected.result("eth_chainId", json!([]));
     while !Client::to(&node).line_or_answer().starts_with('{') {}
     assert!(begin.elapsed() >= time);
 }

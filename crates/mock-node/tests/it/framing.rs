@@ -78,15 +78,15 @@ fn a_reader_that_is_too_late_is_cut_off_and_others_are_not() {
     stuck.subscribe(json!(["newPendingTransactions"]));
     let mut reading = Client::to(&node);
     reading.subscribe(json!(["newPendingTransactions"]));
-    let mut told = 0;
+    let mut written = 0;
     while node.stats().slow_readers_closed == 0 {
         node.announce_unknown(B256::with_last_byte(9));
         reading.notification();
-        told += 1;
-        assert!(told < 100_000, "the bound was never reached");
+        written += 1;
+        assert!(written < 100_000, "the bound was never reached");
     }
     let lines = std::iter::from_fn(|| stuck.line()).count();
-    assert!(lines < told, "what did not fit is lost with the connection");
+    assert!(lines < written, "what did not fit is lost with the connection");
     assert_eq!(reading.result("eth_chainId", json!([])), "0x539");
 }
 

@@ -47,7 +47,7 @@ fn held_answers_are_held_at_the_same_time() {
         let call = json!({"jsonrpc": "2.0", "id": id, "method": "eth_getRawTransactionByHash", "params": [hash]});
         client.write(call.to_string().as_bytes());
     }
-    // Not held, and so ahead of all that were asked before it.
+    // Not held, and so ahead of all requested before it.
     client.write(br#"{"jsonrpc":"2.0","id":"first","method":"eth_chainId"}"#);
     assert_eq!(client.value()["id"], "first");
     let ids: HashSet<u64> = (0..50).map(|_| client.value()["id"].as_u64().unwrap()).collect();

@@ -26,7 +26,7 @@ fn a_gap_is_silent_until_it_is_filled_and_then_the_filler_comes_first() {
     let txs = row(1, 10, 3);
     for tx in [&txs[2], &txs[1]] {
         node.submit(tx.raw.clone()).expect("it may wait");
-        assert_eq!(node.raw(tx.hash), Some(tx.raw.clone()), "queued ones can be asked for");
+        assert_eq!(node.raw(tx.hash), Some(tx.raw.clone()), "queued ones can be requested");
     }
     assert_eq!((node.pending().len(), node.queued().len()), (0, 2));
     node.submit(txs[0].raw.clone()).expect("the filler");
@@ -102,8 +102,8 @@ fn a_reorg_tells_new_heads_and_gives_back_what_it_unmined() {
     }
     assert_ne!(node.head().hash, before.hash);
     assert_eq!(node.head().number, before.number);
-    let told = [client.announced(), client.announced()];
-    assert_eq!(told, [txs[1].hash, txs[2].hash]);
+    let announced = [client.announced(), client.announced()];
+    assert_eq!(announced, [txs[1].hash, txs[2].hash]);
     assert_eq!(node.mine().txs, [txs[1].hash, txs[2].hash, txs[3].hash]);
     assert!(matches!(node.reorg(99), Err(NodeError::ReorgTooDeep { available: 4, .. })));
 }

@@ -135,7 +135,7 @@ fn a_reorg_takes_the_state_back() {
 }
 
 #[test]
-fn without_state_the_questions_are_refused_and_nonces_are_still_told() {
+fn without_state_its_requests_are_refused_and_nonces_are_still_answered() {
     let (_dir, node) = start(|config| config.with_preload(1));
     let mut client = Client::to(&node);
     let sender = transactions(&node)[0].recover_signer().expect("a signature");
