@@ -34,7 +34,9 @@ use revm::{
     state::EvmState,
 };
 use revm_inspectors::access_list::AccessListInspector;
-use world::{Kind, Node};
+use testkit::figures::Table;
+
+use crate::world::{Kind, Node};
 
 const COINBASE: Address = Address::repeat_byte(0xfe);
 const ROUNDS: usize = 240;
@@ -285,62 +287,43 @@ fn assert_the_ways_refuse_alike() {
 }
 
 fn print(rows: &[Row]) {
-    println!(
-        "\n{:<9}{:>7}{:>6} |{:>9}{:>9}{:>9}{:>9} |{:>9}{:>24} |{:>22} |{:>22}",
+    let mut table = Table::new([
         "kind",
         "listed",
-        "read",
-        "bare",
-        "post",
-        "classic",
-        "fresh",
-        "check",
-        "post vs bare",
-        "classic / post",
-        "fresh / post",
-    );
-    println!(
-        "{:<9}{:>7}{:>6} |{:>9}{:>9}{:>9}{:>9} |{:>9}{:>24} |{:>22} |{:>22}",
-        "",
-        "",
-        "us",
-        "us/tx",
-        "us/tx",
-        "us/tx",
-        "us/tx",
-        "ns/tx",
-        "% (quartiles)",
-        "(quartiles)",
-        "(quartiles)",
-    );
+        "read us",
+        "bare us/tx",
+        "post us/tx",
+        "classic us/tx",
+        "fresh us/tx",
+        "check ns/tx",
+        "post vs bare, % (quartiles)",
+        "classic / post (quartiles)",
+        "fresh / post (quartiles)",
+    ]);
     for row in rows {
         let check = row.ratio(Way::Post, Way::Bare);
-        let percent = |ratio: f64| (ratio - 1.0) * 100.0;
-        let check = format!(
-            "{:+.2} ({:+.2} to {:+.2})",
-            percent(check.median),
-            percent(check.low),
-            percent(check.high)
-        );
+        let [low, median, high] =
+            [check.low, check.median, check.high].map(|ratio| (ratio - 1.0) * 100.0);
         let times = |way| {
             let ratio = row.ratio(way, Way::Post);
             format!("{:.2} ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high)
         };
-        println!(
-            "{:<9}{:>7}{:>6} |{:>9.2}{:>9.2}{:>9.2}{:>9.2} |{:>9.0}{:>24} |{:>22} |{:>22}",
+        let micros = |way| format!("{:.2}", row.micros_per_tx(way));
+        table.row([
             format!("{:?}", row.kind).to_lowercase(),
-            row.listed,
-            row.read_us,
-            row.micros_per_tx(Way::Bare),
-            row.micros_per_tx(Way::Post),
-            row.micros_per_tx(Way::Classic),
-            row.micros_per_tx(Way::Fresh),
-            row.check_alone_ns(),
-            check,
+            row.listed.to_string(),
+            row.read_us.to_string(),
+            micros(Way::Bare),
+            micros(Way::Post),
+            micros(Way::Classic),
+            micros(Way::Fresh),
+            format!("{:.0}", row.check_alone_ns()),
+            format!("{median:+.2} ({low:+.2} to {high:+.2})"),
             times(Way::Classic),
             times(Way::Fresh),
-        );
+        ]);
     }
+    print!("\n{table}");
     println!();
     for row in rows.iter().filter(|row| row.kind == Kind::Mix) {
         let work = row.work.expect("there was a round");

@@ -40,8 +40,8 @@ pub(crate) struct Crowd {
     pub(crate) decoy: Duration,
     /// Cores that the node's process kept busy while it announced.
     pub(crate) node_cores: f64,
-    pub(crate) resident_before: u64,
-    pub(crate) resident_after: u64,
+    pub(crate) resident_before: usize,
+    pub(crate) resident_after: usize,
     pub(crate) pool_grew: u64,
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct Figures {
     pub(crate) refused: [u64; 2],
     pub(crate) deferred: u64,
     pub(crate) oldest: Duration,
-    pub(crate) resident_bytes: u64,
+    pub(crate) resident_bytes: usize,
     /// Announcements that the node made more than 5 ms late.
     pub(crate) late: usize,
     /// Of the looks at the monitor, those that found pressure.

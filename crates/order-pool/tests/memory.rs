@@ -4,20 +4,20 @@
 
 mod common;
 
-use common::memory::{insert, read_late, resident, rising};
+use common::memory::{insert, read_late, resident_bytes, rising};
 use order_pool::{ORDER_OVERHEAD_BYTES, OrderPool, PoolConfig};
 
 #[test]
 fn a_million_inserts_beside_a_subscriber_that_never_reads_stay_within_the_bound() {
     let config = PoolConfig::default();
     let bound = config.memory_bound_bytes();
-    let before = resident();
+    let before = resident_bytes();
     let pool = OrderPool::new(config).expect("the default is valid");
     let late = pool.subscribe_all();
-    let empty = resident();
+    let empty = resident_bytes();
     insert(&pool, 0..100_000, 200);
     let contents = rising(0, 200).size_bytes();
-    let overhead = (resident() - empty) / 100_000 - contents;
+    let overhead = (resident_bytes() - empty) / 100_000 - contents;
     println!("an order of {contents} bytes takes {overhead} more");
     assert!(
         (ORDER_OVERHEAD_BYTES / 2..=ORDER_OVERHEAD_BYTES).contains(&overhead),

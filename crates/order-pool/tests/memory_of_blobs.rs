@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::memory::{insert, read_late, resident};
+use common::memory::{insert, read_late, resident_bytes};
 use order_pool::{OrderPool, PoolConfig};
 
 #[test]
@@ -16,7 +16,7 @@ fn orders_as_large_as_blobs_beside_a_subscriber_that_never_reads_stay_within_the
         .with_dedupe_window(1 << 16)
         .with_max_unmine_bytes(0)
         .with_recent_blocks(1);
-    let before = resident();
+    let before = resident_bytes();
     let bound = config.memory_bound_bytes();
     let pool = OrderPool::new(config).expect("a valid configuration");
     let late = pool.subscribe_all();

@@ -165,7 +165,7 @@ async fn ten_thousand_idle_websockets_take_their_caps_and_no_more() {
     let over = Arc::new(AtomicBool::new(false));
     let other = tokio::spawn(other_caller(server.addr, bodies.clone(), Arc::clone(&over)));
     let most = Arc::new(Most::default());
-    let before = resident();
+    let before = resident_bytes();
 
     // From one address, keeping hold of everything.
     let warm = attack(server.addr, WARM_UP, |_| [127, 0, 0, 1], true, &most).await;
@@ -183,7 +183,7 @@ async fn ten_thousand_idle_websockets_take_their_caps_and_no_more() {
     println!("{held} connections held: {} KiB more resident", warm_bytes >> 10);
     assert!(warm_bytes <= held * BYTES_PER_HELD, "{warm_bytes} bytes for {held} connections");
 
-    let at_warm = resident();
+    let at_warm = resident_bytes();
     let most = Arc::new(Most::default());
     let rest = attack(server.addr, ATTEMPTS - WARM_UP, |_| [127, 0, 0, 1], true, &most).await;
     let all_refused = [((429, "peer_connections".to_owned()), ATTEMPTS - WARM_UP)];

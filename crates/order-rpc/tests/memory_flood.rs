@@ -112,7 +112,7 @@ async fn a_flood_from_many_signers_and_one_from_one_leave_memory_flat() {
     let warming = Arc::new(Most::default());
     let mut told = flood(server.addr, &bodies, WARM_UP, &warming).await;
 
-    let warm = resident();
+    let warm = resident_bytes();
     let most = Arc::new(Most::default());
     let over = Arc::new(AtomicBool::new(false));
     let other = tokio::spawn(other_caller(server.addr, Arc::clone(&over)));

@@ -37,10 +37,10 @@ pub fn thread_cpu() -> Duration {
 ///
 /// # Panics
 /// Anywhere but on Linux.
-pub fn resident_bytes() -> u64 {
+pub fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("this is Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has a line");
-    let kib = line.trim().strip_suffix(" kB").expect("in kB").trim().parse::<u64>();
+    let kib = line.trim().strip_suffix(" kB").expect("in kB").trim().parse::<usize>();
     kib.expect("a number") << 10
 }
 

@@ -1,16 +1,10 @@
 //! Resident memory is the process's, and what others freed would hide what is taken here: each test
 //! that uses this is a program of its own.
 
-use super::{Spec, tx};
 use order_pool::{InsertOutcome, OrderPool, Subscription, Transaction};
+pub(crate) use testkit::usage::resident_bytes;
 
-/// Resident memory of this process, in bytes.
-pub(crate) fn resident() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").expect("this is Linux");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has a line");
-    let kib = line.trim().strip_suffix(" kB").expect("in kB").parse::<usize>();
-    kib.expect("a number") << 10
-}
+use super::{Spec, tx};
 
 /// The `n`th, paying more than those before it: a full pool takes it for another.
 pub(crate) fn rising(n: u64, input_bytes: usize) -> Transaction {
@@ -24,10 +18,10 @@ pub(crate) fn insert(pool: &OrderPool, range: std::ops::Range<u64>, input_bytes:
     for n in range {
         assert_eq!(pool.insert_transaction(rising(n, input_bytes)), InsertOutcome::Added);
         if n % 512 == 0 {
-            most = most.max(resident());
+            most = most.max(resident_bytes());
         }
     }
-    most.max(resident())
+    most.max(resident_bytes())
 }
 
 /// Reads everything there is; checks that what was missed and what is read are all the events.

@@ -3,13 +3,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Resident memory of this process, in bytes.
-pub fn resident() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").expect("this is Linux");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has a line");
-    let kib = line.trim().strip_suffix(" kB").expect("in kB").parse::<usize>();
-    kib.expect("a number") << 10
-}
+pub use testkit::usage::resident_bytes;
 
 /// The most that was resident whenever someone looked.
 #[derive(Debug, Default)]
@@ -18,7 +12,7 @@ pub struct Most(AtomicUsize);
 impl Most {
     pub fn look(&self) {
         // A maximum orders nothing else.
-        self.0.fetch_max(resident(), Relaxed);
+        self.0.fetch_max(resident_bytes(), Relaxed);
     }
 
     /// By how many bytes that is above `before`.
