@@ -87,8 +87,14 @@ fn transaction() -> (B256, String) {
     (*tx.tx_hash(), hex::encode_prefixed(tx.encoded_2718()))
 }
 
+/// The next event that is not a head.
 fn next(orders: &mut Subscription) -> Event {
-    orders.next_timeout(PATIENCE).expect("an event").expect("no lag")
+    loop {
+        match orders.next_timeout(PATIENCE).expect("an event").expect("no lag") {
+            Event::Head(_) => {}
+            other => return other,
+        }
+    }
 }
 
 fn added(orders: &mut Subscription) -> std::sync::Arc<Order> {
@@ -111,6 +117,9 @@ async fn a_subscriber_sees_what_searchers_send_beside_what_the_node_announces() 
     let ingest = Ingest::start(config(node.fetcher())).await.expect("all parts start");
     let to = address(&ingest);
     eventually("the source is live", || ingest.fetcher().is_live()).await;
+    let head = node.node.head();
+    eventually("the head is known", || ingest.head().is_some_and(|known| known.hash == head.hash))
+        .await;
     let mut orders = ingest.pool().subscribe_all();
 
     node.submit_all();

@@ -288,7 +288,13 @@ async fn request<S: TransactionSink>(
 ) -> Result<Box<RawValue>, CallError> {
     let source = (source + attempt as usize) % context.config.sources.len();
     let connection = context.requests.pick(source).await;
-    connection.call("eth_getBlockByHash", (hash, full), context.config.call_timeout).await
+    let answer =
+        connection.call("eth_getBlockByHash", (hash, full), context.config.call_timeout).await;
+    if matches!(answer, Err(CallError::ConnectionLost)) {
+        // Whoever's it is: the next attempt waits for one that is up.
+        (0..context.config.sources.len()).for_each(|any| context.requests.remove(any, &connection));
+    }
+    answer
 }
 
 /// Waits before an attempt, the first one excepted.
