@@ -149,7 +149,7 @@ fn the_fetchers_configuration_table_says_what_the_code_does() {
     let setters = setters! {
         FetcherConfig;
         counts: announcement_buffer deferrable_slots max_bytes_in_flight max_frame_bytes
-            fetch_retries request_connections workers seen_capacity;
+            fetch_retries seen_capacity;
         durations: fetch_timeout call_timeout snapshot_timeout ping_interval ping_timeout audit_settle
             deferral_max_age;
         more:
@@ -159,9 +159,13 @@ fn the_fetchers_configuration_table_says_what_the_code_does() {
                 c.deferrable_slots = 1;
                 c.fetch_slots = v.try_into().expect("64 bits");
             },
-            "deferrable_workers" => |c, v| {
-                c.workers = 64;
-                c.deferrable_workers = v.try_into().expect("64 bits");
+            "request_connections" => |c, v| {
+                c.deferrable_connections = 1;
+                c.request_connections = v.try_into().expect("64 bits");
+            },
+            "deferrable_connections" => |c, v| {
+                c.request_connections = 16;
+                c.deferrable_connections = v.try_into().expect("64 bits");
             },
             "reconnect" => |c, v| c.reconnect.base = nanos(v),
             "retry_backoff" => |c, v| c.retry_backoff.base = nanos(v),
@@ -174,7 +178,7 @@ fn the_fetchers_configuration_table_says_what_the_code_does() {
     let default = FetcherConfig::ipc("/tmp/node.ipc");
     let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get().min(4));
     let written = |field: &str, cell: &str| match (field, cell) {
-        ("workers", "cores, at most 4") => cores.to_string(),
+        ("request_connections", "cores, at most 4") => cores.to_string(),
         ("sources", "") => fields(&default)["sources"].clone(),
         _ => unit(cell),
     };

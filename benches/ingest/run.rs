@@ -123,7 +123,7 @@ impl Stage {
         let pool_config = PoolConfig::default();
         let fetcher = FetcherConfig::ipc(&path);
         // Its own thread for the sockets, and its workers.
-        let threads = fetcher.workers + 1;
+        let threads = fetcher.request_connections + 1;
         let (pool, running) = match contender {
             Contender::Ours => {
                 let ingest = self

@@ -125,7 +125,7 @@ impl Parts {
         }
         if policy == Policy::Off {
             config.deferrable_slots = config.fetch_slots;
-            config.deferrable_workers = config.workers;
+            config.deferrable_connections = config.request_connections;
         }
         let sink = Timed::new(pool.clone());
         let fetcher = Fetcher::start(config, sink.clone()).await.expect("the node is there");

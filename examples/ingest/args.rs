@@ -34,9 +34,9 @@ pub(crate) struct Args {
     /// Fetches in flight at once, 1 to 4096
     #[arg(long, default_value_t = 64)]
     slots: usize,
-    /// Request connections per node, 1 to 16
-    #[arg(long, default_value_t = 1)]
-    request_connections: usize,
+    /// Request connections per node, each with a thread, 1 to 16 [default: cores, at most 4]
+    #[arg(long)]
+    request_connections: Option<usize>,
     /// How long the pool keeps a transaction, e.g. 60s
     #[arg(long, value_parser = parse_duration, default_value = "60s")]
     retention: Duration,
@@ -105,8 +105,10 @@ impl Args {
     fn fetcher(&self, endpoints: Vec<Endpoint>) -> FetcherConfig {
         let mut config = FetcherConfig::new(endpoints)
             .with_fetch_slots(self.slots)
-            .with_request_connections(self.request_connections)
             .with_audit_interval((!self.audit.is_zero()).then_some(self.audit));
+        if let Some(connections) = self.request_connections {
+            config = config.with_request_connections(connections);
+        }
         if self.wait {
             config = config.with_start(StartPolicy::WaitForNode);
         }

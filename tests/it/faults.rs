@@ -50,7 +50,7 @@ fn config(node: &MockNode) -> FetcherConfig {
     config.reconnect = Backoff { base: Duration::from_millis(10), cap: Duration::from_millis(100) };
     config.audit_interval = Some(Duration::from_secs(2));
     config.audit_settle = Duration::from_millis(50);
-    config.workers = 1;
+    config.request_connections = 1;
     config
 }
 

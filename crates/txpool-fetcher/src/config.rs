@@ -205,14 +205,13 @@ pub struct FetcherConfig {
     pub call_timeout: Duration,
     /// Time for the node to list its pool, at least 1 ms.
     pub snapshot_timeout: Duration,
-    /// Request connections for each source, 1 to 16. With more than one, small transactions need
-    /// not wait behind blobs: a request goes to the connection with the fewest calls in flight.
+    /// Request connections for each source, 1 to 16, each with a thread that reads its answers,
+    /// decodes, recovers senders and calls the sink. A request goes to the connection with the
+    /// fewest in flight, so more than one keeps small transactions from waiting behind blobs too.
     pub request_connections: usize,
-    /// Threads that decode and recover senders, 1 to 64.
-    pub workers: usize,
-    /// How many of the workers do deferrable work too, 1 to `workers`. The others are free for live
-    /// transactions, however long a backfill lasts.
-    pub deferrable_workers: usize,
+    /// How many of them carry deferrable fetches too, 1 to `request_connections`. The others are
+    /// there when a live transaction comes, however long the backfill.
+    pub deferrable_connections: usize,
     /// How many hashes are remembered, at least 1024.
     pub seen_capacity: usize,
     /// What happens when no source can be reached at start-up.
@@ -242,8 +241,8 @@ pub struct FetcherConfig {
     pub deferral_max_age: Duration,
     /// The gate from which decoding and sender recovery acquire internal work permits. Such work
     /// waits for a permit and is never refused, and external callers never get the last one, unless
-    /// the gate is [`Limit::Unlimited`](load_control::Limit::Unlimited). `None`: it runs on all
-    /// workers at once.
+    /// the gate is [`Limit::Unlimited`](load_control::Limit::Unlimited). `None`: it runs on the
+    /// threads of all request connections at once.
     pub gate: Option<Gate>,
 }
 
@@ -267,9 +266,9 @@ impl FetcherConfig {
             },
             call_timeout: DEFAULT_CALL_TIMEOUT,
             snapshot_timeout: DEFAULT_SNAPSHOT_TIMEOUT,
-            request_connections: 1,
-            workers: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(1, 4)),
-            deferrable_workers: 1,
+            request_connections: std::thread::available_parallelism()
+                .map_or(2, |n| n.get().clamp(1, 4)),
+            deferrable_connections: 1,
             seen_capacity: DEFAULT_SEEN_CAPACITY,
             start: StartPolicy::default(),
             reconnect: Backoff { base: Duration::from_millis(50), cap: Duration::from_secs(1) },
@@ -297,6 +296,15 @@ impl FetcherConfig {
     pub fn with_fetch_slots(mut self, slots: usize) -> Self {
         self.fetch_slots = slots;
         self.deferrable_slots = self.deferrable_slots.min((slots / 4).max(1));
+        self
+    }
+
+    /// Sets [`Self::request_connections`], and lowers [`Self::deferrable_connections`] to it if it
+    /// is higher.
+    #[must_use]
+    pub fn with_request_connections(mut self, connections: usize) -> Self {
+        self.request_connections = connections;
+        self.deferrable_connections = self.deferrable_connections.min(connections.max(1));
         self
     }
 
@@ -342,8 +350,7 @@ impl FetcherConfig {
         within("max_frame_bytes", self.max_frame_bytes, 1 << 20, 1 << 30)?;
         within("fetch_retries", self.fetch_retries as usize, 0, 16)?;
         within("request_connections", self.request_connections, 1, 16)?;
-        within("workers", self.workers, 1, 64)?;
-        within("deferrable_workers", self.deferrable_workers, 1, self.workers)?;
+        within("deferrable_connections", self.deferrable_connections, 1, self.request_connections)?;
         within("seen_capacity", self.seen_capacity, 1024, 1 << 27)?;
         for (field, value) in [
             ("fetch_timeout", self.fetch_timeout),
@@ -389,9 +396,7 @@ setters! {
     retry_backoff, with_retry_backoff: Backoff;
     call_timeout, with_call_timeout: Duration;
     snapshot_timeout, with_snapshot_timeout: Duration;
-    request_connections, with_request_connections: usize;
-    workers, with_workers: usize;
-    deferrable_workers, with_deferrable_workers: usize;
+    deferrable_connections, with_deferrable_connections: usize;
     seen_capacity, with_seen_capacity: usize;
     start, with_start: StartPolicy;
     reconnect, with_reconnect: Backoff;

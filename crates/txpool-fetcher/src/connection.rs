@@ -8,7 +8,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -22,7 +22,7 @@ use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 pub use self::open::NodeInfo;
-pub(crate) use self::open::{dial, open_ipc};
+pub(crate) use self::open::{dial, open_ipc, open_ws_stream, read_refusal};
 use crate::{
     error::{CallError, LossReason},
     sync::lock,
@@ -33,7 +33,6 @@ use crate::{
 pub(crate) struct Connection {
     frontend: PubSubFrontend,
     next_id: AtomicU64,
-    in_flight: AtomicUsize,
     shared: Arc<ConnectionShared>,
     pub(crate) node: NodeInfo,
 }
@@ -52,10 +51,7 @@ impl Connection {
         params: impl Serialize,
         limit: Duration,
     ) -> Result<Box<RawValue>, CallError> {
-        let in_flight = InFlight::new(&self.in_flight);
-        let answer = self.request(method, params, self.next_id.fetch_add(1, Relaxed), limit).await;
-        drop(in_flight);
-        answer
+        self.request(method, params, self.next_id.fetch_add(1, Relaxed), limit).await
     }
 
     async fn request(
@@ -76,7 +72,8 @@ impl Connection {
             Ok(Ok(response)) => match response.payload {
                 ResponsePayload::Success(result) => Ok(result),
                 ResponsePayload::Failure(error) => {
-                    let retry_after = error.data.as_deref().and_then(retry_after);
+                    let retry_after =
+                        error.data.as_deref().and_then(|data| retry_after(data.get()));
                     let message = clip(&error.message, 200);
                     Err(CallError::Rpc { code: error.code, message, retry_after })
                 }
@@ -141,11 +138,6 @@ impl Connection {
         }
     }
 
-    /// How many calls are in flight. The response to the next call may have to wait for theirs.
-    pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight.load(Relaxed)
-    }
-
     /// When the last complete JSON value was received. Bytes alone are no sign of life: after a
     /// truncated answer, all that follows is read as a part of it.
     pub(crate) fn last_frame(&self) -> Instant {
@@ -171,22 +163,6 @@ impl Connection {
     /// When announcements were read from the socket.
     pub(crate) fn read_times(&self) -> Arc<ReadTimes> {
         Arc::clone(&self.shared.read_times)
-    }
-}
-
-/// Counts a call as in flight while it lives, also when it is dropped.
-struct InFlight<'a>(&'a AtomicUsize);
-
-impl<'a> InFlight<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
     }
 }
 
@@ -292,13 +268,13 @@ impl ReadTimes {
 
 /// When the node wants the request to be repeated. JSON-RPC has no field for this. It is the one
 /// that our own RPC server sends; data of any other shape is ignored.
-fn retry_after(data: &RawValue) -> Option<Duration> {
+pub(crate) fn retry_after(data: &str) -> Option<Duration> {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Data {
         retry_after_ms: u64,
     }
-    let data: Data = serde_json::from_str(data.get()).ok()?;
+    let data: Data = serde_json::from_str(data).ok()?;
     Some(Duration::from_millis(data.retry_after_ms))
 }
 
@@ -313,7 +289,7 @@ mod tests {
 
     #[test]
     fn retry_after_is_read_from_the_data_of_an_error_and_from_no_other_shape() {
-        let read = |text: &str| retry_after(&RawValue::from_string(text.to_owned()).unwrap());
+        let read = retry_after;
         let said = read(r#"{"reason":"in_flight","retryAfterMs":250}"#);
         assert_eq!(said, Some(Duration::from_millis(250)));
         for other in [r#""later""#, "7", "null", r#"{"retryAfterMs":-1}"#, "{}"] {

@@ -2,6 +2,8 @@
 
 use std::{io, time::Duration};
 
+use tokio_tungstenite::tungstenite;
+
 /// A field of [`FetcherConfig`](crate::FetcherConfig) that is not valid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -203,6 +205,26 @@ pub(crate) enum LossReason {
 }
 
 impl LossReason {
+    /// The reason behind an error of a socket.
+    pub(crate) fn from_io(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Self::Closed,
+            kind => Self::Io(kind),
+        }
+    }
+
+    /// The reason behind an error of a WebSocket.
+    pub(crate) fn from_ws(error: &tungstenite::Error) -> Self {
+        match error {
+            tungstenite::Error::Io(error) => Self::from_io(error),
+            tungstenite::Error::ConnectionClosed | tungstenite::Error::AlreadyClosed => {
+                Self::Closed
+            }
+            tungstenite::Error::Capacity(_) => Self::Oversized(0),
+            other => Self::Garbage(other.to_string().chars().take(120).collect()),
+        }
+    }
+
     /// The value of the label in metrics: one of a closed set.
     pub(crate) const fn as_str(&self) -> &'static str {
         match self {

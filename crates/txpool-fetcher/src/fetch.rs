@@ -1,35 +1,33 @@
 //! What happens to one hash: deduplicated, requested, decoded, delivered, counted.
 
+mod answer;
+mod retry;
+
 use std::{
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::{Instant, SystemTime},
+    time::Instant,
 };
 
-use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_primitives::B256;
-use chain_view::{PooledTransaction, RecentBlocks};
-use futures::FutureExt as _;
-use serde_json::value::RawValue;
-use tokio::time::sleep;
+use chain_view::RecentBlocks;
+use tokio::runtime::Handle;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub(crate) use self::answer::AnswerReader;
 use crate::{
     config::FetcherConfig,
-    connection::Connection,
-    deferral::{DeferrableWork, Deferral, DeferralPermit},
-    error::CallError,
+    deferral::{Deferral, DeferralPermit},
     limit::{NodeLimit, RequestPermit},
     outcome::{Entry, Outcome, Tally, Ticket},
+    request::NotInserted,
     request_connections::RequestConnections,
     seen::{Seen, SeenSet},
-    sink::{Delivery, FetchedTransaction, TransactionSink},
+    sink::TransactionSink,
     slots::{Slot, Slots},
     sync::lock,
-    tx::{Answer, is_on_chain, read_answer},
-    workers::{Urgency, Workers},
 };
 
 /// The state that all sources share.
@@ -46,10 +44,12 @@ pub(crate) struct FetchContext<S> {
     pub(crate) limits: Box<[Arc<NodeLimit>]>,
     pub(crate) mined: Mutex<RecentBlocks>,
     pub(crate) chain_id: Mutex<Option<u64>>,
-    /// The threads on which decoding and sender recovery run.
-    pub(crate) workers: Workers,
-    /// Every fetch task, so that a stop can wait for them.
+    /// The runtime on the thread of the sockets.
+    pub(crate) runtime: Handle,
+    /// Fetches that wait for a retry, so that a stop can wait for them.
     pub(crate) tasks: TaskTracker,
+    /// Held by each thread that reads answers, so that a stop can wait for them.
+    pub(crate) alive: crossbeam_channel::Sender<()>,
     pub(crate) stop: CancellationToken,
     pub(crate) sink_closed: CancellationToken,
     pub(crate) announcement_counts: Box<[Arc<AnnouncementCounts>]>,
@@ -62,15 +62,6 @@ pub(crate) struct AnnouncementCounts {
     pub(crate) first_seen: AtomicU64,
 }
 
-/// One hash between its entry and its outcome. Ends with [`finish`](Self::finish). If it is dropped
-/// without that (a sink panicked), the hash counts as failed and is fetched again when it is next
-/// announced, unless the fetcher is stopping.
-struct FetchTask<S: TransactionSink> {
-    context: Arc<FetchContext<S>>,
-    hash: B256,
-    ticket: Option<Ticket>,
-}
-
 /// What is known of a hash when it enters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
@@ -80,10 +71,62 @@ pub(crate) struct Arrival {
     pub(crate) at: Instant,
 }
 
+impl Arrival {
+    /// Backfill and audits; a live announcement stays live when it is requested again.
+    fn is_deferrable(&self) -> bool {
+        self.entry != Entry::Announced
+    }
+}
+
+/// A hash that is being fetched.
+#[derive(Debug)]
+pub(crate) struct FetchTask {
+    arrival: Arrival,
+    ticket: Ticket,
+    slot: Slot,
+    /// Retries that were made.
+    retries: u32,
+    /// Connections that were lost with the request.
+    losses: u32,
+    /// Sources that were not asked yet.
+    untried: SourceSet,
+}
+
+/// A request in flight, as its connection keeps it.
+#[derive(Debug)]
+pub(crate) struct FetchRequest {
+    task: FetchTask,
+    /// Who is asked.
+    source: usize,
+    permit: RequestPermit,
+}
+
+/// Up to 16 sources, as many as a configuration may have.
+#[derive(Clone, Copy, Debug)]
+struct SourceSet(u16);
+
+impl SourceSet {
+    fn all(count: usize) -> Self {
+        Self(u16::MAX.checked_shr(16 - count as u32).unwrap_or(0))
+    }
+
+    fn remove(&mut self, source: usize) {
+        self.0 &= !(1 << source);
+    }
+
+    /// Its sources, `first` before the others.
+    fn iter_from(self, first: usize) -> impl Iterator<Item = usize> {
+        let contains = move |source: &usize| self.0 >> *source & 1 == 1;
+        std::iter::once(first)
+            .chain((0..16).filter(move |source| *source != first))
+            .filter(contains)
+    }
+}
+
 impl<S: TransactionSink> FetchContext<S> {
-    /// Accounts for one announcement and fetches its transaction if it is new. Waits while all
-    /// slots are taken: later announcements stay in the broadcast buffer meanwhile, whose overrun
-    /// is counted.
+    /// Takes in one announcement, and submits its request; [`RequestConnections::flush`] sends it.
+    /// Waits while all slots are taken: the announcements behind it stay in the broadcast buffer
+    /// meanwhile, whose overrun is counted.
     pub(crate) async fn on_announcement(self: &Arc<Self>, arrival: Arrival) {
         let ticket = self.tally.enter(Entry::Announced);
         self.announcement_counts[arrival.source].announced.fetch_add(1, Relaxed);
@@ -94,230 +137,84 @@ impl<S: TransactionSink> FetchContext<S> {
             return ticket.leave(Outcome::Known);
         }
         self.announcement_counts[arrival.source].first_seen.fetch_add(1, Relaxed);
-        let task = self.task(arrival.hash, ticket);
-        let slot = self.slots.acquire_live(self.deferral.track_live_fetch()).await;
-        self.tasks.spawn(task.fetch(arrival, slot));
+        let slot = match self.slots.try_acquire_live(self.deferral.track_live_fetch()) {
+            Ok(slot) => slot,
+            Err(live) => {
+                // What is submitted must not wait for what is not.
+                self.requests.flush();
+                self.slots.acquire_live(live).await
+            }
+        };
+        self.submit(self.task(arrival, ticket, slot));
     }
 
     /// Fetches a transaction that a comparison found missing. Returns as soon as a deferrable slot
     /// was free and the fetch has begun; the outcome is not waited for.
     pub(crate) async fn fetch_missing(self: &Arc<Self>, arrival: Arrival, permit: DeferralPermit) {
         let ticket = self.tally.enter(arrival.entry);
-        let task = self.task(arrival.hash, ticket);
         let slot = self.slots.acquire_deferrable(permit).await;
-        self.tasks.spawn(task.fetch(arrival, slot));
+        self.submit(self.task(arrival, ticket, slot));
+        self.requests.flush();
     }
 
-    fn task(self: &Arc<Self>, hash: B256, ticket: Ticket) -> FetchTask<S> {
-        FetchTask { context: Arc::clone(self), hash, ticket: Some(ticket) }
-    }
-}
-
-impl<S: TransactionSink> FetchTask<S> {
-    async fn fetch(self, arrival: Arrival, slot: Slot) {
-        let context = Arc::clone(&self.context);
-        let stop = context.stop.clone();
-        let answer = tokio::select! {
-            // A stop leaves the hash unfinished; it stays counted as such.
-            () = stop.cancelled() => return drop(self),
-            answer = context.fetch_raw(&arrival, slot) => answer,
-        };
-        let Some((answer, mut slot)) = answer else {
-            return self.finish(Outcome::Failed, None);
-        };
-        context.slots.set_answer_bytes(&mut slot, answer.get().len());
-        // Not on the thread that reads the sockets: sender recovery takes 35 us, a blob transaction
-        // 2 ms. The queue holds one job for each slot and some more, so fetches never fill it.
-        let urgency = match arrival.entry {
-            Entry::Announced => Urgency::Live,
-            Entry::Backfilled | Entry::AuditRecovered => Urgency::Deferrable,
-        };
-        let job = self.decode_and_deliver(arrival, answer, slot);
-        let queued = context.workers.run(urgency, context.tasks.token(), job);
-        debug_assert!(queued, "more jobs than slots");
+    fn task(&self, arrival: Arrival, ticket: Ticket, slot: Slot) -> FetchTask {
+        let untried = SourceSet::all(self.config.sources.len());
+        FetchTask { arrival, ticket, slot, retries: 0, losses: 0, untried }
     }
 
-    async fn decode_and_deliver(self, arrival: Arrival, answer: Box<RawValue>, slot: Slot) {
-        let context = Arc::clone(&self.context);
-        // Held for the CPU work alone: a sink that waits must not hold a work permit meanwhile.
-        let work_permit = match &context.config.gate {
-            None => None,
-            Some(gate) => tokio::select! {
-                biased;
-                permit = gate.acquire_internal() => Some(permit),
-                // The holders of the permits may take any time, and a stop must not wait for them.
-                () = context.stop.cancelled() => return drop(self),
-            },
-        };
-        let read = read_answer(answer.get(), arrival.hash);
-        drop((answer, work_permit));
-        let (tx, raw) = match read {
-            Answer::Gone => return self.finish(Outcome::Gone, None),
-            Answer::Mined => return self.finish(Outcome::Mined, Some(Seen::Mined)),
-            Answer::Malformed(reason) => {
-                tracing::debug!(hash = %arrival.hash, %reason, "malformed answer");
-                return self.finish(Outcome::Malformed, None);
-            }
-            Answer::Transaction(tx, raw) => (tx, raw),
-        };
-        let expected_chain = *lock(&context.chain_id);
-        if expected_chain.is_some_and(|chain_id| !is_on_chain(tx.inner(), chain_id)) {
-            tracing::debug!(hash = %arrival.hash, "transaction of another chain");
-            return self.finish(Outcome::Malformed, None);
-        }
-        if context.is_taken(&tx) {
-            return self.finish(Outcome::Mined, Some(Seen::Mined));
-        }
-        let since = arrival.at.elapsed();
-        let now = SystemTime::now();
-        let fetched = FetchedTransaction {
-            tx: *tx,
-            raw,
-            entry: arrival.entry,
-            source: arrival.source,
-            announced_at: arrival.at,
-            first_seen: now.checked_sub(since).unwrap_or(now),
-        };
-        let delivery = tokio::select! {
-            biased;
-            delivery = context.sink.deliver(fetched) => delivery,
-            // A stop does not wait for a sink that waits (for a full channel).
-            () = context.stop.cancelled() => return drop(self),
-        };
-        context.tally.metrics.deliver_seconds.record(arrival.at.elapsed().as_secs_f64());
-        let (outcome, seen) = match delivery {
-            Delivery::Pooled => (Outcome::Pooled, Some(Seen::Delivered)),
-            Delivery::Known => (Outcome::Known, Some(Seen::Delivered)),
-            Delivery::Mined => (Outcome::Mined, Some(Seen::Mined)),
-            Delivery::Refused(reason) => {
-                tracing::debug!(hash = %arrival.hash, reason, "refused by the sink");
-                (Outcome::Refused, Some(Seen::Refused))
-            }
-            Delivery::Closed => {
-                context.sink_closed.cancel();
-                (Outcome::Refused, None)
-            }
-        };
-        self.finish(outcome, seen);
-        drop(slot);
-    }
-
-    fn finish(mut self, outcome: Outcome, seen: Option<Seen>) {
-        self.context.seen.settle(self.hash, seen);
-        if let Some(ticket) = self.ticket.take() {
-            ticket.leave(outcome);
-        }
-        // A block may have come, or gone, between the look at it and now. And only a block that
-        // contains the transaction makes it mined for as long as it is there: what lost its nonce to
-        // a block, or was mined in one that we do not know, may be pending again after a reorg.
-        match seen {
-            Some(Seen::Delivered) if self.context.is_mined(&self.hash) => {
-                self.context.seen.mined(self.hash);
-            }
-            Some(Seen::Mined) if !self.context.is_mined(&self.hash) => {
-                self.context.seen.forget_mined(self.hash);
-            }
-            _ => {}
+    /// Submits the request to the first source that may be asked now; without one, a task waits.
+    fn submit(self: &Arc<Self>, task: FetchTask) {
+        if let Err(task) = self.try_submit(task) {
+            self.spawn_submit(task);
         }
     }
-}
 
-impl<S: TransactionSink> Drop for FetchTask<S> {
-    fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
-            self.context.seen.settle(self.hash, None);
-            if !self.context.stop.is_cancelled() {
-                ticket.leave(Outcome::Failed);
+    fn try_submit(&self, mut task: FetchTask) -> Result<(), FetchTask> {
+        for source in task.untried.iter_from(task.arrival.source) {
+            if let Some(permit) = self.limits[source].try_acquire(task.arrival.is_deferrable()) {
+                match self.submit_to(source, permit, task) {
+                    Ok(()) => return Ok(()),
+                    Err(back) => task = back,
+                }
             }
         }
+        Err(task)
+    }
+
+    /// Submits the request to one source; hands it back when that one has no connection.
+    fn submit_to(
+        &self,
+        source: usize,
+        permit: RequestPermit,
+        task: FetchTask,
+    ) -> Result<(), FetchTask> {
+        let Some(set) = self.requests.of(source) else { return Err(task) };
+        let hash = task.arrival.hash;
+        let connection = set.least_busy(task.arrival.is_deferrable());
+        let request = FetchRequest { task, source, permit };
+        connection.submit(&hash, request).map_err(|refused| match refused {
+            NotInserted::Closed(request) => {
+                // Its source has not noticed yet.
+                self.requests.remove(source, &set);
+                request.task
+            }
+            NotInserted::Full(request) => request.task,
+        })
     }
 }
 
 impl<S> FetchContext<S> {
-    /// Requests one transaction until there is a response or the last try has failed. A retry that
-    /// is deferred because the load is high gives its slot back meanwhile: taken slots are part of
-    /// what the load is measured by.
-    async fn fetch_raw(&self, arrival: &Arrival, mut slot: Slot) -> Option<(Box<RawValue>, Slot)> {
-        let config = &self.config;
-        let mut tries = 0;
-        // The source that announced it first, then the others: a transaction that one node has
-        // evicted may still be in the pool of another.
-        let mut untried: Vec<usize> = (0..config.sources.len()).collect();
-        untried[..=arrival.source].rotate_right(1);
-        loop {
-            let (source, connection, permit) = self.acquire_request(&untried, arrival).await;
-            let start = Instant::now();
-            let result = connection
-                .call("eth_getRawTransactionByHash", (arrival.hash,), config.fetch_timeout)
-                .await;
-            permit.record(&result);
-            let metrics = &self.tally.metrics;
-            match &result {
-                Ok(_) => metrics.fetch_seconds.record(start.elapsed().as_secs_f64()),
-                // Does not count as a try: the request is sent again on the next connection.
-                Err(CallError::ConnectionLost) => {
-                    metrics.retries_connection_lost.increment(1);
-                    self.requests.remove(source, &connection);
-                    continue;
-                }
-                Err(CallError::Timeout(_)) => metrics.retries_timeout.increment(1),
-                Err(CallError::Rpc { .. }) => metrics.retries_rpc.increment(1),
-            }
-            untried.retain(|other| *other != source);
-            let other = untried.iter().any(|source| self.requests.is_up(*source));
-            let error = match result {
-                Ok(answer) if other && matches!(answer.get(), "null" | "\"0x\"") => {
-                    metrics.retries_other_source.increment(1);
-                    continue;
-                }
-                Ok(answer) => return Some((answer, slot)),
-                Err(_) if other => continue,
-                Err(error) => error,
-            };
-            if !error.is_retryable() || tries >= config.fetch_retries {
-                tracing::debug!(hash = %arrival.hash, %error, "fetch failed");
-                return None;
-            }
-            let since = Instant::now();
-            sleep(config.retry_backoff.delay(tries, rand::random())).await;
-            tries += 1;
-            if let Some(_parked) = self.deferral.park() {
-                drop(slot);
-                let permit = self.deferral.acquire(DeferrableWork::Retry, since).await;
-                slot = self.slots.acquire_deferrable(permit).await;
-            }
-        }
-    }
-
-    /// Waits for a permit to send one request to one of the sources `untried`, or to any source if
-    /// none of these is connected. Takes the first one that is below its limit, so that an
-    /// overloaded node does not hold back what another node could answer.
-    async fn acquire_request(
-        &self,
-        untried: &[usize],
-        arrival: &Arrival,
-    ) -> (usize, Arc<Connection>, RequestPermit<'_>) {
-        let deferrable = arrival.entry != Entry::Announced;
-        loop {
-            let up = self.requests.connected(untried, arrival.source).await;
-            let free = up
-                .iter()
-                .find_map(|source| Some((*source, self.limits[*source].try_acquire(deferrable)?)));
-            let (source, permit) = match free {
-                Some(free) => free,
-                None => {
-                    let first = up.iter().map(|source| {
-                        let acquired = self.limits[*source].acquire(deferrable);
-                        acquired.map(|permit| (*source, permit)).boxed()
-                    });
-                    futures::future::select_all(first).await.0
-                }
-            };
-            // The connection is chosen after the wait, during which connections may have come, gone
-            // or become busy.
-            if let Some(connection) = self.requests.least_busy(source) {
-                return (source, connection, permit);
-            }
+    /// Records what became of a hash, unless it was dropped without an outcome.
+    fn finish(&self, hash: B256, ticket: Ticket, outcome: Outcome, seen: Option<Seen>) {
+        self.seen.settle(hash, seen);
+        ticket.leave(outcome);
+        // A block may have come, or gone, between the look at it and now. And only a block that
+        // contains the transaction makes it mined for as long as it is there: what lost its nonce to
+        // a block, or was mined in one that we do not know, may be pending again after a reorg.
+        match seen {
+            Some(Seen::Delivered) if self.is_mined(&hash) => self.seen.mined(hash),
+            Some(Seen::Mined) if !self.is_mined(&hash) => self.seen.forget_mined(hash),
+            _ => {}
         }
     }
 
@@ -325,9 +222,22 @@ impl<S> FetchContext<S> {
     pub(crate) fn is_mined(&self, hash: &B256) -> bool {
         lock(&self.mined).is_mined(hash)
     }
+}
 
-    /// Whether a recent block contains the transaction, or another one with its nonce.
-    fn is_taken(&self, tx: &Recovered<PooledTransaction>) -> bool {
-        lock(&self.mined).taken(tx.inner().hash(), &tx.signer(), tx.inner().nonce()).is_some()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sources_are_asked_in_their_order_after_the_one_that_announced() {
+        for count in 1..=16 {
+            let all = SourceSet::all(count);
+            let order: Vec<_> = all.iter_from(count - 1).collect();
+            let expected: Vec<_> = std::iter::once(count - 1).chain(0..count - 1).collect();
+            assert_eq!(order, expected);
+        }
+        let mut some = SourceSet::all(4);
+        some.remove(2);
+        assert_eq!(some.iter_from(2).collect::<Vec<_>>(), [0, 1, 3]);
     }
 }

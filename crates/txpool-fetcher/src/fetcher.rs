@@ -3,15 +3,16 @@
 use std::{
     io,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use chain_view::RecentBlocks;
+use crossbeam_channel::RecvTimeoutError;
 use tokio::{
     runtime::{Builder, Runtime},
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
-    time::timeout,
+    time::timeout_at,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -30,14 +31,10 @@ use crate::{
     slots::Slots,
     snapshot::SnapshotError,
     source::{AuditRequest, Source, SourceChannels, SourceShared, SourceStatus},
-    workers::Workers,
 };
 
 /// How long a stop without a deadline of its own waits for what is being delivered.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
-
-/// Room for full blocks in the workers' queues, besides one job for each slot.
-const BLOCKS_QUEUED: usize = 64;
 
 /// Requests for audits that may wait for one source; further callers wait.
 const AUDITS_WAITING: usize = 4;
@@ -59,8 +56,8 @@ pub enum EndReason {
 /// A running fetcher. Dropping it stops it without waiting.
 ///
 /// It runs on threads of its own: one that reads the sockets and does nothing that takes long, and
-/// [`FetcherConfig::workers`] that decode, recover senders and call the sink. So nothing is lost if
-/// the host's runtime is busy, or blocked for minutes.
+/// [`FetcherConfig::request_connections`] for each source that read answers, decode, recover senders
+/// and call the sink. So nothing is lost if the host's runtime is busy, or blocked for minutes.
 #[derive(Debug)]
 pub struct Fetcher {
     tally: Arc<Tally>,
@@ -97,13 +94,8 @@ impl Fetcher {
         let (ended_tx, ended) = watch::channel(None);
         let deadline = Arc::new(Mutex::new(DEFAULT_DEADLINE));
         let io = io_runtime()?;
-        let (workers, worker_threads) = Workers::start(
-            config.workers,
-            config.deferrable_workers,
-            config.fetch_slots + BLOCKS_QUEUED,
-            io.handle(),
-        )
-        .map_err(|source| StartError::Thread { thread: "mempool-worker", source })?;
+        // Nothing is ever sent: it ends when the last of those who hold the sender has.
+        let (alive, all_ended) = crossbeam_channel::bounded::<()>(0);
         let sources: Vec<_> = {
             let all = config.sources.iter().cloned();
             all.map(|endpoint| SourceShared::new(endpoint, &config)).collect()
@@ -121,8 +113,9 @@ impl Fetcher {
             requests: RequestConnections::new(config.sources.len()),
             mined: Mutex::new(RecentBlocks::new(heads::RECENT_BLOCKS)),
             chain_id: Mutex::new(None),
-            workers,
+            runtime: io.handle().clone(),
             tasks: TaskTracker::new(),
+            alive,
             stop: stop.clone(),
             sink_closed: CancellationToken::new(),
             limits: sources.iter().map(|shared| Arc::clone(&shared.limit)).collect(),
@@ -145,14 +138,15 @@ impl Fetcher {
         }
         let limit = Arc::clone(&deadline);
         let body = move || {
-            let reason = io.block_on(supervise(context, parts, &limit));
-            let limit = *crate::sync::lock(&limit);
+            let (reason, deadline) = io.block_on(supervise(context, parts, &limit));
             // Bounded: a sink that blocks keeps its thread, and we do not wait for it any longer.
-            if !worker_threads.wait_until_ended(limit) {
-                tracing::warn!(?limit, "a sink has not returned at the deadline");
+            if all_ended.recv_deadline(deadline) == Err(RecvTimeoutError::Timeout) {
+                tracing::warn!("a sink has not returned at the deadline");
             }
             // The `Fetcher` may have been dropped.
             let _ = ended_tx.send(Some(reason));
+            // Its drop would wait for a sink that blocks.
+            io.shutdown_background();
         };
         std::thread::Builder::new()
             .name("mempool-io".into())
@@ -258,6 +252,9 @@ impl Drop for Fetcher {
 fn io_runtime() -> Result<Runtime, StartError> {
     Builder::new_current_thread()
         .enable_all()
+        // Full blocks are read there, for their nonces.
+        .thread_name("mempool-blocks")
+        .max_blocking_threads(4)
         .build()
         .map_err(|source: io::Error| StartError::Thread { thread: "mempool-io", source })
 }
@@ -299,7 +296,7 @@ async fn supervise<S: TransactionSink>(
     context: Arc<FetchContext<S>>,
     parts: Vec<Part>,
     deadline: &Mutex<Duration>,
-) -> EndReason {
+) -> (EndReason, Instant) {
     let mut heads_of_sources = Vec::new();
     let mut sources = JoinSet::new();
     for (index, (shared, audits, first)) in parts.into_iter().enumerate() {
@@ -329,13 +326,14 @@ async fn supervise<S: TransactionSink>(
             }
         }
     };
+    // One deadline for all that is waited for.
+    let until = Instant::now() + *crate::sync::lock(deadline);
     context.stop.cancel();
     while sources.join_next().await.is_some() {}
     followers.shutdown().await;
     context.tasks.close();
-    let limit = *crate::sync::lock(deadline);
-    if timeout(limit, context.tasks.wait()).await.is_err() {
-        tracing::warn!(?limit, "the sink still holds transactions at the deadline");
+    if timeout_at(until.into(), context.tasks.wait()).await.is_err() {
+        tracing::warn!("the sink has not returned at the deadline");
     }
-    reason
+    (reason, until)
 }

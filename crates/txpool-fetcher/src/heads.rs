@@ -146,7 +146,7 @@ pub(crate) async fn latest<S: TransactionSink>(
     for attempt in 0..BLOCK_TRIES {
         wait(attempt).await;
         // Without a connection it has been lost again: then the next one begins with this.
-        let connection = context.requests.least_busy(source)?;
+        let connection = context.requests.calls(source)?;
         let limit = context.config.call_timeout;
         let answer = connection.call("eth_getBlockByNumber", ("latest", false), limit).await;
         match block_of(answer) {

@@ -15,8 +15,6 @@ mod outcome;
 #[cfg(feature = "order-pool")]
 mod pool_sink;
 mod reconcile;
-// Not wired in yet.
-#[allow(dead_code, unused_imports)]
 mod request;
 mod request_connections;
 mod seen;
@@ -26,7 +24,6 @@ mod snapshot;
 mod source;
 mod sync;
 mod tx;
-mod workers;
 
 pub use self::{
     config::*,

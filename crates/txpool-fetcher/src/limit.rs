@@ -3,7 +3,7 @@
 mod semaphore;
 
 use std::{
-    sync::Mutex,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -164,10 +164,10 @@ impl RetryAfterPause {
 #[derive(Debug)]
 struct Adaptive {
     aimd: Mutex<Aimd>,
-    all: ResizableSemaphore,
+    all: Arc<ResizableSemaphore>,
     /// The limit for deferrable work, which shrinks with the whole. Otherwise deferrable work could
     /// hold all that is left of a lowered limit.
-    deferrable: ResizableSemaphore,
+    deferrable: Arc<ResizableSemaphore>,
     cap: usize,
     deferrable_cap: usize,
     gauge: Gauge,
@@ -175,11 +175,11 @@ struct Adaptive {
 
 /// The right to have one request in flight at the node. Given back when dropped.
 #[derive(Debug)]
-pub(crate) struct RequestPermit<'a> {
-    limit: &'a NodeLimit,
+pub(crate) struct RequestPermit {
+    limit: Arc<NodeLimit>,
     requested_at: Instant,
-    _all: Option<ResizablePermit<'a>>,
-    _deferrable: Option<ResizablePermit<'a>>,
+    _all: Option<ResizablePermit>,
+    _deferrable: Option<ResizablePermit>,
 }
 
 impl NodeLimit {
@@ -193,8 +193,8 @@ impl NodeLimit {
         gauge.set(cap as f64);
         let adaptive = adaptive.then(|| Adaptive {
             aimd: Mutex::new(Aimd::new(cap)),
-            all: ResizableSemaphore::new(cap),
-            deferrable: ResizableSemaphore::new(deferrable_cap),
+            all: Arc::new(ResizableSemaphore::new(cap)),
+            deferrable: Arc::new(ResizableSemaphore::new(deferrable_cap)),
             cap,
             deferrable_cap,
             gauge,
@@ -208,7 +208,7 @@ impl NodeLimit {
     }
 
     /// A permit for one request now, if the node is in no retry-after pause and below its limit.
-    pub(crate) fn try_acquire(&self, deferrable: bool) -> Option<RequestPermit<'_>> {
+    pub(crate) fn try_acquire(self: &Arc<Self>, deferrable: bool) -> Option<RequestPermit> {
         let now = Instant::now();
         if self.pause_at(now).is_some() {
             return None;
@@ -220,14 +220,14 @@ impl NodeLimit {
             }
             _all = Some(adaptive.all.try_acquire()?);
         }
-        Some(RequestPermit { limit: self, requested_at: now, _all, _deferrable })
+        Some(RequestPermit { limit: Arc::clone(self), requested_at: now, _all, _deferrable })
     }
 
     /// Waits until one more request may be sent to the node.
     ///
     /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
-    pub(crate) async fn acquire(&self, deferrable: bool) -> RequestPermit<'_> {
+    pub(crate) async fn acquire(self: Arc<Self>, deferrable: bool) -> RequestPermit {
         let (mut _all, mut _deferrable) = (None, None);
         if let Some(adaptive) = &self.adaptive {
             // Always in this order, so that two waiters cannot each hold what the other needs.
@@ -273,7 +273,7 @@ impl Adaptive {
     }
 }
 
-impl RequestPermit<'_> {
+impl RequestPermit {
     /// Records the outcome of the request. A permit dropped without this has no effect on the
     /// limit.
     pub(crate) fn record<T>(self, result: &Result<T, CallError>) {
@@ -306,8 +306,8 @@ mod tests {
         (0..count).for_each(|_| aimd.record(signal, requested_at, used, requested_at + MS));
     }
 
-    fn limit(adaptive: bool) -> NodeLimit {
-        NodeLimit::new(adaptive, 64, 4, Gauge::noop(), Counter::noop())
+    fn limit(adaptive: bool) -> Arc<NodeLimit> {
+        Arc::new(NodeLimit::new(adaptive, 64, 4, Gauge::noop(), Counter::noop()))
     }
 
     #[test]
@@ -397,20 +397,21 @@ mod tests {
     async fn deferrable_work_never_holds_all_permits_of_an_overloaded_node() {
         let limit = limit(true);
         for _ in 0..8 {
-            limit.acquire(false).await.record(&busy(None));
+            Arc::clone(&limit).acquire(false).await.record(&busy(None));
         }
-        let one = limit.acquire(true).await;
-        assert!(limit.acquire(true).now_or_never().is_none(), "1 of 4");
-        let live: Vec<_> =
-            (0..3).map(|_| limit.acquire(false).now_or_never().expect("free")).collect();
-        assert!(limit.acquire(false).now_or_never().is_none(), "the floor is 4");
+        let one = Arc::clone(&limit).acquire(true).await;
+        assert!(Arc::clone(&limit).acquire(true).now_or_never().is_none(), "1 of 4");
+        let live: Vec<_> = (0..3)
+            .map(|_| Arc::clone(&limit).acquire(false).now_or_never().expect("free"))
+            .collect();
+        assert!(Arc::clone(&limit).acquire(false).now_or_never().is_none(), "the floor is 4");
         drop((one, live));
     }
 
     #[tokio::test]
     async fn deferrable_work_alone_raises_the_limit_again() {
         let limit = limit(true);
-        limit.acquire(false).await.record(&busy(None));
+        Arc::clone(&limit).acquire(false).await.record(&busy(None));
         assert_eq!(limit.limit(), 32);
         let mut permits = Vec::new();
         for _ in 0..64 * 64 {
@@ -426,10 +427,10 @@ mod tests {
     async fn no_request_is_sent_before_the_time_that_the_node_named() {
         for adaptive in [true, false] {
             let limit = limit(adaptive);
-            limit.acquire(false).await.record(&busy(Some(50 * MS)));
+            Arc::clone(&limit).acquire(false).await.record(&busy(Some(50 * MS)));
             let until = lock(&limit.pause).expect("a pause has begun").until;
             assert!(limit.try_acquire(false).is_none() || Instant::now() >= until);
-            let permit = limit.acquire(false).await;
+            let permit = Arc::clone(&limit).acquire(false).await;
             assert!(permit.requested_at >= until);
             drop(permit);
             assert!(limit.try_acquire(false).is_some());
@@ -460,9 +461,10 @@ mod tests {
 
     #[tokio::test]
     async fn switched_off_it_bounds_nothing() {
-        let limit = NodeLimit::new(false, 4, 1, Gauge::noop(), Counter::noop());
-        limit.acquire(false).await.record(&busy(None));
-        let all: Vec<_> = (0..100).map(|_| limit.acquire(true).now_or_never().unwrap()).collect();
+        let limit = Arc::new(NodeLimit::new(false, 4, 1, Gauge::noop(), Counter::noop()));
+        Arc::clone(&limit).acquire(false).await.record(&busy(None));
+        let all: Vec<_> =
+            (0..100).map(|_| Arc::clone(&limit).acquire(true).now_or_never().unwrap()).collect();
         drop(all);
     }
 }

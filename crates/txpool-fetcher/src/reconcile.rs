@@ -148,7 +148,7 @@ impl<S: TransactionSink> Comparison<S> {
     }
 
     async fn status(&self) -> Option<u64> {
-        let connection = self.context.requests.least_busy(self.source)?;
+        let connection = self.context.requests.calls(self.source)?;
         let answer =
             connection.call("txpool_status", (), self.context.config.call_timeout).await.ok()?;
         let status: Status = serde_json::from_str(answer.get()).ok()?;
@@ -172,7 +172,7 @@ impl<S: TransactionSink> Comparison<S> {
             return content.await.unwrap_or(Err(SnapshotError::ConnectionLost));
         }
         let connection =
-            self.context.requests.least_busy(self.source).ok_or(SnapshotError::ConnectionLost)?;
+            self.context.requests.calls(self.source).ok_or(SnapshotError::ConnectionLost)?;
         let answer =
             connection.call("txpool_content", (), limit).await.map_err(|error| match error {
                 CallError::Timeout(limit) => SnapshotError::Timeout(limit),

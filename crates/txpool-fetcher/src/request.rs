@@ -11,6 +11,7 @@
 
 mod connection;
 mod frame;
+mod greeting;
 mod outbox;
 mod pulse;
 mod response;
@@ -22,39 +23,8 @@ mod tests;
 
 pub(crate) use self::{
     connection::{Answer, Answers, RequestConnection},
+    greeting::Greeting,
     response::{Payload, RpcError},
     slab::NotInserted,
+    ws::{WsStream, open as open_ws},
 };
-
-use std::{
-    io,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
-
-use tokio_tungstenite::tungstenite;
-
-use crate::error::LossReason;
-
-/// Plain data behind it, valid after each statement; never held across an await, a system call that
-/// may wait, or a call of [`Answers`].
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn io_loss(error: &io::Error) -> LossReason {
-    match error.kind() {
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => LossReason::Closed,
-        kind => LossReason::Io(kind),
-    }
-}
-
-fn ws_loss(error: &tungstenite::Error) -> LossReason {
-    match error {
-        tungstenite::Error::Io(error) => io_loss(error),
-        tungstenite::Error::ConnectionClosed | tungstenite::Error::AlreadyClosed => {
-            LossReason::Closed
-        }
-        tungstenite::Error::Capacity(_) => LossReason::Oversized(0),
-        other => LossReason::Garbage(other.to_string().chars().take(120).collect()),
-    }
-}

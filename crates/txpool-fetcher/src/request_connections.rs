@@ -1,38 +1,109 @@
-//! The connections on which requests can be sent now.
+//! Which connections there are for requests.
 
-use std::sync::Arc;
+use std::{ops::Deref, sync::Arc};
 
 use tokio::sync::watch;
 
-use crate::connection::Connection;
+use crate::{
+    connection::Connection, error::LossReason, fetch::FetchRequest, request::RequestConnection,
+};
 
-/// The request connections of all sources, as far as they are up.
+/// The request connections of one source. They are opened together and lost together.
+#[derive(Debug)]
+pub(crate) struct RequestSet {
+    /// For every call that does not fetch a transaction.
+    pub(crate) calls: Arc<Connection>,
+    /// For the fetches, at least one.
+    pub(crate) fetches: Box<[OpenConnection]>,
+    /// How many of them, counted from the last, take deferrable fetches too.
+    pub(crate) deferrable: usize,
+}
+
+impl RequestSet {
+    /// The connection with the fewest requests in flight. Equal ones are taken in their order, so
+    /// that under a light load one thread does all the work, and not the one that a backfill uses.
+    pub(crate) fn least_busy(&self, deferrable: bool) -> &RequestConnection<FetchRequest> {
+        let first = if deferrable { self.fetches.len() - self.deferrable } else { 0 };
+        let connections = self.fetches[first..].iter();
+        connections
+            .min_by_key(|connection| connection.in_flight())
+            .expect("at least one connection, also for deferrable fetches")
+    }
+
+    pub(crate) fn flush(&self) {
+        for connection in &self.fetches {
+            connection.flush();
+        }
+    }
+
+    /// Gives all of them up for a reason of ours.
+    pub(crate) fn end(&self, reason: &LossReason) {
+        self.calls.kill(reason.clone());
+        for connection in &self.fetches {
+            connection.end(reason.clone());
+        }
+    }
+
+    /// Waits until one of them has ended, and says why.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub(crate) async fn closed(&self) -> LossReason {
+        let fetches = self.fetches.iter().map(|connection| Box::pin(connection.closed()));
+        tokio::select! {
+            reason = self.calls.closed() => reason,
+            (reason, ..) = futures::future::select_all(fetches) => reason,
+        }
+    }
+}
+
+/// A request connection that ends when this is dropped: its thread holds it too, and would wait for
+/// answers for ever.
+#[derive(Debug)]
+pub(crate) struct OpenConnection(pub(crate) Arc<RequestConnection<FetchRequest>>);
+
+impl Deref for OpenConnection {
+    type Target = RequestConnection<FetchRequest>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.end(LossReason::Closed);
+    }
+}
+
+/// The request connections of all sources.
 #[derive(Debug)]
 pub(crate) struct RequestConnections {
-    connections: watch::Sender<Vec<Vec<Arc<Connection>>>>,
+    sets: watch::Sender<Vec<Option<Arc<RequestSet>>>>,
 }
 
 impl RequestConnections {
     pub(crate) fn new(sources: usize) -> Self {
-        Self { connections: watch::Sender::new(vec![Vec::new(); sources]) }
+        Self { sets: watch::Sender::new(vec![None; sources]) }
     }
 
-    pub(crate) fn set(&self, source: usize, connections: Vec<Arc<Connection>>) {
-        self.connections.send_modify(|all| all[source] = connections);
+    pub(crate) fn set(&self, source: usize, set: Option<Arc<RequestSet>>) {
+        self.sets.send_modify(|all| all[source] = set);
     }
 
     pub(crate) fn is_up(&self, source: usize) -> bool {
-        !self.connections.borrow()[source].is_empty()
+        self.sets.borrow()[source].is_some()
     }
 
-    /// The sources of `untried` that are connected, in their order. If none is, all connected
-    /// sources, `first` before the others. Waits until there is one.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
+    pub(crate) fn of(&self, source: usize) -> Option<Arc<RequestSet>> {
+        self.sets.borrow()[source].clone()
+    }
+
+    /// Those of `untried` that are connected, in their order; else the others, `first` before
+    /// them. Waits until there is one.
     pub(crate) async fn connected(&self, untried: &[usize], first: usize) -> Vec<usize> {
-        let find = |all: &Vec<Vec<Arc<Connection>>>| {
-            let up = |source: &usize| !all[*source].is_empty();
+        let find = |all: &Vec<Option<Arc<RequestSet>>>| {
+            let up = |source: &usize| all[*source].is_some();
             let mut found: Vec<usize> = untried.iter().copied().filter(up).collect();
             if found.is_empty() {
                 let any = std::iter::once(first).chain((0..all.len()).filter(|i| *i != first));
@@ -40,47 +111,50 @@ impl RequestConnections {
             }
             found
         };
-        let found = find(&self.connections.borrow());
+        let found = find(&self.sets.borrow());
         if !found.is_empty() {
             return found;
         }
-        let mut changes = self.connections.subscribe();
+        let mut changes = self.sets.subscribe();
         loop {
             let found = find(&changes.borrow_and_update());
             if !found.is_empty() {
                 return found;
             }
-            changes.changed().await.expect("`self` owns the sender");
+            changes.changed().await.expect("the sender lives as long as this");
         }
     }
 
-    /// A connection of `source`, or of another source if it has none. Waits until there is one.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
+    /// The connection for calls of `source`, else of another one. Waits until there is one.
     pub(crate) async fn pick(&self, source: usize) -> Arc<Connection> {
         loop {
             let up = self.connected(&[source], source).await;
-            if let Some(connection) = self.least_busy(up[0]) {
+            if let Some(connection) = self.calls(up[0]) {
                 return connection;
             }
         }
     }
 
-    /// The connection of `source` with the fewest calls in flight, if it has one.
-    pub(crate) fn least_busy(&self, source: usize) -> Option<Arc<Connection>> {
-        self.connections.borrow()[source]
-            .iter()
-            .min_by_key(|connection| connection.in_flight())
-            .cloned()
+    /// The connection for calls of `source`, if it is up.
+    pub(crate) fn calls(&self, source: usize) -> Option<Arc<Connection>> {
+        self.sets.borrow()[source].as_ref().map(|set| Arc::clone(&set.calls))
     }
 
-    /// Removes a connection that a call found lost, before its source has noticed.
-    pub(crate) fn remove(&self, source: usize, connection: &Arc<Connection>) {
-        self.connections.send_if_modified(|all| {
-            let before = all[source].len();
-            all[source].retain(|other| !Arc::ptr_eq(other, connection));
-            all[source].len() != before
+    /// Sends what has been submitted, on all connections.
+    pub(crate) fn flush(&self) {
+        for set in self.sets.borrow().iter().flatten() {
+            set.flush();
+        }
+    }
+
+    /// Takes a set out of use, if it is the one in use.
+    pub(crate) fn remove(&self, source: usize, set: &Arc<RequestSet>) {
+        self.sets.send_if_modified(|all| {
+            let is_this = all[source].as_ref().is_some_and(|other| Arc::ptr_eq(other, set));
+            if is_this {
+                all[source] = None;
+            }
+            is_this
         });
     }
 }

@@ -70,6 +70,22 @@ impl Slots {
         Slot { _live: live, ..self.take_slot(None).await }
     }
 
+    /// A slot, when one is free and nobody waits for it.
+    ///
+    /// # Errors
+    /// Hands `live` back, to wait with.
+    pub(crate) fn try_acquire_live(
+        &self,
+        live: Option<TrackedFetch>,
+    ) -> Result<Slot, Option<TrackedFetch>> {
+        let Ok(one) = Arc::clone(&self.all).try_acquire_owned() else { return Err(live) };
+        let units = self.units(self.mean_bytes.load(Relaxed));
+        match Arc::clone(&self.bytes).try_acquire_many_owned(units) {
+            Ok(reserved) => Ok(Slot { _live: live, ..self.slot(one, reserved, None) }),
+            Err(_) => Err(live),
+        }
+    }
+
     /// Waits for one of the slots that deferrable work may hold. `deferral` is given back with the
     /// slot.
     pub(crate) async fn acquire_deferrable(&self, deferral: DeferralPermit) -> Slot {
@@ -82,6 +98,15 @@ impl Slots {
         // Always the slot before the bytes, so that two waiters cannot each hold what the other
         // needs.
         let reserved = acquire(&self.bytes, self.units(self.mean_bytes.load(Relaxed))).await;
+        self.slot(one, reserved, deferrable)
+    }
+
+    fn slot(
+        &self,
+        one: OwnedSemaphorePermit,
+        reserved: OwnedSemaphorePermit,
+        deferrable: Option<OwnedSemaphorePermit>,
+    ) -> Slot {
         self.gauge.increment((reserved.num_permits() * UNIT_BYTES) as f64);
         let bytes = Bytes { reserved, gauge: self.gauge.clone() };
         Slot {

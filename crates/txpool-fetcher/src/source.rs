@@ -2,6 +2,7 @@
 //! actions of the machine say, and feeds the machine the resulting events.
 
 mod ping;
+mod requests;
 mod status;
 mod subscription;
 
@@ -20,7 +21,8 @@ pub(crate) use self::status::SourceShared;
 pub use self::status::SourceStatus;
 use self::{
     ping::Pinger,
-    subscription::{dial_request_connections, run_subscription},
+    requests::{Opened, dial_requests, watch_requests},
+    subscription::run_subscription,
 };
 use crate::{
     connection::Connection,
@@ -30,6 +32,7 @@ use crate::{
     machine::{Action, Event, GapReason, Machine, Role, SourceState},
     metrics::SourceMetrics,
     reconcile::{AuditMode, AuditReport, Comparison},
+    request_connections::RequestSet,
     sink::TransactionSink,
     snapshot::SnapshotError,
     sync::lock,
@@ -52,7 +55,7 @@ pub(crate) struct AuditRequest {
 enum Message {
     Event(Event),
     SubscriptionUp(Arc<Connection>),
-    RequestConnectionsUp(Vec<Arc<Connection>>),
+    RequestConnectionsUp(Opened),
     DialFailed(Role, ConnectError),
     Lost(Role, u64, LossReason),
     Compared(Result<AuditReport, SnapshotError>),
@@ -87,7 +90,7 @@ pub(crate) struct Source<S> {
     tasks: JoinSet<()>,
     metrics: SourceMetrics,
     subscription: Option<Arc<Connection>>,
-    requests: Vec<Arc<Connection>>,
+    requests: Option<Arc<RequestSet>>,
     /// Counts the connections of each role, so that a message about an earlier one is recognised.
     generations: [u64; 2],
 }
@@ -115,7 +118,7 @@ impl<S: TransactionSink> Source<S> {
             tasks: JoinSet::new(),
             metrics,
             subscription: None,
-            requests: Vec::new(),
+            requests: None,
             generations: [0; 2],
         };
         let mut ended = source.perform(actions);
@@ -168,12 +171,11 @@ impl<S: TransactionSink> Source<S> {
                 self.subscription = Some(connection);
                 self.up(Role::Subscription, now)
             }
-            Message::RequestConnectionsUp(connections) => {
-                for connection in &connections {
-                    self.watch(Role::Request, connection);
-                }
-                self.context.requests.set(self.index, connections.clone());
-                self.requests = connections;
+            Message::RequestConnectionsUp(opened) => {
+                self.ping(Role::Request, &opened.set.calls);
+                self.context.requests.set(self.index, Some(Arc::clone(&opened.set)));
+                self.requests = Some(Arc::clone(&opened.set));
+                self.watch_requests(opened);
                 self.up(Role::Request, now)
             }
             Message::DialFailed(role, error) => {
@@ -193,14 +195,8 @@ impl<S: TransactionSink> Source<S> {
                 self.generations[role as usize] += 1;
                 match role {
                     Role::Subscription => self.subscription = None,
-                    Role::Request => {
-                        self.context.requests.set(self.index, Vec::new());
-                        for connection in self.requests.drain(..) {
-                            // The other request connections of this source are closed with it and
-                            // replaced as one set.
-                            connection.kill(LossReason::Closed);
-                        }
-                    }
+                    // What was in flight has been handed on by then.
+                    Role::Request => self.requests = None,
                 }
                 SourceMetrics::reconnected(reason.as_str());
                 tracing::warn!(
@@ -253,15 +249,11 @@ impl<S: TransactionSink> Source<S> {
         for action in actions {
             match action {
                 Action::Dial { role, after } => self.dial(role, after),
-                Action::Drop { role, reason } => {
-                    let connections = match role {
-                        Role::Subscription => self.subscription.as_slice(),
-                        Role::Request => self.requests.as_slice(),
-                    };
-                    for connection in connections {
-                        connection.kill(reason.clone());
-                    }
-                }
+                Action::Drop { role, reason } => match (role, &self.subscription, &self.requests) {
+                    (Role::Subscription, Some(connection), _) => connection.kill(reason),
+                    (Role::Request, _, Some(set)) => set.end(&reason),
+                    (Role::Subscription, None, _) | (Role::Request, _, None) => {}
+                },
                 Action::Compare(reason) => self.compare(reason),
                 Action::End => ended = true,
             }
@@ -307,8 +299,8 @@ impl<S: TransactionSink> Source<S> {
                         Err(error) => Message::DialFailed(role, error),
                     }
                 }
-                Role::Request => match dial_request_connections(&context, index, known).await {
-                    Ok(connections) => Message::RequestConnectionsUp(connections),
+                Role::Request => match dial_requests(&context, index, known).await {
+                    Ok(opened) => Message::RequestConnectionsUp(opened),
                     Err(error) => Message::DialFailed(role, error),
                 },
             };
@@ -325,6 +317,22 @@ impl<S: TransactionSink> Source<S> {
             let reason = watched.closed().await;
             send(&messages, Message::Lost(role, generation, reason)).await;
         });
+        self.ping(role, connection);
+    }
+
+    /// Waits for the end of the request connections, and times requests out meanwhile.
+    fn watch_requests(&mut self, opened: Opened) {
+        let generation = self.generations[Role::Request as usize];
+        let messages = self.messages.clone();
+        let (context, shared) = (Arc::clone(&self.context), Arc::clone(&self.shared));
+        let index = self.index;
+        self.tasks.spawn(async move {
+            let reason = watch_requests(context, index, shared, opened).await;
+            send(&messages, Message::Lost(Role::Request, generation, reason)).await;
+        });
+    }
+
+    fn ping(&mut self, role: Role, connection: &Arc<Connection>) {
         let pinged = Arc::clone(connection);
         let pinger = Pinger {
             every: self.context.config.ping_interval,
@@ -370,7 +378,7 @@ impl<S: TransactionSink> Source<S> {
     }
 
     async fn end(mut self, gave_up: bool) {
-        self.context.requests.set(self.index, Vec::new());
+        self.context.requests.set(self.index, None);
         self.tasks.shutdown().await;
         {
             let mut status = lock(&self.shared.status);

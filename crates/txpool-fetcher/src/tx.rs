@@ -66,6 +66,11 @@ pub fn read_answer(json: &str, requested: B256) -> Answer {
     let Some(hex) = json.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) else {
         return Answer::Malformed(Malformed::NotHex);
     };
+    read_hex(hex, requested)
+}
+
+/// As [`read_answer`], for the text of the answer's string.
+pub(crate) fn read_hex(hex: &str, requested: B256) -> Answer {
     if hex == "0x" {
         return Answer::Gone;
     }

@@ -29,10 +29,7 @@ use tokio::{
     io::{AsyncRead, AsyncWriteExt, BufReader, ReadBuf},
     net::{TcpStream, UnixStream},
 };
-use tokio_tungstenite::{
-    MaybeTlsStream, WebSocketStream,
-    tungstenite::{self, Message},
-};
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, tungstenite::Message};
 
 use super::{ConnectionShared, clip};
 use crate::{error::LossReason, sync::lock};
@@ -143,7 +140,7 @@ impl Backend {
                 written = write.write(&outbox), if !outbox.is_empty() => match written {
                     Ok(0) => break Some(LossReason::Closed),
                     Ok(count) => outbox.advance(count),
-                    Err(error) => break Some(io_loss(&error)),
+                    Err(error) => break Some(LossReason::from_io(&error)),
                 },
                 request = self.interface.recv_from_frontend(), if outbox.len() < OUTBOX_BYTES => {
                     let Some(request) = request else { break None };
@@ -180,20 +177,20 @@ impl Backend {
                     Some(Ok(Message::Close(_))) | None => break Some(LossReason::Closed),
                     // Pings and pongs of the WebSocket protocol.
                     Some(Ok(_)) => self.shared.framed(Instant::now()),
-                    Some(Err(error)) => break Some(ws_loss(&error)),
+                    Some(Err(error)) => break Some(LossReason::from_ws(&error)),
                 },
                 // Flushing and taking requests are separate branches, so that we read on while the
                 // peer does not read. The sink keeps a message that it has begun to write when this
                 // branch is dropped.
                 flushed = write.flush(), if unflushed => match flushed {
                     Ok(()) => unflushed = false,
-                    Err(error) => break Some(ws_loss(&error)),
+                    Err(error) => break Some(LossReason::from_ws(&error)),
                 },
                 request = self.interface.recv_from_frontend(), if !unflushed => {
                     let Some(request) = request else { break None };
                     // Does not wait: the sink was flushed, so it has room.
                     if let Err(error) = write.feed(Message::text(request.get().to_owned())).await {
-                        break Some(ws_loss(&error));
+                        break Some(LossReason::from_ws(&error));
                     }
                     unflushed = true;
                 }
@@ -261,24 +258,6 @@ impl Backend {
     }
 }
 
-fn io_loss(error: &io::Error) -> LossReason {
-    match error.kind() {
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => LossReason::Closed,
-        kind => LossReason::Io(kind),
-    }
-}
-
-fn ws_loss(error: &tungstenite::Error) -> LossReason {
-    match error {
-        tungstenite::Error::Io(error) => io_loss(error),
-        tungstenite::Error::ConnectionClosed | tungstenite::Error::AlreadyClosed => {
-            LossReason::Closed
-        }
-        tungstenite::Error::Capacity(_) => LossReason::Oversized(0),
-        other => LossReason::Garbage(clip(&other.to_string(), 120)),
-    }
-}
-
 /// What the reader saw last, from which the reason of the end is derived.
 #[derive(Debug)]
 struct Trace {
@@ -336,7 +315,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for Tap<R> {
         let result = ready!(Pin::new(&mut self.inner).poll_read(cx, buf));
         let mut trace = lock(&self.trace);
         match &result {
-            Err(error) => trace.ended = Some(io_loss(error)),
+            Err(error) => trace.ended = Some(LossReason::from_io(error)),
             Ok(()) => {
                 let read = &buf.filled()[before..];
                 if read.is_empty() {

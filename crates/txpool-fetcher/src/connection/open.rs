@@ -1,12 +1,6 @@
 //! Opens a connection, and finds out whether an execution node is behind it.
 
-use std::{
-    io,
-    os::unix::fs::FileTypeExt,
-    path::Path,
-    sync::atomic::{AtomicU64, AtomicUsize},
-    time::Duration,
-};
+use std::{io, os::unix::fs::FileTypeExt, path::Path, sync::atomic::AtomicU64, time::Duration};
 
 use alloy_primitives::{B256, U64};
 use alloy_pubsub::PubSubConnect;
@@ -21,6 +15,7 @@ use super::{
 use crate::{
     config::{Endpoint, FetcherConfig},
     error::{CallError, ConnectError, LossReason},
+    request::WsStream,
 };
 
 /// The client version and the chain id of a node.
@@ -49,7 +44,7 @@ pub(crate) async fn dial(
 ) -> Result<Connection, ConnectError> {
     let socket = match endpoint {
         Endpoint::Ipc(path) => Socket::Ipc(open_ipc(path).await?),
-        Endpoint::Ws(url) => open_ws(url, config).await?,
+        Endpoint::Ws(url) => Socket::Ws(Box::new(open_ws_stream(url, config).await?)),
     };
     let shared = ConnectionShared::new(config.announcement_buffer);
     let connector = Connector::new(socket, shared.clone(), config.max_frame_bytes);
@@ -60,7 +55,6 @@ pub(crate) async fn dial(
     let mut connection = Connection {
         frontend,
         next_id: AtomicU64::new(1),
-        in_flight: AtomicUsize::new(0),
         shared,
         node: NodeInfo { client: String::new(), chain_id: 0 },
     };
@@ -132,7 +126,7 @@ impl Probe<'_> {
 /// Connects once more and only reads. A peer that refuses connections with a line of text (reth at
 /// its limit of connections) and closes the socket before it has read our request resets the
 /// connection, and its line is lost with that.
-async fn read_refusal(endpoint: &Endpoint) -> Option<String> {
+pub(crate) async fn read_refusal(endpoint: &Endpoint) -> Option<String> {
     let Endpoint::Ipc(path) = endpoint else { return None };
     let mut stream = UnixStream::connect(path).await.ok()?;
     let mut said = vec![0; 120];
@@ -161,13 +155,16 @@ fn explain(path: &Path, error: io::Error) -> ConnectError {
     }
 }
 
-async fn open_ws(url: &str, config: &FetcherConfig) -> Result<Socket, ConnectError> {
+pub(crate) async fn open_ws_stream(
+    url: &str,
+    config: &FetcherConfig,
+) -> Result<WsStream, ConnectError> {
     let limits = WebSocketConfig::default()
         .max_message_size(Some(config.max_frame_bytes))
         .max_frame_size(Some(config.max_frame_bytes));
     let connect = tokio_tungstenite::connect_async_with_config(url, Some(limits), true);
     match timeout(config.ping_timeout, connect).await {
-        Ok(Ok((stream, _))) => Ok(Socket::Ws(Box::new(stream))),
+        Ok(Ok((stream, _))) => Ok(stream),
         Ok(Err(error)) => Err(ConnectError::Io {
             endpoint: url.to_owned(),
             source: io::Error::other(error.to_string()),

@@ -6,12 +6,10 @@ use std::sync::Arc;
 
 use alloy_primitives::B256;
 use chain_view::{BlockNonces, NonceUpdate};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::{BLOCK_TRIES, MAX_ANCESTORS, Unread, request, wait, wire};
-use crate::{
-    fetch::FetchContext, machine::Event, sink::TransactionSink, sync::lock, workers::Urgency,
-};
+use crate::{fetch::FetchContext, machine::Event, sink::TransactionSink, sync::lock};
 
 /// Full blocks that may wait: those that a gap brings at once, and as many more. A dev chain that
 /// mines for every transaction can be faster than we read: then nonces are not read, which is
@@ -50,19 +48,16 @@ async fn read_one<S: TransactionSink>(
             continue;
         };
         // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
-        let (done, result) = oneshot::channel();
         let shared = Arc::clone(context);
-        let job = async move {
-            // Whoever waits for it may have stopped.
-            let _ = done.send(apply(&*shared, hash, wire::read_nonces(answer.get())));
-        };
-        let queued = context.workers.run(Urgency::Deferrable, context.tasks.token(), job);
-        match result.await {
+        let job = move || apply(&*shared, hash, wire::read_nonces(answer.get()));
+        match context.tasks.spawn_blocking(job).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(unread)) => reason = unread,
-            Err(_) if !queued => reason = Unread::QueueFull,
-            // The sink has panicked, which is logged: it is not called with the same once more.
-            Err(_) => return Err(Unread::Failed),
+            // It is not called with the same once more.
+            Err(_) => {
+                tracing::error!("a sink has panicked");
+                return Err(Unread::Failed);
+            }
         }
     }
     Err(reason)

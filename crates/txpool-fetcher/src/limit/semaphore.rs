@@ -21,9 +21,9 @@ struct Size {
 }
 
 #[derive(Debug)]
-pub(super) struct ResizablePermit<'a> {
+pub(super) struct ResizablePermit {
     permit: Option<OwnedSemaphorePermit>,
-    of: &'a ResizableSemaphore,
+    of: Arc<ResizableSemaphore>,
 }
 
 impl ResizableSemaphore {
@@ -33,14 +33,17 @@ impl ResizableSemaphore {
     }
 
     /// Waits for a permit, first come, first served.
-    pub(super) async fn acquire(&self) -> ResizablePermit<'_> {
+    pub(super) async fn acquire(self: &Arc<Self>) -> ResizablePermit {
         let permit = Arc::clone(&self.semaphore).acquire_owned().await;
-        ResizablePermit { permit: Some(permit.expect("our semaphores are never closed")), of: self }
+        ResizablePermit {
+            permit: Some(permit.expect("our semaphores are never closed")),
+            of: Arc::clone(self),
+        }
     }
 
-    pub(super) fn try_acquire(&self) -> Option<ResizablePermit<'_>> {
+    pub(super) fn try_acquire(self: &Arc<Self>) -> Option<ResizablePermit> {
         let permit = Arc::clone(&self.semaphore).try_acquire_owned().ok()?;
-        Some(ResizablePermit { permit: Some(permit), of: self })
+        Some(ResizablePermit { permit: Some(permit), of: Arc::clone(self) })
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -68,7 +71,7 @@ impl ResizableSemaphore {
     }
 }
 
-impl Drop for ResizablePermit<'_> {
+impl Drop for ResizablePermit {
     fn drop(&mut self) {
         let Some(permit) = self.permit.take() else { return };
         let mut size = lock(&self.of.size);
@@ -86,7 +89,7 @@ mod tests {
 
     #[tokio::test]
     async fn permits_in_use_when_the_size_falls_are_not_returned() {
-        let resizable = ResizableSemaphore::new(8);
+        let resizable = Arc::new(ResizableSemaphore::new(8));
         let mut out: Vec<_> =
             (0..6).map(|_| resizable.acquire().now_or_never().expect("free")).collect();
         resizable.resize(4);
@@ -103,7 +106,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_size_that_falls_and_rises_while_permits_are_in_use_loses_none() {
-        let resizable = ResizableSemaphore::new(8);
+        let resizable = Arc::new(ResizableSemaphore::new(8));
         let out: Vec<_> =
             (0..8).map(|_| resizable.acquire().now_or_never().expect("free")).collect();
         resizable.resize(2);

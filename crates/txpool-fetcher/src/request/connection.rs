@@ -11,7 +11,7 @@ use std::{
     os::unix::net::UnixStream,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     thread,
     time::{Duration, Instant},
@@ -21,19 +21,19 @@ use alloy_primitives::B256;
 use rustix::net::SendFlags;
 use tokio::{
     io::{Interest, unix::AsyncFd},
+    runtime::Handle,
     sync::{Notify, mpsc, watch},
 };
 
 use super::{
     frame::{Frame, Frames, Garbage, clipped},
-    io_loss, lock,
     outbox::Outbox,
     pulse::Pulse,
     response::{NotAResponse, Payload, Response},
     slab::{NotInserted, RequestId, Slab},
     ws::Incoming,
 };
-use crate::error::LossReason;
+use crate::{error::LossReason, sync::lock};
 
 /// The stack of a thread that reads answers. A blob transaction lives on the heap; the rest is the
 /// sink's, which had the default of a thread before.
@@ -64,6 +64,8 @@ pub(crate) struct RequestConnection<T> {
     slab: Mutex<Slab<T>>,
     /// The length of the slab, to compare connections without their locks.
     in_flight: AtomicUsize,
+    /// An answer is being handled.
+    is_handling: AtomicBool,
     writer: Writer,
     pulse: Pulse,
     pinged: Mutex<Option<Instant>>,
@@ -106,6 +108,7 @@ impl<T: Send + 'static> RequestConnection<T> {
         Self {
             slab: Mutex::new(Slab::new()),
             in_flight: AtomicUsize::new(0),
+            is_handling: AtomicBool::new(false),
             writer,
             pulse: Pulse::new(Instant::now()),
             pinged: Mutex::new(None),
@@ -169,13 +172,15 @@ impl<T: Send + 'static> RequestConnection<T> {
         }
     }
 
+    /// Requests without an answer, and the one whose answer is being handled.
     pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight.load(Relaxed)
+        self.in_flight.load(Relaxed) + usize::from(self.is_handling.load(Relaxed))
     }
 
-    /// Answers that came after their request had timed out, or that belong to none.
-    pub(crate) fn late_answers(&self) -> u64 {
-        self.late_answers.load(Relaxed)
+    /// Answers that came after their request had timed out, or that belong to none, since the last
+    /// call.
+    pub(crate) fn take_late_answers(&self) -> u64 {
+        self.late_answers.swap(0, Relaxed)
     }
 
     /// Takes out a request that was sent `timeout` ago or earlier and has no answer, although all
@@ -268,7 +273,10 @@ impl<T: Send + 'static> RequestConnection<T> {
         read: impl FnOnce(&Self, &mut A) -> LossReason + Send + 'static,
     ) -> io::Result<()> {
         let connection = Arc::clone(self);
+        let runtime = Handle::try_current().ok();
         let body = move || {
+            // The sink may use the timers of the runtime.
+            let _entered = runtime.as_ref().map(Handle::enter);
             // Also when a panic unwinds: whoever waits for answers must hear of the end.
             let ends = Ends(&connection);
             let mut answers = answers;
@@ -308,7 +316,7 @@ impl<T: Send + 'static> RequestConnection<T> {
                 Ok(0) => return LossReason::Closed,
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return io_loss(&error),
+                Err(error) => return LossReason::from_io(&error),
             };
             frames.filled(count);
             loop {
@@ -323,7 +331,7 @@ impl<T: Send + 'static> RequestConnection<T> {
                         let request = id.and_then(|id| self.take(RequestId::from(id)));
                         tracing::warn!(max_frame_bytes, "an answer above the limit was dropped");
                         if let Some((request, sent)) = request {
-                            answers.on_answer(request, sent, Answer::Oversized);
+                            self.handle(answers, request, sent, Answer::Oversized);
                         }
                     }
                     Ok(None) => break,
@@ -376,7 +384,7 @@ impl<T: Send + 'static> RequestConnection<T> {
         match Response::read(value) {
             Ok(Response { id, payload }) => {
                 if let Some((request, sent)) = self.take(RequestId::from(id)) {
-                    answers.on_answer(request, sent, Answer::Payload(payload));
+                    self.handle(answers, request, sent, Answer::Payload(payload));
                 }
                 Ok(())
             }
@@ -386,6 +394,12 @@ impl<T: Send + 'static> RequestConnection<T> {
             }
             Err(NotAResponse::NotJson) => Err(LossReason::Garbage(clipped(value).0)),
         }
+    }
+
+    fn handle(&self, answers: &mut impl Answers<T>, request: T, sent: Instant, answer: Answer<'_>) {
+        self.is_handling.store(true, Relaxed);
+        answers.on_answer(request, sent, answer);
+        self.is_handling.store(false, Relaxed);
     }
 
     fn take(&self, id: RequestId) -> Option<(T, Instant)> {

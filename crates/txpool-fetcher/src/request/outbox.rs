@@ -5,11 +5,12 @@ use std::io::Write as _;
 use alloy_primitives::B256;
 
 use super::slab::RequestId;
+use crate::config::MAX_FETCH_SLOTS;
 
-/// Bytes that wait for a node that does not read. At most four tries of each fetch slot are written
-/// before a fetch fails, and this holds 500 requests behind what the socket takes (another 270).
-/// A request beyond it is not written, and times out as one that the node has not read.
-const OUTBOX_BYTES: usize = 64 * 1024;
+/// Bytes that wait for a node that does not read: twice the requests of as many fetch slots as there
+/// can be, at about 150 bytes each. A request beyond it is not written, and times out as one that the
+/// node has not read.
+const OUTBOX_BYTES: usize = 2 * MAX_FETCH_SLOTS * 150;
 
 /// Formatted requests that were not sent yet.
 #[derive(Debug, Default)]

@@ -127,7 +127,7 @@ fn answers_in_any_order_and_cut_anywhere_reach_their_requests() {
         let hash = B256::left_padding_from(&u64::to_be_bytes(number));
         assert_eq!(stage.next(), (number, hash.to_string()));
     }
-    assert_eq!(stage.connection.in_flight(), 0);
+    wait_until("the last one is handled", || stage.connection.in_flight() == 0);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn swallowed_requests_free_their_ids_and_their_late_answers_are_dropped() {
     // An answer to the very first, long after.
     let id = first.unwrap();
     stage.node.write_all(format!(r#"{{"id":{id},"result":"0x01"}}"#).as_bytes()).unwrap();
-    wait_until("the late answer is counted", || stage.connection.late_answers() == 1);
+    wait_until("the late answer is counted", || stage.connection.take_late_answers() == 1);
     assert!(stage.seen.try_recv().is_err(), "and goes nowhere");
     stage.connection.end(LossReason::Closed);
     reads.join().unwrap();
@@ -264,7 +264,7 @@ fn a_silent_connection_is_pinged_and_given_up_only_when_it_stays_silent() {
             !stage.connection.is_pinged()
         });
     }
-    assert_eq!(stage.connection.late_answers(), 0, "a ping is no request");
+    assert_eq!(stage.connection.take_late_answers(), 0, "a ping is no request");
     wait_until("it is given up", || {
         stage.connection.supervise(every, limit, Instant::now());
         stage.connection.is_ended()

@@ -19,7 +19,6 @@ use super::{
     connection::{Answers, RequestConnection, WsRequest},
     outbox::{write_ping, write_request},
     slab::MAX_IN_FLIGHT,
-    ws_loss,
 };
 use crate::error::LossReason;
 
@@ -116,7 +115,7 @@ impl Pump {
                     Some(Ok(Message::Close(_))) | None => return LossReason::Closed,
                     // Pings and pongs of the protocol itself.
                     Some(Ok(_)) => {}
-                    Some(Err(error)) => return ws_loss(&error),
+                    Some(Err(error)) => return LossReason::from_ws(&error),
                 }
             }
         };
@@ -133,7 +132,7 @@ impl Pump {
                     }
                     let message = String::from_utf8_lossy(&text).into_owned();
                     if let Err(error) = write.feed(Message::text(message)).await {
-                        return ws_loss(&error);
+                        return LossReason::from_ws(&error);
                     }
                     match requests.try_recv() {
                         Ok(next) => request = next,
@@ -141,7 +140,7 @@ impl Pump {
                     }
                 }
                 if let Err(error) = write.flush().await {
-                    return ws_loss(&error);
+                    return LossReason::from_ws(&error);
                 }
             }
         };

@@ -10,7 +10,10 @@ use std::{
 
 use alloy_primitives::B256;
 use alloy_pubsub::RawSubscription;
-use tokio::sync::{broadcast::error::RecvError, mpsc};
+use tokio::sync::{
+    broadcast::error::{RecvError, TryRecvError},
+    mpsc,
+};
 
 use super::{
     Message, send,
@@ -30,19 +33,10 @@ use crate::{
 /// Slots of the buffer for heads: four minutes of a chain with one block per second.
 const HEAD_BUFFER: usize = 256;
 
-pub(super) async fn dial_request_connections<S>(
-    context: &FetchContext<S>,
-    index: usize,
-    known: bool,
-) -> Result<Vec<Arc<Connection>>, ConnectError> {
-    let mut connections = Vec::new();
-    for _ in 0..context.config.request_connections {
-        connections.push(Arc::new(dial_on_chain(context, index, known).await?));
-    }
-    Ok(connections)
-}
+/// Requests that go out with one write at most: 10 KB, a few microseconds of formatting.
+const SUBMITTED_TOGETHER: u32 = 64;
 
-async fn dial_on_chain<S>(
+pub(super) async fn dial_on_chain<S>(
     context: &FetchContext<S>,
     index: usize,
     known: bool,
@@ -114,8 +108,28 @@ async fn read_hashes<S: TransactionSink>(
     // The number of the next announcement on this connection.
     let mut number = 0;
     let mut lag_logged: Option<Instant> = None;
+    let mut in_a_row = 0u32;
     loop {
-        match hashes.recv().await {
+        // What is at hand is submitted together, and sent before the wait for more.
+        let received = match hashes.try_recv() {
+            Err(TryRecvError::Empty) => {
+                context.requests.flush();
+                in_a_row = 0;
+                hashes.recv().await
+            }
+            Err(TryRecvError::Lagged(count)) => Err(RecvError::Lagged(count)),
+            Err(TryRecvError::Closed) => Err(RecvError::Closed),
+            Ok(notification) => {
+                in_a_row += 1;
+                if in_a_row % SUBMITTED_TOGETHER == 0 {
+                    context.requests.flush();
+                    // The sockets come first.
+                    tokio::task::yield_now().await;
+                }
+                Ok(notification)
+            }
+        };
+        match received {
             Ok(notification) => match parse_hash(notification.get()) {
                 Some(hash) => {
                     let at = progress.read_times.take(number).unwrap_or_else(Instant::now);

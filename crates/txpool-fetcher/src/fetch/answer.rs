@@ -1,0 +1,218 @@
+//! From an answer to an outcome, on the thread that has read it.
+
+use std::{
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::{Instant, SystemTime},
+};
+
+use alloy_consensus::{Transaction as _, transaction::Recovered};
+use alloy_primitives::Bytes;
+use chain_view::PooledTransaction;
+
+use super::{Arrival, FetchContext, FetchRequest, FetchTask, retry::NoAnswer};
+use crate::{
+    connection::retry_after,
+    error::CallError,
+    outcome::{Outcome, Ticket},
+    request::{self, Answers, Payload, RpcError},
+    seen::Seen,
+    sink::{Delivery, FetchedTransaction, TransactionSink},
+    slots::Slot,
+    sync::lock,
+    tx::{Answer, Malformed, is_on_chain, read_hex},
+};
+
+/// Slots are given back together, at the latest after so many: each one that is given back alone
+/// wakes the thread of the sockets when announcements wait for it. A quarter of the default.
+const RELEASED_TOGETHER: usize = 16;
+
+/// Takes the answers of one connection.
+#[derive(Debug)]
+pub(crate) struct AnswerReader<S: TransactionSink> {
+    context: Arc<FetchContext<S>>,
+    /// Slots of what has an outcome.
+    released: Vec<Slot>,
+    release_at: usize,
+    _alive: crossbeam_channel::Sender<()>,
+}
+
+impl<S: TransactionSink> AnswerReader<S> {
+    pub(crate) fn new(context: &Arc<FetchContext<S>>) -> Self {
+        Self {
+            context: Arc::clone(context),
+            released: Vec::with_capacity(RELEASED_TOGETHER),
+            release_at: RELEASED_TOGETHER.min(context.config.fetch_slots.div_ceil(4)),
+            _alive: context.alive.clone(),
+        }
+    }
+}
+
+impl<S: TransactionSink> Answers<FetchRequest> for AnswerReader<S> {
+    fn on_answer(&mut self, request: FetchRequest, sent: Instant, answer: request::Answer<'_>) {
+        let context = &self.context;
+        let text = match answer {
+            request::Answer::Payload(Payload::Error(error)) => {
+                return context.failed(request, call_error(error));
+            }
+            request::Answer::Payload(Payload::Null) => Some("0x".into()),
+            request::Answer::Payload(Payload::Text(text)) => Some(text),
+            request::Answer::Payload(Payload::Other) => None,
+            request::Answer::Oversized => {
+                context.tally.metrics.oversized_answers.increment(1);
+                None
+            }
+        };
+        let FetchRequest { mut task, source, permit } = request;
+        permit.record(&Ok::<_, CallError>(()));
+        context.tally.metrics.fetch_seconds.record(sent.elapsed().as_secs_f64());
+        if text.as_deref() == Some("0x") {
+            task.untried.remove(source);
+            if context.has_other_source(&task) {
+                return context.spawn_retry(task, source, NoAnswer::Gone);
+            }
+        }
+        let FetchTask { arrival, ticket, mut slot, .. } = task;
+        context.slots.set_answer_bytes(&mut slot, text.as_ref().map_or(0, |text| text.len()));
+        let delivery = DeliveryTask { context, arrival, ticket: Some(ticket) };
+        // A sink that panics loses the transaction it was given, which counts as failed; the thread
+        // goes on. What was captured is dropped by the unwinding, not used again.
+        let released = &mut self.released;
+        let work = || delivery.decode_and_deliver(text.as_deref(), || released.clear());
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            tracing::error!("a sink has panicked");
+        }
+        self.released.push(slot);
+        if self.released.len() >= self.release_at {
+            self.released.clear();
+        }
+    }
+
+    fn on_idle(&mut self) {
+        self.released.clear();
+    }
+}
+
+fn call_error(error: RpcError) -> CallError {
+    let retry_after = error.data.as_deref().and_then(retry_after);
+    CallError::Rpc { code: error.code, message: error.message, retry_after }
+}
+
+/// A hash with its answer. Dropped without an outcome (a panic in a sink), it counts as failed and
+/// may come again, unless the fetcher is stopping.
+struct DeliveryTask<'a, S: TransactionSink> {
+    context: &'a FetchContext<S>,
+    arrival: Arrival,
+    ticket: Option<Ticket>,
+}
+
+impl<S: TransactionSink> DeliveryTask<'_, S> {
+    /// Calls `about_to_wait` before it waits for others.
+    fn decode_and_deliver(self, hex: Option<&str>, mut about_to_wait: impl FnMut()) {
+        let context = self.context;
+        // For the work of the CPU alone: a sink that waits must not hold a permit meanwhile.
+        let permit = match &context.config.gate {
+            None => None,
+            // Permits are out for as long as their holders like.
+            Some(gate) => match context.wait_for(gate.acquire_internal(), &mut about_to_wait) {
+                Some(permit) => Some(permit),
+                None => return,
+            },
+        };
+        let hash = self.arrival.hash;
+        let read = hex.map_or(Answer::Malformed(Malformed::NotHex), |hex| read_hex(hex, hash));
+        drop(permit);
+        let (tx, raw) = match read {
+            Answer::Gone => return self.finish(Outcome::Gone, None),
+            Answer::Mined => return self.finish(Outcome::Mined, Some(Seen::Mined)),
+            Answer::Malformed(reason) => {
+                tracing::debug!(%hash, %reason, "malformed answer");
+                return self.finish(Outcome::Malformed, None);
+            }
+            Answer::Transaction(tx, raw) => (tx, raw),
+        };
+        let expected_chain = *lock(&context.chain_id);
+        if expected_chain.is_some_and(|chain_id| !is_on_chain(tx.inner(), chain_id)) {
+            tracing::debug!(%hash, "transaction of another chain");
+            return self.finish(Outcome::Malformed, None);
+        }
+        if context.is_taken(&tx) {
+            return self.finish(Outcome::Mined, Some(Seen::Mined));
+        }
+        let fetched = self.fetched(*tx, raw);
+        let Some(delivery) = context.wait_for(context.sink.deliver(fetched), about_to_wait) else {
+            // A sink that waits (a full channel) is not waited for when we stop.
+            return;
+        };
+        context.tally.metrics.deliver_seconds.record(self.arrival.at.elapsed().as_secs_f64());
+        let (outcome, seen) = match delivery {
+            Delivery::Pooled => (Outcome::Pooled, Some(Seen::Delivered)),
+            Delivery::Known => (Outcome::Known, Some(Seen::Delivered)),
+            Delivery::Mined => (Outcome::Mined, Some(Seen::Mined)),
+            Delivery::Refused(reason) => {
+                tracing::debug!(%hash, reason, "refused by the sink");
+                (Outcome::Refused, Some(Seen::Refused))
+            }
+            Delivery::Closed => {
+                context.sink_closed.cancel();
+                (Outcome::Refused, None)
+            }
+        };
+        self.finish(outcome, seen);
+    }
+
+    fn fetched(&self, tx: Recovered<PooledTransaction>, raw: Bytes) -> FetchedTransaction {
+        let Arrival { entry, source, at, .. } = self.arrival;
+        let now = SystemTime::now();
+        let first_seen = now.checked_sub(at.elapsed()).unwrap_or(now);
+        FetchedTransaction { tx, raw, entry, source, announced_at: at, first_seen }
+    }
+
+    fn finish(mut self, outcome: Outcome, seen: Option<Seen>) {
+        if let Some(ticket) = self.ticket.take() {
+            self.context.finish(self.arrival.hash, ticket, outcome, seen);
+        }
+    }
+}
+
+impl<S: TransactionSink> Drop for DeliveryTask<'_, S> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.context.seen.settle(self.arrival.hash, None);
+            if !self.context.stop.is_cancelled() {
+                ticket.leave(Outcome::Failed);
+            }
+        }
+    }
+}
+
+impl<S> FetchContext<S> {
+    /// Runs a future that is ready at once in the common case; else blocks this thread until it is,
+    /// or until the fetcher stops: then `None`.
+    fn wait_for<T>(
+        &self,
+        future: impl Future<Output = T>,
+        mut about_to_wait: impl FnMut(),
+    ) -> Option<T> {
+        let mut future = pin!(future);
+        if let Poll::Ready(ready) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return Some(ready);
+        }
+        about_to_wait();
+        self.runtime.block_on(async {
+            tokio::select! {
+                biased;
+                ready = poll_fn(|context| future.as_mut().poll(context)) => Some(ready),
+                () = self.stop.cancelled() => None,
+            }
+        })
+    }
+
+    /// Whether a recent block contains the transaction, or another one with its nonce.
+    fn is_taken(&self, tx: &Recovered<PooledTransaction>) -> bool {
+        lock(&self.mined).taken(tx.inner().hash(), &tx.signer(), tx.inner().nonce()).is_some()
+    }
+}

@@ -1,0 +1,156 @@
+//! What happens to a fetch without a usable answer. Not the hot path: each may have a task here.
+
+use std::{sync::Arc, time::Instant};
+
+use futures::FutureExt as _;
+use tokio::time::sleep;
+
+use super::{FetchContext, FetchRequest, FetchTask};
+use crate::{
+    deferral::DeferrableWork, error::CallError, limit::RequestPermit, outcome::Outcome,
+    sink::TransactionSink,
+};
+
+/// A request that is lost with its connection is repeated so often without counting as a retry: a
+/// node that restarts is no reason to give a hash up. Beyond that, the request may be what ends the
+/// connection.
+const FREE_LOSSES: u32 = 3;
+
+/// Why a request brought no transaction.
+#[derive(Debug)]
+pub(super) enum NoAnswer {
+    /// The node does not have it; another source may.
+    Gone,
+    /// The call failed.
+    Failed(CallError),
+}
+
+impl<S: TransactionSink> FetchContext<S> {
+    /// The request timed out.
+    pub(crate) fn expired(self: &Arc<Self>, request: FetchRequest) {
+        let error = CallError::Timeout(self.config.fetch_timeout);
+        self.failed(request, error);
+    }
+
+    /// The connection was lost with the request in flight.
+    pub(crate) fn lost(self: &Arc<Self>, request: FetchRequest) {
+        self.failed(request, CallError::ConnectionLost);
+    }
+
+    /// The request failed.
+    pub(super) fn failed(self: &Arc<Self>, request: FetchRequest, error: CallError) {
+        let FetchRequest { task, source, permit } = request;
+        permit.record(&Err::<(), _>(error.clone()));
+        self.spawn_retry(task, source, NoAnswer::Failed(error));
+    }
+
+    pub(super) fn spawn_retry(self: &Arc<Self>, task: FetchTask, source: usize, why: NoAnswer) {
+        let context = Arc::clone(self);
+        self.spawn(async move { context.retry(task, source, why).await });
+    }
+
+    pub(super) fn spawn_submit(self: &Arc<Self>, task: FetchTask) {
+        let context = Arc::clone(self);
+        self.spawn(async move { context.submit_when_possible(task).await });
+    }
+
+    fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        // Some callers are threads outside of the runtime.
+        let work = async move {
+            tokio::select! {
+                biased;
+                // A stop leaves the hash unfinished, and says so.
+                () = stop.cancelled() => {}
+                () = work => {}
+            }
+        };
+        self.tasks.spawn_on(work, &self.runtime);
+    }
+
+    /// Requests the transaction again, from another source or after a while, or gives it up. A retry
+    /// that the load makes wait gives its slot up meanwhile: with it, it would be part of the load.
+    async fn retry(self: &Arc<Self>, mut task: FetchTask, source: usize, why: NoAnswer) {
+        let metrics = &self.tally.metrics;
+        match &why {
+            NoAnswer::Gone => metrics.retries_other_source.increment(1),
+            NoAnswer::Failed(CallError::ConnectionLost) => {
+                metrics.retries_connection_lost.increment(1);
+                task.losses += 1;
+                if task.losses <= FREE_LOSSES {
+                    return self.submit_when_possible(task).await;
+                }
+            }
+            NoAnswer::Failed(CallError::Timeout(_)) => metrics.retries_timeout.increment(1),
+            NoAnswer::Failed(CallError::Rpc { .. }) => metrics.retries_rpc.increment(1),
+        }
+        task.untried.remove(source);
+        if self.has_other_source(&task) {
+            return self.submit_when_possible(task).await;
+        }
+        let error = match why {
+            NoAnswer::Failed(error) => error,
+            // The other source went away meanwhile.
+            NoAnswer::Gone => return self.give_up(task, Outcome::Gone),
+        };
+        if !error.is_retryable() || task.retries >= self.config.fetch_retries {
+            tracing::debug!(hash = %task.arrival.hash, %error, "fetch failed");
+            return self.give_up(task, Outcome::Failed);
+        }
+        let since = Instant::now();
+        sleep(self.config.retry_backoff.delay(task.retries, rand::random())).await;
+        task.retries += 1;
+        if let Some(_parked) = self.deferral.park() {
+            let FetchTask { arrival, ticket, slot, retries, losses, untried } = task;
+            drop(slot);
+            let permit = self.deferral.acquire(DeferrableWork::Retry, since).await;
+            let slot = self.slots.acquire_deferrable(permit).await;
+            task = FetchTask { arrival, ticket, slot, retries, losses, untried };
+        }
+        self.submit_when_possible(task).await;
+    }
+
+    /// Whether a source that was not asked yet is connected.
+    pub(super) fn has_other_source(&self, task: &FetchTask) -> bool {
+        task.untried.iter_from(task.arrival.source).any(|source| self.requests.is_up(source))
+    }
+
+    fn give_up(&self, task: FetchTask, outcome: Outcome) {
+        self.finish(task.arrival.hash, task.ticket, outcome, None);
+    }
+
+    async fn submit_when_possible(self: &Arc<Self>, mut task: FetchTask) {
+        loop {
+            let (source, permit) = self.acquire_request(&task).await;
+            match self.submit_to(source, permit, task) {
+                Ok(()) => return self.requests.flush(),
+                Err(back) => task = back,
+            }
+            // The connection was lost between the two: the next look finds another one, or waits.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Waits until one of the sources may be asked, by preference the first that has room: an
+    /// overloaded node must not hold back what another one could answer. With none left untried,
+    /// any.
+    async fn acquire_request(&self, task: &FetchTask) -> (usize, RequestPermit) {
+        let deferrable = task.arrival.is_deferrable();
+        let first = task.arrival.source;
+        let untried: Vec<usize> = task.untried.iter_from(first).collect();
+        let up = self.requests.connected(&untried, first).await;
+        let free = up
+            .iter()
+            .find_map(|source| Some((*source, self.limits[*source].try_acquire(deferrable)?)));
+        match free {
+            Some(free) => free,
+            None => {
+                let acquired = up.iter().map(|&source| {
+                    let acquired = Arc::clone(&self.limits[source]).acquire(deferrable);
+                    acquired.map(move |permit| (source, permit)).boxed()
+                });
+                futures::future::select_all(acquired).await.0
+            }
+        }
+    }
+}
