@@ -292,7 +292,7 @@ async fn request<S: TransactionSink>(
         connection.call("eth_getBlockByHash", (hash, full), context.config.call_timeout).await;
     if matches!(answer, Err(CallError::ConnectionLost)) {
         // Whoever's it is: the next attempt waits for one that is up.
-        (0..context.config.sources.len()).for_each(|any| context.requests.remove(any, &connection));
+        context.requests.remove_lost(&connection);
     }
     answer
 }

@@ -147,6 +147,18 @@ impl RequestConnections {
         }
     }
 
+    /// Takes the set out of use whose connection for calls was found lost, before its source has
+    /// noticed.
+    pub(crate) fn remove_lost(&self, calls: &Arc<Connection>) {
+        self.sets.send_if_modified(|all| {
+            let lost = |set: &Option<Arc<RequestSet>>| {
+                set.as_ref().is_some_and(|set| Arc::ptr_eq(&set.calls, calls))
+            };
+            let found = all.iter_mut().find(|set| lost(set));
+            found.is_some_and(|set| set.take().is_some())
+        });
+    }
+
     /// Takes a set out of use, if it is the one in use.
     pub(crate) fn remove(&self, source: usize, set: &Arc<RequestSet>) {
         self.sets.send_if_modified(|all| {
