@@ -87,7 +87,7 @@ impl Plan {
             run_s: from_env("INGEST_BENCH_SECONDS", 3.5)?,
             burst: BURST,
         };
-        // A run must end before the pool lets go of its first transaction.
+        // A run must end before the first transaction expires in the pool.
         if plan.rounds == 0 || !(0.1..=50.0).contains(&plan.run_s) {
             return Err(
                 "INGEST_BENCH_ROUNDS must be at least 1, INGEST_BENCH_SECONDS 0.1 to 50".into()

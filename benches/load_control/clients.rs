@@ -167,14 +167,14 @@ async fn run(
         over_cap: Cell::default(),
         seen: RefCell::new(seen),
     });
-    let governor = tokio::task::spawn_local(Rc::clone(&crowd).govern());
+    let pacing = tokio::task::spawn_local(Rc::clone(&crowd).govern());
     let all: Vec<_> = (0..connections)
         .map(|number| tokio::task::spawn_local(Rc::clone(&crowd).connection(number)))
         .collect();
     for connection in all {
         connection.await.expect("a connection does not panic")?;
     }
-    governor.abort();
+    pacing.abort();
     let mut seen = crowd.seen.borrow_mut();
     let quantile = |of: &Histogram<u64>, quantile| of.value_at_quantile(quantile);
     Ok(Sent {

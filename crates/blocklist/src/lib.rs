@@ -20,5 +20,6 @@ pub use error::{Error, ExecuteError, Place, VerifyError};
 pub use evm::{Inspected, TransactionEvm};
 pub use guard::{BlockGuard, Checked};
 pub use list::Blocklist;
+pub use metrics::METRICS;
 pub use shared::{CLOCK_TOLERANCE, Reloaded, SharedBlocklist};
 pub use strict::AttemptInspector;

@@ -4,7 +4,7 @@ use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 
 use crate::{Blocked, Blocklist, Error, How};
 
-/// Handles, made once and shared by a list and the guards it gives out.
+/// Every metric of this crate, with its kind and labels.
 ///
 /// | metric | kind | labels |
 /// |---|---|---|
@@ -14,6 +14,16 @@ use crate::{Blocked, Blocklist, Error, How};
 /// | `blocklist_reloads_total` | counter | `outcome`: `changed`, `unchanged`, `failed` |
 /// | `blocklist_blocked_total` | counter | `how`: see [`How::as_str`] |
 /// | `blocklist_refusals_total` | counter | `reason`: `stale`, `from_the_future`, `fee_recipient_listed`, `leftover` |
+pub const METRICS: &[&str] = &[
+    "blocklist_addresses",
+    "blocklist_content_hash_prefix",
+    "blocklist_as_of_timestamp_seconds",
+    "blocklist_reloads_total",
+    "blocklist_blocked_total",
+    "blocklist_refusals_total",
+];
+
+/// Handles, made once and shared by a list and the guards it gives out.
 #[derive(Clone)]
 pub(crate) struct Metrics(Arc<Handles>);
 

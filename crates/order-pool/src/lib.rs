@@ -30,7 +30,7 @@ pub use config::*;
 pub use event::{
     CancelOutcome, Event, EventRef, InsertOutcome, Lagged, RejectReason, RemoveReason,
 };
-pub use metrics::PoolStats;
+pub use metrics::{METRICS, PoolStats};
 pub use order::{ORDER_OVERHEAD_BYTES, Order, OrderId, Origin, Transaction};
 pub use pool::OrderPool;
 pub use sink::{OrderSink, SinkEnd, SinkGuard};

@@ -168,7 +168,7 @@ impl LiveWriter {
             !last.open || last.len == PAGE_ENTRIES || last.bytes >= PAGE_BYTES
         });
         if full {
-            self.close_open();
+            self.close_last_page();
             let page = Arc::new(Page::new(seq, PAGE_ENTRIES));
             self.pages.insert(seq, PageState::new(page, true));
             self.changed = true;
@@ -184,7 +184,7 @@ impl LiveWriter {
         }
     }
 
-    fn close_open(&mut self) {
+    fn close_last_page(&mut self) {
         if let Some(mut last) = self.pages.last_entry() {
             last.get_mut().open = false;
             let first = *last.key();

@@ -33,6 +33,19 @@ macro_rules! counters {
             $(pub(crate) $field: Both,)*
         }
 
+        /// Every metric of this crate. Counters end in `_total`, and [`PoolStats`] says what each counts;
+        /// `order_pool_upkeep_step_seconds` is a histogram; the others are gauges.
+        pub const METRICS: &[&str] = &[
+            $($name,)*
+            "order_pool_txs",
+            "order_pool_bundles",
+            "order_pool_tx_bytes",
+            "order_pool_bundle_bytes",
+            "order_pool_keys",
+            "order_pool_log_bytes",
+            "order_pool_upkeep_step_seconds",
+        ];
+
         impl Counters {
             pub(crate) fn new() -> Self {
                 Self { $($field: Both::new(counter!($name)),)* }

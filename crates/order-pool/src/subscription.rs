@@ -104,7 +104,7 @@ impl Subscription {
         // removal, so what the log reaches back to, this table still holds.
         let live = shared.live.load();
         let head = replay_head.take();
-        check(shared, next, replay_from, shared.log.load().tail())?;
+        skip_to_tail_if_lagged(shared, next, replay_from, shared.log.load().tail())?;
         let mut count = 0;
         if let Some(head) = head {
             count += 1;
@@ -143,7 +143,7 @@ impl Subscription {
         let Self { shared, next, replay_from, block, .. } = self;
         let head = shared.bell.head();
         let table = shared.log.load();
-        check(shared, next, replay_from, table.tail())?;
+        skip_to_tail_if_lagged(shared, next, replay_from, table.tail())?;
         let mut count = 0;
         for slot in table.from(*next) {
             // Slots above the head are written but not published.
@@ -218,7 +218,7 @@ impl Drop for Subscription {
 }
 
 /// Moves a reader whose next event the log has forgotten to the oldest it holds.
-fn check(
+fn skip_to_tail_if_lagged(
     shared: &PoolShared,
     next: &mut u64,
     replay_from: &mut Option<u64>,

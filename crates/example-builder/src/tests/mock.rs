@@ -113,13 +113,13 @@ fn a_bundle_is_in_whole_or_not_at_all_but_for_what_it_allows() {
     for (may_revert, may_be_left_out, in_block) in cases {
         for way in [Way::OURS, Way::CLASSIC] {
             let world = World::new(|node| node);
-            let good = sign(&accounts[0], token_transfer(0, 7, false));
+            let valid = sign(&accounts[0], token_transfer(0, 7, false));
             let failing = sign(&accounts[1], token_transfer(0, 7, true));
             // Behind the bundle: what only stands if the bundle left no trace, and if it did.
             let same_nonce = world.pool(sign(&accounts[0], token_transfer(0, 1, false)).1);
             let next_nonce = world.pool(sign(&accounts[0], token_transfer(1, 1, false)).1);
             world.bundle(RawBundle {
-                txs: vec![good.1, failing.1],
+                txs: vec![valid.1, failing.1],
                 reverting_tx_hashes: may_revert.then_some(failing.0).into_iter().collect(),
                 dropping_tx_hashes: may_be_left_out.then_some(failing.0).into_iter().collect(),
                 ..RawBundle::default()
@@ -127,7 +127,7 @@ fn a_bundle_is_in_whole_or_not_at_all_but_for_what_it_allows() {
             let block = world.next_block(GAS_LIMIT);
             let (state, candidates) = (world.state(&block), world.candidates(&block));
             let built = fill(way, &block, &guard(), &candidates, &state).expect("it fills");
-            let bundled = [good.0, failing.0];
+            let bundled = [valid.0, failing.0];
             let of_bundle: Vec<bool> = built
                 .txs
                 .iter()
@@ -153,11 +153,11 @@ fn a_bundle_is_in_whole_or_not_at_all_but_for_what_it_allows() {
 fn a_bundle_that_reaches_a_listed_address_is_blocked_whole() {
     let world = World::new(|node| node);
     let accounts = spare_accounts();
-    let good = sign(&accounts[0], token_transfer(0, 7, false));
+    let valid = sign(&accounts[0], token_transfer(0, 7, false));
     let bad = Wanted { nonce: 0, tip_gwei: 7, to: listed()[3], input: Bytes::new() };
     let bad = sign(&accounts[1], bad);
     world.bundle(RawBundle {
-        txs: vec![good.1, bad.1],
+        txs: vec![valid.1, bad.1],
         reverting_tx_hashes: vec![bad.0],
         ..RawBundle::default()
     });

@@ -130,8 +130,8 @@ fn a_reorg_takes_the_state_back() {
     let again = json!({ "blockHash": node.mine().hash });
     assert_eq!(taken(&mut client, &again), full);
     // The block that was taken back is known no more.
-    let gone = json!({ "blockHash": reorg.removed[0].hash });
-    assert!(client.call("eth_getBalance", json!([listed()[0], gone]))["error"].is_object());
+    let undone = json!({ "blockHash": reorg.removed[0].hash });
+    assert!(client.call("eth_getBalance", json!([listed()[0], undone]))["error"].is_object());
 }
 
 #[test]

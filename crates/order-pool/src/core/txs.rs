@@ -38,7 +38,7 @@ impl Core {
         if self.seen.contains(&hash) {
             return InsertOutcome::Known;
         }
-        match self.admit(Arc::new(order), effects) {
+        match self.insert_tx(Arc::new(order), effects) {
             Ok(()) => {
                 self.seen.insert(&hash);
                 InsertOutcome::Added
@@ -48,8 +48,12 @@ impl Core {
     }
 
     /// Puts a transaction in, making room for it if need be. Either everything happens or nothing.
-    fn admit(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> Result<(), RejectReason> {
-        let Order::Tx(tx) = &*order else { return Ok(()) };
+    fn insert_tx(
+        &mut self,
+        order: Arc<Order>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), RejectReason> {
+        let Order::Tx(tx) = &*order else { unreachable!("both callers have a transaction") };
         let worth = Worth::of(tx);
         let size_bytes = order.size_bytes();
         if size_bytes > self.config.max_tx_bytes {
@@ -125,9 +129,10 @@ impl Core {
 
     /// Brings back what a reorg un-mined, for a full retention from now: it is pending anew.
     pub(super) fn put_back(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
-        if self.chain.taken(&order).is_some() || self.find(order.id().hash()).is_some() {
+        let is_tx = matches!(&*order, Order::Tx(_));
+        if !is_tx || self.chain.taken(&order).is_some() || self.find(order.id().hash()).is_some() {
             return false;
         }
-        self.admit(order, effects).is_ok()
+        self.insert_tx(order, effects).is_ok()
     }
 }

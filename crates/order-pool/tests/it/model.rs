@@ -751,9 +751,9 @@ impl Run {
         let txs = model.pooled.iter().filter(|order| order.tx.is_some()).count();
         assert_eq!((stats.txs, stats.keys), (txs as u64, model.keys.len() as u64));
         // The counters add up: what came in and was not removed is there.
-        let gone = stats.mined + stats.stale + stats.expired + stats.evicted;
-        let gone = gone + stats.block_passed + stats.replaced + stats.cancelled;
-        assert!(stats.inserted + stats.put_back - gone == pool.len() as u64);
+        let removed = stats.mined + stats.stale + stats.expired + stats.evicted;
+        let removed = removed + stats.block_passed + stats.replaced + stats.cancelled;
+        assert!(stats.inserted + stats.put_back - removed == pool.len() as u64);
     }
 }
 

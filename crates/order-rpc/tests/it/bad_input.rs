@@ -141,9 +141,9 @@ async fn each_bad_transaction_is_refused_with_its_reason_and_field() {
         counts.expect(&server, reason);
     }
     assert!(server.pool.is_empty());
-    let good = json!([blobs(vec![zeros], vec![infinity], vec![infinity])]);
-    let good = call(server.addr, "eth_sendRawTransaction", good).await;
-    assert!(good.json()["result"].is_string(), "{good:?}");
+    let valid = json!([blobs(vec![zeros], vec![infinity], vec![infinity])]);
+    let valid = call(server.addr, "eth_sendRawTransaction", valid).await;
+    assert!(valid.json()["result"].is_string(), "{valid:?}");
 }
 
 #[tokio::test]
@@ -284,9 +284,9 @@ async fn a_wrong_method_or_content_type_is_answered_in_json_too() {
 async fn signatures_are_required_optional_or_off() {
     let signer = PrivateKeySigner::random();
     let body = request("eth_sendRawTransaction", json!([raw(0)]));
-    let good = signature(&signer, body.as_bytes());
+    let valid = signature(&signer, body.as_bytes());
     let of_another_body = signature(&signer, b"another");
-    let claimed = good.replacen(
+    let claimed = valid.replacen(
         &signer.address().to_string(),
         &PrivateKeySigner::random().address().to_string(),
         1,
@@ -308,12 +308,12 @@ async fn signatures_are_required_optional_or_off() {
                 counts.expect(&server, "signature");
             }
         }
-        let twice = [("X-Flashbots-Signature", &*good), ("X-Flashbots-Signature", &*good)];
+        let twice = [("X-Flashbots-Signature", &*valid), ("X-Flashbots-Signature", &*valid)];
         let twice = send(server.addr, body.as_bytes(), &twice).await;
         assert_eq!(twice.status, if mode == SignatureMode::Off { 200 } else { 401 });
         let none = send(server.addr, body.as_bytes(), &[]).await;
         assert_eq!(none.status, if mode == SignatureMode::Required { 401 } else { 200 });
-        let signed = send(server.addr, body.as_bytes(), &[("x-flashbots-signature", &good)]).await;
+        let signed = send(server.addr, body.as_bytes(), &[("x-flashbots-signature", &valid)]).await;
         assert!(signed.json()["result"].is_string(), "{mode:?} {signed:?}");
         let socket = tokio_tungstenite::connect_async(format!("ws://{}", server.addr)).await;
         assert_eq!(socket.is_err(), mode == SignatureMode::Required, "messages have no headers");
