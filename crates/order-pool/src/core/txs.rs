@@ -38,7 +38,7 @@ impl Core {
         if self.seen.contains(&hash) {
             return InsertOutcome::Known;
         }
-        match self.insert_tx(Arc::new(order), effects) {
+        match self.pool_tx(Arc::new(order), effects) {
             Ok(()) => {
                 self.seen.insert(&hash);
                 InsertOutcome::Added
@@ -48,7 +48,7 @@ impl Core {
     }
 
     /// Puts a transaction in, making room for it if need be. Either everything happens or nothing.
-    fn insert_tx(
+    fn pool_tx(
         &mut self,
         order: Arc<Order>,
         effects: &mut Vec<Effect>,
@@ -133,6 +133,6 @@ impl Core {
         if !is_tx || self.chain.taken(&order).is_some() || self.find(order.id().hash()).is_some() {
             return false;
         }
-        self.insert_tx(order, effects).is_ok()
+        self.pool_tx(order, effects).is_ok()
     }
 }
