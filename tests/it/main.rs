@@ -5,6 +5,7 @@ mod deferral;
 mod end_to_end;
 mod faults;
 mod heads;
+mod hostile_node;
 mod overload;
 mod rpc;
 mod websocket;
