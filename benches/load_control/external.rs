@@ -111,7 +111,7 @@ pub(crate) fn bench(plan: &Plan) {
         (grew - crowd.pool_grew as f64) / 1e6
     });
     let beyond = grew.fold(f64::NEG_INFINITY, f64::max);
-    let beyond = Spread::of([beyond].into_iter());
+    let beyond = Spread::of([beyond]);
     table::goal("growth beyond the orders themselves", beyond, 16.0, " MB");
     for row in [few, without, no_line] {
         let contrast = table::ratio(row, control, 0.99);
