@@ -118,7 +118,7 @@ fn answers_in_any_order_and_cut_anywhere_reach_their_requests() {
     asked.reverse();
     let mut bytes = Vec::new();
     for (id, hash) in &asked {
-        write!(bytes, "{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":\"{hash}\"}}\n").unwrap();
+        writeln!(bytes, "{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":\"{hash}\"}}").unwrap();
     }
     for piece in bytes.chunks(17) {
         stage.node.write_all(piece).unwrap();
