@@ -14,10 +14,12 @@ use std::{
 
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
-    txpool_fetcher::{AuditMode, AuditReport, Backoff, Counts, SourceStatus, StartPolicy},
+    txpool_fetcher::{
+        Announcements, AuditMode, AuditReport, Backoff, Counts, SourceStatus, StartPolicy,
+    },
 };
 use mock_node::{Fault, FaultPlan, LoadStart, MockNode, NodeConfig, Target, workload::SignedLoad};
-use testkit::ingest::{eventually, settled, socket};
+use testkit::ingest::{settled, socket};
 use tokio::sync::Semaphore;
 
 /// Simulated time of one seed.
@@ -38,8 +40,10 @@ fn number(variable: &str, default: u64) -> u64 {
 }
 
 /// The times of the defaults, shortened as the simulation is.
-fn config(node: &MockNode) -> FetcherConfig {
-    let mut config = FetcherConfig::ipc(node.ipc_path()).with_start(StartPolicy::WaitForNode);
+fn config(node: &MockNode, announcements: Announcements) -> FetcherConfig {
+    let mut config = FetcherConfig::ipc(node.ipc_path())
+        .with_start(StartPolicy::WaitForNode)
+        .with_announcements(announcements);
     config.fetch_timeout = Duration::from_millis(200);
     config.call_timeout = Duration::from_secs(1);
     config.snapshot_timeout = Duration::from_secs(5);
@@ -74,13 +78,14 @@ fn basis(path: PathBuf) -> NodeConfig {
 }
 
 /// One node with a plan, from the first subscription to the final audit.
-async fn run(plan: FaultPlan, tps: u32, time: Duration) -> Outcome {
+async fn run(plan: FaultPlan, announcements: Announcements, tps: u32, time: Duration) -> Outcome {
     let (_folder, path) = socket();
     let node = tokio::task::spawn_blocking(move || {
         let count = (f64::from(tps) * time.as_secs_f64()) as u64;
         MockNode::start(
             basis(path)
                 .with_signed_load(Some(signed()))
+                .with_render_ahead(announcements == Announcements::Full)
                 .with_tps(tps)
                 .with_count(Some(count))
                 .with_block_time(time / 5)
@@ -93,7 +98,8 @@ async fn run(plan: FaultPlan, tps: u32, time: Duration) -> Outcome {
     });
     let node = Arc::new(node.await.expect("no panic"));
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
-    let fetcher = Fetcher::start(config(&node), pool).await.expect("it waits for the node");
+    let fetcher =
+        Fetcher::start(config(&node, announcements), pool).await.expect("it waits for the node");
     let waiting = Arc::clone(&node);
     let finished = tokio::task::spawn_blocking(move || {
         waiting.wait_load_finished(testkit::ingest::PATIENCE)
@@ -115,7 +121,11 @@ async fn run(plan: FaultPlan, tps: u32, time: Duration) -> Outcome {
 async fn audit(fetcher: &Fetcher, mode: AuditMode) -> AuditReport {
     let deadline = Instant::now() + testkit::ingest::PATIENCE;
     loop {
-        eventually("live again", || fetcher.is_live()).await;
+        while !fetcher.is_live() {
+            let (status, counts) = (fetcher.status(), fetcher.counts());
+            assert!(Instant::now() < deadline, "not live again: {status:?} {counts:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         match fetcher.audit(0, mode).await {
             Ok(report) => return report,
             Err(error) => assert!(Instant::now() < deadline, "no audit: {error}"),
@@ -153,7 +163,7 @@ async fn each_fault_alone_leaves_nothing_missing() {
                 steps.push((time / 4 + Duration::from_millis(1), Fault::Close(Target::All)));
             }
             let plan = FaultPlan::new(steps);
-            let outcome = run(plan, 500, time).await;
+            let outcome = run(plan, Announcements::Hashes, 500, time).await;
             outcome.check(&format!("{fault:?}"));
             let Outcome { counts, status, .. } = outcome;
             assert!(!meets_newcomers || status.reconnects > 0, "{fault:?} has met nobody");
@@ -171,7 +181,17 @@ async fn each_fault_alone_leaves_nothing_missing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn seeds_of_combined_faults_leave_nothing_missing() {
-    let seeds = number("MEMPOOL_INGEST_FAULT_SEEDS", 4);
+    combined(Announcements::Hashes, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn seeds_of_combined_faults_leave_nothing_missing_with_full_announcements() {
+    // Objects are five times as long as hashes, which a debug build feels.
+    combined(Announcements::Full, 1).await;
+}
+
+async fn combined(announcements: Announcements, seeds: u64) {
+    let seeds = number("MEMPOOL_INGEST_FAULT_SEEDS", seeds);
     let first = number("MEMPOOL_INGEST_FAULT_FIRST", 1);
     let start = Instant::now();
     let permits = Arc::new(Semaphore::new(AT_ONCE));
@@ -182,8 +202,8 @@ async fn seeds_of_combined_faults_leave_nothing_missing() {
             let _permit = permits.acquire_owned().await.expect("never closed");
             let plan = FaultPlan::from_seed(seed, SIMULATED).compressed(FACTOR);
             let steps = format!("{:?}", plan.steps());
-            let outcome = run(plan, TPS * FACTOR, SIMULATED / FACTOR).await;
-            outcome.check(&format!("seed {seed}, {steps}"));
+            let outcome = run(plan, announcements, TPS * FACTOR, SIMULATED / FACTOR).await;
+            outcome.check(&format!("{announcements:?}, seed {seed}, {steps}"));
             (outcome.counts, outcome.status.reconnects)
         });
     }
@@ -197,7 +217,7 @@ async fn seeds_of_combined_faults_leave_nothing_missing() {
         recovered += counts.audit_recovered + counts.backfilled;
         if done % 20 == 0 || done == seeds {
             println!(
-                "{done} of {seeds} seeds in {:?}: announced {announced} reconnects {reconnects} \
+                "{announcements:?}: {done} of {seeds} seeds in {:?}: announced {announced} reconnects {reconnects} \
                  lagged {lagged} recovered {recovered}",
                 start.elapsed()
             );

@@ -4,6 +4,7 @@ mod bad_peers;
 mod deferral;
 mod end_to_end;
 mod faults;
+mod full;
 mod heads;
 mod hostile_node;
 mod overload;

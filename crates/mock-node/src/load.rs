@@ -65,6 +65,11 @@ impl Supply {
             low_mark: endless,
             render_ahead: config.render_ahead,
         };
+        if config.render_ahead {
+            for tx in lock(&supply.ready).iter() {
+                tx.pending_object();
+            }
+        }
         supply.sign(&mut lock(&supply.workload), missing);
         supply
     }

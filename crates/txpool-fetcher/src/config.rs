@@ -134,6 +134,24 @@ pub enum StartPolicy {
     WaitForNode,
 }
 
+/// What a node announces of a pending transaction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Announcements {
+    /// Its hash. The transaction is requested by it.
+    #[default]
+    Hashes,
+    /// The transaction itself, as an object that is encoded again and must have the announced hash.
+    /// Requested are only blob transactions (for their sidecars), types that this crate does not
+    /// know, and objects above 16 KiB. It saves a request for each transaction and, with a trusted
+    /// sender, the recovery of the sender.
+    ///
+    /// An object is about five times as long as a hash, so geth's socket, which holds about 280
+    /// announcements of hashes, is full five times sooner when it is not read, and then geth freezes
+    /// all its subscribers. Only the thread `mempool-io` reads it, and does nothing else; a machine
+    /// whose cores are all taken by other work should stay with hashes.
+    Full,
+}
+
 /// What is fetched of the node's pool at start-up and after a gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backfill {
@@ -178,6 +196,19 @@ pub struct FetcherConfig {
     /// Slots between the socket and the announcement reader for each source, a power of two, 16 to
     /// 2^20. What overruns it is counted as `lagged`, and fetched by the comparison that follows.
     pub announcement_buffer: usize,
+    /// What the nodes announce: hashes, or whole transactions.
+    pub announcements: Announcements,
+    /// Whether the field `from` of an announced transaction is taken for its sender, where
+    /// [`announcements`](Self::announcements) are [`Full`](Announcements::Full). The hash does not
+    /// cover it, and with trust the signature is not verified: a node that lies, or whoever can write
+    /// to the connection, then chooses the sender, and with it nonce, balance and replacement rules of
+    /// what the sink is given. `None`: IPC sources are trusted, since only local processes with access
+    /// to the socket's file can answer there, and WebSocket sources are not. Without trust the sender is
+    /// recovered (34 us for each transaction). What is requested by its hash is always recovered.
+    pub trust_node_sender: Option<bool>,
+    /// Whether the KZG proofs of blob transactions are verified, some milliseconds of CPU for each
+    /// blob. The commitments are compared with the versioned hashes in any case.
+    pub verify_blob_proofs: bool,
     /// Fetches in flight at once, 1 to 4096.
     pub fetch_slots: usize,
     /// How many of the slots deferrable work may hold, 1 to `fetch_slots`.
@@ -253,6 +284,9 @@ impl FetcherConfig {
         Self {
             sources: sources.into_iter().collect(),
             announcement_buffer: DEFAULT_ANNOUNCEMENT_BUFFER,
+            announcements: Announcements::default(),
+            trust_node_sender: None,
+            verify_blob_proofs: false,
             fetch_slots: DEFAULT_FETCH_SLOTS,
             deferrable_slots: DEFAULT_DEFERRABLE_SLOTS,
             adaptive_limit: true,
@@ -313,6 +347,32 @@ impl FetcherConfig {
     pub fn with_monitor(mut self, monitor: LoadMonitor) -> Self {
         self.monitor = Some(monitor);
         self
+    }
+
+    /// Sets [`Self::announcements`].
+    #[must_use]
+    pub fn with_announcements(mut self, announcements: Announcements) -> Self {
+        self.announcements = announcements;
+        self
+    }
+
+    /// Sets [`Self::trust_node_sender`].
+    #[must_use]
+    pub fn with_trust_node_sender(mut self, trust: Option<bool>) -> Self {
+        self.trust_node_sender = trust;
+        self
+    }
+
+    /// Sets [`Self::verify_blob_proofs`].
+    #[must_use]
+    pub fn with_verify_blob_proofs(mut self, verify: bool) -> Self {
+        self.verify_blob_proofs = verify;
+        self
+    }
+
+    /// Whether the sender that this source announces is taken without recovery.
+    pub(crate) fn trusts_sender_of(&self, endpoint: &Endpoint) -> bool {
+        self.trust_node_sender.unwrap_or(matches!(endpoint, Endpoint::Ipc(_)))
     }
 
     /// Sets [`Self::gate`].
@@ -442,6 +502,18 @@ mod tests {
         assert!(matches!(config.validate(), Err(ConfigError::NoSource)));
         config = FetcherConfig::new(["/a".parse().unwrap(), "/a".parse().unwrap()]);
         assert!(matches!(config.validate(), Err(ConfigError::DuplicateSource { .. })));
+    }
+
+    #[test]
+    fn an_announced_sender_is_trusted_over_ipc_alone_unless_it_is_said_otherwise() {
+        let (ipc, ws) = (Endpoint::Ipc("/a".into()), Endpoint::Ws("ws://h:1".into()));
+        let config = FetcherConfig::new([ipc.clone(), ws.clone()]);
+        assert!(config.trusts_sender_of(&ipc) && !config.trusts_sender_of(&ws));
+        for trust in [false, true] {
+            let config = config.clone().with_trust_node_sender(Some(trust));
+            assert_eq!(config.trusts_sender_of(&ipc), trust);
+            assert_eq!(config.trusts_sender_of(&ws), trust);
+        }
     }
 
     #[test]

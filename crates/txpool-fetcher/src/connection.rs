@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::open::NodeInfo;
 pub(crate) use self::open::{dial, open_ipc, open_ws_stream, read_refusal};
 use crate::{
+    config::Announcements,
     error::{CallError, LossReason},
     sync::lock,
 };
@@ -81,8 +82,8 @@ impl Connection {
         }
     }
 
-    /// Subscribes to the hashes of pending transactions with a buffer of `slots`, and verifies that
-    /// the buffer has that size.
+    /// Subscribes to pending transactions with a buffer of `slots`, and verifies that the buffer has
+    /// that size.
     ///
     /// alloy creates the buffer when the response to the subscription arrives. An earlier
     /// subscription with the same parameters would have fixed its size, at 16 by default, without
@@ -92,8 +93,9 @@ impl Connection {
     ///
     /// # Errors
     /// The call's error, or how many probes were pushed when one got lost.
-    pub(crate) async fn subscribe_hashes(
+    pub(crate) async fn subscribe_announcements(
         &self,
+        announcements: Announcements,
         slots: usize,
         limit: Duration,
     ) -> Result<Result<RawSubscription, usize>, CallError> {
@@ -101,7 +103,11 @@ impl Connection {
         let probes = slots / 2 + 1;
         let id = self.next_id.fetch_add(1, Relaxed);
         self.shared.arm_probe(id, probes);
-        let mut subscription = self.subscribe(("newPendingTransactions",), id, limit).await?;
+        const KIND: &str = "newPendingTransactions";
+        let mut subscription = match announcements {
+            Announcements::Hashes => self.subscribe((KIND,), id, limit).await?,
+            Announcements::Full => self.subscribe((KIND, true), id, limit).await?,
+        };
         for _ in 0..probes {
             match subscription.try_recv() {
                 Ok(_) => {}
@@ -124,7 +130,7 @@ impl Connection {
 
     async fn subscribe(
         &self,
-        params: (&'static str,),
+        params: impl Serialize,
         id: u64,
         limit: Duration,
     ) -> Result<RawSubscription, CallError> {
@@ -175,8 +181,8 @@ struct ConnectionShared {
     read_times: Arc<ReadTimes>,
     ended: watch::Sender<Option<LossReason>>,
     killed: CancellationToken,
-    /// The id of the request for the hash subscription, and how many probes to push behind the
-    /// response.
+    /// The id of the request that subscribes to announcements, and how many probes to push behind
+    /// the response.
     probe: Mutex<Option<(u64, usize)>>,
 }
 
@@ -219,8 +225,8 @@ impl ConnectionShared {
 
 /// When the latest announcements were read from the socket, by their number on the connection.
 ///
-/// The broadcast channel carries the hashes and this carries their times, in the same order. The
-/// reader counts the hashes that it received and those that were reported as lost, so it knows the
+/// The broadcast channel carries the announcements and this carries their times, in the same order. The
+/// reader counts those that it received and those that were reported as lost, so it knows the
 /// number of each.
 #[derive(Debug)]
 pub(crate) struct ReadTimes {

@@ -1,6 +1,7 @@
 //! What happens to one hash: deduplicated, requested, decoded, delivered, counted.
 
 mod answer;
+mod object;
 mod retry;
 
 use std::{
@@ -16,7 +17,10 @@ use chain_view::RecentBlocks;
 use tokio::runtime::Handle;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub(crate) use self::answer::AnswerReader;
+pub(crate) use self::{
+    answer::AnswerReader,
+    object::{Notification, ObjectReader, parse_hash},
+};
 use crate::{
     config::FetcherConfig,
     deferral::{Deferral, DeferralPermit},
@@ -128,15 +132,7 @@ impl<S: TransactionSink> FetchContext<S> {
     /// Waits while all slots are taken: the announcements behind it stay in the broadcast buffer
     /// meanwhile, whose overrun is counted.
     pub(crate) async fn on_announcement(self: &Arc<Self>, arrival: Arrival) {
-        let ticket = self.tally.enter(Entry::Announced);
-        self.announcement_counts[arrival.source].announced.fetch_add(1, Relaxed);
-        if self.is_mined(&arrival.hash) {
-            return ticket.leave(Outcome::Mined);
-        }
-        if !self.seen.insert_new(arrival.hash) {
-            return ticket.leave(Outcome::Known);
-        }
-        self.announcement_counts[arrival.source].first_seen.fetch_add(1, Relaxed);
+        let Some(ticket) = self.enter(&arrival) else { return };
         let slot = match self.slots.try_acquire_live(self.deferral.track_live_fetch()) {
             Ok(slot) => slot,
             Err(live) => {
@@ -146,6 +142,22 @@ impl<S: TransactionSink> FetchContext<S> {
             }
         };
         self.submit(self.task(arrival, ticket, slot));
+    }
+
+    /// Counts an announcement. `None` when it has left again, as mined or known.
+    fn enter(&self, arrival: &Arrival) -> Option<Ticket> {
+        let ticket = self.tally.enter(Entry::Announced);
+        self.announcement_counts[arrival.source].announced.fetch_add(1, Relaxed);
+        if self.is_mined(&arrival.hash) {
+            ticket.leave(Outcome::Mined);
+            return None;
+        }
+        if !self.seen.insert_new(arrival.hash) {
+            ticket.leave(Outcome::Known);
+            return None;
+        }
+        self.announcement_counts[arrival.source].first_seen.fetch_add(1, Relaxed);
+        Some(ticket)
     }
 
     /// Fetches a transaction that a comparison found missing. Returns as soon as a deferrable slot

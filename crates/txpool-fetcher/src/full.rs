@@ -132,6 +132,11 @@ pub fn read_object(json: &[u8]) -> FullAnnouncement {
     }
 }
 
+/// The hash that an object names, without a look at the rest.
+pub(crate) fn announced_hash(json: &[u8]) -> Option<B256> {
+    Fields::split(json).ok().and_then(|fields| value::fixed(&fields.hash?))
+}
+
 type Field<'a> = Option<Value<'a>>;
 
 /// The values of the fields that some type of transaction needs. They are decoded only when the

@@ -17,8 +17,8 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep},
 };
 
-pub(crate) use self::status::SourceShared;
 pub use self::status::SourceStatus;
+pub(crate) use self::status::{Progress, SourceShared};
 use self::{
     ping::Pinger,
     requests::{Opened, dial_requests, watch_requests},

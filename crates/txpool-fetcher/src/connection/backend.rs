@@ -32,7 +32,7 @@ use tokio::{
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, tungstenite::Message};
 
 use super::{ConnectionShared, clip};
-use crate::{error::LossReason, sync::lock};
+use crate::{error::LossReason, full::announced_hash, sync::lock};
 
 /// Most bytes read from the socket with one call: enough for 400 announcements.
 const READ_BYTES: usize = 64 * 1024;
@@ -40,6 +40,11 @@ const READ_BYTES: usize = 64 * 1024;
 /// Requests are taken from alloy's queue while fewer bytes than this wait to be written. If a node
 /// does not read, they stay in that queue, and are dropped with the connection.
 const OUTBOX_BYTES: usize = 256 * 1024;
+
+/// Longest announcement that is kept until it is read. Of a longer one only the hash is kept, and
+/// the transaction is requested: few transactions carry 8 kB of data, and anvil announces blob
+/// transactions with their sidecars. In the worst case a buffer of 16,384 announcements holds 256 MiB.
+const MAX_ANNOUNCEMENT_BYTES: usize = 16 * 1024;
 
 /// Items passed on before the task yields, which takes about 0.1 ms, so that a burst on one
 /// connection does not block the thread for the other ones.
@@ -79,7 +84,8 @@ impl PubSubConnect for Connector {
         // A second call would be a reconnect, which is refused: the source must see every loss.
         let socket = lock(&self.socket).take().ok_or_else(no_reconnect)?;
         let (handle, interface) = ConnectionHandle::new();
-        let backend = Backend { interface, shared: Arc::clone(&self.shared), turn: 0 };
+        let shared = Arc::clone(&self.shared);
+        let backend = Backend { interface, shared, announcements: None, turn: 0 };
         let max_frame_bytes = self.max_frame_bytes;
         // Detached on purpose: the task ends when the service drops its end of the interface,
         // which it does when the last `Connection` is dropped, or with its runtime.
@@ -104,6 +110,8 @@ fn no_reconnect() -> alloy_transport::TransportError {
 struct Backend {
     interface: ConnectionInterface,
     shared: Arc<ConnectionShared>,
+    /// The subscription whose notifications are announcements.
+    announcements: Option<SubId>,
     turn: u32,
 }
 
@@ -200,14 +208,17 @@ impl Backend {
     }
 
     /// Passes an item on to the service; false when the service has ended.
-    async fn forward(&mut self, item: PubSubItem, read_at: Instant) -> bool {
+    async fn forward(&mut self, mut item: PubSubItem, read_at: Instant) -> bool {
         self.shared.framed(read_at);
         let mut probe = None;
-        match &item {
+        match &mut item {
             PubSubItem::Notification(notification) => {
-                // A hash is a JSON string, a head an object.
-                if notification.result.get().starts_with('"') {
+                // Every one has a read time, whatever it says: the reader counts them in the same way.
+                if self.announcements.as_ref() == Some(&notification.subscription) {
                     self.shared.read_times.push(read_at);
+                    if notification.result.get().len() > MAX_ANNOUNCEMENT_BYTES {
+                        notification.result = hash_alone(&notification.result);
+                    }
                 }
             }
             PubSubItem::Response(response) => {
@@ -228,6 +239,7 @@ impl Backend {
         }
         if let Some((subscription, probes)) = probe {
             self.push_probes(&subscription, probes);
+            self.announcements = Some(subscription);
         }
         self.turn += 1;
         if self.turn.is_multiple_of(ITEMS_PER_TURN) {
@@ -256,6 +268,13 @@ impl Backend {
         self.shared.end(LossReason::Closed);
         self.interface.close_with_transport_error(no_reconnect());
     }
+}
+
+/// The announcement of a hash, in place of that of an object; null when the object names none.
+fn hash_alone(object: &RawValue) -> Box<RawValue> {
+    announced_hash(object.get().as_bytes())
+        .and_then(|hash| serde_json::value::to_raw_value(&hash).ok())
+        .unwrap_or_else(|| RawValue::NULL.to_owned())
 }
 
 /// What the reader saw last, from which the reason of the end is derived.

@@ -23,7 +23,7 @@ use crate::{
     sink::{Delivery, FetchedTransaction, TransactionSink},
     slots::Slot,
     sync::lock,
-    tx::{Answer, Malformed, is_on_chain, read_hex},
+    tx::{Answer, Malformed, is_on_chain, read_hex, verify_blob_proofs},
 };
 
 /// Slots are given back together, at the latest after so many: each one that is given back alone
@@ -77,7 +77,7 @@ impl<S: TransactionSink> Answers<FetchRequest> for AnswerReader<S> {
         }
         let FetchTask { arrival, ticket, mut slot, .. } = task;
         context.slots.set_answer_bytes(&mut slot, text.as_ref().map_or(0, |text| text.len()));
-        let delivery = DeliveryTask { context, arrival, ticket: Some(ticket) };
+        let delivery = DeliveryTask::new(context, arrival, ticket);
         // A sink that panics loses the transaction it was given, which counts as failed; the thread
         // goes on. What was captured is dropped by the unwinding, not used again.
         let released = &mut self.released;
@@ -103,13 +103,17 @@ fn call_error(error: RpcError) -> CallError {
 
 /// A hash with its answer. Dropped without an outcome (a panic in a sink), it counts as failed and
 /// may come again, unless the fetcher is stopping.
-struct DeliveryTask<'a, S: TransactionSink> {
+pub(super) struct DeliveryTask<'a, S: TransactionSink> {
     context: &'a FetchContext<S>,
     arrival: Arrival,
     ticket: Option<Ticket>,
 }
 
-impl<S: TransactionSink> DeliveryTask<'_, S> {
+impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
+    pub(super) fn new(context: &'a FetchContext<S>, arrival: Arrival, ticket: Ticket) -> Self {
+        Self { context, arrival, ticket: Some(ticket) }
+    }
+
     /// Calls `about_to_wait` before it waits for others.
     fn decode_and_deliver(self, hex: Option<&str>, mut about_to_wait: impl FnMut()) {
         let context = self.context;
@@ -123,17 +127,38 @@ impl<S: TransactionSink> DeliveryTask<'_, S> {
             },
         };
         let hash = self.arrival.hash;
-        let read = hex.map_or(Answer::Malformed(Malformed::NotHex), |hex| read_hex(hex, hash));
+        let mut read = hex.map_or(Answer::Malformed(Malformed::NotHex), |hex| read_hex(hex, hash));
+        if context.config.verify_blob_proofs
+            && let Answer::Transaction(tx, _) = &read
+            && let Err(reason) = verify_blob_proofs(tx.inner())
+        {
+            read = Answer::Malformed(reason.into());
+        }
         drop(permit);
-        let (tx, raw) = match read {
-            Answer::Gone => return self.finish(Outcome::Gone, None),
-            Answer::Mined => return self.finish(Outcome::Mined, Some(Seen::Mined)),
-            Answer::Malformed(reason) => {
-                tracing::debug!(%hash, %reason, "malformed answer");
-                return self.finish(Outcome::Malformed, None);
-            }
-            Answer::Transaction(tx, raw) => (tx, raw),
-        };
+        match read {
+            Answer::Gone => self.finish(Outcome::Gone, None),
+            Answer::Mined => self.finish(Outcome::Mined, Some(Seen::Mined)),
+            Answer::Malformed(reason) => self.malformed(&reason),
+            Answer::Transaction(tx, raw) => self.deliver(*tx, raw, about_to_wait),
+        }
+    }
+
+    /// What was announced or answered cannot be used.
+    pub(super) fn malformed(self, reason: &dyn std::error::Error) {
+        tracing::debug!(hash = %self.arrival.hash, %reason, "malformed transaction");
+        self.finish(Outcome::Malformed, None);
+    }
+
+    /// Hands a transaction whose hash was compared to the sink, unless it is of another chain or
+    /// mined. Calls `about_to_wait` before it waits for the sink.
+    pub(super) fn deliver(
+        self,
+        tx: Recovered<PooledTransaction>,
+        raw: Bytes,
+        about_to_wait: impl FnMut(),
+    ) {
+        let context = self.context;
+        let hash = self.arrival.hash;
         let expected_chain = *lock(&context.chain_id);
         if expected_chain.is_some_and(|chain_id| !is_on_chain(tx.inner(), chain_id)) {
             tracing::debug!(%hash, "transaction of another chain");
@@ -142,7 +167,7 @@ impl<S: TransactionSink> DeliveryTask<'_, S> {
         if context.is_taken(&tx) {
             return self.finish(Outcome::Mined, Some(Seen::Mined));
         }
-        let fetched = self.fetched(*tx, raw);
+        let fetched = self.fetched(tx, raw);
         let Some(delivery) = context.wait_for(context.sink.deliver(fetched), about_to_wait) else {
             // A sink that waits (a full channel) is not waited for when we stop.
             return;
@@ -192,7 +217,7 @@ impl<S: TransactionSink> Drop for DeliveryTask<'_, S> {
 impl<S> FetchContext<S> {
     /// Runs a future that is ready at once in the common case; else blocks this thread until it is,
     /// or until the fetcher stops: then `None`.
-    fn wait_for<T>(
+    pub(super) fn wait_for<T>(
         &self,
         future: impl Future<Output = T>,
         mut about_to_wait: impl FnMut(),

@@ -76,9 +76,25 @@ pub(crate) struct SourceShared {
 
 /// How far the announcement reader is behind one subscription connection.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     pub(super) read_times: Arc<ReadTimes>,
-    pub(super) taken: AtomicU64,
+    taken: AtomicU64,
+}
+
+impl Progress {
+    pub(super) fn new(read_times: Arc<ReadTimes>) -> Self {
+        Self { read_times, taken: AtomicU64::new(0) }
+    }
+
+    /// So many announcements were taken in, or are known to be lost.
+    pub(crate) fn take(&self, count: u64) {
+        self.taken.fetch_add(count, Relaxed);
+    }
+
+    /// Announcements read from the socket and not yet taken in.
+    pub(crate) fn backlog(&self) -> u64 {
+        self.read_times.read().saturating_sub(self.taken.load(Relaxed))
+    }
 }
 
 impl SourceShared {
@@ -135,9 +151,7 @@ impl SourceShared {
     }
 
     pub(crate) fn backlog(&self) -> u64 {
-        lock(&self.progress).as_ref().map_or(0, |progress| {
-            progress.read_times.read().saturating_sub(progress.taken.load(Relaxed))
-        })
+        lock(&self.progress).as_ref().map_or(0, |progress| progress.backlog())
     }
 
     pub(crate) fn status(&self) -> SourceStatus {

@@ -1,14 +1,10 @@
 //! Connecting, subscribing, and reading the hashes and heads that the node announces.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use alloy_primitives::B256;
 use alloy_pubsub::RawSubscription;
 use tokio::sync::{
     broadcast::error::{RecvError, TryRecvError},
@@ -20,9 +16,10 @@ use super::{
     status::{Progress, SourceShared},
 };
 use crate::{
+    config::Announcements,
     connection::{Connection, dial},
     error::{CallError, ConnectError},
-    fetch::{Arrival, FetchContext},
+    fetch::{Arrival, FetchContext, Notification, ObjectReader, parse_hash},
     heads::{Announced, read_head},
     machine::Event,
     outcome::Entry,
@@ -32,6 +29,9 @@ use crate::{
 
 /// Slots of the buffer for heads: four minutes of a chain with one block per second.
 const HEAD_BUFFER: usize = 256;
+
+/// Announcements of objects that are handed over at once, at most.
+const HANDED_OVER_TOGETHER: usize = 64;
 
 /// Requests that go out with one write at most: 10 KB, a few microseconds of formatting.
 const SUBMITTED_TOGETHER: u32 = 64;
@@ -73,7 +73,9 @@ pub(super) async fn run_subscription<S: TransactionSink>(
         answer: error.to_string(),
     };
     let limit = config.ping_timeout;
-    let hashes = match connection.subscribe_hashes(slots, limit).await.map_err(refused)? {
+    let kind = config.announcements;
+    let subscribed = connection.subscribe_announcements(kind, slots, limit).await;
+    let announcements = match subscribed.map_err(refused)? {
         Ok(subscription) => subscription,
         Err(probed) => {
             return Err(ConnectError::BufferNotInEffect {
@@ -84,20 +86,36 @@ pub(super) async fn run_subscription<S: TransactionSink>(
         }
     };
     let new_heads = connection.subscribe_heads(HEAD_BUFFER, limit).await.map_err(refused)?;
-    let progress =
-        Arc::new(Progress { read_times: connection.read_times(), taken: AtomicU64::new(0) });
+    let progress = Arc::new(Progress::new(connection.read_times()));
+    let batches =
+        match kind {
+            Announcements::Hashes => None,
+            Announcements::Full => {
+                let spawned = ObjectReader::spawn(context, index, Arc::clone(&progress));
+                Some(spawned.map_err(|source| ConnectError::Io {
+                    endpoint: endpoint.to_string(),
+                    source,
+                })?)
+            }
+        };
     *lock(&shared.progress) = Some(Arc::clone(&progress));
     if messages.send(Message::SubscriptionUp(Arc::clone(&connection))).await.is_err() {
         return Ok(());
     }
     // Two readers, so that a wait for a slot does not delay a head.
-    tokio::join!(
-        read_hashes(context, index, hashes, &progress, messages),
-        read_heads(context, new_heads, messages, heads),
-    );
+    let read_announcements = async {
+        match batches {
+            None => read_hashes(context, index, announcements, &progress, messages).await,
+            Some(batches) => {
+                read_objects(context, index, announcements, batches, &progress, messages).await;
+            }
+        }
+    };
+    tokio::join!(read_announcements, read_heads(context, new_heads, messages, heads));
     Ok(())
 }
 
+/// Reads announcements of hashes and submits their requests.
 async fn read_hashes<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     index: usize,
@@ -107,7 +125,7 @@ async fn read_hashes<S: TransactionSink>(
 ) {
     // The number of the next announcement on this connection.
     let mut number = 0;
-    let mut lag_logged: Option<Instant> = None;
+    let mut lag = Lag::default();
     let mut in_a_row = 0u32;
     loop {
         // What is at hand is submitted together, and sent before the wait for more.
@@ -130,36 +148,23 @@ async fn read_hashes<S: TransactionSink>(
             }
         };
         match received {
-            Ok(notification) => match parse_hash(notification.get()) {
-                Some(hash) => {
-                    let at = progress.read_times.take(number).unwrap_or_else(Instant::now);
-                    number += 1;
-                    let arrival = Arrival { hash, entry: Entry::Announced, source: index, at };
-                    context
-                        .deferral
-                        .observe_backlog(index, progress.read_times.read().saturating_sub(number));
-                    context.on_announcement(arrival).await;
-                    progress.taken.store(number, Relaxed);
+            Ok(notification) => {
+                let at = progress.read_times.take(number).unwrap_or_else(Instant::now);
+                number += 1;
+                match parse_hash(notification.get()) {
+                    Some(hash) => {
+                        let arrival = Arrival { hash, entry: Entry::Announced, source: index, at };
+                        let backlog = progress.read_times.read().saturating_sub(number);
+                        context.deferral.observe_backlog(index, backlog);
+                        context.on_announcement(arrival).await;
+                    }
+                    None => context.tally.metrics.malformed_notifications.increment(1),
                 }
-                None => {
-                    // The backend has noted a read time for every string, whether or not it is a
-                    // hash.
-                    number += u64::from(notification.get().starts_with('"'));
-                    progress.taken.store(number, Relaxed);
-                    context.tally.metrics.malformed_notifications.increment(1);
-                }
-            },
+                progress.take(1);
+            }
             Err(RecvError::Lagged(count)) => {
                 number += count;
-                progress.taken.store(number, Relaxed);
-                context.tally.lagged(count);
-                // A buffer that has overrun overruns again at nearly every read: one log line per
-                // second is enough.
-                if lag_logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1)) {
-                    tracing::warn!(count, "announcement buffer overruns");
-                    lag_logged = Some(Instant::now());
-                }
-                send(messages, Message::Event(Event::Lagged)).await;
+                lag.record(context, progress, count, messages).await;
             }
             Err(RecvError::Closed) => break,
         }
@@ -167,9 +172,78 @@ async fn read_hashes<S: TransactionSink>(
     context.deferral.observe_backlog(index, 0);
 }
 
-fn parse_hash(json: &str) -> Option<B256> {
-    let hex = json.strip_prefix("\"0x")?.strip_suffix('"')?;
-    const_hex::decode_to_array::<_, 32>(hex).ok().map(B256::from)
+/// Reads announcements of objects and hands them over, as many at a time as have arrived.
+async fn read_objects<S: TransactionSink>(
+    context: &Arc<FetchContext<S>>,
+    index: usize,
+    mut objects: RawSubscription,
+    batches: mpsc::Sender<Vec<Notification>>,
+    progress: &Progress,
+    messages: &mpsc::Sender<Message>,
+) {
+    let mut number = 0;
+    let mut lag = Lag::default();
+    let mut batch = Vec::new();
+    loop {
+        let received = match objects.try_recv() {
+            Ok(json) => Ok(json),
+            Err(TryRecvError::Empty) if batch.is_empty() => objects.recv().await,
+            Err(TryRecvError::Lagged(count)) => Err(RecvError::Lagged(count)),
+            Err(TryRecvError::Empty | TryRecvError::Closed) => Err(RecvError::Closed),
+        };
+        match received {
+            Ok(json) => {
+                let at = progress.read_times.take(number).unwrap_or_else(Instant::now);
+                number += 1;
+                batch.push(Notification { json, at });
+                if batch.len() < HANDED_OVER_TOGETHER {
+                    continue;
+                }
+            }
+            Err(RecvError::Lagged(count)) => {
+                number += count;
+                lag.record(context, progress, count, messages).await;
+                continue;
+            }
+            // Nothing more is at hand. At the end of the subscription the batch is empty next time.
+            Err(RecvError::Closed) if !batch.is_empty() => {}
+            Err(RecvError::Closed) => break,
+        }
+        // Waits while the thread is behind: what comes after stays in the broadcast buffer.
+        if batches.send(std::mem::take(&mut batch)).await.is_err() {
+            // The thread ends first only when the fetcher stops.
+            break;
+        }
+        // The sockets come first.
+        tokio::task::yield_now().await;
+    }
+    context.deferral.observe_backlog(index, 0);
+}
+
+/// Counts what our own buffer lost.
+#[derive(Debug, Default)]
+struct Lag {
+    logged: Option<Instant>,
+}
+
+impl Lag {
+    async fn record<S>(
+        &mut self,
+        context: &FetchContext<S>,
+        progress: &Progress,
+        count: u64,
+        messages: &mpsc::Sender<Message>,
+    ) {
+        progress.take(count);
+        context.tally.lagged(count);
+        // A buffer that has overrun overruns again at nearly every read: one log line per second is
+        // enough.
+        if self.logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1)) {
+            tracing::warn!(count, "announcement buffer overruns");
+            self.logged = Some(Instant::now());
+        }
+        send(messages, Message::Event(Event::Lagged)).await;
+    }
 }
 
 async fn read_heads<S>(
@@ -192,20 +266,6 @@ async fn read_heads<S>(
             // The parent of the next head is then unknown, and the missed blocks are fetched.
             Err(RecvError::Lagged(_)) => {}
             Err(RecvError::Closed) => return,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_hash_is_66_characters_in_quotes_and_nothing_else() {
-        let hash = B256::repeat_byte(0xab);
-        assert_eq!(parse_hash(&format!("\"{hash}\"")), Some(hash));
-        for bad in ["null", "\"0x\"", "\"0xab\"", "{}", "\"", "\"0xzz\""] {
-            assert_eq!(parse_hash(bad), None);
         }
     }
 }

@@ -1,0 +1,177 @@
+//! From the object of a full announcement to an outcome, on a thread of the subscription's own.
+//!
+//! Parsing and hashing take a few microseconds, but the sink may block and recovery takes 34 us:
+//! neither may happen on the thread that keeps the sockets empty. That thread hands over whatever
+//! has arrived together, so a burst wakes this one once.
+
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    thread,
+    time::Instant,
+};
+
+use alloy_consensus::transaction::Recovered;
+use alloy_primitives::{B256, Bytes};
+use chain_view::PooledTransaction;
+use serde_json::value::RawValue;
+use tokio::sync::mpsc;
+
+use super::{Arrival, FetchContext, answer::DeliveryTask};
+use crate::{
+    full::{FullAnnouncement, FullTransaction, read_object},
+    outcome::Entry,
+    sink::TransactionSink,
+    source::Progress,
+    tx::Malformed,
+};
+
+/// Batches between the announcement reader and the thread. Few: what waits for the sink belongs into
+/// the broadcast buffer, which counts what it loses.
+const BATCHES_WAITING: usize = 4;
+
+/// One announcement, an object or a hash, and when it was read from the socket.
+#[derive(Debug)]
+pub(crate) struct Notification {
+    pub(crate) json: Box<RawValue>,
+    pub(crate) at: Instant,
+}
+
+/// Takes the announcements of one subscription connection, in their order.
+#[derive(Debug)]
+pub(crate) struct ObjectReader<S: TransactionSink> {
+    context: Arc<FetchContext<S>>,
+    source: usize,
+    trusts_sender: bool,
+    progress: Arc<Progress>,
+    _alive: crossbeam_channel::Sender<()>,
+}
+
+impl<S: TransactionSink> ObjectReader<S> {
+    /// Starts the thread. It ends when the sender is dropped and everything sent is taken, or when
+    /// the fetcher stops.
+    pub(crate) fn spawn(
+        context: &Arc<FetchContext<S>>,
+        source: usize,
+        progress: Arc<Progress>,
+    ) -> io::Result<mpsc::Sender<Vec<Notification>>> {
+        let reader = Self {
+            source,
+            trusts_sender: context.config.trusts_sender_of(&context.config.sources[source]),
+            progress,
+            _alive: context.alive.clone(),
+            context: Arc::clone(context),
+        };
+        let (batches, received) = mpsc::channel(BATCHES_WAITING);
+        thread::Builder::new().name("mempool-object".into()).spawn(move || reader.run(received))?;
+        Ok(batches)
+    }
+
+    fn run(self, mut batches: mpsc::Receiver<Vec<Notification>>) {
+        let context = &self.context;
+        while let Some(batch) = batches.blocking_recv() {
+            context.deferral.observe_backlog(self.source, self.progress.backlog());
+            for notification in batch {
+                if context.stop.is_cancelled() {
+                    return;
+                }
+                // A sink that panics loses the transaction it was given, which counts as failed;
+                // the thread goes on. What was captured is dropped by the unwinding.
+                if catch_unwind(AssertUnwindSafe(|| self.take(&notification))).is_err() {
+                    tracing::error!("a sink has panicked");
+                }
+                self.progress.take(1);
+            }
+            // What was submitted, for blob transactions.
+            context.requests.flush();
+        }
+    }
+
+    fn take(&self, notification: &Notification) {
+        let context = &self.context;
+        // What was submitted must not wait for what is not.
+        let flush = || context.requests.flush();
+        // For the work of the CPU alone: a sink that waits must not hold a permit meanwhile.
+        let permit = match &context.config.gate {
+            None => None,
+            Some(gate) => match context.wait_for(gate.acquire_internal(), flush) {
+                Some(permit) => Some(permit),
+                None => return,
+            },
+        };
+        let arrival = |hash| Arrival {
+            hash,
+            entry: Entry::Announced,
+            source: self.source,
+            at: notification.at,
+        };
+        match read_announcement(notification.json.get()) {
+            FullAnnouncement::Transaction(announced) => {
+                let arrival = arrival(*announced.tx.hash());
+                let Some(ticket) = context.enter(&arrival) else { return };
+                let delivery = DeliveryTask::new(context, arrival, ticket);
+                let read = self.sender(*announced);
+                drop(permit);
+                match read {
+                    Ok((tx, raw)) => delivery.deliver(tx, raw, flush),
+                    Err(reason) => delivery.malformed(&reason),
+                }
+            }
+            FullAnnouncement::FetchRaw(hash) => {
+                drop(permit);
+                // Waits while all slots are taken; a stop leaves the hash unfinished.
+                let _ = context.wait_for(context.on_announcement(arrival(hash)), || {});
+            }
+            FullAnnouncement::Malformed { hash: Some(hash), reason } => {
+                let arrival = arrival(hash);
+                if let Some(ticket) = context.enter(&arrival) {
+                    DeliveryTask::new(context, arrival, ticket).malformed(&reason);
+                }
+            }
+            FullAnnouncement::Malformed { hash: None, reason } => {
+                tracing::debug!(%reason, "malformed announcement");
+                context.tally.metrics.malformed_notifications.increment(1);
+            }
+        }
+    }
+
+    fn sender(
+        &self,
+        announced: FullTransaction,
+    ) -> Result<(Recovered<PooledTransaction>, Bytes), Malformed> {
+        if self.trusts_sender {
+            Ok(announced.trust_sender())
+        } else {
+            announced.recover_sender().map_err(|_| Malformed::Signature)
+        }
+    }
+}
+
+/// An object, or the hash of what was too long to keep (or of a node that knows no objects).
+fn read_announcement(json: &str) -> FullAnnouncement {
+    match parse_hash(json) {
+        Some(hash) => FullAnnouncement::FetchRaw(hash),
+        None => read_object(json.as_bytes()),
+    }
+}
+
+/// The announcement of a hash.
+pub(crate) fn parse_hash(json: &str) -> Option<B256> {
+    let hex = json.strip_prefix("\"0x")?.strip_suffix('"')?;
+    const_hex::decode_to_array::<_, 32>(hex).ok().map(B256::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_is_66_characters_in_quotes_and_nothing_else() {
+        let hash = B256::repeat_byte(0xab);
+        assert_eq!(parse_hash(&format!("\"{hash}\"")), Some(hash));
+        for bad in ["null", "\"0x\"", "\"0xab\"", "{}", "\"", "\"0xzz\""] {
+            assert_eq!(parse_hash(bad), None);
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! A node that announces whole transactions: the same outcomes, gaps and audits, with requests for
+//! blob transactions only.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use alloy_eips::Encodable2718 as _;
+use alloy_primitives::Address;
+use mempool_ingest::{
+    Fetcher, FetcherConfig,
+    load_control::{Gate, GateConfig},
+    order_pool::Order,
+    txpool_fetcher::{Announcements, AuditMode, FetchedTransaction},
+};
+use mock_node::workload::{Mix, TxKind};
+use testkit::ingest::{Node, eventually, ingest, settled};
+use tokio::sync::mpsc;
+
+fn full(node: &Node) -> FetcherConfig {
+    node.fetcher().with_announcements(Announcements::Full)
+}
+
+#[tokio::test]
+async fn every_kind_of_transaction_arrives_whole_and_only_blobs_are_requested() {
+    for trust in [true, false] {
+        let mix = Mix::default().with_blobs(20, 300);
+        let node = Node::with_mix(600, mix, |config| config);
+        let gate = Gate::new(GateConfig::default()).unwrap();
+        let config = full(&node).with_trust_node_sender(Some(trust)).with_gate(gate);
+        let (fetcher, pool) = ingest(config).await;
+        node.submit_all();
+        let counts = settled(&fetcher, "600 pooled", |counts| counts.pooled == 600).await;
+        assert_eq!((counts.announced, counts.lagged), (600, 0));
+        let mut types = BTreeSet::new();
+        for sent in &node.txs {
+            let order = pool.get(&sent.hash).expect("it was pooled");
+            let Order::Tx(tx) = order.as_ref() else { panic!("a transaction") };
+            assert_eq!(tx.sender(), sent.sender);
+            let encoded = tx.recovered().inner().encoded_2718();
+            assert_eq!(encoded, sent.raw, "byte by byte, the sidecar too");
+            types.insert(tx.recovered().inner().tx_type() as u8);
+        }
+        assert_eq!(types, BTreeSet::from([0, 1, 2, 3, 4]));
+        let is_blob = |kind| matches!(kind, TxKind::Blob | TxKind::SixBlobs);
+        let blobs = node.txs.iter().filter(|tx| is_blob(tx.kind)).count();
+        assert!(blobs > 0);
+        assert_eq!(node.node.stats().raw_found, blobs as u64);
+        let report = fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
+        assert_eq!((report.missing.len(), report.removed), (0, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_sender_that_the_node_made_up_reaches_the_sink_only_with_trust() {
+    for trust in [true, false] {
+        let node = Node::start(1, |config| config);
+        let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(8);
+        let config = full(&node).with_trust_node_sender(Some(trust));
+        let fetcher = Fetcher::start(config, sink).await.unwrap();
+        eventually("live", || fetcher.is_live()).await;
+        // Known before it is announced by the node itself, so that the first word is the lie.
+        let liar = Node::start(1, |config| config);
+        liar.submit_all();
+        let sent = &liar.txs[0];
+        let object = liar.node.object(sent.hash).expect("it is pending");
+        let made_up = Address::repeat_byte(0x66);
+        let lie = object.replace(&format!("{:#x}", sent.sender), &format!("{made_up:#x}"));
+        assert_ne!(lie, object);
+        node.node.announce_object(&lie);
+        let fetched = transactions.recv().await.expect("it is delivered");
+        assert_eq!(fetched.hash(), sent.hash);
+        assert_eq!(fetched.raw, sent.raw);
+        assert_eq!(fetched.tx.signer(), if trust { made_up } else { sent.sender });
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_is_another_transaction_is_malformed_and_the_audit_fetches_the_right_one() {
+    let node = Node::start(2, |config| config);
+    let (fetcher, pool) = ingest(full(&node)).await;
+    let [first, second] = &node.txs[..] else { panic!("two") };
+    node.node.submit(first.raw.clone()).unwrap();
+    settled(&fetcher, "one pooled", |counts| counts.pooled == 1).await;
+    let object = node.node.object(first.hash).expect("it is pending");
+    node.node.announce_object(&object.replace(&first.hash.to_string(), &second.hash.to_string()));
+    let counts = settled(&fetcher, "a lie", |counts| counts.malformed == 1).await;
+    assert_eq!((counts.announced, counts.pooled), (2, 1));
+    assert!(!pool.contains(&second.hash));
+    // The hash may come again, by a better way.
+    node.node.submit(second.raw.clone()).unwrap();
+    settled(&fetcher, "both pooled", |counts| counts.pooled == 2).await;
+    assert!(pool.contains(&second.hash));
+}
+
+#[tokio::test]
+async fn announcements_that_are_no_objects_are_counted_and_stop_nothing() {
+    let node = Node::start(3, |config| config);
+    let (fetcher, pool) = ingest(full(&node)).await;
+    for odd in ["null", "{}", "[1]", "7", r#""0xzz""#, r#"{"hash":7}"#] {
+        node.node.announce_object(odd);
+    }
+    node.submit_all();
+    let counts = settled(&fetcher, "3 pooled", |counts| counts.pooled == 3).await;
+    assert_eq!((counts.announced, counts.malformed), (3, 0));
+    assert_eq!(fetcher.status()[0].backlog, 0, "each one was taken in");
+    assert_eq!(pool.len(), 3);
+}
+
+#[tokio::test]
+async fn repeats_are_known_hashes_are_requested_and_late_objects_are_mined() {
+    let node = Node::start(3, |config| config);
+    let (fetcher, pool) = ingest(full(&node)).await;
+    let objects: Vec<_> = {
+        node.submit_all();
+        node.txs.iter().map(|tx| node.node.object(tx.hash).expect("it is pending")).collect()
+    };
+    settled(&fetcher, "3 pooled", |counts| counts.pooled == 3).await;
+    for tx in &node.txs {
+        node.node.announce_again(tx.hash).unwrap();
+    }
+    settled(&fetcher, "3 known", |counts| counts.known == 3).await;
+    assert_eq!(node.node.stats().raw_found, 0, "nothing was requested");
+    // A node that knows no objects announces hashes: these are requested.
+    node.node.announce_object(&format!("\"{:#x}\"", alloy_primitives::B256::repeat_byte(7)));
+    settled(&fetcher, "a hash that is gone", |counts| counts.gone == 1).await;
+    node.node.mine();
+    eventually("the pool is empty", || pool.is_empty()).await;
+    node.node.announce_object(&objects[0]);
+    let counts = settled(&fetcher, "a late object", |counts| counts.announced == 8).await;
+    assert_eq!(counts.mined, 1, "known from its block");
+    assert!(pool.is_empty());
+}
+
+#[tokio::test]
+async fn of_an_object_that_is_too_long_only_the_hash_is_kept_and_the_transaction_is_requested() {
+    let node = Node::start(1, |config| config);
+    // Not announced yet when it is asked for: nobody is subscribed.
+    node.submit_all();
+    let sent = &node.txs[0];
+    let object = node.node.object(sent.hash).expect("it is pending");
+    let config = full(&node).with_backfill(mempool_ingest::txpool_fetcher::Backfill::Off);
+    let (fetcher, pool) = ingest(config).await;
+    let long = object.replacen('{', &format!(r#"{{"blobs":["0x{}"],"#, "ab".repeat(100_000)), 1);
+    node.node.announce_object(&long);
+    let counts = settled(&fetcher, "1 pooled", |counts| counts.pooled == 1).await;
+    assert_eq!(counts.announced, 1);
+    assert_eq!(node.node.stats().raw_found, 1);
+    assert!(pool.contains(&sent.hash));
+}
+
+#[tokio::test]
+async fn what_a_slow_sink_makes_our_buffer_lose_is_counted_and_recovered() {
+    let node = Node::start(1_000, |config| config);
+    let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1);
+    let mut config = full(&node).with_audit_interval(None);
+    config.announcement_buffer = 16;
+    config.audit_settle = Duration::from_millis(10);
+    let fetcher = Fetcher::start(config, sink).await.unwrap();
+    eventually("live", || fetcher.is_live()).await;
+    node.submit_all();
+    eventually("the buffer has overrun", || fetcher.counts().lagged > 0).await;
+    let mut seen = BTreeSet::new();
+    while seen.len() < node.txs.len() {
+        let next = tokio::time::timeout(testkit::ingest::PATIENCE, transactions.recv()).await;
+        seen.insert(next.expect("more comes").expect("the fetcher runs").hash());
+    }
+    let counts = settled(&fetcher, "all delivered", |counts| counts.pooled == 1_000).await;
+    assert!(counts.audit_recovered > 0);
+    let report = fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
+    assert_eq!(report.missing.len(), 0);
+}
+
+#[tokio::test]
+async fn a_sink_that_does_not_return_holds_up_neither_heads_nor_a_shutdown() {
+    let node = Node::start(50, |config| config);
+    let (sink, _unread) = mpsc::channel::<FetchedTransaction>(1);
+    let fetcher = Fetcher::start(full(&node), sink).await.unwrap();
+    eventually("live", || fetcher.is_live()).await;
+    node.submit_all();
+    eventually("the sink is full", || fetcher.counts().pooled == 1).await;
+    node.node.mine();
+    eventually("the head is there", || fetcher.status()[0].head == Some(1)).await;
+    let start = std::time::Instant::now();
+    let (_, counts) = fetcher.shutdown(Duration::from_secs(5)).await;
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    assert_eq!(counts.balance(), 0);
+}
