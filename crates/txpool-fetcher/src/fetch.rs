@@ -181,6 +181,7 @@ impl<S: TransactionSink> FetchContext<S> {
         }
     }
 
+    #[expect(clippy::result_large_err, reason = "a box would cost an allocation for each hash")]
     fn try_submit(&self, mut task: FetchTask) -> Result<(), FetchTask> {
         for source in task.untried.iter_from(task.arrival.source) {
             if let Some(permit) = self.limits[source].try_acquire(task.arrival.is_deferrable()) {
@@ -194,6 +195,7 @@ impl<S: TransactionSink> FetchContext<S> {
     }
 
     /// Submits the request to one source; hands it back when that one has no connection.
+    #[expect(clippy::result_large_err, reason = "a box would cost an allocation for each hash")]
     fn submit_to(
         &self,
         source: usize,

@@ -180,8 +180,8 @@ pub(crate) enum Event {
     SawBlock(u64),
     /// The node's pool was compared, and `recovered` hashes were brought in.
     Compared { recovered: u64 },
-    /// The node's pool could not be compared.
-    CompareFailed,
+    /// The node's pool could not be compared, after so long.
+    CompareFailed { after: Duration },
     /// The time for the machine's timers; `announced` hashes were announced so far.
     Tick { announced: u64 },
 }
@@ -326,10 +326,12 @@ impl Machine {
                     self.add_recovered(recovered);
                 }
             }
-            Event::CompareFailed => {
+            Event::CompareFailed { after } => {
                 self.comparing = false;
-                self.compare_at =
-                    Some(now + self.backoff.delay(self.compare_failures, self.rng.random()));
+                let backoff = self.backoff.delay(self.compare_failures, self.rng.random());
+                // A node that is not done within the time-out goes on listing its pool for nobody.
+                // A pause of the same length keeps these lists from piling up in it.
+                self.compare_at = Some(now + backoff.max(after));
                 self.compare_failures = self.compare_failures.saturating_add(1);
             }
             Event::Tick { announced } => {
@@ -649,8 +651,18 @@ mod tests {
     fn a_failed_comparison_is_repeated_and_the_gap_stays_open_until_then() {
         let mut run = Run::live();
         run.on(Event::Lagged);
-        assert_eq!(run.on(Event::CompareFailed), []);
+        assert_eq!(run.on(Event::CompareFailed { after: Duration::ZERO }), []);
         assert_eq!(run.open_gaps(), [GapReason::Lagged]);
+        let actions = run.pass(2 * S).on(Event::Tick { announced: 0 });
+        assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
+    }
+
+    #[test]
+    fn after_a_list_that_took_too_long_the_node_has_as_long_without_one() {
+        let mut run = Run::live();
+        run.on(Event::Lagged);
+        assert_eq!(run.on(Event::CompareFailed { after: 60 * S }), []);
+        assert_eq!(run.pass(59 * S).on(Event::Tick { announced: 0 }), []);
         let actions = run.pass(2 * S).on(Event::Tick { announced: 0 });
         assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
     }
@@ -742,7 +754,7 @@ mod tests {
             (0u64..50).prop_map(Event::Head),
             (0u64..50).prop_map(Event::SawBlock),
             Just(Event::Compared { recovered: 1 }),
-            Just(Event::CompareFailed),
+            Just(Event::CompareFailed { after: S }),
             (0u64..5000).prop_map(|announced| Event::Tick { announced }),
         ]
     }
@@ -763,10 +775,10 @@ mod tests {
                     Event::Up(role) if up[*role as usize] => continue,
                     Event::Down(role) | Event::DialFailed(role)
                         if up[*role as usize] != matches!(event, Event::Down(_)) => continue,
-                    Event::Compared { .. } | Event::CompareFailed if !comparing => continue,
+                    Event::Compared { .. } | Event::CompareFailed { .. } if !comparing => continue,
                     Event::Up(role) => up[*role as usize] = true,
                     Event::Down(role) => up[*role as usize] = false,
-                    Event::Compared { .. } | Event::CompareFailed => comparing = false,
+                    Event::Compared { .. } | Event::CompareFailed { .. } => comparing = false,
                     _ => {}
                 }
                 run.pass(Duration::from_millis(millis));

@@ -58,7 +58,7 @@ enum Message {
     RequestConnectionsUp(Opened),
     DialFailed(Role, ConnectError),
     Lost(Role, u64, LossReason),
-    Compared(Result<AuditReport, SnapshotError>),
+    Compared(Result<AuditReport, SnapshotError>, Duration),
 }
 
 /// Sends a message to the source. Cannot deadlock: the source never waits for a task that sends.
@@ -206,15 +206,15 @@ impl<S: TransactionSink> Source<S> {
                 lock(&self.shared.status).last_error = Some(reason.to_string());
                 self.machine.on(Event::Down(role), now)
             }
-            Message::Compared(Ok(report)) => {
+            Message::Compared(Ok(report), _) => {
                 let recovered = report.recovered;
                 lock(&self.shared.status).last_audit = Some(report);
                 self.machine.on(Event::Compared { recovered }, now)
             }
-            Message::Compared(Err(error)) => {
+            Message::Compared(Err(error), after) => {
                 tracing::warn!(%error, "cannot compare with the node's pool");
                 lock(&self.shared.status).last_error = Some(error.to_string());
-                self.machine.on(Event::CompareFailed, now)
+                self.machine.on(Event::CompareFailed { after }, now)
             }
         }
     }
@@ -353,8 +353,9 @@ impl<S: TransactionSink> Source<S> {
         let comparison = self.comparison(reason, AuditMode::Recover, reason == GapReason::Audit);
         let messages = self.messages.clone();
         self.tasks.spawn(async move {
+            let started = Instant::now();
             let result = comparison.run().await;
-            send(&messages, Message::Compared(result)).await;
+            send(&messages, Message::Compared(result, started.elapsed())).await;
         });
     }
 

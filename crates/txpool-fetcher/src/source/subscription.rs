@@ -139,7 +139,7 @@ async fn read_hashes<S: TransactionSink>(
             Err(TryRecvError::Closed) => Err(RecvError::Closed),
             Ok(notification) => {
                 in_a_row += 1;
-                if in_a_row % SUBMITTED_TOGETHER == 0 {
+                if in_a_row.is_multiple_of(SUBMITTED_TOGETHER) {
                     context.requests.flush();
                     // The sockets come first.
                     tokio::task::yield_now().await;
