@@ -108,8 +108,7 @@ pub enum ObjectError {
     },
 }
 
-/// Reads the object of one full announcement. Takes about 3 us of CPU for a small transaction, and
-/// 2.3 us more for each kB of its data. Accepts what alloy's `Transaction` accepts, in any order of
+/// Reads the object of one full announcement. Accepts what alloy's `Transaction` accepts, in any order of
 /// fields; a field that appears twice counts with its later value. Never panics, whatever the
 /// bytes.
 #[must_use]
