@@ -661,8 +661,8 @@ mod tests {
     fn after_a_list_that_took_too_long_the_node_has_as_long_without_one() {
         let mut run = Run::live();
         run.on(Event::Lagged);
-        assert_eq!(run.on(Event::CompareFailed { after: 60 * S }), []);
-        assert_eq!(run.pass(59 * S).on(Event::Tick { announced: 0 }), []);
+        assert_eq!(run.on(Event::CompareFailed { after: 20 * S }), []);
+        assert_eq!(run.pass(19 * S).on(Event::Tick { announced: 0 }), []);
         let actions = run.pass(2 * S).on(Event::Tick { announced: 0 });
         assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
     }
