@@ -796,7 +796,8 @@ mod tests {
                     comparing |= run.on(Event::Up(role)).iter().any(|a| matches!(a, Action::Compare(_)));
                 }
             }
-            for _ in 0..8 {
+            // Longer than the pause between two comparisons for unread blocks.
+            for _ in 0..20 {
                 run.pass(2 * S);
                 let actions = if run.machine.state() == SourceState::Stale {
                     run.on(Event::Down(Role::Subscription));
