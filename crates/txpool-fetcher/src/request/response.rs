@@ -146,9 +146,11 @@ impl<'a> Common<'a> {
             return Some(Payload::Null);
         }
         let text = self.text()?;
-        // Control characters are not allowed in a JSON string. Hex has none, and no byte above 127;
-        // the test is one pass that the compiler vectorizes.
-        if text.iter().any(|byte| !(0x20..0x80).contains(byte)) {
+        // Control characters are not allowed in a JSON string. Hex has none, and no byte above 127.
+        // No early exit within a piece, so that the compiler vectorizes the test: a blob has 260 KB.
+        let is_odd =
+            |bytes: &[u8]| bytes.iter().fold(false, |odd, byte| odd | !(0x20..0x80).contains(byte));
+        if text.chunks(1024).any(is_odd) {
             return None;
         }
         Some(Payload::Text(Cow::Borrowed(std::str::from_utf8(text).ok()?)))
