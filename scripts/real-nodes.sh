@@ -23,8 +23,15 @@ fail() {
 }
 
 # Each node prints its version in its first lines; one of another version is installed anew.
-has_anvil() { [ -x "$bin/anvil" ] && "$bin/anvil" --version 2>/dev/null | grep -qF "$ANVIL_VERSION"; }
-has_geth() { [ -x "$bin/geth" ] && "$bin/geth" version 2>/dev/null | grep -qF "Version: $GETH_VERSION-"; }
+# The whole output is read first: `grep -q` at the end of a pipe closes it at the first match, and a
+# node that still prints then dies of SIGPIPE, which `pipefail` takes for another version.
+prints() {
+    local wanted=$1 output
+    shift
+    [ -x "$1" ] && output=$("$@" 2>/dev/null) && [[ $output == *"$wanted"* ]]
+}
+has_anvil() { prints "$ANVIL_VERSION" "$bin/anvil" --version; }
+has_geth() { prints "Version: $GETH_VERSION-" "$bin/geth" version; }
 
 install_anvil() {
     command -v npm >/dev/null || fail "npm is needed to install anvil $ANVIL_VERSION"
