@@ -239,7 +239,7 @@ fn summarize(
         balance: counts.balance(),
         reconnects: status.iter().map(|source| source.reconnects).sum(),
         audits: status.iter().map(|source| source.audits).sum(),
-        missing: report.as_ref().map_or(-1, |report| report.missing.len() as i64),
+        missing: report.as_ref().map_or(-1, |report| report.missing as i64),
         removed: report.as_ref().map_or(0, |report| report.removed),
         unlistable: report.as_ref().map_or(0, |report| report.unlistable),
         pool_txs: stats.txs,

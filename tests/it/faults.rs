@@ -61,7 +61,7 @@ fn config(node: &MockNode, announcements: Announcements) -> FetcherConfig {
 struct Outcome {
     counts: Counts,
     status: SourceStatus,
-    missing: usize,
+    missing: u64,
     removed: u64,
 }
 
@@ -114,7 +114,7 @@ async fn run(plan: FaultPlan, announcements: Announcements, tps: u32, time: Dura
     let status = fetcher.status().remove(0);
     let (_, last) = fetcher.shutdown(Duration::from_secs(5)).await;
     assert_eq!(last.balance(), 0);
-    Outcome { counts, status, missing: report.missing.len(), removed: report.removed }
+    Outcome { counts, status, missing: report.missing, removed: report.removed }
 }
 
 /// An audit, tried until the node lists its pool: an armed fault may still strike its connection.

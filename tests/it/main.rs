@@ -9,4 +9,5 @@ mod heads;
 mod hostile_node;
 mod overload;
 mod rpc;
+mod sink;
 mod websocket;

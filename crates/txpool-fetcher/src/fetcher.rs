@@ -10,7 +10,10 @@ use chain_view::RecentBlocks;
 use crossbeam_channel::RecvTimeoutError;
 use tokio::{
     runtime::{Builder, Runtime},
-    sync::{mpsc, oneshot, watch},
+    sync::{
+        mpsc::{self, error::TrySendError},
+        oneshot, watch,
+    },
     task::JoinSet,
     time::timeout_at,
 };
@@ -36,7 +39,7 @@ use crate::{
 /// How long a stop without a deadline of its own waits for what is being delivered.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Requests for audits that may wait for one source; further callers wait.
+/// Requests for audits that may wait for one source while one runs; further callers get an error.
 const AUDITS_WAITING: usize = 4;
 
 /// Why a fetcher has ended.
@@ -192,9 +195,10 @@ impl Fetcher {
     }
 
     /// Compares the pool of the node of source `source` with ours now, independently of the timer.
+    /// One at a time for each source: up to four callers wait for the one that runs.
     ///
     /// # Errors
-    /// Why the node's pool could not be listed.
+    /// Why the node's pool could not be listed; [`SnapshotError::Busy`] at once when four wait.
     ///
     /// # Panics
     /// Never; for a source that does not exist or has ended, it returns
@@ -211,8 +215,12 @@ impl Fetcher {
         let Some((_, audits)) = self.sources.get(source) else {
             return Err(SnapshotError::ConnectionLost);
         };
-        if audits.send(AuditRequest { mode, reply }).await.is_err() {
-            return Err(SnapshotError::ConnectionLost);
+        match audits.try_send(AuditRequest { mode, reply }) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => {
+                return Err(SnapshotError::Busy { waiting: AUDITS_WAITING });
+            }
+            Err(TrySendError::Closed(_)) => return Err(SnapshotError::ConnectionLost),
         }
         answer.await.unwrap_or(Err(SnapshotError::ConnectionLost))
     }
@@ -303,8 +311,8 @@ async fn supervise<S: TransactionSink>(
         let (heads_tx, heads_rx) = mpsc::channel(heads::HEADS_WAITING);
         let (events_tx, events) = mpsc::channel(heads::EVENTS_WAITING);
         heads_of_sources.push((heads_rx, events_tx));
-        let channels = SourceChannels { heads: heads_tx, events, audits };
-        sources.spawn(Source::run(Arc::clone(&context), index, shared, channels, first));
+        let channels = SourceChannels { heads: heads_tx, events };
+        sources.spawn(Source::run(Arc::clone(&context), index, shared, channels, audits, first));
     }
     let mut followers = heads::follow(&context, heads_of_sources);
     let reason = loop {

@@ -48,8 +48,11 @@ pub struct AuditReport {
     pub listed: u64,
     /// Pending transactions that the node counts and does not list: blob transactions on geth.
     pub unlistable: u64,
-    /// Of those listed, the ones that we never had, after both sides had time to settle.
-    pub missing: Vec<B256>,
+    /// How many of those listed we never had, after both sides had time to settle.
+    pub missing: u64,
+    /// The first [`Self::MISSING_SAMPLE`] of these at most: a report is kept in the status, and the
+    /// one of a start-up finds a whole pool missing.
+    pub missing_sample: Vec<B256>,
     /// Of those listed, the ones that the sink held and has removed: evicted, expired, mined or
     /// stale.
     pub removed: u64,
@@ -64,6 +67,11 @@ pub struct AuditReport {
     /// For how long at most what is missing has been missing: the time since the comparison before,
     /// which did not find it. `None` if nothing is missing, and for the first comparison.
     pub missing_for_at_most: Option<Duration>,
+}
+
+impl AuditReport {
+    /// Most hashes in [`Self::missing_sample`].
+    pub const MISSING_SAMPLE: usize = 16;
 }
 
 #[derive(Debug, Deserialize)]
@@ -92,7 +100,7 @@ impl<S: TransactionSink> Comparison<S> {
         let result = self.compare().await;
         let metrics = &self.context.tally.metrics;
         match &result {
-            Ok(report) if report.missing.is_empty() => metrics.audits_equal.increment(1),
+            Ok(report) if report.missing == 0 => metrics.audits_equal.increment(1),
             Ok(_) => metrics.audits_recovered.increment(1),
             Err(_) => metrics.audits_failed.increment(1),
         }
@@ -143,7 +151,10 @@ impl<S: TransactionSink> Comparison<S> {
         if let Some(time) = report.missing_for_at_most {
             context.tally.metrics.missing_seconds.record(time.as_secs_f64());
         }
-        report.missing = missing;
+        report.missing = missing.len() as u64;
+        missing.truncate(AuditReport::MISSING_SAMPLE);
+        missing.shrink_to_fit();
+        report.missing_sample = missing;
         Ok(report)
     }
 

@@ -46,6 +46,13 @@ pub enum SnapshotError {
     /// The answer is not the content of a pool.
     #[error("the answer to txpool_content is not the content of a pool")]
     NotAPool,
+    /// A comparison that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested is running,
+    /// and as many as may wait do.
+    #[error("{waiting} requests for a comparison with this node's pool wait already")]
+    Busy {
+        /// How many wait.
+        waiting: usize,
+    },
     /// The answer was not complete in time.
     #[error("the node did not list its pool in {0:?}")]
     Timeout(Duration),

@@ -74,7 +74,6 @@ pub(crate) struct SourceChannels {
     pub(crate) heads: mpsc::Sender<Announced>,
     /// What its heads turned out to be.
     pub(crate) events: mpsc::Receiver<Event>,
-    pub(crate) audits: mpsc::Receiver<AuditRequest>,
 }
 
 /// One running source.
@@ -102,6 +101,7 @@ impl<S: TransactionSink> Source<S> {
         index: usize,
         shared: Arc<SourceShared>,
         channels: SourceChannels,
+        audits: mpsc::Receiver<AuditRequest>,
         first: oneshot::Sender<Result<(), ConnectError>>,
     ) {
         let (messages, mut inbox) = mpsc::channel(MESSAGES);
@@ -121,6 +121,7 @@ impl<S: TransactionSink> Source<S> {
             requests: None,
             generations: [0; 2],
         };
+        source.serve_audits(audits);
         let mut ended = source.perform(actions);
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -134,11 +135,13 @@ impl<S: TransactionSink> Source<S> {
                 Some(event) = source.channels.events.recv() => {
                     source.machine.on(event, Instant::now())
                 }
-                Some(request) = source.channels.audits.recv() => {
-                    source.audit(request);
+                Some(joined) = source.tasks.join_next() => {
+                    // Whatever it was to report would never come: the fetcher ends, and says so.
+                    if let Err(error) = joined && error.is_panic() {
+                        std::panic::resume_unwind(error.into_panic());
+                    }
                     Vec::new()
                 }
-                Some(_) = source.tasks.join_next(), if !source.tasks.is_empty() => Vec::new(),
                 _ = ticks.tick() => source.tick(),
             };
             ended = source.perform(actions);
@@ -350,7 +353,14 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn compare(&mut self, reason: GapReason) {
-        let comparison = self.comparison(reason, AuditMode::Recover, reason == GapReason::Audit);
+        let comparison = Comparison {
+            context: Arc::clone(&self.context),
+            shared: Arc::clone(&self.shared),
+            source: self.index,
+            reason,
+            mode: AuditMode::Recover,
+            cheap: reason == GapReason::Audit,
+        };
         let messages = self.messages.clone();
         self.tasks.spawn(async move {
             let started = Instant::now();
@@ -359,23 +369,29 @@ impl<S: TransactionSink> Source<S> {
         });
     }
 
-    fn audit(&mut self, request: AuditRequest) {
-        let comparison = self.comparison(GapReason::Audit, request.mode, false);
+    /// Starts the task that makes the comparisons requested by callers, one after another: each
+    /// lists a whole pool.
+    fn serve_audits(&mut self, mut audits: mpsc::Receiver<AuditRequest>) {
+        let (context, shared, source) =
+            (Arc::clone(&self.context), Arc::clone(&self.shared), self.index);
         self.tasks.spawn(async move {
-            // The caller may have stopped waiting.
-            let _ = request.reply.send(comparison.run().await);
+            while let Some(AuditRequest { mode, reply }) = audits.recv().await {
+                if reply.is_closed() {
+                    // The caller has stopped waiting before it began.
+                    continue;
+                }
+                let comparison = Comparison {
+                    context: Arc::clone(&context),
+                    shared: Arc::clone(&shared),
+                    source,
+                    reason: GapReason::Audit,
+                    mode,
+                    cheap: false,
+                };
+                // It continues when the caller stops waiting: what it fetches has entered.
+                let _ = reply.send(comparison.run().await);
+            }
         });
-    }
-
-    fn comparison(&self, reason: GapReason, mode: AuditMode, cheap: bool) -> Comparison<S> {
-        Comparison {
-            context: Arc::clone(&self.context),
-            shared: Arc::clone(&self.shared),
-            source: self.index,
-            reason,
-            mode,
-            cheap,
-        }
     }
 
     async fn end(mut self, gave_up: bool) {
