@@ -198,7 +198,7 @@ async fn a_channel_is_a_sink_and_closing_it_ends_the_fetcher_with_a_reason() {
     let mut received = BTreeSet::new();
     for _ in 0..20 {
         let tx = receiver.recv().await.expect("the fetcher runs");
-        assert_eq!(tx.tx.inner().encoded_2718(), tx.raw);
+        assert_eq!(tx.tx.inner().encoded_2718(), tx.raw());
         received.insert(tx.hash());
     }
     assert_eq!(received, node.txs.iter().map(|tx| tx.hash).collect());

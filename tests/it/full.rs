@@ -68,7 +68,7 @@ async fn a_sender_that_the_node_made_up_reaches_the_sink_only_with_trust() {
         node.node.announce_object(&lie);
         let fetched = transactions.recv().await.expect("it is delivered");
         assert_eq!(fetched.hash(), sent.hash);
-        assert_eq!(fetched.raw, sent.raw);
+        assert_eq!(fetched.raw(), sent.raw);
         assert_eq!(fetched.tx.signer(), if trust { made_up } else { sent.sender });
     }
 }

@@ -7,6 +7,7 @@ mod faults;
 mod full;
 mod heads;
 mod hostile_node;
+mod in_process;
 mod overload;
 mod rpc;
 mod sink;

@@ -1,10 +1,13 @@
 //! The configuration, with the arithmetic behind each default.
 
-use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use load_control::{Gate, LoadMonitor};
 
-use crate::error::ConfigError;
+use crate::{
+    error::ConfigError,
+    in_process::{InProcess, InProcessPool},
+};
 
 /// Slots of the broadcast buffer between the subscription connection and the announcement reader.
 ///
@@ -83,7 +86,7 @@ pub const MAX_FETCH_SLOTS: usize = 4096;
 /// Upper bound of [`FetcherConfig::announcement_buffer`]: 2^20 slots, about 128 MiB.
 pub const MAX_ANNOUNCEMENT_BUFFER: usize = 1 << 20;
 
-/// The address of a node.
+/// Where a source is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Endpoint {
@@ -92,6 +95,8 @@ pub enum Endpoint {
     /// A WebSocket URL, `ws://host:port/…`. TLS is not supported: a node that a builder trusts is
     /// on its own host or network.
     Ws(String),
+    /// A pool in this process, which announces hashes.
+    InProcess(InProcess),
 }
 
 impl fmt::Display for Endpoint {
@@ -99,6 +104,7 @@ impl fmt::Display for Endpoint {
         match self {
             Self::Ipc(path) => path.display().fmt(f),
             Self::Ws(url) => url.fmt(f),
+            Self::InProcess(pool) => pool.fmt(f),
         }
     }
 }
@@ -237,7 +243,8 @@ pub struct FetcherConfig {
     /// Time for the node to list its pool, at least 1 ms.
     pub snapshot_timeout: Duration,
     /// Request connections for each source, 1 to 16, each with a thread that reads its answers,
-    /// decodes, recovers senders and calls the sink. A request goes to the connection with the
+    /// decodes, recovers senders and calls the sink. For a pool in this process, threads that call
+    /// it and the sink. A request goes to the connection with the
     /// fewest in flight, so more than one keeps small transactions from waiting behind blobs too.
     pub request_connections: usize,
     /// How many of them carry deferrable fetches too, 1 to `request_connections`. The others are
@@ -324,6 +331,12 @@ impl FetcherConfig {
         Self::new([Endpoint::Ipc(path.into())])
     }
 
+    /// A configuration for a pool in this process. `name` is what logs and metrics call it.
+    #[must_use]
+    pub fn in_process(name: impl Into<Arc<str>>, pool: Arc<dyn InProcessPool>) -> Self {
+        Self::new([Endpoint::InProcess(InProcess::new(name, pool))])
+    }
+
     /// Sets [`Self::fetch_slots`], and lowers [`Self::deferrable_slots`] to a quarter of them if it
     /// is higher.
     #[must_use]
@@ -368,6 +381,14 @@ impl FetcherConfig {
     pub fn with_verify_blob_proofs(mut self, verify: bool) -> Self {
         self.verify_blob_proofs = verify;
         self
+    }
+
+    /// The pool of a source, if it is in this process.
+    pub(crate) fn in_process_pool(&self, source: usize) -> Option<&InProcess> {
+        match &self.sources[source] {
+            Endpoint::InProcess(pool) => Some(pool),
+            Endpoint::Ipc(_) | Endpoint::Ws(_) => None,
+        }
     }
 
     /// Whether the sender that this source announces is taken without recovery.

@@ -22,7 +22,7 @@ use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 pub use self::open::NodeInfo;
-pub(crate) use self::open::{dial, open_ipc, open_ws_stream, read_refusal};
+pub(crate) use self::open::{dial, no_socket, open_ipc, open_ws_stream, read_refusal};
 use crate::{
     config::Announcements,
     error::{CallError, LossReason},
@@ -241,11 +241,11 @@ struct Ring {
 }
 
 impl ReadTimes {
-    fn new(slots: usize) -> Self {
+    pub(crate) fn new(slots: usize) -> Self {
         Self { ring: Mutex::new(Ring { times: VecDeque::new(), next: 0, slots }) }
     }
 
-    fn push(&self, now: Instant) {
+    pub(crate) fn push(&self, now: Instant) {
         let mut ring = lock(&self.ring);
         if ring.times.len() == ring.slots {
             // The channel, which has as many slots, has lost the oldest one too.

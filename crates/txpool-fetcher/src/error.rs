@@ -159,6 +159,14 @@ pub enum ConnectError {
         /// The size that was set.
         wanted: usize,
     },
+    /// A function of a pool in this process panicked.
+    #[error("{endpoint}: `{function}` of the pool panicked")]
+    PoolPanicked {
+        /// The endpoint.
+        endpoint: String,
+        /// The function of [`InProcessPool`](crate::InProcessPool).
+        function: &'static str,
+    },
 }
 
 /// Why [`Fetcher::start`](crate::Fetcher::start) failed.
@@ -202,6 +210,12 @@ pub(crate) enum LossReason {
     /// Hashes or heads stopped coming while the chain advanced.
     #[error("{0}")]
     Stale(crate::machine::StaleReason),
+    /// A stream of a pool in this process ended.
+    #[error("the pool ended its stream of {0}")]
+    StreamEnded(&'static str),
+    /// A stream of a pool in this process panicked.
+    #[error("the pool's stream of {0} panicked")]
+    StreamPanicked(&'static str),
 }
 
 impl LossReason {
@@ -234,6 +248,8 @@ impl LossReason {
             Self::Oversized(_) => "oversized",
             Self::Unresponsive(_) => "unresponsive",
             Self::Stale(_) => "stale",
+            Self::StreamEnded(_) => "stream_ended",
+            Self::StreamPanicked(_) => "stream_panicked",
         }
     }
 }

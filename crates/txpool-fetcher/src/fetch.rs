@@ -1,6 +1,7 @@
 //! What happens to one hash: deduplicated, requested, decoded, delivered, counted.
 
 mod answer;
+mod in_process;
 mod object;
 mod retry;
 
@@ -19,6 +20,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(crate) use self::{
     answer::AnswerReader,
+    in_process::PoolReader,
     object::{Notification, ObjectReader, parse_hash},
 };
 use crate::{
@@ -27,7 +29,7 @@ use crate::{
     limit::{NodeLimit, RequestPermit},
     outcome::{Entry, Outcome, Tally, Ticket},
     request::NotInserted,
-    request_connections::RequestConnections,
+    request_connections::{RequestConnections, Requests},
     seen::{Seen, SeenSet},
     sink::TransactionSink,
     slots::{Slot, Slots},
@@ -202,14 +204,17 @@ impl<S: TransactionSink> FetchContext<S> {
         permit: RequestPermit,
         task: FetchTask,
     ) -> Result<(), FetchTask> {
-        let Some(set) = self.requests.of(source) else { return Err(task) };
-        let hash = task.arrival.hash;
-        let connection = set.least_busy(task.arrival.is_deferrable());
+        let Some(requests) = self.requests.of(source) else { return Err(task) };
+        let (hash, deferrable) = (task.arrival.hash, task.arrival.is_deferrable());
         let request = FetchRequest { task, source, permit };
-        connection.submit(&hash, request).map_err(|refused| match refused {
+        let submitted = match &requests {
+            Requests::Node(set) => set.least_busy(deferrable).submit(&hash, request),
+            Requests::InProcess(reader) => reader.submit(request, deferrable),
+        };
+        submitted.map_err(|refused| match refused {
             NotInserted::Closed(request) => {
                 // Its source has not noticed yet.
-                self.requests.remove(source, &set);
+                self.requests.remove(source, &requests);
                 request.task
             }
             NotInserted::Full(request) => request.task,

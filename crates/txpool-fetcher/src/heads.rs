@@ -18,15 +18,15 @@ mod wire;
 use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
-use chain_view::{Block, Head, Relation};
+use chain_view::{Block, Head, NonceUpdate, Relation};
 use serde_json::value::RawValue;
 use tokio::{sync::mpsc, task::JoinSet, time::sleep};
 
 pub(crate) use self::wire::read_head;
 use self::{apply::Applier, wire::read_block};
 use crate::{
-    config::Backoff, error::CallError, fetch::FetchContext, machine::Event, metrics::Metrics,
-    sink::TransactionSink, sync::lock,
+    config::Backoff, error::CallError, fetch::FetchContext, in_process::MinedBlock, machine::Event,
+    metrics::Metrics, sink::TransactionSink, sync::lock,
 };
 
 /// Blocks that are remembered. Announcements came up to 11 ms after their block on geth, and after a
@@ -56,13 +56,47 @@ pub(crate) const EVENTS_WAITING: usize = 16;
 #[derive(Clone, Debug)]
 pub(crate) struct Announced {
     head: Head,
-    /// The block, when the source was asked for it and did not announce it.
-    block: Option<Block>,
+    /// The block, when it came with the head.
+    block: Option<ReadBlock>,
+    /// The source was asked for it and did not announce it.
+    was_requested: bool,
+}
+
+impl Announced {
+    fn requested(block: ReadBlock) -> Self {
+        Self { head: block.block.head, block: Some(block), was_requested: true }
+    }
 }
 
 impl From<Head> for Announced {
     fn from(head: Head) -> Self {
-        Self { head, block: None }
+        Self { head, block: None, was_requested: false }
+    }
+}
+
+impl From<MinedBlock> for Announced {
+    fn from(mined: MinedBlock) -> Self {
+        Self { was_requested: false, ..Self::requested(mined.into()) }
+    }
+}
+
+/// A block that was read.
+#[derive(Clone, Debug)]
+struct ReadBlock {
+    block: Block,
+    /// The nonces it raised, when they came with it.
+    nonces: Option<Vec<NonceUpdate>>,
+}
+
+impl From<Block> for ReadBlock {
+    fn from(block: Block) -> Self {
+        Self { block, nonces: None }
+    }
+}
+
+impl From<MinedBlock> for ReadBlock {
+    fn from(mined: MinedBlock) -> Self {
+        Self { block: mined.block, nonces: Some(mined.nonces) }
     }
 }
 
@@ -108,7 +142,7 @@ struct Fetched {
     source: usize,
     /// Oldest first, the head itself last. Empty if the head changes nothing: it shows that its
     /// source lives.
-    blocks: Vec<Block>,
+    blocks: Vec<ReadBlock>,
     /// Part of it could not be read, so a comparison must follow.
     is_incomplete: bool,
     /// It was requested when the source had just connected. The comparison after that has begun, and
@@ -145,12 +179,18 @@ pub(crate) async fn latest<S: TransactionSink>(
     let mut reason = Unread::Failed;
     for attempt in 0..BLOCK_TRIES {
         wait(attempt).await;
+        if let Some(pool) = context.config.in_process_pool(source) {
+            match pool.call(&context.tasks, "latest_block", |pool| pool.latest_block()).await {
+                Ok(block) => return Some(Announced::requested(block?.into())),
+                Err(_) => continue,
+            }
+        }
         // Without a connection it has been lost again: then the next one begins with this.
         let connection = context.requests.calls(source)?;
         let limit = context.config.call_timeout;
         let answer = connection.call("eth_getBlockByNumber", ("latest", false), limit).await;
         match block_of(answer) {
-            Ok(block) => return Some(Announced { head: block.head, block: Some(block) }),
+            Ok(block) => return Some(Announced::requested(block.into())),
             Err(unread) => reason = unread,
         }
     }
@@ -177,9 +217,8 @@ async fn fetch<S: TransactionSink>(
 async fn fetch_head<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     source: usize,
-    Announced { head, block }: Announced,
+    Announced { head, block, was_requested }: Announced,
 ) -> Fetched {
-    let was_requested = block.is_some();
     let mut found = Fetched { source, blocks: Vec::new(), is_incomplete: false, was_requested };
     let (relation, latest) = {
         let mined = lock(&context.mined);
@@ -213,7 +252,7 @@ async fn fetch_head<S: TransactionSink>(
         // The head counts, though what it mined is not known: a comparison finds out.
         unread.count("hashes", head.hash);
         found.is_incomplete = true;
-        Block::new(head, [])
+        Block::new(head, []).into()
     }));
     found
 }
@@ -225,7 +264,7 @@ async fn ancestors<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     source: usize,
     head: &Head,
-    chain: &mut Vec<Block>,
+    chain: &mut Vec<ReadBlock>,
 ) -> bool {
     let mut child = *head;
     let is_linked = loop {
@@ -238,12 +277,16 @@ async fn ancestors<S: TransactionSink>(
             break true;
         }
         match hashes(context, source, child.parent_hash).await {
-            Ok(block) if block.head.number.checked_add(1) != Some(child.number) => break false,
+            Ok(ReadBlock { block, .. })
+                if block.head.number.checked_add(1) != Some(child.number) =>
+            {
+                break false;
+            }
             // A deeper reorg than what is remembered.
-            Ok(block) if block.head.number < oldest => break true,
-            Ok(block) => {
-                child = block.head;
-                chain.push(block);
+            Ok(ReadBlock { block, .. }) if block.head.number < oldest => break true,
+            Ok(read) => {
+                child = read.block.head;
+                chain.push(read);
             }
             Err(unread) => {
                 unread.count("ancestor", child.parent_hash);
@@ -260,12 +303,18 @@ async fn hashes<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     source: usize,
     hash: B256,
-) -> Result<Block, Unread> {
+) -> Result<ReadBlock, Unread> {
     let mut reason = Unread::Failed;
     for attempt in 0..BLOCK_TRIES {
         wait(attempt).await;
-        match block_of(request(context, source, attempt, hash, false).await) {
-            Ok(block) if block.head.hash == hash => return Ok(block),
+        let read = match in_process_block(context, source, attempt, hash).await {
+            Some(read) => read.map(ReadBlock::from),
+            None => {
+                block_of(request(context, source, attempt, hash, false).await).map(ReadBlock::from)
+            }
+        };
+        match read {
+            Ok(read) if read.block.head.hash == hash => return Ok(read),
             Ok(_) => reason = Unread::Malformed,
             Err(unread) => reason = unread,
         }
@@ -278,7 +327,29 @@ fn block_of(answer: Result<Box<RawValue>, CallError>) -> Result<Block, Unread> {
     read_block(answer.get()).map_err(|_| Unread::Malformed)?.ok_or(Unread::Missing)
 }
 
-/// Requests a block: from its source first, then from each of the others in turn.
+/// The block, when it is the turn of a pool in this process; `None` when it is a node's.
+async fn in_process_block<S: TransactionSink>(
+    context: &Arc<FetchContext<S>>,
+    source: usize,
+    attempt: u32,
+    hash: B256,
+) -> Option<Result<MinedBlock, Unread>> {
+    let pool = context.config.in_process_pool(turn(context, source, attempt))?;
+    let block = pool.call(&context.tasks, "block", move |pool| pool.block(&hash)).await;
+    Some(match block {
+        Ok(Some(mined)) if mined.block.head.hash == hash => Ok(mined),
+        Ok(Some(_)) => Err(Unread::Malformed),
+        Ok(None) => Err(Unread::Missing),
+        Err(_) => Err(Unread::Failed),
+    })
+}
+
+/// Who is asked: the block's source first, then each of the others in turn.
+fn turn<S>(context: &FetchContext<S>, source: usize, attempt: u32) -> usize {
+    (source + attempt as usize) % context.config.sources.len()
+}
+
+/// Requests a block from the node whose turn it is, else from one that is connected.
 async fn request<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     source: usize,
@@ -286,8 +357,8 @@ async fn request<S: TransactionSink>(
     hash: B256,
     full: bool,
 ) -> Result<Box<RawValue>, CallError> {
-    let source = (source + attempt as usize) % context.config.sources.len();
-    let connection = context.requests.pick(source).await;
+    let connection = context.requests.pick(turn(context, source, attempt)).await;
+    let connection = connection.ok_or(CallError::ConnectionLost)?;
     let answer =
         connection.call("eth_getBlockByHash", (hash, full), context.config.call_timeout).await;
     if matches!(answer, Err(CallError::ConnectionLost)) {

@@ -8,6 +8,7 @@ mod fetch;
 mod fetcher;
 mod full;
 mod heads;
+mod in_process;
 mod limit;
 mod machine;
 mod metrics;
@@ -32,6 +33,10 @@ pub use self::{
     error::{ConfigError, ConnectError, StartError},
     fetcher::{EndReason, Fetcher},
     full::{FullAnnouncement, FullTransaction, ObjectError, read_object},
+    in_process::{
+        AnnouncementStream, BlockStream, InProcess, InProcessPool, MinedBlock, PoolAnnouncement,
+        PooledHashes,
+    },
     limit::{ADAPTIVE_FLOOR, MAX_RETRY_AFTER},
     machine::{Gap, GapReason, SourceState},
     metrics::METRICS,

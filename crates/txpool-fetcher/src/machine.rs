@@ -118,7 +118,7 @@ pub enum GapReason {
     /// A reorg. Transactions of the removed blocks may be pending again, and are not always
     /// announced.
     Reorg,
-    /// Our own buffer overran.
+    /// Our own buffer overran, or the stream of a pool in this process said that it did.
     Lagged,
     /// A connection was lost.
     Reconnect,

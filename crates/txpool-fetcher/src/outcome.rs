@@ -107,7 +107,8 @@ pub struct Counts {
     pub failed: u64,
     /// Entered and not yet left. It has a counter of its own, and is not computed from the others.
     pub unfinished: u64,
-    /// Announcements that our own buffer lost before they could enter.
+    /// Announcements that our own buffer lost before they could enter, or that the stream of a pool in
+    /// this process said it had lost.
     pub lagged: u64,
 }
 

@@ -14,6 +14,7 @@ use crate::{
     deferral::DeferrableWork,
     error::CallError,
     fetch::{Arrival, FetchContext},
+    in_process::PooledHashes,
     machine::GapReason,
     outcome::Entry,
     seen::Seen,
@@ -167,9 +168,16 @@ impl<S: TransactionSink> Comparison<S> {
     }
 
     async fn list(&self) -> Result<Content, SnapshotError> {
+        let config = &self.context.config;
+        if let Some(pool) = config.in_process_pool(self.source) {
+            let listed = pool.call(&self.context.tasks, "pooled", |pool| pool.pooled()).await;
+            let PooledHashes { pending, queued } =
+                listed.map_err(|_| SnapshotError::PoolPanicked)?;
+            return Ok(Content { pending, queued });
+        }
         let _listing = self.shared.start_listing();
-        let limit = self.context.config.snapshot_timeout;
-        let endpoint = self.context.config.sources[self.source].clone();
+        let limit = config.snapshot_timeout;
+        let endpoint = config.sources[self.source].clone();
         if let Endpoint::Ipc(_) = endpoint {
             // The scan can take seconds of CPU: neither on the thread that reads the sockets nor on
             // a worker.

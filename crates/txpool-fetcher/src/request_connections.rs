@@ -5,8 +5,37 @@ use std::{ops::Deref, sync::Arc};
 use tokio::sync::watch;
 
 use crate::{
-    connection::Connection, error::LossReason, fetch::FetchRequest, request::RequestConnection,
+    connection::Connection,
+    error::LossReason,
+    fetch::{FetchRequest, PoolReader},
+    request::RequestConnection,
 };
+
+/// Where the requests of one source go.
+#[derive(Clone, Debug)]
+pub(crate) enum Requests {
+    /// To a node, over its request connections.
+    Node(Arc<RequestSet>),
+    /// To a pool in this process.
+    InProcess(Arc<PoolReader>),
+}
+
+impl Requests {
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Node(one), Self::Node(other)) => Arc::ptr_eq(one, other),
+            (Self::InProcess(one), Self::InProcess(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+
+    fn calls(&self) -> Option<&Arc<Connection>> {
+        match self {
+            Self::Node(set) => Some(&set.calls),
+            Self::InProcess(_) => None,
+        }
+    }
+}
 
 /// The request connections of one source. They are opened together and lost together.
 #[derive(Debug)]
@@ -79,7 +108,7 @@ impl Drop for OpenConnection {
 /// The request connections of all sources.
 #[derive(Debug)]
 pub(crate) struct RequestConnections {
-    sets: watch::Sender<Vec<Option<Arc<RequestSet>>>>,
+    sets: watch::Sender<Vec<Option<Requests>>>,
 }
 
 impl RequestConnections {
@@ -87,7 +116,7 @@ impl RequestConnections {
         Self { sets: watch::Sender::new(vec![None; sources]) }
     }
 
-    pub(crate) fn set(&self, source: usize, set: Option<Arc<RequestSet>>) {
+    pub(crate) fn set(&self, source: usize, set: Option<Requests>) {
         self.sets.send_modify(|all| all[source] = set);
     }
 
@@ -95,14 +124,14 @@ impl RequestConnections {
         self.sets.borrow()[source].is_some()
     }
 
-    pub(crate) fn of(&self, source: usize) -> Option<Arc<RequestSet>> {
+    pub(crate) fn of(&self, source: usize) -> Option<Requests> {
         self.sets.borrow()[source].clone()
     }
 
     /// Those of `untried` that are connected, in their order; else the others, `first` before
     /// them. Waits until there is one.
     pub(crate) async fn connected(&self, untried: &[usize], first: usize) -> Vec<usize> {
-        let find = |all: &Vec<Option<Arc<RequestSet>>>| {
+        let find = |all: &Vec<Option<Requests>>| {
             let up = |source: &usize| all[*source].is_some();
             let mut found: Vec<usize> = untried.iter().copied().filter(up).collect();
             if found.is_empty() {
@@ -125,25 +154,27 @@ impl RequestConnections {
         }
     }
 
-    /// The connection for calls of `source`, else of another one. Waits until there is one.
-    pub(crate) async fn pick(&self, source: usize) -> Arc<Connection> {
-        loop {
-            let up = self.connected(&[source], source).await;
-            if let Some(connection) = self.calls(up[0]) {
-                return connection;
-            }
-        }
+    /// The connection for calls of `source`, else of another one. Waits until there is one. `None`
+    /// if no node is connected, but a pool in this process is there to be asked instead.
+    pub(crate) async fn pick(&self, source: usize) -> Option<Arc<Connection>> {
+        let mut changes = self.sets.subscribe();
+        let up = |all: &Vec<Option<Requests>>| all.iter().any(Option::is_some);
+        let all = changes.wait_for(up).await.expect("the sender lives as long as this");
+        let calls = |set: &Option<Requests>| set.as_ref().and_then(Requests::calls).cloned();
+        calls(&all[source]).or_else(|| all.iter().find_map(calls))
     }
 
-    /// The connection for calls of `source`, if it is up.
+    /// The connection for calls of `source`, if it is a node and up.
     pub(crate) fn calls(&self, source: usize) -> Option<Arc<Connection>> {
-        self.sets.borrow()[source].as_ref().map(|set| Arc::clone(&set.calls))
+        self.sets.borrow()[source].as_ref().and_then(Requests::calls).cloned()
     }
 
     /// Sends what has been submitted, on all connections.
     pub(crate) fn flush(&self) {
-        for set in self.sets.borrow().iter().flatten() {
-            set.flush();
+        for requests in self.sets.borrow().iter().flatten() {
+            if let Requests::Node(set) = requests {
+                set.flush();
+            }
         }
     }
 
@@ -151,8 +182,9 @@ impl RequestConnections {
     /// noticed.
     pub(crate) fn remove_lost(&self, calls: &Arc<Connection>) {
         self.sets.send_if_modified(|all| {
-            let lost = |set: &Option<Arc<RequestSet>>| {
-                set.as_ref().is_some_and(|set| Arc::ptr_eq(&set.calls, calls))
+            let lost = |set: &Option<Requests>| {
+                let of_set = set.as_ref().and_then(Requests::calls);
+                of_set.is_some_and(|of_set| Arc::ptr_eq(of_set, calls))
             };
             let found = all.iter_mut().find(|set| lost(set));
             found.is_some_and(|set| set.take().is_some())
@@ -160,9 +192,9 @@ impl RequestConnections {
     }
 
     /// Takes a set out of use, if it is the one in use.
-    pub(crate) fn remove(&self, source: usize, set: &Arc<RequestSet>) {
+    pub(crate) fn remove(&self, source: usize, set: &Requests) {
         self.sets.send_if_modified(|all| {
-            let is_this = all[source].as_ref().is_some_and(|other| Arc::ptr_eq(other, set));
+            let is_this = all[source].as_ref().is_some_and(|other| other.is(set));
             if is_this {
                 all[source] = None;
             }

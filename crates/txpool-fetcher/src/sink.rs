@@ -6,6 +6,7 @@ use std::{
 };
 
 use alloy_consensus::transaction::Recovered;
+use alloy_eips::Encodable2718 as _;
 use alloy_primitives::{B256, Bytes};
 use chain_view::{Block, BlockNonces, PooledTransaction};
 use tokio::sync::mpsc;
@@ -18,8 +19,7 @@ use crate::outcome::Entry;
 pub struct FetchedTransaction {
     /// The transaction with its sender, a blob transaction with its sidecar.
     pub tx: Recovered<PooledTransaction>,
-    /// The bytes the node sent: EIP-2718, blob transactions in network form.
-    pub raw: Bytes,
+    pub(crate) raw: Option<Bytes>,
     /// How its hash entered.
     pub entry: Entry,
     /// The source that announced it first, as an index into the configured sources.
@@ -31,12 +31,13 @@ pub struct FetchedTransaction {
 }
 
 impl FetchedTransaction {
-    /// A transaction announced now by the first source, for tests of a sink.
+    /// A transaction announced now by the first source, for tests of a sink. `raw` is what a node
+    /// sent; `None` for a transaction of a pool in the same process.
     #[must_use]
-    pub fn new(tx: Recovered<PooledTransaction>, raw: Bytes) -> Self {
+    pub fn new(tx: Recovered<PooledTransaction>, raw: impl Into<Option<Bytes>>) -> Self {
         Self {
             tx,
-            raw,
+            raw: raw.into(),
             entry: Entry::Announced,
             source: 0,
             announced_at: Instant::now(),
@@ -70,6 +71,18 @@ impl FetchedTransaction {
     pub fn with_first_seen(mut self, first_seen: SystemTime) -> Self {
         self.first_seen = first_seen;
         self
+    }
+
+    /// The transaction's encoded form: EIP-2718, blob transactions in network form.
+    ///
+    /// Of a transaction that a node sent these are its bytes, shared and not copied. One of a pool in
+    /// the same process never had any: it is encoded by each call, which for six blobs copies 800 kB.
+    #[must_use]
+    pub fn raw(&self) -> Bytes {
+        match &self.raw {
+            Some(raw) => raw.clone(),
+            None => self.tx.inner().encoded_2718().into(),
+        }
     }
 
     /// The transaction's hash.

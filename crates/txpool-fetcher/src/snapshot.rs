@@ -59,6 +59,9 @@ pub enum SnapshotError {
     /// The pool holds more hashes than are kept.
     #[error("the node's pool holds more than {MAX_HASHES} transactions")]
     TooMany,
+    /// The function `pooled` of a pool in this process panicked.
+    #[error("`pooled` of the pool panicked")]
+    PoolPanicked,
     /// The connection for the request was lost, or there is none.
     #[error("the connection was lost")]
     ConnectionLost,

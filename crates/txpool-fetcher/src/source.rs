@@ -1,6 +1,7 @@
 //! The I/O around one source's state machine: it dials, subscribes, pings and compares pools as the
 //! actions of the machine say, and feeds the machine the resulting events.
 
+mod in_process;
 mod ping;
 mod requests;
 mod status;
@@ -20,6 +21,7 @@ use tokio::{
 pub use self::status::SourceStatus;
 pub(crate) use self::status::{Progress, SourceShared};
 use self::{
+    in_process::{PoolSubscription, run_in_process},
     ping::Pinger,
     requests::{Opened, dial_requests, watch_requests},
     subscription::run_subscription,
@@ -27,12 +29,12 @@ use self::{
 use crate::{
     connection::Connection,
     error::{ConnectError, LossReason},
-    fetch::FetchContext,
+    fetch::{FetchContext, PoolReader},
     heads::{self, Announced},
     machine::{Action, Event, GapReason, Machine, Role, SourceState},
     metrics::SourceMetrics,
     reconcile::{AuditMode, AuditReport, Comparison},
-    request_connections::RequestSet,
+    request_connections::{RequestSet, Requests},
     sink::TransactionSink,
     snapshot::SnapshotError,
     sync::lock,
@@ -56,9 +58,27 @@ enum Message {
     Event(Event),
     SubscriptionUp(Arc<Connection>),
     RequestConnectionsUp(Opened),
+    PoolSubscribed(Arc<PoolSubscription>),
+    PoolReaderUp(Arc<PoolReader>),
     DialFailed(Role, ConnectError),
     Lost(Role, u64, LossReason),
     Compared(Result<AuditReport, SnapshotError>, Duration),
+}
+
+/// What carries a source's announcements.
+#[derive(Debug)]
+enum Subscription {
+    Node(Arc<Connection>),
+    InProcess(Arc<PoolSubscription>),
+}
+
+impl Subscription {
+    fn kill(&self, reason: LossReason) {
+        match self {
+            Self::Node(connection) => connection.kill(reason),
+            Self::InProcess(subscription) => subscription.end(reason),
+        }
+    }
 }
 
 /// Sends a message to the source. Cannot deadlock: the source never waits for a task that sends.
@@ -88,7 +108,7 @@ pub(crate) struct Source<S> {
     messages: mpsc::Sender<Message>,
     tasks: JoinSet<()>,
     metrics: SourceMetrics,
-    subscription: Option<Arc<Connection>>,
+    subscription: Option<Subscription>,
     requests: Option<Arc<RequestSet>>,
     /// Counts the connections of each role, so that a message about an earlier one is recognised.
     generations: [u64; 2],
@@ -171,12 +191,24 @@ impl<S: TransactionSink> Source<S> {
             Message::SubscriptionUp(connection) => {
                 self.watch(Role::Subscription, &connection);
                 lock(&self.shared.status).node = Some(connection.node.clone());
-                self.subscription = Some(connection);
+                self.subscription = Some(Subscription::Node(connection));
                 self.up(Role::Subscription, now)
+            }
+            Message::PoolSubscribed(subscription) => {
+                let watched = Arc::clone(&subscription);
+                self.watch_end(Role::Subscription, async move { watched.ended().await });
+                lock(&self.shared.status).node = Some(subscription.node.clone());
+                self.subscription = Some(Subscription::InProcess(subscription));
+                self.up(Role::Subscription, now)
+            }
+            Message::PoolReaderUp(reader) => {
+                self.context.requests.set(self.index, Some(Requests::InProcess(reader)));
+                self.up(Role::Request, now)
             }
             Message::RequestConnectionsUp(opened) => {
                 self.ping(Role::Request, &opened.set.calls);
-                self.context.requests.set(self.index, Some(Arc::clone(&opened.set)));
+                let set = Requests::Node(Arc::clone(&opened.set));
+                self.context.requests.set(self.index, Some(set));
                 self.requests = Some(Arc::clone(&opened.set));
                 self.watch_requests(opened);
                 self.up(Role::Request, now)
@@ -253,7 +285,7 @@ impl<S: TransactionSink> Source<S> {
             match action {
                 Action::Dial { role, after } => self.dial(role, after),
                 Action::Drop { role, reason } => match (role, &self.subscription, &self.requests) {
-                    (Role::Subscription, Some(connection), _) => connection.kill(reason),
+                    (Role::Subscription, Some(subscription), _) => subscription.kill(reason),
                     (Role::Request, _, Some(set)) => set.end(&reason),
                     (Role::Subscription, None, _) | (Role::Request, _, None) => {}
                 },
@@ -294,15 +326,30 @@ impl<S: TransactionSink> Source<S> {
         let known = lock(&self.shared.status).node.is_some();
         self.tasks.spawn(async move {
             sleep(after).await;
-            let message = match role {
-                Role::Subscription => {
+            let pool = context.config.in_process_pool(index);
+            let message = match (role, pool) {
+                (Role::Subscription, Some(pool)) => {
+                    match run_in_process(&context, index, pool, &shared, &messages, &heads).await {
+                        // It has sent `PoolSubscribed` itself.
+                        Ok(()) => return,
+                        Err(error) => Message::DialFailed(role, error),
+                    }
+                }
+                (Role::Request, Some(pool)) => match PoolReader::start(&context, pool) {
+                    Ok(reader) => Message::PoolReaderUp(Arc::new(reader)),
+                    Err(source) => {
+                        let endpoint = pool.to_string();
+                        Message::DialFailed(role, ConnectError::Io { endpoint, source })
+                    }
+                },
+                (Role::Subscription, None) => {
                     match run_subscription(&context, index, &shared, &messages, &heads).await {
                         // It has sent `SubscriptionUp` itself, before it read announcements.
                         Ok(()) => return,
                         Err(error) => Message::DialFailed(role, error),
                     }
                 }
-                Role::Request => match dial_requests(&context, index, known).await {
+                (Role::Request, None) => match dial_requests(&context, index, known).await {
                     Ok(opened) => Message::RequestConnectionsUp(opened),
                     Err(error) => Message::DialFailed(role, error),
                 },
@@ -313,26 +360,25 @@ impl<S: TransactionSink> Source<S> {
 
     /// Starts the tasks that wait for the end of a connection and that ping it.
     fn watch(&mut self, role: Role, connection: &Arc<Connection>) {
+        let watched = Arc::clone(connection);
+        self.watch_end(role, async move { watched.closed().await });
+        self.ping(role, connection);
+    }
+
+    /// Starts the task that waits for an end.
+    fn watch_end(&mut self, role: Role, ended: impl Future<Output = LossReason> + Send + 'static) {
         let generation = self.generations[role as usize];
         let messages = self.messages.clone();
-        let watched = Arc::clone(connection);
         self.tasks.spawn(async move {
-            let reason = watched.closed().await;
+            let reason = ended.await;
             send(&messages, Message::Lost(role, generation, reason)).await;
         });
-        self.ping(role, connection);
     }
 
     /// Waits for the end of the request connections, and times requests out meanwhile.
     fn watch_requests(&mut self, opened: Opened) {
-        let generation = self.generations[Role::Request as usize];
-        let messages = self.messages.clone();
         let (context, shared) = (Arc::clone(&self.context), Arc::clone(&self.shared));
-        let index = self.index;
-        self.tasks.spawn(async move {
-            let reason = watch_requests(context, index, shared, opened).await;
-            send(&messages, Message::Lost(Role::Request, generation, reason)).await;
-        });
+        self.watch_end(Role::Request, watch_requests(context, self.index, shared, opened));
     }
 
     fn ping(&mut self, role: Role, connection: &Arc<Connection>) {
@@ -406,5 +452,12 @@ impl<S: TransactionSink> Source<S> {
             }
         }
         self.metrics.state.set(SourceState::Ended as u8 as f64);
+    }
+}
+
+impl<S> Drop for Source<S> {
+    fn drop(&mut self) {
+        // Also after a panic: the threads that call a pool in this process end with its reader.
+        self.context.requests.set(self.index, None);
     }
 }

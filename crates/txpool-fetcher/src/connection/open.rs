@@ -28,6 +28,11 @@ pub struct NodeInfo {
     pub chain_id: u64,
 }
 
+/// A pool in this process is called by its source, and never dialled.
+pub(crate) fn no_socket(endpoint: &Endpoint) -> ConnectError {
+    io_error(endpoint, io::ErrorKind::Unsupported.into())
+}
+
 /// Opens a connection and probes it: the peer must be an execution node with
 /// `eth_getRawTransactionByHash`.
 ///
@@ -45,6 +50,7 @@ pub(crate) async fn dial(
     let socket = match endpoint {
         Endpoint::Ipc(path) => Socket::Ipc(open_ipc(path).await?),
         Endpoint::Ws(url) => Socket::Ws(Box::new(open_ws_stream(url, config).await?)),
+        Endpoint::InProcess(_) => return Err(no_socket(endpoint)),
     };
     let shared = ConnectionShared::new(config.announcement_buffer);
     let connector = Connector::new(socket, shared.clone(), config.max_frame_bytes);

@@ -10,7 +10,7 @@ use std::{
 };
 
 use alloy_consensus::{Transaction as _, transaction::Recovered};
-use alloy_primitives::Bytes;
+use alloy_primitives::{B256, Bytes};
 use chain_view::PooledTransaction;
 
 use super::{Arrival, FetchContext, FetchRequest, FetchTask, retry::NoAnswer};
@@ -139,7 +139,21 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
             Answer::Gone => self.finish(Outcome::Gone, None),
             Answer::Mined => self.finish(Outcome::Mined, Some(Seen::Mined)),
             Answer::Malformed(reason) => self.malformed(&reason),
-            Answer::Transaction(tx, raw) => self.deliver(*tx, raw, about_to_wait),
+            Answer::Transaction(tx, raw) => self.deliver(*tx, Some(raw), about_to_wait),
+        }
+    }
+
+    /// The hash that was requested.
+    pub(super) fn hash(&self) -> B256 {
+        self.arrival.hash
+    }
+
+    /// A pool in this process does not have it: unlike a node, it does not give what is mined.
+    pub(super) fn gone(self) {
+        if self.context.is_mined(&self.arrival.hash) {
+            self.finish(Outcome::Mined, Some(Seen::Mined));
+        } else {
+            self.finish(Outcome::Gone, None);
         }
     }
 
@@ -154,7 +168,7 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
     pub(super) fn deliver(
         self,
         tx: Recovered<PooledTransaction>,
-        raw: Bytes,
+        raw: Option<Bytes>,
         about_to_wait: impl FnMut(),
     ) {
         let context = self.context;
@@ -189,7 +203,7 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
         self.finish(outcome, seen);
     }
 
-    fn fetched(&self, tx: Recovered<PooledTransaction>, raw: Bytes) -> FetchedTransaction {
+    fn fetched(&self, tx: Recovered<PooledTransaction>, raw: Option<Bytes>) -> FetchedTransaction {
         let Arrival { entry, source, at, .. } = self.arrival;
         let now = SystemTime::now();
         let first_seen = now.checked_sub(at.elapsed()).unwrap_or(now);

@@ -114,7 +114,7 @@ impl<S: TransactionSink> ObjectReader<S> {
                 let read = self.sender(*announced);
                 drop(permit);
                 match read {
-                    Ok((tx, raw)) => delivery.deliver(tx, raw, flush),
+                    Ok((tx, raw)) => delivery.deliver(tx, Some(raw), flush),
                     Err(reason) => delivery.malformed(&reason),
                 }
             }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use alloy_primitives::B256;
-use chain_view::{Block, Relation};
+use chain_view::Relation;
 use tokio::sync::mpsc;
 
-use super::{Fetched, Unread};
+use super::{Fetched, ReadBlock, Unread, nonces::Wanted};
 use crate::{fetch::FetchContext, machine::Event, sink::TransactionSink, sync::lock};
 
 /// Heads that other sources may announce at or below the latest one without a word of the source
@@ -17,8 +17,8 @@ const HEADS_WITHOUT_LEADER: u32 = 3;
 /// Applies heads, one after another.
 pub(super) struct Applier<S> {
     context: Arc<FetchContext<S>>,
-    /// Blocks that are to be read for nonces.
-    full_blocks: mpsc::Sender<(usize, B256)>,
+    /// Blocks whose nonces are to be read.
+    nonces: mpsc::Sender<Wanted>,
     events: Arc<[mpsc::Sender<Event>]>,
     /// Whose branch counts when two nodes are on two branches: the source of the latest head.
     leader: Option<usize>,
@@ -28,10 +28,10 @@ pub(super) struct Applier<S> {
 impl<S: TransactionSink> Applier<S> {
     pub(super) fn new(
         context: Arc<FetchContext<S>>,
-        full_blocks: mpsc::Sender<(usize, B256)>,
+        nonces: mpsc::Sender<Wanted>,
         events: Arc<[mpsc::Sender<Event>]>,
     ) -> Self {
-        Self { context, full_blocks, events, leader: None, heads_without_leader: 0 }
+        Self { context, nonces, events, leader: None, heads_without_leader: 0 }
     }
 
     pub(super) async fn run(mut self, mut fetched: mpsc::Receiver<Fetched>) {
@@ -51,7 +51,7 @@ impl<S: TransactionSink> Applier<S> {
             self.heads_without_leader = 0;
         }
         let incomplete = is_incomplete.then_some(Event::UnreadBlock);
-        let Some(head) = blocks.last().map(|block| block.head) else { return incomplete };
+        let Some(head) = blocks.last().map(|read| read.block.head) else { return incomplete };
         let (relation, latest) = {
             let mined = lock(&self.context.mined);
             (mined.relate(&head), mined.head().copied())
@@ -92,7 +92,7 @@ impl<S: TransactionSink> Applier<S> {
     }
 
     /// Tells of one block; says whether it undid others.
-    fn push(&self, source: usize, block: Block) -> bool {
+    fn push(&self, source: usize, ReadBlock { block, nonces }: ReadBlock) -> bool {
         let context = &self.context;
         let (pushed, unmined) = {
             let mut mined = lock(&context.mined);
@@ -113,7 +113,8 @@ impl<S: TransactionSink> Applier<S> {
         }
         context.sink.head(&block);
         // Every block's nonces count, also those of blocks that were missed.
-        if self.full_blocks.try_send((source, block.head.hash)).is_err() {
+        let wanted = Wanted { source, block: block.head.hash, known: nonces };
+        if self.nonces.try_send(wanted).is_err() {
             Unread::QueueFull.count("nonces", block.head.hash);
             // A full inbox is read at once: the shell waits for nothing that sends.
             let _ = self.events[source].try_send(Event::UnreadBlock);

@@ -16,11 +16,11 @@ use tokio::{
 use super::{status::SourceShared, subscription::dial_on_chain};
 use crate::{
     config::Endpoint,
-    connection::{open_ipc, open_ws_stream, read_refusal},
+    connection::{no_socket, open_ipc, open_ws_stream, read_refusal},
     error::{ConnectError, LossReason},
     fetch::{AnswerReader, FetchContext},
     request::{Greeting, RequestConnection, open_ws},
-    request_connections::{OpenConnection, RequestSet},
+    request_connections::{OpenConnection, RequestSet, Requests},
     sink::TransactionSink,
 };
 
@@ -82,6 +82,7 @@ async fn dial_fetches<S: TransactionSink>(
             tasks.spawn(pump);
             Ok(OpenConnection(connection))
         }
+        Endpoint::InProcess(_) => Err(no_socket(endpoint)),
     }
 }
 
@@ -178,7 +179,7 @@ struct HandsOn<'a, S: TransactionSink> {
 
 impl<S: TransactionSink> Drop for HandsOn<'_, S> {
     fn drop(&mut self) {
-        self.context.requests.remove(self.index, self.set);
+        self.context.requests.remove(self.index, &Requests::Node(Arc::clone(self.set)));
         self.set.end(&LossReason::Closed);
         for connection in &self.set.fetches {
             for request in connection.take_all() {

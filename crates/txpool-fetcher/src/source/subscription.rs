@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use alloy_primitives::B256;
 use alloy_pubsub::RawSubscription;
 use tokio::sync::{
     broadcast::error::{RecvError, TryRecvError},
@@ -16,7 +17,7 @@ use super::{
     status::{Progress, SourceShared},
 };
 use crate::{
-    config::Announcements,
+    config::{Announcements, Endpoint},
     connection::{Connection, dial},
     error::{CallError, ConnectError},
     fetch::{Arrival, FetchContext, Notification, ObjectReader, parse_hash},
@@ -43,15 +44,21 @@ pub(super) async fn dial_on_chain<S>(
 ) -> Result<Connection, ConnectError> {
     let endpoint = &context.config.sources[index];
     let connection = dial(endpoint, &context.config, known).await?;
-    let expected = *lock(&context.chain_id).get_or_insert(connection.node.chain_id);
-    if connection.node.chain_id != expected {
-        return Err(ConnectError::OtherChain {
-            endpoint: endpoint.to_string(),
-            found: connection.node.chain_id,
-            expected,
-        });
-    }
+    check_chain(context, endpoint, connection.node.chain_id)?;
     Ok(connection)
+}
+
+/// All sources must be on the chain of the first one.
+pub(super) fn check_chain<S>(
+    context: &FetchContext<S>,
+    endpoint: &Endpoint,
+    found: u64,
+) -> Result<(), ConnectError> {
+    let expected = *lock(&context.chain_id).get_or_insert(found);
+    if found == expected {
+        return Ok(());
+    }
+    Err(ConnectError::OtherChain { endpoint: endpoint.to_string(), found, expected })
 }
 
 /// Connects, subscribes, reports that the subscription is up, and reads until the connection ends.
@@ -115,11 +122,29 @@ pub(super) async fn run_subscription<S: TransactionSink>(
     Ok(())
 }
 
+/// The buffer in which announcements of hashes wait for their reader. `None` is an announcement that
+/// is not a hash.
+pub(super) trait HashBuffer {
+    fn recv(&mut self) -> impl Future<Output = Result<Option<B256>, RecvError>> + Send;
+
+    fn try_recv(&mut self) -> Result<Option<B256>, TryRecvError>;
+}
+
+impl HashBuffer for RawSubscription {
+    async fn recv(&mut self) -> Result<Option<B256>, RecvError> {
+        Self::recv(self).await.map(|json| parse_hash(json.get()))
+    }
+
+    fn try_recv(&mut self) -> Result<Option<B256>, TryRecvError> {
+        Self::try_recv(self).map(|json| parse_hash(json.get()))
+    }
+}
+
 /// Reads announcements of hashes and submits their requests.
-async fn read_hashes<S: TransactionSink>(
+pub(super) async fn read_hashes<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     index: usize,
-    mut hashes: RawSubscription,
+    mut hashes: impl HashBuffer,
     progress: &Progress,
     messages: &mpsc::Sender<Message>,
 ) {
@@ -137,21 +162,21 @@ async fn read_hashes<S: TransactionSink>(
             }
             Err(TryRecvError::Lagged(count)) => Err(RecvError::Lagged(count)),
             Err(TryRecvError::Closed) => Err(RecvError::Closed),
-            Ok(notification) => {
+            Ok(announced) => {
                 in_a_row += 1;
                 if in_a_row.is_multiple_of(SUBMITTED_TOGETHER) {
                     context.requests.flush();
                     // The sockets come first.
                     tokio::task::yield_now().await;
                 }
-                Ok(notification)
+                Ok(announced)
             }
         };
         match received {
-            Ok(notification) => {
+            Ok(announced) => {
                 let at = progress.read_times.take(number).unwrap_or_else(Instant::now);
                 number += 1;
-                match parse_hash(notification.get()) {
+                match announced {
                     Some(hash) => {
                         let arrival = Arrival { hash, entry: Entry::Announced, source: index, at };
                         let backlog = progress.read_times.read().saturating_sub(number);

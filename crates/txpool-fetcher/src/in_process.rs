@@ -1,0 +1,207 @@
+//! A pool in the same process as a source: a builder inside a node needs no socket.
+//!
+//! The same state machine, outcomes, comparisons and sink as for a node; what is different is that
+//! nothing is encoded on the way. The shell is in `source/in_process.rs`, the threads that call
+//! [`InProcessPool::get`] in `fetch/in_process.rs`.
+
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::Arc,
+};
+
+use alloy_consensus::transaction::Recovered;
+use alloy_primitives::B256;
+use chain_view::{Block, NonceUpdate, PooledTransaction};
+use futures::Stream;
+use tokio_util::task::TaskTracker;
+
+/// What a pool announces, in its order.
+pub type AnnouncementStream = Pin<Box<dyn Stream<Item = PoolAnnouncement> + Send>>;
+
+/// The blocks of the canonical chain, in its order.
+pub type BlockStream = Pin<Box<dyn Stream<Item = MinedBlock> + Send>>;
+
+/// A transaction pool in the same process, as a source of a [`Fetcher`](crate::Fetcher):
+/// [`Endpoint::InProcess`](crate::Endpoint::InProcess).
+///
+/// The streams are polled on the thread that also reads the sockets of other sources, so a poll must
+/// not block. All functions are called on threads that may block; each may be called while another
+/// call runs. A call cannot be given up: `fetch_timeout` and `snapshot_timeout` do not apply to it,
+/// and a shutdown waits for it until its deadline.
+///
+/// A function or a stream that panics hurts only that call: the hash counts as failed
+/// ([`Counts::failed`](crate::Counts::failed)), the comparison is repeated, or the subscription is
+/// lost and made again.
+pub trait InProcessPool: Send + Sync + 'static {
+    /// The chain id of the pool's chain (EIP-155).
+    fn chain_id(&self) -> u64;
+
+    /// Subscribes to the hashes of transactions that become pending. Called at the start and after
+    /// each end of the subscription. The subscription must be in force when this returns: the pool is
+    /// listed after it, and what is neither announced nor listed waits for the next audit.
+    ///
+    /// The end of the stream is a lost connection: after a backoff both subscriptions are made again,
+    /// and the pool is compared. What the stream drops in silence is brought in by the next audit.
+    fn announcements(&self) -> AnnouncementStream;
+
+    /// Subscribes to the new blocks of the canonical chain. A reorg shows in the parent hash of the
+    /// first block of the new branch: only the new blocks are sent. A block that is missed is asked
+    /// for with [`block`](Self::block). The end of the stream is a lost connection too.
+    fn blocks(&self) -> BlockStream;
+
+    /// The latest block of the canonical chain, asked for after each subscription. `None` if there is
+    /// none yet.
+    fn latest_block(&self) -> Option<MinedBlock>;
+
+    /// A recent block of the canonical chain, which was not received from [`blocks`](Self::blocks).
+    /// `None` counts as a block that could not be read
+    /// (`mempool_fetcher_unread_blocks_total`), and a comparison follows.
+    fn block(&self, hash: &B256) -> Option<MinedBlock>;
+
+    /// The hashes of all transactions in the pool. Called at the start, after each gap and by each
+    /// audit. What is listed and not known is fetched; what was delivered and is neither listed nor
+    /// mined counts as vanished.
+    fn pooled(&self) -> PooledHashes;
+
+    /// The transaction with its sender, a blob transaction with its sidecar; `None` if it is no
+    /// longer in the pool. Neither the sender nor the sidecar is verified, unless
+    /// [`verify_blob_proofs`](crate::FetcherConfig::verify_blob_proofs) is set. May be slow: it is
+    /// called on [`request_connections`](crate::FetcherConfig::request_connections) threads at once,
+    /// one hash each.
+    fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>>;
+}
+
+/// One item of an [`AnnouncementStream`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PoolAnnouncement {
+    /// A transaction has become pending.
+    Pending(B256),
+    /// The stream has lost so many announcements; 0 if it cannot say how many. Opens a gap, and the
+    /// pool is compared at once.
+    Lagged(u64),
+}
+
+/// A block, and what it means for the pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MinedBlock {
+    /// Its head and the hashes of its transactions.
+    pub block: Block,
+    /// The nonces it raised: one update for each sender of its transactions, and for each authority
+    /// whose delegation it applied (EIP-7702).
+    pub nonces: Vec<NonceUpdate>,
+}
+
+impl MinedBlock {
+    /// A block that raised these nonces.
+    #[must_use]
+    pub const fn new(block: Block, nonces: Vec<NonceUpdate>) -> Self {
+        Self { block, nonces }
+    }
+}
+
+/// The hashes of the transactions in a pool, at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PooledHashes {
+    /// Of those that are valid now.
+    pub pending: Vec<B256>,
+    /// Of those that wait for a lower nonce or a lower base fee.
+    pub queued: Vec<B256>,
+}
+
+impl PooledHashes {
+    /// A pool with these transactions.
+    #[must_use]
+    pub const fn new(pending: Vec<B256>, queued: Vec<B256>) -> Self {
+        Self { pending, queued }
+    }
+}
+
+/// An [`InProcessPool`] with a name. Two are equal if their names are.
+#[derive(Clone)]
+pub struct InProcess {
+    name: Arc<str>,
+    pool: Arc<dyn InProcessPool>,
+}
+
+impl InProcess {
+    /// `name` is what logs, errors and the label `source` of the metrics call the pool.
+    #[must_use]
+    pub fn new(name: impl Into<Arc<str>>, pool: Arc<dyn InProcessPool>) -> Self {
+        Self { name: name.into(), pool }
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn pool(&self) -> &dyn InProcessPool {
+        &*self.pool
+    }
+
+    /// Calls the pool on a thread that may block.
+    pub(crate) async fn call<T: Send + 'static>(
+        &self,
+        tasks: &TaskTracker,
+        function: &'static str,
+        call: impl FnOnce(&dyn InProcessPool) -> T + Send + 'static,
+    ) -> Result<T, PoolPanicked> {
+        let pool = self.clone();
+        let job = move || pool.catch(function, call);
+        // Only a runtime that shuts down cancels it, and then nobody needs the result.
+        tasks.spawn_blocking(job).await.unwrap_or(Err(PoolPanicked { function }))
+    }
+
+    /// Calls the pool, on this thread.
+    pub(crate) fn catch<T>(
+        &self,
+        function: &'static str,
+        call: impl FnOnce(&dyn InProcessPool) -> T,
+    ) -> Result<T, PoolPanicked> {
+        // What the call has left half done is the pool's own.
+        catch_unwind(AssertUnwindSafe(|| call(self.pool()))).map_err(|_| {
+            tracing::error!(pool = %self, function, "the pool has panicked");
+            PoolPanicked { function }
+        })
+    }
+}
+
+impl fmt::Debug for InProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("InProcess").field(&self.name).finish()
+    }
+}
+
+impl fmt::Display for InProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "in-process:{}", self.name)
+    }
+}
+
+impl PartialEq for InProcess {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for InProcess {}
+
+impl Hash for InProcess {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
+
+/// A function of an [`InProcessPool`] panicked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{function}` of the pool panicked")]
+pub(crate) struct PoolPanicked {
+    pub(crate) function: &'static str,
+}

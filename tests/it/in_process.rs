@@ -1,0 +1,491 @@
+//! A pool in the same process as a source: the same outcomes, gaps and audits as with a node.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use alloy_consensus::transaction::{Recovered, SignerRecoverable as _};
+use alloy_eips::{Decodable2718 as _, Encodable2718 as _};
+use alloy_primitives::B256;
+use futures::stream;
+use mempool_ingest::{
+    Fetcher, FetcherConfig, OrderPool, PoolConfig,
+    order_pool::Order,
+    txpool_fetcher::{
+        AnnouncementStream, AuditMode, Backfill, Block, BlockStream, ConnectError, Counts,
+        Endpoint, FetchedTransaction, GapReason, Head, InProcess, InProcessPool, MinedBlock,
+        NonceUpdate, PoolAnnouncement, PooledHashes, PooledTransaction, SnapshotError, SourceState,
+        StartError,
+    },
+};
+use mock_node::workload::{Mix, PreparedTx};
+use testkit::ingest::{Node, PATIENCE, eventually, ingest, settled};
+use tokio::sync::mpsc;
+
+/// A pool with a chain, of a few lines, that does what a test says.
+#[derive(Default)]
+struct SmallPool {
+    chain_id: u64,
+    state: Mutex<State>,
+    /// `get` waits for it.
+    busy: Mutex<()>,
+    /// Announcements are dropped, and nobody is told.
+    drops: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    txs: HashMap<B256, Recovered<PooledTransaction>>,
+    chain: Vec<MinedBlock>,
+    announcements: Option<mpsc::UnboundedSender<PoolAnnouncement>>,
+    blocks: Option<mpsc::UnboundedSender<MinedBlock>>,
+    /// Functions that panic once, and hashes for which `get` does.
+    panics: HashSet<&'static str>,
+    panics_for: HashSet<B256>,
+    subscriptions: u32,
+}
+
+impl SmallPool {
+    fn new(chain_id: u64) -> Arc<Self> {
+        Arc::new(Self { chain_id, ..Self::default() })
+    }
+
+    /// Not poisoned by the panics of the tests, which happen outside of it.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn add(&self, tx: &PreparedTx) {
+        let tx = PooledTransaction::decode_2718_exact(&tx.raw).unwrap();
+        let hash = *tx.hash();
+        let mut state = self.state();
+        state.txs.insert(hash, tx.try_into_recovered().unwrap());
+        if !self.drops.load(Relaxed) {
+            state.announce(PoolAnnouncement::Pending(hash));
+        }
+    }
+
+    /// Mines these, on top of block `parent` of the chain.
+    fn mine(&self, parent: usize, txs: &[&PreparedTx]) -> MinedBlock {
+        let mut state = self.state();
+        state.chain.truncate(parent + 1);
+        let parent = state.chain.last().map(|mined| mined.block.head).unwrap_or_default();
+        let number = parent.number + 1;
+        // Two blocks at one height differ in what they mine.
+        let salt = txs.first().map_or(0, |tx| tx.hash[0]);
+        let head = Head::new(number, B256::from([number as u8 ^ salt; 32]), parent.hash)
+            .with_next_base_fee_wei(Some(7));
+        let hashes: Vec<_> = txs.iter().map(|tx| tx.hash).collect();
+        let nonces = txs.iter().map(|tx| NonceUpdate::new(tx.sender, tx.nonce + 1)).collect();
+        let mined = MinedBlock::new(Block::new(head, hashes.clone()), nonces);
+        state.txs.retain(|hash, _| !hashes.contains(hash));
+        state.chain.push(mined.clone());
+        mined
+    }
+
+    fn tell(&self, mined: MinedBlock) {
+        if let Some(blocks) = &self.state().blocks {
+            // Between two subscriptions nobody listens.
+            let _ = blocks.send(mined);
+        }
+    }
+
+    fn panic_once(&self, function: &'static str) {
+        assert!(!self.state().panics.remove(function), "{function} panics, as the test wants");
+    }
+}
+
+impl State {
+    fn announce(&self, announcement: PoolAnnouncement) {
+        if let Some(announcements) = &self.announcements {
+            let _ = announcements.send(announcement);
+        }
+    }
+}
+
+impl InProcessPool for SmallPool {
+    fn chain_id(&self) -> u64 {
+        self.chain_id
+    }
+
+    fn announcements(&self) -> AnnouncementStream {
+        self.panic_once("announcements");
+        let panics = self.state().panics.remove("the stream");
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        let mut state = self.state();
+        state.announcements = Some(sender);
+        state.subscriptions += 1;
+        Box::pin(stream::poll_fn(move |context| {
+            let polled = receiver.poll_recv(context);
+            assert!(!(panics && polled.is_ready()), "the stream panics, as the test wants");
+            polled
+        }))
+    }
+
+    fn blocks(&self) -> BlockStream {
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        self.state().blocks = Some(sender);
+        Box::pin(stream::poll_fn(move |context| receiver.poll_recv(context)))
+    }
+
+    fn latest_block(&self) -> Option<MinedBlock> {
+        self.panic_once("latest_block");
+        self.state().chain.last().cloned()
+    }
+
+    fn block(&self, hash: &B256) -> Option<MinedBlock> {
+        self.panic_once("block");
+        self.state().chain.iter().find(|mined| mined.block.head.hash == *hash).cloned()
+    }
+
+    fn pooled(&self) -> PooledHashes {
+        self.panic_once("pooled");
+        PooledHashes::new(self.state().txs.keys().copied().collect(), Vec::new())
+    }
+
+    fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>> {
+        drop(self.busy.lock().unwrap());
+        let panics = self.state().panics_for.remove(hash);
+        assert!(!panics, "get panics, as the test wants");
+        self.state().txs.get(hash).cloned()
+    }
+}
+
+/// Of every kind, from the accounts of a node that is not needed further.
+fn prepared(count: usize) -> (u64, Vec<PreparedTx>) {
+    let node = Node::with_mix(count, Mix::default().with_blobs(20, 300), |config| config);
+    (node.node.config().chain_id, node.txs)
+}
+
+fn config(pool: &Arc<SmallPool>) -> FetcherConfig {
+    let pool: Arc<dyn InProcessPool> = Arc::clone(pool) as _;
+    FetcherConfig::in_process("small", pool).with_audit_settle(Duration::from_millis(10))
+}
+
+/// The pool and ours hold the same, and every hash is accounted for.
+async fn is_complete(fetcher: &Fetcher, pool: &SmallPool, ours: &OrderPool) -> Counts {
+    let report = fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
+    assert_eq!((report.missing, report.removed), (0, 0));
+    let hashes: Vec<_> = pool.state().txs.keys().copied().collect();
+    assert_eq!(report.listed, hashes.len() as u64);
+    assert!(hashes.iter().all(|hash| ours.contains(hash)));
+    let counts = fetcher.counts();
+    assert_eq!((counts.balance(), counts.unfinished), (0, 0), "{counts:?}");
+    counts
+}
+
+fn has_closed_gap(fetcher: &Fetcher, reason: GapReason) -> bool {
+    let status = &fetcher.status()[0];
+    status.gaps.iter().any(|gap| gap.reason == reason && gap.to.is_some())
+}
+
+#[tokio::test]
+async fn what_was_pending_what_is_announced_and_what_is_dropped_in_silence_all_arrive() {
+    let (chain_id, txs) = prepared(600);
+    let pool = SmallPool::new(chain_id);
+    let (before, rest) = txs.split_at(200);
+    let (live, dropped) = rest.split_at(200);
+    before.iter().for_each(|tx| pool.add(tx));
+    let (fetcher, ours) = ingest(config(&pool).with_audit_interval(None)).await;
+    settled(&fetcher, "the backfill", |counts| counts.pooled == 200).await;
+    live.iter().for_each(|tx| pool.add(tx));
+    settled(&fetcher, "live", |counts| counts.pooled == 400).await;
+    pool.drops.store(true, Relaxed);
+    dropped.iter().for_each(|tx| pool.add(tx));
+    let report = fetcher.audit(0, AuditMode::Recover).await.unwrap();
+    assert_eq!((report.missing, report.recovered), (200, 200));
+    let counts = is_complete(&fetcher, &pool, &ours).await;
+    let entered = (counts.backfilled, counts.announced, counts.audit_recovered);
+    assert_eq!((entered, counts.pooled), ((200, 200, 200), 600));
+    let mut types = BTreeSet::new();
+    for sent in &txs {
+        let order = ours.get(&sent.hash).expect("it was pooled");
+        let Order::Tx(tx) = order.as_ref() else { panic!("a transaction") };
+        assert_eq!(tx.sender(), sent.sender);
+        let encoded = tx.recovered().inner().encoded_2718();
+        assert_eq!(encoded, sent.raw, "byte by byte, the sidecar too");
+        types.insert(tx.recovered().inner().tx_type() as u8);
+    }
+    assert_eq!(types, BTreeSet::from([0, 1, 2, 3, 4]));
+}
+
+#[tokio::test]
+async fn the_audit_on_the_timer_brings_in_what_was_dropped_in_silence() {
+    let (chain_id, txs) = prepared(20);
+    let pool = SmallPool::new(chain_id);
+    let interval = Some(Duration::from_millis(50));
+    let (fetcher, ours) = ingest(config(&pool).with_audit_interval(interval)).await;
+    pool.drops.store(true, Relaxed);
+    txs.iter().for_each(|tx| pool.add(tx));
+    settled(&fetcher, "the audit", |counts| counts.audit_recovered == 20).await;
+    let counts = is_complete(&fetcher, &pool, &ours).await;
+    assert_eq!((counts.announced, counts.pooled, counts.lagged), (0, 20, 0));
+}
+
+#[tokio::test]
+async fn a_lag_that_the_stream_reports_opens_a_gap_at_once_and_the_comparison_closes_it() {
+    let (chain_id, txs) = prepared(20);
+    let pool = SmallPool::new(chain_id);
+    let (fetcher, ours) = ingest(config(&pool).with_audit_interval(None)).await;
+    pool.drops.store(true, Relaxed);
+    txs.iter().for_each(|tx| pool.add(tx));
+    pool.state().announce(PoolAnnouncement::Lagged(20));
+    settled(&fetcher, "recovered", |counts| counts.audit_recovered == 20).await;
+    eventually("closed", || has_closed_gap(&fetcher, GapReason::Lagged)).await;
+    let counts = is_complete(&fetcher, &pool, &ours).await;
+    assert_eq!((counts.lagged, counts.announced, counts.pooled), (20, 0, 20));
+}
+
+#[tokio::test]
+async fn what_a_slow_sink_makes_our_buffer_lose_is_counted_and_recovered() {
+    let (chain_id, txs) = prepared(600);
+    let pool = SmallPool::new(chain_id);
+    let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1);
+    let mut config = config(&pool).with_audit_interval(None).with_fetch_slots(2);
+    config.announcement_buffer = 16;
+    let fetcher = Fetcher::start(config, sink).await.unwrap();
+    eventually("live", || fetcher.is_live()).await;
+    txs.iter().for_each(|tx| pool.add(tx));
+    // The overrun is counted when the reader goes on, which waits for the sink.
+    eventually("more has come than is kept", || fetcher.status()[0].backlog > 500).await;
+    let mut arrived = HashMap::new();
+    while arrived.len() < txs.len() {
+        let next = tokio::time::timeout(PATIENCE, transactions.recv()).await;
+        let fetched = next.expect("more comes").expect("the fetcher runs");
+        arrived.insert(fetched.hash(), fetched.raw());
+    }
+    // Never encoded until somebody asked for it.
+    assert!(txs.iter().all(|tx| arrived[&tx.hash] == tx.raw));
+    let counts = settled(&fetcher, "all delivered", |counts| counts.pooled == 600).await;
+    assert!(counts.lagged > 0 && counts.audit_recovered > 0, "{counts:?}");
+}
+
+#[tokio::test]
+async fn heads_and_nonces_reach_the_order_pool_and_a_reorg_puts_back() {
+    let (chain_id, txs) = prepared(40);
+    let plain: Vec<_> = txs.iter().filter(|tx| tx.nonce == 0).collect();
+    let [first, second, third, ..] = plain[..] else { panic!("three senders") };
+    let pool = SmallPool::new(chain_id);
+    let genesis = pool.mine(0, &[]);
+    let (fetcher, ours) = ingest(config(&pool).with_audit_interval(None)).await;
+    eventually("the head right after the start", || {
+        ours.head().is_some_and(|head| head.hash == genesis.block.head.hash)
+    })
+    .await;
+    assert_eq!(ours.head().and_then(|head| head.next_base_fee_wei), Some(7));
+    [first, second].iter().for_each(|tx| pool.add(tx));
+    settled(&fetcher, "2 pooled", |counts| counts.pooled == 2).await;
+    // The second one's nonce goes to a transaction that was never public.
+    let mut mined = pool.mine(0, &[first]);
+    mined.nonces.push(NonceUpdate::new(second.sender, 1));
+    pool.tell(mined.clone());
+    eventually("both are out of the pool", || ours.is_empty()).await;
+    assert_eq!(fetcher.status()[0].head, Some(2));
+    // Of two blocks only the second is told of: the other is asked for.
+    pool.add(third);
+    settled(&fetcher, "3 pooled", |counts| counts.pooled == 3).await;
+    let _missed = pool.mine(1, &[third]);
+    pool.tell(pool.mine(2, &[]));
+    eventually("mined in the missed block", || ours.is_empty()).await;
+    eventually("missed", || has_closed_gap(&fetcher, GapReason::MissedHeads)).await;
+    // Another branch without these: all three are pending again.
+    [first, second, third].iter().for_each(|tx| pool.add(tx));
+    pool.tell(pool.mine(0, &[txs.last().expect("many")]));
+    eventually("the branch", || has_closed_gap(&fetcher, GapReason::Reorg)).await;
+    eventually("put back", || [first, second, third].iter().all(|tx| ours.contains(&tx.hash)))
+        .await;
+    settled(&fetcher, "nothing under way", |_| true).await;
+    is_complete(&fetcher, &pool, &ours).await;
+}
+
+#[tokio::test]
+async fn the_end_of_either_stream_is_a_lost_connection_and_both_are_subscribed_again() {
+    let (chain_id, txs) = prepared(30);
+    let pool = SmallPool::new(chain_id);
+    let (fetcher, ours) = ingest(config(&pool).with_audit_interval(None)).await;
+    for (round, part) in txs.chunks(10).enumerate() {
+        let reconnects = round as u64;
+        eventually("live", || fetcher.is_live() && fetcher.status()[0].reconnects == reconnects)
+            .await;
+        settled(&fetcher, "all until now", |counts| counts.pooled == 10 * reconnects).await;
+        // Nobody is told of the transactions; the end of a stream is the only sign.
+        let mut state = pool.state();
+        let (announcements, blocks) = (state.announcements.take(), state.blocks.take());
+        let (ended, kept) = match round {
+            0 => (announcements.map(drop), blocks.map(|blocks| (None, Some(blocks)))),
+            _ => (blocks.map(drop), announcements.map(|kept| (Some(kept), None))),
+        };
+        assert!(ended.is_some() && kept.is_some());
+        drop(state);
+        part.iter().for_each(|tx| pool.add(tx));
+        eventually("lost", || fetcher.status()[0].reconnects == reconnects + 1).await;
+        drop(kept);
+    }
+    settled(&fetcher, "all backfilled", |counts| counts.backfilled == 30).await;
+    eventually("live", || fetcher.is_live()).await;
+    assert_eq!(pool.state().subscriptions, 4);
+    let error = fetcher.status()[0].last_error.clone().expect("the loss");
+    assert_eq!(error, "the pool ended its stream of blocks");
+    is_complete(&fetcher, &pool, &ours).await;
+}
+
+#[tokio::test]
+async fn a_panic_of_the_pool_hurts_only_that_call() {
+    let (chain_id, txs) = prepared(40);
+    let pool = SmallPool::new(chain_id);
+    pool.mine(0, &[]);
+    pool.state().panics.insert("latest_block");
+    let (fetcher, ours) = ingest(config(&pool).with_audit_interval(None)).await;
+    eventually("the head, at the second try", || ours.head().is_some()).await;
+
+    pool.state().panics_for.insert(txs[3].hash);
+    txs[..20].iter().for_each(|tx| pool.add(tx));
+    let counts = settled(&fetcher, "19 pooled", |counts| counts.pooled == 19).await;
+    assert_eq!((counts.announced, counts.failed), (20, 1));
+    pool.state().panics.insert("pooled");
+    let error = fetcher.audit(0, AuditMode::Recover).await.unwrap_err();
+    assert!(matches!(error, SnapshotError::PoolPanicked), "{error}");
+    let report = fetcher.audit(0, AuditMode::Recover).await.unwrap();
+    assert_eq!(report.recovered, 1);
+    settled(&fetcher, "20 pooled", |counts| counts.pooled == 20).await;
+
+    // The next subscription's stream panics at its first item, and the one after it works.
+    pool.state().panics.extend(["the stream", "announcements"]);
+    pool.state().announcements = None;
+    eventually("subscribed again", || pool.state().subscriptions == 2).await;
+    eventually("live", || fetcher.is_live()).await;
+    txs[20..].iter().for_each(|tx| pool.add(tx));
+    eventually("and again", || pool.state().subscriptions == 3).await;
+    settled(&fetcher, "40 pooled", |counts| counts.pooled == 40).await;
+    let error = fetcher.status()[0].last_error.clone().expect("the loss");
+    assert_eq!(error, "the pool's stream of announcements panicked");
+    eventually("live", || fetcher.is_live()).await;
+
+    // A block that is asked for: its number is tried again.
+    pool.state().panics.insert("block");
+    let _missed = pool.mine(0, &[&txs[0]]);
+    let last = pool.mine(1, &[]);
+    pool.tell(last.clone());
+    eventually("the head", || ours.head().is_some_and(|head| head == last.block.head)).await;
+    assert!(!ours.contains(&txs[0].hash));
+    is_complete(&fetcher, &pool, &ours).await;
+}
+
+#[tokio::test]
+async fn what_the_pool_does_not_have_any_more_is_gone_and_in_a_block_mined() {
+    let (chain_id, txs) = prepared(2);
+    let pool = SmallPool::new(chain_id);
+    pool.mine(0, &[]);
+    let (fetcher, ours) = ingest(config(&pool)).await;
+    eventually("the first head", || ours.head().is_some()).await;
+    pool.state().announce(PoolAnnouncement::Pending(txs[0].hash));
+    settled(&fetcher, "gone", |counts| counts.gone == 1).await;
+    // Mined while `get` waits, so the hash is not known from the block when it enters.
+    let busy = pool.busy.lock().unwrap();
+    pool.state().announce(PoolAnnouncement::Pending(txs[1].hash));
+    eventually("under way", || fetcher.counts().unfinished == 1).await;
+    let mined = pool.mine(0, &[&txs[1]]);
+    pool.tell(mined.clone());
+    eventually("the head", || ours.head().is_some_and(|head| head == mined.block.head)).await;
+    drop(busy);
+    let counts = settled(&fetcher, "mined", |counts| counts.mined == 1).await;
+    assert_eq!((counts.announced, counts.pooled, counts.failed), (2, 0, 0));
+}
+
+#[tokio::test]
+async fn another_transaction_than_the_one_asked_for_is_malformed() {
+    let (chain_id, txs) = prepared(2);
+    let pool = SmallPool::new(chain_id);
+    let (fetcher, ours) = ingest(config(&pool)).await;
+    pool.drops.store(true, Relaxed);
+    pool.add(&txs[1]);
+    let mut state = pool.state();
+    let other = state.txs[&txs[1].hash].clone();
+    state.txs = HashMap::from([(txs[0].hash, other)]);
+    state.announce(PoolAnnouncement::Pending(txs[0].hash));
+    drop(state);
+    let counts = settled(&fetcher, "malformed", |counts| counts.malformed == 1).await;
+    assert_eq!(counts.pooled, 0);
+    assert!(ours.is_empty());
+}
+
+#[tokio::test]
+async fn a_node_and_a_pool_in_this_process_are_deduplicated_and_help_each_other_out() {
+    let node = Node::start(50, |config| config);
+    let pool = SmallPool::new(node.node.config().chain_id);
+    let in_process = InProcess::new("small", Arc::clone(&pool) as Arc<dyn InProcessPool>);
+    let ipc = Endpoint::Ipc(node.node.ipc_path().to_owned());
+    let both = FetcherConfig::new([Endpoint::InProcess(in_process), ipc]);
+    let ours = OrderPool::new(PoolConfig::default()).unwrap();
+    let fetcher = Fetcher::start(both.with_audit_interval(None), ours.clone()).await.unwrap();
+    eventually("both are live", || {
+        fetcher.status().iter().all(|source| source.state == SourceState::Live)
+    })
+    .await;
+    node.submit_all();
+    settled(&fetcher, "50 of the node", |counts| counts.pooled == 50).await;
+    node.txs.iter().for_each(|tx| pool.add(tx));
+    let counts = settled(&fetcher, "50 known", |counts| counts.known == 50).await;
+    assert_eq!((counts.announced, counts.pooled, counts.gone), (100, 50, 0));
+    // Announced by the pool, which does not have it: the node has.
+    let late = Node::start(51, |config| config).txs.pop().expect("the last of 51");
+    let busy = pool.busy.lock().unwrap();
+    pool.state().announce(PoolAnnouncement::Pending(late.hash));
+    eventually("under way", || fetcher.counts().unfinished == 1).await;
+    node.node.submit(late.raw.clone()).unwrap();
+    eventually("known", || fetcher.counts().known == 51).await;
+    drop(busy);
+    settled(&fetcher, "51 pooled", |counts| counts.pooled == 51 && counts.known == 51).await;
+    assert!(ours.contains(&late.hash));
+    // A block of the node that it can no longer give is had from nowhere, and holds nothing up.
+    drop(node);
+    let mined = pool.mine(0, &[&late]);
+    pool.tell(mined.clone());
+    eventually("the head", || ours.head().is_some_and(|head| head == mined.block.head)).await;
+    eventually("mined", || !ours.contains(&late.hash)).await;
+}
+
+#[tokio::test]
+async fn a_pool_that_cannot_be_subscribed_to_fails_the_start_with_its_reason() {
+    let ours = OrderPool::new(PoolConfig::default()).unwrap();
+    let pool = SmallPool::new(1);
+    pool.state().panics.insert("announcements");
+    let error = Fetcher::start(config(&pool), ours.clone()).await.unwrap_err();
+    assert!(matches!(error, StartError::Connect(ConnectError::PoolPanicked { .. })), "{error}");
+    assert!(error.to_string().starts_with("in-process:small: "), "{error}");
+    let sources = [SmallPool::new(1), SmallPool::new(1)]
+        .map(|pool| Endpoint::InProcess(InProcess::new("small", pool as Arc<dyn InProcessPool>)));
+    let error = Fetcher::start(FetcherConfig::new(sources), ours).await.unwrap_err();
+    assert_eq!(error.to_string(), "`sources` names in-process:small twice");
+}
+
+#[tokio::test]
+async fn a_shutdown_waits_for_a_get_until_its_deadline_and_ends_the_streams() {
+    let (chain_id, txs) = prepared(10);
+    let pool = SmallPool::new(chain_id);
+    let (fetcher, _ours) = ingest(config(&pool)).await;
+    txs.iter().for_each(|tx| pool.add(tx));
+    settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
+    let start = Instant::now();
+    let (_, counts) = fetcher.shutdown(PATIENCE).await;
+    assert!(start.elapsed() < PATIENCE / 2, "nothing is waited for: {:?}", start.elapsed());
+    assert_eq!((counts.pooled, counts.unfinished, counts.balance()), (10, 0, 0));
+    let announcements = pool.state().announcements.take().expect("it was subscribed");
+    assert!(announcements.is_closed(), "the stream is dropped");
+    assert_eq!(Arc::strong_count(&pool), 1, "no thread is left");
+
+    let (fetcher, _ours) = ingest(config(&pool).with_backfill(Backfill::Off)).await;
+    let busy = pool.busy.lock().unwrap();
+    pool.state().announce(PoolAnnouncement::Pending(txs[0].hash));
+    eventually("under way", || fetcher.counts().unfinished == 1).await;
+    let start = Instant::now();
+    let (_, counts) = fetcher.shutdown(Duration::from_millis(300)).await;
+    assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
+    assert_eq!((counts.unfinished, counts.balance()), (1, 0));
+    drop(busy);
+}
