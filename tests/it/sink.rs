@@ -1,9 +1,522 @@
 //! What the host's side can do to the fetcher, its sink above all: block, panic, be full, call back.
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
 
-use mempool_ingest::txpool_fetcher::{AuditMode, AuditReport, Backfill, SnapshotError};
-use testkit::ingest::{Node, ingest, settled};
+use alloy_primitives::B256;
+use mempool_ingest::{
+    Fetcher, FetcherConfig,
+    txpool_fetcher::{
+        AuditMode, AuditReport, Backfill, ChainEvent, Counts, Delivery, EndReason,
+        FetchedTransaction, Head, Holding, SinkEvent, SnapshotError, StartPolicy, TransactionSink,
+    },
+};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use mock_node::{
+    Fault,
+    workload::{PreparedTx, Workload, WorkloadConfig},
+};
+use testkit::ingest::{Node, eventually, ingest, settled};
+use tokio::sync::mpsc;
+
+/// Beyond a deadline, for a machine that is busy with other tests.
+const SLACK: Duration = Duration::from_millis(900);
+
+/// Something that blocks until it is opened.
+#[derive(Clone, Debug, Default)]
+struct Latch(Arc<(Mutex<bool>, Condvar)>);
+
+impl Latch {
+    fn wait(&self) {
+        let (is_open, opened) = &*self.0;
+        drop(opened.wait_while(is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
+    }
+
+    fn open(&self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_all();
+    }
+}
+
+/// A call of a sink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Deliver,
+    Head,
+    Nonces,
+    Vanished,
+    Holding,
+}
+
+const CALLS: [Call; 5] = [Call::Deliver, Call::Head, Call::Nonces, Call::Vanished, Call::Holding];
+
+type Hook = Arc<dyn Fn(Call) + Send + Sync>;
+
+/// Notes what it is told, after a test has had its way with the call.
+#[derive(Clone)]
+struct Hooked {
+    hook: Hook,
+    told: Arc<Mutex<Told>>,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    pooled: BTreeSet<B256>,
+    mined: BTreeSet<B256>,
+    vanished: BTreeSet<B256>,
+    heads: Vec<u64>,
+    nonces: usize,
+}
+
+impl Hooked {
+    fn new(hook: impl Fn(Call) + Send + Sync + 'static) -> Self {
+        Self { hook: Arc::new(hook), told: Arc::default() }
+    }
+
+    fn told<T>(&self, read: impl FnOnce(&Told) -> T) -> T {
+        read(&self.told.lock().unwrap())
+    }
+}
+
+impl TransactionSink for Hooked {
+    async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
+        (self.hook)(Call::Deliver);
+        self.told.lock().unwrap().pooled.insert(tx.hash());
+        Delivery::Pooled
+    }
+
+    async fn chain_event(&self, event: ChainEvent) {
+        (self.hook)(match event {
+            ChainEvent::Head(_) => Call::Head,
+            ChainEvent::Nonces(_) => Call::Nonces,
+            _ => Call::Vanished,
+        });
+        let mut told = self.told.lock().unwrap();
+        match event {
+            ChainEvent::Head(block) => {
+                told.heads.push(block.head.number);
+                told.mined.extend(block.mined.iter());
+            }
+            ChainEvent::Nonces(_) => told.nonces += 1,
+            ChainEvent::Vanished(hash) => _ = told.vanished.insert(hash),
+            _ => {}
+        }
+    }
+
+    fn holding(&self, hash: &B256) -> Holding {
+        (self.hook)(Call::Holding);
+        match self.told(|told| told.pooled.contains(hash)) {
+            true => Holding::Held,
+            false => Holding::Missing,
+        }
+    }
+}
+
+/// Replaces transactions of the node: the same accounts and nonces at higher fees.
+fn rivals(node: &Node) -> Vec<PreparedTx> {
+    let workload = WorkloadConfig::new(7, node.node.config().chain_id).with_accounts(20);
+    let (fee, tip, blob) = (workload.max_fee_wei, workload.max_tip_wei, workload.max_blob_fee_wei);
+    let workload = workload.with_fees(fee * 4, tip * 4, blob * 4);
+    let rivals = Workload::new(workload).prepare(node.txs.len());
+    for (tx, rival) in node.txs.iter().zip(&rivals) {
+        assert_eq!((tx.sender, tx.nonce), (rival.sender, rival.nonce));
+    }
+    rivals
+}
+
+/// On a thread of the fetcher's.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+async fn start(config: FetcherConfig, sink: impl TransactionSink) -> Fetcher {
+    let fetcher = Fetcher::start(config, sink).await.expect("it starts");
+    eventually("the source is live", || fetcher.is_live()).await;
+    fetcher
+}
+
+/// Stops, and says how long that took beyond the deadline.
+async fn stop(fetcher: Fetcher, deadline: Duration) -> (Counts, Duration) {
+    let start = Instant::now();
+    let (reason, counts) = fetcher.shutdown(deadline).await;
+    let took = start.elapsed();
+    assert_eq!(reason, EndReason::Stopped);
+    assert_eq!(counts.balance(), 0, "{counts:?}");
+    assert!(took < deadline + SLACK, "{took:?} of {deadline:?}");
+    (counts, took.saturating_sub(deadline))
+}
+
+/// The counters of what is started on this thread while the recorder is installed.
+struct Counters {
+    snapshotter: Snapshotter,
+    /// By name and label: a snapshot has what was added since the one before.
+    sums: Mutex<HashMap<(String, String), u64>>,
+}
+
+impl Counters {
+    fn of(recorder: &DebuggingRecorder) -> Self {
+        Self { snapshotter: recorder.snapshotter(), sums: Mutex::default() }
+    }
+
+    /// The sum of one counter.
+    fn get(&self, name: &str, label: &str) -> u64 {
+        let mut sums = self.sums.lock().unwrap();
+        for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
+            if let DebugValue::Counter(added) = value {
+                let label = key.key().labels().next().map_or("", |label| label.value());
+                *sums.entry((key.key().name().to_owned(), label.to_owned())).or_default() += added;
+            }
+        }
+        sums[&(name.to_owned(), label.to_owned())]
+    }
+}
+
+/// `head` ran on the thread of the sockets: nothing was announced any more, and a stop with a
+/// deadline of one second had not returned after eight.
+#[tokio::test]
+async fn a_sink_that_never_returns_from_a_call_holds_up_neither_the_rest_nor_the_stop() {
+    for stuck in CALLS {
+        let latch = Latch::default();
+        let node = Node::start(20, |config| config);
+        let sink = {
+            let latch = latch.clone();
+            Hooked::new(move |call| {
+                if call == stuck {
+                    latch.wait();
+                }
+            })
+        };
+        // The first transaction is pending before the start: `holding` is asked about it.
+        node.node.submit(node.txs[0].raw.clone()).unwrap();
+        let mut config = node.fetcher().with_request_connections(2);
+        config.backfill = Backfill::Pending;
+        let fetcher = Fetcher::start(config, sink.clone()).await.expect("a node is there");
+        if stuck != Call::Deliver {
+            eventually("the source is live", || fetcher.is_live()).await;
+            for tx in &node.txs[1..10] {
+                node.node.submit(tx.raw.clone()).unwrap();
+            }
+            settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
+            node.node.mine_only(&[node.txs[0].hash]).unwrap();
+            node.node.submit(rivals(&node)[1].raw.clone()).unwrap();
+            settled(&fetcher, "11 pooled", |counts| counts.pooled == 11).await;
+            let report = fetcher.audit(0, AuditMode::Recover).await;
+            assert_eq!(report.expect("the node lists its pool").vanished, 1);
+            for tx in &node.txs[10..] {
+                node.node.submit(tx.raw.clone()).unwrap();
+            }
+            settled(&fetcher, "all pooled", |counts| counts.pooled == 21).await;
+            assert!(fetcher.is_live());
+        } else {
+            eventually("it is requested", || fetcher.counts().unfinished > 0).await;
+            for _ in 0..3 {
+                let before = fetcher.status()[0].head;
+                node.node.mine_only(&[]).unwrap();
+                eventually("a head is announced", || fetcher.status()[0].head > before).await;
+            }
+            eventually("heads are told", || sink.told(|told| told.heads.len() >= 3)).await;
+        }
+        let (counts, over) = stop(fetcher, Duration::from_secs(1)).await;
+        println!("{stuck:?}: over {over:?}, {counts:?}");
+        assert_eq!(counts.unfinished > 0, stuck == Call::Deliver);
+        latch.open();
+    }
+}
+
+/// A panic in `holding` ended the comparison without a result, and the source waited for it for
+/// ever: it said `Live`, and no audit ran again. One in `head` ended the fetcher.
+#[tokio::test]
+async fn a_panic_of_the_sink_costs_that_call_alone_and_is_counted() {
+    for panics in CALLS {
+        let recorder = DebuggingRecorder::new();
+        let counters = Counters::of(&recorder);
+        let _installed = metrics::set_default_local_recorder(&recorder);
+        let node = Node::start(10, |config| config);
+        let armed = Arc::new(AtomicBool::new(false));
+        let sink = {
+            let armed = Arc::clone(&armed);
+            Hooked::new(move |call| {
+                if call == panics && armed.swap(false, SeqCst) {
+                    panic!("a test panics here");
+                }
+            })
+        };
+        let fetcher = start(node.fetcher().with_audit_interval(None), sink.clone()).await;
+        node.node.submit(node.txs[0].raw.clone()).unwrap();
+        settled(&fetcher, "one pooled", |counts| counts.pooled == 1).await;
+        if panics == Call::Vanished {
+            node.node.submit(rivals(&node)[0].raw.clone()).unwrap();
+            settled(&fetcher, "it is replaced", |counts| counts.pooled == 2).await;
+        }
+        armed.store(true, SeqCst);
+        node.node.submit(node.txs[1].raw.clone()).unwrap();
+        node.node.mine_only(&[]).unwrap();
+        let audit = || fetcher.audit(0, AuditMode::Recover);
+        audit().await.expect("the node lists its pool");
+        eventually("it panics", || !armed.load(SeqCst)).await;
+        // Everything goes on: announcements, heads, nonces, audits.
+        let heads = sink.told(|told| told.heads.len());
+        let nonces = sink.told(|told| told.nonces);
+        let audits = fetcher.status()[0].audits;
+        assert!(fetcher.is_live());
+        for tx in &node.txs[2..] {
+            node.node.submit(tx.raw.clone()).unwrap();
+        }
+        settled(&fetcher, "the rest is pooled", |counts| counts.pooled >= 9).await;
+        assert_eq!(fetcher.counts().failed, u64::from(panics == Call::Deliver));
+        node.node.mine();
+        eventually("heads", || sink.told(|told| told.heads.len() > heads)).await;
+        eventually("nonces", || sink.told(|told| told.nonces > nonces)).await;
+        audit().await.expect("the node lists its pool");
+        assert!(fetcher.status()[0].audits > audits);
+        let all: BTreeSet<B256> = node.txs.iter().map(|tx| tx.hash).collect();
+        let missing = sink.told(|told| all.difference(&told.pooled).count() as u64);
+        // What was lost with the panic may come again, unless a block has taken it.
+        assert!(missing <= fetcher.counts().failed, "{missing}");
+        stop(fetcher, Duration::from_secs(5)).await;
+        let label = format!("{panics:?}").to_lowercase();
+        assert_eq!(counters.get("mempool_fetcher_sink_panics_total", &label), 1);
+    }
+}
+
+/// `blocking_send` panicked in `head` and ended the fetcher: it was called inside of a runtime.
+#[tokio::test]
+async fn a_sink_may_block_on_a_full_channel() {
+    struct Blocking(mpsc::Sender<u64>);
+    impl TransactionSink for Blocking {
+        async fn deliver(&self, _: FetchedTransaction) -> Delivery {
+            // Also after it has waited.
+            tokio::task::yield_now().await;
+            match self.0.blocking_send(0) {
+                Ok(()) => Delivery::Pooled,
+                Err(_) => Delivery::Closed,
+            }
+        }
+
+        async fn chain_event(&self, event: ChainEvent) {
+            if let ChainEvent::Head(block) = event {
+                self.0.blocking_send(block.head.number).unwrap();
+            }
+        }
+    }
+    let node = Node::start(10, |config| config);
+    let (sender, mut received) = mpsc::channel(1);
+    let fetcher = start(node.fetcher(), Blocking(sender)).await;
+    node.submit_all();
+    for _ in 0..5 {
+        node.node.mine_only(&[]).unwrap();
+    }
+    let (mut heads, mut txs) = (0, 0);
+    while heads < 6 || txs < 10 {
+        match received.recv().await {
+            Some(0) if heads > 0 => txs += 1,
+            Some(_) => heads += 1,
+            None => panic!("the sink is gone"),
+        }
+    }
+    settled(&fetcher, "all pooled", |counts| counts.pooled == 10 && counts.failed == 0).await;
+    stop(fetcher, Duration::from_secs(5)).await;
+}
+
+#[tokio::test]
+async fn one_channel_carries_transactions_heads_nonces_and_reorgs_in_order() {
+    let node = Node::start(10, |config| config);
+    let (sender, mut events) = mpsc::channel(64);
+    let fetcher = start(node.fetcher(), sender).await;
+    node.submit_all();
+    settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
+    node.node.mine();
+
+    let mut heads: Vec<Head> = Vec::new();
+    let (mut txs, mut mined, mut raised) = (0, 0, BTreeSet::new());
+    let mut reorged = false;
+    while !reorged || raised.is_empty() {
+        match events.recv().await.expect("the fetcher runs") {
+            SinkEvent::Transaction(_) => txs += 1,
+            SinkEvent::Chain(ChainEvent::Head(block)) => {
+                mined += block.mined.len();
+                if mined == 10 && !reorged {
+                    node.node.reorg(1).unwrap();
+                }
+                reorged |= heads.iter().any(|head| head.number >= block.head.number);
+                heads.push(block.head);
+            }
+            SinkEvent::Chain(ChainEvent::Nonces(nonces)) => {
+                let of_a_head = |head: &Head| head.hash == nonces.block_hash;
+                assert!(heads.iter().any(of_a_head), "nonces before their head");
+                raised.extend(nonces.updates.into_iter().map(|update| update.sender));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(txs, 10);
+    // A channel that nobody reads any more does not hold up the stop.
+    let (_, over) = stop(fetcher, Duration::from_secs(5)).await;
+    assert_eq!(over, Duration::ZERO);
+}
+
+/// The sink takes a head, and the next only after more blocks than are remembered.
+#[tokio::test]
+async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
+    const BLOCKS: usize = 90;
+    let recorder = DebuggingRecorder::new();
+    let counters = Counters::of(&recorder);
+    let _installed = metrics::set_default_local_recorder(&recorder);
+    let node = Node::start(BLOCKS + 1, |config| config);
+    let latch = Latch::default();
+    let sink = {
+        let latch = latch.clone();
+        Hooked::new(move |call| {
+            if call == Call::Head {
+                latch.wait();
+            }
+        })
+    };
+    let fetcher = start(node.fetcher().with_audit_interval(None), sink.clone()).await;
+    node.submit_all();
+    settled(&fetcher, "all pooled", |counts| counts.pooled == BLOCKS as u64 + 1).await;
+    let mut last = 0;
+    for tx in &node.txs[..BLOCKS] {
+        last = node.node.mine_only(&[tx.hash]).unwrap().number;
+        eventually("the head is announced", || fetcher.status()[0].head >= Some(last)).await;
+    }
+    let dropped = |event| counters.get("mempool_fetcher_sink_dropped_total", event);
+    // The one in the sink, 64 that wait.
+    eventually("the rest is dropped", || dropped("head") as usize == BLOCKS - 64).await;
+    assert!(dropped("nonces") > 0);
+    let audits = fetcher.status()[0].audits;
+    latch.open();
+    eventually("the latest head is told", || {
+        sink.told(|told| told.heads.last().is_some_and(|head| *head == last))
+    })
+    .await;
+    let told = sink.told(|told| (told.heads.clone(), told.mined.clone()));
+    assert!(told.0.is_sorted(), "{:?}", told.0);
+    assert_eq!(told.0.len(), 65);
+    let mined: BTreeSet<B256> = node.txs[..BLOCKS].iter().map(|tx| tx.hash).collect();
+    assert_eq!(told.1, mined, "also what the dropped blocks took");
+    eventually("a comparison follows", || fetcher.status()[0].audits > audits).await;
+    assert_eq!(dropped("mined"), 0);
+    stop(fetcher, Duration::from_secs(5)).await;
+}
+
+/// What the sink calls back while it is called.
+#[tokio::test]
+async fn a_sink_may_call_the_fetcher_and_even_stop_it() {
+    for from in CALLS {
+        let node = Node::start(4, |config| config);
+        let held: Arc<Mutex<Option<Fetcher>>> = Arc::default();
+        let (ended, ends) = std::sync::mpsc::channel();
+        let sink = {
+            let held = Arc::clone(&held);
+            Hooked::new(move |call| {
+                if call != from {
+                    return;
+                }
+                // Not while the lock is held: other calls take it too.
+                let Some(fetcher) = held.lock().unwrap().take() else { return };
+                assert_eq!(fetcher.status().len(), 1);
+                assert_eq!(fetcher.counts().balance(), 0);
+                if call == Call::Deliver {
+                    block_on(fetcher.audit(0, AuditMode::CompareOnly)).expect("it compares");
+                }
+                let (reason, _) = block_on(fetcher.shutdown(Duration::from_millis(300)));
+                ended.send(reason).unwrap();
+            })
+        };
+        let mut config = node.fetcher();
+        config.audit_interval = Some(Duration::from_millis(100));
+        let fetcher = start(config, sink.clone()).await;
+        node.node.submit(node.txs[0].raw.clone()).unwrap();
+        settled(&fetcher, "one pooled", |counts| counts.pooled == 1).await;
+        *held.lock().unwrap() = Some(fetcher);
+        // A replacement, a block with nonces, and audits: every call comes.
+        node.node.submit(rivals(&node)[0].raw.clone()).unwrap();
+        node.node.submit(node.txs[1].raw.clone()).unwrap();
+        node.node.mine_only(&[node.txs[1].hash]).unwrap();
+        let mut reason = None;
+        eventually("it is stopped", || {
+            reason = ends.try_recv().ok();
+            reason.is_some()
+        })
+        .await;
+        let reason = reason.expect("it was received");
+        assert_eq!(reason, EndReason::Stopped, "{from:?}");
+    }
+}
+
+/// A comparison reads a pool on a thread of its own, which outlived the runtime that it used.
+#[tokio::test]
+async fn the_stop_is_in_time_under_every_fault_and_with_every_call_stuck() {
+    let deadline = Duration::from_millis(500);
+    let mut worst = Duration::ZERO;
+    for (index, fault) in Fault::all().into_iter().enumerate() {
+        let stuck = CALLS[index % CALLS.len()];
+        let latch = Latch::default();
+        let sink = {
+            let latch = latch.clone();
+            Hooked::new(move |call| {
+                if call == stuck {
+                    latch.wait();
+                }
+            })
+        };
+        let node = Node::start(50, |config| config);
+        let mut config = node.fetcher().with_start(StartPolicy::WaitForNode);
+        config.audit_interval = Some(Duration::from_millis(100));
+        config.audit_settle = Duration::from_millis(10);
+        let fetcher = Fetcher::start(config, sink).await.expect("it waits for the node");
+        eventually("the node is reached", || fetcher.status()[0].node.is_some()).await;
+        node.submit_all();
+        node.node.mine_only(&[node.txs[0].hash]).unwrap();
+        node.node.inject(fault);
+        // Whatever it is in the middle of, more or less.
+        tokio::time::sleep(Duration::from_millis(10 * (index as u64 % 20))).await;
+        let (counts, over) = stop(fetcher, deadline).await;
+        worst = worst.max(over);
+        println!("{fault:?} with {stuck:?} stuck: over {over:?}, unfinished {}", counts.unfinished);
+        latch.open();
+    }
+    println!("the stop took at most {worst:?} longer than its deadline");
+}
+
+/// A sink that was closed made the fetcher end with the default deadline of 5 s, whatever the
+/// `shutdown` said that came after it.
+#[tokio::test]
+async fn a_deadline_that_comes_after_the_end_has_begun_counts() {
+    struct Closes(Latch);
+    impl TransactionSink for Closes {
+        async fn deliver(&self, _: FetchedTransaction) -> Delivery {
+            Delivery::Closed
+        }
+
+        async fn chain_event(&self, _: ChainEvent) {
+            self.0.wait();
+        }
+    }
+    let (node, latch) = (Node::start(1, |config| config), Latch::default());
+    let fetcher = start(node.fetcher(), Closes(latch.clone())).await;
+    node.submit_all();
+    eventually("it ends", || !fetcher.is_live()).await;
+    let start = Instant::now();
+    let (reason, _) = fetcher.shutdown(Duration::from_millis(100)).await;
+    assert_eq!(reason, EndReason::SinkClosed);
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    latch.open();
+}
+
+#[tokio::test]
+async fn a_stop_may_wait_for_as_long_as_the_type_allows() {
+    let node = Node::start(1, |config| config);
+    let (fetcher, _pool) = ingest(node.fetcher()).await;
+    assert_eq!(fetcher.shutdown(Duration::MAX).await.0, EndReason::Stopped);
+}
 
 #[tokio::test]
 async fn audits_run_one_after_another_and_callers_beyond_the_queue_are_told() {

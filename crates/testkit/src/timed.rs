@@ -8,9 +8,7 @@ use std::{
 use alloy_primitives::B256;
 use mempool_ingest::{
     OrderPool,
-    txpool_fetcher::{
-        Block, BlockNonces, Delivery, Entry, FetchedTransaction, Holding, TransactionSink,
-    },
+    txpool_fetcher::{ChainEvent, Delivery, Entry, FetchedTransaction, Holding, TransactionSink},
 };
 
 /// Takes the time of what was announced, from the announcement read from the socket to the order in
@@ -39,12 +37,8 @@ impl TransactionSink for Timed {
         delivery
     }
 
-    fn head(&self, block: &Block) {
-        TransactionSink::head(&self.pool, block);
-    }
-
-    fn nonces(&self, nonces: &BlockNonces) {
-        TransactionSink::nonces(&self.pool, nonces);
+    async fn chain_event(&self, event: ChainEvent) {
+        self.pool.chain_event(event).await;
     }
 
     fn holding(&self, hash: &B256) -> Holding {

@@ -6,6 +6,7 @@ mod object;
 mod retry;
 
 use std::{
+    convert::Infallible,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -15,7 +16,7 @@ use std::{
 
 use alloy_primitives::B256;
 use chain_view::RecentBlocks;
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, sync::mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(crate) use self::{
@@ -32,6 +33,7 @@ use crate::{
     request_connections::{RequestConnections, Requests},
     seen::{Seen, SeenSet},
     sink::TransactionSink,
+    sink_thread::SinkQueue,
     slots::{Slot, Slots},
     sync::lock,
 };
@@ -41,6 +43,8 @@ use crate::{
 pub(crate) struct FetchContext<S> {
     pub(crate) config: FetcherConfig,
     pub(crate) sink: S,
+    /// What the sink is told and asked, apart from deliveries.
+    pub(crate) sink_queue: Arc<SinkQueue>,
     pub(crate) tally: Arc<Tally>,
     pub(crate) seen: SeenSet,
     pub(crate) slots: Slots,
@@ -54,12 +58,15 @@ pub(crate) struct FetchContext<S> {
     pub(crate) runtime: Handle,
     /// Fetches that wait for a retry, so that a stop can wait for them.
     pub(crate) tasks: TaskTracker,
-    /// Held by each thread that reads answers, so that a stop can wait for them.
-    pub(crate) alive: crossbeam_channel::Sender<()>,
+    /// Held by each thread that may call the sink, so that a stop can wait for them.
+    pub(crate) alive: Alive,
     pub(crate) stop: CancellationToken,
     pub(crate) sink_closed: CancellationToken,
     pub(crate) announcement_counts: Box<[Arc<AnnouncementCounts>]>,
 }
+
+/// Nothing is ever sent: the receiver sees the end when the last holder has gone.
+pub(crate) type Alive = mpsc::Sender<Infallible>;
 
 /// How many hashes a source announced, and how many of them before any other source.
 #[derive(Debug, Default)]
@@ -231,7 +238,7 @@ impl<S> FetchContext<S> {
         // contains the transaction makes it mined for as long as it is there: what lost its nonce to
         // a block, or was mined in one that we do not know, may be pending again after a reorg.
         match seen {
-            Some(Seen::Delivered) if self.is_mined(&hash) => self.seen.mined(hash),
+            Some(Seen::Delivered) if self.is_mined(&hash) => _ = self.seen.mined(hash),
             Some(Seen::Mined) if !self.is_mined(&hash) => self.seen.forget_mined(hash),
             _ => {}
         }

@@ -1,13 +1,13 @@
 //! The public handle: starts, reports on and stops the fetcher.
 
 use std::{
+    convert::Infallible,
     io,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use chain_view::RecentBlocks;
-use crossbeam_channel::RecvTimeoutError;
 use tokio::{
     runtime::{Builder, Runtime},
     sync::{
@@ -15,7 +15,7 @@ use tokio::{
         oneshot, watch,
     },
     task::JoinSet,
-    time::timeout_at,
+    time::sleep_until,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -31,12 +31,13 @@ use crate::{
     request_connections::RequestConnections,
     seen::SeenSet,
     sink::TransactionSink,
+    sink_thread::{self, SinkQueue},
     slots::Slots,
     snapshot::SnapshotError,
     source::{AuditRequest, Source, SourceChannels, SourceShared, SourceStatus},
 };
 
-/// How long a stop without a deadline of its own waits for what is being delivered.
+/// How long an end without a deadline of its own waits for what the sink has not returned from.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Requests for audits that may wait for one source while one runs; further callers get an error.
@@ -67,7 +68,7 @@ pub struct Fetcher {
     deferral: Arc<Deferral>,
     sources: Vec<(Arc<SourceShared>, mpsc::Sender<AuditRequest>)>,
     stop: CancellationToken,
-    deadline: Arc<Mutex<Duration>>,
+    deadline: watch::Sender<Option<Instant>>,
     ended: watch::Receiver<Option<EndReason>>,
 }
 
@@ -95,16 +96,17 @@ impl Fetcher {
             tally.metrics.oldest_deferred.clone(),
         )?);
         let (ended_tx, ended) = watch::channel(None);
-        let deadline = Arc::new(Mutex::new(DEFAULT_DEADLINE));
+        let (deadline, deadline_rx) = watch::channel(None);
         let io = io_runtime()?;
-        // Nothing is ever sent: it ends when the last of those who hold the sender has.
-        let (alive, all_ended) = crossbeam_channel::bounded::<()>(0);
+        let (alive, all_ended) = mpsc::channel(1);
+        let sink_queue = SinkQueue::new(tally.metrics.sink.clone());
         let sources: Vec<_> = {
             let all = config.sources.iter().cloned();
             all.map(|endpoint| SourceShared::new(endpoint, &config)).collect()
         };
         let context = Arc::new(FetchContext {
             sink,
+            sink_queue: Arc::clone(&sink_queue),
             seen: SeenSet::new(config.seen_capacity),
             slots: Slots::new(
                 config.fetch_slots,
@@ -114,8 +116,8 @@ impl Fetcher {
             ),
             deferral: Arc::clone(&deferral),
             requests: RequestConnections::new(config.sources.len()),
-            mined: Mutex::new(RecentBlocks::new(heads::RECENT_BLOCKS)),
-            chain_id: Mutex::new(None),
+            mined: RecentBlocks::new(heads::RECENT_BLOCKS).into(),
+            chain_id: None.into(),
             runtime: io.handle().clone(),
             tasks: TaskTracker::new(),
             alive,
@@ -139,16 +141,16 @@ impl Fetcher {
             firsts.push(first_rx);
             parts.push((shared, audit_rx, first_tx));
         }
-        let limit = Arc::clone(&deadline);
+        // Also when the supervisor panics, or cannot be started.
+        let ends_queue = EndsQueue(sink_queue);
+        sink_thread::spawn(&context)
+            .map_err(|source| StartError::Thread { thread: "mempool-sink", source })?;
         let body = move || {
-            let (reason, deadline) = io.block_on(supervise(context, parts, &limit));
-            // Bounded: a sink that blocks keeps its thread, and we do not wait for it any longer.
-            if all_ended.recv_deadline(deadline) == Err(RecvTimeoutError::Timeout) {
-                tracing::warn!("a sink has not returned at the deadline");
-            }
+            let _ends_queue = ends_queue;
+            let reason = io.block_on(supervise(context, parts, all_ended, deadline_rx));
             // The `Fetcher` may have been dropped.
             let _ = ended_tx.send(Some(reason));
-            // Its drop would wait for a sink that blocks.
+            // Its drop would wait for what blocks.
             io.shutdown_background();
         };
         std::thread::Builder::new()
@@ -238,13 +240,15 @@ impl Fetcher {
         }
     }
 
-    /// Stops and waits: no thread or task of the fetcher is left afterwards, unless a sink has
-    /// not returned by `deadline`. What was not delivered stays counted as unfinished.
+    /// Stops and waits, at most for `deadline`. No thread or task of the fetcher is left afterwards,
+    /// unless the sink has not returned by then: the threads that are in the sink are left behind,
+    /// and end when it returns. What it still holds stays counted as unfinished, and the events of
+    /// the chain that it has not taken are dropped (`mempool_fetcher_sink_dropped_total`).
     ///
     /// # Cancel safety
     /// The stop continues if this is dropped.
     pub async fn shutdown(self, deadline: Duration) -> (EndReason, Counts) {
-        *crate::sync::lock(&self.deadline) = deadline;
+        self.deadline.send_replace(Some(after(deadline)));
         self.stop.cancel();
         let reason = self.ended().await;
         (reason, self.counts())
@@ -254,6 +258,35 @@ impl Fetcher {
 impl Drop for Fetcher {
     fn drop(&mut self) {
         self.stop.cancel();
+    }
+}
+
+/// Ends the sink's thread when it is dropped.
+struct EndsQueue(Arc<SinkQueue>);
+
+impl Drop for EndsQueue {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// A time so far away that nobody waits for it, when the clock cannot represent the sum.
+fn after(duration: Duration) -> Instant {
+    const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    let now = Instant::now();
+    now.checked_add(duration).unwrap_or(now + FAR)
+}
+
+/// Waits for the deadline, also when it is changed meanwhile.
+async fn passed(mut deadline: watch::Receiver<Option<Instant>>) {
+    let default = after(DEFAULT_DEADLINE);
+    loop {
+        let until = deadline.borrow_and_update().unwrap_or(default);
+        tokio::select! {
+            () = sleep_until(until.into()) => return,
+            // Without the `Fetcher` nobody can change it any more.
+            Ok(()) = deadline.changed() => {}
+        }
     }
 }
 
@@ -303,8 +336,9 @@ type Part =
 async fn supervise<S: TransactionSink>(
     context: Arc<FetchContext<S>>,
     parts: Vec<Part>,
-    deadline: &Mutex<Duration>,
-) -> (EndReason, Instant) {
+    mut all_ended: mpsc::Receiver<Infallible>,
+    deadline: watch::Receiver<Option<Instant>>,
+) -> EndReason {
     let mut heads_of_sources = Vec::new();
     let mut sources = JoinSet::new();
     for (index, (shared, audits, first)) in parts.into_iter().enumerate() {
@@ -334,14 +368,25 @@ async fn supervise<S: TransactionSink>(
             }
         }
     };
-    // One deadline for all that is waited for.
-    let until = Instant::now() + *crate::sync::lock(deadline);
     context.stop.cancel();
-    while sources.join_next().await.is_some() {}
-    followers.shutdown().await;
-    context.tasks.close();
-    if timeout_at(until.into(), context.tasks.wait()).await.is_err() {
-        tracing::warn!("the sink has not returned at the deadline");
+    let end = async {
+        while sources.join_next().await.is_some() {}
+        followers.shutdown().await;
+        context.tasks.close();
+        context.tasks.wait().await;
+        // Nobody applies heads any more.
+        context.sink_queue.drain();
+        // It has a sender too.
+        drop(context);
+        let _ended = all_ended.recv().await;
+    };
+    tokio::select! {
+        // What has ended in time is no failure, however late this is polled.
+        biased;
+        () = end => {}
+        () = passed(deadline) => {
+            tracing::warn!("the sink has not returned at the deadline: its threads are left behind");
+        }
     }
-    (reason, until)
+    reason
 }

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!  source 0: newHeads --> fetch: the block's hashes, missed ancestors --+
-//!  source 1: newHeads --> fetch                                         +--> apply --> TransactionSink::head
+//!  source 1: newHeads --> fetch                                         +--> apply --> mempool-sink: heads
 //!                                                                              |
 //!                                             full blocks, one at a time  <----+
 //!                                                   |
-//!                                                   +----------------------------> TransactionSink::nonces
+//!                                                   +----------------------------> mempool-sink: nonces
 //! ```
 //! Each source's heads are fetched by a task of its own, so a node that is frozen holds up its own
 //! heads only. One task applies what they bring, so the sink sees one chain.
@@ -166,8 +166,24 @@ pub(crate) fn follow<S: TransactionSink>(
     let events: Arc<[_]> = events.into();
     let (full_blocks, waiting) = mpsc::channel(nonces::BLOCKS_WAITING);
     tasks.spawn(nonces::read(Arc::clone(context), waiting, Arc::clone(&events)));
+    tasks.spawn(compare_after_dropped_events(Arc::clone(context), Arc::clone(&events)));
     tasks.spawn(Applier::new(Arc::clone(context), full_blocks, events).run(fetched));
     tasks
+}
+
+/// Has the pools compared when the sink has caught up after events were dropped: what the node lost
+/// meanwhile for another reason than a block is then told as vanished.
+async fn compare_after_dropped_events<S: TransactionSink>(
+    context: Arc<FetchContext<S>>,
+    events: Arc<[mpsc::Sender<Event>]>,
+) {
+    loop {
+        context.sink_queue.caught_up().await;
+        for source in events.iter() {
+            // The source may have ended; then nobody needs to know.
+            let _ = source.send(Event::MissedHeads).await;
+        }
+    }
 }
 
 /// The head of a source right after it has connected: otherwise no base fee is known until its next

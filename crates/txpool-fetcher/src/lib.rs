@@ -20,6 +20,7 @@ mod request;
 mod request_connections;
 mod seen;
 mod sink;
+mod sink_thread;
 mod slots;
 mod snapshot;
 mod source;
@@ -42,7 +43,7 @@ pub use self::{
     metrics::METRICS,
     outcome::{Counts, Entry, Outcome},
     reconcile::{AuditMode, AuditReport},
-    sink::{Delivery, FetchedTransaction, Holding, TransactionSink},
+    sink::{ChainEvent, Delivery, FetchedTransaction, Holding, SinkEvent, TransactionSink},
     snapshot::SnapshotError,
     source::SourceStatus,
     tx::{Answer, Malformed, SidecarError, read_answer, read_raw, verify_blob_proofs},

@@ -65,6 +65,27 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
         "blocks that could not be read, by `part` and `reason`; a comparison follows",
     ),
     (
+        "mempool_fetcher_sink_waiting",
+        Unit::Count,
+        "heads, nonce updates and requests that wait for the sink",
+    ),
+    (
+        "mempool_fetcher_sink_panics_total",
+        Unit::Count,
+        "panics of the sink, by `call`: deliver, head, nonces, vanished, holding",
+    ),
+    (
+        "mempool_fetcher_sink_dropped_total",
+        Unit::Count,
+        "events of the chain dropped because the sink did not take them, by `event`: head, nonces, \
+         vanished, mined (a hash of a dropped block)",
+    ),
+    (
+        "mempool_fetcher_sink_timeouts_total",
+        Unit::Count,
+        "comparisons for which the sink did not say in time what it holds",
+    ),
+    (
         "mempool_fetcher_unlistable",
         Unit::Count,
         "pending transactions that the node counts and does not list (blobs on geth)",
@@ -129,6 +150,7 @@ pub(crate) struct Metrics {
     pub(crate) audits_recovered: Counter,
     pub(crate) audits_failed: Counter,
     pub(crate) malformed_notifications: Counter,
+    pub(crate) sink: SinkMetrics,
     pub(crate) unlistable: Gauge,
     pub(crate) in_flight_bytes: Gauge,
     pub(crate) late_answers: Counter,
@@ -173,6 +195,7 @@ impl Metrics {
             audits_recovered: audits("recovered"),
             audits_failed: audits("failed"),
             malformed_notifications: counter!("mempool_fetcher_malformed_notifications_total"),
+            sink: SinkMetrics::new(),
             unlistable: gauge!("mempool_fetcher_unlistable"),
             in_flight_bytes: gauge!("mempool_fetcher_in_flight_bytes"),
             late_answers: counter!("mempool_fetcher_late_answers_total"),
@@ -188,6 +211,41 @@ impl Metrics {
     pub(crate) fn unread_block(part: &'static str, reason: &'static str) {
         counter!("mempool_fetcher_unread_blocks_total", "part" => part, "reason" => reason)
             .increment(1);
+    }
+}
+
+/// The handles of what concerns the sink.
+#[derive(Clone, Debug)]
+pub(crate) struct SinkMetrics {
+    pub(crate) waiting: Gauge,
+    pub(crate) timeouts: Counter,
+    panics: [Counter; SinkMetrics::CALLS.len()],
+    dropped: [Counter; SinkMetrics::EVENTS.len()],
+}
+
+impl SinkMetrics {
+    const CALLS: [&str; 5] = ["deliver", "head", "nonces", "vanished", "holding"];
+    const EVENTS: [&str; 4] = ["head", "nonces", "vanished", "mined"];
+
+    fn new() -> Self {
+        Self {
+            waiting: gauge!("mempool_fetcher_sink_waiting"),
+            timeouts: counter!("mempool_fetcher_sink_timeouts_total"),
+            panics: Self::CALLS
+                .map(|call| counter!("mempool_fetcher_sink_panics_total", "call" => call)),
+            dropped: Self::EVENTS
+                .map(|event| counter!("mempool_fetcher_sink_dropped_total", "event" => event)),
+        }
+    }
+
+    pub(crate) fn panicked(&self, call: &'static str) {
+        let index = Self::CALLS.iter().position(|label| *label == call);
+        self.panics[index.expect("a label of the set")].increment(1);
+    }
+
+    pub(crate) fn dropped(&self, event: &'static str, count: u64) {
+        let index = Self::EVENTS.iter().position(|label| *label == event);
+        self.dropped[index.expect("a label of the set")].increment(count);
     }
 }
 

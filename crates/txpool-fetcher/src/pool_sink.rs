@@ -1,10 +1,9 @@
 //! The order pool as a sink.
 
 use alloy_primitives::B256;
-use chain_view::{Block, BlockNonces};
 use order_pool::{InsertOutcome, OrderPool, Origin, RejectReason, Transaction};
 
-use crate::sink::{Delivery, FetchedTransaction, Holding, TransactionSink};
+use crate::sink::{ChainEvent, Delivery, FetchedTransaction, Holding, TransactionSink};
 
 impl TransactionSink for OrderPool {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
@@ -24,13 +23,16 @@ impl TransactionSink for OrderPool {
         }
     }
 
-    fn head(&self, block: &Block) {
-        // What the block is to the pool is in the pool's counters.
-        let _ = self.on_head(block.clone());
-    }
-
-    fn nonces(&self, nonces: &BlockNonces) {
-        self.on_nonces(nonces.block_hash, nonces.updates.iter().copied());
+    async fn chain_event(&self, event: ChainEvent) {
+        match event {
+            ChainEvent::Head(block) => {
+                // What the block is to the pool is in the pool's counters.
+                let _ = self.on_head(block);
+            }
+            ChainEvent::Nonces(nonces) => self.on_nonces(nonces.block_hash, nonces.updates),
+            // A builder may still want it: it stays until it expires.
+            ChainEvent::Vanished(_) => {}
+        }
     }
 
     fn holding(&self, hash: &B256) -> Holding {

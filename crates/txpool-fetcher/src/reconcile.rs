@@ -7,7 +7,7 @@ use std::{
 
 use alloy_primitives::{B256, U64, map::B256HashSet};
 use serde::Deserialize;
-use tokio::{sync::oneshot, time::sleep};
+use tokio::{runtime::Builder, sync::oneshot, time::sleep};
 
 use crate::{
     config::{Backfill, Endpoint},
@@ -133,12 +133,23 @@ impl<S: TransactionSink> Comparison<S> {
         let queued = context.config.backfill == Backfill::PendingAndQueued;
         let queued = content.queued.iter().filter(|_| queued);
         let mut missing: Vec<B256> = Vec::new();
+        let mut asked = Vec::new();
         for hash in content.pending.iter().chain(queued) {
             match self.standing(hash) {
                 Standing::Ours => {}
-                Standing::Removed => report.removed += 1,
                 Standing::Refused => report.refused += 1,
-                Standing::Missing => missing.push(*hash),
+                Standing::AskSink { .. } => asked.push(*hash),
+            }
+        }
+        let holdings = context.sink_queue.holding(&asked).await;
+        for (hash, holding) in asked.into_iter().zip(holdings) {
+            // It may have been announced or mined meanwhile.
+            let Standing::AskSink { was_delivered } = self.standing(&hash) else { continue };
+            match holding {
+                Holding::Held => {}
+                Holding::Removed => report.removed += 1,
+                Holding::Unknown if was_delivered => {}
+                Holding::Unknown | Holding::Missing => missing.push(hash),
             }
         }
         if self.mode == AuditMode::Recover {
@@ -181,11 +192,23 @@ impl<S: TransactionSink> Comparison<S> {
         if let Endpoint::Ipc(_) = endpoint {
             // The scan can take seconds of CPU: neither on the thread that reads the sockets nor on
             // a worker.
-            let runtime = tokio::runtime::Handle::current();
-            let (reply, content) = oneshot::channel();
+            // Not on the runtime of the sockets, which may end before this thread.
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            let (mut reply, content) = oneshot::channel();
+            let alive = self.context.alive.clone();
             let body = move || {
-                // The source may have stopped waiting.
-                let _ = reply.send(runtime.block_on(list_ipc(&endpoint, limit)));
+                let _alive = alive;
+                let listed = runtime.block_on(async {
+                    tokio::select! {
+                        // The source has stopped waiting.
+                        () = reply.closed() => None,
+                        listed = list_ipc(&endpoint, limit) => Some(listed),
+                    }
+                });
+                if let Some(listed) = listed {
+                    // It may have stopped just now.
+                    let _ = reply.send(listed);
+                }
             };
             std::thread::Builder::new().name("mempool-list".into()).spawn(body)?;
             return content.await.unwrap_or(Err(SnapshotError::ConnectionLost));
@@ -215,20 +238,12 @@ impl<S: TransactionSink> Comparison<S> {
     fn standing(&self, hash: &B256) -> Standing {
         match self.context.seen.get(hash) {
             Some(Seen::InFlight) => Standing::Ours,
-            Some(Seen::Delivered | Seen::Vanished) => match self.context.sink.holding(hash) {
-                Holding::Held | Holding::Unknown => Standing::Ours,
-                Holding::Removed => Standing::Removed,
-                Holding::Missing => Standing::Missing,
-            },
+            Some(Seen::Delivered | Seen::Vanished) => Standing::AskSink { was_delivered: true },
             Some(Seen::Refused) => Standing::Refused,
             // Mined between the list and now.
             Some(Seen::Mined) | None if self.context.is_mined(hash) => Standing::Ours,
             // Pending, so the block that had it is undone.
-            Some(Seen::Mined) | None => match self.context.sink.holding(hash) {
-                Holding::Held => Standing::Ours,
-                Holding::Removed => Standing::Removed,
-                Holding::Missing | Holding::Unknown => Standing::Missing,
-            },
+            Some(Seen::Mined) | None => Standing::AskSink { was_delivered: false },
         }
     }
 
@@ -273,24 +288,33 @@ impl<S: TransactionSink> Comparison<S> {
         if unlistable > 0 || self.context.config.sources.len() > 1 {
             return 0;
         }
-        let mut vanished = 0;
+        let mut vanished = Vec::new();
         for shard in 0..self.context.seen.shards() {
-            for hash in self.context.seen.delivered_before(shard, epoch) {
-                if !listed.contains(&hash) && !self.context.is_mined(&hash) {
-                    self.context.seen.settle(hash, Some(Seen::Vanished));
-                    self.context.sink.vanished(&hash);
-                    vanished += 1;
-                }
-            }
+            let delivered = self.context.seen.delivered_before(shard, epoch);
+            let gone = |hash: &B256| !listed.contains(hash) && !self.context.is_mined(hash);
+            vanished.extend(delivered.into_iter().filter(gone));
             tokio::task::yield_now().await;
         }
-        vanished
+        // A block may have come between two shards.
+        vanished.retain(|hash| self.context.seen.get(hash) == Some(Seen::Delivered));
+        let count = vanished.len() as u64;
+        // While the sink has not taken an earlier list, the next comparison finds them again.
+        if count == 0 || !self.context.sink_queue.push_vanished(vanished.clone()) {
+            return 0;
+        }
+        for hash in vanished {
+            self.context.seen.settle(hash, Some(Seen::Vanished));
+        }
+        count
     }
 }
 
+/// What we know of a hash that the node listed.
 enum Standing {
     Ours,
-    Removed,
     Refused,
-    Missing,
+    /// It is the sink that knows; if it does not, what was delivered counts as held.
+    AskSink {
+        was_delivered: bool,
+    },
 }

@@ -94,12 +94,15 @@ impl SeenSet {
         }
     }
 
-    /// Records that a block contains a hash, if the hash is known and not in flight.
-    pub(crate) fn mined(&self, hash: B256) {
+    /// Records that a block contains a hash, if the hash is known and not in flight. Says whether it
+    /// is known.
+    pub(crate) fn mined(&self, hash: B256) -> bool {
         let mut shard = self.shard(&hash);
-        if matches!(shard.get(&hash), Some(seen) if seen != Seen::InFlight) {
+        let seen = shard.get(&hash);
+        if seen.is_some_and(|seen| seen != Seen::InFlight) {
             self.insert(&mut shard, hash, Seen::Mined);
         }
+        seen.is_some()
     }
 
     /// Forgets a hash that no block has any more, if it was taken for mined.
@@ -272,7 +275,7 @@ mod tests {
                 match step {
                     0 => _ = seen.insert_new(hash(n)),
                     1 => seen.settle(hash(n), None),
-                    2 => seen.mined(hash(n)),
+                    2 => _ = seen.mined(hash(n)),
                     3 => seen.settle(hash(n), Some(Seen::Vanished)),
                     4 => seen.settle(hash(n), Some(Seen::Refused)),
                     5 => seen.forget_mined(hash(n)),

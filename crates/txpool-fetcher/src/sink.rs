@@ -122,12 +122,64 @@ pub enum Holding {
     Missing,
 }
 
+/// What happens to the chain, and to the node's pool, apart from new transactions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ChainEvent {
+    /// The chain has a new head, and its block contains these transactions. A reorg shows in
+    /// [`Head::parent_hash`](chain_view::Head::parent_hash). The first event comes right after the
+    /// first connection, with the head of that moment.
+    ///
+    /// If the block could not be read, it comes without hashes: that is counted
+    /// (`mempool_fetcher_unread_blocks_total`), and a comparison with the node's pool follows.
+    Head(Block),
+    /// The nonces that a block raised, a while after its [`Head`](Self::Head): they include those of
+    /// transactions that were never public. A reorg that undoes the block undoes them.
+    Nonces(BlockNonces),
+    /// The node does not have this pending transaction any more, and no block took it. A builder
+    /// may still want it, so a sink marks rather than removes.
+    Vanished(B256),
+}
+
+impl ChainEvent {
+    /// The value of the label in metrics: one of a closed set.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Head(_) => "head",
+            Self::Nonces(_) => "nonces",
+            Self::Vanished(_) => "vanished",
+        }
+    }
+}
+
 /// Takes what the fetcher brings. Implemented for `order_pool::OrderPool` (feature `order-pool`)
-/// and for [`tokio::sync::mpsc::Sender`].
+/// and for [`tokio::sync::mpsc::Sender`], of [`FetchedTransaction`] or of [`SinkEvent`].
 ///
-/// The calls come from the fetcher's own threads, several at once. [`head`](Self::head),
-/// [`nonces`](Self::nonces) and [`vanished`](Self::vanished) are the events of the chain: each takes
-/// one value and returns nothing.
+/// # Threads and order
+/// [`chain_event`](Self::chain_event) and [`holding`](Self::holding) are called on the thread
+/// `mempool-sink`, one at a time: heads in the order of the chain, the nonces of a block after its
+/// head. The nonces of two blocks come in the order of their heads, unless reading one was tried
+/// again. [`deliver`](Self::deliver) is called on the threads that read transactions, several at once,
+/// and at the same time as the others. So a transaction may be delivered before or after a head
+/// whose block contains it, and a sink that must not hold such a transaction compares with the
+/// recent blocks, as the order pool does. [`ChainEvent::Vanished`] comes after the delivery of its
+/// transaction has returned.
+///
+/// # A sink that blocks or panics
+/// It holds up nothing but itself: announcements, heads and requests are read on other threads, and
+/// the fetcher stops without it. A panic ends the call, is logged and counted
+/// (`mempool_fetcher_sink_panics_total`): a transaction counts as failed and may come again, an event
+/// is lost, a [`Holding`] is unknown.
+///
+/// While `chain_event` does not return, 64 heads and as many nonce updates wait. Beyond that the
+/// oldest is dropped and counted (`mempool_fetcher_sink_dropped_total`), so the latest head is always
+/// told. What a dropped block contained and is still mined is told with the next head. Once the sink
+/// has taken all that waited, the fetcher compares the pools, and what has left the node's pool for
+/// another reason is told as vanished.
+///
+/// The futures are polled on threads without a runtime: a sink may block in them (`blocking_send`,
+/// a lock), and must not use tokio's timers or sockets.
 pub trait TransactionSink: Send + Sync + 'static {
     /// Takes one transaction. May wait: a fetch slot is held meanwhile, so a slow sink slows the
     /// requests, never the subscription.
@@ -136,42 +188,55 @@ pub trait TransactionSink: Send + Sync + 'static {
     /// Dropped only when the fetcher stops; the transaction then stays counted as unfinished.
     fn deliver(&self, tx: FetchedTransaction) -> impl Future<Output = Delivery> + Send;
 
-    /// The chain has a new head, and its block contains these transactions. Called in the order of
-    /// the chain; a reorg shows in [`Head::parent_hash`](chain_view::Head::parent_hash). The first
-    /// call comes right after the first connection, with the head of that moment.
+    /// Takes one event of the chain. By default it is ignored.
     ///
-    /// If the block could not be read, it comes without hashes: that is counted
-    /// (`mempool_fetcher_unread_blocks_total`), and a comparison with the node's pool follows.
-    fn head(&self, block: &Block) {
-        let _ = block;
+    /// # Cancel safety
+    /// Dropped only when the fetcher stops; the event then counts as dropped.
+    fn chain_event(&self, event: ChainEvent) -> impl Future<Output = ()> + Send {
+        drop(event);
+        std::future::ready(())
     }
 
-    /// The nonces that a block raised, a while after its [`head`](Self::head): they include those of
-    /// transactions that were never public. In the order of the heads, unless reading one was tried
-    /// again. A reorg that undoes the block undoes them.
-    fn nonces(&self, nonces: &BlockNonces) {
-        let _ = nonces;
-    }
-
-    /// What became of a hash that was delivered.
+    /// What became of a hash that was delivered. If up to 64 of them are not answered within two
+    /// seconds, they count as [`Holding::Unknown`] (`mempool_fetcher_sink_timeouts_total`).
     fn holding(&self, hash: &B256) -> Holding {
         let _ = hash;
         Holding::Unknown
     }
-
-    /// The node does not have this pending transaction any more, and no block took it. A builder
-    /// may still want it, so a sink marks rather than removes.
-    fn vanished(&self, hash: &B256) {
-        let _ = hash;
-    }
 }
 
-/// Sends every transaction; heads are not passed on. Waits while the channel is full.
+/// Sends every transaction; events of the chain are not passed on. Waits while the channel is full.
 impl TransactionSink for mpsc::Sender<FetchedTransaction> {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
         match self.send(tx).await {
             Ok(()) => Delivery::Pooled,
             Err(_) => Delivery::Closed,
         }
+    }
+}
+
+/// All that a sink is told, for a channel that carries it: see
+/// [`TransactionSink`] for the order.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum SinkEvent {
+    /// A transaction.
+    Transaction(FetchedTransaction),
+    /// An event of the chain.
+    Chain(ChainEvent),
+}
+
+/// Sends every transaction and every event of the chain. Waits while the channel is full.
+impl TransactionSink for mpsc::Sender<SinkEvent> {
+    async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
+        match self.send(SinkEvent::Transaction(tx)).await {
+            Ok(()) => Delivery::Pooled,
+            Err(_) => Delivery::Closed,
+        }
+    }
+
+    async fn chain_event(&self, event: ChainEvent) {
+        // Nobody reads any more: the next delivery says so.
+        let _ = self.send(SinkEvent::Chain(event)).await;
     }
 }

@@ -13,7 +13,7 @@ use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_primitives::{B256, Bytes};
 use chain_view::PooledTransaction;
 
-use super::{Arrival, FetchContext, FetchRequest, FetchTask, retry::NoAnswer};
+use super::{Alive, Arrival, FetchContext, FetchRequest, FetchTask, retry::NoAnswer};
 use crate::{
     connection::retry_after,
     error::CallError,
@@ -22,7 +22,7 @@ use crate::{
     seen::Seen,
     sink::{Delivery, FetchedTransaction, TransactionSink},
     slots::Slot,
-    sync::lock,
+    sync::{block_on, lock},
     tx::{Answer, Malformed, is_on_chain, read_hex, verify_blob_proofs},
 };
 
@@ -37,7 +37,7 @@ pub(crate) struct AnswerReader<S: TransactionSink> {
     /// Slots of what has an outcome.
     released: Vec<Slot>,
     release_at: usize,
-    _alive: crossbeam_channel::Sender<()>,
+    _alive: Alive,
 }
 
 impl<S: TransactionSink> AnswerReader<S> {
@@ -78,12 +78,12 @@ impl<S: TransactionSink> Answers<FetchRequest> for AnswerReader<S> {
         let FetchTask { arrival, ticket, mut slot, .. } = task;
         context.slots.set_answer_bytes(&mut slot, text.as_ref().map_or(0, |text| text.len()));
         let delivery = DeliveryTask::new(context, arrival, ticket);
-        // A sink that panics loses the transaction it was given, which counts as failed; the thread
-        // goes on. What was captured is dropped by the unwinding, not used again.
+        // The transaction counts as failed, and the thread goes on. What was captured is dropped by
+        // the unwinding, not used again.
         let released = &mut self.released;
         let work = || delivery.decode_and_deliver(text.as_deref(), || released.clear());
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
-            tracing::error!("a sink has panicked");
+            tracing::error!("an answer could not be processed");
         }
         self.released.push(slot);
         if self.released.len() >= self.release_at {
@@ -101,8 +101,8 @@ fn call_error(error: RpcError) -> CallError {
     CallError::Rpc { code: error.code, message: error.message, retry_after }
 }
 
-/// A hash with its answer. Dropped without an outcome (a panic in a sink), it counts as failed and
-/// may come again, unless the fetcher is stopping.
+/// A hash with its answer. Dropped without an outcome (a panic), it counts as failed and may come
+/// again, unless the fetcher is stopping.
 pub(super) struct DeliveryTask<'a, S: TransactionSink> {
     context: &'a FetchContext<S>,
     arrival: Arrival,
@@ -182,10 +182,15 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
             return self.finish(Outcome::Mined, Some(Seen::Mined));
         }
         let fetched = self.fetched(tx, raw);
-        let Some(delivery) = context.wait_for(context.sink.deliver(fetched), about_to_wait) else {
-            // A sink that waits (a full channel) is not waited for when we stop.
-            return;
+        // The call itself is inside too: it is the sink's code before its future is polled.
+        let call = async { context.sink.deliver(fetched).await };
+        let Some(delivered) =
+            context.sink_queue.guard("deliver", || context.wait_for(call, about_to_wait))
+        else {
+            return self.finish(Outcome::Failed, None);
         };
+        // A sink that waits (a full channel) is not waited for when we stop.
+        let Some(delivery) = delivered else { return };
         context.tally.metrics.deliver_seconds.record(self.arrival.at.elapsed().as_secs_f64());
         let (outcome, seen) = match delivery {
             Delivery::Pooled => (Outcome::Pooled, Some(Seen::Delivered)),
@@ -231,7 +236,7 @@ impl<S: TransactionSink> Drop for DeliveryTask<'_, S> {
 impl<S> FetchContext<S> {
     /// Runs a future that is ready at once in the common case; else blocks this thread until it is,
     /// or until the fetcher stops: then `None`.
-    pub(super) fn wait_for<T>(
+    pub(crate) fn wait_for<T>(
         &self,
         future: impl Future<Output = T>,
         mut about_to_wait: impl FnMut(),
@@ -241,7 +246,8 @@ impl<S> FetchContext<S> {
             return Some(ready);
         }
         about_to_wait();
-        self.runtime.block_on(async {
+        // Without a runtime: the sink may block, and at the end the runtime goes before this thread.
+        block_on(async {
             tokio::select! {
                 biased;
                 ready = poll_fn(|context| future.as_mut().poll(context)) => Some(ready),

@@ -16,7 +16,7 @@ use alloy_eips::Encodable2718 as _;
 use chain_view::PooledTransaction;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, never, select_biased};
 
-use super::{FetchContext, FetchRequest, FetchTask, answer::DeliveryTask, retry::NoAnswer};
+use super::{Alive, FetchContext, FetchRequest, FetchTask, answer::DeliveryTask, retry::NoAnswer};
 use crate::{
     error::CallError,
     in_process::InProcess,
@@ -78,7 +78,7 @@ struct Worker<S> {
     pool: InProcess,
     live: Receiver<FetchRequest>,
     deferrable: Receiver<FetchRequest>,
-    _alive: crossbeam_channel::Sender<()>,
+    _alive: Alive,
 }
 
 impl<S: TransactionSink> Worker<S> {
@@ -119,10 +119,9 @@ impl<S: TransactionSink> Worker<S> {
             Ok(None) => delivery.gone(),
             Ok(Some(tx)) => {
                 context.slots.set_answer_bytes(&mut slot, tx.inner().encode_2718_len());
-                // A sink that panics loses the transaction it was given, which counts as failed.
                 let work = || self.deliver(delivery, tx);
                 if catch_unwind(AssertUnwindSafe(work)).is_err() {
-                    tracing::error!("a sink has panicked");
+                    tracing::error!("a transaction could not be processed");
                 }
             }
         }

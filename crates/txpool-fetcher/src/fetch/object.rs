@@ -18,7 +18,7 @@ use chain_view::PooledTransaction;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
-use super::{Arrival, FetchContext, answer::DeliveryTask};
+use super::{Alive, Arrival, FetchContext, answer::DeliveryTask};
 use crate::{
     full::{FullAnnouncement, FullTransaction, read_object},
     outcome::Entry,
@@ -45,7 +45,7 @@ pub(crate) struct ObjectReader<S: TransactionSink> {
     source: usize,
     trusts_sender: bool,
     progress: Arc<Progress>,
-    _alive: crossbeam_channel::Sender<()>,
+    _alive: Alive,
 }
 
 impl<S: TransactionSink> ObjectReader<S> {
@@ -76,10 +76,10 @@ impl<S: TransactionSink> ObjectReader<S> {
                 if context.stop.is_cancelled() {
                     return;
                 }
-                // A sink that panics loses the transaction it was given, which counts as failed;
-                // the thread goes on. What was captured is dropped by the unwinding.
+                // The transaction counts as failed, and the thread goes on. What was captured is
+                // dropped by the unwinding.
                 if catch_unwind(AssertUnwindSafe(|| self.take(&notification))).is_err() {
-                    tracing::error!("a sink has panicked");
+                    tracing::error!("an announced object could not be processed");
                 }
                 self.progress.take(1);
             }

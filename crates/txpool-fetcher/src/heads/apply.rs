@@ -104,18 +104,18 @@ impl<S: TransactionSink> Applier<S> {
         if !pushed.relation.is_new() {
             return false;
         }
-        for hash in block.mined.iter() {
-            context.seen.mined(*hash);
-        }
+        let mined = block.mined.iter().copied();
+        let known = mined.filter(|hash| context.seen.mined(*hash)).collect();
         for hash in &unmined {
             // Pending again, or gone: the comparison that follows tells which.
             context.seen.forget_mined(*hash);
         }
-        context.sink.head(&block);
+        let hash = block.head.hash;
+        context.sink_queue.push_head(block, known);
         // Every block's nonces count, also those of blocks that were missed.
-        let wanted = Wanted { source, block: block.head.hash, known: nonces };
+        let wanted = Wanted { source, block: hash, known: nonces };
         if self.nonces.try_send(wanted).is_err() {
-            Unread::QueueFull.count("nonces", block.head.hash);
+            Unread::QueueFull.count("nonces", hash);
             // A full inbox is read at once: the shell waits for nothing that sends.
             let _ = self.events[source].try_send(Event::UnreadBlock);
         }

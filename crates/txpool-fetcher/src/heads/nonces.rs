@@ -92,11 +92,8 @@ async fn read_one<S: TransactionSink>(
         match context.tasks.spawn_blocking(job).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(unread)) => reason = unread,
-            // It is not called with the same once more.
-            Err(_) => {
-                tracing::error!("a sink has panicked");
-                return Err(Unread::Failed);
-            }
+            // The same would panic once more.
+            Err(_) => return Err(Unread::Failed),
         }
     }
     Err(reason)
@@ -123,5 +120,5 @@ fn apply<S: TransactionSink>(context: &FetchContext<S>, hash: B256, updates: Vec
             let _ = mined.raise(&hash, *update);
         }
     }
-    context.sink.nonces(&BlockNonces::new(hash, updates));
+    context.sink_queue.push_nonces(BlockNonces::new(hash, updates));
 }

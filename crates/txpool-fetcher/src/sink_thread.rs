@@ -1,0 +1,472 @@
+//! The thread that tells the sink of the chain and asks it what it holds, and the queue before it.
+//!
+//! The sink is code of the host: it may block, panic or be slow. So it is never called on the thread
+//! of the sockets, and nobody who fills the queue ever waits.
+
+use std::{
+    collections::VecDeque,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use alloy_primitives::B256;
+use chain_view::{Block, BlockNonces};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::timeout,
+};
+
+use crate::{
+    fetch::FetchContext,
+    heads::RECENT_BLOCKS,
+    metrics::SinkMetrics,
+    seen::Seen,
+    sink::{ChainEvent, Holding, TransactionSink},
+    sync::lock,
+};
+
+/// Heads that wait for the sink, and as many nonce updates: as many blocks as are remembered, so
+/// that what is dropped is what the fetcher forgets too. With 1000 transactions in each block, 64
+/// heads and their nonce updates take 5 MB.
+const EVENTS_WAITING: usize = RECENT_BLOCKS;
+
+/// Hashes of dropped blocks that are kept for the next head, at most: 2 MiB. Beyond, the oldest are
+/// dropped too; a transaction that a block took so long ago has expired in most pools.
+const MINED_WAITING: usize = 1 << 16;
+
+/// Hashes that the sink is asked about with one request: a head does not wait for more.
+const ASKED_TOGETHER: usize = 64;
+
+/// How long a comparison waits for the sink to say what it holds of [`ASKED_TOGETHER`] hashes. The
+/// order pool takes microseconds.
+const HOLDING_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+enum Job {
+    Head {
+        block: Block,
+        /// What of the block the fetcher knew.
+        known: Vec<B256>,
+        /// The same of blocks before it that were dropped.
+        carried: Vec<B256>,
+    },
+    Nonces(BlockNonces),
+    Vanished(Vec<B256>),
+    Holding(Vec<B256>, oneshot::Sender<Vec<Holding>>),
+}
+
+/// What waits for the sink, bounded: heads and nonce updates by [`EVENTS_WAITING`] each, one list of
+/// vanished hashes, and one request for each comparison that runs.
+#[derive(Debug)]
+pub(crate) struct SinkQueue {
+    waiting: Mutex<Waiting>,
+    ready: Condvar,
+    caught_up: Notify,
+    metrics: SinkMetrics,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    jobs: VecDeque<Job>,
+    /// Events were dropped since the sink had taken all that waited.
+    is_behind: bool,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Open,
+    /// No more comes in; what waits is still told.
+    Draining,
+    /// What waits is dropped.
+    Ended,
+}
+
+/// What found no room, to be counted after the lock is released.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Dropped {
+    heads: usize,
+    nonces: usize,
+    mined: usize,
+    is_first: bool,
+}
+
+impl SinkQueue {
+    pub(crate) fn new(metrics: SinkMetrics) -> Arc<Self> {
+        Arc::new(Self {
+            waiting: Mutex::default(),
+            ready: Condvar::new(),
+            caught_up: Notify::new(),
+            metrics,
+        })
+    }
+
+    /// Tells of a head; `known` is what of its block the fetcher knew.
+    pub(crate) fn push_head(&self, block: Block, known: Vec<B256>) {
+        self.push(Job::Head { block, known, carried: Vec::new() });
+    }
+
+    pub(crate) fn push_nonces(&self, nonces: BlockNonces) {
+        self.push(Job::Nonces(nonces));
+    }
+
+    /// Tells of hashes that have left the node's pool. False if a list of these waits already: then
+    /// the next comparison finds them again.
+    pub(crate) fn push_vanished(&self, hashes: Vec<B256>) -> bool {
+        let waits = |job: &Job| matches!(job, Job::Vanished(_));
+        if lock(&self.waiting).jobs.iter().any(waits) {
+            return false;
+        }
+        // Two comparisons at the same moment may add one list each.
+        self.push(Job::Vanished(hashes))
+    }
+
+    /// What the sink says of the hashes, in their order. Those of which it does not say it in time
+    /// are unknown.
+    ///
+    /// # Cancel safety
+    /// A request that nobody waits for is not answered.
+    pub(crate) async fn holding(&self, hashes: &[B256]) -> Vec<Holding> {
+        let mut all = Vec::with_capacity(hashes.len());
+        for some in hashes.chunks(ASKED_TOGETHER) {
+            let (reply, answer) = oneshot::channel();
+            self.push(Job::Holding(some.to_vec(), reply));
+            match timeout(HOLDING_TIMEOUT, answer).await {
+                Ok(Ok(holdings)) => all.extend(holdings),
+                // The fetcher stops.
+                Ok(Err(_)) => break,
+                Err(_) => {
+                    tracing::warn!("the sink does not say what it holds");
+                    self.metrics.timeouts.increment(1);
+                    break;
+                }
+            }
+        }
+        all.resize(hashes.len(), Holding::Unknown);
+        all
+    }
+
+    /// Waits until the sink has taken all that waited, after events were dropped.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub(crate) async fn caught_up(&self) {
+        self.caught_up.notified().await;
+    }
+
+    /// No more comes in. What waits is told, then the thread ends.
+    pub(crate) fn drain(&self) {
+        lock(&self.waiting).phase = Phase::Draining;
+        self.ready.notify_one();
+    }
+
+    /// Drops what waits. The thread ends as soon as the sink returns.
+    pub(crate) fn end(&self) {
+        let left = {
+            let mut waiting = lock(&self.waiting);
+            waiting.phase = Phase::Ended;
+            std::mem::take(&mut waiting.jobs)
+        };
+        self.ready.notify_one();
+        self.metrics.waiting.decrement(left.len() as f64);
+        let mut dropped = Dropped::default();
+        for job in &left {
+            match job {
+                Job::Head { .. } => dropped.heads += 1,
+                Job::Nonces(_) => dropped.nonces += 1,
+                // Whoever asked has stopped, and a list of vanished hashes is no change of the chain.
+                Job::Vanished(_) | Job::Holding(..) => {}
+            }
+        }
+        self.count(&dropped);
+    }
+
+    /// Runs a call of the sink; `None` if it panics, which is counted.
+    pub(crate) fn guard<T>(&self, call: &'static str, body: impl FnOnce() -> T) -> Option<T> {
+        // What the call captured is dropped by the unwinding, and not used again.
+        catch_unwind(AssertUnwindSafe(body))
+            .inspect_err(|_| {
+                tracing::error!(call, "the sink has panicked");
+                self.metrics.panicked(call);
+            })
+            .ok()
+    }
+
+    fn count(&self, dropped: &Dropped) {
+        if dropped.is_first {
+            tracing::warn!("the sink does not keep up with the chain: events are dropped");
+        }
+        let Dropped { heads, nonces, mined, .. } = *dropped;
+        for (event, count) in [("head", heads), ("nonces", nonces), ("mined", mined)] {
+            self.metrics.dropped(event, count as u64);
+        }
+    }
+
+    fn push(&self, job: Job) -> bool {
+        let (before, after, dropped) = {
+            let mut waiting = lock(&self.waiting);
+            if waiting.phase != Phase::Open {
+                return false;
+            }
+            let before = waiting.jobs.len();
+            let dropped = waiting.push(job);
+            (before, waiting.jobs.len(), dropped)
+        };
+        self.ready.notify_one();
+        self.metrics.waiting.increment(after as f64 - before as f64);
+        self.count(&dropped);
+        true
+    }
+
+    /// The next job; waits for it. `None` at the end.
+    fn next(&self) -> Option<Job> {
+        let mut waiting = lock(&self.waiting);
+        loop {
+            if let Some(job) = waiting.jobs.pop_front() {
+                drop(waiting);
+                self.metrics.waiting.decrement(1.0);
+                return Some(job);
+            }
+            if waiting.phase != Phase::Open {
+                return None;
+            }
+            if std::mem::take(&mut waiting.is_behind) {
+                drop(waiting);
+                tracing::info!("the sink has caught up");
+                self.caught_up.notify_one();
+                waiting = lock(&self.waiting);
+                continue;
+            }
+            waiting = self.ready.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Waiting {
+    fn push(&mut self, job: Job) -> Dropped {
+        let mut dropped = Dropped::default();
+        let count = |jobs: &VecDeque<Job>, kind: fn(&Job) -> bool| {
+            jobs.iter().filter(|job| kind(job)).count()
+        };
+        let is_head = |job: &Job| matches!(job, Job::Head { .. });
+        let is_nonces = |job: &Job| matches!(job, Job::Nonces(_));
+        match &job {
+            Job::Head { .. } if count(&self.jobs, is_head) == EVENTS_WAITING => {
+                dropped = self.drop_oldest_head();
+            }
+            Job::Nonces(_) if count(&self.jobs, is_nonces) == EVENTS_WAITING => {
+                let oldest = self.jobs.iter().position(is_nonces);
+                oldest.and_then(|oldest| self.jobs.remove(oldest));
+                dropped.nonces = 1;
+            }
+            // Those that nobody waits for any more: so one of each comparison is left.
+            Job::Holding(..) => {
+                self.jobs.retain(|job| !matches!(job, Job::Holding(_, reply) if reply.is_closed()))
+            }
+            _ => {}
+        }
+        self.jobs.push_back(job);
+        if dropped != Dropped::default() {
+            dropped.is_first = !std::mem::replace(&mut self.is_behind, true);
+        }
+        dropped
+    }
+
+    /// Drops the oldest head with its nonces; what it mined goes to the next one.
+    fn drop_oldest_head(&mut self) -> Dropped {
+        let mut dropped = Dropped::default();
+        let is_head = |job: &Job| matches!(job, Job::Head { .. });
+        let oldest = self.jobs.iter().position(is_head).and_then(|at| self.jobs.remove(at));
+        let Some(Job::Head { block, known, carried: mut mined }) = oldest else { return dropped };
+        dropped.heads = 1;
+        let before = self.jobs.len();
+        let of_it =
+            |job: &Job| matches!(job, Job::Nonces(nonces) if nonces.block_hash == block.head.hash);
+        self.jobs.retain(|job| !of_it(job));
+        dropped.nonces = before - self.jobs.len();
+        mined.extend(known);
+        let next = self.jobs.iter_mut().find_map(|job| match job {
+            Job::Head { carried, .. } => Some(carried),
+            _ => None,
+        });
+        if let Some(carried) = next {
+            mined.append(carried);
+            dropped.mined = mined.len().saturating_sub(MINED_WAITING);
+            mined.drain(..dropped.mined);
+            *carried = mined;
+        }
+        dropped
+    }
+}
+
+/// Starts the thread. It ends when the queue does and the sink has returned.
+pub(crate) fn spawn<S: TransactionSink>(context: &Arc<FetchContext<S>>) -> io::Result<()> {
+    let context = Arc::clone(context);
+    thread::Builder::new().name("mempool-sink".into()).spawn(move || run(&context))?;
+    Ok(())
+}
+
+fn run<S: TransactionSink>(context: &FetchContext<S>) {
+    while let Some(job) = context.sink_queue.next() {
+        match job {
+            Job::Head { block, carried, .. } => tell(context, head(context, block, carried)),
+            Job::Nonces(nonces) => tell(context, ChainEvent::Nonces(nonces)),
+            Job::Vanished(hashes) => {
+                for hash in hashes {
+                    tell(context, ChainEvent::Vanished(hash));
+                }
+            }
+            Job::Holding(hashes, reply) => {
+                let holdings = hashes.iter().map(|hash| {
+                    let asked = context.sink_queue.guard("holding", || context.sink.holding(hash));
+                    asked.unwrap_or(Holding::Unknown)
+                });
+                // The comparison may have stopped waiting.
+                let _ = reply.send(holdings.collect());
+            }
+        }
+    }
+}
+
+/// A head, with what is still mined of the blocks before it that were dropped.
+fn head<S>(context: &FetchContext<S>, block: Block, mut carried: Vec<B256>) -> ChainEvent {
+    carried.retain(|hash| context.seen.get(hash) == Some(Seen::Mined));
+    if carried.is_empty() {
+        return ChainEvent::Head(block);
+    }
+    carried.extend(block.mined.iter());
+    ChainEvent::Head(Block::new(block.head, carried))
+}
+
+fn tell<S: TransactionSink>(context: &FetchContext<S>, event: ChainEvent) {
+    let what = event.as_str();
+    let told = context
+        .sink_queue
+        .guard(what, || context.wait_for(async { context.sink.chain_event(event).await }, || {}));
+    if told == Some(None) {
+        // The fetcher stops, and the sink would have waited.
+        context.sink_queue.metrics.dropped(what, 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Metrics;
+    use chain_view::Head;
+
+    fn hash(number: u64, branch: u8) -> B256 {
+        let mut hash = B256::repeat_byte(branch);
+        hash[..8].copy_from_slice(&number.to_be_bytes());
+        hash
+    }
+
+    fn block(number: u64) -> Block {
+        let head = Head::new(number, hash(number, 1), hash(number.wrapping_sub(1), 1));
+        Block::new(head, [hash(number, 2)])
+    }
+
+    fn queue() -> Arc<SinkQueue> {
+        SinkQueue::new(Metrics::new().sink)
+    }
+
+    fn heads(queue: &SinkQueue) -> Vec<(u64, usize)> {
+        let jobs = std::mem::take(&mut lock(&queue.waiting).jobs);
+        let head = |job: &Job| match job {
+            Job::Head { block, carried, .. } => Some((block.head.number, carried.len())),
+            _ => None,
+        };
+        jobs.iter().filter_map(head).collect()
+    }
+
+    #[test]
+    fn beyond_its_bound_the_oldest_head_goes_and_the_next_tells_what_it_mined() {
+        let queue = queue();
+        let last = EVENTS_WAITING as u64 + 5;
+        for number in 1..=last {
+            queue.push_head(block(number), vec![hash(number, 2)]);
+            queue.push_nonces(BlockNonces::new(hash(number, 1), Vec::new()));
+        }
+        let is_nonces = |job: &&Job| matches!(job, Job::Nonces(_));
+        let nonces = lock(&queue.waiting).jobs.iter().filter(is_nonces).count();
+        assert_eq!(nonces, EVENTS_WAITING, "those of a dropped head go with it");
+        let heads = heads(&queue);
+        let numbers: Vec<_> = heads.iter().map(|(number, _)| *number).collect();
+        assert_eq!(numbers, (6..=last).collect::<Vec<_>>());
+        assert_eq!(heads[0].1, 5, "the hashes of the five that were dropped");
+        assert!(heads[1..].iter().all(|(_, carried)| *carried == 0));
+        assert!(lock(&queue.waiting).is_behind);
+    }
+
+    #[test]
+    fn what_is_kept_of_dropped_blocks_is_bounded_too() {
+        let mut waiting = Waiting::default();
+        let known = vec![B256::ZERO; MINED_WAITING / 2 + 1];
+        let mut dropped = 0;
+        for number in 1..=EVENTS_WAITING as u64 + 2 {
+            let job = Job::Head { block: block(number), known: known.clone(), carried: Vec::new() };
+            dropped += waiting.push(job).mined;
+        }
+        assert_eq!(dropped, 2);
+    }
+
+    #[test]
+    fn nonces_without_their_heads_are_bounded_too() {
+        let queue = queue();
+        for number in 0..2 * EVENTS_WAITING as u64 {
+            queue.push_nonces(BlockNonces::new(hash(number, 1), Vec::new()));
+        }
+        assert_eq!(lock(&queue.waiting).jobs.len(), EVENTS_WAITING);
+    }
+
+    #[test]
+    fn requests_that_nobody_waits_for_do_not_pile_up() {
+        let queue = queue();
+        for _ in 0..100 {
+            queue.push(Job::Holding(Vec::new(), oneshot::channel().0));
+        }
+        assert_eq!(lock(&queue.waiting).jobs.len(), 1);
+    }
+
+    #[test]
+    fn a_second_list_of_vanished_hashes_waits_for_the_first() {
+        let queue = queue();
+        assert!(queue.push_vanished(vec![B256::ZERO]));
+        assert!(!queue.push_vanished(vec![B256::ZERO]));
+        assert!(queue.next().is_some());
+        assert!(queue.push_vanished(vec![B256::ZERO]));
+    }
+
+    #[test]
+    fn the_end_drops_what_waits_and_draining_does_not() {
+        let queue = queue();
+        queue.push_head(block(1), Vec::new());
+        queue.drain();
+        queue.push_head(block(2), Vec::new());
+        assert!(queue.next().is_some() && queue.next().is_none());
+
+        let queue = self::queue();
+        queue.push_head(block(1), Vec::new());
+        queue.end();
+        assert!(queue.next().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_comparison_follows_when_the_sink_has_caught_up() {
+        let queue = queue();
+        for number in 1..=EVENTS_WAITING as u64 + 1 {
+            queue.push_head(block(number), Vec::new());
+        }
+        let thread = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || while queue.next().is_some() {})
+        };
+        queue.caught_up().await;
+        queue.end();
+        thread.join().expect("it does not panic");
+    }
+}
