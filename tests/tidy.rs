@@ -11,7 +11,8 @@ use mempool_ingest::{
     FetcherConfig, PoolConfig, load_control, order_pool, order_rpc, txpool_fetcher,
 };
 
-const DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"];
+const DOCUMENTS: [&str; 5] =
+    ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/reth.md"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -362,10 +363,12 @@ fn every_relative_link_and_every_path_leads_to_something() {
         let text = read(document);
         let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
         for link in links.filter(|link| !link.starts_with("https://")) {
-            assert!(root().join(link).exists(), "{document} links to {link}");
+            let folder = Path::new(document).parent().expect("a file");
+            assert!(root().join(folder).join(link).exists(), "{document} links to {link}");
             checked += 1;
         }
-        let tops = ["crates/", "src/", "tests/", "benches/", "examples/", "scripts/", ".ci/"];
+        let tops =
+            ["crates/", "src/", "tests/", "benches/", "docs/", "examples/", "scripts/", ".ci/"];
         for path in
             quoted(&text).into_iter().filter(|text| tops.iter().any(|top| text.starts_with(top)))
         {

@@ -91,8 +91,8 @@ pub enum PoolAnnouncement {
 pub struct MinedBlock {
     /// Its head and the hashes of its transactions.
     pub block: Block,
-    /// The nonces it raised: one update for each sender of its transactions, and for each authority
-    /// whose delegation it applied (EIP-7702).
+    /// The nonces it raised: for each sender of its transactions, the nonce of its last one plus one.
+    /// An authority whose delegation was applied (EIP-7702) may be among them.
     pub nonces: Vec<NonceUpdate>,
 }
 
