@@ -60,6 +60,7 @@ impl PoolReader {
         Ok(Self { live, deferrable })
     }
 
+    #[expect(clippy::result_large_err, reason = "a box would cost an allocation for each hash")]
     pub(crate) fn submit(
         &self,
         request: FetchRequest,
