@@ -98,13 +98,14 @@ impl View {
             stats.evicted,
         ));
         lines.push(format!(
-            "outcomes    pooled {}  known {}  gone {}  mined {}  malformed {}  refused {}  failed {}",
+            "outcomes    pooled {}  known {}  gone {}  mined {}  malformed {}  refused {}  postponed {}  failed {}",
             counts.pooled,
             counts.known,
             counts.gone,
             counts.mined,
             counts.malformed,
             counts.refused,
+            counts.postponed,
             counts.failed,
         ));
         lines.push(format!(

@@ -11,7 +11,7 @@ use std::{
 
 use alloy_primitives::B256;
 use mempool_ingest::{
-    Fetcher, FetcherConfig,
+    Fetcher, FetcherConfig, OrderPool, PoolConfig,
     txpool_fetcher::{
         AuditMode, AuditReport, Backfill, ChainEvent, Counts, Delivery, EndReason,
         FetchedTransaction, Head, Holding, SinkEvent, SnapshotError, StartPolicy, TransactionSink,
@@ -516,6 +516,63 @@ async fn a_stop_may_wait_for_as_long_as_the_type_allows() {
     let node = Node::start(1, |config| config);
     let (fetcher, _pool) = ingest(node.fetcher()).await;
     assert_eq!(fetcher.shutdown(Duration::MAX).await.0, EndReason::Stopped);
+}
+
+/// What a full pool refused was remembered as refused, and never offered again.
+#[tokio::test]
+async fn what_a_full_sink_postpones_is_offered_again_a_few_at_a_time_until_it_has_room() {
+    struct Full(Arc<AtomicBool>);
+    impl TransactionSink for Full {
+        async fn deliver(&self, _: FetchedTransaction) -> Delivery {
+            match self.0.load(SeqCst) {
+                true => Delivery::Postponed("full"),
+                false => Delivery::Pooled,
+            }
+        }
+    }
+    let node = Node::start(200, |config| config);
+    let is_full = Arc::new(AtomicBool::new(true));
+    let config = node.fetcher().with_audit_interval(None);
+    let fetcher = start(config, Full(Arc::clone(&is_full))).await;
+    node.submit_all();
+    settled(&fetcher, "200 postponed", |counts| counts.postponed == 200).await;
+    let report = fetcher.audit(0, AuditMode::CompareOnly).await.expect("the node lists its pool");
+    assert_eq!((report.missing, report.postponed, report.offered_again), (0, 200, 0));
+    for audit in 1..=3 {
+        let report = fetcher.audit(0, AuditMode::Recover).await.expect("the node lists its pool");
+        assert_eq!((report.postponed, report.offered_again), (200, 32));
+        let counts = settled(&fetcher, "those again", |_| true).await;
+        assert_eq!((counts.audit_recovered, counts.postponed), (32 * audit, 200 + 32 * audit));
+    }
+    is_full.store(false, SeqCst);
+    let report = fetcher.audit(0, AuditMode::Recover).await.expect("the node lists its pool");
+    assert_eq!((report.postponed, report.offered_again), (200, 200));
+    settled(&fetcher, "all pooled", |counts| counts.pooled == 200).await;
+    let report = fetcher.audit(0, AuditMode::Recover).await.expect("the node lists its pool");
+    assert_eq!((report.postponed, report.offered_again), (0, 0));
+}
+
+#[tokio::test]
+async fn a_full_order_pool_takes_what_it_postponed_when_it_has_room_again() {
+    let node = Node::start(40, |config| config);
+    let pool = OrderPool::new(PoolConfig::default().with_max_txs(5)).expect("valid");
+    let fetcher = start(node.fetcher().with_audit_interval(None), pool.clone()).await;
+    let mut best: Vec<_> = node.txs.iter().filter(|tx| tx.nonce == 0).collect();
+    assert!(best.len() > 10, "{}", best.len());
+    for tx in &best {
+        node.node.submit(tx.raw.clone()).unwrap();
+    }
+    let entered = best.len() as u64;
+    let counts = settled(&fetcher, "all offered", |counts| counts.announced == entered).await;
+    assert!(counts.postponed > 0, "{counts:?}");
+    assert_eq!((counts.refused, pool.len()), (0, 5));
+    best.retain(|tx| pool.contains(&tx.hash));
+    let pooled: Vec<_> = best.iter().map(|tx| tx.hash).collect();
+    node.node.mine_only(&pooled).unwrap();
+    eventually("the pool is empty", || pool.is_empty()).await;
+    let report = fetcher.audit(0, AuditMode::Recover).await.expect("the node lists its pool");
+    assert!(report.offered_again > 0, "{report:?}");
+    assert_eq!(pool.len(), 5.min(report.postponed as usize));
 }
 
 #[tokio::test]

@@ -107,6 +107,7 @@ pub fn of(counts: &Counts, outcome: Outcome) -> u64 {
         Outcome::Mined => counts.mined,
         Outcome::Malformed => counts.malformed,
         Outcome::Refused => counts.refused,
+        Outcome::Postponed => counts.postponed,
         Outcome::Failed => counts.failed,
         other => panic!("an outcome without a count: {other:?}"),
     }

@@ -136,7 +136,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
 #[derive(Debug)]
 pub(crate) struct Metrics {
     pub(crate) entered: [Counter; 3],
-    pub(crate) left: [Counter; 7],
+    pub(crate) left: [Counter; 8],
     pub(crate) unfinished: Gauge,
     pub(crate) lagged: Counter,
     pub(crate) deferred: [Counter; 3],

@@ -51,18 +51,21 @@ pub enum Outcome {
     Malformed,
     /// Refused by the sink.
     Refused,
+    /// The sink had no room for it; comparisons offer it again.
+    Postponed,
     /// No usable answer after the last retry, or the sink panicked.
     Failed,
 }
 
 impl Outcome {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Pooled,
         Self::Known,
         Self::Gone,
         Self::Mined,
         Self::Malformed,
         Self::Refused,
+        Self::Postponed,
         Self::Failed,
     ];
 
@@ -76,6 +79,7 @@ impl Outcome {
             Self::Mined => "mined",
             Self::Malformed => "malformed",
             Self::Refused => "refused",
+            Self::Postponed => "postponed",
             Self::Failed => "failed",
         }
     }
@@ -103,6 +107,8 @@ pub struct Counts {
     pub malformed: u64,
     /// Refused by the sink.
     pub refused: u64,
+    /// Without room in the sink; each time that it is offered in vain counts.
+    pub postponed: u64,
     /// Without a usable answer after the last retry.
     pub failed: u64,
     /// Entered and not yet left. It has a counter of its own, and is not computed from the others.
@@ -125,6 +131,7 @@ impl Counts {
             + self.mined
             + self.malformed
             + self.refused
+            + self.postponed
             + self.failed;
         entered as i64 - left as i64 - self.unfinished as i64
     }
@@ -135,7 +142,7 @@ impl Counts {
 #[derive(Debug)]
 pub(crate) struct Tally {
     entered: [AtomicU64; 3],
-    left: [AtomicU64; 7],
+    left: [AtomicU64; 8],
     unfinished: AtomicU64,
     lagged: AtomicU64,
     pub(crate) metrics: Metrics,
@@ -179,6 +186,7 @@ impl Tally {
             mined: left(Outcome::Mined),
             malformed: left(Outcome::Malformed),
             refused: left(Outcome::Refused),
+            postponed: left(Outcome::Postponed),
             failed: left(Outcome::Failed),
             unfinished: self.unfinished.load(Relaxed),
             lagged: self.lagged.load(Relaxed),
@@ -212,7 +220,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_counts_balance_whatever_enters_and_leaves(
-            steps in proptest::collection::vec((0usize..3, proptest::option::of(0usize..7)), 0..200)
+            steps in proptest::collection::vec((0usize..3, proptest::option::of(0usize..8)), 0..200)
         ) {
             let tally = Tally::new();
             for (entry, outcome) in steps {

@@ -12,7 +12,7 @@ impl TransactionSink for OrderPool {
             InsertOutcome::Known => Delivery::Known,
             InsertOutcome::Mined | InsertOutcome::StaleNonce { .. } => Delivery::Mined,
             InsertOutcome::Rejected(RejectReason::PaysTooLittle { .. }) => {
-                Delivery::Refused("pays_too_little")
+                Delivery::Postponed("pays_too_little")
             }
             InsertOutcome::Rejected(RejectReason::TooLarge { .. }) => {
                 Delivery::Refused("too_large")

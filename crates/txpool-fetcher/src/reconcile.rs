@@ -6,6 +6,7 @@ use std::{
 };
 
 use alloy_primitives::{B256, U64, map::B256HashSet};
+use rand::seq::SliceRandom as _;
 use serde::Deserialize;
 use tokio::{runtime::Builder, sync::oneshot, time::sleep};
 
@@ -27,6 +28,9 @@ use crate::{
 /// Every fifth audit compares the pools in full even when their counts agree: if we have one hash
 /// too many and lack another one, the counts are equal.
 const FULL_EVERY: u64 = 5;
+
+/// How many of what the sink had no room for a comparison offers again first.
+const OFFERED_FIRST: usize = 32;
 
 /// How long an audit waits at most until our own announcement buffers are read.
 const MAX_SETTLE: Duration = Duration::from_secs(10);
@@ -59,6 +63,11 @@ pub struct AuditReport {
     pub removed: u64,
     /// Of those listed, the ones that the sink refused.
     pub refused: u64,
+    /// Of those listed, the ones that the sink had no room for when they were offered.
+    pub postponed: u64,
+    /// How many of these were fetched and offered again: 32, chosen at random, then twice as many,
+    /// and so on as long as the sink takes at least half of them.
+    pub offered_again: u64,
     /// Ours that are no longer in the node's pool and in no recent block.
     pub vanished: u64,
     /// Hashes that were fetched because they were missing.
@@ -133,11 +142,12 @@ impl<S: TransactionSink> Comparison<S> {
         let queued = context.config.backfill == Backfill::PendingAndQueued;
         let queued = content.queued.iter().filter(|_| queued);
         let mut missing: Vec<B256> = Vec::new();
-        let mut asked = Vec::new();
+        let (mut asked, mut postponed) = (Vec::new(), Vec::new());
         for hash in content.pending.iter().chain(queued) {
             match self.standing(hash) {
                 Standing::Ours => {}
                 Standing::Refused => report.refused += 1,
+                Standing::Postponed => postponed.push(*hash),
                 Standing::AskSink { .. } => asked.push(*hash),
             }
         }
@@ -152,8 +162,11 @@ impl<S: TransactionSink> Comparison<S> {
                 Holding::Unknown | Holding::Missing => missing.push(hash),
             }
         }
+        report.postponed = postponed.len() as u64;
         if self.mode == AuditMode::Recover {
-            report.recovered = self.recover(&missing).await;
+            report.recovered = self.fetch(&missing).await;
+            self.shared.recovered.fetch_add(report.recovered, Relaxed);
+            report.offered_again = self.offer_again(postponed).await;
         }
         let listed: B256HashSet = content.pending.into_iter().chain(content.queued).collect();
         report.vanished = self.mark_vanished(&listed, epoch, report.unlistable).await;
@@ -240,6 +253,7 @@ impl<S: TransactionSink> Comparison<S> {
             Some(Seen::InFlight) => Standing::Ours,
             Some(Seen::Delivered | Seen::Vanished) => Standing::AskSink { was_delivered: true },
             Some(Seen::Refused) => Standing::Refused,
+            Some(Seen::Postponed) => Standing::Postponed,
             // Mined between the list and now.
             Some(Seen::Mined) | None if self.context.is_mined(hash) => Standing::Ours,
             // Pending, so the block that had it is undone.
@@ -247,10 +261,27 @@ impl<S: TransactionSink> Comparison<S> {
         }
     }
 
-    /// Fetches what is missing as deferrable work, and waits until it is delivered. A hash is not
-    /// marked as in flight while it is deferred, so an announcement of it meanwhile is fetched as
-    /// live.
-    async fn recover(&self, missing: &[B256]) -> u64 {
+    /// Offers again what the sink had no room for. A sink that is still full refuses the first few,
+    /// so that a comparison does not fetch thousands in vain; one that has room gets all of them.
+    async fn offer_again(&self, mut postponed: Vec<B256>) -> u64 {
+        // In the order of the list, the same few would be offered each time.
+        postponed.shuffle(&mut rand::rng());
+        let (mut offered, mut together) = (0, OFFERED_FIRST);
+        while !postponed.is_empty() {
+            let some = postponed.split_off(postponed.len().saturating_sub(together));
+            offered += self.fetch(&some).await;
+            let is_postponed = |hash: &&B256| self.context.seen.get(hash) == Some(Seen::Postponed);
+            if some.iter().filter(is_postponed).count() * 2 > some.len() {
+                break;
+            }
+            together *= 2;
+        }
+        offered
+    }
+
+    /// Fetches hashes as deferrable work, and waits until they are delivered. A hash is not marked
+    /// as in flight while it is deferred, so an announcement of it meanwhile is fetched as live.
+    async fn fetch(&self, missing: &[B256]) -> u64 {
         let entry = match self.reason {
             GapReason::StartUp | GapReason::Reconnect => Entry::Backfilled,
             _ => Entry::AuditRecovered,
@@ -272,7 +303,6 @@ impl<S: TransactionSink> Comparison<S> {
             self.context
                 .fetch_missing(Arrival { hash: *hash, entry, source: self.source, at }, permit)
                 .await;
-            self.shared.recovered.fetch_add(1, Relaxed);
         }
         while missing.iter().any(|hash| self.context.seen.get(hash) == Some(Seen::InFlight)) {
             sleep(Duration::from_millis(5)).await;
@@ -313,6 +343,7 @@ impl<S: TransactionSink> Comparison<S> {
 enum Standing {
     Ours,
     Refused,
+    Postponed,
     /// It is the sink that knows; if it does not, what was delivered counts as held.
     AskSink {
         was_delivered: bool,

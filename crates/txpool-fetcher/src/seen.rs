@@ -19,6 +19,8 @@ pub(crate) enum Seen {
     Delivered,
     /// The sink refused it.
     Refused,
+    /// The sink had no room for it.
+    Postponed,
     /// In a block.
     Mined,
     /// Delivered to the sink; since then it left the node's pool, and no block contains it.
@@ -195,7 +197,7 @@ impl Shard {
                     // generation. The number of slots bounds how many there are.
                     Seen::InFlight => _ = self.young.insert(hash, entry),
                     Seen::Delivered => delivered += 1,
-                    Seen::Refused | Seen::Mined | Seen::Vanished => {}
+                    Seen::Refused | Seen::Postponed | Seen::Mined | Seen::Vanished => {}
                 }
             }
         }
@@ -277,7 +279,7 @@ mod tests {
                     1 => seen.settle(hash(n), None),
                     2 => _ = seen.mined(hash(n)),
                     3 => seen.settle(hash(n), Some(Seen::Vanished)),
-                    4 => seen.settle(hash(n), Some(Seen::Refused)),
+                    4 => seen.settle(hash(n), Some([Seen::Refused, Seen::Postponed][n as usize % 2])),
                     5 => seen.forget_mined(hash(n)),
                     _ => seen.settle(hash(n), Some(Seen::Delivered)),
                 }

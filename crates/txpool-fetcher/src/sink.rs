@@ -102,8 +102,11 @@ pub enum Delivery {
     Known,
     /// It is in a block already, or a transaction with its nonce is.
     Mined,
-    /// It does not want it; the reason is the label of a closed set of the sink.
+    /// It does not want it, now or later; the reason is the label of a closed set of the sink.
     Refused(&'static str),
+    /// It has no room for it now; the reason as above. Comparisons offer it again while the node has
+    /// it: a few of what was postponed, and more as long as the sink takes most of them.
+    Postponed(&'static str),
     /// Nobody reads any more: the fetcher ends with [`EndReason::SinkClosed`](crate::EndReason).
     Closed,
 }

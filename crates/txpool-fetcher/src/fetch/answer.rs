@@ -200,6 +200,10 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
                 tracing::debug!(%hash, reason, "refused by the sink");
                 (Outcome::Refused, Some(Seen::Refused))
             }
+            Delivery::Postponed(reason) => {
+                tracing::debug!(%hash, reason, "postponed by the sink");
+                (Outcome::Postponed, Some(Seen::Postponed))
+            }
             Delivery::Closed => {
                 context.sink_closed.cancel();
                 (Outcome::Refused, None)
