@@ -26,8 +26,7 @@ impl SmallPool {
         let recovered = decoded.try_into_recovered().expect("signed by us");
         self.txs.lock().unwrap().insert(tx.hash, recovered);
         if let Some(sender) = self.announcements.lock().unwrap().as_mut().filter(|_| is_announced) {
-            // What a full stream drops is brought in by the next audit.
-            let _ = sender.try_send(PoolAnnouncement::Pending(tx.hash));
+            let _ = sender.try_send(PoolAnnouncement::Pending(tx.hash)); // Full: the audit finds it.
         }
     }
 
@@ -38,8 +37,9 @@ impl SmallPool {
         self.txs.lock().unwrap().retain(|hash, _| !hashes.contains(hash));
         let mined = MinedBlock::new(Block::new(head, hashes), nonces);
         *self.latest.lock().unwrap() = Some(mined.clone());
-        // What a full stream drops is asked for when its child comes.
-        let _ = self.blocks.lock().unwrap().as_mut().map(|sender| sender.try_send(mined));
+        if let Some(sender) = self.blocks.lock().unwrap().as_mut() {
+            let _ = sender.try_send(mined); // Full: it is asked for when its child comes.
+        }
     }
 }
 

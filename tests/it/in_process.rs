@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -32,8 +32,9 @@ use tokio::sync::mpsc;
 struct SmallPool {
     chain_id: u64,
     state: Mutex<State>,
-    /// `get` waits for it.
-    busy: Mutex<()>,
+    /// While it is true, `get` waits.
+    is_busy: Mutex<bool>,
+    may_go_on: Condvar,
     /// Announcements are dropped, and nobody is told.
     drops: AtomicBool,
 }
@@ -95,6 +96,11 @@ impl SmallPool {
         }
     }
 
+    fn set_busy(&self, is_busy: bool) {
+        *self.is_busy.lock().unwrap() = is_busy;
+        self.may_go_on.notify_all();
+    }
+
     fn panic_once(&self, function: &'static str) {
         assert!(!self.state().panics.remove(function), "{function} panics, as the test wants");
     }
@@ -149,7 +155,7 @@ impl InProcessPool for SmallPool {
     }
 
     fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>> {
-        drop(self.busy.lock().unwrap());
+        drop(self.may_go_on.wait_while(self.is_busy.lock().unwrap(), |busy| *busy));
         let panics = self.state().panics_for.remove(hash);
         assert!(!panics, "get panics, as the test wants");
         self.state().txs.get(hash).cloned()
@@ -314,14 +320,15 @@ async fn the_end_of_either_stream_is_a_lost_connection_and_both_are_subscribed_a
             .await;
         settled(&fetcher, "all until now", |counts| counts.pooled == 10 * reconnects).await;
         // Nobody is told of the transactions; the end of a stream is the only sign.
-        let mut state = pool.state();
-        let (announcements, blocks) = (state.announcements.take(), state.blocks.take());
+        let (announcements, blocks) = {
+            let mut state = pool.state();
+            (state.announcements.take(), state.blocks.take())
+        };
         let (ended, kept) = match round {
             0 => (announcements.map(drop), blocks.map(|blocks| (None, Some(blocks)))),
             _ => (blocks.map(drop), announcements.map(|kept| (Some(kept), None))),
         };
         assert!(ended.is_some() && kept.is_some());
-        drop(state);
         part.iter().for_each(|tx| pool.add(tx));
         eventually("lost", || fetcher.status()[0].reconnects == reconnects + 1).await;
         drop(kept);
@@ -386,13 +393,13 @@ async fn what_the_pool_does_not_have_any_more_is_gone_and_in_a_block_mined() {
     pool.state().announce(PoolAnnouncement::Pending(txs[0].hash));
     settled(&fetcher, "gone", |counts| counts.gone == 1).await;
     // Mined while `get` waits, so the hash is not known from the block when it enters.
-    let busy = pool.busy.lock().unwrap();
+    pool.set_busy(true);
     pool.state().announce(PoolAnnouncement::Pending(txs[1].hash));
     eventually("under way", || fetcher.counts().unfinished == 1).await;
     let mined = pool.mine(0, &[&txs[1]]);
     pool.tell(mined.clone());
     eventually("the head", || ours.head().is_some_and(|head| head == mined.block.head)).await;
-    drop(busy);
+    pool.set_busy(false);
     let counts = settled(&fetcher, "mined", |counts| counts.mined == 1).await;
     assert_eq!((counts.announced, counts.pooled, counts.failed), (2, 0, 0));
 }
@@ -404,11 +411,12 @@ async fn another_transaction_than_the_one_asked_for_is_malformed() {
     let (fetcher, ours) = ingest(config(&pool)).await;
     pool.drops.store(true, Relaxed);
     pool.add(&txs[1]);
-    let mut state = pool.state();
-    let other = state.txs[&txs[1].hash].clone();
-    state.txs = HashMap::from([(txs[0].hash, other)]);
-    state.announce(PoolAnnouncement::Pending(txs[0].hash));
-    drop(state);
+    {
+        let mut state = pool.state();
+        let other = state.txs[&txs[1].hash].clone();
+        state.txs = HashMap::from([(txs[0].hash, other)]);
+        state.announce(PoolAnnouncement::Pending(txs[0].hash));
+    }
     let counts = settled(&fetcher, "malformed", |counts| counts.malformed == 1).await;
     assert_eq!(counts.pooled, 0);
     assert!(ours.is_empty());
@@ -434,12 +442,12 @@ async fn a_node_and_a_pool_in_this_process_are_deduplicated_and_help_each_other_
     assert_eq!((counts.announced, counts.pooled, counts.gone), (100, 50, 0));
     // Announced by the pool, which does not have it: the node has.
     let late = Node::start(51, |config| config).txs.pop().expect("the last of 51");
-    let busy = pool.busy.lock().unwrap();
+    pool.set_busy(true);
     pool.state().announce(PoolAnnouncement::Pending(late.hash));
     eventually("under way", || fetcher.counts().unfinished == 1).await;
     node.node.submit(late.raw.clone()).unwrap();
     eventually("known", || fetcher.counts().known == 51).await;
-    drop(busy);
+    pool.set_busy(false);
     settled(&fetcher, "51 pooled", |counts| counts.pooled == 51 && counts.known == 51).await;
     assert!(ours.contains(&late.hash));
     // A block of the node that it can no longer give is had from nowhere, and holds nothing up.
@@ -480,12 +488,12 @@ async fn a_shutdown_waits_for_a_get_until_its_deadline_and_ends_the_streams() {
     assert_eq!(Arc::strong_count(&pool), 1, "no thread is left");
 
     let (fetcher, _ours) = ingest(config(&pool).with_backfill(Backfill::Off)).await;
-    let busy = pool.busy.lock().unwrap();
+    pool.set_busy(true);
     pool.state().announce(PoolAnnouncement::Pending(txs[0].hash));
     eventually("under way", || fetcher.counts().unfinished == 1).await;
     let start = Instant::now();
     let (_, counts) = fetcher.shutdown(Duration::from_millis(300)).await;
     assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
     assert_eq!((counts.unfinished, counts.balance()), (1, 0));
-    drop(busy);
+    pool.set_busy(false);
 }
