@@ -197,7 +197,7 @@ impl Backoff {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FetcherConfig {
-    /// The nodes, at least one, at most 16, no two alike.
+    /// The nodes, and the pools in this process: at least one, at most 16, no two alike.
     pub sources: Vec<Endpoint>,
     /// Slots between the socket and the announcement reader for each source, a power of two, 16 to
     /// 2^20. What overruns it is counted as `lagged`, and fetched by the comparison that follows.
