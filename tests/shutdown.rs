@@ -1,9 +1,23 @@
 //! After a stop nothing is left. Alone in its process, because it looks at the process's threads.
 
-use std::time::Duration;
+use std::{
+    io::Write as _,
+    os::unix::net::{UnixListener, UnixStream},
+    panic,
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
 
-use mempool_ingest::txpool_fetcher::EndReason;
-use testkit::ingest::{Node, ingest, settled};
+use mempool_ingest::{
+    Fetcher, FetcherConfig, OrderPool, PoolConfig,
+    txpool_fetcher::{EndReason, SourceState},
+};
+use serde_json::{Value, json};
+use testkit::ingest::{Node, eventually, ingest, settled, socket};
+
+/// Both tests look at the threads.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 fn our_threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
@@ -14,21 +28,81 @@ fn our_threads() -> Vec<String> {
 
 #[tokio::test]
 async fn after_a_shutdown_no_thread_is_left_and_what_was_under_way_is_counted() {
+    let _alone = ALONE.lock().await;
     // Answers so slow that the stop comes in the middle of them.
     let latency = mock_node::Latency::Fixed(Duration::from_secs(1));
     let node = Node::start(100, |config| config.with_latency(latency));
     let (fetcher, _pool) = ingest(node.fetcher()).await;
     assert!(our_threads().len() >= 2, "{:?}", our_threads());
     node.submit_all();
-    testkit::ingest::eventually("all are announced", || fetcher.counts().announced >= 64).await;
+    eventually("all are announced", || fetcher.counts().announced >= 64).await;
     let (reason, counts) = fetcher.shutdown(Duration::from_secs(5)).await;
     assert_eq!(reason, EndReason::Stopped);
     assert!(counts.unfinished > 0, "{counts:?}");
     assert_eq!(counts.balance(), 0);
-    testkit::ingest::eventually("the threads have ended", || our_threads().is_empty()).await;
+    eventually("the threads have ended", || our_threads().is_empty()).await;
 
     let (fetcher, _pool) = ingest(Node::start(0, |config| config).fetcher()).await;
     settled(&fetcher, "nothing to do", |_| true).await;
     drop(fetcher);
-    testkit::ingest::eventually("dropping stops too", || our_threads().is_empty()).await;
+    eventually("dropping stops too", || our_threads().is_empty()).await;
+}
+
+/// Answers everything but the request for its pool.
+fn serve(mut stream: UnixStream) {
+    let reader = stream.try_clone().unwrap();
+    let requests = serde_json::Deserializer::from_reader(reader).into_iter::<Value>();
+    for request in requests.map_while(Result::ok) {
+        let result = match request["method"].as_str().unwrap() {
+            "txpool_content" => continue,
+            "eth_chainId" | "eth_blockNumber" => json!("0x1"),
+            "web3_clientVersion" => json!("silent"),
+            "eth_subscribe" => json!(request["id"].to_string()),
+            _ => Value::Null,
+        };
+        let answer = json!({ "jsonrpc": "2.0", "id": request["id"], "result": result });
+        if stream.write_all(answer.to_string().as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+/// The thread that reads the pool blocked on the runtime of the sockets, which ended first: it
+/// panicked.
+#[tokio::test]
+async fn a_stop_while_a_pool_is_listed_ends_that_thread_too_and_without_a_panic() {
+    let _alone = ALONE.lock().await;
+    let (_folder, path) = socket();
+    let listener = UnixListener::bind(&path).expect("a fresh path");
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            thread::spawn(move || serve(stream));
+        }
+    });
+    let panics: Arc<Mutex<Vec<String>>> = Arc::default();
+    let before = Arc::new(panic::take_hook());
+    {
+        let (panics, before) = (Arc::clone(&panics), Arc::clone(&before));
+        panic::set_hook(Box::new(move |info| {
+            panics.lock().unwrap().push(info.to_string());
+            before(info);
+        }));
+    }
+    // It was a race between two threads at the end.
+    for _ in 0..50 {
+        let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
+        let fetcher =
+            Fetcher::start(FetcherConfig::ipc(&path), pool).await.expect("a node is there");
+        let is_listing = || our_threads().iter().any(|name| name == "mempool-list");
+        eventually("the pool is listed", is_listing).await;
+        assert_eq!(fetcher.status()[0].state, SourceState::Backfilling);
+        let deadline = Duration::from_secs(5);
+        let start = Instant::now();
+        let (reason, _) = fetcher.shutdown(deadline).await;
+        assert_eq!(reason, EndReason::Stopped);
+        assert!(start.elapsed() < deadline, "{:?}", start.elapsed());
+        eventually("the threads have ended", || our_threads().is_empty()).await;
+    }
+    let panics = panics.lock().unwrap();
+    assert!(panics.is_empty(), "{panics:?}");
 }
