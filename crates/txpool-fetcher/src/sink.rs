@@ -222,6 +222,11 @@ impl TransactionSink for mpsc::Sender<FetchedTransaction> {
 /// [`TransactionSink`] for the order.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all events are transactions: a box would cost \
+    an allocation for each"
+)]
 pub enum SinkEvent {
     /// A transaction.
     Transaction(FetchedTransaction),
