@@ -202,7 +202,8 @@ impl Ingest {
         }
         let host = Host::new(self.pool.clone(), self.gate.clone())
             .with_monitor(self.monitor.clone())
-            .with_readiness(self.fetcher.readiness());
+            .with_readiness(self.fetcher.readiness())
+            .with_audited(self.fetcher.audited());
         Ok(self.rpc.insert(OrderRpc::start(config, host)?))
     }
 

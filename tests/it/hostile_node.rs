@@ -6,7 +6,10 @@ use std::{
     io::Write as _,
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -19,7 +22,8 @@ use alloy_signer_local::PrivateKeySigner;
 use mempool_ingest::{
     Fetcher, FetcherConfig,
     txpool_fetcher::{
-        Backfill, Backoff, Delivery, FetchedTransaction, PooledTransaction, TransactionSink,
+        Backfill, Backoff, Delivery, FetchedTransaction, GapReason, PooledTransaction, SourceState,
+        TransactionSink,
     },
 };
 use serde_json::{Value, json};
@@ -37,13 +41,28 @@ enum Reply {
     Close,
 }
 
-/// A node without a chain and a pool.
+/// What a node does when its pool is to be listed.
+#[derive(Clone, Copy, Debug)]
+enum Listing {
+    /// An error response with this code.
+    Refused(i64),
+    /// No response.
+    Silent,
+    /// The same few hashes each time.
+    Steady,
+    /// One more hash each time.
+    Growing,
+}
+
+/// A node without a chain.
 #[derive(Clone)]
 struct FakeNode {
     path: PathBuf,
     replies: Arc<HashMap<B256, Reply>>,
     requests: Arc<Mutex<HashMap<B256, usize>>>,
     subscribers: Arc<Mutex<Vec<UnixStream>>>,
+    listing: Arc<Mutex<Listing>>,
+    listed: Arc<AtomicUsize>,
 }
 
 impl FakeNode {
@@ -53,6 +72,8 @@ impl FakeNode {
             replies: Arc::new(replies.into_iter().collect()),
             requests: Arc::default(),
             subscribers: Arc::default(),
+            listing: Arc::new(Mutex::new(Listing::Steady)),
+            listed: Arc::default(),
         };
         let listener = UnixListener::bind(path).expect("a fresh path");
         let accepts = node.clone();
@@ -79,14 +100,52 @@ impl FakeNode {
     }
 
     fn announce(&self, hash: B256) {
+        self.notify("0x1", &json!(hash));
+    }
+
+    fn announce_head(&self, number: u64) {
+        let hash = |number: u64| B256::left_padding_from(&number.to_be_bytes());
+        let head = json!({
+            "number": format!("{number:#x}"), "hash": hash(number), "parentHash": hash(number - 1),
+            "timestamp": "0x1", "gasUsed": "0x0", "gasLimit": "0x1c9c380",
+        });
+        self.notify("0x2", &head);
+    }
+
+    fn notify(&self, subscription: &str, result: &Value) {
         let text = json!({
             "jsonrpc": "2.0", "method": "eth_subscription",
-            "params": { "subscription": "0x1", "result": hash },
+            "params": { "subscription": subscription, "result": result },
         });
         for subscriber in self.subscribers.lock().unwrap().iter_mut() {
             // A fetcher that has stopped has closed it.
             let _ = subscriber.write_all(text.to_string().as_bytes());
         }
+    }
+
+    /// Announces so many hashes that the rate of announcements is high, then heads alone for a while.
+    async fn fall_silent(&self) {
+        for n in 0..2_000_u64 {
+            self.announce(B256::right_padding_from(&n.to_be_bytes()));
+        }
+        for number in 10..30 {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            self.announce_head(number);
+        }
+    }
+
+    fn list(&self) -> Option<Result<Value, i64>> {
+        let listed = self.listed.fetch_add(1, Relaxed) as u64;
+        let count = match *self.listing.lock().unwrap() {
+            Listing::Refused(code) => return Some(Err(code)),
+            Listing::Silent => return None,
+            Listing::Steady => 3,
+            Listing::Growing => 3 + listed,
+        };
+        let tx = |n: u64| json!({ "0": { "hash": B256::left_padding_from(&n.to_be_bytes()) } });
+        let pending: serde_json::Map<_, _> =
+            (1..=count).map(|n| (format!("{n:#042x}"), tx(n))).collect();
+        Some(Ok(json!({ "pending": pending, "queued": {} })))
     }
 
     fn requests(&self, hash: &B256) -> usize {
@@ -117,6 +176,18 @@ impl FakeNode {
                         None => Value::Null,
                     }
                 }
+                "txpool_content" => match self.list() {
+                    Some(Ok(content)) => content,
+                    Some(Err(code)) => {
+                        let error = json!({ "code": code, "message": "no list" });
+                        let answer =
+                            json!({ "jsonrpc": "2.0", "id": request["id"], "error": error });
+                        // The fetcher may have stopped waiting.
+                        let _ = stream.write_all(answer.to_string().as_bytes());
+                        continue;
+                    }
+                    None => continue,
+                },
                 _ => Value::Null,
             };
             let answer = json!({ "jsonrpc": "2.0", "id": request["id"], "result": result });
@@ -238,4 +309,87 @@ async fn a_sink_that_never_returns_neither_times_others_out_nor_outlasts_the_dea
     // Twice the deadline would be one for each of two waits.
     assert!(start.elapsed() < deadline * 19 / 10, "{:?}", start.elapsed());
     assert_eq!((counts.unfinished, counts.balance()), (2, 0));
+}
+
+/// Announcements stay in our buffer while the sink blocks. They were read from the socket all the same.
+#[tokio::test]
+async fn our_own_back_pressure_is_not_taken_for_a_dead_subscription() {
+    let (_folder, path) = socket();
+    let stuck = transaction(1);
+    let node = FakeNode::start(&path, [stuck.clone()]);
+    *node.listing.lock().unwrap() = Listing::Growing;
+    let mut config = node.config();
+    config.fetch_slots = 1024;
+    let fetcher = live(config).await;
+    node.announce(stuck.0);
+    eventually("it is requested", || node.requests(&stuck.0) == 1).await;
+    for n in 0..2_000_u64 {
+        node.announce(B256::right_padding_from(&n.to_be_bytes()));
+    }
+    for number in 10..24 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        node.announce_head(number);
+        node.announce(B256::right_padding_from(&(10_000 + number).to_be_bytes()));
+    }
+    let status = fetcher.status().remove(0);
+    assert_eq!((status.reconnects, status.state), (0, SourceState::Live), "{status:?}");
+    assert!(status.backlog > 900, "{}", status.backlog);
+    assert_eq!(node.listed.load(Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_load_that_ends_costs_two_lists_of_the_pool_and_no_connection() {
+    let (_folder, path) = socket();
+    let node = FakeNode::start(&path, []);
+    let fetcher = live(node.config()).await;
+    node.fall_silent().await;
+    eventually("the silence was looked into", || {
+        let gaps = fetcher.status().remove(0).gaps;
+        gaps.iter().any(|gap| gap.reason == GapReason::Silence && gap.to.is_some())
+    })
+    .await;
+    let status = fetcher.status().remove(0);
+    assert_eq!((status.reconnects, status.state), (0, SourceState::Live), "{status:?}");
+    assert_eq!(node.listed.load(Relaxed), 2);
+}
+
+#[tokio::test]
+async fn a_subscription_whose_node_lists_what_it_does_not_announce_is_dead() {
+    let (_folder, path) = socket();
+    let node = FakeNode::start(&path, []);
+    *node.listing.lock().unwrap() = Listing::Growing;
+    let fetcher = live(node.config()).await;
+    node.fall_silent().await;
+    eventually("it is replaced", || fetcher.status()[0].reconnects == 1).await;
+    eventually("the source is live again", || fetcher.is_live()).await;
+    let error = fetcher.status().remove(0).last_error.expect("why it was lost");
+    assert!(error.contains("the node listed 1 new ones"), "{error}");
+}
+
+#[tokio::test]
+async fn a_node_without_the_namespace_is_live_and_not_audited_and_is_asked_once() {
+    let (_folder, path) = socket();
+    let node = FakeNode::start(&path, [transaction(2)]);
+    *node.listing.lock().unwrap() = Listing::Refused(-32601);
+    let fetcher = live(node.config().with_backfill(Backfill::Pending)).await;
+    eventually("it is found out", || !fetcher.status()[0].audited).await;
+    assert!(!fetcher.audited()());
+    // Before, one list a second, for ever.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!((node.listed.load(Relaxed), fetcher.is_live()), (1, true));
+}
+
+#[tokio::test]
+async fn a_node_whose_lists_time_out_is_live_after_three_and_audited_once_one_is_complete() {
+    let (_folder, path) = socket();
+    let node = FakeNode::start(&path, []);
+    *node.listing.lock().unwrap() = Listing::Silent;
+    let mut config = node.config().with_backfill(Backfill::Pending);
+    config.snapshot_timeout = Duration::from_millis(50);
+    config.audit_interval = Some(Duration::from_secs(2));
+    let fetcher = live(config).await;
+    let status = fetcher.status().remove(0);
+    assert!(!status.audited && node.listed.load(Relaxed) >= 3, "{status:?}");
+    *node.listing.lock().unwrap() = Listing::Steady;
+    eventually("an audit lists it", || fetcher.status()[0].audited).await;
 }

@@ -83,3 +83,16 @@ async fn a_source_over_websocket_is_backfilled_followed_and_audited() {
     })
     .await;
 }
+
+/// It came over the connection for all calls, and ended all request connections each time.
+#[tokio::test]
+async fn a_pool_longer_than_a_frame_may_be_is_listed_and_costs_no_connection() {
+    let node = Node::start(2_000, |config| config);
+    node.submit_all();
+    let (address, _bridge) = bridge(node.node.ipc_path().to_owned()).await;
+    let mut config = FetcherConfig::new([Endpoint::Ws(format!("ws://{address}"))]);
+    config.max_frame_bytes = 1 << 20;
+    let (fetcher, _pool) = ingest(config).await;
+    let counts = settled(&fetcher, "2000 pooled", |counts| counts.pooled == 2_000).await;
+    assert_eq!((counts.backfilled, fetcher.status()[0].reconnects), (2_000, 0));
+}

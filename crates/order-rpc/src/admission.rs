@@ -136,7 +136,8 @@ impl<S: Rpc> Admission<S> {
         }
     }
 
-    /// 503 while a source is not live, the gate sheds load, or the RPC server shuts down.
+    /// 503 while a source is not live, the gate sheds load, or the RPC server shuts down. A source
+    /// whose node does not list its pool is ready: what it announces comes in.
     fn readiness(&self) -> Response<HttpBody> {
         let host = &self.context.host;
         let sources_live = (host.readiness)();
@@ -149,6 +150,7 @@ impl<S: Rpc> Admission<S> {
             json!({
                 "ready": ready,
                 "sourcesLive": sources_live,
+                "sourcesAudited": (host.audited)(),
                 "shedding": shedding,
                 "shuttingDown": shutting_down,
             }),

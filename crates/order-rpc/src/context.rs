@@ -32,6 +32,9 @@ pub struct Host {
     /// Whether every source is live: asked by `/readyz`, on a thread of the RPC server, so it must not
     /// block.
     pub readiness: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// Whether the pool of every source's node can be compared with ours: shown by `/readyz`, which
+    /// does not depend on it. It must not block either.
+    pub audited: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl std::fmt::Debug for Host {
@@ -41,9 +44,9 @@ impl std::fmt::Debug for Host {
 }
 
 impl Host {
-    /// Without a monitor, and always ready.
+    /// Without a monitor, and always ready and audited.
     pub fn new(pool: OrderPool, gate: Gate) -> Self {
-        Self { pool, gate, monitor: None, readiness: Arc::new(|| true) }
+        Self { pool, gate, monitor: None, readiness: Arc::new(|| true), audited: Arc::new(|| true) }
     }
 
     /// Sets [`Self::monitor`].
@@ -57,6 +60,13 @@ impl Host {
     #[must_use]
     pub fn with_readiness(mut self, ready: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         self.readiness = Arc::new(ready);
+        self
+    }
+
+    /// Sets [`Self::audited`].
+    #[must_use]
+    pub fn with_audited(mut self, audited: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.audited = Arc::new(audited);
         self
     }
 }

@@ -37,9 +37,9 @@ pub const DEFAULT_MAX_BYTES_IN_FLIGHT: usize = 64 * 1024 * 1024;
 /// Longest JSON value read from a connection. A connection with a longer one is closed.
 ///
 /// The largest regular value is a full block: reth caps answers at 160 MB, but a block of 2,000
-/// transactions is about 2 MB and a six-blob transaction 1.6 MB. Over IPC, the pool's content is
-/// not read as one value and not bounded by this. Over WebSocket it is one message, so this allows
-/// about 30,000 pending transactions there.
+/// transactions is about 2 MB and a six-blob transaction 1.6 MB. The pool's content is not bounded by
+/// this: over IPC it is not read as one value, and over WebSocket its connection has a limit of its
+/// own, 256 MiB or this, whichever is larger.
 pub const DEFAULT_MAX_FRAME_BYTES: usize = 32 * 1024 * 1024;
 
 /// Time for the response to one request for a transaction: more than 100 times the slowest one

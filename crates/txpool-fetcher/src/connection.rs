@@ -32,7 +32,6 @@ use crate::{
 /// A connection to a node that was probed when it was opened.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    frontend: PubSubFrontend,
     next_id: AtomicU64,
     shared: Arc<ConnectionShared>,
     pub(crate) node: NodeInfo,
@@ -65,7 +64,14 @@ impl Connection {
         let request = serde_json::value::to_raw_value(&params)
             .and_then(|params| Request::new(method, Id::Number(id), params).serialize())
             .expect("hashes, numbers and strings serialise");
-        match timeout(limit, self.frontend.send(request)).await {
+        let sent = self.frontend()?.send(request);
+        let response = tokio::select! {
+            // A response that has come counts.
+            biased;
+            response = timeout(limit, sent) => response,
+            _ = self.closed() => return Err(CallError::ConnectionLost),
+        };
+        match response {
             Err(_) => Err(CallError::Timeout(limit)),
             // The only error of the service: the connection ended, and it dropped what was in
             // flight.
@@ -99,10 +105,14 @@ impl Connection {
         slots: usize,
         limit: Duration,
     ) -> Result<Result<RawSubscription, usize>, CallError> {
-        self.frontend.set_channel_size(slots);
+        self.frontend()?.set_channel_size(slots);
         let probes = slots / 2 + 1;
         let id = self.next_id.fetch_add(1, Relaxed);
-        self.shared.arm_probe(id, probes);
+        let max_bytes = match announcements {
+            Announcements::Hashes => MAX_HASH_BYTES,
+            Announcements::Full => MAX_OBJECT_BYTES,
+        };
+        *lock(&self.shared.probe) = Some(Probe { id, probes, max_bytes });
         const KIND: &str = "newPendingTransactions";
         let mut subscription = match announcements {
             Announcements::Hashes => self.subscribe((KIND,), id, limit).await?,
@@ -123,8 +133,9 @@ impl Connection {
         slots: usize,
         limit: Duration,
     ) -> Result<RawSubscription, CallError> {
-        self.frontend.set_channel_size(slots);
+        self.frontend()?.set_channel_size(slots);
         let id = self.next_id.fetch_add(1, Relaxed);
+        self.shared.heads_request.store(id, Relaxed);
         self.subscribe(("newHeads",), id, limit).await
     }
 
@@ -137,11 +148,15 @@ impl Connection {
         let alias = self.request("eth_subscribe", params, id, limit).await?;
         let alias: B256 = serde_json::from_str(alias.get())
             .expect("alloy answers a subscription with its own 32-byte alias");
-        match timeout(limit, self.frontend.get_subscription(alias)).await {
+        match timeout(limit, self.frontend()?.get_subscription(alias)).await {
             Err(_) => Err(CallError::Timeout(limit)),
             Ok(Err(_)) => Err(CallError::ConnectionLost),
             Ok(Ok(subscription)) => Ok(subscription),
         }
+    }
+
+    fn frontend(&self) -> Result<PubSubFrontend, CallError> {
+        lock(&self.shared.frontend).clone().ok_or(CallError::ConnectionLost)
     }
 
     /// When the last complete JSON value was received. Bytes alone are no sign of life: after a
@@ -172,6 +187,36 @@ impl Connection {
     }
 }
 
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.kill(LossReason::Closed);
+    }
+}
+
+/// Longest announcement of a hash that is kept until it is read; a hash has 68 bytes. A longer one is
+/// replaced as that of an object is.
+const MAX_HASH_BYTES: usize = 128;
+
+/// Longest announcement of an object that is kept until it is read. Of a longer one only the hash is
+/// kept, and the transaction is requested: few transactions carry 8 kB of data, and anvil announces
+/// blob transactions with their sidecars.
+const MAX_OBJECT_BYTES: usize = 16 * 1024;
+
+/// Most bytes of all announcements that wait to be read: 16,384 objects of 4 kB. While so many wait,
+/// only the hash is kept of a further object.
+const MAX_WAITING_BYTES: usize = 64 * 1024 * 1024;
+
+/// What the backend does with the response to the subscription to announcements.
+#[derive(Clone, Copy, Debug)]
+struct Probe {
+    /// The id of the request.
+    id: u64,
+    /// How many probes to push behind the response.
+    probes: usize,
+    /// Longest announcement that is kept.
+    max_bytes: usize,
+}
+
 /// The state that a connection shares with its backend task.
 #[derive(Debug)]
 struct ConnectionShared {
@@ -181,9 +226,12 @@ struct ConnectionShared {
     read_times: Arc<ReadTimes>,
     ended: watch::Sender<Option<LossReason>>,
     killed: CancellationToken,
-    /// The id of the request that subscribes to announcements, and how many probes to push behind
-    /// the response.
-    probe: Mutex<Option<(u64, usize)>>,
+    probe: Mutex<Option<Probe>>,
+    /// The id of the request that subscribes to heads; 0, which is never used, until it is sent.
+    heads_request: AtomicU64,
+    /// `None` once the connection has ended. alloy's service takes the end of its backend for a fault
+    /// and logs two errors of it, but ends in silence when nobody can send requests any more.
+    frontend: Mutex<Option<PubSubFrontend>>,
 }
 
 impl ConnectionShared {
@@ -195,6 +243,8 @@ impl ConnectionShared {
             ended: watch::Sender::new(None),
             killed: CancellationToken::new(),
             probe: Mutex::new(None),
+            heads_request: AtomicU64::new(0),
+            frontend: Mutex::new(None),
         })
     }
 
@@ -207,7 +257,7 @@ impl ConnectionShared {
         self.opened + Duration::from_nanos(self.last_frame.load(Relaxed))
     }
 
-    /// Sets the reason of the end, unless there is one already.
+    /// Sets the reason of the end, unless there is one already, and lets the service end.
     fn end(&self, reason: LossReason) {
         self.ended.send_if_modified(|ended| {
             let first = ended.is_none();
@@ -216,14 +266,13 @@ impl ConnectionShared {
             }
             first
         });
-    }
-
-    fn arm_probe(&self, id: u64, probes: usize) {
-        *lock(&self.probe) = Some((id, probes));
+        // Dropped after the lock is released: the drop wakes the service.
+        let _frontend = lock(&self.frontend).take();
     }
 }
 
-/// When the latest announcements were read from the socket, by their number on the connection.
+/// When the latest announcements were read from the socket, by their number on the connection, and
+/// how long they are.
 ///
 /// The broadcast channel carries the announcements and this carries their times, in the same order. The
 /// reader counts those that it received and those that were reported as lost, so it knows the
@@ -235,40 +284,56 @@ pub(crate) struct ReadTimes {
 
 #[derive(Debug)]
 struct Ring {
-    times: VecDeque<Instant>,
+    /// Of each announcement that waits, when it was read and its length.
+    waiting: VecDeque<(Instant, usize)>,
+    waiting_bytes: usize,
     next: u64,
     slots: usize,
 }
 
 impl ReadTimes {
     pub(crate) fn new(slots: usize) -> Self {
-        Self { ring: Mutex::new(Ring { times: VecDeque::new(), next: 0, slots }) }
+        Self {
+            ring: Mutex::new(Ring { waiting: VecDeque::new(), waiting_bytes: 0, next: 0, slots }),
+        }
     }
 
-    pub(crate) fn push(&self, now: Instant) {
+    /// Records an announcement of so many bytes.
+    pub(crate) fn push(&self, now: Instant, bytes: usize) {
         let mut ring = lock(&self.ring);
-        if ring.times.len() == ring.slots {
+        if ring.waiting.len() == ring.slots {
             // The channel, which has as many slots, has lost the oldest one too.
-            ring.times.pop_front();
+            ring.forget(1);
         }
-        ring.times.push_back(now);
+        ring.waiting.push_back((now, bytes));
+        ring.waiting_bytes += bytes;
         ring.next += 1;
+    }
+
+    /// How many bytes wait to be read.
+    fn waiting_bytes(&self) -> usize {
+        lock(&self.ring).waiting_bytes
     }
 
     /// The time of announcement `number`. Forgets it and all before it.
     pub(crate) fn take(&self, number: u64) -> Option<Instant> {
         let mut ring = lock(&self.ring);
-        let first = ring.next - ring.times.len() as u64;
+        let first = ring.next - ring.waiting.len() as u64;
         let index = number.checked_sub(first)? as usize;
-        if index >= ring.times.len() {
-            return None;
-        }
-        ring.times.drain(..=index).next_back()
+        let (at, _) = *ring.waiting.get(index)?;
+        ring.forget(index + 1);
+        Some(at)
     }
 
     /// How many announcements were read from the socket.
     pub(crate) fn read(&self) -> u64 {
         lock(&self.ring).next
+    }
+}
+
+impl Ring {
+    fn forget(&mut self, count: usize) {
+        self.waiting_bytes -= self.waiting.drain(..count).map(|(_, bytes)| bytes).sum::<usize>();
     }
 }
 
@@ -292,6 +357,17 @@ fn clip(text: &str, max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::FetcherConfig;
+    use serde_json::{Value, json};
+    use std::{
+        io::Write as _,
+        os::unix::net::{UnixListener, UnixStream},
+        path::Path,
+    };
+    use tracing::{
+        Level, Metadata, Subscriber,
+        span::{Attributes, Record},
+    };
 
     #[test]
     fn retry_after_is_read_from_the_data_of_an_error_and_from_no_other_shape() {
@@ -303,18 +379,142 @@ mod tests {
         }
     }
 
+    /// Serves each connection as a node does whose answers to the two subscriptions are `ids`, and then
+    /// writes `notes`.
+    fn node(path: &Path, ids: [&'static str; 2], notes: Vec<String>) {
+        let listener = UnixListener::bind(path).expect("a fresh path");
+        let serve = move |stream: UnixStream| {
+            let mut writer = stream.try_clone().expect("a second handle");
+            let requests = serde_json::Deserializer::from_reader(stream).into_iter::<Value>();
+            for request in requests.map_while(Result::ok) {
+                let first = &request["params"][0];
+                let result = match request["method"].as_str().expect("a method") {
+                    "eth_chainId" => json!("0x1"),
+                    "web3_clientVersion" => json!("fake/1"),
+                    "eth_subscribe" if first == "newHeads" => json!(ids[1]),
+                    "eth_subscribe" => json!(ids[0]),
+                    _ => Value::Null,
+                };
+                let answer = json!({ "jsonrpc": "2.0", "id": request["id"], "result": result });
+                // The other side may have had enough.
+                let _ = writer.write_all(answer.to_string().as_bytes());
+                if first == "newHeads" {
+                    let _ = notes.iter().try_for_each(|note| writer.write_all(note.as_bytes()));
+                }
+            }
+        };
+        std::thread::spawn(move || listener.incoming().map_while(Result::ok).for_each(serve));
+    }
+
+    fn note(id: &str, result: &Value) -> String {
+        let params = json!({ "subscription": id, "result": result });
+        json!({ "jsonrpc": "2.0", "method": "eth_subscription", "params": params }).to_string()
+    }
+
+    async fn open(path: &Path) -> Connection {
+        let config = FetcherConfig::ipc(path);
+        dial(&config.sources[0], &config, false).await.expect("the node answers")
+    }
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn what_waits_to_be_read_is_bounded_and_only_what_is_delivered_is_counted() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("node.ipc");
+        let (hash, long) = (json!(B256::ZERO), json!("0".repeat(2 << 20)));
+        let notes = vec![
+            note("0x7", &hash),
+            note("0xa", &long),
+            note("0xb", &long),
+            note("0xa", &hash),
+            note("0xb", &json!("end")),
+        ];
+        node(&path, ["0xa", "0xb"], notes);
+        let connection = open(&path).await;
+        let subscribed = connection.subscribe_announcements(Announcements::Hashes, 16, LIMIT).await;
+        let mut hashes = subscribed.expect("subscribed").expect("16 slots");
+        let mut heads = connection.subscribe_heads(16, LIMIT).await.expect("subscribed");
+        assert_eq!(heads.recv().await.unwrap().get(), "null", "of 2 MiB");
+        assert_eq!(heads.recv().await.unwrap().get(), "\"end\"");
+        let read_times = connection.read_times();
+        assert_eq!((read_times.read(), read_times.waiting_bytes()), (2, 4 + 68));
+        assert_eq!(hashes.recv().await.unwrap().get(), "null", "of 2 MiB");
+        assert_eq!(hashes.recv().await.unwrap().get(), hash.to_string());
+    }
+
+    #[tokio::test]
+    async fn a_node_that_gives_two_subscriptions_one_id_is_left() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("node.ipc");
+        node(&path, ["0xa", "0x0a"], vec![]);
+        let connection = open(&path).await;
+        let subscribed = connection.subscribe_announcements(Announcements::Hashes, 16, LIMIT).await;
+        subscribed.expect("subscribed").expect("16 slots");
+        let error = connection.subscribe_heads(16, LIMIT).await.unwrap_err();
+        assert!(matches!(error, CallError::ConnectionLost), "{error}");
+        assert!(matches!(connection.closed().await, LossReason::Garbage(_)));
+    }
+
+    /// Counts the errors that are logged on this thread.
+    #[derive(Clone, Debug, Default)]
+    struct LoggedErrors(Arc<AtomicU64>);
+
+    impl Subscriber for LoggedErrors {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            *metadata.level() == Level::ERROR
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> tracing::Id {
+            tracing::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &tracing::Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &tracing::Id, _: &tracing::Id) {}
+
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+
+        fn enter(&self, _: &tracing::Id) {}
+
+        fn exit(&self, _: &tracing::Id) {}
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_given_up_ends_without_an_error_in_the_hosts_log() {
+        let errors = LoggedErrors::default();
+        let _logs = tracing::subscriber::set_default(errors.clone());
+        tracing::error!("is counted");
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("node.ipc");
+        node(&path, ["0xa", "0xb"], vec![]);
+        let connection = Arc::new(open(&path).await);
+        let mut heads = connection.subscribe_heads(16, LIMIT).await.expect("subscribed");
+        let waiting = Arc::clone(&connection);
+        let call = tokio::spawn(async move { waiting.call("eth_none", (), LIMIT).await });
+        tokio::task::yield_now().await;
+        connection.kill(LossReason::Unresponsive(Duration::ZERO));
+        // The service has ended when its subscriptions have.
+        assert!(heads.recv().await.is_err());
+        assert!(!matches!(call.await.expect("no panic"), Err(CallError::Timeout(_))));
+        assert_eq!(errors.0.load(Relaxed), 1);
+    }
+
     #[test]
     fn a_read_time_is_found_by_the_number_of_its_announcement() {
         let read_times = ReadTimes::new(4);
         let start = Instant::now();
         for n in 0..6 {
-            read_times.push(start + Duration::from_secs(n));
+            read_times.push(start + Duration::from_secs(n), 10);
         }
-        assert_eq!(read_times.read(), 6);
+        assert_eq!((read_times.read(), read_times.waiting_bytes()), (6, 40));
         assert_eq!(read_times.take(1), None, "forgotten with the slot");
         assert_eq!(read_times.take(3), Some(start + Duration::from_secs(3)));
         assert_eq!(read_times.take(3), None, "taken");
         assert_eq!(read_times.take(5), Some(start + Duration::from_secs(5)));
         assert_eq!(read_times.take(6), None, "not read yet");
+        assert_eq!(read_times.waiting_bytes(), 0);
     }
 }

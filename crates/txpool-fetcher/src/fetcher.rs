@@ -189,6 +189,13 @@ impl Fetcher {
         move || sources.iter().all(|source| source.state() == SourceState::Live)
     }
 
+    /// A function that says whether the pool of every source's node can be compared with ours, see
+    /// [`SourceStatus::audited`]; it does not borrow the fetcher.
+    pub fn audited(&self) -> impl Fn() -> bool + Send + Sync + use<> {
+        let sources: Vec<_> = self.sources.iter().map(|(shared, _)| Arc::clone(shared)).collect();
+        move || sources.iter().all(|source| source.is_audited())
+    }
+
     /// How much work has waited, and waits now, because [`FetcherConfig::monitor`] says that the
     /// load is high.
     #[must_use]

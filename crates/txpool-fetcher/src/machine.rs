@@ -5,9 +5,12 @@
 //!  Connecting ---------------------> Backfilling ----------------> Live
 //!      ^  ^                               |                         |
 //!      |  +---------- any loss -----------+------- any loss --------+
-//!      |                                                            | heads or hashes
-//!      +---- subscription connection dropped ---- Stale <-----------+ stopped coming
+//!      |                                                            | heads stopped coming, or
+//!      +---- subscription connection dropped ---- Stale <-----------+ what is listed is not announced
 //! ```
+//! A silence alone proves nothing, since a load may simply have ended: the pool is listed first, and
+//! only a node that lists what it does not announce has a dead subscription.
+//!
 //! It opens no socket, starts no task and reads no clock: `source.rs` carries out the actions.
 
 use std::{
@@ -27,13 +30,12 @@ use crate::{
 const GAPS: usize = 32;
 
 /// How many announcements must have been expected in a silence, by the recent rate, before it is
-/// taken for a sign of a dead subscription: in a Poisson process the probability of none is then
-/// e^-20, one in 500 million.
+/// suspicious: in a Poisson process the probability of none is then e^-20, one in 500 million.
 const EXPECTED: f64 = 20.0;
 
-/// A silence shorter than this never makes a source stale, whatever the rate: geth pauses for up to
-/// 3 s now and then.
-const MIN_SILENCE: Duration = Duration::from_secs(4);
+/// A silence shorter than this is never suspicious, whatever the rate: geth pauses for up to 3 s now
+/// and then. A suspicious source is watched for as long again before it is judged.
+pub(crate) const MIN_SILENCE: Duration = Duration::from_secs(4);
 
 /// How many heads must have come since the last hash before a silence counts. A chain that does not
 /// advance is not a sign of a dead subscription.
@@ -41,6 +43,13 @@ const HEADS_WITHOUT_HASHES: u32 = 2;
 
 /// Between two comparisons because of blocks that could not be read.
 const UNREAD_BLOCK_PAUSE: Duration = Duration::from_secs(30);
+
+/// Failed comparisons in a row after which the source counts as not audited.
+const COMPARISONS_TRIED: u32 = 3;
+
+/// How long a connection must have lived for the delay before the next one to begin anew. A node
+/// that accepts connections and closes them is not dialed faster than one that refuses them.
+const LIVED: Duration = Duration::from_secs(10);
 
 /// The time over which the rate of announcements is averaged.
 const RATE_WINDOW: Duration = Duration::from_secs(30);
@@ -55,7 +64,8 @@ pub enum SourceState {
     Backfilling,
     /// Announcements are read, and nothing is known to be missing.
     Live,
-    /// The subscription connection is open, but hashes or heads stopped coming. It is being closed.
+    /// The subscription connection is open, but hashes or heads stopped coming, though the node has
+    /// new ones. It is being closed.
     Stale,
     /// The source has ended: the limit of connection attempts is reached, or the fetcher has
     /// stopped.
@@ -88,8 +98,11 @@ pub(crate) enum Role {
 /// What makes a source stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum StaleReason {
-    /// Heads come and no hashes do, for longer than the recent rate of hashes makes plausible.
-    NoHashes,
+    /// Heads come and no hashes do, for longer than the recent rate of hashes makes plausible, and
+    /// meanwhile the node listed so many new ones.
+    NoHashes { unannounced: u64 },
+    /// Heads come and no hashes do, and the node's pool cannot be listed to find out why.
+    NotListed,
     /// The node returns a newer block number on the request connection than the subscription
     /// connection has announced.
     NoHeads,
@@ -97,10 +110,13 @@ pub(crate) enum StaleReason {
 
 impl fmt::Display for StaleReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NoHashes => "heads advance but no hash comes",
-            Self::NoHeads => "the node has newer blocks than it announced",
-        })
+        match self {
+            Self::NoHashes { unannounced } => {
+                write!(f, "no hash comes and the node listed {unannounced} new ones")
+            }
+            Self::NotListed => f.write_str("no hash comes and the node does not list its pool"),
+            Self::NoHeads => f.write_str("the node has newer blocks than it announced"),
+        }
     }
 }
 
@@ -110,6 +126,8 @@ impl fmt::Display for StaleReason {
 pub enum GapReason {
     /// Nothing is known to be missing: the regular comparison.
     Audit,
+    /// Heads come and no hashes do, for longer than the recent rate of hashes makes plausible.
+    Silence,
     /// A block could not be read, in part or at all: what it took is not known.
     UnreadBlock,
     /// Heads were missed. Their blocks were requested; hashes announced meanwhile may be missing
@@ -132,6 +150,7 @@ impl GapReason {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Audit => "audit",
+            Self::Silence => "silence",
             Self::UnreadBlock => "unread_block",
             Self::MissedHeads => "missed_heads",
             Self::Reorg => "reorg",
@@ -178,12 +197,16 @@ pub(crate) enum Event {
     UnreadBlock,
     /// The node returned this block number on the request connection.
     SawBlock(u64),
-    /// The node's pool was compared, and `recovered` hashes were brought in.
-    Compared { recovered: u64 },
-    /// The node's pool could not be compared, after so long.
-    CompareFailed { after: Duration },
-    /// The time for the machine's timers; `announced` hashes were announced so far.
-    Tick { announced: u64 },
+    /// The node's pool was compared, and `recovered` hashes were brought in. In a comparison for
+    /// [`GapReason::Silence`], `unannounced` hashes became pending while the source was watched.
+    Compared { recovered: u64, unannounced: u64 },
+    /// The node's pool could not be compared, after so long; `is_retryable` says whether a soon
+    /// repeated comparison may succeed.
+    CompareFailed { after: Duration, is_retryable: bool },
+    /// The time for the machine's timers; `read` announcements were read from the socket of the
+    /// subscription connection so far. Whether they were taken in by now is irrelevant: our own
+    /// back-pressure says nothing about the node.
+    Tick { read: u64 },
 }
 
 /// An output of the state machine.
@@ -199,11 +222,16 @@ pub(crate) enum Action {
 pub(crate) struct Machine {
     state: SourceState,
     up: [bool; 2],
+    /// Failed attempts to connect in a row.
     attempts: [u32; 2],
+    /// Delays in a row since a connection has lived for [`LIVED`].
+    delays: [u32; 2],
+    up_at: [Instant; 2],
     reconnects: u64,
-    comparing: bool,
+    comparing: Option<GapReason>,
     wanted: Option<GapReason>,
     compare_failures: u32,
+    is_audited: bool,
     compare_at: Option<Instant>,
     /// When a comparison began because of a block that could not be read.
     unread_block_at: Option<Instant>,
@@ -220,7 +248,7 @@ pub(crate) struct Machine {
 /// When hashes and heads came, and at which rate.
 #[derive(Debug)]
 struct Activity {
-    announced: u64,
+    read: u64,
     rate_per_s: f64,
     ticked: Instant,
     hash_at: Instant,
@@ -236,10 +264,13 @@ impl Machine {
             state: SourceState::Connecting,
             up: [false; 2],
             attempts: [0; 2],
+            delays: [0; 2],
+            up_at: [now; 2],
             reconnects: 0,
-            comparing: false,
+            comparing: None,
             wanted: None,
             compare_failures: 0,
+            is_audited: true,
             compare_at: None,
             unread_block_at: None,
             next_audit: None,
@@ -266,6 +297,11 @@ impl Machine {
         self.reconnects
     }
 
+    /// Whether the node's pool can be compared, as far as is known.
+    pub(crate) fn is_audited(&self) -> bool {
+        self.is_audited
+    }
+
     pub(crate) fn gaps(&self) -> impl Iterator<Item = &Gap> {
         self.gaps.iter()
     }
@@ -279,10 +315,14 @@ impl Machine {
             Event::Up(role) => {
                 self.up[role as usize] = true;
                 self.attempts[role as usize] = 0;
+                self.up_at[role as usize] = now;
                 if self.up == [true; 2] {
-                    self.state = SourceState::Backfilling;
-                    self.activity =
-                        Activity { announced: self.activity.announced, ..Activity::new(now) };
+                    // A pool that cannot be listed is not waited for.
+                    self.state = match self.is_audited {
+                        true => SourceState::Backfilling,
+                        false => SourceState::Live,
+                    };
+                    self.activity = Activity { read: self.activity.read, ..Activity::new(now) };
                     let reason = self.open_reason().unwrap_or(GapReason::Reconnect);
                     self.compare(reason, &mut actions, now);
                 }
@@ -294,7 +334,7 @@ impl Machine {
                     self.state = SourceState::Ended;
                     actions.push(Action::End);
                 } else {
-                    let after = self.backoff.delay(*attempts - 1, self.rng.random());
+                    let after = self.delay(role);
                     actions.push(Action::Dial { role, after });
                 }
             }
@@ -303,7 +343,10 @@ impl Machine {
                 self.state = SourceState::Connecting;
                 self.reconnects += 1;
                 self.open_gap(GapReason::Reconnect, now);
-                let after = self.backoff.delay(0, self.rng.random());
+                if now.saturating_duration_since(self.up_at[role as usize]) >= LIVED {
+                    self.delays[role as usize] = 0;
+                }
+                let after = self.delay(role);
                 actions.push(Action::Dial { role, after });
             }
             Event::Lagged => self.gap(GapReason::Lagged, &mut actions, now),
@@ -316,26 +359,28 @@ impl Machine {
                     self.stale(StaleReason::NoHeads, &mut actions);
                 }
             }
-            Event::Compared { recovered } => {
-                self.comparing = false;
+            Event::Compared { recovered, unannounced } => {
+                let reason = self.comparing.take();
                 self.compare_failures = 0;
-                if self.up == [true; 2] {
-                    self.compared(recovered, &mut actions, now);
-                } else {
+                self.is_audited = true;
+                if self.up != [true; 2] {
                     // A connection was lost during the comparison: it is repeated when both are up.
                     self.add_recovered(recovered);
+                    return actions;
+                }
+                if reason == Some(GapReason::Silence) && self.state == SourceState::Live {
+                    self.judge_silence(unannounced, &mut actions, now);
+                }
+                self.compared(recovered, &mut actions, now);
+            }
+            Event::CompareFailed { after, is_retryable } => {
+                self.comparing = None;
+                if self.up == [true; 2] {
+                    self.compare_failed(after, is_retryable, now);
                 }
             }
-            Event::CompareFailed { after } => {
-                self.comparing = false;
-                let backoff = self.backoff.delay(self.compare_failures, self.rng.random());
-                // A node that is not done within the time-out goes on listing its pool for nobody.
-                // A pause of the same length keeps these lists from piling up in it.
-                self.compare_at = Some(now + backoff.max(after));
-                self.compare_failures = self.compare_failures.saturating_add(1);
-            }
-            Event::Tick { announced } => {
-                self.activity.tick(announced, now);
+            Event::Tick { read } => {
+                self.activity.tick(read, now);
                 if self.up == [true; 2] && self.compare_at.is_some_and(|at| now >= at) {
                     let reason = self.open_reason().unwrap_or(GapReason::Audit);
                     self.compare(reason, &mut actions, now);
@@ -345,7 +390,7 @@ impl Machine {
                         self.compare(GapReason::Audit, &mut actions, now);
                     }
                     if self.activity.is_silent(now) {
-                        self.stale(StaleReason::NoHashes, &mut actions);
+                        self.suspect(&mut actions, now);
                     }
                 }
             }
@@ -353,16 +398,71 @@ impl Machine {
         actions
     }
 
+    /// The delay before the next attempt to connect.
+    fn delay(&mut self, role: Role) -> Duration {
+        let delays = &mut self.delays[role as usize];
+        let delay = self.backoff.delay(*delays, self.rng.random());
+        *delays = delays.saturating_add(1);
+        delay
+    }
+
+    /// Finds out about a silence. A comparison that runs, or is due, comes first: afterwards the
+    /// source is still silent, or it is not.
+    fn suspect(&mut self, actions: &mut Vec<Action>, now: Instant) {
+        if !self.is_audited {
+            // What cannot be told apart from a dead subscription is treated as one: a new connection
+            // costs milliseconds, a dead one every transaction.
+            self.stale(StaleReason::NotListed, actions);
+        } else if self.comparing.is_none() && self.compare_at.is_none() {
+            self.gap(GapReason::Silence, actions, now);
+        }
+    }
+
+    /// Takes a silent source for dead if the node has new transactions; else the load has ended.
+    fn judge_silence(&mut self, unannounced: u64, actions: &mut Vec<Action>, now: Instant) {
+        if !self.activity.is_silent(now) {
+            return;
+        }
+        if unannounced > 0 {
+            self.stale(StaleReason::NoHashes { unannounced }, actions);
+        } else {
+            self.activity.load_has_ended(now);
+        }
+    }
+
+    fn compare_failed(&mut self, after: Duration, is_retryable: bool, now: Instant) {
+        self.compare_failures = self.compare_failures.saturating_add(1);
+        if is_retryable && self.compare_failures < COMPARISONS_TRIED {
+            let backoff = self.backoff.delay(self.compare_failures - 1, self.rng.random());
+            // A node that is not done within the time-out goes on listing its pool for nobody. A
+            // pause of the same length keeps these lists from piling up in it.
+            self.compare_at = Some(now + backoff.max(after));
+            return;
+        }
+        // Announcements are read all the same, so the source is of use. Its gaps stay open, and the
+        // next audit tries again.
+        self.is_audited = false;
+        self.wanted = None;
+        self.compare_at = None;
+        if self.state == SourceState::Backfilling {
+            self.state = SourceState::Live;
+        }
+        self.set_next_audit(now);
+    }
+
     /// Starts a comparison. If one is running, another one follows it, for the gravest reason of
     /// those that came meanwhile.
     fn compare(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
-        if !self.backfill && reason != GapReason::Audit {
+        if !self.backfill && !matches!(reason, GapReason::Audit | GapReason::Silence) {
             self.compared(0, actions, now);
-        } else if self.comparing {
+        } else if self.comparing.is_some() {
             self.wanted = self.wanted.max(Some(reason));
         } else {
-            self.comparing = true;
+            self.comparing = Some(reason);
+            // This one is all of them.
+            self.wanted = None;
             self.compare_at = None;
+            self.next_audit = None;
             if reason == GapReason::UnreadBlock {
                 self.unread_block_at = Some(now);
             }
@@ -374,7 +474,7 @@ impl Machine {
     /// listed at every head.
     fn unread_block(&mut self, actions: &mut Vec<Action>, now: Instant) {
         match self.unread_block_at.map(|at| at + UNREAD_BLOCK_PAUSE) {
-            Some(due) if now < due => {
+            Some(due) if now < due && self.is_audited => {
                 self.open_gap(GapReason::UnreadBlock, now);
                 self.compare_at = Some(self.compare_at.map_or(due, |at| at.min(due)));
             }
@@ -384,19 +484,25 @@ impl Machine {
 
     fn compared(&mut self, recovered: u64, actions: &mut Vec<Action>, now: Instant) {
         self.add_recovered(recovered);
-        if let Some(reason) = self.wanted.take() {
-            // A gap was opened during the comparison, which may have read the pool before it.
-            return self.compare(reason, actions, now);
-        }
         if self.state == SourceState::Stale {
             // The subscription connection is being closed: the gaps stay open until the comparison
             // after the reconnect.
             return;
         }
+        if let Some(reason) = self.wanted.take() {
+            // A gap was opened during the comparison, which may have read the pool before it.
+            return self.compare(reason, actions, now);
+        }
         for gap in self.gaps.iter_mut().filter(|gap| gap.to.is_none()) {
             gap.to = Some(now);
         }
         self.state = SourceState::Live;
+        if self.next_audit.is_none() {
+            self.set_next_audit(now);
+        }
+    }
+
+    fn set_next_audit(&mut self, now: Instant) {
         self.next_audit = self
             .audit_interval
             .map(|interval| now + interval.mul_f64(0.9 + 0.2 * self.rng.random::<f64>()));
@@ -405,6 +511,8 @@ impl Machine {
     fn gap(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
         self.open_gap(reason, now);
         match self.state {
+            // The next audit finds out whether the pool can be listed again.
+            SourceState::Live if !self.is_audited => {}
             SourceState::Live | SourceState::Backfilling => self.compare(reason, actions, now),
             // The comparison follows when the connections are up again.
             SourceState::Connecting | SourceState::Stale | SourceState::Ended => {}
@@ -440,7 +548,7 @@ impl Machine {
 impl Activity {
     fn new(now: Instant) -> Self {
         Self {
-            announced: 0,
+            read: 0,
             rate_per_s: 0.0,
             ticked: now,
             hash_at: now,
@@ -451,12 +559,12 @@ impl Activity {
         }
     }
 
-    fn tick(&mut self, announced: u64, now: Instant) {
+    fn tick(&mut self, read: u64, now: Instant) {
         let passed = now.saturating_duration_since(self.ticked).as_secs_f64();
         if passed <= 0.0 {
             return;
         }
-        let new = announced.saturating_sub(self.announced);
+        let new = read.saturating_sub(self.read);
         if new > 0 {
             // Averaged only over ticks with hashes: a silence is judged by the rate before it.
             let weight = (passed / RATE_WINDOW.as_secs_f64()).min(1.0);
@@ -464,8 +572,14 @@ impl Activity {
             self.hash_at = now;
             self.heads_since_hash = 0;
         }
-        self.announced = announced;
+        self.read = read;
         self.ticked = now;
+    }
+
+    /// The silence was no sign of a dead subscription, so the rate is at most one in its length.
+    fn load_has_ended(&mut self, now: Instant) {
+        let silence = now.saturating_duration_since(self.hash_at);
+        self.rate_per_s = self.rate_per_s.min(1.0 / silence.max(MIN_SILENCE).as_secs_f64());
     }
 
     fn head(&mut self, number: u64, now: Instant) {
@@ -526,7 +640,7 @@ mod tests {
             assert_eq!(run.on(Event::Up(Role::Subscription)), []);
             assert_eq!(run.on(Event::Up(Role::Request)), [Action::Compare(GapReason::StartUp)]);
             assert_eq!(run.machine.state(), SourceState::Backfilling);
-            assert_eq!(run.on(Event::Compared { recovered: 3 }), []);
+            assert_eq!(run.on(compared(3)), []);
             assert_eq!(run.machine.state(), SourceState::Live);
             run
         }
@@ -548,6 +662,17 @@ mod tests {
     fn config() -> FetcherConfig {
         FetcherConfig::ipc("/node.ipc")
     }
+
+    fn compared(recovered: u64) -> Event {
+        Event::Compared { recovered, unannounced: 0 }
+    }
+
+    fn failed(after: Duration) -> Event {
+        Event::CompareFailed { after, is_retryable: true }
+    }
+
+    const NO_SUCH_METHOD: Event =
+        Event::CompareFailed { after: Duration::ZERO, is_retryable: false };
 
     fn is_dial(actions: &[Action], role: Role, cap: Duration) -> bool {
         matches!(actions, [Action::Dial { role: dialed, after }] if *dialed == role && *after <= cap)
@@ -598,7 +723,7 @@ mod tests {
             assert_eq!(run.open_gaps(), [GapReason::Reconnect]);
             assert_eq!(run.on(Event::Up(role)), [Action::Compare(GapReason::Reconnect)]);
             assert_eq!(run.machine.state(), SourceState::Backfilling);
-            run.on(Event::Compared { recovered: 5 });
+            run.on(compared(5));
             assert_eq!(run.machine.state(), SourceState::Live);
             assert_eq!(run.open_gaps(), []);
             assert_eq!(run.machine.gaps().last().unwrap().recovered, 5);
@@ -612,7 +737,7 @@ mod tests {
         run.on(Event::Up(Role::Subscription));
         run.on(Event::Up(Role::Request));
         run.on(Event::Down(Role::Subscription));
-        assert_eq!(run.on(Event::Compared { recovered: 1 }), []);
+        assert_eq!(run.on(compared(1)), []);
         assert_eq!(run.machine.state(), SourceState::Connecting);
         assert_eq!(run.on(Event::Up(Role::Subscription)), [Action::Compare(GapReason::StartUp)]);
     }
@@ -629,7 +754,7 @@ mod tests {
             assert_eq!(run.on(event), [Action::Compare(reason)]);
             assert_eq!(run.machine.state(), SourceState::Live);
             assert_eq!(run.open_gaps(), [reason]);
-            run.on(Event::Compared { recovered: 2 });
+            run.on(compared(2));
             assert_eq!(run.open_gaps(), []);
         }
     }
@@ -640,10 +765,10 @@ mod tests {
         run.on(Event::Lagged);
         assert_eq!(run.on(Event::Reorg), []);
         assert_eq!(run.on(Event::Lagged), []);
-        let actions = run.on(Event::Compared { recovered: 0 });
+        let actions = run.on(compared(0));
         assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
         assert_eq!(run.open_gaps().len(), 2);
-        run.on(Event::Compared { recovered: 0 });
+        run.on(compared(0));
         assert_eq!(run.open_gaps(), []);
     }
 
@@ -651,9 +776,9 @@ mod tests {
     fn a_failed_comparison_is_repeated_and_the_gap_stays_open_until_then() {
         let mut run = Run::live();
         run.on(Event::Lagged);
-        assert_eq!(run.on(Event::CompareFailed { after: Duration::ZERO }), []);
+        assert_eq!(run.on(failed(Duration::ZERO)), []);
         assert_eq!(run.open_gaps(), [GapReason::Lagged]);
-        let actions = run.pass(2 * S).on(Event::Tick { announced: 0 });
+        let actions = run.pass(2 * S).on(Event::Tick { read: 0 });
         assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
     }
 
@@ -661,24 +786,24 @@ mod tests {
     fn after_a_list_that_took_too_long_the_node_has_as_long_without_one() {
         let mut run = Run::live();
         run.on(Event::Lagged);
-        assert_eq!(run.on(Event::CompareFailed { after: 20 * S }), []);
-        assert_eq!(run.pass(19 * S).on(Event::Tick { announced: 0 }), []);
-        let actions = run.pass(2 * S).on(Event::Tick { announced: 0 });
+        assert_eq!(run.on(failed(20 * S)), []);
+        assert_eq!(run.pass(19 * S).on(Event::Tick { read: 0 }), []);
+        let actions = run.pass(2 * S).on(Event::Tick { read: 0 });
         assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
     }
 
     #[test]
     fn an_audit_comes_once_in_its_interval_and_never_when_it_is_off() {
         let mut run = Run::live();
-        assert_eq!(run.pass(50 * S).on(Event::Tick { announced: 0 }), []);
-        let actions = run.pass(20 * S).on(Event::Tick { announced: 0 });
+        assert_eq!(run.pass(50 * S).on(Event::Tick { read: 0 }), []);
+        let actions = run.pass(20 * S).on(Event::Tick { read: 0 });
         assert_eq!(actions, [Action::Compare(GapReason::Audit)]);
         let config = config().with_audit_interval(None);
         let mut run = Run::new(&config);
         run.on(Event::Up(Role::Subscription));
         run.on(Event::Up(Role::Request));
-        run.on(Event::Compared { recovered: 0 });
-        assert_eq!(run.pass(1000 * S).on(Event::Tick { announced: 0 }), []);
+        run.on(compared(0));
+        assert_eq!(run.pass(1000 * S).on(Event::Tick { read: 0 }), []);
     }
 
     #[test]
@@ -695,7 +820,7 @@ mod tests {
         let mut announced = 0;
         for second in 0..60 {
             announced += 100;
-            assert_eq!(run.pass(S).on(Event::Tick { announced }), []);
+            assert_eq!(run.pass(S).on(Event::Tick { read: announced }), []);
             if second % 12 == 0 {
                 run.on(Event::Head(second));
             }
@@ -703,28 +828,183 @@ mod tests {
         (run, announced)
     }
 
-    #[test]
-    fn heads_without_hashes_make_a_busy_source_stale_and_drop_its_subscription_connection() {
-        let (mut run, announced) = busy();
+    /// Two heads without a hash.
+    fn silent() -> (Run, u64) {
+        let (mut run, read) = busy();
         run.pass(5 * S).on(Event::Head(100));
-        assert_eq!(run.on(Event::Tick { announced }), []);
+        assert_eq!(run.on(Event::Tick { read }), []);
         run.pass(S).on(Event::Head(101));
-        let actions = run.on(Event::Tick { announced });
-        let reason = LossReason::Stale(StaleReason::NoHashes);
+        (run, read)
+    }
+
+    #[test]
+    fn heads_without_hashes_have_the_pool_listed_and_drop_nothing() {
+        let (mut run, read) = silent();
+        assert_eq!(run.on(Event::Tick { read }), [Action::Compare(GapReason::Silence)]);
+        assert_eq!(run.open_gaps(), [GapReason::Silence]);
+        assert_eq!(run.pass(S).on(Event::Tick { read }), []);
+        assert_eq!(run.machine.state(), SourceState::Live);
+    }
+
+    #[test]
+    fn a_silent_source_whose_node_has_new_hashes_is_stale_and_loses_its_subscription_connection() {
+        let (mut run, read) = silent();
+        run.on(Event::Tick { read });
+        run.on(Event::Lagged);
+        let actions = run.pass(5 * S).on(Event::Compared { recovered: 7, unannounced: 7 });
+        let reason = LossReason::Stale(StaleReason::NoHashes { unannounced: 7 });
         assert_eq!(actions, [Action::Drop { role: Role::Subscription, reason }]);
         assert_eq!(run.machine.state(), SourceState::Stale);
+        assert_eq!(run.open_gaps(), [GapReason::Silence, GapReason::Lagged], "until reconnected");
         assert!(is_dial(&run.on(Event::Down(Role::Subscription)), Role::Subscription, S));
         assert_eq!(run.machine.state(), SourceState::Connecting);
     }
 
     #[test]
+    fn a_load_that_ended_is_no_dead_subscription_and_is_not_looked_into_again_and_again() {
+        let (mut run, read) = silent();
+        run.on(Event::Tick { read });
+        assert_eq!(run.pass(5 * S).on(compared(0)), []);
+        assert_eq!((run.machine.state(), run.open_gaps()), (SourceState::Live, vec![]));
+        let mut comparisons = 0;
+        for head in 0..600 {
+            run.pass(6 * S).on(Event::Head(200 + head));
+            let actions = run.on(Event::Tick { read });
+            if !actions.is_empty() {
+                assert_eq!(actions, [Action::Compare(GapReason::Silence)]);
+                comparisons += 1;
+                assert_eq!(run.on(compared(0)), []);
+            }
+        }
+        assert!(comparisons <= 2, "{comparisons} in an hour");
+        assert_eq!(run.machine.reconnects(), 0);
+    }
+
+    #[test]
+    fn hashes_that_come_while_the_pool_is_listed_clear_the_source() {
+        let (mut run, read) = silent();
+        run.on(Event::Tick { read });
+        assert_eq!(run.pass(S).on(Event::Tick { read: read + 1 }), []);
+        assert_eq!(run.pass(4 * S).on(Event::Compared { recovered: 1, unannounced: 1 }), []);
+        assert_eq!(run.machine.state(), SourceState::Live);
+    }
+
+    #[test]
+    fn a_silent_source_is_looked_into_after_the_comparison_that_runs() {
+        let (mut run, read) = silent();
+        assert_eq!(run.on(Event::Lagged), [Action::Compare(GapReason::Lagged)]);
+        assert_eq!(run.on(Event::Tick { read }), []);
+        assert_eq!(run.on(Event::Compared { recovered: 0, unannounced: 0 }), []);
+        assert_eq!(run.on(Event::Tick { read }), [Action::Compare(GapReason::Silence)]);
+        assert_eq!(run.on(failed(S)), []);
+        let again = run.pass(2 * S).on(Event::Tick { read });
+        assert_eq!(again, [Action::Compare(GapReason::Silence)]);
+    }
+
+    #[test]
+    fn a_silent_source_whose_pool_cannot_be_listed_is_stale() {
+        let (mut run, read) = silent();
+        run.on(Event::Tick { read });
+        assert_eq!(run.on(NO_SUCH_METHOD), []);
+        let actions = run.on(Event::Tick { read });
+        let reason = LossReason::Stale(StaleReason::NotListed);
+        assert_eq!(actions, [Action::Drop { role: Role::Subscription, reason }]);
+    }
+
+    #[test]
+    fn without_backfill_too_the_pool_of_a_silent_source_is_listed() {
+        let mut run = Run::new(&config().with_backfill(Backfill::Off).with_audit_interval(None));
+        run.on(Event::Up(Role::Subscription));
+        run.on(Event::Up(Role::Request));
+        for second in 1..=60 {
+            assert_eq!(run.pass(S).on(Event::Tick { read: 100 * second }), []);
+        }
+        run.on(Event::Head(1));
+        run.pass(5 * S).on(Event::Head(2));
+        let actions = run.on(Event::Tick { read: 6000 });
+        assert_eq!(actions, [Action::Compare(GapReason::Silence)]);
+    }
+
+    #[test]
+    fn a_node_that_does_not_list_its_pool_is_live_and_is_asked_again_by_the_next_audit_only() {
+        let mut run = Run::new(&config());
+        run.on(Event::Up(Role::Subscription));
+        run.on(Event::Up(Role::Request));
+        assert_eq!(run.on(NO_SUCH_METHOD), []);
+        assert_eq!(run.machine.state(), SourceState::Live);
+        assert!(!run.machine.is_audited());
+        assert_eq!(run.open_gaps(), [GapReason::StartUp]);
+        for event in [Event::Lagged, Event::Reorg, Event::UnreadBlock, Event::UnreadBlock] {
+            assert_eq!(run.pass(S).on(event), []);
+        }
+        assert_eq!(run.pass(40 * S).on(Event::Tick { read: 0 }), []);
+        let actions = run.pass(30 * S).on(Event::Tick { read: 0 });
+        assert_eq!(actions, [Action::Compare(GapReason::Audit)]);
+        assert_eq!(run.on(NO_SUCH_METHOD), []);
+        assert_eq!(run.pass(40 * S).on(Event::Tick { read: 0 }), []);
+        // After a reconnect too, it does not wait for the list.
+        run.on(Event::Down(Role::Request));
+        let actions = run.on(Event::Up(Role::Request));
+        assert_eq!(actions, [Action::Compare(GapReason::StartUp)]);
+        assert_eq!(run.machine.state(), SourceState::Live);
+        assert_eq!(run.on(compared(1)), []);
+        assert!(run.machine.is_audited());
+        assert_eq!(run.open_gaps(), []);
+    }
+
+    #[test]
+    fn three_failed_comparisons_in_a_row_make_a_source_live_and_not_audited() {
+        let mut run = Run::new(&config());
+        run.on(Event::Up(Role::Subscription));
+        run.on(Event::Up(Role::Request));
+        for _ in 0..2 {
+            assert_eq!(run.on(failed(20 * S)), []);
+            assert_eq!(run.machine.state(), SourceState::Backfilling);
+            let actions = run.pass(21 * S).on(Event::Tick { read: 0 });
+            assert_eq!(actions, [Action::Compare(GapReason::StartUp)]);
+        }
+        assert_eq!(run.on(failed(20 * S)), []);
+        assert_eq!((run.machine.state(), run.machine.is_audited()), (SourceState::Live, false));
+        assert_eq!(run.pass(40 * S).on(Event::Tick { read: 0 }), []);
+    }
+
+    #[test]
+    fn an_audit_that_takes_longer_than_a_tick_is_one_audit() {
+        let mut run = Run::live();
+        let actions = run.pass(70 * S).on(Event::Tick { read: 0 });
+        assert_eq!(actions, [Action::Compare(GapReason::Audit)]);
+        assert_eq!(run.pass(S).on(Event::Tick { read: 0 }), []);
+        assert_eq!(run.on(compared(0)), []);
+        assert_eq!(run.pass(40 * S).on(Event::Tick { read: 0 }), []);
+    }
+
+    #[test]
+    fn a_node_that_accepts_connections_and_closes_them_is_dialed_ever_more_slowly() {
+        let mut run = Run::live();
+        let cap = config().reconnect.cap;
+        let delay = |run: &mut Run| {
+            let actions = run.on(Event::Down(Role::Subscription));
+            let [Action::Dial { after, .. }] = actions[..] else { panic!("{actions:?}") };
+            run.pass(after).on(Event::Up(Role::Subscription));
+            after
+        };
+        for _ in 0..20 {
+            delay(&mut run);
+            run.pass(S);
+        }
+        assert!(delay(&mut run) >= cap / 2);
+        run.pass(LIVED);
+        assert!(delay(&mut run) <= config().reconnect.base);
+    }
+
+    #[test]
     fn silence_without_heads_or_on_a_quiet_chain_is_not_stale() {
         let (mut run, announced) = busy();
-        assert_eq!(run.pass(10 * S).on(Event::Tick { announced }), []);
+        assert_eq!(run.pass(10 * S).on(Event::Tick { read: announced }), []);
         let mut quiet = Run::live_with(&config().with_audit_interval(None));
         for head in 0..4 {
             quiet.pass(12 * S).on(Event::Head(head));
-            assert_eq!(quiet.on(Event::Tick { announced: 0 }), []);
+            assert_eq!(quiet.on(Event::Tick { read: 0 }), []);
         }
         assert_eq!(quiet.machine.state(), SourceState::Live);
     }
@@ -753,9 +1033,11 @@ mod tests {
             Just(Event::UnreadBlock),
             (0u64..50).prop_map(Event::Head),
             (0u64..50).prop_map(Event::SawBlock),
-            Just(Event::Compared { recovered: 1 }),
-            Just(Event::CompareFailed { after: S }),
-            (0u64..5000).prop_map(|announced| Event::Tick { announced }),
+            Just(compared(1)),
+            Just(failed(S)),
+            Just(NO_SUCH_METHOD),
+            Just(Event::Compared { recovered: 1, unannounced: 1 }),
+            (0u64..5000).prop_map(|read| Event::Tick { read }),
         ]
     }
 
@@ -796,21 +1078,22 @@ mod tests {
                     comparing |= run.on(Event::Up(role)).iter().any(|a| matches!(a, Action::Compare(_)));
                 }
             }
-            // Longer than the pause between two comparisons for unread blocks.
-            for _ in 0..20 {
+            // Longer than the pause between two comparisons for unread blocks, and than the time to the
+            // next audit of a source that is not audited.
+            for _ in 0..80 {
                 run.pass(2 * S);
                 let actions = if run.machine.state() == SourceState::Stale {
                     run.on(Event::Down(Role::Subscription));
                     run.on(Event::Up(Role::Subscription))
                 } else if std::mem::take(&mut comparing) {
-                    run.on(Event::Compared { recovered: 0 })
+                    run.on(compared(0))
                 } else {
-                    run.on(Event::Tick { announced: 0 })
+                    run.on(Event::Tick { read: 0 })
                 };
                 comparing |= actions.iter().any(|action| matches!(action, Action::Compare(_)));
             }
             if comparing {
-                run.on(Event::Compared { recovered: 0 });
+                run.on(compared(0));
             }
             prop_assert_eq!(run.machine.state(), SourceState::Live);
             prop_assert!(run.open_gaps().is_empty());

@@ -53,7 +53,11 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
         Unit::Count,
         "transactions above `max_frame_bytes`; they are dropped and count as malformed",
     ),
-    ("mempool_fetcher_audits_total", Unit::Count, "comparisons with the node's pool, by `result`"),
+    (
+        "mempool_fetcher_audits_total",
+        Unit::Count,
+        "comparisons with the node's pool, by `reason` and `result`",
+    ),
     (
         "mempool_fetcher_malformed_notifications_total",
         Unit::Count,
@@ -94,6 +98,11 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
         "mempool_fetcher_source_state",
         Unit::Count,
         "0 connecting, 1 backfilling, 2 live, 3 stale, 4 ended; by `source`",
+    ),
+    (
+        "mempool_fetcher_source_audited",
+        Unit::Count,
+        "1 while the pool of the node can be compared with ours, else 0; by `source`",
     ),
     (
         "mempool_fetcher_backlog",
@@ -146,9 +155,6 @@ pub(crate) struct Metrics {
     pub(crate) retries_rpc: Counter,
     pub(crate) retries_other_source: Counter,
     pub(crate) connect_failures: Counter,
-    pub(crate) audits_equal: Counter,
-    pub(crate) audits_recovered: Counter,
-    pub(crate) audits_failed: Counter,
     pub(crate) malformed_notifications: Counter,
     pub(crate) sink: SinkMetrics,
     pub(crate) unlistable: Gauge,
@@ -173,8 +179,6 @@ impl Metrics {
         }
         let retries =
             |reason: &'static str| counter!("mempool_fetcher_retries_total", "reason" => reason);
-        let audits =
-            |result: &'static str| counter!("mempool_fetcher_audits_total", "result" => result);
         Self {
             entered: Entry::ALL
                 .map(|entry| counter!("mempool_fetcher_hashes_total", "entry" => entry.as_str())),
@@ -191,9 +195,6 @@ impl Metrics {
             retries_rpc: retries("rpc_error"),
             retries_other_source: retries("other_source"),
             connect_failures: counter!("mempool_fetcher_connect_failures_total"),
-            audits_equal: audits("equal"),
-            audits_recovered: audits("recovered"),
-            audits_failed: audits("failed"),
             malformed_notifications: counter!("mempool_fetcher_malformed_notifications_total"),
             sink: SinkMetrics::new(),
             unlistable: gauge!("mempool_fetcher_unlistable"),
@@ -204,6 +205,13 @@ impl Metrics {
             deliver_seconds: histogram!("mempool_fetcher_deliver_seconds"),
             missing_seconds: histogram!("mempool_fetcher_missing_seconds"),
         }
+    }
+
+    /// Comparisons are rare: the handle is looked up, so that only reasons and results that happened
+    /// are shown.
+    pub(crate) fn compared(reason: &'static str, result: &'static str) {
+        counter!("mempool_fetcher_audits_total", "reason" => reason, "result" => result)
+            .increment(1);
     }
 
     /// Blocks that cannot be read are rare: the handle is looked up, so that only parts and reasons
@@ -253,13 +261,18 @@ impl SinkMetrics {
 #[derive(Debug)]
 pub(crate) struct SourceMetrics {
     pub(crate) state: Gauge,
+    pub(crate) audited: Gauge,
     pub(crate) backlog: Gauge,
 }
 
 impl SourceMetrics {
     pub(crate) fn new(endpoint: &str) -> Self {
         let source = endpoint.to_owned();
+        let audited = gauge!("mempool_fetcher_source_audited", "source" => source.clone());
+        // Until it is found out that it cannot be.
+        audited.set(1.0);
         Self {
+            audited,
             state: gauge!("mempool_fetcher_source_state", "source" => source.clone()),
             backlog: gauge!("mempool_fetcher_backlog", "source" => source),
         }

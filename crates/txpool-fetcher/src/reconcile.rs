@@ -11,23 +11,19 @@ use serde::Deserialize;
 use tokio::{runtime::Builder, sync::oneshot, time::sleep};
 
 use crate::{
-    config::{Backfill, Endpoint},
+    config::Backfill,
     deferral::DeferrableWork,
-    error::CallError,
     fetch::{Arrival, FetchContext},
     in_process::PooledHashes,
-    machine::GapReason,
+    machine::{GapReason, MIN_SILENCE},
+    metrics::Metrics,
     outcome::Entry,
     seen::Seen,
     sink::{Holding, TransactionSink},
-    snapshot::{Content, ContentScanner, SnapshotError, list_ipc},
+    snapshot::{Content, SnapshotError, list},
     source::SourceShared,
     sync::lock,
 };
-
-/// Every fifth audit compares the pools in full even when their counts agree: if we have one hash
-/// too many and lack another one, the counts are equal.
-const FULL_EVERY: u64 = 5;
 
 /// How many of what the sink had no room for a comparison offers again first.
 const OFFERED_FIRST: usize = 32;
@@ -72,8 +68,9 @@ pub struct AuditReport {
     pub vanished: u64,
     /// Hashes that were fetched because they were missing.
     pub recovered: u64,
-    /// Whether only the counts were compared, and were equal.
-    pub counts_only: bool,
+    /// Of those listed, the ones that were not listed 4 s earlier, in the comparison of a source that
+    /// has fallen silent: it did not announce them. 0 in any other comparison.
+    pub unannounced: u64,
     /// For how long at most what is missing has been missing: the time since the comparison before,
     /// which did not find it. `None` if nothing is missing, and for the first comparison.
     pub missing_for_at_most: Option<Duration>,
@@ -96,38 +93,54 @@ pub(crate) struct Comparison<S> {
     pub(crate) source: usize,
     pub(crate) reason: GapReason,
     pub(crate) mode: AuditMode,
-    /// Whether equal counts are enough.
-    pub(crate) cheap: bool,
+    /// Whether it waits while the load is high.
+    pub(crate) deferrable: bool,
 }
 
 impl<S: TransactionSink> Comparison<S> {
     pub(crate) async fn run(self) -> Result<AuditReport, SnapshotError> {
-        if self.cheap {
+        if self.deferrable {
             // Only audits on the timer are deferred. Those that a caller requested, or that follow
             // a gap, list the pool at once.
             self.context.deferral.acquire(DeferrableWork::Audit, Instant::now()).await;
         }
         let result = self.compare().await;
-        let metrics = &self.context.tally.metrics;
+        let endpoint = &self.context.config.sources[self.source];
+        let reason = self.reason.as_str();
+        let outcome = match &result {
+            Ok(report) if report.missing == 0 => "equal",
+            Ok(_) => "recovered",
+            Err(_) => "failed",
+        };
         match &result {
-            Ok(report) if report.missing == 0 => metrics.audits_equal.increment(1),
-            Ok(_) => metrics.audits_recovered.increment(1),
-            Err(_) => metrics.audits_failed.increment(1),
+            Ok(report) => tracing::info!(
+                %endpoint, reason, listed = report.listed, missing = report.missing,
+                recovered = report.recovered, vanished = report.vanished,
+                "compared with the node's pool"
+            ),
+            Err(error) => {
+                tracing::warn!(%endpoint, reason, %error, "cannot compare with the node's pool");
+            }
         }
+        Metrics::compared(reason, outcome);
         result
     }
 
     async fn compare(&self) -> Result<AuditReport, SnapshotError> {
         let context = &self.context;
-        let audits = self.shared.audits.fetch_add(1, Relaxed);
+        self.shared.audits.fetch_add(1, Relaxed);
+        // What is pending by now and not announced proves nothing: it may have been pending before
+        // the subscription, or be announced by another source. What becomes pending from now on
+        // and is not announced is proof.
+        let before: Option<B256HashSet> = match self.reason {
+            GapReason::Silence => {
+                let content = self.list().await?;
+                sleep(MIN_SILENCE).await;
+                Some(content.pending.into_iter().collect())
+            }
+            _ => None,
+        };
         let status = self.status().await;
-        if self.cheap
-            && !audits.is_multiple_of(FULL_EVERY)
-            && let Some(pending) = status
-            && pending == context.seen.delivered() as u64
-        {
-            return Ok(AuditReport { listed: pending, counts_only: true, ..Default::default() });
-        }
         // What is delivered from here on may be newer than the list.
         let epoch = context.seen.begin_epoch();
         let started = Instant::now();
@@ -136,6 +149,9 @@ impl<S: TransactionSink> Comparison<S> {
         let mut report = AuditReport {
             listed: content.pending.len() as u64,
             unlistable: status.map_or(0, |n| n.saturating_sub(content.pending.len() as u64)),
+            unannounced: before.map_or(0, |before| {
+                content.pending.iter().filter(|hash| !before.contains(*hash)).count() as u64
+            }),
             ..Default::default()
         };
         context.tally.metrics.unlistable.set(report.unlistable as f64);
@@ -200,41 +216,29 @@ impl<S: TransactionSink> Comparison<S> {
             return Ok(Content { pending, queued });
         }
         let _listing = self.shared.start_listing();
-        let limit = config.snapshot_timeout;
         let endpoint = config.sources[self.source].clone();
-        if let Endpoint::Ipc(_) = endpoint {
-            // The scan can take seconds of CPU: neither on the thread that reads the sockets nor on
-            // a worker.
-            // Not on the runtime of the sockets, which may end before this thread.
-            let runtime = Builder::new_current_thread().enable_all().build()?;
-            let (mut reply, content) = oneshot::channel();
-            let alive = self.context.alive.clone();
-            let body = move || {
-                let _alive = alive;
-                let listed = runtime.block_on(async {
-                    tokio::select! {
-                        // The source has stopped waiting.
-                        () = reply.closed() => None,
-                        listed = list_ipc(&endpoint, limit) => Some(listed),
-                    }
-                });
-                if let Some(listed) = listed {
-                    // It may have stopped just now.
-                    let _ = reply.send(listed);
+        let (max_frame_bytes, limit) = (config.max_frame_bytes, config.snapshot_timeout);
+        // The scan can take seconds of CPU: neither on the thread that reads the sockets nor on a
+        // worker. Not on the runtime of the sockets either, which may end before this thread.
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let (mut reply, content) = oneshot::channel();
+        let alive = self.context.alive.clone();
+        let body = move || {
+            let _alive = alive;
+            let listed = runtime.block_on(async {
+                tokio::select! {
+                    // The source has stopped waiting.
+                    () = reply.closed() => None,
+                    listed = list(&endpoint, max_frame_bytes, limit) => Some(listed),
                 }
-            };
-            std::thread::Builder::new().name("mempool-list".into()).spawn(body)?;
-            return content.await.unwrap_or(Err(SnapshotError::ConnectionLost));
-        }
-        let connection =
-            self.context.requests.calls(self.source).ok_or(SnapshotError::ConnectionLost)?;
-        let answer =
-            connection.call("txpool_content", (), limit).await.map_err(|error| match error {
-                CallError::Timeout(limit) => SnapshotError::Timeout(limit),
-                CallError::ConnectionLost => SnapshotError::ConnectionLost,
-                other => SnapshotError::Refused(other.to_string()),
-            })?;
-        ContentScanner::of_result(answer.get())
+            });
+            if let Some(listed) = listed {
+                // It may have stopped just now.
+                let _ = reply.send(listed);
+            }
+        };
+        std::thread::Builder::new().name("mempool-list".into()).spawn(body)?;
+        content.await.unwrap_or(Err(SnapshotError::ConnectionLost))
     }
 
     /// Waits until the announcements of what the node listed can have been processed:

@@ -3,7 +3,7 @@
 
 use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
+    atomic::{AtomicU32, Ordering::Relaxed},
 };
 
 use alloy_primitives::{B256, map::B256HashMap};
@@ -48,7 +48,6 @@ struct Entry {
 pub(crate) struct SeenSet {
     shards: Box<[Mutex<Shard>; SHARDS]>,
     epoch: AtomicU32,
-    delivered: AtomicUsize,
 }
 
 const SHARDS: usize = 64;
@@ -59,7 +58,6 @@ impl SeenSet {
         Self {
             shards: Box::new(std::array::from_fn(|_| Mutex::new(Shard::new(generation)))),
             epoch: AtomicU32::new(0),
-            delivered: AtomicUsize::new(0),
         }
     }
 
@@ -89,10 +87,7 @@ impl SeenSet {
         let mut shard = self.shard(&hash);
         match seen {
             Some(seen) => self.insert(&mut shard, hash, seen),
-            None => {
-                let forgotten = shard.remove(&hash);
-                self.count(forgotten, None);
-            }
+            None => shard.remove(&hash),
         }
     }
 
@@ -113,11 +108,6 @@ impl SeenSet {
         if shard.get(&hash) == Some(Seen::Mined) {
             shard.remove(&hash);
         }
-    }
-
-    /// How many hashes are in the state [`Seen::Delivered`].
-    pub(crate) fn delivered(&self) -> usize {
-        self.delivered.load(Relaxed)
     }
 
     /// Begins an audit. What is delivered from now on is newer than the list that it will compare.
@@ -146,20 +136,7 @@ impl SeenSet {
     }
 
     fn insert(&self, shard: &mut Shard, hash: B256, seen: Seen) {
-        let entry = Entry { seen, epoch: self.epoch.load(Relaxed) };
-        let (before, forgotten) = shard.insert(hash, entry);
-        self.count(before, Some(seen));
-        if forgotten > 0 {
-            self.delivered.fetch_sub(forgotten, Relaxed);
-        }
-    }
-
-    fn count(&self, before: Option<Seen>, after: Option<Seen>) {
-        match (before == Some(Seen::Delivered), after == Some(Seen::Delivered)) {
-            (false, true) => _ = self.delivered.fetch_add(1, Relaxed),
-            (true, false) => _ = self.delivered.fetch_sub(1, Relaxed),
-            _ => {}
-        }
+        shard.insert(hash, Entry { seen, epoch: self.epoch.load(Relaxed) });
     }
 }
 
@@ -179,36 +156,34 @@ impl Shard {
         self.young.get(hash).or_else(|| self.old.get(hash)).map(|entry| entry.seen)
     }
 
-    fn remove(&mut self, hash: &B256) -> Option<Seen> {
-        self.young.remove(hash).or_else(|| self.old.remove(hash)).map(|entry| entry.seen)
+    fn remove(&mut self, hash: &B256) {
+        if self.young.remove(hash).is_none() {
+            self.old.remove(hash);
+        }
     }
 
-    /// Returns the previous state, and how many delivered hashes were forgotten to make room.
-    fn insert(&mut self, hash: B256, entry: Entry) -> (Option<Seen>, usize) {
+    fn insert(&mut self, hash: B256, entry: Entry) {
         if let Some(slot) = self.old.get_mut(&hash) {
-            return (Some(std::mem::replace(slot, entry).seen), 0);
+            *slot = entry;
+            return;
         }
-        let mut delivered = 0;
         if self.young.len() >= self.generation && !self.young.contains_key(&hash) {
             let forgotten = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
             for (hash, entry) in forgotten {
-                match entry.seen {
-                    // It must not be fetched a second time, so it is kept in the younger
-                    // generation. The number of slots bounds how many there are.
-                    Seen::InFlight => _ = self.young.insert(hash, entry),
-                    Seen::Delivered => delivered += 1,
-                    Seen::Refused | Seen::Postponed | Seen::Mined | Seen::Vanished => {}
+                // It must not be fetched a second time, so it is kept in the younger generation.
+                // The number of slots bounds how many there are.
+                if entry.seen == Seen::InFlight {
+                    self.young.insert(hash, entry);
                 }
             }
         }
-        (self.young.insert(hash, entry).map(|entry| entry.seen), delivered)
+        self.young.insert(hash, entry);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     /// All in one shard, which the last byte chooses.
     fn hash(n: u64) -> B256 {
@@ -265,26 +240,5 @@ mod tests {
         seen.settle(hash(2), Some(Seen::Delivered));
         assert_eq!(seen.delivered_before(0, epoch), vec![hash(1)]);
         assert_eq!(seen.delivered_before(0, seen.begin_epoch()).len(), 2);
-    }
-
-    proptest! {
-        #[test]
-        fn the_count_of_delivered_hashes_is_exact(
-            steps in proptest::collection::vec((0u64..40, 0usize..8), 0..400)
-        ) {
-            let seen = SeenSet::new(20 * SHARDS);
-            for (n, step) in steps {
-                match step {
-                    0 => _ = seen.insert_new(hash(n)),
-                    1 => seen.settle(hash(n), None),
-                    2 => _ = seen.mined(hash(n)),
-                    3 => seen.settle(hash(n), Some(Seen::Vanished)),
-                    4 => seen.settle(hash(n), Some([Seen::Refused, Seen::Postponed][n as usize % 2])),
-                    5 => seen.forget_mined(hash(n)),
-                    _ => seen.settle(hash(n), Some(Seen::Delivered)),
-                }
-                prop_assert_eq!(seen.delivered(), seen.delivered_before(0, u32::MAX).len());
-            }
-        }
     }
 }

@@ -1,24 +1,37 @@
 //! Lists the hashes of a node's pool, by scanning the answer to `txpool_content` as it streams in.
 //!
 //! The answer for 10,000 transactions is 10 MB of JSON; with blob sidecars (anvil) it can have any
-//! size. So it is read from a connection of its own, where it delays nothing else, and it is never
-//! held in memory: the scanner keeps the depth, two flags and the hashes.
+//! size. So it is read from a connection of its own, where it delays nothing else, and over IPC it is
+//! never held in memory: the scanner keeps the depth, two flags and the hashes. Over WebSocket it is
+//! one message, which is held as a whole and bounded by [`MAX_LISTING_BYTES`].
 
 use std::time::Duration;
 
 use alloy_primitives::B256;
+use futures::{SinkExt as _, StreamExt as _};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::timeout,
 };
+use tokio_tungstenite::tungstenite::{self, Message};
 
-use crate::{config::Endpoint, connection::open_ipc, error::ConnectError};
+use crate::{
+    config::Endpoint,
+    connection::{no_socket, open_ipc, open_ws_stream},
+    error::ConnectError,
+};
 
 /// Most bytes read with one call.
 const CHUNK_BYTES: usize = 256 * 1024;
 
 /// Most hashes kept of one answer: 2^22, which take 128 MiB. No node's pool holds as many.
 const MAX_HASHES: usize = 1 << 22;
+
+/// Longest list of a pool over WebSocket, 256 MiB: about 200,000 transactions. reth sends no
+/// response above 160 MB.
+const MAX_LISTING_BYTES: usize = 256 * 1024 * 1024;
+
+const REQUEST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"txpool_content","params":[]}"#;
 
 /// The hashes of the transactions in a node's pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,8 +54,13 @@ pub enum SnapshotError {
     #[error("the node closed the connection after {0} bytes of the pool's content")]
     Truncated(u64),
     /// The node sent an error response.
-    #[error("the node refused to list its pool: {0}")]
-    Refused(String),
+    #[error("the node refused to list its pool: {message} ({code})")]
+    Refused {
+        /// The JSON-RPC code; 0 if there is none.
+        code: i64,
+        /// The node's message, at most 200 bytes.
+        message: String,
+    },
     /// The answer is not the content of a pool.
     #[error("the answer to txpool_content is not the content of a pool")]
     NotAPool,
@@ -62,26 +80,83 @@ pub enum SnapshotError {
     /// The function `pooled` of a pool in this process panicked.
     #[error("`pooled` of the pool panicked")]
     PoolPanicked,
+    /// Over WebSocket, the answer is longer than this, in bytes.
+    #[error(
+        "the list of the node's pool is longer than {0} bytes, which is the limit over WebSocket"
+    )]
+    Oversized(usize),
     /// The connection for the request was lost, or there is none.
     #[error("the connection was lost")]
     ConnectionLost,
 }
 
-/// Lists the pool over a new connection to an IPC socket.
-pub(crate) async fn list_ipc(
-    endpoint: &Endpoint,
-    limit: Duration,
-) -> Result<Content, SnapshotError> {
-    let Endpoint::Ipc(path) = endpoint else { return Err(SnapshotError::NotAPool) };
-    match timeout(limit, read_content(path)).await {
-        Ok(result) => result,
-        Err(_) => Err(SnapshotError::Timeout(limit)),
+impl SnapshotError {
+    /// Whether the pool may be listed if it is tried again soon.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            // The node may be starting, busy, or at its limit of connections; other callers wait.
+            Self::Connect(_)
+            | Self::Busy { .. }
+            | Self::Io(_)
+            | Self::Truncated(_)
+            | Self::NotAPool
+            | Self::Timeout(_)
+            | Self::ConnectionLost => true,
+            // The node does not have the method, or the namespace is not enabled: -32601, on anvil
+            // -32602, by EIP-1474 also -32004.
+            Self::Refused { code, .. } => {
+                !matches!(code, -32700 | -32600 | -32601 | -32602 | -32004)
+            }
+            // It may have been one bad transaction.
+            Self::PoolPanicked => true,
+            // It does not become smaller soon.
+            Self::TooMany | Self::Oversized(_) => false,
+        }
     }
 }
 
-async fn read_content(path: &std::path::Path) -> Result<Content, SnapshotError> {
+/// Lists the pool over a connection of its own.
+pub(crate) async fn list(
+    endpoint: &Endpoint,
+    max_frame_bytes: usize,
+    limit: Duration,
+) -> Result<Content, SnapshotError> {
+    let max_bytes = max_frame_bytes.max(MAX_LISTING_BYTES);
+    let content = async {
+        match endpoint {
+            Endpoint::Ipc(path) => list_ipc(path).await,
+            Endpoint::Ws(url) => list_ws(url, max_bytes, limit).await,
+            Endpoint::InProcess(_) => Err(no_socket(endpoint).into()),
+        }
+    };
+    timeout(limit, content).await.unwrap_or(Err(SnapshotError::Timeout(limit)))
+}
+
+async fn list_ws(url: &str, max_bytes: usize, limit: Duration) -> Result<Content, SnapshotError> {
+    let mut stream = open_ws_stream(url, max_bytes, limit).await?;
+    let failed = |error| match error {
+        tungstenite::Error::Capacity(_) => SnapshotError::Oversized(max_bytes),
+        other => SnapshotError::Io(std::io::Error::other(other)),
+    };
+    stream.send(Message::text(REQUEST)).await.map_err(failed)?;
+    loop {
+        match stream.next().await.transpose().map_err(failed)? {
+            Some(Message::Text(text)) => {
+                let mut scanner = ContentScanner::default();
+                scanner.feed(text.as_bytes())?;
+                return scanner.finish();
+            }
+            None | Some(Message::Close(_)) => return Err(SnapshotError::Truncated(0)),
+            // Pings and pongs of the WebSocket protocol.
+            Some(_) => {}
+        }
+    }
+}
+
+async fn list_ipc(path: &std::path::Path) -> Result<Content, SnapshotError> {
     let mut stream = open_ipc(path).await?;
-    stream.write_all(br#"{"jsonrpc":"2.0","id":1,"method":"txpool_content","params":[]}"#).await?;
+    stream.write_all(REQUEST.as_bytes()).await?;
     let mut scanner = ContentScanner::default();
     let mut chunk = vec![0; CHUNK_BYTES];
     let mut total = 0u64;
@@ -119,6 +194,7 @@ pub(crate) struct ContentScanner {
     in_error: bool,
     list: List,
     error: Vec<u8>,
+    code: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -132,23 +208,14 @@ enum List {
 /// The longest string that matters: a hash with its 0x.
 const TEXT_BYTES: usize = 66;
 
+/// The longest code of an error that matters: six characters, and room for the host's own.
+const CODE_BYTES: usize = 12;
+
 /// Depth of a transaction's fields: below the answer, the result, the list, the sender, the
 /// transaction.
 const FIELD_DEPTH: usize = 5;
 
 impl ContentScanner {
-    /// Scans the bare result of a call, without the envelope of the answer.
-    pub(crate) fn of_result(json: &str) -> Result<Content, SnapshotError> {
-        let mut scanner = Self { depth: 1, after_colon: true, ..Self::default() };
-        scanner.key.extend_from_slice(b"result");
-        scanner.feed(json.as_bytes())?;
-        if scanner.depth != 1 {
-            return Err(SnapshotError::NotAPool);
-        }
-        scanner.depth = 0;
-        scanner.finish()
-    }
-
     /// Scans the next piece; true when the answer is complete.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Result<bool, SnapshotError> {
         let mut at = 0;
@@ -191,6 +258,14 @@ impl ContentScanner {
                 }
                 b' ' | b'\n' | b'\r' | b'\t' => {}
                 _ if self.depth == 0 => return Err(SnapshotError::NotAPool),
+                b'-' | b'0'..=b'9'
+                    if self.in_error
+                        && self.depth == 2
+                        && self.key == b"code"
+                        && self.code.len() < CODE_BYTES =>
+                {
+                    self.code.push(byte);
+                }
                 _ => {}
             }
         }
@@ -201,7 +276,9 @@ impl ContentScanner {
     /// pool.
     pub(crate) fn finish(self) -> Result<Content, SnapshotError> {
         if !self.error.is_empty() {
-            return Err(SnapshotError::Refused(String::from_utf8_lossy(&self.error).into_owned()));
+            let code = std::str::from_utf8(&self.code).ok().and_then(|code| code.parse().ok());
+            let message = String::from_utf8_lossy(&self.error).into_owned();
+            return Err(SnapshotError::Refused { code: code.unwrap_or(0), message });
         }
         if !self.found_result || self.depth != 0 {
             return Err(SnapshotError::NotAPool);
@@ -355,7 +432,32 @@ mod tests {
         let bytes =
             br#"{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no such method"}}"#;
         let error = scan(bytes, 5).unwrap_err();
-        assert!(error.to_string().contains("no such method"), "{error}");
+        assert!(
+            matches!(&error, SnapshotError::Refused { code: -32601, message } if message == "no such method"),
+            "{error}"
+        );
+        assert!(!error.is_retryable());
+        let busy = br#"{"error":{"message":"code 1","data":{"code":7},"code":-32005},"id":1}"#;
+        let error = scan(busy, 3).unwrap_err();
+        assert!(matches!(&error, SnapshotError::Refused { code: -32005, .. }), "{error}");
+        assert!(error.is_retryable());
+    }
+
+    #[tokio::test]
+    async fn over_websocket_a_list_above_the_limit_ends_with_an_error_of_its_own() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("ws://{}", listener.local_addr().unwrap());
+        let serve = async {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
+            assert_eq!(socket.next().await.unwrap().unwrap(), Message::text(REQUEST));
+            // The other side may have had enough before the end.
+            let _ = socket.send(Message::text(" ".repeat(4096))).await;
+        };
+        let (result, ()) = tokio::join!(list_ws(&url, 1024, Duration::from_secs(60)), serve);
+        let error = result.unwrap_err();
+        assert!(matches!(error, SnapshotError::Oversized(1024)), "{error}");
+        assert!(!error.is_retryable());
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod status;
 mod subscription;
 
 use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -171,12 +171,16 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn tick(&mut self) -> Vec<Action> {
-        let announced = self.context.announcement_counts[self.index].announced.load(Relaxed);
         let backlog = self.shared.backlog();
         self.metrics.backlog.set(backlog as f64);
         // The announcement reader reports this too, but not while it waits for a slot.
         self.context.deferral.observe_backlog(self.index, backlog);
-        self.machine.on(Event::Tick { announced }, Instant::now())
+        self.tick_machine(Instant::now())
+    }
+
+    fn tick_machine(&mut self, now: Instant) -> Vec<Action> {
+        let read = self.shared.read();
+        self.machine.on(Event::Tick { read }, now)
     }
 
     fn on_message(&mut self, message: Message) -> Vec<Action> {
@@ -242,14 +246,17 @@ impl<S: TransactionSink> Source<S> {
                 self.machine.on(Event::Down(role), now)
             }
             Message::Compared(Ok(report), _) => {
-                let recovered = report.recovered;
+                let AuditReport { recovered, unannounced, .. } = report;
                 lock(&self.shared.status).last_audit = Some(report);
-                self.machine.on(Event::Compared { recovered }, now)
+                // A silent source is not judged before its latest announcements are known.
+                let mut actions = self.tick_machine(now);
+                actions.extend(self.machine.on(Event::Compared { recovered, unannounced }, now));
+                actions
             }
             Message::Compared(Err(error), after) => {
-                tracing::warn!(%error, "cannot compare with the node's pool");
                 lock(&self.shared.status).last_error = Some(error.to_string());
-                self.machine.on(Event::CompareFailed { after }, now)
+                let is_retryable = error.is_retryable();
+                self.machine.on(Event::CompareFailed { after, is_retryable }, now)
             }
         }
     }
@@ -298,7 +305,8 @@ impl<S: TransactionSink> Source<S> {
 
     fn publish(&self) {
         let state = self.machine.state();
-        let before = {
+        let audited = self.machine.is_audited();
+        let (before, audited_before) = {
             let mut status = lock(&self.shared.status);
             let before = std::mem::replace(&mut status.state, state);
             if before != state {
@@ -307,12 +315,22 @@ impl<S: TransactionSink> Source<S> {
             status.reconnects = self.machine.reconnects();
             status.gaps.clear();
             status.gaps.extend(self.machine.gaps().copied());
-            before
+            (before, std::mem::replace(&mut status.audited, audited))
         };
         // After the lock is released: the log subscriber and the metrics recorder are code of the
         // host.
+        let endpoint = &self.context.config.sources[self.index];
+        if audited_before != audited {
+            match audited {
+                true => tracing::info!(%endpoint, "the node's pool can be compared again"),
+                false => tracing::warn!(
+                    %endpoint,
+                    "the node's pool cannot be compared: what it does not announce stays unknown"
+                ),
+            }
+            self.metrics.audited.set(f64::from(u8::from(audited)));
+        }
         if before != state {
-            let endpoint = &self.context.config.sources[self.index];
             tracing::info!(%endpoint, from = before.as_str(), to = state.as_str(), "source");
             self.metrics.state.set(f64::from(state as u8));
         }
@@ -405,7 +423,7 @@ impl<S: TransactionSink> Source<S> {
             source: self.index,
             reason,
             mode: AuditMode::Recover,
-            cheap: reason == GapReason::Audit,
+            deferrable: reason == GapReason::Audit,
         };
         let messages = self.messages.clone();
         self.tasks.spawn(async move {
@@ -432,7 +450,7 @@ impl<S: TransactionSink> Source<S> {
                     source,
                     reason: GapReason::Audit,
                     mode,
-                    cheap: false,
+                    deferrable: false,
                 };
                 // It continues when the caller stops waiting: what it fetches has entered.
                 let _ = reply.send(comparison.run().await);

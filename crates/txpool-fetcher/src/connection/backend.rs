@@ -13,7 +13,7 @@
 use std::{
     io,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
     task::{Context, Poll, ready},
     time::Instant,
 };
@@ -31,7 +31,7 @@ use tokio::{
 };
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, tungstenite::Message};
 
-use super::{ConnectionShared, clip};
+use super::{ConnectionShared, MAX_HASH_BYTES, MAX_WAITING_BYTES, Probe, clip};
 use crate::{error::LossReason, full::announced_hash, sync::lock};
 
 /// Most bytes read from the socket with one call: enough for 400 announcements.
@@ -41,10 +41,9 @@ const READ_BYTES: usize = 64 * 1024;
 /// does not read, they stay in that queue, and are dropped with the connection.
 const OUTBOX_BYTES: usize = 256 * 1024;
 
-/// Longest announcement that is kept until it is read. Of a longer one only the hash is kept, and
-/// the transaction is requested: few transactions carry 8 kB of data, and anvil announces blob
-/// transactions with their sidecars. In the worst case a buffer of 16,384 announcements holds 256 MiB.
-const MAX_ANNOUNCEMENT_BYTES: usize = 16 * 1024;
+/// Longest head that is kept until it is read; a longer one counts as malformed. anvil's heads carry
+/// the hashes of their transactions: 200 kB for 3,000.
+const MAX_HEAD_BYTES: usize = 1024 * 1024;
 
 /// Items passed on before the task yields, which takes about 0.1 ms, so that a burst on one
 /// connection does not block the thread for the other ones.
@@ -110,8 +109,8 @@ fn no_reconnect() -> alloy_transport::TransportError {
 struct Backend {
     interface: ConnectionInterface,
     shared: Arc<ConnectionShared>,
-    /// The subscription whose notifications are announcements.
-    announcements: Option<SubId>,
+    /// The subscription whose notifications are announcements, and the longest one that is kept.
+    announcements: Option<(SubId, usize)>,
     turn: u32,
 }
 
@@ -163,7 +162,8 @@ impl Backend {
                 }
             }
         };
-        self.finish(reason);
+        drop((frames, write));
+        self.finish(reason).await;
     }
 
     async fn run_ws(mut self, stream: WebSocketStream<MaybeTlsStream<TcpStream>>) {
@@ -204,42 +204,62 @@ impl Backend {
                 }
             }
         };
-        self.finish(reason);
+        drop((read, write));
+        self.finish(reason).await;
     }
 
-    /// Passes an item on to the service; false when the service has ended.
+    /// Passes an item on to the service; false when the service has ended, or the connection has.
     async fn forward(&mut self, mut item: PubSubItem, read_at: Instant) -> bool {
         self.shared.framed(read_at);
         let mut probe = None;
         match &mut item {
             PubSubItem::Notification(notification) => {
-                // Every one has a read time, whatever it says: the reader counts them in the same way.
-                if self.announcements.as_ref() == Some(&notification.subscription) {
-                    self.shared.read_times.push(read_at);
-                    if notification.result.get().len() > MAX_ANNOUNCEMENT_BYTES {
-                        notification.result = hash_alone(&notification.result);
+                let bytes = notification.result.get().len();
+                match &self.announcements {
+                    Some((id, max_bytes)) if *id == notification.subscription => {
+                        let read_times = &self.shared.read_times;
+                        let is_too_much = bytes > MAX_HASH_BYTES
+                            && read_times.waiting_bytes() + bytes > MAX_WAITING_BYTES;
+                        if bytes > *max_bytes || is_too_much {
+                            notification.result = hash_alone(&notification.result);
+                        }
+                        // Every one has a read time, whatever it says: the reader counts them in
+                        // the same way.
+                        read_times.push(read_at, notification.result.get().len());
                     }
+                    _ if bytes > MAX_HEAD_BYTES => {
+                        notification.result = RawValue::NULL.to_owned();
+                    }
+                    _ => {}
                 }
             }
             PubSubItem::Response(response) => {
-                let mut armed = lock(&self.shared.probe);
-                if let Some((id, probes)) = *armed
-                    && response.id == Id::Number(id)
+                let subscribed = || match &response.payload {
+                    ResponsePayload::Success(id) => serde_json::from_str::<SubId>(id.get()).ok(),
+                    ResponsePayload::Failure(_) => None,
+                };
+                let is_armed = |probe: &mut Probe| response.id == Id::Number(probe.id);
+                let armed = lock(&self.shared.probe).take_if(is_armed);
+                if armed.is_some() {
+                    probe = subscribed().zip(armed);
+                } else if response.id == Id::Number(self.shared.heads_request.load(Relaxed))
+                    && let Some((announcements, _)) = &self.announcements
+                    && subscribed().as_ref() == Some(announcements)
                 {
-                    *armed = None;
-                    if let ResponsePayload::Success(subscription) = &response.payload {
-                        probe =
-                            serde_json::from_str(subscription.get()).ok().map(|id| (id, probes));
-                    }
+                    // alloy would deliver the announcements as heads, and each would wait for a
+                    // reader that it never reaches.
+                    let said = "one id for two subscriptions".to_owned();
+                    self.shared.end(LossReason::Garbage(said));
+                    return false;
                 }
             }
         }
         if self.interface.send_to_frontend(item).is_err() {
             return false;
         }
-        if let Some((subscription, probes)) = probe {
+        if let Some((subscription, Probe { probes, max_bytes, .. })) = probe {
             self.push_probes(&subscription, probes);
-            self.announcements = Some(subscription);
+            self.announcements = Some((subscription, max_bytes));
         }
         self.turn += 1;
         if self.turn.is_multiple_of(ITEMS_PER_TURN) {
@@ -261,12 +281,11 @@ impl Backend {
         }
     }
 
-    fn finish(self, reason: Option<LossReason>) {
-        if let Some(reason) = reason {
-            self.shared.end(reason);
-        }
-        self.shared.end(LossReason::Closed);
-        self.interface.close_with_transport_error(no_reconnect());
+    /// Says why the connection has ended, and stays until the service has ended too: it would take
+    /// an earlier end for a fault of ours.
+    async fn finish(mut self, reason: Option<LossReason>) {
+        self.shared.end(reason.unwrap_or(LossReason::Closed));
+        while self.interface.recv_from_frontend().await.is_some() {}
     }
 }
 

@@ -16,6 +16,7 @@ use crate::{
     config::{Endpoint, FetcherConfig},
     error::{CallError, ConnectError, LossReason},
     request::WsStream,
+    sync::lock,
 };
 
 /// The client version and the chain id of a node.
@@ -49,7 +50,9 @@ pub(crate) async fn dial(
 ) -> Result<Connection, ConnectError> {
     let socket = match endpoint {
         Endpoint::Ipc(path) => Socket::Ipc(open_ipc(path).await?),
-        Endpoint::Ws(url) => Socket::Ws(Box::new(open_ws_stream(url, config).await?)),
+        Endpoint::Ws(url) => Socket::Ws(Box::new(
+            open_ws_stream(url, config.max_frame_bytes, config.ping_timeout).await?,
+        )),
         Endpoint::InProcess(_) => return Err(no_socket(endpoint)),
     };
     let shared = ConnectionShared::new(config.announcement_buffer);
@@ -58,8 +61,8 @@ pub(crate) async fn dial(
         .into_service()
         .await
         .map_err(|error| io_error(endpoint, io::Error::other(error.to_string())))?;
+    *lock(&shared.frontend) = Some(frontend);
     let mut connection = Connection {
-        frontend,
         next_id: AtomicU64::new(1),
         shared,
         node: NodeInfo { client: String::new(), chain_id: 0 },
@@ -163,13 +166,14 @@ fn explain(path: &Path, error: io::Error) -> ConnectError {
 
 pub(crate) async fn open_ws_stream(
     url: &str,
-    config: &FetcherConfig,
+    max_message_bytes: usize,
+    limit: Duration,
 ) -> Result<WsStream, ConnectError> {
     let limits = WebSocketConfig::default()
-        .max_message_size(Some(config.max_frame_bytes))
-        .max_frame_size(Some(config.max_frame_bytes));
+        .max_message_size(Some(max_message_bytes))
+        .max_frame_size(Some(max_message_bytes));
     let connect = tokio_tungstenite::connect_async_with_config(url, Some(limits), true);
-    match timeout(config.ping_timeout, connect).await {
+    match timeout(limit, connect).await {
         Ok(Ok((stream, _))) => Ok(stream),
         Ok(Err(error)) => Err(ConnectError::Io {
             endpoint: url.to_owned(),
@@ -178,7 +182,7 @@ pub(crate) async fn open_ws_stream(
         Err(_) => Err(ConnectError::NoAnswer {
             endpoint: url.to_owned(),
             method: "the WebSocket handshake",
-            timeout: config.ping_timeout,
+            timeout: limit,
         }),
     }
 }

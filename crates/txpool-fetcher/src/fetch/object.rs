@@ -16,7 +16,7 @@ use alloy_consensus::transaction::Recovered;
 use alloy_primitives::{B256, Bytes};
 use chain_view::PooledTransaction;
 use serde_json::value::RawValue;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 
 use super::{Alive, Arrival, FetchContext, answer::DeliveryTask};
 use crate::{
@@ -38,6 +38,10 @@ pub(crate) struct Notification {
     pub(crate) at: Instant,
 }
 
+/// What a reader is given: its turn, and then announcements.
+pub(crate) type ObjectSender =
+    (oneshot::Sender<OwnedMutexGuard<()>>, mpsc::Sender<Vec<Notification>>);
+
 /// Takes the announcements of one subscription connection, in their order.
 #[derive(Debug)]
 pub(crate) struct ObjectReader<S: TransactionSink> {
@@ -49,13 +53,14 @@ pub(crate) struct ObjectReader<S: TransactionSink> {
 }
 
 impl<S: TransactionSink> ObjectReader<S> {
-    /// Starts the thread. It ends when the sender is dropped and everything sent is taken, or when
-    /// the fetcher stops.
+    /// Starts the thread. It waits for its turn, so that the threads of several connections of a
+    /// source, one up and others lost, take one after another. It ends when the senders are dropped and
+    /// everything sent is taken, or when the fetcher stops.
     pub(crate) fn spawn(
         context: &Arc<FetchContext<S>>,
         source: usize,
         progress: Arc<Progress>,
-    ) -> io::Result<mpsc::Sender<Vec<Notification>>> {
+    ) -> io::Result<ObjectSender> {
         let reader = Self {
             source,
             trusts_sender: context.config.trusts_sender_of(&context.config.sources[source]),
@@ -64,8 +69,14 @@ impl<S: TransactionSink> ObjectReader<S> {
             context: Arc::clone(context),
         };
         let (batches, received) = mpsc::channel(BATCHES_WAITING);
-        thread::Builder::new().name("mempool-object".into()).spawn(move || reader.run(received))?;
-        Ok(batches)
+        let (take_turn, turn) = oneshot::channel();
+        let body = move || {
+            // Without a turn there is nothing to take either.
+            let Ok(_turn) = turn.blocking_recv() else { return };
+            reader.run(received);
+        };
+        thread::Builder::new().name("mempool-object".into()).spawn(body)?;
+        Ok((take_turn, batches))
     }
 
     fn run(self, mut batches: mpsc::Receiver<Vec<Notification>>) {

@@ -15,7 +15,7 @@ use tokio::sync::{
 use super::{
     Message, send,
     status::{Progress, SourceShared},
-    subscription::{HashBuffer, check_chain, read_hashes},
+    subscription::{HashBuffer, check_chain, read_hashes, wait_for_turn},
 };
 use crate::{
     connection::{NodeInfo, ReadTimes},
@@ -25,7 +25,6 @@ use crate::{
     in_process::{AnnouncementStream, BlockStream, InProcess, PoolAnnouncement},
     machine::Event,
     sink::TransactionSink,
-    sync::lock,
 };
 
 /// Items of a stream that are read before the sockets of other sources have their turn.
@@ -100,7 +99,7 @@ pub(super) async fn run_in_process<S: TransactionSink>(
     let slots = context.config.announcement_buffer;
     let read_times = Arc::new(ReadTimes::new(slots));
     let progress = Arc::new(Progress::new(Arc::clone(&read_times)));
-    *lock(&shared.progress) = Some(Arc::clone(&progress));
+    shared.add_reader(&progress);
     let subscription = Arc::new(PoolSubscription {
         node: NodeInfo { client: pool.to_string(), chain_id },
         end: watch::Sender::new(None),
@@ -124,7 +123,14 @@ pub(super) async fn run_in_process<S: TransactionSink>(
         // The reader takes in what is left and ends.
         drop(buffer);
     };
-    tokio::join!(read_streams, read_hashes(context, index, hashes, &progress, messages));
+    let read_announcements = async {
+        let turn = wait_for_turn(context, shared, &progress, subscription.ended()).await;
+        if turn.is_some() {
+            read_hashes(context, index, hashes, &progress, messages).await;
+            context.deferral.observe_backlog(index, shared.backlog());
+        }
+    };
+    tokio::join!(read_streams, read_announcements);
     Ok(())
 }
 
@@ -148,7 +154,7 @@ async fn read_announcements<S>(
     while let Some(announcement) = announcements.next().await {
         match announcement {
             PoolAnnouncement::Pending(hash) => {
-                read_times.push(Instant::now());
+                read_times.push(Instant::now(), size_of::<B256>());
                 // The reader lives as long as the buffer has a sender, unless the fetcher stops.
                 let _ = buffer.send(hash);
             }

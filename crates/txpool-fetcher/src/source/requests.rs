@@ -76,7 +76,7 @@ async fn dial_fetches<S: TransactionSink>(
             Ok(OpenConnection(connection))
         }
         Endpoint::Ws(url) => {
-            let stream = open_ws_stream(url, config).await?;
+            let stream = open_ws_stream(url, config.max_frame_bytes, config.ping_timeout).await?;
             let (connection, pump) =
                 open_ws(stream, answers, config.max_frame_bytes).map_err(thread)?;
             tasks.spawn(pump);

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::{Instant, SystemTime},
@@ -31,6 +31,11 @@ pub struct SourceStatus {
     pub since: SystemTime,
     /// The client version and chain id of the node, once it was reached.
     pub node: Option<NodeInfo>,
+    /// Whether the node's pool can be compared with ours, as far as is known. If not, the source is
+    /// live all the same, and what the node does not announce stays unknown. The node has no
+    /// `txpool_content`, or listing its pool failed three times in a row; the next attempt is the
+    /// next audit.
+    pub audited: bool,
     /// How many connections were lost after they had worked.
     pub reconnects: u64,
     /// Why the latest connection was lost, or the latest attempt or comparison failed.
@@ -62,7 +67,11 @@ pub struct SourceStatus {
 #[derive(Debug)]
 pub(crate) struct SourceShared {
     pub(super) status: Mutex<SourceStatus>,
-    pub(super) progress: Mutex<Option<Arc<Progress>>>,
+    /// Of each announcement reader that lives: the one of the connection that is up, and one that
+    /// has not taken in yet what a lost connection had brought.
+    progress: Mutex<Vec<Weak<Progress>>>,
+    /// Held by the announcement reader that takes in, so that they do so one after another.
+    pub(super) reading: Arc<tokio::sync::Mutex<()>>,
     /// How many listings of the node's pool are in progress: for the source's own comparison, and
     /// for those that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested.
     listing: AtomicUsize,
@@ -113,6 +122,7 @@ impl SourceShared {
                 state: SourceState::Connecting,
                 since: SystemTime::now(),
                 node: None,
+                audited: true,
                 reconnects: 0,
                 last_error: None,
                 gaps: Vec::new(),
@@ -125,7 +135,8 @@ impl SourceShared {
                 fetch_limit: config.fetch_slots,
                 head: None,
             }),
-            progress: Mutex::new(None),
+            progress: Mutex::default(),
+            reading: Arc::default(),
             listing: AtomicUsize::new(0),
             audits: AtomicU64::new(0),
             recovered: AtomicU64::new(0),
@@ -150,8 +161,22 @@ impl SourceShared {
         self.listing.load(Relaxed) > 0
     }
 
+    /// Counts what this reader has not taken in as backlog, until it is dropped.
+    pub(super) fn add_reader(&self, reader: &Arc<Progress>) {
+        let mut readers = lock(&self.progress);
+        readers.retain(|reader| reader.strong_count() > 0);
+        readers.push(Arc::downgrade(reader));
+    }
+
+    /// How many announcements the latest connection has brought.
+    pub(super) fn read(&self) -> u64 {
+        let latest = lock(&self.progress).last().and_then(Weak::upgrade);
+        latest.map_or(0, |progress| progress.read_times.read())
+    }
+
     pub(crate) fn backlog(&self) -> u64 {
-        lock(&self.progress).as_ref().map_or(0, |progress| progress.backlog())
+        let readers = lock(&self.progress);
+        readers.iter().filter_map(Weak::upgrade).map(|progress| progress.backlog()).sum()
     }
 
     pub(crate) fn status(&self) -> SourceStatus {
@@ -164,6 +189,10 @@ impl SourceShared {
             first_seen: self.announcement_counts.first_seen.load(Relaxed),
             ..lock(&self.status).clone()
         }
+    }
+
+    pub(crate) fn is_audited(&self) -> bool {
+        lock(&self.status).audited
     }
 
     pub(crate) fn state(&self) -> SourceState {

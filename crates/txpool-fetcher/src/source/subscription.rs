@@ -8,8 +8,9 @@ use std::{
 use alloy_primitives::B256;
 use alloy_pubsub::RawSubscription;
 use tokio::sync::{
+    OwnedMutexGuard,
     broadcast::error::{RecvError, TryRecvError},
-    mpsc,
+    mpsc::{self, error::TrySendError},
 };
 
 use super::{
@@ -19,7 +20,7 @@ use super::{
 use crate::{
     config::{Announcements, Endpoint},
     connection::{Connection, dial},
-    error::{CallError, ConnectError},
+    error::{CallError, ConnectError, LossReason},
     fetch::{Arrival, FetchContext, Notification, ObjectReader, parse_hash},
     heads::{Announced, read_head},
     machine::Event,
@@ -28,8 +29,9 @@ use crate::{
     sync::lock,
 };
 
-/// Slots of the buffer for heads: four minutes of a chain with one block per second.
-const HEAD_BUFFER: usize = 256;
+/// Slots of the buffer for heads, whose reader waits for nothing but the source. alloy keeps its first
+/// receiver, so the buffer always holds as many of the latest heads: 16 MiB of them at most.
+const HEAD_BUFFER: usize = 16;
 
 /// Announcements of objects that are handed over at once, at most.
 const HANDED_OVER_TOGETHER: usize = 64;
@@ -105,21 +107,52 @@ pub(super) async fn run_subscription<S: TransactionSink>(
                 })?)
             }
         };
-    *lock(&shared.progress) = Some(Arc::clone(&progress));
+    shared.add_reader(&progress);
     if messages.send(Message::SubscriptionUp(Arc::clone(&connection))).await.is_err() {
         return Ok(());
     }
     // Two readers, so that a wait for a slot does not delay a head.
     let read_announcements = async {
+        let turn = wait_for_turn(context, shared, &progress, connection.closed()).await;
+        let Some(turn) = turn else { return };
         match batches {
-            None => read_hashes(context, index, announcements, &progress, messages).await,
-            Some(batches) => {
-                read_objects(context, index, announcements, batches, &progress, messages).await;
+            None => {
+                let _turn = turn;
+                read_hashes(context, index, announcements, &progress, messages).await;
+            }
+            Some((take_turn, batches)) => {
+                // The thread ends first only when the fetcher stops.
+                let _ = take_turn.send(turn);
+                read_objects(context, announcements, batches, &progress, messages).await;
             }
         }
+        context.deferral.observe_backlog(index, shared.backlog());
     };
     tokio::join!(read_announcements, read_heads(context, new_heads, messages, heads));
     Ok(())
+}
+
+/// Waits until the reader of a lost connection has taken in what that one had brought: what it waits
+/// for, a slot for example, is what the next one would wait for too. `None` if the connection is
+/// lost before its turn comes, and what it brought with it; so at most two such buffers exist,
+/// however often connections are lost meanwhile.
+pub(super) async fn wait_for_turn<S>(
+    context: &FetchContext<S>,
+    shared: &SourceShared,
+    progress: &Progress,
+    lost: impl Future<Output = LossReason>,
+) -> Option<OwnedMutexGuard<()>> {
+    tokio::select! {
+        // A turn that comes with the loss is taken: nothing is lost then.
+        biased;
+        turn = Arc::clone(&shared.reading).lock_owned() => Some(turn),
+        _ = lost => {
+            let unread = progress.backlog();
+            progress.take(unread);
+            context.tally.lagged(unread);
+            None
+        }
+    }
 }
 
 /// The buffer in which announcements of hashes wait for their reader. `None` is an announcement that
@@ -194,13 +227,11 @@ pub(super) async fn read_hashes<S: TransactionSink>(
             Err(RecvError::Closed) => break,
         }
     }
-    context.deferral.observe_backlog(index, 0);
 }
 
 /// Reads announcements of objects and hands them over, as many at a time as have arrived.
 async fn read_objects<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
-    index: usize,
     mut objects: RawSubscription,
     batches: mpsc::Sender<Vec<Notification>>,
     progress: &Progress,
@@ -242,7 +273,6 @@ async fn read_objects<S: TransactionSink>(
         // The sockets come first.
         tokio::task::yield_now().await;
     }
-    context.deferral.observe_backlog(index, 0);
 }
 
 /// Counts what our own buffer lost.
@@ -277,20 +307,34 @@ async fn read_heads<S>(
     messages: &mpsc::Sender<Message>,
     heads: &mpsc::Sender<Announced>,
 ) {
+    // Of the heads for which the queue has no room, the latest.
+    let mut waiting: Option<Announced> = None;
     loop {
-        match new_heads.recv().await {
-            Ok(json) => match read_head(json.get()) {
-                Ok(head) => {
-                    send(messages, Message::Event(Event::Head(head.number))).await;
-                    if heads.send(head.into()).await.is_err() {
-                        return;
+        tokio::select! {
+            // Reading comes first: heads that are announced and not read would look like a node
+            // that announces none. Neither branch loses an item when dropped.
+            biased;
+            received = new_heads.recv() => match received {
+                Ok(json) => match read_head(json.get()) {
+                    Ok(head) => {
+                        send(messages, Message::Event(Event::Head(head.number))).await;
+                        waiting = match heads.try_send(head.into()) {
+                            // One that waited is an ancestor of this one, and fetched as such.
+                            Ok(()) => None,
+                            Err(TrySendError::Full(head)) => Some(head),
+                            Err(TrySendError::Closed(_)) => return,
+                        };
                     }
-                }
-                Err(_) => context.tally.metrics.malformed_notifications.increment(1),
+                    Err(_) => context.tally.metrics.malformed_notifications.increment(1),
+                },
+                // The parent of the next head is then unknown, and the missed blocks are fetched.
+                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return,
             },
-            // The parent of the next head is then unknown, and the missed blocks are fetched.
-            Err(RecvError::Lagged(_)) => {}
-            Err(RecvError::Closed) => return,
+            permit = heads.reserve(), if waiting.is_some() => match (permit, waiting.take()) {
+                (Ok(permit), Some(head)) => permit.send(head),
+                _ => return,
+            },
         }
     }
 }
