@@ -68,7 +68,13 @@ has_geth || install_geth
 
 cd "$root"
 export MEMPOOL_INGEST_NODES=$bin
-run() { cargo test --release -p devnet --features real-nodes --test it -- --nocapture "$@"; }
+# The root package is selected too, for its features alone: with them the dependencies are those that the benches
+# and the example have built already. It has no target of these names.
+tests() {
+    cargo test --release -p mempool-ingest -p devnet -p example-builder \
+        --features devnet/real-nodes,example-builder/real-nodes "$@"
+}
+run() { tests --test real_nodes -- --nocapture "$@"; }
 if [ $# -gt 0 ]; then
     run --test-threads 1 "$@"
     exit
@@ -77,4 +83,4 @@ fi
 # mostly wait for a node to be gone, beside each other.
 run --test-threads 1 under_load
 run --test-threads 3 --skip under_load
-cargo test --release -p example-builder --features real-nodes --lib -- --nocapture geth::
+tests --lib -- --nocapture geth::

@@ -6,9 +6,7 @@ use alloy_primitives::hex;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use mempool_ingest::txpool_fetcher::{Answer, read_answer};
 use mock_node::workload::{PreparedTx, TxKind};
-use testkit::usage::thread_cpu;
-
-use crate::rivals::decode;
+use testkit::{contest::decode, usage::thread_cpu};
 
 /// Thread CPU time of one pass of decode and recover over `txs`, per transaction.
 pub(crate) fn pass(txs: &[PreparedTx]) -> Duration {

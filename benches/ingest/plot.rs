@@ -3,11 +3,9 @@
 use std::{path::Path, time::Duration};
 
 use plotters::prelude::*;
+use testkit::contest::Contender;
 
-use crate::{
-    run::Contender,
-    table::{Row, latency_us, lost_share},
-};
+use crate::table::{Row, latency_us, lost_share};
 
 /// Draws p50 (thin) and p99 (bold) over the rate, one panel for each answer time.
 pub(crate) fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn std::error::Error>> {
@@ -28,13 +26,16 @@ pub(crate) fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn std::error::
             .margin(12)
             .x_label_area_size(40)
             .y_label_area_size(70)
-            .build_cartesian_2d(left * 0.9..right * 1.05, (low * 0.7..high * 2.0).log_scale())?;
+            .build_cartesian_2d(
+                (left * 0.9..right * 1.1).log_scale(),
+                (low * 0.7..high * 2.0).log_scale(),
+            )?;
         chart
             .configure_mesh()
             .x_desc("announced per second")
             .y_desc("announced to visible, us: p50 thin, p99 bold")
             .draw()?;
-        for (contender, color) in Contender::ALL.into_iter().zip([RED, BLUE, GREEN]) {
+        for (contender, color) in Contender::ALL.into_iter().zip([RED, BLUE, GREEN, MAGENTA]) {
             let mine =
                 |row: &&&Row| row.contender.0 == contender && row.contender.1.latency == answer;
             for (quantile, width) in [(0.5, 1), (0.99, 3)] {

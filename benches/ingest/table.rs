@@ -2,11 +2,9 @@
 
 use std::{fmt::Write as _, fs, io, path::Path, time::Duration};
 
-use testkit::figures::{Rounds, Table, quantile_us};
-
-use crate::{
-    node::Load,
-    run::{Contender, Run},
+use testkit::{
+    contest::{Contender, Load, Run},
+    figures::{Rounds, Table, quantile_us},
 };
 
 /// All rounds of one contender under one load.
@@ -29,11 +27,11 @@ fn announced(row: &Row) -> usize {
 
 /// CPU time of the bench's process for each pooled transaction, in microseconds.
 fn cpu_us(row: &Row) -> f64 {
-    row.median(|run| run.cpu.as_secs_f64() * 1e6 / run.pooled.max(1) as f64)
+    row.median(Run::cpu_us)
 }
 
 fn pooled_per_s(row: &Row) -> f64 {
-    row.median(|run| run.pooled as f64 / run.wall.as_secs_f64().max(1e-9))
+    row.median(Run::pooled_per_s)
 }
 
 /// Which side a burst was limited by, from the cores that each kept busy while it ran.
@@ -117,38 +115,58 @@ pub(crate) fn print(rows: &[Row], floor: Duration) {
             limit(row)
         );
     }
-    for row in rows.iter().filter(|row| row.contender.0 == Contender::Ours) {
+    for row in rows.iter().filter(|row| row.contender.0.is_ours()) {
         let lagged: u64 = row.runs.iter().map(|run| run.lagged).sum();
         if lagged > 0 {
-            let load = row.contender.1;
+            let (contender, load) = row.contender;
             println!(
-                "ours at {}, {}: its buffer lost {lagged}, all recovered by reconciliation",
+                "{} at {}, {}: its buffer lost {lagged}, all recovered by reconciliation",
+                contender.name(),
                 load.answer(),
                 name(load)
             );
         }
     }
-    compare(rows);
+    compare(rows, floor_us);
 }
 
-/// Ours against each rival under the same load, as ratios of this run.
-fn compare(rows: &[Row]) {
-    println!("\np99 of ours as a share of the rival's, under the same load in this run:");
-    let mut table = Table::new(["answer", "load", "plain concurrent", "sequential"]);
+/// Ours against the plain concurrent rival under the same load and in the same round.
+fn compare(rows: &[Row], floor_us: f64) {
+    println!(
+        "\nours as a share of the plain concurrent rival's, both of a round; median (least to most)"
+    );
+    let mut table = Table::new([
+        "answer",
+        "load",
+        "mode",
+        "p50",
+        "p50 beyond the answer",
+        "p99",
+        "CPU",
+        "pooled/s",
+        "CPU / floor",
+    ]);
     // The contenders of a load stand beside each other.
     for of_load in rows.chunks(Contender::ALL.len()) {
-        let p99 = |contender| {
-            let row = of_load.iter().find(|row| row.contender.0 == contender);
-            row.map_or(f64::NAN, |row| latency_us(row, 0.99))
-        };
-        let of = |rival| format!("{:.2}", p99(Contender::Ours) / p99(rival));
-        let load = of_load[0].contender.1;
-        table.row([
-            load.answer(),
-            name(load),
-            of(Contender::Concurrent),
-            of(Contender::Sequential),
-        ]);
+        let find = |contender| of_load.iter().find(|row| row.contender.0 == contender);
+        let Some(rival) = find(Contender::Concurrent) else { continue };
+        for row in of_load.iter().filter(|row| row.contender.0.is_ours()) {
+            let (contender, load) = row.contender;
+            let ratio = |value: &dyn Fn(&Run) -> f64| row.ratio(rival, value).to_string();
+            let answer_us = load.latency.as_secs_f64() * 1e6;
+            table.row([
+                load.answer(),
+                name(load),
+                contender.name().to_owned(),
+                ratio(&|run| quantile_us(&run.latency, 0.5)),
+                // A mode that does not ask has no answer to wait for.
+                ratio(&|run| (quantile_us(&run.latency, 0.5) - answer_us).max(0.0)),
+                ratio(&|run| quantile_us(&run.latency, 0.99)),
+                ratio(&Run::cpu_us),
+                ratio(&Run::pooled_per_s),
+                format!("{:.2}", cpu_us(row) / floor_us),
+            ]);
+        }
     }
     print!("{table}");
 }
@@ -168,7 +186,7 @@ pub(crate) fn write_csv(path: &Path, rows: &[Row], floor: Duration) -> io::Resul
                 "{},{},{},{round},{},{},{},{},{},{},{},{},{},{},{:.3},{:.3},{}",
                 load.latency.as_micros(),
                 load.tps.map_or("burst".to_owned(), |tps| tps.to_string()),
-                contender.name(),
+                contender.name().replace(',', ""),
                 run.announced,
                 run.pooled,
                 run.lost(),
@@ -179,7 +197,7 @@ pub(crate) fn write_csv(path: &Path, rows: &[Row], floor: Duration) -> io::Resul
                 us(0.99),
                 us(1.0),
                 run.wall.as_secs_f64(),
-                run.cpu.as_secs_f64() * 1e6 / run.pooled.max(1) as f64,
+                run.cpu_us(),
                 floor.as_secs_f64() * 1e6,
                 run.node_cpu.as_secs_f64(),
             )

@@ -30,7 +30,7 @@ const BUFFER: usize = 16_384;
 
 /// A rival at work. Ends, connections included, when dropped.
 #[derive(Debug)]
-pub(crate) struct Rival {
+pub(super) struct Rival {
     runtime: Option<Runtime>,
 }
 
@@ -45,7 +45,7 @@ impl Drop for Rival {
 
 /// One connection, one fetch at a time in the loop that reads the notifications, alloy's default
 /// buffer of 16. Returns when subscribed.
-pub(crate) fn sequential(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Rival, Error> {
+pub(super) fn sequential(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Rival, Error> {
     let runtime = runtime(threads)?;
     let (provider, mut hashes) = runtime.block_on(async {
         let provider = ProviderBuilder::new().connect_ipc(IpcConnect::new(path)).await?;
@@ -67,7 +67,7 @@ pub(crate) fn sequential(path: PathBuf, pool: OrderPool, threads: usize) -> Resu
 ///
 /// The permit is taken inside the task, so that the loop only reads and spawns: no announcement
 /// waits for a fetch, which loses the least. What bounds the number of tasks is nothing.
-pub(crate) fn concurrent(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Rival, Error> {
+pub(super) fn concurrent(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Rival, Error> {
     let runtime = runtime(threads)?;
     let (subscription, requests, mut hashes) = runtime.block_on(async {
         let subscription =
@@ -108,7 +108,10 @@ async fn fetch(provider: &impl Provider, hash: B256, pool: &OrderPool) -> Result
 }
 
 /// The floor: what nobody who wants the sender of a raw transaction can do without.
-pub(crate) fn decode(
+///
+/// # Errors
+/// The bytes are no transaction, or its signature has no signer.
+pub fn decode(
     raw: &Bytes,
 ) -> Result<alloy_consensus::transaction::Recovered<PooledTransaction>, Error> {
     Ok(PooledTransaction::decode_2718_exact(raw)?.try_into_recovered()?)

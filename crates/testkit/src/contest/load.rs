@@ -3,26 +3,28 @@
 use std::time::Duration;
 
 use mock_node::{Latency, NodeConfig};
-use testkit::node::Pace;
+
+use crate::node::Pace;
 
 /// All transactions of all runs come from this seed, so each run's are the first of the same list.
 const SEED: u64 = 7;
 
-/// Of a thousand transactions, how many carry blobs; a fifth of those six. The example's default.
-const BLOBS_PER_MILLE: u32 = 5;
-
 /// What the node of one run is, and how it announces.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Load {
-    pub(crate) latency: Duration,
-    pub(crate) count: usize,
-    /// `None` announces all at once.
-    pub(crate) tps: Option<u32>,
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// How long the node takes to answer a request for a transaction.
+    pub latency: Duration,
+    /// How many transactions.
+    pub count: usize,
+    /// A second; `None` announces all at once.
+    pub tps: Option<u32>,
+    /// Of a thousand transactions, how many carry blobs; a fifth of those six.
+    pub blobs_per_mille: u32,
 }
 
 impl Load {
     /// The node's answer time, for people.
-    pub(crate) fn answer(&self) -> String {
+    pub fn answer(&self) -> String {
         format!("{} ms", self.latency.as_secs_f64() * 1e3)
     }
 
@@ -32,10 +34,15 @@ impl Load {
             Duration::ZERO => Latency::None,
             time => Latency::Fixed(time),
         };
+        let pool_limit = config.pool_limit.max(2 * self.count);
         config
             .with_seed(SEED)
-            .with_blobs_per_mille(BLOBS_PER_MILLE)
+            .with_blobs_per_mille(self.blobs_per_mille)
             .with_latency(latency)
+            .with_pool_limit(pool_limit)
+            // Objects are rendered when they are signed, whether this contender subscribes to them or
+            // not: what a node does for them is no part of any figure.
+            .with_render_ahead(true)
             // A paced load is signed before the start; its first announcement never comes, since
             // ours, which are stamped, take its transactions.
             .with_tps(1)

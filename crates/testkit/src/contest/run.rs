@@ -15,22 +15,22 @@ use hdrhistogram::Histogram;
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, IngestEnd, OrderPool, PoolConfig,
     order_pool::{Event, Order},
-    txpool_fetcher::{Counts, EndReason},
+    txpool_fetcher::{Announcements, Counts, EndReason},
 };
 use mock_node::{
     NodeConfig,
-    workload::{PreparedTx, TxKind, Workload},
-};
-use testkit::{
-    figures::histogram,
-    node::{Announced, NodeProcess, What},
-    usage::{now_ns, process_cpu},
+    workload::{Address, PreparedTx, TxKind, Workload},
 };
 use tokio::runtime::Runtime;
 
-use crate::{
-    node::Load,
+use super::{
+    load::Load,
     rivals::{self, Rival},
+};
+use crate::{
+    figures::histogram,
+    node::{Announced, NodeProcess, What},
+    usage::{now_ns, process_cpu, resident_bytes},
 };
 
 /// A rival that has pooled nothing for so long has done what it will do. The longest honest pause
@@ -50,66 +50,148 @@ const STOP_GRAIN: Duration = Duration::from_millis(50);
 /// Time for ours to connect and to stop.
 const START_STOP: Duration = Duration::from_secs(10);
 
+/// Who fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Contender {
+pub enum Contender {
+    /// One connection, one fetch at a time.
     Sequential,
+    /// A second connection, a task for each hash.
     Concurrent,
-    Ours,
+    /// Ours, told hashes.
+    Hashes,
+    /// Ours, told whole transactions by a node whose senders it trusts.
+    Full,
 }
 
 impl Contender {
-    pub(crate) const ALL: [Self; 3] = [Self::Sequential, Self::Concurrent, Self::Ours];
+    /// In the order of the tables.
+    pub const ALL: [Self; 4] = [Self::Sequential, Self::Concurrent, Self::Hashes, Self::Full];
 
-    pub(crate) const fn name(self) -> &'static str {
+    /// For people.
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Sequential => "sequential",
             Self::Concurrent => "plain concurrent",
-            Self::Ours => "mempool-ingest",
+            Self::Hashes => "ours, hashes",
+            Self::Full => "ours, full objects",
         }
+    }
+
+    const fn announcements(self) -> Option<Announcements> {
+        match self {
+            Self::Sequential | Self::Concurrent => None,
+            Self::Hashes => Some(Announcements::Hashes),
+            Self::Full => Some(Announcements::Full),
+        }
+    }
+
+    /// Whether it is ours.
+    pub const fn is_ours(self) -> bool {
+        self.announcements().is_some()
     }
 }
 
 /// What a run came to.
 #[derive(Debug)]
-pub(crate) struct Run {
-    pub(crate) announced: usize,
-    pub(crate) pooled: usize,
+pub struct Run {
+    /// How many the node announced.
+    pub announced: usize,
+    /// How many a second; without meaning for a burst.
+    pub announced_per_s: f64,
+    /// How many of them the subscriber saw.
+    pub pooled: usize,
     /// From the node's announcement to the order visible to the subscriber, in nanoseconds.
-    pub(crate) latency: Histogram<u64>,
+    pub latency: Histogram<u64>,
     /// From the first announcement to the last order visible.
-    pub(crate) wall: Duration,
+    pub wall: Duration,
     /// CPU time of this process, subscriber included.
-    pub(crate) cpu: Duration,
-    pub(crate) node_cpu: Duration,
+    pub cpu: Duration,
+    /// CPU time of the node's process.
+    pub node_cpu: Duration,
     /// Announcements the node made more than 5 ms after they were due.
-    pub(crate) late: usize,
+    pub late: usize,
     /// Announcements that ours lost from its buffer and recovered; rivals do not count theirs.
-    pub(crate) lagged: u64,
+    pub lagged: u64,
+    /// What became resident in this process from the first announcement to the last order. What an
+    /// earlier run freed is reused, so only the first run of a process measures it.
+    pub grown_bytes: usize,
 }
 
 impl Run {
-    pub(crate) fn lost(&self) -> usize {
+    /// How many were announced and never seen.
+    pub const fn lost(&self) -> usize {
         self.announced - self.pooled
     }
+
+    /// CPU time of this process for each pooled transaction, in microseconds.
+    pub fn cpu_us(&self) -> f64 {
+        self.cpu.as_secs_f64() * 1e6 / self.pooled.max(1) as f64
+    }
+
+    /// Pooled a second, from the first announcement to the last order visible.
+    pub fn pooled_per_s(&self) -> f64 {
+        self.pooled as f64 / self.wall.as_secs_f64().max(1e-9)
+    }
+}
+
+/// What is known of an announced transaction.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    hash: B256,
+    sender: Address,
+    kind: TxKind,
 }
 
 /// Where runs take place.
 #[derive(Debug)]
-pub(crate) struct Stage {
+pub struct Stage {
     node: NodeProcess,
     /// What every node announces, in this order.
-    pub(crate) txs: Vec<PreparedTx>,
+    expected: Vec<Expected>,
+    /// The first of them, whole.
+    samples: Vec<PreparedTx>,
+    pool: PoolConfig,
     /// The host's runtime for ours, which does its work on threads of its own.
     host: Runtime,
 }
 
+/// Nothing expires in a run.
+const LONGEST_RUN: Duration = Duration::from_mins(30);
+
+/// Signed at a time; only what is known of each is kept.
+const SIGNED_TOGETHER: usize = 20_000;
+
 impl Stage {
-    /// Starts the node's process and signs here too what it will announce, at most `count`.
-    pub(crate) fn new(count: usize) -> std::io::Result<Self> {
-        let load = Load { latency: Duration::ZERO, count, tps: None };
-        let txs = Workload::new(load.configure(NodeConfig::new("")).workload()).prepare(count);
+    /// Starts the node's process and signs here too what it will announce, at most `count`, so many
+    /// of a thousand with blobs.
+    ///
+    /// # Errors
+    /// The process does not start.
+    pub fn new(count: usize, blobs_per_mille: u32) -> std::io::Result<Self> {
+        let load = Load { latency: Duration::ZERO, count, tps: None, blobs_per_mille };
+        let mut workload = Workload::new(load.configure(NodeConfig::new("")).workload());
+        let samples = workload.prepare(count.min(SIGNED_TOGETHER));
+        let known = |tx: &PreparedTx| Expected { hash: tx.hash, sender: tx.sender, kind: tx.kind };
+        let mut expected: Vec<_> = samples.iter().map(known).collect();
+        while expected.len() < count {
+            let more = workload.prepare(SIGNED_TOGETHER.min(count - expected.len()));
+            expected.extend(more.iter().map(known));
+        }
+        // Room for all: what is evicted is not lost, and evicting is no part of the comparison.
+        let pool = PoolConfig::default();
+        let max_txs = pool.max_txs.max(2 * count);
+        let max_tx_bytes = pool.max_tx_bytes.max(count * 4096);
+        let pool = pool
+            .with_max_txs(max_txs)
+            .with_max_tx_bytes(max_tx_bytes)
+            .with_tx_retention(LONGEST_RUN);
         let host = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Self { node: NodeProcess::spawn()?, txs, host })
+        Ok(Self { node: NodeProcess::spawn()?, expected, samples, pool, host })
+    }
+
+    /// The first 20,000 transactions at most, as the node answers them.
+    pub fn samples(&self) -> &[PreparedTx] {
+        &self.samples
     }
 
     /// Runs one contender against a fresh node.
@@ -117,24 +199,24 @@ impl Stage {
     /// # Panics
     /// When the node or the contender does not start; when anybody pooled what was not announced,
     /// or a transaction that is not whole; when ours did not pool everything.
-    pub(crate) fn run(&mut self, contender: Contender, load: Load) -> Run {
+    pub fn run(&mut self, contender: Contender, load: Load) -> Run {
         self.node.start(|config| load.configure(config)).expect("the node starts");
         let path = self.node.path();
-        let pool_config = PoolConfig::default();
         let fetcher = FetcherConfig::ipc(&path);
-        // Its own thread for the sockets, and its workers.
+        // Its own thread for the sockets, and its request threads.
         let threads = fetcher.request_connections + 1;
-        let (pool, running) = match contender {
-            Contender::Ours => {
+        let (pool, running) = match (contender, contender.announcements()) {
+            (_, Some(announcements)) => {
+                let fetcher = fetcher.with_announcements(announcements);
                 let ingest = self
                     .host
-                    .block_on(Ingest::start(IngestConfig::new(fetcher, pool_config)))
+                    .block_on(Ingest::start(IngestConfig::new(fetcher, self.pool.clone())))
                     .expect("ours starts");
                 (ingest.pool().clone(), Running::Ours(Box::new(ingest)))
             }
-            _ => {
-                let pool = OrderPool::new(pool_config).expect("the default is valid");
-                let start = match contender {
+            (rival, None) => {
+                let pool = OrderPool::new(self.pool.clone()).expect("valid");
+                let start = match rival {
                     Contender::Sequential => rivals::sequential,
                     _ => rivals::concurrent,
                 };
@@ -145,19 +227,20 @@ impl Stage {
         running.wait_until_ready();
         let subscriber = Subscriber::start(&pool, load.count);
 
-        let before = process_cpu();
+        let (before, resident) = (process_cpu(), resident_bytes());
         let what = What::OwnLoad(load.count);
         self.node.announce(what, load.pace()).expect("the node announces");
         self.node.finish().expect("the node has announced");
         subscriber.wait(load.count, running.patience());
         let cpu = process_cpu() - before;
+        let grown_bytes = resident_bytes().saturating_sub(resident);
 
         let announced = self.node.stop().expect("the node stops");
         self.node.shut_down().expect("the node ends");
         let seen = subscriber.stop();
         let counts = running.stop(&self.host);
         self.check(contender, &announced, &seen, &pool, counts);
-        summarize(&announced, &seen, cpu, counts)
+        summarize(&announced, &seen, cpu, counts, grown_bytes)
     }
 
     /// Equal work: the announced transactions are those of the list, whoever subscribes; what was
@@ -170,7 +253,7 @@ impl Stage {
         pool: &OrderPool,
         counts: Option<Counts>,
     ) {
-        let expected = &self.txs[..announced.own.len()];
+        let expected = &self.expected[..announced.own.len()];
         let mut missing: HashMap<_, _> = expected.iter().map(|tx| (tx.hash, tx)).collect();
         for ((hash, _), tx) in announced.own.iter().zip(expected) {
             assert_eq!(*hash, tx.hash, "the node announced another transaction");
@@ -188,10 +271,14 @@ impl Stage {
             assert_eq!(pooled.blob_count(), blobs, "blobs of {hash}");
             assert_eq!(pooled.sidecar().is_some(), blobs > 0, "sidecar of {hash}");
         }
-        if contender == Contender::Ours {
+        if contender.is_ours() {
             let counts = counts.expect("ours counts");
             assert!(missing.is_empty(), "ours lost {}; it counts {counts:?}", missing.len());
-            assert_eq!(counts.balance(), 0, "a hash without an outcome: {counts:?}");
+            assert_eq!(
+                (counts.balance(), counts.unfinished),
+                (0, 0),
+                "a hash without an outcome: {counts:?}"
+            );
         }
     }
 }
@@ -201,16 +288,22 @@ fn summarize(
     seen: &[(B256, u64)],
     cpu: Duration,
     counts: Option<Counts>,
+    grown_bytes: usize,
 ) -> Run {
     let sent: HashMap<_, _> = announced.own.iter().copied().collect();
     let mut latency = histogram();
     for (hash, at) in seen {
         latency.saturating_record(at.saturating_sub(sent[hash]));
     }
+    let span = match announced.own.as_slice() {
+        [(_, first), .., (_, last)] => last.saturating_sub(*first) as f64 / 1e9,
+        _ => 0.0,
+    };
     let first = announced.own.first().map_or(0, |(_, at)| *at);
     let last = seen.iter().map(|(_, at)| *at).max().unwrap_or(first);
     Run {
         announced: announced.own.len(),
+        announced_per_s: announced.own.len().saturating_sub(1) as f64 / span.max(1e-9),
         pooled: seen.len(),
         latency,
         wall: Duration::from_nanos(last.saturating_sub(first)),
@@ -218,6 +311,7 @@ fn summarize(
         node_cpu: announced.cpu,
         late: announced.late,
         lagged: counts.map_or(0, |counts| counts.lagged),
+        grown_bytes,
     }
 }
 

@@ -9,7 +9,9 @@ use devnet::{RealNode, RealNodeConfig, RealNodeKind};
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
     order_pool::Order,
-    txpool_fetcher::{Answer, AuditMode, Counts, Endpoint, SourceState, StartPolicy, read_answer},
+    txpool_fetcher::{
+        Announcements, Answer, AuditMode, Counts, Endpoint, SourceState, StartPolicy, read_answer,
+    },
 };
 use mock_node::workload::{Account, Mix, Workload, WorkloadConfig, test_accounts};
 use tempfile::TempDir;
@@ -44,10 +46,18 @@ fn roomy() -> PoolConfig {
 
 impl Setup {
     async fn new(kind: RealNodeKind, block_time: Duration) -> Self {
+        Self::in_mode(kind, block_time, Announcements::Hashes).await
+    }
+
+    async fn in_mode(
+        kind: RealNodeKind,
+        block_time: Duration,
+        announcements: Announcements,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = RealNodeConfig::default().with_block_time(block_time);
         let node = RealNode::of_kind(kind, folder.path(), &config).unwrap();
-        let (fetcher, pool) = start(&node, StartPolicy::RequireNode).await;
+        let (fetcher, pool) = start(&node, StartPolicy::RequireNode, announcements).await;
         eventually("the source is live", || fetcher.is_live()).await;
         println!("{kind:?}: {}", fetcher.status()[0].node.as_ref().unwrap().client);
         Self { kind, node, fetcher, pool, _folder: folder }
@@ -77,10 +87,15 @@ impl Setup {
     }
 }
 
-async fn start(node: &RealNode, policy: StartPolicy) -> (Fetcher, OrderPool) {
+async fn start(
+    node: &RealNode,
+    policy: StartPolicy,
+    announcements: Announcements,
+) -> (Fetcher, OrderPool) {
     let pool = OrderPool::new(roomy()).unwrap();
     let endpoint = Endpoint::Ipc(node.ipc_path().to_owned());
-    let mut config = FetcherConfig::new([endpoint]).with_start(policy);
+    let mut config =
+        FetcherConfig::new([endpoint]).with_start(policy).with_announcements(announcements);
     // However slow the machine: anvil takes half a minute for 120,000 transactions.
     config.snapshot_timeout = Duration::from_secs(300);
     let fetcher = Fetcher::start(config, pool.clone()).await.unwrap();
@@ -108,7 +123,8 @@ fn transfer(account: &Account, nonce: u64, gwei: u128) -> (B256, Bytes) {
 #[tokio::test]
 async fn normal_and_blob_transactions_arrive_whole() {
     for kind in BOTH {
-        let setup = Setup::new(kind, Duration::from_secs(12)).await;
+        // No block comes meanwhile: what it mines leaves the pool, and anvil takes seconds for the blobs.
+        let setup = Setup::new(kind, Duration::from_secs(600)).await;
         let mix = Mix::default().with_blobs(100, 300);
         let workload = WorkloadConfig::new(3, setup.client().chain_id()).with_accounts(100);
         let txs = Workload::new(workload.with_mix(mix)).prepare(150);
@@ -203,18 +219,23 @@ async fn an_unknown_hash_is_gone() {
 #[tokio::test]
 async fn under_load_nothing_is_lost() {
     for kind in BOTH {
-        for tps in [500, 1000, 2000] {
-            let setup = Setup::new(kind, Duration::from_secs(12)).await;
-            let load = Load::start(setup.node.ipc_path(), tps, seconds(60)).finish();
-            let counts = setup.complete(&format!("{tps} TPS")).await;
+        for (tps, announcements) in [
+            (1000, Announcements::Hashes),
+            (2000, Announcements::Hashes),
+            (2000, Announcements::Full),
+        ] {
+            let setup = Setup::in_mode(kind, Duration::from_secs(12), announcements).await;
+            let load = Load::start(setup.node.ipc_path(), tps, seconds(30)).finish();
+            let what = format!("{announcements:?}, {tps} TPS");
+            let counts = setup.complete(&what).await;
             assert_eq!((counts.lagged, counts.failed, counts.malformed), (0, 0, 0));
             // A node that stands still for longer than a ping may take is left and come back to:
             // on a slow machine anvil does. What counts is that nothing is missing.
-            println!("{kind:?}: {tps} TPS: reconnects {}", setup.fetcher.status()[0].reconnects);
+            println!("{kind:?}: {what}: reconnects {}", setup.fetcher.status()[0].reconnects);
             let brought_in = counts.announced + counts.backfilled + counts.audit_recovered;
             assert!(
                 brought_in * 100 >= load.accepted * 99,
-                "{kind:?}: {brought_in} of {} accepted",
+                "{kind:?}: {what}: {brought_in} of {} accepted",
                 load.accepted
             );
         }
@@ -310,7 +331,7 @@ async fn a_node_that_starts_after_the_ingester_is_found() {
         let config = RealNodeConfig::default();
         let mut node = RealNode::of_kind(kind, folder.path(), &config).unwrap();
         node.kill9().unwrap();
-        let (fetcher, pool) = start(&node, StartPolicy::WaitForNode).await;
+        let (fetcher, pool) = start(&node, StartPolicy::WaitForNode, Announcements::Hashes).await;
         eventually("it has tried", || fetcher.status()[0].last_error.is_some()).await;
         node.restart().unwrap();
         live_again(&fetcher, &format!("{kind:?}: started late")).await;
@@ -328,7 +349,7 @@ async fn ten_thousand_pending_transactions_are_there_at_the_start() {
         let node = RealNode::of_kind(kind, folder.path(), &config).unwrap();
         Load::start(node.ipc_path(), 2000, Duration::from_secs(5)).finish();
         let begin = Instant::now();
-        let (fetcher, pool) = start(&node, StartPolicy::RequireNode).await;
+        let (fetcher, pool) = start(&node, StartPolicy::RequireNode, Announcements::Hashes).await;
         eventually("live", || fetcher.is_live()).await;
         let counts = fetcher.counts();
         println!(
