@@ -13,7 +13,7 @@ use std::{
 use alloy_primitives::{Address, B256};
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool,
-    txpool_fetcher::{Backfill, Endpoint, GapReason, SourceState},
+    txpool_fetcher::{Backfill, Endpoint, FetchedTransaction, GapReason, SourceState},
 };
 use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
 use serde_json::{Value, json};
@@ -78,6 +78,8 @@ struct State {
     busy: HashMap<(B256, bool), u32>,
     /// Requests for these blocks are never answered.
     silent: HashSet<B256>,
+    /// Full blocks are answered by and by: nothing else is on their connection meanwhile.
+    full_blocks_stand_still: bool,
     /// Every block that was requested, full or not.
     requested: Vec<(B256, bool)>,
     connections: Vec<UnixStream>,
@@ -117,6 +119,9 @@ impl Fake {
         let mut writer = stream.try_clone().expect("a second handle");
         let requests = serde_json::Deserializer::from_reader(stream).into_iter::<Value>();
         for request in requests.map_while(Result::ok) {
+            while request["params"][1] == true && self.lock().full_blocks_stand_still {
+                thread::sleep(Duration::from_millis(1));
+            }
             let answer = self.answer(&writer, &request);
             let Some(mut answer) = answer else { continue };
             answer["jsonrpc"] = json!("2.0");
@@ -417,4 +422,46 @@ async fn a_leader_that_falls_silent_on_a_branch_of_its_own_leads_no_more() {
         pool.head().is_some_and(|head| head.hash == block_hash(4))
     })
     .await;
+}
+
+#[tokio::test]
+async fn nothing_waits_behind_a_full_block() {
+    let fake = Fake::start();
+    fake.lock().full_blocks_stand_still = true;
+    let txs = txs(2);
+    let (fetcher, pool) = ingest(fake.config()).await;
+    fake.announce_tx(&txs[0]);
+    eventually("pooled", || pool.contains(&txs[0].hash)).await;
+    fake.announce(&FakeBlock::new(2, 2, 1, &[]).with_rival_of(&txs[0]));
+    for number in 3..6 {
+        fake.announce(&FakeBlock::new(number, number, number - 1, &[]));
+        eventually("the next head", || head_number(&pool) == Some(number)).await;
+    }
+    fake.announce_tx(&txs[1]);
+    eventually("pooled", || pool.contains(&txs[1].hash)).await;
+    assert!(pool.contains(&txs[0].hash), "the nonces of its rival's block are not here yet");
+    fake.lock().full_blocks_stand_still = false;
+    eventually("the nonce is taken", || !pool.contains(&txs[0].hash)).await;
+    assert_eq!(fetcher.status()[0].reconnects, 0);
+}
+
+#[tokio::test]
+async fn without_a_use_for_nonces_no_full_block_is_requested() {
+    for is_off in [true, false] {
+        let fake = Fake::start();
+        let config = fake.config().with_block_nonces(!is_off);
+        let (sender, _receiver) = tokio::sync::mpsc::channel::<FetchedTransaction>(16);
+        let fetcher = match is_off {
+            true => ingest(config).await.0,
+            // A channel of transactions has no place for them.
+            false => Fetcher::start(config, sender).await.expect("it starts"),
+        };
+        eventually("live", || fetcher.is_live()).await;
+        for number in 2..6 {
+            fake.announce(&FakeBlock::new(number, number, number - 1, &[]));
+            let is_read = || fake.lock().requested.contains(&(block_hash(number), false));
+            eventually("the head is read", is_read).await;
+        }
+        assert!(fake.lock().requested.iter().all(|(_, full)| !full), "off: {is_off}");
+    }
 }

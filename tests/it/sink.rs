@@ -22,8 +22,8 @@ use mock_node::{
     Fault,
     workload::{PreparedTx, Workload, WorkloadConfig},
 };
-use testkit::ingest::{Node, eventually, ingest, settled};
-use tokio::sync::mpsc;
+use testkit::ingest::{Node, PATIENCE, eventually, ingest, settled};
+use tokio::{sync::mpsc, time::timeout};
 
 /// Beyond a deadline, for a machine that is busy with other tests.
 const SLACK: Duration = Duration::from_millis(900);
@@ -337,13 +337,11 @@ async fn one_channel_carries_transactions_heads_nonces_and_reorgs_in_order() {
     let (mut txs, mut mined, mut raised) = (0, 0, BTreeSet::new());
     let mut reorged = false;
     while !reorged || raised.is_empty() {
-        match events.recv().await.expect("the fetcher runs") {
+        let event = timeout(PATIENCE, events.recv()).await.expect("an event in time");
+        match event.expect("the fetcher runs") {
             SinkEvent::Transaction(_) => txs += 1,
             SinkEvent::Chain(ChainEvent::Head(block)) => {
                 mined += block.mined.len();
-                if mined == 10 && !reorged {
-                    node.node.reorg(1).unwrap();
-                }
                 reorged |= heads.iter().any(|head| head.number >= block.head.number);
                 heads.push(block.head);
             }
@@ -351,6 +349,10 @@ async fn one_channel_carries_transactions_heads_nonces_and_reorgs_in_order() {
                 let of_a_head = |head: &Head| head.hash == nonces.block_hash;
                 assert!(heads.iter().any(of_a_head), "nonces before their head");
                 raised.extend(nonces.updates.into_iter().map(|update| update.sender));
+                // Not before: the nonces of a block that is undone are not read.
+                if mined == 10 && !reorged {
+                    node.node.reorg(1).unwrap();
+                }
             }
             other => panic!("{other:?}"),
         }

@@ -34,7 +34,7 @@ pub const DEFAULT_DEFERRABLE_SLOTS: usize = 2;
 /// recent answers. The overshoot is bounded by slots × [`DEFAULT_MAX_FRAME_BYTES`].
 pub const DEFAULT_MAX_BYTES_IN_FLIGHT: usize = 64 * 1024 * 1024;
 
-/// Longest JSON value read from a connection. A connection with a longer one is closed.
+/// Longest JSON value read from a connection.
 ///
 /// The largest regular value is a full block: reth caps answers at 160 MB, but a block of 2,000
 /// transactions is about 2 MB and a six-blob transaction 1.6 MB. The pool's content is not bounded by
@@ -192,6 +192,9 @@ impl Backoff {
     }
 }
 
+/// The longest of all durations, a year: sums of them with a moment must not overflow.
+const MAX_DURATION: Duration = Duration::from_hours(365 * 24);
+
 /// The configuration of a [`Fetcher`](crate::Fetcher). Every field has a default but the sources,
 /// which [`FetcherConfig::new`] takes.
 #[derive(Clone, Debug)]
@@ -215,6 +218,12 @@ pub struct FetcherConfig {
     /// Whether the KZG proofs of blob transactions are verified, some milliseconds of CPU for each
     /// blob. The commitments are compared with the versioned hashes in any case.
     pub verify_blob_proofs: bool,
+    /// Whether the nonces that blocks raised are read, from the full block: some megabytes of JSON for
+    /// each, over IPC on a connection of its own, over WebSocket on the one for calls. Without them
+    /// a transaction whose nonce was taken by one that was never public counts as pending until the node
+    /// drops it. Off as well for a sink that does not
+    /// [want](crate::TransactionSink::wants_nonces) them.
+    pub block_nonces: bool,
     /// Fetches in flight at once, 1 to 4096.
     pub fetch_slots: usize,
     /// How many of the slots deferrable work may hold, 1 to `fetch_slots`.
@@ -229,8 +238,10 @@ pub struct FetcherConfig {
     pub adaptive_limit: bool,
     /// Bytes of answers in flight before further fetches wait, at least 1 MiB.
     pub max_bytes_in_flight: usize,
-    /// Longest JSON value read from a connection, 1 MiB to 1 GiB. A connection with a longer one is
-    /// closed (counted by `mempool_fetcher_reconnects_total` with reason `oversized`).
+    /// Longest JSON value read from a connection, 1 MiB to 1 GiB. A longer transaction that comes over
+    /// IPC is dropped and counts as malformed (`mempool_fetcher_oversized_answers_total`); with any
+    /// other longer value the connection is closed (`mempool_fetcher_reconnects_total` with reason
+    /// `oversized`).
     pub max_frame_bytes: usize,
     /// Time for the response to one request for a transaction, at least 1 ms.
     pub fetch_timeout: Duration,
@@ -294,6 +305,7 @@ impl FetcherConfig {
             announcements: Announcements::default(),
             trust_node_sender: None,
             verify_blob_proofs: false,
+            block_nonces: true,
             fetch_slots: DEFAULT_FETCH_SLOTS,
             deferrable_slots: DEFAULT_DEFERRABLE_SLOTS,
             adaptive_limit: true,
@@ -383,6 +395,13 @@ impl FetcherConfig {
         self
     }
 
+    /// Sets [`Self::block_nonces`].
+    #[must_use]
+    pub fn with_block_nonces(mut self, read: bool) -> Self {
+        self.block_nonces = read;
+        self
+    }
+
     /// The pool of a source, if it is in this process.
     pub(crate) fn in_process_pool(&self, source: usize) -> Option<&InProcess> {
         match &self.sources[source] {
@@ -440,12 +459,17 @@ impl FetcherConfig {
             ("ping_interval", self.ping_interval),
             ("ping_timeout", self.ping_timeout),
             ("reconnect.base", self.reconnect.base),
+            ("reconnect.cap", self.reconnect.cap),
+            ("retry_backoff.cap", self.retry_backoff.cap),
             ("deferral_max_age", self.deferral_max_age),
             ("retry_backoff.base", self.retry_backoff.base),
             ("audit_interval", self.audit_interval.unwrap_or(DEFAULT_AUDIT_INTERVAL)),
         ] {
             if value < Duration::from_millis(1) {
                 return Err(ConfigError::TooShort { field, value, min: Duration::from_millis(1) });
+            }
+            if value > MAX_DURATION {
+                return Err(ConfigError::TooLong { field, value, max: MAX_DURATION });
             }
         }
         Ok(())
@@ -510,6 +534,9 @@ mod tests {
 
     #[test]
     fn a_bad_field_is_named_with_its_value_and_limits() {
+        let long = FetcherConfig::ipc("/tmp/node.ipc").with_call_timeout(Duration::MAX);
+        let error = long.validate().unwrap_err().to_string();
+        assert!(error.contains("`call_timeout`") && error.contains("at most"), "{error}");
         let mut config = FetcherConfig::ipc("/tmp/node.ipc");
         config.fetch_slots = 0;
         assert_eq!(

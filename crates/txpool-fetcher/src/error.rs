@@ -38,6 +38,16 @@ pub enum ConfigError {
         /// The least it may be.
         min: Duration,
     },
+    /// A duration is too long.
+    #[error("`{field}` is {value:?}, it must be at most {max:?}")]
+    TooLong {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: Duration,
+        /// The most it may be.
+        max: Duration,
+    },
     /// There is no source.
     #[error("`sources` is empty, at least one endpoint is needed")]
     NoSource,

@@ -12,6 +12,7 @@
 //! heads only. One task applies what they bring, so the sink sees one chain.
 
 mod apply;
+mod full_block;
 mod nonces;
 mod wire;
 
@@ -325,9 +326,7 @@ async fn hashes<S: TransactionSink>(
         wait(attempt).await;
         let read = match in_process_block(context, source, attempt, hash).await {
             Some(read) => read.map(ReadBlock::from),
-            None => {
-                block_of(request(context, source, attempt, hash, false).await).map(ReadBlock::from)
-            }
+            None => block_of(request(context, source, attempt, hash).await).map(ReadBlock::from),
         };
         match read {
             Ok(read) if read.block.head.hash == hash => return Ok(read),
@@ -371,12 +370,11 @@ async fn request<S: TransactionSink>(
     source: usize,
     attempt: u32,
     hash: B256,
-    full: bool,
 ) -> Result<Box<RawValue>, CallError> {
     let connection = context.requests.pick(turn(context, source, attempt)).await;
     let connection = connection.ok_or(CallError::ConnectionLost)?;
     let answer =
-        connection.call("eth_getBlockByHash", (hash, full), context.config.call_timeout).await;
+        connection.call("eth_getBlockByHash", (hash, false), context.config.call_timeout).await;
     if matches!(answer, Err(CallError::ConnectionLost)) {
         // Whoever's it is: the next attempt waits for one that is up.
         context.requests.remove_lost(&connection);

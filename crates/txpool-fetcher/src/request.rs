@@ -23,6 +23,7 @@ mod tests;
 
 pub(crate) use self::{
     connection::{Answer, Answers, RequestConnection},
+    frame::{Frame, Frames},
     greeting::Greeting,
     response::{Payload, RpcError},
     slab::NotInserted,

@@ -200,6 +200,12 @@ pub trait TransactionSink: Send + Sync + 'static {
         std::future::ready(())
     }
 
+    /// Whether [`ChainEvent::Nonces`] is of any use to it. Asked once, at the start. If not, no full
+    /// block is requested: as with [`FetcherConfig::block_nonces`](crate::FetcherConfig) off.
+    fn wants_nonces(&self) -> bool {
+        true
+    }
+
     /// What became of a hash that was delivered. If up to 64 of them are not answered within two
     /// seconds, they count as [`Holding::Unknown`] (`mempool_fetcher_sink_timeouts_total`).
     fn holding(&self, hash: &B256) -> Holding {
@@ -215,6 +221,10 @@ impl TransactionSink for mpsc::Sender<FetchedTransaction> {
             Ok(()) => Delivery::Pooled,
             Err(_) => Delivery::Closed,
         }
+    }
+
+    fn wants_nonces(&self) -> bool {
+        false
     }
 }
 

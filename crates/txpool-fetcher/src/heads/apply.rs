@@ -23,6 +23,7 @@ pub(super) struct Applier<S> {
     /// Whose branch counts when two nodes are on two branches: the source of the latest head.
     leader: Option<usize>,
     heads_without_leader: u32,
+    reads_nonces: bool,
 }
 
 impl<S: TransactionSink> Applier<S> {
@@ -31,7 +32,8 @@ impl<S: TransactionSink> Applier<S> {
         nonces: mpsc::Sender<Wanted>,
         events: Arc<[mpsc::Sender<Event>]>,
     ) -> Self {
-        Self { context, nonces, events, leader: None, heads_without_leader: 0 }
+        let reads_nonces = context.config.block_nonces && context.sink.wants_nonces();
+        Self { context, nonces, events, leader: None, heads_without_leader: 0, reads_nonces }
     }
 
     pub(super) async fn run(mut self, mut fetched: mpsc::Receiver<Fetched>) {
@@ -110,10 +112,14 @@ impl<S: TransactionSink> Applier<S> {
             // Pending again, or gone: the comparison that follows tells which.
             context.seen.forget_mined(*hash);
         }
-        let hash = block.head.hash;
+        let (hash, number) = (block.head.hash, block.head.number);
         context.sink_queue.push_head(block, known);
+        // What came with the block costs nothing.
+        if !self.reads_nonces && nonces.is_none() {
+            return !pushed.undone.is_empty();
+        }
         // Every block's nonces count, also those of blocks that were missed.
-        let wanted = Wanted { source, block: hash, known: nonces };
+        let wanted = Wanted { source, number, block: hash, known: nonces };
         if self.nonces.try_send(wanted).is_err() {
             Unread::QueueFull.count("nonces", hash);
             // A full inbox is read at once: the shell waits for nothing that sends.

@@ -1,16 +1,19 @@
 //! Full blocks, read for the nonces that they raised.
 //!
-//! Slow on every node (170 to 660 ms for a large block), so never in the way of the head itself.
+//! Slow on every node (170 to 660 ms for a large block), so never in the way of the head itself, nor
+//! of anything else: see [`full_block`](super::full_block).
 
-use std::sync::Arc;
+use std::{os::unix::net::UnixStream, sync::Arc};
 
 use alloy_primitives::B256;
 use chain_view::{BlockNonces, NonceUpdate};
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
-use super::{BLOCK_TRIES, MAX_ANCESTORS, Unread, in_process_block, request, wait, wire};
-use crate::{fetch::FetchContext, machine::Event, sink::TransactionSink, sync::lock};
+use super::{BLOCK_TRIES, MAX_ANCESTORS, Unread, full_block, in_process_block, turn, wait, wire};
+use crate::{
+    config::Endpoint, fetch::FetchContext, machine::Event, sink::TransactionSink, sync::lock,
+};
 
 /// Full blocks that may wait: those that a gap brings at once, and as many more. A dev chain that
 /// mines for every transaction can be faster than we read: then nonces are not read, which is
@@ -22,6 +25,7 @@ pub(super) const BLOCKS_WAITING: usize = 2 * MAX_ANCESTORS + 2;
 pub(super) struct Wanted {
     /// Who told of the block.
     pub(super) source: usize,
+    pub(super) number: u64,
     pub(super) block: B256,
     /// The nonces, when they came with the block. They take their turn all the same, so that the
     /// sink is told in the order of the heads.
@@ -31,17 +35,21 @@ pub(super) struct Wanted {
 /// The nonces of a block, as they came.
 enum Nonces {
     Known(Vec<NonceUpdate>),
+    /// To be requested and read there.
+    OnSocket(UnixStream),
     InBlock(Box<RawValue>),
 }
 
 impl Nonces {
-    fn parse(self) -> Result<Vec<NonceUpdate>, Unread> {
+    fn read<S>(self, context: &FetchContext<S>, hash: B256) -> Result<Vec<NonceUpdate>, Unread> {
         match self {
             Self::Known(updates) => Ok(updates),
-            Self::InBlock(json) => {
-                let read = wire::read_nonces(json.get()).map_err(|_| Unread::Malformed)?;
-                read.ok_or(Unread::Missing)
+            Self::OnSocket(stream) => {
+                let config = &context.config;
+                let (limit, max_bytes) = (config.call_timeout, config.max_frame_bytes);
+                full_block::read_nonces(stream, hash, limit, max_bytes, &context.stop)
             }
+            Self::InBlock(json) => wire::read_nonces(json.get(), hash),
         }
     }
 }
@@ -52,8 +60,9 @@ pub(super) async fn read<S: TransactionSink>(
     mut blocks: mpsc::Receiver<Wanted>,
     events: Arc<[mpsc::Sender<Event>]>,
 ) {
-    while let Some(Wanted { source, block: hash, known }) = blocks.recv().await {
-        if let Err(unread) = read_one(&context, source, hash, known).await {
+    while let Some(wanted) = blocks.recv().await {
+        let (source, hash) = (wanted.source, wanted.block);
+        if let Err(unread) = read_one(&context, wanted).await {
             unread.count("nonces", hash);
             // The source may have ended; then nobody needs to know.
             let _ = events[source].send(Event::UnreadBlock).await;
@@ -63,17 +72,17 @@ pub(super) async fn read<S: TransactionSink>(
 
 async fn read_one<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
-    source: usize,
-    hash: B256,
-    known: Option<Vec<NonceUpdate>>,
+    Wanted { source, number, block: hash, known }: Wanted,
 ) -> Result<(), Unread> {
     let mut reason = Unread::Failed;
     let mut known = known.map(Nonces::Known);
     for attempt in 0..BLOCK_TRIES {
         wait(attempt).await;
-        if lock(&context.mined).block(&hash).is_none() {
-            // A reorg has undone it: nobody needs its nonces.
-            return Ok(());
+        match remembered(context, number, &hash) {
+            Remembered::Yes => {}
+            // Nobody needs its nonces.
+            Remembered::Undone => return Ok(()),
+            Remembered::TooOld => return Err(Unread::QueueFull),
         }
         let read = match known.take() {
             Some(known) => Ok(known),
@@ -88,7 +97,7 @@ async fn read_one<S: TransactionSink>(
         };
         // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
         let shared = Arc::clone(context);
-        let job = move || nonces.parse().map(|updates| apply(&*shared, hash, updates));
+        let job = move || nonces.read(&shared, hash).map(|updates| apply(&*shared, hash, updates));
         match context.tasks.spawn_blocking(job).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(unread)) => reason = unread,
@@ -97,6 +106,24 @@ async fn read_one<S: TransactionSink>(
         }
     }
     Err(reason)
+}
+
+enum Remembered {
+    Yes,
+    /// A reorg has undone it.
+    Undone,
+    /// More blocks than are remembered came after it while it waited for its turn.
+    TooOld,
+}
+
+fn remembered<S>(context: &FetchContext<S>, number: u64, hash: &B256) -> Remembered {
+    let mined = lock(&context.mined);
+    let oldest = mined.iter().next().map_or(0, |block| block.head.number);
+    match mined.block(hash) {
+        Some(_) => Remembered::Yes,
+        None if number < oldest => Remembered::TooOld,
+        None => Remembered::Undone,
+    }
 }
 
 async fn read_block<S: TransactionSink>(
@@ -108,8 +135,22 @@ async fn read_block<S: TransactionSink>(
     if let Some(mined) = in_process_block(context, source, attempt, hash).await {
         return mined.map(|mined| Nonces::Known(mined.nonces));
     }
-    let answer = request(context, source, attempt, hash, true).await;
-    answer.map(Nonces::InBlock).map_err(|_| Unread::Failed)
+    // Waits until one is connected, and prefers the one whose turn it is.
+    let turn = turn(context, source, attempt);
+    let up = context.requests.connected(&[turn], turn).await;
+    let limit = context.config.call_timeout;
+    match up.first().map(|source| (source, &context.config.sources[*source])) {
+        Some((_, Endpoint::Ipc(path))) => {
+            full_block::connect(path, limit).await.map(Nonces::OnSocket)
+        }
+        // A WebSocket costs a handshake each time; there it comes with the calls.
+        Some((source, Endpoint::Ws(_))) => {
+            let calls = context.requests.calls(*source).ok_or(Unread::Failed)?;
+            let answer = calls.call("eth_getBlockByHash", (hash, true), limit).await;
+            answer.map(Nonces::InBlock).map_err(|_| Unread::Failed)
+        }
+        Some((_, Endpoint::InProcess(_))) | None => Err(Unread::Failed),
+    }
 }
 
 fn apply<S: TransactionSink>(context: &FetchContext<S>, hash: B256, updates: Vec<NonceUpdate>) {

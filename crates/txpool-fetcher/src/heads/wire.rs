@@ -2,7 +2,9 @@
 
 use alloy_primitives::{Address, B256, U64, U256, map::AddressHashMap};
 use chain_view::{Block, Head, NonceUpdate, next_base_fee_wei};
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
+
+use super::Unread;
 
 /// The header fields that all nodes send, with `newHeads` and with a block.
 #[derive(Debug, Deserialize)]
@@ -28,6 +30,20 @@ struct WireHead {
 #[derive(Debug, Deserialize)]
 struct WireTransactions<T> {
     transactions: Vec<T>,
+}
+
+/// What is read of a block with its full transactions.
+#[derive(Debug, Deserialize)]
+struct WireFullBlock {
+    hash: B256,
+    transactions: Vec<WireNonce>,
+}
+
+/// A response to a request.
+#[derive(Debug, Deserialize)]
+struct WireAnswer<T> {
+    result: Option<T>,
+    error: Option<IgnoredAny>,
 }
 
 /// Of a full transaction object what is read.
@@ -67,19 +83,35 @@ pub(super) fn read_block(json: &str) -> serde_json::Result<Option<Block>> {
     Ok(Some(Block::new(head.into(), transactions)))
 }
 
-/// The nonces that a block with its full transactions raised; `None` for `null`. Takes some
-/// milliseconds for a large block.
-pub(super) fn read_nonces(json: &str) -> serde_json::Result<Option<Vec<NonceUpdate>>> {
-    let block = serde_json::from_str::<Option<WireTransactions<WireNonce>>>(json)?;
-    Ok(block.map(|WireTransactions { transactions }| {
-        let mut next = AddressHashMap::<u64>::default();
-        for WireNonce { from, nonce } in transactions {
-            let after = nonce.to::<u64>().saturating_add(1);
-            let known = next.entry(from).or_insert(after);
-            *known = (*known).max(after);
-        }
-        next.into_iter().map(NonceUpdate::from).collect()
-    }))
+/// The nonces that the requested block raised, from it with its full transactions. Takes some
+/// milliseconds for a large one.
+pub(super) fn read_nonces(json: &str, requested: B256) -> Result<Vec<NonceUpdate>, Unread> {
+    raised(serde_json::from_str(json).map_err(|_| Unread::Malformed)?, requested)
+}
+
+/// As [`read_nonces`], of the whole answer to a request.
+pub(super) fn read_nonces_answer(json: &[u8], requested: B256) -> Result<Vec<NonceUpdate>, Unread> {
+    let answer: WireAnswer<WireFullBlock> =
+        serde_json::from_slice(json).map_err(|_| Unread::Malformed)?;
+    match answer {
+        WireAnswer { error: Some(_), .. } => Err(Unread::Failed),
+        WireAnswer { result, .. } => raised(result, requested),
+    }
+}
+
+fn raised(block: Option<WireFullBlock>, requested: B256) -> Result<Vec<NonceUpdate>, Unread> {
+    let block = block.ok_or(Unread::Missing)?;
+    // Another block's nonces would remove what is valid.
+    if block.hash != requested {
+        return Err(Unread::Malformed);
+    }
+    let mut next = AddressHashMap::<u64>::default();
+    for WireNonce { from, nonce } in block.transactions {
+        let after = nonce.to::<u64>().saturating_add(1);
+        let known = next.entry(from).or_insert(after);
+        *known = (*known).max(after);
+    }
+    Ok(next.into_iter().map(NonceUpdate::from).collect())
 }
 
 #[cfg(test)]
@@ -129,11 +161,20 @@ mod tests {
         let from = Address::with_last_byte(3);
         let tx = |nonce: &str| format!(r#"{{"from":"{from}","nonce":"{nonce}"}}"#);
         let txs = format!("[{},{},{}]", tx("0x5"), tx("0x6"), tx("0x4"));
-        let found = read_nonces(&head_json("null", &txs)).unwrap().unwrap();
-        assert_eq!(found, [NonceUpdate::new(from, 7)]);
-        let most = read_nonces(&head_json("null", &format!("[{}]", tx("0xffffffffffffffff"))));
-        assert_eq!(most.unwrap().unwrap(), [NonceUpdate::new(from, u64::MAX)]);
-        assert!(read_nonces("null").unwrap().is_none());
-        assert!(read_nonces(&head_json("null", "[\"0x00\"]")).is_err());
+        let hash = B256::repeat_byte(1);
+        let read = |transactions: &str| read_nonces(&head_json("null", transactions), hash);
+        assert_eq!(read(&txs), Ok(vec![NonceUpdate::new(from, 7)]));
+        let most = read(&format!("[{}]", tx("0xffffffffffffffff")));
+        assert_eq!(most, Ok(vec![NonceUpdate::new(from, u64::MAX)]));
+        assert_eq!(read("[\"0x00\"]"), Err(Unread::Malformed));
+        assert_eq!(read_nonces("null", hash), Err(Unread::Missing));
+        let other = read_nonces(&head_json("null", &txs), B256::ZERO);
+        assert_eq!(other, Err(Unread::Malformed), "another block's");
+        let answer = |answer: &str| read_nonces_answer(answer.as_bytes(), hash);
+        let whole = format!(r#"{{"id":1,"result":{}}}"#, head_json("null", &txs));
+        assert_eq!(answer(&whole), Ok(vec![NonceUpdate::new(from, 7)]));
+        assert_eq!(answer(r#"{"id":1,"result":null}"#), Err(Unread::Missing));
+        assert_eq!(answer(r#"{"id":1,"error":{"code":-32000}}"#), Err(Unread::Failed));
+        assert_eq!(answer(r#"{"id":1,"result":{}}"#), Err(Unread::Malformed));
     }
 }
