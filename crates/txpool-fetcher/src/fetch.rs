@@ -46,7 +46,7 @@ pub(crate) struct FetchContext<S> {
     /// What the sink is told and asked, apart from deliveries.
     pub(crate) sink_queue: Arc<SinkQueue>,
     pub(crate) tally: Arc<Tally>,
-    pub(crate) seen: SeenSet,
+    pub(crate) seen: Arc<SeenSet>,
     pub(crate) slots: Slots,
     pub(crate) deferral: Arc<Deferral>,
     pub(crate) requests: RequestConnections,
@@ -166,13 +166,13 @@ impl<S: TransactionSink> FetchContext<S> {
             return None;
         }
         self.announcement_counts[arrival.source].first_seen.fetch_add(1, Relaxed);
-        Some(ticket)
+        Some(ticket.in_flight(&self.seen, arrival.hash))
     }
 
     /// Fetches a transaction that a comparison found missing. Returns as soon as a deferrable slot
     /// was free and the fetch has begun; the outcome is not waited for.
     pub(crate) async fn fetch_missing(self: &Arc<Self>, arrival: Arrival, permit: DeferralPermit) {
-        let ticket = self.tally.enter(arrival.entry);
+        let ticket = self.tally.enter(arrival.entry).in_flight(&self.seen, arrival.hash);
         let slot = self.slots.acquire_deferrable(permit).await;
         self.submit(self.task(arrival, ticket, slot));
         self.requests.flush();

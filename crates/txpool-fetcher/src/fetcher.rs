@@ -88,8 +88,8 @@ impl Fetcher {
     ) -> Result<Self, StartError> {
         config.validate()?;
         let start = config.start;
-        let tally = Tally::new();
         let stop = CancellationToken::new();
+        let tally = Tally::new(stop.clone());
         let deferral = Arc::new(Deferral::new(
             &config,
             tally.metrics.deferred.clone(),
@@ -107,7 +107,7 @@ impl Fetcher {
         let context = Arc::new(FetchContext {
             sink,
             sink_queue: Arc::clone(&sink_queue),
-            seen: SeenSet::new(config.seen_capacity),
+            seen: SeenSet::new(config.seen_capacity).into(),
             slots: Slots::new(
                 config.fetch_slots,
                 config.deferrable_slots,

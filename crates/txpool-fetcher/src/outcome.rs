@@ -6,7 +6,10 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use crate::metrics::Metrics;
+use alloy_primitives::B256;
+use tokio_util::sync::CancellationToken;
+
+use crate::{metrics::Metrics, seen::SeenSet};
 
 /// How a hash entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,7 +56,7 @@ pub enum Outcome {
     Refused,
     /// The sink had no room for it; comparisons offer it again.
     Postponed,
-    /// No usable answer after the last retry, or the sink panicked.
+    /// No usable answer after the last retry, the sink panicked, or its source gave up.
     Failed,
 }
 
@@ -145,16 +148,19 @@ pub(crate) struct Tally {
     left: [AtomicU64; 8],
     unfinished: AtomicU64,
     lagged: AtomicU64,
+    stop: CancellationToken,
     pub(crate) metrics: Metrics,
 }
 
 impl Tally {
-    pub(crate) fn new() -> Arc<Self> {
+    /// After `stop`, a hash that is dropped without an outcome stays unfinished.
+    pub(crate) fn new(stop: CancellationToken) -> Arc<Self> {
         Arc::new(Self {
             entered: Default::default(),
             left: Default::default(),
             unfinished: AtomicU64::new(0),
             lagged: AtomicU64::new(0),
+            stop,
             metrics: Metrics::new(),
         })
     }
@@ -165,7 +171,7 @@ impl Tally {
         self.unfinished.fetch_add(1, Relaxed);
         self.metrics.entered[entry as usize].increment(1);
         self.metrics.unfinished.increment(1.0);
-        Ticket { tally: Arc::clone(self) }
+        Ticket { tally: Arc::clone(self), in_flight: None, has_left: false }
     }
 
     pub(crate) fn lagged(&self, count: u64) {
@@ -194,21 +200,49 @@ impl Tally {
     }
 }
 
-/// Records the outcome of one hash, once. If it is dropped without an outcome (a shutdown during a
-/// fetch), the hash stays counted as unfinished.
+/// Records the outcome of one hash, once. If it is dropped without one (a panic, a source that has
+/// given up), the hash leaves as failed and may come again; after a stop it stays unfinished.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Ticket {
     tally: Arc<Tally>,
+    /// Where the hash counts as in flight.
+    in_flight: Option<(Arc<SeenSet>, B256)>,
+    has_left: bool,
 }
 
 impl Ticket {
-    pub(crate) fn leave(self, outcome: Outcome) {
+    /// The hash counts as in flight there until it has an outcome.
+    pub(crate) fn in_flight(mut self, seen: &Arc<SeenSet>, hash: B256) -> Self {
+        self.in_flight = Some((Arc::clone(seen), hash));
+        self
+    }
+
+    pub(crate) fn leave(mut self, outcome: Outcome) {
+        self.record(outcome);
+    }
+
+    fn record(&mut self, outcome: Outcome) {
+        self.has_left = true;
         let tally = &self.tally;
         tally.left[outcome as usize].fetch_add(1, Relaxed);
         tally.unfinished.fetch_sub(1, Relaxed);
         tally.metrics.left[outcome as usize].increment(1);
         tally.metrics.unfinished.decrement(1.0);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.has_left {
+            return;
+        }
+        if let Some((seen, hash)) = self.in_flight.take() {
+            seen.settle(hash, None);
+        }
+        if !self.tally.stop.is_cancelled() {
+            self.record(Outcome::Failed);
+        }
     }
 }
 
@@ -222,7 +256,7 @@ mod tests {
         fn the_counts_balance_whatever_enters_and_leaves(
             steps in proptest::collection::vec((0usize..3, proptest::option::of(0usize..8)), 0..200)
         ) {
-            let tally = Tally::new();
+            let tally = Tally::new(CancellationToken::new());
             for (entry, outcome) in steps {
                 let ticket = tally.enter(Entry::ALL[entry]);
                 if let Some(outcome) = outcome {
@@ -234,10 +268,21 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_dropped_without_an_outcome_stays_unfinished() {
-        let tally = Tally::new();
-        drop(tally.enter(Entry::Announced));
-        assert_eq!(tally.counts().unfinished, 1);
+    fn a_ticket_dropped_without_an_outcome_has_failed_and_is_unfinished_after_a_stop() {
+        let stop = CancellationToken::new();
+        let tally = Tally::new(stop.clone());
+        let seen = Arc::new(SeenSet::new(1024));
+        let hash = B256::repeat_byte(1);
+        let enter = || {
+            assert!(seen.insert_new(hash), "it may come again");
+            tally.enter(Entry::Announced).in_flight(&seen, hash)
+        };
+        drop(enter());
+        assert_eq!((tally.counts().failed, tally.counts().unfinished), (1, 0));
+        let ticket = enter();
+        stop.cancel();
+        drop(ticket);
+        assert_eq!((tally.counts().failed, tally.counts().unfinished), (1, 1));
         assert_eq!(tally.counts().balance(), 0);
     }
 

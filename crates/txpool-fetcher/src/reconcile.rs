@@ -37,7 +37,7 @@ const MAX_SETTLE: Duration = Duration::from_secs(10);
 pub enum AuditMode {
     /// It is fetched.
     Recover,
-    /// It is only reported.
+    /// It is only reported. What has left the node's pool is marked as vanished all the same.
     CompareOnly,
 }
 
@@ -308,10 +308,15 @@ impl<S: TransactionSink> Comparison<S> {
                 .fetch_missing(Arrival { hash: *hash, entry, source: self.source, at }, permit)
                 .await;
         }
-        while missing.iter().any(|hash| self.context.seen.get(hash) == Some(Seen::InFlight)) {
+        let mut in_flight = missing.to_vec();
+        loop {
+            // Each is looked up until it has an outcome, not once more for each that is slow.
+            in_flight.retain(|hash| self.context.seen.get(hash) == Some(Seen::InFlight));
+            if in_flight.is_empty() {
+                return recovered;
+            }
             sleep(Duration::from_millis(5)).await;
         }
-        recovered
     }
 
     /// Marks our transactions that are no longer in the node's pool, shard by shard, and yields

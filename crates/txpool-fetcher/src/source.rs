@@ -461,21 +461,22 @@ impl<S: TransactionSink> Source<S> {
     async fn end(mut self, gave_up: bool) {
         self.context.requests.set(self.index, None);
         self.tasks.shutdown().await;
-        {
-            let mut status = lock(&self.shared.status);
-            status.state = SourceState::Ended;
-            status.since = SystemTime::now();
-            if !gave_up {
-                status.last_error = None;
-            }
+        if !gave_up {
+            lock(&self.shared.status).last_error = None;
         }
-        self.metrics.state.set(SourceState::Ended as u8 as f64);
     }
 }
 
 impl<S> Drop for Source<S> {
     fn drop(&mut self) {
-        // Also after a panic: the threads that call a pool in this process end with its reader.
+        // Also after a panic: it is not live any more, and the threads that call a pool in this
+        // process end with its reader.
         self.context.requests.set(self.index, None);
+        {
+            let mut status = lock(&self.shared.status);
+            status.state = SourceState::Ended;
+            status.since = SystemTime::now();
+        }
+        self.metrics.state.set(SourceState::Ended as u8 as f64);
     }
 }

@@ -101,17 +101,16 @@ fn call_error(error: RpcError) -> CallError {
     CallError::Rpc { code: error.code, message: error.message, retry_after }
 }
 
-/// A hash with its answer. Dropped without an outcome (a panic), it counts as failed and may come
-/// again, unless the fetcher is stopping.
+/// A hash with its answer.
 pub(super) struct DeliveryTask<'a, S: TransactionSink> {
     context: &'a FetchContext<S>,
     arrival: Arrival,
-    ticket: Option<Ticket>,
+    ticket: Ticket,
 }
 
 impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
     pub(super) fn new(context: &'a FetchContext<S>, arrival: Arrival, ticket: Ticket) -> Self {
-        Self { context, arrival, ticket: Some(ticket) }
+        Self { context, arrival, ticket }
     }
 
     /// Calls `about_to_wait` before it waits for others.
@@ -219,21 +218,8 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
         FetchedTransaction { tx, raw, entry, source, announced_at: at, first_seen }
     }
 
-    fn finish(mut self, outcome: Outcome, seen: Option<Seen>) {
-        if let Some(ticket) = self.ticket.take() {
-            self.context.finish(self.arrival.hash, ticket, outcome, seen);
-        }
-    }
-}
-
-impl<S: TransactionSink> Drop for DeliveryTask<'_, S> {
-    fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
-            self.context.seen.settle(self.arrival.hash, None);
-            if !self.context.stop.is_cancelled() {
-                ticket.leave(Outcome::Failed);
-            }
-        }
+    fn finish(self, outcome: Outcome, seen: Option<Seen>) {
+        self.context.finish(self.arrival.hash, self.ticket, outcome, seen);
     }
 }
 

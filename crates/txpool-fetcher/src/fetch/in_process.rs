@@ -90,6 +90,7 @@ impl<S: TransactionSink> Worker<S> {
                 recv(self.live) -> request => request,
                 recv(self.deferrable) -> request => request,
             };
+            // What waits among the deferrable ones is dropped, and counts as failed.
             let Ok(request) = request else { return };
             // What waits at a stop stays unfinished.
             if !self.context.stop.is_cancelled() {

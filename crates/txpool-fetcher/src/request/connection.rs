@@ -306,6 +306,9 @@ impl<T: Send + 'static> RequestConnection<T> {
         let Writer::Ipc { socket, .. } = &self.writer else { return LossReason::Closed };
         let mut socket: &UnixStream = socket;
         let mut frames = Frames::new(max_frame_bytes);
+        // When the queue of the socket was looked at, and what of it has not been read since. A node
+        // that fills each read never lets it run empty; its requests time out all the same.
+        let mut queued: Option<(Instant, u64)> = None;
         loop {
             let spare = frames.spare();
             let room = spare.len();
@@ -345,7 +348,20 @@ impl<T: Send + 'static> RequestConnection<T> {
             // A read that does not fill the buffer has emptied the socket.
             if count < room {
                 self.pulse.has_read_until(read_at);
+                queued = None;
+                continue;
             }
+            queued = match queued {
+                Some((at, left)) if left > count as u64 => Some((at, left - count as u64)),
+                Some((at, _)) => {
+                    self.pulse.has_read_until(at);
+                    None
+                }
+                None => {
+                    let at = Instant::now();
+                    rustix::io::ioctl_fionread(socket).ok().map(|left| (at, left))
+                }
+            };
         }
     }
 
@@ -374,6 +390,8 @@ impl<T: Send + 'static> RequestConnection<T> {
             if let Err(reason) = self.take_value(message.text.as_bytes(), answers) {
                 return reason;
             }
+            // They come in their order.
+            self.pulse.has_read_until(message.read_at);
             if self.is_ended() {
                 return LossReason::Closed;
             }
