@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use clap::Parser;
 use mempool_ingest::{
     FetcherConfig, IngestConfig, OrderRpcConfig, PoolConfig,
-    txpool_fetcher::{Backfill, Endpoint, StartPolicy},
+    txpool_fetcher::{Announcements, Backfill, Endpoint, StartPolicy},
 };
 use mock_node::{
     Latency,
@@ -37,6 +37,12 @@ pub(crate) struct Args {
     /// Request connections per node, each with a thread, 1 to 16 [default: cores, at most 4]
     #[arg(long)]
     request_connections: Option<usize>,
+    /// Let the node announce whole transactions instead of hashes
+    #[arg(long)]
+    full: bool,
+    /// Write memory, open files and latency to this CSV file every 10 s
+    #[arg(long, value_name = "FILE")]
+    pub(crate) samples: Option<PathBuf>,
     /// How long the pool keeps a transaction, e.g. 60s
     #[arg(long, value_parser = parse_duration, default_value = "60s")]
     retention: Duration,
@@ -64,6 +70,9 @@ pub(crate) struct Args {
     /// Mock node: time between blocks
     #[arg(long, value_parser = parse_duration, default_value = "12s")]
     pub(crate) block_time: Duration,
+    /// Mock node: gas of a block, in millions; what is above it stays pending
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) block_mgas: u64,
     /// Mock node: transactions pending at its start
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) preload: usize,
@@ -106,6 +115,9 @@ impl Args {
         let mut config = FetcherConfig::new(endpoints)
             .with_fetch_slots(self.slots)
             .with_audit_interval((!self.audit.is_zero()).then_some(self.audit));
+        if self.full {
+            config = config.with_announcements(Announcements::Full);
+        }
         if let Some(connections) = self.request_connections {
             config = config.with_request_connections(connections);
         }

@@ -6,6 +6,7 @@
 
 mod args;
 mod node;
+mod samples;
 mod view;
 
 use std::{
@@ -30,7 +31,7 @@ use testkit::{
     usage::{max_resident_bytes, process_cpu},
 };
 
-use crate::{args::Args, view::View};
+use crate::{args::Args, samples::Samples, view::View};
 
 /// Time between two lines of the display.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -46,7 +47,8 @@ const SETTLE_DEADLINE: Duration = Duration::from_secs(30);
 pub(crate) struct Summary {
     #[serde(flatten)]
     counts: mempool_ingest::txpool_fetcher::Counts,
-    /// Entered less left less unfinished: 0 when every hash is accounted for.
+    /// Entered less left less unfinished: 0 when every hash is accounted for. What is unfinished at the end has
+    /// no outcome.
     balance: i64,
     reconnects: u64,
     audits: u64,
@@ -65,6 +67,7 @@ pub(crate) struct Summary {
     /// `null` without `--rpc`.
     rpc: Option<RpcCounts>,
     latency_us: Latency,
+    /// From the start of the ingestion until the end was asked for, subscriber included.
     cpu_us_per_tx: f64,
     max_rss_bytes: u64,
     elapsed_s: f64,
@@ -151,6 +154,8 @@ async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         Some(child) => vec![Endpoint::Ipc(child.path())],
         None => args.endpoints(),
     };
+    // What came before is not the library's: a process that cargo starts has cargo's CPU time too.
+    let cpu_before = process_cpu();
     let mut ingest = Ingest::start(args.ingest(endpoints)).await?;
     let node = ingest.fetcher().status().into_iter().find_map(|source| source.node);
     if let Some(config) = args.rpc(node.map(|node| node.chain_id))? {
@@ -159,6 +164,10 @@ async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let ingest = ingest;
     let start = Instant::now();
     let watcher = Watcher::start(ingest.pool().clone());
+    let mut samples = match &args.samples {
+        Some(path) => Some(Samples::create(path, watcher.latency())?),
+        None => None,
+    };
     let mut view = View::new();
     view.begin(&ingest);
     let mut refresh = tokio::time::interval(REFRESH);
@@ -180,12 +189,18 @@ async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
                 break;
             }
             _ = ingest.fetcher().ended() => break,
-            _ = refresh.tick() => view.refresh(&ingest, &watcher.latency(), watcher.seen()),
+            _ = refresh.tick() => {
+                let latency = watcher.latency();
+                view.refresh(&ingest, &latency, watcher.seen());
+                if let Some(samples) = &mut samples {
+                    samples.take(&ingest, latency)?;
+                }
+            }
         }
     }
-    let elapsed = start.elapsed();
+    let (elapsed, cpu) = (start.elapsed(), process_cpu() - cpu_before);
     let report = final_audit(args, &ingest).await;
-    let summary = summarize(&ingest, &watcher, report, elapsed);
+    let summary = summarize(&ingest, &watcher, report, elapsed, cpu);
     let pool = ingest.pool().clone();
     let IngestEnd { reason: end, counts, rpc, .. } = ingest.shutdown(STOP_DEADLINE).await;
     if let Some(Err(error)) = rpc {
@@ -230,6 +245,7 @@ fn summarize(
     watcher: &Watcher,
     report: Option<AuditReport>,
     elapsed: Duration,
+    cpu: Duration,
 ) -> Summary {
     let latency = watcher.latency();
     let stats = ingest.pool().stats();
@@ -254,7 +270,7 @@ fn summarize(
             p99: micros(latency.value_at_quantile(0.99)),
             max: micros(latency.max()),
         },
-        cpu_us_per_tx: process_cpu().as_secs_f64() * 1e6 / counts.pooled.max(1) as f64,
+        cpu_us_per_tx: cpu.as_secs_f64() * 1e6 / counts.pooled.max(1) as f64,
         max_rss_bytes: max_resident_bytes(),
         elapsed_s: elapsed.as_secs_f64(),
         end: String::new(),

@@ -19,6 +19,7 @@ pub(crate) fn start(args: &Args) -> io::Result<NodeProcess> {
             .with_blobs_per_mille(args.blobs_per_mille)
             .with_latency(args.latency)
             .with_block_time(args.block_time)
+            .with_block_gas_limit(args.block_mgas.saturating_mul(1_000_000))
             .with_preload(args.preload)
             .with_seed(args.seed)
             .with_faults(args.faults.map(|seed| FaultPlan::from_seed(seed, lasts)))
