@@ -6,6 +6,8 @@
 #
 #   scripts/real-nodes.sh                  install what is missing, run all
 #   scripts/real-nodes.sh --install-only   install what is missing
+#   scripts/real-nodes.sh --load           only what loads a node at rates that need the machine
+#   scripts/real-nodes.sh --others         only the others, which mostly wait for a node to be gone
 #   scripts/real-nodes.sh NAME ...         run the tests whose names contain one of these
 set -euo pipefail
 
@@ -75,12 +77,14 @@ tests() {
         --features devnet/real-nodes,example-builder/real-nodes "$@"
 }
 run() { tests --test real_nodes -- --nocapture "$@"; }
-if [ $# -gt 0 ]; then
-    run --test-threads 1 "$@"
-    exit
-fi
-# The load first, alone: it drives a node at rates that need the machine. Then the others, which
-# mostly wait for a node to be gone, beside each other.
-run --test-threads 1 under_load
-run --test-threads 3 --skip under_load
-tests --lib -- --nocapture geth::
+load() { run --test-threads 1 under_load; }
+others() {
+    run --test-threads 3 --skip under_load
+    tests --lib -- --nocapture geth::
+}
+case "${1-}" in
+    --load) load ;;
+    --others) others ;;
+    "") load && others ;;
+    *) run --test-threads 1 "$@" ;;
+esac
