@@ -297,6 +297,7 @@ fn number(text: &str) -> u64 {
         "GiB" => 1 << 30,
         "ms" => 1_000_000,
         "s" => 1_000_000_000,
+        "year" => 365 * 86_400 * 1_000_000_000,
         other => panic!("unit {other:?} in {text:?}"),
     };
     let digits: String = digits.chars().filter(|c| *c != ',').collect();
