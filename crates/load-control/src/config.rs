@@ -1,7 +1,8 @@
 //! The configurations, with the arithmetic behind each default.
 
-use crate::error::{ConfigError, ParseLimitError};
 use std::{fmt, str::FromStr, thread, time::Duration};
+
+use crate::error::{ConfigError, ParseLimitError};
 
 /// Default of [`MonitorConfig::elevated_percent`]: room for a quarter of the queue is left to react in.
 pub const DEFAULT_ELEVATED_PERCENT: u8 = 75;

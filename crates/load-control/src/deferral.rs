@@ -1,14 +1,16 @@
 //! The queue of deferred work, which loses none.
 
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use metrics::{counter, gauge};
+
 use crate::{
     config::DeferralConfig,
     error::ConfigError,
     metrics::{Count, Level},
-};
-use metrics::{counter, gauge};
-use std::{
-    collections::VecDeque,
-    time::{Duration, Instant},
 };
 
 /// Defers work while the load is not normal.

@@ -1,5 +1,6 @@
-use super::*;
 use proptest::prelude::*;
+
+use super::*;
 
 fn queue(capacity: usize, max_age_ms: u64) -> DeferralQueue<u32> {
     let max_age = Duration::from_millis(max_age_ms);

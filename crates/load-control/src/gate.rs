@@ -1,5 +1,15 @@
 //! The admission gate: external callers are refused at once, internal work waits.
 
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use metrics::{Counter, counter, gauge};
+
 use crate::{
     config::{GateConfig, cores},
     error::ConfigError,
@@ -9,14 +19,6 @@ use crate::{
     refusal::{GateName, Refusal, RefusalReason},
     shedding::Shedding,
     work::{WorkPermit, WorkPermits},
-};
-use metrics::{Counter, counter, gauge};
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::{Duration, Instant},
 };
 
 /// Limits the requests in flight and the CPU-heavy work. Cloning gives another handle to the same

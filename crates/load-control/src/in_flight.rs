@@ -1,7 +1,8 @@
 //! The outer limit: how many external requests are in flight.
 
-use crate::{metrics::Level, sync::AtomicUsize};
 use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use crate::{metrics::Level, sync::AtomicUsize};
 
 /// A count with an upper bound.
 #[derive(Debug)]

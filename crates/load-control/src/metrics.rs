@@ -1,11 +1,13 @@
 //! Counters, for the process itself and through the `metrics` facade. Handles are made once.
 
-use crate::monitor::LoadState;
-use metrics::{Counter, Gauge, counter, gauge};
 use std::{
     fmt,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
+
+use metrics::{Counter, Gauge, counter, gauge};
+
+use crate::monitor::LoadState;
 
 /// Every metric of this crate, with its kind and labels.
 ///

@@ -1,14 +1,15 @@
 //! How loaded the queues are, with hysteresis, in one atomic word.
 
+use std::sync::{
+    Arc,
+    atomic::Ordering::{Relaxed, SeqCst},
+};
+
 use crate::{
     config::MonitorConfig,
     error::ConfigError,
     metrics::MonitorMetrics,
     sync::{AtomicU64, AtomicUsize, fence},
-};
-use std::sync::{
-    Arc,
-    atomic::Ordering::{Relaxed, SeqCst},
 };
 #[cfg(feature = "tokio")]
 use std::time::{Duration, Instant};

@@ -1,6 +1,7 @@
-use super::*;
 use LoadState::{Critical, Elevated, Normal};
 use proptest::prelude::*;
+
+use super::*;
 
 fn monitor() -> (LoadMonitor, QueueLoad) {
     let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();

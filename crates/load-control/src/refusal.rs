@@ -1,6 +1,7 @@
 //! What a refused caller is told.
 
 use std::time::Duration;
+
 use thiserror::Error;
 
 /// Which gate refused.

@@ -1,6 +1,5 @@
 //! Logs when a gate starts to refuse and when it stops: two lines instead of one per refusal.
 
-use crate::refusal::GateName;
 use std::{
     sync::{
         Mutex, PoisonError,
@@ -8,6 +7,8 @@ use std::{
     },
     time::{Duration, Instant},
 };
+
+use crate::refusal::GateName;
 
 /// Detects shedding episodes: refusals with less than [`Self::quiet`] between any two of them.
 #[derive(Debug)]

@@ -1,7 +1,8 @@
 //! The pauses between the steps of background work.
 
-use crate::jitter::Jitter;
 use std::time::Duration;
+
+use crate::jitter::Jitter;
 
 /// Draws the pauses between the steps of background work.
 ///

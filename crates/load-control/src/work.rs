@@ -1,8 +1,10 @@
 //! The inner limit: permits for CPU-heavy work.
 
-use crate::metrics::Level;
 use std::sync::Arc;
+
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::metrics::Level;
 
 /// Two semaphores: one counts all permits, the other those that external callers may hold. An
 /// external caller acquires one of each, internal work only one of the first.

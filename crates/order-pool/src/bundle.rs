@@ -1,10 +1,12 @@
 //! Bundles: transactions that a searcher wants in one block, in this order, or not at all.
 
-use crate::order::{Order, Transaction};
+use std::time::SystemTime;
+
 use alloy_primitives::{Address, B256, Keccak256};
 use alloy_rpc_types_mev::EthSendBundle;
-use std::time::SystemTime;
 use uuid::Uuid;
+
+use crate::order::{Order, Transaction};
 
 /// What a replaceable bundle is known by: the searcher's uuid *and* the searcher, so that nobody
 /// replaces or cancels what another one sent.

@@ -1,9 +1,11 @@
 //! What recent blocks took from the pool, so that undoing a block brings it back.
 
-use crate::order::Order;
+use std::{collections::BTreeMap, sync::Arc};
+
 use alloy_primitives::B256;
 use chain_view::{Block, Head, NonceUpdate, RecentBlocks, Relation, Taken};
-use std::{collections::BTreeMap, sync::Arc};
+
+use crate::order::Order;
 
 /// What one block took.
 #[derive(Debug, Default)]

@@ -1,10 +1,11 @@
 //! The pool's limits. Each default exists once, with its arithmetic.
 
+use std::time::Duration;
+
 use crate::{
     live::MAX_GARBAGE_BYTES,
     log::{SEGMENT_EVENTS, SLOT_BYTES},
 };
-use std::time::Duration;
 
 /// Default of [`PoolConfig::max_txs`]: 2,000 transactions/s x 60 s of retention = 120,000, and two
 /// thirds on top for bursts.

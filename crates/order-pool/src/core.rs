@@ -3,6 +3,15 @@
 mod bundles;
 mod txs;
 
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use alloy_primitives::{Address, B256};
+use chain_view::{Block, Head, NonceUpdate, Relation};
+
 use crate::{
     bundle::{Cancellation, ReplacementKey},
     chain::{Chain, Change},
@@ -13,13 +22,6 @@ use crate::{
     order::{Order, OrderId},
     seen::SeenWindow,
     worth::{Ranks, Worth},
-};
-use alloy_primitives::{Address, B256};
-use chain_view::{Block, Head, NonceUpdate, Relation};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
 };
 
 /// A change that readers must be told of. Its sequence number is that of its event in the log.

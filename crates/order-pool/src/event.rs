@@ -1,11 +1,13 @@
 //! What the pool tells: events to subscribers, outcomes to those who insert.
 
+use std::sync::Arc;
+
+use chain_view::Head;
+
 use crate::{
     bundle::{Cancellation, ReplacementKey},
     order::{Order, OrderId},
 };
-use chain_view::Head;
-use std::sync::Arc;
 
 /// A change of the pool, as subscribers see it.
 #[derive(Clone, Debug)]

@@ -1,8 +1,9 @@
 //! The head of the chain, as readers see it.
 
+use std::sync::Arc;
+
 use arc_swap::ArcSwap;
 use chain_view::Head;
-use std::sync::Arc;
 
 /// A head and the sequence number of its event.
 type Told = Option<(u64, Arc<Head>)>;

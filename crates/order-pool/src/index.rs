@@ -13,8 +13,6 @@
 //! By sender: a persistent set per shard, swapped whole. A set and not a list, because somebody may
 //! send 100,000 transactions from one account.
 
-use alloy_primitives::{Address, B256};
-use arc_swap::ArcSwap;
 use std::{
     hash::{BuildHasher, RandomState},
     sync::{
@@ -25,6 +23,9 @@ use std::{
         },
     },
 };
+
+use alloy_primitives::{Address, B256};
+use arc_swap::ArcSwap;
 
 /// Orders per shard of the hash index, at the caps: what is copied at once (at 2 ns each, about
 /// 1 us).

@@ -1,10 +1,11 @@
 //! Replacement keys: which message of a key counts, in whatever order they arrive.
 
-use crate::bundle::{Cancellation, ReplacementKey};
 use std::{
     collections::{BTreeSet, HashMap},
     time::Duration,
 };
+
+use crate::bundle::{Cancellation, ReplacementKey};
 
 /// What is known of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,8 +6,6 @@
 //! lock and no reference count, and two readers share nothing that either writes. An entry is let
 //! go once the log has forgotten its removal: a reader that old is told that it lagged.
 
-use crate::{bundle::Cancellation, order::Order};
-use arc_swap::ArcSwap;
 use std::{
     collections::{BTreeMap, VecDeque},
     ops::ControlFlow,
@@ -19,6 +17,10 @@ use std::{
         },
     },
 };
+
+use arc_swap::ArcSwap;
+
+use crate::{bundle::Cancellation, order::Order};
 
 /// Entries per page: what is rewritten at once (256 entries are about 10 us of copying).
 pub(crate) const PAGE_ENTRIES: usize = 256;

@@ -3,14 +3,16 @@
 //! A reader holds a number, never a segment, so one that is stuck pins no memory. One writer; its
 //! lock is the pool's.
 
-use crate::{
-    event::Event,
-    live::{Garbage, Piece},
-};
-use arc_swap::ArcSwap;
 use std::{
     collections::VecDeque,
     sync::{Arc, OnceLock},
+};
+
+use arc_swap::ArcSwap;
+
+use crate::{
+    event::Event,
+    live::{Garbage, Piece},
 };
 
 /// Events per segment: the step in which the log forgets, and what is freed at once (256 orders

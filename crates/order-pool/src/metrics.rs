@@ -1,8 +1,10 @@
 //! The pool's counters: for `stats()`, and through the `metrics` facade.
 
-use crate::event::{CancelOutcome, InsertOutcome, RemoveReason};
-use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+
+use crate::event::{CancelOutcome, InsertOutcome, RemoveReason};
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $field:ident = $name:literal;)*) => {

@@ -1,11 +1,13 @@
 //! What the pool holds: orders, their identity and what each costs in memory.
 
-use crate::bundle::Bundle;
+use std::{fmt, time::SystemTime};
+
 use alloy_consensus::{EthereumTxEnvelope, InMemorySize, Transaction as _, transaction::Recovered};
 use alloy_eips::eip7594::BlobTransactionSidecarVariant;
 use alloy_primitives::{Address, B256};
 use chain_view::PooledTransaction;
-use std::{fmt, time::SystemTime};
+
+use crate::bundle::Bundle;
 
 /// What one order costs beside its own contents: its places in the indexes, the page of the live
 /// set, its slots in the event log, and what the allocator adds.

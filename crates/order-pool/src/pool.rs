@@ -1,5 +1,14 @@
 //! The pool: the core behind one short lock for writers, and everything readers need beside it.
 
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::{Address, B256};
+use arc_swap::ArcSwap;
+use chain_view::{Block, Head, NonceUpdate, Relation};
+
 use crate::{
     bundle::{Bundle, ReplacementKey},
     clock::Clock,
@@ -15,13 +24,6 @@ use crate::{
     seen::SeenTable,
     subscription::Subscription,
     wake::Bell,
-};
-use alloy_primitives::{Address, B256};
-use arc_swap::ArcSwap;
-use chain_view::{Block, Head, NonceUpdate, Relation};
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
 };
 
 /// Most orders that one upkeep step expires: at about 2 us each, half a millisecond.

@@ -4,12 +4,13 @@
 //! a secret key, so that 2^20 of them take 24 MiB; two orders are mistaken for each other with a
 //! chance of 2^-44 per look-up at that size, and nobody who does not know the key can force it.
 
-use alloy_primitives::B256;
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
     hash::{BuildHasher, RandomState},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
+
+use alloy_primitives::B256;
 
 const EMPTY: u64 = 0;
 

@@ -1,9 +1,10 @@
 //! Whether a blob transaction carries the blobs it names.
 
-use crate::{bundle::SidecarError, order::Transaction};
 use alloy_consensus::Transaction as _;
 use alloy_eips::eip7594::{BlobTransactionSidecarVariant, CELLS_PER_EXT_BLOB};
 use chain_view::PooledTransaction;
+
+use crate::{bundle::SidecarError, order::Transaction};
 
 impl Transaction {
     /// Checks that the sidecar has what the transaction's versioned hashes name: as many blobs,

@@ -1,13 +1,5 @@
 //! The push adapter: for code that wants to be called instead of reading.
 
-use crate::{
-    bundle::Cancellation,
-    event::{EventRef, Lagged, RemoveReason},
-    order::{Order, OrderId},
-    pool::OrderPool,
-    subscription::{Ender, Subscription},
-};
-use chain_view::Head;
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -17,6 +9,16 @@ use std::{
     },
     thread,
     time::{Duration, Instant},
+};
+
+use chain_view::Head;
+
+use crate::{
+    bundle::Cancellation,
+    event::{EventRef, Lagged, RemoveReason},
+    order::{Order, OrderId},
+    pool::OrderPool,
+    subscription::{Ender, Subscription},
 };
 
 /// How often a quiet subscription asks whether its sink still lives.

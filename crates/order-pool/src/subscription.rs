@@ -1,19 +1,21 @@
 //! A reader: first what is there, then what comes.
 
-use crate::{
-    event::{Event, EventRef, Lagged},
-    live::Item,
-    pool::PoolShared,
-    wake::Waiter,
-};
-use chain_view::Head;
-use futures::Stream;
 use std::{
     ops::ControlFlow,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
     time::{Duration, Instant},
+};
+
+use chain_view::Head;
+use futures::Stream;
+
+use crate::{
+    event::{Event, EventRef, Lagged},
+    live::Item,
+    pool::PoolShared,
+    wake::Waiter,
 };
 
 /// A place in the event log: the pool as it was at one moment, then every later event.

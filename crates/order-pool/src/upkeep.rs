@@ -1,7 +1,5 @@
 //! The thread that runs the pool's upkeep, in bounded steps with pauses between them.
 
-use crate::{config::ConfigError, pool::OrderPool};
-use load_control::Throttle;
 use std::{
     convert::Infallible,
     io,
@@ -9,6 +7,10 @@ use std::{
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+
+use load_control::Throttle;
+
+use crate::{config::ConfigError, pool::OrderPool};
 
 /// Default of [`UpkeepConfig::interval`]: at 2,000 transactions/s a quarter of a second's expiry is
 /// 500 orders, two steps.

@@ -10,13 +10,15 @@
 //! Loom tries the interleavings: `RUSTFLAGS="--cfg loom" cargo test -p order-pool --lib --release
 //! loom`, with a target directory of its own.
 
-use self::sync::{AtomicBool, AtomicU64, AtomicWaker, Parker, fence};
-use arc_swap::ArcSwap;
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst},
     task::{Context, Wake, Waker},
     time::Instant,
 };
+
+use arc_swap::ArcSwap;
+
+use self::sync::{AtomicBool, AtomicU64, AtomicWaker, Parker, fence};
 
 #[cfg(not(all(test, loom)))]
 mod sync {

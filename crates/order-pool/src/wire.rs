@@ -1,17 +1,19 @@
 //! The parameters of `eth_sendBundle` and `eth_cancelBundle`, and the way from them to a bundle.
 
-use crate::{
-    bundle::{Bundle, BundleError, BundleParts, MAX_REFUND_PERCENT},
-    order::{Origin, Transaction},
-};
+use std::time::SystemTime;
+
 use alloy_consensus::transaction::SignerRecoverable;
 use alloy_eips::eip2718::Decodable2718;
 use alloy_primitives::{Address, B256, Bytes};
 use alloy_serde::quantity;
 use chain_view::PooledTransaction;
 use serde::{Deserialize, Serialize};
-use std::time::SystemTime;
 use uuid::Uuid;
+
+use crate::{
+    bundle::{Bundle, BundleError, BundleParts, MAX_REFUND_PERCENT},
+    order::{Origin, Transaction},
+};
 
 /// The parameters of `eth_sendBundle`, as they come in. An unknown field is an error.
 ///

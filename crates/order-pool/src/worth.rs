@@ -1,7 +1,8 @@
 //! Who pays the least, at any base fee, without sorting again when the base fee moves.
 
-use crate::order::Transaction;
 use std::{cmp::Reverse, collections::BTreeSet};
+
+use crate::order::Transaction;
 
 /// What a transaction offers per gas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! Counts the requests being answered, and waits for the last of them at shutdown.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use tokio::sync::Notify;
 
 /// Counts the requests being answered. Once closed, no request begins.

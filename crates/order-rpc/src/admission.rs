@@ -1,5 +1,21 @@
 //! The tower layer in front of jsonrpsee: admits requests, and answers what it refuses.
 
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full};
+use jsonrpsee::{core::BoxError, server::HttpBody};
+use load_control::InFlightPermit;
+use serde_json::{Value, json};
+use tower::{Layer, Service, ServiceExt};
+
 use crate::{
     active::ActiveRequest,
     body::{self, Shape},
@@ -10,20 +26,6 @@ use crate::{
     signature::{self, Claim, SignatureError},
     ws,
 };
-use bytes::Bytes;
-use futures::{FutureExt, future::BoxFuture};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Full};
-use jsonrpsee::{core::BoxError, server::HttpBody};
-use load_control::InFlightPermit;
-use serde_json::{Value, json};
-use std::{
-    convert::Infallible,
-    sync::Arc,
-    task::{Context, Poll},
-    time::{Duration, Instant},
-};
-use tower::{Layer, Service, ServiceExt};
 
 /// Lingering close: how many bytes of a refused body are read and discarded.
 const LINGER_BYTES: usize = 1 << 20;

@@ -1,15 +1,5 @@
 //! Reading a request, within bounds of size, time and memory.
 
-use crate::{
-    context::RpcContext,
-    reply::{ErrorResponse, INVALID_REQUEST, PARSE, Reason},
-};
-use bytes::{Bytes, BytesMut};
-use futures::future::Either;
-use http::StatusCode;
-use http_body_util::BodyExt;
-use hyper::body::Body;
-use serde_json::value::RawValue;
 use std::{
     pin::pin,
     sync::{
@@ -17,7 +7,19 @@ use std::{
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
 };
+
+use bytes::{Bytes, BytesMut};
+use futures::future::Either;
+use http::StatusCode;
+use http_body_util::BodyExt;
+use hyper::body::Body;
+use serde_json::value::RawValue;
 use tokio::time::timeout;
+
+use crate::{
+    context::RpcContext,
+    reply::{ErrorResponse, INVALID_REQUEST, PARSE, Reason},
+};
 
 /// Bytes of bodies in memory, of all requests together.
 #[derive(Debug)]

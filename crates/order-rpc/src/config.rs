@@ -4,6 +4,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     time::Duration,
 };
+
 use thiserror::Error;
 
 /// Bytes of one request. The largest honest one is a transaction of six blobs: 1.6 MB of JSON.

@@ -1,5 +1,15 @@
 //! What all requests share: configuration, gate, quotas, deferral, counters.
 
+use std::{
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Instant,
+};
+
+use alloy_primitives::Address;
+use load_control::{Gate, LoadMonitor, WorkPermit};
+use order_pool::OrderPool;
+use tokio::sync::Semaphore;
+
 use crate::{
     active::ActiveRequests,
     admission::MAX_LINGERING,
@@ -10,14 +20,6 @@ use crate::{
     quota::Quotas,
     reply::{ErrorResponse, Reason},
 };
-use alloy_primitives::Address;
-use load_control::{Gate, LoadMonitor, WorkPermit};
-use order_pool::OrderPool;
-use std::{
-    sync::{Arc, Mutex, OnceLock, PoisonError},
-    time::Instant,
-};
-use tokio::sync::Semaphore;
 
 /// What the host gives to the RPC server.
 #[derive(Clone)]

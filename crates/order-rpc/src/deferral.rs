@@ -1,11 +1,12 @@
 //! Deferral of raw transactions while the load is high.
 
-use load_control::{
-    DeferralConfig, DeferralQueue, Gate, LoadMonitor, Offered, Refusal, WorkPermit,
-};
 use std::{
     sync::{Mutex, PoisonError},
     time::Instant,
+};
+
+use load_control::{
+    DeferralConfig, DeferralQueue, Gate, LoadMonitor, Offered, Refusal, WorkPermit,
 };
 use tokio::sync::{Notify, Semaphore, oneshot};
 

@@ -1,8 +1,10 @@
 //! Why the RPC server does not start, or did not end as it should.
 
-use crate::config::ConfigError;
 use std::{io, net::SocketAddr, time::Duration};
+
 use thiserror::Error;
+
+use crate::config::ConfigError;
 
 /// Why the RPC server does not start.
 #[derive(Debug, Error)]

@@ -1,10 +1,7 @@
 //! The methods.
 
-use crate::{
-    context::{Caller, RpcContext},
-    reply::{ErrorResponse, Reason},
-    verify,
-};
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+
 use alloy_primitives::{Address, B256, Bytes};
 use jsonrpsee::{
     Extensions, RpcModule,
@@ -16,8 +13,13 @@ use order_pool::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 use uuid::Uuid;
+
+use crate::{
+    context::{Caller, RpcContext},
+    reply::{ErrorResponse, Reason},
+    verify,
+};
 
 /// The answer to `eth_sendBundle`.
 #[derive(Clone, Debug, Serialize)]

@@ -1,12 +1,14 @@
 //! Counts the open connections, in all and of each address.
 
-use crate::metrics::OpenCount;
-use alloy_primitives::map::HashMap;
-use metrics::Gauge;
 use std::{
     net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
 };
+
+use alloy_primitives::map::HashMap;
+use metrics::Gauge;
+
+use crate::metrics::OpenCount;
 
 #[derive(Debug)]
 pub(crate) struct Peers {

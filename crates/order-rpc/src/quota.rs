@@ -1,8 +1,10 @@
 //! What each signer may send: a bucket of tokens that fills by the second. Time is passed in.
 
-use crate::config::Quota;
-use alloy_primitives::{Address, map::HashMap};
 use std::time::{Duration, Instant};
+
+use alloy_primitives::{Address, map::HashMap};
+
+use crate::config::Quota;
 
 /// The buckets of many signers, a bounded number of them.
 ///

@@ -1,10 +1,11 @@
 //! Error responses: one shape for all of them, over HTTP and WebSocket.
 
+use std::time::Duration;
+
 use http::{HeaderValue, Response, StatusCode, header};
 use jsonrpsee::{server::HttpBody, types::ErrorObjectOwned};
 use load_control::{Refusal, RefusalReason};
 use serde_json::{Value, json};
-use std::time::Duration;
 
 pub(crate) const PARSE: i32 = -32700;
 pub(crate) const INVALID_REQUEST: i32 = -32600;

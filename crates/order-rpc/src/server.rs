@@ -1,5 +1,28 @@
 //! Listening, accepting connections, and shutdown.
 
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use jsonrpsee::server::{BatchRequestConfig, Server, ServerConfig, stop_channel};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpSocket, TcpStream},
+    runtime::Runtime,
+    sync::{Semaphore, oneshot},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+};
+use tower::Layer;
+
 use crate::{
     admission::AdmissionLayer,
     config::{ConfigError, OrderRpcConfig},
@@ -10,27 +33,6 @@ use crate::{
     reply::{ErrorResponse, Reason},
     ws::Connections,
 };
-use hyper::server::conn::http1;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
-use jsonrpsee::server::{BatchRequestConfig, Server, ServerConfig, stop_channel};
-use std::{
-    io,
-    net::SocketAddr,
-    sync::{Arc, mpsc},
-    thread,
-    time::Duration,
-};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpSocket, TcpStream},
-    runtime::Runtime,
-    sync::{Semaphore, oneshot},
-    time::{Instant, sleep, sleep_until, timeout, timeout_at},
-};
-use tower::Layer;
 
 /// Connections that the kernel keeps until they are accepted; it may be set to keep fewer
 /// (`net.core.somaxconn`, 4096 on Linux since 5.4). std asks for 128: more callers at once than that

@@ -1,10 +1,12 @@
 //! Whether a transaction can be taken at all, before anyone looks at the state it runs on.
 
-use crate::reply::{ErrorResponse, Reason};
+use std::time::SystemTime;
+
 use alloy_consensus::{Transaction as _, transaction::SignerRecoverable};
 use alloy_eips::eip2718::Decodable2718;
 use order_pool::{Origin, PooledTransaction, Transaction};
-use std::time::SystemTime;
+
+use crate::reply::{ErrorResponse, Reason};
 
 /// Gas of every transaction (Yellow Paper, G_transaction).
 const TX_GAS: u64 = 21_000;

@@ -3,14 +3,8 @@
 //! jsonrpsee's own WebSocket server is not used: it reads messages without limit while their responses
 //! are not read, and closes at its limits without a response.
 
-use crate::{
-    admission::{Admission, Rpc, http_error, into_text, signature_error},
-    body::Share,
-    config::SignatureMode,
-    metrics::OpenCount,
-    reply::{ErrorResponse, Reason},
-    signature::SignatureError,
-};
+use std::{collections::VecDeque, pin::pin, time::Duration};
+
 use bytes::Bytes;
 use futures::{
     FutureExt, SinkExt, StreamExt,
@@ -23,7 +17,6 @@ use hyper_util::rt::TokioIo;
 use jsonrpsee::server::HttpBody;
 use serde::Deserialize;
 use serde_json::Value;
-use std::{collections::VecDeque, pin::pin, time::Duration};
 use tokio::{
     sync::OwnedSemaphorePermit,
     time::{Instant, interval_at, timeout},
@@ -37,6 +30,15 @@ use tokio_tungstenite::{
     },
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    admission::{Admission, Rpc, http_error, into_text, signature_error},
+    body::Share,
+    config::SignatureMode,
+    metrics::OpenCount,
+    reply::{ErrorResponse, Reason},
+    signature::SignatureError,
+};
 
 /// The tasks of all connections, and the token that ends them.
 #[derive(Clone, Debug, Default)]

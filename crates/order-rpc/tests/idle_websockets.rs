@@ -3,13 +3,6 @@
 
 mod common;
 
-use common::{memory::*, *};
-use futures::future::join_all;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use order_rpc::{
-    DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONNECTIONS_PER_PEER, DEFAULT_MAX_WEBSOCKETS,
-};
-use serde_json::json;
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
@@ -19,6 +12,14 @@ use std::{
     },
     time::Duration,
 };
+
+use common::{memory::*, *};
+use futures::future::join_all;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use order_rpc::{
+    DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONNECTIONS_PER_PEER, DEFAULT_MAX_WEBSOCKETS,
+};
+use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,

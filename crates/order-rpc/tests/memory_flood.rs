@@ -4,11 +4,6 @@
 
 mod common;
 
-use alloy_signer_local::PrivateKeySigner;
-use common::{memory::*, *};
-use futures::future::join_all;
-use order_rpc::Quota;
-use serde_json::json;
 use std::{
     net::SocketAddr,
     sync::{
@@ -17,6 +12,12 @@ use std::{
     },
     time::Instant,
 };
+
+use alloy_signer_local::PrivateKeySigner;
+use common::{memory::*, *};
+use futures::future::join_all;
+use order_rpc::Quota;
+use serde_json::json;
 
 const CLIENTS: usize = 32;
 /// Of as many signers. They come again and again: the flood is in the asking, and the pool's own

@@ -4,9 +4,6 @@
 
 mod common;
 
-use common::{memory::*, *};
-use futures::future::join_all;
-use serde_json::json;
 use std::{
     collections::BTreeMap,
     iter::from_fn,
@@ -17,6 +14,10 @@ use std::{
     },
     time::{Duration, Instant},
 };
+
+use common::{memory::*, *};
+use futures::future::join_all;
+use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,

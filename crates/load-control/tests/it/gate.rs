@@ -1,8 +1,6 @@
 //! The public interface of the gate: nobody waits who should be refused, nobody is refused who should wait,
 //! and every permit comes back.
 
-use futures::{FutureExt, executor::block_on, future::join_all, poll};
-use load_control::{Gate, GateConfig, GateName, Limit, RefusalReason};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
@@ -13,6 +11,9 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+use futures::{FutureExt, executor::block_on, future::join_all, poll};
+use load_control::{Gate, GateConfig, GateName, Limit, RefusalReason};
 
 fn config(requests: usize, permits: usize, reserve: usize) -> GateConfig {
     GateConfig::for_cores(2)

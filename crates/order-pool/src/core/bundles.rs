@@ -1,5 +1,7 @@
 //! Bundles: in, replaced, cancelled, out with their block.
 
+use std::{sync::Arc, time::Duration};
+
 use super::{Core, Effect};
 use crate::{
     bundle::{Bundle, ReplacementKey},
@@ -7,7 +9,6 @@ use crate::{
     keys::{KeyState, Superseded, cancellation},
     order::{Order, OrderId},
 };
-use std::{sync::Arc, time::Duration};
 
 impl Core {
     /// Takes a bundle in, or says why not. An empty one with a uuid is a cancellation.

@@ -1,13 +1,15 @@
 //! Single transactions: in, out, and who goes when the pool is full.
 
+use std::{sync::Arc, time::Duration};
+
+use chain_view::Taken;
+
 use super::{Core, Effect, TxEntry};
 use crate::{
     event::{InsertOutcome, RejectReason, RemoveReason},
     order::{Order, Transaction},
     worth::Worth,
 };
-use chain_view::Taken;
-use std::{sync::Arc, time::Duration};
 
 /// How many transactions one insert may push out. A transaction of six blobs (0.8 MB) would need
 /// the room of a thousand plain ones: it does not get it, and an insert stays short.

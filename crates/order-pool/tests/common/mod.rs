@@ -3,10 +3,11 @@
 
 pub(crate) mod memory;
 
+use std::time::SystemTime;
+
 use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
 use alloy_primitives::{Address, B256, Bytes, Signature, U256, keccak256};
 use order_pool::{Block, Event, Head, Origin, Subscription, Transaction};
-use std::time::SystemTime;
 
 /// What a test transaction is made of; the rest is the same for all.
 #[derive(Clone, Copy, Debug)]
