@@ -195,5 +195,4 @@ impl<T> Drop for DeferralQueue<T> {
 }
 
 #[cfg(test)]
-#[path = "deferral_tests.rs"]
 mod tests;

@@ -360,7 +360,6 @@ impl Limits {
 }
 
 #[cfg(all(test, not(loom)))]
-#[path = "monitor_tests.rs"]
 mod tests;
 
 #[cfg(all(test, loom))]
