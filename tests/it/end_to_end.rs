@@ -5,13 +5,13 @@ use std::{collections::BTreeSet, time::Duration};
 use alloy_eips::Encodable2718 as _;
 use mempool_ingest::{
     Fetcher, FetcherConfig,
-    order_pool::{Event, Order, RemoveReason},
+    order_pool::{Event, RemoveReason},
     txpool_fetcher::{
         AuditMode, Backfill, EndReason, FetchedTransaction, GapReason, SourceState, StartPolicy,
     },
 };
 use mock_node::workload::Mix;
-use testkit::ingest::{Node, eventually, ingest, settled};
+use testkit::ingest::{Node, arrived_whole, eventually, ingest, settled};
 use tokio::sync::mpsc;
 
 /// Blobs of both sizes, and every other kind.
@@ -26,15 +26,7 @@ async fn every_kind_of_transaction_arrives_whole() {
     node.submit_all();
     let counts = settled(&fetcher, "1000 pooled", |counts| counts.pooled == 1000).await;
     assert_eq!((counts.announced, counts.lagged), (1000, 0));
-    let mut types = BTreeSet::new();
-    for sent in &node.txs {
-        let order = pool.get(&sent.hash).expect("it was pooled");
-        let Order::Tx(tx) = order.as_ref() else { panic!("a transaction") };
-        assert_eq!(tx.sender(), sent.sender);
-        let encoded = tx.recovered().inner().encoded_2718();
-        assert_eq!(encoded, sent.raw, "byte by byte, the sidecar too");
-        types.insert(tx.recovered().inner().tx_type() as u8);
-    }
+    let types = arrived_whole(&pool, &node.txs);
     assert_eq!(types, BTreeSet::from([0, 1, 2, 3, 4]));
 }
 

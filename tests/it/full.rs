@@ -3,16 +3,14 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use alloy_eips::Encodable2718 as _;
 use alloy_primitives::Address;
 use mempool_ingest::{
     Fetcher, FetcherConfig,
     load_control::{Gate, GateConfig},
-    order_pool::Order,
     txpool_fetcher::{Announcements, AuditMode, FetchedTransaction},
 };
 use mock_node::workload::{Mix, TxKind};
-use testkit::ingest::{Node, eventually, ingest, settled};
+use testkit::ingest::{Node, arrived_whole, eventually, ingest, settled};
 use tokio::sync::mpsc;
 
 fn full(node: &Node) -> FetcherConfig {
@@ -30,15 +28,7 @@ async fn every_kind_of_transaction_arrives_whole_and_only_blobs_are_requested() 
         node.submit_all();
         let counts = settled(&fetcher, "600 pooled", |counts| counts.pooled == 600).await;
         assert_eq!((counts.announced, counts.lagged), (600, 0));
-        let mut types = BTreeSet::new();
-        for sent in &node.txs {
-            let order = pool.get(&sent.hash).expect("it was pooled");
-            let Order::Tx(tx) = order.as_ref() else { panic!("a transaction") };
-            assert_eq!(tx.sender(), sent.sender);
-            let encoded = tx.recovered().inner().encoded_2718();
-            assert_eq!(encoded, sent.raw, "byte by byte, the sidecar too");
-            types.insert(tx.recovered().inner().tx_type() as u8);
-        }
+        let types = arrived_whole(&pool, &node.txs);
         assert_eq!(types, BTreeSet::from([0, 1, 2, 3, 4]));
         let is_blob = |kind| matches!(kind, TxKind::Blob | TxKind::SixBlobs);
         let blobs = node.txs.iter().filter(|tx| is_blob(tx.kind)).count();

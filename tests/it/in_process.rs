@@ -10,12 +10,11 @@ use std::{
 };
 
 use alloy_consensus::transaction::{Recovered, SignerRecoverable as _};
-use alloy_eips::{Decodable2718 as _, Encodable2718 as _};
+use alloy_eips::Decodable2718 as _;
 use alloy_primitives::B256;
 use futures::stream;
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
-    order_pool::Order,
     txpool_fetcher::{
         AnnouncementStream, AuditMode, Backfill, Block, BlockStream, ConnectError, Counts,
         Endpoint, FetchedTransaction, GapReason, Head, InProcess, InProcessPool, MinedBlock,
@@ -24,7 +23,7 @@ use mempool_ingest::{
     },
 };
 use mock_node::workload::{Mix, PreparedTx};
-use testkit::ingest::{Node, PATIENCE, eventually, ingest, settled};
+use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, ingest, settled};
 use tokio::sync::mpsc;
 
 /// A pool with a chain, of a few lines, that does what a test says.
@@ -208,15 +207,7 @@ async fn what_was_pending_what_is_announced_and_what_is_dropped_in_silence_all_a
     let counts = is_complete(&fetcher, &pool, &ours).await;
     let entered = (counts.backfilled, counts.announced, counts.audit_recovered);
     assert_eq!((entered, counts.pooled), ((200, 200, 200), 600));
-    let mut types = BTreeSet::new();
-    for sent in &txs {
-        let order = ours.get(&sent.hash).expect("it was pooled");
-        let Order::Tx(tx) = order.as_ref() else { panic!("a transaction") };
-        assert_eq!(tx.sender(), sent.sender);
-        let encoded = tx.recovered().inner().encoded_2718();
-        assert_eq!(encoded, sent.raw, "byte by byte, the sidecar too");
-        types.insert(tx.recovered().inner().tx_type() as u8);
-    }
+    let types = arrived_whole(&ours, &txs);
     assert_eq!(types, BTreeSet::from([0, 1, 2, 3, 4]));
 }
 

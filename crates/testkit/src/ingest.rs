@@ -1,12 +1,15 @@
 //! A mock node, a fetcher into a pool, and waiting for a condition.
 
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
+use alloy_eips::Encodable2718 as _;
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
+    order_pool::Order,
     txpool_fetcher::{Counts, Outcome},
 };
 use mock_node::{
@@ -77,6 +80,19 @@ pub async fn ingest(config: FetcherConfig) -> (Fetcher, OrderPool) {
     let fetcher = Fetcher::start(config, pool.clone()).await.expect("the fetcher starts");
     eventually("the source is live", || fetcher.is_live()).await;
     (fetcher, pool)
+}
+
+/// Compares what the pool holds with what was sent, byte by byte, sidecars too; returns the types that occur.
+pub fn arrived_whole(pool: &OrderPool, sent: &[PreparedTx]) -> BTreeSet<u8> {
+    let compare = |sent: &PreparedTx| {
+        let order = pool.get(&sent.hash).expect("it was pooled");
+        let Order::Tx(tx) = order.as_ref() else { panic!("a transaction") };
+        assert_eq!(tx.sender(), sent.sender);
+        let inner = tx.recovered().inner();
+        assert_eq!(inner.encoded_2718(), sent.raw, "byte by byte, the sidecar too");
+        inner.tx_type() as u8
+    };
+    sent.iter().map(compare).collect()
 }
 
 /// Waits for a condition; panics when it does not come.
