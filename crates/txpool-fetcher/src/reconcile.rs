@@ -330,8 +330,8 @@ impl<S: TransactionSink> Comparison<S> {
         let mut vanished = Vec::new();
         for shard in 0..self.context.seen.shards() {
             let delivered = self.context.seen.delivered_before(shard, epoch);
-            let gone = |hash: &B256| !listed.contains(hash) && !self.context.is_mined(hash);
-            vanished.extend(delivered.into_iter().filter(gone));
+            let has_left = |hash: &B256| !listed.contains(hash) && !self.context.is_mined(hash);
+            vanished.extend(delivered.into_iter().filter(has_left));
             tokio::task::yield_now().await;
         }
         // A block may have come between two shards.
