@@ -200,6 +200,35 @@ fn a_sink_that_blocks_times_out_nobody_and_what_came_meanwhile_is_read() {
     wait_until("it times out", || stage.expired(Duration::from_millis(10)) == [2]);
 }
 
+/// A reader that is slower than its node finds each read full. It is not behind for ever with what had
+/// arrived when it looked.
+#[test]
+fn a_node_that_fills_every_read_does_not_keep_its_requests_from_timing_out() {
+    struct Slow;
+    impl Answers<u64> for Slow {
+        fn on_answer(&mut self, _: u64, _: Instant, _: Answer<'_>) {}
+        fn on_idle(&mut self) {
+            // Time for the node to fill the socket.
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+    let (ours, mut node) = UnixStream::pair().unwrap();
+    // As much as the system grants: Linux wakes a writer when three quarters of it are free again.
+    rustix::net::sockopt::set_socket_send_buffer_size(&node, 1 << 20).unwrap();
+    let connection = Arc::new(RequestConnection::over_ipc(ours));
+    connection.read_ipc(Slow, MAX_FRAME).unwrap();
+    // Small pieces, so that the socket is full again whenever some of them were read.
+    let flood = format!(r#"{{"a":"{}"}}"#, "x".repeat(4000)).into_bytes();
+    let flooding = thread::spawn(move || while node.write_all(&flood).is_ok() {});
+    connection.submit(&B256::ZERO, 1).expect("the connection is open");
+    let timeout = Duration::from_millis(50);
+    wait_until("the request times out", || {
+        connection.pop_expired(timeout, Instant::now()).is_some()
+    });
+    connection.end(LossReason::Closed);
+    flooding.join().unwrap();
+}
+
 #[test]
 fn an_answer_above_the_limit_ends_its_request_and_not_the_connection() {
     let mut stage = stage(u64::MAX);
