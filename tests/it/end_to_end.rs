@@ -7,10 +7,11 @@ use mempool_ingest::{
     Fetcher, FetcherConfig,
     order_pool::{Event, RemoveReason},
     txpool_fetcher::{
-        AuditMode, Backfill, EndReason, FetchedTransaction, GapReason, SourceState, StartPolicy,
+        AuditMode, Backfill, EndReason, Endpoint, FetchedTransaction, GapReason, SourceState,
+        StartPolicy,
     },
 };
-use mock_node::workload::Mix;
+use mock_node::{BadAnswer, Fault, workload::Mix};
 use testkit::ingest::{Node, arrived_whole, eventually, ingest, settled};
 use tokio::sync::mpsc;
 
@@ -283,8 +284,7 @@ async fn two_sources_are_one_mempool() {
     let one = Node::start(40, |config| config);
     let two = Node::start(40, |config| config);
     let config = FetcherConfig::new(
-        [one.node.ipc_path(), two.node.ipc_path()]
-            .map(|path| mempool_ingest::txpool_fetcher::Endpoint::Ipc(path.to_owned())),
+        [one.node.ipc_path(), two.node.ipc_path()].map(|path| Endpoint::Ipc(path.to_owned())),
     );
     let (fetcher, pool) = ingest(config).await;
     eventually("both are live", || {
@@ -308,4 +308,34 @@ async fn two_sources_are_one_mempool() {
     })
     .await;
     assert_eq!(pool.len(), 40);
+}
+
+#[tokio::test]
+async fn what_a_source_held_when_it_gave_up_comes_in_from_another() {
+    const TXS: usize = 100;
+    let stuck = Node::start(TXS, |config| config);
+    let healthy = Node::start(TXS, |config| config);
+    let endpoints = [&stuck, &healthy].map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
+    let mut config = FetcherConfig::new(endpoints).with_reconnect_limit(Some(1));
+    config.fetch_timeout = Duration::from_secs(2);
+    config.fetch_slots = 16;
+    let (fetcher, pool) = ingest(config).await;
+    eventually("both are live", || {
+        fetcher.status().iter().all(|source| source.state == SourceState::Live)
+    })
+    .await;
+    // The healthy one is asked next, so that the slots stay taken until the stuck one has given up.
+    for node in [&stuck, &healthy] {
+        node.node.inject(Fault::Answers { bad: BadAnswer::Never, count: 16 });
+    }
+    stuck.submit_all();
+    // Every slot is held by a request in flight, and one more hash waits for a slot.
+    eventually("17 have entered", || fetcher.counts().unfinished == 17).await;
+    drop(stuck);
+    eventually("it has given up", || fetcher.status()[0].state == SourceState::Ended).await;
+    settled(&fetcher, "nothing in flight", |_| true).await;
+    assert_eq!(pool.len(), 0, "nobody else had them");
+    healthy.submit_all();
+    settled(&fetcher, "all are in", |counts| counts.pooled == TXS as u64).await;
+    assert_eq!(pool.len(), TXS);
 }

@@ -39,6 +39,8 @@ enum Reply {
     Oversized,
     /// The connection is closed.
     Close,
+    /// That it is busy, for so long from the first request on; then the transaction.
+    BusyFor(Duration, String),
 }
 
 /// What a node does when its pool is to be listed.
@@ -60,6 +62,7 @@ struct FakeNode {
     path: PathBuf,
     replies: Arc<HashMap<B256, Reply>>,
     requests: Arc<Mutex<HashMap<B256, usize>>>,
+    first_request: Arc<Mutex<Option<Instant>>>,
     subscribers: Arc<Mutex<Vec<UnixStream>>>,
     listing: Arc<Mutex<Listing>>,
     listed: Arc<AtomicUsize>,
@@ -71,6 +74,7 @@ impl FakeNode {
             path: path.to_owned(),
             replies: Arc::new(replies.into_iter().collect()),
             requests: Arc::default(),
+            first_request: Arc::default(),
             subscribers: Arc::default(),
             listing: Arc::new(Mutex::new(Listing::Steady)),
             listed: Arc::default(),
@@ -152,6 +156,13 @@ impl FakeNode {
         self.requests.lock().unwrap().get(hash).copied().unwrap_or(0)
     }
 
+    fn fail(&self, stream: &mut UnixStream, id: &Value, code: i64) {
+        let error = json!({ "code": code, "message": "no" });
+        let answer = json!({ "jsonrpc": "2.0", "id": id, "error": error });
+        // The fetcher may have stopped waiting.
+        let _ = stream.write_all(answer.to_string().as_bytes());
+    }
+
     fn serve(&self, mut stream: UnixStream) {
         let reader = stream.try_clone().unwrap();
         let values = serde_json::Deserializer::from_reader(reader).into_iter::<Value>();
@@ -173,17 +184,25 @@ impl FakeNode {
                             let _ = stream.shutdown(std::net::Shutdown::Both);
                             return;
                         }
+                        Some(Reply::BusyFor(time, raw)) => {
+                            let first = *self
+                                .first_request
+                                .lock()
+                                .unwrap()
+                                .get_or_insert_with(Instant::now);
+                            if first.elapsed() < *time {
+                                self.fail(&mut stream, &request["id"], -32005);
+                                continue;
+                            }
+                            json!(raw)
+                        }
                         None => Value::Null,
                     }
                 }
                 "txpool_content" => match self.list() {
                     Some(Ok(content)) => content,
                     Some(Err(code)) => {
-                        let error = json!({ "code": code, "message": "no list" });
-                        let answer =
-                            json!({ "jsonrpc": "2.0", "id": request["id"], "error": error });
-                        // The fetcher may have stopped waiting.
-                        let _ = stream.write_all(answer.to_string().as_bytes());
+                        self.fail(&mut stream, &request["id"], code);
                         continue;
                     }
                     None => continue,
@@ -270,6 +289,24 @@ async fn a_request_that_ends_its_connection_each_time_is_given_up() {
     node.announce(good.0);
     eventually("the next one is pooled", || fetcher.counts().pooled == 1).await;
     assert_eq!(fetcher.counts().balance(), 0);
+}
+
+#[tokio::test]
+async fn a_node_that_is_busy_for_a_fifth_of_a_second_loses_nothing() {
+    let (_folder, path) = socket();
+    let (hash, reply) = transaction(3);
+    let Reply::Raw(raw) = reply else { unreachable!("a transaction") };
+    let busy = Reply::BusyFor(Duration::from_millis(200), raw);
+    let node = FakeNode::start(&path, [(hash, busy)]);
+    let mut config = node.config();
+    config.retry_backoff = FetcherConfig::ipc(&path).retry_backoff;
+    let fetcher = live(config).await;
+    node.announce(hash);
+    eventually("it has left", || {
+        fetcher.counts().unfinished == 0 && fetcher.counts().announced == 1
+    })
+    .await;
+    assert_eq!((fetcher.counts().pooled, fetcher.counts().failed), (1, 0));
 }
 
 #[tokio::test]

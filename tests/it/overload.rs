@@ -15,7 +15,7 @@ use testkit::ingest::{Node, eventually, ingest, settled};
 const SERVICE: Duration = Duration::from_millis(2);
 
 fn capacity(at_once: usize, may_wait: usize) -> Option<Capacity> {
-    Some(Capacity { at_once, service: SERVICE, may_wait, says_when: false })
+    Some(Capacity { at_once, service: SERVICE, may_wait })
 }
 
 /// A burst that is more than the node can do; everything is in the pool at the end, with audits for
@@ -53,31 +53,9 @@ async fn a_node_that_says_it_is_busy_gets_fewer_requests_and_nothing_is_missing(
 }
 
 #[tokio::test]
-async fn a_node_that_says_when_to_come_back_gets_no_request_before() {
-    let one_a_second =
-        Capacity { at_once: 1, service: Duration::from_secs(1), may_wait: 0, says_when: true };
-    let node = Node::start(3, |config: NodeConfig| config.with_capacity(Some(one_a_second)));
-    let mut config = node.fetcher().with_adaptive_limit(false);
-    (config.fetch_retries, config.fetch_timeout) = (0, testkit::ingest::PATIENCE);
-    let (fetcher, pool) = ingest(config).await;
-    let submit = |number: usize| node.node.submit(node.txs[number].raw.clone()).expect("taken");
-    // It was tried out when we connected.
-    let refused = node.node.stats().raw_busy;
-    submit(0);
-    eventually("it is requested", || node.node.stats().raw_found == 1).await;
-    submit(1);
-    eventually("it has no time", || fetcher.counts().failed == 1).await;
-    assert_eq!(node.node.stats().raw_busy, refused + 1);
-    submit(2);
-    settled(&fetcher, "the others are in", |counts| counts.pooled == 2).await;
-    assert!(pool.contains(&node.txs[2].hash));
-    assert_eq!(node.node.stats().raw_busy, refused + 1, "requested before it had time");
-}
-
-#[tokio::test]
 async fn an_overloaded_node_does_not_hold_back_what_another_one_can_answer() {
     let second = Duration::from_secs(1);
-    let capacity = Capacity { at_once: 1, service: second, may_wait: 0, says_when: true };
+    let capacity = Capacity { at_once: 1, service: second, may_wait: 0 };
     let busy = Node::start(500, |config: NodeConfig| config.with_capacity(Some(capacity)));
     let idle = Node::start(500, |config| config);
     idle.submit_all();

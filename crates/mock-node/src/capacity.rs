@@ -21,8 +21,6 @@ pub struct Capacity {
     pub service: Duration,
     /// So many may wait. A request beyond it is answered with -32005 at once.
     pub may_wait: usize,
-    /// Whether that answer says when to come back: when the queue will be empty.
-    pub says_when: bool,
 }
 
 /// The queue. It holds no entries: when a request is served follows from those that came before it.
@@ -35,9 +33,7 @@ pub(crate) struct Line {
 
 /// The queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Busy {
-    retry_after: Option<Duration>,
-}
+pub(crate) struct Busy;
 
 impl Line {
     pub(crate) fn new(capacity: Capacity) -> Self {
@@ -52,8 +48,7 @@ impl Line {
         let service = self.capacity.service;
         let held: usize = left().map(|left| left.div_duration_f64(service).ceil() as usize).sum();
         if held >= self.capacity.at_once + self.capacity.may_wait {
-            let empty = left().max();
-            return Err(Busy { retry_after: empty.filter(|_| self.capacity.says_when) });
+            return Err(Busy);
         }
         Ok(self.serve(&mut free, now) + self.capacity.service)
     }
@@ -74,13 +69,8 @@ impl Line {
 }
 
 impl From<Busy> for RpcError {
-    fn from(busy: Busy) -> Self {
-        let data = busy.retry_after.map(|time| {
-            // Rounded up: coming back a little early would only be refused again.
-            let ms = time.as_micros().div_ceil(1000);
-            serde_json::json!({ "reason": "busy", "retryAfterMs": ms as u64 })
-        });
-        Self { code: Self::LIMIT_EXCEEDED, message: "server is busy".into(), data }
+    fn from(_: Busy) -> Self {
+        Self::new(Self::LIMIT_EXCEEDED, "server is busy")
     }
 }
 
@@ -92,19 +82,12 @@ mod tests {
 
     #[test]
     fn what_comes_waits_its_turn_and_beyond_the_line_is_refused() {
-        let line = Line::new(Capacity { at_once: 2, service: MS, may_wait: 2, says_when: true });
+        let line = Line::new(Capacity { at_once: 2, service: MS, may_wait: 2 });
         let now = Instant::now() + MS;
         let waits: Vec<_> = (0..4).map(|_| line.request(now).unwrap()).collect();
         assert_eq!(waits, [MS, MS, 2 * MS, 2 * MS]);
-        assert_eq!(line.request(now), Err(Busy { retry_after: Some(2 * MS) }));
+        assert_eq!(line.request(now), Err(Busy));
         assert_eq!(line.block(now), 2 * MS, "a block waits behind the requests");
         assert_eq!(line.request(now + 3 * MS), Ok(MS), "the other one is free");
-    }
-
-    #[test]
-    fn a_refusal_says_when_to_come_back_in_its_data() {
-        let busy = RpcError::from(Busy { retry_after: Some(Duration::from_micros(1500)) });
-        assert_eq!((busy.code, busy.data.unwrap()["retryAfterMs"].as_u64()), (-32005, Some(2)));
-        assert_eq!(RpcError::from(Busy { retry_after: None }).data, None);
     }
 }

@@ -231,10 +231,7 @@ pub struct FetcherConfig {
     /// Whether the limit of requests in flight at one node is adapted. It is halved, down to
     /// [`ADAPTIVE_FLOOR`](crate::ADAPTIVE_FLOOR), on a sign of overload (-32005, -32009, a growing
     /// share of time-outs), and rises by one for each round of responses while it is in use. It is
-    /// never above `fetch_slots`, and shown by `mempool_fetcher_fetch_limit`. Also without it, no
-    /// request is sent to a node that named a time to retry in an error response
-    /// (`data.retryAfterMs`) until then, for at most [`MAX_RETRY_AFTER`](crate::MAX_RETRY_AFTER);
-    /// counted by `mempool_fetcher_retry_after_pauses_total`.
+    /// never above `fetch_slots`, and shown by `mempool_fetcher_fetch_limit`.
     pub adaptive_limit: bool,
     /// Bytes of answers in flight before further fetches wait, at least 1 MiB.
     pub max_bytes_in_flight: usize,
@@ -247,7 +244,9 @@ pub struct FetcherConfig {
     pub fetch_timeout: Duration,
     /// How often a fetch is retried after a time-out or a retryable error response, at most 16.
     pub fetch_retries: u32,
-    /// Delay between two tries of a fetch, `base` at least 1 ms.
+    /// Delay between two tries of a fetch, `base` at least 1 ms. After a time-out, and when the node
+    /// answers that it is busy (-32005, -32009), the first three steps are left out: by default the
+    /// delays are then 160, 320 and 500 ms at most, and half of these at least.
     pub retry_backoff: Backoff,
     /// Time for the response to any other call, at least 1 ms.
     pub call_timeout: Duration,

@@ -79,10 +79,8 @@ impl Connection {
             Ok(Ok(response)) => match response.payload {
                 ResponsePayload::Success(result) => Ok(result),
                 ResponsePayload::Failure(error) => {
-                    let retry_after =
-                        error.data.as_deref().and_then(|data| retry_after(data.get()));
                     let message = clip(&error.message, 200);
-                    Err(CallError::Rpc { code: error.code, message, retry_after })
+                    Err(CallError::Rpc { code: error.code, message })
                 }
             },
         }
@@ -337,18 +335,6 @@ impl Ring {
     }
 }
 
-/// When the node wants the request to be repeated. JSON-RPC has no field for this. It is the one
-/// that our own RPC server sends; data of any other shape is ignored.
-pub(crate) fn retry_after(data: &str) -> Option<Duration> {
-    #[derive(serde::Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Data {
-        retry_after_ms: u64,
-    }
-    let data: Data = serde_json::from_str(data).ok()?;
-    Some(Duration::from_millis(data.retry_after_ms))
-}
-
 /// The first `max` characters.
 fn clip(text: &str, max: usize) -> String {
     text.chars().take(max).collect()
@@ -368,16 +354,6 @@ mod tests {
         Level, Metadata, Subscriber,
         span::{Attributes, Record},
     };
-
-    #[test]
-    fn retry_after_is_read_from_the_data_of_an_error_and_from_no_other_shape() {
-        let read = retry_after;
-        let said = read(r#"{"reason":"in_flight","retryAfterMs":250}"#);
-        assert_eq!(said, Some(Duration::from_millis(250)));
-        for other in [r#""later""#, "7", "null", r#"{"retryAfterMs":-1}"#, "{}"] {
-            assert_eq!(read(other), None, "{other}");
-        }
-    }
 
     /// Serves each connection as a node does whose answers to the two subscriptions are `ids`, and then
     /// writes `notes`.

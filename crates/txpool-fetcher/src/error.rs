@@ -280,8 +280,6 @@ pub(crate) enum CallError {
         code: i64,
         /// The node's message, at most 200 characters.
         message: String,
-        /// After which time the node wants the call to be repeated (`data.retryAfterMs`).
-        retry_after: Option<Duration>,
     },
 }
 

@@ -38,7 +38,7 @@ pub use self::{
         AnnouncementStream, BlockStream, InProcess, InProcessPool, MinedBlock, PoolAnnouncement,
         PooledHashes,
     },
-    limit::{ADAPTIVE_FLOOR, MAX_RETRY_AFTER},
+    limit::ADAPTIVE_FLOOR,
     machine::{Gap, GapReason, SourceState},
     metrics::METRICS,
     outcome::{Counts, Entry, Outcome},

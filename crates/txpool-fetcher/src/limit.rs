@@ -4,11 +4,10 @@ mod semaphore;
 
 use std::{
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use metrics::{Counter, Gauge};
-use tokio::time::sleep_until;
+use metrics::Gauge;
 
 use self::semaphore::{ResizablePermit, ResizableSemaphore};
 use crate::{error::CallError, sync::lock};
@@ -16,16 +15,6 @@ use crate::{error::CallError, sync::lock};
 /// The limit never goes below this. At a response time of 2 ms it still gives 2000 transactions/s,
 /// and enough responses per second to adapt to.
 pub const ADAPTIVE_FLOOR: usize = 4;
-
-/// The longest retry-after pause: no request is sent to a node until the time that it named in an
-/// error response, but for no longer than this. It is half of what the announcement buffer holds at
-/// 2000 transactions/s. In the long run the pauses of a node take at most half of the time, because
-/// a node that named a time in every other response would otherwise hardly get a request.
-pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(4);
-
-/// The requests that waited for the end of a pause are sent at random times within this part of its
-/// length. Sent at once, they would repeat the load that the node could not bear.
-const COME_BACK_WITHIN: f64 = 0.125;
 
 /// The limit is multiplied by this on each sign of overload. Halving goes from 64 to the floor in
 /// four steps.
@@ -119,46 +108,12 @@ impl Aimd {
     }
 }
 
-/// The limit of requests in flight at one node, and its retry-after pause.
+/// The limit of requests in flight at one node.
 #[derive(Debug)]
 pub(crate) struct NodeLimit {
     cap: usize,
     /// `None` when the limit is not adaptive: then the slots alone bound the requests in flight.
     adaptive: Option<Adaptive>,
-    pause: Mutex<Option<RetryAfterPause>>,
-    retry_after_pauses: Counter,
-}
-
-/// A time in which no request is sent to the node, because it named one in an error response.
-#[derive(Clone, Copy, Debug)]
-struct RetryAfterPause {
-    since: Instant,
-    until: Instant,
-    /// By how much a pause may exceed that. Grows back at half the speed of time, so that pauses
-    /// take at most half of the time in the long run.
-    left: Duration,
-}
-
-impl RetryAfterPause {
-    /// The pause after `before`. `None` for a request that was sent before that one ended: its
-    /// response reports the same overload.
-    fn next(
-        before: Option<Self>,
-        requested_at: Instant,
-        now: Instant,
-        time: Duration,
-    ) -> Option<Self> {
-        let left = match before {
-            None => MAX_RETRY_AFTER,
-            Some(before) if requested_at < before.until => return None,
-            Some(before) => {
-                let earned = now.saturating_duration_since(before.since) / 2;
-                (before.left + earned).min(MAX_RETRY_AFTER)
-            }
-        };
-        let time = time.min(left);
-        Some(Self { since: now, until: now + time, left: left - time })
-    }
 }
 
 #[derive(Debug)]
@@ -183,13 +138,7 @@ pub(crate) struct RequestPermit {
 }
 
 impl NodeLimit {
-    pub(crate) fn new(
-        adaptive: bool,
-        cap: usize,
-        deferrable_cap: usize,
-        gauge: Gauge,
-        retry_after_pauses: Counter,
-    ) -> Self {
+    pub(crate) fn new(adaptive: bool, cap: usize, deferrable_cap: usize, gauge: Gauge) -> Self {
         gauge.set(cap as f64);
         let adaptive = adaptive.then(|| Adaptive {
             aimd: Mutex::new(Aimd::new(cap)),
@@ -199,7 +148,7 @@ impl NodeLimit {
             deferrable_cap,
             gauge,
         });
-        Self { cap, adaptive, pause: Mutex::new(None), retry_after_pauses }
+        Self { cap, adaptive }
     }
 
     /// The limit of requests in flight.
@@ -207,12 +156,8 @@ impl NodeLimit {
         self.adaptive.as_ref().map_or(self.cap, |adaptive| lock(&adaptive.aimd).limit())
     }
 
-    /// A permit for one request now, if the node is in no retry-after pause and below its limit.
+    /// A permit for one request now, if the node is below its limit.
     pub(crate) fn try_acquire(self: &Arc<Self>, deferrable: bool) -> Option<RequestPermit> {
-        let now = Instant::now();
-        if self.pause_at(now).is_some() {
-            return None;
-        }
         let (mut _all, mut _deferrable) = (None, None);
         if let Some(adaptive) = &self.adaptive {
             if deferrable {
@@ -220,7 +165,12 @@ impl NodeLimit {
             }
             _all = Some(adaptive.all.try_acquire()?);
         }
-        Some(RequestPermit { limit: Arc::clone(self), requested_at: now, _all, _deferrable })
+        Some(RequestPermit {
+            limit: Arc::clone(self),
+            requested_at: Instant::now(),
+            _all,
+            _deferrable,
+        })
     }
 
     /// Waits until one more request may be sent to the node.
@@ -236,23 +186,7 @@ impl NodeLimit {
             }
             _all = Some(adaptive.all.acquire().await);
         }
-        while let Some(pause) = self.pause_at(Instant::now()) {
-            let spread = (pause.until - pause.since).mul_f64(COME_BACK_WITHIN);
-            sleep_until((pause.until + spread.mul_f64(rand::random())).into()).await;
-        }
         RequestPermit { limit: self, requested_at: Instant::now(), _all, _deferrable }
-    }
-
-    fn pause_at(&self, now: Instant) -> Option<RetryAfterPause> {
-        lock(&self.pause).filter(|pause| pause.until > now)
-    }
-
-    fn begin_pause(&self, requested_at: Instant, now: Instant, time: Duration) {
-        let mut pause = lock(&self.pause);
-        if let Some(next) = RetryAfterPause::next(*pause, requested_at, now, time) {
-            *pause = Some(next);
-            self.retry_after_pauses.increment(1);
-        }
     }
 }
 
@@ -277,7 +211,6 @@ impl RequestPermit {
     /// Records the outcome of the request. A permit dropped without this has no effect on the
     /// limit.
     pub(crate) fn record<T>(self, result: &Result<T, CallError>) {
-        let now = Instant::now();
         let signal = match result {
             Ok(_) => Signal::Answered,
             Err(CallError::Timeout(_)) => Signal::Late,
@@ -285,11 +218,8 @@ impl RequestPermit {
             // The error is due to the request or the connection, and says nothing about the load.
             Err(_) => return,
         };
-        if let Err(CallError::Rpc { retry_after: Some(time), .. }) = result {
-            self.limit.begin_pause(self.requested_at, now, *time);
-        }
         if let Some(adaptive) = &self.limit.adaptive {
-            adaptive.record(signal, self.requested_at, now);
+            adaptive.record(signal, self.requested_at, Instant::now());
         }
     }
 }
@@ -299,6 +229,7 @@ mod tests {
     use super::*;
     use futures::FutureExt;
     use proptest::prelude::*;
+    use std::time::Duration;
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -307,7 +238,7 @@ mod tests {
     }
 
     fn limit(adaptive: bool) -> Arc<NodeLimit> {
-        Arc::new(NodeLimit::new(adaptive, 64, 4, Gauge::noop(), Counter::noop()))
+        Arc::new(NodeLimit::new(adaptive, 64, 4, Gauge::noop()))
     }
 
     #[test]
@@ -389,15 +320,15 @@ mod tests {
         }
     }
 
-    fn busy(retry_after: Option<Duration>) -> Result<(), CallError> {
-        Err(CallError::Rpc { code: -32005, message: "busy".into(), retry_after })
+    fn busy() -> Result<(), CallError> {
+        Err(CallError::Rpc { code: -32005, message: "busy".into() })
     }
 
     #[tokio::test]
     async fn deferrable_work_never_holds_all_permits_of_an_overloaded_node() {
         let limit = limit(true);
         for _ in 0..8 {
-            Arc::clone(&limit).acquire(false).await.record(&busy(None));
+            Arc::clone(&limit).acquire(false).await.record(&busy());
         }
         let one = Arc::clone(&limit).acquire(true).await;
         assert!(Arc::clone(&limit).acquire(true).now_or_never().is_none(), "1 of 4");
@@ -411,7 +342,7 @@ mod tests {
     #[tokio::test]
     async fn deferrable_work_alone_raises_the_limit_again() {
         let limit = limit(true);
-        Arc::clone(&limit).acquire(false).await.record(&busy(None));
+        Arc::clone(&limit).acquire(false).await.record(&busy());
         assert_eq!(limit.limit(), 32);
         let mut permits = Vec::new();
         for _ in 0..64 * 64 {
@@ -421,48 +352,10 @@ mod tests {
         assert_eq!((limit.limit(), permits.len()), (64, 3));
     }
 
-    const SECOND: Duration = Duration::from_secs(1);
-
-    #[tokio::test]
-    async fn no_request_is_sent_before_the_time_that_the_node_named() {
-        for adaptive in [true, false] {
-            let limit = limit(adaptive);
-            Arc::clone(&limit).acquire(false).await.record(&busy(Some(50 * MS)));
-            let until = lock(&limit.pause).expect("a pause has begun").until;
-            assert!(limit.try_acquire(false).is_none() || Instant::now() >= until);
-            let permit = Arc::clone(&limit).acquire(false).await;
-            assert!(permit.requested_at >= until);
-            drop(permit);
-            assert!(limit.try_acquire(false).is_some());
-        }
-    }
-
-    #[test]
-    fn a_pause_is_bounded_and_pauses_take_half_of_the_time_at_most() {
-        let start = Instant::now();
-        let pause = RetryAfterPause::next(None, start, start, 3600 * SECOND).expect("the first");
-        assert_eq!((pause.until, pause.left), (start + MAX_RETRY_AFTER, Duration::ZERO));
-        let mut now = start + SECOND;
-        assert!(
-            RetryAfterPause::next(Some(pause), start, now, SECOND).is_none(),
-            "sent before the pause"
-        );
-        // A node that refuses everything, and names a longer time than is granted.
-        now = pause.until;
-        let (mut pause, mut paused) = (pause, Duration::ZERO);
-        while now < start + 1000 * SECOND {
-            pause = RetryAfterPause::next(Some(pause), now, now, 10 * SECOND)
-                .expect("sent after the last");
-            paused += pause.until - now;
-            now = pause.until + MS;
-        }
-        assert!(paused < 502 * SECOND, "{paused:?} of 1000 s");
-    }
-
     #[tokio::test]
     async fn switched_off_it_bounds_nothing() {
-        let limit = Arc::new(NodeLimit::new(false, 4, 1, Gauge::noop(), Counter::noop()));
-        Arc::clone(&limit).acquire(false).await.record(&busy(None));
+        let limit = Arc::new(NodeLimit::new(false, 4, 1, Gauge::noop()));
+        Arc::clone(&limit).acquire(false).await.record(&busy());
         let all: Vec<_> =
             (0..100).map(|_| Arc::clone(&limit).acquire(true).now_or_never().unwrap()).collect();
         drop(all);

@@ -115,11 +115,6 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
         "limit of requests in flight at the node of `source`",
     ),
     (
-        "mempool_fetcher_retry_after_pauses_total",
-        Unit::Count,
-        "retry-after pauses of the node of `source`: no request is sent until the time it named",
-    ),
-    (
         "mempool_fetcher_in_flight_bytes",
         Unit::Bytes,
         "bytes of answers in flight, reserved or held",
@@ -280,10 +275,6 @@ impl SourceMetrics {
 
     pub(crate) fn fetch_limit(endpoint: &str) -> Gauge {
         gauge!("mempool_fetcher_fetch_limit", "source" => endpoint.to_owned())
-    }
-
-    pub(crate) fn retry_after_pauses(endpoint: &str) -> Counter {
-        counter!("mempool_fetcher_retry_after_pauses_total", "source" => endpoint.to_owned())
     }
 
     /// Losses are rare, so the handle is looked up each time: only reasons that occurred are

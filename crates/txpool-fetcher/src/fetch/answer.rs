@@ -15,7 +15,6 @@ use chain_view::PooledTransaction;
 
 use super::{Alive, Arrival, FetchContext, FetchRequest, FetchTask, retry::NoAnswer};
 use crate::{
-    connection::retry_after,
     error::CallError,
     outcome::{Outcome, Ticket},
     request::{self, Answers, Payload, RpcError},
@@ -97,8 +96,7 @@ impl<S: TransactionSink> Answers<FetchRequest> for AnswerReader<S> {
 }
 
 fn call_error(error: RpcError) -> CallError {
-    let retry_after = error.data.as_deref().and_then(retry_after);
-    CallError::Rpc { code: error.code, message: error.message, retry_after }
+    CallError::Rpc { code: error.code, message: error.message }
 }
 
 /// A hash with its answer.

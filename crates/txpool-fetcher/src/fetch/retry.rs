@@ -16,6 +16,10 @@ use crate::{
 /// connection.
 const FREE_LOSSES: u32 = 3;
 
+/// Steps of the delay that are left out when the node is overloaded: three retries within 140 ms, as
+/// the default delays would have it, would only add to its load and then give the hash up.
+const OVERLOAD_STEPS: u32 = 3;
+
 /// Why a request brought no transaction.
 #[derive(Debug)]
 pub(super) enum NoAnswer {
@@ -98,7 +102,8 @@ impl<S: TransactionSink> FetchContext<S> {
             return self.give_up(task, Outcome::Failed);
         }
         let since = Instant::now();
-        sleep(self.config.retry_backoff.delay(task.retries, rand::random())).await;
+        let step = task.retries + if error.is_overload() { OVERLOAD_STEPS } else { 0 };
+        sleep(self.config.retry_backoff.delay(step, rand::random())).await;
         task.retries += 1;
         if let Some(_parked) = self.deferral.park() {
             let FetchTask { arrival, ticket, slot, retries, losses, untried } = task;

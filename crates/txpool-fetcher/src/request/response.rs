@@ -35,8 +35,6 @@ pub(crate) enum Payload<'a> {
 pub(crate) struct RpcError {
     pub(crate) code: i64,
     pub(crate) message: String,
-    /// The JSON of the field `data`.
-    pub(crate) data: Option<String>,
 }
 
 /// Why a value is no response to a request of ours.
@@ -173,8 +171,6 @@ struct AnyError<'a> {
     code: i64,
     #[serde(borrow, default)]
     message: Cow<'a, str>,
-    #[serde(borrow, default)]
-    data: Option<&'a RawValue>,
 }
 
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
@@ -199,7 +195,6 @@ fn read_any(value: &[u8]) -> Result<Response<'_>, NotAResponse> {
             Ok(error) => Payload::Error(RpcError {
                 code: error.code,
                 message: error.message.chars().take(200).collect(),
-                data: error.data.map(|data| data.get().to_owned()),
             }),
             Err(_) => Payload::Other,
         },

@@ -115,7 +115,6 @@ impl SourceShared {
                 config.fetch_slots,
                 config.deferrable_slots,
                 SourceMetrics::fetch_limit(&name),
-                SourceMetrics::retry_after_pauses(&name),
             )),
             status: Mutex::new(SourceStatus {
                 endpoint,
