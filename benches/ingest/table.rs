@@ -1,10 +1,11 @@
 //! Medians over the rounds, printed and written down.
 
-use std::{fmt::Write as _, fs, io, path::Path, time::Duration};
+use std::{collections::BTreeSet, fmt::Write as _, fs, io, path::Path, time::Duration};
 
 use testkit::{
     contest::{Contender, Load, Run},
     figures::{Rounds, Table, quantile_us},
+    usage::ThreadUse,
 };
 
 /// All rounds of one contender under one load.
@@ -65,11 +66,23 @@ fn name(load: Load) -> String {
     }
 }
 
-/// Prints the table; `floor` is the bare cost of decode and recover in this run.
-pub(crate) fn print(rows: &[Row], floor: Duration) {
-    let floor_us = floor.as_secs_f64() * 1e6;
+/// The bare CPU time to decode and recover one transaction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Floor {
+    /// On one thread, the other cores idle.
+    pub(crate) alone_us: f64,
+    /// On as many threads at once as there are cores.
+    pub(crate) all_cores_us: f64,
+}
+
+/// Prints the table.
+pub(crate) fn print(rows: &[Row], floor: Floor) {
+    let Floor { alone_us: floor_us, all_cores_us } = floor;
     println!("\nannounced by the node -> visible to a subscriber; medians of the rounds");
-    println!("floor: {floor_us:.1} us of CPU to decode and recover one transaction of this list");
+    println!(
+        "floor: {floor_us:.1} us of CPU to decode and recover one transaction of this list; on all cores at \
+         once {all_cores_us:.1} us"
+    );
     let mut table = Table::new([
         "answer",
         "load",
@@ -127,11 +140,42 @@ pub(crate) fn print(rows: &[Row], floor: Duration) {
             );
         }
     }
-    compare(rows, floor_us);
+    compare(rows, floor);
+    stages(rows);
+}
+
+/// Where the CPU time goes: each thread is a stage, and each wait costs a wake-up.
+fn stages(rows: &[Row]) {
+    println!("\nby thread, for each pooled transaction; medians of the rounds");
+    let mut table = Table::new(["answer", "load", "contender", "thread", "CPU us/tx", "waits/tx"]);
+    for row in rows {
+        let (contender, load) = row.contender;
+        let names = row.runs.iter().flat_map(|run| run.threads.keys()).collect::<BTreeSet<_>>();
+        for name in names {
+            let of = |value: fn(&ThreadUse) -> f64| {
+                row.median(|run| {
+                    run.threads.get(name).map_or(0.0, value) / run.pooled.max(1) as f64
+                })
+            };
+            let cpu_us = of(|used| used.cpu.as_secs_f64() * 1e6);
+            // The rest are threads that had nothing to do in a run.
+            if cpu_us >= 0.05 {
+                table.row([
+                    load.answer(),
+                    self::name(load),
+                    contender.name().to_owned(),
+                    name.clone(),
+                    format!("{cpu_us:.1}"),
+                    format!("{:.2}", of(|used| used.waits as f64)),
+                ]);
+            }
+        }
+    }
+    print!("{table}");
 }
 
 /// Ours against the plain concurrent rival under the same load and in the same round.
-fn compare(rows: &[Row], floor_us: f64) {
+fn compare(rows: &[Row], floor: Floor) {
     println!(
         "\nours as a share of the plain concurrent rival's, both of a round; median (least to most)"
     );
@@ -145,6 +189,7 @@ fn compare(rows: &[Row], floor_us: f64) {
         "CPU",
         "pooled/s",
         "CPU / floor",
+        "/ all cores'",
     ]);
     // The contenders of a load stand beside each other.
     for of_load in rows.chunks(Contender::ALL.len()) {
@@ -164,7 +209,7 @@ fn compare(rows: &[Row], floor_us: f64) {
                 ratio(&|run| quantile_us(&run.latency, 0.99)),
                 ratio(&Run::cpu_us),
                 ratio(&Run::pooled_per_s),
-                format!("{:.2}", cpu_us(row) / floor_us),
+                format!("{:.2}", cpu_us(row) / floor.alone_us),
             ]);
         }
     }
@@ -172,7 +217,7 @@ fn compare(rows: &[Row], floor_us: f64) {
 }
 
 /// Every round of every row, for whoever wants to look closer.
-pub(crate) fn write_csv(path: &Path, rows: &[Row], floor: Duration) -> io::Result<()> {
+pub(crate) fn write_csv(path: &Path, rows: &[Row], floor: Floor) -> io::Result<()> {
     let mut text = String::from(
         "answer_us,tps,contender,round,announced,pooled,lost,lagged,late,p50_us,p95_us,p99_us,max_us,wall_s,\
          cpu_us_per_tx,floor_us_per_tx,node_cpu_s\n",
@@ -198,7 +243,7 @@ pub(crate) fn write_csv(path: &Path, rows: &[Row], floor: Duration) -> io::Resul
                 us(1.0),
                 run.wall.as_secs_f64(),
                 run.cpu_us(),
-                floor.as_secs_f64() * 1e6,
+                floor.alone_us,
                 run.node_cpu.as_secs_f64(),
             )
             .expect("a string takes everything");

@@ -1,6 +1,6 @@
 //! What a process uses: CPU time and memory, and the clock that all processes share.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, fs, time::Duration};
 
 use nix::{
     sys::{
@@ -32,13 +32,45 @@ pub fn thread_cpu() -> Duration {
     cpu(UsageWho::RUSAGE_THREAD)
 }
 
+/// What threads used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThreadUse {
+    /// User and system time.
+    pub cpu: Duration,
+    /// How often they waited for something, and were woken up.
+    pub waits: u64,
+}
+
+/// What each thread of this process has used so far, threads of one name together. Those that have
+/// ended are not in it.
+///
+/// # Panics
+/// Anywhere but on Linux.
+pub fn threads() -> BTreeMap<String, ThreadUse> {
+    let mut threads = BTreeMap::<_, ThreadUse>::new();
+    for task in fs::read_dir("/proc/self/task").expect("this is Linux") {
+        let read = |name| fs::read_to_string(task.as_ref().expect("an entry").path().join(name));
+        // A thread may end meanwhile.
+        let (Ok(name), Ok(times), Ok(status)) = (read("comm"), read("schedstat"), read("status"))
+        else {
+            continue;
+        };
+        let cpu_ns = times.split(' ').next().and_then(|ns| ns.parse().ok());
+        let waits = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        let entry = threads.entry(name.trim().to_owned()).or_default();
+        entry.cpu += Duration::from_nanos(cpu_ns.expect("the first field is a number"));
+        entry.waits += waits.and_then(|count| count.trim().parse::<u64>().ok()).expect("a number");
+    }
+    threads
+}
+
 /// Resident memory of this process, in bytes. What was freed before hides what is taken afterwards, so a measurement
 /// of memory needs a process of its own.
 ///
 /// # Panics
 /// Anywhere but on Linux.
 pub fn resident_bytes() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").expect("this is Linux");
+    let status = fs::read_to_string("/proc/self/status").expect("this is Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has a line");
     let kib = line.trim().strip_suffix(" kB").expect("in kB").trim().parse::<usize>();
     kib.expect("a number") << 10

@@ -1,7 +1,7 @@
 //! One run: a fresh node, a fresh pool, one contender, and what came of it.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -30,7 +30,7 @@ use super::{
 use crate::{
     figures::histogram,
     node::{Announced, NodeProcess, What},
-    usage::{now_ns, process_cpu, resident_bytes},
+    usage::{self, ThreadUse, now_ns, process_cpu, resident_bytes},
 };
 
 /// A rival that has pooled nothing for so long has done what it will do. The longest honest pause
@@ -106,6 +106,8 @@ pub struct Run {
     pub wall: Duration,
     /// CPU time of this process, subscriber included.
     pub cpu: Duration,
+    /// What each thread of this process used, by the thread's name.
+    pub threads: BTreeMap<String, ThreadUse>,
     /// CPU time of the node's process.
     pub node_cpu: Duration,
     /// Announcements the node made more than 5 ms after they were due.
@@ -227,12 +229,12 @@ impl Stage {
         running.wait_until_ready();
         let subscriber = Subscriber::start(&pool, load.count);
 
-        let (before, resident) = (process_cpu(), resident_bytes());
+        let (before, resident) = ((process_cpu(), usage::threads()), resident_bytes());
         let what = What::OwnLoad(load.count);
         self.node.announce(what, load.pace()).expect("the node announces");
         self.node.finish().expect("the node has announced");
         subscriber.wait(load.count, running.patience());
-        let cpu = process_cpu() - before;
+        let used = Used::since(&before);
         let grown_bytes = resident_bytes().saturating_sub(resident);
 
         let announced = self.node.stop().expect("the node stops");
@@ -240,7 +242,7 @@ impl Stage {
         let seen = subscriber.stop();
         let counts = running.stop(&self.host);
         self.check(contender, &announced, &seen, &pool, counts);
-        summarize(&announced, &seen, cpu, counts, grown_bytes)
+        summarize(&announced, &seen, used, counts, grown_bytes)
     }
 
     /// Equal work: the announced transactions are those of the list, whoever subscribes; what was
@@ -283,10 +285,30 @@ impl Stage {
     }
 }
 
+/// What this process used in a run.
+#[derive(Debug)]
+struct Used {
+    cpu: Duration,
+    threads: BTreeMap<String, ThreadUse>,
+}
+
+impl Used {
+    fn since((cpu, earlier): &(Duration, BTreeMap<String, ThreadUse>)) -> Self {
+        let mut threads = usage::threads();
+        for (name, used) in &mut threads {
+            let before = earlier.get(name).copied().unwrap_or_default();
+            // Less, if one of several threads of that name has ended.
+            used.cpu = used.cpu.saturating_sub(before.cpu);
+            used.waits = used.waits.saturating_sub(before.waits);
+        }
+        Self { cpu: process_cpu() - *cpu, threads }
+    }
+}
+
 fn summarize(
     announced: &Announced,
     seen: &[(B256, u64)],
-    cpu: Duration,
+    used: Used,
     counts: Option<Counts>,
     grown_bytes: usize,
 ) -> Run {
@@ -307,7 +329,8 @@ fn summarize(
         pooled: seen.len(),
         latency,
         wall: Duration::from_nanos(last.saturating_sub(first)),
-        cpu,
+        cpu: used.cpu,
+        threads: used.threads,
         node_cpu: announced.cpu,
         late: announced.late,
         lagged: counts.map_or(0, |counts| counts.lagged),
@@ -374,7 +397,7 @@ impl Subscriber {
         let shared = Arc::new(Progress::default());
         let mut subscription = pool.subscribe_all();
         let progress = Arc::clone(&shared);
-        let thread = thread::spawn(move || {
+        let body = move || {
             let mut seen = Vec::with_capacity(expected);
             while !progress.stop.load(Relaxed) {
                 let Some(event) = subscription.next_timeout(STOP_GRAIN) else { continue };
@@ -384,8 +407,9 @@ impl Subscriber {
                 }
             }
             seen
-        });
-        Self { shared, thread }
+        };
+        let thread = thread::Builder::new().name("subscriber".into()).spawn(body);
+        Self { shared, thread: thread.expect("a thread") }
     }
 
     /// Waits until everything is there, or nothing has come for `patience`.
