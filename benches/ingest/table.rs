@@ -210,6 +210,7 @@ fn compare(rows: &[Row], floor: Floor) {
                 ratio(&Run::cpu_us),
                 ratio(&Run::pooled_per_s),
                 format!("{:.2}", cpu_us(row) / floor.alone_us),
+                format!("{:.2}", cpu_us(row) / floor.all_cores_us),
             ]);
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Whoever submits requests is on the thread of the sockets and never waits: a request is formatted
 //! into the outbox, and the outbox is written with one call that takes as much as the socket has
-//! room for. The thread of the connection sleeps in `read`, and hands each answer to [`Answers`]
+//! room for. The thread of the connection waits for answers, and hands each answer to [`Answers`]
 //! itself: between the socket and the sink no other thread has to wake up.
 
 use std::{
@@ -18,7 +18,10 @@ use std::{
 };
 
 use alloy_primitives::B256;
-use rustix::net::SendFlags;
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    net::SendFlags,
+};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     runtime::Handle,
@@ -313,7 +316,7 @@ impl<T: Send + 'static> RequestConnection<T> {
             let spare = frames.spare();
             let room = spare.len();
             self.pulse.waits(Instant::now());
-            let read = socket.read(spare);
+            let read = wait_readable(socket).and_then(|()| socket.read(spare));
             let read_at = self.pulse.reads();
             let count = match read {
                 Ok(0) => return LossReason::Closed,
@@ -475,4 +478,12 @@ impl<T: Send + 'static> Drop for Ends<'_, T> {
     fn drop(&mut self) {
         self.0.end(LossReason::Closed);
     }
+}
+
+/// Waits until there is something to read. Whoever waits in `read` itself is woken up twice for each
+/// request on Linux: a Unix socket wakes its readers also when the peer has read what was sent
+/// (`unix_write_space`), and only `poll` tells the two apart.
+fn wait_readable(socket: &UnixStream) -> io::Result<()> {
+    poll(&mut [PollFd::new(socket, PollFlags::IN)], None)?;
+    Ok(())
 }
