@@ -13,12 +13,11 @@ use futures::future::Either;
 use http::StatusCode;
 use http_body_util::BodyExt;
 use hyper::body::Body;
-use serde_json::value::RawValue;
 use tokio::time::timeout;
 
 use crate::{
     context::RpcContext,
-    reply::{ErrorResponse, INVALID_REQUEST, PARSE, Reason},
+    reply::{ErrorResponse, INVALID_REQUEST, Reason},
 };
 
 /// Bytes of bodies in memory, of all requests together.
@@ -139,109 +138,4 @@ where
         read.extend_from_slice(data);
     }
     Ok((read.freeze(), share))
-}
-
-/// What a body holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shape {
-    Single,
-    Batch(usize),
-}
-
-/// Checks a body before anything is built from it.
-pub(crate) fn shape(
-    body: &[u8],
-    max_depth: usize,
-    max_batch: usize,
-) -> Result<Shape, ErrorResponse> {
-    let invalid = |reason, message| {
-        ErrorResponse::request(StatusCode::BAD_REQUEST, INVALID_REQUEST, reason, message)
-    };
-    if depth_exceeds(body, max_depth) {
-        let message = format!("the JSON is nested deeper than the {max_depth} of max_depth");
-        return Err(invalid(Reason::TooDeep, message));
-    }
-    let no_json = |_| {
-        let message = "the body is not a JSON object or array".to_owned();
-        ErrorResponse::request(StatusCode::BAD_REQUEST, PARSE, Reason::NotJson, message)
-    };
-    match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
-        Some(b'[') => {
-            let elements: Vec<&RawValue> = serde_json::from_slice(body).map_err(no_json)?;
-            match elements.len() {
-                0 => Err(invalid(Reason::BatchLength, "the batch is empty".to_owned())),
-                count if count > max_batch => {
-                    let message = format!(
-                        "the batch has {count} elements, the most is max_batch: {max_batch}"
-                    );
-                    Err(invalid(Reason::BatchLength, message))
-                }
-                count => Ok(Shape::Batch(count)),
-            }
-        }
-        Some(b'{') => {
-            serde_json::from_slice::<&RawValue>(body).map(|_| Shape::Single).map_err(no_json)
-        }
-        _ => Err(no_json(serde::de::Error::custom("no object or array"))),
-    }
-}
-
-/// Counts brackets outside of strings; for text that is not JSON the result does not matter.
-fn depth_exceeds(body: &[u8], max: usize) -> bool {
-    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
-    for byte in body {
-        if in_string {
-            match byte {
-                _ if escaped => escaped = false,
-                b'\\' => escaped = true,
-                b'"' => in_string = false,
-                _ => {}
-            }
-            continue;
-        }
-        match byte {
-            b'"' => in_string = true,
-            b'[' | b'{' => {
-                depth += 1;
-                if depth > max {
-                    return true;
-                }
-            }
-            b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-    }
-    false
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn brackets_in_strings_are_not_depth() {
-        assert!(!depth_exceeds(br#"["[[[[[[\"[[[["]"#, 1));
-        assert!(depth_exceeds(br#"["\\",[]]"#, 1));
-        assert!(!depth_exceeds(b"[[],[],[]]", 2));
-        assert!(depth_exceeds(&b"[".repeat(1_000_000), 32));
-    }
-
-    #[test]
-    fn the_shape_of_a_body_is_known_before_it_is_parsed() {
-        let reason = |body: &[u8]| shape(body, 8, 2).map_err(|error| error.reason);
-        assert_eq!(reason(b" {}"), Ok(Shape::Single));
-        assert_eq!(reason(b"[1, {}]"), Ok(Shape::Batch(2)));
-        assert_eq!(reason(b"[1,2,3]"), Err(Reason::BatchLength));
-        assert_eq!(reason(b"[]"), Err(Reason::BatchLength));
-        for body in [&b""[..], b"1", b"\"\"", b"{", b"[1", b"{} {}", b"\xff", b"nonsense"] {
-            assert_eq!(reason(body), Err(Reason::NotJson), "{body:?}");
-        }
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn any_bytes_have_a_shape_or_a_reason(body: Vec<u8>) {
-            let _ = shape(&body, 8, 100);
-        }
-    }
 }

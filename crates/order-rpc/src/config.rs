@@ -18,8 +18,6 @@ pub const DEFAULT_MAX_MESSAGE_BYTES: usize = 320 << 10;
 pub const DEFAULT_MAX_BUFFERED_BYTES: usize = 64 << 20;
 /// Elements of a batch.
 pub const DEFAULT_MAX_BATCH: usize = 100;
-/// How deep the JSON of a request may be nested. A batch of bundles needs six.
-pub const DEFAULT_MAX_DEPTH: usize = 32;
 /// Open connections, WebSockets included. At about 20 kB each 20 MB.
 pub const DEFAULT_MAX_CONNECTIONS: usize = 1_024;
 /// Open connections of one address: half, so that one host cannot take all.
@@ -120,8 +118,6 @@ pub struct OrderRpcConfig {
     pub max_buffered_bytes: usize,
     /// Default [`DEFAULT_MAX_BATCH`].
     pub max_batch: usize,
-    /// Default [`DEFAULT_MAX_DEPTH`].
-    pub max_depth: usize,
     /// Transactions per bundle; default that of the pool's configuration.
     pub max_txs_per_bundle: usize,
     /// Default [`DEFAULT_MAX_CONNECTIONS`]. Beyond it 503.
@@ -164,7 +160,6 @@ setters! { OrderRpcConfig:
     max_message_bytes, with_max_message_bytes: usize;
     max_buffered_bytes, with_max_buffered_bytes: usize;
     max_batch, with_max_batch: usize;
-    max_depth, with_max_depth: usize;
     max_txs_per_bundle, with_max_txs_per_bundle: usize;
     max_connections, with_max_connections: usize;
     max_connections_per_peer, with_max_connections_per_peer: usize;
@@ -193,7 +188,6 @@ impl OrderRpcConfig {
             max_message_bytes: DEFAULT_MAX_MESSAGE_BYTES,
             max_buffered_bytes: DEFAULT_MAX_BUFFERED_BYTES,
             max_batch: DEFAULT_MAX_BATCH,
-            max_depth: DEFAULT_MAX_DEPTH,
             max_txs_per_bundle: order_pool::DEFAULT_MAX_TXS_PER_BUNDLE,
             max_connections: DEFAULT_MAX_CONNECTIONS,
             max_connections_per_peer: DEFAULT_MAX_CONNECTIONS_PER_PEER,
@@ -220,8 +214,6 @@ impl OrderRpcConfig {
             ("max_message_bytes", self.max_message_bytes, 1_024, 1 << 30),
             ("max_buffered_bytes", self.max_buffered_bytes, self.max_body_bytes, usize::MAX),
             ("max_batch", self.max_batch, 1, MAX),
-            // Not beyond what serde_json reads.
-            ("max_depth", self.max_depth, 4, 127),
             ("max_txs_per_bundle", self.max_txs_per_bundle, 1, MAX),
             ("max_connections", self.max_connections, 1, MAX),
             ("max_connections_per_peer", self.max_connections_per_peer, 1, MAX),

@@ -1,24 +1,24 @@
 //! What all requests share: configuration, gate, quotas, deferral, counters.
 
 use std::{
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
 
 use alloy_primitives::Address;
-use load_control::{Gate, LoadMonitor, WorkPermit};
+use load_control::{Gate, InFlightPermit, LoadMonitor};
 use order_pool::OrderPool;
 use tokio::sync::Semaphore;
 
 use crate::{
-    active::ActiveRequests,
-    admission::MAX_LINGERING,
+    active::{ActiveRequest, ActiveRequests},
     body::Buffered,
     config::{ConfigError, OrderRpcConfig},
     deferral::Deferral,
     metrics::Metrics,
     quota::Quotas,
     reply::{ErrorResponse, Reason},
+    route::MAX_LINGERING,
 };
 
 /// What the host gives to the RPC server.
@@ -87,15 +87,11 @@ pub(crate) struct RpcContext {
     quotas: Option<Mutex<Quotas>>,
 }
 
-/// Who sent a request, and the error response that sets its HTTP status. It travels through jsonrpsee
-/// as an extension of the request.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Caller {
-    pub(crate) signer: Option<Address>,
-    /// How many requests in flight the request counts as. Each element of a batch has the weight of
-    /// the whole batch.
-    pub(crate) weight: usize,
-    pub(crate) error_response: Arc<OnceLock<ErrorResponse>>,
+/// A request that was admitted, until dropped.
+#[derive(Debug)]
+pub(crate) struct Entered {
+    _active: ActiveRequest,
+    pub(crate) permit: InFlightPermit,
 }
 
 impl RpcContext {
@@ -122,6 +118,16 @@ impl RpcContext {
         ErrorResponse::retry_later(reason, self.host.gate.retry_after(), message.to_owned())
     }
 
+    /// Admits a request, or refuses it.
+    pub(crate) fn enter(&self) -> Result<Entered, ErrorResponse> {
+        let (gate, now) = (&self.host.gate, Instant::now());
+        let Some(active) = self.active.begin() else {
+            return Err(ErrorResponse::refusal(&gate.refuse_closed(now)));
+        };
+        let permit = gate.enter(now).map_err(|refusal| ErrorResponse::refusal(&refusal))?;
+        Ok(Entered { _active: active, permit })
+    }
+
     /// Checks a quota without spending from it.
     pub(crate) fn check_quota(&self, claimed: Address, count: usize) -> Result<(), ErrorResponse> {
         self.with_quotas(|quotas| quotas.check(claimed, count, Instant::now()))
@@ -144,35 +150,6 @@ impl RpcContext {
                 wait,
                 "the signer's quota is spent".to_owned(),
             )
-        })
-    }
-
-    /// Runs CPU-heavy work on a thread for such work, with the given work permit or one that it
-    /// acquires.
-    ///
-    /// # Cancel safety
-    /// Dropped, the work still runs to its end and holds its permit until then.
-    pub(crate) async fn work<T: Send + 'static>(
-        self: &Arc<Self>,
-        permit: Option<WorkPermit>,
-        work: impl FnOnce(&Self) -> Result<T, ErrorResponse> + Send + 'static,
-    ) -> Result<T, ErrorResponse> {
-        let permit = match permit {
-            Some(permit) => permit,
-            None => {
-                let acquired = self.host.gate.acquire_external(Instant::now()).await;
-                acquired.map_err(|refusal| ErrorResponse::refusal(&refusal))?
-            }
-        };
-        let context = Arc::clone(self);
-        let worked = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            work(&context)
-        });
-        worked.await.unwrap_or_else(|error| {
-            // The work panicked, or the runtime shuts down: an internal error for the caller.
-            tracing::error!(%error, "work on a request did not finish");
-            Err(ErrorResponse::internal())
         })
     }
 }

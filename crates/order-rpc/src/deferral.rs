@@ -40,6 +40,14 @@ impl Deferral {
         Ok(Self { queue: Mutex::new(Some(queue)), share, monitor, added: Notify::new() })
     }
 
+    /// Whether a request that comes now waits.
+    pub(crate) fn must_wait(&self) -> bool {
+        let pressed = self.pressed();
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        // A closed queue refuses whoever comes.
+        queue.as_ref().is_none_or(|queue| queue.must_wait(pressed))
+    }
+
     /// Returns when the work may run: with a work permit if it was deferred. Meanwhile its request
     /// counts as `weight` of the deferred share.
     ///

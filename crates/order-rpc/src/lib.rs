@@ -1,17 +1,20 @@
 #![doc = include_str!("../README.md")]
 
 mod active;
-mod admission;
 mod body;
 mod config;
 mod context;
 mod deferral;
+mod dispatch;
+mod envelope;
 mod error;
 mod methods;
 mod metrics;
+mod params;
 mod peers;
 mod quota;
 mod reply;
+mod route;
 mod server;
 mod signature;
 mod verify;

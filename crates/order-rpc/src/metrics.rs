@@ -19,12 +19,13 @@ pub const METRICS: &[&str] = &[
     "order_rpc_websockets",
 ];
 
-use crate::reply::{Kind, Reason};
+use crate::{
+    methods::Method,
+    reply::{Kind, Reason},
+};
 
 pub(crate) struct Metrics {
-    pub(crate) raw_transactions: Counter,
-    pub(crate) bundles: Counter,
-    pub(crate) cancellations: Counter,
+    accepted: [Counter; Method::ALL.len()],
     reasons: [Counter; Reason::ALL.len()],
     pub(crate) connections: Gauge,
     pub(crate) websockets: Gauge,
@@ -38,20 +39,22 @@ impl std::fmt::Debug for Metrics {
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        let accepted =
-            |method: &'static str| counter!("order_rpc_accepted_total", "method" => method);
+        let accepted = Method::ALL
+            .map(|method| counter!("order_rpc_accepted_total", "method" => method.name()));
         let reasons = Reason::ALL.map(|reason| match reason.kind() {
             Kind::Refused => counter!("order_rpc_refused_total", "reason" => reason.as_str()),
             Kind::Failed => counter!("order_rpc_failed_total", "reason" => reason.as_str()),
         });
         Self {
-            raw_transactions: accepted("eth_sendRawTransaction"),
-            bundles: accepted("eth_sendBundle"),
-            cancellations: accepted("eth_cancelBundle"),
+            accepted,
             reasons,
             connections: gauge!("order_rpc_connections"),
             websockets: gauge!("order_rpc_websockets"),
         }
+    }
+
+    pub(crate) fn accepted(&self, method: Method) {
+        self.accepted[method as usize].increment(1);
     }
 
     pub(crate) fn count(&self, reason: Reason) {

@@ -1,14 +1,18 @@
 //! Error responses: one shape for all of them, over HTTP and WebSocket.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
+use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
-use jsonrpsee::{server::HttpBody, types::ErrorObjectOwned};
+use http_body_util::Full;
 use load_control::{Refusal, RefusalReason};
 use serde_json::{Value, json};
 
+use crate::envelope::Id;
+
 pub(crate) const PARSE: i32 = -32700;
 pub(crate) const INVALID_REQUEST: i32 = -32600;
+pub(crate) const METHOD_NOT_FOUND: i32 = -32601;
 pub(crate) const INVALID_PARAMS: i32 = -32602;
 pub(crate) const INTERNAL: i32 = -32603;
 /// Well formed and not accepted.
@@ -80,8 +84,10 @@ reasons! {
     BodyTooLarge = "body_too_large", Failed;
     /// The body is not JSON.
     NotJson = "not_json", Failed;
-    /// The JSON is nested too deep.
-    TooDeep = "too_deep", Failed;
+    /// Not a JSON-RPC 2.0 request with an id.
+    Envelope = "envelope", Failed;
+    /// The method does not exist.
+    Method = "method", Failed;
     /// The batch is too long or empty.
     BatchLength = "batch_length", Failed;
     /// Not POST, not JSON, or not a path of ours.
@@ -186,40 +192,34 @@ impl ErrorResponse {
         Self::retry_later(refusal.reason.into(), refusal.retry_after, message.to_owned())
     }
 
+    #[cfg(test)]
+    pub(crate) fn field_name(&self) -> String {
+        self.data["field"].as_str().expect("an error of a field").to_owned()
+    }
+
     pub(crate) fn internal() -> Self {
         let (status, message) = (StatusCode::INTERNAL_SERVER_ERROR, "internal error".to_owned());
         Self::request(status, INTERNAL, Reason::Internal, message)
     }
 
-    pub(crate) fn error_object(&self) -> ErrorObjectOwned {
-        ErrorObjectOwned::owned(self.code, self.message.clone(), Some(&self.data))
-    }
-
     /// As a JSON-RPC response with the id null: the request was not read or has no id.
     pub(crate) fn json(&self) -> String {
-        self.json_with_id(Value::Null)
+        self.json_with_id(&Id::NULL)
     }
 
-    pub(crate) fn json_with_id(&self, id: Value) -> String {
-        json!({
-            "jsonrpc": "2.0",
-            "error": { "code": self.code, "message": self.message, "data": self.data },
-            "id": id,
-        })
-        .to_string()
+    pub(crate) fn json_with_id(&self, id: &Id) -> String {
+        let Self { code, message, data, .. } = self;
+        let error = json!({ "code": code, "message": message, "data": data });
+        let id = id.as_json();
+        format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#)
     }
 
-    pub(crate) fn response(&self) -> Response<HttpBody> {
-        let mut response = Response::new(HttpBody::from(self.json()));
-        response
-            .headers_mut()
-            .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        self.mark(&mut response);
-        response
+    pub(crate) fn response(self) -> Response<Full<Bytes>> {
+        Answer { text: self.json(), error: Some(self) }.response()
     }
 
     /// Sets status and headers on a response that has this error in its body.
-    pub(crate) fn mark(&self, response: &mut Response<HttpBody>) {
+    fn mark<B>(&self, response: &mut Response<B>) {
         *response.status_mut() = self.status;
         if let Some(retry_after) = self.retry_after {
             // Rounded up: never earlier than the milliseconds in the body.
@@ -227,6 +227,42 @@ impl ErrorResponse {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(secs));
         }
     }
+}
+
+/// The response to a request: its text, and the error that sets the HTTP status.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) text: String,
+    pub(crate) error: Option<ErrorResponse>,
+}
+
+impl Answer {
+    pub(crate) fn response(self) -> Response<Full<Bytes>> {
+        let mut response = json_response(self.text);
+        if let Some(error) = &self.error {
+            error.mark(&mut response);
+        }
+        response
+    }
+}
+
+pub(crate) fn json_response(text: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(text));
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+/// Bytes of a caller's text that are repeated to it: an error response is short whatever was sent.
+const MAX_REPEATED_BYTES: usize = 200;
+
+/// A text that the caller chose, cut to [`MAX_REPEATED_BYTES`].
+pub(crate) fn cut(text: &str) -> Cow<'_, str> {
+    if text.len() <= MAX_REPEATED_BYTES {
+        return Cow::Borrowed(text);
+    }
+    let end = (0..=MAX_REPEATED_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    Cow::Owned(format!("{}...", &text[..end]))
 }
 
 /// Rounded up.

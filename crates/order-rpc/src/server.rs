@@ -8,12 +8,8 @@ use std::{
     time::Duration,
 };
 
-use hyper::server::conn::http1;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
-use jsonrpsee::server::{BatchRequestConfig, Server, ServerConfig, stop_channel};
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpSocket, TcpStream},
@@ -21,16 +17,14 @@ use tokio::{
     sync::{Semaphore, oneshot},
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
-use tower::Layer;
 
 use crate::{
-    admission::AdmissionLayer,
     config::{ConfigError, OrderRpcConfig},
     context::{Host, RpcContext},
     error::{ShutdownError, StartError},
-    methods,
     peers::{OpenConnection, PeerPermit, Peers, TooMany},
     reply::{ErrorResponse, Reason},
+    route::Connection,
     ws::Connections,
 };
 
@@ -51,8 +45,6 @@ const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 /// usual one is that the process has no file descriptors left.
 const MIN_ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 const MAX_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
-/// jsonrpsee's own limit of connections, too high to be reached.
-const UNCOUNTED: u32 = u32::MAX >> 3;
 
 /// The RPC server.
 #[derive(Debug)]
@@ -249,30 +241,12 @@ struct Acceptor {
     connections: Connections,
     peers: Arc<Peers>,
     reject_responses: Arc<Semaphore>,
-    rpc: JsonRpc,
     http: http1::Builder,
 }
-
-type JsonRpc =
-    jsonrpsee::server::TowerService<tower::layer::util::Identity, tower::layer::util::Identity>;
 
 impl Acceptor {
     fn new(context: &Arc<RpcContext>, connections: Connections) -> Self {
         let config = &context.config;
-        // jsonrpsee's limits are above ours, so that ours decide.
-        let max_bytes = config.max_body_bytes.max(config.max_message_bytes);
-        let jsonrpsee = ServerConfig::builder()
-            .max_request_body_size(max_bytes.try_into().unwrap_or(u32::MAX))
-            .set_batch_request_config(BatchRequestConfig::Unlimited)
-            .http_only()
-            .build();
-        // Never used: the shutdown is ours.
-        let (stop, _) = stop_channel();
-        let rpc = Server::builder()
-            .set_config(jsonrpsee)
-            .to_service_builder()
-            .max_connections(UNCOUNTED)
-            .build(methods::module(Arc::clone(context)), stop);
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())
             .header_read_timeout(config.header_timeout)
@@ -280,7 +254,6 @@ impl Acceptor {
         Self {
             peers: Arc::new(Peers::new(config.max_connections, config.max_connections_per_peer)),
             reject_responses: Arc::new(Semaphore::new(MAX_REJECT_RESPONSES)),
-            rpc,
             context: Arc::clone(context),
             connections,
             http,
@@ -320,12 +293,12 @@ impl Acceptor {
         // next read reports.
         let _ = socket.set_nodelay(true);
         let open = OpenConnection::new(place, &self.context.metrics.connections);
-        let admission = AdmissionLayer {
+        let connection = Connection {
             context: Arc::clone(&self.context),
             connections: self.connections.clone(),
-            connection: Arc::new(open),
+            _open: Arc::new(open),
         };
-        let service = TowerToHyperService::new(admission.layer(self.rpc.clone()));
+        let service = service_fn(move |request| connection.clone().respond(request));
         let connection = self.http.serve_connection(TokioIo::new(socket), service);
         let end = self.connections.end.clone();
         self.connections.tasks.spawn(async move {
@@ -372,7 +345,7 @@ impl Acceptor {
 }
 
 fn raw_http(error: &ErrorResponse) -> Vec<u8> {
-    let (body, head) = (error.json(), error.response());
+    let (body, head) = (error.json(), error.clone().response());
     let mut text = format!(
         "HTTP/1.1 {}\r\nconnection: close\r\ncontent-length: {}\r\n",
         head.status(),

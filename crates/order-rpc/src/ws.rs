@@ -1,9 +1,6 @@
 //! WebSockets: each message is a request of its own, through the same gate.
-//!
-//! jsonrpsee's own WebSocket server is not used: it reads messages without limit while their responses
-//! are not read, and closes at its limits without a response.
 
-use std::{collections::VecDeque, pin::pin, time::Duration};
+use std::{collections::VecDeque, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{
@@ -12,11 +9,9 @@ use futures::{
     stream::{FuturesUnordered, SplitSink},
 };
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::Full;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
-use jsonrpsee::server::HttpBody;
-use serde::Deserialize;
-use serde_json::Value;
 use tokio::{
     sync::OwnedSemaphorePermit,
     time::{Instant, interval_at, timeout},
@@ -32,11 +27,14 @@ use tokio_tungstenite::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    admission::{Admission, Rpc, http_error, into_text, signature_error},
     body::Share,
     config::SignatureMode,
+    context::RpcContext,
+    dispatch::signature_error,
+    envelope,
     metrics::OpenCount,
-    reply::{ErrorResponse, Reason},
+    reply::{Answer, ErrorResponse, Reason},
+    route::{Connection, http_error},
     signature::SignatureError,
 };
 
@@ -63,11 +61,11 @@ pub(crate) fn is_upgrade<B>(request: &Request<B>) -> bool {
 }
 
 /// Responds to the handshake and starts the connection's task.
-pub(crate) fn upgrade<S: Rpc, B>(
-    admission: Admission<S>,
+pub(crate) fn upgrade<B>(
+    connection: Connection,
     mut request: Request<B>,
-) -> Result<Response<HttpBody>, ErrorResponse> {
-    let context = &admission.context;
+) -> Result<Response<Full<Bytes>>, ErrorResponse> {
+    let context = &connection.context;
     if context.active.is_closed() {
         let refusal = context.host.gate.refuse_closed(std::time::Instant::now());
         return Err(ErrorResponse::refusal(&refusal));
@@ -81,13 +79,12 @@ pub(crate) fn upgrade<S: Rpc, B>(
         return Err(context.retry_later(Reason::WebSockets, "too many WebSockets are open"));
     };
     let upgrading = hyper::upgrade::on(&mut request);
-    let connections = admission.connections.clone();
-    let end = connections.end.clone();
-    connections.tasks.spawn(async move {
-        let _count = OpenCount::new(&admission.context.metrics.websockets);
-        serve(admission, upgrading, end, permit).await;
+    let tasks = connection.connections.tasks.clone();
+    tasks.spawn(async move {
+        let _count = OpenCount::new(&connection.context.metrics.websockets);
+        serve(&connection, upgrading, permit).await;
     });
-    let mut response = Response::new(HttpBody::empty());
+    let mut response = Response::new(Full::default());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let headers = response.headers_mut();
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
@@ -111,13 +108,8 @@ fn accept_key(headers: &HeaderMap) -> Result<HeaderValue, ErrorResponse> {
     }
 }
 
-async fn serve<S: Rpc>(
-    admission: Admission<S>,
-    upgrading: OnUpgrade,
-    end: CancellationToken,
-    _permit: OwnedSemaphorePermit,
-) {
-    let config = &admission.context.config;
+async fn serve(connection: &Connection, upgrading: OnUpgrade, _permit: OwnedSemaphorePermit) {
+    let (config, end) = (&connection.context.config, &connection.connections.end);
     let upgraded = tokio::select! {
         // A client that never finishes the handshake ends with its connection or at the shutdown.
         upgraded = timeout(config.header_timeout, upgrading) => upgraded,
@@ -131,7 +123,7 @@ async fn serve<S: Rpc>(
         .max_frame_size(Some(config.max_message_bytes));
     let io = TokioIo::new(upgraded);
     let socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits)).await;
-    let ended = talk(&admission, socket, end).await;
+    let ended = talk(&connection.context, socket, end).await;
     tracing::trace!(%ended, "a WebSocket ended");
 }
 
@@ -146,8 +138,8 @@ enum Ended {
     Silent,
 }
 
-async fn talk<S: Rpc>(admission: &Admission<S>, socket: Socket, end: CancellationToken) -> Ended {
-    let config = &admission.context.config;
+async fn talk(context: &Arc<RpcContext>, socket: Socket, end: &CancellationToken) -> Ended {
+    let config = &context.config;
     let max_in_flight = config.max_in_flight_per_websocket;
     let (sink, mut stream) = socket.split();
     let mut answers = Answers {
@@ -195,10 +187,10 @@ async fn talk<S: Rpc>(admission: &Admission<S>, socket: Socket, end: Cancellatio
                     Some(Ok(Message::Binary(bytes))) => bytes,
                     // tungstenite answers pings itself.
                     Some(Ok(_)) => continue,
-                    Some(Err(error)) => return too_large(admission, error),
+                    Some(Err(error)) => return too_large(context, error),
                 };
                 let busy = answers.open.len() >= max_in_flight;
-                answers.open.push(answer(admission, body, busy).boxed());
+                answers.open.push(answer(context, body, busy).boxed());
             }
         }
     };
@@ -210,9 +202,9 @@ async fn talk<S: Rpc>(admission: &Admission<S>, socket: Socket, end: Cancellatio
     reason
 }
 
-fn too_large<S>(admission: &Admission<S>, error: Error) -> Ended {
+fn too_large(context: &RpcContext, error: Error) -> Ended {
     if matches!(error, Error::Capacity(_)) {
-        admission.context.metrics.count(Reason::BodyTooLarge);
+        context.metrics.count(Reason::BodyTooLarge);
     }
     Ended::Broken(error)
 }
@@ -248,43 +240,28 @@ impl Answers<'_> {
     }
 }
 
-async fn answer<S: Rpc>(admission: &Admission<S>, body: Bytes, busy: bool) -> String {
-    match serve_message(admission, body.clone(), busy).await {
-        Ok(response) => into_text(response).await,
-        Err(error) => {
-            admission.context.metrics.count(error.reason);
-            error.json_with_id(id_of(&body))
-        }
-    }
+async fn answer(context: &Arc<RpcContext>, body: Bytes, busy: bool) -> String {
+    let answer = match serve_message(context, &body, busy).await {
+        Ok(answer) => answer,
+        // By its id its caller knows which was refused.
+        Err(error) => context.refuse(error, &envelope::id_of(&body)),
+    };
+    answer.text
 }
 
-async fn serve_message<S: Rpc>(
-    admission: &Admission<S>,
-    body: Bytes,
+async fn serve_message(
+    context: &Arc<RpcContext>,
+    body: &Bytes,
     busy: bool,
-) -> Result<Response<HttpBody>, ErrorResponse> {
-    let context = &admission.context;
+) -> Result<Answer, ErrorResponse> {
     if busy {
         let message = "too many requests are in flight on this WebSocket";
         return Err(context.retry_later(Reason::WebSocketInFlight, message));
     }
-    let (_active, permit) = admission.enter()?;
+    let mut entered = context.enter()?;
     let mut share = Share::new(&context.buffered);
     if !share.try_add(body.len()) {
         return Err(context.retry_later(Reason::BufferedBytes, "too much is being read"));
     }
-    admission.serve(body, permit, None).await
-}
-
-/// The id of a single request, so that its caller knows which was refused.
-fn id_of(body: &[u8]) -> Value {
-    #[derive(Deserialize)]
-    struct HasId {
-        #[serde(default)]
-        id: Value,
-    }
-    match serde_json::from_slice::<HasId>(body) {
-        Ok(HasId { id: id @ (Value::Number(_) | Value::String(_)) }) => id,
-        _ => Value::Null,
-    }
+    context.serve(body.clone(), None, &mut entered).await
 }

@@ -224,12 +224,15 @@ async fn each_bad_body_is_refused_in_the_one_shape() {
     let server = start(config);
     let call = request("eth_sendRawTransaction", json!([raw(0)]));
     let batch = |count: usize| format!("[{}]", vec![call.as_str(); count].join(","));
-    let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
-    let deep_params =
-        call.replace("[\"", &format!("[{}", "[".repeat(40))).replace("\"]", &"]".repeat(41));
     let tiny = format!("[{}]", vec!["1"; 10_000].join(","));
+    let no_id = call.replace("\"id\":1,", "");
+    let long_id = call.replace("\"id\":1,", &format!("\"id\":\"{}\",", "x".repeat(129)));
+    let no_method = call.replace("eth_send", "eth_sent");
+    let deep = call
+        .replace("[\"", &("[".repeat(10_000) + "\""))
+        .replace("\"]", &("\"".to_owned() + &"]".repeat(10_000)));
     type Expected = (u16, i64, &'static str);
-    let cases: [(&[u8], Expected); 10] = [
+    let cases: [(&[u8], Expected); 13] = [
         (b"", (400, -32700, "not_json")),
         (b"hello", (400, -32700, "not_json")),
         (b"{\"jsonrpc\":", (400, -32700, "not_json")),
@@ -237,19 +240,65 @@ async fn each_bad_body_is_refused_in_the_one_shape() {
         (b"[]", (400, -32600, "batch_length")),
         (tiny.as_bytes(), (400, -32600, "batch_length")),
         (&batch(101).into_bytes()[..], (400, -32600, "batch_length")),
-        (deep.as_bytes(), (400, -32600, "too_deep")),
-        (deep_params.as_bytes(), (400, -32600, "too_deep")),
+        (b"{}", (400, -32600, "envelope")),
+        (no_id.as_bytes(), (400, -32600, "envelope")),
+        (long_id.as_bytes(), (400, -32600, "envelope")),
+        (no_method.as_bytes(), (200, -32601, "method")),
+        (deep.as_bytes(), (200, -32602, "params")),
         (&[b' '; 100_001], (413, -32600, "body_too_large")),
     ];
     let mut counts = Counts::default();
     for (body, (status, code, reason)) in cases {
         let answer = send(server.addr, body, &[]).await;
-        assert_eq!(answer.error(), (status, code, reason.to_owned()), "{:.60?}", body);
+        let body = String::from_utf8_lossy(&body[..body.len().min(60)]);
+        assert_eq!(answer.error(), (status, code, reason.to_owned()), "{body}");
         counts.expect(&server, reason);
     }
     assert!(server.pool.is_empty());
     assert_eq!((server.rpc.buffered_bytes(), server.gate.stats().requests_in_flight), (0, 0));
     serves_others(&server).await;
+}
+
+/// What a caller chose is repeated to it cut, so that answers which nobody reads stay short.
+#[tokio::test]
+async fn an_error_response_is_short_whatever_was_sent() {
+    let server = start(config());
+    let long = "x".repeat(4_700_000);
+    let good = request("eth_sendRawTransaction", json!([raw(0)]));
+    let mut wrong_value = json!({ "txs": [raw(0)] });
+    wrong_value["replacementUuid"] = json!(long);
+    let cases = [
+        (request("eth_sendBundle", json!([{ &long: 1 }])), "params"),
+        (request("eth_sendBundle", json!([wrong_value])), "params"),
+        (request("eth_cancelBundle", json!([{ &long: 1 }])), "params"),
+        (request("eth_sendRawTransaction", json!([long])), "params"),
+        (request(&long, json!([])), "method"),
+        (good.replace("\"id\":1", &format!("\"id\":\"{long}\"")), "envelope"),
+    ];
+    for (body, reason) in cases {
+        let answer = send(server.addr, body.as_bytes(), &[]).await;
+        assert_eq!(answer.error().2, reason);
+        assert!(answer.text.len() < 1_000, "{reason}: {} bytes", answer.text.len());
+    }
+    serves_others(&server).await;
+}
+
+/// Megabytes of JSON take milliseconds, for which the thread that reads requests serves nobody.
+#[tokio::test]
+async fn a_long_body_is_not_parsed_without_a_work_permit() {
+    let server = start(config());
+    let fields: serde_json::Map<_, _> =
+        (0..500_000).map(|number| (format!("f{number}"), json!(1))).collect();
+    let body = request("eth_cancelBundle", json!([fields]));
+    assert!((5_000_000..order_rpc::DEFAULT_MAX_BODY_BYTES).contains(&body.len()), "{}", body.len());
+    let now = std::time::Instant::now();
+    let held: Vec<_> = std::iter::from_fn(|| server.gate.try_acquire_external(now).ok()).collect();
+    let refused = send(server.addr, body.as_bytes(), &[]).await;
+    assert_eq!(refused.error(), (503, -32005, "no_permit".to_owned()));
+    assert_eq!(get(server.addr, "/healthz").await.status, 200);
+    drop(held);
+    let answer = send(server.addr, body.as_bytes(), &[]).await;
+    assert_eq!((answer.error().2.as_str(), answer.field().as_str()), ("params", "f0"));
 }
 
 #[tokio::test]

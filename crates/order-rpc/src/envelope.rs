@@ -1,0 +1,299 @@
+//! A body as JSON-RPC calls: the parameters stay text until their method reads them.
+
+use std::{borrow::Cow, fmt};
+
+use bytes::Bytes;
+use http::StatusCode;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeSeed, IgnoredAny, SeqAccess, Visitor},
+};
+use serde_json::{Value, value::RawValue};
+
+use crate::{
+    methods::Method,
+    reply::{ErrorResponse, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE, Reason, cut},
+};
+
+/// Bytes of an id. It is repeated in the response, so it must not be longer than what a client counts
+/// or draws at random.
+const MAX_ID_BYTES: usize = 128;
+
+/// The id of a call as it was sent, a number or a string; null in the response to one without.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Id(Cow<'static, str>);
+
+impl Id {
+    pub(crate) const NULL: Self = Self(Cow::Borrowed("null"));
+
+    pub(crate) fn as_json(&self) -> &str {
+        &self.0
+    }
+
+    fn read(raw: &RawValue) -> Result<Self, ErrorResponse> {
+        let text = raw.get();
+        if text.len() > MAX_ID_BYTES {
+            let length = text.len();
+            return Err(invalid(format!("id has {length} bytes, the most is {MAX_ID_BYTES}")));
+        }
+        match text.as_bytes().first() {
+            Some(b'[' | b'{' | b't' | b'f') => {
+                Err(invalid("id must be a number or a string".to_owned()))
+            }
+            _ => Ok(Self(Cow::Owned(text.to_owned()))),
+        }
+    }
+}
+
+/// A call, and what has become of it.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) id: Id,
+    pub(crate) state: State,
+}
+
+#[derive(Debug)]
+pub(crate) enum State {
+    /// The method, and its parameters as text.
+    Sent(Method, Bytes),
+    Done(Result<Value, ErrorResponse>),
+}
+
+/// The calls of a body.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    pub(crate) calls: Vec<Call>,
+    pub(crate) is_batch: bool,
+}
+
+impl Calls {
+    /// Parses a body. What is wrong with one call is in its state.
+    pub(crate) fn parse(body: &Bytes, max_batch: usize) -> Result<Self, ErrorResponse> {
+        let no_json = |_| {
+            let message = "the body is not a JSON object or array".to_owned();
+            ErrorResponse::request(StatusCode::BAD_REQUEST, PARSE, Reason::NotJson, message)
+        };
+        match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
+            Some(b'[') => {
+                let mut text = serde_json::Deserializer::from_slice(body);
+                let batch = Batch { max: max_batch }.deserialize(&mut text).map_err(no_json)?;
+                text.end().map_err(no_json)?;
+                let (elements, count) = batch;
+                let wrong = if count == 0 {
+                    "the batch is empty".to_owned()
+                } else if count > max_batch {
+                    format!("the batch has {count} elements, the most is max_batch: {max_batch}")
+                } else {
+                    let calls =
+                        elements.into_iter().map(|raw| Envelope::of(raw).call(body)).collect();
+                    return Ok(Self { calls, is_batch: true });
+                };
+                let status = StatusCode::BAD_REQUEST;
+                Err(ErrorResponse::request(status, INVALID_REQUEST, Reason::BatchLength, wrong))
+            }
+            Some(b'{') => {
+                let envelope = match serde_json::from_slice::<Envelope<'_>>(body) {
+                    Ok(envelope) => envelope,
+                    // A name twice: JSON, and no request.
+                    Err(error) if error.is_data() => Envelope::default(),
+                    Err(error) => return Err(no_json(error)),
+                };
+                Ok(Self { calls: vec![envelope.call(body)], is_batch: false })
+            }
+            _ => Err(no_json(serde::de::Error::custom("no object or array"))),
+        }
+    }
+}
+
+/// The id of a single call, or null. Reads the whole text.
+pub(crate) fn id_of(body: &[u8]) -> Id {
+    let envelope: Option<Envelope<'_>> = serde_json::from_slice(body).ok();
+    envelope.and_then(|envelope| Id::read(envelope.id?).ok()).unwrap_or(Id::NULL)
+}
+
+fn invalid(message: String) -> ErrorResponse {
+    let status = StatusCode::BAD_REQUEST;
+    ErrorResponse::request(status, INVALID_REQUEST, Reason::Envelope, message)
+}
+
+/// What stands under the names of a request, whatever it is.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Envelope<'a> {
+    #[serde(borrow)]
+    jsonrpc: Option<&'a RawValue>,
+    #[serde(borrow)]
+    id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    method: Option<&'a RawValue>,
+    #[serde(borrow)]
+    params: Option<&'a RawValue>,
+}
+
+impl<'a> Envelope<'a> {
+    /// Of an element of a batch. What is no request is an error of its call, and not of the batch.
+    fn of(raw: &'a RawValue) -> Self {
+        let text = raw.get();
+        // serde would take a list of values too.
+        if !text.starts_with('{') {
+            return Self::default();
+        }
+        serde_json::from_str(text).unwrap_or_default()
+    }
+
+    fn call(self, body: &Bytes) -> Call {
+        let id = match self.id.map(Id::read) {
+            Some(Ok(id)) => id,
+            Some(Err(error)) => return Call { id: Id::NULL, state: State::Done(Err(error)) },
+            None => {
+                // Also a notification: an order whose sender cannot be told of its refusal.
+                let error = invalid("id is absent, must be a number or a string".to_owned());
+                return Call { id: Id::NULL, state: State::Done(Err(error)) };
+            }
+        };
+        let state = match self.read(body) {
+            Ok((method, params)) => State::Sent(method, params),
+            Err(error) => State::Done(Err(error)),
+        };
+        Call { id, state }
+    }
+
+    fn read(self, body: &Bytes) -> Result<(Method, Bytes), ErrorResponse> {
+        if self.jsonrpc.map(RawValue::get) != Some("\"2.0\"") {
+            return Err(invalid("jsonrpc must be \"2.0\"".to_owned()));
+        }
+        let method =
+            self.method.and_then(|raw| serde_json::from_str::<Cow<'a, str>>(raw.get()).ok());
+        let Some(name) = method else {
+            return Err(invalid("method must be a string".to_owned()));
+        };
+        let Some(method) = Method::named(&name) else {
+            let message = format!("the method {} does not exist", cut(&name));
+            let status = StatusCode::OK;
+            return Err(ErrorResponse::request(status, METHOD_NOT_FOUND, Reason::Method, message));
+        };
+        let params = match self.params {
+            Some(params) => body.slice_ref(params.get().as_bytes()),
+            None => Bytes::from_static(b"null"),
+        };
+        Ok((method, params))
+    }
+}
+
+/// Keeps at most `max` elements and counts the rest.
+struct Batch {
+    max: usize,
+}
+
+impl<'de> DeserializeSeed<'de> for Batch {
+    type Value = (Vec<&'de RawValue>, usize);
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Batch {
+    type Value = (Vec<&'de RawValue>, usize);
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a batch")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut elements = Vec::new();
+        while elements.len() < self.max {
+            let Some(element) = seq.next_element()? else {
+                let count = elements.len();
+                return Ok((elements, count));
+            };
+            elements.push(element);
+        }
+        let mut count = elements.len();
+        while seq.next_element::<IgnoredAny>()?.is_some() {
+            count += 1;
+        }
+        Ok((elements, count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(body: &str) -> Result<Calls, Reason> {
+        Calls::parse(&Bytes::copy_from_slice(body.as_bytes()), 2).map_err(|error| error.reason)
+    }
+
+    /// The id and the reason of each call; `None` for one that may run.
+    fn outcomes(body: &str) -> Vec<(String, Option<Reason>)> {
+        let outcome = |call: Call| {
+            let reason = match call.state {
+                State::Sent(..) => None,
+                State::Done(done) => Some(done.unwrap_err().reason),
+            };
+            (call.id.as_json().to_owned(), reason)
+        };
+        parse(body).unwrap().calls.into_iter().map(outcome).collect()
+    }
+
+    const GOOD: &str = r#"{"jsonrpc":"2.0","id":7,"method":"eth_sendBundle","params":[{"a":[1]}]}"#;
+
+    #[test]
+    fn a_call_keeps_its_id_and_its_parameters_as_they_were_sent() {
+        let mut calls = parse(GOOD).unwrap();
+        assert!(!calls.is_batch);
+        let call = calls.calls.pop().unwrap();
+        let State::Sent(method, params) = call.state else { panic!("{:?}", call.state) };
+        assert_eq!(
+            (call.id.as_json(), method, &params[..]),
+            ("7", Method::SendBundle, &b"[{\"a\":[1]}]"[..])
+        );
+    }
+
+    #[test]
+    fn what_is_no_batch_and_no_object_is_refused_as_a_whole() {
+        let reason = |body: &str| parse(body).map(|calls| calls.calls.len());
+        assert_eq!(reason(" {}"), Ok(1));
+        assert_eq!(reason("[1, {}]"), Ok(2));
+        assert_eq!(reason("[1,2,3]"), Err(Reason::BatchLength));
+        assert_eq!(reason("[]"), Err(Reason::BatchLength));
+        for body in ["", "1", "\"\"", "{", "[1", "{} {}", "[1,2,3,]", "nonsense"] {
+            assert_eq!(reason(body), Err(Reason::NotJson), "{body:?}");
+        }
+        // Nested as deep as a body is long: skipped without recursion.
+        let deep = "[".repeat(1_000_000);
+        assert_eq!(reason(&deep), Err(Reason::NotJson));
+        let deep = deep + &"]".repeat(1_000_000);
+        assert_eq!(outcomes(&deep), [("null".to_owned(), Some(Reason::Envelope))]);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_call_is_said_under_its_id() {
+        let long = "x".repeat(MAX_ID_BYTES);
+        let cases = [
+            (GOOD.to_owned(), "7", None),
+            (GOOD.replace("2.0", "1.0"), "7", Some(Reason::Envelope)),
+            (GOOD.replace("7", "[7]"), "null", Some(Reason::Envelope)),
+            (GOOD.replace("7", &format!("\"{long}\"")), "null", Some(Reason::Envelope)),
+            (GOOD.replace("\"id\":7,", ""), "null", Some(Reason::Envelope)),
+            (GOOD.replace("eth_sendBundle", "eth_no"), "7", Some(Reason::Method)),
+            (GOOD.replace("\"eth_sendBundle\"", "1"), "7", Some(Reason::Envelope)),
+            (GOOD.replace("eth_sendBundle", r"eth_send\u0042undle"), "7", None),
+            (GOOD.replace("7", "\"7\""), "\"7\"", None),
+        ];
+        for (body, id, reason) in cases {
+            assert_eq!(outcomes(&body), [(id.to_owned(), reason)], "{body}");
+        }
+        let batch = format!("[{GOOD},5]");
+        let expected = [("7".to_owned(), None), ("null".to_owned(), Some(Reason::Envelope))];
+        assert_eq!(outcomes(&batch), expected);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_calls_or_have_a_reason(body: Vec<u8>) {
+            let _ = Calls::parse(&Bytes::from(body), 100);
+        }
+    }
+}

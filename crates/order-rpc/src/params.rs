@@ -1,0 +1,138 @@
+//! The parameters of a method, and the name of the one that does not read.
+
+use std::{borrow::Cow, fmt};
+
+use serde::{
+    Deserializer,
+    de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::value::RawValue;
+
+use crate::reply::{ErrorResponse, Reason, cut};
+
+/// The one value of `params`.
+///
+/// # Errors
+/// Names the field of the object that does not read; costs one more pass over the text.
+pub(crate) fn one<T: DeserializeOwned>(
+    params: &[u8],
+    required: &'static str,
+) -> Result<T, ErrorResponse> {
+    let error = match serde_json::from_slice::<[T; 1]>(params) {
+        Ok([value]) => return Ok(value),
+        Err(error) => error,
+    };
+    let search = Search { end: params.as_ptr() as usize + offset(params, &error), required };
+    let mut text = serde_json::Deserializer::from_slice(params);
+    // What cannot be searched is no object in an array.
+    let found = text.deserialize_seq(search).unwrap_or_default();
+    let field = found.unwrap_or_else(|| "params[0]".to_owned());
+    let message = format!("{field}: {}", cut(&error.to_string()));
+    Err(ErrorResponse::field(Reason::Params, &field, message))
+}
+
+/// Where the parser was when it met the error.
+fn offset(text: &[u8], error: &serde_json::Error) -> usize {
+    let lines = text.split_inclusive(|byte| *byte == b'\n');
+    let before: usize = lines.take(error.line().saturating_sub(1)).map(<[u8]>::len).sum();
+    before + error.column()
+}
+
+/// Looks for the name of the field that the parser was at: the first whose value ends there or later.
+/// A name that is not known is an error behind the name.
+struct Search {
+    /// The address of the byte behind the error, of the text that is searched.
+    end: usize,
+    /// A field that must not be absent; empty without one.
+    required: &'static str,
+}
+
+impl<'de> Visitor<'de> for Search {
+    type Value = Option<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array of one object")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let found = seq.next_element_seed(self)?.ok_or_else(|| A::Error::custom("no element"))?;
+        // One element too many is not the fault of a field of the first.
+        let more = seq.next_element::<IgnoredAny>()?.is_some();
+        Ok(found.filter(|_| !more))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let (mut found, mut complete) = (None, self.required.is_empty());
+        while let Some(name) = map.next_key::<Cow<'_, str>>()? {
+            // The alias of the same field.
+            complete |= name == self.required || name == "uuid";
+            let value: &RawValue = map.next_value()?;
+            let end = value.get().as_ptr() as usize + value.get().len();
+            if found.is_none() && end >= self.end {
+                found = Some(cut(&name).into_owned());
+            }
+        }
+        // What is absent is an error at the end of the object.
+        Ok(found.or_else(|| (!complete).then(|| self.required.to_owned())))
+    }
+}
+
+impl<'de> serde::de::DeserializeSeed<'de> for Search {
+    type Value = Option<String>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use order_pool::{RawBundle, RawCancelBundle};
+
+    fn bundle(params: &str) -> String {
+        one::<RawBundle>(params.as_bytes(), "").unwrap_err().field_name()
+    }
+
+    fn cancel(params: &str) -> String {
+        one::<RawCancelBundle>(params.as_bytes(), "replacementUuid").unwrap_err().field_name()
+    }
+
+    #[test]
+    fn the_field_that_does_not_read_is_named_wherever_it_stands() {
+        let uuid = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
+        assert_eq!(bundle(r#"[{"txs":5,"blockNumber":"0x1"}]"#), "txs");
+        assert_eq!(bundle(r#"[{"txs":[],"blockNumber":"five"}]"#), "blockNumber");
+        assert_eq!(bundle("[\n{\"txs\":\n[],\n\"blockNumber\"\n:\n\"five\"}]"), "blockNumber");
+        assert_eq!(bundle(r#"[{"revertingTxHashes":["0x1"],"txs":[]}]"#), "revertingTxHashes");
+        assert_eq!(bundle(r#"[{"txs":[],"surprise":{"txs":5},"uuid":5}]"#), "surprise");
+        assert_eq!(bundle(r#"[{"txs":[],"s\u0075rprise":1}]"#), "surprise");
+        assert_eq!(bundle(r#"[{"txs":[],"txs":[]}]"#), "txs");
+        for params in ["null", "[]", "[5]", "{}", "[{},{}]", r#"[{"txs":5},{}]"#] {
+            assert_eq!(bundle(params), "params[0]", "{params}");
+        }
+        assert_eq!(cancel("[{}]"), "replacementUuid");
+        assert_eq!(cancel(r#"[{"replacementNonce":"0x1"}]"#), "replacementUuid");
+        assert_eq!(cancel(r#"[{"replacementUuid":5}]"#), "replacementUuid");
+        assert_eq!(
+            cancel(&format!(r#"[{{"uuid":"{uuid}","replacementNonce":"x"}}]"#)),
+            "replacementNonce"
+        );
+        assert_eq!(cancel(&format!(r#"[{{"uuid":"{uuid}","more":1}}]"#)), "more");
+    }
+
+    #[test]
+    fn a_name_of_any_length_is_cut() {
+        let long = "x".repeat(1 << 20);
+        assert!(bundle(&format!(r#"[{{"{long}":1}}]"#)).len() < 300);
+        let error = one::<RawBundle>(format!(r#"[{{"txs":"{long}"}}]"#).as_bytes(), "");
+        assert!(error.unwrap_err().json().len() < 1_000);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_reads_or_has_a_field(params: Vec<u8>) {
+            let _ = one::<RawBundle>(&params, "");
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! One HTTP connection: admits its requests before their bodies are read, and answers what it refuses.
+
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body as _, Incoming};
+use serde_json::json;
+
+use crate::{
+    body,
+    config::SignatureMode,
+    context::{Entered, RpcContext},
+    dispatch::signature_error,
+    peers::OpenConnection,
+    reply::{ErrorResponse, INVALID_REQUEST, Reason, json_response},
+    signature::{self, Claim, SignatureError},
+    ws,
+};
+
+/// Lingering close: how many bytes of a refused body are read and discarded.
+const LINGER_BYTES: usize = 1 << 20;
+/// Lingering close: for how long at most.
+const LINGER_TIMEOUT: Duration = Duration::from_millis(250);
+/// How many refused bodies are read and discarded at the same time.
+pub(crate) const MAX_LINGERING: usize = 64;
+
+/// One HTTP connection, of which a WebSocket is made by an upgrade.
+#[derive(Clone, Debug)]
+pub(crate) struct Connection {
+    pub(crate) context: Arc<RpcContext>,
+    pub(crate) connections: ws::Connections,
+    /// Kept by a WebSocket's task too, so that the connection counts until the WebSocket ends.
+    pub(crate) _open: Arc<OpenConnection>,
+}
+
+impl Connection {
+    pub(crate) async fn respond(
+        self,
+        request: Request<Incoming>,
+    ) -> Result<Response<Full<Bytes>>, Infallible> {
+        let context = Arc::clone(&self.context);
+        Ok(self.route(request).await.unwrap_or_else(|error| {
+            context.metrics.count(error.reason);
+            error.response()
+        }))
+    }
+
+    async fn route(
+        self,
+        request: Request<Incoming>,
+    ) -> Result<Response<Full<Bytes>>, ErrorResponse> {
+        match (request.method(), request.uri().path()) {
+            (&Method::GET, "/healthz") => Ok(json_response(json!({ "healthy": true }).to_string())),
+            (&Method::GET, "/readyz") => Ok(self.readiness()),
+            (&Method::GET, _) if ws::is_upgrade(&request) => ws::upgrade(self, request),
+            (&Method::POST, _) => self.post(request).await,
+            (method, _) => Err(http_error(
+                StatusCode::METHOD_NOT_ALLOWED,
+                format!("{method} is not allowed: POST, or GET of /healthz and /readyz"),
+            )),
+        }
+    }
+
+    /// 503 while a source is not live, the gate sheds load, or the RPC server shuts down. A source
+    /// whose node does not list its pool is ready: what it announces comes in.
+    fn readiness(&self) -> Response<Full<Bytes>> {
+        let host = &self.context.host;
+        let sources_live = (host.readiness)();
+        let shedding = host.gate.is_shedding(Instant::now());
+        let shutting_down = self.context.active.is_closed();
+        let ready = sources_live && !shedding && !shutting_down;
+        let body = json!({
+            "ready": ready,
+            "sourcesLive": sources_live,
+            "sourcesAudited": (host.audited)(),
+            "shedding": shedding,
+            "shuttingDown": shutting_down,
+        });
+        let mut response = json_response(body.to_string());
+        if !ready {
+            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        }
+        response
+    }
+
+    async fn post(
+        self,
+        request: Request<Incoming>,
+    ) -> Result<Response<Full<Bytes>>, ErrorResponse> {
+        let (parts, body) = request.into_parts();
+        // All checks that need no body come before the body is read.
+        let (mut entered, claim) = match self.enter(&parts.headers) {
+            Ok(entered) => entered,
+            Err(error) => {
+                self.linger(body);
+                return Err(error);
+            }
+        };
+        let (body, _share) = body::read(body, &self.context).await?;
+        Ok(self.context.serve(body, claim, &mut entered).await?.response())
+    }
+
+    fn enter(&self, headers: &HeaderMap) -> Result<(Entered, Option<Claim>), ErrorResponse> {
+        let entered = self.context.enter()?;
+        is_json(headers)?;
+        Ok((entered, claim(headers, self.context.config.signatures)?))
+    }
+
+    /// Lingering close: reads and discards the body of a refused request while its response is sent.
+    /// A connection that is closed with unread bytes is reset, and the response may be lost. Limited
+    /// in time, in bytes and in how many bodies at once; nothing is kept.
+    fn linger(&self, mut body: Incoming) {
+        if body.is_end_stream() {
+            return;
+        }
+        let Ok(permit) = Arc::clone(&self.context.lingering).try_acquire_owned() else { return };
+        let discard = async move {
+            let mut left = LINGER_BYTES;
+            while let Some(Ok(frame)) = body.frame().await {
+                let read = frame.data_ref().map_or(0, Bytes::len);
+                let Some(rest) = left.checked_sub(read) else { break };
+                left = rest;
+            }
+        };
+        self.connections.tasks.spawn(async move {
+            // After the timeout the connection is closed with bytes unread.
+            let _ = tokio::time::timeout(LINGER_TIMEOUT, discard).await;
+            drop(permit);
+        });
+    }
+}
+
+/// Who claims to have signed, by the request's header.
+fn claim(headers: &HeaderMap, mode: SignatureMode) -> Result<Option<Claim>, ErrorResponse> {
+    if mode == SignatureMode::Off {
+        return Ok(None);
+    }
+    let mut values = headers.get_all(signature::HEADER).iter();
+    let claim = match (values.next(), values.next()) {
+        (None, _) if mode == SignatureMode::Required => Err(SignatureError::Missing),
+        (None, _) => return Ok(None),
+        (Some(value), None) => {
+            value.to_str().map_err(|_| SignatureError::Malformed).and_then(Claim::parse)
+        }
+        // With two signatures the caller is ambiguous.
+        (Some(_), Some(_)) => Err(SignatureError::Malformed),
+    };
+    claim.map(Some).map_err(signature_error)
+}
+
+fn is_json(headers: &HeaderMap) -> Result<(), ErrorResponse> {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let essence = value.and_then(|value| value.split(';').next()).map(str::trim);
+    match essence {
+        Some(json) if json.eq_ignore_ascii_case("application/json") => Ok(()),
+        _ => {
+            let message = "Content-Type must be application/json".to_owned();
+            Err(http_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
+        }
+    }
+}
+
+pub(crate) fn http_error(status: StatusCode, message: String) -> ErrorResponse {
+    ErrorResponse::request(status, INVALID_REQUEST, Reason::Http, message)
+}
