@@ -94,6 +94,16 @@ pub(crate) struct Parts {
     watched: Watched,
 }
 
+/// All callers are at one address, and are to meet the gate alone.
+fn unbounded_callers() -> OrderRpcConfig {
+    let config = OrderRpcConfig::new(DEV_CHAIN_ID);
+    let most = config.max_connections;
+    config
+        .with_peer_quota(None)
+        .with_max_connections_per_peer(most)
+        .with_max_requests_per_peer(1 << 20)
+}
+
 /// The most that was seen while it ran.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Watched {
@@ -133,7 +143,7 @@ impl Parts {
             let host = Host::new(pool.clone(), gate.clone())
                 .with_monitor(monitor.clone())
                 .with_readiness(fetcher.readiness());
-            OrderRpc::start(OrderRpcConfig::new(DEV_CHAIN_ID), host).expect("a free port")
+            OrderRpc::start(unbounded_callers(), host).expect("a free port")
         });
         let upkeep = upkeep.expect("a thread");
         let watched = Watched::default();

@@ -17,6 +17,10 @@ pub const DEFAULT_ELEVATED_UNTIL_PERCENT: u8 = 50;
 /// Requests in flight per core under [`Limit::Auto`]: a request mostly waits for bytes, so that
 /// a core can serve many. The figure is the one Erigon uses for its concurrent database readers.
 pub const AUTO_REQUESTS_PER_CORE: usize = 64;
+/// Lower bound of [`Limit::Auto`]: on a small machine too, a burst in which each of several hundred
+/// searchers sends a bundle is let in. What a request holds while it waits is bounded in bytes by whoever
+/// reads it.
+pub const MIN_AUTO_REQUESTS: usize = 1_024;
 /// Upper bound of [`Limit::Auto`], whatever the number of cores.
 pub const MAX_AUTO_REQUESTS: usize = 9_000;
 /// Upper bound of [`Limit::Number`]. For more requests than this use [`Limit::Unlimited`].
@@ -24,13 +28,25 @@ pub const MAX_REQUESTS: usize = 1_000_000;
 
 /// Work permits per core by default: one for work that runs and one for the next.
 pub const DEFAULT_WORK_PERMITS_PER_CORE: usize = 2;
-/// The fewest work permits by default: on the smallest machine three external callers at once, and
-/// internal work.
+/// The fewest work permits by default: on the smallest machine one external caller at once, and
+/// internal work on each request connection of the fetcher but one.
 pub const MIN_DEFAULT_WORK_PERMITS: usize = 4;
 /// Upper bound of [`GateConfig::work_permits`].
 pub const MAX_WORK_PERMITS: usize = 65_536;
-/// By default one of this many work permits, and at least one, is reserved for internal work.
-pub const DEFAULT_WORK_PERMITS_PER_RESERVED: usize = 4;
+/// Cores that external callers leave to internal work by default: they may hold one work permit less
+/// than there are cores, and at least one. So a live announcement finds a core that decodes nothing for
+/// anyone else.
+pub const DEFAULT_CORES_LEFT_FREE: usize = 1;
+
+/// Default of [`GateConfig::permit_wait`]. A core verifies a signed bundle of three transactions in about
+/// 200 us: 750 of them in this time, which is more than the largest burst seen at the start of a slot, and
+/// short beside the slot's 12 s.
+pub const DEFAULT_PERMIT_WAIT: Duration = Duration::from_millis(150);
+/// Upper bound of [`GateConfig::permit_wait`].
+pub const MAX_PERMIT_WAIT: Duration = Duration::from_secs(60);
+/// Default of [`GateConfig::max_permit_waiters`]: what the smallest [`Limit::Auto`] lets in. Each costs
+/// about 300 bytes, beside its request.
+pub const DEFAULT_MAX_PERMIT_WAITERS: usize = MIN_AUTO_REQUESTS;
 
 /// Default of [`GateConfig::retry_after`].
 pub const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -40,6 +56,9 @@ pub const DEFAULT_RETRY_JITTER: Duration = Duration::from_secs(1);
 pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(3_600);
 /// Default of [`GateConfig::shed_quiet`].
 pub const DEFAULT_SHED_QUIET: Duration = Duration::from_secs(1);
+/// Default of [`GateConfig::shed_sustained`]: longer than a burst at the start of a slot, and short beside
+/// the interval at which a load balancer probes.
+pub const DEFAULT_SHED_SUSTAINED: Duration = Duration::from_secs(2);
 
 /// Default of [`DeferralConfig::capacity`]. 1024 transactions of the greatest common size (128 kB) are
 /// 128 MiB; at the usual 200 bytes it is 200 kB.
@@ -131,7 +150,8 @@ impl MonitorConfig {
 /// How many requests may be in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Limit {
-    /// [`AUTO_REQUESTS_PER_CORE`] for each core, at most [`MAX_AUTO_REQUESTS`].
+    /// [`AUTO_REQUESTS_PER_CORE`] for each core, at least [`MIN_AUTO_REQUESTS`] and at most
+    /// [`MAX_AUTO_REQUESTS`].
     #[default]
     Auto,
     /// So many: 1 to [`MAX_REQUESTS`].
@@ -146,7 +166,8 @@ impl Limit {
     pub fn resolve(self, cores: usize) -> Option<usize> {
         match self {
             Self::Auto => {
-                Some(cores.max(1).saturating_mul(AUTO_REQUESTS_PER_CORE).min(MAX_AUTO_REQUESTS))
+                let of_cores = cores.saturating_mul(AUTO_REQUESTS_PER_CORE);
+                Some(of_cores.clamp(MIN_AUTO_REQUESTS, MAX_AUTO_REQUESTS))
             }
             Self::Number(number) => Some(number),
             Self::Unlimited => None,
@@ -190,9 +211,17 @@ pub struct GateConfig {
     /// [`MAX_WORK_PERMITS`]. Default [`DEFAULT_WORK_PERMITS_PER_CORE`] for each core, at least
     /// [`MIN_DEFAULT_WORK_PERMITS`].
     pub work_permits: usize,
-    /// Those of them that only internal work may use: 1 to `work_permits - 1`. Default a quarter
-    /// ([`DEFAULT_WORK_PERMITS_PER_RESERVED`]), at least 1. Ignored under [`Limit::Unlimited`].
+    /// Those of them that only internal work may use: 1 to `work_permits - 1`. By default so many that
+    /// external callers may hold one permit less than there are cores ([`DEFAULT_CORES_LEFT_FREE`]), and at
+    /// least 1. Ignored under [`Limit::Unlimited`].
     pub reserved_permits: usize,
+    /// How long an external caller waits for a work permit: up to [`MAX_PERMIT_WAIT`], default
+    /// [`DEFAULT_PERMIT_WAIT`]. Then it is refused, counted as `no_permit`. 0: at once.
+    pub permit_wait: Duration,
+    /// External callers that wait: up to [`MAX_REQUESTS`], default [`DEFAULT_MAX_PERMIT_WAITERS`]. Beyond
+    /// it the last one of a lower priority than the newcomer is refused, or the newcomer, counted as
+    /// `permit_queue_full`.
+    pub max_permit_waiters: usize,
     /// After how long a refused caller may retry: 1 ms to [`MAX_RETRY_AFTER`], default
     /// [`DEFAULT_RETRY_AFTER`].
     pub retry_after: Duration,
@@ -202,6 +231,9 @@ pub struct GateConfig {
     /// A shedding episode is over when nobody was refused for this long. Default
     /// [`DEFAULT_SHED_QUIET`].
     pub shed_quiet: Duration,
+    /// How long an episode has lasted when [`Gate::is_shedding`](crate::Gate::is_shedding) says so. Default
+    /// [`DEFAULT_SHED_SUSTAINED`].
+    pub shed_sustained: Duration,
 }
 
 impl Default for GateConfig {
@@ -214,9 +246,12 @@ setters! { GateConfig:
     requests, with_requests: Limit;
     work_permits, with_work_permits: usize;
     reserved_permits, with_reserved_permits: usize;
+    permit_wait, with_permit_wait: Duration;
+    max_permit_waiters, with_max_permit_waiters: usize;
     retry_after, with_retry_after: Duration;
     retry_jitter, with_retry_jitter: Duration;
     shed_quiet, with_shed_quiet: Duration;
+    shed_sustained, with_shed_sustained: Duration;
 }
 
 impl GateConfig {
@@ -225,13 +260,17 @@ impl GateConfig {
         let permits = cores
             .saturating_mul(DEFAULT_WORK_PERMITS_PER_CORE)
             .clamp(MIN_DEFAULT_WORK_PERMITS, MAX_WORK_PERMITS);
+        let external = cores.saturating_sub(DEFAULT_CORES_LEFT_FREE).clamp(1, permits - 1);
         Self {
             requests: Limit::Auto,
             work_permits: permits,
-            reserved_permits: (permits / DEFAULT_WORK_PERMITS_PER_RESERVED).max(1),
+            reserved_permits: permits - external,
+            permit_wait: DEFAULT_PERMIT_WAIT,
+            max_permit_waiters: DEFAULT_MAX_PERMIT_WAITERS,
             retry_after: DEFAULT_RETRY_AFTER,
             retry_jitter: DEFAULT_RETRY_JITTER,
             shed_quiet: DEFAULT_SHED_QUIET,
+            shed_sustained: DEFAULT_SHED_SUSTAINED,
         }
     }
 
@@ -246,6 +285,8 @@ impl GateConfig {
         let max_ms = MAX_RETRY_AFTER.as_millis() as u64;
         bounded("retry_after (ms)", millis(self.retry_after), 1, max_ms)?;
         bounded("retry_jitter (ms)", millis(self.retry_jitter), 0, max_ms)?;
+        bounded("permit_wait (ms)", millis(self.permit_wait), 0, millis(MAX_PERMIT_WAIT))?;
+        bounded("max_permit_waiters", self.max_permit_waiters as u64, 0, MAX_REQUESTS as u64)?;
         if self.requests == Limit::Unlimited {
             return Ok(());
         }
@@ -341,8 +382,16 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_64_for_each_core_and_at_most_9000() {
-        for (cores, limit) in [(0, 64), (1, 64), (2, 128), (140, 8_960), (141, 9_000)] {
+    fn external_callers_may_hold_fewer_work_permits_than_there_are_cores() {
+        for (cores, external) in [(0, 1), (1, 1), (2, 1), (3, 2), (16, 15)] {
+            let config = GateConfig::for_cores(cores);
+            assert_eq!(config.work_permits - config.reserved_permits, external, "{cores} cores");
+        }
+    }
+
+    #[test]
+    fn auto_is_64_for_each_core_at_least_1024_and_at_most_9000() {
+        for (cores, limit) in [(0, 1_024), (16, 1_024), (17, 1_088), (140, 8_960), (141, 9_000)] {
             assert_eq!(Limit::Auto.resolve(cores), Some(limit), "{cores} cores");
         }
         assert_eq!(Limit::Number(7).resolve(64), Some(7));
@@ -409,6 +458,8 @@ mod tests {
             GateConfig { requests: Limit::Number(0), ..base },
             GateConfig { retry_after: Duration::ZERO, ..base },
             GateConfig { retry_jitter: Duration::MAX, ..base },
+            GateConfig { permit_wait: Duration::MAX, ..base },
+            GateConfig { max_permit_waiters: usize::MAX, ..base },
         ] {
             assert!(matches!(config.validate(), Err(ConfigError::OutOfBounds { .. })));
         }

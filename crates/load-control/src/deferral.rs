@@ -30,6 +30,7 @@ pub struct DeferralQueue<T> {
     run_calm: Count,
     run_aged: Count,
     drained: Count,
+    withdrawn: Count,
     depth: Level,
 }
 
@@ -53,7 +54,7 @@ pub enum Offered<T> {
 
 /// The counts of a [`DeferralQueue`].
 ///
-/// `deferred = run_calm + run_aged + drained + waiting`, always.
+/// `deferred = run_calm + run_aged + drained + withdrawn + waiting`, always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeferralStats {
@@ -67,6 +68,8 @@ pub struct DeferralStats {
     pub run_aged: u64,
     /// Items that left by [`DeferralQueue::drain`].
     pub drained: u64,
+    /// Items that left by [`DeferralQueue::withdraw`].
+    pub withdrawn: u64,
     /// Items in the queue.
     pub waiting: u64,
     /// How long the oldest of these has waited.
@@ -94,6 +97,7 @@ impl<T> DeferralQueue<T> {
             run_calm: run("calm"),
             run_aged: run("age"),
             drained: run("drained"),
+            withdrawn: run("withdrawn"),
             depth: Level::new(gauge!("load_control_deferred_depth", "queue" => name)),
         })
     }
@@ -156,6 +160,16 @@ impl<T> DeferralQueue<T> {
         items.into_iter().map(|deferred| deferred.item)
     }
 
+    /// Removes the items that nobody waits for any more; looks at each. Returns how many.
+    pub fn withdraw(&mut self, is_gone: impl Fn(&T) -> bool) -> usize {
+        let before = self.items.len();
+        self.items.retain(|deferred| !is_gone(&deferred.item));
+        let gone = before - self.items.len();
+        self.withdrawn.add(gone as u64);
+        self.depth.change(gone, 0);
+        gone
+    }
+
     /// Items in the queue.
     pub fn len(&self) -> usize {
         self.items.len()
@@ -175,6 +189,7 @@ impl<T> DeferralQueue<T> {
             run_calm: self.run_calm.get(),
             run_aged: self.run_aged.get(),
             drained: self.drained.get(),
+            withdrawn: self.withdrawn.get(),
             waiting: self.items.len() as u64,
             oldest_age: self.items.front().map(age).unwrap_or_default(),
         }

@@ -1,4 +1,4 @@
-//! The admission gate: external callers are refused at once, internal work waits.
+//! The admission gate: external callers wait for a bounded time, internal work for as long as it takes.
 
 use std::{
     sync::{
@@ -9,6 +9,7 @@ use std::{
 };
 
 use metrics::{Counter, counter, gauge};
+use tokio::time::timeout_at;
 
 use crate::{
     config::{GateConfig, cores},
@@ -18,15 +19,16 @@ use crate::{
     metrics::{Count, Level},
     refusal::{GateName, Refusal, RefusalReason},
     shedding::Shedding,
-    work::{WorkPermit, WorkPermits},
+    work::{Priority, QueueFull, WorkPermit, WorkPermits},
 };
 
 /// Limits the requests in flight and the CPU-heavy work. Cloning gives another handle to the same
 /// gate.
 ///
 /// An external request passes two gates: [`enter`](Self::enter) before its body is read, which
-/// bounds the requests in flight, and [`try_acquire_external`](Self::try_acquire_external) before
-/// its CPU-heavy work. Both answer at once. Internal work (mempool, heads) only calls
+/// bounds the requests in flight and answers at once, and [`acquire_external`](Self::acquire_external)
+/// before its CPU-heavy work, which waits for at most [`GateConfig::permit_wait`]: requests come in
+/// bursts, and a burst that is worked off in time refuses nobody. Internal work (mempool, heads) only calls
 /// [`acquire_internal`](Self::acquire_internal), which waits for a work permit, first come first
 /// served, and is never refused. Some work permits are reserved for internal work, so it does not
 /// wait for external callers as long as one of these is free.
@@ -34,8 +36,8 @@ use crate::{
 /// Every permit is released when dropped; the gate holds no task and no thread.
 ///
 /// Under [`Limit::Unlimited`](crate::Limit::Unlimited) there is no admission control: `enter` always
-/// succeeds, no permit is reserved, and [`acquire_external`](Self::acquire_external) waits in one
-/// queue with internal work.
+/// succeeds, no permit is reserved, and [`acquire_external`](Self::acquire_external) waits for as long
+/// as it takes, in one queue with internal work.
 #[derive(Clone, Debug)]
 pub struct Gate {
     shared: Arc<GateShared>,
@@ -50,6 +52,7 @@ struct GateShared {
     config: GateConfig,
     jitter: Jitter,
     counters: [GateCounters; GateName::ALL.len()],
+    external_waited: Count,
     internal_admitted: Count,
     internal_waited: Count,
 }
@@ -69,7 +72,9 @@ impl GateCounters {
             // A reason that this gate never gives gets no series.
             let possible = match reason {
                 RefusalReason::TooManyRequests => gate == GateName::Requests,
-                RefusalReason::NoPermit | RefusalReason::Deferred => gate == GateName::Work,
+                RefusalReason::NoPermit | RefusalReason::QueueFull | RefusalReason::Deferred => {
+                    gate == GateName::Work
+                }
                 RefusalReason::ShuttingDown => true,
             };
             let reason = reason.as_str();
@@ -82,7 +87,7 @@ impl GateCounters {
         Self {
             admitted: Count::new(counter!("load_control_gate_admitted_total", "gate" => name)),
             refused,
-            shedding: Shedding::new(gate, config.shed_quiet),
+            shedding: Shedding::new(gate, config.shed_quiet, config.shed_sustained),
         }
     }
 }
@@ -101,6 +106,8 @@ pub struct GateStats {
     pub work_admitted: u64,
     /// External callers refused by the inner gate.
     pub work_refused: u64,
+    /// How many of the external callers had to wait for a work permit, or were refused for want of one.
+    pub work_waited: u64,
     /// Work permits held, by internal work and by external callers.
     pub work_in_use: usize,
     /// Work permits acquired by internal work.
@@ -134,6 +141,7 @@ impl Gate {
             config,
             jitter: Jitter::random(),
             counters: GateName::ALL.map(|gate| GateCounters::new(gate, &config)),
+            external_waited: Count::new(counter!("load_control_external_waited_total")),
             internal_admitted: Count::new(counter!("load_control_internal_admitted_total")),
             internal_waited: Count::new(counter!("load_control_internal_waited_total")),
         };
@@ -197,21 +205,45 @@ impl Gate {
         }
     }
 
-    /// As [`Self::try_acquire_external`], and ready at once, except under
-    /// [`Limit::Unlimited`](crate::Limit::Unlimited): then it waits in the queue of all work.
+    /// A work permit for an external caller, which waits for it for at most
+    /// [`GateConfig::permit_wait`]. At most [`GateConfig::max_permit_waiters`] wait, those of a higher
+    /// priority first. Under [`Limit::Unlimited`](crate::Limit::Unlimited) it waits in the queue of all
+    /// work, for as long as it takes.
     ///
     /// # Errors
-    /// As for [`Self::try_acquire_external`].
+    /// [`RefusalReason::NoPermit`] after that time, [`RefusalReason::QueueFull`],
+    /// [`RefusalReason::ShuttingDown`].
     ///
     /// # Cancel safety
     /// Dropped while waiting, it leaves the queue and holds nothing.
-    pub async fn acquire_external(&self, now: Instant) -> Result<WorkPermit, Refusal> {
-        if self.shared.limited {
-            return self.try_acquire_external(now);
-        }
-        let permit = self.shared.work.acquire().await;
+    pub async fn acquire_external(
+        &self,
+        priority: Priority,
+        now: Instant,
+    ) -> Result<WorkPermit, Refusal> {
+        let shared = &self.shared;
+        let refuse = |reason| Err(self.refuse(GateName::Work, reason, Instant::now()));
         if self.is_closed() {
-            return Err(self.refuse(GateName::Work, RefusalReason::ShuttingDown, now));
+            return refuse(RefusalReason::ShuttingDown);
+        }
+        let permit = match shared.work.try_acquire_external() {
+            Some(permit) => permit,
+            None if !shared.limited => shared.work.acquire().await,
+            None => {
+                shared.external_waited.add(1);
+                let (wait, max) = (shared.config.permit_wait, shared.config.max_permit_waiters);
+                let acquiring = shared.work.acquire_external(priority, max);
+                // The queue has no clock: it is told by the time that the caller passes.
+                let deadline = now.checked_add(wait).unwrap_or(now);
+                match timeout_at(deadline.into(), acquiring).await {
+                    Ok(Ok(permit)) => permit,
+                    Ok(Err(QueueFull)) => return refuse(RefusalReason::QueueFull),
+                    Err(_) => return refuse(RefusalReason::NoPermit),
+                }
+            }
+        };
+        if self.is_closed() {
+            return refuse(RefusalReason::ShuttingDown);
         }
         self.admit(GateName::Work, 1, now);
         Ok(permit)
@@ -224,7 +256,9 @@ impl Gate {
     /// # Cancel safety
     /// Dropped while waiting, it leaves the queue and holds nothing.
     pub async fn acquire_external_deferred(&self) -> WorkPermit {
-        let permit = self.shared.work.acquire_external().await;
+        // It goes first and is not refused: whoever runs the deferral queue waits for one at a time.
+        let acquiring = self.shared.work.acquire_external(Priority::Known, usize::MAX);
+        let permit = acquiring.await.unwrap_or_else(|QueueFull| unreachable!("an endless queue"));
         self.shared.counters[GateName::Work as usize].admitted.add(1);
         permit
     }
@@ -269,13 +303,13 @@ impl Gate {
         self.shared.closed.load(Relaxed)
     }
 
-    /// Whether it refused a caller within the last [`GateConfig::shed_quiet`]. Call it regularly (a
-    /// readiness probe does): it also logs the end of a shedding episode, which otherwise waits for
-    /// the next caller.
+    /// Whether it has been refusing callers for at least [`GateConfig::shed_sustained`], without a pause of
+    /// [`GateConfig::shed_quiet`]. Call it regularly (a readiness probe does): it also logs the end of a
+    /// shedding episode, which otherwise waits for the next caller.
     pub fn is_shedding(&self, now: Instant) -> bool {
         // No short circuit: each of the two may have an episode to end.
         let [requests, work] = &self.shared.counters;
-        requests.shedding.is_open(now) | work.shedding.is_open(now)
+        requests.shedding.is_sustained(now) | work.shedding.is_sustained(now)
     }
 
     /// After how long a caller who is refused now should retry, drawn anew each time. For refusals
@@ -306,6 +340,7 @@ impl Gate {
             requests_in_flight: shared.requests.get(),
             work_admitted: work.admitted.get(),
             work_refused: refused(work),
+            work_waited: shared.external_waited.get(),
             work_in_use: shared.work.in_use(),
             internal_admitted: shared.internal_admitted.get(),
             internal_waited: shared.internal_waited.get(),

@@ -33,4 +33,4 @@ pub use monitor::{LoadMonitor, LoadState, MAX_QUEUES, QueueLoad};
 pub use refusal::{GateName, Refusal, RefusalReason};
 pub use throttle::Throttle;
 #[cfg(feature = "tokio")]
-pub use work::WorkPermit;
+pub use work::{Priority, WorkPermit};

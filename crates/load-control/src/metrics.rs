@@ -18,10 +18,11 @@ use crate::monitor::LoadState;
 /// | `load_control_gate_admitted_total` | counter | `gate`: `requests`, `work` |
 /// | `load_control_gate_refused_total` | counter | `gate`, `reason`: see `RefusalReason::as_str` |
 /// | `load_control_gate_in_use` | gauge | `gate` |
+/// | `load_control_external_waited_total` | counter | |
 /// | `load_control_internal_admitted_total` | counter | |
 /// | `load_control_internal_waited_total` | counter | |
 /// | `load_control_deferred_total` | counter | `queue` |
-/// | `load_control_deferred_run_total` | counter | `queue`, `reason`: `calm`, `age`, `drained` |
+/// | `load_control_deferred_run_total` | counter | `queue`, `reason`: `calm`, `age`, `drained`, `withdrawn` |
 /// | `load_control_deferred_handed_back_total` | counter | `queue` |
 /// | `load_control_deferred_depth` | gauge | `queue` |
 pub const METRICS: &[&str] = &[
@@ -30,6 +31,7 @@ pub const METRICS: &[&str] = &[
     "load_control_gate_admitted_total",
     "load_control_gate_refused_total",
     "load_control_gate_in_use",
+    "load_control_external_waited_total",
     "load_control_internal_admitted_total",
     "load_control_internal_waited_total",
     "load_control_deferred_total",

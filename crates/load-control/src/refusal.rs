@@ -32,8 +32,11 @@ impl GateName {
 pub enum RefusalReason {
     /// The limit of requests in flight is reached.
     TooManyRequests,
-    /// Every work permit that an external caller may hold is held.
+    /// Every work permit that an external caller may hold was held for
+    /// [`GateConfig::permit_wait`](crate::GateConfig::permit_wait).
     NoPermit,
+    /// As many external callers wait for a work permit as may.
+    QueueFull,
     /// The load is high, and the queue of deferred work is full.
     Deferred,
     /// The gate was closed for shutdown.
@@ -42,14 +45,20 @@ pub enum RefusalReason {
 
 impl RefusalReason {
     /// All of them.
-    pub const ALL: [Self; 4] =
-        [Self::TooManyRequests, Self::NoPermit, Self::Deferred, Self::ShuttingDown];
+    pub const ALL: [Self; 5] = [
+        Self::TooManyRequests,
+        Self::NoPermit,
+        Self::QueueFull,
+        Self::Deferred,
+        Self::ShuttingDown,
+    ];
 
     /// Its metric label, and the reason in the answer to the caller.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::TooManyRequests => "too_many_requests",
             Self::NoPermit => "no_permit",
+            Self::QueueFull => "permit_queue_full",
             Self::Deferred => "deferred_full",
             Self::ShuttingDown => "shutting_down",
         }

@@ -15,6 +15,7 @@ use crate::refusal::GateName;
 pub(crate) struct Shedding {
     gate: GateName,
     quiet: Duration,
+    sustained: Duration,
     /// Whether an episode may have to be ended, so that a gate that refuses nobody takes no lock.
     open: AtomicBool,
     episode: Mutex<Option<Episode>>,
@@ -35,8 +36,9 @@ pub(crate) struct EpisodeSummary {
 }
 
 impl Shedding {
-    pub(crate) const fn new(gate: GateName, quiet: Duration) -> Self {
-        Self { gate, quiet, open: AtomicBool::new(false), episode: Mutex::new(None) }
+    pub(crate) const fn new(gate: GateName, quiet: Duration, sustained: Duration) -> Self {
+        let (open, episode) = (AtomicBool::new(false), Mutex::new(None));
+        Self { gate, quiet, sustained, open, episode }
     }
 
     /// Counts a refusal. True if it begins an episode.
@@ -79,9 +81,17 @@ impl Shedding {
         Some(summary)
     }
 
-    pub(crate) fn is_open(&self, now: Instant) -> bool {
+    /// Whether an episode has lasted for [`Self::sustained`], from its first refusal to its last: one
+    /// burst of callers is none of it.
+    pub(crate) fn is_sustained(&self, now: Instant) -> bool {
         self.end_if_quiet(now);
-        self.open.load(Relaxed)
+        if !self.open.load(Relaxed) {
+            return false;
+        }
+        let episode = self.episode.lock().unwrap_or_else(PoisonError::into_inner);
+        episode.is_some_and(|episode| {
+            episode.last.saturating_duration_since(episode.first) >= self.sustained
+        })
     }
 }
 
@@ -91,24 +101,42 @@ mod tests {
 
     #[test]
     fn an_episode_begins_once_and_ends_once_with_its_number_of_refusals() {
-        let shedding = Shedding::new(GateName::Work, Duration::from_secs(1));
+        let shedding =
+            Shedding::new(GateName::Work, Duration::from_secs(1), Duration::from_secs(2));
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         assert_eq!(shedding.end_if_quiet(at(0)), None);
         let begun: Vec<_> =
             [0, 500, 1_200, 2_100].into_iter().map(|ms| shedding.refused(at(ms))).collect();
         assert_eq!(begun, [true, false, false, false]);
-        assert!(shedding.is_open(at(3_099)));
+        // 2.1 s of refusals; the first of them alone were none of it.
+        assert!(shedding.is_sustained(at(3_099)));
         let ended = EpisodeSummary { refused: 4, lasted: Duration::from_millis(2_100) };
         assert_eq!(shedding.end_if_quiet(at(3_099)), None);
         assert_eq!(shedding.end_if_quiet(at(3_100)), Some(ended));
         assert_eq!(shedding.end_if_quiet(at(3_200)), None);
-        assert!(!shedding.is_open(at(3_200)));
+        assert!(!shedding.is_sustained(at(3_200)));
+    }
+
+    #[test]
+    fn a_burst_of_refusals_is_not_sustained_and_two_seconds_of_them_are() {
+        let shedding =
+            Shedding::new(GateName::Work, Duration::from_secs(1), Duration::from_secs(2));
+        let start = Instant::now();
+        for ms in (0..2_000).step_by(100) {
+            let now = start + Duration::from_millis(ms);
+            shedding.refused(now);
+            assert!(!shedding.is_sustained(now), "after {ms} ms");
+        }
+        shedding.refused(start + Duration::from_secs(2));
+        assert!(shedding.is_sustained(start + Duration::from_secs(2)));
+        assert!(!shedding.is_sustained(start + Duration::from_secs(3)), "it is over");
     }
 
     #[test]
     fn a_refusal_after_a_quiet_time_ends_the_old_episode_and_begins_another() {
-        let shedding = Shedding::new(GateName::Requests, Duration::from_secs(1));
+        let shedding =
+            Shedding::new(GateName::Requests, Duration::from_secs(1), Duration::from_secs(2));
         let start = Instant::now();
         assert!(shedding.refused(start));
         assert!(shedding.refused(start + Duration::from_secs(5)));
@@ -118,7 +146,7 @@ mod tests {
 
     #[test]
     fn refusals_of_many_threads_are_all_counted() {
-        let shedding = Shedding::new(GateName::Requests, Duration::from_secs(1));
+        let shedding = Shedding::new(GateName::Requests, Duration::from_secs(1), Duration::ZERO);
         let now = Instant::now();
         std::thread::scope(|scope| {
             for _ in 0..4 {

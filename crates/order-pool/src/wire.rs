@@ -90,6 +90,18 @@ impl RawBundle {
         max_txs: usize,
         first_seen: SystemTime,
     ) -> Result<Bundle, BundleError> {
+        self.check(max_txs)?;
+        let raw = self.txs.iter().enumerate();
+        let txs =
+            raw.map(|(index, raw)| decode(index, raw, first_seen)).collect::<Result<_, _>>()?;
+        self.with_transactions(txs, signer, first_seen)
+    }
+
+    /// The checks of [`Self::resolve`] that need no transaction: the lengths of its lists, and the refund.
+    ///
+    /// # Errors
+    /// Names the field as it is on the wire, its value and the limit.
+    pub fn check(&self, max_txs: usize) -> Result<(), BundleError> {
         let lists = [
             ("txs", self.txs.len()),
             ("revertingTxHashes", self.reverting_tx_hashes.len()),
@@ -100,16 +112,30 @@ impl RawBundle {
                 return Err(BundleError::TooMany { field, value, limit: max_txs });
             }
         }
-        let refund_percent = match self.refund_percent {
-            None => None,
+        match self.refund_percent {
             Some(value) if value > MAX_REFUND_PERCENT => {
-                return Err(BundleError::RefundPercent { value, limit: MAX_REFUND_PERCENT });
+                Err(BundleError::RefundPercent { value, limit: MAX_REFUND_PERCENT })
             }
-            Some(value) => Some(value as u8),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`Self::resolve`] after [`Self::check`], with the transactions of [`Self::txs`] as the caller has
+    /// decoded and verified them.
+    ///
+    /// # Errors
+    /// Names the field as it is on the wire, its value and the limit.
+    pub fn with_transactions(
+        self,
+        txs: Vec<Transaction>,
+        signer: Option<Address>,
+        first_seen: SystemTime,
+    ) -> Result<Bundle, BundleError> {
+        let percent = |value| {
+            let limit = MAX_REFUND_PERCENT;
+            u8::try_from(value).map_err(|_| BundleError::RefundPercent { value, limit })
         };
-        let raw = self.txs.iter().enumerate();
-        let txs =
-            raw.map(|(index, raw)| decode(index, raw, first_seen)).collect::<Result<_, _>>()?;
+        let refund_percent = self.refund_percent.map(percent).transpose()?;
         let unless_zero = |number: Option<u64>| number.filter(|number| *number != 0);
         Bundle::new(BundleParts {
             txs,

@@ -1,12 +1,6 @@
 //! Reading a request, within bounds of size, time and memory.
 
-use std::{
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-};
+use std::pin::pin;
 
 use bytes::{Bytes, BytesMut};
 use futures::future::Either;
@@ -16,54 +10,61 @@ use hyper::body::Body;
 use tokio::time::timeout;
 
 use crate::{
+    budget::Share,
     context::RpcContext,
+    peers::Peer,
     reply::{ErrorResponse, INVALID_REQUEST, Reason},
 };
 
-/// Bytes of bodies in memory, of all requests together.
+/// Bodies up to this may use all of the buffered bytes; what is longer leaves an eighth of them free, so
+/// that long bodies never keep out a cancellation or a bundle of plain transactions.
+const SMALL_BODY_BYTES: usize = 64 * 1_024;
+/// The part of the buffered bytes that is kept for small bodies: one of so many.
+const SMALL_BODY_PART: usize = 8;
+
+/// The bytes of a request in memory: of its body, and then of its response until that is sent.
 #[derive(Debug)]
-pub(crate) struct Buffered {
-    bytes: AtomicUsize,
-    limit: usize,
+pub(crate) struct Held {
+    all: Share,
+    of_peer: Share,
+    kept_for_small: usize,
 }
 
-impl Buffered {
-    pub(crate) const fn new(limit: usize) -> Self {
-        Self { bytes: AtomicUsize::new(0), limit }
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes.load(Relaxed)
-    }
-}
-
-/// A request's share of them, released when dropped.
-#[derive(Debug)]
-pub(crate) struct Share {
-    of: Arc<Buffered>,
-    bytes: usize,
-}
-
-impl Share {
-    pub(crate) fn new(of: &Arc<Buffered>) -> Self {
-        Self { of: Arc::clone(of), bytes: 0 }
-    }
-
-    pub(crate) fn try_add(&mut self, more: usize) -> bool {
-        let limit = self.of.limit;
-        let raise = |bytes: usize| bytes.checked_add(more).filter(|raised| *raised <= limit);
-        // Relaxed: a count that guards only itself.
-        let added = self.of.bytes.fetch_update(Relaxed, Relaxed, raise).is_ok();
-        if added {
-            self.bytes += more;
+impl Held {
+    pub(crate) fn new(context: &RpcContext, peer: &Peer) -> Self {
+        let limit = context.buffered.limit();
+        // The longest body always fits.
+        let spare = limit.saturating_sub(context.config.max_body_bytes);
+        let kept_for_small = spare.min(limit / SMALL_BODY_PART);
+        let none = "nothing fits";
+        Self {
+            all: context.buffered.take(0).expect(none),
+            of_peer: peer.bytes.take(0).expect(none),
+            kept_for_small,
         }
-        added
     }
-}
 
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.of.bytes.fetch_sub(self.bytes, Relaxed);
+    /// Adds to it.
+    ///
+    /// # Errors
+    /// If the bytes of all requests or of the peer's would be too many. It is then to be dropped.
+    pub(crate) fn add(&mut self, more: usize, context: &RpcContext) -> Result<(), ErrorResponse> {
+        let is_small = self.all.count() + more <= SMALL_BODY_BYTES;
+        let keep_free = if is_small { 0 } else { self.kept_for_small };
+        if !self.of_peer.try_add(more, 0) {
+            let message = "too many bytes of this address are being read or sent";
+            return Err(context.retry_later(Reason::PeerBufferedBytes, message));
+        }
+        if !self.all.try_add(more, keep_free) {
+            return Err(context.retry_later(Reason::BufferedBytes, "too much is being read"));
+        }
+        Ok(())
+    }
+
+    /// The request's body is gone, and its response takes its place.
+    pub(crate) fn response(&mut self, bytes: usize) {
+        self.all.resize(bytes);
+        self.of_peer.resize(bytes);
     }
 }
 
@@ -75,13 +76,17 @@ impl Drop for Share {
 ///
 /// # Cancel safety
 /// What was read is lost, and its share is released.
-pub(crate) async fn read<B>(body: B, context: &RpcContext) -> Result<(Bytes, Share), ErrorResponse>
+pub(crate) async fn read<B>(
+    body: B,
+    context: &RpcContext,
+    peer: &Peer,
+) -> Result<(Bytes, Held), ErrorResponse>
 where
     B: Body<Data = Bytes> + Send,
     B::Error: std::fmt::Display,
 {
     let config = &context.config;
-    let mut reading = pin!(collect(body, context));
+    let mut reading = pin!(collect(body, context, peer));
     let (first, rest) =
         (config.slow_body_after, config.body_timeout.saturating_sub(config.slow_body_after));
     let quick = match timeout(first, reading.as_mut()).await {
@@ -101,7 +106,11 @@ where
     })
 }
 
-async fn collect<B>(body: B, context: &RpcContext) -> Result<(Bytes, Share), ErrorResponse>
+async fn collect<B>(
+    body: B,
+    context: &RpcContext,
+    peer: &Peer,
+) -> Result<(Bytes, Held), ErrorResponse>
 where
     B: Body<Data = Bytes> + Send,
     B::Error: std::fmt::Display,
@@ -116,7 +125,7 @@ where
     if body.size_hint().lower() > limit as u64 {
         return Err(too_large());
     }
-    let mut share = Share::new(&context.buffered);
+    let mut held = Held::new(context, peer);
     let mut read = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
@@ -132,10 +141,8 @@ where
         if read.len() + data.len() > limit {
             return Err(too_large());
         }
-        if !share.try_add(data.len()) {
-            return Err(context.retry_later(Reason::BufferedBytes, "too much is being read"));
-        }
+        held.add(data.len(), context)?;
         read.extend_from_slice(data);
     }
-    Ok((read.freeze(), share))
+    Ok((read.freeze(), held))
 }

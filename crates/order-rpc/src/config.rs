@@ -1,7 +1,7 @@
 //! What can be set, with the arithmetic behind each default.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     time::Duration,
 };
 
@@ -14,16 +14,22 @@ pub const DEFAULT_MAX_BODY_BYTES: usize = 8 << 20;
 /// in hex. Every WebSocket may be in the middle of one, which no budget sees before it is whole:
 /// 256 of them are 80 MB. Blobs go by HTTP.
 pub const DEFAULT_MAX_MESSAGE_BYTES: usize = 320 << 10;
-/// Bytes of all requests being read at once: eight of the largest.
+/// Bytes of all requests, until their responses are sent: eight of the largest.
 pub const DEFAULT_MAX_BUFFERED_BYTES: usize = 64 << 20;
+/// Of these of one peer: two of the largest.
+pub const DEFAULT_MAX_BUFFERED_BYTES_PER_PEER: usize = 16 << 20;
 /// Elements of a batch.
 pub const DEFAULT_MAX_BATCH: usize = 100;
-/// Open connections, WebSockets included. At about 20 kB each 20 MB.
-pub const DEFAULT_MAX_CONNECTIONS: usize = 1_024;
-/// Open connections of one address: half, so that one host cannot take all.
-pub const DEFAULT_MAX_CONNECTIONS_PER_PEER: usize = 512;
+/// Open connections, WebSockets included. At about 20 kB each 40 MB.
+pub const DEFAULT_MAX_CONNECTIONS: usize = 2_048;
+/// Open connections of one peer: a sixteenth, so that a few hosts cannot take all.
+pub const DEFAULT_MAX_CONNECTIONS_PER_PEER: usize = 128;
 /// Open WebSockets: a quarter of the connections, so that idle ones leave room for requests.
 pub const DEFAULT_MAX_WEBSOCKETS: usize = 256;
+/// Open WebSockets of one peer: an eighth.
+pub const DEFAULT_MAX_WEBSOCKETS_PER_PEER: usize = 32;
+/// Requests in flight of one peer: a quarter of what the gate lets in on a small machine.
+pub const DEFAULT_MAX_REQUESTS_PER_PEER: usize = 256;
 /// Requests in flight on one WebSocket.
 pub const DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET: usize = 16;
 /// Time for the headers of a request, and the longest an idle connection is kept.
@@ -36,15 +42,27 @@ pub const DEFAULT_SLOW_BODY_AFTER: Duration = Duration::from_millis(100);
 pub const DEFAULT_MAX_SLOW_BODIES: usize = 32;
 /// How often a WebSocket is pinged; one that sent nothing between two pings is closed.
 pub const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(30);
-/// Time for the client of a WebSocket to take an answer.
+/// Time for a client to take something of what is written to it, and for that of a WebSocket to take a
+/// whole response.
 pub const DEFAULT_SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Signers whose quota is kept: 64 bytes each, 4 MB.
 pub const DEFAULT_MAX_SIGNERS: usize = 65_536;
-/// Requests per second of one signer: a searcher with 50 opportunities that it bids on ten times a
-/// second.
-pub const DEFAULT_QUOTA_PER_SECOND: u32 = 500;
-/// Requests of one signer at once, after a pause: those of two seconds.
-pub const DEFAULT_QUOTA_BURST: u32 = 1_000;
+/// Work of one signer per second, in recoveries of a signature (about 50 us): a searcher with 50
+/// opportunities that it bids on ten times a second, each with a signed bundle of three transactions.
+pub const DEFAULT_QUOTA_PER_SECOND: u32 = 2_000;
+/// Work of one signer at once, after a pause: that of two seconds.
+pub const DEFAULT_QUOTA_BURST: u32 = 4_000;
+/// Work of one peer per second, whoever signs: that of three signers at their quota. A fifth to a third of
+/// what a core does.
+pub const DEFAULT_PEER_QUOTA_PER_SECOND: u32 = 6_000;
+/// Work of one peer at once, after a pause: that of two seconds.
+pub const DEFAULT_PEER_QUOTA_BURST: u32 = 12_000;
+/// Bytes of a transaction without its blobs: geth lets no larger one into its pool (txMaxSize, 1.16).
+pub const DEFAULT_MAX_TX_BYTES: usize = 128 << 10;
+/// Gas of a transaction (EIP-7825).
+pub const DEFAULT_MAX_TX_GAS: u64 = 1 << 24;
+/// Blobs of a transaction (EIP-7594).
+pub const DEFAULT_MAX_BLOBS_PER_TX: usize = 6;
 
 /// Whether requests must be signed by `X-Flashbots-Signature`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,7 +89,10 @@ macro_rules! setters {
     };
 }
 
-/// How many requests a signer may send; each element of a batch counts.
+/// How much work a signer or a peer may cause. It is counted in recoveries of a signature: one for the
+/// request's own, for each transaction and for each cancellation, 40 for each blob. For its peer a request
+/// counts one more for each element and for each 16 KiB of its body. What is refused by a limit counts
+/// nothing for its signer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Quota {
@@ -108,24 +129,53 @@ pub struct OrderRpcConfig {
     /// Per signer of signed requests; `None` is without limit. Counted by
     /// `order_rpc_refused_total{reason="quota"}`.
     pub quota: Option<Quota>,
-    /// Signers whose quota is kept, default [`DEFAULT_MAX_SIGNERS`]. Beyond it newcomers share one.
+    /// Per peer, of all its requests, whoever signs them: making up keys gains nothing. Default
+    /// [`DEFAULT_PEER_QUOTA_PER_SECOND`] and [`DEFAULT_PEER_QUOTA_BURST`]; `None` is without limit. Counted
+    /// by `order_rpc_refused_total{reason="peer_quota"}`.
+    pub peer_quota: Option<Quota>,
+    /// Signers, and peers, whose quota is kept, default [`DEFAULT_MAX_SIGNERS`]. Beyond it newcomers share
+    /// one.
     pub max_signers: usize,
     /// Of an HTTP request, default [`DEFAULT_MAX_BODY_BYTES`]. Beyond it 413.
     pub max_body_bytes: usize,
     /// Of a WebSocket message, default [`DEFAULT_MAX_MESSAGE_BYTES`]. Beyond it the WebSocket closes.
     pub max_message_bytes: usize,
-    /// Default [`DEFAULT_MAX_BUFFERED_BYTES`]; at least `max_body_bytes`. Beyond it 503.
+    /// Of bodies, and then of their responses until these are sent. Default
+    /// [`DEFAULT_MAX_BUFFERED_BYTES`]; at least `max_body_bytes`. Bodies above 64 KiB leave an eighth of it
+    /// free. Beyond it 503.
     pub max_buffered_bytes: usize,
+    /// Of one peer. Default [`DEFAULT_MAX_BUFFERED_BYTES_PER_PEER`]; at least `max_body_bytes`. Beyond it
+    /// 429.
+    pub max_buffered_bytes_per_peer: usize,
     /// Default [`DEFAULT_MAX_BATCH`].
     pub max_batch: usize,
+    /// Bytes of a transaction without its blobs. Default [`DEFAULT_MAX_TX_BYTES`].
+    pub max_tx_bytes: usize,
+    /// Gas of a transaction. Default [`DEFAULT_MAX_TX_GAS`].
+    pub max_tx_gas: u64,
+    /// Blobs of a transaction. Default [`DEFAULT_MAX_BLOBS_PER_TX`].
+    pub max_blobs_per_tx: usize,
+    /// How far ahead of the head a bundle's block may be; default that of the pool's configuration, which
+    /// has the last word.
+    pub max_blocks_ahead: u64,
     /// Transactions per bundle; default that of the pool's configuration.
     pub max_txs_per_bundle: usize,
     /// Default [`DEFAULT_MAX_CONNECTIONS`]. Beyond it 503.
     pub max_connections: usize,
-    /// Default [`DEFAULT_MAX_CONNECTIONS_PER_PEER`]. Beyond it 429.
+    /// A peer is an IPv4 address, or the /64 of an IPv6 address. Default
+    /// [`DEFAULT_MAX_CONNECTIONS_PER_PEER`]. Beyond it 429.
     pub max_connections_per_peer: usize,
+    /// Requests of one peer in flight, each element of a batch counted. Default
+    /// [`DEFAULT_MAX_REQUESTS_PER_PEER`]. Beyond it 429.
+    pub max_requests_per_peer: usize,
+    /// Proxies in front of the RPC server: the peer is the last address of their `X-Forwarded-For`, and
+    /// their own connections are bounded by `max_connections` alone. Default: none. Name no address from
+    /// which a caller could connect past the proxy, or it chooses whom it is counted as.
+    pub trusted_proxies: Vec<IpAddr>,
     /// Default [`DEFAULT_MAX_WEBSOCKETS`]. Beyond it 503.
     pub max_websockets: usize,
+    /// Default [`DEFAULT_MAX_WEBSOCKETS_PER_PEER`]. Beyond it 429.
+    pub max_websockets_per_peer: usize,
     /// Default [`DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET`]. Beyond it -32005.
     pub max_in_flight_per_websocket: usize,
     /// Default [`DEFAULT_HEADER_TIMEOUT`].
@@ -138,7 +188,8 @@ pub struct OrderRpcConfig {
     pub max_slow_bodies: usize,
     /// Default [`DEFAULT_PING_INTERVAL`].
     pub ping_interval: Duration,
-    /// Default [`DEFAULT_SEND_TIMEOUT`].
+    /// Default [`DEFAULT_SEND_TIMEOUT`]. A client that takes nothing of what is written for so long is
+    /// disconnected.
     pub send_timeout: Duration,
     /// The queue of raw transactions that are deferred while the load is high. They use at most half
     /// of the gate's requests in flight, whatever the capacity: the other half is left to bundles and
@@ -155,6 +206,11 @@ setters! { OrderRpcConfig:
     threads, with_threads: usize;
     signatures, with_signatures: SignatureMode;
     quota, with_quota: Option<Quota>;
+    peer_quota, with_peer_quota: Option<Quota>;
+    max_tx_bytes, with_max_tx_bytes: usize;
+    max_tx_gas, with_max_tx_gas: u64;
+    max_blobs_per_tx, with_max_blobs_per_tx: usize;
+    max_blocks_ahead, with_max_blocks_ahead: u64;
     max_signers, with_max_signers: usize;
     max_body_bytes, with_max_body_bytes: usize;
     max_message_bytes, with_max_message_bytes: usize;
@@ -163,6 +219,9 @@ setters! { OrderRpcConfig:
     max_txs_per_bundle, with_max_txs_per_bundle: usize;
     max_connections, with_max_connections: usize;
     max_connections_per_peer, with_max_connections_per_peer: usize;
+    max_requests_per_peer, with_max_requests_per_peer: usize;
+    max_websockets_per_peer, with_max_websockets_per_peer: usize;
+    max_buffered_bytes_per_peer, with_max_buffered_bytes_per_peer: usize;
     max_websockets, with_max_websockets: usize;
     max_in_flight_per_websocket, with_max_in_flight_per_websocket: usize;
     header_timeout, with_header_timeout: Duration;
@@ -175,6 +234,13 @@ setters! { OrderRpcConfig:
 }
 
 impl OrderRpcConfig {
+    /// Sets [`Self::trusted_proxies`].
+    #[must_use]
+    pub fn with_trusted_proxies(mut self, proxies: impl IntoIterator<Item = IpAddr>) -> Self {
+        self.trusted_proxies = proxies.into_iter().collect();
+        self
+    }
+
     /// The defaults, for this chain.
     pub fn new(chain_id: u64) -> Self {
         Self {
@@ -183,15 +249,27 @@ impl OrderRpcConfig {
             threads: (load_control::cores() / 2).max(1),
             signatures: SignatureMode::default(),
             quota: Some(Quota::default()),
+            peer_quota: Some(Quota {
+                per_second: DEFAULT_PEER_QUOTA_PER_SECOND,
+                burst: DEFAULT_PEER_QUOTA_BURST,
+            }),
+            max_tx_bytes: DEFAULT_MAX_TX_BYTES,
+            max_tx_gas: DEFAULT_MAX_TX_GAS,
+            max_blobs_per_tx: DEFAULT_MAX_BLOBS_PER_TX,
+            max_blocks_ahead: order_pool::DEFAULT_MAX_BLOCKS_AHEAD,
             max_signers: DEFAULT_MAX_SIGNERS,
             max_body_bytes: DEFAULT_MAX_BODY_BYTES,
             max_message_bytes: DEFAULT_MAX_MESSAGE_BYTES,
             max_buffered_bytes: DEFAULT_MAX_BUFFERED_BYTES,
+            max_buffered_bytes_per_peer: DEFAULT_MAX_BUFFERED_BYTES_PER_PEER,
             max_batch: DEFAULT_MAX_BATCH,
             max_txs_per_bundle: order_pool::DEFAULT_MAX_TXS_PER_BUNDLE,
             max_connections: DEFAULT_MAX_CONNECTIONS,
             max_connections_per_peer: DEFAULT_MAX_CONNECTIONS_PER_PEER,
+            max_requests_per_peer: DEFAULT_MAX_REQUESTS_PER_PEER,
+            trusted_proxies: Vec::new(),
             max_websockets: DEFAULT_MAX_WEBSOCKETS,
+            max_websockets_per_peer: DEFAULT_MAX_WEBSOCKETS_PER_PEER,
             max_in_flight_per_websocket: DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET,
             header_timeout: DEFAULT_HEADER_TIMEOUT,
             body_timeout: DEFAULT_BODY_TIMEOUT,
@@ -213,11 +291,21 @@ impl OrderRpcConfig {
             ("max_body_bytes", self.max_body_bytes, 1_024, 1 << 30),
             ("max_message_bytes", self.max_message_bytes, 1_024, 1 << 30),
             ("max_buffered_bytes", self.max_buffered_bytes, self.max_body_bytes, usize::MAX),
+            (
+                "max_buffered_bytes_per_peer",
+                self.max_buffered_bytes_per_peer,
+                self.max_body_bytes,
+                usize::MAX,
+            ),
             ("max_batch", self.max_batch, 1, MAX),
+            ("max_tx_bytes", self.max_tx_bytes, 1_024, 1 << 30),
+            ("max_blobs_per_tx", self.max_blobs_per_tx, 0, 4_096),
             ("max_txs_per_bundle", self.max_txs_per_bundle, 1, MAX),
             ("max_connections", self.max_connections, 1, MAX),
             ("max_connections_per_peer", self.max_connections_per_peer, 1, MAX),
+            ("max_requests_per_peer", self.max_requests_per_peer, 1, MAX),
             ("max_websockets", self.max_websockets, 0, MAX),
+            ("max_websockets_per_peer", self.max_websockets_per_peer, 0, MAX),
             ("max_in_flight_per_websocket", self.max_in_flight_per_websocket, 1, MAX),
             ("max_slow_bodies", self.max_slow_bodies, 1, MAX),
         ];
@@ -237,12 +325,16 @@ impl OrderRpcConfig {
                 return Err(ConfigError::ZeroTime { field });
             }
         }
-        if let Some(Quota { per_second, burst }) = self.quota {
-            for (field, value) in [("quota.per_second", per_second), ("quota.burst", burst)] {
-                if value == 0 {
-                    let max = u32::MAX as usize;
-                    return Err(ConfigError::OutOfBounds { field, value: 0, min: 1, max });
-                }
+        let quotas = [
+            ("quota.per_second", self.quota.map(|quota| quota.per_second)),
+            ("quota.burst", self.quota.map(|quota| quota.burst)),
+            ("peer_quota.per_second", self.peer_quota.map(|quota| quota.per_second)),
+            ("peer_quota.burst", self.peer_quota.map(|quota| quota.burst)),
+        ];
+        for (field, value) in quotas {
+            if value == Some(0) {
+                let max = u32::MAX as usize;
+                return Err(ConfigError::OutOfBounds { field, value: 0, min: 1, max });
             }
         }
         Ok(self.deferral.validate()?)

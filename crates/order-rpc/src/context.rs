@@ -2,23 +2,26 @@
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use alloy_primitives::Address;
-use load_control::{Gate, InFlightPermit, LoadMonitor};
+use load_control::{Gate, InFlightPermit, LoadMonitor, Priority};
 use order_pool::OrderPool;
 use tokio::sync::Semaphore;
 
 use crate::{
     active::{ActiveRequest, ActiveRequests},
-    body::Buffered,
+    budget::{Budget, Share},
     config::{ConfigError, OrderRpcConfig},
     deferral::Deferral,
     metrics::Metrics,
+    peers::{Peer, PeerId, Peers},
     quota::Quotas,
     reply::{ErrorResponse, Reason},
     route::MAX_LINGERING,
+    signature::Claim,
+    standing::{SignerStanding, Standing, Strangers},
 };
 
 /// What the host gives to the RPC server.
@@ -37,6 +40,8 @@ pub struct Host {
     /// Whether the pool of every source's node can be compared with ours: shown by `/readyz`, which
     /// does not depend on it. It must not block either.
     pub audited: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// What is known of who signs: whose requests get a work permit first. Default: nothing.
+    pub standing: Arc<dyn SignerStanding>,
 }
 
 impl std::fmt::Debug for Host {
@@ -46,9 +51,23 @@ impl std::fmt::Debug for Host {
 }
 
 impl Host {
-    /// Without a monitor, and always ready and audited.
+    /// Without a monitor, always ready and audited, and every signer unknown.
     pub fn new(pool: OrderPool, gate: Gate) -> Self {
-        Self { pool, gate, monitor: None, readiness: Arc::new(|| true), audited: Arc::new(|| true) }
+        Self {
+            pool,
+            gate,
+            monitor: None,
+            readiness: Arc::new(|| true),
+            audited: Arc::new(|| true),
+            standing: Arc::new(Strangers),
+        }
+    }
+
+    /// Sets [`Self::standing`].
+    #[must_use]
+    pub fn with_standing(mut self, standing: impl SignerStanding + 'static) -> Self {
+        self.standing = Arc::new(standing);
+        self
     }
 
     /// Sets [`Self::monitor`].
@@ -79,19 +98,55 @@ pub(crate) struct RpcContext {
     pub(crate) host: Host,
     pub(crate) deferral: Deferral,
     pub(crate) active: Arc<ActiveRequests>,
-    pub(crate) buffered: Arc<Buffered>,
+    pub(crate) peers: Peers,
+    pub(crate) connections: Arc<Budget>,
+    pub(crate) websockets: Arc<Budget>,
+    /// Requests in flight that claim no signature; `None` without limit.
+    unsigned: Option<Arc<Budget>>,
+    /// Bytes of bodies and of responses.
+    pub(crate) buffered: Arc<Budget>,
     pub(crate) slow_bodies: Semaphore,
-    pub(crate) websockets: Arc<Semaphore>,
     pub(crate) lingering: Arc<Semaphore>,
     pub(crate) metrics: Metrics,
-    quotas: Option<Mutex<Quotas>>,
+    quotas: Option<Mutex<Quotas<Address>>>,
+    peer_quotas: Option<Mutex<Quotas<PeerId>>>,
 }
+
+/// The part of the requests in flight that is kept for those that claim a signature: one of so many.
+const SIGNED_REQUEST_PART: usize = 8;
 
 /// A request that was admitted, until dropped.
 #[derive(Debug)]
 pub(crate) struct Entered {
     _active: ActiveRequest,
-    pub(crate) permit: InFlightPermit,
+    permit: InFlightPermit,
+    peer: PeerId,
+    of_peer: Share,
+    unsigned: Option<Share>,
+}
+
+impl Entered {
+    pub(crate) const fn peer(&self) -> PeerId {
+        self.peer
+    }
+
+    /// How many requests it counts as.
+    pub(crate) const fn weight(&self) -> usize {
+        self.permit.weight()
+    }
+
+    /// Makes it count as so many requests: all of it or nothing.
+    pub(crate) fn grow(&mut self, to: usize, context: &RpcContext) -> Result<(), ErrorResponse> {
+        let more = to.saturating_sub(self.weight());
+        if !self.of_peer.try_add(more, 0) {
+            return Err(context.peer_requests());
+        }
+        if self.unsigned.as_mut().is_some_and(|unsigned| !unsigned.try_add(more, 0)) {
+            return Err(context.unsigned_requests());
+        }
+        let grown = context.host.gate.enter_batch(&mut self.permit, to, Instant::now());
+        grown.map_err(|refusal| ErrorResponse::refusal(&refusal))
+    }
 }
 
 impl RpcContext {
@@ -99,15 +154,25 @@ impl RpcContext {
         config.validate()?;
         let now = Instant::now();
         let quotas = config.quota.map(|quota| Quotas::new(quota, config.max_signers, now));
+        let peer_quotas =
+            config.peer_quota.map(|quota| Quotas::new(quota, config.max_signers, now));
         Ok(Self {
             deferral: Deferral::new(config.deferral, host.monitor.clone(), &host.gate)?,
             active: Arc::default(),
-            buffered: Arc::new(Buffered::new(config.max_buffered_bytes)),
+            peers: Peers::default(),
+            connections: Budget::new(config.max_connections),
+            websockets: Budget::new(config.max_websockets),
+            // With a limit of a few requests none are kept for signed ones.
+            unsigned: host.gate.request_limit().and_then(|limit| {
+                let kept = limit / SIGNED_REQUEST_PART;
+                (kept > 0).then(|| Budget::new(limit - kept))
+            }),
+            buffered: Budget::new(config.max_buffered_bytes),
             slow_bodies: Semaphore::new(config.max_slow_bodies),
-            websockets: Arc::new(Semaphore::new(config.max_websockets)),
             lingering: Arc::new(Semaphore::new(MAX_LINGERING)),
             metrics: Metrics::new(),
             quotas: quotas.map(Mutex::new),
+            peer_quotas: peer_quotas.map(Mutex::new),
             config,
             host,
         })
@@ -119,37 +184,73 @@ impl RpcContext {
     }
 
     /// Admits a request, or refuses it.
-    pub(crate) fn enter(&self) -> Result<Entered, ErrorResponse> {
+    pub(crate) fn enter(&self, peer: &Peer, is_signed: bool) -> Result<Entered, ErrorResponse> {
         let (gate, now) = (&self.host.gate, Instant::now());
         let Some(active) = self.active.begin() else {
             return Err(ErrorResponse::refusal(&gate.refuse_closed(now)));
         };
+        let of_peer = peer.requests.take(1).ok_or_else(|| self.peer_requests())?;
+        let unsigned = match &self.unsigned {
+            Some(unsigned) if !is_signed => {
+                Some(unsigned.take(1).ok_or_else(|| self.unsigned_requests())?)
+            }
+            _ => None,
+        };
         let permit = gate.enter(now).map_err(|refusal| ErrorResponse::refusal(&refusal))?;
-        Ok(Entered { _active: active, permit })
+        Ok(Entered { _active: active, permit, peer: peer.id, of_peer, unsigned })
     }
 
-    /// Checks a quota without spending from it.
-    pub(crate) fn check_quota(&self, claimed: Address, count: usize) -> Result<(), ErrorResponse> {
-        self.with_quotas(|quotas| quotas.check(claimed, count, Instant::now()))
+    fn peer_requests(&self) -> ErrorResponse {
+        let message = "too many requests of this address are in flight";
+        self.retry_later(Reason::PeerRequests, message)
+    }
+
+    fn unsigned_requests(&self) -> ErrorResponse {
+        let message = "too many requests without a signature are in flight";
+        self.retry_later(Reason::UnsignedRequests, message)
+    }
+
+    /// How soon a caller gets a work permit.
+    pub(crate) fn priority(&self, claim: Option<&Claim>) -> Priority {
+        match claim.map(|claim| self.host.standing.standing(claim.address)) {
+            None => Priority::Unsigned,
+            Some(Standing::Unknown) => Priority::Signed,
+            Some(Standing::Proven | Standing::AllowListed) => Priority::Known,
+        }
+    }
+
+    /// Checks a signer's quota without spending from it.
+    pub(crate) fn check_quota(&self, claimed: Address, work: usize) -> Result<(), ErrorResponse> {
+        self.of_signer(|quotas, now| quotas.check(claimed, work, now))
     }
 
     /// Spends from the quota of a signer whose signature was verified.
-    pub(crate) fn take_quota(&self, signer: Address, count: usize) -> Result<(), ErrorResponse> {
-        self.with_quotas(|quotas| quotas.take(signer, count, Instant::now()))
+    pub(crate) fn take_quota(&self, signer: Address, work: usize) -> Result<(), ErrorResponse> {
+        self.of_signer(|quotas, now| quotas.take(signer, work, now))
     }
 
-    fn with_quotas(
-        &self,
-        spend: impl FnOnce(&mut Quotas) -> Result<(), std::time::Duration>,
-    ) -> Result<(), ErrorResponse> {
-        let Some(quotas) = &self.quotas else { return Ok(()) };
-        let spent = spend(&mut quotas.lock().unwrap_or_else(PoisonError::into_inner));
-        spent.map_err(|wait| {
-            ErrorResponse::retry_later(
-                Reason::Quota,
-                wait,
-                "the signer's quota is spent".to_owned(),
-            )
-        })
+    /// Spends from the quota of a peer.
+    pub(crate) fn take_peer_quota(&self, peer: PeerId, work: usize) -> Result<(), ErrorResponse> {
+        let spent = spend(&self.peer_quotas, |quotas, now| quotas.take(peer, work, now));
+        let message = "the quota of this address is spent";
+        spent
+            .map_err(|wait| ErrorResponse::retry_later(Reason::PeerQuota, wait, message.to_owned()))
     }
+
+    fn of_signer(
+        &self,
+        spending: impl FnOnce(&mut Quotas<Address>, Instant) -> Result<(), Duration>,
+    ) -> Result<(), ErrorResponse> {
+        let message = "the signer's quota is spent";
+        spend(&self.quotas, spending)
+            .map_err(|wait| ErrorResponse::retry_later(Reason::Quota, wait, message.to_owned()))
+    }
+}
+
+fn spend<K>(
+    quotas: &Option<Mutex<Quotas<K>>>,
+    spending: impl FnOnce(&mut Quotas<K>, Instant) -> Result<(), Duration>,
+) -> Result<(), Duration> {
+    let Some(quotas) = quotas else { return Ok(()) };
+    spending(&mut quotas.lock().unwrap_or_else(PoisonError::into_inner), Instant::now())
 }

@@ -52,7 +52,7 @@ impl Deferral {
     /// counts as `weight` of the deferred share.
     ///
     /// # Cancel safety
-    /// Dropped, its entry in the queue is skipped.
+    /// Dropped, it leaves the queue.
     pub(crate) async fn acquire(
         &self,
         gate: &Gate,
@@ -84,8 +84,11 @@ impl Deferral {
             }
         };
         self.added.notify_one();
+        let mut place = Place { deferral: self, permit, is_over: false };
+        let permit = (&mut place.permit).await;
+        place.is_over = true;
         // The sender is dropped only by `close`.
-        permit.await.map(Some).map_err(|_| gate.refuse_closed(Instant::now()))
+        permit.map(Some).map_err(|_| gate.refuse_closed(Instant::now()))
     }
 
     /// Hands out permits until [`Self::close`].
@@ -148,6 +151,26 @@ impl Deferral {
         let pressed = self.pressed();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.as_mut()?.pop(Instant::now(), pressed)
+    }
+}
+
+/// A caller's place in the queue. Dropped before it is over, the caller has gone, and the place is free.
+struct Place<'a> {
+    deferral: &'a Deferral,
+    permit: oneshot::Receiver<WorkPermit>,
+    is_over: bool,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        self.permit.close();
+        let mut queue = self.deferral.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queue) = queue.as_mut() {
+            queue.withdraw(oneshot::Sender::is_closed);
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::{
     context::{Entered, RpcContext},
     envelope::{Call, Calls, Id, State},
     methods::Method,
+    peers::PeerId,
     reply::{Answer, ErrorResponse, INVALID_REQUEST, Reason},
     signature::{Claim, SignatureError},
 };
@@ -19,6 +20,10 @@ use crate::{
 /// a thread for work, under a work permit: a megabyte takes milliseconds, for which no other caller of
 /// the thread would be served.
 const MAX_INLINE_BYTES: usize = 8 * 1_024;
+
+/// Bytes of a body that cost as much as the recovery of a signature: to read, to parse and to hash, in all
+/// about 3 us per KiB.
+const BYTES_PER_WORK: usize = 16 * 1_024;
 
 /// A request whose body was parsed.
 #[derive(Debug)]
@@ -31,6 +36,7 @@ struct Request {
     is_batch: bool,
     /// Null for a batch.
     id: Id,
+    peer: PeerId,
 }
 
 impl RpcContext {
@@ -47,7 +53,7 @@ impl RpcContext {
         claim: Option<Claim>,
         entered: &mut Entered,
     ) -> Result<Answer, ErrorResponse> {
-        let (mut request, permit) = self.parse(body, claim).await?;
+        let (mut request, permit) = self.parse(body, claim, entered.peer()).await?;
         Ok(match self.run(&mut request, permit, entered).await {
             Ok(()) => self.answer(request),
             Err(error) => self.refuse(error, &request.id),
@@ -64,12 +70,13 @@ impl RpcContext {
         self: &Arc<Self>,
         body: Bytes,
         claim: Option<Claim>,
+        peer: PeerId,
     ) -> Result<(Request, Option<WorkPermit>), ErrorResponse> {
         let max_batch = self.config.max_batch;
         let (parsed, permit) = if body.len() <= MAX_INLINE_BYTES {
             (Calls::parse(&body, max_batch), None)
         } else {
-            let permit = self.permit().await?;
+            let permit = self.permit(claim.as_ref()).await?;
             let text = body.clone();
             on_thread(move || (Calls::parse(&text, max_batch), Some(permit))).await?
         };
@@ -78,7 +85,7 @@ impl RpcContext {
             [single] if !is_batch => single.id.clone(),
             _ => Id::NULL,
         };
-        Ok((Request { body, claim, signer: None, calls, is_batch, id }, permit))
+        Ok((Request { body, claim, signer: None, calls, is_batch, id, peer }, permit))
     }
 
     async fn run(
@@ -89,12 +96,9 @@ impl RpcContext {
     ) -> Result<(), ErrorResponse> {
         let gate = &self.host.gate;
         let count = request.calls.len();
-        let batch = gate.enter_batch(&mut entered.permit, count, Instant::now());
-        batch.map_err(|refusal| ErrorResponse::refusal(&refusal))?;
-        if let Some(claim) = &request.claim {
-            // Before the work: no signature is recovered for a signer without quota.
-            self.check_quota(claim.address, count)?;
-        }
+        entered.grow(count, self)?;
+        // What was done so far is paid for by the caller's address.
+        self.take_peer_quota(entered.peer(), count + request.body.len() / BYTES_PER_WORK)?;
         if request.has(Method::is_deferrable) && self.deferral.must_wait() {
             // What must not wait goes ahead of what stands beside it in the batch.
             let urgent = |method: Method| !method.is_deferrable();
@@ -102,7 +106,7 @@ impl RpcContext {
                 self.work(request, permit.take(), urgent).await?;
             }
             drop(permit.take());
-            match self.deferral.acquire(gate, entered.permit.weight()).await {
+            match self.deferral.acquire(gate, entered.weight()).await {
                 Ok(acquired) => permit = acquired,
                 Err(refusal) => request.end(&ErrorResponse::refusal(&refusal)),
             }
@@ -122,43 +126,71 @@ impl RpcContext {
     ) -> Result<(), ErrorResponse> {
         let permit = match permit {
             Some(permit) => permit,
-            None => self.permit().await?,
+            None => self.permit(request.claim.as_ref()).await?,
         };
         let context = Arc::clone(self);
         let (body, claim) = (request.body.clone(), request.claim);
         let (mut calls, mut signer) = (std::mem::take(&mut request.calls), request.signer);
+        let peer = request.peer;
         let done = on_thread(move || {
             let _permit = permit;
-            let verified = context.verify(&body, claim, calls.len(), &mut signer);
-            if verified.is_ok() {
-                for call in &mut calls {
-                    call.run(&context, signer, which);
-                }
-            }
-            verified.map(|()| (calls, signer))
+            let ran = context.run_calls(&mut calls, which, peer, |work| {
+                let (Some(claim), None) = (claim, signer) else { return Ok(signer) };
+                // No signature is recovered for a signer without quota, and none pays for a forged one.
+                context.check_quota(claim.address, work)?;
+                let verified = claim.verify(&body).map_err(signature_error)?;
+                context.take_quota(verified, work)?;
+                signer = Some(verified);
+                Ok(signer)
+            });
+            ran.map(|()| (calls, signer))
         });
         (request.calls, request.signer) = done.await??;
         Ok(())
     }
 
-    /// Recovers who signed the body, once.
-    fn verify(
+    /// Runs calls, what is cheap first: no signature is recovered before every call has passed the checks
+    /// that need none, and before their work was paid for.
+    fn run_calls(
         &self,
-        body: &[u8],
-        claim: Option<Claim>,
-        count: usize,
-        signer: &mut Option<Address>,
+        calls: &mut [Call],
+        which: fn(Method) -> bool,
+        peer: PeerId,
+        verify: impl FnOnce(usize) -> Result<Option<Address>, ErrorResponse>,
     ) -> Result<(), ErrorResponse> {
-        let (Some(claim), None) = (claim, &signer) else { return Ok(()) };
-        let verified = claim.verify(body).map_err(signature_error)?;
-        self.take_quota(verified, count)?;
-        *signer = Some(verified);
+        let mut prepared = Vec::new();
+        for (index, call) in calls.iter_mut().enumerate() {
+            let State::Sent(method, params) = &call.state else { continue };
+            let method = *method;
+            if !which(method) {
+                continue;
+            }
+            match method.prepare(self, params) {
+                Ok(ready) => prepared.push((index, method, ready)),
+                Err(error) => call.state = State::Done(Err(error)),
+            }
+        }
+        if prepared.is_empty() {
+            return Ok(());
+        }
+        // One for the signature of the request.
+        let work = 1 + prepared.iter().map(|(.., ready)| ready.work()).sum::<usize>();
+        self.take_peer_quota(peer, work)?;
+        let signer = verify(work)?;
+        for (index, method, ready) in prepared {
+            let done = ready.run(self, signer);
+            if done.is_ok() {
+                self.metrics.accepted(method);
+            }
+            calls[index].state = State::Done(done);
+        }
         Ok(())
     }
 
     /// A work permit for an external caller.
-    async fn permit(&self) -> Result<WorkPermit, ErrorResponse> {
-        let acquired = self.host.gate.acquire_external(Instant::now()).await;
+    async fn permit(&self, claim: Option<&Claim>) -> Result<WorkPermit, ErrorResponse> {
+        let priority = self.priority(claim);
+        let acquired = self.host.gate.acquire_external(priority, Instant::now()).await;
         acquired.map_err(|refusal| ErrorResponse::refusal(&refusal))
     }
 
@@ -206,16 +238,6 @@ impl Request {
             if matches!(call.state, State::Sent(..)) {
                 call.state = State::Done(Err(error.clone()));
             }
-        }
-    }
-}
-
-impl Call {
-    fn run(&mut self, context: &RpcContext, signer: Option<Address>, which: fn(Method) -> bool) {
-        if let State::Sent(method, params) = &self.state
-            && which(*method)
-        {
-            self.state = State::Done(method.call(context, params, signer));
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod active;
 mod body;
+mod budget;
 mod config;
 mod context;
 mod deferral;
@@ -17,6 +18,8 @@ mod reply;
 mod route;
 mod server;
 mod signature;
+mod standing;
+mod timed;
 mod verify;
 mod ws;
 
@@ -26,3 +29,4 @@ pub use error::{ShutdownError, StartError};
 pub use metrics::METRICS;
 pub use reply::Reason;
 pub use server::{OrderRpc, OrderRpcHandle};
+pub use standing::{SignerStanding, Standing};

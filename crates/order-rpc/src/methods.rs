@@ -2,10 +2,11 @@
 
 use std::time::SystemTime;
 
-use alloy_primitives::{Address, Bytes};
+use alloy_consensus::Transaction as _;
+use alloy_primitives::{Address, B256, Bytes, keccak256};
 use order_pool::{
-    BundleError, CancelOutcome, InsertOutcome, RawBundle, RawCancelBundle, RejectReason,
-    ReplacementKey,
+    BundleError, CancelOutcome, InsertOutcome, PooledTransaction, RawBundle, RawCancelBundle,
+    RejectReason, ReplacementKey,
 };
 use serde_json::{Value, json};
 
@@ -48,53 +49,126 @@ impl Method {
         }
     }
 
-    /// Runs a call of it: CPU-heavy work.
-    pub(crate) fn call(
+    /// Reads the parameters and checks what costs no signature.
+    pub(crate) fn prepare(
         self,
         context: &RpcContext,
         params: &[u8],
-        signer: Option<Address>,
-    ) -> Result<Value, ErrorResponse> {
-        let result = match self {
-            Self::SendRawTransaction => send_raw_transaction(context, params),
-            Self::SendBundle => send_bundle(context, params, signer),
-            Self::CancelBundle => cancel_bundle(context, params, signer),
-        }?;
-        context.metrics.accepted(self);
-        Ok(result)
+    ) -> Result<Prepared, ErrorResponse> {
+        match self {
+            Self::SendRawTransaction => prepare_transaction(context, params),
+            Self::SendBundle => prepare_bundle(context, params),
+            Self::CancelBundle => {
+                params::one(params, "replacementUuid").map(Prepared::Cancellation)
+            }
+        }
     }
 }
 
-fn send_raw_transaction(context: &RpcContext, params: &[u8]) -> Result<Value, ErrorResponse> {
+/// Work is counted in units of a signature's recovery, about 50 us. The proofs of a blob take as long as so
+/// many.
+const WORK_PER_BLOB: usize = 40;
+
+/// A call that has passed all checks that cost no signature.
+#[derive(Debug)]
+pub(crate) enum Prepared {
+    /// A transaction that is in the pool.
+    Pooled(B256),
+    Transaction(PooledTransaction),
+    /// With its transactions, in their order.
+    Bundle(RawBundle, Vec<PooledTransaction>),
+    Cancellation(RawCancelBundle),
+}
+
+impl Prepared {
+    /// The work that is left, in recoveries of a signature.
+    pub(crate) fn work(&self) -> usize {
+        let of = |tx: &PooledTransaction| {
+            1 + tx.blob_versioned_hashes().map_or(0, <[_]>::len) * WORK_PER_BLOB
+        };
+        match self {
+            Self::Pooled(_) => 0,
+            Self::Transaction(tx) => of(tx),
+            Self::Bundle(_, txs) => txs.iter().map(of).sum(),
+            Self::Cancellation(_) => 1,
+        }
+    }
+
+    /// Does that work, and inserts.
+    pub(crate) fn run(
+        self,
+        context: &RpcContext,
+        signer: Option<Address>,
+    ) -> Result<Value, ErrorResponse> {
+        match self {
+            Self::Pooled(hash) => Ok(json!(hash)),
+            Self::Transaction(tx) => send_transaction(context, tx),
+            Self::Bundle(raw, txs) => send_bundle(context, raw, txs, signer),
+            Self::Cancellation(cancel) => cancel_bundle(context, &cancel, signer),
+        }
+    }
+}
+
+fn prepare_transaction(context: &RpcContext, params: &[u8]) -> Result<Prepared, ErrorResponse> {
     let raw: Bytes = params::one(params, "")?;
-    let now = SystemTime::now();
-    let tx = verify::transaction(&raw, "params[0]", context.config.chain_id, now)?;
+    let pool = &context.host.pool;
+    let is_pooled = |hash: &B256| pool.contains(hash);
+    // Of a blob transaction the blobs are no part of what is hashed.
+    if !verify::has_blobs(&raw) {
+        let hash = keccak256(&raw);
+        if is_pooled(&hash) {
+            return Ok(Prepared::Pooled(hash));
+        }
+    }
+    let tx = verify::decode(&raw, "params[0]", &context.config)?;
+    let hash = *tx.tx_hash();
+    Ok(if is_pooled(&hash) { Prepared::Pooled(hash) } else { Prepared::Transaction(tx) })
+}
+
+fn send_transaction(context: &RpcContext, tx: PooledTransaction) -> Result<Value, ErrorResponse> {
+    let tx = verify::transaction(tx, "params[0]", SystemTime::now())?;
     let hash = *tx.hash();
     match context.host.pool.insert_transaction(tx) {
         // Known is success as long as it is pooled: the promise is about the pool.
-        InsertOutcome::Known if !context.host.pool.contains(&hash) => {
-            let message = "already known, and not in the pool any more".to_owned();
-            Err(ErrorResponse::rejected(Reason::Known, message))
-        }
+        InsertOutcome::Known if !context.host.pool.contains(&hash) => Err(known()),
         outcome => check_outcome(outcome, "params[0]"),
     }?;
     Ok(json!(hash))
 }
 
-fn send_bundle(
-    context: &RpcContext,
-    params: &[u8],
-    signer: Option<Address>,
-) -> Result<Value, ErrorResponse> {
+fn prepare_bundle(context: &RpcContext, params: &[u8]) -> Result<Prepared, ErrorResponse> {
     let raw: RawBundle = params::one(params, "")?;
     let config = &context.config;
-    // Resolving decodes; chain and gas are then checked on what it decoded.
-    let bundle = raw
-        .resolve(signer, config.max_txs_per_bundle, SystemTime::now())
-        .map_err(|error| bundle_error(&error))?;
-    for (index, tx) in bundle.txs().iter().enumerate() {
-        verify::fits(tx.envelope(), &format!("txs[{index}]"), config.chain_id)?;
+    raw.check(config.max_txs_per_bundle).map_err(|error| bundle_error(&error))?;
+    let block = raw.block_number.filter(|block| *block != 0);
+    if let (Some(head), Some(value)) = (context.host.pool.head(), block) {
+        let limit = head.number.saturating_add(config.max_blocks_ahead);
+        if value <= head.number {
+            let limit = head.number.saturating_add(1);
+            let passed = RejectReason::BlockPassed { value, limit };
+            check_outcome(InsertOutcome::Rejected(passed), "blockNumber")?;
+        } else if value > limit {
+            let too_far = RejectReason::BlockTooFar { value, limit };
+            check_outcome(InsertOutcome::Rejected(too_far), "blockNumber")?;
+        }
     }
+    let txs = raw.txs.iter().enumerate();
+    let txs = txs.map(|(index, tx)| verify::decode(tx, &format!("txs[{index}]"), config));
+    let txs = txs.collect::<Result<_, _>>()?;
+    Ok(Prepared::Bundle(raw, txs))
+}
+
+fn send_bundle(
+    context: &RpcContext,
+    raw: RawBundle,
+    txs: Vec<PooledTransaction>,
+    signer: Option<Address>,
+) -> Result<Value, ErrorResponse> {
+    let now = SystemTime::now();
+    let txs = txs.into_iter().enumerate();
+    let txs = txs.map(|(index, tx)| verify::transaction(tx, &format!("txs[{index}]"), now));
+    let txs = txs.collect::<Result<_, _>>()?;
+    let bundle = raw.with_transactions(txs, signer, now).map_err(|error| bundle_error(&error))?;
     let bundle_hash = *bundle.hash();
     check_outcome(context.host.pool.insert_bundle(bundle), "replacementNonce")?;
     Ok(json!({ "bundleHash": bundle_hash }))
@@ -102,10 +176,9 @@ fn send_bundle(
 
 fn cancel_bundle(
     context: &RpcContext,
-    params: &[u8],
+    cancel: &RawCancelBundle,
     signer: Option<Address>,
 ) -> Result<Value, ErrorResponse> {
-    let cancel: RawCancelBundle = params::one(params, "replacementUuid")?;
     let Some(signer) = signer else {
         let message = "replacementUuid needs a signed request".to_owned();
         return Err(ErrorResponse::field(Reason::Signature, "replacementUuid", message));
@@ -118,6 +191,12 @@ fn cancel_bundle(
         _ => Err(ErrorResponse::internal()),
     }
 }
+
+fn known() -> ErrorResponse {
+    let message = "already known, and not in the pool any more".to_owned();
+    ErrorResponse::rejected(Reason::Known, message)
+}
+
 fn superseded(nonce: u64, current: u64) -> ErrorResponse {
     let message = format!("replacementNonce is {nonce}, must be above {current}");
     ErrorResponse::rejected(Reason::Superseded, message)

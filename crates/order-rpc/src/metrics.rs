@@ -20,6 +20,7 @@ pub const METRICS: &[&str] = &[
 ];
 
 use crate::{
+    budget::Share,
     methods::Method,
     reply::{Kind, Reason},
 };
@@ -60,6 +61,16 @@ impl Metrics {
     pub(crate) fn count(&self, reason: Reason) {
         self.reasons[reason as usize].increment(1);
     }
+}
+
+/// Counts a connection until the last task that serves it has ended: a WebSocket's task goes on after
+/// the HTTP connection that it was upgraded from has ended.
+#[derive(Debug)]
+pub(crate) struct OpenConnection {
+    pub(crate) _count: OpenCount,
+    pub(crate) _of_all: Share,
+    /// `None` for a trusted proxy.
+    pub(crate) _of_peer: Option<Share>,
 }
 
 /// Something that a gauge counts until it is dropped, also by a panic.

@@ -1,89 +1,93 @@
-//! Counts the open connections, in all and of each address.
+//! Who a caller is by its address, and what it holds: connections, WebSockets, requests and bytes.
 
 use std::{
-    net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    net::{IpAddr, Ipv6Addr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use alloy_primitives::map::HashMap;
-use metrics::Gauge;
+use http::HeaderMap;
 
-use crate::metrics::OpenCount;
+use crate::{budget::Budget, config::OrderRpcConfig};
 
+/// The header by which a trusted proxy names the caller, in the lower case that HTTP libraries compare in.
+const FORWARDED_FOR: &str = "x-forwarded-for";
+
+/// Callers with the same share: of IPv4 an address, of IPv6 the /64 that one subscriber is assigned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PeerId(IpAddr);
+
+impl From<IpAddr> for PeerId {
+    fn from(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
+            v4 @ IpAddr::V4(_) => v4,
+        })
+    }
+}
+
+/// A caller's shares. It lives as long as the caller holds anything.
 #[derive(Debug)]
-pub(crate) struct Peers {
-    open: Mutex<Open>,
-    max: usize,
-    max_per_peer: usize,
+pub(crate) struct Peer {
+    pub(crate) id: PeerId,
+    pub(crate) connections: Arc<Budget>,
+    pub(crate) websockets: Arc<Budget>,
+    pub(crate) requests: Arc<Budget>,
+    /// Bytes of bodies and of responses.
+    pub(crate) bytes: Arc<Budget>,
+    peers: Arc<Known>,
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let mut known = self.peers.lock();
+        // It may have come again since.
+        if known.get(&self.id).is_some_and(|peer| peer.strong_count() == 0) {
+            known.remove(&self.id);
+        }
+    }
+}
+
+/// Only peers that hold something, so as bounded as connections and requests are.
+#[derive(Debug, Default)]
+struct Known {
+    peers: Mutex<HashMap<PeerId, Weak<Peer>>>,
+}
+
+impl Known {
+    fn lock(&self) -> MutexGuard<'_, HashMap<PeerId, Weak<Peer>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Debug, Default)]
-struct Open {
-    total: usize,
-    /// Only addresses with open connections, so as bounded as these.
-    of: HashMap<IpAddr, usize>,
-}
-
-/// Which limit of connections is reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TooMany {
-    Connections,
-    OfPeer,
-}
-
-/// Counts a connection as open until it is dropped.
-#[derive(Debug)]
-pub(crate) struct PeerPermit {
-    peers: Arc<Peers>,
-    peer: IpAddr,
-}
+pub(crate) struct Peers(Arc<Known>);
 
 impl Peers {
-    pub(crate) fn new(max: usize, max_per_peer: usize) -> Self {
-        Self { open: Mutex::default(), max, max_per_peer }
-    }
-
-    pub(crate) fn enter(self: &Arc<Self>, peer: IpAddr) -> Result<PeerPermit, TooMany> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let of = open.of.get(&peer).copied().unwrap_or(0);
-        if of >= self.max_per_peer {
-            return Err(TooMany::OfPeer);
+    pub(crate) fn of(&self, address: IpAddr, config: &OrderRpcConfig) -> Arc<Peer> {
+        let id = PeerId::from(address);
+        let mut known = self.0.lock();
+        if let Some(peer) = known.get(&id).and_then(Weak::upgrade) {
+            return peer;
         }
-        if open.total >= self.max {
-            return Err(TooMany::Connections);
-        }
-        open.total += 1;
-        open.of.insert(peer, of + 1);
-        Ok(PeerPermit { peers: Arc::clone(self), peer })
-    }
-}
-
-impl Drop for PeerPermit {
-    fn drop(&mut self) {
-        let mut open = self.peers.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.total -= 1;
-        let left = open.of.get_mut(&self.peer).map_or(0, |of| {
-            *of -= 1;
-            *of
+        let peer = Arc::new(Peer {
+            id,
+            connections: Budget::new(config.max_connections_per_peer),
+            websockets: Budget::new(config.max_websockets_per_peer),
+            requests: Budget::new(config.max_requests_per_peer),
+            bytes: Budget::new(config.max_buffered_bytes_per_peer),
+            peers: Arc::clone(&self.0),
         });
-        if left == 0 {
-            open.of.remove(&self.peer);
-        }
+        known.insert(id, Arc::downgrade(&peer));
+        peer
     }
 }
 
-/// Counts a connection until the last task that serves it has ended: a WebSocket's task goes on after
-/// the HTTP connection that it was upgraded from has ended.
-#[derive(Debug)]
-pub(crate) struct OpenConnection {
-    _count: OpenCount,
-    _permit: PeerPermit,
-}
-
-impl OpenConnection {
-    pub(crate) fn new(permit: PeerPermit, gauge: &Gauge) -> Self {
-        Self { _count: OpenCount::new(gauge), _permit: permit }
-    }
+/// The address that a trusted proxy names: the last of its header, which it added itself. What stands
+/// before it came from the caller.
+pub(crate) fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
+    let last = headers.get_all(FORWARDED_FOR).iter().next_back()?.to_str().ok()?;
+    last.rsplit(',').next()?.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -91,18 +95,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_are_counted_by_address_and_in_all_until_they_end() {
-        let peers = Arc::new(Peers::new(3, 2));
-        let (one, other) = (IpAddr::from([1; 4]), IpAddr::from([2; 4]));
-        let first = peers.enter(one).unwrap();
-        let _second = peers.enter(one).unwrap();
-        assert_eq!(peers.enter(one).unwrap_err(), TooMany::OfPeer);
-        let third = peers.enter(other).unwrap();
-        assert_eq!(peers.enter(other).unwrap_err(), TooMany::Connections);
-        drop(first);
-        drop(third);
-        let again = (peers.enter(one).unwrap(), peers.enter(other).unwrap());
-        drop(again);
-        assert_eq!(peers.open.lock().unwrap().of.len(), 1);
+    fn a_peer_is_an_address_or_a_prefix_and_is_forgotten_when_it_holds_nothing() {
+        let (peers, config) = (Peers::default(), OrderRpcConfig::new(1));
+        let of = |address: &str| peers.of(address.parse().unwrap(), &config);
+        let (one, mapped) = (of("10.0.0.1"), of("::ffff:10.0.0.1"));
+        assert!(Arc::ptr_eq(&one, &mapped) && !Arc::ptr_eq(&one, &of("10.0.0.2")));
+        let (subscriber, same) = (of("2001:db8::1"), of("2001:db8::ffff:1"));
+        assert!(Arc::ptr_eq(&subscriber, &same));
+        assert!(!Arc::ptr_eq(&subscriber, &of("2001:db8:0:1::1")));
+        assert_eq!(peers.0.lock().len(), 2, "the others hold nothing");
+        drop((one, mapped, subscriber, same));
+        assert_eq!(peers.0.lock().len(), 0);
+    }
+
+    #[test]
+    fn of_a_forwarding_header_the_last_address_counts() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(forwarded_for(&headers), None);
+        headers.append(FORWARDED_FOR, "1.1.1.1, 2.2.2.2".parse().unwrap());
+        assert_eq!(forwarded_for(&headers), Some(IpAddr::from([2; 4])));
+        headers.append(FORWARDED_FOR, "3.3.3.3".parse().unwrap());
+        assert_eq!(forwarded_for(&headers), Some(IpAddr::from([3; 4])));
+        headers.append(FORWARDED_FOR, "nobody".parse().unwrap());
+        assert_eq!(forwarded_for(&headers), None);
     }
 }

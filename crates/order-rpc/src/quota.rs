@@ -1,20 +1,24 @@
-//! What each signer may send: a bucket of tokens that fills by the second. Time is passed in.
+//! What each signer and each peer may have done: a bucket of tokens that fills by the second. Time is
+//! passed in.
 
-use std::time::{Duration, Instant};
+use std::{
+    hash::Hash,
+    time::{Duration, Instant},
+};
 
-use alloy_primitives::{Address, map::HashMap};
+use alloy_primitives::map::HashMap;
 
 use crate::config::Quota;
 
-/// The buckets of many signers, a bounded number of them.
+/// The buckets of many signers, or of many peers, a bounded number of them.
 ///
 /// A bucket that is full again is forgotten when room is needed: a new one is full too. If that
 /// makes no room, the signers without a bucket share one, so that making up signers gains nothing.
 #[derive(Debug)]
-pub(crate) struct Quotas {
+pub(crate) struct Quotas<K> {
     quota: Quota,
     max_signers: usize,
-    buckets: HashMap<Address, Bucket>,
+    buckets: HashMap<K, Bucket>,
     shared: Bucket,
     swept: Instant,
 }
@@ -44,7 +48,7 @@ impl Bucket {
     }
 }
 
-impl Quotas {
+impl<K: Copy + Eq + Hash> Quotas<K> {
     pub(crate) fn new(quota: Quota, max_signers: usize, now: Instant) -> Self {
         let shared = Bucket::full(&quota, now);
         Self { quota, max_signers, buckets: HashMap::default(), shared, swept: now }
@@ -52,12 +56,7 @@ impl Quotas {
 
     /// Whether a signer has spent all it has, without spending anything: what a header claims is
     /// not verified yet.
-    pub(crate) fn check(
-        &self,
-        signer: Address,
-        count: usize,
-        now: Instant,
-    ) -> Result<(), Duration> {
+    pub(crate) fn check(&self, signer: K, count: usize, now: Instant) -> Result<(), Duration> {
         let Some(mut bucket) = self.buckets.get(&signer).copied() else { return Ok(()) };
         bucket.fill(&self.quota, now);
         bucket.wait(&self.quota, count as f64).map_or(Ok(()), Err)
@@ -65,12 +64,7 @@ impl Quotas {
 
     /// Spends so many tokens, or none and says when there are enough. More than a full bucket
     /// never is.
-    pub(crate) fn take(
-        &mut self,
-        signer: Address,
-        count: usize,
-        now: Instant,
-    ) -> Result<(), Duration> {
+    pub(crate) fn take(&mut self, signer: K, count: usize, now: Instant) -> Result<(), Duration> {
         let quota = self.quota;
         if !self.buckets.contains_key(&signer) && self.buckets.len() >= self.max_signers {
             self.sweep(now);
@@ -108,6 +102,7 @@ impl Quotas {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloy_primitives::Address;
 
     fn signer(byte: u8) -> Address {
         Address::repeat_byte(byte)

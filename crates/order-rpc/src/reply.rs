@@ -8,7 +8,7 @@ use http_body_util::Full;
 use load_control::{Refusal, RefusalReason};
 use serde_json::{Value, json};
 
-use crate::envelope::Id;
+use crate::{body::Held, envelope::Id};
 
 pub(crate) const PARSE: i32 = -32700;
 pub(crate) const INVALID_REQUEST: i32 = -32600;
@@ -53,8 +53,14 @@ pub(crate) enum Kind {
 reasons! {
     /// The limit of requests in flight is reached.
     TooManyRequests = "too_many_requests", Refused;
-    /// No work permit is free.
+    /// No work permit became free in time.
     NoPermit = "no_permit", Refused;
+    /// As many callers wait for a work permit as may.
+    PermitQueueFull = "permit_queue_full", Refused;
+    /// The limit of requests in flight that claim no signature is reached.
+    UnsignedRequests = "unsigned_requests", Refused;
+    /// The limit of requests in flight of the caller's address is reached.
+    PeerRequests = "peer_requests", Refused;
     /// The load is high and no more requests may be deferred: see
     /// [`OrderRpcConfig::deferral`](crate::OrderRpcConfig::deferral).
     DeferredFull = "deferred_full", Refused;
@@ -62,18 +68,24 @@ reasons! {
     ShuttingDown = "shutting_down", Refused;
     /// The signer's own quota is spent.
     Quota = "quota", Refused;
+    /// The quota of the caller's address is spent.
+    PeerQuota = "peer_quota", Refused;
     /// The limit of open connections is reached.
     Connections = "connections", Refused;
     /// The limit of connections of the caller's address is reached.
     PeerConnections = "peer_connections", Refused;
     /// The limit of open WebSockets is reached.
     WebSockets = "websockets", Refused;
+    /// The limit of open WebSockets of the caller's address is reached.
+    PeerWebSockets = "peer_websockets", Refused;
     /// The limit of requests in flight on the WebSocket is reached.
     WebSocketInFlight = "websocket_in_flight", Refused;
     /// The limit of slow bodies is reached.
     SlowBodies = "slow_bodies", Refused;
-    /// The limit of buffered bytes of bodies is reached.
+    /// The limit of buffered bytes, of bodies and responses, is reached.
     BufferedBytes = "buffered_bytes", Refused;
+    /// The limit of buffered bytes of the caller's address is reached.
+    PeerBufferedBytes = "peer_buffered_bytes", Refused;
     /// The pool is full.
     PoolFull = "pool_full", Refused;
     /// The body did not come in time.
@@ -104,6 +116,14 @@ reasons! {
     ChainId = "chain_id", Failed;
     /// Less gas than a transaction costs before it runs.
     IntrinsicGas = "intrinsic_gas", Failed;
+    /// A transaction with more bytes than one may have.
+    TransactionTooLarge = "transaction_too_large", Failed;
+    /// A transaction with more gas than one may have (EIP-7825).
+    GasLimit = "gas_limit", Failed;
+    /// A transaction whose tip is above its fee (EIP-1559).
+    TipAboveFee = "tip_above_fee", Failed;
+    /// A transaction with more blobs than one may have (EIP-7594).
+    TooManyBlobs = "too_many_blobs", Failed;
     /// The sidecar does not match the transaction.
     Sidecar = "sidecar", Failed;
     /// The order is known and no longer pooled.
@@ -125,6 +145,7 @@ impl From<RefusalReason> for Reason {
         match reason {
             RefusalReason::TooManyRequests => Self::TooManyRequests,
             RefusalReason::NoPermit => Self::NoPermit,
+            RefusalReason::QueueFull => Self::PermitQueueFull,
             RefusalReason::Deferred => Self::DeferredFull,
             RefusalReason::ShuttingDown => Self::ShuttingDown,
             // A reason that is added later is taken for overload.
@@ -173,9 +194,13 @@ impl ErrorResponse {
     pub(crate) fn retry_later(reason: Reason, retry_after: Duration, message: String) -> Self {
         let status = match reason {
             // A limit of the caller's own.
-            Reason::Quota | Reason::PeerConnections | Reason::WebSocketInFlight => {
-                StatusCode::TOO_MANY_REQUESTS
-            }
+            Reason::Quota
+            | Reason::PeerQuota
+            | Reason::PeerConnections
+            | Reason::PeerWebSockets
+            | Reason::PeerRequests
+            | Reason::PeerBufferedBytes
+            | Reason::WebSocketInFlight => StatusCode::TOO_MANY_REQUESTS,
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };
         let retry_after_ms = millis(retry_after);
@@ -215,7 +240,7 @@ impl ErrorResponse {
     }
 
     pub(crate) fn response(self) -> Response<Full<Bytes>> {
-        Answer { text: self.json(), error: Some(self) }.response()
+        Answer { text: self.json(), error: Some(self) }.response(None)
     }
 
     /// Sets status and headers on a response that has this error in its body.
@@ -237,8 +262,15 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    pub(crate) fn response(self) -> Response<Full<Bytes>> {
-        let mut response = json_response(self.text);
+    /// What is `held` for the response is given back when its last byte was handed to the kernel.
+    pub(crate) fn response(self, held: Option<Held>) -> Response<Full<Bytes>> {
+        let mut response = match held {
+            Some(mut held) => {
+                held.response(self.text.len());
+                json_response(Bytes::from_owner(HeldText { text: self.text, _held: held }))
+            }
+            None => json_response(self.text),
+        };
         if let Some(error) = &self.error {
             error.mark(&mut response);
         }
@@ -246,8 +278,20 @@ impl Answer {
     }
 }
 
-pub(crate) fn json_response(text: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::from(text));
+/// The text of a response, with its share of the buffered bytes.
+struct HeldText {
+    text: String,
+    _held: Held,
+}
+
+impl AsRef<[u8]> for HeldText {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+}
+
+pub(crate) fn json_response(text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(text.into()));
     let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, json);
     response

@@ -17,7 +17,8 @@ use crate::{
     config::SignatureMode,
     context::{Entered, RpcContext},
     dispatch::signature_error,
-    peers::OpenConnection,
+    metrics::OpenConnection,
+    peers::{self, Peer},
     reply::{ErrorResponse, INVALID_REQUEST, Reason, json_response},
     signature::{self, Claim, SignatureError},
     ws,
@@ -35,6 +36,9 @@ pub(crate) const MAX_LINGERING: usize = 64;
 pub(crate) struct Connection {
     pub(crate) context: Arc<RpcContext>,
     pub(crate) connections: ws::Connections,
+    pub(crate) peer: Arc<Peer>,
+    /// Whether it comes from a trusted proxy, which names the caller of each request.
+    pub(crate) is_proxy: bool,
     /// Kept by a WebSocket's task too, so that the connection counts until the WebSocket ends.
     pub(crate) _open: Arc<OpenConnection>,
 }
@@ -94,20 +98,34 @@ impl Connection {
         request: Request<Incoming>,
     ) -> Result<Response<Full<Bytes>>, ErrorResponse> {
         let (parts, body) = request.into_parts();
+        let caller = self.caller(&parts.headers);
         // All checks that need no body come before the body is read.
-        let (mut entered, claim) = match self.enter(&parts.headers) {
+        let (mut entered, claim) = match self.enter(&parts.headers, &caller) {
             Ok(entered) => entered,
             Err(error) => {
                 self.linger(body);
                 return Err(error);
             }
         };
-        let (body, _share) = body::read(body, &self.context).await?;
-        Ok(self.context.serve(body, claim, &mut entered).await?.response())
+        let (body, held) = body::read(body, &self.context, &caller).await?;
+        Ok(self.context.serve(body, claim, &mut entered).await?.response(Some(held)))
     }
 
-    fn enter(&self, headers: &HeaderMap) -> Result<(Entered, Option<Claim>), ErrorResponse> {
-        let entered = self.context.enter()?;
+    /// Whose shares a request uses.
+    pub(crate) fn caller(&self, headers: &HeaderMap) -> Arc<Peer> {
+        let named = if self.is_proxy { peers::forwarded_for(headers) } else { None };
+        match named {
+            Some(address) => self.context.peers.of(address, &self.context.config),
+            None => Arc::clone(&self.peer),
+        }
+    }
+
+    fn enter(
+        &self,
+        headers: &HeaderMap,
+        caller: &Peer,
+    ) -> Result<(Entered, Option<Claim>), ErrorResponse> {
+        let entered = self.context.enter(caller, headers.contains_key(signature::HEADER))?;
         is_json(headers)?;
         Ok((entered, claim(headers, self.context.config.signatures)?))
     }

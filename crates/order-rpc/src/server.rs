@@ -22,9 +22,10 @@ use crate::{
     config::{ConfigError, OrderRpcConfig},
     context::{Host, RpcContext},
     error::{ShutdownError, StartError},
-    peers::{OpenConnection, PeerPermit, Peers, TooMany},
+    metrics::{OpenConnection, OpenCount},
     reply::{ErrorResponse, Reason},
     route::Connection,
+    timed::TimedWrites,
     ws::Connections,
 };
 
@@ -70,13 +71,17 @@ impl OrderRpc {
     /// See [`StartError`].
     pub fn start(config: OrderRpcConfig, host: Host) -> Result<OrderRpcHandle, StartError> {
         let address = config.listen;
-        let work_permits = host.gate.config().work_permits;
+        let gate = host.gate.config();
+        let external_permits = match host.gate.request_limit() {
+            Some(_) => gate.work_permits - gate.reserved_permits,
+            None => gate.work_permits,
+        };
         let threads = config.threads;
         let context = Arc::new(RpcContext::new(config, host)?);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
-            // One for each work permit: more never work at once.
-            .max_blocking_threads(work_permits)
+            // One for each work permit of external callers: more never work at once.
+            .max_blocking_threads(external_permits)
             .thread_name("order-rpc")
             .enable_all()
             .build()
@@ -165,9 +170,9 @@ impl OrderRpcHandle {
         self.context.active.count()
     }
 
-    /// Bytes of request bodies in memory.
+    /// Bytes of request bodies, and of responses that are not sent yet, in memory.
     pub fn buffered_bytes(&self) -> usize {
-        self.context.buffered.bytes()
+        self.context.buffered.used()
     }
 
     /// Shuts down: new requests are refused, requests in flight are answered, deferred requests are
@@ -239,7 +244,6 @@ async fn run(
 struct Acceptor {
     context: Arc<RpcContext>,
     connections: Connections,
-    peers: Arc<Peers>,
     reject_responses: Arc<Semaphore>,
     http: http1::Builder,
 }
@@ -252,7 +256,6 @@ impl Acceptor {
             .header_read_timeout(config.header_timeout)
             .max_buf_size(READ_BUFFER_BYTES);
         Self {
-            peers: Arc::new(Peers::new(config.max_connections, config.max_connections_per_peer)),
             reject_responses: Arc::new(Semaphore::new(MAX_REJECT_RESPONSES)),
             context: Arc::clone(context),
             connections,
@@ -282,22 +285,32 @@ impl Acceptor {
     }
 
     fn connect(&self, socket: TcpStream, peer: SocketAddr) {
-        match self.peers.enter(peer.ip()) {
-            Ok(place) => self.serve(socket, place),
-            Err(too_many) => self.refuse(socket, too_many),
-        }
+        let context = &self.context;
+        let is_proxy = context.config.trusted_proxies.contains(&peer.ip().to_canonical());
+        let peer = context.peers.of(peer.ip(), &context.config);
+        let of_peer = if is_proxy { None } else { Some(peer.connections.take(1)) };
+        let (of_peer, of_all) = match (of_peer, context.connections.take(1)) {
+            (Some(None), _) => return self.refuse(socket, Reason::PeerConnections),
+            (_, None) => return self.refuse(socket, Reason::Connections),
+            (of_peer, Some(of_all)) => (of_peer.flatten(), of_all),
+        };
+        let count = OpenCount::new(&context.metrics.connections);
+        let open = OpenConnection { _count: count, _of_all: of_all, _of_peer: of_peer };
+        let connection = Connection {
+            context: Arc::clone(context),
+            connections: self.connections.clone(),
+            peer,
+            is_proxy,
+            _open: Arc::new(open),
+        };
+        self.serve(socket, connection);
     }
 
-    fn serve(&self, socket: TcpStream, place: PeerPermit) {
+    fn serve(&self, socket: TcpStream, connection: Connection) {
         // Small responses are sent at once (no Nagle). It fails only for a closed socket, which the
         // next read reports.
         let _ = socket.set_nodelay(true);
-        let open = OpenConnection::new(place, &self.context.metrics.connections);
-        let connection = Connection {
-            context: Arc::clone(&self.context),
-            connections: self.connections.clone(),
-            _open: Arc::new(open),
-        };
+        let socket = TimedWrites::new(socket, self.context.config.send_timeout);
         let service = service_fn(move |request| connection.clone().respond(request));
         let connection = self.http.serve_connection(TokioIo::new(socket), service);
         let end = self.connections.end.clone();
@@ -318,12 +331,10 @@ impl Acceptor {
     }
 
     /// Sends a reject response to a connection beyond the limits, without reading its request.
-    fn refuse(&self, mut socket: TcpStream, too_many: TooMany) {
-        let (reason, message) = match too_many {
-            TooMany::Connections => (Reason::Connections, "too many connections are open"),
-            TooMany::OfPeer => {
-                (Reason::PeerConnections, "too many connections of this address are open")
-            }
+    fn refuse(&self, mut socket: TcpStream, reason: Reason) {
+        let message = match reason {
+            Reason::PeerConnections => "too many connections of this address are open",
+            _ => "too many connections are open",
         };
         self.context.metrics.count(reason);
         let Ok(place) = Arc::clone(&self.reject_responses).try_acquire_owned() else { return };

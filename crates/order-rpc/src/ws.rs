@@ -12,10 +12,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
-use tokio::{
-    sync::OwnedSemaphorePermit,
-    time::{Instant, interval_at, timeout},
-};
+use tokio::time::{Instant, interval_at, timeout};
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{
@@ -27,13 +24,14 @@ use tokio_tungstenite::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    body::Share,
+    body::Held,
     config::SignatureMode,
     context::RpcContext,
     dispatch::signature_error,
     envelope,
     metrics::OpenCount,
-    reply::{Answer, ErrorResponse, Reason},
+    peers::Peer,
+    reply::{ErrorResponse, Reason},
     route::{Connection, http_error},
     signature::SignatureError,
 };
@@ -75,14 +73,20 @@ pub(crate) fn upgrade<B>(
         return Err(signature_error(SignatureError::Missing));
     }
     let accept = accept_key(request.headers())?;
-    let Ok(permit) = context.websockets.clone().try_acquire_owned() else {
+    let caller = connection.caller(request.headers());
+    let Some(of_peer) = caller.websockets.take(1) else {
+        let message = "too many WebSockets of this address are open";
+        return Err(context.retry_later(Reason::PeerWebSockets, message));
+    };
+    let Some(of_all) = context.websockets.take(1) else {
         return Err(context.retry_later(Reason::WebSockets, "too many WebSockets are open"));
     };
     let upgrading = hyper::upgrade::on(&mut request);
     let tasks = connection.connections.tasks.clone();
     tasks.spawn(async move {
         let _count = OpenCount::new(&connection.context.metrics.websockets);
-        serve(&connection, upgrading, permit).await;
+        serve(&connection, &caller, upgrading).await;
+        drop((of_peer, of_all));
     });
     let mut response = Response::new(Full::default());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -108,7 +112,7 @@ fn accept_key(headers: &HeaderMap) -> Result<HeaderValue, ErrorResponse> {
     }
 }
 
-async fn serve(connection: &Connection, upgrading: OnUpgrade, _permit: OwnedSemaphorePermit) {
+async fn serve(connection: &Connection, caller: &Peer, upgrading: OnUpgrade) {
     let (config, end) = (&connection.context.config, &connection.connections.end);
     let upgraded = tokio::select! {
         // A client that never finishes the handshake ends with its connection or at the shutdown.
@@ -123,7 +127,7 @@ async fn serve(connection: &Connection, upgrading: OnUpgrade, _permit: OwnedSema
         .max_frame_size(Some(config.max_message_bytes));
     let io = TokioIo::new(upgraded);
     let socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits)).await;
-    let ended = talk(&connection.context, socket, end).await;
+    let ended = talk(&connection.context, caller, socket, end).await;
     tracing::trace!(%ended, "a WebSocket ended");
 }
 
@@ -138,7 +142,12 @@ enum Ended {
     Silent,
 }
 
-async fn talk(context: &Arc<RpcContext>, socket: Socket, end: &CancellationToken) -> Ended {
+async fn talk(
+    context: &Arc<RpcContext>,
+    caller: &Peer,
+    socket: Socket,
+    end: &CancellationToken,
+) -> Ended {
     let config = &context.config;
     let max_in_flight = config.max_in_flight_per_websocket;
     let (sink, mut stream) = socket.split();
@@ -154,7 +163,7 @@ async fn talk(context: &Arc<RpcContext>, socket: Socket, end: &CancellationToken
     let reason = loop {
         // Responses are sent before more is read: nothing is read from a client that does not read
         // its responses.
-        while let Some(answer) = answers.finished.pop_front() {
+        while let Some((answer, _held)) = answers.finished.pop_front() {
             if let Err(ended) = answers.send(Message::text(answer)).await {
                 return ended;
             }
@@ -190,7 +199,7 @@ async fn talk(context: &Arc<RpcContext>, socket: Socket, end: &CancellationToken
                     Some(Err(error)) => return too_large(context, error),
                 };
                 let busy = answers.open.len() >= max_in_flight;
-                answers.open.push(answer(context, body, busy).boxed());
+                answers.open.push(answer(context, caller, body, busy).boxed());
             }
         }
     };
@@ -209,6 +218,9 @@ fn too_large(context: &RpcContext, error: Error) -> Ended {
     Ended::Broken(error)
 }
 
+/// A response, and its bytes until it is sent.
+type HeldAnswer = (String, Option<Held>);
+
 /// The responses to a WebSocket.
 struct Answers<'a> {
     sink: SplitSink<Socket, Message>,
@@ -217,10 +229,10 @@ struct Answers<'a> {
     /// Requests being answered, [`max_in_flight_per_websocket`] and a refusal at most.
     ///
     /// [`max_in_flight_per_websocket`]: crate::OrderRpcConfig::max_in_flight_per_websocket
-    open: FuturesUnordered<BoxFuture<'a, String>>,
+    open: FuturesUnordered<BoxFuture<'a, HeldAnswer>>,
     /// Responses to be sent. Each was in `open`, and nothing is read before all of them are sent, so
     /// there are never more than in `open`.
-    finished: VecDeque<String>,
+    finished: VecDeque<HeldAnswer>,
 }
 
 impl Answers<'_> {
@@ -240,28 +252,28 @@ impl Answers<'_> {
     }
 }
 
-async fn answer(context: &Arc<RpcContext>, body: Bytes, busy: bool) -> String {
-    let answer = match serve_message(context, &body, busy).await {
-        Ok(answer) => answer,
+async fn answer(context: &Arc<RpcContext>, caller: &Peer, body: Bytes, busy: bool) -> HeldAnswer {
+    match serve_message(context, caller, &body, busy).await {
+        Ok((answer, held)) => (answer, Some(held)),
         // By its id its caller knows which was refused.
-        Err(error) => context.refuse(error, &envelope::id_of(&body)),
-    };
-    answer.text
+        Err(error) => (context.refuse(error, &envelope::id_of(&body)).text, None),
+    }
 }
 
 async fn serve_message(
     context: &Arc<RpcContext>,
+    caller: &Peer,
     body: &Bytes,
     busy: bool,
-) -> Result<Answer, ErrorResponse> {
+) -> Result<(String, Held), ErrorResponse> {
     if busy {
         let message = "too many requests are in flight on this WebSocket";
         return Err(context.retry_later(Reason::WebSocketInFlight, message));
     }
-    let mut entered = context.enter()?;
-    let mut share = Share::new(&context.buffered);
-    if !share.try_add(body.len()) {
-        return Err(context.retry_later(Reason::BufferedBytes, "too much is being read"));
-    }
-    context.serve(body.clone(), None, &mut entered).await
+    let mut entered = context.enter(caller, false)?;
+    let mut held = Held::new(context, caller);
+    held.add(body.len(), context)?;
+    let answer = context.serve(body.clone(), None, &mut entered).await?;
+    held.response(answer.text.len());
+    Ok((answer.text, held))
 }

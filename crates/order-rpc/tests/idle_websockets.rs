@@ -17,7 +17,7 @@ use common::{memory::*, *};
 use futures::future::join_all;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use order_rpc::{
-    DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONNECTIONS_PER_PEER, DEFAULT_MAX_WEBSOCKETS,
+    DEFAULT_MAX_CONNECTIONS_PER_PEER, DEFAULT_MAX_WEBSOCKETS, DEFAULT_MAX_WEBSOCKETS_PER_PEER,
 };
 use serde_json::json;
 use tokio::{
@@ -151,7 +151,8 @@ async fn other_caller(to: SocketAddr, bodies: Vec<String>, over: Arc<AtomicBool>
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_idle_websockets_take_their_caps_and_no_more() {
     // Two for each connection that is held, and the rest of the process.
-    let needed = 2 * DEFAULT_MAX_CONNECTIONS as u64 + 200;
+    let held = DEFAULT_MAX_CONNECTIONS_PER_PEER + DEFAULT_MAX_WEBSOCKETS;
+    let needed = 2 * held as u64 + 200;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     assert!(hard >= needed, "{needed} open files are needed and {hard} are allowed");
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(needed), hard).unwrap();
@@ -170,12 +171,12 @@ async fn ten_thousand_idle_websockets_take_their_caps_and_no_more() {
 
     // From one address, keeping hold of everything.
     let warm = attack(server.addr, WARM_UP, |_| [127, 0, 0, 1], true, &most).await;
-    let open = DEFAULT_MAX_WEBSOCKETS;
+    let open = DEFAULT_MAX_WEBSOCKETS_PER_PEER;
     let held = DEFAULT_MAX_CONNECTIONS_PER_PEER;
     let expected = |beyond: usize| {
         Outcomes::from([
             ((101, String::new()), open),
-            ((503, "websockets".to_owned()), held - open),
+            ((429, "peer_websockets".to_owned()), held - open),
             ((429, "peer_connections".to_owned()), beyond),
         ])
     };
@@ -189,13 +190,15 @@ async fn ten_thousand_idle_websockets_take_their_caps_and_no_more() {
     let rest = attack(server.addr, ATTEMPTS - WARM_UP, |_| [127, 0, 0, 1], true, &most).await;
     let all_refused = [((429, "peer_connections".to_owned()), ATTEMPTS - WARM_UP)];
     assert_eq!((rest.held.len(), rest.outcomes), (0, Outcomes::from(all_refused)));
-    // From many addresses, which have connections left and WebSockets not.
+    // From many addresses, which get the WebSockets that are left.
     let from_many = |number: usize| [127, 0, 1, 1 + (number % 50) as u8];
     let many = attack(server.addr, 1_000, from_many, false, &most).await;
-    assert_eq!(many.outcomes, Outcomes::from([((503, "websockets".to_owned()), 1_000)]));
+    let left = DEFAULT_MAX_WEBSOCKETS - open;
+    let expected = [((101, String::new()), left), ((503, "websockets".to_owned()), 1_000 - left)];
+    assert_eq!(many.outcomes, Outcomes::from(expected));
     let added = most.above(at_warm);
     println!("{} refused: {} KiB more resident", ATTEMPTS - WARM_UP + 1_000, added >> 10);
-    assert!(added <= FLAT_BYTES, "{added} bytes more");
+    assert!(added <= FLAT_BYTES + left * BYTES_PER_HELD, "{added} bytes more");
 
     over.store(true, SeqCst);
     let served = other.await.unwrap();
@@ -205,12 +208,13 @@ async fn ten_thousand_idle_websockets_take_their_caps_and_no_more() {
     let lost = warm.lost + rest.lost;
     assert_eq!(counted.reason("peer_connections"), (ATTEMPTS - held + lost) as u64);
     assert_eq!(many.lost, 0, "within what an address may have nobody is cut off");
-    assert_eq!(counted.reason("websockets"), (held - open + 1_000) as u64);
+    assert_eq!(counted.reason("websockets"), (1_000 - left) as u64);
+    assert_eq!(counted.reason("peer_websockets"), (held - open) as u64);
     assert_eq!(counted.reason("connections"), 0);
     assert_eq!(server.gate.stats().requests_in_flight, 0, "an idle WebSocket is no request");
     let gauges = || (counted.gauge("order_rpc_connections"), counted.gauge("order_rpc_websockets"));
-    until("the others are gone", || gauges().1 == open as f64).await;
-    drop(warm.held);
+    until("the others are gone", || gauges().1 == DEFAULT_MAX_WEBSOCKETS as f64).await;
+    drop((warm.held, many.held));
     until("all are gone", || gauges() == (0.0, 0.0)).await;
     let (socket, answer) = handshake([127, 0, 0, 1], server.addr, &AtomicUsize::new(0)).await;
     assert_eq!(answer.status, 101, "there is room again");

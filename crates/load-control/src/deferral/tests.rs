@@ -154,3 +154,17 @@ fn what_its_owner_has_no_room_for_is_counted_as_handed_back() {
     let stats = queue.stats(now);
     assert_eq!((stats.deferred, stats.handed_back, stats.waiting), (1, 1, 1));
 }
+
+#[test]
+fn what_is_withdrawn_leaves_its_place_and_is_counted() {
+    let start = Instant::now();
+    let mut queue = DeferralQueue::new("test", DeferralConfig::default().with_capacity(2)).unwrap();
+    assert_eq!(queue.offer(1, start, true), Offered::Deferred);
+    assert_eq!(queue.offer(2, start, true), Offered::Deferred);
+    assert_eq!(queue.offer(3, start, true), Offered::HandedBack(3));
+    assert_eq!(queue.withdraw(|item| *item == 1), 1);
+    assert_eq!(queue.offer(3, start, true), Offered::Deferred);
+    let stats = queue.stats(start);
+    assert_eq!((stats.deferred, stats.withdrawn, stats.waiting), (3, 1, 2));
+    assert_eq!((queue.pop(start, false), queue.pop(start, false)), (Some(2), Some(3)));
+}

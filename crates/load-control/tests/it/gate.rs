@@ -13,7 +13,7 @@ use std::{
 };
 
 use futures::{FutureExt, executor::block_on, future::join_all, poll};
-use load_control::{Gate, GateConfig, GateName, Limit, RefusalReason};
+use load_control::{Gate, GateConfig, GateName, Limit, Priority, RefusalReason};
 
 fn config(requests: usize, permits: usize, reserve: usize) -> GateConfig {
     GateConfig::for_cores(2)
@@ -175,7 +175,8 @@ async fn an_aborted_task_gives_every_permit_back() {
             let (gate, ready) = (gate.clone(), Arc::clone(&ready));
             tokio::spawn(async move {
                 let _request = gate.enter(Instant::now()).unwrap();
-                let _permit = gate.acquire_external(Instant::now()).await.unwrap();
+                let _permit =
+                    gate.acquire_external(Priority::Unsigned, Instant::now()).await.unwrap();
                 ready.wait().await;
                 std::future::pending::<()>().await;
             })
@@ -209,8 +210,8 @@ async fn a_closed_gate_refuses_external_callers_keeps_its_permits_good_and_still
 async fn without_a_limit_external_callers_wait_in_line_and_none_is_refused() {
     let (gate, now) = (unlimited_gate(), Instant::now());
     let requests: Vec<_> = (0..20_000).map(|_| gate.enter(now).unwrap()).collect();
-    let held = gate.acquire_external(now).await.unwrap();
-    let mut external = pin!(gate.acquire_external(now));
+    let held = gate.acquire_external(Priority::Unsigned, now).await.unwrap();
+    let mut external = pin!(gate.acquire_external(Priority::Unsigned, now));
     let mut internal = pin!(gate.acquire_internal());
     assert!(poll!(external.as_mut()).is_pending() && poll!(internal.as_mut()).is_pending());
     drop(held);
@@ -224,8 +225,8 @@ async fn without_a_limit_external_callers_wait_in_line_and_none_is_refused() {
 #[tokio::test]
 async fn without_a_limit_a_waiting_external_caller_is_refused_when_the_gate_closes() {
     let (gate, now) = (unlimited_gate(), Instant::now());
-    let held = gate.acquire_external(now).await.unwrap();
-    let mut waiting = pin!(gate.acquire_external(now));
+    let held = gate.acquire_external(Priority::Unsigned, now).await.unwrap();
+    let mut waiting = pin!(gate.acquire_external(Priority::Unsigned, now));
     assert!(poll!(waiting.as_mut()).is_pending());
     gate.close();
     drop(held);
@@ -248,13 +249,109 @@ async fn deferred_work_of_external_callers_waits_within_their_share() {
 }
 
 #[test]
-fn shedding_begins_with_a_refusal_and_ends_after_a_quiet_time() {
+fn a_gate_sheds_once_it_has_refused_for_a_while_and_until_it_has_refused_nobody_for_a_while() {
     let (gate, now) = (gate(1, 2, 1), Instant::now());
-    assert!(!gate.is_shedding(now));
+    let at = |ms| now + Duration::from_millis(ms);
     let _permit = gate.enter(now).unwrap();
-    assert!(gate.enter(now).is_err());
-    assert!(gate.is_shedding(now + Duration::from_millis(999)));
-    assert!(!gate.is_shedding(now + Duration::from_secs(1)));
+    for ms in [0, 900, 1_800] {
+        assert!(gate.enter(at(ms)).is_err());
+        assert!(!gate.is_shedding(at(ms)), "a burst, {ms} ms after its first refusal");
+    }
+    assert!(gate.enter(at(2_000)).is_err());
+    assert!(gate.is_shedding(at(2_999)));
+    assert!(!gate.is_shedding(at(3_000)));
+}
+
+/// A burst that is worked off in time refuses nobody, however few permits there are.
+#[tokio::test(start_paused = true)]
+async fn external_callers_wait_for_a_permit_for_a_bounded_time() {
+    let gate = Gate::new(config(4_096, 2, 1).with_max_permit_waiters(512)).unwrap();
+    let served = (0..512).map(|_| {
+        let gate = gate.clone();
+        async move {
+            let permit = gate.acquire_external(Priority::Unsigned, tokio_now()).await;
+            tokio::task::yield_now().await;
+            permit.is_ok()
+        }
+    });
+    assert!(join_all(served).await.into_iter().all(|served| served), "nobody is refused");
+    let held = gate.try_acquire_external(tokio_now()).unwrap();
+    let start = tokio::time::Instant::now();
+    let refused = gate.acquire_external(Priority::Unsigned, tokio_now()).await.unwrap_err();
+    assert_eq!(refused.reason, RefusalReason::NoPermit);
+    assert_eq!(start.elapsed(), load_control::DEFAULT_PERMIT_WAIT);
+    drop(held);
+    assert_eq!(gate.stats().work_refused, 1);
+    assert!(is_empty(&gate));
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_of_a_higher_priority_go_first_and_take_the_place_of_the_last_of_a_lower_one() {
+    let gate = Gate::new(config(100, 2, 1).with_max_permit_waiters(3)).unwrap();
+    let held = gate.try_acquire_external(tokio_now()).unwrap();
+    let acquire = |priority| Box::pin(gate.acquire_external(priority, tokio_now()));
+    let mut unsigned = acquire(Priority::Unsigned);
+    let mut later = acquire(Priority::Unsigned);
+    let mut signed = acquire(Priority::Signed);
+    for waiting in [&mut unsigned, &mut later, &mut signed] {
+        assert!(poll!(waiting).is_pending());
+    }
+    let beyond = acquire(Priority::Unsigned).await.unwrap_err();
+    assert_eq!(beyond.reason, RefusalReason::QueueFull);
+    let mut known = acquire(Priority::Known);
+    assert!(poll!(&mut known).is_pending());
+    let evicted = later.now_or_never().expect("it is told at once");
+    assert_eq!(evicted.unwrap_err().reason, RefusalReason::QueueFull);
+    drop(held);
+    let first = known.now_or_never().expect("first").unwrap();
+    assert!(poll!(&mut signed).is_pending() && poll!(&mut unsigned).is_pending());
+    drop(first);
+    let second = signed.now_or_never().expect("second").unwrap();
+    // Whoever goes away leaves its turn to the next.
+    let mut next = acquire(Priority::Unsigned);
+    assert!(poll!(&mut next).is_pending());
+    drop(unsigned);
+    drop(second);
+    drop(next.now_or_never().expect("third").unwrap());
+    assert!(is_empty(&gate));
+}
+
+/// The clock that a paused runtime goes by.
+fn tokio_now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+/// Threads that acquire, give up and release in every order: no permit is lost and none is made.
+#[test]
+fn a_permit_that_is_handed_on_while_its_waiter_leaves_is_not_lost() {
+    const PERMITS: usize = 2;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_time().build();
+    let runtime = runtime.unwrap();
+    let gate = Gate::new(config(100, PERMITS + 1, 1).with_permit_wait(Duration::from_micros(50)));
+    let gate = gate.unwrap();
+    let held = Arc::new(AtomicUsize::new(0));
+    let tasks = (0..8).map(|_| {
+        let (gate, held) = (gate.clone(), Arc::clone(&held));
+        runtime.spawn(async move {
+            for _ in 0..2_000 {
+                if let Ok(permit) = gate.acquire_external(Priority::Signed, Instant::now()).await {
+                    assert!(held.fetch_add(1, SeqCst) < PERMITS);
+                    tokio::task::yield_now().await;
+                    held.fetch_sub(1, SeqCst);
+                    drop(permit);
+                }
+            }
+        })
+    });
+    let tasks: Vec<_> = tasks.collect();
+    for task in runtime.block_on(join_all(tasks)) {
+        task.unwrap();
+    }
+    assert!(is_empty(&gate));
+    let all: Vec<_> =
+        std::iter::from_fn(|| gate.try_acquire_external(Instant::now()).ok()).collect();
+    assert_eq!(all.len(), PERMITS);
 }
 
 /// All permits of external callers are held, by threads that wait at a barrier; then many more
@@ -334,7 +431,7 @@ fn internal_work_that_waits_does_not_spin() {
 
 #[test]
 fn with_one_worker_thread_nothing_livelocks() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let gate = gate(64, 2, 1);
     let served = runtime.block_on(async {
         let internal = (0..200).map(|_| {
@@ -350,7 +447,7 @@ fn with_one_worker_thread_nothing_livelocks() {
             tokio::spawn(async move {
                 let Ok(_request) = gate.enter(Instant::now()) else { return false };
                 tokio::task::yield_now().await;
-                let permit = gate.acquire_external(Instant::now()).await;
+                let permit = gate.acquire_external(Priority::Unsigned, Instant::now()).await;
                 tokio::task::yield_now().await;
                 permit.is_ok()
             })
@@ -371,6 +468,6 @@ fn the_futures_of_a_gate_can_be_sent_to_other_threads() {
     fn send<T: Send>(_: &T) {}
     let gate = gate(1, 2, 1);
     send(&gate.acquire_internal());
-    send(&gate.acquire_external(Instant::now()));
+    send(&gate.acquire_external(Priority::Unsigned, Instant::now()));
     send(&gate.try_acquire_external(Instant::now()));
 }

@@ -96,8 +96,9 @@ pub async fn until(what: &str, done: impl Fn() -> bool) {
     }
 }
 
+/// A gate of which nobody is refused because the machine is busy: a test of that sets the wait.
 pub fn gate_config(requests: usize) -> GateConfig {
-    GateConfig::for_cores(2).with_requests(Limit::Number(requests))
+    GateConfig::for_cores(2).with_requests(Limit::Number(requests)).with_permit_wait(PATIENCE)
 }
 
 /// The defaults, but that nothing which a stall may hold up ends by its time: a test of such an end

@@ -118,7 +118,7 @@ async fn a_kept_connection_serves_many_requests() {
 #[tokio::test]
 async fn health_and_readiness_tell_the_truth() {
     let pool = order_pool::OrderPool::new(order_pool::PoolConfig::default()).unwrap();
-    let gate = load_control::Gate::new(gate_config(1)).unwrap();
+    let gate = load_control::Gate::new(gate_config(1).with_shed_quiet(PATIENCE)).unwrap();
     let live = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let host = order_rpc::Host::new(pool, gate.clone()).with_readiness({
         let live = live.clone();
@@ -137,6 +137,8 @@ async fn health_and_readiness_tell_the_truth() {
     let now = std::time::Instant::now();
     let _held = gate.enter(now).unwrap();
     assert!(gate.enter(now).is_err());
+    assert_eq!(get(addr, "/readyz").await.status, 200, "one refusal is no overload");
+    assert!(gate.enter(now + load_control::DEFAULT_SHED_SUSTAINED).is_err());
     let answer = get(addr, "/readyz").await;
     assert_eq!((answer.status, &answer.json()["shedding"]), (503, &json!(true)));
 }

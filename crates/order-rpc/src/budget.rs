@@ -1,0 +1,95 @@
+//! Counts with an upper bound, and the shares of them that callers hold.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+/// A count with an upper bound.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    used: AtomicUsize,
+    limit: usize,
+}
+
+impl Budget {
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { used: AtomicUsize::new(0), limit })
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+
+    pub(crate) const fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// A share of so much, if there is as much.
+    pub(crate) fn take(self: &Arc<Self>, count: usize) -> Option<Share> {
+        let mut share = Share { of: Arc::clone(self), count: 0 };
+        share.try_add(count, 0).then_some(share)
+    }
+}
+
+/// A part of a budget, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Share {
+    of: Arc<Budget>,
+    count: usize,
+}
+
+impl Share {
+    pub(crate) const fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Adds all of it or nothing, and leaves `keep_free` of the budget to others.
+    pub(crate) fn try_add(&mut self, more: usize, keep_free: usize) -> bool {
+        let limit = self.of.limit.saturating_sub(keep_free);
+        let raise = |used: usize| used.checked_add(more).filter(|raised| *raised <= limit);
+        // Relaxed: a count that guards only itself.
+        let added = self.of.used.fetch_update(Relaxed, Relaxed, raise).is_ok();
+        if added {
+            self.count += more;
+        }
+        added
+    }
+
+    /// Makes it as large as this, beyond the limit too: for what is there already.
+    pub(crate) fn resize(&mut self, count: usize) {
+        if count > self.count {
+            self.of.used.fetch_add(count - self.count, Relaxed);
+        } else {
+            self.of.used.fetch_sub(self.count - count, Relaxed);
+        }
+        self.count = count;
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.of.used.fetch_sub(self.count, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_never_exceeded_and_every_share_comes_back() {
+        let budget = Budget::new(10);
+        let mut one = budget.take(4).unwrap();
+        assert!(!one.try_add(5, 2), "two are kept free");
+        assert!(one.try_add(4, 2));
+        assert!(budget.take(3).is_none());
+        let other = budget.take(2).unwrap();
+        one.resize(1);
+        assert_eq!(budget.used(), 3);
+        one.resize(12);
+        assert_eq!((one.count(), budget.used()), (12, 14));
+        drop((one, other));
+        assert_eq!(budget.used(), 0);
+    }
+}

@@ -1,0 +1,158 @@
+//! What is cheap is checked before what is dear, and what was dear is paid for.
+
+use alloy_consensus::{SignableTransaction, TxEip1559, TxEip4844, TxEip4844WithSidecar};
+use alloy_eips::{
+    eip4844::{Blob, BlobTransactionSidecar, Bytes48},
+    eip7594::BlobTransactionSidecarVariant,
+};
+use alloy_primitives::{B256, Signature};
+use alloy_signer::SignerSync;
+use alloy_signer_local::PrivateKeySigner;
+use order_pool::{Block, Head};
+use order_rpc::Quota;
+use serde_json::json;
+
+use crate::common::*;
+
+/// The point at infinity: commitment and proof of a blob of zeros.
+fn infinity() -> Bytes48 {
+    let mut infinity = Bytes48::ZERO;
+    infinity[0] = 0xc0;
+    infinity
+}
+
+/// A transaction with so many blobs of zeros, with its proofs and with others that prove nothing.
+fn with_blobs(count: usize) -> (String, String) {
+    let (blobs, infinities) = (vec![Blob::ZERO; count], vec![infinity(); count]);
+    let sidecar = BlobTransactionSidecar::new(blobs, infinities.clone(), infinities);
+    let tx = TxEip4844 {
+        chain_id: CHAIN,
+        gas_limit: 21_000,
+        blob_versioned_hashes: sidecar.versioned_hashes().collect(),
+        max_fee_per_blob_gas: 1,
+        ..TxEip4844::default()
+    };
+    let signature = PrivateKeySigner::random().sign_hash_sync(&tx.signature_hash()).unwrap();
+    let mut wrong = sidecar.clone();
+    wrong.proofs[0][47] ^= 1;
+    let form = |sidecar| {
+        let sidecar = BlobTransactionSidecarVariant::Eip4844(sidecar);
+        let tx = TxEip4844WithSidecar::from_tx_and_sidecar(tx.clone(), sidecar);
+        hex(&tx.into_signed(signature).into())
+    };
+    (form(sidecar), form(wrong))
+}
+
+/// Of a transaction that is pooled the proofs are not verified again.
+#[tokio::test]
+async fn a_pooled_transaction_that_is_sent_again_costs_no_proof() {
+    let server = start(config());
+    let (right, wrong) = with_blobs(6);
+    let refused = call(server.addr, "eth_sendRawTransaction", json!([wrong])).await;
+    assert_eq!(refused.error().2, "sidecar");
+    let sent = call(server.addr, "eth_sendRawTransaction", json!([right])).await;
+    assert!(sent.json()["result"].is_string(), "{sent:?}");
+    // The same hash, since the sidecar is no part of it: with its proofs verified it would be refused.
+    let again = call(server.addr, "eth_sendRawTransaction", json!([wrong])).await;
+    assert_eq!(again.json()["result"], sent.json()["result"]);
+    assert_eq!(server.pool.len(), 1);
+}
+
+/// Nobody has signed these: that it is not what they are refused for shows that it was not looked at.
+#[tokio::test]
+async fn what_no_block_may_contain_is_refused_before_its_signature_is_looked_at() {
+    let server = start(config());
+    let unsigned = |tx: TxEip1559| {
+        let nobody = Signature::new(Default::default(), Default::default(), false);
+        hex(&tx.into_signed(nobody).into())
+    };
+    let gas = |gas_limit| TxEip1559 { gas_limit, ..plain(0) };
+    let tip = TxEip1559 { max_priority_fee_per_gas: plain(0).max_fee_per_gas + 1, ..plain(0) };
+    let long = TxEip1559 { input: vec![0; 128 << 10].into(), ..gas(1 << 23) };
+    let cases = [
+        (unsigned(gas((1 << 24) + 1)), "gas_limit"),
+        (unsigned(gas(u64::MAX)), "gas_limit"),
+        (unsigned(gas(1 << 24)), "transaction_signature"),
+        (unsigned(tip), "tip_above_fee"),
+        (unsigned(long), "transaction_too_large"),
+        (with_blobs(7).1, "too_many_blobs"),
+    ];
+    for (raw, reason) in cases {
+        let before = server.counted.reason(reason);
+        let alone = call(server.addr, "eth_sendRawTransaction", json!([raw])).await;
+        assert_eq!(alone.error(), (200, -32602, reason.to_owned()));
+        let bundle = json!([{ "txs": [raw] }]);
+        let bundle = call(server.addr, "eth_sendBundle", bundle).await;
+        assert_eq!(bundle.error(), (200, -32602, reason.to_owned()));
+        assert_eq!(bundle.field(), "txs[0]");
+        assert_eq!(server.counted.reason(reason), before + 2);
+    }
+    assert!(server.pool.is_empty());
+}
+
+#[tokio::test]
+async fn a_bundle_for_a_block_that_cannot_be_is_refused_before_its_transactions_are_decoded() {
+    let server = start(config());
+    let number = 100;
+    let head = Head::new(number, B256::repeat_byte(1), B256::ZERO);
+    server.pool.on_head(Block::new(head, vec![]));
+    for (block, expected) in
+        [(number, "params"), (number + 65, "params"), (number + 64, "undecodable")]
+    {
+        let bundle = json!([{ "txs": ["0x02"], "blockNumber": format!("{block:#x}") }]);
+        let answer = call(server.addr, "eth_sendBundle", bundle).await;
+        assert_eq!(answer.error().2, expected, "{block}");
+    }
+}
+
+/// However many keys a caller makes up, its address pays.
+#[tokio::test]
+async fn fresh_keys_do_not_evade_the_quota_of_their_address() {
+    let mut config = config();
+    config.peer_quota = Some(Quota::default().with_per_second(1).with_burst(30));
+    let server = start(config);
+    let mut served = 0;
+    let refusal = loop {
+        let signer = PrivateKeySigner::random();
+        let bundle = json!([{ "txs": [raw(0), raw(1)] }]);
+        let answer = signed_call(server.addr, &signer, "eth_sendBundle", bundle).await;
+        if answer.status != 200 {
+            break answer;
+        }
+        served += 1;
+        assert!(served < 1_000, "no quota");
+    };
+    assert_eq!(refusal.error(), (429, -32005, "peer_quota".to_owned()));
+    // One for the element, one for the request's signature, two for its transactions: one request more for
+    // every four seconds that go by.
+    assert!(served >= 7, "{served}");
+    let body = request("eth_sendRawTransaction", json!([raw(0)]));
+    let other = connect_from([127, 0, 0, 2], server.addr).await;
+    assert_eq!(send_on(other, body.as_bytes(), &[]).await.status, 200);
+}
+
+/// A bundle costs what its transactions cost, and a refused request costs its signer nothing.
+#[tokio::test]
+async fn a_quota_is_spent_by_work_and_not_by_requests() {
+    let mut config = config();
+    // Nothing comes back within the test.
+    config.quota = Some(Quota::default().with_per_second(1).with_burst(1_000));
+    let server = start(config);
+    let signer = PrivateKeySigner::random();
+    let send = |count: u64| {
+        let bundle = json!([{ "txs": (0..count).map(raw).collect::<Vec<_>>() }]);
+        signed_call(server.addr, &signer, "eth_sendBundle", bundle)
+    };
+    for _ in 0..100 {
+        let malformed = json!([{ "txs": ["0x02"] }]);
+        let answer = signed_call(server.addr, &signer, "eth_sendBundle", malformed).await;
+        assert_eq!(answer.error().2, "undecodable");
+    }
+    // 101 of 1,000 each.
+    for _ in 0..9 {
+        assert_eq!(send(100).await.status, 200);
+    }
+    let refused = send(100).await;
+    assert_eq!(refused.error(), (429, -32005, "quota".to_owned()));
+    assert_eq!(send(10).await.status, 200, "there is still some left");
+}

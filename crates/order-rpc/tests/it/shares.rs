@@ -1,0 +1,213 @@
+//! Nobody gets more than a share, and there is room for others.
+
+use std::time::Duration;
+
+use alloy_signer_local::PrivateKeySigner;
+use load_control::{LoadMonitor, MonitorConfig};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::common::*;
+
+const ONE: [u8; 4] = [127, 0, 0, 1];
+const OTHER: [u8; 4] = [127, 0, 0, 2];
+const MIB: usize = 1 << 20;
+
+/// Promises a body of this length and sends all but its end.
+async fn stall(
+    from: [u8; 4],
+    server: &Server,
+    length: usize,
+    headers: &[(&str, &str)],
+) -> TcpStream {
+    let mut socket = connect_from(from, server.addr).await;
+    let text = head("POST", "/", length, headers) + &" ".repeat(length.saturating_sub(10));
+    // A server that refuses it may close before all is sent; the answer says why.
+    let _ = socket.write_all(text.as_bytes()).await;
+    socket
+}
+
+async fn send_from(from: [u8; 4], server: &Server, headers: &[(&str, &str)]) -> Answer {
+    let body = request("eth_sendRawTransaction", json!([raw(0)]));
+    send_on(connect_from(from, server.addr).await, body.as_bytes(), headers).await
+}
+
+async fn signed_cancellation(server: &Server) -> Answer {
+    let cancel = json!([{ "uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c8" }]);
+    signed_call(server.addr, &PrivateKeySigner::random(), "eth_cancelBundle", cancel).await
+}
+
+fn refused(status: u16, reason: &str) -> (u16, i64, String) {
+    (status, -32005, reason.to_owned())
+}
+
+async fn in_flight(server: &Server, count: usize) {
+    until("they are in", || server.rpc.active_requests() == count).await;
+}
+
+#[tokio::test]
+async fn long_bodies_leave_room_for_small_ones() {
+    let mut config = config();
+    (config.max_body_bytes, config.max_buffered_bytes) = (MIB, 8 * MIB);
+    let server = start(config);
+    let mut held = Vec::new();
+    for number in 0..7 {
+        held.push(stall([127, 0, 1, number], &server, MIB - 1, &[]).await);
+    }
+    let all_read = 7 * (MIB - 11);
+    until("seven are read", || server.rpc.buffered_bytes() == all_read).await;
+    let mut eighth = stall([127, 0, 1, 7], &server, MIB - 1, &[]).await;
+    assert_eq!(read_answer(&mut eighth).await.error(), refused(503, "buffered_bytes"));
+    assert_eq!(signed_cancellation(&server).await.json()["result"], true);
+    assert!(send_from(OTHER, &server, &[]).await.json()["result"].is_string());
+    drop(held);
+    until("everything is given back", || server.rpc.buffered_bytes() == 0).await;
+}
+
+#[tokio::test]
+async fn the_bytes_of_one_peer_are_bounded() {
+    let mut config = config();
+    (config.max_body_bytes, config.max_buffered_bytes_per_peer) = (MIB, 2 * MIB);
+    let server = start(config);
+    let _held = [stall(ONE, &server, MIB - 1, &[]).await, stall(ONE, &server, MIB - 1, &[]).await];
+    until("two are read", || server.rpc.buffered_bytes() == 2 * (MIB - 11)).await;
+    let mut third = stall(ONE, &server, MIB - 1, &[]).await;
+    assert_eq!(read_answer(&mut third).await.error(), refused(429, "peer_buffered_bytes"));
+    assert_eq!(server.counted.reason("peer_buffered_bytes"), 1);
+    assert_eq!(send_from(OTHER, &server, &[]).await.status, 200);
+}
+
+#[tokio::test]
+async fn the_requests_in_flight_of_one_peer_are_bounded() {
+    let mut config = config();
+    config.max_requests_per_peer = 2;
+    let server = start(config);
+    let held = [stall(ONE, &server, 100, &[]).await, stall(ONE, &server, 100, &[]).await];
+    in_flight(&server, 2).await;
+    assert_eq!(send_from(ONE, &server, &[]).await.error(), refused(429, "peer_requests"));
+    assert_eq!(send_from(OTHER, &server, &[]).await.status, 200);
+    let transaction = request("eth_sendRawTransaction", json!([raw(0)]));
+    let batch = format!("[{}]", vec![transaction; 3].join(","));
+    let beyond = send_on(connect_from(OTHER, server.addr).await, batch.as_bytes(), &[]).await;
+    assert_eq!(beyond.error(), refused(429, "peer_requests"), "each element counts");
+    assert_eq!(server.counted.reason("peer_requests"), 2);
+    drop(held);
+    in_flight(&server, 0).await;
+    assert_eq!(send_from(ONE, &server, &[]).await.status, 200);
+}
+
+#[tokio::test]
+async fn requests_without_a_signature_leave_room_for_signed_ones() {
+    let server = start_with(config(), gate_config(8), None);
+    let mut held = Vec::new();
+    for number in 0..7 {
+        held.push(stall([127, 0, 1, number], &server, 100, &[]).await);
+    }
+    in_flight(&server, 7).await;
+    assert_eq!(send_from(OTHER, &server, &[]).await.error(), refused(503, "unsigned_requests"));
+    assert_eq!(signed_cancellation(&server).await.json()["result"], true);
+}
+
+#[tokio::test]
+async fn behind_a_trusted_proxy_the_address_that_it_names_counts() {
+    let mut config = config().with_trusted_proxies([ONE.into()]);
+    (config.max_requests_per_peer, config.max_connections_per_peer) = (1, 2);
+    let server = start(config);
+    let header = "X-Forwarded-For";
+    let _first = stall(ONE, &server, 100, &[(header, "9.9.9.9, 1.1.1.1")]).await;
+    let _second = stall(ONE, &server, 100, &[(header, "2.2.2.2")]).await;
+    in_flight(&server, 2).await;
+    let same = send_from(ONE, &server, &[(header, "8.8.8.8, 1.1.1.1")]).await;
+    assert_eq!(same.error(), refused(429, "peer_requests"));
+    // Its own connections are not bounded as one caller's.
+    assert_eq!(send_from(ONE, &server, &[(header, "3.3.3.3")]).await.status, 200);
+    let _unnamed = stall(OTHER, &server, 100, &[(header, "4.4.4.4")]).await;
+    in_flight(&server, 3).await;
+    let beyond = send_from(OTHER, &server, &[(header, "5.5.5.5")]).await;
+    assert_eq!(beyond.error(), refused(429, "peer_requests"), "not a proxy that is trusted");
+}
+
+#[tokio::test]
+async fn one_peer_does_not_get_all_websockets() {
+    let mut config = config();
+    config.max_websockets_per_peer = 2;
+    let server = start(config);
+    let open = |from: [u8; 4]| {
+        let addr = server.addr;
+        async move {
+            let url = format!("ws://{addr}");
+            tokio_tungstenite::client_async(url, connect_from(from, addr).await).await
+        }
+    };
+    let _held = [open(ONE).await.unwrap(), open(ONE).await.unwrap()];
+    let Err(tokio_tungstenite::tungstenite::Error::Http(response)) = open(ONE).await else {
+        panic!("one more than its share")
+    };
+    assert_eq!(response.status(), 429);
+    let body: Value = serde_json::from_slice(response.body().as_ref().unwrap()).unwrap();
+    assert_eq!(body["error"]["data"]["reason"], "peer_websockets");
+    assert!(open(OTHER).await.is_ok());
+}
+
+#[tokio::test]
+async fn whoever_hangs_up_leaves_its_place_among_the_deferred() {
+    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+    let queue = monitor.watch("announcements", 1).unwrap();
+    queue.added(1);
+    let mut config = config();
+    config.deferral.capacity = 1;
+    let server = start_with(config, gate_config(64), Some(monitor));
+    let addr = server.addr;
+    let wait = || {
+        let body = request("eth_sendRawTransaction", json!([raw(0)]));
+        tokio::spawn(async move { send(addr, body.as_bytes(), &[]).await })
+    };
+    let stats = || server.rpc.deferral_stats().unwrap();
+    let first = wait();
+    until("it is deferred", || stats().waiting == 1).await;
+    first.abort();
+    until("its place is free", || stats().waiting == 0).await;
+    let second = wait();
+    until("the next has it", || stats().waiting == 1).await;
+    queue.removed(1);
+    assert_eq!(second.await.unwrap().status, 200);
+    assert_eq!((stats().deferred, stats().withdrawn, stats().handed_back), (2, 1, 0));
+}
+
+/// Responses that nobody reads count as bytes of their caller, and end with its connection.
+#[tokio::test]
+async fn a_client_that_reads_no_responses_is_disconnected() {
+    let mut config = config();
+    config.send_timeout = Duration::from_millis(500);
+    // It is not refused before its responses fill the socket.
+    config.peer_quota = None;
+    let server = start(config);
+    let mut deaf = TcpStream::connect(server.addr).await.unwrap();
+    let call = request(&"x".repeat(200), json!([]));
+    let body = format!("[{}]", vec![call; 100].join(","));
+    let head = head("POST", "/", body.len(), &[]).replace("connection: close\r\n", "");
+    let text = head + &body;
+    let mut most = 0;
+    let ended = async {
+        loop {
+            most = most.max(server.rpc.buffered_bytes());
+            // It is cut off in the middle of one.
+            if deaf.write_all(text.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, ended).await.expect("disconnected");
+    let given_back = || {
+        let connections = server.counted.gauge("order_rpc_connections");
+        (connections, server.rpc.buffered_bytes(), server.rpc.active_requests()) == (0.0, 0, 0)
+    };
+    until("nothing is left of it", given_back).await;
+    let mut rest = Vec::new();
+    // A reset, or the responses that were on their way.
+    let _ = deaf.read_to_end(&mut rest).await;
+    assert_eq!(send_from(OTHER, &server, &[]).await.status, 200);
+}
