@@ -46,6 +46,14 @@ impl Client {
         self.call("eth_getRawTransactionByHash", json!([hash])).expect("an answer")
     }
 
+    /// How many transactions wait in the node's pool for an earlier one of their sender.
+    pub(crate) fn queued(&self) -> u64 {
+        let status = self.call("txpool_status", json!([])).expect("both nodes have it");
+        let status: Value = serde_json::from_str(&status).expect("JSON");
+        let queued = status["queued"].as_str().and_then(|hex| hex.strip_prefix("0x"));
+        u64::from_str_radix(queued.expect("a quantity"), 16).expect("a quantity")
+    }
+
     pub(crate) fn chain_id(&self) -> u64 {
         let answer = self.call("eth_chainId", json!([])).expect("an answer");
         serde_json::from_str::<U64>(&answer).expect("a number").to()

@@ -37,7 +37,7 @@ impl Load {
             .args(["--tps", &tps.to_string(), "--json"])
             .args(["--duration", &format!("{}ms", duration.as_millis())])
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(Stdio::inherit())
             .spawn()
             .expect("the load starts");
         Self { child, tps }

@@ -233,9 +233,12 @@ async fn under_load_nothing_is_lost() {
             // on a slow machine anvil does. What counts is that nothing is missing.
             println!("{kind:?}: {what}: reconnects {}", setup.fetcher.status()[0].reconnects);
             let brought_in = counts.announced + counts.backfilled + counts.audit_recovered;
+            // anvil queues some that overtook another one of their sender, and never announces them.
+            let queued = setup.client().queued();
+            println!("{kind:?}: {what}: queued by the node {queued}");
             assert!(
-                brought_in * 100 >= load.accepted * 99,
-                "{kind:?}: {what}: {brought_in} of {} accepted",
+                (brought_in + queued) * 100 >= load.accepted * 99,
+                "{kind:?}: {what}: {brought_in} brought in and {queued} queued of {} accepted",
                 load.accepted
             );
         }
