@@ -168,6 +168,7 @@ fn the_fetchers_configuration_table_says_what_the_code_does() {
             },
             "reconnect" => |c, v| c.reconnect.base = nanos(v),
             "retry_backoff" => |c, v| c.retry_backoff.base = nanos(v),
+            "chain_id" => |c, v| c.chain_id = Some(v),
             "reconnect_limit" => |c, v| c.reconnect_limit = Some(u32::try_from(v).unwrap_or(u32::MAX)),
             "sources" => |c, v| {
                 let path = |n| txpool_fetcher::Endpoint::Ipc(format!("/{n}").into());

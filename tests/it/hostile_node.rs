@@ -22,8 +22,8 @@ use alloy_signer_local::PrivateKeySigner;
 use mempool_ingest::{
     Fetcher, FetcherConfig,
     txpool_fetcher::{
-        Backfill, Backoff, Delivery, FetchedTransaction, GapReason, PooledTransaction, SourceState,
-        TransactionSink,
+        Backfill, Backoff, Delivery, FetchedTransaction, GapReason, LossReason, PooledTransaction,
+        SourceError, SourceState, StaleReason, TransactionSink,
     },
 };
 use serde_json::{Value, json};
@@ -400,7 +400,13 @@ async fn a_subscription_whose_node_lists_what_it_does_not_announce_is_dead() {
     eventually("it is replaced", || fetcher.status()[0].reconnects == 1).await;
     eventually("the source is live again", || fetcher.is_live()).await;
     let error = fetcher.status().remove(0).last_error.expect("why it was lost");
-    assert!(error.contains("the node listed 1 new ones"), "{error}");
+    assert!(
+        matches!(
+            *error,
+            SourceError::Lost(LossReason::Stale(StaleReason::NoHashes { unannounced: 1 }))
+        ),
+        "{error}"
+    );
 }
 
 #[tokio::test]

@@ -328,7 +328,7 @@ async fn the_end_of_either_stream_is_a_lost_connection_and_both_are_subscribed_a
     eventually("live", || fetcher.is_live()).await;
     assert_eq!(pool.state().subscriptions, 4);
     let error = fetcher.status()[0].last_error.clone().expect("the loss");
-    assert_eq!(error, "the pool ended its stream of blocks");
+    assert_eq!(error.to_string(), "the pool ended its stream of blocks");
     is_complete(&fetcher, &pool, &ours).await;
 }
 
@@ -361,7 +361,7 @@ async fn a_panic_of_the_pool_hurts_only_that_call() {
     eventually("and again", || pool.state().subscriptions == 3).await;
     settled(&fetcher, "40 pooled", |counts| counts.pooled == 40).await;
     let error = fetcher.status()[0].last_error.clone().expect("the loss");
-    assert_eq!(error, "the pool's stream of announcements panicked");
+    assert_eq!(error.to_string(), "the pool's stream of announcements panicked");
     eventually("live", || fetcher.is_live()).await;
 
     // A block that is asked for: its number is tried again.

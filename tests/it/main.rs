@@ -11,4 +11,5 @@ mod in_process;
 mod overload;
 mod rpc;
 mod sink;
+mod stream;
 mod websocket;

@@ -83,6 +83,10 @@ pub const DEFAULT_DEFERRAL_MAX_AGE: Duration = Duration::from_secs(5);
 /// Upper bound of [`FetcherConfig::fetch_slots`].
 pub const MAX_FETCH_SLOTS: usize = 4096;
 
+/// The most transactions that a [`TransactionStream`](crate::TransactionStream) may hold: 30 s at
+/// 2,000/s, and about 100 MB of plain ones.
+pub const MAX_STREAM_BUFFER: usize = 1 << 16;
+
 /// Upper bound of [`FetcherConfig::announcement_buffer`]: 2^20 slots, about 128 MiB.
 pub const MAX_ANNOUNCEMENT_BUFFER: usize = 1 << 20;
 
@@ -262,6 +266,10 @@ pub struct FetcherConfig {
     pub deferrable_connections: usize,
     /// How many hashes are remembered, at least 1024.
     pub seen_capacity: usize,
+    /// The chain that every source must be on; `None` (the default) takes that of the first source that
+    /// is reached. A source on another chain is a failed attempt to connect:
+    /// [`ConnectError::OtherChain`](crate::ConnectError::OtherChain).
+    pub chain_id: Option<u64>,
     /// What happens when no source can be reached at start-up.
     pub start: StartPolicy,
     /// Delay between two attempts to connect, `base` at least 1 ms.
@@ -322,6 +330,7 @@ impl FetcherConfig {
                 .map_or(2, |n| n.get().clamp(1, 4)),
             deferrable_connections: 1,
             seen_capacity: DEFAULT_SEEN_CAPACITY,
+            chain_id: None,
             start: StartPolicy::default(),
             reconnect: Backoff { base: Duration::from_millis(50), cap: Duration::from_secs(1) },
             reconnect_limit: None,
@@ -502,6 +511,7 @@ setters! {
     snapshot_timeout, with_snapshot_timeout: Duration;
     deferrable_connections, with_deferrable_connections: usize;
     seen_capacity, with_seen_capacity: usize;
+    chain_id, with_chain_id: Option<u64>;
     start, with_start: StartPolicy;
     reconnect, with_reconnect: Backoff;
     reconnect_limit, with_reconnect_limit: Option<u32>;

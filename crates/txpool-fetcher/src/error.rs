@@ -1,8 +1,10 @@
 //! The errors of the crate: what went wrong, where, and whether it is retried.
 
-use std::{io, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use tokio_tungstenite::tungstenite;
+
+use crate::{machine::StaleReason, snapshot::SnapshotError};
 
 /// A field of [`FetcherConfig`](crate::FetcherConfig) that is not valid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -74,7 +76,7 @@ pub enum ConfigError {
 }
 
 /// Why a connection to a node could not be made, or cannot be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The path does not exist.
@@ -107,7 +109,7 @@ pub enum ConnectError {
         /// The endpoint.
         endpoint: String,
         /// The error of the operating system.
-        source: io::Error,
+        source: Arc<io::Error>,
     },
     /// The peer closed the connection before it answered.
     #[error(
@@ -147,14 +149,16 @@ pub enum ConnectError {
         /// The answer, at most 120 characters.
         answer: String,
     },
-    /// Two sources are on different chains.
-    #[error("{endpoint}: is on chain {found}, the other sources are on chain {expected}")]
+    /// The source is on another chain than [`FetcherConfig::chain_id`], or than the other sources.
+    ///
+    /// [`FetcherConfig::chain_id`]: crate::FetcherConfig::chain_id
+    #[error("{endpoint}: is on chain {found}, expected is chain {expected}")]
     OtherChain {
         /// The endpoint.
         endpoint: String,
         /// The chain id of this source.
         found: u64,
-        /// The chain id of the others.
+        /// The chain id that was configured, or that of the others.
         expected: u64,
     },
     /// The subscription's buffer does not have the size that was set.
@@ -199,9 +203,25 @@ pub enum StartError {
     },
 }
 
+/// What went wrong last with a source, see [`SourceStatus::last_error`](crate::SourceStatus).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SourceError {
+    /// An attempt to connect failed.
+    #[error(transparent)]
+    Connect(ConnectError),
+    /// A connection that had worked was lost.
+    #[error(transparent)]
+    Lost(LossReason),
+    /// The node's pool could not be compared with ours.
+    #[error(transparent)]
+    Compare(SnapshotError),
+}
+
 /// Why a connection that had worked was lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum LossReason {
+#[non_exhaustive]
+pub enum LossReason {
     /// The node closed it.
     #[error("closed by the node")]
     Closed,
@@ -219,7 +239,7 @@ pub(crate) enum LossReason {
     Unresponsive(Duration),
     /// Hashes or heads stopped coming while the chain advanced.
     #[error("{0}")]
-    Stale(crate::machine::StaleReason),
+    Stale(StaleReason),
     /// A stream of a pool in this process ended.
     #[error("the pool ended its stream of {0}")]
     StreamEnded(&'static str),
@@ -250,7 +270,8 @@ impl LossReason {
     }
 
     /// The value of the label in metrics: one of a closed set.
-    pub(crate) const fn as_str(&self) -> &'static str {
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Closed => "closed",
             Self::Io(_) => "io",

@@ -8,6 +8,7 @@ use std::{
 };
 
 use chain_view::RecentBlocks;
+use futures::Stream;
 use tokio::{
     runtime::{Builder, Runtime},
     sync::{
@@ -34,7 +35,7 @@ use crate::{
     sink_thread::{self, SinkQueue},
     slots::Slots,
     snapshot::SnapshotError,
-    source::{AuditRequest, Source, SourceChannels, SourceShared, SourceStatus},
+    source::{AuditRequest, Changes, Source, SourceChannels, SourceShared, SourceStatus},
 };
 
 /// How long an end without a deadline of its own waits for what the sink has not returned from.
@@ -67,6 +68,7 @@ pub struct Fetcher {
     tally: Arc<Tally>,
     deferral: Arc<Deferral>,
     sources: Vec<(Arc<SourceShared>, mpsc::Sender<AuditRequest>)>,
+    changes: Changes,
     stop: CancellationToken,
     deadline: watch::Sender<Option<Instant>>,
     ended: watch::Receiver<Option<EndReason>>,
@@ -100,9 +102,10 @@ impl Fetcher {
         let io = io_runtime()?;
         let (alive, all_ended) = mpsc::channel(1);
         let sink_queue = SinkQueue::new(tally.metrics.sink.clone());
+        let changes = Changes::default();
         let sources: Vec<_> = {
             let all = config.sources.iter().cloned();
-            all.map(|endpoint| SourceShared::new(endpoint, &config)).collect()
+            all.map(|endpoint| SourceShared::new(endpoint, &config, &changes)).collect()
         };
         let context = Arc::new(FetchContext {
             sink,
@@ -117,7 +120,7 @@ impl Fetcher {
             deferral: Arc::clone(&deferral),
             requests: RequestConnections::new(config.sources.len()),
             mined: RecentBlocks::new(heads::RECENT_BLOCKS).into(),
-            chain_id: None.into(),
+            chain_id: config.chain_id.into(),
             runtime: io.handle().clone(),
             tasks: TaskTracker::new(),
             alive,
@@ -157,7 +160,7 @@ impl Fetcher {
             .name("mempool-io".into())
             .spawn(body)
             .map_err(|source| StartError::Thread { thread: "mempool-io", source })?;
-        let fetcher = Self { tally, deferral, sources: handles, stop, deadline, ended };
+        let fetcher = Self { tally, deferral, sources: handles, changes, stop, deadline, ended };
         if start == StartPolicy::RequireNode {
             first_source(firsts).await?;
         }
@@ -180,6 +183,52 @@ impl Fetcher {
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.sources.iter().any(|(shared, _)| shared.state() == SourceState::Live)
+    }
+
+    /// Waits until at least one source is [`SourceState::Live`]: what was pending at its node has been
+    /// brought in, and what becomes pending is announced.
+    ///
+    /// # Errors
+    /// Why the fetcher has ended instead.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn wait_live(&self) -> Result<(), EndReason> {
+        let mut changes = self.changes.subscribe();
+        let live = async {
+            // The sender lives as long as `self`.
+            while !self.is_live() && changes.changed().await.is_ok() {}
+        };
+        tokio::select! {
+            // A fetcher that has ended was live once; it is not any more.
+            biased;
+            reason = self.ended() => Err(reason),
+            () = live => Ok(()),
+        }
+    }
+
+    /// The status of all sources, now and after each change of a state, of
+    /// [`audited`](SourceStatus::audited), or of the latest error or comparison. It ends with the fetcher,
+    /// and does not borrow it. Whoever reads late gets the latest status, not those in between.
+    pub fn status_changes(&self) -> impl Stream<Item = Vec<SourceStatus>> + Send + use<> {
+        let sources: Vec<_> = self.sources.iter().map(|(shared, _)| Arc::clone(shared)).collect();
+        let mut changes = self.changes.subscribe();
+        changes.mark_changed();
+        let ended = self.ended.clone();
+        futures::stream::unfold(
+            (sources, changes, ended),
+            |(sources, mut changes, mut ended)| async {
+                tokio::select! {
+                    // Before the end, its last change.
+                    biased;
+                    Ok(()) = changes.changed() => {}
+                    _ = ended.wait_for(Option::is_some) => return None,
+                    else => return None,
+                }
+                let status = sources.iter().map(|shared| shared.status()).collect();
+                Some((status, (sources, changes, ended)))
+            },
+        )
     }
 
     /// A function that says whether every source is [`SourceState::Live`], for a readiness probe;
@@ -255,10 +304,14 @@ impl Fetcher {
     /// # Cancel safety
     /// The stop continues if this is dropped.
     pub async fn shutdown(self, deadline: Duration) -> (EndReason, Counts) {
-        self.deadline.send_replace(Some(after(deadline)));
-        self.stop.cancel();
+        self.begin_stop(deadline);
         let reason = self.ended().await;
         (reason, self.counts())
+    }
+
+    pub(crate) fn begin_stop(&self, deadline: Duration) {
+        self.deadline.send_replace(Some(after(deadline)));
+        self.stop.cancel();
     }
 }
 

@@ -24,6 +24,7 @@ mod sink_thread;
 mod slots;
 mod snapshot;
 mod source;
+mod stream;
 mod sync;
 mod tx;
 
@@ -31,7 +32,7 @@ pub use self::{
     config::*,
     connection::NodeInfo,
     deferral::DeferredStats,
-    error::{ConfigError, ConnectError, StartError},
+    error::{ConfigError, ConnectError, LossReason, SourceError, StartError},
     fetcher::{EndReason, Fetcher},
     full::{FullAnnouncement, FullTransaction, ObjectError, read_object},
     in_process::{
@@ -39,13 +40,14 @@ pub use self::{
         PooledHashes,
     },
     limit::ADAPTIVE_FLOOR,
-    machine::{Gap, GapReason, SourceState},
+    machine::{Gap, GapReason, SourceState, StaleReason},
     metrics::METRICS,
     outcome::{Counts, Entry, Outcome},
     reconcile::{AuditMode, AuditReport},
     sink::{ChainEvent, Delivery, FetchedTransaction, Holding, SinkEvent, TransactionSink},
     snapshot::SnapshotError,
     source::SourceStatus,
+    stream::TransactionStream,
     tx::{Answer, Malformed, SidecarError, read_answer, read_raw, verify_blob_proofs},
 };
 pub use chain_view::{Block, BlockNonces, Head, NonceUpdate, PooledTransaction};

@@ -97,10 +97,14 @@ pub(crate) enum Role {
 
 /// What makes a source stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum StaleReason {
+#[non_exhaustive]
+pub enum StaleReason {
     /// Heads come and no hashes do, for longer than the recent rate of hashes makes plausible, and
-    /// meanwhile the node listed so many new ones.
-    NoHashes { unannounced: u64 },
+    /// meanwhile the node listed new ones.
+    NoHashes {
+        /// How many.
+        unannounced: u64,
+    },
     /// Heads come and no hashes do, and the node's pool cannot be listed to find out why.
     NotListed,
     /// The node returns a newer block number on the request connection than the subscription

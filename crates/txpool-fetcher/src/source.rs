@@ -19,7 +19,7 @@ use tokio::{
 };
 
 pub use self::status::SourceStatus;
-pub(crate) use self::status::{Progress, SourceShared};
+pub(crate) use self::status::{Changes, Progress, SourceShared};
 use self::{
     in_process::{PoolSubscription, run_in_process},
     ping::Pinger,
@@ -28,7 +28,7 @@ use self::{
 };
 use crate::{
     connection::Connection,
-    error::{ConnectError, LossReason},
+    error::{ConnectError, LossReason, SourceError},
     fetch::{FetchContext, PoolReader},
     heads::{self, Announced},
     machine::{Action, Event, GapReason, Machine, Role, SourceState},
@@ -220,7 +220,7 @@ impl<S: TransactionSink> Source<S> {
             Message::DialFailed(role, error) => {
                 self.context.tally.metrics.connect_failures.increment(1);
                 tracing::debug!(%error, ?role, "cannot connect");
-                lock(&self.shared.status).last_error = Some(error.to_string());
+                self.shared.fail(SourceError::Connect(error.clone()));
                 if let Some(first) = self.first.take() {
                     // The receiver may be gone; the error is in the status as well.
                     let _ = first.send(Err(error));
@@ -242,20 +242,21 @@ impl<S: TransactionSink> Source<S> {
                     endpoint = %self.context.config.sources[self.index], ?role, %reason,
                     "connection lost"
                 );
-                lock(&self.shared.status).last_error = Some(reason.to_string());
+                self.shared.fail(SourceError::Lost(reason));
                 self.machine.on(Event::Down(role), now)
             }
             Message::Compared(Ok(report), _) => {
                 let AuditReport { recovered, unannounced, .. } = report;
                 lock(&self.shared.status).last_audit = Some(report);
+                self.shared.changed();
                 // A silent source is not judged before its latest announcements are known.
                 let mut actions = self.tick_machine(now);
                 actions.extend(self.machine.on(Event::Compared { recovered, unannounced }, now));
                 actions
             }
             Message::Compared(Err(error), after) => {
-                lock(&self.shared.status).last_error = Some(error.to_string());
                 let is_retryable = error.is_retryable();
+                self.shared.fail(SourceError::Compare(error));
                 self.machine.on(Event::CompareFailed { after, is_retryable }, now)
             }
         }
@@ -329,8 +330,10 @@ impl<S: TransactionSink> Source<S> {
                 ),
             }
             self.metrics.audited.set(f64::from(u8::from(audited)));
+            self.shared.changed();
         }
         if before != state {
+            self.shared.changed();
             tracing::info!(%endpoint, from = before.as_str(), to = state.as_str(), "source");
             self.metrics.state.set(f64::from(state as u8));
         }
@@ -357,7 +360,10 @@ impl<S: TransactionSink> Source<S> {
                     Ok(reader) => Message::PoolReaderUp(Arc::new(reader)),
                     Err(source) => {
                         let endpoint = pool.to_string();
-                        Message::DialFailed(role, ConnectError::Io { endpoint, source })
+                        Message::DialFailed(
+                            role,
+                            ConnectError::Io { endpoint, source: source.into() },
+                        )
                     }
                 },
                 (Role::Subscription, None) => {
@@ -477,6 +483,7 @@ impl<S> Drop for Source<S> {
             status.state = SourceState::Ended;
             status.since = SystemTime::now();
         }
+        self.shared.changed();
         self.metrics.state.set(SourceState::Ended as u8 as f64);
     }
 }

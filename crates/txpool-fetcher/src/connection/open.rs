@@ -114,7 +114,9 @@ impl Probe<'_> {
             CallError::Rpc { message, .. } => self.not_ethereum(method, &message),
             CallError::ConnectionLost => match self.connection.closed().await {
                 LossReason::Garbage(said) => ConnectError::NotJsonRpc { endpoint, said },
-                LossReason::Io(kind) => ConnectError::Io { endpoint, source: kind.into() },
+                LossReason::Io(kind) => {
+                    ConnectError::Io { endpoint, source: io::Error::from(kind).into() }
+                }
                 _ => match read_refusal(self.endpoint).await {
                     Some(said) => ConnectError::NotJsonRpc { endpoint, said },
                     None => ConnectError::ClosedAtOnce { endpoint },
@@ -160,7 +162,7 @@ fn explain(path: &Path, error: io::Error) -> ConnectError {
             ConnectError::NotASocket { endpoint }
         }
         io::ErrorKind::ConnectionRefused => ConnectError::Refused { endpoint },
-        _ => ConnectError::Io { endpoint, source: error },
+        _ => ConnectError::Io { endpoint, source: error.into() },
     }
 }
 
@@ -177,7 +179,7 @@ pub(crate) async fn open_ws_stream(
         Ok(Ok((stream, _))) => Ok(stream),
         Ok(Err(error)) => Err(ConnectError::Io {
             endpoint: url.to_owned(),
-            source: io::Error::other(error.to_string()),
+            source: io::Error::other(error.to_string()).into(),
         }),
         Err(_) => Err(ConnectError::NoAnswer {
             endpoint: url.to_owned(),
@@ -188,7 +190,7 @@ pub(crate) async fn open_ws_stream(
 }
 
 fn io_error(endpoint: &Endpoint, source: io::Error) -> ConnectError {
-    ConnectError::Io { endpoint: endpoint.to_string(), source }
+    ConnectError::Io { endpoint: endpoint.to_string(), source: source.into() }
 }
 
 #[cfg(test)]

@@ -57,7 +57,10 @@ async fn dial_fetches<S: TransactionSink>(
     let config = &context.config;
     let endpoint = &config.sources[index];
     let answers = AnswerReader::new(context);
-    let thread = |source: io::Error| ConnectError::Io { endpoint: endpoint.to_string(), source };
+    let thread = |source: io::Error| ConnectError::Io {
+        endpoint: endpoint.to_string(),
+        source: source.into(),
+    };
     match endpoint {
         Endpoint::Ipc(path) => {
             let mut stream = open_ipc(path).await?;
@@ -113,7 +116,7 @@ async fn greet(
             Err(ConnectError::NotJsonRpc { endpoint: name(), said })
         }
         Ok(Err(LossReason::Io(kind))) => {
-            Err(ConnectError::Io { endpoint: name(), source: kind.into() })
+            Err(ConnectError::Io { endpoint: name(), source: io::Error::from(kind).into() })
         }
         Ok(Err(_)) => match read_refusal(endpoint).await {
             Some(said) => Err(ConnectError::NotJsonRpc { endpoint: name(), said }),

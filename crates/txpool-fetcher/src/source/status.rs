@@ -8,9 +8,12 @@ use std::{
     time::{Instant, SystemTime},
 };
 
+use tokio::sync::watch;
+
 use crate::{
     config::{Endpoint, FetcherConfig},
     connection::{NodeInfo, ReadTimes},
+    error::SourceError,
     fetch::AnnouncementCounts,
     limit::NodeLimit,
     machine::{Gap, SourceState},
@@ -39,7 +42,7 @@ pub struct SourceStatus {
     /// How many connections were lost after they had worked.
     pub reconnects: u64,
     /// Why the latest connection was lost, or the latest attempt or comparison failed.
-    pub last_error: Option<String>,
+    pub last_error: Option<Arc<SourceError>>,
     /// The latest 32 gaps in its announcements, oldest first.
     pub gaps: Vec<Gap>,
     /// How many comparisons with the node's pool were started, for any reason.
@@ -81,7 +84,11 @@ pub(crate) struct SourceShared {
     pub(crate) limit: Arc<NodeLimit>,
     /// When the latest full comparison began.
     pub(crate) compared: Mutex<Option<Instant>>,
+    changes: Changes,
 }
+
+/// Notified of each change of a source's state, whether it is audited, its latest error or comparison.
+pub(crate) type Changes = Arc<watch::Sender<()>>;
 
 /// How far the announcement reader is behind one subscription connection.
 #[derive(Debug)]
@@ -107,7 +114,7 @@ impl Progress {
 }
 
 impl SourceShared {
-    pub(crate) fn new(endpoint: Endpoint, config: &FetcherConfig) -> Arc<Self> {
+    pub(crate) fn new(endpoint: Endpoint, config: &FetcherConfig, changes: &Changes) -> Arc<Self> {
         let name = endpoint.to_string();
         Arc::new(Self {
             limit: Arc::new(NodeLimit::new(
@@ -141,6 +148,7 @@ impl SourceShared {
             recovered: AtomicU64::new(0),
             announcement_counts: Arc::default(),
             compared: Mutex::new(None),
+            changes: Arc::clone(changes),
         })
     }
 
@@ -188,6 +196,16 @@ impl SourceShared {
             first_seen: self.announcement_counts.first_seen.load(Relaxed),
             ..lock(&self.status).clone()
         }
+    }
+
+    pub(super) fn fail(&self, error: SourceError) {
+        lock(&self.status).last_error = Some(Arc::new(error));
+        self.changed();
+    }
+
+    /// Tells whoever waits that the status has changed.
+    pub(super) fn changed(&self) {
+        self.changes.send_replace(());
     }
 
     pub(crate) fn is_audited(&self) -> bool {

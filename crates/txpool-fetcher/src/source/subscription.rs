@@ -96,17 +96,16 @@ pub(super) async fn run_subscription<S: TransactionSink>(
     };
     let new_heads = connection.subscribe_heads(HEAD_BUFFER, limit).await.map_err(refused)?;
     let progress = Arc::new(Progress::new(connection.read_times()));
-    let batches =
-        match kind {
-            Announcements::Hashes => None,
-            Announcements::Full => {
-                let spawned = ObjectReader::spawn(context, index, Arc::clone(&progress));
-                Some(spawned.map_err(|source| ConnectError::Io {
-                    endpoint: endpoint.to_string(),
-                    source,
-                })?)
-            }
-        };
+    let batches = match kind {
+        Announcements::Hashes => None,
+        Announcements::Full => {
+            let spawned = ObjectReader::spawn(context, index, Arc::clone(&progress));
+            Some(spawned.map_err(|source| ConnectError::Io {
+                endpoint: endpoint.to_string(),
+                source: source.into(),
+            })?)
+        }
+    };
     shared.add_reader(&progress);
     if messages.send(Message::SubscriptionUp(Arc::clone(&connection))).await.is_err() {
         return Ok(());

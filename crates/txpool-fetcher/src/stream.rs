@@ -1,0 +1,88 @@
+//! The transactions as a stream that owns the fetcher.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures::Stream;
+use tokio::sync::mpsc;
+
+use crate::{
+    config::{FetcherConfig, MAX_STREAM_BUFFER},
+    error::{ConfigError, StartError},
+    fetcher::{EndReason, Fetcher},
+    outcome::Counts,
+    sink::FetchedTransaction,
+};
+
+/// Pending transactions as a [`Stream`], which ends with the fetcher. Dropping it stops the fetcher
+/// without waiting. Heads and nonces are not part of it: for those, start a
+/// [`Fetcher`] into a channel of [`SinkEvent`](crate::SinkEvent)s.
+///
+/// A reader that is slower than the announcements fills the buffer, then the fetch slots, then the
+/// announcement buffer, whose overrun is counted and brought in by a comparison: nothing is lost
+/// without being known.
+#[derive(Debug)]
+pub struct TransactionStream {
+    transactions: mpsc::Receiver<FetchedTransaction>,
+    fetcher: Fetcher,
+}
+
+impl Fetcher {
+    /// Starts fetching into a stream that holds up to `buffer` transactions, 1 to
+    /// [`MAX_STREAM_BUFFER`].
+    ///
+    /// # Errors
+    /// As [`Fetcher::start`]; `buffer` is out of its bounds.
+    ///
+    /// # Cancel safety
+    /// As [`Fetcher::start`].
+    pub async fn stream(
+        config: FetcherConfig,
+        buffer: usize,
+    ) -> Result<TransactionStream, StartError> {
+        if !(1..=MAX_STREAM_BUFFER).contains(&buffer) {
+            return Err(ConfigError::OutOfRange {
+                field: "buffer",
+                value: buffer,
+                min: 1,
+                max: MAX_STREAM_BUFFER,
+            }
+            .into());
+        }
+        let (sink, transactions) = mpsc::channel(buffer);
+        let fetcher = Self::start(config, sink).await?;
+        Ok(TransactionStream { transactions, fetcher })
+    }
+}
+
+impl TransactionStream {
+    /// The fetcher, for its status, its counts and its audits.
+    #[must_use]
+    pub const fn fetcher(&self) -> &Fetcher {
+        &self.fetcher
+    }
+
+    /// Stops, as [`Fetcher::shutdown`] does. What is buffered is dropped.
+    ///
+    /// # Cancel safety
+    /// The stop continues if this is dropped.
+    pub async fn shutdown(self, deadline: Duration) -> (EndReason, Counts) {
+        let Self { transactions, fetcher } = self;
+        fetcher.begin_stop(deadline);
+        // Whoever waits for room in the buffer need not wait any more. Not before the stop has begun, or
+        // the reason could be that nobody reads.
+        drop(transactions);
+        fetcher.shutdown(deadline).await
+    }
+}
+
+impl Stream for TransactionStream {
+    type Item = FetchedTransaction;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.transactions.poll_recv(cx)
+    }
+}

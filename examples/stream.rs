@@ -1,0 +1,55 @@
+//! Pending transactions as a stream that owns its fetcher: the shape of a collector.
+//!
+//! `cargo run --release --example stream` reads from a mock node in this process;
+//! `-- --ipc PATH` from the socket of a real one, until Ctrl-C.
+
+use std::{env, path::PathBuf, pin::pin, time::Duration};
+
+use alloy_consensus::Transaction as _;
+use futures::StreamExt as _;
+use mempool_ingest::{Fetcher, FetcherConfig};
+use mock_node::{MockNode, NodeConfig};
+
+/// Transactions that may wait for the loop below.
+const BUFFER: usize = 1024;
+
+/// Transactions of the mock node.
+const LOAD: u64 = 1_500;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let args: Vec<_> = env::args().skip(1).collect();
+    let folder = tempfile::tempdir()?;
+    let (path, _node) = match args.as_slice() {
+        [] => {
+            let path = folder.path().join("node.ipc");
+            let config = NodeConfig::new(&path).with_tps(500).with_count(Some(LOAD));
+            (path, Some(MockNode::start(config)?))
+        }
+        [flag, path] if flag == "--ipc" => (PathBuf::from(path), None),
+        _ => return Err("usage: stream [--ipc PATH]".into()),
+    };
+    let mut stream = Fetcher::stream(FetcherConfig::ipc(path), BUFFER).await?;
+    stream.fetcher().wait_live().await.map_err(|end| format!("it has ended: {end:?}"))?;
+    let mut interrupted = pin!(tokio::signal::ctrl_c());
+    let mut count = 0;
+    // A real node has no last transaction.
+    while !args.is_empty() || count < LOAD {
+        let received = tokio::select! {
+            received = stream.next() => received,
+            _ = interrupted.as_mut() => break,
+        };
+        let Some(received) = received else { break };
+        count += 1;
+        if count.is_multiple_of(500) {
+            let (hash, from) = (received.hash(), received.tx.signer());
+            println!("{count}: {hash} from {from}, nonce {}", received.tx.nonce());
+        }
+    }
+    let (end, counts) = stream.shutdown(Duration::from_secs(5)).await;
+    println!(
+        "{end:?}: {} announced, {} delivered, {} failed",
+        counts.announced, counts.pooled, counts.failed
+    );
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! The fetcher as a collector has it: a stream of transactions, a wait until it is live, and a stream of
+//! what changes.
+
+use std::{collections::BTreeSet, pin::pin, time::Duration};
+
+use futures::StreamExt as _;
+use mempool_ingest::{
+    Fetcher,
+    txpool_fetcher::{
+        ConfigError, ConnectError, EndReason, FetchedTransaction, LossReason, SourceError,
+        SourceState, StartError, StartPolicy,
+    },
+};
+use mock_node::{DEV_CHAIN_ID, Fault, MockNode, NodeConfig, Target};
+use testkit::ingest::{Node, PATIENCE, socket};
+use tokio::{sync::mpsc, time::timeout};
+
+const DEADLINE: Duration = Duration::from_secs(5);
+
+#[tokio::test]
+async fn a_stream_brings_every_transaction_and_owns_its_fetcher() {
+    let node = Node::start(200, |config| config);
+    for tx in &node.txs[..100] {
+        node.node.submit(tx.raw.clone()).unwrap();
+    }
+    let mut stream = Fetcher::stream(node.fetcher(), 16).await.unwrap();
+    let first: BTreeSet<_> = stream.by_ref().take(100).map(|tx| tx.hash()).collect().await;
+    stream.fetcher().wait_live().await.unwrap();
+    for tx in &node.txs[100..] {
+        node.node.submit(tx.raw.clone()).unwrap();
+    }
+    // More than the buffer holds waits in the fetcher meanwhile.
+    let second: BTreeSet<_> = stream.by_ref().take(80).map(|tx| tx.hash()).collect().await;
+    assert_eq!((first.len(), second.len()), (100, 80));
+    assert!(
+        first.iter().eq(node.txs[..100].iter().map(|tx| tx.hash).collect::<BTreeSet<_>>().iter())
+    );
+    let (reason, counts) = stream.shutdown(DEADLINE).await;
+    assert_eq!((reason, counts.balance()), (EndReason::Stopped, 0));
+    assert_eq!((counts.backfilled, counts.announced), (100, 100));
+}
+
+#[tokio::test]
+async fn a_stream_without_a_buffer_is_refused() {
+    let error = Fetcher::stream(Node::start(0, |config| config).fetcher(), 0).await.unwrap_err();
+    let StartError::Config(ConfigError::OutOfRange { field, value, min, .. }) = error else {
+        panic!("{error}")
+    };
+    assert_eq!((field, value, min), ("buffer", 0, 1));
+}
+
+#[tokio::test]
+async fn who_waits_for_live_waits_for_the_node_and_hears_of_the_end() {
+    let (_folder, path) = socket();
+    let config = mempool_ingest::FetcherConfig::ipc(&path).with_start(StartPolicy::WaitForNode);
+    let (sink, _transactions) = mpsc::channel::<FetchedTransaction>(1);
+    let fetcher = Fetcher::start(config, sink).await.unwrap();
+    let _node = {
+        let mut live = pin!(fetcher.wait_live());
+        assert!(futures::poll!(live.as_mut()).is_pending());
+        let node = MockNode::start(NodeConfig::new(&path)).unwrap();
+        timeout(PATIENCE, live).await.expect("in time").expect("live");
+        node
+    };
+    let mut changes = pin!(fetcher.status_changes());
+    let (reason, _) = fetcher.shutdown(DEADLINE).await;
+    assert_eq!(reason, EndReason::Stopped);
+    // The last change, and the end.
+    let last = changes.next().await.expect("the last change");
+    assert_eq!(last[0].state, SourceState::Ended);
+    assert!(changes.next().await.is_none());
+}
+
+#[tokio::test]
+async fn a_lost_connection_is_a_change_with_a_typed_reason() {
+    let node = Node::start(0, |config| config);
+    let stream = Fetcher::stream(node.fetcher(), 16).await.unwrap();
+    stream.fetcher().wait_live().await.unwrap();
+    let changes = stream.fetcher().status_changes();
+    node.node.inject(Fault::Close(Target::Subscription));
+    let lost = changes.filter_map(|status| async move { status[0].last_error.clone() });
+    let error = timeout(PATIENCE, pin!(lost).next()).await.expect("in time").expect("a change");
+    assert!(matches!(*error, SourceError::Lost(LossReason::Closed)), "{error}");
+}
+
+#[tokio::test]
+async fn a_node_on_another_chain_than_the_expected_one_is_refused() {
+    let node = Node::start(0, |config| config);
+    let error = Fetcher::stream(node.fetcher().with_chain_id(Some(1)), 16).await.unwrap_err();
+    let StartError::Connect(ConnectError::OtherChain { found, expected, .. }) = error else {
+        panic!("{error}")
+    };
+    assert_eq!((found, expected), (DEV_CHAIN_ID, 1));
+    let right = Fetcher::stream(node.fetcher().with_chain_id(Some(DEV_CHAIN_ID)), 16).await;
+    assert!(right.is_ok());
+}
