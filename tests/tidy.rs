@@ -192,7 +192,7 @@ fn the_pools_configuration_table_says_what_the_code_does() {
         PoolConfig;
         counts: max_txs max_tx_bytes dedupe_window recent_blocks max_unmine_bytes log_events log_bytes
             max_bundles max_bundle_bytes max_txs_per_bundle max_blocks_ahead max_cancellations;
-        durations: tx_retention cancellation_retention;
+        durations: tx_retention expired_pause cancellation_retention;
         more:
     };
     let valid = |config: &PoolConfig| config.validate().is_ok();

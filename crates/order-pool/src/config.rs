@@ -19,9 +19,15 @@ pub const DEFAULT_MAX_TX_BYTES: usize = 512 << 20;
 /// for five blocks is unlikely to be wanted; the node keeps it all the same.
 pub const DEFAULT_TX_RETENTION: Duration = Duration::from_secs(60);
 
+/// Default of [`PoolConfig::expired_pause`]: ten times the default retention. A node that holds 300,000
+/// transactions which nobody takes is then asked for each of them once in 11 minutes, 455 a second
+/// and deferrable, and each is in the pool for a minute of these 11.
+pub const DEFAULT_EXPIRED_PAUSE: Duration = Duration::from_secs(600);
+
 /// Default of [`PoolConfig::dedupe_window`]: the largest pool we met on a node under load held
 /// 300,000 transactions (geth with raised limits); twice that is 600,000, rounded up to a power of
-/// two. Costs 24 bytes each (16 in the table at half load, 8 in the queue) = 24 MiB.
+/// two. Costs 24 bytes each (16 in the table at half load, 8 in the queue) = 24 MiB, and 16 for
+/// each that expired within [`PoolConfig::expired_pause`].
 pub const DEFAULT_DEDUPE_WINDOW: usize = 1 << 20;
 
 /// Default of [`PoolConfig::recent_blocks`]: 64 blocks of 12 s are two epochs, after which a block
@@ -80,7 +86,12 @@ pub struct PoolConfig {
     /// How long a transaction is kept. Default [`DEFAULT_TX_RETENTION`]; above zero.
     /// Counted by `order_pool_expired_total`.
     pub tx_retention: Duration,
-    /// How many accepted orders are remembered so that none is taken twice. Default
+    /// How long after its expiry a transaction is not offered again by whoever compares pools
+    /// ([`OrderPool::standing`](crate::OrderPool::standing)). Handed in again it comes back at any time.
+    /// Default [`DEFAULT_EXPIRED_PAUSE`]; zero offers it at once.
+    pub expired_pause: Duration,
+    /// How many accepted orders are remembered so that none is taken twice while it is here, nor after
+    /// a block or a message of its key ended it. What was evicted or has expired may come again. Default
     /// [`DEFAULT_DEDUPE_WINDOW`]; at least 1. Set it to twice the node's pool or more.
     pub dedupe_window: usize,
     /// How many recent blocks are remembered, for late transactions and reorgs. Default
@@ -121,6 +132,7 @@ impl Default for PoolConfig {
             max_txs: DEFAULT_MAX_TXS,
             max_tx_bytes: DEFAULT_MAX_TX_BYTES,
             tx_retention: DEFAULT_TX_RETENTION,
+            expired_pause: DEFAULT_EXPIRED_PAUSE,
             dedupe_window: DEFAULT_DEDUPE_WINDOW,
             recent_blocks: DEFAULT_RECENT_BLOCKS,
             max_unmine_bytes: DEFAULT_MAX_UNMINE_BYTES,
@@ -153,6 +165,7 @@ setters! {
     with_max_txs, max_txs: usize;
     with_max_tx_bytes, max_tx_bytes: usize;
     with_tx_retention, tx_retention: Duration;
+    with_expired_pause, expired_pause: Duration;
     with_dedupe_window, dedupe_window: usize;
     with_recent_blocks, recent_blocks: usize;
     with_max_unmine_bytes, max_unmine_bytes: usize;
@@ -231,7 +244,7 @@ impl PoolConfig {
     /// - a third of these again: at most a quarter of a page is spent entries;
     /// - what waits to be freed: 32 MiB of orders;
     /// - the log's slots: `log_events` and two segments;
-    /// - the dedupe window: a table of at most four words and a queue of at most two per order;
+    /// - the dedupe window: a table of at most four words and two queues of at most two per order;
     /// - `max_unmine_bytes`, and `recent_blocks` of 2,857 transactions (60 M gas) at 256 bytes;
     /// - replacement keys: `max_cancellations` and one per bundle, 320 bytes each;
     /// - 16 MiB for all that does not grow.
@@ -250,7 +263,7 @@ impl PoolConfig {
             MAX_GARBAGE_BYTES,
             self.log_events.saturating_add(2 * SEGMENT_EVENTS).saturating_mul(SLOT_BYTES),
             window_slots.map_or(usize::MAX, |slots| slots.saturating_mul(8)),
-            self.dedupe_window.saturating_mul(2 * 8),
+            self.dedupe_window.saturating_mul((2 + 4) * 8),
             self.max_unmine_bytes,
             self.recent_blocks.saturating_mul(TXS_PER_BLOCK * MINED_TX_BYTES),
             keys.saturating_mul(KEY_BYTES),

@@ -166,6 +166,7 @@ impl Core {
             {
                 self.chain.take(&head, order);
             }
+            self.seen.mined(hash);
         }
         self.pass_block(head.number, effects);
         let mut put_back = 0;
@@ -209,8 +210,8 @@ impl Core {
         Some(())
     }
 
-    /// Removes at most `limit` transactions and keys that were kept long enough; says whether more are
-    /// due.
+    /// Removes at most `limit` transactions and keys that were kept long enough, and offers again what
+    /// expired long enough ago; says whether more are due.
     pub(crate) fn expire(
         &mut self,
         now: Duration,
@@ -221,11 +222,11 @@ impl Core {
         for _ in 0..limit {
             if let Some(seq) = self.next_due() {
                 self.remove_tx(seq, RemoveReason::Expired, effects);
-            } else if !self.forget_due_key(effects) {
+            } else if !self.forget_due_key(effects) && !self.seen.offer_due(self.now) {
                 return false;
             }
         }
-        self.next_due().is_some() || self.keys.is_due(self.now)
+        self.next_due().is_some() || self.keys.is_due(self.now) || self.seen.is_due(self.now)
     }
 
     /// The order with this hash, by acceptance.

@@ -103,6 +103,22 @@ pub enum RemoveReason {
     Cancelled,
 }
 
+/// What a pool knows of an order, by its hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Standing {
+    /// It is in the pool.
+    Pooled,
+    /// It was removed, and is still in the dedupe window: for good, or because it expired and the pause
+    /// of [`PoolConfig::expired_pause`](crate::PoolConfig::expired_pause) lasts.
+    Removed,
+    /// It was evicted, or expired before that pause. It comes back if it is handed in again and, when
+    /// the pool is full, pays more than another.
+    MayReturn,
+    /// It never was here, or left the dedupe window.
+    Unknown,
+}
+
 /// What became of an order that was handed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -125,7 +141,8 @@ pub enum InsertOutcome {
     },
     /// Its key was cancelled permanently. Nothing changed.
     CancelledPermanently,
-    /// It is in the pool already, or was removed and is still in the dedupe window. Nothing changed.
+    /// It is in the pool already, or it was removed for good (not evicted, not expired) and is still in
+    /// the dedupe window. Nothing changed.
     Known,
     /// A recent block contains it. Nothing changed.
     Mined,

@@ -28,7 +28,7 @@ pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation, next
 pub use clock::Clock;
 pub use config::*;
 pub use event::{
-    CancelOutcome, Event, EventRef, InsertOutcome, Lagged, RejectReason, RemoveReason,
+    CancelOutcome, Event, EventRef, InsertOutcome, Lagged, RejectReason, RemoveReason, Standing,
 };
 pub use metrics::{METRICS, PoolStats};
 pub use order::{ORDER_OVERHEAD_BYTES, Order, OrderId, Origin, Transaction};

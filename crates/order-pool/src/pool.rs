@@ -14,14 +14,14 @@ use crate::{
     clock::Clock,
     config::{ConfigError, PoolConfig},
     core::{Core, Effect, HeadApplied},
-    event::{CancelOutcome, Event, InsertOutcome},
+    event::{CancelOutcome, Event, InsertOutcome, Standing},
     heads::Heads,
     index::IndexTable,
     live::{Garbage, Item, LiveTable, LiveWriter, Piece},
     log::{LogTable, LogWriter, Slot},
     metrics::{Counters, Levels, PoolStats},
     order::{Order, Transaction},
-    seen::SeenTable,
+    seen::{Fate, SeenTable},
     subscription::Subscription,
     wake::Bell,
 };
@@ -212,6 +212,19 @@ impl OrderPool {
     /// Whether the order is in the pool.
     pub fn contains(&self, hash: &B256) -> bool {
         self.shared().find(hash, |_| ()).is_some()
+    }
+
+    /// What the pool knows of an order: whether it is here, and if not, whether it is worth handing in
+    /// again.
+    pub fn standing(&self, hash: &B256) -> Standing {
+        // Before the look at the pool: what returns in between is found there.
+        let fate = self.shared().seen.fate(hash);
+        match fate {
+            _ if self.contains(hash) => Standing::Pooled,
+            Some(Fate::Known | Fate::Expired) => Standing::Removed,
+            Some(Fate::MayReturn) => Standing::MayReturn,
+            None => Standing::Unknown,
+        }
     }
 
     /// Whether the order is in the pool or was removed, and is still in the dedupe window.

@@ -1,18 +1,51 @@
 //! The dedupe window: which orders were accepted lately, whether or not they are still here.
 //!
-//! One writer, any number of readers, no lock. An order is remembered by a 64-bit fingerprint under
-//! a secret key, so that 2^20 of them take 24 MiB; two orders are mistaken for each other with a
-//! chance of 2^-44 per look-up at that size, and nobody who does not know the key can force it.
+//! One writer, any number of readers, no lock. An order is remembered by a 62-bit fingerprint under
+//! a secret key and by what became of it in the two bits above, so that 2^20 of them take 24 MiB; two
+//! orders are mistaken for each other with a chance of 2^-42 per look-up at that size, and nobody who
+//! does not know the key can force it.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
     hash::{BuildHasher, RandomState},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
 };
 
 use alloy_primitives::B256;
 
 const EMPTY: u64 = 0;
+
+/// Bits of a fingerprint in a word; what became of its order is in those above.
+const FINGERPRINT_BITS: u32 = 62;
+
+const FINGERPRINT: u64 = (1 << FINGERPRINT_BITS) - 1;
+
+/// What became of an order that was accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It is in the pool, or has left it for good.
+    Known,
+    /// It expired lately: it comes back if it is handed in again.
+    Expired,
+    /// It was evicted, or expired a while ago: it comes back if it is handed in again, and whoever
+    /// compares pools should offer it.
+    MayReturn,
+}
+
+impl Fate {
+    const fn of_word(word: u64) -> Self {
+        match word >> FINGERPRINT_BITS {
+            0 => Self::Known,
+            1 => Self::Expired,
+            _ => Self::MayReturn,
+        }
+    }
+
+    const fn word(self, fingerprint: u64) -> u64 {
+        ((self as u64) << FINGERPRINT_BITS) | fingerprint
+    }
+}
 
 /// The readers' side: an open-addressing table, never more than half full.
 ///
@@ -37,7 +70,13 @@ impl SeenTable {
     }
 
     pub(crate) fn contains(&self, hash: &B256) -> bool {
-        self.find(self.fingerprint(hash)).is_ok()
+        self.fate(hash).is_some()
+    }
+
+    /// What became of an order; `None` if it is not remembered.
+    pub(crate) fn fate(&self, hash: &B256) -> Option<Fate> {
+        let at = self.find(self.fingerprint(hash)).ok()?;
+        Some(Fate::of_word(self.slots[at].load(Relaxed)))
     }
 
     /// The hash is keccak already; the key keeps an attacker from choosing where it lands.
@@ -48,7 +87,7 @@ impl SeenTable {
         let b = word(&right[..8]) ^ self.keys[1];
         let product = u128::from(a) * u128::from(b);
         let folded = (product as u64) ^ ((product >> 64) as u64);
-        if folded == EMPTY { 1 } else { folded }
+        (folded & FINGERPRINT).max(1)
     }
 
     fn home(&self, fingerprint: u64) -> usize {
@@ -64,7 +103,7 @@ impl SeenTable {
         for _ in 0..self.slots.len() {
             match self.slots[at].load(Relaxed) {
                 EMPTY => return Err(at),
-                found if found == fingerprint => return Ok(at),
+                found if found & FINGERPRINT == fingerprint => return Ok(at),
                 _ => at = (at + 1) & mask,
             }
         }
@@ -75,9 +114,18 @@ impl SeenTable {
         match self.find(fingerprint) {
             Ok(_) => false,
             Err(at) => {
-                self.slots[at].store(fingerprint, Relaxed);
+                self.slots[at].store(Fate::Known.word(fingerprint), Relaxed);
                 true
             }
+        }
+    }
+
+    /// Notes what became of an order, if it is remembered and `from` says so of what was known.
+    fn note(&self, fingerprint: u64, fate: Fate, from: impl FnOnce(Fate) -> bool) {
+        if let Ok(at) = self.find(fingerprint)
+            && from(Fate::of_word(self.slots[at].load(Relaxed)))
+        {
+            self.slots[at].store(fate.word(fingerprint), Relaxed);
         }
     }
 
@@ -115,6 +163,8 @@ pub(crate) struct SeenWindow {
     /// the queue holds.
     vacant: HashMap<u64, usize>,
     window: usize,
+    /// What expired lately, by the time from which it is offered again, in nanoseconds.
+    expired: VecDeque<(u64, u64)>,
 }
 
 impl SeenWindow {
@@ -124,6 +174,7 @@ impl SeenWindow {
             queue: VecDeque::new(),
             vacant: HashMap::new(),
             window,
+            expired: VecDeque::new(),
         }
     }
 
@@ -131,8 +182,51 @@ impl SeenWindow {
         &self.table
     }
 
-    pub(crate) fn contains(&self, hash: &B256) -> bool {
-        self.table.contains(hash)
+    pub(crate) fn fate(&self, hash: &B256) -> Option<Fate> {
+        self.table.fate(hash)
+    }
+
+    /// An order was evicted.
+    pub(crate) fn evicted(&mut self, hash: &B256) {
+        self.table.note(self.table.fingerprint(hash), Fate::MayReturn, |_| true);
+    }
+
+    /// An order expired, and is offered again from `offered_at` on. If more expire until then than the
+    /// window holds, the first of them are offered earlier.
+    pub(crate) fn expired(&mut self, hash: &B256, offered_at: Duration) {
+        let fingerprint = self.table.fingerprint(hash);
+        self.table.note(fingerprint, Fate::Expired, |_| true);
+        let nanos = u64::try_from(offered_at.as_nanos()).unwrap_or(u64::MAX);
+        self.expired.push_back((nanos, fingerprint));
+        if self.expired.len() > self.window {
+            self.offer_first();
+        }
+    }
+
+    /// A block took an order that had been evicted or had expired: it does not come back.
+    pub(crate) fn mined(&mut self, hash: &B256) {
+        self.table.note(self.table.fingerprint(hash), Fate::Known, |_| true);
+    }
+
+    /// Offers again one of those that expired long enough ago; says whether there was one.
+    pub(crate) fn offer_due(&mut self, now: Duration) -> bool {
+        let due = self.is_due(now);
+        if due {
+            self.offer_first();
+        }
+        due
+    }
+
+    /// Whether something that expired is to be offered again.
+    pub(crate) fn is_due(&self, now: Duration) -> bool {
+        self.expired.front().is_some_and(|(at, _)| u128::from(*at) <= now.as_nanos())
+    }
+
+    fn offer_first(&mut self) {
+        if let Some((_, fingerprint)) = self.expired.pop_front() {
+            // It may have come back meanwhile, and be known.
+            self.table.note(fingerprint, Fate::MayReturn, |fate| fate == Fate::Expired);
+        }
     }
 
     /// Remembers an accepted order; the one accepted the longest ago is forgotten if the window is
@@ -182,11 +276,31 @@ mod tests {
         for n in 0..10_000 {
             seen.insert(&hash(n));
             let oldest = (n + 1).saturating_sub(100);
-            assert!((oldest..=n).all(|n| seen.contains(&hash(n))), "lost one at {n}");
+            assert!((oldest..=n).all(|n| seen.table.contains(&hash(n))), "lost one at {n}");
             if let Some(gone) = oldest.checked_sub(1) {
-                assert!(!seen.contains(&hash(gone)), "kept {gone} too long");
+                assert!(!seen.table.contains(&hash(gone)), "kept {gone} too long");
             }
         }
+    }
+
+    #[test]
+    fn what_becomes_of_an_order_is_remembered_beside_it() {
+        let mut seen = SeenWindow::new(4);
+        let fates = |seen: &SeenWindow| [0, 1, 2, 3].map(|n| seen.fate(&hash(n)));
+        (0..4).for_each(|n| seen.insert(&hash(n)));
+        seen.evicted(&hash(1));
+        seen.expired(&hash(2), Duration::from_secs(1));
+        seen.expired(&hash(3), Duration::from_secs(1));
+        seen.mined(&hash(3));
+        assert!(!seen.offer_due(Duration::from_millis(999)));
+        let [known, may_return] = [Some(Fate::Known), Some(Fate::MayReturn)];
+        assert_eq!(fates(&seen), [known, may_return, Some(Fate::Expired), known]);
+        assert!(seen.offer_due(Duration::from_secs(1)) && seen.offer_due(Duration::from_secs(1)));
+        assert!(!seen.is_due(Duration::MAX));
+        assert_eq!(fates(&seen), [known, may_return, may_return, known]);
+        // Who would wait beyond the window is offered at once.
+        (0..5).for_each(|_| seen.expired(&hash(0), Duration::MAX));
+        assert_eq!(fates(&seen)[0], may_return);
     }
 
     #[test]
@@ -195,7 +309,7 @@ mod tests {
         (0..64).for_each(|n| seen.insert(&hash(n)));
         (0..64).step_by(2).for_each(|n| seen.forget(&hash(n)));
         for n in 0..64 {
-            assert_eq!(seen.contains(&hash(n)), n % 2 == 1);
+            assert_eq!(seen.table.contains(&hash(n)), n % 2 == 1);
         }
     }
 }

@@ -161,7 +161,7 @@ impl<S: TransactionSink> FetchContext<S> {
             ticket.leave(Outcome::Mined);
             return None;
         }
-        if !self.seen.insert_new(arrival.hash) {
+        if !self.seen.insert_announced(arrival.hash, arrival.at) {
             ticket.leave(Outcome::Known);
             return None;
         }

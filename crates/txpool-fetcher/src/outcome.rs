@@ -274,7 +274,7 @@ mod tests {
         let seen = Arc::new(SeenSet::new(1024));
         let hash = B256::repeat_byte(1);
         let enter = || {
-            assert!(seen.insert_new(hash), "it may come again");
+            assert!(seen.insert_announced(hash, std::time::Instant::now()), "it may come again");
             tally.enter(Entry::Announced).in_flight(&seen, hash)
         };
         drop(enter());

@@ -1,7 +1,7 @@
 //! The order pool as a sink.
 
 use alloy_primitives::B256;
-use order_pool::{InsertOutcome, OrderPool, Origin, RejectReason, Transaction};
+use order_pool::{InsertOutcome, OrderPool, Origin, RejectReason, Standing, Transaction};
 
 use crate::sink::{ChainEvent, Delivery, FetchedTransaction, Holding, TransactionSink};
 
@@ -36,12 +36,12 @@ impl TransactionSink for OrderPool {
     }
 
     fn holding(&self, hash: &B256) -> Holding {
-        if self.contains(hash) {
-            Holding::Held
-        } else if self.was_seen(hash) {
-            Holding::Removed
-        } else {
-            Holding::Missing
+        match self.standing(hash) {
+            Standing::Pooled => Holding::Held,
+            Standing::Removed => Holding::Removed,
+            Standing::MayReturn => Holding::MayReturn,
+            // A new standing of the pool's that is none of the above: it is not here.
+            _ => Holding::Missing,
         }
     }
 }

@@ -54,12 +54,13 @@ pub struct AuditReport {
     /// The first [`Self::MISSING_SAMPLE`] of these at most: a report is kept in the status, and the
     /// one of a start-up finds a whole pool missing.
     pub missing_sample: Vec<B256>,
-    /// Of those listed, the ones that the sink held and has removed: evicted, expired, mined or
-    /// stale.
+    /// Of those listed, the ones that the sink held, has removed and does not want now: mined, stale,
+    /// or expired a short while ago.
     pub removed: u64,
     /// Of those listed, the ones that the sink refused.
     pub refused: u64,
-    /// Of those listed, the ones that the sink had no room for when they were offered.
+    /// Of those listed, the ones that the sink had no room for when they were offered, or evicted
+    /// since, or let expire a while ago.
     pub postponed: u64,
     /// How many of these were fetched and offered again: 32, chosen at random, then twice as many,
     /// and so on as long as the sink takes at least half of them.
@@ -174,6 +175,7 @@ impl<S: TransactionSink> Comparison<S> {
             match holding {
                 Holding::Held => {}
                 Holding::Removed => report.removed += 1,
+                Holding::MayReturn => postponed.push(hash),
                 Holding::Unknown if was_delivered => {}
                 Holding::Unknown | Holding::Missing => missing.push(hash),
             }

@@ -1,14 +1,23 @@
 //! The hashes that were seen before, so that none is fetched twice and an audit knows which are
 //! ours.
 
-use std::sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicU32, Ordering::Relaxed},
+use std::{
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
 };
 
 use alloy_primitives::{B256, map::B256HashMap};
 
 use crate::sync::lock;
+
+/// How long after its outcome an announcement of a hash is fetched again. Within this time other nodes
+/// announce what one has announced; later it is news: the sink may have removed the transaction
+/// meanwhile, for want of room or by age, or may want now what it refused. As long as the order pool
+/// keeps a transaction by default. At most one request for each announcement.
+const ANNOUNCED_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// The state of a hash that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +41,8 @@ struct Entry {
     seen: Seen,
     /// The audit epoch in which it was delivered. The list of an earlier audit may predate it.
     epoch: u32,
+    /// When its state was set, in seconds since the set was made.
+    since_secs: u32,
 }
 
 /// A bounded set of hashes, in shards of two generations each. When the younger generation of a
@@ -48,6 +59,7 @@ struct Entry {
 pub(crate) struct SeenSet {
     shards: Box<[Mutex<Shard>; SHARDS]>,
     epoch: AtomicU32,
+    made: Instant,
 }
 
 const SHARDS: usize = 64;
@@ -58,23 +70,37 @@ impl SeenSet {
         Self {
             shards: Box::new(std::array::from_fn(|_| Mutex::new(Shard::new(generation)))),
             epoch: AtomicU32::new(0),
+            made: Instant::now(),
         }
     }
 
     pub(crate) fn get(&self, hash: &B256) -> Option<Seen> {
-        self.shard(hash).get(hash)
+        self.shard(hash).get(hash).map(|entry| entry.seen)
     }
 
-    /// Inserts a hash that is not known as in flight. False, and nothing changed, when it is known.
-    pub(crate) fn insert_new(&self, hash: B256) -> bool {
-        self.insert_if(hash, |seen| seen.is_none())
+    /// Inserts a hash that was announced at `at`, and is not known or had its outcome a while before, as
+    /// in flight. False, and nothing changed, when it is known.
+    pub(crate) fn insert_announced(&self, hash: B256, at: Instant) -> bool {
+        let mut shard = self.shard(&hash);
+        let allowed = shard.get(&hash).is_none_or(|entry| match entry.seen {
+            // A block's transaction is not wanted again, and one request at a time is enough.
+            Seen::InFlight | Seen::Mined => false,
+            Seen::Delivered | Seen::Refused | Seen::Postponed | Seen::Vanished => {
+                let again_at = u64::from(entry.since_secs) + ANNOUNCED_AGAIN_AFTER.as_secs();
+                at.saturating_duration_since(self.made).as_secs() >= again_at
+            }
+        });
+        if allowed {
+            self.insert(&mut shard, hash, Seen::InFlight);
+        }
+        allowed
     }
 
     /// Inserts a hash as in flight, if `allows` says so of what is known of it. False, and nothing
     /// changed, otherwise.
     pub(crate) fn insert_if(&self, hash: B256, allows: impl FnOnce(Option<Seen>) -> bool) -> bool {
         let mut shard = self.shard(&hash);
-        let allowed = allows(shard.get(&hash));
+        let allowed = allows(shard.get(&hash).map(|entry| entry.seen));
         if allowed {
             self.insert(&mut shard, hash, Seen::InFlight);
         }
@@ -95,17 +121,17 @@ impl SeenSet {
     /// is known.
     pub(crate) fn mined(&self, hash: B256) -> bool {
         let mut shard = self.shard(&hash);
-        let seen = shard.get(&hash);
-        if seen.is_some_and(|seen| seen != Seen::InFlight) {
+        let known = shard.get(&hash);
+        if known.is_some_and(|entry| entry.seen != Seen::InFlight) {
             self.insert(&mut shard, hash, Seen::Mined);
         }
-        seen.is_some()
+        known.is_some()
     }
 
     /// Forgets a hash that no block has any more, if it was taken for mined.
     pub(crate) fn forget_mined(&self, hash: B256) {
         let mut shard = self.shard(&hash);
-        if shard.get(&hash) == Some(Seen::Mined) {
+        if shard.get(&hash).is_some_and(|entry| entry.seen == Seen::Mined) {
             shard.remove(&hash);
         }
     }
@@ -136,7 +162,8 @@ impl SeenSet {
     }
 
     fn insert(&self, shard: &mut Shard, hash: B256, seen: Seen) {
-        shard.insert(hash, Entry { seen, epoch: self.epoch.load(Relaxed) });
+        let since_secs = u32::try_from(self.made.elapsed().as_secs()).unwrap_or(u32::MAX);
+        shard.insert(hash, Entry { seen, epoch: self.epoch.load(Relaxed), since_secs });
     }
 }
 
@@ -152,8 +179,8 @@ impl Shard {
         Self { young: B256HashMap::default(), old: B256HashMap::default(), generation }
     }
 
-    fn get(&self, hash: &B256) -> Option<Seen> {
-        self.young.get(hash).or_else(|| self.old.get(hash)).map(|entry| entry.seen)
+    fn get(&self, hash: &B256) -> Option<Entry> {
+        self.young.get(hash).or_else(|| self.old.get(hash)).copied()
     }
 
     fn remove(&mut self, hash: &B256) {
@@ -195,13 +222,34 @@ mod tests {
     #[test]
     fn a_hash_is_inserted_once_until_it_is_forgotten() {
         let seen = SeenSet::new(1024);
-        assert!(seen.insert_new(hash(1)));
-        assert!(!seen.insert_new(hash(1)));
+        assert!(seen.insert_announced(hash(1), Instant::now()));
+        assert!(!seen.insert_announced(hash(1), Instant::now()));
         seen.settle(hash(1), Some(Seen::Delivered));
-        assert!(!seen.insert_new(hash(1)));
+        assert!(!seen.insert_announced(hash(1), Instant::now()));
         assert!(!seen.insert_if(hash(1), |seen| seen == Some(Seen::Vanished)));
         seen.settle(hash(1), None);
-        assert!(seen.insert_new(hash(1)));
+        assert!(seen.insert_announced(hash(1), Instant::now()));
+    }
+
+    #[test]
+    fn a_hash_that_is_announced_again_long_after_its_outcome_is_news_unless_a_block_has_it() {
+        let seen = SeenSet::new(1024);
+        let now = Instant::now();
+        let later = now + ANNOUNCED_AGAIN_AFTER + Duration::from_secs(1);
+        let before = now + ANNOUNCED_AGAIN_AFTER - Duration::from_secs(1);
+        let states = [
+            (Seen::Delivered, true),
+            (Seen::Refused, true),
+            (Seen::Postponed, true),
+            (Seen::Vanished, true),
+            (Seen::Mined, false),
+            (Seen::InFlight, false),
+        ];
+        for (n, (state, is_news)) in (0..).zip(states) {
+            seen.settle(hash(n), Some(state));
+            assert!(!seen.insert_announced(hash(n), before), "{state:?}: other nodes tell it too");
+            assert_eq!(seen.insert_announced(hash(n), later), is_news, "{state:?}");
+        }
     }
 
     #[test]
@@ -209,7 +257,7 @@ mod tests {
         let share = 100;
         let seen = SeenSet::new(share * SHARDS);
         for n in 0..10_000 {
-            assert!(seen.insert_new(hash(n)));
+            assert!(seen.insert_announced(hash(n), Instant::now()));
             seen.settle(hash(n), Some(Seen::Delivered));
             let shard = seen.shard(&hash(n));
             assert!(shard.young.len() + shard.old.len() <= share);
@@ -224,9 +272,9 @@ mod tests {
     #[test]
     fn what_is_in_flight_is_never_forgotten() {
         let seen = SeenSet::new(10 * SHARDS);
-        assert!(seen.insert_new(hash(1_000_000)));
+        assert!(seen.insert_announced(hash(1_000_000), Instant::now()));
         for n in 0..1000 {
-            seen.insert_new(hash(n));
+            seen.insert_announced(hash(n), Instant::now());
             seen.settle(hash(n), Some(Seen::Delivered));
         }
         assert_eq!(seen.get(&hash(1_000_000)), Some(Seen::InFlight));

@@ -119,8 +119,11 @@ pub enum Holding {
     Unknown,
     /// It is here.
     Held,
-    /// It was here and was removed: evicted, expired, mined or stale.
+    /// It was here and was removed, and is not wanted now: mined, stale, or expired a short while ago.
     Removed,
+    /// It was here and was removed for want of room or by age: comparisons offer it again as they do
+    /// what was [postponed](Delivery::Postponed), a few at first, and more while the sink takes them.
+    MayReturn,
     /// It is not here and never was.
     Missing,
 }

@@ -45,7 +45,7 @@ impl Core {
         };
         bundle.settle(block, nonce);
         let id = *bundle.id();
-        if self.find(&id).is_some() || self.seen.contains(&id) {
+        if self.find(&id).is_some() || self.seen.fate(&id).is_some() {
             return InsertOutcome::Known;
         }
         let old =

@@ -8,6 +8,7 @@ use super::{Core, Effect, TxEntry};
 use crate::{
     event::{InsertOutcome, RejectReason, RemoveReason},
     order::{Order, Transaction},
+    seen::Fate,
     worth::Worth,
 };
 
@@ -37,11 +38,16 @@ impl Core {
             }
             Some(_) => return InsertOutcome::Mined,
         }
-        if self.seen.contains(&hash) {
+        let fate = self.seen.fate(&hash);
+        if fate == Some(Fate::Known) {
             return InsertOutcome::Known;
         }
         match self.pool_tx(Arc::new(order), effects) {
             Ok(()) => {
+                if fate.is_some() {
+                    // Its place in the window is that of its return.
+                    self.seen.forget(&hash);
+                }
                 self.seen.insert(&hash);
                 InsertOutcome::Added
             }
@@ -117,6 +123,14 @@ impl Core {
         self.index.remove_sender(sender, nonce, seq);
         self.ranks.remove(worth, seq);
         self.tx_bytes -= size_bytes;
+        match reason {
+            RemoveReason::Evicted => self.seen.evicted(id.hash()),
+            RemoveReason::Expired => {
+                let offered_at = self.now.saturating_add(self.config.expired_pause);
+                self.seen.expired(id.hash(), offered_at);
+            }
+            _ => {}
+        }
         let at = self.take_seq();
         effects.push(Effect::Removed {
             seq: at,

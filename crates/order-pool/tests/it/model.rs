@@ -9,7 +9,7 @@ use std::{
 use alloy_primitives::{B256, keccak256};
 use order_pool::{
     Block, Bundle, BundleParts, CancelOutcome, Clock, Event, Head, InsertOutcome, Order, OrderId,
-    OrderPool, PoolConfig, Relation, ReplacementKey, Subscription, Transaction,
+    OrderPool, PoolConfig, Relation, ReplacementKey, Standing, Subscription, Transaction,
 };
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -22,6 +22,7 @@ const MAX_KEYS: usize = 3;
 const DEDUPE: usize = 40;
 const BLOCKS: usize = 4;
 const RETENTION: u64 = 50;
+const EXPIRED_PAUSE: u64 = 30;
 const LOG_EVENTS: usize = 64;
 const MAX_AHEAD: u64 = 3;
 
@@ -33,6 +34,7 @@ fn config() -> PoolConfig {
         .with_dedupe_window(DEDUPE)
         .with_recent_blocks(BLOCKS)
         .with_tx_retention(Duration::from_secs(RETENTION))
+        .with_expired_pause(Duration::from_secs(EXPIRED_PAUSE))
         .with_cancellation_retention(Duration::from_secs(RETENTION / 2))
         .with_log_events(LOG_EVENTS)
         .with_max_blocks_ahead(MAX_AHEAD)
@@ -168,6 +170,8 @@ struct Model {
     pooled: Vec<Pooled>,
     accepted: Vec<B256>,
     forgotten: Vec<(B256, usize)>,
+    /// What was evicted or has expired, and from when on it is offered again.
+    may_return: BTreeMap<B256, u64>,
     blocks: Vec<BlockModel>,
     keys: BTreeMap<usize, KeyModel>,
     log: Vec<Line>,
@@ -226,7 +230,9 @@ impl Model {
             if self.worth(&tx) >= self.worth(&view) {
                 return false;
             }
-            self.remove(worst.id, "Evicted");
+            let id = worst.id;
+            self.remove(id, "Evicted");
+            self.may_return.insert(*id.hash(), 0);
         }
         self.add(order);
         true
@@ -240,9 +246,13 @@ impl Model {
             "mined"
         } else if self.next_nonce(view.sender).is_some_and(|next| view.nonce < next) {
             "stale"
-        } else if self.was_accepted(&id) {
+        } else if self.was_accepted(&id) && !self.may_return.contains_key(&id) {
             "known"
         } else if self.admit(order) {
+            if self.was_accepted(&id) {
+                self.forgotten.push((id, self.accepted.len()));
+            }
+            self.may_return.remove(&id);
             self.accepted.push(id);
             "added"
         } else {
@@ -370,6 +380,7 @@ impl Model {
             .filter(|id| self.is_pooled(id.hash()))
             .collect();
         let number = head.number;
+        self.may_return.retain(|id, _| !hashes.contains(id));
         self.blocks.push(BlockModel {
             head,
             mined: hashes.to_vec(),
@@ -439,6 +450,7 @@ impl Model {
             let due = self.pooled.iter().filter(|o| o.tx.is_some() && o.deadline <= self.now);
             if let Some(id) = due.min_by_key(|order| order.seq).map(|order| order.id) {
                 self.remove(id, "Expired");
+                self.may_return.insert(*id.hash(), self.now + EXPIRED_PAUSE);
                 continue;
             }
             match self.idle_keys().first() {
@@ -448,6 +460,16 @@ impl Model {
                 }
                 _ => break,
             }
+        }
+    }
+
+    /// What the pool must say of a hash once its upkeep is done.
+    fn standing(&self, id: &B256) -> Standing {
+        match self.may_return.get(id) {
+            _ if self.is_pooled(id) => Standing::Pooled,
+            _ if !self.was_accepted(id) => Standing::Unknown,
+            Some(offered_at) if *offered_at <= self.now => Standing::MayReturn,
+            _ => Standing::Removed,
         }
     }
 
@@ -640,6 +662,9 @@ impl Run {
             Op::Upkeep => {
                 self.model.upkeep();
                 while self.pool.upkeep() {}
+                for id in &self.model.accepted {
+                    assert_eq!(self.pool.standing(id), self.model.standing(id));
+                }
             }
             Op::Subscribe { ahead } => {
                 let head = self.model.head_number().unwrap_or(0);

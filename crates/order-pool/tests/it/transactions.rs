@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use order_pool::{InsertOutcome, OrderPool, PoolConfig, RejectReason};
+use order_pool::{
+    Clock, DEFAULT_EXPIRED_PAUSE, DEFAULT_TX_RETENTION, InsertOutcome, OrderPool, PoolConfig,
+    RejectReason, Standing,
+};
 
 use crate::common::{Spec, address, hash, head, journal, nth, tx};
 
@@ -171,14 +174,80 @@ fn who_pays_the_least_follows_the_base_fee() {
     assert!(pool.contains(with(1, 100, 2).hash()) && !pool.contains(with(2, 12, 12).hash()));
 }
 
+/// The clock of a pool, and the pool.
+fn pool_by_hand(config: PoolConfig) -> (OrderPool, Clock) {
+    let clock = Clock::manual();
+    let config = config.with_dedupe_window(1 << 12);
+    (OrderPool::with_clock(config, clock.clone()).expect("a valid configuration"), clock)
+}
+
+/// It used to be known for hours, as long as the dedupe window remembered it: whoever sent it again was
+/// told that it was there, and no audit offered it.
 #[test]
-fn a_transaction_is_let_go_after_its_retention_and_stays_known() {
-    let pool = pool_with(PoolConfig::default().with_tx_retention(Duration::from_nanos(1)));
+fn an_expired_transaction_comes_back_when_it_is_sent_again_and_audits_offer_it_after_a_pause() {
+    let (pool, clock) = pool_by_hand(PoolConfig::default());
+    let hash = *nth(1).hash();
+    assert_eq!(pool.standing(&hash), Standing::Unknown);
     pool.insert_transaction(nth(1));
+    assert_eq!(pool.standing(&hash), Standing::Pooled);
+    clock.advance(DEFAULT_TX_RETENTION);
     while pool.upkeep() {}
     assert_eq!((pool.len(), pool.stats().expired), (0, 1));
-    assert!(pool.was_seen(nth(1).hash()));
+    assert!(pool.was_seen(&hash));
+    // An audit each minute does not bring it back each minute.
+    assert_eq!(pool.standing(&hash), Standing::Removed);
+    clock.advance(DEFAULT_EXPIRED_PAUSE - Duration::from_nanos(1));
+    while pool.upkeep() {}
+    assert_eq!(pool.standing(&hash), Standing::Removed);
+    clock.advance(Duration::from_nanos(1));
+    while pool.upkeep() {}
+    assert_eq!(pool.standing(&hash), Standing::MayReturn);
+    assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Added);
+    clock.advance(DEFAULT_TX_RETENTION);
+    while pool.upkeep() {}
+    // Its sender need not wait for the pause.
+    assert_eq!(pool.standing(&hash), Standing::Removed);
+    assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Added);
     assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Known);
+}
+
+#[test]
+fn an_evicted_transaction_comes_back_once_it_pays_more_than_another_and_not_before() {
+    let (pool, clock) = pool_by_hand(PoolConfig::default().with_max_txs(2));
+    let paying = |tip| tx(Spec { sender: tip as u64, max_tip: tip, ..Default::default() });
+    (1..=3).for_each(|tip| assert_eq!(pool.insert_transaction(paying(tip)), InsertOutcome::Added));
+    let hash = *paying(1).hash();
+    assert_eq!(pool.standing(&hash), Standing::MayReturn);
+    for _ in 0..3 {
+        let refused = pool.insert_transaction(paying(1));
+        assert!(matches!(refused, InsertOutcome::Rejected(_)), "{refused:?}");
+    }
+    assert_eq!(pool.stats().evicted, 1, "an audit that offers it again and again moves nothing");
+    clock.advance(DEFAULT_TX_RETENTION);
+    while pool.upkeep() {}
+    assert_eq!(pool.insert_transaction(paying(1)), InsertOutcome::Added);
+}
+
+#[test]
+fn what_a_block_mined_or_made_stale_does_not_come_back_whatever_it_was_before() {
+    let (pool, clock) = pool_by_hand(PoolConfig::default().with_recent_blocks(1).with_max_txs(1));
+    for (n, tip) in [(1, 1), (2, 2)] {
+        pool.insert_transaction(tx(Spec { sender: n, max_tip: tip, ..Default::default() }));
+    }
+    let evicted = tx(Spec { sender: 1, ..Default::default() });
+    assert_eq!(pool.standing(evicted.hash()), Standing::MayReturn);
+    pool.on_head(head(1, 0, 0, &[*evicted.hash()]));
+    let block = head(2, 0, 0, &[]);
+    pool.on_head(block.clone());
+    pool.on_nonces(block.head.hash, [(address(2), 1)]);
+    pool.on_head(head(3, 0, 0, &[]));
+    clock.advance(DEFAULT_EXPIRED_PAUSE * 2);
+    while pool.upkeep() {}
+    // The blocks are forgotten: it is the dedupe window that knows.
+    for tx in [evicted, tx(Spec { sender: 2, max_tip: 2, ..Default::default() })] {
+        assert_eq!(pool.standing(tx.hash()), Standing::Removed);
+        assert_eq!(pool.insert_transaction(tx), InsertOutcome::Known);
+    }
 }
 
 #[test]

@@ -1,0 +1,14 @@
+//! The pool from outside. Tests that need a process of their own are beside this file.
+
+mod common;
+
+mod it {
+    mod bundles;
+    mod config;
+    mod heads;
+    mod model;
+    mod sidecars;
+    mod sinks;
+    mod transactions;
+    mod upkeep;
+}
