@@ -106,7 +106,7 @@ fn added(orders: &mut Subscription) -> std::sync::Arc<Order> {
 
 fn removed(orders: &mut Subscription) -> (OrderId, RemoveReason) {
     match next(orders) {
-        Event::Removed { id, reason } => (id, reason),
+        Event::Removed { order, reason } => (order.id(), reason),
         other => panic!("not removed: {other:?}"),
     }
 }

@@ -125,8 +125,10 @@ impl Candidates {
                     }
                 }
             },
-            EventRef::Removed { id: OrderId::Tx(hash), .. } => drop(self.txs.remove(&hash)),
-            EventRef::Removed { id, .. } => drop(self.bundles.remove(id.hash())),
+            EventRef::Removed { order, .. } => match order.id() {
+                OrderId::Tx(hash) => drop(self.txs.remove(&hash)),
+                id => drop(self.bundles.remove(id.hash())),
+            },
             _ => {}
         }
     }

@@ -11,7 +11,7 @@ use std::{
 
 use mempool_ingest::{
     OrderPool,
-    order_pool::{Cancellation, Head, Lagged, Order, OrderId, OrderSink, RemoveReason, SinkGuard},
+    order_pool::{Cancellation, Head, Lagged, Order, OrderSink, RemoveReason, SinkGuard},
 };
 
 /// A head, and when it was told.
@@ -51,7 +51,7 @@ impl OrderSink for HeadSink {
         true
     }
 
-    fn remove(&mut self, _: OrderId, _: RemoveReason) -> bool {
+    fn remove(&mut self, _: &Arc<Order>, _: RemoveReason) -> bool {
         true
     }
 

@@ -4,9 +4,13 @@ use std::time::SystemTime;
 
 use alloy_primitives::{Address, B256, Keccak256};
 use alloy_rpc_types_mev::EthSendBundle;
+use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::order::{Order, Transaction};
+use crate::{
+    extension::Extension,
+    order::{Order, Transaction},
+};
 
 /// What a replaceable bundle is known by: the searcher's uuid *and* the searcher, so that nobody
 /// replaces or cancels what another one sent.
@@ -76,8 +80,10 @@ pub struct Bundle {
     content: B256,
     /// Over all fields as the pool took them: with the block and the nonce it settled on.
     id: B256,
+    sent_block: Option<u64>,
     first_seen: SystemTime,
     size_bytes: usize,
+    extension: Extension,
 }
 
 impl Bundle {
@@ -101,7 +107,17 @@ impl Bundle {
         let spare = (parts.txs.capacity() - parts.txs.len()) * size_of::<Transaction>();
         let size_bytes = size_of::<Order>() + txs + spare + hashes * size_of::<B256>();
         let first_seen = parts.first_seen.unwrap_or_else(SystemTime::now);
-        Ok(Self { parts, hash, content, id: content, first_seen, size_bytes })
+        let (sent_block, extension) = (parts.block, Extension::default());
+        Ok(Self {
+            parts,
+            hash,
+            content,
+            id: content,
+            sent_block,
+            first_seen,
+            size_bytes,
+            extension,
+        })
     }
 
     /// keccak256 of the concatenated transaction hashes: what `eth_sendBundle` answers. Not unique:
@@ -133,6 +149,43 @@ impl Bundle {
     /// The only block it may go into. Once pooled it is `None` only if the pool knew no head.
     pub const fn block(&self) -> Option<u64> {
         self.parts.block
+    }
+
+    /// The block as it was sent; `None` if it was left to the pool.
+    pub const fn sent_block(&self) -> Option<u64> {
+        self.sent_block
+    }
+
+    /// Whether it is valid without this transaction, which may revert or be left out.
+    pub fn is_optional(&self, tx: &B256) -> bool {
+        self.parts.reverting_tx_hashes.contains(tx) || self.parts.dropping_tx_hashes.contains(tx)
+    }
+
+    /// The uuid that rbuilder (develop of July 2025, `Bundle::hash_slow`) gives the bundle: of its block
+    /// (0 if it has none), its hash and its reverting hashes. To find it in the logs of others; the
+    /// searcher's own uuid is [`BundleParts::uuid`].
+    pub fn rbuilder_uuid(&self) -> Uuid {
+        let mut hasher = Sha256::new();
+        // The sixteen zeros stand for the namespace of a name-based uuid.
+        hasher.update([0; 16]);
+        // A signed integer, its sign in the lowest bit, seven bits to a byte.
+        let mut block = self.parts.block.unwrap_or(0) << 1;
+        while block >= 0x80 {
+            hasher.update([block as u8 | 0x80]);
+            block >>= 7;
+        }
+        hasher.update([block as u8]);
+        hasher.update(self.hash);
+        let mut reverting = self.parts.reverting_tx_hashes.clone();
+        reverting.sort();
+        reverting.iter().for_each(|hash| hasher.update(hash));
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&hasher.finalize()[..16]);
+        uuid::Builder::from_sha1_bytes(bytes).into_uuid()
+    }
+
+    pub(crate) const fn extension(&self) -> &Extension {
+        &self.extension
     }
 
     /// What replaces it, if anything can.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use alloy_primitives::B256;
 use chain_view::{Block, Head, NonceUpdate, RecentBlocks, Relation, Taken};
 
-use crate::order::Order;
+use crate::order::{Order, Transaction};
 
 /// What one block took.
 #[derive(Debug, Default)]
@@ -61,7 +61,11 @@ impl Chain {
 
     /// Whether a recent block took the transaction, and how.
     pub(crate) fn taken(&self, order: &Order) -> Option<Taken> {
-        let tx = order.as_tx()?;
+        self.taken_tx(order.as_tx()?)
+    }
+
+    /// The same of a transaction in a bundle.
+    pub(crate) fn taken_tx(&self, tx: &Transaction) -> Option<Taken> {
         self.recent.taken(tx.hash(), &tx.sender(), tx.nonce())
     }
 

@@ -15,6 +15,14 @@ pub const DEFAULT_MAX_TXS: usize = 200_000;
 /// are 320 MB; the rest is room for about 260 transactions of six blobs (0.8 MB each).
 pub const DEFAULT_MAX_TX_BYTES: usize = 512 << 20;
 
+/// Default of [`PoolConfig::max_external_txs`]: 300 raw transactions/s x 60 s of retention. Public RPC
+/// endpoints for private transactions bring a few a second.
+pub const DEFAULT_MAX_EXTERNAL_TXS: usize = 18_000;
+
+/// Default of [`PoolConfig::max_external_tx_bytes`]: 18,000 transactions of 1.6 kB are 29 MB; the rest is
+/// room for about 40 transactions of six blobs.
+pub const DEFAULT_MAX_EXTERNAL_TX_BYTES: usize = 64 << 20;
+
 /// Default of [`PoolConfig::tx_retention`]: five slots of 12 s. A transaction that no builder took
 /// for five blocks is unlikely to be wanted; the node keeps it all the same.
 pub const DEFAULT_TX_RETENTION: Duration = Duration::from_secs(60);
@@ -45,10 +53,9 @@ pub const DEFAULT_MAX_UNMINE_BYTES: usize = 64 << 20;
 /// so 2^18 events are 65 s, five slots.
 pub const DEFAULT_LOG_EVENTS: usize = 1 << 18;
 
-/// Default of [`PoolConfig::log_bytes`]: 65 s of removed plain transactions at 1.6 kB and 2,000/s
-/// are 208 MB; the pool gives the log this much and lets a reader lag earlier than 65 s only when
-/// blobs flow through it.
-pub const DEFAULT_LOG_BYTES: usize = 256 << 20;
+/// Default of [`PoolConfig::log_bytes`]: 20 s of removed plain transactions at 1.6 kB and 2,000/s, more
+/// than a block's time. Only what the slowest subscription has not read takes it.
+pub const DEFAULT_LOG_BYTES: usize = 64 << 20;
 
 /// Default of [`PoolConfig::max_bundles`]: 500 bundles/s, three blocks ahead at 12 s each, are
 /// 18,000.
@@ -57,6 +64,17 @@ pub const DEFAULT_MAX_BUNDLES: usize = 20_000;
 /// Default of [`PoolConfig::max_bundle_bytes`]: 20,000 bundles of three plain transactions take
 /// about 5 kB each, 100 MB; the rest is room for about 190 transactions of six blobs in bundles.
 pub const DEFAULT_MAX_BUNDLE_BYTES: usize = 256 << 20;
+
+/// Default of [`PoolConfig::max_bundles_per_signer`]: a tenth of all. 50 bundles/s, three blocks ahead at
+/// 12 s each, are 1,800.
+pub const DEFAULT_MAX_BUNDLES_PER_SIGNER: usize = 2_000;
+
+/// Default of [`PoolConfig::max_bundle_bytes_per_signer`]: an eighth of all; 2,000 bundles of three plain
+/// transactions take 10 MB.
+pub const DEFAULT_MAX_BUNDLE_BYTES_PER_SIGNER: usize = 32 << 20;
+
+/// Default of [`PoolConfig::max_unsigned_bundles`]: a twentieth of all. Searchers sign.
+pub const DEFAULT_MAX_UNSIGNED_BUNDLES: usize = 1_000;
 
 /// Default of [`PoolConfig::max_txs_per_bundle`]: bundles seen on mainnet have a handful; a block
 /// of 60 M gas has room for 2,857 of the smallest, and no searcher fills a thirtieth of that.
@@ -73,16 +91,27 @@ pub const DEFAULT_CANCELLATION_RETENTION: Duration = Duration::from_secs(60);
 /// to a power of two. At about 300 bytes each 20 MB.
 pub const DEFAULT_MAX_CANCELLATIONS: usize = 1 << 16;
 
+/// Default of [`PoolConfig::max_cancellations_per_signer`]: a sixteenth of all, twice the bundles that one
+/// signer may hold.
+pub const DEFAULT_MAX_CANCELLATIONS_PER_SIGNER: usize = 1 << 12;
+
 /// The limits of an [`OrderPool`](crate::OrderPool).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolConfig {
-    /// Most transactions held. Default [`DEFAULT_MAX_TXS`]; at least 1.
+    /// Most transactions held that the node has announced. Default [`DEFAULT_MAX_TXS`]; at least 1.
     /// At the cap the worst-paying goes: `order_pool_evicted_total`.
     pub max_txs: usize,
-    /// Most bytes of transactions held, by [`Order::size_bytes`](crate::Order::size_bytes).
+    /// Most bytes of these, by [`Order::size_bytes`](crate::Order::size_bytes).
     /// Default [`DEFAULT_MAX_TX_BYTES`]; at least 1 MiB (one transaction of six blobs).
     pub max_tx_bytes: usize,
+    /// Most transactions held that external callers sent and the node has not announced. They have a share
+    /// of their own: what they claim to pay evicts nothing that the node announced. Default
+    /// [`DEFAULT_MAX_EXTERNAL_TXS`]; at least 1. At the cap the worst-paying of them goes:
+    /// `order_pool_evicted_total`.
+    pub max_external_txs: usize,
+    /// Most bytes of these. Default [`DEFAULT_MAX_EXTERNAL_TX_BYTES`]; at least 1 MiB.
+    pub max_external_tx_bytes: usize,
     /// How long a transaction is kept. Default [`DEFAULT_TX_RETENTION`]; above zero.
     /// Counted by `order_pool_expired_total`.
     pub tx_retention: Duration,
@@ -106,11 +135,21 @@ pub struct PoolConfig {
     /// Most bytes of removed orders that the log holds for readers that have not read on. Default
     /// [`DEFAULT_LOG_BYTES`]; above it the log is shortened from its old end.
     pub log_bytes: usize,
-    /// Most bundles held. Default [`DEFAULT_MAX_BUNDLES`]; at least 1. At the cap the newcomer is
-    /// refused: `order_pool_rejected_total`.
+    /// Most bundles held. Default [`DEFAULT_MAX_BUNDLES`]; at least 1. At the cap the signer with the most
+    /// loses the one for the latest block (`order_pool_evicted_total`); if the newcomer is that one, it
+    /// is refused (`order_pool_rejected_total`).
     pub max_bundles: usize,
     /// Most bytes of bundles held. Default [`DEFAULT_MAX_BUNDLE_BYTES`]; at least 1 MiB.
     pub max_bundle_bytes: usize,
+    /// Most bundles held of one signer. Default [`DEFAULT_MAX_BUNDLES_PER_SIGNER`]; at least 1. At the cap
+    /// the signer's own for the latest block goes, or the newcomer.
+    pub max_bundles_per_signer: usize,
+    /// Most bytes of bundles held of one signer, and of all without a signature together. Default
+    /// [`DEFAULT_MAX_BUNDLE_BYTES_PER_SIGNER`]; at least 1 MiB.
+    pub max_bundle_bytes_per_signer: usize,
+    /// Most bundles held without a signature, all together. Default [`DEFAULT_MAX_UNSIGNED_BUNDLES`]; at
+    /// least 1.
+    pub max_unsigned_bundles: usize,
     /// Most transactions in a bundle, and most entries of its lists of hashes. Default
     /// [`DEFAULT_MAX_TXS_PER_BUNDLE`]; at least 1.
     pub max_txs_per_bundle: usize,
@@ -121,9 +160,12 @@ pub struct PoolConfig {
     /// whether it was cancelled, and whether permanently. Default [`DEFAULT_CANCELLATION_RETENTION`].
     pub cancellation_retention: Duration,
     /// Most keys remembered without a pooled bundle. Default [`DEFAULT_MAX_CANCELLATIONS`]; at
-    /// least 1. Above it the one that waited the longest is forgotten early:
+    /// least 1. Above it the signer with the most loses the one that waited the longest:
     /// `order_pool_keys_forgotten_total`.
     pub max_cancellations: usize,
+    /// Most of these of one signer. Default [`DEFAULT_MAX_CANCELLATIONS_PER_SIGNER`]; at least 1. Above it
+    /// the signer's own that waited the longest is forgotten.
+    pub max_cancellations_per_signer: usize,
 }
 
 impl Default for PoolConfig {
@@ -131,6 +173,8 @@ impl Default for PoolConfig {
         Self {
             max_txs: DEFAULT_MAX_TXS,
             max_tx_bytes: DEFAULT_MAX_TX_BYTES,
+            max_external_txs: DEFAULT_MAX_EXTERNAL_TXS,
+            max_external_tx_bytes: DEFAULT_MAX_EXTERNAL_TX_BYTES,
             tx_retention: DEFAULT_TX_RETENTION,
             expired_pause: DEFAULT_EXPIRED_PAUSE,
             dedupe_window: DEFAULT_DEDUPE_WINDOW,
@@ -140,10 +184,14 @@ impl Default for PoolConfig {
             log_bytes: DEFAULT_LOG_BYTES,
             max_bundles: DEFAULT_MAX_BUNDLES,
             max_bundle_bytes: DEFAULT_MAX_BUNDLE_BYTES,
+            max_bundles_per_signer: DEFAULT_MAX_BUNDLES_PER_SIGNER,
+            max_bundle_bytes_per_signer: DEFAULT_MAX_BUNDLE_BYTES_PER_SIGNER,
+            max_unsigned_bundles: DEFAULT_MAX_UNSIGNED_BUNDLES,
             max_txs_per_bundle: DEFAULT_MAX_TXS_PER_BUNDLE,
             max_blocks_ahead: DEFAULT_MAX_BLOCKS_AHEAD,
             cancellation_retention: DEFAULT_CANCELLATION_RETENTION,
             max_cancellations: DEFAULT_MAX_CANCELLATIONS,
+            max_cancellations_per_signer: DEFAULT_MAX_CANCELLATIONS_PER_SIGNER,
         }
     }
 }
@@ -164,6 +212,8 @@ macro_rules! setters {
 setters! {
     with_max_txs, max_txs: usize;
     with_max_tx_bytes, max_tx_bytes: usize;
+    with_max_external_txs, max_external_txs: usize;
+    with_max_external_tx_bytes, max_external_tx_bytes: usize;
     with_tx_retention, tx_retention: Duration;
     with_expired_pause, expired_pause: Duration;
     with_dedupe_window, dedupe_window: usize;
@@ -173,13 +223,17 @@ setters! {
     with_log_bytes, log_bytes: usize;
     with_max_bundles, max_bundles: usize;
     with_max_bundle_bytes, max_bundle_bytes: usize;
+    with_max_bundles_per_signer, max_bundles_per_signer: usize;
+    with_max_bundle_bytes_per_signer, max_bundle_bytes_per_signer: usize;
+    with_max_unsigned_bundles, max_unsigned_bundles: usize;
     with_max_txs_per_bundle, max_txs_per_bundle: usize;
     with_max_blocks_ahead, max_blocks_ahead: u64;
     with_cancellation_retention, cancellation_retention: Duration;
     with_max_cancellations, max_cancellations: usize;
+    with_max_cancellations_per_signer, max_cancellations_per_signer: usize;
 }
 
-/// The least [`PoolConfig::max_tx_bytes`] and [`PoolConfig::max_bundle_bytes`]: one transaction of six blobs and its overhead.
+/// The least of each cap in bytes: one transaction of six blobs and its overhead.
 pub const MIN_TX_BYTES: usize = 1 << 20;
 
 /// The most of any count in the configuration: 2^32, far above what fits in memory, so that no
@@ -195,14 +249,20 @@ impl PoolConfig {
         let counts = [
             ("max_txs", self.max_txs, 1),
             ("max_tx_bytes", self.max_tx_bytes, MIN_TX_BYTES),
+            ("max_external_txs", self.max_external_txs, 1),
+            ("max_external_tx_bytes", self.max_external_tx_bytes, MIN_TX_BYTES),
             ("dedupe_window", self.dedupe_window, 1),
             ("recent_blocks", self.recent_blocks, 1),
             ("log_events", self.log_events, 1),
             ("max_bundles", self.max_bundles, 1),
             ("max_bundle_bytes", self.max_bundle_bytes, MIN_TX_BYTES),
+            ("max_bundles_per_signer", self.max_bundles_per_signer, 1),
+            ("max_bundle_bytes_per_signer", self.max_bundle_bytes_per_signer, MIN_TX_BYTES),
+            ("max_unsigned_bundles", self.max_unsigned_bundles, 1),
             ("max_txs_per_bundle", self.max_txs_per_bundle, 1),
             ("max_blocks_ahead", usize::try_from(self.max_blocks_ahead).unwrap_or(usize::MAX), 1),
             ("max_cancellations", self.max_cancellations, 1),
+            ("max_cancellations_per_signer", self.max_cancellations_per_signer, 1),
         ];
         for (field, value, least) in counts {
             if value < least {
@@ -238,8 +298,8 @@ impl PoolConfig {
     /// loss comes on top, and what readers hold (an order that a reader keeps is not the pool's).
     ///
     /// It is the sum of
-    /// - `max_tx_bytes`, `max_bundle_bytes` and `log_bytes`: live orders, and removed ones that
-    ///   readers may still want, each with
+    /// - `max_tx_bytes`, `max_external_tx_bytes`, `max_bundle_bytes` and `log_bytes`: live orders, and
+    ///   removed ones that readers may still want, each with
     ///   [`ORDER_OVERHEAD_BYTES`](crate::ORDER_OVERHEAD_BYTES) for its places in the indexes;
     /// - a third of these again: at most a quarter of a page is spent entries;
     /// - what waits to be freed: 32 MiB of orders;
@@ -249,12 +309,17 @@ impl PoolConfig {
     /// - replacement keys: `max_cancellations` and one per bundle, 320 bytes each;
     /// - 16 MiB for all that does not grow.
     ///
-    /// 1.68 GB by default. A pool of plain transactions meets its cap of their number long before:
+    /// 1.53 GB by default. A pool of plain transactions meets its cap of their number long before:
     /// 1,000,000 inserts at the default caps, all but the first 200,000 pushing another out, took
     /// 0.44 GB of resident memory.
     pub fn memory_bound_bytes(&self) -> usize {
         let sum = |terms: &[usize]| terms.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
-        let orders = sum(&[self.max_tx_bytes, self.max_bundle_bytes, self.log_bytes]);
+        let orders = sum(&[
+            self.max_tx_bytes,
+            self.max_external_tx_bytes,
+            self.max_bundle_bytes,
+            self.log_bytes,
+        ]);
         let window_slots = self.dedupe_window.saturating_mul(2).checked_next_power_of_two();
         let keys = self.max_cancellations.saturating_add(self.max_bundles);
         sum(&[

@@ -1,17 +1,18 @@
 //! The pool without a clock, a lock or a reader: `(operation, now)` in, effects out.
 
 mod bundles;
+mod relations;
+mod share;
+mod shelf;
 mod txs;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256};
 use chain_view::{Block, Head, NonceUpdate, Relation};
 
+pub use self::relations::{Relations, SignerStats};
+use self::{share::TxShare, shelf::Shelf};
 use crate::{
     bundle::{Cancellation, ReplacementKey},
     chain::{Chain, Change},
@@ -19,9 +20,9 @@ use crate::{
     event::RemoveReason,
     index::Index,
     keys::Keys,
-    order::{Order, OrderId},
+    order::Order,
     seen::SeenWindow,
-    worth::{Ranks, Worth},
+    senders::Senders,
 };
 
 /// A change that readers must be told of. Its sequence number is that of its event in the log.
@@ -35,9 +36,7 @@ pub(crate) enum Effect {
         seq: u64,
         /// The sequence number of its `Added`.
         added: u64,
-        id: OrderId,
-        block: Option<u64>,
-        size_bytes: usize,
+        order: Arc<Order>,
         reason: RemoveReason,
     },
     Cancelled {
@@ -63,13 +62,18 @@ pub(crate) enum Effect {
     },
 }
 
-#[derive(Debug)]
-struct TxEntry {
-    order: Arc<Order>,
-    worth: Worth,
-    sender: Address,
-    nonce: u64,
-    deadline: Duration,
+/// How much there is of what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CoreLevels {
+    pub(crate) txs: usize,
+    pub(crate) tx_bytes: usize,
+    /// Part of `txs`.
+    pub(crate) external_txs: usize,
+    /// Part of `tx_bytes`.
+    pub(crate) external_tx_bytes: usize,
+    pub(crate) bundles: usize,
+    pub(crate) bundle_bytes: usize,
+    pub(crate) keys: usize,
 }
 
 /// What a head did, beside its effects.
@@ -84,17 +88,15 @@ pub(crate) struct Core {
     config: PoolConfig,
     next_seq: u64,
     now: Duration,
-    /// By acceptance, which is also the order of their deadlines: the retention is one for all.
-    txs: BTreeMap<u64, TxEntry>,
-    ranks: Ranks,
-    tx_bytes: usize,
-    /// By acceptance.
-    bundles: BTreeMap<u64, Arc<Order>>,
-    /// Block (0 if the pool knew no head) and acceptance.
-    bundles_by_block: BTreeSet<(u64, u64)>,
-    bundle_bytes: usize,
+    /// What the node has announced.
+    public: TxShare,
+    /// What external callers sent and the node has not announced. Ranked apart, because whoever sends it
+    /// claims what it pays, and a node has checked that its sender can pay.
+    external: TxShare,
+    bundles: Shelf,
     keys: Keys,
     index: Index,
+    senders: Senders,
     seen: SeenWindow,
     chain: Chain,
 }
@@ -104,14 +106,21 @@ impl Core {
         Self {
             next_seq: 0,
             now: Duration::ZERO,
-            txs: BTreeMap::new(),
-            ranks: Ranks::default(),
-            tx_bytes: 0,
-            bundles: BTreeMap::new(),
-            bundles_by_block: BTreeSet::new(),
-            bundle_bytes: 0,
-            keys: Keys::new(config.cancellation_retention, config.max_cancellations),
-            index: Index::new(config.max_txs.saturating_add(config.max_bundles), config.max_txs),
+            public: TxShare::new(config.max_txs, config.max_tx_bytes),
+            external: TxShare::new(config.max_external_txs, config.max_external_tx_bytes),
+            bundles: Shelf::default(),
+            keys: Keys::new(
+                config.cancellation_retention,
+                config.max_cancellations,
+                config.max_cancellations_per_signer,
+            ),
+            index: Index::new(
+                config
+                    .max_txs
+                    .saturating_add(config.max_external_txs)
+                    .saturating_add(config.max_bundles),
+            ),
+            senders: Senders::default(),
             seen: SeenWindow::new(config.dedupe_window),
             chain: Chain::new(config.recent_blocks, config.max_unmine_bytes),
             config,
@@ -126,24 +135,23 @@ impl Core {
         &self.seen
     }
 
-    pub(crate) fn tx_count(&self) -> usize {
-        self.txs.len()
+    pub(crate) fn levels(&self) -> CoreLevels {
+        let (public, external, bundles) = (&self.public, &self.external, &self.bundles);
+        CoreLevels {
+            txs: public.len() + external.len(),
+            tx_bytes: public.bytes() + external.bytes(),
+            external_txs: external.len(),
+            external_tx_bytes: external.bytes(),
+            bundles: bundles.len(),
+            bundle_bytes: bundles.bytes(),
+            keys: self.keys.len(),
+        }
     }
 
-    pub(crate) const fn tx_bytes(&self) -> usize {
-        self.tx_bytes
-    }
-
-    pub(crate) fn bundle_count(&self) -> usize {
-        self.bundles.len()
-    }
-
-    pub(crate) const fn bundle_bytes(&self) -> usize {
-        self.bundle_bytes
-    }
-
-    pub(crate) fn key_count(&self) -> usize {
-        self.keys.len()
+    /// The pooled transactions of a sender, in nonce order.
+    pub(crate) fn of_sender(&self, sender: &Address) -> Vec<Arc<Order>> {
+        let seqs = self.senders.of(sender, 0, None);
+        seqs.into_iter().filter_map(|seq| self.order(seq).cloned()).collect()
     }
 
     /// Applies a new head: first its mined hashes, then whatever a reorg un-mined comes back. The
@@ -167,11 +175,17 @@ impl Core {
                 self.chain.take(&head, order);
             }
             self.seen.mined(hash);
+            for seq in self.bundles.with_tx(hash) {
+                self.end_bundle_if_taken(seq, &head, RemoveReason::Mined, effects);
+            }
         }
         self.pass_block(head.number, effects);
         let mut put_back = 0;
         for order in untaken {
-            put_back += usize::from(self.put_back(order, effects));
+            put_back += usize::from(match &*order {
+                Order::Tx(_) => self.put_back(order, effects),
+                Order::Bundle(_) => self.put_back_bundle(order, effects),
+            });
         }
         // What the old blocks took, the new one does not contain, and we no longer hold must be
         // fetched anew: it may not be turned away as known.
@@ -201,10 +215,13 @@ impl Core {
                 continue;
             }
             let NonceUpdate { sender, next_nonce, .. } = update;
-            for seq in self.index.table().of_sender(sender, 0, Some(next_nonce)) {
+            for seq in self.senders.of(&sender, 0, Some(next_nonce)) {
                 if let Some(order) = self.remove_tx(seq, RemoveReason::StaleNonce, effects) {
                     self.chain.take(&head, order);
                 }
+            }
+            for seq in self.bundles.with_nonce_below(sender, next_nonce) {
+                self.end_bundle_if_taken(seq, &head, RemoveReason::StaleNonce, effects);
             }
         }
         Some(())
@@ -220,9 +237,10 @@ impl Core {
     ) -> bool {
         self.advance(now);
         for _ in 0..limit {
-            if let Some(seq) = self.next_due() {
+            if self.seen.offer_due(self.now) {
+            } else if let Some(seq) = self.next_due() {
                 self.remove_tx(seq, RemoveReason::Expired, effects);
-            } else if !self.forget_due_key(effects) && !self.seen.offer_due(self.now) {
+            } else if !self.forget_due_key(effects) {
                 return false;
             }
         }
@@ -231,15 +249,17 @@ impl Core {
 
     /// The order with this hash, by acceptance.
     fn find(&self, hash: &B256) -> Option<u64> {
-        self.index.table().find(hash, |seq| {
-            let tx = || self.txs.get(&seq).map(|tx| &tx.order);
-            let order = tx().or_else(|| self.bundles.get(&seq))?;
-            (order.id().hash() == hash).then_some(seq)
-        })
+        self.index.table().find(hash, |seq| (self.order(seq)?.id().hash() == hash).then_some(seq))
+    }
+
+    fn order(&self, seq: u64) -> Option<&Arc<Order>> {
+        let tx = || self.public.get(seq).or_else(|| self.external.get(seq));
+        tx().or_else(|| self.bundles.get(seq))
     }
 
     fn next_due(&self) -> Option<u64> {
-        self.txs.first_key_value().filter(|(_, tx)| tx.deadline <= self.now).map(|(seq, _)| *seq)
+        let due = [&self.public, &self.external].map(|share| share.next_due(self.now));
+        due.into_iter().flatten().min()
     }
 
     /// Time does not run backwards here, whatever the caller's clock does.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use alloy_primitives::{Address, B256};
 use chain_view::Head;
 
 use crate::{
@@ -17,8 +18,8 @@ pub enum Event {
     Added(Arc<Order>),
     /// The order is no longer in the pool.
     Removed {
-        /// Which order.
-        id: OrderId,
+        /// The order.
+        order: Arc<Order>,
         /// Why it went.
         reason: RemoveReason,
     },
@@ -44,8 +45,8 @@ pub enum EventRef<'a> {
     Added(&'a Arc<Order>),
     /// See [`Event::Removed`].
     Removed {
-        /// Which order.
-        id: OrderId,
+        /// The order. Clone the `Arc` to keep it.
+        order: &'a Arc<Order>,
         /// Why it went.
         reason: RemoveReason,
     },
@@ -62,7 +63,7 @@ impl EventRef<'_> {
     pub fn to_event(self) -> Event {
         match self {
             Self::Added(order) => Event::Added(Arc::clone(order)),
-            Self::Removed { id, reason } => Event::Removed { id, reason },
+            Self::Removed { order, reason } => Event::Removed { order: Arc::clone(order), reason },
             Self::Cancelled(cancellation) => Event::Cancelled(cancellation),
             Self::CancellationForgotten(key) => Event::CancellationForgotten(key),
             Self::Head(head) => Event::Head(Arc::clone(head)),
@@ -75,7 +76,7 @@ impl Event {
     pub const fn as_ref(&self) -> EventRef<'_> {
         match self {
             Self::Added(order) => EventRef::Added(order),
-            Self::Removed { id, reason } => EventRef::Removed { id: *id, reason: *reason },
+            Self::Removed { order, reason } => EventRef::Removed { order, reason: *reason },
             Self::Cancelled(cancellation) => EventRef::Cancelled(*cancellation),
             Self::CancellationForgotten(key) => EventRef::CancellationForgotten(*key),
             Self::Head(head) => EventRef::Head(head),
@@ -87,16 +88,20 @@ impl Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RemoveReason {
-    /// A block contains it.
+    /// A block contains it. Of a bundle: a block contains a transaction that it cannot do without, or all
+    /// of them.
     Mined,
-    /// A block raised its sender's nonce past its own.
+    /// A block raised its sender's nonce past its own. Of a bundle: that of such a transaction.
     StaleNonce,
     /// It was kept for as long as its kind is kept.
     Expired,
-    /// It paid the least when the pool was full.
+    /// It paid the least when its share of the pool was full. Of a bundle: its signer held the most when
+    /// there were too many, and of the signer's it was for the latest block.
     Evicted,
     /// The block it was for has been built.
     BlockPassed,
+    /// The block it is for is farther ahead than is accepted: it came before the pool knew the head.
+    BlockTooFar,
     /// A bundle of the same key with a higher nonce came. Its `Added` follows.
     Replaced,
     /// Its searcher cancelled it. The [`Event::Cancelled`] follows.
@@ -141,9 +146,12 @@ pub enum InsertOutcome {
     },
     /// Its key was cancelled permanently. Nothing changed.
     CancelledPermanently,
-    /// It is in the pool already, or it was removed for good (not evicted, not expired) and is still in
-    /// the dedupe window. Nothing changed.
+    /// It is in the pool already. Nothing changed but what is known of its origins
+    /// ([`Transaction::second_origin`](crate::Transaction::second_origin)).
     Known,
+    /// It was in the pool and left it for good (not evicted, not expired), and is still in the dedupe
+    /// window. Nothing changed.
+    AlreadyRemoved,
     /// A recent block contains it. Nothing changed.
     Mined,
     /// A recent block raised the sender past it. Nothing changed.
@@ -161,8 +169,8 @@ pub enum InsertOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RejectReason {
-    /// The pool is full and everything in it pays more, or the order needs the room of too many
-    /// others.
+    /// Its share of the pool is full and everything in it pays more, or the order needs the room of too
+    /// many others.
     #[error(
         "the pool is full and the order pays too little to take another's place (tip {tip_wei:?} wei per gas)"
     )]
@@ -178,8 +186,8 @@ pub enum RejectReason {
         /// What the pool may hold.
         limit_bytes: usize,
     },
-    /// The pool holds as many bundles as it may. What a bundle pays is not guessed, so none goes
-    /// for another.
+    /// The pool holds as many bundles as it may, and none of them goes for this one: nobody holds more
+    /// than its signer would.
     #[error(
         "the pool holds {count} bundles of {bytes} bytes, its limits are {limit} bundles and {limit_bytes} bytes"
     )]
@@ -192,6 +200,44 @@ pub enum RejectReason {
         bytes: usize,
         /// The most they may take.
         limit_bytes: usize,
+    },
+    /// Its signer holds as many bundles as one may, none of them for a later block than this one.
+    #[error(
+        "{} {count} bundles of {bytes} bytes, the limits for one are {limit} bundles and {limit_bytes} bytes",
+        signer.map_or("those without a signature hold".into(), |signer| format!("{signer} holds"))
+    )]
+    SignerFull {
+        /// Who; `None` for all without a signature together.
+        signer: Option<Address>,
+        /// Bundles they hold.
+        count: usize,
+        /// [`PoolConfig::max_bundles_per_signer`](crate::PoolConfig::max_bundles_per_signer), or
+        /// [`PoolConfig::max_unsigned_bundles`](crate::PoolConfig::max_unsigned_bundles).
+        limit: usize,
+        /// What these take.
+        bytes: usize,
+        /// [`PoolConfig::max_bundle_bytes_per_signer`](crate::PoolConfig::max_bundle_bytes_per_signer).
+        limit_bytes: usize,
+    },
+    /// A block contains a transaction of the bundle that may not be left out.
+    #[error("txs[{index}] ({hash}) is in a recent block")]
+    TxMined {
+        /// Its place.
+        index: usize,
+        /// Its hash.
+        hash: B256,
+    },
+    /// A block used the nonce of a transaction of the bundle that may not be left out.
+    #[error("txs[{index}] ({hash}) has nonce {nonce}, the sender's next is {next}")]
+    TxStale {
+        /// Its place.
+        index: usize,
+        /// Its hash.
+        hash: B256,
+        /// Its nonce.
+        nonce: u64,
+        /// The lowest nonce the sender can still use.
+        next: u64,
     },
     /// A list in a bundle is too long.
     #[error("{field} has {value} entries, the most is {limit}")]

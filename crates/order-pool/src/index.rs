@@ -1,40 +1,31 @@
-//! Where the look-ups look: orders by hash, and transactions by sender in nonce order.
+//! Where the look-ups look: orders by hash.
 //!
-//! One writer, any number of readers, no lock. Both halves are cut into shards, so that a change
-//! touches a few cache lines however many orders there are: a persistent map shared as a whole
-//! would copy a path of nodes, and count up the references to all their neighbours, for every
-//! order.
+//! One writer, any number of readers, no lock. It is cut into shards, so that a change touches a few
+//! cache lines however many orders there are.
 //!
-//! By hash: open addressing over words that pack a tag and a sequence number. A word never moves:
-//! a removal leaves a mark, and a shard with too many marks is copied and swapped. So a reader that
-//! races the writer still walks an unbroken chain, and finds every order that was there all the
-//! while. The number is only a hint: whoever looks holds the order at it against the hash.
-//!
-//! By sender: a persistent set per shard, swapped whole. A set and not a list, because somebody may
-//! send 100,000 transactions from one account.
+//! Open addressing over words that pack a tag and a sequence number. A word never moves: a removal
+//! leaves a mark, and a shard with too many marks is copied and swapped. So a reader that races the
+//! writer still walks an unbroken chain, and finds every order that was there all the while. The number
+//! is only a hint: whoever looks holds the order at it against the hash.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    sync::{
-        Arc,
-        atomic::{
-            AtomicU64,
-            Ordering::{Acquire, Release},
-        },
+use std::sync::{
+    Arc,
+    atomic::{
+        AtomicU64,
+        Ordering::{Acquire, Release},
     },
 };
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::B256;
 use arc_swap::ArcSwap;
+
+use crate::seen::HashKey;
 
 /// Orders per shard of the hash index, at the caps: what is copied at once (at 2 ns each, about
 /// 1 us).
 const HASHES_PER_SHARD: usize = 512;
 
-/// Transactions per shard of the sender index, at the caps: one node of the set.
-const SENDERS_PER_SHARD: usize = 12;
-
-/// Shards of either half, whatever the caps.
+/// Shards, whatever the caps.
 const MAX_SHARDS: usize = 1 << 16;
 
 /// A shard starts with so many slots.
@@ -52,16 +43,12 @@ const GONE: u64 = 1;
 /// Added to a sequence number, so that no word is one of the two above.
 const FIRST_SEQ: u64 = 2;
 
-type SenderSet = imbl::OrdSet<(Address, u64, u64)>;
-
 /// The readers' side.
 #[derive(Debug)]
 pub(crate) struct IndexTable {
     hashes: Box<[ArcSwap<Slots>]>,
-    /// Sender, nonce, sequence number.
-    senders: Box<[ArcSwap<SenderSet>]>,
-    /// SipHash under a secret key: nobody outside can aim at a shard.
-    hasher: RandomState,
+    /// Secret: nobody outside can aim at a shard.
+    key: HashKey,
 }
 
 /// Where a hash belongs: its shard, and the bits that are told apart inside of it.
@@ -87,7 +74,7 @@ const fn seq(word: u64) -> u64 {
 
 impl IndexTable {
     fn place(&self, hash: &B256) -> Place {
-        let hashed = self.hasher.hash_one(hash);
+        let hashed = self.key.fold(hash);
         Place { shard: hashed as usize & (self.hashes.len() - 1), tag: tag(hashed) }
     }
 
@@ -95,21 +82,6 @@ impl IndexTable {
     pub(crate) fn find<T>(&self, hash: &B256, is: impl FnMut(u64) -> Option<T>) -> Option<T> {
         let place = self.place(hash);
         self.hashes[place.shard].load().find(place.tag, is)
-    }
-
-    /// The sequence numbers of a sender's transactions from nonce `from` to below `to` (to the end
-    /// if `None`), by nonce, then by acceptance.
-    pub(crate) fn of_sender(&self, sender: Address, from: u64, to: Option<u64>) -> Vec<u64> {
-        let set = self.senders[self.sender_shard(&sender)].load();
-        let range = set.range((sender, from, 0)..=(sender, u64::MAX, u64::MAX));
-        range
-            .take_while(|(_, nonce, _)| to.is_none_or(|to| *nonce < to))
-            .map(|(_, _, seq)| *seq)
-            .collect()
-    }
-
-    fn sender_shard(&self, sender: &Address) -> usize {
-        self.hasher.hash_one(sender) as usize & (self.senders.len() - 1)
     }
 }
 
@@ -188,19 +160,14 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// An index for so many orders and, among them, transactions. It holds more, but not as fast.
-    pub(crate) fn new(max_orders: usize, max_txs: usize) -> Self {
-        let shards =
-            |most: usize, each: usize| (most / each).clamp(1, MAX_SHARDS).next_power_of_two();
-        let senders = shards(max_txs, SENDERS_PER_SHARD);
-        let hashes = shards(max_orders, HASHES_PER_SHARD);
-        let none = Arc::new(SenderSet::default());
+    /// An index for so many orders. It holds more, but not as fast.
+    pub(crate) fn new(max_orders: usize) -> Self {
+        let shards = (max_orders / HASHES_PER_SHARD).clamp(1, MAX_SHARDS).next_power_of_two();
         let table = IndexTable {
-            hashes: (0..hashes).map(|_| ArcSwap::from_pointee(Slots::new(MIN_SLOTS))).collect(),
-            senders: (0..senders).map(|_| ArcSwap::new(Arc::clone(&none))).collect(),
-            hasher: RandomState::new(),
+            hashes: (0..shards).map(|_| ArcSwap::from_pointee(Slots::new(MIN_SLOTS))).collect(),
+            key: HashKey::random(),
         };
-        Self { table: Arc::new(table), fills: vec![Fill::default(); hashes].into() }
+        Self { table: Arc::new(table), fills: vec![Fill::default(); shards].into() }
     }
 
     pub(crate) const fn table(&self) -> &Arc<IndexTable> {
@@ -235,22 +202,6 @@ impl Index {
             fill.used -= emptied;
         }
     }
-
-    pub(crate) fn insert_sender(&self, sender: Address, nonce: u64, seq: u64) {
-        self.change_sender(&sender, |set| set.insert((sender, nonce, seq)).is_none());
-    }
-
-    pub(crate) fn remove_sender(&self, sender: Address, nonce: u64, seq: u64) {
-        self.change_sender(&sender, |set| set.remove(&(sender, nonce, seq)).is_some());
-    }
-
-    fn change_sender(&self, sender: &Address, change: impl FnOnce(&mut SenderSet) -> bool) {
-        let shard = &self.table.senders[self.table.sender_shard(sender)];
-        let mut set = SenderSet::clone(&shard.load());
-        let changed = change(&mut set);
-        debug_assert!(changed, "an order of {sender} was indexed twice or not at all");
-        shard.store(Arc::new(set));
-    }
 }
 
 #[cfg(test)]
@@ -265,7 +216,7 @@ mod tests {
 
     #[test]
     fn it_finds_what_is_in_it_and_nothing_else_through_growth_and_removals() {
-        let mut index = Index::new(2_000, 2_000);
+        let mut index = Index::new(2_000);
         let mut model = HashMap::new();
         // A linear congruential generator: any sequence will do, and this one is the same each run.
         let mut random = 1_u64;
@@ -307,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_reader_finds_what_stays_while_everything_around_it_comes_and_goes() {
-        let mut index = Index::new(256, 256);
+        let mut index = Index::new(256);
         (0..32).for_each(|n| index.insert(&hash(n), n));
         let table = Arc::clone(index.table());
         thread::scope(|scope| {
@@ -326,21 +277,5 @@ mod tests {
                 next += 200;
             }
         });
-    }
-
-    #[test]
-    fn a_sender_of_many_is_read_in_nonce_order_and_in_part() {
-        let index = Index::new(64, 64);
-        let sender = Address::repeat_byte(1);
-        for nonce in (0..1_000).rev() {
-            index.insert_sender(sender, nonce, 5_000 - nonce);
-            index.insert_sender(Address::repeat_byte(2), nonce, nonce);
-        }
-        index.remove_sender(sender, 7, 4_993);
-        let expected = |range: std::ops::Range<u64>| -> Vec<u64> {
-            range.filter(|nonce| *nonce != 7).map(|nonce| 5_000 - nonce).collect()
-        };
-        assert_eq!(index.table.of_sender(sender, 0, None), expected(0..1_000));
-        assert_eq!(index.table.of_sender(sender, 5, Some(9)), expected(5..9));
     }
 }

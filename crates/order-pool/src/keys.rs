@@ -1,11 +1,23 @@
 //! Replacement keys: which message of a key counts, in whatever order they arrive.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeSet, HashMap},
     time::Duration,
 };
 
-use crate::bundle::{Cancellation, ReplacementKey};
+use alloy_primitives::Address;
+
+use crate::{
+    bundle::{Cancellation, ReplacementKey},
+    shares::Shares,
+};
+
+/// How many cancellations of keys without a bundle are told for each signer, counted from the first one
+/// for the retention of cancellations. Those beyond count all the same: the pool refuses the bundle when it
+/// comes. No subscriber holds a bundle of such a key, so none misses anything, and a signer who makes
+/// up keys does not fill everyone's log. A searcher's cancellation overtakes its bundle now and then.
+pub const MAX_TOLD_UNSEEN: usize = 64;
 
 /// What is known of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,8 +28,10 @@ pub(crate) struct KeyState {
     pub(crate) is_final: bool,
     /// Its pooled bundle, by acceptance.
     pub(crate) bundle: Option<u64>,
-    /// The number of its `Cancelled` event, while that is what counts.
+    /// The number of its `Cancelled` event, while that is what counts and was told.
     pub(crate) tombstone: Option<u64>,
+    /// A bundle of it was taken in since the last cancellation that was told.
+    pub(crate) seen: bool,
     /// When it is forgotten; `None` while a bundle is pooled.
     pub(crate) forget_at: Option<Duration>,
 }
@@ -47,18 +61,64 @@ impl KeyState {
     }
 }
 
+/// When a key without a bundle is forgotten, and which one it is.
+type Due = (Duration, ReplacementKey);
+
+/// How many cancellations were told, and until when they count.
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
+    count: usize,
+    until: Duration,
+}
+
 /// All keys, and when each is forgotten.
 #[derive(Debug)]
 pub(crate) struct Keys {
     states: HashMap<ReplacementKey, KeyState>,
-    due: BTreeSet<(Duration, ReplacementKey)>,
+    due: BTreeSet<Due>,
+    /// What is due, by signer: who waited the longest goes first.
+    shares: Shares<Address, Reverse<Due>>,
+    /// Cancellations that were told of keys without a bundle, by signer.
+    told_unseen: HashMap<Address, Told>,
     retention: Duration,
     limit: usize,
+    limit_per_signer: usize,
 }
 
 impl Keys {
-    pub(crate) fn new(retention: Duration, limit: usize) -> Self {
-        Self { states: HashMap::new(), due: BTreeSet::new(), retention, limit }
+    pub(crate) fn new(retention: Duration, limit: usize, limit_per_signer: usize) -> Self {
+        Self {
+            states: HashMap::new(),
+            due: BTreeSet::new(),
+            shares: Shares::default(),
+            told_unseen: HashMap::new(),
+            retention,
+            limit,
+            limit_per_signer,
+        }
+    }
+
+    /// The keys of a signer without a bundle.
+    pub(crate) fn idle_of(&self, signer: &Address) -> usize {
+        self.shares.count(signer)
+    }
+
+    /// Who has keys without a bundle.
+    pub(crate) fn idle_signers(&self) -> impl Iterator<Item = &Address> {
+        self.shares.holders()
+    }
+
+    /// Whether subscribers are told of a cancellation of this key; counts it if so.
+    pub(crate) fn tells(&mut self, key: &ReplacementKey, state: &KeyState, now: Duration) -> bool {
+        if state.seen {
+            return true;
+        }
+        let told = self.told_unseen.entry(key.signer).or_default();
+        if told.until <= now {
+            *told = Told { count: 0, until: now.saturating_add(self.retention) };
+        }
+        told.count += 1;
+        told.count <= MAX_TOLD_UNSEEN
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -76,30 +136,51 @@ impl Keys {
             Some(_) => None,
             None => Some(now.saturating_add(self.retention)),
         };
-        let before = self.states.insert(key, state).and_then(|before| before.forget_at);
-        if let Some(at) = before {
-            self.due.remove(&(at, key));
+        let before = self.states.insert(key, state);
+        if let Some(before) = before {
+            self.leave(key, &before);
         }
         if let Some(at) = state.forget_at {
             self.due.insert((at, key));
+            self.shares.insert(key.signer, Reverse((at, key)), 0);
+        }
+    }
+
+    /// Takes what is known of a key out of everything but the states.
+    fn leave(&mut self, key: ReplacementKey, state: &KeyState) {
+        if let Some(at) = state.forget_at {
+            self.due.remove(&(at, key));
+            self.shares.remove(key.signer, Reverse((at, key)), 0);
         }
     }
 
     /// Forgets a key without a bundle if one is due.
     pub(crate) fn forget_due(&mut self, now: Duration) -> Option<(ReplacementKey, KeyState)> {
-        self.is_due(now).then(|| self.forget_first())?
+        let (_, key) = *self.due.first().filter(|(at, _)| *at <= now)?;
+        self.forget(key)
     }
 
-    /// Forgets a key without a bundle if there are too many. The one that has waited the longest
-    /// goes: an attacker who sends enough cancellations can make us forget others' tombstones
-    /// early, but not grow without bound.
-    pub(crate) fn forget_excess(&mut self) -> Option<(ReplacementKey, KeyState)> {
-        (self.due.len() > self.limit).then(|| self.forget_first())?
+    /// Forgets a key without a bundle if there are too many, of this signer or at all. Of the signer, or
+    /// else of the signer with the most, the one that has waited the longest goes: who sends too many
+    /// cancellations makes us forget their own.
+    pub(crate) fn forget_excess(&mut self, signer: &Address) -> Option<(ReplacementKey, KeyState)> {
+        let Reverse((_, key)) = if self.shares.count(signer) > self.limit_per_signer {
+            self.shares.last_first(*signer).next()?
+        } else if self.due.len() > self.limit {
+            self.shares.most_items()?.1
+        } else {
+            return None;
+        };
+        self.forget(key)
     }
 
-    fn forget_first(&mut self) -> Option<(ReplacementKey, KeyState)> {
-        let (_, key) = self.due.pop_first()?;
-        self.states.remove(&key).map(|state| (key, state))
+    fn forget(&mut self, key: ReplacementKey) -> Option<(ReplacementKey, KeyState)> {
+        let state = self.states.remove(&key)?;
+        self.leave(key, &state);
+        if self.shares.count(&key.signer) == 0 {
+            self.told_unseen.remove(&key.signer);
+        }
+        Some((key, state))
     }
 
     /// Whether a key is due.

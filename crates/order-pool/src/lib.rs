@@ -6,6 +6,7 @@ mod clock;
 mod config;
 mod core;
 mod event;
+mod extension;
 mod heads;
 mod index;
 mod keys;
@@ -14,7 +15,10 @@ mod log;
 mod metrics;
 mod order;
 mod pool;
+
 mod seen;
+mod senders;
+mod shares;
 mod sidecar;
 mod sink;
 mod subscription;
@@ -23,6 +27,7 @@ mod wake;
 mod wire;
 mod worth;
 
+pub use crate::core::{Relations, SignerStats};
 pub use bundle::*;
 pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation, next_base_fee_wei};
 pub use clock::Clock;
@@ -30,6 +35,8 @@ pub use config::*;
 pub use event::{
     CancelOutcome, Event, EventRef, InsertOutcome, Lagged, RejectReason, RemoveReason, Standing,
 };
+pub use extension::Extension;
+pub use keys::MAX_TOLD_UNSEEN;
 pub use metrics::{METRICS, PoolStats};
 pub use order::{ORDER_OVERHEAD_BYTES, Order, OrderId, Origin, Transaction};
 pub use pool::OrderPool;

@@ -68,8 +68,8 @@ impl LogTable {
 #[derive(Debug)]
 struct Held {
     segment: Arc<Segment>,
-    /// What the orders take whose acceptance it records.
-    added_bytes: usize,
+    /// What the orders take whose acceptance or removal it records.
+    order_bytes: usize,
 }
 
 /// The writer's side.
@@ -100,13 +100,13 @@ impl LogWriter {
         if full {
             let slots = (0..SEGMENT_EVENTS).map(|_| OnceLock::new()).collect();
             let segment = Arc::new(Segment { base: self.head, slots });
-            self.segments.push_back(Held { segment, added_bytes: 0 });
+            self.segments.push_back(Held { segment, order_bytes: 0 });
             self.open_bytes = 0;
             self.changed = true;
         }
-        if let Some(Held { segment: open, added_bytes }) = self.segments.back_mut() {
-            if let Event::Added(order) = &slot.event {
-                *added_bytes += order.size_bytes();
+        if let Some(Held { segment: open, order_bytes }) = self.segments.back_mut() {
+            if let Event::Added(order) | Event::Removed { order, .. } = &slot.event {
+                *order_bytes += order.size_bytes();
             }
             let unwritten = open.slots[(self.head - open.base) as usize].set(slot).is_ok();
             debug_assert!(unwritten, "event {} was written twice", self.head);
@@ -120,14 +120,24 @@ impl LogWriter {
         self.segments.get(1).is_some_and(|second| self.head - second.segment.base >= events as u64)
     }
 
+    /// Whether a segment was opened since the last publication.
+    pub(crate) const fn has_grown(&self) -> bool {
+        self.changed
+    }
+
+    /// Whether the oldest segment has no event from `seq` on, and is not the open one.
+    pub(crate) fn ends_before(&self, seq: u64) -> bool {
+        self.segments.get(1).is_some_and(|second| second.segment.base <= seq)
+    }
+
     /// Forgets the oldest segment, but never the open one; says whether there was one.
     pub(crate) fn pop(&mut self, garbage: &mut Garbage) -> bool {
         if self.segments.len() < 2 {
             return false;
         }
         self.changed = true;
-        if let Some(Held { segment, added_bytes }) = self.segments.pop_front() {
-            garbage.push(Piece::Segment(segment), added_bytes);
+        if let Some(Held { segment, order_bytes }) = self.segments.pop_front() {
+            garbage.push(Piece::Segment(segment), order_bytes);
         }
         true
     }

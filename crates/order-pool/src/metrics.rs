@@ -17,6 +17,8 @@ macro_rules! counters {
         pub struct PoolStats {
             /// Transactions in the pool.
             pub txs: u64,
+            /// Those of them that external callers sent and the node has not announced.
+            pub external_txs: u64,
             /// Bundles in the pool.
             pub bundles: u64,
             /// What transactions and bundles take, in bytes.
@@ -42,6 +44,8 @@ macro_rules! counters {
             "order_pool_txs",
             "order_pool_bundles",
             "order_pool_tx_bytes",
+            "order_pool_external_txs",
+            "order_pool_external_tx_bytes",
             "order_pool_bundle_bytes",
             "order_pool_keys",
             "order_pool_log_bytes",
@@ -70,8 +74,10 @@ counters! {
     /// Bundles and cancellations that came after a message of the same or a higher nonce:
     /// `order_pool_superseded_total`.
     superseded = "order_pool_superseded_total";
-    /// Orders that were known already: `order_pool_known_total`.
+    /// Orders that were there already: `order_pool_known_total`.
     known = "order_pool_known_total";
+    /// Orders that came again after they had left for good: `order_pool_already_removed_total`.
+    already_removed = "order_pool_already_removed_total";
     /// Transactions that came after their block: `order_pool_late_mined_total`.
     late_mined = "order_pool_late_mined_total";
     /// Transactions that came after another of the same nonce was mined:
@@ -85,10 +91,12 @@ counters! {
     stale = "order_pool_stale_total";
     /// Orders kept long enough: `order_pool_expired_total`.
     expired = "order_pool_expired_total";
-    /// Orders that went for better-paying ones: `order_pool_evicted_total`.
+    /// Orders that went for others when a share was full: `order_pool_evicted_total`.
     evicted = "order_pool_evicted_total";
     /// Bundles whose block has been built: `order_pool_block_passed_total`.
     block_passed = "order_pool_block_passed_total";
+    /// Bundles whose block turned out to be too far ahead: `order_pool_block_too_far_total`.
+    block_too_far = "order_pool_block_too_far_total";
     /// Bundles that left for another of their key: `order_pool_replaced_total`.
     replaced = "order_pool_replaced_total";
     /// Bundles that left for a cancellation: `order_pool_cancelled_total`.
@@ -150,6 +158,7 @@ impl Counters {
                 self.superseded.add(1);
             }
             InsertOutcome::Known => self.known.add(1),
+            InsertOutcome::AlreadyRemoved => self.already_removed.add(1),
             InsertOutcome::Mined => self.late_mined.add(1),
             InsertOutcome::StaleNonce { .. } => self.late_stale.add(1),
             InsertOutcome::Rejected(_) => self.rejected.add(1),
@@ -172,6 +181,7 @@ impl Counters {
             RemoveReason::Expired => self.expired.add(1),
             RemoveReason::Evicted => self.evicted.add(1),
             RemoveReason::BlockPassed => self.block_passed.add(1),
+            RemoveReason::BlockTooFar => self.block_too_far.add(1),
             RemoveReason::Replaced => self.replaced.add(1),
             RemoveReason::Cancelled => self.cancelled.add(1),
         }
@@ -211,6 +221,8 @@ pub(crate) struct Levels {
     pub(crate) txs: Level,
     pub(crate) bundles: Level,
     pub(crate) tx_bytes: Level,
+    pub(crate) external_txs: Level,
+    pub(crate) external_tx_bytes: Level,
     pub(crate) bundle_bytes: Level,
     pub(crate) keys: Level,
     pub(crate) log_bytes: Level,
@@ -233,6 +245,8 @@ impl Levels {
             txs: Level::new(gauge!("order_pool_txs")),
             bundles: Level::new(gauge!("order_pool_bundles")),
             tx_bytes: Level::new(gauge!("order_pool_tx_bytes")),
+            external_txs: Level::new(gauge!("order_pool_external_txs")),
+            external_tx_bytes: Level::new(gauge!("order_pool_external_tx_bytes")),
             bundle_bytes: Level::new(gauge!("order_pool_bundle_bytes")),
             keys: Level::new(gauge!("order_pool_keys")),
             log_bytes: Level::new(gauge!("order_pool_log_bytes")),

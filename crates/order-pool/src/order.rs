@@ -1,13 +1,13 @@
 //! What the pool holds: orders, their identity and what each costs in memory.
 
-use std::{fmt, time::SystemTime};
+use std::{fmt, sync::OnceLock, time::SystemTime};
 
 use alloy_consensus::{EthereumTxEnvelope, InMemorySize, Transaction as _, transaction::Recovered};
 use alloy_eips::eip7594::BlobTransactionSidecarVariant;
 use alloy_primitives::{Address, B256};
 use chain_view::PooledTransaction;
 
-use crate::bundle::Bundle;
+use crate::{bundle::Bundle, extension::Extension};
 
 /// What one order costs beside its own contents: its places in the indexes, the page of the live
 /// set, its slots in the event log, and what the allocator adds.
@@ -25,6 +25,16 @@ pub enum Origin {
     Mempool,
     /// A caller of the RPC server.
     Rpc,
+    /// A caller of the RPC server who asked that it does not become public.
+    Private,
+}
+
+impl Origin {
+    /// Whether an external caller brought it, and not the local node. Such orders have a share of the
+    /// pool of their own.
+    pub const fn is_external(self) -> bool {
+        matches!(self, Self::Rpc | Self::Private)
+    }
 }
 
 /// The identity of an order.
@@ -67,7 +77,10 @@ pub struct Transaction {
     hash: B256,
     origin: Origin,
     first_seen: SystemTime,
+    /// The first origin of the other kind, and when it was.
+    second: OnceLock<(Origin, SystemTime)>,
     size_bytes: usize,
+    pub(crate) extension: Extension,
 }
 
 impl Transaction {
@@ -79,7 +92,8 @@ impl Transaction {
         let hash = *tx.inner().tx_hash();
         let heap_bytes = tx.inner().size().saturating_sub(size_of::<PooledTransaction>());
         let size_bytes = size_of::<Order>().max(size_of::<Self>()) + heap_bytes;
-        Self { inner: tx, hash, origin, first_seen, size_bytes }
+        let (second, extension) = (OnceLock::new(), Extension::default());
+        Self { inner: tx, hash, origin, first_seen, second, size_bytes, extension }
     }
 
     /// The transaction's hash.
@@ -131,9 +145,29 @@ impl Transaction {
         }
     }
 
-    /// Where it came from.
+    /// Where it came from first.
     pub const fn origin(&self) -> Origin {
         self.origin
+    }
+
+    /// Where it came from later, and when: the node if an external caller brought it, an external caller
+    /// if the node did. So a private transaction that becomes public keeps its first origin and gets
+    /// this one.
+    pub fn second_origin(&self) -> Option<(Origin, SystemTime)> {
+        self.second.get().copied()
+    }
+
+    /// Whether the node has announced it, now or before.
+    pub fn is_public(&self) -> bool {
+        let second = self.second_origin().map(|(origin, _)| origin);
+        [Some(self.origin), second].contains(&Some(Origin::Mempool))
+    }
+
+    /// Notes that it came again. Of several of the other kind the first counts.
+    pub(crate) fn came_again(&self, origin: Origin, at: SystemTime) {
+        if origin.is_external() != self.origin.is_external() {
+            self.second.get_or_init(|| (origin, at));
+        }
     }
 
     /// When this process first heard of it, by the wall clock.
@@ -197,6 +231,14 @@ impl Order {
     /// Whether it may go into block `number`.
     pub fn may_go_into(&self, number: u64) -> bool {
         self.block().is_none_or(|block| block == number)
+    }
+
+    /// A value of the host's that stays with the order.
+    pub const fn extension(&self) -> &Extension {
+        match self {
+            Self::Tx(tx) => &tx.extension,
+            Self::Bundle(bundle) => bundle.extension(),
+        }
     }
 
     /// The transaction, if it is a single one.

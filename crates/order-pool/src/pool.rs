@@ -13,7 +13,7 @@ use crate::{
     bundle::{Bundle, ReplacementKey},
     clock::Clock,
     config::{ConfigError, PoolConfig},
-    core::{Core, Effect, HeadApplied},
+    core::{Core, Effect, HeadApplied, Relations, SignerStats},
     event::{CancelOutcome, Event, InsertOutcome, Standing},
     heads::Heads,
     index::IndexTable,
@@ -238,11 +238,28 @@ impl OrderPool {
     }
 
     /// The pooled transactions of a sender, in nonce order; among equal nonces, as accepted.
+    ///
+    /// Takes the writer's lock for as long as it takes to collect them, some 50 ns each.
     pub fn of_sender(&self, sender: Address) -> Vec<Arc<Order>> {
-        let shared = self.shared();
-        let live = shared.live.load();
-        let seqs = shared.index.of_sender(sender, 0, None);
-        seqs.into_iter().filter_map(|seq| live.get(seq).cloned()).collect()
+        self.shared().lock().core.of_sender(&sender)
+    }
+
+    /// How an order stands to the other pooled ones: what must come before it, and what excludes it.
+    /// `None` if it is not in the pool. Takes the writer's lock, as [`Self::of_sender`] does.
+    pub fn relations(&self, hash: &B256) -> Option<Relations> {
+        self.shared().lock().core.relations(hash)
+    }
+
+    /// What the pool holds of a signer; of all without a signature together for `None`. Takes the
+    /// writer's lock for a few look-ups.
+    pub fn signer_stats(&self, signer: Option<Address>) -> SignerStats {
+        self.shared().lock().core.signer_stats(signer)
+    }
+
+    /// The same of everyone of whom there is something, in no order. Takes the writer's lock for about
+    /// 100 ns each.
+    pub fn signers(&self) -> Vec<SignerStats> {
+        self.shared().lock().core.signers()
     }
 
     /// The number of orders.
@@ -267,6 +284,7 @@ impl OrderPool {
         let shared = self.shared();
         let mut stats = PoolStats {
             txs: shared.levels.txs.get(),
+            external_txs: shared.levels.external_txs.get(),
             bundles: shared.levels.bundles.get(),
             bytes: self.bytes() as u64,
             keys: shared.levels.keys.get(),
@@ -346,11 +364,12 @@ impl PoolShared {
                     writer.live.add(seq, Item::Order(Arc::clone(&order)));
                     writer.log.push(Slot { event: Event::Added(order), block }, 0);
                 }
-                Effect::Removed { seq, added, id, block, size_bytes, reason } => {
+                Effect::Removed { seq, added, order, reason } => {
                     debug_assert_eq!(seq, writer.log.head());
                     self.counters.removed(reason);
+                    let (block, size_bytes) = (order.block(), order.size_bytes());
                     writer.live.remove(added, seq, size_bytes);
-                    let event = Event::Removed { id, reason };
+                    let event = Event::Removed { order, reason };
                     writer.log.push(Slot { event, block }, size_bytes);
                 }
                 Effect::Cancelled { seq, cancellation } => {
@@ -377,6 +396,10 @@ impl PoolShared {
                 }
             }
         }
+        // Once for each segment: each look costs as much as there are subscriptions.
+        if writer.log.has_grown() {
+            writer.release(self.bell.slowest());
+        }
         writer.trim();
         // Each event spends at most one entry, so as many rewrites as events keep up with it.
         let tail = writer.log.tail();
@@ -387,12 +410,14 @@ impl PoolShared {
     }
 
     fn set_levels(&self, writer: &Writer) {
-        let core = &writer.core;
-        self.levels.txs.set(core.tx_count());
-        self.levels.tx_bytes.set(core.tx_bytes());
-        self.levels.bundles.set(core.bundle_count());
-        self.levels.bundle_bytes.set(core.bundle_bytes());
-        self.levels.keys.set(core.key_count());
+        let levels = writer.core.levels();
+        self.levels.txs.set(levels.txs);
+        self.levels.tx_bytes.set(levels.tx_bytes);
+        self.levels.external_txs.set(levels.external_txs);
+        self.levels.external_tx_bytes.set(levels.external_tx_bytes);
+        self.levels.bundles.set(levels.bundles);
+        self.levels.bundle_bytes.set(levels.bundle_bytes);
+        self.levels.keys.set(levels.keys);
         self.levels.log_bytes.set(writer.live.removed_bytes());
     }
 
@@ -410,11 +435,15 @@ impl PoolShared {
         let (compacting, replaced, freeing) = {
             let mut writer = self.lock();
             let writer = &mut *writer;
+            writer.release(self.bell.slowest());
             let tail = writer.log.tail();
             let compacting = writer.live.compact(REWRITES_PER_STEP, tail, &mut writer.garbage);
-            let mut replaced =
-                Replaced { _live: writer.live.publish(&self.live), ..Replaced::default() };
-            replaced._garbage = writer.garbage.take(FREE_PER_STEP);
+            let replaced = Replaced {
+                _log: writer.log.publish(&self.log),
+                _live: writer.live.publish(&self.live),
+                _garbage: writer.garbage.take(FREE_PER_STEP),
+            };
+            self.set_levels(writer);
             (compacting, replaced, !writer.garbage.is_empty())
         };
         drop(replaced);
@@ -425,6 +454,17 @@ impl PoolShared {
 }
 
 impl Writer {
+    /// Frees what no subscription can want: what is below `needed`, to the end of a segment.
+    fn release(&mut self, needed: u64) {
+        let mut forgotten = false;
+        while self.log.ends_before(needed) {
+            forgotten |= self.log.pop(&mut self.garbage);
+        }
+        if forgotten {
+            self.live.forget_before(self.log.tail(), &mut self.garbage);
+        }
+    }
+
     /// Shortens the log to its caps. What a reader may still want is never freed before the log has
     /// forgotten it.
     fn trim(&mut self) {

@@ -47,6 +47,26 @@ impl Fate {
     }
 }
 
+/// A secret key under which hashes are hashed once more. They are keccak already: the key keeps an
+/// attacker from choosing where one lands.
+#[derive(Debug)]
+pub(crate) struct HashKey([u64; 2]);
+
+impl HashKey {
+    pub(crate) fn random() -> Self {
+        let random = RandomState::new();
+        Self([random.hash_one(1_u8), random.hash_one(2_u8)])
+    }
+
+    /// Half of the hash is plenty: an attacker who makes two hashes of equal halves has done 2^64 work for
+    /// one collision.
+    pub(crate) fn fold(&self, hash: &B256) -> u64 {
+        let word = |at: usize| u64::from_be_bytes(std::array::from_fn(|byte| hash[at + byte]));
+        let product = u128::from(word(0) ^ self.0[0]) * u128::from(word(16) ^ self.0[1]);
+        (product as u64) ^ ((product >> 64) as u64)
+    }
+}
+
 /// The readers' side: an open-addressing table, never more than half full.
 ///
 /// All accesses are relaxed: a slot is a whole fact by itself. While the writer moves an entry
@@ -56,17 +76,13 @@ impl Fate {
 #[derive(Debug)]
 pub(crate) struct SeenTable {
     slots: Box<[AtomicU64]>,
-    keys: [u64; 2],
+    key: HashKey,
 }
 
 impl SeenTable {
     fn new(window: usize) -> Self {
         let len = (window * 2).next_power_of_two();
-        let random = RandomState::new();
-        Self {
-            slots: (0..len).map(|_| AtomicU64::new(EMPTY)).collect(),
-            keys: [random.hash_one(1_u8), random.hash_one(2_u8)],
-        }
+        Self { slots: (0..len).map(|_| AtomicU64::new(EMPTY)).collect(), key: HashKey::random() }
     }
 
     pub(crate) fn contains(&self, hash: &B256) -> bool {
@@ -79,15 +95,8 @@ impl SeenTable {
         Some(Fate::of_word(self.slots[at].load(Relaxed)))
     }
 
-    /// The hash is keccak already; the key keeps an attacker from choosing where it lands.
     fn fingerprint(&self, hash: &B256) -> u64 {
-        let (left, right) = hash.split_at(16);
-        let word = |bytes: &[u8]| bytes.iter().fold(0_u64, |acc, b| (acc << 8) | u64::from(*b));
-        let a = word(&left[..8]) ^ self.keys[0];
-        let b = word(&right[..8]) ^ self.keys[1];
-        let product = u128::from(a) * u128::from(b);
-        let folded = (product as u64) ^ ((product >> 64) as u64);
-        (folded & FINGERPRINT).max(1)
+        (self.key.fold(hash) & FINGERPRINT).max(1)
     }
 
     fn home(&self, fingerprint: u64) -> usize {
@@ -192,7 +201,8 @@ impl SeenWindow {
     }
 
     /// An order expired, and is offered again from `offered_at` on. If more expire until then than the
-    /// window holds, the first of them are offered earlier.
+    /// window holds, the first of them are offered earlier; so is one that comes back and expires once
+    /// more meanwhile.
     pub(crate) fn expired(&mut self, hash: &B256, offered_at: Duration) {
         let fingerprint = self.table.fingerprint(hash);
         self.table.note(fingerprint, Fate::Expired, |_| true);
@@ -240,6 +250,9 @@ impl SeenWindow {
         if self.queue.len() > self.window
             && let Some(oldest) = self.queue.pop_front()
         {
+            if self.vacant.is_empty() {
+                return self.table.remove(oldest);
+            }
             match self.vacant.entry(oldest) {
                 Entry::Vacant(_) => self.table.remove(oldest),
                 Entry::Occupied(mut places) if *places.get() > 1 => *places.get_mut() -= 1,

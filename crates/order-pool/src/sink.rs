@@ -16,7 +16,7 @@ use chain_view::Head;
 use crate::{
     bundle::Cancellation,
     event::{EventRef, Lagged, RemoveReason},
-    order::{Order, OrderId},
+    order::Order,
     pool::OrderPool,
     subscription::{Ender, Subscription},
 };
@@ -37,7 +37,7 @@ pub trait OrderSink: Send + 'static {
     fn insert(&mut self, order: &Arc<Order>) -> bool;
 
     /// An order may not be built with any more.
-    fn remove(&mut self, id: OrderId, reason: RemoveReason) -> bool;
+    fn remove(&mut self, order: &Arc<Order>, reason: RemoveReason) -> bool;
 
     /// No bundle of this key up to this nonce counts any more.
     fn cancel(&mut self, cancellation: &Cancellation) -> bool;
@@ -133,7 +133,22 @@ impl OrderPool {
     /// # Errors
     /// If the system refuses the thread.
     pub fn subscribe_sink<S: OrderSink>(&self, block: u64, sink: S) -> io::Result<SinkGuard> {
-        let subscription = self.subscribe(block);
+        self.push_from(self.subscribe(block), sink)
+    }
+
+    /// The same of what [`Self::subscribe_all`] would show: the orders of all blocks, with one thread.
+    ///
+    /// # Errors
+    /// If the system refuses the thread.
+    pub fn subscribe_sink_all<S: OrderSink>(&self, sink: S) -> io::Result<SinkGuard> {
+        self.push_from(self.subscribe_all(), sink)
+    }
+
+    fn push_from<S: OrderSink>(
+        &self,
+        subscription: Subscription,
+        sink: S,
+    ) -> io::Result<SinkGuard> {
         let state = Arc::new(State::default());
         let guard = SinkGuard { state: Arc::clone(&state), ender: subscription.ender() };
         thread::Builder::new().name("order-sink".into()).spawn(move || {
@@ -191,7 +206,7 @@ fn push_all<S: OrderSink>(mut sink: S, mut reader: Subscription, stop: &AtomicBo
 fn push<S: OrderSink>(sink: &mut S, event: EventRef<'_>) -> bool {
     match event {
         EventRef::Added(order) => sink.insert(order),
-        EventRef::Removed { id, reason } => sink.remove(id, reason),
+        EventRef::Removed { order, reason } => sink.remove(order, reason),
         EventRef::Cancelled(cancellation) => sink.cancel(&cancellation),
         EventRef::CancellationForgotten(_) => true,
         EventRef::Head(head) => sink.head(head),

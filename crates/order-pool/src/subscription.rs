@@ -42,7 +42,9 @@ pub struct Subscription {
 impl Subscription {
     pub(crate) fn new(shared: Arc<PoolShared>, block: Option<u64>) -> Self {
         let waiter = shared.bell.join();
+        // After it has joined: what the writer frees from here on, this reader does not want.
         let (next, replay_head) = shared.heads.as_of(|| shared.bell.head());
+        waiter.read_up_to(next);
         Self { shared, waiter, block, next, replay_from: Some(0), replay_head }
     }
 
@@ -51,6 +53,7 @@ impl Subscription {
     pub fn resync(&mut self) {
         (self.next, self.replay_head) = self.shared.heads.as_of(|| self.shared.bell.head());
         self.replay_from = Some(0);
+        self.waiter.read_up_to(self.next);
     }
 
     /// Whether the head and the orders that were there at the start are not all read yet.
@@ -86,6 +89,7 @@ impl Subscription {
         }
         while count < max && self.replay_from.is_none() && self.next < self.shared.bell.head() {
             count += self.visit_log(max - count, &mut visit)?;
+            self.waiter.read_up_to(self.next);
         }
         Ok(count)
     }

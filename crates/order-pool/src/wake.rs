@@ -11,7 +11,10 @@
 //! loom`, with a target directory of its own.
 
 use std::{
-    sync::{Arc, atomic::Ordering::SeqCst},
+    sync::{
+        Arc,
+        atomic::Ordering::{Relaxed, SeqCst},
+    },
     task::{Context, Wake, Waker},
     time::Instant,
 };
@@ -102,19 +105,51 @@ const IDLE: u64 = u64::MAX;
 
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    /// [`IDLE`], or the head it waits to see exceeded. Whoever swaps it to [`IDLE`] has to wake it.
-    above: AtomicU64,
-    blocking: AtomicBool,
+    /// [`IDLE`], or how it waits. Whoever swaps it to [`IDLE`] has to wake it.
+    armed: AtomicU64,
+    /// Its reader wants nothing below.
+    position: AtomicU64,
     ended: AtomicBool,
     waker: AtomicWaker,
+}
+
+/// How a waiter waits, in one word: a subscription may be read by a thread and by a task in turn, and who
+/// wakes it must know which of them it woke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Armed(u64);
+
+impl Armed {
+    const fn new(above: u64, blocking: bool) -> Self {
+        Self(above << 1 | blocking as u64)
+    }
+
+    /// The head it waits to see exceeded.
+    const fn above(self) -> u64 {
+        self.0 >> 1
+    }
+
+    const fn is_blocking(self) -> bool {
+        self.0 & 1 == 1
+    }
 }
 
 impl Waiter {
     fn arm(&self, waker: &Waker, above: u64, blocking: bool) {
         self.waker.register(waker);
-        self.blocking.store(blocking, SeqCst);
-        self.above.store(above, SeqCst);
+        self.armed.store(Armed::new(above, blocking).0, SeqCst);
         fence(SeqCst);
+    }
+
+    /// How it waits, if it does.
+    fn armed(&self) -> Option<Armed> {
+        let word = self.armed.load(SeqCst);
+        (word != IDLE).then_some(Armed(word))
+    }
+
+    /// Its reader has read all below `position`, or does not want it.
+    pub(crate) fn read_up_to(&self, position: u64) {
+        // A writer that sees it late keeps for longer what nobody wants.
+        self.position.store(position, Relaxed);
     }
 
     pub(crate) fn is_ended(&self) -> bool {
@@ -131,15 +166,14 @@ impl Waiter {
 
     /// Whether it was still armed.
     fn disarm(&self) -> bool {
-        self.above.swap(IDLE, SeqCst) != IDLE
+        self.armed.swap(IDLE, SeqCst) != IDLE
     }
 
-    /// Wakes it if it waits for less than `head`.
-    fn wake(&self, head: u64) -> bool {
-        let above = self.above.load(SeqCst);
-        let due = above != IDLE
-            && above < head
-            && self.above.compare_exchange(above, IDLE, SeqCst, SeqCst).is_ok();
+    /// Wakes it if it waits as `armed` says, for less than `head`. One that has armed itself anew meanwhile
+    /// has looked at the head since.
+    fn wake(&self, armed: Armed, head: u64) -> bool {
+        let due = armed.above() < head
+            && self.armed.compare_exchange(armed.0, IDLE, SeqCst, SeqCst).is_ok();
         if due {
             self.waker.wake();
         }
@@ -186,10 +220,11 @@ impl Bell {
         let head = self.head();
         let mut woke_thread = false;
         for waiter in self.waiters.load().iter() {
-            if !waiter.blocking.load(SeqCst) {
-                waiter.wake(head);
+            let Some(armed) = waiter.armed() else { continue };
+            if !armed.is_blocking() {
+                waiter.wake(armed, head);
             } else if !woke_thread {
-                woke_thread = waiter.wake(head);
+                woke_thread = waiter.wake(armed, head);
             }
         }
     }
@@ -199,21 +234,36 @@ impl Bell {
         self.closed.store(true, SeqCst);
         fence(SeqCst);
         for waiter in self.waiters.load().iter() {
-            waiter.wake(IDLE);
+            // One that arms itself anew meanwhile sees that it is closed.
+            if let Some(armed) = waiter.armed() {
+                waiter.wake(armed, u64::MAX);
+            }
         }
     }
 
     pub(crate) fn join(&self) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter {
-            above: AtomicU64::new(IDLE),
-            blocking: AtomicBool::new(false),
+            armed: AtomicU64::new(IDLE),
+            // Until its reader says what it wants, it wants all.
+            position: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             waker: AtomicWaker::new(),
         });
         self.waiters.rcu(|waiters| {
             waiters.iter().cloned().chain([Arc::clone(&waiter)]).collect::<Vec<_>>()
         });
+        fence(SeqCst);
         waiter
+    }
+
+    /// What some reader may want begins here. Called by the writer alone: a reader that joins later begins
+    /// at the head that is published now or a later one, because each side has a fence between what it
+    /// writes (the head, the list of waiters) and what it reads.
+    pub(crate) fn slowest(&self) -> u64 {
+        fence(SeqCst);
+        let positions = self.waiters.load();
+        let positions = positions.iter().map(|waiter| waiter.position.load(Relaxed));
+        positions.min().unwrap_or(u64::MAX).min(self.head())
     }
 
     pub(crate) fn leave(&self, waiter: &Arc<Waiter>) {
@@ -272,7 +322,8 @@ impl Bell {
         let head = self.head();
         let mut left = 2;
         for waiter in self.waiters.load().iter() {
-            if waiter.blocking.load(SeqCst) && waiter.wake(head) {
+            let armed = waiter.armed().filter(|armed| armed.is_blocking());
+            if armed.is_some_and(|armed| waiter.wake(armed, head)) {
                 left -= 1;
                 if left == 0 {
                     break;
@@ -382,6 +433,33 @@ mod loom_tests {
             while !bell.poll_above(&waiter, 0, &Context::from_waker(&waker)) {
                 parker.park(None);
             }
+            thread.join().unwrap();
+        });
+    }
+
+    /// A subscription that a thread has waited on, and that a task waits on now, was taken for a thread:
+    /// the one thread that the writer wakes, and which wakes the others. The others slept on.
+    #[test]
+    fn loom_one_that_waits_as_a_thread_and_as_a_task_in_turn_does_not_take_a_threads_wake_up() {
+        model(Some(4), || {
+            let bell = Arc::new(Bell::default());
+            let waiter = bell.join();
+            waiter.arm(Waker::noop(), 0, true);
+            waiter.disarm();
+            let thread = blocking_reader(&bell, 1);
+            let writer = {
+                let bell = Arc::clone(&bell);
+                thread::spawn(move || {
+                    bell.publish(1);
+                    bell.ring();
+                })
+            };
+            let parker = Arc::new(Parker::of_this_thread());
+            let waker = Waker::from(Arc::clone(&parker));
+            while !bell.poll_above(&waiter, 0, &Context::from_waker(&waker)) {
+                parker.park(None);
+            }
+            writer.join().unwrap();
             thread.join().unwrap();
         });
     }

@@ -15,7 +15,10 @@ impl Worth {
     pub(crate) fn of(tx: &Transaction) -> Self {
         // 2^127 wei is more ether than exists.
         let clamp = |wei: u128| i128::try_from(wei).unwrap_or(i128::MAX);
-        Self { max_fee_wei: clamp(tx.max_fee_wei()), max_tip_wei: clamp(tx.max_tip_wei()) }
+        // A tip above the fee cap is never paid. The gas limit is no part of it: it costs nothing to
+        // claim.
+        let max_fee_wei = clamp(tx.max_fee_wei());
+        Self { max_fee_wei, max_tip_wei: clamp(tx.max_tip_wei()).min(max_fee_wei) }
     }
 
     /// The tip at a base fee; below zero if it cannot pay even that, and by how much.

@@ -128,11 +128,7 @@ fn prepare_transaction(context: &RpcContext, params: &[u8]) -> Result<Prepared, 
 fn send_transaction(context: &RpcContext, tx: PooledTransaction) -> Result<Value, ErrorResponse> {
     let tx = verify::transaction(tx, "params[0]", SystemTime::now())?;
     let hash = *tx.hash();
-    match context.host.pool.insert_transaction(tx) {
-        // Known is success as long as it is pooled: the promise is about the pool.
-        InsertOutcome::Known if !context.host.pool.contains(&hash) => Err(known()),
-        outcome => check_outcome(outcome, "params[0]"),
-    }?;
+    check_outcome(context.host.pool.insert_transaction(tx), "params[0]")?;
     Ok(json!(hash))
 }
 
@@ -214,6 +210,7 @@ fn check_outcome(outcome: InsertOutcome, field: &str) -> Result<(), ErrorRespons
             let message = "replacementUuid was cancelled permanently".to_owned();
             Err(ErrorResponse::rejected(Reason::Superseded, message))
         }
+        InsertOutcome::AlreadyRemoved => Err(known()),
         InsertOutcome::Mined => Err(ErrorResponse::rejected(
             Reason::Mined,
             format!("{field}: a recent block contains it"),
@@ -228,6 +225,12 @@ fn check_outcome(outcome: InsertOutcome, field: &str) -> Result<(), ErrorRespons
             }
             RejectReason::BlockPassed { .. } | RejectReason::BlockTooFar { .. } => {
                 ErrorResponse::field(Reason::Params, "blockNumber", reason.to_string())
+            }
+            RejectReason::TxMined { .. } => {
+                ErrorResponse::rejected(Reason::Mined, reason.to_string())
+            }
+            RejectReason::TxStale { .. } => {
+                ErrorResponse::rejected(Reason::StaleNonce, reason.to_string())
             }
             RejectReason::PaysTooLittle { .. } => {
                 ErrorResponse::rejected(Reason::PaysTooLittle, reason.to_string())

@@ -9,7 +9,7 @@ impl TransactionSink for OrderPool {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
         match self.insert_transaction(Transaction::new(tx.tx, Origin::Mempool, tx.first_seen)) {
             InsertOutcome::Added => Delivery::Pooled,
-            InsertOutcome::Known => Delivery::Known,
+            InsertOutcome::Known | InsertOutcome::AlreadyRemoved => Delivery::Known,
             InsertOutcome::Mined | InsertOutcome::StaleNonce { .. } => Delivery::Mined,
             InsertOutcome::Rejected(RejectReason::PaysTooLittle { .. }) => {
                 Delivery::Postponed("pays_too_little")

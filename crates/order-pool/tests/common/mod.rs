@@ -19,11 +19,20 @@ pub(crate) struct Spec {
     /// Tells apart transactions that are equal otherwise.
     pub(crate) salt: u64,
     pub(crate) input_bytes: usize,
+    pub(crate) gas_limit: u64,
 }
 
 impl Default for Spec {
     fn default() -> Self {
-        Self { sender: 0, nonce: 0, max_fee: 100, max_tip: 1, salt: 0, input_bytes: 0 }
+        Self {
+            sender: 0,
+            nonce: 0,
+            max_fee: 100,
+            max_tip: 1,
+            salt: 0,
+            input_bytes: 0,
+            gas_limit: 21_000,
+        }
     }
 }
 
@@ -35,9 +44,13 @@ pub(crate) fn hash(n: u64) -> B256 {
     keccak256(n.to_be_bytes())
 }
 
-/// The pool trusts hash and sender of a recovered transaction, so tests need not sign.
 pub(crate) fn tx(spec: Spec) -> Transaction {
-    let Spec { sender, nonce, max_fee, max_tip, salt, input_bytes } = spec;
+    tx_from(spec, Origin::Mempool)
+}
+
+/// The pool trusts hash and sender of a recovered transaction, so tests need not sign.
+pub(crate) fn tx_from(spec: Spec, origin: Origin) -> Transaction {
+    let Spec { sender, nonce, max_fee, max_tip, salt, input_bytes, gas_limit } = spec;
     let mut preimage = Vec::new();
     for part in [u128::from(sender), u128::from(nonce), max_fee, max_tip, u128::from(salt)] {
         preimage.extend(part.to_be_bytes());
@@ -45,7 +58,7 @@ pub(crate) fn tx(spec: Spec) -> Transaction {
     let inner = TxEip1559 {
         chain_id: 1,
         nonce,
-        gas_limit: 21_000,
+        gas_limit,
         max_fee_per_gas: max_fee,
         max_priority_fee_per_gas: max_tip,
         input: Bytes::from(vec![1; input_bytes]),
@@ -54,7 +67,7 @@ pub(crate) fn tx(spec: Spec) -> Transaction {
     let signature = Signature::new(U256::from(1), U256::from(1), false);
     let signed = Signed::new_unchecked(inner, signature, keccak256(preimage));
     let recovered = Recovered::new_unchecked(EthereumTxEnvelope::Eip1559(signed), address(sender));
-    Transaction::new(recovered, Origin::Mempool, SystemTime::UNIX_EPOCH)
+    Transaction::new(recovered, origin, SystemTime::UNIX_EPOCH)
 }
 
 /// The `n`th of many plain transactions, all of different senders.
@@ -80,7 +93,7 @@ pub(crate) fn journal_with_heads(subscription: &mut Subscription) -> Vec<String>
     std::iter::from_fn(|| subscription.try_next())
         .map(|event| match event {
             Ok(Event::Added(order)) => format!("+{}", order.id()),
-            Ok(Event::Removed { id, reason }) => format!("-{id} {reason:?}"),
+            Ok(Event::Removed { order, reason }) => format!("-{} {reason:?}", order.id()),
             Ok(Event::Head(head)) => format!("head {}", head.number),
             Ok(other) => format!("{other:?}"),
             Err(lagged) => format!("lagged {} {}", lagged.missed, lagged.replay_unfinished),

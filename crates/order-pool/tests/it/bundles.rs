@@ -4,12 +4,13 @@ use std::time::{Duration, SystemTime};
 
 use alloy_primitives::{Address, B256};
 use order_pool::{
-    Bundle, BundleError, BundleParts, CancelOutcome, Clock, InsertOutcome, OrderPool, PoolConfig,
-    RawBundle, RawCancelBundle, RejectReason, ReplacementKey,
+    Bundle, BundleError, BundleParts, CancelOutcome, Clock, Event, InsertOutcome, MAX_TOLD_UNSEEN,
+    Order, OrderPool, PoolConfig, RawBundle, RawCancelBundle, RejectReason, RemoveReason,
+    ReplacementKey,
 };
 use uuid::Uuid;
 
-use crate::common::{address, hash, head, journal, nth};
+use crate::common::{Spec, address, hash, head, journal, nth, tx};
 
 const SEARCHER: u64 = 1;
 const OTHER: u64 = 2;
@@ -279,7 +280,7 @@ fn a_late_message_of_a_bundle_whose_block_has_passed_does_not_count() {
 #[test]
 fn cancellations_have_a_bound_and_the_longest_waiting_goes_first() {
     let (pool, clock) = pool_with(PoolConfig::default().with_max_cancellations(8));
-    let nth_key = |n| ReplacementKey { uuid: Uuid::from_u128(n), signer: address(1) };
+    let nth_key = |n| ReplacementKey { uuid: Uuid::from_u128(n), signer: address(n as u64 % 10) };
     for n in 0..100 {
         clock.advance(Duration::from_millis(1));
         pool.cancel_bundle(nth_key(n), None);
@@ -463,4 +464,302 @@ fn a_cancellation_parses_with_and_without_a_nonce_and_refuses_unknown_fields() {
     assert_eq!(with.replacement_nonce, Some(2));
     assert_eq!(parse(&format!("{{{UUID}}}")).expect("it parses").replacement_nonce, None);
     assert!(parse(&format!(r#"{{{UUID}, "nonce": 2}}"#)).is_err());
+}
+
+/// A bundle of one signer, or of nobody, for a block; `n` tells its content.
+fn signed(n: u64, signer: Option<u64>, block: u64) -> Bundle {
+    Bundle::new(BundleParts {
+        txs: vec![nth(n)],
+        block: Some(block),
+        signer: signer.map(address),
+        first_seen: Some(SystemTime::UNIX_EPOCH),
+        ..Default::default()
+    })
+    .expect("a valid bundle")
+}
+
+/// 20,000 variants of one signed bundle for the farthest block closed the pool to everyone for 12.8
+/// minutes.
+#[test]
+fn a_signer_who_floods_loses_their_own_bundles_and_nobody_elses() {
+    let (pool, _) = pool();
+    pool.on_head(head(10, 0, 0, &[]));
+    let mut refused = 0;
+    for n in 0..5_000 {
+        match pool.insert_bundle(signed(n, Some(666), 74)) {
+            InsertOutcome::Added => {}
+            InsertOutcome::Rejected(RejectReason::SignerFull { count, limit, .. }) => {
+                assert_eq!((count, limit), (2_000, 2_000));
+                refused += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((pool.len(), refused), (2_000, 3_000));
+    for n in 0..100 {
+        let honest = signed(10_000 + n, Some(n), 11);
+        assert_eq!(pool.insert_bundle(honest), InsertOutcome::Added);
+    }
+    // One for a nearer block takes the place of the flooder's farthest.
+    assert_eq!(pool.insert_bundle(signed(20_000, Some(666), 11)), InsertOutcome::Added);
+    assert_eq!((pool.len(), pool.stats().evicted), (2_100, 1));
+    assert_eq!(pool.signer_stats(Some(address(666))).bundles, 2_000);
+    assert_eq!(pool.signers().len(), 101);
+}
+
+#[test]
+fn at_the_cap_of_all_the_signer_with_the_most_loses_the_one_for_the_latest_block() {
+    let config = PoolConfig::default().with_max_bundles(6).with_max_unsigned_bundles(2);
+    let (pool, _) = pool_with(config);
+    pool.on_head(head(10, 0, 0, &[]));
+    let hash = |bundle: &Bundle| alloy_primitives::keccak256(bundle.txs()[0].hash());
+    for (n, signer, block) in
+        [(1, 1, 11), (2, 1, 14), (3, 1, 12), (4, 2, 13), (5, 2, 11), (6, 3, 12)]
+    {
+        assert_eq!(pool.insert_bundle(signed(n, Some(signer), block)), InsertOutcome::Added);
+    }
+    let mut orders = pool.subscribe_all();
+    while orders.try_next().is_some() {}
+    let mut evicts = |bundle: Bundle| -> Option<B256> {
+        let outcome = pool.insert_bundle(bundle);
+        let Some(Ok(Event::Removed { order, reason })) = orders.try_next() else {
+            assert!(matches!(outcome, InsertOutcome::Rejected(RejectReason::BundlesFull { .. })));
+            return None;
+        };
+        assert_eq!(reason, RemoveReason::Evicted);
+        orders.try_next();
+        order.as_bundle().map(|bundle| *bundle.hash())
+    };
+    assert_eq!(evicts(signed(7, Some(4), 12)), Some(hash(&signed(2, None, 0))));
+    // Two have two now: who is for the later block goes.
+    assert_eq!(evicts(signed(8, Some(5), 11)), Some(hash(&signed(4, None, 0))));
+    assert_eq!(evicts(signed(9, Some(6), 12)), Some(hash(&signed(3, None, 0))));
+    // One each: the newcomer goes if nobody is farther.
+    assert_eq!(evicts(signed(10, Some(7), 14)), None);
+    assert_eq!(evicts(signed(11, Some(7), 11)), Some(hash(&signed(9, None, 0))));
+    // What was evicted may come again, once there is room.
+    pool.on_head(head(11, 0, 0, &[]));
+    assert_eq!(pool.insert_bundle(signed(9, Some(6), 12)), InsertOutcome::Added);
+}
+
+#[test]
+fn bundles_without_a_signature_share_one_small_place() {
+    let (pool, _) = pool_with(PoolConfig::default().with_max_unsigned_bundles(3));
+    pool.on_head(head(10, 0, 0, &[]));
+    (1..=3).for_each(|n| assert_eq!(pool.insert_bundle(signed(n, None, 12)), InsertOutcome::Added));
+    let refused = pool.insert_bundle(signed(4, None, 12));
+    let InsertOutcome::Rejected(reason) = refused else { panic!("{refused:?}") };
+    assert!(reason.to_string().starts_with("those without a signature hold 3 bundles"), "{reason}");
+    assert_eq!(pool.insert_bundle(signed(5, Some(1), 12)), InsertOutcome::Added);
+    assert_eq!(pool.insert_bundle(signed(6, None, 11)), InsertOutcome::Added, "it is nearer");
+    assert_eq!(pool.signer_stats(None).bundles, 3);
+}
+
+#[test]
+fn bundles_that_came_before_the_first_head_leave_when_it_says_that_they_are_too_far_ahead() {
+    let (pool, _) = pool();
+    for (n, block) in [11, 74, 75, u64::MAX].into_iter().enumerate() {
+        assert_eq!(pool.insert_bundle(signed(n as u64, Some(1), block)), InsertOutcome::Added);
+    }
+    pool.on_head(head(10, 0, 0, &[]));
+    assert_eq!((pool.len(), pool.stats().block_too_far), (2, 2));
+    assert_eq!(pool.signer_stats(Some(address(1))).bundles, 2);
+}
+
+/// One signature cancelled 100 keys that nobody knew; 70,000 in 0.23 s went to every subscriber and made the
+/// pool forget what others had cancelled.
+#[test]
+fn a_signer_who_cancels_what_nobody_knows_fills_nobodys_log_and_forgets_only_their_own() {
+    let config =
+        PoolConfig::default().with_max_cancellations(1_000).with_max_cancellations_per_signer(500);
+    let (pool, _) = pool_with(config);
+    let key = |signer, n| ReplacementKey { uuid: Uuid::from_u128(n), signer: address(signer) };
+    for signer in 0..10 {
+        pool.cancel_bundle(key(signer, 1), None);
+    }
+    let mut subscription = pool.subscribe_all();
+    assert_eq!(journal(&mut subscription).len(), 10);
+    for n in 0..70_000 {
+        let cancelled = pool.cancel_bundle(key(666, n), None);
+        assert_eq!(cancelled, CancelOutcome::Cancelled { removed: None });
+    }
+    // Nor is one key that is cancelled again and again.
+    for nonce in 0..10_000 {
+        pool.cancel_bundle(key(667, 1), Some(nonce));
+    }
+    let told_again = MAX_TOLD_UNSEEN;
+    // The first ones are told, and told as forgotten when the later ones push them out.
+    let told = journal(&mut subscription);
+    assert_eq!(told.len(), 2 * MAX_TOLD_UNSEEN + told_again, "{:?}", told.last());
+    assert_eq!(pool.signer_stats(Some(address(666))).idle_keys, 500);
+    for signer in 0..10 {
+        let again = pool.cancel_bundle(key(signer, 1), None);
+        assert_eq!(again, CancelOutcome::CancelledPermanently, "others' are remembered");
+    }
+    // Those that were not told count all the same.
+    let late = Bundle::new(BundleParts {
+        txs: vec![nth(1)],
+        uuid: Some(Uuid::from_u128(69_999)),
+        signer: Some(address(666)),
+        ..Default::default()
+    });
+    let late = pool.insert_bundle(late.expect("a valid bundle"));
+    assert_eq!(late, InsertOutcome::CancelledPermanently);
+}
+
+#[test]
+fn the_cancellation_of_a_bundle_that_was_seen_is_always_told() {
+    let (pool, _) = pool();
+    let other = |n| ReplacementKey { uuid: Uuid::from_u128(n), signer: address(SEARCHER) };
+    (1_000..1_100).for_each(|n| _ = pool.cancel_bundle(other(n), None));
+    pool.insert_bundle(keyed(1, SEARCHER, Some(1)));
+    let mut subscription = pool.subscribe_all();
+    journal(&mut subscription);
+    pool.cancel_bundle(key(SEARCHER), None);
+    let words: String = journal(&mut subscription).iter().map(|event| word(event)).collect();
+    assert_eq!(words, "-x");
+}
+
+/// A bundle of several transactions for block 12 that may do without some of them.
+fn of_many(txs: &[u64], optional: &[u64]) -> Bundle {
+    Bundle::new(BundleParts {
+        txs: txs.iter().map(|n| nth(*n)).collect(),
+        block: Some(12),
+        dropping_tx_hashes: optional.iter().map(|n| *nth(*n).hash()).collect(),
+        first_seen: Some(SystemTime::UNIX_EPOCH),
+        ..Default::default()
+    })
+    .expect("a valid bundle")
+}
+
+/// Bundles whose transactions were mined, or whose nonces were used, were shown until their block.
+#[test]
+fn a_bundle_leaves_with_what_it_cannot_do_without() {
+    let (pool, _) = pool();
+    pool.on_head(head(9, 0, 0, &[]));
+    let mined = of_many(&[1, 2], &[]);
+    let without = of_many(&[1, 3], &[1]);
+    let stale = of_many(&[4, 5], &[5]);
+    for bundle in [&mined, &without, &stale] {
+        assert_eq!(pool.insert_bundle(bundle.clone()), InsertOutcome::Added);
+    }
+    let mut subscription = pool.subscribe_all();
+    journal(&mut subscription);
+    let block = head(10, 0, 0, &[*nth(1).hash()]);
+    pool.on_head(block.clone());
+    // The fifth may be left out, the fourth may not.
+    pool.on_nonces(block.head.hash, [(address(5), 1), (address(4), 1)]);
+    let reasons: Vec<_> = journal(&mut subscription)
+        .iter()
+        .map(|line| line.rsplit(' ').next().unwrap_or_default().to_owned())
+        .collect();
+    assert_eq!(reasons, ["Mined", "StaleNonce"]);
+    assert_eq!(pool.len(), 1);
+    // One that comes later is refused for the same reason, and what has left is not called pooled.
+    let late = pool.insert_bundle(of_many(&[6, 1], &[]));
+    let hash = *nth(1).hash();
+    assert_eq!(late, InsertOutcome::Rejected(RejectReason::TxMined { index: 1, hash }));
+    // All that it contains is mined: nothing is left of it.
+    pool.on_head(head(11, 0, 0, &[*nth(3).hash()]));
+    assert!(pool.is_empty());
+    assert_eq!((pool.stats().mined, pool.stats().stale), (2, 1));
+}
+
+#[test]
+fn a_reorg_puts_a_bundle_back_unless_a_later_message_of_its_key_came() {
+    let (pool, _) = pool();
+    pool.on_head(head(10, 0, 0, &[]));
+    for signer in [SEARCHER, OTHER] {
+        let parts = keyed(signer, signer, Some(3)).parts().clone();
+        let bundle = Bundle::new(BundleParts { block: Some(13), ..parts }).expect("valid");
+        assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
+    }
+    pool.on_head(head(11, 0, 0, &[*nth(SEARCHER).hash(), *nth(OTHER).hash()]));
+    assert_eq!((pool.len(), pool.stats().mined), (0, 2));
+    pool.cancel_bundle(key(OTHER), Some(4));
+    pool.on_head(head(11, 1, 0, &[]));
+    assert_eq!((pool.len(), pool.stats().put_back), (1, 1));
+    assert_eq!(pool.signer_stats(Some(address(SEARCHER))).bundles, 1);
+    let late = pool.insert_bundle(keyed(7, SEARCHER, Some(3)));
+    assert_eq!(late, InsertOutcome::Superseded { nonce: 3, current: 3 });
+}
+
+#[test]
+fn a_bundle_that_has_left_is_not_known_as_pooled() {
+    let (pool, clock) = pool();
+    pool.insert_bundle(keyed(1, SEARCHER, Some(1)));
+    pool.cancel_bundle(key(SEARCHER), Some(2));
+    // The key is forgotten; the bundle is not.
+    clock.advance(Duration::from_secs(60));
+    while pool.upkeep() {}
+    let again = pool.insert_bundle(keyed(1, SEARCHER, Some(1)));
+    assert_eq!(again, InsertOutcome::AlreadyRemoved);
+    assert_eq!((pool.len(), pool.stats().already_removed, pool.stats().known), (0, 1, 0));
+}
+
+#[test]
+fn what_must_come_before_an_order_and_what_excludes_it_can_be_asked() {
+    let (pool, _) = pool();
+    let with = |nonce, salt| tx(Spec { sender: 1, nonce, salt, ..Spec::default() });
+    for tx in [with(0, 0), with(1, 0), with(1, 1), with(2, 0)] {
+        pool.insert_transaction(tx);
+    }
+    let parts = BundleParts { txs: vec![with(1, 1), with(2, 1)], ..Default::default() };
+    let bundle = Bundle::new(parts).expect("valid");
+    pool.insert_bundle(bundle);
+    let bundle = pool.subscribe_all();
+    let bundle = bundle_id(bundle);
+    let ids = |orders: &[std::sync::Arc<Order>]| -> Vec<B256> {
+        orders.iter().map(|order| *order.id().hash()).collect()
+    };
+    let hash = |nonce, salt| *with(nonce, salt).hash();
+    let of_tx = pool.relations(&hash(1, 0)).expect("it is pooled");
+    assert_eq!(ids(&of_tx.before), [hash(0, 0)]);
+    assert_eq!(ids(&of_tx.conflicts), [hash(1, 1), bundle]);
+    let of_bundle = pool.relations(&bundle).expect("it is pooled");
+    assert_eq!(ids(&of_bundle.before), [hash(0, 0), hash(1, 0)]);
+    assert_eq!(ids(&of_bundle.conflicts), [hash(1, 0), hash(1, 1), hash(2, 0)]);
+    assert!(pool.relations(&hash(9, 9)).is_none());
+}
+
+/// The id of the one bundle that a subscription shows.
+fn bundle_id(mut orders: order_pool::Subscription) -> B256 {
+    let orders = std::iter::from_fn(|| orders.try_next());
+    let mut ids = orders.filter_map(|event| match event {
+        Ok(Event::Added(order)) => order.as_bundle().map(|bundle| *bundle.id()),
+        _ => None,
+    });
+    ids.next().expect("there is a bundle")
+}
+
+#[test]
+fn the_block_as_it_was_sent_is_known_beside_the_one_that_was_settled() {
+    let (pool, _) = pool();
+    pool.on_head(head(10, 0, 0, &[]));
+    pool.insert_bundle(plain(1, None));
+    let order = pool.get(&bundle_id(pool.subscribe_all())).expect("it is pooled");
+    let bundle = order.as_bundle().expect("a bundle");
+    assert_eq!((bundle.sent_block(), bundle.block()), (None, Some(11)));
+}
+
+/// The transaction of rbuilder's own example, and the uuids that its tests expect.
+#[test]
+fn the_uuid_that_rbuilder_gives_a_bundle_is_the_same_here() {
+    let raw = include_str!("rbuilder_tx.hex").trim();
+    let uuid = |block: u64, reverting: &[&str]| {
+        let list = reverting.iter().map(|hash| format!("\"{hash}\"")).collect::<Vec<_>>().join(",");
+        let json = format!(
+            r#"{{"txs": ["{raw}"], "blockNumber": {block}, "revertingTxHashes": [{list}]}}"#
+        );
+        let raw: RawBundle = serde_json::from_str(&json).expect("it parses");
+        let bundle = raw.resolve(None, 2, SystemTime::UNIX_EPOCH).expect("valid");
+        bundle.rbuilder_uuid().to_string()
+    };
+    let own = "0xda7007bee134daa707d0e7399ce35bb451674f042fbbbcac3f6a3cb77846949c";
+    assert_eq!(uuid(0x1136F1F, &[own]), "a90205bc-2afd-5afe-b315-f17d597ffd97");
+    let (f, a) = (format!("0x{}", "f".repeat(64)), format!("0x{}", "a".repeat(64)));
+    for list in [[&*f, &*a], [&*a, &*f]] {
+        assert_eq!(uuid(0x1136F1F, &list), "d9a3ae52-79a2-5ce9-a687-e2aa4183d5c6");
+    }
+    assert_eq!(uuid(0xA136F1F, &[]), "5d5bf52c-ac3f-57eb-a3e9-fc01b18ca516");
 }

@@ -7,17 +7,29 @@ use order_pool::{ConfigError, MAX_COUNT, MIN_TX_BYTES, OrderPool, PoolConfig};
 type Set = fn(PoolConfig, usize) -> PoolConfig;
 
 /// Every field that is a count, the least it may be, and how it is set.
-const COUNTS: [(&str, usize, Set); 10] = [
+const COUNTS: [(&str, usize, Set); 16] = [
     ("max_txs", 1, |config, value| config.with_max_txs(value)),
     ("max_tx_bytes", MIN_TX_BYTES, |config, value| config.with_max_tx_bytes(value)),
+    ("max_external_txs", 1, |config, value| config.with_max_external_txs(value)),
+    ("max_external_tx_bytes", MIN_TX_BYTES, |config, value| {
+        config.with_max_external_tx_bytes(value)
+    }),
     ("dedupe_window", 1, |config, value| config.with_dedupe_window(value)),
     ("recent_blocks", 1, |config, value| config.with_recent_blocks(value)),
     ("log_events", 1, |config, value| config.with_log_events(value)),
     ("max_bundles", 1, |config, value| config.with_max_bundles(value)),
     ("max_bundle_bytes", MIN_TX_BYTES, |config, value| config.with_max_bundle_bytes(value)),
+    ("max_bundles_per_signer", 1, |config, value| config.with_max_bundles_per_signer(value)),
+    ("max_bundle_bytes_per_signer", MIN_TX_BYTES, |config, value| {
+        config.with_max_bundle_bytes_per_signer(value)
+    }),
+    ("max_unsigned_bundles", 1, |config, value| config.with_max_unsigned_bundles(value)),
     ("max_txs_per_bundle", 1, |config, value| config.with_max_txs_per_bundle(value)),
     ("max_blocks_ahead", 1, |config, value| config.with_max_blocks_ahead(value as u64)),
     ("max_cancellations", 1, |config, value| config.with_max_cancellations(value)),
+    ("max_cancellations_per_signer", 1, |config, value| {
+        config.with_max_cancellations_per_signer(value)
+    }),
 ];
 
 #[test]
@@ -65,7 +77,17 @@ fn the_bound_on_memory_grows_with_each_limit_and_does_not_overflow() {
     let least = least.with_log_bytes(0).with_max_unmine_bytes(0);
     let bounded = COUNTS.iter().filter(|(field, ..)| {
         // These bound nothing by themselves: bytes do.
-        !["max_txs", "max_txs_per_bundle", "max_blocks_ahead"].contains(field)
+        let bounded_otherwise = [
+            "max_txs",
+            "max_external_txs",
+            "max_txs_per_bundle",
+            "max_blocks_ahead",
+            "max_bundles_per_signer",
+            "max_bundle_bytes_per_signer",
+            "max_unsigned_bundles",
+            "max_cancellations_per_signer",
+        ];
+        !bounded_otherwise.contains(field)
     });
     for (field, least_value, set) in bounded {
         let more = set(least.clone(), least_value * 1_000);

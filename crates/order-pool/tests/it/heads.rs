@@ -143,8 +143,8 @@ impl OrderSink for Journal {
         self.note(format!("+{}", order.id()))
     }
 
-    fn remove(&mut self, id: OrderId, _: RemoveReason) -> bool {
-        self.note(format!("-{id}"))
+    fn remove(&mut self, order: &Arc<Order>, _: RemoveReason) -> bool {
+        self.note(format!("-{}", order.id()))
     }
 
     fn cancel(&mut self, _: &Cancellation) -> bool {
@@ -188,7 +188,7 @@ fn readers_that_race_the_heads_never_hold_what_their_head_has_mined() {
         while let Some(event) = subscription.try_next() {
             match event {
                 Ok(Event::Added(order)) => drop(held.insert(*order.id().hash())),
-                Ok(Event::Removed { id, .. }) => drop(held.remove(id.hash())),
+                Ok(Event::Removed { order, .. }) => drop(held.remove(order.id().hash())),
                 Ok(Event::Head(head)) => {
                     assert!(head.number > number, "heads ascend");
                     number = head.number;

@@ -6,19 +6,23 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use alloy_primitives::{B256, keccak256};
+use alloy_primitives::{Address, B256, keccak256};
 use order_pool::{
     Block, Bundle, BundleParts, CancelOutcome, Clock, Event, Head, InsertOutcome, Order, OrderId,
-    OrderPool, PoolConfig, Relation, ReplacementKey, Standing, Subscription, Transaction,
+    OrderPool, Origin, PoolConfig, Relation, ReplacementKey, Standing, Subscription, Transaction,
 };
 use proptest::prelude::*;
 use uuid::Uuid;
 
-use crate::common::{Spec, address, hash, tx};
+use crate::common::{Spec, address, hash, nth, tx_from};
 
 const MAX_TXS: usize = 12;
+const MAX_EXTERNAL: usize = 4;
 const MAX_BUNDLES: usize = 6;
+const MAX_OF_SIGNER: usize = 3;
+const MAX_UNSIGNED: usize = 2;
 const MAX_KEYS: usize = 3;
+const MAX_KEYS_OF_SIGNER: usize = 2;
 const DEDUPE: usize = 40;
 const BLOCKS: usize = 4;
 const RETENTION: u64 = 50;
@@ -29,8 +33,12 @@ const MAX_AHEAD: u64 = 3;
 fn config() -> PoolConfig {
     PoolConfig::default()
         .with_max_txs(MAX_TXS)
+        .with_max_external_txs(MAX_EXTERNAL)
         .with_max_bundles(MAX_BUNDLES)
+        .with_max_bundles_per_signer(MAX_OF_SIGNER)
+        .with_max_unsigned_bundles(MAX_UNSIGNED)
         .with_max_cancellations(MAX_KEYS)
+        .with_max_cancellations_per_signer(MAX_KEYS_OF_SIGNER)
         .with_dedupe_window(DEDUPE)
         .with_recent_blocks(BLOCKS)
         .with_tx_retention(Duration::from_secs(RETENTION))
@@ -47,6 +55,7 @@ enum Op {
         nonce: u64,
         fee: u8,
         tip: u8,
+        external: bool,
     },
     /// Many at once, so that logs wrap and caps are met.
     Burst {
@@ -56,6 +65,8 @@ enum Op {
         n: u64,
         ahead: Option<u8>,
         key: Option<(u8, Option<u8>)>,
+        /// Of one without a key.
+        signer: Option<u8>,
     },
     Cancel {
         key: u8,
@@ -101,19 +112,25 @@ enum Op {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let key = || (0_u8..3, prop::option::weighted(0.8, 0_u8..8));
+    let key = || (0_u8..6, prop::option::weighted(0.8, 0_u8..8));
     prop_oneof![
-        12 => (0_u64..5, 0_u64..4, 0_u8..20, 0_u8..20)
-            .prop_map(|(sender, nonce, fee, tip)| Op::Insert { sender, nonce, fee, tip }),
+        12 => (0_u64..5, 0_u64..4, 0_u8..20, 0_u8..20, prop::bool::weighted(0.4)).prop_map(
+            |(sender, nonce, fee, tip, external)| Op::Insert { sender, nonce, fee, tip, external }
+        ),
         1 => (0_u64..4).prop_map(|salt| Op::Burst { salt }),
-        6 => (0_u64..6, prop::option::of(0_u8..6), prop::option::of(key()))
-            .prop_map(|(n, ahead, key)| Op::Bundle { n, ahead, key }),
+        6 => (
+            0_u64..6,
+            prop::option::of(0_u8..6),
+            prop::option::of(key()),
+            prop::option::of(2_u8..5)
+        )
+            .prop_map(|(n, ahead, key, signer)| Op::Bundle { n, ahead, key, signer }),
         3 => key().prop_map(|(key, nonce)| Op::Cancel { key, nonce }),
         4 => (0_u8..8, 0_u64..40, prop::option::of(0_u8..20))
             .prop_map(|(mined, unknown, base_fee)| Op::Head { mined, unknown, base_fee }),
         2 => (1_u8..4, 0_u8..8).prop_map(|(depth, mined)| Op::Reorg { depth, mined }),
         1 => (1_u8..3).prop_map(|skip| Op::Gap { skip }),
-        3 => (0_u8..3, 0_u64..5, 0_u64..5)
+        3 => (0_u8..3, 0_u64..11, 0_u64..5)
             .prop_map(|(back, sender, next)| Op::Nonces { back, sender, next }),
         3 => (1_u8..20).prop_map(|seconds| Op::Pass { seconds }),
         3 => Just(Op::Upkeep),
@@ -132,8 +149,23 @@ struct Pooled {
     block: Option<u64>,
     deadline: u64,
     tx: Option<TxView>,
+    /// In the share of external callers.
+    external: bool,
+    /// The node has announced it.
+    public: bool,
     key: Option<usize>,
+    signer: Option<Address>,
+    nonce: Option<u64>,
+    /// What a bundle contains: hash, sender, and whether it may do without.
+    contents: Vec<(B256, u64, bool)>,
     content: B256,
+}
+
+impl Pooled {
+    /// Where it stands among the bundles of its signer.
+    fn place(&self) -> (u64, usize) {
+        (self.block.unwrap_or(0), self.seq)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -220,40 +252,140 @@ impl Model {
         order
     }
 
-    fn admit(&mut self, order: Pooled) -> bool {
-        let view = order.tx.expect("a transaction");
-        let txs = || self.pooled.iter().filter_map(|order| Some((order, order.tx?)));
-        if txs().count() >= MAX_TXS {
+    /// Makes room in a share for one that pays so much, if it pays enough.
+    fn make_room(&mut self, external: bool, view: &TxView) -> bool {
+        let limit = if external { MAX_EXTERNAL } else { MAX_TXS };
+        let share = self.pooled.iter().filter(|order| order.external == external);
+        let txs = share.filter_map(|order| Some((order, order.tx?)));
+        if txs.clone().count() >= limit {
             // The one that pays the least, and of those the newest.
-            let worst = txs().min_by_key(|(order, tx)| (self.worth(tx), usize::MAX - order.seq));
-            let (worst, tx) = worst.expect("the pool is full");
-            if self.worth(&tx) >= self.worth(&view) {
+            let worst = txs.min_by_key(|(order, tx)| (self.worth(tx), usize::MAX - order.seq));
+            let (worst, tx) = worst.expect("the share is full");
+            if self.worth(&tx) >= self.worth(view) {
                 return false;
             }
             let id = worst.id;
             self.remove(id, "Evicted");
             self.may_return.insert(*id.hash(), 0);
         }
-        self.add(order);
         true
+    }
+
+    fn admit(&mut self, mut order: Pooled) -> bool {
+        order.external = !order.public;
+        let admitted = self.make_room(order.external, &order.tx.expect("a transaction"));
+        if admitted {
+            self.add(order);
+        }
+        admitted
+    }
+
+    /// A pooled transaction came again.
+    fn came_again(&mut self, again: &Pooled) {
+        let at = self.pooled.iter().position(|order| order.id == again.id).expect("it is pooled");
+        self.pooled[at].public |= again.public;
+        if again.public
+            && self.pooled[at].external
+            && self.make_room(false, &again.tx.expect("a transaction"))
+        {
+            let at = self.pooled.iter().position(|order| order.id == again.id);
+            self.pooled[at.expect("only others went")].external = false;
+        }
+    }
+
+    fn accept(&mut self, id: B256) {
+        if self.was_accepted(&id) {
+            self.forgotten.push((id, self.accepted.len()));
+        }
+        self.may_return.remove(&id);
+        self.accepted.push(id);
+    }
+
+    fn is_taken(&self, (hash, sender, _): &(B256, u64, bool)) -> bool {
+        self.is_mined(hash) || self.next_nonce(*sender).is_some_and(|next| next > 0)
+    }
+
+    /// Whether blocks took what a bundle cannot do without, or all of it.
+    fn bundle_is_taken(&self, order: &Pooled) -> bool {
+        order.contents.iter().any(|tx| !tx.2 && self.is_taken(tx))
+            || order.contents.iter().all(|tx| self.is_taken(tx))
+    }
+
+    /// Removes a bundle, and leaves its key without one.
+    fn end_bundle(&mut self, id: OrderId, reason: &str) -> Pooled {
+        let order = self.remove(id, reason);
+        if matches!(reason, "Evicted" | "BlockTooFar") {
+            self.may_return.insert(*id.hash(), 0);
+        }
+        if let Some(key) = order.key {
+            self.idle(key);
+            self.forget_excess(key);
+        }
+        order
+    }
+
+    /// The pooled bundles that `is` says so of, as accepted.
+    fn bundles(&self, is: impl Fn(&Pooled) -> bool) -> Vec<OrderId> {
+        let found = self.pooled.iter().filter(|order| order.tx.is_none() && is(order));
+        let mut found: Vec<_> = found.map(|order| (order.seq, order.id)).collect();
+        found.sort();
+        found.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Which bundle must go for another one; `None` if the other must.
+    fn bundle_to_evict(
+        &self,
+        block: Option<u64>,
+        signer: Option<Address>,
+        replaced: Option<OrderId>,
+    ) -> Option<Option<OrderId>> {
+        let held: Vec<&Pooled> = self
+            .pooled
+            .iter()
+            .filter(|order| order.tx.is_none() && Some(order.id) != replaced)
+            .collect();
+        let new = (block.unwrap_or(0), usize::MAX);
+        let of = |signer: Option<Address>| held.iter().filter(move |order| order.signer == signer);
+        let last = |signer| of(signer).max_by_key(|order| order.place());
+        let own_beyond = || last(signer).filter(|order| order.place() > new).map(|order| order.id);
+        let limit = if signer.is_some() { MAX_OF_SIGNER } else { MAX_UNSIGNED };
+        if of(signer).count() >= limit {
+            return own_beyond().map(Some);
+        }
+        if held.len() < MAX_BUNDLES {
+            return Some(None);
+        }
+        let own =
+            (of(signer).count() + 1, last(signer).map_or(new, |order| order.place().max(new)));
+        let largest = held
+            .iter()
+            .map(|order| order.signer)
+            .map(|signer| {
+                let last = last(signer).expect("it holds something");
+                (of(signer).count(), last.place(), last.id, signer)
+            })
+            .max_by_key(|(count, place, ..)| (*count, *place))
+            .expect("the pool is full");
+        let (count, place, id, holder) = largest;
+        match (count, place) > own && holder != signer {
+            true => Some(Some(id)),
+            false => own_beyond().map(Some),
+        }
     }
 
     fn insert(&mut self, order: Pooled) -> &'static str {
         let (id, view) = (*order.id.hash(), order.tx.expect("a transaction"));
         if self.is_pooled(&id) {
+            self.came_again(&order);
             "known"
         } else if self.is_mined(&id) {
             "mined"
         } else if self.next_nonce(view.sender).is_some_and(|next| view.nonce < next) {
             "stale"
         } else if self.was_accepted(&id) && !self.may_return.contains_key(&id) {
-            "known"
+            "removed"
         } else if self.admit(order) {
-            if self.was_accepted(&id) {
-                self.forgotten.push((id, self.accepted.len()));
-            }
-            self.may_return.remove(&id);
-            self.accepted.push(id);
+            self.accept(id);
             "added"
         } else {
             "rejected"
@@ -298,7 +430,7 @@ impl Model {
         let told = if state.is_final { None } else { state.nonce };
         self.log.push((format!("x{key} {told:?}"), None));
         self.idle(key);
-        self.forget_excess();
+        self.forget_excess(key);
         "cancelled"
     }
 
@@ -317,9 +449,21 @@ impl Model {
         }
     }
 
-    fn forget_excess(&mut self) {
-        while self.idle_keys().len() > MAX_KEYS {
-            let (_, _, key) = self.idle_keys()[0];
+    /// After a key lost its bundle: its signer's oldest goes, or the oldest of who has the most.
+    fn forget_excess(&mut self, of: usize) {
+        loop {
+            let idle = self.idle_keys();
+            let of_signer = |signer| idle.iter().filter(move |(_, key, _)| key.signer == signer);
+            let forgotten = if of_signer(key(of).signer).count() > MAX_KEYS_OF_SIGNER {
+                of_signer(key(of).signer).next()
+            } else if idle.len() > MAX_KEYS {
+                // The first of the signers' oldest among those with the most.
+                let most = idle.iter().map(|(_, key, _)| of_signer(key.signer).count()).max();
+                idle.iter().find(|(_, key, _)| Some(of_signer(key.signer).count()) == most)
+            } else {
+                return;
+            };
+            let (_, _, key) = *forgotten.expect("there are too many");
             self.forget(key);
         }
     }
@@ -349,15 +493,25 @@ impl Model {
         {
             return "rejected";
         }
-        let old = order.key.and_then(|key| self.of_key(key));
-        let bundles = self.pooled.iter().filter(|order| order.tx.is_none()).count();
-        if bundles - usize::from(old.is_some()) >= MAX_BUNDLES {
+        if self.bundle_is_taken(&order) {
             return "rejected";
         }
+        let old = order.key.and_then(|key| self.of_key(key));
         order.block = order.block.or(self.head_number().map(|head| head + 1));
         order.id = settled;
-        if self.is_pooled(settled.hash()) || self.was_accepted(settled.hash()) {
+        order.nonce = nonce;
+        let id = *settled.hash();
+        if self.is_pooled(&id) {
             return "known";
+        }
+        if self.was_accepted(&id) && !self.may_return.contains_key(&id) {
+            return "removed";
+        }
+        let Some(victim) = self.bundle_to_evict(order.block, order.signer, old) else {
+            return "rejected";
+        };
+        if let Some(victim) = victim {
+            self.end_bundle(victim, "Evicted");
         }
         if let Some(old) = old {
             self.remove(old, "Replaced");
@@ -366,19 +520,41 @@ impl Model {
             let state = self.keys.entry(key).or_default();
             (state.nonce, state.tombstone, state.idle_since) = (nonce, None, None);
         }
-        self.accepted.push(*settled.hash());
+        self.accept(id);
         self.add(order);
         if old.is_some() { "replaced" } else { "added" }
+    }
+
+    /// Brings a bundle back that a reorg has freed.
+    fn put_back_bundle(&mut self, order: Pooled) {
+        let head = self.head_number().expect("there was a reorg");
+        let block_is_ahead =
+            order.block.is_none_or(|block| block > head && block <= head + MAX_AHEAD);
+        let state = order.key.map(|key| self.keys.get(&key).cloned().unwrap_or_default());
+        let is_latest = state.is_none_or(|state| {
+            self.of_key(order.key.expect("it has a key")).is_none()
+                && !state.is_final
+                && state.tombstone.is_none()
+                && (state.nonce.is_none() || state.nonce == order.nonce)
+        });
+        let has_room = self.bundle_to_evict(order.block, order.signer, None) == Some(None);
+        if block_is_ahead
+            && is_latest
+            && has_room
+            && !self.bundle_is_taken(&order)
+            && !self.is_pooled(order.id.hash())
+        {
+            if let Some(key) = order.key {
+                let state = self.keys.entry(key).or_default();
+                (state.nonce, state.idle_since) = (order.nonce, None);
+            }
+            self.add(order);
+        }
     }
 
     fn on_head(&mut self, block: Block, replaced: usize) {
         let Block { head, mined: hashes, .. } = block;
         let undone = self.blocks.split_off(self.blocks.len() - replaced);
-        let mined: Vec<OrderId> = hashes
-            .iter()
-            .map(|id| OrderId::Tx(*id))
-            .filter(|id| self.is_pooled(id.hash()))
-            .collect();
         let number = head.number;
         self.may_return.retain(|id, _| !hashes.contains(id));
         self.blocks.push(BlockModel {
@@ -390,26 +566,39 @@ impl Model {
         if self.blocks.len() > BLOCKS {
             self.blocks.remove(0);
         }
-        for id in mined {
-            let order = self.remove(id, "Mined");
-            self.blocks.last_mut().expect("just pushed").taken.push(order);
+        for hash in hashes.iter() {
+            let mut taken = Vec::new();
+            if self.is_pooled(hash) {
+                taken.push(self.remove(OrderId::Tx(*hash), "Mined"));
+            }
+            let with_it = |order: &Pooled| order.contents.iter().any(|tx| tx.0 == *hash);
+            for id in self.bundles(|order| with_it(order) && self.bundle_is_taken(order)) {
+                taken.push(self.end_bundle(id, "Mined"));
+            }
+            self.blocks.last_mut().expect("just pushed").taken.extend(taken);
         }
-        let mut passed: Vec<_> = self
-            .pooled
-            .iter()
-            .filter(|order| order.tx.is_none() && order.block.unwrap_or(0) <= number)
-            .map(|order| (order.block.unwrap_or(0), order.seq, order.id, order.key))
-            .collect();
-        passed.sort();
-        for (_, _, id, key) in passed {
-            self.remove(id, "BlockPassed");
-            key.into_iter().for_each(|key| self.idle(key));
+        for (reason, is_over) in [
+            ("BlockPassed", &(|block| block <= number) as &dyn Fn(u64) -> bool),
+            ("BlockTooFar", &|block| block > number + MAX_AHEAD),
+        ] {
+            let mut over: Vec<_> = self
+                .pooled
+                .iter()
+                .filter(|order| order.tx.is_none() && is_over(order.block.unwrap_or(0)))
+                .map(|order| (order.place(), order.id))
+                .collect();
+            over.sort();
+            for (_, id) in over {
+                self.end_bundle(id, reason);
+            }
         }
-        self.forget_excess();
         let mut free: Vec<B256> = undone.iter().flat_map(|block| block.mined.clone()).collect();
         free.extend(undone.iter().flat_map(|block| &block.taken).map(|order| *order.id.hash()));
         for order in undone.into_iter().flat_map(|block| block.taken) {
-            let view = order.tx.expect("blocks take transactions");
+            let Some(view) = order.tx else {
+                self.put_back_bundle(order);
+                continue;
+            };
             let stale = self.next_nonce(view.sender).is_some_and(|next| view.nonce < next);
             if !stale && !self.is_mined(order.id.hash()) && !self.is_pooled(order.id.hash()) {
                 self.admit(order);
@@ -441,6 +630,11 @@ impl Model {
         stale.sort();
         for (_, _, id) in stale {
             let order = self.remove(id, "StaleNonce");
+            self.blocks[at].taken.push(order);
+        }
+        let with_it = |order: &Pooled| next > 0 && order.contents.iter().any(|tx| tx.1 == sender);
+        for id in self.bundles(|order| with_it(order) && self.bundle_is_taken(order)) {
+            let order = self.end_bundle(id, "StaleNonce");
             self.blocks[at].taken.push(order);
         }
     }
@@ -530,7 +724,12 @@ fn view(tx: &Transaction, sender: u64) -> Pooled {
         block: None,
         deadline: 0,
         tx: Some(tx_view),
+        external: false,
+        public: tx.is_public(),
         key: None,
+        signer: None,
+        nonce: None,
+        contents: Vec::new(),
         content: *tx.hash(),
     }
 }
@@ -543,6 +742,7 @@ fn outcome(outcome: InsertOutcome) -> &'static str {
         InsertOutcome::Superseded { .. } => "superseded",
         InsertOutcome::CancelledPermanently => "permanently",
         InsertOutcome::Known => "known",
+        InsertOutcome::AlreadyRemoved => "removed",
         InsertOutcome::Mined => "mined",
         InsertOutcome::StaleNonce { .. } => "stale",
         InsertOutcome::Rejected(_) => "rejected",
@@ -557,7 +757,7 @@ fn head_line(head: &Head) -> String {
 fn line(event: Event) -> String {
     match event {
         Event::Added(order) => format!("+{}", order.id()),
-        Event::Removed { id, reason } => format!("-{id} {reason:?}"),
+        Event::Removed { order, reason } => format!("-{} {reason:?}", order.id()),
         Event::Cancelled(x) => format!("x{} {:?}", key_number(x.key), x.nonce),
         Event::CancellationForgotten(key) => format!("f{}", key_number(key)),
         Event::Head(head) => head_line(&head),
@@ -573,8 +773,8 @@ impl Run {
         Self { pool, clock, model, readers, forks: 0 }
     }
 
-    fn insert(&mut self, spec: Spec) {
-        let tx = tx(spec);
+    fn insert(&mut self, spec: Spec, external: bool) {
+        let tx = tx_from(spec, if external { Origin::Rpc } else { Origin::Mempool });
         let expected = self.model.insert(view(&tx, spec.sender));
         assert_eq!(outcome(self.pool.insert_transaction(tx)), expected);
     }
@@ -605,15 +805,16 @@ impl Run {
 
     fn step(&mut self, op: Op) {
         match op {
-            Op::Insert { sender, nonce, fee, tip } => {
+            Op::Insert { sender, nonce, fee, tip, external } => {
                 let (max_fee, max_tip) = (u128::from(fee), u128::from(tip));
-                self.insert(Spec { sender, nonce, max_fee, max_tip, ..Spec::default() });
+                self.insert(Spec { sender, nonce, max_fee, max_tip, ..Spec::default() }, external);
             }
             Op::Burst { salt } => (0..40).for_each(|n| {
                 let (sender, max_fee, max_tip) = (n % 5, 30 + u128::from(n), u128::from(n));
-                self.insert(Spec { sender, nonce: 9, max_fee, max_tip, salt, ..Spec::default() });
+                let spec = Spec { sender, nonce: 9, max_fee, max_tip, salt, ..Spec::default() };
+                self.insert(spec, false);
             }),
-            Op::Bundle { n, ahead, key } => self.bundle(n, ahead, key),
+            Op::Bundle { n, ahead, key, signer } => self.bundle(n, ahead, key, signer),
             Op::Cancel { key: n, nonce } => {
                 let nonce = nonce.map(u64::from);
                 let expected = self.model.cancel(usize::from(n), nonce);
@@ -627,7 +828,12 @@ impl Run {
             }
             Op::Head { mined, unknown, base_fee } => {
                 let mut mined = self.pooled_txs(mined);
-                mined.push(hash(unknown));
+                // What bundles contain, or what nobody has sent.
+                mined.push(match unknown {
+                    0..6 => *nth(100 + unknown).hash(),
+                    6..12 => *nth(200 + unknown - 6).hash(),
+                    _ => hash(unknown),
+                });
                 let head = self.head(self.tip(), mined, base_fee);
                 self.on_head(head, 0);
             }
@@ -650,6 +856,8 @@ impl Run {
                 self.on_head(head, 0);
             }
             Op::Nonces { back, sender, next } => {
+                // A sender of transactions, or of what bundles contain.
+                let sender = if sender < 5 { sender } else { 95 + sender };
                 let at = self.model.blocks.len().checked_sub(1 + usize::from(back));
                 let block = at.map_or(B256::ZERO, |at| self.model.blocks[at].head.hash);
                 self.model.on_nonces(&block, sender, next);
@@ -704,15 +912,30 @@ impl Run {
         }
     }
 
-    fn bundle(&mut self, n: u64, ahead: Option<u8>, with: Option<(u8, Option<u8>)>) {
+    fn bundle(
+        &mut self,
+        n: u64,
+        ahead: Option<u8>,
+        with: Option<(u8, Option<u8>)>,
+        signer: Option<u8>,
+    ) {
         let head = self.model.head_number();
-        let block = ahead.map(|ahead| head.unwrap_or(0) + u64::from(ahead)).filter(|b| *b != 0);
+        let block = ahead.map(|ahead| head.unwrap_or(9) + u64::from(ahead));
         let key_of = with.map(|(n, _)| key(usize::from(n)));
+        let signer = signer.map(|signer| address(signer.into()));
+        let signer = key_of.map_or(signer, |key| Some(key.signer));
+        // Every other bundle may do without its second transaction.
+        let mut txs = vec![nth(100 + n)];
+        txs.extend((n % 2 == 1).then(|| nth(200 + n)));
+        let dropping: Vec<B256> = txs[1..].iter().map(|tx| *tx.hash()).collect();
+        let contents = txs.iter().zip([100 + n, 200 + n]);
+        let contents = contents.map(|(tx, sender)| (*tx.hash(), sender, sender >= 200)).collect();
         let parts = BundleParts {
-            txs: vec![crate::common::nth(100 + n)],
+            txs,
             block,
+            dropping_tx_hashes: dropping,
             uuid: key_of.map(|key| key.uuid),
-            signer: key_of.map(|key| key.signer),
+            signer,
             replacement_nonce: with.and_then(|(_, nonce)| nonce).map(u64::from),
             first_seen: Some(SystemTime::UNIX_EPOCH),
             ..Default::default()
@@ -725,7 +948,12 @@ impl Run {
             block,
             deadline: 0,
             tx: None,
+            external: false,
+            public: false,
             key: with.map(|(n, _)| usize::from(n)),
+            signer,
+            nonce: None,
+            contents,
             content: *bundle.id(),
         };
         let settled = self.settled_id(&order, nonce);
@@ -778,6 +1006,9 @@ impl Run {
         // The counters add up: what came in and was not removed is there.
         let removed = stats.mined + stats.stale + stats.expired + stats.evicted;
         let removed = removed + stats.block_passed + stats.replaced + stats.cancelled;
+        let removed = removed + stats.block_too_far;
+        let external = model.pooled.iter().filter(|order| order.external).count();
+        assert_eq!(stats.external_txs, external as u64);
         assert!(stats.inserted + stats.put_back - removed == pool.len() as u64);
     }
 }
@@ -843,5 +1074,5 @@ fn an_order_is_one_of_two_kinds() {
     fn kinds(order: &Order) -> (bool, bool) {
         (order.as_tx().is_some(), order.as_bundle().is_some())
     }
-    assert_eq!(kinds(&Order::Tx(crate::common::nth(1))), (true, false));
+    assert_eq!(kinds(&Order::Tx(nth(1))), (true, false));
 }

@@ -9,7 +9,8 @@ use std::{
 };
 
 use order_pool::{
-    Cancellation, Lagged, Order, OrderId, OrderPool, OrderSink, PoolConfig, RemoveReason, SinkEnd,
+    Bundle, BundleParts, Cancellation, Lagged, Order, OrderPool, OrderSink, PoolConfig,
+    RemoveReason, SinkEnd,
 };
 
 use crate::common::{head, nth};
@@ -29,8 +30,8 @@ impl<F: FnMut(&str) -> bool + Send + 'static> OrderSink for Sink<F> {
         self.call(format!("+{}", order.id()))
     }
 
-    fn remove(&mut self, id: OrderId, _: RemoveReason) -> bool {
-        self.call(format!("-{id}"))
+    fn remove(&mut self, order: &Arc<Order>, _: RemoveReason) -> bool {
+        self.call(format!("-{}", order.id()))
     }
 
     fn cancel(&mut self, _: &Cancellation) -> bool {
@@ -181,4 +182,18 @@ fn a_sink_that_lagged_may_start_anew() {
     assert_eq!(calls.iter().take(1_000).filter(|call| call.starts_with('+')).count(), 1_000);
     drop(pool);
     assert_eq!(guard.wait_end(LONG), Some(SinkEnd::PoolClosed));
+}
+
+#[test]
+fn one_sink_is_told_of_the_orders_of_all_blocks_from_one_thread() {
+    let pool = pool();
+    pool.on_head(head(1, 0, 0, &[]));
+    let (good, calls) = sink(|_| true);
+    let guard = pool.subscribe_sink_all(good).expect("a thread");
+    for block in [2, 3, 4] {
+        let parts = BundleParts { txs: vec![nth(block)], block: Some(block), ..Default::default() };
+        pool.insert_bundle(Bundle::new(parts).expect("a valid bundle"));
+    }
+    assert!((0..3).all(|_| calls.recv_timeout(LONG).is_ok_and(|call| call.starts_with("+bundle"))));
+    assert_eq!(guard.stop(LONG), Some(SinkEnd::Unsubscribed));
 }

@@ -1,13 +1,13 @@
 //! Transactions from the insert to the end of their life.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use order_pool::{
-    Clock, DEFAULT_EXPIRED_PAUSE, DEFAULT_TX_RETENTION, InsertOutcome, OrderPool, PoolConfig,
-    RejectReason, Standing,
+    Clock, DEFAULT_EXPIRED_PAUSE, DEFAULT_TX_RETENTION, Event, InsertOutcome, OrderPool, Origin,
+    PoolConfig, RejectReason, RemoveReason, Standing, Transaction,
 };
 
-use crate::common::{Spec, address, hash, head, journal, nth, tx};
+use crate::common::{Spec, address, hash, head, journal, nth, tx, tx_from};
 
 fn pool() -> OrderPool {
     pool_with(PoolConfig::default())
@@ -246,7 +246,7 @@ fn what_a_block_mined_or_made_stale_does_not_come_back_whatever_it_was_before() 
     // The blocks are forgotten: it is the dedupe window that knows.
     for tx in [evicted, tx(Spec { sender: 2, max_tip: 2, ..Default::default() })] {
         assert_eq!(pool.standing(tx.hash()), Standing::Removed);
-        assert_eq!(pool.insert_transaction(tx), InsertOutcome::Known);
+        assert_eq!(pool.insert_transaction(tx), InsertOutcome::AlreadyRemoved);
     }
 }
 
@@ -309,4 +309,134 @@ fn handles_and_subscriptions_can_be_used_from_any_thread() {
     fn send<T: Send>() {}
     send_sync::<OrderPool>();
     send::<order_pool::Subscription>();
+}
+
+/// What an external caller hands in.
+fn external(spec: Spec) -> Transaction {
+    tx_from(spec, Origin::Rpc)
+}
+
+/// 726 transactions that nobody could pay for, of megabytes each and with claims of everything, used to
+/// evict 20,000 that the node had checked.
+#[test]
+fn what_external_callers_claim_to_pay_evicts_nothing_that_the_node_announced() {
+    let pool = pool_with(PoolConfig::default().with_max_tx_bytes(64 << 20));
+    (0..20_000).for_each(|n| assert_eq!(pool.insert_transaction(nth(n)), InsertOutcome::Added));
+    for n in 0..200 {
+        let tip = 1_000_000 + u128::from(n);
+        let spec = Spec { sender: 1 << 32 | n, max_fee: tip, max_tip: tip, ..Spec::default() };
+        let outcome = pool.insert_transaction(external(Spec { input_bytes: 3_900_000, ..spec }));
+        assert_eq!(outcome, InsertOutcome::Added, "they evict each other");
+    }
+    let stats = pool.stats();
+    assert!((0..20_000).all(|n| pool.contains(nth(n).hash())), "all honest ones are here");
+    assert_eq!(stats.txs, 20_000 + stats.external_txs);
+    assert!(stats.external_txs <= 17, "{} of 3.9 MB in 64 MiB", stats.external_txs);
+    // And later ones come in as before.
+    assert_eq!(pool.insert_transaction(nth(20_000)), InsertOutcome::Added);
+}
+
+#[test]
+fn a_gas_limit_or_a_tip_above_the_fee_cap_moves_nobody_up() {
+    let pool = pool_with(PoolConfig::default().with_max_txs(1));
+    let honest = tx(Spec { sender: 1, max_fee: 100, max_tip: 90, ..Spec::default() });
+    pool.insert_transaction(honest.clone());
+    // It pays 80 at most, whatever it says of its tip.
+    let spec = Spec { sender: 2, max_fee: 80, max_tip: u128::MAX, ..Spec::default() };
+    let refused = pool.insert_transaction(tx(Spec { gas_limit: u64::MAX, ..spec }));
+    let reason = RejectReason::PaysTooLittle { tip_wei: Some(80) };
+    assert_eq!(refused, InsertOutcome::Rejected(reason));
+    assert!(pool.contains(honest.hash()));
+}
+
+#[test]
+fn a_private_transaction_that_becomes_public_has_both_origins_and_moves_to_what_is_public() {
+    let pool = pool_with(PoolConfig::default().with_max_external_txs(1).with_max_txs(1));
+    let spec = Spec { sender: 1, max_tip: 5, ..Spec::default() };
+    assert_eq!(pool.insert_transaction(tx_from(spec, Origin::Private)), InsertOutcome::Added);
+    let order = pool.get(tx(spec).hash()).expect("it is pooled");
+    let order = order.as_tx().expect("a transaction");
+    assert_eq!((order.origin(), order.second_origin()), (Origin::Private, None));
+    // Another caller's repetition is no news.
+    assert_eq!(pool.insert_transaction(external(spec)), InsertOutcome::Known);
+    assert!(!order.is_public() && order.second_origin().is_none());
+    assert_eq!(pool.insert_transaction(tx(spec)), InsertOutcome::Known);
+    let public = Some((Origin::Mempool, SystemTime::UNIX_EPOCH));
+    assert_eq!((order.origin(), order.second_origin()), (Origin::Private, public));
+    assert_eq!((pool.stats().txs, pool.stats().external_txs), (1, 0));
+    // Its place among the external ones is free, and among the public ones it is ranked.
+    let other = Spec { sender: 2, max_tip: 1, ..Spec::default() };
+    assert_eq!(pool.insert_transaction(external(other)), InsertOutcome::Added);
+    let better = Spec { sender: 3, max_tip: 6, ..Spec::default() };
+    assert_eq!(pool.insert_transaction(tx(better)), InsertOutcome::Added);
+    assert!(!pool.contains(tx(spec).hash()), "it was the worst-paying of the public ones");
+    // What pays too little to be there stays with the external ones.
+    assert_eq!(pool.insert_transaction(tx(other)), InsertOutcome::Known);
+    assert_eq!((pool.stats().txs, pool.stats().external_txs), (2, 1));
+    // A public one that an external caller sends is where it was.
+    assert_eq!(pool.insert_transaction(external(better)), InsertOutcome::Known);
+    assert_eq!((pool.stats().external_txs, pool.len()), (1, 2));
+}
+
+#[test]
+fn an_extension_stays_with_its_order_through_removal_and_return() {
+    let pool = pool();
+    pool.insert_transaction(nth(1));
+    pool.on_head(head(1, 0, 0, &[]));
+    let hash = *nth(1).hash();
+    let extension = |pool: &OrderPool| {
+        let order = pool.get(&hash).expect("it is pooled");
+        let value = order.extension().get_or_init(|| 7_u64);
+        value.map(|value| *value)
+    };
+    assert_eq!(extension(&pool), Some(7));
+    let mut subscription = pool.subscribe_all();
+    pool.on_head(head(2, 0, 0, &[hash]));
+    pool.on_head(head(2, 1, 0, &[]));
+    let order = pool.get(&hash).expect("the reorg brought it back");
+    assert_eq!(order.extension().get::<u64>().as_deref(), Some(&7));
+    assert!(order.extension().get::<u32>().is_none());
+    assert!(order.extension().set(std::sync::Arc::new(8_u64)).is_err(), "the first one stays");
+    let removed = std::iter::from_fn(|| subscription.try_next()).find_map(|event| match event {
+        Ok(Event::Removed { order, reason: RemoveReason::Mined }) => Some(order),
+        _ => None,
+    });
+    assert!(std::sync::Arc::ptr_eq(&removed.expect("it was told"), &order));
+}
+
+/// Seven minutes at 1,000/s left 200 MB of removed orders behind in a process whose pool held 13.
+#[test]
+fn what_no_subscription_can_want_is_not_kept() {
+    let pool = pool();
+    let churn = |range: std::ops::Range<u64>| {
+        for number in range {
+            let txs: Vec<_> = (number * 100..number * 100 + 100).map(nth).collect();
+            let hashes: Vec<_> = txs.iter().map(|tx| *tx.hash()).collect();
+            txs.into_iter().for_each(|tx| _ = pool.insert_transaction(tx));
+            pool.on_head(head(number, 0, 0, &hashes));
+        }
+        while pool.upkeep() {}
+        pool.stats().log_bytes
+    };
+    let one_segment = 256 * 2_000;
+    assert!(churn(1..100) <= one_segment, "nobody is subscribed");
+    let mut slow = pool.subscribe_all();
+    let mut fast = pool.subscribe(1_000);
+    let kept = churn(100..120);
+    assert!(kept > 1_900 * 1_000, "two subscriptions may still read {kept} bytes");
+    while fast.try_next().is_some() {}
+    assert!(churn(120..121) > kept, "the slower one has not");
+    let mut held = 0_i64;
+    while let Some(event) = slow.try_next() {
+        match event.expect("nothing was freed that it wants") {
+            Event::Added(_) => held += 1,
+            Event::Removed { .. } => held -= 1,
+            _ => {}
+        }
+    }
+    assert_eq!(held, 0);
+    drop(fast);
+    assert!(churn(121..122) <= one_segment, "all is read");
+    drop(slow);
+    assert!(churn(122..130) <= one_segment);
 }

@@ -1,0 +1,139 @@
+//! The transactions of one share of the pool: what the node announced, or what external callers sent.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use crate::{
+    event::RejectReason,
+    order::Order,
+    worth::{Ranks, Worth},
+};
+
+/// How many transactions one insert may push out. A transaction of six blobs (0.8 MB) would need
+/// the room of a thousand plain ones: it does not get it, and an insert stays short.
+pub(crate) const MAX_EVICTIONS_PER_INSERT: usize = 64;
+
+#[derive(Debug)]
+pub(super) struct TxEntry {
+    pub(super) order: Arc<Order>,
+    pub(super) worth: Worth,
+    pub(super) deadline: Duration,
+}
+
+/// Transactions that share two caps and are ranked among themselves.
+#[derive(Debug)]
+pub(super) struct TxShare {
+    /// By acceptance, which is also the order of their deadlines: the retention is one for all.
+    txs: BTreeMap<u64, TxEntry>,
+    bytes: usize,
+    /// Of those accepted before [`Self::ranked_below`], and of no other.
+    ranks: Ranks,
+    ranked_below: u64,
+    max_txs: usize,
+    max_bytes: usize,
+}
+
+impl TxShare {
+    pub(super) fn new(max_txs: usize, max_bytes: usize) -> Self {
+        let (txs, ranks) = (BTreeMap::new(), Ranks::default());
+        Self { txs, bytes: 0, ranks, ranked_below: 0, max_txs, max_bytes }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.txs.len()
+    }
+
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn get(&self, seq: u64) -> Option<&Arc<Order>> {
+        self.txs.get(&seq).map(|entry| &entry.order)
+    }
+
+    /// The one accepted first, if its time is over.
+    pub(super) fn next_due(&self, now: Duration) -> Option<u64> {
+        self.txs.first_key_value().filter(|(_, tx)| tx.deadline <= now).map(|(seq, _)| *seq)
+    }
+
+    /// Adds one that was accepted after all that are here.
+    pub(super) fn insert(&mut self, seq: u64, entry: TxEntry) {
+        let size_bytes = entry.order.size_bytes();
+        self.bytes += size_bytes;
+        self.txs.insert(seq, entry);
+        self.rank_some(size_bytes);
+    }
+
+    /// As [`Self::insert`], for one of another share: others may have been accepted after it.
+    pub(super) fn insert_earlier(&mut self, seq: u64, entry: TxEntry) {
+        if seq < self.ranked_below {
+            self.ranks.insert(entry.worth, seq);
+        }
+        self.insert(seq, entry);
+    }
+
+    pub(super) fn remove(&mut self, seq: u64) -> Option<TxEntry> {
+        let entry = self.txs.remove(&seq)?;
+        self.bytes -= entry.order.size_bytes();
+        if seq < self.ranked_below {
+            self.ranks.remove(entry.worth, seq);
+        }
+        Some(entry)
+    }
+
+    /// Ranks are only needed at a cap, and cost as much as all else of an insert together. So nothing is
+    /// ranked below half of either cap. Above, each insert ranks eight times the part of the share
+    /// that it fills: all are ranked well before it is full, and no insert has to rank them all.
+    fn rank_some(&mut self, size_bytes: usize) {
+        if self.txs.len() * 2 < self.max_txs && self.bytes * 2 < self.max_bytes {
+            return;
+        }
+        let len = self.txs.len();
+        let by_bytes = len as u128 * 8 * size_bytes as u128 / self.max_bytes as u128;
+        self.rank((len * 8 / self.max_txs).max(by_bytes as usize) + 2);
+    }
+
+    /// Ranks the first `count` of those that are not ranked.
+    fn rank(&mut self, count: usize) {
+        for (seq, entry) in self.txs.range(self.ranked_below..).take(count) {
+            self.ranks.insert(entry.worth, *seq);
+            self.ranked_below = *seq + 1;
+        }
+    }
+
+    /// Who must go so that an order of this size fits: the worst-paying first, and only such as pay
+    /// less than it does.
+    pub(super) fn room_for(
+        &mut self,
+        worth: Worth,
+        size_bytes: usize,
+        base_fee_wei: u64,
+    ) -> Result<Vec<u64>, RejectReason> {
+        if size_bytes > self.max_bytes {
+            return Err(RejectReason::TooLarge { size_bytes, limit_bytes: self.max_bytes });
+        }
+        let (mut count, mut bytes) = (self.txs.len(), self.bytes);
+        let (max_txs, max_bytes) = (self.max_txs, self.max_bytes);
+        let fits = |count: usize, bytes: usize| count < max_txs && bytes + size_bytes <= max_bytes;
+        if fits(count, bytes) {
+            return Ok(Vec::new());
+        }
+        // None is left to rank, but in a share that few orders fill.
+        self.rank(usize::MAX);
+        let mut victims = Vec::new();
+        let mut worst = self.ranks.worst_first(base_fee_wei).take(MAX_EVICTIONS_PER_INSERT);
+        while !fits(count, bytes) {
+            match worst.next() {
+                Some((tip, seq)) if tip < worth.at(base_fee_wei) => {
+                    count -= 1;
+                    bytes -= self.get(seq).map_or(0, |order| order.size_bytes());
+                    victims.push(seq);
+                }
+                _ => {
+                    let tip_wei = u128::try_from(worth.at(base_fee_wei)).ok();
+                    return Err(RejectReason::PaysTooLittle { tip_wei });
+                }
+            }
+        }
+        Ok(victims)
+    }
+}
