@@ -222,10 +222,12 @@ impl FaultPlan {
     }
 
     /// A plan that the seed replays. The kinds come in rounds of random order, every kind once a round; a plan of a
-    /// minute holds each at least once. They strike from the first tenth of `duration` to eight tenths of it, 0.5 to
-    /// 1.3 s apart, so that the end is quiet.
+    /// minute holds each at least once. They strike from the first tenth of `duration` to eight tenths of it, so that
+    /// the end is quiet, and 0.5 to 1.3 s apart, in a plan of more than a minute as much further as it is longer: a
+    /// node that fails every second for half an hour never lists a pool that takes longer than that.
     pub fn from_seed(seed: u64, duration: Duration) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let stretch = duration.div_duration_f64(Duration::from_mins(1)).max(1.0);
         let end = duration.mul_f64(0.8);
         let mut at = duration.mul_f64(0.1);
         let mut round: Vec<Fault> = Vec::new();
@@ -237,7 +239,7 @@ impl FaultPlan {
                 round.pop().expect("there are kinds of faults")
             });
             steps.push((at, fault.varied(&mut rng)));
-            at += Duration::from_millis(rng.random_range(500..=1300));
+            at += Duration::from_millis(rng.random_range(500..=1300)).mul_f64(stretch);
         }
         Self { steps }
     }
@@ -297,6 +299,13 @@ mod tests {
             assert_eq!(kinds, all, "seed {seed}");
             assert!(plan.steps().iter().all(|(at, _)| *at < minute.mul_f64(0.8)));
         }
+    }
+
+    #[test]
+    fn a_longer_plan_has_its_faults_further_apart_and_not_more_of_them() {
+        let count = |minutes| FaultPlan::from_seed(7, Duration::from_mins(minutes)).steps().len();
+        let (one, thirty) = (count(1), count(30));
+        assert!(thirty.abs_diff(one) <= one / 5, "{one} in a minute, {thirty} in thirty");
     }
 
     #[test]
