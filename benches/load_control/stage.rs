@@ -12,7 +12,7 @@ use mempool_ingest::{
     Fetcher, FetcherConfig, LoadMonitor, OrderPool, OrderRpcConfig, PoolConfig,
     load_control::{Gate, GateConfig, Limit, MonitorConfig},
     order_pool::{Upkeep, UpkeepConfig},
-    order_rpc::{Host, OrderRpc, OrderRpcHandle},
+    order_rpc::{Host, OrderRpc, OrderRpcHandle, SignatureMode},
     txpool_fetcher::{Backfill, Counts, EndReason},
 };
 use mock_node::DEV_CHAIN_ID;
@@ -99,6 +99,7 @@ fn unbounded_callers() -> OrderRpcConfig {
     let config = OrderRpcConfig::new(DEV_CHAIN_ID);
     let most = config.max_connections;
     config
+        .with_signatures(SignatureMode::Off)
         .with_peer_quota(None)
         .with_max_connections_per_peer(most)
         .with_max_requests_per_peer(1 << 20)

@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use crate::{
     active::{ActiveRequest, ActiveRequests},
     budget::{Budget, Share},
-    config::{ConfigError, OrderRpcConfig},
+    config::{ConfigError, OrderRpcConfig, SignatureMode},
     deferral::Deferral,
     metrics::Metrics,
     peers::{Peer, PeerId, Peers},
@@ -162,8 +162,12 @@ impl RpcContext {
             peers: Peers::default(),
             connections: Budget::new(config.max_connections),
             websockets: Budget::new(config.max_websockets),
-            // With a limit of a few requests none are kept for signed ones.
+            // With a limit of a few requests none are kept for signed ones, nor where no signature is
+            // looked at.
             unsigned: host.gate.request_limit().and_then(|limit| {
+                if config.signatures == SignatureMode::Off {
+                    return None;
+                }
                 let kept = limit / SIGNED_REQUEST_PART;
                 (kept > 0).then(|| Budget::new(limit - kept))
             }),

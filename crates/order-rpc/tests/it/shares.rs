@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use alloy_signer_local::PrivateKeySigner;
 use load_control::{LoadMonitor, MonitorConfig};
+use order_rpc::SignatureMode;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -109,6 +110,18 @@ async fn requests_without_a_signature_leave_room_for_signed_ones() {
     in_flight(&server, 7).await;
     assert_eq!(send_from(OTHER, &server, &[]).await.error(), refused(503, "unsigned_requests"));
     assert_eq!(signed_cancellation(&server).await.json()["result"], true);
+}
+
+#[tokio::test]
+async fn where_no_signature_is_looked_at_none_of_the_requests_are_kept_for_signed_ones() {
+    let config = config().with_signatures(SignatureMode::Off);
+    let server = start_with(config, gate_config(8), None);
+    let mut held = Vec::new();
+    for number in 0..8 {
+        held.push(stall([127, 0, 1, number], &server, 100, &[]).await);
+    }
+    in_flight(&server, 8).await;
+    assert_eq!(send_from(OTHER, &server, &[]).await.error(), refused(503, "too_many_requests"));
 }
 
 #[tokio::test]
