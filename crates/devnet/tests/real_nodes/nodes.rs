@@ -74,8 +74,10 @@ impl Setup {
 
     /// Nothing is missing, nothing was lost, everything adds up.
     async fn complete(&self, what: &str) -> Counts {
-        let counts = settled(&self.fetcher, what, |_| true).await;
+        settled(&self.fetcher, what, |_| true).await;
         let report = self.fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
+        // After the comparison, which waits for what the node had still to announce when its load ended.
+        let counts = settled(&self.fetcher, what, |_| true).await;
         println!("{:?}: {what}: {counts:?}", self.kind);
         println!(
             "{:?}: {what}: listed {} missing {} removed {} unlistable {}",
