@@ -43,7 +43,7 @@ impl Entry {
 pub enum Outcome {
     /// Delivered to the sink, which accepted it.
     Pooled,
-    /// Seen before, by the fetcher or by the sink.
+    /// Seen before, by the fetcher in the last 60 s or by the sink.
     Known,
     /// No longer in the node's pool: replaced or evicted (`null`, or geth's `"0x"`).
     Gone,

@@ -190,6 +190,9 @@ pub trait TransactionSink: Send + Sync + 'static {
     /// Takes one transaction. May wait: a fetch slot is held meanwhile, so a slow sink slows the
     /// requests, never the subscription.
     ///
+    /// A transaction comes a second time when its node announces it again more than 60 s after it was
+    /// delivered, or when a comparison finds that the sink does not hold it.
+    ///
     /// # Cancel safety
     /// Dropped only when the fetcher stops; the transaction then stays counted as unfinished.
     fn deliver(&self, tx: FetchedTransaction) -> impl Future<Output = Delivery> + Send;
