@@ -6,7 +6,12 @@ use load_control::{Gate, GateConfig, LoadMonitor, MonitorConfig};
 use order_pool::{OrderPool, PoolConfig, Upkeep, UpkeepConfig};
 #[cfg(feature = "rpc")]
 use order_rpc::{Host, OrderRpc, OrderRpcConfig, OrderRpcHandle, ShutdownError};
+#[cfg(feature = "rpc")]
+use txpool_fetcher::Endpoint;
 use txpool_fetcher::{Counts, EndReason, Fetcher, FetcherConfig};
+
+#[cfg(feature = "rpc")]
+use crate::node_admission::{AccountsThread, NodeAdmission, NodeAdmissionConfig};
 
 /// Why [`Ingest::start`] or `Ingest::start_rpc` failed.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +37,14 @@ pub enum IngestError {
         /// Its address.
         address: std::net::SocketAddr,
     },
+    /// There is no node that could be asked about senders: each source is a pool in this process.
+    #[cfg(feature = "rpc")]
+    #[error("node_admission: no source is a node, and no endpoint is set")]
+    NoNodeToAsk,
+    /// The thread that asks the node about senders could not be made.
+    #[cfg(feature = "rpc")]
+    #[error("cannot start the thread that asks the node about senders: {0}")]
+    NodeAdmission(#[source] std::io::Error),
     /// The upkeep's configuration is out of bounds, or its thread could not be made.
     #[error("cannot start the pool's upkeep: {0}")]
     Upkeep(#[source] std::io::Error),
@@ -55,6 +68,12 @@ pub struct IngestConfig {
     /// [`Ingest::start_rpc`].
     #[cfg(feature = "rpc")]
     pub rpc: Option<OrderRpcConfig>,
+    /// Whether the node is asked if the senders of what the RPC server brings can pay. `None`, the default:
+    /// it is not. An order may be paid for by what comes before it in its block, chains may let somebody
+    /// else pay, each order of a new sender waits for a call to the node, and what external callers send has
+    /// a share of its own in the pool in any case.
+    #[cfg(feature = "rpc")]
+    pub node_admission: Option<NodeAdmissionConfig>,
 }
 
 impl IngestConfig {
@@ -69,6 +88,8 @@ impl IngestConfig {
             gate: GateConfig::default(),
             #[cfg(feature = "rpc")]
             rpc: None,
+            #[cfg(feature = "rpc")]
+            node_admission: None,
         }
     }
 
@@ -100,6 +121,14 @@ impl IngestConfig {
         self.rpc = Some(rpc);
         self
     }
+
+    /// Sets [`Self::node_admission`].
+    #[cfg(feature = "rpc")]
+    #[must_use]
+    pub fn with_node_admission(mut self, admission: NodeAdmissionConfig) -> Self {
+        self.node_admission = Some(admission);
+        self
+    }
 }
 
 /// A node's mempool, and searchers' orders if the RPC server runs, flowing into a pool.
@@ -113,6 +142,11 @@ pub struct Ingest {
     // In the order in which they stop when this is dropped.
     #[cfg(feature = "rpc")]
     rpc: Option<OrderRpcHandle>,
+    /// How the node is asked about senders, and where it is.
+    #[cfg(feature = "rpc")]
+    node_admission: Option<(NodeAdmissionConfig, Endpoint)>,
+    #[cfg(feature = "rpc")]
+    accounts_thread: Option<AccountsThread>,
     fetcher: Fetcher,
     upkeep: Upkeep,
     pool: OrderPool,
@@ -131,6 +165,9 @@ pub struct IngestEnd {
     /// Whether the RPC server answered every request in time; `None` without an RPC server.
     #[cfg(feature = "rpc")]
     pub rpc: Option<Result<(), ShutdownError>>,
+    /// Whether the thread that asked the node about senders has ended; true without one.
+    #[cfg(feature = "rpc")]
+    pub accounts_thread_ended: bool,
     /// Whether the upkeep's thread has ended.
     pub upkeep_ended: bool,
 }
@@ -154,7 +191,19 @@ impl Ingest {
             gate,
             #[cfg(feature = "rpc")]
             rpc,
+            #[cfg(feature = "rpc")]
+            node_admission,
         } = config;
+        #[cfg(feature = "rpc")]
+        let node_admission = match node_admission {
+            Some(config) => {
+                let is_node = |source: &&Endpoint| !matches!(source, Endpoint::InProcess(_));
+                let first = || fetcher.sources.iter().find(is_node).cloned();
+                let endpoint = config.endpoint.clone().or_else(first);
+                Some((config, endpoint.ok_or(IngestError::NoNodeToAsk)?))
+            }
+            None => None,
+        };
         let pool = OrderPool::new(pool)?;
         let gate = match fetcher.gate.take() {
             Some(gate) => gate,
@@ -178,6 +227,10 @@ impl Ingest {
         let mut ingest = Self {
             #[cfg(feature = "rpc")]
             rpc: None,
+            #[cfg(feature = "rpc")]
+            node_admission,
+            #[cfg(feature = "rpc")]
+            accounts_thread: None,
             fetcher,
             upkeep,
             pool,
@@ -197,14 +250,35 @@ impl Ingest {
     /// [`IngestError::Rpc`], or [`IngestError::SecondRpc`]. The rest goes on.
     #[cfg(feature = "rpc")]
     pub fn start_rpc(&mut self, config: OrderRpcConfig) -> Result<&OrderRpcHandle, IngestError> {
+        self.start_rpc_with(config, |host| host)
+    }
+
+    /// As [`Self::start_rpc`], with more of the host's own: what it knows of signers
+    /// ([`Host::with_standing`]), or its own decision about each order ([`Host::with_admission`], in place of
+    /// [`IngestConfig::node_admission`]).
+    ///
+    /// # Errors
+    /// As [`Self::start_rpc`].
+    #[cfg(feature = "rpc")]
+    pub fn start_rpc_with(
+        &mut self,
+        config: OrderRpcConfig,
+        more: impl FnOnce(Host) -> Host,
+    ) -> Result<&OrderRpcHandle, IngestError> {
         if let Some(rpc) = &self.rpc {
             return Err(IngestError::SecondRpc { address: rpc.local_addr() });
         }
-        let host = Host::new(self.pool.clone(), self.gate.clone())
+        let mut host = Host::new(self.pool.clone(), self.gate.clone())
             .with_monitor(self.monitor.clone())
             .with_readiness(self.fetcher.readiness())
             .with_audited(self.fetcher.audited());
-        Ok(self.rpc.insert(OrderRpc::start(config, host)?))
+        if let Some((config, endpoint)) = &self.node_admission {
+            let started = NodeAdmission::start(config, endpoint.clone(), self.pool.clone());
+            let (admission, thread) = started.map_err(IngestError::NodeAdmission)?;
+            self.accounts_thread = Some(thread);
+            host = host.with_admission(admission);
+        }
+        Ok(self.rpc.insert(OrderRpc::start(config, more(host))?))
     }
 
     /// The pool. Clones of it stay readable after the end.
@@ -254,6 +328,8 @@ impl Ingest {
         let Self {
             #[cfg(feature = "rpc")]
             rpc,
+            #[cfg(feature = "rpc")]
+            accounts_thread,
             fetcher,
             upkeep,
             pool: _pool,
@@ -269,11 +345,17 @@ impl Ingest {
         let (reason, counts) = fetcher.shutdown(deadline.saturating_sub(start.elapsed())).await;
         // A step takes under a millisecond: this blocks for no longer.
         let upkeep_ended = upkeep.stop(deadline.saturating_sub(start.elapsed()));
+        // So does this, unless the node owes an answer: it is given up after a second.
+        #[cfg(feature = "rpc")]
+        let accounts_thread_ended =
+            accounts_thread.is_none_or(|thread| thread.join(deadline.saturating_sub(start.elapsed())));
         IngestEnd {
             reason,
             counts,
             #[cfg(feature = "rpc")]
             rpc,
+            #[cfg(feature = "rpc")]
+            accounts_thread_ended,
             upkeep_ended,
         }
     }

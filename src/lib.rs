@@ -1,8 +1,12 @@
 #![doc = include_str!("../README.md")]
 
 mod ingest;
+#[cfg(feature = "rpc")]
+mod node_admission;
 
 pub use self::ingest::{Ingest, IngestConfig, IngestEnd, IngestError};
+#[cfg(feature = "rpc")]
+pub use self::node_admission::{DEFAULT_MAX_CACHED_ACCOUNTS, NodeAdmissionConfig};
 pub use load_control::{self, LoadMonitor};
 pub use order_pool::{self, OrderPool, PoolConfig};
 #[cfg(feature = "rpc")]

@@ -488,3 +488,12 @@ async fn a_shutdown_waits_for_a_get_until_its_deadline_and_ends_the_streams() {
     assert_eq!((counts.unfinished, counts.balance()), (1, 0));
     pool.set_busy(false);
 }
+
+#[tokio::test]
+async fn a_pool_in_this_process_cannot_be_asked_whether_senders_can_pay() {
+    use mempool_ingest::{Ingest, IngestConfig, IngestError, NodeAdmissionConfig};
+    let fetcher = FetcherConfig::in_process("small", SmallPool::new(1));
+    let config = IngestConfig::new(fetcher, PoolConfig::default())
+        .with_node_admission(NodeAdmissionConfig::default());
+    assert!(matches!(Ingest::start(config).await, Err(IngestError::NoNodeToAsk)));
+}

@@ -25,13 +25,13 @@ use tokio::{
 };
 
 const UUID: &str = "7f1c8a52-3c1e-4d0b-9b1e-0f4a1de5a001";
-const DEADLINE: Duration = Duration::from_secs(10);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 
 fn config(fetcher: FetcherConfig) -> IngestConfig {
     IngestConfig::new(fetcher, PoolConfig::default()).with_rpc(OrderRpcConfig::new(DEV_CHAIN_ID))
 }
 
-fn address(ingest: &Ingest) -> SocketAddr {
+pub(crate) fn address(ingest: &Ingest) -> SocketAddr {
     ingest.rpc().expect("the RPC server").local_addr()
 }
 
@@ -50,7 +50,7 @@ async fn http(to: SocketAddr, head: &str, body: &str) -> (u16, String) {
     (status, body.to_owned())
 }
 
-async fn call(
+pub(crate) async fn call(
     to: SocketAddr,
     signer: Option<&PrivateKeySigner>,
     method: &str,

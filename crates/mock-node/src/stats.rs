@@ -9,7 +9,7 @@ use std::{
 use serde::Serialize;
 
 /// The methods that are answered; any other is counted under `other`.
-pub(crate) const METHODS: [&str; 20] = [
+pub(crate) const METHODS: [&str; 21] = [
     "eth_getRawTransactionByHash",
     "eth_getTransactionByHash",
     "eth_subscribe",
@@ -18,6 +18,7 @@ pub(crate) const METHODS: [&str; 20] = [
     "eth_getBlockByHash",
     "eth_getBlockByNumber",
     "eth_blockNumber",
+    "eth_getBalance",
     "eth_getTransactionCount",
     "eth_chainId",
     "eth_syncing",

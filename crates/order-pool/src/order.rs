@@ -4,7 +4,7 @@ use std::{fmt, sync::OnceLock, time::SystemTime};
 
 use alloy_consensus::{EthereumTxEnvelope, InMemorySize, Transaction as _, transaction::Recovered};
 use alloy_eips::eip7594::BlobTransactionSidecarVariant;
-use alloy_primitives::{Address, B256};
+use alloy_primitives::{Address, B256, U256};
 use chain_view::PooledTransaction;
 
 use crate::{bundle::Bundle, extension::Extension};
@@ -79,6 +79,7 @@ pub struct Transaction {
     first_seen: SystemTime,
     /// The first origin of the other kind, and when it was.
     second: OnceLock<(Origin, SystemTime)>,
+    is_vouched_for: bool,
     size_bytes: usize,
     pub(crate) extension: Extension,
 }
@@ -93,7 +94,30 @@ impl Transaction {
         let heap_bytes = tx.inner().size().saturating_sub(size_of::<PooledTransaction>());
         let size_bytes = size_of::<Order>().max(size_of::<Self>()) + heap_bytes;
         let (second, extension) = (OnceLock::new(), Extension::default());
-        Self { inner: tx, hash, origin, first_seen, second, size_bytes, extension }
+        Self {
+            inner: tx,
+            hash,
+            origin,
+            first_seen,
+            second,
+            is_vouched_for: false,
+            size_bytes,
+            extension,
+        }
+    }
+
+    /// The host vouches for it, as the node does for what it announces: that its sender can pay. It is then
+    /// counted and ranked with what the node has announced
+    /// ([`PoolConfig::max_txs`](crate::PoolConfig::max_txs)), whoever brought it.
+    #[must_use]
+    pub const fn vouched_for(mut self) -> Self {
+        self.is_vouched_for = true;
+        self
+    }
+
+    /// Whether it is counted with what the node has announced.
+    pub(crate) fn is_of_node_share(&self) -> bool {
+        self.is_vouched_for || self.is_public()
     }
 
     /// The transaction's hash.
@@ -130,6 +154,16 @@ impl Transaction {
     /// The gas it may use.
     pub fn gas_limit(&self) -> u64 {
         self.inner.inner().gas_limit()
+    }
+
+    /// The most its sender pays for it, in wei: all of its gas at its fee cap, what it sends along, and its
+    /// blobs at theirs.
+    pub fn max_cost_wei(&self) -> U256 {
+        let tx = self.inner.inner();
+        let gas = U256::from(tx.max_fee_per_gas()) * U256::from(tx.gas_limit());
+        let blob_fee = U256::from(tx.max_fee_per_blob_gas().unwrap_or(0));
+        let blobs = blob_fee * U256::from(tx.blob_gas_used().unwrap_or(0));
+        gas.saturating_add(blobs).saturating_add(tx.value())
     }
 
     /// The number of blobs it carries.

@@ -45,6 +45,11 @@ pub const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(30);
 /// Time for a client to take something of what is written to it, and for that of a WebSocket to take a
 /// whole response.
 pub const DEFAULT_SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for the host to decide about an order: more than ten times what a local node needs to read a
+/// hundred accounts.
+pub const DEFAULT_ADMISSION_TIMEOUT: Duration = Duration::from_millis(50);
+/// Orders that the host is asked about at once: as many as one peer may have in flight.
+pub const DEFAULT_MAX_ADMISSIONS: usize = DEFAULT_MAX_REQUESTS_PER_PEER;
 /// Signers whose quota is kept: 64 bytes each, 4 MB.
 pub const DEFAULT_MAX_SIGNERS: usize = 65_536;
 /// Work of one signer per second, in recoveries of a signature (about 50 us): a searcher with 50
@@ -147,6 +152,12 @@ pub struct OrderRpcConfig {
     /// Of one peer. Default [`DEFAULT_MAX_BUFFERED_BYTES_PER_PEER`]; at least `max_body_bytes`. Beyond it
     /// 429.
     pub max_buffered_bytes_per_peer: usize,
+    /// For [`Host::admission`](crate::Host::admission), the wait for its turn included. Default
+    /// [`DEFAULT_ADMISSION_TIMEOUT`]. Counted by `order_rpc_admissions_total{verdict="timed_out"}`.
+    pub admission_timeout: Duration,
+    /// Orders that the host is asked about at once. Default [`DEFAULT_MAX_ADMISSIONS`]. Further ones wait,
+    /// for at most `admission_timeout`.
+    pub max_admissions: usize,
     /// Default [`DEFAULT_MAX_BATCH`].
     pub max_batch: usize,
     /// Bytes of a transaction without its blobs. Default [`DEFAULT_MAX_TX_BYTES`].
@@ -215,6 +226,8 @@ setters! { OrderRpcConfig:
     max_body_bytes, with_max_body_bytes: usize;
     max_message_bytes, with_max_message_bytes: usize;
     max_buffered_bytes, with_max_buffered_bytes: usize;
+    admission_timeout, with_admission_timeout: Duration;
+    max_admissions, with_max_admissions: usize;
     max_batch, with_max_batch: usize;
     max_txs_per_bundle, with_max_txs_per_bundle: usize;
     max_connections, with_max_connections: usize;
@@ -262,6 +275,8 @@ impl OrderRpcConfig {
             max_message_bytes: DEFAULT_MAX_MESSAGE_BYTES,
             max_buffered_bytes: DEFAULT_MAX_BUFFERED_BYTES,
             max_buffered_bytes_per_peer: DEFAULT_MAX_BUFFERED_BYTES_PER_PEER,
+            admission_timeout: DEFAULT_ADMISSION_TIMEOUT,
+            max_admissions: DEFAULT_MAX_ADMISSIONS,
             max_batch: DEFAULT_MAX_BATCH,
             max_txs_per_bundle: order_pool::DEFAULT_MAX_TXS_PER_BUNDLE,
             max_connections: DEFAULT_MAX_CONNECTIONS,
@@ -297,6 +312,7 @@ impl OrderRpcConfig {
                 self.max_body_bytes,
                 usize::MAX,
             ),
+            ("max_admissions", self.max_admissions, 1, MAX),
             ("max_batch", self.max_batch, 1, MAX),
             ("max_tx_bytes", self.max_tx_bytes, 1_024, 1 << 30),
             ("max_blobs_per_tx", self.max_blobs_per_tx, 0, 4_096),
@@ -317,6 +333,7 @@ impl OrderRpcConfig {
         let times = [
             ("header_timeout", self.header_timeout),
             ("body_timeout", self.body_timeout),
+            ("admission_timeout", self.admission_timeout),
             ("ping_interval", self.ping_interval),
             ("send_timeout", self.send_timeout),
         ];

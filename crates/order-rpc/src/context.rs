@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 
 use crate::{
     active::{ActiveRequest, ActiveRequests},
+    admission::Admission,
     budget::{Budget, Share},
     config::{ConfigError, OrderRpcConfig, SignatureMode},
     deferral::Deferral,
@@ -42,6 +43,9 @@ pub struct Host {
     pub audited: Arc<dyn Fn() -> bool + Send + Sync>,
     /// What is known of who signs: whose requests get a work permit first. Default: nothing.
     pub standing: Arc<dyn SignerStanding>,
+    /// Decides about each order of an external caller before it is pooled. Default `None`: what passes
+    /// the checks is handed to the pool.
+    pub admission: Option<Arc<dyn Admission>>,
 }
 
 impl std::fmt::Debug for Host {
@@ -60,7 +64,15 @@ impl Host {
             readiness: Arc::new(|| true),
             audited: Arc::new(|| true),
             standing: Arc::new(Strangers),
+            admission: None,
         }
+    }
+
+    /// Sets [`Self::admission`].
+    #[must_use]
+    pub fn with_admission(mut self, admission: impl Admission + 'static) -> Self {
+        self.admission = Some(Arc::new(admission));
+        self
     }
 
     /// Sets [`Self::standing`].
@@ -107,6 +119,7 @@ pub(crate) struct RpcContext {
     pub(crate) buffered: Arc<Budget>,
     pub(crate) slow_bodies: Semaphore,
     pub(crate) lingering: Arc<Semaphore>,
+    pub(crate) admissions: Semaphore,
     pub(crate) metrics: Metrics,
     quotas: Option<Mutex<Quotas<Address>>>,
     peer_quotas: Option<Mutex<Quotas<PeerId>>>,
@@ -173,6 +186,7 @@ impl RpcContext {
             }),
             buffered: Budget::new(config.max_buffered_bytes),
             slow_bodies: Semaphore::new(config.max_slow_bodies),
+            admissions: Semaphore::new(config.max_admissions),
             lingering: Arc::new(Semaphore::new(MAX_LINGERING)),
             metrics: Metrics::new(),
             quotas: quotas.map(Mutex::new),

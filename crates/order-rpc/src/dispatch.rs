@@ -4,13 +4,15 @@ use std::{sync::Arc, time::Instant};
 
 use alloy_primitives::Address;
 use bytes::Bytes;
+use futures::future::join_all;
 use http::StatusCode;
 use load_control::WorkPermit;
 
 use crate::{
+    admission::{Admission, Admitted, Candidate},
     context::{Entered, RpcContext},
     envelope::{Call, Calls, Id, State},
-    methods::Method,
+    methods::{Method, Verified},
     peers::PeerId,
     reply::{Answer, ErrorResponse, INVALID_REQUEST, Reason},
     signature::{Claim, SignatureError},
@@ -146,7 +148,43 @@ impl RpcContext {
             ran.map(|()| (calls, signer))
         });
         (request.calls, request.signer) = done.await??;
+        // The work permit is free again while the host is asked.
+        if let Some(admission) = &self.host.admission {
+            self.admit_calls(&**admission, request).await;
+        }
         Ok(())
+    }
+
+    /// Asks the host about all orders of a request at once, and then hands them to the pool in their order.
+    async fn admit_calls(&self, admission: &dyn Admission, request: &mut Request) {
+        let signer = request.signer;
+        let ask = |call| async move {
+            match candidate(call, signer) {
+                Some(candidate) => self.admit(admission, candidate).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        let admitted = join_all(request.calls.iter().map(ask)).await;
+        for (call, admitted) in request.calls.iter_mut().zip(admitted) {
+            if !matches!(call.state, State::Verified(..)) {
+                continue;
+            }
+            let unfinished = State::Done(Err(ErrorResponse::internal()));
+            let state = std::mem::replace(&mut call.state, unfinished);
+            let State::Verified(method, verified) = state else { continue };
+            call.state = match admitted {
+                Ok(admitted) => self.insert(method, *verified, admitted),
+                Err(error) => State::Done(Err(error)),
+            };
+        }
+    }
+
+    fn insert(&self, method: Method, verified: Verified, admitted: Option<Admitted>) -> State {
+        let done = verified.insert(&self.host.pool, admitted);
+        if done.is_ok() {
+            self.metrics.accepted(method);
+        }
+        State::Done(done)
     }
 
     /// Runs calls, what is cheap first: no signature is recovered before every call has passed the checks
@@ -178,11 +216,13 @@ impl RpcContext {
         self.take_peer_quota(peer, work)?;
         let signer = verify(work)?;
         for (index, method, ready) in prepared {
-            let done = ready.run(self, signer);
-            if done.is_ok() {
-                self.metrics.accepted(method);
-            }
-            calls[index].state = State::Done(done);
+            calls[index].state = match ready.verify(signer) {
+                Ok(order) if self.host.admission.is_some() => {
+                    State::Verified(method, Box::new(order))
+                }
+                Ok(order) => self.insert(method, order, None),
+                Err(error) => State::Done(Err(error)),
+            };
         }
         Ok(())
     }
@@ -204,7 +244,7 @@ impl RpcContext {
             let done = match call.state {
                 State::Done(done) => done,
                 // Every call that was sent was run, or the request was refused as a whole.
-                State::Sent(..) => Err(ErrorResponse::internal()),
+                State::Sent(..) | State::Verified(..) => Err(ErrorResponse::internal()),
             };
             match done {
                 Ok(result) => {
@@ -240,6 +280,12 @@ impl Request {
             }
         }
     }
+}
+
+/// What the host is asked about.
+fn candidate(call: &Call, signer: Option<Address>) -> Option<Candidate<'_>> {
+    let State::Verified(_, verified) = &call.state else { return None };
+    verified.order().map(|order| Candidate::new(order, signer))
 }
 
 pub(crate) fn signature_error(error: SignatureError) -> ErrorResponse {

@@ -11,7 +11,7 @@ use serde::{
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    methods::Method,
+    methods::{Method, Verified},
     reply::{ErrorResponse, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE, Reason, cut},
 };
 
@@ -56,6 +56,8 @@ pub(crate) struct Call {
 pub(crate) enum State {
     /// The method, and its parameters as text.
     Sent(Method, Bytes),
+    /// The host decides about it before it is handed to the pool.
+    Verified(Method, Box<Verified>),
     Done(Result<Value, ErrorResponse>),
 }
 
@@ -229,7 +231,7 @@ mod tests {
     fn outcomes(body: &str) -> Vec<(String, Option<Reason>)> {
         let outcome = |call: Call| {
             let reason = match call.state {
-                State::Sent(..) => None,
+                State::Sent(..) | State::Verified(..) => None,
                 State::Done(done) => Some(done.unwrap_err().reason),
             };
             (call.id.as_json().to_owned(), reason)

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod active;
+mod admission;
 mod body;
 mod budget;
 mod config;
@@ -23,6 +24,7 @@ mod timed;
 mod verify;
 mod ws;
 
+pub use admission::{Admission, AdmissionFuture, Candidate, Verdict};
 pub use config::*;
 pub use context::Host;
 pub use error::{ShutdownError, StartError};

@@ -5,12 +5,13 @@ use std::time::SystemTime;
 use alloy_consensus::Transaction as _;
 use alloy_primitives::{Address, B256, Bytes, keccak256};
 use order_pool::{
-    BundleError, CancelOutcome, InsertOutcome, PooledTransaction, RawBundle, RawCancelBundle,
-    RejectReason, ReplacementKey,
+    BundleError, CancelOutcome, InsertOutcome, Order, OrderPool, PooledTransaction, RawBundle,
+    RawCancelBundle, RejectReason, ReplacementKey,
 };
 use serde_json::{Value, json};
 
 use crate::{
+    admission::Admitted,
     context::RpcContext,
     params,
     reply::{ErrorResponse, Reason},
@@ -94,17 +95,86 @@ impl Prepared {
         }
     }
 
-    /// Does that work, and inserts.
-    pub(crate) fn run(
+    /// Does that work.
+    pub(crate) fn verify(self, signer: Option<Address>) -> Result<Verified, ErrorResponse> {
+        let now = SystemTime::now();
+        Ok(match self {
+            Self::Pooled(hash) => Verified::Pooled(hash),
+            Self::Transaction(tx) => {
+                let tx = verify::transaction(tx, "params[0]", now)?;
+                Verified::Order(Order::Tx(tx))
+            }
+            Self::Bundle(raw, txs) => {
+                let txs = txs.into_iter().enumerate();
+                let verify = |(index, tx)| verify::transaction(tx, &format!("txs[{index}]"), now);
+                let txs = txs.map(verify).collect::<Result<_, _>>()?;
+                let bundle = raw.with_transactions(txs, signer, now);
+                Verified::Order(Order::Bundle(bundle.map_err(|error| bundle_error(&error))?))
+            }
+            Self::Cancellation(cancel) => {
+                let Some(signer) = signer else {
+                    let message = "replacementUuid needs a signed request".to_owned();
+                    let field = "replacementUuid";
+                    return Err(ErrorResponse::field(Reason::Signature, field, message));
+                };
+                let key = ReplacementKey { uuid: cancel.replacement_uuid, signer };
+                Verified::Cancellation(key, cancel.replacement_nonce)
+            }
+        })
+    }
+}
+
+/// A call that only the host and the pool can still refuse.
+#[derive(Debug)]
+pub(crate) enum Verified {
+    /// A transaction that is in the pool.
+    Pooled(B256),
+    Order(Order),
+    /// Of this key, up to this nonce.
+    Cancellation(ReplacementKey, Option<u64>),
+}
+
+impl Verified {
+    /// What the host decides about.
+    pub(crate) fn order(&self) -> Option<&Order> {
+        match self {
+            // A bundle without transactions cancels.
+            Self::Order(Order::Bundle(bundle)) if bundle.txs().is_empty() => None,
+            Self::Order(order) => Some(order),
+            Self::Pooled(_) | Self::Cancellation(..) => None,
+        }
+    }
+
+    /// Hands it to the pool: microseconds. `admitted` is the host's decision, if it was asked.
+    pub(crate) fn insert(
         self,
-        context: &RpcContext,
-        signer: Option<Address>,
+        pool: &OrderPool,
+        admitted: Option<Admitted>,
     ) -> Result<Value, ErrorResponse> {
         match self {
             Self::Pooled(hash) => Ok(json!(hash)),
-            Self::Transaction(tx) => send_transaction(context, tx),
-            Self::Bundle(raw, txs) => send_bundle(context, raw, txs, signer),
-            Self::Cancellation(cancel) => cancel_bundle(context, &cancel, signer),
+            Self::Order(Order::Tx(tx)) => {
+                let hash = *tx.hash();
+                let vouched = admitted.is_some_and(|admitted| admitted.is_prioritized);
+                let tx = if vouched { tx.vouched_for() } else { tx };
+                check_outcome(pool.insert_transaction(tx), "params[0]")?;
+                Ok(json!(hash))
+            }
+            Self::Order(Order::Bundle(bundle)) => {
+                let hash = *bundle.hash();
+                check_outcome(pool.insert_bundle(bundle), "replacementNonce")?;
+                Ok(json!({ "bundleHash": hash }))
+            }
+            // No other kind of order is made here.
+            Self::Order(_) => Err(ErrorResponse::internal()),
+            Self::Cancellation(key, nonce) => match pool.cancel_bundle(key, nonce) {
+                // Cancelled permanently before: that is what the caller wants.
+                CancelOutcome::Cancelled { .. } | CancelOutcome::CancelledPermanently => {
+                    Ok(json!(true))
+                }
+                CancelOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
+                _ => Err(ErrorResponse::internal()),
+            },
         }
     }
 }
@@ -123,13 +193,6 @@ fn prepare_transaction(context: &RpcContext, params: &[u8]) -> Result<Prepared, 
     let tx = verify::decode(&raw, "params[0]", &context.config)?;
     let hash = *tx.tx_hash();
     Ok(if is_pooled(&hash) { Prepared::Pooled(hash) } else { Prepared::Transaction(tx) })
-}
-
-fn send_transaction(context: &RpcContext, tx: PooledTransaction) -> Result<Value, ErrorResponse> {
-    let tx = verify::transaction(tx, "params[0]", SystemTime::now())?;
-    let hash = *tx.hash();
-    check_outcome(context.host.pool.insert_transaction(tx), "params[0]")?;
-    Ok(json!(hash))
 }
 
 fn prepare_bundle(context: &RpcContext, params: &[u8]) -> Result<Prepared, ErrorResponse> {
@@ -152,40 +215,6 @@ fn prepare_bundle(context: &RpcContext, params: &[u8]) -> Result<Prepared, Error
     let txs = txs.map(|(index, tx)| verify::decode(tx, &format!("txs[{index}]"), config));
     let txs = txs.collect::<Result<_, _>>()?;
     Ok(Prepared::Bundle(raw, txs))
-}
-
-fn send_bundle(
-    context: &RpcContext,
-    raw: RawBundle,
-    txs: Vec<PooledTransaction>,
-    signer: Option<Address>,
-) -> Result<Value, ErrorResponse> {
-    let now = SystemTime::now();
-    let txs = txs.into_iter().enumerate();
-    let txs = txs.map(|(index, tx)| verify::transaction(tx, &format!("txs[{index}]"), now));
-    let txs = txs.collect::<Result<_, _>>()?;
-    let bundle = raw.with_transactions(txs, signer, now).map_err(|error| bundle_error(&error))?;
-    let bundle_hash = *bundle.hash();
-    check_outcome(context.host.pool.insert_bundle(bundle), "replacementNonce")?;
-    Ok(json!({ "bundleHash": bundle_hash }))
-}
-
-fn cancel_bundle(
-    context: &RpcContext,
-    cancel: &RawCancelBundle,
-    signer: Option<Address>,
-) -> Result<Value, ErrorResponse> {
-    let Some(signer) = signer else {
-        let message = "replacementUuid needs a signed request".to_owned();
-        return Err(ErrorResponse::field(Reason::Signature, "replacementUuid", message));
-    };
-    let key = ReplacementKey { uuid: cancel.replacement_uuid, signer };
-    match context.host.pool.cancel_bundle(key, cancel.replacement_nonce) {
-        // Cancelled permanently before: that is what the caller wants.
-        CancelOutcome::Cancelled { .. } | CancelOutcome::CancelledPermanently => Ok(json!(true)),
-        CancelOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
-        _ => Err(ErrorResponse::internal()),
-    }
 }
 
 fn known() -> ErrorResponse {

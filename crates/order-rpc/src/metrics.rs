@@ -9,17 +9,20 @@ use metrics::{Counter, Gauge, counter, gauge};
 /// | `order_rpc_accepted_total` | counter | `method` |
 /// | `order_rpc_failed_total` | counter | `reason`: see [`Reason`](crate::Reason) |
 /// | `order_rpc_refused_total` | counter | `reason`: see [`Reason`](crate::Reason) |
+/// | `order_rpc_admissions_total` | counter | `verdict`: `accepted`, `prioritized`, `refused`, `unknown`, `timed_out`, `panicked` |
 /// | `order_rpc_connections` | gauge | |
 /// | `order_rpc_websockets` | gauge | |
 pub const METRICS: &[&str] = &[
     "order_rpc_accepted_total",
     "order_rpc_failed_total",
     "order_rpc_refused_total",
+    "order_rpc_admissions_total",
     "order_rpc_connections",
     "order_rpc_websockets",
 ];
 
 use crate::{
+    admission::Ended,
     budget::Share,
     methods::Method,
     reply::{Kind, Reason},
@@ -28,6 +31,7 @@ use crate::{
 pub(crate) struct Metrics {
     accepted: [Counter; Method::ALL.len()],
     reasons: [Counter; Reason::ALL.len()],
+    admissions: [Counter; Ended::ALL.len()],
     pub(crate) connections: Gauge,
     pub(crate) websockets: Gauge,
 }
@@ -46,9 +50,12 @@ impl Metrics {
             Kind::Refused => counter!("order_rpc_refused_total", "reason" => reason.as_str()),
             Kind::Failed => counter!("order_rpc_failed_total", "reason" => reason.as_str()),
         });
+        let admissions = Ended::ALL
+            .map(|ended| counter!("order_rpc_admissions_total", "verdict" => ended.as_str()));
         Self {
             accepted,
             reasons,
+            admissions,
             connections: gauge!("order_rpc_connections"),
             websockets: gauge!("order_rpc_websockets"),
         }
@@ -56,6 +63,10 @@ impl Metrics {
 
     pub(crate) fn accepted(&self, method: Method) {
         self.accepted[method as usize].increment(1);
+    }
+
+    pub(crate) fn admission(&self, ended: Ended) {
+        self.admissions[ended as usize].increment(1);
     }
 
     pub(crate) fn count(&self, reason: Reason) {

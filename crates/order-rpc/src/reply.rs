@@ -86,6 +86,8 @@ reasons! {
     BufferedBytes = "buffered_bytes", Refused;
     /// The limit of buffered bytes of the caller's address is reached.
     PeerBufferedBytes = "peer_buffered_bytes", Refused;
+    /// The host's [`Admission`](crate::Admission) came to no decision in time.
+    AdmissionUnavailable = "admission_unavailable", Refused;
     /// The pool is full.
     PoolFull = "pool_full", Refused;
     /// The body did not come in time.
@@ -126,6 +128,8 @@ reasons! {
     TooManyBlobs = "too_many_blobs", Failed;
     /// The sidecar does not match the transaction.
     Sidecar = "sidecar", Failed;
+    /// The host's [`Admission`](crate::Admission) refused it.
+    Admission = "admission", Failed;
     /// The order is known and no longer pooled.
     Known = "known", Failed;
     /// A block contains it.

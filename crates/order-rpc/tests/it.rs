@@ -3,6 +3,7 @@
 mod common;
 
 mod it {
+    mod admission;
     mod attack;
     mod bad_input;
     mod burst;

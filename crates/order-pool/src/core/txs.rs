@@ -71,7 +71,7 @@ impl Core {
     }
 
     fn share_of(&mut self, tx: &Transaction) -> &mut TxShare {
-        if tx.is_public() { &mut self.public } else { &mut self.external }
+        if tx.is_of_node_share() { &mut self.public } else { &mut self.external }
     }
 
     fn evict(&mut self, victims: Vec<u64>, effects: &mut Vec<Effect>) {

@@ -48,7 +48,7 @@ pub struct Server {
 #[derive(Clone, Debug, Default)]
 pub struct Counted(Arc<Mutex<HashMap<Series, Arc<AtomicU64>>>>);
 
-/// A metric and its `reason`, empty if it has none.
+/// A metric and its `reason` or `verdict`, empty if it has none.
 type Series = (String, String);
 
 impl Counted {
@@ -56,6 +56,11 @@ impl Counted {
     pub fn reason(&self, reason: &str) -> u64 {
         let of = |metric| self.get(metric, reason).load(Relaxed);
         of("order_rpc_refused_total") + of("order_rpc_failed_total")
+    }
+
+    /// How often the host decided so.
+    pub fn verdict(&self, verdict: &str) -> u64 {
+        self.get("order_rpc_admissions_total", verdict).load(Relaxed)
     }
 
     pub fn gauge(&self, metric: &str) -> f64 {
@@ -74,7 +79,8 @@ impl Recorder for Counted {
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        let reason = key.labels().find(|label| label.key() == "reason");
+        let is_outcome = |name| name == "reason" || name == "verdict";
+        let reason = key.labels().find(|label| is_outcome(label.key()));
         Counter::from_arc(self.get(key.name(), reason.map_or("", |label| label.value())))
     }
 

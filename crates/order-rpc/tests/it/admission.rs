@@ -1,0 +1,286 @@
+//! The host decides about orders before they are pooled.
+
+use std::{
+    future::{pending, ready},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use alloy_primitives::Address;
+use alloy_signer_local::PrivateKeySigner;
+use futures::future::join_all;
+use load_control::Gate;
+use metrics::with_local_recorder;
+use order_pool::{Order, OrderPool, PoolConfig};
+use order_rpc::{
+    Admission, AdmissionFuture, Candidate, Host, OrderRpc, OrderRpcConfig, SignerStanding,
+    Standing, Verdict,
+};
+use serde_json::json;
+
+use crate::common::*;
+
+const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
+
+fn start_with_host(
+    config: OrderRpcConfig,
+    pool: PoolConfig,
+    host: impl FnOnce(Host) -> Host,
+) -> Server {
+    let pool = OrderPool::new(pool).unwrap();
+    let gate = Gate::new(gate_config(64)).unwrap();
+    let host = host(Host::new(pool.clone(), gate.clone()));
+    let counted = Counted::default();
+    let rpc = with_local_recorder(&counted, || OrderRpc::start(config, host).unwrap());
+    Server { addr: rpc.local_addr(), rpc, pool, gate, counted }
+}
+
+/// What it was asked about: the order's hash, its senders, and who signed the request.
+type Asked = (Vec<Address>, Option<Address>, bool);
+
+/// Accepts whom it knows.
+struct OnlyFrom(Address, Arc<Mutex<Vec<Asked>>>);
+
+impl Admission for OnlyFrom {
+    fn admit<'a>(&'a self, candidate: Candidate<'a>) -> AdmissionFuture<'a> {
+        let (senders, is_bundle) = match candidate.order {
+            Order::Tx(tx) => (vec![tx.sender()], false),
+            Order::Bundle(bundle) => (bundle.txs().iter().map(|tx| tx.sender()).collect(), true),
+            other => panic!("{other:?}"),
+        };
+        let known = senders.iter().all(|sender| *sender == self.0);
+        self.1.lock().unwrap().push((senders, candidate.signer, is_bundle));
+        let refuse = Verdict::Refuse { reason: "the sender has no balance".into() };
+        Box::pin(ready(if known { Verdict::Accept } else { refuse }))
+    }
+}
+
+#[tokio::test]
+async fn the_host_refuses_orders_before_they_are_pooled() {
+    let sender = PrivateKeySigner::random();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let admission = OnlyFrom(sender.address(), Arc::clone(&asked));
+    let server =
+        start_with_host(config(), PoolConfig::default(), |host| host.with_admission(admission));
+    let (theirs, others) = (hex(&sign(plain(7), &sender)), raw(0));
+    for (raw, accepted) in [(&theirs, true), (&others, false)] {
+        let alone = call(server.addr, "eth_sendRawTransaction", json!([raw])).await;
+        let bundle = json!([{ "txs": [raw] }]);
+        let signer = PrivateKeySigner::random();
+        let bundle = signed_call(server.addr, &signer, "eth_sendBundle", bundle).await;
+        let last = asked.lock().unwrap().last().cloned().unwrap();
+        assert_eq!((last.1, last.2), (Some(signer.address()), true));
+        for answer in [alone, bundle] {
+            if accepted {
+                assert!(answer.json()["error"].is_null(), "{answer:?}");
+            } else {
+                assert_eq!(answer.error(), (200, -32000, "admission".to_owned()));
+                let message = answer.json()["error"]["message"].clone();
+                assert_eq!(message, "the sender has no balance");
+            }
+        }
+    }
+    assert_eq!((server.pool.len(), server.counted.reason("admission")), (2, 2));
+    let counts = ["accepted", "refused"].map(|verdict| server.counted.verdict(verdict));
+    assert_eq!(counts, [2, 2]);
+    assert_eq!(asked.lock().unwrap()[0], (vec![sender.address()], None, false));
+    // What is pooled and what cancels is not asked about.
+    let before = asked.lock().unwrap().len();
+    let again = call(server.addr, "eth_sendRawTransaction", json!([theirs])).await;
+    assert!(again.json()["result"].is_string());
+    let cancel = json!([{ "uuid": UUID }]);
+    let cancelled = signed_call(server.addr, &sender, "eth_cancelBundle", cancel).await;
+    assert_eq!(cancelled.json()["result"], true);
+    let cancel = json!([{ "txs": [], "uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c9" }]);
+    let cancelled = signed_call(server.addr, &sender, "eth_sendBundle", cancel).await;
+    assert!(cancelled.json()["result"].is_object(), "{cancelled:?}");
+    assert_eq!(asked.lock().unwrap().len(), before);
+}
+
+/// What happens when it is asked.
+#[derive(Clone, Copy, PartialEq)]
+enum Does {
+    Nothing,
+    Panic,
+    Unknown,
+}
+
+/// Counts how many calls run at once, and comes to no decision.
+struct Undecided {
+    now: AtomicUsize,
+    most: Arc<AtomicUsize>,
+    does: Does,
+    fails_open: bool,
+}
+
+impl Admission for Undecided {
+    fn admit<'a>(&'a self, _: Candidate<'a>) -> AdmissionFuture<'a> {
+        struct Running<'a>(&'a AtomicUsize);
+        impl Drop for Running<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, SeqCst);
+            }
+        }
+        assert!(self.does != Does::Panic, "as hosts do");
+        self.most.fetch_max(self.now.fetch_add(1, SeqCst) + 1, SeqCst);
+        let running = Running(&self.now);
+        Box::pin(async move {
+            let _running = running;
+            if self.does == Does::Unknown { Verdict::Unknown } else { pending().await }
+        })
+    }
+
+    fn fails_open(&self) -> bool {
+        self.fails_open
+    }
+}
+
+#[tokio::test]
+async fn without_a_decision_an_order_is_refused_or_pooled_as_the_host_says() {
+    let cases =
+        [(Does::Nothing, "timed_out"), (Does::Panic, "panicked"), (Does::Unknown, "unknown")];
+    for ((does, verdict), fails_open) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
+        let mut config = config();
+        // For eight orders, two at a time.
+        let all = if does == Does::Nothing { Duration::from_millis(50) } else { PATIENCE };
+        config.admission_timeout = all;
+        config.max_admissions = 2;
+        let most = Arc::new(AtomicUsize::new(0));
+        let undecided =
+            Undecided { now: AtomicUsize::new(0), most: Arc::clone(&most), does, fails_open };
+        let server =
+            start_with_host(config, PoolConfig::default(), |host| host.with_admission(undecided));
+        let calls = (0..8).map(|nonce| {
+            let params = json!([raw(nonce)]);
+            call(server.addr, "eth_sendRawTransaction", params)
+        });
+        for answer in join_all(calls).await {
+            if fails_open {
+                assert!(answer.json()["result"].is_string(), "{answer:?}");
+            } else {
+                let refused = (503, -32005, "admission_unavailable".to_owned());
+                assert_eq!(answer.error(), refused);
+            }
+        }
+        let (refused, pooled) = if fails_open { (0, 8) } else { (8, 0) };
+        assert_eq!(server.counted.reason("admission_unavailable"), refused);
+        assert_eq!((server.counted.verdict(verdict), server.pool.len()), (8, pooled));
+        assert!(most.load(SeqCst) <= 2);
+        assert_eq!(server.gate.stats().work_in_use, 0);
+    }
+}
+
+/// Decides about the first order last.
+struct Backwards(tokio::sync::Notify);
+
+impl Admission for Backwards {
+    fn admit<'a>(&'a self, candidate: Candidate<'a>) -> AdmissionFuture<'a> {
+        let is_first = candidate.order.as_tx().is_none();
+        Box::pin(async move {
+            match is_first {
+                true => self.0.notified().await,
+                false => self.0.notify_one(),
+            }
+            Verdict::Accept
+        })
+    }
+}
+
+/// A cancellation that follows its bundle in a batch must not overtake it, or the bundle is refused.
+#[tokio::test]
+async fn the_orders_of_a_batch_are_pooled_in_their_order_whatever_is_decided_first() {
+    let mut config = config();
+    config.admission_timeout = PATIENCE;
+    let backwards = Backwards(tokio::sync::Notify::new());
+    let server =
+        start_with_host(config, PoolConfig::default(), |host| host.with_admission(backwards));
+    let calls = json!([
+        { "jsonrpc": "2.0", "id": 1, "method": "eth_sendBundle",
+          "params": [{ "txs": [raw(0)], "replacementUuid": UUID }] },
+        { "jsonrpc": "2.0", "id": 2, "method": "eth_cancelBundle",
+          "params": [{ "replacementUuid": UUID }] },
+        { "jsonrpc": "2.0", "id": 3, "method": "eth_sendRawTransaction", "params": [raw(0)] },
+    ]);
+    let (body, signer) = (calls.to_string(), PrivateKeySigner::random());
+    let header = signature(&signer, body.as_bytes());
+    let answer = send(server.addr, body.as_bytes(), &[("x-flashbots-signature", &header)]).await;
+    let answers = answer.json();
+    let done: Vec<_> =
+        answers.as_array().unwrap().iter().map(|answer| answer["error"].is_null()).collect();
+    assert_eq!(done, [true; 3], "{answers}");
+    assert_eq!((server.pool.len(), server.pool.stats().cancelled), (1, 1));
+}
+
+/// Prioritizes transactions of one gas price.
+struct Vouches(u128);
+
+impl Admission for Vouches {
+    fn admit<'a>(&'a self, candidate: Candidate<'a>) -> AdmissionFuture<'a> {
+        let fee = candidate.order.as_tx().map(|tx| tx.max_fee_wei());
+        let verdict = if fee == Some(self.0) { Verdict::Prioritize } else { Verdict::Accept };
+        Box::pin(ready(verdict))
+    }
+}
+
+#[tokio::test]
+async fn what_the_host_prioritizes_is_not_evicted_by_what_others_claim_to_pay() {
+    let pool = PoolConfig::default().with_max_external_txs(1);
+    let server = start_with_host(config(), pool, |host| host.with_admission(Vouches(7)));
+    let send = async |fee: u128| {
+        let mut tx = plain(0);
+        (tx.max_fee_per_gas, tx.max_priority_fee_per_gas) = (fee, fee);
+        let params = json!([hex(&sign(tx, &PrivateKeySigner::random()))]);
+        let answer = call(server.addr, "eth_sendRawTransaction", params).await;
+        answer.json()["result"].as_str().map(|hash| hash.parse().unwrap())
+    };
+    let vouched = send(7).await.unwrap();
+    let plain = send(8).await.unwrap();
+    let dearer = send(9).await.unwrap();
+    let pooled = [vouched, plain, dearer].map(|hash| server.pool.contains(&hash));
+    assert_eq!(pooled, [true, false, true]);
+    assert_eq!((server.pool.stats().txs, server.pool.stats().external_txs), (2, 1));
+    assert_eq!(server.counted.verdict("prioritized"), 1);
+}
+
+struct Ranked(Address);
+
+impl SignerStanding for Ranked {
+    fn standing(&self, signer: Address) -> Standing {
+        if signer == self.0 { Standing::AllowListed } else { Standing::Unknown }
+    }
+}
+
+/// While no permit is free and only one caller may wait, a signer that the host knows takes the place of
+/// one that it does not, and that one takes the place of a caller without a signature.
+#[tokio::test]
+async fn a_signer_with_a_standing_is_served_first() {
+    let known = PrivateKeySigner::random();
+    let pool = OrderPool::new(PoolConfig::default()).unwrap();
+    let gate = Gate::new(gate_config(64).with_max_permit_waiters(1)).unwrap();
+    let host = Host::new(pool.clone(), gate.clone()).with_standing(Ranked(known.address()));
+    let rpc = OrderRpc::start(config(), host).unwrap();
+    let addr = rpc.local_addr();
+    let held = gate.try_acquire_external(std::time::Instant::now()).unwrap();
+    let bundle = || json!([{ "txs": [raw(0)] }]);
+    let waited = |count| {
+        let gate = gate.clone();
+        async move { until("it waits", || gate.stats().work_waited == count).await }
+    };
+    let unsigned = tokio::spawn(async move { call(addr, "eth_sendBundle", bundle()).await });
+    waited(1).await;
+    let stranger = PrivateKeySigner::random();
+    let signed =
+        tokio::spawn(async move { signed_call(addr, &stranger, "eth_sendBundle", bundle()).await });
+    let refused = (503, -32005, "permit_queue_full".to_owned());
+    assert_eq!(unsigned.await.unwrap().error(), refused);
+    let first =
+        tokio::spawn(async move { signed_call(addr, &known, "eth_sendBundle", bundle()).await });
+    assert_eq!(signed.await.unwrap().error(), refused);
+    waited(3).await;
+    drop(held);
+    assert!(first.await.unwrap().json()["result"].is_object());
+    assert_eq!(pool.len(), 1);
+}

@@ -1,0 +1,243 @@
+//! A connection to a node for one batch of calls at a time, with blocking reads and writes.
+
+use std::{
+    io::{self, BufReader, Read, Write},
+    net::{TcpStream, ToSocketAddrs as _},
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::{Address, U256};
+use serde::Deserialize;
+use tokio_tungstenite::tungstenite::{
+    self, Message, WebSocket,
+    client::{IntoClientRequest as _, client_with_config},
+    protocol::WebSocketConfig,
+};
+use txpool_fetcher::Endpoint;
+
+use super::accounts::Account;
+
+/// Time for a batch, to connect included. A connection whose answer is later is closed.
+const CALL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A node that did not answer is not asked again for this long. One attempt a second needs no further
+/// backoff.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Bytes of an answer: ten times those of the longest batch.
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
+
+/// What the node answered to a batch.
+#[derive(Debug)]
+pub(super) struct Answered {
+    /// Its latest block.
+    pub(super) block: u64,
+    /// In the order of the addresses; `None` where it did not say.
+    pub(super) accounts: Vec<Option<Account>>,
+}
+
+/// A node, and the connection to it while there is one.
+#[derive(Debug)]
+pub(super) struct Link {
+    endpoint: Endpoint,
+    connection: Option<Connection>,
+    failed_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum Connection {
+    Ipc(BufReader<Timed<UnixStream>>),
+    Ws(Box<WebSocket<Timed<TcpStream>>>),
+}
+
+/// A response to one call of a batch. Of an error there is no result.
+#[derive(Debug, Deserialize)]
+struct Response {
+    id: usize,
+    result: Option<U256>,
+}
+
+impl Link {
+    pub(super) const fn new(endpoint: Endpoint) -> Self {
+        Self { endpoint, connection: None, failed_at: None }
+    }
+
+    /// Asks for accounts; `None` if the node does not answer in time, or not what was asked for.
+    pub(super) fn accounts(&mut self, addresses: &[Address]) -> Option<Answered> {
+        if self.failed_at.is_some_and(|at| at.elapsed() < PAUSE) {
+            return None;
+        }
+        let deadline = Instant::now() + CALL_TIMEOUT;
+        let responses = self.call(&batch(addresses), deadline);
+        match responses.and_then(|responses| read(responses, addresses.len())) {
+            Ok(answered) => {
+                if self.failed_at.take().is_some() {
+                    tracing::info!(endpoint = %self.endpoint, "the node says again what accounts have");
+                }
+                Some(answered)
+            }
+            Err(error) => {
+                if self.failed_at.replace(Instant::now()).is_none() {
+                    tracing::warn!(%error, endpoint = %self.endpoint, "the node does not say what accounts have");
+                }
+                self.connection = None;
+                None
+            }
+        }
+    }
+
+    fn call(&mut self, batch: &str, deadline: Instant) -> io::Result<Vec<Response>> {
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            none => none.insert(Connection::open(&self.endpoint, deadline)?),
+        };
+        connection.call(batch, deadline)
+    }
+}
+
+impl Connection {
+    fn open(endpoint: &Endpoint, deadline: Instant) -> io::Result<Self> {
+        match endpoint {
+            Endpoint::Ipc(path) => {
+                let socket = UnixStream::connect(path)?;
+                Ok(Self::Ipc(BufReader::new(Timed { socket, deadline })))
+            }
+            Endpoint::Ws(url) => {
+                let request = url.as_str().into_client_request().map_err(io::Error::other)?;
+                let (host, port) = (request.uri().host(), request.uri().port_u16().unwrap_or(80));
+                let host = host.ok_or(io::ErrorKind::InvalidInput)?;
+                // An IPv6 address is in brackets in a URL.
+                let host = host.trim_start_matches('[').trim_end_matches(']');
+                let address = (host, port).to_socket_addrs()?.next();
+                let address = address.ok_or(io::ErrorKind::NotFound)?;
+                let socket = TcpStream::connect_timeout(&address, CALL_TIMEOUT)?;
+                socket.set_nodelay(true)?;
+                let socket = Timed { socket, deadline };
+                let limits = WebSocketConfig::default().max_message_size(Some(MAX_ANSWER_BYTES as usize));
+                let opened = client_with_config(request, socket, Some(limits));
+                let (socket, _) = opened.map_err(|error| io::Error::other(error.to_string()))?;
+                Ok(Self::Ws(Box::new(socket)))
+            }
+            // It has no accounts to ask for.
+            _ => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    fn call(&mut self, batch: &str, deadline: Instant) -> io::Result<Vec<Response>> {
+        match self {
+            Self::Ipc(socket) => {
+                socket.get_mut().deadline = deadline;
+                socket.get_mut().write_all(batch.as_bytes())?;
+                // An array ends where it ends: what follows stays in the buffer.
+                let limited = socket.by_ref().take(MAX_ANSWER_BYTES);
+                let mut text = serde_json::Deserializer::from_reader(limited);
+                Ok(Vec::deserialize(&mut text)?)
+            }
+            Self::Ws(socket) => {
+                socket.get_mut().deadline = deadline;
+                socket.send(Message::text(batch)).map_err(of_websocket)?;
+                loop {
+                    match socket.read().map_err(of_websocket)? {
+                        Message::Text(text) => return Ok(serde_json::from_str(&text)?),
+                        Message::Close(_) => return Err(io::ErrorKind::ConnectionAborted.into()),
+                        // Pings are answered by the library.
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn of_websocket(error: tungstenite::Error) -> io::Error {
+    match error {
+        tungstenite::Error::Io(error) => error,
+        other => io::Error::other(other),
+    }
+}
+
+fn batch(addresses: &[Address]) -> String {
+    let call = |id: usize, method: &str, params: &str| {
+        format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{params}}}"#)
+    };
+    let mut batch = format!("[{}", call(0, "eth_blockNumber", "[]"));
+    for (index, address) in addresses.iter().enumerate() {
+        let params = format!(r#"["{address:#x}","latest"]"#);
+        let methods = ["eth_getBalance", "eth_getTransactionCount"];
+        for (method, id) in methods.into_iter().zip(2 * index + 1..) {
+            batch.push(',');
+            batch.push_str(&call(id, method, &params));
+        }
+    }
+    batch.push_str("]\n");
+    batch
+}
+
+fn read(responses: Vec<Response>, count: usize) -> io::Result<Answered> {
+    let mut results = vec![None; 2 * count + 1];
+    for Response { id, result } in responses {
+        if let Some(place) = results.get_mut(id) {
+            *place = result;
+        }
+    }
+    let block = results[0].and_then(|block| u64::try_from(block).ok());
+    let block = block.ok_or_else(|| io::Error::other("no block number"))?;
+    let accounts = results[1..].chunks_exact(2).map(|of_account| {
+        let next_nonce = u64::try_from(of_account[1]?).ok()?;
+        Some(Account { balance_wei: of_account[0]?, next_nonce })
+    });
+    Ok(Answered { block, accounts: accounts.collect() })
+}
+
+/// A socket that is read and written until a deadline.
+#[derive(Debug)]
+struct Timed<S> {
+    socket: S,
+    deadline: Instant,
+}
+
+impl<S> Timed<S> {
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    }
+}
+
+trait Timeouts {
+    fn reading(&self, timeout: Duration) -> io::Result<()>;
+    fn writing(&self, timeout: Duration) -> io::Result<()>;
+}
+
+macro_rules! timeouts {
+    ($($socket:ty),*) => {$(
+        impl Timeouts for $socket {
+            fn reading(&self, timeout: Duration) -> io::Result<()> {
+                self.set_read_timeout(Some(timeout))
+            }
+            fn writing(&self, timeout: Duration) -> io::Result<()> {
+                self.set_write_timeout(Some(timeout))
+            }
+        }
+    )*};
+}
+
+timeouts!(UnixStream, TcpStream);
+
+impl<S: Read + Timeouts> Read for Timed<S> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.socket.reading(self.left()?)?;
+        self.socket.read(buffer)
+    }
+}
+
+impl<S: Write + Timeouts> Write for Timed<S> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.socket.writing(self.left()?)?;
+        self.socket.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.socket.flush()
+    }
+}

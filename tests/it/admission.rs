@@ -1,0 +1,206 @@
+//! Whether the senders of what searchers send can pay: the node is asked before an order is pooled.
+
+use std::os::unix::net::UnixListener;
+
+use alloy_consensus::{SignableTransaction as _, TxEip1559, transaction::PooledTransaction};
+use alloy_eips::eip2718::Encodable2718 as _;
+use alloy_primitives::{Address, B256, Signature, TxKind, U256, hex};
+use alloy_signer::SignerSync as _;
+use alloy_signer_local::PrivateKeySigner;
+use mempool_ingest::{
+    FetcherConfig, Ingest, IngestConfig, NodeAdmissionConfig, OrderRpcConfig,
+    PoolConfig, txpool_fetcher::Endpoint,
+};
+use mock_node::{DEV_CHAIN_ID, workload::test_accounts};
+use serde_json::{Value, json};
+use testkit::ingest::{Node, PATIENCE, eventually, socket};
+
+use super::rpc::{DEADLINE, address, call};
+
+/// Accounts of the node's own load; the one after them is funded too.
+const LOAD_ACCOUNTS: usize = 20;
+
+fn signed(
+    sign: impl FnOnce(B256) -> Signature,
+    edit: impl FnOnce(&mut TxEip1559),
+) -> (B256, Vec<u8>) {
+    let mut tx = TxEip1559 {
+        chain_id: DEV_CHAIN_ID,
+        gas_limit: 21_000,
+        max_fee_per_gas: 100_000_000_000,
+        max_priority_fee_per_gas: 1_000_000_000,
+        to: TxKind::Call(Address::repeat_byte(1)),
+        ..TxEip1559::default()
+    };
+    edit(&mut tx);
+    let signature = sign(tx.signature_hash());
+    let tx = PooledTransaction::from(tx.into_signed(signature));
+    (*tx.tx_hash(), tx.encoded_2718())
+}
+
+/// By an account that the node has funded.
+fn funded(edit: impl FnOnce(&mut TxEip1559)) -> (B256, Vec<u8>) {
+    let account = test_accounts(LOAD_ACCOUNTS + 1).pop().expect("it was asked for");
+    signed(|hash| account.sign_hash(hash), edit)
+}
+
+fn by(signer: &PrivateKeySigner, edit: impl FnOnce(&mut TxEip1559)) -> (B256, Vec<u8>) {
+    signed(|hash| signer.sign_hash_sync(&hash).expect("a key signs"), edit)
+}
+
+/// With an RPC server that asks the node. It has as much time as the test.
+async fn start(fetcher: FetcherConfig, admission: NodeAdmissionConfig) -> Ingest {
+    let rpc = OrderRpcConfig::new(DEV_CHAIN_ID).with_admission_timeout(PATIENCE);
+    let config = IngestConfig::new(fetcher, PoolConfig::default())
+        .with_node_admission(admission)
+        .with_rpc(rpc);
+    let ingest = Ingest::start(config).await.expect("all parts start");
+    eventually("the source is live", || ingest.fetcher().is_live()).await;
+    ingest
+}
+
+async fn knows_head(ingest: &Ingest, node: &Node) {
+    let hash = node.node.head().hash;
+    eventually("the head", || ingest.head().is_some_and(|head| head.hash == hash)).await;
+}
+
+async fn send(ingest: &Ingest, raw: &[u8]) -> Value {
+    let params = json!([hex::encode_prefixed(raw)]);
+    call(address(ingest), None, "eth_sendRawTransaction", params).await
+}
+
+async fn send_bundle(ingest: &Ingest, block: u64, raws: &[&[u8]]) -> Value {
+    let txs: Vec<_> = raws.iter().map(hex::encode_prefixed).collect();
+    let params = json!([{ "txs": txs, "blockNumber": format!("{block:#x}") }]);
+    call(address(ingest), None, "eth_sendBundle", params).await
+}
+
+fn is_refused(answer: &Value, why: &str) -> bool {
+    let message = answer["error"]["message"].as_str();
+    answer["error"]["data"]["reason"] == "admission"
+        && message.is_some_and(|message| message.starts_with(why))
+}
+
+async fn end(ingest: Ingest) {
+    let ended = ingest.shutdown(DEADLINE).await;
+    assert!(ended.accounts_thread_ended && ended.rpc == Some(Ok(())));
+}
+
+#[tokio::test]
+async fn a_sender_who_cannot_pay_is_refused_and_one_who_can_is_not() {
+    let node = Node::start(0, |config| config.with_state(true));
+    let ingest = start(node.fetcher(), NodeAdmissionConfig::default()).await;
+    knows_head(&ingest, &node).await;
+    let next = node.node.head().number + 1;
+    let poor = PrivateKeySigner::random();
+    let (hash, theirs) = by(&poor, |_| {});
+    let (_, ours) = funded(|_| {});
+    let sent = send(&ingest, &theirs).await;
+    assert!(is_refused(&sent, "insufficient funds"), "{sent}");
+    let sent = send(&ingest, &ours).await;
+    assert!(sent["result"].is_string(), "{sent}");
+    // All that it may cost counts, not only what it sends.
+    let million_ether = U256::from(1_000_000) * U256::from(10).pow(U256::from(18));
+    let (_, all) = funded(|tx| tx.value = million_ether);
+    assert!(is_refused(&send(&ingest, &all).await, "insufficient funds"));
+
+    // What is before a transaction in its bundle, or in the blocks before its block, may pay for it.
+    let refused = send_bundle(&ingest, next, &[&theirs, &ours]).await;
+    assert!(is_refused(&refused, "insufficient funds"), "{refused}");
+    for (block, raws) in [(next, [&ours, &theirs]), (next + 1, [&theirs, &ours])] {
+        let sent = send_bundle(&ingest, block, &raws.map(|raw| &raw[..])).await;
+        assert!(sent["result"].is_object(), "{sent}");
+    }
+
+    // Once a block has funded it, it can pay.
+    let (_, funding) = funded(|tx| {
+        (tx.to, tx.value) = (TxKind::Call(poor.address()), U256::from(10).pow(U256::from(18)));
+    });
+    node.node.mine_private([funding.into()]).expect("a block");
+    knows_head(&ingest, &node).await;
+    let sent = send(&ingest, &theirs).await;
+    assert_eq!(sent["result"], json!(hash), "{sent}");
+    end(ingest).await;
+}
+
+#[tokio::test]
+async fn a_nonce_that_is_used_is_refused_where_it_cannot_be_left_out() {
+    let node = Node::start(0, |config| config.with_state(true));
+    // The pool does not know the nonces of blocks.
+    let mut fetcher = node.fetcher();
+    fetcher.block_nonces = false;
+    let ingest = start(fetcher, NodeAdmissionConfig::default()).await;
+    node.node.mine_private([funded(|_| {}).1.into()]).expect("a block");
+    knows_head(&ingest, &node).await;
+    let next = node.node.head().number + 1;
+    let (hash, used) = funded(|tx| tx.value = U256::ONE);
+    let (_, fresh) = funded(|tx| tx.nonce = 1);
+    let sent = send(&ingest, &used).await;
+    assert!(is_refused(&sent, "nonce too low"), "{sent}");
+    let sent = send_bundle(&ingest, next + 5, &[&fresh, &used]).await;
+    assert!(is_refused(&sent, "nonce too low"), "{sent}");
+    let txs: Vec<_> = [&fresh, &used].map(hex::encode_prefixed).into();
+    let optional = json!([{ "txs": txs, "droppingTxHashes": [hash] }]);
+    let sent = call(address(&ingest), None, "eth_sendBundle", optional).await;
+    assert!(sent["result"].is_object(), "{sent}");
+    end(ingest).await;
+}
+
+#[tokio::test]
+async fn an_account_is_asked_for_once_in_a_head() {
+    let node = Node::start(0, |config| config.with_state(true));
+    let ingest = start(node.fetcher(), NodeAdmissionConfig::default()).await;
+    knows_head(&ingest, &node).await;
+    let asked = || node.node.stats().methods["eth_getBalance"];
+    for nonce in 0..5 {
+        let sent = send(&ingest, &funded(|tx| tx.nonce = nonce).1).await;
+        assert!(sent["result"].is_string(), "{sent}");
+    }
+    assert_eq!(asked(), 1);
+    node.node.mine();
+    knows_head(&ingest, &node).await;
+    let sent = send(&ingest, &funded(|tx| tx.nonce = 5).1).await;
+    assert!(sent["result"].is_string(), "{sent}");
+    assert_eq!(asked(), 2);
+    end(ingest).await;
+
+    // Without a place in the cache, each time.
+    let uncached = NodeAdmissionConfig::default().with_max_cached_accounts(0);
+    let ingest = start(node.fetcher(), uncached).await;
+    for nonce in 6..9 {
+        let sent = send(&ingest, &funded(|tx| tx.nonce = nonce).1).await;
+        assert!(sent["result"].is_string(), "{sent}");
+    }
+    assert_eq!(asked(), 5);
+    end(ingest).await;
+}
+
+#[tokio::test]
+async fn while_the_node_does_not_say_orders_are_pooled_or_refused_as_configured() {
+    // One that keeps no state, one that never answers, and one that is not there.
+    let node = Node::start(0, |config| config);
+    let (_folder, silent) = socket();
+    let _listens = UnixListener::bind(&silent).expect("a free path");
+    let (_elsewhere, absent) = socket();
+    let endpoints = [node.node.ipc_path().to_owned(), silent, absent];
+    for (endpoint, fails_open) in
+        endpoints.into_iter().flat_map(|path| [(path.clone(), true), (path, false)])
+    {
+        let admission = NodeAdmissionConfig::default()
+            .with_endpoint(Endpoint::Ipc(endpoint.clone()))
+            .with_fails_open(fails_open);
+        let ingest = start(node.fetcher(), admission).await;
+        for _ in 0..2 {
+            let (hash, raw) = by(&PrivateKeySigner::random(), |_| {});
+            let sent = send(&ingest, &raw).await;
+            if fails_open {
+                assert_eq!(sent["result"], json!(hash), "{sent} by {endpoint:?}");
+                assert!(ingest.pool().contains(&hash));
+            } else {
+                let reason = &sent["error"]["data"]["reason"];
+                assert_eq!(reason, "admission_unavailable", "{sent} by {endpoint:?}");
+            }
+        }
+        end(ingest).await;
+    }
+}
