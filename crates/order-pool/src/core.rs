@@ -6,7 +6,7 @@ mod share;
 mod shelf;
 mod txs;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256};
 use chain_view::{Block, Head, NonceUpdate, Relation};
@@ -93,6 +93,8 @@ pub(crate) struct Core {
     /// What external callers sent and the node has not announced. Ranked apart, because whoever sends it
     /// claims what it pays, and a node has checked that its sender can pay.
     external: TxShare,
+    /// Those that are kept until a block, by that block and acceptance.
+    private: BTreeSet<(u64, u64)>,
     bundles: Shelf,
     keys: Keys,
     index: Index,
@@ -108,6 +110,7 @@ impl Core {
             now: Duration::ZERO,
             public: TxShare::new(config.max_txs, config.max_tx_bytes),
             external: TxShare::new(config.max_external_txs, config.max_external_tx_bytes),
+            private: BTreeSet::new(),
             bundles: Shelf::default(),
             keys: Keys::new(
                 config.cancellation_retention,
@@ -180,6 +183,7 @@ impl Core {
             }
         }
         self.pass_block(head.number, effects);
+        self.pass_private(head.number, effects);
         let mut put_back = 0;
         for order in untaken {
             put_back += usize::from(match &*order {
@@ -257,8 +261,8 @@ impl Core {
         tx().or_else(|| self.bundles.get(seq))
     }
 
-    fn next_due(&self) -> Option<u64> {
-        let due = [&self.public, &self.external].map(|share| share.next_due(self.now));
+    fn next_due(&mut self) -> Option<u64> {
+        let due = [&mut self.public, &mut self.external].map(|share| share.next_due(self.now));
         due.into_iter().flatten().min()
     }
 

@@ -98,13 +98,13 @@ pub enum RemoveReason {
     /// It paid the least when its share of the pool was full. Of a bundle: its signer held the most when
     /// there were too many, and of the signer's it was for the latest block.
     Evicted,
-    /// The block it was for has been built.
+    /// The block it was for has been built; of a private transaction, the last one.
     BlockPassed,
     /// The block it is for is farther ahead than is accepted: it came before the pool knew the head.
     BlockTooFar,
     /// A bundle of the same key with a higher nonce came. Its `Added` follows.
     Replaced,
-    /// Its searcher cancelled it. The [`Event::Cancelled`] follows.
+    /// Whoever sent it cancelled it. Of a bundle, the [`Event::Cancelled`] follows.
     Cancelled,
 }
 
@@ -286,6 +286,18 @@ pub enum CancelOutcome {
     },
     /// Its key was cancelled permanently before. Nothing changed.
     CancelledPermanently,
+}
+
+/// What became of the cancellation of a private transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CancelPrivateOutcome {
+    /// It has left the pool.
+    Cancelled,
+    /// The node has announced it, so it can no longer be cancelled. Nothing changed.
+    Public,
+    /// No pooled private transaction of this signer has this hash. Nothing changed.
+    Unknown,
 }
 
 /// A reader fell out of the log's window.

@@ -33,12 +33,12 @@ pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation, next
 pub use clock::Clock;
 pub use config::*;
 pub use event::{
-    CancelOutcome, Event, EventRef, InsertOutcome, Lagged, RejectReason, RemoveReason, Standing,
+    CancelOutcome, CancelPrivateOutcome, Event, EventRef, InsertOutcome, Lagged, RejectReason, RemoveReason, Standing,
 };
 pub use extension::Extension;
 pub use keys::MAX_TOLD_UNSEEN;
 pub use metrics::{METRICS, PoolStats};
-pub use order::{ORDER_OVERHEAD_BYTES, Order, OrderId, Origin, Transaction};
+pub use order::{ORDER_OVERHEAD_BYTES, Order, OrderId, Origin, PrivateTerms, Transaction};
 pub use pool::OrderPool;
 pub use sink::{OrderSink, SinkEnd, SinkGuard};
 pub use subscription::{Blocking, Ender, Subscription};

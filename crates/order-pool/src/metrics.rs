@@ -93,13 +93,13 @@ counters! {
     expired = "order_pool_expired_total";
     /// Orders that went for others when a share was full: `order_pool_evicted_total`.
     evicted = "order_pool_evicted_total";
-    /// Bundles whose block has been built: `order_pool_block_passed_total`.
+    /// Bundles, and private transactions, whose last block has been built: `order_pool_block_passed_total`.
     block_passed = "order_pool_block_passed_total";
-    /// Bundles whose block turned out to be too far ahead: `order_pool_block_too_far_total`.
+    /// The same whose block turned out to be too far ahead: `order_pool_block_too_far_total`.
     block_too_far = "order_pool_block_too_far_total";
     /// Bundles that left for another of their key: `order_pool_replaced_total`.
     replaced = "order_pool_replaced_total";
-    /// Bundles that left for a cancellation: `order_pool_cancelled_total`.
+    /// Orders that left for a cancellation: `order_pool_cancelled_total`.
     cancelled = "order_pool_cancelled_total";
     /// Cancellations that are no longer remembered: `order_pool_keys_forgotten_total`.
     keys_forgotten = "order_pool_keys_forgotten_total";

@@ -37,6 +37,15 @@ impl Origin {
     }
 }
 
+/// What the sender of a private transaction asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PrivateTerms {
+    /// Who signed the request, and alone may cancel it; `None`: nobody can.
+    pub signer: Option<Address>,
+    /// The last block it is for. It then leaves the pool, unless it has become public.
+    pub max_block: u64,
+}
+
 /// The identity of an order.
 ///
 /// Two bundles of the same transactions for different blocks are different orders, so a bundle is
@@ -80,6 +89,7 @@ pub struct Transaction {
     /// The first origin of the other kind, and when it was.
     second: OnceLock<(Origin, SystemTime)>,
     is_vouched_for: bool,
+    private: Option<PrivateTerms>,
     size_bytes: usize,
     pub(crate) extension: Extension,
 }
@@ -101,9 +111,26 @@ impl Transaction {
             first_seen,
             second,
             is_vouched_for: false,
+            private: None,
             size_bytes,
             extension,
         }
+    }
+
+    /// As [`Self::new`], of [`Origin::Private`]. While it is not public it is kept until its last block, not for
+    /// [`PoolConfig::tx_retention`](crate::PoolConfig::tx_retention), and
+    /// [`OrderPool::cancel_private`](crate::OrderPool::cancel_private) removes it.
+    pub fn private(
+        tx: Recovered<PooledTransaction>,
+        terms: PrivateTerms,
+        first_seen: SystemTime,
+    ) -> Self {
+        Self { private: Some(terms), ..Self::new(tx, Origin::Private, first_seen) }
+    }
+
+    /// What its sender asked for, if it was private; it may have become public since.
+    pub const fn private_terms(&self) -> Option<&PrivateTerms> {
+        self.private.as_ref()
     }
 
     /// The host vouches for it, as the node does for what it announces: that its sender can pay. It is then

@@ -14,7 +14,7 @@ use crate::{
     clock::Clock,
     config::{ConfigError, PoolConfig},
     core::{Core, Effect, HeadApplied, Relations, SignerStats},
-    event::{CancelOutcome, Event, InsertOutcome, Standing},
+    event::{CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, Standing},
     heads::Heads,
     index::IndexTable,
     live::{Garbage, Item, LiveTable, LiveWriter, Piece},
@@ -168,6 +168,17 @@ impl OrderPool {
         let outcome =
             shared.write(|core, now, effects| core.cancel_bundle(key, nonce, now, effects));
         shared.counters.cancellation(&outcome);
+        outcome
+    }
+
+    /// Removes a private transaction that `signer` sent ([`Transaction::private`]), unless it has become public.
+    /// Sent again, it comes back.
+    pub fn cancel_private(&self, hash: &B256, signer: Address) -> CancelPrivateOutcome {
+        let shared = self.shared();
+        let outcome =
+            shared.write(|core, now, effects| core.cancel_private(hash, signer, now, effects));
+        let counted = outcome == CancelPrivateOutcome::Cancelled;
+        shared.counters.cancellations.add(u64::from(counted));
         outcome
     }
 

@@ -7,6 +7,7 @@ mod it {
     mod config;
     mod heads;
     mod model;
+    mod private;
     mod sidecars;
     mod sinks;
     mod transactions;

@@ -45,6 +45,9 @@ pub const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(30);
 /// Time for a client to take something of what is written to it, and for that of a WebSocket to take a
 /// whole response.
 pub const DEFAULT_SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// How many blocks above the head a private transaction is kept at most, as Flashbots keep it
+/// (`eth_sendPrivateTransaction`).
+pub const DEFAULT_MAX_PRIVATE_BLOCKS: u64 = 25;
 /// Time for the host to decide about an order: more than ten times what a local node needs to read a
 /// hundred accounts.
 pub const DEFAULT_ADMISSION_TIMEOUT: Duration = Duration::from_millis(50);
@@ -169,6 +172,10 @@ pub struct OrderRpcConfig {
     /// How far ahead of the head a bundle's block may be; default that of the pool's configuration, which
     /// has the last word.
     pub max_blocks_ahead: u64,
+    /// How far ahead of the head `maxBlockNumber` of a private transaction may be: a higher one is lowered to
+    /// it, and an absent one is this. Default [`DEFAULT_MAX_PRIVATE_BLOCKS`]; at least 1. The pool's
+    /// `max_blocks_ahead` has the last word.
+    pub max_private_blocks: u64,
     /// Transactions per bundle; default that of the pool's configuration.
     pub max_txs_per_bundle: usize,
     /// Default [`DEFAULT_MAX_CONNECTIONS`]. Beyond it 503.
@@ -222,6 +229,7 @@ setters! { OrderRpcConfig:
     max_tx_gas, with_max_tx_gas: u64;
     max_blobs_per_tx, with_max_blobs_per_tx: usize;
     max_blocks_ahead, with_max_blocks_ahead: u64;
+    max_private_blocks, with_max_private_blocks: u64;
     max_signers, with_max_signers: usize;
     max_body_bytes, with_max_body_bytes: usize;
     max_message_bytes, with_max_message_bytes: usize;
@@ -270,6 +278,7 @@ impl OrderRpcConfig {
             max_tx_gas: DEFAULT_MAX_TX_GAS,
             max_blobs_per_tx: DEFAULT_MAX_BLOBS_PER_TX,
             max_blocks_ahead: order_pool::DEFAULT_MAX_BLOCKS_AHEAD,
+            max_private_blocks: DEFAULT_MAX_PRIVATE_BLOCKS,
             max_signers: DEFAULT_MAX_SIGNERS,
             max_body_bytes: DEFAULT_MAX_BODY_BYTES,
             max_message_bytes: DEFAULT_MAX_MESSAGE_BYTES,
@@ -311,6 +320,12 @@ impl OrderRpcConfig {
                 self.max_buffered_bytes_per_peer,
                 self.max_body_bytes,
                 usize::MAX,
+            ),
+            (
+                "max_private_blocks",
+                usize::try_from(self.max_private_blocks).unwrap_or(usize::MAX),
+                1,
+                MAX,
             ),
             ("max_admissions", self.max_admissions, 1, MAX),
             ("max_batch", self.max_batch, 1, MAX),

@@ -5,15 +5,15 @@ use std::time::SystemTime;
 use alloy_consensus::Transaction as _;
 use alloy_primitives::{Address, B256, Bytes, keccak256};
 use order_pool::{
-    BundleError, CancelOutcome, InsertOutcome, Order, OrderPool, PooledTransaction, RawBundle,
-    RawCancelBundle, RejectReason, ReplacementKey,
+    BundleError, CancelOutcome, CancelPrivateOutcome, InsertOutcome, Order, OrderPool,
+    PooledTransaction, PrivateTerms, RawBundle, RawCancelBundle, RejectReason, ReplacementKey,
 };
 use serde_json::{Value, json};
 
 use crate::{
     admission::Admitted,
     context::RpcContext,
-    params,
+    params::{self, RawCancelPrivate, RawPrivate},
     reply::{ErrorResponse, Reason},
     verify,
 };
@@ -24,17 +24,29 @@ pub(crate) enum Method {
     SendRawTransaction,
     SendBundle,
     CancelBundle,
+    SendPrivateTransaction,
+    SendPrivateRawTransaction,
+    CancelPrivateTransaction,
 }
 
 impl Method {
-    pub(crate) const ALL: [Self; 3] =
-        [Self::SendRawTransaction, Self::SendBundle, Self::CancelBundle];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::SendRawTransaction,
+        Self::SendBundle,
+        Self::CancelBundle,
+        Self::SendPrivateTransaction,
+        Self::SendPrivateRawTransaction,
+        Self::CancelPrivateTransaction,
+    ];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::SendRawTransaction => "eth_sendRawTransaction",
             Self::SendBundle => "eth_sendBundle",
             Self::CancelBundle => "eth_cancelBundle",
+            Self::SendPrivateTransaction => "eth_sendPrivateTransaction",
+            Self::SendPrivateRawTransaction => "eth_sendPrivateRawTransaction",
+            Self::CancelPrivateTransaction => "eth_cancelPrivateTransaction",
         }
     }
 
@@ -46,7 +58,11 @@ impl Method {
     pub(crate) fn is_deferrable(self) -> bool {
         match self {
             Self::SendRawTransaction => true,
-            Self::SendBundle | Self::CancelBundle => false,
+            Self::SendBundle
+            | Self::CancelBundle
+            | Self::SendPrivateTransaction
+            | Self::SendPrivateRawTransaction
+            | Self::CancelPrivateTransaction => false,
         }
     }
 
@@ -57,10 +73,27 @@ impl Method {
         params: &[u8],
     ) -> Result<Prepared, ErrorResponse> {
         match self {
-            Self::SendRawTransaction => prepare_transaction(context, params),
+            Self::SendRawTransaction => {
+                let raw: Bytes = params::one(params, "")?;
+                prepare_transaction(context, &raw, RAW_FIELD, None)
+            }
             Self::SendBundle => prepare_bundle(context, params),
             Self::CancelBundle => {
                 params::one(params, "replacementUuid").map(Prepared::Cancellation)
+            }
+            Self::SendPrivateTransaction => {
+                let RawPrivate { tx, max_block_number, .. } = params::one(params, "tx")?;
+                let last = last_block(context, max_block_number)?;
+                prepare_transaction(context, &tx, "tx", Some(last))
+            }
+            Self::SendPrivateRawTransaction => {
+                let raw = params::private_raw(params)?;
+                let last = last_block(context, None)?;
+                prepare_transaction(context, &raw, RAW_FIELD, Some(last))
+            }
+            Self::CancelPrivateTransaction => {
+                let RawCancelPrivate { tx_hash } = params::one(params, "txHash")?;
+                Ok(Prepared::PrivateCancellation(tx_hash))
             }
         }
     }
@@ -75,10 +108,18 @@ const WORK_PER_BLOB: usize = 40;
 pub(crate) enum Prepared {
     /// A transaction that is in the pool.
     Pooled(B256),
-    Transaction(PooledTransaction),
+    Transaction {
+        tx: PooledTransaction,
+        /// Where it stood in the parameters.
+        field: &'static str,
+        /// The last block of a private one.
+        last_block: Option<u64>,
+    },
     /// With its transactions, in their order.
     Bundle(RawBundle, Vec<PooledTransaction>),
     Cancellation(RawCancelBundle),
+    /// Of the private transaction with this hash.
+    PrivateCancellation(B256),
 }
 
 impl Prepared {
@@ -89,9 +130,9 @@ impl Prepared {
         };
         match self {
             Self::Pooled(_) => 0,
-            Self::Transaction(tx) => of(tx),
+            Self::Transaction { tx, .. } => of(tx),
             Self::Bundle(_, txs) => txs.iter().map(of).sum(),
-            Self::Cancellation(_) => 1,
+            Self::Cancellation(_) | Self::PrivateCancellation(_) => 1,
         }
     }
 
@@ -100,25 +141,27 @@ impl Prepared {
         let now = SystemTime::now();
         Ok(match self {
             Self::Pooled(hash) => Verified::Pooled(hash),
-            Self::Transaction(tx) => {
-                let tx = verify::transaction(tx, "params[0]", now)?;
-                Verified::Order(Order::Tx(tx))
+            Self::Transaction { tx, field, last_block } => {
+                let terms = last_block.map(|max_block| PrivateTerms { signer, max_block });
+                Verified::Order(Order::Tx(verify::transaction(tx, field, terms, now)?))
             }
             Self::Bundle(raw, txs) => {
                 let txs = txs.into_iter().enumerate();
-                let verify = |(index, tx)| verify::transaction(tx, &format!("txs[{index}]"), now);
+                let verify = |(index, tx)| {
+                    verify::transaction(tx, &format!("txs[{index}]"), None, now)
+                };
                 let txs = txs.map(verify).collect::<Result<_, _>>()?;
                 let bundle = raw.with_transactions(txs, signer, now);
                 Verified::Order(Order::Bundle(bundle.map_err(|error| bundle_error(&error))?))
             }
             Self::Cancellation(cancel) => {
-                let Some(signer) = signer else {
-                    let message = "replacementUuid needs a signed request".to_owned();
-                    let field = "replacementUuid";
-                    return Err(ErrorResponse::field(Reason::Signature, field, message));
-                };
+                let signer = signer.ok_or_else(|| needs_signature("replacementUuid"))?;
                 let key = ReplacementKey { uuid: cancel.replacement_uuid, signer };
                 Verified::Cancellation(key, cancel.replacement_nonce)
+            }
+            Self::PrivateCancellation(hash) => {
+                let signer = signer.ok_or_else(|| needs_signature("txHash"))?;
+                Verified::PrivateCancellation(hash, signer)
             }
         })
     }
@@ -132,6 +175,8 @@ pub(crate) enum Verified {
     Order(Order),
     /// Of this key, up to this nonce.
     Cancellation(ReplacementKey, Option<u64>),
+    /// Of the private transaction with this hash, by this signer.
+    PrivateCancellation(B256, Address),
 }
 
 impl Verified {
@@ -141,7 +186,7 @@ impl Verified {
             // A bundle without transactions cancels.
             Self::Order(Order::Bundle(bundle)) if bundle.txs().is_empty() => None,
             Self::Order(order) => Some(order),
-            Self::Pooled(_) | Self::Cancellation(..) => None,
+            Self::Pooled(_) | Self::Cancellation(..) | Self::PrivateCancellation(..) => None,
         }
     }
 
@@ -157,7 +202,13 @@ impl Verified {
                 let hash = *tx.hash();
                 let vouched = admitted.is_some_and(|admitted| admitted.is_prioritized);
                 let tx = if vouched { tx.vouched_for() } else { tx };
-                check_outcome(pool.insert_transaction(tx), "params[0]")?;
+                match pool.insert_transaction(tx) {
+                    // Of a private one: a head came meanwhile.
+                    InsertOutcome::Rejected(RejectReason::BlockPassed { value, limit }) => {
+                        Err(last_block_passed(value, limit))
+                    }
+                    outcome => check_outcome(outcome, "the transaction"),
+                }?;
                 Ok(json!(hash))
             }
             Self::Order(Order::Bundle(bundle)) => {
@@ -175,24 +226,70 @@ impl Verified {
                 CancelOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
                 _ => Err(ErrorResponse::internal()),
             },
+            Self::PrivateCancellation(hash, signer) => match pool.cancel_private(&hash, signer) {
+                CancelPrivateOutcome::Cancelled => Ok(json!(true)),
+                CancelPrivateOutcome::Public => {
+                    let message = format!("{hash} has become public and cannot be cancelled");
+                    Err(ErrorResponse::rejected(Reason::BecamePublic, message))
+                }
+                CancelPrivateOutcome::Unknown => {
+                    let message = format!("no private transaction of {signer} has the hash {hash}");
+                    Err(ErrorResponse::rejected(Reason::UnknownPrivate, message))
+                }
+                _ => Err(ErrorResponse::internal()),
+            },
         }
     }
 }
 
-fn prepare_transaction(context: &RpcContext, params: &[u8]) -> Result<Prepared, ErrorResponse> {
-    let raw: Bytes = params::one(params, "")?;
+/// Where a raw transaction stands in the parameters.
+const RAW_FIELD: &str = "params[0]";
+
+/// The last block of a private transaction.
+fn last_block(context: &RpcContext, wanted: Option<u64>) -> Result<u64, ErrorResponse> {
+    let Some(head) = context.host.pool.head() else {
+        let message = "the head is not known yet, by which the last block is reckoned";
+        return Err(context.retry_later(Reason::HeadUnknown, message));
+    };
+    let most = head.number.saturating_add(context.config.max_private_blocks);
+    match wanted {
+        Some(value) if value <= head.number => {
+            Err(last_block_passed(value, head.number.saturating_add(1)))
+        }
+        wanted => Ok(wanted.unwrap_or(most).min(most)),
+    }
+}
+
+fn last_block_passed(value: u64, limit: u64) -> ErrorResponse {
+    let message = format!("maxBlockNumber is {value}, the lowest that is not built yet is {limit}");
+    ErrorResponse::field(Reason::Params, "maxBlockNumber", message)
+}
+
+fn needs_signature(field: &str) -> ErrorResponse {
+    ErrorResponse::field(Reason::Signature, field, format!("{field} needs a signed request"))
+}
+
+fn prepare_transaction(
+    context: &RpcContext,
+    raw: &[u8],
+    field: &'static str,
+    last_block: Option<u64>,
+) -> Result<Prepared, ErrorResponse> {
     let pool = &context.host.pool;
     let is_pooled = |hash: &B256| pool.contains(hash);
     // Of a blob transaction the blobs are no part of what is hashed.
-    if !verify::has_blobs(&raw) {
-        let hash = keccak256(&raw);
+    if !verify::has_blobs(raw) {
+        let hash = keccak256(raw);
         if is_pooled(&hash) {
             return Ok(Prepared::Pooled(hash));
         }
     }
-    let tx = verify::decode(&raw, "params[0]", &context.config)?;
+    let tx = verify::decode(raw, field, &context.config)?;
     let hash = *tx.tx_hash();
-    Ok(if is_pooled(&hash) { Prepared::Pooled(hash) } else { Prepared::Transaction(tx) })
+    Ok(match is_pooled(&hash) {
+        true => Prepared::Pooled(hash),
+        false => Prepared::Transaction { tx, field, last_block },
+    })
 }
 
 fn prepare_bundle(context: &RpcContext, params: &[u8]) -> Result<Prepared, ErrorResponse> {

@@ -2,8 +2,10 @@
 
 use std::{borrow::Cow, fmt};
 
+use alloy_primitives::{B256, Bytes};
+use alloy_serde::quantity;
 use serde::{
-    Deserializer,
+    Deserialize, Deserializer,
     de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::value::RawValue;
@@ -29,6 +31,36 @@ pub(crate) fn one<T: DeserializeOwned>(
     let field = found.unwrap_or_else(|| "params[0]".to_owned());
     let message = format!("{field}: {}", cut(&error.to_string()));
     Err(ErrorResponse::field(Reason::Params, &field, message))
+}
+
+/// The parameters of `eth_sendPrivateTransaction`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct RawPrivate {
+    pub(crate) tx: Bytes,
+    #[serde(default, with = "quantity::opt")]
+    pub(crate) max_block_number: Option<u64>,
+    /// How Flashbots are to share it with others: with nobody, here.
+    #[serde(default, rename = "preferences")]
+    _preferences: IgnoredAny,
+}
+
+/// The parameters of `eth_cancelPrivateTransaction`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct RawCancelPrivate {
+    pub(crate) tx_hash: B256,
+}
+
+/// The parameters of `eth_sendPrivateRawTransaction`: the transaction, and its preferences if it has any.
+pub(crate) fn private_raw(params: &[u8]) -> Result<Bytes, ErrorResponse> {
+    #[derive(Deserialize)]
+    struct Params(Bytes, #[serde(default)] IgnoredAny);
+    let read = serde_json::from_slice::<Params>(params).map(|Params(raw, _)| raw);
+    read.map_err(|error| {
+        let message = format!("params[0]: {}", cut(&error.to_string()));
+        ErrorResponse::field(Reason::Params, "params[0]", message)
+    })
 }
 
 /// Where the parser was when it met the error.

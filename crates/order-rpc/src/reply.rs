@@ -88,6 +88,8 @@ reasons! {
     PeerBufferedBytes = "peer_buffered_bytes", Refused;
     /// The host's [`Admission`](crate::Admission) came to no decision in time.
     AdmissionUnavailable = "admission_unavailable", Refused;
+    /// The pool knows no head yet, by which the last block of a private transaction is reckoned.
+    HeadUnknown = "head_unknown", Refused;
     /// The pool is full.
     PoolFull = "pool_full", Refused;
     /// The body did not come in time.
@@ -138,6 +140,10 @@ reasons! {
     StaleNonce = "stale_nonce", Failed;
     /// A later message of its replacement key came before.
     Superseded = "superseded", Failed;
+    /// The signer has no private transaction of this hash.
+    UnknownPrivate = "unknown_private", Failed;
+    /// The transaction has become public and cannot be cancelled.
+    BecamePublic = "became_public", Failed;
     /// It pays less than everything in a full pool.
     PaysTooLittle = "pays_too_little", Failed;
     /// An error of the server.

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use alloy_consensus::{Transaction as _, transaction::SignerRecoverable};
 use alloy_eips::eip2718::Decodable2718;
-use order_pool::{Origin, PooledTransaction, Transaction};
+use order_pool::{Origin, PooledTransaction, PrivateTerms, Transaction};
 
 use crate::{
     config::OrderRpcConfig,
@@ -65,6 +65,7 @@ pub(crate) fn decode(
 pub(crate) fn transaction(
     tx: PooledTransaction,
     field: &str,
+    terms: Option<PrivateTerms>,
     now: SystemTime,
 ) -> Result<Transaction, ErrorResponse> {
     let hash = *tx.tx_hash();
@@ -72,7 +73,10 @@ pub(crate) fn transaction(
         let message = format!("{field} ({hash}) has an invalid signature");
         ErrorResponse::field(Reason::TransactionSignature, field, message)
     })?;
-    let tx = Transaction::new(tx, Origin::Rpc, now);
+    let tx = match terms {
+        Some(terms) => Transaction::private(tx, terms, now),
+        None => Transaction::new(tx, Origin::Rpc, now),
+    };
     tx.check_sidecar().map_err(|error| {
         ErrorResponse::field(Reason::Sidecar, field, format!("{field} ({hash}): {error}"))
     })?;

@@ -9,5 +9,6 @@ mod it {
     mod burst;
     mod limits;
     mod orders;
+    mod private;
     mod shares;
 }

@@ -12,18 +12,28 @@ use crate::{
 /// the room of a thousand plain ones: it does not get it, and an insert stays short.
 pub(crate) const MAX_EVICTIONS_PER_INSERT: usize = 64;
 
+/// How long a transaction is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    Time(Duration),
+    /// Until this block is the head: see [`Core::private`](super::Core).
+    Block(u64),
+}
+
 #[derive(Debug)]
 pub(super) struct TxEntry {
     pub(super) order: Arc<Order>,
     pub(super) worth: Worth,
-    pub(super) deadline: Duration,
+    pub(super) until: Until,
 }
 
 /// Transactions that share two caps and are ranked among themselves.
 #[derive(Debug)]
 pub(super) struct TxShare {
-    /// By acceptance, which is also the order of their deadlines: the retention is one for all.
+    /// By acceptance, which is also the order of their times: the retention is one for all.
     txs: BTreeMap<u64, TxEntry>,
+    /// All that were accepted before are kept until a block.
+    due_from: u64,
     bytes: usize,
     /// Of those accepted before [`Self::ranked_below`], and of no other.
     ranks: Ranks,
@@ -35,7 +45,7 @@ pub(super) struct TxShare {
 impl TxShare {
     pub(super) fn new(max_txs: usize, max_bytes: usize) -> Self {
         let (txs, ranks) = (BTreeMap::new(), Ranks::default());
-        Self { txs, bytes: 0, ranks, ranked_below: 0, max_txs, max_bytes }
+        Self { txs, due_from: 0, bytes: 0, ranks, ranked_below: 0, max_txs, max_bytes }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -51,8 +61,26 @@ impl TxShare {
     }
 
     /// The one accepted first, if its time is over.
-    pub(super) fn next_due(&self, now: Duration) -> Option<u64> {
-        self.txs.first_key_value().filter(|(_, tx)| tx.deadline <= now).map(|(seq, _)| *seq)
+    pub(super) fn next_due(&mut self, now: Duration) -> Option<u64> {
+        // Each transaction that is kept until a block is passed once.
+        for (seq, tx) in self.txs.range(self.due_from..) {
+            match tx.until {
+                Until::Time(due) => return (due <= now).then_some(*seq),
+                Until::Block(_) => self.due_from = *seq + 1,
+            }
+        }
+        None
+    }
+
+    pub(super) fn until(&self, seq: u64) -> Option<Until> {
+        self.txs.get(&seq).map(|entry| entry.until)
+    }
+
+    pub(super) fn set_until(&mut self, seq: u64, until: Until) {
+        if let Some(entry) = self.txs.get_mut(&seq) {
+            entry.until = until;
+            self.due_from = self.due_from.min(seq);
+        }
     }
 
     /// Adds one that was accepted after all that are here.
@@ -68,6 +96,7 @@ impl TxShare {
         if seq < self.ranked_below {
             self.ranks.insert(entry.worth, seq);
         }
+        self.due_from = self.due_from.min(seq);
         self.insert(seq, entry);
     }
 

@@ -2,18 +2,23 @@
 
 use std::{sync::Arc, time::Duration};
 
+use alloy_primitives::{Address, B256};
 use chain_view::Taken;
 
 use super::{
     Core, Effect,
-    share::{TxEntry, TxShare},
+    share::{TxEntry, TxShare, Until},
 };
 use crate::{
-    event::{InsertOutcome, RejectReason, RemoveReason},
+    event::{CancelPrivateOutcome, InsertOutcome, RejectReason, RemoveReason},
     order::{Order, Transaction},
     seen::Fate,
     worth::Worth,
 };
+
+/// How many more blocks a private transaction is kept that has become public: at 12 s each as long as
+/// [`DEFAULT_TX_RETENTION`](crate::DEFAULT_TX_RETENTION).
+const PUBLIC_BLOCKS: u64 = 5;
 
 impl Core {
     /// Takes a transaction in, or says why not.
@@ -42,6 +47,9 @@ impl Core {
         if fate == Some(Fate::Known) {
             return InsertOutcome::AlreadyRemoved;
         }
+        if let Err(reason) = self.check_terms(&order) {
+            return InsertOutcome::Rejected(reason);
+        }
         match self.pool_tx(Arc::new(order), effects) {
             Ok(()) => {
                 self.remember(&hash, fate);
@@ -61,6 +69,7 @@ impl Core {
         if again.origin().is_external() || self.external.get(seq).is_none() {
             return;
         }
+        self.keep_public(seq);
         let base_fee_wei = self.chain.next_base_fee_wei();
         let room = self.public.room_for(Worth::of(tx), order.size_bytes(), base_fee_wei);
         let Ok(victims) = room else { return };
@@ -68,6 +77,72 @@ impl Core {
         if let Some(entry) = self.external.remove(seq) {
             self.public.insert_earlier(seq, entry);
         }
+    }
+
+    /// Keeps a private transaction that has become public for as many blocks as a public one is kept.
+    fn keep_public(&mut self, seq: u64) {
+        let Some(Until::Block(before)) = self.external.until(seq) else { return };
+        let head = self.chain.head().map_or(0, |head| head.number);
+        let block = before.max(head.saturating_add(PUBLIC_BLOCKS));
+        self.private.remove(&(before, seq));
+        self.private.insert((block, seq));
+        self.external.set_until(seq, Until::Block(block));
+    }
+
+    /// What a private transaction asks for must be possible.
+    fn check_terms(&self, order: &Order) -> Result<(), RejectReason> {
+        let Some(tx) = order.as_tx().filter(|tx| !tx.is_public()) else { return Ok(()) };
+        let (Some(terms), Some(head)) = (tx.private_terms(), self.chain.head()) else {
+            return Ok(());
+        };
+        let (value, head) = (terms.max_block, head.number);
+        if value <= head {
+            return Err(RejectReason::BlockPassed { value, limit: head.saturating_add(1) });
+        }
+        let limit = head.saturating_add(self.config.max_blocks_ahead);
+        if value > limit { Err(RejectReason::BlockTooFar { value, limit }) } else { Ok(()) }
+    }
+
+    /// Removes the private transactions whose last block is the head, and those that are for a block too far
+    /// ahead of it: they came while the pool knew no head, or a lower one followed.
+    pub(super) fn pass_private(&mut self, head: u64, effects: &mut Vec<Effect>) {
+        while let Some((_, seq)) = self.private.first().filter(|(block, _)| *block <= head).copied()
+        {
+            let order = self.order(seq).and_then(|order| order.as_tx());
+            let is_public = order.is_some_and(Transaction::is_public);
+            let reason =
+                if is_public { RemoveReason::Expired } else { RemoveReason::BlockPassed };
+            self.private.pop_first();
+            self.remove_tx(seq, reason, effects);
+        }
+        let limit = head.saturating_add(self.config.max_blocks_ahead.max(PUBLIC_BLOCKS));
+        while let Some((_, seq)) = self.private.last().filter(|(block, _)| *block > limit).copied()
+        {
+            self.private.pop_last();
+            self.remove_tx(seq, RemoveReason::BlockTooFar, effects);
+        }
+    }
+
+    /// Removes a private transaction for whoever sent it.
+    pub(crate) fn cancel_private(
+        &mut self,
+        hash: &B256,
+        signer: Address,
+        now: Duration,
+        effects: &mut Vec<Effect>,
+    ) -> CancelPrivateOutcome {
+        self.advance(now);
+        let found = self.find(hash);
+        let tx = found.and_then(|seq| self.order(seq)).and_then(|order| order.as_tx());
+        let (Some(seq), Some(tx)) = (found, tx) else { return CancelPrivateOutcome::Unknown };
+        if tx.is_public() {
+            return CancelPrivateOutcome::Public;
+        }
+        if tx.private_terms().is_none_or(|terms| terms.signer != Some(signer)) {
+            return CancelPrivateOutcome::Unknown;
+        }
+        self.remove_tx(seq, RemoveReason::Cancelled, effects);
+        CancelPrivateOutcome::Cancelled
     }
 
     fn share_of(&mut self, tx: &Transaction) -> &mut TxShare {
@@ -92,11 +167,17 @@ impl Core {
         let victims = self.share_of(tx).room_for(worth, order.size_bytes(), base_fee_wei)?;
         self.evict(victims, effects);
         let seq = self.take_seq();
-        let deadline = self.now.saturating_add(self.config.tx_retention);
+        let until = match tx.private_terms() {
+            Some(terms) if !tx.is_public() => {
+                self.private.insert((terms.max_block, seq));
+                Until::Block(terms.max_block)
+            }
+            _ => Until::Time(self.now.saturating_add(self.config.tx_retention)),
+        };
         self.index.insert(tx.hash(), seq);
         self.senders.insert(tx.sender(), tx.nonce(), seq);
         effects.push(Effect::Added { seq, order: Arc::clone(&order) });
-        let entry = TxEntry { order: Arc::clone(&order), worth, deadline };
+        let entry = TxEntry { order: Arc::clone(&order), worth, until };
         self.share_of(tx).insert(seq, entry);
         Ok(())
     }
@@ -107,13 +188,20 @@ impl Core {
         reason: RemoveReason,
         effects: &mut Vec<Effect>,
     ) -> Option<Arc<Order>> {
-        let TxEntry { order, .. } =
+        let TxEntry { order, until, .. } =
             self.public.remove(seq).or_else(|| self.external.remove(seq))?;
+        if let Until::Block(block) = until {
+            self.private.remove(&(block, seq));
+        }
         let tx = order.as_tx()?;
         self.index.remove(tx.hash(), seq);
         self.senders.remove(&tx.sender(), tx.nonce(), seq);
         match reason {
-            RemoveReason::Evicted => self.seen.evicted(tx.hash()),
+            // What was private may come again, from its sender or from the node.
+            RemoveReason::Evicted
+            | RemoveReason::BlockPassed
+            | RemoveReason::BlockTooFar
+            | RemoveReason::Cancelled => self.seen.evicted(tx.hash()),
             RemoveReason::Expired => {
                 let offered_at = self.now.saturating_add(self.config.expired_pause);
                 self.seen.expired(tx.hash(), offered_at);
@@ -127,7 +215,8 @@ impl Core {
 
     /// Brings back what a reorg un-mined, for a full retention from now: it is pending anew.
     pub(super) fn put_back(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
-        if self.chain.taken(&order).is_some() || self.find(order.id().hash()).is_some() {
+        let is_over = self.check_terms(&order).is_err();
+        if is_over || self.chain.taken(&order).is_some() || self.find(order.id().hash()).is_some() {
             return false;
         }
         self.pool_tx(order, effects).is_ok()

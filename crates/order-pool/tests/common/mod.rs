@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
 use alloy_primitives::{Address, B256, Bytes, Signature, U256, keccak256};
-use order_pool::{Block, Event, Head, Origin, Subscription, Transaction};
+use order_pool::{Block, Event, Head, Origin, PrivateTerms, Subscription, Transaction};
 
 /// What a test transaction is made of; the rest is the same for all.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +73,12 @@ pub(crate) fn tx_from(spec: Spec, origin: Origin) -> Transaction {
 /// The `n`th of many plain transactions, all of different senders.
 pub(crate) fn nth(n: u64) -> Transaction {
     tx(Spec { sender: n, ..Default::default() })
+}
+
+/// A private transaction, of the same hash as the public one.
+pub(crate) fn private_from(spec: Spec, terms: PrivateTerms) -> Transaction {
+    let tx = tx_from(spec, Origin::Private);
+    Transaction::private(tx.recovered().clone(), terms, tx.first_seen())
 }
 
 /// A block whose hash tells its number and its fork.

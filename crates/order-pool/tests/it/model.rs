@@ -8,13 +8,14 @@ use std::{
 
 use alloy_primitives::{Address, B256, keccak256};
 use order_pool::{
-    Block, Bundle, BundleParts, CancelOutcome, Clock, Event, Head, InsertOutcome, Order, OrderId,
-    OrderPool, Origin, PoolConfig, Relation, ReplacementKey, Standing, Subscription, Transaction,
+    Block, Bundle, BundleParts, CancelOutcome, CancelPrivateOutcome, Clock, Event, Head,
+    InsertOutcome, Order, OrderId, OrderPool, Origin, PoolConfig, PrivateTerms, Relation,
+    ReplacementKey, Standing, Subscription, Transaction,
 };
 use proptest::prelude::*;
 use uuid::Uuid;
 
-use crate::common::{Spec, address, hash, nth, tx_from};
+use crate::common::{Spec, address, hash, nth, private_from, tx_from};
 
 const MAX_TXS: usize = 12;
 const MAX_EXTERNAL: usize = 4;
@@ -29,6 +30,8 @@ const RETENTION: u64 = 50;
 const EXPIRED_PAUSE: u64 = 30;
 const LOG_EVENTS: usize = 64;
 const MAX_AHEAD: u64 = 3;
+/// How many more blocks a private transaction is kept that has become public.
+const PUBLIC_BLOCKS: u64 = 5;
 
 fn config() -> PoolConfig {
     PoolConfig::default()
@@ -56,6 +59,18 @@ enum Op {
         fee: u8,
         tip: u8,
         external: bool,
+    },
+    /// Of a private transaction, until so many blocks ahead.
+    Private {
+        sender: u64,
+        nonce: u64,
+        tip: u8,
+        ahead: u8,
+    },
+    /// Of one of the pooled transactions.
+    CancelPrivate {
+        which: u8,
+        signer: u64,
     },
     /// Many at once, so that logs wrap and caps are met.
     Burst {
@@ -117,6 +132,9 @@ fn op() -> impl Strategy<Value = Op> {
         12 => (0_u64..5, 0_u64..4, 0_u8..20, 0_u8..20, prop::bool::weighted(0.4)).prop_map(
             |(sender, nonce, fee, tip, external)| Op::Insert { sender, nonce, fee, tip, external }
         ),
+        4 => (0_u64..5, 0_u64..4, 0_u8..20, 0_u8..6)
+            .prop_map(|(sender, nonce, tip, ahead)| Op::Private { sender, nonce, tip, ahead }),
+        2 => (0_u8..20, 0_u64..2).prop_map(|(which, signer)| Op::CancelPrivate { which, signer }),
         1 => (0_u64..4).prop_map(|salt| Op::Burst { salt }),
         6 => (
             0_u64..6,
@@ -153,6 +171,10 @@ struct Pooled {
     external: bool,
     /// The node has announced it.
     public: bool,
+    /// Of a private one, what its sender asked for.
+    terms: Option<PrivateTerms>,
+    /// The block until which it is kept, if it is kept until one.
+    until: Option<u64>,
     key: Option<usize>,
     signer: Option<Address>,
     nonce: Option<u64>,
@@ -273,6 +295,7 @@ impl Model {
 
     fn admit(&mut self, mut order: Pooled) -> bool {
         order.external = !order.public;
+        order.until = order.terms.filter(|_| !order.public).map(|terms| terms.max_block);
         let admitted = self.make_room(order.external, &order.tx.expect("a transaction"));
         if admitted {
             self.add(order);
@@ -284,6 +307,11 @@ impl Model {
     fn came_again(&mut self, again: &Pooled) {
         let at = self.pooled.iter().position(|order| order.id == again.id).expect("it is pooled");
         self.pooled[at].public |= again.public;
+        if again.public && self.pooled[at].external {
+            let as_public = self.head_number().unwrap_or(0) + PUBLIC_BLOCKS;
+            let until = &mut self.pooled[at].until;
+            *until = until.map(|until| until.max(as_public));
+        }
         if again.public
             && self.pooled[at].external
             && self.make_room(false, &again.tx.expect("a transaction"))
@@ -384,11 +412,54 @@ impl Model {
             "stale"
         } else if self.was_accepted(&id) && !self.may_return.contains_key(&id) {
             "removed"
+        } else if !self.is_possible(&order) {
+            "rejected"
         } else if self.admit(order) {
             self.accept(id);
             "added"
         } else {
             "rejected"
+        }
+    }
+
+    /// Whether the last block of a private transaction is ahead, and not too far.
+    fn is_possible(&self, order: &Pooled) -> bool {
+        match (order.terms, self.head_number()) {
+            (Some(terms), Some(head)) if !order.public => {
+                terms.max_block > head && terms.max_block <= head + MAX_AHEAD
+            }
+            _ => true,
+        }
+    }
+
+    fn cancel_private(&mut self, id: OrderId, signer: Address) -> CancelPrivateOutcome {
+        let order = self.pooled.iter().find(|order| order.id == id).expect("it is pooled");
+        if order.public {
+            return CancelPrivateOutcome::Public;
+        }
+        if order.terms.is_none_or(|terms| terms.signer != Some(signer)) {
+            return CancelPrivateOutcome::Unknown;
+        }
+        self.remove(id, "Cancelled");
+        self.may_return.insert(*id.hash(), 0);
+        CancelPrivateOutcome::Cancelled
+    }
+
+    /// After a head: the private transactions whose last block has passed, the earliest first, and those for
+    /// one too far ahead, the farthest first.
+    fn pass_private(&mut self, number: u64) {
+        let until = |order: &Pooled| Some((order.until?, order.seq, order.id, order.public));
+        let mut kept: Vec<_> = self.pooled.iter().filter_map(until).collect();
+        kept.sort();
+        for (_, _, id, public) in kept.iter().filter(|(block, ..)| *block <= number) {
+            self.remove(*id, if *public { "Expired" } else { "BlockPassed" });
+            let offered_at = if *public { self.now + EXPIRED_PAUSE } else { 0 };
+            self.may_return.insert(*id.hash(), offered_at);
+        }
+        let limit = number + MAX_AHEAD.max(PUBLIC_BLOCKS);
+        for (_, _, id, _) in kept.iter().rev().filter(|(block, ..)| *block > limit) {
+            self.remove(*id, "BlockTooFar");
+            self.may_return.insert(*id.hash(), 0);
         }
     }
 
@@ -592,6 +663,7 @@ impl Model {
                 self.end_bundle(id, reason);
             }
         }
+        self.pass_private(number);
         let mut free: Vec<B256> = undone.iter().flat_map(|block| block.mined.clone()).collect();
         free.extend(undone.iter().flat_map(|block| &block.taken).map(|order| *order.id.hash()));
         for order in undone.into_iter().flat_map(|block| block.taken) {
@@ -600,7 +672,8 @@ impl Model {
                 continue;
             };
             let stale = self.next_nonce(view.sender).is_some_and(|next| view.nonce < next);
-            if !stale && !self.is_mined(order.id.hash()) && !self.is_pooled(order.id.hash()) {
+            let is_here = self.is_mined(order.id.hash()) || self.is_pooled(order.id.hash());
+            if !stale && !is_here && self.is_possible(&order) {
                 self.admit(order);
             }
         }
@@ -641,7 +714,9 @@ impl Model {
 
     fn upkeep(&mut self) {
         loop {
-            let due = self.pooled.iter().filter(|o| o.tx.is_some() && o.deadline <= self.now);
+            let due = self.pooled.iter().filter(|order| {
+                order.tx.is_some() && order.until.is_none() && order.deadline <= self.now
+            });
             if let Some(id) = due.min_by_key(|order| order.seq).map(|order| order.id) {
                 self.remove(id, "Expired");
                 self.may_return.insert(*id.hash(), self.now + EXPIRED_PAUSE);
@@ -726,6 +801,8 @@ fn view(tx: &Transaction, sender: u64) -> Pooled {
         tx: Some(tx_view),
         external: false,
         public: tx.is_public(),
+        terms: tx.private_terms().copied(),
+        until: None,
         key: None,
         signer: None,
         nonce: None,
@@ -775,6 +852,10 @@ impl Run {
 
     fn insert(&mut self, spec: Spec, external: bool) {
         let tx = tx_from(spec, if external { Origin::Rpc } else { Origin::Mempool });
+        self.insert_tx(spec, tx);
+    }
+
+    fn insert_tx(&mut self, spec: Spec, tx: Transaction) {
         let expected = self.model.insert(view(&tx, spec.sender));
         assert_eq!(outcome(self.pool.insert_transaction(tx)), expected);
     }
@@ -808,6 +889,20 @@ impl Run {
             Op::Insert { sender, nonce, fee, tip, external } => {
                 let (max_fee, max_tip) = (u128::from(fee), u128::from(tip));
                 self.insert(Spec { sender, nonce, max_fee, max_tip, ..Spec::default() }, external);
+            }
+            Op::Private { sender, nonce, tip, ahead } => {
+                // Some of them are those that others hand in too.
+                let (max_fee, max_tip) = (19, u128::from(tip));
+                let spec = Spec { sender, nonce, max_fee, max_tip, ..Spec::default() };
+                let max_block = self.model.head_number().unwrap_or(9) + u64::from(ahead);
+                let terms = PrivateTerms { signer: Some(address(sender % 2)), max_block };
+                self.insert_tx(spec, private_from(spec, terms));
+            }
+            Op::CancelPrivate { which, signer } => {
+                let txs = self.model.pooled.iter().filter(|order| order.tx.is_some());
+                let Some(id) = txs.map(|order| order.id).nth(which.into()) else { return };
+                let expected = self.model.cancel_private(id, address(signer));
+                assert_eq!(self.pool.cancel_private(id.hash(), address(signer)), expected);
             }
             Op::Burst { salt } => (0..40).for_each(|n| {
                 let (sender, max_fee, max_tip) = (n % 5, 30 + u128::from(n), u128::from(n));
@@ -950,6 +1045,8 @@ impl Run {
             tx: None,
             external: false,
             public: false,
+            terms: None,
+            until: None,
             key: with.map(|(n, _)| usize::from(n)),
             signer,
             nonce: None,

@@ -1,0 +1,158 @@
+//! Private transactions: kept until a block, cancelled by their sender alone, never taken for public ones.
+
+use std::time::Duration;
+
+use order_pool::{
+    CancelPrivateOutcome, Clock, DEFAULT_TX_RETENTION, InsertOutcome, OrderPool, Origin,
+    PoolConfig, PrivateTerms, RejectReason, Standing,
+};
+
+use crate::common::{Spec, address, head, journal, nth, private_from, tx};
+
+fn pool(config: PoolConfig) -> (OrderPool, Clock) {
+    let clock = Clock::manual();
+    let config = config.with_dedupe_window(1 << 12);
+    let pool = OrderPool::with_clock(config, clock.clone()).expect("a valid configuration");
+    pool.on_head(head(10, 0, 0, &[]));
+    (pool, clock)
+}
+
+/// Private until this block, by signer 7.
+fn private(sender: u64, max_block: u64) -> order_pool::Transaction {
+    let terms = PrivateTerms { signer: Some(address(7)), max_block };
+    private_from(Spec { sender, ..Spec::default() }, terms)
+}
+
+fn upkeep(pool: &OrderPool) {
+    while pool.upkeep() {}
+}
+
+#[test]
+fn a_private_transaction_is_kept_until_its_block_and_not_for_the_retention() {
+    let (pool, clock) = pool(PoolConfig::default());
+    let mut subscription = pool.subscribe_all();
+    assert_eq!(pool.insert_transaction(private(1, 12)), InsertOutcome::Added);
+    pool.insert_transaction(nth(2));
+    let order = pool.get(nth(1).hash()).expect("it is pooled");
+    let order = order.as_tx().expect("a transaction");
+    assert_eq!((order.origin(), order.is_public()), (Origin::Private, false));
+    let terms = PrivateTerms { signer: Some(address(7)), max_block: 12 };
+    assert_eq!(order.private_terms(), Some(&terms));
+    journal(&mut subscription);
+    clock.advance(DEFAULT_TX_RETENTION);
+    upkeep(&pool);
+    let [one, two] = [1, 2].map(|n| *nth(n).hash());
+    assert_eq!(journal(&mut subscription), [format!("-{two} Expired")]);
+    pool.on_head(head(11, 0, 0, &[]));
+    assert!(pool.contains(&one));
+    pool.on_head(head(12, 0, 0, &[]));
+    assert_eq!(journal(&mut subscription), [format!("-{one} BlockPassed")]);
+    // Its sender may now try the public way, or once more this one.
+    assert_eq!(pool.standing(&one), Standing::MayReturn);
+    assert_eq!(pool.insert_transaction(private(1, 13)), InsertOutcome::Added);
+    let passed = RejectReason::BlockPassed { value: 12, limit: 13 };
+    assert_eq!(pool.insert_transaction(private(3, 12)), InsertOutcome::Rejected(passed));
+    let too_far = RejectReason::BlockTooFar { value: 1 << 60, limit: 76 };
+    assert_eq!(pool.insert_transaction(private(3, 1 << 60)), InsertOutcome::Rejected(too_far));
+}
+
+/// Upkeep looks for what is due in the order of acceptance, and private transactions are not due by time.
+#[test]
+fn private_transactions_do_not_hold_up_the_expiry_of_others() {
+    let (pool, clock) = pool(PoolConfig::default());
+    for n in 0..100 {
+        let tx = if n % 2 == 0 { private(n, 20) } else { tx_of_caller(n) };
+        assert_eq!(pool.insert_transaction(tx), InsertOutcome::Added);
+    }
+    clock.advance(DEFAULT_TX_RETENTION);
+    upkeep(&pool);
+    assert_eq!((pool.len(), pool.stats().expired), (50, 50));
+    pool.on_head(head(20, 0, 0, &[]));
+    assert_eq!((pool.len(), pool.stats().block_passed), (0, 50));
+}
+
+fn tx_of_caller(n: u64) -> order_pool::Transaction {
+    crate::common::tx_from(Spec { sender: n, ..Spec::default() }, Origin::Rpc)
+}
+
+#[test]
+fn one_that_becomes_public_is_kept_as_long_as_a_public_one() {
+    let (pool, clock) = pool(PoolConfig::default());
+    let mut subscription = pool.subscribe_all();
+    pool.insert_transaction(private(1, 12));
+    pool.insert_transaction(nth(2));
+    pool.on_head(head(11, 0, 0, &[]));
+    assert_eq!(pool.insert_transaction(tx(Spec { sender: 1, ..Spec::default() })), InsertOutcome::Known);
+    assert_eq!((pool.stats().txs, pool.stats().external_txs), (2, 0));
+    pool.on_head(head(12, 0, 0, &[]));
+    let [one, two] = [1, 2].map(|n| *nth(n).hash());
+    assert!(pool.contains(&one), "the node has it");
+    // Nor does it hold up what was accepted after it.
+    journal(&mut subscription);
+    clock.advance(DEFAULT_TX_RETENTION);
+    upkeep(&pool);
+    assert_eq!(journal(&mut subscription), [format!("-{two} Expired")]);
+    (13..16).for_each(|number| drop(pool.on_head(head(number, 0, 0, &[]))));
+    assert!(pool.contains(&one));
+    pool.on_head(head(16, 0, 0, &[]));
+    assert_eq!(journal(&mut subscription), [format!("-{one} Expired")]);
+}
+
+#[test]
+fn only_who_sent_it_cancels_it_and_only_while_it_is_private() {
+    let (pool, _) = pool(PoolConfig::default());
+    let mut subscription = pool.subscribe_all();
+    let unsigned = PrivateTerms { signer: None, max_block: 20 };
+    pool.insert_transaction(private(1, 20));
+    pool.insert_transaction(private(2, 20));
+    pool.insert_transaction(private_from(Spec { sender: 3, ..Spec::default() }, unsigned));
+    pool.insert_transaction(tx_of_caller(4));
+    pool.insert_transaction(nth(2));
+    journal(&mut subscription);
+    let cancel = |n, signer| pool.cancel_private(nth(n).hash(), address(signer));
+    assert_eq!(cancel(1, 8), CancelPrivateOutcome::Unknown, "of another");
+    assert_eq!(cancel(2, 7), CancelPrivateOutcome::Public);
+    assert_eq!(cancel(3, 7), CancelPrivateOutcome::Unknown, "of nobody");
+    assert_eq!(cancel(4, 7), CancelPrivateOutcome::Unknown, "not sent as private");
+    assert_eq!(cancel(5, 7), CancelPrivateOutcome::Unknown, "not here");
+    assert_eq!(journal(&mut subscription), Vec::<String>::new());
+    assert_eq!(cancel(1, 7), CancelPrivateOutcome::Cancelled);
+    assert_eq!(journal(&mut subscription), [format!("-{} Cancelled", nth(1).hash())]);
+    assert_eq!(cancel(1, 7), CancelPrivateOutcome::Unknown, "no more");
+    assert_eq!((pool.stats().cancellations, pool.stats().cancelled), (1, 1));
+    assert_eq!(pool.insert_transaction(private(1, 20)), InsertOutcome::Added, "sent again");
+}
+
+#[test]
+fn one_that_a_reorg_frees_returns_if_its_block_is_still_ahead() {
+    let (pool, clock) = pool(PoolConfig::default());
+    pool.insert_transaction(private(1, 11));
+    pool.insert_transaction(private(2, 20));
+    let [one, two] = [1, 2].map(|n| *nth(n).hash());
+    pool.on_head(head(11, 0, 0, &[one, two]));
+    assert!(pool.is_empty());
+    pool.on_head(head(11, 1, 0, &[]));
+    assert_eq!([pool.contains(&one), pool.contains(&two)], [false, true]);
+    clock.advance(Duration::from_secs(3_600));
+    upkeep(&pool);
+    pool.on_head(head(20, 0, 0, &[]));
+    assert!(pool.is_empty());
+}
+
+#[test]
+fn what_the_host_vouches_for_is_ranked_with_what_the_node_announced() {
+    let (pool, _) = pool(PoolConfig::default().with_max_external_txs(1));
+    let of = |sender, max_tip| {
+        let spec = Spec { sender, max_fee: 1_000, max_tip, ..Spec::default() };
+        crate::common::tx_from(spec, Origin::Rpc)
+    };
+    let vouched = of(1, 1).vouched_for();
+    assert_eq!(pool.insert_transaction(vouched.clone()), InsertOutcome::Added);
+    assert_eq!(pool.insert_transaction(of(2, 500)), InsertOutcome::Added);
+    assert_eq!(pool.insert_transaction(of(3, 600)), InsertOutcome::Added);
+    assert!(pool.contains(vouched.hash()) && !pool.contains(of(2, 500).hash()));
+    assert_eq!((pool.stats().txs, pool.stats().external_txs), (2, 1));
+    let order = pool.get(vouched.hash()).expect("it is pooled");
+    let order = order.as_tx().expect("a transaction");
+    assert!(!order.is_public() && order.origin() == Origin::Rpc, "it is not taken for public");
+}
