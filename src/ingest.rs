@@ -347,8 +347,8 @@ impl Ingest {
         let upkeep_ended = upkeep.stop(deadline.saturating_sub(start.elapsed()));
         // So does this, unless the node owes an answer: it is given up after a second.
         #[cfg(feature = "rpc")]
-        let accounts_thread_ended =
-            accounts_thread.is_none_or(|thread| thread.join(deadline.saturating_sub(start.elapsed())));
+        let accounts_thread_ended = accounts_thread
+            .is_none_or(|thread| thread.join(deadline.saturating_sub(start.elapsed())));
         IngestEnd {
             reason,
             counts,

@@ -48,11 +48,7 @@ pub struct NodeAdmissionConfig {
 
 impl Default for NodeAdmissionConfig {
     fn default() -> Self {
-        Self {
-            endpoint: None,
-            max_cached_accounts: DEFAULT_MAX_CACHED_ACCOUNTS,
-            fails_open: true,
-        }
+        Self { endpoint: None, max_cached_accounts: DEFAULT_MAX_CACHED_ACCOUNTS, fails_open: true }
     }
 }
 
@@ -189,8 +185,9 @@ impl Need {
         let Self { sender, nonce, cost_wei } = *self;
         let Account { balance_wei, next_nonce } = *account;
         if nonce < next_nonce {
-            let reason =
-                format!("nonce too low: sender {sender}, next nonce {next_nonce}, tx nonce {nonce}");
+            let reason = format!(
+                "nonce too low: sender {sender}, next nonce {next_nonce}, tx nonce {nonce}"
+            );
             return Some(Unmet::Nonce(reason));
         }
         let cost_wei = cost_wei.filter(|cost| *cost > balance_wei)?;

@@ -114,7 +114,8 @@ impl Connection {
                 let socket = TcpStream::connect_timeout(&address, CALL_TIMEOUT)?;
                 socket.set_nodelay(true)?;
                 let socket = Timed { socket, deadline };
-                let limits = WebSocketConfig::default().max_message_size(Some(MAX_ANSWER_BYTES as usize));
+                let limits =
+                    WebSocketConfig::default().max_message_size(Some(MAX_ANSWER_BYTES as usize));
                 let opened = client_with_config(request, socket, Some(limits));
                 let (socket, _) = opened.map_err(|error| io::Error::other(error.to_string()))?;
                 Ok(Self::Ws(Box::new(socket)))

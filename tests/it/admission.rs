@@ -8,8 +8,8 @@ use alloy_primitives::{Address, B256, Signature, TxKind, U256, hex};
 use alloy_signer::SignerSync as _;
 use alloy_signer_local::PrivateKeySigner;
 use mempool_ingest::{
-    FetcherConfig, Ingest, IngestConfig, NodeAdmissionConfig, OrderRpcConfig,
-    PoolConfig, txpool_fetcher::Endpoint,
+    FetcherConfig, Ingest, IngestConfig, NodeAdmissionConfig, OrderRpcConfig, PoolConfig,
+    txpool_fetcher::Endpoint,
 };
 use mock_node::{DEV_CHAIN_ID, workload::test_accounts};
 use serde_json::{Value, json};

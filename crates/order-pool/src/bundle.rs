@@ -52,20 +52,37 @@ pub struct BundleParts {
     /// Its place among the messages of its key; `None` is one above the highest the pool knows:
     /// the order of arrival.
     pub replacement_nonce: Option<u64>,
-    /// Percent of what the bundle pays that goes back.
+    /// Percent of what the bundle pays that goes back, below 100.
     pub refund_percent: Option<u8>,
-    /// Who gets the refund; `None` is for the builder to decide (commonly the first sender).
+    /// Who gets the refund; `None` is the sender of the first transaction.
     pub refund_recipient: Option<Address>,
-    /// The transaction whose payment is refunded. At most one.
+    /// The transaction whose payment is refunded. At most one; without one it is the last.
     pub refund_tx_hashes: Vec<B256>,
+    /// Whether the refund may be paid later than in the bundle's block.
+    pub delayed_refund: bool,
+    /// Who gets what BuilderNet refunds, in place of the signer.
+    pub refund_identity: Option<Address>,
     /// Who signed the request, if anyone.
     pub signer: Option<Address>,
     /// When this process first heard of it; `None` is now.
     pub first_seen: Option<SystemTime>,
 }
 
-/// The most [`BundleParts::refund_percent`] may be.
-pub const MAX_REFUND_PERCENT: u64 = 100;
+/// The most [`BundleParts::refund_percent`] may be: rbuilder takes no bundle that pays nothing.
+pub const MAX_REFUND_PERCENT: u64 = 99;
+
+/// What a bundle refunds, with what its sender left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refund {
+    /// Percent of what the transaction pays, 1 to 99.
+    pub percent: u8,
+    /// Who gets it.
+    pub recipient: Address,
+    /// The transaction whose payment is refunded.
+    pub tx_hash: B256,
+    /// Whether it may be paid later than in the bundle's block.
+    pub is_delayed: bool,
+}
 
 /// The most [`BundleParts::refund_tx_hashes`] there may be.
 pub const MAX_REFUND_TX_HASHES: usize = 1;
@@ -188,6 +205,19 @@ impl Bundle {
         &self.extension
     }
 
+    /// What it refunds, by rbuilder's defaults: of the last transaction, to the sender of the first.
+    pub fn refund(&self) -> Option<Refund> {
+        let parts = &self.parts;
+        let (first, last) = (parts.txs.first()?, parts.txs.last()?);
+        let percent = parts.refund_percent.filter(|percent| *percent != 0)?;
+        Some(Refund {
+            percent,
+            recipient: parts.refund_recipient.unwrap_or_else(|| first.sender()),
+            tx_hash: *parts.refund_tx_hashes.first().unwrap_or(last.hash()),
+            is_delayed: parts.delayed_refund,
+        })
+    }
+
     /// What replaces it, if anything can.
     pub fn key(&self) -> Option<ReplacementKey> {
         Some(ReplacementKey { uuid: self.parts.uuid?, signer: self.parts.signer? })
@@ -298,7 +328,8 @@ fn content_hash(parts: &BundleParts, txs: &B256) -> B256 {
         hasher.update((list.len() as u64).to_be_bytes());
         list.iter().for_each(|hash| hasher.update(hash));
     }
-    for address in [parts.refund_recipient, parts.signer] {
+    hasher.update([u8::from(parts.delayed_refund)]);
+    for address in [parts.refund_recipient, parts.refund_identity, parts.signer] {
         hasher.update([u8::from(address.is_some())]);
         hasher.update(address.unwrap_or_default());
     }
@@ -335,13 +366,33 @@ pub enum BundleError {
         /// `maxTimestamp`.
         max_timestamp: u64,
     },
-    /// More than all of it cannot be refunded.
+    /// Not all of it can be refunded.
     #[error("refundPercent is {value}, the most is {limit}")]
     RefundPercent {
         /// What was asked for.
         value: u64,
         /// [`MAX_REFUND_PERCENT`].
         limit: u64,
+    },
+    /// Two names of one thing that differ.
+    #[error("uuid is {uuid}, replacementUuid is {replacement_uuid}: they must be equal")]
+    TwoUuids {
+        /// `uuid`.
+        uuid: Uuid,
+        /// `replacementUuid`.
+        replacement_uuid: Uuid,
+    },
+    /// A version that there is not.
+    #[error("version is {value}, must be v1 or v2")]
+    UnknownVersion {
+        /// What was sent; cut to 32 characters.
+        value: String,
+    },
+    /// A field that a bundle of v1 does not have.
+    #[error("{field} is not in version v1")]
+    NotInVersion {
+        /// The field.
+        field: &'static str,
     },
     /// A list is too long.
     #[error("{field} has {value} entries, the most is {limit}")]

@@ -268,6 +268,41 @@ pub enum RejectReason {
     },
 }
 
+impl RejectReason {
+    /// All texts of [`Self::as_str`].
+    pub const ALL: [&'static str; 9] = [
+        "pays_too_little",
+        "too_large",
+        "bundles_full",
+        "signer_full",
+        "tx_mined",
+        "tx_stale",
+        "too_many",
+        "block_passed",
+        "block_too_far",
+    ];
+
+    /// Its text in the metrics: the `reason` of `order_pool_rejected_total`.
+    pub const fn as_str(&self) -> &'static str {
+        Self::ALL[self.index()]
+    }
+
+    /// Its place in [`Self::ALL`].
+    pub(crate) const fn index(&self) -> usize {
+        match self {
+            Self::PaysTooLittle { .. } => 0,
+            Self::TooLarge { .. } => 1,
+            Self::BundlesFull { .. } => 2,
+            Self::SignerFull { .. } => 3,
+            Self::TxMined { .. } => 4,
+            Self::TxStale { .. } => 5,
+            Self::TooMany { .. } => 6,
+            Self::BlockPassed { .. } => 7,
+            Self::BlockTooFar { .. } => 8,
+        }
+    }
+}
+
 /// What became of a cancellation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

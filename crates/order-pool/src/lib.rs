@@ -33,7 +33,8 @@ pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation, next
 pub use clock::Clock;
 pub use config::*;
 pub use event::{
-    CancelOutcome, CancelPrivateOutcome, Event, EventRef, InsertOutcome, Lagged, RejectReason, RemoveReason, Standing,
+    CancelOutcome, CancelPrivateOutcome, Event, EventRef, InsertOutcome, Lagged, RejectReason,
+    RemoveReason, Standing,
 };
 pub use extension::Extension;
 pub use keys::MAX_TOLD_UNSEEN;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
-use crate::event::{CancelOutcome, InsertOutcome, RemoveReason};
+use crate::event::{CancelOutcome, InsertOutcome, RejectReason, RemoveReason};
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $field:ident = $name:literal;)*) => {
@@ -29,18 +29,23 @@ macro_rules! counters {
             pub log_bytes: u64,
             /// Subscriptions.
             pub subscribers: u64,
+            /// Orders refused: `order_pool_rejected_total`, by the `reason` of
+            /// [`RejectReason::as_str`](crate::RejectReason::as_str).
+            pub rejected: u64,
             $($(#[doc = $doc])+ pub $field: u64,)*
         }
 
         #[derive(Debug)]
         pub(crate) struct Counters {
             $(pub(crate) $field: Both,)*
+            rejected: Rejected,
         }
 
         /// Every metric of this crate. Counters end in `_total`, and [`PoolStats`] says what each counts;
         /// `order_pool_upkeep_step_seconds` is a histogram; the others are gauges.
         pub const METRICS: &[&str] = &[
             $($name,)*
+            "order_pool_rejected_total",
             "order_pool_txs",
             "order_pool_bundles",
             "order_pool_tx_bytes",
@@ -54,11 +59,12 @@ macro_rules! counters {
 
         impl Counters {
             pub(crate) fn new() -> Self {
-                Self { $($field: Both::new(counter!($name)),)* }
+                Self { $($field: Both::new(counter!($name)),)* rejected: Rejected::new() }
             }
 
             pub(crate) fn read(&self, stats: &mut PoolStats) {
                 $(stats.$field = self.$field.value.load(Relaxed);)*
+                stats.rejected = self.rejected.value.load(Relaxed);
             }
         }
     };
@@ -83,8 +89,6 @@ counters! {
     /// Transactions that came after another of the same nonce was mined:
     /// `order_pool_late_stale_total`.
     late_stale = "order_pool_late_stale_total";
-    /// Orders refused: `order_pool_rejected_total`.
-    rejected = "order_pool_rejected_total";
     /// Orders that a block took: `order_pool_mined_total`.
     mined = "order_pool_mined_total";
     /// Orders whose sender's nonce a block passed: `order_pool_stale_total`.
@@ -145,6 +149,31 @@ impl Both {
     }
 }
 
+/// Orders refused: one count for us, one for each reason for whoever exports metrics.
+pub(crate) struct Rejected {
+    value: AtomicU64,
+    exported: [Counter; RejectReason::ALL.len()],
+}
+
+impl std::fmt::Debug for Rejected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.value.fmt(f)
+    }
+}
+
+impl Rejected {
+    fn new() -> Self {
+        let exported = RejectReason::ALL
+            .map(|reason| counter!("order_pool_rejected_total", "reason" => reason));
+        Self { value: AtomicU64::new(0), exported }
+    }
+
+    fn count(&self, reason: &RejectReason) {
+        self.value.fetch_add(1, Relaxed);
+        self.exported[reason.index()].increment(1);
+    }
+}
+
 impl Counters {
     pub(crate) fn outcome(&self, outcome: &InsertOutcome) {
         match outcome {
@@ -161,7 +190,7 @@ impl Counters {
             InsertOutcome::AlreadyRemoved => self.already_removed.add(1),
             InsertOutcome::Mined => self.late_mined.add(1),
             InsertOutcome::StaleNonce { .. } => self.late_stale.add(1),
-            InsertOutcome::Rejected(_) => self.rejected.add(1),
+            InsertOutcome::Rejected(reason) => self.rejected.count(reason),
         }
     }
 

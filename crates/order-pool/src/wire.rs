@@ -15,15 +15,20 @@ use crate::{
     order::{Origin, Transaction},
 };
 
-/// The parameters of `eth_sendBundle`, as they come in. An unknown field is an error.
+/// The parameters of `eth_sendBundle`, as they come in: the fields that rbuilder (develop of June 2026,
+/// `RawBundleMetadata`) and Flashbots document. An unknown field is an error.
 ///
 /// Not `alloy_rpc_types_mev::EthSendBundle`: there the block number cannot be left out, unknown
 /// fields are taken without a word, and a refund percent of 300 is an error of the parser.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RawBundle {
+    /// `v1` or `v2`; absent is `v2`. A bundle of v1 has none of the fields that v2 added: `droppingTxHashes`,
+    /// `refundPercent`, `refundRecipient`, `refundTxHashes`, `delayedRefund`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
     /// Signed transactions in EIP-2718 form; blob transactions with their sidecar.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "list_or_null")]
     pub txs: Vec<Bytes>,
     /// Absent, null or 0: the next block.
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
@@ -40,13 +45,16 @@ pub struct RawBundle {
     /// Transactions that may be left out.
     #[serde(default, deserialize_with = "list_or_null", skip_serializing_if = "Vec::is_empty")]
     pub dropping_tx_hashes: Vec<B256>,
-    /// Also accepted as `uuid`.
-    #[serde(default, alias = "uuid", skip_serializing_if = "Option::is_none")]
+    /// Makes it replaceable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replacement_uuid: Option<Uuid>,
+    /// The same by its other name. If both are there they must be equal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<Uuid>,
     /// See [`BundleParts::replacement_nonce`].
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
     pub replacement_nonce: Option<u64>,
-    /// 0 to 100.
+    /// Below 100; 0 is unset.
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
     pub refund_percent: Option<u64>,
     /// Who gets the refund.
@@ -55,6 +63,22 @@ pub struct RawBundle {
     /// At most one.
     #[serde(default, deserialize_with = "list_or_null", skip_serializing_if = "Vec::is_empty")]
     pub refund_tx_hashes: Vec<B256>,
+    /// See [`BundleParts::delayed_refund`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delayed_refund: Option<bool>,
+    /// See [`BundleParts::refund_identity`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refund_identity: Option<Address>,
+    /// Who signed the request that a proxy passes on. It proves nothing: whoever resolves the bundle says
+    /// who its signer is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signing_address: Option<Address>,
+    /// The hash that a proxy gave it; ours is computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bundle_hash: Option<B256>,
+    /// The builders that a relay is to send it to. We are one of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub builders: Option<Vec<String>>,
 }
 
 /// The parameters of `eth_cancelBundle`. Without a nonce the cancellation is final.
@@ -67,12 +91,22 @@ pub struct RawCancelBundle {
     /// The highest nonce that is cancelled.
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
     pub replacement_nonce: Option<u64>,
+    /// See [`RawBundle::signing_address`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signing_address: Option<Address>,
 }
 
 /// Other searchers' libraries write an absent list as null.
-fn list_or_null<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<B256>, D::Error> {
+fn list_or_null<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de>,
+{
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
+
+/// Of a version that does not exist, as many characters are repeated in the error.
+const MAX_VERSION_CHARS: usize = 32;
 
 impl RawBundle {
     /// Decodes the transactions, recovers their senders, checks the sidecars (by
@@ -97,7 +131,8 @@ impl RawBundle {
         self.with_transactions(txs, signer, first_seen)
     }
 
-    /// The checks of [`Self::resolve`] that need no transaction: the lengths of its lists, and the refund.
+    /// The checks of [`Self::resolve`] that need no transaction: the version, the lengths of its lists, the
+    /// uuids, and the refund.
     ///
     /// # Errors
     /// Names the field as it is on the wire, its value and the limit.
@@ -112,11 +147,37 @@ impl RawBundle {
                 return Err(BundleError::TooMany { field, value, limit: max_txs });
             }
         }
-        match self.refund_percent {
-            Some(value) if value > MAX_REFUND_PERCENT => {
-                Err(BundleError::RefundPercent { value, limit: MAX_REFUND_PERCENT })
+        if let (Some(uuid), Some(replacement_uuid)) = (self.uuid, self.replacement_uuid)
+            && uuid != replacement_uuid
+        {
+            return Err(BundleError::TwoUuids { uuid, replacement_uuid });
+        }
+        if let Some(value) = self.refund_percent.filter(|value| *value > MAX_REFUND_PERCENT) {
+            return Err(BundleError::RefundPercent { value, limit: MAX_REFUND_PERCENT });
+        }
+        // Whatever version it has: a bundle without transactions is a cancellation.
+        if self.txs.is_empty() { Ok(()) } else { self.check_version() }
+    }
+
+    fn check_version(&self) -> Result<(), BundleError> {
+        match self.version.as_deref() {
+            None | Some("v2") => return Ok(()),
+            Some("v1") => {}
+            Some(other) => {
+                let value = other.chars().take(MAX_VERSION_CHARS).collect();
+                return Err(BundleError::UnknownVersion { value });
             }
-            _ => Ok(()),
+        }
+        let of_v2 = [
+            ("droppingTxHashes", !self.dropping_tx_hashes.is_empty()),
+            ("refundPercent", self.refund_percent.is_some()),
+            ("refundRecipient", self.refund_recipient.is_some()),
+            ("refundTxHashes", !self.refund_tx_hashes.is_empty()),
+            ("delayedRefund", self.delayed_refund.is_some()),
+        ];
+        match of_v2.into_iter().find(|(_, is_there)| *is_there) {
+            Some((field, _)) => Err(BundleError::NotInVersion { field }),
+            None => Ok(()),
         }
     }
 
@@ -144,11 +205,13 @@ impl RawBundle {
             max_timestamp: unless_zero(self.max_timestamp),
             reverting_tx_hashes: self.reverting_tx_hashes,
             dropping_tx_hashes: self.dropping_tx_hashes,
-            uuid: self.replacement_uuid,
+            uuid: self.uuid.or(self.replacement_uuid),
             replacement_nonce: self.replacement_nonce,
-            refund_percent,
+            refund_percent: refund_percent.filter(|percent| *percent != 0),
             refund_recipient: self.refund_recipient,
             refund_tx_hashes: self.refund_tx_hashes,
+            delayed_refund: self.delayed_refund.unwrap_or(false),
+            refund_identity: self.refund_identity,
             signer,
             first_seen: Some(first_seen),
         })

@@ -12,4 +12,5 @@ mod it {
     mod sinks;
     mod transactions;
     mod upkeep;
+    mod wire;
 }

@@ -71,8 +71,9 @@ impl Held {
 /// Reads a whole body.
 ///
 /// A slow request stays in flight for long, so the number of slow bodies is limited: one that is not
-/// complete after `slow_body_after` needs one of `max_slow_bodies` permits. An attacker who holds all
-/// of these keeps out other slow callers, and no others.
+/// complete after `slow_body_after` needs one of `max_slow_bodies` permits, of which one peer may hold a
+/// part. An attacker who holds all of these from several addresses keeps out other slow callers, and no
+/// others.
 ///
 /// # Cancel safety
 /// What was read is lost, and its share is released.
@@ -96,6 +97,10 @@ where
     if let Either::Left(read) = quick {
         return read;
     }
+    let Some(_of_peer) = peer.slow_bodies.take(1) else {
+        let message = "too many requests of this address come in slowly";
+        return Err(context.retry_later(Reason::PeerSlowBodies, message));
+    };
     let Ok(_permit) = context.slow_bodies.try_acquire() else {
         return Err(context.retry_later(Reason::SlowBodies, "too many requests come in slowly"));
     };

@@ -40,6 +40,8 @@ pub const DEFAULT_BODY_TIMEOUT: Duration = Duration::from_secs(6);
 pub const DEFAULT_SLOW_BODY_AFTER: Duration = Duration::from_millis(100);
 /// Slow bodies at once: half of the requests that one core may have in flight.
 pub const DEFAULT_MAX_SLOW_BODIES: usize = 32;
+/// Of these of one peer: a quarter, so that a few slow hosts do not keep out all slow ones.
+pub const DEFAULT_MAX_SLOW_BODIES_PER_PEER: usize = 8;
 /// How often a WebSocket is pinged; one that sent nothing between two pings is closed.
 pub const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(30);
 /// Time for a client to take something of what is written to it, and for that of a WebSocket to take a
@@ -190,6 +192,12 @@ pub struct OrderRpcConfig {
     /// their own connections are bounded by `max_connections` alone. Default: none. Name no address from
     /// which a caller could connect past the proxy, or it chooses whom it is counted as.
     pub trusted_proxies: Vec<IpAddr>,
+    /// Proxies in front of the builder that have verified who signed a request, and name the signer in
+    /// `signingAddress` instead of passing the signature on, as BuilderNet's FlowProxy does to the builder on
+    /// its host: `127.0.0.1` for one on this host. They carry the requests of all, so they have no shares
+    /// and no quota, and their requests need no signature. Default: none. Whoever can connect from such an
+    /// address replaces and cancels the bundles of others.
+    pub trusted_fronts: Vec<IpAddr>,
     /// Default [`DEFAULT_MAX_WEBSOCKETS`]. Beyond it 503.
     pub max_websockets: usize,
     /// Default [`DEFAULT_MAX_WEBSOCKETS_PER_PEER`]. Beyond it 429.
@@ -204,6 +212,8 @@ pub struct OrderRpcConfig {
     pub slow_body_after: Duration,
     /// Default [`DEFAULT_MAX_SLOW_BODIES`]. Beyond it 503.
     pub max_slow_bodies: usize,
+    /// Of one peer. Default [`DEFAULT_MAX_SLOW_BODIES_PER_PEER`]. Beyond it 429.
+    pub max_slow_bodies_per_peer: usize,
     /// Default [`DEFAULT_PING_INTERVAL`].
     pub ping_interval: Duration,
     /// Default [`DEFAULT_SEND_TIMEOUT`]. A client that takes nothing of what is written for so long is
@@ -249,6 +259,7 @@ setters! { OrderRpcConfig:
     body_timeout, with_body_timeout: Duration;
     slow_body_after, with_slow_body_after: Duration;
     max_slow_bodies, with_max_slow_bodies: usize;
+    max_slow_bodies_per_peer, with_max_slow_bodies_per_peer: usize;
     ping_interval, with_ping_interval: Duration;
     send_timeout, with_send_timeout: Duration;
     deferral, with_deferral: load_control::DeferralConfig;
@@ -259,6 +270,13 @@ impl OrderRpcConfig {
     #[must_use]
     pub fn with_trusted_proxies(mut self, proxies: impl IntoIterator<Item = IpAddr>) -> Self {
         self.trusted_proxies = proxies.into_iter().collect();
+        self
+    }
+
+    /// Sets [`Self::trusted_fronts`].
+    #[must_use]
+    pub fn with_trusted_fronts(mut self, fronts: impl IntoIterator<Item = IpAddr>) -> Self {
+        self.trusted_fronts = fronts.into_iter().collect();
         self
     }
 
@@ -292,6 +310,7 @@ impl OrderRpcConfig {
             max_connections_per_peer: DEFAULT_MAX_CONNECTIONS_PER_PEER,
             max_requests_per_peer: DEFAULT_MAX_REQUESTS_PER_PEER,
             trusted_proxies: Vec::new(),
+            trusted_fronts: Vec::new(),
             max_websockets: DEFAULT_MAX_WEBSOCKETS,
             max_websockets_per_peer: DEFAULT_MAX_WEBSOCKETS_PER_PEER,
             max_in_flight_per_websocket: DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET,
@@ -299,6 +318,7 @@ impl OrderRpcConfig {
             body_timeout: DEFAULT_BODY_TIMEOUT,
             slow_body_after: DEFAULT_SLOW_BODY_AFTER,
             max_slow_bodies: DEFAULT_MAX_SLOW_BODIES,
+            max_slow_bodies_per_peer: DEFAULT_MAX_SLOW_BODIES_PER_PEER,
             ping_interval: DEFAULT_PING_INTERVAL,
             send_timeout: DEFAULT_SEND_TIMEOUT,
             deferral: load_control::DeferralConfig::default(),
@@ -339,6 +359,7 @@ impl OrderRpcConfig {
             ("max_websockets_per_peer", self.max_websockets_per_peer, 0, MAX),
             ("max_in_flight_per_websocket", self.max_in_flight_per_websocket, 1, MAX),
             ("max_slow_bodies", self.max_slow_bodies, 1, MAX),
+            ("max_slow_bodies_per_peer", self.max_slow_bodies_per_peer, 1, MAX),
         ];
         for (field, value, min, max) in counts {
             if !(min..=max).contains(&value) {

@@ -133,14 +133,14 @@ const SIGNED_REQUEST_PART: usize = 8;
 pub(crate) struct Entered {
     _active: ActiveRequest,
     permit: InFlightPermit,
-    peer: PeerId,
+    caller: PeerId,
     of_peer: Share,
     unsigned: Option<Share>,
 }
 
 impl Entered {
-    pub(crate) const fn peer(&self) -> PeerId {
-        self.peer
+    pub(crate) const fn caller(&self) -> PeerId {
+        self.caller
     }
 
     /// How many requests it counts as.
@@ -209,13 +209,15 @@ impl RpcContext {
         };
         let of_peer = peer.requests.take(1).ok_or_else(|| self.peer_requests())?;
         let unsigned = match &self.unsigned {
-            Some(unsigned) if !is_signed => {
+            // What a front passes on was signed.
+            Some(unsigned) if !is_signed && !peer.id.is_front => {
                 Some(unsigned.take(1).ok_or_else(|| self.unsigned_requests())?)
             }
             _ => None,
         };
         let permit = gate.enter(now).map_err(|refusal| ErrorResponse::refusal(&refusal))?;
-        Ok(Entered { _active: active, permit, peer: peer.id, of_peer, unsigned })
+        let caller = peer.id;
+        Ok(Entered { _active: active, permit, caller, of_peer, unsigned })
     }
 
     fn peer_requests(&self) -> ErrorResponse {
@@ -229,8 +231,9 @@ impl RpcContext {
     }
 
     /// How soon a caller gets a work permit.
-    pub(crate) fn priority(&self, claim: Option<&Claim>) -> Priority {
+    pub(crate) fn priority(&self, claim: Option<&Claim>, caller: PeerId) -> Priority {
         match claim.map(|claim| self.host.standing.standing(claim.address)) {
+            None if caller.is_front => Priority::Known,
             None => Priority::Unsigned,
             Some(Standing::Unknown) => Priority::Signed,
             Some(Standing::Proven | Standing::AllowListed) => Priority::Known,
@@ -247,9 +250,12 @@ impl RpcContext {
         self.of_signer(|quotas, now| quotas.take(signer, work, now))
     }
 
-    /// Spends from the quota of a peer.
-    pub(crate) fn take_peer_quota(&self, peer: PeerId, work: usize) -> Result<(), ErrorResponse> {
-        let spent = spend(&self.peer_quotas, |quotas, now| quotas.take(peer, work, now));
+    /// Spends from the quota of a peer; a front has none.
+    pub(crate) fn take_peer_quota(&self, caller: PeerId, work: usize) -> Result<(), ErrorResponse> {
+        if caller.is_front {
+            return Ok(());
+        }
+        let spent = spend(&self.peer_quotas, |quotas, now| quotas.take(caller, work, now));
         let message = "the quota of this address is spent";
         spent
             .map_err(|wait| ErrorResponse::retry_later(Reason::PeerQuota, wait, message.to_owned()))

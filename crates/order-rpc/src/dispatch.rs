@@ -38,7 +38,7 @@ struct Request {
     is_batch: bool,
     /// Null for a batch.
     id: Id,
-    peer: PeerId,
+    caller: PeerId,
 }
 
 impl RpcContext {
@@ -55,7 +55,7 @@ impl RpcContext {
         claim: Option<Claim>,
         entered: &mut Entered,
     ) -> Result<Answer, ErrorResponse> {
-        let (mut request, permit) = self.parse(body, claim, entered.peer()).await?;
+        let (mut request, permit) = self.parse(body, claim, entered.caller()).await?;
         Ok(match self.run(&mut request, permit, entered).await {
             Ok(()) => self.answer(request),
             Err(error) => self.refuse(error, &request.id),
@@ -72,13 +72,13 @@ impl RpcContext {
         self: &Arc<Self>,
         body: Bytes,
         claim: Option<Claim>,
-        peer: PeerId,
+        caller: PeerId,
     ) -> Result<(Request, Option<WorkPermit>), ErrorResponse> {
         let max_batch = self.config.max_batch;
         let (parsed, permit) = if body.len() <= MAX_INLINE_BYTES {
             (Calls::parse(&body, max_batch), None)
         } else {
-            let permit = self.permit(claim.as_ref()).await?;
+            let permit = self.permit(claim.as_ref(), caller).await?;
             let text = body.clone();
             on_thread(move || (Calls::parse(&text, max_batch), Some(permit))).await?
         };
@@ -87,7 +87,7 @@ impl RpcContext {
             [single] if !is_batch => single.id.clone(),
             _ => Id::NULL,
         };
-        Ok((Request { body, claim, signer: None, calls, is_batch, id, peer }, permit))
+        Ok((Request { body, claim, signer: None, calls, is_batch, id, caller }, permit))
     }
 
     async fn run(
@@ -100,7 +100,7 @@ impl RpcContext {
         let count = request.calls.len();
         entered.grow(count, self)?;
         // What was done so far is paid for by the caller's address.
-        self.take_peer_quota(entered.peer(), count + request.body.len() / BYTES_PER_WORK)?;
+        self.take_peer_quota(entered.caller(), count + request.body.len() / BYTES_PER_WORK)?;
         if request.has(Method::is_deferrable) && self.deferral.must_wait() {
             // What must not wait goes ahead of what stands beside it in the batch.
             let urgent = |method: Method| !method.is_deferrable();
@@ -128,15 +128,15 @@ impl RpcContext {
     ) -> Result<(), ErrorResponse> {
         let permit = match permit {
             Some(permit) => permit,
-            None => self.permit(request.claim.as_ref()).await?,
+            None => self.permit(request.claim.as_ref(), request.caller).await?,
         };
         let context = Arc::clone(self);
         let (body, claim) = (request.body.clone(), request.claim);
         let (mut calls, mut signer) = (std::mem::take(&mut request.calls), request.signer);
-        let peer = request.peer;
+        let caller = request.caller;
         let done = on_thread(move || {
             let _permit = permit;
-            let ran = context.run_calls(&mut calls, which, peer, |work| {
+            let ran = context.run_calls(&mut calls, which, caller, |work| {
                 let (Some(claim), None) = (claim, signer) else { return Ok(signer) };
                 // No signature is recovered for a signer without quota, and none pays for a forged one.
                 context.check_quota(claim.address, work)?;
@@ -193,7 +193,7 @@ impl RpcContext {
         &self,
         calls: &mut [Call],
         which: fn(Method) -> bool,
-        peer: PeerId,
+        caller: PeerId,
         verify: impl FnOnce(usize) -> Result<Option<Address>, ErrorResponse>,
     ) -> Result<(), ErrorResponse> {
         let mut prepared = Vec::new();
@@ -213,10 +213,10 @@ impl RpcContext {
         }
         // One for the signature of the request.
         let work = 1 + prepared.iter().map(|(.., ready)| ready.work()).sum::<usize>();
-        self.take_peer_quota(peer, work)?;
+        self.take_peer_quota(caller, work)?;
         let signer = verify(work)?;
         for (index, method, ready) in prepared {
-            calls[index].state = match ready.verify(signer) {
+            calls[index].state = match ready.verify(signer, caller.is_front) {
                 Ok(order) if self.host.admission.is_some() => {
                     State::Verified(method, Box::new(order))
                 }
@@ -228,8 +228,12 @@ impl RpcContext {
     }
 
     /// A work permit for an external caller.
-    async fn permit(&self, claim: Option<&Claim>) -> Result<WorkPermit, ErrorResponse> {
-        let priority = self.priority(claim);
+    async fn permit(
+        &self,
+        claim: Option<&Claim>,
+        caller: PeerId,
+    ) -> Result<WorkPermit, ErrorResponse> {
+        let priority = self.priority(claim, caller);
         let acquired = self.host.gate.acquire_external(priority, Instant::now()).await;
         acquired.map_err(|refusal| ErrorResponse::refusal(&refusal))
     }
@@ -285,7 +289,10 @@ impl Request {
 /// What the host is asked about.
 fn candidate(call: &Call, signer: Option<Address>) -> Option<Candidate<'_>> {
     let State::Verified(_, verified) = &call.state else { return None };
-    verified.order().map(|order| Candidate::new(order, signer))
+    let order = verified.order()?;
+    // A front names the signer of each bundle.
+    let of_bundle = order.as_bundle().and_then(|bundle| bundle.parts().signer);
+    Some(Candidate::new(order, of_bundle.or(signer)))
 }
 
 pub(crate) fn signature_error(error: SignatureError) -> ErrorResponse {

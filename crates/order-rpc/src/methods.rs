@@ -136,8 +136,13 @@ impl Prepared {
         }
     }
 
-    /// Does that work.
-    pub(crate) fn verify(self, signer: Option<Address>) -> Result<Verified, ErrorResponse> {
+    /// Does that work. A bundle and a cancellation from a front are of whom they name.
+    pub(crate) fn verify(
+        self,
+        signer: Option<Address>,
+        is_front: bool,
+    ) -> Result<Verified, ErrorResponse> {
+        let named = |address: Option<Address>| address.filter(|_| is_front).or(signer);
         let now = SystemTime::now();
         Ok(match self {
             Self::Pooled(hash) => Verified::Pooled(hash),
@@ -147,14 +152,15 @@ impl Prepared {
             }
             Self::Bundle(raw, txs) => {
                 let txs = txs.into_iter().enumerate();
-                let verify = |(index, tx)| {
-                    verify::transaction(tx, &format!("txs[{index}]"), None, now)
-                };
+                let verify =
+                    |(index, tx)| verify::transaction(tx, &format!("txs[{index}]"), None, now);
                 let txs = txs.map(verify).collect::<Result<_, _>>()?;
+                let signer = named(raw.signing_address);
                 let bundle = raw.with_transactions(txs, signer, now);
                 Verified::Order(Order::Bundle(bundle.map_err(|error| bundle_error(&error))?))
             }
             Self::Cancellation(cancel) => {
+                let signer = named(cancel.signing_address);
                 let signer = signer.ok_or_else(|| needs_signature("replacementUuid"))?;
                 let key = ReplacementKey { uuid: cancel.replacement_uuid, signer };
                 Verified::Cancellation(key, cancel.replacement_nonce)
@@ -374,6 +380,9 @@ fn bundle_error(error: &BundleError) -> ErrorResponse {
         BundleError::NonceWithoutUuid { .. } => (Reason::Params, "replacementNonce".to_owned()),
         BundleError::UuidWithoutSigner { .. } => (Reason::Signature, "replacementUuid".to_owned()),
         BundleError::TimestampsReversed { .. } => (Reason::Params, "minTimestamp".to_owned()),
+        BundleError::TwoUuids { .. } => (Reason::Params, "uuid".to_owned()),
+        BundleError::UnknownVersion { .. } => (Reason::Params, "version".to_owned()),
+        BundleError::NotInVersion { field } => (Reason::Params, (*field).to_owned()),
         BundleError::RefundPercent { .. } => (Reason::Params, "refundPercent".to_owned()),
         BundleError::TooMany { field, .. } => (Reason::Params, (*field).to_owned()),
         BundleError::Undecodable { index, .. } => (Reason::Undecodable, format!("txs[{index}]")),

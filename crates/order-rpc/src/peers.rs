@@ -15,14 +15,19 @@ const FORWARDED_FOR: &str = "x-forwarded-for";
 
 /// Callers with the same share: of IPv4 an address, of IPv6 the /64 that one subscriber is assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct PeerId(IpAddr);
+pub(crate) struct PeerId {
+    address: IpAddr,
+    /// One of [`OrderRpcConfig::trusted_fronts`], which has no shares.
+    pub(crate) is_front: bool,
+}
 
 impl From<IpAddr> for PeerId {
     fn from(address: IpAddr) -> Self {
-        Self(match address.to_canonical() {
+        let address = match address.to_canonical() {
             IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
             v4 @ IpAddr::V4(_) => v4,
-        })
+        };
+        Self { address, is_front: false }
     }
 }
 
@@ -35,6 +40,7 @@ pub(crate) struct Peer {
     pub(crate) requests: Arc<Budget>,
     /// Bytes of bodies and of responses.
     pub(crate) bytes: Arc<Budget>,
+    pub(crate) slow_bodies: Arc<Budget>,
     peers: Arc<Known>,
 }
 
@@ -64,18 +70,35 @@ impl Known {
 pub(crate) struct Peers(Arc<Known>);
 
 impl Peers {
+    /// Who opened a connection. Only that makes a front: what a proxy says of a caller does not, nor is a
+    /// front's neighbour one.
+    pub(crate) fn of_connection(&self, address: IpAddr, config: &OrderRpcConfig) -> Arc<Peer> {
+        let address = address.to_canonical();
+        if config.trusted_fronts.contains(&address) {
+            self.with_id(PeerId { address, is_front: true }, config)
+        } else {
+            self.of(address, config)
+        }
+    }
+
+    /// The peer with this address, which is no front.
     pub(crate) fn of(&self, address: IpAddr, config: &OrderRpcConfig) -> Arc<Peer> {
-        let id = PeerId::from(address);
+        self.with_id(PeerId::from(address), config)
+    }
+
+    fn with_id(&self, id: PeerId, config: &OrderRpcConfig) -> Arc<Peer> {
         let mut known = self.0.lock();
         if let Some(peer) = known.get(&id).and_then(Weak::upgrade) {
             return peer;
         }
+        let share = |limit: usize| Budget::new(if id.is_front { usize::MAX } else { limit });
         let peer = Arc::new(Peer {
             id,
-            connections: Budget::new(config.max_connections_per_peer),
-            websockets: Budget::new(config.max_websockets_per_peer),
-            requests: Budget::new(config.max_requests_per_peer),
-            bytes: Budget::new(config.max_buffered_bytes_per_peer),
+            connections: share(config.max_connections_per_peer),
+            websockets: share(config.max_websockets_per_peer),
+            requests: share(config.max_requests_per_peer),
+            bytes: share(config.max_buffered_bytes_per_peer),
+            slow_bodies: share(config.max_slow_bodies_per_peer),
             peers: Arc::clone(&self.0),
         });
         known.insert(id, Arc::downgrade(&peer));
@@ -106,6 +129,20 @@ mod tests {
         assert_eq!(peers.0.lock().len(), 2, "the others hold nothing");
         drop((one, mapped, subscriber, same));
         assert_eq!(peers.0.lock().len(), 0);
+    }
+
+    #[test]
+    fn a_front_is_who_connects_from_its_address_and_nobody_near_it() {
+        let fronts = ["2001:db8::1", "10.0.0.1"].map(|address| address.parse().unwrap());
+        let (peers, config) =
+            (Peers::default(), OrderRpcConfig::new(1).with_trusted_fronts(fronts));
+        let connects =
+            |address: &str| peers.of_connection(address.parse().unwrap(), &config).id.is_front;
+        let held = ["2001:db8::1", "::ffff:10.0.0.1"]
+            .map(|address| peers.of_connection(address.parse().unwrap(), &config));
+        assert!(held.iter().all(|peer| peer.id.is_front && peer.requests.limit() == usize::MAX));
+        assert!(!connects("2001:db8::2") && !connects("10.0.0.2"));
+        assert!(!peers.of("10.0.0.1".parse().unwrap(), &config).id.is_front, "named by a proxy");
     }
 
     #[test]

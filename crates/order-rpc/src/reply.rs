@@ -82,6 +82,8 @@ reasons! {
     WebSocketInFlight = "websocket_in_flight", Refused;
     /// The limit of slow bodies is reached.
     SlowBodies = "slow_bodies", Refused;
+    /// The limit of slow bodies of the caller's address is reached.
+    PeerSlowBodies = "peer_slow_bodies", Refused;
     /// The limit of buffered bytes, of bodies and responses, is reached.
     BufferedBytes = "buffered_bytes", Refused;
     /// The limit of buffered bytes of the caller's address is reached.
@@ -210,6 +212,7 @@ impl ErrorResponse {
             | Reason::PeerWebSockets
             | Reason::PeerRequests
             | Reason::PeerBufferedBytes
+            | Reason::PeerSlowBodies
             | Reason::WebSocketInFlight => StatusCode::TOO_MANY_REQUESTS,
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };

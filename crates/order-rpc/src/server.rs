@@ -287,7 +287,7 @@ impl Acceptor {
     fn connect(&self, socket: TcpStream, peer: SocketAddr) {
         let context = &self.context;
         let is_proxy = context.config.trusted_proxies.contains(&peer.ip().to_canonical());
-        let peer = context.peers.of(peer.ip(), &context.config);
+        let peer = context.peers.of_connection(peer.ip(), &context.config);
         let of_peer = if is_proxy { None } else { Some(peer.connections.take(1)) };
         let (of_peer, of_all) = match (of_peer, context.connections.take(1)) {
             (Some(None), _) => return self.refuse(socket, Reason::PeerConnections),

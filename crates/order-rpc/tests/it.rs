@@ -7,6 +7,7 @@ mod it {
     mod attack;
     mod bad_input;
     mod burst;
+    mod front;
     mod limits;
     mod orders;
     mod private;

@@ -110,8 +110,7 @@ impl Core {
         {
             let order = self.order(seq).and_then(|order| order.as_tx());
             let is_public = order.is_some_and(Transaction::is_public);
-            let reason =
-                if is_public { RemoveReason::Expired } else { RemoveReason::BlockPassed };
+            let reason = if is_public { RemoveReason::Expired } else { RemoveReason::BlockPassed };
             self.private.pop_first();
             self.remove_tx(seq, reason, effects);
         }

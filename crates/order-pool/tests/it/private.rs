@@ -82,7 +82,10 @@ fn one_that_becomes_public_is_kept_as_long_as_a_public_one() {
     pool.insert_transaction(private(1, 12));
     pool.insert_transaction(nth(2));
     pool.on_head(head(11, 0, 0, &[]));
-    assert_eq!(pool.insert_transaction(tx(Spec { sender: 1, ..Spec::default() })), InsertOutcome::Known);
+    assert_eq!(
+        pool.insert_transaction(tx(Spec { sender: 1, ..Spec::default() })),
+        InsertOutcome::Known
+    );
     assert_eq!((pool.stats().txs, pool.stats().external_txs), (2, 0));
     pool.on_head(head(12, 0, 0, &[]));
     let [one, two] = [1, 2].map(|n| *nth(n).hash());
@@ -92,7 +95,9 @@ fn one_that_becomes_public_is_kept_as_long_as_a_public_one() {
     clock.advance(DEFAULT_TX_RETENTION);
     upkeep(&pool);
     assert_eq!(journal(&mut subscription), [format!("-{two} Expired")]);
-    (13..16).for_each(|number| drop(pool.on_head(head(number, 0, 0, &[]))));
+    for number in 13..16 {
+        pool.on_head(head(number, 0, 0, &[]));
+    }
     assert!(pool.contains(&one));
     pool.on_head(head(16, 0, 0, &[]));
     assert_eq!(journal(&mut subscription), [format!("-{one} Expired")]);

@@ -19,12 +19,12 @@ use std::{
 
 use alloy_consensus::{SignableTransaction, Signed, TxEip1559};
 use alloy_eips::eip2718::Encodable2718;
-use alloy_primitives::{Address, Signature, TxKind, keccak256};
+use alloy_primitives::{Address, B256, Signature, TxKind, U256, keccak256};
 use alloy_signer::SignerSync;
 use alloy_signer_local::PrivateKeySigner;
 use load_control::{Gate, GateConfig, Limit, LoadMonitor};
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use order_pool::{OrderPool, PoolConfig, PooledTransaction};
+use order_pool::{Block, Head, OrderPool, PoolConfig, PooledTransaction};
 use order_rpc::{Host, OrderRpc, OrderRpcConfig, OrderRpcHandle};
 use serde_json::{Value, json};
 use tokio::{
@@ -44,6 +44,12 @@ pub struct Server {
     pub counted: Counted,
 }
 
+/// A block whose hash is its number.
+pub fn block(number: u64, mined: &[B256]) -> Block {
+    let hash = |number| B256::from(U256::from(number));
+    Block::new(Head::new(number, hash(number), hash(number - 1)), mined)
+}
+
 /// What the metrics of one server say: its handles are made when it starts, by whoever starts it.
 #[derive(Clone, Debug, Default)]
 pub struct Counted(Arc<Mutex<HashMap<Series, Arc<AtomicU64>>>>);
@@ -61,6 +67,11 @@ impl Counted {
     /// How often the host decided so.
     pub fn verdict(&self, verdict: &str) -> u64 {
         self.get("order_rpc_admissions_total", verdict).load(Relaxed)
+    }
+
+    /// A counter of the pool's with this reason.
+    pub fn of_pool(&self, metric: &str, reason: &str) -> u64 {
+        self.get(metric, reason).load(Relaxed)
     }
 
     pub fn gauge(&self, metric: &str) -> f64 {
@@ -129,6 +140,15 @@ pub fn start_with(
     let gate = Gate::new(gate).unwrap();
     let mut host = Host::new(pool.clone(), gate.clone());
     host.monitor = monitor;
+    let counted = Counted::default();
+    let rpc = metrics::with_local_recorder(&counted, || OrderRpc::start(config, host).unwrap());
+    Server { addr: rpc.local_addr(), rpc, pool, gate, counted }
+}
+
+/// With a pool of the test's own.
+pub fn start_on(pool: OrderPool, config: OrderRpcConfig) -> Server {
+    let gate = Gate::new(gate_config(64)).unwrap();
+    let host = Host::new(pool.clone(), gate.clone());
     let counted = Counted::default();
     let rpc = metrics::with_local_recorder(&counted, || OrderRpc::start(config, host).unwrap());
     Server { addr: rpc.local_addr(), rpc, pool, gate, counted }

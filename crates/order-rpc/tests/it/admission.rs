@@ -142,7 +142,9 @@ impl Admission for Undecided {
 async fn without_a_decision_an_order_is_refused_or_pooled_as_the_host_says() {
     let cases =
         [(Does::Nothing, "timed_out"), (Does::Panic, "panicked"), (Does::Unknown, "unknown")];
-    for ((does, verdict), fails_open) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
+    for ((does, verdict), fails_open) in
+        cases.into_iter().flat_map(|case| [(case, false), (case, true)])
+    {
         let mut config = config();
         // For eight orders, two at a time.
         let all = if does == Does::Nothing { Duration::from_millis(50) } else { PATIENCE };

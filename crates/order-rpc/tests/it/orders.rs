@@ -3,7 +3,7 @@
 use alloy_primitives::B256;
 use alloy_signer_local::PrivateKeySigner;
 use futures::{SinkExt, StreamExt};
-use order_pool::Event;
+use order_pool::{Event, OrderPool, PoolConfig};
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
 
@@ -55,6 +55,52 @@ async fn a_bundle_is_replaced_and_cancelled_by_its_signer_and_by_nobody_else() {
     assert!(server.pool.is_empty());
     let after = signed_call(server.addr, &owner, "eth_sendBundle", bundle(&raw(2), 9)).await;
     assert_eq!(after.error().1, -32000, "cancelled permanently");
+}
+
+/// A block took its transaction so long ago that the pool remembers only that it was here.
+#[tokio::test]
+async fn a_bundle_that_has_left_is_answered_as_known_and_not_as_pooled() {
+    let pool = PoolConfig::default().with_recent_blocks(1);
+    let server = start_on(OrderPool::new(pool).unwrap(), config());
+    server.pool.on_head(block(10, &[]));
+    let tx = sign(plain(0), &PrivateKeySigner::random());
+    let bundle = json!([{ "txs": [hex(&tx)], "blockNumber": "0xe" }]);
+    let sent = call(server.addr, "eth_sendBundle", bundle.clone()).await;
+    assert!(sent.json()["result"].is_object(), "{sent:?}");
+    let again = call(server.addr, "eth_sendBundle", bundle.clone()).await;
+    assert!(again.json()["result"].is_object(), "it is pooled: {again:?}");
+    server.pool.on_head(block(11, &[*tx.tx_hash()]));
+    let mined = call(server.addr, "eth_sendBundle", bundle.clone()).await;
+    assert_eq!(mined.error(), (200, -32000, "mined".to_owned()));
+    server.pool.on_head(block(12, &[]));
+    let known = call(server.addr, "eth_sendBundle", bundle).await;
+    assert_eq!(known.error(), (200, -32000, "known".to_owned()));
+    assert!(server.pool.is_empty());
+}
+
+#[tokio::test]
+async fn what_the_pool_refuses_is_counted_by_its_reason() {
+    let counted = Counted::default();
+    let pool = metrics::with_local_recorder(&counted, || {
+        OrderPool::new(PoolConfig::default().with_max_txs_per_bundle(1)).unwrap()
+    });
+    let server = start_on(pool, config());
+    server.pool.on_head(block(10, &[]));
+    for (bundle, reason) in [
+        (json!({ "txs": [raw(0), raw(0)] }), "too_many"),
+        (json!({ "txs": [raw(0)], "droppingTxHashes": [B256::ZERO, B256::ZERO] }), "too_many"),
+    ] {
+        let refused = call(server.addr, "eth_sendBundle", json!([bundle])).await;
+        assert_eq!(refused.error().1, -32602, "{refused:?}");
+        assert!(counted.of_pool("order_pool_rejected_total", reason) > 0, "{reason}");
+    }
+    assert_eq!(counted.of_pool("order_pool_rejected_total", "too_many"), 2);
+    assert_eq!(server.pool.stats().rejected, 2);
+    let all = order_pool::RejectReason::ALL;
+    let sum: u64 =
+        all.iter().map(|reason| counted.of_pool("order_pool_rejected_total", reason)).sum();
+    assert_eq!(sum, 2);
+    assert_eq!(counted.of_pool("order_pool_rejected_total", ""), 0, "none without a reason");
 }
 
 #[tokio::test]

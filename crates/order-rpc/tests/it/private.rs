@@ -1,8 +1,8 @@
 //! Private transactions by JSON-RPC: sent, kept until a block, cancelled by their signer.
 
-use alloy_primitives::{B256, U256};
+use alloy_primitives::B256;
 use alloy_signer_local::PrivateKeySigner;
-use order_pool::{Block, Head, OrderPool, Origin};
+use order_pool::{OrderPool, Origin};
 use order_rpc::DEFAULT_MAX_PRIVATE_BLOCKS;
 use serde_json::{Value, json};
 
@@ -10,12 +10,8 @@ use crate::common::*;
 
 const HEAD: u64 = 100;
 
-fn block_hash(number: u64) -> B256 {
-    B256::from(U256::from(number))
-}
-
 fn on_head(pool: &OrderPool, number: u64) {
-    pool.on_head(Block::new(Head::new(number, block_hash(number), block_hash(number - 1)), []));
+    pool.on_head(block(number, &[]));
 }
 
 fn start_at_head() -> Server {

@@ -224,3 +224,31 @@ async fn a_client_that_reads_no_responses_is_disconnected() {
     let _ = deaf.read_to_end(&mut rest).await;
     assert_eq!(send_from(OTHER, &server, &[]).await.status, 200);
 }
+
+#[tokio::test]
+async fn a_slow_host_does_not_keep_out_another_one() {
+    let mut config = config();
+    config.slow_body_after = Duration::from_millis(10);
+    (config.max_slow_bodies, config.max_slow_bodies_per_peer) = (8, 2);
+    let server = start(config);
+    // Of three from one address one finds no place.
+    let mut sockets = Vec::new();
+    for _ in 0..3 {
+        sockets.push(stall(ONE, &server, 100, &[]).await);
+    }
+    let answers = sockets.iter_mut().map(|socket| Box::pin(read_answer(socket)));
+    let (first, ..) = futures::future::select_all(answers).await;
+    assert_eq!(first.error(), refused(429, "peer_slow_bodies"));
+    // Another address has its own places.
+    let body = request("eth_sendRawTransaction", json!([raw(0)]));
+    let (start, end) = body.split_at(10);
+    let mut slow = connect_from(OTHER, server.addr).await;
+    let text = head("POST", "/", body.len(), &[]) + start;
+    slow.write_all(text.as_bytes()).await.unwrap();
+    // A slow one is what is tested: five times as long as `slow_body_after`.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    slow.write_all(end.as_bytes()).await.unwrap();
+    assert!(read_answer(&mut slow).await.json()["result"].is_string());
+    assert_eq!(server.counted.reason("peer_slow_bodies"), 1);
+    assert_eq!(server.counted.reason("slow_bodies"), 0);
+}

@@ -1,0 +1,228 @@
+//! `eth_sendBundle` and `eth_cancelBundle` as the specifications have them: cases written from rbuilder's
+//! `RawBundle` (develop of June 2026), the Flashbots RPC reference and BuilderNet's FlowProxy.
+
+use std::time::SystemTime;
+
+use alloy_eips::eip2718::Encodable2718 as _;
+use alloy_primitives::{Address, B256, hex};
+use order_pool::{Bundle, BundleError, RawBundle, RawCancelBundle};
+use serde_json::{Value, json};
+
+use crate::common::{Spec, address, tx};
+
+const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
+const OTHER_UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c9";
+
+fn raw(n: u64) -> String {
+    let tx = tx(Spec { sender: n, ..Spec::default() });
+    hex::encode_prefixed(tx.envelope().encoded_2718())
+}
+
+/// With one transaction, and these fields beside it.
+fn bundle(fields: Value) -> Value {
+    let mut bundle = json!({ "txs": [raw(1)] });
+    for (name, value) in fields.as_object().expect("an object") {
+        bundle[name] = value.clone();
+    }
+    bundle
+}
+
+fn resolve(bundle: &Value) -> Result<Bundle, String> {
+    let raw: RawBundle =
+        serde_json::from_value(bundle.clone()).map_err(|error| format!("json: {error}"))?;
+    raw.check(100).map_err(|error| error.to_string())?;
+    let txs = raw
+        .txs
+        .iter()
+        .enumerate()
+        .map(|(n, _)| tx(Spec { sender: n as u64 + 1, ..Spec::default() }));
+    let txs = txs.collect();
+    let signer = Some(address(7));
+    raw.with_transactions(txs, signer, SystemTime::UNIX_EPOCH).map_err(|error| error.to_string())
+}
+
+#[test]
+fn harmless_fields_are_accepted_and_change_nothing_but_what_they_say() {
+    let plain = resolve(&bundle(json!({}))).expect("a bundle");
+    let cases = [
+        json!({ "version": "v2" }),
+        json!({ "version": "v1" }),
+        json!({ "version": null }),
+        json!({ "blockNumber": null }),
+        json!({ "blockNumber": "0x0" }),
+        json!({ "minTimestamp": 0, "maxTimestamp": 0 }),
+        json!({ "revertingTxHashes": null, "droppingTxHashes": null, "refundTxHashes": null }),
+        json!({ "revertingTxHashes": [], "droppingTxHashes": [], "refundTxHashes": [] }),
+        json!({ "signingAddress": address(9) }),
+        json!({ "bundleHash": B256::ZERO }),
+        json!({ "builders": ["flashbots", "beaverbuild.org"] }),
+        json!({ "builders": null, "signingAddress": null, "bundleHash": null }),
+        json!({ "delayedRefund": false }),
+        json!({ "delayedRefund": null, "refundIdentity": null }),
+        json!({ "refundPercent": 0 }),
+        json!({ "refundPercent": null, "refundRecipient": null }),
+        json!({ "replacementUuid": null, "uuid": null, "replacementNonce": null }),
+    ];
+    for fields in cases {
+        let resolved = resolve(&bundle(fields.clone())).unwrap_or_else(|e| panic!("{fields}: {e}"));
+        assert_eq!(resolved.id(), plain.id(), "{fields}");
+        assert_eq!(
+            resolved.parts().signer,
+            Some(address(7)),
+            "whoever resolves it says who signed"
+        );
+    }
+}
+
+#[test]
+fn a_uuid_may_have_both_its_names_if_they_are_equal() {
+    for fields in [
+        json!({ "uuid": UUID }),
+        json!({ "replacementUuid": UUID }),
+        json!({ "uuid": UUID, "replacementUuid": UUID }),
+    ] {
+        let resolved = resolve(&bundle(fields)).expect("a bundle");
+        let key = resolved.key().expect("it can be replaced");
+        assert_eq!((key.uuid.to_string().as_str(), key.signer), (UUID, address(7)));
+    }
+    let two = resolve(&bundle(json!({ "uuid": UUID, "replacementUuid": OTHER_UUID })));
+    assert!(two.expect_err("which one?").contains("must be equal"));
+    // As FlowProxy numbers what searchers did not: microseconds, a plain number.
+    let resolved =
+        resolve(&bundle(json!({ "uuid": UUID, "replacementNonce": 1_781_000_000_000_000_u64 })));
+    assert_eq!(resolved.expect("a bundle").nonce(), Some(1_781_000_000_000_000));
+}
+
+#[test]
+fn without_transactions_it_is_a_cancellation_however_that_is_written() {
+    for txs in [json!([]), json!(null)] {
+        let cancel = json!({ "txs": txs, "replacementUuid": UUID, "replacementNonce": 3 });
+        let resolved = resolve(&cancel).expect("a cancellation");
+        assert!(resolved.txs().is_empty() && resolved.key().is_some());
+        assert!(resolve(&json!({ "txs": txs })).is_err(), "of nothing");
+    }
+    let absent = resolve(&json!({ "uuid": UUID, "version": "v9" }));
+    assert!(absent.is_ok(), "of a cancellation rbuilder does not read the version");
+}
+
+#[test]
+fn version_one_has_none_of_the_fields_that_version_two_added() {
+    let of_v2 = [
+        ("droppingTxHashes", json!([B256::ZERO])),
+        ("refundPercent", json!(5)),
+        ("refundRecipient", json!(Address::ZERO)),
+        ("refundTxHashes", json!([B256::ZERO])),
+        ("delayedRefund", json!(true)),
+    ];
+    for (field, value) in of_v2 {
+        for (version, accepted) in [(json!("v1"), false), (json!("v2"), true), (json!(null), true)]
+        {
+            let mut fields = json!({ "version": version });
+            fields[field] = value.clone();
+            match resolve(&bundle(fields)) {
+                Ok(_) => assert!(accepted, "{field} {version}"),
+                Err(error) => {
+                    assert!(!accepted && error.starts_with(field), "{field} {version}: {error}");
+                }
+            }
+        }
+    }
+    let same_in_both = json!({ "version": "v1", "revertingTxHashes": [B256::ZERO],
+        "refundIdentity": address(3), "replacementUuid": UUID, "maxTimestamp": 5 });
+    assert!(resolve(&bundle(same_in_both)).is_ok());
+    let long = "v".repeat(1_000);
+    for version in ["v3", "V2", "", "2", &long] {
+        let error = resolve(&bundle(json!({ "version": version }))).expect_err("no such version");
+        assert!(error.starts_with("version is") && error.len() < 100, "{error}");
+    }
+    assert!(resolve(&bundle(json!({ "version": 2 }))).is_err());
+}
+
+#[test]
+fn a_refund_is_below_all_of_it_and_has_rbuilders_defaults() {
+    let two = |fields: Value| {
+        let mut bundle = bundle(fields);
+        bundle["txs"] = json!([raw(1), raw(2)]);
+        resolve(&bundle)
+    };
+    let [first, last] = [1, 2].map(|sender| tx(Spec { sender, ..Spec::default() }));
+    assert_eq!(two(json!({})).expect("a bundle").refund(), None);
+    assert_eq!(two(json!({ "refundRecipient": address(5) })).expect("a bundle").refund(), None);
+    assert_eq!(two(json!({ "refundPercent": 0 })).expect("a bundle").refund(), None);
+    let refund = two(json!({ "refundPercent": 99 })).expect("a bundle").refund().expect("a refund");
+    assert_eq!(
+        (refund.percent, refund.recipient, refund.tx_hash),
+        (99, first.sender(), *last.hash())
+    );
+    assert!(!refund.is_delayed);
+    let given = json!({ "refundPercent": "0x5", "refundRecipient": address(5),
+        "refundTxHashes": [first.hash()], "delayedRefund": true, "refundIdentity": address(6) });
+    let given = two(given).expect("a bundle");
+    let refund = given.refund().expect("a refund");
+    assert_eq!((refund.percent, refund.recipient, refund.tx_hash), (5, address(5), *first.hash()));
+    assert!(refund.is_delayed);
+    assert_eq!(given.parts().refund_identity, Some(address(6)));
+    for percent in [json!(100), json!(101), json!(255), json!(u64::MAX), json!("0x64")] {
+        let error = two(json!({ "refundPercent": percent })).expect_err("too much");
+        assert!(error.starts_with("refundPercent is"), "{error}");
+    }
+    assert!(two(json!({ "refundTxHashes": [first.hash(), last.hash()] })).is_err());
+}
+
+#[test]
+fn any_other_field_is_refused_by_its_name() {
+    for (field, value) in [
+        ("surprise", json!(1)),
+        ("maxBlockNumber", json!("0x5")),
+        ("trustedBuilders", json!([])),
+        ("Version", json!("v2")),
+    ] {
+        let mut fields = json!({});
+        fields[field] = value;
+        let error = resolve(&bundle(fields)).expect_err("unknown");
+        assert!(error.contains(&format!("unknown field `{field}`")), "{error}");
+    }
+}
+
+#[test]
+fn a_cancellation_names_its_uuid_and_may_name_its_signer() {
+    let read = |cancel: Value| serde_json::from_value::<RawCancelBundle>(cancel);
+    for name in ["replacementUuid", "uuid"] {
+        let cancel = json!({ name: UUID, "signingAddress": address(3) });
+        let cancel = read(cancel).expect("a cancellation");
+        assert_eq!(cancel.signing_address, Some(address(3)));
+        assert_eq!(cancel.replacement_uuid.to_string(), UUID);
+    }
+    assert!(read(json!({})).is_err());
+    assert!(read(json!({ "replacementUuid": UUID, "more": 1 })).is_err());
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    let full = json!({ "version": "v2", "txs": [raw(1)], "blockNumber": "0x5",
+        "minTimestamp": "0x1", "maxTimestamp": "0x2", "revertingTxHashes": [B256::ZERO],
+        "droppingTxHashes": [B256::ZERO], "replacementUuid": UUID, "uuid": UUID,
+        "replacementNonce": "0x7", "refundPercent": "0x9", "refundRecipient": address(1),
+        "refundTxHashes": [B256::ZERO], "delayedRefund": true, "refundIdentity": address(2),
+        "signingAddress": address(3), "bundleHash": B256::ZERO, "builders": ["one"] });
+    let raw: RawBundle = serde_json::from_value(full.clone()).expect("it reads");
+    assert_eq!(serde_json::to_value(&raw).expect("it writes"), full);
+}
+
+/// Of a bundle that differs in what is refunded or to whom, one is not taken for the other.
+#[test]
+fn what_is_refunded_is_part_of_the_identity() {
+    let ids = [
+        json!({}),
+        json!({ "delayedRefund": true }),
+        json!({ "refundIdentity": address(1) }),
+        json!({ "refundRecipient": address(1) }),
+        json!({ "refundPercent": 1 }),
+    ]
+    .map(|fields| *resolve(&bundle(fields)).expect("a bundle").id());
+    for (at, id) in ids.iter().enumerate() {
+        assert!(!ids[..at].contains(id), "{at}");
+    }
+    let error = BundleError::NotInVersion { field: "refundPercent" };
+    assert_eq!(error.to_string(), "refundPercent is not in version v1");
+}

@@ -1,0 +1,119 @@
+//! A proxy in front of the builder names who signed a request.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use alloy_primitives::{Address, B256};
+use alloy_signer_local::PrivateKeySigner;
+use futures::future::join_all;
+use order_rpc::{OrderRpcConfig, Quota, SignatureMode};
+use serde_json::{Value, json};
+
+use crate::common::*;
+
+const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+fn front_config() -> OrderRpcConfig {
+    config().with_trusted_fronts([LOCALHOST])
+}
+
+/// As BuilderNet's FlowProxy passes a searcher's bundle on to the builder on its host: without a signature,
+/// with `signingAddress`, the uuid under both names, and a nonce of microseconds.
+fn passed_on(signer: Address, tx: &str, nonce: u64) -> Value {
+    json!([{
+        "version": "v2",
+        "txs": [tx],
+        "blockNumber": "0xf",
+        "minTimestamp": 0,
+        "maxTimestamp": 1_781_000_000,
+        "revertingTxHashes": [],
+        "droppingTxHashes": [],
+        "replacementUuid": UUID,
+        "uuid": UUID,
+        "signingAddress": signer,
+        "refundIdentity": signer,
+        "replacementNonce": nonce,
+        "refundPercent": 90,
+        "refundRecipient": signer,
+        "refundTxHashes": [],
+        "delayedRefund": false,
+        "bundleHash": B256::repeat_byte(7),
+    }])
+}
+
+#[tokio::test]
+async fn a_bundle_that_a_front_passes_on_is_of_the_signer_that_it_names() {
+    for mode in [SignatureMode::Optional, SignatureMode::Required, SignatureMode::Off] {
+        let server = start(front_config().with_signatures(mode));
+        let (one, other) = (Address::repeat_byte(1), Address::repeat_byte(2));
+        let send = async |signer, nonce| {
+            let params = passed_on(signer, &raw(nonce), nonce);
+            call(server.addr, "eth_sendBundle", params).await
+        };
+        let sent = send(one, 1_781_000_000_000_001).await;
+        assert!(sent.json()["result"]["bundleHash"].is_string(), "{mode:?} {sent:?}");
+        let sent = send(other, 1_781_000_000_000_002).await;
+        assert!(sent.json()["result"].is_object(), "another signer's is another bundle: {sent:?}");
+        assert_eq!(server.pool.len(), 2);
+        let replaced = send(one, 1_781_000_000_000_003).await;
+        assert!(replaced.json()["result"].is_object(), "{replaced:?}");
+        assert_eq!((server.pool.len(), server.pool.stats().replaced), (2, 1));
+        assert_eq!(server.pool.signer_stats(Some(one)).bundles, 1);
+        let cancel = json!([{ "replacementUuid": UUID, "signingAddress": one }]);
+        let cancelled = call(server.addr, "eth_cancelBundle", cancel).await;
+        assert_eq!(cancelled.json()["result"], true, "{cancelled:?}");
+        assert_eq!(server.pool.signer_stats(Some(other)).bundles, 1);
+        assert_eq!(server.pool.len(), 1);
+        // As a cancellation comes from FlowProxy: a bundle without transactions.
+        let mut empty = passed_on(other, "", 1_781_000_000_000_004);
+        empty[0]["txs"] = json!([]);
+        let cancelled = call(server.addr, "eth_sendBundle", empty).await;
+        assert!(cancelled.json()["error"].is_null(), "{cancelled:?}");
+        assert!(server.pool.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn from_anybody_else_a_signing_address_names_nobody() {
+    let victim = Address::repeat_byte(1);
+    let unsigned = (200, -32602, "signature".to_owned());
+    // Off by default, and not on for another address than the front's.
+    for (config, from) in [(config(), [127, 0, 0, 1]), (front_config(), [127, 0, 0, 2])] {
+        let server = start(config);
+        let body = request("eth_sendBundle", passed_on(victim, &raw(0), 1));
+        let socket = connect_from(from, server.addr).await;
+        let refused = send_on(socket, body.as_bytes(), &[]).await;
+        assert_eq!(refused.error(), unsigned);
+        let cancel = json!([{ "uuid": UUID, "signingAddress": victim }]);
+        let body = request("eth_cancelBundle", cancel);
+        let socket = connect_from(from, server.addr).await;
+        let refused = send_on(socket, body.as_bytes(), &[]).await;
+        assert_eq!(refused.error(), unsigned);
+        // Who signs is the signer, whatever the body says.
+        let signer = PrivateKeySigner::random();
+        let body = request("eth_sendBundle", passed_on(victim, &raw(0), 1));
+        let header = signature(&signer, body.as_bytes());
+        let socket = connect_from(from, server.addr).await;
+        let sent = send_on(socket, body.as_bytes(), &[("x-flashbots-signature", &header)]).await;
+        assert!(sent.json()["result"].is_object(), "{sent:?}");
+        let of = |signer| server.pool.signer_stats(Some(signer)).bundles;
+        assert_eq!((of(victim), of(signer.address())), (0, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_front_carries_the_requests_of_all_and_has_no_share() {
+    let config = front_config()
+        .with_max_requests_per_peer(1)
+        .with_max_connections_per_peer(1)
+        .with_peer_quota(Some(Quota::default().with_per_second(1).with_burst(1)));
+    let server = start(config);
+    let sends = (0..16_u64).map(|n| {
+        let signer = Address::with_last_byte(n as u8);
+        call(server.addr, "eth_sendBundle", passed_on(signer, &raw(n), n))
+    });
+    for sent in join_all(sends).await {
+        assert!(sent.json()["result"].is_object(), "{sent:?}");
+    }
+    assert_eq!(server.pool.len(), 16);
+}
