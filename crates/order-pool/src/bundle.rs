@@ -13,7 +13,8 @@ use crate::{
 };
 
 /// What a replaceable bundle is known by: the searcher's uuid *and* the searcher, so that nobody
-/// replaces or cancels what another one sent.
+/// replaces or cancels what another one sent. A bundle replaces one of its key for the same block; a
+/// cancellation concerns the key's bundles for all blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReplacementKey {
     /// Chosen by the searcher.
@@ -47,9 +48,9 @@ pub struct BundleParts {
     pub reverting_tx_hashes: Vec<B256>,
     /// Transactions that may be left out.
     pub dropping_tx_hashes: Vec<B256>,
-    /// Makes it replaceable. Needs [`Self::signer`].
+    /// Makes it replaceable by a bundle for the same block. Needs [`Self::signer`].
     pub uuid: Option<Uuid>,
-    /// Its place among the messages of its key; `None` is one above the highest the pool knows:
+    /// Its place among the messages of its key for its block; `None` is one above the highest the pool knows:
     /// the order of arrival.
     pub replacement_nonce: Option<u64>,
     /// Percent of what the bundle pays that goes back, below 100.

@@ -102,7 +102,7 @@ pub enum RemoveReason {
     BlockPassed,
     /// The block it is for is farther ahead than is accepted: it came before the pool knew the head.
     BlockTooFar,
-    /// A bundle of the same key with a higher nonce came. Its `Added` follows.
+    /// A bundle of the same key for the same block with a higher nonce came. Its `Added` follows.
     Replaced,
     /// Whoever sent it cancelled it. Of a bundle, the [`Event::Cancelled`] follows.
     Cancelled,
@@ -137,7 +137,8 @@ pub enum InsertOutcome {
     },
     /// It was an empty bundle with a uuid: a cancellation, and it took effect.
     Cancelled,
-    /// A message of its key with the same or a higher nonce came before. Nothing changed.
+    /// A bundle of its key for its block, or a cancellation of its key, with the same or a higher nonce came
+    /// before. Nothing changed.
     Superseded {
         /// Its nonce.
         nonce: u64,
@@ -309,10 +310,11 @@ impl RejectReason {
 pub enum CancelOutcome {
     /// It counts, and subscribers are told.
     Cancelled {
-        /// The bundle that left for it, if one was pooled.
-        removed: Option<OrderId>,
+        /// How many bundles left for it: at most one for each block.
+        removed: usize,
     },
-    /// A message of its key with the same or a higher nonce came before. Nothing changed.
+    /// A cancellation of its key with the same or a higher nonce came before, or such a bundle for each of
+    /// the blocks for which there are any. Nothing changed.
     Superseded {
         /// Its nonce.
         nonce: u64,

@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::Duration,
 };
 
@@ -19,19 +19,24 @@ use crate::{
 /// up keys does not fill everyone's log. A searcher's cancellation overtakes its bundle now and then.
 pub const MAX_TOLD_UNSEEN: usize = 64;
 
-/// What is known of a key.
+/// A key's bundles for one block, 0 while the pool knows no head. `None` stands for the key's cancellations,
+/// which concern every block.
+///
+/// A searcher sends one uuid for several blocks, and means each block's bundle to be valid: rbuilder too
+/// replaces within a block (develop of July 2025, `OrderReplacementManager`), and cancels in all of them.
+pub(crate) type Slot = (ReplacementKey, Option<u64>);
+
+/// What is known of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KeyState {
     /// The highest nonce of any message that counted.
     pub(crate) nonce: Option<u64>,
-    /// Cancelled permanently.
+    /// Of cancellations: it was permanent.
     pub(crate) is_final: bool,
-    /// Its pooled bundle, by acceptance.
+    /// Of a block: its pooled bundle, by acceptance.
     pub(crate) bundle: Option<u64>,
-    /// The number of its `Cancelled` event, while that is what counts and was told.
+    /// Of cancellations: the number of the `Cancelled` event, while that is what counts and was told.
     pub(crate) tombstone: Option<u64>,
-    /// A bundle of it was taken in since the last cancellation that was told.
-    pub(crate) seen: bool,
     /// When it is forgotten; `None` while a bundle is pooled.
     pub(crate) forget_at: Option<Duration>,
 }
@@ -61,8 +66,8 @@ impl KeyState {
     }
 }
 
-/// When a key without a bundle is forgotten, and which one it is.
-type Due = (Duration, ReplacementKey);
+/// When a slot without a bundle is forgotten, and which one it is.
+type Due = (Duration, Slot);
 
 /// How many cancellations were told, and until when they count.
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,10 +76,10 @@ struct Told {
     until: Duration,
 }
 
-/// All keys, and when each is forgotten.
+/// All slots, and when each is forgotten.
 #[derive(Debug)]
 pub(crate) struct Keys {
-    states: HashMap<ReplacementKey, KeyState>,
+    states: BTreeMap<Slot, KeyState>,
     due: BTreeSet<Due>,
     /// What is due, by signer: who waited the longest goes first.
     shares: Shares<Address, Reverse<Due>>,
@@ -88,7 +93,7 @@ pub(crate) struct Keys {
 impl Keys {
     pub(crate) fn new(retention: Duration, limit: usize, limit_per_signer: usize) -> Self {
         Self {
-            states: HashMap::new(),
+            states: BTreeMap::new(),
             due: BTreeSet::new(),
             shares: Shares::default(),
             told_unseen: HashMap::new(),
@@ -98,19 +103,20 @@ impl Keys {
         }
     }
 
-    /// The keys of a signer without a bundle.
+    /// The slots of a signer without a bundle.
     pub(crate) fn idle_of(&self, signer: &Address) -> usize {
         self.shares.count(signer)
     }
 
-    /// Who has keys without a bundle.
+    /// Who has slots without a bundle.
     pub(crate) fn idle_signers(&self) -> impl Iterator<Item = &Address> {
         self.shares.holders()
     }
 
-    /// Whether subscribers are told of a cancellation of this key; counts it if so.
-    pub(crate) fn tells(&mut self, key: &ReplacementKey, state: &KeyState, now: Duration) -> bool {
-        if state.seen {
+    /// Whether subscribers are told of a cancellation of this key, of which bundles are remembered or not;
+    /// counts it if so.
+    pub(crate) fn tells(&mut self, key: &ReplacementKey, is_seen: bool, now: Duration) -> bool {
+        if is_seen {
             return true;
         }
         let told = self.told_unseen.entry(key.signer).or_default();
@@ -125,65 +131,79 @@ impl Keys {
         self.states.len()
     }
 
-    pub(crate) fn get(&self, key: &ReplacementKey) -> KeyState {
-        self.states.get(key).copied().unwrap_or_default()
+    pub(crate) fn get(&self, slot: &Slot) -> KeyState {
+        self.states.get(slot).copied().unwrap_or_default()
     }
 
-    /// Replaces what is known of a key. A key without a bundle is forgotten after the retention,
+    /// What is known of a block's bundle, with what the key's cancellations say of it.
+    pub(crate) fn with_cancellations(&self, slot: &Slot) -> KeyState {
+        let (own, all) = (self.get(slot), self.get(&(slot.0, None)));
+        let nonce = own.nonce.max(all.nonce);
+        KeyState { nonce, is_final: all.is_final, tombstone: all.tombstone, ..own }
+    }
+
+    /// What is known of each block's bundle, by block.
+    pub(crate) fn blocks_of(&self, key: &ReplacementKey) -> Vec<(Slot, KeyState)> {
+        let slots = self.states.range((*key, Some(0))..=(*key, Some(u64::MAX)));
+        slots.map(|(slot, state)| (*slot, *state)).collect()
+    }
+
+    /// Replaces what is known of a slot. One without a bundle is forgotten after the retention,
     /// counted from now.
-    pub(crate) fn set(&mut self, key: ReplacementKey, mut state: KeyState, now: Duration) {
+    pub(crate) fn set(&mut self, slot: Slot, mut state: KeyState, now: Duration) {
         state.forget_at = match state.bundle {
             Some(_) => None,
             None => Some(now.saturating_add(self.retention)),
         };
-        let before = self.states.insert(key, state);
+        let before = self.states.insert(slot, state);
         if let Some(before) = before {
-            self.leave(key, &before);
+            self.leave(slot, &before);
         }
         if let Some(at) = state.forget_at {
-            self.due.insert((at, key));
-            self.shares.insert(key.signer, Reverse((at, key)), 0);
+            self.due.insert((at, slot));
+            self.shares.insert(slot.0.signer, Reverse((at, slot)), 0);
         }
     }
 
-    /// Takes what is known of a key out of everything but the states.
-    fn leave(&mut self, key: ReplacementKey, state: &KeyState) {
+    /// Takes what is known of a slot out of everything but the states.
+    fn leave(&mut self, slot: Slot, state: &KeyState) {
         if let Some(at) = state.forget_at {
-            self.due.remove(&(at, key));
-            self.shares.remove(key.signer, Reverse((at, key)), 0);
+            self.due.remove(&(at, slot));
+            self.shares.remove(slot.0.signer, Reverse((at, slot)), 0);
         }
     }
 
-    /// Forgets a key without a bundle if one is due.
-    pub(crate) fn forget_due(&mut self, now: Duration) -> Option<(ReplacementKey, KeyState)> {
-        let (_, key) = *self.due.first().filter(|(at, _)| *at <= now)?;
-        self.forget(key)
+    /// Forgets a slot without a bundle if one is due.
+    pub(crate) fn forget_due(&mut self, now: Duration) -> Option<(Slot, KeyState)> {
+        let (_, slot) = *self.due.first().filter(|(at, _)| *at <= now)?;
+        self.forget(slot)
     }
 
-    /// Forgets a key without a bundle if there are too many, of this signer or at all. Of the signer, or
+    /// Forgets a slot without a bundle if there are too many, of this signer or at all. Of the signer, or
     /// else of the signer with the most, the one that has waited the longest goes: who sends too many
     /// cancellations makes us forget their own.
-    pub(crate) fn forget_excess(&mut self, signer: &Address) -> Option<(ReplacementKey, KeyState)> {
-        let Reverse((_, key)) = if self.shares.count(signer) > self.limit_per_signer {
+    pub(crate) fn forget_excess(&mut self, signer: &Address) -> Option<(Slot, KeyState)> {
+        let Reverse((_, slot)) = if self.shares.count(signer) > self.limit_per_signer {
             self.shares.last_first(*signer).next()?
         } else if self.due.len() > self.limit {
             self.shares.most_items()?.1
         } else {
             return None;
         };
-        self.forget(key)
+        self.forget(slot)
     }
 
-    fn forget(&mut self, key: ReplacementKey) -> Option<(ReplacementKey, KeyState)> {
-        let state = self.states.remove(&key)?;
-        self.leave(key, &state);
-        if self.shares.count(&key.signer) == 0 {
-            self.told_unseen.remove(&key.signer);
+    /// Forgets a slot.
+    pub(crate) fn forget(&mut self, slot: Slot) -> Option<(Slot, KeyState)> {
+        let state = self.states.remove(&slot)?;
+        self.leave(slot, &state);
+        if self.shares.count(&slot.0.signer) == 0 {
+            self.told_unseen.remove(&slot.0.signer);
         }
-        Some((key, state))
+        Some((slot, state))
     }
 
-    /// Whether a key is due.
+    /// Whether a slot is due.
     pub(crate) fn is_due(&self, now: Duration) -> bool {
         self.due.first().is_some_and(|(at, _)| *at <= now)
     }

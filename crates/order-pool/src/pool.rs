@@ -161,7 +161,7 @@ impl OrderPool {
         outcome
     }
 
-    /// Cancels the bundles of a key up to and with `nonce`, also those still on their way; without
+    /// Cancels the bundles of a key, for whatever block, up to and with `nonce`, also those still on their way; without
     /// a nonce, permanently. Only the signer's own: another one's bundles have another key.
     pub fn cancel_bundle(&self, key: ReplacementKey, nonce: Option<u64>) -> CancelOutcome {
         let shared = self.shared();

@@ -9,8 +9,8 @@ use super::{Core, Effect};
 use crate::{
     bundle::{Bundle, ReplacementKey},
     event::{CancelOutcome, InsertOutcome, RejectReason, RemoveReason},
-    keys::{KeyState, Superseded, cancellation},
-    order::{Order, OrderId},
+    keys::{KeyState, Slot, Superseded, cancellation},
+    order::Order,
     seen::Fate,
 };
 
@@ -23,26 +23,26 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) -> InsertOutcome {
         self.advance(now);
-        let key = bundle.key();
-        let state = key.map(|key| self.keys.get(&key)).unwrap_or_default();
+        let next = self.chain.head().map_or(0, |head| head.number.saturating_add(1));
+        let slot = bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(next))));
+        let known = |core: &Self| slot.map(|slot| core.keys.with_cancellations(&slot));
+        let state = known(self).unwrap_or_default();
         let pooled = state.bundle.and_then(|seq| self.bundles.bundle(seq));
         if pooled.is_some_and(|pooled| pooled.content() == bundle.content()) {
             return InsertOutcome::Known;
         }
-        let nonce = match key.map(|_| state.place(bundle.nonce())).transpose() {
+        if bundle.txs().is_empty()
+            && let Some(key) = bundle.key()
+        {
+            return self.cancel_by_bundle(key, bundle.nonce(), effects);
+        }
+        let nonce = match slot.map(|_| state.place(bundle.nonce())).transpose() {
             Ok(nonce) => nonce,
             Err(Superseded::Permanently) => return InsertOutcome::CancelledPermanently,
             Err(Superseded::By { nonce, current }) => {
                 return InsertOutcome::Superseded { nonce, current };
             }
         };
-        if bundle.txs().is_empty()
-            && let Some(key) = key
-        {
-            let state = KeyState { nonce, ..state };
-            self.entomb(key, state, effects);
-            return InsertOutcome::Cancelled;
-        }
         let block = match self.check_bundle(&bundle) {
             Ok(block) => block,
             Err(reason) => return InsertOutcome::Rejected(reason),
@@ -63,14 +63,16 @@ impl Core {
         };
         self.evict_bundles(victims, effects);
         // What was remembered of this key may have had to go for the keys of these.
-        let state = key.map(|key| self.keys.get(&key)).unwrap_or_default();
+        let state = known(self).unwrap_or_default();
         let old =
             state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Replaced, effects));
-        self.end_tombstone(&state, effects);
+        if let Some((key, _)) = slot {
+            self.end_tombstone(key, effects);
+        }
         let seq = self.add_bundle(Arc::new(order), effects);
-        if let Some(key) = key {
-            let state = KeyState { nonce, bundle: Some(seq), tombstone: None, seen: true, ..state };
-            self.keys.set(key, state, self.now);
+        if let Some(slot) = slot {
+            let state = KeyState { nonce, bundle: Some(seq), ..KeyState::default() };
+            self.keys.set(slot, state, self.now);
         }
         self.remember(&id, fate);
         old.map_or(InsertOutcome::Added, |old| InsertOutcome::Replaced { old: old.id() })
@@ -85,17 +87,58 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) -> CancelOutcome {
         self.advance(now);
-        let state = self.keys.get(&key);
-        let state = match nonce.map(|nonce| state.place(Some(nonce))).transpose() {
-            Err(Superseded::By { nonce, current }) => {
+        self.cancel(key, nonce, effects)
+    }
+
+    fn cancel(
+        &mut self,
+        key: ReplacementKey,
+        nonce: Option<u64>,
+        effects: &mut Vec<Effect>,
+    ) -> CancelOutcome {
+        let all = self.keys.get(&(key, None));
+        if all.is_final {
+            return CancelOutcome::CancelledPermanently;
+        }
+        let blocks = self.keys.blocks_of(&key);
+        if let Some(nonce) = nonce {
+            // It must be above the last cancellation, and above what came for one of the blocks.
+            let lowest = blocks.iter().filter_map(|(_, state)| state.nonce).min();
+            if let Some(current) = all.nonce.max(lowest).filter(|current| nonce <= *current) {
                 return CancelOutcome::Superseded { nonce, current };
             }
-            _ if state.is_final => return CancelOutcome::CancelledPermanently,
-            Err(Superseded::Permanently) => return CancelOutcome::CancelledPermanently,
-            Ok(None) => KeyState { is_final: true, ..state },
-            Ok(nonce) => KeyState { nonce, ..state },
+        }
+        let all = KeyState { nonce: nonce.or(all.nonce), is_final: nonce.is_none(), ..all };
+        CancelOutcome::Cancelled { removed: self.entomb(key, all, &blocks, effects) }
+    }
+
+    /// An empty bundle cancels what came before it: without a nonce, all.
+    fn cancel_by_bundle(
+        &mut self,
+        key: ReplacementKey,
+        nonce: Option<u64>,
+        effects: &mut Vec<Effect>,
+    ) -> InsertOutcome {
+        let all = self.keys.get(&(key, None));
+        let blocks = self.keys.blocks_of(&key);
+        let highest = blocks.iter().map(|(_, state)| state.nonce).max().flatten();
+        let highest = KeyState { nonce: all.nonce.max(highest), ..all };
+        // One above the highest, if it has none.
+        let placed = if nonce.is_none() { highest.place(None).map(Some) } else { Ok(nonce) };
+        let nonce = match placed {
+            Ok(nonce) => nonce,
+            Err(Superseded::Permanently) => return InsertOutcome::CancelledPermanently,
+            Err(Superseded::By { nonce, current }) => {
+                return InsertOutcome::Superseded { nonce, current };
+            }
         };
-        CancelOutcome::Cancelled { removed: self.entomb(key, state, effects) }
+        match self.cancel(key, nonce, effects) {
+            CancelOutcome::Cancelled { .. } => InsertOutcome::Cancelled,
+            CancelOutcome::Superseded { nonce, current } => {
+                InsertOutcome::Superseded { nonce, current }
+            }
+            CancelOutcome::CancelledPermanently => InsertOutcome::CancelledPermanently,
+        }
     }
 
     /// Remembers an order that was taken in. `fate` is what was known of it before.
@@ -157,9 +200,9 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) -> Option<Arc<Order>> {
         let order = self.take_bundle(seq, reason, effects)?;
-        if let Some(key) = order.as_bundle().and_then(Bundle::key) {
-            self.keys.set(key, KeyState { bundle: None, ..self.keys.get(&key) }, self.now);
-            self.forget_excess_keys(&key, effects);
+        if let Some(slot) = order.as_bundle().and_then(slot_of) {
+            self.keys.set(slot, KeyState { bundle: None, ..self.keys.get(&slot) }, self.now);
+            self.forget_excess_keys(&slot.0, effects);
         }
         Some(order)
     }
@@ -173,13 +216,14 @@ impl Core {
     /// Brings a bundle back that blocks had taken and a reorg has freed, if nothing came in its place.
     pub(super) fn put_back_bundle(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
         let Order::Bundle(bundle) = &*order else { unreachable!("its caller has a bundle") };
-        let key = bundle.key();
-        let state = key.map(|key| self.keys.get(&key)).unwrap_or_default();
-        let is_latest = key.is_none()
-            || (state.bundle.is_none()
-                && !state.is_final
-                && state.tombstone.is_none()
-                && state.nonce.is_none_or(|nonce| bundle.nonce() == Some(nonce)));
+        let slot = slot_of(bundle);
+        let is_latest = slot.is_none_or(|slot| {
+            let (own, all) = (self.keys.get(&slot), self.keys.get(&(slot.0, None)));
+            own.bundle.is_none()
+                && own.nonce.is_none_or(|nonce| bundle.nonce() == Some(nonce))
+                && !all.is_final
+                && all.nonce < bundle.nonce()
+        });
         let may_return = is_latest
             && self.check_bundle(bundle).is_ok()
             && self.find(bundle.id()).is_none()
@@ -189,16 +233,16 @@ impl Core {
         }
         let nonce = bundle.nonce();
         let seq = self.add_bundle(Arc::clone(&order), effects);
-        if let Some(key) = key {
-            let state = KeyState { nonce, bundle: Some(seq), seen: true, ..state };
-            self.keys.set(key, state, self.now);
+        if let Some(slot) = slot {
+            let state = KeyState { nonce, bundle: Some(seq), ..KeyState::default() };
+            self.keys.set(slot, state, self.now);
         }
         true
     }
 
     pub(super) fn forget_due_key(&mut self, effects: &mut Vec<Effect>) -> bool {
         let due = self.keys.forget_due(self.now);
-        due.is_some_and(|(key, state)| {
+        due.is_some_and(|((key, _), state)| {
             self.tell_forgotten(key, &state, effects);
             true
         })
@@ -206,14 +250,14 @@ impl Core {
 
     /// After a key of this signer lost its bundle.
     fn forget_excess_keys(&mut self, key: &ReplacementKey, effects: &mut Vec<Effect>) {
-        while let Some((key, state)) = self.keys.forget_excess(&key.signer) {
+        while let Some(((key, _), state)) = self.keys.forget_excess(&key.signer) {
             self.tell_forgotten(key, &state, effects);
         }
     }
 
     fn tell_forgotten(&mut self, key: ReplacementKey, state: &KeyState, effects: &mut Vec<Effect>) {
-        if state.tombstone.is_some() {
-            self.end_tombstone(state, effects);
+        if let Some(added) = state.tombstone {
+            effects.push(Effect::TombstoneEnded { added, at: self.next_seq });
             let seq = self.take_seq();
             effects.push(Effect::CancellationForgotten { seq, key });
         }
@@ -298,31 +342,52 @@ impl Core {
         Some(order)
     }
 
-    /// Makes a cancellation count: the key's bundle goes, and everyone is told, unless it is one of many
-    /// of keys that nobody knows.
+    /// Makes a cancellation count: the key's bundles of lower nonces go, and everyone is told, unless it is one
+    /// of many of keys that nobody knows. `all` is what is known of the key's cancellations with this one,
+    /// `blocks` of its bundles. Says how many have gone.
     fn entomb(
         &mut self,
         key: ReplacementKey,
-        state: KeyState,
+        mut all: KeyState,
+        blocks: &[(Slot, KeyState)],
         effects: &mut Vec<Effect>,
-    ) -> Option<OrderId> {
-        let removed =
-            state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Cancelled, effects));
-        let mut state = KeyState { bundle: None, ..state };
-        if self.keys.tells(&key, &state, self.now) {
-            self.end_tombstone(&state, effects);
-            let seq = self.take_seq();
-            effects.push(Effect::Cancelled { seq, cancellation: cancellation(key, &state) });
-            state = KeyState { tombstone: Some(seq), seen: false, ..state };
+    ) -> usize {
+        let mut removed = 0;
+        for (slot, state) in blocks {
+            if !all.is_final && state.nonce >= all.nonce {
+                continue;
+            }
+            let taken = state
+                .bundle
+                .and_then(|seq| self.take_bundle(seq, RemoveReason::Cancelled, effects));
+            removed += usize::from(taken.is_some());
+            // The cancellation says as much.
+            self.keys.forget(*slot);
         }
-        self.keys.set(key, state, self.now);
+        if self.keys.tells(&key, !blocks.is_empty(), self.now) {
+            if let Some(added) = all.tombstone {
+                effects.push(Effect::TombstoneEnded { added, at: self.next_seq });
+            }
+            let seq = self.take_seq();
+            effects.push(Effect::Cancelled { seq, cancellation: cancellation(key, &all) });
+            all.tombstone = Some(seq);
+        }
+        self.keys.set((key, None), all, self.now);
         self.forget_excess_keys(&key, effects);
-        removed.map(|order| order.id())
+        removed
     }
 
-    fn end_tombstone(&self, state: &KeyState, effects: &mut Vec<Effect>) {
-        if let Some(added) = state.tombstone {
+    /// A bundle of the key counts again, so whoever comes need not be told of its cancellation.
+    fn end_tombstone(&mut self, key: ReplacementKey, effects: &mut Vec<Effect>) {
+        let all = self.keys.get(&(key, None));
+        if let Some(added) = all.tombstone {
             effects.push(Effect::TombstoneEnded { added, at: self.next_seq });
+            self.keys.set((key, None), KeyState { tombstone: None, ..all }, self.now);
         }
     }
+}
+
+/// Where a pooled bundle stands among those of its key.
+fn slot_of(bundle: &Bundle) -> Option<Slot> {
+    bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(0))))
 }

@@ -87,8 +87,8 @@ fn send(pool: &OrderPool, clock: &Clock, step: usize, message: Message) -> &'sta
                 _ => pool.cancel_bundle(key(OTHER), None),
             };
             return match cancelled {
-                CancelOutcome::Cancelled { removed: Some(_) } => "cancelled",
-                CancelOutcome::Cancelled { removed: None } => "tombstone",
+                CancelOutcome::Cancelled { removed: 0 } => "tombstone",
+                CancelOutcome::Cancelled { .. } => "cancelled",
                 CancelOutcome::Superseded { .. } => "superseded",
                 CancelOutcome::CancelledPermanently => "permanently",
                 _ => "?",
@@ -267,14 +267,68 @@ fn a_bundle_for_the_next_block_waits_for_the_first_head_if_there_is_none() {
     assert!(pool.is_empty());
 }
 
+/// For a block.
+fn keyed_for(n: u64, block: u64, nonce: Option<u64>) -> Bundle {
+    let parts = keyed(n, SEARCHER, nonce).parts().clone();
+    Bundle::new(BundleParts { block: Some(block), ..parts }).expect("a valid bundle")
+}
+
+/// A searcher sends one uuid for each of the next blocks. The pool used to take the one for the next block
+/// out when that for the block after it came, and to refuse the one that came late.
 #[test]
-fn a_late_message_of_a_bundle_whose_block_has_passed_does_not_count() {
+fn a_bundle_replaces_one_of_its_key_for_its_block_and_none_for_another() {
     let (pool, _) = pool();
     pool.on_head(head(10, 0, 0, &[]));
-    pool.insert_bundle(keyed(1, SEARCHER, Some(5)));
+    for (n, block, nonce) in [(1, 11, 5), (2, 12, 5), (3, 13, 1)] {
+        let outcome = pool.insert_bundle(keyed_for(n, block, Some(nonce)));
+        assert_eq!(outcome, InsertOutcome::Added, "{block}");
+    }
+    let old = pool.insert_bundle(keyed_for(4, 12, Some(5)));
+    assert_eq!(old, InsertOutcome::Superseded { nonce: 5, current: 5 });
+    let replaced = pool.insert_bundle(keyed_for(5, 12, Some(6)));
+    assert!(matches!(replaced, InsertOutcome::Replaced { .. }), "{replaced:?}");
+    // One without a block is for the next one.
+    let next = pool.insert_bundle(keyed(6, SEARCHER, None));
+    assert!(matches!(next, InsertOutcome::Replaced { .. }), "{next:?}");
+    assert_eq!(journal(&mut pool.subscribe(11)).len(), 1);
+    assert_eq!((pool.len(), pool.stats().replaced), (3, 2));
     pool.on_head(head(11, 0, 0, &[]));
-    let late = pool.insert_bundle(keyed(2, SEARCHER, Some(4)));
-    assert_eq!(late, InsertOutcome::Superseded { nonce: 4, current: 5 });
+    // Block 12 has its own numbers, and so has 14.
+    let late = pool.insert_bundle(keyed_for(7, 12, Some(6)));
+    assert_eq!(late, InsertOutcome::Superseded { nonce: 6, current: 6 });
+    assert_eq!(pool.insert_bundle(keyed_for(8, 14, Some(1))), InsertOutcome::Added);
+}
+
+#[test]
+fn a_cancellation_concerns_the_bundles_of_all_blocks_up_to_its_nonce() {
+    let (pool, _) = pool();
+    pool.on_head(head(10, 0, 0, &[]));
+    for (n, block, nonce) in [(1, 11, 3), (2, 12, 5), (3, 13, 9)] {
+        pool.insert_bundle(keyed_for(n, block, Some(nonce)));
+    }
+    let cancel = |nonce| pool.cancel_bundle(key(SEARCHER), nonce);
+    assert_eq!(cancel(Some(3)), CancelOutcome::Superseded { nonce: 3, current: 3 });
+    assert_eq!(cancel(Some(6)), CancelOutcome::Cancelled { removed: 2 });
+    assert_eq!(pool.len(), 1, "what is above it stays");
+    // Whatever the block, nothing up to it counts any more.
+    for block in [11, 12, 14] {
+        let late = pool.insert_bundle(keyed_for(4, block, Some(6)));
+        assert_eq!(late, InsertOutcome::Superseded { nonce: 6, current: 6 }, "{block}");
+    }
+    assert_eq!(cancel(Some(9)), CancelOutcome::Superseded { nonce: 9, current: 9 });
+    assert_eq!(pool.insert_bundle(keyed_for(5, 11, Some(7))), InsertOutcome::Added);
+    // An empty bundle without a nonce cancels all that came before it.
+    let parts = keyed_for(6, 11, None).parts().clone();
+    let empty = Bundle::new(BundleParts { txs: Vec::new(), ..parts }).expect("a cancellation");
+    assert_eq!(pool.insert_bundle(empty), InsertOutcome::Cancelled);
+    assert!(pool.is_empty());
+    let late = pool.insert_bundle(keyed_for(7, 12, Some(10)));
+    assert_eq!(late, InsertOutcome::Superseded { nonce: 10, current: 10 });
+    assert_eq!(pool.insert_bundle(keyed_for(8, 12, Some(11))), InsertOutcome::Added);
+    assert_eq!(pool.insert_bundle(keyed_for(9, 13, None)), InsertOutcome::Added);
+    assert_eq!(cancel(None), CancelOutcome::Cancelled { removed: 2 });
+    let after = pool.insert_bundle(keyed_for(10, 14, Some(99)));
+    assert_eq!(after, InsertOutcome::CancelledPermanently);
 }
 
 #[test]
@@ -375,10 +429,10 @@ fn a_uuid_without_a_signer_is_refused() {
 }
 
 #[test]
-fn a_refund_percent_over_100_is_refused_even_beyond_a_byte() {
-    for percent in [101, 300] {
+fn a_refund_percent_of_100_is_refused_and_one_beyond_a_byte() {
+    for percent in [100, 300] {
         let error = wrong(&format!(r#"{{{UUID}, "refundPercent": {percent}}}"#));
-        assert_eq!(error, format!("refundPercent is {percent}, the most is 100"));
+        assert_eq!(error, format!("refundPercent is {percent}, the most is 99"));
     }
 }
 
@@ -581,7 +635,7 @@ fn a_signer_who_cancels_what_nobody_knows_fills_nobodys_log_and_forgets_only_the
     assert_eq!(journal(&mut subscription).len(), 10);
     for n in 0..70_000 {
         let cancelled = pool.cancel_bundle(key(666, n), None);
-        assert_eq!(cancelled, CancelOutcome::Cancelled { removed: None });
+        assert_eq!(cancelled, CancelOutcome::Cancelled { removed: 0 });
     }
     // Nor is one key that is cancelled again and again.
     for nonce in 0..10_000 {

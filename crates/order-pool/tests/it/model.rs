@@ -204,7 +204,7 @@ struct KeyModel {
     is_final: bool,
     tombstone: Option<usize>,
     /// When it was last touched without a bundle.
-    idle_since: Option<(u64, usize)>,
+    idle_since: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -214,6 +214,8 @@ struct BlockModel {
     raised: BTreeMap<u64, u64>,
     taken: Vec<Pooled>,
 }
+
+type KeySlot = (usize, Option<u64>);
 
 /// What a subscriber is told, as a line, and the block it concerns.
 type Line = (String, Option<u64>);
@@ -227,7 +229,8 @@ struct Model {
     /// What was evicted or has expired, and from when on it is offered again.
     may_return: BTreeMap<B256, u64>,
     blocks: Vec<BlockModel>,
-    keys: BTreeMap<usize, KeyModel>,
+    /// By key and block; without one, the key's cancellations.
+    keys: BTreeMap<KeySlot, KeyModel>,
     log: Vec<Line>,
 }
 
@@ -346,7 +349,7 @@ impl Model {
             self.may_return.insert(*id.hash(), 0);
         }
         if let Some(key) = order.key {
-            self.idle(key);
+            self.idle((key, Some(order.block.unwrap_or(0))));
             self.forget_excess(key);
         }
         order
@@ -464,59 +467,76 @@ impl Model {
     }
 
     /// Settles a key's message, or says why it does not count.
-    fn place(&self, key: usize, nonce: Option<u64>) -> Result<u64, &'static str> {
-        let state = self.keys.get(&key).cloned().unwrap_or_default();
-        match (nonce, state.nonce) {
-            _ if state.is_final => Err("permanently"),
+    fn place(&self, key: usize, block: u64, nonce: Option<u64>) -> Result<u64, &'static str> {
+        let [all, own] = [None, Some(block)].map(|block| self.slot((key, block)));
+        match (nonce, all.nonce.max(own.nonce)) {
+            _ if all.is_final => Err("permanently"),
             (Some(nonce), Some(current)) if nonce <= current => Err("superseded"),
             (Some(nonce), _) => Ok(nonce),
             (None, current) => Ok(current.map_or(0, |current| current + 1)),
         }
     }
 
-    fn of_key(&self, key: usize) -> Option<OrderId> {
-        self.pooled.iter().find(|order| order.key == Some(key)).map(|order| order.id)
+    fn slot(&self, slot: KeySlot) -> KeyModel {
+        self.keys.get(&slot).cloned().unwrap_or_default()
     }
 
-    fn idle(&mut self, key: usize) {
-        let order = self.log.len();
-        if self.of_key(key).is_none() {
-            self.keys.entry(key).or_default().idle_since = Some((self.now, order));
+    /// The pooled bundle of a key for a block.
+    fn of_slot(&self, (key, block): KeySlot) -> Option<OrderId> {
+        let is_it =
+            |order: &Pooled| order.key == Some(key) && Some(order.block.unwrap_or(0)) == block;
+        self.pooled.iter().find(|order| is_it(order)).map(|order| order.id)
+    }
+
+    fn idle(&mut self, slot: KeySlot) {
+        if self.of_slot(slot).is_none() {
+            self.keys.entry(slot).or_default().idle_since = Some(self.now);
         }
     }
 
     fn cancel(&mut self, key: usize, nonce: Option<u64>) -> &'static str {
-        match nonce.map(|nonce| self.place(key, Some(nonce))) {
-            Some(Err(why)) => return why,
-            None if self.keys.get(&key).is_some_and(|state| state.is_final) => return "permanently",
-            _ => {}
+        let all = self.slot((key, None));
+        if all.is_final {
+            return "permanently";
         }
-        if let Some(id) = self.of_key(key) {
-            self.remove(id, "Cancelled");
+        let blocks = self.keys.range((key, Some(0))..=(key, Some(u64::MAX)));
+        let blocks: Vec<_> = blocks.map(|(slot, state)| (*slot, state.nonce)).collect();
+        let lowest = blocks.iter().map(|(_, nonce)| *nonce).min().flatten();
+        if nonce.is_some() && nonce <= all.nonce.max(lowest) {
+            return "superseded";
         }
-        let state = self.keys.entry(key).or_default();
+        for (slot, of_block) in blocks {
+            if nonce.is_none() || of_block < nonce {
+                if let Some(id) = self.of_slot(slot) {
+                    self.remove(id, "Cancelled");
+                }
+                self.keys.remove(&slot);
+            }
+        }
+        let state = self.keys.entry((key, None)).or_default();
         state.nonce = nonce.or(state.nonce);
         state.is_final |= nonce.is_none();
         state.tombstone = Some(self.log.len());
         let told = if state.is_final { None } else { state.nonce };
         self.log.push((format!("x{key} {told:?}"), None));
-        self.idle(key);
+        self.idle((key, None));
         self.forget_excess(key);
         "cancelled"
     }
 
-    fn idle_keys(&self) -> Vec<(u64, ReplacementKey, usize)> {
-        let idle = self.keys.iter().filter(|(key, _)| self.of_key(**key).is_none());
+    fn idle_keys(&self) -> Vec<(u64, ReplacementKey, KeySlot)> {
+        let idle = self.keys.iter().filter(|(slot, _)| self.of_slot(**slot).is_none());
+        let since = |state: &KeyModel| state.idle_since.expect("it is idle");
         let mut idle: Vec<_> =
-            idle.map(|(k, state)| (state.idle_since.expect("it is idle").0, key(*k), *k)).collect();
+            idle.map(|(slot, state)| (since(state), key(slot.0), *slot)).collect();
         idle.sort();
         idle
     }
 
-    fn forget(&mut self, key: usize) {
-        let state = self.keys.remove(&key).expect("it is known");
+    fn forget(&mut self, slot: KeySlot) {
+        let state = self.keys.remove(&slot).expect("it is known");
         if state.tombstone.is_some() {
-            self.log.push((format!("f{key}"), None));
+            self.log.push((format!("f{}", slot.0), None));
         }
     }
 
@@ -534,8 +554,8 @@ impl Model {
             } else {
                 return;
             };
-            let (_, _, key) = *forgotten.expect("there are too many");
-            self.forget(key);
+            let (_, _, slot) = *forgotten.expect("there are too many");
+            self.forget(slot);
         }
     }
 
@@ -550,12 +570,14 @@ impl Model {
         settled: OrderId,
     ) -> &'static str {
         let content = order.content;
-        if let Some(key) = order.key
-            && self.pooled.iter().any(|other| other.key == Some(key) && other.content == content)
-        {
+        let block = order.block.or(self.head_number().map(|head| head + 1)).unwrap_or(0);
+        let slot = order.key.map(|key| (key, Some(block)));
+        let in_its_place = slot.and_then(|slot| self.of_slot(slot));
+        let is_same = |other: &Pooled| Some(other.id) == in_its_place && other.content == content;
+        if self.pooled.iter().any(is_same) {
             return "known";
         }
-        let nonce = match order.key.map(|key| self.place(key, nonce)).transpose() {
+        let nonce = match order.key.map(|key| self.place(key, block, nonce)).transpose() {
             Ok(nonce) => nonce,
             Err(why) => return why,
         };
@@ -567,7 +589,7 @@ impl Model {
         if self.bundle_is_taken(&order) {
             return "rejected";
         }
-        let old = order.key.and_then(|key| self.of_key(key));
+        let old = in_its_place;
         order.block = order.block.or(self.head_number().map(|head| head + 1));
         order.id = settled;
         order.nonce = nonce;
@@ -587,9 +609,13 @@ impl Model {
         if let Some(old) = old {
             self.remove(old, "Replaced");
         }
-        if let Some(key) = order.key {
-            let state = self.keys.entry(key).or_default();
-            (state.nonce, state.tombstone, state.idle_since) = (nonce, None, None);
+        if let Some(slot) = slot {
+            let now = self.now;
+            let all = self.keys.get_mut(&(slot.0, None));
+            if let Some(all) = all.filter(|all| all.tombstone.is_some()) {
+                (all.tombstone, all.idle_since) = (None, Some(now));
+            }
+            self.keys.insert(slot, KeyModel { nonce, ..KeyModel::default() });
         }
         self.accept(id);
         self.add(order);
@@ -601,12 +627,13 @@ impl Model {
         let head = self.head_number().expect("there was a reorg");
         let block_is_ahead =
             order.block.is_none_or(|block| block > head && block <= head + MAX_AHEAD);
-        let state = order.key.map(|key| self.keys.get(&key).cloned().unwrap_or_default());
-        let is_latest = state.is_none_or(|state| {
-            self.of_key(order.key.expect("it has a key")).is_none()
-                && !state.is_final
-                && state.tombstone.is_none()
-                && (state.nonce.is_none() || state.nonce == order.nonce)
+        let slot = order.key.map(|key| (key, Some(order.block.unwrap_or(0))));
+        let is_latest = slot.is_none_or(|slot| {
+            let (own, all) = (self.slot(slot), self.slot((slot.0, None)));
+            self.of_slot(slot).is_none()
+                && !all.is_final
+                && all.nonce < order.nonce
+                && (own.nonce.is_none() || own.nonce == order.nonce)
         });
         let has_room = self.bundle_to_evict(order.block, order.signer, None) == Some(None);
         if block_is_ahead
@@ -615,9 +642,9 @@ impl Model {
             && !self.bundle_is_taken(&order)
             && !self.is_pooled(order.id.hash())
         {
-            if let Some(key) = order.key {
-                let state = self.keys.entry(key).or_default();
-                (state.nonce, state.idle_since) = (order.nonce, None);
+            if let Some(slot) = slot {
+                let nonce = order.nonce;
+                self.keys.insert(slot, KeyModel { nonce, ..KeyModel::default() });
             }
             self.add(order);
         }
@@ -723,9 +750,9 @@ impl Model {
                 continue;
             }
             match self.idle_keys().first() {
-                Some((since, _, key)) if since + RETENTION / 2 <= self.now => {
-                    let key = *key;
-                    self.forget(key);
+                Some((since, _, slot)) if since + RETENTION / 2 <= self.now => {
+                    let slot = *slot;
+                    self.forget(slot);
                 }
                 _ => break,
             }
@@ -1062,7 +1089,8 @@ impl Run {
     /// got, each with its presence.
     fn settled_id(&self, order: &Pooled, nonce: Option<u64>) -> OrderId {
         let block = order.block.or_else(|| self.model.head_number().map(|head| head + 1));
-        let nonce = order.key.and_then(|key| self.model.place(key, nonce).ok());
+        let place = |key| self.model.place(key, block.unwrap_or(0), nonce).ok();
+        let nonce = order.key.and_then(place);
         let mut preimage = order.content.to_vec();
         for number in [block, nonce] {
             preimage.push(u8::from(number.is_some()));
