@@ -53,12 +53,13 @@ fn is_published(path: &Path) -> bool {
     })
 }
 
-/// The published crates' own code, without the tests in it.
+/// The code of the published crates and of the facade, without the tests in it.
 fn sources() -> Vec<(PathBuf, String)> {
     let is_source = |path: &PathBuf| {
         path.extension().is_some_and(|extension| extension == "rs")
-            && path.components().nth(2).is_some_and(|part| part.as_os_str() == "src")
-            && is_published(path)
+            && (path.starts_with("src")
+                || path.components().nth(2).is_some_and(|part| part.as_os_str() == "src")
+                    && is_published(path))
     };
     let without_tests = |path: PathBuf| {
         let text = read(&path);

@@ -46,4 +46,4 @@ pub use subscription::{Blocking, Ender, Subscription};
 pub use upkeep::{
     DEFAULT_UPKEEP_INTERVAL, DEFAULT_UPKEEP_JITTER_PERCENT, PRESSED_PAUSE, Upkeep, UpkeepConfig,
 };
-pub use wire::{RawBundle, RawCancelBundle};
+pub use wire::{Ignored, RawBundle, RawCancelBundle};

@@ -23,7 +23,7 @@ macro_rules! counters {
             pub bundles: u64,
             /// What transactions and bundles take, in bytes.
             pub bytes: u64,
-            /// Replacement keys remembered.
+            /// Replacement keys remembered, each for its cancellations and for each of its blocks.
             pub keys: u64,
             /// What removed orders take that readers may still want, in bytes.
             pub log_bytes: u64,

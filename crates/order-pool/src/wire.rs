@@ -7,7 +7,7 @@ use alloy_eips::eip2718::Decodable2718;
 use alloy_primitives::{Address, B256, Bytes};
 use alloy_serde::quantity;
 use chain_view::PooledTransaction;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 use uuid::Uuid;
 
 use crate::{
@@ -76,9 +76,20 @@ pub struct RawBundle {
     /// The hash that a proxy gave it; ours is computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bundle_hash: Option<B256>,
-    /// The builders that a relay is to send it to. We are one of them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub builders: Option<Vec<String>>,
+    /// The builders that a relay is to send it to. We are one of them, so it is not kept, however long it is.
+    #[serde(default, skip_serializing)]
+    pub builders: Ignored,
+}
+
+/// A field that is accepted, whatever it is, and not kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ignored;
+
+impl<'de> Deserialize<'de> for Ignored {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        IgnoredAny::deserialize(deserializer).map(|_| Self)
+    }
 }
 
 /// The parameters of `eth_cancelBundle`. Without a nonce the cancellation is final.

@@ -173,7 +173,7 @@ impl RpcContext {
             let state = std::mem::replace(&mut call.state, unfinished);
             let State::Verified(method, verified) = state else { continue };
             call.state = match admitted {
-                Ok(admitted) => self.insert(method, *verified, admitted),
+                Ok(admitted) => self.insert(method, verified, admitted),
                 Err(error) => State::Done(Err(error)),
             };
         }
@@ -217,9 +217,7 @@ impl RpcContext {
         let signer = verify(work)?;
         for (index, method, ready) in prepared {
             calls[index].state = match ready.verify(signer, caller.is_front) {
-                Ok(order) if self.host.admission.is_some() => {
-                    State::Verified(method, Box::new(order))
-                }
+                Ok(order) if self.host.admission.is_some() => State::Verified(method, order),
                 Ok(order) => self.insert(method, order, None),
                 Err(error) => State::Done(Err(error)),
             };

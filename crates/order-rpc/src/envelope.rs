@@ -57,7 +57,7 @@ pub(crate) enum State {
     /// The method, and its parameters as text.
     Sent(Method, Bytes),
     /// The host decides about it before it is handed to the pool.
-    Verified(Method, Box<Verified>),
+    Verified(Method, Verified),
     Done(Result<Value, ErrorResponse>),
 }
 

@@ -148,7 +148,7 @@ impl Prepared {
             Self::Pooled(hash) => Verified::Pooled(hash),
             Self::Transaction { tx, field, last_block } => {
                 let terms = last_block.map(|max_block| PrivateTerms { signer, max_block });
-                Verified::Order(Order::Tx(verify::transaction(tx, field, terms, now)?))
+                Verified::Order(Box::new(Order::Tx(verify::transaction(tx, field, terms, now)?)))
             }
             Self::Bundle(raw, txs) => {
                 let txs = txs.into_iter().enumerate();
@@ -157,7 +157,8 @@ impl Prepared {
                 let txs = txs.map(verify).collect::<Result<_, _>>()?;
                 let signer = named(raw.signing_address);
                 let bundle = raw.with_transactions(txs, signer, now);
-                Verified::Order(Order::Bundle(bundle.map_err(|error| bundle_error(&error))?))
+                let bundle = bundle.map_err(|error| bundle_error(&error))?;
+                Verified::Order(Box::new(Order::Bundle(bundle)))
             }
             Self::Cancellation(cancel) => {
                 let signer = named(cancel.signing_address);
@@ -178,7 +179,7 @@ impl Prepared {
 pub(crate) enum Verified {
     /// A transaction that is in the pool.
     Pooled(B256),
-    Order(Order),
+    Order(Box<Order>),
     /// Of this key, up to this nonce.
     Cancellation(ReplacementKey, Option<u64>),
     /// Of the private transaction with this hash, by this signer.
@@ -190,8 +191,10 @@ impl Verified {
     pub(crate) fn order(&self) -> Option<&Order> {
         match self {
             // A bundle without transactions cancels.
-            Self::Order(Order::Bundle(bundle)) if bundle.txs().is_empty() => None,
-            Self::Order(order) => Some(order),
+            Self::Order(order) => match &**order {
+                Order::Bundle(bundle) if bundle.txs().is_empty() => None,
+                order => Some(order),
+            },
             Self::Pooled(_) | Self::Cancellation(..) | Self::PrivateCancellation(..) => None,
         }
     }
@@ -204,30 +207,12 @@ impl Verified {
     ) -> Result<Value, ErrorResponse> {
         match self {
             Self::Pooled(hash) => Ok(json!(hash)),
-            Self::Order(Order::Tx(tx)) => {
-                let hash = *tx.hash();
-                let vouched = admitted.is_some_and(|admitted| admitted.is_prioritized);
-                let tx = if vouched { tx.vouched_for() } else { tx };
-                match pool.insert_transaction(tx) {
-                    // Of a private one: a head came meanwhile.
-                    InsertOutcome::Rejected(RejectReason::BlockPassed { value, limit }) => {
-                        Err(last_block_passed(value, limit))
-                    }
-                    outcome => check_outcome(outcome, "the transaction"),
-                }?;
-                Ok(json!(hash))
-            }
-            Self::Order(Order::Bundle(bundle)) => {
-                let hash = *bundle.hash();
-                check_outcome(pool.insert_bundle(bundle), "replacementNonce")?;
-                Ok(json!({ "bundleHash": hash }))
-            }
-            // No other kind of order is made here.
-            Self::Order(_) => Err(ErrorResponse::internal()),
+            Self::Order(order) => insert_order(*order, pool, admitted),
             Self::Cancellation(key, nonce) => match pool.cancel_bundle(key, nonce) {
-                // Cancelled permanently before: that is what the caller wants.
+                // Cancelled permanently before: that is what the caller wants. Null, as rbuilder answers:
+                // alloy's client takes nothing else for success.
                 CancelOutcome::Cancelled { .. } | CancelOutcome::CancelledPermanently => {
-                    Ok(json!(true))
+                    Ok(Value::Null)
                 }
                 CancelOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
                 _ => Err(ErrorResponse::internal()),
@@ -245,6 +230,35 @@ impl Verified {
                 _ => Err(ErrorResponse::internal()),
             },
         }
+    }
+}
+
+fn insert_order(
+    order: Order,
+    pool: &OrderPool,
+    admitted: Option<Admitted>,
+) -> Result<Value, ErrorResponse> {
+    match order {
+        Order::Tx(tx) => {
+            let hash = *tx.hash();
+            let vouched = admitted.is_some_and(|admitted| admitted.is_prioritized);
+            let tx = if vouched { tx.vouched_for() } else { tx };
+            match pool.insert_transaction(tx) {
+                // Of a private one: a head came meanwhile.
+                InsertOutcome::Rejected(RejectReason::BlockPassed { value, limit }) => {
+                    Err(last_block_passed(value, limit))
+                }
+                outcome => check_outcome(outcome, "the transaction"),
+            }?;
+            Ok(json!(hash))
+        }
+        Order::Bundle(bundle) => {
+            let hash = *bundle.hash();
+            check_outcome(pool.insert_bundle(bundle), "replacementNonce")?;
+            Ok(json!({ "bundleHash": hash }))
+        }
+        // No other kind of order is made here.
+        _ => Err(ErrorResponse::internal()),
     }
 }
 

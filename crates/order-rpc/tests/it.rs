@@ -8,6 +8,7 @@ mod it {
     mod bad_input;
     mod burst;
     mod front;
+    mod hostile;
     mod limits;
     mod orders;
     mod private;

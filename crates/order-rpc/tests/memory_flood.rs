@@ -159,7 +159,7 @@ async fn a_flood_from_many_signers_and_one_from_one_leave_memory_flat() {
     }
     let theirs = json!([{ "uuid": uuid::Uuid::from_u128(2) }]);
     let served = signed_call(server.addr, &modest, "eth_cancelBundle", theirs).await;
-    assert_eq!(served.json()["result"], true, "{served:?}");
+    assert!(served.is_success(), "{served:?}");
     let added = most.above(warm);
     println!("one signer: {within} served, {beyond} refused; {} KiB more resident", added >> 10);
     assert!(within >= 10 && beyond > 1_000, "{within} served, {beyond} refused");

@@ -734,7 +734,7 @@ fn a_reorg_puts_a_bundle_back_unless_a_later_message_of_its_key_came() {
     pool.on_head(head(11, 1, 0, &[]));
     assert_eq!((pool.len(), pool.stats().put_back), (1, 1));
     assert_eq!(pool.signer_stats(Some(address(SEARCHER))).bundles, 1);
-    let late = pool.insert_bundle(keyed(7, SEARCHER, Some(3)));
+    let late = pool.insert_bundle(keyed_for(7, 13, Some(3)));
     assert_eq!(late, InsertOutcome::Superseded { nonce: 3, current: 3 });
 }
 

@@ -42,11 +42,11 @@ fn a_private_transaction_is_kept_until_its_block_and_not_for_the_retention() {
     clock.advance(DEFAULT_TX_RETENTION);
     upkeep(&pool);
     let [one, two] = [1, 2].map(|n| *nth(n).hash());
-    assert_eq!(journal(&mut subscription), [format!("-{two} Expired")]);
+    assert_eq!(journal(&mut subscription), [format!("-tx {two} Expired")]);
     pool.on_head(head(11, 0, 0, &[]));
     assert!(pool.contains(&one));
     pool.on_head(head(12, 0, 0, &[]));
-    assert_eq!(journal(&mut subscription), [format!("-{one} BlockPassed")]);
+    assert_eq!(journal(&mut subscription), [format!("-tx {one} BlockPassed")]);
     // Its sender may now try the public way, or once more this one.
     assert_eq!(pool.standing(&one), Standing::MayReturn);
     assert_eq!(pool.insert_transaction(private(1, 13)), InsertOutcome::Added);
@@ -94,13 +94,13 @@ fn one_that_becomes_public_is_kept_as_long_as_a_public_one() {
     journal(&mut subscription);
     clock.advance(DEFAULT_TX_RETENTION);
     upkeep(&pool);
-    assert_eq!(journal(&mut subscription), [format!("-{two} Expired")]);
+    assert_eq!(journal(&mut subscription), [format!("-tx {two} Expired")]);
     for number in 13..16 {
         pool.on_head(head(number, 0, 0, &[]));
     }
     assert!(pool.contains(&one));
     pool.on_head(head(16, 0, 0, &[]));
-    assert_eq!(journal(&mut subscription), [format!("-{one} Expired")]);
+    assert_eq!(journal(&mut subscription), [format!("-tx {one} Expired")]);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn only_who_sent_it_cancels_it_and_only_while_it_is_private() {
     assert_eq!(cancel(5, 7), CancelPrivateOutcome::Unknown, "not here");
     assert_eq!(journal(&mut subscription), Vec::<String>::new());
     assert_eq!(cancel(1, 7), CancelPrivateOutcome::Cancelled);
-    assert_eq!(journal(&mut subscription), [format!("-{} Cancelled", nth(1).hash())]);
+    assert_eq!(journal(&mut subscription), [format!("-tx {} Cancelled", nth(1).hash())]);
     assert_eq!(cancel(1, 7), CancelPrivateOutcome::Unknown, "no more");
     assert_eq!((pool.stats().cancellations, pool.stats().cancelled), (1, 1));
     assert_eq!(pool.insert_transaction(private(1, 20)), InsertOutcome::Added, "sent again");

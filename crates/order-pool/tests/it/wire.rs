@@ -41,6 +41,11 @@ fn resolve(bundle: &Value) -> Result<Bundle, String> {
     raw.with_transactions(txs, signer, SystemTime::UNIX_EPOCH).map_err(|error| error.to_string())
 }
 
+/// Nested.
+fn thing() -> Value {
+    (0..100).fold(json!(1), |inner, _| json!([inner]))
+}
+
 #[test]
 fn harmless_fields_are_accepted_and_change_nothing_but_what_they_say() {
     let plain = resolve(&bundle(json!({}))).expect("a bundle");
@@ -56,6 +61,7 @@ fn harmless_fields_are_accepted_and_change_nothing_but_what_they_say() {
         json!({ "signingAddress": address(9) }),
         json!({ "bundleHash": B256::ZERO }),
         json!({ "builders": ["flashbots", "beaverbuild.org"] }),
+        json!({ "builders": { "any": [thing()] } }),
         json!({ "builders": null, "signingAddress": null, "bundleHash": null }),
         json!({ "delayedRefund": false }),
         json!({ "delayedRefund": null, "refundIdentity": null }),
@@ -204,7 +210,7 @@ fn what_is_written_is_read_again() {
         "droppingTxHashes": [B256::ZERO], "replacementUuid": UUID, "uuid": UUID,
         "replacementNonce": "0x7", "refundPercent": "0x9", "refundRecipient": address(1),
         "refundTxHashes": [B256::ZERO], "delayedRefund": true, "refundIdentity": address(2),
-        "signingAddress": address(3), "bundleHash": B256::ZERO, "builders": ["one"] });
+        "signingAddress": address(3), "bundleHash": B256::ZERO });
     let raw: RawBundle = serde_json::from_value(full.clone()).expect("it reads");
     assert_eq!(serde_json::to_value(&raw).expect("it writes"), full);
 }

@@ -166,6 +166,12 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
     }
 
+    /// Whether it has a result, which may be null, and no error.
+    pub fn is_success(&self) -> bool {
+        let json = self.json();
+        json.get("result").is_some() && json.get("error").is_none()
+    }
+
     /// The code and the reason of an error, whose data has what its code promises.
     pub fn error(&self) -> (u16, i64, String) {
         let json = self.json();

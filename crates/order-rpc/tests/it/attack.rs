@@ -401,7 +401,7 @@ async fn raw_transactions_that_wait_leave_half_of_the_gate_to_bundles_and_cancel
     assert!(bundle.json()["result"].is_object(), "{bundle:?}");
     let cancel = json!([{ "uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c8" }]);
     let cancel = signed_call(addr, &PrivateKeySigner::random(), "eth_cancelBundle", cancel).await;
-    assert_eq!(cancel.json()["result"], true, "{cancel:?}");
+    assert!(cancel.is_success(), "{cancel:?}");
     assert_eq!(server.gate.stats().requests_in_flight, 2);
     assert_eq!(server.counted.reason("deferred_full"), 6);
     // Whoever hangs up leaves its place to the next.

@@ -61,7 +61,7 @@ async fn a_bundle_that_a_front_passes_on_is_of_the_signer_that_it_names() {
         assert_eq!(server.pool.signer_stats(Some(one)).bundles, 1);
         let cancel = json!([{ "replacementUuid": UUID, "signingAddress": one }]);
         let cancelled = call(server.addr, "eth_cancelBundle", cancel).await;
-        assert_eq!(cancelled.json()["result"], true, "{cancelled:?}");
+        assert!(cancelled.is_success(), "{cancelled:?}");
         assert_eq!(server.pool.signer_stats(Some(other)).bundles, 1);
         assert_eq!(server.pool.len(), 1);
         // As a cancellation comes from FlowProxy: a bundle without transactions.

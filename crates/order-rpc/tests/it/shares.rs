@@ -62,7 +62,7 @@ async fn long_bodies_leave_room_for_small_ones() {
     until("seven are read", || server.rpc.buffered_bytes() == all_read).await;
     let mut eighth = stall([127, 0, 1, 7], &server, MIB - 1, &[]).await;
     assert_eq!(read_answer(&mut eighth).await.error(), refused(503, "buffered_bytes"));
-    assert_eq!(signed_cancellation(&server).await.json()["result"], true);
+    assert!(signed_cancellation(&server).await.is_success());
     assert!(send_from(OTHER, &server, &[]).await.json()["result"].is_string());
     drop(held);
     until("everything is given back", || server.rpc.buffered_bytes() == 0).await;
@@ -109,7 +109,7 @@ async fn requests_without_a_signature_leave_room_for_signed_ones() {
     }
     in_flight(&server, 7).await;
     assert_eq!(send_from(OTHER, &server, &[]).await.error(), refused(503, "unsigned_requests"));
-    assert_eq!(signed_cancellation(&server).await.json()["result"], true);
+    assert!(signed_cancellation(&server).await.is_success());
 }
 
 #[tokio::test]

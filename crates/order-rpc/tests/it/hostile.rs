@@ -1,0 +1,141 @@
+//! Hostile requests of a few lines, against the methods for private transactions and the fields that are
+//! accepted and not read.
+
+use alloy_signer_local::PrivateKeySigner;
+use futures::future::join_all;
+use serde_json::json;
+use tokio::io::AsyncWriteExt;
+
+use crate::common::*;
+
+const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
+
+fn start_at_head() -> Server {
+    let server = start(config());
+    server.pool.on_head(block(100, &[]));
+    server
+}
+
+fn nested(depth: usize) -> String {
+    "[".repeat(depth) + &"]".repeat(depth)
+}
+
+/// Nothing of it is kept, so what is nested as deep as a body is long is neither a stack nor memory.
+#[tokio::test]
+async fn what_is_not_read_may_be_as_deep_and_as_long_as_a_body() {
+    let server = start_at_head();
+    let deep = nested(1_000_000);
+    let long = format!("[{}]", vec!["\"\""; 1_000_000].join(","));
+    for ignored in [deep, long] {
+        let raws = [raw(0), raw(1), raw(2)];
+        let private = format!(r#"[{{"tx":"{}","preferences":{ignored}}}]"#, raws[0]);
+        let private_raw = format!(r#"["{}",{ignored}]"#, raws[1]);
+        let bundle = format!(r#"[{{"txs":["{}"],"builders":{ignored}}}]"#, raws[2]);
+        for (method, params) in [
+            ("eth_sendPrivateTransaction", private),
+            ("eth_sendPrivateRawTransaction", private_raw),
+            ("eth_sendBundle", bundle),
+        ] {
+            let body =
+                format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{params}}}"#);
+            let answer = send(server.addr, body.as_bytes(), &[]).await;
+            assert!(
+                answer.is_success(),
+                "{method}: {}",
+                &answer.text[..answer.text.len().min(300)]
+            );
+        }
+    }
+    assert_eq!(server.pool.len(), 6);
+}
+
+#[tokio::test]
+async fn wrong_types_and_huge_fields_are_answered_shortly_with_a_reason() {
+    let server = start_at_head();
+    let long = "x".repeat(4_000_000);
+    let hex = format!("0x{}", "02".repeat(2_000_000));
+    let types = [json!(null), json!(1), json!([]), json!({}), json!(true), json!(long), json!(hex)];
+    let methods = [
+        "eth_sendPrivateTransaction",
+        "eth_sendPrivateRawTransaction",
+        "eth_cancelPrivateTransaction",
+    ];
+    let fields = ["tx", "maxBlockNumber", "preferences", "txHash", "version", "signingAddress"];
+    for method in methods {
+        for value in &types {
+            let answers =
+                [value.clone(), json!([value])].map(|params| call(server.addr, method, params));
+            for answer in join_all(answers).await {
+                assert_eq!(answer.error().1, -32602, "{method}");
+                assert!(answer.text.len() < 1_000, "{method}: {} bytes", answer.text.len());
+            }
+        }
+        for field in fields {
+            for value in &types {
+                let answer = call(server.addr, method, json!([{ field: value }])).await;
+                assert_eq!(answer.error().1, -32602, "{method} {field}");
+                assert!(answer.text.len() < 1_000, "{method} {field}: {} bytes", answer.text.len());
+            }
+        }
+    }
+    for field in ["version", "uuid", "signingAddress", "refundIdentity", "bundleHash"] {
+        let mut bundle = json!({ "txs": [raw(0)] });
+        bundle[field] = json!(long);
+        let answer = call(server.addr, "eth_sendBundle", json!([bundle])).await;
+        assert_eq!((answer.error().1, answer.field().as_str()), (-32602, field));
+        assert!(answer.text.len() < 1_000, "{field}: {} bytes", answer.text.len());
+    }
+    assert!(server.pool.is_empty());
+    assert_eq!((server.rpc.buffered_bytes(), server.gate.stats().requests_in_flight), (0, 0));
+}
+
+/// What one element of a batch sends another one cancels, in their order.
+#[tokio::test]
+async fn a_batch_may_send_and_cancel_the_same_private_transaction_again_and_again() {
+    let server = start_at_head();
+    let signer = PrivateKeySigner::random();
+    let tx = sign(plain(0), &signer);
+    let (raw, hash) = (hex(&tx), *tx.tx_hash());
+    let calls = (0..50).map(|id| match id % 2 {
+        0 => json!({ "jsonrpc": "2.0", "id": id, "method": "eth_sendPrivateTransaction",
+            "params": [{ "tx": raw }] }),
+        _ => json!({ "jsonrpc": "2.0", "id": id, "method": "eth_cancelPrivateTransaction",
+            "params": [{ "txHash": hash }] }),
+    });
+    let body = json!(calls.collect::<Vec<_>>()).to_string();
+    let header = signature(&signer, body.as_bytes());
+    let answer = send(server.addr, body.as_bytes(), &[("x-flashbots-signature", &header)]).await;
+    for answer in answer.json().as_array().unwrap() {
+        assert!(answer["error"].is_null(), "{answer}");
+    }
+    assert!(server.pool.is_empty());
+    assert_eq!((server.pool.stats().inserted, server.pool.stats().cancelled), (25, 25));
+}
+
+/// Whoever closes its side while the server works is answered, or lets the work end: nothing stays held.
+#[tokio::test]
+async fn half_open_connections_leave_nothing_behind() {
+    let server = start_at_head();
+    let cancel = json!([{ "replacementUuid": UUID }]);
+    for (method, params) in [
+        ("eth_sendPrivateTransaction", json!([{ "tx": raw(0) }])),
+        ("eth_sendPrivateRawTransaction", json!([raw(1)])),
+        ("eth_cancelBundle", cancel),
+    ] {
+        let body = request(method, params);
+        let text = head("POST", "/", body.len(), &[]) + &body;
+        for cut in [text.len(), text.len() - 1, text.len() - body.len(), 10] {
+            let mut socket = tokio::net::TcpStream::connect(server.addr).await.unwrap();
+            socket.write_all(&text.as_bytes()[..cut]).await.unwrap();
+            socket.shutdown().await.unwrap();
+            drop(socket);
+        }
+    }
+    until("nothing is held", || {
+        (server.rpc.active_requests(), server.rpc.buffered_bytes()) == (0, 0)
+            && server.gate.stats().work_in_use == 0
+            && server.gate.stats().requests_in_flight == 0
+    })
+    .await;
+    assert!(call(server.addr, "eth_sendRawTransaction", json!([raw(2)])).await.is_success());
+}
