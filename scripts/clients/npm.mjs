@@ -3,12 +3,13 @@
 
 import { randomUUID } from "node:crypto";
 import { FlashbotsBundleProvider } from "@flashbots/ethers-provider-bundle";
-import { JsonRpcProvider, Wallet, keccak256 } from "ethers";
+import { JsonRpcProvider, Network, Wallet, keccak256 } from "ethers";
 
 const [url, number] = process.argv.slice(2);
 const block = Number(number);
 // It asks this one for blocks only when it waits for inclusion.
-const provider = new JsonRpcProvider(url, 1337, { staticNetwork: true });
+const network = Network.from(1337);
+const provider = new JsonRpcProvider(url, network, { staticNetwork: network });
 provider.getBlockNumber = async () => block - 1;
 const searcher = Wallet.createRandom();
 const sender = Wallet.createRandom();

@@ -21,7 +21,7 @@ def signed(nonce):
         "gas": 21000,
         "maxFeePerGas": 2_000_000_000,
         "maxPriorityFeePerGas": 1_000_000_000,
-        "to": "0x" + "aa" * 20,
+        "to": Web3.to_checksum_address("0x" + "aa" * 20),
         "value": 1,
         "type": 2,
     }
