@@ -181,6 +181,7 @@ fn the_fetchers_configuration_table_says_what_the_code_does() {
     let written = |field: &str, cell: &str| match (field, cell) {
         ("request_connections", "cores, at most 4") => cores.to_string(),
         ("sources", "") => fields(&default)["sources"].clone(),
+        ("busy_poll_cores", "none") => "[]".to_owned(),
         _ => unit(cell),
     };
     let valid = |config: &FetcherConfig| config.validate().is_ok();

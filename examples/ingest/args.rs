@@ -37,6 +37,9 @@ pub(crate) struct Args {
     /// Request connections per node, each with a thread, 1 to 16 [default: cores, at most 4]
     #[arg(long)]
     request_connections: Option<usize>,
+    /// Cores on which their threads stay and poll without ever sleeping, such as 2,3; each is busy all the time
+    #[arg(long, value_name = "CORES", value_delimiter = ',')]
+    busy_poll_cores: Vec<usize>,
     /// Let the node announce whole transactions instead of hashes
     #[arg(long)]
     full: bool,
@@ -114,7 +117,8 @@ impl Args {
     fn fetcher(&self, endpoints: Vec<Endpoint>) -> FetcherConfig {
         let mut config = FetcherConfig::new(endpoints)
             .with_fetch_slots(self.slots)
-            .with_audit_interval((!self.audit.is_zero()).then_some(self.audit));
+            .with_audit_interval((!self.audit.is_zero()).then_some(self.audit))
+            .with_busy_poll_cores(self.busy_poll_cores.clone());
         if self.full {
             config = config.with_announcements(Announcements::Full);
         }

@@ -7,6 +7,7 @@ use load_control::{Gate, LoadMonitor};
 use crate::{
     error::ConfigError,
     in_process::{InProcess, InProcessPool},
+    pinning,
 };
 
 /// Slots of the broadcast buffer between the subscription connection and the announcement reader.
@@ -264,6 +265,12 @@ pub struct FetcherConfig {
     /// How many of them carry deferrable fetches too, 1 to `request_connections`. The others are
     /// there when a live transaction comes, however long the backfill.
     pub deferrable_connections: usize,
+    /// Cores on which the threads of request connections over IPC stay and poll their sockets without
+    /// ever sleeping, so that no answer waits for a thread to wake up; the connections of each source
+    /// take them in turn. Each of these cores is busy all the time, with or without load: name cores
+    /// that nothing else uses (`isolcpus`), and fewer than there are. Empty, the default: the threads
+    /// sleep. At most 16, each one that this process may use. Linux only.
+    pub busy_poll_cores: Vec<usize>,
     /// How many hashes are remembered, at least 1024.
     pub seen_capacity: usize,
     /// The chain that every source must be on; `None` (the default) takes that of the first source that
@@ -329,6 +336,7 @@ impl FetcherConfig {
             request_connections: std::thread::available_parallelism()
                 .map_or(2, |n| n.get().clamp(1, 4)),
             deferrable_connections: 1,
+            busy_poll_cores: Vec::new(),
             seen_capacity: DEFAULT_SEEN_CAPACITY,
             chain_id: None,
             start: StartPolicy::default(),
@@ -459,6 +467,12 @@ impl FetcherConfig {
         within("fetch_retries", self.fetch_retries as usize, 0, 16)?;
         within("request_connections", self.request_connections, 1, 16)?;
         within("deferrable_connections", self.deferrable_connections, 1, self.request_connections)?;
+        within("busy_poll_cores", self.busy_poll_cores.len(), 0, 16)?;
+        for &core in &self.busy_poll_cores {
+            if !pinning::is_available(core) {
+                return Err(ConfigError::CoreNotAvailable { field: "busy_poll_cores", core });
+            }
+        }
         within("seen_capacity", self.seen_capacity, 1024, 1 << 27)?;
         for (field, value) in [
             ("fetch_timeout", self.fetch_timeout),
@@ -510,6 +524,7 @@ setters! {
     call_timeout, with_call_timeout: Duration;
     snapshot_timeout, with_snapshot_timeout: Duration;
     deferrable_connections, with_deferrable_connections: usize;
+    busy_poll_cores, with_busy_poll_cores: Vec<usize>;
     seen_capacity, with_seen_capacity: usize;
     chain_id, with_chain_id: Option<u64>;
     start, with_start: StartPolicy;
@@ -555,7 +570,10 @@ mod tests {
         config = FetcherConfig::ipc("/tmp/node.ipc");
         config.announcement_buffer = 1000;
         assert!(config.validate().unwrap_err().to_string().contains("announcement_buffer"));
-        config = FetcherConfig::new([]);
+        let config = FetcherConfig::ipc("/tmp/node.ipc").with_busy_poll_cores(vec![0, 100_000]);
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.contains("`busy_poll_cores`") && error.contains("100000"), "{error}");
+        let config = FetcherConfig::new([]);
         assert!(matches!(config.validate(), Err(ConfigError::NoSource)));
         config = FetcherConfig::new(["/a".parse().unwrap(), "/a".parse().unwrap()]);
         assert!(matches!(config.validate(), Err(ConfigError::DuplicateSource { .. })));

@@ -70,6 +70,16 @@ pub enum ConfigError {
         /// The part before `://`.
         scheme: String,
     },
+    /// A thread cannot be pinned to this core.
+    #[error(
+        "`{field}` names core {core}, which this process may not use or cannot pin a thread to"
+    )]
+    CoreNotAvailable {
+        /// The field.
+        field: &'static str,
+        /// The core.
+        core: usize,
+    },
     /// The monitor cannot watch our queues: one for each source and one more.
     #[error("`monitor`: {0}")]
     Monitor(#[from] load_control::ConfigError),

@@ -13,6 +13,7 @@ mod limit;
 mod machine;
 mod metrics;
 mod outcome;
+mod pinning;
 #[cfg(feature = "order-pool")]
 mod pool_sink;
 mod reconcile;

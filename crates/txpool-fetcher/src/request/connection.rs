@@ -19,7 +19,7 @@ use std::{
 
 use alloy_primitives::B256;
 use rustix::{
-    event::{PollFd, PollFlags, poll},
+    event::{PollFd, PollFlags, Timespec, poll},
     net::SendFlags,
 };
 use tokio::{
@@ -36,7 +36,7 @@ use super::{
     slab::{NotInserted, RequestId, Slab},
     ws::Incoming,
 };
-use crate::{error::LossReason, sync::lock};
+use crate::{error::LossReason, pinning, sync::lock};
 
 /// The stack of a thread that reads answers. A blob transaction lives on the heap; the rest is the
 /// sink's, which had the default of a thread before.
@@ -294,18 +294,30 @@ impl<T: Send + 'static> RequestConnection<T> {
             .map(drop)
     }
 
-    /// Starts the thread of a connection over a Unix socket.
+    /// Starts the thread of a connection over a Unix socket; on `busy_poll_core`, if there is one, where
+    /// it never sleeps.
     pub(crate) fn read_ipc(
         self: &Arc<Self>,
         answers: impl Answers<T>,
         max_frame_bytes: usize,
+        busy_poll_core: Option<usize>,
     ) -> io::Result<()> {
         self.spawn(answers, move |connection, answers| {
-            connection.read_socket(answers, max_frame_bytes)
+            if let Some(core) = busy_poll_core
+                && let Err(error) = pinning::pin(core)
+            {
+                tracing::warn!(core, %error, "a thread that polls without sleeping is not pinned");
+            }
+            connection.read_socket(answers, max_frame_bytes, busy_poll_core.is_some())
         })
     }
 
-    fn read_socket(&self, answers: &mut impl Answers<T>, max_frame_bytes: usize) -> LossReason {
+    fn read_socket(
+        &self,
+        answers: &mut impl Answers<T>,
+        max_frame_bytes: usize,
+        sleeps_never: bool,
+    ) -> LossReason {
         let Writer::Ipc { socket, .. } = &self.writer else { return LossReason::Closed };
         let mut socket: &UnixStream = socket;
         let mut frames = Frames::new(max_frame_bytes);
@@ -316,7 +328,7 @@ impl<T: Send + 'static> RequestConnection<T> {
             let spare = frames.spare();
             let room = spare.len();
             self.pulse.waits(Instant::now());
-            let read = wait_readable(socket).and_then(|()| socket.read(spare));
+            let read = wait_readable(socket, sleeps_never).and_then(|()| socket.read(spare));
             let read_at = self.pulse.reads();
             let count = match read {
                 Ok(0) => return LossReason::Closed,
@@ -483,7 +495,15 @@ impl<T: Send + 'static> Drop for Ends<'_, T> {
 /// Waits until there is something to read. Whoever waits in `read` itself is woken up twice for each
 /// request on Linux: a Unix socket wakes its readers also when the peer has read what was sent
 /// (`unix_write_space`), and only `poll` tells the two apart.
-fn wait_readable(socket: &UnixStream) -> io::Result<()> {
-    poll(&mut [PollFd::new(socket, PollFlags::IN)], None)?;
+fn wait_readable(socket: &UnixStream, sleeps_never: bool) -> io::Result<()> {
+    let mut readable = [PollFd::new(socket, PollFlags::IN)];
+    if sleeps_never {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        while poll(&mut readable, Some(&at_once))? == 0 {
+            std::hint::spin_loop();
+        }
+    } else {
+        poll(&mut readable, None)?;
+    }
     Ok(())
 }

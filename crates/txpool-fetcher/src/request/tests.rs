@@ -58,12 +58,16 @@ struct Stage {
 }
 
 fn stage(block_at: u64) -> Stage {
+    stage_on(block_at, None)
+}
+
+fn stage_on(block_at: u64, busy_poll_core: Option<usize>) -> Stage {
     let (ours, node) = UnixStream::pair().unwrap();
     let connection = Arc::new(RequestConnection::over_ipc(ours));
     let (seen_tx, seen) = channel();
     let (block, blocked) = channel();
     let notes = Notes { seen: seen_tx, block: blocked, block_at };
-    connection.read_ipc(notes, MAX_FRAME).unwrap();
+    connection.read_ipc(notes, MAX_FRAME, busy_poll_core).unwrap();
     Stage { connection, seen, block: Some(block), node }
 }
 
@@ -128,6 +132,25 @@ fn answers_in_any_order_and_cut_anywhere_reach_their_requests() {
         assert_eq!(stage.next(), (number, hash.to_string()));
     }
     wait_until("the last one is handled", || stage.connection.in_flight() == 0);
+}
+
+/// Its thread sleeps neither before nor after an answer, and ends with the connection.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_thread_that_polls_without_sleeping_reads_answers_on_its_core_and_ends() {
+    let cores = rustix::thread::sched_getaffinity(None).unwrap();
+    let core = (0..).find(|core| cores.is_set(*core)).unwrap();
+    let mut stage = stage_on(u64::MAX, Some(core));
+    for number in 0..50 {
+        stage.ask(number);
+        let (id, hash) = requests(&stage.node).next().unwrap();
+        writeln!(stage.node, "{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":\"{hash}\"}}").unwrap();
+        assert_eq!(stage.next(), (number, hash));
+    }
+    stage.connection.end(LossReason::Closed);
+    // The thread holds the sender.
+    let ended = stage.seen.recv_timeout(PATIENCE).unwrap_err();
+    assert_eq!(ended, std::sync::mpsc::RecvTimeoutError::Disconnected);
 }
 
 #[test]
@@ -216,7 +239,7 @@ fn a_node_that_fills_every_read_does_not_keep_its_requests_from_timing_out() {
     // As much as the system grants: Linux wakes a writer when three quarters of it are free again.
     rustix::net::sockopt::set_socket_send_buffer_size(&node, 1 << 20).unwrap();
     let connection = Arc::new(RequestConnection::over_ipc(ours));
-    connection.read_ipc(Slow, MAX_FRAME).unwrap();
+    connection.read_ipc(Slow, MAX_FRAME, None).unwrap();
     // Small pieces, so that the socket is full again whenever some of them were read.
     let flood = format!(r#"{{"a":"{}"}}"#, "x".repeat(4000)).into_bytes();
     let flooding = thread::spawn(move || while node.write_all(&flood).is_ok() {});
@@ -269,7 +292,7 @@ async fn a_panic_while_an_answer_is_taken_ends_the_connection() {
     }
     let (ours, mut node) = UnixStream::pair().unwrap();
     let connection = Arc::new(RequestConnection::over_ipc(ours));
-    connection.read_ipc(Panics, MAX_FRAME).unwrap();
+    connection.read_ipc(Panics, MAX_FRAME, None).unwrap();
     connection.submit(&B256::ZERO, 1).unwrap();
     write!(node, r#"{{"id":{},"result":null}}"#, 1u64 << 16).unwrap();
     assert_eq!(connection.closed().await, LossReason::Closed);

@@ -34,8 +34,10 @@ pub(super) async fn dial_requests<S: TransactionSink>(
     let calls = Arc::new(dial_on_chain(context, index, known).await?);
     let mut tasks = JoinSet::new();
     let mut fetches = Vec::new();
+    let mut busy_poll_cores = config.busy_poll_cores.iter().cycle();
     for _ in 0..config.request_connections {
-        fetches.push(dial_fetches(context, index, &mut tasks).await?);
+        let core = busy_poll_cores.next().copied();
+        fetches.push(dial_fetches(context, index, core, &mut tasks).await?);
     }
     let deferrable = config.deferrable_connections;
     let set = Arc::new(RequestSet { calls, fetches: fetches.into(), deferrable });
@@ -52,6 +54,7 @@ pub(super) struct Opened {
 async fn dial_fetches<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     index: usize,
+    busy_poll_core: Option<usize>,
     tasks: &mut JoinSet<()>,
 ) -> Result<OpenConnection, ConnectError> {
     let config = &context.config;
@@ -69,7 +72,8 @@ async fn dial_fetches<S: TransactionSink>(
             // Its reader has a thread of its own.
             stream.set_nonblocking(false).map_err(thread)?;
             let connection = Arc::new(RequestConnection::over_ipc(stream));
-            connection.read_ipc(answers, config.max_frame_bytes).map_err(thread)?;
+            let max_frame_bytes = config.max_frame_bytes;
+            connection.read_ipc(answers, max_frame_bytes, busy_poll_core).map_err(thread)?;
             let writer = Arc::clone(&connection);
             tasks.spawn(async move {
                 if let Err(error) = writer.flush_when_writable().await {
