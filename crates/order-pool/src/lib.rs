@@ -41,6 +41,7 @@ pub use keys::MAX_TOLD_UNSEEN;
 pub use metrics::{METRICS, PoolStats};
 pub use order::{ORDER_OVERHEAD_BYTES, Order, OrderId, Origin, PrivateTerms, Transaction};
 pub use pool::OrderPool;
+pub use sidecar::load_trusted_setup;
 pub use sink::{OrderSink, SinkEnd, SinkGuard};
 pub use subscription::{Blocking, Ender, Subscription};
 pub use upkeep::{

@@ -1,7 +1,10 @@
 //! Whether a blob transaction carries the blobs it names.
 
 use alloy_consensus::Transaction as _;
-use alloy_eips::eip7594::{BlobTransactionSidecarVariant, CELLS_PER_EXT_BLOB};
+use alloy_eips::{
+    eip4844::BlobTransactionSidecar,
+    eip7594::{BlobTransactionSidecarEip7594, BlobTransactionSidecarVariant, CELLS_PER_EXT_BLOB},
+};
 use chain_view::PooledTransaction;
 
 use crate::{bundle::SidecarError, order::Transaction};
@@ -12,13 +15,23 @@ impl Transaction {
     /// EIP-7594 form), commitments that hash to them, and proofs that hold. A transaction without
     /// blobs passes.
     ///
-    /// The proofs cost milliseconds per blob: not for a thread that must stay responsive. What the
+    /// The proofs cost 10 to 30 ms per blob: not for a thread that must stay responsive. What the
     /// local node hands out it has checked itself.
     ///
     /// # Errors
     /// Names what does not fit.
     pub fn check_sidecar(&self) -> Result<(), SidecarError> {
-        let PooledTransaction::Eip4844(signed) = self.envelope() else { return Ok(()) };
+        let blobs = self.check_commitments()?;
+        (0..blobs).try_for_each(|index| self.check_blob_proofs(index))
+    }
+
+    /// The part of [`Self::check_sidecar`] that costs microseconds: counts, and commitments that hash to the
+    /// versioned hashes. Returns how many blobs there are.
+    ///
+    /// # Errors
+    /// Names what does not fit.
+    pub fn check_commitments(&self) -> Result<usize, SidecarError> {
+        let PooledTransaction::Eip4844(signed) = self.envelope() else { return Ok(0) };
         let sidecar = signed.tx().sidecar();
         let hashes = signed.blob_versioned_hashes().unwrap_or_default();
         let blobs = hashes.len();
@@ -46,8 +59,49 @@ impl Transaction {
                 return Err(SidecarError::Commitment { index, value, limit });
             }
         }
-        // Precomputation speeds up making proofs, not checking them, and costs up to 96 MiB.
-        let settings = c_kzg::ethereum_kzg_settings(0);
-        sidecar.validate(hashes, settings).map_err(|_| SidecarError::Proof)
+        Ok(blobs)
     }
+
+    /// The part of [`Self::check_sidecar`] that costs 10 to 30 ms: the proofs of one blob. So whoever
+    /// has other work can do it in between. The first call of a process loads the trusted setup as
+    /// [`load_trusted_setup`] does.
+    ///
+    /// # Errors
+    /// [`SidecarError::Proof`]; also for a blob that is not there.
+    pub fn check_blob_proofs(&self, index: usize) -> Result<(), SidecarError> {
+        let wrong = || SidecarError::Proof;
+        let PooledTransaction::Eip4844(signed) = self.envelope() else { return Err(wrong()) };
+        let sidecar = signed.tx().sidecar();
+        let only = index..index.saturating_add(1);
+        let hashes = signed.blob_versioned_hashes().and_then(|hashes| hashes.get(only.clone()));
+        let commitments = sidecar.commitments().get(only.clone());
+        let (Some(hashes), Some(commitments)) = (hashes, commitments) else { return Err(wrong()) };
+        let commitments = commitments.to_vec();
+        let one: BlobTransactionSidecarVariant = match sidecar {
+            BlobTransactionSidecarVariant::Eip4844(all) => {
+                let (blobs, proofs) = (all.blobs.get(only.clone()), all.proofs.get(only));
+                let (Some(blobs), Some(proofs)) = (blobs, proofs) else { return Err(wrong()) };
+                BlobTransactionSidecar::new(blobs.to_vec(), commitments, proofs.to_vec()).into()
+            }
+            BlobTransactionSidecarVariant::Eip7594(all) => {
+                let cells = index * CELLS_PER_EXT_BLOB..(index + 1) * CELLS_PER_EXT_BLOB;
+                let (blobs, proofs) = (all.blobs.get(only), all.cell_proofs.get(cells));
+                let (Some(blobs), Some(proofs)) = (blobs, proofs) else { return Err(wrong()) };
+                let (blobs, proofs) = (blobs.to_vec(), proofs.to_vec());
+                BlobTransactionSidecarEip7594::new(blobs, commitments, proofs).into()
+            }
+        };
+        one.validate(hashes, trusted_setup()).map_err(|_| wrong())
+    }
+}
+
+/// Loads what KZG proofs are checked with, once for the process: it takes one to four seconds, for which
+/// the first check of a proof would wait.
+pub fn load_trusted_setup() {
+    let _ = trusted_setup();
+}
+
+fn trusted_setup() -> &'static c_kzg::KzgSettings {
+    // Precomputation speeds up making proofs, not checking them, and costs up to 96 MiB.
+    c_kzg::ethereum_kzg_settings(0)
 }

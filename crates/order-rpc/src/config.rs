@@ -100,7 +100,7 @@ macro_rules! setters {
 }
 
 /// How much work a signer or a peer may cause. It is counted in recoveries of a signature: one for the
-/// request's own, for each transaction and for each cancellation, 40 for each blob. For its peer a request
+/// request's own, for each transaction and for each cancellation, 200 for each blob. For its peer a request
 /// counts one more for each element and for each 16 KiB of its body. What is refused by a limit counts
 /// nothing for its signer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

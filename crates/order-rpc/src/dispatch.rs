@@ -9,7 +9,7 @@ use http::StatusCode;
 use load_control::WorkPermit;
 
 use crate::{
-    admission::{Admission, Admitted, Candidate},
+    admission::{Admitted, Candidate},
     context::{Entered, RpcContext},
     envelope::{Call, Calls, Id, State},
     methods::{Method, Verified},
@@ -148,30 +148,35 @@ impl RpcContext {
             ran.map(|()| (calls, signer))
         });
         (request.calls, request.signer) = done.await??;
-        // The work permit is free again while the host is asked.
-        if let Some(admission) = &self.host.admission {
-            self.admit_calls(&**admission, request).await;
+        // The work permit is free again while proofs wait for theirs, and while the host is asked.
+        for call in &mut request.calls {
+            let has_blobs =
+                matches!(&call.state, State::Verified(_, verified) if !verified.blobs().is_empty());
+            if let Some((method, verified)) = has_blobs.then(|| call.take_verified()).flatten() {
+                call.state = match self.prove(method, verified).await {
+                    Ok(verified) => State::Verified(method, verified),
+                    Err(error) => State::Done(Err(error)),
+                };
+            }
         }
+        self.insert_calls(request).await;
         Ok(())
     }
 
     /// Asks the host about all orders of a request at once, and then hands them to the pool in their order.
-    async fn admit_calls(&self, admission: &dyn Admission, request: &mut Request) {
+    async fn insert_calls(&self, request: &mut Request) {
         let signer = request.signer;
         let ask = |call| async move {
-            match candidate(call, signer) {
-                Some(candidate) => self.admit(admission, candidate).await.map(Some),
-                None => Ok(None),
+            match (candidate(call, signer), &self.host.admission) {
+                (Some(candidate), Some(admission)) => {
+                    self.admit(&**admission, candidate).await.map(Some)
+                }
+                _ => Ok(None),
             }
         };
         let admitted = join_all(request.calls.iter().map(ask)).await;
         for (call, admitted) in request.calls.iter_mut().zip(admitted) {
-            if !matches!(call.state, State::Verified(..)) {
-                continue;
-            }
-            let unfinished = State::Done(Err(ErrorResponse::internal()));
-            let state = std::mem::replace(&mut call.state, unfinished);
-            let State::Verified(method, verified) = state else { continue };
+            let Some((method, verified)) = call.take_verified() else { continue };
             call.state = match admitted {
                 Ok(admitted) => self.insert(method, verified, admitted),
                 Err(error) => State::Done(Err(error)),
@@ -217,8 +222,11 @@ impl RpcContext {
         let signer = verify(work)?;
         for (index, method, ready) in prepared {
             calls[index].state = match ready.verify(signer, caller.is_front) {
-                Ok(order) if self.host.admission.is_some() => State::Verified(method, order),
-                Ok(order) => self.insert(method, order, None),
+                // Most are pooled here: a further hop to another thread would cost more than it.
+                Ok(order) if self.host.admission.is_none() && order.blobs().is_empty() => {
+                    self.insert(method, order, None)
+                }
+                Ok(order) => State::Verified(method, order),
                 Err(error) => State::Done(Err(error)),
             };
         }
@@ -299,7 +307,7 @@ pub(crate) fn signature_error(error: SignatureError) -> ErrorResponse {
 }
 
 /// Runs this on a thread for CPU-heavy work.
-async fn on_thread<T: Send + 'static>(
+pub(crate) async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ErrorResponse> {
     tokio::task::spawn_blocking(work).await.map_err(|error| {

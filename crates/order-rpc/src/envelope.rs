@@ -61,6 +61,20 @@ pub(crate) enum State {
     Done(Result<Value, ErrorResponse>),
 }
 
+impl Call {
+    /// Takes out what was verified, for whoever goes on with it and puts back what came of it.
+    pub(crate) fn take_verified(&mut self) -> Option<(Method, Verified)> {
+        if !matches!(self.state, State::Verified(..)) {
+            return None;
+        }
+        let unfinished = State::Done(Err(ErrorResponse::internal()));
+        match std::mem::replace(&mut self.state, unfinished) {
+            State::Verified(method, verified) => Some((method, verified)),
+            _ => None,
+        }
+    }
+}
+
 /// The calls of a body.
 #[derive(Debug)]
 pub(crate) struct Calls {

@@ -14,6 +14,7 @@ mod methods;
 mod metrics;
 mod params;
 mod peers;
+mod proofs;
 mod quota;
 mod reply;
 mod route;

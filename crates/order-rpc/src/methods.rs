@@ -7,6 +7,7 @@ use alloy_primitives::{Address, B256, Bytes, keccak256};
 use order_pool::{
     BundleError, CancelOutcome, CancelPrivateOutcome, InsertOutcome, Order, OrderPool,
     PooledTransaction, PrivateTerms, RawBundle, RawCancelBundle, RejectReason, ReplacementKey,
+    Transaction,
 };
 use serde_json::{Value, json};
 
@@ -99,9 +100,9 @@ impl Method {
     }
 }
 
-/// Work is counted in units of a signature's recovery, about 50 us. The proofs of a blob take as long as so
-/// many.
-const WORK_PER_BLOB: usize = 40;
+/// Work is counted in units of a signature's recovery, about 50 us. The 128 cell proofs of a blob take as long as
+/// so many.
+const WORK_PER_BLOB: usize = 200;
 
 /// A call that has passed all checks that cost no signature.
 #[derive(Debug)]
@@ -197,6 +198,39 @@ impl Verified {
             },
             Self::Pooled(_) | Self::Cancellation(..) | Self::PrivateCancellation(..) => None,
         }
+    }
+
+    fn txs(&self) -> &[Transaction] {
+        match self {
+            Self::Order(Order::Tx(tx)) => std::slice::from_ref(tx),
+            Self::Order(Order::Bundle(bundle)) => bundle.txs(),
+            _ => &[],
+        }
+    }
+
+    /// The blobs whose proofs were not verified yet: the index of each one's transaction, and its own.
+    pub(crate) fn blobs(&self) -> Vec<(usize, usize)> {
+        let of = |(index, tx): (usize, &Transaction)| {
+            let blobs = tx.envelope().blob_versioned_hashes().map_or(0, <[_]>::len);
+            (0..blobs).map(move |blob| (index, blob))
+        };
+        self.txs().iter().enumerate().flat_map(of).collect()
+    }
+
+    /// Verifies the proofs of one of them.
+    pub(crate) fn check_blob(
+        &self,
+        method: Method,
+        index: usize,
+        blob: usize,
+    ) -> Result<(), ErrorResponse> {
+        let tx = self.txs().get(index).ok_or_else(ErrorResponse::internal)?;
+        let field = match method {
+            Method::SendBundle => format!("txs[{index}]"),
+            Method::SendPrivateTransaction => "tx".to_owned(),
+            _ => RAW_FIELD.to_owned(),
+        };
+        verify::blob(tx, &field, blob)
     }
 
     /// Hands it to the pool: microseconds. `admitted` is the host's decision, if it was asked.

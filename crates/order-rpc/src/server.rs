@@ -98,6 +98,11 @@ impl OrderRpc {
         let (stop, stopping) = oneshot::channel();
         let (done, stopped) = oneshot::channel();
         let serving = Arc::clone(&context);
+        if context.config.max_blobs_per_tx > 0 {
+            // It was logged if it fails, and the first blobs try again.
+            let ahead = Arc::clone(&context);
+            runtime.spawn(async move { _ = ahead.proofs.set_up().await });
+        }
         let run = move |runtime: Runtime| {
             let ended = runtime.block_on(run(serving, listener, stopping));
             // Drops the tasks that were cut off and waits for their threads, so that nothing of ours

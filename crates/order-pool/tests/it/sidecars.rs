@@ -2,14 +2,16 @@
 
 use std::time::SystemTime;
 
-use alloy_consensus::{SignableTransaction, TxEip4844, TxEip4844WithSidecar};
+use alloy_consensus::{
+    SignableTransaction, TxEip4844, TxEip4844WithSidecar, transaction::Recovered,
+};
 use alloy_eips::{
     eip2718::Encodable2718,
     eip4844::{Blob, BlobTransactionSidecar, Bytes48},
     eip7594::{BlobTransactionSidecarEip7594, BlobTransactionSidecarVariant},
 };
-use alloy_primitives::{B256, Signature};
-use order_pool::{BundleError, PooledTransaction, RawBundle, SidecarError};
+use alloy_primitives::{Address, B256, Signature};
+use order_pool::{BundleError, Origin, PooledTransaction, RawBundle, SidecarError, Transaction};
 
 /// A sidecar of one blob of zeros: its commitment and its proof are the point at infinity.
 fn zeros() -> BlobTransactionSidecar {
@@ -27,13 +29,20 @@ fn cells() -> BlobTransactionSidecarEip7594 {
     BlobTransactionSidecarEip7594 { blobs, commitments, cell_proofs: proofs.repeat(128) }
 }
 
+fn transaction(
+    sidecar: impl Into<BlobTransactionSidecarVariant>,
+    hashes: Vec<B256>,
+) -> PooledTransaction {
+    let tx = TxEip4844 { chain_id: 1, blob_versioned_hashes: hashes, ..Default::default() };
+    let tx = TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar.into());
+    PooledTransaction::Eip4844(tx.into_signed(Signature::test_signature()))
+}
+
 fn resolve(
     sidecar: impl Into<BlobTransactionSidecarVariant>,
     hashes: Vec<B256>,
 ) -> Result<(), BundleError> {
-    let tx = TxEip4844 { chain_id: 1, blob_versioned_hashes: hashes, ..Default::default() };
-    let tx = TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar.into());
-    let tx = PooledTransaction::Eip4844(tx.into_signed(Signature::test_signature()));
+    let tx = transaction(sidecar, hashes);
     let raw = RawBundle { txs: vec![tx.encoded_2718().into()], ..Default::default() };
     raw.resolve(None, 1, SystemTime::UNIX_EPOCH).map(drop)
 }
@@ -104,4 +113,32 @@ fn a_commitment_beside_cell_proofs_must_be_the_one_named() {
     let limit = B256::repeat_byte(1);
     let expected = SidecarError::Commitment { index: 0, value, limit };
     assert_eq!(fault(cells(), vec![limit]), expected);
+}
+
+/// Whoever verifies one blob after the other learns what verifying all at once tells.
+#[test]
+fn the_proofs_of_each_blob_are_those_of_that_blob_alone() {
+    let three = |mut sidecar: BlobTransactionSidecar| {
+        sidecar.blobs = sidecar.blobs.repeat(3);
+        sidecar.commitments = sidecar.commitments.repeat(3);
+        sidecar.proofs = sidecar.proofs.repeat(3);
+        sidecar
+    };
+    let mut blobs = three(zeros());
+    blobs.blobs[1][31] = 1;
+    let hashes: Vec<_> = blobs.versioned_hashes().collect();
+    let BlobTransactionSidecar { blobs: data, commitments, proofs } = blobs.clone();
+    let cells = BlobTransactionSidecarEip7594 {
+        blobs: data,
+        commitments,
+        cell_proofs: proofs[..1].repeat(3 * 128),
+    };
+    for tx in [transaction(blobs, hashes.clone()), transaction(cells, hashes)] {
+        let tx = Recovered::new_unchecked(tx, Address::ZERO);
+        let tx = Transaction::new(tx, Origin::Rpc, SystemTime::UNIX_EPOCH);
+        assert_eq!(tx.check_commitments(), Ok(3));
+        let proofs: Vec<_> = (0..4).map(|index| tx.check_blob_proofs(index).is_ok()).collect();
+        assert_eq!(proofs, [true, false, true, false]);
+        assert_eq!(tx.check_sidecar(), Err(SidecarError::Proof));
+    }
 }

@@ -58,6 +58,27 @@ async fn a_pooled_transaction_that_is_sent_again_costs_no_proof() {
     assert_eq!(server.pool.len(), 1);
 }
 
+/// Whoever waits for a permit gets it between two blobs, and not after the sixth.
+#[tokio::test]
+async fn each_blob_is_verified_under_a_permit_of_its_own() {
+    let server = start(config());
+    let (right, wrong) = with_blobs(6);
+    let sent = call(server.addr, "eth_sendRawTransaction", json!([right])).await;
+    assert!(sent.json()["result"].is_string(), "{sent:?}");
+    // One to read it and to recover its sender.
+    assert_eq!(server.gate.stats().work_admitted, 1 + 6);
+    // The first blob is wrong, and the others are not looked at.
+    let server = start(config());
+    let refused = call(server.addr, "eth_sendRawTransaction", json!([wrong])).await;
+    assert_eq!((refused.error().2.as_str(), refused.field().as_str()), ("sidecar", "params[0]"));
+    assert_eq!(server.gate.stats().work_admitted, 1 + 1);
+    assert!(server.pool.is_empty());
+    // In a bundle it is the bundle's.
+    let bundle = json!([{ "txs": [raw(0), wrong], "blockNumber": "0x5" }]);
+    let refused = call(server.addr, "eth_sendBundle", bundle).await;
+    assert_eq!((refused.error().2.as_str(), refused.field().as_str()), ("sidecar", "txs[1]"));
+}
+
 /// Nobody has signed these: that it is not what they are refused for shows that it was not looked at.
 #[tokio::test]
 async fn what_no_block_may_contain_is_refused_before_its_signature_is_looked_at() {
