@@ -9,7 +9,7 @@
 use std::{
     cell::{Cell, RefCell},
     io,
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -18,13 +18,12 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use testkit::{
     figures::histogram,
+    http::{self, Answer, Connection},
     process::{Process, serve},
     sign::{EXTERNAL, Signer},
     usage::process_cpu,
 };
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
     task::LocalSet,
     time::{sleep, sleep_until},
 };
@@ -123,8 +122,7 @@ fn request(raw: &[u8]) -> Vec<u8> {
     let body = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"eth_sendRawTransaction","params":["{raw}"]}}"#
     );
-    let head = "POST / HTTP/1.1\r\nhost: rpc\r\ncontent-type: application/json\r\ncontent-length";
-    format!("{head}: {}\r\n\r\n{body}", body.len()).into_bytes()
+    http::request("/", "", Some(&body))
 }
 
 /// What all connections share.
@@ -199,7 +197,7 @@ impl Crowd {
 
     /// Sends until the phases are over: its share of the requests, each until it is accepted.
     async fn connection(self: Rc<Self>, number: usize) -> io::Result<()> {
-        let mut connection = Connection::open(self.server).await?;
+        let mut connection = Connection::open(Ipv4Addr::LOCALHOST, self.server).await?;
         let mut next = number % self.requests.len();
         let mut wrapped = false;
         while self.turn().await {
@@ -213,7 +211,7 @@ impl Crowd {
                 }
             }
             if answer.closes {
-                connection = Connection::open(self.server).await?;
+                connection = Connection::open(Ipv4Addr::LOCALHOST, self.server).await?;
             }
         }
         Ok(())
@@ -224,7 +222,7 @@ impl Crowd {
         let Seen { sent, refusals, outer, acceptances } = &mut *self.seen.borrow_mut();
         sent.offered += 1;
         match answer.status {
-            200 if answer.body.contains("\"result\"") => {
+            200 if answer.is_accepted() => {
                 sent.accepted += 1;
                 sent.distinct += u64::from(!again);
                 acceptances.saturating_record(took_ns);
@@ -234,7 +232,7 @@ impl Crowd {
                 sent.refused += 1;
                 refusals.saturating_record(took_ns);
                 // The reason that only the outer gate gives.
-                if answer.body.contains("\"too_many_requests\"") {
+                if answer.reason() == Some("too_many_requests") {
                     sent.refused_outer += 1;
                     outer.saturating_record(took_ns);
                 }
@@ -280,54 +278,4 @@ impl Crowd {
             }
         }
     }
-}
-
-struct Connection {
-    stream: TcpStream,
-    buffer: Vec<u8>,
-}
-
-struct Answer {
-    status: u16,
-    closes: bool,
-    body: String,
-}
-
-impl Connection {
-    async fn open(server: SocketAddr) -> io::Result<Self> {
-        let stream = TcpStream::connect(server).await?;
-        stream.set_nodelay(true)?;
-        Ok(Self { stream, buffer: Vec::new() })
-    }
-
-    async fn request(&mut self, request: &[u8]) -> io::Result<Answer> {
-        self.stream.write_all(request).await?;
-        self.buffer.clear();
-        loop {
-            if let Some(answer) = parse(&self.buffer)? {
-                return Ok(answer);
-            }
-            if self.stream.read_buf(&mut self.buffer).await? == 0 {
-                return Err(io::Error::other("the server closed without an answer"));
-            }
-        }
-    }
-}
-
-/// An answer, if it is there in full. Only what the two servers send is understood.
-fn parse(bytes: &[u8]) -> io::Result<Option<Answer>> {
-    let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else {
-        return Ok(None);
-    };
-    let strange = || io::Error::other(format!("no answer: {}", String::from_utf8_lossy(bytes)));
-    let head = std::str::from_utf8(&bytes[..at]).map_err(|_| strange())?.to_ascii_lowercase();
-    let header = |name: &str| {
-        head.lines().filter_map(|line| line.split_once(':')).find(|(key, _)| *key == name)
-    };
-    let length: Option<usize> = header("content-length").and_then(|(_, n)| n.trim().parse().ok());
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-    let (Some(length), Some(status)) = (length, status) else { return Err(strange()) };
-    let Some(body) = bytes[at + 4..].get(..length) else { return Ok(None) };
-    let closes = header("connection").is_some_and(|(_, value)| value.trim() == "close");
-    Ok(Some(Answer { status, closes, body: String::from_utf8_lossy(body).into_owned() }))
 }

@@ -10,9 +10,11 @@ use crate::row::{Figures, Row, is_held};
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 type Point = (f64, f64);
 
-const COLORS: [RGBColor; 4] = [RED, BLUE, GREEN, MAGENTA];
+/// Told apart also by those who see fewer colours (Okabe and Ito).
+const COLORS: [RGBColor; 4] =
+    [RGBColor(213, 94, 0), RGBColor(86, 180, 233), RGBColor(0, 114, 178), RGBColor(0, 158, 115)];
 
-/// Draws throughput, p99 and CPU time over the rate, and memory over what the pool holds.
+/// Draws throughput with the legend, p99 and CPU time over the rate, and memory over what the pool holds.
 pub(crate) fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn Error>> {
     let area = SVGBackend::new(path, (1100, 860)).into_drawing_area();
     area.fill(&WHITE)?;
@@ -24,6 +26,7 @@ pub(crate) fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn Error>> {
         rows,
         "pooled a second (filled: nothing lost)",
         "announced a second",
+        true,
         of(|run| run.pooled_per_s),
     )?;
     panel(
@@ -31,6 +34,7 @@ pub(crate) fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn Error>> {
         rows,
         "p99 of what was pooled, us",
         "announced a second",
+        false,
         of(|run| run.p99_us),
     )?;
     panel(
@@ -38,9 +42,10 @@ pub(crate) fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn Error>> {
         rows,
         "CPU time per transaction, us",
         "announced a second",
+        false,
         of(|run| run.cpu_us),
     )?;
-    panel(&panels[3], rows, "memory added, MB", "transactions in the pool", |row| {
+    panel(&panels[3], rows, "memory added, MB", "transactions in the pool", false, |row| {
         let held = row.median(|run| run.pooled as f64);
         (held.max(1.0), row.median(|run| run.grown_bytes as f64 / 1e6).max(0.1))
     })?;
@@ -53,6 +58,7 @@ fn panel(
     rows: &[Row],
     title: &str,
     below: &str,
+    has_legend: bool,
     point: impl Fn(&Row) -> Point,
 ) -> Result<(), Box<dyn Error>> {
     let span = |of: fn(&Point) -> f64| {
@@ -66,7 +72,17 @@ fn panel(
         .x_label_area_size(40)
         .y_label_area_size(70)
         .build_cartesian_2d(across.log_scale(), up.log_scale())?;
-    chart.configure_mesh().x_desc(below).draw()?;
+    let short = |value: &f64| match *value {
+        value if value >= 1e6 => format!("{}M", value / 1e6),
+        value if value >= 1e3 => format!("{}k", value / 1e3),
+        value => value.to_string(),
+    };
+    chart
+        .configure_mesh()
+        .x_desc(below)
+        .x_label_formatter(&short)
+        .y_label_formatter(&short)
+        .draw()?;
     for (place, color) in COLORS.into_iter().enumerate() {
         let mine: Vec<_> = rows.iter().filter(|row| row.contender.0 == place).collect();
         if mine.is_empty() {
@@ -80,6 +96,9 @@ fn panel(
             let style = if is_held(row) { color.filled() } else { color.stroke_width(1) };
             Circle::new(point(row), 4, style)
         }))?;
+    }
+    if !has_legend {
+        return Ok(());
     }
     chart
         .configure_series_labels()

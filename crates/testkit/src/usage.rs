@@ -1,10 +1,10 @@
 //! What a process uses: CPU time and memory, and the clock that all processes share.
 
-use std::{collections::BTreeMap, fs, time::Duration};
+use std::{collections::BTreeMap, fs, io, time::Duration};
 
 use nix::{
     sys::{
-        resource::{Usage, UsageWho, getrusage},
+        resource::{Resource, Usage, UsageWho, getrlimit, getrusage, setrlimit},
         time::TimeVal,
     },
     time::{ClockId, clock_gettime},
@@ -79,6 +79,15 @@ pub fn resident_bytes() -> usize {
 /// The most that was ever resident of this process, in bytes.
 pub fn max_resident_bytes() -> u64 {
     usage(UsageWho::RUSAGE_SELF).max_rss().max(0) as u64 * 1024
+}
+
+/// Raises the limit of open files of this process to so many, as far as its hard limit lets it.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn allow_open_files(count: u64) -> io::Result<()> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, soft.max(count.min(hard)), hard)?)
 }
 
 /// `CLOCK_MONOTONIC`, the same in all processes of the machine, in nanoseconds.

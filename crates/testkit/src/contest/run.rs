@@ -14,7 +14,7 @@ use alloy_primitives::B256;
 use hdrhistogram::Histogram;
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, IngestEnd, OrderPool, PoolConfig,
-    order_pool::{Event, Order},
+    order_pool::{Event, MAX_COUNT, Order},
     txpool_fetcher::{Announcements, Counts, EndReason},
 };
 use mock_node::{
@@ -182,7 +182,7 @@ impl Stage {
         // Room for all: what is evicted is not lost, and evicting is no part of the comparison.
         let pool = PoolConfig::default();
         let max_txs = pool.max_txs.max(2 * count);
-        let max_tx_bytes = pool.max_tx_bytes.max(count * 4096);
+        let max_tx_bytes = pool.max_tx_bytes.max(count * 4096).min(MAX_COUNT);
         let pool = pool
             .with_max_txs(max_txs)
             .with_max_tx_bytes(max_tx_bytes)

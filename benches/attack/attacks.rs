@@ -1,0 +1,459 @@
+//! What the attacker does, in a process of its own: one thread, at most half a core.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use alloy_consensus::TxEip1559;
+use alloy_primitives::hex;
+use mock_node::{
+    DEV_CHAIN_ID,
+    workload::{Mix, Workload, WorkloadConfig},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use testkit::{
+    http::{self, Answer, Connection},
+    process::serve,
+    usage::{allow_open_files, process_cpu},
+};
+use tokio::{
+    io::AsyncWriteExt as _,
+    task::LocalSet,
+    time::{sleep, sleep_until, timeout_at},
+};
+
+use crate::signed::{call, key, post, raw, transfer};
+
+pub(crate) const ROLE: &str = "__attacker";
+
+/// What the attacker may burn, in cores: with all that it can it would be the machine that stands still.
+const CPU_CAP: f64 = 0.5;
+/// The largest body that the server accepts, less one byte.
+const LARGE: usize = (8 << 20) - 1;
+/// Its keys are not those of honest searchers.
+const FIRST_KEY: u64 = 1 << 32;
+/// Open files that the attacker needs: two addresses that hold as many connections as they get.
+const FILES: u64 = 8_192;
+
+/// One way to harm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Attack {
+    /// Nobody attacks: what the others are compared with.
+    None,
+    /// Transactions of accounts that own nothing, of 120 KB and with a tip above all others, first with
+    /// impossible gas, then with as much as a transaction may have.
+    UnfundedTransactions,
+    /// 20,000 variants of one bundle, by one signer, for a block far ahead.
+    BundleVariants,
+    /// Requests of 4.7 MB with one long unknown field; the responses are not read.
+    UnreadResponses,
+    /// `eth_cancelBundle` with an object of 8 MB, again and again.
+    WideObjects,
+    /// Bodies of 8 MB that lack their last byte.
+    StalledBodies,
+    /// 128 connections that send each body slowly enough to be in the way, fast enough not to be slow.
+    SlowBodies,
+    /// As many WebSockets as two addresses can open.
+    IdleWebSockets,
+    /// As many connections as two addresses can open.
+    IdleConnections,
+    /// Requests whose callers hang up at once.
+    HangUps,
+    /// Bundles of a key each.
+    FreshKeys,
+    /// Transactions of six blobs, again and again.
+    BlobReplays,
+    /// Signed cancellations of bundles that nobody has sent, 100 in a request.
+    UnknownCancellations,
+    /// 512 bundles of three transactions from 512 signers at 64 addresses at once: no attack at all.
+    HonestBurst,
+}
+
+impl Attack {
+    pub(crate) const ALL: [Self; 14] = [
+        Self::None,
+        Self::UnfundedTransactions,
+        Self::BundleVariants,
+        Self::UnreadResponses,
+        Self::WideObjects,
+        Self::StalledBodies,
+        Self::SlowBodies,
+        Self::IdleWebSockets,
+        Self::IdleConnections,
+        Self::HangUps,
+        Self::FreshKeys,
+        Self::BlobReplays,
+        Self::UnknownCancellations,
+        Self::HonestBurst,
+    ];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::UnfundedTransactions => "unfunded transactions",
+            Self::BundleVariants => "bundle variants",
+            Self::UnreadResponses => "unread responses",
+            Self::WideObjects => "wide objects",
+            Self::StalledBodies => "stalled bodies",
+            Self::SlowBodies => "slow bodies",
+            Self::IdleWebSockets => "idle websockets",
+            Self::IdleConnections => "idle connections",
+            Self::HangUps => "hang-ups",
+            Self::FreshKeys => "fresh keys",
+            Self::BlobReplays => "blob replays",
+            Self::UnknownCancellations => "unknown cancellations",
+            Self::HonestBurst => "honest burst of 512",
+        }
+    }
+
+    /// Connections that it uses at the same time.
+    const fn connections(self, is_test: bool) -> usize {
+        match self {
+            Self::None => 0,
+            Self::UnfundedTransactions | Self::WideObjects | Self::BlobReplays => 8,
+            Self::StalledBodies | Self::BundleVariants | Self::FreshKeys => 16,
+            Self::UnknownCancellations | Self::HangUps => 16,
+            Self::UnreadResponses => 40,
+            Self::SlowBodies => 128,
+            Self::IdleWebSockets if !is_test => 512,
+            Self::IdleConnections if !is_test => 2_048,
+            Self::IdleWebSockets | Self::IdleConnections => 64,
+            Self::HonestBurst => 512,
+        }
+    }
+
+    /// What it sends in turn.
+    fn requests(self, is_test: bool) -> Vec<Vec<u8>> {
+        let many = |count: u64| 0..if is_test { count.min(64) } else { count };
+        let eve = key(FIRST_KEY);
+        let bundle = |number: u64, key: u64| json!([{ "txs": [raw(transfer(number), &crate::signed::key(key))], "blockNumber": "0x20" }]);
+        match self {
+            Self::None => Vec::new(),
+            Self::UnfundedTransactions => {
+                let tx = |number: u64, gas_limit| TxEip1559 {
+                    gas_limit,
+                    max_priority_fee_per_gas: 10_u128.pow(18),
+                    max_fee_per_gas: 10_u128.pow(18),
+                    input: vec![0; 120_000].into(),
+                    ..transfer(number)
+                };
+                let sent = |tx: TxEip1559, number| {
+                    let raw = raw(tx, &key(FIRST_KEY + number));
+                    call("eth_sendRawTransaction", &json!([raw]), None)
+                };
+                let impossible = many(26).map(|number| sent(tx(number, u64::MAX), number));
+                let possible = many(700).map(|number| sent(tx(number, 1 << 24), number));
+                impossible.chain(possible).collect()
+            }
+            Self::BundleVariants => {
+                let tx = raw(transfer(0), &eve);
+                many(20_000)
+                    .map(|number| {
+                        let bundle = json!([{ "txs": [tx], "blockNumber": "0x3f", "minTimestamp": number }]);
+                        call("eth_sendBundle", &bundle, Some(&eve))
+                    })
+                    .collect()
+            }
+            Self::UnreadResponses => {
+                let name = "x".repeat(4_700_000);
+                vec![call("eth_sendBundle", &json!([{ name: 1 }]), None)]
+            }
+            Self::WideObjects => {
+                let fields = (0..LARGE / 12).map(|number| (format!("{number:07}"), Value::from(1)));
+                vec![call("eth_cancelBundle", &json!([fields.collect::<Map<_, _>>()]), Some(&eve))]
+            }
+            Self::StalledBodies => {
+                let mut request = http::request("/", "", Some(&" ".repeat(LARGE)));
+                request.pop();
+                vec![request]
+            }
+            Self::SlowBodies => {
+                let bundle = bundle(0, FIRST_KEY);
+                vec![call("eth_sendBundle", &bundle, Some(&eve))]
+            }
+            Self::IdleWebSockets => {
+                let upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
+                               sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+                vec![http::request("/", upgrade, None)]
+            }
+            Self::IdleConnections => vec![Vec::new()],
+            Self::HangUps => {
+                let sent = |number| call("eth_sendRawTransaction", &json!([raw(transfer(number), &eve)]), None);
+                many(1_000).map(sent).collect()
+            }
+            Self::FreshKeys => many(8_000)
+                .map(|number| {
+                    let fresh = FIRST_KEY + number;
+                    call("eth_sendBundle", &bundle(number, FIRST_KEY), Some(&key(fresh)))
+                })
+                .collect(),
+            Self::BlobReplays => {
+                let config = WorkloadConfig::new(99, DEV_CHAIN_ID).with_accounts(4_000);
+                let six = Mix::default().with_blobs(1_000, 1_000);
+                let txs = Workload::new(config.with_mix(six)).prepare(if is_test { 2 } else { 16 });
+                let sent = |raw: &[u8]| json!([hex::encode_prefixed(raw)]);
+                txs.iter().map(|tx| call("eth_sendRawTransaction", &sent(&tx.raw), None)).collect()
+            }
+            Self::UnknownCancellations => many(700)
+                .map(|number| {
+                    let one = |place: u64| {
+                        let uuid = format!("00000000-0000-4000-8000-{:012x}", number * 100 + place);
+                        json!({ "jsonrpc": "2.0", "id": place, "method": "eth_cancelBundle", "params": [{ "replacementUuid": uuid }] })
+                    };
+                    post(&Value::from_iter((0..100).map(one)).to_string(), Some(&eve))
+                })
+                .collect(),
+            Self::HonestBurst => (0..512)
+                .map(|number| {
+                    let key = key(FIRST_KEY + number);
+                    let txs = [0, 1, 2].map(|nonce| raw(transfer(nonce), &key));
+                    let bundle = json!([{ "txs": txs, "blockNumber": "0x20" }]);
+                    call("eth_sendBundle", &bundle, Some(&key))
+                })
+                .collect(),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// Writes and signs what the attack sends; `true` is the quick pass.
+    Prepare(Attack, bool),
+    Run {
+        server: SocketAddr,
+        lasts: Duration,
+    },
+}
+
+/// What came of it, as the attacker saw it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Tally {
+    pub(crate) sent: u64,
+    pub(crate) accepted: u64,
+    /// By the reason in the response.
+    pub(crate) refused: BTreeMap<String, u64>,
+    /// The connection ended without a response.
+    cut: u64,
+    /// Of the responses that were waited for, in microseconds; of the burst alone.
+    p99_us: Option<u64>,
+}
+
+impl Tally {
+    pub(crate) fn reasons(&self) -> impl Iterator<Item = String> {
+        let refused = self.refused.iter().map(|(reason, count)| format!("{reason} {count}"));
+        let cut = (self.cut > 0).then(|| format!("cut {}", self.cut));
+        refused.chain(cut).chain(self.p99_us.map(|us| format!("p99 {:.0} ms", us as f64 / 1e3)))
+    }
+}
+
+/// Runs as the attacker.
+pub(crate) fn respond() -> io::Result<()> {
+    allow_open_files(FILES)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut prepared = (Attack::None, Vec::new(), false);
+    serve(|request| match request {
+        Request::Prepare(attack, is_test) => {
+            prepared = (attack, attack.requests(is_test), is_test);
+            Ok(Tally::default())
+        }
+        Request::Run { server, lasts } => {
+            let (attack, requests, is_test) =
+                std::mem::replace(&mut prepared, (Attack::None, Vec::new(), false));
+            LocalSet::new().block_on(&runtime, run(attack, requests, is_test, server, lasts))
+        }
+    })
+}
+
+struct Attacker {
+    attack: Attack,
+    server: SocketAddr,
+    requests: Vec<Vec<u8>>,
+    connections: usize,
+    start: Instant,
+    end: Instant,
+    cpu: Duration,
+    tally: RefCell<Tally>,
+    took_us: RefCell<Vec<u64>>,
+}
+
+async fn run(
+    attack: Attack,
+    requests: Vec<Vec<u8>>,
+    is_test: bool,
+    server: SocketAddr,
+    lasts: Duration,
+) -> io::Result<Tally> {
+    let start = Instant::now();
+    let attacker = Rc::new(Attacker {
+        attack,
+        server,
+        requests,
+        connections: attack.connections(is_test),
+        start,
+        end: start + lasts,
+        cpu: process_cpu(),
+        tally: RefCell::default(),
+        took_us: RefCell::default(),
+    });
+    let all: Vec<_> = (0..attacker.connections)
+        .map(|number| tokio::task::spawn_local(Rc::clone(&attacker).connection(number)))
+        .collect();
+    for task in all {
+        task.await.map_err(io::Error::other)?;
+    }
+    sleep_until(attacker.end.into()).await;
+    let mut took = attacker.took_us.borrow_mut();
+    took.sort_unstable();
+    let mut tally = attacker.tally.borrow_mut();
+    tally.p99_us = took.len().checked_sub(1).map(|last| took[last * 99 / 100]);
+    Ok(tally.clone())
+}
+
+impl Attacker {
+    /// One connection after the other until the time is over. An error is the server's way to say no.
+    async fn connection(self: Rc<Self>, number: usize) {
+        let from = match self.attack {
+            Attack::HonestBurst => Ipv4Addr::new(127, 0, 4, 1 + (number % 64) as u8),
+            _ => Ipv4Addr::new(127, 0, 9, 1 + (number % 2) as u8),
+        };
+        let mut next = number;
+        while Instant::now() < self.end {
+            self.rest().await;
+            let Ok(mut connection) = Connection::open(from, self.server).await else {
+                self.tally.borrow_mut().cut += 1;
+                continue;
+            };
+            let ended = match self.attack {
+                Attack::HonestBurst => return self.burst(&mut connection, number).await,
+                Attack::IdleWebSockets => self.idle(&mut connection, true).await,
+                Attack::IdleConnections => self.idle(&mut connection, false).await,
+                Attack::SlowBodies => self.slowly(&mut connection).await,
+                Attack::StalledBodies | Attack::UnreadResponses => {
+                    self.stall(&mut connection).await
+                }
+                Attack::HangUps => self.hang_up(connection, &mut next).await,
+                _ => self.ask(&mut connection, &mut next).await,
+            };
+            if ended.is_err() && Instant::now() < self.end {
+                self.tally.borrow_mut().cut += 1;
+            }
+        }
+    }
+
+    /// Waits while it has burnt more than it may.
+    async fn rest(&self) {
+        while process_cpu() - self.cpu > self.start.elapsed().mul_f64(CPU_CAP)
+            && Instant::now() < self.end
+        {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn next(&self, next: &mut usize) -> &[u8] {
+        let request = &self.requests[*next % self.requests.len()];
+        *next += self.connections;
+        self.tally.borrow_mut().sent += 1;
+        request
+    }
+
+    fn note(&self, answer: &Answer) {
+        let mut tally = self.tally.borrow_mut();
+        // A batch has a response for each element, and is one or the other by its first.
+        if answer.is_accepted() || answer.status == 101 {
+            tally.accepted += 1;
+        } else {
+            let reason = answer.reason().unwrap_or("no reason").to_owned();
+            *tally.refused.entry(reason).or_default() += 1;
+        }
+    }
+
+    /// Sends, waits for the response, and sends the next.
+    async fn ask(&self, connection: &mut Connection, next: &mut usize) -> io::Result<()> {
+        while Instant::now() < self.end {
+            self.rest().await;
+            let answer = connection.request(self.next(next)).await?;
+            self.note(&answer);
+            if answer.closes {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn burst(&self, connection: &mut Connection, number: usize) {
+        let at = self.start + (self.end - self.start) / 4;
+        sleep_until(at.into()).await;
+        let answer = connection.request(self.next(&mut number.clone())).await;
+        self.took_us.borrow_mut().push(at.elapsed().as_micros() as u64);
+        match answer {
+            Ok(answer) => self.note(&answer),
+            Err(_) => self.tally.borrow_mut().cut += 1,
+        }
+    }
+
+    /// Opens, and keeps what it has opened.
+    async fn idle(&self, connection: &mut Connection, upgrade: bool) -> io::Result<()> {
+        if upgrade {
+            connection.stream.write_all(self.next(&mut 0)).await?;
+        } else {
+            self.tally.borrow_mut().sent += 1;
+        }
+        // The server says something only to refuse, or to agree to an upgrade.
+        let answer = async {
+            let answer = connection.answer().await?;
+            self.note(&answer);
+            if answer.status == 101 {
+                std::future::pending::<()>().await;
+            }
+            Ok(())
+        };
+        timeout_at(self.end.into(), answer).await.unwrap_or(Ok(()))
+    }
+
+    /// In ten pieces within 95 ms.
+    async fn slowly(&self, connection: &mut Connection) -> io::Result<()> {
+        while Instant::now() < self.end {
+            self.rest().await;
+            let request = self.next(&mut 0);
+            let begin = Instant::now();
+            for (piece, bytes) in request.chunks(request.len().div_ceil(10)).enumerate() {
+                let due = begin + Duration::from_micros(9_500) * piece as u32;
+                sleep_until(due.into()).await;
+                connection.stream.write_all(bytes).await?;
+            }
+            let answer = connection.answer().await?;
+            self.note(&answer);
+            if answer.closes {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends, reads nothing, and waits for the end.
+    async fn stall(&self, connection: &mut Connection) -> io::Result<()> {
+        let request = self.next(&mut 0);
+        timeout_at(self.end.into(), connection.stream.write_all(request))
+            .await
+            .unwrap_or(Ok(()))?;
+        if self.attack == Attack::StalledBodies {
+            let answer = timeout_at(self.end.into(), connection.answer()).await;
+            if let Ok(answer) = answer {
+                self.note(&answer?);
+            }
+        } else {
+            sleep_until(self.end.into()).await;
+        }
+        Ok(())
+    }
+
+    async fn hang_up(&self, mut connection: Connection, next: &mut usize) -> io::Result<()> {
+        connection.stream.write_all(self.next(next)).await
+    }
+}
