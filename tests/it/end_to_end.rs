@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use alloy_eips::Encodable2718 as _;
 use mempool_ingest::{
-    Fetcher, FetcherConfig,
+    Fetcher, FetcherConfig, Ingest, IngestConfig, PoolConfig,
     order_pool::{Event, RemoveReason},
     txpool_fetcher::{
         AuditMode, Backfill, EndReason, Endpoint, FetchedTransaction, GapReason, SourceState,
@@ -342,4 +342,29 @@ async fn what_a_source_held_when_it_gave_up_comes_in_from_another() {
     healthy.submit_all();
     settled(&fetcher, "all are in", |counts| counts.pooled == TXS as u64).await;
     assert_eq!(pool.len(), TXS);
+}
+
+/// What the pool let go for its age is still pending in the node: the next comparison offers it again, and it is
+/// fetched and pooled a second time.
+#[tokio::test]
+async fn what_has_expired_and_is_still_pending_comes_back_by_a_comparison() {
+    let node = Node::start(20, |config| config);
+    let pool = PoolConfig::default()
+        .with_tx_retention(Duration::from_millis(200))
+        .with_expired_pause(Duration::from_millis(1));
+    let fetcher = node.fetcher().with_audit_interval(None);
+    let ingest = Ingest::start(IngestConfig::new(fetcher, pool)).await.expect("it starts");
+    eventually("the source is live", || ingest.fetcher().is_live()).await;
+    node.submit_all();
+    eventually("all have expired", || ingest.pool().stats().expired == 20).await;
+    assert!(ingest.pool().is_empty());
+    let compare = || ingest.fetcher().audit(0, AuditMode::Recover);
+    let report = compare().await.expect("the node lists its pool");
+    assert_eq!((report.missing, report.removed, report.postponed), (0, 0, 20), "{report:?}");
+    // A few at first, and more as long as the pool takes them.
+    for _ in 0..5 {
+        compare().await.expect("the node lists its pool");
+    }
+    settled(ingest.fetcher(), "pooled again", |counts| counts.pooled >= 40).await;
+    ingest.shutdown(Duration::from_secs(10)).await;
 }

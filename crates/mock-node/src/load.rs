@@ -10,6 +10,7 @@ use alloy_primitives::B256;
 
 use crate::{
     config::{LoadStart, NodeConfig},
+    error::TxRefused,
     fault::FaultPlan,
     shared::Shared,
     tx::SignedTx,
@@ -99,6 +100,10 @@ impl Supply {
         ready.unwrap_or_else(|| self.take(1).remove(0))
     }
 
+    fn put_back(&self, tx: Arc<SignedTx>) {
+        lock(&self.ready).push_front(tx);
+    }
+
     fn sign(&self, workload: &mut Workload, count: usize) {
         if count > 0 {
             let signed = workload.sign(count);
@@ -147,8 +152,13 @@ pub(crate) fn pace(shared: &Shared, supply: &Supply) {
         if due.elapsed() > LATE {
             shared.counters.load_behind.fetch_add(1, Relaxed);
         }
-        if let Err(error) = shared.submit(supply.next()) {
+        let tx = supply.next();
+        if let Err(error) = shared.submit(Arc::clone(&tx)) {
             tracing::warn!(%error, "the node's own load was refused");
+            if matches!(error, TxRefused::Full { .. }) {
+                // Left out, it would keep all that its sender sends after it queued for ever.
+                supply.put_back(tx);
+            }
         }
     }
     signals.set(|flags| flags.load_finished = true);

@@ -218,33 +218,43 @@ async fn an_unknown_hash_is_gone() {
     }
 }
 
-#[tokio::test]
-async fn under_load_nothing_is_lost() {
-    for kind in BOTH {
-        for (tps, announcements) in [
-            (1000, Announcements::Hashes),
-            (2000, Announcements::Hashes),
-            (2000, Announcements::Full),
-        ] {
-            let setup = Setup::in_mode(kind, Duration::from_secs(12), announcements).await;
-            let load = Load::start(setup.node.ipc_path(), tps, seconds(30)).finish();
-            let what = format!("{announcements:?}, {tps} TPS");
-            let counts = setup.complete(&what).await;
-            assert_eq!((counts.lagged, counts.failed, counts.malformed), (0, 0, 0));
-            // A node that stands still for longer than a ping may take is left and come back to:
-            // on a slow machine anvil does. What counts is that nothing is missing.
-            println!("{kind:?}: {what}: reconnects {}", setup.fetcher.status()[0].reconnects);
-            let brought_in = counts.announced + counts.backfilled + counts.audit_recovered;
-            // anvil queues some that overtook another one of their sender, and never announces them.
-            let queued = setup.client().queued();
-            println!("{kind:?}: {what}: queued by the node {queued}");
-            assert!(
-                (brought_in + queued) * 100 >= load.accepted * 99,
-                "{kind:?}: {what}: {brought_in} brought in and {queued} queued of {} accepted",
-                load.accepted
-            );
+/// Each by itself, so that one can be chosen where each takes minutes.
+macro_rules! under_load {
+    ($($name:ident: $kind:ident, $tps:literal, $announcements:ident;)*) => {$(
+        #[tokio::test]
+        async fn $name() {
+            nothing_is_lost(RealNodeKind::$kind, $tps, Announcements::$announcements).await;
         }
-    }
+    )*}
+}
+
+under_load! {
+    under_load_of_1000_hashes_anvil: Anvil, 1_000, Hashes;
+    under_load_of_2000_hashes_anvil: Anvil, 2_000, Hashes;
+    under_load_of_2000_objects_anvil: Anvil, 2_000, Full;
+    under_load_of_1000_hashes_geth: Geth, 1_000, Hashes;
+    under_load_of_2000_hashes_geth: Geth, 2_000, Hashes;
+    under_load_of_2000_objects_geth: Geth, 2_000, Full;
+}
+
+async fn nothing_is_lost(kind: RealNodeKind, tps: u32, announcements: Announcements) {
+    let setup = Setup::in_mode(kind, Duration::from_secs(12), announcements).await;
+    let load = Load::start(setup.node.ipc_path(), tps, seconds(30)).finish();
+    let what = format!("{announcements:?}, {tps} TPS");
+    let counts = setup.complete(&what).await;
+    assert_eq!((counts.lagged, counts.failed, counts.malformed), (0, 0, 0));
+    // A node that stands still for longer than a ping may take is left and come back to: on a slow
+    // machine anvil does. What counts is that nothing is missing.
+    println!("{kind:?}: {what}: reconnects {}", setup.fetcher.status()[0].reconnects);
+    let brought_in = counts.announced + counts.backfilled + counts.audit_recovered;
+    // anvil queues some that overtook another one of their sender, and never announces them.
+    let queued = setup.client().queued();
+    println!("{kind:?}: {what}: queued by the node {queued}");
+    assert!(
+        (brought_in + queued) * 100 >= load.accepted * 99,
+        "{kind:?}: {what}: {brought_in} brought in and {queued} queued of {} accepted",
+        load.accepted
+    );
 }
 
 #[tokio::test(flavor = "current_thread")]

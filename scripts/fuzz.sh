@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Runs the property tests of everything that reads bytes from outside, so many seconds each, and prints how many
+# random inputs each has read. The first failing input ends it, and is kept in proptest-regressions/.
+#
+#   scripts/fuzz.sh [SECONDS]      60 for each unless told otherwise
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+seconds=${1:-60}
+# Inputs between two looks at the clock.
+export PROPTEST_CASES=20000
+
+# The package, its test binary, the property.
+properties="
+txpool-fetcher lib request::frame::tests::the_values_are_those_that_were_written_wherever_the_reads_cut
+txpool-fetcher lib request::frame::tests::garbage_ends_in_the_same_way_wherever_the_reads_cut
+txpool-fetcher lib request::response::tests::it_reads_what_serde_json_reads
+txpool-fetcher lib request::response::tests::a_changed_byte_never_gives_what_serde_json_does_not_read
+txpool-fetcher lib request::response::tests::it_survives_any_bytes
+txpool-fetcher lib full::tests::bytes_of_any_kind_do_not_panic
+txpool-fetcher lib full::tests::a_damaged_object_does_not_panic_and_is_never_another_transaction
+txpool-fetcher lib full::tests::an_object_with_one_odd_field_is_read_as_alloy_reads_it
+txpool-fetcher lib snapshot::tests::the_scanner_finds_what_a_parser_finds_however_the_bytes_are_cut
+txpool-fetcher lib snapshot::tests::the_scanner_survives_any_bytes
+order-rpc lib envelope::tests::any_bytes_are_calls_or_have_a_reason
+order-rpc lib params::tests::any_text_reads_or_has_a_field
+order-rpc lib signature::tests::any_text_is_parsed_or_refused_without_a_panic
+blocklist it parse::any_bytes_are_a_list_or_an_error_and_never_a_panic
+blocklist it parse::a_list_cut_anywhere_is_refused_when_its_length_is_known
+"
+
+# In the profile of the tests: an overflow is a panic there.
+binaries=$(cargo test --workspace --no-run --message-format=json | python3 -c '
+import json, sys
+for item in map(json.loads, sys.stdin):
+    if item.get("executable") and item["profile"]["test"]:
+        kind = "lib" if "lib" in item["target"]["kind"] else item["target"]["name"]
+        print(item["manifest_path"].split("/")[-2], kind, item["executable"])
+')
+
+while read -r package kind property; do
+    [ -n "$package" ] || continue
+    binary=$(awk -v package="$package" -v kind="$kind" '$1 == package && $2 == kind { print $3 }' <<<"$binaries")
+    inputs=0
+    end=$((SECONDS + seconds))
+    while [ $SECONDS -lt $end ]; do
+        said=$(cd "crates/$package" && "$binary" --exact "$property") || { echo "$said"; exit 1; }
+        [[ $said == *"1 passed"* ]] || { echo "$package has no test $property" >&2; exit 1; }
+        inputs=$((inputs + PROPTEST_CASES))
+    done
+    printf '%10d  %s %s\n' "$inputs" "$package" "$property"
+done <<<"$properties"
