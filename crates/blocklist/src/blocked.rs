@@ -35,7 +35,7 @@ pub enum How {
     /// contract, a precompile, code behind a delegation, also inside a frame that was reverted.
     TouchedByExecution,
     /// An opcode named it and halted before its account was loaded. Only the strict check of a
-    /// finished block sees this, see [`BlockGuard::verify_block`](crate::BlockGuard::verify_block).
+    /// finished block sees this, see [`Unverified`](crate::Unverified).
     AttemptedByExecution,
 }
 

@@ -39,10 +39,10 @@ pub enum Policy {
     /// Each transaction passes the pre-check and the check of its post-execution state.
     #[default]
     PostState,
-    /// In addition the finished block passes
-    /// [`BlockGuard::verify_block`](crate::BlockGuard::verify_block), which also counts opcodes that
-    /// named a listed address and halted before they reached it. For relays that validate with
-    /// geth's access-list tracer, which counts them.
+    /// In addition the finished block is verified, which also counts opcodes that named a listed
+    /// address and halted before they reached it: [`BlockGuard::finish`](crate::BlockGuard::finish)
+    /// hands it out as [`Unverified`](crate::Unverified). For relays that validate with geth's
+    /// access-list tracer, which counts such opcodes.
     Strict,
 }
 

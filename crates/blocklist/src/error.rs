@@ -3,6 +3,7 @@ use std::{path::PathBuf, time::Duration};
 use alloy_primitives::Address;
 use thiserror::Error;
 
+#[cfg(feature = "revm")]
 use crate::Blocked;
 
 /// Why there is no list to build with. Every variant means: do not build.
@@ -69,20 +70,10 @@ pub enum Error {
         /// The same digits with their checksum.
         expected: Box<str>,
     },
-    /// An address is listed twice: two lists were joined, or an edit went wrong.
-    #[error("blocklist {place}: {address} is already at {first}")]
-    Duplicate {
-        /// The second occurrence.
-        place: Place,
-        /// The first occurrence.
-        first: Place,
-        /// The address.
-        address: Address,
-    },
     /// The list is empty or shorter than it may be.
     #[error("blocklist of {found} addresses, at least {min} are needed")]
     TooFew {
-        /// Addresses in the text.
+        /// Different addresses in the text.
         found: usize,
         /// [`BlocklistConfig::min_addresses`](crate::BlocklistConfig::min_addresses).
         min: usize,
@@ -103,11 +94,42 @@ pub enum Error {
         /// [`CLOCK_TOLERANCE`](crate::CLOCK_TOLERANCE).
         tolerance: Duration,
     },
+    /// A reload has an older date than the list in force, and so may lack what was added since.
+    #[error("blocklist is dated {behind:?} before the one in force")]
+    Older {
+        /// How much older it is.
+        behind: Duration,
+    },
     /// The block's fee recipient is listed: every transaction would pay it.
     #[error("fee recipient {address} is on the blocklist")]
     FeeRecipientListed {
         /// The fee recipient.
         address: Address,
+    },
+    /// The proposer's fee recipient is listed: the block's last transaction would pay it.
+    #[error("proposer's fee recipient {address} is on the blocklist")]
+    ProposerListed {
+        /// The proposer's fee recipient.
+        address: Address,
+    },
+    /// The server of the list's URL could not be asked, or its response did not arrive in time.
+    #[cfg(feature = "url")]
+    #[error("blocklist of {host} cannot be requested")]
+    Request {
+        /// Host of the URL; the rest of it may hold a secret.
+        host: Box<str>,
+        /// What went wrong.
+        source: Box<ureq::Error>,
+    },
+    /// The server of the list's URL answered with another status than 200, or 304 where it was asked for
+    /// changes.
+    #[cfg(feature = "url")]
+    #[error("blocklist of {host}: the server answered with status {status}")]
+    Status {
+        /// Host of the URL.
+        host: Box<str>,
+        /// The status.
+        status: u16,
     },
 }
 
@@ -120,6 +142,30 @@ pub enum Place {
     Entry(usize),
 }
 
+/// Entries of a list's text that repeat an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Duplicates {
+    /// How many entries repeat one before them.
+    pub count: usize,
+    /// The first of them.
+    pub place: Place,
+    /// Where its address stands first.
+    pub first: Place,
+    /// Its address.
+    pub address: Address,
+}
+
+impl std::fmt::Display for Duplicates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { count, place, first, address } = self;
+        write!(
+            f,
+            "repeats {count} addresses, the first at {place}: {address} is already at {first}"
+        )
+    }
+}
+
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -130,6 +176,7 @@ impl std::fmt::Display for Place {
 }
 
 /// Why a transaction was not executed to a committable state. Nothing was written.
+#[cfg(feature = "revm")]
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ExecuteError<E> {
@@ -148,6 +195,7 @@ pub enum ExecuteError<E> {
     Evm(E),
 }
 
+#[cfg(feature = "revm")]
 impl<E> ExecuteError<E> {
     /// The listed address, if that is the reason.
     pub fn blocked(&self) -> Option<Blocked> {
@@ -159,6 +207,7 @@ impl<E> ExecuteError<E> {
 }
 
 /// Why a finished block must not be submitted.
+#[cfg(feature = "revm")]
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("transaction {index} of the block: {reason}")]
 pub struct VerifyError<E> {

@@ -1,9 +1,8 @@
 use std::sync::Arc;
 
 use alloy_primitives::Address;
-use revm::{context_interface::Transaction, state::EvmState};
 
-use crate::{Blocked, Blocklist, Error, ExecuteError, Policy, TransactionEvm, metrics::Metrics};
+use crate::{Blocked, Blocklist, Error, Finished, Policy, metrics::Metrics};
 
 /// The list as it stood when a block was begun, with that block's fee recipient, which is not on it.
 ///
@@ -11,9 +10,12 @@ use crate::{Blocked, Blocklist, Error, ExecuteError, Policy, TransactionEvm, met
 /// judged by one list. Cheap to make and to clone; share it between the threads that build on the
 /// same parent.
 ///
+/// With the feature `revm`, `execute` runs a transaction between its two checks. A host that executes by
+/// other means calls [`precheck_addresses`](Self::precheck_addresses) before and
+/// [`check_addresses`](Self::check_addresses) after, with the keys of the state.
+///
 /// What it does not judge, because the builder does not choose it: withdrawals and the system calls
-/// of a block. The payment to the proposer is a transaction like any other and goes through
-/// [`execute`](Self::execute).
+/// of a block. The payment to the proposer is a transaction like any other.
 #[derive(Debug, Clone)]
 pub struct BlockGuard {
     list: Arc<Blocklist>,
@@ -46,6 +48,20 @@ impl BlockGuard {
         Ok(Self { list, fee_recipient, policy, metrics })
     }
 
+    /// Checks another address that the block is bound to pay, and so would be refused at its end: that
+    /// of the proposer, in what it registered with the relay.
+    ///
+    /// # Errors
+    /// [`Error::ProposerListed`]: do not build.
+    pub fn for_proposer(self, fee_recipient: Address) -> Result<Self, Error> {
+        if self.list.contains(&fee_recipient) {
+            let error = Error::ProposerListed { address: fee_recipient };
+            self.metrics.refused(&error);
+            return Err(error);
+        }
+        Ok(self)
+    }
+
     /// The list that judges this block.
     pub fn list(&self) -> &Blocklist {
         &self.list
@@ -56,101 +72,58 @@ impl BlockGuard {
         self.fee_recipient
     }
 
-    /// What the finished block must pass; under [`Policy::Strict`] also
-    /// [`verify_block`](Self::verify_block).
+    /// What the finished block must pass: see [`finish`](Self::finish).
     pub const fn policy(&self) -> Policy {
         self.policy
     }
 
-    /// [`Blocklist::precheck`], counted. Part of [`execute`](Self::execute); by itself it sorts out
-    /// orders before they are worth an execution.
+    /// [`Blocklist::precheck_addresses`], counted.
     ///
     /// # Errors
     /// The first listed address that the transaction names.
-    pub fn precheck(&self, tx: &impl Transaction) -> Result<(), Blocked> {
-        self.list.precheck(tx).inspect_err(|blocked| self.metrics.blocked(*blocked))
+    pub fn precheck_addresses(
+        &self,
+        sender: Address,
+        recipient: Option<Address>,
+        access_list: impl IntoIterator<Item = Address>,
+        authorizations: impl IntoIterator<Item = (Option<Address>, Address)>,
+    ) -> Result<(), Blocked> {
+        self.list
+            .precheck_addresses(sender, recipient, access_list, authorizations)
+            .map_err(|blocked| self.count(blocked))
     }
 
-    /// Executes one transaction: pre-check, execution by itself, check of every account it loaded.
-    /// Nothing is written until [`Checked::commit`], so dropping what is returned undoes it.
-    ///
-    /// The EVM may be reused for every transaction of the block. If its block's beneficiary is not
-    /// the fee recipient of this guard, it is an account like any other: listed, it blocks every
-    /// transaction.
+    /// [`Blocklist::check_addresses`] for the block's fee recipient, counted: the one line for a host
+    /// that executes by its own means, between the execution and the commit.
     ///
     /// # Errors
-    /// Nothing was written, and the EVM is ready for the next transaction:
-    /// [`ExecuteError::Blocked`], [`ExecuteError::Evm`], [`ExecuteError::Leftover`].
+    /// The numerically lowest listed address among them.
     #[inline]
-    pub fn execute<'e, E: TransactionEvm>(
+    pub fn check_addresses<'a>(
         &self,
-        evm: &'e mut E,
-        tx: E::Tx,
-    ) -> Result<Checked<'e, E>, ExecuteError<E::Error>> {
-        // First, so that also a blocked transaction leaves the EVM clean.
-        let accounts = evm.discard_leftover();
-        if accounts != 0 {
-            self.metrics.leftover();
-            return Err(ExecuteError::Leftover { accounts });
-        }
-        self.precheck(&tx)?;
-        let executed = evm.transact_alone(tx).map_err(ExecuteError::Evm)?;
+        addresses: impl IntoIterator<Item = &'a Address>,
+    ) -> Result<(), Blocked> {
         self.list
-            .check(&executed.state, self.fee_recipient)
-            .inspect_err(|blocked| self.metrics.blocked(*blocked))?;
-        Ok(Checked { evm, output: executed.result, state: executed.state })
+            .check_addresses(addresses, self.fee_recipient)
+            .map_err(|blocked| self.count(blocked))
+    }
+
+    /// Ends a block whose transactions have all passed their checks. Under [`Policy::PostState`] that is
+    /// all there is to pass; under [`Policy::Strict`] the block comes out only after its verification.
+    ///
+    /// Let what submits blocks take a [`Submittable`](crate::Submittable), which only this and that
+    /// verification return: then a block that skipped it does not compile.
+    pub fn finish<B>(&self, block: B) -> Finished<B> {
+        Finished::new(block, self)
     }
 
     pub(crate) fn count(&self, blocked: Blocked) -> Blocked {
         self.metrics.blocked(blocked);
         blocked
     }
-}
 
-/// A transaction that was executed and reaches no listed address, not yet committed.
-///
-/// It borrows the EVM, so nothing can be executed between the check and the commit. Dropped, it is
-/// discarded.
-#[must_use = "an execution that is not committed is discarded"]
-pub struct Checked<'e, E: TransactionEvm> {
-    evm: &'e mut E,
-    output: E::Output,
-    state: EvmState,
-}
-
-impl<E: TransactionEvm> Checked<'_, E> {
-    /// What the execution yielded: to decide by.
-    pub const fn output(&self) -> &E::Output {
-        &self.output
-    }
-
-    /// The EVM, to look at between the check and the commit: its inspector, say.
-    pub(crate) const fn evm_mut(&mut self) -> &mut E {
-        self.evm
-    }
-
-    /// The state that [`commit`](Self::commit) writes.
-    pub const fn state(&self) -> &EvmState {
-        &self.state
-    }
-
-    /// Writes the state to the EVM's database.
-    pub fn commit(self) -> E::Output {
-        self.evm.commit_state(self.state);
-        self.output
-    }
-
-    /// Writes nothing.
-    pub fn discard(self) -> E::Output {
-        self.output
-    }
-}
-
-impl<E: TransactionEvm<Output: std::fmt::Debug>> std::fmt::Debug for Checked<'_, E> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Checked")
-            .field("output", &self.output)
-            .field("accounts", &self.state.len())
-            .finish_non_exhaustive()
+    #[cfg(feature = "revm")]
+    pub(crate) fn count_leftover(&self) {
+        self.metrics.leftover();
     }
 }

@@ -1,25 +1,46 @@
-#![doc = include_str!("../README.md")]
+#![cfg_attr(feature = "revm", doc = include_str!("../README.md"))]
+#![cfg_attr(
+    not(feature = "revm"),
+    doc = "The list, its reload and the checks over plain addresses."
+)]
+#![cfg_attr(not(feature = "revm"), doc = "The README describes the crate with its feature `revm`.")]
 
 mod blocked;
 mod config;
 mod error;
+#[cfg(feature = "revm")]
 mod evm;
+#[cfg(feature = "revm")]
+mod execute;
 mod file;
+mod finish;
 mod guard;
 mod list;
 mod metrics;
 mod parse;
 mod shared;
+#[cfg(feature = "revm")]
 mod strict;
+#[cfg(feature = "url")]
+mod url;
 
 pub use blocked::{Blocked, How};
 pub use config::{
     BlocklistConfig, DEFAULT_MAX_AGE, DEFAULT_MAX_BYTES, DEFAULT_MIN_ADDRESSES, Policy,
 };
-pub use error::{Error, ExecuteError, Place, VerifyError};
+pub use error::{Duplicates, Error, Place};
+#[cfg(feature = "revm")]
+pub use error::{ExecuteError, VerifyError};
+#[cfg(feature = "revm")]
 pub use evm::{Inspected, TransactionEvm};
-pub use guard::{BlockGuard, Checked};
+#[cfg(feature = "revm")]
+pub use execute::Checked;
+pub use finish::{Finished, Submittable, Unverified};
+pub use guard::BlockGuard;
 pub use list::Blocklist;
 pub use metrics::METRICS;
 pub use shared::{CLOCK_TOLERANCE, Reloaded, SharedBlocklist};
+#[cfg(feature = "revm")]
 pub use strict::AttemptInspector;
+#[cfg(feature = "url")]
+pub use url::{DEFAULT_REQUEST_TIMEOUT, ListUrl};

@@ -1,24 +1,27 @@
 use alloy_primitives::{Address, B256, Keccak256, map::AddressSet};
-use revm::{
-    context_interface::{
-        Transaction,
-        transaction::{AccessListItemTr, AuthorizationTr},
-    },
-    state::EvmState,
-};
 
-use crate::{Blocked, BlocklistConfig, Error, How};
+use crate::{Blocked, BlocklistConfig, Duplicates, Error, How};
 
-/// A set of addresses that no transaction of a block may reach.
+/// A set of addresses that no transaction of a block may reach. Two lists are equal if their addresses are.
 ///
-/// The two checks are pure functions of their arguments. They have an order (first
-/// [`precheck`](Self::precheck), then execution, then [`check`](Self::check), then the commit), which
-/// [`BlockGuard::execute`](crate::BlockGuard::execute) keeps for you.
-#[derive(Clone, PartialEq, Eq)]
+/// The two checks are pure functions of their arguments. They have an order: first
+/// [`precheck_addresses`](Self::precheck_addresses), then the execution, then
+/// [`check_addresses`](Self::check_addresses), then the commit. With the feature `revm`,
+/// `BlockGuard::execute` keeps it.
+#[derive(Clone)]
 pub struct Blocklist {
     addresses: AddressSet,
     hash: B256,
+    duplicates: Option<Duplicates>,
 }
+
+impl PartialEq for Blocklist {
+    fn eq(&self, other: &Self) -> bool {
+        self.addresses == other.addresses
+    }
+}
+
+impl Eq for Blocklist {}
 
 impl Blocklist {
     /// From addresses that are already parsed; a repeated one counts once.
@@ -37,7 +40,12 @@ impl Blocklist {
         // table half empty halves what it costs, for 20 bytes an address.
         addresses.reserve(addresses.len());
         let hash = content_hash(&addresses);
-        Ok(Self { addresses, hash })
+        Ok(Self { addresses, hash, duplicates: None })
+    }
+
+    pub(crate) const fn with_duplicates(mut self, duplicates: Option<Duplicates>) -> Self {
+        self.duplicates = duplicates;
+        self
     }
 
     /// Number of addresses.
@@ -56,6 +64,13 @@ impl Blocklist {
         self.hash
     }
 
+    /// Which entries of the text repeat an address, if any does: each counts once, but two lists may
+    /// have been joined, or an edit gone wrong. In force, they are logged as a warning, and
+    /// `blocklist_duplicate_entries` shows their number.
+    pub const fn duplicates(&self) -> Option<Duplicates> {
+        self.duplicates
+    }
+
     /// Whether the address is listed.
     #[inline]
     pub fn contains(&self, address: &Address) -> bool {
@@ -68,69 +83,82 @@ impl Blocklist {
     }
 
     /// Checks what the transaction itself names, which its execution may never load: the sender, the
-    /// recipient, the access list, and of EIP-7702 authorizations both who signed and who is
-    /// delegated to, valid or not. An authorization whose signature yields no address names no
-    /// authority; the EVM skips it.
+    /// recipient (none of a creation), every address of the access list, and of every EIP-7702
+    /// authorization both who signed it and who is delegated to, valid or not. The authority is `None`
+    /// if the signature yields no address; the EVM skips such an authorization.
     ///
-    /// Needs no state. Costs a look-up per address named, and a signature recovery (some 35 us) per
-    /// authorization that was not recovered before: give it `RecoveredAuthorization`s, from which the
-    /// EVM gains too.
+    /// Needs no state. Costs a look-up per address, and nothing is taken from an iterator after the
+    /// first listed address, or if the list is empty.
     ///
     /// # Errors
     /// The first listed address.
-    pub fn precheck(&self, tx: &impl Transaction) -> Result<(), Blocked> {
+    pub fn precheck_addresses(
+        &self,
+        sender: Address,
+        recipient: Option<Address>,
+        access_list: impl IntoIterator<Item = Address>,
+        authorizations: impl IntoIterator<Item = (Option<Address>, Address)>,
+    ) -> Result<(), Blocked> {
         if self.is_empty() {
             return Ok(());
         }
-        self.refuse(tx.caller(), How::Sender)?;
-        if let Some(recipient) = tx.kind().to() {
-            self.refuse(*recipient, How::Recipient)?;
+        self.refuse(sender, How::Sender)?;
+        if let Some(recipient) = recipient {
+            self.refuse(recipient, How::Recipient)?;
         }
-        for item in tx.access_list().into_iter().flatten() {
-            self.refuse(*item.address(), How::AccessList)?;
+        for address in access_list {
+            self.refuse(address, How::AccessList)?;
         }
-        for authorization in tx.authorization_list() {
-            if let Some(authority) = authorization.authority() {
+        for (authority, target) in authorizations {
+            if let Some(authority) = authority {
                 self.refuse(authority, How::Authority)?;
             }
-            self.refuse(authorization.address(), How::DelegationTarget)?;
+            self.refuse(target, How::DelegationTarget)?;
         }
         Ok(())
     }
 
     /// Checks every account that the execution of one transaction loaded: **all** keys of the state
-    /// that `transact` or `inspect` returned for that transaction, before it is committed.
+    /// that revm's `transact` or `inspect` returned for that transaction, before it is committed. For a
+    /// host that caches what executions yield, the keys are what to keep beside a result.
     ///
     /// Not a subset of them. `Account::is_touched` is false for accounts whose balance or code was
     /// only read, for code that ran through `DELEGATECALL`, `CALLCODE` or an EIP-7702 delegation, and
     /// for all that happened inside a reverted frame. And not another map: the state that a `State`
     /// or `CacheDB` collects lacks read-only accounts or holds those of the whole block.
     ///
-    /// `coinbase` is the block's fee recipient. Every transaction loads it to pay it, so it is
-    /// skipped here and must be checked once per block, which is how
-    /// [`BlockGuard`](crate::BlockGuard) comes to be.
+    /// Every transaction loads the block's fee recipient to pay it, so it is skipped here and must be
+    /// checked once per block, which is how [`BlockGuard`](crate::BlockGuard) comes to be.
     ///
     /// # Errors
-    /// The numerically lowest listed address among the keys.
+    /// The numerically lowest listed address among them.
     #[inline]
-    pub fn check(&self, state: &EvmState, coinbase: Address) -> Result<(), Blocked> {
+    pub fn check_addresses<'a>(
+        &self,
+        addresses: impl IntoIterator<Item = &'a Address>,
+        fee_recipient: Address,
+    ) -> Result<(), Blocked> {
+        let mut addresses = addresses.into_iter();
         // An empty map answers without hashing, so an empty list costs next to nothing.
-        for address in state.keys() {
-            if self.contains(address) && *address != coinbase {
-                return Err(self.lowest(state, coinbase));
+        while let Some(address) = addresses.next() {
+            if self.contains(address) && *address != fee_recipient {
+                return Err(self.lowest(*address, addresses, fee_recipient));
             }
         }
         Ok(())
     }
 
-    /// Out of the hot path: the order of a hash map's keys is no reason to print.
+    /// Out of the hot path: the order of a hash map's keys is no reason to print. None before `first`
+    /// is listed.
     #[cold]
-    fn lowest(&self, state: &EvmState, coinbase: Address) -> Blocked {
-        let listed = state.keys().filter(|a| self.contains(a) && **a != coinbase).min();
-        Blocked {
-            address: *listed.expect("called because one of the keys is listed"),
-            how: How::TouchedByExecution,
-        }
+    fn lowest<'a>(
+        &self,
+        first: Address,
+        others: impl Iterator<Item = &'a Address>,
+        fee_recipient: Address,
+    ) -> Blocked {
+        let listed = others.filter(|a| self.contains(a) && **a != fee_recipient);
+        Blocked { address: listed.fold(first, |a, b| a.min(*b)), how: How::TouchedByExecution }
     }
 
     #[inline]
@@ -166,8 +194,9 @@ mod tests {
             .expect("any number is allowed")
     }
 
-    fn state(bytes: &[u8]) -> EvmState {
-        bytes.iter().map(|b| (Address::repeat_byte(*b), Default::default())).collect()
+    fn check(listed: &[u8], loaded: &[u8], fee_recipient: u8) -> Result<(), Blocked> {
+        let loaded: Vec<_> = loaded.iter().map(|b| Address::repeat_byte(*b)).collect();
+        list(listed).check_addresses(&loaded, Address::repeat_byte(fee_recipient))
     }
 
     #[test]
@@ -180,18 +209,40 @@ mod tests {
     }
 
     #[test]
-    fn of_several_listed_keys_the_lowest_is_named() {
-        let blocked = list(&[9, 4, 7]).check(&state(&[1, 9, 7, 4, 200]), Address::ZERO);
+    fn of_several_listed_addresses_the_lowest_is_named_in_any_order() {
         let expected = Blocked { address: Address::repeat_byte(4), how: How::TouchedByExecution };
-        assert_eq!(blocked, Err(expected));
+        for loaded in [[1, 9, 7, 4, 200], [4, 7, 9, 200, 1], [9, 4, 1, 7, 200]] {
+            assert_eq!(check(&[9, 4, 7], &loaded, 0), Err(expected), "{loaded:?}");
+        }
     }
 
     #[test]
-    fn the_coinbase_alone_is_skipped() {
-        let list = list(&[4, 7]);
-        assert_eq!(list.check(&state(&[1, 7]), Address::repeat_byte(7)), Ok(()));
-        assert!(list.check(&state(&[1, 4, 7]), Address::repeat_byte(7)).is_err());
-        assert!(list.check(&state(&[1, 7]), Address::repeat_byte(4)).is_err());
+    fn the_fee_recipient_alone_is_skipped() {
+        assert_eq!(check(&[4, 7], &[1, 7], 7), Ok(()));
+        assert!(check(&[4, 7], &[1, 4, 7], 7).is_err());
+        assert!(check(&[4, 7], &[1, 7], 4).is_err());
+    }
+
+    #[test]
+    fn what_a_transaction_names_is_looked_at_in_order_and_no_further_than_needed() {
+        let at = Address::repeat_byte;
+        let first = |listed: &[u8]| {
+            let mut taken = 0;
+            let authorizations = [(Some(at(4)), at(5)), (None, at(6))];
+            let counted = authorizations.into_iter().inspect(|_| taken += 1);
+            let verdict =
+                list(listed).precheck_addresses(at(1), Some(at(2)), [at(3), at(3)], counted);
+            (verdict.err().map(|blocked| (blocked.address, blocked.how)), taken)
+        };
+        assert_eq!(first(&[6, 5, 4, 3, 2, 1]), (Some((at(1), How::Sender)), 0));
+        assert_eq!(first(&[6, 5, 4, 3, 2]), (Some((at(2), How::Recipient)), 0));
+        assert_eq!(first(&[6, 5, 4, 3]), (Some((at(3), How::AccessList)), 0));
+        assert_eq!(first(&[6, 5, 4]), (Some((at(4), How::Authority)), 1));
+        assert_eq!(first(&[6, 5]), (Some((at(5), How::DelegationTarget)), 1));
+        assert_eq!(first(&[6]), (Some((at(6), How::DelegationTarget)), 2));
+        assert_eq!(first(&[7]), (None, 2));
+        assert_eq!(first(&[]), (None, 0));
+        assert_eq!(list(&[2]).precheck_addresses(at(1), None, [], []), Ok(()));
     }
 
     #[test]

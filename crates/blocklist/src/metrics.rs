@@ -9,13 +9,15 @@ use crate::{Blocked, Blocklist, Error, How};
 /// | metric | kind | labels |
 /// |---|---|---|
 /// | `blocklist_addresses` | gauge | |
+/// | `blocklist_duplicate_entries` | gauge: entries of the list in force that repeat an address | |
 /// | `blocklist_content_hash_prefix` | gauge: first 6 bytes of the content hash as a number | |
 /// | `blocklist_as_of_timestamp_seconds` | gauge: Unix time for which the list was true | |
 /// | `blocklist_reloads_total` | counter | `outcome`: `changed`, `unchanged`, `failed` |
 /// | `blocklist_blocked_total` | counter | `how`: see [`How::as_str`] |
-/// | `blocklist_refusals_total` | counter | `reason`: `stale`, `from_the_future`, `fee_recipient_listed`, `leftover` |
+/// | `blocklist_refusals_total` | counter | `reason`: `stale`, `from_the_future`, `fee_recipient_listed`, `proposer_listed`, `leftover` |
 pub const METRICS: &[&str] = &[
     "blocklist_addresses",
+    "blocklist_duplicate_entries",
     "blocklist_content_hash_prefix",
     "blocklist_as_of_timestamp_seconds",
     "blocklist_reloads_total",
@@ -29,6 +31,7 @@ pub(crate) struct Metrics(Arc<Handles>);
 
 struct Handles {
     addresses: Gauge,
+    duplicate_entries: Gauge,
     content_hash_prefix: Gauge,
     as_of_seconds: Gauge,
     reload_changed: Counter,
@@ -38,12 +41,18 @@ struct Handles {
     refused_stale: Counter,
     refused_future: Counter,
     refused_fee_recipient: Counter,
+    refused_proposer: Counter,
+    #[cfg(feature = "revm")]
     refused_leftover: Counter,
 }
 
 impl Metrics {
     pub(crate) fn new() -> Self {
         describe_gauge!("blocklist_addresses", "Addresses on the list in force");
+        describe_gauge!(
+            "blocklist_duplicate_entries",
+            "Entries of the list in force that repeat an address"
+        );
         describe_gauge!(
             "blocklist_content_hash_prefix",
             "First 6 bytes of the content hash of the list in force, as a number"
@@ -67,6 +76,7 @@ impl Metrics {
             |reason: &'static str| counter!("blocklist_refusals_total", "reason" => reason);
         Self(Arc::new(Handles {
             addresses: gauge!("blocklist_addresses"),
+            duplicate_entries: gauge!("blocklist_duplicate_entries"),
             content_hash_prefix: gauge!("blocklist_content_hash_prefix"),
             as_of_seconds: gauge!("blocklist_as_of_timestamp_seconds"),
             reload_changed: reload("changed"),
@@ -76,12 +86,16 @@ impl Metrics {
             refused_stale: refused("stale"),
             refused_future: refused("from_the_future"),
             refused_fee_recipient: refused("fee_recipient_listed"),
+            refused_proposer: refused("proposer_listed"),
+            #[cfg(feature = "revm")]
             refused_leftover: refused("leftover"),
         }))
     }
 
     pub(crate) fn in_force(&self, list: &Blocklist, as_of: SystemTime) {
         self.0.addresses.set(list.len() as f64);
+        let duplicates = list.duplicates().map_or(0, |duplicates| duplicates.count);
+        self.0.duplicate_entries.set(duplicates as f64);
         self.0.content_hash_prefix.set(hash_prefix(list));
         // Before 1970 is a file with a broken date; it is stale anyway.
         let seconds = as_of.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -100,6 +114,7 @@ impl Metrics {
         self.0.blocked[blocked.how as usize].increment(1);
     }
 
+    #[cfg(feature = "revm")]
     pub(crate) fn leftover(&self) {
         self.0.refused_leftover.increment(1);
     }
@@ -110,6 +125,7 @@ impl Metrics {
             Error::Stale { .. } => self.0.refused_stale.increment(1),
             Error::FromTheFuture { .. } => self.0.refused_future.increment(1),
             Error::FeeRecipientListed { .. } => self.0.refused_fee_recipient.increment(1),
+            Error::ProposerListed { .. } => self.0.refused_proposer.increment(1),
             _ => {}
         }
     }

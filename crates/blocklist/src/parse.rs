@@ -3,7 +3,7 @@
 
 use alloy_primitives::{Address, map::AddressMap};
 
-use crate::{Blocklist, BlocklistConfig, Error, Place};
+use crate::{Blocklist, BlocklistConfig, Duplicates, Error, Place};
 
 impl Blocklist {
     /// Parses JSON if the first character that is not white space is `[`, else text. A text list
@@ -25,11 +25,11 @@ impl Blocklist {
     /// Parses one address a line. Everything after a `#` is a comment; blank lines are skipped.
     ///
     /// An address is `0x` and 40 hexadecimal digits. Digits in mixed case must have the EIP-55
-    /// checksum; all lower or all upper case carries none.
+    /// checksum; all lower or all upper case carries none. A repeated address counts once and is in
+    /// [`Self::duplicates`].
     ///
     /// # Errors
-    /// [`Error::TooLarge`], [`Error::BadAddress`], [`Error::BadChecksum`], [`Error::Duplicate`],
-    /// [`Error::TooFew`].
+    /// [`Error::TooLarge`], [`Error::BadAddress`], [`Error::BadChecksum`], [`Error::TooFew`].
     pub fn from_text(text: &str, config: &BlocklistConfig) -> Result<Self, Error> {
         check_length(text.as_bytes(), config)?;
         let lines = without_bom(text).lines().enumerate().filter_map(|(index, line)| {
@@ -43,7 +43,7 @@ impl Blocklist {
     ///
     /// # Errors
     /// [`Error::TooLarge`], [`Error::Json`], [`Error::BadAddress`], [`Error::BadChecksum`],
-    /// [`Error::Duplicate`], [`Error::TooFew`].
+    /// [`Error::TooFew`].
     pub fn from_json(text: &str, config: &BlocklistConfig) -> Result<Self, Error> {
         check_length(text.as_bytes(), config)?;
         let entries: Vec<String> =
@@ -66,13 +66,16 @@ fn collect<'a>(
     config: &BlocklistConfig,
 ) -> Result<Blocklist, Error> {
     let mut seen: AddressMap<Place> = AddressMap::default();
+    let mut duplicates: Option<Duplicates> = None;
     for (place, entry) in entries {
         let address = parse_address(place, entry)?;
-        if let Some(first) = seen.insert(address, place) {
-            return Err(Error::Duplicate { place, first, address });
+        let first = *seen.entry(address).or_insert(place);
+        if first != place {
+            let found = Duplicates { count: 0, place, first, address };
+            duplicates.get_or_insert(found).count += 1;
         }
     }
-    Blocklist::from_addresses(seen.into_keys(), config)
+    Ok(Blocklist::from_addresses(seen.into_keys(), config)?.with_duplicates(duplicates))
 }
 
 fn parse_address(place: Place, entry: &str) -> Result<Address, Error> {
@@ -192,17 +195,26 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_address_is_refused_with_both_places() {
-        let text = format!("{}\n\n{}\n", NORMAL[0], NORMAL[0].to_lowercase());
-        match parse(&text) {
-            Err(Error::Duplicate { place, first, address }) => {
-                assert_eq!((first, place), (Place::Line(1), Place::Line(3)));
-                assert_eq!(address.to_checksum(None), NORMAL[0]);
-            }
-            other => panic!("{other:?}"),
-        }
+    fn a_repeated_address_counts_once_and_is_named_with_both_places() {
+        let again = NORMAL[0].to_lowercase();
+        let text = format!("{}\n\n{again}\n{}\n{again}\n", NORMAL[0], NORMAL[1]);
+        let list = parse(&text).expect("a list with a warning");
+        assert_eq!(list, parse(&NORMAL[..2].join("\n")).expect("the same without"));
+        let found = list.duplicates().expect("two");
+        assert_eq!((found.count, found.first, found.place), (2, Place::Line(1), Place::Line(3)));
+        assert_eq!(found.address.to_checksum(None), NORMAL[0]);
+        let expected = format!("the first at line 3: {} is already at line 1", NORMAL[0]);
+        assert!(found.to_string().contains(&expected), "{found}");
+
         let json = format!("[\"{}\",\"{}\"]", NORMAL[0], NORMAL[0]);
-        assert!(matches!(parse(&json), Err(Error::Duplicate { .. })));
+        let found = parse(&json).expect("a list with a warning").duplicates().expect("one");
+        assert_eq!((found.count, found.place), (1, Place::Entry(2)));
+        assert_eq!(parse(NORMAL[0]).expect("a good list").duplicates(), None);
+        // Two lines, and one address: too few where two are needed.
+        let config = BlocklistConfig::default().with_min_addresses(2);
+        let twice = format!("{}\n{again}", NORMAL[0]);
+        let short = Blocklist::parse(twice.as_bytes(), &config);
+        assert!(matches!(short, Err(Error::TooFew { found: 1, min: 2 })));
     }
 
     #[test]

@@ -50,6 +50,16 @@ pub enum Reloaded {
     },
 }
 
+impl Reloaded {
+    /// Content hash of the list in force after the reload.
+    #[must_use]
+    pub const fn hash(&self) -> B256 {
+        match self {
+            Self::Changed { to: hash, .. } | Self::Unchanged { hash } => *hash,
+        }
+    }
+}
+
 impl SharedBlocklist {
     /// Parses the first list. `as_of` is the moment for which the text was true: a file's
     /// modification time, or when a server confirmed it.
@@ -66,17 +76,18 @@ impl SharedBlocklist {
         config.validate()?;
         check_age(as_of, &config, now)?;
         let list = Arc::new(Blocklist::parse(text, &config)?);
+        warn_of_duplicates(&list);
         let metrics = Metrics::new();
         metrics.in_force(&list, as_of);
         Ok(Self { in_force: ArcSwap::from_pointee(Loaded { list, as_of }), config, metrics })
     }
 
-    /// Replaces the list in force, for every block begun from now on. Not to be called from several
-    /// threads at once: each call is atomic, but which of two comes last is then open.
+    /// Replaces the list in force, for every block begun from now on. Of two calls at once the one with
+    /// the later date wins; the gauges may then show the other until the next reload.
     ///
     /// # Errors
-    /// As [`Self::new`]. The list in force stays, and keeps its date: it is used up to its maximum
-    /// age and not longer. Counted in `blocklist_reloads_total{outcome="failed"}`.
+    /// As [`Self::new`], and [`Error::Older`]. The list in force stays, and keeps its date: it is used up
+    /// to its maximum age and not longer. Counted in `blocklist_reloads_total{outcome="failed"}`.
     pub fn reload(
         &self,
         text: &[u8],
@@ -85,7 +96,30 @@ impl SharedBlocklist {
     ) -> Result<Reloaded, Error> {
         check_age(as_of, &self.config, now)
             .and_then(|()| Blocklist::parse(text, &self.config))
-            .map(|list| self.replace(list, as_of))
+            .and_then(|list| {
+                let list = Arc::new(list);
+                let replaced = self.replace(as_of, |_| Some(Arc::clone(&list)))?;
+                Ok(replaced.expect("there is always a next list"))
+            })
+            .map_err(|error| self.failed(error))
+    }
+
+    /// Dates the list in force anew, without a text: whoever publishes it says that it still holds.
+    /// `hash` is the [`Blocklist::hash`] of what was confirmed; `None` if that is not in force.
+    ///
+    /// # Errors
+    /// Those of a date in [`Self::reload`], counted as there.
+    #[cfg(feature = "url")]
+    pub(crate) fn confirm(
+        &self,
+        hash: B256,
+        as_of: SystemTime,
+        now: SystemTime,
+    ) -> Result<Option<Reloaded>, Error> {
+        check_age(as_of, &self.config, now)
+            .and_then(|()| {
+                self.replace(as_of, |list| (list.hash() == hash).then(|| Arc::clone(list)))
+            })
             .map_err(|error| self.failed(error))
     }
 
@@ -99,18 +133,27 @@ impl SharedBlocklist {
         Ok(Arc::clone(&loaded.list))
     }
 
-    /// Checks the fee recipient of a block about to be built, and returns what checks its
-    /// transactions.
+    /// Checks whom a block about to be built will pay, and returns what checks its transactions.
+    ///
+    /// `proposer` is the fee recipient that the block's proposer registered with the relay, paid by the
+    /// block's last transaction: listed, it would be found when all else is done. `None` where nobody is
+    /// paid by a transaction.
     ///
     /// # Errors
-    /// [`Error::FeeRecipientListed`], and those of [`Self::current`]: do not build.
+    /// [`Error::FeeRecipientListed`], [`Error::ProposerListed`], and those of [`Self::current`]: do not
+    /// build.
     pub fn begin_block(
         &self,
         fee_recipient: Address,
+        proposer: Option<Address>,
         now: SystemTime,
     ) -> Result<BlockGuard, Error> {
-        let list = self.current(now)?;
-        BlockGuard::with_metrics(list, fee_recipient, self.config.policy, self.metrics.clone())
+        let (list, metrics) = (self.current(now)?, self.metrics.clone());
+        let guard = BlockGuard::with_metrics(list, fee_recipient, self.config.policy, metrics)?;
+        match proposer {
+            Some(proposer) => guard.for_proposer(proposer),
+            None => Ok(guard),
+        }
     }
 
     /// The moment for which the list in force was true.
@@ -123,18 +166,51 @@ impl SharedBlocklist {
         &self.config
     }
 
-    fn replace(&self, list: Blocklist, as_of: SystemTime) -> Reloaded {
-        let to = list.hash();
+    /// Puts another list in force, or the same under another date. `next` is given the list in force,
+    /// and may be called again if another thread replaces that meanwhile.
+    fn replace(
+        &self,
+        as_of: SystemTime,
+        next: impl Fn(&Arc<Blocklist>) -> Option<Arc<Blocklist>>,
+    ) -> Result<Option<Reloaded>, Error> {
+        let mut before = self.in_force.load();
+        let list = loop {
+            let Some(list) = next(&before.list) else {
+                return Ok(None);
+            };
+            // An old file put back, or a mirror that lags behind: it may lack what was added since.
+            if let Ok(behind) = before.as_of.duration_since(as_of)
+                && !behind.is_zero()
+            {
+                return Err(Error::Older { behind });
+            }
+            let new = Arc::new(Loaded { list: Arc::clone(&list), as_of });
+            let found = self.in_force.compare_and_swap(&*before, new);
+            if Arc::ptr_eq(&found, &before) {
+                break list;
+            }
+            before = found;
+        };
+        let (from, to) = (before.list.hash(), list.hash());
         self.metrics.in_force(&list, as_of);
-        let before = self.in_force.swap(Arc::new(Loaded { list: Arc::new(list), as_of }));
-        let from = before.list.hash();
         self.metrics.reloaded(from != to);
-        if from == to { Reloaded::Unchanged { hash: to } } else { Reloaded::Changed { from, to } }
+        if from == to {
+            return Ok(Some(Reloaded::Unchanged { hash: to }));
+        }
+        warn_of_duplicates(&list);
+        Ok(Some(Reloaded::Changed { from, to }))
     }
 
     pub(crate) fn failed(&self, error: Error) -> Error {
         self.metrics.reload_failed();
         error
+    }
+}
+
+/// Once for each list that comes into force, not for every reload of the same.
+fn warn_of_duplicates(list: &Blocklist) {
+    if let Some(duplicates) = list.duplicates() {
+        tracing::warn!("blocklist {duplicates}");
     }
 }
 

@@ -11,7 +11,9 @@ use revm::{
     state::EvmState,
 };
 
-use crate::{BlockGuard, Blocked, ExecuteError, How, Inspected, VerifyError};
+use crate::{
+    BlockGuard, Blocked, ExecuteError, How, Inspected, Submittable, Unverified, VerifyError,
+};
 
 /// Collects every address that an opcode names, also when the opcode then halts before it loads the
 /// account: out of gas, a write in a static frame, a stack too short for its other arguments.
@@ -63,8 +65,9 @@ impl BlockGuard {
     /// opcode only attempted to reach. Transactions are committed one after another to the EVM's
     /// database, which must stand where the block began.
     ///
-    /// For [`Policy::Strict`](crate::Policy::Strict): once per block that is to be submitted, not in
-    /// the search loop, since the inspector costs about a third on top of the execution.
+    /// For [`Policy::Strict`](crate::Policy::Strict), where [`Unverified::verify`] calls it: once per block
+    /// that is to be submitted, not in the search loop, since the inspector costs about a third on top
+    /// of the execution.
     ///
     /// # Errors
     /// The first transaction that may not be in the block, or that the EVM did not execute. The
@@ -116,5 +119,30 @@ impl BlockGuard {
                 .into());
         }
         Ok(checked.commit())
+    }
+}
+
+impl<B> Unverified<B> {
+    /// [`BlockGuard::verify_block`] over the block's transactions, in their order; returns what they
+    /// yielded, to be held against the first execution.
+    ///
+    /// # Errors
+    /// As [`BlockGuard::verify_block`]; the block is dropped.
+    #[expect(clippy::type_complexity, reason = "two associated types of the EVM")]
+    pub fn verify<E>(
+        self,
+        evm: &mut E,
+        txs: impl IntoIterator<Item = <E as revm::ExecuteEvm>::Tx>,
+    ) -> Result<
+        (Submittable<B>, Vec<<E as revm::ExecuteEvm>::ExecutionResult>),
+        VerifyError<<E as revm::ExecuteEvm>::Error>,
+    >
+    where
+        E: InspectEvm<State = EvmState>
+            + ExecuteCommitEvm
+            + InspectorEvmTr<Inspector = AttemptInspector>,
+    {
+        let outputs = self.guard().verify_block(evm, txs)?;
+        Ok((self.passed(), outputs))
     }
 }

@@ -101,13 +101,14 @@ impl Builder {
                 self.config.gas_limit,
                 slot.as_secs_f64().round() as u64,
             );
-            let guard = match self.list.begin_block(self.config.fee_recipient, SystemTime::now()) {
-                Ok(guard) => guard,
-                Err(error) => {
-                    report(Report::NoBlock(error.to_string()));
-                    continue;
-                }
-            };
+            let guard =
+                match self.list.begin_block(self.config.fee_recipient, None, SystemTime::now()) {
+                    Ok(guard) => guard,
+                    Err(error) => {
+                        report(Report::NoBlock(error.to_string()));
+                        continue;
+                    }
+                };
             let due = told + slot * self.config.fill_at_percent / 100;
             let state = NodeState::new(Arc::clone(&self.rpc), block.parent.hash, Rc::clone(&codes));
             match self.build(&block, &guard, &state, &mut candidates, (&heads, due), turn) {

@@ -15,7 +15,7 @@ use revm::{
 use crate::support::{
     COINBASE, ROUTER, VICTIM, World,
     asm::{Asm, CALLS},
-    evm, evm_with, forks, guard, keys, tx,
+    evm, evm_with, forks, guard, keys, one_line, tx,
 };
 
 const MIDDLE: Address = address!("0xc000000000000000000000000000000000000002");
@@ -214,6 +214,8 @@ fn a_listed_address_is_blocked_however_it_is_reached_and_nothing_is_written() {
         let refused = guard(&[VICTIM]).execute(&mut evm, tx.clone()).expect_err(name);
         let expected = Blocked { address: VICTIM, how: How::TouchedByExecution };
         assert_eq!(refused, ExecuteError::Blocked(expected), "{name}");
+        assert_eq!(evm.ctx.journaled_state.database.commits, 0, "{name}");
+        assert_eq!(one_line(&guard(&[VICTIM]), &mut evm, tx.clone()), Err(expected), "{name}");
         assert_eq!(evm.ctx.journaled_state.database.commits, 0, "{name}");
 
         // The same EVM, with the same transaction, and a list that does not name the address.

@@ -1,7 +1,12 @@
 //! Opcodes that halt before they load the account they name: not reached, so they pass; attempted,
 //! so the strict check of the finished block refuses them.
 
-use blocklist::{AttemptInspector, Blocked, ExecuteError, How};
+use std::time::SystemTime;
+
+use blocklist::{
+    AttemptInspector, Blocked, BlocklistConfig, ExecuteError, Finished, How, Policy,
+    SharedBlocklist, Unverified,
+};
 use revm::{
     ExecuteEvm,
     bytecode::opcode,
@@ -127,6 +132,33 @@ fn a_clean_block_passes_the_strict_check_with_the_results_of_a_plain_execution()
         let mut strict = strict_evm(world, spec);
         assert_eq!(guard.verify_block(&mut strict, block()).expect("clean"), expected);
         assert_eq!(strict.ctx.journaled_state.database.commits, 4);
+    }
+}
+
+/// A finished block under the strict policy.
+fn unverified<B>(block: B) -> Unverified<B> {
+    let (now, config) =
+        (SystemTime::UNIX_EPOCH, BlocklistConfig::default().with_policy(Policy::Strict));
+    let list = SharedBlocklist::new(VICTIM.to_string().as_bytes(), now, config, now);
+    let guard = list.expect("a good list").begin_block(COINBASE, None, now).expect("not listed");
+    match guard.finish(block) {
+        Finished::Unverified(unverified) => unverified,
+        Finished::Submittable(_) => panic!("it was not verified"),
+    }
+}
+
+#[test]
+fn a_block_under_the_strict_policy_comes_out_by_passing_and_not_otherwise() {
+    for spec in forks() {
+        let attempts = Asm::new().address(VICTIM).op(opcode::SELFDESTRUCT);
+        let mut evm = strict_evm(arrange(Frame::Static, &attempts), spec);
+        let refused = unverified("a block").verify(&mut evm, [tx(ROUTER)]).expect_err("attempted");
+        let expected = Blocked { address: VICTIM, how: How::AttemptedByExecution };
+        assert_eq!(refused.reason.blocked(), Some(expected), "{spec}");
+
+        let mut evm = strict_evm(World::new(), spec);
+        let (block, outputs) = unverified("a block").verify(&mut evm, [tx(OTHER)]).expect("clean");
+        assert_eq!((block.into_block(), outputs.len()), ("a block", 1), "{spec}");
     }
 }
 

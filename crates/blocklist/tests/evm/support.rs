@@ -6,11 +6,12 @@ pub mod random;
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use blocklist::{BlockGuard, Blocklist, BlocklistConfig};
+use blocklist::{BlockGuard, Blocked, Blocklist, BlocklistConfig};
 use revm::{
-    Context, Database, DatabaseCommit, MainBuilder, MainContext,
+    Context, Database, DatabaseCommit, ExecuteCommitEvm, ExecuteEvm, MainBuilder, MainContext,
     bytecode::Bytecode,
     context::{BlockEnv, CfgEnv, TxEnv},
+    context_interface::{Transaction, transaction::AuthorizationTr},
     database::{CacheDB, EmptyDB},
     handler::{MainnetContext, MainnetEvm},
     primitives::{
@@ -146,4 +147,19 @@ pub fn guard_for(listed: &[Address], coinbase: Address) -> BlockGuard {
     let config = BlocklistConfig::default().with_min_addresses(0);
     let list = Blocklist::from_addresses(listed.iter().copied(), &config).expect("any number");
     BlockGuard::new(Arc::new(list), coinbase).expect("the coinbase is not listed")
+}
+
+/// As a builder does that executes by its own means: the pre-check over addresses, an execution, one line, and
+/// the commit.
+pub fn one_line(guard: &BlockGuard, evm: &mut TestEvm, tx: TxEnv) -> Result<(), Blocked> {
+    guard.precheck_addresses(
+        tx.caller,
+        tx.kind.to().copied(),
+        tx.access_list.0.iter().map(|item| item.address),
+        tx.authorization_list().map(|signed| (signed.authority(), signed.address())),
+    )?;
+    let executed = evm.transact(tx).expect("valid");
+    guard.check_addresses(executed.state.keys())?;
+    evm.commit(executed.state);
+    Ok(())
 }

@@ -23,7 +23,7 @@ use revm::{
 use crate::support::{
     BASE_FEE, COINBASE, ROUTER, SENDER, VICTIM, World,
     asm::{self, Asm},
-    evm, evm_with, forks, guard, guard_for, keys, tx,
+    evm, evm_with, forks, guard, guard_for, keys, one_line, tx,
 };
 
 const OTHER: Address = address!("0xaa00000000000000000000000000000000000002");
@@ -57,6 +57,10 @@ fn verdict(spec: SpecId, world: &World, tx: &TxEnv, listed: Address) -> Result<(
     };
     let expected_commits = usize::from(verdict.is_ok());
     assert_eq!(evm.ctx.journaled_state.database.commits, expected_commits, "{spec}");
+    let mut other = self::evm(world.clone(), spec);
+    let alike = one_line(&guard(&[listed]), &mut other, tx.clone());
+    assert_eq!(alike, verdict.map_err(|how| Blocked { address: listed, how }), "{spec}");
+    assert_eq!(other.ctx.journaled_state.database.commits, expected_commits, "{spec}");
     verdict
 }
 
@@ -242,6 +246,19 @@ fn an_authority_and_a_target_are_blocked_whether_or_not_the_delegation_is_valid_
             vec![Either::Right(RecoveredAuthorization::new_unchecked(inner, authority))];
         assert!(!state_of("another chain", spec, &world, &tx).contains_key(&AUTHORITY));
         assert_eq!(verdict(spec, &world, &tx, AUTHORITY), Err(How::Authority));
+    }
+}
+
+#[test]
+fn a_list_with_the_zero_address_blocks_whoever_removes_a_delegation() {
+    for spec in since(SpecId::PRAGUE) {
+        let mut world = World::new();
+        world.delegated(AUTHORITY, OTHER);
+        let removes = authorization(Some(AUTHORITY), Address::ZERO, 1);
+        let state = state_of("removed", spec, &world, &removes);
+        assert!(state[&AUTHORITY].info.is_empty_code_hash(), "{spec}: the delegation is gone");
+        assert!(!state.contains_key(&Address::ZERO), "{spec}: nothing is loaded from there");
+        assert_eq!(verdict(spec, &world, &removes, Address::ZERO), Err(How::DelegationTarget));
     }
 }
 

@@ -1,0 +1,188 @@
+//! A list from a server.
+
+use std::{
+    io::Read,
+    net::IpAddr,
+    time::{Duration, SystemTime},
+};
+
+use alloy_primitives::B256;
+use ureq::{
+    Agent,
+    http::{
+        HeaderMap, HeaderValue, Uri,
+        header::{AGE, CACHE_CONTROL, ETAG, IF_NONE_MATCH},
+    },
+};
+
+use crate::{BlocklistConfig, Error, Reloaded, SharedBlocklist};
+
+/// For the whole request, redirects and body included: 16 MiB, the longest text by default, in ten
+/// seconds needs 13 Mbit/s. While a server stands still, the list in force ages no faster than otherwise.
+pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Where a list is published: an `https://` URL, or an `http://` one on this machine, where nobody can
+/// alter it on the way. Redirects are followed from HTTPS to HTTPS only.
+///
+/// It remembers the response's `ETag`, so that a list that has not changed is not sent again. One for each
+/// [`SharedBlocklist`].
+pub struct ListUrl {
+    url: Uri,
+    host: Box<str>,
+    agent: Agent,
+    /// Of the latest text that became a list: its `ETag`, and the content hash of that list.
+    known: Option<(HeaderValue, B256)>,
+}
+
+enum Response {
+    /// And what it can be known by the next time.
+    Text(Vec<u8>, Option<HeaderValue>),
+    /// The list with this content hash still holds.
+    Unchanged(B256),
+}
+
+impl ListUrl {
+    /// With [`DEFAULT_REQUEST_TIMEOUT`].
+    ///
+    /// # Errors
+    /// [`Error::Config`] for what is not a URL, or one that anybody on the way could answer.
+    pub fn new(url: &str) -> Result<Self, Error> {
+        let wrong = |reason| Error::Config { field: "url", reason };
+        let url: Uri = url.parse().map_err(|_| wrong("not a URL"))?;
+        let host = url.host().ok_or(wrong("it names no host"))?;
+        let on_this_machine = host == "localhost"
+            || host.trim_matches(['[', ']']).parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+        match url.scheme_str() {
+            Some("https") => {}
+            Some("http") if on_this_machine => {}
+            _ => return Err(wrong("neither https, nor http on this machine")),
+        }
+        let host = host.into();
+        let agent = agent(&url, DEFAULT_REQUEST_TIMEOUT);
+        Ok(Self { url, host, agent, known: None })
+    }
+
+    /// Sets the time for a whole request. Default [`DEFAULT_REQUEST_TIMEOUT`].
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.agent = agent(&self.url, timeout);
+        self
+    }
+
+    /// What the server says, and the moment for which it is true.
+    fn request(&self, max_bytes: usize, now: SystemTime) -> Result<(Response, SystemTime), Error> {
+        let failed = |error| Error::Request { host: self.host.clone(), source: Box::new(error) };
+        // A cache on the way is to ask the server, and says in `Age` if it does not.
+        let mut request = self.agent.get(&self.url).header(CACHE_CONTROL, "no-cache");
+        if let Some((etag, _)) = &self.known {
+            request = request.header(IF_NONE_MATCH, etag);
+        }
+        let response = request.call().map_err(failed)?;
+        let as_of = now.checked_sub(age(response.headers())).unwrap_or(SystemTime::UNIX_EPOCH);
+        match (response.status().as_u16(), &self.known) {
+            (200, _) => {}
+            (304, Some((_, hash))) => return Ok((Response::Unchanged(*hash), as_of)),
+            (status, _) => return Err(Error::Status { host: self.host.clone(), status }),
+        }
+        let etag = response.headers().get(ETAG).cloned();
+        let mut bytes = Vec::new();
+        // One byte more than allowed tells too long from just right.
+        let mut body = response.into_body().into_reader().take(max_bytes as u64 + 1);
+        body.read_to_end(&mut bytes).map_err(|error| failed(error.into()))?;
+        if bytes.len() > max_bytes {
+            return Err(Error::TooLarge { bytes: bytes.len(), max_bytes });
+        }
+        Ok((Response::Text(bytes, etag), as_of))
+    }
+}
+
+fn agent(url: &Uri, timeout: Duration) -> Agent {
+    let https = url.scheme_str() == Some("https");
+    Agent::config_builder()
+        .https_only(https)
+        .max_redirects(if https { 3 } else { 0 })
+        .max_redirects_will_error(false)
+        .http_status_as_error(false)
+        .timeout_global(Some(timeout))
+        .build()
+        .into()
+}
+
+/// How long a cache on the way has held the response.
+fn age(headers: &HeaderMap) -> Duration {
+    let seconds = headers.get(AGE).and_then(|age| age.to_str().ok()?.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(0))
+}
+
+impl SharedBlocklist {
+    /// [`Self::new`] from a server, dated by the moment of its response: `now`, less the time that a cache
+    /// on the way has held it.
+    ///
+    /// Blocks until the response is here or the time-out of `url` has passed.
+    ///
+    /// # Errors
+    /// [`Error::Request`], [`Error::Status`], [`Error::TooLarge`], and those of [`Self::new`].
+    pub fn open_url(
+        url: &mut ListUrl,
+        config: BlocklistConfig,
+        now: SystemTime,
+    ) -> Result<Self, Error> {
+        config.validate()?;
+        url.known = None;
+        let (text, etag, as_of) = url.whole(config.max_bytes, now)?;
+        let shared = Self::new(&text, as_of, config, now)?;
+        let hash = shared.current(now)?.hash();
+        url.known = etag.map(|etag| (etag, hash));
+        Ok(shared)
+    }
+
+    /// [`Self::reload`] from a server, as in [`Self::open_url`]. If the server says that the list in
+    /// force has not changed, that dates it anew.
+    ///
+    /// # Errors
+    /// As [`Self::open_url`], and [`Error::Older`] from a cache that holds what is older than the list in
+    /// force. That stays until its maximum age, which `blocklist_as_of_timestamp_seconds` lets an alarm
+    /// watch. Counted in `blocklist_reloads_total{outcome="failed"}`.
+    pub fn reload_url(&self, url: &mut ListUrl, now: SystemTime) -> Result<Reloaded, Error> {
+        let max_bytes = self.config().max_bytes;
+        let (response, as_of) = url.request(max_bytes, now).map_err(|e| self.failed(e))?;
+        let (text, etag, as_of) = match response {
+            Response::Text(text, etag) => (text, etag, as_of),
+            Response::Unchanged(hash) => match self.confirm(hash, as_of, now)? {
+                Some(reloaded) => return Ok(reloaded),
+                // Another list is in force, from a file, say.
+                None => {
+                    url.known = None;
+                    url.whole(max_bytes, now).map_err(|e| self.failed(e))?
+                }
+            },
+        };
+        let reloaded = self.reload(&text, as_of, now)?;
+        // Only now: what did not become a list must not be confirmed as one.
+        url.known = etag.map(|etag| (etag, reloaded.hash()));
+        Ok(reloaded)
+    }
+}
+
+impl ListUrl {
+    /// The text, of a server that was not told what is known.
+    fn whole(
+        &self,
+        max_bytes: usize,
+        now: SystemTime,
+    ) -> Result<(Vec<u8>, Option<HeaderValue>, SystemTime), Error> {
+        match self.request(max_bytes, now)? {
+            (Response::Text(text, etag), as_of) => Ok((text, etag, as_of)),
+            (Response::Unchanged(_), _) => {
+                Err(Error::Status { host: self.host.clone(), status: 304 })
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for ListUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Path and query may hold a secret.
+        f.debug_struct("ListUrl").field("host", &self.host).finish_non_exhaustive()
+    }
+}

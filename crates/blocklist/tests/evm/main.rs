@@ -1,0 +1,8 @@
+//! The checks on revm's types, from outside.
+
+mod guard;
+mod random;
+mod reach;
+mod rows;
+mod strict;
+mod support;

@@ -1,0 +1,77 @@
+//! What a block must pass before it comes out.
+
+use std::{sync::Arc, time::SystemTime};
+
+use alloy_primitives::{Address, address};
+use blocklist::{
+    BlockGuard, Blocked, Blocklist, BlocklistConfig, Error, Finished, How, Policy, SharedBlocklist,
+};
+
+const LISTED: Address = address!("0x00000000000000000000000000000000000000aa");
+const FEE_RECIPIENT: Address = address!("0x00000000000000000000000000000000000000fe");
+const OTHER: Address = address!("0x00000000000000000000000000000000000000bb");
+
+fn shared(policy: Policy) -> SharedBlocklist {
+    let now = SystemTime::UNIX_EPOCH;
+    let config = BlocklistConfig::default().with_policy(policy);
+    SharedBlocklist::new(LISTED.to_string().as_bytes(), now, config, now).expect("a good list")
+}
+
+fn guard(policy: Policy) -> BlockGuard {
+    let begun = shared(policy).begin_block(FEE_RECIPIENT, Some(OTHER), SystemTime::UNIX_EPOCH);
+    begun.expect("neither is listed")
+}
+
+#[test]
+fn a_block_under_the_default_policy_is_submittable_when_it_is_finished() {
+    for guard in [
+        guard(Policy::PostState),
+        BlockGuard::new(
+            Arc::new(
+                Blocklist::from_addresses([LISTED], &BlocklistConfig::default()).expect("one"),
+            ),
+            FEE_RECIPIENT,
+        )
+        .expect("not listed"),
+    ] {
+        let Finished::Submittable(submittable) = guard.finish("a block") else {
+            panic!("{guard:?}");
+        };
+        assert_eq!(submittable.block(), &"a block");
+        assert_eq!(submittable.into_block(), "a block");
+    }
+}
+
+#[test]
+fn a_block_under_the_strict_policy_comes_out_only_by_its_verification() {
+    let guard = guard(Policy::Strict);
+    let unverified = || match guard.finish("a block") {
+        Finished::Unverified(unverified) => unverified,
+        Finished::Submittable(block) => panic!("{block:?} was not verified"),
+    };
+    assert_eq!(unverified().block(), &"a block");
+    let blocked = unverified().verify_addresses([&OTHER, &LISTED, &FEE_RECIPIENT]).map(drop);
+    assert_eq!(blocked, Err(Blocked { address: LISTED, how: How::AttemptedByExecution }));
+    let passed = unverified().verify_addresses([&OTHER, &FEE_RECIPIENT]).expect("not listed");
+    assert_eq!(passed.into_block(), "a block");
+}
+
+#[test]
+fn the_plain_checks_of_a_guard_judge_as_its_list_does() {
+    let guard = guard(Policy::PostState);
+    assert_eq!(guard.check_addresses([&OTHER, &FEE_RECIPIENT]), Ok(()));
+    let touched = Blocked { address: LISTED, how: How::TouchedByExecution };
+    assert_eq!(guard.check_addresses([&OTHER, &LISTED]), Err(touched));
+    let named = |sender, recipient| guard.precheck_addresses(sender, recipient, [], []);
+    assert_eq!(named(OTHER, None), Ok(()));
+    let sender = Blocked { address: LISTED, how: How::Sender };
+    assert_eq!(named(LISTED, Some(LISTED)), Err(sender));
+}
+
+#[test]
+fn a_proposer_who_may_not_be_paid_stops_the_block_at_its_beginning() {
+    let refused = shared(Policy::PostState)
+        .begin_block(FEE_RECIPIENT, Some(LISTED), SystemTime::UNIX_EPOCH)
+        .map(drop);
+    assert!(matches!(refused, Err(Error::ProposerListed { address }) if address == LISTED));
+}

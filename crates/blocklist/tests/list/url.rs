@@ -1,0 +1,240 @@
+//! A list from a server: what replaces the list in force, what confirms it, and what leaves it alone.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    thread::JoinHandle,
+    time::{Duration, SystemTime},
+};
+
+use alloy_primitives::{Address, address};
+use blocklist::{BlocklistConfig, Error, ListUrl, Reloaded, SharedBlocklist};
+
+const A: &str = "[\"0x00000000000000000000000000000000000000aa\"]";
+const B: &str = "0x00000000000000000000000000000000000000bb\n";
+const LISTED_IN_A: Address = address!("0x00000000000000000000000000000000000000aa");
+const HOUR: Duration = Duration::from_secs(3600);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn start() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
+}
+
+fn hourly() -> BlocklistConfig {
+    BlocklistConfig::default().with_max_age(Some(HOUR)).with_max_bytes(1000)
+}
+
+/// Answers one request after the other, each on a connection of its own.
+struct Server {
+    url: String,
+    requests: JoinHandle<Vec<String>>,
+}
+
+impl Server {
+    fn new(responses: impl IntoIterator<Item = String>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        let responses: Vec<String> = responses.into_iter().collect();
+        let requests = std::thread::spawn(move || {
+            let mut open = Vec::new();
+            let serve = |response: String| {
+                let (mut stream, _) = listener.accept().expect("a connection");
+                let request = head(&mut stream);
+                stream.write_all(response.as_bytes()).expect("the client reads");
+                // An empty response is that of a server that stands still.
+                if response.is_empty() {
+                    open.push(stream);
+                }
+                request
+            };
+            responses.into_iter().map(serve).collect()
+        });
+        Self { url: format!("http://127.0.0.1:{port}/lists/secret.json?key=secret"), requests }
+    }
+
+    fn url(&self) -> ListUrl {
+        ListUrl::new(&self.url).expect("a server on this machine")
+    }
+
+    /// The requests, once all were answered.
+    fn requests(self) -> Vec<String> {
+        self.requests.join().expect("the server has not panicked")
+    }
+}
+
+fn head(stream: &mut TcpStream) -> String {
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).expect("a whole request");
+        request.push(byte[0]);
+    }
+    String::from_utf8(request).expect("text").to_ascii_lowercase()
+}
+
+fn response(status: &str, headers: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n{body}"
+    )
+}
+
+#[test]
+fn a_list_that_has_not_changed_is_confirmed_by_its_etag_and_not_sent_again() {
+    let server = Server::new([
+        response("200 OK", "etag: \"v1\"\r\n", A),
+        response("304 Not Modified", "", ""),
+        response("200 OK", "etag: \"v2\"\r\n", B),
+        response("304 Not Modified", "", ""),
+    ]);
+    let mut url = server.url();
+    let shared = SharedBlocklist::open_url(&mut url, hourly(), start()).expect("a good list");
+    assert!(shared.current(start()).expect("fresh").contains(&LISTED_IN_A));
+    let later = start() + HOUR;
+    let hash = shared.current(start()).expect("fresh").hash();
+    assert_eq!(
+        shared.reload_url(&mut url, later).expect("confirmed"),
+        Reloaded::Unchanged { hash }
+    );
+    assert_eq!(shared.as_of(), later);
+    assert!(shared.current(later + HOUR).is_ok(), "as new as its confirmation");
+    let changed = shared.reload_url(&mut url, later).expect("a good list");
+    assert!(matches!(changed, Reloaded::Changed { from, .. } if from == hash));
+    let unchanged = shared.reload_url(&mut url, later).expect("confirmed");
+    assert_eq!(unchanged, Reloaded::Unchanged { hash: changed.hash() });
+
+    let requests = server.requests();
+    let etags = requests.iter().map(|request| {
+        request.lines().find_map(|line| line.strip_prefix("if-none-match: ")).map(str::to_owned)
+    });
+    let [v1, v2] = ["\"v1\"", "\"v2\""].map(|etag| Some(etag.to_owned()));
+    assert_eq!(etags.collect::<Vec<_>>(), [None, v1.clone(), v1, v2]);
+    assert!(requests.iter().all(|request| request.contains("cache-control: no-cache")));
+}
+
+#[test]
+fn a_list_that_is_not_in_force_cannot_be_confirmed() {
+    let server = Server::new([
+        response("200 OK", "etag: \"v1\"\r\n", A),
+        response("304 Not Modified", "", ""),
+        response("200 OK", "etag: \"v1\"\r\n", A),
+        response("304 Not Modified", "", ""),
+    ]);
+    let mut url = server.url();
+    let shared = SharedBlocklist::open_url(&mut url, hourly(), start()).expect("a good list");
+    shared.reload(B.as_bytes(), start(), start()).expect("a good list, from elsewhere");
+    let reloaded = shared.reload_url(&mut url, start()).expect("sent whole");
+    assert!(matches!(reloaded, Reloaded::Changed { .. }));
+    assert!(shared.current(start()).expect("fresh").contains(&LISTED_IN_A));
+    assert!(shared.reload_url(&mut url, start()).is_ok());
+    let asked = |request: &String| request.contains("if-none-match");
+    let asked: Vec<_> = server.requests().iter().map(asked).collect();
+    assert_eq!(asked, [false, true, false, true]);
+}
+
+#[test]
+fn whatever_is_not_a_list_leaves_the_one_in_force_until_its_maximum_age() {
+    let long = format!("{A}{}", " ".repeat(1000));
+    let bad = [
+        response("404 Not Found", "", A),
+        response("500 Internal Server Error", "", A),
+        response("206 Partial Content", "", A),
+        response("301 Moved Permanently", "location: http://127.0.0.1:1/\r\n", A),
+        response("200 OK", "etag: \"html\"\r\n", "<html>502 Bad Gateway</html>"),
+        response("200 OK", "", ""),
+        response("200 OK", "", &long),
+        // Cut: fewer bytes than announced.
+        response("200 OK", "", A).replace(&format!("length: {}", A.len()), "length: 999"),
+        "HTTP/1.1 200".to_owned(),
+        "SSH-2.0-OpenSSH\r\n".to_owned(),
+    ];
+    let count = bad.len();
+    let server = Server::new(
+        [response("200 OK", "etag: \"v1\"\r\n", A)].into_iter().chain(bad).chain([response(
+            "304 Not Modified",
+            "",
+            "",
+        )]),
+    );
+    let mut url = server.url();
+    let shared = SharedBlocklist::open_url(&mut url, hourly(), start()).expect("a good list");
+    let later = start() + HOUR;
+    for n in 0..count {
+        let refused = shared.reload_url(&mut url, later).expect_err("no list");
+        assert!(!format!("{refused}, {url:?}").contains("secret"), "{refused}");
+        match (n, refused) {
+            (0, Error::Status { status: 404, .. })
+            | (1, Error::Status { status: 500, .. })
+            | (2, Error::Status { status: 206, .. })
+            | (3, Error::Status { status: 301, .. })
+            | (4, Error::BadAddress { .. })
+            | (5, Error::TooFew { .. })
+            | (6, Error::TooLarge { bytes: 1001, max_bytes: 1000 })
+            | (7..=9, Error::Request { .. }) => {}
+            (n, refused) => panic!("{n}: {refused:?}"),
+        }
+        assert!(shared.current(later).expect("still fresh").contains(&LISTED_IN_A));
+        assert_eq!(shared.as_of(), start());
+        assert!(matches!(shared.current(later + SECOND), Err(Error::Stale { .. })));
+    }
+    // The ETag of what was no list is not asked for, and the good one still counts.
+    assert!(shared.reload_url(&mut url, later + SECOND).is_ok());
+    assert!(shared.current(later + SECOND).is_ok());
+    assert!(server.requests().iter().all(|request| !request.contains("\"html\"")));
+}
+
+#[test]
+fn a_server_that_stands_still_is_given_up_after_the_time_out() {
+    let server = Server::new([response("200 OK", "", A), String::new()]);
+    let mut url = server.url();
+    let shared = SharedBlocklist::open_url(&mut url, hourly(), start()).expect("a good list");
+    let mut url = url.with_timeout(Duration::from_millis(50));
+    let refused = shared.reload_url(&mut url, start());
+    assert!(matches!(refused, Err(Error::Request { .. })), "{refused:?}");
+    assert!(shared.current(start()).is_ok());
+}
+
+#[test]
+fn a_response_from_a_cache_is_as_old_as_the_cache_says() {
+    let server = Server::new([
+        response("200 OK", "age: 600\r\n", A),
+        response("200 OK", "age: 700\r\n", B),
+        response("200 OK", "age: 3601\r\n", A),
+    ]);
+    let mut url = server.url();
+    let shared = SharedBlocklist::open_url(&mut url, hourly(), start()).expect("a good list");
+    assert_eq!(shared.as_of(), start() - 600 * SECOND);
+    // Another cache of the same server, which lags behind.
+    let refused = shared.reload_url(&mut url, start());
+    assert!(matches!(refused, Err(Error::Older { behind }) if behind == 100 * SECOND));
+    let refused = shared.reload_url(&mut url, start());
+    assert!(matches!(refused, Err(Error::Stale { .. })), "{refused:?}");
+    assert!(shared.current(start()).expect("fresh").contains(&LISTED_IN_A));
+}
+
+#[test]
+fn a_url_that_anybody_on_the_way_could_answer_is_refused() {
+    for good in
+        ["https://example.com/list", "http://localhost:80/", "http://[::1]/", "http://127.9.9.9/"]
+    {
+        assert!(ListUrl::new(good).is_ok(), "{good}");
+    }
+    for bad in [
+        "http://example.com/list",
+        "http://localhost.example.com/",
+        "http://10.0.0.1/",
+        "ftp://example.com/",
+        "example.com/list",
+        "/etc/blocklist",
+        "",
+        "https:///list",
+    ] {
+        let refused = ListUrl::new(bad).map(drop);
+        assert!(matches!(refused, Err(Error::Config { field: "url", .. })), "{bad}: {refused:?}");
+    }
+    // No TLS is spoken there, and the text is not taken without.
+    let server = Server::new([]);
+    let mut url = ListUrl::new(&server.url.replace("http:", "https:")).expect("HTTPS");
+    let refused = SharedBlocklist::open_url(&mut url, hourly(), start()).map(drop);
+    assert!(matches!(refused, Err(Error::Request { .. })), "{refused:?}");
+}
