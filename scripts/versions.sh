@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Builds and tests the published crates with the versions of alloy and revm that builders have, in copies of the
+# repository under target/versions/, each with a lock file of its own.
+#
+#   scripts/versions.sh                     checks and tests at all points
+#   scripts/versions.sh low|mid|high        at one of them
+#   scripts/versions.sh --check [POINT]     only compiles the libraries
+#
+# In a copy, every range of Cargo.toml becomes its point: alloy's crates whose types stand in public signatures, and
+# those that the tests share them with (the mock node and the testkit go along). revm is moved for the blocklist alone:
+# the mock node and the example builder are not published, and stay with the newest. All else is as in Cargo.lock.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# alloy, revm: rbuilder's, reth 2.5.1's, the newest of the ranges.
+low=(1.6.3 34)
+mid=(2.4.1 42)
+high=(2.5.0 43)
+
+published=(-p mempool-ingest -p txpool-fetcher -p order-pool -p order-rpc -p chain-view -p load-control -p blocklist)
+tests=(--lib --test it --test list --test evm)
+
+at_point() {
+    local point=$1 alloy=$2 revm=$3 copy=target/versions/$1
+    echo "== $point: alloy ~$alloy, revm $revm"
+    rm -rf "$copy"
+    mkdir -p "$copy"
+    # With their times: what was built of an unchanged copy before stays built.
+    git ls-files -z | xargs -0 cp --preserve=timestamps --parents -t "$copy"
+    # Tilde: patch releases only.
+    sed -i "s/\">=1.6.3, <3\"/\"~$alloy\"/" "$copy/Cargo.toml"
+    sed -i "s/^revm = { workspace = true, optional = true }/revm = { version = \"$revm\", default-features = false, \
+features = [\"std\", \"secp256k1\", \"portable\", \"c-kzg\", \"blst\"], optional = true }/" \
+        "$copy/crates/blocklist/Cargo.toml"
+    (
+        cd "$copy"
+        export CARGO_TARGET_DIR=../target
+        cargo metadata --format-version 1 >/dev/null
+        for crate in alloy-consensus alloy-primitives revm; do
+            echo "$crate: $(cargo tree -q -e normal,no-proc-macro "${published[@]}" --prefix none |
+                sed -nE "s/^$crate v([^ ]*).*/\1/p" | sort -u | tr '\n' ' ')"
+        done
+        cargo check "${published[@]}"
+        if ! $only_check; then
+            cargo test "${published[@]}" "${tests[@]}"
+        fi
+    )
+    echo "== $point: ok"
+}
+
+only_check=false
+if [ "${1:-}" = --check ]; then
+    only_check=true
+    shift
+fi
+if [ $# -eq 0 ]; then
+    set -- low mid high
+fi
+for point in "$@"; do
+    case $point in
+        low) at_point low "${low[@]}" ;;
+        mid) at_point mid "${mid[@]}" ;;
+        high) at_point high "${high[@]}" ;;
+        *) echo "versions: $point is none of low, mid, high" >&2 && exit 2 ;;
+    esac
+done
