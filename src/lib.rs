@@ -4,6 +4,11 @@ mod ingest;
 #[cfg(feature = "rpc")]
 mod node_admission;
 
+/// Its snippets are compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/linking.md")]
+struct Linking;
+
 pub use self::ingest::{Ingest, IngestConfig, IngestEnd, IngestError};
 #[cfg(feature = "rpc")]
 pub use self::node_admission::{DEFAULT_MAX_CACHED_ACCOUNTS, NodeAdmissionConfig};

@@ -1,0 +1,58 @@
+//! A bundle sent, replaced and cancelled, as a searcher does it: JSON-RPC, signed, with a replacement key.
+//!
+//! `cargo run --release --example bundle` starts an RPC server over an empty pool.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+
+use alloy_primitives::keccak256;
+use alloy_signer::SignerSync as _;
+use alloy_signer_local::PrivateKeySigner;
+use mempool_ingest::load_control::{Gate, GateConfig};
+use mempool_ingest::order_rpc::{Host, OrderRpc};
+use mempool_ingest::{OrderPool, OrderRpcConfig, PoolConfig, order_pool::Event};
+use mock_node::workload::{Workload, WorkloadConfig};
+use serde_json::{Value, json};
+
+type Error = Box<dyn std::error::Error>;
+
+/// Sends one request, signed by `signer` in the header that Flashbots defined, and returns the response.
+fn call(to: SocketAddr, signer: &PrivateKeySigner, method: &str, of: Value) -> Result<(), Error> {
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": [of]}).to_string();
+    let signature = signer.sign_message_sync(keccak256(&body).to_string().as_bytes())?;
+    let (address, length) = (signer.address(), body.len());
+    let mut socket = TcpStream::connect(to)?;
+    write!(
+        socket,
+        "POST / HTTP/1.1\r\nhost: {to}\r\nx-flashbots-signature: {address}:{signature}\r\n\
+         content-type: application/json\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+    )?;
+    let mut response = String::new();
+    socket.read_to_string(&mut response)?;
+    println!("{method}: {}", response.rsplit("\r\n").next().unwrap_or_default());
+    Ok(())
+}
+
+fn main() -> Result<(), Error> {
+    let config = WorkloadConfig::new(7, 1337);
+    let txs = Workload::new(config.clone()).prepare(2);
+    let pool = OrderPool::new(PoolConfig::default())?;
+    let host = Host::new(pool.clone(), Gate::new(GateConfig::default())?);
+    let rpc = OrderRpc::start(OrderRpcConfig::new(config.chain_id), host)?;
+    let mut events = pool.subscribe_all();
+
+    let (searcher, key) = (PrivateKeySigner::random(), "6f1d47d4-5d7b-4f6c-9f2f-1a5f3f0e7c11");
+    let bundle = |raw| json!({"txs": [raw], "blockNumber": "0x1", "replacementUuid": key});
+    call(rpc.local_addr(), &searcher, "eth_sendBundle", bundle(&txs[0].raw))?;
+    call(rpc.local_addr(), &searcher, "eth_sendBundle", bundle(&txs[1].raw))?;
+    // Of this signer's key: what another sends under it is another bundle.
+    call(rpc.local_addr(), &searcher, "eth_cancelBundle", json!({"replacementUuid": key}))?;
+    while let Some(event) = events.try_next() {
+        match event? {
+            Event::Added(order) => println!("+ {}", order.id()),
+            Event::Removed { order, reason } => println!("- {} {reason:?}", order.id()),
+            other => println!("{other:?}"),
+        }
+    }
+    if pool.is_empty() { Ok(()) } else { Err("the bundle is still there".into()) }
+}

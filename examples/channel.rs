@@ -1,0 +1,40 @@
+//! The fetcher alone, into a channel of transactions: for a host that wants nothing but the mempool.
+//!
+//! `cargo run --release --example channel` reads from a mock node in this process.
+
+use std::time::Duration;
+
+use mempool_ingest::{Fetcher, FetcherConfig, txpool_fetcher::FetchedTransaction};
+use mock_node::{MockNode, NodeConfig};
+use tokio::sync::mpsc;
+
+const LOAD: u64 = 1_000;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("node.ipc");
+    let node = NodeConfig::new(&path).with_tps(500).with_count(Some(LOAD)).with_blobs_per_mille(5);
+    let _node = MockNode::start(node)?;
+
+    // While the channel is full, fetches wait; announcements stay in a bounded buffer, whose overrun is
+    // counted and followed by a comparison with the node's pool.
+    let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1_024);
+    let fetcher = Fetcher::start(FetcherConfig::ipc(path), sink).await?;
+    let (mut count, mut blobs, mut late) = (0, 0, Duration::ZERO);
+    while count < LOAD {
+        let Some(fetched) = transactions.recv().await else {
+            return Err(format!("it has ended: {:?}", fetcher.ended().await).into());
+        };
+        // With its sender, a blob transaction with its sidecar, and when the announcement was read.
+        count += 1;
+        blobs += u64::from(fetched.tx.inner().as_eip4844().is_some());
+        late = late.max(fetched.announced_at.elapsed());
+    }
+    println!("{count} transactions, {blobs} with blobs, the latest after {late:?}");
+
+    // Without the receiver the fetcher would end by itself, with the reason `SinkClosed`.
+    let (reason, counts) = fetcher.shutdown(Duration::from_secs(5)).await;
+    println!("{reason:?}, balance {}: {counts:?}", counts.balance());
+    Ok(())
+}

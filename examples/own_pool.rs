@@ -1,0 +1,56 @@
+//! A pool of the host's own behind the fetcher: what a sink implements beyond taking transactions.
+//!
+//! `cargo run --release --example own_pool` reads from a mock node in this process.
+
+use std::{collections::HashMap, sync::Arc, sync::Mutex, time::Duration};
+
+use alloy_primitives::B256;
+use mempool_ingest::{Fetcher, FetcherConfig, txpool_fetcher::*};
+use mock_node::{MockNode, NodeConfig};
+
+#[derive(Clone, Default)]
+struct OwnPool(Arc<Mutex<HashMap<B256, FetchedTransaction>>>);
+
+impl TransactionSink for OwnPool {
+    async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
+        match self.0.lock().unwrap().insert(tx.hash(), tx) {
+            None => Delivery::Pooled,
+            Some(_) => Delivery::Known,
+        }
+    }
+
+    async fn chain_event(&self, event: ChainEvent) {
+        let mut txs = self.0.lock().unwrap();
+        match event {
+            ChainEvent::Head(block) => block.mined.iter().for_each(|hash| drop(txs.remove(hash))),
+            ChainEvent::Vanished(hash) => drop(txs.remove(&hash)),
+            _ => {} // Nonces: see below.
+        }
+    }
+
+    fn wants_nonces(&self) -> bool {
+        false
+    }
+
+    /// By this, comparisons with the node's pool know what is missing here.
+    fn holding(&self, hash: &B256) -> Holding {
+        if self.0.lock().unwrap().contains_key(hash) { Holding::Held } else { Holding::MayReturn }
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("node.ipc");
+    let node = MockNode::start(NodeConfig::new(&path).with_preload(500))?;
+    let pool = OwnPool::default();
+    let fetcher = Fetcher::start(FetcherConfig::ipc(path), pool.clone()).await?;
+    fetcher.wait_live().await.map_err(|end| format!("it has ended: {end:?}"))?;
+    println!("{} of 500 pooled", pool.0.lock().unwrap().len());
+    node.mine();
+    while !pool.0.lock().unwrap().is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    println!("mined: {:?}", fetcher.shutdown(Duration::from_secs(5)).await.0);
+    Ok(())
+}

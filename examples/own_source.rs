@@ -1,0 +1,51 @@
+//! The order pool behind a source of the host's own: what it must be told, and what a builder reads.
+//!
+//! `cargo run --release --example own_source`
+
+use std::time::SystemTime;
+
+use alloy_consensus::transaction::SignerRecoverable as _;
+use alloy_eips::Decodable2718 as _;
+use alloy_primitives::B256;
+use mempool_ingest::{OrderPool, PoolConfig, order_pool::*};
+use mock_node::workload::{Workload, WorkloadConfig};
+
+const CHAIN_ID: u64 = 1337;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let pool = OrderPool::new(PoolConfig::default())?;
+    // Expiry and compaction, in bounded steps, on a thread that ends with this value.
+    let _upkeep = Upkeep::start(&pool, UpkeepConfig::default())?;
+    let mut orders = pool.subscribe_all();
+
+    // Each transaction as it comes, from whatever thread: with its sender and, of a blob transaction, its sidecar.
+    let txs = Workload::new(WorkloadConfig::new(7, CHAIN_ID)).prepare(100);
+    for tx in &txs {
+        let decoded = PooledTransaction::decode_2718_exact(&tx.raw)?.try_into_recovered()?;
+        let tx = Transaction::new(decoded, Origin::Mempool, SystemTime::now());
+        match pool.insert_transaction(tx) {
+            InsertOutcome::Added | InsertOutcome::Known => {}
+            refused => println!("refused: {refused:?}"),
+        }
+    }
+
+    // Each block once: its hashes at once, the nonces that it raised when they are known.
+    let head = Head::new(1, B256::with_last_byte(1), B256::ZERO);
+    let (first, second) = txs.split_at(50);
+    let mined: Vec<_> = first.iter().map(|tx| tx.hash).collect();
+    let _ = pool.on_head(Block::new(head, mined));
+    let private = &second[0]; // Another transaction of its sender, that was never public, took its nonce.
+    pool.on_nonces(head.hash, [NonceUpdate::new(private.sender, private.nonce + 1)]);
+
+    let (mut added, mut mined, mut stale) = (0, 0, 0);
+    while let Some(event) = orders.try_next() {
+        match event? {
+            Event::Added(_) => added += 1,
+            Event::Removed { reason: RemoveReason::Mined, .. } => mined += 1,
+            Event::Removed { .. } => stale += 1,
+            _ => {} // heads, cancellations
+        }
+    }
+    println!("{added} added, {mined} mined, {stale} stale, {} left", pool.len());
+    Ok(())
+}
