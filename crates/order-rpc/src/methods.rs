@@ -201,9 +201,11 @@ impl Verified {
     }
 
     fn txs(&self) -> &[Transaction] {
-        match self {
-            Self::Order(Order::Tx(tx)) => std::slice::from_ref(tx),
-            Self::Order(Order::Bundle(bundle)) => bundle.txs(),
+        let Self::Order(order) = self else { return &[] };
+        match &**order {
+            Order::Tx(tx) => std::slice::from_ref(tx),
+            Order::Bundle(bundle) => bundle.txs(),
+            // No other kind of order is made here.
             _ => &[],
         }
     }

@@ -150,6 +150,8 @@ async fn other_caller(to: SocketAddr, bodies: Vec<String>, over: Arc<AtomicBool>
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_idle_websockets_take_their_caps_and_no_more() {
+    // It is loaded at the start of the first server, and is no caller's.
+    order_pool::load_trusted_setup();
     // Two for each connection that is held, and the rest of the process.
     let held = DEFAULT_MAX_CONNECTIONS_PER_PEER + DEFAULT_MAX_WEBSOCKETS;
     let needed = 2 * held as u64 + 200;

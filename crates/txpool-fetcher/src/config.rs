@@ -570,10 +570,10 @@ mod tests {
         config = FetcherConfig::ipc("/tmp/node.ipc");
         config.announcement_buffer = 1000;
         assert!(config.validate().unwrap_err().to_string().contains("announcement_buffer"));
-        let config = FetcherConfig::ipc("/tmp/node.ipc").with_busy_poll_cores(vec![0, 100_000]);
+        config = FetcherConfig::ipc("/tmp/node.ipc").with_busy_poll_cores(vec![0, 100_000]);
         let error = config.validate().unwrap_err().to_string();
         assert!(error.contains("`busy_poll_cores`") && error.contains("100000"), "{error}");
-        let config = FetcherConfig::new([]);
+        config = FetcherConfig::new([]);
         assert!(matches!(config.validate(), Err(ConfigError::NoSource)));
         config = FetcherConfig::new(["/a".parse().unwrap(), "/a".parse().unwrap()]);
         assert!(matches!(config.validate(), Err(ConfigError::DuplicateSource { .. })));
