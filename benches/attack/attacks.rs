@@ -165,7 +165,8 @@ impl Attack {
                 vec![call("eth_sendBundle", &json!([{ name: 1 }]), None)]
             }
             Self::WideObjects => {
-                let fields = (0..LARGE / 12).map(|number| (format!("{number:07}"), Value::from(1)));
+                // Twelve bytes each, and what stands around them.
+                let fields = (0..LARGE / 12 - 100).map(|number| (format!("{number:07}"), Value::from(1)));
                 vec![call("eth_cancelBundle", &json!([fields.collect::<Map<_, _>>()]), Some(&eve))]
             }
             Self::StalledBodies => {
@@ -399,14 +400,14 @@ impl Attacker {
 
     /// Opens, and keeps what it has opened.
     async fn idle(&self, connection: &mut Connection, upgrade: bool) -> io::Result<()> {
-        if upgrade {
-            connection.stream.write_all(self.next(&mut 0)).await?;
-        } else {
-            self.tally.borrow_mut().sent += 1;
-        }
         // The server says something only to refuse, or to agree to an upgrade.
         let answer = async {
-            let answer = connection.answer().await?;
+            let answer = if upgrade {
+                connection.request(self.next(&mut 0)).await?
+            } else {
+                self.tally.borrow_mut().sent += 1;
+                connection.answer().await?
+            };
             self.note(&answer);
             if answer.status == 101 {
                 std::future::pending::<()>().await;

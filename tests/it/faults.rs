@@ -110,7 +110,8 @@ async fn run(plan: FaultPlan, announcements: Announcements, tps: u32, time: Dura
     assert!(finished.await.expect("no panic"), "load and faults end");
     // Live again, and one audit. With full announcements hardly anything is requested before it, so that wrong
     // answers which the node has still to give strike its fetches: what they spoil is for the next one.
-    for _ in 0..3 {
+    let audits = if announcements == Announcements::Full { 3 } else { 1 };
+    for _ in 0..audits {
         let report = audit(&fetcher, AuditMode::Recover).await;
         settled(&fetcher, "nothing under way", |_| true).await;
         if report.missing == 0 {

@@ -112,7 +112,8 @@ pub struct PoolConfig {
     pub max_external_txs: usize,
     /// Most bytes of these. Default [`DEFAULT_MAX_EXTERNAL_TX_BYTES`]; at least 1 MiB.
     pub max_external_tx_bytes: usize,
-    /// How long a transaction is kept, if it is not private and has a last block instead. Default [`DEFAULT_TX_RETENTION`]; above zero.
+    /// How long a transaction is kept; a private one is kept until its last block instead. Default
+    /// [`DEFAULT_TX_RETENTION`]; above zero.
     /// Counted by `order_pool_expired_total`.
     pub tx_retention: Duration,
     /// How long after its expiry a transaction is not offered again by whoever compares pools
@@ -153,8 +154,8 @@ pub struct PoolConfig {
     /// Most transactions in a bundle, and most entries of its lists of hashes. Default
     /// [`DEFAULT_MAX_TXS_PER_BUNDLE`]; at least 1.
     pub max_txs_per_bundle: usize,
-    /// How far ahead of the head the block of a bundle may be, and the last one of a private transaction. Default [`DEFAULT_MAX_BLOCKS_AHEAD`]; at
-    /// least 1.
+    /// How far ahead of the head the block of a bundle may be, and the last one of a private transaction.
+    /// Default [`DEFAULT_MAX_BLOCKS_AHEAD`]; at least 1.
     pub max_blocks_ahead: u64,
     /// How long a replacement key is remembered once no bundle of it is pooled: its nonce, and
     /// whether it was cancelled, and whether permanently. Default [`DEFAULT_CANCELLATION_RETENTION`].

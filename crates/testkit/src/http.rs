@@ -68,10 +68,12 @@ impl Connection {
     /// Sends a request and waits for its response.
     ///
     /// # Errors
-    /// The connection is lost, or what comes is no response.
+    /// The connection is lost before there is a response, or what comes is none.
     pub async fn request(&mut self, request: &[u8]) -> io::Result<Answer> {
-        self.stream.write_all(request).await?;
-        self.answer().await
+        // Whoever refuses a request answers before all of it was written, and closes.
+        let written = self.stream.write_all(request).await;
+        let answer = self.answer().await;
+        if answer.is_err() { written.and(answer) } else { answer }
     }
 
     /// Waits for a response.

@@ -29,6 +29,21 @@ fn the_paced_load_waits_for_its_listener_keeps_its_pace_and_stops_at_its_count()
     assert_eq!(hashes, node.pending().into_iter().collect());
 }
 
+/// One that was refused for want of room comes again before the next of its sender, which would be queued for ever.
+#[test]
+fn a_pool_that_was_full_leaves_no_gap_in_the_nonces_of_the_load() {
+    let (_dir, node) = start(|config| {
+        config.with_accounts(2).with_tps(500).with_count(Some(300)).with_pool_limit(5)
+    });
+    let mut was_full = 0;
+    while !node.wait_load_finished(Duration::from_millis(30)) {
+        was_full += usize::from(node.pending().len() == 5);
+        node.mine();
+    }
+    assert!(was_full > 0, "it was full, and refused some");
+    assert!(node.queued().is_empty());
+}
+
 #[test]
 fn the_same_seed_announces_the_same_transactions() {
     let run = |seed| start(|config| config.with_seed(seed).with_preload(50)).1.pending();

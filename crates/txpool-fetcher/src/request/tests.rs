@@ -58,16 +58,12 @@ struct Stage {
 }
 
 fn stage(block_at: u64) -> Stage {
-    stage_on(block_at, None)
-}
-
-fn stage_on(block_at: u64, busy_poll_core: Option<usize>) -> Stage {
     let (ours, node) = UnixStream::pair().unwrap();
     let connection = Arc::new(RequestConnection::over_ipc(ours));
     let (seen_tx, seen) = channel();
     let (block, blocked) = channel();
     let notes = Notes { seen: seen_tx, block: blocked, block_at };
-    connection.read_ipc(notes, MAX_FRAME, busy_poll_core).unwrap();
+    connection.read_ipc(notes, MAX_FRAME, None).unwrap();
     Stage { connection, seen, block: Some(block), node }
 }
 
@@ -134,22 +130,48 @@ fn answers_in_any_order_and_cut_anywhere_reach_their_requests() {
     wait_until("the last one is handled", || stage.connection.in_flight() == 0);
 }
 
-/// Its thread sleeps neither before nor after an answer, and ends with the connection.
+/// Notes on which core the answers are read, and how often their thread has slept so far.
+#[cfg(target_os = "linux")]
+struct Awake(Sender<(rustix::thread::CpuSet, u64)>);
+
+#[cfg(target_os = "linux")]
+impl Answers<u64> for Awake {
+    fn on_answer(&mut self, _: u64, _: Instant, _: Answer<'_>) {
+        let cores = rustix::thread::sched_getaffinity(None).unwrap();
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let slept = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        self.0.send((cores, slept.unwrap().trim().parse().unwrap())).unwrap();
+    }
+
+    fn on_idle(&mut self) {}
+}
+
+/// Its thread stays on its core, does not sleep between answers, and ends with the connection.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_thread_that_polls_without_sleeping_reads_answers_on_its_core_and_ends() {
     let cores = rustix::thread::sched_getaffinity(None).unwrap();
     let core = (0..).find(|core| cores.is_set(*core)).unwrap();
-    let mut stage = stage_on(u64::MAX, Some(core));
-    for number in 0..50 {
-        stage.ask(number);
-        let (id, hash) = requests(&stage.node).next().unwrap();
-        writeln!(stage.node, "{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":\"{hash}\"}}").unwrap();
-        assert_eq!(stage.next(), (number, hash));
+    let (ours, mut node) = UnixStream::pair().unwrap();
+    let connection = Arc::new(RequestConnection::over_ipc(ours));
+    let (awake, seen) = channel();
+    connection.read_ipc(Awake(awake), MAX_FRAME, Some(core)).unwrap();
+    let mut slept = Vec::new();
+    for number in 0..100 {
+        let hash = B256::left_padding_from(&u64::to_be_bytes(number));
+        connection.submit(&hash, number).expect("the connection is open");
+        connection.flush();
+        let (id, _) = requests(&node).next().unwrap();
+        writeln!(node, r#"{{"jsonrpc":"2.0","id":{id},"result":null}}"#).unwrap();
+        let (cores, times) = seen.recv_timeout(PATIENCE).unwrap();
+        assert!(cores.is_set(core) && cores.count() == 1, "it stays on its core");
+        slept.push(times);
     }
-    stage.connection.end(LossReason::Closed);
+    // A lock may be held by the other side now and then; whoever waits for each answer sleeps each time.
+    assert!(slept[99] - slept[0] < 50, "{slept:?}");
+    connection.end(LossReason::Closed);
     // The thread holds the sender.
-    let ended = stage.seen.recv_timeout(PATIENCE).unwrap_err();
+    let ended = seen.recv_timeout(PATIENCE).unwrap_err();
     assert_eq!(ended, std::sync::mpsc::RecvTimeoutError::Disconnected);
 }
 
