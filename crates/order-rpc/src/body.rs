@@ -18,7 +18,7 @@ use crate::{
 
 /// Bodies up to this may use all of the buffered bytes; what is longer leaves an eighth of them free, so
 /// that long bodies never keep out a cancellation or a bundle of plain transactions.
-const SMALL_BODY_BYTES: usize = 64 * 1_024;
+pub(crate) const SMALL_BODY_BYTES: usize = 64 * 1_024;
 /// The part of the buffered bytes that is kept for small bodies: one of so many.
 const SMALL_BODY_PART: usize = 8;
 

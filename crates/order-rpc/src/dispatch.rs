@@ -6,10 +6,11 @@ use alloy_primitives::Address;
 use bytes::Bytes;
 use futures::future::join_all;
 use http::StatusCode;
-use load_control::WorkPermit;
+use load_control::{Priority, WorkPermit};
 
 use crate::{
     admission::{Admitted, Candidate},
+    body::SMALL_BODY_BYTES,
     context::{Entered, RpcContext},
     envelope::{Call, Calls, Id, State},
     methods::{Method, Verified},
@@ -78,7 +79,7 @@ impl RpcContext {
         let (parsed, permit) = if body.len() <= MAX_INLINE_BYTES {
             (Calls::parse(&body, max_batch), None)
         } else {
-            let permit = self.permit(claim.as_ref(), caller).await?;
+            let permit = self.permit(claim.as_ref(), caller, body.len()).await?;
             let text = body.clone();
             on_thread(move || (Calls::parse(&text, max_batch), Some(permit))).await?
         };
@@ -128,7 +129,7 @@ impl RpcContext {
     ) -> Result<(), ErrorResponse> {
         let permit = match permit {
             Some(permit) => permit,
-            None => self.permit(request.claim.as_ref(), request.caller).await?,
+            None => self.permit(request.claim.as_ref(), request.caller, request.body.len()).await?,
         };
         let context = Arc::clone(self);
         let (body, claim) = (request.body.clone(), request.claim);
@@ -238,8 +239,13 @@ impl RpcContext {
         &self,
         claim: Option<&Claim>,
         caller: PeerId,
+        body_bytes: usize,
     ) -> Result<WorkPermit, ErrorResponse> {
-        let priority = self.priority(claim, caller);
+        let priority = match self.priority(claim, caller) {
+            // Anybody can sign, and 8 MB take tens of milliseconds to parse: a short request takes one.
+            Priority::Signed if body_bytes > SMALL_BODY_BYTES => Priority::Unsigned,
+            priority => priority,
+        };
         let acquired = self.host.gate.acquire_external(priority, Instant::now()).await;
         acquired.map_err(|refusal| ErrorResponse::refusal(&refusal))
     }

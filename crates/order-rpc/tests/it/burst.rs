@@ -11,7 +11,7 @@ use std::{
 
 use alloy_consensus::transaction::SignerRecoverable;
 use alloy_signer_local::PrivateKeySigner;
-use futures::{executor::block_on, future::join_all};
+use futures::future::join_all;
 use load_control::{Gate, GateConfig};
 use serde_json::json;
 use tokio::{
@@ -38,11 +38,12 @@ fn bundle(number: usize) -> Vec<u8> {
 /// The latency of internal work, from when it is due, at a steady rate until told to end.
 fn live(gate: Gate, over: Arc<AtomicBool>) -> Vec<Duration> {
     let tx = sign(plain(0), &PrivateKeySigner::random());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (start, mut latencies) = (Instant::now(), Vec::new());
     while !over.load(SeqCst) {
         let due = start + Duration::from_secs(1) * latencies.len() as u32 / LIVE_PER_SECOND;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        let permit = block_on(gate.acquire_internal());
+        let permit = runtime.block_on(gate.acquire_internal());
         tx.recover_signer().unwrap();
         drop(permit);
         latencies.push(due.elapsed());

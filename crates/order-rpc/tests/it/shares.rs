@@ -252,3 +252,30 @@ async fn a_slow_host_does_not_keep_out_another_one() {
     assert_eq!(server.counted.reason("peer_slow_bodies"), 1);
     assert_eq!(server.counted.reason("slow_bodies"), 0);
 }
+
+/// A long body takes milliseconds to parse, and anybody can sign one.
+#[tokio::test]
+async fn a_short_signed_request_goes_ahead_of_a_long_one_that_came_before() {
+    let server = start(config());
+    let now = std::time::Instant::now();
+    let held: Vec<_> = std::iter::from_fn(|| server.gate.try_acquire_external(now).ok()).collect();
+    assert_eq!(held.len(), 1, "one at a time");
+    let signer = PrivateKeySigner::random();
+    let builders = vec!["a builder".to_owned(); 10_000];
+    let long = json!([{ "txs": [raw(0)], "blockNumber": "0x5", "builders": builders }]);
+    let short = json!([{ "txs": [raw(0)], "blockNumber": "0x6" }]);
+    let at = |params: Value| {
+        let (addr, signer) = (server.addr, signer.clone());
+        tokio::spawn(async move {
+            let answer = signed_call(addr, &signer, "eth_sendBundle", params).await;
+            assert!(answer.json()["result"]["bundleHash"].is_string(), "{answer:?}");
+            std::time::Instant::now()
+        })
+    };
+    let long = at(long);
+    until("the long one waits", || server.gate.stats().work_waited == 1).await;
+    let short = at(short);
+    until("the short one waits", || server.gate.stats().work_waited == 2).await;
+    drop(held);
+    assert!(short.await.unwrap() < long.await.unwrap());
+}
