@@ -6,6 +6,10 @@
 
 use std::process::ExitCode;
 
+/// The allocator of `ingest`, for the reason given there.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     example_builder::main()
 }
