@@ -67,6 +67,8 @@ pub(crate) enum Attack {
     HangUps,
     /// Bundles of a key each.
     FreshKeys,
+    /// Transactions of six blobs, one of which its proofs do not hold for: what fails is not remembered.
+    ForgedBlobs,
     /// Transactions of six blobs, again and again.
     BlobReplays,
     /// Signed cancellations of bundles that nobody has sent, 100 in a request.
@@ -76,7 +78,7 @@ pub(crate) enum Attack {
 }
 
 impl Attack {
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::None,
         Self::UnfundedTransactions,
         Self::BundleVariants,
@@ -88,6 +90,7 @@ impl Attack {
         Self::IdleConnections,
         Self::HangUps,
         Self::FreshKeys,
+        Self::ForgedBlobs,
         Self::BlobReplays,
         Self::UnknownCancellations,
         Self::HonestBurst,
@@ -106,6 +109,7 @@ impl Attack {
             Self::IdleConnections => "idle connections",
             Self::HangUps => "hang-ups",
             Self::FreshKeys => "fresh keys",
+            Self::ForgedBlobs => "forged blobs",
             Self::BlobReplays => "blob replays",
             Self::UnknownCancellations => "unknown cancellations",
             Self::HonestBurst => "honest burst of 512",
@@ -116,7 +120,8 @@ impl Attack {
     const fn connections(self, is_test: bool) -> usize {
         match self {
             Self::None => 0,
-            Self::UnfundedTransactions | Self::WideObjects | Self::BlobReplays => 8,
+            Self::UnfundedTransactions | Self::WideObjects => 8,
+            Self::ForgedBlobs | Self::BlobReplays => 8,
             Self::StalledBodies | Self::BundleVariants | Self::FreshKeys => 16,
             Self::UnknownCancellations | Self::HangUps => 16,
             Self::UnreadResponses => 40,
@@ -194,11 +199,18 @@ impl Attack {
                     call("eth_sendBundle", &bundle(number, FIRST_KEY), Some(&key(fresh)))
                 })
                 .collect(),
-            Self::BlobReplays => {
+            Self::ForgedBlobs | Self::BlobReplays => {
                 let config = WorkloadConfig::new(99, DEV_CHAIN_ID).with_accounts(4_000);
                 let six = Mix::default().with_blobs(1_000, 1_000);
                 let txs = Workload::new(config.with_mix(six)).prepare(if is_test { 2 } else { 16 });
-                let sent = |raw: &[u8]| json!([hex::encode_prefixed(raw)]);
+                let is_forged = matches!(self, Self::ForgedBlobs);
+                let sent = |raw: &[u8]| {
+                    let mut raw = raw.to_vec();
+                    // Inside a blob: they are nearly all of it.
+                    let middle = raw.len() / 2;
+                    raw[middle] ^= u8::from(is_forged);
+                    json!([hex::encode_prefixed(raw)])
+                };
                 txs.iter().map(|tx| call("eth_sendRawTransaction", &sent(&tx.raw), None)).collect()
             }
             Self::UnknownCancellations => many(700)

@@ -108,9 +108,10 @@ async fn run(plan: FaultPlan, announcements: Announcements, tps: u32, time: Dura
             && waiting.wait_faults_finished(testkit::ingest::PATIENCE)
     });
     assert!(finished.await.expect("no panic"), "load and faults end");
-    // Live again, and one audit. With full announcements hardly anything is requested before it, so that wrong
-    // answers which the node has still to give strike its fetches: what they spoil is for the next one.
-    let audits = if announcements == Announcements::Full { 3 } else { 1 };
+    // Live again, and one audit. With full announcements hardly anything is requested before it, so that the wrong
+    // answers which the node has still to give, a hundred and more, strike the fetches of the audit: what they spoil
+    // is for the next one, and a single transaction uses up four of them.
+    let audits = if announcements == Announcements::Full { 100 } else { 1 };
     for _ in 0..audits {
         let report = audit(&fetcher, AuditMode::Recover).await;
         settled(&fetcher, "nothing under way", |_| true).await;

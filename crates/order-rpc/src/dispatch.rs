@@ -151,9 +151,9 @@ impl RpcContext {
         (request.calls, request.signer) = done.await??;
         // The work permit is free again while proofs wait for theirs, and while the host is asked.
         for call in &mut request.calls {
-            let has_blobs =
-                matches!(&call.state, State::Verified(_, verified) if !verified.blobs().is_empty());
-            if let Some((method, verified)) = has_blobs.then(|| call.take_verified()).flatten() {
+            let is_unproven =
+                matches!(&call.state, State::Verified(_, verified) if verified.is_unproven());
+            if let Some((method, verified)) = is_unproven.then(|| call.take_verified()).flatten() {
                 call.state = match self.prove(method, verified).await {
                     Ok(verified) => State::Verified(method, verified),
                     Err(error) => State::Done(Err(error)),
@@ -222,9 +222,9 @@ impl RpcContext {
         self.take_peer_quota(caller, work)?;
         let signer = verify(work)?;
         for (index, method, ready) in prepared {
-            calls[index].state = match ready.verify(signer, caller.is_front) {
+            calls[index].state = match ready.verify(signer, caller.is_front, &self.proofs) {
                 // Most are pooled here: a further hop to another thread would cost more than it.
-                Ok(order) if self.host.admission.is_none() && order.blobs().is_empty() => {
+                Ok(order) if self.host.admission.is_none() && !order.is_unproven() => {
                     self.insert(method, order, None)
                 }
                 Ok(order) => State::Verified(method, order),

@@ -7,7 +7,6 @@ use alloy_primitives::{Address, B256, Bytes, keccak256};
 use order_pool::{
     BundleError, CancelOutcome, CancelPrivateOutcome, InsertOutcome, Order, OrderPool,
     PooledTransaction, PrivateTerms, RawBundle, RawCancelBundle, RejectReason, ReplacementKey,
-    Transaction,
 };
 use serde_json::{Value, json};
 
@@ -15,6 +14,7 @@ use crate::{
     admission::Admitted,
     context::RpcContext,
     params::{self, RawCancelPrivate, RawPrivate},
+    proofs::{Proofs, Unproven},
     reply::{ErrorResponse, Reason},
     verify,
 };
@@ -137,11 +137,12 @@ impl Prepared {
         }
     }
 
-    /// Does that work. A bundle and a cancellation from a front are of whom they name.
+    /// Does that work but the proofs. A bundle and a cancellation from a front are of whom they name.
     pub(crate) fn verify(
         self,
         signer: Option<Address>,
         is_front: bool,
+        proofs: &Proofs,
     ) -> Result<Verified, ErrorResponse> {
         let named = |address: Option<Address>| address.filter(|_| is_front).or(signer);
         let now = SystemTime::now();
@@ -149,7 +150,9 @@ impl Prepared {
             Self::Pooled(hash) => Verified::Pooled(hash),
             Self::Transaction { tx, field, last_block } => {
                 let terms = last_block.map(|max_block| PrivateTerms { signer, max_block });
-                Verified::Order(Box::new(Order::Tx(verify::transaction(tx, field, terms, now)?)))
+                let tx = verify::transaction(tx, field, terms, now)?;
+                let unproven = proofs.unproven(std::slice::from_ref(&tx));
+                Verified::Order(Box::new(Order::Tx(tx)), unproven)
             }
             Self::Bundle(raw, txs) => {
                 let txs = txs.into_iter().enumerate();
@@ -159,7 +162,8 @@ impl Prepared {
                 let signer = named(raw.signing_address);
                 let bundle = raw.with_transactions(txs, signer, now);
                 let bundle = bundle.map_err(|error| bundle_error(&error))?;
-                Verified::Order(Box::new(Order::Bundle(bundle)))
+                let unproven = proofs.unproven(bundle.txs());
+                Verified::Order(Box::new(Order::Bundle(bundle)), unproven)
             }
             Self::Cancellation(cancel) => {
                 let signer = named(cancel.signing_address);
@@ -180,7 +184,8 @@ impl Prepared {
 pub(crate) enum Verified {
     /// A transaction that is in the pool.
     Pooled(B256),
-    Order(Box<Order>),
+    /// And the blobs whose proofs are left to verify.
+    Order(Box<Order>, Vec<Unproven>),
     /// Of this key, up to this nonce.
     Cancellation(ReplacementKey, Option<u64>),
     /// Of the private transaction with this hash, by this signer.
@@ -192,7 +197,7 @@ impl Verified {
     pub(crate) fn order(&self) -> Option<&Order> {
         match self {
             // A bundle without transactions cancels.
-            Self::Order(order) => match &**order {
+            Self::Order(order, _) => match &**order {
                 Order::Bundle(bundle) if bundle.txs().is_empty() => None,
                 order => Some(order),
             },
@@ -200,33 +205,31 @@ impl Verified {
         }
     }
 
-    fn txs(&self) -> &[Transaction] {
-        let Self::Order(order) = self else { return &[] };
-        match &**order {
-            Order::Tx(tx) => std::slice::from_ref(tx),
-            Order::Bundle(bundle) => bundle.txs(),
-            // No other kind of order is made here.
-            _ => &[],
+    /// Whether proofs are left to verify.
+    pub(crate) fn is_unproven(&self) -> bool {
+        matches!(self, Self::Order(_, unproven) if !unproven.is_empty())
+    }
+
+    pub(crate) fn take_unproven(&mut self) -> Vec<Unproven> {
+        match self {
+            Self::Order(_, unproven) => std::mem::take(unproven),
+            _ => Vec::new(),
         }
     }
 
-    /// The blobs whose proofs were not verified yet: the index of each one's transaction, and its own.
-    pub(crate) fn blobs(&self) -> Vec<(usize, usize)> {
-        let of = |(index, tx): (usize, &Transaction)| {
-            let blobs = tx.envelope().blob_versioned_hashes().map_or(0, <[_]>::len);
-            (0..blobs).map(move |blob| (index, blob))
-        };
-        self.txs().iter().enumerate().flat_map(of).collect()
-    }
-
-    /// Verifies the proofs of one of them.
+    /// Verifies the proofs of a blob: tens of milliseconds.
     pub(crate) fn check_blob(
         &self,
         method: Method,
-        index: usize,
-        blob: usize,
+        Unproven { tx: index, blob, .. }: Unproven,
     ) -> Result<(), ErrorResponse> {
-        let tx = self.txs().get(index).ok_or_else(ErrorResponse::internal)?;
+        let txs = match self.order() {
+            Some(Order::Tx(tx)) => std::slice::from_ref(tx),
+            Some(Order::Bundle(bundle)) => bundle.txs(),
+            // No other kind of order is made here.
+            _ => &[],
+        };
+        let tx = txs.get(index).ok_or_else(ErrorResponse::internal)?;
         let field = match method {
             Method::SendBundle => format!("txs[{index}]"),
             Method::SendPrivateTransaction => "tx".to_owned(),
@@ -243,7 +246,7 @@ impl Verified {
     ) -> Result<Value, ErrorResponse> {
         match self {
             Self::Pooled(hash) => Ok(json!(hash)),
-            Self::Order(order) => insert_order(*order, pool, admitted),
+            Self::Order(order, _) => insert_order(*order, pool, admitted),
             Self::Cancellation(key, nonce) => match pool.cancel_bundle(key, nonce) {
                 // Cancelled permanently before: that is what the caller wants. Null, as rbuilder answers:
                 // alloy's client takes nothing else for success.

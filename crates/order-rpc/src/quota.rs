@@ -14,6 +14,9 @@ use crate::config::Quota;
 ///
 /// A bucket that is full again is forgotten when room is needed: a new one is full too. If that
 /// makes no room, the signers without a bucket share one, so that making up signers gains nothing.
+///
+/// Not `governor`: its map of keys has no bound, and its limiter cannot be asked without spending, as is needed
+/// before a claimed signer is verified.
 #[derive(Debug)]
 pub(crate) struct Quotas<K> {
     quota: Quota,

@@ -139,6 +139,35 @@ fn the_proofs_of_each_blob_are_those_of_that_blob_alone() {
         assert_eq!(tx.check_commitments(), Ok(3));
         let proofs: Vec<_> = (0..4).map(|index| tx.check_blob_proofs(index).is_ok()).collect();
         assert_eq!(proofs, [true, false, true, false]);
+        let digests: Vec<_> = (0..4).map(|index| tx.blob_digest(index)).collect();
+        assert_eq!((digests[0], digests[3]), (digests[2], None));
+        assert_ne!(digests[0], digests[1]);
         assert_eq!(tx.check_sidecar(), Err(SidecarError::Proof));
     }
+}
+
+/// By the digest a blob is known whose proofs were verified: what its proofs are verified with is part of it.
+#[test]
+fn a_digest_is_of_the_blob_its_commitment_and_all_its_proofs() {
+    let digest = |sidecar: BlobTransactionSidecarVariant| {
+        let tx = transaction(sidecar, zeros().versioned_hashes().collect());
+        let tx = Recovered::new_unchecked(tx, Address::ZERO);
+        Transaction::new(tx, Origin::Rpc, SystemTime::UNIX_EPOCH).blob_digest(0).expect("one blob")
+    };
+    let mut sidecars: Vec<BlobTransactionSidecarVariant> =
+        vec![zeros().into(), cells().into(), zeros().into(), zeros().into(), zeros().into()];
+    for (field, sidecar) in sidecars[2..].iter_mut().enumerate() {
+        let BlobTransactionSidecarVariant::Eip4844(sidecar) = sidecar else { unreachable!() };
+        match field {
+            0 => sidecar.blobs[0][131_071] ^= 1,
+            1 => sidecar.commitments[0][47] ^= 1,
+            _ => sidecar.proofs[0][47] ^= 1,
+        }
+    }
+    let mut last = cells();
+    last.cell_proofs[127][47] ^= 1;
+    sidecars.push(last.into());
+    let digests: std::collections::HashSet<_> = sidecars.iter().cloned().map(digest).collect();
+    assert_eq!(digests.len(), sidecars.len());
+    assert!(digests.contains(&digest(zeros().into())));
 }

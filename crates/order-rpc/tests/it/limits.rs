@@ -14,17 +14,33 @@ use serde_json::json;
 
 use crate::common::*;
 
-/// The point at infinity: commitment and proof of a blob of zeros.
-fn infinity() -> Bytes48 {
-    let mut infinity = Bytes48::ZERO;
-    infinity[0] = 0xc0;
-    infinity
+/// The commitments of the blobs whose every field element is 0, 1, 2 and 3: so many times the generator of G1. The
+/// first, the point at infinity, is the proof of each.
+const COMMITMENTS: [&str; 4] = [
+    "c00000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000",
+    "97f1d3a73197d7942695638c4fa9ac0fc3688c4f9774b905a14e3a3f171bac586c55e83ff97a1aeffb3af00adb22c6bb",
+    "a572cbea904d67468808c8eb50a9450c9721db309128012543902d0ac358a62ae28f75bb8f1c7c42c39a8c5529bf0f4e",
+    "89ece308f9d1f0131765212deca99697b112d61f9be9a5f1f3780a51335b3ff981747a0b2ca2179b96d2c0c9024e5224",
+];
+
+fn commitment(element: usize) -> Bytes48 {
+    COMMITMENTS[element % COMMITMENTS.len()].parse().unwrap()
 }
 
-/// A transaction with so many blobs of zeros, with its proofs and with others that prove nothing.
+fn blob(element: usize) -> Blob {
+    let mut blob = Blob::ZERO;
+    blob.chunks_exact_mut(32).for_each(|chunk| chunk[31] = (element % COMMITMENTS.len()) as u8);
+    blob
+}
+
+/// A transaction with so many blobs, with their proofs and with one that proves nothing. The first four differ.
 fn with_blobs(count: usize) -> (String, String) {
-    let (blobs, infinities) = (vec![Blob::ZERO; count], vec![infinity(); count]);
-    let sidecar = BlobTransactionSidecar::new(blobs, infinities.clone(), infinities);
+    let blobs = (0..count).map(blob).collect();
+    let sidecar = BlobTransactionSidecar::new(
+        blobs,
+        (0..count).map(commitment).collect(),
+        vec![commitment(0); count],
+    );
     let tx = TxEip4844 {
         chain_id: CHAIN,
         gas_limit: 21_000,
@@ -58,15 +74,40 @@ async fn a_pooled_transaction_that_is_sent_again_costs_no_proof() {
     assert_eq!(server.pool.len(), 1);
 }
 
-/// Whoever waits for a permit gets it between two blobs, and not after the sixth.
+/// A searcher sends a bundle anew for each block, and a higher fee is another transaction with the same blobs.
+#[tokio::test]
+async fn a_blob_that_was_verified_costs_no_proof_in_another_order() {
+    let server = start(config());
+    let (right, wrong) = with_blobs(2);
+    let bundle = |tx: &str, block: &str| json!([{ "txs": [raw(0), tx], "blockNumber": block }]);
+    let admitted = async |params| {
+        let before = server.gate.stats().work_admitted;
+        let answer = call(server.addr, "eth_sendBundle", params).await;
+        (server.gate.stats().work_admitted - before, answer)
+    };
+    let (permits, sent) = admitted(bundle(&right, "0x5")).await;
+    assert!(sent.json()["result"]["bundleHash"].is_string(), "{sent:?}");
+    assert_eq!(permits, 1 + 2, "the senders, and each blob");
+    let (permits, sent) = admitted(bundle(&right, "0x6")).await;
+    assert!(sent.json()["result"]["bundleHash"].is_string(), "{sent:?}");
+    assert_eq!(permits, 1);
+    // Another signer's, and with proofs that were not verified.
+    let (other, _) = with_blobs(2);
+    assert_eq!(admitted(bundle(&other, "0x6")).await.0, 1);
+    let (permits, refused) = admitted(bundle(&wrong, "0x7")).await;
+    assert_eq!((permits, refused.error().2.as_str()), (1 + 1, "sidecar"));
+    assert_eq!(server.pool.len(), 3);
+}
+
+/// Whoever waits for a permit gets it between two blobs, and not after the last.
 #[tokio::test]
 async fn each_blob_is_verified_under_a_permit_of_its_own() {
     let server = start(config());
-    let (right, wrong) = with_blobs(6);
+    let (right, wrong) = with_blobs(4);
     let sent = call(server.addr, "eth_sendRawTransaction", json!([right])).await;
     assert!(sent.json()["result"].is_string(), "{sent:?}");
     // One to read it and to recover its sender.
-    assert_eq!(server.gate.stats().work_admitted, 1 + 6);
+    assert_eq!(server.gate.stats().work_admitted, 1 + 4);
     // The first blob is wrong, and the others are not looked at.
     let server = start(config());
     let refused = call(server.addr, "eth_sendRawTransaction", json!([wrong])).await;
