@@ -17,9 +17,9 @@ use crate::{
     in_flight::{InFlight, InFlightPermit},
     jitter::Jitter,
     metrics::{Count, Level},
-    refusal::{GateName, Refusal, RefusalReason},
+    refusal::{GateName, Refusal, RefusalReason, WorkError},
     shedding::Shedding,
-    work::{Priority, QueueFull, WorkPermit, WorkPermits},
+    work::{NotDone, Priority, WorkPermit, WorkPermits},
 };
 
 /// Limits the requests in flight and the CPU-heavy work. Cloning gives another handle to the same
@@ -33,7 +33,7 @@ use crate::{
 /// served, and is never refused. Some work permits are reserved for internal work, so it does not
 /// wait for external callers as long as one of these is free.
 ///
-/// Every permit is released when dropped; the gate holds no task and no thread.
+/// Every permit is released when dropped; the gate has no thread of its own.
 ///
 /// Under [`Limit::Unlimited`](crate::Limit::Unlimited) there is no admission control: `enter` always
 /// succeeds, no permit is reserved, and [`acquire_external`](Self::acquire_external) waits for as long
@@ -237,7 +237,7 @@ impl Gate {
                 let deadline = now.checked_add(wait).unwrap_or(now);
                 match timeout_at(deadline.into(), acquiring).await {
                     Ok(Ok(permit)) => permit,
-                    Ok(Err(QueueFull)) => return refuse(RefusalReason::QueueFull),
+                    Ok(Err(_)) => return refuse(RefusalReason::QueueFull),
                     Err(_) => return refuse(RefusalReason::NoPermit),
                 }
             }
@@ -249,6 +249,64 @@ impl Gate {
         Ok(permit)
     }
 
+    /// Runs CPU-heavy work of an external caller on a thread for blocking work of the current tokio runtime: under
+    /// the permit that is given, or under one for which it waits as [`Self::acquire_external`] does. A thread that
+    /// has ended such work goes on with what waits next, so that no permit is idle meanwhile.
+    ///
+    /// # Errors
+    /// [`WorkError::Refused`] as [`Self::acquire_external`], [`WorkError::Lost`] if it panics, or if the runtime
+    /// shuts down.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with a timer.
+    ///
+    /// # Cancel safety
+    /// Dropped while it waits, it leaves the queue and holds nothing. Work that has begun goes on to its end and
+    /// holds its permit until then.
+    pub async fn run_external<T: Send + 'static>(
+        &self,
+        permit: Option<WorkPermit>,
+        priority: Priority,
+        now: Instant,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, WorkError> {
+        let shared = &self.shared;
+        let permit = match permit {
+            Some(permit) => Some(permit),
+            None if self.is_closed() || !shared.limited => {
+                Some(self.acquire_external(priority, now).await?)
+            }
+            None => {
+                shared.work.try_acquire_external().inspect(|_| self.admit(GateName::Work, 1, now))
+            }
+        };
+        let waits = permit.is_none();
+        if waits {
+            shared.external_waited.add(1);
+        }
+        let gate = self.clone();
+        let work = move || {
+            if waits {
+                if gate.is_closed() {
+                    return None;
+                }
+                gate.admit(GateName::Work, 1, now);
+            }
+            Some(work())
+        };
+        let deadline = now.checked_add(shared.config.permit_wait).unwrap_or(now);
+        let max = shared.config.max_permit_waiters;
+        let reason =
+            match shared.work.run_external(permit, priority, max, deadline.into(), work).await {
+                Ok(Some(done)) => return Ok(done),
+                Ok(None) => RefusalReason::ShuttingDown,
+                Err(NotDone::QueueFull) => RefusalReason::QueueFull,
+                Err(NotDone::TimedOut) => RefusalReason::NoPermit,
+                Err(NotDone::Lost) => return Err(WorkError::Lost),
+            };
+        Err(self.refuse(GateName::Work, reason, Instant::now()).into())
+    }
+
     /// A work permit for work of an external caller that a [`DeferralQueue`](crate::DeferralQueue)
     /// deferred. Such work has waited already, so it waits for its permit instead of being refused,
     /// also after [`Self::close`]; it counts among the permits that external callers may hold.
@@ -258,7 +316,7 @@ impl Gate {
     pub async fn acquire_external_deferred(&self) -> WorkPermit {
         // It goes first and is not refused: whoever runs the deferral queue waits for one at a time.
         let acquiring = self.shared.work.acquire_external(Priority::Known, usize::MAX);
-        let permit = acquiring.await.unwrap_or_else(|QueueFull| unreachable!("an endless queue"));
+        let permit = acquiring.await.unwrap_or_else(|_| unreachable!("an endless queue"));
         self.shared.counters[GateName::Work as usize].admitted.add(1);
         permit
     }

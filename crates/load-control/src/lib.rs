@@ -30,7 +30,7 @@ pub use in_flight::InFlightPermit;
 pub use metrics::METRICS;
 pub use monitor::{LoadMonitor, LoadState, MAX_QUEUES, QueueLoad};
 #[cfg(feature = "tokio")]
-pub use refusal::{GateName, Refusal, RefusalReason};
+pub use refusal::{GateName, Refusal, RefusalReason, WorkError};
 pub use throttle::Throttle;
 #[cfg(feature = "tokio")]
 pub use work::{Priority, WorkPermit};

@@ -80,3 +80,15 @@ pub struct Refusal {
     /// [`GateConfig::retry_after`]: crate::GateConfig::retry_after
     pub retry_after: Duration,
 }
+
+/// Why work that was handed to a gate has no result.
+#[derive(Clone, Copy, Debug, Error)]
+#[non_exhaustive]
+pub enum WorkError {
+    /// It was not begun.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// It panicked, or its runtime shuts down.
+    #[error("the work did not finish: it panicked, or its runtime shuts down")]
+    Lost,
+}

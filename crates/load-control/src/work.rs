@@ -2,10 +2,15 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    time::{Instant, timeout_at},
+};
 
 use crate::metrics::Level;
 
@@ -27,33 +32,76 @@ pub enum Priority {
 ///
 /// tokio's semaphore is first come first served and assigns a released permit to the first waiter
 /// before anyone can `try_acquire` it, so an external caller never overtakes internal work.
+#[derive(Clone, Debug)]
+pub(crate) struct WorkPermits(Arc<Shared>);
+
 #[derive(Debug)]
-pub(crate) struct WorkPermits {
+struct Shared {
     all: Arc<Semaphore>,
-    external: Arc<External>,
     total: usize,
-    level: Arc<Level>,
+    level: Level,
+    /// Not a semaphore, because the queue has an order of its own.
+    external: Mutex<Queue>,
+}
+
+/// Nobody waits while a permit is free.
+#[derive(Debug, Default)]
+struct Queue {
+    free: usize,
+    /// By priority, then by arrival.
+    waiting: BTreeMap<Key, Waiting>,
+    joined: u64,
+}
+
+type Key = (Priority, u64);
+
+/// What is done with a permit.
+#[derive(Debug)]
+enum Waiting {
+    Task(oneshot::Sender<ExternalPermit>),
+    Job(Job),
+}
+
+/// Work that whoever releases a permit for it starts: a thread that has just ended such work goes on with it
+/// itself, so that no permit is idle while a task and another thread are woken.
+struct Job {
+    runtime: Handle,
+    /// Until when it may wait.
+    deadline: Instant,
+    /// Does the work, or tells the caller why it is not done.
+    run: Box<dyn FnOnce(Result<(), NotDone>) + Send>,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Job")
+    }
+}
+
+/// Why work that was to wait for a permit has no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotDone {
+    /// As many external callers wait as may, and none of them behind this one.
+    QueueFull,
+    /// No permit was free in time.
+    TimedOut,
+    /// It panicked, or the runtime shuts down.
+    Lost,
 }
 
 impl WorkPermits {
     pub(crate) fn new(total: usize, external: usize, level: Level) -> Self {
-        Self {
-            all: Arc::new(Semaphore::new(total)),
-            external: Arc::new(External(Mutex::new(Queue { free: external, ..Queue::default() }))),
-            total,
-            level: Arc::new(level),
-        }
+        let external = Mutex::new(Queue { free: external, ..Queue::default() });
+        Self(Arc::new(Shared { all: Arc::new(Semaphore::new(total)), total, level, external }))
     }
 
     pub(crate) fn try_acquire_external(&self) -> Option<WorkPermit> {
-        let external = self.external.try_acquire()?;
-        let permit = Arc::clone(&self.all).try_acquire_owned().ok()?;
-        Some(self.permit(permit, Some(external)))
+        let external = self.0.try_external()?;
+        Some(WorkPermit { external: Some(external), all: self.0.try_all()? })
     }
 
     pub(crate) fn try_acquire_internal(&self) -> Option<WorkPermit> {
-        let permit = Arc::clone(&self.all).try_acquire_owned().ok()?;
-        Some(self.permit(permit, None))
+        Some(WorkPermit { all: self.0.try_all()?, external: None })
     }
 
     /// Waits for one of the external permits first: while external callers hold all they may, it does
@@ -61,109 +109,204 @@ impl WorkPermits {
     ///
     /// At most `max_waiting` wait. Beyond it the last of those behind this one stops to wait, or, if
     /// there is none, this one does not begin.
+    ///
+    /// # Cancel safety
+    /// Dropped while it waits, it leaves the queue.
     pub(crate) async fn acquire_external(
         &self,
         priority: Priority,
         max_waiting: usize,
-    ) -> Result<WorkPermit, QueueFull> {
-        let external = match self.external.join(priority, max_waiting)? {
-            Joined::Free(permit) => permit,
-            Joined::Waits(mut waiter) => (&mut waiter.granted).await.map_err(|_| QueueFull)?,
+    ) -> Result<WorkPermit, NotDone> {
+        let (sender, mut granted) = oneshot::channel();
+        let place = self.0.join(priority, max_waiting, Waiting::Task(sender))?;
+        // Whoever displaces it drops the sender.
+        let external = (&mut granted).await.map_err(|_| NotDone::QueueFull)?;
+        drop(place);
+        Ok(WorkPermit { all: self.0.acquire_all().await, external: Some(external) })
+    }
+
+    /// Runs work on a thread for blocking work of the current runtime: under the permit that is given, or under an
+    /// external one, for which it waits as in [`Self::acquire_external`] until the deadline.
+    ///
+    /// # Cancel safety
+    /// Dropped while it waits, it leaves the queue. What has begun goes on to its end under its permit.
+    pub(crate) async fn run_external<T: Send + 'static>(
+        &self,
+        permit: Option<WorkPermit>,
+        priority: Priority,
+        max_waiting: usize,
+        deadline: Instant,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, NotDone> {
+        let (sender, mut done) = oneshot::channel();
+        let run = Box::new(move |begins: Result<(), NotDone>| {
+            // Nobody wants what was to be done for a caller who has gone.
+            if !sender.is_closed() {
+                drop(sender.send(begins.map(|()| work())));
+            }
+        });
+        let job = Job { runtime: Handle::current(), deadline, run };
+        let place = match permit {
+            Some(permit) => {
+                job.spawn(permit);
+                None
+            }
+            None => Some(self.0.join(priority, max_waiting, Waiting::Job(job))?),
         };
-        let mut permit = self.acquire().await;
-        permit._external = Some(external);
-        Ok(permit)
+        let done = match place {
+            None => done.await,
+            Some(place) => match timeout_at(deadline, &mut done).await {
+                Ok(done) => done,
+                Err(_) if place.leave() => return Err(NotDone::TimedOut),
+                // It has its permit.
+                Err(_) => done.await,
+            },
+        };
+        done.unwrap_or(Err(NotDone::Lost))
     }
 
     pub(crate) async fn acquire(&self) -> WorkPermit {
-        let permit = Arc::clone(&self.all).acquire_owned().await;
-        // `all` is private and `close` is never called on it.
-        self.permit(permit.expect("the semaphore of all permits is never closed"), None)
-    }
-
-    fn permit(&self, permit: OwnedSemaphorePermit, external: Option<ExternalPermit>) -> WorkPermit {
-        self.level.change(0, 1);
-        let level = Arc::clone(&self.level);
-        WorkPermit { _permit: permit, _external: external, level }
+        WorkPermit { all: self.0.acquire_all().await, external: None }
     }
 
     pub(crate) fn in_use(&self) -> usize {
-        self.total - self.all.available_permits()
+        self.0.total - self.0.all.available_permits()
     }
 }
 
-/// As many external callers wait as may, and none of them behind this one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct QueueFull;
-
-/// The permits of external callers. Not a semaphore, because the queue has an order of its own.
-#[derive(Debug)]
-struct External(Mutex<Queue>);
-
-/// Nobody waits while a permit is free.
-#[derive(Debug, Default)]
-struct Queue {
-    free: usize,
-    /// By priority, then by arrival.
-    waiting: BTreeMap<(Priority, u64), oneshot::Sender<ExternalPermit>>,
-    joined: u64,
-}
-
-enum Joined {
-    Free(ExternalPermit),
-    Waits(Waiter),
-}
-
-impl External {
-    fn try_acquire(self: &Arc<Self>) -> Option<ExternalPermit> {
+impl Shared {
+    fn try_external(self: &Arc<Self>) -> Option<ExternalPermit> {
         let mut queue = self.lock();
         queue.free = queue.free.checked_sub(1)?;
         Some(ExternalPermit(Arc::clone(self)))
     }
 
-    fn join(self: &Arc<Self>, priority: Priority, max: usize) -> Result<Joined, QueueFull> {
+    fn try_all(self: &Arc<Self>) -> Option<AnyPermit> {
+        let permit = Arc::clone(&self.all).try_acquire_owned().ok()?;
+        Some(self.any(permit))
+    }
+
+    async fn acquire_all(self: &Arc<Self>) -> AnyPermit {
+        let permit = Arc::clone(&self.all).acquire_owned().await;
+        // `all` is private and `close` is never called on it.
+        self.any(permit.expect("the semaphore of all permits is never closed"))
+    }
+
+    fn any(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> AnyPermit {
+        self.level.change(0, 1);
+        AnyPermit { _permit: permit, shared: Arc::clone(self) }
+    }
+
+    /// Joins the queue, or begins at once.
+    fn join(
+        self: &Arc<Self>,
+        priority: Priority,
+        max: usize,
+        waiting: Waiting,
+    ) -> Result<Place, NotDone> {
         let mut queue = self.lock();
-        if queue.free > 0 {
-            queue.free -= 1;
-            return Ok(Joined::Free(ExternalPermit(Arc::clone(self))));
-        }
-        if queue.waiting.len() >= max {
-            match queue.waiting.last_key_value() {
-                // Its waiter sees that the sender is gone.
-                Some(((last, _), _)) if *last > priority => drop(queue.waiting.pop_last()),
-                _ => return Err(QueueFull),
-            }
-        }
         let key = (priority, queue.joined);
         queue.joined += 1;
-        let (sender, granted) = oneshot::channel();
-        queue.waiting.insert(key, sender);
-        Ok(Joined::Waits(Waiter { granted, key, external: Arc::clone(self) }))
+        let place = Place { key, shared: Arc::clone(self) };
+        if queue.free > 0 {
+            queue.free -= 1;
+            drop(queue);
+            waiting.begin(ExternalPermit(Arc::clone(self)));
+            return Ok(place);
+        }
+        let mut displaced = None;
+        if queue.waiting.len() >= max {
+            match queue.waiting.last_key_value() {
+                Some(((last, _), _)) if *last > priority => displaced = queue.waiting.pop_last(),
+                _ => {
+                    // The place, dropped, looks for itself in the queue.
+                    drop(queue);
+                    return Err(NotDone::QueueFull);
+                }
+            }
+        }
+        queue.waiting.insert(key, waiting);
+        drop(queue);
+        // A task sees that its sender is gone.
+        if let Some((_, Waiting::Job(job))) = displaced {
+            (job.run)(Err(NotDone::QueueFull));
+        }
+        Ok(place)
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.external.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waiting {
+    /// On any thread, so nothing is run here.
+    fn begin(self, external: ExternalPermit) {
+        match self {
+            // If the waiter has just gone the permit comes back, and goes to the next.
+            Self::Task(sender) => drop(sender.send(external)),
+            Self::Job(job) => job.begin(external),
+        }
+    }
+}
+
+impl Job {
+    /// Once a permit of all is free too.
+    fn begin(self, external: ExternalPermit) {
+        if let Some(all) = external.0.try_all() {
+            return self.spawn(WorkPermit { all, external: Some(external) });
+        }
+        self.runtime.clone().spawn(async move {
+            match timeout_at(self.deadline, external.0.acquire_all()).await {
+                Ok(all) => self.spawn(WorkPermit { all, external: Some(external) }),
+                Err(_) => (self.run)(Err(NotDone::TimedOut)),
+            }
+        });
+    }
+
+    fn spawn(self, permit: WorkPermit) {
+        self.runtime.clone().spawn_blocking(move || self.run_and_go_on(permit));
+    }
+
+    /// Runs it, and then what waits, until that is a task or nothing.
+    fn run_and_go_on(self, mut permit: WorkPermit) {
+        let mut job = self;
+        loop {
+            (job.run)(Ok(()));
+            match permit.into_next() {
+                Some(next) => (job, permit) = next,
+                None => return,
+            }
+        }
     }
 }
 
 /// A place in the queue, until dropped.
 #[derive(Debug)]
-struct Waiter {
-    granted: oneshot::Receiver<ExternalPermit>,
-    key: (Priority, u64),
-    external: Arc<External>,
+struct Place {
+    key: Key,
+    shared: Arc<Shared>,
 }
 
-impl Drop for Waiter {
+impl Place {
+    /// Whether it waited still.
+    fn leave(&self) -> bool {
+        // Dropped when the lock is released again.
+        let left = self.shared.lock().waiting.remove(&self.key);
+        left.is_some()
+    }
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
         // A permit that was granted and not taken goes on to the next with the channel.
-        self.external.lock().waiting.remove(&self.key);
+        self.leave();
     }
 }
 
 /// One of the permits that external callers may hold. Dropped, it goes to the first that waits.
 #[derive(Debug)]
-struct ExternalPermit(Arc<External>);
+struct ExternalPermit(Arc<Shared>);
 
 impl Drop for ExternalPermit {
     fn drop(&mut self) {
@@ -173,10 +316,22 @@ impl Drop for ExternalPermit {
             queue.free += usize::from(next.is_none());
             next
         };
-        if let Some((_, sender)) = next {
-            // If the waiter has just gone the permit comes back, and goes to the next.
-            drop(sender.send(Self(Arc::clone(&self.0))));
+        if let Some((_, waiting)) = next {
+            waiting.begin(Self(Arc::clone(&self.0)));
         }
+    }
+}
+
+/// One of all permits.
+#[derive(Debug)]
+struct AnyPermit {
+    _permit: OwnedSemaphorePermit,
+    shared: Arc<Shared>,
+}
+
+impl Drop for AnyPermit {
+    fn drop(&mut self) {
+        self.shared.level.change(1, 0);
     }
 }
 
@@ -189,13 +344,26 @@ impl Drop for ExternalPermit {
 pub struct WorkPermit {
     // Fields are dropped in this order: whoever then gets the external permit finds this one
     // released too.
-    _permit: OwnedSemaphorePermit,
-    _external: Option<ExternalPermit>,
-    level: Arc<Level>,
+    all: AnyPermit,
+    external: Option<ExternalPermit>,
 }
 
-impl Drop for WorkPermit {
-    fn drop(&mut self) {
-        self.level.change(1, 0);
+impl WorkPermit {
+    /// The permit for the job that waits first. Internal work that waits goes before it.
+    fn into_next(self) -> Option<(Job, Self)> {
+        let Self { all, external } = self;
+        drop(all);
+        let external = external?;
+        let job = {
+            let mut queue = external.0.lock();
+            let first = queue.waiting.first_entry();
+            first.filter(|first| matches!(first.get(), Waiting::Job(_))).map(|first| first.remove())
+        };
+        let Some(Waiting::Job(job)) = job else { return None };
+        let Some(all) = external.0.try_all() else {
+            job.begin(external);
+            return None;
+        };
+        Some((job, Self { all, external: Some(external) }))
     }
 }

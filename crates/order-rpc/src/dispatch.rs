@@ -6,7 +6,7 @@ use alloy_primitives::Address;
 use bytes::Bytes;
 use futures::future::join_all;
 use http::StatusCode;
-use load_control::{Priority, WorkPermit};
+use load_control::{Priority, WorkError, WorkPermit};
 
 use crate::{
     admission::{Admitted, Candidate},
@@ -127,16 +127,12 @@ impl RpcContext {
         permit: Option<WorkPermit>,
         which: fn(Method) -> bool,
     ) -> Result<(), ErrorResponse> {
-        let permit = match permit {
-            Some(permit) => permit,
-            None => self.permit(request.claim.as_ref(), request.caller, request.body.len()).await?,
-        };
+        let priority = self.priority_of(request.claim.as_ref(), request.caller, request.body.len());
         let context = Arc::clone(self);
         let (body, claim) = (request.body.clone(), request.claim);
         let (mut calls, mut signer) = (std::mem::take(&mut request.calls), request.signer);
         let caller = request.caller;
-        let done = on_thread(move || {
-            let _permit = permit;
+        let work = move || {
             let ran = context.run_calls(&mut calls, which, caller, |work| {
                 let (Some(claim), None) = (claim, signer) else { return Ok(signer) };
                 // No signature is recovered for a signer without quota, and none pays for a forged one.
@@ -147,8 +143,9 @@ impl RpcContext {
                 Ok(signer)
             });
             ran.map(|()| (calls, signer))
-        });
-        (request.calls, request.signer) = done.await??;
+        };
+        let ran = self.host.gate.run_external(permit, priority, Instant::now(), work).await;
+        (request.calls, request.signer) = ran.map_err(work_error)??;
         // The work permit is free again while proofs wait for theirs, and while the host is asked.
         for call in &mut request.calls {
             let is_unproven =
@@ -241,13 +238,17 @@ impl RpcContext {
         caller: PeerId,
         body_bytes: usize,
     ) -> Result<WorkPermit, ErrorResponse> {
-        let priority = match self.priority(claim, caller) {
+        let priority = self.priority_of(claim, caller, body_bytes);
+        let acquired = self.host.gate.acquire_external(priority, Instant::now()).await;
+        acquired.map_err(|refusal| ErrorResponse::refusal(&refusal))
+    }
+
+    fn priority_of(&self, claim: Option<&Claim>, caller: PeerId, body_bytes: usize) -> Priority {
+        match self.priority(claim, caller) {
             // Anybody can sign, and 8 MB take tens of milliseconds to parse: a short request takes one.
             Priority::Signed if body_bytes > SMALL_BODY_BYTES => Priority::Unsigned,
             priority => priority,
-        };
-        let acquired = self.host.gate.acquire_external(priority, Instant::now()).await;
-        acquired.map_err(|refusal| ErrorResponse::refusal(&refusal))
+        }
     }
 
     fn answer(&self, request: Request) -> Answer {
@@ -316,9 +317,15 @@ pub(crate) fn signature_error(error: SignatureError) -> ErrorResponse {
 pub(crate) async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ErrorResponse> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| {
-        // The work panicked, or the runtime shuts down: an internal error for the caller.
-        tracing::error!(%error, "work on a request did not finish");
-        ErrorResponse::internal()
-    })
+    tokio::task::spawn_blocking(work).await.map_err(|_| work_error(WorkError::Lost))
+}
+
+fn work_error(error: WorkError) -> ErrorResponse {
+    match error {
+        WorkError::Refused(refusal) => ErrorResponse::refusal(&refusal),
+        error => {
+            tracing::error!(%error, "a request is answered with an internal error");
+            ErrorResponse::internal()
+        }
+    }
 }

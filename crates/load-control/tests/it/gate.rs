@@ -13,7 +13,7 @@ use std::{
 };
 
 use futures::{FutureExt, executor::block_on, future::join_all, poll};
-use load_control::{Gate, GateConfig, GateName, Limit, Priority, RefusalReason};
+use load_control::{Gate, GateConfig, GateName, Limit, Priority, RefusalReason, WorkError};
 
 fn config(requests: usize, permits: usize, reserve: usize) -> GateConfig {
     GateConfig::for_cores(2)
@@ -470,4 +470,211 @@ fn the_futures_of_a_gate_can_be_sent_to_other_threads() {
     send(&gate.acquire_internal());
     send(&gate.acquire_external(Priority::Unsigned, Instant::now()));
     send(&gate.try_acquire_external(Instant::now()));
+}
+
+/// A gate whose only external permit is held by work that goes on until the sender is used, and the handle of that work.
+async fn busy(
+    config: GateConfig,
+) -> (Gate, std::sync::mpsc::Sender<()>, tokio::task::JoinHandle<()>) {
+    let gate = Gate::new(config).unwrap();
+    let (release, released) = std::sync::mpsc::channel();
+    let working = gate.clone();
+    let held = tokio::spawn(async move {
+        let work = move || released.recv().unwrap();
+        working.run_external(None, Priority::Known, Instant::now(), work).await.unwrap();
+    });
+    while gate.stats().work_in_use == 0 {
+        tokio::task::yield_now().await;
+    }
+    (gate, release, held)
+}
+
+fn patient(config: GateConfig) -> GateConfig {
+    config.with_permit_wait(Duration::from_secs(60))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_thread_works_off_all_that_waits_by_priority_and_its_permit_comes_back() {
+    let (gate, release, held) = busy(patient(config(100, 2, 1))).await;
+    let done = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut running = Vec::new();
+    let priorities = [Priority::Unsigned, Priority::Signed, Priority::Unsigned, Priority::Known];
+    for (number, priority) in priorities.into_iter().enumerate() {
+        let (gate, done) = (gate.clone(), Arc::clone(&done));
+        let mut work = Box::pin(async move {
+            let thread = move || {
+                done.lock().unwrap().push(number);
+                thread::current().id()
+            };
+            gate.run_external(None, priority, Instant::now(), thread).await.unwrap()
+        });
+        assert!(poll!(work.as_mut()).is_pending());
+        running.push(work);
+    }
+    // What waits for the permit itself stands in the same queue.
+    let mut permit = pin!(gate.acquire_external(Priority::Signed, Instant::now()));
+    assert!(poll!(permit.as_mut()).is_pending());
+    release.send(()).unwrap();
+    drop(permit.await.unwrap());
+    let threads = join_all(running).await;
+    assert_eq!(*done.lock().unwrap(), [3, 1, 0, 2]);
+    assert_eq!((threads[3], threads[0]), (threads[1], threads[2]), "none was woken between them");
+    held.await.unwrap();
+    let stats = gate.stats();
+    assert_eq!((stats.work_admitted, stats.work_waited, stats.work_refused), (6, 5, 0));
+    assert!(is_empty(&gate));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_that_is_not_begun_is_refused_with_its_reason_and_not_done() {
+    let config = patient(config(100, 2, 1)).with_max_permit_waiters(1);
+    let (gate, release, held) = busy(config).await;
+    let forbidden = || -> () { unreachable!("it was refused") };
+    let run = |priority| Box::pin(gate.run_external(None, priority, Instant::now(), forbidden));
+    let reason = |error| match error {
+        WorkError::Refused(refusal) => refusal.reason,
+        other => panic!("{other}"),
+    };
+    // Displaced, no room, given up, and closed.
+    let mut displaced = run(Priority::Unsigned);
+    assert!(poll!(&mut displaced).is_pending());
+    assert_eq!(reason(run(Priority::Unsigned).await.unwrap_err()), RefusalReason::QueueFull);
+    let mut given_up = run(Priority::Signed);
+    assert!(poll!(&mut given_up).is_pending());
+    assert_eq!(reason(displaced.await.unwrap_err()), RefusalReason::QueueFull);
+    drop(given_up);
+    let mut late = run(Priority::Signed);
+    assert!(poll!(&mut late).is_pending());
+    gate.close();
+    assert_eq!(reason(run(Priority::Known).await.unwrap_err()), RefusalReason::ShuttingDown);
+    release.send(()).unwrap();
+    assert_eq!(reason(late.await.unwrap_err()), RefusalReason::ShuttingDown);
+    held.await.unwrap();
+    assert!(is_empty(&gate));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_that_waits_too_long_is_refused_and_never_done() {
+    let wait = Duration::from_millis(20);
+    let (gate, release, held) = busy(config(100, 2, 1).with_permit_wait(wait)).await;
+    let start = Instant::now();
+    let forbidden = || -> () { unreachable!("it was refused") };
+    let refused = gate.run_external(None, Priority::Signed, start, forbidden).await.unwrap_err();
+    assert!(
+        matches!(refused, WorkError::Refused(refusal) if refusal.reason == RefusalReason::NoPermit)
+    );
+    assert!(start.elapsed() >= wait);
+    release.send(()).unwrap();
+    held.await.unwrap();
+    // The external permit is free, and both of all permits are internal work's.
+    let all = (gate.acquire_internal().await, gate.acquire_internal().await);
+    let refused = gate.run_external(None, Priority::Signed, Instant::now(), forbidden).await;
+    assert!(
+        matches!(refused, Err(WorkError::Refused(refusal)) if refusal.reason == RefusalReason::NoPermit)
+    );
+    drop(all);
+    let done = gate.run_external(None, Priority::Signed, Instant::now(), || 5).await;
+    assert_eq!(done.unwrap(), 5);
+    assert!(is_empty(&gate));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_ends_its_own_work_alone() {
+    let (gate, release, held) = busy(patient(config(100, 2, 1))).await;
+    let run = |number: u32| {
+        let work = move || if number == 0 { panic!("as code does") } else { number };
+        Box::pin(gate.run_external(None, Priority::Signed, Instant::now(), work))
+    };
+    let (mut first, mut second) = (run(0), run(1));
+    assert!(poll!(&mut first).is_pending() && poll!(&mut second).is_pending());
+    release.send(()).unwrap();
+    assert!(matches!(first.await, Err(WorkError::Lost)));
+    assert_eq!(second.await.unwrap(), 1);
+    held.await.unwrap();
+    until_empty(&gate).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn internal_work_that_waits_goes_between_two_pieces_of_external_work() {
+    let (gate, release, held) = busy(patient(config(100, 2, 1))).await;
+    let internal = gate.acquire_internal().await;
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let external = {
+        let (gate, order) = (gate.clone(), Arc::clone(&order));
+        let work = move || order.lock().unwrap().push("external");
+        let mut work = Box::pin(async move {
+            gate.run_external(None, Priority::Known, Instant::now(), work).await.unwrap();
+        });
+        assert!(poll!(work.as_mut()).is_pending());
+        tokio::spawn(work)
+    };
+    let mut waiting = pin!(gate.acquire_internal());
+    assert!(poll!(waiting.as_mut()).is_pending());
+    release.send(()).unwrap();
+    held.await.unwrap();
+    let permit = waiting.await;
+    order.lock().unwrap().push("internal");
+    drop((permit, internal));
+    external.await.unwrap();
+    assert_eq!(*order.lock().unwrap(), ["internal", "external"]);
+    until_empty(&gate).await;
+}
+
+/// A thread releases its permit after it has sent the result.
+async fn until_empty(gate: &Gate) {
+    tokio::time::timeout(Duration::from_secs(60), async {
+        while !is_empty(gate) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("all permits are back");
+}
+
+/// As above, with work that the threads hand on to each other.
+#[test]
+fn a_permit_that_is_handed_on_while_its_work_is_given_up_is_not_lost() {
+    const PERMITS: usize = 2;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_time().build();
+    let runtime = runtime.unwrap();
+    let gate = Gate::new(config(100, PERMITS + 1, 1).with_permit_wait(Duration::from_micros(50)));
+    let gate = gate.unwrap();
+    let (held, done) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let tasks = (0..8).map(|task| {
+        let (gate, held, done) = (gate.clone(), Arc::clone(&held), Arc::clone(&done));
+        runtime.spawn(async move {
+            for number in 0..2_000 {
+                let (held, work_done) = (Arc::clone(&held), Arc::clone(&done));
+                let work = move || {
+                    assert!(held.fetch_add(1, SeqCst) < PERMITS);
+                    thread::yield_now();
+                    held.fetch_sub(1, SeqCst);
+                    work_done.fetch_add(1, SeqCst);
+                };
+                let mut run =
+                    Box::pin(gate.run_external(None, Priority::Signed, Instant::now(), work));
+                if (number + task) % 7 == 0 {
+                    // Hangs up, wherever it is.
+                    let _ = poll!(run.as_mut());
+                    continue;
+                }
+                let ended = run.await;
+                assert!(!matches!(ended, Err(WorkError::Lost)), "{ended:?}");
+                if number % 5 == 0 {
+                    drop(gate.acquire_internal().await);
+                }
+            }
+        })
+    });
+    runtime.block_on(async {
+        for ended in join_all(tasks.collect::<Vec<_>>()).await {
+            ended.unwrap();
+        }
+        until_empty(&gate).await;
+    });
+    assert!(done.load(SeqCst) > 0);
+    let now = Instant::now();
+    let external: Vec<_> = std::iter::from_fn(|| gate.try_acquire_external(now).ok()).collect();
+    assert_eq!(external.len(), PERMITS);
 }
