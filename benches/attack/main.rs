@@ -33,6 +33,8 @@ use testkit::{
 use crate::{attacks::Attack, builder::Builder, honest::Honest};
 
 const TPS: u32 = 500;
+/// The goal for 512 bundles of three transactions at once.
+const BURST_P99_MS: f64 = 250.0;
 
 #[derive(Debug)]
 struct Plan {
@@ -106,7 +108,9 @@ fn bench(args: &[String]) -> Result<(), Box<dyn std::error::Error>> {
         plan.lasts.as_secs_f64()
     );
     print!("{table}");
-    println!("goals: nothing lost, bundle p99 50 ms, health p99 50 ms, 300 MB more than idle");
+    println!(
+        "goals: nothing lost, bundle p99 50 ms ({BURST_P99_MS} ms in the burst), health p99 50 ms, 300 MB more than idle"
+    );
     if missed.is_empty() {
         println!("  all reached");
     }
@@ -193,9 +197,20 @@ impl Run {
     }
 
     fn missed(&self, attack: Attack) -> Vec<String> {
+        // A burst of honest callers is no attack: its own bundles, and those that come meanwhile, wait their turn.
+        let is_burst = matches!(attack, Attack::HonestBurst);
+        let refused = if is_burst { self.attacker.sent - self.attacker.accepted } else { 0 };
+        let burst_p99_ms = self.attacker.p99_us.unwrap_or_default() as f64 / 1e3;
         let figures = [
             ("bundles lost", self.honest.lost() as f64, 0.0, ""),
-            ("bundle p99", self.honest.p99_us as f64 / 1e3, 50.0, "ms"),
+            ("bundles of the burst lost", refused as f64, 0.0, ""),
+            ("p99 of the burst", burst_p99_ms, BURST_P99_MS, "ms"),
+            (
+                "bundle p99",
+                self.honest.p99_us as f64 / 1e3,
+                if is_burst { BURST_P99_MS } else { 50.0 },
+                "ms",
+            ),
             ("health p99", self.honest.health_p99_us as f64 / 1e3, 50.0, "ms"),
             ("memory above idle", self.more_mb(), 300.0, "MB"),
         ];
