@@ -4,7 +4,7 @@
 use alloy_consensus::{SignableTransaction as _, TxEip1559, TxEnvelope};
 use alloy_eips::eip2718::Encodable2718 as _;
 use alloy_primitives::{Address, Bytes, TxHash, TxKind};
-use alloy_provider::{Provider, ProviderBuilder, ext::MevApi as _};
+use alloy_provider::{ProviderBuilder, ext::MevApi as _};
 use alloy_rpc_types_mev::{
     EthSendBundle, EthSendPrivateTransaction, PrivateTransactionPreferences,
 };
