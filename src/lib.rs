@@ -3,6 +3,8 @@
 mod ingest;
 #[cfg(feature = "rpc")]
 mod node_admission;
+#[cfg(feature = "telemetry")]
+pub mod telemetry;
 
 /// Its snippets are compiled.
 #[cfg(doctest)]

@@ -8,7 +8,7 @@ use std::{
 };
 
 use mempool_ingest::{
-    FetcherConfig, PoolConfig, load_control, order_pool, order_rpc, txpool_fetcher,
+    FetcherConfig, PoolConfig, load_control, order_pool, order_rpc, telemetry, txpool_fetcher,
 };
 
 const DOCUMENTS: [&str; 6] = [
@@ -321,11 +321,11 @@ fn is_metric(text: &str) -> bool {
 }
 
 /// The table of metrics of each crate.
-fn metrics() -> [(&'static str, BTreeSet<&'static str>); 5] {
-    let fetcher = txpool_fetcher::METRICS.iter().map(|(name, ..)| *name).collect();
-    let set = |names: &[&'static str]| names.iter().copied().collect();
+fn metrics() -> [(&'static str, BTreeSet<&'static str>); 6] {
+    let set = |table: &[(&'static str, _, _)]| table.iter().map(|(name, ..)| *name).collect();
     [
-        ("mempool_fetcher_", fetcher),
+        ("mempool_fetcher_", set(txpool_fetcher::METRICS)),
+        ("mempool_telemetry_", set(telemetry::METRICS)),
         ("order_pool_", set(order_pool::METRICS)),
         ("load_control_", set(load_control::METRICS)),
         ("order_rpc_", set(order_rpc::METRICS)),

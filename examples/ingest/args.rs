@@ -46,6 +46,9 @@ pub(crate) struct Args {
     /// Write memory, open files and latency to this CSV file every 10 s
     #[arg(long, value_name = "FILE")]
     pub(crate) samples: Option<PathBuf>,
+    /// Serve metrics to Prometheus at this address, port 0 for a free one
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) metrics: Option<SocketAddr>,
     /// How long the pool keeps a transaction, e.g. 60s
     #[arg(long, value_parser = parse_duration, default_value = "60s")]
     retention: Duration,

@@ -23,6 +23,7 @@ use hdrhistogram::Histogram;
 use mempool_ingest::{
     Ingest, IngestEnd, OrderPool,
     order_pool::{Event, Order, Origin},
+    telemetry,
     txpool_fetcher::{AuditMode, AuditReport, EndReason, Endpoint, SourceState},
 };
 use serde::Serialize;
@@ -158,6 +159,11 @@ async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         Some(child) => vec![Endpoint::Ipc(child.path())],
         None => args.endpoints(),
     };
+    // Before the start: handles of metrics are made once.
+    let telemetry = args.metrics.map(telemetry::serve).transpose()?;
+    if let Some(telemetry) = &telemetry {
+        eprintln!("metrics at http://{}/metrics", telemetry.local_addr());
+    }
     // What came before is not the library's: a process that cargo starts has cargo's CPU time too.
     let cpu_before = process_cpu();
     let mut ingest = Ingest::start(args.ingest(endpoints)).await?;

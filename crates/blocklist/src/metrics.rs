@@ -1,28 +1,40 @@
 use std::{sync::Arc, time::SystemTime};
 
-use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
+use metrics::{Counter, Gauge, Unit, counter, describe_counter, describe_gauge, gauge};
 
 use crate::{Blocked, Blocklist, Error, How};
 
-/// Every metric of this crate, with its kind and labels.
-///
-/// | metric | kind | labels |
-/// |---|---|---|
-/// | `blocklist_addresses` | gauge | |
-/// | `blocklist_duplicate_entries` | gauge: entries of the list in force that repeat an address | |
-/// | `blocklist_content_hash_prefix` | gauge: first 6 bytes of the content hash as a number | |
-/// | `blocklist_as_of_timestamp_seconds` | gauge: Unix time for which the list was true | |
-/// | `blocklist_reloads_total` | counter | `outcome`: `changed`, `unchanged`, `failed` |
-/// | `blocklist_blocked_total` | counter | `how`: see [`How::as_str`] |
-/// | `blocklist_refusals_total` | counter | `reason`: `stale`, `from_the_future`, `fee_recipient_listed`, `proposer_listed`, `leftover` |
-pub const METRICS: &[&str] = &[
-    "blocklist_addresses",
-    "blocklist_duplicate_entries",
-    "blocklist_content_hash_prefix",
-    "blocklist_as_of_timestamp_seconds",
-    "blocklist_reloads_total",
-    "blocklist_blocked_total",
-    "blocklist_refusals_total",
+/// The name, the unit and the meaning of every metric of this crate. Names that end in `_total` are counters, the
+/// others are gauges.
+pub const METRICS: &[(&str, Unit, &str)] = &[
+    ("blocklist_addresses", Unit::Count, "addresses of the list in force"),
+    (
+        "blocklist_duplicate_entries",
+        Unit::Count,
+        "entries of the list in force that repeat an address",
+    ),
+    (
+        "blocklist_content_hash_prefix",
+        Unit::Count,
+        "first 6 bytes of the content hash of the list in force, as a number",
+    ),
+    (
+        "blocklist_as_of_timestamp_seconds",
+        Unit::Seconds,
+        "Unix time for which the list in force was true",
+    ),
+    ("blocklist_reloads_total", Unit::Count, "reloads, by `outcome`: changed, unchanged, failed"),
+    (
+        "blocklist_blocked_total",
+        Unit::Count,
+        "refused transactions, by `how` they reached a listed address (`How::as_str`)",
+    ),
+    (
+        "blocklist_refusals_total",
+        Unit::Count,
+        "blocks or executions refused for no listed address in a transaction, by `reason`: stale, \
+         from_the_future, fee_recipient_listed, proposer_listed, leftover",
+    ),
 ];
 
 /// Handles, made once and shared by a list and the guards it gives out.
@@ -48,28 +60,13 @@ struct Handles {
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        describe_gauge!("blocklist_addresses", "Addresses on the list in force");
-        describe_gauge!(
-            "blocklist_duplicate_entries",
-            "Entries of the list in force that repeat an address"
-        );
-        describe_gauge!(
-            "blocklist_content_hash_prefix",
-            "First 6 bytes of the content hash of the list in force, as a number"
-        );
-        describe_gauge!(
-            "blocklist_as_of_timestamp_seconds",
-            "Unix time for which the list in force was true"
-        );
-        describe_counter!("blocklist_reloads_total", "Reloads by outcome");
-        describe_counter!(
-            "blocklist_blocked_total",
-            "Refused transactions by how they reached a listed address"
-        );
-        describe_counter!(
-            "blocklist_refusals_total",
-            "Blocks or executions refused without a listed address in a transaction"
-        );
+        for (name, unit, text) in METRICS {
+            if name.ends_with("_total") {
+                describe_counter!(*name, *unit, *text);
+            } else {
+                describe_gauge!(*name, *unit, *text);
+            }
+        }
         let reload =
             |outcome: &'static str| counter!("blocklist_reloads_total", "outcome" => outcome);
         let refused =

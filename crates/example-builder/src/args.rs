@@ -1,6 +1,6 @@
 //! The flags.
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use alloy_primitives::{Address, address};
 use clap::Parser;
@@ -25,6 +25,9 @@ pub(crate) struct Args {
     /// Print a summary as one line of JSON at the end
     #[arg(long)]
     pub(crate) json: bool,
+    /// Serve metrics to Prometheus at this address, port 0 for a free one
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) metrics: Option<SocketAddr>,
     /// Addresses that may not be touched: text or JSON; read again when the file changes
     /// [default: what the mock node's load reaches; a real node's needs the flag]
     #[arg(long, value_name = "FILE")]

@@ -11,7 +11,7 @@ use std::{
 
 use blocklist::{BlocklistConfig, SharedBlocklist};
 use clap::Parser as _;
-use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, PoolConfig};
+use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, PoolConfig, telemetry};
 use testkit::node::NodeProcess;
 
 use crate::{
@@ -66,6 +66,11 @@ pub fn main() -> ExitCode {
 }
 
 async fn run(args: &Args) -> Result<Summary, Failure> {
+    // First of all: handles of metrics are made once.
+    let telemetry = args.metrics.map(telemetry::serve).transpose()?;
+    if let Some(telemetry) = &telemetry {
+        eprintln!("metrics at http://{}/metrics", telemetry.local_addr());
+    }
     let list = Arc::new(blocklist(args)?);
     let child = match &args.ipc {
         None => Some(node::start(args)?),

@@ -10,7 +10,7 @@ use metrics::{counter, gauge};
 use crate::{
     config::DeferralConfig,
     error::ConfigError,
-    metrics::{Count, Level},
+    metrics::{Count, Level, describe},
 };
 
 /// Defers work while the load is not normal.
@@ -83,6 +83,7 @@ impl<T> DeferralQueue<T> {
     /// If the configuration is out of bounds: see [`DeferralConfig::validate`].
     pub fn new(name: &'static str, config: DeferralConfig) -> Result<Self, ConfigError> {
         config.validate()?;
+        describe();
         let run = |reason: &'static str| {
             let run = "load_control_deferred_run_total";
             Count::new(counter!(run, "queue" => name, "reason" => reason))

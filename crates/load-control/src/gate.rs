@@ -16,7 +16,7 @@ use crate::{
     error::ConfigError,
     in_flight::{InFlight, InFlightPermit},
     jitter::Jitter,
-    metrics::{Count, Level},
+    metrics::{Count, Level, describe},
     refusal::{GateName, Refusal, RefusalReason, WorkError},
     shedding::Shedding,
     work::{NotDone, Priority, WorkPermit, WorkPermits},
@@ -124,6 +124,7 @@ impl Gate {
     /// internal work or for external callers: see [`GateConfig::validate`].
     pub fn new(config: GateConfig) -> Result<Self, ConfigError> {
         config.validate()?;
+        describe();
         let limit = config.requests.resolve(cores());
         let external = match limit {
             Some(_) => config.work_permits - config.reserved_permits,

@@ -5,40 +5,54 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use metrics::{Counter, Gauge, counter, gauge};
+use metrics::{Counter, Gauge, Unit, counter, describe_counter, describe_gauge, gauge};
 
 use crate::monitor::LoadState;
 
-/// Every metric of this crate, with its kind and labels.
-///
-/// | metric | kind | labels |
-/// |---|---|---|
-/// | `load_control_state` | gauge: 0 normal, 1 elevated, 2 critical | |
-/// | `load_control_transitions_total` | counter | `from`, `to`: `normal`, `elevated`, `critical` |
-/// | `load_control_gate_admitted_total` | counter | `gate`: `requests`, `work` |
-/// | `load_control_gate_refused_total` | counter | `gate`, `reason`: see `RefusalReason::as_str` |
-/// | `load_control_gate_in_use` | gauge | `gate` |
-/// | `load_control_external_waited_total` | counter | |
-/// | `load_control_internal_admitted_total` | counter | |
-/// | `load_control_internal_waited_total` | counter | |
-/// | `load_control_deferred_total` | counter | `queue` |
-/// | `load_control_deferred_run_total` | counter | `queue`, `reason`: `calm`, `age`, `drained`, `withdrawn` |
-/// | `load_control_deferred_handed_back_total` | counter | `queue` |
-/// | `load_control_deferred_depth` | gauge | `queue` |
-pub const METRICS: &[&str] = &[
-    "load_control_state",
-    "load_control_transitions_total",
-    "load_control_gate_admitted_total",
-    "load_control_gate_refused_total",
-    "load_control_gate_in_use",
-    "load_control_external_waited_total",
-    "load_control_internal_admitted_total",
-    "load_control_internal_waited_total",
-    "load_control_deferred_total",
-    "load_control_deferred_run_total",
-    "load_control_deferred_handed_back_total",
-    "load_control_deferred_depth",
+/// The name, the unit and the meaning of every metric of this crate. Names that end in `_total` are counters, the
+/// others are gauges.
+pub const METRICS: &[(&str, Unit, &str)] = &[
+    ("load_control_state", Unit::Count, "state of the load: 0 normal, 1 elevated, 2 critical"),
+    ("load_control_transitions_total", Unit::Count, "changes of the state, by `from` and `to`"),
+    ("load_control_gate_admitted_total", Unit::Count, "external callers admitted, by `gate`"),
+    (
+        "load_control_gate_refused_total",
+        Unit::Count,
+        "external callers refused, by `gate` and `reason` (`RefusalReason::as_str`)",
+    ),
+    ("load_control_gate_in_use", Unit::Count, "permits of a gate that are held, by `gate`"),
+    (
+        "load_control_external_waited_total",
+        Unit::Count,
+        "external callers that found no work permit free, and waited or were refused",
+    ),
+    ("load_control_internal_admitted_total", Unit::Count, "internal work that got a work permit"),
+    ("load_control_internal_waited_total", Unit::Count, "internal work that had to wait for one"),
+    ("load_control_deferred_total", Unit::Count, "work deferred because of the load, by `queue`"),
+    (
+        "load_control_deferred_run_total",
+        Unit::Count,
+        "deferred work that ran or was taken back, by `queue` and `reason`: calm, age, drained, withdrawn",
+    ),
+    (
+        "load_control_deferred_handed_back_total",
+        Unit::Count,
+        "work that a full deferral queue had no room for, by `queue`",
+    ),
+    ("load_control_deferred_depth", Unit::Count, "deferred work that waits, by `queue`"),
 ];
+
+/// Tells the recorder what each metric is. To be called wherever handles are made: a program may use one part of this
+/// crate without the others.
+pub(crate) fn describe() {
+    for (name, unit, text) in METRICS {
+        if name.ends_with("_total") {
+            describe_counter!(*name, *unit, *text);
+        } else {
+            describe_gauge!(*name, *unit, *text);
+        }
+    }
+}
 
 /// One count, kept for us and for whoever exports metrics.
 pub(crate) struct Count {
@@ -100,6 +114,7 @@ pub(crate) struct MonitorMetrics {
 
 impl MonitorMetrics {
     pub(crate) fn new() -> Self {
+        describe();
         let count = |from: LoadState, to: LoadState| {
             let (from, to) = (from.as_str(), to.as_str());
             // The three that cannot happen get no series.

@@ -2,12 +2,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use metrics::{
+    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+    gauge, histogram,
+};
 
-use crate::event::{CancelOutcome, InsertOutcome, RejectReason, RemoveReason};
+use crate::{
+    config::PoolConfig,
+    event::{CancelOutcome, InsertOutcome, RejectReason, RemoveReason},
+};
 
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])+ $field:ident = $name:literal;)*) => {
+    ($($field:ident = $name:literal, $text:literal;)*) => {
         /// What happened since the pool was made.
         ///
         /// The figures are read one by one while the pool goes on: each is right, their sums may be
@@ -32,7 +38,7 @@ macro_rules! counters {
             /// Orders refused: `order_pool_rejected_total`, by the `reason` of
             /// [`RejectReason::as_str`](crate::RejectReason::as_str).
             pub rejected: u64,
-            $($(#[doc = $doc])+ pub $field: u64,)*
+            $(#[doc = concat!($text, ": `", $name, "`.")] pub $field: u64,)*
         }
 
         #[derive(Debug)]
@@ -41,24 +47,59 @@ macro_rules! counters {
             rejected: Rejected,
         }
 
-        /// Every metric of this crate. Counters end in `_total`, and [`PoolStats`] says what each counts;
+        /// The name, the unit and the meaning of every metric of this crate. Counters end in `_total`;
         /// `order_pool_upkeep_step_seconds` is a histogram; the others are gauges.
-        pub const METRICS: &[&str] = &[
-            $($name,)*
-            "order_pool_rejected_total",
-            "order_pool_txs",
-            "order_pool_bundles",
-            "order_pool_tx_bytes",
-            "order_pool_external_txs",
-            "order_pool_external_tx_bytes",
-            "order_pool_bundle_bytes",
-            "order_pool_keys",
-            "order_pool_log_bytes",
-            "order_pool_upkeep_step_seconds",
+        pub const METRICS: &[(&str, Unit, &str)] = &[
+            $(($name, Unit::Count, $text),)*
+            ("order_pool_rejected_total", Unit::Count, "Orders refused at entry, by `reason`"),
+            ("order_pool_txs", Unit::Count, "Transactions in the pool"),
+            ("order_pool_bundles", Unit::Count, "Bundles in the pool"),
+            ("order_pool_tx_bytes", Unit::Bytes, "Bytes of the transactions in the pool"),
+            (
+                "order_pool_external_txs",
+                Unit::Count,
+                "Transactions that external callers sent and the node has not announced",
+            ),
+            ("order_pool_external_tx_bytes", Unit::Bytes, "Bytes of the transactions that only external callers sent"),
+            ("order_pool_bundle_bytes", Unit::Bytes, "Bytes of the bundles in the pool"),
+            (
+                "order_pool_keys",
+                Unit::Count,
+                "Replacement keys remembered, each for its cancellations and for each of its blocks",
+            ),
+            ("order_pool_log_bytes", Unit::Bytes, "Bytes of removed orders that readers may still want"),
+            (
+                "order_pool_max_txs",
+                Unit::Count,
+                "Cap on the transactions that the node announced: `PoolConfig::max_txs`",
+            ),
+            ("order_pool_max_tx_bytes", Unit::Bytes, "Cap on the bytes of transactions that the node announced: `PoolConfig::max_tx_bytes`"),
+            (
+                "order_pool_max_external_txs",
+                Unit::Count,
+                "Cap on the transactions of external callers: `PoolConfig::max_external_txs`",
+            ),
+            (
+                "order_pool_max_external_tx_bytes",
+                Unit::Bytes,
+                "Cap on the bytes of transactions of external callers: `PoolConfig::max_external_tx_bytes`",
+            ),
+            ("order_pool_max_bundles", Unit::Count, "Cap on the bundles: `PoolConfig::max_bundles`"),
+            (
+                "order_pool_max_bundle_bytes",
+                Unit::Bytes,
+                "Cap on the bytes of bundles: `PoolConfig::max_bundle_bytes`",
+            ),
+            (
+                "order_pool_upkeep_step_seconds",
+                Unit::Seconds,
+                "How long a step of upkeep held up others at most",
+            ),
         ];
 
         impl Counters {
             pub(crate) fn new() -> Self {
+                describe();
                 Self { $($field: Both::new(counter!($name)),)* rejected: Rejected::new() }
             }
 
@@ -71,58 +112,47 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Orders accepted: `order_pool_inserted_total`.
-    inserted = "order_pool_inserted_total";
-    /// Bundles that took another's place: `order_pool_replacing_total`.
-    replacing = "order_pool_replacing_total";
-    /// Cancellations that counted: `order_pool_cancellations_total`.
-    cancellations = "order_pool_cancellations_total";
-    /// Bundles and cancellations that came after a message of the same or a higher nonce:
-    /// `order_pool_superseded_total`.
-    superseded = "order_pool_superseded_total";
-    /// Orders that were there already: `order_pool_known_total`.
-    known = "order_pool_known_total";
-    /// Orders that came again after they had left for good: `order_pool_already_removed_total`.
-    already_removed = "order_pool_already_removed_total";
-    /// Transactions that came after their block: `order_pool_late_mined_total`.
-    late_mined = "order_pool_late_mined_total";
-    /// Transactions that came after another of the same nonce was mined:
-    /// `order_pool_late_stale_total`.
-    late_stale = "order_pool_late_stale_total";
-    /// Orders that a block took: `order_pool_mined_total`.
-    mined = "order_pool_mined_total";
-    /// Orders whose sender's nonce a block passed: `order_pool_stale_total`.
-    stale = "order_pool_stale_total";
-    /// Orders kept long enough: `order_pool_expired_total`.
-    expired = "order_pool_expired_total";
-    /// Orders that went for others when a share was full: `order_pool_evicted_total`.
-    evicted = "order_pool_evicted_total";
-    /// Bundles, and private transactions, whose last block has been built: `order_pool_block_passed_total`.
-    block_passed = "order_pool_block_passed_total";
-    /// The same whose block turned out to be too far ahead: `order_pool_block_too_far_total`.
-    block_too_far = "order_pool_block_too_far_total";
-    /// Bundles that left for another of their key: `order_pool_replaced_total`.
-    replaced = "order_pool_replaced_total";
-    /// Orders that left for a cancellation: `order_pool_cancelled_total`.
-    cancelled = "order_pool_cancelled_total";
-    /// Cancellations that are no longer remembered: `order_pool_keys_forgotten_total`.
-    keys_forgotten = "order_pool_keys_forgotten_total";
-    /// Steps of upkeep: `order_pool_upkeep_steps_total`.
-    upkeep_steps = "order_pool_upkeep_steps_total";
-    /// Orders that a reorg brought back: `order_pool_put_back_total`.
-    put_back = "order_pool_put_back_total";
-    /// Heads applied: `order_pool_heads_total`.
-    heads = "order_pool_heads_total";
-    /// Heads that replaced others: `order_pool_reorgs_total`.
-    reorgs = "order_pool_reorgs_total";
-    /// Heads whose parent was never told: `order_pool_head_gaps_total`.
-    head_gaps = "order_pool_head_gaps_total";
-    /// Nonces for a block that is not on the chain any more: `order_pool_stale_nonces_total`.
-    stale_nonces = "order_pool_stale_nonces_total";
-    /// Times a reader lagged: `order_pool_lagged_total`.
-    lagged = "order_pool_lagged_total";
-    /// Events that lagging readers missed: `order_pool_missed_events_total`.
-    missed_events = "order_pool_missed_events_total";
+    inserted = "order_pool_inserted_total", "Orders accepted";
+    replacing = "order_pool_replacing_total", "Bundles that took another's place";
+    cancellations = "order_pool_cancellations_total", "Cancellations that counted";
+    superseded = "order_pool_superseded_total",
+        "Bundles and cancellations that came after a message of the same or a higher nonce";
+    known = "order_pool_known_total", "Orders that were there already";
+    already_removed = "order_pool_already_removed_total",
+        "Orders that came again after they had left for good";
+    late_mined = "order_pool_late_mined_total", "Transactions that came after their block";
+    late_stale = "order_pool_late_stale_total",
+        "Transactions that came after another of the same nonce was mined";
+    mined = "order_pool_mined_total", "Orders that a block took";
+    stale = "order_pool_stale_total", "Orders whose sender's nonce a block passed";
+    expired = "order_pool_expired_total", "Orders removed because they were as old as their retention";
+    evicted = "order_pool_evicted_total", "Orders removed for others when a share was full";
+    block_passed = "order_pool_block_passed_total",
+        "Bundles, and private transactions, whose last block has been built";
+    block_too_far = "order_pool_block_too_far_total", "Bundles, and private transactions, whose block turned out to be too far ahead";
+    replaced = "order_pool_replaced_total", "Bundles that left for another of their key";
+    cancelled = "order_pool_cancelled_total", "Orders that left for a cancellation";
+    keys_forgotten = "order_pool_keys_forgotten_total", "Cancellations that are no longer remembered";
+    upkeep_steps = "order_pool_upkeep_steps_total", "Steps of upkeep";
+    put_back = "order_pool_put_back_total", "Orders that a reorg brought back";
+    heads = "order_pool_heads_total", "Heads applied";
+    reorgs = "order_pool_reorgs_total", "Heads that replaced others";
+    head_gaps = "order_pool_head_gaps_total", "Heads whose parent was never told";
+    stale_nonces = "order_pool_stale_nonces_total", "Nonces for a block that is not on the chain any more";
+    lagged = "order_pool_lagged_total", "Times a reader lagged";
+    missed_events = "order_pool_missed_events_total", "Events that lagging readers missed";
+}
+
+fn describe() {
+    for (name, unit, text) in METRICS {
+        if name.ends_with("_total") {
+            describe_counter!(*name, *unit, *text);
+        } else if name.ends_with("_seconds") {
+            describe_histogram!(*name, *unit, *text);
+        } else {
+            describe_gauge!(*name, *unit, *text);
+        }
+    }
 }
 
 /// One count, kept for us and for whoever exports metrics.
@@ -269,7 +299,14 @@ impl std::fmt::Debug for UpkeepSteps {
 }
 
 impl Levels {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(config: &PoolConfig) -> Self {
+        // What the levels are to be compared with; nothing changes them.
+        gauge!("order_pool_max_txs").set(config.max_txs as f64);
+        gauge!("order_pool_max_tx_bytes").set(config.max_tx_bytes as f64);
+        gauge!("order_pool_max_external_txs").set(config.max_external_txs as f64);
+        gauge!("order_pool_max_external_tx_bytes").set(config.max_external_tx_bytes as f64);
+        gauge!("order_pool_max_bundles").set(config.max_bundles as f64);
+        gauge!("order_pool_max_bundle_bytes").set(config.max_bundle_bytes as f64);
         Self {
             txs: Level::new(gauge!("order_pool_txs")),
             bundles: Level::new(gauge!("order_pool_bundles")),

@@ -113,6 +113,7 @@ impl OrderPool {
     pub fn with_clock(config: PoolConfig, clock: Clock) -> Result<Self, ConfigError> {
         config.validate()?;
         let (log_events, log_bytes) = (config.log_events, config.log_bytes);
+        let levels = Levels::new(&config);
         let core = Core::new(config);
         let shared = PoolShared {
             bell: Bell::default(),
@@ -122,7 +123,7 @@ impl OrderPool {
             index: Arc::clone(core.index().table()),
             seen: Arc::clone(core.seen().table()),
             counters: Counters::new(),
-            levels: Levels::new(),
+            levels,
             clock,
             writer: Mutex::new(Writer {
                 core,

@@ -1,25 +1,6 @@
 //! The RPC server's counters. Handles are made once.
 
-use metrics::{Counter, Gauge, counter, gauge};
-
-/// Every metric of this crate.
-///
-/// | metric | kind | labels |
-/// |---|---|---|
-/// | `order_rpc_accepted_total` | counter | `method` |
-/// | `order_rpc_failed_total` | counter | `reason`: see [`Reason`](crate::Reason) |
-/// | `order_rpc_refused_total` | counter | `reason`: see [`Reason`](crate::Reason) |
-/// | `order_rpc_admissions_total` | counter | `verdict`: `accepted`, `prioritized`, `refused`, `unknown`, `timed_out`, `panicked` |
-/// | `order_rpc_connections` | gauge | |
-/// | `order_rpc_websockets` | gauge | |
-pub const METRICS: &[&str] = &[
-    "order_rpc_accepted_total",
-    "order_rpc_failed_total",
-    "order_rpc_refused_total",
-    "order_rpc_admissions_total",
-    "order_rpc_connections",
-    "order_rpc_websockets",
-];
+use metrics::{Counter, Gauge, Unit, counter, describe_counter, describe_gauge, gauge};
 
 use crate::{
     admission::Ended,
@@ -27,6 +8,30 @@ use crate::{
     methods::Method,
     reply::{Kind, Reason},
 };
+
+/// The name, the unit and the meaning of every metric of this crate. Names that end in `_total` are counters, the
+/// others are gauges.
+pub const METRICS: &[(&str, Unit, &str)] = &[
+    ("order_rpc_accepted_total", Unit::Count, "requests that were accepted, by `method`"),
+    (
+        "order_rpc_failed_total",
+        Unit::Count,
+        "requests that were wrong, by `reason` (`Reason::as_str`)",
+    ),
+    (
+        "order_rpc_refused_total",
+        Unit::Count,
+        "requests that were refused, by `reason` (`Reason::as_str`)",
+    ),
+    (
+        "order_rpc_admissions_total",
+        Unit::Count,
+        "orders that the host was asked about, by `verdict`: accepted, prioritized, refused, unknown, \
+         timed_out, panicked",
+    ),
+    ("order_rpc_connections", Unit::Count, "connections that are open"),
+    ("order_rpc_websockets", Unit::Count, "WebSockets that are open"),
+];
 
 pub(crate) struct Metrics {
     accepted: [Counter; Method::ALL.len()],
@@ -44,6 +49,13 @@ impl std::fmt::Debug for Metrics {
 
 impl Metrics {
     pub(crate) fn new() -> Self {
+        for (name, unit, text) in METRICS {
+            if name.ends_with("_total") {
+                describe_counter!(*name, *unit, *text);
+            } else {
+                describe_gauge!(*name, *unit, *text);
+            }
+        }
         let accepted = Method::ALL
             .map(|method| counter!("order_rpc_accepted_total", "method" => method.name()));
         let reasons = Reason::ALL.map(|reason| match reason.kind() {

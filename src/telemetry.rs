@@ -1,0 +1,177 @@
+//! The metrics of all parts, served to Prometheus: feature `telemetry`.
+//!
+//! [`serve`] installs the recorder of `metrics-exporter-prometheus` for the whole process, and answers `GET /metrics`
+//! at an address. It is to be called before [`Ingest::start`](crate::Ingest::start), because handles are made once.
+//!
+//! The feature is off by default: a process has one recorder, and most hosts have installed theirs already. Such a
+//! host does not need this module, but it should give its histograms [`LATENCY_BUCKETS_SECONDS`] and
+//! [`MISSING_BUCKETS_SECONDS`].
+//!
+//! A thread of its own, `mempool-telemetry`, renders and sends. It takes no lock of the pool or of the fetcher, and
+//! waits for neither, so metrics are served while a node hangs and while a sink blocks. What one update of a metric
+//! costs is that of the recorder: an atomic addition, and for a histogram a place in a buffer, which this thread
+//! empties every [`DRAIN_INTERVAL`].
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio::sync::oneshot;
+
+mod http;
+
+pub use http::{CONNECTION_TIMEOUT, MAX_CONNECTIONS, METRICS};
+
+/// Upper bounds of the buckets of all latencies but `mempool_fetcher_missing_seconds`, in seconds.
+///
+/// From 10 us, below what a request over a local socket takes, to 10 s, the longest time-out of a call: six decades of
+/// five bounds each, rounded as the Renard series R5 (ISO 3) is, which makes 31 bounds. Two neighbours differ by a
+/// factor of 1.6, so a quantile that is read from them is off by at most 60 %, and by a fraction of that where samples
+/// are spread evenly over a bucket, as Prometheus assumes.
+pub const LATENCY_BUCKETS_SECONDS: [f64; 31] = [
+    10e-6, 16e-6, 25e-6, 40e-6, 63e-6, 100e-6, 160e-6, 250e-6, 400e-6, 630e-6, 1e-3, 1.6e-3,
+    2.5e-3, 4e-3, 6.3e-3, 10e-3, 16e-3, 25e-3, 40e-3, 63e-3, 0.1, 0.16, 0.25, 0.4, 0.63, 1.0, 1.6,
+    2.5, 4.0, 6.3, 10.0,
+];
+
+/// Upper bounds of the buckets of `mempool_fetcher_missing_seconds`: from 0.1 s, half of the default
+/// [`audit_settle`](crate::FetcherConfig::audit_settle), to an hour. What an audit finds has been missing for up to
+/// [`audit_interval`](crate::FetcherConfig::audit_interval), 60 s by default, and longer only if audits failed.
+pub const MISSING_BUCKETS_SECONDS: [f64; 11] =
+    [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 30.0, 60.0, 600.0, 3600.0];
+
+/// How often samples of histograms are taken out of their buffers. A transaction makes two samples of 8 bytes, so at
+/// 40,000 transactions/s the buffers hold 640 kB at most, whether somebody scrapes or not.
+pub const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Why [`serve`] failed. Nothing runs afterwards, and no recorder is installed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TelemetryError {
+    /// The address is taken, or not one of this machine.
+    #[error("cannot listen for scrapes at {address}: {source}")]
+    Listen {
+        /// The address that was asked for.
+        address: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// This process has a recorder of the `metrics` facade already.
+    #[error("a recorder of the metrics facade is installed already")]
+    RecorderInstalled,
+    /// The thread that serves could not be made.
+    #[error("cannot start the thread that serves metrics: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// The running server. Dropping it ends the server and waits for its thread, which takes as long as one rendering,
+/// some milliseconds. The recorder stays installed, as recorders do; nothing empties its histograms any more.
+#[derive(Debug)]
+#[must_use = "dropping it ends the server"]
+pub struct Telemetry {
+    local_addr: SocketAddr,
+    recorder: PrometheusHandle,
+    /// Taken by the drop alone.
+    running: Option<(oneshot::Sender<()>, thread::JoinHandle<()>)>,
+}
+
+impl Telemetry {
+    /// Where it listens, with the port that the system chose if 0 was asked for.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// What a scrape is sent: all metrics of the process, in Prometheus' text format.
+    #[must_use]
+    pub fn render(&self) -> String {
+        self.recorder.render()
+    }
+}
+
+impl Drop for Telemetry {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.running.take() {
+            // Either ends it: the word, or that the sender is gone.
+            let _ = stop.send(());
+            // A panic of the thread has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Installs the recorder and serves it at `address`, port 0 for a free one. Whoever can connect can read: choose a
+/// loopback address, or one that only the scraper reaches.
+///
+/// ```no_run
+/// # async fn start(config: mempool_ingest::IngestConfig) -> Result<(), Box<dyn std::error::Error>> {
+/// let telemetry = mempool_ingest::telemetry::serve("127.0.0.1:9464".parse()?)?;
+/// println!("metrics at http://{}/metrics", telemetry.local_addr());
+/// let ingest = mempool_ingest::Ingest::start(config).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// See [`TelemetryError`].
+pub fn serve(address: SocketAddr) -> Result<Telemetry, TelemetryError> {
+    let listener = |source| TelemetryError::Listen { address, source };
+    let listening = TcpListener::bind(address).map_err(listener)?;
+    listening.set_nonblocking(true).map_err(listener)?;
+    let local_addr = listening.local_addr().map_err(listener)?;
+    let recorder = builder().build_recorder();
+    let handle = recorder.handle();
+    // The recorder is installed last, because that cannot be undone; the thread waits for it.
+    let (installed, install) = mpsc::sync_channel::<()>(1);
+    let (made, runtime_made) = mpsc::sync_channel(1);
+    let (stop, stopping) = oneshot::channel();
+    let served = handle.clone();
+    let thread = thread::Builder::new()
+        .name("mempool-telemetry".to_owned())
+        .spawn(move || {
+            // Made and dropped here: dropped on the caller's thread, which may be one of another runtime, it panics.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let both = runtime.and_then(|runtime| {
+                let inside = runtime.enter();
+                let listener = tokio::net::TcpListener::from_std(listening)?;
+                drop(inside);
+                Ok((listener, runtime))
+            });
+            let (result, both) = match both {
+                Ok(both) => (Ok(()), Some(both)),
+                Err(error) => (Err(error), None),
+            };
+            // The caller waits for it.
+            let _ = made.send(result);
+            if let (Some((listener, runtime)), Ok(())) = (both, install.recv()) {
+                runtime.block_on(http::run(listener, served, stopping));
+            }
+        })
+        .map_err(TelemetryError::Thread)?;
+    let runtime_made = runtime_made.recv().expect("the thread sends one result before it ends");
+    runtime_made.map_err(TelemetryError::Thread)?;
+    // On an error `installed` is dropped, which ends the thread.
+    metrics::set_global_recorder(recorder).map_err(|_| TelemetryError::RecorderInstalled)?;
+    // The thread has room for it and waits.
+    let _ = installed.send(());
+    Ok(Telemetry { local_addr, recorder: handle, running: Some((stop, thread)) })
+}
+
+/// Histograms with our buckets, in place of the quantiles that the exporter computes by default: quantiles of several
+/// processes cannot be added up.
+fn builder() -> PrometheusBuilder {
+    let missing = Matcher::Full("mempool_fetcher_missing_seconds".to_owned());
+    PrometheusBuilder::new()
+        .set_buckets(&LATENCY_BUCKETS_SECONDS)
+        .and_then(|builder| builder.set_buckets_for_metric(missing, &MISSING_BUCKETS_SECONDS))
+        .expect("refused are only empty lists")
+}
+
+#[cfg(test)]
+mod tests;

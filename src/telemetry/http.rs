@@ -1,0 +1,179 @@
+//! The listener: `GET /metrics`, and nothing else.
+//!
+//! The exporter has a listener too. It is not used, because it takes any number of connections, waits for a request
+//! without end, and tries again at once when accepting fails.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use http_body_util::Full;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header::{ALLOW, CONTENT_TYPE, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use metrics::{Counter, Unit, counter, describe_counter};
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, oneshot},
+    task::JoinSet,
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+
+use super::DRAIN_INTERVAL;
+
+/// Connections at once: two scrapers, a person and some to spare. Further ones wait in the kernel's queue, which holds
+/// 128 and drops what comes later, until one ends: after [`CONNECTION_TIMEOUT`] at the latest. Whoever may connect can
+/// so keep scrapers waiting, and nothing else: that is why the address should be one that only scrapers reach.
+pub const MAX_CONNECTIONS: usize = 8;
+
+/// How long a connection may last, from its acceptance to the last byte of its one response: half of Prometheus'
+/// default `scrape_timeout`, 10 s, so that a scraper that had to wait for another's slot is still served.
+pub const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// After an error, accepting waits this long, doubled each time up to [`MAX_ACCEPT_PAUSE`]: the usual error is that the
+/// process has no file descriptors left.
+const MIN_ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+const MAX_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Buffer for the head of a request; a longer head is refused by hyper. 8 KiB is its smallest.
+const READ_BUFFER_BYTES: usize = 8 * 1_024;
+
+/// The format's name and version, as Prometheus' own clients send it.
+const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The name, the unit and the meaning of every metric of this module.
+pub const METRICS: &[(&str, Unit, &str)] = &[(
+    "mempool_telemetry_connections_total",
+    Unit::Count,
+    "connections to the metrics port, by `outcome`: served, wrong_request, timed_out, broken, accept_failed",
+)];
+
+#[derive(Clone)]
+pub(super) struct Outcomes {
+    served: Counter,
+    wrong_request: Counter,
+    timed_out: Counter,
+    broken: Counter,
+    accept_failed: Counter,
+}
+
+impl Outcomes {
+    pub(super) fn new() -> Self {
+        for (name, unit, text) in METRICS {
+            describe_counter!(*name, *unit, *text);
+        }
+        let outcome = |outcome: &'static str| counter!("mempool_telemetry_connections_total", "outcome" => outcome);
+        Self {
+            served: outcome("served"),
+            wrong_request: outcome("wrong_request"),
+            timed_out: outcome("timed_out"),
+            broken: outcome("broken"),
+            accept_failed: outcome("accept_failed"),
+        }
+    }
+}
+
+/// Accepts, serves, and empties the histograms' buffers until `stopping` resolves. Dropped, it closes every connection.
+pub(super) async fn run(
+    listener: TcpListener,
+    recorder: PrometheusHandle,
+    stopping: oneshot::Receiver<()>,
+) {
+    let outcomes = Outcomes::new();
+    // Any order: only the stop ends it, and nothing is carried between the branches.
+    tokio::select! {
+        _ = stopping => {}
+        () = drain(&recorder) => {}
+        () = accept(listener, recorder.clone(), outcomes, CONNECTION_TIMEOUT) => {}
+    }
+}
+
+async fn drain(recorder: &PrometheusHandle) {
+    let mut tick = interval(DRAIN_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        recorder.run_upkeep();
+    }
+}
+
+pub(super) async fn accept(
+    listener: TcpListener,
+    recorder: PrometheusHandle,
+    outcomes: Outcomes,
+    limit: Duration,
+) {
+    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut connections = JoinSet::new();
+    let mut pause = MIN_ACCEPT_PAUSE;
+    loop {
+        let slot = Arc::clone(&free).acquire_owned().await.expect("it is never closed");
+        // What has ended is forgotten, so the set holds no more than there are slots.
+        while connections.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                pause = MIN_ACCEPT_PAUSE;
+                let (recorder, outcomes) = (recorder.clone(), outcomes.clone());
+                connections.spawn(async move {
+                    serve(stream, recorder, outcomes, limit).await;
+                    drop(slot);
+                });
+            }
+            Err(_) => {
+                outcomes.accept_failed.increment(1);
+                sleep(pause).await;
+                pause = (pause * 2).min(MAX_ACCEPT_PAUSE);
+            }
+        }
+    }
+}
+
+/// One request and its response. Whether it was served is known only when the response has been sent.
+async fn serve(stream: TcpStream, recorder: PrometheusHandle, outcomes: Outcomes, limit: Duration) {
+    // Written and read by this task alone.
+    let wrong = AtomicBool::new(false);
+    let service = service_fn(|request: Request<Incoming>| {
+        let response = respond(&request, &recorder);
+        if response.status() != StatusCode::OK {
+            wrong.store(true, Relaxed);
+        }
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let connection = http1::Builder::new()
+        .max_buf_size(READ_BUFFER_BYTES)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
+    match timeout(limit, connection).await {
+        Ok(Ok(())) if wrong.load(Relaxed) => &outcomes.wrong_request,
+        Ok(Ok(())) => &outcomes.served,
+        Ok(Err(error)) if error.is_parse() => &outcomes.wrong_request,
+        Ok(Err(_)) => &outcomes.broken,
+        Err(_) => &outcomes.timed_out,
+    }
+    .increment(1);
+}
+
+fn respond(request: &Request<Incoming>, recorder: &PrometheusHandle) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::default());
+    if request.uri().path() != "/metrics" {
+        *response.status_mut() = StatusCode::NOT_FOUND;
+    } else if request.method() != Method::GET {
+        *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+    } else {
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT_FORMAT));
+        *response.body_mut() = Full::from(recorder.render());
+    }
+    response
+}

@@ -1,0 +1,153 @@
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::oneshot;
+
+use super::{LATENCY_BUCKETS_SECONDS, MISSING_BUCKETS_SECONDS, builder, http};
+
+/// A server of a recorder that is not the process's.
+struct Server {
+    address: SocketAddr,
+    recorder: PrometheusHandle,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(limit: Duration) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        listener.set_nonblocking(true).expect("as sockets can");
+        let address = listener.local_addr().expect("it listens");
+        let recorder = builder().build_recorder();
+        let handle = recorder.handle();
+        let served = handle.clone();
+        let (stop, stopping) = oneshot::channel();
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.expect("a runtime");
+            let outcomes = metrics::with_local_recorder(&recorder, http::Outcomes::new);
+            let accepting = async {
+                let listener = tokio::net::TcpListener::from_std(listener).expect("a runtime's");
+                tokio::select! {
+                    _ = stopping => {}
+                    () = http::accept(listener, served, outcomes, limit) => {}
+                }
+            };
+            runtime.block_on(accepting);
+        });
+        Self { address, recorder: handle, stop: Some(stop), thread: Some(thread) }
+    }
+
+    fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).expect("it listens")
+    }
+
+    fn counted(&self, outcome: &str) -> bool {
+        let line = format!("mempool_telemetry_connections_total{{outcome=\"{outcome}\"}} 1");
+        self.recorder.render().lines().any(|text| text == line)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(ended.is_ok() || thread::panicking(), "the server has panicked");
+        }
+    }
+}
+
+/// Sends this and reads until the server closes the connection.
+fn exchange(mut stream: TcpStream, request: &str) -> String {
+    stream.write_all(request.as_bytes()).expect("the server reads");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).expect("the server closes");
+    response
+}
+
+const SCRAPE: &str = "GET /metrics HTTP/1.1\r\nhost: metrics\r\n\r\n";
+
+/// Longer than any test takes.
+const NEVER: Duration = Duration::from_secs(3_600);
+
+#[test]
+fn a_scrape_is_answered_and_its_connection_closed() {
+    let server = Server::start(NEVER);
+    let response = exchange(server.connect(), SCRAPE);
+    assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+    assert!(response.contains("text/plain; version=0.0.4"), "{response}");
+    assert!(response.contains("# TYPE mempool_telemetry_connections_total counter"), "{response}");
+}
+
+#[test]
+fn anything_else_is_refused_and_counted() {
+    for (request, status) in [
+        ("GET / HTTP/1.1\r\nhost: metrics\r\n\r\n", "HTTP/1.1 404 "),
+        ("DELETE /metrics HTTP/1.1\r\nhost: metrics\r\n\r\n", "HTTP/1.1 405 "),
+        ("\u{1} no HTTP at all\r\n\r\n", "HTTP/1.1 400 "),
+    ] {
+        let server = Server::start(NEVER);
+        let response = exchange(server.connect(), request);
+        assert!(response.starts_with(status), "{request:?}: {response}");
+        // The count comes after the last byte.
+        while !server.counted("wrong_request") {
+            thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_connection_that_says_nothing_is_closed_in_time_and_counted() {
+    let server = Server::start(Duration::from_millis(20));
+    let mut silent = server.connect();
+    assert_eq!(silent.read(&mut [0]).expect("an end, no error"), 0);
+    while !server.counted("timed_out") {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn beyond_the_limit_a_connection_waits_until_another_ends() {
+    let server = Server::start(NEVER);
+    let mut silent: Vec<_> = (0..http::MAX_CONNECTIONS).map(|_| server.connect()).collect();
+    let (answered, answer) = mpsc::channel();
+    let waiting = server.connect();
+    let scraper = thread::spawn(move || answered.send(exchange(waiting, SCRAPE)));
+    // They were accepted in order, so the scraper's connection is behind all others.
+    assert!(answer.recv_timeout(Duration::from_millis(50)).is_err(), "more than the limit");
+    silent.pop();
+    let response = answer.recv().expect("the scraper lives");
+    assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+    scraper.join().expect("no panic").expect("the test waits for it");
+}
+
+#[test]
+fn histograms_have_the_buckets_of_this_module_and_no_quantiles() {
+    let recorder = builder().build_recorder();
+    metrics::with_local_recorder(&recorder, || {
+        metrics::histogram!("mempool_fetcher_deliver_seconds").record(0.000_12);
+        metrics::histogram!("mempool_fetcher_missing_seconds").record(0.3);
+    });
+    let text = recorder.handle().render();
+    let buckets = |name: &str| text.matches(&format!("{name}_bucket{{")).count();
+    // And the one without an upper bound.
+    assert_eq!(buckets("mempool_fetcher_deliver_seconds"), LATENCY_BUCKETS_SECONDS.len() + 1);
+    assert_eq!(buckets("mempool_fetcher_missing_seconds"), MISSING_BUCKETS_SECONDS.len() + 1);
+    assert!(text.contains("mempool_fetcher_deliver_seconds_bucket{le=\"0.00016\"} 1"), "{text}");
+    assert!(text.contains("mempool_fetcher_deliver_seconds_bucket{le=\"0.0001\"} 0"), "{text}");
+    assert!(!text.contains("quantile"), "{text}");
+}
+
+#[test]
+fn bounds_rise_by_at_most_six_tenths() {
+    for pair in LATENCY_BUCKETS_SECONDS.windows(2) {
+        assert!(pair[1] > pair[0] && pair[1] <= pair[0] * 1.6001, "{pair:?}");
+    }
+}

@@ -1,0 +1,92 @@
+//! The metrics of a process, as Prometheus gets them. Alone in its process, because a process has one recorder.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use mempool_ingest::{
+    Ingest, IngestConfig, OrderRpcConfig, PoolConfig, load_control, order_pool, order_rpc,
+    telemetry::{self, TelemetryError},
+    txpool_fetcher,
+};
+use mock_node::{DEV_CHAIN_ID, Fault, Target};
+use testkit::ingest::{Node, settled};
+
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Blocking, on a thread that serves nothing of what is tested.
+fn scrape(address: SocketAddr) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: metrics\r\n\r\n").expect("it reads");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).expect("it closes");
+    let (head, body) = response.split_once("\r\n\r\n").expect("a head and a body");
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    body.to_owned()
+}
+
+#[tokio::test]
+async fn all_parts_are_served_while_the_node_is_dead() {
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let telemetry = telemetry::serve(any).unwrap();
+    let second = telemetry::serve(any).unwrap_err();
+    assert!(matches!(second, TelemetryError::RecorderInstalled), "{second}");
+    let taken = telemetry::serve(telemetry.local_addr()).unwrap_err();
+    let TelemetryError::Listen { address, .. } = taken else { panic!("{taken}") };
+    assert_eq!(address, telemetry.local_addr());
+
+    let node = Node::start(100, |config| config);
+    let mut rpc = OrderRpcConfig::new(DEV_CHAIN_ID);
+    rpc.listen = any;
+    let config = IngestConfig::new(node.fetcher(), PoolConfig::default()).with_rpc(rpc);
+    let ingest = Ingest::start(config).await.unwrap();
+    ingest.fetcher().wait_live().await.unwrap();
+    node.submit_all();
+    settled(ingest.fetcher(), "all are pooled", |counts| counts.pooled == 100).await;
+
+    // From here on the node answers nothing, and takes nothing in.
+    node.node.inject(Fault::GoDead(Target::All));
+    let text = scrape(telemetry.local_addr());
+    for line in [
+        "mempool_fetcher_outcomes_total{outcome=\"pooled\"} 100",
+        "mempool_fetcher_deliver_seconds_count 100",
+        "order_pool_txs 100",
+        "order_pool_max_txs 200000",
+        "order_rpc_connections 0",
+        "load_control_state 0",
+        "mempool_telemetry_connections_total{outcome=\"served\"} 0",
+    ] {
+        assert!(text.lines().any(|found| found == line), "no {line:?} in\n{text}");
+    }
+    // Made when they happen first: comparisons by reason and result, what was lost, what could not be read.
+    let later = [
+        "mempool_fetcher_reconnects_total",
+        "mempool_fetcher_unread_blocks_total",
+        "load_control_deferred_handed_back_total",
+    ];
+    let tables = [
+        txpool_fetcher::METRICS,
+        order_pool::METRICS,
+        order_rpc::METRICS,
+        load_control::METRICS,
+        telemetry::METRICS,
+    ];
+    for (name, _, help) in tables.into_iter().flatten().filter(|(name, ..)| !later.contains(name)) {
+        assert!(
+            !help.is_empty() && text.contains(&format!("# HELP {name} ")),
+            "{name} has no help"
+        );
+        assert!(text.contains(&format!("# TYPE {name} ")), "{name} has no type");
+    }
+    // What is described nowhere would be here without help, and linted.
+    for name in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
+        assert!(text.contains(&format!("# HELP {name} ")), "{name} has no help");
+    }
+
+    ingest.shutdown(DEADLINE).await;
+    let address = telemetry.local_addr();
+    drop(telemetry);
+    assert!(TcpStream::connect(address).is_err(), "it listens no more");
+}
