@@ -368,6 +368,39 @@ fn every_metric_that_a_document_names_exists() {
     assert!(named > 50);
 }
 
+/// The words of a text that begin as metrics do, without what Prometheus adds to the name of a histogram.
+fn metric_words(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let known = metrics();
+    let base = |word| {
+        let without = |end| str::strip_suffix(word, end);
+        without("_bucket").or_else(|| without("_sum")).or_else(|| without("_count")).unwrap_or(word)
+    };
+    words
+        .map(base)
+        .filter(|word| known.iter().any(|(prefix, _)| word.starts_with(prefix)))
+        .collect()
+}
+
+#[test]
+fn alerts_and_dashboard_name_metrics_that_exist_and_each_alert_is_tested() {
+    let rules = read("etc/prometheus/mempool-ingest.rules.yml");
+    let tests = read("etc/prometheus/mempool-ingest.test.yml");
+    let known: BTreeSet<_> = metrics().into_iter().flat_map(|(_, table)| table).collect();
+    for text in [&rules, &tests, &read("etc/grafana/mempool-ingest.json")] {
+        let named = metric_words(text);
+        assert!(named.len() > 10, "{named:?}");
+        assert_eq!(named.difference(&known).collect::<Vec<_>>(), Vec::<&&str>::new());
+    }
+    let alerts: BTreeSet<_> =
+        rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(alerts.len() > 10, "{alerts:?}");
+    for alert in alerts {
+        let fires = |line: &str| line.contains(alert) && line.trim().starts_with("- { labels: ");
+        assert!(tests.lines().any(fires), "{alert} is not tested");
+    }
+}
+
 #[test]
 fn every_relative_link_and_every_path_leads_to_something() {
     let mut checked = 0;
@@ -379,8 +412,17 @@ fn every_relative_link_and_every_path_leads_to_something() {
             assert!(root().join(folder).join(link).exists(), "{document} links to {link}");
             checked += 1;
         }
-        let tops =
-            ["crates/", "src/", "tests/", "benches/", "docs/", "examples/", "scripts/", ".ci/"];
+        let tops = [
+            "crates/",
+            "src/",
+            "tests/",
+            "benches/",
+            "docs/",
+            "etc/",
+            "examples/",
+            "scripts/",
+            ".ci/",
+        ];
         for path in
             quoted(&text).into_iter().filter(|text| tops.iter().any(|top| text.starts_with(top)))
         {

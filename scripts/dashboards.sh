@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# Holds etc/prometheus and etc/grafana against the running examples, and prints what every panel of the dashboard shows.
+#
+#   scripts/dashboards.sh            builds the examples `ingest` and `block_builder` in release
+#   EXAMPLES=target/debug/examples scripts/dashboards.sh     takes those that are there
+#
+# It checks and tests the alert rules, compares the dashboard with what its generator writes, lints the metrics that the
+# examples serve, and executes every query of every panel on a Prometheus that scrapes them while a mock node with faults
+# feeds them. A query without data fails it. Prometheus is the installed one, or Debian's package unpacked under
+# target/tools; the Grafana Foundation SDK comes from PyPI.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+SDK_VERSION='1769699379!11.6.0'
+tools=$PWD/target/tools
+out=$PWD/target/dashboards
+rm -rf "$out"
+mkdir -p "$tools" "$out"
+
+if ! command -v promtool >/dev/null || ! command -v prometheus >/dev/null; then
+    PATH=$tools/prometheus/usr/bin:$PATH
+    if ! command -v promtool >/dev/null; then
+        (cd "$out" && apt-get -qq download prometheus && dpkg -x prometheus_*.deb "$tools/prometheus") 2>"$out/apt.log" ||
+            { echo "dashboards: no prometheus, and apt-get has none: see $out/apt.log" >&2; exit 1; }
+    fi
+fi
+if ! [ -d "$tools/grafana/grafana_foundation_sdk" ]; then
+    pip install --quiet --no-deps --target "$tools/grafana" "grafana-foundation-sdk==$SDK_VERSION" 2>"$out/pip.log" ||
+        { echo "dashboards: pip failed, see $out/pip.log" >&2; exit 1; }
+fi
+promtool --version 2>&1 | head -n 1
+
+promtool check rules etc/prometheus/mempool-ingest.rules.yml
+promtool test rules etc/prometheus/mempool-ingest.test.yml
+PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$tools/grafana python3 etc/grafana/dashboard.py >"$out/dashboard.json"
+diff -u etc/grafana/mempool-ingest.json "$out/dashboard.json" ||
+    { echo "dashboards: etc/grafana/mempool-ingest.json is not what dashboard.py writes" >&2; exit 1; }
+
+examples=${EXAMPLES:-${CARGO_TARGET_DIR:-target}/release/examples}
+[ -n "${EXAMPLES:-}" ] || cargo build --quiet --release --example ingest --example block_builder
+
+pids=()
+trap 'kill "${pids[@]}" 2>/dev/null || true; wait' EXIT
+"$examples/ingest" --tps 500 --blobs-per-mille 20 --block-time 2s --faults seed=7 --audit 5s \
+    --metrics 127.0.0.1:0 --rpc 127.0.0.1:0 >/dev/null 2>"$out/ingest.log" &
+pids+=($!)
+"$examples/block_builder" --tps 200 --metrics 127.0.0.1:0 2>"$out/block_builder.log" &
+pids+=($!)
+
+# ADDRESS after "metrics at http://" in a log, once it is there.
+address() {
+    local found
+    for _ in $(seq 100); do
+        found=$(sed -n "s|^$2 at http://\([^/ ]*\).*|\1|p" "$out/$1.log" | head -n 1)
+        [ -n "$found" ] && echo "$found" && return
+        sleep 0.2
+    done
+    echo "dashboards: $1 has not said where its $2 are, see $out/$1.log" >&2
+    return 1
+}
+ingest=$(address ingest metrics)
+builder=$(address block_builder metrics)
+rpc=$(address ingest 'orders by JSON-RPC')
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+
+cat >"$out/prometheus.yml" <<YAML
+global: { scrape_interval: 1s, evaluation_interval: 1s }
+rule_files: [$PWD/etc/prometheus/mempool-ingest.rules.yml]
+scrape_configs:
+  - job_name: examples
+    static_configs: [{ targets: ["$ingest", "$builder"] }]
+YAML
+prometheus --config.file="$out/prometheus.yml" --storage.tsdb.path="$out/data" --web.listen-address="127.0.0.1:$port" \
+    2>"$out/prometheus.log" &
+pids+=($!)
+
+python3 - "$out" "$port" "$rpc" "$ingest" "$builder" <<'PYTHON'
+import json, math, re, subprocess, sys, time, urllib.error, urllib.parse, urllib.request
+
+out, port, rpc, *targets = sys.argv[1:]
+# How long Prometheus collects before the first look, and until the last: a fault must have struck by then.
+FIRST, LAST = 40, 120
+
+
+def get(path, **query):
+    url = f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return json.load(response)["data"]
+
+
+def execute(expr):
+    for name, value in (("$__rate_interval", "30s"), ("$__range", "2m"), ("$instance", ".*")):
+        expr = expr.replace(name, value)
+    return get("query", query=expr)["result"]
+
+
+def wrong_order():
+    """What a searcher may send by mistake, so that something is counted."""
+    request = urllib.request.Request(f"http://{rpc}/", data=b'{"jsonrpc":"2.0","id":1,"method":"eth_sendBundle"}')
+    request.add_header("content-type", "application/json")
+    try:
+        urllib.request.urlopen(request, timeout=10).read()
+    except urllib.error.HTTPError:
+        pass  # as expected
+
+
+with open(f"{out}/dashboard.json") as file:
+    panels = [panel for panel in json.load(file)["panels"] if panel["type"] != "row"]
+start = time.monotonic()
+rows, empty = [], ["not executed"]
+while empty and time.monotonic() - start < LAST:
+    wrong_order()
+    time.sleep(2)
+    if time.monotonic() - start < FIRST:
+        continue
+    rows, empty = [], []
+    for panel in panels:
+        for target in panel["targets"]:
+            result = execute(target["expr"])
+            values = [(series["metric"], float(series["value"][1])) for series in result]
+            if all(math.isnan(value) for _, value in values):
+                empty.append(f'{panel["title"]}: {target["expr"]}')
+            for labels, value in values:
+                legend = target.get("legendFormat", "")
+                for label, text in labels.items():
+                    legend = legend.replace("{{" + label + "}}", text)
+                rows.append((panel["title"], re.sub(r"/\S*/", "", legend), value))
+
+print(f"\n{'panel':32} {'series':46} {'value':>14}")
+last = None
+for panel, series, value in rows:
+    print(f"{panel if panel != last else '':32} {series[:46]:46} {value:14.6g}")
+    last = panel
+
+failed = [f"no data: {text}" for text in empty]
+for group in get("rules")["groups"]:
+    for rule in group["rules"]:
+        if rule["health"] != "ok":
+            failed.append(f'rule {rule["name"]}: {rule["health"]} {rule.get("lastError", "")}')
+firing = sorted({alert["labels"]["alertname"] for alert in get("alerts")["alerts"] if alert["state"] == "firing"})
+print("\nalerts that fire, by the faults of the mock node:", ", ".join(firing) or "none")
+for target in targets:
+    began = time.monotonic()
+    page = urllib.request.urlopen(f"http://{target}/metrics", timeout=10).read()
+    took = time.monotonic() - began
+    lint = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True)
+    said = (lint.stdout + lint.stderr).decode().strip()
+    print(f"{target}: {len(page)} bytes in {1e3 * took:.1f} ms; promtool check metrics: {said or 'clean'}")
+    if said or lint.returncode:
+        failed.append(f"promtool check metrics: {target}")
+print(f"{len(panels)} panels, {len(rows)} series, {len(empty)} queries without data")
+sys.exit("\n".join(failed) if failed else 0)
+PYTHON
