@@ -49,6 +49,9 @@ pub(crate) struct Args {
     /// Serve metrics to Prometheus at this address, port 0 for a free one
     #[arg(long, value_name = "ADDR")]
     pub(crate) metrics: Option<SocketAddr>,
+    /// Print plain lines in a terminal too
+    #[arg(long)]
+    pub(crate) plain: bool,
     /// How long the pool keeps a transaction, e.g. 60s
     #[arg(long, value_parser = parse_duration, default_value = "60s")]
     retention: Duration,

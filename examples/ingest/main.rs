@@ -5,26 +5,24 @@
 //! one JSON object: the fields are those of [`Summary`].
 
 mod args;
+mod draw;
+mod live;
+mod log;
 mod node;
+mod picture;
 mod samples;
 mod view;
+mod watcher;
 
 use std::{
     process::ExitCode,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    },
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use clap::Parser as _;
-use hdrhistogram::Histogram;
 use mempool_ingest::{
-    Ingest, IngestEnd, OrderPool,
-    order_pool::{Event, Order, Origin},
-    telemetry,
-    txpool_fetcher::{AuditMode, AuditReport, EndReason, Endpoint, SourceState},
+    Ingest, IngestEnd, PoolConfig, telemetry,
+    txpool_fetcher::{AuditMode, AuditReport, EndReason, Endpoint},
 };
 use serde::Serialize;
 use testkit::{
@@ -32,7 +30,13 @@ use testkit::{
     usage::{max_resident_bytes, process_cpu},
 };
 
-use crate::{args::Args, samples::Samples, view::View};
+use crate::{
+    args::Args,
+    log::Log,
+    samples::Samples,
+    view::View,
+    watcher::{Seen, Watcher},
+};
 
 /// glibc keeps what is freed in up to 16 arenas on two cores, and never gives most of it back: half an hour of blobs
 /// doubled the resident memory of a process that held no more than at its start.
@@ -127,13 +131,7 @@ fn main() -> ExitCode {
         return code;
     }
     let args = Args::parse();
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_default_env()
-                .unwrap_or_else(|_| "warn,alloy_transport_ipc=off".into()),
-        )
-        .init();
+    let log = Log::install(View::is_to_be_live(args.plain));
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -141,7 +139,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(run(&args)) {
+    match runtime.block_on(run(&args, log)) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error}");
@@ -150,7 +148,7 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
+async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let child = match args.endpoints().is_empty() {
         true => Some(node::start(args)?),
         false => None,
@@ -178,8 +176,8 @@ async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         Some(path) => Some(Samples::create(path, watcher.latency())?),
         None => None,
     };
-    let mut view = View::new();
-    view.begin(&ingest);
+    let live = View::is_to_be_live(args.plain);
+    let mut view = View::start(live, &ingest, &watcher, log, PoolConfig::default().max_txs as u64);
     let mut refresh = tokio::time::interval(REFRESH);
     refresh.tick().await;
     let deadline = async {
@@ -195,19 +193,24 @@ async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
             () = &mut deadline => break,
             result = tokio::signal::ctrl_c() => {
                 result?;
-                view.say("stopping");
+                break;
+            }
+            wanted = view.end_wanted() => {
+                wanted?;
                 break;
             }
             _ = ingest.fetcher().ended() => break,
             _ = refresh.tick() => {
-                let latency = watcher.latency();
-                view.refresh(&ingest, &latency, watcher.seen());
+                view.refresh(&ingest, &watcher)?;
                 if let Some(samples) = &mut samples {
-                    samples.take(&ingest, latency)?;
+                    samples.take(&ingest, watcher.latency())?;
                 }
             }
         }
     }
+    // The screen is given back: what follows are lines.
+    drop(view);
+    eprintln!("stopping");
     let (elapsed, cpu) = (start.elapsed(), process_cpu() - cpu_before);
     let report = final_audit(args, &ingest).await;
     let summary = summarize(&ingest, &watcher, report, elapsed, cpu);
@@ -219,7 +222,7 @@ async fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     watcher.stop();
     drop(pool);
     let summary = Summary { counts, balance: counts.balance(), end: format!("{end:?}"), ..summary };
-    view.end(&summary);
+    summary.say();
     if args.json {
         println!("{}", serde_json::to_string(&summary)?);
     }
@@ -290,78 +293,4 @@ fn summarize(
 
 fn micros(nanos: u64) -> f64 {
     nanos as f64 / 1e3
-}
-
-/// A subscriber, as a builder would be one, that notes how old each order is when it sees it.
-struct Watcher {
-    latency: Arc<Mutex<Histogram<u64>>>,
-    orders: Arc<AtomicU64>,
-    cancelled: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
-    thread: std::thread::JoinHandle<()>,
-}
-
-impl Watcher {
-    fn start(pool: OrderPool) -> Self {
-        let latency = Arc::new(Mutex::new(
-            Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds in order"),
-        ));
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut subscription = pool.subscribe_all();
-        let (orders, cancelled) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
-        let (shared, stopped) = (Arc::clone(&latency), Arc::clone(&stop));
-        let (seen_orders, seen_cancelled) = (Arc::clone(&orders), Arc::clone(&cancelled));
-        let thread = std::thread::spawn(move || {
-            while !stopped.load(Relaxed) {
-                let order = match subscription.next_timeout(Duration::from_millis(50)) {
-                    Some(Ok(Event::Added(order))) => order,
-                    Some(Ok(Event::Cancelled(_))) => {
-                        seen_cancelled.fetch_add(1, Relaxed);
-                        continue;
-                    }
-                    _ => continue,
-                };
-                match order.as_ref() {
-                    Order::Tx(tx) if tx.origin() != Origin::Rpc => {
-                        if let Ok(age) = SystemTime::now().duration_since(tx.first_seen()) {
-                            let mut latency = shared.lock().expect("nobody panics with it");
-                            latency.saturating_record(age.as_nanos() as u64);
-                        }
-                    }
-                    // Bundles come by the RPC server alone.
-                    _ => {
-                        seen_orders.fetch_add(1, Relaxed);
-                    }
-                }
-            }
-        });
-        Self { latency, orders, cancelled, stop, thread }
-    }
-
-    fn latency(&self) -> Histogram<u64> {
-        self.latency.lock().expect("nobody panics with it").clone()
-    }
-
-    fn seen(&self) -> Seen {
-        Seen { orders: self.orders.load(Relaxed), cancelled: self.cancelled.load(Relaxed) }
-    }
-
-    fn stop(self) {
-        self.stop.store(true, Relaxed);
-        if self.thread.join().is_err() {
-            eprintln!("warning: the subscriber has panicked");
-        }
-    }
-}
-
-/// What a subscriber saw of the RPC server.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
-    orders: u64,
-    cancelled: u64,
-}
-
-/// Whether any source is live, in a word.
-pub(crate) fn word(state: SourceState) -> &'static str {
-    state.as_str()
 }

@@ -1,186 +1,134 @@
-//! What the operator sees: a display that redraws itself in a terminal, plain lines elsewhere.
+//! What the operator sees: a live view in a terminal, plain lines elsewhere.
 
 use std::{
-    io::{IsTerminal as _, Write as _, stderr},
-    time::Instant,
+    io::{self, IsTerminal as _, Write as _, stderr, stdout},
+    time::{Duration, Instant},
 };
 
-use hdrhistogram::Histogram;
-use mempool_ingest::{
-    Ingest,
-    txpool_fetcher::{Counts, SourceState},
+use mempool_ingest::{Ingest, txpool_fetcher::Counts};
+
+use crate::{
+    RpcCounts, Summary,
+    live::Live,
+    log::Log,
+    watcher::{Seen, Watcher},
 };
 
-use crate::{RpcCounts, Seen, Summary, word};
+/// What is shown while the program runs.
+pub(crate) enum View {
+    Live(Box<Live>),
+    Plain(Plain),
+}
 
-pub(crate) struct View {
-    /// Lines drawn last, to be drawn over; `None` where there is no terminal.
-    drawn: Option<usize>,
+impl View {
+    /// Whether a live view is to be had: in a terminal, unless plain lines are asked for.
+    pub(crate) fn is_to_be_live(plain: bool) -> bool {
+        !plain && stdout().is_terminal()
+    }
+
+    pub(crate) fn start(
+        live: bool,
+        ingest: &Ingest,
+        watcher: &Watcher,
+        log: Log,
+        max_txs: u64,
+    ) -> Self {
+        say_sources(ingest);
+        if live {
+            match Live::enter(log, watcher.latency(), max_txs) {
+                Ok(live) => return Self::Live(Box::new(live)),
+                Err(error) => eprintln!("warning: no live view in this terminal: {error}"),
+            }
+        }
+        Self::Plain(Plain { before: Counts::default(), at: Instant::now() })
+    }
+
+    pub(crate) fn refresh(&mut self, ingest: &Ingest, watcher: &Watcher) -> io::Result<()> {
+        match self {
+            Self::Live(live) => live.refresh(ingest, watcher),
+            Self::Plain(plain) => {
+                plain.refresh(ingest, watcher.seen());
+                Ok(())
+            }
+        }
+    }
+
+    /// Resolves when somebody at the terminal wants to end the program.
+    pub(crate) async fn end_wanted(&mut self) -> io::Result<()> {
+        let Self::Live(live) = self else { return std::future::pending().await };
+        while !live.wants_to_end()? {
+            tokio::time::sleep(KEYS).await;
+        }
+        Ok(())
+    }
+}
+
+/// Between two looks at the keyboard.
+const KEYS: Duration = Duration::from_millis(100);
+
+fn say_sources(ingest: &Ingest) {
+    for source in ingest.fetcher().status() {
+        let (client, chain_id) = source
+            .node
+            .map_or(("(not reached yet)".into(), 0), |node| (node.client, node.chain_id));
+        eprintln!("{}: {client}, chain {chain_id}", source.endpoint);
+    }
+    if let Some(rpc) = ingest.rpc() {
+        eprintln!("orders by JSON-RPC at http://{}", rpc.local_addr());
+    }
+}
+
+/// A line on stderr for each refresh.
+pub(crate) struct Plain {
     before: Counts,
     at: Instant,
 }
 
-impl View {
-    pub(crate) fn new() -> Self {
-        Self {
-            drawn: stderr().is_terminal().then_some(0),
-            before: Counts::default(),
-            at: Instant::now(),
-        }
-    }
-
-    pub(crate) fn begin(&mut self, ingest: &Ingest) {
-        for source in ingest.fetcher().status() {
-            let (client, chain_id) = source
-                .node
-                .map_or(("(not reached yet)".into(), 0), |node| (node.client, node.chain_id));
-            self.say(&format!("{}: {client}, chain {chain_id}", source.endpoint));
-        }
-        self.rpc(ingest);
-    }
-
-    fn rpc(&mut self, ingest: &Ingest) {
-        if let Some(rpc) = ingest.rpc() {
-            self.say(&format!("orders by JSON-RPC at http://{}", rpc.local_addr()));
-        }
-    }
-
-    pub(crate) fn say(&mut self, line: &str) {
-        // What was drawn stays above.
-        if let Some(drawn) = &mut self.drawn {
-            *drawn = 0;
-        }
-        eprintln!("{line}");
-    }
-
-    pub(crate) fn refresh(&mut self, ingest: &Ingest, latency: &Histogram<u64>, seen: Seen) {
+impl Plain {
+    fn refresh(&mut self, ingest: &Ingest, seen: Seen) {
         let counts = ingest.fetcher().counts();
         let seconds = self.at.elapsed().as_secs_f64().max(1e-3);
         let rate = |now: u64, before: u64| (now.saturating_sub(before)) as f64 / seconds;
         let announced = rate(counts.announced, self.before.announced);
         let pooled = rate(counts.pooled, self.before.pooled);
-        let us = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
-        let stats = ingest.pool().stats();
         let sources = ingest.fetcher().status();
-        let mut lines = Vec::new();
-        for source in &sources {
-            let head = source.head.map_or("-".into(), |head| head.to_string());
-            let gaps = source.gaps.iter().filter(|gap| gap.to.is_none()).count();
-            lines.push(format!(
-                "{:<11} {}  head {head}  backlog {}  open gaps {gaps}  reconnects {}  audits {}{}",
-                word(source.state),
-                source.endpoint,
-                source.backlog,
-                source.reconnects,
-                source.audits,
-                match &source.last_error {
-                    // What is over is in the log.
-                    Some(error) if source.state != SourceState::Live => format!("  ({error})"),
-                    _ => String::new(),
-                },
-            ));
-        }
-        lines.push(format!(
-            "rate        announced {announced:>6.0}/s  pooled {pooled:>6.0}/s  in flight {:>4}  lagged {}",
-            counts.unfinished, counts.lagged,
-        ));
-        lines.push(format!(
-            "latency     p50 {:>7.0} us  p95 {:>7.0} us  p99 {:>7.0} us  (socket to subscriber)",
-            us(0.5),
-            us(0.95),
-            us(0.99),
-        ));
-        lines.push(format!(
-            "pool        {} transactions, {:.1} MB; expired {}, evicted {}",
-            stats.txs,
-            stats.bytes as f64 / 1e6,
-            stats.expired,
-            stats.evicted,
-        ));
-        lines.push(format!(
-            "outcomes    pooled {}  known {}  gone {}  mined {}  malformed {}  refused {}  postponed {}  failed {}",
+        let state = sources.first().map_or("-", |source| source.state.as_str());
+        let rpc = RpcCounts::of(ingest, seen).map_or(String::new(), |rpc| {
+            format!(" rpc={} rpc_orders={}", rpc.requests, rpc.orders)
+        });
+        // A closed stderr is no reason to stop ingesting.
+        let _ = writeln!(
+            stderr().lock(),
+            "{state} announced={} ({announced:.0}/s) pooled={} ({pooled:.0}/s) lagged={} failed={} in_flight={}{rpc}",
+            counts.announced,
             counts.pooled,
-            counts.known,
-            counts.gone,
-            counts.mined,
-            counts.malformed,
-            counts.refused,
-            counts.postponed,
+            counts.lagged,
             counts.failed,
-        ));
-        lines.push(format!(
-            "entered     announced {}  backfilled {}  by audit {}",
-            counts.announced, counts.backfilled, counts.audit_recovered,
-        ));
-        let rpc = RpcCounts::of(ingest, seen);
-        if let Some(rpc) = &rpc {
-            lines.push(format!(
-                "rpc         requests {}  refused {}+{}  deferred {}  orders seen {}  cancelled {}",
-                rpc.requests,
-                rpc.requests_refused,
-                rpc.work_refused,
-                rpc.deferred,
-                rpc.orders,
-                rpc.cancelled,
-            ));
-        }
-        self.draw(&lines, announced, pooled, &counts, rpc);
+            counts.unfinished,
+        );
         self.before = counts;
         self.at = Instant::now();
     }
+}
 
-    fn draw(
-        &mut self,
-        lines: &[String],
-        announced: f64,
-        pooled: f64,
-        counts: &Counts,
-        rpc: Option<RpcCounts>,
-    ) {
-        let mut out = stderr().lock();
-        // A closed stderr is no reason to stop ingesting.
-        let _ = match self.drawn {
-            Some(drawn) => {
-                let up = if drawn > 0 { format!("\x1b[{drawn}A") } else { String::new() };
-                let body: String = lines.iter().map(|line| format!("\x1b[2K{line}\n")).collect();
-                self.drawn = Some(lines.len());
-                write!(out, "{up}{body}").and_then(|()| out.flush())
-            }
-            None => {
-                let state = lines.first().and_then(|line| line.split_whitespace().next());
-                let rpc = rpc.map_or(String::new(), |rpc| {
-                    format!(" rpc={} rpc_orders={}", rpc.requests, rpc.orders)
-                });
-                writeln!(
-                    out,
-                    "{} announced={} ({announced:.0}/s) pooled={} ({pooled:.0}/s) lagged={} failed={} in_flight={}{rpc}",
-                    state.unwrap_or("-"),
-                    counts.announced,
-                    counts.pooled,
-                    counts.lagged,
-                    counts.failed,
-                    counts.unfinished,
-                )
-            }
-        };
-    }
-
-    pub(crate) fn end(&mut self, summary: &Summary) {
-        let Summary { counts, latency_us, .. } = summary;
-        self.say(&format!(
+impl Summary {
+    /// One line for a person.
+    pub(crate) fn say(&self) {
+        let Self { counts, latency_us, .. } = self;
+        eprintln!(
             "{} announced, {} backfilled, {} by audit; {} pooled; {} missing; lagged {}, failed {}; \
              p50 {:.0} us, p99 {:.0} us; {:.0} us of CPU per transaction; {:.0} MB",
             counts.announced,
             counts.backfilled,
             counts.audit_recovered,
             counts.pooled,
-            summary.missing,
+            self.missing,
             counts.lagged,
             counts.failed,
             latency_us.p50,
             latency_us.p99,
-            summary.cpu_us_per_tx,
-            summary.max_rss_bytes as f64 / 1e6,
-        ));
+            self.cpu_us_per_tx,
+            self.max_rss_bytes as f64 / 1e6,
+        );
     }
 }

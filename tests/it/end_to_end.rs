@@ -53,6 +53,23 @@ async fn what_was_pending_before_the_start_is_brought_in_once() {
 }
 
 #[tokio::test]
+async fn the_status_says_how_much_of_a_backfill_is_left() {
+    let node = Node::start(200, |config| config);
+    node.submit_all();
+    // Nobody reads, so the backfill stops in its middle.
+    let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1);
+    let fetcher = Fetcher::start(node.fetcher(), sink).await.unwrap();
+    let left = || fetcher.status()[0].to_recover;
+    eventually("the node's pool is listed", || left() > 0).await;
+    assert!((100..=200).contains(&left()), "{}", left());
+    for _ in 0..200 {
+        transactions.recv().await.expect("the fetcher lives");
+    }
+    fetcher.wait_live().await.unwrap();
+    assert_eq!(left(), 0);
+}
+
+#[tokio::test]
 async fn without_backfill_the_past_stays_unknown_and_an_audit_finds_it() {
     let node = Node::start(50, |config| config);
     node.submit_all();

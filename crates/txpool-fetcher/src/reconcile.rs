@@ -298,8 +298,10 @@ impl<S: TransactionSink> Comparison<S> {
         };
         let since = Instant::now();
         let mut recovered = 0;
+        let mut left = self.shared.start_recovery(missing.len());
         for hash in missing {
             let permit = self.context.deferral.acquire(work, since).await;
+            left.one_done();
             // It may have been announced meanwhile.
             if !self.context.seen.insert_if(*hash, |seen| seen != Some(Seen::InFlight)) {
                 continue;

@@ -49,6 +49,9 @@ pub struct SourceStatus {
     pub audits: u64,
     /// How many hashes these comparisons brought in.
     pub recovered: u64,
+    /// Hashes that comparisons which are under way found missing and have not fetched yet: how far a backfill is.
+    /// Those of the last few fetch slots may still be in flight when it is 0.
+    pub to_recover: u64,
     /// The result of the latest comparison.
     pub last_audit: Option<AuditReport>,
     /// How many hashes the node announced.
@@ -80,6 +83,7 @@ pub(crate) struct SourceShared {
     listing: AtomicUsize,
     pub(crate) audits: AtomicU64,
     pub(crate) recovered: AtomicU64,
+    to_recover: AtomicU64,
     pub(crate) announcement_counts: Arc<AnnouncementCounts>,
     pub(crate) limit: Arc<NodeLimit>,
     /// When the latest full comparison began.
@@ -113,6 +117,27 @@ impl Progress {
     }
 }
 
+/// What one comparison has still to fetch.
+#[derive(Debug)]
+pub(crate) struct Recovery<'a> {
+    shared: &'a SourceShared,
+    left: u64,
+}
+
+impl Recovery<'_> {
+    /// One less. To be called at most as often as there are hashes.
+    pub(crate) fn one_done(&mut self) {
+        self.left -= 1;
+        self.shared.to_recover.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Drop for Recovery<'_> {
+    fn drop(&mut self) {
+        self.shared.to_recover.fetch_sub(self.left, Relaxed);
+    }
+}
+
 impl SourceShared {
     pub(crate) fn new(endpoint: Endpoint, config: &FetcherConfig, changes: &Changes) -> Arc<Self> {
         let name = endpoint.to_string();
@@ -134,6 +159,7 @@ impl SourceShared {
                 gaps: Vec::new(),
                 audits: 0,
                 recovered: 0,
+                to_recover: 0,
                 last_audit: None,
                 announced: 0,
                 first_seen: 0,
@@ -146,6 +172,7 @@ impl SourceShared {
             listing: AtomicUsize::new(0),
             audits: AtomicU64::new(0),
             recovered: AtomicU64::new(0),
+            to_recover: AtomicU64::new(0),
             announcement_counts: Arc::default(),
             compared: Mutex::new(None),
             changes: Arc::clone(changes),
@@ -162,6 +189,13 @@ impl SourceShared {
         }
         self.listing.fetch_add(1, Relaxed);
         Listing(&self.listing)
+    }
+
+    /// Counts so many hashes as to be recovered; those that are left when this is dropped no longer.
+    pub(crate) fn start_recovery(&self, count: usize) -> Recovery<'_> {
+        // Relaxed: a figure to be shown.
+        self.to_recover.fetch_add(count as u64, Relaxed);
+        Recovery { shared: self, left: count as u64 }
     }
 
     pub(super) fn is_listing(&self) -> bool {
@@ -192,6 +226,7 @@ impl SourceShared {
             fetch_limit: self.limit.limit(),
             audits: self.audits.load(Relaxed),
             recovered: self.recovered.load(Relaxed),
+            to_recover: self.to_recover.load(Relaxed),
             announced: self.announcement_counts.announced.load(Relaxed),
             first_seen: self.announcement_counts.first_seen.load(Relaxed),
             ..lock(&self.status).clone()

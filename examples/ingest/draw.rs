@@ -1,0 +1,343 @@
+//! The live view, drawn: a pure function of a [`Picture`].
+
+use std::{collections::VecDeque, time::Duration};
+
+use mempool_ingest::{load_control::LoadState, txpool_fetcher::SourceState};
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::{Color, Style, Stylize as _},
+    text::{Line, Span},
+    widgets::{Block, Borders, Paragraph, Sparkline},
+};
+
+use crate::{
+    picture::{Picture, Source},
+    watcher::{TIPS, TYPES},
+};
+
+/// Sources that are shown; of more, how many there are.
+const MAX_SOURCES: usize = 4;
+
+pub(crate) fn draw(frame: &mut Frame, picture: &Picture) {
+    let sources = picture.sources.len().min(MAX_SOURCES + 1) as u16;
+    let [title, top, curves, tables, load, events] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(1 + sources),
+        Constraint::Length(5),
+        Constraint::Length(8),
+        Constraint::Length(3),
+        Constraint::Min(0),
+    ])
+    .areas(frame.area());
+    frame.render_widget(headline(picture, title.width), title);
+    section(frame, top, "Sources", source_lines(picture, top.width));
+    let [left, right] = halves(curves);
+    rates(frame, left, picture);
+    latency(frame, right, picture);
+    let [left, right] = halves(tables);
+    section(frame, left, "Hashes", hash_lines(picture));
+    section(frame, right, "Pool", pool_lines(picture));
+    section(frame, load, "Load and searchers' orders", load_lines(picture));
+    // The latest that have room, the latest last.
+    let room = usize::from(events.height.saturating_sub(1));
+    let shown = picture.events.len().saturating_sub(room);
+    section(
+        frame,
+        events,
+        "Events",
+        picture.events[shown..].iter().map(|line| event(line)).collect(),
+    );
+}
+
+fn halves(area: Rect) -> [Rect; 2] {
+    Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).spacing(2).areas(area)
+}
+
+fn block(title: &str) -> Block<'_> {
+    let border = Style::new().fg(Color::DarkGray);
+    Block::new().borders(Borders::TOP).border_style(border).title(format!(" {title} ").bold())
+}
+
+fn section(frame: &mut Frame, area: Rect, title: &str, lines: Vec<Line>) {
+    frame.render_widget(Paragraph::new(lines).block(block(title)), area);
+}
+
+fn headline(picture: &Picture, width: u16) -> Line<'static> {
+    let node = match &picture.node {
+        Some((client, chain)) => format!("{}, chain {chain}", cut(client, 22)),
+        None => "no node reached yet".to_owned(),
+    };
+    let head = match picture.head {
+        Some((number, age)) => format!("head {number} {} ago", short(age)),
+        None => "no head yet".to_owned(),
+    };
+    let left = format!(" {node}  {head}");
+    let right = format!("up {}  q ends ", clock(picture.up));
+    let room = usize::from(width).saturating_sub(right.len());
+    let left = format!("{:room$}", cut(&left, room));
+    Line::from(vec![left.bold(), right.into()]).style(Style::new().bg(Color::Blue).fg(Color::White))
+}
+
+fn source_lines(picture: &Picture, width: u16) -> Vec<Line<'static>> {
+    let shown = picture.sources.iter().take(MAX_SOURCES);
+    let mut lines: Vec<_> = shown.map(|source| source_line(source, usize::from(width))).collect();
+    let more = picture.sources.len().saturating_sub(MAX_SOURCES);
+    if more > 0 {
+        lines.push(Line::from(format!(" and {more} more")));
+    }
+    lines
+}
+
+fn source_line(source: &Source, width: usize) -> Line<'static> {
+    let color = match source.state {
+        SourceState::Live => Color::Green,
+        SourceState::Backfilling => Color::Cyan,
+        SourceState::Connecting => Color::Yellow,
+        _ => Color::Red,
+    };
+    let mut spans = vec![
+        Span::styled(format!(" ● {:<12}", source.state.as_str()), color),
+        format!("{:<20} ", tail(&source.endpoint, 20)).into(),
+    ];
+    if let Some((done, all)) = source.backfill {
+        let filled = (done * 16 / all.max(1)) as usize;
+        spans.push("█".repeat(filled).cyan());
+        spans.push("░".repeat(16 - filled).dark_gray());
+        spans.push(format!(" backfill {} of {}", n(done), n(all)).into());
+        return Line::from(spans);
+    }
+    if let Some(error) = &source.error {
+        let room = width.saturating_sub(37);
+        spans.push(cut(error, room).red());
+        return Line::from(spans);
+    }
+    // What is wrong comes first: a narrow terminal cuts the end.
+    if !source.audited {
+        spans.push("not audited  ".yellow());
+    }
+    match source.open_gap {
+        Some((reason, age)) => spans.push(format!("gap: {reason}, {}", short(age)).yellow()),
+        None => spans.push(format!("gaps {}", source.gaps).into()),
+    }
+    let Source { backlog, reconnects, audits, .. } = source;
+    spans.push(format!("  backlog {backlog}  reconnects {reconnects}  audits {audits}").into());
+    Line::from(spans)
+}
+
+fn rates(frame: &mut Frame, area: Rect, picture: &Picture) {
+    let line = Line::from(vec![
+        format!(" announced {:>6}/s  pooled ", n(picture.announced_per_s as u64)).into(),
+        format!("{:>6}/s", n(picture.pooled_per_s as u64)).green(),
+    ]);
+    curve(frame, area, "Rates", line, &picture.pooled, Color::Green, |peak| {
+        format!("{}/s pooled", n(peak))
+    });
+}
+
+fn latency(frame: &mut Frame, area: Rect, picture: &Picture) {
+    let [now, all] = [picture.latency, picture.latency_in_all];
+    let line = Line::from(vec![
+        " p50 ".into(),
+        us(now.p50).cyan(),
+        "  p95 ".into(),
+        us(now.p95).cyan(),
+        "  p99 ".into(),
+        us(now.p99).cyan(),
+        format!("  max {}", us(all.max)).dark_gray(),
+    ]);
+    curve(
+        frame,
+        area,
+        "Latency, socket to subscriber",
+        line,
+        &picture.p99_us,
+        Color::Cyan,
+        |peak| format!("p99 {}", us(peak as f64)),
+    );
+}
+
+/// A line of text above a curve of as many seconds as there are columns, with its peak.
+fn curve(
+    frame: &mut Frame,
+    area: Rect,
+    title: &str,
+    line: Line,
+    history: &VecDeque<u64>,
+    color: Color,
+    peak: impl Fn(u64) -> String,
+) {
+    let columns = usize::from(area.width.saturating_sub(2));
+    let shown: Vec<u64> = history.iter().rev().take(columns).rev().copied().collect();
+    let most = shown.iter().copied().max().unwrap_or(0);
+    let inside = block(title).inner(area);
+    frame.render_widget(block(title), area);
+    let [text, bars, caption] =
+        Layout::vertical([Constraint::Length(1), Constraint::Length(2), Constraint::Length(1)])
+            .areas(inside);
+    frame.render_widget(line, text);
+    let bars = Rect { x: bars.x + 1, width: bars.width.saturating_sub(1), ..bars };
+    frame.render_widget(Sparkline::default().data(&shown).max(most.max(1)).style(color), bars);
+    let words = format!(" {} s, peak {}", shown.len(), peak(most));
+    frame.render_widget(Line::from(words).dark_gray(), caption);
+}
+
+fn hash_lines(picture: &Picture) -> Vec<Line<'static>> {
+    let c = &picture.counts;
+    // What should be 0 stands out when it is not.
+    let good = |name: &'static str, value| cell(name, value, Color::Reset);
+    let bad = |name: &'static str, value| cell(name, value, Color::Red);
+    let odd = |name: &'static str, value| cell(name, value, Color::Yellow);
+    [
+        [good("announced", c.announced), good("pooled", c.pooled)],
+        [good("backfilled", c.backfilled), good("known", c.known)],
+        [odd("by audit", c.audit_recovered), good("gone", c.gone)],
+        [bad("lagged", c.lagged), good("mined", c.mined)],
+        [good("in flight", c.unfinished), bad("malformed", c.malformed)],
+        [bad("failed", c.failed), odd("refused", c.refused)],
+        [good("removed", removed(picture)), odd("postponed", c.postponed)],
+    ]
+    .map(|[left, right]| Line::from([left, right].concat()))
+    .into()
+}
+
+fn removed(picture: &Picture) -> u64 {
+    let p = &picture.pool;
+    p.mined + p.stale + p.expired + p.evicted
+}
+
+fn cell(name: &'static str, value: u64, unless_zero: Color) -> Vec<Span<'static>> {
+    let color = if value == 0 { Color::DarkGray } else { unless_zero };
+    vec![format!(" {name:<10}").into(), Span::styled(format!("{:>8}", compact(value)), color)]
+}
+
+fn pool_lines(picture: &Picture) -> Vec<Line<'static>> {
+    let (pool, content) = (&picture.pool, &picture.content);
+    let share =
+        100.0 * (pool.txs - pool.external_txs.min(pool.txs)) as f64 / picture.max_txs.max(1) as f64;
+    let mut lines = vec![Line::from(vec![
+        format!(" {} txs", n(pool.txs)).bold(),
+        format!(
+            "  {:.0} MB  {share:.0} % full  {} bundles",
+            pool.bytes as f64 / 1e6,
+            n(pool.bundles)
+        )
+        .into(),
+    ])];
+    lines.push(Line::from(" type              tip offered, gwei").dark_gray());
+    let most = content.by_tip.iter().copied().max().unwrap_or(0).max(1);
+    for row in 0..TYPES.len() {
+        let (txs, tips) = (content.by_type[row], content.by_tip[row]);
+        let bar = (tips * 6).div_ceil(most) as usize;
+        lines.push(Line::from(vec![
+            format!(" {:<7}{:>8}   {:<12}", TYPES[row], compact(txs), TIPS[row].1).into(),
+            format!("{:>7} ", compact(tips)).into(),
+            "▇".repeat(bar).magenta(),
+        ]));
+    }
+    lines
+}
+
+fn load_lines(picture: &Picture) -> Vec<Line<'static>> {
+    let color = match picture.load {
+        LoadState::Normal => Color::Green,
+        LoadState::Elevated => Color::Yellow,
+        LoadState::Critical => Color::Red,
+    };
+    let first = Line::from(vec![
+        " load ".into(),
+        Span::styled(picture.load.as_str(), color),
+        format!(
+            "  deferred {}, waiting {}  work permits in use {}  expired {}  evicted {}",
+            compact(picture.deferred.deferred),
+            picture.deferred.waiting,
+            picture.gate.work_in_use,
+            compact(picture.pool.expired),
+            compact(picture.pool.evicted),
+        )
+        .into(),
+    ]);
+    let second = match &picture.rpc {
+        Some(rpc) => Line::from(format!(
+            " rpc requests {}  in flight {}  refused {}  orders {}  cancelled {}",
+            compact(rpc.requests),
+            picture.gate.requests_in_flight,
+            compact(rpc.requests_refused + rpc.work_refused),
+            compact(rpc.orders),
+            compact(rpc.cancelled),
+        )),
+        None => Line::from(" no RPC server: --rpc ADDR starts one").dark_gray(),
+    };
+    vec![first, second]
+}
+
+fn event(line: &str) -> Line<'static> {
+    let color = match line {
+        _ if line.contains(" ERROR ") => Color::Red,
+        _ if line.contains(" WARN ") => Color::Yellow,
+        _ => Color::Reset,
+    };
+    Line::from(format!(" {line}")).style(color)
+}
+
+/// With commas.
+fn n(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// At most eight characters.
+fn compact(value: u64) -> String {
+    match value {
+        0..10_000_000 => value.to_string(),
+        10_000_000..10_000_000_000 => format!("{:.1} M", value as f64 / 1e6),
+        _ => format!("{:.1} G", value as f64 / 1e9),
+    }
+}
+
+fn us(micros: f64) -> String {
+    match micros {
+        0.0..1e3 => format!("{micros:.0} us"),
+        1e3..1e6 => format!("{:.1} ms", micros / 1e3),
+        _ => format!("{:.1} s", micros / 1e6),
+    }
+}
+
+fn short(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds => format!("{} min", seconds / 60),
+    }
+}
+
+fn clock(time: Duration) -> String {
+    let seconds = time.as_secs();
+    format!("{}:{:02}:{:02}", seconds / 3_600, seconds / 60 % 60, seconds % 60)
+}
+
+/// The first so many characters.
+fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some(_) => text.chars().take(most.saturating_sub(1)).chain(['…']).collect(),
+        None => text.to_owned(),
+    }
+}
+
+/// The last so many characters: paths differ at their end.
+fn tail(text: &str, most: usize) -> String {
+    let length = text.chars().count();
+    match length > most {
+        true => ['…'].into_iter().chain(text.chars().skip(length - most + 1)).collect(),
+        false => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! What the live view shows at one moment, as values.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant, SystemTime},
+};
+
+use hdrhistogram::Histogram;
+use mempool_ingest::{
+    Ingest,
+    load_control::{GateStats, LoadState},
+    order_pool::PoolStats,
+    txpool_fetcher::{Counts, DeferredStats, SourceState, SourceStatus},
+};
+
+use crate::{
+    RpcCounts,
+    watcher::{Content, Seen},
+};
+
+/// Seconds of the curves: more than the columns of any terminal that shows them.
+const HISTORY: usize = 300;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Picture {
+    pub(crate) up: Duration,
+    /// The client and the chain of the first node that was reached.
+    pub(crate) node: Option<(String, u64)>,
+    /// The head's number and age.
+    pub(crate) head: Option<(u64, Duration)>,
+    pub(crate) sources: Vec<Source>,
+    pub(crate) counts: Counts,
+    pub(crate) announced_per_s: f64,
+    pub(crate) pooled_per_s: f64,
+    /// Pooled in each second, the latest last.
+    pub(crate) pooled: VecDeque<u64>,
+    /// Microseconds, of each second in which something was pooled, the latest last.
+    pub(crate) p99_us: VecDeque<u64>,
+    pub(crate) latency: Latency,
+    /// Since the start.
+    pub(crate) latency_in_all: Latency,
+    pub(crate) pool: PoolStats,
+    pub(crate) max_txs: u64,
+    pub(crate) content: Content,
+    pub(crate) load: LoadState,
+    pub(crate) deferred: DeferredStats,
+    pub(crate) gate: GateStats,
+    pub(crate) rpc: Option<RpcCounts>,
+    /// The latest lines of the log, oldest first.
+    pub(crate) events: Vec<String>,
+}
+
+/// In microseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Latency {
+    pub(crate) p50: f64,
+    pub(crate) p95: f64,
+    pub(crate) p99: f64,
+    pub(crate) max: f64,
+}
+
+impl Latency {
+    fn of(histogram: &Histogram<u64>) -> Self {
+        let us = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
+        Self { p50: us(0.5), p95: us(0.95), p99: us(0.99), max: histogram.max() as f64 / 1e3 }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    pub(crate) state: SourceState,
+    pub(crate) endpoint: String,
+    pub(crate) audited: bool,
+    pub(crate) backlog: u64,
+    pub(crate) gaps: usize,
+    /// Why announcements may be missing just now, and for how long.
+    pub(crate) open_gap: Option<(&'static str, Duration)>,
+    pub(crate) reconnects: u64,
+    pub(crate) audits: u64,
+    /// What a backfill has brought in, and of how many.
+    pub(crate) backfill: Option<(u64, u64)>,
+    /// Why it is not live.
+    pub(crate) error: Option<String>,
+}
+
+/// What one picture needs of the ones before.
+pub(crate) struct Painter {
+    start: Instant,
+    at: Instant,
+    counts: Counts,
+    latency: Histogram<u64>,
+    pooled: VecDeque<u64>,
+    p99_us: VecDeque<u64>,
+    /// For each source, the most that its running backfill had to bring in.
+    backfill: Vec<u64>,
+    max_txs: u64,
+}
+
+impl Painter {
+    pub(crate) fn new(latency: Histogram<u64>, max_txs: u64) -> Self {
+        let now = Instant::now();
+        Self {
+            start: now,
+            at: now,
+            counts: Counts::default(),
+            latency,
+            pooled: VecDeque::new(),
+            p99_us: VecDeque::new(),
+            backfill: Vec::new(),
+            max_txs,
+        }
+    }
+
+    /// To be called about once a second.
+    pub(crate) fn paint(
+        &mut self,
+        ingest: &Ingest,
+        latency: Histogram<u64>,
+        seen: Seen,
+        content: Content,
+        events: Vec<String>,
+    ) -> Picture {
+        let (counts, status) = (ingest.fetcher().counts(), ingest.fetcher().status());
+        let seconds = self.at.elapsed().as_secs_f64().max(1e-3);
+        let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+        let announced_per_s = rate(counts.announced, self.counts.announced);
+        let pooled_per_s = rate(counts.pooled, self.counts.pooled);
+        push(&mut self.pooled, pooled_per_s.round() as u64);
+        let mut since = latency.clone();
+        // The same histogram some time ago, so part of it.
+        since.subtract(&self.latency).expect("counts only rise");
+        if !since.is_empty() {
+            push(&mut self.p99_us, Latency::of(&since).p99 as u64);
+        }
+        let latency_in_all = Latency::of(&latency);
+        (self.at, self.counts, self.latency) = (Instant::now(), counts, latency);
+        self.backfill.resize(status.len(), 0);
+        let sources = status.iter().zip(&mut self.backfill).map(|(status, most)| {
+            let running = status.to_recover > 0 || status.state == SourceState::Backfilling;
+            *most = if running { (*most).max(status.to_recover) } else { 0 };
+            source(status, *most)
+        });
+        let age = |head: mempool_ingest::order_pool::Head| {
+            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(head.timestamp);
+            (head.number, time.elapsed().unwrap_or_default())
+        };
+        Picture {
+            up: self.start.elapsed(),
+            sources: sources.collect(),
+            node: status.into_iter().find_map(|source| source.node).map(|n| (n.client, n.chain_id)),
+            head: ingest.head().map(age),
+            counts,
+            announced_per_s,
+            pooled_per_s,
+            pooled: self.pooled.clone(),
+            p99_us: self.p99_us.clone(),
+            latency: Latency::of(&since),
+            latency_in_all,
+            pool: ingest.pool().stats(),
+            max_txs: self.max_txs,
+            content,
+            load: ingest.monitor().state(),
+            deferred: ingest.fetcher().deferred(),
+            gate: ingest.gate().stats(),
+            rpc: RpcCounts::of(ingest, seen),
+            events,
+        }
+    }
+}
+
+fn source(status: &SourceStatus, most: u64) -> Source {
+    let open = status.gaps.iter().rfind(|gap| gap.to.is_none());
+    let error = status.last_error.as_ref().map(ToString::to_string);
+    Source {
+        state: status.state,
+        endpoint: status.endpoint.to_string(),
+        audited: status.audited,
+        backlog: status.backlog,
+        gaps: status.gaps.len(),
+        open_gap: open.map(|gap| (gap.reason.as_str(), gap.from.elapsed())),
+        reconnects: status.reconnects,
+        audits: status.audits,
+        backfill: (most > 0).then_some((most - status.to_recover, most)),
+        // What is over is in the log.
+        error: error.filter(|_| status.state != SourceState::Live),
+    }
+}
+
+fn push(history: &mut VecDeque<u64>, value: u64) {
+    if history.len() == HISTORY {
+        history.pop_front();
+    }
+    history.push_back(value);
+}

@@ -1,0 +1,158 @@
+//! A subscriber, as a builder would be one.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, SystemTime},
+};
+
+use hdrhistogram::Histogram;
+use mempool_ingest::{
+    OrderPool,
+    order_pool::{Event, Order, Origin, Transaction},
+};
+
+/// The transaction types that a pool may hold, by their number.
+pub(crate) const TYPES: [&str; 5] = ["legacy", "2930", "1559", "blob", "7702"];
+
+/// Lower bounds of the classes of tips, in wei, and their names in gwei.
+pub(crate) const TIPS: [(u128, &str); 5] = [
+    (10_000_000_000, "10 and more"),
+    (1_000_000_000, "1 to 10"),
+    (100_000_000, "0.1 to 1"),
+    (10_000_000, "0.01 to 0.1"),
+    (0, "below 0.01"),
+];
+
+/// It notes how old each order is when it sees it, and what the pool consists of.
+pub(crate) struct Watcher {
+    shared: Arc<Shared>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+struct Shared {
+    latency: Mutex<Histogram<u64>>,
+    orders: AtomicU64,
+    cancelled: AtomicU64,
+    lagged: AtomicU64,
+    by_type: [AtomicU64; TYPES.len()],
+    by_tip: [AtomicU64; TIPS.len()],
+    stop: AtomicBool,
+}
+
+/// What a subscriber saw of the RPC server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) orders: u64,
+    pub(crate) cancelled: u64,
+}
+
+/// The transactions of the pool. A tip is the most that a transaction offers, whatever the base fee: so it stays in
+/// its class, and nothing has to be walked to count.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Content {
+    pub(crate) by_type: [u64; TYPES.len()],
+    pub(crate) by_tip: [u64; TIPS.len()],
+}
+
+impl Watcher {
+    pub(crate) fn start(pool: OrderPool) -> Self {
+        let latency = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds in order");
+        let shared = Arc::new(Shared {
+            latency: Mutex::new(latency),
+            orders: AtomicU64::default(),
+            cancelled: AtomicU64::default(),
+            lagged: AtomicU64::default(),
+            by_type: Default::default(),
+            by_tip: Default::default(),
+            stop: AtomicBool::default(),
+        });
+        let watching = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || watching.run(&pool));
+        Self { shared, thread }
+    }
+
+    pub(crate) fn latency(&self) -> Histogram<u64> {
+        self.shared.latency.lock().expect("nobody panics with it").clone()
+    }
+
+    pub(crate) fn seen(&self) -> Seen {
+        let Shared { orders, cancelled, .. } = &*self.shared;
+        Seen { orders: orders.load(Relaxed), cancelled: cancelled.load(Relaxed) }
+    }
+
+    pub(crate) fn content(&self) -> Content {
+        let read = |count: &AtomicU64| count.load(Relaxed);
+        Content {
+            by_type: self.shared.by_type.each_ref().map(read),
+            by_tip: self.shared.by_tip.each_ref().map(read),
+        }
+    }
+
+    pub(crate) fn stop(self) {
+        self.shared.stop.store(true, Relaxed);
+        if self.thread.join().is_err() {
+            eprintln!("warning: the subscriber has panicked");
+        }
+        let lagged = self.shared.lagged.load(Relaxed);
+        if lagged > 0 {
+            eprintln!("warning: the subscriber lagged and started anew, {lagged} times");
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self, pool: &OrderPool) {
+        let mut subscription = pool.subscribe_all();
+        while !self.stop.load(Relaxed) {
+            match subscription.next_timeout(Duration::from_millis(50)) {
+                Some(Ok(Event::Added(order))) => self.added(&order),
+                Some(Ok(Event::Removed { order, .. })) => {
+                    if let Order::Tx(tx) = order.as_ref() {
+                        for count in self.counts_of(tx) {
+                            count.fetch_sub(1, Relaxed);
+                        }
+                    }
+                }
+                Some(Ok(Event::Cancelled(_))) => {
+                    self.cancelled.fetch_add(1, Relaxed);
+                }
+                Some(Err(_)) => {
+                    self.lagged.fetch_add(1, Relaxed);
+                    // All that is there comes again.
+                    let counts = self.by_type.iter().chain(&self.by_tip);
+                    counts.for_each(|count| count.store(0, Relaxed));
+                    subscription.resync();
+                }
+                Some(Ok(_)) | None => {}
+            }
+        }
+    }
+
+    fn added(&self, order: &Order) {
+        if let Order::Tx(tx) = order {
+            for count in self.counts_of(tx) {
+                count.fetch_add(1, Relaxed);
+            }
+            if tx.origin() != Origin::Rpc {
+                if let Ok(age) = SystemTime::now().duration_since(tx.first_seen()) {
+                    let mut latency = self.latency.lock().expect("nobody panics with it");
+                    latency.saturating_record(age.as_nanos() as u64);
+                }
+                return;
+            }
+        }
+        // Bundles come by the RPC server alone.
+        self.orders.fetch_add(1, Relaxed);
+    }
+
+    /// Where this transaction is counted.
+    fn counts_of(&self, tx: &Transaction) -> [&AtomicU64; 2] {
+        let kind = tx.recovered().inner().tx_type() as usize;
+        let tip = tx.max_tip_wei();
+        let class = TIPS.iter().position(|(least, _)| tip >= *least).expect("the last is 0");
+        [&self.by_type[kind], &self.by_tip[class]]
+    }
+}
