@@ -54,7 +54,6 @@ impl FullBlock {
             block_hash: self.hash,
             number: self.header.number,
             index: index as u64,
-            timestamp: self.header.timestamp,
             base_fee_wei: self.header.base_fee_per_gas.unwrap_or_default().into(),
         }
     }

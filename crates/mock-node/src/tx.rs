@@ -3,8 +3,8 @@
 use std::sync::{Arc, OnceLock};
 
 use alloy_consensus::{
-    Transaction as _, TxEip4844Variant, TxEnvelope, transaction::Recovered,
-    transaction::SignerRecoverable,
+    Transaction as _, TxEip4844Variant, TxEnvelope,
+    transaction::{Recovered, SignerRecoverable, TransactionInfo},
 };
 use alloy_eips::{Decodable2718, Encodable2718, eip7594::BlobTransactionSidecarVariant};
 use alloy_primitives::{Address, B256, Bytes, bytes};
@@ -179,16 +179,19 @@ impl SignedTx {
     pub(crate) fn to_object(&self, mined: Option<MinedAt>) -> Transaction {
         let tx = TxEnvelope::decode_2718_exact(self.body.mined())
             .expect("these bytes were decoded or encoded by us before");
-        Transaction {
-            inner: Recovered::new_unchecked(tx, self.sender),
+        // No literal: newer versions of alloy have more fields.
+        let place = TransactionInfo {
             block_hash: mined.map(|at| at.block_hash),
             block_number: mined.map(|at| at.number),
-            transaction_index: mined.map(|at| at.index),
-            effective_gas_price: Some(mined.map_or(self.max_fee_wei, |at| {
-                self.max_fee_wei.min(self.tip_wei.saturating_add(at.base_fee_wei))
-            })),
-            block_timestamp: mined.map(|at| at.timestamp),
-        }
+            index: mined.map(|at| at.index),
+            ..TransactionInfo::default()
+        };
+        let tx = Recovered::new_unchecked(tx, self.sender);
+        let mut object = Transaction::from_transaction(tx, place);
+        object.effective_gas_price = Some(mined.map_or(self.max_fee_wei, |at| {
+            self.max_fee_wei.min(self.tip_wei.saturating_add(at.base_fee_wei))
+        }));
+        object
     }
 }
 
@@ -198,7 +201,6 @@ pub(crate) struct MinedAt {
     pub(crate) block_hash: B256,
     pub(crate) number: u64,
     pub(crate) index: u64,
-    pub(crate) timestamp: u64,
     pub(crate) base_fee_wei: u128,
 }
 

@@ -11,8 +11,8 @@ use revm::{
     },
     database_interface::DBErrorMarker,
     inspector::CountInspector,
-    primitives::{Address, AddressMap, B256, U256, address, hardfork::SpecId},
-    state::{Account, AccountInfo, Bytecode, EvmState},
+    primitives::{Address, B256, U256, address, hardfork::SpecId},
+    state::{AccountInfo, Bytecode, EvmState},
 };
 
 use crate::support::{
@@ -87,7 +87,7 @@ impl Database for Lossy {
 }
 
 impl DatabaseCommit for Lossy {
-    fn commit(&mut self, changes: AddressMap<Account>) {
+    fn commit(&mut self, changes: EvmState) {
         self.0.commit(changes);
     }
 }

@@ -116,6 +116,10 @@ fn one_block(seed: u64, forks: &[SpecId]) -> Seen {
         inspected.inspector.clear();
         inspected.ctx.journaled_state.database.forget_reads();
         let expected = inspected.inspect_tx(tx.clone());
+        if expected.is_err() {
+            // revm 34 leaves in the journal what an invalid transaction loaded. The guard discards it.
+            let _ = revm::ExecuteEvm::finalize(&mut inspected);
+        }
         let read = inspected.ctx.journaled_state.database.accounts.clone();
         let commits = guarded.ctx.journaled_state.database.commits;
         guarded.ctx.journaled_state.database.forget_reads();

@@ -15,10 +15,10 @@ use revm::{
     database::{CacheDB, EmptyDB},
     handler::{MainnetContext, MainnetEvm},
     primitives::{
-        Address, AddressMap, B256, Bytes, U256, address,
-        eip4844::BLOB_BASE_FEE_UPDATE_FRACTION_CANCUN, hardfork::SpecId,
+        Address, B256, Bytes, U256, address, eip4844::BLOB_BASE_FEE_UPDATE_FRACTION_CANCUN,
+        hardfork::SpecId,
     },
-    state::{Account, AccountInfo, EvmState},
+    state::{AccountInfo, EvmState},
 };
 
 pub const SENDER: Address = address!("0x5e00000000000000000000000000000000000001");
@@ -29,8 +29,7 @@ pub const BASE_FEE: u64 = 7;
 
 /// Every fork from Berlin to the newest that this revm knows.
 pub fn forks() -> impl Iterator<Item = SpecId> {
-    (SpecId::BERLIN as u8..=SpecId::NEXT as u8)
-        .map(|id| SpecId::try_from_u8(id).expect("within the known forks"))
+    (SpecId::BERLIN as u8..).map_while(SpecId::try_from_u8)
 }
 
 /// A database that remembers which accounts were asked for, and how often it was written to.
@@ -102,7 +101,7 @@ impl<D: Database> Database for Recorder<D> {
 }
 
 impl<D: DatabaseCommit> DatabaseCommit for Recorder<D> {
-    fn commit(&mut self, changes: AddressMap<Account>) {
+    fn commit(&mut self, changes: EvmState) {
         self.commits += 1;
         self.inner.commit(changes);
     }

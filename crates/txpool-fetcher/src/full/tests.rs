@@ -1,6 +1,6 @@
 use alloy_consensus::{
     EthereumTypedTransaction, SignableTransaction as _, Transaction as _, TxEip4844,
-    TxEip4844Variant, TxEnvelope,
+    TxEip4844Variant, TxEnvelope, transaction::TransactionInfo,
 };
 use alloy_eips::{
     Decodable2718 as _,
@@ -121,15 +121,12 @@ fn transaction(rng: &mut StdRng, tx_type: u8) -> TxEnvelope {
 }
 
 fn object_of(rng: &mut StdRng, tx: TxEnvelope, from: Address) -> Transaction {
-    Transaction {
-        inner: Recovered::new_unchecked(tx, from),
-        block_hash: None,
-        block_number: None,
-        transaction_index: None,
-        // Shown as `gasPrice` where the type has no field of that name.
-        effective_gas_price: rng.random_bool(0.8).then(|| wei(rng)),
-        block_timestamp: None,
-    }
+    // No literal: newer versions of alloy have more fields.
+    let tx = Recovered::new_unchecked(tx, from);
+    let mut object = Transaction::from_transaction(tx, TransactionInfo::default());
+    // Shown as `gasPrice` where the type has no field of that name.
+    object.effective_gas_price = rng.random_bool(0.8).then(|| wei(rng));
+    object
 }
 
 // ---- The objects' text: any order, whitespace, escapes and fields of no interest ----
