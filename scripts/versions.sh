@@ -8,11 +8,12 @@
 #
 # In a copy, every range of Cargo.toml becomes its point: alloy's crates whose types stand in public signatures, and
 # those that the tests share them with (the mock node and the testkit go along). revm is moved for the blocklist alone:
-# the mock node and the example builder are not published, and stay with the newest. All else is as in Cargo.lock.
+# the mock node and the example builder are not published, and stay with the newest. All else is as in Cargo.lock, and what
+# is alike is built once, with the workspace.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# alloy, revm: rbuilder's, reth 2.5.1's, the newest of the ranges.
+# alloy, revm: rbuilder's; those of reth after 2.5.1, which has 2.3.0 itself (integrations/reth); the newest of the ranges.
 low=(1.6.3 34)
 mid=(2.4.1 42)
 high=(2.5.0 43)
@@ -34,7 +35,7 @@ features = [\"std\", \"secp256k1\", \"portable\", \"c-kzg\", \"blst\"], optional
         "$copy/crates/blocklist/Cargo.toml"
     (
         cd "$copy"
-        export CARGO_TARGET_DIR=../target
+        export CARGO_TARGET_DIR=../..
         cargo metadata --format-version 1 >/dev/null
         for crate in alloy-consensus alloy-primitives revm; do
             echo "$crate: $(cargo tree -q -e normal,no-proc-macro "${published[@]}" --prefix none |

@@ -1,54 +1,29 @@
-# Inside a reth node
-
-A builder that runs in the node's own process gives the fetcher reth's transaction pool, and no socket is
-opened: `FetcherConfig::in_process`. What that changes and what it does not is in
-[ARCHITECTURE.md](../ARCHITECTURE.md); `examples/in_process.rs` is a source of this kind that runs.
-
-The adapter below is written against reth 2.5.1. reth is on no registry, so this project neither depends
-on it nor compiles this page: the signatures were read in reth's source at the tag `v2.5.1`, and another
-version may differ.
-
-| what the fetcher needs | what reth 2.5.1 has | crate |
-|---|---|---|
-| `announcements` | `TransactionPool::pending_transactions_listener_for(TransactionListenerKind::All)` | `reth-transaction-pool` |
-| `pooled` | `TransactionPool::all_transactions` | `reth-transaction-pool` |
-| `get` | `TransactionPool::get_pooled_transaction_element` | `reth-transaction-pool` |
-| `blocks` | `CanonStateSubscriptions::canonical_state_stream` | `reth-chain-state` |
-| `latest_block`, `block` | `BlockNumReader::best_block_number`, `BlockReader::recovered_block` | `reth-storage-api` |
-| `chain_id` | `ChainSpecProvider::chain_spec` | `reth-chainspec` |
-
-`reth-ethereum` with the features `full` and `node` exports all of them.
-
-```toml
-[dependencies]
-alloy-consensus = "2.5"
-alloy-eips = "2.5"
-alloy-primitives = "1"
-futures = "0.3"
-mempool-ingest = "0.1"
-reth-ethereum = { git = "https://github.com/paradigmxyz/reth", tag = "v2.5.1", features = ["full", "node"] }
-```
-
-```rust,ignore
 use alloy_consensus::{BlockHeader as _, Transaction as _, transaction::Recovered};
 use alloy_eips::{BlockHashOrNumber, eip1559::BaseFeeParams};
 use alloy_primitives::{B256, map::AddressHashMap};
 use futures::{StreamExt as _, stream};
-use mempool_ingest::txpool_fetcher::{
+use txpool_fetcher::{
     AnnouncementStream, Block, BlockStream, Head, InProcessPool, MinedBlock, PoolAnnouncement,
     PooledHashes, PooledTransaction,
 };
+
+// In a node the module goes, and this line.
+use crate::reth as reth_ethereum;
 use reth_ethereum::{
     EthPrimitives,
-    chainspec::EthChainSpec as _,
+    chainspec::{ChainSpecProvider, EthChainSpec as _},
     pool::{PoolTransaction, TransactionListenerKind, TransactionPool},
     primitives::RecoveredBlock,
-    provider::{BlockReader, CanonStateSubscriptions, ChainSpecProvider, TransactionVariant},
+    provider::{BlockReader, CanonStateSubscriptions, TransactionVariant},
 };
 
-struct RethPool<P, C> {
-    pool: P,
-    chain: C,
+/// A reth node's transaction pool and chain as a source: `FetcherConfig::in_process`.
+#[derive(Debug)]
+pub struct RethPool<P, C> {
+    /// `node.pool` of a launched node.
+    pub pool: P,
+    /// `node.provider` of a launched node.
+    pub chain: C,
 }
 
 impl<P, C> InProcessPool for RethPool<P, C>
@@ -58,8 +33,6 @@ where
     C: BlockReader<Block = reth_ethereum::Block>
         + CanonStateSubscriptions<Primitives = EthPrimitives>
         + ChainSpecProvider
-        + Send
-        + Sync
         + 'static,
 {
     fn chain_id(&self) -> u64 {
@@ -131,25 +104,3 @@ fn mined(block: &RecoveredBlock<reth_ethereum::Block>) -> MinedBlock {
     }
     MinedBlock::new(Block::new(head, hashes), nonces.into_iter().map(Into::into).collect())
 }
-```
-
-Where the node is launched:
-
-```rust,ignore
-let NodeHandle { node, node_exit_future } =
-    builder.node(EthereumNode::default()).launch().await?;
-let pool = RethPool { pool: node.pool.clone(), chain: node.provider.clone() };
-let source = FetcherConfig::in_process("reth", Arc::new(pool));
-let ingest = Ingest::start(IngestConfig::new(source, PoolConfig::default())).await?;
-```
-
-## What to know of reth
-
-- Its listener for pending transactions holds 2,048 hashes (`--txpool.max-pending-txns`) and drops what
-  does not fit, with a debug line only. The fetcher empties it at once into a buffer of its own, and
-  the audit brings in what was dropped all the same (`mempool_fetcher_missing_seconds`).
-- `pooled_transaction_hashes` is not the list to compare with: it leaves out what is not passed on to
-  peers, and holds queued transactions too. `all_transactions` takes one look at both sub-pools.
-- `canonical_state_stream` skips what it lost by a lag, also with a debug line only. The parent of the next
-  block is then unknown, and the missed blocks are asked for with `block`.
-- A transaction of the public that reth held back (a nonce gap) is announced when it becomes pending.

@@ -1,0 +1,171 @@
+//! What the adapters touch of rbuilder, which is on no registry: names and signatures as there, the bodies as short as
+//! the tests allow. Linked into rbuilder, this module is deleted, and `use crate::rbuilder::` becomes
+//! the paths below.
+//!
+//! | here | file in rbuilder | read at |
+//! |---|---|---|
+//! | [`TransactionSignedEcRecoveredWithBlobs`], [`MempoolTx`], [`Order`] | `crates/rbuilder-primitives/src/lib.rs` | a stored copy beside `0354775d` |
+//! | [`ReplaceableOrderPoolCommand`] | `crates/rbuilder/src/live_builder/order_input/mod.rs` | `0354775d`, where `txpool_fetcher.rs` makes one of an `Arc<Order>` |
+//! | [`MempoolTxsDetector`] | `crates/rbuilder/src/live_builder/order_input/mempool_txs_detector.rs` | after `297347de`, where `add_tx` still took an `&Order` |
+//! | [`BlockListProvider`], [`Error`] | `crates/rbuilder/src/live_builder/block_list_provider.rs` | `18263b8e` |
+//! | [`add_txfetcher_time_to_query`], [`mark_command_received`] | `crates/rbuilder/src/telemetry/` | stored copies beside `0354775d`, whose fetcher calls both |
+//! | [`TransactionErr`] | `crates/rbuilder/src/building/order_commit.rs` | `01d4e3be` |
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use alloy_consensus::{EthereumTxEnvelope, TxEip4844, transaction::Recovered};
+use alloy_eips::eip7594::BlobTransactionSidecarVariant;
+use alloy_primitives::{Address, B256};
+use revm::context::result::InvalidTransaction;
+use time::OffsetDateTime;
+use txpool_fetcher::PooledTransaction;
+
+/// reth's `TransactionSigned`.
+pub type TransactionSigned = EthereumTxEnvelope<TxEip4844>;
+
+/// A transaction with its sender, and its sidecar beside it.
+#[derive(Clone, Debug)]
+pub struct TransactionSignedEcRecoveredWithBlobs {
+    tx: Recovered<TransactionSigned>,
+    /// Empty for all but blob transactions.
+    pub blobs_sidecar: Arc<BlobTransactionSidecarVariant>,
+}
+
+/// Why a transaction and a sidecar are no such pair.
+#[derive(Debug)]
+pub struct TxWithBlobsCreateError;
+
+// reth's `PooledTransactionVariant` and our `PooledTransaction` are the same type of alloy.
+impl TryFrom<Recovered<PooledTransaction>> for TransactionSignedEcRecoveredWithBlobs {
+    type Error = TxWithBlobsCreateError;
+
+    fn try_from(value: Recovered<PooledTransaction>) -> Result<Self, Self::Error> {
+        let (tx, signer) = value.into_parts();
+        let (tx, sidecar) = match tx {
+            EthereumTxEnvelope::Eip4844(signed) => {
+                let (tx, signature, hash) = signed.into_parts();
+                let (tx, sidecar) = tx.into_parts();
+                let signed = alloy_consensus::Signed::new_unchecked(tx, signature, hash);
+                (TransactionSigned::Eip4844(signed), sidecar)
+            }
+            EthereumTxEnvelope::Legacy(tx) => (tx.into(), none()),
+            EthereumTxEnvelope::Eip2930(tx) => (tx.into(), none()),
+            EthereumTxEnvelope::Eip1559(tx) => (tx.into(), none()),
+            EthereumTxEnvelope::Eip7702(tx) => (tx.into(), none()),
+        };
+        let tx = Recovered::new_unchecked(tx, signer);
+        Ok(Self { tx, blobs_sidecar: Arc::new(sidecar) })
+    }
+}
+
+fn none() -> BlobTransactionSidecarVariant {
+    BlobTransactionSidecarVariant::Eip4844(Default::default())
+}
+
+impl TransactionSignedEcRecoveredWithBlobs {
+    /// The transaction's hash.
+    pub fn hash(&self) -> B256 {
+        *self.tx.inner().hash()
+    }
+
+    /// Its sender.
+    pub fn signer(&self) -> Address {
+        self.tx.signer()
+    }
+}
+
+/// A transaction of the mempool.
+#[derive(Clone, Debug)]
+pub struct MempoolTx {
+    /// The transaction.
+    pub tx_with_blobs: TransactionSignedEcRecoveredWithBlobs,
+}
+
+impl MempoolTx {
+    /// As an order is made of it.
+    pub fn new(tx_with_blobs: TransactionSignedEcRecoveredWithBlobs) -> Self {
+        Self { tx_with_blobs }
+    }
+}
+
+/// What blocks are built of. Bundles are left out here.
+#[derive(Clone, Debug)]
+pub enum Order {
+    /// A transaction of the mempool.
+    Tx(MempoolTx),
+}
+
+/// What the order pool is sent. Cancellations are left out here.
+#[derive(Clone, Debug)]
+pub enum ReplaceableOrderPoolCommand {
+    /// A new order.
+    Order(Arc<Order>),
+}
+
+/// Knows which transactions are public. rbuilder has a `DashSet`.
+#[derive(Debug, Default)]
+pub struct MempoolTxsDetector(Mutex<HashSet<B256>>);
+
+impl MempoolTxsDetector {
+    /// Takes note of a public transaction.
+    pub fn add_tx(&self, hash: B256) {
+        self.0.lock().unwrap().insert(hash);
+    }
+
+    /// Whether the transaction is public.
+    pub fn is_mempool(&self, tx: &TransactionSignedEcRecoveredWithBlobs) -> bool {
+        self.0.lock().unwrap().contains(&tx.hash())
+    }
+}
+
+/// How often [`add_txfetcher_time_to_query`] was called.
+pub static TXFETCHER_TRANSACTION_COUNTER: AtomicUsize = AtomicUsize::new(0);
+
+/// How often [`mark_command_received`] was called.
+pub static ORDERS_RECEIVED: AtomicUsize = AtomicUsize::new(0);
+
+/// Records how long a transaction took from its announcement. rbuilder has a histogram beside the counter.
+pub fn add_txfetcher_time_to_query(_duration: Duration) {
+    TXFETCHER_TRANSACTION_COUNTER.fetch_add(1, Relaxed);
+}
+
+/// Records when an order came in. rbuilder keeps the time by the order's id.
+pub fn mark_command_received(_command: &ReplaceableOrderPoolCommand, _received_at: OffsetDateTime) {
+    ORDERS_RECEIVED.fetch_add(1, Relaxed);
+}
+
+/// The addresses of a list.
+pub type BlockList = ahash::HashSet<Address>;
+
+/// Why there is no list.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Error {
+    /// At the start.
+    UnableToLoadInitialList,
+    /// Later: the last one is too old.
+    UnableToUpdateList,
+}
+
+/// Where rbuilder's components get the list from.
+pub trait BlockListProvider: std::fmt::Debug + Sync + Send {
+    /// A copy of the list in force.
+    fn get_blocklist(&self) -> Result<BlockList, Error>;
+    /// Whether one address is on it.
+    fn current_list_contains(&self, address: &Address) -> Result<bool, Error>;
+}
+
+/// Why a transaction is not in the block. Two of its variants are left out here.
+#[derive(Debug)]
+pub enum TransactionErr {
+    /// The EVM refused it.
+    InvalidTransaction(InvalidTransaction),
+    /// It reaches a listed address.
+    Blocklist,
+}
