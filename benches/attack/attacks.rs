@@ -254,7 +254,7 @@ pub(crate) struct Tally {
     /// The connection ended without a response.
     cut: u64,
     /// Of the responses that were waited for, in microseconds; of the burst alone.
-    p99_us: Option<u64>,
+    pub(crate) p99_us: Option<u64>,
 }
 
 impl Tally {
