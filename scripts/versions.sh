@@ -18,7 +18,8 @@ low=(1.6.3 34)
 mid=(2.4.1 42)
 high=(2.5.0 43)
 
-published=(-p mempool-ingest -p txpool-fetcher -p order-pool -p order-rpc -p chain-view -p load-control -p blocklist)
+published=(-p mempool-ingest -p txpool-fetcher -p order-pool -p order-rpc -p chain-view -p load-control -p blocklist
+    -p mempool-recorder)
 tests=(--lib --test it --test list --test evm)
 
 at_point() {

@@ -322,7 +322,7 @@ fn is_metric(text: &str) -> bool {
 }
 
 /// The table of metrics of each crate.
-fn metrics() -> [(&'static str, BTreeSet<&'static str>); 6] {
+fn metrics() -> [(&'static str, BTreeSet<&'static str>); 7] {
     let set = |table: &[(&'static str, _, _)]| table.iter().map(|(name, ..)| *name).collect();
     [
         ("mempool_fetcher_", set(txpool_fetcher::METRICS)),
@@ -331,6 +331,7 @@ fn metrics() -> [(&'static str, BTreeSet<&'static str>); 6] {
         ("load_control_", set(load_control::METRICS)),
         ("order_rpc_", set(order_rpc::METRICS)),
         ("blocklist_", set(blocklist::METRICS)),
+        ("mempool_recorder_", set(mempool_recorder::METRICS)),
     ]
 }
 

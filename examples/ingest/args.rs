@@ -7,10 +7,13 @@ use mempool_ingest::{
     FetcherConfig, IngestConfig, OrderRpcConfig, PoolConfig,
     txpool_fetcher::{Announcements, Backfill, Endpoint, StartPolicy},
 };
+use mempool_recorder::Speed;
 use mock_node::{
     Latency,
     cli::{parse_duration, parse_faults, parse_latency},
 };
+
+use crate::recording::no_node;
 
 /// Ingests a node's mempool and shows it; from a mock node unless told otherwise.
 #[derive(Debug, Parser)]
@@ -52,6 +55,18 @@ pub(crate) struct Args {
     /// Print plain lines in a terminal too
     #[arg(long)]
     pub(crate) plain: bool,
+    /// Record what is pooled into this folder: Parquet files with the columns of mempool-dumpster
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) record: Option<PathBuf>,
+    /// Replay a Parquet file, or a folder of them, in the place of a node
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["ipc", "ws", "rpc"])]
+    pub(crate) replay: Option<PathBuf>,
+    /// With --replay: 1 as it was recorded, 10 for ten times as fast, or max
+    #[arg(long, requires = "replay", default_value_t = Speed::RECORDED)]
+    pub(crate) speed: Speed,
+    /// Write the hash of each order to this file, in the pool's order
+    #[arg(long, value_name = "FILE")]
+    pub(crate) hashes: Option<PathBuf>,
     /// How long the pool keeps a transaction, e.g. 60s
     #[arg(long, value_parser = parse_duration, default_value = "60s")]
     retention: Duration,
@@ -95,6 +110,9 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
+        if self.replay.is_some() {
+            return vec![no_node()];
+        }
         self.ipc.iter().cloned().map(Endpoint::Ipc).chain(self.ws.iter().cloned()).collect()
     }
 

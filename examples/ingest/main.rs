@@ -10,6 +10,7 @@ mod live;
 mod log;
 mod node;
 mod picture;
+mod recording;
 mod samples;
 mod view;
 mod watcher;
@@ -33,6 +34,7 @@ use testkit::{
 use crate::{
     args::Args,
     log::Log,
+    recording::{Files, RecordedSummary, ReplayedSummary},
     samples::Samples,
     view::View,
     watcher::{Seen, Watcher},
@@ -76,6 +78,10 @@ pub(crate) struct Summary {
     deferred: u64,
     /// `null` without `--rpc`.
     rpc: Option<RpcCounts>,
+    /// `null` without `--record`.
+    recorded: Option<RecordedSummary>,
+    /// `null` without `--replay`.
+    replayed: Option<ReplayedSummary>,
     latency_us: Latency,
     /// From the start of the ingestion until the end was asked for, subscriber included.
     cpu_us_per_tx: f64,
@@ -172,6 +178,7 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
     let ingest = ingest;
     let start = Instant::now();
     let watcher = Watcher::start(ingest.pool().clone());
+    let files = Files::start(args, ingest.pool())?;
     let mut samples = match &args.samples {
         Some(path) => Some(Samples::create(path, watcher.latency())?),
         None => None,
@@ -201,6 +208,9 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
             }
             _ = ingest.fetcher().ended() => break,
             _ = refresh.tick() => {
+                if files.is_over() {
+                    break;
+                }
                 view.refresh(&ingest, &watcher)?;
                 if let Some(samples) = &mut samples {
                     samples.take(&ingest, watcher.latency())?;
@@ -216,12 +226,20 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
     let summary = summarize(&ingest, &watcher, report, elapsed, cpu);
     let pool = ingest.pool().clone();
     let IngestEnd { reason: end, counts, rpc, .. } = ingest.shutdown(STOP_DEADLINE).await;
+    let (recorded, replayed) = files.end();
     if let Some(Err(error)) = rpc {
         eprintln!("warning: {error}");
     }
     watcher.stop();
     drop(pool);
-    let summary = Summary { counts, balance: counts.balance(), end: format!("{end:?}"), ..summary };
+    let summary = Summary {
+        counts,
+        balance: counts.balance(),
+        end: format!("{end:?}"),
+        recorded,
+        replayed,
+        ..summary
+    };
     summary.say();
     if args.json {
         println!("{}", serde_json::to_string(&summary)?);
@@ -277,6 +295,8 @@ fn summarize(
         evicted: stats.evicted,
         deferred: ingest.fetcher().deferred().deferred,
         rpc: RpcCounts::of(ingest, watcher.seen()),
+        recorded: None,
+        replayed: None,
         latency_us: Latency {
             p50: micros(latency.value_at_quantile(0.5)),
             p95: micros(latency.value_at_quantile(0.95)),

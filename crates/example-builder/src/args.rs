@@ -4,6 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use alloy_primitives::{Address, address};
 use clap::Parser;
+use mempool_recorder::Speed;
 use mock_node::cli::parse_duration;
 
 use crate::fill::Way;
@@ -19,6 +20,13 @@ pub(crate) struct Args {
     /// IPC socket of a node (reth, geth or anvil)
     #[arg(long, value_name = "PATH")]
     pub(crate) ipc: Option<PathBuf>,
+    /// Pool the transactions of a recording too: a Parquet file, or a folder of them. Heads and state are the node's; the
+    /// mock node brings no transactions then, and has the accounts of what `ingest --record` records from its own
+    #[arg(long, value_name = "PATH")]
+    pub(crate) replay: Option<PathBuf>,
+    /// With --replay: 1 as it was recorded, 10 for ten times as fast, or max
+    #[arg(long, requires = "replay", default_value_t = Speed::RECORDED)]
+    pub(crate) speed: Speed,
     /// Stop after so long, e.g. 30s, 500ms or 2m [default: until Ctrl-C]
     #[arg(long, value_parser = parse_duration)]
     pub(crate) duration: Option<Duration>,
@@ -96,6 +104,11 @@ impl Args {
             no_prefetch: self.no_prefetch || self.no_read_cache || classic,
             no_read_cache: self.no_read_cache || classic,
         }
+    }
+
+    /// Transactions per second of the mock node: a replay brings its own.
+    pub(crate) fn mock_tps(&self) -> u32 {
+        if self.replay.is_some() { 0 } else { self.tps }
     }
 
     pub(crate) fn slot(&self) -> Duration {

@@ -12,6 +12,7 @@ use std::{
 use blocklist::{BlocklistConfig, SharedBlocklist};
 use clap::Parser as _;
 use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, PoolConfig, telemetry};
+use mempool_recorder::{Recording, RecordingConfig, Replay};
 use testkit::node::NodeProcess;
 
 use crate::{
@@ -72,6 +73,8 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
         eprintln!("metrics at http://{}/metrics", telemetry.local_addr());
     }
     let list = Arc::new(blocklist(args)?);
+    let open = |path| Recording::open(path, RecordingConfig::default());
+    let recording = args.replay.as_ref().map(open).transpose()?;
     let child = match &args.ipc {
         None => Some(node::start(args)?),
         Some(_) => None,
@@ -84,6 +87,8 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
     let rpc = Arc::new(Rpc::connect(&path, args.read_timeout)?);
     let ingest =
         Ingest::start(IngestConfig::new(FetcherConfig::ipc(path), PoolConfig::default())).await?;
+    let start_replay = |recording| Replay::start(recording, args.speed, ingest.pool().clone());
+    let replay = recording.map(start_replay).transpose()?;
     let ways: Vec<(&str, Way)> = match args.compare {
         true => Way::STEPS.into(),
         false => vec![("asked for", args.way())],
@@ -148,6 +153,12 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
     stop.store(true, Relaxed);
     if thread.join().is_err() {
         failed = Some("the building thread has panicked".into());
+    }
+    if let Some(replay) = replay {
+        eprintln!("replayed {:?}", replay.counts());
+        if replay.stop(STOP_DEADLINE).is_none() {
+            eprintln!("warning: the replay has not stopped");
+        }
     }
     ingest.shutdown(STOP_DEADLINE).await;
     drop(child);

@@ -9,14 +9,15 @@ use crate::args::Args;
 
 pub(crate) fn start(args: &Args) -> io::Result<NodeProcess> {
     let mut node = NodeProcess::spawn()?;
-    eprintln!("starting a mock node: {} transactions/s at {}", args.tps, node.path().display());
+    let tps = args.mock_tps();
+    eprintln!("starting a mock node: {tps} transactions/s at {}", node.path().display());
     let count = |tps: u32, seconds: f64| (seconds * f64::from(tps)).round() as u64;
     node.start(|config| {
         config
             .with_load_start(LoadStart::FirstSubscription)
             .with_state(true)
-            .with_tps(args.tps)
-            .with_count(args.duration.map(|time| count(args.tps, time.as_secs_f64())))
+            .with_tps(tps)
+            .with_count(args.duration.map(|time| count(tps, time.as_secs_f64())))
             .with_blobs_per_mille(args.blobs_per_mille)
             .with_listed_per_mille(args.listed_per_mille)
             .with_block_time(args.block_time)

@@ -1,0 +1,210 @@
+//! The columns of Flashbots' mempool-dumpster, and a group of rows written in them.
+//!
+//! Names, order and types are those of `TxSummaryEntry` in its `common/txsummary.go`: numbers that may exceed 64 bits
+//! are decimal text, hashes and addresses hex text, `rawTx` is bytes. Where it writes 0 for a transaction that is in no
+//! block, the three columns about inclusion are null here: nothing is known of a block that comes after the row is
+//! written.
+
+use std::{io::Write, sync::Arc, time::SystemTime};
+
+use alloy_consensus::{Signed, Transaction as _};
+use alloy_eips::Encodable2718 as _;
+use order_pool::{Origin, PooledTransaction, Transaction};
+use parquet::{
+    basic::{Compression, GzipLevel},
+    data_type::{ByteArray, ByteArrayType, DataType, Int64Type},
+    errors::{ParquetError, Result},
+    file::{
+        properties::{EnabledStatistics, WriterProperties},
+        writer::{SerializedFileWriter, SerializedRowGroupWriter},
+    },
+    schema::{parser::parse_message_type, types::ColumnPath},
+};
+
+/// When a transaction was seen first.
+pub(crate) const TIMESTAMP: &str = "timestamp";
+/// Its hash.
+pub(crate) const HASH: &str = "hash";
+/// Its sender.
+pub(crate) const FROM: &str = "from";
+/// The transaction.
+pub(crate) const RAW_TX: &str = "rawTx";
+
+const SCHEMA: &str = "
+message transactions {
+    required int64 timestamp (TIMESTAMP_MILLIS);
+    required binary hash (UTF8);
+    required binary chainId (UTF8);
+    required int64 txType;
+    required binary from (UTF8);
+    required binary to (UTF8);
+    required binary value (UTF8);
+    required binary nonce (UTF8);
+    required binary gas (UTF8);
+    required binary gasPrice (UTF8);
+    required binary gasTipCap (UTF8);
+    required binary gasFeeCap (UTF8);
+    required int64 dataSize;
+    required binary data4Bytes (UTF8);
+    required group sources (LIST) {
+        repeated group list {
+            required binary element (UTF8);
+        }
+    }
+    optional int64 includedAtBlockHeight;
+    optional int64 includedBlockTimestamp (TIMESTAMP_MILLIS);
+    optional int64 inclusionDelayMs;
+    required binary rawTx;
+}";
+
+/// Of the nine levels: what is random, most of it, is found to be so at once.
+const GZIP_LEVEL: u32 = 1;
+
+/// The block that took a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Inclusion {
+    pub(crate) block: u64,
+    pub(crate) timestamp_s: u64,
+}
+
+/// Writes a file of one row group. Each column is made, written and freed before the next.
+pub(crate) fn write<W: Write + Send>(
+    out: W,
+    rows: &[(&Transaction, Option<Inclusion>)],
+    blobs: bool,
+) -> Result<()> {
+    let schema = Arc::new(parse_message_type(SCHEMA)?);
+    let mut properties = WriterProperties::builder()
+        .set_compression(Compression::GZIP(GzipLevel::try_new(GZIP_LEVEL)?))
+        .set_statistics_enabled(EnabledStatistics::None)
+        .set_offset_index_disabled(true)
+        .set_max_row_group_row_count(None)
+        .set_column_statistics_enabled(ColumnPath::from(TIMESTAMP), EnabledStatistics::Chunk);
+    // What is different in every row gains nothing from a dictionary.
+    for column in [TIMESTAMP, HASH, RAW_TX] {
+        properties = properties.set_column_dictionary_enabled(ColumnPath::from(column), false);
+    }
+    let mut file = SerializedFileWriter::new(out, schema, Arc::new(properties.build()))?;
+    Group { rows, writer: file.next_row_group()? }.write(blobs)?;
+    file.close()?;
+    Ok(())
+}
+
+struct Group<'a, 'w, W: Write> {
+    rows: &'a [(&'a Transaction, Option<Inclusion>)],
+    writer: SerializedRowGroupWriter<'w, W>,
+}
+
+impl<W: Write + Send> Group<'_, '_, W> {
+    fn write(mut self, blobs: bool) -> Result<()> {
+        self.numbers(|row| unix_millis(row.first_seen()))?;
+        self.texts(|row| format!("{:#x}", row.hash()))?;
+        self.texts(|row| row.envelope().chain_id().unwrap_or(0).to_string())?;
+        self.numbers(|row| row.envelope().tx_type() as i64)?;
+        self.texts(|row| format!("{:#x}", row.sender()))?;
+        self.texts(|row| row.envelope().to().map_or_else(String::new, |to| format!("{to:#x}")))?;
+        self.texts(|row| row.envelope().value().to_string())?;
+        self.texts(|row| row.nonce().to_string())?;
+        self.texts(|row| row.gas_limit().to_string())?;
+        // As geth has it: of a transaction without a gas price, its fee cap.
+        self.texts(|row| {
+            let envelope = row.envelope();
+            envelope.gas_price().unwrap_or_else(|| envelope.max_fee_per_gas()).to_string()
+        })?;
+        self.texts(|row| row.max_tip_wei().to_string())?;
+        self.texts(|row| row.max_fee_wei().to_string())?;
+        self.numbers(|row| row.envelope().input().len() as i64)?;
+        self.texts(|row| {
+            let selector = row.envelope().input().get(..4);
+            selector.map_or_else(String::new, alloy_primitives::hex::encode_prefixed)
+        })?;
+        self.sources()?;
+        self.inclusions(|_, inclusion| inclusion.block as i64)?;
+        self.inclusions(|_, inclusion| millis(inclusion))?;
+        self.inclusions(|row, inclusion| millis(inclusion) - unix_millis(row.first_seen()))?;
+        let raw = |(row, _): &(&Transaction, _)| ByteArray::from(encoded(row, blobs));
+        let values: Vec<_> = self.rows.iter().map(raw).collect();
+        self.column::<ByteArrayType>(&values, None, None)?;
+        self.writer.close()?;
+        Ok(())
+    }
+
+    fn column<T: DataType>(
+        &mut self,
+        values: &[T::T],
+        definitions: Option<&[i16]>,
+        repetitions: Option<&[i16]>,
+    ) -> Result<()> {
+        let next = self.writer.next_column()?;
+        let mut column = next.ok_or_else(|| ParquetError::General("too many columns".into()))?;
+        column.typed::<T>().write_batch(values, definitions, repetitions)?;
+        column.close()
+    }
+
+    fn numbers(&mut self, value: impl Fn(&Transaction) -> i64) -> Result<()> {
+        let values: Vec<_> = self.rows.iter().map(|(row, _)| value(row)).collect();
+        self.column::<Int64Type>(&values, None, None)
+    }
+
+    fn texts(&mut self, value: impl Fn(&Transaction) -> String) -> Result<()> {
+        let text = |(row, _): &(&Transaction, _)| ByteArray::from(value(row).into_bytes());
+        let values: Vec<_> = self.rows.iter().map(text).collect();
+        self.column::<ByteArrayType>(&values, None, None)
+    }
+
+    /// Where it came from, and from where else until now.
+    fn sources(&mut self) -> Result<()> {
+        let (mut values, mut repetitions) = (Vec::new(), Vec::new());
+        for (row, _) in self.rows {
+            values.push(ByteArray::from(source(row.origin())));
+            repetitions.push(0);
+            if let Some((origin, _)) = row.second_origin() {
+                values.push(ByteArray::from(source(origin)));
+                repetitions.push(1);
+            }
+        }
+        let definitions = vec![1; values.len()];
+        self.column::<ByteArrayType>(&values, Some(&definitions), Some(&repetitions))
+    }
+
+    fn inclusions(&mut self, value: impl Fn(&Transaction, Inclusion) -> i64) -> Result<()> {
+        let of_row = |(row, inclusion): &(&Transaction, Option<Inclusion>)| {
+            inclusion.map(|inclusion| value(row, inclusion))
+        };
+        let values: Vec<_> = self.rows.iter().filter_map(of_row).collect();
+        let definitions: Vec<_> =
+            self.rows.iter().map(|(_, inclusion)| i16::from(inclusion.is_some())).collect();
+        self.column::<Int64Type>(&values, Some(&definitions), None)
+    }
+}
+
+fn source(origin: Origin) -> &'static str {
+    match origin {
+        Origin::Mempool => "mempool",
+        Origin::Rpc => "rpc",
+        Origin::Private => "private",
+        // An origin that is none of these.
+        _ => "other",
+    }
+}
+
+fn unix_millis(time: SystemTime) -> i64 {
+    // A clock before 1970 has no better value.
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn millis(inclusion: Inclusion) -> i64 {
+    i64::try_from(inclusion.timestamp_s.saturating_mul(1_000)).unwrap_or(i64::MAX)
+}
+
+/// EIP-2718; a blob transaction with its blobs in network form, without them as in a block.
+fn encoded(tx: &Transaction, blobs: bool) -> Vec<u8> {
+    match tx.envelope() {
+        PooledTransaction::Eip4844(signed) if !blobs => {
+            let tx = signed.tx().tx().clone();
+            Signed::new_unchecked(tx, *signed.signature(), *signed.hash()).encoded_2718()
+        }
+        envelope => envelope.encoded_2718(),
+    }
+}

@@ -1,0 +1,268 @@
+//! A Parquet file from outside, read in bounded pieces.
+//!
+//! The parser trusts the sizes that a file claims, and its gzip codec goes on for as long as there is output. So the
+//! footer is looked through before it is parsed, pages are read as if they were not compressed and are decompressed
+//! here, and what panics is caught: it is counted as unreadable.
+
+use std::{
+    fs::File,
+    io::{self, BufReader, Read},
+    os::unix::fs::FileExt as _,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use flate2::read::MultiGzDecoder;
+use parquet::{
+    basic::Compression,
+    column::{
+        page::{Page, PageMetadata, PageReader},
+        reader::ColumnReaderImpl,
+    },
+    data_type::DataType,
+    errors::{ParquetError, Result},
+    file::{
+        metadata::{ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData},
+        reader::{ChunkReader, Length},
+        serialized_reader::SerializedPageReader,
+    },
+    schema::types::ColumnDescPtr,
+};
+
+use crate::{error::ReplayError, footer};
+
+/// Longest footer that is read, in bytes: 16 MiB are those of some 6,000 row groups of these columns. What the parser
+/// makes of it takes a few times as much.
+pub const MAX_FOOTER_BYTES: u64 = 16 << 20;
+
+/// Longest page that is read, in bytes, compressed or not: a page of the archives is 1 MiB and one transaction, and a
+/// transaction with 72 blobs is 10 MB. One page of each of four columns is held.
+pub const MAX_PAGE_BYTES: usize = 64 << 20;
+
+/// Longest dictionary, in bytes without compression: writers change to another encoding above 1 MiB. Each value takes
+/// four bytes of it at least, and 32 in memory.
+pub const MAX_DICTIONARY_BYTES: usize = 16 << 20;
+
+/// Four bytes of length, four bytes that say that it is Parquet.
+const TAIL_BYTES: u64 = 8;
+const MAGIC: &[u8] = b"PAR1";
+
+/// Enough for the header of a page, which is some 30 bytes.
+const HEADER_BUFFER_BYTES: usize = 256;
+
+#[derive(Debug)]
+pub(crate) struct Input {
+    file: Arc<File>,
+    bytes: u64,
+}
+
+impl Input {
+    /// Opens a file and reads its footer.
+    pub(crate) fn open(
+        path: &Path,
+    ) -> std::result::Result<(Arc<Self>, ParquetMetaData), ReplayError> {
+        let open = || -> io::Result<Self> {
+            let file = File::open(path)?;
+            let bytes = file.metadata()?.len();
+            Ok(Self { file: Arc::new(file), bytes })
+        };
+        let input = open().map_err(|source| ReplayError::Open { path: path.to_owned(), source })?;
+        match input.footer() {
+            Ok(metadata) => Ok((Arc::new(input), metadata)),
+            Err(error) => {
+                Err(ReplayError::NotParquet { path: path.to_owned(), reason: error.to_string() })
+            }
+        }
+    }
+
+    fn footer(&self) -> Result<ParquetMetaData> {
+        let wrong = |reason: String| Err(ParquetError::General(reason));
+        let Some(end) = self.bytes.checked_sub(TAIL_BYTES) else {
+            return wrong(format!("{} bytes, less than its end alone", self.bytes));
+        };
+        let tail = self.get_bytes(end, TAIL_BYTES as usize)?;
+        let (length, magic) = tail.split_at(4);
+        if magic != MAGIC {
+            return wrong("it does not end with PAR1: it is cut short, or something else".into());
+        }
+        let length = u64::from(u32::from_le_bytes(length.try_into().unwrap_or_default()));
+        if length > MAX_FOOTER_BYTES || length > end {
+            let limit = MAX_FOOTER_BYTES.min(end);
+            return wrong(format!("the footer is {length} bytes long, at most {limit} are read"));
+        }
+        let footer = self.get_bytes(end - length, length as usize)?;
+        if !footer::is_plausible(&footer) {
+            return wrong("the footer claims more than it holds".into());
+        }
+        caught(|| ParquetMetaDataReader::decode_metadata(&footer))
+    }
+}
+
+impl Length for Input {
+    fn len(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl ChunkReader for Input {
+    type T = BufReader<At>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T> {
+        let at = At { file: Arc::clone(&self.file), next: start };
+        Ok(BufReader::with_capacity(HEADER_BUFFER_BYTES, at))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
+        if length > MAX_PAGE_BYTES {
+            let reason = format!("a page of {length} bytes, at most {MAX_PAGE_BYTES} are read");
+            return Err(ParquetError::General(reason));
+        }
+        if start.checked_add(length as u64).is_none_or(|end| end > self.bytes) {
+            let reason = format!("{length} bytes at {start} of a file of {} bytes", self.bytes);
+            return Err(ParquetError::EOF(reason));
+        }
+        let mut bytes = vec![0; length];
+        self.file.read_exact_at(&mut bytes, start)?;
+        Ok(bytes.into())
+    }
+}
+
+/// Reads from its own place, so that several columns share a file.
+#[derive(Debug)]
+pub(crate) struct At {
+    file: Arc<File>,
+    next: u64,
+}
+
+impl Read for At {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.next)?;
+        self.next = self.next.saturating_add(read as u64);
+        Ok(read)
+    }
+}
+
+/// One column of one row group, value by value.
+pub(crate) struct Column<T: DataType> {
+    reader: ColumnReaderImpl<T>,
+    is_optional: bool,
+    values: Vec<T::T>,
+    definitions: Vec<i16>,
+}
+
+impl<T: DataType> Column<T> {
+    pub(crate) fn open(input: &Arc<Input>, group: &RowGroupMetaData, index: usize) -> Result<Self> {
+        let descriptor = group.schema_descr().column(index);
+        let is_optional = descriptor.max_def_level() > 0;
+        let pages = caught(|| Pages::open(input, group, index))?;
+        let reader = caught(|| Ok(new_reader::<T>(descriptor, pages)))?;
+        Ok(Self { reader, is_optional, values: Vec::new(), definitions: Vec::new() })
+    }
+
+    /// The next value: `None` after the last one, and `Some(None)` for a null.
+    pub(crate) fn next(&mut self) -> Result<Option<Option<T::T>>> {
+        self.values.clear();
+        self.definitions.clear();
+        let Self { reader, values, definitions, is_optional } = self;
+        let definitions = is_optional.then_some(definitions);
+        let (records, ..) = caught(|| reader.read_records(1, definitions, None, values))?;
+        Ok((records > 0).then(|| self.values.pop()))
+    }
+}
+
+fn new_reader<T: DataType>(descriptor: ColumnDescPtr, pages: Pages) -> ColumnReaderImpl<T> {
+    ColumnReaderImpl::new(descriptor, Box::new(pages))
+}
+
+/// The pages of a column, decompressed within the bounds.
+struct Pages {
+    inner: SerializedPageReader<Input>,
+    is_gzip: bool,
+}
+
+impl Pages {
+    fn open(input: &Arc<Input>, group: &RowGroupMetaData, index: usize) -> Result<Self> {
+        let column = group.column(index);
+        let is_gzip = match column.compression() {
+            Compression::UNCOMPRESSED => false,
+            Compression::GZIP(_) => true,
+            other => {
+                let reason = format!("compressed with {other}, which is not read: gzip or nothing");
+                return Err(ParquetError::NYI(reason));
+            }
+        };
+        let raw = column.clone().into_builder().set_compression(Compression::UNCOMPRESSED);
+        let rows = usize::try_from(group.num_rows())?;
+        let inner = SerializedPageReader::new(Arc::clone(input), &raw.build()?, rows, None)?;
+        Ok(Self { inner, is_gzip })
+    }
+
+    /// What follows the first `plain` bytes decompressed.
+    fn inflate(&self, page: &Bytes, plain: usize, limit: usize) -> Result<Bytes> {
+        let within = |bytes: usize| match bytes > limit {
+            true => Err(ParquetError::General(format!("a page of more than {limit} bytes"))),
+            false => Ok(()),
+        };
+        if !self.is_gzip {
+            within(page.len())?;
+            return Ok(page.clone());
+        }
+        let too_short = || ParquetError::EOF("a page shorter than its levels".into());
+        let mut all = page.get(..plain).ok_or_else(too_short)?.to_vec();
+        let decoder = MultiGzDecoder::new(page.get(plain..).ok_or_else(too_short)?);
+        decoder.take(limit as u64 + 1).read_to_end(&mut all)?;
+        within(all.len())?;
+        Ok(all.into())
+    }
+}
+
+impl PageReader for Pages {
+    fn get_next_page(&mut self) -> Result<Option<Page>> {
+        let Some(mut page) = self.inner.get_next_page()? else { return Ok(None) };
+        match &mut page {
+            Page::DataPage { buf, .. } => *buf = self.inflate(buf, 0, MAX_PAGE_BYTES)?,
+            Page::DataPageV2 { is_compressed: false, .. } => {}
+            Page::DataPageV2 { buf, def_levels_byte_len, rep_levels_byte_len, .. } => {
+                let levels = *def_levels_byte_len as usize + *rep_levels_byte_len as usize;
+                // Without values nothing is compressed.
+                if buf.len() > levels {
+                    *buf = self.inflate(buf, levels, MAX_PAGE_BYTES)?;
+                }
+            }
+            Page::DictionaryPage { buf, num_values, .. } => {
+                *buf = self.inflate(buf, 0, MAX_DICTIONARY_BYTES)?;
+                if *num_values as usize > buf.len() / 4 {
+                    let reason =
+                        format!("a dictionary of {num_values} values in {} bytes", buf.len());
+                    return Err(ParquetError::General(reason));
+                }
+            }
+        }
+        Ok(Some(page))
+    }
+
+    fn peek_next_page(&mut self) -> Result<Option<PageMetadata>> {
+        self.inner.peek_next_page()
+    }
+
+    fn skip_next_page(&mut self) -> Result<()> {
+        self.inner.skip_next_page()
+    }
+}
+
+impl Iterator for Pages {
+    type Item = Result<Page>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.get_next_page().transpose()
+    }
+}
+
+/// A panic of the parser is a file that it cannot read.
+fn caught<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
+    // After a panic nothing that it touched is used again: the column is given up.
+    catch_unwind(AssertUnwindSafe(read))
+        .unwrap_or_else(|_| Err(ParquetError::General("the parser panicked".into())))
+}

@@ -1,0 +1,115 @@
+//! Whether a footer may be given to the parser, which reserves memory for as many elements as a list claims.
+
+/// Levels of nesting; a footer of the format has seven.
+const MAX_DEPTH: usize = 16;
+
+/// The field of `FileMetaData` that holds the schema, and in its elements the number of children.
+const SCHEMA: i64 = 2;
+const NUM_CHILDREN: i64 = 5;
+
+/// Whether no list claims more elements than bytes follow, and no group of the schema more children than the schema
+/// has elements. The footer is a struct in Thrift's compact protocol.
+pub(crate) fn is_plausible(footer: &[u8]) -> bool {
+    let mut walk = Walk { rest: footer, max_children: i64::MAX };
+    walk.structure(0).is_some()
+}
+
+struct Walk<'a> {
+    rest: &'a [u8],
+    max_children: i64,
+}
+
+impl Walk<'_> {
+    fn byte(&mut self) -> Option<u8> {
+        let (byte, rest) = self.rest.split_first()?;
+        self.rest = rest;
+        Some(*byte)
+    }
+
+    fn skip(&mut self, bytes: u64) -> Option<()> {
+        self.rest = self.rest.get(usize::try_from(bytes).ok()?..)?;
+        Some(())
+    }
+
+    fn varint(&mut self) -> Option<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    fn zigzag(&mut self) -> Option<i64> {
+        let value = self.varint()?;
+        Some((value >> 1) as i64 ^ -((value & 1) as i64))
+    }
+
+    fn structure(&mut self, depth: usize) -> Option<()> {
+        let mut field = 0_i64;
+        loop {
+            let header = self.byte()?;
+            if header == 0 {
+                return Some(());
+            }
+            field = match header >> 4 {
+                0 => self.zigzag()?,
+                delta => field.checked_add(delta.into())?,
+            };
+            match header & 0x0f {
+                // The value is the type.
+                1 | 2 => {}
+                5 if depth == 1 && field == NUM_CHILDREN => {
+                    if self.zigzag()? > self.max_children {
+                        return None;
+                    }
+                }
+                9 if depth == 0 && field == SCHEMA => self.list(depth, true)?,
+                kind => self.value(kind, depth)?,
+            }
+        }
+    }
+
+    fn list(&mut self, depth: usize, is_schema: bool) -> Option<()> {
+        let header = self.byte()?;
+        let count = match header >> 4 {
+            15 => self.varint()?,
+            count => count.into(),
+        };
+        // Each element takes a byte at least.
+        if count > self.rest.len() as u64 {
+            return None;
+        }
+        self.max_children = if is_schema { count as i64 } else { i64::MAX };
+        for _ in 0..count {
+            match header & 0x0f {
+                1 | 2 => self.skip(1)?,
+                kind => self.value(kind, depth)?,
+            }
+        }
+        self.max_children = i64::MAX;
+        Some(())
+    }
+
+    fn value(&mut self, kind: u8, depth: usize) -> Option<()> {
+        if depth == MAX_DEPTH {
+            return None;
+        }
+        match kind {
+            3 => self.skip(1),
+            4..=6 => self.varint().map(drop),
+            7 => self.skip(8),
+            8 => {
+                let bytes = self.varint()?;
+                self.skip(bytes)
+            }
+            9 | 10 => self.list(depth + 1, false),
+            12 => self.structure(depth + 1),
+            // The format has no maps.
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The rows that wait to be written. Pure: events and the time in, full or not out.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::map::B256Map;
+use order_pool::{Event, Order, OrderId, RemoveReason, Transaction};
+
+use crate::{columns::Inclusion, config::RecorderConfig};
+
+/// Transactions in the order in which the pool took them.
+#[derive(Debug, Default)]
+pub(crate) struct Group {
+    rows: Vec<(Arc<Order>, Option<Inclusion>)>,
+    /// The latest row of a hash: a reorg, or a return after its expiry, makes another.
+    by_hash: B256Map<usize>,
+    /// Removed by a block whose head has not been told yet.
+    mined: Vec<usize>,
+    bytes: usize,
+    since: Option<Instant>,
+}
+
+impl Group {
+    pub(crate) fn take(&mut self, event: &Event, now: Instant) {
+        match event {
+            Event::Added(order) => {
+                if let Some(tx) = order.as_tx() {
+                    self.since.get_or_insert(now);
+                    self.bytes += tx.size_bytes();
+                    self.by_hash.insert(*tx.hash(), self.rows.len());
+                    self.rows.push((Arc::clone(order), None));
+                }
+            }
+            Event::Removed { order, reason: RemoveReason::Mined } => {
+                if let OrderId::Tx(hash) = order.id() {
+                    self.mined.extend(self.by_hash.get(&hash));
+                }
+            }
+            // A block's removals come before its head.
+            Event::Head(head) => {
+                let inclusion = Inclusion { block: head.number, timestamp_s: head.timestamp };
+                for row in self.mined.drain(..) {
+                    self.rows[row].1 = Some(inclusion);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn is_due(&self, config: &RecorderConfig, now: Instant) -> bool {
+        let age = self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        self.rows.len() >= config.group_rows
+            || self.bytes >= config.group_bytes
+            || age >= config.group_age
+    }
+
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&Transaction, Option<Inclusion>)> {
+        self.rows.iter().filter_map(|(order, inclusion)| Some((order.as_tx()?, *inclusion)))
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Begins anew, with the memory it has.
+    pub(crate) fn clear(&mut self) {
+        self.rows.clear();
+        self.by_hash.clear();
+        self.mined.clear();
+        self.bytes = 0;
+        self.since = None;
+    }
+}

@@ -1,0 +1,23 @@
+#![doc = include_str!("../README.md")]
+
+mod columns;
+mod config;
+mod error;
+mod file;
+mod footer;
+mod group;
+mod metrics;
+mod recorder;
+mod recording;
+mod replay;
+mod segment;
+
+pub use config::{
+    DEFAULT_GROUP_AGE, DEFAULT_GROUP_BYTES, DEFAULT_GROUP_ROWS, POLL_INTERVAL, RecorderConfig,
+};
+pub use error::{BadRow, RecorderError, ReplayError};
+pub use file::{MAX_DICTIONARY_BYTES, MAX_FOOTER_BYTES, MAX_PAGE_BYTES};
+pub use metrics::{METRICS, RecorderStats, ReplayCounts};
+pub use recorder::Recorder;
+pub use recording::{Recorded, Recording, RecordingConfig};
+pub use replay::{Replay, ReplayEnd, Speed, SpeedError};

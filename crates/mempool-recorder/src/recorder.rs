@@ -1,0 +1,166 @@
+//! The thread that follows the pool and writes segments.
+
+use std::{
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use order_pool::{OrderPool, Subscription};
+
+use crate::{
+    config::{POLL_INTERVAL, RecorderConfig},
+    error::RecorderError,
+    group::Group,
+    metrics::{RecorderCounters, RecorderStats},
+    segment::Segments,
+};
+
+/// Records every transaction that the pool takes: first what is in it, then what comes. Dropped without
+/// [`Self::stop`], it writes what it has and ends, and nobody waits for it.
+///
+/// The pool does not wait for it. It reads the pool's log every [`POLL_INTERVAL`], at the lowest priority that the
+/// system has for a thread; whatever is not read when the log forgets it is lost and counted
+/// ([`RecorderStats::lost_events`]).
+#[derive(Debug)]
+pub struct Recorder {
+    stop: SyncSender<()>,
+    ended: Receiver<()>,
+    counters: Arc<RecorderCounters>,
+}
+
+impl Recorder {
+    /// Starts to record.
+    ///
+    /// # Errors
+    /// If the configuration is out of bounds, the folder cannot be written, or the system refuses the thread.
+    pub fn start(pool: &OrderPool, config: RecorderConfig) -> Result<Self, RecorderError> {
+        config.check()?;
+        let counters = Arc::new(RecorderCounters::new());
+        let mut follower = Follower::new(pool.subscribe_all(), config, Arc::clone(&counters))?;
+        let (stop, stopped) = mpsc::sync_channel(1);
+        let (end, ended) = mpsc::sync_channel(1);
+        let run = move || {
+            yield_to_others();
+            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(POLL_INTERVAL) {
+                follower.follow(Instant::now());
+            }
+            follower.follow(Instant::now());
+            follower.write();
+            drop(follower);
+            // Nobody waits when it was dropped.
+            let _ = end.send(());
+        };
+        thread::Builder::new()
+            .name("mempool-recorder".into())
+            .spawn(run)
+            .map_err(RecorderError::Thread)?;
+        Ok(Self { stop, ended, counters })
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn stats(&self) -> RecorderStats {
+        self.counters.stats()
+    }
+
+    /// Records what the pool has accepted until now, writes the last group, and waits for that, but not longer than
+    /// `timeout`: `None` then.
+    #[must_use]
+    pub fn stop(self, timeout: Duration) -> Option<RecorderStats> {
+        // Full only if it was told before, and gone only if it has panicked: then there is no end to wait for.
+        let _ = self.stop.try_send(());
+        self.ended.recv_timeout(timeout).ok()?;
+        Some(self.counters.stats())
+    }
+}
+
+/// Whoever handles a transaction goes first.
+fn yield_to_others() {
+    #[cfg(target_os = "linux")]
+    {
+        // Of all priorities the lowest. On Linux a thread has one of its own.
+        let me = Some(rustix::thread::gettid());
+        if let Err(error) = rustix::process::setpriority_process(me, 19) {
+            tracing::debug!(%error, "the recorder's thread keeps the priority of the process");
+        }
+    }
+}
+
+/// The recorder without its thread and its clock.
+struct Follower {
+    subscription: Subscription,
+    config: RecorderConfig,
+    group: Group,
+    segments: Segments,
+    counters: Arc<RecorderCounters>,
+}
+
+impl Follower {
+    fn new(
+        subscription: Subscription,
+        config: RecorderConfig,
+        counters: Arc<RecorderCounters>,
+    ) -> Result<Self, RecorderError> {
+        let segments = Segments::create(config.folder.clone(), SystemTime::now())
+            .map_err(|source| RecorderError::Folder { path: config.folder.clone(), source })?;
+        Ok(Self { subscription, config, group: Group::default(), segments, counters })
+    }
+
+    /// Takes all that is new, and writes what is due.
+    ///
+    /// One by one: a batch of events may hold any number of bytes.
+    fn follow(&mut self, now: Instant) {
+        while let Some(event) = self.subscription.try_next() {
+            match event {
+                Ok(event) => self.group.take(&event, now),
+                // Reading goes on with the oldest event there is.
+                Err(lagged) => {
+                    tracing::warn!(
+                        missed = lagged.missed,
+                        "the recorder was too slow for the pool's log"
+                    );
+                    self.counters.lost_events.add(lagged.missed);
+                }
+            }
+            if self.group.is_due(&self.config, now) {
+                self.write();
+            }
+        }
+        if self.group.is_due(&self.config, now) {
+            self.write();
+        }
+    }
+
+    fn write(&mut self) {
+        if self.group.is_empty() {
+            return;
+        }
+        let all = self.group.rows().count();
+        let rows: Vec<_> =
+            self.group.rows().filter(|(tx, _)| self.config.external || tx.is_public()).collect();
+        self.counters.skipped.add((all - rows.len()) as u64);
+        if !rows.is_empty() {
+            let count = rows.len() as u64;
+            match self.segments.write(&rows, self.config.blobs) {
+                Ok(bytes) => {
+                    self.counters.rows.add(count);
+                    self.counters.bytes.add(bytes);
+                    self.counters.segments.add(1);
+                }
+                Err(error) => {
+                    tracing::error!(%error, rows = count, "cannot write a segment");
+                    self.counters.lost_rows.add(count);
+                }
+            }
+        }
+        drop(rows);
+        self.group.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+use std::{fs, path::Path, time::SystemTime};
+
+use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
+use alloy_primitives::{Address, B256, Signature, U256, keccak256};
+use order_pool::{Block, Head, InsertOutcome, Origin, PoolConfig, Transaction};
+use parquet::{
+    file::reader::{FileReader as _, SerializedFileReader},
+    record::RowAccessor as _,
+};
+
+use super::*;
+
+/// Of a sender of its own. The pool believes hash and sender, so nothing need be signed.
+fn tx(n: u64, origin: Origin) -> Transaction {
+    let inner =
+        TxEip1559 { chain_id: 1, gas_limit: 21_000, max_fee_per_gas: 9, ..Default::default() };
+    let signature = Signature::new(U256::from(1), U256::from(1), false);
+    let signed = Signed::new_unchecked(inner, signature, keccak256(n.to_be_bytes()));
+    let sender = Address::left_padding_from(&(n + 1).to_be_bytes());
+    let tx = Recovered::new_unchecked(EthereumTxEnvelope::Eip1559(signed), sender);
+    Transaction::new(tx, origin, SystemTime::UNIX_EPOCH + Duration::from_secs(5))
+}
+
+fn insert(pool: &OrderPool, tx: Transaction) {
+    assert!(matches!(pool.insert_transaction(tx), InsertOutcome::Added));
+}
+
+fn follower(pool: &OrderPool, config: RecorderConfig) -> Follower {
+    let counters = Arc::new(RecorderCounters::new());
+    Follower::new(pool.subscribe_all(), config, counters).expect("a folder")
+}
+
+/// The number in a hash of [`tx`], of each row of the folder, and the block that took it.
+fn rows(folder: &Path) -> Vec<(B256, Option<i64>)> {
+    let mut files: Vec<_> = fs::read_dir(folder)
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "parquet"));
+    files.sort();
+    let mut all = Vec::new();
+    for path in files {
+        let reader = SerializedFileReader::try_from(path.as_path()).expect("a Parquet file");
+        for row in reader.get_row_iter(None).expect("rows") {
+            let row = row.expect("a row");
+            let hash = row.get_string(1).expect("a hash").parse().expect("hex");
+            all.push((hash, row.get_long(15).ok()));
+        }
+    }
+    all
+}
+
+#[test]
+fn what_the_log_forgets_while_the_thread_stalls_is_counted_and_the_rest_is_recorded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = PoolConfig::default().with_log_events(256);
+    let pool = OrderPool::new(config).expect("bounds");
+    let mut follower = follower(&pool, RecorderConfig::new(folder.path()));
+    let all: Vec<_> = (0..2_000).map(|n| tx(n, Origin::Mempool)).collect();
+    let hashes: Vec<_> = all.iter().map(|tx| *tx.hash()).collect();
+    // Nothing reads meanwhile.
+    all.into_iter().for_each(|tx| insert(&pool, tx));
+    follower.follow(Instant::now());
+    follower.write();
+    let stats = follower.counters.stats();
+    assert!(stats.lost_events >= 1_000, "{stats:?}");
+    assert_eq!(stats.rows + stats.lost_events, 2_000);
+    let recorded: Vec<_> = rows(folder.path()).into_iter().map(|(hash, _)| hash).collect();
+    assert_eq!(recorded, hashes[stats.lost_events as usize..]);
+}
+
+#[test]
+fn a_group_that_cannot_be_written_is_counted_and_the_next_one_is_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let inner = folder.path().join("segments");
+    let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
+    let mut follower = follower(&pool, RecorderConfig::new(&inner));
+    insert(&pool, tx(0, Origin::Mempool));
+    insert(&pool, tx(1, Origin::Mempool));
+    fs::remove_dir_all(&inner).expect("a folder");
+    follower.follow(Instant::now());
+    follower.write();
+    assert_eq!((follower.counters.stats().lost_rows, follower.counters.stats().rows), (2, 0));
+    fs::create_dir(&inner).expect("a folder");
+    insert(&pool, tx(2, Origin::Mempool));
+    follower.follow(Instant::now());
+    follower.write();
+    assert_eq!((follower.counters.stats().lost_rows, follower.counters.stats().rows), (2, 1));
+    assert_eq!(rows(&inner).len(), 1);
+}
+
+#[test]
+fn a_group_is_written_at_its_rows_its_bytes_or_its_age() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
+    let age = Duration::from_secs(7);
+    let config = RecorderConfig::new(folder.path()).with_group_rows(3).with_group_age(age);
+    let mut follower = follower(&pool, config);
+    let start = Instant::now();
+    (0..4).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
+    follower.follow(start);
+    assert_eq!(follower.counters.stats().rows, 3);
+    follower.follow(start + age - Duration::from_millis(1));
+    assert_eq!(follower.counters.stats().rows, 3);
+    follower.follow(start + age);
+    assert_eq!((follower.counters.stats().rows, follower.counters.stats().segments), (4, 2));
+    follower.config.group_bytes = 1;
+    (4..6).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
+    follower.follow(start + age);
+    assert_eq!((follower.counters.stats().rows, follower.counters.stats().segments), (6, 4));
+}
+
+#[test]
+fn a_row_names_the_block_that_took_its_transaction_if_that_came_before_it_was_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
+    let mut follower = follower(&pool, RecorderConfig::new(folder.path()));
+    let all: Vec<_> = (0..3).map(|n| tx(n, Origin::Mempool)).collect();
+    let hashes: Vec<_> = all.iter().map(|tx| *tx.hash()).collect();
+    all.into_iter().for_each(|tx| insert(&pool, tx));
+    let head = Head::new(7, B256::with_last_byte(7), B256::ZERO).with_timestamp(84);
+    let _ = pool.on_head(Block::new(head, vec![hashes[1]]));
+    follower.follow(Instant::now());
+    follower.write();
+    let found = rows(folder.path());
+    assert_eq!(found, [(hashes[0], None), (hashes[1], Some(7)), (hashes[2], None)]);
+}
+
+#[test]
+fn what_only_external_callers_have_sent_is_recorded_on_demand_alone() {
+    for external in [false, true] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
+        let config = RecorderConfig::new(folder.path()).with_external(external);
+        let mut follower = follower(&pool, config);
+        let origins = [Origin::Rpc, Origin::Mempool, Origin::Private, Origin::Rpc];
+        for (n, origin) in origins.into_iter().enumerate() {
+            insert(&pool, tx(n as u64, origin));
+        }
+        // The last one becomes public before the group is written.
+        let again = pool.insert_transaction(tx(3, Origin::Mempool));
+        assert!(matches!(again, InsertOutcome::Known), "{again:?}");
+        follower.follow(Instant::now());
+        follower.write();
+        let stats = follower.counters.stats();
+        assert_eq!((stats.rows, stats.skipped), if external { (4, 0) } else { (2, 2) });
+    }
+}
+
+#[test]
+fn bounds_are_checked_and_named() {
+    let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
+    let folder = tempfile::tempdir().expect("a folder");
+    let good = RecorderConfig::new(folder.path());
+    let said = |config| Recorder::start(&pool, config).expect_err("out of bounds").to_string();
+    assert_eq!(said(good.clone().with_group_rows(0)), "group_rows is 0, must be at least 1");
+    assert_eq!(said(good.clone().with_group_bytes(0)), "group_bytes is 0, must be at least 1");
+    let short = good.clone().with_group_age(Duration::from_millis(99));
+    assert_eq!(said(short), "group_age is 99ms, must be at least 100ms");
+    let file = folder.path().join("file");
+    fs::write(&file, "").expect("a file");
+    assert!(
+        said(RecorderConfig::new(&file))
+            .starts_with(&format!("cannot write in {}", file.display()))
+    );
+}

@@ -1,0 +1,397 @@
+//! A recording, row by row.
+
+use std::{
+    collections::VecDeque,
+    fmt, fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use alloy_consensus::transaction::Recovered;
+use alloy_eips::Decodable2718 as _;
+use alloy_primitives::{Address, B256, Bytes};
+use order_pool::PooledTransaction;
+use parquet::{
+    basic::{ConvertedType, LogicalType, TimeUnit, Type},
+    data_type::{ByteArray, ByteArrayType, Int64Type},
+    errors::ParquetError,
+    file::metadata::ParquetMetaData,
+    schema::types::SchemaDescriptor,
+};
+use txpool_fetcher::{Answer, Malformed, read_raw};
+
+use crate::{
+    columns::{FROM, HASH, RAW_TX, TIMESTAMP},
+    error::{BadRow, ReplayError},
+    file::{Column, Input},
+    segment::EXTENSION,
+};
+
+/// What is read of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RecordingConfig {
+    /// Whether blob transactions are read. Default true; without them they are skipped and counted
+    /// ([`Recording::left_out`]).
+    pub blobs: bool,
+    /// Whether the column `from` is believed, which saves the recovery of the sender, some 30 us for each
+    /// transaction. Default false: a file that names other senders would make a builder execute what nobody has
+    /// signed. The hash is compared with the bytes in either case.
+    pub trust_senders: bool,
+}
+
+impl Default for RecordingConfig {
+    fn default() -> Self {
+        Self { blobs: true, trust_senders: false }
+    }
+}
+
+impl RecordingConfig {
+    /// Sets [`Self::blobs`].
+    #[must_use]
+    pub const fn with_blobs(mut self, blobs: bool) -> Self {
+        self.blobs = blobs;
+        self
+    }
+
+    /// Sets [`Self::trust_senders`].
+    #[must_use]
+    pub const fn with_trust_senders(mut self, trust: bool) -> Self {
+        self.trust_senders = trust;
+        self
+    }
+}
+
+/// A transaction of a recording.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Recorded {
+    /// The transaction with its sender.
+    pub tx: Recovered<PooledTransaction>,
+    /// Its encoded form, as it was recorded.
+    pub raw: Bytes,
+    /// When it was seen first, in whole milliseconds.
+    pub seen_at: SystemTime,
+}
+
+/// Reads what a [`Recorder`](crate::Recorder) has written, or a file of the archive of mempool-dumpster: an iterator
+/// over its rows in their order, as a bench wants them. [`Replay`](crate::Replay) paces them.
+///
+/// Columns are found by their names. `timestamp`, `hash` and `rawTx` are needed, `from` only if it is to be trusted;
+/// pages may be compressed with gzip or not at all. One page of each of these columns is in memory, of at most
+/// [`MAX_PAGE_BYTES`](crate::MAX_PAGE_BYTES).
+pub struct Recording {
+    config: RecordingConfig,
+    /// Segments that are still to be read.
+    files: VecDeque<PathBuf>,
+    file: Option<OpenFile>,
+    left_out: u64,
+}
+
+impl fmt::Debug for Recording {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recording").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Recording {
+    /// Opens a Parquet file, or a folder of segments, which are read in the order of their names. What a killed
+    /// recorder has left unfinished in the folder is not looked at.
+    ///
+    /// # Errors
+    /// If the file, or the first one of the folder, is no Parquet file or lacks a column. A later one that cannot be
+    /// read is a row with [`BadRow::Unreadable`].
+    pub fn open(path: impl AsRef<Path>, config: RecordingConfig) -> Result<Self, ReplayError> {
+        let path = path.as_ref();
+        let failed = |source| ReplayError::Open { path: path.to_owned(), source };
+        let mut files = VecDeque::from([path.to_owned()]);
+        if fs::metadata(path).map_err(failed)?.is_dir() {
+            files.clear();
+            for entry in fs::read_dir(path).map_err(failed)? {
+                let found = entry.map_err(failed)?.path();
+                if found.extension().is_some_and(|extension| extension == EXTENSION) {
+                    files.push_back(found);
+                }
+            }
+            files.make_contiguous().sort();
+        }
+        let first =
+            files.pop_front().ok_or_else(|| ReplayError::NoSegment { path: path.to_owned() })?;
+        let file = Some(OpenFile::open(first, config)?);
+        Ok(Self { config, files, file, left_out: 0 })
+    }
+
+    /// Blob transactions that were skipped on demand so far.
+    #[must_use]
+    pub const fn left_out(&self) -> u64 {
+        self.left_out
+    }
+}
+
+impl Iterator for Recording {
+    type Item = Result<Recorded, BadRow>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let Some(file) = &mut self.file else {
+                let path = self.files.pop_front()?;
+                match OpenFile::open(path.clone(), self.config) {
+                    Ok(file) => self.file = Some(file),
+                    Err(error) => {
+                        let reason = error.to_string();
+                        return Some(Err(BadRow::Unreadable { path, rows: 0, reason }));
+                    }
+                }
+                continue;
+            };
+            match file.next() {
+                None => self.file = None,
+                Some(Err(bad)) => return Some(Err(bad)),
+                Some(Ok(row)) if !self.config.blobs && row.carries_blobs() => self.left_out += 1,
+                Some(Ok(row)) => return Some(row.decode()),
+            }
+        }
+    }
+}
+
+/// The part of a second that a timestamp counts.
+#[derive(Clone, Copy, Debug)]
+enum Unit {
+    Millis,
+    Micros,
+    Nanos,
+}
+
+impl Unit {
+    fn time(self, value: i64) -> Result<SystemTime, BadRow> {
+        let bad = BadRow::Timestamp { value };
+        let value = u64::try_from(value).map_err(|_| bad.clone())?;
+        let since = match self {
+            Self::Millis => Duration::from_millis(value),
+            Self::Micros => Duration::from_micros(value),
+            Self::Nanos => Duration::from_nanos(value),
+        };
+        SystemTime::UNIX_EPOCH.checked_add(since).ok_or(bad)
+    }
+}
+
+struct OpenFile {
+    path: PathBuf,
+    input: Arc<Input>,
+    metadata: ParquetMetaData,
+    columns: Columns,
+    next_group: usize,
+    group: Option<Group>,
+}
+
+/// Where the columns are.
+#[derive(Clone, Copy)]
+struct Columns {
+    timestamp: usize,
+    unit: Unit,
+    hash: usize,
+    raw: usize,
+    from: Option<usize>,
+}
+
+struct Group {
+    /// As the file counts them.
+    rest: u64,
+    unit: Unit,
+    timestamp: Column<Int64Type>,
+    hash: Column<ByteArrayType>,
+    raw: Column<ByteArrayType>,
+    from: Option<Column<ByteArrayType>>,
+}
+
+/// As it is in the file.
+struct Row {
+    seen_at: SystemTime,
+    hash: B256,
+    sender: Option<Address>,
+    raw: Bytes,
+}
+
+impl OpenFile {
+    fn open(path: PathBuf, config: RecordingConfig) -> Result<Self, ReplayError> {
+        let (input, metadata) = Input::open(&path)?;
+        let columns = Columns::find(&path, metadata.file_metadata().schema_descr(), config)?;
+        Ok(Self { path, input, metadata, columns, next_group: 0, group: None })
+    }
+
+    fn next(&mut self) -> Option<Result<Row, BadRow>> {
+        loop {
+            if self.group.is_none() {
+                let index = self.next_group;
+                let metadata = self.metadata.row_groups().get(index)?;
+                self.next_group += 1;
+                let rows = u64::try_from(metadata.num_rows()).unwrap_or(0);
+                match Group::open(&self.input, &self.metadata, index, self.columns, rows) {
+                    Ok(group) => self.group = Some(group),
+                    Err(error) => return Some(Err(self.unreadable(rows, &error))),
+                }
+            }
+            let group = self.group.as_mut()?;
+            match group.next() {
+                Ok(Some(row)) => return Some(row),
+                Ok(None) => self.group = None,
+                Err(error) => {
+                    let rest = group.rest;
+                    self.group = None;
+                    return Some(Err(self.unreadable(rest, &error)));
+                }
+            }
+        }
+    }
+
+    fn unreadable(&self, rows: u64, error: &ParquetError) -> BadRow {
+        BadRow::Unreadable { path: self.path.clone(), rows, reason: error.to_string() }
+    }
+}
+
+impl Columns {
+    fn find(
+        path: &Path,
+        schema: &SchemaDescriptor,
+        config: RecordingConfig,
+    ) -> Result<Self, ReplayError> {
+        let find = |column: &'static str, expected: Type, text: &'static str| {
+            let mut all = schema.columns().iter();
+            let index = all
+                .position(|found| found.path().string() == column)
+                .ok_or_else(|| ReplayError::MissingColumn { path: path.to_owned(), column })?;
+            let found = schema.column(index);
+            let is_plain = found.max_rep_level() == 0 && found.max_def_level() <= 1;
+            if found.physical_type() == expected && is_plain {
+                return Ok(index);
+            }
+            Err(ReplayError::ColumnType {
+                path: path.to_owned(),
+                column,
+                found: format!("{} {}", found.physical_type(), found.converted_type()),
+                expected: text,
+            })
+        };
+        let bytes = |column| find(column, Type::BYTE_ARRAY, "BYTE_ARRAY");
+        let timestamp = find(TIMESTAMP, Type::INT64, "INT64")?;
+        let column = schema.column(timestamp);
+        let unit = match (column.logical_type_ref(), column.converted_type()) {
+            (Some(LogicalType::Timestamp(timestamp)), _) => match timestamp.unit {
+                TimeUnit::MILLIS => Unit::Millis,
+                TimeUnit::MICROS => Unit::Micros,
+                TimeUnit::NANOS => Unit::Nanos,
+            },
+            (_, ConvertedType::TIMESTAMP_MICROS) => Unit::Micros,
+            _ => Unit::Millis,
+        };
+        Ok(Self {
+            timestamp,
+            unit,
+            hash: bytes(HASH)?,
+            raw: bytes(RAW_TX)?,
+            from: config.trust_senders.then(|| bytes(FROM)).transpose()?,
+        })
+    }
+}
+
+impl Group {
+    fn open(
+        input: &Arc<Input>,
+        metadata: &ParquetMetaData,
+        index: usize,
+        columns: Columns,
+        rest: u64,
+    ) -> Result<Self, ParquetError> {
+        let group = metadata.row_group(index);
+        let bytes = |index| Column::open(input, group, index);
+        Ok(Self {
+            rest,
+            unit: columns.unit,
+            timestamp: Column::open(input, group, columns.timestamp)?,
+            hash: bytes(columns.hash)?,
+            raw: bytes(columns.raw)?,
+            from: columns.from.map(bytes).transpose()?,
+        })
+    }
+
+    /// `None` after the last row.
+    fn next(&mut self) -> Result<Option<Result<Row, BadRow>>, ParquetError> {
+        if self.rest == 0 {
+            return Ok(None);
+        }
+        // Every column is read, whatever is in the others: they must not come apart.
+        let timestamp = self.timestamp.next()?;
+        let hash = self.hash.next()?;
+        let raw = self.raw.next()?;
+        let from = self.from.as_mut().map(Column::next).transpose()?;
+        let (timestamp, hash, raw) = match (timestamp, hash, raw) {
+            (Some(timestamp), Some(hash), Some(raw)) => (timestamp, hash, raw),
+            _ => return Err(ParquetError::EOF("its columns end before its row count".into())),
+        };
+        self.rest -= 1;
+        Ok(Some(self.row(timestamp, hash, raw, from)))
+    }
+
+    fn row(
+        &self,
+        timestamp: Option<i64>,
+        hash: Option<ByteArray>,
+        raw: Option<ByteArray>,
+        from: Option<Option<Option<ByteArray>>>,
+    ) -> Result<Row, BadRow> {
+        let null = |column| BadRow::Null { column };
+        let hash = hash.ok_or(null(HASH))?;
+        let sender = match from {
+            None => None,
+            Some(from) => {
+                let from = from.flatten().ok_or(null(FROM))?;
+                Some(Address::from(hex(&from).ok_or(BadRow::Sender)?))
+            }
+        };
+        Ok(Row {
+            seen_at: self.unit.time(timestamp.ok_or(null(TIMESTAMP))?)?,
+            hash: B256::from(hex(&hash).ok_or(BadRow::Hash)?),
+            sender,
+            raw: Bytes::copy_from_slice(raw.ok_or(null(RAW_TX))?.data()),
+        })
+    }
+}
+
+/// 0x and two digits for each byte.
+fn hex<const N: usize>(text: &ByteArray) -> Option<[u8; N]> {
+    let digits = text.data().strip_prefix(b"0x")?;
+    alloy_primitives::hex::decode_to_array(digits).ok()
+}
+
+impl Row {
+    /// Its type is its first byte.
+    fn carries_blobs(&self) -> bool {
+        self.raw.first() == Some(&alloy_eips::eip2718::EIP4844_TX_TYPE_ID)
+    }
+
+    fn decode(self) -> Result<Recorded, BadRow> {
+        let Self { seen_at, hash, sender, raw } = self;
+        // A transaction that cannot be believed goes the other way, which says why.
+        if let Some(sender) = sender
+            && let Ok(tx) = PooledTransaction::decode_2718_exact(&raw)
+            && *tx.tx_hash() == hash
+            && !matches!(tx, PooledTransaction::Eip4844(_))
+        {
+            return Ok(Recorded { tx: Recovered::new_unchecked(tx, sender), raw, seen_at });
+        }
+        match read_raw(raw, hash) {
+            Answer::Transaction(tx, raw) => Ok(Recorded { tx: *tx, raw, seen_at }),
+            Answer::Mined => Err(BadRow::NoSidecar { hash }),
+            Answer::Gone => Err(BadRow::Transaction { hash, reason: "it is empty".into() }),
+            Answer::Malformed(Malformed::OtherTransaction { found, .. }) => {
+                Err(BadRow::OtherHash { hash, found })
+            }
+            Answer::Malformed(Malformed::Signature) => Err(BadRow::Signature { hash }),
+            Answer::Malformed(Malformed::Sidecar(_)) => Err(BadRow::Sidecar { hash }),
+            Answer::Malformed(other) => {
+                Err(BadRow::Transaction { hash, reason: other.to_string() })
+            }
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! A recording in the place of a node.
+
+use std::{
+    fmt,
+    num::NonZeroU32,
+    str::FromStr,
+    sync::{
+        Arc, OnceLock,
+        mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TryRecvError},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use futures::executor::block_on;
+use txpool_fetcher::{Delivery, FetchedTransaction, TransactionSink};
+
+use crate::{
+    error::ReplayError,
+    metrics::{ReplayCounters, ReplayCounts},
+    recording::Recording,
+};
+
+/// How fast a recording is replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speed {
+    /// So many times as fast as it was recorded.
+    Times(NonZeroU32),
+    /// As fast as the sink takes it.
+    Max,
+}
+
+impl Speed {
+    /// As it was recorded.
+    pub const RECORDED: Self = Self::Times(NonZeroU32::MIN);
+}
+
+impl fmt::Display for Speed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Times(times) => times.fmt(f),
+            Self::Max => f.write_str("max"),
+        }
+    }
+}
+
+/// A text is no [`Speed`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("speed {found:?} is neither a whole number from 1 nor max")]
+pub struct SpeedError {
+    /// The text.
+    pub found: String,
+}
+
+impl FromStr for Speed {
+    type Err = SpeedError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "max" => Ok(Self::Max),
+            number => {
+                number.parse().map(Self::Times).map_err(|_| SpeedError { found: number.to_owned() })
+            }
+        }
+    }
+}
+
+/// How a [`Replay`] ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReplayEnd {
+    /// Everything was read.
+    Finished,
+    /// It was stopped, or dropped.
+    Stopped,
+    /// Nobody takes transactions any more.
+    SinkClosed,
+}
+
+/// Delivers a recording to a sink, such as an `OrderPool`, from a thread of its own: one transaction after the other,
+/// in the order of the recording. Dropped, it ends after the transaction that it is delivering.
+///
+/// Times are those of the replay: a transaction is seen first when it is delivered. What is due is delivered at once,
+/// so a sink that blocks delays the rest and loses nothing.
+#[derive(Debug)]
+pub struct Replay {
+    stop: SyncSender<()>,
+    /// Closed when it has ended.
+    ended: Receiver<()>,
+    end: Arc<OnceLock<(ReplayEnd, Instant)>>,
+    start: Instant,
+    counters: Arc<ReplayCounters>,
+}
+
+impl Replay {
+    /// Starts to replay.
+    ///
+    /// # Errors
+    /// [`ReplayError::Thread`] if the system refuses the thread.
+    pub fn start(
+        recording: Recording,
+        speed: Speed,
+        sink: impl TransactionSink,
+    ) -> Result<Self, ReplayError> {
+        let counters = Arc::new(ReplayCounters::new());
+        let (stop, stopped) = mpsc::sync_channel(1);
+        let (ending, ended) = mpsc::sync_channel(0);
+        let end = Arc::<OnceLock<_>>::default();
+        let (counts, told) = (Arc::clone(&counters), Arc::clone(&end));
+        let run = move || {
+            let reason = run(recording, speed, &sink, &stopped, &counts);
+            drop(sink);
+            // Nobody else sets it.
+            let _ = told.set((reason, Instant::now()));
+            drop(ending);
+        };
+        thread::Builder::new()
+            .name("mempool-replay".into())
+            .spawn(run)
+            .map_err(ReplayError::Thread)?;
+        Ok(Self { stop, ended, end, start: Instant::now(), counters })
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn counts(&self) -> ReplayCounts {
+        self.counters.counts()
+    }
+
+    /// How it has ended; `None` while it runs.
+    #[must_use]
+    pub fn end(&self) -> Option<ReplayEnd> {
+        self.end.get().map(|(end, _)| *end)
+    }
+
+    /// From its start to its end, or until now.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        let end = self.end.get().map_or_else(Instant::now, |(_, at)| *at);
+        end.saturating_duration_since(self.start)
+    }
+
+    /// Waits until it has ended by itself, but not longer than `timeout`: `None` then.
+    #[must_use]
+    pub fn wait(&self, timeout: Duration) -> Option<ReplayEnd> {
+        // Nothing is ever sent.
+        let _ = self.ended.recv_timeout(timeout);
+        self.end()
+    }
+
+    /// Ends it, and waits for that, but not longer than `timeout`: `None` then, since a thread that is stuck in the
+    /// sink cannot be freed.
+    #[must_use]
+    pub fn stop(self, timeout: Duration) -> Option<ReplayEnd> {
+        // Full only if it was told before, and gone only if it has ended.
+        let _ = self.stop.try_send(());
+        self.wait(timeout)
+    }
+}
+
+fn run(
+    mut recording: Recording,
+    speed: Speed,
+    sink: &impl TransactionSink,
+    stop: &Receiver<()>,
+    counters: &ReplayCounters,
+) -> ReplayEnd {
+    let mut pace = Pace { speed, first: None };
+    loop {
+        let row = recording.next();
+        counters.left_out(recording.left_out());
+        let recorded = match row {
+            None => return ReplayEnd::Finished,
+            Some(Ok(recorded)) => recorded,
+            Some(Err(bad)) => {
+                tracing::debug!(%bad, "a row of the recording gives no transaction");
+                counters.bad(&bad);
+                // Told to end in a file without a good row.
+                if !matches!(stop.try_recv(), Err(TryRecvError::Empty)) {
+                    return ReplayEnd::Stopped;
+                }
+                continue;
+            }
+        };
+        let wait = pace.wait(recorded.seen_at, Instant::now());
+        if !matches!(stop.recv_timeout(wait), Err(RecvTimeoutError::Timeout)) {
+            return ReplayEnd::Stopped;
+        }
+        let delivery = block_on(sink.deliver(FetchedTransaction::new(recorded.tx, recorded.raw)));
+        if delivery == Delivery::Closed {
+            return ReplayEnd::SinkClosed;
+        }
+        counters.delivered(&delivery);
+    }
+}
+
+/// When a row is due. Pure.
+struct Pace {
+    speed: Speed,
+    /// The first row, by the recording's clock and by ours.
+    first: Option<(SystemTime, Instant)>,
+}
+
+impl Pace {
+    fn wait(&mut self, seen_at: SystemTime, now: Instant) -> Duration {
+        let Speed::Times(times) = self.speed else { return Duration::ZERO };
+        let (first, start) = *self.first.get_or_insert((seen_at, now));
+        // What was seen before the first row is due at once.
+        let after = seen_at.duration_since(first).unwrap_or_default() / times.get();
+        after.saturating_sub(now.saturating_duration_since(start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_due_when_its_share_of_the_recorded_time_has_passed() {
+        let (recorded, now) = (SystemTime::UNIX_EPOCH + Duration::from_secs(1_000), Instant::now());
+        let secs = Duration::from_secs;
+        let mut pace = Pace { speed: "10".parse().expect("a speed"), first: None };
+        assert_eq!(pace.wait(recorded, now), Duration::ZERO);
+        assert_eq!(pace.wait(recorded + secs(20), now), secs(2));
+        assert_eq!(pace.wait(recorded + secs(20), now + secs(3)), Duration::ZERO);
+        assert_eq!(pace.wait(recorded - secs(20), now), Duration::ZERO);
+        let mut pace = Pace { speed: Speed::Max, first: None };
+        assert_eq!(pace.wait(recorded, now), Duration::ZERO);
+        assert_eq!(pace.wait(recorded + secs(20), now), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_speed_is_a_whole_number_from_1_or_max() {
+        assert_eq!("1".parse(), Ok(Speed::RECORDED));
+        assert_eq!("max".parse(), Ok(Speed::Max));
+        for text in ["0", "-1", "1.5", "Max", ""] {
+            assert_eq!(text.parse::<Speed>(), Err(SpeedError { found: text.into() }));
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The files: each is one row group, and has its name only when it is complete.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufWriter, Write as _},
+    path::PathBuf,
+    time::SystemTime,
+};
+
+use order_pool::Transaction;
+
+use crate::columns::{self, Inclusion};
+
+/// What a complete segment ends in.
+pub(crate) const EXTENSION: &str = "parquet";
+
+/// Names sort in the order of their rows: the start of the recorder in milliseconds, then a number.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    folder: PathBuf,
+    start_ms: u128,
+    number: u64,
+    /// The next one, open already: a folder that cannot be written is found at the start.
+    next: Option<File>,
+}
+
+impl Segments {
+    pub(crate) fn create(folder: PathBuf, start: SystemTime) -> io::Result<Self> {
+        fs::create_dir_all(&folder)?;
+        let since = start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let mut segments = Self { folder, start_ms: since.as_millis(), number: 0, next: None };
+        segments.next = Some(segments.open()?);
+        Ok(segments)
+    }
+
+    /// Writes a segment and gives it its name. Returns its size in bytes. After an error it is gone, and the next
+    /// call begins another.
+    pub(crate) fn write(
+        &mut self,
+        rows: &[(&Transaction, Option<Inclusion>)],
+        blobs: bool,
+    ) -> io::Result<u64> {
+        let file = match self.next.take() {
+            Some(file) => file,
+            None => self.open()?,
+        };
+        let (unfinished, complete) = (self.unfinished(), self.complete());
+        self.number += 1;
+        let written = Self::fill(&file, rows, blobs).and_then(|bytes| {
+            // A name that is there belongs to another recorder: it stays, and this segment counts as lost.
+            fs::hard_link(&unfinished, complete)?;
+            Ok(bytes)
+        });
+        // What is left of it is a file that no reader looks at.
+        if let Err(error) = fs::remove_file(&unfinished) {
+            tracing::warn!(%error, path = %unfinished.display(), "cannot remove");
+        }
+        written
+    }
+
+    fn fill(
+        file: &File,
+        rows: &[(&Transaction, Option<Inclusion>)],
+        blobs: bool,
+    ) -> io::Result<u64> {
+        let mut out = BufWriter::with_capacity(1 << 16, file);
+        columns::write(&mut out, rows, blobs).map_err(io::Error::other)?;
+        out.flush()?;
+        drop(out);
+        // After a loss of power a name must not stand for a file without content.
+        file.sync_data()?;
+        Ok(file.metadata()?.len())
+    }
+
+    fn open(&self) -> io::Result<File> {
+        File::create_new(self.unfinished())
+    }
+
+    fn complete(&self) -> PathBuf {
+        self.folder.join(format!("{:013}-{:08}.{EXTENSION}", self.start_ms, self.number))
+    }
+
+    fn unfinished(&self) -> PathBuf {
+        self.complete().with_extension("unfinished")
+    }
+}
+
+impl Drop for Segments {
+    fn drop(&mut self) {
+        if self.next.take().is_some() {
+            // Empty, and no reader looks at it.
+            let _ = fs::remove_file(self.unfinished());
+        }
+    }
+}

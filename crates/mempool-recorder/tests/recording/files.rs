@@ -1,0 +1,117 @@
+//! Pools, transactions, and Parquet files of any columns.
+
+use std::{fs::File, path::Path, sync::Arc, time::Duration};
+
+use alloy_consensus::transaction::SignerRecoverable as _;
+use alloy_eips::Decodable2718 as _;
+use alloy_primitives::B256;
+use mempool_recorder::{Recorded, Recorder, RecorderConfig, Recording, RecordingConfig};
+use mock_node::workload::{Mix, PreparedTx, Workload, WorkloadConfig};
+use order_pool::{
+    Event, InsertOutcome, OrderPool, Origin, PoolConfig, PooledTransaction, Transaction,
+};
+use parquet::{
+    basic::{Compression, GzipLevel},
+    data_type::{ByteArray, ByteArrayType, Int64Type},
+    file::{properties::WriterProperties, writer::SerializedFileWriter},
+    schema::parser::parse_message_type,
+};
+
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+pub(crate) fn pool() -> OrderPool {
+    OrderPool::new(PoolConfig::default()).expect("bounds")
+}
+
+/// Signed; of a thousand so many with blobs.
+pub(crate) fn signed(count: usize, blobs_per_mille: u32) -> Vec<PreparedTx> {
+    let mix = Mix::default().with_blobs(blobs_per_mille, 0);
+    Workload::new(WorkloadConfig::new(7, 1337).with_mix(mix)).prepare(count)
+}
+
+pub(crate) fn insert(pool: &OrderPool, tx: &PreparedTx) {
+    let decoded = PooledTransaction::decode_2718_exact(&tx.raw).expect("a transaction");
+    let recovered = decoded.try_into_recovered().expect("a signature");
+    let seen = std::time::SystemTime::now();
+    let outcome = pool.insert_transaction(Transaction::new(recovered, Origin::Mempool, seen));
+    assert!(matches!(outcome, InsertOutcome::Added), "{outcome:?}");
+}
+
+/// The hashes of what is in the pool, in its order.
+pub(crate) fn hashes(pool: &OrderPool) -> Vec<B256> {
+    let mut subscription = pool.subscribe_all();
+    let events = std::iter::from_fn(|| subscription.try_next());
+    let added = events.filter_map(|event| match event.expect("it does not lag") {
+        Event::Added(order) => Some(*order.id().hash()),
+        _ => None,
+    });
+    added.collect()
+}
+
+/// Records what the pool holds, so many rows in a segment.
+pub(crate) fn record(pool: &OrderPool, config: RecorderConfig) -> u64 {
+    let recorder = Recorder::start(pool, config).expect("a folder");
+    let stats = recorder.stop(LONG).expect("it ends");
+    assert_eq!((stats.lost_events, stats.lost_rows), (0, 0));
+    stats.rows
+}
+
+pub(crate) fn open(path: &Path) -> Recording {
+    Recording::open(path, RecordingConfig::default()).expect("a recording")
+}
+
+pub(crate) fn all(path: &Path) -> Vec<Recorded> {
+    open(path).map(|row| row.expect("a good row")).collect()
+}
+
+/// The complete segments of a folder in their order.
+pub(crate) fn segments(folder: &Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("a folder");
+    let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "parquet"));
+    paths.sort();
+    paths
+}
+
+/// A column of a file that nobody would record.
+pub(crate) enum Values<'a> {
+    Numbers(&'static str, Vec<i64>),
+    /// Optional: `None` is null.
+    Bytes(&'static str, Vec<Option<&'a [u8]>>),
+}
+
+/// Writes the columns with gzip, in one row group.
+pub(crate) fn write(path: &Path, columns: &[Values<'_>]) {
+    let fields: String = columns
+        .iter()
+        .map(|column| match column {
+            Values::Numbers(name, _) => format!("required int64 {name} (TIMESTAMP_MILLIS);"),
+            Values::Bytes(name, _) => format!("optional binary {name};"),
+        })
+        .collect();
+    let schema = Arc::new(parse_message_type(&format!("message m {{ {fields} }}")).expect("one"));
+    let gzip = Compression::GZIP(GzipLevel::try_new(1).expect("a level"));
+    let properties = Arc::new(WriterProperties::builder().set_compression(gzip).build());
+    let file = File::create(path).expect("a file");
+    let mut writer = SerializedFileWriter::new(file, schema, properties).expect("a writer");
+    let mut group = writer.next_row_group().expect("a group");
+    for column in columns {
+        let mut next = group.next_column().expect("a column").expect("as many as fields");
+        match column {
+            Values::Numbers(_, values) => {
+                next.typed::<Int64Type>().write_batch(values, None, None).expect("written");
+            }
+            Values::Bytes(_, values) => {
+                let there: Vec<_> =
+                    values.iter().flatten().map(|bytes| ByteArray::from(bytes.to_vec())).collect();
+                let levels: Vec<_> =
+                    values.iter().map(|value| i16::from(value.is_some())).collect();
+                let typed = next.typed::<ByteArrayType>();
+                typed.write_batch(&there, Some(&levels), None).expect("written");
+            }
+        }
+        next.close().expect("closed");
+    }
+    group.close().expect("closed");
+    writer.close().expect("closed");
+}

@@ -1,0 +1,117 @@
+use std::{fs, path::Path, sync::OnceLock};
+
+use mempool_recorder::{BadRow, MAX_PAGE_BYTES, RecorderConfig, Recording, RecordingConfig};
+use proptest::prelude::*;
+
+use crate::files::{Values, all, insert, open, pool, record, segments, signed, write};
+
+/// A folder of two segments: 20 rows, then 10.
+fn two_segments() -> (tempfile::TempDir, [Vec<u8>; 2]) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pool = pool();
+    signed(30, 0).iter().for_each(|tx| insert(&pool, tx));
+    record(&pool, RecorderConfig::new(folder.path()).with_group_rows(20));
+    let paths = segments(folder.path());
+    let [first, second] = paths.as_slice() else { panic!("{paths:?}") };
+    let bytes = [first, second].map(|path| fs::read(path).expect("a file"));
+    (folder, bytes)
+}
+
+/// Reads all there is, as a replay would: good rows, and bad ones.
+fn read(path: &Path) -> Option<(usize, usize)> {
+    let trusting = RecordingConfig::default().with_trust_senders(true);
+    let rows = Recording::open(path, trusting).ok()?;
+    let (good, bad): (Vec<_>, Vec<_>) = rows.partition(Result::is_ok);
+    Some((good.len(), bad.len()))
+}
+
+#[test]
+fn a_folder_cut_at_any_byte_of_its_last_segment_gives_all_rows_before() {
+    let (folder, [_, last]) = two_segments();
+    let path = segments(folder.path()).pop().expect("two");
+    for end in 0..last.len() {
+        fs::write(&path, &last[..end]).expect("a file");
+        let mut rows = open(folder.path());
+        assert_eq!(rows.by_ref().take(20).filter(Result::is_ok).count(), 20, "cut at {end}");
+        assert!(matches!(rows.next(), Some(Err(BadRow::Unreadable { .. }))), "cut at {end}");
+        assert!(rows.next().is_none(), "cut at {end}");
+        // The same as a file of its own is refused.
+        assert!(Recording::open(&path, RecordingConfig::default()).is_err(), "cut at {end}");
+    }
+    // As a killed recorder leaves it: without its name.
+    fs::rename(&path, path.with_extension("unfinished")).expect("renamed");
+    assert_eq!(all(folder.path()).len(), 20);
+}
+
+#[test]
+fn a_page_that_inflates_beyond_its_bound_is_not_inflated() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("file.parquet");
+    let long = vec![0; MAX_PAGE_BYTES + 1];
+    let hash = format!("0x{}", "11".repeat(32)).into_bytes();
+    let columns = [
+        Values::Numbers("timestamp", vec![1]),
+        Values::Bytes("hash", vec![Some(&hash)]),
+        Values::Bytes("rawTx", vec![Some(&long)]),
+    ];
+    write(&path, &columns);
+    assert!(fs::metadata(&path).expect("a file").len() < 1 << 20, "it is not compressed");
+    let rows: Vec<_> = open(&path).collect();
+    let [Err(BadRow::Unreadable { rows: 1, reason, .. })] = rows.as_slice() else {
+        panic!("{rows:?}")
+    };
+    assert!(reason.contains("a page of more than"), "{reason}");
+}
+
+#[test]
+fn a_footer_that_claims_more_than_it_holds_is_refused_before_memory_is_reserved() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("file.parquet");
+    // Field 2, a list of structs, 2^31 - 1 of them; and a schema whose one element has as many children.
+    let many = [0x15, 0x02, 0x19, 0xfc, 0xff, 0xff, 0xff, 0xff, 0x07, 0x00];
+    let children = [0x29, 0x1c, 0x55, 0xfe, 0xff, 0xff, 0xff, 0x0f, 0x00, 0x00];
+    for footer in [many, children] {
+        let mut file = b"PAR1".to_vec();
+        file.extend(footer);
+        file.extend((footer.len() as u32).to_le_bytes());
+        file.extend(b"PAR1");
+        fs::write(&path, file).expect("a file");
+        let error = Recording::open(&path, RecordingConfig::default()).expect_err("a lie");
+        assert!(error.to_string().ends_with("the footer claims more than it holds"), "{error}");
+    }
+}
+
+fn segment() -> &'static [u8] {
+    static SEGMENT: OnceLock<Vec<u8>> = OnceLock::new();
+    SEGMENT.get_or_init(|| two_segments().1[0].clone())
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_a_recording_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file.parquet");
+        let framed = [&b"PAR1"[..], bytes.as_slice(), &(bytes.len() as u32).to_le_bytes(), b"PAR1"].concat();
+        for content in [bytes, framed] {
+            fs::write(&path, content).expect("a file");
+            read(&path);
+        }
+    }
+
+    #[test]
+    fn a_damaged_segment_never_gives_more_rows_than_it_had_and_never_panics(
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+    ) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file.parquet");
+        let mut bytes = segment().to_vec();
+        for (at, byte) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        fs::write(&path, bytes).expect("a file");
+        if let Some((good, _)) = read(&path) {
+            prop_assert!(good <= 20, "{good}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! The test binary again as a recorder that is killed.
+
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use alloy_primitives::B256;
+use mempool_recorder::{Recorder, RecorderConfig};
+use mock_node::workload::{Mix, Workload, WorkloadConfig};
+
+use crate::files::{all, insert, pool, segments};
+
+const FOLDER: &str = "MEMPOOL_RECORDER_TEST_FOLDER";
+
+/// Segments after which the child is killed.
+const SEGMENTS: u64 = 4;
+
+#[test]
+#[ignore = "run by the test below, in a process that it kills"]
+fn a_recorder_that_does_not_end() {
+    let folder = PathBuf::from(std::env::var_os(FOLDER).expect("the parent sets it"));
+    let pool = pool();
+    let config = RecorderConfig::new(folder).with_group_rows(50);
+    let recorder = Recorder::start(&pool, config).expect("a folder");
+    let mut out = std::io::stdout().lock();
+    let mut told = false;
+    let mix = Mix::default().with_blobs(10, 0);
+    let mut load = Workload::new(WorkloadConfig::new(7, 1337).with_mix(mix));
+    // Without the parent nobody reads what it writes, and that ends it.
+    loop {
+        for tx in load.prepare(200) {
+            insert(&pool, &tx);
+            writeln!(out, "pooled {}", tx.hash).expect("the parent reads");
+        }
+        if !told && recorder.stats().segments >= SEGMENTS {
+            told = true;
+            writeln!(out, "enough").expect("the parent reads");
+        }
+    }
+}
+
+#[test]
+fn what_a_killed_recorder_has_named_is_what_was_pooled_up_to_its_last_segment() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut child = Command::new(std::env::current_exe().expect("a path"))
+        .args(["--exact", "killed::a_recorder_that_does_not_end", "--ignored", "--nocapture"])
+        .env(FOLDER, folder.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("this binary");
+    let mut pooled: Vec<B256> = Vec::new();
+    for line in BufReader::new(child.stdout.take().expect("a pipe")).lines() {
+        let line = line.expect("text");
+        // The harness names the test on the first line.
+        if let Some((_, hash)) = line.rsplit_once("pooled ") {
+            pooled.push(hash.parse().expect("a hash"));
+        } else if line == "enough" {
+            // SIGKILL: nothing of it runs any more.
+            child.kill().expect("it runs");
+        }
+    }
+    assert!(!child.wait().expect("it ends").success(), "it was not killed");
+    let recorded: Vec<B256> =
+        all(folder.path()).iter().map(|row| *row.tx.inner().tx_hash()).collect();
+    let complete = segments(folder.path()).len();
+    assert!(complete as u64 >= SEGMENTS, "{complete}");
+    assert!(recorded.len() >= 50 * complete, "{} rows in {complete} segments", recorded.len());
+    // A transaction is pooled before it is told here, so one row may be ahead.
+    assert!(recorded.len() <= pooled.len() + 1, "{} of {}", recorded.len(), pooled.len());
+    let told = recorded.len().min(pooled.len());
+    assert_eq!(recorded[..told], pooled[..told]);
+}

@@ -1,0 +1,6 @@
+//! What is recorded comes back; what a file claims is not believed.
+
+mod files;
+mod hostile;
+mod killed;
+mod round_trip;

@@ -1,0 +1,261 @@
+use std::time::SystemTime;
+
+use mempool_recorder::{
+    BadRow, RecorderConfig, Recording, RecordingConfig, Replay, ReplayEnd, ReplayError, Speed,
+};
+use order_pool::PooledTransaction;
+use parquet::{
+    file::reader::{FileReader as _, SerializedFileReader},
+    record::RowAccessor as _,
+    schema::printer::print_schema,
+};
+
+use crate::files::{
+    LONG, Values, all, hashes, insert, open, pool, record, segments, signed, write,
+};
+
+#[test]
+fn a_replay_gives_the_same_hashes_in_the_same_order() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (recorded, replayed) = (pool(), pool());
+    let txs = signed(300, 20);
+    assert!(txs.iter().any(|tx| tx.raw.len() > 130_000), "none with blobs");
+    txs.iter().for_each(|tx| insert(&recorded, tx));
+    let rows = record(&recorded, RecorderConfig::new(folder.path()).with_group_rows(64));
+    assert_eq!((rows, segments(folder.path()).len()), (300, 5));
+
+    let replay =
+        Replay::start(open(folder.path()), Speed::Max, replayed.clone()).expect("a thread");
+    assert_eq!(replay.wait(LONG), Some(ReplayEnd::Finished));
+    let counts = replay.counts();
+    assert_eq!((counts.pooled, counts.bad_rows(), counts.left_out), (300, 0, 0));
+    assert_eq!(hashes(&replayed), txs.iter().map(|tx| tx.hash).collect::<Vec<_>>());
+    assert_eq!(hashes(&replayed), hashes(&recorded));
+    for (row, tx) in all(folder.path()).iter().zip(&txs) {
+        assert_eq!((&row.raw, row.tx.signer()), (&tx.raw, tx.sender));
+    }
+}
+
+/// The columns of mempool-dumpster's files, as `common/txsummary.go` names and types them.
+const COLUMNS: [&str; 19] = [
+    "REQUIRED INT64 timestamp (TIMESTAMP_MILLIS)",
+    "REQUIRED BYTE_ARRAY hash (UTF8)",
+    "REQUIRED BYTE_ARRAY chainId (UTF8)",
+    "REQUIRED INT64 txType",
+    "REQUIRED BYTE_ARRAY from (UTF8)",
+    "REQUIRED BYTE_ARRAY to (UTF8)",
+    "REQUIRED BYTE_ARRAY value (UTF8)",
+    "REQUIRED BYTE_ARRAY nonce (UTF8)",
+    "REQUIRED BYTE_ARRAY gas (UTF8)",
+    "REQUIRED BYTE_ARRAY gasPrice (UTF8)",
+    "REQUIRED BYTE_ARRAY gasTipCap (UTF8)",
+    "REQUIRED BYTE_ARRAY gasFeeCap (UTF8)",
+    "REQUIRED INT64 dataSize",
+    "REQUIRED BYTE_ARRAY data4Bytes (UTF8)",
+    "REQUIRED group sources (LIST)",
+    "OPTIONAL INT64 includedAtBlockHeight",
+    "OPTIONAL INT64 includedBlockTimestamp (TIMESTAMP_MILLIS)",
+    "OPTIONAL INT64 inclusionDelayMs",
+    "REQUIRED BYTE_ARRAY rawTx",
+];
+
+#[test]
+fn the_columns_are_those_of_mempool_dumpster_and_say_what_the_transaction_says() {
+    use alloy_consensus::Transaction as _;
+    let folder = tempfile::tempdir().expect("a folder");
+    let pool = pool();
+    let before = SystemTime::now();
+    signed(40, 0).iter().for_each(|tx| insert(&pool, tx));
+    record(&pool, RecorderConfig::new(folder.path()));
+    let [segment]: [std::path::PathBuf; 1] =
+        segments(folder.path()).try_into().expect("one segment");
+    let reader = SerializedFileReader::try_from(segment.as_path()).expect("a Parquet file");
+    let mut schema = Vec::new();
+    print_schema(&mut schema, reader.metadata().file_metadata().schema());
+    let schema = String::from_utf8(schema).expect("text");
+    let fields: Vec<_> = schema
+        .lines()
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   ") && !line.ends_with("  }"))
+        .map(|line| line.trim().trim_end_matches([';', '{']).trim_end())
+        .collect();
+    assert_eq!(fields, COLUMNS);
+    let rows = reader.get_row_iter(None).expect("rows").map(|row| row.expect("a row"));
+    let mut seen = 0;
+    for (row, recorded) in rows.zip(all(folder.path())) {
+        seen += 1;
+        let tx: &PooledTransaction = recorded.tx.inner();
+        let text = |index| row.get_string(index).expect("text").clone();
+        assert_eq!(text(1), format!("{:#x}", tx.tx_hash()));
+        assert_eq!((text(2), row.get_long(3).ok()), ("1337".into(), Some(tx.tx_type() as i64)));
+        assert_eq!(text(4), format!("{:#x}", recorded.tx.signer()));
+        assert_eq!(text(5), tx.to().map_or_else(String::new, |to| format!("{to:#x}")));
+        assert_eq!((text(6), text(7)), (tx.value().to_string(), tx.nonce().to_string()));
+        assert_eq!(
+            (text(8), text(11)),
+            (tx.gas_limit().to_string(), tx.max_fee_per_gas().to_string())
+        );
+        let tip = tx.max_priority_fee_per_gas().unwrap_or(tx.max_fee_per_gas());
+        assert_eq!((text(9), text(10)), (tx.max_fee_per_gas().to_string(), tip.to_string()));
+        assert_eq!(row.get_long(12).ok(), Some(tx.input().len() as i64));
+        let selector = tx.input().get(..4);
+        let selector = selector
+            .map_or_else(String::new, |bytes| alloy_primitives::hex::encode_prefixed(bytes));
+        assert_eq!(text(13), selector);
+        assert_eq!(row.get_list(14).expect("a list").elements().len(), 1);
+        assert!(row.get_long(15).is_err(), "in no block");
+        let age = recorded.seen_at.duration_since(before - std::time::Duration::from_millis(1));
+        assert!(age.is_ok_and(|age| age < LONG), "{recorded:?}");
+    }
+    assert_eq!(seen, 40);
+}
+
+#[test]
+fn blobs_are_left_out_on_either_side_on_demand() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (with, without) = (folder.path().join("with"), folder.path().join("without"));
+    let pool = pool();
+    let txs = signed(100, 50);
+    txs.iter().for_each(|tx| insert(&pool, tx));
+    let blobs = txs.iter().filter(|tx| tx.raw.len() > 130_000).count();
+    assert!(blobs > 0);
+    record(&pool, RecorderConfig::new(&with));
+    record(&pool, RecorderConfig::new(&without).with_blobs(false));
+
+    let config = RecordingConfig::default().with_blobs(false);
+    let mut recording = Recording::open(&with, config).expect("a recording");
+    assert_eq!(recording.by_ref().filter(Result::is_ok).count(), 100 - blobs);
+    assert_eq!(recording.left_out(), blobs as u64);
+
+    let size = |folder| {
+        segments(folder).iter().map(|path| path.metadata().expect("one").len()).sum::<u64>()
+    };
+    assert!(size(&without) < 100_000 && size(&with) > 130_000);
+    let rows: Vec<_> = open(&without).collect();
+    let missing = rows.iter().filter(|row| matches!(row, Err(BadRow::NoSidecar { .. }))).count();
+    assert_eq!((rows.len(), missing), (100, blobs));
+}
+
+#[test]
+fn a_column_that_is_needed_and_missing_is_named_and_the_others_are_not_needed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("file.parquet");
+    let txs = signed(1, 0);
+    let hash = txs[0].hash.to_string().into_bytes();
+    let columns = || {
+        [
+            Values::Numbers("timestamp", vec![5]),
+            Values::Bytes("hash", vec![Some(&hash)]),
+            Values::Bytes("rawTx", vec![Some(&txs[0].raw)]),
+        ]
+    };
+    write(&path, &columns());
+    assert_eq!(all(&path).len(), 1);
+    for (gone, name) in ["timestamp", "hash", "rawTx"].into_iter().enumerate() {
+        let rest = columns().into_iter().enumerate().filter(|(index, _)| *index != gone);
+        write(&path, &rest.map(|(_, column)| column).collect::<Vec<_>>());
+        let error = Recording::open(&path, RecordingConfig::default()).expect_err("incomplete");
+        assert!(matches!(error, ReplayError::MissingColumn { column, .. } if column == name));
+        assert_eq!(error.to_string(), format!("{} has no column {name}", path.display()));
+    }
+    write(&path, &columns());
+    let trusting = RecordingConfig::default().with_trust_senders(true);
+    let error = Recording::open(&path, trusting).expect_err("no senders");
+    assert_eq!(error.to_string(), format!("{} has no column from", path.display()));
+    write(&path, &[Values::Bytes("timestamp", vec![None])]);
+    let error = Recording::open(&path, RecordingConfig::default()).expect_err("no number");
+    assert!(error.to_string().starts_with("column timestamp of "), "{error}");
+}
+
+#[test]
+fn a_bad_row_is_counted_by_its_reason_and_the_next_one_is_replayed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("file.parquet");
+    let txs = signed(3, 0);
+    let raw: Vec<&[u8]> = txs.iter().map(|tx| &tx.raw[..]).collect();
+    let hashes_of: Vec<_> = txs.iter().map(|tx| tx.hash.to_string().into_bytes()).collect();
+    let [first, second, third] = [0, 1, 2].map(|index| Some(hashes_of[index].as_slice()));
+    let cut = &raw[1][..raw[1].len() - 1];
+    let rows: [(i64, Option<&[u8]>, Option<&[u8]>); 9] = [
+        (1, first, Some(raw[0])),
+        (2, None, Some(raw[1])),
+        (3, second, None),
+        (4, Some(b"0xabc"), Some(raw[1])),
+        (-5, second, Some(raw[1])),
+        (6, second, Some(cut)),
+        (7, second, Some(raw[0])),
+        (8, second, Some(&[])),
+        (9, third, Some(raw[2])),
+    ];
+    write(
+        &path,
+        &[
+            Values::Bytes("rawTx", rows.iter().map(|row| row.2).collect()),
+            Values::Numbers("timestamp", rows.iter().map(|row| row.0).collect()),
+            Values::Bytes("hash", rows.iter().map(|row| row.1).collect()),
+        ],
+    );
+    let pool = pool();
+    let replay = Replay::start(open(&path), Speed::Max, pool.clone()).expect("a thread");
+    assert_eq!(replay.wait(LONG), Some(ReplayEnd::Finished));
+    let counts = replay.counts();
+    let bad: Vec<_> =
+        BadRow::REASONS.into_iter().zip(counts.bad).filter(|(_, count)| *count > 0).collect();
+    assert_eq!(
+        bad,
+        [("null", 2), ("hash", 1), ("timestamp", 1), ("transaction", 2), ("other_hash", 1)]
+    );
+    assert_eq!((counts.pooled, hashes(&pool)), (2, vec![txs[0].hash, txs[2].hash]));
+}
+
+#[test]
+fn a_sender_of_the_file_is_believed_on_demand_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("file.parquet");
+    let txs = signed(3, 0);
+    let forged = format!("{:#x}", alloy_primitives::Address::repeat_byte(0x66)).into_bytes();
+    let hashes_of: Vec<_> = txs.iter().map(|tx| tx.hash.to_string().into_bytes()).collect();
+    write(
+        &path,
+        &[
+            Values::Numbers("timestamp", vec![1, 2, 3]),
+            Values::Bytes(
+                "hash",
+                vec![Some(&hashes_of[0]), Some(&hashes_of[0]), Some(&hashes_of[2])],
+            ),
+            Values::Bytes("from", vec![Some(&forged), Some(&forged), Some(b"0x66")]),
+            Values::Bytes("rawTx", txs.iter().map(|tx| Some(&tx.raw[..])).collect()),
+        ],
+    );
+    let mut rows = open(&path);
+    assert_eq!(rows.next().expect("a row").expect("good").tx.signer(), txs[0].sender);
+    let trusting = RecordingConfig::default().with_trust_senders(true);
+    let mut rows = Recording::open(&path, trusting).expect("a recording");
+    let believed = rows.next().expect("a row").expect("good").tx.signer();
+    assert_eq!(believed, alloy_primitives::Address::repeat_byte(0x66));
+    // The hash is not believed.
+    assert!(matches!(rows.next(), Some(Err(BadRow::OtherHash { .. }))));
+    assert!(matches!(rows.next(), Some(Err(BadRow::Sender))));
+    assert!(rows.next().is_none());
+}
+
+#[test]
+fn a_replay_stops_while_it_waits_for_a_row() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("file.parquet");
+    let txs = signed(2, 0);
+    let hashes_of: Vec<_> = txs.iter().map(|tx| tx.hash.to_string().into_bytes()).collect();
+    write(
+        &path,
+        &[
+            // A year apart.
+            Values::Numbers("timestamp", vec![0, 365 * 86_400_000]),
+            Values::Bytes("hash", hashes_of.iter().map(|hash| Some(&hash[..])).collect()),
+            Values::Bytes("rawTx", txs.iter().map(|tx| Some(&tx.raw[..])).collect()),
+        ],
+    );
+    let pool = pool();
+    let mut orders = pool.subscribe_all();
+    let replay = Replay::start(open(&path), Speed::RECORDED, pool).expect("a thread");
+    assert!(orders.next_timeout(LONG).is_some(), "the first one is due at once");
+    assert_eq!(replay.stop(LONG), Some(ReplayEnd::Stopped));
+}

@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Records 2,000 transactions/s with blobs, kills the process with SIGKILL, and says what its files hold: whether they are
+# what was pooled up to the last segment, for DuckDB and for a replay into another pool. Then it ingests in turns with
+# and without a recorder, and prints what recording costs the live path.
+#
+#   scripts/record.sh [SECONDS]      600 unless told otherwise
+#
+# Rows that are not what was pooled, or a loss, fail the script. Latency is printed: no time fails anything.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+seconds=${1:-600}
+rounds=${ROUNDS:-3}
+round_s=${ROUND_SECONDS:-20}
+target=${CARGO_TARGET_DIR:-target}
+out=$target/record
+tools=$target/tools/record
+DUCKDB_VERSION=1.3.2
+rm -rf "$out"
+mkdir -p "$out" "$tools"
+if [ ! -d "$tools/duckdb-$DUCKDB_VERSION.dist-info" ]; then
+    pip install --quiet --upgrade --target "$tools" "duckdb==$DUCKDB_VERSION" >"$tools/install.log" 2>&1 ||
+        { echo "record: pip failed, see $tools/install.log" >&2; exit 1; }
+fi
+cargo build --quiet --release --example ingest
+ingest=$target/release/examples/ingest
+load=(--tps 2000 --blobs-per-mille 5 --block-mgas 4000)
+
+echo "recording for $seconds s"
+"$ingest" "${load[@]}" --record "$out/killed" --hashes "$out/pooled" 2>"$out/killed.log" &
+recorder=$!
+sleep "$seconds"
+kill -KILL "$recorder"
+wait "$recorder" 2>/dev/null || true
+
+# A retention of seconds: a replay at full speed would fill the pool, and what has no room is not pooled.
+"$ingest" --replay "$out/killed" --speed max --retention 2s --hashes "$out/replayed" --json 2>"$out/replay.log" |
+    tail -n 1 >"$out/replay.json"
+
+for round in $(seq "$rounds"); do
+    for kind in without with; do
+        record=()
+        [ "$kind" = without ] || record=(--record "$out/live-$round")
+        "$ingest" "${load[@]}" --duration "${round_s}s" "${record[@]}" --json 2>"$out/live.log" |
+            tail -n 1 >"$out/$kind-$round.json"
+        rm -rf "$out/live-$round"
+    done
+done
+
+PYTHONPATH=$tools python3 - "$out" "$rounds" <<'PY'
+import glob, json, os, statistics, sys
+import duckdb
+
+folder, rounds = sys.argv[1], int(sys.argv[2])
+lines = lambda name: open(f"{folder}/{name}").read().split("\n")[:-1]
+load = lambda name: json.load(open(f"{folder}/{name}.json"))
+files = sorted(glob.glob(f"{folder}/killed/*.parquet"))
+rows = [row[0] for file in files for row in duckdb.sql(f"SELECT hash FROM '{file}'").fetchall()]
+size = sum(map(os.path.getsize, files))
+kinds = duckdb.sql(f"""SELECT txType = 3, count(*), sum(octet_length(rawTx)), max(timestamp) - min(timestamp)
+    FROM read_parquet('{folder}/killed/*.parquet') GROUP BY 1 ORDER BY 1""").fetchall()
+pooled, replayed, replay = lines("pooled"), lines("replayed"), load("replay")["replayed"]
+wrong = []
+
+print(f"{len(rows)} rows in {len(files)} segments, {size / 1e6:.1f} MB, over {kinds[0][3]}")
+for blobs, count, raw, _ in kinds:
+    print(f"  {'with' if blobs else 'without'} blobs: {count}, {raw / count:.0f} bytes of rawTx each")
+print(f"  {size / len(rows):.0f} bytes of file for each transaction")
+# Columns of plain transactions alone.
+columns = duckdb.sql(f"""SELECT path_in_schema, sum(total_compressed_size) FROM parquet_metadata('{folder}/killed/*.parquet')
+    GROUP BY 1 ORDER BY 2 DESC""").fetchall()
+rest = sum(bytes for name, bytes in columns if name != "rawTx")
+print(f"  {rest / len(rows):.0f} bytes of them in all columns but rawTx")
+# The witness writes every 50 ms, so at the end either may be ahead.
+common = min(len(rows), len(pooled))
+same = rows[:common] == pooled[:common]
+print(f"pooled until the kill: {len(pooled)}; the rows are the first of them in their order: {same}")
+if not same:
+    wrong.append("the rows are not what was pooled")
+print(f"replayed at max: {replay['pooled']} pooled in {replay['seconds']:.1f} s,"
+      f" {replay['pooled'] / replay['seconds']:.0f}/s; bad rows {replay['bad_rows']};"
+      f" the same hashes in the same order: {replayed == rows}")
+if replayed != rows:
+    wrong.append("the replay gives other hashes")
+
+print(f"{'round':8}{'p50 without':>12}{'with':>8}{'p99 without':>13}{'with':>8}{'CPU/tx without':>16}{'with':>8}   (us)")
+runs = {kind: [load(f"{kind}-{n}") for n in range(1, rounds + 1)] for kind in ("without", "with")}
+for number, (plain, recorded) in enumerate(zip(runs["without"], runs["with"]), 1):
+    p = lambda run, name: run["latency_us"][name]
+    print(f"{number:<8}{p(plain, 'p50'):12.0f}{p(recorded, 'p50'):8.0f}{p(plain, 'p99'):13.0f}{p(recorded, 'p99'):8.0f}"
+          f"{plain['cpu_us_per_tx']:16.0f}{recorded['cpu_us_per_tx']:8.0f}")
+    stats = recorded["recorded"]
+    if stats["lost_events"] or stats["lost_rows"] or stats["rows"] != recorded["pooled"]:
+        wrong.append(f"round {number}: {recorded['pooled']} pooled, {stats}")
+ratio = lambda name: statistics.median(
+    r["latency_us"][name] / p["latency_us"][name] for p, r in zip(runs["without"], runs["with"]))
+print(f"median ratio with/without of {rounds} rounds: p50 {ratio('p50'):.2f}, p99 {ratio('p99'):.2f}")
+sys.exit("; ".join(wrong) if wrong else 0)
+PY
