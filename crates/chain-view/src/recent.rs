@@ -59,8 +59,9 @@ pub struct Pushed {
     pub relation: Relation,
     /// The blocks it replaced, oldest first. Their nonces are gone with them.
     pub undone: Vec<Block>,
-    /// The oldest block, if it had to be forgotten for this one.
-    pub forgotten: Option<Block>,
+    /// The oldest blocks that had to be forgotten for this one: none, one, or, for a block with very many
+    /// transactions, several.
+    pub forgotten: Vec<Block>,
 }
 
 /// How the recent blocks took a transaction.
@@ -93,14 +94,23 @@ struct Recent {
     raised: Vec<Address>,
 }
 
+/// Hashes of mined transactions that [`RecentBlocks`] remembers, but for a block that alone has more.
+///
+/// 64 blocks of mainnet have at most 182,857 (60,000,000 gas of transfers at 21,000 each, in 64 blocks); this leaves
+/// room for almost three times the gas limit. In the table they take at most 2^20 places of 37 bytes, 39 MB, however
+/// many transactions a development chain, or a node that lies, puts into a block.
+pub const MAX_RECENT_HASHES: usize = 1 << 19;
+
 /// The newest blocks of the canonical chain, with the hashes they mined and the nonces they raised.
 ///
-/// Bounded in blocks. A full block of mainnet has some 1,500 transactions of as many senders, at
-/// about 36 + 40 bytes in the tables and 32 in the block: 64 such blocks are some 11 MB.
+/// Bounded in blocks and in hashes ([`MAX_RECENT_HASHES`]). A full block of mainnet has some 1,500 transactions of as
+/// many senders, at about 36 + 40 bytes in the tables and 32 in the block: 64 such blocks are some 11 MB.
 #[derive(Debug)]
 pub struct RecentBlocks {
     /// Oldest first.
     blocks: VecDeque<Recent>,
+    /// In all blocks.
+    hashes: usize,
     /// How many times the blocks contain a hash: once on a real chain.
     mined: B256HashMap<u32>,
     /// What each block says of a sender. Nonces come in any order of blocks, and what a block says
@@ -111,11 +121,13 @@ pub struct RecentBlocks {
 }
 
 impl RecentBlocks {
-    /// Remembers at most `max_blocks` blocks, and at least one.
+    /// Remembers at most `max_blocks` blocks, and at least one; fewer if they have more than
+    /// [`MAX_RECENT_HASHES`] transactions.
     #[must_use]
     pub fn new(max_blocks: usize) -> Self {
         Self {
             blocks: VecDeque::new(),
+            hashes: 0,
             mined: B256HashMap::default(),
             nonces: AddressHashMap::default(),
             next_serial: 0,
@@ -167,7 +179,7 @@ impl RecentBlocks {
     /// Appends a block, after undoing those that it replaces.
     pub fn push(&mut self, block: Block) -> Pushed {
         let relation = self.relate(&block.head);
-        let mut pushed = Pushed { relation, undone: Vec::new(), forgotten: None };
+        let mut pushed = Pushed { relation, undone: Vec::new(), forgotten: Vec::new() };
         if !relation.is_new() {
             return pushed;
         }
@@ -175,17 +187,18 @@ impl RecentBlocks {
         for recent in self.blocks.split_off(kept) {
             pushed.undone.push(self.leave(recent));
         }
+        // Before the new hashes, so that the table never has to hold more.
+        self.hashes += block.mined.len();
+        while self.blocks.len() >= self.max_blocks || self.hashes > MAX_RECENT_HASHES {
+            let Some(oldest) = self.blocks.pop_front() else { break };
+            pushed.forgotten.push(self.leave(oldest));
+        }
         for hash in block.mined.iter() {
             *self.mined.entry(*hash).or_default() += 1;
         }
         let serial = self.next_serial;
         self.next_serial += 1;
         self.blocks.push_back(Recent { serial, block, raised: Vec::new() });
-        if self.blocks.len() > self.max_blocks
-            && let Some(oldest) = self.blocks.pop_front()
-        {
-            pushed.forgotten = Some(self.leave(oldest));
-        }
         pushed
     }
 
@@ -232,6 +245,7 @@ impl RecentBlocks {
 
     /// Takes the hashes and the nonces of a block that is out of the list out of the tables.
     fn leave(&mut self, recent: Recent) -> Block {
+        self.hashes -= recent.block.mined.len();
         for hash in recent.block.mined.iter() {
             if let Entry::Occupied(mut times) = self.mined.entry(*hash) {
                 *times.get_mut() -= 1;

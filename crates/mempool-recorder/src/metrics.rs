@@ -30,7 +30,11 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
         Unit::Count,
         "transactions replayed, by `outcome`: pooled, known, mined, refused, postponed",
     ),
-    ("mempool_recorder_left_out_total", Unit::Count, "blob transactions that a replay was told to leave out"),
+    (
+        "mempool_recorder_left_out_total",
+        Unit::Count,
+        "blob transactions that a replay was told to leave out",
+    ),
     (
         "mempool_recorder_bad_rows_total",
         Unit::Count,

@@ -81,7 +81,7 @@ impl Chain {
             change.free.extend(taken.orders.iter().map(|order| *order.id().hash()));
             change.untaken.extend(taken.orders);
         }
-        if let Some(block) = pushed.forgotten {
+        for block in pushed.forgotten {
             self.leave(&block);
         }
         change

@@ -102,7 +102,7 @@ impl Run {
             Ok(keep) => keep,
             Err(relation) => {
                 assert_eq!(pushed.relation, relation);
-                assert!(pushed.undone.is_empty() && pushed.forgotten.is_none());
+                assert!(pushed.undone.is_empty() && pushed.forgotten.is_empty());
                 return;
             }
         };
@@ -117,7 +117,8 @@ impl Run {
         let undone: Vec<Block> = self.known.drain(keep..).map(|(block, _)| block).collect();
         assert_eq!(pushed.undone, undone);
         self.known.push((block, BTreeMap::new()));
-        let forgotten = (self.known.len() > MAX_BLOCKS).then(|| self.known.remove(0).0);
+        let forgotten: Vec<_> =
+            (self.known.len() > MAX_BLOCKS).then(|| self.known.remove(0).0).into_iter().collect();
         assert_eq!(pushed.forgotten, forgotten);
     }
 

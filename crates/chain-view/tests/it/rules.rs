@@ -1,7 +1,7 @@
 //! The rules one by one.
 
 use alloy_primitives::{Address, B256};
-use chain_view::{Block, Head, NonceUpdate, RecentBlocks, Relation, Taken};
+use chain_view::{Block, Head, MAX_RECENT_HASHES, NonceUpdate, RecentBlocks, Relation, Taken};
 
 fn h(n: u64) -> B256 {
     B256::left_padding_from(&n.to_be_bytes())
@@ -79,10 +79,31 @@ fn the_memory_is_bounded_in_blocks() {
     for n in 1..1_000 {
         let pushed = recent.push(block(n, n, n - 1, &[n + 10_000]));
         recent.raise(&h(n), NonceUpdate::new(Address::left_padding_from(&n.to_be_bytes()), n));
-        assert_eq!(pushed.forgotten.is_some(), n > 64);
+        assert_eq!(pushed.forgotten.len(), usize::from(n > 64));
     }
     assert_eq!(recent.iter().len(), 64);
     assert_eq!((0..20_000).filter(|n| recent.is_mined(&h(*n))).count(), 64);
     let known = |n: &u64| recent.next_nonce(&Address::left_padding_from(&n.to_be_bytes()));
     assert_eq!((1..1_000).filter_map(|n| known(&n)).count(), 64);
+}
+
+#[test]
+fn the_memory_is_bounded_in_hashes_however_long_the_blocks_are() {
+    let quarter = (MAX_RECENT_HASHES / 4) as u64;
+    let long = |n: u64| (n * quarter..(n + 1) * quarter).collect::<Vec<_>>();
+    let mut recent = RecentBlocks::new(64);
+    for n in 1..=10 {
+        let pushed = recent.push(block(n, n, n - 1, &long(n)));
+        assert_eq!(pushed.relation, Relation::Next);
+        let forgotten: Vec<_> = pushed.forgotten.iter().map(|block| block.head.number).collect();
+        assert_eq!(forgotten, n.checked_sub(4).filter(|n| *n > 0).into_iter().collect::<Vec<_>>());
+    }
+    assert!(!recent.is_mined(&h(7 * quarter - 1)) && recent.is_mined(&h(7 * quarter)));
+    // One that is longer than all of them may be is kept alone, and goes with the next.
+    let longest: Vec<_> = (0..=MAX_RECENT_HASHES as u64).collect();
+    let pushed = recent.push(block(11, 11, 10, &longest));
+    assert_eq!((pushed.forgotten.len(), recent.iter().len()), (4, 1));
+    let pushed = recent.push(block(12, 12, 11, &[1]));
+    assert_eq!((pushed.relation, pushed.forgotten.len()), (Relation::Next, 1));
+    assert!(recent.is_mined(&h(1)) && !recent.is_mined(&h(2)));
 }

@@ -98,8 +98,7 @@ fn the_columns_are_those_of_mempool_dumpster_and_say_what_the_transaction_says()
         assert_eq!((text(9), text(10)), (tx.max_fee_per_gas().to_string(), tip.to_string()));
         assert_eq!(row.get_long(12).ok(), Some(tx.input().len() as i64));
         let selector = tx.input().get(..4);
-        let selector = selector
-            .map_or_else(String::new, |bytes| alloy_primitives::hex::encode_prefixed(bytes));
+        let selector = selector.map_or_else(String::new, alloy_primitives::hex::encode_prefixed);
         assert_eq!(text(13), selector);
         assert_eq!(row.get_list(14).expect("a list").elements().len(), 1);
         assert!(row.get_long(15).is_err(), "in no block");
@@ -175,7 +174,8 @@ fn a_bad_row_is_counted_by_its_reason_and_the_next_one_is_replayed() {
     let hashes_of: Vec<_> = txs.iter().map(|tx| tx.hash.to_string().into_bytes()).collect();
     let [first, second, third] = [0, 1, 2].map(|index| Some(hashes_of[index].as_slice()));
     let cut = &raw[1][..raw[1].len() - 1];
-    let rows: [(i64, Option<&[u8]>, Option<&[u8]>); 9] = [
+    type Row<'a> = (i64, Option<&'a [u8]>, Option<&'a [u8]>);
+    let rows: [Row; 9] = [
         (1, first, Some(raw[0])),
         (2, None, Some(raw[1])),
         (3, second, None),
