@@ -140,8 +140,6 @@ fn latency(frame: &mut Frame, area: Rect, picture: &Picture) {
     let line = Line::from(vec![
         " p50 ".into(),
         us(now.p50).cyan(),
-        "  p95 ".into(),
-        us(now.p95).cyan(),
         "  p99 ".into(),
         us(now.p99).cyan(),
         format!("  max {}", us(all.max)).dark_gray(),
@@ -217,21 +215,17 @@ fn pool_lines(picture: &Picture) -> Vec<Line<'static>> {
         100.0 * (pool.txs - pool.external_txs.min(pool.txs)) as f64 / picture.max_txs.max(1) as f64;
     let mut lines = vec![Line::from(vec![
         format!(" {} txs", n(pool.txs)).bold(),
-        format!(
-            "  {:.0} MB  {share:.0} % full  {} bundles",
-            pool.bytes as f64 / 1e6,
-            n(pool.bundles)
-        )
-        .into(),
+        format!("  {:.0} MB  {share:.0} %  {} bundles", pool.bytes as f64 / 1e6, n(pool.bundles))
+            .into(),
     ])];
-    lines.push(Line::from(" type              tip offered, gwei").dark_gray());
+    lines.push(Line::from(" type           tip offered, gwei").dark_gray());
     let most = content.by_tip.iter().copied().max().unwrap_or(0).max(1);
     for row in 0..TYPES.len() {
         let (txs, tips) = (content.by_type[row], content.by_tip[row]);
-        let bar = (tips * 6).div_ceil(most) as usize;
+        let bar = (tips * 4).div_ceil(most) as usize;
         lines.push(Line::from(vec![
-            format!(" {:<7}{:>8}   {:<12}", TYPES[row], compact(txs), TIPS[row].1).into(),
-            format!("{:>7} ", compact(tips)).into(),
+            format!(" {:<7}{:>6}  {:<11}", TYPES[row], compact(txs), TIPS[row].1).into(),
+            format!("{:>6} ", compact(tips)).into(),
             "▇".repeat(bar).magenta(),
         ]));
     }

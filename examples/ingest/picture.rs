@@ -54,7 +54,6 @@ pub(crate) struct Picture {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Latency {
     pub(crate) p50: f64,
-    pub(crate) p95: f64,
     pub(crate) p99: f64,
     pub(crate) max: f64,
 }
@@ -62,7 +61,7 @@ pub(crate) struct Latency {
 impl Latency {
     fn of(histogram: &Histogram<u64>) -> Self {
         let us = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
-        Self { p50: us(0.5), p95: us(0.95), p99: us(0.99), max: histogram.max() as f64 / 1e3 }
+        Self { p50: us(0.5), p99: us(0.99), max: histogram.max() as f64 / 1e3 }
     }
 }
 
