@@ -27,8 +27,8 @@ order-rpc lib params::tests::any_text_reads_or_has_a_field
 order-rpc lib signature::tests::any_text_is_parsed_or_refused_without_a_panic
 mempool-recorder recording hostile::any_bytes_are_a_recording_or_an_error
 mempool-recorder recording hostile::a_damaged_segment_never_gives_more_rows_than_it_had_and_never_panics
-blocklist it parse::any_bytes_are_a_list_or_an_error_and_never_a_panic
-blocklist it parse::a_list_cut_anywhere_is_refused_when_its_length_is_known
+blocklist list parse::any_bytes_are_a_list_or_an_error_and_never_a_panic
+blocklist list parse::a_list_cut_anywhere_is_refused_when_its_length_is_known
 "
 
 # In the profile of the tests: an overflow is a panic there.
