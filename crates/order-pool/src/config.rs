@@ -124,7 +124,8 @@ pub struct PoolConfig {
     /// a block or a message of its key ended it. What was evicted or has expired may come again. Default
     /// [`DEFAULT_DEDUPE_WINDOW`]; at least 1. Set it to twice the node's pool or more.
     pub dedupe_window: usize,
-    /// How many recent blocks are remembered, for late transactions and reorgs. Default
+    /// How many recent blocks are remembered, for late transactions and reorgs; fewer if they have more than
+    /// 524,288 transactions together, almost three times what 64 blocks of mainnet can hold. Default
     /// [`DEFAULT_RECENT_BLOCKS`]; at least 1.
     pub recent_blocks: usize,
     /// Most bytes of orders that blocks took, held so that a reorg can put them back; the oldest
