@@ -65,7 +65,7 @@ pub(crate) enum Attack {
     IdleConnections,
     /// Requests whose callers hang up at once.
     HangUps,
-    /// Bundles of a key each.
+    /// Bundles of a key each, by which their transactions are signed too.
     FreshKeys,
     /// Transactions of six blobs, one of which its proofs do not hold for: what fails is not remembered.
     ForgedBlobs,
@@ -196,7 +196,7 @@ impl Attack {
             Self::FreshKeys => many(8_000)
                 .map(|number| {
                     let fresh = FIRST_KEY + number;
-                    call("eth_sendBundle", &bundle(number, FIRST_KEY), Some(&key(fresh)))
+                    call("eth_sendBundle", &bundle(number, fresh), Some(&key(fresh)))
                 })
                 .collect(),
             Self::ForgedBlobs | Self::BlobReplays => {

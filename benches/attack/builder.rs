@@ -16,7 +16,8 @@ use std::{
 use alloy_primitives::B256;
 use hdrhistogram::Histogram;
 use mempool_ingest::{
-    FetcherConfig, Ingest, IngestConfig, OrderPool, OrderRpcConfig, PoolConfig,
+    FetcherConfig, Ingest, IngestConfig, NodeAdmissionConfig, OrderPool, OrderRpcConfig,
+    PoolConfig,
     order_pool::{Event, Order, Origin},
 };
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
@@ -42,7 +43,11 @@ const POLL: Duration = Duration::from_millis(10);
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
     /// Ingest from this node, until so many are in the pool; answered with the RPC server's address.
-    Start(PathBuf, usize),
+    Start {
+        node: PathBuf,
+        pooled: usize,
+        asks_node: bool,
+    },
     Look,
     /// How many of these do not come into the pool; waits for them.
     Missing(Vec<B256>),
@@ -75,9 +80,9 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    pub(crate) fn spawn(node: PathBuf, pooled: usize) -> io::Result<Self> {
+    pub(crate) fn spawn(node: PathBuf, pooled: usize, asks_node: bool) -> io::Result<Self> {
         let mut process = Process::spawn(ROLE)?;
-        match process.request(&Request::Start(node, pooled))? {
+        match process.request(&Request::Start { node, pooled, asks_node })? {
             Response::Address(address) => Ok(Self { process, address }),
             _ => Err(unexpected()),
         }
@@ -122,8 +127,9 @@ pub(crate) fn respond() -> io::Result<()> {
     let mut refused = BTreeMap::new();
     serve(|request| {
         Ok(match request {
-            Request::Start(node, pooled) => {
-                let ingest = runtime.block_on(start(node, pooled)).map_err(io::Error::other)?;
+            Request::Start { node, pooled, asks_node } => {
+                let starts = start(node, pooled, asks_node);
+                let ingest = runtime.block_on(starts).map_err(io::Error::other)?;
                 watch(ingest.pool().clone(), Arc::clone(&live));
                 let address = ingest.rpc().ok_or_else(unexpected)?.local_addr();
                 running = Some(ingest);
@@ -160,9 +166,13 @@ pub(crate) fn respond() -> io::Result<()> {
 async fn start(
     node: PathBuf,
     pooled: usize,
+    asks_node: bool,
 ) -> Result<Ingest, Box<dyn std::error::Error + Send + Sync>> {
-    let config = IngestConfig::new(FetcherConfig::ipc(node), PoolConfig::default())
+    let mut config = IngestConfig::new(FetcherConfig::ipc(node), PoolConfig::default())
         .with_rpc(OrderRpcConfig::new(DEV_CHAIN_ID));
+    if asks_node {
+        config = config.with_node_admission(NodeAdmissionConfig::default());
+    }
     let ingest = Ingest::start(config).await?;
     let deadline = Instant::now() + PATIENCE;
     while ingest.pool().len() < pooled {

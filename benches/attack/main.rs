@@ -3,7 +3,8 @@
 //!
 //! In each run the node has 20,000 transactions pending and announces 500 a second; 50 searchers at ten
 //! addresses send five signed bundles a second each; a monitor asks for `/healthz`. The attacker has two
-//! addresses, and half a core. The builder's side, the node, the honest callers and the attacker are processes
+//! addresses, and half a core. Two rows are run again with a builder that asks the node about every sender
+//! (`NodeAdmissionConfig`), which is off by default. The builder's side, the node, the honest callers and the attacker are processes
 //! of their own, fresh for each attack, so that the memory is that of this attack alone.
 //!
 //! **What is asserted.** After each run, everything that the node announced or held is in the pool, and whatever
@@ -77,8 +78,8 @@ fn bench(args: &[String]) -> Result<(), Box<dyn std::error::Error>> {
     let filters: Vec<_> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
     // `cargo bench -- --test`, and anything but `cargo bench`, takes each path once.
     let plan = Plan::new(has("--test") || !has("--bench"))?;
-    let is_chosen = |attack: &Attack| {
-        filters.is_empty() || filters.iter().any(|filter| attack.name().contains(filter.as_str()))
+    let is_chosen = |case: &Case| {
+        filters.is_empty() || filters.iter().any(|filter| case.name().contains(filter.as_str()))
     };
     let mut table = Table::new([
         "attack",
@@ -95,11 +96,13 @@ fn bench(args: &[String]) -> Result<(), Box<dyn std::error::Error>> {
         "refused",
     ]);
     let mut missed = Vec::new();
-    for attack in Attack::ALL.into_iter().filter(is_chosen) {
-        let run = run(&plan, attack)?;
-        missed.extend(run.missed(attack));
-        table.row(run.row(attack));
-        eprintln!("{} done", attack.name());
+    let by_default = Attack::ALL.map(|attack| Case { attack, asks_node: false });
+    let asking = [Attack::None, Attack::FreshKeys].map(|attack| Case { attack, asks_node: true });
+    for case in by_default.into_iter().chain(asking).filter(is_chosen) {
+        let run = run(&plan, &case)?;
+        missed.extend(run.missed(&case));
+        table.row(run.row(&case));
+        eprintln!("{} done", case.name());
     }
     println!(
         "{TPS} announced a second, {} searchers with {} bundles a second each; {} s of each attack",
@@ -120,6 +123,20 @@ fn bench(args: &[String]) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+/// A row of the table.
+struct Case {
+    attack: Attack,
+    /// Whether the builder asks the node about the senders of orders.
+    asks_node: bool,
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let suffix = if self.asks_node { ", node asked" } else { "" };
+        format!("{}{suffix}", self.attack.name())
+    }
+}
+
 /// What came of one attack.
 struct Run {
     attacker: attacks::Tally,
@@ -131,16 +148,17 @@ struct Run {
     most_bytes: usize,
 }
 
-fn run(plan: &Plan, attack: Attack) -> io::Result<Run> {
+fn run(plan: &Plan, case: &Case) -> io::Result<Run> {
     let mut node = NodeProcess::spawn()?;
-    let mut expected = node.start(|config| config.with_preload(plan.preload))?;
+    let mut expected =
+        node.start(|config| config.with_preload(plan.preload).with_state(case.asks_node))?;
     let announced = (f64::from(TPS) * (plan.lasts.as_secs_f64() + 4.0)) as usize;
     let prepared = node.prepare(announced)?;
-    let mut builder = Builder::spawn(node.path(), plan.preload)?;
+    let mut builder = Builder::spawn(node.path(), plan.preload, case.asks_node)?;
     let mut honest = Honest::spawn(builder.address, plan.lasts)?;
     let mut attacker = Process::spawn(attacks::ROLE)?;
     let ready: attacks::Tally =
-        attacker.request(&attacks::Request::Prepare(attack, plan.is_test))?;
+        attacker.request(&attacks::Request::Prepare(case.attack, plan.is_test))?;
     assert_eq!(ready.sent, 0, "nothing is sent before it is told to");
 
     let idle = builder.look()?;
@@ -154,13 +172,13 @@ fn run(plan: &Plan, attack: Attack) -> io::Result<Run> {
     let report = builder.look()?;
     let lost = builder.missing(expected)?;
 
-    assert_eq!(lost, 0, "{}: of the node's transactions", attack.name());
+    assert_eq!(lost, 0, "{}: of the node's transactions", case.name());
     if bids.lost() > 0 {
-        eprintln!("{}: {bids:?}", attack.name());
+        eprintln!("{}: {bids:?}", case.name());
     }
     for (reason, refused) in &attacker.refused {
         let counted = report.refused.get(reason).copied().unwrap_or(0);
-        assert!(counted >= *refused, "{}: {reason}: {counted} of {refused}", attack.name());
+        assert!(counted >= *refused, "{}: {reason}: {counted} of {refused}", case.name());
     }
     Ok(Run {
         attacker,
@@ -177,11 +195,11 @@ impl Run {
         (self.most_bytes as f64 - self.idle_bytes as f64) / 1e6
     }
 
-    fn row(&self, attack: Attack) -> [String; 12] {
+    fn row(&self, case: &Case) -> [String; 12] {
         let ms = |us: u64| format!("{:.1}", us as f64 / 1e3);
         let refused: Vec<_> = self.attacker.reasons().collect();
         [
-            attack.name().to_owned(),
+            case.name(),
             self.attacker.sent.to_string(),
             self.attacker.accepted.to_string(),
             self.lost.to_string(),
@@ -196,9 +214,9 @@ impl Run {
         ]
     }
 
-    fn missed(&self, attack: Attack) -> Vec<String> {
+    fn missed(&self, case: &Case) -> Vec<String> {
         // A burst of honest callers is no attack: its own bundles, and those that come meanwhile, wait their turn.
-        let is_burst = matches!(attack, Attack::HonestBurst);
+        let is_burst = matches!(case.attack, Attack::HonestBurst);
         let refused = if is_burst { self.attacker.sent - self.attacker.accepted } else { 0 };
         let burst_p99_ms = self.attacker.p99_us.unwrap_or_default() as f64 / 1e3;
         let figures = [
@@ -217,7 +235,7 @@ impl Run {
         let missed = figures.into_iter().filter(|(_, value, limit, _)| value > limit);
         missed
             .map(|(what, value, limit, unit)| {
-                format!("{}: {what} {value:.1} {unit}, goal {limit} {unit}", attack.name())
+                format!("{}: {what} {value:.1} {unit}, goal {limit} {unit}", case.name())
             })
             .collect()
     }

@@ -35,6 +35,9 @@ const POLL: Duration = Duration::from_millis(5);
 /// clients' one thread sends within the time that one request takes is more, on any machine.
 pub(crate) const FEW_REQUESTS: usize = 8;
 
+/// More than external callers have signed ([`Plan`]), so that their share of the pool never ends.
+const MAX_EXTERNAL_TXS: usize = 100_000;
+
 /// How much of the policy is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
@@ -117,7 +120,10 @@ impl Parts {
     pub(crate) async fn start(path: PathBuf, setup: Setup) -> Self {
         let Setup { policy, backfill, rpc } = setup;
         // A run on a busy machine must not outlive its transactions: equal work is asserted.
-        let pool = PoolConfig::default().with_tx_retention(Duration::from_mins(30));
+        // Nothing leaves it: all that was accepted is compared with what the pool holds.
+        let pool = PoolConfig::default()
+            .with_tx_retention(Duration::from_mins(30))
+            .with_max_external_txs(MAX_EXTERNAL_TXS);
         let pool = OrderPool::new(pool).expect("a valid configuration");
         let enabled = policy.has_monitor();
         let monitor = MonitorConfig::default().with_enabled(enabled);

@@ -84,7 +84,7 @@ fn yield_to_others() {
     {
         // Of all priorities the lowest. On Linux a thread has one of its own.
         let me = Some(rustix::thread::gettid());
-        if let Err(error) = rustix::process::setpriority_process(me, 19) {
+        if let Err(error) = rustix::process::setpriority_process(me, 10) {
             tracing::debug!(%error, "the recorder's thread keeps the priority of the process");
         }
     }
