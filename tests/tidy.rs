@@ -7,16 +7,26 @@ use std::{
     time::Duration,
 };
 
+use blocklist::BlocklistConfig;
 use mempool_ingest::{
-    FetcherConfig, PoolConfig, load_control, order_pool, order_rpc, telemetry, txpool_fetcher,
+    FetcherConfig, OrderRpcConfig, PoolConfig,
+    load_control::{self, GateConfig},
+    order_pool,
+    order_rpc::{self, Quota},
+    telemetry, txpool_fetcher,
 };
 
-const DOCUMENTS: [&str; 7] = [
+const DOCUMENTS: [&str; 12] = [
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
+    "benches/README.md",
+    "docs/configuration.md",
     "docs/linking.md",
+    "docs/metrics.md",
+    "docs/operations.md",
     "integrations/rbuilder/README.md",
     "integrations/reth/README.md",
 ];
@@ -192,7 +202,7 @@ fn the_fetchers_configuration_table_says_what_the_code_does() {
         _ => unit(cell),
     };
     let valid = |config: &FetcherConfig| config.validate().is_ok();
-    check("`FetcherConfig`:", &default, &setters, written, valid);
+    check("## `FetcherConfig`", &default, &setters, written, valid);
 }
 
 #[test]
@@ -207,11 +217,105 @@ fn the_pools_configuration_table_says_what_the_code_does() {
         more:
     };
     let valid = |config: &PoolConfig| config.validate().is_ok();
-    check("`PoolConfig`, whose", &PoolConfig::default(), &setters, |_, cell| unit(cell), valid);
+    check("## `PoolConfig`", &PoolConfig::default(), &setters, |_, cell| unit(cell), valid);
 }
 
-/// Holds the table below `title` against a configuration: the same fields, the same defaults, and
-/// bounds that the code accepts, while it refuses what is beyond them.
+#[test]
+fn the_rpc_servers_configuration_table_says_what_the_code_does() {
+    fn quota(per_second: u64) -> Option<Quota> {
+        Some(Quota::default().with_per_second(u32::try_from(per_second).unwrap_or(u32::MAX)))
+    }
+    let setters = setters! {
+        OrderRpcConfig;
+        counts: threads max_signers max_message_bytes max_buffered_bytes max_buffered_bytes_per_peer
+            max_batch max_tx_bytes max_tx_gas max_blobs_per_tx max_blocks_ahead max_private_blocks
+            max_txs_per_bundle max_connections max_connections_per_peer max_requests_per_peer
+            max_websockets max_websockets_per_peer max_in_flight_per_websocket max_slow_bodies
+            max_slow_bodies_per_peer max_admissions;
+        durations: header_timeout body_timeout slow_body_after ping_interval send_timeout
+            admission_timeout;
+        more:
+            "quota" => |c, v| c.quota = quota(v),
+            "peer_quota" => |c, v| c.peer_quota = quota(v),
+            // Its own bound, not those of the buffers that must hold it.
+            "max_body_bytes" => |c, v| {
+                (c.max_buffered_bytes, c.max_buffered_bytes_per_peer) = (usize::MAX, usize::MAX);
+                c.max_body_bytes = v.try_into().expect("64 bits");
+            },
+    };
+    let pair = |cell: &str, between: &str, end: &str| {
+        let cell = cell.strip_suffix(end).expect("the end of the cell");
+        let (first, second) = cell.split_once(between).expect("two values");
+        (unit(first), unit(second))
+    };
+    let written = |field: &str, cell: &str| match field {
+        "chain_id" => "1".to_owned(),
+        "listen" => cell.trim_matches('`').to_owned(),
+        "threads" if cell == "half of the cores, at least 1" => {
+            (load_control::cores() / 2).max(1).to_string()
+        }
+        "quota" | "peer_quota" => {
+            let (per_second, burst) = pair(cell, " a second, ", " at once");
+            format!("Quota {{ per_second: {per_second}, burst: {burst} }}")
+        }
+        "deferral" => {
+            let (capacity, max_age) = pair(cell, " for ", "");
+            format!("DeferralConfig {{ capacity: {capacity}, max_age: {max_age} }}")
+        }
+        "trusted_proxies" | "trusted_fronts" if cell == "none" => "[]".to_owned(),
+        _ => unit(cell),
+    };
+    let valid = |config: &OrderRpcConfig| config.validate().is_ok();
+    check("## `OrderRpcConfig`", &OrderRpcConfig::new(1), &setters, written, valid);
+}
+
+#[test]
+fn the_gates_configuration_table_says_what_the_code_does() {
+    let setters = setters! {
+        GateConfig;
+        counts: max_permit_waiters;
+        durations: ;
+        more:
+            "work_permits" => |c, v| {
+                c.reserved_permits = 1;
+                c.work_permits = v.try_into().expect("64 bits");
+            },
+            "reserved_permits" => |c, v| {
+                c.work_permits = load_control::MAX_WORK_PERMITS;
+                c.reserved_permits = v.try_into().expect("64 bits");
+            },
+    };
+    let cores = load_control::cores();
+    let permits = (2 * cores).max(4);
+    let written = |field: &str, cell: &str| match (field, cell) {
+        ("work_permits", "2 for each core, at least 4") => permits.to_string(),
+        ("reserved_permits", "all but one less than there are cores") => {
+            (permits - (cores - 1).clamp(1, permits - 1)).to_string()
+        }
+        _ => unit(cell),
+    };
+    let valid = |config: &GateConfig| config.validate().is_ok();
+    check("## `GateConfig`", &GateConfig::default(), &setters, written, valid);
+}
+
+#[test]
+fn the_blocklists_configuration_table_says_what_the_code_does() {
+    let setters = setters! {
+        BlocklistConfig;
+        counts: min_addresses max_bytes;
+        durations: ;
+        more: "max_age" => |c, v| c.max_age = Some(nanos(v)),
+    };
+    let written = |_: &str, cell: &str| match cell {
+        "24 h" => format!("{:?}", Duration::from_hours(24)),
+        _ => unit(cell),
+    };
+    let valid = |config: &BlocklistConfig| config.validate().is_ok();
+    check("## `BlocklistConfig`", &BlocklistConfig::default(), &setters, written, valid);
+}
+
+/// Holds the table below a heading of docs/configuration.md against a configuration: the same fields, the
+/// same defaults, and bounds that the code accepts, while it refuses what is beyond them.
 fn check<C: Clone + std::fmt::Debug>(
     title: &str,
     default: &C,
@@ -219,9 +323,8 @@ fn check<C: Clone + std::fmt::Debug>(
     written: impl Fn(&str, &str) -> String,
     valid: impl Fn(&C) -> bool,
 ) {
-    let readme = read("README.md");
-    let configuration = section(&readme, "## Configuration");
-    let table = rows(configuration.split_once(title).expect("the table's title").1);
+    let configuration = read("docs/configuration.md");
+    let table = rows(section(&configuration, title));
     let fields = fields(default);
     let listed: BTreeSet<_> = table.iter().map(|row| row[0].trim_matches('`').to_owned()).collect();
     assert_eq!(listed.len(), table.len(), "a field twice");
@@ -305,6 +408,7 @@ fn number(text: &str) -> u64 {
     let (digits, unit) = text.split_once(' ').unwrap_or((text, ""));
     let factor = match unit {
         "" => 1,
+        "KiB" => 1 << 10,
         "MiB" => 1 << 20,
         "GiB" => 1 << 30,
         "ms" => 1_000_000,
@@ -348,8 +452,8 @@ fn the_metric_table_lists_every_metric_of_the_crates_and_no_other() {
         in_tables.extend(table);
     }
     assert_eq!(in_tables, in_code, "the tables of the crates and what the code records");
-    let readme = read("README.md");
-    let table = section(&readme, "## Metrics");
+    let document = read("docs/metrics.md");
+    let table = section(&document, "## The metrics");
     let names = rows(table).into_iter().flat_map(|row| quoted(row[0])).collect::<Vec<_>>();
     let listed: BTreeSet<_> = names.iter().copied().collect();
     assert_eq!(listed.len(), names.len(), "a metric twice");
@@ -358,8 +462,8 @@ fn the_metric_table_lists_every_metric_of_the_crates_and_no_other() {
 
 #[test]
 fn every_metric_that_a_document_names_exists() {
-    let readme = read("README.md");
-    let table = section(&readme, "## Metrics");
+    let metrics = read("docs/metrics.md");
+    let table = section(&metrics, "## The metrics");
     let mut named = 0;
     for document in DOCUMENTS {
         for name in quoted(&read(document)).into_iter().filter(|text| is_metric(text)) {
@@ -385,7 +489,7 @@ fn metric_words(text: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn alerts_and_dashboard_name_metrics_that_exist_and_each_alert_is_tested() {
+fn alerts_and_dashboard_name_metrics_that_exist_and_each_alert_is_tested_and_explained() {
     let rules = read("etc/prometheus/mempool-ingest.rules.yml");
     let tests = read("etc/prometheus/mempool-ingest.test.yml");
     let known: BTreeSet<_> = metrics().into_iter().flat_map(|(_, table)| table).collect();
@@ -397,6 +501,12 @@ fn alerts_and_dashboard_name_metrics_that_exist_and_each_alert_is_tested() {
     let alerts: BTreeSet<_> =
         rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(alerts.len() > 10, "{alerts:?}");
+    let operations = read("docs/operations.md");
+    let explained: BTreeSet<_> = section(&operations, "## Alerts")
+        .lines()
+        .filter_map(|line| line.strip_prefix("### "))
+        .collect();
+    assert_eq!(explained, alerts, "the sections below \"Alerts\" and the alerts");
     for alert in alerts {
         let fires = |line: &str| line.contains(alert) && line.trim().starts_with("- { labels: ");
         assert!(tests.lines().any(fires), "{alert} is not tested");
@@ -461,28 +571,98 @@ fn targets(folder: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_readme_names_every_example_and_bench_and_no_other() {
+fn the_readme_names_every_example_and_the_documents_every_bench_and_no_other() {
+    let named = |documents: &[&str], kind| -> BTreeSet<_> {
+        let names = |document: &&str| commands(&read(*document), kind).into_iter();
+        documents.iter().flat_map(names).map(|(name, _)| name).collect()
+    };
+    assert_eq!(named(&["README.md"], "example"), targets("examples"));
+    assert_eq!(named(&["benches/README.md"], "bench"), targets("benches"));
+    assert_eq!(named(&DOCUMENTS, "example"), targets("examples"));
+    assert_eq!(named(&DOCUMENTS, "bench"), targets("benches"));
+}
+
+#[test]
+fn the_readme_begins_with_the_command_that_shows_it_and_the_one_that_tests_it() {
     let readme = read("README.md");
-    for (kind, folder) in [("example", "examples"), ("bench", "benches")] {
-        let named: BTreeSet<_> =
-            commands(&readme, kind).into_iter().map(|(name, _)| name).collect();
-        assert_eq!(named, targets(folder), "{folder}");
+    let first = readme.split("```console\n").nth(1).expect("commands");
+    let first: Vec<_> = first.lines().take_while(|line| !line.starts_with("```")).collect();
+    assert_eq!(first, ["cargo run --release --example ingest", "cargo test --workspace"]);
+}
+
+/// What the README says was measured, and the commands that it names for it.
+#[test]
+fn the_script_that_takes_the_figures_runs_the_commands_and_prints_the_rows_of_the_readme() {
+    let readme = read("README.md");
+    let measured = section(&readme, "## Measured");
+    let script = read("scripts/figures.sh");
+    let commands: BTreeSet<_> =
+        quoted(measured).into_iter().filter(|text| text.starts_with("cargo ")).collect();
+    assert!(commands.len() > 3, "{commands:?}");
+    let run: BTreeSet<_> = script
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("take ")?.split_once(' '))
+        .map(|(_, command)| command)
+        .collect();
+    assert_eq!(run, commands, "the commands of scripts/figures.sh and those of the README");
+    let tables = measured.lines().filter(|line| line.starts_with("| ")).collect::<Vec<_>>();
+    assert!(tables.len() > 8, "{tables:?}");
+    for row in tables {
+        let label = row.trim_matches('|').split('|').next().unwrap_or("").trim();
+        assert!(
+            script.contains(&format!("\"{label}\"")),
+            "scripts/figures.sh has no row {label:?}"
+        );
+    }
+}
+
+/// A limit that SECURITY.md or docs/operations.md names with a value in brackets is a field of a configuration,
+/// and the value is its default.
+#[test]
+fn every_limit_that_is_named_with_its_value_is_the_default_of_the_configuration() {
+    let configuration = read("docs/configuration.md");
+    let mut defaults: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for part in configuration.split("\n## ").skip(1) {
+        for row in rows(part) {
+            defaults.entry(row[0].trim_matches('`')).or_default().insert(row[1]);
+        }
+    }
+    for document in ["SECURITY.md", "docs/operations.md"] {
+        let text = read(document).split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut checked = 0;
+        // What stands behind a word between backticks, up to the next backtick.
+        let pieces: Vec<_> = text.split('`').collect();
+        for pair in pieces.windows(2).skip(1).step_by(2) {
+            let value = pair[1].strip_prefix(" (").and_then(|rest| rest.split_once(')'));
+            let Some(default) = defaults.get(pair[0]) else {
+                let is_field = value.is_some() && pair[0].starts_with("max_");
+                assert!(!is_field, "{document}: no configuration has {}", pair[0]);
+                continue;
+            };
+            if let Some((value, _)) = value {
+                assert!(default.contains(value), "{document}: {} ({value}): {default:?}", pair[0]);
+                checked += 1;
+            }
+        }
+        assert!(checked > 3, "{document}: {checked}");
     }
 }
 
 #[test]
-fn the_readme_gives_the_profile_that_the_workspace_measures() {
+fn the_operations_give_the_profile_that_the_workspace_measures() {
     let manifest = read("Cargo.toml");
     let start = manifest.find("[profile.production]").expect("the profile");
     let profile = manifest[start..].split("\n\n").next().expect("text").trim_end();
     let given = format!("```toml\n{profile}\n```");
-    assert!(read("README.md").contains(&given), "not in the README: {given}");
+    assert!(read("docs/operations.md").contains(&given), "not in docs/operations.md: {given}");
 }
 
 #[test]
-fn every_flag_that_the_readme_gives_to_an_example_exists() {
+fn every_flag_that_a_document_gives_to_an_example_exists() {
     let mut checked = 0;
-    for (name, flags) in commands(&read("README.md"), "example") {
+    for (name, flags) in
+        DOCUMENTS.into_iter().flat_map(|document| commands(&read(document), "example"))
+    {
         let folder = match name.as_str() {
             "block_builder" => "crates/example-builder/src".to_owned(),
             "load" => "crates/devnet/src".to_owned(),

@@ -1,0 +1,219 @@
+#!/usr/bin/env bash
+# Takes every figure that the README shows, by the commands that it names, and prints its tables, to be put in the place
+# of the old ones. Writes benches/scale.svg.
+#
+#   scripts/figures.sh                  about 40 minutes on two cores, of it 5 to compile; on an idle machine
+#   scripts/figures.sh --quick          one short round of each, some minutes: shows that it works, for no document
+#   scripts/figures.sh --from FOLDER    only prints, from what an earlier run left
+#
+# What each command printed is in target/figures/. Nothing fails because of a timing. What misses its goal is marked.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+out=${CARGO_TARGET_DIR:-target}/figures
+kind=full
+case ${1:-} in
+    "") ;;
+    --quick) kind=quick out=$out/quick ;;
+    --from) kind=stored out=${2:?"--from needs a folder"} ;;
+    *) echo "figures: unknown argument $1" >&2; exit 2 ;;
+esac
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+commands=
+# take NAME COMMAND…: its stdout is $out/NAME.txt.
+take() {
+    local name=$1
+    shift
+    commands+="$name $*"$'\n'
+    [ $kind != stored ] || return 0
+    if [ $kind = quick ]; then
+        case $name in
+            flood) set -- "$@" --test ;;
+            order_pool | blocklist) set -- "$@" -- --test ;;
+            faults) set -- "${@/60s/10s}" ;;
+        esac
+    fi
+    printf '== %s\n' "$*" >&2
+    "$@" >"$out/$name.txt" 2>"$out/$name.log" || { tail "$out/$name.log" >&2; exit 1; }
+}
+
+export SCALE_BENCH_DIR=$out
+if [ $kind = quick ]; then
+    export SCALE_BENCH_RATES=2000,10000,20000 SCALE_BENCH_ROUNDS=1 SCALE_BENCH_SECONDS=1 ATTACK_BENCH_SECONDS=1
+fi
+take scale cargo bench --bench scale
+take faults cargo run --release --example ingest -- --duration 60s --tps 2000 --faults seed=7 --json
+take attack cargo bench --bench attack
+take flood cargo bench --bench load_control -- flood
+take order_pool cargo bench --bench order_pool
+take blocklist cargo bench --bench blocklist
+[ $kind != full ] || cp "$out/scale.svg" benches/scale.svg
+
+COMMANDS=$commands python3 - "$out" <<'PY'
+import json, os, re, sys
+
+folder = sys.argv[1]
+commands = dict(line.split(" ", 1) for line in os.environ["COMMANDS"].splitlines())
+
+
+def text(name):
+    path = f"{folder}/{name}.txt"
+    return open(path).read() if os.path.exists(path) else None
+
+
+def find(pattern, where):
+    """The groups of the first match as text; without one the output is not what it was."""
+    match = re.search(pattern, where)
+    return match.groups() if match else sys.exit(f"figures: no {pattern!r} in the output")
+
+
+def table(where, first):
+    """The rows below the line that begins with `first`, as lists; columns stand two spaces apart."""
+    lines = where.splitlines()
+    start = next((n for n, line in enumerate(lines) if line.strip().startswith(first)), None)
+    if start is None:
+        sys.exit(f"figures: no table that begins with {first!r}")
+    rows = []
+    for line in lines[start + 1:]:
+        cells = re.split(r"\s{2,}", line.strip())
+        if len(cells) < 5:
+            break
+        rows.append(cells)
+    return re.split(r"\s{2,}", lines[start].strip()), rows
+
+
+def missed(figure, reached):
+    return figure if reached else f"{figure}, **missed**"
+
+
+def number(value):
+    return f"{float(value):,.0f}"
+
+
+def show(rows):
+    print("| " + " | ".join(rows[0]) + " |")
+    print("|" + "---|" * len(rows[0]))
+    for row in rows[1:]:
+        print("| " + " | ".join(row) + " |")
+    print()
+
+
+def scale(where):
+    names, rows = table(where, "rate")
+    of = {(int(row[0]), row[1]): dict(zip(names, row)) for row in rows}
+    labels = {
+        "sequential": "one at a time",
+        "plain concurrent": "plain concurrent, 64 at once, from a queue without bound",
+        "ours, hashes": "ours, hashes (default)",
+        "ours, full objects": "ours, full objects",
+    }
+    out = [["fetcher", "held, /s", "lost at 2,000/s", "p50 / p99 at 2,000/s, us", "p99 at 10,000/s, us",
+            "CPU at 2,000/s, us each", "CPU at 10,000/s, us each"]]
+
+    def cell(rate, name, *columns):
+        row = of.get((rate, name))
+        # A latency is of what was pooled.
+        if row is None or float(row["lost"].rstrip("%")) > 0:
+            return "–"
+        return " / ".join(number(row[column]) for column in columns)
+
+    for name, label in labels.items():
+        held = re.search(rf"^{name} held (\d+)/s$", where, re.M)
+        lost = of.get((2000, name), {}).get("lost", "–")
+        out.append([label, number(held[1]) if held else "none", "0" if lost == "0.00%" else lost.replace("%", " %"),
+                    cell(2000, name, "p50 us", "p99 us"), cell(10000, name, "p99 us"),
+                    cell(2000, name, "CPU us/tx"), cell(10000, name, "CPU us/tx")])
+    show(out)
+    rival = "plain concurrent"
+
+    def ratios(rate, column, is_reached):
+        found = []
+        for name in ("ours, hashes", "ours, full objects"):
+            row, other = of.get((rate, name)), of.get((rate, rival))
+            if row is None or other is None:
+                return "–"
+            ratio = column(row, other)
+            found.append(f"{ratio:.2f}" if is_reached(ratio) else f"{ratio:.2f} (**missed**)")
+        return " and ".join(found)
+
+    given = lambda name: lambda row, other: float(row[name].split(" ")[0])
+    pooled = lambda row, other: float(row["pooled/s"]) / float(other["pooled/s"])
+    below, above = (lambda ratio: ratio <= 1), (lambda ratio: ratio >= 1)
+    print("Hashes and full objects to the plain concurrent fetcher (goal: no more, and as many pooled):\n"
+          f"p99 {ratios(2000, given('p99 ratio'), below)} at 2,000/s, {ratios(10000, given('p99 ratio'), below)} at 10,000/s;\n"
+          f"CPU {ratios(2000, given('CPU ratio'), below)} at 2,000/s, {ratios(10000, given('CPU ratio'), below)} at 10,000/s;\n"
+          f"pooled {ratios(20000, pooled, above)} at 20,000/s.\n")
+
+
+def faults(where):
+    run = json.loads(where.splitlines()[-1])
+    return [["missing after a minute of 2,000/s from a node that closes, lies and drops",
+             missed(f"{run['missing']} of {number(run['announced'])} announced", run["missing"] == 0), "0"]]
+
+
+def attack(where):
+    names, rows = table(where, "attack")
+    bundle_p99 = names.index("p99 ms")
+    searchers, each, seconds = map(float, find(r"(\d+) searchers with (\d+) bundles a second each; ([\d.]+) s", where))
+    # By default the node is not asked about senders.
+    rows = [row for row in rows if not row[0].endswith(", node asked")]
+    attacks = [row for row in rows if row[0] != "none" and not row[0].startswith("honest burst")]
+    lost = sum(int(row[names.index("bundles lost")]) for row in attacks)
+    worst = max(float(row[bundle_p99]) for row in attacks)
+    (burst,) = [row for row in rows if row[0].startswith("honest burst")]
+    sent, accepted = burst[names.index("sent")], burst[names.index("accepted")]
+    (p99,) = find(rf"{burst[0]}.*p99 (\d+) ms", where)
+    return [
+        ["honest bundles lost under the attacks on the RPC port",
+         missed(f"{lost} of {number(searchers * each * seconds * len(attacks))}, {len(attacks)} attacks", lost == 0), "0"],
+        ["p99 of honest bundles under the worst of them", missed(f"{worst:.0f} ms", worst <= 50), "50 ms"],
+        ["512 honest bundles at once",
+         missed(f"{accepted} accepted, p99 {p99} ms", accepted == sent and float(p99) <= 250), "512, 250 ms"],
+        ["p99 of other bundles beside these 512",
+         missed(f"{float(burst[bundle_p99]):.0f} ms", float(burst[bundle_p99]) <= 50), "50 ms"],
+    ]
+
+
+def flood(where):
+    (ratio,) = find(r"live p99, policy on / no flood: ([\d.]+)", where)
+    return [["live p99 while a backfill of 108,000 floods, to that without one",
+             missed(ratio, float(ratio) <= 1.5), "1.5"]]
+
+
+def order_pool(where):
+    part = where.split("while subscribers join", 1)[-1]
+    row = r"p50\s+([\d.]+)\s+p99\s+([\d.]+)"
+    p50, p99 = map(float, find(rf"order pool\s+{row}", part))
+    rival_p50, rival_p99 = map(float, find(rf"mutex rival\s+{row}", part))
+    return [
+        ["insert p99 while subscribers join, to that of a pool behind one mutex",
+         missed(f"{p99 / rival_p99:.2f} ({p99:.0f} us)", p99 / rival_p99 <= 0.1), "0.1"],
+        ["insert p50 while subscribers join, to that of a pool behind one mutex",
+         missed(f"{p50 / rival_p50:.1f} ({p50:.1f} us)", p50 <= rival_p50), "1.0"],
+    ]
+
+
+def blocklist(where):
+    lines = re.findall(r"the check takes ([\d.]+) % of the execution by itself.*classic / post ([\d.]+);", where)
+    shares, ratios = zip(*[map(float, line) for line in lines]) if lines else sys.exit("figures: no mix in the output")
+    return [
+        ["blocklist check, share of the execution",
+         missed(f"{min(shares):.1f} to {max(shares):.1f} %", max(shares) <= 1), "1 %"],
+        ["classic inspector, to the blocklist check",
+         missed(f"{min(ratios):.2f} to {max(ratios):.2f}", min(ratios) > 1), "above 1"],
+    ]
+
+
+print()
+if text("scale"):
+    scale(text("scale"))
+rows = [["what", "measured", "goal", "command"]]
+for take in (faults, attack, flood, order_pool, blocklist):
+    name = take.__name__
+    if text(name):
+        for number_of, row in enumerate(take(text(name))):
+            rows.append(row + ["the same" if number_of else f"`{commands[name]}`"])
+show(rows)
+PY
+[ $kind != quick ] || echo "Short rounds: these figures are for no document." >&2
