@@ -103,7 +103,8 @@ pub fn read_raw(raw: Bytes, requested: B256) -> Answer {
     if !rest.is_empty() {
         return Answer::Malformed(Malformed::TrailingBytes(rest.len()));
     }
-    // The hash of a blob transaction is that of its mined form; the envelope takes care of that.
+    // The hash of a blob transaction is that of its form without sidecar; the envelope takes care
+    // of that.
     if *tx.hash() != requested {
         return other_transaction(requested, *tx.hash());
     }
