@@ -1,4 +1,4 @@
-//! The pool's counters: for `stats()`, and through the `metrics` facade.
+//! The pool's counters, for `stats()` and for the `metrics` facade.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -14,24 +14,24 @@ use crate::{
 
 macro_rules! counters {
     ($($field:ident = $name:literal, $text:literal;)*) => {
-        /// What happened since the pool was made.
+        /// The pool's present sizes, and its counts since it was made.
         ///
-        /// The figures are read one by one while the pool goes on: each is right, their sums may be
-        /// off by what happened in between.
+        /// The figures are read one by one while the pool runs: each is right, but their sums may
+        /// be off by concurrent changes.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct PoolStats {
             /// Transactions in the pool.
             pub txs: u64,
-            /// Those of them that external callers sent and the node has not announced.
+            /// Those of `txs` that external callers sent and the node has not announced.
             pub external_txs: u64,
             /// Bundles in the pool.
             pub bundles: u64,
-            /// What transactions and bundles take, in bytes.
+            /// Memory of transactions and bundles, in bytes.
             pub bytes: u64,
             /// Replacement keys remembered, each for its cancellations and for each of its blocks.
             pub keys: u64,
-            /// What removed orders take that readers may still want, in bytes.
+            /// Memory of removed orders that readers may still need, in bytes.
             pub log_bytes: u64,
             /// Subscriptions.
             pub subscribers: u64,
@@ -155,7 +155,7 @@ fn describe() {
     }
 }
 
-/// One count, kept for us and for whoever exports metrics.
+/// One count, kept for `stats()` and for the metrics exporter.
 pub(crate) struct Both {
     value: AtomicU64,
     exported: Counter,
@@ -173,13 +173,13 @@ impl Both {
     }
 
     pub(crate) fn add(&self, n: u64) {
-        // Nothing is ordered by it.
+        // Relaxed: no other memory is published through it.
         self.value.fetch_add(n, Relaxed);
         self.exported.increment(n);
     }
 }
 
-/// Orders refused: one count for us, one for each reason for whoever exports metrics.
+/// Refused orders: one count for `stats()`, one per reason for the metrics exporter.
 pub(crate) struct Rejected {
     value: AtomicU64,
     exported: [Counter; RejectReason::ALL.len()],
@@ -247,7 +247,7 @@ impl Counters {
     }
 }
 
-/// What is there now. Written under the writer's lock, read without.
+/// The present sizes. Written under the writer's lock, read without it.
 pub(crate) struct Level {
     value: AtomicU64,
     exported: Gauge,
@@ -285,7 +285,7 @@ pub(crate) struct Levels {
     pub(crate) bundle_bytes: Level,
     pub(crate) keys: Level,
     pub(crate) log_bytes: Level,
-    /// How long a step of upkeep holds others up at most.
+    /// How long a step of upkeep holds the lock at most.
     pub(crate) upkeep_step_seconds: UpkeepSteps,
 }
 
@@ -300,7 +300,7 @@ impl std::fmt::Debug for UpkeepSteps {
 
 impl Levels {
     pub(crate) fn new(config: &PoolConfig) -> Self {
-        // What the levels are to be compared with; nothing changes them.
+        // The constant caps, for comparison with the levels.
         gauge!("order_pool_max_txs").set(config.max_txs as f64);
         gauge!("order_pool_max_tx_bytes").set(config.max_tx_bytes as f64);
         gauge!("order_pool_max_external_txs").set(config.max_external_txs as f64);
