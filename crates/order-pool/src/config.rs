@@ -305,7 +305,7 @@ impl PoolConfig {
     ///   removed ones that readers may still need, each with
     ///   [`ORDER_OVERHEAD_BYTES`](crate::ORDER_OVERHEAD_BYTES) for its index entries;
     /// - a third of these again: at most a quarter of a page is spent entries;
-    /// - what waits to be freed: 32 MiB of orders;
+    /// - orders that wait to be freed: 32 MiB;
     /// - the log's slots: `log_events` and two segments;
     /// - the dedupe window: a table of at most four words and two queues of at most two per order;
     /// - `max_unmine_bytes`, and `recent_blocks` of 2,857 transactions (60 M gas) at 256 bytes;

@@ -341,7 +341,7 @@ mod loom_tests {
     use loom::{model::Builder, thread};
 
     /// A lost wake-up is a thread that never ends, which loom reports as a deadlock. Two threads are
-    /// tried in every way, three up to so many preemptions.
+    /// tried in every way, three threads up to `preemptions`.
     fn model(preemptions: Option<usize>, body: impl Fn() + Sync + Send + 'static) {
         let mut builder = Builder::new();
         builder.preemption_bound = preemptions;

@@ -412,7 +412,7 @@ pub enum ConfigError {
     OutOfBounds {
         /// The setting.
         field: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: usize,
         /// The least it may be.
         min: usize,
