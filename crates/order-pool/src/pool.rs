@@ -326,8 +326,8 @@ impl OrderPool {
     /// One bounded step of upkeep: removes expired orders, rewrites pages, frees memory. Returns
     /// whether more is due; inserts run between steps.
     ///
-    /// [`Upkeep`](crate::Upkeep) calls it from a thread of its own. Without [`Upkeep`], call it
-    /// about once a second; if it is never called nothing expires, but every cap still holds.
+    /// [`Upkeep`](crate::Upkeep) calls it from a thread of its own. A host without one should call
+    /// this about once a second; if it is never called nothing expires, but every cap still holds.
     pub fn upkeep(&self) -> bool {
         self.shared().upkeep()
     }
