@@ -55,5 +55,5 @@ fn main() -> Result<(), Error> {
             other => println!("{other:?}"),
         }
     }
-    if pool.is_empty() { Ok(()) } else { Err("the bundle is still there".into()) }
+    if pool.is_empty() { Ok(()) } else { Err("the bundle is still in the pool".into()) }
 }

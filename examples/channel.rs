@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (mut count, mut blobs, mut late) = (0, 0, Duration::ZERO);
     while count < LOAD {
         let Some(fetched) = transactions.recv().await else {
-            return Err(format!("it has ended: {:?}", fetcher.ended().await).into());
+            return Err(format!("the fetcher has ended: {:?}", fetcher.ended().await).into());
         };
         // It has the sender, the sidecar of a blob transaction, and the time when the announcement
         // was read.

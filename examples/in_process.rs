@@ -53,7 +53,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = SmallPool(pooled, txs[500..].iter().map(|tx| tx.hash).collect());
     let source = FetcherConfig::in_process("small pool", Arc::new(pool));
     let ingest = Ingest::start(IngestConfig::new(source, PoolConfig::default())).await?;
-    ingest.fetcher().wait_live().await.map_err(|end| format!("it has ended: {end:?}"))?;
+    ingest.fetcher().wait_live().await.map_err(|end| format!("the fetcher has ended: {end:?}"))?;
     let missing = ingest.fetcher().audit(0, AuditMode::CompareOnly).await?.missing;
     println!("{} of {} pooled, {missing} missing", ingest.pool().len(), txs.len());
     let counts = ingest.shutdown(Duration::from_secs(5)).await.counts;

@@ -45,7 +45,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let node = MockNode::start(NodeConfig::new(&path).with_preload(500))?;
     let pool = OwnPool::default();
     let fetcher = Fetcher::start(FetcherConfig::ipc(path), pool.clone()).await?;
-    fetcher.wait_live().await.map_err(|end| format!("it has ended: {end:?}"))?;
+    fetcher.wait_live().await.map_err(|end| format!("the fetcher has ended: {end:?}"))?;
     println!("{} of 500 pooled", pool.0.lock().unwrap().len());
     node.mine();
     while !pool.0.lock().unwrap().is_empty() {

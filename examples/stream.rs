@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         _ => return Err("usage: stream [--ipc PATH]".into()),
     };
     let mut stream = Fetcher::stream(FetcherConfig::ipc(path), BUFFER).await?;
-    stream.fetcher().wait_live().await.map_err(|end| format!("it has ended: {end:?}"))?;
+    stream.fetcher().wait_live().await.map_err(|end| format!("the fetcher has ended: {end:?}"))?;
     let mut interrupted = pin!(tokio::signal::ctrl_c());
     let mut count = 0;
     // A real node sends transactions without an end.

@@ -32,7 +32,7 @@ pub enum IngestError {
     Rpc(#[from] order_rpc::StartError),
     /// An RPC server is running already.
     #[cfg(feature = "rpc")]
-    #[error("an RPC server listens on {address} already")]
+    #[error("an RPC server already listens on {address}")]
     SecondRpc {
         /// Its address.
         address: std::net::SocketAddr,

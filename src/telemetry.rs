@@ -65,7 +65,7 @@ pub enum TelemetryError {
         source: io::Error,
     },
     /// This process already has a recorder of the `metrics` facade.
-    #[error("a recorder of the metrics facade is installed already")]
+    #[error("a recorder of the metrics facade is already installed")]
     RecorderInstalled,
     /// The thread that serves could not be started.
     #[error("cannot start the thread that serves metrics: {0}")]

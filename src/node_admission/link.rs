@@ -73,13 +73,13 @@ impl Link {
         match responses.and_then(|responses| read(responses, addresses.len())) {
             Ok(answered) => {
                 if self.failed_at.take().is_some() {
-                    tracing::info!(endpoint = %self.endpoint, "the node says again what accounts have");
+                    tracing::info!(endpoint = %self.endpoint, "the node returns accounts again");
                 }
                 Some(answered)
             }
             Err(error) => {
                 if self.failed_at.replace(Instant::now()).is_none() {
-                    tracing::warn!(%error, endpoint = %self.endpoint, "the node does not say what accounts have");
+                    tracing::warn!(%error, endpoint = %self.endpoint, "the node does not return accounts");
                 }
                 self.connection = None;
                 None

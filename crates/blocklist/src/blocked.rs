@@ -73,7 +73,7 @@ impl std::fmt::Display for How {
             Self::Recipient => "it is the recipient",
             Self::AccessList => "it is in the access list",
             Self::Authority => "it signed a delegation",
-            Self::DelegationTarget => "it is delegated to",
+            Self::DelegationTarget => "an authorization delegates to it",
             Self::TouchedByExecution => "the execution touched it",
             Self::AttemptedByExecution => "the execution attempted to touch it",
         })

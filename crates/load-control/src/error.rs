@@ -65,7 +65,7 @@ pub enum ConfigError {
 
 /// A text that does not parse as a [`Limit`](crate::Limit).
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{value:?} is no limit: expected auto, unlimited or a number from 1 to {max}")]
+#[error("{value:?} is not a limit: expected auto, unlimited or a number from 1 to {max}")]
 pub struct ParseLimitError {
     /// The text.
     pub value: String,

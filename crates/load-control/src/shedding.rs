@@ -77,7 +77,7 @@ impl Shedding {
             gate = self.gate.as_str(),
             refused = summary.refused,
             lasted_ms = summary.lasted.as_millis() as u64,
-            "shedding is over"
+            "shedding has ended"
         );
         Some(summary)
     }

@@ -54,7 +54,7 @@ pub enum ReplayError {
         path: PathBuf,
     },
     /// The file is not a Parquet file, or is truncated: a Parquet file ends with its footer.
-    #[error("{path} is no complete Parquet file: {reason}")]
+    #[error("{path} is not a complete Parquet file: {reason}")]
     NotParquet {
         /// The file.
         path: PathBuf,
@@ -110,7 +110,7 @@ pub enum BadRow {
         value: i64,
     },
     /// The bytes do not decode as a transaction.
-    #[error("rawTx of {hash} is no transaction: {reason}")]
+    #[error("rawTx of {hash} is not a transaction: {reason}")]
     Transaction {
         /// The hash of the row.
         hash: B256,
@@ -132,7 +132,7 @@ pub enum BadRow {
         hash: B256,
     },
     /// The blobs do not match the transaction.
-    #[error("the sidecar of {hash} is of other blobs")]
+    #[error("the sidecar of {hash} does not match the transaction")]
     Sidecar {
         /// The hash of the row.
         hash: B256,

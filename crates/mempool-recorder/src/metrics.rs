@@ -33,7 +33,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     (
         "mempool_recorder_left_out_total",
         Unit::Count,
-        "blob transactions that a replay was told to leave out",
+        "blob transactions that a replay left out as configured",
     ),
     (
         "mempool_recorder_bad_rows_total",

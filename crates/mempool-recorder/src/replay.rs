@@ -174,7 +174,7 @@ fn run(
             None => return ReplayEnd::Finished,
             Some(Ok(recorded)) => recorded,
             Some(Err(bad)) => {
-                tracing::debug!(%bad, "a row of the recording gives no transaction");
+                tracing::debug!(%bad, "a row of the recording yields no transaction");
                 counters.bad(&bad);
                 // Allows a stop in a file without a valid row.
                 if !matches!(stop.try_recv(), Err(TryRecvError::Empty)) {

@@ -177,7 +177,7 @@ pub enum RejectReason {
     /// Its share of the pool is full and everything in it pays more, or too many others would have
     /// to be evicted for it.
     #[error(
-        "the pool is full and the order pays too little to take another's place (tip {tip_wei:?} wei per gas)"
+        "the pool is full and the order pays too little to replace another (tip {tip_wei:?} wei per gas)"
     )]
     PaysTooLittle {
         /// Its tip per gas at the next block's base fee, in wei; `None` if it cannot pay the base

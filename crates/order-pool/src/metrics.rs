@@ -67,7 +67,7 @@ macro_rules! counters {
                 Unit::Count,
                 "Replacement keys remembered, each for its cancellations and for each of its blocks",
             ),
-            ("order_pool_log_bytes", Unit::Bytes, "Bytes of removed orders that readers may still want"),
+            ("order_pool_log_bytes", Unit::Bytes, "Bytes of removed orders that readers may still need"),
             (
                 "order_pool_max_txs",
                 Unit::Count,
@@ -93,7 +93,7 @@ macro_rules! counters {
             (
                 "order_pool_upkeep_step_seconds",
                 Unit::Seconds,
-                "How long a step of upkeep held up others at most",
+                "How long a step of upkeep held the lock at most",
             ),
         ];
 
@@ -113,31 +113,31 @@ macro_rules! counters {
 
 counters! {
     inserted = "order_pool_inserted_total", "Orders accepted";
-    replacing = "order_pool_replacing_total", "Bundles that took another's place";
-    cancellations = "order_pool_cancellations_total", "Cancellations that counted";
+    replacing = "order_pool_replacing_total", "Bundles that replaced another";
+    cancellations = "order_pool_cancellations_total", "Cancellations that took effect";
     superseded = "order_pool_superseded_total",
         "Bundles and cancellations that came after a message of the same or a higher nonce";
-    known = "order_pool_known_total", "Orders that were there already";
+    known = "order_pool_known_total", "Orders that were already in the pool";
     already_removed = "order_pool_already_removed_total",
         "Orders that came again after they had left for good";
     late_mined = "order_pool_late_mined_total", "Transactions that came after their block";
     late_stale = "order_pool_late_stale_total",
         "Transactions that came after another of the same nonce was mined";
-    mined = "order_pool_mined_total", "Orders that a block took";
+    mined = "order_pool_mined_total", "Orders that a block contains";
     stale = "order_pool_stale_total", "Orders whose sender's nonce a block passed";
-    expired = "order_pool_expired_total", "Orders removed because they were as old as their retention";
-    evicted = "order_pool_evicted_total", "Orders removed for others when a share was full";
+    expired = "order_pool_expired_total", "Orders removed at the end of their retention";
+    evicted = "order_pool_evicted_total", "Orders evicted when a share was full";
     block_passed = "order_pool_block_passed_total",
         "Bundles, and private transactions, whose last block has been built";
     block_too_far = "order_pool_block_too_far_total", "Bundles, and private transactions, whose block turned out to be too far ahead";
-    replaced = "order_pool_replaced_total", "Bundles that left for another of their key";
-    cancelled = "order_pool_cancelled_total", "Orders that left for a cancellation";
+    replaced = "order_pool_replaced_total", "Bundles replaced by another of their key";
+    cancelled = "order_pool_cancelled_total", "Orders removed by a cancellation";
     keys_forgotten = "order_pool_keys_forgotten_total", "Cancellations that are no longer remembered";
     upkeep_steps = "order_pool_upkeep_steps_total", "Steps of upkeep";
-    put_back = "order_pool_put_back_total", "Orders that a reorg brought back";
+    put_back = "order_pool_put_back_total", "Orders that a reorg put back";
     heads = "order_pool_heads_total", "Heads applied";
     reorgs = "order_pool_reorgs_total", "Heads that replaced others";
-    head_gaps = "order_pool_head_gaps_total", "Heads whose parent was never told";
+    head_gaps = "order_pool_head_gaps_total", "Heads whose parent is not known";
     stale_nonces = "order_pool_stale_nonces_total", "Nonces for a block that is not on the chain any more";
     lagged = "order_pool_lagged_total", "Times a reader lagged";
     missed_events = "order_pool_missed_events_total", "Events that lagging readers missed";

@@ -143,7 +143,7 @@ impl RpcContext {
         if is_prioritized || ended == Ended::Accepted || admission.fails_open() {
             return Ok(Admitted { is_prioritized });
         }
-        let message = "whether the order is admitted could not be found out";
+        let message = "there was no decision on the order in time";
         Err(self.retry_later(Reason::AdmissionUnavailable, message))
     }
 }

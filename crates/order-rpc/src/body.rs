@@ -53,11 +53,13 @@ impl Held {
         let is_small = self.all.count() + more <= SMALL_BODY_BYTES;
         let keep_free = if is_small { 0 } else { self.kept_for_small };
         if !self.of_peer.try_add(more, 0) {
-            let message = "too many bytes of this address are being read or sent";
+            let message = "too many bytes from this address are being read or sent";
             return Err(context.retry_later(Reason::PeerBufferedBytes, message));
         }
         if !self.all.try_add(more, keep_free) {
-            return Err(context.retry_later(Reason::BufferedBytes, "too much is being read"));
+            return Err(
+                context.retry_later(Reason::BufferedBytes, "too many bytes are being read or sent")
+            );
         }
         Ok(())
     }
@@ -99,14 +101,14 @@ where
         return read;
     }
     let Some(_of_peer) = peer.slow_bodies.take(1) else {
-        let message = "too many requests of this address come in slowly";
+        let message = "too many requests from this address arrive slowly";
         return Err(context.retry_later(Reason::PeerSlowBodies, message));
     };
     let Ok(_permit) = context.slow_bodies.try_acquire() else {
-        return Err(context.retry_later(Reason::SlowBodies, "too many requests come in slowly"));
+        return Err(context.retry_later(Reason::SlowBodies, "too many requests arrive slowly"));
     };
     timeout(rest, reading).await.unwrap_or_else(|_| {
-        let message = format!("the body did not come within {:?}", config.body_timeout);
+        let message = format!("the body did not arrive within {:?}", config.body_timeout);
         let status = StatusCode::REQUEST_TIMEOUT;
         Err(ErrorResponse::request(status, INVALID_REQUEST, Reason::BodyTimeout, message))
     })
@@ -135,7 +137,7 @@ where
     let mut read = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
-            let message = format!("the body broke off: {error}");
+            let message = format!("the body ended early: {error}");
             ErrorResponse::request(
                 StatusCode::BAD_REQUEST,
                 INVALID_REQUEST,

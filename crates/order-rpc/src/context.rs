@@ -226,7 +226,7 @@ impl RpcContext {
     }
 
     fn peer_requests(&self) -> ErrorResponse {
-        let message = "too many requests of this address are in flight";
+        let message = "too many requests from this address are in flight";
         self.retry_later(Reason::PeerRequests, message)
     }
 

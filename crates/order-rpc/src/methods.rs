@@ -309,7 +309,7 @@ const RAW_FIELD: &str = "params[0]";
 /// The last block of a private transaction.
 fn last_block(context: &RpcContext, wanted: Option<u64>) -> Result<u64, ErrorResponse> {
     let Some(head) = context.host.pool.head() else {
-        let message = "the head is not known yet, by which the last block is reckoned";
+        let message = "the head is not known yet, so the last block cannot be computed";
         return Err(context.retry_later(Reason::HeadUnknown, message));
     };
     let most = head.number.saturating_add(context.config.max_private_blocks);

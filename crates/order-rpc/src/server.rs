@@ -240,7 +240,7 @@ async fn run(
         // clients do not read it, or do not read the close frame of a WebSocket. The end of the
         // runtime closes their connections.
         let open = connections.tasks.len();
-        tracing::debug!(open, "connections are closed whose clients did not read their last bytes");
+        tracing::debug!(open, "closing connections whose clients did not read their last bytes");
     }
     pump.abort();
     if drained { Ok(()) } else { Err(ShutdownError::Deadline { requests, deadline }) }
@@ -331,7 +331,7 @@ impl Acceptor {
                 }
             };
             if let Err(error) = ended {
-                tracing::trace!(%error, "a connection broke");
+                tracing::trace!(%error, "a connection failed");
             }
         });
     }
@@ -339,7 +339,7 @@ impl Acceptor {
     /// Sends a reject response to a connection beyond the limits, without reading its request.
     fn refuse(&self, mut socket: TcpStream, reason: Reason) {
         let message = match reason {
-            Reason::PeerConnections => "too many connections of this address are open",
+            Reason::PeerConnections => "too many connections from this address are open",
             _ => "too many connections are open",
         };
         self.context.metrics.count(reason);

@@ -20,7 +20,7 @@ pub(crate) enum SignatureError {
     Missing,
     #[error("X-Flashbots-Signature is not of the form 0x<address>:0x<signature>")]
     Malformed,
-    #[error("X-Flashbots-Signature is not one of this body by {address}")]
+    #[error("X-Flashbots-Signature is not a signature of this body by {address}")]
     Wrong { address: Address },
 }
 

@@ -96,7 +96,7 @@ pub enum ConnectError {
         endpoint: String,
     },
     /// The path exists, and is not a socket.
-    #[error("{endpoint}: not a socket (a file or folder stands at this path)")]
+    #[error("{endpoint}: not a socket (there is a file or folder at this path)")]
     NotASocket {
         /// The endpoint.
         endpoint: String,
@@ -162,7 +162,7 @@ pub enum ConnectError {
     /// The source is on another chain than [`FetcherConfig::chain_id`], or than the other sources.
     ///
     /// [`FetcherConfig::chain_id`]: crate::FetcherConfig::chain_id
-    #[error("{endpoint}: is on chain {found}, expected is chain {expected}")]
+    #[error("{endpoint}: is on chain {found}, expected chain {expected}")]
     OtherChain {
         /// The endpoint.
         endpoint: String,
@@ -245,7 +245,7 @@ pub enum LossReason {
     #[error("a value of more than {0} bytes")]
     Oversized(usize),
     /// Neither a response to a ping nor another message came for this long.
-    #[error("no sign of life for {0:?}")]
+    #[error("no response for {0:?}")]
     Unresponsive(Duration),
     /// Hashes or heads stopped coming while the chain advanced.
     #[error("{0}")]

@@ -447,7 +447,7 @@ async fn supervise<S: TransactionSink>(
         biased;
         () = end => {}
         () = passed(deadline) => {
-            tracing::warn!("the sink has not returned at the deadline: its threads are left behind");
+            tracing::warn!("the sink has not returned by the deadline: its threads keep running");
         }
     }
     reason

@@ -117,9 +117,11 @@ impl fmt::Display for StaleReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoHashes { unannounced } => {
-                write!(f, "no hash comes and the node listed {unannounced} new ones")
+                write!(f, "no hashes are announced, but the node listed {unannounced} new ones")
             }
-            Self::NotListed => f.write_str("no hash comes and the node does not list its pool"),
+            Self::NotListed => {
+                f.write_str("no hashes are announced, and the node does not list its pool")
+            }
             Self::NoHeads => f.write_str("the node has newer blocks than it announced"),
         }
     }

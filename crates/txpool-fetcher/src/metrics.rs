@@ -20,7 +20,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     (
         "mempool_fetcher_lagged_total",
         Unit::Count,
-        "announcements lost by our own buffer; reconciliation brings them in",
+        "announcements lost by the fetcher's own buffer; a comparison fetches them",
     ),
     (
         "mempool_fetcher_deferred_total",
@@ -87,7 +87,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     (
         "mempool_fetcher_sink_timeouts_total",
         Unit::Count,
-        "comparisons for which the sink did not say in time what it holds",
+        "comparisons whose look-ups the sink did not answer in time",
     ),
     (
         "mempool_fetcher_unlistable",

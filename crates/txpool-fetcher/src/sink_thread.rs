@@ -140,7 +140,7 @@ impl SinkQueue {
                 // The fetcher stops.
                 Ok(Err(_)) => break,
                 Err(_) => {
-                    tracing::warn!("the sink does not say what it holds");
+                    tracing::warn!("the sink does not answer which hashes it holds");
                     self.metrics.timeouts.increment(1);
                     break;
                 }

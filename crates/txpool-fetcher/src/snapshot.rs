@@ -66,7 +66,7 @@ pub enum SnapshotError {
     NotAPool,
     /// A comparison that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested is
     /// running, and the most that may wait are waiting.
-    #[error("{waiting} requests for a comparison with this node's pool wait already")]
+    #[error("{waiting} requests for a comparison with this node's pool are already waiting")]
     Busy {
         /// How many wait.
         waiting: usize,

@@ -327,7 +327,7 @@ impl<S: TransactionSink> Source<S> {
                 true => tracing::info!(%endpoint, "the node's pool can be compared again"),
                 false => tracing::warn!(
                     %endpoint,
-                    "the node's pool cannot be compared: what it does not announce stays unknown"
+                    "the node's pool cannot be compared: transactions that it does not announce stay unknown"
                 ),
             }
             self.metrics.audited.set(f64::from(u8::from(audited)));

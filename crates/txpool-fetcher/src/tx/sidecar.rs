@@ -52,7 +52,7 @@ pub enum SidecarError {
         found: B256,
     },
     /// A proof is not valid; only [`verify_blob_proofs`] verifies them.
-    #[error("the KZG proofs do not hold")]
+    #[error("the KZG proofs are invalid")]
     InvalidProof,
 }
 
