@@ -235,8 +235,8 @@ pub struct FetcherConfig {
     pub deferrable_slots: usize,
     /// Whether the limit of requests in flight at one node adapts. It is halved, down to
     /// [`ADAPTIVE_FLOOR`](crate::ADAPTIVE_FLOOR), on a sign of overload (-32005, -32009, a growing share of
-    /// time-outs), and rises by one for each round of responses while it is fully used. It is never above
-    /// `fetch_slots`, and exported as `mempool_fetcher_fetch_limit`.
+    /// time-outs), and rises by one for each round of responses while at least half of it is in use. It is
+    /// never above `fetch_slots`, and exported as `mempool_fetcher_fetch_limit`.
     pub adaptive_limit: bool,
     /// Bytes of responses in flight before further fetches wait, at least 1 MiB.
     pub max_bytes_in_flight: usize,
