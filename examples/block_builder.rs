@@ -1,12 +1,14 @@
-//! Fills a block from the mempool at every head of a node, and shows what each block took. It submits none.
+//! Fills a block from the mempool at every head of a node, and shows the transactions of each
+//! block. It submits none.
 //!
-//! Without an endpoint it starts a mock node, with contracts and funded senders, in a process of its own. With
-//! `--ipc PATH` it builds on a real one. The last line on stdout with `--json` is one JSON object: the fields are those
-//! of `Summary` in `crates/example-builder/src/report.rs`. How it works is in `crates/example-builder/src/lib.rs`.
+//! Without an endpoint it starts a mock node, with contracts and funded senders, in a process of
+//! its own. With `--ipc PATH` it builds on a real one. With `--json` the last line on stdout is one
+//! JSON object: the fields are those of `Summary` in `crates/example-builder/src/report.rs`. How it
+//! works is in `crates/example-builder/src/lib.rs`.
 
 use std::process::ExitCode;
 
-/// The allocator of `ingest`, for the reason given there.
+/// The same allocator as `ingest`, for the same reason.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

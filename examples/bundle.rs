@@ -1,4 +1,5 @@
-//! A bundle sent, replaced and cancelled, as a searcher does it: JSON-RPC, signed, with a replacement key.
+//! Sends, replaces and cancels a bundle as a searcher does: JSON-RPC, signed, with a replacement
+//! key.
 //!
 //! `cargo run --release --example bundle` starts an RPC server over an empty pool.
 
@@ -45,7 +46,7 @@ fn main() -> Result<(), Error> {
     let bundle = |raw| json!({"txs": [raw], "blockNumber": "0x1", "replacementUuid": key});
     call(rpc.local_addr(), &searcher, "eth_sendBundle", bundle(&txs[0].raw))?;
     call(rpc.local_addr(), &searcher, "eth_sendBundle", bundle(&txs[1].raw))?;
-    // Of this signer's key: what another sends under it is another bundle.
+    // Cancels only this signer's bundles: the same uuid from another signer is another key.
     call(rpc.local_addr(), &searcher, "eth_cancelBundle", json!({"replacementUuid": key}))?;
     while let Some(event) = events.try_next() {
         match event? {
@@ -54,5 +55,5 @@ fn main() -> Result<(), Error> {
             other => println!("{other:?}"),
         }
     }
-    if pool.is_empty() { Ok(()) } else { Err("the bundle is still there".into()) }
+    if pool.is_empty() { Ok(()) } else { Err("the bundle is still in the pool".into()) }
 }

@@ -1,4 +1,4 @@
-//! The fetcher alone, into a channel of transactions: for a host that wants nothing but the mempool.
+//! The fetcher alone, into a channel of transactions: for a host that needs only the mempool.
 //!
 //! `cargo run --release --example channel` reads from a mock node in this process.
 
@@ -24,9 +24,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (mut count, mut blobs, mut late) = (0, 0, Duration::ZERO);
     while count < LOAD {
         let Some(fetched) = transactions.recv().await else {
-            return Err(format!("it has ended: {:?}", fetcher.ended().await).into());
+            return Err(format!("the fetcher has ended: {:?}", fetcher.ended().await).into());
         };
-        // With its sender, a blob transaction with its sidecar, and when the announcement was read.
+        // It has the sender, the sidecar of a blob transaction, and the time when the announcement
+        // was read.
         count += 1;
         blobs += u64::from(fetched.tx.inner().as_eip4844().is_some());
         late = late.max(fetched.announced_at.elapsed());

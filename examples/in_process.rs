@@ -1,5 +1,5 @@
-//! A builder inside a node: a pool of this process is the source, and no socket is opened. Fails if
-//! an audit finds anything missing.
+//! A builder inside a node: the source is a pool of this process, and no socket is opened. Fails if
+//! an audit finds a missing transaction.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -12,7 +12,8 @@ use mock_node::workload::{Workload, WorkloadConfig};
 
 const CHAIN_ID: u64 = 1337;
 
-/// What is in it, and what of that it announces: the rest was there before.
+/// The pooled transactions, and the hashes among them that it announces: the others were pooled
+/// before.
 struct SmallPool(HashMap<B256, Recovered<PooledTransaction>>, Vec<B256>);
 
 impl InProcessPool for SmallPool {
@@ -21,7 +22,7 @@ impl InProcessPool for SmallPool {
     }
     fn announcements(&self) -> AnnouncementStream {
         let announced = self.1.clone().into_iter().map(PoolAnnouncement::Pending);
-        // A stream that ends is a lost connection.
+        // The stream must not end, because an end counts as a lost connection.
         Box::pin(stream::StreamExt::chain(stream::iter(announced), stream::pending()))
     }
     fn blocks(&self) -> BlockStream {
@@ -52,7 +53,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = SmallPool(pooled, txs[500..].iter().map(|tx| tx.hash).collect());
     let source = FetcherConfig::in_process("small pool", Arc::new(pool));
     let ingest = Ingest::start(IngestConfig::new(source, PoolConfig::default())).await?;
-    ingest.fetcher().wait_live().await.map_err(|end| format!("it has ended: {end:?}"))?;
+    ingest.fetcher().wait_live().await.map_err(|end| format!("the fetcher has ended: {end:?}"))?;
     let missing = ingest.fetcher().audit(0, AuditMode::CompareOnly).await?.missing;
     println!("{} of {} pooled, {missing} missing", ingest.pool().len(), txs.len());
     let counts = ingest.shutdown(Duration::from_secs(5)).await.counts;

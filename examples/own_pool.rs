@@ -1,4 +1,4 @@
-//! A pool of the host's own behind the fetcher: what a sink implements beyond taking transactions.
+//! A host's own pool behind the fetcher: what a sink implements beside accepting transactions.
 //!
 //! `cargo run --release --example own_pool` reads from a mock node in this process.
 
@@ -32,7 +32,7 @@ impl TransactionSink for OwnPool {
         false
     }
 
-    /// By this, comparisons with the node's pool know what is missing here.
+    /// Tells comparisons with the node's pool which transactions are missing here.
     fn holding(&self, hash: &B256) -> Holding {
         if self.0.lock().unwrap().contains_key(hash) { Holding::Held } else { Holding::MayReturn }
     }
@@ -45,7 +45,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let node = MockNode::start(NodeConfig::new(&path).with_preload(500))?;
     let pool = OwnPool::default();
     let fetcher = Fetcher::start(FetcherConfig::ipc(path), pool.clone()).await?;
-    fetcher.wait_live().await.map_err(|end| format!("it has ended: {end:?}"))?;
+    fetcher.wait_live().await.map_err(|end| format!("the fetcher has ended: {end:?}"))?;
     println!("{} of 500 pooled", pool.0.lock().unwrap().len());
     node.mine();
     while !pool.0.lock().unwrap().is_empty() {

@@ -1,4 +1,4 @@
-//! The order pool behind a source of the host's own: what it must be told, and what a builder reads.
+//! The order pool behind a host's own source: the calls that feed it, and what a builder reads.
 //!
 //! `cargo run --release --example own_source`
 
@@ -18,7 +18,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let _upkeep = Upkeep::start(&pool, UpkeepConfig::default())?;
     let mut orders = pool.subscribe_all();
 
-    // Each transaction as it comes, from whatever thread: with its sender and, of a blob transaction, its sidecar.
+    // Insert each transaction when it arrives, from any thread: with its sender and, for a blob
+    // transaction, its sidecar.
     let txs = Workload::new(WorkloadConfig::new(7, CHAIN_ID)).prepare(100);
     for tx in &txs {
         let decoded = PooledTransaction::decode_2718_exact(&tx.raw)?.try_into_recovered()?;
@@ -29,12 +30,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
 
-    // Each block once: its hashes at once, the nonces that it raised when they are known.
+    // Report each block once: its hashes at once, the nonces that it raised when they are known.
     let head = Head::new(1, B256::with_last_byte(1), B256::ZERO);
     let (first, second) = txs.split_at(50);
     let mined: Vec<_> = first.iter().map(|tx| tx.hash).collect();
     let _ = pool.on_head(Block::new(head, mined));
-    let private = &second[0]; // Another transaction of its sender, that was never public, took its nonce.
+    let private = &second[0]; // A private transaction of the same sender used its nonce.
     pool.on_nonces(head.hash, [NonceUpdate::new(private.sender, private.nonce + 1)]);
 
     let (mut added, mut mined, mut stale) = (0, 0, 0);

@@ -1,4 +1,4 @@
-//! Pending transactions as a stream that owns its fetcher: the shape of a collector.
+//! Pending transactions as a stream that owns its fetcher, like a collector.
 //!
 //! `cargo run --release --example stream` reads from a mock node in this process;
 //! `-- --ipc PATH` from the socket of a real one, until Ctrl-C.
@@ -30,10 +30,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         _ => return Err("usage: stream [--ipc PATH]".into()),
     };
     let mut stream = Fetcher::stream(FetcherConfig::ipc(path), BUFFER).await?;
-    stream.fetcher().wait_live().await.map_err(|end| format!("it has ended: {end:?}"))?;
+    stream.fetcher().wait_live().await.map_err(|end| format!("the fetcher has ended: {end:?}"))?;
     let mut interrupted = pin!(tokio::signal::ctrl_c());
     let mut count = 0;
-    // A real node has no last transaction.
+    // A real node sends transactions without an end.
     while !args.is_empty() || count < LOAD {
         let received = tokio::select! {
             received = stream.next() => received,

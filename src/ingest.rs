@@ -1,4 +1,4 @@
-//! The parts wired together: a node's transactions and searchers' orders into one order pool.
+//! Wires the parts: a node's transactions and searchers' orders into one order pool.
 
 use std::time::{Duration, Instant};
 
@@ -32,52 +32,52 @@ pub enum IngestError {
     Rpc(#[from] order_rpc::StartError),
     /// An RPC server is running already.
     #[cfg(feature = "rpc")]
-    #[error("an RPC server listens on {address} already")]
+    #[error("an RPC server already listens on {address}")]
     SecondRpc {
         /// Its address.
         address: std::net::SocketAddr,
     },
-    /// There is no node that could be asked about senders: each source is a pool in this process.
+    /// No source is a node that could be asked about senders: each is a pool in this process.
     #[cfg(feature = "rpc")]
     #[error("node_admission: no source is a node, and no endpoint is set")]
     NoNodeToAsk,
-    /// The thread that asks the node about senders could not be made.
+    /// The thread that asks the node about senders could not be started.
     #[cfg(feature = "rpc")]
     #[error("cannot start the thread that asks the node about senders: {0}")]
     NodeAdmission(#[source] std::io::Error),
-    /// The upkeep's configuration is out of bounds, or its thread could not be made.
+    /// The upkeep's configuration is out of bounds, or its thread could not be started.
     #[error("cannot start the pool's upkeep: {0}")]
     Upkeep(#[source] std::io::Error),
 }
 
-/// What an [`Ingest`] is made of. [`IngestConfig::new`] takes what has no default.
+/// The configuration of an [`Ingest`]. [`IngestConfig::new`] takes the parts that have no default.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct IngestConfig {
-    /// The nodes. Its `monitor` and its `gate`, if it has them, become those of all parts.
+    /// The sources. Its `monitor` and its `gate`, if set, are used by all parts.
     pub fetcher: FetcherConfig,
     /// The pool.
     pub pool: PoolConfig,
-    /// How the pool's upkeep is paced.
+    /// The pace of the pool's upkeep.
     pub upkeep: UpkeepConfig,
     /// When the load counts as high. Ignored if [`FetcherConfig::monitor`] is set.
     pub monitor: MonitorConfig,
-    /// Who may come in, and how many at once. Ignored if [`FetcherConfig::gate`] is set.
+    /// The limits for external callers and work permits. Ignored if [`FetcherConfig::gate`] is set.
     pub gate: GateConfig,
-    /// Searchers' orders by JSON-RPC. `None`, the default: not at all, or later by
-    /// [`Ingest::start_rpc`].
+    /// The RPC server for searchers' orders. `None` (default): none, until [`Ingest::start_rpc`]
+    /// starts one.
     #[cfg(feature = "rpc")]
     pub rpc: Option<OrderRpcConfig>,
-    /// Whether the node is asked if the senders of what the RPC server brings can pay. `None`, the default:
-    /// it is not. An order may be paid for by what comes before it in its block, chains may let somebody
-    /// else pay, each order of a new sender waits for a call to the node, and what external callers send has
-    /// a share of its own in the pool in any case.
+    /// Whether the node is asked if the senders of the RPC server's orders can pay. `None`
+    /// (default): it is not. Reasons against it: earlier transactions in the same block may fund a
+    /// sender, on some chains another account may pay, and each order of a new sender waits for a
+    /// call to the node. External callers have a separate share of the pool in any case.
     #[cfg(feature = "rpc")]
     pub node_admission: Option<NodeAdmissionConfig>,
 }
 
 impl IngestConfig {
-    /// These nodes into this pool, without an RPC server.
+    /// A configuration for these nodes and this pool, without an RPC server.
     #[must_use]
     pub fn new(fetcher: FetcherConfig, pool: PoolConfig) -> Self {
         Self {
@@ -131,18 +131,18 @@ impl IngestConfig {
     }
 }
 
-/// A node's mempool, and searchers' orders if the RPC server runs, flowing into a pool.
+/// Feeds a node's mempool, and searchers' orders if the RPC server runs, into a pool.
 ///
 /// All parts share one [`LoadMonitor`]: while the fetcher's announcements pile up, its backfill,
-/// audits and retries, public raw transactions and the pool's upkeep give way.
+/// audits and retries, public raw transactions and the pool's upkeep are deferred.
 ///
-/// Dropped without [`Self::shutdown`], everything stops without being waited for.
+/// Dropping it without [`Self::shutdown`] stops everything without waiting.
 #[derive(Debug)]
 pub struct Ingest {
     // In the order in which they stop when this is dropped.
     #[cfg(feature = "rpc")]
     rpc: Option<OrderRpcHandle>,
-    /// How the node is asked about senders, and where it is.
+    /// How to ask the node about senders, and its endpoint.
     #[cfg(feature = "rpc")]
     node_admission: Option<(NodeAdmissionConfig, Endpoint)>,
     #[cfg(feature = "rpc")]
@@ -175,13 +175,14 @@ pub struct IngestEnd {
 impl Ingest {
     /// Makes the pool and starts its upkeep, the fetcher, and the RPC server if one is configured.
     ///
-    /// The RPC server listens as soon as this returns; `/readyz` says 503 until every node is live.
+    /// The RPC server listens as soon as this returns; `/readyz` returns 503 until every node is
+    /// live.
     ///
     /// # Errors
     /// See [`IngestError`]. Nothing runs afterwards.
     ///
     /// # Cancel safety
-    /// Dropped before it returns, it stops what it has started.
+    /// If the future is dropped before it returns, everything that was started is stopped.
     pub async fn start(config: IngestConfig) -> Result<Self, IngestError> {
         let IngestConfig {
             mut fetcher,
@@ -244,18 +245,19 @@ impl Ingest {
         Ok(ingest)
     }
 
-    /// Starts the RPC server later than the rest: when the chain id is the node's to say, for instance.
+    /// Starts the RPC server after the other parts, for instance when the chain id comes from the
+    /// node.
     ///
     /// # Errors
-    /// [`IngestError::Rpc`], or [`IngestError::SecondRpc`]. The rest goes on.
+    /// [`IngestError::Rpc`], or [`IngestError::SecondRpc`]. The other parts keep running.
     #[cfg(feature = "rpc")]
     pub fn start_rpc(&mut self, config: OrderRpcConfig) -> Result<&OrderRpcHandle, IngestError> {
         self.start_rpc_with(config, |host| host)
     }
 
-    /// As [`Self::start_rpc`], with more of the host's own: what it knows of signers
-    /// ([`Host::with_standing`]), or its own decision about each order ([`Host::with_admission`], in place of
-    /// [`IngestConfig::node_admission`]).
+    /// As [`Self::start_rpc`], with functions of the host: the standing of signers
+    /// ([`Host::with_standing`]), or a decision on each order ([`Host::with_admission`], which
+    /// replaces [`IngestConfig::node_admission`]).
     ///
     /// # Errors
     /// As [`Self::start_rpc`].
@@ -287,8 +289,9 @@ impl Ingest {
         &self.pool
     }
 
-    /// The head of the chain, as the nodes told it last: the one right after the start, if a node is
-    /// connected. In the order of the pool's events it is [`order_pool::Event::Head`].
+    /// The latest head that the nodes have announced; once a node is connected, at least its head
+    /// at that time. For the head in the order of the pool's events use
+    /// [`order_pool::Event::Head`].
     #[must_use]
     pub fn head(&self) -> Option<order_pool::Head> {
         self.pool.head()
@@ -307,23 +310,24 @@ impl Ingest {
         self.rpc.as_ref()
     }
 
-    /// What says how high the load is, and can be switched off.
+    /// The load monitor of all parts, which can be switched off.
     #[must_use]
     pub const fn monitor(&self) -> &LoadMonitor {
         &self.monitor
     }
 
-    /// The gate that the RPC server's callers pass.
+    /// The admission gate of the RPC server's callers.
     #[must_use]
     pub const fn gate(&self) -> &Gate {
         &self.gate
     }
 
-    /// Stops the RPC server, then the fetcher, then the upkeep, and waits for each, for at most
-    /// `deadline` in all and a second for the RPC server's threads. What was accepted is in the pool.
+    /// Stops the RPC server, then the fetcher, then the upkeep, and waits for each: for at most
+    /// `deadline` in all, and a second for the RPC server's threads. Accepted orders stay in the
+    /// pool.
     ///
     /// # Cancel safety
-    /// The stop goes on when this is dropped; the parts then do not wait for each other.
+    /// If the future is dropped, the stop continues; the parts then do not wait for each other.
     pub async fn shutdown(self, deadline: Duration) -> IngestEnd {
         let Self {
             #[cfg(feature = "rpc")]
@@ -336,16 +340,17 @@ impl Ingest {
             ..
         } = self;
         let start = Instant::now();
-        // Whoever is refused must not find a pool that no node feeds any more.
+        // The RPC server stops first, so that it accepts no order into a pool that no node feeds.
         #[cfg(feature = "rpc")]
         let rpc = match rpc {
             Some(rpc) => Some(rpc.shutdown(deadline).await),
             None => None,
         };
         let (reason, counts) = fetcher.shutdown(deadline.saturating_sub(start.elapsed())).await;
-        // A step takes under a millisecond: this blocks for no longer.
+        // A step takes less than a millisecond, and this blocks for no longer.
         let upkeep_ended = upkeep.stop(deadline.saturating_sub(start.elapsed()));
-        // So does this, unless the node owes an answer: it is given up after a second.
+        // So does this, unless a response of the node is outstanding, which times out after a
+        // second.
         #[cfg(feature = "rpc")]
         let accounts_thread_ended = accounts_thread
             .is_none_or(|thread| thread.join(deadline.saturating_sub(start.elapsed())));

@@ -6,7 +6,7 @@ mod node_admission;
 #[cfg(feature = "telemetry")]
 pub mod telemetry;
 
-/// Its snippets are compiled.
+/// Compiles the snippets of the document.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/linking.md")]
 struct Linking;

@@ -14,35 +14,38 @@ use txpool_fetcher::Endpoint;
 pub(crate) use self::accounts::AccountsThread;
 use self::accounts::{Account, Accounts};
 
-/// Default of [`NodeAdmissionConfig::max_cached_accounts`]: the senders of a busy head, ten times over. At
-/// about 150 bytes each 10 MB.
+/// Default of [`NodeAdmissionConfig::max_cached_accounts`]: ten times the senders of a busy head.
+/// At about 150 bytes each, 10 MB.
 pub const DEFAULT_MAX_CACHED_ACCOUNTS: usize = 65_536;
 
-/// The least age of an answer by which nobody is refused for their balance: within it, a block that funds
-/// the sender may be known to the sender and the node already, and not to the pool.
+/// A balance that is older than this refuses no order: the node and the sender may already know a
+/// block that funds the sender, which the pool does not know yet.
 const MAX_REFUSAL_AGE: Duration = Duration::from_millis(250);
 
-/// Whether, and how, the node is asked about the senders of orders from external callers: for their balance
-/// and their nonce at its latest block.
+/// Whether, and how, the node is asked about the senders of external callers' orders: for their
+/// balance and their nonce at its latest block.
 ///
-/// A transaction is refused if its sender cannot pay for it (gas limit times fee cap, value, and blobs), or if its nonce
-/// is below the account's: a node refuses it for the same reasons. A bundle is refused for such a nonce of a
-/// transaction that it cannot do without; for a balance only if it is for the next block, and only that of
-/// its first sender, since whatever else is in it or comes before it may fund the others.
+/// A transaction is refused if its sender cannot pay for it (gas limit times fee cap, value, and
+/// blobs), or if its nonce is below the account's: a node refuses it for the same reasons. A bundle
+/// is refused if one of its transactions that may not be omitted has such a nonce. It is refused
+/// for a balance only if it is for the next block, and only for that of its first sender, because
+/// the bundle or earlier transactions may fund the others.
 ///
-/// It costs two calls for each sender that is new since the last head, those of all waiting orders in one batch, on
-/// a connection and a thread of its own (`mempool-admission`): announcements never wait behind it. While the
-/// node does not answer, and when it answers from an older block than the pool knows, there is no verdict.
+/// It costs two calls for each sender that is new since the last head. The calls of all waiting
+/// orders go in one batch, over a connection and a thread of their own (`mempool-admission`), so
+/// announcements never wait behind them. While the node does not answer, or answers from an older
+/// block than the pool knows, there is no verdict.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NodeAdmissionConfig {
-    /// The node. Default `None`: the first of the fetcher's sources that is no pool in this process.
+    /// The node. Default `None`: the first source of the fetcher that is not a pool in this
+    /// process.
     pub endpoint: Option<Endpoint>,
-    /// Accounts that are remembered until the next head, default [`DEFAULT_MAX_CACHED_ACCOUNTS`]. Beyond it
-    /// each order causes its own calls.
+    /// Accounts that are cached until the next head, default [`DEFAULT_MAX_CACHED_ACCOUNTS`].
+    /// Beyond that, each order causes its own calls.
     pub max_cached_accounts: usize,
-    /// Whether an order is pooled of whose sender the node said nothing in time. Default: it is, so that no
-    /// honest order is lost while the node is slow.
+    /// Whether an order is pooled if the node does not answer about its sender in time. Default
+    /// true, so that no valid order is lost while the node is slow.
     pub fails_open: bool,
 }
 
@@ -108,7 +111,7 @@ impl NodeAdmission {
             let of_sender = needs.iter().filter(|need| need.sender == *sender);
             self.verdict_on(*sender, of_sender)
         });
-        // What is certain of one sender counts, whatever is unknown of another.
+        // A definite refusal for one sender decides, even if another one's account is unknown.
         let verdicts = join_all(asked).await;
         let refused = verdicts.iter().find(|verdict| matches!(verdict, Verdict::Refuse { .. }));
         let unknown = verdicts.iter().find(|verdict| **verdict == Verdict::Unknown);
@@ -159,16 +162,16 @@ impl Admission for NodeAdmission {
     }
 }
 
-/// What a transaction needs of its sender's account.
+/// The requirements of a transaction on its sender's account.
 #[derive(Clone, Copy, Debug)]
 struct Need {
     sender: Address,
     nonce: u64,
-    /// `None`: whatever it has.
+    /// `None`: any balance.
     cost_wei: Option<U256>,
 }
 
-/// For the caller to read.
+/// The reason of a refusal, as text for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Unmet {
     Nonce(String),

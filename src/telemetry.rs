@@ -1,16 +1,17 @@
 //! The metrics of all parts, served to Prometheus: feature `telemetry`.
 //!
-//! [`serve`] installs the recorder of `metrics-exporter-prometheus` for the whole process, and answers `GET /metrics`
-//! at an address. It is to be called before [`Ingest::start`](crate::Ingest::start), because handles are made once.
+//! [`serve`] installs the recorder of `metrics-exporter-prometheus` for the whole process, and
+//! answers `GET /metrics` at an address. Call it before [`Ingest::start`](crate::Ingest::start),
+//! because handles are made once.
 //!
-//! The feature is off by default: a process has one recorder, and most hosts have installed theirs already. Such a
-//! host does not need this module, but it should give its histograms [`LATENCY_BUCKETS_SECONDS`] and
-//! [`MISSING_BUCKETS_SECONDS`].
+//! The feature is off by default: a process has one recorder, and most hosts have already installed
+//! one. Such a host does not need this module, but it should give its histograms
+//! [`LATENCY_BUCKETS_SECONDS`] and [`MISSING_BUCKETS_SECONDS`].
 //!
-//! A thread of its own, `mempool-telemetry`, renders and sends. It takes no lock of the pool or of the fetcher, and
-//! waits for neither, so metrics are served while a node hangs and while a sink blocks. What one update of a metric
-//! costs is that of the recorder: an atomic addition, and for a histogram a place in a buffer, which this thread
-//! empties every [`DRAIN_INTERVAL`].
+//! A thread of its own, `mempool-telemetry`, renders and sends. It takes no lock of the pool or of
+//! the fetcher, and waits for neither, so metrics are served while a node hangs and while a sink
+//! blocks. The cost of updating a metric is that of the recorder: an atomic addition, or for a
+//! histogram an entry in a buffer, which this thread drains every [`DRAIN_INTERVAL`].
 
 use std::{
     io,
@@ -39,56 +40,58 @@ pub const LATENCY_BUCKETS_SECONDS: [f64; 31] = [
     2.5, 4.0, 6.3, 10.0,
 ];
 
-/// Upper bounds of the buckets of `mempool_fetcher_missing_seconds`: from 0.1 s, half of the default
-/// [`audit_settle`](crate::FetcherConfig::audit_settle), to an hour. What an audit finds has been missing for up to
-/// [`audit_interval`](crate::FetcherConfig::audit_interval), 60 s by default, and longer only if audits failed.
+/// Upper bounds of the buckets of `mempool_fetcher_missing_seconds`: from 0.1 s, half of the
+/// default [`audit_settle`](crate::FetcherConfig::audit_settle), to an hour. A transaction that an
+/// audit finds has been missing for up to [`audit_interval`](crate::FetcherConfig::audit_interval),
+/// 60 s by default, and longer only if audits failed.
 pub const MISSING_BUCKETS_SECONDS: [f64; 11] =
     [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 30.0, 60.0, 600.0, 3600.0];
 
-/// How often samples of histograms are taken out of their buffers. A transaction makes two samples of 8 bytes, so at
-/// 40,000 transactions/s the buffers hold 640 kB at most, whether somebody scrapes or not.
+/// How often the buffers of histograms are drained. A transaction makes two samples of 8 bytes, so
+/// at 40,000 transactions/s the buffers hold at most 640 kB, with or without scrapes.
 pub const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why [`serve`] failed. Nothing runs afterwards, and no recorder is installed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TelemetryError {
-    /// The address is taken, or not one of this machine.
+    /// The address is in use, or not one of this machine.
     #[error("cannot listen for scrapes at {address}: {source}")]
     Listen {
-        /// The address that was asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// What the system said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// This process has a recorder of the `metrics` facade already.
-    #[error("a recorder of the metrics facade is installed already")]
+    /// This process already has a recorder of the `metrics` facade.
+    #[error("a recorder of the metrics facade is already installed")]
     RecorderInstalled,
-    /// The thread that serves could not be made.
+    /// The thread that serves could not be started.
     #[error("cannot start the thread that serves metrics: {0}")]
     Thread(#[source] io::Error),
 }
 
-/// The running server. Dropping it ends the server and waits for its thread, which takes as long as one rendering,
-/// some milliseconds. The recorder stays installed, as recorders do; nothing empties its histograms any more.
+/// The running server. Dropping it ends the server and waits for its thread, which takes as long as
+/// one rendering, some milliseconds. The recorder cannot be uninstalled, and its histograms are no
+/// longer drained.
 #[derive(Debug)]
 #[must_use = "dropping it ends the server"]
 pub struct Telemetry {
     local_addr: SocketAddr,
     recorder: PrometheusHandle,
-    /// Taken by the drop alone.
+    /// `Some` until dropped.
     running: Option<(oneshot::Sender<()>, thread::JoinHandle<()>)>,
 }
 
 impl Telemetry {
-    /// Where it listens, with the port that the system chose if 0 was asked for.
+    /// The address on which it listens, with the assigned port if 0 was requested.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// What a scrape is sent: all metrics of the process, in Prometheus' text format.
+    /// The response to a scrape: all metrics of the process, in Prometheus' text format.
     #[must_use]
     pub fn render(&self) -> String {
         self.recorder.render()
@@ -98,7 +101,7 @@ impl Telemetry {
 impl Drop for Telemetry {
     fn drop(&mut self) {
         if let Some((stop, thread)) = self.running.take() {
-            // Either ends it: the word, or that the sender is gone.
+            // The message and the dropped sender both end it.
             let _ = stop.send(());
             // A panic of the thread has been reported by the panic hook.
             let _ = thread.join();
@@ -106,8 +109,8 @@ impl Drop for Telemetry {
     }
 }
 
-/// Installs the recorder and serves it at `address`, port 0 for a free one. Whoever can connect can read: choose a
-/// loopback address, or one that only the scraper reaches.
+/// Installs the recorder and serves it at `address`; port 0 selects a free one. Anyone who can
+/// connect can read the metrics: choose a loopback address, or one that only the scraper reaches.
 ///
 /// ```no_run
 /// # async fn start(config: mempool_ingest::IngestConfig) -> Result<(), Box<dyn std::error::Error>> {
@@ -135,7 +138,8 @@ pub fn serve(address: SocketAddr) -> Result<Telemetry, TelemetryError> {
     let thread = thread::Builder::new()
         .name("mempool-telemetry".to_owned())
         .spawn(move || {
-            // Made and dropped here: dropped on the caller's thread, which may be one of another runtime, it panics.
+            // Created and dropped on this thread: a runtime that is dropped on the caller's thread
+            // panics if that belongs to another runtime.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let both = runtime.and_then(|runtime| {
                 let inside = runtime.enter();
@@ -147,7 +151,7 @@ pub fn serve(address: SocketAddr) -> Result<Telemetry, TelemetryError> {
                 Ok(both) => (Ok(()), Some(both)),
                 Err(error) => (Err(error), None),
             };
-            // The caller waits for it.
+            // The caller waits for the result.
             let _ = made.send(result);
             if let (Some((listener, runtime)), Ok(())) = (both, install.recv()) {
                 runtime.block_on(http::run(listener, served, stopping));
@@ -158,13 +162,13 @@ pub fn serve(address: SocketAddr) -> Result<Telemetry, TelemetryError> {
     runtime_made.map_err(TelemetryError::Thread)?;
     // On an error `installed` is dropped, which ends the thread.
     metrics::set_global_recorder(recorder).map_err(|_| TelemetryError::RecorderInstalled)?;
-    // The thread has room for it and waits.
+    // The thread waits, and the channel has room.
     let _ = installed.send(());
     Ok(Telemetry { local_addr, recorder: handle, running: Some((stop, thread)) })
 }
 
-/// Histograms with our buckets, in place of the quantiles that the exporter computes by default: quantiles of several
-/// processes cannot be added up.
+/// Histograms with our buckets instead of the quantiles that the exporter computes by default:
+/// quantiles of several processes cannot be aggregated.
 fn builder() -> PrometheusBuilder {
     let missing = Matcher::Full("mempool_fetcher_missing_seconds".to_owned());
     PrometheusBuilder::new()

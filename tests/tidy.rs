@@ -709,7 +709,7 @@ fn the_arrows_between_the_crates_are_those_of_the_manifests() {
         })
         .collect();
     let text = read("ARCHITECTURE.md");
-    let drawn = section(&text, "## The house").lines().filter_map(|line| line.split_once("-->"));
+    let drawn = section(&text, "## The crates").lines().filter_map(|line| line.split_once("-->"));
     let drawn: BTreeMap<_, BTreeSet<_>> = drawn
         .map(|(from, to)| {
             let to = to.split(':').next().unwrap_or("").split(',').map(str::trim);

@@ -1,4 +1,4 @@
-//! The flags.
+//! The command-line flags.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -15,7 +15,7 @@ use mock_node::{
 
 use crate::recording::no_node;
 
-/// Ingests a node's mempool and shows it; from a mock node unless told otherwise.
+/// Ingests a node's mempool and shows it; by default from a mock node.
 #[derive(Debug, Parser)]
 #[command(name = "ingest")]
 pub(crate) struct Args {
@@ -25,13 +25,13 @@ pub(crate) struct Args {
     /// WebSocket URL of the node (ws://host:port); may be given several times
     #[arg(long, value_name = "URL", value_parser = parse_ws)]
     ws: Vec<Endpoint>,
-    /// Stop after so long, e.g. 30s, 500ms or 2m [default: until Ctrl-C]
+    /// Stop after this time, e.g. 30s, 500ms or 2m [default: until Ctrl-C]
     #[arg(long, value_parser = parse_duration)]
     pub(crate) duration: Option<Duration>,
     /// Print a summary as one line of JSON at the end
     #[arg(long)]
     pub(crate) json: bool,
-    /// Wait for a node that is not there yet instead of failing
+    /// Wait for a node that is not running yet instead of failing
     #[arg(long)]
     wait: bool,
     /// Fetches in flight at once, 1 to 4096
@@ -40,7 +40,8 @@ pub(crate) struct Args {
     /// Request connections per node, each with a thread, 1 to 16 [default: cores, at most 4]
     #[arg(long)]
     request_connections: Option<usize>,
-    /// Cores on which their threads stay and poll without ever sleeping, such as 2,3; each is busy all the time
+    /// Cores to which these threads are pinned to poll without sleeping, such as 2,3; each is
+    /// always busy
     #[arg(long, value_name = "CORES", value_delimiter = ',')]
     busy_poll_cores: Vec<usize>,
     /// Let the node announce whole transactions instead of hashes
@@ -55,13 +56,14 @@ pub(crate) struct Args {
     /// Print plain lines in a terminal too
     #[arg(long)]
     pub(crate) plain: bool,
-    /// Record what is pooled into this folder: Parquet files with the columns of mempool-dumpster
+    /// Record the pooled transactions into this folder: Parquet files with the columns of
+    /// mempool-dumpster
     #[arg(long, value_name = "FOLDER")]
     pub(crate) record: Option<PathBuf>,
-    /// Replay a Parquet file, or a folder of them, in the place of a node
+    /// Replay a Parquet file, or a folder of them, instead of a node
     #[arg(long, value_name = "PATH", conflicts_with_all = ["ipc", "ws", "rpc"])]
     pub(crate) replay: Option<PathBuf>,
-    /// With --replay: 1 as it was recorded, 10 for ten times as fast, or max
+    /// With --replay: 1 for the recorded speed, 10 for ten times as fast, or max
     #[arg(long, requires = "replay", default_value_t = Speed::RECORDED)]
     pub(crate) speed: Speed,
     /// Write the hash of each order to this file, in the pool's order
@@ -73,10 +75,10 @@ pub(crate) struct Args {
     /// Time between audits of the node's pool, 0s for none
     #[arg(long, value_parser = parse_duration, default_value = "60s")]
     audit: Duration,
-    /// Do not fetch what was pending before the start
+    /// Do not fetch transactions that were pending before the start
     #[arg(long)]
     no_backfill: bool,
-    /// Take searchers' orders by JSON-RPC at this address, port 0 for a free one
+    /// Accept searchers' orders by JSON-RPC at this address, port 0 for a free one
     #[arg(long, value_name = "ADDR")]
     rpc: Option<SocketAddr>,
     /// With --rpc: the chain of the orders [default: the node's]
@@ -85,25 +87,25 @@ pub(crate) struct Args {
     /// Mock node: transactions per second
     #[arg(long, default_value_t = 500)]
     pub(crate) tps: u32,
-    /// Mock node: of a thousand transactions, how many carry blobs
+    /// Mock node: how many of a thousand transactions carry blobs
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) blobs_per_mille: u32,
-    /// Mock node: time of an answer, 2ms or median and 99th percentile (1ms,20ms)
+    /// Mock node: response time, 2ms or median and 99th percentile (1ms,20ms)
     #[arg(long, value_parser = parse_latency, default_value = "0s")]
     pub(crate) latency: Latency,
     /// Mock node: time between blocks
     #[arg(long, value_parser = parse_duration, default_value = "12s")]
     pub(crate) block_time: Duration,
-    /// Mock node: gas of a block, in millions; what is above it stays pending
+    /// Mock node: gas of a block, in millions; transactions above it stay pending
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) block_mgas: u64,
     /// Mock node: transactions pending at its start
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) preload: usize,
-    /// Mock node: faults that a seed replays, such as seed=7
+    /// Mock node: faults at times drawn from a seed, such as seed=7
     #[arg(long, value_name = "seed=N", value_parser = parse_faults)]
     pub(crate) faults: Option<u64>,
-    /// Mock node: from it come its transactions
+    /// Mock node: the seed of its transactions
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 }
@@ -116,8 +118,8 @@ impl Args {
         self.ipc.iter().cloned().map(Endpoint::Ipc).chain(self.ws.iter().cloned()).collect()
     }
 
-    /// Whether the final comparison comes after one regular audit: a fault may have struck a
-    /// moment ago.
+    /// Whether a regular audit runs before the final comparison: a fault may have struck a moment
+    /// ago.
     pub(crate) fn audit_first(&self) -> bool {
         self.faults.is_some()
     }
@@ -126,7 +128,8 @@ impl Args {
         IngestConfig::new(self.fetcher(endpoints), self.pool())
     }
 
-    /// The RPC server, if one is wanted. `node` is the chain of the node that was reached, if one was.
+    /// The configuration of the RPC server, if `--rpc` is set. `node` is the chain of the connected
+    /// node, if there is one.
     pub(crate) fn rpc(&self, node: Option<u64>) -> Result<Option<OrderRpcConfig>, String> {
         let Some(listen) = self.rpc else { return Ok(None) };
         let chain_id = self

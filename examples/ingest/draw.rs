@@ -1,4 +1,4 @@
-//! The live view, drawn: a pure function of a [`Picture`].
+//! Draws the live view: a pure function of a [`Picture`].
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     watcher::{TIPS, TYPES},
 };
 
-/// Sources that are shown; of more, how many there are.
+/// Most sources that are shown; of further ones, only their number.
 const MAX_SOURCES: usize = 4;
 
 pub(crate) fn draw(frame: &mut Frame, picture: &Picture) {
@@ -39,7 +39,7 @@ pub(crate) fn draw(frame: &mut Frame, picture: &Picture) {
     section(frame, left, "Hashes", hash_lines(picture));
     section(frame, right, "Pool", pool_lines(picture));
     section(frame, load, "Load and searchers' orders", load_lines(picture));
-    // The latest that have room, the latest last.
+    // The latest lines that fit, the latest last.
     let room = usize::from(events.height.saturating_sub(1));
     let shown = picture.events.len().saturating_sub(room);
     section(
@@ -112,7 +112,7 @@ fn source_line(source: &Source, width: usize) -> Line<'static> {
         spans.push(cut(error, room).red());
         return Line::from(spans);
     }
-    // What is wrong comes first: a narrow terminal cuts the end.
+    // Problems come first, because a narrow terminal cuts the end.
     if !source.audited {
         spans.push("not audited  ".yellow());
     }
@@ -155,7 +155,7 @@ fn latency(frame: &mut Frame, area: Rect, picture: &Picture) {
     );
 }
 
-/// A line of text above a curve of as many seconds as there are columns, with its peak.
+/// A line of text above a curve with one column per second, with its peak.
 fn curve(
     frame: &mut Frame,
     area: Rect,
@@ -182,7 +182,7 @@ fn curve(
 
 fn hash_lines(picture: &Picture) -> Vec<Line<'static>> {
     let c = &picture.counts;
-    // What should be 0 stands out when it is not.
+    // A value that should be 0 is highlighted when it is not.
     let good = |name: &'static str, value| cell(name, value, Color::Reset);
     let bad = |name: &'static str, value| cell(name, value, Color::Red);
     let odd = |name: &'static str, value| cell(name, value, Color::Yellow);
@@ -274,7 +274,7 @@ fn event(line: &str) -> Line<'static> {
     Line::from(format!(" {line}")).style(color)
 }
 
-/// With commas.
+/// A number with commas.
 fn n(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
@@ -287,7 +287,7 @@ fn n(value: u64) -> String {
     text
 }
 
-/// At most eight characters.
+/// A number in at most eight characters.
 fn compact(value: u64) -> String {
     match value {
         0..10_000_000 => value.to_string(),
@@ -316,7 +316,7 @@ fn clock(time: Duration) -> String {
     format!("{}:{:02}:{:02}", seconds / 3_600, seconds / 60 % 60, seconds % 60)
 }
 
-/// The first so many characters.
+/// The first `most` characters.
 fn cut(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some(_) => text.chars().take(most.saturating_sub(1)).chain(['…']).collect(),
@@ -324,7 +324,7 @@ fn cut(text: &str, most: usize) -> String {
     }
 }
 
-/// The last so many characters: paths differ at their end.
+/// The last `most` characters, because paths differ at their end.
 fn tail(text: &str, most: usize) -> String {
     let length = text.chars().count();
     match length > most {

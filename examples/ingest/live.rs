@@ -1,4 +1,4 @@
-//! The live view's terminal: the screen is taken, drawn on, and given back.
+//! The terminal of the live view: enters the alternate screen, draws, and restores the terminal.
 
 use std::io;
 
@@ -19,13 +19,13 @@ use crate::{
 pub(crate) struct Live {
     terminal: DefaultTerminal,
     painter: Painter,
-    /// What was drawn last, for a terminal that changes its size.
+    /// The last picture, for a redraw when the terminal changes its size.
     picture: Option<Picture>,
     log: Log,
 }
 
 impl Live {
-    /// Takes the screen until this is dropped, or a thread panics.
+    /// Enters the alternate screen until this is dropped, or a thread panics.
     pub(crate) fn enter(log: Log, latency: Histogram<u64>, max_txs: u64) -> io::Result<Self> {
         let terminal = ratatui::try_init()?;
         log.keep();
@@ -47,8 +47,8 @@ impl Live {
         Ok(())
     }
 
-    /// Takes what was typed, without waiting. Whether that is to end the program: in this mode of the terminal Ctrl-C
-    /// is a key, and no signal.
+    /// Reads key presses without waiting. Returns whether they ask to end the program: in raw mode
+    /// Ctrl-C is a key, not a signal.
     pub(crate) fn wants_to_end(&mut self) -> io::Result<bool> {
         while event::poll(std::time::Duration::ZERO)? {
             match event::read()? {

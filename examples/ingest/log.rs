@@ -1,4 +1,4 @@
-//! The log: on stderr, or among the events of the live view while it has the screen.
+//! The log: on stderr, or among the events of the live view while that is shown.
 
 use std::{
     collections::VecDeque,
@@ -9,15 +9,15 @@ use std::{
 
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
-/// Lines kept for the live view: more than a screen has. The oldest goes first; nothing is lost but the sight of it,
-/// since whoever wants the whole log takes `--plain`.
+/// Lines kept for the live view, more than a screen has. The oldest is dropped first; `--plain`
+/// prints all of them.
 const MAX_LINES: usize = 200;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Log(Arc<Mutex<Option<VecDeque<String>>>>);
 
 impl Log {
-    /// Installs the subscriber. With a live view to come, what the library does is worth a line too.
+    /// Installs the subscriber. For a live view, the library's info lines are logged too.
     pub(crate) fn install(live: bool) -> Self {
         let log = Self::default();
         let default = match live {
@@ -39,12 +39,12 @@ impl Log {
         self.0.lock().expect("nobody panics with it")
     }
 
-    /// From here on lines are kept, and stderr gets none.
+    /// From now on lines are kept, and not written to stderr.
     pub(crate) fn keep(&self) {
         *self.lines() = Some(VecDeque::new());
     }
 
-    /// Lines go to stderr again.
+    /// Lines are written to stderr again.
     pub(crate) fn release(&self) {
         *self.lines() = None;
     }
@@ -54,7 +54,7 @@ impl Log {
     }
 }
 
-/// One line, which the subscriber writes in one piece.
+/// Collects one line, which the subscriber writes in one piece.
 pub(crate) struct LineWriter(Log);
 
 impl Write for LineWriter {

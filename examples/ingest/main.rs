@@ -1,7 +1,7 @@
 //! Ingests a node's mempool and shows it.
 //!
 //! Without an endpoint it starts a mock node in a process of its own and ingests from that. With
-//! `--ipc PATH` or `--ws URL` it ingests from a real one. The last line on stdout with `--json` is
+//! `--ipc PATH` or `--ws URL` it ingests from a real one. With `--json` the last line on stdout is
 //! one JSON object: the fields are those of [`Summary`].
 
 mod args;
@@ -40,8 +40,9 @@ use crate::{
     watcher::{Seen, Watcher},
 };
 
-/// glibc keeps what is freed in up to 16 arenas on two cores, and never gives most of it back: half an hour of blobs
-/// doubled the resident memory of a process that held no more than at its start.
+/// glibc keeps freed memory in up to 16 arenas on two cores, and returns little of it to the
+/// system: half an hour of blobs doubled the resident memory of a process whose live memory had not
+/// grown.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -51,20 +52,20 @@ const REFRESH: Duration = Duration::from_secs(1);
 /// How long a stop may take.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long the end waits for a source to be live again before the final audit.
+/// How long the end waits for a source to become live before the final audit.
 const SETTLE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// What `--json` prints. Times are in the unit of their name.
+/// The output of `--json`. Times are in the unit of their name.
 #[derive(Debug, Serialize)]
 pub(crate) struct Summary {
     #[serde(flatten)]
     counts: mempool_ingest::txpool_fetcher::Counts,
-    /// Entered less left less unfinished: 0 when every hash is accounted for. What is unfinished at the end has
-    /// no outcome.
+    /// Hashes that entered, less those that left and those unfinished: 0 when every hash is
+    /// accounted for. An unfinished hash has no outcome.
     balance: i64,
     reconnects: u64,
     audits: u64,
-    /// Pending in the node, never in the pool, by the final audit. -1 when it could not be done.
+    /// Pending in the node and never in the pool, by the final audit. -1 if there was none.
     missing: i64,
     /// Pending in the node, and evicted or expired by the pool.
     removed: u64,
@@ -83,14 +84,14 @@ pub(crate) struct Summary {
     /// `null` without `--replay`.
     replayed: Option<ReplayedSummary>,
     latency_us: Latency,
-    /// From the start of the ingestion until the end was asked for, subscriber included.
+    /// From the start of the ingestion until the end was requested, subscriber included.
     cpu_us_per_tx: f64,
     max_rss_bytes: u64,
     elapsed_s: f64,
     end: String,
 }
 
-/// What went through the RPC server.
+/// The counts of the RPC server.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct RpcCounts {
     /// Requests admitted; each element of a batch counts.
@@ -122,7 +123,7 @@ impl RpcCounts {
     }
 }
 
-/// From the announcement read from the socket to the order visible to a subscriber.
+/// From the read of the announcement to the order visible to a subscriber.
 #[derive(Debug, Serialize)]
 struct Latency {
     p50: f64,
@@ -132,7 +133,7 @@ struct Latency {
 }
 
 fn main() -> ExitCode {
-    // Started by ourselves as the node?
+    // Set if this process was started as the mock node.
     if let Some(code) = NodeProcess::run_if_child() {
         return code;
     }
@@ -163,12 +164,12 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
         Some(child) => vec![Endpoint::Ipc(child.path())],
         None => args.endpoints(),
     };
-    // Before the start: handles of metrics are made once.
+    // Before the ingestion starts, because handles of metrics are made once.
     let telemetry = args.metrics.map(telemetry::serve).transpose()?;
     if let Some(telemetry) = &telemetry {
         eprintln!("metrics at http://{}/metrics", telemetry.local_addr());
     }
-    // What came before is not the library's: a process that cargo starts has cargo's CPU time too.
+    // Without the CPU time before: a process that cargo starts has cargo's CPU time too.
     let cpu_before = process_cpu();
     let mut ingest = Ingest::start(args.ingest(endpoints)).await?;
     let node = ingest.fetcher().status().into_iter().find_map(|source| source.node);
@@ -195,7 +196,7 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
     };
     tokio::pin!(deadline);
     loop {
-        // Any order: each branch is a moment, nothing is carried.
+        // The order is irrelevant: no branch holds an item.
         tokio::select! {
             () = &mut deadline => break,
             result = tokio::signal::ctrl_c() => {
@@ -218,7 +219,7 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
             }
         }
     }
-    // The screen is given back: what follows are lines.
+    // Restores the terminal: the rest of the output is lines.
     drop(view);
     eprintln!("stopping");
     let (elapsed, cpu) = (start.elapsed(), process_cpu() - cpu_before);
@@ -251,7 +252,7 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
     })
 }
 
-/// What is pending in the node and not in the pool, when nothing is under way any more.
+/// The transactions that are pending in the node and not in the pool, once no fetch is in flight.
 async fn final_audit(args: &Args, ingest: &Ingest) -> Option<AuditReport> {
     let fetcher = ingest.fetcher();
     let deadline = Instant::now() + SETTLE_DEADLINE;
@@ -259,7 +260,7 @@ async fn final_audit(args: &Args, ingest: &Ingest) -> Option<AuditReport> {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     if args.audit_first() {
-        // Faults may have struck just now: one regular audit, as the timer would make it.
+        // A fault may have struck just now: run one regular audit, as the timer would.
         let _ = fetcher.audit(0, AuditMode::Recover).await;
     }
     match fetcher.audit(0, AuditMode::CompareOnly).await {

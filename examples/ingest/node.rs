@@ -1,4 +1,4 @@
-//! The mock node that this example starts when it is given no endpoint.
+//! The mock node that this example starts when no endpoint is given.
 
 use std::{io, time::Duration};
 
@@ -27,7 +27,7 @@ pub(crate) fn start(args: &Args) -> io::Result<NodeProcess> {
     Ok(node)
 }
 
-/// The transactions of so long a time.
+/// The number of transactions in this time.
 fn count(tps: u32, time: Duration) -> u64 {
     (time.as_secs_f64() * f64::from(tps)).round() as u64
 }

@@ -1,4 +1,4 @@
-//! What the live view shows at one moment, as values.
+//! The values that the live view shows at one moment.
 
 use std::{
     collections::VecDeque,
@@ -18,13 +18,13 @@ use crate::{
     watcher::{Content, Seen},
 };
 
-/// Seconds of the curves: more than the columns of any terminal that shows them.
+/// Seconds of the curves, more than a terminal has columns.
 const HISTORY: usize = 300;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Picture {
     pub(crate) up: Duration,
-    /// The client and the chain of the first node that was reached.
+    /// The client and the chain of the first connected node.
     pub(crate) node: Option<(String, u64)>,
     /// The head's number and age.
     pub(crate) head: Option<(u64, Duration)>,
@@ -32,9 +32,10 @@ pub(crate) struct Picture {
     pub(crate) counts: Counts,
     pub(crate) announced_per_s: f64,
     pub(crate) pooled_per_s: f64,
-    /// Pooled in each second, the latest last.
+    /// Transactions pooled in each second, the latest last.
     pub(crate) pooled: VecDeque<u64>,
-    /// Microseconds, of each second in which something was pooled, the latest last.
+    /// 99th percentile of the latency in microseconds, for each second in which something was
+    /// pooled, the latest last.
     pub(crate) p99_us: VecDeque<u64>,
     pub(crate) latency: Latency,
     /// Since the start.
@@ -72,17 +73,17 @@ pub(crate) struct Source {
     pub(crate) audited: bool,
     pub(crate) backlog: u64,
     pub(crate) gaps: usize,
-    /// Why announcements may be missing just now, and for how long.
+    /// Why announcements may be missing at present, and for how long.
     pub(crate) open_gap: Option<(&'static str, Duration)>,
     pub(crate) reconnects: u64,
     pub(crate) audits: u64,
-    /// What a backfill has brought in, and of how many.
+    /// How many hashes a backfill has fetched, and out of how many.
     pub(crate) backfill: Option<(u64, u64)>,
-    /// Why it is not live.
+    /// Why the source is not live.
     pub(crate) error: Option<String>,
 }
 
-/// What one picture needs of the ones before.
+/// The state that is kept from one picture to the next.
 pub(crate) struct Painter {
     start: Instant,
     at: Instant,
@@ -90,7 +91,7 @@ pub(crate) struct Painter {
     latency: Histogram<u64>,
     pooled: VecDeque<u64>,
     p99_us: VecDeque<u64>,
-    /// For each source, the most that its running backfill had to bring in.
+    /// For each source, the most hashes that its running backfill had to fetch.
     backfill: Vec<u64>,
     max_txs: u64,
 }
@@ -110,7 +111,7 @@ impl Painter {
         }
     }
 
-    /// To be called about once a second.
+    /// Must be called about once a second.
     pub(crate) fn paint(
         &mut self,
         ingest: &Ingest,
@@ -126,7 +127,7 @@ impl Painter {
         let pooled_per_s = rate(counts.pooled, self.counts.pooled);
         push(&mut self.pooled, pooled_per_s.round() as u64);
         let mut since = latency.clone();
-        // The same histogram some time ago, so part of it.
+        // An earlier copy of the same histogram, so each of its counts is at most as high.
         since.subtract(&self.latency).expect("counts only rise");
         if !since.is_empty() {
             push(&mut self.p99_us, Latency::of(&since).p99 as u64);
@@ -180,7 +181,7 @@ fn source(status: &SourceStatus, most: u64) -> Source {
         reconnects: status.reconnects,
         audits: status.audits,
         backfill: (most > 0).then_some((most - status.to_recover, most)),
-        // What is over is in the log.
+        // Errors of the past are in the log.
         error: error.filter(|_| status.state != SourceState::Live),
     }
 }

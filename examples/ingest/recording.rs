@@ -1,4 +1,4 @@
-//! The files of a run: what is recorded, what is replayed in the place of a node, and the hashes of both.
+//! The files of a run: the recording, the replay that replaces a node, and the hashes of both.
 
 use std::{
     fs::File,
@@ -33,10 +33,10 @@ use crate::args::Args;
 /// How long the end waits for the last segment.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Between two looks of the thread that writes hashes.
+/// The interval at which the thread that writes hashes reads the pool.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What was recorded, as `--json` prints it.
+/// The recording's counts, as `--json` prints them.
 #[derive(Debug, Serialize)]
 pub(crate) struct RecordedSummary {
     rows: u64,
@@ -46,7 +46,7 @@ pub(crate) struct RecordedSummary {
     lost_rows: u64,
 }
 
-/// What was replayed, as `--json` prints it.
+/// The replay's counts, as `--json` prints them.
 #[derive(Debug, Serialize)]
 pub(crate) struct ReplayedSummary {
     pooled: u64,
@@ -59,7 +59,7 @@ pub(crate) struct ReplayedSummary {
     seconds: f64,
 }
 
-/// What runs beside the ingestion.
+/// The recorder, the replay and the writer of hashes beside the ingestion.
 pub(crate) struct Files {
     recorder: Option<Recorder>,
     replay: Option<Replay>,
@@ -68,7 +68,7 @@ pub(crate) struct Files {
 
 impl Files {
     pub(crate) fn start(args: &Args, pool: &OrderPool) -> Result<Self, Box<dyn std::error::Error>> {
-        // Before the first row comes.
+        // Before the first transaction arrives.
         let hashes = args.hashes.as_deref().map(|path| Hashes::start(path, pool)).transpose()?;
         let recorder = match &args.record {
             Some(folder) => Some(Recorder::start(pool, RecorderConfig::new(folder))?),
@@ -84,12 +84,12 @@ impl Files {
         Ok(Self { recorder, replay, hashes })
     }
 
-    /// Whether a replay has come to its end.
+    /// Whether a replay has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.replay.as_ref().is_some_and(|replay| replay.end().is_some())
     }
 
-    /// Stops all and says what it did.
+    /// Stops all of them and returns their counts.
     pub(crate) fn end(self) -> (Option<RecordedSummary>, Option<ReplayedSummary>) {
         let replayed = self.replay.map(|replay| {
             let summary = replayed(&replay.counts(), replay.elapsed());
@@ -167,7 +167,7 @@ impl Hashes {
         let stopped = Arc::clone(&stop);
         let run = move || {
             loop {
-                // Before reading: what came before the end is written.
+                // Before reading, so that everything from before the end is written.
                 let last = stopped.load(Relaxed);
                 let mut lines = String::new();
                 loop {
@@ -198,7 +198,7 @@ impl Hashes {
     }
 }
 
-/// The source of a replay: a pool in which nothing ever is, so that what runs behind the sources runs without a node.
+/// The source of a replay: a pool that is always empty, so that the ingestion runs without a node.
 pub(crate) fn no_node() -> Endpoint {
     struct Empty;
     impl InProcessPool for Empty {

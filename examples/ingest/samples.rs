@@ -1,4 +1,4 @@
-//! What a long run is judged by afterwards, as lines of a CSV file.
+//! Samples of a long run, as lines of a CSV file.
 
 use std::{
     fs::{self, File},
@@ -11,7 +11,7 @@ use hdrhistogram::Histogram;
 use mempool_ingest::Ingest;
 use testkit::usage::resident_bytes;
 
-/// Between two lines. A quantile is of the orders seen in between.
+/// Time between two lines. A quantile covers the orders seen in between.
 const EVERY: Duration = Duration::from_secs(10);
 
 pub(crate) struct Samples {
@@ -32,14 +32,14 @@ impl Samples {
         Ok(Self { file, start: now, at: now, before: latency })
     }
 
-    /// Writes a line when it is time for one.
+    /// Writes a line if one is due.
     pub(crate) fn take(&mut self, ingest: &Ingest, latency: Histogram<u64>) -> io::Result<()> {
         if self.at.elapsed() < EVERY {
             return Ok(());
         }
         self.at = Instant::now();
         let mut since = latency.clone();
-        // The same histogram some seconds ago, so part of it.
+        // An earlier copy of the same histogram, so each of its counts is at most as high.
         since.subtract(&self.before).expect("counts only rise");
         self.before = latency;
         let us = |quantile| since.value_at_quantile(quantile) as f64 / 1e3;

@@ -1,4 +1,4 @@
-//! What the operator sees: a live view in a terminal, plain lines elsewhere.
+//! The output for the operator: a live view in a terminal, plain lines elsewhere.
 
 use std::{
     io::{self, IsTerminal as _, Write as _, stderr, stdout},
@@ -14,14 +14,14 @@ use crate::{
     watcher::{Seen, Watcher},
 };
 
-/// What is shown while the program runs.
+/// The output while the program runs.
 pub(crate) enum View {
     Live(Box<Live>),
     Plain(Plain),
 }
 
 impl View {
-    /// Whether a live view is to be had: in a terminal, unless plain lines are asked for.
+    /// Whether to show a live view: in a terminal, unless plain lines are requested.
     pub(crate) fn is_to_be_live(plain: bool) -> bool {
         !plain && stdout().is_terminal()
     }
@@ -53,7 +53,7 @@ impl View {
         }
     }
 
-    /// Resolves when somebody at the terminal wants to end the program.
+    /// Resolves when a key press asks to end the program.
     pub(crate) async fn end_wanted(&mut self) -> io::Result<()> {
         let Self::Live(live) = self else { return std::future::pending().await };
         while !live.wants_to_end()? {
@@ -63,7 +63,7 @@ impl View {
     }
 }
 
-/// Between two looks at the keyboard.
+/// Time between two reads of the keyboard.
 const KEYS: Duration = Duration::from_millis(100);
 
 fn say_sources(ingest: &Ingest) {
@@ -112,7 +112,7 @@ impl Plain {
 }
 
 impl Summary {
-    /// One line for a person.
+    /// Writes one line for the operator.
     pub(crate) fn say(&self) {
         let Self { counts, latency_us, .. } = self;
         eprintln!(

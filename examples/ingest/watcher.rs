@@ -1,4 +1,4 @@
-//! A subscriber, as a builder would be one.
+//! A subscriber of the pool, such as a builder.
 
 use std::{
     sync::{
@@ -26,7 +26,8 @@ pub(crate) const TIPS: [(u128, &str); 5] = [
     (0, "below 0.01"),
 ];
 
-/// It notes how old each order is when it sees it, and what the pool consists of.
+/// It measures the age of each order when it sees it, and counts the pool's transactions by type
+/// and tip.
 pub(crate) struct Watcher {
     shared: Arc<Shared>,
     thread: std::thread::JoinHandle<()>,
@@ -42,15 +43,16 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// What a subscriber saw of the RPC server.
+/// The orders from the RPC server that a subscriber saw.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) orders: u64,
     pub(crate) cancelled: u64,
 }
 
-/// The transactions of the pool. A tip is the most that a transaction offers, whatever the base fee: so it stays in
-/// its class, and nothing has to be walked to count.
+/// The transactions of the pool. They are classed by the highest tip that each offers, which does
+/// not depend on the base fee, so that a transaction stays in its class and the pool need not be
+/// scanned.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Content {
     pub(crate) by_type: [u64; TYPES.len()],
@@ -121,7 +123,7 @@ impl Shared {
                 }
                 Some(Err(_)) => {
                     self.lagged.fetch_add(1, Relaxed);
-                    // All that is there comes again.
+                    // A replay delivers all orders again.
                     let counts = self.by_type.iter().chain(&self.by_tip);
                     counts.for_each(|count| count.store(0, Relaxed));
                     subscription.resync();
@@ -144,11 +146,11 @@ impl Shared {
                 return;
             }
         }
-        // Bundles come by the RPC server alone.
+        // Only the RPC server brings bundles.
         self.orders.fetch_add(1, Relaxed);
     }
 
-    /// Where this transaction is counted.
+    /// The two counters of this transaction.
     fn counts_of(&self, tx: &Transaction) -> [&AtomicU64; 2] {
         let kind = tx.recovered().inner().tx_type() as usize;
         let tip = tx.max_tip_wei();

@@ -1,4 +1,4 @@
-//! Accounts as the node's latest block has them: a cache, and the thread that fills it.
+//! Accounts as of the node's latest block: a cache, and the thread that fills it.
 
 use std::{
     collections::HashMap,
@@ -19,40 +19,41 @@ use txpool_fetcher::Endpoint;
 
 use super::link::Link;
 
-/// Accounts in one batch: 1,000 calls are what geth answers in one, and there are two for each and one for
-/// the block number.
+/// Accounts in one batch: geth accepts 1,000 calls, and each account takes two, plus one for the
+/// block number.
 const MAX_ACCOUNTS_PER_BATCH: usize = 256;
 
-/// Accounts that wait for the next batch. Whoever finds no room gets no verdict: an attacker who fills it
-/// gains that orders are pooled without one.
+/// Accounts that wait for the next batch. When it is full, further ones get no verdict: an attacker
+/// who fills it achieves that orders are pooled without one.
 const MAX_WAITING: usize = 4_096;
 
-/// A node that owes an answer for this long is slow: until it has answered, nobody else waits for it.
+/// A node that has not answered a batch for this long is slow: until it answers, no further order
+/// waits for it.
 const SLOW_AFTER: Duration = Duration::from_millis(50);
 
-/// What an account has at the node's latest block.
+/// An account as of the node's latest block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Account {
     pub(super) balance_wei: U256,
     pub(super) next_nonce: u64,
 }
 
-/// Who wants to know of an account. It is sent nothing if the node says nothing.
+/// A request for an account. It gets no response if the node does not answer.
 struct Ask {
     address: Address,
     answer: oneshot::Sender<Account>,
 }
 
-/// What both sides share.
+/// The state that both sides share.
 #[derive(Debug)]
 struct Shared {
     pool: OrderPool,
     cache: Mutex<Cache>,
-    /// When the batch was sent that the node has not answered.
+    /// When the outstanding batch was sent.
     asked_at: Mutex<Option<Instant>>,
 }
 
-/// The accounts that were asked for since a head.
+/// The accounts that were requested since a head.
 #[derive(Debug)]
 struct Cache {
     head: Option<B256>,
@@ -66,8 +67,8 @@ pub(super) struct Accounts {
     asks: SyncSender<Ask>,
 }
 
-/// The thread that asks the node. It ends when its [`Accounts`] are dropped and the node has answered or
-/// was given up.
+/// The thread that asks the node. It ends when its [`Accounts`] are dropped and the node has
+/// answered or timed out.
 #[derive(Debug)]
 pub(crate) struct AccountsThread {
     thread: JoinHandle<()>,
@@ -75,7 +76,7 @@ pub(crate) struct AccountsThread {
 }
 
 impl AccountsThread {
-    /// Waits for its end, for at most so long; says whether it has ended.
+    /// Waits for its end, for at most `timeout`; returns whether it has ended.
     pub(crate) fn join(self, timeout: Duration) -> bool {
         let Self { thread, ended } = self;
         let has_ended = ended.recv_timeout(timeout) == Err(RecvTimeoutError::Disconnected);
@@ -109,7 +110,7 @@ impl Accounts {
         Ok((Self { shared, asks }, AccountsThread { thread, ended }))
     }
 
-    /// What is known of an account since the head, and for how long.
+    /// A cached account, and the age of the response.
     pub(super) fn cached(&self, address: &Address) -> Option<(Account, Duration)> {
         let head = self.shared.head();
         let cache = self.shared.cache();
@@ -117,7 +118,7 @@ impl Accounts {
         Some((*account, at.elapsed()))
     }
 
-    /// Asks the node; `None` if it does not say.
+    /// Asks the node; `None` if it does not answer.
     pub(super) async fn ask(&self, address: Address) -> Option<Account> {
         let asked_at = *self.shared.asked_at();
         if asked_at.is_some_and(|at| at.elapsed() >= SLOW_AFTER) {
@@ -135,7 +136,7 @@ impl Shared {
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
-        // Whole entries go in and out: valid after each statement.
+        // Entries are inserted and removed as a whole, so the cache is valid after each statement.
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -143,13 +144,13 @@ impl Shared {
         self.asked_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers until nobody can ask any more: all that wait with one batch.
+    /// Answers requests until all senders are dropped: all waiting ones with one batch.
     fn answer(&self, asked: &Receiver<Ask>, mut link: Link) {
         while let Ok(first) = asked.recv() {
             let mut waiting: HashMap<Address, Vec<oneshot::Sender<Account>>> = HashMap::new();
             let mut next = Some(first);
             while let Some(ask) = next {
-                // Whoever has gone is not asked for.
+                // Skips requests whose caller no longer waits.
                 if !ask.answer.is_closed() {
                     waiting.entry(ask.address).or_default().push(ask.answer);
                 }
@@ -166,7 +167,7 @@ impl Shared {
             let answered = link.accounts(&addresses);
             *self.asked_at() = None;
             let Some(answered) = answered else { continue };
-            // A node that is behind the head says what was, not what is.
+            // A node that is behind the head reports an outdated account.
             if head.is_some_and(|head| answered.block < head.number) {
                 continue;
             }
@@ -176,14 +177,14 @@ impl Shared {
             self.remember(head.map(|head| head.hash), &known);
             for (address, account) in known {
                 for answer in waiting.remove(&address).into_iter().flatten() {
-                    // Whoever asked may have gone.
+                    // The caller may no longer wait.
                     let _ = answer.send(account);
                 }
             }
         }
     }
 
-    /// Keeps what was answered while this was the head, if it still is.
+    /// Caches the responses that were received while `head` was the head, if it still is.
     fn remember(&self, head: Option<B256>, known: &[(Address, Account)]) {
         let now = Instant::now();
         let is_head = self.head() == head;

@@ -18,22 +18,22 @@ use txpool_fetcher::Endpoint;
 
 use super::accounts::Account;
 
-/// Time for a batch, to connect included. A connection whose answer is later is closed.
+/// Time for a batch, including the connect. A connection whose response is later is closed.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A node that did not answer is not asked again for this long. One attempt a second needs no further
+/// How long a node that did not answer is not asked again. One attempt a second needs no further
 /// backoff.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Bytes of an answer: ten times those of the longest batch.
+/// Most bytes of a response: ten times those of the longest batch.
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 
-/// What the node answered to a batch.
+/// The node's response to a batch.
 #[derive(Debug)]
 pub(super) struct Answered {
     /// Its latest block.
     pub(super) block: u64,
-    /// In the order of the addresses; `None` where it did not say.
+    /// In the order of the addresses; `None` for an account without a result.
     pub(super) accounts: Vec<Option<Account>>,
 }
 
@@ -51,7 +51,7 @@ enum Connection {
     Ws(Box<WebSocket<Timed<TcpStream>>>),
 }
 
-/// A response to one call of a batch. Of an error there is no result.
+/// A response to one call of a batch. An error has no result.
 #[derive(Debug, Deserialize)]
 struct Response {
     id: usize,
@@ -63,7 +63,7 @@ impl Link {
         Self { endpoint, connection: None, failed_at: None }
     }
 
-    /// Asks for accounts; `None` if the node does not answer in time, or not what was asked for.
+    /// Requests accounts; `None` if the node does not answer in time, or with anything else.
     pub(super) fn accounts(&mut self, addresses: &[Address]) -> Option<Answered> {
         if self.failed_at.is_some_and(|at| at.elapsed() < PAUSE) {
             return None;
@@ -73,13 +73,13 @@ impl Link {
         match responses.and_then(|responses| read(responses, addresses.len())) {
             Ok(answered) => {
                 if self.failed_at.take().is_some() {
-                    tracing::info!(endpoint = %self.endpoint, "the node says again what accounts have");
+                    tracing::info!(endpoint = %self.endpoint, "the node returns accounts again");
                 }
                 Some(answered)
             }
             Err(error) => {
                 if self.failed_at.replace(Instant::now()).is_none() {
-                    tracing::warn!(%error, endpoint = %self.endpoint, "the node does not say what accounts have");
+                    tracing::warn!(%error, endpoint = %self.endpoint, "the node does not return accounts");
                 }
                 self.connection = None;
                 None
@@ -120,7 +120,7 @@ impl Connection {
                 let (socket, _) = opened.map_err(|error| io::Error::other(error.to_string()))?;
                 Ok(Self::Ws(Box::new(socket)))
             }
-            // It has no accounts to ask for.
+            // A pool in this process has no accounts to request.
             _ => Err(io::ErrorKind::Unsupported.into()),
         }
     }
@@ -130,7 +130,7 @@ impl Connection {
             Self::Ipc(socket) => {
                 socket.get_mut().deadline = deadline;
                 socket.get_mut().write_all(batch.as_bytes())?;
-                // An array ends where it ends: what follows stays in the buffer.
+                // The reader stops at the end of the array: later bytes stay in the buffer.
                 let limited = socket.by_ref().take(MAX_ANSWER_BYTES);
                 let mut text = serde_json::Deserializer::from_reader(limited);
                 Ok(Vec::deserialize(&mut text)?)

@@ -1,7 +1,7 @@
 //! The listener: `GET /metrics`, and nothing else.
 //!
-//! The exporter has a listener too. It is not used, because it takes any number of connections, waits for a request
-//! without end, and tries again at once when accepting fails.
+//! The exporter's own listener is not used, because it accepts any number of connections, waits for
+//! a request without a limit, and retries at once when accepting fails.
 
 use std::{
     convert::Infallible,
@@ -32,17 +32,19 @@ use tokio::{
 
 use super::DRAIN_INTERVAL;
 
-/// Connections at once: two scrapers, a person and some to spare. Further ones wait in the kernel's queue, which holds
-/// 128 and drops what comes later, until one ends: after [`CONNECTION_TIMEOUT`] at the latest. Whoever may connect can
-/// so keep scrapers waiting, and nothing else: that is why the address should be one that only scrapers reach.
+/// Most concurrent connections: two scrapers, a person and some to spare. Further ones wait in the
+/// kernel's queue, which holds 128 and drops later ones, until a connection ends, at the latest
+/// after [`CONNECTION_TIMEOUT`]. Anyone who can connect can delay scrapers in this way, but nothing
+/// else, so choose an address that only scrapers reach.
 pub const MAX_CONNECTIONS: usize = 8;
 
-/// How long a connection may last, from its acceptance to the last byte of its one response: half of Prometheus'
-/// default `scrape_timeout`, 10 s, so that a scraper that had to wait for another's slot is still served.
+/// The longest that a connection may last, from its acceptance to the last byte of its one
+/// response: half of Prometheus' default `scrape_timeout`, 10 s, so that a scraper that had to wait
+/// for a connection slot is still served.
 pub const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// After an error, accepting waits this long, doubled each time up to [`MAX_ACCEPT_PAUSE`]: the usual error is that the
-/// process has no file descriptors left.
+/// After an error, accepting waits this long, doubled each time up to [`MAX_ACCEPT_PAUSE`]: most
+/// often the process has no file descriptors left.
 const MIN_ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 const MAX_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
@@ -84,14 +86,15 @@ impl Outcomes {
     }
 }
 
-/// Accepts, serves, and empties the histograms' buffers until `stopping` resolves. Dropped, it closes every connection.
+/// Accepts, serves, and drains the histograms' buffers until `stopping` resolves. When dropped, it
+/// closes every connection.
 pub(super) async fn run(
     listener: TcpListener,
     recorder: PrometheusHandle,
     stopping: oneshot::Receiver<()>,
 ) {
     let outcomes = Outcomes::new();
-    // Any order: only the stop ends it, and nothing is carried between the branches.
+    // The order is irrelevant: only the stop ends it, and no branch holds an item.
     tokio::select! {
         _ = stopping => {}
         () = drain(&recorder) => {}
@@ -119,7 +122,7 @@ pub(super) async fn accept(
     let mut pause = MIN_ACCEPT_PAUSE;
     loop {
         let slot = Arc::clone(&free).acquire_owned().await.expect("it is never closed");
-        // What has ended is forgotten, so the set holds no more than there are slots.
+        // Removes finished tasks, so that the set holds no more than there are slots.
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -139,9 +142,9 @@ pub(super) async fn accept(
     }
 }
 
-/// One request and its response. Whether it was served is known only when the response has been sent.
+/// One request and its response. It counts as served only when the response has been sent.
 async fn serve(stream: TcpStream, recorder: PrometheusHandle, outcomes: Outcomes, limit: Duration) {
-    // Written and read by this task alone.
+    // Only this task writes and reads it.
     let wrong = AtomicBool::new(false);
     let service = service_fn(|request: Request<Incoming>| {
         let response = respond(&request, &recorder);

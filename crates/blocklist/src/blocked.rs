@@ -3,10 +3,10 @@ use thiserror::Error;
 
 /// A listed address, and the way a transaction reached it.
 ///
-/// A transaction can reach several listed addresses in several ways; one is named, the same one on
-/// every run. The pre-check names the first that it finds: it looks at the sender, the recipient,
-/// the access list from its first entry to its last, and then at each authorization in turn, first
-/// at its authority and then at its delegation target. The check of the state names the numerically
+/// A transaction can reach several listed addresses in several ways; one of them is named, the same
+/// one on every run. The pre-check names the first that it finds: it checks the sender, the
+/// recipient, the access list from its first entry to its last, and then for each authorization
+/// first its authority and then its delegation target. The check of the state names the numerically
 /// lowest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[error("blocklisted address {address}: {how}")]
@@ -35,13 +35,13 @@ pub enum How {
     /// contract, a precompile, code behind a delegation, also inside a frame that was reverted.
     TouchedByExecution,
     /// An opcode named it and halted before its account was loaded. Only the strict check of a
-    /// finished block sees this, see [`Unverified`](crate::Unverified).
+    /// finished block detects this, see [`Unverified`](crate::Unverified).
     AttemptedByExecution,
 }
 
 impl How {
-    /// Every way. The pre-check looks at authority and delegation target of one authorization after
-    /// the other.
+    /// Every way. The pre-check does not follow this order: for each authorization it checks the
+    /// authority and then the target.
     pub const ALL: [Self; 7] = [
         Self::Sender,
         Self::Recipient,
@@ -73,7 +73,7 @@ impl std::fmt::Display for How {
             Self::Recipient => "it is the recipient",
             Self::AccessList => "it is in the access list",
             Self::Authority => "it signed a delegation",
-            Self::DelegationTarget => "it is delegated to",
+            Self::DelegationTarget => "an authorization delegates to it",
             Self::TouchedByExecution => "the execution touched it",
             Self::AttemptedByExecution => "the execution attempted to touch it",
         })

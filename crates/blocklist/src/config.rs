@@ -2,19 +2,20 @@ use std::time::Duration;
 
 use crate::Error;
 
-/// A list with no address at all is far more often a broken download than a wish, so one is needed.
+/// An empty list is almost always a broken download, so at least one address is required.
 pub const DEFAULT_MIN_ADDRESSES: usize = 1;
 
-/// One day. Sanctions lists change on working days, and who publishes one re-publishes it daily; a
-/// list that nobody has written for a day means that the job which writes it is broken.
+/// One day. Sanctions lists change on working days, and their publishers republish them daily; a
+/// list that was not written for a day means that the job which writes it is broken.
 pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// 16 MiB: about 370,000 addresses of 43 bytes a line. The worst case in memory while a reload runs
 /// is this text, two address sets of 20 bytes an entry at a load of 7/8 (the old and the new), and
-/// 28 bytes an entry for finding duplicates: under 70 MiB, and under 50 MiB of it for milliseconds.
+/// 28 bytes an entry for finding duplicates: under 70 MiB, of which under 50 MiB for milliseconds
+/// only.
 pub const DEFAULT_MAX_BYTES: usize = 16 * 1024 * 1024;
 
-/// What the list must be before it may be used.
+/// The requirements on the list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlocklistConfig {
@@ -22,18 +23,18 @@ pub struct BlocklistConfig {
     /// [`DEFAULT_MIN_ADDRESSES`]; 0 allows the empty list. Set it near the real length: a text file
     /// that was cut between two lines is otherwise a valid, shorter list.
     pub min_addresses: usize,
-    /// How old the list in force may be, counted from the moment for which its text was true (of a
-    /// file: its modification time). Older than this, every use is [`Error::Stale`]. Default
-    /// [`DEFAULT_MAX_AGE`]; `None` lets a list live for ever, for one that is part of a release.
+    /// How old the list in force may be, counted from its date (for a file: its modification time).
+    /// Above this, every use is [`Error::Stale`]. Default [`DEFAULT_MAX_AGE`]; `None`: a list never
+    /// becomes stale, for one that is part of a release.
     pub max_age: Option<Duration>,
     /// A longer text is refused with [`Error::TooLarge`] before it is parsed. Default
     /// [`DEFAULT_MAX_BYTES`].
     pub max_bytes: usize,
-    /// What a finished block must pass. Default [`Policy::PostState`].
+    /// The checks that a finished block must pass. Default [`Policy::PostState`].
     pub policy: Policy,
 }
 
-/// What a block must pass before it is submitted.
+/// The checks that a block must pass before it is submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Policy {
     /// Each transaction passes the pre-check and the check of its post-execution state.
@@ -41,7 +42,7 @@ pub enum Policy {
     PostState,
     /// In addition the finished block is verified, which also counts opcodes that named a listed
     /// address and halted before they reached it: [`BlockGuard::finish`](crate::BlockGuard::finish)
-    /// hands it out as [`Unverified`](crate::Unverified). For relays that validate with geth's
+    /// returns the block as [`Unverified`](crate::Unverified). For relays that validate with geth's
     /// access-list tracer, which counts such opcodes.
     Strict,
 }
@@ -87,7 +88,7 @@ impl BlocklistConfig {
     }
 
     /// # Errors
-    /// [`Error::Config`] for a value under which no list could ever be used.
+    /// [`Error::Config`] for a value that no list could satisfy.
     pub fn validate(&self) -> Result<(), Error> {
         if self.max_age == Some(Duration::ZERO) {
             return Err(Error::Config { field: "max_age", reason: "zero: every list is stale" });

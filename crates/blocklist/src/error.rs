@@ -6,16 +6,16 @@ use thiserror::Error;
 #[cfg(feature = "revm")]
 use crate::Blocked;
 
-/// Why there is no list to build with. Every variant means: do not build.
+/// Why there is no usable list. Every variant means: do not build.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A configuration under which no list could be used.
+    /// A configuration that no list could satisfy.
     #[error("blocklist configuration: {field}: {reason}")]
     Config {
         /// The field of [`BlocklistConfig`](crate::BlocklistConfig).
         field: &'static str,
-        /// What is wrong with it.
+        /// Why it is invalid.
         reason: &'static str,
     },
     /// The file could not be read.
@@ -23,10 +23,10 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// The file was written to while it was being read, so what was read may be half of it.
+    /// The file was modified while it was being read, so the text may be incomplete.
     #[error("blocklist {path} changed while it was read", path = .path.display())]
     ChangedWhileRead {
         /// The file.
@@ -43,34 +43,34 @@ pub enum Error {
     /// The text is not UTF-8.
     #[error("blocklist is not UTF-8 after {valid_bytes} bytes")]
     NotUtf8 {
-        /// Length of the part that is.
+        /// Length of the valid part.
         valid_bytes: usize,
     },
-    /// The text begins like a JSON array and is not one of strings.
+    /// The text begins like a JSON array but is not an array of strings.
     #[error("blocklist is not a JSON array of strings")]
     Json {
-        /// Line, column and what was expected there.
+        /// Line, column and the expected token.
         source: serde_json::Error,
     },
     /// An entry is not `0x` and 40 hexadecimal digits.
     #[error("blocklist {place}: {found:?} is not an address")]
     BadAddress {
-        /// Where.
+        /// Its position.
         place: Place,
-        /// What is there, cut to its first 64 characters.
+        /// The entry, cut to its first 64 characters.
         found: Box<str>,
     },
-    /// A mixed-case entry does not have its EIP-55 checksum: a digit may be wrong.
+    /// A mixed-case entry has a wrong EIP-55 checksum: a digit may be wrong.
     #[error("blocklist {place}: {found} fails its checksum, {expected} would pass")]
     BadChecksum {
-        /// Where.
+        /// Its position.
         place: Place,
-        /// What is there.
+        /// The entry.
         found: Box<str>,
         /// The same digits with their checksum.
         expected: Box<str>,
     },
-    /// The list is empty or shorter than it may be.
+    /// The list is empty or shorter than allowed.
     #[error("blocklist of {found} addresses, at least {min} are needed")]
     TooFew {
         /// Different addresses in the text.
@@ -78,7 +78,7 @@ pub enum Error {
         /// [`BlocklistConfig::min_addresses`](crate::BlocklistConfig::min_addresses).
         min: usize,
     },
-    /// The list is older than it may be.
+    /// The list is older than allowed.
     #[error("blocklist is {age:?} old, at most {max_age:?} is allowed")]
     Stale {
         /// Its age.
@@ -86,15 +86,15 @@ pub enum Error {
         /// [`BlocklistConfig::max_age`](crate::BlocklistConfig::max_age).
         max_age: Duration,
     },
-    /// The list claims to be from the future, so its age is unknown: a clock is wrong.
+    /// The list is dated in the future, so its age is unknown: a clock is wrong.
     #[error("blocklist is dated {ahead:?} in the future, at most {tolerance:?} is allowed")]
     FromTheFuture {
-        /// How far.
+        /// By how much.
         ahead: Duration,
         /// [`CLOCK_TOLERANCE`](crate::CLOCK_TOLERANCE).
         tolerance: Duration,
     },
-    /// A reload has an older date than the list in force, and so may lack what was added since.
+    /// A reload is dated before the list in force, and so may lack later additions.
     #[error("blocklist is dated {behind:?} before the one in force")]
     Older {
         /// How much older it is.
@@ -112,17 +112,17 @@ pub enum Error {
         /// The proposer's fee recipient.
         address: Address,
     },
-    /// The server of the list's URL could not be asked, or its response did not arrive in time.
+    /// The server of the list's URL could not be reached, or its response did not arrive in time.
     #[cfg(feature = "url")]
     #[error("blocklist of {host} cannot be requested")]
     Request {
         /// Host of the URL; the rest of it may hold a secret.
         host: Box<str>,
-        /// What went wrong.
+        /// The error of the HTTP client.
         source: Box<ureq::Error>,
     },
-    /// The server of the list's URL answered with another status than 200, or 304 where it was asked for
-    /// changes.
+    /// The server of the list's URL answered with a status other than 200, or 304 for a conditional
+    /// request.
     #[cfg(feature = "url")]
     #[error("blocklist of {host}: the server answered with status {status}")]
     Status {
@@ -133,7 +133,7 @@ pub enum Error {
     },
 }
 
-/// Where in the text an entry stands, counted from 1.
+/// The position of an entry in the text, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
     /// A line of a text list.
@@ -146,11 +146,11 @@ pub enum Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Duplicates {
-    /// How many entries repeat one before them.
+    /// How many entries repeat an earlier one.
     pub count: usize,
-    /// The first of them.
+    /// The position of the first of them.
     pub place: Place,
-    /// Where its address stands first.
+    /// The position of the first entry with its address.
     pub first: Place,
     /// Its address.
     pub address: Address,
@@ -175,16 +175,16 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// Why a transaction was not executed to a committable state. Nothing was written.
+/// Why a transaction was not executed to a committable state. Nothing was written to the database.
 #[cfg(feature = "revm")]
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ExecuteError<E> {
-    /// It reaches a listed address.
+    /// The transaction reaches a listed address.
     #[error(transparent)]
     Blocked(#[from] Blocked),
     /// An earlier execution had left its state in the EVM's journal, uncommitted, so this
-    /// transaction's keys could not have been told from it. The leftover is discarded now.
+    /// transaction's keys could not have been distinguished from it. The leftover is discarded now.
     #[error("{accounts} accounts of an earlier, uncommitted execution were left in the EVM")]
     Leftover {
         /// Accounts that the journal held.
@@ -213,6 +213,6 @@ impl<E> ExecuteError<E> {
 pub struct VerifyError<E> {
     /// Position in the block, from 0.
     pub index: usize,
-    /// What is wrong with it.
+    /// Why it may not be in the block.
     pub reason: ExecuteError<E>,
 }

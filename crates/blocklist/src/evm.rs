@@ -3,24 +3,24 @@ use revm::{
     context_interface::Transaction, state::EvmState,
 };
 
-/// An EVM as [`BlockGuard`](crate::BlockGuard) drives it: one transaction at a time, its state by
-/// itself, and the commit as a separate step.
+/// The interface through which [`BlockGuard`](crate::BlockGuard) drives an EVM: one transaction at
+/// a time, its state separate from others', and the commit as a separate step.
 ///
-/// Every revm EVM has it through [`ExecuteCommitEvm`]; [`Inspected`] runs the same EVM with its
-/// inspector. For an EVM behind another trait, alloy-evm's `Evm` say, write a newtype: its
+/// Every revm EVM implements it through [`ExecuteCommitEvm`]; [`Inspected`] runs the same EVM with
+/// its inspector. For an EVM behind another trait, such as alloy-evm's `Evm`, write a newtype: its
 /// `transact_raw` is [`transact_alone`](Self::transact_alone), `db_mut().commit(state)` is
 /// [`commit_state`](Self::commit_state), and since that trait cannot leave an execution in the
 /// journal, [`discard_leftover`](Self::discard_leftover) is 0.
 pub trait TransactionEvm {
     /// The transaction.
     type Tx: Transaction;
-    /// What an execution yields besides the state.
+    /// The result of an execution beside the state.
     type Output;
     /// Why a transaction was not executed.
     type Error;
 
     /// Empties the journal and returns how many accounts it held. After `transact_one` without
-    /// `finalize` it holds those of that transaction, and they would be mixed with the next one's.
+    /// `finalize` it holds those of that transaction, which would be mixed with the next one's.
     fn discard_leftover(&mut self) -> usize;
 
     /// Executes the transaction and returns the state of this transaction alone: a key for every
@@ -61,7 +61,7 @@ impl<E: ExecuteCommitEvm<State = EvmState>> TransactionEvm for E {
 
 /// A revm EVM that runs each transaction under the inspector it was built with.
 ///
-/// For what an inspector is wanted for otherwise; the blocklist needs none.
+/// For hosts that need an inspector for another purpose; the blocklist needs none.
 #[derive(Debug)]
 pub struct Inspected<'e, E>(pub &'e mut E);
 

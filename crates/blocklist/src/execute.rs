@@ -1,4 +1,4 @@
-//! The checks on revm's types, and the order of one transaction's steps.
+//! The checks on revm's types, and the steps of one transaction in order.
 
 use alloy_primitives::Address;
 use revm::{
@@ -12,10 +12,11 @@ use revm::{
 use crate::{BlockGuard, Blocked, Blocklist, ExecuteError, TransactionEvm};
 
 impl Blocklist {
-    /// [`precheck_addresses`](Self::precheck_addresses) of what the transaction names.
+    /// Applies [`precheck_addresses`](Self::precheck_addresses) to the addresses that the
+    /// transaction names.
     ///
-    /// A signature recovery (some 35 us) comes on top per authorization that was not recovered before:
-    /// give it `RecoveredAuthorization`s, from which the EVM gains too.
+    /// Each authorization that was not recovered before costs a signature recovery (some 35 us):
+    /// pass `RecoveredAuthorization`s, which also saves the EVM that work.
     ///
     /// # Errors
     /// The first listed address.
@@ -28,8 +29,8 @@ impl Blocklist {
         )
     }
 
-    /// [`check_addresses`](Self::check_addresses) of the keys of the state that `transact` or
-    /// `inspect` returned for one transaction.
+    /// Applies [`check_addresses`](Self::check_addresses) to the keys of the state that `transact`
+    /// or `inspect` returned for one transaction.
     ///
     /// # Errors
     /// The numerically lowest listed address among the keys.
@@ -40,8 +41,8 @@ impl Blocklist {
 }
 
 impl BlockGuard {
-    /// [`Blocklist::precheck`], counted. Part of [`execute`](Self::execute); by itself it sorts out
-    /// orders before they are worth an execution.
+    /// [`Blocklist::precheck`], with metrics. Part of [`execute`](Self::execute); call it alone to
+    /// drop orders before they are executed.
     ///
     /// # Errors
     /// The first listed address that the transaction names.
@@ -49,15 +50,16 @@ impl BlockGuard {
         self.list().precheck(tx).map_err(|blocked| self.count(blocked))
     }
 
-    /// Executes one transaction: pre-check, execution by itself, check of every account it loaded.
-    /// Nothing is written until [`Checked::commit`], so dropping what is returned undoes it.
+    /// Executes one transaction: pre-check, execution of it alone, check of every account it
+    /// loaded. Nothing is written until [`Checked::commit`]; dropping the returned value undoes the
+    /// execution.
     ///
-    /// The EVM may be reused for every transaction of the block. If its block's beneficiary is not
-    /// the fee recipient of this guard, it is an account like any other: listed, it blocks every
-    /// transaction.
+    /// The EVM may be reused for every transaction of the block. If the beneficiary of its block is
+    /// not the fee recipient of this guard, it is checked like any other account: if it is listed,
+    /// it blocks every transaction.
     ///
     /// # Errors
-    /// Nothing was written, and the EVM is ready for the next transaction:
+    /// Nothing was written to the database, and the EVM is ready for the next transaction:
     /// [`ExecuteError::Blocked`], [`ExecuteError::Evm`], [`ExecuteError::Leftover`].
     #[inline]
     pub fn execute<'e, E: TransactionEvm>(
@@ -65,7 +67,7 @@ impl BlockGuard {
         evm: &'e mut E,
         tx: E::Tx,
     ) -> Result<Checked<'e, E>, ExecuteError<E::Error>> {
-        // First, so that also a blocked transaction leaves the EVM clean.
+        // First, so that a blocked transaction also leaves the EVM clean.
         let accounts = evm.discard_leftover();
         if accounts != 0 {
             self.count_leftover();
@@ -80,8 +82,8 @@ impl BlockGuard {
 
 /// A transaction that was executed and reaches no listed address, not yet committed.
 ///
-/// It borrows the EVM, so nothing can be executed between the check and the commit. Dropped, it is
-/// discarded.
+/// It borrows the EVM, so nothing can be executed between the check and the commit. Dropping it
+/// discards the execution.
 #[must_use = "an execution that is not committed is discarded"]
 pub struct Checked<'e, E: TransactionEvm> {
     evm: &'e mut E,
@@ -90,12 +92,12 @@ pub struct Checked<'e, E: TransactionEvm> {
 }
 
 impl<E: TransactionEvm> Checked<'_, E> {
-    /// What the execution yielded: to decide by.
+    /// The result of the execution, to decide on the commit.
     pub const fn output(&self) -> &E::Output {
         &self.output
     }
 
-    /// The EVM, to look at between the check and the commit: its inspector, say.
+    /// The EVM between the check and the commit, for instance to read its inspector.
     pub(crate) const fn evm_mut(&mut self) -> &mut E {
         self.evm
     }
@@ -111,7 +113,7 @@ impl<E: TransactionEvm> Checked<'_, E> {
         self.output
     }
 
-    /// Writes nothing.
+    /// Discards the execution and writes nothing.
     pub fn discard(self) -> E::Output {
         self.output
     }

@@ -10,11 +10,11 @@ use std::{
 use crate::{BlocklistConfig, Error, Reloaded, SharedBlocklist};
 
 impl SharedBlocklist {
-    /// [`Self::new`] from a file, dated by its modification time: reading a file again does not make
-    /// its content newer, writing it does.
+    /// [`Self::new`] from a file, dated by its modification time: reading a file again does not
+    /// make its content newer, writing it does.
     ///
-    /// Blocks on file I/O. Whoever writes the file should write another one and rename it over this
-    /// one, so that no half of it can be read.
+    /// Blocks on file I/O. Replace the file by writing another one and renaming it over this one,
+    /// so that no incomplete file can be read.
     ///
     /// # Errors
     /// [`Error::Read`], [`Error::ChangedWhileRead`], [`Error::TooLarge`], and those of [`Self::new`].
@@ -48,7 +48,7 @@ fn read(path: &Path, max_bytes: usize) -> Result<(Vec<u8>, SystemTime), Error> {
     };
     let before = stamp(&file).map_err(unreadable)?;
     let mut bytes = Vec::new();
-    // One byte more than allowed tells too long from just right, and bounds what an endless file takes.
+    // One byte above the limit detects a longer text, and bounds the memory for an endless file.
     let limit = max_bytes as u64 + 1;
     (&file).take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() > max_bytes {

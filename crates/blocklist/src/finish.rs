@@ -2,7 +2,7 @@ use alloy_primitives::Address;
 
 use crate::{BlockGuard, Blocked, How, Policy};
 
-/// A block that passed the [`Policy`] of its guard, or must still pass the rest of it.
+/// A block that passed the [`Policy`] of its guard, or must still pass a part of it.
 #[derive(Debug)]
 #[must_use = "a block that is not submitted earns nothing"]
 pub enum Finished<B> {
@@ -21,7 +21,7 @@ impl<B> Finished<B> {
     }
 }
 
-/// A block that passed the policy of its guard. Nothing else makes one.
+/// A block that passed the policy of its guard. It cannot be created in another way.
 #[derive(Debug)]
 pub struct Submittable<B>(B);
 
@@ -31,14 +31,14 @@ impl<B> Submittable<B> {
         &self.0
     }
 
-    /// The block, to send it.
+    /// The block, to submit it.
     pub fn into_block(self) -> B {
         self.0
     }
 }
 
-/// A block under [`Policy::Strict`] that has not been verified. It can be looked at, to execute its
-/// transactions, and comes out only by passing.
+/// A block under [`Policy::Strict`] that has not been verified. It can be read, to execute its
+/// transactions, and is only returned by a verification that passes.
 #[derive(Debug)]
 #[must_use = "a block that is not verified cannot be submitted"]
 pub struct Unverified<B> {
@@ -57,9 +57,10 @@ impl<B> Unverified<B> {
         &self.guard
     }
 
-    /// Verifies the block by addresses that a tracer of the host has collected: of every transaction all that
-    /// its opcodes named, also where the opcode halted before it reached the account. With the feature
-    /// `revm`, `verify` executes the block and collects them itself.
+    /// Verifies the block with addresses that a tracer of the host has collected: for every
+    /// transaction, all addresses that its opcodes named, also if the opcode halted before it
+    /// reached the account. With the feature `revm`, `verify` executes the block and collects them
+    /// itself.
     ///
     /// # Errors
     /// The numerically lowest listed address; the block is dropped.

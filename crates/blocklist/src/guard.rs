@@ -4,18 +4,18 @@ use alloy_primitives::Address;
 
 use crate::{Blocked, Blocklist, Error, Finished, Policy, metrics::Metrics};
 
-/// The list as it stood when a block was begun, with that block's fee recipient, which is not on it.
+/// The list as of the beginning of a block, with that block's fee recipient, which is not on it.
 ///
-/// One per block: a list that changes meanwhile applies from the next block on, so that a block is
-/// judged by one list. Cheap to make and to clone; share it between the threads that build on the
-/// same parent.
+/// One guard per block: a list that changes meanwhile applies from the next block on, so that one
+/// list applies to the whole block. Cheap to make and to clone; share it between the threads that
+/// build on the same parent.
 ///
-/// With the feature `revm`, `execute` runs a transaction between its two checks. A host that executes by
-/// other means calls [`precheck_addresses`](Self::precheck_addresses) before and
+/// With the feature `revm`, `execute` runs a transaction between its two checks. A host that
+/// executes by other means calls [`precheck_addresses`](Self::precheck_addresses) before and
 /// [`check_addresses`](Self::check_addresses) after, with the keys of the state.
 ///
-/// What it does not judge, because the builder does not choose it: withdrawals and the system calls
-/// of a block. The payment to the proposer is a transaction like any other.
+/// It does not check a block's withdrawals and system calls, which the builder does not choose. The
+/// payment to the proposer is checked like any other transaction.
 #[derive(Debug, Clone)]
 pub struct BlockGuard {
     list: Arc<Blocklist>,
@@ -25,8 +25,8 @@ pub struct BlockGuard {
 }
 
 impl BlockGuard {
-    /// A guard from a list that never changes and never ages. From one that does,
-    /// [`SharedBlocklist::begin_block`](crate::SharedBlocklist::begin_block) makes it.
+    /// A guard with a list that never changes and never becomes stale. For any other list use
+    /// [`SharedBlocklist::begin_block`](crate::SharedBlocklist::begin_block).
     ///
     /// # Errors
     /// [`Error::FeeRecipientListed`].
@@ -48,8 +48,8 @@ impl BlockGuard {
         Ok(Self { list, fee_recipient, policy, metrics })
     }
 
-    /// Checks another address that the block is bound to pay, and so would be refused at its end: that
-    /// of the proposer, in what it registered with the relay.
+    /// Checks a second address that the block must pay, which would otherwise be refused only at
+    /// the end: the fee recipient that the proposer registered with the relay.
     ///
     /// # Errors
     /// [`Error::ProposerListed`]: do not build.
@@ -62,7 +62,7 @@ impl BlockGuard {
         Ok(self)
     }
 
-    /// The list that judges this block.
+    /// The list that applies to this block.
     pub fn list(&self) -> &Blocklist {
         &self.list
     }
@@ -72,12 +72,12 @@ impl BlockGuard {
         self.fee_recipient
     }
 
-    /// What the finished block must pass: see [`finish`](Self::finish).
+    /// The checks for the finished block: see [`finish`](Self::finish).
     pub const fn policy(&self) -> Policy {
         self.policy
     }
 
-    /// [`Blocklist::precheck_addresses`], counted.
+    /// [`Blocklist::precheck_addresses`], with metrics.
     ///
     /// # Errors
     /// The first listed address that the transaction names.
@@ -93,8 +93,8 @@ impl BlockGuard {
             .map_err(|blocked| self.count(blocked))
     }
 
-    /// [`Blocklist::check_addresses`] for the block's fee recipient, counted: the one line for a host
-    /// that executes by its own means, between the execution and the commit.
+    /// [`Blocklist::check_addresses`] for the block's fee recipient, with metrics. A host that
+    /// executes by its own means calls it between the execution and the commit.
     ///
     /// # Errors
     /// The numerically lowest listed address among them.
@@ -108,11 +108,11 @@ impl BlockGuard {
             .map_err(|blocked| self.count(blocked))
     }
 
-    /// Ends a block whose transactions have all passed their checks. Under [`Policy::PostState`] that is
-    /// all there is to pass; under [`Policy::Strict`] the block comes out only after its verification.
+    /// Ends a block whose transactions have all passed their checks. Under [`Policy::PostState`]
+    /// this is all; under [`Policy::Strict`] the block is returned only after its verification.
     ///
-    /// Let what submits blocks take a [`Submittable`](crate::Submittable), which only this and that
-    /// verification return: then a block that skipped it does not compile.
+    /// Let the function that submits blocks take a [`Submittable`](crate::Submittable), which only
+    /// this and that verification return: then code that skips them does not compile.
     pub fn finish<B>(&self, block: B) -> Finished<B> {
         Finished::new(block, self)
     }

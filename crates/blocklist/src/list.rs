@@ -2,12 +2,13 @@ use alloy_primitives::{Address, B256, Keccak256, map::AddressSet};
 
 use crate::{Blocked, BlocklistConfig, Duplicates, Error, How};
 
-/// A set of addresses that no transaction of a block may reach. Two lists are equal if their addresses are.
+/// A set of addresses that no transaction of a block may reach. Two lists are equal if their
+/// addresses are.
 ///
-/// The two checks are pure functions of their arguments. They have an order: first
-/// [`precheck_addresses`](Self::precheck_addresses), then the execution, then
-/// [`check_addresses`](Self::check_addresses), then the commit. With the feature `revm`,
-/// `BlockGuard::execute` keeps it.
+/// The two checks are pure functions of their arguments. Their order is:
+/// [`precheck_addresses`](Self::precheck_addresses), the execution,
+/// [`check_addresses`](Self::check_addresses), the commit. With the feature `revm`,
+/// `BlockGuard::execute` runs them in this order.
 #[derive(Clone)]
 pub struct Blocklist {
     addresses: AddressSet,
@@ -24,7 +25,7 @@ impl PartialEq for Blocklist {
 impl Eq for Blocklist {}
 
 impl Blocklist {
-    /// From addresses that are already parsed; a repeated one counts once.
+    /// A list from parsed addresses; a repeated one counts once.
     ///
     /// # Errors
     /// [`Error::TooFew`] if there are fewer than `config.min_addresses`.
@@ -36,8 +37,8 @@ impl Blocklist {
         if addresses.len() < config.min_addresses {
             return Err(Error::TooFew { found: addresses.len(), min: config.min_addresses });
         }
-        // Nearly every look-up is of an address that is not here, and ends at the first free place: a
-        // table half empty halves what it costs, for 20 bytes an address.
+        // Nearly every look-up is of an address that is not listed, and ends at the first free
+        // slot: a table that is half empty halves the cost, for 20 bytes an address.
         addresses.reserve(addresses.len());
         let hash = content_hash(&addresses);
         Ok(Self { addresses, hash, duplicates: None })
@@ -53,20 +54,21 @@ impl Blocklist {
         self.addresses.len()
     }
 
-    /// Whether nothing is listed.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.addresses.is_empty()
     }
 
-    /// Keccak-256 of the addresses' 20 bytes each, in ascending order: the same for the same set,
-    /// whatever the format, the order, the case and the comments of the text were.
+    /// Keccak-256 of the addresses' 20 bytes each, in ascending order. It depends only on the set,
+    /// not on the format, order, case and comments of the text.
     pub const fn hash(&self) -> B256 {
         self.hash
     }
 
-    /// Which entries of the text repeat an address, if any does: each counts once, but two lists may
-    /// have been joined, or an edit gone wrong. In force, they are logged as a warning, and
-    /// `blocklist_duplicate_entries` shows their number.
+    /// The entries of the text that repeat an address, if there are any. Each address counts once,
+    /// but a duplicate may show that two lists were joined, or that an edit went wrong. When the
+    /// list comes into force, they are logged as a warning, and `blocklist_duplicate_entries` shows
+    /// their number.
     pub const fn duplicates(&self) -> Option<Duplicates> {
         self.duplicates
     }
@@ -82,13 +84,13 @@ impl Blocklist {
         self.addresses.iter()
     }
 
-    /// Checks what the transaction itself names, which its execution may never load: the sender, the
-    /// recipient (none of a creation), every address of the access list, and of every EIP-7702
-    /// authorization both who signed it and who is delegated to, valid or not. The authority is `None`
-    /// if the signature yields no address; the EVM skips such an authorization.
+    /// Checks the addresses that the transaction itself names, which its execution may never load:
+    /// the sender, the recipient (a creation has none), every address of the access list, and for
+    /// every EIP-7702 authorization both its signer and its delegation target, valid or not. The
+    /// authority is `None` if the signature yields no address; the EVM skips such an authorization.
     ///
-    /// Needs no state. Costs a look-up per address, and nothing is taken from an iterator after the
-    /// first listed address, or if the list is empty.
+    /// Needs no state. Costs a look-up per address. No iterator is advanced after the first listed
+    /// address, or if the list is empty.
     ///
     /// # Errors
     /// The first listed address.
@@ -119,19 +121,20 @@ impl Blocklist {
     }
 
     /// Checks every account that the execution of one transaction loaded: **all** keys of the state
-    /// that revm's `transact` or `inspect` returned for that transaction, before it is committed. For a
-    /// host that caches what executions yield, the keys are what to keep beside a result.
+    /// that revm's `transact` or `inspect` returned for that transaction, before it is committed. A
+    /// host that caches execution results must keep these keys with each result.
     ///
-    /// Not a subset of them. `Account::is_touched` is false for accounts whose balance or code was
-    /// only read, for code that ran through `DELEGATECALL`, `CALLCODE` or an EIP-7702 delegation, and
-    /// for all that happened inside a reverted frame. And not another map: the state that a `State`
-    /// or `CacheDB` collects lacks read-only accounts or holds those of the whole block.
+    /// Do not pass a subset of them. `Account::is_touched` is false for accounts whose balance or
+    /// code was only read, for code that ran through `DELEGATECALL`, `CALLCODE` or an EIP-7702
+    /// delegation, and for everything inside a reverted frame. Do not pass another map either: the
+    /// state that a `State` or `CacheDB` collects lacks read-only accounts or holds those of the
+    /// whole block.
     ///
-    /// Every transaction loads the block's fee recipient to pay it, so it is skipped here and must be
-    /// checked once per block, which is how [`BlockGuard`](crate::BlockGuard) comes to be.
+    /// Every transaction loads the block's fee recipient to pay it, so it is skipped here and must
+    /// be checked once per block, which the constructors of [`BlockGuard`](crate::BlockGuard) do.
     ///
     /// # Errors
-    /// The numerically lowest listed address among them.
+    /// The numerically lowest listed address among the keys.
     #[inline]
     pub fn check_addresses<'a>(
         &self,
@@ -139,7 +142,7 @@ impl Blocklist {
         fee_recipient: Address,
     ) -> Result<(), Blocked> {
         let mut addresses = addresses.into_iter();
-        // An empty map answers without hashing, so an empty list costs next to nothing.
+        // An empty map answers without hashing, so an empty list costs almost nothing.
         while let Some(address) = addresses.next() {
             if self.contains(address) && *address != fee_recipient {
                 return Err(self.lowest(*address, addresses, fee_recipient));
@@ -148,8 +151,8 @@ impl Blocklist {
         Ok(())
     }
 
-    /// Out of the hot path: the order of a hash map's keys is no reason to print. None before `first`
-    /// is listed.
+    /// Outside the hot path. The lowest, so that the result does not depend on the order of a hash
+    /// map's keys. No address before `first` is listed.
     #[cold]
     fn lowest<'a>(
         &self,
@@ -169,7 +172,7 @@ impl Blocklist {
 
 impl std::fmt::Debug for Blocklist {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Thousands of addresses help nobody in a log line.
+        // A log line should not contain thousands of addresses.
         f.debug_struct("Blocklist").field("len", &self.len()).field("hash", &self.hash).finish()
     }
 }

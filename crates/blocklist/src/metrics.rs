@@ -37,7 +37,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     ),
 ];
 
-/// Handles, made once and shared by a list and the guards it gives out.
+/// The handles, made once and shared by a list and its guards.
 #[derive(Clone)]
 pub(crate) struct Metrics(Arc<Handles>);
 
@@ -94,7 +94,7 @@ impl Metrics {
         let duplicates = list.duplicates().map_or(0, |duplicates| duplicates.count);
         self.0.duplicate_entries.set(duplicates as f64);
         self.0.content_hash_prefix.set(hash_prefix(list));
-        // Before 1970 is a file with a broken date; it is stale anyway.
+        // A date before 1970 is wrong, and stale in any case.
         let seconds = as_of.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.0.as_of_seconds.set(seconds.as_secs_f64());
     }
@@ -116,7 +116,8 @@ impl Metrics {
         self.0.refused_leftover.increment(1);
     }
 
-    /// Counts why no block may be built. Other errors arise on loading, where a reload counts them.
+    /// Counts the reason why no block may be built. Other errors occur on loading, where a reload
+    /// counts them.
     pub(crate) fn refused(&self, error: &Error) {
         match error {
             Error::Stale { .. } => self.0.refused_stale.increment(1),
@@ -128,7 +129,8 @@ impl Metrics {
     }
 }
 
-/// A gauge is an `f64`, which holds 48 bits exactly; a label per hash would grow without end.
+/// The first 48 bits: a gauge is an `f64`, which holds them exactly, and a label per hash would
+/// grow without a bound.
 fn hash_prefix(list: &Blocklist) -> f64 {
     list.hash()[..6].iter().fold(0_u64, |n, byte| (n << 8) | u64::from(*byte)) as f64
 }

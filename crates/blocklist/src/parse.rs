@@ -1,5 +1,5 @@
-//! Text and JSON to [`Blocklist`]. The text is outside input: everything that is not plainly right
-//! is an error that names its place.
+//! Parses text and JSON into a [`Blocklist`]. The text is outside input: every deviation is an
+//! error that names its position.
 
 use alloy_primitives::{Address, map::AddressMap};
 
@@ -25,7 +25,7 @@ impl Blocklist {
     /// Parses one address a line. Everything after a `#` is a comment; blank lines are skipped.
     ///
     /// An address is `0x` and 40 hexadecimal digits. Digits in mixed case must have the EIP-55
-    /// checksum; all lower or all upper case carries none. A repeated address counts once and is in
+    /// checksum; all lower or all upper case has none. A repeated address counts once and is in
     /// [`Self::duplicates`].
     ///
     /// # Errors
@@ -81,7 +81,7 @@ fn collect<'a>(
 fn parse_address(place: Place, entry: &str) -> Result<Address, Error> {
     let bad = || Error::BadAddress { place, found: entry.chars().take(64).collect() };
     let digits = entry.strip_prefix("0x").ok_or_else(bad)?;
-    // The length first: the decoder accepts a second prefix in front of the digits.
+    // The length first, because the decoder accepts a second prefix before the digits.
     if digits.len() != 40 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err(bad());
     }
@@ -101,7 +101,7 @@ fn parse_address(place: Place, entry: &str) -> Result<Address, Error> {
     Ok(address)
 }
 
-/// Editors on Windows put a byte order mark in front of UTF-8.
+/// Skips the byte order mark that editors on Windows put before UTF-8.
 fn without_bom(text: &str) -> &str {
     text.strip_prefix('\u{feff}').unwrap_or(text)
 }

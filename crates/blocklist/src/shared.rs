@@ -8,20 +8,20 @@ use arc_swap::ArcSwap;
 
 use crate::{BlockGuard, Blocklist, BlocklistConfig, Error, metrics::Metrics};
 
-/// How far in the future a list may be dated: what two machines with a time service differ by, and
-/// far more than the resolution of a file system's clock. A list from further ahead would outlive
-/// its maximum age by as much, so it is refused.
+/// How far in the future a list may be dated: what the clocks of two synchronized machines may
+/// differ by, and far more than the resolution of file times. A list dated further ahead would
+/// exceed its maximum age by as much, so it is refused.
 pub const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 
 /// The list in force, replaced atomically while others read it.
 ///
 /// It fails closed: an unusable text never replaces a list, a failed reload never prolongs the life
-/// of the one in force, and past [`BlocklistConfig::max_age`] nothing is handed out any more. Reads
-/// no clock: the time is an argument, of the wall clock, since a list's date is. Should that clock
-/// jump back by more than [`CLOCK_TOLERANCE`] behind the list's date, building stops too.
+/// of the one in force, and after [`BlocklistConfig::max_age`] every access is an error. It reads
+/// no clock: the time is an argument, of the wall clock, because a list's date is. If that clock
+/// jumps back to more than [`CLOCK_TOLERANCE`] before the list's date, building stops too.
 #[derive(Debug)]
 pub struct SharedBlocklist {
-    // The list and its date in one pointer: a reader never pairs one with the other's.
+    // The list and its date behind one pointer, so that a reader never combines those of two lists.
     in_force: ArcSwap<Loaded>,
     config: BlocklistConfig,
     metrics: Metrics,
@@ -33,7 +33,7 @@ struct Loaded {
     as_of: SystemTime,
 }
 
-/// What a successful reload did. In both cases the list's date is now that of the new text.
+/// The result of a successful reload. In both cases the list now has the date of the new text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reloaded {
     /// Another set of addresses is in force from now on.
@@ -61,12 +61,12 @@ impl Reloaded {
 }
 
 impl SharedBlocklist {
-    /// Parses the first list. `as_of` is the moment for which the text was true: a file's
-    /// modification time, or when a server confirmed it.
+    /// Parses the first list. `as_of` is the time for which the text was true: a file's
+    /// modification time, or the time when a server confirmed it.
     ///
     /// # Errors
-    /// Start-up must fail: [`Error::Config`], whatever [`Blocklist::parse`] returns,
-    /// [`Error::Stale`], [`Error::FromTheFuture`].
+    /// The start must fail: [`Error::Config`], any error of [`Blocklist::parse`], [`Error::Stale`],
+    /// [`Error::FromTheFuture`].
     pub fn new(
         text: &[u8],
         as_of: SystemTime,
@@ -82,12 +82,13 @@ impl SharedBlocklist {
         Ok(Self { in_force: ArcSwap::from_pointee(Loaded { list, as_of }), config, metrics })
     }
 
-    /// Replaces the list in force, for every block begun from now on. Of two calls at once the one with
-    /// the later date wins; the gauges may then show the other until the next reload.
+    /// Replaces the list in force, for every block that begins from now on. Of two concurrent calls
+    /// the one with the later date wins; the gauges may then show the other until the next reload.
     ///
     /// # Errors
-    /// As [`Self::new`], and [`Error::Older`]. The list in force stays, and keeps its date: it is used up
-    /// to its maximum age and not longer. Counted in `blocklist_reloads_total{outcome="failed"}`.
+    /// As [`Self::new`], and [`Error::Older`]. The list in force stays and keeps its date, so it is
+    /// used until its maximum age and not longer. Counted in
+    /// `blocklist_reloads_total{outcome="failed"}`.
     pub fn reload(
         &self,
         text: &[u8],
@@ -104,11 +105,12 @@ impl SharedBlocklist {
             .map_err(|error| self.failed(error))
     }
 
-    /// Dates the list in force anew, without a text: whoever publishes it says that it still holds.
-    /// `hash` is the [`Blocklist::hash`] of what was confirmed; `None` if that is not in force.
+    /// Renews the date of the list in force without a text, because its publisher confirms it.
+    /// `hash` is the [`Blocklist::hash`] of the confirmed list; the result is `None` if that list
+    /// is not in force.
     ///
     /// # Errors
-    /// Those of a date in [`Self::reload`], counted as there.
+    /// The errors of [`Self::reload`] about dates, counted in the same way.
     #[cfg(feature = "url")]
     pub(crate) fn confirm(
         &self,
@@ -133,11 +135,12 @@ impl SharedBlocklist {
         Ok(Arc::clone(&loaded.list))
     }
 
-    /// Checks whom a block about to be built will pay, and returns what checks its transactions.
+    /// Checks the recipients that the next block will pay, and returns the guard for its
+    /// transactions.
     ///
-    /// `proposer` is the fee recipient that the block's proposer registered with the relay, paid by the
-    /// block's last transaction: listed, it would be found when all else is done. `None` where nobody is
-    /// paid by a transaction.
+    /// `proposer` is the fee recipient that the block's proposer registered with the relay, paid by
+    /// the block's last transaction: if it is listed, this fails now and not after the whole block
+    /// is built. `None` if no transaction pays the proposer.
     ///
     /// # Errors
     /// [`Error::FeeRecipientListed`], [`Error::ProposerListed`], and those of [`Self::current`]: do not
@@ -156,7 +159,7 @@ impl SharedBlocklist {
         }
     }
 
-    /// The moment for which the list in force was true.
+    /// The time for which the list in force was true.
     pub fn as_of(&self) -> SystemTime {
         self.in_force.load().as_of
     }
@@ -166,8 +169,8 @@ impl SharedBlocklist {
         &self.config
     }
 
-    /// Puts another list in force, or the same under another date. `next` is given the list in force,
-    /// and may be called again if another thread replaces that meanwhile.
+    /// Puts another list in force, or the same one with another date. `next` gets the list in
+    /// force, and may be called again if another thread replaces that meanwhile.
     fn replace(
         &self,
         as_of: SystemTime,
@@ -178,7 +181,8 @@ impl SharedBlocklist {
             let Some(list) = next(&before.list) else {
                 return Ok(None);
             };
-            // An old file put back, or a mirror that lags behind: it may lack what was added since.
+            // The file was replaced by an older one, or a mirror lags behind: it may lack later
+            // additions.
             if let Ok(behind) = before.as_of.duration_since(as_of)
                 && !behind.is_zero()
             {
@@ -207,7 +211,7 @@ impl SharedBlocklist {
     }
 }
 
-/// Once for each list that comes into force, not for every reload of the same.
+/// Called once for each list that comes into force, not for every reload of the same list.
 fn warn_of_duplicates(list: &Blocklist) {
     if let Some(duplicates) = list.duplicates() {
         tracing::warn!("blocklist {duplicates}");

@@ -15,12 +15,12 @@ use crate::{
     BlockGuard, Blocked, ExecuteError, How, Inspected, Submittable, Unverified, VerifyError,
 };
 
-/// Collects every address that an opcode names, also when the opcode then halts before it loads the
+/// Collects every address that an opcode names, also if the opcode then halts before it loads the
 /// account: out of gas, a write in a static frame, a stack too short for its other arguments.
 ///
-/// The same opcodes as geth's access-list tracer (`eth/tracers/logger/access_list_tracer.go`,
-/// geth 1.16), excluding nobody. Geth looks at a call only with five values on the stack; this one
-/// looks at the address as soon as there is one, which errs towards blocking.
+/// The same opcodes as geth's access-list tracer (`eth/tracers/logger/access_list_tracer.go`, geth
+/// 1.16), without its exclusions. Geth checks a call only with five values on the stack; this one
+/// checks the address as soon as it is there, which can only block more.
 #[derive(Debug, Clone, Default)]
 pub struct AttemptInspector {
     attempts: AddressSet,
@@ -32,7 +32,7 @@ impl AttemptInspector {
         &self.attempts
     }
 
-    /// Forgets them; their memory is kept.
+    /// Clears the addresses and keeps their memory.
     pub fn clear(&mut self) {
         self.attempts.clear();
     }
@@ -60,10 +60,10 @@ impl<CTX> Inspector<CTX, EthInterpreter> for AttemptInspector {
 }
 
 impl BlockGuard {
-    /// Executes a finished block once more under the [`AttemptInspector`] and applies everything:
+    /// Executes a finished block once more under the [`AttemptInspector`] and applies all checks:
     /// the pre-check, the check of each transaction's state, and the check of every address that an
     /// opcode only attempted to reach. Transactions are committed one after another to the EVM's
-    /// database, which must stand where the block began.
+    /// database, which must have the state of the block's parent.
     ///
     /// For [`Policy::Strict`](crate::Policy::Strict), where [`Unverified::verify`] calls it: once per block
     /// that is to be submitted, not in the search loop, since the inspector costs about a third on top
@@ -71,7 +71,7 @@ impl BlockGuard {
     ///
     /// # Errors
     /// The first transaction that may not be in the block, or that the EVM did not execute. The
-    /// database then holds those before it, so it is to be dropped along with the block.
+    /// database then holds the transactions before it, so discard it together with the block.
     pub fn verify_block<E>(
         &self,
         evm: &mut E,
@@ -110,7 +110,7 @@ impl BlockGuard {
         evm.inspector().clear();
         let mut inspected = Inspected(evm);
         let mut checked = self.execute(&mut inspected, tx)?;
-        // The fee recipient is not on the list, so it needs no exception here.
+        // The fee recipient is not listed, so it needs no exception here.
         let attempted = checked.evm_mut().0.inspector().attempts();
         let listed = attempted.iter().filter(|address| self.list().contains(address)).min();
         if let Some(address) = listed {
@@ -123,8 +123,8 @@ impl BlockGuard {
 }
 
 impl<B> Unverified<B> {
-    /// [`BlockGuard::verify_block`] over the block's transactions, in their order; returns what they
-    /// yielded, to be held against the first execution.
+    /// [`BlockGuard::verify_block`] over the block's transactions, in their order; returns their
+    /// results, to be compared with the first execution.
     ///
     /// # Errors
     /// As [`BlockGuard::verify_block`]; the block is dropped.

@@ -1,4 +1,4 @@
-//! A list from a server.
+//! A list from an HTTPS server.
 
 use std::{
     io::Read,
@@ -17,35 +17,35 @@ use ureq::{
 
 use crate::{BlocklistConfig, Error, Reloaded, SharedBlocklist};
 
-/// For the whole request, redirects and body included: 16 MiB, the longest text by default, in ten
-/// seconds needs 13 Mbit/s. While a server stands still, the list in force ages no faster than otherwise.
+/// Time for the whole request, redirects and body included: 16 MiB, the longest text by default, in
+/// ten seconds needs 13 Mbit/s. While a server does not respond, the list in force ages as usual.
 pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where a list is published: an `https://` URL, or an `http://` one on this machine, where nobody can
-/// alter it on the way. Redirects are followed from HTTPS to HTTPS only.
+/// The URL of a published list: `https://`, or `http://` on this machine, where nobody can alter
+/// the response. Redirects are followed from HTTPS to HTTPS only.
 ///
-/// It remembers the response's `ETag`, so that a list that has not changed is not sent again. One for each
-/// [`SharedBlocklist`].
+/// It remembers the response's `ETag`, so that an unchanged list is not sent again. Use one for
+/// each [`SharedBlocklist`].
 pub struct ListUrl {
     url: Uri,
     host: Box<str>,
     agent: Agent,
-    /// Of the latest text that became a list: its `ETag`, and the content hash of that list.
+    /// The `ETag` of the latest text that became a list, and the content hash of that list.
     known: Option<(HeaderValue, B256)>,
 }
 
 enum Response {
-    /// And what it can be known by the next time.
+    /// A text, with its `ETag`.
     Text(Vec<u8>, Option<HeaderValue>),
-    /// The list with this content hash still holds.
+    /// The list with this content hash has not changed.
     Unchanged(B256),
 }
 
 impl ListUrl {
-    /// With [`DEFAULT_REQUEST_TIMEOUT`].
+    /// A URL with [`DEFAULT_REQUEST_TIMEOUT`].
     ///
     /// # Errors
-    /// [`Error::Config`] for what is not a URL, or one that anybody on the way could answer.
+    /// [`Error::Config`] if it is not a URL, or one whose response could be altered on the way.
     pub fn new(url: &str) -> Result<Self, Error> {
         let wrong = |reason| Error::Config { field: "url", reason };
         let url: Uri = url.parse().map_err(|_| wrong("not a URL"))?;
@@ -69,10 +69,10 @@ impl ListUrl {
         self
     }
 
-    /// What the server says, and the moment for which it is true.
+    /// The server's response, and the time for which it is true.
     fn request(&self, max_bytes: usize, now: SystemTime) -> Result<(Response, SystemTime), Error> {
         let failed = |error| Error::Request { host: self.host.clone(), source: Box::new(error) };
-        // A cache on the way is to ask the server, and says in `Age` if it does not.
+        // A cache should ask the server; if it does not, `Age` says so.
         let mut request = self.agent.get(&self.url).header(CACHE_CONTROL, "no-cache");
         if let Some((etag, _)) = &self.known {
             request = request.header(IF_NONE_MATCH, etag);
@@ -86,7 +86,7 @@ impl ListUrl {
         }
         let etag = response.headers().get(ETAG).cloned();
         let mut bytes = Vec::new();
-        // One byte more than allowed tells too long from just right.
+        // One byte above the limit detects a longer text.
         let mut body = response.into_body().into_reader().take(max_bytes as u64 + 1);
         body.read_to_end(&mut bytes).map_err(|error| failed(error.into()))?;
         if bytes.len() > max_bytes {
@@ -108,15 +108,15 @@ fn agent(url: &Uri, timeout: Duration) -> Agent {
         .into()
 }
 
-/// How long a cache on the way has held the response.
+/// How long a cache has held the response.
 fn age(headers: &HeaderMap) -> Duration {
     let seconds = headers.get(AGE).and_then(|age| age.to_str().ok()?.parse().ok());
     Duration::from_secs(seconds.unwrap_or(0))
 }
 
 impl SharedBlocklist {
-    /// [`Self::new`] from a server, dated by the moment of its response: `now`, less the time that a cache
-    /// on the way has held it.
+    /// [`Self::new`] from a server, dated by the time of its response: `now`, less the time for
+    /// which a cache has held it.
     ///
     /// Blocks until the response is here or the time-out of `url` has passed.
     ///
@@ -136,13 +136,14 @@ impl SharedBlocklist {
         Ok(shared)
     }
 
-    /// [`Self::reload`] from a server, as in [`Self::open_url`]. If the server says that the list in
-    /// force has not changed, that dates it anew.
+    /// [`Self::reload`] from a server, as in [`Self::open_url`]. If the server says that the list
+    /// in force has not changed, its date is renewed.
     ///
     /// # Errors
-    /// As [`Self::open_url`], and [`Error::Older`] from a cache that holds what is older than the list in
-    /// force. That stays until its maximum age, which `blocklist_as_of_timestamp_seconds` lets an alarm
-    /// watch. Counted in `blocklist_reloads_total{outcome="failed"}`.
+    /// As [`Self::open_url`], and [`Error::Older`] from a cache that holds an older list than the
+    /// one in force. The list in force then stays until its maximum age;
+    /// `blocklist_as_of_timestamp_seconds` allows an alert before. Counted in
+    /// `blocklist_reloads_total{outcome="failed"}`.
     pub fn reload_url(&self, url: &mut ListUrl, now: SystemTime) -> Result<Reloaded, Error> {
         let max_bytes = self.config().max_bytes;
         let (response, as_of) = url.request(max_bytes, now).map_err(|e| self.failed(e))?;
@@ -150,7 +151,7 @@ impl SharedBlocklist {
             Response::Text(text, etag) => (text, etag, as_of),
             Response::Unchanged(hash) => match self.confirm(hash, as_of, now)? {
                 Some(reloaded) => return Ok(reloaded),
-                // Another list is in force, from a file, say.
+                // Another list is in force, for instance from a file.
                 None => {
                     url.known = None;
                     url.whole(max_bytes, now).map_err(|e| self.failed(e))?
@@ -158,14 +159,14 @@ impl SharedBlocklist {
             },
         };
         let reloaded = self.reload(&text, as_of, now)?;
-        // Only now: what did not become a list must not be confirmed as one.
+        // Only now: a text that did not become a list must not be confirmed as one.
         url.known = etag.map(|etag| (etag, reloaded.hash()));
         Ok(reloaded)
     }
 }
 
 impl ListUrl {
-    /// The text, of a server that was not told what is known.
+    /// The full text, from a server that was sent no `ETag`.
     fn whole(
         &self,
         max_bytes: usize,

@@ -1,19 +1,19 @@
-//! EIP-1559, without a header that could make it overflow.
+//! The base fee by EIP-1559, computed so that no header makes it overflow.
 
 use std::cmp::Ordering;
 
-/// Gas limit by gas target (EIP-1559, `ELASTICITY_MULTIPLIER`).
+/// Gas limit divided by gas target (EIP-1559, `ELASTICITY_MULTIPLIER`).
 const ELASTICITY: u64 = 2;
 
-/// The part of the base fee by which it changes at most (EIP-1559,
+/// The base fee changes by at most this fraction of itself (EIP-1559,
 /// `BASE_FEE_MAX_CHANGE_DENOMINATOR`).
 const MAX_CHANGE_DENOMINATOR: u128 = 8;
 
 /// The base fee of the block after one with this header, in wei per gas, by EIP-1559 with mainnet's
 /// parameters.
 ///
-/// `None` if the header allows none: a gas limit under 2, or a fee beyond `u64`. A header comes from
-/// outside, so neither may panic.
+/// `None` for a header from which none follows: a gas limit under 2, or a fee beyond `u64`. Headers
+/// come from outside, so neither may panic.
 #[must_use]
 pub fn next_base_fee_wei(base_fee_wei: u64, gas_used: u64, gas_limit: u64) -> Option<u64> {
     let target = gas_limit / ELASTICITY;
@@ -21,7 +21,7 @@ pub fn next_base_fee_wei(base_fee_wei: u64, gas_used: u64, gas_limit: u64) -> Op
         return None;
     }
     let base_fee = u128::from(base_fee_wei);
-    // A product of two u64 fits into a u128, and so does its eighth with a u64 added.
+    // A product of two u64 fits into a u128, and so does an eighth of it plus a u64.
     let change =
         |gas: u64| base_fee * u128::from(gas) / u128::from(target) / MAX_CHANGE_DENOMINATOR;
     let next = match gas_used.cmp(&target) {

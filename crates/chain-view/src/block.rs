@@ -1,10 +1,10 @@
-//! The types in which the parts speak of the chain.
+//! The types for heads, blocks and nonces that all parts share.
 
 use std::sync::Arc;
 
 use alloy_primitives::{Address, B256};
 
-/// The head of the chain: of its newest block what a builder needs for the one after it.
+/// The head of the chain: the fields of its newest block that a builder needs for the next one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Head {
@@ -12,7 +12,7 @@ pub struct Head {
     pub number: u64,
     /// The block's hash.
     pub hash: B256,
-    /// Its parent's hash: tells a reorg from the next block.
+    /// The parent's hash, which distinguishes a reorg from the next block.
     pub parent_hash: B256,
     /// Seconds since the Unix epoch.
     pub timestamp: u64,
@@ -22,18 +22,18 @@ pub struct Head {
     pub base_fee_wei: Option<u64>,
     /// Blob gas that the block used; `None` if it is not known, or before Cancun.
     pub blob_gas_used: Option<u64>,
-    /// Excess blob gas of the block; `None` if it is not known, or before Cancun. With the block's
-    /// base fee and its blob gas, a builder finds the next one's blob base fee from it (EIP-4844,
-    /// EIP-7918), by the blob parameters of its fork.
+    /// Excess blob gas of the block; `None` if it is not known, or before Cancun. From it, the
+    /// block's base fee and its blob gas, a builder computes the next block's blob base fee
+    /// (EIP-4844, EIP-7918), with the blob parameters of its fork.
     pub excess_blob_gas: Option<u64>,
     /// Gas limit of the block.
     pub gas_limit: u64,
-    /// Who was paid the fees of the block.
+    /// The address that received the fees of the block.
     pub fee_recipient: Address,
 }
 
 impl Head {
-    /// A head with all that is not named here zero or unknown.
+    /// A head whose other fields are zero or unknown.
     #[must_use]
     pub const fn new(number: u64, hash: B256, parent_hash: B256) -> Self {
         Self {
@@ -121,13 +121,13 @@ impl Head {
     }
 }
 
-/// A block: its head, and what it took from the mempool.
+/// A block: its head, and the transactions that it contains.
 ///
 /// A clone shares the hashes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Block {
-    /// Number, hash and what else a builder needs of its header.
+    /// The fields of its header.
     pub head: Head,
     /// The hashes of its transactions, in any order.
     pub mined: Arc<[B256]>,
@@ -145,14 +145,14 @@ impl Block {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct NonceUpdate {
-    /// Whose.
+    /// The sender.
     pub sender: Address,
     /// The lowest nonce that the sender can still use.
     pub next_nonce: u64,
 }
 
 impl NonceUpdate {
-    /// After a block, `next_nonce` is the lowest that `sender` can still use.
+    /// After a block, `next_nonce` is the lowest nonce that `sender` can still use.
     #[must_use]
     pub const fn new(sender: Address, next_nonce: u64) -> Self {
         Self { sender, next_nonce }
@@ -165,7 +165,7 @@ impl From<(Address, u64)> for NonceUpdate {
     }
 }
 
-/// The nonces that one block raised: those of transactions that were never public too.
+/// The nonces that one block raised, including those of private transactions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlockNonces {

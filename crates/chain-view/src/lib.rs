@@ -13,7 +13,8 @@ pub use self::{
 use alloy_consensus::{EthereumTxEnvelope, TxEip4844WithSidecar};
 use alloy_eips::eip7594::BlobTransactionSidecarVariant;
 
-/// A transaction as a node's pool holds it and passes it on: legacy, 2930, 1559, 7702, and 4844
-/// with its sidecar in the EIP-4844 form (a proof per blob) or the EIP-7594 form (cell proofs).
+/// A transaction in the form in which a node's pool holds and propagates it: legacy, 2930, 1559,
+/// 7702, and 4844 with its sidecar in the EIP-4844 form (a proof per blob) or the EIP-7594 form
+/// (cell proofs).
 pub type PooledTransaction =
     EthereumTxEnvelope<TxEip4844WithSidecar<BlobTransactionSidecarVariant>>;

@@ -1,4 +1,4 @@
-//! The recent blocks of the canonical chain, and what they took.
+//! The recent blocks of the canonical chain, their transactions and nonces.
 
 use std::collections::VecDeque;
 
@@ -13,29 +13,30 @@ use crate::block::{Block, Head, NonceUpdate};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Relation {
-    /// The first one of all, or the child of the newest.
+    /// The first block of all, or the child of the newest.
     Next,
-    /// One of them already: nothing changes. Several nodes tell of the same block, and a slower one
-    /// of an older one.
+    /// Already one of the recent blocks: nothing changes. Several nodes report the same block, and
+    /// a slower one reports an older one.
     Repeat,
-    /// The child of an older one, in the place of the blocks above its parent.
+    /// The child of an older block: it replaces the blocks above its parent.
     Reorg {
-        /// How many they are.
+        /// The number of replaced blocks.
         replaced: usize,
     },
-    /// Its parent is not among them: blocks in between were missed, or a reorg goes deeper than what
-    /// is remembered.
+    /// Its parent is not among the recent blocks: blocks in between were missed, or a reorg goes
+    /// deeper than the remembered blocks.
     Gap {
-        /// How many of the newest cannot be its ancestors: those at its parent's height and above.
+        /// How many of the newest blocks cannot be its ancestors: those at its parent's height and
+        /// above.
         replaced: usize,
     },
-    /// Its parent is among them, and its number is not the parent's plus one: no such block exists.
-    /// Nothing changes.
+    /// Its parent is a recent block, but its number is not the parent's plus one: no such block
+    /// exists. Nothing changes.
     Inconsistent,
 }
 
 impl Relation {
-    /// How many blocks it replaces.
+    /// The number of blocks that it replaces.
     #[must_use]
     pub const fn replaced(&self) -> usize {
         match self {
@@ -51,26 +52,27 @@ impl Relation {
     }
 }
 
-/// What [`RecentBlocks::push`] did.
+/// The changes made by [`RecentBlocks::push`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pushed {
     /// How the block relates to those before it.
     pub relation: Relation,
-    /// The blocks it replaced, oldest first. Their nonces are gone with them.
+    /// The blocks it replaced, oldest first. Their nonces are removed with them.
     pub undone: Vec<Block>,
-    /// The oldest blocks that had to be forgotten for this one: none, one, or, for a block with very many
+    /// The oldest blocks that were removed to make room: none, one, or, for a block with very many
     /// transactions, several.
     pub forgotten: Vec<Block>,
 }
 
-/// How the recent blocks took a transaction.
+/// Why a transaction can no longer be mined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Taken {
-    /// One of them contains it.
+    /// A recent block contains it.
     Mined,
-    /// One of them contains another transaction of its sender with its nonce or a higher one.
+    /// A recent block contains another transaction of its sender with the same nonce or a higher
+    /// one.
     StaleNonce {
         /// The lowest nonce that the sender can still use.
         next_nonce: u64,
@@ -87,41 +89,44 @@ struct Raised {
 
 #[derive(Debug)]
 struct Recent {
-    /// Tells it from others of its number.
+    /// Distinguishes it from other blocks of its number.
     serial: u64,
     block: Block,
     /// Senders with a [`Raised`] of this block.
     raised: Vec<Address>,
 }
 
-/// Hashes of mined transactions that [`RecentBlocks`] remembers, but for a block that alone has more.
+/// Most hashes of mined transactions that [`RecentBlocks`] remembers, unless a single block has
+/// more.
 ///
-/// 64 blocks of mainnet have at most 182,857 (60,000,000 gas of transfers at 21,000 each, in 64 blocks); this leaves
-/// room for almost three times the gas limit. In the table they take at most 2^20 places of 37 bytes, 39 MB, however
-/// many transactions a development chain, or a node that lies, puts into a block.
+/// 64 blocks of mainnet have at most 182,857 (60,000,000 gas of transfers at 21,000 each, in 64
+/// blocks); this leaves room for almost three times the gas limit. In the table they take at most
+/// 2^20 slots of 37 bytes, 39 MB, however many transactions a development chain, or a node that
+/// lies, puts into a block.
 pub const MAX_RECENT_HASHES: usize = 1 << 19;
 
 /// The newest blocks of the canonical chain, with the hashes they mined and the nonces they raised.
 ///
-/// Bounded in blocks and in hashes ([`MAX_RECENT_HASHES`]). A full block of mainnet has some 1,500 transactions of as
-/// many senders, at about 36 + 40 bytes in the tables and 32 in the block: 64 such blocks are some 11 MB.
+/// Bounded in blocks and in hashes ([`MAX_RECENT_HASHES`]). A full block of mainnet has some 1,500
+/// transactions of as many senders, at about 36 + 40 bytes in the tables and 32 in the block: 64
+/// such blocks are some 11 MB.
 #[derive(Debug)]
 pub struct RecentBlocks {
     /// Oldest first.
     blocks: VecDeque<Recent>,
-    /// In all blocks.
+    /// The sum over all blocks.
     hashes: usize,
-    /// How many times the blocks contain a hash: once on a real chain.
+    /// How many blocks contain a hash: one on a real chain.
     mined: B256HashMap<u32>,
-    /// What each block says of a sender. Nonces come in any order of blocks, and what a block says
-    /// goes with it.
+    /// The nonces that each block raised, by sender. They are added in any order of blocks, and
+    /// removed with their block.
     nonces: AddressHashMap<Vec<Raised>>,
     next_serial: u64,
     max_blocks: usize,
 }
 
 impl RecentBlocks {
-    /// Remembers at most `max_blocks` blocks, and at least one; fewer if they have more than
+    /// Remembers at most `max_blocks` blocks, at least one; fewer if they have more than
     /// [`MAX_RECENT_HASHES`] transactions.
     #[must_use]
     pub fn new(max_blocks: usize) -> Self {
@@ -152,7 +157,7 @@ impl RecentBlocks {
         self.iter().rev().find(|block| block.head.hash == *hash)
     }
 
-    /// Where a block with this head would stand. This is the one rule for reorgs.
+    /// How a block with this head relates to the recent ones. This is the one rule for reorgs.
     #[must_use]
     pub fn relate(&self, head: &Head) -> Relation {
         if self.block(&head.hash).is_some() {
@@ -176,7 +181,7 @@ impl RecentBlocks {
         }
     }
 
-    /// Appends a block, after undoing those that it replaces.
+    /// Appends a block, after removing those that it replaces.
     pub fn push(&mut self, block: Block) -> Pushed {
         let relation = self.relate(&block.head);
         let mut pushed = Pushed { relation, undone: Vec::new(), forgotten: Vec::new() };
@@ -187,7 +192,7 @@ impl RecentBlocks {
         for recent in self.blocks.split_off(kept) {
             pushed.undone.push(self.leave(recent));
         }
-        // Before the new hashes, so that the table never has to hold more.
+        // Before the new hashes are added, so that the table never holds more than the bound.
         self.hashes += block.mined.len();
         while self.blocks.len() >= self.max_blocks || self.hashes > MAX_RECENT_HASHES {
             let Some(oldest) = self.blocks.pop_front() else { break };
@@ -202,9 +207,9 @@ impl RecentBlocks {
         pushed
     }
 
-    /// Notes that a block raised a nonce. Says whether that raises what is known of the sender;
-    /// `None` if the block is not one of the recent ones, for instance because a reorg has undone it
-    /// meanwhile.
+    /// Records that a block raised a nonce. Returns whether that raises the sender's known nonce;
+    /// `None` if the block is not one of the recent ones, for instance because a reorg has removed
+    /// it meanwhile.
     pub fn raise(&mut self, block_hash: &B256, update: NonceUpdate) -> Option<bool> {
         let NonceUpdate { sender, next_nonce } = update;
         let before = self.next_nonce(&sender);
@@ -233,7 +238,7 @@ impl RecentBlocks {
         self.nonces.get(sender)?.iter().map(|raised| raised.next_nonce).max()
     }
 
-    /// Whether the blocks took the transaction, and how.
+    /// Whether a recent block made the transaction impossible to mine, and how.
     #[must_use]
     pub fn taken(&self, hash: &B256, sender: &Address, nonce: u64) -> Option<Taken> {
         if self.is_mined(hash) {
@@ -243,7 +248,7 @@ impl RecentBlocks {
         Some(Taken::StaleNonce { next_nonce })
     }
 
-    /// Takes the hashes and the nonces of a block that is out of the list out of the tables.
+    /// Removes the hashes and the nonces of a block from the tables.
     fn leave(&mut self, recent: Recent) -> Block {
         self.hashes -= recent.block.mined.len();
         for hash in recent.block.mined.iter() {

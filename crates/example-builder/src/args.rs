@@ -1,4 +1,4 @@
-//! The flags.
+//! The command-line flags.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -9,25 +9,26 @@ use mock_node::cli::parse_duration;
 
 use crate::fill::Way;
 
-/// Who is paid by default: an address that nobody has.
+/// The default fee recipient, an address without an owner.
 const FEE_RECIPIENT: Address = address!("0x00000000000000000000000000000000000fee00");
 
-/// Fills blocks from a node's mempool and prints what is in them; submits none. From a mock node unless told
-/// otherwise.
+/// Fills blocks from a node's mempool and prints their contents; submits none. By default from a
+/// mock node.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "block_builder")]
 pub(crate) struct Args {
     /// IPC socket of a node (reth, geth or anvil)
     #[arg(long, value_name = "PATH")]
     pub(crate) ipc: Option<PathBuf>,
-    /// Pool the transactions of a recording too: a Parquet file, or a folder of them. Heads and state are the node's; the
-    /// mock node brings no transactions then, and has the accounts of what `ingest --record` records from its own
+    /// Pool the transactions of a recording too: a Parquet file, or a folder of them. Heads and
+    /// state are the node's; the mock node then sends no transactions, and has the accounts of the
+    /// load that `ingest --record` records from its mock node
     #[arg(long, value_name = "PATH")]
     pub(crate) replay: Option<PathBuf>,
-    /// With --replay: 1 as it was recorded, 10 for ten times as fast, or max
+    /// With --replay: 1 for the recorded speed, 10 for ten times as fast, or max
     #[arg(long, requires = "replay", default_value_t = Speed::RECORDED)]
     pub(crate) speed: Speed,
-    /// Stop after so long, e.g. 30s, 500ms or 2m [default: until Ctrl-C]
+    /// Stop after this time, e.g. 30s, 500ms or 2m [default: until Ctrl-C]
     #[arg(long, value_parser = parse_duration)]
     pub(crate) duration: Option<Duration>,
     /// Print a summary as one line of JSON at the end
@@ -36,27 +37,27 @@ pub(crate) struct Args {
     /// Serve metrics to Prometheus at this address, port 0 for a free one
     #[arg(long, value_name = "ADDR")]
     pub(crate) metrics: Option<SocketAddr>,
-    /// Addresses that may not be touched: text or JSON; read again when the file changes
-    /// [default: what the mock node's load reaches; a real node's needs the flag]
+    /// Addresses that may not be touched: text or JSON; read again when the file changes [default:
+    /// the listed addresses of the mock node's load; required for a real node]
     #[arg(long, value_name = "FILE")]
     pub(crate) blocklist: Option<PathBuf>,
-    /// Who is paid the fees
+    /// The address that gets the fees
     #[arg(long, default_value_t = FEE_RECIPIENT)]
     pub(crate) fee_recipient: Address,
     /// Gas of a built block; never more than the node's limit
     #[arg(long, default_value_t = 60_000_000)]
     pub(crate) gas_limit: u64,
-    /// Where in the time between two heads the block is filled, in percent
+    /// When the block is filled, in percent of the time between two heads
     #[arg(long, default_value_t = 75, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(crate) fill_at: u32,
-    /// Time between two heads, until two have been seen
+    /// Time between two heads, until two heads have been seen
     #[arg(long, value_parser = parse_duration)]
     slot: Option<Duration>,
-    /// Longest wait for an answer about the state
+    /// Longest wait for a response about the state
     #[arg(long, value_parser = parse_duration, default_value = "2s")]
     pub(crate) read_timeout: Duration,
 
-    /// As builders did it: --inspector --fresh-evm --no-read-cache
+    /// The classic way: --inspector --fresh-evm --no-read-cache
     #[arg(long)]
     classic: bool,
     /// Find listed addresses by an inspector under every opcode
@@ -65,13 +66,13 @@ pub(crate) struct Args {
     /// A new EVM for each transaction
     #[arg(long)]
     fresh_evm: bool,
-    /// Read nothing ahead
+    /// Prefetch no state
     #[arg(long)]
     no_prefetch: bool,
-    /// Request again from the node what an earlier transaction of the block has read
+    /// Request state again that an earlier transaction of the block has read
     #[arg(long)]
     no_read_cache: bool,
-    /// Fill each block in every way from classic to ours, and print what each step gives
+    /// Fill each block in every way from classic to ours, and print the gain of each step
     #[arg(long, conflicts_with_all = ["classic", "inspector", "fresh_evm", "no_prefetch", "no_read_cache"])]
     pub(crate) compare: bool,
 
@@ -81,16 +82,16 @@ pub(crate) struct Args {
     /// Mock node: time between blocks
     #[arg(long, value_parser = parse_duration, default_value = "2s")]
     pub(crate) block_time: Duration,
-    /// Mock node: of a thousand transactions, how many carry blobs
+    /// Mock node: how many of a thousand transactions carry blobs
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) blobs_per_mille: u32,
-    /// Mock node: of a thousand transactions, how many reach an address of the blocklist
+    /// Mock node: how many of a thousand transactions reach an address of the blocklist
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) listed_per_mille: u32,
     /// Mock node: transactions pending at its start
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) preload: usize,
-    /// Mock node: from it come its transactions
+    /// Mock node: the seed of its transactions
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 }
@@ -106,7 +107,7 @@ impl Args {
         }
     }
 
-    /// Transactions per second of the mock node: a replay brings its own.
+    /// Transactions per second of the mock node; 0 if a replay supplies them.
     pub(crate) fn mock_tps(&self) -> u32 {
         if self.replay.is_some() { 0 } else { self.tps }
     }

@@ -1,4 +1,5 @@
-//! The thread that builds: at each head a new block, read ahead while orders come, filled when it is due.
+//! The thread that builds: at each head it starts a new block, prefetches state while orders
+//! arrive, and fills the block when it is due.
 
 use std::{
     rc::Rc,
@@ -26,32 +27,32 @@ use crate::{
     warm::warm,
 };
 
-/// Between two looks at what is new in the pool: long enough that a batch is worth its round trip.
+/// Time between two reads of the pool: long enough that a batch is worth its round trip.
 const LOOK: Duration = Duration::from_millis(25);
 
-/// What is built, and how.
+/// What to build, and how.
 pub(crate) struct BuilderConfig {
     pub(crate) fee_recipient: Address,
     pub(crate) gas_limit: u64,
     pub(crate) fill_at_percent: u32,
     /// Time between two heads, until two have been seen.
     pub(crate) slot: Duration,
-    /// One way, or several that must agree.
+    /// One way of filling, or several that must agree.
     pub(crate) ways: Vec<Way>,
 }
 
-/// One slot: what was built in each way.
+/// One slot: the blocks built in each way.
 pub(crate) struct Slot {
     pub(crate) block: NextBlock,
     /// In the order of the configuration.
     pub(crate) built: Vec<Built>,
-    /// From the head to the block, in which the reading ahead fell.
+    /// State calls that were prefetched between the head and the block.
     pub(crate) warmed_calls: usize,
-    /// Listed addresses that a second look at the block has found: none, or a defect.
+    /// Listed addresses that the strict check of the block has found: none, or a defect.
     pub(crate) found_listed: Option<String>,
 }
 
-/// What happens on the building thread.
+/// A report of the building thread.
 pub(crate) enum Report {
     Slot(Box<Slot>),
     /// The next head came before the block was due.
@@ -69,10 +70,10 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    /// Builds until it is stopped or the node is gone.
+    /// Builds until it is stopped or the node is lost.
     ///
     /// # Errors
-    /// Why the node answers no more.
+    /// Why the node no longer answers.
     pub(crate) fn run(self, mut report: impl FnMut(Report)) -> Result<(), ReadError> {
         let chain_id = self.chain_id()?;
         let heads =
@@ -91,7 +92,7 @@ impl Builder {
                     Err(RecvTimeoutError::Disconnected) => return Err(ReadError::Closed),
                 },
             };
-            // Of several the last one counts.
+            // If several heads wait, the last one counts.
             let (head, told) = heads.latest().unwrap_or(head);
             let slot = pace.on_head(&head, told);
             let block = NextBlock::after(
@@ -166,12 +167,13 @@ impl Builder {
                 return Ok(Gathered::Stopped);
             }
         }
-        // What came while the last of it was read is in too.
+        // Includes the orders that arrived during the last prefetch.
         candidates.follow(&mut pool);
         let ways = &self.config.ways;
         let mut built: Vec<Option<Built>> = ways.iter().map(|_| None).collect();
         for step in 0..ways.len() {
-            // None is always the first, to have warmed the caches for the others.
+            // The order rotates, so that the first way does not always fill the caches for the
+            // others.
             let way = (step + turn) % ways.len();
             built[way] = Some(fill(ways[way], block, guard, candidates, state)?);
         }
@@ -185,12 +187,12 @@ impl Builder {
 
 enum Gathered {
     Built(Box<Slot>),
-    /// Another head came before.
+    /// A later head came first.
     Head(Told),
     Stopped,
 }
 
-/// The time between heads, as it was of late.
+/// The recent mean time between heads.
 struct Pace {
     slot: Duration,
     before: Option<(u64, Instant)>,
@@ -202,7 +204,7 @@ impl Pace {
         if let Some((before, at)) = self.before
             && number > before
         {
-            // Of several blocks the mean: some heads may have come while a block was filled.
+            // The mean over several blocks: heads may have come while a block was filled.
             let gap =
                 told.saturating_duration_since(at) / u32::try_from(number - before).unwrap_or(1);
             self.slot = (self.slot * 3 + gap) / 4;
@@ -212,7 +214,8 @@ impl Pace {
     }
 }
 
-/// Executes the finished block once more, from the beginning, under the strict check, which no way of filling uses.
+/// Executes the finished block once more, from the beginning, under the strict check, which no way
+/// of filling uses.
 fn verify(
     block: &NextBlock,
     guard: &BlockGuard,

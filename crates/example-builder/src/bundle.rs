@@ -1,4 +1,4 @@
-//! Bundles: all of it or nothing, but for what its sender gave leave for.
+//! Bundles: all transactions or none, except those that the sender marked as optional.
 
 use std::time::SystemTime;
 
@@ -17,7 +17,7 @@ use crate::{
     machine::{Check, Machine, Reads, Refusal, Store, Under},
 };
 
-/// What became of a bundle. Unless it is in, nothing of it was written.
+/// The result of a bundle. Nothing is written unless it is included.
 #[derive(Debug)]
 pub(crate) enum BundleEnd {
     In {
@@ -28,11 +28,12 @@ pub(crate) enum BundleEnd {
     },
     Blocked(Blocked),
     Unread,
-    /// A transaction of it reverts, is invalid or does not fit, and may not.
+    /// One of its transactions reverts, is invalid or does not fit, and is not optional.
     Out,
 }
 
-/// Whether its conditions on the block hold. A bundle that wants a refund is left out: this builder pays none.
+/// Whether its conditions on the block hold. A bundle that wants a refund is left out, because this
+/// builder pays none.
 pub(crate) fn may_be_in(bundle: &Bundle, block: &NextBlock) -> bool {
     let timestamp = block.env.timestamp.saturating_to::<u64>();
     let parts = bundle.parts();
@@ -42,10 +43,11 @@ pub(crate) fn may_be_in(bundle: &Bundle, block: &NextBlock) -> bool {
         && parts.refund_percent.unwrap_or(0) == 0
 }
 
-/// Executes it on a layer of its own over what the machine has written, and keeps the layer if all went well.
+/// Executes it on a layer of its own over the block's writes, and keeps the layer if it succeeds.
 ///
-/// A transaction that reverts stays in the block if `revertingTxHashes` names it, is left out if only
-/// `droppingTxHashes` does, and otherwise ends the bundle. One that is invalid or blocked can only be left out.
+/// A transaction that reverts stays in the block if `revertingTxHashes` names it, is left out if
+/// only `droppingTxHashes` does, and otherwise ends the bundle. An invalid or blocked transaction
+/// can only be left out.
 pub(crate) fn take<'b, R: Reads, C: Check, U: Under>(
     machine: &mut Machine<'b, R::Store<U>, C>,
     (block, guard, fresh): (&'b NextBlock, &'b BlockGuard, bool),
@@ -90,12 +92,12 @@ pub(crate) fn take<'b, R: Reads, C: Check, U: Under>(
     BundleEnd::In { txs, gas_used: used_gas, blobs: used_blobs, tips_wei }
 }
 
-/// Puts a layer's writes, and nothing that it only read, on what lay under it.
+/// Applies a layer's writes, without its reads, to the state below it.
 fn merge<U: DatabaseRef>(under: &mut CacheDB<U>, layer: Cache) {
     for (address, account) in layer.accounts {
         match account.account_state {
             AccountState::None => {}
-            // Read, and found to be nothing; or destroyed, with the storage gone too.
+            // Read and found not to exist; or destroyed, together with its storage.
             AccountState::NotExisting => {
                 under.cache.accounts.insert(address, account);
             }

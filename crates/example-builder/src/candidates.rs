@@ -1,4 +1,4 @@
-//! The orders that may go into the next block, as the pool tells them.
+//! The orders that may go into the next block, from the pool's events.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -8,7 +8,7 @@ use revm::context::TxEnv;
 
 use crate::env::tx_env;
 
-/// A transaction in the form in which it is executed.
+/// A transaction converted for execution.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     pub(crate) hash: B256,
@@ -43,7 +43,7 @@ impl Candidate {
     }
 }
 
-/// A bundle in the form in which it is executed.
+/// A bundle converted for execution.
 #[derive(Debug)]
 pub(crate) struct CandidateBundle {
     pub(crate) hash: B256,
@@ -62,8 +62,8 @@ impl CandidateBundle {
         self.order.as_bundle().expect("it was made from one")
     }
 
-    /// The tip that its transactions bid, weighed by their gas limits. What they pay the fee recipient beside it is
-    /// not known before they are executed.
+    /// The tip that its transactions bid, weighted by their gas limits. Further payments to the fee
+    /// recipient are not known before the execution.
     pub(crate) fn tip_wei(&self, base_fee_wei: u64) -> u128 {
         let weighed = |tx: &Candidate| {
             tx.tip_wei(base_fee_wei).unwrap_or(0).saturating_mul(tx.gas_limit.into())
@@ -73,20 +73,20 @@ impl CandidateBundle {
     }
 }
 
-/// What is pooled for one block, and what of it is new.
+/// The pooled orders for one block, and the new ones among them.
 #[derive(Debug, Default)]
 pub(crate) struct Candidates {
     pub(crate) txs: B256Map<Arc<Candidate>>,
     pub(crate) bundles: B256Map<Arc<CandidateBundle>>,
     new: Vec<Arc<Candidate>>,
     new_bundles: Vec<Arc<CandidateBundle>>,
-    /// Of the block before: most of them are still there, and need no conversion.
+    /// From the block before: most of them are still pooled, and need no conversion.
     before: B256Map<Arc<Candidate>>,
     pub(crate) lagged: u64,
 }
 
 impl Candidates {
-    /// Begins anew, for another block.
+    /// Starts again for another block.
     pub(crate) fn renew(&mut self) {
         self.before = std::mem::take(&mut self.txs);
         self.bundles.clear();
@@ -94,7 +94,7 @@ impl Candidates {
         self.new_bundles.clear();
     }
 
-    /// Takes the events of the pool since the last time.
+    /// Reads the pool's events since the last call.
     pub(crate) fn follow(&mut self, pool: &mut Subscription) {
         loop {
             match pool.visit(usize::MAX, |event| self.take(event)) {
@@ -142,7 +142,7 @@ impl Candidates {
         })
     }
 
-    /// What has come since the last time and is still there.
+    /// The orders that were added since the last call and are still pooled.
     pub(crate) fn take_new(&mut self) -> Vec<TxEnv> {
         let bundles = std::mem::take(&mut self.new_bundles);
         let bundled = bundles.iter().flat_map(|bundle| &bundle.txs).map(|tx| tx.env.clone());

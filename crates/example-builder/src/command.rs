@@ -1,4 +1,4 @@
-//! The command: its parts started, run until the end, and stopped.
+//! The command: starts its parts, runs until the end, and stops them.
 
 use std::{
     process::ExitCode,
@@ -27,14 +27,14 @@ use crate::{
 /// How long a stop may take.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Between two looks at the blocklist's file.
+/// Time between two checks of the blocklist's file.
 const RELOAD: Duration = Duration::from_secs(5);
 
 type Failure = Box<dyn std::error::Error>;
 
 /// Runs the command with the flags of the process.
 pub fn main() -> ExitCode {
-    // Started by ourselves as the node?
+    // Set if this process was started as the mock node.
     if let Some(code) = NodeProcess::run_if_child() {
         return code;
     }
@@ -55,7 +55,7 @@ pub fn main() -> ExitCode {
             if args.json {
                 println!("{}", serde_json::to_string(&summary).expect("numbers and text"));
             }
-            // A block that must not have been built is a failure, however fast it was.
+            // A block that must not have been built is a failure.
             let wrong = summary.blocks_refused_by_strict_check + summary.differing_blocks;
             if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
@@ -67,7 +67,7 @@ pub fn main() -> ExitCode {
 }
 
 async fn run(args: &Args) -> Result<Summary, Failure> {
-    // First of all: handles of metrics are made once.
+    // First, because handles of metrics are made once.
     let telemetry = args.metrics.map(telemetry::serve).transpose()?;
     if let Some(telemetry) = &telemetry {
         eprintln!("metrics at http://{}/metrics", telemetry.local_addr());
@@ -114,7 +114,7 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
     let thread = std::thread::Builder::new().name("builder".into()).spawn(move || {
         let result = builder
             .run(|report| shared.lock().unwrap_or_else(PoisonError::into_inner).take(report));
-        // Nobody waits for it when the stop came first.
+        // After a stop, nothing waits for the result.
         let _ = ended.send(result);
     })?;
     let deadline = async {
@@ -127,7 +127,7 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
     let mut reload = tokio::time::interval(RELOAD);
     let mut failed = None;
     loop {
-        // Any order: each branch is a moment, nothing is carried.
+        // The order is irrelevant: no branch holds an item.
         tokio::select! {
             () = &mut deadline => break,
             result = tokio::signal::ctrl_c() => {
@@ -170,13 +170,14 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
     Ok(tally.finish(start.elapsed().as_secs_f64()))
 }
 
-/// The list of the file, or what the mock node's load reaches.
+/// The list from the file, or the listed addresses of the mock node's load.
 fn blocklist(args: &Args) -> Result<SharedBlocklist, Failure> {
     let now = SystemTime::now();
     if let Some(path) = &args.blocklist {
         return Ok(SharedBlocklist::open(path, BlocklistConfig::default(), now)?);
     }
-    // Part of this program: it does not age. A real node's builder without a list says so by an empty one.
+    // Part of this program, so it does not age. To build on a real node without a list, pass an
+    // empty one.
     let config = BlocklistConfig::default().with_max_age(None).with_min_addresses(0);
     let text: String = match args.ipc {
         None => {

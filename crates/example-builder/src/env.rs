@@ -1,4 +1,4 @@
-//! From a head and a transaction to what the EVM is given.
+//! Converts a head and a transaction into the EVM's inputs.
 
 use alloy_consensus::{Header, Transaction as _, crypto::secp256k1::recover_signer};
 use alloy_eips::{
@@ -18,15 +18,15 @@ pub(crate) struct NextBlock {
     pub(crate) parent: Head,
     pub(crate) chain_id: u64,
     pub(crate) env: BlockEnv,
-    /// Gas that it may use: the configured gas, and not more than its parent's limit.
+    /// Gas limit of the block: the configured one, but not more than its parent's.
     pub(crate) gas_limit: u64,
     pub(crate) max_blobs: u64,
 }
 
 impl NextBlock {
-    /// What is known of the block after `parent`: fees by EIP-1559, 4844 and 7918, the rules of Osaka. A relay or
-    /// consensus client would say the timestamp and `prevrandao`; here the first is `slot_s` later and the second is
-    /// drawn from the parent's hash.
+    /// The block after `parent` as far as it is known: fees by EIP-1559, 4844 and 7918, the rules
+    /// of Osaka. A relay or consensus client would supply the timestamp and `prevrandao`; here the
+    /// first is `slot_s` later and the second is derived from the parent's hash.
     pub(crate) fn after(
         parent: Head,
         chain_id: u64,
@@ -72,7 +72,8 @@ impl NextBlock {
     }
 }
 
-/// Authorities are recovered here, once, by libsecp256k1: the EVM would do it at every execution, and slower.
+/// Authorities are recovered here, once, by libsecp256k1: the EVM would recover them at every
+/// execution, and more slowly.
 pub(crate) fn tx_env(order: &Transaction) -> TxEnv {
     let tx = order.envelope();
     TxEnv {

@@ -1,4 +1,4 @@
-//! A block from what is there: by effective tip, each sender's nonces in order.
+//! Fills a block with the candidates: by effective tip, each sender's nonces in order.
 
 use std::{
     cmp::Reverse,
@@ -19,19 +19,20 @@ use crate::{
     state::{NodeState, View},
 };
 
-/// The least gas of any transaction: with less left nothing more fits.
+/// The least gas of any transaction: with less left, none fits.
 const MIN_TX_GAS: u64 = 21_000;
 
-/// How a block is filled: what is done as builders did it.
+/// A way to fill a block: which steps run in the classic way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Way {
     /// An inspector under every opcode finds listed addresses.
     pub(crate) inspector: bool,
     /// Every transaction gets an EVM of its own.
     pub(crate) fresh_evm: bool,
-    /// Nothing is read before it is needed.
+    /// State is read only when it is needed.
     pub(crate) no_prefetch: bool,
-    /// What one transaction read, the next reads again. Nothing is prefetched either.
+    /// State that one transaction read is requested again by the next. Nothing is prefetched
+    /// either.
     pub(crate) no_read_cache: bool,
 }
 
@@ -59,7 +60,7 @@ pub(crate) struct BuiltTx {
     pub(crate) success: bool,
 }
 
-/// A built block, and what became of the orders that are not in it.
+/// A built block, and the results of the orders that are not in it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Built {
     pub(crate) txs: Vec<(BuiltTx, SystemTime)>,
@@ -73,7 +74,7 @@ pub(crate) struct Built {
     pub(crate) blocked: Vec<(B256, Blocked)>,
     pub(crate) invalid: usize,
     pub(crate) failed_bundles: usize,
-    /// Left out since the node did not answer.
+    /// Orders left out because the node did not answer.
     pub(crate) unread: usize,
     /// Reads that an execution had to wait for.
     pub(crate) waited_for: u64,
@@ -81,7 +82,7 @@ pub(crate) struct Built {
 }
 
 impl Built {
-    /// What two ways of filling must agree on.
+    /// The part of the result on which two ways of filling must agree.
     pub(crate) fn outcome(&self) -> (Vec<BuiltTx>, Vec<B256>, u64, usize) {
         let txs = self.txs.iter().map(|(tx, _)| *tx).collect();
         let blocked = self.blocked.iter().map(|(hash, _)| *hash).collect();
@@ -92,7 +93,7 @@ impl Built {
 /// Fills a block in one of the ways.
 ///
 /// # Errors
-/// When the node could not even answer requests for what every block needs.
+/// The node did not even answer requests for the state that every block needs.
 pub(crate) fn fill(
     way: Way,
     block: &NextBlock,
@@ -117,7 +118,7 @@ pub(crate) fn fill(
     Ok(built)
 }
 
-/// What waits for its turn: the most paying first, among equals the longer known, then by hash.
+/// A waiting candidate: the best-paying first, among equals the one known longer, then by hash.
 type Turn = (u128, Reverse<SystemTime>, Reverse<B256>, Place);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -208,7 +209,7 @@ impl Slot<'_> {
     }
 }
 
-/// What became of a transaction.
+/// The result of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// It is in the block.
@@ -257,7 +258,8 @@ where
     End::Out
 }
 
-/// Where a queue goes on: after one that is in, with the next nonce; after one that is out, with another of the same.
+/// The next index of a queue: after an included transaction the next nonce, after another one the
+/// next with the same nonce.
 fn following(queue: &Queue, index: usize, end: End) -> Option<usize> {
     let nonce = queue[index].0.nonce;
     let nonce_at = |index: &usize| queue.get(*index).map(|(tx, _)| tx.nonce);

@@ -1,4 +1,4 @@
-//! The heads of the chain, out of the pool's events.
+//! The heads of the chain, from the pool's events.
 
 use std::{
     io,
@@ -14,10 +14,10 @@ use mempool_ingest::{
     order_pool::{Cancellation, Head, Lagged, Order, OrderSink, RemoveReason, SinkGuard},
 };
 
-/// A head, and when it was told.
+/// A head, and when it was received.
 pub(crate) type Told = (Head, Instant);
 
-/// The head of the moment, then every later one. Each comes when the pool has removed what its block contains.
+/// The current head, then every later one, each after the pool has removed the orders of its block.
 pub(crate) struct Heads {
     /// Without a bound: a head is small, and comes once a slot.
     told: Receiver<Told>,
@@ -35,7 +35,7 @@ impl Heads {
         self.told.recv_timeout(timeout)
     }
 
-    /// The last of those that wait already.
+    /// The last of the waiting heads.
     pub(crate) fn latest(&self) -> Option<Told> {
         self.told.try_iter().last()
     }
@@ -60,7 +60,7 @@ impl OrderSink for HeadSink {
     }
 
     fn head(&mut self, head: &Head) -> bool {
-        // Starting anew tells it again.
+        // A resync delivers it again.
         if self.last.replace(*head) == Some(*head) {
             return true;
         }

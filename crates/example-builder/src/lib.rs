@@ -1,5 +1,5 @@
-//! Fills a block from the mempool at every head of a node, and shows what each block took. It submits none. The command
-//! is `examples/block_builder.rs`.
+//! Fills a block from the mempool at every head of a node, and shows the transactions of each
+//! block. It submits none. The command is `examples/block_builder.rs`.
 //!
 //! ```text
 //!  mempool --Ingest--> order pool --subscription for head + 1--> candidates --new ones--> read ahead: execute alone,

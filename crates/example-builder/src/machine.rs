@@ -1,5 +1,5 @@
-//! The ways to execute a transaction: how it is checked, what of the state is remembered, and whether the EVM is
-//! reused.
+//! The ways to execute a transaction: how it is checked, whether reads are cached, and whether the
+//! EVM is reused.
 
 use alloy_eips::{eip2935, eip4788};
 use alloy_primitives::{Address, B256, Bytes, U256, map::AddressMap};
@@ -20,16 +20,16 @@ use revm_inspectors::access_list::AccessListInspector;
 
 use crate::{env::NextBlock, rpc::ReadError};
 
-/// Why a transaction is not in the block. Nothing of it was written.
+/// Why a transaction is not in the block. Nothing was written.
 #[derive(Debug)]
 pub(crate) enum Refusal {
     /// It reaches a listed address.
     Blocked(Blocked),
-    /// Its nonce has been used: what stands behind it may still be good.
+    /// Its nonce has been used; the sender's next ones may still be valid.
     NonceTooLow,
-    /// It cannot be in this block at this place.
+    /// It is invalid at this place of the block.
     Invalid(InvalidTransaction),
-    /// The node did not answer: this order is left out, the others go on.
+    /// The node did not answer: this order is left out, the others continue.
     Unread(ReadError),
     /// A defect of the EVM's set-up.
     Other(String),
@@ -37,14 +37,14 @@ pub(crate) enum Refusal {
 
 pub(crate) type Evm<DB, I> = MainnetEvm<MainnetContext<DB>, I>;
 
-/// Says by what it came to whether an execution is committed.
+/// Decides by the result of an execution whether it is committed.
 pub(crate) type Keep<'k> = &'k dyn Fn(&ExecutionResult) -> bool;
 
-/// What lies under a block's own writes.
+/// The state below a block's own writes.
 pub(crate) trait Under: DatabaseRef<Error = ReadError> + std::fmt::Debug {}
 impl<T: DatabaseRef<Error = ReadError> + std::fmt::Debug> Under for T {}
 
-/// A block's writes over something.
+/// A block's writes over that state.
 pub(crate) trait Store<U: Under>:
     Database<Error = ReadError> + DatabaseCommit + std::fmt::Debug
 {
@@ -52,16 +52,16 @@ pub(crate) trait Store<U: Under>:
     fn writes_mut(&mut self) -> &mut CacheDB<U>;
 }
 
-/// Whether what one transaction read is there for the next.
+/// Whether reads of one transaction are cached for the next.
 pub(crate) trait Reads {
     type Store<U: Under>: Store<U>;
     fn over<U: Under>(under: U) -> Self::Store<U>;
 }
 
-/// It is.
+/// They are cached.
 pub(crate) struct Remembered;
 
-/// Only what was written is.
+/// Only writes are kept.
 pub(crate) struct Forgotten;
 
 impl Reads for Remembered {
@@ -82,7 +82,7 @@ impl<U: Under> Store<U> for CacheDB<U> {
     }
 }
 
-/// Of what is committed it keeps what was changed: an account that was only called would be a read that is remembered.
+/// Keeps only changed accounts of a commit: an account that was only called would be a cached read.
 #[derive(Debug)]
 pub(crate) struct Forgetting<U>(CacheDB<U>);
 
@@ -104,7 +104,7 @@ impl<U: Under> Store<U> for Forgetting<U> {
     }
 }
 
-/// By reference a [`CacheDB`] remembers nothing.
+/// Used by reference, a [`CacheDB`] caches nothing.
 impl<U: Under> Database for Forgetting<U> {
     type Error = ReadError;
 
@@ -138,11 +138,11 @@ impl<U: Under> DatabaseCommit for Forgetting<U> {
     }
 }
 
-/// How it is seen that a transaction reaches a listed address.
+/// How a listed address is detected.
 pub(crate) trait Check {
     type Inspector: Default;
 
-    /// Executes, checks, and commits if it passes and `keep` says so. Returns whether it did.
+    /// Executes, checks, and commits if it passes and `keep` agrees. Returns whether it did.
     fn run<DB: Database<Error = ReadError> + DatabaseCommit>(
         evm: &mut Evm<DB, Self::Inspector>,
         guard: &BlockGuard,
@@ -151,7 +151,7 @@ pub(crate) trait Check {
     ) -> Result<(ExecutionResult, bool), Refusal>;
 }
 
-/// By the state that the execution leaves: [`BlockGuard::execute`].
+/// By the state after the execution: [`BlockGuard::execute`].
 pub(crate) struct ByState;
 
 impl Check for ByState {
@@ -173,7 +173,7 @@ impl Check for ByState {
     }
 }
 
-/// By an inspector under every opcode, as builders did it. The pre-check is the same.
+/// By an inspector under every opcode, the classic way. The pre-check is the same.
 pub(crate) struct ByInspector;
 
 impl Check for ByInspector {
@@ -266,8 +266,9 @@ impl<'b, S: Database<Error = ReadError> + DatabaseCommit, C: Check> Machine<'b, 
     }
 }
 
-/// What a block does before its first transaction: the beacon chain's root (EIP-4788) and the parent's hash (EIP-2935)
-/// are stored. A builder without a consensus client does not know the root; it stores zero, as geth's simulation does.
+/// The system calls before the first transaction of a block, which store the beacon chain's root
+/// (EIP-4788) and the parent's hash (EIP-2935). A builder without a consensus client does not know
+/// the root; it stores zero, as geth's simulation does.
 pub(crate) fn begin<DB: Database<Error = ReadError> + DatabaseCommit, I>(
     evm: &mut Evm<DB, I>,
     block: &NextBlock,
@@ -278,7 +279,7 @@ pub(crate) fn begin<DB: Database<Error = ReadError> + DatabaseCommit, I>(
     ];
     for (contract, word) in calls {
         let data = Bytes::copy_from_slice(word.as_slice());
-        // A chain without the contract does nothing, and a call that fails leaves nothing.
+        // On a chain without the contract nothing happens, and a call that fails writes nothing.
         if let Err(EVMError::Database(error)) = evm.system_call_commit(contract, data) {
             return Err(error);
         }

@@ -1,4 +1,4 @@
-//! The mock node that the command starts when it is given no endpoint.
+//! The mock node that the command starts when no endpoint is given.
 
 use std::io;
 

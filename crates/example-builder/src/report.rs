@@ -1,4 +1,4 @@
-//! What is printed: a line per block, and a summary.
+//! The output: a line per block, and a summary.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::{
     fill::Way,
 };
 
-/// What `--json` prints. Times are in the unit of their name.
+/// The output of `--json`. Times are in the unit of their name.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Summary {
     pub(crate) blocks: u64,
@@ -19,7 +19,7 @@ pub(crate) struct Summary {
     missed_slots: u64,
     /// Slots in which the blocklist or the node allowed no block.
     no_block: u64,
-    /// Of all blocks, one after the other.
+    /// The sum over all blocks.
     considered: u64,
     included: u64,
     bundles_included: u64,
@@ -34,14 +34,14 @@ pub(crate) struct Summary {
     /// Blocks in which the strict check of the finished block found a listed address, or other gas: must be 0.
     pub(crate) blocks_refused_by_strict_check: u64,
     invalid: u64,
-    /// Orders left out since the node did not answer.
+    /// Orders left out because the node did not answer.
     unread: u64,
     /// Reads that an execution waited for, per block.
     waited_reads_per_block: f64,
     /// State calls made ahead, per block.
     prefetched_calls_per_block: f64,
     fill_us: Quantiles,
-    /// From the announcement read from the socket to the first built block that has the transaction.
+    /// From the read of the announcement to the first built block with the transaction.
     first_inclusion_ms: Quantiles,
     /// With `--compare`: every way, from classic to ours.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -63,7 +63,7 @@ struct Quantiles {
     max: f64,
 }
 
-/// One way of filling, and what it gives over the one before.
+/// One way of filling, and its gain over the one before.
 #[derive(Debug, Serialize)]
 pub(crate) struct WaySummary {
     way: &'static str,
@@ -89,7 +89,8 @@ pub(crate) struct Tally {
     gas: Histogram<u64>,
     first_inclusion: Histogram<u64>,
     prefetched: u64,
-    /// Included once already, in two generations: the older one is forgotten when the newer is full.
+    /// Transactions that were included before, in two generations: the older one is dropped when
+    /// the newer is full.
     included: [HashSet<B256>; 2],
     quiet: bool,
 }
@@ -98,7 +99,7 @@ pub(crate) struct Tally {
 const GENERATION: usize = 120_000;
 
 fn histogram() -> Histogram<u64> {
-    // Up to an hour in nanoseconds; what is above counts as that.
+    // Up to an hour in nanoseconds; longer times count as an hour.
     Histogram::new_with_bounds(1, 3_600_000_000_000, 3).expect("bounds in order")
 }
 
@@ -177,7 +178,7 @@ impl Tally {
                 self.included[0].clear();
             }
             self.included[0].insert(tx.hash);
-            // A wall clock may be set back.
+            // The wall clock may be set back.
             let age = now.duration_since(*first_seen).unwrap_or_default();
             self.first_inclusion.saturating_record(age.as_micros() as u64);
         }

@@ -20,25 +20,26 @@ use serde_json::value::RawValue;
 /// Calls in one batch. geth refuses more than 1,000, and answers to small ones overlap.
 const BATCH: usize = 250;
 
-/// Why something could not be read from the node.
+/// Why the node's state could not be read.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum ReadError {
     /// No answer in time.
     #[error("no answer within {limit:?}")]
     Timeout { limit: Duration },
-    /// A thread cannot be made.
+    /// A thread could not be started.
     #[error("cannot start a thread: {kind}")]
     Thread { kind: std::io::ErrorKind },
-    /// The connection is gone.
+    /// The connection has ended.
     #[error("the connection is closed")]
     Closed,
     /// The node answered with an error.
     #[error("the node answered {code}: {message}")]
     Node { code: i64, message: String },
-    /// Nothing that can be used.
+    /// The answer has the wrong form.
     #[error("the answer {found:?} is not {expected}")]
     Malformed { found: String, expected: &'static str },
-    /// Not here, and this is no time for a request: noted, and requested with the others.
+    /// Unknown, and requests are not allowed at this point: recorded, and requested together with
+    /// the others.
     #[error("not read yet")]
     NotReadYet,
 }
@@ -54,7 +55,7 @@ pub(crate) type Answer = Result<Box<RawValue>, ReadError>;
 /// Answers with their ids.
 type Batch = Vec<(u64, Answer)>;
 
-/// By the first id of each batch that is not answered yet.
+/// By the first id of each outstanding batch.
 type Waiting = Arc<Mutex<Option<BTreeMap<u64, SyncSender<Batch>>>>>;
 
 pub(crate) struct Rpc {
@@ -78,17 +79,17 @@ struct WireError {
 }
 
 impl Rpc {
-    /// A thread of its own keeps the socket empty until the connection ends.
+    /// A thread of its own reads the socket until the connection ends.
     pub(crate) fn connect(path: &Path, timeout: Duration) -> std::io::Result<Self> {
         let writer = UnixStream::connect(path)?;
-        // A node that does not read must not hold the builder.
+        // A node that does not read must not block the builder.
         writer.set_write_timeout(Some(timeout))?;
         let reader = writer.try_clone()?;
         let waiting: Waiting = Arc::new(Mutex::new(Some(BTreeMap::new())));
         let shared = Arc::clone(&waiting);
         thread::Builder::new().name("builder-rpc".into()).spawn(move || {
             read(reader, &shared);
-            // Who waits is told by the drop of its sender; who comes later finds none to wait at.
+            // Waiting callers notice the drop of their senders; later ones find no map.
             *lock(&shared) = None;
         })?;
         Ok(Self { writer: Mutex::new(writer), waiting, next_id: AtomicU64::new(1), timeout })
@@ -98,7 +99,7 @@ impl Rpc {
         self.batch(&[call])?.pop().unwrap_or(Err(ReadError::Closed))
     }
 
-    /// Sends all at once; the responses are in the order of the calls.
+    /// Sends all calls at once; the responses are in the order of the calls.
     pub(crate) fn batch(&self, calls: &[Call]) -> Result<Vec<Answer>, ReadError> {
         let deadline = Instant::now() + self.timeout;
         let mut sent = Vec::new();
@@ -152,7 +153,7 @@ impl Rpc {
 
 impl Drop for Rpc {
     fn drop(&mut self) {
-        // The reader ends with it. One that is closed already needs no closing.
+        // This also ends the reader. A closed socket needs no shutdown.
         let _ = lock(&self.writer).shutdown(std::net::Shutdown::Both);
     }
 }
@@ -161,7 +162,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Every node ends each answer with a line end.
+/// Every node ends each response with a newline.
 fn read(stream: UnixStream, waiting: &Waiting) {
     let mut reader = BufReader::with_capacity(1 << 16, stream);
     let mut line = Vec::new();
@@ -192,7 +193,7 @@ fn read(stream: UnixStream, waiting: &Waiting) {
         let Some(waiting) = waiting.as_mut() else { return };
         let first = waiting.range(..=id).next_back().map(|(first, _)| *first);
         if let Some(sender) = first.and_then(|first| waiting.remove(&first)) {
-            // It may have stopped waiting.
+            // The caller may have stopped waiting.
             let _ = sender.send(batch);
         }
     }

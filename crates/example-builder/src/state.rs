@@ -1,4 +1,4 @@
-//! The node's state at one block, read over IPC and kept.
+//! The node's state at one block, read over IPC and cached.
 
 use std::{
     cell::{Cell, RefCell},
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use crate::rpc::{Answer, Call, ReadError, Rpc};
 
-/// Something that can be read.
+/// An item of state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Key {
     /// Balance, nonce and code, in one batch.
@@ -27,16 +27,17 @@ pub(crate) enum Key {
 /// Contracts' code with its jump table, by hash; outlives the block.
 pub(crate) type Codes = Rc<RefCell<B256Map<Bytecode>>>;
 
-/// What to do about something that was not read before.
+/// What to do about an item that is not cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OnMiss {
     /// Request it, and wait for the response.
     Request,
-    /// Fail, and note it.
+    /// Fail, and record it.
     Note,
 }
 
-/// The state at one block. All of it is read at that block by its hash, so none of it can be of another one.
+/// The state at one block. Every read names that block by its hash, so no item can be of another
+/// block.
 pub(crate) struct NodeState {
     rpc: Arc<Rpc>,
     /// The block, as the last parameter of every request.
@@ -86,7 +87,7 @@ impl NodeState {
         self.waited_for.get()
     }
 
-    /// Runs `execute` with every miss an error; returns what was missed.
+    /// Runs `execute` with every miss as an error; returns the misses.
     pub(crate) fn noting(&self, execute: impl FnOnce()) -> Vec<Key> {
         self.on_miss.set(OnMiss::Note);
         execute();
@@ -102,10 +103,10 @@ impl NodeState {
         }
     }
 
-    /// Reads what is not here yet, all at once. What cannot be read stays unknown.
+    /// Requests all missing items at once. Items that cannot be read stay unknown.
     ///
     /// # Errors
-    /// Only when nothing at all was answered.
+    /// Only if there was no response at all.
     pub(crate) fn fetch(&self, keys: impl IntoIterator<Item = Key>) -> Result<usize, ReadError> {
         let mut keys: Vec<Key> = keys.into_iter().filter(|key| !self.has(key)).collect();
         keys.sort_unstable_by_key(|key| match key {
@@ -158,7 +159,7 @@ impl NodeState {
         &self,
         answers: &mut impl Iterator<Item = Answer>,
     ) -> Result<Option<AccountInfo>, ReadError> {
-        // All three are taken from the answers, whatever the first one is.
+        // All three are taken from the responses, even if the first is an error.
         let (balance, nonce, code) = (
             next::<U256>(answers, "a balance"),
             next::<U64>(answers, "a nonce"),
@@ -166,7 +167,7 @@ impl NodeState {
         );
         let (balance, nonce, code) = (balance?, nonce?.to(), code?);
         if code.is_empty() {
-            // Since EIP-161 what is empty does not exist.
+            // Since EIP-161 an empty account does not exist.
             let exists = !balance.is_zero() || nonce != 0;
             let info = AccountInfo { nonce, ..AccountInfo::from_balance(balance) };
             return Ok(exists.then_some(info));
@@ -176,7 +177,7 @@ impl NodeState {
         Ok(Some(AccountInfo::new(balance, nonce, hash, code)))
     }
 
-    /// Requests one thing while an execution waits for it.
+    /// Requests one item while an execution waits for it.
     fn request<T>(
         &self,
         key: Key,
@@ -192,7 +193,7 @@ impl NodeState {
 }
 
 fn bytecode(code: Bytes) -> Bytecode {
-    // What begins like a delegation and is none is code all the same.
+    // Code that begins like a delegation but is none is still code.
     Bytecode::new_raw_checked(code.clone()).unwrap_or_else(|_| Bytecode::new_legacy(code))
 }
 
@@ -219,7 +220,7 @@ fn read_hash(answers: &mut impl Iterator<Item = Answer>) -> Result<B256, ReadErr
 #[derive(Clone, Copy)]
 pub(crate) struct View<'s> {
     pub(crate) state: &'s NodeState,
-    /// Whether what was read is kept; otherwise it is requested every time.
+    /// Whether reads are cached; otherwise they are requested every time.
     pub(crate) cached: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Reading ahead: what the next block's candidates will read is fetched while the block is not due yet.
+//! Prefetches the state that the next block's candidates will read, before the block is due.
 
 use alloy_primitives::TxKind;
 use revm::{
@@ -19,22 +19,23 @@ use crate::{
     state::{Key, NodeState, View},
 };
 
-/// Executions of one transaction, each of which stops at the first thing that is not known. A swap needs four; what
-/// needs more is read when it is executed.
+/// Executions of one transaction, each of which stops at the first unknown item. A swap needs four;
+/// further items are read when it is executed in the block.
 const ROUNDS: usize = 8;
 
-/// What reading ahead has done.
+/// The result of a prefetch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Warmed {
     pub(crate) rounds: usize,
     pub(crate) calls: usize,
 }
 
-/// Fetches what these transactions name, then what their executions on the parent's state read: each round executes
-/// with every unknown an error, and requests all of them at once.
+/// Fetches the state that these transactions name, then the state that they read when executed on
+/// the parent's state: each round executes with every unknown item as an error, and requests all of
+/// them at once.
 ///
 /// # Errors
-/// When nothing was answered. What was read before stays.
+/// There was no response. Items that were read before stay.
 pub(crate) fn warm(
     state: &NodeState,
     block: &NextBlock,
@@ -58,16 +59,16 @@ pub(crate) fn warm(
     Ok(warmed)
 }
 
-/// Whether all is known that a block reads before its first transaction.
+/// Whether everything is known that a block reads before its first transaction.
 fn begins(state: &NodeState, block: &NextBlock) -> bool {
     let store = CacheDB::new(View { state, cached: true });
     begin(&mut context(store, block).build_mainnet(), block).is_ok()
 }
 
-/// Those that could not be executed for something unknown.
+/// Those whose execution stopped at an unknown item.
 fn unknown(state: &NodeState, block: &NextBlock, txs: Vec<TxEnv>) -> Vec<TxEnv> {
     let mut context = context(WrapDatabaseRef(View { state, cached: true }), block);
-    // Each stands alone, so the nonces before its own are not there.
+    // Each is executed alone, so earlier nonces of its sender are missing.
     context.cfg.disable_nonce_check = true;
     let mut evm = context.build_mainnet();
     let is_unknown = |result: Result<ExecutionResult, EVMError<ReadError>>| {
@@ -78,7 +79,7 @@ fn unknown(state: &NodeState, block: &NextBlock, txs: Vec<TxEnv>) -> Vec<TxEnv> 
         .collect()
 }
 
-/// What a transaction names before it is executed.
+/// The state that a transaction names before it is executed.
 fn named(tx: &TxEnv) -> Vec<Key> {
     let mut keys = vec![Key::Account(tx.caller)];
     if let TxKind::Call(to) = tx.kind {

@@ -4,22 +4,23 @@ use std::{fmt, str::FromStr, thread, time::Duration};
 
 use crate::error::{ConfigError, ParseLimitError};
 
-/// Default of [`MonitorConfig::elevated_percent`]: room for a quarter of the queue is left to react in.
+/// Default of [`MonitorConfig::elevated_percent`]: a quarter of the queue is left while the host
+/// reacts.
 pub const DEFAULT_ELEVATED_PERCENT: u8 = 75;
 /// Default of [`MonitorConfig::critical_percent`]: the queue is about to overflow.
 pub const DEFAULT_CRITICAL_PERCENT: u8 = 90;
-/// Default of [`MonitorConfig::critical_until_percent`]: 20 below the rise, so that the state does not
-/// change with every item.
+/// Default of [`MonitorConfig::critical_until_percent`]: 20 below the rising threshold, so that the
+/// state does not change with every item.
 pub const DEFAULT_CRITICAL_UNTIL_PERCENT: u8 = 70;
-/// Default of [`MonitorConfig::elevated_until_percent`]: 25 below the rise.
+/// Default of [`MonitorConfig::elevated_until_percent`]: 25 below the rising threshold.
 pub const DEFAULT_ELEVATED_UNTIL_PERCENT: u8 = 50;
 
-/// Requests in flight per core under [`Limit::Auto`]: a request mostly waits for bytes, so that
-/// a core can serve many. The figure is the one Erigon uses for its concurrent database readers.
+/// Requests in flight per core under [`Limit::Auto`]: a request mostly waits for bytes, so a core
+/// can serve many. Erigon uses the same number for its concurrent database readers.
 pub const AUTO_REQUESTS_PER_CORE: usize = 64;
-/// Lower bound of [`Limit::Auto`]: on a small machine too, a burst in which each of several hundred
-/// searchers sends a bundle is let in. What a request holds while it waits is bounded in bytes by whoever
-/// reads it.
+/// Lower bound of [`Limit::Auto`]: even a small machine must admit a burst in which each of several
+/// hundred searchers sends a bundle. The server that reads the requests bounds the bytes that they
+/// hold.
 pub const MIN_AUTO_REQUESTS: usize = 1_024;
 /// Upper bound of [`Limit::Auto`], whatever the number of cores.
 pub const MAX_AUTO_REQUESTS: usize = 9_000;
@@ -28,45 +29,45 @@ pub const MAX_REQUESTS: usize = 1_000_000;
 
 /// Work permits per core by default: one for work that runs and one for the next.
 pub const DEFAULT_WORK_PERMITS_PER_CORE: usize = 2;
-/// The fewest work permits by default: on the smallest machine one external caller at once, and
-/// internal work on each request connection of the fetcher but one.
+/// The fewest work permits by default: even on the smallest machine one external caller at a time,
+/// and internal work on all but one of the fetcher's request connections.
 pub const MIN_DEFAULT_WORK_PERMITS: usize = 4;
 /// Upper bound of [`GateConfig::work_permits`].
 pub const MAX_WORK_PERMITS: usize = 65_536;
-/// Cores that external callers leave to internal work by default: they may hold one work permit less
-/// than there are cores, and at least one. So a live announcement finds a core that decodes nothing for
-/// anyone else.
+/// Cores that external callers leave to internal work by default: they may hold one work permit
+/// less than there are cores, and at least one. So a live announcement finds a core that decodes
+/// nothing for external callers.
 pub const DEFAULT_CORES_LEFT_FREE: usize = 1;
 
-/// Default of [`GateConfig::permit_wait`]. One permit verifies a signed bundle of three transactions in 200 us,
-/// and in 450 us on a slow virtual machine: there too the 512 that may wait are served in this time, which is
-/// short beside the 12 s of a slot.
+/// Default of [`GateConfig::permit_wait`]. One permit verifies a signed bundle of three
+/// transactions in 200 us, and in 450 us on a slow virtual machine: even there 512 waiting callers
+/// are served in this time, which is short compared with the 12 s of a slot.
 pub const DEFAULT_PERMIT_WAIT: Duration = Duration::from_millis(250);
 /// Upper bound of [`GateConfig::permit_wait`].
 pub const MAX_PERMIT_WAIT: Duration = Duration::from_secs(60);
-/// Default of [`GateConfig::max_permit_waiters`]: what the smallest [`Limit::Auto`] lets in. Each costs
-/// about 300 bytes, beside its request.
+/// Default of [`GateConfig::max_permit_waiters`]: as many as the smallest [`Limit::Auto`] admits.
+/// Each costs about 300 bytes, beside its request.
 pub const DEFAULT_MAX_PERMIT_WAITERS: usize = MIN_AUTO_REQUESTS;
 
 /// Default of [`GateConfig::retry_after`].
 pub const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Default of [`GateConfig::retry_jitter`]: refused callers do not all retry at the same moment.
 pub const DEFAULT_RETRY_JITTER: Duration = Duration::from_secs(1);
-/// Upper bound of both.
+/// Upper bound of [`GateConfig::retry_after`] and of [`GateConfig::retry_jitter`].
 pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(3_600);
 /// Default of [`GateConfig::shed_quiet`].
 pub const DEFAULT_SHED_QUIET: Duration = Duration::from_secs(1);
-/// Default of [`GateConfig::shed_sustained`]: longer than a burst at the start of a slot, and short beside
-/// the interval at which a load balancer probes.
+/// Default of [`GateConfig::shed_sustained`]: longer than a burst at the start of a slot, and short
+/// compared with the probe interval of a load balancer.
 pub const DEFAULT_SHED_SUSTAINED: Duration = Duration::from_secs(2);
 
-/// Default of [`DeferralConfig::capacity`]. 1024 transactions of the greatest common size (128 kB) are
-/// 128 MiB; at the usual 200 bytes it is 200 kB.
+/// Default of [`DeferralConfig::capacity`]. 1024 transactions of the largest common size (128 kB)
+/// are 128 MiB; at the usual 200 bytes it is 200 kB.
 pub const DEFAULT_DEFERRED: usize = 1_024;
 /// Upper bound of [`DeferralConfig::capacity`].
 pub const MAX_DEFERRED: usize = 1 << 24;
-/// Default of [`DeferralConfig::max_age`]: half of Ethereum's slot, so that what
-/// is deferred at the start of a slot is still in time for its block.
+/// Default of [`DeferralConfig::max_age`]: half of Ethereum's slot, so that work which is deferred
+/// at the start of a slot can still enter its block.
 pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(6);
 
 macro_rules! setters {
@@ -99,8 +100,8 @@ pub struct MonitorConfig {
     /// Below this, elevated becomes normal. Default [`DEFAULT_ELEVATED_UNTIL_PERCENT`]; below
     /// `elevated_percent`, and at most `critical_until_percent`.
     pub elevated_until_percent: u8,
-    /// The kill switch: while off, the load is always normal. [`LoadMonitor::set_enabled`] changes it
-    /// while running.
+    /// The kill switch: while off, the load is always normal. [`LoadMonitor::set_enabled`] changes
+    /// it at run time.
     ///
     /// [`LoadMonitor::set_enabled`]: crate::LoadMonitor::set_enabled
     pub enabled: bool,
@@ -154,15 +155,15 @@ pub enum Limit {
     /// [`MAX_AUTO_REQUESTS`].
     #[default]
     Auto,
-    /// So many: 1 to [`MAX_REQUESTS`].
+    /// This many: 1 to [`MAX_REQUESTS`].
     Number(usize),
-    /// No admission control: nobody is refused, external callers wait for a work permit in one
+    /// No admission control: no caller is refused, external callers wait for a work permit in one
     /// queue with internal work, and no permit is reserved. For comparison, not for operation.
     Unlimited,
 }
 
 impl Limit {
-    /// The number for a machine of so many cores; `None` if there is none.
+    /// The limit for a machine with this many cores; `None` if there is no limit.
     pub fn resolve(self, cores: usize) -> Option<usize> {
         match self {
             Self::Auto => {
@@ -211,28 +212,29 @@ pub struct GateConfig {
     /// [`MAX_WORK_PERMITS`]. Default [`DEFAULT_WORK_PERMITS_PER_CORE`] for each core, at least
     /// [`MIN_DEFAULT_WORK_PERMITS`].
     pub work_permits: usize,
-    /// Those of them that only internal work may use: 1 to `work_permits - 1`. By default so many that
-    /// external callers may hold one permit less than there are cores ([`DEFAULT_CORES_LEFT_FREE`]), and at
-    /// least 1. Ignored under [`Limit::Unlimited`].
+    /// The permits among these that only internal work may use: 1 to `work_permits - 1`. By default
+    /// all but those that external callers may hold, which are one less than there are cores
+    /// ([`DEFAULT_CORES_LEFT_FREE`]), and at least 1. Ignored under [`Limit::Unlimited`].
     pub reserved_permits: usize,
     /// How long an external caller waits for a work permit: up to [`MAX_PERMIT_WAIT`], default
-    /// [`DEFAULT_PERMIT_WAIT`]. Then it is refused, counted as `no_permit`. 0: at once.
+    /// [`DEFAULT_PERMIT_WAIT`]. After that it is refused, counted as `no_permit`. 0: it never
+    /// waits.
     pub permit_wait: Duration,
-    /// External callers that wait: up to [`MAX_REQUESTS`], default [`DEFAULT_MAX_PERMIT_WAITERS`]. Beyond
-    /// it the last one of a lower priority than the newcomer is refused, or the newcomer, counted as
-    /// `permit_queue_full`.
+    /// Most external callers that wait: up to [`MAX_REQUESTS`], default
+    /// [`DEFAULT_MAX_PERMIT_WAITERS`]. When the queue is full, the last caller with a lower
+    /// priority than the new one is refused, or else the new one, counted as `permit_queue_full`.
     pub max_permit_waiters: usize,
     /// After how long a refused caller may retry: 1 ms to [`MAX_RETRY_AFTER`], default
     /// [`DEFAULT_RETRY_AFTER`].
     pub retry_after: Duration,
-    /// How much is added to it at random, at most: up to [`MAX_RETRY_AFTER`], default
+    /// The most that is added to it at random: up to [`MAX_RETRY_AFTER`], default
     /// [`DEFAULT_RETRY_JITTER`].
     pub retry_jitter: Duration,
-    /// A shedding episode is over when nobody was refused for this long. Default
+    /// A shedding episode ends when no caller was refused for this long. Default
     /// [`DEFAULT_SHED_QUIET`].
     pub shed_quiet: Duration,
-    /// How long an episode has lasted when [`Gate::is_shedding`](crate::Gate::is_shedding) says so. Default
-    /// [`DEFAULT_SHED_SUSTAINED`].
+    /// How long an episode must have lasted before [`Gate::is_shedding`](crate::Gate::is_shedding)
+    /// returns true. Default [`DEFAULT_SHED_SUSTAINED`].
     pub shed_sustained: Duration,
 }
 
@@ -255,7 +257,7 @@ setters! { GateConfig:
 }
 
 impl GateConfig {
-    /// The default for a machine of so many cores.
+    /// The default for a machine with this many cores.
     pub fn for_cores(cores: usize) -> Self {
         let permits = cores
             .saturating_mul(DEFAULT_WORK_PERMITS_PER_CORE)
@@ -275,8 +277,9 @@ impl GateConfig {
     }
 
     /// # Errors
-    /// Names what is out of bounds; [`ConfigError::NoReserve`] and [`ConfigError::NoExternalPermit`]
-    /// if no permit is left for internal work or for external callers.
+    /// Names the field that is out of bounds; [`ConfigError::NoReserve`] and
+    /// [`ConfigError::NoExternalPermit`] if no permit is left for internal work or for external
+    /// callers.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if let Limit::Number(number) = self.requests {
             bounded("requests", number as u64, 1, MAX_REQUESTS as u64)?;
@@ -307,8 +310,8 @@ impl GateConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeferralConfig {
-    /// Items at most: 1 to [`MAX_DEFERRED`], default [`DEFAULT_DEFERRED`]. The owner of the
-    /// queue may have a lower bound of its own.
+    /// Most items: 1 to [`MAX_DEFERRED`], default [`DEFAULT_DEFERRED`]. The owner of the queue may
+    /// have a lower bound of its own.
     pub capacity: usize,
     /// An item of this age runs whatever the load. Default [`DEFAULT_MAX_AGE`].
     pub max_age: Duration,
@@ -333,7 +336,7 @@ impl DeferralConfig {
     }
 }
 
-/// The cores this process may use; 1 if the system does not say.
+/// The number of cores that this process may use; 1 if the system does not report it.
 pub fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }

@@ -1,4 +1,4 @@
-//! The queue of deferred work, which loses none.
+//! The queue of deferred work, which drops none.
 
 use std::{
     collections::VecDeque,
@@ -16,11 +16,11 @@ use crate::{
 /// Defers work while the load is not normal.
 ///
 /// A state machine without clock or task: its owner offers each item before running it, and pops
-/// when the load falls, when [`Self::next_due`] has come, and after each popped item. Every item
-/// that was offered is in exactly one place: handed back at once, in the queue, or popped.
+/// when the load falls, when [`Self::next_due`] has come, and after each popped item. Every offered
+/// item is in exactly one place: returned at once, in the queue, or popped.
 ///
-/// Items leave in the order in which they came. So that no item overtakes an earlier one (of the same
-/// sender, for example), it is also deferred under normal load while earlier ones wait.
+/// Items leave in the order of arrival. So that no item overtakes an earlier one (of the same
+/// sender, for example), an item is also deferred under normal load while earlier ones wait.
 #[derive(Debug)]
 pub struct DeferralQueue<T> {
     items: VecDeque<Deferred<T>>,
@@ -40,7 +40,7 @@ struct Deferred<T> {
     since: Instant,
 }
 
-/// What a queue did with an offered item.
+/// The result of offering an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an item that was not deferred is in here"]
 pub enum Offered<T> {
@@ -58,7 +58,7 @@ pub enum Offered<T> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeferralStats {
-    /// Items that were put into the queue.
+    /// Items that entered the queue.
     pub deferred: u64,
     /// Items for which there was no room, in the queue or by a bound of its owner.
     pub handed_back: u64,
@@ -105,7 +105,7 @@ impl<T> DeferralQueue<T> {
 
     /// Decides whether an item may run. `pressed` is [`LoadMonitor::is_pressed`].
     ///
-    /// `now` must not go backwards from one call to the next, or ages are off by as much.
+    /// `now` must not go backwards from one call to the next, or ages are wrong by as much.
     ///
     /// [`LoadMonitor::is_pressed`]: crate::LoadMonitor::is_pressed
     pub fn offer(&mut self, item: T, now: Instant, pressed: bool) -> Offered<T> {
@@ -122,13 +122,13 @@ impl<T> DeferralQueue<T> {
         Offered::Deferred
     }
 
-    /// Whether an item that is offered now waits, or is handed back.
+    /// Whether an item that is offered now would wait or be returned.
     pub fn must_wait(&self, pressed: bool) -> bool {
         pressed || !self.items.is_empty()
     }
 
-    /// Counts an item that must wait and that the owner does not offer, because a bound of the owner
-    /// leaves no room for it.
+    /// Counts an item that must wait but that the owner does not offer, because a bound of the
+    /// owner leaves no room for it.
     pub fn count_handed_back(&mut self) {
         self.handed_back.add(1);
     }
@@ -149,7 +149,7 @@ impl<T> DeferralQueue<T> {
 
     /// When the oldest item must run whatever the load; `None` if nothing waits.
     pub fn next_due(&self) -> Option<Instant> {
-        // An age beyond what the clock can count never comes.
+        // If the clock cannot represent the time, it never comes.
         self.items.front()?.since.checked_add(self.config.max_age)
     }
 
@@ -161,7 +161,7 @@ impl<T> DeferralQueue<T> {
         items.into_iter().map(|deferred| deferred.item)
     }
 
-    /// Removes the items that nobody waits for any more; looks at each. Returns how many.
+    /// Removes the items whose caller no longer waits; visits every item. Returns how many.
     pub fn withdraw(&mut self, is_gone: impl Fn(&T) -> bool) -> usize {
         let before = self.items.len();
         self.items.retain(|deferred| !is_gone(&deferred.item));
@@ -205,7 +205,7 @@ impl<T> DeferralQueue<T> {
 
 impl<T> Drop for DeferralQueue<T> {
     fn drop(&mut self) {
-        // A later queue of the same name shares the gauge.
+        // Relative, because a later queue of the same name shares the gauge.
         self.depth.change(self.items.len(), 0);
     }
 }

@@ -1,8 +1,8 @@
-//! Errors of a configuration. None of them happens after start-up.
+//! Errors of a configuration. They occur only at the start.
 
 use thiserror::Error;
 
-/// A configuration that cannot work. Each names the field, its value and the limit.
+/// An invalid configuration. Each variant names the field, its value and the limit.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -11,7 +11,7 @@ pub enum ConfigError {
     OutOfBounds {
         /// The setting.
         field: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: u64,
         /// The least it may be.
         min: u64,
@@ -23,16 +23,16 @@ pub enum ConfigError {
     Order {
         /// The setting.
         field: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: u8,
         /// `below` or `at most`.
         relation: &'static str,
-        /// The setting it is held against.
+        /// The other setting.
         other: &'static str,
-        /// What that one is set to.
+        /// The value of the other setting.
         limit: u8,
     },
-    /// A queue of capacity zero has no load.
+    /// A queue of capacity zero, for which no load can be computed.
     #[error("queue {queue:?}: capacity is 0, must be at least 1")]
     ZeroCapacity {
         /// The queue.
@@ -52,7 +52,7 @@ pub enum ConfigError {
         /// Work permits in all.
         work_permits: usize,
     },
-    /// The reserve leaves no permit to external callers: each would be refused.
+    /// The reserve leaves no permit to external callers: each of them would be refused.
     #[error("reserved_permits is {reserved_permits} of {work_permits} work permits, must leave at least 1 to
          external callers")]
     NoExternalPermit {
@@ -65,7 +65,7 @@ pub enum ConfigError {
 
 /// A text that does not parse as a [`Limit`](crate::Limit).
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{value:?} is no limit: expected auto, unlimited or a number from 1 to {max}")]
+#[error("{value:?} is not a limit: expected auto, unlimited or a number from 1 to {max}")]
 pub struct ParseLimitError {
     /// The text.
     pub value: String,

@@ -1,4 +1,4 @@
-//! The admission gate: external callers wait for a bounded time, internal work for as long as it takes.
+//! The admission gate: external callers wait for a bounded time, internal work without a limit.
 
 use std::{
     sync::{
@@ -25,19 +25,19 @@ use crate::{
 /// Limits the requests in flight and the CPU-heavy work. Cloning gives another handle to the same
 /// gate.
 ///
-/// An external request passes two gates: [`enter`](Self::enter) before its body is read, which
-/// bounds the requests in flight and answers at once, and [`acquire_external`](Self::acquire_external)
-/// before its CPU-heavy work, which waits for at most [`GateConfig::permit_wait`]: requests come in
-/// bursts, and a burst that is worked off in time refuses nobody. Internal work (mempool, heads) only calls
-/// [`acquire_internal`](Self::acquire_internal), which waits for a work permit, first come first
-/// served, and is never refused. Some work permits are reserved for internal work, so it does not
-/// wait for external callers as long as one of these is free.
+/// An external request passes two gates. [`enter`](Self::enter), before its body is read, bounds
+/// the requests in flight and returns at once. [`acquire_external`](Self::acquire_external), before
+/// its CPU-heavy work, waits for at most [`GateConfig::permit_wait`]: requests come in bursts, and
+/// a burst that is processed within that time causes no refusal. Internal work (mempool, heads)
+/// only calls [`acquire_internal`](Self::acquire_internal), which waits for a work permit, first
+/// come first served, and is never refused. Some work permits are reserved for internal work, so it
+/// does not wait for external callers as long as one of these is free.
 ///
 /// Every permit is released when dropped; the gate has no thread of its own.
 ///
-/// Under [`Limit::Unlimited`](crate::Limit::Unlimited) there is no admission control: `enter` always
-/// succeeds, no permit is reserved, and [`acquire_external`](Self::acquire_external) waits for as long
-/// as it takes, in one queue with internal work.
+/// Under [`Limit::Unlimited`](crate::Limit::Unlimited) there is no admission control: `enter`
+/// always succeeds, no permit is reserved, and [`acquire_external`](Self::acquire_external) waits
+/// without a limit, in one queue with internal work.
 #[derive(Clone, Debug)]
 pub struct Gate {
     shared: Arc<GateShared>,
@@ -69,7 +69,7 @@ impl GateCounters {
     fn new(gate: GateName, config: &GateConfig) -> Self {
         let name = gate.as_str();
         let refused = RefusalReason::ALL.map(|reason| {
-            // A reason that this gate never gives gets no series.
+            // No time series for a reason that this gate never gives.
             let possible = match reason {
                 RefusalReason::TooManyRequests => gate == GateName::Requests,
                 RefusalReason::NoPermit | RefusalReason::QueueFull | RefusalReason::Deferred => {
@@ -92,11 +92,11 @@ impl GateCounters {
     }
 }
 
-/// What a gate did since it was made, and what it holds.
+/// The counts of a gate since it was made, and the permits that are held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GateStats {
-    /// External requests admitted, elements of batches counted one by one.
+    /// Admitted external requests; each element of a batch counts.
     pub requests_admitted: u64,
     /// External requests refused by the outer gate.
     pub requests_refused: u64,
@@ -106,13 +106,13 @@ pub struct GateStats {
     pub work_admitted: u64,
     /// External callers refused by the inner gate.
     pub work_refused: u64,
-    /// How many of the external callers had to wait for a work permit, or were refused for want of one.
+    /// External callers that waited for a work permit, or were refused for lack of one.
     pub work_waited: u64,
     /// Work permits held, by internal work and by external callers.
     pub work_in_use: usize,
     /// Work permits acquired by internal work.
     pub internal_admitted: u64,
-    /// How many of these it had to wait for.
+    /// Work permits that internal work had to wait for.
     pub internal_waited: u64,
 }
 
@@ -167,8 +167,8 @@ impl Gate {
         }
     }
 
-    /// Makes a request count as `elements` of them, once a batch is known to have so many. All of
-    /// it or nothing: if refused, it counts as before.
+    /// Makes a request count as `elements` requests, once the size of a batch is known. All or
+    /// nothing: if refused, it counts as before.
     ///
     /// # Errors
     /// As for [`Self::enter`].
@@ -188,7 +188,7 @@ impl Gate {
         }
     }
 
-    /// A work permit for an external caller, if one is free that is not reserved. Never waits.
+    /// A work permit for an external caller, if an unreserved one is free. Never waits.
     ///
     /// # Errors
     /// [`RefusalReason::NoPermit`], [`RefusalReason::ShuttingDown`].
@@ -206,17 +206,17 @@ impl Gate {
         }
     }
 
-    /// A work permit for an external caller, which waits for it for at most
-    /// [`GateConfig::permit_wait`]. At most [`GateConfig::max_permit_waiters`] wait, those of a higher
-    /// priority first. Under [`Limit::Unlimited`](crate::Limit::Unlimited) it waits in the queue of all
-    /// work, for as long as it takes.
+    /// A work permit for an external caller, which waits for at most [`GateConfig::permit_wait`].
+    /// At most [`GateConfig::max_permit_waiters`] wait, those of a higher priority first. Under
+    /// [`Limit::Unlimited`](crate::Limit::Unlimited) it waits in the queue of all work, without a
+    /// limit.
     ///
     /// # Errors
     /// [`RefusalReason::NoPermit`] after that time, [`RefusalReason::QueueFull`],
     /// [`RefusalReason::ShuttingDown`].
     ///
     /// # Cancel safety
-    /// Dropped while waiting, it leaves the queue and holds nothing.
+    /// If the future is dropped while it waits, it leaves the queue and holds nothing.
     pub async fn acquire_external(
         &self,
         priority: Priority,
@@ -234,7 +234,7 @@ impl Gate {
                 shared.external_waited.add(1);
                 let (wait, max) = (shared.config.permit_wait, shared.config.max_permit_waiters);
                 let acquiring = shared.work.acquire_external(priority, max);
-                // The queue has no clock: it is told by the time that the caller passes.
+                // The queue has no clock, so the caller's time is passed to it.
                 let deadline = now.checked_add(wait).unwrap_or(now);
                 match timeout_at(deadline.into(), acquiring).await {
                     Ok(Ok(permit)) => permit,
@@ -250,9 +250,10 @@ impl Gate {
         Ok(permit)
     }
 
-    /// Runs CPU-heavy work of an external caller on a thread for blocking work of the current tokio runtime: under
-    /// the permit that is given, or under one for which it waits as [`Self::acquire_external`] does. A thread that
-    /// has ended such work goes on with what waits next, so that no permit is idle meanwhile.
+    /// Runs CPU-heavy work of an external caller on a thread for blocking work of the current tokio
+    /// runtime: under the given permit, or under one for which it waits as
+    /// [`Self::acquire_external`] does. A thread that has finished such work continues with the
+    /// next waiting one, so that no permit is idle in between.
     ///
     /// # Errors
     /// [`WorkError::Refused`] as [`Self::acquire_external`], [`WorkError::Lost`] if it panics, or if the runtime
@@ -262,8 +263,8 @@ impl Gate {
     /// Outside of a tokio runtime with a timer.
     ///
     /// # Cancel safety
-    /// Dropped while it waits, it leaves the queue and holds nothing. Work that has begun goes on to its end and
-    /// holds its permit until then.
+    /// If the future is dropped while it waits, it leaves the queue and holds nothing. Work that
+    /// has begun continues to its end and holds its permit until then.
     pub async fn run_external<T: Send + 'static>(
         &self,
         permit: Option<WorkPermit>,
@@ -310,23 +311,24 @@ impl Gate {
 
     /// A work permit for work of an external caller that a [`DeferralQueue`](crate::DeferralQueue)
     /// deferred. Such work has waited already, so it waits for its permit instead of being refused,
-    /// also after [`Self::close`]; it counts among the permits that external callers may hold.
+    /// also after [`Self::close`]; the permit counts among those that external callers may hold.
     ///
     /// # Cancel safety
-    /// Dropped while waiting, it leaves the queue and holds nothing.
+    /// If the future is dropped while it waits, it leaves the queue and holds nothing.
     pub async fn acquire_external_deferred(&self) -> WorkPermit {
-        // It goes first and is not refused: whoever runs the deferral queue waits for one at a time.
+        // First in the queue, and never refused: the owner of the deferral queue waits for one at a
+        // time.
         let acquiring = self.shared.work.acquire_external(Priority::Known, usize::MAX);
         let permit = acquiring.await.unwrap_or_else(|_| unreachable!("an endless queue"));
         self.shared.counters[GateName::Work as usize].admitted.add(1);
         permit
     }
 
-    /// A work permit for internal work. Waits as long as it takes, first come first served; never
+    /// A work permit for internal work. Waits without a limit, first come first served; never
     /// refused, not even after [`Self::close`].
     ///
     /// # Cancel safety
-    /// Dropped while waiting, it leaves the queue and holds nothing.
+    /// If the future is dropped while it waits, it leaves the queue and holds nothing.
     pub async fn acquire_internal(&self) -> WorkPermit {
         let shared = &self.shared;
         let permit = match shared.work.try_acquire_internal() {
@@ -346,14 +348,15 @@ impl Gate {
         self.refuse(GateName::Work, RefusalReason::Deferred, now)
     }
 
-    /// Counts and returns a refusal because of the shutdown, of work that was not finished before it.
+    /// Counts and returns a refusal because of the shutdown, for work that was not finished before
+    /// it.
     pub fn refuse_closed(&self, now: Instant) -> Refusal {
         self.refuse(GateName::Work, RefusalReason::ShuttingDown, now)
     }
 
     /// Refuses every external caller from now on. Permits that are held stay valid.
     pub fn close(&self) {
-        // Relaxed: a caller that comes at the same instant may be on either side of it.
+        // Relaxed: a caller that arrives at the same instant may be admitted or refused.
         self.shared.closed.store(true, Relaxed);
     }
 
@@ -362,17 +365,18 @@ impl Gate {
         self.shared.closed.load(Relaxed)
     }
 
-    /// Whether it has been refusing callers for at least [`GateConfig::shed_sustained`], without a pause of
-    /// [`GateConfig::shed_quiet`]. Call it regularly (a readiness probe does): it also logs the end of a
-    /// shedding episode, which otherwise waits for the next caller.
+    /// Whether it has been refusing callers for at least [`GateConfig::shed_sustained`], without a
+    /// pause of [`GateConfig::shed_quiet`]. Call it regularly, for instance from a readiness probe:
+    /// it also logs the end of a shedding episode, which otherwise is logged only when the next
+    /// caller arrives.
     pub fn is_shedding(&self, now: Instant) -> bool {
-        // No short circuit: each of the two may have an episode to end.
+        // No short circuit: either of the two may have an episode to end.
         let [requests, work] = &self.shared.counters;
         requests.shedding.is_sustained(now) | work.shedding.is_sustained(now)
     }
 
-    /// After how long a caller who is refused now should retry, drawn anew each time. For refusals
-    /// by limits other than this gate's.
+    /// A time after which a refused caller should retry, drawn anew for each call. For refusals by
+    /// limits other than this gate's.
     pub fn retry_after(&self) -> Duration {
         let config = &self.shared.config;
         config.retry_after + config.retry_jitter.mul_f64(self.shared.jitter.fraction())
@@ -409,7 +413,7 @@ impl Gate {
     fn admit(&self, gate: GateName, count: u64, now: Instant) {
         let counters = &self.shared.counters[gate as usize];
         counters.admitted.add(count);
-        // Called for the log line that it writes if an episode is over.
+        // Called for the log line that it writes if an episode has ended.
         let _ = counters.shedding.end_if_quiet(now);
     }
 

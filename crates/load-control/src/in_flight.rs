@@ -17,11 +17,11 @@ impl InFlight {
         Self { count: AtomicUsize::new(0), limit, level }
     }
 
-    /// All of them or none. Never beyond the limit, and never refused while there is room: a count
-    /// that is first raised and then looked at would let two callers refuse each other.
+    /// Adds all of them or none. Never exceeds the limit, and never refuses while there is room: if
+    /// the count were raised first and compared afterwards, two callers could refuse each other.
     fn try_add(&self, more: usize) -> bool {
         let raise = |count: usize| count.checked_add(more).filter(|raised| *raised <= self.limit);
-        // Relaxed: the count guards nothing but itself.
+        // Relaxed: no other memory depends on this count.
         let added = self.count.fetch_update(Relaxed, Relaxed, raise).is_ok();
         if added {
             self.level.change(0, more);
@@ -40,7 +40,7 @@ impl InFlight {
 }
 
 /// Counts a request as in flight until it is dropped: after the response was sent, after the caller
-/// hung up, when its future is cancelled, and when its code panics.
+/// disconnected, when its future is cancelled, and when its code panics.
 #[derive(Debug)]
 #[must_use = "dropping it ends the request's count at once"]
 pub struct InFlightPermit {
@@ -53,7 +53,7 @@ impl InFlightPermit {
         in_flight.try_add(1).then(|| Self { in_flight: Arc::clone(in_flight), weight: 1 })
     }
 
-    /// Makes a permit of the weight `to`; all of it or nothing.
+    /// Grows the permit to the weight `to`; all or nothing.
     pub(crate) fn try_grow(&mut self, to: usize) -> bool {
         let more = to.saturating_sub(self.weight);
         let grown = self.in_flight.try_add(more);
@@ -63,7 +63,7 @@ impl InFlightPermit {
         grown
     }
 
-    /// How many requests it counts as.
+    /// The number of requests that it counts as.
     pub const fn weight(&self) -> usize {
         self.weight
     }

@@ -42,8 +42,8 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     ("load_control_deferred_depth", Unit::Count, "deferred work that waits, by `queue`"),
 ];
 
-/// Tells the recorder what each metric is. To be called wherever handles are made: a program may use one part of this
-/// crate without the others.
+/// Describes each metric to the recorder. Must be called wherever handles are made, because a
+/// program may use one part of this crate without the others.
 pub(crate) fn describe() {
     for (name, unit, text) in METRICS {
         if name.ends_with("_total") {
@@ -54,7 +54,7 @@ pub(crate) fn describe() {
     }
 }
 
-/// One count, kept for us and for whoever exports metrics.
+/// One count, kept for `stats()` and for the metrics exporter.
 pub(crate) struct Count {
     value: AtomicU64,
     exported: Counter,
@@ -66,7 +66,7 @@ impl Count {
     }
 
     pub(crate) fn add(&self, more: u64) {
-        // Relaxed: a count orders nothing.
+        // Relaxed: no other memory is published through it.
         self.value.fetch_add(more, Relaxed);
         self.exported.increment(more);
     }
@@ -82,8 +82,8 @@ impl fmt::Debug for Count {
     }
 }
 
-/// A level that many threads change: by steps, which commute, so that it is right in the end
-/// whatever the order in which they arrive.
+/// A gauge that many threads change by increments, so that its final value does not depend on their
+/// order.
 pub(crate) struct Level(Gauge);
 
 impl Level {
@@ -117,7 +117,7 @@ impl MonitorMetrics {
         describe();
         let count = |from: LoadState, to: LoadState| {
             let (from, to) = (from.as_str(), to.as_str());
-            // The three that cannot happen get no series.
+            // No time series for the three transitions that cannot happen.
             Count::new(if from == to {
                 Counter::noop()
             } else {

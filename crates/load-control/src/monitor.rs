@@ -1,4 +1,4 @@
-//! How loaded the queues are, with hysteresis, in one atomic word.
+//! The load of the queues, with hysteresis, in one atomic word.
 
 use std::sync::{
     Arc,
@@ -14,19 +14,19 @@ use crate::{
 #[cfg(feature = "tokio")]
 use std::time::{Duration, Instant};
 
-/// The most queues that one [`LoadMonitor`] watches: two bits of its word for each, and one bit of
-/// a second word that says which are taken.
+/// The most queues that one [`LoadMonitor`] watches: each takes two bits of its word, and one bit
+/// of a second word marks which are in use.
 pub const MAX_QUEUES: usize = 31;
 
-/// The kill switch, above the bits of the queues: the load is high if the word is not zero and below
-/// this, which is one comparison.
+/// The kill switch, above the bits of the queues: one comparison tells whether the load is high,
+/// which is so if the word is not zero and below this.
 const OFF: u64 = 1 << 63;
 
 /// How often [`LoadMonitor::wait_until_normal`] polls.
 #[cfg(feature = "tokio")]
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How loaded the process is: the worst of its queues.
+/// The load of the process: the worst state of its queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum LoadState {
@@ -40,7 +40,7 @@ pub enum LoadState {
 }
 
 impl LoadState {
-    /// In the order of their numbers, which are also the values of the gauge.
+    /// In the order of their numbers, which are the values of the gauge.
     pub const ALL: [Self; 3] = [Self::Normal, Self::Elevated, Self::Critical];
 
     /// Its metric label.
@@ -73,10 +73,10 @@ pub struct LoadMonitor {
 
 #[derive(Debug)]
 struct MonitorShared {
-    /// Two bits for each queue, its [`LoadState`]; the highest bit is [`OFF`]. Everything that is
-    /// decided is in this one word, so no two threads can see different halves of it.
+    /// Two bits for each queue, its [`LoadState`]; the highest bit is [`OFF`]. Every decision is in
+    /// this one word, so no thread can see a part of it.
     word: AtomicU64,
-    /// Which pairs of bits belong to a queue.
+    /// The pairs of bits that are in use.
     taken: AtomicU64,
     config: MonitorConfig,
     metrics: MonitorMetrics,
@@ -107,7 +107,8 @@ impl LoadMonitor {
             if place as usize >= MAX_QUEUES {
                 return Err(ConfigError::TooManyQueues { queue, limit: MAX_QUEUES });
             }
-            // SeqCst, as with the word: registration is rare, and this needs no further thought.
+            // SeqCst, as for the word: registration is rare, so a weaker ordering would gain
+            // nothing.
             match self.shared.taken.compare_exchange(taken, taken | 1 << place, SeqCst, SeqCst) {
                 Ok(_) => break place,
                 Err(now) => taken = now,
@@ -128,8 +129,8 @@ impl LoadMonitor {
 
     /// Waits while the load is high, at most until `deadline`. Returns whether the load is normal.
     ///
-    /// It polls the load every 5 ms and calls `on_poll` after each poll: the monitor wakes nobody,
-    /// because its observations are on hot paths.
+    /// It polls the load every 5 ms and calls `on_poll` after each poll: the monitor wakes no
+    /// waiter, because its observations are on hot paths.
     ///
     /// # Cancel safety
     /// It holds nothing.
@@ -156,12 +157,12 @@ impl LoadMonitor {
         true
     }
 
-    /// The worst of its queues; always normal while switched off.
+    /// The worst state of its queues; always normal while switched off.
     pub fn state(&self) -> LoadState {
         state_of(self.shared.word.load(Relaxed))
     }
 
-    /// The kill switch: while off, the state is normal whatever the queues say. They are still
+    /// The kill switch: while off, the state is normal whatever the queues report. They are still
     /// tracked, so that the state is right as soon as it is switched on.
     pub fn set_enabled(&self, enabled: bool) {
         let before = if enabled {
@@ -173,8 +174,8 @@ impl LoadMonitor {
         self.shared.changed(before, after);
     }
 
-    /// How often the state went from one to the other, also by the kill switch, since the monitor
-    /// was made.
+    /// How often the state changed from `from` to `to` since the monitor was made, changes by the
+    /// kill switch included.
     pub fn transitions(&self, from: LoadState, to: LoadState) -> u64 {
         self.shared.metrics.transitions(from, to)
     }
@@ -201,10 +202,10 @@ fn state_of(word: u64) -> LoadState {
 
 /// One queue as the monitor sees it. Cloning gives another handle to the same queue.
 ///
-/// A queue that several threads fill and empty uses [`Self::added`] and [`Self::removed`], which
-/// keep the depth themselves; one that knows its length uses [`Self::observe`]. Not both.
+/// For a queue that several threads fill and drain use [`Self::added`] and [`Self::removed`], which
+/// count the depth; for one that knows its length use [`Self::observe`]. Do not mix them.
 ///
-/// When the last clone is dropped, the queue does not count any more.
+/// When the last clone is dropped, the queue no longer counts.
 #[derive(Clone, Debug)]
 pub struct QueueLoad {
     watched: Arc<Watched>,
@@ -214,14 +215,14 @@ pub struct QueueLoad {
 struct Watched {
     name: &'static str,
     monitor: LoadMonitor,
-    /// Where its two bits are.
+    /// The position of its two bits.
     shift: u32,
     limits: Limits,
     depth: AtomicUsize,
 }
 
 impl QueueLoad {
-    /// Reports that so many items entered.
+    /// Reports that `items` items entered.
     pub fn added(&self, items: usize) {
         let watched = &self.watched;
         // Wraps only if more was removed than added, which `removed` prevents.
@@ -229,16 +230,16 @@ impl QueueLoad {
         watched.settle();
     }
 
-    /// Reports that so many items left. The depth does not go below zero.
+    /// Reports that `items` items left. The depth does not go below zero.
     pub fn removed(&self, items: usize) {
         let watched = &self.watched;
         let lower = |depth: usize| Some(depth.saturating_sub(items));
-        // Never an error: the closure always gives a value.
+        // Never an error, because the closure always returns a value.
         let _ = watched.depth.fetch_update(Relaxed, Relaxed, lower);
         watched.settle();
     }
 
-    /// Reports how many items are in it now.
+    /// Reports the present number of items.
     ///
     /// If two threads report different depths at once, the monitor keeps one of them until the next
     /// observation.
@@ -267,11 +268,11 @@ impl QueueLoad {
 impl Watched {
     /// Updates the two bits to the depth.
     ///
-    /// Two threads change the depth at once; each then looks at depth and word. The fence between
-    /// a thread's own write and its reads makes sure that at least one of them sees both writes
-    /// (store buffering is what it forbids), and the loop makes the thread that wrote the word look
-    /// at the depth once more. So when all threads have returned, the word is what the depth says;
-    /// `loom` tries all the ways in which it might not be.
+    /// Two threads may change the depth at once; each then reads depth and word. The fence between
+    /// a thread's own write and its reads makes sure that at least one of them sees both writes (it
+    /// forbids store buffering), and in the loop the thread that wrote the word reads the depth
+    /// once more. So when all threads have returned, the word matches the depth; `loom` checks
+    /// every interleaving.
     fn settle(&self) {
         let shared = &self.monitor.shared;
         loop {
@@ -283,7 +284,7 @@ impl Watched {
                 return;
             }
             let changed = word & !(0b11 << self.shift) | (next as u64) << self.shift;
-            // On failure another thread changed the word: look again.
+            // On failure another thread changed the word: read it again.
             if shared.word.compare_exchange(word, changed, Relaxed, Relaxed).is_ok() {
                 shared.changed(word, changed);
             }
@@ -330,7 +331,7 @@ impl Limits {
             return Err(ConfigError::ZeroCapacity { queue });
         }
         // Rounded up: `depth / capacity >= percent / 100` exactly when `depth >= items(percent)`.
-        // Never above the capacity, so the way back fits.
+        // Never above the capacity, so the conversion back to `usize` fits.
         let items = |percent: u8| (capacity as u128 * u128::from(percent)).div_ceil(100) as usize;
         Ok(Self {
             elevated: items(config.elevated_percent),
@@ -353,8 +354,8 @@ impl Limits {
             Critical if depth >= self.critical_until => Critical,
             Elevated | Critical => Elevated,
         };
-        // Rounding up keeps the order of the thresholds but can make two of them equal when a queue
-        // holds a handful of items. Neither way is taken twice: rising wins.
+        // Rounding up keeps the order of the thresholds, but in a queue of a few items two of them
+        // can be equal. Then the rising one applies, so the state does not alternate.
         rising.max(falling)
     }
 }

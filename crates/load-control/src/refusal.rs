@@ -1,4 +1,4 @@
-//! What a refused caller is told.
+//! Refusals, with their reason and retry time.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub enum RefusalReason {
     /// Every work permit that an external caller may hold was held for
     /// [`GateConfig::permit_wait`](crate::GateConfig::permit_wait).
     NoPermit,
-    /// As many external callers wait for a work permit as may.
+    /// The queue of external callers that wait for a work permit is full.
     QueueFull,
     /// The load is high, and the queue of deferred work is full.
     Deferred,
@@ -44,7 +44,7 @@ pub enum RefusalReason {
 }
 
 impl RefusalReason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 5] = [
         Self::TooManyRequests,
         Self::NoPermit,
@@ -53,7 +53,7 @@ impl RefusalReason {
         Self::ShuttingDown,
     ];
 
-    /// Its metric label, and the reason in the answer to the caller.
+    /// Its metric label, and the reason in the error response to the caller.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::TooManyRequests => "too_many_requests",
@@ -65,7 +65,7 @@ impl RefusalReason {
     }
 }
 
-/// An external caller was refused, because of overload or shutdown. Answered as HTTP 503.
+/// An external caller was refused, because of overload or shutdown. Answered with HTTP 503.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 #[error("refused by the gate {}: {}, retry after {retry_after:?}", gate.as_str(), reason.as_str())]
@@ -74,18 +74,18 @@ pub struct Refusal {
     pub gate: GateName,
     /// Why.
     pub reason: RefusalReason,
-    /// After how long the caller should retry: between [`GateConfig::retry_after`] and
-    /// `retry_jitter` more, drawn anew for each refusal.
+    /// When the caller should retry: after [`GateConfig::retry_after`] plus up to `retry_jitter`,
+    /// drawn anew for each refusal.
     ///
     /// [`GateConfig::retry_after`]: crate::GateConfig::retry_after
     pub retry_after: Duration,
 }
 
-/// Why work that was handed to a gate has no result.
+/// Why work that was passed to a gate has no result.
 #[derive(Clone, Copy, Debug, Error)]
 #[non_exhaustive]
 pub enum WorkError {
-    /// It was not begun.
+    /// It was not started.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// It panicked, or its runtime shuts down.

@@ -10,13 +10,14 @@ use std::{
 
 use crate::refusal::GateName;
 
-/// Detects shedding episodes: refusals with less than [`Self::quiet`] between any two of them.
+/// Detects shedding episodes: series of refusals with less than [`Self::quiet`] between two of
+/// them.
 #[derive(Debug)]
 pub(crate) struct Shedding {
     gate: GateName,
     quiet: Duration,
     sustained: Duration,
-    /// Whether an episode may have to be ended, so that a gate that refuses nobody takes no lock.
+    /// Whether an episode may be open; avoids the lock while no caller is refused.
     open: AtomicBool,
     episode: Mutex<Option<Episode>>,
 }
@@ -28,7 +29,7 @@ struct Episode {
     refused: u64,
 }
 
-/// What an episode amounted to.
+/// The summary of an episode, for its log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EpisodeSummary {
     pub(crate) refused: u64,
@@ -58,7 +59,7 @@ impl Shedding {
         begins
     }
 
-    /// Ends the episode if its last refusal was [`Self::quiet`] ago. To be called regularly.
+    /// Ends the episode if its last refusal was [`Self::quiet`] ago. Must be called regularly.
     pub(crate) fn end_if_quiet(&self, now: Instant) -> Option<EpisodeSummary> {
         if !self.open.load(Relaxed) {
             return None;
@@ -76,13 +77,13 @@ impl Shedding {
             gate = self.gate.as_str(),
             refused = summary.refused,
             lasted_ms = summary.lasted.as_millis() as u64,
-            "shedding is over"
+            "shedding has ended"
         );
         Some(summary)
     }
 
-    /// Whether an episode has lasted for [`Self::sustained`], from its first refusal to its last: one
-    /// burst of callers is none of it.
+    /// Whether an episode has lasted for [`Self::sustained`], from its first refusal to its last. A
+    /// single burst of callers does not last that long.
     pub(crate) fn is_sustained(&self, now: Instant) -> bool {
         self.end_if_quiet(now);
         if !self.open.load(Relaxed) {

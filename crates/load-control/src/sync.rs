@@ -1,4 +1,4 @@
-//! The atomics, which under `--cfg loom` are loom's, so that it can try every interleaving.
+//! The atomics; under `--cfg loom` they are loom's, so that it can check every interleaving.
 
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, fence};

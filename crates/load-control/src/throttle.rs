@@ -6,10 +6,10 @@ use crate::jitter::Jitter;
 
 /// Draws the pauses between the steps of background work.
 ///
-/// The owner of the work cuts it into bounded steps, and sleeps for [`Self::next_pause`] between
-/// two of them. Each pause is `pause x (1 + a random share of jitter_percent)`, so that processes
-/// that were started together do not pause, and then work, at the same moments. A pause is never
-/// shorter than configured; a pause of zero stays zero.
+/// The owner divides the work into bounded steps, and sleeps for [`Self::next_pause`] between two
+/// of them. Each pause is `pause x (1 + a random share of jitter_percent)`, so that processes that
+/// were started together do not work at the same moments. A pause is never shorter than configured;
+/// a pause of zero stays zero.
 #[derive(Debug)]
 pub struct Throttle {
     pause: Duration,
@@ -28,7 +28,7 @@ impl Throttle {
     /// Draws the length of the next pause.
     pub fn next_pause(&self) -> Duration {
         let lengthened = self.pause.as_secs_f64() * (1.0 + self.jitter * self.random.fraction());
-        // Only a pause of centuries is beyond what a duration holds.
+        // Only a pause of centuries exceeds the range of `Duration`.
         Duration::try_from_secs_f64(lengthened).unwrap_or(Duration::MAX).max(self.pause)
     }
 }

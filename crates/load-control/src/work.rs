@@ -14,11 +14,11 @@ use tokio::{
 
 use crate::metrics::Level;
 
-/// Who goes first among the external callers that wait for a work permit; first come first served among
-/// equals.
+/// The order of the external callers that wait for a work permit; first come first served within a
+/// priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// A caller that is known to be worth serving.
+    /// A caller that the host knows.
     Known,
     /// A caller that signs its requests.
     Signed,
@@ -27,8 +27,8 @@ pub enum Priority {
     Unsigned,
 }
 
-/// A semaphore of all permits, and the permits of them that external callers may hold. An external
-/// caller acquires one of each, internal work only one of the first.
+/// A semaphore of all permits, and the permits among them that external callers may hold. An
+/// external caller acquires one of each, internal work only one of the first.
 ///
 /// tokio's semaphore is first come first served and assigns a released permit to the first waiter
 /// before anyone can `try_acquire` it, so an external caller never overtakes internal work.
@@ -40,11 +40,11 @@ struct Shared {
     all: Arc<Semaphore>,
     total: usize,
     level: Level,
-    /// Not a semaphore, because the queue has an order of its own.
+    /// Not a semaphore, because its queue is ordered by priority.
     external: Mutex<Queue>,
 }
 
-/// Nobody waits while a permit is free.
+/// No caller waits while a permit is free.
 #[derive(Debug, Default)]
 struct Queue {
     free: usize,
@@ -55,20 +55,21 @@ struct Queue {
 
 type Key = (Priority, u64);
 
-/// What is done with a permit.
+/// How a waiter gets its permit.
 #[derive(Debug)]
 enum Waiting {
     Task(oneshot::Sender<ExternalPermit>),
     Job(Job),
 }
 
-/// Work that whoever releases a permit for it starts: a thread that has just ended such work goes on with it
-/// itself, so that no permit is idle while a task and another thread are woken.
+/// Work that is started by the thread which releases a permit for it: a thread that has just
+/// finished such work runs the next itself, so that no permit is idle while a task and another
+/// thread are woken.
 struct Job {
     runtime: Handle,
-    /// Until when it may wait.
+    /// The latest time until which it may wait.
     deadline: Instant,
-    /// Does the work, or tells the caller why it is not done.
+    /// Does the work, or reports to the caller why it was not done.
     run: Box<dyn FnOnce(Result<(), NotDone>) + Send>,
 }
 
@@ -78,10 +79,10 @@ impl fmt::Debug for Job {
     }
 }
 
-/// Why work that was to wait for a permit has no result.
+/// Why work that needed a permit has no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotDone {
-    /// As many external callers wait as may, and none of them behind this one.
+    /// The queue is full, and no caller in it has a lower priority than this one.
     QueueFull,
     /// No permit was free in time.
     TimedOut,
@@ -104,14 +105,14 @@ impl WorkPermits {
         Some(WorkPermit { all: self.0.try_all()?, external: None })
     }
 
-    /// Waits for one of the external permits first: while external callers hold all they may, it does
-    /// not stand in the queue for all permits before internal work.
+    /// Waits for one of the external permits first: while external callers hold all that they may,
+    /// it does not stand before internal work in the queue for all permits.
     ///
-    /// At most `max_waiting` wait. Beyond it the last of those behind this one stops to wait, or, if
-    /// there is none, this one does not begin.
+    /// At most `max_waiting` wait. When the queue is full, the last waiter of a lower priority is
+    /// removed, or, if there is none, this caller is refused.
     ///
     /// # Cancel safety
-    /// Dropped while it waits, it leaves the queue.
+    /// If the future is dropped while it waits, it leaves the queue.
     pub(crate) async fn acquire_external(
         &self,
         priority: Priority,
@@ -119,17 +120,19 @@ impl WorkPermits {
     ) -> Result<WorkPermit, NotDone> {
         let (sender, mut granted) = oneshot::channel();
         let place = self.0.join(priority, max_waiting, Waiting::Task(sender))?;
-        // Whoever displaces it drops the sender.
+        // A caller that displaces this one drops the sender.
         let external = (&mut granted).await.map_err(|_| NotDone::QueueFull)?;
         drop(place);
         Ok(WorkPermit { all: self.0.acquire_all().await, external: Some(external) })
     }
 
-    /// Runs work on a thread for blocking work of the current runtime: under the permit that is given, or under an
-    /// external one, for which it waits as in [`Self::acquire_external`] until the deadline.
+    /// Runs work on a thread for blocking work of the current runtime: under the given permit, or
+    /// under an external one, for which it waits as in [`Self::acquire_external`] until the
+    /// deadline.
     ///
     /// # Cancel safety
-    /// Dropped while it waits, it leaves the queue. What has begun goes on to its end under its permit.
+    /// If the future is dropped while it waits, it leaves the queue. Work that has begun continues
+    /// to its end under its permit.
     pub(crate) async fn run_external<T: Send + 'static>(
         &self,
         permit: Option<WorkPermit>,
@@ -140,7 +143,7 @@ impl WorkPermits {
     ) -> Result<T, NotDone> {
         let (sender, mut done) = oneshot::channel();
         let run = Box::new(move |begins: Result<(), NotDone>| {
-            // Nobody wants what was to be done for a caller who has gone.
+            // If the caller has disconnected, the work is not needed.
             if !sender.is_closed() {
                 drop(sender.send(begins.map(|()| work())));
             }
@@ -158,7 +161,7 @@ impl WorkPermits {
             Some(place) => match timeout_at(deadline, &mut done).await {
                 Ok(done) => done,
                 Err(_) if place.leave() => return Err(NotDone::TimedOut),
-                // It has its permit.
+                // The job has its permit already.
                 Err(_) => done.await,
             },
         };
@@ -197,7 +200,7 @@ impl Shared {
         AnyPermit { _permit: permit, shared: Arc::clone(self) }
     }
 
-    /// Joins the queue, or begins at once.
+    /// Joins the queue, or starts at once.
     fn join(
         self: &Arc<Self>,
         priority: Priority,
@@ -219,7 +222,7 @@ impl Shared {
             match queue.waiting.last_key_value() {
                 Some(((last, _), _)) if *last > priority => displaced = queue.waiting.pop_last(),
                 _ => {
-                    // The place, dropped, looks for itself in the queue.
+                    // Dropping the place takes the lock to leave the queue.
                     drop(queue);
                     return Err(NotDone::QueueFull);
                 }
@@ -227,7 +230,7 @@ impl Shared {
         }
         queue.waiting.insert(key, waiting);
         drop(queue);
-        // A task sees that its sender is gone.
+        // A displaced task notices that its sender was dropped.
         if let Some((_, Waiting::Job(job))) = displaced {
             (job.run)(Err(NotDone::QueueFull));
         }
@@ -240,10 +243,11 @@ impl Shared {
 }
 
 impl Waiting {
-    /// On any thread, so nothing is run here.
+    /// Called on any thread, so nothing is run here.
     fn begin(self, external: ExternalPermit) {
         match self {
-            // If the waiter has just gone the permit comes back, and goes to the next.
+            // If the waiter has just gone, the permit is dropped with the channel and passed to the
+            // next.
             Self::Task(sender) => drop(sender.send(external)),
             Self::Job(job) => job.begin(external),
         }
@@ -251,7 +255,7 @@ impl Waiting {
 }
 
 impl Job {
-    /// Once a permit of all is free too.
+    /// Starts the job once one of all permits is free too.
     fn begin(self, external: ExternalPermit) {
         if let Some(all) = external.0.try_all() {
             return self.spawn(WorkPermit { all, external: Some(external) });
@@ -268,7 +272,8 @@ impl Job {
         self.runtime.clone().spawn_blocking(move || self.run_and_go_on(permit));
     }
 
-    /// Runs it, and then what waits, until that is a task or nothing.
+    /// Runs the job, and then the next waiting jobs, until the next waiter is a task or the queue
+    /// is empty.
     fn run_and_go_on(self, mut permit: WorkPermit) {
         let mut job = self;
         loop {
@@ -289,9 +294,9 @@ struct Place {
 }
 
 impl Place {
-    /// Whether it waited still.
+    /// Whether it was still waiting.
     fn leave(&self) -> bool {
-        // Dropped when the lock is released again.
+        // Dropped after the lock is released.
         let left = self.shared.lock().waiting.remove(&self.key);
         left.is_some()
     }
@@ -299,12 +304,14 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // A permit that was granted and not taken goes on to the next with the channel.
+        // If a permit was granted and not received, it is dropped with the channel and passed to
+        // the next.
         self.leave();
     }
 }
 
-/// One of the permits that external callers may hold. Dropped, it goes to the first that waits.
+/// One of the permits that external callers may hold. When dropped, it is passed to the first
+/// waiter.
 #[derive(Debug)]
 struct ExternalPermit(Arc<Shared>);
 
@@ -342,14 +349,14 @@ impl Drop for AnyPermit {
 #[derive(Debug)]
 #[must_use = "dropping it releases the permit at once"]
 pub struct WorkPermit {
-    // Fields are dropped in this order: whoever then gets the external permit finds this one
-    // released too.
+    // Fields are dropped in this order: the caller that then gets the external permit finds this
+    // one released too.
     all: AnyPermit,
     external: Option<ExternalPermit>,
 }
 
 impl WorkPermit {
-    /// The permit for the job that waits first. Internal work that waits goes before it.
+    /// Passes the permit to the first waiting job. Internal work that waits goes first.
     fn into_next(self) -> Option<(Job, Self)> {
         let Self { all, external } = self;
         drop(all);

@@ -1,9 +1,9 @@
-//! The columns of Flashbots' mempool-dumpster, and a group of rows written in them.
+//! The columns of Flashbots' mempool-dumpster, and how a group of rows is written in them.
 //!
-//! Names, order and types are those of `TxSummaryEntry` in its `common/txsummary.go`: numbers that may exceed 64 bits
-//! are decimal text, hashes and addresses hex text, `rawTx` is bytes. Where it writes 0 for a transaction that is in no
-//! block, the three columns about inclusion are null here: nothing is known of a block that comes after the row is
-//! written.
+//! Names, order and types are those of `TxSummaryEntry` in its `common/txsummary.go`: numbers that
+//! may exceed 64 bits are decimal text, hashes and addresses hex text, `rawTx` is bytes. Where it
+//! writes 0 for a transaction that is in no block, the three columns about inclusion are null here,
+//! because blocks after the row is written are not known.
 
 use std::{io::Write, sync::Arc, time::SystemTime};
 
@@ -21,7 +21,7 @@ use parquet::{
     schema::{parser::parse_message_type, types::ColumnPath},
 };
 
-/// When a transaction was seen first.
+/// When a transaction was first seen.
 pub(crate) const TIMESTAMP: &str = "timestamp";
 /// Its hash.
 pub(crate) const HASH: &str = "hash";
@@ -57,17 +57,17 @@ message transactions {
     required binary rawTx;
 }";
 
-/// Of the nine levels: what is random, most of it, is found to be so at once.
+/// The lowest of nine levels: most of the data is random, and a higher level would gain nothing.
 const GZIP_LEVEL: u32 = 1;
 
-/// The block that took a transaction.
+/// The block that included a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Inclusion {
     pub(crate) block: u64,
     pub(crate) timestamp_s: u64,
 }
 
-/// Writes a file of one row group. Each column is made, written and freed before the next.
+/// Writes a file of one row group. Each column is built, written and freed before the next.
 pub(crate) fn write<W: Write + Send>(
     out: W,
     rows: &[(&Transaction, Option<Inclusion>)],
@@ -80,7 +80,7 @@ pub(crate) fn write<W: Write + Send>(
         .set_offset_index_disabled(true)
         .set_max_row_group_row_count(None)
         .set_column_statistics_enabled(ColumnPath::from(TIMESTAMP), EnabledStatistics::Chunk);
-    // What is different in every row gains nothing from a dictionary.
+    // Values that differ in every row gain nothing from a dictionary.
     for column in [TIMESTAMP, HASH, RAW_TX] {
         properties = properties.set_column_dictionary_enabled(ColumnPath::from(column), false);
     }
@@ -106,7 +106,7 @@ impl<W: Write + Send> Group<'_, '_, W> {
         self.texts(|row| row.envelope().value().to_string())?;
         self.texts(|row| row.nonce().to_string())?;
         self.texts(|row| row.gas_limit().to_string())?;
-        // As geth has it: of a transaction without a gas price, its fee cap.
+        // As in geth: for a transaction without a gas price, its fee cap.
         self.texts(|row| {
             let envelope = row.envelope();
             envelope.gas_price().unwrap_or_else(|| envelope.max_fee_per_gas()).to_string()
@@ -152,7 +152,7 @@ impl<W: Write + Send> Group<'_, '_, W> {
         self.column::<ByteArrayType>(&values, None, None)
     }
 
-    /// Where it came from, and from where else until now.
+    /// The origins of a transaction until now.
     fn sources(&mut self) -> Result<()> {
         let (mut values, mut repetitions) = (Vec::new(), Vec::new());
         for (row, _) in self.rows {
@@ -183,13 +183,13 @@ fn source(origin: Origin) -> &'static str {
         Origin::Mempool => "mempool",
         Origin::Rpc => "rpc",
         Origin::Private => "private",
-        // An origin that is none of these.
+        // Any other origin.
         _ => "other",
     }
 }
 
 fn unix_millis(time: SystemTime) -> i64 {
-    // A clock before 1970 has no better value.
+    // For a clock before 1970 there is no better value.
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
@@ -198,7 +198,7 @@ fn millis(inclusion: Inclusion) -> i64 {
     i64::try_from(inclusion.timestamp_s.saturating_mul(1_000)).unwrap_or(i64::MAX)
 }
 
-/// EIP-2718; a blob transaction with its blobs in network form, without them as in a block.
+/// EIP-2718; a blob transaction in network form, or, without blobs, in the form of a block.
 fn encoded(tx: &Transaction, blobs: bool) -> Vec<u8> {
     match tx.envelope() {
         PooledTransaction::Eip4844(signed) if !blobs => {

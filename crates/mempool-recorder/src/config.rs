@@ -1,50 +1,52 @@
-//! What is recorded, and how often it is written.
+//! The configuration of a recorder.
 
 use std::{path::PathBuf, time::Duration};
 
 use crate::error::RecorderError;
 
-/// Default of [`RecorderConfig::group_rows`]: 20,000 rows are 10 s at 2,000/s. A row that waits takes 16 bytes and its
-/// place in a table of hashes, 2 MB in all, beside its transaction.
+/// Default of [`RecorderConfig::group_rows`]: 20,000 rows are 10 s at 2,000/s. A waiting row takes
+/// 16 bytes and an entry in a table of hashes, 2 MB in all, beside its transaction.
 pub const DEFAULT_GROUP_ROWS: usize = 20_000;
 
-/// Default of [`RecorderConfig::group_bytes`]: 16 MiB are three seconds of 2,000 transactions/s of which 1 in 200
-/// carries blobs. What waits is held once as the pool's orders and, while it is written, once more encoded and once
-/// compressed: 48 MiB and one transaction at most.
+/// Default of [`RecorderConfig::group_bytes`]: 16 MiB are three seconds of 2,000 transactions/s of
+/// which 1 in 200 carries blobs. A group is held once as the pool's orders and, while it is
+/// written, once encoded and once compressed: at most 48 MiB and one transaction.
 pub const DEFAULT_GROUP_BYTES: usize = 16 << 20;
 
-/// Default of [`RecorderConfig::group_age`]: 30 s are what a killed process loses at most, and 2,880 files a day.
+/// Default of [`RecorderConfig::group_age`]: a killed process loses at most 30 s, and a day has
+/// 2,880 files.
 pub const DEFAULT_GROUP_AGE: Duration = Duration::from_secs(30);
 
-/// How often the recorder reads the pool's events. It is not woken by them, so that an insert does not pay for it: at
-/// 2,000 transactions/s some 400 events wait, where the pool's log holds 262,144.
+/// How often the recorder reads the pool's events. They do not wake it, so that it adds nothing to
+/// the cost of an insert: at 2,000 transactions/s some 400 events wait, and the pool's log holds
+/// 262,144.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What a [`Recorder`](crate::Recorder) is made of.
+/// The configuration of a [`Recorder`](crate::Recorder).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecorderConfig {
-    /// The folder of the segments. Made if it does not exist.
+    /// The folder of the segments. Created if it does not exist.
     pub folder: PathBuf,
-    /// Whether blob transactions are written with their blobs, 131 kB each. Without them a row holds the form that
-    /// the transaction has in a block, which cannot be pooled again. Default true.
+    /// Whether blob transactions are written with their blobs, 131 kB each. Without them a row has
+    /// the form that the transaction has in a block, which cannot be pooled again. Default true.
     pub blobs: bool,
-    /// Whether transactions are written that only external callers have sent, private ones too: order flow that is
-    /// not the public's. Default false: a transaction that the node has not announced when its group is written is
-    /// left out, and counted (`mempool_recorder_skipped_total`).
+    /// Whether transactions are written that only external callers have sent, private ones
+    /// included. Default false: a transaction that the node has not announced when its group is
+    /// written is left out, and counted (`mempool_recorder_skipped_total`).
     pub external: bool,
     /// Most rows of a group. Default [`DEFAULT_GROUP_ROWS`]; at least 1.
     pub group_rows: usize,
-    /// Bytes of the transactions of a group at which it is written; the last one may exceed it. Default
-    /// [`DEFAULT_GROUP_BYTES`]; at least 1.
+    /// A group is written when its transactions reach this many bytes; the last one may exceed it.
+    /// Default [`DEFAULT_GROUP_BYTES`]; at least 1.
     pub group_bytes: usize,
-    /// Longest wait of a group's first row until the group is written. Default [`DEFAULT_GROUP_AGE`]; at least
-    /// [`POLL_INTERVAL`].
+    /// The longest that a group's first row waits until the group is written. Default
+    /// [`DEFAULT_GROUP_AGE`]; at least [`POLL_INTERVAL`].
     pub group_age: Duration,
 }
 
 impl RecorderConfig {
-    /// What the node announces, with blobs, into this folder.
+    /// Records announced transactions, with blobs, into this folder.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: folder.into(),

@@ -1,10 +1,10 @@
-//! Why nothing is recorded or replayed, and why a row is not.
+//! The errors of recorder and replay, and of single rows.
 
 use std::{io, path::PathBuf, time::Duration};
 
 use alloy_primitives::B256;
 
-/// Why a [`Recorder`](crate::Recorder) does not start.
+/// Why a [`Recorder`](crate::Recorder) cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecorderError {
@@ -19,18 +19,18 @@ pub enum RecorderError {
     GroupAge {
         /// The configured age.
         value: Duration,
-        /// The least one.
+        /// The lower bound.
         least: Duration,
     },
-    /// The folder cannot be written.
+    /// The folder cannot be written to.
     #[error("cannot write in {path}: {source}")]
     Folder {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The system refuses the thread.
+    /// The thread cannot be started.
     #[error("cannot start the thread that records: {0}")]
     Thread(#[source] io::Error),
 }
@@ -44,24 +44,24 @@ pub enum ReplayError {
     Open {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// A folder without one complete segment.
+    /// The folder contains no complete segment.
     #[error("{path} holds no file that ends in .parquet")]
     NoSegment {
         /// The folder.
         path: PathBuf,
     },
-    /// The file is no Parquet file, or is cut short: a Parquet file ends with its footer.
-    #[error("{path} is no complete Parquet file: {reason}")]
+    /// The file is not a Parquet file, or is truncated: a Parquet file ends with its footer.
+    #[error("{path} is not a complete Parquet file: {reason}")]
     NotParquet {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// Why it is not one.
         reason: String,
     },
-    /// The file lacks a column that is needed.
+    /// The file lacks a required column.
     #[error("{path} has no column {column}")]
     MissingColumn {
         /// The file.
@@ -69,28 +69,29 @@ pub enum ReplayError {
         /// The column.
         column: &'static str,
     },
-    /// A column that is needed has another type.
+    /// A required column has the wrong type.
     #[error("column {column} of {path} is {found}, expected {expected}")]
     ColumnType {
         /// The file.
         path: PathBuf,
         /// The column.
         column: &'static str,
-        /// What it is.
+        /// Its type.
         found: String,
-        /// What it must be.
+        /// The required type.
         expected: &'static str,
     },
-    /// The system refuses the thread.
+    /// The thread cannot be started.
     #[error("cannot start the thread that replays: {0}")]
     Thread(#[source] io::Error),
 }
 
-/// Why a row gives no transaction. It is counted (`mempool_recorder_bad_rows_total`), and the next one is read.
+/// Why a row yields no transaction. It is counted (`mempool_recorder_bad_rows_total`), and the next
+/// row is read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadRow {
-    /// A column that is needed holds nothing here.
+    /// A required value is null.
     #[error("{column} is null")]
     Null {
         /// The column.
@@ -99,44 +100,44 @@ pub enum BadRow {
     /// The hash is not 0x and 64 hex digits.
     #[error("hash is not 0x and 64 hex digits")]
     Hash,
-    /// The sender is to be trusted and is not 0x and 40 hex digits.
+    /// Senders are trusted, and this one is not 0x and 40 hex digits.
     #[error("from is not 0x and 40 hex digits")]
     Sender,
     /// The time is before 1970.
     #[error("timestamp is {value}, before 1970")]
     Timestamp {
-        /// In the unit of the column.
+        /// The value, in the unit of the column.
         value: i64,
     },
-    /// The bytes are no transaction.
-    #[error("rawTx of {hash} is no transaction: {reason}")]
+    /// The bytes do not decode as a transaction.
+    #[error("rawTx of {hash} is not a transaction: {reason}")]
     Transaction {
         /// The hash of the row.
         hash: B256,
-        /// What does not fit.
+        /// The error.
         reason: String,
     },
-    /// The bytes are another transaction.
+    /// The bytes are a transaction with another hash.
     #[error("rawTx is transaction {found}, hash is {hash}")]
     OtherHash {
         /// The hash of the row.
         hash: B256,
-        /// That of the bytes.
+        /// The hash of the bytes.
         found: B256,
     },
-    /// No sender can be recovered.
+    /// The signature is invalid: no sender can be recovered.
     #[error("the signature of {hash} is invalid")]
     Signature {
         /// The hash of the row.
         hash: B256,
     },
-    /// The blobs are not those that the transaction names.
-    #[error("the sidecar of {hash} is of other blobs")]
+    /// The blobs do not match the transaction.
+    #[error("the sidecar of {hash} does not match the transaction")]
     Sidecar {
         /// The hash of the row.
         hash: B256,
     },
-    /// A blob transaction without its blobs, as public archives have them.
+    /// A blob transaction without its blobs, as in public archives.
     #[error("{hash} carries blobs and was recorded without them")]
     NoSidecar {
         /// The hash of the row.
@@ -147,9 +148,9 @@ pub enum BadRow {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Rows that are lost, as the file counts them; 0 if it is the whole file.
+        /// Number of lost rows according to the file; 0 if it is the whole file.
         rows: u64,
-        /// Why.
+        /// The error.
         reason: String,
     },
 }

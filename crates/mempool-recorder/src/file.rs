@@ -1,8 +1,8 @@
 //! A Parquet file from outside, read in bounded pieces.
 //!
-//! The parser trusts the sizes that a file claims, and its gzip codec goes on for as long as there is output. So the
-//! footer is looked through before it is parsed, pages are read as if they were not compressed and are decompressed
-//! here, and what panics is caught: it is counted as unreadable.
+//! The parser trusts the sizes that a file claims, and its gzip codec has no limit on its output.
+//! So the footer is checked before it is parsed, and pages are read as if they were not compressed
+//! and decompressed here. A panic of the parser is caught and counted as unreadable.
 
 use std::{
     fs::File,
@@ -33,23 +33,24 @@ use parquet::{
 
 use crate::{error::ReplayError, footer};
 
-/// Longest footer that is read, in bytes: 16 MiB are those of some 6,000 row groups of these columns. What the parser
-/// makes of it takes a few times as much.
+/// Longest footer that is read, in bytes: some 6,000 row groups of these columns have 16 MiB. The
+/// parsed footer takes a few times as much.
 pub const MAX_FOOTER_BYTES: u64 = 16 << 20;
 
-/// Longest page that is read, in bytes, compressed or not: a page of the archives is 1 MiB and one transaction, and a
-/// transaction with 72 blobs is 10 MB. One page of each of four columns is held.
+/// Longest page that is read, in bytes, compressed or not: a page of the archives is 1 MiB and one
+/// transaction, and a transaction with 72 blobs is 10 MB. One page of each of four columns is in
+/// memory.
 pub const MAX_PAGE_BYTES: usize = 64 << 20;
 
-/// Longest dictionary, in bytes without compression: writers change to another encoding above 1 MiB. Each value takes
-/// four bytes of it at least, and 32 in memory.
+/// Longest dictionary, in bytes without compression: writers change to another encoding above 1
+/// MiB. Each value takes at least four bytes of it, and 32 in memory.
 pub const MAX_DICTIONARY_BYTES: usize = 16 << 20;
 
-/// Four bytes of length, four bytes that say that it is Parquet.
+/// Four bytes of length, and the four bytes of the magic number.
 const TAIL_BYTES: u64 = 8;
 const MAGIC: &[u8] = b"PAR1";
 
-/// Enough for the header of a page, which is some 30 bytes.
+/// Enough for a page header, which has some 30 bytes.
 const HEADER_BUFFER_BYTES: usize = 256;
 
 #[derive(Debug)]
@@ -129,7 +130,7 @@ impl ChunkReader for Input {
     }
 }
 
-/// Reads from its own place, so that several columns share a file.
+/// Reads from its own position, so that several columns share a file.
 #[derive(Debug)]
 pub(crate) struct At {
     file: Arc<File>,
@@ -176,7 +177,7 @@ fn new_reader<T: DataType>(descriptor: ColumnDescPtr, pages: Pages) -> ColumnRea
     ColumnReaderImpl::new(descriptor, Box::new(pages))
 }
 
-/// The pages of a column, decompressed within the bounds.
+/// The pages of a column, decompressed within the limits.
 struct Pages {
     inner: SerializedPageReader<Input>,
     is_gzip: bool,
@@ -199,7 +200,7 @@ impl Pages {
         Ok(Self { inner, is_gzip })
     }
 
-    /// What follows the first `plain` bytes decompressed.
+    /// Decompresses the bytes after the first `plain`, which are not compressed.
     fn inflate(&self, page: &Bytes, plain: usize, limit: usize) -> Result<Bytes> {
         let within = |bytes: usize| match bytes > limit {
             true => Err(ParquetError::General(format!("a page of more than {limit} bytes"))),
@@ -226,7 +227,7 @@ impl PageReader for Pages {
             Page::DataPageV2 { is_compressed: false, .. } => {}
             Page::DataPageV2 { buf, def_levels_byte_len, rep_levels_byte_len, .. } => {
                 let levels = *def_levels_byte_len as usize + *rep_levels_byte_len as usize;
-                // Without values nothing is compressed.
+                // Without values there are no compressed bytes.
                 if buf.len() > levels {
                     *buf = self.inflate(buf, levels, MAX_PAGE_BYTES)?;
                 }
@@ -260,9 +261,9 @@ impl Iterator for Pages {
     }
 }
 
-/// A panic of the parser is a file that it cannot read.
+/// Treats a panic of the parser as a file that it cannot read.
 fn caught<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
-    // After a panic nothing that it touched is used again: the column is given up.
+    // After a panic nothing that it touched is used again, because the column is abandoned.
     catch_unwind(AssertUnwindSafe(read))
         .unwrap_or_else(|_| Err(ParquetError::General("the parser panicked".into())))
 }

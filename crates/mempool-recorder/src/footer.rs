@@ -1,14 +1,16 @@
-//! Whether a footer may be given to the parser, which reserves memory for as many elements as a list claims.
+//! Checks a footer before the parser gets it, which reserves memory for as many elements as a list
+//! claims.
 
-/// Levels of nesting; a footer of the format has seven.
+/// Most levels of nesting; a footer of the format has seven.
 const MAX_DEPTH: usize = 16;
 
-/// The field of `FileMetaData` that holds the schema, and in its elements the number of children.
+/// The field of `FileMetaData` that holds the schema, whose elements contain their number of
+/// children.
 const SCHEMA: i64 = 2;
 const NUM_CHILDREN: i64 = 5;
 
-/// Whether no list claims more elements than bytes follow, and no group of the schema more children than the schema
-/// has elements. The footer is a struct in Thrift's compact protocol.
+/// Whether no list claims more elements than bytes follow, and no group of the schema more children
+/// than the schema has elements. The footer is a struct in Thrift's compact protocol.
 pub(crate) fn is_plausible(footer: &[u8]) -> bool {
     let mut walk = Walk { rest: footer, max_children: i64::MAX };
     walk.structure(0).is_some()
@@ -60,7 +62,7 @@ impl Walk<'_> {
                 delta => field.checked_add(delta.into())?,
             };
             match header & 0x0f {
-                // The value is the type.
+                // The type itself encodes the value.
                 1 | 2 => {}
                 5 if depth == 1 && field == NUM_CHILDREN => {
                     if self.zigzag()? > self.max_children {
@@ -79,7 +81,7 @@ impl Walk<'_> {
             15 => self.varint()?,
             count => count.into(),
         };
-        // Each element takes a byte at least.
+        // Each element takes at least a byte.
         if count > self.rest.len() as u64 {
             return None;
         }

@@ -1,4 +1,5 @@
-//! The rows that wait to be written. Pure: events and the time in, full or not out.
+//! The rows that wait to be written. Pure: takes events and the time, and returns whether it is
+//! full.
 
 use std::{
     sync::Arc,
@@ -10,13 +11,13 @@ use order_pool::{Event, Order, OrderId, RemoveReason, Transaction};
 
 use crate::{columns::Inclusion, config::RecorderConfig};
 
-/// Transactions in the order in which the pool took them.
+/// Transactions in the order in which the pool accepted them.
 #[derive(Debug, Default)]
 pub(crate) struct Group {
     rows: Vec<(Arc<Order>, Option<Inclusion>)>,
-    /// The latest row of a hash: a reorg, or a return after its expiry, makes another.
+    /// The latest row of a hash: a return after a reorg or after its expiry adds another.
     by_hash: B256Map<usize>,
-    /// Removed by a block whose head has not been told yet.
+    /// Removed by a block whose head has not been published yet.
     mined: Vec<usize>,
     bytes: usize,
     since: Option<Instant>,
@@ -38,7 +39,7 @@ impl Group {
                     self.mined.extend(self.by_hash.get(&hash));
                 }
             }
-            // A block's removals come before its head.
+            // The pool publishes a block's removals before its head.
             Event::Head(head) => {
                 let inclusion = Inclusion { block: head.number, timestamp_s: head.timestamp };
                 for row in self.mined.drain(..) {
@@ -64,7 +65,7 @@ impl Group {
         self.rows.is_empty()
     }
 
-    /// Begins anew, with the memory it has.
+    /// Clears the group and keeps its memory.
     pub(crate) fn clear(&mut self) {
         self.rows.clear();
         self.by_hash.clear();

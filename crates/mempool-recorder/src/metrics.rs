@@ -33,7 +33,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     (
         "mempool_recorder_left_out_total",
         Unit::Count,
-        "blob transactions that a replay was told to leave out",
+        "blob transactions that a replay left out as configured",
     ),
     (
         "mempool_recorder_bad_rows_total",
@@ -48,7 +48,7 @@ fn describe() {
     }
 }
 
-/// One count, kept for us and for whoever exports metrics.
+/// One count, kept for the stats and for the metrics exporter.
 pub(crate) struct Count {
     value: AtomicU64,
     exported: Counter,
@@ -60,7 +60,7 @@ impl Count {
     }
 
     pub(crate) fn add(&self, more: u64) {
-        // Relaxed: a count orders nothing.
+        // Relaxed: no other memory is published through it.
         self.value.fetch_add(more, Relaxed);
         self.exported.increment(more);
     }
@@ -76,7 +76,7 @@ impl fmt::Debug for Count {
     }
 }
 
-/// What a [`Recorder`](crate::Recorder) has done so far.
+/// The counts of a [`Recorder`](crate::Recorder) so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecorderStats {
@@ -88,7 +88,7 @@ pub struct RecorderStats {
     pub segments: u64,
     /// Transactions left out because no node had announced them: `mempool_recorder_skipped_total`.
     pub skipped: u64,
-    /// Events that the pool's log had forgotten when the recorder came to read them, additions, removals and heads
+    /// Events that left the pool's log before the recorder read them, additions, removals and heads
     /// alike: `mempool_recorder_lost_total{reason="lagged"}`.
     pub lost_events: u64,
     /// Rows of segments that could not be written: `mempool_recorder_lost_total{reason="io"}`.
@@ -133,28 +133,29 @@ impl RecorderCounters {
     }
 }
 
-/// What a [`Replay`](crate::Replay) has done so far.
+/// The counts of a [`Replay`](crate::Replay) so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReplayCounts {
-    /// Transactions that the sink took: `mempool_recorder_replayed_total{outcome="pooled"}`.
+    /// Transactions that the sink accepted: `mempool_recorder_replayed_total{outcome="pooled"}`.
     pub pooled: u64,
-    /// That it had before.
+    /// Transactions that the sink had before.
     pub known: u64,
-    /// That a block of its chain contains, or whose nonce one has passed.
+    /// Transactions that a block of the sink's chain contains, or whose nonce was used.
     pub mined: u64,
-    /// That it does not want.
+    /// Transactions that the sink refused.
     pub refused: u64,
-    /// That it has no room for.
+    /// Transactions that the sink had no room for.
     pub postponed: u64,
-    /// Blob transactions left out on demand: `mempool_recorder_left_out_total`.
+    /// Blob transactions that the configuration leaves out: `mempool_recorder_left_out_total`.
     pub left_out: u64,
-    /// Rows that gave no transaction, by the reasons of [`BadRow::REASONS`]: `mempool_recorder_bad_rows_total`.
+    /// Rows that yielded no transaction, by the reasons of [`BadRow::REASONS`]:
+    /// `mempool_recorder_bad_rows_total`.
     pub bad: [u64; BadRow::REASONS.len()],
 }
 
 impl ReplayCounts {
-    /// All rows that gave no transaction.
+    /// All rows that yielded no transaction.
     #[must_use]
     pub fn bad_rows(&self) -> u64 {
         self.bad.iter().sum()
@@ -199,7 +200,7 @@ impl ReplayCounters {
             Delivery::Mined => self.mined.add(1),
             Delivery::Refused(_) => self.refused.add(1),
             Delivery::Postponed(_) => self.postponed.add(1),
-            // The replay ends with it; so does it for a delivery that is none of these.
+            // Not counted: the replay ends, after a closed sink or an unknown delivery.
             _ => {}
         }
     }

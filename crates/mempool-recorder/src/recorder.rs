@@ -19,12 +19,12 @@ use crate::{
     segment::Segments,
 };
 
-/// Records every transaction that the pool takes: first what is in it, then what comes. Dropped without
-/// [`Self::stop`], it writes what it has and ends, and nobody waits for it.
+/// Records every transaction that the pool accepts: first those already in it, then every new one.
+/// If it is dropped without [`Self::stop`], it writes what it has and ends, without a wait.
 ///
-/// The pool does not wait for it. It reads the pool's log every [`POLL_INTERVAL`], at the lowest priority that the
-/// system has for a thread; whatever is not read when the log forgets it is lost and counted
-/// ([`RecorderStats::lost_events`]).
+/// The pool does not wait for it. It reads the pool's log every [`POLL_INTERVAL`], at the lowest
+/// thread priority of the system; events that leave the log before they are read are lost and
+/// counted ([`RecorderStats::lost_events`]).
 #[derive(Debug)]
 pub struct Recorder {
     stop: SyncSender<()>,
@@ -33,10 +33,11 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Starts to record.
+    /// Starts recording.
     ///
     /// # Errors
-    /// If the configuration is out of bounds, the folder cannot be written, or the system refuses the thread.
+    /// The configuration is out of bounds, the folder cannot be written to, or the thread cannot be
+    /// started.
     pub fn start(pool: &OrderPool, config: RecorderConfig) -> Result<Self, RecorderError> {
         config.check()?;
         let counters = Arc::new(RecorderCounters::new());
@@ -51,7 +52,7 @@ impl Recorder {
             follower.follow(Instant::now());
             follower.write();
             drop(follower);
-            // Nobody waits when it was dropped.
+            // If the handle was dropped, nothing waits for the end.
             let _ = end.send(());
         };
         thread::Builder::new()
@@ -61,28 +62,29 @@ impl Recorder {
         Ok(Self { stop, ended, counters })
     }
 
-    /// What it has done so far.
+    /// The counts so far.
     #[must_use]
     pub fn stats(&self) -> RecorderStats {
         self.counters.stats()
     }
 
-    /// Records what the pool has accepted until now, writes the last group, and waits for that, but not longer than
-    /// `timeout`: `None` then.
+    /// Records everything that the pool has accepted until now, writes the last group, and waits
+    /// for that for at most `timeout`. `None` after the time-out.
     #[must_use]
     pub fn stop(self, timeout: Duration) -> Option<RecorderStats> {
-        // Full only if it was told before, and gone only if it has panicked: then there is no end to wait for.
+        // Full only if the stop was sent before, and closed only if the thread has panicked: then
+        // there is nothing to wait for.
         let _ = self.stop.try_send(());
         self.ended.recv_timeout(timeout).ok()?;
         Some(self.counters.stats())
     }
 }
 
-/// Whoever handles a transaction goes first.
+/// Lets every thread that handles transactions go first.
 fn yield_to_others() {
     #[cfg(target_os = "linux")]
     {
-        // Of all priorities the lowest. On Linux a thread has one of its own.
+        // The lowest priority. On Linux each thread has its own.
         let me = Some(rustix::thread::gettid());
         if let Err(error) = rustix::process::setpriority_process(me, 10) {
             tracing::debug!(%error, "the recorder's thread keeps the priority of the process");
@@ -110,14 +112,14 @@ impl Follower {
         Ok(Self { subscription, config, group: Group::default(), segments, counters })
     }
 
-    /// Takes all that is new, and writes what is due.
+    /// Reads all new events, and writes the group if it is due.
     ///
-    /// One by one: a batch of events may hold any number of bytes.
+    /// One event at a time: a batch of events may hold any number of bytes.
     fn follow(&mut self, now: Instant) {
         while let Some(event) = self.subscription.try_next() {
             match event {
                 Ok(event) => self.group.take(&event, now),
-                // Reading goes on with the oldest event there is.
+                // The next read continues with the oldest event in the log.
                 Err(lagged) => {
                     tracing::warn!(
                         missed = lagged.missed,

@@ -1,4 +1,4 @@
-//! A recording, row by row.
+//! Reads a recording row by row.
 
 use std::{
     collections::VecDeque,
@@ -28,16 +28,17 @@ use crate::{
     segment::EXTENSION,
 };
 
-/// What is read of a recording.
+/// The configuration of a [`Recording`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecordingConfig {
     /// Whether blob transactions are read. Default true; without them they are skipped and counted
     /// ([`Recording::left_out`]).
     pub blobs: bool,
-    /// Whether the column `from` is believed, which saves the recovery of the sender, some 30 us for each
-    /// transaction. Default false: a file that names other senders would make a builder execute what nobody has
-    /// signed. The hash is compared with the bytes in either case.
+    /// Whether the column `from` is trusted, which saves the recovery of the sender, some 30 us for
+    /// each transaction. Default false: a file with wrong senders would make a builder execute
+    /// transactions that their senders have not signed. The hash is compared with the bytes in
+    /// either case.
     pub trust_senders: bool,
 }
 
@@ -71,16 +72,16 @@ pub struct Recorded {
     pub tx: Recovered<PooledTransaction>,
     /// Its encoded form, as it was recorded.
     pub raw: Bytes,
-    /// When it was seen first, in whole milliseconds.
+    /// When it was first seen, in whole milliseconds.
     pub seen_at: SystemTime,
 }
 
-/// Reads what a [`Recorder`](crate::Recorder) has written, or a file of the archive of mempool-dumpster: an iterator
-/// over its rows in their order, as a bench wants them. [`Replay`](crate::Replay) paces them.
+/// Reads the files of a [`Recorder`](crate::Recorder), or a file of mempool-dumpster's archive: an
+/// iterator over its rows in their order, without pacing. [`Replay`](crate::Replay) paces them.
 ///
-/// Columns are found by their names. `timestamp`, `hash` and `rawTx` are needed, `from` only if it is to be trusted;
-/// pages may be compressed with gzip or not at all. One page of each of these columns is in memory, of at most
-/// [`MAX_PAGE_BYTES`](crate::MAX_PAGE_BYTES).
+/// Columns are found by their names. `timestamp`, `hash` and `rawTx` are required, `from` only if
+/// it is trusted; pages may be compressed with gzip or not at all. One page of each of these
+/// columns is in memory, of at most [`MAX_PAGE_BYTES`](crate::MAX_PAGE_BYTES).
 pub struct Recording {
     config: RecordingConfig,
     /// Segments that are still to be read.
@@ -96,12 +97,12 @@ impl fmt::Debug for Recording {
 }
 
 impl Recording {
-    /// Opens a Parquet file, or a folder of segments, which are read in the order of their names. What a killed
-    /// recorder has left unfinished in the folder is not looked at.
+    /// Opens a Parquet file, or a folder of segments, which are read in the order of their names.
+    /// Unfinished files of a killed recorder are ignored.
     ///
     /// # Errors
-    /// If the file, or the first one of the folder, is no Parquet file or lacks a column. A later one that cannot be
-    /// read is a row with [`BadRow::Unreadable`].
+    /// The file, or the first one of the folder, is not a Parquet file or lacks a column. A later
+    /// one that cannot be read is a row with [`BadRow::Unreadable`].
     pub fn open(path: impl AsRef<Path>, config: RecordingConfig) -> Result<Self, ReplayError> {
         let path = path.as_ref();
         let failed = |source| ReplayError::Open { path: path.to_owned(), source };
@@ -122,7 +123,7 @@ impl Recording {
         Ok(Self { config, files, file, left_out: 0 })
     }
 
-    /// Blob transactions that were skipped on demand so far.
+    /// Blob transactions that were skipped so far, as configured.
     #[must_use]
     pub const fn left_out(&self) -> u64 {
         self.left_out
@@ -155,7 +156,7 @@ impl Iterator for Recording {
     }
 }
 
-/// The part of a second that a timestamp counts.
+/// The unit of a timestamp.
 #[derive(Clone, Copy, Debug)]
 enum Unit {
     Millis,
@@ -185,7 +186,7 @@ struct OpenFile {
     group: Option<Group>,
 }
 
-/// Where the columns are.
+/// The positions of the columns.
 #[derive(Clone, Copy)]
 struct Columns {
     timestamp: usize,
@@ -196,7 +197,7 @@ struct Columns {
 }
 
 struct Group {
-    /// As the file counts them.
+    /// The remaining rows according to the file.
     rest: u64,
     unit: Unit,
     timestamp: Column<Int64Type>,
@@ -205,7 +206,7 @@ struct Group {
     from: Option<Column<ByteArrayType>>,
 }
 
-/// As it is in the file.
+/// A row as in the file.
 struct Row {
     seen_at: SystemTime,
     hash: B256,
@@ -320,7 +321,7 @@ impl Group {
         if self.rest == 0 {
             return Ok(None);
         }
-        // Every column is read, whatever is in the others: they must not come apart.
+        // Every column is read, whatever the others hold, so that they stay at the same row.
         let timestamp = self.timestamp.next()?;
         let hash = self.hash.next()?;
         let raw = self.raw.next()?;
@@ -365,14 +366,14 @@ fn hex<const N: usize>(text: &ByteArray) -> Option<[u8; N]> {
 }
 
 impl Row {
-    /// Its type is its first byte.
+    /// The first byte is the type.
     fn carries_blobs(&self) -> bool {
         self.raw.first() == Some(&alloy_eips::eip2718::EIP4844_TX_TYPE_ID)
     }
 
     fn decode(self) -> Result<Recorded, BadRow> {
         let Self { seen_at, hash, sender, raw } = self;
-        // A transaction that cannot be believed goes the other way, which says why.
+        // A transaction that cannot be trusted is read with recovery, which reports the error.
         if let Some(sender) = sender
             && let Ok(tx) = PooledTransaction::decode_2718_exact(&raw)
             && *tx.tx_hash() == hash

@@ -1,4 +1,4 @@
-//! A recording in the place of a node.
+//! Replays a recording in place of a node.
 
 use std::{
     fmt,
@@ -24,9 +24,9 @@ use crate::{
 /// How fast a recording is replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speed {
-    /// So many times as fast as it was recorded.
+    /// This many times as fast as it was recorded.
     Times(NonZeroU32),
-    /// As fast as the sink takes it.
+    /// As fast as the sink accepts it.
     Max,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Speed {
     }
 }
 
-/// A text is no [`Speed`].
+/// The text is not a [`Speed`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("speed {found:?} is neither a whole number from 1 nor max")]
 pub struct SpeedError {
@@ -69,19 +69,20 @@ impl FromStr for Speed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReplayEnd {
-    /// Everything was read.
+    /// The whole recording was delivered.
     Finished,
-    /// It was stopped, or dropped.
+    /// It was stopped or dropped.
     Stopped,
-    /// Nobody takes transactions any more.
+    /// The sink accepts no more transactions.
     SinkClosed,
 }
 
-/// Delivers a recording to a sink, such as an `OrderPool`, from a thread of its own: one transaction after the other,
-/// in the order of the recording. Dropped, it ends after the transaction that it is delivering.
+/// Delivers a recording to a sink, such as an `OrderPool`, from a thread of its own: one
+/// transaction after the other, in the order of the recording. When dropped, it ends after the
+/// transaction that it is delivering.
 ///
-/// Times are those of the replay: a transaction is seen first when it is delivered. What is due is delivered at once,
-/// so a sink that blocks delays the rest and loses nothing.
+/// Times are those of the replay: a transaction's first-seen time is when it is delivered. Due
+/// transactions are delivered at once, so a sink that blocks delays the rest but loses nothing.
 #[derive(Debug)]
 pub struct Replay {
     stop: SyncSender<()>,
@@ -93,10 +94,10 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Starts to replay.
+    /// Starts replaying.
     ///
     /// # Errors
-    /// [`ReplayError::Thread`] if the system refuses the thread.
+    /// [`ReplayError::Thread`] if the thread cannot be started.
     pub fn start(
         recording: Recording,
         speed: Speed,
@@ -110,7 +111,7 @@ impl Replay {
         let run = move || {
             let reason = run(recording, speed, &sink, &stopped, &counts);
             drop(sink);
-            // Nobody else sets it.
+            // Set only here.
             let _ = told.set((reason, Instant::now()));
             drop(ending);
         };
@@ -121,7 +122,7 @@ impl Replay {
         Ok(Self { stop, ended, end, start: Instant::now(), counters })
     }
 
-    /// What it has done so far.
+    /// The counts so far.
     #[must_use]
     pub fn counts(&self) -> ReplayCounts {
         self.counters.counts()
@@ -140,7 +141,7 @@ impl Replay {
         end.saturating_duration_since(self.start)
     }
 
-    /// Waits until it has ended by itself, but not longer than `timeout`: `None` then.
+    /// Waits until it has ended by itself, for at most `timeout`. `None` after the time-out.
     #[must_use]
     pub fn wait(&self, timeout: Duration) -> Option<ReplayEnd> {
         // Nothing is ever sent.
@@ -148,11 +149,11 @@ impl Replay {
         self.end()
     }
 
-    /// Ends it, and waits for that, but not longer than `timeout`: `None` then, since a thread that is stuck in the
-    /// sink cannot be freed.
+    /// Ends it, and waits for that for at most `timeout`. `None` after the time-out: a thread that
+    /// is stuck in the sink cannot be freed.
     #[must_use]
     pub fn stop(self, timeout: Duration) -> Option<ReplayEnd> {
-        // Full only if it was told before, and gone only if it has ended.
+        // Full only if the stop was sent before, and closed only if the replay has ended.
         let _ = self.stop.try_send(());
         self.wait(timeout)
     }
@@ -173,9 +174,9 @@ fn run(
             None => return ReplayEnd::Finished,
             Some(Ok(recorded)) => recorded,
             Some(Err(bad)) => {
-                tracing::debug!(%bad, "a row of the recording gives no transaction");
+                tracing::debug!(%bad, "a row of the recording yields no transaction");
                 counters.bad(&bad);
-                // Told to end in a file without a good row.
+                // Allows a stop in a file without a valid row.
                 if !matches!(stop.try_recv(), Err(TryRecvError::Empty)) {
                     return ReplayEnd::Stopped;
                 }
@@ -197,7 +198,7 @@ fn run(
 /// When a row is due. Pure.
 struct Pace {
     speed: Speed,
-    /// The first row, by the recording's clock and by ours.
+    /// The times of the first row, in the recording and in the replay.
     first: Option<(SystemTime, Instant)>,
 }
 
@@ -205,7 +206,7 @@ impl Pace {
     fn wait(&mut self, seen_at: SystemTime, now: Instant) -> Duration {
         let Speed::Times(times) = self.speed else { return Duration::ZERO };
         let (first, start) = *self.first.get_or_insert((seen_at, now));
-        // What was seen before the first row is due at once.
+        // Rows that were seen before the first row are due at once.
         let after = seen_at.duration_since(first).unwrap_or_default() / times.get();
         after.saturating_sub(now.saturating_duration_since(start))
     }

@@ -1,4 +1,4 @@
-//! The files: each is one row group, and has its name only when it is complete.
+//! The files: each is one row group, and gets its name only when it is complete.
 
 use std::{
     fs::{self, File},
@@ -11,7 +11,7 @@ use order_pool::Transaction;
 
 use crate::columns::{self, Inclusion};
 
-/// What a complete segment ends in.
+/// The extension of a complete segment.
 pub(crate) const EXTENSION: &str = "parquet";
 
 /// Names sort in the order of their rows: the start of the recorder in milliseconds, then a number.
@@ -20,7 +20,8 @@ pub(crate) struct Segments {
     folder: PathBuf,
     start_ms: u128,
     number: u64,
-    /// The next one, open already: a folder that cannot be written is found at the start.
+    /// The next file, already open, so that a folder that cannot be written to is detected at the
+    /// start.
     next: Option<File>,
 }
 
@@ -33,8 +34,8 @@ impl Segments {
         Ok(segments)
     }
 
-    /// Writes a segment and gives it its name. Returns its size in bytes. After an error it is gone, and the next
-    /// call begins another.
+    /// Writes a segment and gives it its name. Returns its size in bytes. After an error the file
+    /// is removed, and the next call begins another.
     pub(crate) fn write(
         &mut self,
         rows: &[(&Transaction, Option<Inclusion>)],
@@ -47,11 +48,12 @@ impl Segments {
         let (unfinished, complete) = (self.unfinished(), self.complete());
         self.number += 1;
         let written = Self::fill(&file, rows, blobs).and_then(|bytes| {
-            // A name that is there belongs to another recorder: it stays, and this segment counts as lost.
+            // An existing name belongs to another recorder: that file stays, and this segment
+            // counts as lost.
             fs::hard_link(&unfinished, complete)?;
             Ok(bytes)
         });
-        // What is left of it is a file that no reader looks at.
+        // The remaining file is ignored by readers.
         if let Err(error) = fs::remove_file(&unfinished) {
             tracing::warn!(%error, path = %unfinished.display(), "cannot remove");
         }
@@ -67,7 +69,7 @@ impl Segments {
         columns::write(&mut out, rows, blobs).map_err(io::Error::other)?;
         out.flush()?;
         drop(out);
-        // After a loss of power a name must not stand for a file without content.
+        // After a loss of power a name must not lead to a file without content.
         file.sync_data()?;
         Ok(file.metadata()?.len())
     }
@@ -88,7 +90,7 @@ impl Segments {
 impl Drop for Segments {
     fn drop(&mut self) {
         if self.next.take().is_some() {
-            // Empty, and no reader looks at it.
+            // It is empty, and readers ignore it.
             let _ = fs::remove_file(self.unfinished());
         }
     }

@@ -1,4 +1,4 @@
-//! The node as a process of its own: the binary's command line.
+//! The command line of the binary, which runs the node as a separate process.
 
 use std::{
     ffi::OsString,
@@ -17,10 +17,10 @@ use crate::{
     workload::SidecarForm,
 };
 
-/// The line that is printed on stdout when the socket listens begins with this; the path follows.
+/// The line on stdout that reports that the socket listens begins with this; the path follows.
 pub const READY: &str = "ready ";
 
-/// An execution node's IPC face with a pool, a chain and its own load.
+/// A mock execution node's IPC interface with a pool, a chain and its own load.
 #[derive(Debug, Parser)]
 #[command(name = "mock-node", version)]
 struct Args {
@@ -30,31 +30,32 @@ struct Args {
     /// Transactions announced per second
     #[arg(long, default_value_t = 0)]
     tps: u32,
-    /// Stop announcing after so many transactions
+    /// Stop announcing after this many transactions
     #[arg(long, conflicts_with = "duration")]
     count: Option<u64>,
-    /// Stop announcing after so long, e.g. 30s
+    /// Stop announcing after this time, e.g. 30s
     #[arg(long, value_parser = parse_duration)]
     duration: Option<Duration>,
     /// Begin to announce when the first subscription to new transactions exists
     #[arg(long)]
     start_on_subscription: bool,
-    /// Waited before the first announcement, e.g. 500ms
+    /// Time before the first announcement, e.g. 500ms
     #[arg(long, value_parser = parse_duration, default_value = "0s")]
     start_delay: Duration,
-    /// Of a thousand transactions, how many carry blobs
+    /// How many of a thousand transactions carry blobs
     #[arg(long, value_name = "N", default_value_t = 0)]
     blobs_per_mille: u32,
-    /// Of a thousand blob transactions, how many carry six blobs
+    /// How many of a thousand blob transactions carry six blobs
     #[arg(long, value_name = "N", default_value_t = 200)]
     six_blobs_per_mille: u32,
     /// Serve sidecars of the form before Osaka (one proof per blob)
     #[arg(long)]
     old_sidecars: bool,
-    /// Of answers to eth_getRawTransactionByHash: a time (2ms) or median and 99th percentile (1ms,20ms)
+    /// Delay of answers to eth_getRawTransactionByHash: a time (2ms) or median and 99th percentile
+    /// (1ms,20ms)
     #[arg(long, value_parser = parse_latency, default_value = "0s")]
     latency: Latency,
-    /// Between blocks; 0s mines never
+    /// Time between blocks; 0s never mines
     #[arg(long, value_parser = parse_duration, default_value = "12s")]
     block_time: Duration,
     /// Gas of a block
@@ -63,10 +64,10 @@ struct Args {
     /// Execute blocks, and answer requests for the state
     #[arg(long)]
     state: bool,
-    /// Of a thousand transactions, how many reach an address of the demo's blocklist
+    /// How many of a thousand transactions reach an address of the demo's blocklist
     #[arg(long, value_name = "N", default_value_t = 0)]
     listed_per_mille: u32,
-    /// From it come transactions and latencies
+    /// The seed of transactions and latencies
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Transactions pending before the socket exists
@@ -77,16 +78,16 @@ struct Args {
     accounts: usize,
     #[arg(long, default_value_t = DEV_CHAIN_ID)]
     chain_id: u64,
-    /// What web3_clientVersion answers
+    /// The answer to web3_clientVersion
     #[arg(long)]
     client_version: Option<String>,
     /// Answer "0x" instead of null for an unknown hash, like geth
     #[arg(long)]
     unknown_as_empty: bool,
-    /// Faults that strike from when the load begins, as `seed=N`; over --duration, or 60 s
+    /// Faults from the start of the load on, as `seed=N`; over --duration, or 60 s
     #[arg(long, value_name = "seed=N", value_parser = parse_faults)]
     faults: Option<u64>,
-    /// Exit when stdin is closed: a parent that dies leaves no orphan
+    /// Exit when stdin is closed, so that a parent that dies leaves no orphan
     #[arg(long)]
     exit_with_stdin: bool,
     /// Print the counters as one JSON line on stdout at the end
@@ -137,15 +138,16 @@ impl Args {
     }
 }
 
-/// Runs a node until SIGTERM, SIGINT or, when asked to, the end of stdin. `args` begins with the program's name.
+/// Runs a node until SIGTERM, SIGINT or, if requested, the end of stdin. `args` begins with the
+/// program's name.
 ///
-/// Prints [`READY`] and the path in one line on stdout when the socket listens. Returns the exit code: 0, 1 when the
-/// node could not start, 2 for arguments that are not understood.
+/// Prints [`READY`] and the path in one line on stdout when the socket listens. Returns the exit
+/// code: 0, 1 if the node could not start, 2 for invalid arguments.
 pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> i32 {
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
         Err(error) => {
-            // Where it goes, stdout or stderr, is clap's choice; a closed one is nobody's concern.
+            // clap prints to stdout or stderr; an error of a closed one is irrelevant.
             let _ = error.print();
             return error.exit_code();
         }
@@ -182,7 +184,7 @@ fn wait_for_end(exit_with_stdin: bool) -> std::io::Result<()> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let (closed, stdin) = tokio::sync::oneshot::channel::<()>();
         if exit_with_stdin {
-            // A thread that the process does not wait for: reading stdin cannot be cancelled.
+            // A thread that the process does not join, because reading stdin cannot be cancelled.
             thread::spawn(move || {
                 let mut ignored = [0; 256];
                 while matches!(std::io::stdin().read(&mut ignored), Ok(1..)) {}
@@ -191,7 +193,7 @@ fn wait_for_end(exit_with_stdin: bool) -> std::io::Result<()> {
         } else {
             std::mem::forget(closed);
         }
-        // Any of the three is a reason to end.
+        // The order is irrelevant: each of the three ends the node.
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}

@@ -14,36 +14,39 @@ use crate::{
 /// The chain id of reth's, geth's and this node's development chain.
 pub const DEV_CHAIN_ID: u64 = 1337;
 
-/// Accounts that send by default: as many as anvil is given with `--accounts 1000`.
+/// Default number of sending accounts: as many as anvil has with `--accounts 1000`.
 pub const DEFAULT_ACCOUNTS: usize = 1000;
 
-/// Gas of a block, by default: as on mainnet. It holds about 1,000 transactions of the mix. A node that is to mine what
-/// it announces for hours, at 2,000 transactions/s and 12 s blocks, needs two billion.
+/// Default gas of a block: as on mainnet. It holds about 1,000 transactions of the mix. To mine
+/// everything that it announces for hours, at 2,000 transactions/s and 12 s blocks, a node needs
+/// two billion.
 pub const DEFAULT_BLOCK_GAS_LIMIT: u64 = 60_000_000;
 
-/// Transactions in pool and queue together, by default: about 400 MB of small ones. Beyond it sends are refused.
+/// Default cap on transactions in pool and queue together: about 400 MB of small ones. Above it
+/// sends are refused.
 pub const DEFAULT_POOL_LIMIT: usize = 500_000;
 
-/// Blocks whose transactions can still be requested, by default: at 2,000 transactions/s and 12 s blocks 770,000
-/// transactions, about 500 MB. Older ones are forgotten, as a pruned node does.
+/// Default number of blocks whose transactions can still be requested: at 2,000 transactions/s and
+/// 12 s blocks 770,000 transactions, about 500 MB. Older ones are dropped, as a pruned node does.
 pub const DEFAULT_HISTORY_BLOCKS: usize = 32;
 
-/// Connections that reth 2.5.1 accepts; the next one gets a line of plain text and is closed.
+/// Default number of connections, that of reth 2.5.1; the next one gets a line of plain text and is
+/// closed.
 pub const DEFAULT_MAX_CONNECTIONS: usize = 500;
 
-/// Bytes that wait for one slow reader before its connection is closed, by default.
-/// reth queues for a slow reader without bound; a test's node must not eat the machine.
+/// Default cap on the bytes that wait for one slow reader before its connection is closed. reth
+/// queues for a slow reader without a bound, which could exhaust a test machine.
 pub const DEFAULT_MAX_QUEUED_BYTES: usize = 256 << 20;
 
-/// Request bytes that reth 2.5.1 takes over IPC.
+/// Most bytes of a request over IPC in reth 2.5.1.
 pub const MAX_REQUEST_BYTES: usize = 15 << 20;
 
-/// How long the node takes to answer `eth_getRawTransactionByHash`. Every answer is delayed for itself: many wait at
-/// the same time, and they come back out of order where the delays differ.
+/// How long the node takes to answer `eth_getRawTransactionByHash`. Each response is delayed
+/// separately: many wait at the same time, and they are sent out of order where the delays differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Latency {
-    /// As soon as it is computed, in the order of the requests.
+    /// No delay, in the order of the requests.
     #[default]
     None,
     /// Always the same.
@@ -64,11 +67,12 @@ pub enum LoadStart {
     /// When the node listens.
     #[default]
     AtOnce,
-    /// When the first subscription to `newPendingTransactions` exists: nothing is announced to nobody.
+    /// When the first subscription to `newPendingTransactions` exists, so that every announcement
+    /// has a receiver.
     FirstSubscription,
 }
 
-/// What the answer to `eth_getRawTransactionByHash` is for a hash the node does not hold.
+/// The answer to `eth_getRawTransactionByHash` for a hash that the node does not hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum UnknownRaw {
@@ -98,64 +102,66 @@ pub struct NodeConfig {
     pub ipc_path: PathBuf,
     /// Default [`DEV_CHAIN_ID`].
     pub chain_id: u64,
-    /// From it come the transactions, the latencies and the faults. Default 1.
+    /// The seed of the transactions, the latencies and the faults. Default 1.
     pub seed: u64,
     /// Accounts of the test mnemonic that send. Default [`DEFAULT_ACCOUNTS`].
     pub accounts: usize,
     /// Transactions per second that the node announces by itself; 0, the default, is none.
     pub tps: u32,
-    /// Paced announcements after which the node falls silent; `None`, the default, is never.
+    /// Paced announcements after which the load ends; `None` (default): never.
     pub count: Option<u64>,
     /// When the paced load begins. Default at once.
     pub load_start: LoadStart,
-    /// Waited between the occasion of `load_start` and the first announcement. Default none.
+    /// Time between the start that `load_start` names and the first announcement. Default none.
     pub start_delay: Duration,
-    /// Between blocks; zero, the default, mines only by `MockNode::mine`.
+    /// Time between blocks; zero, the default, mines only by `MockNode::mine`.
     pub block_time: Duration,
     /// Gas of a block. Default [`DEFAULT_BLOCK_GAS_LIMIT`].
     pub block_gas_limit: u64,
     /// Transactions of a block. Default unlimited.
     pub block_max_txs: usize,
-    /// Of answers to `eth_getRawTransactionByHash`. Default none.
+    /// Delay of answers to `eth_getRawTransactionByHash`. Default none.
     pub latency: Latency,
-    /// How much it can do at once; without bound by default.
+    /// How many requests the node processes at once; `None` (default): no bound.
     pub capacity: Option<Capacity>,
-    /// How long `txpool_content` takes. Meanwhile nothing else is answered, as by anvil. Default
+    /// How long `txpool_content` takes. Meanwhile nothing else is answered, as in anvil. Default
     /// none.
     pub list_time: Duration,
-    /// Of a thousand transactions of the paced load, how many carry blobs. Default 0.
+    /// How many of a thousand transactions of the paced load carry blobs. Default 0.
     pub blobs_per_mille: u32,
-    /// Of a thousand transactions that carry blobs, how many carry six, the others one. Default 200.
+    /// How many of a thousand blob transactions carry six blobs; the others carry one. Default 200.
     pub six_blobs_per_mille: u32,
     /// The sidecars of the paced load. Default [`SidecarForm::CellProofs`], which nodes serve after Osaka.
     pub sidecar_form: SidecarForm,
-    /// Whether `eth_sendRawTransaction` takes a sidecar with blob proofs (the form before Osaka). reth refuses it,
-    /// which is the default.
+    /// Whether `eth_sendRawTransaction` accepts a sidecar with blob proofs (the form before Osaka).
+    /// reth refuses it, which is the default.
     pub accept_old_sidecars: bool,
-    /// Whether the objects that subscribers to full transactions are told are rendered when the load is signed, so
-    /// that the node's time for it is not part of a measurement. Takes about 1 kB for each. Default no.
+    /// Whether the objects for subscribers to full transactions are rendered when the load is
+    /// signed, so that the node's time for it is not part of a measurement. Takes about 1 kB for
+    /// each. Default no.
     pub render_ahead: bool,
     /// Transactions that are pending before the socket exists. Default 0.
     pub preload: usize,
-    /// The first transactions, if they are signed already. They must be those of [`workload`](Self::workload).
-    /// Not serialized.
+    /// The first transactions, if they are already signed. They must be those of
+    /// [`workload`](Self::workload). Not serialized.
     #[serde(skip)]
     pub signed_load: Option<SignedLoad>,
-    /// Whether blocks are executed, so that balances, nonces, code and storage can be requested at each recent block.
-    /// Costs about 15 us of processor time for each mined transaction. Default no.
+    /// Whether blocks are executed, so that balances, nonces, code and storage can be requested at
+    /// each recent block. Costs about 15 us of CPU time for each mined transaction. Default no.
     pub state: bool,
-    /// Of a thousand transactions of the paced load, how many reach one of [`listed`](crate::workload::listed).
-    /// Default 0.
+    /// How many of a thousand transactions of the paced load reach one of
+    /// [`listed`](crate::workload::listed). Default 0.
     pub listed_per_mille: u32,
-    /// Whether what a reorg un-mines is announced again, as reth's pool does. Default yes.
+    /// Whether transactions that a reorg un-mines are announced again, as reth's pool does. Default
+    /// yes.
     pub announce_unmined: bool,
-    /// Faults that strike by themselves, counted from when the load begins. Default none.
+    /// Faults that occur by themselves, timed from the start of the load. Default none.
     pub faults: Option<FaultPlan>,
     /// Default `null`.
     pub unknown_raw: UnknownRaw,
-    /// What `web3_clientVersion` answers. Default `reth/v2.5.1-mock/x86_64-unknown-linux-gnu`.
+    /// The answer to `web3_clientVersion`. Default `reth/v2.5.1-mock/x86_64-unknown-linux-gnu`.
     pub client_version: String,
-    /// Pending and queued transactions together. Default [`DEFAULT_POOL_LIMIT`].
+    /// Cap on pending and queued transactions together. Default [`DEFAULT_POOL_LIMIT`].
     pub pool_limit: usize,
     /// Blocks kept with their transactions. Default [`DEFAULT_HISTORY_BLOCKS`].
     pub history_blocks: usize,
@@ -166,7 +172,7 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// A silent node at this path; everything else is the default.
+    /// A node without a load at this path, with the defaults.
     pub fn new(ipc_path: impl Into<PathBuf>) -> Self {
         Self {
             ipc_path: ipc_path.into(),

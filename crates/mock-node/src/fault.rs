@@ -1,4 +1,4 @@
-//! What can be wrong with a node, one by one or as a plan that a seed replays.
+//! The faults of a node, single ones or a plan drawn from a seed.
 
 use std::time::Duration;
 
@@ -6,7 +6,8 @@ use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-/// Hashes that reth's pending listener holds (`--txpool.max-pending-txns`); what a batch has beyond it is lost.
+/// Hashes that reth's pending listener holds (`--txpool.max-pending-txns`); further hashes of a
+/// batch are lost.
 pub const RETH_LISTENER_HASHES: u32 = 2048;
 
 /// A burst that overflows every buffer of 16,384 slots whose reader does not keep up.
@@ -15,7 +16,7 @@ pub const LARGE_BURST: usize = 20_000;
 /// Size of [`BadAnswer::Large`], in bytes.
 pub const LARGE_ANSWER_BYTES: usize = 8 << 20;
 
-/// Which open connections a fault strikes. A connection with a subscription is a subscription
+/// The open connections that a fault affects. A connection with a subscription is a subscription
 /// connection, any other a request connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -29,7 +30,7 @@ pub enum Target {
     Request,
 }
 
-/// Something that goes wrong at the node's socket.
+/// A fault at the node's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Fault {
@@ -42,12 +43,14 @@ pub enum Fault {
         /// How many.
         connections: u32,
     },
-    /// The next connections that subscribe get the answer, and then the end instead of a notification.
+    /// The next connections that subscribe get the response, and are then closed instead of
+    /// notified.
     CloseAfterSubscribe {
         /// How many.
         connections: u32,
     },
-    /// Open connections are neither read nor written for a while; then all that waited goes out.
+    /// Open connections are neither read nor written for a while; then everything that waited is
+    /// sent.
     Stall {
         /// Which.
         at: Target,
@@ -56,25 +59,26 @@ pub enum Fault {
     },
     /// Open connections stay open and are never read or written again: geth after ten seconds of a paused reader.
     GoDead(Target),
-    /// The process is gone for a while and comes back with a new socket and another pool: all that was pending has
-    /// been mined meanwhile, what is pending has arrived meanwhile, and no client was notified of either.
+    /// The process ends for a while and comes back with a new socket and another pool: everything
+    /// that was pending has been mined meanwhile, the pending transactions have arrived meanwhile,
+    /// and no client was notified of either.
     Restart {
-        /// For how long nothing can be connected to.
+        /// For how long no client can connect.
         down: Duration,
         /// Whether the old socket file stays and refuses connections meanwhile, as after `kill -9`.
         leaves_file: bool,
     },
-    /// The next announcements are made to nobody, while the transactions are in the pool.
+    /// The next announcements are not sent, while the transactions are in the pool.
     DropNotifications {
         /// How many.
         count: u32,
     },
-    /// So many transactions at once.
+    /// This many transactions at once.
     Burst {
         /// How many.
         count: usize,
     },
-    /// The next announcements are made twice.
+    /// The next announcements are sent twice.
     Duplicate {
         /// How many.
         count: u32,
@@ -86,12 +90,12 @@ pub enum Fault {
         /// How many.
         count: u32,
     },
-    /// The newest blocks are replaced; as many as there are when there are fewer.
+    /// The newest blocks are replaced; all of them if there are fewer.
     Reorg {
         /// How many.
         depth: usize,
     },
-    /// Every new connection gets the line of text for one too many, and the end.
+    /// Every new connection gets the text line for too many connections, and is closed.
     TableFull {
         /// For how long.
         time: Duration,

@@ -1,10 +1,12 @@
-//! An execution node's IPC face with a pool, a chain, its own load and its own faults, for tests, benches and the demo.
+//! A mock execution node's IPC interface with a pool, a chain, its own load and its own faults, for
+//! tests, benches and examples.
 //!
-//! It answers over a Unix socket as reth 2.5 does, byte for byte where a client can tell: framing, error codes, the
-//! two forms of blob transactions, the order of announcements. By default it executes nothing: gas used is the sum
-//! of the limits, balances are not looked at. With [`NodeConfig::state`] the mined blocks are executed and requests for
-//! the state are answered. Roots are digests in any case. Blob proofs of what clients send are taken on trust; those
-//! it serves are valid.
+//! It answers over a Unix socket as reth 2.5 does, byte for byte where a client can tell: framing,
+//! error codes, the two forms of blob transactions, the order of announcements. By default it
+//! executes nothing: gas used is the sum of the limits, and balances are ignored. With
+//! [`NodeConfig::state`] the mined blocks are executed and requests for the state are answered.
+//! Roots are always digests. Blob proofs from clients are not verified; those that it serves are
+//! valid.
 //!
 //! ```text
 //!  workload (seed) --signed ahead--> pace, bursts --+
@@ -14,20 +16,21 @@
 //! ```
 //!
 //! # The life of one transaction
-//! It is planned from the seed and signed before the clock starts, taken into the pool at its due time, announced to
-//! every subscription under the lock that orders all events, answered when it is requested by its hash (after the
-//! configured latency, which many answers wait out at the same time), mined, and forgotten with its block after
-//! [`DEFAULT_HISTORY_BLOCKS`].
+//! It is planned from the seed and signed before the clock starts, inserted into the pool at its
+//! due time, announced to every subscription under the lock that orders all events, returned when
+//! it is requested by its hash (after the configured latency, during which other responses may wait
+//! too), mined, and dropped with its block after [`DEFAULT_HISTORY_BLOCKS`].
 //!
 //! # What is lost, and where it is counted
-//! A reader for whom more than [`DEFAULT_MAX_QUEUED_BYTES`] wait is cut off ([`Stats::slow_readers_closed`]); reth
-//! would queue for it without bound. An announcement without a subscriber reaches nobody. Injected losses are
-//! counted in [`Stats::notifications_dropped`] and [`Stats::bad_answers`].
+//! A reader that lets more than [`DEFAULT_MAX_QUEUED_BYTES`] wait is disconnected
+//! ([`Stats::slow_readers_closed`]); reth would queue for it without a bound. An announcement
+//! without a subscription is not sent. Injected losses are counted in
+//! [`Stats::notifications_dropped`] and [`Stats::bad_answers`].
 //!
 //! # Threads and shutdown
-//! One thread serves the socket on a runtime of its own, one holds delayed answers, one each paces, signs ahead,
-//! mines and follows the plan of faults where the configuration has those. [`MockNode::shutdown`], or dropping the node,
-//! ends them all before it returns.
+//! One thread serves the socket on a runtime of its own, one holds delayed responses, and, as
+//! configured, one each paces, signs ahead, mines and runs the plan of faults.
+//! [`MockNode::shutdown`], or dropping the node, ends all of them before it returns.
 //!
 //! ```
 //! use mock_node::{Fault, MockNode, NodeConfig, Target};

@@ -12,91 +12,91 @@ use crate::{
     order::{Order, Transaction},
 };
 
-/// What a replaceable bundle is known by: the searcher's uuid *and* the searcher, so that nobody
-/// replaces or cancels what another one sent. A bundle replaces one of its key for the same block; a
-/// cancellation concerns the key's bundles for all blocks.
+/// Identifies a replaceable bundle: the searcher's uuid *and* the searcher, so that no one can
+/// replace or cancel another signer's bundles. A bundle replaces the one with its key for the same
+/// block; a cancellation covers the key's bundles for all blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReplacementKey {
     /// Chosen by the searcher.
     pub uuid: Uuid,
-    /// Who signed the request.
+    /// The signer of the request.
     pub signer: Address,
 }
 
-/// A cancellation: no bundle of this key up to this nonce is valid any more.
+/// A cancellation: no bundle of this key with this nonce or a lower one is valid any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cancellation {
-    /// Which bundles.
+    /// The key of the cancelled bundles.
     pub key: ReplacementKey,
-    /// Up to which nonce; `None` is final: no later bundle revives the key.
+    /// The highest cancelled nonce; `None` is permanent: no later bundle revives the key.
     pub nonce: Option<u64>,
 }
 
-/// What a bundle is made of, before it is checked. `Default` is an empty one.
+/// The fields of a bundle, before they are checked. `Default` is an empty bundle.
 #[derive(Clone, Debug, Default)]
 pub struct BundleParts {
-    /// The transactions, in the order in which they must be in the block.
+    /// The transactions, in the order that they must have in the block.
     pub txs: Vec<Transaction>,
-    /// The only block it may go into; `None` is the next one after the head at the time the pool
+    /// The only block it may go into; `None` is the next block after the head at the time the pool
     /// accepts it.
     pub block: Option<u64>,
-    /// The block's timestamp must not be below, in seconds since the Unix epoch.
+    /// The lowest allowed timestamp of the block, in seconds since the Unix epoch.
     pub min_timestamp: Option<u64>,
-    /// The block's timestamp must not be above.
+    /// The highest allowed timestamp of the block, in seconds since the Unix epoch.
     pub max_timestamp: Option<u64>,
     /// Transactions that may revert.
     pub reverting_tx_hashes: Vec<B256>,
-    /// Transactions that may be left out.
+    /// Transactions that may be omitted.
     pub dropping_tx_hashes: Vec<B256>,
     /// Makes it replaceable by a bundle for the same block. Needs [`Self::signer`].
     pub uuid: Option<Uuid>,
-    /// Its place among the messages of its key for its block; `None` is one above the highest the pool knows:
-    /// the order of arrival.
+    /// Its position among the messages of its key for its block; `None` is one above the highest
+    /// that the pool knows, which is the order of arrival.
     pub replacement_nonce: Option<u64>,
-    /// Percent of what the bundle pays that goes back, below 100.
+    /// Percent of the bundle's payment that is refunded, below 100.
     pub refund_percent: Option<u8>,
-    /// Who gets the refund; `None` is the sender of the first transaction.
+    /// The recipient of the refund; `None` is the sender of the first transaction.
     pub refund_recipient: Option<Address>,
-    /// The transaction whose payment is refunded. At most one; without one it is the last.
+    /// The transaction whose payment is refunded. At most one; if there is none, the last.
     pub refund_tx_hashes: Vec<B256>,
     /// Whether the refund may be paid later than in the bundle's block.
     pub delayed_refund: bool,
-    /// Who gets what BuilderNet refunds, in place of the signer.
+    /// The recipient of BuilderNet's refunds, instead of the signer.
     pub refund_identity: Option<Address>,
-    /// Who signed the request, if anyone.
+    /// The signer of the request, if it is signed.
     pub signer: Option<Address>,
-    /// When this process first heard of it; `None` is now.
+    /// When this process first received it; `None` is now.
     pub first_seen: Option<SystemTime>,
 }
 
-/// The most [`BundleParts::refund_percent`] may be: rbuilder takes no bundle that pays nothing.
+/// The highest [`BundleParts::refund_percent`]: rbuilder accepts no bundle that pays nothing.
 pub const MAX_REFUND_PERCENT: u64 = 99;
 
-/// What a bundle refunds, with what its sender left out.
+/// The refund of a bundle, with rbuilder's defaults for omitted fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refund {
     /// Percent of what the transaction pays, 1 to 99.
     pub percent: u8,
-    /// Who gets it.
+    /// The recipient.
     pub recipient: Address,
     /// The transaction whose payment is refunded.
     pub tx_hash: B256,
-    /// Whether it may be paid later than in the bundle's block.
+    /// Whether the refund may be paid later than in the bundle's block.
     pub is_delayed: bool,
 }
 
-/// The most [`BundleParts::refund_tx_hashes`] there may be.
+/// Most entries of [`BundleParts::refund_tx_hashes`].
 pub const MAX_REFUND_TX_HASHES: usize = 1;
 
-/// A bundle whose fields fit together.
+/// A bundle whose fields are consistent.
 #[derive(Clone, Debug)]
 pub struct Bundle {
     parts: BundleParts,
-    /// keccak256 of the transactions' hashes, one after the other.
+    /// keccak256 of the concatenated transaction hashes.
     hash: B256,
-    /// Over all fields as they were sent.
+    /// Hash of all fields as they were sent.
     content: B256,
-    /// Over all fields as the pool took them: with the block and the nonce it settled on.
+    /// Hash of all fields as the pool accepted them: with the block and the nonce that it assigned.
     id: B256,
     sent_block: Option<u64>,
     first_seen: SystemTime,
@@ -105,8 +105,9 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// Checks what can be checked without a pool. What depends on the head or on a pool's limits is
-    /// checked by [`OrderPool::insert_bundle`](crate::OrderPool::insert_bundle).
+    /// Checks everything that can be checked without a pool.
+    /// [`OrderPool::insert_bundle`](crate::OrderPool::insert_bundle) checks what depends on the
+    /// head or on a pool's limits.
     ///
     /// # Errors
     /// Names the field, its value and the limit.
@@ -138,18 +139,18 @@ impl Bundle {
         })
     }
 
-    /// keccak256 of the concatenated transaction hashes: what `eth_sendBundle` answers. Not unique:
-    /// see [`Self::id`].
+    /// keccak256 of the concatenated transaction hashes: the result of `eth_sendBundle`. Not
+    /// unique: see [`Self::id`].
     pub const fn hash(&self) -> &B256 {
         &self.hash
     }
 
-    /// Its identity: a hash over all fields, with the block and the nonce the pool settled on.
+    /// Its identity: a hash of all fields, with the block and the nonce that the pool assigned.
     pub const fn id(&self) -> &B256 {
         &self.id
     }
 
-    /// A hash over all fields as they were sent.
+    /// A hash of all fields as they were sent.
     pub(crate) const fn content(&self) -> &B256 {
         &self.content
     }
@@ -169,24 +170,24 @@ impl Bundle {
         self.parts.block
     }
 
-    /// The block as it was sent; `None` if it was left to the pool.
+    /// The block as it was sent; `None` if the sender left it open.
     pub const fn sent_block(&self) -> Option<u64> {
         self.sent_block
     }
 
-    /// Whether it is valid without this transaction, which may revert or be left out.
+    /// Whether the bundle is valid without this transaction, which may revert or be omitted.
     pub fn is_optional(&self, tx: &B256) -> bool {
         self.parts.reverting_tx_hashes.contains(tx) || self.parts.dropping_tx_hashes.contains(tx)
     }
 
-    /// The uuid that rbuilder (develop of July 2025, `Bundle::hash_slow`) gives the bundle: of its block
-    /// (0 if it has none), its hash and its reverting hashes. To find it in the logs of others; the
-    /// searcher's own uuid is [`BundleParts::uuid`].
+    /// The uuid that rbuilder (develop of July 2025, `Bundle::hash_slow`) gives the bundle, from
+    /// its block (0 if it has none), its hash and its reverting hashes. Use it to find the bundle
+    /// in other builders' logs; the searcher's own uuid is [`BundleParts::uuid`].
     pub fn rbuilder_uuid(&self) -> Uuid {
         let mut hasher = Sha256::new();
-        // The sixteen zeros stand for the namespace of a name-based uuid.
+        // A name-based uuid begins with a namespace: sixteen zeros.
         hasher.update([0; 16]);
-        // A signed integer, its sign in the lowest bit, seven bits to a byte.
+        // A zigzag-encoded signed integer: the sign in the lowest bit, seven bits per byte.
         let mut block = self.parts.block.unwrap_or(0) << 1;
         while block >= 0x80 {
             hasher.update([block as u8 | 0x80]);
@@ -206,7 +207,7 @@ impl Bundle {
         &self.extension
     }
 
-    /// What it refunds, by rbuilder's defaults: of the last transaction, to the sender of the first.
+    /// The refund, with rbuilder's defaults: of the last transaction, to the sender of the first.
     pub fn refund(&self) -> Option<Refund> {
         let parts = &self.parts;
         let (first, last) = (parts.txs.first()?, parts.txs.last()?);
@@ -219,27 +220,27 @@ impl Bundle {
         })
     }
 
-    /// What replaces it, if anything can.
+    /// The key by which it can be replaced, if it has one.
     pub fn key(&self) -> Option<ReplacementKey> {
         Some(ReplacementKey { uuid: self.parts.uuid?, signer: self.parts.signer? })
     }
 
-    /// Its place among the messages of its key. Once pooled, every replaceable bundle has one.
+    /// Its position among the messages of its key. Once pooled, every replaceable bundle has one.
     pub const fn nonce(&self) -> Option<u64> {
         self.parts.replacement_nonce
     }
 
-    /// When this process first heard of it.
+    /// When this process first received it.
     pub const fn first_seen(&self) -> SystemTime {
         self.first_seen
     }
 
-    /// The memory it takes itself, in bytes, blobs included.
+    /// The memory of its contents, in bytes, blobs included.
     pub const fn size_bytes(&self) -> usize {
         self.size_bytes
     }
 
-    /// Settles what was left open.
+    /// Assigns the fields that were left open.
     pub(crate) fn settle(&mut self, block: Option<u64>, nonce: Option<u64>) {
         self.parts.block = block;
         self.parts.replacement_nonce = nonce;
@@ -253,7 +254,7 @@ impl Bundle {
     }
 }
 
-/// The bundle as other builders take it. Nonce and signer have no place there.
+/// The bundle in the form that other builders accept. That form has no nonce and no signer.
 impl From<&Bundle> for EthSendBundle {
     fn from(bundle: &Bundle) -> Self {
         use alloy_eips::eip2718::Encodable2718;
@@ -309,7 +310,8 @@ fn check(parts: &BundleParts) -> Result<(), BundleError> {
     Ok(())
 }
 
-/// Every field, each with its presence and its length, so that no two bundles read alike.
+/// Hashes every field with its presence and its length, so that different bundles never hash the
+/// same input.
 fn content_hash(parts: &BundleParts, txs: &B256) -> B256 {
     let mut hasher = Keccak256::new();
     hasher.update(txs);
@@ -339,21 +341,21 @@ fn content_hash(parts: &BundleParts, txs: &B256) -> B256 {
     hasher.finalize()
 }
 
-/// Why something cannot be a bundle. Every variant names the field as it is on the wire, its value
-/// and what it may be.
+/// Why the fields do not form a bundle. Every variant names the field as it is on the wire, its
+/// value and the limit.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BundleError {
     /// No transactions, and no uuid that would make it a cancellation.
     #[error("txs is empty: at least 1 transaction, or a replacementUuid to cancel, is needed")]
     Empty,
-    /// A nonce orders the messages of a uuid.
+    /// A nonce without a uuid, whose messages it would order.
     #[error("replacementNonce is {nonce} but there is no replacementUuid")]
     NonceWithoutUuid {
         /// The nonce.
         nonce: u64,
     },
-    /// Without a signer anybody could replace it.
+    /// Without a signer anyone could replace the bundle.
     #[error("replacementUuid is {uuid} but the request is not signed")]
     UuidWithoutSigner {
         /// The uuid.
@@ -367,15 +369,15 @@ pub enum BundleError {
         /// `maxTimestamp`.
         max_timestamp: u64,
     },
-    /// Not all of it can be refunded.
+    /// The refund is the whole payment.
     #[error("refundPercent is {value}, the most is {limit}")]
     RefundPercent {
-        /// What was asked for.
+        /// The requested percentage.
         value: u64,
         /// [`MAX_REFUND_PERCENT`].
         limit: u64,
     },
-    /// Two names of one thing that differ.
+    /// Two names of the same field with different values.
     #[error("uuid is {uuid}, replacementUuid is {replacement_uuid}: they must be equal")]
     TwoUuids {
         /// `uuid`.
@@ -383,13 +385,13 @@ pub enum BundleError {
         /// `replacementUuid`.
         replacement_uuid: Uuid,
     },
-    /// A version that there is not.
+    /// An unknown version.
     #[error("version is {value}, must be v1 or v2")]
     UnknownVersion {
-        /// What was sent; cut to 32 characters.
+        /// The value, cut to 32 characters.
         value: String,
     },
-    /// A field that a bundle of v1 does not have.
+    /// A field that a v1 bundle does not have.
     #[error("{field} is not in version v1")]
     NotInVersion {
         /// The field.
@@ -405,59 +407,59 @@ pub enum BundleError {
         /// The limit.
         limit: usize,
     },
-    /// A transaction that is no signed pooled transaction.
+    /// A transaction that does not decode as a signed pooled transaction.
     #[error("txs[{index}] does not decode as a signed transaction: {source}")]
     Undecodable {
-        /// Its place.
+        /// Its index.
         index: usize,
-        /// What the decoder said.
+        /// The decoder's error.
         source: alloy_eips::eip2718::Eip2718Error,
     },
-    /// A transaction whose signature belongs to nobody.
+    /// A transaction with an invalid signature.
     #[error("txs[{index}] ({hash}) has an invalid signature")]
     Signature {
-        /// Its place.
+        /// Its index.
         index: usize,
         /// Its hash.
         hash: B256,
     },
-    /// Blobs that are not what the transaction says.
+    /// A sidecar that does not match its transaction.
     #[error("txs[{index}] ({hash}): {source}")]
     Sidecar {
-        /// Its place.
+        /// Its index.
         index: usize,
         /// Its hash.
         hash: B256,
-        /// What is wrong.
+        /// The mismatch.
         source: SidecarError,
     },
 }
 
-/// Why a sidecar is not its transaction's.
+/// Why a sidecar does not match its transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SidecarError {
-    /// Lists that must be of one length are not.
+    /// A list has the wrong length.
     #[error("sidecar.{field} has {value} entries, the transaction's blobs need {limit}")]
     Count {
         /// The list: `blobs`, `commitments` or `proofs`.
         field: &'static str,
         /// Its length.
         value: usize,
-        /// What it must be.
+        /// The required length.
         limit: usize,
     },
     /// A commitment does not hash to the versioned hash in the transaction.
     #[error("sidecar.commitments[{index}] hashes to {value}, blobVersionedHashes has {limit}")]
     Commitment {
-        /// Which one.
+        /// The index of the commitment.
         index: usize,
         /// The versioned hash of the commitment.
         value: B256,
-        /// The one in the transaction.
+        /// The versioned hash in the transaction.
         limit: B256,
     },
-    /// A proof does not prove that a blob is the one committed to.
+    /// A proof does not match its blob and commitment.
     #[error("sidecar.proofs do not prove that the blobs are those of sidecar.commitments")]
     Proof,
 }

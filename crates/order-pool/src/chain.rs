@@ -1,4 +1,4 @@
-//! What recent blocks took from the pool, so that undoing a block brings it back.
+//! The orders that recent blocks took from the pool, so that undoing a block puts them back.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -7,30 +7,30 @@ use chain_view::{Block, Head, NonceUpdate, RecentBlocks, Relation, Taken};
 
 use crate::order::{Order, Transaction};
 
-/// What one block took.
+/// The orders that one block took.
 #[derive(Debug, Default)]
 struct TakenOrders {
     orders: Vec<Arc<Order>>,
     bytes: usize,
-    /// Those that were too many bytes to keep.
+    /// Orders that exceeded the byte limit and were not kept.
     dropped: Vec<B256>,
 }
 
-/// What pushing a block changed.
+/// The result of pushing a block.
 #[derive(Debug)]
 pub(crate) struct Change {
     pub(crate) relation: Relation,
-    /// What the replaced blocks had taken, the oldest block's first.
+    /// The orders that the replaced blocks had taken, the oldest block's first.
     pub(crate) untaken: Vec<Arc<Order>>,
     /// All transactions that the replaced blocks had taken or contained.
     pub(crate) free: Vec<B256>,
 }
 
-/// The recent blocks, and beside each the orders that it took.
+/// The recent blocks, each with the orders that it took.
 #[derive(Debug)]
 pub(crate) struct Chain {
     recent: RecentBlocks,
-    /// By number and hash: the oldest block's are dropped first.
+    /// By number and hash: the orders of the oldest block are dropped first.
     taken: BTreeMap<(u64, B256), TakenOrders>,
     taken_bytes: usize,
     max_taken_bytes: usize,
@@ -64,7 +64,7 @@ impl Chain {
         self.taken_tx(order.as_tx()?)
     }
 
-    /// The same of a transaction in a bundle.
+    /// The same for a transaction in a bundle.
     pub(crate) fn taken_tx(&self, tx: &Transaction) -> Option<Taken> {
         self.recent.taken(tx.hash(), &tx.sender(), tx.nonce())
     }
@@ -98,12 +98,12 @@ impl Chain {
         self.recent.block(block_hash).map(|block| block.head)
     }
 
-    /// Notes that a block raised a nonce; says whether that is news.
+    /// Records that a block raised a nonce; returns whether it was raised.
     pub(crate) fn raise(&mut self, block_hash: &B256, update: NonceUpdate) -> bool {
         self.recent.raise(block_hash, update).unwrap_or(false)
     }
 
-    /// Notes that a block took an order from the pool, so that undoing it brings it back.
+    /// Records that a block took an order from the pool, so that undoing the block puts it back.
     pub(crate) fn take(&mut self, by: &Head, order: Arc<Order>) {
         let taken = self.taken.entry((by.number, by.hash)).or_default();
         taken.bytes += order.size_bytes();

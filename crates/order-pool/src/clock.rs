@@ -1,4 +1,4 @@
-//! Where the pool gets the time from.
+//! The pool's source of time.
 
 use std::{
     sync::{
@@ -25,12 +25,13 @@ impl Clock {
         Self(Kind::System(Instant::now()))
     }
 
-    /// A clock that stands still until [`Self::advance`].
+    /// A clock that only [`Self::advance`] moves.
     pub fn manual() -> Self {
         Self(Kind::Manual(Arc::default()))
     }
 
-    /// Moves a manual clock on, at most 584 years in all. The system's goes its own way.
+    /// Moves a manual clock forward, at most 584 years in all. It has no effect on the system's
+    /// clock.
     pub fn advance(&self, by: Duration) {
         if let Kind::Manual(nanos) = &self.0 {
             let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);

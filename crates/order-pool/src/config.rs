@@ -23,16 +23,16 @@ pub const DEFAULT_MAX_EXTERNAL_TXS: usize = 18_000;
 /// room for about 40 transactions of six blobs.
 pub const DEFAULT_MAX_EXTERNAL_TX_BYTES: usize = 64 << 20;
 
-/// Default of [`PoolConfig::tx_retention`]: five slots of 12 s. A transaction that no builder took
-/// for five blocks is unlikely to be wanted; the node keeps it all the same.
+/// Default of [`PoolConfig::tx_retention`]: five slots of 12 s. A transaction that no builder
+/// included for five blocks is unlikely to be wanted; the node still keeps it.
 pub const DEFAULT_TX_RETENTION: Duration = Duration::from_secs(60);
 
-/// Default of [`PoolConfig::expired_pause`]: ten times the default retention. A node that holds 300,000
-/// transactions which nobody takes is then asked for each of them once in 11 minutes, 455 a second
-/// and deferrable, and each is in the pool for a minute of these 11.
+/// Default of [`PoolConfig::expired_pause`]: ten times the default retention. With a node that
+/// holds 300,000 transactions that no block includes, each of them is then requested once in 11
+/// minutes, 455 per second as deferrable work, and is in the pool for one of these 11 minutes.
 pub const DEFAULT_EXPIRED_PAUSE: Duration = Duration::from_secs(600);
 
-/// Default of [`PoolConfig::dedupe_window`]: the largest pool we met on a node under load held
+/// Default of [`PoolConfig::dedupe_window`]: the largest pool seen on a node under load held
 /// 300,000 transactions (geth with raised limits); twice that is 600,000, rounded up to a power of
 /// two. Costs 24 bytes each (16 in the table at half load, 8 in the queue) = 24 MiB, and 16 for
 /// each that expired within [`PoolConfig::expired_pause`].
@@ -53,8 +53,9 @@ pub const DEFAULT_MAX_UNMINE_BYTES: usize = 64 << 20;
 /// so 2^18 events are 65 s, five slots.
 pub const DEFAULT_LOG_EVENTS: usize = 1 << 18;
 
-/// Default of [`PoolConfig::log_bytes`]: 20 s of removed plain transactions at 1.6 kB and 2,000/s, more
-/// than a block's time. Only what the slowest subscription has not read takes it.
+/// Default of [`PoolConfig::log_bytes`]: 20 s of removed plain transactions at 1.6 kB and 2,000/s,
+/// more than a block's time. Memory is used only for removals that the slowest subscription has not
+/// read.
 pub const DEFAULT_LOG_BYTES: usize = 64 << 20;
 
 /// Default of [`PoolConfig::max_bundles`]: 500 bundles/s, three blocks ahead at 12 s each, are
@@ -83,8 +84,8 @@ pub const DEFAULT_MAX_TXS_PER_BUNDLE: usize = 100;
 /// Default of [`PoolConfig::max_blocks_ahead`]: two epochs, 12.8 minutes.
 pub const DEFAULT_MAX_BLOCKS_AHEAD: u64 = 64;
 
-/// Default of [`PoolConfig::cancellation_retention`]: five slots of 12 s, more than any message is
-/// on its way.
+/// Default of [`PoolConfig::cancellation_retention`]: five slots of 12 s, longer than any message
+/// is delayed.
 pub const DEFAULT_CANCELLATION_RETENTION: Duration = Duration::from_secs(60);
 
 /// Default of [`PoolConfig::max_cancellations`]: 500/s for 60 s are 30,000, doubled and rounded up
@@ -99,74 +100,74 @@ pub const DEFAULT_MAX_CANCELLATIONS_PER_SIGNER: usize = 1 << 12;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolConfig {
-    /// Most transactions held that the node has announced. Default [`DEFAULT_MAX_TXS`]; at least 1.
-    /// At the cap the worst-paying goes: `order_pool_evicted_total`.
+    /// Most transactions that the node has announced. Default [`DEFAULT_MAX_TXS`]; at least 1. At
+    /// the cap the worst-paying is evicted: `order_pool_evicted_total`.
     pub max_txs: usize,
     /// Most bytes of these, by [`Order::size_bytes`](crate::Order::size_bytes).
     /// Default [`DEFAULT_MAX_TX_BYTES`]; at least 1 MiB (one transaction of six blobs).
     pub max_tx_bytes: usize,
-    /// Most transactions held that external callers sent and the node has not announced. They have a share
-    /// of their own: what they claim to pay evicts nothing that the node announced. Default
-    /// [`DEFAULT_MAX_EXTERNAL_TXS`]; at least 1. At the cap the worst-paying of them goes:
+    /// Most transactions that external callers sent and the node has not announced. They have a
+    /// separate share, so that the fees they claim evict nothing that the node announced. Default
+    /// [`DEFAULT_MAX_EXTERNAL_TXS`]; at least 1. At the cap the worst-paying of them is evicted:
     /// `order_pool_evicted_total`.
     pub max_external_txs: usize,
     /// Most bytes of these. Default [`DEFAULT_MAX_EXTERNAL_TX_BYTES`]; at least 1 MiB.
     pub max_external_tx_bytes: usize,
     /// How long a transaction is kept; a private one is kept until its last block instead. Default
-    /// [`DEFAULT_TX_RETENTION`]; above zero.
-    /// Counted by `order_pool_expired_total`.
+    /// [`DEFAULT_TX_RETENTION`]; above zero. Removals are counted by `order_pool_expired_total`.
     pub tx_retention: Duration,
-    /// How long after its expiry a transaction is not offered again by whoever compares pools
-    /// ([`OrderPool::standing`](crate::OrderPool::standing)). Handed in again it comes back at any time.
-    /// Default [`DEFAULT_EXPIRED_PAUSE`]; zero offers it at once.
+    /// How long after its expiry a comparison of pools does not offer a transaction again
+    /// ([`OrderPool::standing`](crate::OrderPool::standing)). If it is inserted again, it is
+    /// accepted at any time. Default [`DEFAULT_EXPIRED_PAUSE`]; with zero it is offered at once.
     pub expired_pause: Duration,
-    /// How many accepted orders are remembered so that none is taken twice while it is here, nor after
-    /// a block or a message of its key ended it. What was evicted or has expired may come again. Default
-    /// [`DEFAULT_DEDUPE_WINDOW`]; at least 1. Set it to twice the node's pool or more.
+    /// How many accepted orders are remembered, so that none is accepted a second time while it is
+    /// pooled, or after a block or a message of its key ended it. Evicted and expired ones may be
+    /// added again. Default [`DEFAULT_DEDUPE_WINDOW`]; at least 1. Set it to twice the node's pool
+    /// or more.
     pub dedupe_window: usize,
-    /// How many recent blocks are remembered, for late transactions and reorgs; fewer if they have more than
-    /// 524,288 transactions together, almost three times what 64 blocks of mainnet can hold. Default
-    /// [`DEFAULT_RECENT_BLOCKS`]; at least 1.
+    /// How many recent blocks are remembered, for late transactions and reorgs; fewer if together
+    /// they have more than 524,288 transactions, almost three times as many as 64 blocks of mainnet
+    /// can hold. Default [`DEFAULT_RECENT_BLOCKS`]; at least 1.
     pub recent_blocks: usize,
-    /// Most bytes of orders that blocks took, held so that a reorg can put them back; the oldest
-    /// block's go first. Default [`DEFAULT_MAX_UNMINE_BYTES`]; zero keeps none.
+    /// Most bytes of mined orders, held so that a reorg can put them back; those of the oldest
+    /// block are dropped first. Default [`DEFAULT_MAX_UNMINE_BYTES`]; zero keeps none.
     pub max_unmine_bytes: usize,
     /// How many events the log holds, rounded up to a whole segment of 256: how far a reader may
     /// fall behind. Default [`DEFAULT_LOG_EVENTS`]; at least 1.
     pub log_events: usize,
-    /// Most bytes of removed orders that the log holds for readers that have not read on. Default
-    /// [`DEFAULT_LOG_BYTES`]; above it the log is shortened from its old end.
+    /// Most bytes of removed orders that the log holds for slow readers. Default
+    /// [`DEFAULT_LOG_BYTES`]; above it the oldest events are dropped from the log.
     pub log_bytes: usize,
-    /// Most bundles held. Default [`DEFAULT_MAX_BUNDLES`]; at least 1. At the cap the signer with the most
-    /// loses the one for the latest block (`order_pool_evicted_total`); if the newcomer is that one, it
-    /// is refused (`order_pool_rejected_total`).
+    /// Most bundles. Default [`DEFAULT_MAX_BUNDLES`]; at least 1. At the cap the signer with the
+    /// most loses its bundle for the latest block (`order_pool_evicted_total`); if that is the new
+    /// one, it is refused (`order_pool_rejected_total`).
     pub max_bundles: usize,
-    /// Most bytes of bundles held. Default [`DEFAULT_MAX_BUNDLE_BYTES`]; at least 1 MiB.
+    /// Most bytes of bundles. Default [`DEFAULT_MAX_BUNDLE_BYTES`]; at least 1 MiB.
     pub max_bundle_bytes: usize,
-    /// Most bundles held of one signer. Default [`DEFAULT_MAX_BUNDLES_PER_SIGNER`]; at least 1. At the cap
-    /// the signer's own for the latest block goes, or the newcomer.
+    /// Most bundles of one signer. Default [`DEFAULT_MAX_BUNDLES_PER_SIGNER`]; at least 1. At the
+    /// cap the signer's bundle for the latest block is evicted, or the new one refused.
     pub max_bundles_per_signer: usize,
-    /// Most bytes of bundles held of one signer, and of all without a signature together. Default
+    /// Most bytes of bundles of one signer, and of all unsigned ones together. Default
     /// [`DEFAULT_MAX_BUNDLE_BYTES_PER_SIGNER`]; at least 1 MiB.
     pub max_bundle_bytes_per_signer: usize,
-    /// Most bundles held without a signature, all together. Default [`DEFAULT_MAX_UNSIGNED_BUNDLES`]; at
+    /// Most bundles without a signature, all together. Default [`DEFAULT_MAX_UNSIGNED_BUNDLES`]; at
     /// least 1.
     pub max_unsigned_bundles: usize,
     /// Most transactions in a bundle, and most entries of its lists of hashes. Default
     /// [`DEFAULT_MAX_TXS_PER_BUNDLE`]; at least 1.
     pub max_txs_per_bundle: usize,
-    /// How far ahead of the head the block of a bundle may be, and the last one of a private transaction.
-    /// Default [`DEFAULT_MAX_BLOCKS_AHEAD`]; at least 1.
+    /// How far ahead of the head a bundle's block, or the last block of a private transaction, may
+    /// be. Default [`DEFAULT_MAX_BLOCKS_AHEAD`]; at least 1.
     pub max_blocks_ahead: u64,
-    /// How long a replacement key is remembered once no bundle of it is pooled: its nonce, and
-    /// whether it was cancelled, and whether permanently. Default [`DEFAULT_CANCELLATION_RETENTION`].
+    /// How long a replacement key without a pooled bundle is remembered: its nonce, whether it was
+    /// cancelled, and whether permanently. Default [`DEFAULT_CANCELLATION_RETENTION`].
     pub cancellation_retention: Duration,
     /// Most keys remembered without a pooled bundle. Default [`DEFAULT_MAX_CANCELLATIONS`]; at
-    /// least 1. Above it the signer with the most loses the one that waited the longest:
+    /// least 1. Above it the signer with the most loses the one that has waited the longest:
     /// `order_pool_keys_forgotten_total`.
     pub max_cancellations: usize,
-    /// Most of these of one signer. Default [`DEFAULT_MAX_CANCELLATIONS_PER_SIGNER`]; at least 1. Above it
-    /// the signer's own that waited the longest is forgotten.
+    /// Most of these of one signer. Default [`DEFAULT_MAX_CANCELLATIONS_PER_SIGNER`]; at least 1.
+    /// Above it the signer's key that has waited the longest is forgotten.
     pub max_cancellations_per_signer: usize,
 }
 
@@ -235,10 +236,10 @@ setters! {
     with_max_cancellations_per_signer, max_cancellations_per_signer: usize;
 }
 
-/// The least of each cap in bytes: one transaction of six blobs and its overhead.
+/// Lower bound of each cap in bytes: one transaction of six blobs and its overhead.
 pub const MIN_TX_BYTES: usize = 1 << 20;
 
-/// The most of any count in the configuration: 2^32, far above what fits in memory, so that no
+/// Upper bound of every count in the configuration: 2^32, far above what fits in memory, so that no
 /// arithmetic on it overflows.
 pub const MAX_COUNT: usize = 1 << 32;
 
@@ -281,39 +282,39 @@ impl PoolConfig {
     }
 }
 
-/// What a block that is remembered takes per transaction: its hash in the block's list and in the
-/// set of mined hashes, its sender in two lists of nonces.
+/// Memory for each transaction of a remembered block: its hash in the block's list and in the set
+/// of mined hashes, its sender in two lists of nonces.
 const MINED_TX_BYTES: usize = 256;
 
-/// Transactions of a block, at most, as the bound reckons: 60 M gas at 21,000 each.
+/// Most transactions of a block in this calculation: 60 M gas at 21,000 each.
 const TXS_PER_BLOCK: usize = 60_000_000 / 21_000;
 
-/// What a replacement key takes: its state, and its place in the order of forgetting.
+/// Memory of a replacement key: its state, and its entry in the queue of keys to forget.
 const KEY_BYTES: usize = 320;
 
-/// What does not grow: the pool itself, pages, segments and shards that are not full yet, as many as
-/// are written at once.
+/// Memory of constant size: the pool itself, and the pages, segments and shards that are being
+/// filled.
 const FIXED_BYTES: usize = 16 << 20;
 
 impl PoolConfig {
-    /// The most memory that a pool of this configuration holds on to, in bytes; the allocator's own
-    /// loss comes on top, and what readers hold (an order that a reader keeps is not the pool's).
+    /// The most memory that a pool with this configuration holds, in bytes. Not included are the
+    /// allocator's overhead and orders that a reader keeps.
     ///
     /// It is the sum of
     /// - `max_tx_bytes`, `max_external_tx_bytes`, `max_bundle_bytes` and `log_bytes`: live orders, and
-    ///   removed ones that readers may still want, each with
-    ///   [`ORDER_OVERHEAD_BYTES`](crate::ORDER_OVERHEAD_BYTES) for its places in the indexes;
+    ///   removed ones that readers may still need, each with
+    ///   [`ORDER_OVERHEAD_BYTES`](crate::ORDER_OVERHEAD_BYTES) for its index entries;
     /// - a third of these again: at most a quarter of a page is spent entries;
-    /// - what waits to be freed: 32 MiB of orders;
+    /// - orders that wait to be freed: 32 MiB;
     /// - the log's slots: `log_events` and two segments;
     /// - the dedupe window: a table of at most four words and two queues of at most two per order;
     /// - `max_unmine_bytes`, and `recent_blocks` of 2,857 transactions (60 M gas) at 256 bytes;
     /// - replacement keys: `max_cancellations` and one per bundle, 320 bytes each;
-    /// - 16 MiB for all that does not grow.
+    /// - 16 MiB for everything of constant size.
     ///
-    /// 1.53 GB by default. A pool of plain transactions meets its cap of their number long before:
-    /// 1,000,000 inserts at the default caps, all but the first 200,000 pushing another out, took
-    /// 0.44 GB of resident memory.
+    /// 1.53 GB by default. A pool of plain transactions reaches its cap on their number long
+    /// before: 1,000,000 inserts at the default caps, all but the first 200,000 evicting another,
+    /// took 0.44 GB of resident memory.
     pub fn memory_bound_bytes(&self) -> usize {
         let sum = |terms: &[usize]| terms.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
         let orders = sum(&[
@@ -339,7 +340,7 @@ impl PoolConfig {
     }
 }
 
-/// A configuration that no pool can be made from.
+/// An invalid configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {

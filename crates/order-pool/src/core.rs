@@ -1,4 +1,4 @@
-//! The pool without a clock, a lock or a reader: `(operation, now)` in, effects out.
+//! The pool's logic without clock, lock or readers: `(operation, now)` in, effects out.
 
 mod bundles;
 mod relations;
@@ -25,7 +25,7 @@ use crate::{
     senders::Senders,
 };
 
-/// A change that readers must be told of. Its sequence number is that of its event in the log.
+/// A change to publish to readers. Its sequence number is that of its event in the log.
 #[derive(Clone, Debug)]
 pub(crate) enum Effect {
     Added {
@@ -52,7 +52,7 @@ pub(crate) enum Effect {
         seq: u64,
         head: Head,
     },
-    /// No event of its own: whoever subscribes after event `at` need not be told of the
+    /// Has no event of its own: a subscriber that joins after event `at` need not be told of the
     /// cancellation any more.
     TombstoneEnded {
         /// The sequence number of its `Cancelled`.
@@ -62,21 +62,21 @@ pub(crate) enum Effect {
     },
 }
 
-/// How much there is of what.
+/// The sizes of the core's parts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CoreLevels {
     pub(crate) txs: usize,
     pub(crate) tx_bytes: usize,
-    /// Part of `txs`.
+    /// Included in `txs`.
     pub(crate) external_txs: usize,
-    /// Part of `tx_bytes`.
+    /// Included in `tx_bytes`.
     pub(crate) external_tx_bytes: usize,
     pub(crate) bundles: usize,
     pub(crate) bundle_bytes: usize,
     pub(crate) keys: usize,
 }
 
-/// What a head did, beside its effects.
+/// The result of a head, beside its effects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeadApplied {
     pub(crate) relation: Relation,
@@ -88,12 +88,12 @@ pub(crate) struct Core {
     config: PoolConfig,
     next_seq: u64,
     now: Duration,
-    /// What the node has announced.
+    /// Transactions that the node has announced.
     public: TxShare,
-    /// What external callers sent and the node has not announced. Ranked apart, because whoever sends it
-    /// claims what it pays, and a node has checked that its sender can pay.
+    /// Transactions that external callers sent and the node has not announced. Ranked separately:
+    /// their fees are only a claim, while the node has checked that its senders can pay.
     external: TxShare,
-    /// Those that are kept until a block, by that block and acceptance.
+    /// Transactions that are kept until a block, by that block and acceptance.
     private: BTreeSet<(u64, u64)>,
     bundles: Shelf,
     keys: Keys,
@@ -157,8 +157,8 @@ impl Core {
         seqs.into_iter().filter_map(|seq| self.order(seq).cloned()).collect()
     }
 
-    /// Applies a new head: first its mined hashes, then whatever a reorg un-mined comes back. The
-    /// head itself is told last.
+    /// Applies a new head: first its mined hashes, then the orders that a reorg un-mined are put
+    /// back. The event of the head comes last.
     pub(crate) fn on_head(
         &mut self,
         block: Block,
@@ -191,8 +191,8 @@ impl Core {
                 Order::Bundle(_) => self.put_back_bundle(order, effects),
             });
         }
-        // What the old blocks took, the new one does not contain, and we no longer hold must be
-        // fetched anew: it may not be turned away as known.
+        // Transactions that the replaced blocks contained, the new one does not, and the pool no
+        // longer holds must be fetched again: they must not be refused as known.
         for hash in free {
             if !self.chain.is_mined(&hash) && self.find(&hash).is_none() {
                 self.seen.forget(&hash);
@@ -203,8 +203,8 @@ impl Core {
         HeadApplied { relation, put_back }
     }
 
-    /// Applies the nonces a block raised. `None` if the block is not one of the recent ones on the
-    /// chain, for instance because a reorg undid it meanwhile.
+    /// Applies the nonces that a block raised. `None` if the block is not one of the recent ones,
+    /// for instance because a reorg undid it meanwhile.
     pub(crate) fn on_nonces(
         &mut self,
         block_hash: B256,
@@ -231,8 +231,8 @@ impl Core {
         Some(())
     }
 
-    /// Removes at most `limit` transactions and keys that were kept long enough, and offers again what
-    /// expired long enough ago; says whether more are due.
+    /// Removes at most `limit` transactions and keys whose retention is over, and marks expired
+    /// orders whose pause is over as offerable; returns whether more are due.
     pub(crate) fn expire(
         &mut self,
         now: Duration,
@@ -251,7 +251,7 @@ impl Core {
         self.next_due().is_some() || self.keys.is_due(self.now) || self.seen.is_due(self.now)
     }
 
-    /// The order with this hash, by acceptance.
+    /// The sequence number of the order with this hash.
     fn find(&self, hash: &B256) -> Option<u64> {
         self.index.table().find(hash, |seq| (self.order(seq)?.id().hash() == hash).then_some(seq))
     }
@@ -266,7 +266,7 @@ impl Core {
         due.into_iter().flatten().min()
     }
 
-    /// Time does not run backwards here, whatever the caller's clock does.
+    /// Keeps the time monotonic, even if the caller's clock is not.
     fn advance(&mut self, now: Duration) {
         self.now = self.now.max(now);
     }

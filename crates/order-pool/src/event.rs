@@ -1,4 +1,4 @@
-//! What the pool tells: events to subscribers, outcomes to those who insert.
+//! The pool's output: events for subscribers, outcomes for callers.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
     order::{Order, OrderId},
 };
 
-/// A change of the pool, as subscribers see it.
+/// A change of the pool, as published to subscribers.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -20,20 +20,22 @@ pub enum Event {
     Removed {
         /// The order.
         order: Arc<Order>,
-        /// Why it went.
+        /// Why it was removed.
         reason: RemoveReason,
     },
-    /// No bundle of this key up to this nonce counts any more, also none that is still on its way.
-    /// Told after the removal of the key's bundle, if it was pooled, and to every subscriber.
+    /// No bundle of this key with this nonce or a lower one is valid any more, including those that
+    /// have not arrived yet. Published to every subscriber, after the removal of the key's pooled
+    /// bundles.
     Cancelled(Cancellation),
-    /// The cancellation of this key is no longer remembered: a bundle that arrives now counts.
+    /// The cancellation of this key is no longer remembered: a bundle that arrives now is accepted.
     CancellationForgotten(ReplacementKey),
-    /// The chain has a new head. Told after everything that its block's hashes changed: whoever sees
-    /// the head of N has seen the removal of what N contains and of the bundles that were for N, and
-    /// what a reorg brought back. What N's nonces make stale is removed later, when they are known.
+    /// The chain has a new head. Published after everything that its block's hashes changed: a
+    /// subscriber that sees head N has seen the removal of N's transactions and of the bundles for
+    /// N, and the orders that a reorg put back. Orders that N's nonces make stale are removed
+    /// later, when the nonces are known.
     ///
-    /// A new subscriber, and one that starts anew, is told the head of that moment before the
-    /// orders; nothing is if the pool knows no head yet.
+    /// A replay begins with the current head, before the orders; without it if the pool knows no
+    /// head yet.
     Head(Arc<Head>),
 }
 
@@ -47,7 +49,7 @@ pub enum EventRef<'a> {
     Removed {
         /// The order. Clone the `Arc` to keep it.
         order: &'a Arc<Order>,
-        /// Why it went.
+        /// Why it was removed.
         reason: RemoveReason,
     },
     /// See [`Event::Cancelled`].
@@ -59,7 +61,7 @@ pub enum EventRef<'a> {
 }
 
 impl EventRef<'_> {
-    /// The event as a value of its own.
+    /// The event as an owned value.
     pub fn to_event(self) -> Event {
         match self {
             Self::Added(order) => Event::Added(Arc::clone(order)),
@@ -88,57 +90,59 @@ impl Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RemoveReason {
-    /// A block contains it. Of a bundle: a block contains a transaction that it cannot do without, or all
-    /// of them.
+    /// A block contains it. Of a bundle: a block contains one of its transactions that may not be
+    /// omitted, or all of them.
     Mined,
-    /// A block raised its sender's nonce past its own. Of a bundle: that of such a transaction.
+    /// A block raised its sender's nonce above its own. Of a bundle: the same for one of its
+    /// transactions that may not be omitted.
     StaleNonce,
-    /// It was kept for as long as its kind is kept.
+    /// Its retention is over.
     Expired,
-    /// It paid the least when its share of the pool was full. Of a bundle: its signer held the most when
-    /// there were too many, and of the signer's it was for the latest block.
+    /// It paid the least when its share of the pool was full. Of a bundle: a cap was reached, its
+    /// signer held the most, and it was that signer's bundle for the latest block.
     Evicted,
-    /// The block it was for has been built; of a private transaction, the last one.
+    /// Its block, or the last block of a private transaction, is built.
     BlockPassed,
-    /// The block it is for is farther ahead than is accepted: it came before the pool knew the head.
+    /// Its block is farther ahead than is accepted: it was inserted before the pool knew the head.
     BlockTooFar,
-    /// A bundle of the same key for the same block with a higher nonce came. Its `Added` follows.
+    /// A bundle with the same key for the same block and a higher nonce arrived. Its `Added`
+    /// follows.
     Replaced,
-    /// Whoever sent it cancelled it. Of a bundle, the [`Event::Cancelled`] follows.
+    /// Its signer cancelled it. Of a bundle, the [`Event::Cancelled`] follows.
     Cancelled,
 }
 
-/// What a pool knows of an order, by its hash.
+/// What a pool knows of an order by its hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Standing {
     /// It is in the pool.
     Pooled,
-    /// It was removed, and is still in the dedupe window: for good, or because it expired and the pause
-    /// of [`PoolConfig::expired_pause`](crate::PoolConfig::expired_pause) lasts.
+    /// It was removed, and is still in the dedupe window: for good, or because it expired and
+    /// [`PoolConfig::expired_pause`](crate::PoolConfig::expired_pause) is not over.
     Removed,
-    /// It was evicted, or expired before that pause. It comes back if it is handed in again and, when
-    /// the pool is full, pays more than another.
+    /// It was evicted, or it expired and the pause is over. It is accepted if it is inserted again
+    /// and, when the pool is full, pays more than another.
     MayReturn,
-    /// It never was here, or left the dedupe window.
+    /// It was never in the pool, or has left the dedupe window.
     Unknown,
 }
 
-/// What became of an order that was handed in.
+/// The result of an insert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InsertOutcome {
-    /// It is in the pool now and subscribers are told.
+    /// The order was added, and subscribers are told.
     Added,
-    /// It is in the pool now in the place of another, and subscribers are told of both.
+    /// The order was added in place of another, and subscribers are told of both.
     Replaced {
-        /// The bundle that left.
+        /// The replaced bundle.
         old: OrderId,
     },
-    /// It was an empty bundle with a uuid: a cancellation, and it took effect.
+    /// The order was an empty bundle with a uuid, which is a cancellation, and it took effect.
     Cancelled,
-    /// A bundle of its key for its block, or a cancellation of its key, with the same or a higher nonce came
-    /// before. Nothing changed.
+    /// A bundle of its key for its block, or a cancellation of its key, with the same or a higher
+    /// nonce came before. Nothing changed.
     Superseded {
         /// Its nonce.
         nonce: u64,
@@ -147,15 +151,15 @@ pub enum InsertOutcome {
     },
     /// Its key was cancelled permanently. Nothing changed.
     CancelledPermanently,
-    /// It is in the pool already. Nothing changed but what is known of its origins
+    /// It is already in the pool. Nothing changed except its recorded origins
     /// ([`Transaction::second_origin`](crate::Transaction::second_origin)).
     Known,
-    /// It was in the pool and left it for good (not evicted, not expired), and is still in the dedupe
-    /// window. Nothing changed.
+    /// It was in the pool, was removed for good (not evicted, not expired), and is still in the
+    /// dedupe window. Nothing changed.
     AlreadyRemoved,
     /// A recent block contains it. Nothing changed.
     Mined,
-    /// A recent block raised the sender past it. Nothing changed.
+    /// A recent block raised the sender's nonce above its own. Nothing changed.
     StaleNonce {
         /// Its nonce.
         nonce: u64,
@@ -170,68 +174,68 @@ pub enum InsertOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RejectReason {
-    /// Its share of the pool is full and everything in it pays more, or the order needs the room of too
-    /// many others.
+    /// Its share of the pool is full and everything in it pays more, or too many others would have
+    /// to be evicted for it.
     #[error(
-        "the pool is full and the order pays too little to take another's place (tip {tip_wei:?} wei per gas)"
+        "the pool is full and the order pays too little to replace another (tip {tip_wei:?} wei per gas)"
     )]
     PaysTooLittle {
-        /// What it pays per gas at the next block's base fee; `None` if not even the base fee.
+        /// Its tip per gas at the next block's base fee, in wei; `None` if it cannot pay the base
+        /// fee.
         tip_wei: Option<u128>,
     },
-    /// It alone is larger than the pool may grow.
+    /// The order alone is larger than the pool's limit.
     #[error("the order takes {size_bytes} bytes, the pool holds at most {limit_bytes}")]
     TooLarge {
-        /// What it takes.
+        /// The order's size.
         size_bytes: usize,
-        /// What the pool may hold.
+        /// The pool's limit.
         limit_bytes: usize,
     },
-    /// The pool holds as many bundles as it may, and none of them goes for this one: nobody holds more
-    /// than its signer would.
+    /// The pool is at its cap of bundles, and no other signer holds more than this one would.
     #[error(
         "the pool holds {count} bundles of {bytes} bytes, its limits are {limit} bundles and {limit_bytes} bytes"
     )]
     BundlesFull {
-        /// Bundles held.
+        /// Bundles in the pool.
         count: usize,
-        /// The most that may be.
+        /// The cap.
         limit: usize,
-        /// What they take.
+        /// Their bytes.
         bytes: usize,
-        /// The most they may take.
+        /// The cap in bytes.
         limit_bytes: usize,
     },
-    /// Its signer holds as many bundles as one may, none of them for a later block than this one.
+    /// Its signer is at its cap, and has no bundle for a later block than this one's.
     #[error(
         "{} {count} bundles of {bytes} bytes, the limits for one are {limit} bundles and {limit_bytes} bytes",
         signer.map_or("those without a signature hold".into(), |signer| format!("{signer} holds"))
     )]
     SignerFull {
-        /// Who; `None` for all without a signature together.
+        /// The signer; `None` for all unsigned bundles together.
         signer: Option<Address>,
-        /// Bundles they hold.
+        /// The signer's bundles.
         count: usize,
         /// [`PoolConfig::max_bundles_per_signer`](crate::PoolConfig::max_bundles_per_signer), or
         /// [`PoolConfig::max_unsigned_bundles`](crate::PoolConfig::max_unsigned_bundles).
         limit: usize,
-        /// What these take.
+        /// Their bytes.
         bytes: usize,
         /// [`PoolConfig::max_bundle_bytes_per_signer`](crate::PoolConfig::max_bundle_bytes_per_signer).
         limit_bytes: usize,
     },
-    /// A block contains a transaction of the bundle that may not be left out.
+    /// A block contains a transaction of the bundle that may not be omitted.
     #[error("txs[{index}] ({hash}) is in a recent block")]
     TxMined {
-        /// Its place.
+        /// Its index.
         index: usize,
         /// Its hash.
         hash: B256,
     },
-    /// A block used the nonce of a transaction of the bundle that may not be left out.
+    /// A block used the nonce of a transaction of the bundle that may not be omitted.
     #[error("txs[{index}] ({hash}) has nonce {nonce}, the sender's next is {next}")]
     TxStale {
-        /// Its place.
+        /// Its index.
         index: usize,
         /// Its hash.
         hash: B256,
@@ -270,7 +274,7 @@ pub enum RejectReason {
 }
 
 impl RejectReason {
-    /// All texts of [`Self::as_str`].
+    /// All values of [`Self::as_str`].
     pub const ALL: [&'static str; 9] = [
         "pays_too_little",
         "too_large",
@@ -283,12 +287,12 @@ impl RejectReason {
         "block_too_far",
     ];
 
-    /// Its text in the metrics: the `reason` of `order_pool_rejected_total`.
+    /// The value of the label `reason` of `order_pool_rejected_total`.
     pub const fn as_str(&self) -> &'static str {
         Self::ALL[self.index()]
     }
 
-    /// Its place in [`Self::ALL`].
+    /// Its index in [`Self::ALL`].
     pub(crate) const fn index(&self) -> usize {
         match self {
             Self::PaysTooLittle { .. } => 0,
@@ -304,17 +308,17 @@ impl RejectReason {
     }
 }
 
-/// What became of a cancellation.
+/// The result of a cancellation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CancelOutcome {
-    /// It counts, and subscribers are told.
+    /// It took effect, and subscribers are told.
     Cancelled {
-        /// How many bundles left for it: at most one for each block.
+        /// How many bundles were removed: at most one for each block.
         removed: usize,
     },
-    /// A cancellation of its key with the same or a higher nonce came before, or such a bundle for each of
-    /// the blocks for which there are any. Nothing changed.
+    /// A cancellation of its key with the same or a higher nonce came before, or such a bundle for
+    /// every block that has one. Nothing changed.
     Superseded {
         /// Its nonce.
         nonce: u64,
@@ -325,11 +329,11 @@ pub enum CancelOutcome {
     CancelledPermanently,
 }
 
-/// What became of the cancellation of a private transaction.
+/// The result of the cancellation of a private transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CancelPrivateOutcome {
-    /// It has left the pool.
+    /// It was removed from the pool.
     Cancelled,
     /// The node has announced it, so it can no longer be cancelled. Nothing changed.
     Public,
@@ -337,15 +341,15 @@ pub enum CancelPrivateOutcome {
     Unknown,
 }
 
-/// A reader fell out of the log's window.
+/// A reader fell behind the log's window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{missed} events left the log before they were read (replay unfinished: {replay_unfinished})"
 )]
 pub struct Lagged {
-    /// How many events of the log it did not see, exactly. Events that do not concern its block
-    /// are counted too.
+    /// The exact number of log events that it missed, including those that do not concern its
+    /// block.
     pub missed: u64,
-    /// It was still replaying, so orders that were there before it subscribed are missing too.
+    /// It was still replaying, so orders from before its subscription are missing too.
     pub replay_unfinished: bool,
 }

@@ -1,4 +1,4 @@
-//! The head of the chain, as readers see it.
+//! The head of the chain, as published to readers.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use chain_view::Head;
 /// A head and the sequence number of its event.
 type Told = Option<(u64, Arc<Head>)>;
 
-/// The last two heads that were told. Written under the pool's lock, before the log's head is
-/// published; read without.
+/// The last two published heads. Written under the pool's lock, before the log's head is published;
+/// read without a lock.
 #[derive(Debug, Default)]
 pub(crate) struct Heads(ArcSwap<LastTwo>);
 
@@ -29,11 +29,12 @@ impl Heads {
         self.0.store(Arc::new(LastTwo { latest: Some((seq, head)), before }));
     }
 
-    /// Takes a place in the log, and the head as of there: the latest one told before it.
+    /// Reads a position in the log, and the head as of that position: the latest one published
+    /// before it.
     ///
-    /// The place is read first. So what is found was told before it, or is the one whose event is
-    /// being published, and then the one before that counts. Only when two heads come in between is
-    /// it read again.
+    /// The position is read first. So the latest head found was published before it, or is the one
+    /// whose event is just being published; then the one before it applies. Only if two heads are
+    /// published in between is the position read again.
     pub(crate) fn as_of(&self, place: impl Fn() -> u64) -> (u64, Option<Arc<Head>>) {
         loop {
             let place = place();

@@ -1,12 +1,13 @@
-//! Where the look-ups look: orders by hash.
+//! The index of orders by hash.
 //!
-//! One writer, any number of readers, no lock. It is cut into shards, so that a change touches a few
-//! cache lines however many orders there are.
+//! One writer, any number of readers, no lock. It is divided into shards, so that a change touches
+//! a few cache lines however many orders there are.
 //!
 //! Open addressing over words that pack a tag and a sequence number. A word never moves: a removal
-//! leaves a mark, and a shard with too many marks is copied and swapped. So a reader that races the
-//! writer still walks an unbroken chain, and finds every order that was there all the while. The number
-//! is only a hint: whoever looks holds the order at it against the hash.
+//! leaves a tombstone, and a shard with too many tombstones is copied and swapped. So a reader that
+//! races the writer still follows an unbroken probe sequence, and finds every order that is present
+//! throughout. The sequence number is only a hint: the caller compares the hash of the order it
+//! leads to.
 
 use std::sync::{
     Arc,
@@ -21,23 +22,22 @@ use arc_swap::ArcSwap;
 
 use crate::seen::HashKey;
 
-/// Orders per shard of the hash index, at the caps: what is copied at once (at 2 ns each, about
-/// 1 us).
+/// Orders per shard at the caps: a shard is copied as a whole (at 2 ns each, about 1 us).
 const HASHES_PER_SHARD: usize = 512;
 
-/// Shards, whatever the caps.
+/// Most shards, whatever the caps.
 const MAX_SHARDS: usize = 1 << 16;
 
-/// A shard starts with so many slots.
+/// Initial slots of a shard.
 const MIN_SLOTS: usize = 16;
 
 /// Bits of a sequence number in a word: at 4,000 events/s enough for 139 years.
 const SEQ_BITS: u32 = 44;
 
-/// The end of a chain.
+/// An empty slot: the end of a probe sequence.
 const EMPTY: u64 = 0;
 
-/// An entry was removed here; the chain goes on.
+/// A tombstone: an entry was removed here; the probe sequence continues.
 const GONE: u64 = 1;
 
 /// Added to a sequence number, so that no word is one of the two above.
@@ -47,11 +47,11 @@ const FIRST_SEQ: u64 = 2;
 #[derive(Debug)]
 pub(crate) struct IndexTable {
     hashes: Box<[ArcSwap<Slots>]>,
-    /// Secret: nobody outside can aim at a shard.
+    /// Secret, so that an attacker cannot choose the shard of a hash.
     key: HashKey,
 }
 
-/// Where a hash belongs: its shard, and the bits that are told apart inside of it.
+/// The position of a hash: its shard, and the tag that distinguishes hashes inside it.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     shard: usize,
@@ -78,14 +78,14 @@ impl IndexTable {
         Place { shard: hashed as usize & (self.hashes.len() - 1), tag: tag(hashed) }
     }
 
-    /// The first order that `is` says it is, among the few whose hash may be this one.
+    /// The first match that `is` confirms, among the few orders whose hash may be this one.
     pub(crate) fn find<T>(&self, hash: &B256, is: impl FnMut(u64) -> Option<T>) -> Option<T> {
         let place = self.place(hash);
         self.hashes[place.shard].load().find(place.tag, is)
     }
 }
 
-/// One shard by hash: a power of two of words, at most half of them not [`EMPTY`].
+/// One shard: a power of two of words, at most half of them not [`EMPTY`].
 #[derive(Debug)]
 struct Slots(Box<[AtomicU64]>);
 
@@ -94,15 +94,16 @@ impl Slots {
         Self((0..len).map(|_| AtomicU64::new(EMPTY)).collect())
     }
 
-    /// A tag's chain: its slots in the order in which they are looked at, at most all of them.
+    /// The probe sequence of a tag: at most all slots.
     fn chain(&self, tag: u64) -> impl Iterator<Item = usize> {
         let mask = self.0.len() - 1;
         (0..self.0.len()).map(move |step| (tag as usize + step) & mask)
     }
 
     fn find<T>(&self, wanted: u64, mut is: impl FnMut(u64) -> Option<T>) -> Option<T> {
-        // `Acquire` pairs with the writer's `Release`: who sees a mark or a word sees what the
-        // writer did before it. What lies behind a number is published by the live set itself.
+        // `Acquire` pairs with the writer's `Release`: a reader that sees a tombstone or a word
+        // sees what the writer did before it. The live set itself publishes the order behind a
+        // sequence number.
         self.chain(wanted)
             .map(|at| self.0[at].load(Acquire))
             .take_while(|word| *word != EMPTY)
@@ -110,7 +111,7 @@ impl Slots {
             .find_map(|word| is(seq(word)))
     }
 
-    /// Puts a word in; says whether it took an empty slot (and not one with a mark).
+    /// Inserts a word; returns whether it used an empty slot, not a tombstone.
     fn put(&self, word: u64) -> bool {
         for at in self.chain(tag(word)) {
             let before = self.0[at].load(Acquire);
@@ -123,7 +124,7 @@ impl Slots {
         false
     }
 
-    /// Takes a word out; returns how many slots became empty, if it was there.
+    /// Removes a word; returns how many slots became empty, if it was present.
     fn take(&self, word: u64) -> Option<usize> {
         let mask = self.0.len() - 1;
         let at = self
@@ -131,7 +132,7 @@ impl Slots {
             .take_while(|at| self.0[*at].load(Acquire) != EMPTY)
             .find(|at| self.0[*at].load(Acquire) == word)?;
         self.0[at].store(GONE, Release);
-        // No chain goes through a mark before an empty slot: such marks can go.
+        // Tombstones right before an empty slot are on no probe sequence, so they can be cleared.
         let mut emptied = 0;
         let mut last = at;
         while self.0[(last + 1) & mask].load(Acquire) == EMPTY && self.0[last].load(Acquire) == GONE
@@ -144,11 +145,11 @@ impl Slots {
     }
 }
 
-/// What the writer knows of a shard.
+/// The writer's counts of a shard.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fill {
     entries: usize,
-    /// Entries and marks.
+    /// Entries and tombstones.
     used: usize,
 }
 
@@ -160,7 +161,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// An index for so many orders. It holds more, but not as fast.
+    /// An index for this many orders. It can hold more, but look-ups become slower.
     pub(crate) fn new(max_orders: usize) -> Self {
         let shards = (max_orders / HASHES_PER_SHARD).clamp(1, MAX_SHARDS).next_power_of_two();
         let table = IndexTable {
@@ -182,7 +183,7 @@ impl Index {
         fill.entries += 1;
         fill.used += usize::from(slots.put(place.word(seq)));
         if fill.used * 2 > slots.0.len() {
-            // A third full at most, so that the next copy is at least a sixth of a shard away.
+            // At most a third full, so that the next copy is at least a sixth of a shard away.
             let larger = Slots::new((fill.entries * 3).next_power_of_two().max(MIN_SLOTS));
             for word in slots.0.iter().map(|word| word.load(Acquire)).filter(|word| *word > GONE) {
                 larger.put(word);

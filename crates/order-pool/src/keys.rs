@@ -1,4 +1,4 @@
-//! Replacement keys: which message of a key counts, in whatever order they arrive.
+//! Replacement keys: which message of a key is valid, in whatever order they arrive.
 
 use std::{
     cmp::Reverse,
@@ -13,35 +13,37 @@ use crate::{
     shares::Shares,
 };
 
-/// How many cancellations of keys without a bundle are told for each signer, counted from the first one
-/// for the retention of cancellations. Those beyond count all the same: the pool refuses the bundle when it
-/// comes. No subscriber holds a bundle of such a key, so none misses anything, and a signer who makes
-/// up keys does not fill everyone's log. A searcher's cancellation overtakes its bundle now and then.
+/// How many cancellations of unknown keys are published for each signer, counted from the first one
+/// for the retention of cancellations. Further ones still take effect: the pool refuses the bundle
+/// when it arrives. No subscriber holds a bundle of such a key, so none misses anything, and a
+/// signer with invented keys cannot fill the log. The limit is above zero because a cancellation
+/// can arrive before its bundle.
 pub const MAX_TOLD_UNSEEN: usize = 64;
 
-/// A key's bundles for one block, 0 while the pool knows no head. `None` stands for the key's cancellations,
-/// which concern every block.
+/// A key's bundles for one block, 0 while the pool knows no head. `None` stands for the key's
+/// cancellations, which cover every block.
 ///
-/// A searcher sends one uuid for several blocks, and means each block's bundle to be valid: rbuilder too
-/// replaces within a block (develop of July 2025, `OrderReplacementManager`), and cancels in all of them.
+/// A searcher sends one uuid for several blocks, and means each block's bundle to be valid:
+/// rbuilder too replaces within a block (develop of July 2025, `OrderReplacementManager`), and
+/// cancels in all of them.
 pub(crate) type Slot = (ReplacementKey, Option<u64>);
 
-/// What is known of a slot.
+/// The state of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KeyState {
-    /// The highest nonce of any message that counted.
+    /// The highest nonce of any message that took effect.
     pub(crate) nonce: Option<u64>,
-    /// Of cancellations: it was permanent.
+    /// For cancellations: whether it was permanent.
     pub(crate) is_final: bool,
-    /// Of a block: its pooled bundle, by acceptance.
+    /// For a block: the sequence number of its pooled bundle.
     pub(crate) bundle: Option<u64>,
-    /// Of cancellations: the number of the `Cancelled` event, while that is what counts and was told.
+    /// For cancellations: the sequence number of the published `Cancelled` event, while it applies.
     pub(crate) tombstone: Option<u64>,
     /// When it is forgotten; `None` while a bundle is pooled.
     pub(crate) forget_at: Option<Duration>,
 }
 
-/// Why a message does not count.
+/// Why a message has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Superseded {
     Permanently,
@@ -49,7 +51,7 @@ pub(crate) enum Superseded {
 }
 
 impl KeyState {
-    /// The nonce a message gets, or why it does not count.
+    /// The nonce that a message gets, or why it has no effect.
     pub(crate) const fn place(&self, nonce: Option<u64>) -> Result<u64, Superseded> {
         if self.is_final {
             return Err(Superseded::Permanently);
@@ -66,10 +68,10 @@ impl KeyState {
     }
 }
 
-/// When a slot without a bundle is forgotten, and which one it is.
+/// When a slot without a bundle is forgotten, and the slot.
 type Due = (Duration, Slot);
 
-/// How many cancellations were told, and until when they count.
+/// How many cancellations were published, and until when they count against the limit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Told {
     count: usize,
@@ -81,9 +83,9 @@ struct Told {
 pub(crate) struct Keys {
     states: BTreeMap<Slot, KeyState>,
     due: BTreeSet<Due>,
-    /// What is due, by signer: who waited the longest goes first.
+    /// Slots to forget, by signer: the one that has waited the longest first.
     shares: Shares<Address, Reverse<Due>>,
-    /// Cancellations that were told of keys without a bundle, by signer.
+    /// Published cancellations of keys without a bundle, by signer.
     told_unseen: HashMap<Address, Told>,
     retention: Duration,
     limit: usize,
@@ -108,13 +110,13 @@ impl Keys {
         self.shares.count(signer)
     }
 
-    /// Who has slots without a bundle.
+    /// The signers that have slots without a bundle.
     pub(crate) fn idle_signers(&self) -> impl Iterator<Item = &Address> {
         self.shares.holders()
     }
 
-    /// Whether subscribers are told of a cancellation of this key, of which bundles are remembered or not;
-    /// counts it if so.
+    /// Whether a cancellation of this key is published; counts it if so. `is_seen`: bundles of the
+    /// key are remembered.
     pub(crate) fn tells(&mut self, key: &ReplacementKey, is_seen: bool, now: Duration) -> bool {
         if is_seen {
             return true;
@@ -135,21 +137,21 @@ impl Keys {
         self.states.get(slot).copied().unwrap_or_default()
     }
 
-    /// What is known of a block's bundle, with what the key's cancellations say of it.
+    /// The state of a block's bundle, combined with that of the key's cancellations.
     pub(crate) fn with_cancellations(&self, slot: &Slot) -> KeyState {
         let (own, all) = (self.get(slot), self.get(&(slot.0, None)));
         let nonce = own.nonce.max(all.nonce);
         KeyState { nonce, is_final: all.is_final, tombstone: all.tombstone, ..own }
     }
 
-    /// What is known of each block's bundle, by block.
+    /// The states of the key's bundles, by block.
     pub(crate) fn blocks_of(&self, key: &ReplacementKey) -> Vec<(Slot, KeyState)> {
         let slots = self.states.range((*key, Some(0))..=(*key, Some(u64::MAX)));
         slots.map(|(slot, state)| (*slot, *state)).collect()
     }
 
-    /// Replaces what is known of a slot. One without a bundle is forgotten after the retention,
-    /// counted from now.
+    /// Replaces the state of a slot. One without a bundle is forgotten after the retention, counted
+    /// from now.
     pub(crate) fn set(&mut self, slot: Slot, mut state: KeyState, now: Duration) {
         state.forget_at = match state.bundle {
             Some(_) => None,
@@ -165,7 +167,7 @@ impl Keys {
         }
     }
 
-    /// Takes what is known of a slot out of everything but the states.
+    /// Removes a slot from everything but the states.
     fn leave(&mut self, slot: Slot, state: &KeyState) {
         if let Some(at) = state.forget_at {
             self.due.remove(&(at, slot));
@@ -179,9 +181,9 @@ impl Keys {
         self.forget(slot)
     }
 
-    /// Forgets a slot without a bundle if there are too many, of this signer or at all. Of the signer, or
-    /// else of the signer with the most, the one that has waited the longest goes: who sends too many
-    /// cancellations makes us forget their own.
+    /// Forgets a slot without a bundle if this signer, or the whole, has too many. It is the slot
+    /// that has waited the longest of this signer, or else of the signer with the most: a signer
+    /// that sends too many cancellations loses its own.
     pub(crate) fn forget_excess(&mut self, signer: &Address) -> Option<(Slot, KeyState)> {
         let Reverse((_, slot)) = if self.shares.count(signer) > self.limit_per_signer {
             self.shares.last_first(*signer).next()?
@@ -209,7 +211,7 @@ impl Keys {
     }
 }
 
-/// What subscribers are told.
+/// The cancellation as published.
 pub(crate) const fn cancellation(key: ReplacementKey, state: &KeyState) -> Cancellation {
     Cancellation { key, nonce: if state.is_final { None } else { state.nonce } }
 }

@@ -1,10 +1,10 @@
-//! The live set: every order that is in the pool, in the order of acceptance, readable as it was
-//! at any moment that the event log still covers.
+//! The live set: every order in the pool, in the order of acceptance, readable as of any moment
+//! that the event log still covers.
 //!
-//! An entry notes when it was added and when it was removed, as sequence numbers of the log. The
-//! pool as of number `P` is every entry with `added < P <= removed`, so a replay needs no copy, no
-//! lock and no reference count, and two readers share nothing that either writes. An entry is let
-//! go once the log has forgotten its removal: a reader that old is told that it lagged.
+//! An entry records when it was added and when it was removed, as sequence numbers of the log. The
+//! pool as of number `P` is every entry with `added < P <= removed`. So a replay needs no copy, no
+//! lock and no reference count, and readers share no memory that a reader writes. An entry is freed
+//! once the log has dropped its removal: a reader that is so far behind is told that it lagged.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -22,11 +22,11 @@ use arc_swap::ArcSwap;
 
 use crate::{bundle::Cancellation, order::Order};
 
-/// Entries per page: what is rewritten at once (256 entries are about 10 us of copying).
+/// Entries per page, which is the unit of rewriting (256 entries are about 10 us of copying).
 pub(crate) const PAGE_ENTRIES: usize = 256;
 
-/// A page is closed early once its orders take this much, so that removed blobs do not linger in an
-/// open page.
+/// A page is closed early once its orders have this many bytes, so that removed blobs do not stay
+/// in an open page.
 const PAGE_BYTES: usize = 4 << 20;
 
 const LIVE: u64 = u64::MAX;
@@ -34,13 +34,13 @@ const LIVE: u64 = u64::MAX;
 #[derive(Debug)]
 struct Entry {
     added: u64,
-    /// [`LIVE`], then once and for all the number of its removal. Stored with `Release` before the
-    /// head is published; a reader whose snapshot is older does not care whether it sees it.
+    /// [`LIVE`], then, set once, the sequence number of its removal. Stored with `Release` before
+    /// the head is published; for a reader with an older snapshot both values mean the same.
     removed: AtomicU64,
     item: Item,
 }
 
-/// What a replay shows.
+/// An item of a replay.
 #[derive(Clone, Debug)]
 pub(crate) enum Item {
     Order(Arc<Order>),
@@ -85,7 +85,7 @@ pub(crate) struct LiveTable {
 }
 
 impl LiveTable {
-    /// Visits what was live at `snapshot`, from entry `from` on, until `visit` breaks.
+    /// Visits the entries that were live at `snapshot`, from entry `from` on, until `visit` breaks.
     pub(crate) fn visit(
         &self,
         snapshot: u64,
@@ -117,13 +117,13 @@ impl LiveTable {
     }
 }
 
-/// What the writer knows of a page.
+/// The writer's state of a page.
 #[derive(Debug)]
 struct PageState {
     page: Arc<Page>,
     len: usize,
     bytes: usize,
-    /// Entries whose removal the log has forgotten.
+    /// Entries whose removal the log has dropped.
     spent: usize,
     spent_bytes: usize,
     open: bool,
@@ -131,8 +131,8 @@ struct PageState {
 }
 
 impl PageState {
-    /// A quarter of a page may be spent: so much memory may lie idle beside the live orders, and
-    /// each freed entry costs at most three moved ones.
+    /// At most a quarter of a page may be spent entries, which bounds the idle memory; each freed
+    /// entry costs at most three moved ones.
     const fn wants_rewrite(&self) -> bool {
         !self.open
             && !self.queued
@@ -151,7 +151,7 @@ struct Removal {
 #[derive(Debug, Default)]
 pub(crate) struct LiveWriter {
     pages: BTreeMap<u64, PageState>,
-    /// Removed, but still needed by readers within the log.
+    /// Removed entries that readers within the log still need.
     removed: VecDeque<Removal>,
     removed_bytes: usize,
     rewrites: VecDeque<u64>,
@@ -159,7 +159,7 @@ pub(crate) struct LiveWriter {
 }
 
 impl LiveWriter {
-    /// The memory of removed orders that readers may still want.
+    /// The memory of removed orders that readers may still need.
     pub(crate) const fn removed_bytes(&self) -> usize {
         self.removed_bytes
     }
@@ -205,7 +205,7 @@ impl LiveWriter {
         }
     }
 
-    /// Gives up the entries that no reader can want, now that the log begins at `tail`.
+    /// Frees the entries that no reader can need, now that the log begins at `tail`.
     pub(crate) fn forget_before(&mut self, tail: u64, garbage: &mut Garbage) {
         while let Some(removal) = self.removed.pop_front_if(|removal| removal.removed < tail) {
             self.removed_bytes -= removal.size_bytes;
@@ -234,7 +234,7 @@ impl LiveWriter {
         }
     }
 
-    /// Rewrites at most `limit` pages without their spent entries; says whether more wait.
+    /// Rewrites at most `limit` pages without their spent entries; returns whether more wait.
     pub(crate) fn compact(&mut self, limit: usize, tail: u64, garbage: &mut Garbage) -> bool {
         for _ in 0..limit {
             let Some(first) = self.rewrites.pop_front() else {
@@ -246,13 +246,14 @@ impl LiveWriter {
     }
 
     fn rewrite(&mut self, first: u64, tail: u64, garbage: &mut Garbage) {
-        // It may have been spent altogether, or merged, since it was queued.
+        // Since it was queued, the page may have been freed or merged.
         let Some(state) = self.pages.remove(&first) else {
             return;
         };
         self.changed = true;
         let mut sources = vec![state];
-        // Small neighbours become one page, so that few long-lived orders do not keep many pages.
+        // Merges small neighbours into one page, so that few long-lived orders do not keep many
+        // pages.
         let live = |state: &PageState| state.len - state.spent;
         if let Some((&before, neighbour)) = self.pages.range(..first).next_back()
             && live(neighbour) + live(&sources[0]) <= PAGE_ENTRIES / 2
@@ -287,8 +288,8 @@ impl LiveWriter {
         }
     }
 
-    /// Makes the pages visible to readers; returns the table it replaces, to be dropped where no
-    /// lock is held.
+    /// Makes the pages visible to readers; returns the replaced table, to be dropped without a
+    /// lock.
     pub(crate) fn publish(&mut self, table: &ArcSwap<LiveTable>) -> Option<Arc<LiveTable>> {
         std::mem::take(&mut self.changed).then(|| {
             let pages = self.pages.values().map(|state| Arc::clone(&state.page)).collect();
@@ -309,15 +310,16 @@ const MAX_GARBAGE: usize = 256;
 /// Most bytes of orders that wait in garbage for upkeep.
 pub(crate) const MAX_GARBAGE_BYTES: usize = 32 << 20;
 
-/// Something that the writer no longer uses. Dropping it frees it, unless a reader still holds it.
+/// A piece of memory that the writer no longer uses. Dropping it frees it, unless a reader still
+/// holds it.
 #[derive(Debug)]
 pub(crate) enum Piece {
     Page(#[expect(dead_code, reason = "only to be dropped")] Arc<Page>),
     Segment(#[expect(dead_code, reason = "only to be dropped")] Arc<crate::log::Segment>),
 }
 
-/// What the writer no longer uses, the oldest first, to be dropped where no lock is held: freeing blobs
-/// takes time.
+/// Memory that the writer no longer uses, the oldest first, to be dropped without a lock: freeing
+/// blobs takes time.
 #[derive(Debug, Default)]
 pub(crate) struct Garbage {
     pieces: VecDeque<(Piece, usize)>,
@@ -325,7 +327,7 @@ pub(crate) struct Garbage {
 }
 
 impl Garbage {
-    /// `bytes` are those of the orders that may go with it, at most.
+    /// `bytes`: the most that the orders in it can free.
     pub(crate) fn push(&mut self, piece: Piece, bytes: usize) {
         self.bytes += bytes;
         self.pieces.push_back((piece, bytes));
@@ -341,12 +343,12 @@ impl Garbage {
         Some(piece)
     }
 
-    /// Takes out at most `limit` pieces.
+    /// Removes at most `limit` pieces.
     pub(crate) fn take(&mut self, limit: usize) -> Vec<Piece> {
         std::iter::from_fn(|| self.pop()).take(limit).collect()
     }
 
-    /// Takes out what is too much to wait for upkeep: that alone must not decide over memory.
+    /// Removes the pieces above the limits, so that the memory bound does not depend on upkeep.
     pub(crate) fn take_excess(&mut self) -> Vec<Piece> {
         let mut excess = Vec::new();
         while self.pieces.len() > MAX_GARBAGE || self.bytes > MAX_GARBAGE_BYTES {

@@ -1,7 +1,7 @@
 //! The event log: append-only segments, found by sequence number.
 //!
-//! A reader holds a number, never a segment, so one that is stuck pins no memory. One writer; its
-//! lock is the pool's.
+//! A reader holds a sequence number, never a segment, so a stuck reader keeps no memory alive.
+//! There is one writer, under the pool's lock.
 
 use std::{
     collections::VecDeque,
@@ -15,22 +15,22 @@ use crate::{
     live::{Garbage, Piece},
 };
 
-/// Events per segment: the step in which the log forgets, and what is freed at once (256 orders
-/// are about 20 us of freeing).
+/// Events per segment, the unit in which the log drops and frees events (256 orders are about 20 us
+/// of freeing).
 pub(crate) const SEGMENT_EVENTS: usize = 256;
 
-/// A segment is closed early once the orders whose removal it records take this much, so that the
-/// log can be shortened when blobs flow through it.
+/// A segment is closed early once the removed orders that it records have this many bytes, so that
+/// the log can be shortened when many blobs pass through it.
 const SEGMENT_BYTES: usize = 4 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) event: Event,
-    /// The only block it concerns.
+    /// The only block that the event concerns.
     pub(crate) block: Option<u64>,
 }
 
-/// What a slot takes.
+/// The size of a slot in bytes.
 pub(crate) const SLOT_BYTES: usize = size_of::<OnceLock<Slot>>();
 
 #[derive(Debug)]
@@ -39,20 +39,20 @@ pub(crate) struct Segment {
     slots: Box<[OnceLock<Slot>]>,
 }
 
-/// The segments at one moment. `base`s ascend without a hole.
+/// The segments at one moment. `base`s ascend without a gap.
 #[derive(Debug, Default)]
 pub(crate) struct LogTable {
     segments: Vec<Arc<Segment>>,
 }
 
 impl LogTable {
-    /// The oldest event there is.
+    /// The oldest event in the log.
     pub(crate) fn tail(&self) -> u64 {
         self.segments.first().map_or(0, |segment| segment.base)
     }
 
-    /// The slots from `seq` to the end of its segment, as far as they are written. The caller has
-    /// seen a head above `seq`, so the first is written.
+    /// The written slots from `seq` to the end of its segment. The caller has seen a head above
+    /// `seq`, so the first is written.
     pub(crate) fn from(&self, seq: u64) -> impl Iterator<Item = &Slot> {
         let at = self.segments.partition_point(|segment| segment.base <= seq);
         let segment = at.checked_sub(1).and_then(|at| self.segments.get(at));
@@ -64,11 +64,11 @@ impl LogTable {
     }
 }
 
-/// What the writer knows of a segment.
+/// The writer's state of a segment.
 #[derive(Debug)]
 struct Held {
     segment: Arc<Segment>,
-    /// What the orders take whose acceptance or removal it records.
+    /// Bytes of the orders whose addition or removal it records.
     order_bytes: usize,
 }
 
@@ -77,7 +77,7 @@ struct Held {
 pub(crate) struct LogWriter {
     segments: VecDeque<Held>,
     head: u64,
-    /// What the open segment records as removed.
+    /// Bytes of the removals in the open segment.
     open_bytes: usize,
     changed: bool,
 }
@@ -115,7 +115,7 @@ impl LogWriter {
         self.head += 1;
     }
 
-    /// Whether more events are held than asked for, by at least a whole segment.
+    /// Whether the log holds at least a whole segment more than `events`.
     pub(crate) fn exceeds(&self, events: usize) -> bool {
         self.segments.get(1).is_some_and(|second| self.head - second.segment.base >= events as u64)
     }
@@ -130,7 +130,7 @@ impl LogWriter {
         self.segments.get(1).is_some_and(|second| second.segment.base <= seq)
     }
 
-    /// Forgets the oldest segment, but never the open one; says whether there was one.
+    /// Drops the oldest segment, but never the open one; returns whether there was one.
     pub(crate) fn pop(&mut self, garbage: &mut Garbage) -> bool {
         if self.segments.len() < 2 {
             return false;
@@ -142,8 +142,8 @@ impl LogWriter {
         true
     }
 
-    /// Makes the segments visible to readers; returns the table it replaces, to be dropped where no
-    /// lock is held.
+    /// Makes the segments visible to readers; returns the replaced table, to be dropped without a
+    /// lock.
     pub(crate) fn publish(&mut self, table: &ArcSwap<LogTable>) -> Option<Arc<LogTable>> {
         std::mem::take(&mut self.changed).then(|| {
             table.swap(Arc::new(LogTable {

@@ -1,4 +1,4 @@
-//! The pool's counters: for `stats()`, and through the `metrics` facade.
+//! The pool's counters, for `stats()` and for the `metrics` facade.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -14,24 +14,24 @@ use crate::{
 
 macro_rules! counters {
     ($($field:ident = $name:literal, $text:literal;)*) => {
-        /// What happened since the pool was made.
+        /// The pool's present sizes, and its counts since it was made.
         ///
-        /// The figures are read one by one while the pool goes on: each is right, their sums may be
-        /// off by what happened in between.
+        /// The figures are read one by one while the pool runs: each is right, but their sums may
+        /// be off by concurrent changes.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct PoolStats {
             /// Transactions in the pool.
             pub txs: u64,
-            /// Those of them that external callers sent and the node has not announced.
+            /// Those of `txs` that external callers sent and the node has not announced.
             pub external_txs: u64,
             /// Bundles in the pool.
             pub bundles: u64,
-            /// What transactions and bundles take, in bytes.
+            /// Memory of transactions and bundles, in bytes.
             pub bytes: u64,
             /// Replacement keys remembered, each for its cancellations and for each of its blocks.
             pub keys: u64,
-            /// What removed orders take that readers may still want, in bytes.
+            /// Memory of removed orders that readers may still need, in bytes.
             pub log_bytes: u64,
             /// Subscriptions.
             pub subscribers: u64,
@@ -67,7 +67,7 @@ macro_rules! counters {
                 Unit::Count,
                 "Replacement keys remembered, each for its cancellations and for each of its blocks",
             ),
-            ("order_pool_log_bytes", Unit::Bytes, "Bytes of removed orders that readers may still want"),
+            ("order_pool_log_bytes", Unit::Bytes, "Bytes of removed orders that readers may still need"),
             (
                 "order_pool_max_txs",
                 Unit::Count,
@@ -93,7 +93,7 @@ macro_rules! counters {
             (
                 "order_pool_upkeep_step_seconds",
                 Unit::Seconds,
-                "How long a step of upkeep held up others at most",
+                "How long a step of upkeep held the lock at most",
             ),
         ];
 
@@ -113,31 +113,31 @@ macro_rules! counters {
 
 counters! {
     inserted = "order_pool_inserted_total", "Orders accepted";
-    replacing = "order_pool_replacing_total", "Bundles that took another's place";
-    cancellations = "order_pool_cancellations_total", "Cancellations that counted";
+    replacing = "order_pool_replacing_total", "Bundles that replaced another";
+    cancellations = "order_pool_cancellations_total", "Cancellations that took effect";
     superseded = "order_pool_superseded_total",
         "Bundles and cancellations that came after a message of the same or a higher nonce";
-    known = "order_pool_known_total", "Orders that were there already";
+    known = "order_pool_known_total", "Orders that were already in the pool";
     already_removed = "order_pool_already_removed_total",
         "Orders that came again after they had left for good";
     late_mined = "order_pool_late_mined_total", "Transactions that came after their block";
     late_stale = "order_pool_late_stale_total",
         "Transactions that came after another of the same nonce was mined";
-    mined = "order_pool_mined_total", "Orders that a block took";
+    mined = "order_pool_mined_total", "Orders that a block contains";
     stale = "order_pool_stale_total", "Orders whose sender's nonce a block passed";
-    expired = "order_pool_expired_total", "Orders removed because they were as old as their retention";
-    evicted = "order_pool_evicted_total", "Orders removed for others when a share was full";
+    expired = "order_pool_expired_total", "Orders removed at the end of their retention";
+    evicted = "order_pool_evicted_total", "Orders evicted when a share was full";
     block_passed = "order_pool_block_passed_total",
         "Bundles, and private transactions, whose last block has been built";
     block_too_far = "order_pool_block_too_far_total", "Bundles, and private transactions, whose block turned out to be too far ahead";
-    replaced = "order_pool_replaced_total", "Bundles that left for another of their key";
-    cancelled = "order_pool_cancelled_total", "Orders that left for a cancellation";
+    replaced = "order_pool_replaced_total", "Bundles replaced by another of their key";
+    cancelled = "order_pool_cancelled_total", "Orders removed by a cancellation";
     keys_forgotten = "order_pool_keys_forgotten_total", "Cancellations that are no longer remembered";
     upkeep_steps = "order_pool_upkeep_steps_total", "Steps of upkeep";
-    put_back = "order_pool_put_back_total", "Orders that a reorg brought back";
+    put_back = "order_pool_put_back_total", "Orders that a reorg put back";
     heads = "order_pool_heads_total", "Heads applied";
     reorgs = "order_pool_reorgs_total", "Heads that replaced others";
-    head_gaps = "order_pool_head_gaps_total", "Heads whose parent was never told";
+    head_gaps = "order_pool_head_gaps_total", "Heads whose parent is not known";
     stale_nonces = "order_pool_stale_nonces_total", "Nonces for a block that is not on the chain any more";
     lagged = "order_pool_lagged_total", "Times a reader lagged";
     missed_events = "order_pool_missed_events_total", "Events that lagging readers missed";
@@ -155,7 +155,7 @@ fn describe() {
     }
 }
 
-/// One count, kept for us and for whoever exports metrics.
+/// One count, kept for `stats()` and for the metrics exporter.
 pub(crate) struct Both {
     value: AtomicU64,
     exported: Counter,
@@ -173,13 +173,13 @@ impl Both {
     }
 
     pub(crate) fn add(&self, n: u64) {
-        // Nothing is ordered by it.
+        // Relaxed: no other memory is published through it.
         self.value.fetch_add(n, Relaxed);
         self.exported.increment(n);
     }
 }
 
-/// Orders refused: one count for us, one for each reason for whoever exports metrics.
+/// Refused orders: one count for `stats()`, one per reason for the metrics exporter.
 pub(crate) struct Rejected {
     value: AtomicU64,
     exported: [Counter; RejectReason::ALL.len()],
@@ -247,7 +247,7 @@ impl Counters {
     }
 }
 
-/// What is there now. Written under the writer's lock, read without.
+/// The present sizes. Written under the writer's lock, read without it.
 pub(crate) struct Level {
     value: AtomicU64,
     exported: Gauge,
@@ -285,7 +285,7 @@ pub(crate) struct Levels {
     pub(crate) bundle_bytes: Level,
     pub(crate) keys: Level,
     pub(crate) log_bytes: Level,
-    /// How long a step of upkeep holds others up at most.
+    /// How long a step of upkeep holds the lock at most.
     pub(crate) upkeep_step_seconds: UpkeepSteps,
 }
 
@@ -300,7 +300,7 @@ impl std::fmt::Debug for UpkeepSteps {
 
 impl Levels {
     pub(crate) fn new(config: &PoolConfig) -> Self {
-        // What the levels are to be compared with; nothing changes them.
+        // The constant caps, for comparison with the levels.
         gauge!("order_pool_max_txs").set(config.max_txs as f64);
         gauge!("order_pool_max_tx_bytes").set(config.max_tx_bytes as f64);
         gauge!("order_pool_max_external_txs").set(config.max_external_txs as f64);

@@ -1,4 +1,4 @@
-//! What the pool holds: orders, their identity and what each costs in memory.
+//! Orders, their identity and their memory.
 
 use std::{fmt, sync::OnceLock, time::SystemTime};
 
@@ -9,12 +9,12 @@ use chain_view::PooledTransaction;
 
 use crate::{bundle::Bundle, extension::Extension};
 
-/// What one order costs beside its own contents: its places in the indexes, the page of the live
-/// set, its slots in the event log, and what the allocator adds.
+/// Memory of one order beside its own contents: its index entries, the page of the live set, its
+/// slots in the event log, and the allocator's overhead.
 ///
-/// Measured, not derived, and rounded up: `tests/memory.rs` holds it against the resident bytes per
-/// order of a pool of 100,000 (914 of them on x86-64 with glibc), and `cargo bench --bench
-/// order_pool` prints them.
+/// Measured and rounded up: `tests/memory.rs` compares it with the resident bytes per order of a
+/// pool of 100,000 (914 of them on x86-64 with glibc), and `cargo bench --bench order_pool` prints
+/// them.
 pub const ORDER_OVERHEAD_BYTES: usize = 1_024;
 
 /// Where an order came from.
@@ -25,31 +25,31 @@ pub enum Origin {
     Mempool,
     /// A caller of the RPC server.
     Rpc,
-    /// A caller of the RPC server who asked that it does not become public.
+    /// A caller of the RPC server that asked to keep it private.
     Private,
 }
 
 impl Origin {
-    /// Whether an external caller brought it, and not the local node. Such orders have a share of the
-    /// pool of their own.
+    /// Whether it came from an external caller and not from the local node. Such orders have a
+    /// separate share of the pool.
     pub const fn is_external(self) -> bool {
         matches!(self, Self::Rpc | Self::Private)
     }
 }
 
-/// What the sender of a private transaction asked for.
+/// The terms of a private transaction, set by its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PrivateTerms {
-    /// Who signed the request, and alone may cancel it; `None`: nobody can.
+    /// The signer of the request, who alone may cancel it; if `None`, it cannot be cancelled.
     pub signer: Option<Address>,
-    /// The last block it is for. It then leaves the pool, unless it has become public.
+    /// The last block it is for. After that block it is removed, unless it has become public.
     pub max_block: u64,
 }
 
 /// The identity of an order.
 ///
 /// Two bundles of the same transactions for different blocks are different orders, so a bundle is
-/// known by a hash over all of its fields and not by its bundle hash.
+/// identified by a hash of all of its fields and not by its bundle hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum OrderId {
@@ -60,7 +60,7 @@ pub enum OrderId {
 }
 
 impl OrderId {
-    /// The 32 bytes behind the id: what [`OrderPool::get`](crate::OrderPool::get) takes.
+    /// The 32 bytes of the id, the argument of [`OrderPool::get`](crate::OrderPool::get).
     pub const fn hash(&self) -> &B256 {
         match self {
             Self::Tx(hash) | Self::Bundle(hash) => hash,
@@ -86,7 +86,7 @@ pub struct Transaction {
     hash: B256,
     origin: Origin,
     first_seen: SystemTime,
-    /// The first origin of the other kind, and when it was.
+    /// The first origin of the other kind, with its time.
     second: OnceLock<(Origin, SystemTime)>,
     is_vouched_for: bool,
     private: Option<PrivateTerms>,
@@ -95,10 +95,10 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// Wraps a recovered transaction. `first_seen` is when this process first heard of it.
+    /// Wraps a recovered transaction. `first_seen` is when this process first received it.
     ///
-    /// The hash is taken from the envelope, which caches it, and for a blob transaction is that of
-    /// its mined form: a sidecar is not part of it.
+    /// The hash is taken from the envelope, which caches it. For a blob transaction it does not
+    /// cover the sidecar.
     pub fn new(tx: Recovered<PooledTransaction>, origin: Origin, first_seen: SystemTime) -> Self {
         let hash = *tx.inner().tx_hash();
         let heap_bytes = tx.inner().size().saturating_sub(size_of::<PooledTransaction>());
@@ -117,8 +117,8 @@ impl Transaction {
         }
     }
 
-    /// As [`Self::new`], of [`Origin::Private`]. While it is not public it is kept until its last block, not for
-    /// [`PoolConfig::tx_retention`](crate::PoolConfig::tx_retention), and
+    /// As [`Self::new`], with [`Origin::Private`]. While it is not public it is kept until its last
+    /// block instead of for [`PoolConfig::tx_retention`](crate::PoolConfig::tx_retention), and
     /// [`OrderPool::cancel_private`](crate::OrderPool::cancel_private) removes it.
     pub fn private(
         tx: Recovered<PooledTransaction>,
@@ -128,21 +128,21 @@ impl Transaction {
         Self { private: Some(terms), ..Self::new(tx, Origin::Private, first_seen) }
     }
 
-    /// What its sender asked for, if it was private; it may have become public since.
+    /// The terms of its sender, if it was private; it may have become public since.
     pub const fn private_terms(&self) -> Option<&PrivateTerms> {
         self.private.as_ref()
     }
 
-    /// The host vouches for it, as the node does for what it announces: that its sender can pay. It is then
-    /// counted and ranked with what the node has announced
-    /// ([`PoolConfig::max_txs`](crate::PoolConfig::max_txs)), whoever brought it.
+    /// Marks that the host has verified that its sender can pay, as the node does for announced
+    /// transactions. It is then counted and ranked in the node's share
+    /// ([`PoolConfig::max_txs`](crate::PoolConfig::max_txs)), whatever its origin.
     #[must_use]
     pub const fn vouched_for(mut self) -> Self {
         self.is_vouched_for = true;
         self
     }
 
-    /// Whether it is counted with what the node has announced.
+    /// Whether it counts in the node's share.
     pub(crate) fn is_of_node_share(&self) -> bool {
         self.is_vouched_for || self.is_public()
     }
@@ -152,18 +152,18 @@ impl Transaction {
         &self.hash
     }
 
-    /// Who signed it.
+    /// The address that signed it.
     pub const fn sender(&self) -> Address {
         self.inner.signer()
     }
 
-    /// The sender's nonce it uses.
+    /// Its nonce.
     pub fn nonce(&self) -> u64 {
         self.inner.inner().nonce()
     }
 
-    /// What it pays the proposer per gas at this base fee, in wei; `None` if it cannot pay the
-    /// base fee at all.
+    /// What it pays the proposer per gas at this base fee, in wei; `None` if it cannot pay the base
+    /// fee.
     pub fn tip(&self, base_fee_wei: u64) -> Option<u128> {
         self.inner.inner().effective_tip_per_gas(base_fee_wei)
     }
@@ -183,8 +183,8 @@ impl Transaction {
         self.inner.inner().gas_limit()
     }
 
-    /// The most its sender pays for it, in wei: all of its gas at its fee cap, what it sends along, and its
-    /// blobs at theirs.
+    /// The most its sender pays for it, in wei: its gas limit at its fee cap, its value, and its
+    /// blobs at their fee cap.
     pub fn max_cost_wei(&self) -> U256 {
         let tx = self.inner.inner();
         let gas = U256::from(tx.max_fee_per_gas()) * U256::from(tx.gas_limit());
@@ -193,7 +193,7 @@ impl Transaction {
         gas.saturating_add(blobs).saturating_add(tx.value())
     }
 
-    /// The number of blobs it carries.
+    /// The number of its blobs.
     pub fn blob_count(&self) -> u64 {
         self.inner.inner().blob_count().unwrap_or(0)
     }
@@ -206,38 +206,37 @@ impl Transaction {
         }
     }
 
-    /// Where it came from first.
+    /// Its first origin.
     pub const fn origin(&self) -> Origin {
         self.origin
     }
 
-    /// Where it came from later, and when: the node if an external caller brought it, an external caller
-    /// if the node did. So a private transaction that becomes public keeps its first origin and gets
-    /// this one.
+    /// Its second origin, and when: the node if an external caller sent it first, an external
+    /// caller if the node announced it first. So a private transaction that becomes public keeps
+    /// its first origin.
     pub fn second_origin(&self) -> Option<(Origin, SystemTime)> {
         self.second.get().copied()
     }
 
-    /// Whether the node has announced it, now or before.
+    /// Whether the node has announced it.
     pub fn is_public(&self) -> bool {
         let second = self.second_origin().map(|(origin, _)| origin);
         [Some(self.origin), second].contains(&Some(Origin::Mempool))
     }
 
-    /// Notes that it came again. Of several of the other kind the first counts.
+    /// Records that it was inserted again. Only the first origin of the other kind is kept.
     pub(crate) fn came_again(&self, origin: Origin, at: SystemTime) {
         if origin.is_external() != self.origin.is_external() {
             self.second.get_or_init(|| (origin, at));
         }
     }
 
-    /// When this process first heard of it, by the wall clock.
+    /// When this process first received it, on the wall clock.
     pub const fn first_seen(&self) -> SystemTime {
         self.first_seen
     }
 
-    /// The memory it takes itself, in bytes, blobs included, without
-    /// [`ORDER_OVERHEAD_BYTES`].
+    /// The memory of its contents, in bytes, blobs included, without [`ORDER_OVERHEAD_BYTES`].
     pub const fn size_bytes(&self) -> usize {
         self.size_bytes
     }
@@ -253,13 +252,13 @@ impl Transaction {
     }
 }
 
-/// Something a builder can put into a block.
+/// A transaction or a bundle: what a builder can put into a block.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Order {
     /// A single transaction.
     Tx(Transaction),
-    /// Several, for one block.
+    /// Several transactions, for one block.
     Bundle(Bundle),
 }
 
@@ -272,8 +271,8 @@ impl Order {
         }
     }
 
-    /// The memory it takes in the pool, in bytes: its contents and [`ORDER_OVERHEAD_BYTES`]. This
-    /// is what the byte caps count.
+    /// Its memory in the pool, in bytes: its contents and [`ORDER_OVERHEAD_BYTES`]. The byte caps
+    /// count this.
     pub const fn size_bytes(&self) -> usize {
         match self {
             Self::Tx(tx) => tx.size_bytes + ORDER_OVERHEAD_BYTES,
@@ -281,7 +280,7 @@ impl Order {
         }
     }
 
-    /// The only block it may go into; `None` if any.
+    /// The only block it may go into; `None` if it may go into any.
     pub const fn block(&self) -> Option<u64> {
         match self {
             Self::Tx(_) => None,

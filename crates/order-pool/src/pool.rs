@@ -1,4 +1,4 @@
-//! The pool: the core behind one short lock for writers, and everything readers need beside it.
+//! The pool: the core behind one lock for writers, and the tables that readers use without it.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -35,16 +35,16 @@ const REWRITES_PER_STEP: usize = 16;
 /// Most pieces of garbage that one upkeep step frees, at about 20 us each, outside the lock.
 const FREE_PER_STEP: usize = 64;
 
-/// The orders a builder knows. Cloning gives another handle to the same pool.
+/// A pool of orders. Cloning gives another handle to the same pool.
 ///
 /// All methods can be called from any thread at any time. Those that change the pool share one lock
-/// for a few microseconds; those that read take none.
+/// for a few microseconds; those that read take none, unless their documentation says so.
 #[derive(Clone, Debug)]
 pub struct OrderPool {
     handle: Arc<Handle>,
 }
 
-/// Ends the subscriptions when the last [`OrderPool`] goes.
+/// Ends the subscriptions when the last [`OrderPool`] is dropped.
 #[derive(Debug)]
 struct Handle {
     shared: Arc<PoolShared>,
@@ -56,9 +56,9 @@ impl Drop for Handle {
     }
 }
 
-/// What readers see. Written only under the lock of `writer`, in this order: `index` and `seen`,
-/// `heads`, `log`, `live`, then the log's head in `bell`. A reader that takes the head first and the tables after
-/// finds in them everything below that head.
+/// The tables that readers see. Written only under the lock of `writer`, in this order: `index` and
+/// `seen`, `heads`, `log`, `live`, then the log's head in `bell`. A reader that loads the head
+/// first and the tables after it finds in them everything below that head.
 pub(crate) struct PoolShared {
     writer: Mutex<Writer>,
     pub(crate) bell: Bell,
@@ -74,7 +74,7 @@ pub(crate) struct PoolShared {
 
 impl std::fmt::Debug for PoolShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Never the contents: a pool printed in a log line would be the log.
+        // Never the contents: printing a pool would fill the log.
         f.debug_struct("Pool").field("head", &self.bell.head()).finish_non_exhaustive()
     }
 }
@@ -89,7 +89,7 @@ struct Writer {
     garbage: Garbage,
 }
 
-/// What the replaced tables still hold is freed when this drops, after the lock.
+/// Dropped after the lock is released, which frees what only the replaced tables still hold.
 #[derive(Debug, Default)]
 struct Replaced {
     _log: Option<Arc<LogTable>>,
@@ -106,7 +106,7 @@ impl OrderPool {
         Self::with_clock(config, Clock::system())
     }
 
-    /// Makes an empty pool that goes by a clock of yours.
+    /// Makes an empty pool with the given clock.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -142,7 +142,7 @@ impl OrderPool {
         &self.handle.shared
     }
 
-    /// Hands in a transaction.
+    /// Inserts a transaction.
     pub fn insert_transaction(&self, tx: Transaction) -> InsertOutcome {
         let shared = self.shared();
         let outcome = shared.write(|core, now, effects| core.insert_tx(tx, now, effects));
@@ -150,11 +150,10 @@ impl OrderPool {
         outcome
     }
 
-    /// Hands in a bundle; who signed it is in its parts. An empty one with a uuid cancels what came
-    /// before it.
+    /// Inserts a bundle; its parts name its signer. An empty one with a uuid cancels earlier ones.
     ///
     /// A bundle without a block number is for the block after the head; while the pool knows no
-    /// head, for any block until the first comes.
+    /// head, it is for any block until the first head comes.
     pub fn insert_bundle(&self, bundle: Bundle) -> InsertOutcome {
         let shared = self.shared();
         let outcome = shared.write(|core, now, effects| core.insert_bundle(bundle, now, effects));
@@ -162,8 +161,9 @@ impl OrderPool {
         outcome
     }
 
-    /// Cancels the bundles of a key, for whatever block, up to and with `nonce`, also those still on their way; without
-    /// a nonce, permanently. Only the signer's own: another one's bundles have another key.
+    /// Cancels the bundles of a key for all blocks with `nonce` or a lower one, including those
+    /// that have not arrived yet; without a nonce, permanently. Another signer's bundles have
+    /// another key.
     pub fn cancel_bundle(&self, key: ReplacementKey, nonce: Option<u64>) -> CancelOutcome {
         let shared = self.shared();
         let outcome =
@@ -172,8 +172,8 @@ impl OrderPool {
         outcome
     }
 
-    /// Removes a private transaction that `signer` sent ([`Transaction::private`]), unless it has become public.
-    /// Sent again, it comes back.
+    /// Removes a private transaction that `signer` sent ([`Transaction::private`]), unless it has
+    /// become public. If it is sent again, it is accepted again.
     pub fn cancel_private(&self, hash: &B256, signer: Address) -> CancelPrivateOutcome {
         let shared = self.shared();
         let outcome =
@@ -183,11 +183,13 @@ impl OrderPool {
         outcome
     }
 
-    /// Tells the pool of a new head: what it mined goes, what it un-mined (if it replaces blocks the
-    /// pool knows) comes back, and then subscribers are told [`Event::Head`]. A block that the pool
-    /// knows already changes nothing, nor does one that cannot follow its parent: the answer says so.
+    /// Applies a new head: the mined orders are removed, orders that it un-mined (if it replaces
+    /// known blocks) are put back, and then subscribers get [`Event::Head`]. A block that the pool
+    /// knows already changes nothing, nor does one that cannot follow its parent: the returned
+    /// [`Relation`] says so.
     ///
-    /// Costs what the block and the blocks it replaces changed, whatever the pool holds.
+    /// The cost depends on what the block and the blocks it replaces changed, not on the size of
+    /// the pool.
     pub fn on_head(&self, block: Block) -> Relation {
         let shared = self.shared();
         let HeadApplied { relation, put_back } =
@@ -202,17 +204,17 @@ impl OrderPool {
         relation
     }
 
-    /// The head of the chain, as [`Self::on_head`] was told it last; `None` before the first.
+    /// The latest head that [`Self::on_head`] applied; `None` before the first.
     pub fn head(&self) -> Option<Head> {
         self.shared().heads.latest()
     }
 
-    /// Tells the pool which nonces a block raised: for each sender of the block the next nonce it
-    /// can use. May come any time after [`Self::on_head`]; ignored, and counted, if a reorg undid the
-    /// block meanwhile.
+    /// Applies the nonces that a block raised: for each sender of the block, the next nonce it can
+    /// use. May be called any time after [`Self::on_head`]; ignored, and counted, if a reorg undid
+    /// the block meanwhile.
     pub fn on_nonces(&self, block_hash: B256, updates: impl IntoIterator<Item: Into<NonceUpdate>>) {
         let shared = self.shared();
-        // The iterator is someone else's code: it runs before the lock.
+        // The iterator is foreign code, so it runs before the lock is taken.
         let updates: Vec<NonceUpdate> = updates.into_iter().map(Into::into).collect();
         let applied =
             shared.write(|core, now, effects| core.on_nonces(block_hash, updates, now, effects));
@@ -226,10 +228,10 @@ impl OrderPool {
         self.shared().find(hash, |_| ()).is_some()
     }
 
-    /// What the pool knows of an order: whether it is here, and if not, whether it is worth handing in
-    /// again.
+    /// What the pool knows of an order: whether it holds it, and if not, whether the order should
+    /// be offered again.
     pub fn standing(&self, hash: &B256) -> Standing {
-        // Before the look at the pool: what returns in between is found there.
+        // Before the pool is read, so that an order which is put back in between is found there.
         let fate = self.shared().seen.fate(hash);
         match fate {
             _ if self.contains(hash) => Standing::Pooled,
@@ -249,27 +251,28 @@ impl OrderPool {
         self.shared().find(hash, Arc::clone)
     }
 
-    /// The pooled transactions of a sender, in nonce order; among equal nonces, as accepted.
+    /// The pooled transactions of a sender, in nonce order; among equal nonces, in order of
+    /// acceptance.
     ///
-    /// Takes the writer's lock for as long as it takes to collect them, some 50 ns each.
+    /// Holds the writer's lock while it collects them, some 50 ns each.
     pub fn of_sender(&self, sender: Address) -> Vec<Arc<Order>> {
         self.shared().lock().core.of_sender(&sender)
     }
 
-    /// How an order stands to the other pooled ones: what must come before it, and what excludes it.
-    /// `None` if it is not in the pool. Takes the writer's lock, as [`Self::of_sender`] does.
+    /// How an order relates to the other pooled ones: what must come before it, and what excludes
+    /// it. `None` if it is not in the pool. Takes the writer's lock, as [`Self::of_sender`] does.
     pub fn relations(&self, hash: &B256) -> Option<Relations> {
         self.shared().lock().core.relations(hash)
     }
 
-    /// What the pool holds of a signer; of all without a signature together for `None`. Takes the
-    /// writer's lock for a few look-ups.
+    /// The holdings of a signer; with `None`, of all unsigned bundles together. Takes the writer's
+    /// lock for a few look-ups.
     pub fn signer_stats(&self, signer: Option<Address>) -> SignerStats {
         self.shared().lock().core.signer_stats(signer)
     }
 
-    /// The same of everyone of whom there is something, in no order. Takes the writer's lock for about
-    /// 100 ns each.
+    /// The same for every signer that holds anything, in no order. Holds the writer's lock for
+    /// about 100 ns each.
     pub fn signers(&self) -> Vec<SignerStats> {
         self.shared().lock().core.signers()
     }
@@ -280,18 +283,18 @@ impl OrderPool {
         (levels.txs.get() + levels.bundles.get()) as usize
     }
 
-    /// Whether there is none.
+    /// Whether the pool is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What the orders take, in bytes.
+    /// The memory of the orders, in bytes.
     pub fn bytes(&self) -> usize {
         let levels = &self.shared().levels;
         (levels.tx_bytes.get() + levels.bundle_bytes.get()) as usize
     }
 
-    /// What is there and what happened.
+    /// The present sizes, and the counts since the pool was made.
     pub fn stats(&self) -> PoolStats {
         let shared = self.shared();
         let mut stats = PoolStats {
@@ -308,8 +311,9 @@ impl OrderPool {
         stats
     }
 
-    /// The head, then every live order that may go into block `block`, once, then every later event
-    /// that concerns it, in the order the pool accepted them. Heads concern every block.
+    /// Subscribes to the head, then every live order that may go into block `block`, once, then
+    /// every later event that concerns that block, in the order the pool accepted them. Heads
+    /// concern every block.
     pub fn subscribe(&self, block: u64) -> Subscription {
         Subscription::new(Arc::clone(self.shared()), Some(block))
     }
@@ -319,26 +323,26 @@ impl OrderPool {
         Subscription::new(Arc::clone(self.shared()), None)
     }
 
-    /// One bounded step of upkeep: removes expired orders, rewrites pages,
-    /// frees memory. Says whether more is due; inserts pass between steps.
+    /// One bounded step of upkeep: removes expired orders, rewrites pages, frees memory. Returns
+    /// whether more is due; inserts run between steps.
     ///
-    /// [`Upkeep`](crate::Upkeep) calls it from a thread of its own. Whoever calls it themselves
-    /// should do so about once a second; without it nothing expires, but every cap still holds.
+    /// [`Upkeep`](crate::Upkeep) calls it from a thread of its own. A host without one should call
+    /// this about once a second; if it is never called nothing expires, but every cap still holds.
     pub fn upkeep(&self) -> bool {
         self.shared().upkeep()
     }
 }
 
 impl PoolShared {
-    /// The pooled order with this hash, without a lock. What was there before the call and is not
-    /// removed during it is found: see [`IndexTable`].
+    /// The pooled order with this hash, without a lock. An order that is in the pool throughout the
+    /// call is found: see [`IndexTable`].
     fn find<T>(&self, hash: &B256, show: impl Fn(&Arc<Order>) -> T) -> Option<T> {
         let live = self.live.load();
         self.index
             .find(hash, |seq| live.get(seq).filter(|order| order.id().hash() == hash).map(&show))
     }
 
-    /// Runs one change under the lock, publishes its effects and wakes whoever waits for them.
+    /// Runs one change under the lock, publishes its effects and wakes waiting readers.
     fn write<T>(&self, change: impl FnOnce(&mut Core, Duration, &mut Vec<Effect>) -> T) -> T {
         let (result, replaced, rang) = {
             let mut writer = self.lock();
@@ -349,7 +353,7 @@ impl PoolShared {
             let replaced =
                 if rang { self.apply(&mut writer, &mut effects) } else { Replaced::default() };
             writer.effects = effects;
-            // Also without effects: a key can be forgotten that nobody was told of.
+            // Also without effects: a key may have been forgotten without an event.
             self.set_levels(&writer);
             (result, replaced, rang)
         };
@@ -361,8 +365,8 @@ impl PoolShared {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Writer> {
-        // Nobody else's code runs under the lock, so a poisoned one means a defect of ours that has
-        // been reported by its panic; refusing all orders from then on would help nobody.
+        // No foreign code runs under the lock, so a poisoned lock means a defect of ours that its
+        // panic has reported. Refusing all orders from then on would help nobody.
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -408,12 +412,12 @@ impl PoolShared {
                 }
             }
         }
-        // Once for each segment: each look costs as much as there are subscriptions.
+        // Once for each segment, because its cost grows with the number of subscriptions.
         if writer.log.has_grown() {
             writer.release(self.bell.slowest());
         }
         writer.trim();
-        // Each event spends at most one entry, so as many rewrites as events keep up with it.
+        // Each event spends at most one entry, so as many rewrites as events keep pace.
         let tail = writer.log.tail();
         writer.live.compact(count, tail, &mut writer.garbage);
         let replaced = self.publish(writer);
@@ -466,7 +470,7 @@ impl PoolShared {
 }
 
 impl Writer {
-    /// Frees what no subscription can want: what is below `needed`, to the end of a segment.
+    /// Frees the segments that no subscription needs, which end below `needed`.
     fn release(&mut self, needed: u64) {
         let mut forgotten = false;
         while self.log.ends_before(needed) {
@@ -477,8 +481,8 @@ impl Writer {
         }
     }
 
-    /// Shortens the log to its caps. What a reader may still want is never freed before the log has
-    /// forgotten it.
+    /// Shortens the log to its caps. Memory that a reader may need is never freed before the log
+    /// has dropped it.
     fn trim(&mut self) {
         let mut forgotten = false;
         loop {

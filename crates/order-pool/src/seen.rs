@@ -1,9 +1,9 @@
-//! The dedupe window: which orders were accepted lately, whether or not they are still here.
+//! The dedupe window: which orders were accepted recently, whether or not they are still pooled.
 //!
 //! One writer, any number of readers, no lock. An order is remembered by a 62-bit fingerprint under
-//! a secret key and by what became of it in the two bits above, so that 2^20 of them take 24 MiB; two
-//! orders are mistaken for each other with a chance of 2^-42 per look-up at that size, and nobody who
-//! does not know the key can force it.
+//! a secret key, with its fate in the two bits above, so that 2^20 of them take 24 MiB. At that
+//! size two orders are confused with a probability of 2^-42 per look-up, and without the key an
+//! attacker cannot force it.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -16,20 +16,20 @@ use alloy_primitives::B256;
 
 const EMPTY: u64 = 0;
 
-/// Bits of a fingerprint in a word; what became of its order is in those above.
+/// Bits of a fingerprint in a word; the fate of its order is in the bits above.
 const FINGERPRINT_BITS: u32 = 62;
 
 const FINGERPRINT: u64 = (1 << FINGERPRINT_BITS) - 1;
 
-/// What became of an order that was accepted.
+/// What happened to an order after it was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It is in the pool, or has left it for good.
+    /// It is in the pool, or was removed for good.
     Known,
-    /// It expired lately: it comes back if it is handed in again.
+    /// It expired recently: it is accepted if it is inserted again.
     Expired,
-    /// It was evicted, or expired a while ago: it comes back if it is handed in again, and whoever
-    /// compares pools should offer it.
+    /// It was evicted, or expired some time ago: it is accepted if it is inserted again, and a
+    /// comparison of pools should offer it.
     MayReturn,
 }
 
@@ -47,8 +47,8 @@ impl Fate {
     }
 }
 
-/// A secret key under which hashes are hashed once more. They are keccak already: the key keeps an
-/// attacker from choosing where one lands.
+/// A secret key under which hashes are hashed once more. They are keccak hashes already; the key
+/// keeps an attacker from choosing their position.
 #[derive(Debug)]
 pub(crate) struct HashKey([u64; 2]);
 
@@ -58,8 +58,8 @@ impl HashKey {
         Self([random.hash_one(1_u8), random.hash_one(2_u8)])
     }
 
-    /// Half of the hash is plenty: an attacker who makes two hashes of equal halves has done 2^64 work for
-    /// one collision.
+    /// Half of the hash is enough: two hashes with equal halves cost an attacker 2^64 work, for one
+    /// collision.
     pub(crate) fn fold(&self, hash: &B256) -> u64 {
         let word = |at: usize| u64::from_be_bytes(std::array::from_fn(|byte| hash[at + byte]));
         let product = u128::from(word(0) ^ self.0[0]) * u128::from(word(16) ^ self.0[1]);
@@ -69,10 +69,9 @@ impl HashKey {
 
 /// The readers' side: an open-addressing table, never more than half full.
 ///
-/// All accesses are relaxed: a slot is a whole fact by itself. While the writer moves an entry
-/// back over a removed one, a reader may pass it by and miss it; the worst that follows is that a
-/// transaction is fetched once more and found `Known` at the insert, which the writer decides
-/// alone and exactly.
+/// All accesses are relaxed: a slot is complete by itself. While the writer moves an entry back
+/// over a removed one, a reader may miss it. At worst a transaction is then fetched once more and
+/// found `Known` at the insert, which the writer decides alone and exactly.
 #[derive(Debug)]
 pub(crate) struct SeenTable {
     slots: Box<[AtomicU64]>,
@@ -89,7 +88,7 @@ impl SeenTable {
         self.fate(hash).is_some()
     }
 
-    /// What became of an order; `None` if it is not remembered.
+    /// The fate of an order; `None` if it is not remembered.
     pub(crate) fn fate(&self, hash: &B256) -> Option<Fate> {
         let at = self.find(self.fingerprint(hash)).ok()?;
         Some(Fate::of_word(self.slots[at].load(Relaxed)))
@@ -103,7 +102,7 @@ impl SeenTable {
         fingerprint as usize & (self.slots.len() - 1)
     }
 
-    /// Where the fingerprint is, or the free slot where it would go. Ends because the table is at
+    /// The slot of the fingerprint, or the free slot for it. Terminates because the table is at
     /// most half full.
     fn find(&self, fingerprint: u64) -> Result<usize, usize> {
         let mask = self.slots.len() - 1;
@@ -129,7 +128,7 @@ impl SeenTable {
         }
     }
 
-    /// Notes what became of an order, if it is remembered and `from` says so of what was known.
+    /// Sets the fate of an order, if it is remembered and `from` accepts its present fate.
     fn note(&self, fingerprint: u64, fate: Fate, from: impl FnOnce(Fate) -> bool) {
         if let Ok(at) = self.find(fingerprint)
             && from(Fate::of_word(self.slots[at].load(Relaxed)))
@@ -138,7 +137,7 @@ impl SeenTable {
         }
     }
 
-    /// Removes by shifting back, so that no tombstones pile up.
+    /// Removes by shifting back, so that no tombstones accumulate.
     fn remove(&self, fingerprint: u64) {
         let mask = self.slots.len() - 1;
         let Ok(mut hole) = self.find(fingerprint) else {
@@ -151,7 +150,7 @@ impl SeenTable {
             if entry == EMPTY {
                 break;
             }
-            // An entry may move into the hole unless its home lies after the hole.
+            // An entry may move into the hole unless its home slot is after the hole.
             let from_home = at.wrapping_sub(self.home(entry)) & mask;
             let from_hole = at.wrapping_sub(hole) & mask;
             if from_home >= from_hole {
@@ -163,16 +162,16 @@ impl SeenTable {
     }
 }
 
-/// The writer's side: the table and who leaves it first.
+/// The writer's side: the table, and the order in which orders are forgotten.
 #[derive(Debug)]
 pub(crate) struct SeenWindow {
     table: std::sync::Arc<SeenTable>,
     queue: VecDeque<u64>,
-    /// How many places in the queue belong to orders forgotten before their time. Never more than
+    /// How many positions in the queue belong to orders that were forgotten early. Never more than
     /// the queue holds.
     vacant: HashMap<u64, usize>,
     window: usize,
-    /// What expired lately, by the time from which it is offered again, in nanoseconds.
+    /// Recently expired orders, by the time from which they are offered again, in nanoseconds.
     expired: VecDeque<(u64, u64)>,
 }
 
@@ -195,14 +194,14 @@ impl SeenWindow {
         self.table.fate(hash)
     }
 
-    /// An order was evicted.
+    /// Records that an order was evicted.
     pub(crate) fn evicted(&mut self, hash: &B256) {
         self.table.note(self.table.fingerprint(hash), Fate::MayReturn, |_| true);
     }
 
-    /// An order expired, and is offered again from `offered_at` on. If more expire until then than the
-    /// window holds, the first of them are offered earlier; so is one that comes back and expires once
-    /// more meanwhile.
+    /// Records that an order expired, and is offered again from `offered_at` on. If more expire
+    /// until then than the window holds, the oldest are offered earlier; so is one that returns and
+    /// expires again meanwhile.
     pub(crate) fn expired(&mut self, hash: &B256, offered_at: Duration) {
         let fingerprint = self.table.fingerprint(hash);
         self.table.note(fingerprint, Fate::Expired, |_| true);
@@ -213,12 +212,13 @@ impl SeenWindow {
         }
     }
 
-    /// A block took an order that had been evicted or had expired: it does not come back.
+    /// Records that a block contains an order that had been evicted or had expired: it is not
+    /// accepted again.
     pub(crate) fn mined(&mut self, hash: &B256) {
         self.table.note(self.table.fingerprint(hash), Fate::Known, |_| true);
     }
 
-    /// Offers again one of those that expired long enough ago; says whether there was one.
+    /// Marks one order that expired long enough ago as offerable; returns whether there was one.
     pub(crate) fn offer_due(&mut self, now: Duration) -> bool {
         let due = self.is_due(now);
         if due {
@@ -227,14 +227,14 @@ impl SeenWindow {
         due
     }
 
-    /// Whether something that expired is to be offered again.
+    /// Whether an expired order is due to be offered again.
     pub(crate) fn is_due(&self, now: Duration) -> bool {
         self.expired.front().is_some_and(|(at, _)| u128::from(*at) <= now.as_nanos())
     }
 
     fn offer_first(&mut self) {
         if let Some((_, fingerprint)) = self.expired.pop_front() {
-            // It may have come back meanwhile, and be known.
+            // It may have been inserted again meanwhile, and be known.
             self.table.note(fingerprint, Fate::MayReturn, |fate| fate == Fate::Expired);
         }
     }
@@ -263,7 +263,7 @@ impl SeenWindow {
         }
     }
 
-    /// Forgets an order before its time. Its place in the queue stays, vacant: if it comes again it
+    /// Forgets an order early. Its position in the queue stays vacant: if it is inserted again it
     /// gets a new one.
     pub(crate) fn forget(&mut self, hash: &B256) {
         let fingerprint = self.table.fingerprint(hash);

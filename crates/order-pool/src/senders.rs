@@ -7,7 +7,7 @@ use alloy_primitives::{Address, map::AddressHashMap};
 /// Nonce and sequence number.
 type Place = (u64, u64);
 
-/// Nearly every sender has one transaction in the pool, and somebody may have 100,000.
+/// Nearly every sender has one transaction in the pool, but some may have 100,000.
 #[derive(Debug)]
 enum OfSender {
     One(Place),

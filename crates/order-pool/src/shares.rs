@@ -1,20 +1,19 @@
-//! Who holds how much of what is shared: so that at a cap the largest holder loses, and nobody else.
+//! Counts holdings by holder, so that at a cap only the largest holder loses.
 
 use std::{
     collections::{BTreeSet, HashMap},
     hash::Hash,
 };
 
-/// What one holder has.
+/// The holdings of one holder.
 #[derive(Debug)]
 pub(crate) struct Share<I> {
-    /// The last one goes first.
+    /// The last one is evicted first.
     items: BTreeSet<I>,
     bytes: usize,
 }
 
-/// Items by holder. Items of different holders are different, and the last of a holder's is the
-/// first to go.
+/// Items by holder. No item belongs to two holders, and a holder's last item is evicted first.
 #[derive(Debug)]
 pub(crate) struct Shares<H, I> {
     holders: HashMap<H, Share<I>>,
@@ -69,18 +68,18 @@ impl<H: Copy + Eq + Hash, I: Copy + Ord> Shares<H, I> {
         self.holders.get(holder).map_or(0, |share| share.items.len())
     }
 
-    /// What a holder's items take.
+    /// The bytes of a holder's items.
     pub(crate) fn bytes(&self, holder: &H) -> usize {
         self.holders.get(holder).map_or(0, |share| share.bytes)
     }
 
-    /// A holder's items, the first to go first.
+    /// A holder's items, the first to evict first.
     pub(crate) fn last_first(&self, holder: H) -> impl Iterator<Item = I> {
         self.holders.get(&holder).into_iter().flat_map(|share| share.items.iter().rev().copied())
     }
 
-    /// The most items that anybody has, and the last of them. Among equals, whose last item is the last
-    /// of all.
+    /// The highest number of items of any holder, and that holder's last item. Among equals, the
+    /// holder with the greatest last item.
     pub(crate) fn most_items(&self) -> Option<(usize, I)> {
         self.by_count.last().copied()
     }

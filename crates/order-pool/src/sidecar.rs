@@ -1,4 +1,4 @@
-//! Whether a blob transaction carries the blobs it names.
+//! Checks that a blob transaction carries the blobs that it names.
 
 use alloy_consensus::Transaction as _;
 use alloy_eips::{
@@ -11,26 +11,26 @@ use chain_view::PooledTransaction;
 use crate::{bundle::SidecarError, order::Transaction};
 
 impl Transaction {
-    /// Checks that the sidecar has what the transaction's versioned hashes name: as many blobs,
+    /// Checks that the sidecar matches the transaction's versioned hashes: the numbers of blobs,
     /// commitments and proofs (one per blob in the EIP-4844 form, 128 cell proofs per blob in the
-    /// EIP-7594 form), commitments that hash to them, and proofs that hold. A transaction without
-    /// blobs passes.
+    /// EIP-7594 form), the hashes of the commitments, and the proofs. A transaction without blobs
+    /// passes.
     ///
-    /// The proofs cost 10 to 30 ms per blob: not for a thread that must stay responsive. What the
-    /// local node hands out it has checked itself.
+    /// The proofs cost 10 to 30 ms per blob: do not verify them on a thread that must stay
+    /// responsive. The local node has verified the transactions that it announces.
     ///
     /// # Errors
-    /// Names what does not fit.
+    /// Names the mismatch.
     pub fn check_sidecar(&self) -> Result<(), SidecarError> {
         let blobs = self.check_commitments()?;
         (0..blobs).try_for_each(|index| self.check_blob_proofs(index))
     }
 
-    /// The part of [`Self::check_sidecar`] that costs microseconds: counts, and commitments that hash to the
-    /// versioned hashes. Returns how many blobs there are.
+    /// The part of [`Self::check_sidecar`] that costs microseconds: the counts, and the hashes of
+    /// the commitments. Returns the number of blobs.
     ///
     /// # Errors
-    /// Names what does not fit.
+    /// Names the mismatch.
     pub fn check_commitments(&self) -> Result<usize, SidecarError> {
         let PooledTransaction::Eip4844(signed) = self.envelope() else { return Ok(0) };
         let sidecar = signed.tx().sidecar();
@@ -63,12 +63,12 @@ impl Transaction {
         Ok(blobs)
     }
 
-    /// The part of [`Self::check_sidecar`] that costs 10 to 30 ms: the proofs of one blob. So whoever
-    /// has other work can do it in between. The first call of a process loads the trusted setup as
-    /// [`load_trusted_setup`] does.
+    /// The part of [`Self::check_sidecar`] that costs 10 to 30 ms: the proofs of one blob. Separate
+    /// for each blob, so that other work can run in between. The first call of a process loads the
+    /// trusted setup as [`load_trusted_setup`] does.
     ///
     /// # Errors
-    /// [`SidecarError::Proof`]; also for a blob that is not there.
+    /// [`SidecarError::Proof`]; also for a blob that does not exist.
     pub fn check_blob_proofs(&self, index: usize) -> Result<(), SidecarError> {
         let part = self.blob(index).ok_or(SidecarError::Proof)?;
         let (blobs, commitments) = (vec![*part.blob], vec![*part.commitment]);
@@ -81,14 +81,14 @@ impl Transaction {
         one.validate(&[*part.hash], trusted_setup()).map_err(|_| SidecarError::Proof)
     }
 
-    /// A digest (Keccak-256) of one blob with its commitment and its proofs, in less than a millisecond. Whoever
-    /// has seen [`Self::check_blob_proofs`] pass for one with this digest need not verify its proofs again: a
-    /// transaction with a higher fee and a bundle for the next block carry the same blobs. `None` if
-    /// the blob is not there.
+    /// A digest (Keccak-256) of one blob with its commitment and its proofs, in less than a
+    /// millisecond. Proofs that passed [`Self::check_blob_proofs`] need not be verified again for
+    /// the same digest: a transaction with a higher fee and a bundle for the next block carry the
+    /// same blobs. `None` if the blob does not exist.
     pub fn blob_digest(&self, index: usize) -> Option<B256> {
         let part = self.blob(index)?;
         let mut hasher = Keccak256::new();
-        // All of fixed length but the proofs at the end.
+        // All parts have a fixed length, except the proofs at the end.
         hasher.update(part.hash);
         hasher.update(part.blob);
         hasher.update(part.commitment);
@@ -120,23 +120,23 @@ impl Transaction {
     }
 }
 
-/// What belongs to one blob of a sidecar.
+/// The parts of a sidecar that belong to one blob.
 struct BlobPart<'a> {
     hash: &'a B256,
     blob: &'a Blob,
     commitment: &'a Bytes48,
-    /// One in the EIP-4844 form.
+    /// One proof in the EIP-4844 form.
     proofs: &'a [Bytes48],
     has_cell_proofs: bool,
 }
 
-/// Loads what KZG proofs are checked with, once for the process: it takes one to four seconds, for which
-/// the first check of a proof would wait.
+/// Loads the KZG trusted setup, once per process. It takes one to four seconds, which the first
+/// verification of a proof would otherwise wait for.
 pub fn load_trusted_setup() {
     let _ = trusted_setup();
 }
 
 fn trusted_setup() -> &'static c_kzg::KzgSettings {
-    // Precomputation speeds up making proofs, not checking them, and costs up to 96 MiB.
+    // Precomputation speeds up making proofs, not verifying them, and costs up to 96 MiB.
     c_kzg::ethereum_kzg_settings(0)
 }

@@ -21,66 +21,67 @@ use crate::{
     subscription::{Ender, Subscription},
 };
 
-/// How often a quiet subscription asks whether its sink still lives.
+/// How often a quiet subscription checks whether its sink is alive.
 const ALIVE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How many events are pushed between two questions whether the sink is alive.
+/// How many events are pushed between two checks whether the sink is alive.
 const PUSH_BATCH: usize = 64;
 
-/// Someone who wants to be told. Called from a thread that serves this sink alone, never under a
-/// lock: one that panics, blocks or answers nonsense hurts itself only. One that blocks for ever
-/// keeps its thread and the one order it was called with.
+/// Receives the pool's events by calls. Called from a thread that serves this sink alone, never
+/// under a lock: a sink that panics, blocks or returns nonsense affects only itself. One that
+/// blocks for ever keeps its thread and the one order it was called with.
 ///
-/// Each of the four calls says whether the sink wants more; `false` ends the subscription.
+/// Each of the four calls returns whether the sink wants more; `false` ends the subscription.
 pub trait OrderSink: Send + 'static {
-    /// An order may be built with from now on.
+    /// The order is in the pool from now on.
     fn insert(&mut self, order: &Arc<Order>) -> bool;
 
-    /// An order may not be built with any more.
+    /// The order is no longer in the pool.
     fn remove(&mut self, order: &Arc<Order>, reason: RemoveReason) -> bool;
 
-    /// No bundle of this key up to this nonce counts any more.
+    /// No bundle of this key with this nonce or a lower one is valid any more.
     fn cancel(&mut self, cancellation: &Cancellation) -> bool;
 
-    /// The chain has a new head, and everything that its block's hashes changed has been told. Called
-    /// first of all with the head of the moment, if the pool knows one.
+    /// The chain has a new head, and everything that its block's hashes changed has been pushed.
+    /// The first call of all has the current head, if the pool knows one.
     fn head(&mut self, head: &Head) -> bool {
         let _ = head;
         true
     }
 
-    /// Whether the sink wants anything at all. Asked before each batch, and twice a second while
+    /// Whether the sink still wants events. Called before each batch, and twice a second while
     /// nothing happens.
     fn is_alive(&self) -> bool {
         true
     }
 
-    /// It was so slow that events were lost to it. On `true` everything starts anew: the head of the
-    /// moment is told, all live orders are inserted again, and what it held before is void. By default it ends.
+    /// The sink was so slow that it missed events. On `true` the subscription starts again: the
+    /// current head and all live orders are pushed anew, and the sink must discard what it held
+    /// before. By default it ends.
     fn lagged(&mut self, lagged: Lagged) -> bool {
         let _ = lagged;
         false
     }
 }
 
-/// Why a sink gets nothing more.
+/// Why a sink gets no more events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SinkEnd {
     /// Its guard was dropped.
     Unsubscribed,
-    /// It said that it wants no more, or is not alive.
+    /// It returned `false`, or is not alive.
     Refused,
-    /// It lagged and did not want to start anew.
+    /// It lagged and did not want to resync.
     Lagged(Lagged),
     /// It panicked.
     Panicked,
-    /// The pool is gone.
+    /// The pool was dropped.
     PoolClosed,
 }
 
-/// Keeps a sink subscribed. Dropping it ends the subscription: a call that is running ends in its
-/// own time, no further event is pushed, and the drop does not wait for it.
+/// Keeps a sink subscribed. Dropping it ends the subscription: no further event is pushed, and the
+/// drop does not wait for a call that is running.
 #[derive(Debug)]
 #[must_use = "dropping the guard unsubscribes the sink"]
 pub struct SinkGuard {
@@ -96,19 +97,19 @@ struct State {
 }
 
 impl SinkGuard {
-    /// Why the sink gets nothing more; `None` while it does.
+    /// Why the sink gets no more events; `None` while it does.
     pub fn end(&self) -> Option<SinkEnd> {
         *self.state.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Unsubscribes and waits until the sink has returned and was dropped, but not longer than
-    /// `timeout`: `None` then, since a thread that is stuck in the sink cannot be freed.
+    /// Unsubscribes and waits until the sink has returned and was dropped, for at most `timeout`.
+    /// `None` after the time-out: a thread that is stuck in the sink cannot be freed.
     pub fn stop(self, timeout: Duration) -> Option<SinkEnd> {
         self.unsubscribe();
         self.wait_end(timeout)
     }
 
-    /// Waits until the sink has ended by itself, but not longer than `timeout`.
+    /// Waits until the sink has ended by itself, for at most `timeout`.
     pub fn wait_end(&self, timeout: Duration) -> Option<SinkEnd> {
         let end = self.state.end.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.state.ended.wait_timeout_while(end, timeout, |end| end.is_none());
@@ -128,18 +129,19 @@ impl Drop for SinkGuard {
 }
 
 impl OrderPool {
-    /// Pushes what [`Self::subscribe`] would show into a sink, from a thread made for it.
+    /// Pushes the events of [`Self::subscribe`] into a sink, from a thread of its own.
     ///
     /// # Errors
-    /// If the system refuses the thread.
+    /// The thread cannot be started.
     pub fn subscribe_sink<S: OrderSink>(&self, block: u64, sink: S) -> io::Result<SinkGuard> {
         self.push_from(self.subscribe(block), sink)
     }
 
-    /// The same of what [`Self::subscribe_all`] would show: the orders of all blocks, with one thread.
+    /// Pushes the events of [`Self::subscribe_all`] into a sink: the orders of all blocks, with one
+    /// thread.
     ///
     /// # Errors
-    /// If the system refuses the thread.
+    /// The thread cannot be started.
     pub fn subscribe_sink_all<S: OrderSink>(&self, sink: S) -> io::Result<SinkGuard> {
         self.push_from(self.subscribe_all(), sink)
     }
@@ -152,7 +154,7 @@ impl OrderPool {
         let state = Arc::new(State::default());
         let guard = SinkGuard { state: Arc::clone(&state), ender: subscription.ender() };
         thread::Builder::new().name("order-sink".into()).spawn(move || {
-            // The sink is lost with its panic, and nothing of ours is in its hands.
+            // After a panic the sink is dropped, and it holds no state of ours.
             let run = AssertUnwindSafe(|| push_all(sink, subscription, &state.stop));
             let end = catch_unwind(run).unwrap_or(SinkEnd::Panicked);
             *state.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
@@ -162,8 +164,8 @@ impl OrderPool {
     }
 }
 
-/// One by one, and not in place: a sink that blocks inside a call keeps the one order it was called
-/// with, not the tables it was found in.
+/// One event at a time, and not in place: a sink that blocks inside a call keeps the one order it
+/// was called with, not the pool's tables.
 fn push_all<S: OrderSink>(mut sink: S, mut reader: Subscription, stop: &AtomicBool) -> SinkEnd {
     loop {
         if stop.load(SeqCst) {
@@ -172,7 +174,7 @@ fn push_all<S: OrderSink>(mut sink: S, mut reader: Subscription, stop: &AtomicBo
         if !sink.is_alive() {
             return SinkEnd::Refused;
         }
-        // Before reading: what was accepted before the end is pushed before the end.
+        // Before reading: orders that were accepted before the end are pushed.
         let closed = reader.is_closed();
         let mut read = 0;
         while read < PUSH_BATCH

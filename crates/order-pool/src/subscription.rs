@@ -1,4 +1,4 @@
-//! A reader: first what is there, then what comes.
+//! A reader of the pool: first the live orders, then every later event.
 
 use std::{
     ops::ControlFlow,
@@ -18,10 +18,10 @@ use crate::{
     wake::Waiter,
 };
 
-/// A place in the event log: the pool as it was at one moment, then every later event.
+/// A position in the event log: the pool as it was at one moment, then every later event.
 ///
-/// It holds a number and no order: one that is never read costs nothing but its place in a list.
-/// Dropping it ends it. It outlives the pool: what was accepted can still be read, then it ends.
+/// It holds a sequence number and no order, so one that is never read keeps no order alive.
+/// Dropping it ends it. It outlives the pool: accepted orders can still be read, then it ends.
 ///
 /// Read it as a [`Stream`], with [`Self::blocking`] from a thread, one by one with
 /// [`Self::try_next`], or by reference with [`Self::visit`], which is the fastest by far.
@@ -31,24 +31,24 @@ pub struct Subscription {
     waiter: Arc<Waiter>,
     /// `None` for all blocks.
     block: Option<u64>,
-    /// The replay shows the pool as of here, and the log is read from here.
+    /// The replay shows the pool as of this sequence number, and the log is read from it.
     next: u64,
-    /// While replaying: the entry to go on with.
+    /// While replaying: the next entry.
     replay_from: Option<u64>,
-    /// The replay begins with it.
+    /// The head with which the replay begins.
     replay_head: Option<Arc<Head>>,
 }
 
 impl Subscription {
     pub(crate) fn new(shared: Arc<PoolShared>, block: Option<u64>) -> Self {
         let waiter = shared.bell.join();
-        // After it has joined: what the writer frees from here on, this reader does not want.
+        // After it has joined: from here on, the writer frees nothing that this reader needs.
         let (next, replay_head) = shared.heads.as_of(|| shared.bell.head());
         waiter.read_up_to(next);
         Self { shared, waiter, block, next, replay_from: Some(0), replay_head }
     }
 
-    /// Starts anew: the head and what is live now, then every later event. The way on after
+    /// Starts again: the head and the live orders of now, then every later event. Use it after
     /// [`Lagged`].
     pub fn resync(&mut self) {
         (self.next, self.replay_head) = self.shared.heads.as_of(|| self.shared.bell.head());
@@ -56,28 +56,28 @@ impl Subscription {
         self.waiter.read_up_to(self.next);
     }
 
-    /// Whether the head and the orders that were there at the start are not all read yet.
+    /// Whether the replay (the head and the orders at the start) is not finished yet.
     pub const fn is_replaying(&self) -> bool {
         self.replay_from.is_some()
     }
 
-    /// How many events of the log are ahead of it, those for other blocks included; the rest of a
-    /// replay is not counted.
+    /// How many log events it has not read, those for other blocks included; the rest of a replay
+    /// is not counted.
     pub fn behind(&self) -> u64 {
         self.shared.bell.head() - self.next
     }
 
-    /// Shows at most `max` events, in place: nothing is cloned, so readers do not slow each other,
-    /// and no lock is held meanwhile. Returns how many there were; fewer than `max` may mean no
-    /// more than the end of a segment, zero that there is nothing to read now.
+    /// Visits at most `max` events in place: nothing is cloned, so readers do not slow each other,
+    /// and no lock is held meanwhile. Returns how many there were. Fewer than `max` may only mean
+    /// the end of a segment; zero means that there is nothing to read now.
     ///
-    /// While a call of `visit` lasts, the pool's tables of that moment stay in memory, and with them
-    /// orders that were removed since. Whoever may block for long reads one by one instead, with
-    /// [`Self::try_next`] or one of the others, and then keeps that one order alone.
+    /// While a call of `visit` lasts, the pool's tables of that moment stay in memory, and with
+    /// them orders that were removed since. A reader that may block for long should use
+    /// [`Self::try_next`] or one of the others instead, which keep only one order alive.
     ///
     /// # Errors
-    /// [`Lagged`] if the log has forgotten what would be next. Reading on goes on with the oldest
-    /// event there is; [`Self::resync`] starts anew.
+    /// [`Lagged`] if the log has dropped the next event. The next read continues with the oldest
+    /// event in the log; [`Self::resync`] starts again.
     pub fn visit(
         &mut self,
         max: usize,
@@ -103,11 +103,11 @@ impl Subscription {
         if max == 0 {
             return Ok(0);
         }
-        // Field by field, so that nothing is cloned: a reference count that all readers write would
-        // make each wait for the others' caches.
+        // Field by field, so that nothing is cloned: with a reference count that all readers write,
+        // each would wait for the others' caches.
         let Self { shared, next, replay_from, replay_head, block, .. } = self;
-        // The live table first: its writer gives up an entry only after the log has forgotten its
-        // removal, so what the log reaches back to, this table still holds.
+        // The live table first: its writer frees an entry only after the log has dropped its
+        // removal, so this table still holds everything that the log covers.
         let live = shared.live.load();
         let head = replay_head.take();
         skip_to_tail_if_lagged(shared, next, replay_from, shared.log.load().tail())?;
@@ -120,7 +120,7 @@ impl Subscription {
             if count == max {
                 return ControlFlow::Break(());
             }
-            // Before the call: should it panic, the order counts as shown.
+            // Before the call: if it panics, the order counts as visited.
             *replay_from = Some(seq + 1);
             let event = match item {
                 Item::Order(order) => {
@@ -165,7 +165,7 @@ impl Subscription {
         Ok(count)
     }
 
-    /// The next event if there is one now.
+    /// The next event, if there is one now.
     pub fn try_next(&mut self) -> Option<Result<Event, Lagged>> {
         let mut event = None;
         match self.visit(1, |next| event = Some(next.to_event())) {
@@ -174,12 +174,12 @@ impl Subscription {
         }
     }
 
-    /// Waits for the next event. `None` once the pool is gone and everything is read.
+    /// Waits for the next event. `None` once the pool is dropped and everything is read.
     pub fn next_blocking(&mut self) -> Option<Result<Event, Lagged>> {
         self.wait(None)
     }
 
-    /// Waits for the next event, but not longer than `timeout`: `None` then too.
+    /// Waits for the next event for at most `timeout`. `None` also after the time-out.
     pub fn next_timeout(&mut self, timeout: Duration) -> Option<Result<Event, Lagged>> {
         self.wait(Instant::now().checked_add(timeout))
     }
@@ -205,13 +205,13 @@ impl Subscription {
         self.shared.bell.wait_above(&self.waiter, self.next, Some(deadline));
     }
 
-    /// A handle that ends this subscription from elsewhere, for instance to free a thread that
-    /// waits in [`Self::next_blocking`]. What is unread then can still be read.
+    /// A handle that ends this subscription from another thread, for instance to free a thread that
+    /// waits in [`Self::next_blocking`]. Unread events can still be read.
     pub fn ender(&self) -> Ender {
         Ender { waiter: Arc::clone(&self.waiter) }
     }
 
-    /// An iterator that blocks its thread for the next event and ends with the pool.
+    /// An iterator that blocks its thread for the next event and ends when the pool is dropped.
     pub const fn blocking(&mut self) -> Blocking<'_> {
         Blocking { subscription: self }
     }
@@ -223,7 +223,7 @@ impl Drop for Subscription {
     }
 }
 
-/// Moves a reader whose next event the log has forgotten to the oldest it holds.
+/// Moves a reader whose next event the log has dropped to the oldest one.
 fn skip_to_tail_if_lagged(
     shared: &PoolShared,
     next: &mut u64,
@@ -241,16 +241,16 @@ fn skip_to_tail_if_lagged(
     Err(lagged)
 }
 
-/// Ends once the pool is gone and everything is read.
+/// Ends once the pool is dropped and everything is read.
 ///
 /// # Cancel safety
-/// An event is taken only by the poll that returns it.
+/// An event is consumed only by the poll that returns it.
 impl Stream for Subscription {
     type Item = Result<Event, Lagged>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            // Before reading: what was accepted before the end is read before the end.
+            // Before reading: events that were accepted before the end are still returned.
             let closed = self.shared.bell.is_closed() || self.waiter.is_ended();
             if let Some(next) = self.try_next() {
                 return Poll::Ready(Some(next));
@@ -272,7 +272,7 @@ pub struct Ender {
 }
 
 impl Ender {
-    /// Ends the subscription: whoever waits on it is woken and gets `None` once all is read.
+    /// Ends the subscription: a waiting reader is woken and gets `None` once everything is read.
     pub fn end(&self) {
         self.waiter.end();
     }

@@ -12,29 +12,30 @@ use load_control::Throttle;
 
 use crate::{config::ConfigError, pool::OrderPool};
 
-/// Default of [`UpkeepConfig::interval`]: at 2,000 transactions/s a quarter of a second's expiry is
-/// 500 orders, two steps.
+/// Default of [`UpkeepConfig::interval`]: at 2,000 transactions/s, 500 orders expire in a quarter
+/// of a second, which are two steps.
 pub const DEFAULT_UPKEEP_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Default of [`UpkeepConfig::jitter_percent`]: a fleet that was started together is spread over a
-/// fifth of the interval within one round.
+/// Default of [`UpkeepConfig::jitter_percent`]: processes that were started together are spread
+/// over a fifth of the interval within one round.
 pub const DEFAULT_UPKEEP_JITTER_PERCENT: u8 = 20;
 
-/// The least pause between two steps while the load is high: steps of 256 orders then
-/// take at most 25,600 a second, well above what expires at 2,000 transactions/s.
+/// The shortest pause between two steps while the load is high: steps of 256 orders then process at
+/// most 25,600 a second, well above what expires at 2,000 transactions/s.
 pub const PRESSED_PAUSE: Duration = Duration::from_millis(10);
 
-/// How upkeep is paced.
+/// The pace of upkeep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UpkeepConfig {
-    /// Between two rounds, while nothing is due. Default [`DEFAULT_UPKEEP_INTERVAL`]; above zero.
+    /// Pause between two rounds, while nothing is due. Default [`DEFAULT_UPKEEP_INTERVAL`]; above
+    /// zero.
     pub interval: Duration,
-    /// Between two steps of a round. Default zero: inserts run between steps in any case. A longer
-    /// pause leaves them more time; expired orders then stay a little longer, and the caps hold as
-    /// before.
+    /// Pause between two steps of a round. Default zero: inserts run between steps in any case. A
+    /// longer pause leaves them more time; expired orders then stay a little longer, and the caps
+    /// still hold.
     pub pause: Duration,
-    /// How much each interval and pause is lengthened at random, at most, in percent. Default
+    /// The most by which each interval and pause is lengthened at random, in percent. Default
     /// [`DEFAULT_UPKEEP_JITTER_PERCENT`]; at most 100.
     pub jitter_percent: u8,
 }
@@ -91,24 +92,25 @@ impl UpkeepConfig {
 #[derive(Debug)]
 #[must_use = "dropping it ends the upkeep"]
 pub struct Upkeep {
-    /// Nothing is ever sent: the thread sees that this end is gone.
+    /// Nothing is ever sent: the thread ends when this sender is dropped.
     stop: SyncSender<Infallible>,
     thread: JoinHandle<()>,
 }
 
 impl Upkeep {
     /// Starts the thread. It ends by itself within an interval after the last handle of the pool is
-    /// gone.
+    /// dropped.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] around a [`ConfigError`], or what the system says about the
-    /// thread.
+    /// [`io::ErrorKind::InvalidInput`] with a [`ConfigError`], or the system's error if the thread
+    /// cannot be started.
     pub fn start(pool: &OrderPool, config: UpkeepConfig) -> io::Result<Self> {
         Self::start_yielding(pool, config, || false)
     }
 
-    /// As [`Self::start`], and while `pressed` returns true (the load is high) it pauses for at least
-    /// [`PRESSED_PAUSE`] between two steps. `pressed` is called after each step, and must not block.
+    /// As [`Self::start`]. While `pressed` returns true (the load is high) it pauses for at least
+    /// [`PRESSED_PAUSE`] between two steps. `pressed` is called after each step, and must not
+    /// block.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -118,7 +120,7 @@ impl Upkeep {
         pressed: impl Fn() -> bool + Send + 'static,
     ) -> io::Result<Self> {
         config.validate().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-        // Not a handle of the pool: the upkeep must not keep it alive.
+        // Not a handle of the pool, which the upkeep must not keep alive.
         let shared = std::sync::Arc::clone(pool.shared());
         let (stop, stopped) = mpsc::sync_channel(1);
         let [interval, pause, pressed_pause] =
@@ -140,7 +142,7 @@ impl Upkeep {
         Ok(Self { stop, thread })
     }
 
-    /// Ends the upkeep and waits for its thread, at most for `timeout`; a step takes under a
+    /// Ends the upkeep and waits for its thread, for at most `timeout`; a step takes less than a
     /// millisecond. Returns whether the thread has ended.
     pub fn stop(self, timeout: Duration) -> bool {
         let Self { stop, thread } = self;

@@ -1,11 +1,12 @@
-//! Waking readers that wait, at a cost to the writer that does not grow with system calls.
+//! Wakes waiting readers; the writer wakes at most one thread, however many wait.
 //!
-//! Each subscription has one [`Waiter`]. A reader that found nothing arms it with the number it
-//! waits to see exceeded, then looks at the head again; the writer publishes the head, then looks
-//! at the waiters. Each has a `SeqCst` fence between the two: one of them sees the other, so no
-//! wake-up is lost. Tasks are woken by the writer (a push to their executor's queue). Of the blocked
-//! threads it wakes one, and each thread that wakes wakes two more before it returns to its caller:
-//! it is in our code, so no stuck caller can break the chain.
+//! Each subscription has one [`Waiter`]. A reader that found nothing arms it with the sequence
+//! number that it waits to see exceeded, then looks at the head again; the writer publishes the
+//! head, then looks at the waiters. Each has a `SeqCst` fence between the two, so one of them sees
+//! the other, and no wake-up is lost. The writer wakes tasks itself (a push to their executor's
+//! queue). Of the blocked threads it wakes one, and each thread that wakes up wakes two more before
+//! it returns to its caller: until then it runs only our code, so no stuck caller can break the
+//! chain.
 //!
 //! Loom tries the interleavings: `RUSTFLAGS="--cfg loom" cargo test -p order-pool --lib --release
 //! loom`, with a target directory of its own.
@@ -32,7 +33,7 @@ mod sync {
         time::Duration,
     };
 
-    /// Where one thread sleeps. What is unparked before it parks does not park.
+    /// Where one thread sleeps. An unpark before the park makes it return at once.
     pub(super) struct Parker(Thread);
 
     impl Parker {
@@ -50,8 +51,8 @@ mod sync {
     }
 }
 
-/// The same with loom's parts, so that it can try every interleaving. Loom's own `park` and
-/// `AtomicWaker` forget an unpark that meets a contended lock, so both are made from its locks.
+/// The same with loom's primitives, so that it can try every interleaving. Loom's own `park` and
+/// `AtomicWaker` lose an unpark that meets a contended lock, so both are built from its locks.
 #[cfg(all(test, loom))]
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, fence};
@@ -105,16 +106,16 @@ const IDLE: u64 = u64::MAX;
 
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    /// [`IDLE`], or how it waits. Whoever swaps it to [`IDLE`] has to wake it.
+    /// [`IDLE`], or how it waits. Whichever thread swaps it to [`IDLE`] has to wake it.
     armed: AtomicU64,
-    /// Its reader wants nothing below.
+    /// Its reader needs nothing below this sequence number.
     position: AtomicU64,
     ended: AtomicBool,
     waker: AtomicWaker,
 }
 
-/// How a waiter waits, in one word: a subscription may be read by a thread and by a task in turn, and who
-/// wakes it must know which of them it woke.
+/// How a waiter waits, in one word: a subscription may be read by a thread and by a task in turn,
+/// and the thread that wakes it must know which of them it woke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Armed(u64);
 
@@ -146,9 +147,9 @@ impl Waiter {
         (word != IDLE).then_some(Armed(word))
     }
 
-    /// Its reader has read all below `position`, or does not want it.
+    /// Records that its reader needs nothing below `position`.
     pub(crate) fn read_up_to(&self, position: u64) {
-        // A writer that sees it late keeps for longer what nobody wants.
+        // A writer that sees it late only keeps memory longer than needed.
         self.position.store(position, Relaxed);
     }
 
@@ -156,8 +157,8 @@ impl Waiter {
         self.ended.load(SeqCst)
     }
 
-    /// There will be no more events for this one. Wakes without disarming: if the writer picked it
-    /// at the same time, it passes that on.
+    /// No more events follow for this waiter. Wakes without disarming: if the writer picked it at
+    /// the same time, it passes the wake-up on.
     pub(crate) fn end(&self) {
         self.ended.store(true, SeqCst);
         fence(SeqCst);
@@ -169,8 +170,8 @@ impl Waiter {
         self.armed.swap(IDLE, SeqCst) != IDLE
     }
 
-    /// Wakes it if it waits as `armed` says, for less than `head`. One that has armed itself anew meanwhile
-    /// has looked at the head since.
+    /// Wakes it if it waits as `armed` says, for less than `head`. If it has armed itself again
+    /// meanwhile, it has looked at the head since.
     fn wake(&self, armed: Armed, head: u64) -> bool {
         let due = armed.above() < head
             && self.armed.compare_exchange(armed.0, IDLE, SeqCst, SeqCst).is_ok();
@@ -187,7 +188,7 @@ impl Wake for Parker {
     }
 }
 
-/// The head of the log and who waits for it to move.
+/// The head of the log and the waiters for it to move.
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
     head: AtomicU64,
@@ -209,12 +210,12 @@ impl Bell {
     }
 
     /// Makes everything written before visible. Called under the writer's lock; [`Self::ring`]
-    /// follows outside of it.
+    /// follows without it.
     pub(crate) fn publish(&self, head: u64) {
         self.head.store(head, SeqCst);
     }
 
-    /// Wakes who waits for what was published.
+    /// Wakes the readers that wait for what was published.
     pub(crate) fn ring(&self) {
         fence(SeqCst);
         let head = self.head();
@@ -229,12 +230,12 @@ impl Bell {
         }
     }
 
-    /// There will be no more events: everyone who waits learns it.
+    /// No more events follow: wakes every waiter.
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);
         fence(SeqCst);
         for waiter in self.waiters.load().iter() {
-            // One that arms itself anew meanwhile sees that it is closed.
+            // A waiter that arms itself again meanwhile sees that it is closed.
             if let Some(armed) = waiter.armed() {
                 waiter.wake(armed, u64::MAX);
             }
@@ -244,7 +245,7 @@ impl Bell {
     pub(crate) fn join(&self) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter {
             armed: AtomicU64::new(IDLE),
-            // Until its reader says what it wants, it wants all.
+            // Until its reader reports a position, everything is kept.
             position: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             waker: AtomicWaker::new(),
@@ -256,9 +257,9 @@ impl Bell {
         waiter
     }
 
-    /// What some reader may want begins here. Called by the writer alone: a reader that joins later begins
-    /// at the head that is published now or a later one, because each side has a fence between what it
-    /// writes (the head, the list of waiters) and what it reads.
+    /// The lowest sequence number that some reader may need. Called by the writer alone. A reader
+    /// that joins later begins at the head that is published now or a later one, because each side
+    /// has a fence between what it writes (the head, the list of waiters) and what it reads.
     pub(crate) fn slowest(&self) -> u64 {
         fence(SeqCst);
         let positions = self.waiters.load();
@@ -272,7 +273,7 @@ impl Bell {
         });
     }
 
-    /// Whether there is something above `seq`, or never will be; if not, the task is woken when it
+    /// Whether there is an event above `seq`, or never will be; if not, the task is woken when that
     /// changes.
     pub(crate) fn poll_above(&self, waiter: &Waiter, seq: u64, cx: &Context<'_>) -> bool {
         let ready = || self.head() > seq || self.is_closed() || waiter.is_ended();
@@ -287,7 +288,7 @@ impl Bell {
         ready
     }
 
-    /// Blocks this thread until there is something above `seq`, or never will be, or the deadline
+    /// Blocks this thread until there is an event above `seq`, or never will be, or the deadline
     /// has passed.
     pub(crate) fn wait_above(&self, waiter: &Waiter, seq: u64, deadline: Option<Instant>) {
         let ready = || self.head() > seq || self.is_closed() || waiter.is_ended();
@@ -298,8 +299,8 @@ impl Bell {
         let waker = Waker::from(Arc::clone(&parker));
         let mut picked = false;
         loop {
-            // In each round anew: a writer that picked this waiter in an earlier wait, and was held
-            // up before it woke it, takes this round's waker with it.
+            // Armed anew in each round: a writer that picked this waiter in an earlier wait, and
+            // was delayed before it woke it, consumes this round's waker.
             waiter.arm(&waker, seq, true);
             if ready() {
                 break;
@@ -312,7 +313,8 @@ impl Bell {
             picked |= !waiter.disarm();
         }
         picked |= !waiter.disarm();
-        // Only who was picked passes it on; everyone else has someone else to wake them.
+        // Only a thread that the writer picked passes the wake-up on; the others were woken by
+        // another one.
         if picked {
             self.pass_on();
         }
@@ -339,7 +341,7 @@ mod loom_tests {
     use loom::{model::Builder, thread};
 
     /// A lost wake-up is a thread that never ends, which loom reports as a deadlock. Two threads are
-    /// tried in every way, three up to so many preemptions.
+    /// tried in every way, three threads up to `preemptions`.
     fn model(preemptions: Option<usize>, body: impl Fn() + Sync + Send + 'static) {
         let mut builder = Builder::new();
         builder.preemption_bound = preemptions;

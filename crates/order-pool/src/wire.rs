@@ -1,4 +1,4 @@
-//! The parameters of `eth_sendBundle` and `eth_cancelBundle`, and the way from them to a bundle.
+//! The parameters of `eth_sendBundle` and `eth_cancelBundle`, and their conversion to a bundle.
 
 use std::time::SystemTime;
 
@@ -15,16 +15,16 @@ use crate::{
     order::{Origin, Transaction},
 };
 
-/// The parameters of `eth_sendBundle`, as they come in: the fields that rbuilder (develop of June 2026,
+/// The parameters of `eth_sendBundle` as received: the fields that rbuilder (develop of June 2026,
 /// `RawBundleMetadata`) and Flashbots document. An unknown field is an error.
 ///
-/// Not `alloy_rpc_types_mev::EthSendBundle`: there the block number cannot be left out, unknown
-/// fields are taken without a word, and a refund percent of 300 is an error of the parser.
+/// Not `alloy_rpc_types_mev::EthSendBundle`: it requires the block number, accepts unknown fields
+/// silently, and reports a refund percent of 300 as a parser error.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RawBundle {
-    /// `v1` or `v2`; absent is `v2`. A bundle of v1 has none of the fields that v2 added: `droppingTxHashes`,
-    /// `refundPercent`, `refundRecipient`, `refundTxHashes`, `delayedRefund`.
+    /// `v1` or `v2`; absent is `v2`. A v1 bundle has none of the fields that v2 added:
+    /// `droppingTxHashes`, `refundPercent`, `refundRecipient`, `refundTxHashes`, `delayedRefund`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// Signed transactions in EIP-2718 form; blob transactions with their sidecar.
@@ -42,13 +42,13 @@ pub struct RawBundle {
     /// Transactions that may revert.
     #[serde(default, deserialize_with = "list_or_null", skip_serializing_if = "Vec::is_empty")]
     pub reverting_tx_hashes: Vec<B256>,
-    /// Transactions that may be left out.
+    /// Transactions that may be omitted.
     #[serde(default, deserialize_with = "list_or_null", skip_serializing_if = "Vec::is_empty")]
     pub dropping_tx_hashes: Vec<B256>,
     /// Makes it replaceable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replacement_uuid: Option<Uuid>,
-    /// The same by its other name. If both are there they must be equal.
+    /// An alias of `replacementUuid`. If both are present they must be equal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<Uuid>,
     /// See [`BundleParts::replacement_nonce`].
@@ -57,7 +57,7 @@ pub struct RawBundle {
     /// Below 100; 0 is unset.
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
     pub refund_percent: Option<u64>,
-    /// Who gets the refund.
+    /// The recipient of the refund.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refund_recipient: Option<Address>,
     /// At most one.
@@ -69,19 +69,20 @@ pub struct RawBundle {
     /// See [`BundleParts::refund_identity`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refund_identity: Option<Address>,
-    /// Who signed the request that a proxy passes on. It proves nothing: whoever resolves the bundle says
-    /// who its signer is.
+    /// The signer of the request that a proxy forwards. It proves nothing: the caller of
+    /// [`Self::resolve`] decides who the signer is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signing_address: Option<Address>,
-    /// The hash that a proxy gave it; ours is computed.
+    /// The hash that a proxy computed; ours is computed again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bundle_hash: Option<B256>,
-    /// The builders that a relay is to send it to. We are one of them, so it is not kept, however long it is.
+    /// The builders that a relay should forward it to. This is one of them, so the list is not
+    /// kept, however long it is.
     #[serde(default, skip_serializing)]
     pub builders: Ignored,
 }
 
-/// A field that is accepted, whatever it is, and not kept.
+/// A field that is accepted with any value, and not kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ignored;
@@ -92,7 +93,7 @@ impl<'de> Deserialize<'de> for Ignored {
     }
 }
 
-/// The parameters of `eth_cancelBundle`. Without a nonce the cancellation is final.
+/// The parameters of `eth_cancelBundle`. Without a nonce the cancellation is permanent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RawCancelBundle {
@@ -107,7 +108,7 @@ pub struct RawCancelBundle {
     pub signing_address: Option<Address>,
 }
 
-/// Other searchers' libraries write an absent list as null.
+/// Some searchers' libraries send an absent list as null.
 fn list_or_null<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -116,13 +117,13 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Of a version that does not exist, as many characters are repeated in the error.
+/// How many characters of an unknown version the error repeats.
 const MAX_VERSION_CHARS: usize = 32;
 
 impl RawBundle {
     /// Decodes the transactions, recovers their senders, checks the sidecars (by
-    /// [`Transaction::check_sidecar`]) and the fields. Takes about 50 us per transaction and
-    /// milliseconds per blob: run it where it may.
+    /// [`Transaction::check_sidecar`]) and the fields. Takes about 50 us per transaction and 10 to
+    /// 30 ms per blob: run it on a thread that may block.
     ///
     /// `max_txs` is checked before anything is decoded; pass
     /// [`PoolConfig::max_txs_per_bundle`](crate::PoolConfig::max_txs_per_bundle).
@@ -142,8 +143,8 @@ impl RawBundle {
         self.with_transactions(txs, signer, first_seen)
     }
 
-    /// The checks of [`Self::resolve`] that need no transaction: the version, the lengths of its lists, the
-    /// uuids, and the refund.
+    /// The checks of [`Self::resolve`] that need no transaction: the version, the lengths of its
+    /// lists, the uuids, and the refund.
     ///
     /// # Errors
     /// Names the field as it is on the wire, its value and the limit.
@@ -166,7 +167,7 @@ impl RawBundle {
         if let Some(value) = self.refund_percent.filter(|value| *value > MAX_REFUND_PERCENT) {
             return Err(BundleError::RefundPercent { value, limit: MAX_REFUND_PERCENT });
         }
-        // Whatever version it has: a bundle without transactions is a cancellation.
+        // Whatever version it has, a bundle without transactions is a cancellation.
         if self.txs.is_empty() { Ok(()) } else { self.check_version() }
     }
 
@@ -192,8 +193,8 @@ impl RawBundle {
         }
     }
 
-    /// As [`Self::resolve`] after [`Self::check`], with the transactions of [`Self::txs`] as the caller has
-    /// decoded and verified them.
+    /// As [`Self::resolve`] after [`Self::check`], with the transactions of [`Self::txs`] already
+    /// decoded and verified by the caller.
     ///
     /// # Errors
     /// Names the field as it is on the wire, its value and the limit.

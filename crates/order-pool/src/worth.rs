@@ -1,4 +1,4 @@
-//! Who pays the least, at any base fee, without sorting again when the base fee moves.
+//! Ranks transactions by what they pay at any base fee, without sorting again when it changes.
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
@@ -15,13 +15,13 @@ impl Worth {
     pub(crate) fn of(tx: &Transaction) -> Self {
         // 2^127 wei is more ether than exists.
         let clamp = |wei: u128| i128::try_from(wei).unwrap_or(i128::MAX);
-        // A tip above the fee cap is never paid. The gas limit is no part of it: it costs nothing to
-        // claim.
+        // A tip above the fee cap is never paid. The gas limit is ignored, because claiming a high
+        // one costs nothing.
         let max_fee_wei = clamp(tx.max_fee_wei());
         Self { max_fee_wei, max_tip_wei: clamp(tx.max_tip_wei()).min(max_fee_wei) }
     }
 
-    /// The tip at a base fee; below zero if it cannot pay even that, and by how much.
+    /// The tip at a base fee; negative if it cannot pay the base fee, by the missing amount.
     pub(crate) fn at(self, base_fee_wei: u64) -> i128 {
         self.max_tip_wei.min(self.max_fee_wei - i128::from(base_fee_wei))
     }
@@ -33,8 +33,7 @@ type Rank = (i128, Reverse<u64>);
 ///
 /// A tip is `min(max_tip, max_fee - base_fee)`, so the least tip of all is the lesser of the least
 /// `max_tip` and the least `max_fee` less the base fee: two sorted sets that no head ever reorders.
-/// Among equals the one accepted last is ranked worst, so that junk does not push out what came
-/// before it.
+/// Among equals the one accepted last is ranked worst, so that junk does not evict older ones.
 #[derive(Debug, Default)]
 pub(crate) struct Ranks {
     by_tip: BTreeSet<Rank>,
@@ -58,7 +57,8 @@ impl Ranks {
         let mut by_tip = self.by_tip.iter().copied().peekable();
         let mut by_fee =
             self.by_fee.iter().map(move |(fee, seq)| (fee - base_fee_wei, *seq)).peekable();
-        // Each comes by twice, first with its true tip; few are ever drawn, so a list will do.
+        // Each transaction appears twice, first with its true tip; few are ever drawn, so a list is
+        // enough.
         let mut drawn = Vec::new();
         std::iter::from_fn(move || {
             loop {

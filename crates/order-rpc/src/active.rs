@@ -1,10 +1,10 @@
-//! Counts the requests being answered, and waits for the last of them at shutdown.
+//! Counts the requests in progress, and waits for the last of them at shutdown.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// Counts the requests being answered. Once closed, no request begins.
+/// The requests in progress. Once closed, no request begins.
 #[derive(Debug, Default)]
 pub(crate) struct ActiveRequests {
     state: Mutex<State>,
@@ -17,7 +17,7 @@ struct State {
     closed: bool,
 }
 
-/// A request being answered, until dropped.
+/// A request in progress, until dropped.
 #[derive(Debug)]
 pub(crate) struct ActiveRequest(Arc<ActiveRequests>);
 
@@ -44,7 +44,7 @@ impl ActiveRequests {
         self.lock().active
     }
 
-    /// Returns when it is closed and no request is being answered. For one task.
+    /// Returns when it is closed and no request is in progress. For one task.
     pub(crate) async fn drained(&self) {
         loop {
             {
@@ -53,7 +53,7 @@ impl ActiveRequests {
                     return;
                 }
             }
-            // A notification between the look and this line is kept.
+            // A notification since the check is not lost.
             self.empty.notified().await;
         }
     }

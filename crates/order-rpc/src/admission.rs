@@ -16,57 +16,57 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Candidate<'a> {
-    /// The order, whose senders are recovered. What the host learns of it can be kept in its
+    /// The order, with its senders recovered. The host can keep its findings in the order's
     /// [extension](Order::extension).
     pub order: &'a Order,
-    /// Who signed the request, if anyone.
+    /// The signer of the request, if it is signed.
     pub signer: Option<Address>,
 }
 
 impl<'a> Candidate<'a> {
-    /// An order, and who signed its request.
+    /// An order, with the signer of its request.
     pub const fn new(order: &'a Order, signer: Option<Address>) -> Self {
         Self { order, signer }
     }
 }
 
-/// What the host decides about an order.
+/// The host's decision on an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// It goes into the pool.
+    /// The order is pooled.
     Accept,
-    /// It goes into the pool. A transaction is counted and ranked there with what the node has announced,
-    /// not with what other external callers claim to pay: see
-    /// [`Transaction::vouched_for`](order_pool::Transaction::vouched_for). Of a bundle it means no more
-    /// than [`Self::Accept`]: bundles are not ranked.
+    /// The order is pooled. A transaction is counted and ranked in the node's share, not in that of
+    /// other external callers: see
+    /// [`Transaction::vouched_for`](order_pool::Transaction::vouched_for). For a bundle this is the
+    /// same as [`Self::Accept`], because bundles are not ranked.
     Prioritize,
-    /// It does not go into the pool, and the caller is told why.
+    /// The order is not pooled, and the caller gets the reason.
     Refuse {
-        /// For the caller to read; cut to 200 bytes.
+        /// Text for the caller; cut to 200 bytes.
         reason: Cow<'static, str>,
     },
-    /// The host cannot tell: as if it had not answered in time.
+    /// The host cannot decide; treated like a time-out.
     Unknown,
 }
 
-/// The answer of an [`Admission`].
+/// The future of an [`Admission`].
 pub type AdmissionFuture<'a> = Pin<Box<dyn Future<Output = Verdict> + Send + 'a>>;
 
-/// Decides what the RPC server cannot know: whether a sender can pay, for instance.
+/// Decides what the RPC server cannot know, for instance whether a sender can pay.
 pub trait Admission: Send + Sync {
-    /// Called for each transaction and each bundle of an external caller before it is pooled; not for
-    /// cancellations, nor for what is pooled already. At most
-    /// [`max_admissions`](crate::OrderRpcConfig::max_admissions) calls run at once, and each for at most
-    /// [`admission_timeout`](crate::OrderRpcConfig::admission_timeout), the wait for its turn included. It
-    /// is polled on a thread that serves connections, so it must not block. No work permit is held
-    /// meanwhile.
+    /// Called for each transaction and each bundle of an external caller before it is pooled; not
+    /// for cancellations, nor for orders that are already pooled. At most
+    /// [`max_admissions`](crate::OrderRpcConfig::max_admissions) calls run at once. Each takes at
+    /// most [`admission_timeout`](crate::OrderRpcConfig::admission_timeout), which includes the
+    /// wait for its turn. It is polled on a thread that serves connections, so it must not block.
+    /// No work permit is held meanwhile.
     ///
     /// # Cancel safety
-    /// Dropped at the time-out, and when the caller hangs up.
+    /// Dropped at the time-out, and when the caller disconnects.
     fn admit<'a>(&'a self, candidate: Candidate<'a>) -> AdmissionFuture<'a>;
 
-    /// Whether an order is pooled for which there is no verdict: [`Verdict::Unknown`], a time-out, a panic.
+    /// Whether an order without a verdict ([`Verdict::Unknown`], a time-out, a panic) is pooled.
     /// Default: it is refused with a retry-after time, reason `admission_unavailable`.
     fn fails_open(&self) -> bool {
         false
@@ -120,9 +120,9 @@ impl RpcContext {
         candidate: Candidate<'_>,
     ) -> Result<Admitted, ErrorResponse> {
         let asked = async {
-            // Never closed. The permit is held until the verdict is there.
+            // The semaphore is never closed. The permit is held until the verdict.
             let _turn = self.admissions.acquire().await;
-            // It may panic before there is a future, too.
+            // `admit` may panic even before it returns a future.
             let verdict = async { admission.admit(candidate).await };
             AssertUnwindSafe(verdict).catch_unwind().await
         };
@@ -143,7 +143,7 @@ impl RpcContext {
         if is_prioritized || ended == Ended::Accepted || admission.fails_open() {
             return Ok(Admitted { is_prioritized });
         }
-        let message = "whether the order is admitted could not be found out";
+        let message = "there was no decision on the order in time";
         Err(self.retry_later(Reason::AdmissionUnavailable, message))
     }
 }

@@ -1,4 +1,4 @@
-//! Reading a request, within bounds of size, time and memory.
+//! Reads a request's body, within bounds of size, time and memory.
 
 use std::pin::pin;
 
@@ -16,10 +16,10 @@ use crate::{
     reply::{ErrorResponse, INVALID_REQUEST, Reason},
 };
 
-/// Bodies up to this may use all of the buffered bytes; what is longer leaves an eighth of them free, so
-/// that long bodies never keep out a cancellation or a bundle of plain transactions.
+/// Bodies up to this size may use all of the buffered bytes. Longer ones leave an eighth of them
+/// free, so that long bodies never keep out a cancellation or a bundle of plain transactions.
 pub(crate) const SMALL_BODY_BYTES: usize = 64 * 1_024;
-/// The part of the buffered bytes that is kept for small bodies: one of so many.
+/// The reciprocal of the part of the buffered bytes that is reserved for small bodies.
 const SMALL_BODY_PART: usize = 8;
 
 /// The bytes of a request in memory: of its body, and then of its response until that is sent.
@@ -33,7 +33,7 @@ pub(crate) struct Held {
 impl Held {
     pub(crate) fn new(context: &RpcContext, peer: &Peer) -> Self {
         let limit = context.buffered.limit();
-        // The longest body always fits.
+        // A body of the maximum length always fits.
         let spare = limit.saturating_sub(context.config.max_body_bytes);
         let kept_for_small = spare.min(limit / SMALL_BODY_PART);
         let none = "nothing fits";
@@ -44,24 +44,27 @@ impl Held {
         }
     }
 
-    /// Adds to it.
+    /// Adds bytes to it.
     ///
     /// # Errors
-    /// If the bytes of all requests or of the peer's would be too many. It is then to be dropped.
+    /// The bytes of all requests, or of the peer's, would exceed their limit. The share must then
+    /// be dropped.
     pub(crate) fn add(&mut self, more: usize, context: &RpcContext) -> Result<(), ErrorResponse> {
         let is_small = self.all.count() + more <= SMALL_BODY_BYTES;
         let keep_free = if is_small { 0 } else { self.kept_for_small };
         if !self.of_peer.try_add(more, 0) {
-            let message = "too many bytes of this address are being read or sent";
+            let message = "too many bytes from this address are being read or sent";
             return Err(context.retry_later(Reason::PeerBufferedBytes, message));
         }
         if !self.all.try_add(more, keep_free) {
-            return Err(context.retry_later(Reason::BufferedBytes, "too much is being read"));
+            return Err(
+                context.retry_later(Reason::BufferedBytes, "too many bytes are being read or sent")
+            );
         }
         Ok(())
     }
 
-    /// The request's body is gone, and its response takes its place.
+    /// Replaces the share of the request's body, which is dropped, by that of its response.
     pub(crate) fn response(&mut self, bytes: usize) {
         self.all.resize(bytes);
         self.of_peer.resize(bytes);
@@ -70,13 +73,13 @@ impl Held {
 
 /// Reads a whole body.
 ///
-/// A slow request stays in flight for long, so the number of slow bodies is limited: one that is not
-/// complete after `slow_body_after` needs one of `max_slow_bodies` permits, of which one peer may hold a
-/// part. An attacker who holds all of these from several addresses keeps out other slow callers, and no
-/// others.
+/// A slow request stays in flight for long, so the number of slow bodies is limited: one that is
+/// not complete after `slow_body_after` needs one of `max_slow_bodies` permits, of which one peer
+/// may hold a part. An attacker who holds all of them from several addresses keeps out only other
+/// slow callers.
 ///
 /// # Cancel safety
-/// What was read is lost, and its share is released.
+/// The bytes that were read are lost, and their share is released.
 pub(crate) async fn read<B>(
     body: B,
     context: &RpcContext,
@@ -98,14 +101,14 @@ where
         return read;
     }
     let Some(_of_peer) = peer.slow_bodies.take(1) else {
-        let message = "too many requests of this address come in slowly";
+        let message = "too many requests from this address arrive slowly";
         return Err(context.retry_later(Reason::PeerSlowBodies, message));
     };
     let Ok(_permit) = context.slow_bodies.try_acquire() else {
-        return Err(context.retry_later(Reason::SlowBodies, "too many requests come in slowly"));
+        return Err(context.retry_later(Reason::SlowBodies, "too many requests arrive slowly"));
     };
     timeout(rest, reading).await.unwrap_or_else(|_| {
-        let message = format!("the body did not come within {:?}", config.body_timeout);
+        let message = format!("the body did not arrive within {:?}", config.body_timeout);
         let status = StatusCode::REQUEST_TIMEOUT;
         Err(ErrorResponse::request(status, INVALID_REQUEST, Reason::BodyTimeout, message))
     })
@@ -134,7 +137,7 @@ where
     let mut read = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
-            let message = format!("the body broke off: {error}");
+            let message = format!("the body ended early: {error}");
             ErrorResponse::request(
                 StatusCode::BAD_REQUEST,
                 INVALID_REQUEST,

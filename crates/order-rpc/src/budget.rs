@@ -25,14 +25,14 @@ impl Budget {
         self.limit
     }
 
-    /// A share of so much, if there is as much.
+    /// A share of `count`, if that much is left.
     pub(crate) fn take(self: &Arc<Self>, count: usize) -> Option<Share> {
         let mut share = Share { of: Arc::clone(self), count: 0 };
         share.try_add(count, 0).then_some(share)
     }
 }
 
-/// A part of a budget, given back when dropped.
+/// A part of a budget, released when dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     of: Arc<Budget>,
@@ -44,11 +44,11 @@ impl Share {
         self.count
     }
 
-    /// Adds all of it or nothing, and leaves `keep_free` of the budget to others.
+    /// Adds all of `more` or nothing, and leaves `keep_free` of the budget to others.
     pub(crate) fn try_add(&mut self, more: usize, keep_free: usize) -> bool {
         let limit = self.of.limit.saturating_sub(keep_free);
         let raise = |used: usize| used.checked_add(more).filter(|raised| *raised <= limit);
-        // Relaxed: a count that guards only itself.
+        // Relaxed: no other memory depends on this count.
         let added = self.of.used.fetch_update(Relaxed, Relaxed, raise).is_ok();
         if added {
             self.count += more;
@@ -56,7 +56,7 @@ impl Share {
         added
     }
 
-    /// Makes it as large as this, beyond the limit too: for what is there already.
+    /// Sets its size, even beyond the limit: for memory that is already in use.
     pub(crate) fn resize(&mut self, count: usize) {
         if count > self.count {
             self.of.used.fetch_add(count - self.count, Relaxed);

@@ -1,4 +1,4 @@
-//! What can be set, with the arithmetic behind each default.
+//! The configuration, with the arithmetic behind each default.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -7,20 +7,20 @@ use std::{
 
 use thiserror::Error;
 
-/// Bytes of one request. The largest honest one is a transaction of six blobs: 1.6 MB of JSON.
+/// Bytes of one request. The largest regular one is a transaction of six blobs: 1.6 MB of JSON.
 /// Four of them fit, in a bundle or a batch.
 pub const DEFAULT_MAX_BODY_BYTES: usize = 8 << 20;
-/// Bytes of one WebSocket message: a plain transaction of the 128 kiB that geth lets into its pool,
-/// in hex. Every WebSocket may be in the middle of one, which no budget sees before it is whole:
-/// 256 of them are 80 MB. Blobs go by HTTP.
+/// Bytes of one WebSocket message: a plain transaction of 128 kiB, the most that geth accepts into
+/// its pool, in hex. A budget counts a message only when it is complete, and every WebSocket may be
+/// receiving one: 256 of them are 80 MB. Send blobs by HTTP.
 pub const DEFAULT_MAX_MESSAGE_BYTES: usize = 320 << 10;
-/// Bytes of all requests, until their responses are sent: eight of the largest.
+/// Bytes of all requests, until their responses are sent: eight requests of the maximum length.
 pub const DEFAULT_MAX_BUFFERED_BYTES: usize = 64 << 20;
-/// Of these of one peer: two of the largest.
+/// The part of these that one peer may hold: two requests of the maximum length.
 pub const DEFAULT_MAX_BUFFERED_BYTES_PER_PEER: usize = 16 << 20;
 /// Elements of a batch.
 pub const DEFAULT_MAX_BATCH: usize = 100;
-/// Open connections, WebSockets included. At about 20 kB each 40 MB.
+/// Open connections, WebSockets included. At about 20 kB each, 40 MB.
 pub const DEFAULT_MAX_CONNECTIONS: usize = 2_048;
 /// Open connections of one peer: a sixteenth, so that a few hosts cannot take all.
 pub const DEFAULT_MAX_CONNECTIONS_PER_PEER: usize = 128;
@@ -28,46 +28,49 @@ pub const DEFAULT_MAX_CONNECTIONS_PER_PEER: usize = 128;
 pub const DEFAULT_MAX_WEBSOCKETS: usize = 256;
 /// Open WebSockets of one peer: an eighth.
 pub const DEFAULT_MAX_WEBSOCKETS_PER_PEER: usize = 32;
-/// Requests in flight of one peer: a quarter of what the gate lets in on a small machine.
+/// Requests in flight of one peer: a quarter of the gate's limit on a small machine.
 pub const DEFAULT_MAX_REQUESTS_PER_PEER: usize = 256;
 /// Requests in flight on one WebSocket.
 pub const DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET: usize = 16;
-/// Time for the headers of a request, and the longest an idle connection is kept.
+/// Time for the headers of a request, and the longest that an idle connection is kept.
 pub const DEFAULT_HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for the whole body of a request: 8 MB at 1.3 MB/s.
 pub const DEFAULT_BODY_TIMEOUT: Duration = Duration::from_secs(6);
-/// A body that is not there after this long is slow, and only some may be.
+/// A body that is not complete after this time counts as slow, and the number of slow ones is
+/// limited.
 pub const DEFAULT_SLOW_BODY_AFTER: Duration = Duration::from_millis(100);
-/// Slow bodies at once: half of the requests that one core may have in flight.
+/// Slow bodies at once: half of the requests in flight that one core allows.
 pub const DEFAULT_MAX_SLOW_BODIES: usize = 32;
-/// Of these of one peer: a quarter, so that a few slow hosts do not keep out all slow ones.
+/// The part of these that one peer may have: a quarter, so that a few slow hosts do not keep out
+/// all slow ones.
 pub const DEFAULT_MAX_SLOW_BODIES_PER_PEER: usize = 8;
 /// How often a WebSocket is pinged; one that sent nothing between two pings is closed.
 pub const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(30);
-/// Time for a client to take something of what is written to it, and for that of a WebSocket to take a
+/// Time in which a client must read some bytes of what is sent to it, and a WebSocket client a
 /// whole response.
 pub const DEFAULT_SEND_TIMEOUT: Duration = Duration::from_secs(10);
-/// How many blocks above the head a private transaction is kept at most, as Flashbots keep it
+/// The most blocks above the head for which a private transaction is kept; Flashbots uses the same
 /// (`eth_sendPrivateTransaction`).
 pub const DEFAULT_MAX_PRIVATE_BLOCKS: u64 = 25;
-/// Time for the host to decide about an order: more than ten times what a local node needs to read a
+/// Time for the host to decide on an order: more than ten times what a local node needs to read a
 /// hundred accounts.
 pub const DEFAULT_ADMISSION_TIMEOUT: Duration = Duration::from_millis(50);
-/// Orders that the host is asked about at once: as many as one peer may have in flight.
+/// Concurrent decisions of the host: as many as the requests that one peer may have in flight.
 pub const DEFAULT_MAX_ADMISSIONS: usize = DEFAULT_MAX_REQUESTS_PER_PEER;
 /// Signers whose quota is kept: 64 bytes each, 4 MB.
 pub const DEFAULT_MAX_SIGNERS: usize = 65_536;
-/// Work of one signer per second, in recoveries of a signature (about 50 us): a searcher with 50
-/// opportunities that it bids on ten times a second, each with a signed bundle of three transactions.
+/// Work of one signer per second, in signature recoveries (about 50 us): a searcher with 50
+/// opportunities that bids on each ten times a second, with a signed bundle of three transactions.
 pub const DEFAULT_QUOTA_PER_SECOND: u32 = 2_000;
-/// Work of one signer at once, after a pause: that of two seconds.
+/// Work of one signer in a burst after a pause: that of two seconds.
 pub const DEFAULT_QUOTA_BURST: u32 = 4_000;
-/// Work of one peer per second, whoever signs: that of three signers at their quota. A fifth to a third of
-/// what a core does.
+/// Work of one peer per second, whoever signs: that of three signers at their quota, a fifth to a
+/// third of a core's capacity.
 pub const DEFAULT_PEER_QUOTA_PER_SECOND: u32 = 6_000;
-/// Work of one peer at once, after a pause: that of two seconds.
+/// Work of one peer in a burst after a pause: that of two seconds.
 pub const DEFAULT_PEER_QUOTA_BURST: u32 = 12_000;
-/// Bytes of a transaction without its blobs: geth lets no larger one into its pool (txMaxSize, 1.16).
+/// Bytes of a transaction without its blobs: geth accepts no larger one into its pool (txMaxSize,
+/// 1.16).
 pub const DEFAULT_MAX_TX_BYTES: usize = 128 << 10;
 /// Gas of a transaction (EIP-7825).
 pub const DEFAULT_MAX_TX_GAS: u64 = 1 << 24;
@@ -77,9 +80,9 @@ pub const DEFAULT_MAX_BLOBS_PER_TX: usize = 6;
 /// Whether requests must be signed by `X-Flashbots-Signature`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SignatureMode {
-    /// Every request, so no WebSockets: their messages have no headers.
+    /// Every request must be signed. This excludes WebSockets, whose messages have no headers.
     Required,
-    /// A signature is verified if there is one. Without one a bundle cannot have a replacement uuid.
+    /// A signature is verified if there is one. An unsigned bundle cannot have a replacement uuid.
     #[default]
     Optional,
     /// The header is ignored, and no bundle may have a replacement uuid.
@@ -99,16 +102,16 @@ macro_rules! setters {
     };
 }
 
-/// How much work a signer or a peer may cause. It is counted in recoveries of a signature: one for the
-/// request's own, for each transaction and for each cancellation, 200 for each blob. For its peer a request
-/// counts one more for each element and for each 16 KiB of its body. What is refused by a limit counts
-/// nothing for its signer.
+/// How much work a signer or a peer may cause. Work is counted in signature recoveries: one for the
+/// request's own signature, for each transaction and for each cancellation, 200 for each blob. For
+/// the peer a request counts one more for each element and for each 16 KiB of its body. A request
+/// that a limit refuses counts nothing for its signer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Quota {
-    /// In the long run: at least 1, default [`DEFAULT_QUOTA_PER_SECOND`].
+    /// Sustained rate: at least 1, default [`DEFAULT_QUOTA_PER_SECOND`].
     pub per_second: u32,
-    /// At once, after a pause: at least 1, default [`DEFAULT_QUOTA_BURST`].
+    /// Burst after a pause: at least 1, default [`DEFAULT_QUOTA_BURST`].
     pub burst: u32,
 }
 
@@ -127,43 +130,46 @@ setters! { Quota:
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OrderRpcConfig {
-    /// Where to listen. Default 127.0.0.1, a free port.
+    /// The address to listen on. Default 127.0.0.1 with a free port.
     pub listen: SocketAddr,
-    /// The chain that transactions must be for.
+    /// The chain id that transactions must have.
     pub chain_id: u64,
-    /// Threads of the RPC server's own runtime, which read and answer: default half of the cores, at
-    /// least 1. CPU-heavy work runs on as many more as the gate has work permits.
+    /// Threads of the RPC server's own runtime, which read requests and send responses: default
+    /// half of the cores, at least 1. CPU-heavy work runs on further threads, one for each work
+    /// permit of external callers.
     pub threads: usize,
-    /// Default [`SignatureMode::Optional`].
+    /// Whether requests must be signed. Default [`SignatureMode::Optional`].
     pub signatures: SignatureMode,
-    /// Per signer of signed requests; `None` is without limit. Counted by
+    /// Quota of each signer of signed requests; `None`: no limit. Refusals are counted by
     /// `order_rpc_refused_total{reason="quota"}`.
     pub quota: Option<Quota>,
-    /// Per peer, of all its requests, whoever signs them: making up keys gains nothing. Default
-    /// [`DEFAULT_PEER_QUOTA_PER_SECOND`] and [`DEFAULT_PEER_QUOTA_BURST`]; `None` is without limit. Counted
-    /// by `order_rpc_refused_total{reason="peer_quota"}`.
+    /// Quota of each peer, for all its requests, whoever signs them, so that new keys gain nothing.
+    /// Default [`DEFAULT_PEER_QUOTA_PER_SECOND`] and [`DEFAULT_PEER_QUOTA_BURST`]; `None`: no
+    /// limit. Refusals are counted by `order_rpc_refused_total{reason="peer_quota"}`.
     pub peer_quota: Option<Quota>,
-    /// Signers, and peers, whose quota is kept, default [`DEFAULT_MAX_SIGNERS`]. Beyond it newcomers share
-    /// one.
+    /// Signers, and peers, whose quota is kept, default [`DEFAULT_MAX_SIGNERS`]. Further ones share
+    /// one quota.
     pub max_signers: usize,
-    /// Of an HTTP request, default [`DEFAULT_MAX_BODY_BYTES`]. Beyond it 413.
+    /// Bytes of an HTTP request, default [`DEFAULT_MAX_BODY_BYTES`]. Above it: 413.
     pub max_body_bytes: usize,
-    /// Of a WebSocket message, default [`DEFAULT_MAX_MESSAGE_BYTES`]. Beyond it the WebSocket closes.
+    /// Bytes of a WebSocket message, default [`DEFAULT_MAX_MESSAGE_BYTES`]. Above it the WebSocket
+    /// is closed.
     pub max_message_bytes: usize,
-    /// Of bodies, and then of their responses until these are sent. Default
-    /// [`DEFAULT_MAX_BUFFERED_BYTES`]; at least `max_body_bytes`. Bodies above 64 KiB leave an eighth of it
-    /// free. Beyond it 503.
+    /// Bytes of bodies, and then of their responses until these are sent. Default
+    /// [`DEFAULT_MAX_BUFFERED_BYTES`]; at least `max_body_bytes`. Bodies above 64 KiB leave an
+    /// eighth of it free. Above it: 503.
     pub max_buffered_bytes: usize,
-    /// Of one peer. Default [`DEFAULT_MAX_BUFFERED_BYTES_PER_PEER`]; at least `max_body_bytes`. Beyond it
-    /// 429.
+    /// The same for one peer. Default [`DEFAULT_MAX_BUFFERED_BYTES_PER_PEER`]; at least
+    /// `max_body_bytes`. Above it: 429.
     pub max_buffered_bytes_per_peer: usize,
-    /// For [`Host::admission`](crate::Host::admission), the wait for its turn included. Default
-    /// [`DEFAULT_ADMISSION_TIMEOUT`]. Counted by `order_rpc_admissions_total{verdict="timed_out"}`.
+    /// Time for [`Host::admission`](crate::Host::admission), including the wait for its turn.
+    /// Default [`DEFAULT_ADMISSION_TIMEOUT`]. Counted by
+    /// `order_rpc_admissions_total{verdict="timed_out"}`.
     pub admission_timeout: Duration,
-    /// Orders that the host is asked about at once. Default [`DEFAULT_MAX_ADMISSIONS`]. Further ones wait,
-    /// for at most `admission_timeout`.
+    /// Concurrent calls of [`Host::admission`](crate::Host::admission). Default
+    /// [`DEFAULT_MAX_ADMISSIONS`]. Further ones wait, for at most `admission_timeout`.
     pub max_admissions: usize,
-    /// Default [`DEFAULT_MAX_BATCH`].
+    /// Elements of a batch. Default [`DEFAULT_MAX_BATCH`].
     pub max_batch: usize,
     /// Bytes of a transaction without its blobs. Default [`DEFAULT_MAX_TX_BYTES`].
     pub max_tx_bytes: usize,
@@ -171,58 +177,61 @@ pub struct OrderRpcConfig {
     pub max_tx_gas: u64,
     /// Blobs of a transaction. Default [`DEFAULT_MAX_BLOBS_PER_TX`].
     pub max_blobs_per_tx: usize,
-    /// How far ahead of the head a bundle's block may be; default that of the pool's configuration, which
-    /// has the last word.
+    /// How far ahead of the head a bundle's block may be; default that of the pool's configuration.
+    /// The pool's own limit applies too.
     pub max_blocks_ahead: u64,
-    /// How far ahead of the head `maxBlockNumber` of a private transaction may be: a higher one is lowered to
-    /// it, and an absent one is this. Default [`DEFAULT_MAX_PRIVATE_BLOCKS`]; at least 1. The pool's
-    /// `max_blocks_ahead` has the last word.
+    /// How far ahead of the head `maxBlockNumber` of a private transaction may be: a higher one is
+    /// lowered to it, and it replaces an absent one. Default [`DEFAULT_MAX_PRIVATE_BLOCKS`]; at
+    /// least 1. The pool's `max_blocks_ahead` applies too.
     pub max_private_blocks: u64,
     /// Transactions per bundle; default that of the pool's configuration.
     pub max_txs_per_bundle: usize,
-    /// Default [`DEFAULT_MAX_CONNECTIONS`]. Beyond it 503.
+    /// Open connections, WebSockets included. Default [`DEFAULT_MAX_CONNECTIONS`]. Above it: 503.
     pub max_connections: usize,
-    /// A peer is an IPv4 address, or the /64 of an IPv6 address. Default
-    /// [`DEFAULT_MAX_CONNECTIONS_PER_PEER`]. Beyond it 429.
+    /// Open connections of one peer, which is an IPv4 address or the /64 of an IPv6 address.
+    /// Default [`DEFAULT_MAX_CONNECTIONS_PER_PEER`]. Above it: 429.
     pub max_connections_per_peer: usize,
-    /// Requests of one peer in flight, each element of a batch counted. Default
-    /// [`DEFAULT_MAX_REQUESTS_PER_PEER`]. Beyond it 429.
+    /// Requests in flight of one peer; each element of a batch counts. Default
+    /// [`DEFAULT_MAX_REQUESTS_PER_PEER`]. Above it: 429.
     pub max_requests_per_peer: usize,
-    /// Proxies in front of the RPC server: the peer is the last address of their `X-Forwarded-For`, and
-    /// their own connections are bounded by `max_connections` alone. Default: none. Name no address from
-    /// which a caller could connect past the proxy, or it chooses whom it is counted as.
+    /// Proxies in front of the RPC server. For their requests the peer is the last address of
+    /// `X-Forwarded-For`, and their own connections are bounded by `max_connections` alone.
+    /// Default: none. Name no address from which a caller can connect past the proxy, or that
+    /// caller chooses its own peer address.
     pub trusted_proxies: Vec<IpAddr>,
-    /// Proxies in front of the builder that have verified who signed a request, and name the signer in
-    /// `signingAddress` instead of passing the signature on, as BuilderNet's FlowProxy does to the builder on
-    /// its host: `127.0.0.1` for one on this host. They carry the requests of all, so they have no shares
-    /// and no quota, and their requests need no signature. Default: none. Whoever can connect from such an
-    /// address replaces and cancels the bundles of others.
+    /// Proxies in front of the builder that have verified the signature of a request, and name the
+    /// signer in `signingAddress` instead of forwarding the signature, as BuilderNet's FlowProxy
+    /// does for the builder on its host: `127.0.0.1` for one on this host. They carry the requests
+    /// of all searchers, so they have no shares and no quota, and their requests need no signature.
+    /// Default: none. Anyone who can connect from such an address can replace and cancel all
+    /// signers' bundles.
     pub trusted_fronts: Vec<IpAddr>,
-    /// Default [`DEFAULT_MAX_WEBSOCKETS`]. Beyond it 503.
+    /// Open WebSockets. Default [`DEFAULT_MAX_WEBSOCKETS`]. Above it: 503.
     pub max_websockets: usize,
-    /// Default [`DEFAULT_MAX_WEBSOCKETS_PER_PEER`]. Beyond it 429.
+    /// Open WebSockets of one peer. Default [`DEFAULT_MAX_WEBSOCKETS_PER_PEER`]. Above it: 429.
     pub max_websockets_per_peer: usize,
-    /// Default [`DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET`]. Beyond it -32005.
+    /// Requests in flight on one WebSocket. Default [`DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET`]. Above
+    /// it: -32005.
     pub max_in_flight_per_websocket: usize,
-    /// Default [`DEFAULT_HEADER_TIMEOUT`].
+    /// Time for the headers of a request. Default [`DEFAULT_HEADER_TIMEOUT`].
     pub header_timeout: Duration,
-    /// Default [`DEFAULT_BODY_TIMEOUT`]. Beyond it 408.
+    /// Time for the whole body of a request. Default [`DEFAULT_BODY_TIMEOUT`]. Above it: 408.
     pub body_timeout: Duration,
-    /// Default [`DEFAULT_SLOW_BODY_AFTER`].
+    /// Time after which a body counts as slow. Default [`DEFAULT_SLOW_BODY_AFTER`].
     pub slow_body_after: Duration,
-    /// Default [`DEFAULT_MAX_SLOW_BODIES`]. Beyond it 503.
+    /// Slow bodies at once. Default [`DEFAULT_MAX_SLOW_BODIES`]. Above it: 503.
     pub max_slow_bodies: usize,
-    /// Of one peer. Default [`DEFAULT_MAX_SLOW_BODIES_PER_PEER`]. Beyond it 429.
+    /// Slow bodies of one peer. Default [`DEFAULT_MAX_SLOW_BODIES_PER_PEER`]. Above it: 429.
     pub max_slow_bodies_per_peer: usize,
-    /// Default [`DEFAULT_PING_INTERVAL`].
+    /// Time between two pings of a WebSocket. Default [`DEFAULT_PING_INTERVAL`].
     pub ping_interval: Duration,
-    /// Default [`DEFAULT_SEND_TIMEOUT`]. A client that takes nothing of what is written for so long is
-    /// disconnected.
+    /// A client that reads nothing of what is sent to it for this long is disconnected. Default
+    /// [`DEFAULT_SEND_TIMEOUT`].
     pub send_timeout: Duration,
-    /// The queue of raw transactions that are deferred while the load is high. They use at most half
-    /// of the gate's requests in flight, whatever the capacity: the other half is left to bundles and
-    /// cancellations, which are not deferred. Each deferred element of a batch counts as the whole
-    /// batch. Beyond either bound 503, `deferred_full`, counted by
+    /// The queue of raw transactions that are deferred while the load is high. They use at most
+    /// half of the gate's requests in flight, whatever the capacity, so the other half remains for
+    /// bundles and cancellations, which are not deferred. Each deferred element of a batch counts
+    /// as the whole batch. Above either bound: 503, `deferred_full`, counted by
     /// `order_rpc_refused_total{reason="deferred_full"}`. With an unlimited gate only the capacity
     /// is a bound.
     pub deferral: load_control::DeferralConfig,
@@ -280,7 +289,7 @@ impl OrderRpcConfig {
         self
     }
 
-    /// The defaults, for this chain.
+    /// The defaults, for the chain with this id.
     pub fn new(chain_id: u64) -> Self {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
@@ -394,7 +403,7 @@ impl OrderRpcConfig {
     }
 }
 
-/// A setting that cannot work.
+/// An invalid configuration.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -403,7 +412,7 @@ pub enum ConfigError {
     OutOfBounds {
         /// The setting.
         field: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: usize,
         /// The least it may be.
         min: usize,

@@ -1,4 +1,4 @@
-//! What all requests share: configuration, gate, quotas, deferral, counters.
+//! The state that all requests share: configuration, gate, quotas, deferral, counters.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -26,26 +26,27 @@ use crate::{
     standing::{SignerStanding, Standing, Strangers},
 };
 
-/// What the host gives to the RPC server.
+/// What the host provides to the RPC server.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Host {
-    /// Where accepted orders go.
+    /// The pool for accepted orders.
     pub pool: OrderPool,
     /// The admission gate.
     pub gate: Gate,
     /// While it reports a high load, raw transactions are deferred. `None`: they never are.
     pub monitor: Option<LoadMonitor>,
-    /// Whether every source is live: asked by `/readyz`, on a thread of the RPC server, so it must not
-    /// block.
+    /// Whether every source is live. `/readyz` calls it on a thread of the RPC server, so it must
+    /// not block.
     pub readiness: Arc<dyn Fn() -> bool + Send + Sync>,
-    /// Whether the pool of every source's node can be compared with ours: shown by `/readyz`, which
-    /// does not depend on it. It must not block either.
+    /// Whether the pool of every source's node can be compared with ours. `/readyz` shows it, but
+    /// its status does not depend on it. Must not block either.
     pub audited: Arc<dyn Fn() -> bool + Send + Sync>,
-    /// What is known of who signs: whose requests get a work permit first. Default: nothing.
+    /// The standing of signers, which decides whose requests get a work permit first. Default: all
+    /// unknown.
     pub standing: Arc<dyn SignerStanding>,
-    /// Decides about each order of an external caller before it is pooled. Default `None`: what passes
-    /// the checks is handed to the pool.
+    /// Decides on each order of an external caller before it is pooled. Default `None`: every order
+    /// that passes the checks is inserted.
     pub admission: Option<Arc<dyn Admission>>,
 }
 
@@ -114,7 +115,7 @@ pub(crate) struct RpcContext {
     pub(crate) peers: Peers,
     pub(crate) connections: Arc<Budget>,
     pub(crate) websockets: Arc<Budget>,
-    /// Requests in flight that claim no signature; `None` without limit.
+    /// Requests in flight that claim no signature; `None`: no limit.
     unsigned: Option<Arc<Budget>>,
     /// Bytes of bodies and of responses.
     pub(crate) buffered: Arc<Budget>,
@@ -127,7 +128,8 @@ pub(crate) struct RpcContext {
     peer_quotas: Option<Mutex<Quotas<PeerId>>>,
 }
 
-/// The part of the requests in flight that is kept for those that claim a signature: one of so many.
+/// The reciprocal of the part of the requests in flight that is reserved for those that claim a
+/// signature.
 const SIGNED_REQUEST_PART: usize = 8;
 
 /// A request that was admitted, until dropped.
@@ -145,12 +147,12 @@ impl Entered {
         self.caller
     }
 
-    /// How many requests it counts as.
+    /// The number of requests that it counts as.
     pub(crate) const fn weight(&self) -> usize {
         self.permit.weight()
     }
 
-    /// Makes it count as so many requests: all of it or nothing.
+    /// Makes it count as `to` requests: all or nothing.
     pub(crate) fn grow(&mut self, to: usize, context: &RpcContext) -> Result<(), ErrorResponse> {
         let more = to.saturating_sub(self.weight());
         if !self.of_peer.try_add(more, 0) {
@@ -177,8 +179,8 @@ impl RpcContext {
             peers: Peers::default(),
             connections: Budget::new(config.max_connections),
             websockets: Budget::new(config.max_websockets),
-            // With a limit of a few requests none are kept for signed ones, nor where no signature is
-            // looked at.
+            // With a limit of a few requests none are reserved for signed ones, nor when signatures
+            // are ignored.
             unsigned: host.gate.request_limit().and_then(|limit| {
                 if config.signatures == SignatureMode::Off {
                     return None;
@@ -212,7 +214,7 @@ impl RpcContext {
         };
         let of_peer = peer.requests.take(1).ok_or_else(|| self.peer_requests())?;
         let unsigned = match &self.unsigned {
-            // What a front passes on was signed.
+            // Requests that a front forwards were signed.
             Some(unsigned) if !is_signed && !peer.id.is_front => {
                 Some(unsigned.take(1).ok_or_else(|| self.unsigned_requests())?)
             }
@@ -224,7 +226,7 @@ impl RpcContext {
     }
 
     fn peer_requests(&self) -> ErrorResponse {
-        let message = "too many requests of this address are in flight";
+        let message = "too many requests from this address are in flight";
         self.retry_later(Reason::PeerRequests, message)
     }
 

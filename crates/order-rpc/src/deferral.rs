@@ -10,17 +10,17 @@ use load_control::{
 };
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-/// The queue of deferred requests. Each is handed a work permit when it may run, so that a request
-/// that has waited is not refused for lack of one.
+/// The queue of deferred requests. Each gets a work permit when it may run, so that a request that
+/// has waited is not refused for lack of one.
 ///
-/// A deferred request stays in flight, for seconds. So that deferred raw transactions do not use up
-/// the limit of requests in flight that bundles and cancellations need, which are never deferred,
-/// they may use at most half of it.
+/// A deferred request stays in flight, for seconds. Bundles and cancellations, which are never
+/// deferred, share the limit of requests in flight with it, so deferred requests may use at most
+/// half of that limit.
 #[derive(Debug)]
 pub(crate) struct Deferral {
     /// `None` once closed.
     queue: Mutex<Option<Waiting>>,
-    /// The share of the requests in flight that deferred ones may use; `None` without limit.
+    /// The share of the requests in flight that deferred ones may use; `None`: no limit.
     share: Option<Semaphore>,
     monitor: Option<LoadMonitor>,
     added: Notify,
@@ -40,19 +40,19 @@ impl Deferral {
         Ok(Self { queue: Mutex::new(Some(queue)), share, monitor, added: Notify::new() })
     }
 
-    /// Whether a request that comes now waits.
+    /// Whether a request that arrives now has to wait.
     pub(crate) fn must_wait(&self) -> bool {
         let pressed = self.pressed();
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        // A closed queue refuses whoever comes.
+        // A closed queue refuses every request.
         queue.as_ref().is_none_or(|queue| queue.must_wait(pressed))
     }
 
     /// Returns when the work may run: with a work permit if it was deferred. Meanwhile its request
-    /// counts as `weight` of the deferred share.
+    /// counts as `weight` in the deferred share.
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the queue.
+    /// If the future is dropped, the work leaves the queue.
     pub(crate) async fn acquire(
         &self,
         gate: &Gate,
@@ -91,7 +91,7 @@ impl Deferral {
         permit.map(Some).map_err(|_| gate.refuse_closed(Instant::now()))
     }
 
-    /// Hands out permits until [`Self::close`].
+    /// Grants permits until [`Self::close`].
     pub(crate) async fn run(&self, gate: &Gate) {
         loop {
             let added = self.added.notified();
@@ -99,17 +99,17 @@ impl Deferral {
                 Err(Closed) => return,
                 Ok(None) => added.await,
                 Ok(Some(due)) if self.pressed() && due > Instant::now() => {
-                    // Either order is right: both lead to a new look at the queue.
+                    // The order is irrelevant: both branches lead to a new look at the queue.
                     tokio::select! {
                         () = self.normal_or(due) => {}
                         () = added => {}
                     }
                 }
                 Ok(Some(_)) => {
-                    // The permit first, since what is popped runs at once.
+                    // Acquires the permit first, because the popped work runs at once.
                     let permit = gate.acquire_external_deferred().await;
                     if let Some(sender) = self.pop() {
-                        // If the caller is gone, the permit is dropped with the channel.
+                        // If the caller has disconnected, the permit is dropped with the channel.
                         let _ = sender.send(permit);
                     }
                 }
@@ -154,7 +154,8 @@ impl Deferral {
     }
 }
 
-/// A caller's place in the queue. Dropped before it is over, the caller has gone, and the place is free.
+/// A caller's place in the queue. If it is dropped while it waits, the caller has disconnected, and
+/// the place is free.
 struct Place<'a> {
     deferral: &'a Deferral,
     permit: oneshot::Receiver<WorkPermit>,

@@ -19,19 +19,19 @@ use crate::{
     signature::{Claim, SignatureError},
 };
 
-/// Bodies up to this are parsed where they were read: it takes microseconds. Longer ones are parsed on
-/// a thread for work, under a work permit: a megabyte takes milliseconds, for which no other caller of
-/// the thread would be served.
+/// Bodies up to this size are parsed on the thread that read them, which takes microseconds. Longer
+/// ones are parsed on a worker thread, under a work permit: a megabyte takes milliseconds, during
+/// which the thread would serve no other caller.
 const MAX_INLINE_BYTES: usize = 8 * 1_024;
 
-/// Bytes of a body that cost as much as the recovery of a signature: to read, to parse and to hash, in all
-/// about 3 us per KiB.
+/// Bytes of a body that cost as much to read, parse and hash (about 3 us per KiB) as one signature
+/// recovery.
 const BYTES_PER_WORK: usize = 16 * 1_024;
 
 /// A request whose body was parsed.
 #[derive(Debug)]
 struct Request {
-    /// What is signed.
+    /// The signed bytes.
     body: Bytes,
     claim: Option<Claim>,
     signer: Option<Address>,
@@ -46,10 +46,11 @@ impl RpcContext {
     /// Serves a request whose body was read.
     ///
     /// # Errors
-    /// Before the body was parsed: the id of the request is not known.
+    /// The body could not be parsed, so the id of the request is not known.
     ///
     /// # Cancel safety
-    /// Dropped, the work that has begun goes on to its end and holds its permit until then.
+    /// If the future is dropped, work that has begun continues to its end and holds its permit
+    /// until then.
     pub(crate) async fn serve(
         self: &Arc<Self>,
         body: Bytes,
@@ -100,10 +101,10 @@ impl RpcContext {
         let gate = &self.host.gate;
         let count = request.calls.len();
         entered.grow(count, self)?;
-        // What was done so far is paid for by the caller's address.
+        // The caller's address pays for the work so far.
         self.take_peer_quota(entered.caller(), count + request.body.len() / BYTES_PER_WORK)?;
         if request.has(Method::is_deferrable) && self.deferral.must_wait() {
-            // What must not wait goes ahead of what stands beside it in the batch.
+            // Urgent calls go ahead of the others in the batch.
             let urgent = |method: Method| !method.is_deferrable();
             if request.has(urgent) {
                 self.work(request, permit.take(), urgent).await?;
@@ -120,7 +121,7 @@ impl RpcContext {
         Ok(())
     }
 
-    /// Runs calls on a thread for CPU-heavy work, with the given work permit or one that it acquires.
+    /// Runs calls on a worker thread, with the given work permit or one that it acquires.
     async fn work(
         self: &Arc<Self>,
         request: &mut Request,
@@ -135,7 +136,8 @@ impl RpcContext {
         let work = move || {
             let ran = context.run_calls(&mut calls, which, caller, |work| {
                 let (Some(claim), None) = (claim, signer) else { return Ok(signer) };
-                // No signature is recovered for a signer without quota, and none pays for a forged one.
+                // A signer without quota causes no signature recovery, and a forged signature
+                // spends no signer's quota.
                 context.check_quota(claim.address, work)?;
                 let verified = claim.verify(&body).map_err(signature_error)?;
                 context.take_quota(verified, work)?;
@@ -146,7 +148,7 @@ impl RpcContext {
         };
         let ran = self.host.gate.run_external(permit, priority, Instant::now(), work).await;
         (request.calls, request.signer) = ran.map_err(work_error)??;
-        // The work permit is free again while proofs wait for theirs, and while the host is asked.
+        // The work permit is released while proofs wait for theirs, and while the host decides.
         for call in &mut request.calls {
             let is_unproven =
                 matches!(&call.state, State::Verified(_, verified) if verified.is_unproven());
@@ -161,7 +163,8 @@ impl RpcContext {
         Ok(())
     }
 
-    /// Asks the host about all orders of a request at once, and then hands them to the pool in their order.
+    /// Lets the host decide on all orders of a request concurrently, and then inserts them in their
+    /// order.
     async fn insert_calls(&self, request: &mut Request) {
         let signer = request.signer;
         let ask = |call| async move {
@@ -190,8 +193,8 @@ impl RpcContext {
         State::Done(done)
     }
 
-    /// Runs calls, what is cheap first: no signature is recovered before every call has passed the checks
-    /// that need none, and before their work was paid for.
+    /// Runs calls, cheap checks first: no signature is recovered before every call has passed the
+    /// checks that need none, and before the quota has paid for the work.
     fn run_calls(
         &self,
         calls: &mut [Call],
@@ -214,13 +217,14 @@ impl RpcContext {
         if prepared.is_empty() {
             return Ok(());
         }
-        // One for the signature of the request.
+        // One for the request's own signature.
         let work = 1 + prepared.iter().map(|(.., ready)| ready.work()).sum::<usize>();
         self.take_peer_quota(caller, work)?;
         let signer = verify(work)?;
         for (index, method, ready) in prepared {
             calls[index].state = match ready.verify(signer, caller.is_front, &self.proofs) {
-                // Most are pooled here: a further hop to another thread would cost more than it.
+                // Most orders are inserted here: switching to another thread would cost more than
+                // the insert.
                 Ok(order) if self.host.admission.is_none() && !order.is_unproven() => {
                     self.insert(method, order, None)
                 }
@@ -245,7 +249,8 @@ impl RpcContext {
 
     fn priority_of(&self, claim: Option<&Claim>, caller: PeerId, body_bytes: usize) -> Priority {
         match self.priority(claim, caller) {
-            // Anybody can sign, and 8 MB take tens of milliseconds to parse: a short request takes one.
+            // Anyone can sign, and 8 MB take tens of milliseconds to parse, so only short requests
+            // get the priority.
             Priority::Signed if body_bytes > SMALL_BODY_BYTES => Priority::Unsigned,
             priority => priority,
         }
@@ -260,7 +265,7 @@ impl RpcContext {
             }
             let done = match call.state {
                 State::Done(done) => done,
-                // Every call that was sent was run, or the request was refused as a whole.
+                // Every sent call was run, or the request was refused as a whole.
                 State::Sent(..) | State::Verified(..) => Err(ErrorResponse::internal()),
             };
             match done {
@@ -278,18 +283,18 @@ impl RpcContext {
         if request.is_batch {
             text.push(']');
         }
-        // In a batch each element has its own response, and the status is that of none of them.
+        // In a batch each element has its own response, so none of them sets the status.
         Answer { text, error: single.filter(|_| !request.is_batch) }
     }
 }
 
 impl Request {
-    /// Whether a call of such a method was not run yet.
+    /// Whether a call of such a method has not run yet.
     fn has(&self, which: fn(Method) -> bool) -> bool {
         self.calls.iter().any(|call| matches!(call.state, State::Sent(method, _) if which(method)))
     }
 
-    /// Ends every call that was not run yet.
+    /// Ends every call that has not run yet with this error.
     fn end(&mut self, error: &ErrorResponse) {
         for call in &mut self.calls {
             if matches!(call.state, State::Sent(..)) {
@@ -299,7 +304,7 @@ impl Request {
     }
 }
 
-/// What the host is asked about.
+/// The order on which the host decides.
 fn candidate(call: &Call, signer: Option<Address>) -> Option<Candidate<'_>> {
     let State::Verified(_, verified) = &call.state else { return None };
     let order = verified.order()?;
@@ -313,7 +318,7 @@ pub(crate) fn signature_error(error: SignatureError) -> ErrorResponse {
     ErrorResponse::request(status, INVALID_REQUEST, Reason::Signature, error.to_string())
 }
 
-/// Runs this on a thread for CPU-heavy work.
+/// Runs a function on a thread for CPU-heavy work.
 pub(crate) async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ErrorResponse> {

@@ -1,4 +1,4 @@
-//! A body as JSON-RPC calls: the parameters stay text until their method reads them.
+//! Parses a body into JSON-RPC calls. The parameters stay text until their method parses them.
 
 use std::{borrow::Cow, fmt};
 
@@ -15,11 +15,12 @@ use crate::{
     reply::{ErrorResponse, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE, Reason, cut},
 };
 
-/// Bytes of an id. It is repeated in the response, so it must not be longer than what a client counts
-/// or draws at random.
+/// Most bytes of an id. It is repeated in the response; counters and random ids of clients are
+/// shorter.
 const MAX_ID_BYTES: usize = 128;
 
-/// The id of a call as it was sent, a number or a string; null in the response to one without.
+/// The id of a call as it was sent, a number or a string; null in the response to a call without
+/// one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Id(Cow<'static, str>);
 
@@ -45,7 +46,7 @@ impl Id {
     }
 }
 
-/// A call, and what has become of it.
+/// A call, and its state.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) id: Id,
@@ -56,13 +57,13 @@ pub(crate) struct Call {
 pub(crate) enum State {
     /// The method, and its parameters as text.
     Sent(Method, Bytes),
-    /// The host decides about it before it is handed to the pool.
+    /// Verified; waits for the host's decision and the insert.
     Verified(Method, Verified),
     Done(Result<Value, ErrorResponse>),
 }
 
 impl Call {
-    /// Takes out what was verified, for whoever goes on with it and puts back what came of it.
+    /// Takes the verified value, for a step that puts its result back.
     pub(crate) fn take_verified(&mut self) -> Option<(Method, Verified)> {
         if !matches!(self.state, State::Verified(..)) {
             return None;
@@ -83,7 +84,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Parses a body. What is wrong with one call is in its state.
+    /// Parses a body. An error of a single call is stored in its state.
     pub(crate) fn parse(body: &Bytes, max_batch: usize) -> Result<Self, ErrorResponse> {
         let no_json = |_| {
             let message = "the body is not a JSON object or array".to_owned();
@@ -110,7 +111,7 @@ impl Calls {
             Some(b'{') => {
                 let envelope = match serde_json::from_slice::<Envelope<'_>>(body) {
                     Ok(envelope) => envelope,
-                    // A name twice: JSON, and no request.
+                    // A repeated name: valid JSON, but not a request.
                     Err(error) if error.is_data() => Envelope::default(),
                     Err(error) => return Err(no_json(error)),
                 };
@@ -132,7 +133,7 @@ fn invalid(message: String) -> ErrorResponse {
     ErrorResponse::request(status, INVALID_REQUEST, Reason::Envelope, message)
 }
 
-/// What stands under the names of a request, whatever it is.
+/// The raw values of a request's fields, of any type.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Envelope<'a> {
@@ -147,10 +148,10 @@ struct Envelope<'a> {
 }
 
 impl<'a> Envelope<'a> {
-    /// Of an element of a batch. What is no request is an error of its call, and not of the batch.
+    /// Parses an element of a batch. An invalid element is an error of its call, not of the batch.
     fn of(raw: &'a RawValue) -> Self {
         let text = raw.get();
-        // serde would take a list of values too.
+        // serde would accept an array of values too.
         if !text.starts_with('{') {
             return Self::default();
         }
@@ -162,7 +163,8 @@ impl<'a> Envelope<'a> {
             Some(Ok(id)) => id,
             Some(Err(error)) => return Call { id: Id::NULL, state: State::Done(Err(error)) },
             None => {
-                // Also a notification: an order whose sender cannot be told of its refusal.
+                // Notifications are refused too: their sender could not be told that an order was
+                // refused.
                 let error = invalid("id is absent, must be a number or a string".to_owned());
                 return Call { id: Id::NULL, state: State::Done(Err(error)) };
             }

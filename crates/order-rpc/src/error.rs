@@ -1,4 +1,4 @@
-//! Why the RPC server does not start, or did not end as it should.
+//! Errors of the start and the shutdown of the RPC server.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::config::ConfigError;
 
-/// Why the RPC server does not start.
+/// Why the RPC server could not start.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -18,7 +18,7 @@ pub enum StartError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The runtime or a thread cannot be started.
@@ -26,11 +26,11 @@ pub enum StartError {
     Thread(#[source] io::Error),
 }
 
-/// A shutdown that did not answer every request.
+/// Why a shutdown was not complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ShutdownError {
-    /// Not every request was answered in time. An order that the pool had accepted is in it.
+    /// Not every request was answered in time. Orders that the pool has accepted stay in it.
     #[error("{requests} requests were not answered within {deadline:?}")]
     Deadline {
         /// How many were not answered.

@@ -1,4 +1,4 @@
-//! The methods.
+//! The JSON-RPC methods.
 
 use std::time::SystemTime;
 
@@ -67,7 +67,7 @@ impl Method {
         }
     }
 
-    /// Reads the parameters and checks what costs no signature.
+    /// Parses the parameters and runs the checks that need no signature.
     pub(crate) fn prepare(
         self,
         context: &RpcContext,
@@ -100,23 +100,23 @@ impl Method {
     }
 }
 
-/// Work is counted in units of a signature's recovery, about 50 us. The 128 cell proofs of a blob take as long as
-/// so many.
+/// Work is counted in signature recoveries of about 50 us. The 128 cell proofs of a blob take as
+/// long as this many.
 const WORK_PER_BLOB: usize = 200;
 
-/// A call that has passed all checks that cost no signature.
+/// A call that has passed all checks that need no signature.
 #[derive(Debug)]
 pub(crate) enum Prepared {
-    /// A transaction that is in the pool.
+    /// A transaction that is already in the pool.
     Pooled(B256),
     Transaction {
         tx: PooledTransaction,
-        /// Where it stood in the parameters.
+        /// Its field in the parameters.
         field: &'static str,
         /// The last block of a private one.
         last_block: Option<u64>,
     },
-    /// With its transactions, in their order.
+    /// With its transactions, in order.
     Bundle(RawBundle, Vec<PooledTransaction>),
     Cancellation(RawCancelBundle),
     /// Of the private transaction with this hash.
@@ -124,7 +124,7 @@ pub(crate) enum Prepared {
 }
 
 impl Prepared {
-    /// The work that is left, in recoveries of a signature.
+    /// The remaining work, in signature recoveries.
     pub(crate) fn work(&self) -> usize {
         let of = |tx: &PooledTransaction| {
             1 + tx.blob_versioned_hashes().map_or(0, <[_]>::len) * WORK_PER_BLOB
@@ -137,7 +137,8 @@ impl Prepared {
         }
     }
 
-    /// Does that work but the proofs. A bundle and a cancellation from a front are of whom they name.
+    /// Does that work, except the proofs. A bundle or a cancellation from a front has the signer
+    /// that it names.
     pub(crate) fn verify(
         self,
         signer: Option<Address>,
@@ -179,12 +180,12 @@ impl Prepared {
     }
 }
 
-/// A call that only the host and the pool can still refuse.
+/// A call that now only the host and the pool can refuse.
 #[derive(Debug)]
 pub(crate) enum Verified {
-    /// A transaction that is in the pool.
+    /// A transaction that is already in the pool.
     Pooled(B256),
-    /// And the blobs whose proofs are left to verify.
+    /// With the blobs whose proofs are not verified yet.
     Order(Box<Order>, Vec<Unproven>),
     /// Of this key, up to this nonce.
     Cancellation(ReplacementKey, Option<u64>),
@@ -193,10 +194,10 @@ pub(crate) enum Verified {
 }
 
 impl Verified {
-    /// What the host decides about.
+    /// The order on which the host decides.
     pub(crate) fn order(&self) -> Option<&Order> {
         match self {
-            // A bundle without transactions cancels.
+            // A bundle without transactions is a cancellation.
             Self::Order(order, _) => match &**order {
                 Order::Bundle(bundle) if bundle.txs().is_empty() => None,
                 order => Some(order),
@@ -205,7 +206,7 @@ impl Verified {
         }
     }
 
-    /// Whether proofs are left to verify.
+    /// Whether proofs are not verified yet.
     pub(crate) fn is_unproven(&self) -> bool {
         matches!(self, Self::Order(_, unproven) if !unproven.is_empty())
     }
@@ -226,7 +227,7 @@ impl Verified {
         let txs = match self.order() {
             Some(Order::Tx(tx)) => std::slice::from_ref(tx),
             Some(Order::Bundle(bundle)) => bundle.txs(),
-            // No other kind of order is made here.
+            // No other kind of order is created here.
             _ => &[],
         };
         let tx = txs.get(index).ok_or_else(ErrorResponse::internal)?;
@@ -238,7 +239,8 @@ impl Verified {
         verify::blob(tx, &field, blob)
     }
 
-    /// Hands it to the pool: microseconds. `admitted` is the host's decision, if it was asked.
+    /// Inserts it into the pool, which takes microseconds. `admitted` is the host's decision, if
+    /// there is one.
     pub(crate) fn insert(
         self,
         pool: &OrderPool,
@@ -248,8 +250,8 @@ impl Verified {
             Self::Pooled(hash) => Ok(json!(hash)),
             Self::Order(order, _) => insert_order(*order, pool, admitted),
             Self::Cancellation(key, nonce) => match pool.cancel_bundle(key, nonce) {
-                // Cancelled permanently before: that is what the caller wants. Null, as rbuilder answers:
-                // alloy's client takes nothing else for success.
+                // If it was cancelled permanently before, the caller has what it wants. Null, as in
+                // rbuilder: alloy's client accepts nothing else as success.
                 CancelOutcome::Cancelled { .. } | CancelOutcome::CancelledPermanently => {
                     Ok(Value::Null)
                 }
@@ -283,7 +285,7 @@ fn insert_order(
             let vouched = admitted.is_some_and(|admitted| admitted.is_prioritized);
             let tx = if vouched { tx.vouched_for() } else { tx };
             match pool.insert_transaction(tx) {
-                // Of a private one: a head came meanwhile.
+                // For a private transaction: a head came meanwhile.
                 InsertOutcome::Rejected(RejectReason::BlockPassed { value, limit }) => {
                     Err(last_block_passed(value, limit))
                 }
@@ -296,18 +298,18 @@ fn insert_order(
             check_outcome(pool.insert_bundle(bundle), "replacementNonce")?;
             Ok(json!({ "bundleHash": hash }))
         }
-        // No other kind of order is made here.
+        // No other kind of order is created here.
         _ => Err(ErrorResponse::internal()),
     }
 }
 
-/// Where a raw transaction stands in the parameters.
+/// The field of a raw transaction in the parameters.
 const RAW_FIELD: &str = "params[0]";
 
 /// The last block of a private transaction.
 fn last_block(context: &RpcContext, wanted: Option<u64>) -> Result<u64, ErrorResponse> {
     let Some(head) = context.host.pool.head() else {
-        let message = "the head is not known yet, by which the last block is reckoned";
+        let message = "the head is not known yet, so the last block cannot be computed";
         return Err(context.retry_later(Reason::HeadUnknown, message));
     };
     let most = head.number.saturating_add(context.config.max_private_blocks);
@@ -336,7 +338,7 @@ fn prepare_transaction(
 ) -> Result<Prepared, ErrorResponse> {
     let pool = &context.host.pool;
     let is_pooled = |hash: &B256| pool.contains(hash);
-    // Of a blob transaction the blobs are no part of what is hashed.
+    // The hash of a blob transaction does not cover the blobs.
     if !verify::has_blobs(raw) {
         let hash = keccak256(raw);
         if is_pooled(&hash) {
@@ -422,7 +424,7 @@ fn check_outcome(outcome: InsertOutcome, field: &str) -> Result<(), ErrorRespons
             }
             _ => ErrorResponse::rejected(Reason::PoolFull, reason.to_string()),
         }),
-        // This crate cannot promise anything about an outcome that it does not know.
+        // An outcome that this crate does not know may not mean success.
         _ => Err(ErrorResponse::internal()),
     }
 }

@@ -16,7 +16,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     (
         "order_rpc_failed_total",
         Unit::Count,
-        "requests that were wrong, by `reason` (`Reason::as_str`)",
+        "requests that were invalid, by `reason` (`Reason::as_str`)",
     ),
     (
         "order_rpc_refused_total",
@@ -86,8 +86,8 @@ impl Metrics {
     }
 }
 
-/// Counts a connection until the last task that serves it has ended: a WebSocket's task goes on after
-/// the HTTP connection that it was upgraded from has ended.
+/// Counts a connection until the last task that serves it has ended: a WebSocket's task outlives
+/// the HTTP connection from which it was upgraded.
 #[derive(Debug)]
 pub(crate) struct OpenConnection {
     pub(crate) _count: OpenCount,
@@ -96,7 +96,7 @@ pub(crate) struct OpenConnection {
     pub(crate) _of_peer: Option<Share>,
 }
 
-/// Something that a gauge counts until it is dropped, also by a panic.
+/// Adds one to a gauge until it is dropped, also by a panic.
 pub(crate) struct OpenCount(Gauge);
 
 impl std::fmt::Debug for OpenCount {

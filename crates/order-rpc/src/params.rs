@@ -1,4 +1,4 @@
-//! The parameters of a method, and the name of the one that does not read.
+//! Parses the parameters of a method, and names the field that is invalid.
 
 use std::{borrow::Cow, fmt};
 
@@ -12,10 +12,10 @@ use serde_json::value::RawValue;
 
 use crate::reply::{ErrorResponse, Reason, cut};
 
-/// The one value of `params`.
+/// The single value of `params`.
 ///
 /// # Errors
-/// Names the field of the object that does not read; costs one more pass over the text before it.
+/// Names the invalid field of the object, which costs one more pass over the text before it.
 pub(crate) fn one<T: DeserializeOwned>(
     params: &[u8],
     required: &'static str,
@@ -28,7 +28,8 @@ pub(crate) fn one<T: DeserializeOwned>(
     let end = params.as_ptr() as usize + offset(params, &error);
     let search = Search { end, required, found: &mut found };
     let mut text = serde_json::Deserializer::from_slice(params);
-    // It ends with an error as soon as it has found the field; and what cannot be searched is no object in an array.
+    // The search ends with an error once it has found the field. If the text cannot be searched, it
+    // is not an array with an object.
     let missing = text.deserialize_seq(search).unwrap_or_default();
     let field = found.or(missing).unwrap_or_else(|| "params[0]".to_owned());
     let message = format!("{field}: {}", cut(&error.to_string()));
@@ -42,7 +43,7 @@ pub(crate) struct RawPrivate {
     pub(crate) tx: Bytes,
     #[serde(default, with = "quantity::opt")]
     pub(crate) max_block_number: Option<u64>,
-    /// How Flashbots are to share it with others: with nobody, here.
+    /// How Flashbots shares it with others; here it is shared with no one.
     #[serde(default, rename = "preferences")]
     _preferences: IgnoredAny,
 }
@@ -54,7 +55,8 @@ pub(crate) struct RawCancelPrivate {
     pub(crate) tx_hash: B256,
 }
 
-/// The parameters of `eth_sendPrivateRawTransaction`: the transaction, and its preferences if it has any.
+/// The parameters of `eth_sendPrivateRawTransaction`: the transaction, and optionally its
+/// preferences.
 pub(crate) fn private_raw(params: &[u8]) -> Result<Bytes, ErrorResponse> {
     #[derive(Deserialize)]
     struct Params(Bytes, #[serde(default)] IgnoredAny);
@@ -65,24 +67,24 @@ pub(crate) fn private_raw(params: &[u8]) -> Result<Bytes, ErrorResponse> {
     })
 }
 
-/// Where the parser was when it met the error.
+/// The position of the parser at the error.
 fn offset(text: &[u8], error: &serde_json::Error) -> usize {
     let lines = text.split_inclusive(|byte| *byte == b'\n');
     let before: usize = lines.take(error.line().saturating_sub(1)).map(<[u8]>::len).sum();
     before + error.column()
 }
 
-/// Looks for the name of the field that the parser was at: the first whose value ends there or later.
-/// A name that is not known is an error behind the name.
+/// Searches the name of the field at which the parser failed: the first whose value ends at or
+/// after the error. For an unknown field the error is right behind its name.
 struct Search<'a> {
-    /// The address of the byte behind the error, of the text that is searched.
+    /// The address of the byte behind the error, in the searched text.
     end: usize,
-    /// A field that must not be absent; empty without one.
+    /// A required field; empty if there is none.
     required: &'static str,
     found: &'a mut Option<String>,
 }
 
-/// The value is the name of a field that is absent and must not be.
+/// The value is the name of a required field that is missing.
 impl<'de> Visitor<'de> for Search<'_> {
     type Value = Option<String>;
 
@@ -92,7 +94,7 @@ impl<'de> Visitor<'de> for Search<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let found = seq.next_element_seed(self)?.ok_or_else(|| A::Error::custom("no element"))?;
-        // One element too many is not the fault of a field of the first.
+        // An additional element is not an error of a field of the first one.
         let more = seq.next_element::<IgnoredAny>()?.is_some();
         Ok(found.filter(|_| !more))
     }
@@ -100,17 +102,17 @@ impl<'de> Visitor<'de> for Search<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut complete = self.required.is_empty();
         while let Some(name) = map.next_key::<Cow<'_, str>>()? {
-            // The alias of the same field.
+            // `uuid` is an alias of the required field.
             complete |= name == self.required || name == "uuid";
             let value: &RawValue = map.next_value()?;
             let end = value.get().as_ptr() as usize + value.get().len();
             if end >= self.end {
                 *self.found = Some(cut(&name).into_owned());
-                // An object may have hundreds of thousands of fields behind it.
+                // The object may have hundreds of thousands of further fields.
                 return Err(A::Error::custom("found"));
             }
         }
-        // What is absent is an error at the end of the object.
+        // A missing field is an error at the end of the object.
         Ok((!complete).then(|| self.required.to_owned()))
     }
 }

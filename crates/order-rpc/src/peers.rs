@@ -1,4 +1,4 @@
-//! Who a caller is by its address, and what it holds: connections, WebSockets, requests and bytes.
+//! Callers by their address, and what each holds: connections, WebSockets, requests and bytes.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -10,10 +10,12 @@ use http::HeaderMap;
 
 use crate::{budget::Budget, config::OrderRpcConfig};
 
-/// The header by which a trusted proxy names the caller, in the lower case that HTTP libraries compare in.
+/// The header in which a trusted proxy names the caller, in lower case as HTTP libraries compare
+/// it.
 const FORWARDED_FOR: &str = "x-forwarded-for";
 
-/// Callers with the same share: of IPv4 an address, of IPv6 the /64 that one subscriber is assigned.
+/// Callers that share one share: an IPv4 address, or an IPv6 /64, which is what one subscriber is
+/// assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PeerId {
     address: IpAddr,
@@ -31,7 +33,7 @@ impl From<IpAddr> for PeerId {
     }
 }
 
-/// A caller's shares. It lives as long as the caller holds anything.
+/// A caller's shares. It exists as long as the caller holds anything.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
@@ -47,14 +49,14 @@ pub(crate) struct Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         let mut known = self.peers.lock();
-        // It may have come again since.
+        // The caller may have returned since.
         if known.get(&self.id).is_some_and(|peer| peer.strong_count() == 0) {
             known.remove(&self.id);
         }
     }
 }
 
-/// Only peers that hold something, so as bounded as connections and requests are.
+/// Only peers that hold something, so it is as bounded as connections and requests are.
 #[derive(Debug, Default)]
 struct Known {
     peers: Mutex<HashMap<PeerId, Weak<Peer>>>,
@@ -70,8 +72,8 @@ impl Known {
 pub(crate) struct Peers(Arc<Known>);
 
 impl Peers {
-    /// Who opened a connection. Only that makes a front: what a proxy says of a caller does not, nor is a
-    /// front's neighbour one.
+    /// The peer that opened a connection. Only the connection's address makes a front: neither a
+    /// forwarded address nor a neighbour in the same /64 is one.
     pub(crate) fn of_connection(&self, address: IpAddr, config: &OrderRpcConfig) -> Arc<Peer> {
         let address = address.to_canonical();
         if config.trusted_fronts.contains(&address) {
@@ -81,7 +83,7 @@ impl Peers {
         }
     }
 
-    /// The peer with this address, which is no front.
+    /// The peer with this address, which is not a front.
     pub(crate) fn of(&self, address: IpAddr, config: &OrderRpcConfig) -> Arc<Peer> {
         self.with_id(PeerId::from(address), config)
     }
@@ -106,8 +108,8 @@ impl Peers {
     }
 }
 
-/// The address that a trusted proxy names: the last of its header, which it added itself. What stands
-/// before it came from the caller.
+/// The address that a trusted proxy names: the last one of the header, which the proxy added
+/// itself. Earlier ones come from the caller.
 pub(crate) fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
     let last = headers.get_all(FORWARDED_FOR).iter().next_back()?.to_str().ok()?;
     last.rsplit(',').next()?.trim().parse().ok()

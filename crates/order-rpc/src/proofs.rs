@@ -1,5 +1,5 @@
-//! The proofs of blobs, tens of milliseconds for each: one blob at a time, so that no caller waits for more than
-//! that, and each blob once.
+//! Verifies the proofs of blobs, tens of milliseconds each: one blob at a time, so that no caller
+//! waits longer than that, and each blob only once.
 
 use std::{
     collections::HashSet,
@@ -28,8 +28,8 @@ use crate::{
 /// How long an order with blobs waits for its turn: about ten transactions of six blobs.
 const PROOF_WAIT: Duration = Duration::from_secs(2);
 
-/// Blobs that are remembered after their proofs were verified, at least half of them: 21 blobs a block (the most of
-/// mainnet) for an hour and a half, in 1 MB.
+/// Most blobs that are remembered after their proofs were verified, of which at least half are
+/// kept: 21 blobs per block (the most of mainnet) for an hour and a half, in 1 MB.
 const MAX_VERIFIED: usize = 20_000;
 
 /// A blob whose proofs were not verified yet.
@@ -41,14 +41,14 @@ pub(crate) struct Unproven {
     digest: B256,
 }
 
-/// What verifying proofs needs.
+/// The state for verifying proofs.
 #[derive(Debug)]
 pub(crate) struct Proofs {
-    /// One order at a time. Its proofs wait for permits behind all other callers, and orders with blobs would only
-    /// wait for each other there.
+    /// One order at a time: proofs wait for permits behind all other callers, so several orders
+    /// with blobs would only wait for each other.
     turn: Semaphore,
     is_set_up: OnceCell<()>,
-    /// The digests of blobs whose proofs hold: the later half, and the one before.
+    /// The digests of verified blobs: the younger half, and the older one.
     verified: Mutex<[HashSet<B256>; 2]>,
 }
 
@@ -58,13 +58,14 @@ impl Proofs {
         Self { turn: Semaphore::new(1), is_set_up: OnceCell::new(), verified }
     }
 
-    /// The blobs of these transactions whose proofs were not verified before: less than a millisecond for each.
+    /// The blobs of these transactions whose proofs are not verified yet: less than a millisecond
+    /// for each.
     pub(crate) fn unproven(&self, txs: &[Transaction]) -> Vec<Unproven> {
         let mut unproven = Vec::new();
         for (tx, transaction) in txs.iter().enumerate() {
             let blobs = transaction.envelope().blob_versioned_hashes().map_or(0, <[_]>::len);
             for blob in 0..blobs {
-                // A blob that is not there is refused with its proofs.
+                // A missing blob is refused when its proofs are verified.
                 let digest = transaction.blob_digest(blob).unwrap_or_default();
                 if !self.is_verified(&digest) {
                     unproven.push(Unproven { tx, blob, digest });
@@ -88,15 +89,15 @@ impl Proofs {
         later.insert(digest);
     }
 
-    /// Loads the trusted setup, once, on a thread of its own: it takes seconds, for which a work permit would be
-    /// held by nobody's work.
+    /// Loads the trusted setup, once, on a thread of its own: it takes seconds, for which it would
+    /// otherwise hold a work permit.
     pub(crate) async fn set_up(&self) -> Result<(), ErrorResponse> {
         let load = || async {
             let (done, loaded) = oneshot::channel();
             let thread =
                 thread::Builder::new().name("order-rpc-setup".to_owned()).spawn(move || {
                     order_pool::load_trusted_setup();
-                    // The server may be gone.
+                    // The server may have shut down.
                     let _ = done.send(());
                 });
             let loaded = match thread {
@@ -125,7 +126,7 @@ impl RpcContext {
         };
         self.proofs.set_up().await?;
         for unproven in verified.take_unproven() {
-            // The same blob may have stood before it.
+            // The same blob may have come before in this order.
             if self.proofs.is_verified(&unproven.digest) {
                 continue;
             }

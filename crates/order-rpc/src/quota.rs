@@ -1,5 +1,4 @@
-//! What each signer and each peer may have done: a bucket of tokens that fills by the second. Time is
-//! passed in.
+//! The quotas of signers and peers: token buckets that fill by the second. Time is passed in.
 
 use std::{
     hash::Hash,
@@ -10,13 +9,13 @@ use alloy_primitives::map::HashMap;
 
 use crate::config::Quota;
 
-/// The buckets of many signers, or of many peers, a bounded number of them.
+/// The buckets of many signers, or of many peers, in a bounded number.
 ///
-/// A bucket that is full again is forgotten when room is needed: a new one is full too. If that
-/// makes no room, the signers without a bucket share one, so that making up signers gains nothing.
+/// A bucket that is full again is dropped when room is needed, because a new one is full too. If no
+/// bucket is full, signers without one share a single bucket, so that new signers gain nothing.
 ///
-/// Not `governor`: its map of keys has no bound, and its limiter cannot be asked without spending, as is needed
-/// before a claimed signer is verified.
+/// Not `governor`: its map of keys has no bound, and its limiter cannot be checked without
+/// spending, which is needed before a claimed signer is verified.
 #[derive(Debug)]
 pub(crate) struct Quotas<K> {
     quota: Quota,
@@ -44,7 +43,7 @@ impl Bucket {
         self.at = self.at.max(now);
     }
 
-    /// How long until there are so many tokens; `None` if there are.
+    /// The time until there are `count` tokens; `None` if there are.
     fn wait(&self, quota: &Quota, count: f64) -> Option<Duration> {
         let missing = count - self.tokens;
         (missing > 0.0).then(|| Duration::from_secs_f64(missing / f64::from(quota.per_second)))
@@ -57,16 +56,16 @@ impl<K: Copy + Eq + Hash> Quotas<K> {
         Self { quota, max_signers, buckets: HashMap::default(), shared, swept: now }
     }
 
-    /// Whether a signer has spent all it has, without spending anything: what a header claims is
-    /// not verified yet.
+    /// Whether a signer has spent its quota. Spends nothing, because a claim in a header is not
+    /// verified yet.
     pub(crate) fn check(&self, signer: K, count: usize, now: Instant) -> Result<(), Duration> {
         let Some(mut bucket) = self.buckets.get(&signer).copied() else { return Ok(()) };
         bucket.fill(&self.quota, now);
         bucket.wait(&self.quota, count as f64).map_or(Ok(()), Err)
     }
 
-    /// Spends so many tokens, or none and says when there are enough. More than a full bucket
-    /// never is.
+    /// Spends `count` tokens; if there are not enough, spends none and returns the time until there
+    /// are. At most a full bucket is needed.
     pub(crate) fn take(&mut self, signer: K, count: usize, now: Instant) -> Result<(), Duration> {
         let quota = self.quota;
         if !self.buckets.contains_key(&signer) && self.buckets.len() >= self.max_signers {
@@ -88,7 +87,7 @@ impl<K: Copy + Eq + Hash> Quotas<K> {
         }
     }
 
-    /// At most ten times a second: it looks at every bucket.
+    /// At most ten times a second, because it visits every bucket.
     fn sweep(&mut self, now: Instant) {
         if now.saturating_duration_since(self.swept) < Duration::from_millis(100) {
             return;

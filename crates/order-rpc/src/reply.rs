@@ -15,7 +15,7 @@ pub(crate) const INVALID_REQUEST: i32 = -32600;
 pub(crate) const METHOD_NOT_FOUND: i32 = -32601;
 pub(crate) const INVALID_PARAMS: i32 = -32602;
 pub(crate) const INTERNAL: i32 = -32603;
-/// Well formed and not accepted.
+/// Well formed, but not accepted.
 pub(crate) const REJECTED: i32 = -32000;
 /// Retry later: the gate, a quota, a limit.
 pub(crate) const LIMIT: i32 = -32005;
@@ -28,10 +28,10 @@ macro_rules! reasons {
         pub enum Reason { $($(#[doc = $doc])+ $name,)* }
 
         impl Reason {
-            /// All of them.
+            /// All reasons.
             pub const ALL: [Self; [$($text),*].len()] = [$(Self::$name),*];
 
-            /// Its text in a response and in the metrics.
+            /// The text in a response and in the metrics.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
@@ -43,7 +43,7 @@ macro_rules! reasons {
     };
 }
 
-/// Whether the request is at fault, or should be sent again later.
+/// Whether the request is invalid, or should be sent again later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Failed,
@@ -55,7 +55,7 @@ reasons! {
     TooManyRequests = "too_many_requests", Refused;
     /// No work permit became free in time.
     NoPermit = "no_permit", Refused;
-    /// As many callers wait for a work permit as may.
+    /// The queue of callers that wait for a work permit is full.
     PermitQueueFull = "permit_queue_full", Refused;
     /// The limit of requests in flight that claim no signature is reached.
     UnsignedRequests = "unsigned_requests", Refused;
@@ -90,7 +90,7 @@ reasons! {
     PeerBufferedBytes = "peer_buffered_bytes", Refused;
     /// The host's [`Admission`](crate::Admission) came to no decision in time.
     AdmissionUnavailable = "admission_unavailable", Refused;
-    /// The pool knows no head yet, by which the last block of a private transaction is reckoned.
+    /// The pool has no head yet, from which the last block of a private transaction is computed.
     HeadUnknown = "head_unknown", Refused;
     /// The pool is full.
     PoolFull = "pool_full", Refused;
@@ -108,7 +108,7 @@ reasons! {
     Method = "method", Failed;
     /// The batch is too long or empty.
     BatchLength = "batch_length", Failed;
-    /// Not POST, not JSON, or not a path of ours.
+    /// The method is not POST, the content is not JSON, or the path does not exist.
     Http = "http", Failed;
     /// The signature is missing, malformed or wrong.
     Signature = "signature", Failed;
@@ -118,27 +118,27 @@ reasons! {
     Undecodable = "undecodable", Failed;
     /// A transaction's own signature is invalid.
     TransactionSignature = "transaction_signature", Failed;
-    /// A transaction for another chain, or for any.
+    /// A transaction is for another chain, or for any chain.
     ChainId = "chain_id", Failed;
-    /// Less gas than a transaction costs before it runs.
+    /// A transaction has less gas than its intrinsic cost.
     IntrinsicGas = "intrinsic_gas", Failed;
-    /// A transaction with more bytes than one may have.
+    /// A transaction has more bytes than allowed.
     TransactionTooLarge = "transaction_too_large", Failed;
-    /// A transaction with more gas than one may have (EIP-7825).
+    /// A transaction has more gas than allowed (EIP-7825).
     GasLimit = "gas_limit", Failed;
-    /// A transaction whose tip is above its fee (EIP-1559).
+    /// A transaction's tip is above its fee cap (EIP-1559).
     TipAboveFee = "tip_above_fee", Failed;
-    /// A transaction with more blobs than one may have (EIP-7594).
+    /// A transaction has more blobs than allowed (EIP-7594).
     TooManyBlobs = "too_many_blobs", Failed;
     /// The sidecar does not match the transaction.
     Sidecar = "sidecar", Failed;
     /// The host's [`Admission`](crate::Admission) refused it.
     Admission = "admission", Failed;
-    /// The order is known and no longer pooled.
+    /// The order was accepted before and is no longer pooled.
     Known = "known", Failed;
     /// A block contains it.
     Mined = "mined", Failed;
-    /// A block raised the sender past it.
+    /// A block raised the sender's nonce above the transaction's.
     StaleNonce = "stale_nonce", Failed;
     /// A later message of its replacement key came before.
     Superseded = "superseded", Failed;
@@ -146,7 +146,7 @@ reasons! {
     UnknownPrivate = "unknown_private", Failed;
     /// The transaction has become public and cannot be cancelled.
     BecamePublic = "became_public", Failed;
-    /// It pays less than everything in a full pool.
+    /// The pool is full, and everything in it pays more.
     PaysTooLittle = "pays_too_little", Failed;
     /// An error of the server.
     Internal = "internal", Failed;
@@ -160,7 +160,7 @@ impl From<RefusalReason> for Reason {
             RefusalReason::QueueFull => Self::PermitQueueFull,
             RefusalReason::Deferred => Self::DeferredFull,
             RefusalReason::ShuttingDown => Self::ShuttingDown,
-            // A reason that is added later is taken for overload.
+            // A reason that the gate adds later counts as overload.
             _ => Self::TooManyRequests,
         }
     }
@@ -197,7 +197,7 @@ impl ErrorResponse {
         }
     }
 
-    /// Well formed and not accepted: -32000.
+    /// Well formed, but not accepted: -32000.
     pub(crate) fn rejected(reason: Reason, message: String) -> Self {
         Self::request(StatusCode::OK, REJECTED, reason, message)
     }
@@ -205,7 +205,7 @@ impl ErrorResponse {
     /// Refused, with a time after which to retry: -32005.
     pub(crate) fn retry_later(reason: Reason, retry_after: Duration, message: String) -> Self {
         let status = match reason {
-            // A limit of the caller's own.
+            // Limits of the caller's own.
             Reason::Quota
             | Reason::PeerQuota
             | Reason::PeerConnections
@@ -275,7 +275,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// What is `held` for the response is given back when its last byte was handed to the kernel.
+    /// The share `held` for the response is released when its last byte was written to the socket.
     pub(crate) fn response(self, held: Option<Held>) -> Response<Full<Bytes>> {
         let mut response = match held {
             Some(mut held) => {
@@ -310,10 +310,10 @@ pub(crate) fn json_response(text: impl Into<Bytes>) -> Response<Full<Bytes>> {
     response
 }
 
-/// Bytes of a caller's text that are repeated to it: an error response is short whatever was sent.
+/// Most bytes of a caller's text that a response repeats, so that an error response is short.
 const MAX_REPEATED_BYTES: usize = 200;
 
-/// A text that the caller chose, cut to [`MAX_REPEATED_BYTES`].
+/// A text that the caller chose, truncated to [`MAX_REPEATED_BYTES`].
 pub(crate) fn cut(text: &str) -> Cow<'_, str> {
     if text.len() <= MAX_REPEATED_BYTES {
         return Cow::Borrowed(text);
@@ -322,7 +322,7 @@ pub(crate) fn cut(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{}...", &text[..end]))
 }
 
-/// Rounded up.
+/// Rounded up to milliseconds.
 fn millis(time: Duration) -> u64 {
     time.as_micros().div_ceil(1_000) as u64
 }

@@ -1,4 +1,5 @@
-//! One HTTP connection: admits its requests before their bodies are read, and answers what it refuses.
+//! One HTTP connection: admits requests before their bodies are read, and sends error responses to
+//! those that are refused.
 
 use std::{
     convert::Infallible,
@@ -31,7 +32,7 @@ const LINGER_TIMEOUT: Duration = Duration::from_millis(250);
 /// How many refused bodies are read and discarded at the same time.
 pub(crate) const MAX_LINGERING: usize = 64;
 
-/// One HTTP connection, of which a WebSocket is made by an upgrade.
+/// One HTTP connection, which may be upgraded to a WebSocket.
 #[derive(Clone, Debug)]
 pub(crate) struct Connection {
     pub(crate) context: Arc<RpcContext>,
@@ -72,7 +73,7 @@ impl Connection {
     }
 
     /// 503 while a source is not live, the gate sheds load, or the RPC server shuts down. A source
-    /// whose node does not list its pool is ready: what it announces comes in.
+    /// whose node does not list its pool is ready, because its announcements are fetched.
     fn readiness(&self) -> Response<Full<Bytes>> {
         let host = &self.context.host;
         let sources_live = (host.readiness)();
@@ -111,7 +112,7 @@ impl Connection {
         Ok(self.context.serve(body, claim, &mut entered).await?.response(Some(held)))
     }
 
-    /// Whose shares a request uses.
+    /// The caller whose shares a request uses.
     pub(crate) fn caller(&self, headers: &HeaderMap) -> Arc<Peer> {
         let named = if self.is_proxy { peers::forwarded_for(headers) } else { None };
         match named {
@@ -128,16 +129,16 @@ impl Connection {
         let entered = self.context.enter(caller, headers.contains_key(signature::HEADER))?;
         is_json(headers)?;
         let mode = match self.context.config.signatures {
-            // What a front passes on was signed.
+            // Requests that a front forwards were signed.
             SignatureMode::Required if caller.id.is_front => SignatureMode::Optional,
             mode => mode,
         };
         Ok((entered, claim(headers, mode)?))
     }
 
-    /// Lingering close: reads and discards the body of a refused request while its response is sent.
-    /// A connection that is closed with unread bytes is reset, and the response may be lost. Limited
-    /// in time, in bytes and in how many bodies at once; nothing is kept.
+    /// Lingering close: reads and discards the body of a refused request while its response is
+    /// sent. A connection that is closed with unread bytes is reset, and the response may be lost.
+    /// Limited in time, in bytes and in the number of concurrent bodies; nothing is kept.
     fn linger(&self, mut body: Incoming) {
         if body.is_end_stream() {
             return;
@@ -159,7 +160,7 @@ impl Connection {
     }
 }
 
-/// Who claims to have signed, by the request's header.
+/// The signer that the request's header claims.
 fn claim(headers: &HeaderMap, mode: SignatureMode) -> Result<Option<Claim>, ErrorResponse> {
     if mode == SignatureMode::Off {
         return Ok(None);

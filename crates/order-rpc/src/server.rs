@@ -29,21 +29,21 @@ use crate::{
     ws::Connections,
 };
 
-/// Connections that the kernel keeps until they are accepted; it may be set to keep fewer
-/// (`net.core.somaxconn`, 4096 on Linux since 5.4). std asks for 128: more callers at once than that
-/// were dropped by the kernel, uncounted, and came back seconds later or not at all.
+/// Connections that the kernel queues until they are accepted; `net.core.somaxconn` may lower it
+/// (4096 on Linux since 5.4). std requests 128: with more callers at once the kernel drops
+/// connections uncounted, and those clients return seconds later or not at all.
 const BACKLOG: u32 = 4_096;
-/// Bytes of buffer for the head of a request, and of what is read at once.
+/// Size of the buffer for the head of a request, and of one read.
 const READ_BUFFER_BYTES: usize = 32 * 1_024;
 /// Connections beyond the limit that are sent a reject response at the same time; more are closed
 /// without a response.
 const MAX_REJECT_RESPONSES: usize = 64;
-/// Time for the client to take a reject response.
+/// Time for the client to read a reject response.
 const REJECT_TIMEOUT: Duration = Duration::from_millis(250);
-/// Time for the threads to end once nothing is left for them to do.
+/// Time for the threads to end once they have no more work.
 const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
-/// After an error, accepting waits this long, doubled each time up to [`MAX_ACCEPT_PAUSE`]: the
-/// usual one is that the process has no file descriptors left.
+/// After an error, accepting waits this long, doubled each time up to [`MAX_ACCEPT_PAUSE`]: most
+/// often the process has no file descriptors left.
 const MIN_ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 const MAX_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
@@ -52,7 +52,8 @@ const MAX_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 #[non_exhaustive]
 pub struct OrderRpc;
 
-/// A running RPC server. Dropped without [`Self::shutdown`] it ends in the background, at once.
+/// A running RPC server. If it is dropped without [`Self::shutdown`], it ends at once in the
+/// background.
 #[derive(Debug)]
 #[must_use = "dropping it ends the RPC server"]
 pub struct OrderRpcHandle {
@@ -65,7 +66,7 @@ pub struct OrderRpcHandle {
 impl OrderRpc {
     /// Listens, and starts the threads that serve. Returns when callers can connect.
     ///
-    /// It has a runtime of its own, so that a flood of requests uses no other threads.
+    /// The server has a runtime of its own, so a flood of requests occupies no other threads.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -80,7 +81,7 @@ impl OrderRpc {
         let context = Arc::new(RpcContext::new(config, host)?);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
-            // One for each work permit of external callers: more never work at once.
+            // One for each work permit of external callers: more never run at once.
             .max_blocking_threads(external_permits)
             .thread_name("order-rpc")
             .enable_all()
@@ -89,8 +90,8 @@ impl OrderRpc {
         let (listener, local_addr) = match listen(&runtime, address) {
             Ok(listening) => listening,
             Err(source) => {
-                // Not dropped: the caller's thread may be one of another runtime, where waiting for
-                // this one's to end would panic.
+                // Not dropped: the caller's thread may belong to another runtime, where waiting for
+                // this one would panic.
                 runtime.shutdown_background();
                 return Err(StartError::Listen { address, source });
             }
@@ -99,16 +100,16 @@ impl OrderRpc {
         let (done, stopped) = oneshot::channel();
         let serving = Arc::clone(&context);
         if context.config.max_blobs_per_tx > 0 {
-            // It was logged if it fails, and the first blobs try again.
+            // A failure was logged, and the first blobs retry.
             let ahead = Arc::clone(&context);
             runtime.spawn(async move { _ = ahead.proofs.set_up().await });
         }
         let run = move |runtime: Runtime| {
             let ended = runtime.block_on(run(serving, listener, stopping));
-            // Drops the tasks that were cut off and waits for their threads, so that nothing of ours
-            // lives on; work that outlived its caller ends within milliseconds by itself.
+            // Drops the aborted tasks and waits for their threads, so that nothing of the server is
+            // left; work whose caller has disconnected ends by itself within milliseconds.
             runtime.shutdown_timeout(THREADS_TIMEOUT);
-            // The handle may be gone.
+            // The handle may have been dropped.
             let _ = done.send(ended);
         };
         let main = thread::Builder::new().name("order-rpc-main".to_owned());
@@ -117,9 +118,9 @@ impl OrderRpc {
     }
 }
 
-/// Runs this on a new thread, with the runtime. Without a thread the runtime ends in the background:
-/// dropped, as it would be with what a thread that does not start was to run, it panics if the
-/// caller's thread is one of another runtime.
+/// Runs `body` with the runtime on a new thread. If the thread cannot be started, the runtime ends
+/// in the background: it must not be dropped on the caller's thread, which would panic if that
+/// belongs to another runtime.
 fn hand_over(
     builder: thread::Builder,
     runtime: Runtime,
@@ -127,14 +128,14 @@ fn hand_over(
 ) -> io::Result<()> {
     let (give, take) = mpsc::sync_channel(1);
     let spawned = builder.spawn(move || {
-        // Without a runtime `hand_over` did not get to the end.
+        // Without a runtime, `hand_over` did not complete.
         if let Ok(runtime) = take.recv() {
             run(runtime);
         }
     });
     match spawned {
         Ok(_) => {
-            // The thread waits for it, and nothing before that can end it.
+            // The thread waits for the runtime, and nothing before that can end it.
             if let Err(mpsc::SendError(runtime)) = give.send(runtime) {
                 runtime.shutdown_background();
             }
@@ -150,7 +151,7 @@ fn hand_over(
 fn listen(runtime: &Runtime, address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let _in_runtime = runtime.enter();
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // As std does on Unix: a restart need not wait for the connections of the run before.
+    // As std does on Unix: a restart need not wait for the connections of the previous process.
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
@@ -160,38 +161,38 @@ fn listen(runtime: &Runtime, address: SocketAddr) -> io::Result<(TcpListener, So
 }
 
 impl OrderRpcHandle {
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// What is deferred because the load is high; `None` once it shuts down.
+    /// The state of the deferral queue; `None` once the server shuts down.
     pub fn deferral_stats(&self) -> Option<load_control::DeferralStats> {
         self.context.deferral.stats()
     }
 
-    /// Requests being answered.
+    /// Requests in progress.
     pub fn active_requests(&self) -> usize {
         self.context.active.count()
     }
 
-    /// Bytes of request bodies, and of responses that are not sent yet, in memory.
+    /// Bytes of request bodies, and of responses that are not sent yet.
     pub fn buffered_bytes(&self) -> usize {
         self.context.buffered.used()
     }
 
     /// Shuts down: new requests are refused, requests in flight are answered, deferred requests are
-    /// refused, and then all connections close. It returns after at most `deadline`, and a second for
-    /// its threads to end; no task of it is left then.
+    /// refused, and then all connections are closed. Returns after at most `deadline` plus a second
+    /// for the threads to end; then no task of the server is left.
     ///
     /// # Errors
     /// [`ShutdownError::Deadline`] if requests were not answered.
     ///
     /// # Cancel safety
-    /// Dropped, the shutdown goes on in the background.
+    /// If the future is dropped, the shutdown continues in the background.
     pub async fn shutdown(mut self, deadline: Duration) -> Result<(), ShutdownError> {
         if let Some(stop) = self.stop.take() {
-            // If it ended already, `stopped` says how.
+            // If it has ended already, `stopped` has the result.
             let _ = stop.send(deadline);
         }
         (&mut self.stopped).await.unwrap_or(Err(ShutdownError::Panicked))
@@ -213,7 +214,7 @@ async fn run(
     let deadline = {
         let accepting = acceptor.accept(&listener);
         tokio::select! {
-            // The handle was dropped without a shutdown: nobody waits for the requests.
+            // The handle was dropped without a shutdown, so nothing waits for the requests.
             deadline = &mut stopping => deadline.unwrap_or(Duration::ZERO),
             () = accepting => Duration::ZERO,
         }
@@ -232,14 +233,14 @@ async fn run(
     drop(listener);
     connections.end.cancel();
     connections.tasks.close();
-    // A moment even at the deadline: idle connections close at once.
+    // A short time even at the deadline: idle connections close at once.
     let grace = until.max(Instant::now() + REJECT_TIMEOUT);
     if timeout_at(grace, connections.tasks.wait()).await.is_err() {
-        // Not an error: every request that is not in `requests` has its response, and the clients
-        // that are left do not read it, or do not read the close frame of a WebSocket. The end of
-        // the runtime closes their connections.
+        // Not an error: every request that is not in `requests` has its response; the remaining
+        // clients do not read it, or do not read the close frame of a WebSocket. The end of the
+        // runtime closes their connections.
         let open = connections.tasks.len();
-        tracing::debug!(open, "connections are closed whose clients did not read their last bytes");
+        tracing::debug!(open, "closing connections whose clients did not read their last bytes");
     }
     pump.abort();
     if drained { Ok(()) } else { Err(ShutdownError::Deadline { requests, deadline }) }
@@ -268,7 +269,7 @@ impl Acceptor {
         }
     }
 
-    /// Accepts for ever.
+    /// Accepts connections for ever.
     ///
     /// # Cancel safety
     /// No accepted connection is lost.
@@ -312,8 +313,8 @@ impl Acceptor {
     }
 
     fn serve(&self, socket: TcpStream, connection: Connection) {
-        // Small responses are sent at once (no Nagle). It fails only for a closed socket, which the
-        // next read reports.
+        // Disables Nagle's algorithm, so that small responses are sent at once. This fails only for
+        // a closed socket, which the next read reports.
         let _ = socket.set_nodelay(true);
         let socket = TimedWrites::new(socket, self.context.config.send_timeout);
         let service = service_fn(move |request| connection.clone().respond(request));
@@ -330,7 +331,7 @@ impl Acceptor {
                 }
             };
             if let Err(error) = ended {
-                tracing::trace!(%error, "a connection broke");
+                tracing::trace!(%error, "a connection failed");
             }
         });
     }
@@ -338,7 +339,7 @@ impl Acceptor {
     /// Sends a reject response to a connection beyond the limits, without reading its request.
     fn refuse(&self, mut socket: TcpStream, reason: Reason) {
         let message = match reason {
-            Reason::PeerConnections => "too many connections of this address are open",
+            Reason::PeerConnections => "too many connections from this address are open",
             _ => "too many connections are open",
         };
         self.context.metrics.count(reason);
@@ -353,7 +354,7 @@ impl Acceptor {
                 while socket.read(&mut read).await? > 0 {}
                 io::Result::Ok(())
             };
-            // After the timeout the connection is closed all the same.
+            // After the timeout the connection is closed anyway.
             let _ = timeout(REJECT_TIMEOUT, reject).await;
             drop(place);
         });

@@ -4,7 +4,7 @@ use alloy_consensus::crypto::secp256k1::recover_signer;
 use alloy_primitives::{Address, Signature, eip191_hash_message, keccak256};
 use thiserror::Error;
 
-/// The header's name, in the lower case that HTTP libraries compare in.
+/// The header's name, in lower case as HTTP libraries compare it.
 pub(crate) const HEADER: &str = "x-flashbots-signature";
 
 /// What a header claims, not yet verified.
@@ -20,7 +20,7 @@ pub(crate) enum SignatureError {
     Missing,
     #[error("X-Flashbots-Signature is not of the form 0x<address>:0x<signature>")]
     Malformed,
-    #[error("X-Flashbots-Signature is not one of this body by {address}")]
+    #[error("X-Flashbots-Signature is not a signature of this body by {address}")]
     Wrong { address: Address },
 }
 
@@ -33,10 +33,10 @@ impl Claim {
         Ok(Self { address, signature })
     }
 
-    /// Hashes the body and recovers who signed: 2.3 us per kB and 35 us.
+    /// Hashes the body and recovers the signer: 2.3 us per kB and 35 us.
     pub(crate) fn verify(&self, body: &[u8]) -> Result<Address, SignatureError> {
         let wrong = SignatureError::Wrong { address: self.address };
-        // What is signed is the hash as text, with its 0x.
+        // The signed message is the hash as text, with its 0x.
         let text = keccak256(body).to_string();
         let signer = recover_signer(&self.signature, eip191_hash_message(text));
         match signer {

@@ -1,8 +1,8 @@
-//! What the host knows of who signs requests.
+//! The standing of a request's signer.
 
 use alloy_primitives::Address;
 
-/// What is known of a signer.
+/// What the host knows of a signer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Standing {
@@ -10,21 +10,20 @@ pub enum Standing {
     AllowListed,
     /// Its orders have been in blocks.
     Proven,
-    /// Nothing is known of it.
+    /// The host does not know it.
     #[default]
     Unknown,
 }
 
-/// Says what is known of a signer. Builders rank searchers; by this the RPC server serves them in that
-/// order.
+/// Returns the standing of a signer, which decides the order in which requests get work permits.
 pub trait SignerStanding: Send + Sync {
-    /// Asked for each request with a signature, before the signature is verified: who claims to be another
-    /// gets a work permit as early, within the shares of its address, and then an error response. Called
-    /// on a thread that serves connections, so it must not block.
+    /// Called for each request with a signature, before the signature is verified. A caller that
+    /// claims another signer gets its work permit as early, within the shares of its address, and
+    /// then an error response. Called on a thread that serves connections, so it must not block.
     fn standing(&self, signer: Address) -> Standing;
 }
 
-/// Nothing is known of anyone.
+/// Every signer is unknown.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Strangers;
 

@@ -1,4 +1,4 @@
-//! A socket whose peer must take what is written to it.
+//! A socket whose writes time out when the peer does not read.
 
 use std::{
     io,
@@ -13,8 +13,8 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// Writing to it fails when nothing of what is written has been taken for `within`, so that a client which
-/// reads no responses keeps neither its connection nor what waits to be sent.
+/// A write fails when the peer has read nothing for `within`, so that a client which reads no
+/// responses keeps neither its connection nor the memory of waiting responses.
 #[derive(Debug)]
 pub(crate) struct TimedWrites {
     socket: TcpStream,

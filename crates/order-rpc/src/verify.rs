@@ -1,4 +1,4 @@
-//! Whether a transaction can be taken at all, before anyone looks at the state it runs on.
+//! The checks of a transaction that need no state.
 
 use std::time::SystemTime;
 
@@ -18,7 +18,8 @@ const TX_GAS: u64 = 21_000;
 const CREATE_GAS: u64 = 32_000;
 /// Gas of a zero byte of input (Yellow Paper).
 const ZERO_BYTE_GAS: u64 = 4;
-/// Gas of any other byte of input (EIP-2028), as so many zero bytes: the tokens of EIP-7623.
+/// Tokens of EIP-7623 for any other byte of input (EIP-2028): it costs as much as this many zero
+/// bytes.
 const TOKENS_PER_NONZERO_BYTE: u64 = 4;
 /// The least gas per token of input (EIP-7623).
 const FLOOR_GAS_PER_TOKEN: u64 = 10;
@@ -41,7 +42,8 @@ pub(crate) fn has_blobs(raw: &[u8]) -> bool {
     raw.first() == Some(&BLOB_TX_TYPE)
 }
 
-/// Decodes and checks all that needs no signature, what is cheap first: about 10 us, and as many per blob.
+/// Decodes and runs the checks that need no signature, cheap ones first: about 10 us, and as much
+/// per blob.
 pub(crate) fn decode(
     raw: &[u8],
     field: &str,
@@ -62,7 +64,8 @@ pub(crate) fn decode(
     Ok(tx)
 }
 
-/// Recovers the sender, and holds the blobs' commitments against the transaction: about 50 us. Their proofs are left.
+/// Recovers the sender, and compares the blobs' commitments with the transaction: about 50 us. Does
+/// not verify the proofs.
 pub(crate) fn transaction(
     tx: PooledTransaction,
     field: &str,
@@ -91,7 +94,7 @@ fn sidecar(field: &str, hash: &B256, error: &SidecarError) -> ErrorResponse {
     ErrorResponse::field(Reason::Sidecar, field, format!("{field} ({hash}): {error}"))
 }
 
-/// Chain, blobs, gas and fees.
+/// Checks chain, blobs, gas and fees.
 fn fits(
     tx: &PooledTransaction,
     encoded_bytes: usize,
@@ -106,14 +109,13 @@ fn fits(
             let message = format!("{field} ({hash}): chainId is {id}, must be {chain_id}");
             return Err(ErrorResponse::field(Reason::ChainId, field, message));
         }
-        // Valid on every chain (before EIP-155): whoever sees it can replay it.
+        // Valid on every chain (before EIP-155), so anyone who sees it can replay it.
         None => {
             let message = format!("{field} ({hash}): chainId is absent, must be {chain_id}");
             return Err(ErrorResponse::field(Reason::ChainId, field, message));
         }
     }
-    // An empty sidecar would be the right one for it, and no block may contain it (EIP-4844: at
-    // least one).
+    // An empty sidecar would match it, but no block may contain it (EIP-4844: at least one blob).
     if tx.blob_versioned_hashes().is_some_and(<[_]>::is_empty) {
         let message = format!("{field} ({hash}): blobVersionedHashes is empty, must have one");
         return Err(ErrorResponse::field(Reason::Sidecar, field, message));
@@ -127,7 +129,7 @@ fn fits(
         return Err(ErrorResponse::field(Reason::TooManyBlobs, field, message));
     }
     if let PooledTransaction::Eip4844(signed) = tx {
-        // What remains without the blobs.
+        // The rest without the blobs.
         let (bytes, limit) =
             (encoded_bytes - signed.tx().sidecar().size().min(encoded_bytes), config.max_tx_bytes);
         if bytes > limit {
@@ -158,9 +160,9 @@ fn fits(
     Ok(())
 }
 
-/// What a transaction costs before it runs, by the rules since Prague.
+/// The intrinsic gas of a transaction, by the rules since Prague.
 fn intrinsic_gas(tx: &PooledTransaction) -> u64 {
-    // Sums of lengths of a body of at most a gigabyte: no overflow at these prices.
+    // Lengths within a body of at most a gigabyte: the sums cannot overflow at these prices.
     let input = tx.input();
     let zeros = input.iter().filter(|byte| **byte == 0).count() as u64;
     let tokens = zeros + (input.len() as u64 - zeros) * TOKENS_PER_NONZERO_BYTE;

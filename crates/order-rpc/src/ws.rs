@@ -1,4 +1,4 @@
-//! WebSockets: each message is a request of its own, through the same gate.
+//! WebSockets: each message is a separate request that passes the same gate.
 
 use std::{collections::VecDeque, pin::pin, sync::Arc, time::Duration};
 
@@ -161,8 +161,8 @@ async fn talk(
     let mut pings = interval_at(start, config.ping_interval);
     let (mut heard, mut ending) = (true, false);
     let reason = loop {
-        // Responses are sent before more is read: nothing is read from a client that does not read
-        // its responses.
+        // Responses are sent before more is read: from a client that does not read its responses,
+        // nothing is read.
         while let Some((answer, _held)) = answers.finished.pop_front() {
             if let Err(ended) = answers.send(Message::text(answer)).await {
                 return ended;
@@ -171,7 +171,7 @@ async fn talk(
         if ending && answers.open.is_empty() {
             break Ended::Closed;
         }
-        // In this order, for the same reason. No branch takes an item before it is ready.
+        // In this order, for the same reason. No branch consumes an item before it is ready.
         tokio::select! {
             biased;
             Some(answer) = answers.open.next() => answers.finished.push_back(answer),
@@ -184,7 +184,7 @@ async fn talk(
                     return ended;
                 }
             }
-            // One refusal beyond the limit has to be sent before the next message is read.
+            // One refusal above the limit has to be sent before the next message is read.
             message = stream.next(), if !ending && answers.open.len() <= max_in_flight => {
                 heard = true;
                 let body = match message {
@@ -204,7 +204,7 @@ async fn talk(
         }
     };
     let Answers { mut sink, open, .. } = answers;
-    // Nobody receives these responses any more.
+    // No client receives these responses any more.
     drop(open);
     // A client that does not read the close frame does not matter.
     let _ = timeout(config.send_timeout, sink.close()).await;
@@ -221,27 +221,27 @@ fn too_large(context: &RpcContext, error: Error) -> Ended {
 /// A response, and its bytes until it is sent.
 type HeldAnswer = (String, Option<Held>);
 
-/// The responses to a WebSocket.
+/// The responses on one WebSocket.
 struct Answers<'a> {
     sink: SplitSink<Socket, Message>,
-    /// For each message.
+    /// Time to send each message.
     within: Duration,
-    /// Requests being answered, [`max_in_flight_per_websocket`] and a refusal at most.
+    /// Requests in progress: at most [`max_in_flight_per_websocket`] and a refusal.
     ///
     /// [`max_in_flight_per_websocket`]: crate::OrderRpcConfig::max_in_flight_per_websocket
     open: FuturesUnordered<BoxFuture<'a, HeldAnswer>>,
-    /// Responses to be sent. Each was in `open`, and nothing is read before all of them are sent, so
-    /// there are never more than in `open`.
+    /// Responses to be sent. Each was in `open`, and nothing is read before all of them are sent,
+    /// so their number has the same bound as `open`.
     finished: VecDeque<HeldAnswer>,
 }
 
 impl Answers<'_> {
-    /// Sends a message. The requests are polled meanwhile: one that is handed a permit would otherwise
-    /// hold it without using it for as long as the client does not read.
+    /// Sends a message. The requests are polled meanwhile: otherwise a request that was granted a
+    /// permit would hold it unused for as long as the client does not read.
     async fn send(&mut self, message: Message) -> Result<(), Ended> {
         let mut sending = pin!(timeout(self.within, self.sink.send(message)));
         loop {
-            // Either order is right: neither branch takes an item before it is ready.
+            // The order is irrelevant: neither branch consumes an item before it is ready.
             tokio::select! {
                 sent = sending.as_mut() => {
                     return sent.map_err(|_| Ended::Silent)?.map_err(Ended::Broken);
@@ -255,7 +255,7 @@ impl Answers<'_> {
 async fn answer(context: &Arc<RpcContext>, caller: &Peer, body: Bytes, busy: bool) -> HeldAnswer {
     match serve_message(context, caller, &body, busy).await {
         Ok((answer, held)) => (answer, Some(held)),
-        // By its id its caller knows which was refused.
+        // The id tells the caller which request was refused.
         Err(error) => (context.refuse(error, &envelope::id_of(&body)).text, None),
     }
 }

@@ -19,7 +19,7 @@ pub const DEFAULT_ANNOUNCEMENT_BUFFER: usize = 16_384;
 
 /// Fetches in flight at once, over all sources.
 ///
-/// By Little's law 64 slots hold 2000 transactions/s up to an answer time of 32 ms.
+/// By Little's law 64 slots sustain 2000 transactions/s up to a response time of 32 ms.
 pub const DEFAULT_FETCH_SLOTS: usize = 64;
 
 /// How many of the slots deferrable work (backfill, audits, deferred retries) may hold at once.
@@ -28,19 +28,19 @@ pub const DEFAULT_FETCH_SLOTS: usize = 64;
 /// slots make this faster with a slower node (10 s at 2 ms) and live fetches slower.
 pub const DEFAULT_DEFERRABLE_SLOTS: usize = 2;
 
-/// Bytes of answers that may be in flight before further fetches wait.
+/// Bytes of responses that may be in flight before further fetches wait.
 ///
-/// 64 slots of six-blob answers (1.6 MB of JSON each) would be 100 MB; this holds 40 of them.
-/// The size of an answer is not known before it arrives, so a fetch reserves the running mean of
-/// recent answers. The overshoot is bounded by slots × [`DEFAULT_MAX_FRAME_BYTES`].
+/// 64 slots of six-blob responses (1.6 MB of JSON each) would be 100 MB; this allows 40 of them. The size of
+/// a response is not known before it arrives, so a fetch reserves the running mean of recent responses. The
+/// overshoot is bounded by slots × [`DEFAULT_MAX_FRAME_BYTES`].
 pub const DEFAULT_MAX_BYTES_IN_FLIGHT: usize = 64 * 1024 * 1024;
 
 /// Longest JSON value read from a connection.
 ///
-/// The largest regular value is a full block: reth caps answers at 160 MB, but a block of 2,000
-/// transactions is about 2 MB and a six-blob transaction 1.6 MB. The pool's content is not bounded by
-/// this: over IPC it is not read as one value, and over WebSocket its connection has a limit of its
-/// own, 256 MiB or this, whichever is larger.
+/// The largest regular value is a full block: reth caps responses at 160 MB, but a block of 2,000
+/// transactions is about 2 MB and a six-blob transaction 1.6 MB. This does not bound the pool's content: over
+/// IPC it is not read as one value, and over WebSocket its connection has a separate limit, 256 MiB or this
+/// one, whichever is larger.
 pub const DEFAULT_MAX_FRAME_BYTES: usize = 32 * 1024 * 1024;
 
 /// Time for the response to one request for a transaction: more than 100 times the slowest one
@@ -56,7 +56,7 @@ pub const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for the node to list its pool; anvil needs 12 s for 60,000 transactions.
 pub const DEFAULT_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How many hashes are remembered, so that what was seen is not fetched again.
+/// How many hashes are remembered, so that a hash that was seen is not fetched again.
 ///
 /// At least twice a node's pool: reth's pending limit is 10,000 by default, geth's 5,120 + 1,024,
 /// and load tests raise them to 300,000. Worst case in memory: 40 bytes × 8/7 × 2 = 48 MiB.
@@ -66,19 +66,19 @@ pub const DEFAULT_SEEN_CAPACITY: usize = 524_288;
 pub const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A connection is closed after this long without a response to a ping or any other message.
-///
-/// geth freezes for 3 to 8 s when another subscriber stalls, and recovers. After 10 s of a blocked
+/// geth can freeze for 3 to 8 s when another subscriber stalls, and then recovers. After a write to a
+/// connection has blocked for 10 s, it never writes to that connection again. So 10 s distinguish the two.
 /// write it never writes to that connection again. So 10 s distinguish the two.
 pub const DEFAULT_PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time between two audits, which compare the node's pool with ours; ± 10 % of jitter.
 pub const DEFAULT_AUDIT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long an audit waits for announcements on their way before it calls a hash missing.
+/// How long an audit waits for announcements that are still on their way before a hash counts as missing.
 pub const DEFAULT_AUDIT_SETTLE: Duration = Duration::from_millis(200);
 
-/// How long backfill, audit and retry fetches wait at most for the load to fall. It is less than
-/// half of the 12 s between two blocks, so that what was missed can still be in the next one.
+/// The longest that backfill, audit and retry fetches wait for the load to fall. It is less than half of the
+/// 12 s between two blocks, so that a missed transaction can still enter the next block.
 pub const DEFAULT_DEFERRAL_MAX_AGE: Duration = Duration::from_secs(5);
 
 /// Upper bound of [`FetcherConfig::fetch_slots`].
@@ -91,7 +91,7 @@ pub const MAX_STREAM_BUFFER: usize = 1 << 16;
 /// Upper bound of [`FetcherConfig::announcement_buffer`]: 2^20 slots, about 128 MiB.
 pub const MAX_ANNOUNCEMENT_BUFFER: usize = 1 << 20;
 
-/// Where a source is.
+/// How a source is reached.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Endpoint {
@@ -117,7 +117,7 @@ impl fmt::Display for Endpoint {
 impl FromStr for Endpoint {
     type Err = ConfigError;
 
-    /// Parses `ws://…` as a WebSocket URL and what has no scheme as a path.
+    /// Parses `ws://…` as a WebSocket URL, and a text without a scheme as a path.
     ///
     /// # Errors
     /// [`ConfigError::EmptyEndpoint`]; [`ConfigError::UnknownScheme`] for any other URL.
@@ -141,29 +141,29 @@ pub enum StartPolicy {
     /// [`Fetcher::start`](crate::Fetcher::start) fails with the reason.
     #[default]
     RequireNode,
-    /// It returns at once, and the sources keep trying.
+    /// It returns at once, and the sources keep connecting.
     WaitForNode,
 }
 
-/// What a node announces of a pending transaction.
+/// What a node announces for a pending transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Announcements {
-    /// Its hash. The transaction is requested by it.
+    /// Its hash, with which the transaction is then requested.
     #[default]
     Hashes,
-    /// The transaction itself, as an object that is encoded again and must have the announced hash.
-    /// Requested are only blob transactions (for their sidecars), types that this crate does not
-    /// know, and objects above 16 KiB. It saves a request for each transaction and, with a trusted
-    /// sender, the recovery of the sender.
+    /// The transaction itself, as an object that is encoded again and must have the announced hash. Only blob
+    /// transactions (for their sidecars), types that this crate does not know, and objects above 16 KiB are
+    /// requested. It saves a request for each transaction and, with a trusted sender, the recovery of the
+    /// sender.
     ///
-    /// An object is about five times as long as a hash, so geth's socket, which holds about 280
-    /// announcements of hashes, is full five times sooner when it is not read, and then geth freezes
-    /// all its subscribers. Only the thread `mempool-io` reads it, and does nothing else; a machine
-    /// whose cores are all taken by other work should stay with hashes.
+    /// An object is about five times as long as a hash. geth's socket holds about 280 announcements of
+    /// hashes, so it fills five times sooner when it is not read, and then geth blocks all its subscribers.
+    /// The thread `mempool-io` does nothing but read it; on a machine whose cores are all busy with other
+    /// work, use hashes.
     Full,
 }
 
-/// What is fetched of the node's pool at start-up and after a gap.
+/// Which part of the node's pool is fetched at start-up and after a gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backfill {
     /// Nothing. Transactions that were pending before the subscription stay unknown.
@@ -178,9 +178,9 @@ pub enum Backfill {
 /// Capped exponential backoff with jitter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
-    /// The longest first delay; it doubles with each attempt.
+    /// The longest first delay; the limit doubles with each attempt.
     pub base: Duration,
-    /// The longest delay of all.
+    /// The longest delay of any attempt.
     pub cap: Duration,
 }
 
@@ -197,48 +197,48 @@ impl Backoff {
     }
 }
 
-/// The longest of all durations, a year: sums of them with a moment must not overflow.
+/// The longest duration that is accepted, a year: adding some of them to an `Instant` must not overflow.
 const MAX_DURATION: Duration = Duration::from_hours(365 * 24);
 
-/// The configuration of a [`Fetcher`](crate::Fetcher). Every field has a default but the sources,
-/// which [`FetcherConfig::new`] takes.
+/// The configuration of a [`Fetcher`](crate::Fetcher). Every field has a default except the sources, which
+/// [`FetcherConfig::new`] takes.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FetcherConfig {
-    /// The nodes, and the pools in this process: at least one, at most 16, no two alike.
+    /// The nodes, and the pools in this process: 1 to 16, without duplicates.
     pub sources: Vec<Endpoint>,
-    /// Slots between the socket and the announcement reader for each source, a power of two, 16 to
-    /// 2^20. What overruns it is counted as `lagged`, and fetched by the comparison that follows.
+    /// Slots between the socket and the announcement reader for each source, a power of two, 16 to 2^20.
+    /// Announcements that overrun them are counted as `lagged`, and fetched by the comparison that follows.
     pub announcement_buffer: usize,
     /// What the nodes announce: hashes, or whole transactions.
     pub announcements: Announcements,
-    /// Whether the field `from` of an announced transaction is taken for its sender, where
-    /// [`announcements`](Self::announcements) are [`Full`](Announcements::Full). The hash does not
-    /// cover it, and with trust the signature is not verified: a node that lies, or whoever can write
-    /// to the connection, then chooses the sender, and with it nonce, balance and replacement rules of
-    /// what the sink is given. `None`: IPC sources are trusted, since only local processes with access
-    /// to the socket's file can answer there, and WebSocket sources are not. Without trust the sender is
-    /// recovered (34 us for each transaction). What is requested by its hash is always recovered.
+    /// Whether the field `from` of an announced transaction is used as its sender when
+    /// [`announcements`](Self::announcements) are [`Full`](Announcements::Full). The hash does not cover that
+    /// field, and a trusted sender's signature is not verified: a node that lies, or anyone who can write to
+    /// the connection, then chooses the sender, and with it the nonce, balance and replacement rules that
+    /// apply to the transaction. `None` (default): IPC sources are trusted, since only local processes with
+    /// access to the socket's file can answer there, and WebSocket sources are not. Without trust the sender
+    /// is recovered (34 us for each transaction). The sender of a transaction that was requested by hash is
+    /// always recovered.
     pub trust_node_sender: Option<bool>,
-    /// Whether the KZG proofs of blob transactions are verified, some milliseconds of CPU for each
-    /// blob. The commitments are compared with the versioned hashes in any case.
+    /// Whether the KZG proofs of blob transactions are verified, which costs some milliseconds of CPU for
+    /// each blob. The commitments are compared with the versioned hashes in any case.
     pub verify_blob_proofs: bool,
-    /// Whether the nonces that blocks raised are read, from the full block: some megabytes of JSON for
-    /// each, over IPC on a connection of its own, over WebSocket on the one for calls. Without them
-    /// a transaction whose nonce was taken by one that was never public counts as pending until the node
-    /// drops it. Off as well for a sink that does not
-    /// [want](crate::TransactionSink::wants_nonces) them.
+    /// Whether the nonces of a block's senders are read. They need the full block: some megabytes of JSON,
+    /// over IPC on a connection of its own, over WebSocket on the one for calls. Without them, a transaction
+    /// whose nonce was used by a private transaction counts as pending until the node drops it. They are not
+    /// read either for a sink that does not [want](crate::TransactionSink::wants_nonces) them.
     pub block_nonces: bool,
     /// Fetches in flight at once, 1 to 4096.
     pub fetch_slots: usize,
     /// How many of the slots deferrable work may hold, 1 to `fetch_slots`.
     pub deferrable_slots: usize,
-    /// Whether the limit of requests in flight at one node is adapted. It is halved, down to
-    /// [`ADAPTIVE_FLOOR`](crate::ADAPTIVE_FLOOR), on a sign of overload (-32005, -32009, a growing
-    /// share of time-outs), and rises by one for each round of responses while it is in use. It is
-    /// never above `fetch_slots`, and shown by `mempool_fetcher_fetch_limit`.
+    /// Whether the limit of requests in flight at one node adapts. It is halved, down to
+    /// [`ADAPTIVE_FLOOR`](crate::ADAPTIVE_FLOOR), on a sign of overload (-32005, -32009, a growing share of
+    /// time-outs), and rises by one for each round of responses while at least half of it is in use. It is
+    /// never above `fetch_slots`, and exported as `mempool_fetcher_fetch_limit`.
     pub adaptive_limit: bool,
-    /// Bytes of answers in flight before further fetches wait, at least 1 MiB.
+    /// Bytes of responses in flight before further fetches wait, at least 1 MiB.
     pub max_bytes_in_flight: usize,
     /// Longest JSON value read from a connection, 1 MiB to 1 GiB. A longer transaction that comes over
     /// IPC is dropped and counts as malformed (`mempool_fetcher_oversized_answers_total`); with any
@@ -249,32 +249,32 @@ pub struct FetcherConfig {
     pub fetch_timeout: Duration,
     /// How often a fetch is retried after a time-out or a retryable error response, at most 16.
     pub fetch_retries: u32,
-    /// Delay between two tries of a fetch, `base` at least 1 ms. After a time-out, and when the node
-    /// answers that it is busy (-32005, -32009), the first three steps are left out: by default the
-    /// delays are then 160, 320 and 500 ms at most, and half of these at least.
+    /// Delay between two attempts of a fetch, `base` at least 1 ms. After a time-out, and when the node
+    /// answers that it is busy (-32005, -32009), the first three steps are skipped: the delays are then by
+    /// default at most 160, 320 and 500 ms, and at least half of that.
     pub retry_backoff: Backoff,
     /// Time for the response to any other call, at least 1 ms.
     pub call_timeout: Duration,
     /// Time for the node to list its pool, at least 1 ms.
     pub snapshot_timeout: Duration,
-    /// Request connections for each source, 1 to 16, each with a thread that reads its answers,
-    /// decodes, recovers senders and calls the sink. For a pool in this process, threads that call
-    /// it and the sink. A request goes to the connection with the
-    /// fewest in flight, so more than one keeps small transactions from waiting behind blobs too.
+    /// Request connections for each source, 1 to 16, each with a thread that reads its responses, decodes,
+    /// recovers senders and calls the sink. For a pool in this process: the number of threads that call it
+    /// and the sink. A request goes to the connection with the fewest in flight, so with more than one, small
+    /// transactions do not wait behind blobs.
     pub request_connections: usize,
-    /// How many of them carry deferrable fetches too, 1 to `request_connections`. The others are
-    /// there when a live transaction comes, however long the backfill.
+    /// How many of them carry deferrable fetches too, 1 to `request_connections`. The others stay free for
+    /// live transactions, however long the backfill.
     pub deferrable_connections: usize,
-    /// Cores on which the threads of request connections over IPC stay and poll their sockets without
-    /// ever sleeping, so that no answer waits for a thread to wake up; the connections of each source
-    /// take them in turn. Each of these cores is busy all the time, with or without load: name cores
-    /// that nothing else uses (`isolcpus`), and fewer than there are. Empty, the default: the threads
+    /// Cores to which the threads of IPC request connections are pinned, to poll their sockets without ever
+    /// sleeping, so that no response waits for a thread to wake up. The connections of each source are
+    /// assigned to them in turn. Each of these cores is busy all the time, with or without load: name cores
+    /// that nothing else uses (`isolcpus`), and fewer than the machine has. Empty (default): the threads
     /// sleep. At most 16, each one that this process may use. Linux only.
     pub busy_poll_cores: Vec<usize>,
     /// How many hashes are remembered, at least 1024.
     pub seen_capacity: usize,
-    /// The chain that every source must be on; `None` (the default) takes that of the first source that
-    /// is reached. A source on another chain is a failed attempt to connect:
+    /// The chain that every source must be on; `None` (the default) takes the chain of the first source that
+    /// connects. A source on another chain is a failed attempt to connect:
     /// [`ConnectError::OtherChain`](crate::ConnectError::OtherChain).
     pub chain_id: Option<u64>,
     /// What happens when no source can be reached at start-up.
@@ -290,22 +290,21 @@ pub struct FetcherConfig {
     pub ping_timeout: Duration,
     /// Time between two audits, at least 1 ms; `None` for none.
     pub audit_interval: Option<Duration>,
-    /// How long an audit waits for announcements on their way before it calls a hash missing.
+    /// How long an audit waits for announcements that are still on their way before a hash counts as missing.
     pub audit_settle: Duration,
-    /// What is fetched of the node's pool at start-up and after gaps.
+    /// Which part of the node's pool is fetched at start-up and after gaps.
     pub backfill: Backfill,
-    /// Watches how full the announcement buffers and the slots for live announcements are. While it
-    /// says that the load is high, backfill, audit and retry fetches wait (counted by
-    /// `mempool_fetcher_deferred_total`); live announcements and heads never do. `None`: nothing
-    /// waits.
+    /// Watches how full the announcement buffers and the slots for live announcements are. While it reports a
+    /// high load, backfill, audit and retry fetches wait (counted by `mempool_fetcher_deferred_total`); live
+    /// announcements and heads never do. `None`: nothing waits.
     pub monitor: Option<LoadMonitor>,
-    /// How long such a fetch waits at most, from when it could first have run; at least 1 ms.
-    /// Fetches that have waited that long run one at a time while the load stays high.
+    /// The longest that such a fetch waits, from when it could first have run; at least 1 ms. Fetches that
+    /// have waited that long run one at a time while the load stays high.
     pub deferral_max_age: Duration,
-    /// The gate from which decoding and sender recovery acquire internal work permits. Such work
-    /// waits for a permit and is never refused, and external callers never get the last one, unless
-    /// the gate is [`Limit::Unlimited`](load_control::Limit::Unlimited). `None`: it runs on the
-    /// threads of all request connections at once.
+    /// The gate from which decoding and sender recovery acquire internal work permits. Such work waits for a
+    /// permit and is never refused, and external callers never get the last permit, unless the gate is
+    /// [`Limit::Unlimited`](load_control::Limit::Unlimited). `None`: the threads of all request connections
+    /// work at the same time.
     pub gate: Option<Gate>,
 }
 
@@ -359,7 +358,7 @@ impl FetcherConfig {
         Self::new([Endpoint::Ipc(path.into())])
     }
 
-    /// A configuration for a pool in this process. `name` is what logs and metrics call it.
+    /// A configuration for a pool in this process. `name` identifies it in logs and metrics.
     #[must_use]
     pub fn in_process(name: impl Into<Arc<str>>, pool: Arc<dyn InProcessPool>) -> Self {
         Self::new([Endpoint::InProcess(InProcess::new(name, pool))])
@@ -426,7 +425,7 @@ impl FetcherConfig {
         }
     }
 
-    /// Whether the sender that this source announces is taken without recovery.
+    /// Whether this source's announced senders are used without recovery.
     pub(crate) fn trusts_sender_of(&self, endpoint: &Endpoint) -> bool {
         self.trust_node_sender.unwrap_or(matches!(endpoint, Endpoint::Ipc(_)))
     }

@@ -157,8 +157,8 @@ impl Connection {
         lock(&self.shared.frontend).clone().ok_or(CallError::ConnectionLost)
     }
 
-    /// When the last complete JSON value was received. Bytes alone are no sign of life: after a
-    /// truncated answer, all that follows is read as a part of it.
+    /// When the last complete JSON value was received. Single bytes do not count: after a truncated response,
+    /// everything that follows is read as a part of it.
     pub(crate) fn last_frame(&self) -> Instant {
         self.shared.last_frame()
     }
@@ -192,7 +192,7 @@ impl Drop for Connection {
 }
 
 /// Longest announcement of a hash that is kept until it is read; a hash has 68 bytes. A longer one is
-/// replaced as that of an object is.
+/// replaced by the announcement of its hash, as for an object.
 const MAX_HASH_BYTES: usize = 128;
 
 /// Longest announcement of an object that is kept until it is read. Of a longer one only the hash is
@@ -227,8 +227,8 @@ struct ConnectionShared {
     probe: Mutex<Option<Probe>>,
     /// The id of the request that subscribes to heads; 0, which is never used, until it is sent.
     heads_request: AtomicU64,
-    /// `None` once the connection has ended. alloy's service takes the end of its backend for a fault
-    /// and logs two errors of it, but ends in silence when nobody can send requests any more.
+    /// `None` once the connection has ended. alloy's service takes the end of its backend for a fault and
+    /// logs two errors, but ends silently when all its request senders are dropped.
     frontend: Mutex<Option<PubSubFrontend>>,
 }
 
@@ -269,8 +269,7 @@ impl ConnectionShared {
     }
 }
 
-/// When the latest announcements were read from the socket, by their number on the connection, and
-/// how long they are.
+/// The read times and lengths of the latest announcements, by their number on the connection.
 ///
 /// The broadcast channel carries the announcements and this carries their times, in the same order. The
 /// reader counts those that it received and those that were reported as lost, so it knows the
@@ -282,7 +281,7 @@ pub(crate) struct ReadTimes {
 
 #[derive(Debug)]
 struct Ring {
-    /// Of each announcement that waits, when it was read and its length.
+    /// Read time and length of each waiting announcement.
     waiting: VecDeque<(Instant, usize)>,
     waiting_bytes: usize,
     next: u64,
@@ -296,7 +295,7 @@ impl ReadTimes {
         }
     }
 
-    /// Records an announcement of so many bytes.
+    /// Records an announcement of `bytes` bytes.
     pub(crate) fn push(&self, now: Instant, bytes: usize) {
         let mut ring = lock(&self.ring);
         if ring.waiting.len() == ring.slots {

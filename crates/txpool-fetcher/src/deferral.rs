@@ -40,27 +40,26 @@ impl DeferrableWork {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeferredStats {
-    /// Fetches, and audits on the timer, that had to wait because the load was high.
+    /// Fetches, and audits on the timer, that waited because the load was high.
     pub deferred: u64,
-    /// Of these, the ones that ran although the load was high, because they had reached the age
-    /// cap.
+    /// How many of these ran although the load was high, because they had reached the age cap.
     pub aged: u64,
-    /// How many wait now. Each retry counts; what is left of a comparison counts as one.
+    /// How many wait now. Each retry counts; the rest of a comparison counts as one.
     pub waiting: u64,
-    /// How long the oldest of those that wait now has waited.
+    /// How long the oldest waiting one has waited.
     pub oldest_age: Duration,
 }
 
-/// The right to run deferrable work. While the load is high, work that has reached the age cap gets
-/// the one permit for such work in turn: nothing waits for ever, and the backfill of a whole pool
-/// does not run all at once when it reaches the age cap.
+/// The right to run deferrable work. While the load is high, work that has reached the age cap
+/// takes turns with the one permit for such work: it always runs in the end, but the backfill of a
+/// whole pool does not run all at once when it reaches the age cap.
 #[derive(Debug, Default)]
 pub(crate) struct DeferralPermit {
     _one: Option<OwnedSemaphorePermit>,
 }
 
 /// Reports the fill of the fetcher's queues to the monitor, and makes deferrable work wait while
-/// the monitor says that the load is high.
+/// the monitor reports a high load.
 #[derive(Debug)]
 pub(crate) struct Deferral {
     watched: Option<Watched>,
@@ -126,8 +125,8 @@ impl Deferral {
         }
     }
 
-    /// Counts a live fetch as part of the load, from its wait for a slot until the result is
-    /// dropped.
+    /// Counts a live fetch as part of the load, from its wait for a slot until the returned value
+    /// is dropped.
     pub(crate) fn track_live_fetch(&self) -> Option<TrackedFetch> {
         let queue = self.watched.as_ref()?.live.clone();
         queue.added(1);
@@ -150,7 +149,7 @@ impl Deferral {
         self.deferred.fetch_add(1, Relaxed);
         self.counters[work as usize].increment(1);
         let _waits = self.add_waiting(since);
-        // `None` if that is later than the clock can represent: then it never comes.
+        // `None` if the clock cannot represent that time: then the work is never due.
         let due = since.checked_add(self.max_age);
         if watched.monitor.wait_until_normal(due, || self.publish()).await {
             return DeferralPermit::default();
@@ -169,8 +168,9 @@ impl Deferral {
         }
     }
 
-    /// A permit for a retry to give its slot back while it is deferred. `None` if the load is not
-    /// high, or if as many retries as there are slots wait so: the retry then keeps its slot.
+    /// A permit with which a retry releases its slot while it is deferred. `None` if the load is
+    /// not high, or if as many retries as there are slots already wait: the retry then keeps its
+    /// slot.
     pub(crate) fn park(&self) -> Option<OwnedSemaphorePermit> {
         if !self.is_pressed() {
             return None;
@@ -209,7 +209,7 @@ impl Drop for TrackedFetch {
     }
 }
 
-/// The entry of one wait in the list of what waits; removed when the wait ends or is dropped.
+/// The entry of one wait in the list of waiting work; removed when the wait ends or is dropped.
 struct WaitingEntry<'a> {
     deferral: &'a Deferral,
     entry: (Instant, u64),

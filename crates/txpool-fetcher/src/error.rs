@@ -1,4 +1,4 @@
-//! The errors of the crate: what went wrong, where, and whether it is retried.
+//! The errors of the crate.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -80,7 +80,7 @@ pub enum ConfigError {
         /// The core.
         core: usize,
     },
-    /// The monitor cannot watch our queues: one for each source and one more.
+    /// The monitor cannot watch the fetcher's queues: one for each source and one more.
     #[error("`monitor`: {0}")]
     Monitor(#[from] load_control::ConfigError),
 }
@@ -96,12 +96,12 @@ pub enum ConnectError {
         endpoint: String,
     },
     /// The path exists, and is not a socket.
-    #[error("{endpoint}: not a socket (a file or folder stands at this path)")]
+    #[error("{endpoint}: not a socket (there is a file or folder at this path)")]
     NotASocket {
         /// The endpoint.
         endpoint: String,
     },
-    /// The permissions of the socket do not allow to open it.
+    /// The permissions of the socket do not allow opening it.
     #[error("{endpoint}: permission denied (run as the node's user, or change the socket's mode)")]
     PermissionDenied {
         /// The endpoint.
@@ -162,13 +162,13 @@ pub enum ConnectError {
     /// The source is on another chain than [`FetcherConfig::chain_id`], or than the other sources.
     ///
     /// [`FetcherConfig::chain_id`]: crate::FetcherConfig::chain_id
-    #[error("{endpoint}: is on chain {found}, expected is chain {expected}")]
+    #[error("{endpoint}: is on chain {found}, expected chain {expected}")]
     OtherChain {
         /// The endpoint.
         endpoint: String,
         /// The chain id of this source.
         found: u64,
-        /// The chain id that was configured, or that of the others.
+        /// The chain id that was configured, or that of the other sources.
         expected: u64,
     },
     /// The subscription's buffer does not have the size that was set.
@@ -245,7 +245,7 @@ pub enum LossReason {
     #[error("a value of more than {0} bytes")]
     Oversized(usize),
     /// Neither a response to a ping nor another message came for this long.
-    #[error("no sign of life for {0:?}")]
+    #[error("no response for {0:?}")]
     Unresponsive(Duration),
     /// Hashes or heads stopped coming while the chain advanced.
     #[error("{0}")]
@@ -320,14 +320,14 @@ impl CallError {
         match self {
             // The response may only be late.
             Self::Timeout(_) => true,
-            // Another connection may work.
+            // A request on another connection may succeed.
             Self::ConnectionLost => true,
             Self::Rpc { code, .. } => match code {
                 // The node cannot parse the request or does not know the method: a retry cannot
                 // help.
                 -32700 | -32600 | -32601 | -32602 => false,
-                // -32005 limit exceeded, -32009 and -32603 busy or internal, -32000 geth's catch-all
-                // (among it `transaction indexing is in progress`, which ends).
+                // -32005 limit exceeded, -32009 and -32603 busy or internal, -32000 geth's
+                // catch-all, which includes the temporary `transaction indexing is in progress`.
                 _ => true,
             },
         }

@@ -43,7 +43,7 @@ use crate::{
 pub(crate) struct FetchContext<S> {
     pub(crate) config: FetcherConfig,
     pub(crate) sink: S,
-    /// What the sink is told and asked, apart from deliveries.
+    /// The calls of the sink other than deliveries.
     pub(crate) sink_queue: Arc<SinkQueue>,
     pub(crate) tally: Arc<Tally>,
     pub(crate) seen: Arc<SeenSet>,
@@ -75,7 +75,7 @@ pub(crate) struct AnnouncementCounts {
     pub(crate) first_seen: AtomicU64,
 }
 
-/// What is known of a hash when it enters.
+/// A hash that enters, with its origin.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     pub(crate) hash: B256,
@@ -85,7 +85,7 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// Backfill and audits; a live announcement stays live when it is requested again.
+    /// True for backfill and audits; a live announcement stays live when it is requested again.
     fn is_deferrable(&self) -> bool {
         self.entry != Entry::Announced
     }
@@ -99,9 +99,9 @@ pub(crate) struct FetchTask {
     slot: Slot,
     /// Retries that were made.
     retries: u32,
-    /// Connections that were lost with the request.
+    /// How many connections were lost while the request was in flight.
     losses: u32,
-    /// Sources that were not asked yet.
+    /// Sources that have not been asked yet.
     untried: SourceSet,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct FetchTask {
 #[derive(Debug)]
 pub(crate) struct FetchRequest {
     task: FetchTask,
-    /// Who is asked.
+    /// The source that is asked.
     source: usize,
     permit: RequestPermit,
 }
@@ -127,7 +127,7 @@ impl SourceSet {
         self.0 &= !(1 << source);
     }
 
-    /// Its sources, `first` before the others.
+    /// The sources of this set, `first` before the others.
     fn iter_from(self, first: usize) -> impl Iterator<Item = usize> {
         let contains = move |source: &usize| self.0 >> *source & 1 == 1;
         std::iter::once(first)
@@ -137,15 +137,15 @@ impl SourceSet {
 }
 
 impl<S: TransactionSink> FetchContext<S> {
-    /// Takes in one announcement, and submits its request; [`RequestConnections::flush`] sends it.
-    /// Waits while all slots are taken: the announcements behind it stay in the broadcast buffer
-    /// meanwhile, whose overrun is counted.
+    /// Processes one announcement, and submits its request; [`RequestConnections::flush`] sends it.
+    /// Waits while all slots are taken; meanwhile later announcements stay in the broadcast buffer,
+    /// whose overrun is counted.
     pub(crate) async fn on_announcement(self: &Arc<Self>, arrival: Arrival) {
         let Some(ticket) = self.enter(&arrival) else { return };
         let slot = match self.slots.try_acquire_live(self.deferral.track_live_fetch()) {
             Ok(slot) => slot,
             Err(live) => {
-                // What is submitted must not wait for what is not.
+                // Requests that are submitted must not wait for those that are not.
                 self.requests.flush();
                 self.slots.acquire_live(live).await
             }
@@ -153,7 +153,7 @@ impl<S: TransactionSink> FetchContext<S> {
         self.submit(self.task(arrival, ticket, slot));
     }
 
-    /// Counts an announcement. `None` when it has left again, as mined or known.
+    /// Counts an announcement. `None` when its outcome is already known: mined or seen.
     fn enter(&self, arrival: &Arrival) -> Option<Ticket> {
         let ticket = self.tally.enter(Entry::Announced);
         self.announcement_counts[arrival.source].announced.fetch_add(1, Relaxed);
@@ -170,7 +170,7 @@ impl<S: TransactionSink> FetchContext<S> {
     }
 
     /// Fetches a transaction that a comparison found missing. Returns as soon as a deferrable slot
-    /// was free and the fetch has begun; the outcome is not waited for.
+    /// was free and the fetch has begun; it does not wait for the outcome.
     pub(crate) async fn fetch_missing(self: &Arc<Self>, arrival: Arrival, permit: DeferralPermit) {
         let ticket = self.tally.enter(arrival.entry).in_flight(&self.seen, arrival.hash);
         let slot = self.slots.acquire_deferrable(permit).await;
@@ -203,7 +203,7 @@ impl<S: TransactionSink> FetchContext<S> {
         Err(task)
     }
 
-    /// Submits the request to one source; hands it back when that one has no connection.
+    /// Submits the request to one source; returns it when that source has no connection.
     #[expect(clippy::result_large_err, reason = "a box would cost an allocation for each hash")]
     fn submit_to(
         &self,
@@ -230,13 +230,14 @@ impl<S: TransactionSink> FetchContext<S> {
 }
 
 impl<S> FetchContext<S> {
-    /// Records what became of a hash, unless it was dropped without an outcome.
+    /// Records the outcome of a hash, unless it was dropped without one.
     fn finish(&self, hash: B256, ticket: Ticket, outcome: Outcome, seen: Option<Seen>) {
         self.seen.settle(hash, seen);
         ticket.leave(outcome);
-        // A block may have come, or gone, between the look at it and now. And only a block that
-        // contains the transaction makes it mined for as long as it is there: what lost its nonce to
-        // a block, or was mined in one that we do not know, may be pending again after a reorg.
+        // A block may have been applied, or removed by a reorg, since the look-up. Only a block
+        // that contains the transaction makes it mined, and only while the block is canonical: a
+        // transaction that lost its nonce to a block, or was mined in a block that we do not know,
+        // may be pending again after a reorg.
         match seen {
             Some(Seen::Delivered) if self.is_mined(&hash) => _ = self.seen.mined(hash),
             Some(Seen::Mined) if !self.is_mined(&hash) => self.seen.forget_mined(hash),

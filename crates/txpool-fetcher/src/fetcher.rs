@@ -38,7 +38,7 @@ use crate::{
     source::{AuditRequest, Changes, Source, SourceChannels, SourceShared, SourceStatus},
 };
 
-/// How long an end without a deadline of its own waits for what the sink has not returned from.
+/// How long an end without a given deadline waits for calls of the sink that have not returned.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Requests for audits that may wait for one source while one runs; further callers get an error.
@@ -48,7 +48,7 @@ const AUDITS_WAITING: usize = 4;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EndReason {
-    /// It was told to stop.
+    /// [`Fetcher::shutdown`] was called, or the [`Fetcher`] was dropped.
     Stopped,
     /// The sink reported [`Delivery::Closed`](crate::Delivery::Closed).
     SinkClosed,
@@ -60,9 +60,10 @@ pub enum EndReason {
 
 /// A running fetcher. Dropping it stops it without waiting.
 ///
-/// It runs on threads of its own: one that reads the sockets and does nothing that takes long, and
-/// [`FetcherConfig::request_connections`] for each source that read answers, decode, recover senders
-/// and call the sink. So nothing is lost if the host's runtime is busy, or blocked for minutes.
+/// It runs on threads of its own: one that reads the sockets and does no long work, and
+/// [`FetcherConfig::request_connections`] for each source that read answers, decode, recover
+/// senders and call the sink. So nothing is lost if the host's runtime is busy, or blocked for
+/// minutes.
 #[derive(Debug)]
 pub struct Fetcher {
     tally: Arc<Tally>,
@@ -83,7 +84,7 @@ impl Fetcher {
     /// no source could be reached.
     ///
     /// # Cancel safety
-    /// If it is dropped before it returns, what was started is stopped.
+    /// If the future is dropped before it returns, everything that was started is stopped.
     pub async fn start<S: TransactionSink>(
         config: FetcherConfig,
         sink: S,
@@ -144,7 +145,7 @@ impl Fetcher {
             firsts.push(first_rx);
             parts.push((shared, audit_rx, first_tx));
         }
-        // Also when the supervisor panics, or cannot be started.
+        // Also when the supervisor panics or cannot be started.
         let ends_queue = EndsQueue(sink_queue);
         sink_thread::spawn(&context)
             .map_err(|source| StartError::Thread { thread: "mempool-sink", source })?;
@@ -153,7 +154,7 @@ impl Fetcher {
             let reason = io.block_on(supervise(context, parts, all_ended, deadline_rx));
             // The `Fetcher` may have been dropped.
             let _ = ended_tx.send(Some(reason));
-            // Its drop would wait for what blocks.
+            // Dropping the runtime would wait for blocking calls.
             io.shutdown_background();
         };
         std::thread::Builder::new()
@@ -185,11 +186,11 @@ impl Fetcher {
         self.sources.iter().any(|(shared, _)| shared.state() == SourceState::Live)
     }
 
-    /// Waits until at least one source is [`SourceState::Live`]: what was pending at its node has been
-    /// brought in, and what becomes pending is announced.
+    /// Waits until at least one source is [`SourceState::Live`]: the transactions that were pending
+    /// at its node have been fetched, and later ones are announced.
     ///
     /// # Errors
-    /// Why the fetcher has ended instead.
+    /// The reason, if the fetcher ends before.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -200,7 +201,7 @@ impl Fetcher {
             while !self.is_live() && changes.changed().await.is_ok() {}
         };
         tokio::select! {
-            // A fetcher that has ended was live once; it is not any more.
+            // A fetcher that has ended may have been live before; it no longer is.
             biased;
             reason = self.ended() => Err(reason),
             () = live => Ok(()),
@@ -208,8 +209,9 @@ impl Fetcher {
     }
 
     /// The status of all sources, now and after each change of a state, of
-    /// [`audited`](SourceStatus::audited), or of the latest error or comparison. It ends with the fetcher,
-    /// and does not borrow it. Whoever reads late gets the latest status, not those in between.
+    /// [`audited`](SourceStatus::audited), or of the latest error or comparison. The stream ends
+    /// with the fetcher, and does not borrow it. A slow reader gets the latest status, not those in
+    /// between.
     pub fn status_changes(&self) -> impl Stream<Item = Vec<SourceStatus>> + Send + use<> {
         let sources: Vec<_> = self.sources.iter().map(|(shared, _)| Arc::clone(shared)).collect();
         let mut changes = self.changes.subscribe();
@@ -219,7 +221,7 @@ impl Fetcher {
             (sources, changes, ended),
             |(sources, mut changes, mut ended)| async {
                 tokio::select! {
-                    // Before the end, its last change.
+                    // The last change is delivered before the end.
                     biased;
                     Ok(()) = changes.changed() => {}
                     _ = ended.wait_for(Option::is_some) => return None,
@@ -231,29 +233,29 @@ impl Fetcher {
         )
     }
 
-    /// A function that says whether every source is [`SourceState::Live`], for a readiness probe;
-    /// it does not borrow the fetcher. Always false once the fetcher has ended.
+    /// A function that returns whether every source is [`SourceState::Live`], for a readiness
+    /// probe; it does not borrow the fetcher. Always false once the fetcher has ended.
     pub fn readiness(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let sources: Vec<_> = self.sources.iter().map(|(shared, _)| Arc::clone(shared)).collect();
         move || sources.iter().all(|source| source.state() == SourceState::Live)
     }
 
-    /// A function that says whether the pool of every source's node can be compared with ours, see
-    /// [`SourceStatus::audited`]; it does not borrow the fetcher.
+    /// A function that returns whether the pool of every source's node can be compared with ours,
+    /// see [`SourceStatus::audited`]; it does not borrow the fetcher.
     pub fn audited(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let sources: Vec<_> = self.sources.iter().map(|(shared, _)| Arc::clone(shared)).collect();
         move || sources.iter().all(|source| source.is_audited())
     }
 
-    /// How much work has waited, and waits now, because [`FetcherConfig::monitor`] says that the
-    /// load is high.
+    /// How much work has waited, and waits now, because [`FetcherConfig::monitor`] reports a high
+    /// load.
     #[must_use]
     pub fn deferred(&self) -> DeferredStats {
         self.deferral.stats()
     }
 
-    /// Compares the pool of the node of source `source` with ours now, independently of the timer.
-    /// One at a time for each source: up to four callers wait for the one that runs.
+    /// Compares the pool of source `source` with ours now, independently of the timer. One
+    /// comparison runs at a time for each source, and up to four callers wait for it.
     ///
     /// # Errors
     /// Why the node's pool could not be listed; [`SnapshotError::Busy`] at once when four wait.
@@ -296,10 +298,10 @@ impl Fetcher {
         }
     }
 
-    /// Stops and waits, at most for `deadline`. No thread or task of the fetcher is left afterwards,
-    /// unless the sink has not returned by then: the threads that are in the sink are left behind,
-    /// and end when it returns. What it still holds stays counted as unfinished, and the events of
-    /// the chain that it has not taken are dropped (`mempool_fetcher_sink_dropped_total`).
+    /// Stops the fetcher and waits for at most `deadline`. Afterwards no thread or task of the
+    /// fetcher is left, except threads whose call of the sink has not returned; each ends when its
+    /// call returns. The transactions in those calls stay counted as unfinished, and chain events
+    /// that the sink has not taken are dropped (`mempool_fetcher_sink_dropped_total`).
     ///
     /// # Cancel safety
     /// The stop continues if this is dropped.
@@ -330,7 +332,7 @@ impl Drop for EndsQueue {
     }
 }
 
-/// A time so far away that nobody waits for it, when the clock cannot represent the sum.
+/// Now plus `duration`; a time far in the future if the clock cannot represent the sum.
 fn after(duration: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
     let now = Instant::now();
@@ -344,7 +346,7 @@ async fn passed(mut deadline: watch::Receiver<Option<Instant>>) {
         let until = deadline.borrow_and_update().unwrap_or(default);
         tokio::select! {
             () = sleep_until(until.into()) => return,
-            // Without the `Fetcher` nobody can change it any more.
+            // Once the `Fetcher` is dropped, nothing changes the deadline any more.
             Ok(()) = deadline.changed() => {}
         }
     }
@@ -421,7 +423,7 @@ async fn supervise<S: TransactionSink>(
                 _ => {}
             },
             Some(joined) = followers.join_next() => {
-                // They end by themselves only when their sources have.
+                // They end by themselves only after their sources have ended.
                 if joined.is_err() {
                     break EndReason::Panicked;
                 }
@@ -434,18 +436,18 @@ async fn supervise<S: TransactionSink>(
         followers.shutdown().await;
         context.tasks.close();
         context.tasks.wait().await;
-        // Nobody applies heads any more.
+        // Nothing applies heads any more.
         context.sink_queue.drain();
         // It has a sender too.
         drop(context);
         let _ended = all_ended.recv().await;
     };
     tokio::select! {
-        // What has ended in time is no failure, however late this is polled.
+        // A task that ended in time is no failure, however late this is polled.
         biased;
         () = end => {}
         () = passed(deadline) => {
-            tracing::warn!("the sink has not returned at the deadline: its threads are left behind");
+            tracing::warn!("the sink has not returned by the deadline: its threads keep running");
         }
     }
     reason

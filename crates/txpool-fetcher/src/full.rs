@@ -1,10 +1,10 @@
 //! From the object of a full announcement to a transaction.
 //!
-//! A subscription to `newPendingTransactions` with `true` brings objects instead of hashes. alloy's
-//! own type reads them through serde's flattening, which builds a map of the object first; this
-//! reads the text in place. The transaction is encoded again and hashed, so an object that does
-//! not describe exactly the announced transaction is not accepted. Only `from` is not covered by
-//! the hash: it is the node's claim, see [`FullTransaction`].
+//! A subscription to `newPendingTransactions` with `true` delivers objects instead of hashes.
+//! alloy's own type reads them through serde's flattening, which first builds a map of the object;
+//! this reads the text in place. The transaction is encoded again and hashed, so only an object
+//! that describes exactly the announced transaction is accepted. The hash does not cover `from`: it
+//! is the node's claim, see [`FullTransaction`].
 
 mod scan;
 mod value;
@@ -22,19 +22,19 @@ use alloy_primitives::{
 use self::scan::{Members, SyntaxError, Value};
 use chain_view::PooledTransaction;
 
-/// What one full announcement turned out to be.
+/// The result of reading one full announcement.
 #[derive(Debug)]
 pub enum FullAnnouncement {
     /// A transaction that is complete as announced.
     Transaction(Box<FullTransaction>),
     /// To be requested by its hash: a blob transaction (reth and geth announce it without its
-    /// sidecar, and what anvil announces is not read), or one of a type that is unknown here.
+    /// sidecar; anvil's sidecar is not read), or one of an unknown type.
     FetchRaw(B256),
-    /// Nothing that can be used.
+    /// The announcement cannot be used.
     Malformed {
         /// The announced hash, if that much could be read.
         hash: Option<B256>,
-        /// What is wrong.
+        /// Why.
         reason: ObjectError,
     },
 }
@@ -46,13 +46,13 @@ pub struct FullTransaction {
     pub tx: PooledTransaction,
     /// Its EIP-2718 encoding.
     pub raw: Bytes,
-    /// The field `from`. The hash does not cover it: whoever writes to the connection can name any
-    /// sender here.
+    /// The field `from`. The hash does not cover it: anyone who can write to the connection can
+    /// name any sender here.
     pub claimed_sender: Address,
 }
 
 impl FullTransaction {
-    /// Takes the sender that the node claims. The signature is not verified.
+    /// Uses the sender that the node claims. The signature is not verified.
     #[must_use]
     pub fn trust_sender(self) -> (Recovered<PooledTransaction>, Bytes) {
         (Recovered::new_unchecked(self.tx, self.claimed_sender), self.raw)
@@ -72,13 +72,13 @@ impl FullTransaction {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectError {
-    /// The text is no JSON object.
+    /// The text is not a JSON object.
     #[error("not a JSON object, at byte {at}")]
     NotAnObject {
         /// The first byte that does not fit.
         at: usize,
     },
-    /// A field that the transaction's type needs is not there.
+    /// A field that the transaction's type requires is missing.
     #[error("`{field}` is missing")]
     Missing {
         /// The field.
@@ -93,9 +93,9 @@ pub enum ObjectError {
     /// The signature's `v` of a legacy transaction names another chain than `chainId`.
     #[error("`v` is for chain {in_v}, `chainId` is {chain_id}")]
     OtherChainInV {
-        /// The chain by `v`.
+        /// The chain id in `v`.
         in_v: u64,
-        /// The chain by `chainId`.
+        /// The chain id in `chainId`.
         chain_id: u64,
     },
     /// The object describes another transaction than the hash that it names.
@@ -131,7 +131,7 @@ pub fn read_object(json: &[u8]) -> FullAnnouncement {
     }
 }
 
-/// The hash that an object names, without a look at the rest.
+/// The hash that an object names; nothing else is read.
 pub(crate) fn announced_hash(json: &[u8]) -> Option<B256> {
     Fields::split(json).ok().and_then(|fields| value::fixed(&fields.hash?))
 }
@@ -199,7 +199,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// The transaction, or `None` when it has to be requested by its hash.
+    /// The transaction, or `None` if it has to be requested by its hash.
     fn transaction(&self, hash: B256) -> Result<Option<FullTransaction>, ObjectError> {
         let tx_type = match &self.tx_type {
             // Only legacy transactions come without a type.
@@ -228,7 +228,8 @@ impl<'a> Fields<'a> {
         let mut tx = TxLegacy {
             chain_id: optional("chainId", &self.chain_id, u64)?,
             nonce: required("nonce", &self.nonce, u64)?,
-            // As alloy does, for chains on which it can be larger; the hash tells whether it was.
+            // 256 bits, as in alloy, for chains on which it can be larger; the hash check covers
+            // the rest.
             gas_price: required("gasPrice", &self.gas_price, value::uint::<256, 4>)?
                 .saturating_to(),
             gas_limit: self.gas_limit()?,
@@ -238,13 +239,13 @@ impl<'a> Fields<'a> {
         };
         let (r, s) = self.r_and_s()?;
         let v: U128 = required("v", &self.v, value::uint)?;
-        // All zero: a transaction that the chain itself made, as some chains have them.
+        // All zero: a system transaction, which the chain itself made.
         let signature = if v.is_zero() && r.is_zero() && s.is_zero() {
             Signature::new(r, s, false)
         } else {
             let (parity, in_v) =
                 from_eip155_value(v.to()).ok_or(ObjectError::Undecodable { field: "v" })?;
-            // Nodes show the chain id of an unprotected transaction too: `v` decides.
+            // Nodes include `chainId` for an unprotected transaction too, so `v` decides.
             if let Some((chain_id, in_v)) = tx.chain_id.zip(in_v)
                 && chain_id != in_v
             {

@@ -1,4 +1,4 @@
-//! What the chain took out of the pool: heads in order, missed ones fetched, reorgs noticed.
+//! Follows the chain: applies heads in order, fetches missed ones, detects reorgs.
 //!
 //! ```text
 //!  source 0: newHeads --> fetch: the block's hashes, missed ancestors --+
@@ -8,8 +8,8 @@
 //!                                                   |
 //!                                                   +----------------------------> mempool-sink: nonces
 //! ```
-//! Each source's heads are fetched by a task of its own, so a node that is frozen holds up its own
-//! heads only. One task applies what they bring, so the sink sees one chain.
+//! A task for each source fetches its heads, so a node that does not answer delays only its own
+//! heads. One task applies them all, so the sink sees one chain.
 
 mod apply;
 mod full_block;
@@ -30,24 +30,23 @@ use crate::{
     metrics::Metrics, sink::TransactionSink, sync::lock,
 };
 
-/// Blocks that are remembered. Announcements came up to 11 ms after their block on geth, and after a
-/// stall of some blocks; 64 blocks are 13 minutes.
+/// Blocks that are remembered. On geth, announcements came up to 11 ms after their block, and after
+/// a stall up to some blocks later; 64 blocks are 13 minutes.
 pub(crate) const RECENT_BLOCKS: usize = 64;
 
-/// Missed heads that are fetched one by one, newest to oldest, before they are given up: as many
-/// as are remembered. Also how far ahead of the latest head one may be whose ancestors cannot be
-/// had.
+/// How many missed heads are fetched, newest to oldest, before the rest is skipped: as many as are
+/// remembered. Also how far above the latest head a head may be whose ancestors cannot be fetched.
 const MAX_ANCESTORS: usize = RECENT_BLOCKS;
 
-/// Times that a block is requested before it counts as unread. With [`RETRY_BACKOFF`] between them
-/// they last 0.6 to 1.3 s when the node answers at once: a node that is busy for some hundred
-/// milliseconds is no reason to lose a block.
+/// How often a block is requested before it counts as unread. With [`RETRY_BACKOFF`] in between,
+/// the attempts last 0.6 to 1.3 s if the node answers at once, so that a block is not lost when the
+/// node is busy for some hundred milliseconds.
 const BLOCK_TRIES: u32 = 7;
 
 const RETRY_BACKOFF: Backoff =
     Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(640) };
 
-/// Heads of one source that may wait; its subscription connection waits beyond.
+/// Heads of one source that may wait; when more come, its subscription connection waits.
 pub(crate) const HEADS_WAITING: usize = 64;
 
 /// Events of a source that may wait for its shell, which reads them at once.
@@ -57,9 +56,9 @@ pub(crate) const EVENTS_WAITING: usize = 16;
 #[derive(Clone, Debug)]
 pub(crate) struct Announced {
     head: Head,
-    /// The block, when it came with the head.
+    /// The block, if it came with the head.
     block: Option<ReadBlock>,
-    /// The source was asked for it and did not announce it.
+    /// The head was requested from the source, not announced by it.
     was_requested: bool,
 }
 
@@ -85,7 +84,7 @@ impl From<MinedBlock> for Announced {
 #[derive(Clone, Debug)]
 struct ReadBlock {
     block: Block,
-    /// The nonces it raised, when they came with it.
+    /// The nonces it raised, if they came with it.
     nonces: Option<Vec<NonceUpdate>>,
 }
 
@@ -108,7 +107,7 @@ enum Unread {
     Failed,
     /// The node does not have the block.
     Missing,
-    /// The answer is no block, or another one.
+    /// The answer is not a block, or is another block.
     Malformed,
     /// Too many blocks or jobs wait already.
     QueueFull,
@@ -130,7 +129,7 @@ impl Unread {
         }
     }
 
-    /// Counts it; `part` is what of the block was to be read.
+    /// Counts it; `part` names the part of the block that was to be read.
     fn count(self, part: &'static str, hash: B256) {
         tracing::warn!(%hash, part, reason = self.as_str(), "a block could not be read");
         Metrics::unread_block(part, self.as_str());
@@ -141,18 +140,18 @@ impl Unread {
 #[derive(Debug)]
 struct Fetched {
     source: usize,
-    /// Oldest first, the head itself last. Empty if the head changes nothing: it shows that its
-    /// source lives.
+    /// Oldest first, the head itself last. Empty if the head changes nothing: then it only shows
+    /// that its source is alive.
     blocks: Vec<ReadBlock>,
     /// Part of it could not be read, so a comparison must follow.
     is_incomplete: bool,
-    /// It was requested when the source had just connected. The comparison after that has begun, and
-    /// covers the heads that were missed until then.
+    /// The head was requested when the source had just connected. The comparison that follows a
+    /// connect covers the heads that were missed until then.
     was_requested: bool,
 }
 
-/// Follows the heads of all sources. For each source: its heads, and where it is told of reorgs,
-/// missed heads and unread blocks.
+/// Follows the heads of all sources. For each source it takes its heads, and the channel to which
+/// reorgs, missed heads and unread blocks are reported.
 pub(crate) fn follow<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     sources: Vec<(mpsc::Receiver<Announced>, mpsc::Sender<Event>)>,
@@ -172,8 +171,8 @@ pub(crate) fn follow<S: TransactionSink>(
     tasks
 }
 
-/// Has the pools compared when the sink has caught up after events were dropped: what the node lost
-/// meanwhile for another reason than a block is then told as vanished.
+/// Requests a comparison when the sink has caught up after events were dropped: transactions that
+/// the node removed meanwhile, other than by a block, are then reported as vanished.
 async fn compare_after_dropped_events<S: TransactionSink>(
     context: Arc<FetchContext<S>>,
     events: Arc<[mpsc::Sender<Event>]>,
@@ -181,14 +180,14 @@ async fn compare_after_dropped_events<S: TransactionSink>(
     loop {
         context.sink_queue.caught_up().await;
         for source in events.iter() {
-            // The source may have ended; then nobody needs to know.
+            // If the source has ended, the event has no receiver and no use.
             let _ = source.send(Event::MissedHeads).await;
         }
     }
 }
 
-/// The head of a source right after it has connected: otherwise no base fee is known until its next
-/// block, and heads missed while it was away are not known as missed.
+/// Requests the head of a source right after it has connected: otherwise the base fee is unknown
+/// until its next block, and heads that were missed while it was disconnected go unnoticed.
 pub(crate) async fn latest<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     source: usize,
@@ -202,7 +201,7 @@ pub(crate) async fn latest<S: TransactionSink>(
                 Err(_) => continue,
             }
         }
-        // Without a connection it has been lost again: then the next one begins with this.
+        // Without a connection it was lost again; the next connection starts with this call.
         let connection = context.requests.calls(source)?;
         let limit = context.config.call_timeout;
         let answer = connection.call("eth_getBlockByNumber", ("latest", false), limit).await;
@@ -224,7 +223,7 @@ async fn fetch<S: TransactionSink>(
 ) {
     while let Some(announced) = heads.recv().await {
         let found = fetch_head(&context, source, announced).await;
-        // The applier ends last, or by a panic that ends the fetcher.
+        // The applier ends last, or panics, which ends the fetcher.
         if fetched.send(found).await.is_err() {
             return;
         }
@@ -252,7 +251,7 @@ async fn fetch_head<S: TransactionSink>(
             let highest = latest
                 .map_or(u64::MAX, |latest| latest.number.saturating_add(MAX_ANCESTORS as u64));
             if !is_linked && head.number > highest {
-                // One head with a huge number must not make its source the leader.
+                // A single head with a huge number must not make its source the leader.
                 Unread::Unlinked.count("head", head.hash);
                 found.blocks.clear();
                 found.is_incomplete = true;
@@ -266,7 +265,7 @@ async fn fetch_head<S: TransactionSink>(
         None => hashes(context, source, head.hash).await,
     };
     found.blocks.push(block.unwrap_or_else(|unread| {
-        // The head counts, though what it mined is not known: a comparison finds out.
+        // The head counts, although its mined hashes are not known: a comparison finds them.
         unread.count("hashes", head.hash);
         found.is_incomplete = true;
         Block::new(head, []).into()
@@ -274,9 +273,9 @@ async fn fetch_head<S: TransactionSink>(
     found
 }
 
-/// Fetches the blocks before a head whose parent is not known, oldest first. Says whether they
-/// confirm the head: they lead to a block that is known, below the oldest that is, or as far back as
-/// is remembered.
+/// Fetches the blocks before a head whose parent is not known, oldest first. The result also says
+/// whether they confirm the head: they lead to a known block, below the oldest known one, or as far
+/// back as blocks are remembered.
 async fn ancestors<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     source: usize,
@@ -299,7 +298,7 @@ async fn ancestors<S: TransactionSink>(
             {
                 break false;
             }
-            // A deeper reorg than what is remembered.
+            // The reorg is deeper than the remembered blocks.
             Ok(ReadBlock { block, .. }) if block.head.number < oldest => break true,
             Ok(read) => {
                 child = read.block.head;
@@ -342,7 +341,7 @@ fn block_of(answer: Result<Box<RawValue>, CallError>) -> Result<Block, Unread> {
     read_block(answer.get()).map_err(|_| Unread::Malformed)?.ok_or(Unread::Missing)
 }
 
-/// The block, when it is the turn of a pool in this process; `None` when it is a node's.
+/// The block, if it is the turn of a pool in this process; `None` if it is a node's turn.
 async fn in_process_block<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     source: usize,
@@ -359,7 +358,7 @@ async fn in_process_block<S: TransactionSink>(
     })
 }
 
-/// Who is asked: the block's source first, then each of the others in turn.
+/// The source to ask: the block's source first, then each of the others in turn.
 fn turn<S>(context: &FetchContext<S>, source: usize, attempt: u32) -> usize {
     (source + attempt as usize) % context.config.sources.len()
 }
@@ -376,13 +375,13 @@ async fn request<S: TransactionSink>(
     let answer =
         connection.call("eth_getBlockByHash", (hash, false), context.config.call_timeout).await;
     if matches!(answer, Err(CallError::ConnectionLost)) {
-        // Whoever's it is: the next attempt waits for one that is up.
+        // Whichever source it belongs to: the next attempt waits for one that is up.
         context.requests.remove_lost(&connection);
     }
     answer
 }
 
-/// Waits before an attempt, the first one excepted.
+/// Waits before an attempt, except the first.
 async fn wait(attempt: u32) {
     if let Some(retry) = attempt.checked_sub(1) {
         sleep(RETRY_BACKOFF.delay(retry, rand::random())).await;

@@ -1,8 +1,8 @@
 //! A pool in the same process as a source: a builder inside a node needs no socket.
 //!
-//! The same state machine, outcomes, comparisons and sink as for a node; what is different is that
-//! nothing is encoded on the way. The shell is in `source/in_process.rs`, the threads that call
-//! [`InProcessPool::get`] in `fetch/in_process.rs`.
+//! The state machine, outcomes, comparisons and sink are those of a node; the only difference is
+//! that nothing is encoded on the way. The shell is in `source/in_process.rs`, the threads that
+//! call [`InProcessPool::get`] in `fetch/in_process.rs`.
 
 use std::{
     fmt,
@@ -18,21 +18,21 @@ use chain_view::{Block, NonceUpdate, PooledTransaction};
 use futures::Stream;
 use tokio_util::task::TaskTracker;
 
-/// What a pool announces, in its order.
+/// A pool's announcements, in order.
 pub type AnnouncementStream = Pin<Box<dyn Stream<Item = PoolAnnouncement> + Send>>;
 
-/// The blocks of the canonical chain, in its order.
+/// The blocks of the canonical chain, in order.
 pub type BlockStream = Pin<Box<dyn Stream<Item = MinedBlock> + Send>>;
 
 /// A transaction pool in the same process, as a source of a [`Fetcher`](crate::Fetcher):
 /// [`Endpoint::InProcess`](crate::Endpoint::InProcess).
 ///
-/// The streams are polled on the thread that also reads the sockets of other sources, so a poll must
-/// not block. All functions are called on threads that may block; each may be called while another
-/// call runs. A call cannot be given up: `fetch_timeout` and `snapshot_timeout` do not apply to it,
-/// and a shutdown waits for it until its deadline.
+/// The streams are polled on the thread that also reads the sockets of other sources, so a poll
+/// must not block. All functions are called on threads that may block, and concurrently. A call
+/// cannot be abandoned: `fetch_timeout` and `snapshot_timeout` do not apply to it, and a shutdown
+/// waits for it until its deadline.
 ///
-/// A function or a stream that panics hurts only that call: the hash counts as failed
+/// A panic of a function or a stream affects only that call: the hash counts as failed
 /// ([`Counts::failed`](crate::Counts::failed)), the comparison is repeated, or the subscription is
 /// lost and made again.
 pub trait InProcessPool: Send + Sync + 'static {
@@ -40,30 +40,32 @@ pub trait InProcessPool: Send + Sync + 'static {
     fn chain_id(&self) -> u64;
 
     /// Subscribes to the hashes of transactions that become pending. Called at the start and after
-    /// each end of the subscription. The subscription must be in force when this returns: the pool is
-    /// listed after it, and what is neither announced nor listed waits for the next audit.
+    /// each end of the subscription. The subscription must be in force when this returns: the pool
+    /// is listed after it, and a transaction that is neither announced nor listed is found only by
+    /// the next audit.
     ///
-    /// The end of the stream is a lost connection: after a backoff both subscriptions are made again,
-    /// and the pool is compared. What the stream drops in silence is brought in by the next audit.
+    /// The end of the stream counts as a lost connection: after a backoff both subscriptions are
+    /// made again, and the pool is compared. Hashes that the stream drops without
+    /// [`Lagged`](PoolAnnouncement::Lagged) are fetched by the next audit.
     fn announcements(&self) -> AnnouncementStream;
 
-    /// Subscribes to the new blocks of the canonical chain. A reorg shows in the parent hash of the
-    /// first block of the new branch: only the new blocks are sent. A block that is missed is asked
-    /// for with [`block`](Self::block). The end of the stream is a lost connection too.
+    /// Subscribes to the new blocks of the canonical chain. Only new blocks are sent: a reorg shows
+    /// in the parent hash of the first block of the new branch. A missed block is requested with
+    /// [`block`](Self::block). The end of the stream counts as a lost connection too.
     fn blocks(&self) -> BlockStream;
 
-    /// The latest block of the canonical chain, asked for after each subscription. `None` if there is
-    /// none yet.
+    /// The latest block of the canonical chain, requested after each subscription. `None` if there
+    /// is none yet.
     fn latest_block(&self) -> Option<MinedBlock>;
 
-    /// A recent block of the canonical chain, which was not received from [`blocks`](Self::blocks).
-    /// `None` counts as a block that could not be read
-    /// (`mempool_fetcher_unread_blocks_total`), and a comparison follows.
+    /// A recent block of the canonical chain that [`blocks`](Self::blocks) did not deliver. `None`
+    /// counts as a block that could not be read (`mempool_fetcher_unread_blocks_total`), and a
+    /// comparison follows.
     fn block(&self, hash: &B256) -> Option<MinedBlock>;
 
     /// The hashes of all transactions in the pool. Called at the start, after each gap and by each
-    /// audit. What is listed and not known is fetched; what was delivered and is neither listed nor
-    /// mined counts as vanished.
+    /// audit. Listed transactions that are not known are fetched; delivered ones that are neither
+    /// listed nor mined count as vanished.
     fn pooled(&self) -> PooledHashes;
 
     /// The transaction with its sender, a blob transaction with its sidecar; `None` if it is no
@@ -80,12 +82,12 @@ pub trait InProcessPool: Send + Sync + 'static {
 pub enum PoolAnnouncement {
     /// A transaction has become pending.
     Pending(B256),
-    /// The stream has lost so many announcements; 0 if it cannot say how many. Opens a gap, and the
-    /// pool is compared at once.
+    /// The stream has lost this many announcements; 0 if it cannot say how many. Opens a gap, and
+    /// the pool is compared at once.
     Lagged(u64),
 }
 
-/// A block, and what it means for the pool.
+/// A block, with the nonces that it raised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MinedBlock {
@@ -97,25 +99,25 @@ pub struct MinedBlock {
 }
 
 impl MinedBlock {
-    /// A block that raised these nonces.
+    /// A block with these nonces.
     #[must_use]
     pub const fn new(block: Block, nonces: Vec<NonceUpdate>) -> Self {
         Self { block, nonces }
     }
 }
 
-/// The hashes of the transactions in a pool, at one moment.
+/// The hashes of the transactions in a pool at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PooledHashes {
-    /// Of those that are valid now.
+    /// Transactions that are valid now.
     pub pending: Vec<B256>,
-    /// Of those that wait for a lower nonce or a lower base fee.
+    /// Transactions that wait for a lower nonce or a lower base fee.
     pub queued: Vec<B256>,
 }
 
 impl PooledHashes {
-    /// A pool with these transactions.
+    /// A pool with these hashes.
     #[must_use]
     pub const fn new(pending: Vec<B256>, queued: Vec<B256>) -> Self {
         Self { pending, queued }
@@ -130,7 +132,7 @@ pub struct InProcess {
 }
 
 impl InProcess {
-    /// `name` is what logs, errors and the label `source` of the metrics call the pool.
+    /// `name` identifies the pool in logs, errors and the metrics' label `source`.
     #[must_use]
     pub fn new(name: impl Into<Arc<str>>, pool: Arc<dyn InProcessPool>) -> Self {
         Self { name: name.into(), pool }
@@ -155,7 +157,7 @@ impl InProcess {
     ) -> Result<T, PoolPanicked> {
         let pool = self.clone();
         let job = move || pool.catch(function, call);
-        // Only a runtime that shuts down cancels it, and then nobody needs the result.
+        // Only a runtime that shuts down cancels it, and then the result is not needed.
         tasks.spawn_blocking(job).await.unwrap_or(Err(PoolPanicked { function }))
     }
 
@@ -165,7 +167,7 @@ impl InProcess {
         function: &'static str,
         call: impl FnOnce(&dyn InProcessPool) -> T,
     ) -> Result<T, PoolPanicked> {
-        // What the call has left half done is the pool's own.
+        // State that the call leaves half changed belongs to the pool.
         catch_unwind(AssertUnwindSafe(|| call(self.pool()))).map_err(|_| {
             tracing::error!(pool = %self, function, "the pool has panicked");
             PoolPanicked { function }

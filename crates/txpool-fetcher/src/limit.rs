@@ -12,7 +12,7 @@ use metrics::Gauge;
 use self::semaphore::{ResizablePermit, ResizableSemaphore};
 use crate::{error::CallError, sync::lock};
 
-/// The limit never goes below this. At a response time of 2 ms it still gives 2000 transactions/s,
+/// The limit never goes below this. At a response time of 2 ms it still allows 2000 transactions/s,
 /// and enough responses per second to adapt to.
 pub const ADAPTIVE_FLOOR: usize = 4;
 
@@ -24,11 +24,12 @@ const DECREASE: f64 = 0.5;
 /// the share would reach an eighth by chance alone.
 const LATE_WINDOW: usize = 64;
 
-/// A share of late responses from here on is a sign of overload if it is more than twice the share
-/// before. A node that fails to respond now and then has a steady share, and is not overloaded.
+/// A share of late responses of at least this is a sign of overload if it is more than twice the
+/// share before. A node that occasionally fails to respond has a steady share, and is not
+/// overloaded.
 const LATE_AND_GROWING: f64 = 0.125;
 
-/// A share of late responses from here on is a sign of overload whatever the share was before.
+/// A share of late responses of at least this is a sign of overload whatever the share was before.
 const LATE_ANYWAY: f64 = 0.5;
 
 /// Weight of the latest window in the running mean of the share.
@@ -73,8 +74,8 @@ impl Aimd {
         (self.limit as usize).clamp(self.floor, self.cap)
     }
 
-    /// Records the outcome of a request that was sent at `requested_at`; `used` says whether the
-    /// limit was in use.
+    /// Records the outcome of a request that was sent at `requested_at`. `used`: whether the limit
+    /// was in use.
     fn record(&mut self, signal: Signal, requested_at: Instant, used: bool, now: Instant) {
         // Requests that were in flight when the limit was lowered report the same overload.
         if self.lowered.is_some_and(|lowered| requested_at <= lowered) {
@@ -121,14 +122,14 @@ struct Adaptive {
     aimd: Mutex<Aimd>,
     all: Arc<ResizableSemaphore>,
     /// The limit for deferrable work, which shrinks with the whole. Otherwise deferrable work could
-    /// hold all that is left of a lowered limit.
+    /// hold all permits of a lowered limit.
     deferrable: Arc<ResizableSemaphore>,
     cap: usize,
     deferrable_cap: usize,
     gauge: Gauge,
 }
 
-/// The right to have one request in flight at the node. Given back when dropped.
+/// The right to have one request in flight at the node. Released when dropped.
 #[derive(Debug)]
 pub(crate) struct RequestPermit {
     limit: Arc<NodeLimit>,

@@ -6,12 +6,13 @@
 //!      ^  ^                               |                         |
 //!      |  +---------- any loss -----------+------- any loss --------+
 //!      |                                                            | heads stopped coming, or
-//!      +---- subscription connection dropped ---- Stale <-----------+ what is listed is not announced
+//!      +---- subscription connection dropped ---- Stale <-----------+ listed hashes are not announced
 //! ```
-//! A silence alone proves nothing, since a load may simply have ended: the pool is listed first, and
-//! only a node that lists what it does not announce has a dead subscription.
+//! A silence alone proves nothing, since a load may simply have ended. So the pool is listed first,
+//! and only if the node lists transactions that it did not announce is the subscription dead.
 //!
-//! It opens no socket, starts no task and reads no clock: `source.rs` carries out the actions.
+//! The machine opens no socket, starts no task and reads no clock: `source.rs` carries out the
+//! actions.
 
 use std::{
     collections::VecDeque,
@@ -41,14 +42,14 @@ pub(crate) const MIN_SILENCE: Duration = Duration::from_secs(4);
 /// advance is not a sign of a dead subscription.
 const HEADS_WITHOUT_HASHES: u32 = 2;
 
-/// Between two comparisons because of blocks that could not be read.
+/// Pause between two comparisons because of blocks that could not be read.
 const UNREAD_BLOCK_PAUSE: Duration = Duration::from_secs(30);
 
 /// Failed comparisons in a row after which the source counts as not audited.
 const COMPARISONS_TRIED: u32 = 3;
 
-/// How long a connection must have lived for the delay before the next one to begin anew. A node
-/// that accepts connections and closes them is not dialed faster than one that refuses them.
+/// How long a connection must have lived to reset the reconnect delay. A node that accepts
+/// connections and closes them is not dialed faster than one that refuses them.
 const LIVED: Duration = Duration::from_secs(10);
 
 /// The time over which the rate of announcements is averaged.
@@ -60,7 +61,7 @@ const RATE_WINDOW: Duration = Duration::from_secs(30);
 pub enum SourceState {
     /// At least one of the two kinds of connections is not up.
     Connecting,
-    /// Announcements are read; what was pending before them is being fetched.
+    /// Announcements are read; the transactions that were pending before are being fetched.
     Backfilling,
     /// Announcements are read, and nothing is known to be missing.
     Live,
@@ -99,13 +100,13 @@ pub(crate) enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StaleReason {
-    /// Heads come and no hashes do, for longer than the recent rate of hashes makes plausible, and
+    /// Heads come and no hashes, for longer than the recent rate of hashes makes plausible, and
     /// meanwhile the node listed new ones.
     NoHashes {
-        /// How many.
+        /// How many new hashes it listed.
         unannounced: u64,
     },
-    /// Heads come and no hashes do, and the node's pool cannot be listed to find out why.
+    /// Heads come and no hashes, and the node's pool cannot be listed to find out why.
     NotListed,
     /// The node returns a newer block number on the request connection than the subscription
     /// connection has announced.
@@ -116,23 +117,25 @@ impl fmt::Display for StaleReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoHashes { unannounced } => {
-                write!(f, "no hash comes and the node listed {unannounced} new ones")
+                write!(f, "no hashes are announced, but the node listed {unannounced} new ones")
             }
-            Self::NotListed => f.write_str("no hash comes and the node does not list its pool"),
+            Self::NotListed => {
+                f.write_str("no hashes are announced, and the node does not list its pool")
+            }
             Self::NoHeads => f.write_str("the node has newer blocks than it announced"),
         }
     }
 }
 
-/// Why announcements may be missing, in ascending order of gravity.
+/// Why announcements may be missing, in ascending order of severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum GapReason {
     /// Nothing is known to be missing: the regular comparison.
     Audit,
-    /// Heads come and no hashes do, for longer than the recent rate of hashes makes plausible.
+    /// Heads come and no hashes, for longer than the recent rate of hashes makes plausible.
     Silence,
-    /// A block could not be read, in part or at all: what it took is not known.
+    /// A block could not be read, in part or at all, so its transactions are not known.
     UnreadBlock,
     /// Heads were missed. Their blocks were requested; hashes announced meanwhile may be missing
     /// too.
@@ -140,7 +143,7 @@ pub enum GapReason {
     /// A reorg. Transactions of the removed blocks may be pending again, and are not always
     /// announced.
     Reorg,
-    /// Our own buffer overran, or the stream of a pool in this process said that it did.
+    /// Our own buffer overran, or the stream of a pool in this process reported a loss.
     Lagged,
     /// A connection was lost.
     Reconnect,
@@ -175,7 +178,7 @@ pub struct Gap {
     pub from: Instant,
     /// When a comparison with the node's pool closed it; `None` until then.
     pub to: Option<Instant>,
-    /// How many hashes that comparison brought in.
+    /// How many hashes that comparison recovered.
     pub recovered: u64,
 }
 
@@ -201,14 +204,14 @@ pub(crate) enum Event {
     UnreadBlock,
     /// The node returned this block number on the request connection.
     SawBlock(u64),
-    /// The node's pool was compared, and `recovered` hashes were brought in. In a comparison for
+    /// The node's pool was compared, and `recovered` hashes were fetched. In a comparison for
     /// [`GapReason::Silence`], `unannounced` hashes became pending while the source was watched.
     Compared { recovered: u64, unannounced: u64 },
-    /// The node's pool could not be compared, after so long; `is_retryable` says whether a soon
-    /// repeated comparison may succeed.
+    /// The node's pool could not be compared; the attempt took `after`. `is_retryable`: whether a
+    /// comparison soon after may succeed.
     CompareFailed { after: Duration, is_retryable: bool },
-    /// The time for the machine's timers; `read` announcements were read from the socket of the
-    /// subscription connection so far. Whether they were taken in by now is irrelevant: our own
+    /// Drives the machine's timers; `read` announcements were read from the socket of the
+    /// subscription connection so far. Whether they were processed is irrelevant: our own
     /// back-pressure says nothing about the node.
     Tick { read: u64 },
 }
@@ -228,7 +231,7 @@ pub(crate) struct Machine {
     up: [bool; 2],
     /// Failed attempts to connect in a row.
     attempts: [u32; 2],
-    /// Delays in a row since a connection has lived for [`LIVED`].
+    /// Consecutive delays since a connection has lived for [`LIVED`].
     delays: [u32; 2],
     up_at: [Instant; 2],
     reconnects: u64,
@@ -249,7 +252,7 @@ pub(crate) struct Machine {
     audit_interval: Option<Duration>,
 }
 
-/// When hashes and heads came, and at which rate.
+/// When hashes and heads came, and at what rate.
 #[derive(Debug)]
 struct Activity {
     read: u64,
@@ -321,7 +324,7 @@ impl Machine {
                 self.attempts[role as usize] = 0;
                 self.up_at[role as usize] = now;
                 if self.up == [true; 2] {
-                    // A pool that cannot be listed is not waited for.
+                    // Without a list of the pool there is nothing to wait for.
                     self.state = match self.is_audited {
                         true => SourceState::Backfilling,
                         false => SourceState::Live,
@@ -410,19 +413,19 @@ impl Machine {
         delay
     }
 
-    /// Finds out about a silence. A comparison that runs, or is due, comes first: afterwards the
-    /// source is still silent, or it is not.
+    /// Investigates a silence. If a comparison is running or due, its result comes first; the
+    /// source may not be silent afterwards.
     fn suspect(&mut self, actions: &mut Vec<Action>, now: Instant) {
         if !self.is_audited {
-            // What cannot be told apart from a dead subscription is treated as one: a new connection
-            // costs milliseconds, a dead one every transaction.
+            // If nothing can tell it from a dead subscription, it is treated as one: a new
+            // connection costs milliseconds, a dead one every transaction.
             self.stale(StaleReason::NotListed, actions);
         } else if self.comparing.is_none() && self.compare_at.is_none() {
             self.gap(GapReason::Silence, actions, now);
         }
     }
 
-    /// Takes a silent source for dead if the node has new transactions; else the load has ended.
+    /// Treats a silent source as dead if the node has new transactions; else the load has ended.
     fn judge_silence(&mut self, unannounced: u64, actions: &mut Vec<Action>, now: Instant) {
         if !self.activity.is_silent(now) {
             return;
@@ -438,13 +441,13 @@ impl Machine {
         self.compare_failures = self.compare_failures.saturating_add(1);
         if is_retryable && self.compare_failures < COMPARISONS_TRIED {
             let backoff = self.backoff.delay(self.compare_failures - 1, self.rng.random());
-            // A node that is not done within the time-out goes on listing its pool for nobody. A
-            // pause of the same length keeps these lists from piling up in it.
+            // A node that misses the time-out may still be building the list. A pause of the same
+            // length keeps such requests from piling up in it.
             self.compare_at = Some(now + backoff.max(after));
             return;
         }
-        // Announcements are read all the same, so the source is of use. Its gaps stay open, and the
-        // next audit tries again.
+        // Announcements are still read, so the source is useful. Its gaps stay open, and the next
+        // audit tries again.
         self.is_audited = false;
         self.wanted = None;
         self.compare_at = None;
@@ -454,8 +457,8 @@ impl Machine {
         self.set_next_audit(now);
     }
 
-    /// Starts a comparison. If one is running, another one follows it, for the gravest reason of
-    /// those that came meanwhile.
+    /// Starts a comparison. If one is running, another follows it, with the most severe of the
+    /// reasons that came meanwhile.
     fn compare(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
         if !self.backfill && !matches!(reason, GapReason::Audit | GapReason::Silence) {
             self.compared(0, actions, now);
@@ -463,7 +466,7 @@ impl Machine {
             self.wanted = self.wanted.max(Some(reason));
         } else {
             self.comparing = Some(reason);
-            // This one is all of them.
+            // This one covers all reasons.
             self.wanted = None;
             self.compare_at = None;
             self.next_audit = None;
@@ -474,8 +477,8 @@ impl Machine {
         }
     }
 
-    /// Compares at once, but not again soon: a node that cannot give its blocks would have its pool
-    /// listed at every head.
+    /// Compares at once, but not again soon: otherwise a node that cannot return its blocks would
+    /// have to list its pool at every head.
     fn unread_block(&mut self, actions: &mut Vec<Action>, now: Instant) {
         match self.unread_block_at.map(|at| at + UNREAD_BLOCK_PAUSE) {
             Some(due) if now < due && self.is_audited => {
@@ -580,7 +583,8 @@ impl Activity {
         self.ticked = now;
     }
 
-    /// The silence was no sign of a dead subscription, so the rate is at most one in its length.
+    /// The silence was no sign of a dead subscription, so the rate is at most one hash in its
+    /// length.
     fn load_has_ended(&mut self, now: Instant) {
         let silence = now.saturating_duration_since(self.hash_at);
         self.rate_per_s = self.rate_per_s.min(1.0 / silence.max(MIN_SILENCE).as_secs_f64());

@@ -1,6 +1,6 @@
 //! The fetcher's metrics, recorded through the [`metrics`] facade. The host chooses the exporter.
 //!
-//! The handles are made once, when the fetcher starts: install the recorder before.
+//! The handles are made once, when the fetcher starts: install the recorder before that.
 
 use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
@@ -20,7 +20,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     (
         "mempool_fetcher_lagged_total",
         Unit::Count,
-        "announcements lost by our own buffer; reconciliation brings them in",
+        "announcements lost by the fetcher's own buffer; a comparison fetches them",
     ),
     (
         "mempool_fetcher_deferred_total",
@@ -87,7 +87,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     (
         "mempool_fetcher_sink_timeouts_total",
         Unit::Count,
-        "comparisons for which the sink did not say in time what it holds",
+        "comparisons whose look-ups the sink did not answer in time",
     ),
     (
         "mempool_fetcher_unlistable",
@@ -202,22 +202,22 @@ impl Metrics {
         }
     }
 
-    /// Comparisons are rare: the handle is looked up, so that only reasons and results that happened
-    /// are shown.
+    /// Comparisons are rare, so the handle is looked up each time: only reasons and results that
+    /// occurred are exported.
     pub(crate) fn compared(reason: &'static str, result: &'static str) {
         counter!("mempool_fetcher_audits_total", "reason" => reason, "result" => result)
             .increment(1);
     }
 
-    /// Blocks that cannot be read are rare: the handle is looked up, so that only parts and reasons
-    /// that happened are shown.
+    /// Blocks that cannot be read are rare, so the handle is looked up each time: only parts and
+    /// reasons that occurred are exported.
     pub(crate) fn unread_block(part: &'static str, reason: &'static str) {
         counter!("mempool_fetcher_unread_blocks_total", "part" => part, "reason" => reason)
             .increment(1);
     }
 }
 
-/// The handles of what concerns the sink.
+/// The handles of the sink's metrics.
 #[derive(Clone, Debug)]
 pub(crate) struct SinkMetrics {
     pub(crate) waiting: Gauge,
@@ -264,7 +264,7 @@ impl SourceMetrics {
     pub(crate) fn new(endpoint: &str) -> Self {
         let source = endpoint.to_owned();
         let audited = gauge!("mempool_fetcher_source_audited", "source" => source.clone());
-        // Until it is found out that it cannot be.
+        // Until the first failure to list it.
         audited.set(1.0);
         Self {
             audited,

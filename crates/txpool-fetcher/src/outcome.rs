@@ -1,5 +1,4 @@
-//! The account of hashes: each one that enters leaves with exactly one outcome, and both are
-//! counted.
+//! Counts hashes: each one that enters leaves with exactly one outcome, and both are counted.
 
 use std::sync::{
     Arc,
@@ -47,7 +46,7 @@ pub enum Outcome {
     Known,
     /// No longer in the node's pool: replaced or evicted (`null`, or geth's `"0x"`).
     Gone,
-    /// In a block already, or another transaction with its nonce is.
+    /// Already in a block, or another transaction with its sender and nonce is.
     Mined,
     /// Does not decode, has no valid signature, is for another chain, or is not the transaction
     /// that was requested.
@@ -110,21 +109,21 @@ pub struct Counts {
     pub malformed: u64,
     /// Refused by the sink.
     pub refused: u64,
-    /// Without room in the sink; each time that it is offered in vain counts.
+    /// The sink had no room; each offer that fails counts.
     pub postponed: u64,
     /// Without a usable answer after the last retry.
     pub failed: u64,
     /// Entered and not yet left. It has a counter of its own, and is not computed from the others.
     pub unfinished: u64,
-    /// Announcements that our own buffer lost before they could enter, or that the stream of a pool in
-    /// this process said it had lost.
+    /// Announcements that our own buffer lost before they could enter, or that the stream of a pool
+    /// in this process reported as lost.
     pub lagged: u64,
 }
 
 impl Counts {
-    /// What entered, less what left and what is unfinished. Zero whenever no hash enters or leaves
-    /// at the same time; otherwise it may be off by those that do so between the reads of two
-    /// counters.
+    /// Hashes that entered, less those that left and those unfinished. Zero whenever no hash enters
+    /// or leaves at the same time; otherwise it may be off by those that do so between the reads of
+    /// two counters.
     #[must_use]
     pub const fn balance(&self) -> i64 {
         let entered = self.announced + self.backfilled + self.audit_recovered;
@@ -201,18 +200,18 @@ impl Tally {
 }
 
 /// Records the outcome of one hash, once. If it is dropped without one (a panic, a source that has
-/// given up), the hash leaves as failed and may come again; after a stop it stays unfinished.
+/// ended), the hash counts as failed and may be fetched again; after a stop it stays unfinished.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Ticket {
     tally: Arc<Tally>,
-    /// Where the hash counts as in flight.
+    /// The set in which the hash is marked as in flight.
     in_flight: Option<(Arc<SeenSet>, B256)>,
     has_left: bool,
 }
 
 impl Ticket {
-    /// The hash counts as in flight there until it has an outcome.
+    /// Marks the hash as in flight in that set until it has an outcome.
     pub(crate) fn in_flight(mut self, seen: &Arc<SeenSet>, hash: B256) -> Self {
         self.in_flight = Some((Arc::clone(seen), hash));
         self

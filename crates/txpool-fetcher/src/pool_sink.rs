@@ -18,7 +18,7 @@ impl TransactionSink for OrderPool {
                 Delivery::Refused("too_large")
             }
             InsertOutcome::Rejected(_) => Delivery::Refused("rejected"),
-            // A new outcome of the pool's that is none of the above did not put it in.
+            // Any outcome that the pool adds later means that the transaction was not inserted.
             _ => Delivery::Refused("other"),
         }
     }
@@ -26,11 +26,11 @@ impl TransactionSink for OrderPool {
     async fn chain_event(&self, event: ChainEvent) {
         match event {
             ChainEvent::Head(block) => {
-                // What the block is to the pool is in the pool's counters.
+                // The pool counts the results of a block itself.
                 let _ = self.on_head(block);
             }
             ChainEvent::Nonces(nonces) => self.on_nonces(nonces.block_hash, nonces.updates),
-            // A builder may still want it: it stays until it expires.
+            // A builder may still want the transaction, so it stays until it expires.
             ChainEvent::Vanished(_) => {}
         }
     }
@@ -40,7 +40,7 @@ impl TransactionSink for OrderPool {
             Standing::Pooled => Holding::Held,
             Standing::Removed => Holding::Removed,
             Standing::MayReturn => Holding::MayReturn,
-            // A new standing of the pool's that is none of the above: it is not here.
+            // Any standing that the pool adds later means that the transaction is not held.
             _ => Holding::Missing,
         }
     }

@@ -25,23 +25,24 @@ use crate::{
     sync::lock,
 };
 
-/// How many of what the sink had no room for a comparison offers again first.
+/// How many postponed transactions a comparison offers first.
 const OFFERED_FIRST: usize = 32;
 
-/// How long an audit waits at most until our own announcement buffers are read.
+/// The longest that an audit waits until our own announcement buffers are read.
 const MAX_SETTLE: Duration = Duration::from_secs(10);
 
-/// What a comparison does with what it finds missing.
+/// What a comparison does with missing transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AuditMode {
-    /// It is fetched.
+    /// They are fetched.
     Recover,
-    /// It is only reported. What has left the node's pool is marked as vanished all the same.
+    /// They are only reported. Transactions that have left the node's pool are still marked as
+    /// vanished.
     CompareOnly,
 }
 
-/// What a comparison with a node's pool found.
+/// The result of a comparison with a node's pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AuditReport {
@@ -49,31 +50,31 @@ pub struct AuditReport {
     pub listed: u64,
     /// Pending transactions that the node counts and does not list: blob transactions on geth.
     pub unlistable: u64,
-    /// How many of those listed we never had, after both sides had time to settle.
+    /// How many of the listed transactions we never had, after both sides had time to settle.
     pub missing: u64,
-    /// The first [`Self::MISSING_SAMPLE`] of these at most: a report is kept in the status, and the
-    /// one of a start-up finds a whole pool missing.
+    /// At most the first [`Self::MISSING_SAMPLE`] of these: a report is kept in the status, and at
+    /// start-up the whole pool is missing.
     pub missing_sample: Vec<B256>,
-    /// Of those listed, the ones that the sink held, has removed and does not want now: mined, stale,
-    /// or expired a short while ago.
+    /// Listed transactions that the sink held, has removed and does not want now: mined, stale, or
+    /// expired a short while ago.
     pub removed: u64,
-    /// Of those listed, the ones that the sink refused.
+    /// Listed transactions that the sink refused.
     pub refused: u64,
-    /// Of those listed, the ones that the sink had no room for when they were offered, or evicted
-    /// since, or let expire a while ago.
+    /// Listed transactions that the sink had no room for when they were offered, has evicted since,
+    /// or let expire a while ago.
     pub postponed: u64,
-    /// How many of these were fetched and offered again: 32, chosen at random, then twice as many,
-    /// and so on as long as the sink takes at least half of them.
+    /// How many of the postponed ones were fetched and offered again: 32, chosen at random, then
+    /// twice as many, and so on as long as the sink takes at least half of them.
     pub offered_again: u64,
-    /// Ours that are no longer in the node's pool and in no recent block.
+    /// Transactions of ours that are no longer in the node's pool and in no recent block.
     pub vanished: u64,
     /// Hashes that were fetched because they were missing.
     pub recovered: u64,
-    /// Of those listed, the ones that were not listed 4 s earlier, in the comparison of a source that
-    /// has fallen silent: it did not announce them. 0 in any other comparison.
+    /// In the comparison of a source that has fallen silent: listed transactions that were not
+    /// listed 4 s earlier and that the source did not announce. 0 in any other comparison.
     pub unannounced: u64,
-    /// For how long at most what is missing has been missing: the time since the comparison before,
-    /// which did not find it. `None` if nothing is missing, and for the first comparison.
+    /// The longest that a missing transaction can have been missing: the time since the previous
+    /// comparison. `None` if nothing is missing, and for the first comparison.
     pub missing_for_at_most: Option<Duration>,
 }
 
@@ -130,9 +131,9 @@ impl<S: TransactionSink> Comparison<S> {
     async fn compare(&self) -> Result<AuditReport, SnapshotError> {
         let context = &self.context;
         self.shared.audits.fetch_add(1, Relaxed);
-        // What is pending by now and not announced proves nothing: it may have been pending before
-        // the subscription, or be announced by another source. What becomes pending from now on
-        // and is not announced is proof.
+        // Transactions that are pending at this point and not announced prove nothing: they may
+        // have been pending before the subscription, or be announced by another source. Those that
+        // become pending from now on and are not announced are proof.
         let before: Option<B256HashSet> = match self.reason {
             GapReason::Silence => {
                 let content = self.list().await?;
@@ -142,7 +143,7 @@ impl<S: TransactionSink> Comparison<S> {
             _ => None,
         };
         let status = self.status().await;
-        // What is delivered from here on may be newer than the list.
+        // Transactions delivered from here on may be newer than the list.
         let epoch = context.seen.begin_epoch();
         let started = Instant::now();
         let content = self.list().await?;
@@ -220,8 +221,9 @@ impl<S: TransactionSink> Comparison<S> {
         let _listing = self.shared.start_listing();
         let endpoint = config.sources[self.source].clone();
         let (max_frame_bytes, limit) = (config.max_frame_bytes, config.snapshot_timeout);
-        // The scan can take seconds of CPU: neither on the thread that reads the sockets nor on a
-        // worker. Not on the runtime of the sockets either, which may end before this thread.
+        // The scan can take seconds of CPU, so it runs neither on the thread that reads the sockets
+        // nor on a worker. It also needs a runtime of its own, because that of the sockets may end
+        // first.
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (mut reply, content) = oneshot::channel();
         let alive = self.context.alive.clone();
@@ -235,7 +237,7 @@ impl<S: TransactionSink> Comparison<S> {
                 }
             });
             if let Some(listed) = listed {
-                // It may have stopped just now.
+                // The receiver may have stopped waiting just now.
                 let _ = reply.send(listed);
             }
         };
@@ -243,9 +245,9 @@ impl<S: TransactionSink> Comparison<S> {
         content.await.unwrap_or(Err(SnapshotError::ConnectionLost))
     }
 
-    /// Waits until the announcements of what the node listed can have been processed:
-    /// `audit_settle` for those still on their way, then until all that were read from the socket
-    /// are.
+    /// Waits until the announcements of the listed transactions can have been processed:
+    /// `audit_settle` for those still on their way, then until every announcement that was read
+    /// from the socket is processed.
     async fn settle(&self) {
         let deadline = Instant::now() + MAX_SETTLE;
         sleep(self.context.config.audit_settle).await;
@@ -262,13 +264,14 @@ impl<S: TransactionSink> Comparison<S> {
             Some(Seen::Postponed) => Standing::Postponed,
             // Mined between the list and now.
             Some(Seen::Mined) | None if self.context.is_mined(hash) => Standing::Ours,
-            // Pending, so the block that had it is undone.
+            // Pending again, so the block that contained it was removed.
             Some(Seen::Mined) | None => Standing::AskSink { was_delivered: false },
         }
     }
 
-    /// Offers again what the sink had no room for. A sink that is still full refuses the first few,
-    /// so that a comparison does not fetch thousands in vain; one that has room gets all of them.
+    /// Offers again the transactions that the sink had no room for. A sink that is still full
+    /// refuses the first few, so a comparison does not fetch thousands in vain; a sink with room
+    /// gets all of them.
     async fn offer_again(&self, mut postponed: Vec<B256>) -> u64 {
         // In the order of the list, the same few would be offered each time.
         postponed.shuffle(&mut rand::rng());
@@ -314,7 +317,7 @@ impl<S: TransactionSink> Comparison<S> {
         }
         let mut in_flight = missing.to_vec();
         loop {
-            // Each is looked up until it has an outcome, not once more for each that is slow.
+            // Each hash is looked up until it has an outcome, not once more for each slow one.
             in_flight.retain(|hash| self.context.seen.get(hash) == Some(Seen::InFlight));
             if in_flight.is_empty() {
                 return recovered;
@@ -325,7 +328,7 @@ impl<S: TransactionSink> Comparison<S> {
 
     /// Marks our transactions that are no longer in the node's pool, shard by shard, and yields
     /// between the shards. Nothing is marked while the node holds transactions that it does not
-    /// list, because ours may be among these.
+    /// list, because ours may be among them.
     async fn mark_vanished(&self, listed: &B256HashSet, epoch: u32, unlistable: u64) -> u64 {
         // With several sources, a transaction that is absent in one pool may be in another.
         if unlistable > 0 || self.context.config.sources.len() > 1 {
@@ -338,10 +341,10 @@ impl<S: TransactionSink> Comparison<S> {
             vanished.extend(delivered.into_iter().filter(has_left));
             tokio::task::yield_now().await;
         }
-        // A block may have come between two shards.
+        // A block may have been applied between two shards.
         vanished.retain(|hash| self.context.seen.get(hash) == Some(Seen::Delivered));
         let count = vanished.len() as u64;
-        // While the sink has not taken an earlier list, the next comparison finds them again.
+        // If the sink has not taken an earlier list, the next comparison finds these again.
         if count == 0 || !self.context.sink_queue.push_vanished(vanished.clone()) {
             return 0;
         }
@@ -357,7 +360,7 @@ enum Standing {
     Ours,
     Refused,
     Postponed,
-    /// It is the sink that knows; if it does not, what was delivered counts as held.
+    /// Only the sink knows. If it does not, a delivered transaction counts as held.
     AskSink {
         was_delivered: bool,
     },

@@ -1,10 +1,10 @@
-//! The client for the one call of the hot path, `eth_getRawTransactionByHash`.
+//! The client for `eth_getRawTransactionByHash`, the only call on the hot path.
 //!
 //! ```text
 //!  thread mempool-io                                      thread mempool-request
 //!  submit: id from the slab, bytes into the outbox
-//!  flush: one send for all that is at hand ---> node ---> read, split, parse, take out of the slab,
-//!  sweep: what has no answer in time                      decode, recover, deliver
+//!  flush: one send for all requests at hand --> node ---> read, split, parse, remove from the slab,
+//!  sweep: requests without a timely answer                decode, recover, deliver
 //! ```
 //! No task, timer or channel belongs to a single request. All other calls, which are few, go over
 //! alloy's service on a connection of their own.

@@ -1,4 +1,4 @@
-//! Which connections there are for requests.
+//! The request connections of all sources.
 
 use std::{ops::Deref, sync::Arc};
 
@@ -44,13 +44,13 @@ pub(crate) struct RequestSet {
     pub(crate) calls: Arc<Connection>,
     /// For the fetches, at least one.
     pub(crate) fetches: Box<[OpenConnection]>,
-    /// How many of them, counted from the last, take deferrable fetches too.
+    /// How many of them, counted from the last, also take deferrable fetches.
     pub(crate) deferrable: usize,
 }
 
 impl RequestSet {
-    /// The connection with the fewest requests in flight. Equal ones are taken in their order, so
-    /// that under a light load one thread does all the work, and not the one that a backfill uses.
+    /// The connection with the fewest requests in flight. Of equal ones the first is taken: under a
+    /// light load a single thread does all the work, and it is not one that a backfill uses.
     pub(crate) fn least_busy(&self, deferrable: bool) -> &RequestConnection<FetchRequest> {
         let first = if deferrable { self.fetches.len() - self.deferrable } else { 0 };
         let connections = self.fetches[first..].iter();
@@ -65,7 +65,7 @@ impl RequestSet {
         }
     }
 
-    /// Gives all of them up for a reason of ours.
+    /// Closes all of them, for a reason on our side.
     pub(crate) fn end(&self, reason: &LossReason) {
         self.calls.kill(reason.clone());
         for connection in &self.fetches {
@@ -73,7 +73,7 @@ impl RequestSet {
         }
     }
 
-    /// Waits until one of them has ended, and says why.
+    /// Waits until one of them has ended, and returns the reason.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -86,8 +86,8 @@ impl RequestSet {
     }
 }
 
-/// A request connection that ends when this is dropped: its thread holds it too, and would wait for
-/// answers for ever.
+/// A request connection that ends when this is dropped. Its thread holds the connection too, and
+/// would otherwise wait for answers for ever.
 #[derive(Debug)]
 pub(crate) struct OpenConnection(pub(crate) Arc<RequestConnection<FetchRequest>>);
 
@@ -128,8 +128,8 @@ impl RequestConnections {
         self.sets.borrow()[source].clone()
     }
 
-    /// Those of `untried` that are connected, in their order; else the others, `first` before
-    /// them. Waits until there is one.
+    /// The sources of `untried` that are connected, in order; if there are none, the other
+    /// connected ones, beginning with `first`. Waits until there is one.
     pub(crate) async fn connected(&self, untried: &[usize], first: usize) -> Vec<usize> {
         let find = |all: &Vec<Option<Requests>>| {
             let up = |source: &usize| all[*source].is_some();
@@ -155,7 +155,7 @@ impl RequestConnections {
     }
 
     /// The connection for calls of `source`, else of another one. Waits until there is one. `None`
-    /// if no node is connected, but a pool in this process is there to be asked instead.
+    /// if no node is connected but a pool in this process can be called instead.
     pub(crate) async fn pick(&self, source: usize) -> Option<Arc<Connection>> {
         let mut changes = self.sets.subscribe();
         let up = |all: &Vec<Option<Requests>>| all.iter().any(Option::is_some);
@@ -178,8 +178,7 @@ impl RequestConnections {
         }
     }
 
-    /// Takes the set out of use whose connection for calls was found lost, before its source has
-    /// noticed.
+    /// Removes the set whose connection for calls was found lost before its source has noticed.
     pub(crate) fn remove_lost(&self, calls: &Arc<Connection>) {
         self.sets.send_if_modified(|all| {
             let lost = |set: &Option<Requests>| {
@@ -191,7 +190,7 @@ impl RequestConnections {
         });
     }
 
-    /// Takes a set out of use, if it is the one in use.
+    /// Removes a set, if it is the current one.
     pub(crate) fn remove(&self, source: usize, set: &Requests) {
         self.sets.send_if_modified(|all| {
             let is_this = all[source].as_ref().is_some_and(|other| other.is(set));

@@ -13,10 +13,10 @@ use alloy_primitives::{B256, map::B256HashMap};
 
 use crate::sync::lock;
 
-/// How long after its outcome an announcement of a hash is fetched again. Within this time other nodes
-/// announce what one has announced; later it is news: the sink may have removed the transaction
-/// meanwhile, for want of room or by age, or may want now what it refused. As long as the order pool
-/// keeps a transaction by default. At most one request for each announcement.
+/// How long after its outcome a hash is fetched again when it is announced. Within this time, other
+/// nodes announce the same hash; later the sink may have removed the transaction, for lack of room
+/// or by age, or may now accept one that it refused. The order pool keeps a transaction for the
+/// same time by default. At most one request follows from each announcement.
 const ANNOUNCED_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// The state of a hash that was seen.
@@ -26,9 +26,9 @@ pub(crate) enum Seen {
     InFlight,
     /// Delivered to the sink, and still pending in the node as far as we know.
     Delivered,
-    /// The sink refused it.
+    /// The sink refused the transaction.
     Refused,
-    /// The sink had no room for it.
+    /// The sink had no room for the transaction.
     Postponed,
     /// In a block.
     Mined,
@@ -78,12 +78,12 @@ impl SeenSet {
         self.shard(hash).get(hash).map(|entry| entry.seen)
     }
 
-    /// Inserts a hash that was announced at `at`, and is not known or had its outcome a while before, as
-    /// in flight. False, and nothing changed, when it is known.
+    /// Inserts a hash that was announced at `at` as in flight, if it is not known, or had its
+    /// outcome long enough ago. Otherwise returns false and changes nothing.
     pub(crate) fn insert_announced(&self, hash: B256, at: Instant) -> bool {
         let mut shard = self.shard(&hash);
         let allowed = shard.get(&hash).is_none_or(|entry| match entry.seen {
-            // A block's transaction is not wanted again, and one request at a time is enough.
+            // A mined transaction is not wanted again, and one request at a time is enough.
             Seen::InFlight | Seen::Mined => false,
             Seen::Delivered | Seen::Refused | Seen::Postponed | Seen::Vanished => {
                 let again_at = u64::from(entry.since_secs) + ANNOUNCED_AGAIN_AFTER.as_secs();
@@ -96,8 +96,8 @@ impl SeenSet {
         allowed
     }
 
-    /// Inserts a hash as in flight, if `allows` says so of what is known of it. False, and nothing
-    /// changed, otherwise.
+    /// Inserts a hash as in flight, if `allows` returns true for its present state. Otherwise
+    /// returns false and changes nothing.
     pub(crate) fn insert_if(&self, hash: B256, allows: impl FnOnce(Option<Seen>) -> bool) -> bool {
         let mut shard = self.shard(&hash);
         let allowed = allows(shard.get(&hash).map(|entry| entry.seen));
@@ -117,8 +117,8 @@ impl SeenSet {
         }
     }
 
-    /// Records that a block contains a hash, if the hash is known and not in flight. Says whether it
-    /// is known.
+    /// Records that a block contains a hash, if the hash is known and not in flight. Returns
+    /// whether it is known.
     pub(crate) fn mined(&self, hash: B256) -> bool {
         let mut shard = self.shard(&hash);
         let known = shard.get(&hash);
@@ -128,7 +128,7 @@ impl SeenSet {
         known.is_some()
     }
 
-    /// Forgets a hash that no block has any more, if it was taken for mined.
+    /// Forgets a hash that was recorded as mined and is in no canonical block any more.
     pub(crate) fn forget_mined(&self, hash: B256) {
         let mut shard = self.shard(&hash);
         if shard.get(&hash).is_some_and(|entry| entry.seen == Seen::Mined) {
@@ -136,7 +136,7 @@ impl SeenSet {
         }
     }
 
-    /// Begins an audit. What is delivered from now on is newer than the list that it will compare.
+    /// Begins an audit. Transactions delivered from now on are newer than the list to compare with.
     pub(crate) fn begin_epoch(&self) -> u32 {
         self.epoch.fetch_add(1, Relaxed) + 1
     }

@@ -24,7 +24,7 @@ pub struct FetchedTransaction {
     pub entry: Entry,
     /// The source that announced it first, as an index into the configured sources.
     pub source: usize,
-    /// When its announcement was read from the socket (for a backfilled one: when it was listed).
+    /// When its announcement was read from the socket; for a backfilled one, when it was listed.
     pub announced_at: Instant,
     /// The same moment on the wall clock.
     pub first_seen: SystemTime,
@@ -75,8 +75,9 @@ impl FetchedTransaction {
 
     /// The transaction's encoded form: EIP-2718, blob transactions in network form.
     ///
-    /// Of a transaction that a node sent these are its bytes, shared and not copied. One of a pool in
-    /// the same process never had any: it is encoded by each call, which for six blobs copies 800 kB.
+    /// For a transaction from a node these are the bytes that the node sent, shared and not copied.
+    /// One from a pool in the same process is encoded by each call, which for six blobs copies 800
+    /// kB.
     #[must_use]
     pub fn raw(&self) -> Bytes {
         match &self.raw {
@@ -96,54 +97,57 @@ impl FetchedTransaction {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Delivery {
-    /// It has it now.
+    /// The sink accepted it.
     Pooled,
-    /// It had it before.
+    /// The sink had it before.
     Known,
-    /// It is in a block already, or a transaction with its nonce is.
+    /// It is already in a block, or another transaction with its sender and nonce is.
     Mined,
-    /// It does not want it, now or later; the reason is the label of a closed set of the sink.
+    /// The sink does not want it, now or later; the reason is a label from a closed set of the
+    /// sink's.
     Refused(&'static str),
-    /// It has no room for it now; the reason as above. Comparisons offer it again while the node has
-    /// it: a few of what was postponed, and more as long as the sink takes most of them.
+    /// The sink has no room for it now; the reason as above. Comparisons offer it again while the
+    /// node has it: a few of the postponed ones first, and more as long as the sink takes most of
+    /// them.
     Postponed(&'static str),
-    /// Nobody reads any more: the fetcher ends with [`EndReason::SinkClosed`](crate::EndReason).
+    /// The receiver is gone: the fetcher ends with [`EndReason::SinkClosed`](crate::EndReason).
     Closed,
 }
 
-/// What is known of a hash that the node holds.
+/// What a sink knows of a hash that the node holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Holding {
-    /// The sink cannot be asked: what was delivered counts as held.
+    /// The sink does not know: a delivered transaction counts as held.
     Unknown,
-    /// It is here.
+    /// The sink holds it.
     Held,
-    /// It was here and was removed, and is not wanted now: mined, stale, or expired a short while ago.
+    /// The sink held it, has removed it and does not want it now: mined, stale, or expired a short
+    /// while ago.
     Removed,
-    /// It was here and was removed for want of room or by age: comparisons offer it again as they do
-    /// what was [postponed](Delivery::Postponed), a few at first, and more while the sink takes them.
+    /// The sink held it and removed it for lack of room or by age. Comparisons offer it again like
+    /// [postponed](Delivery::Postponed) ones: a few at first, and more while the sink takes them.
     MayReturn,
-    /// It is not here and never was.
+    /// The sink never held it.
     Missing,
 }
 
-/// What happens to the chain, and to the node's pool, apart from new transactions.
+/// A change of the chain, or of the node's pool, other than a new transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ChainEvent {
     /// The chain has a new head, and its block contains these transactions. A reorg shows in
     /// [`Head::parent_hash`](chain_view::Head::parent_hash). The first event comes right after the
-    /// first connection, with the head of that moment.
+    /// first connection, with the head at that time.
     ///
-    /// If the block could not be read, it comes without hashes: that is counted
+    /// If the block could not be read, the event has no hashes: that is counted
     /// (`mempool_fetcher_unread_blocks_total`), and a comparison with the node's pool follows.
     Head(Block),
-    /// The nonces that a block raised, a while after its [`Head`](Self::Head): they include those of
-    /// transactions that were never public. A reorg that undoes the block undoes them.
+    /// The nonces that a block raised, some time after its [`Head`](Self::Head): they include those
+    /// of private transactions. A reorg that removes the block reverts them.
     Nonces(BlockNonces),
-    /// The node does not have this pending transaction any more, and no block took it. A builder
-    /// may still want it, so a sink marks rather than removes.
+    /// The node no longer has this pending transaction, and no block contains it. A builder may
+    /// still want it, so a sink should mark it and not remove it.
     Vanished(B256),
 }
 
@@ -159,30 +163,31 @@ impl ChainEvent {
     }
 }
 
-/// Takes what the fetcher brings. Implemented for `order_pool::OrderPool` (feature `order-pool`)
-/// and for [`tokio::sync::mpsc::Sender`], of [`FetchedTransaction`] or of [`SinkEvent`].
+/// Receives transactions and chain events from the fetcher. Implemented for `order_pool::OrderPool`
+/// (feature `order-pool`) and for [`tokio::sync::mpsc::Sender`], of [`FetchedTransaction`] or of
+/// [`SinkEvent`].
 ///
 /// # Threads and order
 /// [`chain_event`](Self::chain_event) and [`holding`](Self::holding) are called on the thread
 /// `mempool-sink`, one at a time: heads in the order of the chain, the nonces of a block after its
-/// head. The nonces of two blocks come in the order of their heads, unless reading one was tried
-/// again. [`deliver`](Self::deliver) is called on the threads that read transactions, several at once,
-/// and at the same time as the others. So a transaction may be delivered before or after a head
-/// whose block contains it, and a sink that must not hold such a transaction compares with the
-/// recent blocks, as the order pool does. [`ChainEvent::Vanished`] comes after the delivery of its
-/// transaction has returned.
+/// head. The nonces of two blocks come in the order of their heads, unless the read of one was
+/// retried. [`deliver`](Self::deliver) is called on the threads that read transactions,
+/// concurrently with itself and with the others. So a transaction may be delivered before or after
+/// a head whose block contains it, and a sink that must not hold such a transaction compares with
+/// the recent blocks, as the order pool does. [`ChainEvent::Vanished`] comes after the delivery of
+/// its transaction has returned.
 ///
 /// # A sink that blocks or panics
-/// It holds up nothing but itself: announcements, heads and requests are read on other threads, and
-/// the fetcher stops without it. A panic ends the call, is logged and counted
-/// (`mempool_fetcher_sink_panics_total`): a transaction counts as failed and may come again, an event
-/// is lost, a [`Holding`] is unknown.
+/// It delays only itself: announcements, heads and requests are read on other threads, and the
+/// fetcher stops without it. A panic ends the call, is logged and counted
+/// (`mempool_fetcher_sink_panics_total`): a transaction counts as failed and may be fetched again,
+/// an event is lost, a [`Holding`] is unknown.
 ///
 /// While `chain_event` does not return, 64 heads and as many nonce updates wait. Beyond that the
-/// oldest is dropped and counted (`mempool_fetcher_sink_dropped_total`), so the latest head is always
-/// told. What a dropped block contained and is still mined is told with the next head. Once the sink
-/// has taken all that waited, the fetcher compares the pools, and what has left the node's pool for
-/// another reason is told as vanished.
+/// oldest is dropped and counted (`mempool_fetcher_sink_dropped_total`), so the latest head is
+/// always delivered. Transactions of a dropped block that are still mined are reported with the
+/// next head. Once the sink has taken all waiting events, the fetcher compares the pools, and
+/// transactions that left the node's pool for another reason are reported as vanished.
 ///
 /// The futures are polled on threads without a runtime: a sink may block in them (`blocking_send`,
 /// a lock), and must not use tokio's timers or sockets.
@@ -190,14 +195,14 @@ pub trait TransactionSink: Send + Sync + 'static {
     /// Takes one transaction. May wait: a fetch slot is held meanwhile, so a slow sink slows the
     /// requests, never the subscription.
     ///
-    /// A transaction comes a second time when its node announces it again more than 60 s after it was
-    /// delivered, or when a comparison finds that the sink does not hold it.
+    /// The same transaction is delivered again when its node announces it more than 60 s after its
+    /// outcome, or when a comparison finds that the sink does not hold it.
     ///
     /// # Cancel safety
     /// Dropped only when the fetcher stops; the transaction then stays counted as unfinished.
     fn deliver(&self, tx: FetchedTransaction) -> impl Future<Output = Delivery> + Send;
 
-    /// Takes one event of the chain. By default it is ignored.
+    /// Takes one chain event. By default it is ignored.
     ///
     /// # Cancel safety
     /// Dropped only when the fetcher stops; the event then counts as dropped.
@@ -206,21 +211,22 @@ pub trait TransactionSink: Send + Sync + 'static {
         std::future::ready(())
     }
 
-    /// Whether [`ChainEvent::Nonces`] is of any use to it. Asked once, at the start. If not, no full
-    /// block is requested: as with [`FetcherConfig::block_nonces`](crate::FetcherConfig) off.
+    /// Whether the sink uses [`ChainEvent::Nonces`]. Called once, at the start. If not, no full
+    /// block is requested, as with [`FetcherConfig::block_nonces`](crate::FetcherConfig) off.
     fn wants_nonces(&self) -> bool {
         true
     }
 
-    /// What became of a hash that was delivered. If up to 64 of them are not answered within two
-    /// seconds, they count as [`Holding::Unknown`] (`mempool_fetcher_sink_timeouts_total`).
+    /// What the sink knows of a hash that was delivered. Hashes are looked up in batches of up to
+    /// 64; if a batch takes longer than two seconds, its hashes count as [`Holding::Unknown`]
+    /// (`mempool_fetcher_sink_timeouts_total`).
     fn holding(&self, hash: &B256) -> Holding {
         let _ = hash;
         Holding::Unknown
     }
 }
 
-/// Sends every transaction; events of the chain are not passed on. Waits while the channel is full.
+/// Sends every transaction; chain events are not passed on. Waits while the channel is full.
 impl TransactionSink for mpsc::Sender<FetchedTransaction> {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
         match self.send(tx).await {
@@ -234,8 +240,7 @@ impl TransactionSink for mpsc::Sender<FetchedTransaction> {
     }
 }
 
-/// All that a sink is told, for a channel that carries it: see
-/// [`TransactionSink`] for the order.
+/// Every transaction and chain event, for one channel: see [`TransactionSink`] for the order.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 #[expect(
@@ -246,11 +251,11 @@ impl TransactionSink for mpsc::Sender<FetchedTransaction> {
 pub enum SinkEvent {
     /// A transaction.
     Transaction(FetchedTransaction),
-    /// An event of the chain.
+    /// A chain event.
     Chain(ChainEvent),
 }
 
-/// Sends every transaction and every event of the chain. Waits while the channel is full.
+/// Sends every transaction and every chain event. Waits while the channel is full.
 impl TransactionSink for mpsc::Sender<SinkEvent> {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
         match self.send(SinkEvent::Transaction(tx)).await {
@@ -260,7 +265,7 @@ impl TransactionSink for mpsc::Sender<SinkEvent> {
     }
 
     async fn chain_event(&self, event: ChainEvent) {
-        // Nobody reads any more: the next delivery says so.
+        // If the receiver is gone, the next delivery reports it.
         let _ = self.send(SinkEvent::Chain(event)).await;
     }
 }

@@ -1,7 +1,7 @@
-//! The thread that tells the sink of the chain and asks it what it holds, and the queue before it.
+//! The thread that calls the sink with chain events and look-ups of hashes, and its queue.
 //!
-//! The sink is code of the host: it may block, panic or be slow. So it is never called on the thread
-//! of the sockets, and nobody who fills the queue ever waits.
+//! The sink is code of the host: it may block, panic or be slow. So it is never called on the
+//! thread of the sockets, and adding to the queue never waits.
 
 use std::{
     collections::VecDeque,
@@ -28,29 +28,29 @@ use crate::{
     sync::lock,
 };
 
-/// Heads that wait for the sink, and as many nonce updates: as many blocks as are remembered, so
-/// that what is dropped is what the fetcher forgets too. With 1000 transactions in each block, 64
+/// Heads that wait for the sink, and as many nonce updates: as many blocks as are remembered, so a
+/// dropped block is one that the fetcher forgets too. With 1000 transactions in each block, 64
 /// heads and their nonce updates take 5 MB.
 const EVENTS_WAITING: usize = RECENT_BLOCKS;
 
-/// Hashes of dropped blocks that are kept for the next head, at most: 2 MiB. Beyond, the oldest are
-/// dropped too; a transaction that a block took so long ago has expired in most pools.
+/// Most hashes of dropped blocks that are kept for the next head: 2 MiB. Beyond that, the oldest
+/// are dropped too; transactions of so old a block have expired in most pools.
 const MINED_WAITING: usize = 1 << 16;
 
-/// Hashes that the sink is asked about with one request: a head does not wait for more.
+/// Hashes in one look-up at the sink: the longest that a head waits for look-ups.
 const ASKED_TOGETHER: usize = 64;
 
-/// How long a comparison waits for the sink to say what it holds of [`ASKED_TOGETHER`] hashes. The
-/// order pool takes microseconds.
+/// How long a comparison waits for the sink to look up [`ASKED_TOGETHER`] hashes. The order pool
+/// takes microseconds.
 const HOLDING_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 enum Job {
     Head {
         block: Block,
-        /// What of the block the fetcher knew.
+        /// The hashes of the block that the fetcher knew.
         known: Vec<B256>,
-        /// The same of blocks before it that were dropped.
+        /// The same for dropped blocks before it.
         carried: Vec<B256>,
     },
     Nonces(BlockNonces),
@@ -58,8 +58,8 @@ enum Job {
     Holding(Vec<B256>, oneshot::Sender<Vec<Holding>>),
 }
 
-/// What waits for the sink, bounded: heads and nonce updates by [`EVENTS_WAITING`] each, one list of
-/// vanished hashes, and one request for each comparison that runs.
+/// The bounded queue of the sink: heads and nonce updates by [`EVENTS_WAITING`] each, one list of
+/// vanished hashes, and one look-up for each running comparison.
 #[derive(Debug)]
 pub(crate) struct SinkQueue {
     waiting: Mutex<Waiting>,
@@ -71,7 +71,7 @@ pub(crate) struct SinkQueue {
 #[derive(Debug, Default)]
 struct Waiting {
     jobs: VecDeque<Job>,
-    /// Events were dropped since the sink had taken all that waited.
+    /// Events were dropped and the sink has not yet taken everything that waited.
     is_behind: bool,
     phase: Phase,
 }
@@ -80,13 +80,13 @@ struct Waiting {
 enum Phase {
     #[default]
     Open,
-    /// No more comes in; what waits is still told.
+    /// No more is accepted; waiting jobs are still run.
     Draining,
-    /// What waits is dropped.
+    /// Waiting jobs are dropped.
     Ended,
 }
 
-/// What found no room, to be counted after the lock is released.
+/// Jobs for which there was no room, to be counted after the lock is released.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Dropped {
     heads: usize,
@@ -105,7 +105,7 @@ impl SinkQueue {
         })
     }
 
-    /// Tells of a head; `known` is what of its block the fetcher knew.
+    /// Queues a head; `known` are the hashes of its block that the fetcher knew.
     pub(crate) fn push_head(&self, block: Block, known: Vec<B256>) {
         self.push(Job::Head { block, known, carried: Vec::new() });
     }
@@ -114,8 +114,8 @@ impl SinkQueue {
         self.push(Job::Nonces(nonces));
     }
 
-    /// Tells of hashes that have left the node's pool. False if a list of these waits already: then
-    /// the next comparison finds them again.
+    /// Queues hashes that have left the node's pool. False if such a list already waits: then the
+    /// next comparison finds them again.
     pub(crate) fn push_vanished(&self, hashes: Vec<B256>) -> bool {
         let waits = |job: &Job| matches!(job, Job::Vanished(_));
         if lock(&self.waiting).jobs.iter().any(waits) {
@@ -125,11 +125,11 @@ impl SinkQueue {
         self.push(Job::Vanished(hashes))
     }
 
-    /// What the sink says of the hashes, in their order. Those of which it does not say it in time
-    /// are unknown.
+    /// Looks up the hashes at the sink, in order. Those that it does not answer in time are
+    /// unknown.
     ///
     /// # Cancel safety
-    /// A request that nobody waits for is not answered.
+    /// A dropped look-up is not run.
     pub(crate) async fn holding(&self, hashes: &[B256]) -> Vec<Holding> {
         let mut all = Vec::with_capacity(hashes.len());
         for some in hashes.chunks(ASKED_TOGETHER) {
@@ -140,7 +140,7 @@ impl SinkQueue {
                 // The fetcher stops.
                 Ok(Err(_)) => break,
                 Err(_) => {
-                    tracing::warn!("the sink does not say what it holds");
+                    tracing::warn!("the sink does not answer which hashes it holds");
                     self.metrics.timeouts.increment(1);
                     break;
                 }
@@ -150,7 +150,7 @@ impl SinkQueue {
         all
     }
 
-    /// Waits until the sink has taken all that waited, after events were dropped.
+    /// Waits until the sink has taken everything that waited, after events were dropped.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -158,13 +158,13 @@ impl SinkQueue {
         self.caught_up.notified().await;
     }
 
-    /// No more comes in. What waits is told, then the thread ends.
+    /// Accepts no more. Waiting jobs are run, then the thread ends.
     pub(crate) fn drain(&self) {
         lock(&self.waiting).phase = Phase::Draining;
         self.ready.notify_one();
     }
 
-    /// Drops what waits. The thread ends as soon as the sink returns.
+    /// Drops waiting jobs. The thread ends as soon as the sink returns.
     pub(crate) fn end(&self) {
         let left = {
             let mut waiting = lock(&self.waiting);
@@ -178,7 +178,8 @@ impl SinkQueue {
             match job {
                 Job::Head { .. } => dropped.heads += 1,
                 Job::Nonces(_) => dropped.nonces += 1,
-                // Whoever asked has stopped, and a list of vanished hashes is no change of the chain.
+                // Not counted: the comparison has stopped, and a list of vanished hashes is no
+                // chain event.
                 Job::Vanished(_) | Job::Holding(..) => {}
             }
         }
@@ -187,7 +188,7 @@ impl SinkQueue {
 
     /// Runs a call of the sink; `None` if it panics, which is counted.
     pub(crate) fn guard<T>(&self, call: &'static str, body: impl FnOnce() -> T) -> Option<T> {
-        // What the call captured is dropped by the unwinding, and not used again.
+        // The unwinding drops the captured values; they are not used again.
         catch_unwind(AssertUnwindSafe(body))
             .inspect_err(|_| {
                 tracing::error!(call, "the sink has panicked");
@@ -222,7 +223,7 @@ impl SinkQueue {
         true
     }
 
-    /// The next job; waits for it. `None` at the end.
+    /// Waits for the next job. `None` at the end.
     fn next(&self) -> Option<Job> {
         let mut waiting = lock(&self.waiting);
         loop {
@@ -263,7 +264,8 @@ impl Waiting {
                 oldest.and_then(|oldest| self.jobs.remove(oldest));
                 dropped.nonces = 1;
             }
-            // Those that nobody waits for any more: so one of each comparison is left.
+            // Removes look-ups whose caller no longer waits, so that each comparison has one at
+            // most.
             Job::Holding(..) => {
                 self.jobs.retain(|job| !matches!(job, Job::Holding(_, reply) if reply.is_closed()))
             }
@@ -276,7 +278,7 @@ impl Waiting {
         dropped
     }
 
-    /// Drops the oldest head with its nonces; what it mined goes to the next one.
+    /// Drops the oldest head with its nonces; its mined hashes are passed to the next one.
     fn drop_oldest_head(&mut self) -> Dropped {
         let mut dropped = Dropped::default();
         let is_head = |job: &Job| matches!(job, Job::Head { .. });
@@ -332,7 +334,7 @@ fn run<S: TransactionSink>(context: &FetchContext<S>) {
     }
 }
 
-/// A head, with what is still mined of the blocks before it that were dropped.
+/// A head, with those hashes of the dropped blocks before it that are still mined.
 fn head<S>(context: &FetchContext<S>, block: Block, mut carried: Vec<B256>) -> ChainEvent {
     carried.retain(|hash| context.seen.get(hash) == Some(Seen::Mined));
     if carried.is_empty() {

@@ -27,13 +27,13 @@ pub(crate) struct Slots {
     gauge: Gauge,
 }
 
-/// The slot of one fetch. Given back when dropped.
+/// The slot of one fetch. Released when dropped.
 #[derive(Debug)]
 pub(crate) struct Slot {
     _one: OwnedSemaphorePermit,
     _deferrable: Option<OwnedSemaphorePermit>,
-    /// Declared after the slot's permits, so dropped after them: the deferred work that it lets run
-    /// next finds a free slot.
+    /// Declared after the slot's permits, so dropped after them: the deferred work that it then
+    /// admits finds a free slot.
     _deferral: DeferralPermit,
     _live: Option<TrackedFetch>,
     bytes: Bytes,
@@ -41,7 +41,7 @@ pub(crate) struct Slot {
 
 #[derive(Debug)]
 struct Bytes {
-    /// What is reserved of the byte budget: the estimate, or the size of the answer once it is
+    /// The reserved part of the byte budget: the estimate, or the size of the answer once it is
     /// known.
     reserved: OwnedSemaphorePermit,
     /// `mempool_fetcher_in_flight_bytes`, which counts the reserved bytes.
@@ -70,10 +70,10 @@ impl Slots {
         Slot { _live: live, ..self.take_slot(None).await }
     }
 
-    /// A slot, when one is free and nobody waits for it.
+    /// A slot, if one is free and no fetch waits for it.
     ///
     /// # Errors
-    /// Hands `live` back, to wait with.
+    /// Returns `live`, to wait with.
     pub(crate) fn try_acquire_live(
         &self,
         live: Option<TrackedFetch>,
@@ -86,7 +86,7 @@ impl Slots {
         }
     }
 
-    /// Waits for one of the slots that deferrable work may hold. `deferral` is given back with the
+    /// Waits for one of the slots that deferrable work may hold. `deferral` is released with the
     /// slot.
     pub(crate) async fn acquire_deferrable(&self, deferral: DeferralPermit) -> Slot {
         let permit = acquire(&self.deferrable, 1).await;
@@ -119,10 +119,10 @@ impl Slots {
     }
 
     /// Corrects the reservation of `slot` to the size of its answer, as far as the budget allows,
-    /// and the estimate for the next ones.
+    /// and updates the estimate for the next fetches.
     pub(crate) fn set_answer_bytes(&self, slot: &mut Slot, answer_bytes: usize) {
-        // A running mean over about 16 answers. An update lost between two threads does no harm: it
-        // is an estimate.
+        // A running mean over about 16 answers. An update that is lost between two threads does no
+        // harm, because it is an estimate.
         let mean = self.mean_bytes.load(Relaxed);
         self.mean_bytes.store((mean * 15 + answer_bytes.max(UNIT_BYTES)) / 16, Relaxed);
         let units = self.units(answer_bytes) as usize;
@@ -137,7 +137,7 @@ impl Slots {
     }
 
     fn units(&self, bytes: usize) -> u32 {
-        // At most the whole budget: more could never be acquired.
+        // At most the whole budget: a larger amount could never be acquired.
         bytes.div_ceil(UNIT_BYTES).clamp(1, self.budget_units) as u32
     }
 }

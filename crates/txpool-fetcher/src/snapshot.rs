@@ -64,9 +64,9 @@ pub enum SnapshotError {
     /// The answer is not the content of a pool.
     #[error("the answer to txpool_content is not the content of a pool")]
     NotAPool,
-    /// A comparison that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested is running,
-    /// and as many as may wait do.
-    #[error("{waiting} requests for a comparison with this node's pool wait already")]
+    /// A comparison that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested is
+    /// running, and the most that may wait are waiting.
+    #[error("{waiting} requests for a comparison with this node's pool are already waiting")]
     Busy {
         /// How many wait.
         waiting: usize,
@@ -108,9 +108,9 @@ impl SnapshotError {
             Self::Refused { code, .. } => {
                 !matches!(code, -32700 | -32600 | -32601 | -32602 | -32004)
             }
-            // It may have been one bad transaction.
+            // A single bad transaction may have caused it.
             Self::PoolPanicked => true,
-            // It does not become smaller soon.
+            // The pool will not shrink soon.
             Self::TooMany | Self::Oversized(_) => false,
         }
     }
@@ -205,10 +205,10 @@ enum List {
     Queued,
 }
 
-/// The longest string that matters: a hash with its 0x.
+/// The longest string that matters: a hash with its `0x`.
 const TEXT_BYTES: usize = 66;
 
-/// The longest code of an error that matters: six characters, and room for the host's own.
+/// The longest error code that matters: six characters, and room for codes of the host's own.
 const CODE_BYTES: usize = 12;
 
 /// Depth of a transaction's fields: below the answer, the result, the list, the sender, the

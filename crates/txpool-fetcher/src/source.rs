@@ -1,5 +1,5 @@
-//! The I/O around one source's state machine: it dials, subscribes, pings and compares pools as the
-//! actions of the machine say, and feeds the machine the resulting events.
+//! The I/O of one source: it dials, subscribes, pings and compares pools as the actions of the
+//! state machine say, and feeds the resulting events back to it.
 
 mod in_process;
 mod ping;
@@ -65,7 +65,7 @@ enum Message {
     Compared(Result<AuditReport, SnapshotError>, Duration),
 }
 
-/// What carries a source's announcements.
+/// The task that reads a source's announcements.
 #[derive(Debug)]
 enum Subscription {
     Node(Arc<Connection>),
@@ -87,12 +87,12 @@ async fn send(messages: &mpsc::Sender<Message>, message: Message) {
     let _ = messages.send(message).await;
 }
 
-/// What connects a source with the rest.
+/// The channels between a source and the other parts.
 #[derive(Debug)]
 pub(crate) struct SourceChannels {
-    /// Where it tells of heads.
+    /// To which it sends heads.
     pub(crate) heads: mpsc::Sender<Announced>,
-    /// What its heads turned out to be.
+    /// Events that follow from its heads.
     pub(crate) events: mpsc::Receiver<Event>,
 }
 
@@ -147,8 +147,8 @@ impl<S: TransactionSink> Source<S> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stop = source.context.stop.clone();
         while !ended {
-            // The order is irrelevant: messages wait in their channels, and the next tick makes up
-            // for a missed one.
+            // The order is irrelevant: messages wait in their channels, and a delayed tick catches
+            // up.
             let actions = tokio::select! {
                 () = stop.cancelled() => break,
                 Some(message) = inbox.recv() => source.on_message(message),
@@ -156,7 +156,8 @@ impl<S: TransactionSink> Source<S> {
                     source.machine.on(event, Instant::now())
                 }
                 Some(joined) = source.tasks.join_next() => {
-                    // Whatever it was to report would never come: the fetcher ends, and says so.
+                    // The event that it was to report would never come, so the fetcher ends with
+                    // this reason.
                     if let Err(error) = joined && error.is_panic() {
                         std::panic::resume_unwind(error.into_panic());
                     }
@@ -234,7 +235,7 @@ impl<S: TransactionSink> Source<S> {
                 self.generations[role as usize] += 1;
                 match role {
                     Role::Subscription => self.subscription = None,
-                    // What was in flight has been handed on by then.
+                    // By then the requests in flight have been passed on.
                     Role::Request => self.requests = None,
                 }
                 SourceMetrics::reconnected(reason.as_str());
@@ -249,7 +250,7 @@ impl<S: TransactionSink> Source<S> {
                 let AuditReport { recovered, unannounced, .. } = report;
                 lock(&self.shared.status).last_audit = Some(report);
                 self.shared.changed();
-                // A silent source is not judged before its latest announcements are known.
+                // A silent source is judged only after its latest announcements are counted.
                 let mut actions = self.tick_machine(now);
                 actions.extend(self.machine.on(Event::Compared { recovered, unannounced }, now));
                 actions
@@ -274,13 +275,13 @@ impl<S: TransactionSink> Source<S> {
         actions
     }
 
-    /// Brings in the head of the moment. Heads are announced by now, so none comes in between.
+    /// Requests the current head. Heads are already announced, so none can be missed in between.
     fn request_head(&mut self) {
         let (context, index) = (Arc::clone(&self.context), self.index);
         let heads = self.channels.heads.clone();
         self.tasks.spawn(async move {
             if let Some(head) = heads::latest(&context, index).await {
-                // The fetcher may be stopping; then nobody needs it.
+                // If the fetcher stops, the head is not needed.
                 let _ = heads.send(head).await;
             }
         });
@@ -326,7 +327,7 @@ impl<S: TransactionSink> Source<S> {
                 true => tracing::info!(%endpoint, "the node's pool can be compared again"),
                 false => tracing::warn!(
                     %endpoint,
-                    "the node's pool cannot be compared: what it does not announce stays unknown"
+                    "the node's pool cannot be compared: transactions that it does not announce stay unknown"
                 ),
             }
             self.metrics.audited.set(f64::from(u8::from(audited)));
@@ -399,7 +400,7 @@ impl<S: TransactionSink> Source<S> {
         });
     }
 
-    /// Waits for the end of the request connections, and times requests out meanwhile.
+    /// Waits for the end of the request connections; meanwhile it times requests out.
     fn watch_requests(&mut self, opened: Opened) {
         let (context, shared) = (Arc::clone(&self.context), Arc::clone(&self.shared));
         self.watch_end(Role::Request, watch_requests(context, self.index, shared, opened));
@@ -439,8 +440,8 @@ impl<S: TransactionSink> Source<S> {
         });
     }
 
-    /// Starts the task that makes the comparisons requested by callers, one after another: each
-    /// lists a whole pool.
+    /// Starts the task that runs the comparisons requested by callers, one after another, because
+    /// each lists a whole pool.
     fn serve_audits(&mut self, mut audits: mpsc::Receiver<AuditRequest>) {
         let (context, shared, source) =
             (Arc::clone(&self.context), Arc::clone(&self.shared), self.index);
@@ -458,7 +459,8 @@ impl<S: TransactionSink> Source<S> {
                     mode,
                     deferrable: false,
                 };
-                // It continues when the caller stops waiting: what it fetches has entered.
+                // It continues when the caller stops waiting, because the hashes that it fetches
+                // have entered.
                 let _ = reply.send(comparison.run().await);
             }
         });
@@ -475,8 +477,8 @@ impl<S: TransactionSink> Source<S> {
 
 impl<S> Drop for Source<S> {
     fn drop(&mut self) {
-        // Also after a panic: it is not live any more, and the threads that call a pool in this
-        // process end with its reader.
+        // Also after a panic: the source is not live any more, and the threads that call a pool in
+        // this process end with its reader.
         self.context.requests.set(self.index, None);
         {
             let mut status = lock(&self.shared.status);

@@ -22,8 +22,8 @@ use crate::{
 /// [`Fetcher`] into a channel of [`SinkEvent`](crate::SinkEvent)s.
 ///
 /// A reader that is slower than the announcements fills the buffer, then the fetch slots, then the
-/// announcement buffer, whose overrun is counted and brought in by a comparison: nothing is lost
-/// without being known.
+/// announcement buffer, whose overrun is counted and followed by a comparison that fetches what was
+/// lost.
 #[derive(Debug)]
 pub struct TransactionStream {
     transactions: mpsc::Receiver<FetchedTransaction>,
@@ -65,15 +65,15 @@ impl TransactionStream {
         &self.fetcher
     }
 
-    /// Stops, as [`Fetcher::shutdown`] does. What is buffered is dropped.
+    /// Stops the fetcher, as [`Fetcher::shutdown`] does. Buffered transactions are dropped.
     ///
     /// # Cancel safety
     /// The stop continues if this is dropped.
     pub async fn shutdown(self, deadline: Duration) -> (EndReason, Counts) {
         let Self { transactions, fetcher } = self;
         fetcher.begin_stop(deadline);
-        // Whoever waits for room in the buffer need not wait any more. Not before the stop has begun, or
-        // the reason could be that nobody reads.
+        // Releases a delivery that waits for room in the buffer. Only after the stop has begun, or
+        // the reason could be a closed sink.
         drop(transactions);
         fetcher.shutdown(deadline).await
     }

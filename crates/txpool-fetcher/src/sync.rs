@@ -1,4 +1,4 @@
-//! How the crate's locks are taken, and how its threads wait.
+//! Takes the crate's locks, and blocks its threads on futures.
 
 use std::{
     pin::pin,
@@ -7,8 +7,8 @@ use std::{
     thread::{self, Thread},
 };
 
-/// Locks `mutex`, also after a panic of another holder: what stands behind the locks of this crate
-/// is plain data, valid after each statement, so a panic leaves nothing half done.
+/// Locks `mutex`, also after a holder has panicked: the locks of this crate protect plain data that
+/// is valid after each statement, so a panic leaves nothing half changed.
 ///
 /// Every lock of this crate is held for single look-ups and changes, never across an await or a
 /// call into the sink.
@@ -16,7 +16,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a future on this thread, which is not one of a runtime: what the future calls may block.
+/// Runs a future on this thread, which belongs to no runtime: the code that the future calls may
+/// block.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -29,7 +30,7 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     loop {
         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(ready) => return ready,
-            // It may wake up without a reason, and is then polled once more.
+            // A spurious wake-up only polls once more.
             Poll::Pending => thread::park(),
         }
     }

@@ -33,13 +33,13 @@ pub enum Malformed {
     #[error("the answer is not hex")]
     NotHex,
     /// Hex that does not decode as a transaction.
-    #[error("the answer is no transaction: {0}")]
+    #[error("the answer is not a transaction: {0}")]
     NotATransaction(String),
     /// There are more bytes after the transaction.
     #[error("{0} bytes follow the transaction")]
     TrailingBytes(usize),
     /// Another transaction than the requested one.
-    #[error("the answer is transaction {found}, requested was {requested}")]
+    #[error("the answer is transaction {found}, the requested one is {requested}")]
     OtherTransaction {
         /// The hash that was requested.
         requested: B256,
@@ -50,7 +50,7 @@ pub enum Malformed {
     #[error("the signature is invalid")]
     Signature,
     /// A blob transaction with a sidecar that is not its own.
-    #[error("the sidecar is of other blobs: {0}")]
+    #[error("the sidecar does not match the transaction: {0}")]
     Sidecar(#[from] SidecarError),
 }
 
@@ -103,7 +103,8 @@ pub fn read_raw(raw: Bytes, requested: B256) -> Answer {
     if !rest.is_empty() {
         return Answer::Malformed(Malformed::TrailingBytes(rest.len()));
     }
-    // The hash of a blob transaction is that of its mined form; the envelope takes care of that.
+    // The hash of a blob transaction is that of its form without sidecar; the envelope takes care
+    // of that.
     if *tx.hash() != requested {
         return other_transaction(requested, *tx.hash());
     }

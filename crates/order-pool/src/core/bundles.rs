@@ -1,4 +1,4 @@
-//! Bundles: in, replaced, cancelled, out with their block.
+//! Bundles: inserted, replaced, cancelled, removed with their block.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Core {
-    /// Takes a bundle in, or says why not. An empty one with a uuid is a cancellation.
+    /// Inserts a bundle, or returns why not. An empty one with a uuid is a cancellation.
     pub(crate) fn insert_bundle(
         &mut self,
         mut bundle: Bundle,
@@ -62,7 +62,8 @@ impl Core {
             Err(reason) => return InsertOutcome::Rejected(reason),
         };
         self.evict_bundles(victims, effects);
-        // What was remembered of this key may have had to go for the keys of these.
+        // The state of this key may have been forgotten to make room for the keys of the evicted
+        // bundles.
         let state = known(self).unwrap_or_default();
         let old =
             state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Replaced, effects));
@@ -78,7 +79,7 @@ impl Core {
         old.map_or(InsertOutcome::Added, |old| InsertOutcome::Replaced { old: old.id() })
     }
 
-    /// Cancels what came up to a nonce; permanently without one.
+    /// Cancels messages up to a nonce; without one, permanently.
     pub(crate) fn cancel_bundle(
         &mut self,
         key: ReplacementKey,
@@ -102,7 +103,8 @@ impl Core {
         }
         let blocks = self.keys.blocks_of(&key);
         if let Some(nonce) = nonce {
-            // It must be above the last cancellation, and above what came for one of the blocks.
+            // The cancellation must be above the last one, and above the bundle of at least one
+            // block.
             let lowest = blocks.iter().filter_map(|(_, state)| state.nonce).min();
             if let Some(current) = all.nonce.max(lowest).filter(|current| nonce <= *current) {
                 return CancelOutcome::Superseded { nonce, current };
@@ -112,7 +114,7 @@ impl Core {
         CancelOutcome::Cancelled { removed: self.entomb(key, all, &blocks, effects) }
     }
 
-    /// An empty bundle cancels what came before it: without a nonce, all.
+    /// An empty bundle cancels earlier ones; without a nonce, all.
     fn cancel_by_bundle(
         &mut self,
         key: ReplacementKey,
@@ -123,7 +125,7 @@ impl Core {
         let blocks = self.keys.blocks_of(&key);
         let highest = blocks.iter().map(|(_, state)| state.nonce).max().flatten();
         let highest = KeyState { nonce: all.nonce.max(highest), ..all };
-        // One above the highest, if it has none.
+        // Without a nonce it gets one above the highest.
         let placed = if nonce.is_none() { highest.place(None).map(Some) } else { Ok(nonce) };
         let nonce = match placed {
             Ok(nonce) => nonce,
@@ -141,17 +143,17 @@ impl Core {
         }
     }
 
-    /// Remembers an order that was taken in. `fate` is what was known of it before.
+    /// Remembers an accepted order. `fate` is its earlier state.
     pub(super) fn remember(&mut self, id: &B256, fate: Option<Fate>) {
         if fate.is_some() {
-            // Its place in the window is that of its return.
+            // It gets a new position in the window.
             self.seen.forget(id);
         }
         self.seen.insert(id);
     }
 
-    /// Removes the bundles that cannot go into a block above `head` any more, and those for a block that
-    /// is too far above it: they came while the pool knew no head, or a lower one followed.
+    /// Removes the bundles for a block up to `head`, and those for a block too far above it, which
+    /// were accepted while the pool knew no head or a higher one.
     pub(super) fn pass_block(&mut self, head: u64, effects: &mut Vec<Effect>) {
         for seq in self.bundles.up_to(head) {
             self.end_bundle(seq, RemoveReason::BlockPassed, effects);
@@ -161,8 +163,8 @@ impl Core {
         }
     }
 
-    /// Removes a bundle that blocks have taken: that contains a transaction which may not be left out and
-    /// that a block contains or whose nonce is used, or none of the others.
+    /// Removes a bundle that blocks have made impossible: a transaction that may not be omitted is
+    /// in a block or its nonce is used, or that is so for all its transactions.
     pub(super) fn end_bundle_if_taken(
         &mut self,
         seq: u64,
@@ -176,8 +178,8 @@ impl Core {
         }
     }
 
-    /// The transaction for which a bundle cannot go into any block: the first of those that blocks took
-    /// and that may not be left out, or the first of all if they took all.
+    /// The transaction because of which a bundle cannot go into any block: the first mined or stale
+    /// one that may not be omitted, or the first of all if all are mined or stale.
     fn taken(&self, bundle: &Bundle) -> Option<(usize, Taken)> {
         let mut first = None;
         let mut left = false;
@@ -191,8 +193,8 @@ impl Core {
         first.filter(|_| !left)
     }
 
-    /// Takes a bundle out, and remembers the nonce of its key: a late message of a lower one still does
-    /// not count.
+    /// Removes a bundle, and remembers the nonce of its key, so that a late message with a lower
+    /// nonce has no effect.
     fn end_bundle(
         &mut self,
         seq: u64,
@@ -213,7 +215,7 @@ impl Core {
         }
     }
 
-    /// Brings a bundle back that blocks had taken and a reorg has freed, if nothing came in its place.
+    /// Puts back a bundle that a reorg has freed, unless another took its place.
     pub(super) fn put_back_bundle(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
         let Order::Bundle(bundle) = &*order else { unreachable!("its caller has a bundle") };
         let slot = slot_of(bundle);
@@ -248,7 +250,7 @@ impl Core {
         })
     }
 
-    /// After a key of this signer lost its bundle.
+    /// Called after a key of this signer lost its bundle.
     fn forget_excess_keys(&mut self, key: &ReplacementKey, effects: &mut Vec<Effect>) {
         while let Some(((key, _), state)) = self.keys.forget_excess(&key.signer) {
             self.tell_forgotten(key, &state, effects);
@@ -263,7 +265,7 @@ impl Core {
         }
     }
 
-    /// What depends on the pool. Returns the block it is for, if that can be said.
+    /// The checks that depend on the pool. Returns the bundle's block, if it is known.
     fn check_bundle(&self, bundle: &Bundle) -> Result<Option<u64>, RejectReason> {
         let config = &self.config;
         let parts = bundle.parts();
@@ -310,7 +312,7 @@ impl Core {
         }
     }
 
-    /// Which bundles must go so that this one fits, if it takes the place of `replaced`.
+    /// Which bundles must be evicted so that this one fits, if it replaces `replaced`.
     fn room_for(&self, order: &Order, replaced: Option<u64>) -> Result<Vec<u64>, RejectReason> {
         let Some(bundle) = order.as_bundle() else { unreachable!("all callers have a bundle") };
         self.bundles.room_for(bundle, order.size_bytes(), replaced, &self.config)
@@ -324,7 +326,7 @@ impl Core {
         seq
     }
 
-    /// Takes a bundle out of everything but its key.
+    /// Removes a bundle from everything but its key.
     fn take_bundle(
         &mut self,
         seq: u64,
@@ -342,9 +344,10 @@ impl Core {
         Some(order)
     }
 
-    /// Makes a cancellation count: the key's bundles of lower nonces go, and everyone is told, unless it is one
-    /// of many of keys that nobody knows. `all` is what is known of the key's cancellations with this one,
-    /// `blocks` of its bundles. Says how many have gone.
+    /// Applies a cancellation: removes the key's bundles with lower nonces, and publishes it,
+    /// unless too many cancellations of unknown keys were published. `all` is the state of the
+    /// key's cancellations including this one, `blocks` that of its bundles. Returns how many
+    /// bundles were removed.
     fn entomb(
         &mut self,
         key: ReplacementKey,
@@ -361,7 +364,7 @@ impl Core {
                 .bundle
                 .and_then(|seq| self.take_bundle(seq, RemoveReason::Cancelled, effects));
             removed += usize::from(taken.is_some());
-            // The cancellation says as much.
+            // The cancellation already implies it.
             self.keys.forget(*slot);
         }
         if self.keys.tells(&key, !blocks.is_empty(), self.now) {
@@ -377,7 +380,7 @@ impl Core {
         removed
     }
 
-    /// A bundle of the key counts again, so whoever comes need not be told of its cancellation.
+    /// A bundle of the key is valid again, so new subscribers need not be told of its cancellation.
     fn end_tombstone(&mut self, key: ReplacementKey, effects: &mut Vec<Effect>) {
         let all = self.keys.get(&(key, None));
         if let Some(added) = all.tombstone {
@@ -387,7 +390,7 @@ impl Core {
     }
 }
 
-/// Where a pooled bundle stands among those of its key.
+/// The slot of a pooled bundle among those of its key.
 fn slot_of(bundle: &Bundle) -> Option<Slot> {
     bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(0))))
 }

@@ -1,4 +1,4 @@
-//! Views of the pool that its writer knows: what an order depends on, and who holds what.
+//! Views that need the writer's lock: dependencies between orders, and the holdings of signers.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -7,31 +7,31 @@ use alloy_primitives::{Address, B256};
 use super::Core;
 use crate::order::{Order, Transaction};
 
-/// How an order stands to the other pooled ones.
+/// How an order relates to the other pooled ones.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Relations {
-    /// Single transactions of its senders with lower nonces: they must be in the block before it, or in
-    /// a bundle before it. In the order of the order's own transactions, then by nonce.
+    /// Single transactions of its senders with lower nonces, which must come before it in the
+    /// block, alone or in a bundle. In the order of the order's own transactions, then by nonce.
     pub before: Vec<Arc<Order>>,
-    /// Orders that cannot be in a block together with it: those with another transaction of a sender
-    /// and nonce that it uses too, and bundles that contain a transaction of its own. As accepted.
-    /// Those that may do without the transaction are listed too.
+    /// Orders that exclude it from the same block: those with another transaction of the same
+    /// sender and nonce, and bundles that contain one of its own transactions. In order of
+    /// acceptance. Bundles that may omit the transaction are listed too.
     pub conflicts: Vec<Arc<Order>>,
 }
 
-/// What the pool holds of one signer.
+/// The holdings of one signer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SignerStats {
-    /// Who; `None` for all without a signature together.
+    /// The signer; `None` for all unsigned bundles together.
     pub signer: Option<Address>,
     /// Pooled bundles.
     pub bundles: usize,
-    /// What they take, in bytes.
+    /// Their memory, in bytes.
     pub bundle_bytes: usize,
-    /// Replacement keys that are remembered without a bundle: cancelled ones, and those whose bundle
-    /// has left.
+    /// Replacement keys that are remembered without a bundle: cancelled ones, and those whose
+    /// bundle was removed.
     pub idle_keys: usize,
 }
 
@@ -49,7 +49,7 @@ impl Core {
         for tx in txs {
             let (sender, nonce) = (tx.sender(), tx.nonce());
             for seq in self.senders.of(&sender, 0, Some(nonce)) {
-                // What it contains itself it brings along.
+                // Its own transactions are in it already.
                 let order = self.order(seq).filter(|order| !own.contains(order.id().hash()));
                 before.extend(order.map(|order| (seq, Arc::clone(order))));
             }

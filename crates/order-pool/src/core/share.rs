@@ -1,4 +1,4 @@
-//! The transactions of one share of the pool: what the node announced, or what external callers sent.
+//! The transactions of one share of the pool: the node's, or the external callers'.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -8,8 +8,8 @@ use crate::{
     worth::{Ranks, Worth},
 };
 
-/// How many transactions one insert may push out. A transaction of six blobs (0.8 MB) would need
-/// the room of a thousand plain ones: it does not get it, and an insert stays short.
+/// Most transactions that one insert may evict. A transaction of six blobs (0.8 MB) may need the
+/// space of a thousand plain ones: it is refused then, which keeps inserts short.
 pub(crate) const MAX_EVICTIONS_PER_INSERT: usize = 64;
 
 /// How long a transaction is kept.
@@ -30,12 +30,12 @@ pub(super) struct TxEntry {
 /// Transactions that share two caps and are ranked among themselves.
 #[derive(Debug)]
 pub(super) struct TxShare {
-    /// By acceptance, which is also the order of their times: the retention is one for all.
+    /// By acceptance, which is also the order of expiry, because all have the same retention.
     txs: BTreeMap<u64, TxEntry>,
-    /// All that were accepted before are kept until a block.
+    /// All that were accepted before this one are kept until a block.
     due_from: u64,
     bytes: usize,
-    /// Of those accepted before [`Self::ranked_below`], and of no other.
+    /// Contains exactly those accepted before [`Self::ranked_below`].
     ranks: Ranks,
     ranked_below: u64,
     max_txs: usize,
@@ -60,9 +60,9 @@ impl TxShare {
         self.txs.get(&seq).map(|entry| &entry.order)
     }
 
-    /// The one accepted first, if its time is over.
+    /// The one accepted first, if its retention is over.
     pub(super) fn next_due(&mut self, now: Duration) -> Option<u64> {
-        // Each transaction that is kept until a block is passed once.
+        // Each transaction that is kept until a block is skipped once.
         for (seq, tx) in self.txs.range(self.due_from..) {
             match tx.until {
                 Until::Time(due) => return (due <= now).then_some(*seq),
@@ -91,7 +91,7 @@ impl TxShare {
         self.rank_some(size_bytes);
     }
 
-    /// As [`Self::insert`], for one of another share: others may have been accepted after it.
+    /// As [`Self::insert`], for one from another share: later ones may already be here.
     pub(super) fn insert_earlier(&mut self, seq: u64, entry: TxEntry) {
         if seq < self.ranked_below {
             self.ranks.insert(entry.worth, seq);
@@ -109,9 +109,10 @@ impl TxShare {
         Some(entry)
     }
 
-    /// Ranks are only needed at a cap, and cost as much as all else of an insert together. So nothing is
-    /// ranked below half of either cap. Above, each insert ranks eight times the part of the share
-    /// that it fills: all are ranked well before it is full, and no insert has to rank them all.
+    /// Ranks are only needed at a cap, and cost as much as the rest of an insert. So nothing is
+    /// ranked below half of either cap. Above that, each insert ranks eight times the fraction of
+    /// the share that it fills: all are ranked well before the share is full, and no single insert
+    /// ranks them all.
     fn rank_some(&mut self, size_bytes: usize) {
         if self.txs.len() * 2 < self.max_txs && self.bytes * 2 < self.max_bytes {
             return;
@@ -121,7 +122,7 @@ impl TxShare {
         self.rank((len * 8 / self.max_txs).max(by_bytes as usize) + 2);
     }
 
-    /// Ranks the first `count` of those that are not ranked.
+    /// Ranks the first `count` unranked ones.
     fn rank(&mut self, count: usize) {
         for (seq, entry) in self.txs.range(self.ranked_below..).take(count) {
             self.ranks.insert(entry.worth, *seq);
@@ -129,8 +130,8 @@ impl TxShare {
         }
     }
 
-    /// Who must go so that an order of this size fits: the worst-paying first, and only such as pay
-    /// less than it does.
+    /// Which ones must be evicted so that an order of this size fits: the worst-paying first, and
+    /// only those that pay less than it.
     pub(super) fn room_for(
         &mut self,
         worth: Worth,
@@ -146,7 +147,7 @@ impl TxShare {
         if fits(count, bytes) {
             return Ok(Vec::new());
         }
-        // None is left to rank, but in a share that few orders fill.
+        // Usually none is left to rank, except in a share that few orders fill.
         self.rank(usize::MAX);
         let mut victims = Vec::new();
         let mut worst = self.ranks.worst_first(base_fee_wei).take(MAX_EVICTIONS_PER_INSERT);

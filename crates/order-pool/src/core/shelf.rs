@@ -1,4 +1,4 @@
-//! The pooled bundles: by block, by what they contain, and by who sent them.
+//! The pooled bundles: by block, by transaction, and by signer.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -12,10 +12,10 @@ use crate::{
     bundle::Bundle, config::PoolConfig, event::RejectReason, order::Order, shares::Shares,
 };
 
-/// Block (0 if the pool knew no head) and acceptance.
+/// Block (0 if the pool knew no head) and sequence number.
 type Place = (u64, u64);
 
-/// Who sent a bundle; those without a signature share one place.
+/// The signer of a bundle; all unsigned ones share `None`.
 type Holder = Option<Address>;
 
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ pub(super) struct Shelf {
     by_tx: HashMap<B256, Vec<u64>>,
     /// By the senders of the transactions, and their nonces.
     by_sender: BTreeSet<(Address, u64, u64)>,
-    /// The farthest block goes first, and of one block the one accepted last.
+    /// The one for the farthest block is evicted first; of one block, the one accepted last.
     shares: Shares<Holder, Place>,
     bytes: usize,
 }
@@ -116,12 +116,12 @@ impl Shelf {
         self.by_sender.range((sender, nonce, 0)..=(sender, nonce, u64::MAX)).map(|(_, _, seq)| *seq)
     }
 
-    /// Which bundles must go so that this one fits, if it takes the place of `replaced`.
+    /// Which bundles must be evicted so that this one fits, if it replaces `replaced`.
     ///
-    /// A signer with too many loses their own: those for a later block than this one's. When all
-    /// together are too many, it is the signer with the most of what is too much, this bundle
-    /// included, who loses those for the latest block; among equals, who has the one for the latest
-    /// block. What a bundle pays is not known without executing it.
+    /// A signer above its cap loses its own bundles for later blocks than this one's. If the total
+    /// is above its cap, the signer with the most of the exhausted resource, this bundle included,
+    /// loses its bundle for the latest block; among equals, the signer with the bundle for the
+    /// latest block. What a bundle pays is not known without executing it.
     pub(super) fn room_for(
         &self,
         bundle: &Bundle,
@@ -186,7 +186,7 @@ impl Shelf {
     }
 }
 
-/// What is left while room is made.
+/// The remaining totals while room is made.
 struct Plan<'a> {
     shelf: &'a Shelf,
     replaced: Option<u64>,
@@ -198,14 +198,14 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// What a holder has left, the first to go first.
+    /// The remaining bundles of a holder, the first to evict first.
     fn last_first(&self, holder: Holder) -> impl Iterator<Item = Place> {
         let is_left = |(_, seq): &Place| Some(*seq) != self.replaced && !self.victims.contains(seq);
         self.shelf.shares.last_first(holder).filter(is_left)
     }
 
-    /// Evicts of a holder, only what is beyond a place if one is given, until enough is gone. Says
-    /// whether it is.
+    /// Evicts bundles of a holder (only those beyond a place, if one is given) until enough is
+    /// free. Returns whether it is.
     fn evict(
         &mut self,
         holder: Holder,

@@ -1,4 +1,4 @@
-//! Single transactions: in, out, and from one share to the other.
+//! Single transactions: insertion, removal, and the move between shares.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,12 +16,12 @@ use crate::{
     worth::Worth,
 };
 
-/// How many more blocks a private transaction is kept that has become public: at 12 s each as long as
-/// [`DEFAULT_TX_RETENTION`](crate::DEFAULT_TX_RETENTION).
+/// For how many more blocks a private transaction is kept after it has become public: at 12 s each,
+/// as long as [`DEFAULT_TX_RETENTION`](crate::DEFAULT_TX_RETENTION).
 const PUBLIC_BLOCKS: u64 = 5;
 
 impl Core {
-    /// Takes a transaction in, or says why not.
+    /// Inserts a transaction, or returns why not.
     pub(crate) fn insert_tx(
         &mut self,
         tx: Transaction,
@@ -35,7 +35,8 @@ impl Core {
             return InsertOutcome::Known;
         }
         let order = Order::Tx(tx);
-        // Before the dedupe window: a late announcement of what a block took is worth telling apart.
+        // Before the dedupe window, so that late announcements of mined transactions are counted
+        // separately.
         match self.chain.taken(&order) {
             None => {}
             Some(Taken::StaleNonce { next_nonce: next }) => {
@@ -59,9 +60,9 @@ impl Core {
         }
     }
 
-    /// Notes that a pooled transaction came again. One that an external caller brought, and that the node
-    /// announces now, moves to the share of what is public; if nothing there pays less, it stays
-    /// where it is.
+    /// Records that a pooled transaction was inserted again. One from an external caller that the
+    /// node announces now moves to the node's share; if nothing there pays less, it stays where it
+    /// is.
     fn came_again(&mut self, seq: u64, again: &Transaction, effects: &mut Vec<Effect>) {
         let Some(order) = self.order(seq).map(Arc::clone) else { return };
         let Order::Tx(tx) = &*order else { return };
@@ -79,7 +80,8 @@ impl Core {
         }
     }
 
-    /// Keeps a private transaction that has become public for as many blocks as a public one is kept.
+    /// Keeps a private transaction that has become public for as many blocks as a public one is
+    /// kept.
     fn keep_public(&mut self, seq: u64) {
         let Some(Until::Block(before)) = self.external.until(seq) else { return };
         let head = self.chain.head().map_or(0, |head| head.number);
@@ -89,7 +91,7 @@ impl Core {
         self.external.set_until(seq, Until::Block(block));
     }
 
-    /// What a private transaction asks for must be possible.
+    /// Checks the limits of a private transaction's terms.
     fn check_terms(&self, order: &Order) -> Result<(), RejectReason> {
         let Some(tx) = order.as_tx().filter(|tx| !tx.is_public()) else { return Ok(()) };
         let (Some(terms), Some(head)) = (tx.private_terms(), self.chain.head()) else {
@@ -103,8 +105,8 @@ impl Core {
         if value > limit { Err(RejectReason::BlockTooFar { value, limit }) } else { Ok(()) }
     }
 
-    /// Removes the private transactions whose last block is the head, and those that are for a block too far
-    /// ahead of it: they came while the pool knew no head, or a lower one followed.
+    /// Removes the private transactions whose last block is the head, and those whose last block is
+    /// too far ahead, which were accepted while the pool knew no head or a higher one.
     pub(super) fn pass_private(&mut self, head: u64, effects: &mut Vec<Effect>) {
         while let Some((_, seq)) = self.private.first().filter(|(block, _)| *block <= head).copied()
         {
@@ -122,7 +124,7 @@ impl Core {
         }
     }
 
-    /// Removes a private transaction for whoever sent it.
+    /// Removes a private transaction on request of its signer.
     pub(crate) fn cancel_private(
         &mut self,
         hash: &B256,
@@ -154,7 +156,7 @@ impl Core {
         }
     }
 
-    /// Puts a transaction in, making room for it if need be. Either everything happens or nothing.
+    /// Adds a transaction, and evicts others if necessary. Either everything happens or nothing.
     fn pool_tx(
         &mut self,
         order: Arc<Order>,
@@ -196,7 +198,7 @@ impl Core {
         self.index.remove(tx.hash(), seq);
         self.senders.remove(&tx.sender(), tx.nonce(), seq);
         match reason {
-            // What was private may come again, from its sender or from the node.
+            // A private one may be sent again, by its sender or by the node.
             RemoveReason::Evicted
             | RemoveReason::BlockPassed
             | RemoveReason::BlockTooFar
@@ -212,7 +214,8 @@ impl Core {
         Some(order)
     }
 
-    /// Brings back what a reorg un-mined, for a full retention from now: it is pending anew.
+    /// Puts back a transaction that a reorg un-mined, for a full retention from now, because it is
+    /// pending anew.
     pub(super) fn put_back(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
         let is_over = self.check_terms(&order).is_err();
         if is_over || self.chain.taken(&order).is_some() || self.find(order.id().hash()).is_some() {

@@ -2,8 +2,8 @@
 //!
 //! It replaces alloy's own IPC task, which is not usable here for four reasons:
 //!
-//! - it stops reading while it writes: if both peers write and neither reads, both wait for ever,
-//!   and geth freezes all its subscribers meanwhile;
+//! - it stops reading while it writes: two peers that both write and do not read deadlock, and geth meanwhile
+//!   blocks all its subscribers;
 //! - it does not report why a connection ended;
 //! - it reconnects by itself, and what was announced in between is lost without a signal;
 //! - it does not report when a notification was read.
@@ -208,7 +208,7 @@ impl Backend {
         self.finish(reason).await;
     }
 
-    /// Passes an item on to the service; false when the service has ended, or the connection has.
+    /// Passes an item on to the service; false when the service or the connection has ended.
     async fn forward(&mut self, mut item: PubSubItem, read_at: Instant) -> bool {
         self.shared.framed(read_at);
         let mut probe = None;
@@ -223,8 +223,8 @@ impl Backend {
                         if bytes > *max_bytes || is_too_much {
                             notification.result = hash_alone(&notification.result);
                         }
-                        // Every one has a read time, whatever it says: the reader counts them in
-                        // the same way.
+                        // Every announcement gets a read time, whatever it contains: the reader counts them
+                        // in the same way.
                         read_times.push(read_at, notification.result.get().len());
                     }
                     _ if bytes > MAX_HEAD_BYTES => {
@@ -246,8 +246,8 @@ impl Backend {
                     && let Some((announcements, _)) = &self.announcements
                     && subscribed().as_ref() == Some(announcements)
                 {
-                    // alloy would deliver the announcements as heads, and each would wait for a
-                    // reader that it never reaches.
+                    // alloy would deliver the announcements as heads, and no announcement would ever reach
+                    // its reader.
                     let said = "one id for two subscriptions".to_owned();
                     self.shared.end(LossReason::Garbage(said));
                     return false;
@@ -275,28 +275,28 @@ impl Backend {
                 result: RawValue::NULL.to_owned(),
             });
             if self.interface.send_to_frontend(item).is_err() {
-                // The service has ended, which the next item finds out too.
+                // The service has ended; the next item will report it too.
                 return;
             }
         }
     }
 
-    /// Says why the connection has ended, and stays until the service has ended too: it would take
-    /// an earlier end for a fault of ours.
+    /// Reports why the connection has ended, and stays until the service has ended too: the service would
+    /// take an earlier end for a fault of the backend.
     async fn finish(mut self, reason: Option<LossReason>) {
         self.shared.end(reason.unwrap_or(LossReason::Closed));
         while self.interface.recv_from_frontend().await.is_some() {}
     }
 }
 
-/// The announcement of a hash, in place of that of an object; null when the object names none.
+/// The announcement of a hash, in place of an object's announcement; null when the object names none.
 fn hash_alone(object: &RawValue) -> Box<RawValue> {
     announced_hash(object.get().as_bytes())
         .and_then(|hash| serde_json::value::to_raw_value(&hash).ok())
         .unwrap_or_else(|| RawValue::NULL.to_owned())
 }
 
-/// What the reader saw last, from which the reason of the end is derived.
+/// The last bytes that were read, from which the reason of the end is derived.
 #[derive(Debug)]
 struct Trace {
     read_at: Instant,

@@ -29,7 +29,7 @@ pub struct NodeInfo {
     pub chain_id: u64,
 }
 
-/// A pool in this process is called by its source, and never dialled.
+/// A pool in this process is called directly by its source, and never dialled.
 pub(crate) fn no_socket(endpoint: &Endpoint) -> ConnectError {
     io_error(endpoint, io::ErrorKind::Unsupported.into())
 }
@@ -96,8 +96,8 @@ impl Probe<'_> {
         }
     }
 
-    /// A node without the method cannot be used, and it is better to find that out now than at
-    /// every transaction. Any other error response comes from a node that has it: geth sends one
+    /// A node without the method cannot be used, so this must fail here and not at every
+    /// transaction. Any other error response comes from a node that has the method: geth sends one
     /// for an unknown hash while it builds its transaction index.
     async fn check_raw_transactions(&self) -> Result<(), ConnectError> {
         const METHOD: &str = "eth_getRawTransactionByHash";
@@ -134,9 +134,8 @@ impl Probe<'_> {
     }
 }
 
-/// Connects once more and only reads. A peer that refuses connections with a line of text (reth at
-/// its limit of connections) and closes the socket before it has read our request resets the
-/// connection, and its line is lost with that.
+/// Connects once more and only reads. reth at its limit of connections sends a line of text and
+/// closes the socket without reading our request; that resets the connection, and the line is lost.
 pub(crate) async fn read_refusal(endpoint: &Endpoint) -> Option<String> {
     let Endpoint::Ipc(path) = endpoint else { return None };
     let mut stream = UnixStream::connect(path).await.ok()?;

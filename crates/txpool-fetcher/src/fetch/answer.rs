@@ -1,4 +1,4 @@
-//! From an answer to an outcome, on the thread that has read it.
+//! From an answer to an outcome, on the thread that read the answer.
 
 use std::{
     future::poll_fn,
@@ -25,15 +25,16 @@ use crate::{
     tx::{Answer, Malformed, is_on_chain, read_hex, verify_blob_proofs},
 };
 
-/// Slots are given back together, at the latest after so many: each one that is given back alone
-/// wakes the thread of the sockets when announcements wait for it. A quarter of the default.
+/// Slots are released together, at the latest when this many are waiting: while announcements wait
+/// for a slot, each single release wakes the thread of the sockets. A quarter of the default number
+/// of slots.
 const RELEASED_TOGETHER: usize = 16;
 
-/// Takes the answers of one connection.
+/// Processes the answers of one connection.
 #[derive(Debug)]
 pub(crate) struct AnswerReader<S: TransactionSink> {
     context: Arc<FetchContext<S>>,
-    /// Slots of what has an outcome.
+    /// Slots of finished fetches.
     released: Vec<Slot>,
     release_at: usize,
     _alive: Alive,
@@ -77,8 +78,8 @@ impl<S: TransactionSink> Answers<FetchRequest> for AnswerReader<S> {
         let FetchTask { arrival, ticket, mut slot, .. } = task;
         context.slots.set_answer_bytes(&mut slot, text.as_ref().map_or(0, |text| text.len()));
         let delivery = DeliveryTask::new(context, arrival, ticket);
-        // The transaction counts as failed, and the thread goes on. What was captured is dropped by
-        // the unwinding, not used again.
+        // The transaction counts as failed, and the thread goes on. The unwinding drops the
+        // captured values; they are not used again.
         let released = &mut self.released;
         let work = || delivery.decode_and_deliver(text.as_deref(), || released.clear());
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
@@ -111,13 +112,13 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
         Self { context, arrival, ticket }
     }
 
-    /// Calls `about_to_wait` before it waits for others.
+    /// Calls `about_to_wait` before it waits for a permit or for the sink.
     fn decode_and_deliver(self, hex: Option<&str>, mut about_to_wait: impl FnMut()) {
         let context = self.context;
-        // For the work of the CPU alone: a sink that waits must not hold a permit meanwhile.
+        // For CPU work only: a sink that waits must not hold a permit meanwhile.
         let permit = match &context.config.gate {
             None => None,
-            // Permits are out for as long as their holders like.
+            // Other holders may keep the permits for any length of time.
             Some(gate) => match context.wait_for(gate.acquire_internal(), &mut about_to_wait) {
                 Some(permit) => Some(permit),
                 None => return,
@@ -145,7 +146,8 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
         self.arrival.hash
     }
 
-    /// A pool in this process does not have it: unlike a node, it does not give what is mined.
+    /// A pool in this process does not have the transaction. Unlike a node, it does not return
+    /// mined ones.
     pub(super) fn gone(self) {
         if self.context.is_mined(&self.arrival.hash) {
             self.finish(Outcome::Mined, Some(Seen::Mined));
@@ -154,13 +156,13 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
         }
     }
 
-    /// What was announced or answered cannot be used.
+    /// The announcement or the answer cannot be used.
     pub(super) fn malformed(self, reason: &dyn std::error::Error) {
         tracing::debug!(hash = %self.arrival.hash, %reason, "malformed transaction");
         self.finish(Outcome::Malformed, None);
     }
 
-    /// Hands a transaction whose hash was compared to the sink, unless it is of another chain or
+    /// Delivers a transaction whose hash was verified to the sink, unless it is of another chain or
     /// mined. Calls `about_to_wait` before it waits for the sink.
     pub(super) fn deliver(
         self,
@@ -179,14 +181,15 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
             return self.finish(Outcome::Mined, Some(Seen::Mined));
         }
         let fetched = self.fetched(tx, raw);
-        // The call itself is inside too: it is the sink's code before its future is polled.
+        // The call is inside the future too, because `deliver` is the sink's code even before its
+        // future is polled.
         let call = async { context.sink.deliver(fetched).await };
         let Some(delivered) =
             context.sink_queue.guard("deliver", || context.wait_for(call, about_to_wait))
         else {
             return self.finish(Outcome::Failed, None);
         };
-        // A sink that waits (a full channel) is not waited for when we stop.
+        // `None`: the fetcher stops, and does not wait for a sink that waits (a full channel).
         let Some(delivery) = delivered else { return };
         context.tally.metrics.deliver_seconds.record(self.arrival.at.elapsed().as_secs_f64());
         let (outcome, seen) = match delivery {
@@ -222,8 +225,8 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
 }
 
 impl<S> FetchContext<S> {
-    /// Runs a future that is ready at once in the common case; else blocks this thread until it is,
-    /// or until the fetcher stops: then `None`.
+    /// Runs a future that is usually ready at once. Otherwise it blocks this thread until the
+    /// future is ready, or until the fetcher stops: then it returns `None`.
     pub(crate) fn wait_for<T>(
         &self,
         future: impl Future<Output = T>,
@@ -234,7 +237,8 @@ impl<S> FetchContext<S> {
             return Some(ready);
         }
         about_to_wait();
-        // Without a runtime: the sink may block, and at the end the runtime goes before this thread.
+        // Without a runtime: the sink may block, and at the end the runtime is dropped before this
+        // thread ends.
         block_on(async {
             tokio::select! {
                 biased;
@@ -244,7 +248,8 @@ impl<S> FetchContext<S> {
         })
     }
 
-    /// Whether a recent block contains the transaction, or another one with its nonce.
+    /// Whether a recent block contains the transaction, or another transaction with its sender and
+    /// nonce.
     fn is_taken(&self, tx: &Recovered<PooledTransaction>) -> bool {
         lock(&self.mined).taken(tx.inner().hash(), &tx.signer(), tx.inner().nonce()).is_some()
     }

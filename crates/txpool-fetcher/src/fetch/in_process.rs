@@ -1,7 +1,7 @@
 //! From a hash to an outcome with a pool in this process, on threads that call it.
 //!
-//! `get` may read a sidecar from the disk, and the sink may block, so neither happens on the thread
-//! that keeps the sockets empty. Nothing is encoded or decoded.
+//! `get` may read a sidecar from the disk, and the sink may block, so neither runs on the thread
+//! that reads the sockets. Nothing is encoded or decoded.
 
 use std::{
     io,
@@ -36,17 +36,17 @@ impl PoolReader {
     /// Starts the threads.
     ///
     /// # Errors
-    /// A thread cannot be started. Those that were end again.
+    /// A thread cannot be started. Those that were already started end.
     pub(crate) fn start<S: TransactionSink>(
         context: &Arc<FetchContext<S>>,
         pool: &InProcess,
     ) -> io::Result<Self> {
         let config = &context.config;
-        // Whatever is submitted holds a slot, so neither channel is ever full.
+        // Every submitted request holds a slot, so neither channel is ever full.
         let (live, live_requests) = bounded(config.fetch_slots);
         let (deferrable, deferrable_requests) = bounded(config.fetch_slots);
         for thread in 0..config.request_connections {
-            // The others are there when a live transaction comes, however slow a backfill is.
+            // The other threads stay free for live transactions, however slow a backfill is.
             let takes_deferrable = thread < config.deferrable_connections;
             let worker = Worker {
                 context: Arc::clone(context),
@@ -90,9 +90,9 @@ impl<S: TransactionSink> Worker<S> {
                 recv(self.live) -> request => request,
                 recv(self.deferrable) -> request => request,
             };
-            // What waits among the deferrable ones is dropped, and counts as failed.
+            // Deferrable requests that still wait are dropped, and count as failed.
             let Ok(request) = request else { return };
-            // What waits at a stop stays unfinished.
+            // Requests that wait at a stop stay unfinished.
             if !self.context.stop.is_cancelled() {
                 self.take(request);
             }
@@ -114,7 +114,7 @@ impl<S: TransactionSink> Worker<S> {
             }
         }
         let FetchTask { arrival, ticket, mut slot, .. } = task;
-        // Dropped without an outcome, it counts as failed.
+        // If it is dropped without an outcome, it counts as failed.
         let delivery = DeliveryTask::new(context, arrival, ticket);
         match found {
             Err(_) => {}

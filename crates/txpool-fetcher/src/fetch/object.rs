@@ -1,8 +1,9 @@
-//! From the object of a full announcement to an outcome, on a thread of the subscription's own.
+//! From the object of a full announcement to an outcome, on a thread of its subscription
+//! connection.
 //!
 //! Parsing and hashing take a few microseconds, but the sink may block and recovery takes 34 us:
-//! neither may happen on the thread that keeps the sockets empty. That thread hands over whatever
-//! has arrived together, so a burst wakes this one once.
+//! neither may run on the thread that reads the sockets. That thread passes on everything that has
+//! arrived in one batch, so a burst wakes this one once.
 
 use std::{
     io,
@@ -27,8 +28,8 @@ use crate::{
     tx::Malformed,
 };
 
-/// Batches between the announcement reader and the thread. Few: what waits for the sink belongs into
-/// the broadcast buffer, which counts what it loses.
+/// Batches between the announcement reader and the thread. Few, so that announcements that wait for
+/// the sink stay in the broadcast buffer, which counts its losses.
 const BATCHES_WAITING: usize = 4;
 
 /// One announcement, an object or a hash, and when it was read from the socket.
@@ -38,11 +39,11 @@ pub(crate) struct Notification {
     pub(crate) at: Instant,
 }
 
-/// What a reader is given: its turn, and then announcements.
+/// What a reader receives: its turn, and then announcements.
 pub(crate) type ObjectSender =
     (oneshot::Sender<OwnedMutexGuard<()>>, mpsc::Sender<Vec<Notification>>);
 
-/// Takes the announcements of one subscription connection, in their order.
+/// Processes the announcements of one subscription connection, in their order.
 #[derive(Debug)]
 pub(crate) struct ObjectReader<S: TransactionSink> {
     context: Arc<FetchContext<S>>,
@@ -53,9 +54,9 @@ pub(crate) struct ObjectReader<S: TransactionSink> {
 }
 
 impl<S: TransactionSink> ObjectReader<S> {
-    /// Starts the thread. It waits for its turn, so that the threads of several connections of a
-    /// source, one up and others lost, take one after another. It ends when the senders are dropped and
-    /// everything sent is taken, or when the fetcher stops.
+    /// Starts the thread. It waits for its turn, so that the threads of one source's connections
+    /// (one up, others lost) run one after another. It ends when the senders are dropped and
+    /// everything sent is processed, or when the fetcher stops.
     pub(crate) fn spawn(
         context: &Arc<FetchContext<S>>,
         source: usize,
@@ -71,7 +72,7 @@ impl<S: TransactionSink> ObjectReader<S> {
         let (batches, received) = mpsc::channel(BATCHES_WAITING);
         let (take_turn, turn) = oneshot::channel();
         let body = move || {
-            // Without a turn there is nothing to take either.
+            // Without a turn there are no announcements either.
             let Ok(_turn) = turn.blocking_recv() else { return };
             reader.run(received);
         };
@@ -87,23 +88,23 @@ impl<S: TransactionSink> ObjectReader<S> {
                 if context.stop.is_cancelled() {
                     return;
                 }
-                // The transaction counts as failed, and the thread goes on. What was captured is
-                // dropped by the unwinding.
+                // The transaction counts as failed, and the thread goes on. The unwinding drops the
+                // captured values.
                 if catch_unwind(AssertUnwindSafe(|| self.take(&notification))).is_err() {
                     tracing::error!("an announced object could not be processed");
                 }
                 self.progress.take(1);
             }
-            // What was submitted, for blob transactions.
+            // Sends the requests that were submitted, for blob transactions.
             context.requests.flush();
         }
     }
 
     fn take(&self, notification: &Notification) {
         let context = &self.context;
-        // What was submitted must not wait for what is not.
+        // Requests that are submitted must not wait for those that are not.
         let flush = || context.requests.flush();
-        // For the work of the CPU alone: a sink that waits must not hold a permit meanwhile.
+        // For CPU work only: a sink that waits must not hold a permit meanwhile.
         let permit = match &context.config.gate {
             None => None,
             Some(gate) => match context.wait_for(gate.acquire_internal(), flush) {
@@ -159,7 +160,7 @@ impl<S: TransactionSink> ObjectReader<S> {
     }
 }
 
-/// An object, or the hash of what was too long to keep (or of a node that knows no objects).
+/// An object; or a hash, if the object was too long to keep or the node announces only hashes.
 fn read_announcement(json: &str) -> FullAnnouncement {
     match parse_hash(json) {
         Some(hash) => FullAnnouncement::FetchRaw(hash),

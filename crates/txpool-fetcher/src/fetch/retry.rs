@@ -1,4 +1,4 @@
-//! What happens to a fetch without a usable answer. Not the hot path: each may have a task here.
+//! Retries fetches without a usable answer. Not the hot path, so each may spawn a task.
 
 use std::{sync::Arc, time::Instant};
 
@@ -11,13 +11,13 @@ use crate::{
     sink::TransactionSink,
 };
 
-/// A request that is lost with its connection is repeated so often without counting as a retry: a
-/// node that restarts is no reason to give a hash up. Beyond that, the request may be what ends the
-/// connection.
+/// How many times a request that is lost with its connection is repeated without counting as a
+/// retry: a hash should survive a restart of the node. Beyond that, the request itself may be what
+/// ends the connection.
 const FREE_LOSSES: u32 = 3;
 
-/// Steps of the delay that are left out when the node is overloaded: three retries within 140 ms, as
-/// the default delays would have it, would only add to its load and then give the hash up.
+/// Steps of the delay that are skipped when the node is overloaded: with the default delays, three
+/// retries within 140 ms would only add to its load before the fetch fails.
 const OVERLOAD_STEPS: u32 = 3;
 
 /// Why a request brought no transaction.
@@ -64,7 +64,7 @@ impl<S: TransactionSink> FetchContext<S> {
         let work = async move {
             tokio::select! {
                 biased;
-                // A stop leaves the hash unfinished, and says so.
+                // A stop leaves the hash unfinished, and counts it so.
                 () = stop.cancelled() => {}
                 () = work => {}
             }
@@ -72,8 +72,9 @@ impl<S: TransactionSink> FetchContext<S> {
         self.tasks.spawn_on(work, &self.runtime);
     }
 
-    /// Requests the transaction again, from another source or after a while, or gives it up. A retry
-    /// that the load makes wait gives its slot up meanwhile: with it, it would be part of the load.
+    /// Requests the transaction again, from another source or after a delay, or ends the fetch. A
+    /// retry that waits because of the load releases its slot meanwhile: with the slot, it would
+    /// count as load itself.
     async fn retry(self: &Arc<Self>, mut task: FetchTask, source: usize, why: NoAnswer) {
         let metrics = &self.tally.metrics;
         match &why {
@@ -94,7 +95,7 @@ impl<S: TransactionSink> FetchContext<S> {
         }
         let error = match why {
             NoAnswer::Failed(error) => error,
-            // The other source went away meanwhile.
+            // The other source was disconnected meanwhile.
             NoAnswer::Gone => return self.give_up(task, Outcome::Gone),
         };
         if !error.is_retryable() || task.retries >= self.config.fetch_retries {
@@ -131,14 +132,15 @@ impl<S: TransactionSink> FetchContext<S> {
                 Ok(()) => return self.requests.flush(),
                 Err(back) => task = back,
             }
-            // The connection was lost between the two: the next look finds another one, or waits.
+            // The connection was lost since the look-up: the next look-up finds another one, or
+            // waits.
             tokio::task::yield_now().await;
         }
     }
 
-    /// Waits until one of the sources may be asked, by preference the first that has room: an
-    /// overloaded node must not hold back what another one could answer. With none left untried,
-    /// any.
+    /// Waits until one of the untried sources has a free permit, and prefers the first: an
+    /// overloaded node must not delay a transaction that another one could return. If none is
+    /// untried, all are eligible.
     async fn acquire_request(&self, task: &FetchTask) -> (usize, RequestPermit) {
         let deferrable = task.arrival.is_deferrable();
         let first = task.arrival.source;

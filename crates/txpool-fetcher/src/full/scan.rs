@@ -1,8 +1,8 @@
 //! Splits JSON into members and elements, as slices of the text, without copying.
 //!
-//! The text has been through serde_json before (it arrives as a raw value), so this does not repeat
-//! the validation of what it skips. On text that is no JSON it returns an error or nonsense that no
-//! decoder accepts; it never panics, never recurses and reads each byte at most twice.
+//! serde_json has validated the text before (it arrives as a raw value), so this does not validate
+//! what it skips. On text that is not JSON it returns an error or values that no decoder accepts;
+//! it never panics, never recurses and reads each byte at most twice.
 
 use std::borrow::Cow;
 
@@ -32,16 +32,16 @@ pub(super) struct SyntaxError {
 
 type Result<T> = std::result::Result<T, SyntaxError>;
 
-/// The members of one object, in their order.
+/// The members of one object, in order.
 #[derive(Debug)]
 pub(super) struct Members<'a>(Items<'a>);
 
-/// The elements of one array, in their order.
+/// The elements of one array, in order.
 #[derive(Debug)]
 pub(super) struct Elements<'a>(Items<'a>);
 
 impl<'a> Members<'a> {
-    /// `json` is an object and nothing else, whitespace aside.
+    /// Fails unless `json` is exactly one object, with optional whitespace around it.
     pub(super) fn new(json: &'a [u8]) -> Result<Self> {
         Items::new(json, b'{', b'}').map(Self)
     }
@@ -60,7 +60,7 @@ impl<'a> Members<'a> {
 }
 
 impl<'a> Elements<'a> {
-    /// `json` is an array and nothing else, whitespace aside.
+    /// Fails unless `json` is exactly one array, with optional whitespace around it.
     pub(super) fn new(json: &'a [u8]) -> Result<Self> {
         Items::new(json, b'[', b']').map(Self)
     }
@@ -73,7 +73,7 @@ impl<'a> Elements<'a> {
     }
 }
 
-/// What objects and arrays have in common: items between brackets, with commas between them.
+/// The common part of objects and arrays: items between brackets, separated by commas.
 #[derive(Debug)]
 struct Items<'a> {
     scanner: Scanner<'a>,
@@ -175,7 +175,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Reads a string. One with escapes, which no node writes here, is left to serde_json.
+    /// Reads a string. One with escapes, which no node writes here, is decoded by serde_json.
     fn string(&mut self) -> Result<Cow<'a, [u8]>> {
         let quote = self.at;
         let escaped = self.skip_string()?;
@@ -189,7 +189,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Moves behind a string, and tells whether it contains escapes.
+    /// Moves behind a string, and returns whether it contains escapes.
     fn skip_string(&mut self) -> Result<bool> {
         self.expect(b'"')?;
         let mut escaped = false;
@@ -210,8 +210,8 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Moves behind an array or object and returns it with its brackets, which are counted and
-    /// not matched by kind.
+    /// Moves behind an array or object and returns it with its brackets. Brackets are counted, not
+    /// matched by kind.
     fn nested(&mut self) -> Result<&'a [u8]> {
         let start = self.at;
         let mut depth = 0usize;
@@ -219,7 +219,7 @@ impl<'a> Scanner<'a> {
             match self.peek() {
                 Some(b'{' | b'[') => depth += 1,
                 Some(b'}' | b']') => {
-                    // Starts at a bracket that opens, so the depth is at least one here.
+                    // It starts at an opening bracket, so the depth is at least one here.
                     depth -= 1;
                     if depth == 0 {
                         self.at += 1;

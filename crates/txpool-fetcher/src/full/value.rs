@@ -10,8 +10,8 @@ use alloy_primitives::{Address, B256, Bytes, FixedBytes, U8, U256, Uint};
 
 use super::scan::{Elements, Members, Value};
 
-/// An unsigned integer: a string of `0x` and hex digits, leading zeros allowed, or one of the forms
-/// that ruint reads besides (a decimal string, a JSON number).
+/// An unsigned integer: a string of `0x` and hex digits, leading zeros allowed, or one of the other
+/// forms that ruint reads (a decimal string, a JSON number).
 pub(super) fn uint<const BITS: usize, const LIMBS: usize>(
     value: &Value<'_>,
 ) -> Option<Uint<BITS, LIMBS>> {
@@ -23,7 +23,7 @@ pub(super) fn uint<const BITS: usize, const LIMBS: usize>(
                 _ => str::from_utf8(text).ok()?.parse().ok(),
             },
         },
-        // serde_json reads everything that is not an integer of 64 bits as a float.
+        // serde_json reads every number that is not a 64-bit integer as a float.
         Value::Number(digits) => {
             Uint::try_from(str::from_utf8(digits).ok()?.parse::<u64>().ok()?).ok()
         }
@@ -109,7 +109,7 @@ fn authorization(value: &Value<'_>) -> Option<SignedAuthorization> {
         address: self::address(&address?)?,
         nonce: uint::<64, 1>(&nonce?)?.to(),
     };
-    // Any value: a wrong one makes this authorization void, and the transaction remains valid.
+    // Any value: a wrong one only invalidates this authorization, not the transaction.
     let given = |value: Option<Value<'_>>| match value {
         None | Some(Value::Null) => Some(None),
         Some(value) => uint::<8, 1>(&value).map(Some),
@@ -129,8 +129,8 @@ fn elements<T>(value: &Value<'_>, decode: impl Fn(&Value<'_>) -> Option<T>) -> O
     Some(decoded)
 }
 
-/// Shows every member of an object. With a key that stands there twice the later value counts, as
-/// in serde_json's maps.
+/// Calls `show` for every member of an object. If a key appears twice the later value counts, as in
+/// serde_json's maps.
 fn members<'a>(value: &Value<'a>, mut show: impl FnMut(&[u8], Value<'a>)) -> Option<()> {
     let Value::Object(json) = value else { return None };
     let mut members = Members::new(json).ok()?;

@@ -1,4 +1,4 @@
-//! The one chain that the sink sees, out of what all sources tell.
+//! Merges the heads of all sources into the one chain that the sink sees.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use tokio::sync::mpsc;
 use super::{Fetched, ReadBlock, Unread, nonces::Wanted};
 use crate::{fetch::FetchContext, machine::Event, sink::TransactionSink, sync::lock};
 
-/// Heads that other sources may announce at or below the latest one without a word of the source
-/// that leads: then it does not lead any more. It may have frozen, or told a number that no chain
-/// reaches.
+/// How many heads other sources may announce at or below the latest one while the leading source is
+/// silent. Then it no longer leads: it may have stopped responding, or announced a number that no
+/// chain reaches.
 const HEADS_WITHOUT_LEADER: u32 = 3;
 
 /// Applies heads, one after another.
 pub(super) struct Applier<S> {
     context: Arc<FetchContext<S>>,
-    /// Blocks whose nonces are to be read.
+    /// Blocks whose nonces must be read.
     nonces: mpsc::Sender<Wanted>,
     events: Arc<[mpsc::Sender<Event>]>,
-    /// Whose branch counts when two nodes are on two branches: the source of the latest head.
+    /// The source of the latest head. Its branch counts when two nodes are on different branches.
     leader: Option<usize>,
     heads_without_leader: u32,
     reads_nonces: bool,
@@ -40,13 +40,13 @@ impl<S: TransactionSink> Applier<S> {
         while let Some(fetched) = fetched.recv().await {
             let source = fetched.source;
             if let Some(event) = self.apply(fetched) {
-                // The source may have ended; then nobody needs to know.
+                // If the source has ended, the event has no receiver and no use.
                 let _ = self.events[source].send(event).await;
             }
         }
     }
 
-    /// Applies what was fetched for one head. Returns what its source must be told.
+    /// Applies what was fetched for one head. Returns the event for its source.
     fn apply(&mut self, fetched: Fetched) -> Option<Event> {
         let Fetched { source, blocks, is_incomplete, was_requested } = fetched;
         if self.leader == Some(source) {
@@ -58,7 +58,7 @@ impl<S: TransactionSink> Applier<S> {
             let mined = lock(&self.context.mined);
             (mined.relate(&head), mined.head().copied())
         };
-        // While it was fetched, another source may have told of the same.
+        // Meanwhile another source may have reported the same head.
         if !relation.is_new() || !self.follows(source, head.number, latest.map(|head| head.number))
         {
             return None;
@@ -78,9 +78,9 @@ impl<S: TransactionSink> Applier<S> {
         }
     }
 
-    /// Whether the head of `source` counts. Two nodes may be on two branches for a while: the branch
-    /// changes when the source that gave the latest head says so, when another one is further, or
-    /// when the one that leads has fallen silent.
+    /// Whether the head of `source` counts. Two nodes may be on two branches for a while. The
+    /// branch changes when the leading source changes it, when another source is further ahead, or
+    /// when the leading source has fallen silent.
     fn follows(&mut self, source: usize, number: u64, latest: Option<u64>) -> bool {
         let is_further = latest.is_none_or(|latest| number > latest);
         let leads = self
@@ -93,7 +93,7 @@ impl<S: TransactionSink> Applier<S> {
         self.heads_without_leader >= HEADS_WITHOUT_LEADER
     }
 
-    /// Tells of one block; says whether it undid others.
+    /// Reports one block to the sink; returns whether it undid others.
     fn push(&self, source: usize, ReadBlock { block, nonces }: ReadBlock) -> bool {
         let context = &self.context;
         let (pushed, unmined) = {
@@ -109,12 +109,12 @@ impl<S: TransactionSink> Applier<S> {
         let mined = block.mined.iter().copied();
         let known = mined.filter(|hash| context.seen.mined(*hash)).collect();
         for hash in &unmined {
-            // Pending again, or gone: the comparison that follows tells which.
+            // Pending again, or removed: the comparison that follows finds out.
             context.seen.forget_mined(*hash);
         }
         let (hash, number) = (block.head.hash, block.head.number);
         context.sink_queue.push_head(block, known);
-        // What came with the block costs nothing.
+        // Nonces that came with the block cost nothing.
         if !self.reads_nonces && nonces.is_none() {
             return !pushed.undone.is_empty();
         }
@@ -122,7 +122,7 @@ impl<S: TransactionSink> Applier<S> {
         let wanted = Wanted { source, number, block: hash, known: nonces };
         if self.nonces.try_send(wanted).is_err() {
             Unread::QueueFull.count("nonces", hash);
-            // A full inbox is read at once: the shell waits for nothing that sends.
+            // If the inbox is full, the shell is about to read it: it never waits for a sender.
             let _ = self.events[source].try_send(Event::UnreadBlock);
         }
         !pushed.undone.is_empty()

@@ -1,8 +1,8 @@
 //! A full block over a Unix socket of its own.
 //!
-//! It has megabytes. On the connection for calls, pings and heads would wait behind it, and its
-//! framing would take milliseconds of the thread that reads the sockets. So it is read where it is
-//! parsed, on a thread for work that blocks.
+//! A full block has megabytes. On the connection for calls, pings and heads would wait behind it,
+//! and its framing would take milliseconds of the thread that reads the sockets. So the blocking
+//! thread that parses it also reads it.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -22,11 +22,11 @@ use crate::{
     request::{Frame, Frames},
 };
 
-/// How long a read waits before it looks whether the fetcher stops.
+/// How long a read waits before it checks whether the fetcher stops.
 const GRAIN: Duration = Duration::from_millis(50);
 
-/// Connects. Not on the thread that reads: a socket whose queue is full would block that for as long
-/// as its node stands still.
+/// Connects. Not on the thread that reads: if the listen queue of the socket is full, a blocking
+/// connect lasts until the node accepts again.
 pub(super) async fn connect(path: &Path, limit: Duration) -> Result<UnixStream, Unread> {
     let opened = timeout(limit, open_ipc(path)).await;
     let stream = opened.map_err(|_| Unread::Failed)?.map_err(|_| Unread::Failed)?;
@@ -40,8 +40,8 @@ pub(super) async fn connect(path: &Path, limit: Duration) -> Result<UnixStream, 
     prepare().map_err(|_: io::Error| Unread::Failed)
 }
 
-/// Requests the block and reads the nonces that it raised. Blocks for `limit` at most, and not much
-/// longer than the fetcher runs.
+/// Requests the block and reads the nonces that it raised. Blocks for at most `limit`, and ends
+/// soon after the fetcher stops.
 pub(super) fn read_nonces(
     mut stream: UnixStream,
     hash: B256,

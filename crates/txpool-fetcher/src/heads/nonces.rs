@@ -1,7 +1,7 @@
 //! Full blocks, read for the nonces that they raised.
 //!
-//! Slow on every node (170 to 660 ms for a large block), so never in the way of the head itself, nor
-//! of anything else: see [`full_block`](super::full_block).
+//! A full block is slow on every node (170 to 660 ms for a large one), so neither the head itself
+//! nor anything else waits for it: see [`full_block`](super::full_block).
 
 use std::{os::unix::net::UnixStream, sync::Arc};
 
@@ -15,27 +15,27 @@ use crate::{
     config::Endpoint, fetch::FetchContext, machine::Event, sink::TransactionSink, sync::lock,
 };
 
-/// Full blocks that may wait: those that a gap brings at once, and as many more. A dev chain that
-/// mines for every transaction can be faster than we read: then nonces are not read, which is
-/// counted and followed by a comparison; hashes always are.
+/// Full blocks that may wait: as many as one gap can add, twice. A dev chain that mines for every
+/// transaction can be faster than we read. Then nonces are not read, which is counted and followed
+/// by a comparison; hashes always are.
 pub(super) const BLOCKS_WAITING: usize = 2 * MAX_ANCESTORS + 2;
 
-/// A block whose nonces the sink is to be told.
+/// A block whose nonces must be reported to the sink.
 #[derive(Debug)]
 pub(super) struct Wanted {
-    /// Who told of the block.
+    /// The source that reported the block.
     pub(super) source: usize,
     pub(super) number: u64,
     pub(super) block: B256,
-    /// The nonces, when they came with the block. They take their turn all the same, so that the
-    /// sink is told in the order of the heads.
+    /// The nonces, if they came with the block. They are queued all the same, so that the sink gets
+    /// them in the order of the heads.
     pub(super) known: Option<Vec<NonceUpdate>>,
 }
 
-/// The nonces of a block, as they came.
+/// The nonces of a block, or where to read them.
 enum Nonces {
     Known(Vec<NonceUpdate>),
-    /// To be requested and read there.
+    /// To be requested and read over this socket.
     OnSocket(UnixStream),
     InBlock(Box<RawValue>),
 }
@@ -64,7 +64,7 @@ pub(super) async fn read<S: TransactionSink>(
         let (source, hash) = (wanted.source, wanted.block);
         if let Err(unread) = read_one(&context, wanted).await {
             unread.count("nonces", hash);
-            // The source may have ended; then nobody needs to know.
+            // If the source has ended, the event has no receiver and no use.
             let _ = events[source].send(Event::UnreadBlock).await;
         }
     }
@@ -80,7 +80,7 @@ async fn read_one<S: TransactionSink>(
         wait(attempt).await;
         match remembered(context, number, &hash) {
             Remembered::Yes => {}
-            // Nobody needs its nonces.
+            // Its nonces are no longer needed.
             Remembered::Undone => return Ok(()),
             Remembered::TooOld => return Err(Unread::QueueFull),
         }
@@ -101,7 +101,7 @@ async fn read_one<S: TransactionSink>(
         match context.tasks.spawn_blocking(job).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(unread)) => reason = unread,
-            // The same would panic once more.
+            // A retry would panic again.
             Err(_) => return Err(Unread::Failed),
         }
     }
@@ -110,7 +110,7 @@ async fn read_one<S: TransactionSink>(
 
 enum Remembered {
     Yes,
-    /// A reorg has undone it.
+    /// A reorg has removed it.
     Undone,
     /// More blocks than are remembered came after it while it waited for its turn.
     TooOld,
@@ -135,7 +135,7 @@ async fn read_block<S: TransactionSink>(
     if let Some(mined) = in_process_block(context, source, attempt, hash).await {
         return mined.map(|mined| Nonces::Known(mined.nonces));
     }
-    // Waits until one is connected, and prefers the one whose turn it is.
+    // Waits until a node is connected, and prefers the one whose turn it is.
     let turn = turn(context, source, attempt);
     let up = context.requests.connected(&[turn], turn).await;
     let limit = context.config.call_timeout;
@@ -143,7 +143,8 @@ async fn read_block<S: TransactionSink>(
         Some((_, Endpoint::Ipc(path))) => {
             full_block::connect(path, limit).await.map(Nonces::OnSocket)
         }
-        // A WebSocket costs a handshake each time; there it comes with the calls.
+        // A WebSocket of its own would cost a handshake each time, so the connection for calls is
+        // used.
         Some((source, Endpoint::Ws(_))) => {
             let calls = context.requests.calls(*source).ok_or(Unread::Failed)?;
             let answer = calls.call("eth_getBlockByHash", (hash, true), limit).await;
@@ -157,7 +158,7 @@ fn apply<S: TransactionSink>(context: &FetchContext<S>, hash: B256, updates: Vec
     {
         let mut mined = lock(&context.mined);
         for update in &updates {
-            // None when a reorg has undone it meanwhile, and the sink will say the same.
+            // `None` when a reorg has removed the block meanwhile, which the sink will find too.
             let _ = mined.raise(&hash, *update);
         }
     }

@@ -1,4 +1,4 @@
-//! The one wire form of a block: what `newHeads` and `eth_getBlockByHash` have in common.
+//! The JSON forms of a block: the common fields of `newHeads` and `eth_getBlockByHash`.
 
 use alloy_primitives::{Address, B256, U64, U256, map::AddressHashMap};
 use chain_view::{Block, Head, NonceUpdate, next_base_fee_wei};
@@ -26,13 +26,13 @@ struct WireHead {
     miner: Address,
 }
 
-/// What a block has beside its header.
+/// The part of a block beside its header.
 #[derive(Debug, Deserialize)]
 struct WireTransactions<T> {
     transactions: Vec<T>,
 }
 
-/// What is read of a block with its full transactions.
+/// The fields that are read of a block with full transactions.
 #[derive(Debug, Deserialize)]
 struct WireFullBlock {
     hash: B256,
@@ -46,7 +46,7 @@ struct WireAnswer<T> {
     error: Option<IgnoredAny>,
 }
 
-/// Of a full transaction object what is read.
+/// The fields that are read of a full transaction object.
 #[derive(Debug, Deserialize)]
 struct WireNonce {
     from: Address,
@@ -55,7 +55,8 @@ struct WireNonce {
 
 impl From<WireHead> for Head {
     fn from(wire: WireHead) -> Self {
-        // One beyond u64 is more than all ether for a transaction: not known is closer to the truth.
+        // A base fee above u64 would cost more than all ether for one transaction: treat it as
+        // unknown.
         let base_fee_wei = wire.base_fee_per_gas.and_then(|fee| u64::try_from(fee).ok());
         let (used, limit) = (wire.gas_used.to(), wire.gas_limit.to());
         Self::new(wire.number.to(), wire.hash, wire.parent_hash)
@@ -83,13 +84,13 @@ pub(super) fn read_block(json: &str) -> serde_json::Result<Option<Block>> {
     Ok(Some(Block::new(head.into(), transactions)))
 }
 
-/// The nonces that the requested block raised, from it with its full transactions. Takes some
-/// milliseconds for a large one.
+/// The nonces that the requested block raised, read from the block with full transactions. Takes
+/// some milliseconds for a large one.
 pub(super) fn read_nonces(json: &str, requested: B256) -> Result<Vec<NonceUpdate>, Unread> {
     raised(serde_json::from_str(json).map_err(|_| Unread::Malformed)?, requested)
 }
 
-/// As [`read_nonces`], of the whole answer to a request.
+/// As [`read_nonces`], from the whole response to a request.
 pub(super) fn read_nonces_answer(json: &[u8], requested: B256) -> Result<Vec<NonceUpdate>, Unread> {
     let answer: WireAnswer<WireFullBlock> =
         serde_json::from_slice(json).map_err(|_| Unread::Malformed)?;
@@ -101,7 +102,7 @@ pub(super) fn read_nonces_answer(json: &[u8], requested: B256) -> Result<Vec<Non
 
 fn raised(block: Option<WireFullBlock>, requested: B256) -> Result<Vec<NonceUpdate>, Unread> {
     let block = block.ok_or(Unread::Missing)?;
-    // Another block's nonces would remove what is valid.
+    // The nonces of another block would remove valid transactions.
     if block.hash != requested {
         return Err(Unread::Malformed);
     }

@@ -52,7 +52,7 @@ impl ResizableSemaphore {
 
     pub(super) fn in_use(&self) -> usize {
         let size = *lock(&self.size);
-        // A permit that is just being given back may be counted on both sides of the subtraction.
+        // A permit that is being released may be counted on both sides of the subtraction.
         (size.wanted + size.owed).saturating_sub(self.semaphore.available_permits())
     }
 

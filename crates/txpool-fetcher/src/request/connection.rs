@@ -1,9 +1,9 @@
-//! One connection that only asks for transactions, and the thread that reads its answers.
+//! A connection that only requests transactions, and the thread that reads its answers.
 //!
-//! Whoever submits requests is on the thread of the sockets and never waits: a request is formatted
-//! into the outbox, and the outbox is written with one call that takes as much as the socket has
-//! room for. The thread of the connection waits for answers, and hands each answer to [`Answers`]
-//! itself: between the socket and the sink no other thread has to wake up.
+//! Requests are submitted on the thread of the sockets, and a submit never waits: it formats the
+//! request into the outbox, and one call writes as much of the outbox as the socket has room for.
+//! The thread of the connection waits for answers, and passes each answer to [`Answers`] itself: no
+//! other thread has to wake up between the socket and the sink.
 
 use std::{
     io::{self, Read as _},
@@ -38,11 +38,11 @@ use super::{
 };
 use crate::{error::LossReason, pinning, sync::lock};
 
-/// The stack of a thread that reads answers. A blob transaction lives on the heap; the rest is the
-/// sink's, which had the default of a thread before.
+/// The stack of a thread that reads answers, the default size of a thread. A blob transaction lives
+/// on the heap; the sink may use the rest.
 const STACK_BYTES: usize = 2 * 1024 * 1024;
 
-/// What a request connection brings.
+/// An answer on a request connection.
 #[derive(Debug)]
 pub(crate) enum Answer<'a> {
     /// A response.
@@ -51,23 +51,23 @@ pub(crate) enum Answer<'a> {
     Oversized,
 }
 
-/// Who takes the answers of one connection, on the thread of that connection.
+/// Processes the answers of one connection, on the thread of that connection.
 pub(crate) trait Answers<T>: Send + 'static {
-    /// Takes the answer to a request that was sent at `sent`. May block: then the time-outs of the
-    /// other requests of the connection stand still. A panic ends the connection.
+    /// Processes the answer to a request that was sent at `sent`. May block; meanwhile the
+    /// time-outs of the connection's other requests are suspended. A panic ends the connection.
     fn on_answer(&mut self, request: T, sent: Instant, answer: Answer<'_>);
 
-    /// Everything that was read has been taken; the thread is about to wait.
+    /// Every answer that was read has been processed; the thread is about to wait.
     fn on_idle(&mut self);
 }
 
-/// A connection with its requests in flight. `T` is what belongs to a request.
+/// A connection with its requests in flight. `T` is kept with each request.
 #[derive(Debug)]
 pub(crate) struct RequestConnection<T> {
     slab: Mutex<Slab<T>>,
-    /// The length of the slab, to compare connections without their locks.
+    /// The length of the slab, so that connections can be compared without their locks.
     in_flight: AtomicUsize,
-    /// An answer is being handled.
+    /// An answer is being processed.
     is_handling: AtomicBool,
     writer: Writer,
     pulse: Pulse,
@@ -85,7 +85,7 @@ enum Writer {
 #[derive(Debug, Default)]
 struct Unsent {
     outbox: Outbox,
-    /// The socket is full: [`RequestConnection::flush_when_writable`] goes on when it is not.
+    /// The socket is full: [`RequestConnection::flush_when_writable`] continues once it has room.
     is_blocked: bool,
 }
 
@@ -120,8 +120,9 @@ impl<T: Send + 'static> RequestConnection<T> {
         }
     }
 
-    /// Takes a request in and formats it. It is written by the next [`Self::flush`], so that many go
-    /// out together. What finds no room in the outbox times out like what a node does not answer.
+    /// Adds a request and formats it. The next [`Self::flush`] writes it, so that many are sent
+    /// together. A request that finds no room in the outbox times out like one that the node does
+    /// not answer.
     pub(crate) fn submit(&self, hash: &B256, request: T) -> Result<(), NotInserted<T>> {
         let id = {
             let mut slab = lock(&self.slab);
@@ -140,7 +141,7 @@ impl<T: Send + 'static> RequestConnection<T> {
         Ok(())
     }
 
-    /// Writes what is formatted, as far as the socket takes it now. Never waits.
+    /// Writes the formatted requests, as far as the socket has room now. Never waits.
     pub(crate) fn flush(&self) {
         if let Writer::Ipc { socket, outbox, blocked } = &self.writer {
             let mut unsent = lock(outbox);
@@ -150,10 +151,10 @@ impl<T: Send + 'static> RequestConnection<T> {
         }
     }
 
-    /// Writes what did not fit, whenever the socket has room again. Runs until the connection ends.
+    /// Writes the rest whenever the socket has room again. Runs until the connection ends.
     ///
-    /// The descriptor is registered with the runtime only meanwhile: else the runtime's thread would
-    /// wake up each time that the node reads a request.
+    /// The descriptor is registered with the runtime only while bytes wait: otherwise the runtime's
+    /// thread would wake up each time the node reads a request.
     pub(crate) async fn flush_when_writable(&self) -> io::Result<()> {
         let Writer::Ipc { socket, outbox, blocked } = &self.writer else { return Ok(()) };
         let write = async {
@@ -175,19 +176,19 @@ impl<T: Send + 'static> RequestConnection<T> {
         }
     }
 
-    /// Requests without an answer, and the one whose answer is being handled.
+    /// Requests without an answer, including the one whose answer is being processed.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Relaxed) + usize::from(self.is_handling.load(Relaxed))
     }
 
-    /// Answers that came after their request had timed out, or that belong to none, since the last
-    /// call.
+    /// Answers since the last call that came after their request had timed out, or that match no
+    /// request.
     pub(crate) fn take_late_answers(&self) -> u64 {
         self.late_answers.swap(0, Relaxed)
     }
 
-    /// Takes out a request that was sent `timeout` ago or earlier and has no answer, although all
-    /// that has arrived was read. While our own side is behind, none times out.
+    /// Removes a request that was sent `timeout` ago or earlier and has no answer, although
+    /// everything that has arrived was read. While our own reader is behind, no request times out.
     pub(crate) fn pop_expired(&self, timeout: Duration, now: Instant) -> Option<(T, Instant)> {
         let horizon = self.pulse.read_until(now);
         let mut slab = lock(&self.slab);
@@ -196,14 +197,15 @@ impl<T: Send + 'static> RequestConnection<T> {
         expired
     }
 
-    /// Pings a connection that has been silent for `every`, and ends one that has not sent a whole
-    /// value for `limit` after that.
+    /// Pings a connection that has been silent for `every`, and ends one that has not sent a
+    /// complete value for `limit` after that.
     pub(crate) fn supervise(&self, every: Duration, limit: Duration, now: Instant) {
         let last = self.pulse.last_frame();
         let mut pinged = lock(&self.pinged);
         match *pinged {
             Some(at) if last >= at => *pinged = None,
-            // Measured by what was read, so that a thread that is busy is not a node that is dead.
+            // Measured up to the last read, so that a busy thread of ours does not make the node
+            // look dead.
             Some(at) if self.pulse.read_until(now) >= at + limit => {
                 drop(pinged);
                 self.end(LossReason::Unresponsive(now - at));
@@ -213,7 +215,7 @@ impl<T: Send + 'static> RequestConnection<T> {
                 *pinged = Some(now);
                 drop(pinged);
                 match &self.writer {
-                    // Without room for it, nothing was read for long: then silence says so.
+                    // If the outbox has no room for it, the silence is detected without a ping.
                     Writer::Ipc { outbox, .. } => _ = lock(outbox).outbox.push_ping(),
                     Writer::Ws(requests) => _ = requests.try_send(WsRequest::Ping),
                 }
@@ -252,7 +254,7 @@ impl<T: Send + 'static> RequestConnection<T> {
         reason.unwrap_or(LossReason::Closed)
     }
 
-    /// Takes all requests out, the oldest first; no more come in.
+    /// Removes all requests, the oldest first; no more are accepted.
     pub(crate) fn take_all(&self) -> Vec<T> {
         let all = lock(&self.slab).close();
         self.in_flight.store(0, Relaxed);
@@ -269,7 +271,8 @@ impl<T: Send + 'static> RequestConnection<T> {
         lock(&self.pinged).is_some()
     }
 
-    /// Starts the thread. It ends with the connection, and with it `answers` and whatever that holds.
+    /// Starts the thread. It ends with the connection, and drops `answers` with everything that it
+    /// holds.
     pub(super) fn spawn<A: Answers<T>>(
         self: &Arc<Self>,
         answers: A,
@@ -280,7 +283,7 @@ impl<T: Send + 'static> RequestConnection<T> {
         let body = move || {
             // The sink may use the timers of the runtime.
             let _entered = runtime.as_ref().map(Handle::enter);
-            // Also when a panic unwinds: whoever waits for answers must hear of the end.
+            // Also when a panic unwinds: the requests in flight must learn of the end.
             let ends = Ends(&connection);
             let mut answers = answers;
             let reason = read(&connection, &mut answers);
@@ -294,8 +297,8 @@ impl<T: Send + 'static> RequestConnection<T> {
             .map(drop)
     }
 
-    /// Starts the thread of a connection over a Unix socket; on `busy_poll_core`, if there is one, where
-    /// it never sleeps.
+    /// Starts the thread of a connection over a Unix socket. With `busy_poll_core` it runs on that
+    /// core and never sleeps.
     pub(crate) fn read_ipc(
         self: &Arc<Self>,
         answers: impl Answers<T>,
@@ -321,8 +324,9 @@ impl<T: Send + 'static> RequestConnection<T> {
         let Writer::Ipc { socket, .. } = &self.writer else { return LossReason::Closed };
         let mut socket: &UnixStream = socket;
         let mut frames = Frames::new(max_frame_bytes);
-        // When the queue of the socket was looked at, and what of it has not been read since. A node
-        // that fills each read never lets it run empty; its requests time out all the same.
+        // When the fill of the socket's receive queue was read, and how many of those bytes are
+        // unread. A node that fills each read never lets the queue run empty; its requests must
+        // time out all the same.
         let mut queued: Option<(Instant, u64)> = None;
         loop {
             let spare = frames.spare();
@@ -405,7 +409,7 @@ impl<T: Send + 'static> RequestConnection<T> {
             if let Err(reason) = self.take_value(message.text.as_bytes(), answers) {
                 return reason;
             }
-            // They come in their order.
+            // Messages arrive in order.
             self.pulse.has_read_until(message.read_at);
             if self.is_ended() {
                 return LossReason::Closed;
@@ -459,7 +463,7 @@ impl Unsent {
                     self.is_blocked = true;
                     return false;
                 }
-                // The connection is gone; its reader finds out why, and nothing is sent any more.
+                // The connection has ended; its reader finds out why, and nothing is sent any more.
                 Err(_) => {
                     let count = self.outbox.unsent().len();
                     self.outbox.advance(count);
@@ -470,8 +474,8 @@ impl Unsent {
     }
 }
 
-// What replaces it asks, by `unsafe`, for the promise that the descriptor stays open, which a
-// `UnixStream` that is owned keeps; this workspace forbids `unsafe`.
+// The alternative to this deprecated form requires `unsafe` for the promise that the descriptor
+// stays open, which an owned `UnixStream` keeps; this workspace forbids `unsafe`.
 #[allow(deprecated)]
 fn watch_writable(socket: UnixStream) -> io::Result<AsyncFd<UnixStream>> {
     AsyncFd::with_interest(socket, Interest::WRITABLE)
@@ -492,9 +496,9 @@ impl<T: Send + 'static> Drop for Ends<'_, T> {
     }
 }
 
-/// Waits until there is something to read. Whoever waits in `read` itself is woken up twice for each
-/// request on Linux: a Unix socket wakes its readers also when the peer has read what was sent
-/// (`unix_write_space`), and only `poll` tells the two apart.
+/// Waits until there is something to read. On Linux a blocking `read` is woken twice for each
+/// request: a Unix socket also wakes its readers when the peer has read what was sent
+/// (`unix_write_space`), and only `poll` distinguishes the two.
 fn wait_readable(socket: &UnixStream, sleeps_never: bool) -> io::Result<()> {
     let mut readable = [PollFd::new(socket, PollFlags::IN)];
     if sleeps_never {

@@ -1,47 +1,46 @@
-//! Splits a byte stream into JSON values, wherever the reads cut it.
+//! Splits a byte stream into JSON values, wherever the reads divide it.
 
 use memchr::{memchr2, memrchr};
 
 /// Size of the buffer while answers are small: about 130 answers of a token transfer.
 const BASE_BYTES: usize = 64 * 1024;
 
-/// Free space that a read is given at least. A smaller one would cost a system call for each answer.
+/// Least free space for a read. A smaller one would cost a system call for each answer.
 const MIN_READ_BYTES: usize = 16 * 1024;
 
-/// Values that must fit the base size before a buffer that has grown shrinks again. Blobs often come
-/// in rows, and to map and clear 2 MB for each of them takes longer than to decode it.
+/// How many consecutive values must fit the base size before a grown buffer shrinks again. Blobs
+/// often come in series, and mapping and clearing 2 MB for each takes longer than decoding it.
 const SMALL_BEFORE_SHRINK: u32 = 64;
 
-/// How much is kept of the start and of the end of an oversized value, to find its id in.
+/// How many bytes of the start and of the end of an oversized value are kept, to find its id.
 const EDGE_BYTES: usize = 256;
 
-/// How much of what is no JSON is shown.
+/// How many bytes of a text that is not JSON are shown.
 const CLIP_BYTES: usize = 120;
 
 /// One complete value of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Frame<'a> {
-    /// An object or array. Its brackets are balanced; that it is JSON is for the parser to say.
+    /// An object or array with balanced brackets. The parser decides whether it is valid JSON.
     Value(&'a [u8]),
-    /// A value above the limit. What follows of it is read and dropped, so the connection stays
-    /// usable.
+    /// A value above the limit. The rest of it is read and dropped, so the connection stays usable.
     Oversized {
-        /// The id of its response, if the value shows it near its start or near its end.
+        /// The id of its response, if it is near the start or the end of the value.
         id: Option<u64>,
     },
 }
 
-/// The stream is no sequence of JSON objects; the start of what it is instead.
+/// The stream is not a sequence of JSON objects; this is the start of the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Garbage(pub(crate) String);
 
 /// The buffer between the socket and the parser.
 ///
-/// It holds at most one incomplete value and what was read behind it: about twice the limit for one
-/// value, and only while such a value is on its way.
+/// It holds at most one incomplete value and the bytes that were read after it: about twice the
+/// limit for one value, and only while such a value arrives.
 #[derive(Debug)]
 pub(crate) struct Frames {
-    /// Initialized throughout; what was read stands in `start..filled`.
+    /// Initialized throughout; the unprocessed bytes are in `start..filled`.
     buffer: Vec<u8>,
     start: usize,
     filled: usize,
@@ -51,7 +50,7 @@ pub(crate) struct Frames {
     small_in_a_row: u32,
 }
 
-/// How far the value at `start` has been looked through. Each byte is looked at once.
+/// How far the value at `start` has been scanned. Each byte is scanned once.
 #[derive(Clone, Copy, Debug, Default)]
 struct Scan {
     bytes: usize,
@@ -99,7 +98,7 @@ impl Frames {
         &mut self.buffer[self.filled..]
     }
 
-    /// So many bytes were read into [`Self::spare`].
+    /// Records that `count` bytes were read into [`Self::spare`].
     pub(crate) fn filled(&mut self, count: usize) {
         self.filled += count;
         debug_assert!(self.filled <= self.buffer.len());
@@ -108,7 +107,7 @@ impl Frames {
     /// The next value that is complete, or that is known to be too large.
     ///
     /// # Errors
-    /// When what follows starts no object and no array: then nothing after it can be trusted.
+    /// The next byte starts neither an object nor an array: then nothing after it can be trusted.
     pub(crate) fn next(&mut self) -> Result<Option<Frame<'_>>, Garbage> {
         if self.oversized.is_some() && !self.skip_oversized() {
             return Ok(None);
@@ -137,7 +136,7 @@ impl Frames {
         Ok(Some(Frame::Value(&self.buffer[value])))
     }
 
-    /// Skips white space; false when nothing else is there.
+    /// Skips white space; false when no other byte follows.
     fn find_start(&mut self) -> Result<bool, Garbage> {
         let unread = &self.buffer[self.start..self.filled];
         let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
@@ -168,7 +167,7 @@ impl Frames {
         id.map(|id| Frame::Oversized { id: Some(id) })
     }
 
-    /// Drops what was read of the oversized value; true when that was the end of it.
+    /// Drops the bytes of the oversized value; true when its end was reached.
     fn skip_oversized(&mut self) -> bool {
         let unread = &self.buffer[self.start..self.filled];
         let complete = self.scan.advance(unread);
@@ -188,7 +187,7 @@ impl Frames {
 }
 
 impl Scan {
-    /// Looks at what was not looked at; true when the value ends at `self.bytes`.
+    /// Scans the bytes that were not scanned yet; true when the value ends at `self.bytes`.
     fn advance(&mut self, value: &[u8]) -> bool {
         while let Some(rest) = value.get(self.bytes..).filter(|rest| !rest.is_empty()) {
             if self.escaped {
@@ -223,13 +222,13 @@ impl Scan {
     }
 }
 
-/// The start of what is no JSON, for the reason of the loss.
+/// The start of a text that is not JSON, for the reason of the loss.
 pub(crate) fn clipped(bytes: &[u8]) -> Garbage {
     Garbage(String::from_utf8_lossy(&bytes[..bytes.len().min(CLIP_BYTES)]).into_owned())
 }
 
-/// The number behind a field `id` that stands before any other value than a short string: both geth
-/// and reth write `jsonrpc` and `id` first.
+/// The number in a field `id` that precedes every value except short strings: both geth and reth
+/// write `jsonrpc` and `id` first.
 fn id_at_start(head: &[u8]) -> Option<u64> {
     // The value that made it too large is a string or a container; the id stands before it.
     let field = head.windows(4).position(|four| four == b"\"id\"")?;
@@ -240,7 +239,7 @@ fn id_at_start(head: &[u8]) -> Option<u64> {
     number_of_field(&head[field + 4..])
 }
 
-/// The number behind the last field `id` of a value whose end this is.
+/// The number in the last field `id` before the end of a value.
 fn id_at_end(tail: &[u8]) -> Option<u64> {
     let mut end = tail.len();
     while let Some(quote) = memrchr(b'"', &tail[..end]) {
@@ -252,7 +251,7 @@ fn id_at_end(tail: &[u8]) -> Option<u64> {
     None
 }
 
-/// The number in `: 17,`; `None` when it is something else or is cut off.
+/// The number in `: 17,`; `None` when it is not a number or is cut off.
 fn number_of_field(after_key: &[u8]) -> Option<u64> {
     let rest = after_key.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start();
     let digits = rest.iter().position(|byte| !byte.is_ascii_digit())?;

@@ -36,7 +36,7 @@ impl Greeting {
         self.frames.spare()
     }
 
-    /// So many bytes were read into [`Self::spare`].
+    /// Records that `count` bytes were read into [`Self::spare`].
     pub(crate) fn read(&mut self, count: usize) -> Result<(), LossReason> {
         self.frames.filled(count);
         loop {

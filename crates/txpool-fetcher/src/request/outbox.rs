@@ -1,4 +1,4 @@
-//! Requests as bytes, and how they get into a socket that may be full.
+//! Formats requests and writes them into a socket that may be full.
 
 use std::io::Write as _;
 
@@ -7,9 +7,9 @@ use alloy_primitives::B256;
 use super::slab::RequestId;
 use crate::config::MAX_FETCH_SLOTS;
 
-/// Bytes that wait for a node that does not read: twice the requests of as many fetch slots as there
-/// can be, at about 150 bytes each. A request beyond it is not written, and times out as one that the
-/// node has not read.
+/// Most bytes that wait for a node that does not read: two requests for each of the most fetch
+/// slots, at about 150 bytes each. A request beyond that is not written, and times out like one
+/// that the node has not read.
 const OUTBOX_BYTES: usize = 2 * MAX_FETCH_SLOTS * 150;
 
 /// Formatted requests that were not sent yet.
@@ -54,8 +54,8 @@ impl Outbox {
     }
 }
 
-/// `{"jsonrpc":"2.0","id":…,"method":"eth_getRawTransactionByHash","params":["0x…"]}`. Nodes need no
-/// separator between two of them.
+/// `{"jsonrpc":"2.0","id":…,"method":"eth_getRawTransactionByHash","params":["0x…"]}`. Nodes need
+/// no separator between two requests.
 pub(super) fn write_request(bytes: &mut Vec<u8>, id: RequestId, hash: &B256) {
     bytes.extend_from_slice(
         br#"{"jsonrpc":"2.0","method":"eth_getRawTransactionByHash","params":["0x"#,

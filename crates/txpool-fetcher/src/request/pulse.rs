@@ -1,4 +1,4 @@
-//! Until when a connection was read, so that a time-out is never the fault of our own thread.
+//! Up to which time a connection was read, so that a slow thread of ours causes no time-out.
 
 use std::{
     sync::atomic::{
@@ -8,11 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the reader must have waited before it is sure that nothing has arrived: between its
-/// decision to wait and the wait itself it may be put to sleep by the system.
+/// How long the reader must have waited before it is certain that nothing has arrived: the system
+/// may suspend it between its decision to wait and the wait itself.
 const WAITED: Duration = Duration::from_millis(20);
 
-/// Written by the reader of one connection, read by whoever judges its requests.
+/// Written by the reader of one connection, read by the code that times its requests out.
 #[derive(Debug)]
 pub(super) struct Pulse {
     opened: Instant,
@@ -37,22 +37,22 @@ impl Pulse {
 
     /// The reader is about to wait.
     pub(super) fn waits(&self, now: Instant) {
-        // Release: who sees this sees the requests of what was read before taken out as well.
+        // Release: a thread that sees this also sees the answered requests removed.
         self.waits_since.store(self.nanos(now), Release);
     }
 
-    /// The reader has something; now.
+    /// The reader has received bytes; returns the time.
     pub(super) fn reads(&self) -> Instant {
         self.waits_since.store(BUSY, Release);
         Instant::now()
     }
 
-    /// All that had arrived at `at` has been taken.
+    /// Everything that had arrived by `at` has been processed.
     pub(super) fn has_read_until(&self, at: Instant) {
         self.read_until.store(self.nanos(at), Release);
     }
 
-    /// A whole value came.
+    /// A complete value arrived.
     pub(super) fn framed(&self, at: Instant) {
         self.last_frame.store(self.nanos(at), Relaxed);
     }
@@ -61,7 +61,7 @@ impl Pulse {
         self.opened + Duration::from_nanos(self.last_frame.load(Relaxed))
     }
 
-    /// The latest moment of which it is known that what had arrived by then was taken.
+    /// The latest time up to which everything that had arrived is known to be processed.
     pub(super) fn read_until(&self, now: Instant) -> Instant {
         let since = self.waits_since.load(Acquire);
         let waited = self.nanos(now).saturating_sub(since);

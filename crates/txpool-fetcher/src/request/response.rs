@@ -1,9 +1,8 @@
 //! Reads one JSON-RPC response.
 //!
-//! The answer of a healthy node to `eth_getRawTransactionByHash` has three fields and no escapes.
-//! Those are read by hand, and the result is borrowed from the buffer. Whatever deviates, however
-//! little, goes to `serde_json`: so the reader by hand accepts only text that it understands to the
-//! last byte, and never has to judge what is valid JSON.
+//! A healthy node's answer to `eth_getRawTransactionByHash` has three fields and no escapes. The
+//! hand-written reader parses only that form, and borrows the result from the buffer. Any deviation
+//! goes to `serde_json`, so the hand-written reader never has to decide what is valid JSON.
 
 use std::borrow::Cow;
 
@@ -17,7 +16,7 @@ pub(crate) struct Response<'a> {
     pub(crate) payload: Payload<'a>,
 }
 
-/// What a response says.
+/// The content of a response.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Payload<'a> {
     /// `null`.
@@ -37,7 +36,7 @@ pub(crate) struct RpcError {
     pub(crate) message: String,
 }
 
-/// Why a value is no response to a request of ours.
+/// Why a value is not a response to one of our requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotAResponse {
     /// It is not JSON: nothing that follows on this connection can be trusted.
@@ -70,7 +69,7 @@ impl<'a> Common<'a> {
         reader.byte(b'{')?;
         loop {
             match reader.text()? {
-                // A second one of a name is not of the common form.
+                // A repeated name is not of the common form.
                 b"jsonrpc" if !version => {
                     reader.byte(b':')?;
                     version = reader.text()? == b"2.0";
@@ -113,7 +112,7 @@ impl<'a> Common<'a> {
         (*first == wanted).then_some(())
     }
 
-    /// A string without escapes, without its quotes. Its characters are not looked at: who takes it
+    /// A string without escapes, without its quotes. Its characters are not validated: the caller
     /// compares it, or checks it as [`Self::result`] does.
     fn text(&mut self) -> Option<&'a [u8]> {
         self.byte(b'"')?;
@@ -132,7 +131,7 @@ impl<'a> Common<'a> {
         if !(1..=18).contains(&digits) || has_leading_zero {
             return None;
         }
-        // What follows must not make it another number; a comma or a bracket is checked for next.
+        // The next character must not continue the number; a comma or a bracket is required next.
         self.rest = rest;
         Some(number.iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0')))
     }
@@ -144,8 +143,8 @@ impl<'a> Common<'a> {
             return Some(Payload::Null);
         }
         let text = self.text()?;
-        // Control characters are not allowed in a JSON string. Hex has none, and no byte above 127.
-        // No early exit within a piece, so that the compiler vectorizes the test: a blob has 260 KB.
+        // A JSON string may not contain control characters. Hex has none, and no byte above 127. No
+        // early exit within a piece, so that the compiler vectorizes the test: a blob has 260 KB.
         let is_odd =
             |bytes: &[u8]| bytes.iter().fold(false, |odd, byte| odd | !(0x20..0x80).contains(byte));
         if text.chunks(1024).any(is_odd) {
@@ -159,7 +158,7 @@ impl<'a> Common<'a> {
 struct Any<'a> {
     #[serde(borrow, default)]
     id: Option<&'a RawValue>,
-    // `null` is a result, its absence is none.
+    // `null` is a result; an absent field is not.
     #[serde(borrow, default, deserialize_with = "present")]
     result: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -178,12 +177,12 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de Raw
 }
 
 fn read_any(value: &[u8]) -> Result<Response<'_>, NotAResponse> {
-    // `serde_json` does not look at the characters of what it skips.
+    // `serde_json` does not validate the characters that it skips.
     let value = std::str::from_utf8(value).map_err(|_| NotAResponse::NotJson)?;
     let any: Any<'_> = match serde_json::from_str(value) {
         Ok(any) => any,
-        // Valid JSON of another shape (an array, a field twice) is no reason to give a connection
-        // up; text that is no JSON is.
+        // The connection stays for valid JSON of another shape (an array, a repeated field); for
+        // text that is not JSON it is closed.
         Err(_) if serde_json::from_str::<serde::de::IgnoredAny>(value).is_ok() => {
             return Err(NotAResponse::NoId);
         }

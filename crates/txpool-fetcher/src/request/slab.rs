@@ -1,19 +1,20 @@
-//! The requests in flight on one connection, found by their id and known by their age.
+//! The requests in flight on one connection, by id and by age.
 
 use std::time::{Duration, Instant};
 
-/// The place of a request in a [`Slab`] and the use of that place: an answer to an earlier use finds
-/// nothing. Below 2^48, since not every node takes ids up to 2^64 (anvil does not).
+/// The index of a request in a [`Slab`] and the generation of that entry: an answer to an earlier
+/// generation finds nothing. Below 2^48, since not every node accepts ids up to 2^64 (anvil does
+/// not).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RequestId(u64);
 
 const INDEX_BITS: u32 = 16;
 
-/// Requests that one connection can have in flight; more than there can be fetch slots.
+/// Most requests that one connection can have in flight; more than the most fetch slots.
 pub(crate) const MAX_IN_FLIGHT: usize = (1 << INDEX_BITS) - 1;
 
 impl RequestId {
-    /// Never the id of a request in a slab: for the one that is in none, the ping.
+    /// Never the id of a request in a slab: it is the id of pings, which are in none.
     pub(crate) const PING: Self = Self(MAX_IN_FLIGHT as u64);
 
     fn new(index: usize, generation: u32) -> Self {
@@ -35,7 +36,7 @@ impl From<u64> for RequestId {
     }
 }
 
-/// Why a request did not get in. It is handed back.
+/// Why a request was not inserted. It is returned.
 #[derive(Debug)]
 pub(crate) enum NotInserted<T> {
     /// The connection has ended.
@@ -44,9 +45,9 @@ pub(crate) enum NotInserted<T> {
     Full(T),
 }
 
-/// Insertion, removal and the search for the oldest all take constant time; a list through the
-/// places keeps the order of the insertions. All requests have the same time-out, so the oldest is
-/// the first that is due. Memory is that of the most requests that were in flight at once.
+/// Insertion, removal and the search for the oldest take constant time; a linked list through the
+/// entries keeps the order of insertion. All requests have the same time-out, so the oldest is due
+/// first. Memory is that of the most requests that were in flight at once.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     places: Vec<Place<T>>,
@@ -79,13 +80,13 @@ impl<T> Slab<T> {
         self.places.len() - self.free.len()
     }
 
-    /// How many were in flight at most.
+    /// The most that were in flight at once.
     #[cfg(test)]
     pub(super) fn places(&self) -> usize {
         self.places.len()
     }
 
-    /// Takes a request in. `sent` must not be before that of an earlier insertion.
+    /// Inserts a request. `sent` must not be before that of an earlier insertion.
     pub(crate) fn insert(
         &mut self,
         request: T,
@@ -113,25 +114,25 @@ impl<T> Slab<T> {
         Ok(RequestId::new(usize::from(index), place.generation))
     }
 
-    /// The request of this id, if it is in flight. Any number may be asked for.
+    /// Removes and returns the request with this id, if it is in flight. Any number is allowed.
     pub(crate) fn remove(&mut self, id: RequestId) -> Option<(T, Instant)> {
         let place = self.places.get(id.index())?;
         let is_current = RequestId::new(id.index(), place.generation) == id;
         (is_current && place.used.is_some()).then(|| self.take(id.index() as u16))
     }
 
-    /// The oldest request, if it was sent at `due` or before.
+    /// Removes and returns the oldest request, if it was sent at `due` or before.
     pub(crate) fn pop_due(&mut self, due: Instant) -> Option<(T, Instant)> {
         let oldest = self.oldest?;
         (self.used(oldest).sent <= due).then(|| self.take(oldest))
     }
 
-    /// The oldest request, if it was sent `timeout` before `now`.
+    /// Removes and returns the oldest request, if it was sent `timeout` before `now`.
     pub(crate) fn pop_expired(&mut self, timeout: Duration, now: Instant) -> Option<(T, Instant)> {
         self.pop_due(now.checked_sub(timeout)?)
     }
 
-    /// Takes all out, the oldest first, and lets no more in.
+    /// Removes all requests, the oldest first, and accepts no more.
     pub(crate) fn close(&mut self) -> Vec<(T, Instant)> {
         self.closed = true;
         let mut all = Vec::with_capacity(self.len());
@@ -149,7 +150,7 @@ impl<T> Slab<T> {
         let place = &mut self.places[usize::from(index)];
         let Used { request, sent, older, newer } =
             place.used.take().expect("the caller has found it in use");
-        // 4 billion uses of one place apart, an id means another request: nothing is so late.
+        // After 4 billion uses of one entry an id is reused; no answer is that late.
         place.generation = place.generation.wrapping_add(1).max(1);
         match older {
             Some(older) => self.used(older).newer = newer,

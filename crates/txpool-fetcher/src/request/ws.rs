@@ -1,7 +1,7 @@
-//! Request connections over a WebSocket: a task owns the socket, the thread owns the answers.
+//! Request connections over a WebSocket: a task reads the socket, a thread processes the answers.
 //!
-//! The protocol of WebSockets lives on the runtime, so each message is handed over to the thread of
-//! the connection. Everything else is the same as over a Unix socket.
+//! The WebSocket protocol runs on the runtime, so each message is passed to the thread of the
+//! connection. Everything else is the same as over a Unix socket.
 
 use std::{io, sync::Arc, time::Instant};
 
@@ -24,8 +24,8 @@ use crate::error::LossReason;
 
 pub(crate) type WsStream = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
-/// Messages that may wait for the thread. While they do, the socket is not read: so the node waits,
-/// and it waits with nothing but answers.
+/// Messages that may wait for the thread. While the queue is full the socket is not read, so the
+/// node waits; only answers are delayed by that.
 const MESSAGES_WAITING: usize = 64;
 
 /// Messages are counted against the budget in units of this.
@@ -39,7 +39,7 @@ pub(super) struct Incomer {
     _bytes: OwnedSemaphorePermit,
 }
 
-/// The thread's end of the hand-over.
+/// The thread's end of the queue.
 #[derive(Debug)]
 pub(super) struct Incoming(mpsc::Receiver<Incomer>);
 
@@ -123,7 +123,7 @@ impl Pump {
             let mut text = Vec::new();
             loop {
                 let Some(mut request) = requests.recv().await else { return LossReason::Closed };
-                // All that are at hand go out together.
+                // All requests at hand are written together.
                 loop {
                     text.clear();
                     match request {
@@ -144,7 +144,7 @@ impl Pump {
                 }
             }
         };
-        // Apart, so that reading goes on while the peer does not read.
+        // Separate branches, so that reading continues while the peer does not read.
         tokio::select! {
             reason = reading => reason,
             reason = writing => reason,

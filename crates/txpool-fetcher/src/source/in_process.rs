@@ -27,7 +27,7 @@ use crate::{
     sink::TransactionSink,
 };
 
-/// Items of a stream that are read before the sockets of other sources have their turn.
+/// Items of a stream that are read before the sockets of other sources are polled.
 const READ_TOGETHER: usize = 64;
 
 /// A subscription to both streams of a pool.
@@ -38,7 +38,7 @@ pub(super) struct PoolSubscription {
 }
 
 impl PoolSubscription {
-    /// Ends it, unless it has ended.
+    /// Ends the subscription, unless it has ended.
     pub(super) fn end(&self, reason: LossReason) {
         self.end.send_if_modified(|end| {
             let is_first = end.is_none();
@@ -47,7 +47,7 @@ impl PoolSubscription {
         });
     }
 
-    /// Waits until it has ended, and returns the reason.
+    /// Waits until the subscription has ended, and returns the reason.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -58,7 +58,7 @@ impl PoolSubscription {
     }
 }
 
-/// Ends the subscription whatever happens, also when a stream panics while it is dropped.
+/// Ends the subscription on every path, also when a stream panics while it is dropped.
 struct EndsOnDrop(Arc<PoolSubscription>);
 
 impl Drop for EndsOnDrop {
@@ -79,8 +79,8 @@ impl HashBuffer for broadcast::Receiver<B256> {
 
 /// Subscribes, reports that the subscription is up, and reads until it ends.
 ///
-/// The pool's own stream may be short (reth's holds 2,048 hashes), and what it drops is lost without
-/// a count. So it is emptied at once, into a buffer of ours whose overrun is counted.
+/// The pool's own stream may be short (reth's holds 2,048 hashes), and loses what it drops without
+/// a count. So it is drained at once, into a buffer of ours whose overrun is counted.
 pub(super) async fn run_in_process<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     index: usize,
@@ -112,7 +112,7 @@ pub(super) async fn run_in_process<S: TransactionSink>(
     let read_streams = async {
         let _ends = ends;
         let reason = tokio::select! {
-            // The order is irrelevant: whichever ends first ends all.
+            // The order is irrelevant: the first branch that ends, ends all.
             reason = subscription.ended() => reason,
             reason = until_end("announcements", async {
                 read_announcements(context, announcements, &buffer, &read_times, messages).await;
@@ -120,7 +120,7 @@ pub(super) async fn run_in_process<S: TransactionSink>(
             reason = until_end("blocks", read_blocks(blocks, messages, heads)) => reason,
         };
         subscription.end(reason);
-        // The reader takes in what is left and ends.
+        // The reader processes the rest and ends.
         drop(buffer);
     };
     let read_announcements = async {
@@ -134,7 +134,7 @@ pub(super) async fn run_in_process<S: TransactionSink>(
     Ok(())
 }
 
-/// Why a stream ended that was read to its end.
+/// Why a stream that was read to its end has ended.
 async fn until_end(stream: &'static str, read: impl Future<Output = ()>) -> LossReason {
     // The stream is not polled again after a panic.
     match AssertUnwindSafe(read).catch_unwind().await {

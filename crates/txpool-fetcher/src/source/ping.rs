@@ -1,4 +1,4 @@
-//! Pings, which tell whether a connection is alive.
+//! Pings, which show whether a connection is alive.
 
 use std::{
     sync::Arc,
@@ -46,17 +46,17 @@ impl Pinger {
                         send(&self.messages, event).await;
                     }
                 }
-                // An error response is a sign of life too.
+                // An error response also shows that the node is alive.
                 Ok(_) | Err(CallError::Rpc { .. }) => {}
                 Err(CallError::ConnectionLost) => return,
-                // A node that is busy sending us something else is alive.
+                // A node that is busy sending us other data is alive.
                 Err(CallError::Timeout(_)) if connection.last_frame() >= pinged_at => {
                     silent_since = None
                 }
                 Err(CallError::Timeout(_)) => {
                     let mut limit = self.limit;
-                    // While it lists its pool, a node may be slow with everything: anvil answers
-                    // nothing for 12 s with 60,000 transactions.
+                    // While it lists its pool, a node may be slow with everything: anvil answers no
+                    // request for 12 s with 60,000 transactions.
                     if listing || self.shared.is_listing() {
                         limit += self.list_limit;
                     }

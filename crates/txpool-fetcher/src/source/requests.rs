@@ -1,4 +1,4 @@
-//! Opening the request connections of a source, and watching over them.
+//! Opens and supervises the request connections of a source.
 
 use std::{
     io,
@@ -44,7 +44,7 @@ pub(super) async fn dial_requests<S: TransactionSink>(
     Ok(Opened { set, tasks })
 }
 
-/// Request connections with the tasks that write what did not fit into their sockets.
+/// Request connections with the tasks that write the bytes for which their sockets had no room.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) set: Arc<RequestSet>,
@@ -93,8 +93,8 @@ async fn dial_fetches<S: TransactionSink>(
     }
 }
 
-/// Waits for the answer to one request: a node at its limit of connections accepts one more, says
-/// so and closes it, which must not count as a connection that was up.
+/// Waits for the answer to one request: a node at its limit of connections accepts one more, sends
+/// an error and closes it, which must not count as a connection that was up.
 async fn greet(
     stream: &mut UnixStream,
     endpoint: &Endpoint,
@@ -134,8 +134,8 @@ async fn greet(
     }
 }
 
-/// Times requests out and pings silent connections until one of the set is lost; then gives up the
-/// others too, and hands what was in flight on. Returns why.
+/// Times requests out and pings silent connections until one of the set is lost; then closes the
+/// others, passes the requests in flight on, and returns the reason.
 pub(super) async fn watch_requests<S: TransactionSink>(
     context: Arc<FetchContext<S>>,
     index: usize,
@@ -143,7 +143,7 @@ pub(super) async fn watch_requests<S: TransactionSink>(
     opened: Opened,
 ) -> LossReason {
     let Opened { set, tasks: _tasks } = opened;
-    // On every way out, also when the source is stopped in the middle of it.
+    // On every path, also when the source is stopped meanwhile.
     let hands_on = HandsOn { context: &context, index, set: &set };
     let config = &context.config;
     let grain = config.fetch_timeout / 16;

@@ -35,9 +35,9 @@ pub struct SourceStatus {
     /// The client version and chain id of the node, once it was reached.
     pub node: Option<NodeInfo>,
     /// Whether the node's pool can be compared with ours, as far as is known. If not, the source is
-    /// live all the same, and what the node does not announce stays unknown. The node has no
-    /// `txpool_content`, or listing its pool failed three times in a row; the next attempt is the
-    /// next audit.
+    /// still live, but transactions that the node does not announce stay unknown. It is false if
+    /// the node has no `txpool_content`, or if listing its pool failed three times in a row; the
+    /// next attempt is the next audit.
     pub audited: bool,
     /// How many connections were lost after they had worked.
     pub reconnects: u64,
@@ -47,10 +47,10 @@ pub struct SourceStatus {
     pub gaps: Vec<Gap>,
     /// How many comparisons with the node's pool were started, for any reason.
     pub audits: u64,
-    /// How many hashes these comparisons brought in.
+    /// How many hashes these comparisons recovered.
     pub recovered: u64,
-    /// Hashes that comparisons which are under way found missing and have not fetched yet: how far a backfill is.
-    /// Those of the last few fetch slots may still be in flight when it is 0.
+    /// Hashes that running comparisons found missing and have not fetched yet: the rest of a
+    /// backfill. Those of the last few fetch slots may still be in flight when it is 0.
     pub to_recover: u64,
     /// The result of the latest comparison.
     pub last_audit: Option<AuditReport>,
@@ -58,7 +58,7 @@ pub struct SourceStatus {
     pub announced: u64,
     /// How many of these no other source had announced before.
     pub first_seen: u64,
-    /// Announcements read from the socket that the announcement reader has not reached yet.
+    /// Announcements read from the socket that the announcement reader has not processed yet.
     pub backlog: u64,
     /// The limit of requests in flight at this node: [`FetcherConfig::fetch_slots`], or less while
     /// it is overloaded.
@@ -73,10 +73,10 @@ pub struct SourceStatus {
 #[derive(Debug)]
 pub(crate) struct SourceShared {
     pub(super) status: Mutex<SourceStatus>,
-    /// Of each announcement reader that lives: the one of the connection that is up, and one that
-    /// has not taken in yet what a lost connection had brought.
+    /// One for each live announcement reader: that of the connection that is up, and possibly one
+    /// that still processes the announcements of a lost connection.
     progress: Mutex<Vec<Weak<Progress>>>,
-    /// Held by the announcement reader that takes in, so that they do so one after another.
+    /// Held by the announcement reader that is processing, so that they run one after another.
     pub(super) reading: Arc<tokio::sync::Mutex<()>>,
     /// How many listings of the node's pool are in progress: for the source's own comparison, and
     /// for those that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested.
@@ -106,18 +106,18 @@ impl Progress {
         Self { read_times, taken: AtomicU64::new(0) }
     }
 
-    /// So many announcements were taken in, or are known to be lost.
+    /// Records that `count` announcements were processed, or are known to be lost.
     pub(crate) fn take(&self, count: u64) {
         self.taken.fetch_add(count, Relaxed);
     }
 
-    /// Announcements read from the socket and not yet taken in.
+    /// Announcements read from the socket and not yet processed.
     pub(crate) fn backlog(&self) -> u64 {
         self.read_times.read().saturating_sub(self.taken.load(Relaxed))
     }
 }
 
-/// What one comparison has still to fetch.
+/// The hashes that one comparison still has to fetch.
 #[derive(Debug)]
 pub(crate) struct Recovery<'a> {
     shared: &'a SourceShared,
@@ -125,7 +125,7 @@ pub(crate) struct Recovery<'a> {
 }
 
 impl Recovery<'_> {
-    /// One less. To be called at most as often as there are hashes.
+    /// One hash is done. Must be called at most once for each hash.
     pub(crate) fn one_done(&mut self) {
         self.left -= 1;
         self.shared.to_recover.fetch_sub(1, Relaxed);
@@ -191,9 +191,9 @@ impl SourceShared {
         Listing(&self.listing)
     }
 
-    /// Counts so many hashes as to be recovered; those that are left when this is dropped no longer.
+    /// Adds `count` hashes to those to be recovered; dropping the guard subtracts the rest.
     pub(crate) fn start_recovery(&self, count: usize) -> Recovery<'_> {
-        // Relaxed: a figure to be shown.
+        // Relaxed: a figure for display.
         self.to_recover.fetch_add(count as u64, Relaxed);
         Recovery { shared: self, left: count as u64 }
     }
@@ -202,14 +202,14 @@ impl SourceShared {
         self.listing.load(Relaxed) > 0
     }
 
-    /// Counts what this reader has not taken in as backlog, until it is dropped.
+    /// Counts this reader's unprocessed announcements as backlog, until it is dropped.
     pub(super) fn add_reader(&self, reader: &Arc<Progress>) {
         let mut readers = lock(&self.progress);
         readers.retain(|reader| reader.strong_count() > 0);
         readers.push(Arc::downgrade(reader));
     }
 
-    /// How many announcements the latest connection has brought.
+    /// How many announcements the latest connection has delivered.
     pub(super) fn read(&self) -> u64 {
         let latest = lock(&self.progress).last().and_then(Weak::upgrade);
         latest.map_or(0, |progress| progress.read_times.read())
@@ -238,7 +238,7 @@ impl SourceShared {
         self.changed();
     }
 
-    /// Tells whoever waits that the status has changed.
+    /// Notifies those who wait that the status has changed.
     pub(super) fn changed(&self) {
         self.changes.send_replace(());
     }

@@ -1,4 +1,4 @@
-//! Connecting, subscribing, and reading the hashes and heads that the node announces.
+//! Connects, subscribes, and reads the hashes and heads that the node announces.
 
 use std::{
     sync::Arc,
@@ -29,14 +29,14 @@ use crate::{
     sync::lock,
 };
 
-/// Slots of the buffer for heads, whose reader waits for nothing but the source. alloy keeps its first
-/// receiver, so the buffer always holds as many of the latest heads: 16 MiB of them at most.
+/// Slots of the buffer for heads, whose reader waits only for the source. alloy keeps its first
+/// receiver, so the buffer always holds that many of the latest heads: at most 16 MiB.
 const HEAD_BUFFER: usize = 16;
 
-/// Announcements of objects that are handed over at once, at most.
+/// Most announcements of objects in one batch.
 const HANDED_OVER_TOGETHER: usize = 64;
 
-/// Requests that go out with one write at most: 10 KB, a few microseconds of formatting.
+/// Most requests in one write: 10 KB, a few microseconds of formatting.
 const SUBMITTED_TOGETHER: u32 = 64;
 
 pub(super) async fn dial_on_chain<S>(
@@ -131,10 +131,10 @@ pub(super) async fn run_subscription<S: TransactionSink>(
     Ok(())
 }
 
-/// Waits until the reader of a lost connection has taken in what that one had brought: what it waits
-/// for, a slot for example, is what the next one would wait for too. `None` if the connection is
-/// lost before its turn comes, and what it brought with it; so at most two such buffers exist,
-/// however often connections are lost meanwhile.
+/// Waits until the reader of a lost connection has processed that connection's announcements: it
+/// waits for something, such as a slot, that the next reader would wait for too. `None` if the
+/// connection is lost before its turn comes, together with its announcements; so at most two such
+/// buffers exist, however often connections are lost meanwhile.
 pub(super) async fn wait_for_turn<S>(
     context: &FetchContext<S>,
     shared: &SourceShared,
@@ -142,7 +142,7 @@ pub(super) async fn wait_for_turn<S>(
     lost: impl Future<Output = LossReason>,
 ) -> Option<OwnedMutexGuard<()>> {
     tokio::select! {
-        // A turn that comes with the loss is taken: nothing is lost then.
+        // If the turn comes together with the loss, it is taken, so that nothing is lost.
         biased;
         turn = Arc::clone(&shared.reading).lock_owned() => Some(turn),
         _ = lost => {
@@ -185,7 +185,7 @@ pub(super) async fn read_hashes<S: TransactionSink>(
     let mut lag = Lag::default();
     let mut in_a_row = 0u32;
     loop {
-        // What is at hand is submitted together, and sent before the wait for more.
+        // All announcements at hand are submitted together, and sent before the wait for more.
         let received = match hashes.try_recv() {
             Err(TryRecvError::Empty) => {
                 context.requests.flush();
@@ -198,7 +198,7 @@ pub(super) async fn read_hashes<S: TransactionSink>(
                 in_a_row += 1;
                 if in_a_row.is_multiple_of(SUBMITTED_TOGETHER) {
                     context.requests.flush();
-                    // The sockets come first.
+                    // Yields to the sockets.
                     tokio::task::yield_now().await;
                 }
                 Ok(announced)
@@ -228,7 +228,7 @@ pub(super) async fn read_hashes<S: TransactionSink>(
     }
 }
 
-/// Reads announcements of objects and hands them over, as many at a time as have arrived.
+/// Reads announcements of objects and passes on everything that has arrived as one batch.
 async fn read_objects<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     mut objects: RawSubscription,
@@ -264,17 +264,17 @@ async fn read_objects<S: TransactionSink>(
             Err(RecvError::Closed) if !batch.is_empty() => {}
             Err(RecvError::Closed) => break,
         }
-        // Waits while the thread is behind: what comes after stays in the broadcast buffer.
+        // Waits while the thread is behind: later announcements stay in the broadcast buffer.
         if batches.send(std::mem::take(&mut batch)).await.is_err() {
             // The thread ends first only when the fetcher stops.
             break;
         }
-        // The sockets come first.
+        // Yields to the sockets.
         tokio::task::yield_now().await;
     }
 }
 
-/// Counts what our own buffer lost.
+/// Counts the announcements that our own buffer lost.
 #[derive(Debug, Default)]
 struct Lag {
     logged: Option<Instant>,
@@ -290,8 +290,8 @@ impl Lag {
     ) {
         progress.take(count);
         context.tally.lagged(count);
-        // A buffer that has overrun overruns again at nearly every read: one log line per second is
-        // enough.
+        // A buffer that has overrun overruns again at nearly every read, so at most one line per
+        // second is logged.
         if self.logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1)) {
             tracing::warn!(count, "announcement buffer overruns");
             self.logged = Some(Instant::now());
@@ -306,19 +306,20 @@ async fn read_heads<S>(
     messages: &mpsc::Sender<Message>,
     heads: &mpsc::Sender<Announced>,
 ) {
-    // Of the heads for which the queue has no room, the latest.
+    // The latest of the heads for which the queue had no room.
     let mut waiting: Option<Announced> = None;
     loop {
         tokio::select! {
-            // Reading comes first: heads that are announced and not read would look like a node
-            // that announces none. Neither branch loses an item when dropped.
+            // Reading comes first: if announced heads were not read, the node would seem to
+            // announce none. Neither branch loses an item when dropped.
             biased;
             received = new_heads.recv() => match received {
                 Ok(json) => match read_head(json.get()) {
                     Ok(head) => {
                         send(messages, Message::Event(Event::Head(head.number))).await;
                         waiting = match heads.try_send(head.into()) {
-                            // One that waited is an ancestor of this one, and fetched as such.
+                            // The one that waited is an ancestor of this one, and is fetched as
+                            // such.
                             Ok(()) => None,
                             Err(TrySendError::Full(head)) => Some(head),
                             Err(TrySendError::Closed(_)) => return,

@@ -1,7 +1,7 @@
-//! Whether a blob transaction's sidecar is the one that its versioned hashes name.
+//! Checks that a blob transaction's sidecar matches its versioned hashes.
 //!
-//! The hash of the transaction covers the versioned hashes and not the sidecar: whoever sends it
-//! can put other blobs beside the right transaction.
+//! The hash of the transaction covers the versioned hashes and not the sidecar, so a sender can put
+//! other blobs beside a valid transaction.
 
 use alloy_consensus::TxEip4844WithSidecar;
 use alloy_eips::{
@@ -16,7 +16,7 @@ use super::PooledTransaction;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SidecarError {
-    /// Not one blob for each versioned hash.
+    /// The number of blobs differs from that of the versioned hashes.
     #[error("{found} blobs, the transaction names {expected}")]
     BlobCount {
         /// Versioned hashes of the transaction.
@@ -24,7 +24,7 @@ pub enum SidecarError {
         /// Blobs in the sidecar.
         found: usize,
     },
-    /// Not one commitment for each versioned hash.
+    /// The number of commitments differs from that of the versioned hashes.
     #[error("{found} commitments, the transaction names {expected}")]
     CommitmentCount {
         /// Versioned hashes of the transaction.
@@ -32,26 +32,27 @@ pub enum SidecarError {
         /// Commitments in the sidecar.
         found: usize,
     },
-    /// Not one proof for each blob (EIP-4844), or not 128 cell proofs for each (EIP-7594).
+    /// There is not one proof for each blob (EIP-4844), or there are not 128 cell proofs for each
+    /// (EIP-7594).
     #[error("{found} proofs instead of {expected}")]
     ProofCount {
-        /// Proofs that as many blobs need in this form.
+        /// The number of proofs that this many blobs need in this form.
         expected: usize,
         /// Proofs in the sidecar.
         found: usize,
     },
-    /// A commitment to another blob than the transaction names.
+    /// The versioned hash of a commitment differs from that of the transaction.
     #[error("commitment {index} has versioned hash {found}, the transaction names {expected}")]
     OtherCommitment {
-        /// Which one, counted from 0.
+        /// The index of the commitment.
         index: usize,
         /// The versioned hash in the transaction.
         expected: B256,
         /// The versioned hash of the commitment.
         found: B256,
     },
-    /// A proof does not hold; only [`verify_blob_proofs`] looks at them.
-    #[error("the KZG proofs do not hold")]
+    /// A proof is not valid; only [`verify_blob_proofs`] verifies them.
+    #[error("the KZG proofs are invalid")]
     InvalidProof,
 }
 
@@ -90,11 +91,10 @@ pub(super) fn check_sidecar(
 }
 
 /// Verifies the KZG proofs of a blob transaction, some milliseconds of CPU for each blob; a
-/// transaction of another type passes. That blobs and commitments belong together follows only
-/// from this.
+/// transaction of another type passes. Only this proves that blobs and commitments belong together.
 ///
 /// # Errors
-/// [`SidecarError::InvalidProof`], or the error of what [`read_raw`](crate::read_raw) compares.
+/// [`SidecarError::InvalidProof`], or an error of the comparison in [`read_raw`](crate::read_raw).
 pub fn verify_blob_proofs(tx: &PooledTransaction) -> Result<(), SidecarError> {
     let PooledTransaction::Eip4844(signed) = tx else { return Ok(()) };
     let tx = signed.tx();
