@@ -36,12 +36,7 @@ impl Held {
         // The longest body always fits.
         let spare = limit.saturating_sub(context.config.max_body_bytes);
         let kept_for_small = spare.min(limit / SMALL_BODY_PART);
-        let none = "nothing fits";
-        Self {
-            all: context.buffered.take(0).expect(none),
-            of_peer: peer.bytes.take(0).expect(none),
-            kept_for_small,
-        }
+        Self { all: context.buffered.empty(), of_peer: peer.bytes.empty(), kept_for_small }
     }
 
     /// Adds to it.
