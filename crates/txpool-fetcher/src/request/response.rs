@@ -181,7 +181,9 @@ fn read_any(value: &[u8]) -> Result<Response<'_>, NotAResponse> {
     // `serde_json` does not look at the characters of what it skips.
     let value = std::str::from_utf8(value).map_err(|_| NotAResponse::NotJson)?;
     let any: Any<'_> = match serde_json::from_str(value) {
-        Ok(any) => any,
+        // serde takes an array for a struct too.
+        Ok(any) if value.trim_ascii_start().starts_with('{') => any,
+        Ok(_) => return Err(NotAResponse::NoId),
         // Valid JSON of another shape (an array, a field twice) is no reason to give a connection
         // up; text that is no JSON is.
         Err(_) if serde_json::from_str::<serde::de::IgnoredAny>(value).is_ok() => {
@@ -192,6 +194,7 @@ fn read_any(value: &[u8]) -> Result<Response<'_>, NotAResponse> {
     let id = any.id.and_then(|id| id.get().parse().ok()).ok_or(NotAResponse::NoId)?;
     let payload = match (any.error, any.result) {
         (Some(error), _) => match serde_json::from_str::<AnyError<'_>>(error.get()) {
+            Ok(_) if !error.get().starts_with('{') => Payload::Other,
             Ok(error) => Payload::Error(RpcError {
                 code: error.code,
                 message: error.message.chars().take(200).collect(),
@@ -363,6 +366,16 @@ mod tests {
         ] {
             assert_eq!(ours(text.as_bytes()), Err(NotAResponse::NoId), "{text}");
         }
+    }
+
+    /// serde takes an array for a struct, field by field: `[7]` was the answer to request 7.
+    #[test]
+    fn an_array_is_no_response_and_no_error_object() {
+        for text in ["[7]", r#"[7,"0x01",null]"#, r#" [7,null,{"code":1}]"#, "[]"] {
+            assert_eq!(ours(text.as_bytes()), Err(NotAResponse::NoId), "{text}");
+        }
+        let error = br#"{"id":7,"error":[-32000,"busy"]}"#;
+        assert_eq!(ours(error), Ok((7, "other".to_owned())));
     }
 
     #[test]
