@@ -1,5 +1,19 @@
 //! Reading a request, within bounds of size, time and memory.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::pin::pin;
 
 use bytes::{Bytes, BytesMut};
@@ -44,7 +58,7 @@ impl Held {
     /// # Errors
     /// If the bytes of all requests or of the peer's would be too many. It is then to be dropped.
     pub(crate) fn add(&mut self, more: usize, context: &RpcContext) -> Result<(), ErrorResponse> {
-        let is_small = self.all.count() + more <= SMALL_BODY_BYTES;
+        let is_small = self.all.count().saturating_add(more) <= SMALL_BODY_BYTES;
         let keep_free = if is_small { 0 } else { self.kept_for_small };
         if !self.of_peer.try_add(more, 0) {
             let message = "too many bytes of this address are being read or sent";
@@ -138,7 +152,7 @@ where
             )
         })?;
         let Some(data) = frame.data_ref() else { continue };
-        if read.len() + data.len() > limit {
+        if read.len().saturating_add(data.len()) > limit {
             return Err(too_large());
         }
         held.add(data.len(), context)?;

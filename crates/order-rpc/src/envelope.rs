@@ -1,5 +1,19 @@
 //! A body as JSON-RPC calls: the parameters stay text until their method reads them.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::{borrow::Cow, fmt};
 
 use bytes::Bytes;
@@ -227,7 +241,7 @@ impl<'de> Visitor<'de> for Batch {
         }
         let mut count = elements.len();
         while seq.next_element::<IgnoredAny>()?.is_some() {
-            count += 1;
+            count = count.saturating_add(1);
         }
         Ok((elements, count))
     }

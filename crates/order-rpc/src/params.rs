@@ -1,5 +1,19 @@
 //! The parameters of a method, and the name of the one that does not read.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::{borrow::Cow, fmt};
 
 use alloy_primitives::{B256, Bytes};
@@ -25,7 +39,7 @@ pub(crate) fn one<T: DeserializeOwned>(
         Err(error) => error,
     };
     let mut found = None;
-    let end = params.as_ptr() as usize + offset(params, &error);
+    let end = (params.as_ptr() as usize).saturating_add(offset(params, &error));
     let search = Search { end, required, found: &mut found };
     let mut text = serde_json::Deserializer::from_slice(params);
     // It ends with an error as soon as it has found the field; and what cannot be searched is no object in an array.
@@ -69,7 +83,7 @@ pub(crate) fn private_raw(params: &[u8]) -> Result<Bytes, ErrorResponse> {
 fn offset(text: &[u8], error: &serde_json::Error) -> usize {
     let lines = text.split_inclusive(|byte| *byte == b'\n');
     let before: usize = lines.take(error.line().saturating_sub(1)).map(<[u8]>::len).sum();
-    before + error.column()
+    before.saturating_add(error.column())
 }
 
 /// Looks for the name of the field that the parser was at: the first whose value ends there or later.
@@ -103,7 +117,7 @@ impl<'de> Visitor<'de> for Search<'_> {
             // The alias of the same field.
             complete |= name == self.required || name == "uuid";
             let value: &RawValue = map.next_value()?;
-            let end = value.get().as_ptr() as usize + value.get().len();
+            let end = (value.get().as_ptr() as usize).saturating_add(value.get().len());
             if end >= self.end {
                 *self.found = Some(cut(&name).into_owned());
                 // An object may have hundreds of thousands of fields behind it.

@@ -6,6 +6,20 @@
 //! not describe exactly the announced transaction is not accepted. Only `from` is not covered by
 //! the hash: it is the node's claim, see [`FullTransaction`].
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 mod scan;
 mod value;
 

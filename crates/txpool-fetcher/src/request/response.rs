@@ -5,6 +5,20 @@
 //! little, goes to `serde_json`: so the reader by hand accepts only text that it understands to the
 //! last byte, and never has to judge what is valid JSON.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::borrow::Cow;
 
 use serde::{Deserialize, Deserializer};
@@ -124,11 +138,12 @@ impl<'a> Common<'a> {
     }
 
     /// A number without sign, fraction and exponent that is below 10^18: then it fits.
+    #[expect(clippy::arithmetic_side_effects, reason = "18 decimal digits are below 10^18")]
     fn number(&mut self) -> Option<u64> {
         self.space();
         let digits = self.rest.iter().take(19).take_while(|byte| byte.is_ascii_digit()).count();
         let (number, rest) = self.rest.split_at(digits);
-        let has_leading_zero = digits > 1 && number[0] == b'0';
+        let has_leading_zero = digits > 1 && number.first() == Some(&b'0');
         if !(1..=18).contains(&digits) || has_leading_zero {
             return None;
         }

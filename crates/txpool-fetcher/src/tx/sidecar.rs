@@ -77,8 +77,9 @@ pub(super) fn check_sidecar(
     if commitments.len() != expected {
         return Err(SidecarError::CommitmentCount { expected, found: commitments.len() });
     }
-    if proofs != expected * proofs_each {
-        return Err(SidecarError::ProofCount { expected: expected * proofs_each, found: proofs });
+    let expected_proofs = expected.saturating_mul(proofs_each);
+    if proofs != expected_proofs {
+        return Err(SidecarError::ProofCount { expected: expected_proofs, found: proofs });
     }
     for (index, (expected, commitment)) in hashes.iter().zip(commitments).enumerate() {
         let found = kzg_to_versioned_hash(commitment.as_slice());
