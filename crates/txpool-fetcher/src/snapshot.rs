@@ -383,6 +383,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use serde_json::{Map, Value, json};
+    use testkit::corpus::{damaged_seeds, seeds};
 
     fn scan(bytes: &[u8], piece: usize) -> Result<Content, SnapshotError> {
         let mut scanner = ContentScanner::default();
@@ -434,6 +435,24 @@ mod tests {
         fn the_scanner_survives_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let whole = scan(&bytes, 300).is_ok();
             prop_assert_eq!(whole, scan(&bytes, 7).is_ok());
+        }
+
+        #[test]
+        fn a_damaged_list_gives_the_same_hashes_however_the_bytes_are_cut(
+            bytes in damaged_seeds("pool-lists"),
+            piece in 1usize..80,
+        ) {
+            prop_assert_eq!(scan(&bytes, bytes.len()).ok(), scan(&bytes, piece).ok());
+        }
+    }
+
+    #[test]
+    fn the_kept_lists_are_scanned_or_refused() {
+        for seed in seeds("pool-lists") {
+            for piece in [1, 7, 1 << 16] {
+                let found = scan(&seed.bytes, piece);
+                assert_eq!(found.is_ok(), seed.is_good(), "{}: {found:?}", seed.name);
+            }
         }
     }
 

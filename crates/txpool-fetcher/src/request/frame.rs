@@ -290,6 +290,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use serde_json::{Value, json};
+    use testkit::corpus::{damaged_seeds, seeds};
 
     const MIB: usize = 1 << 20;
 
@@ -364,6 +365,25 @@ mod tests {
         ) {
             let at_once = split(&bytes, max, &[bytes.len().max(1)]).is_ok();
             prop_assert_eq!(at_once, split(&bytes, max, &pieces).is_ok());
+        }
+
+        #[test]
+        fn a_damaged_stream_is_split_in_the_same_way_wherever_the_reads_cut(
+            bytes in damaged_seeds("frames"),
+            pieces in proptest::collection::vec(1usize..60, 1..20),
+        ) {
+            let at_once = split(&bytes, MIB, &[bytes.len().max(1)]).ok();
+            prop_assert_eq!(at_once, split(&bytes, MIB, &pieces).ok());
+        }
+    }
+
+    #[test]
+    fn the_kept_streams_are_split_or_refused() {
+        for seed in seeds("frames") {
+            for pieces in [&[1][..], &[7], &[1 << 16]] {
+                let is_split = split(&seed.bytes, MIB, pieces).is_ok();
+                assert_eq!(is_split, seed.is_good(), "{}, {pieces:?}", seed.name);
+            }
         }
     }
 

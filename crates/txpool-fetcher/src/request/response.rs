@@ -231,6 +231,7 @@ mod tests {
     use super::*;
     use proptest::{prelude::*, sample::select};
     use serde_json::Value;
+    use testkit::corpus::{damaged_seeds, seeds};
 
     /// What `serde_json` makes of a value, for the fields that matter.
     fn oracle(value: &[u8]) -> Result<(u64, String), NotAResponse> {
@@ -359,6 +360,25 @@ mod tests {
             if let Ok(found) = ours(&bytes) {
                 prop_assert_eq!(Ok(found), oracle(&bytes));
             }
+        }
+
+        #[test]
+        fn a_damaged_response_never_gives_what_serde_json_does_not_read(
+            bytes in damaged_seeds("responses"),
+        ) {
+            // Of an error serde_json's value takes the last of two fields of one name.
+            if let Ok(found) = ours(&bytes) && (found.1 == "null" || found.1.starts_with("text ")) {
+                prop_assert_eq!(Ok(found), oracle(&bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn the_kept_responses_are_read_as_serde_json_reads_them_or_refused() {
+        for seed in seeds("responses") {
+            let found = ours(&seed.bytes);
+            assert_eq!(found.is_ok(), seed.is_good(), "{}: {found:?}", seed.name);
+            assert_eq!(found, oracle(&seed.bytes), "{}", seed.name);
         }
     }
 
