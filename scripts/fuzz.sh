@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the property tests of everything that reads bytes from outside, so many seconds each, and prints how many
-# random inputs each has read. The first failing input ends it, and is kept in proptest-regressions/.
+# random inputs each has read. The first failing input ends it, and is kept in proptest-regressions/. The properties of
+# something damaged begin with the inputs in crates/testkit/corpus/.
 #
 #   scripts/fuzz.sh [SECONDS]      60 for each unless told otherwise
 set -euo pipefail
@@ -14,21 +15,32 @@ export PROPTEST_CASES=20000
 properties="
 txpool-fetcher lib request::frame::tests::the_values_are_those_that_were_written_wherever_the_reads_cut
 txpool-fetcher lib request::frame::tests::garbage_ends_in_the_same_way_wherever_the_reads_cut
+txpool-fetcher lib request::frame::tests::a_damaged_stream_is_split_in_the_same_way_wherever_the_reads_cut
 txpool-fetcher lib request::response::tests::it_reads_what_serde_json_reads
 txpool-fetcher lib request::response::tests::a_changed_byte_never_gives_what_serde_json_does_not_read
 txpool-fetcher lib request::response::tests::it_survives_any_bytes
+txpool-fetcher lib request::response::tests::a_damaged_response_never_gives_what_serde_json_does_not_read
+txpool-fetcher lib tx::tests::a_damaged_transaction_is_refused_or_is_what_its_bytes_encode
 txpool-fetcher lib full::tests::bytes_of_any_kind_do_not_panic
 txpool-fetcher lib full::tests::a_damaged_object_does_not_panic_and_is_never_another_transaction
 txpool-fetcher lib full::tests::an_object_with_one_odd_field_is_read_as_alloy_reads_it
+txpool-fetcher lib full::tests::a_damaged_kept_object_is_never_another_transaction
 txpool-fetcher lib snapshot::tests::the_scanner_finds_what_a_parser_finds_however_the_bytes_are_cut
 txpool-fetcher lib snapshot::tests::the_scanner_survives_any_bytes
+txpool-fetcher lib snapshot::tests::a_damaged_list_gives_the_same_hashes_however_the_bytes_are_cut
+txpool-fetcher lib heads::wire::tests::a_damaged_block_has_a_head_or_is_refused
 order-rpc lib envelope::tests::any_bytes_are_calls_or_have_a_reason
+order-rpc lib envelope::tests::the_parameters_of_a_damaged_body_read_or_have_a_field
 order-rpc lib params::tests::any_text_reads_or_has_a_field
 order-rpc lib signature::tests::any_text_is_parsed_or_refused_without_a_panic
+order-rpc lib signature::tests::a_damaged_header_is_of_its_signer_or_of_nobody
+order-pool it it::wire::a_damaged_bundle_is_refused_or_consists_of_what_it_says
 mempool-recorder recording hostile::any_bytes_are_a_recording_or_an_error
 mempool-recorder recording hostile::a_damaged_segment_never_gives_more_rows_than_it_had_and_never_panics
+mempool-recorder recording hostile::a_damaged_recording_gives_no_transaction_that_it_did_not_hold
 blocklist list parse::any_bytes_are_a_list_or_an_error_and_never_a_panic
 blocklist list parse::a_list_cut_anywhere_is_refused_when_its_length_is_known
+blocklist list parse::a_damaged_list_names_no_address_that_it_does_not_contain
 "
 
 # In the profile of the tests: an overflow is a panic there.

@@ -1,5 +1,19 @@
 //! A connection to a node for one batch of calls at a time, with blocking reads and writes.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::{
     io::{self, BufReader, Read, Write},
     net::{TcpStream, ToSocketAddrs as _},
@@ -68,7 +82,7 @@ impl Link {
         if self.failed_at.is_some_and(|at| at.elapsed() < PAUSE) {
             return None;
         }
-        let deadline = Instant::now() + CALL_TIMEOUT;
+        let deadline = Instant::now().checked_add(CALL_TIMEOUT)?;
         let responses = self.call(&batch(addresses), deadline);
         match responses.and_then(|responses| read(responses, addresses.len())) {
             Ok(answered) => {
@@ -166,7 +180,7 @@ fn batch(addresses: &[Address]) -> String {
     for (index, address) in addresses.iter().enumerate() {
         let params = format!(r#"["{address:#x}","latest"]"#);
         let methods = ["eth_getBalance", "eth_getTransactionCount"];
-        for (method, id) in methods.into_iter().zip(2 * index + 1..) {
+        for (method, id) in methods.into_iter().zip(index.saturating_mul(2).saturating_add(1)..) {
             batch.push(',');
             batch.push_str(&call(id, method, &params));
         }
@@ -176,17 +190,18 @@ fn batch(addresses: &[Address]) -> String {
 }
 
 fn read(responses: Vec<Response>, count: usize) -> io::Result<Answered> {
-    let mut results = vec![None; 2 * count + 1];
+    let mut results = vec![None; count.saturating_mul(2).saturating_add(1)];
     for Response { id, result } in responses {
         if let Some(place) = results.get_mut(id) {
             *place = result;
         }
     }
-    let block = results[0].and_then(|block| u64::try_from(block).ok());
-    let block = block.ok_or_else(|| io::Error::other("no block number"))?;
-    let accounts = results[1..].chunks_exact(2).map(|of_account| {
-        let next_nonce = u64::try_from(of_account[1]?).ok()?;
-        Some(Account { balance_wei: of_account[0]?, next_nonce })
+    let no_block = || io::Error::other("no block number");
+    let (block, of_accounts) = results.split_first().ok_or_else(no_block)?;
+    let block = block.and_then(|block| u64::try_from(block).ok()).ok_or_else(no_block)?;
+    let accounts = of_accounts.as_chunks().0.iter().map(|[balance_wei, next_nonce]| {
+        let next_nonce = u64::try_from((*next_nonce)?).ok()?;
+        Some(Account { balance_wei: (*balance_wei)?, next_nonce })
     });
     Ok(Answered { block, accounts: accounts.collect() })
 }

@@ -11,6 +11,7 @@ mod hostile_node;
 mod in_process;
 mod overload;
 mod rpc;
+mod send;
 mod sink;
 mod stream;
 mod websocket;

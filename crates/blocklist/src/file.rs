@@ -1,5 +1,19 @@
 //! The only module that does I/O.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::{
     fs::File,
     io::{self, Read},
@@ -49,7 +63,7 @@ fn read(path: &Path, max_bytes: usize) -> Result<(Vec<u8>, SystemTime), Error> {
     let before = stamp(&file).map_err(unreadable)?;
     let mut bytes = Vec::new();
     // One byte above the limit detects a longer text, and bounds the memory for an endless file.
-    let limit = max_bytes as u64 + 1;
+    let limit = (max_bytes as u64).saturating_add(1);
     (&file).take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() > max_bytes {
         return Err(Error::TooLarge { bytes: bytes.len(), max_bytes });

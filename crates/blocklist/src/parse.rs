@@ -1,6 +1,20 @@
 //! Parses text and JSON into a [`Blocklist`]. The text is outside input: every deviation is an
 //! error that names its position.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use alloy_primitives::{Address, map::AddressMap};
 
 use crate::{Blocklist, BlocklistConfig, Duplicates, Error, Place};
@@ -34,7 +48,7 @@ impl Blocklist {
         check_length(text.as_bytes(), config)?;
         let lines = without_bom(text).lines().enumerate().filter_map(|(index, line)| {
             let entry = line.split('#').next().unwrap_or_default().trim();
-            (!entry.is_empty()).then_some((Place::Line(index + 1), entry))
+            (!entry.is_empty()).then_some((Place::Line(index.saturating_add(1)), entry))
         });
         collect(lines, config)
     }
@@ -48,8 +62,10 @@ impl Blocklist {
         check_length(text.as_bytes(), config)?;
         let entries: Vec<String> =
             serde_json::from_str(without_bom(text)).map_err(|source| Error::Json { source })?;
-        let placed =
-            entries.iter().enumerate().map(|(index, entry)| (Place::Entry(index + 1), &**entry));
+        let placed = entries
+            .iter()
+            .enumerate()
+            .map(|(index, entry)| (Place::Entry(index.saturating_add(1)), &**entry));
         collect(placed, config)
     }
 }
@@ -72,7 +88,8 @@ fn collect<'a>(
         let first = *seen.entry(address).or_insert(place);
         if first != place {
             let found = Duplicates { count: 0, place, first, address };
-            duplicates.get_or_insert(found).count += 1;
+            let all = duplicates.get_or_insert(found);
+            all.count = all.count.saturating_add(1);
         }
     }
     Ok(Blocklist::from_addresses(seen.into_keys(), config)?.with_duplicates(duplicates))

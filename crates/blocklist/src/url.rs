@@ -1,5 +1,19 @@
 //! A list from an HTTPS server.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::{
     io::Read,
     net::IpAddr,
@@ -87,7 +101,8 @@ impl ListUrl {
         let etag = response.headers().get(ETAG).cloned();
         let mut bytes = Vec::new();
         // One byte above the limit detects a longer text.
-        let mut body = response.into_body().into_reader().take(max_bytes as u64 + 1);
+        let mut body =
+            response.into_body().into_reader().take((max_bytes as u64).saturating_add(1));
         body.read_to_end(&mut bytes).map_err(|error| failed(error.into()))?;
         if bytes.len() > max_bytes {
             return Err(Error::TooLarge { bytes: bytes.len(), max_bytes });

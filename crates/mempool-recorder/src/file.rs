@@ -4,6 +4,20 @@
 //! So the footer is checked before it is parsed, and pages are read as if they were not compressed
 //! and decompressed here. A panic of the parser is caught and counted as unreadable.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::{
     fs::File,
     io::{self, BufReader, Read},
@@ -93,7 +107,7 @@ impl Input {
             let limit = MAX_FOOTER_BYTES.min(end);
             return wrong(format!("the footer is {length} bytes long, at most {limit} are read"));
         }
-        let footer = self.get_bytes(end - length, length as usize)?;
+        let footer = self.get_bytes(end.saturating_sub(length), length as usize)?;
         if !footer::is_plausible(&footer) {
             return wrong("the footer claims more than it holds".into());
         }
@@ -213,7 +227,7 @@ impl Pages {
         let too_short = || ParquetError::EOF("a page shorter than its levels".into());
         let mut all = page.get(..plain).ok_or_else(too_short)?.to_vec();
         let decoder = MultiGzDecoder::new(page.get(plain..).ok_or_else(too_short)?);
-        decoder.take(limit as u64 + 1).read_to_end(&mut all)?;
+        decoder.take((limit as u64).saturating_add(1)).read_to_end(&mut all)?;
         within(all.len())?;
         Ok(all.into())
     }
@@ -226,7 +240,8 @@ impl PageReader for Pages {
             Page::DataPage { buf, .. } => *buf = self.inflate(buf, 0, MAX_PAGE_BYTES)?,
             Page::DataPageV2 { is_compressed: false, .. } => {}
             Page::DataPageV2 { buf, def_levels_byte_len, rep_levels_byte_len, .. } => {
-                let levels = *def_levels_byte_len as usize + *rep_levels_byte_len as usize;
+                let levels =
+                    (*def_levels_byte_len as usize).saturating_add(*rep_levels_byte_len as usize);
                 // Without values there are no compressed bytes.
                 if buf.len() > levels {
                     *buf = self.inflate(buf, levels, MAX_PAGE_BYTES)?;

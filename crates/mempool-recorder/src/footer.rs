@@ -1,6 +1,20 @@
 //! Checks a footer before the parser gets it, which reserves memory for as many elements as a list
 //! claims.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 /// Most levels of nesting; a footer of the format has seven.
 const MAX_DEPTH: usize = 16;
 
@@ -47,7 +61,7 @@ impl Walk<'_> {
 
     fn zigzag(&mut self) -> Option<i64> {
         let value = self.varint()?;
-        Some((value >> 1) as i64 ^ -((value & 1) as i64))
+        Some((value >> 1) as i64 ^ ((value & 1) as i64).wrapping_neg())
     }
 
     fn structure(&mut self, depth: usize) -> Option<()> {
@@ -108,8 +122,8 @@ impl Walk<'_> {
                 let bytes = self.varint()?;
                 self.skip(bytes)
             }
-            9 | 10 => self.list(depth + 1, false),
-            12 => self.structure(depth + 1),
+            9 | 10 => self.list(depth.saturating_add(1), false),
+            12 => self.structure(depth.saturating_add(1)),
             // The format has no maps.
             _ => None,
         }

@@ -1,5 +1,19 @@
 //! Reads a recording row by row.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::{
     collections::VecDeque,
     fmt, fs,
@@ -149,7 +163,9 @@ impl Iterator for Recording {
             match file.next() {
                 None => self.file = None,
                 Some(Err(bad)) => return Some(Err(bad)),
-                Some(Ok(row)) if !self.config.blobs && row.carries_blobs() => self.left_out += 1,
+                Some(Ok(row)) if !self.config.blobs && row.carries_blobs() => {
+                    self.left_out = self.left_out.saturating_add(1);
+                }
                 Some(Ok(row)) => return Some(row.decode()),
             }
         }
@@ -226,7 +242,7 @@ impl OpenFile {
             if self.group.is_none() {
                 let index = self.next_group;
                 let metadata = self.metadata.row_groups().get(index)?;
-                self.next_group += 1;
+                self.next_group = self.next_group.saturating_add(1);
                 let rows = u64::try_from(metadata.num_rows()).unwrap_or(0);
                 match Group::open(&self.input, &self.metadata, index, self.columns, rows) {
                     Ok(group) => self.group = Some(group),
@@ -330,7 +346,7 @@ impl Group {
             (Some(timestamp), Some(hash), Some(raw)) => (timestamp, hash, raw),
             _ => return Err(ParquetError::EOF("its columns end before its row count".into())),
         };
-        self.rest -= 1;
+        self.rest = self.rest.saturating_sub(1);
         Ok(Some(self.row(timestamp, hash, raw, from)))
     }
 

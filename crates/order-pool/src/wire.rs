@@ -1,5 +1,19 @@
 //! The parameters of `eth_sendBundle` and `eth_cancelBundle`, and their conversion to a bundle.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::time::SystemTime;
 
 use alloy_consensus::transaction::SignerRecoverable;

@@ -1,5 +1,19 @@
 //! Reads a request's body, within bounds of size, time and memory.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::pin::pin;
 
 use bytes::{Bytes, BytesMut};
@@ -36,12 +50,7 @@ impl Held {
         // A body of the maximum length always fits.
         let spare = limit.saturating_sub(context.config.max_body_bytes);
         let kept_for_small = spare.min(limit / SMALL_BODY_PART);
-        let none = "nothing fits";
-        Self {
-            all: context.buffered.take(0).expect(none),
-            of_peer: peer.bytes.take(0).expect(none),
-            kept_for_small,
-        }
+        Self { all: context.buffered.empty(), of_peer: peer.bytes.empty(), kept_for_small }
     }
 
     /// Adds bytes to it.
@@ -50,7 +59,7 @@ impl Held {
     /// The bytes of all requests, or of the peer's, would exceed their limit. The share must then
     /// be dropped.
     pub(crate) fn add(&mut self, more: usize, context: &RpcContext) -> Result<(), ErrorResponse> {
-        let is_small = self.all.count() + more <= SMALL_BODY_BYTES;
+        let is_small = self.all.count().saturating_add(more) <= SMALL_BODY_BYTES;
         let keep_free = if is_small { 0 } else { self.kept_for_small };
         if !self.of_peer.try_add(more, 0) {
             let message = "too many bytes from this address are being read or sent";
@@ -146,7 +155,7 @@ where
             )
         })?;
         let Some(data) = frame.data_ref() else { continue };
-        if read.len() + data.len() > limit {
+        if read.len().saturating_add(data.len()) > limit {
             return Err(too_large());
         }
         held.add(data.len(), context)?;

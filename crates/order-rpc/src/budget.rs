@@ -25,9 +25,14 @@ impl Budget {
         self.limit
     }
 
+    /// A share of nothing, to be added to. It exists also while more than the limit is held.
+    pub(crate) fn empty(self: &Arc<Self>) -> Share {
+        Share { of: Arc::clone(self), count: 0 }
+    }
+
     /// A share of `count`, if that much is left.
     pub(crate) fn take(self: &Arc<Self>, count: usize) -> Option<Share> {
-        let mut share = Share { of: Arc::clone(self), count: 0 };
+        let mut share = self.empty();
         share.try_add(count, 0).then_some(share)
     }
 }
@@ -91,5 +96,18 @@ mod tests {
         assert_eq!((one.count(), budget.used()), (12, 14));
         drop((one, other));
         assert_eq!(budget.used(), 0);
+    }
+
+    /// A response may be longer than its request was. While such responses held more than the limit, each further
+    /// request panicked: its share of nothing did not fit.
+    #[test]
+    fn a_share_of_nothing_exists_while_more_than_the_limit_is_held() {
+        let budget = Budget::new(10);
+        let mut response = budget.take(10).unwrap();
+        response.resize(12);
+        let mut next = budget.empty();
+        assert!(!next.try_add(1, 0), "it is refused");
+        drop(response);
+        assert!(next.try_add(1, 0));
     }
 }

@@ -1,5 +1,19 @@
 //! Parses a body into JSON-RPC calls. The parameters stay text until their method parses them.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::{borrow::Cow, fmt};
 
 use bytes::Bytes;
@@ -229,7 +243,7 @@ impl<'de> Visitor<'de> for Batch {
         }
         let mut count = elements.len();
         while seq.next_element::<IgnoredAny>()?.is_some() {
-            count += 1;
+            count = count.saturating_add(1);
         }
         Ok((elements, count))
     }
@@ -238,6 +252,9 @@ impl<'de> Visitor<'de> for Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::params;
+    use order_pool::{RawBundle, RawCancelBundle};
+    use testkit::corpus::{damaged_seeds, seeds};
 
     fn parse(body: &str) -> Result<Calls, Reason> {
         Calls::parse(&Bytes::copy_from_slice(body.as_bytes()), 2).map_err(|error| error.reason)
@@ -312,6 +329,37 @@ mod tests {
         #[test]
         fn any_bytes_are_calls_or_have_a_reason(body: Vec<u8>) {
             let _ = Calls::parse(&Bytes::from(body), 100);
+        }
+
+        #[test]
+        fn the_parameters_of_a_damaged_body_read_or_have_a_field(body in damaged_seeds("bodies")) {
+            let calls = Calls::parse(&Bytes::from(body), 100).map_or(Vec::new(), |calls| calls.calls);
+            for call in calls {
+                let State::Sent(_, params) = call.state else { continue };
+                proptest::prop_assert!(serde_json::from_slice::<IgnoredAny>(&params).is_ok());
+                // Whatever the method is, all of them are read.
+                let errors = [
+                    params::one::<RawBundle>(&params, "").err(),
+                    params::one::<RawCancelBundle>(&params, "replacementUuid").err(),
+                    params::one::<params::RawPrivate>(&params, "tx").err(),
+                    params::one::<params::RawCancelPrivate>(&params, "txHash").err(),
+                    params::one::<alloy_primitives::Bytes>(&params, "").err(),
+                    params::private_raw(&params).err(),
+                ];
+                for error in errors.into_iter().flatten() {
+                    proptest::prop_assert!(!error.field_name().is_empty());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_kept_bodies_are_calls_or_refused() {
+        for seed in seeds("bodies") {
+            let calls = Calls::parse(&Bytes::from(seed.bytes.clone()), 100);
+            let is_sent = |call: &Call| matches!(call.state, State::Sent(..));
+            let are_good = calls.as_ref().is_ok_and(|calls| calls.calls.iter().all(is_sent));
+            assert_eq!(are_good, seed.is_good(), "{}: {calls:?}", seed.name);
         }
     }
 }

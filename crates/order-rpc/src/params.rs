@@ -1,5 +1,19 @@
 //! Parses the parameters of a method, and names the field that is invalid.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::{borrow::Cow, fmt};
 
 use alloy_primitives::{B256, Bytes};
@@ -25,7 +39,7 @@ pub(crate) fn one<T: DeserializeOwned>(
         Err(error) => error,
     };
     let mut found = None;
-    let end = params.as_ptr() as usize + offset(params, &error);
+    let end = (params.as_ptr() as usize).saturating_add(offset(params, &error));
     let search = Search { end, required, found: &mut found };
     let mut text = serde_json::Deserializer::from_slice(params);
     // The search ends with an error once it has found the field. If the text cannot be searched, it
@@ -71,7 +85,7 @@ pub(crate) fn private_raw(params: &[u8]) -> Result<Bytes, ErrorResponse> {
 fn offset(text: &[u8], error: &serde_json::Error) -> usize {
     let lines = text.split_inclusive(|byte| *byte == b'\n');
     let before: usize = lines.take(error.line().saturating_sub(1)).map(<[u8]>::len).sum();
-    before + error.column()
+    before.saturating_add(error.column())
 }
 
 /// Searches the name of the field at which the parser failed: the first whose value ends at or
@@ -105,7 +119,7 @@ impl<'de> Visitor<'de> for Search<'_> {
             // `uuid` is an alias of the required field.
             complete |= name == self.required || name == "uuid";
             let value: &RawValue = map.next_value()?;
-            let end = value.get().as_ptr() as usize + value.get().len();
+            let end = (value.get().as_ptr() as usize).saturating_add(value.get().len());
             if end >= self.end {
                 *self.found = Some(cut(&name).into_owned());
                 // The object may have hundreds of thousands of further fields.

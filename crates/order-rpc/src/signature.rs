@@ -1,5 +1,19 @@
 //! `X-Flashbots-Signature: <address>:<signature>`: EIP-191 over the hex of keccak256(body).
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use alloy_consensus::crypto::secp256k1::recover_signer;
 use alloy_primitives::{Address, Signature, eip191_hash_message, keccak256};
 use thiserror::Error;
@@ -51,6 +65,13 @@ mod tests {
     use super::*;
     use alloy_signer::SignerSync;
     use alloy_signer_local::PrivateKeySigner;
+    use testkit::corpus::{damaged_seeds, seeds};
+
+    /// What the kept headers sign.
+    const BODY: &[u8] =
+        br#"{"jsonrpc":"2.0","id":1,"method":"eth_sendBundle","params":[{"txs":[]}]}"#;
+    /// Of whom all the good ones are.
+    const SIGNER: Address = alloy_primitives::address!("f39fd6e51aad88f6f4ce6ab8827279cfffb92266");
 
     fn header(signer: &PrivateKeySigner, body: &[u8]) -> String {
         let text = keccak256(body).to_string();
@@ -86,6 +107,23 @@ mod tests {
             if let Ok(claim) = Claim::parse(&text) {
                 proptest::prop_assert!(claim.verify(b"body").is_err());
             }
+        }
+
+        #[test]
+        fn a_damaged_header_is_of_its_signer_or_of_nobody(header in damaged_seeds("signatures")) {
+            let claim = Claim::parse(&String::from_utf8_lossy(&header));
+            if let Ok(signer) = claim.and_then(|claim| claim.verify(BODY)) {
+                proptest::prop_assert_eq!(signer, SIGNER);
+            }
+        }
+    }
+
+    #[test]
+    fn the_kept_headers_are_of_their_signer_or_refused() {
+        for seed in seeds("signatures") {
+            let claim = Claim::parse(std::str::from_utf8(&seed.bytes).unwrap());
+            let signer = claim.and_then(|claim| claim.verify(BODY));
+            assert_eq!(signer.ok(), seed.is_good().then_some(SIGNER), "{}", seed.name);
         }
     }
 }

@@ -1,5 +1,19 @@
 //! The checks of a transaction that need no state.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::time::SystemTime;
 
 use alloy_consensus::{Transaction as _, transaction::SignerRecoverable};
@@ -50,7 +64,7 @@ pub(crate) fn decode(
     config: &OrderRpcConfig,
 ) -> Result<PooledTransaction, ErrorResponse> {
     let blobs = if has_blobs(raw) { config.max_blobs_per_tx } else { 0 };
-    let limit = config.max_tx_bytes + blobs * BLOB_BYTES;
+    let limit = config.max_tx_bytes.saturating_add(blobs.saturating_mul(BLOB_BYTES));
     if raw.len() > limit {
         let length = raw.len();
         let message = format!("{field} has {length} bytes, the most is {limit} (max_tx_bytes)");
@@ -131,7 +145,7 @@ fn fits(
     if let PooledTransaction::Eip4844(signed) = tx {
         // The rest without the blobs.
         let (bytes, limit) =
-            (encoded_bytes - signed.tx().sidecar().size().min(encoded_bytes), config.max_tx_bytes);
+            (encoded_bytes.saturating_sub(signed.tx().sidecar().size()), config.max_tx_bytes);
         if bytes > limit {
             let message = format!(
                 "{field} ({hash}) has {bytes} bytes without its blobs, the most is {limit} (max_tx_bytes)"
@@ -161,8 +175,11 @@ fn fits(
 }
 
 /// The intrinsic gas of a transaction, by the rules since Prague.
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "sums of lengths of a body of at most a gigabyte do not overflow at these prices"
+)]
 fn intrinsic_gas(tx: &PooledTransaction) -> u64 {
-    // Lengths within a body of at most a gigabyte: the sums cannot overflow at these prices.
     let input = tx.input();
     let zeros = input.iter().filter(|byte| **byte == 0).count() as u64;
     let tokens = zeros + (input.len() as u64 - zeros) * TOKENS_PER_NONZERO_BYTE;

@@ -6,6 +6,20 @@
 //! that describes exactly the announced transaction is accepted. The hash does not cover `from`: it
 //! is the node's claim, see [`FullTransaction`].
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 mod scan;
 mod value;
 

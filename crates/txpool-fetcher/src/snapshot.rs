@@ -5,6 +5,20 @@
 //! never held in memory: the scanner keeps the depth, two flags and the hashes. Over WebSocket it is
 //! one message, which is held as a whole and bounded by [`MAX_LISTING_BYTES`].
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::time::Duration;
 
 use alloy_primitives::B256;
@@ -165,8 +179,8 @@ async fn list_ipc(path: &std::path::Path) -> Result<Content, SnapshotError> {
         if count == 0 {
             return Err(SnapshotError::Truncated(total));
         }
-        total += count as u64;
-        if scanner.feed(&chunk[..count])? {
+        total = total.saturating_add(count as u64);
+        if scanner.feed(chunk.get(..count).unwrap_or_default())? {
             return scanner.finish();
         }
         // Yields after each chunk, whose scan takes about 0.1 ms.
@@ -218,17 +232,16 @@ const FIELD_DEPTH: usize = 5;
 impl ContentScanner {
     /// Scans the next piece; true when the answer is complete.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Result<bool, SnapshotError> {
-        let mut at = 0;
-        while at < bytes.len() {
+        let mut rest = bytes;
+        while let Some((byte, after)) = rest.split_first() {
             if self.in_string {
-                at += self.string(&bytes[at..])?;
+                rest = self.string(rest)?;
                 continue;
             }
             // Outside of strings there are only a few bytes between two structural ones, so a plain
             // loop is fast enough.
-            let byte = bytes[at];
-            at += 1;
-            match byte {
+            rest = after;
+            match *byte {
                 b'"' => {
                     self.in_string = true;
                     self.text.clear();
@@ -264,7 +277,7 @@ impl ContentScanner {
                         && self.key == b"code"
                         && self.code.len() < CODE_BYTES =>
                 {
-                    self.code.push(byte);
+                    self.code.push(*byte);
                 }
                 _ => {}
             }
@@ -305,36 +318,33 @@ impl ContentScanner {
             }
             _ => {}
         }
-        self.depth += 1;
+        self.depth = self.depth.saturating_add(1);
         // Pool content is 5 deep, an access list inside it 8.
         if self.depth > 64 { Err(SnapshotError::NotAPool) } else { Ok(()) }
     }
 
-    /// Continues inside a string; returns how many bytes it scanned.
-    fn string(&mut self, bytes: &[u8]) -> Result<usize, SnapshotError> {
+    /// Continues inside a string; returns what follows of the piece.
+    fn string<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], SnapshotError> {
         if self.escaped {
             self.escaped = false;
             self.keep = false;
-            return Ok(1);
+            return Ok(bytes.get(1..).unwrap_or_default());
         }
         let end = memchr::memchr2(b'"', b'\\', bytes).unwrap_or(bytes.len());
+        let (text, rest) = bytes.split_at(end);
         if self.keep {
             let limit = if self.in_error { 200 } else { TEXT_BYTES };
-            if self.text.len() + end > limit {
-                self.keep = self.in_error;
-                let room = limit.saturating_sub(self.text.len()).min(end);
-                self.text.extend_from_slice(&bytes[..room]);
-            } else {
-                self.text.extend_from_slice(&bytes[..end]);
-            }
+            let room = limit.saturating_sub(self.text.len());
+            self.keep = self.in_error || text.len() <= room;
+            self.text.extend_from_slice(text.get(..room).unwrap_or(text));
         }
-        match bytes.get(end) {
-            None => Ok(end),
-            Some(b'\\') => {
+        match rest.split_first() {
+            None => Ok(rest),
+            Some((b'\\', rest)) => {
                 self.escaped = true;
-                Ok(end + 1)
+                Ok(rest)
             }
-            Some(_) => {
+            Some((_, rest)) => {
                 self.in_string = false;
                 if !self.keep {
                     self.text.clear();
@@ -342,7 +352,7 @@ impl ContentScanner {
                 if self.after_colon {
                     self.value()?;
                 }
-                Ok(end + 1)
+                Ok(rest)
             }
         }
     }
@@ -373,6 +383,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use serde_json::{Map, Value, json};
+    use testkit::corpus::{damaged_seeds, seeds};
 
     fn scan(bytes: &[u8], piece: usize) -> Result<Content, SnapshotError> {
         let mut scanner = ContentScanner::default();
@@ -424,6 +435,24 @@ mod tests {
         fn the_scanner_survives_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let whole = scan(&bytes, 300).is_ok();
             prop_assert_eq!(whole, scan(&bytes, 7).is_ok());
+        }
+
+        #[test]
+        fn a_damaged_list_gives_the_same_hashes_however_the_bytes_are_cut(
+            bytes in damaged_seeds("pool-lists"),
+            piece in 1usize..80,
+        ) {
+            prop_assert_eq!(scan(&bytes, bytes.len()).ok(), scan(&bytes, piece).ok());
+        }
+    }
+
+    #[test]
+    fn the_kept_lists_are_scanned_or_refused() {
+        for seed in seeds("pool-lists") {
+            for piece in [1, 7, 1 << 16] {
+                let found = scan(&seed.bytes, piece);
+                assert_eq!(found.is_ok(), seed.is_good(), "{}: {found:?}", seed.name);
+            }
         }
     }
 

@@ -1,5 +1,19 @@
 //! Turns the node's answer into a transaction with its sender.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 mod sidecar;
 
 use alloy_consensus::{
@@ -127,4 +141,63 @@ fn other_transaction(requested: B256, found: B256) -> Answer {
 /// before EIP-155) are valid on every chain.
 pub(crate) fn is_on_chain(tx: &PooledTransaction, chain_id: u64) -> bool {
     tx.chain_id().is_none_or(|id| id == chain_id)
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy_eips::Encodable2718 as _;
+    use alloy_primitives::keccak256;
+    use proptest::prelude::*;
+    use testkit::corpus::{Seed, damaged, seeds};
+
+    use super::*;
+
+    /// The kept transactions, which are stored as hex.
+    fn kept() -> Vec<Seed> {
+        let decoded = |seed: Seed| {
+            let bytes = const_hex::decode(seed.bytes.trim_ascii()).expect("hex");
+            Seed { bytes, ..seed }
+        };
+        seeds("transactions").into_iter().map(decoded).collect()
+    }
+
+    /// Also transactions with a whole blob, which are too long to be kept.
+    fn raws() -> Vec<Vec<u8>> {
+        let mut raws: Vec<_> = kept().into_iter().map(|seed| seed.bytes).collect();
+        raws.extend(sidecar::tests::with_one_blob());
+        raws
+    }
+
+    /// The hash that the bytes have if they are a transaction.
+    fn hash_of(raw: &[u8]) -> B256 {
+        match read_raw(Bytes::copy_from_slice(raw), B256::ZERO) {
+            Answer::Malformed(Malformed::OtherTransaction { found, .. }) => found,
+            _ => B256::ZERO,
+        }
+    }
+
+    #[test]
+    fn the_kept_transactions_are_read_or_refused() {
+        for seed in kept() {
+            let answer = read_raw(seed.bytes.clone().into(), hash_of(&seed.bytes));
+            let is_read = matches!(answer, Answer::Transaction(..) | Answer::Mined);
+            assert_eq!(is_read, seed.is_good(), "{}: {answer:?}", seed.name);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_damaged_transaction_is_refused_or_is_what_its_bytes_encode(raw in damaged(raws())) {
+            let hash = hash_of(&raw);
+            if let Answer::Transaction(tx, bytes) = read_raw(raw.clone().into(), hash) {
+                prop_assert_eq!(&bytes[..], &raw[..]);
+                prop_assert_eq!(tx.inner().encoded_2718(), raw.clone());
+                prop_assert_eq!(*tx.inner().hash(), hash);
+                // The hash of a blob transaction does not cover its sidecar.
+                if !matches!(tx.inner(), PooledTransaction::Eip4844(_)) {
+                    prop_assert_eq!(keccak256(&raw), hash);
+                }
+            }
+        }
+    }
 }

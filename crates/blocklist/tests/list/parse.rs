@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use alloy_primitives::{Address, hex};
 use blocklist::{Blocklist, BlocklistConfig};
 use proptest::prelude::*;
+use testkit::corpus::{damaged_seeds, seeds};
 
 /// How an address may be written.
 #[derive(Debug, Clone, Copy)]
@@ -98,5 +99,23 @@ proptest! {
         // Up to its last digit.
         let cut = &text.as_bytes()[..cut.index(text.len() - 1)];
         prop_assert!(Blocklist::parse(cut, &config).is_err());
+    }
+
+    #[test]
+    fn a_damaged_list_names_no_address_that_it_does_not_contain(bytes in damaged_seeds("blocklists")) {
+        if let Ok(list) = Blocklist::parse(&bytes, &BlocklistConfig::default()) {
+            let text = String::from_utf8(bytes).expect("it was parsed").to_ascii_lowercase();
+            for address in list.iter() {
+                prop_assert!(text.contains(&spell(address, Spelling::Lower)), "{address}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_kept_lists_are_parsed_or_refused() {
+    for seed in seeds("blocklists") {
+        let parsed = Blocklist::parse(&seed.bytes, &BlocklistConfig::default());
+        assert_eq!(parsed.is_ok(), seed.is_good(), "{}: {parsed:?}", seed.name);
     }
 }

@@ -13,7 +13,9 @@ use std::{
 };
 
 use futures::{FutureExt, executor::block_on, future::join_all, poll};
-use load_control::{Gate, GateConfig, GateName, Limit, Priority, RefusalReason, WorkError};
+use load_control::{
+    Gate, GateConfig, GateName, Limit, LoadMonitor, Priority, RefusalReason, WorkError,
+};
 
 fn config(requests: usize, permits: usize, reserve: usize) -> GateConfig {
     GateConfig::for_cores(2)
@@ -464,12 +466,17 @@ fn with_one_worker_thread_nothing_livelocks() {
 }
 
 #[test]
-fn the_futures_of_a_gate_can_be_sent_to_other_threads() {
-    fn send<T: Send>(_: &T) {}
-    let gate = gate(1, 2, 1);
-    send(&gate.acquire_internal());
-    send(&gate.acquire_external(Priority::Unsigned, Instant::now()));
-    send(&gate.try_acquire_external(Instant::now()));
+fn the_futures_of_a_gate_and_of_a_monitor_can_be_sent_to_other_threads() {
+    fn send<T: Send>(_: T) {}
+    // That it compiles is the test.
+    let _ = |gate: Gate, monitor: LoadMonitor, now: Instant| {
+        send(gate.acquire_internal());
+        send(gate.acquire_external(Priority::Unsigned, now));
+        send(gate.acquire_external_deferred());
+        send(gate.run_external(None, Priority::Unsigned, now, || ()));
+        send(gate.try_acquire_external(now));
+        send(monitor.wait_until_normal(Some(now), || ()));
+    };
 }
 
 /// A gate whose only external permit is held by work that goes on until the sender is used, and the handle of that work.

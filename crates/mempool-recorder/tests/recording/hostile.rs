@@ -1,7 +1,9 @@
-use std::{fs, path::Path, sync::OnceLock};
+use std::{collections::BTreeSet, fs, path::Path, sync::OnceLock};
 
+use alloy_primitives::B256;
 use mempool_recorder::{BadRow, MAX_PAGE_BYTES, RecorderConfig, Recording, RecordingConfig};
 use proptest::prelude::*;
+use testkit::corpus::{Seed, damaged_seeds, seeds};
 
 use crate::files::{Values, all, insert, open, pool, record, segments, signed, write};
 
@@ -113,5 +115,43 @@ proptest! {
         if let Some((good, _)) = read(&path) {
             prop_assert!(good <= 20, "{good}");
         }
+    }
+
+    #[test]
+    fn a_damaged_recording_gives_no_transaction_that_it_did_not_hold(bytes in damaged_seeds("recordings")) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file.parquet");
+        fs::write(&path, bytes).expect("a file");
+        let Ok(rows) = Recording::open(&path, RecordingConfig::default()) else { return Ok(()) };
+        for row in rows.flatten() {
+            prop_assert!(kept_hashes().contains(row.tx.inner().hash()), "{:?}", row.tx);
+        }
+    }
+}
+
+/// Of the transactions in the kept recordings.
+fn kept_hashes() -> &'static BTreeSet<B256> {
+    static HASHES: OnceLock<BTreeSet<B256>> = OnceLock::new();
+    HASHES.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file.parquet");
+        let rows = seeds("recordings").into_iter().filter(Seed::is_good).flat_map(|seed| {
+            fs::write(&path, &seed.bytes).expect("a file");
+            all(&path)
+        });
+        rows.map(|row| *row.tx.inner().hash()).collect()
+    })
+}
+
+#[test]
+fn the_kept_recordings_are_read_whole_or_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("file.parquet");
+    for seed in seeds("recordings") {
+        fs::write(&path, &seed.bytes).expect("a file");
+        let rows = Recording::open(&path, RecordingConfig::default());
+        let rows: Vec<_> = rows.map_or(Vec::new(), Iterator::collect);
+        let is_whole = !rows.is_empty() && rows.iter().all(Result::is_ok);
+        assert_eq!(is_whole, seed.is_good(), "{}", seed.name);
     }
 }

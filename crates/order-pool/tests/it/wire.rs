@@ -4,9 +4,11 @@
 use std::time::SystemTime;
 
 use alloy_eips::eip2718::Encodable2718 as _;
-use alloy_primitives::{Address, B256, hex};
+use alloy_primitives::{Address, B256, Bytes, hex};
 use order_pool::{Bundle, BundleError, RawBundle, RawCancelBundle};
+use proptest::prelude::*;
 use serde_json::{Value, json};
+use testkit::corpus::{damaged_seeds, seeds};
 
 use crate::common::{Spec, address, tx};
 
@@ -231,4 +233,31 @@ fn what_is_refunded_is_part_of_the_identity() {
     }
     let error = BundleError::NotInVersion { field: "refundPercent" };
     assert_eq!(error.to_string(), "refundPercent is not in version v1");
+}
+
+fn read(text: &[u8]) -> Option<(RawBundle, Bundle)> {
+    let raw: RawBundle = serde_json::from_slice(text).ok()?;
+    let bundle = raw.clone().resolve(Some(address(7)), 100, SystemTime::UNIX_EPOCH).ok()?;
+    Some((raw, bundle))
+}
+
+#[test]
+fn the_kept_bundles_are_resolved_or_refused() {
+    for seed in seeds("bundles") {
+        assert_eq!(read(&seed.bytes).is_some(), seed.is_good(), "{}", seed.name);
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_damaged_bundle_is_refused_or_consists_of_what_it_says(text in damaged_seeds("bundles")) {
+        if let Some((raw, bundle)) = read(&text) {
+            let encoded = bundle.txs().iter().map(|tx| tx.envelope().encoded_2718());
+            prop_assert_eq!(encoded.map(Bytes::from).collect::<Vec<_>>(), raw.txs.clone());
+            let written = serde_json::to_vec(&raw).expect("JSON");
+            let (again, same) = read(&written).expect("what was written is read");
+            prop_assert_eq!(again, raw);
+            prop_assert_eq!(same.hash(), bundle.hash());
+        }
+    }
 }

@@ -10,6 +10,20 @@
 //!
 //! Framing ([`ReadJsonStream`]), the service and its channels are alloy's.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::{
     io,
     pin::Pin,
@@ -219,7 +233,7 @@ impl Backend {
                     Some((id, max_bytes)) if *id == notification.subscription => {
                         let read_times = &self.shared.read_times;
                         let is_too_much = bytes > MAX_HASH_BYTES
-                            && read_times.waiting_bytes() + bytes > MAX_WAITING_BYTES;
+                            && read_times.waiting_bytes().saturating_add(bytes) > MAX_WAITING_BYTES;
                         if bytes > *max_bytes || is_too_much {
                             notification.result = hash_alone(&notification.result);
                         }
@@ -261,7 +275,7 @@ impl Backend {
             self.push_probes(&subscription, probes);
             self.announcements = Some((subscription, max_bytes));
         }
-        self.turn += 1;
+        self.turn = self.turn.wrapping_add(1);
         if self.turn.is_multiple_of(ITEMS_PER_TURN) {
             tokio::task::yield_now().await;
         }
@@ -355,15 +369,15 @@ impl<R: AsyncRead + Unpin> AsyncRead for Tap<R> {
         match &result {
             Err(error) => trace.ended = Some(LossReason::from_io(error)),
             Ok(()) => {
-                let read = &buf.filled()[before..];
+                let read = buf.filled().get(before..).unwrap_or_default();
                 if read.is_empty() {
                     trace.ended = Some(LossReason::Closed);
                 } else {
                     trace.read_at = Instant::now();
-                    trace.unframed += read.len();
+                    trace.unframed = trace.unframed.saturating_add(read.len());
                     trace.latest.clear();
-                    trace.latest.extend_from_slice(&read[..read.len().min(Trace::LATEST)]);
-                    if trace.unframed > trace.max_frame_bytes + READ_BYTES {
+                    trace.latest.extend_from_slice(read.get(..Trace::LATEST).unwrap_or(read));
+                    if trace.unframed > trace.max_frame_bytes.saturating_add(READ_BYTES) {
                         let limit = trace.max_frame_bytes;
                         trace.ended = Some(LossReason::Oversized(limit));
                         return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));

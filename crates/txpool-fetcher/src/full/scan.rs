@@ -103,7 +103,7 @@ impl<'a> Items<'a> {
         }
         self.scanner.skip_whitespace();
         if self.scanner.peek() == Some(self.close) {
-            self.scanner.at += 1;
+            self.scanner.skip(1);
             self.scanner.skip_whitespace();
             self.state = State::Closed;
             return if self.scanner.peek().is_none() { Ok(false) } else { self.scanner.error() };
@@ -128,19 +128,29 @@ impl<'a> Scanner<'a> {
         self.json.get(self.at).copied()
     }
 
+    /// Positions are within the text, or one byte behind it.
+    const fn skip(&mut self, bytes: usize) {
+        self.at = self.at.saturating_add(bytes);
+    }
+
+    /// What was read since this position.
+    fn since(&self, start: usize) -> Result<&'a [u8]> {
+        self.json.get(start..self.at).ok_or(SyntaxError { at: start })
+    }
+
     fn error<T>(&self) -> Result<T> {
         Err(SyntaxError { at: self.at })
     }
 
     fn skip_whitespace(&mut self) {
         while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
-            self.at += 1;
+            self.skip(1);
         }
     }
 
     fn expect(&mut self, byte: u8) -> Result<()> {
         if self.peek() == Some(byte) {
-            self.at += 1;
+            self.skip(1);
             Ok(())
         } else {
             self.error()
@@ -155,9 +165,9 @@ impl<'a> Scanner<'a> {
             Some(b'-' | b'0'..=b'9') => {
                 let start = self.at;
                 while let Some(b'-' | b'+' | b'.' | b'0'..=b'9' | b'e' | b'E') = self.peek() {
-                    self.at += 1;
+                    self.skip(1);
                 }
-                Ok(Value::Number(&self.json[start..self.at]))
+                self.since(start).map(Value::Number)
             }
             Some(b'n') => self.word(b"null", Value::Null),
             Some(b't') => self.word(b"true", Value::Bool),
@@ -167,8 +177,8 @@ impl<'a> Scanner<'a> {
     }
 
     fn word(&mut self, word: &[u8], value: Value<'a>) -> Result<Value<'a>> {
-        if self.json[self.at..].starts_with(word) {
-            self.at += word.len();
+        if self.json.get(self.at..).is_some_and(|rest| rest.starts_with(word)) {
+            self.skip(word.len());
             Ok(value)
         } else {
             self.error()
@@ -179,11 +189,12 @@ impl<'a> Scanner<'a> {
     fn string(&mut self) -> Result<Cow<'a, [u8]>> {
         let quote = self.at;
         let escaped = self.skip_string()?;
-        let content = &self.json[quote + 1..self.at - 1];
+        let string = self.since(quote)?;
+        let [b'"', content @ .., b'"'] = string else { return self.error() };
         if !escaped {
             return Ok(Cow::Borrowed(content));
         }
-        match serde_json::from_slice::<String>(&self.json[quote..self.at]) {
+        match serde_json::from_slice::<String>(string) {
             Ok(text) => Ok(Cow::Owned(text.into_bytes())),
             Err(_) => Err(SyntaxError { at: quote }),
         }
@@ -196,14 +207,16 @@ impl<'a> Scanner<'a> {
         loop {
             let rest = self.json.get(self.at..).unwrap_or_default();
             match memchr2(b'"', b'\\', rest) {
-                Some(offset) if rest[offset] == b'"' => {
-                    self.at += offset + 1;
+                Some(offset) if rest.get(offset) == Some(&b'"') => {
+                    self.skip(offset);
+                    self.skip(1);
                     return Ok(escaped);
                 }
                 Some(offset) => {
                     escaped = true;
                     // The escaped character cannot end the string.
-                    self.at += offset + 2;
+                    self.skip(offset);
+                    self.skip(2);
                 }
                 None => return self.error(),
             }
@@ -217,13 +230,13 @@ impl<'a> Scanner<'a> {
         let mut depth = 0usize;
         loop {
             match self.peek() {
-                Some(b'{' | b'[') => depth += 1,
+                Some(b'{' | b'[') => depth = depth.saturating_add(1),
                 Some(b'}' | b']') => {
                     // It starts at an opening bracket, so the depth is at least one here.
-                    depth -= 1;
+                    depth = depth.saturating_sub(1);
                     if depth == 0 {
-                        self.at += 1;
-                        return Ok(&self.json[start..self.at]);
+                        self.skip(1);
+                        return self.since(start);
                     }
                 }
                 Some(b'"') => {
@@ -233,7 +246,7 @@ impl<'a> Scanner<'a> {
                 Some(_) => {}
                 None => return self.error(),
             }
-            self.at += 1;
+            self.skip(1);
         }
     }
 }

@@ -14,6 +14,7 @@ use mock_node::workload::{Account, test_accounts};
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 use serde_json::Value as Json;
+use testkit::corpus::{damaged_seeds, seeds};
 
 use super::*;
 
@@ -359,6 +360,14 @@ proptest! {
     }
 
     #[test]
+    fn a_damaged_kept_object_is_never_another_transaction(text in damaged_seeds("objects")) {
+        if let FullAnnouncement::Transaction(read) = read_object(&text) {
+            prop_assert_eq!(keccak256(&read.raw), *read.tx.hash());
+            prop_assert_eq!(announced_hash(&text), Some(*read.tx.hash()));
+        }
+    }
+
+    #[test]
     fn integers_are_those_that_ruint_reads(text in "(0x)?[0-9a-fA-F_]{0,70}|[0-9]{1,30}|\\PC{0,5}") {
         fn check<const BITS: usize, const LIMBS: usize>(text: &str) {
             let value = Value::Text(text.as_bytes().into());
@@ -370,6 +379,15 @@ proptest! {
         check::<64, 1>(&text);
         check::<128, 2>(&text);
         check::<256, 4>(&text);
+    }
+}
+
+#[test]
+fn the_kept_objects_are_read_or_refused() {
+    for seed in seeds("objects") {
+        let read = read_object(&seed.bytes);
+        let is_read = !matches!(read, FullAnnouncement::Malformed { .. });
+        assert_eq!(is_read, seed.is_good(), "{}: {read:?}", seed.name);
     }
 }
 

@@ -1,5 +1,19 @@
 //! The JSON forms of a block: the common fields of `newHeads` and `eth_getBlockByHash`.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use alloy_primitives::{Address, B256, U64, U256, map::AddressHashMap};
 use chain_view::{Block, Head, NonceUpdate, next_base_fee_wei};
 use serde::{Deserialize, de::IgnoredAny};
@@ -118,6 +132,8 @@ fn raised(block: Option<WireFullBlock>, requested: B256) -> Result<Vec<NonceUpda
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use testkit::corpus::{damaged_seeds, seeds};
 
     fn head_json(base_fee: &str, transactions: &str) -> String {
         let hash = B256::repeat_byte(1);
@@ -177,5 +193,28 @@ mod tests {
         assert_eq!(answer(r#"{"id":1,"result":null}"#), Err(Unread::Missing));
         assert_eq!(answer(r#"{"id":1,"error":{"code":-32000}}"#), Err(Unread::Failed));
         assert_eq!(answer(r#"{"id":1,"result":{}}"#), Err(Unread::Malformed));
+    }
+
+    #[test]
+    fn the_kept_answers_are_blocks_or_refused() {
+        for seed in seeds("blocks") {
+            let read = read_block(std::str::from_utf8(&seed.bytes).unwrap());
+            let is_block = matches!(read, Ok(Some(_)));
+            assert_eq!(is_block, seed.is_good(), "{}: {read:?}", seed.name);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_damaged_block_has_a_head_or_is_refused(bytes in damaged_seeds("blocks")) {
+            let text = String::from_utf8_lossy(&bytes);
+            let head = read_head(&text).ok();
+            if let Ok(Some(block)) = read_block(&text) {
+                prop_assert_eq!(head, Some(block.head));
+            }
+            let answer = format!(r#"{{"result":{text}}}"#);
+            let requested = head.map_or(B256::ZERO, |head| head.hash);
+            let _ = read_nonces_answer(answer.as_bytes(), requested);
+        }
     }
 }

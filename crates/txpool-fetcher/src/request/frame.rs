@@ -1,5 +1,19 @@
 //! Splits a byte stream into JSON values, wherever the reads divide it.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use memchr::{memchr2, memrchr};
 
 /// Size of the buffer while answers are small: about 130 answers of a token transfer.
@@ -65,6 +79,12 @@ struct Oversized {
     tail: Vec<u8>,
 }
 
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "start + scan.bytes <= filled <= buffer.len() holds throughout; these are positions of what was read, and \
+              no number from the stream is among them"
+)]
 impl Frames {
     pub(crate) fn new(max_frame_bytes: usize) -> Self {
         Self {
@@ -188,8 +208,14 @@ impl Frames {
 
 impl Scan {
     /// Scans the bytes that were not scanned yet; true when the value ends at `self.bytes`.
+    #[expect(
+        clippy::arithmetic_side_effects,
+        reason = "bytes is at most the value's length, and a value begins with a bracket: the depth falls from 1 at least"
+    )]
     fn advance(&mut self, value: &[u8]) -> bool {
-        while let Some(rest) = value.get(self.bytes..).filter(|rest| !rest.is_empty()) {
+        while let Some((rest, first)) =
+            value.get(self.bytes..).and_then(|rest| Some((rest, rest.first()?)))
+        {
             if self.escaped {
                 self.escaped = false;
                 self.bytes += 1;
@@ -197,17 +223,16 @@ impl Scan {
                 match memchr2(b'"', b'\\', rest) {
                     None => self.bytes += rest.len(),
                     Some(at) => {
-                        self.escaped = rest[at] == b'\\';
+                        self.escaped = rest.get(at) == Some(&b'\\');
                         self.in_string = self.escaped;
                         self.bytes += at + 1;
                     }
                 }
             } else {
                 self.bytes += 1;
-                match rest[0] {
+                match first {
                     b'"' => self.in_string = true,
                     b'{' | b'[' => self.depth += 1,
-                    // The first byte opens a bracket, so the depth is at least 1 here.
                     b'}' | b']' => {
                         self.depth -= 1;
                         if self.depth == 0 {
@@ -224,7 +249,7 @@ impl Scan {
 
 /// The start of a text that is not JSON, for the reason of the loss.
 pub(crate) fn clipped(bytes: &[u8]) -> Garbage {
-    Garbage(String::from_utf8_lossy(&bytes[..bytes.len().min(CLIP_BYTES)]).into_owned())
+    Garbage(String::from_utf8_lossy(bytes.get(..CLIP_BYTES).unwrap_or(bytes)).into_owned())
 }
 
 /// The number in a field `id` that precedes every value except short strings: both geth and reth
@@ -236,17 +261,18 @@ fn id_at_start(head: &[u8]) -> Option<u64> {
     if result.is_some_and(|result| result < field) {
         return None;
     }
-    number_of_field(&head[field + 4..])
+    number_of_field(head.get(field..)?.strip_prefix(b"\"id\"")?)
 }
 
 /// The number in the last field `id` before the end of a value.
 fn id_at_end(tail: &[u8]) -> Option<u64> {
-    let mut end = tail.len();
-    while let Some(quote) = memrchr(b'"', &tail[..end]) {
-        if tail[..=quote].ends_with(b"\"id\"") {
-            return number_of_field(&tail[quote + 1..]);
+    let mut before = tail;
+    while let Some(quote) = memrchr(b'"', before) {
+        let (head, rest) = tail.split_at_checked(quote)?;
+        if head.ends_with(b"\"id") {
+            return number_of_field(rest.strip_prefix(b"\"")?);
         }
-        end = quote;
+        before = head;
     }
     None
 }
@@ -255,7 +281,7 @@ fn id_at_end(tail: &[u8]) -> Option<u64> {
 fn number_of_field(after_key: &[u8]) -> Option<u64> {
     let rest = after_key.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start();
     let digits = rest.iter().position(|byte| !byte.is_ascii_digit())?;
-    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
+    std::str::from_utf8(rest.get(..digits)?).ok()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -263,6 +289,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use serde_json::{Value, json};
+    use testkit::corpus::{damaged_seeds, seeds};
 
     const MIB: usize = 1 << 20;
 
@@ -337,6 +364,25 @@ mod tests {
         ) {
             let at_once = split(&bytes, max, &[bytes.len().max(1)]).is_ok();
             prop_assert_eq!(at_once, split(&bytes, max, &pieces).is_ok());
+        }
+
+        #[test]
+        fn a_damaged_stream_is_split_in_the_same_way_wherever_the_reads_cut(
+            bytes in damaged_seeds("frames"),
+            pieces in proptest::collection::vec(1usize..60, 1..20),
+        ) {
+            let at_once = split(&bytes, MIB, &[bytes.len().max(1)]).ok();
+            prop_assert_eq!(at_once, split(&bytes, MIB, &pieces).ok());
+        }
+    }
+
+    #[test]
+    fn the_kept_streams_are_split_or_refused() {
+        for seed in seeds("frames") {
+            for pieces in [&[1][..], &[7], &[1 << 16]] {
+                let is_split = split(&seed.bytes, MIB, pieces).is_ok();
+                assert_eq!(is_split, seed.is_good(), "{}, {pieces:?}", seed.name);
+            }
         }
     }
 

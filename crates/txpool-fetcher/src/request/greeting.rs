@@ -1,5 +1,19 @@
 //! The first exchange on a connection, before its thread starts.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use super::{
     frame::{Frame, Frames, Garbage, clipped},
     outbox::write_ping,

@@ -4,6 +4,20 @@
 //! hand-written reader parses only that form, and borrows the result from the buffer. Any deviation
 //! goes to `serde_json`, so the hand-written reader never has to decide what is valid JSON.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::borrow::Cow;
 
 use serde::{Deserialize, Deserializer};
@@ -123,11 +137,12 @@ impl<'a> Common<'a> {
     }
 
     /// A number without sign, fraction and exponent that is below 10^18: then it fits.
+    #[expect(clippy::arithmetic_side_effects, reason = "18 decimal digits are below 10^18")]
     fn number(&mut self) -> Option<u64> {
         self.space();
         let digits = self.rest.iter().take(19).take_while(|byte| byte.is_ascii_digit()).count();
         let (number, rest) = self.rest.split_at(digits);
-        let has_leading_zero = digits > 1 && number[0] == b'0';
+        let has_leading_zero = digits > 1 && number.first() == Some(&b'0');
         if !(1..=18).contains(&digits) || has_leading_zero {
             return None;
         }
@@ -180,7 +195,9 @@ fn read_any(value: &[u8]) -> Result<Response<'_>, NotAResponse> {
     // `serde_json` does not validate the characters that it skips.
     let value = std::str::from_utf8(value).map_err(|_| NotAResponse::NotJson)?;
     let any: Any<'_> = match serde_json::from_str(value) {
-        Ok(any) => any,
+        // serde takes an array for a struct too.
+        Ok(any) if value.trim_ascii_start().starts_with('{') => any,
+        Ok(_) => return Err(NotAResponse::NoId),
         // The connection stays for valid JSON of another shape (an array, a repeated field); for
         // text that is not JSON it is closed.
         Err(_) if serde_json::from_str::<serde::de::IgnoredAny>(value).is_ok() => {
@@ -191,6 +208,7 @@ fn read_any(value: &[u8]) -> Result<Response<'_>, NotAResponse> {
     let id = any.id.and_then(|id| id.get().parse().ok()).ok_or(NotAResponse::NoId)?;
     let payload = match (any.error, any.result) {
         (Some(error), _) => match serde_json::from_str::<AnyError<'_>>(error.get()) {
+            Ok(_) if !error.get().starts_with('{') => Payload::Other,
             Ok(error) => Payload::Error(RpcError {
                 code: error.code,
                 message: error.message.chars().take(200).collect(),
@@ -212,6 +230,7 @@ mod tests {
     use super::*;
     use proptest::{prelude::*, sample::select};
     use serde_json::Value;
+    use testkit::corpus::{damaged_seeds, seeds};
 
     /// What `serde_json` makes of a value, for the fields that matter.
     fn oracle(value: &[u8]) -> Result<(u64, String), NotAResponse> {
@@ -341,6 +360,25 @@ mod tests {
                 prop_assert_eq!(Ok(found), oracle(&bytes));
             }
         }
+
+        #[test]
+        fn a_damaged_response_never_gives_what_serde_json_does_not_read(
+            bytes in damaged_seeds("responses"),
+        ) {
+            // Of an error serde_json's value takes the last of two fields of one name.
+            if let Ok(found) = ours(&bytes) && (found.1 == "null" || found.1.starts_with("text ")) {
+                prop_assert_eq!(Ok(found), oracle(&bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn the_kept_responses_are_read_as_serde_json_reads_them_or_refused() {
+        for seed in seeds("responses") {
+            let found = ours(&seed.bytes);
+            assert_eq!(found.is_ok(), seed.is_good(), "{}: {found:?}", seed.name);
+            assert_eq!(found, oracle(&seed.bytes), "{}", seed.name);
+        }
     }
 
     #[test]
@@ -362,6 +400,16 @@ mod tests {
         ] {
             assert_eq!(ours(text.as_bytes()), Err(NotAResponse::NoId), "{text}");
         }
+    }
+
+    /// serde takes an array for a struct, field by field: `[7]` was the answer to request 7.
+    #[test]
+    fn an_array_is_no_response_and_no_error_object() {
+        for text in ["[7]", r#"[7,"0x01",null]"#, r#" [7,null,{"code":1}]"#, "[]"] {
+            assert_eq!(ours(text.as_bytes()), Err(NotAResponse::NoId), "{text}");
+        }
+        let error = br#"{"id":7,"error":[-32000,"busy"]}"#;
+        assert_eq!(ours(error), Ok((7, "other".to_owned())));
     }
 
     #[test]

@@ -1,5 +1,19 @@
 //! The requests in flight on one connection, by id and by age.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::time::{Duration, Instant};
 
 /// The index of a request in a [`Slab`] and the generation of that entry: an answer to an earlier
@@ -71,6 +85,12 @@ struct Used<T> {
     newer: Option<u16>,
 }
 
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "places are found by the slab's own links; a number from outside enters by `remove`, which looks it up"
+)]
 impl<T> Slab<T> {
     pub(crate) const fn new() -> Self {
         Self { places: Vec::new(), free: Vec::new(), oldest: None, newest: None, closed: false }

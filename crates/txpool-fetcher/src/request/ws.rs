@@ -3,6 +3,20 @@
 //! The WebSocket protocol runs on the runtime, so each message is passed to the thread of the
 //! connection. Everything else is the same as over a Unix socket.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 use std::{io, sync::Arc, time::Instant};
 
 use futures::{SinkExt as _, StreamExt as _};
@@ -106,8 +120,10 @@ impl Pump {
                     Some(Ok(Message::Text(text))) => {
                         let read_at = Instant::now();
                         let count = units(text.len()).min(max_units);
-                        let bytes = Arc::clone(&budget).acquire_many_owned(count).await;
-                        let bytes = bytes.expect("the budget is never closed");
+                        // The budget is never closed.
+                        let Ok(bytes) = Arc::clone(&budget).acquire_many_owned(count).await else {
+                            return LossReason::Closed;
+                        };
                         if incoming.send(Incomer { text, read_at, _bytes: bytes }).await.is_err() {
                             return LossReason::Closed;
                         }

@@ -78,8 +78,9 @@ pub(super) fn check_sidecar(
     if commitments.len() != expected {
         return Err(SidecarError::CommitmentCount { expected, found: commitments.len() });
     }
-    if proofs != expected * proofs_each {
-        return Err(SidecarError::ProofCount { expected: expected * proofs_each, found: proofs });
+    let expected_proofs = expected.saturating_mul(proofs_each);
+    if proofs != expected_proofs {
+        return Err(SidecarError::ProofCount { expected: expected_proofs, found: proofs });
     }
     for (index, (expected, commitment)) in hashes.iter().zip(commitments).enumerate() {
         let found = kzg_to_versioned_hash(commitment.as_slice());
@@ -105,7 +106,7 @@ pub fn verify_blob_proofs(tx: &PooledTransaction) -> Result<(), SidecarError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use alloy_consensus::{SignableTransaction as _, TxEip4844};
     use alloy_eips::{
         Encodable2718 as _,
@@ -142,13 +143,23 @@ mod tests {
 
     /// A signed transaction that names two blobs of zeros, with any sidecar beside it.
     fn transaction(sidecar: impl Into<BlobTransactionSidecarVariant>) -> PooledTransaction {
+        named(2, sidecar.into())
+    }
+
+    fn named(blobs: usize, sidecar: BlobTransactionSidecarVariant) -> PooledTransaction {
         let tx = TxEip4844 {
-            blob_versioned_hashes: vec![kzg_to_versioned_hash(infinity().as_slice()); 2],
+            blob_versioned_hashes: vec![kzg_to_versioned_hash(infinity().as_slice()); blobs],
             ..Default::default()
         };
         let signature = test_accounts(1)[0].sign_hash(tx.signature_hash());
-        let signed = tx.with_sidecar(sidecar.into()).into_signed(signature);
+        let signed = tx.with_sidecar(sidecar).into_signed(signature);
         signed.into()
+    }
+
+    /// Encoded transactions with a blob of zeros, in both forms of its sidecar.
+    pub(in crate::tx) fn with_one_blob() -> [Vec<u8>; 2] {
+        let one = |sidecar| named(1, sidecar).encoded_2718();
+        [one(blob_proofs(1).into()), one(cell_proofs(1).into())]
     }
 
     fn read(sidecar: impl Into<BlobTransactionSidecarVariant>) -> Result<(), Malformed> {

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Packages every published crate as it would be uploaded, and says how large each is.
+#
+#   scripts/package.sh             looks through what each package contains, and packs it
+#   scripts/package.sh --verify    also builds each from its package, against the others' packages: minutes
+#
+# The packages are in target/package/. A path dependency without a version is a development dependency on a crate that is
+# not published; cargo leaves it out of the package, and with it what is only for this workspace: tests, benches, examples.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+verify=--no-verify
+if [ "${1:-}" = --verify ]; then
+    verify=
+    shift
+fi
+if [ $# -ne 0 ]; then
+    echo "package: $1 is not --verify" >&2
+    exit 2
+fi
+
+# For each published crate its name, its folder, and what a registry shows that is missing.
+published=$(cargo metadata --no-deps --format-version 1 --locked | python3 -c '
+import json, os, sys
+for package in json.load(sys.stdin)["packages"]:
+    if package["publish"] == []:
+        continue
+    shown = ["description", "license", "readme", "categories", "keywords"]
+    missing = [field for field in shown if not package[field]]
+    print(package["name"], os.path.dirname(package["manifest_path"]), ",".join(missing))
+')
+
+selected=()
+while read -r package folder missing; do
+    if [ -n "$missing" ]; then
+        echo "package: $package has no $missing" >&2
+        exit 1
+    fi
+    files=$(cargo package --list --locked --allow-dirty -p "$package")
+    # What the text of the sources includes must be in the package too.
+    included=$(cd "$folder" && grep -rhoE 'include_(str|bytes)!\("[^"]+"\)' src | sed -E 's/.*"(\.\.\/)*([^"]+)".*/\2/' | sort -u)
+    for file in src/lib.rs README.md LICENSE-APACHE LICENSE-MIT $included; do
+        if ! grep -qxF "$file" <<<"$files"; then
+            echo "package: $package contains no $file" >&2
+            exit 1
+        fi
+    done
+    odd=$(grep -vE '^(src/|docs/|README\.md$|LICENSE-(APACHE|MIT)$|Cargo\.(toml|toml\.orig|lock)$|\.cargo_vcs_info\.json$)' <<<"$files" || true)
+    if [ -n "$odd" ]; then
+        echo "package: $package contains $odd" >&2
+        exit 1
+    fi
+    selected+=(-p "$package")
+done <<<"$published"
+
+# In the order of their dependencies, and each against the packages of the others.
+cargo package --locked --allow-dirty $verify "${selected[@]}"
+while read -r package _; do
+    crate=$(ls -t target/package/"$package"-[0-9]*.crate | head -1)
+    printf '%8d bytes  %s\n' "$(stat -c %s "$crate")" "$(basename "$crate")"
+done <<<"$published"
