@@ -59,7 +59,7 @@ pub const DEFAULT_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How many hashes are remembered, so that a hash that was seen is not fetched again.
 ///
 /// At least twice a node's pool: reth's pending limit is 10,000 by default, geth's 5,120 + 1,024,
-/// and load tests raise them to 300,000. Worst case in memory: 40 bytes × 8/7 × 2 = 48 MiB.
+/// and load tests raise them to 300,000. Worst case in memory: 40 bytes × 8/7 × 2 = 48 MB.
 pub const DEFAULT_SEEN_CAPACITY: usize = 524_288;
 
 /// How often each connection is pinged, by a request for the block number.
