@@ -140,7 +140,7 @@ def scale(where):
     given = lambda name: lambda row, other: float(row[name].split(" ")[0])
     pooled = lambda row, other: float(row["pooled/s"]) / float(other["pooled/s"])
     below, above = (lambda ratio: ratio <= 1), (lambda ratio: ratio >= 1)
-    print("Hashes and full objects to the plain concurrent fetcher (goal: no more, and as many pooled):\n"
+    print("Our two modes divided by the plain concurrent fetcher, hashes first (goal: p99 and CPU at most 1, pooled at least 1):\n"
           f"p99 {ratios(2000, given('p99 ratio'), below)} at 2,000/s, {ratios(10000, given('p99 ratio'), below)} at 10,000/s;\n"
           f"CPU {ratios(2000, given('CPU ratio'), below)} at 2,000/s, {ratios(10000, given('CPU ratio'), below)} at 10,000/s;\n"
           f"pooled {ratios(20000, pooled, above)} at 20,000/s.\n")

@@ -4,8 +4,8 @@
 //!
 //! Each run has a process of its own for the contender and one for the node, so that the memory is that of
 //! this run alone. No transaction carries blobs, and nothing is mined or evicted: at the end the pool holds
-//! all that the run brought in. A rate is *held* when every round pooled everything that was announced as
-//! fast as it was announced, no buffer was overrun, and the node kept the rate.
+//! all that the run brought in. A rate is *held* when every round pooled, in the end, everything that was
+//! announced, no buffer of ours was overrun, and the node kept the rate.
 //!
 //! `cargo bench --bench scale` takes about ten minutes, with `-- --test` a minute. The environment sets
 //! `SCALE_BENCH_RATES` (500,1000,2000,5000,10000,20000,40000), `SCALE_BENCH_SECONDS` (3, of each run),

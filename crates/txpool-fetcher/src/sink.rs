@@ -178,8 +178,9 @@ impl ChainEvent {
 /// its transaction has returned.
 ///
 /// # A sink that blocks or panics
-/// It delays only itself: announcements, heads and requests are read on other threads, and the
-/// fetcher stops without it. A panic ends the call, is logged and counted
+/// Sockets and heads are read on other threads, and the fetcher stops without it. But a delivery
+/// holds its fetch slot: behind a sink that is too slow requests wait, and announcements overrun the
+/// buffer (`Counts::lagged`). A panic ends the call, is logged and counted
 /// (`mempool_fetcher_sink_panics_total`): a transaction counts as failed and may be fetched again,
 /// an event is lost, a [`Holding`] is unknown.
 ///

@@ -4,11 +4,11 @@
 //!
 //! | here | file in rbuilder | read at |
 //! |---|---|---|
-//! | [`TransactionSignedEcRecoveredWithBlobs`], [`MempoolTx`], [`Order`] | `crates/rbuilder-primitives/src/lib.rs` | a stored copy beside `0354775d` |
+//! | [`TransactionSignedEcRecoveredWithBlobs`], [`MempoolTx`], [`Order`] | `crates/rbuilder-primitives/src/lib.rs` | about `0354775d`, not exactly |
 //! | [`ReplaceableOrderPoolCommand`] | `crates/rbuilder/src/live_builder/order_input/mod.rs` | `0354775d`, where `txpool_fetcher.rs` makes one of an `Arc<Order>` |
 //! | [`MempoolTxsDetector`] | `crates/rbuilder/src/live_builder/order_input/mempool_txs_detector.rs` | after `297347de`, where `add_tx` still took an `&Order` |
 //! | [`BlockListProvider`], [`Error`] | `crates/rbuilder/src/live_builder/block_list_provider.rs` | `18263b8e` |
-//! | [`add_txfetcher_time_to_query`], [`mark_command_received`] | `crates/rbuilder/src/telemetry/` | stored copies beside `0354775d`, whose fetcher calls both |
+//! | [`add_txfetcher_time_to_query`], [`mark_command_received`] | `crates/rbuilder/src/telemetry/` | about `0354775d`, whose fetcher calls both |
 //! | [`TransactionErr`] | `crates/rbuilder/src/building/order_commit.rs` | `01d4e3be` |
 
 use std::{
