@@ -18,7 +18,7 @@ case ${1:-} in
     --from) kind=stored out=${2:?"--from needs a folder"} ;;
     *) echo "figures: unknown argument $1" >&2; exit 2 ;;
 esac
-mkdir -p "$out"
+[ $kind = stored ] || mkdir -p "$out"
 out=$(cd "$out" && pwd)
 commands=
 # take NAME COMMAND…: its stdout is $out/NAME.txt.

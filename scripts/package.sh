@@ -38,7 +38,7 @@ while read -r package folder missing; do
     fi
     files=$(cargo package --list --locked --allow-dirty -p "$package")
     # What the text of the sources includes must be in the package too.
-    included=$(cd "$folder" && grep -rhoE 'include_(str|bytes)!\("[^"]+"\)' src | sed -E 's/.*"(\.\.\/)*([^"]+)".*/\2/' | sort -u)
+    included=$(cd "$folder" && { grep -rhoE 'include_(str|bytes)!\("[^"]+"\)' src || true; } | sed -E 's/.*"(\.\.\/)*([^"]+)".*/\2/' | sort -u)
     for file in src/lib.rs README.md LICENSE-APACHE LICENSE-MIT $included; do
         if ! grep -qxF "$file" <<<"$files"; then
             echo "package: $package contains no $file" >&2
@@ -56,6 +56,6 @@ done <<<"$published"
 # In the order of their dependencies, and each against the packages of the others.
 cargo package --locked --allow-dirty $verify "${selected[@]}"
 while read -r package _; do
-    crate=$(ls -t target/package/"$package"-[0-9]*.crate | head -1)
+    crate=$(ls -t "${CARGO_TARGET_DIR:-target}/package/$package"-[0-9]*.crate | head -1)
     printf '%8d bytes  %s\n' "$(stat -c %s "$crate")" "$(basename "$crate")"
 done <<<"$published"

@@ -127,7 +127,7 @@ ROWS = {
               *quantiles("mempool_fetcher_deliver_seconds")),
         graph("Fetch", "From the request for a transaction to its response: the node's part.", "s",
               *quantiles("mempool_fetcher_fetch_seconds")),
-        graph("Upkeep of the pool", "How long one step held up others at most.", "s",
+        graph("Upkeep of the pool", "How long one step took.", "s",
               *quantiles("order_pool_upkeep_step_seconds")),
     ],
     "Pool": [

@@ -231,9 +231,9 @@ impl Gate {
             Some(permit) => permit,
             None if !shared.limited => shared.work.acquire().await,
             None => {
-                shared.external_waited.add(1);
                 let (wait, max) = (shared.config.permit_wait, shared.config.max_permit_waiters);
-                let acquiring = shared.work.acquire_external(priority, max);
+                let joined = || shared.external_waited.add(1);
+                let acquiring = shared.work.acquire_external(priority, max, joined);
                 // The queue has no clock, so the caller's time is passed to it.
                 let deadline = now.checked_add(wait).unwrap_or(now);
                 match timeout_at(deadline.into(), acquiring).await {
@@ -283,9 +283,7 @@ impl Gate {
             }
         };
         let waits = permit.is_none();
-        if waits {
-            shared.external_waited.add(1);
-        }
+        let joined = || shared.external_waited.add(1);
         let gate = self.clone();
         let work = move || {
             if waits {
@@ -298,14 +296,17 @@ impl Gate {
         };
         let deadline = now.checked_add(shared.config.permit_wait).unwrap_or(now);
         let max = shared.config.max_permit_waiters;
-        let reason =
-            match shared.work.run_external(permit, priority, max, deadline.into(), work).await {
-                Ok(Some(done)) => return Ok(done),
-                Ok(None) => RefusalReason::ShuttingDown,
-                Err(NotDone::QueueFull) => RefusalReason::QueueFull,
-                Err(NotDone::TimedOut) => RefusalReason::NoPermit,
-                Err(NotDone::Lost) => return Err(WorkError::Lost),
-            };
+        let reason = match shared
+            .work
+            .run_external(permit, priority, max, deadline.into(), joined, work)
+            .await
+        {
+            Ok(Some(done)) => return Ok(done),
+            Ok(None) => RefusalReason::ShuttingDown,
+            Err(NotDone::QueueFull) => RefusalReason::QueueFull,
+            Err(NotDone::TimedOut) => RefusalReason::NoPermit,
+            Err(NotDone::Lost) => return Err(WorkError::Lost),
+        };
         Err(self.refuse(GateName::Work, reason, Instant::now()).into())
     }
 
@@ -318,7 +319,7 @@ impl Gate {
     pub async fn acquire_external_deferred(&self) -> WorkPermit {
         // First in the queue, and never refused: the owner of the deferral queue waits for one at a
         // time.
-        let acquiring = self.shared.work.acquire_external(Priority::Known, usize::MAX);
+        let acquiring = self.shared.work.acquire_external(Priority::Known, usize::MAX, || ());
         let permit = acquiring.await.unwrap_or_else(|_| unreachable!("an endless queue"));
         self.shared.counters[GateName::Work as usize].admitted.add(1);
         permit

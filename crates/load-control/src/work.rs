@@ -69,9 +69,13 @@ struct Job {
     runtime: Handle,
     /// The latest time until which it may wait.
     deadline: Instant,
-    /// Does the work, or reports to the caller why it was not done.
-    run: Box<dyn FnOnce(Result<(), NotDone>) + Send>,
+    /// Does the work, if it may. What it returns reports the result, or why the work was not done,
+    /// to the caller.
+    run: Box<dyn FnOnce(Result<(), NotDone>) -> Report + Send>,
 }
+
+/// Called once the permit has been released: a caller that has its result finds the permit free.
+type Report = Box<dyn FnOnce() + Send>;
 
 impl fmt::Debug for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -108,7 +112,7 @@ impl WorkPermits {
     /// Waits for one of the external permits first: while external callers hold all that they may,
     /// it does not stand before internal work in the queue for all permits.
     ///
-    /// At most `max_waiting` wait. When the queue is full, the last waiter of a lower priority is
+    /// `joined` is called when it stands in the queue, or was turned away. At most `max_waiting` wait. When the queue is full, the last waiter of a lower priority is
     /// removed, or, if there is none, this caller is refused.
     ///
     /// # Cancel safety
@@ -117,9 +121,12 @@ impl WorkPermits {
         &self,
         priority: Priority,
         max_waiting: usize,
+        joined: impl FnOnce(),
     ) -> Result<WorkPermit, NotDone> {
         let (sender, mut granted) = oneshot::channel();
-        let place = self.0.join(priority, max_waiting, Waiting::Task(sender))?;
+        let place = self.0.join(priority, max_waiting, Waiting::Task(sender));
+        joined();
+        let place = place?;
         // A caller that displaces this one drops the sender.
         let external = (&mut granted).await.map_err(|_| NotDone::QueueFull)?;
         drop(place);
@@ -139,14 +146,17 @@ impl WorkPermits {
         priority: Priority,
         max_waiting: usize,
         deadline: Instant,
+        joined: impl FnOnce(),
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, NotDone> {
         let (sender, mut done) = oneshot::channel();
-        let run = Box::new(move |begins: Result<(), NotDone>| {
+        let run = Box::new(move |begins: Result<(), NotDone>| -> Report {
             // If the caller has disconnected, the work is not needed.
-            if !sender.is_closed() {
-                drop(sender.send(begins.map(|()| work())));
+            if sender.is_closed() {
+                return Box::new(|| ());
             }
+            let result = begins.map(|()| work());
+            Box::new(move || drop(sender.send(result)))
         });
         let job = Job { runtime: Handle::current(), deadline, run };
         let place = match permit {
@@ -154,7 +164,11 @@ impl WorkPermits {
                 job.spawn(permit);
                 None
             }
-            None => Some(self.0.join(priority, max_waiting, Waiting::Job(job))?),
+            None => {
+                let place = self.0.join(priority, max_waiting, Waiting::Job(job));
+                joined();
+                Some(place?)
+            }
         };
         let done = match place {
             None => done.await,
@@ -232,7 +246,7 @@ impl Shared {
         drop(queue);
         // A displaced task notices that its sender was dropped.
         if let Some((_, Waiting::Job(job))) = displaced {
-            (job.run)(Err(NotDone::QueueFull));
+            (job.run)(Err(NotDone::QueueFull))();
         }
         Ok(place)
     }
@@ -263,7 +277,10 @@ impl Job {
         self.runtime.clone().spawn(async move {
             match timeout_at(self.deadline, external.0.acquire_all()).await {
                 Ok(all) => self.spawn(WorkPermit { all, external: Some(external) }),
-                Err(_) => (self.run)(Err(NotDone::TimedOut)),
+                Err(_) => {
+                    drop(external);
+                    (self.run)(Err(NotDone::TimedOut))();
+                }
             }
         });
     }
@@ -277,8 +294,10 @@ impl Job {
     fn run_and_go_on(self, mut permit: WorkPermit) {
         let mut job = self;
         loop {
-            (job.run)(Ok(()));
-            match permit.into_next() {
+            let report = (job.run)(Ok(()));
+            let next = permit.into_next();
+            report();
+            match next {
                 Some(next) => (job, permit) = next,
                 None => return,
             }

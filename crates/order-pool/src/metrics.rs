@@ -93,7 +93,7 @@ macro_rules! counters {
             (
                 "order_pool_upkeep_step_seconds",
                 Unit::Seconds,
-                "How long a step of upkeep held the lock at most",
+                "How long a step of upkeep took",
             ),
         ];
 

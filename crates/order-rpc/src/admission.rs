@@ -143,7 +143,7 @@ impl RpcContext {
         if is_prioritized || ended == Ended::Accepted || admission.fails_open() {
             return Ok(Admitted { is_prioritized });
         }
-        let message = "there was no decision on the order in time";
+        let message = "the host made no decision on the order";
         Err(self.retry_later(Reason::AdmissionUnavailable, message))
     }
 }

@@ -16,7 +16,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     (
         "order_rpc_failed_total",
         Unit::Count,
-        "requests that were invalid, by `reason` (`Reason::as_str`)",
+        "requests answered with an error that a repetition does not change, by `reason` (`Reason::as_str`)",
     ),
     (
         "order_rpc_refused_total",

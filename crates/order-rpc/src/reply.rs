@@ -88,7 +88,7 @@ reasons! {
     BufferedBytes = "buffered_bytes", Refused;
     /// The limit of buffered bytes of the caller's address is reached.
     PeerBufferedBytes = "peer_buffered_bytes", Refused;
-    /// The host's [`Admission`](crate::Admission) came to no decision in time.
+    /// The host's [`Admission`](crate::Admission) made no decision, in time or at all.
     AdmissionUnavailable = "admission_unavailable", Refused;
     /// The pool has no head yet, from which the last block of a private transaction is computed.
     HeadUnknown = "head_unknown", Refused;

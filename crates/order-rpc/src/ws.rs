@@ -75,7 +75,7 @@ pub(crate) fn upgrade<B>(
     let accept = accept_key(request.headers())?;
     let caller = connection.caller(request.headers());
     let Some(of_peer) = caller.websockets.take(1) else {
-        let message = "too many WebSockets of this address are open";
+        let message = "too many WebSockets from this address are open";
         return Err(context.retry_later(Reason::PeerWebSockets, message));
     };
     let Some(of_all) = context.websockets.take(1) else {
