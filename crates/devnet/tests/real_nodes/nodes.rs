@@ -241,6 +241,13 @@ async fn nothing_is_lost(kind: RealNodeKind, tps: u32, announcements: Announceme
     let setup = Setup::in_mode(kind, Duration::from_secs(12), announcements).await;
     let load = Load::start(setup.node.ipc_path(), tps, seconds(30)).finish();
     let what = format!("{announcements:?}, {tps} TPS");
+    if matches!((kind, announcements), (RealNodeKind::Anvil, Announcements::Full)) {
+        // Of whole transactions anvil leaves out some on a busy machine (up to 372 of 60,000 were seen), of hashes
+        // none. Audits are there for that: the comparison below finds nothing that one has not brought in.
+        settled(&setup.fetcher, &what, |_| true).await;
+        let report = setup.fetcher.audit(0, AuditMode::Recover).await.unwrap();
+        println!("{kind:?}: {what}: not announced {}", report.missing);
+    }
     let counts = setup.complete(&what).await;
     assert_eq!((counts.lagged, counts.failed, counts.malformed), (0, 0, 0));
     // A node that stands still for longer than a ping may take is left and come back to: on a slow
