@@ -121,7 +121,9 @@ impl<'de> Visitor<'de> for Search<'_> {
             let value: &RawValue = map.next_value()?;
             let end = (value.get().as_ptr() as usize).saturating_add(value.get().len());
             if end >= self.end {
-                *self.found = Some(cut(&name).into_owned());
+                // An error that names nothing would read as one without a field.
+                let name = if name.is_empty() { "\"\"".into() } else { cut(&name) };
+                *self.found = Some(name.into_owned());
                 // The object may have hundreds of thousands of further fields.
                 return Err(A::Error::custom("found"));
             }
@@ -162,6 +164,7 @@ mod tests {
         assert_eq!(bundle(r#"[{"txs":[],"surprise":{"txs":5},"uuid":5}]"#), "surprise");
         assert_eq!(bundle(r#"[{"txs":[],"s\u0075rprise":1}]"#), "surprise");
         assert_eq!(bundle(r#"[{"txs":[],"txs":[]}]"#), "txs");
+        assert_eq!(bundle(r#"[{"txs":[],"":1}]"#), "\"\"");
         assert_eq!(bundle(r#"[{"txs":5},{}]"#), "txs", "it comes before the element too many");
         for params in ["null", "[]", "[5]", "{}", "[{},{}]"] {
             assert_eq!(bundle(params), "params[0]", "{params}");
