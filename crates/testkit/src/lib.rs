@@ -3,7 +3,7 @@
 //! - [`process`]: the running program again as a child process in another role;
 //! - [`usage`]: CPU time, memory, and a clock that is the same in all processes;
 //! - [`figures`]: medians, spreads, tables and goals of benches;
-//! - with the feature `corpus`: [`corpus`], kept inputs of the readers of outside bytes;
+//! - with the feature `corpus`: the module `corpus`, kept inputs of the readers of outside bytes;
 //! - with the feature `ingest`: [`node`], a mock node in a child process; [`Timed`], a stopwatch around the pool;
 //!   [`ingest`], a fetcher from a mock node into a pool; [`sign`], transactions signed ahead; [`http`], a client of the
 //!   RPC server; [`contest`], ours beside the ways in which builders fetch today.
