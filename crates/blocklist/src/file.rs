@@ -1,4 +1,4 @@
-//! The only module that does I/O.
+//! A list from a file, read whole and within its limit.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(
