@@ -25,6 +25,7 @@ use mempool_ingest::{
     Ingest, IngestEnd, PoolConfig, telemetry,
     txpool_fetcher::{AuditMode, AuditReport, EndReason, Endpoint},
 };
+use mock_node::cli::StopSignals;
 use serde::Serialize;
 use testkit::{
     node::NodeProcess,
@@ -137,7 +138,10 @@ fn main() -> ExitCode {
     if let Some(code) = NodeProcess::run_if_child() {
         return code;
     }
-    let args = Args::parse();
+    command(&Args::parse())
+}
+
+fn command(args: &Args) -> ExitCode {
     let log = Log::install(View::is_to_be_live(args.plain));
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
@@ -146,7 +150,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(run(&args, log)) {
+    match runtime.block_on(run(args, log)) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error}");
@@ -172,6 +176,8 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
     // Without the CPU time before: a process that cargo starts has cargo's CPU time too.
     let cpu_before = process_cpu();
     let mut ingest = Ingest::start(args.ingest(endpoints)).await?;
+    // Before anything is recorded: a signal before this ends the process at once.
+    let mut signals = StopSignals::listen()?;
     let node = ingest.fetcher().status().into_iter().find_map(|source| source.node);
     if let Some(config) = args.rpc(node.map(|node| node.chain_id))? {
         ingest.start_rpc(config)?;
@@ -199,10 +205,7 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
         // The order is irrelevant: no branch holds an item.
         tokio::select! {
             () = &mut deadline => break,
-            result = tokio::signal::ctrl_c() => {
-                result?;
-                break;
-            }
+            () = signals.recv() => break,
             wanted = view.end_wanted() => {
                 wanted?;
                 break;
@@ -314,4 +317,50 @@ fn summarize(
 
 fn micros(nanos: u64) -> f64 {
     nanos as f64 / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{process::ExitCode, time::Duration};
+
+    use clap::Parser as _;
+    use testkit::{
+        command::{Signal, command_line, end_by_signal},
+        ingest::Node,
+    };
+
+    use super::{Args, command};
+
+    #[test]
+    #[ignore = "run by the test below, in a process that a signal ends"]
+    fn a_command_that_does_not_end() {
+        assert_eq!(command(&Args::parse_from(command_line())), ExitCode::SUCCESS);
+    }
+
+    /// It ended at SIGINT only, and systemd's SIGTERM killed it with up to 30 s of a recording.
+    #[test]
+    fn sigterm_and_sigint_end_the_command_with_its_summary_and_exit_code_0() {
+        let node = Node::start(30, |node| node.with_block_time(Duration::ZERO));
+        node.submit_all();
+        for signal in [Signal::SIGTERM, Signal::SIGINT] {
+            let recording = tempfile::tempdir().expect("a folder");
+            let (ipc, folder) = (node.node.ipc_path(), recording.path());
+            let args = ["--ipc", ipc.to_str().expect("text"), "--plain", "--json"].map(Into::into);
+            let record = ["--record".into(), folder.to_str().expect("text").to_owned()];
+            let ended = end_by_signal(
+                "tests::a_command_that_does_not_end",
+                args.into_iter().chain(record),
+                |line| line.starts_with("live ") && line.contains(" pooled=30 "),
+                signal,
+            )
+            .expect("this binary runs");
+            assert_eq!(ended.status.code(), Some(0), "{signal}: {ended:?}");
+            let last = ended.stderr.lines().last().expect("a summary");
+            assert!(last.contains("; 30 pooled; 0 missing; "), "{signal}: {ended:?}");
+            let summary = ended.json().expect("the summary");
+            assert_eq!(summary["end"], "Stopped", "{signal}");
+            assert_eq!(summary["balance"], 0, "{signal}");
+            assert_eq!(summary["recorded"]["rows"], 30, "{signal}: {summary}");
+        }
+    }
 }

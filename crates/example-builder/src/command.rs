@@ -13,6 +13,7 @@ use blocklist::{BlocklistConfig, SharedBlocklist};
 use clap::Parser as _;
 use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, PoolConfig, telemetry};
 use mempool_recorder::{Recording, RecordingConfig, Replay};
+use mock_node::cli::StopSignals;
 use testkit::node::NodeProcess;
 
 use crate::{
@@ -38,7 +39,10 @@ pub fn main() -> ExitCode {
     if let Some(code) = NodeProcess::run_if_child() {
         return code;
     }
-    let args = Args::parse();
+    command(&Args::parse())
+}
+
+pub(crate) fn command(args: &Args) -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_env_filter(
@@ -48,7 +52,7 @@ pub fn main() -> ExitCode {
         .init();
     match tokio::runtime::Runtime::new()
         .map_err(Failure::from)
-        .and_then(|rt| rt.block_on(run(&args)))
+        .and_then(|rt| rt.block_on(run(args)))
     {
         Ok(summary) => {
             summary.print();
@@ -87,6 +91,8 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
     let rpc = Arc::new(Rpc::connect(&path, args.read_timeout)?);
     let ingest =
         Ingest::start(IngestConfig::new(FetcherConfig::ipc(path), PoolConfig::default())).await?;
+    // A signal before this ends the process at once.
+    let mut signals = StopSignals::listen()?;
     let start_replay = |recording| Replay::start(recording, args.speed, ingest.pool().clone());
     let replay = recording.map(start_replay).transpose()?;
     let ways: Vec<(&str, Way)> = match args.compare {
@@ -130,10 +136,7 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
         // The order is irrelevant: no branch holds an item.
         tokio::select! {
             () = &mut deadline => break,
-            result = tokio::signal::ctrl_c() => {
-                result?;
-                break;
-            }
+            () = signals.recv() => break,
             result = &mut end => {
                 failed = Some(match result {
                     Ok(Err(error)) => error.to_string(),

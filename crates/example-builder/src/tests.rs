@@ -3,4 +3,5 @@
 #[cfg(feature = "real-nodes")]
 mod geth;
 mod mock;
+mod signal;
 mod world;

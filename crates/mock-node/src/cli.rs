@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::Parser;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{
     FaultPlan, Latency, LoadStart, MockNode, NodeConfig, UnknownRaw,
@@ -180,8 +180,7 @@ fn announce_ready(node: &MockNode) -> std::io::Result<()> {
 fn wait_for_end(exit_with_stdin: bool) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut signals = StopSignals::listen()?;
         let (closed, stdin) = tokio::sync::oneshot::channel::<()>();
         if exit_with_stdin {
             // A thread that the process does not join, because reading stdin cannot be cancelled.
@@ -193,14 +192,46 @@ fn wait_for_end(exit_with_stdin: bool) -> std::io::Result<()> {
         } else {
             std::mem::forget(closed);
         }
-        // The order is irrelevant: each of the three ends the node.
+        // The order is irrelevant: both end the node.
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            () = signals.recv() => {}
             _ = stdin => {}
         }
         Ok(())
     })
+}
+
+/// The signals that end a program cleanly: SIGTERM, which systemd and `docker stop` send, and SIGINT, which Ctrl-C
+/// sends.
+#[derive(Debug)]
+pub struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    /// From now on neither signal kills the process. To be called on a tokio runtime with I/O.
+    ///
+    /// # Errors
+    /// The handlers cannot be installed.
+    pub fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for one of them.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a signal that arrives while nothing waits ends the next wait.
+    pub async fn recv(&mut self) {
+        // The order is irrelevant: they mean the same.
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
 }
 
 /// Reads a time such as `30s`, `2ms`, `1.5m`; a number alone is in seconds.

@@ -1,6 +1,7 @@
 //! What the tests, benches and examples of this workspace share, and nothing that is shipped.
 //!
 //! - [`process`]: the running program again as a child process in another role;
+//! - [`command`]: a command under test in a process of its own, which a signal ends;
 //! - [`usage`]: CPU time, memory, and a clock that is the same in all processes;
 //! - [`figures`]: medians, spreads, tables and goals of benches;
 //! - with the feature `corpus`: the module `corpus`, kept inputs of the readers of outside bytes;
@@ -8,6 +9,7 @@
 //!   [`ingest`], a fetcher from a mock node into a pool; [`sign`], transactions signed ahead; [`http`], a client of the
 //!   RPC server; [`contest`], ours beside the ways in which builders fetch today.
 
+pub mod command;
 #[cfg(feature = "ingest")]
 pub mod contest;
 #[cfg(feature = "corpus")]
