@@ -137,7 +137,7 @@ pub enum BadRow {
         /// The hash of the row.
         hash: B256,
     },
-    /// A blob transaction without its blobs, as in public archives.
+    /// A blob transaction without its blobs, as mempool-dumpster kept them before version 0.8.0 (June 2024).
     #[error("{hash} carries blobs and was recorded without them")]
     NoSidecar {
         /// The hash of the row.

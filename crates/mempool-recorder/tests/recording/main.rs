@@ -1,5 +1,6 @@
 //! What is recorded comes back; what a file claims is not believed.
 
+mod archive;
 mod files;
 mod hostile;
 mod killed;
