@@ -5,6 +5,7 @@
 #   scripts/versions.sh                     checks and tests at all points
 #   scripts/versions.sh low|mid|high        at one of them
 #   scripts/versions.sh --check [POINT]     only compiles the libraries
+#   scripts/versions.sh --copy POINT        only makes the copy
 #
 # In a copy, every range of Cargo.toml becomes its point: alloy's crates whose types stand in public signatures, and
 # those that the tests share them with (the mock node and the testkit go along). revm is moved for the blocklist alone:
@@ -22,9 +23,8 @@ published=(-p mempool-ingest -p txpool-fetcher -p order-pool -p order-rpc -p cha
     -p mempool-recorder)
 tests=(--lib --test it --test list --test evm)
 
-at_point() {
-    local point=$1 alloy=$2 revm=$3 copy=target/versions/$1
-    echo "== $point: alloy ~$alloy, revm $revm"
+copy() {
+    local alloy=$2 revm=$3 copy=target/versions/$1
     rm -rf "$copy"
     mkdir -p "$copy"
     # With their times: what was built of an unchanged copy before stays built.
@@ -36,8 +36,17 @@ features = [\"std\", \"secp256k1\", \"portable\", \"c-kzg\", \"blst\"], optional
         "$copy/crates/blocklist/Cargo.toml"
     # The example builder has the newest revm and the blocklist; no test of the published crates uses it.
     sed -i '/^example-builder.workspace = true/d' "$copy/Cargo.toml"
+}
+
+at_point() {
+    local point=$1 alloy=$2 revm=$3
+    echo "== $point: alloy ~$alloy, revm $revm"
+    copy "$@"
+    if $only_copy; then
+        return
+    fi
     (
-        cd "$copy"
+        cd "target/versions/$point"
         export CARGO_TARGET_DIR=../..
         cargo metadata --format-version 1 >/dev/null
         for crate in alloy-consensus alloy-primitives revm; do
@@ -52,11 +61,11 @@ features = [\"std\", \"secp256k1\", \"portable\", \"c-kzg\", \"blst\"], optional
     echo "== $point: ok"
 }
 
-only_check=false
-if [ "${1:-}" = --check ]; then
-    only_check=true
-    shift
-fi
+only_check=false only_copy=false
+case ${1:-} in
+    --check) only_check=true && shift ;;
+    --copy) only_copy=true && shift ;;
+esac
 if [ $# -eq 0 ]; then
     set -- low mid high
 fi
