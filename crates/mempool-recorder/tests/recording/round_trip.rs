@@ -1,4 +1,4 @@
-use std::{path::Path, time::SystemTime};
+use std::time::SystemTime;
 
 use mempool_recorder::{
     BadRow, RecorderConfig, Recording, RecordingConfig, Replay, ReplayEnd, ReplayError, Speed,
@@ -36,8 +36,8 @@ fn a_replay_gives_the_same_hashes_in_the_same_order() {
     }
 }
 
-/// The columns of mempool-dumpster's files; in these those about the inclusion are required.
-pub(crate) const COLUMNS: [&str; 19] = [
+/// The columns of mempool-dumpster's files, as `common/txsummary.go` names and types them.
+const COLUMNS: [&str; 19] = [
     "REQUIRED INT64 timestamp (TIMESTAMP_MILLIS)",
     "REQUIRED BYTE_ARRAY hash (UTF8)",
     "REQUIRED BYTE_ARRAY chainId (UTF8)",
@@ -59,19 +59,6 @@ pub(crate) const COLUMNS: [&str; 19] = [
     "REQUIRED BYTE_ARRAY rawTx",
 ];
 
-/// The columns of a file.
-pub(crate) fn fields(path: &Path) -> Vec<String> {
-    let reader = SerializedFileReader::try_from(path).expect("a Parquet file");
-    let mut schema = Vec::new();
-    print_schema(&mut schema, reader.metadata().file_metadata().schema());
-    let schema = String::from_utf8(schema).expect("text");
-    let fields = schema
-        .lines()
-        .filter(|line| line.starts_with("  ") && !line.starts_with("   ") && !line.ends_with("  }"))
-        .map(|line| line.trim().trim_end_matches([';', '{']).trim_end().to_owned());
-    fields.collect()
-}
-
 #[test]
 fn the_columns_are_those_of_mempool_dumpster_and_say_what_the_transaction_says() {
     use alloy_consensus::Transaction as _;
@@ -82,8 +69,16 @@ fn the_columns_are_those_of_mempool_dumpster_and_say_what_the_transaction_says()
     record(&pool, RecorderConfig::new(folder.path()));
     let [segment]: [std::path::PathBuf; 1] =
         segments(folder.path()).try_into().expect("one segment");
-    assert_eq!(fields(&segment), COLUMNS);
     let reader = SerializedFileReader::try_from(segment.as_path()).expect("a Parquet file");
+    let mut schema = Vec::new();
+    print_schema(&mut schema, reader.metadata().file_metadata().schema());
+    let schema = String::from_utf8(schema).expect("text");
+    let fields: Vec<_> = schema
+        .lines()
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   ") && !line.ends_with("  }"))
+        .map(|line| line.trim().trim_end_matches([';', '{']).trim_end())
+        .collect();
+    assert_eq!(fields, COLUMNS);
     let rows = reader.get_row_iter(None).expect("rows").map(|row| row.expect("a row"));
     let mut seen = 0;
     for (row, recorded) in rows.zip(all(folder.path())) {
