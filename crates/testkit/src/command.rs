@@ -4,7 +4,7 @@
 use std::{
     io::{self, BufRead as _, BufReader, Read as _},
     process::{Command, ExitStatus, Stdio},
-    sync::mpsc::{RecvTimeoutError, channel},
+    sync::mpsc::{RecvTimeoutError, sync_channel},
     thread,
     time::Duration,
 };
@@ -66,7 +66,7 @@ pub fn end_by_signal(
         .stderr(Stdio::piped())
         .spawn()?;
     let pid = Pid::from_raw(process.id().try_into().map_err(io::Error::other)?);
-    let (ended, end) = channel::<()>();
+    let (ended, end) = sync_channel::<()>(0);
     let watchdog = thread::spawn(move || {
         if end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
             // Nobody has waited for it yet, so the id is still its own.
