@@ -43,7 +43,11 @@ pub const DEFAULT_CORES_LEFT_FREE: usize = 1;
 /// transactions in 200 us, and in 450 us on a slow virtual machine: even there 512 waiting callers
 /// are served in this time, which is short compared with the 12 s of a slot.
 pub const DEFAULT_PERMIT_WAIT: Duration = Duration::from_millis(250);
-/// Upper bound of [`GateConfig::permit_wait`].
+/// Default of [`GateConfig::burst_wait`]: a refused caller would not retry earlier than this
+/// ([`DEFAULT_RETRY_AFTER`]), and a machine that gives a process no core for some hundred
+/// milliseconds refuses nobody.
+pub const DEFAULT_BURST_WAIT: Duration = DEFAULT_RETRY_AFTER;
+/// Upper bound of [`GateConfig::permit_wait`] and of [`GateConfig::burst_wait`].
 pub const MAX_PERMIT_WAIT: Duration = Duration::from_secs(60);
 /// Default of [`GateConfig::max_permit_waiters`]: as many as the smallest [`Limit::Auto`] admits.
 /// Each costs about 300 bytes, beside its request.
@@ -216,10 +220,14 @@ pub struct GateConfig {
     /// all but those that external callers may hold, which are one less than there are cores
     /// ([`DEFAULT_CORES_LEFT_FREE`]), and at least 1. Ignored under [`Limit::Unlimited`].
     pub reserved_permits: usize,
-    /// How long an external caller waits for a work permit: up to [`MAX_PERMIT_WAIT`], default
-    /// [`DEFAULT_PERMIT_WAIT`]. After that it is refused, counted as `no_permit`. 0: it never
-    /// waits.
+    /// How long an external caller waits for a work permit in an overload, which is when callers
+    /// have been waiting without a break for more than [`Self::burst_wait`]: up to
+    /// [`MAX_PERMIT_WAIT`], default [`DEFAULT_PERMIT_WAIT`]. After that it is refused, counted as
+    /// `no_permit`.
     pub permit_wait: Duration,
+    /// How long it waits otherwise: up to [`MAX_PERMIT_WAIT`], default [`DEFAULT_BURST_WAIT`];
+    /// never shorter than `permit_wait`. With 0 for both it does not wait at all.
+    pub burst_wait: Duration,
     /// Most external callers that wait: up to [`MAX_REQUESTS`], default
     /// [`DEFAULT_MAX_PERMIT_WAITERS`]. When the queue is full, the last caller with a lower
     /// priority than the new one is refused, or else the new one, counted as `permit_queue_full`.
@@ -249,6 +257,7 @@ setters! { GateConfig:
     work_permits, with_work_permits: usize;
     reserved_permits, with_reserved_permits: usize;
     permit_wait, with_permit_wait: Duration;
+    burst_wait, with_burst_wait: Duration;
     max_permit_waiters, with_max_permit_waiters: usize;
     retry_after, with_retry_after: Duration;
     retry_jitter, with_retry_jitter: Duration;
@@ -268,6 +277,7 @@ impl GateConfig {
             work_permits: permits,
             reserved_permits: permits - external,
             permit_wait: DEFAULT_PERMIT_WAIT,
+            burst_wait: DEFAULT_BURST_WAIT,
             max_permit_waiters: DEFAULT_MAX_PERMIT_WAITERS,
             retry_after: DEFAULT_RETRY_AFTER,
             retry_jitter: DEFAULT_RETRY_JITTER,
@@ -288,7 +298,11 @@ impl GateConfig {
         let max_ms = MAX_RETRY_AFTER.as_millis() as u64;
         bounded("retry_after (ms)", millis(self.retry_after), 1, max_ms)?;
         bounded("retry_jitter (ms)", millis(self.retry_jitter), 0, max_ms)?;
-        bounded("permit_wait (ms)", millis(self.permit_wait), 0, millis(MAX_PERMIT_WAIT))?;
+        for (field, wait) in
+            [("permit_wait (ms)", self.permit_wait), ("burst_wait (ms)", self.burst_wait)]
+        {
+            bounded(field, millis(wait), 0, millis(MAX_PERMIT_WAIT))?;
+        }
         bounded("max_permit_waiters", self.max_permit_waiters as u64, 0, MAX_REQUESTS as u64)?;
         if self.requests == Limit::Unlimited {
             return Ok(());
@@ -462,6 +476,7 @@ mod tests {
             GateConfig { retry_after: Duration::ZERO, ..base },
             GateConfig { retry_jitter: Duration::MAX, ..base },
             GateConfig { permit_wait: Duration::MAX, ..base },
+            GateConfig { burst_wait: Duration::MAX, ..base },
             GateConfig { max_permit_waiters: usize::MAX, ..base },
         ] {
             assert!(matches!(config.validate(), Err(ConfigError::OutOfBounds { .. })));

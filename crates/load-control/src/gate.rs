@@ -9,7 +9,6 @@ use std::{
 };
 
 use metrics::{Counter, counter, gauge};
-use tokio::time::timeout_at;
 
 use crate::{
     config::{GateConfig, cores},
@@ -27,11 +26,12 @@ use crate::{
 ///
 /// An external request passes two gates. [`enter`](Self::enter), before its body is read, bounds
 /// the requests in flight and returns at once. [`acquire_external`](Self::acquire_external), before
-/// its CPU-heavy work, waits for at most [`GateConfig::permit_wait`]: requests come in bursts, and
-/// a burst that is processed within that time causes no refusal. Internal work (mempool, heads)
-/// only calls [`acquire_internal`](Self::acquire_internal), which waits for a work permit, first
-/// come first served, and is never refused. Some work permits are reserved for internal work, so it
-/// does not wait for external callers as long as one of these is free.
+/// its CPU-heavy work, waits for at most [`GateConfig::burst_wait`], and in an overload for at most
+/// [`GateConfig::permit_wait`]: requests come in bursts, and a burst that is processed within that
+/// time causes no refusal. Internal work (mempool, heads) only calls
+/// [`acquire_internal`](Self::acquire_internal), which waits for a work permit, first come first
+/// served, and is never refused. Some work permits are reserved for internal work, so it does not
+/// wait for external callers as long as one of these is free.
 ///
 /// Every permit is released when dropped; the gate has no thread of its own.
 ///
@@ -136,7 +136,7 @@ impl Gate {
         let requests = InFlight::new(limit.unwrap_or(usize::MAX), in_use(GateName::Requests));
         let shared = GateShared {
             requests: Arc::new(requests),
-            work: WorkPermits::new(config.work_permits, external, in_use(GateName::Work)),
+            work: WorkPermits::new(config, external, in_use(GateName::Work)),
             limited: limit.is_some(),
             closed: AtomicBool::new(false),
             config,
@@ -206,10 +206,10 @@ impl Gate {
         }
     }
 
-    /// A work permit for an external caller, which waits for at most [`GateConfig::permit_wait`].
-    /// At most [`GateConfig::max_permit_waiters`] wait, those of a higher priority first. Under
-    /// [`Limit::Unlimited`](crate::Limit::Unlimited) it waits in the queue of all work, without a
-    /// limit.
+    /// A work permit for an external caller, which waits for at most [`GateConfig::burst_wait`], or
+    /// [`GateConfig::permit_wait`] in an overload. At most [`GateConfig::max_permit_waiters`] wait,
+    /// those of a higher priority first. Under [`Limit::Unlimited`](crate::Limit::Unlimited) it
+    /// waits in the queue of all work, without a limit.
     ///
     /// # Errors
     /// [`RefusalReason::NoPermit`] after that time, [`RefusalReason::QueueFull`],
@@ -231,14 +231,11 @@ impl Gate {
             Some(permit) => permit,
             None if !shared.limited => shared.work.acquire().await,
             None => {
-                let (wait, max) = (shared.config.permit_wait, shared.config.max_permit_waiters);
                 let joined = || shared.external_waited.add(1);
-                let acquiring = shared.work.acquire_external(priority, max, joined);
                 // The queue has no clock, so the caller's time is passed to it.
-                let deadline = now.checked_add(wait).unwrap_or(now);
-                match timeout_at(deadline.into(), acquiring).await {
-                    Ok(Ok(permit)) => permit,
-                    Ok(Err(_)) => return refuse(RefusalReason::QueueFull),
+                match shared.work.acquire_external(priority, now.into(), joined).await {
+                    Ok(permit) => permit,
+                    Err(NotDone::QueueFull) => return refuse(RefusalReason::QueueFull),
                     Err(_) => return refuse(RefusalReason::NoPermit),
                 }
             }
@@ -294,19 +291,14 @@ impl Gate {
             }
             Some(work())
         };
-        let deadline = now.checked_add(shared.config.permit_wait).unwrap_or(now);
-        let max = shared.config.max_permit_waiters;
-        let reason = match shared
-            .work
-            .run_external(permit, priority, max, deadline.into(), joined, work)
-            .await
-        {
-            Ok(Some(done)) => return Ok(done),
-            Ok(None) => RefusalReason::ShuttingDown,
-            Err(NotDone::QueueFull) => RefusalReason::QueueFull,
-            Err(NotDone::TimedOut) => RefusalReason::NoPermit,
-            Err(NotDone::Lost) => return Err(WorkError::Lost),
-        };
+        let reason =
+            match shared.work.run_external(permit, priority, now.into(), joined, work).await {
+                Ok(Some(done)) => return Ok(done),
+                Ok(None) => RefusalReason::ShuttingDown,
+                Err(NotDone::QueueFull) => RefusalReason::QueueFull,
+                Err(NotDone::TimedOut) => RefusalReason::NoPermit,
+                Err(NotDone::Lost) => return Err(WorkError::Lost),
+            };
         Err(self.refuse(GateName::Work, reason, Instant::now()).into())
     }
 
@@ -317,10 +309,7 @@ impl Gate {
     /// # Cancel safety
     /// If the future is dropped while it waits, it leaves the queue and holds nothing.
     pub async fn acquire_external_deferred(&self) -> WorkPermit {
-        // First in the queue, and never refused: the owner of the deferral queue waits for one at a
-        // time.
-        let acquiring = self.shared.work.acquire_external(Priority::Known, usize::MAX, || ());
-        let permit = acquiring.await.unwrap_or_else(|_| unreachable!("an endless queue"));
+        let permit = self.shared.work.acquire_external_deferred(Instant::now().into()).await;
         self.shared.counters[GateName::Work as usize].admitted.add(1);
         permit
     }

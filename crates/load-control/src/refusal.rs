@@ -33,6 +33,7 @@ pub enum RefusalReason {
     /// The limit of requests in flight is reached.
     TooManyRequests,
     /// Every work permit that an external caller may hold was held for
+    /// [`GateConfig::burst_wait`](crate::GateConfig::burst_wait), or in an overload for
     /// [`GateConfig::permit_wait`](crate::GateConfig::permit_wait).
     NoPermit,
     /// The queue of external callers that wait for a work permit is full.

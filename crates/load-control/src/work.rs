@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::metrics::Level;
+use crate::{config::GateConfig, metrics::Level};
 
 /// The order of the external callers that wait for a work permit; first come first served within a
 /// priority.
@@ -40,6 +40,7 @@ struct Shared {
     all: Arc<Semaphore>,
     total: usize,
     level: Level,
+    config: GateConfig,
     /// Not a semaphore, because its queue is ordered by priority.
     external: Mutex<Queue>,
 }
@@ -51,6 +52,8 @@ struct Queue {
     /// By priority, then by arrival.
     waiting: BTreeMap<Key, Waiting>,
     joined: u64,
+    /// When a caller last found nobody waiting.
+    last_empty: Option<Instant>,
 }
 
 type Key = (Priority, u64);
@@ -67,7 +70,7 @@ enum Waiting {
 /// thread are woken.
 struct Job {
     runtime: Handle,
-    /// The latest time until which it may wait.
+    /// The latest time until which it may wait for one of all permits.
     deadline: Instant,
     /// Does the work, if it may. What it returns reports the result, or why the work was not done,
     /// to the caller.
@@ -95,9 +98,11 @@ pub(crate) enum NotDone {
 }
 
 impl WorkPermits {
-    pub(crate) fn new(total: usize, external: usize, level: Level) -> Self {
+    pub(crate) fn new(config: GateConfig, external: usize, level: Level) -> Self {
+        let total = config.work_permits;
         let external = Mutex::new(Queue { free: external, ..Queue::default() });
-        Self(Arc::new(Shared { all: Arc::new(Semaphore::new(total)), total, level, external }))
+        let all = Arc::new(Semaphore::new(total));
+        Self(Arc::new(Shared { all, total, level, config, external }))
     }
 
     pub(crate) fn try_acquire_external(&self) -> Option<WorkPermit> {
@@ -112,30 +117,49 @@ impl WorkPermits {
     /// Waits for one of the external permits first: while external callers hold all that they may,
     /// it does not stand before internal work in the queue for all permits.
     ///
-    /// `joined` is called when it stands in the queue, or was turned away. At most `max_waiting` wait. When the queue is full, the last waiter of a lower priority is
-    /// removed, or, if there is none, this caller is refused.
+    /// `joined` is called when it stands in the queue, or was turned away. At most
+    /// [`GateConfig::max_permit_waiters`] wait. When the queue is full, the last waiter of a lower
+    /// priority is removed, or, if there is none, this caller is refused.
     ///
     /// # Cancel safety
     /// If the future is dropped while it waits, it leaves the queue.
     pub(crate) async fn acquire_external(
         &self,
         priority: Priority,
-        max_waiting: usize,
+        now: Instant,
         joined: impl FnOnce(),
     ) -> Result<WorkPermit, NotDone> {
-        let (sender, mut granted) = oneshot::channel();
-        let place = self.0.join(priority, max_waiting, Waiting::Task(sender));
+        let (sender, granted) = oneshot::channel();
+        let max = self.0.config.max_permit_waiters;
+        let place = self.0.join(priority, max, now, |_| Waiting::Task(sender));
         joined();
         let place = place?;
+        let deadline = place.deadline;
+        timeout_at(deadline, self.granted(place, granted)).await.unwrap_or(Err(NotDone::TimedOut))
+    }
+
+    /// As [`Self::acquire_external`], first in the queue, and for as long as it takes.
+    pub(crate) async fn acquire_external_deferred(&self, now: Instant) -> WorkPermit {
+        let (sender, granted) = oneshot::channel();
+        let waiting = |_| Waiting::Task(sender);
+        let place = self.0.join(Priority::Known, usize::MAX, now, waiting);
+        let place = place.expect("an endless queue");
+        self.granted(place, granted).await.expect("nobody has a higher priority")
+    }
+
+    async fn granted(
+        &self,
+        place: Place,
+        granted: oneshot::Receiver<ExternalPermit>,
+    ) -> Result<WorkPermit, NotDone> {
         // A caller that displaces this one drops the sender.
-        let external = (&mut granted).await.map_err(|_| NotDone::QueueFull)?;
+        let external = granted.await.map_err(|_| NotDone::QueueFull)?;
         drop(place);
         Ok(WorkPermit { all: self.0.acquire_all().await, external: Some(external) })
     }
 
     /// Runs work on a thread for blocking work of the current runtime: under the given permit, or
-    /// under an external one, for which it waits as in [`Self::acquire_external`] until the
-    /// deadline.
+    /// under an external one, for which it waits as in [`Self::acquire_external`].
     ///
     /// # Cancel safety
     /// If the future is dropped while it waits, it leaves the queue. Work that has begun continues
@@ -144,8 +168,7 @@ impl WorkPermits {
         &self,
         permit: Option<WorkPermit>,
         priority: Priority,
-        max_waiting: usize,
-        deadline: Instant,
+        now: Instant,
         joined: impl FnOnce(),
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, NotDone> {
@@ -158,28 +181,22 @@ impl WorkPermits {
             let result = begins.map(|()| work());
             Box::new(move || drop(sender.send(result)))
         });
-        let job = Job { runtime: Handle::current(), deadline, run };
-        let place = match permit {
-            Some(permit) => {
-                job.spawn(permit);
-                None
-            }
-            None => {
-                let place = self.0.join(priority, max_waiting, Waiting::Job(job));
-                joined();
-                Some(place?)
-            }
-        };
-        let done = match place {
-            None => done.await,
-            Some(place) => match timeout_at(deadline, &mut done).await {
+        let job = |deadline| Job { runtime: Handle::current(), deadline, run };
+        let Some(permit) = permit else {
+            let max = self.0.config.max_permit_waiters;
+            let place = self.0.join(priority, max, now, |deadline| Waiting::Job(job(deadline)));
+            joined();
+            let place = place?;
+            let done = match timeout_at(place.deadline, &mut done).await {
                 Ok(done) => done,
                 Err(_) if place.leave() => return Err(NotDone::TimedOut),
                 // The job has its permit already.
                 Err(_) => done.await,
-            },
+            };
+            return done.unwrap_or(Err(NotDone::Lost));
         };
-        done.unwrap_or(Err(NotDone::Lost))
+        job(now).spawn(permit);
+        done.await.unwrap_or(Err(NotDone::Lost))
     }
 
     pub(crate) async fn acquire(&self) -> WorkPermit {
@@ -214,17 +231,20 @@ impl Shared {
         AnyPermit { _permit: permit, shared: Arc::clone(self) }
     }
 
-    /// Joins the queue, or starts at once.
+    /// Joins the queue, or starts at once. `waiting` gets the latest time until which it may wait.
     fn join(
         self: &Arc<Self>,
         priority: Priority,
         max: usize,
-        waiting: Waiting,
+        now: Instant,
+        waiting: impl FnOnce(Instant) -> Waiting,
     ) -> Result<Place, NotDone> {
         let mut queue = self.lock();
         let key = (priority, queue.joined);
         queue.joined += 1;
-        let place = Place { key, shared: Arc::clone(self) };
+        let deadline = queue.deadline(now, &self.config);
+        let waiting = waiting(deadline);
+        let place = Place { key, deadline, shared: Arc::clone(self) };
         if queue.free > 0 {
             queue.free -= 1;
             drop(queue);
@@ -253,6 +273,25 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.external.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    /// The rule of a controlled-delay queue (Facebook's, "Fail at Scale", ACM Queue 2015): a queue
+    /// that was empty a moment ago holds a burst, or what came together while the machine stood
+    /// still, and will be worked off. One that no longer gets empty means that more comes than can
+    /// be done.
+    fn deadline(&mut self, now: Instant, config: &GateConfig) -> Instant {
+        if self.waiting.is_empty() {
+            self.last_empty = Some(now);
+        }
+        let never_empty_for = now.saturating_duration_since(self.last_empty.unwrap_or(now));
+        let wait = if never_empty_for <= config.burst_wait {
+            config.permit_wait.max(config.burst_wait)
+        } else {
+            config.permit_wait
+        };
+        now.checked_add(wait).unwrap_or(now)
     }
 }
 
@@ -309,6 +348,7 @@ impl Job {
 #[derive(Debug)]
 struct Place {
     key: Key,
+    deadline: Instant,
     shared: Arc<Shared>,
 }
 

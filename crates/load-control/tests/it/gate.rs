@@ -281,9 +281,51 @@ async fn external_callers_wait_for_a_permit_for_a_bounded_time() {
     let start = tokio::time::Instant::now();
     let refused = gate.acquire_external(Priority::Unsigned, tokio_now()).await.unwrap_err();
     assert_eq!(refused.reason, RefusalReason::NoPermit);
-    assert_eq!(start.elapsed(), load_control::DEFAULT_PERMIT_WAIT);
+    assert_eq!(start.elapsed(), load_control::DEFAULT_BURST_WAIT);
     drop(held);
     assert_eq!(gate.stats().work_refused, 1);
+    assert!(is_empty(&gate));
+}
+
+/// A machine that stands still for longer than the time that callers wait in an overload.
+#[tokio::test(start_paused = true)]
+async fn those_who_came_together_wait_longer_than_those_who_come_in_an_overload() {
+    let (permit_wait, burst_wait) = (Duration::from_millis(250), Duration::from_secs(1));
+    let config = config(100, 2, 1).with_permit_wait(permit_wait).with_burst_wait(burst_wait);
+    let gate = Gate::new(config).unwrap();
+    let waits = |gate: &Gate| {
+        let (gate, start) = (gate.clone(), tokio::time::Instant::now());
+        Box::pin(async move {
+            let outcome = gate.acquire_external(Priority::Signed, tokio_now()).await;
+            (outcome.map(drop).map_err(|refusal| refusal.reason), start.elapsed())
+        })
+    };
+    // The burst.
+    let held = gate.try_acquire_external(tokio_now()).unwrap();
+    let mut burst: Vec<_> = (0..3).map(|_| waits(&gate)).collect();
+    for waiting in &mut burst {
+        assert!(poll!(waiting).is_pending());
+    }
+    tokio::time::advance(Duration::from_millis(900)).await;
+    drop(held);
+    for waiting in burst {
+        assert_eq!(waiting.await, (Ok(()), Duration::from_millis(900)), "nobody is refused");
+    }
+    // The overload: somebody waits all the time.
+    let held = gate.try_acquire_external(tokio_now()).unwrap();
+    let mut first = waits(&gate);
+    assert!(poll!(&mut first).is_pending());
+    tokio::time::advance(burst_wait).await;
+    let mut second = waits(&gate);
+    assert!(poll!(&mut second).is_pending());
+    assert_eq!(first.await, (Err(RefusalReason::NoPermit), burst_wait));
+    tokio::time::advance(Duration::from_millis(1)).await;
+    let third = waits(&gate).await;
+    assert_eq!(third, (Err(RefusalReason::NoPermit), permit_wait));
+    // It is over once the queue has been empty.
+    assert_eq!(second.await.0, Err(RefusalReason::NoPermit));
+    assert_eq!(waits(&gate).await, (Err(RefusalReason::NoPermit), burst_wait));
+    drop(held);
     assert!(is_empty(&gate));
 }
 
@@ -330,7 +372,7 @@ fn a_permit_that_is_handed_on_while_its_waiter_leaves_is_not_lost() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_time().build();
     let runtime = runtime.unwrap();
-    let gate = Gate::new(config(100, PERMITS + 1, 1).with_permit_wait(Duration::from_micros(50)));
+    let gate = Gate::new(impatient(config(100, PERMITS + 1, 1), Duration::from_micros(50)));
     let gate = gate.unwrap();
     let held = Arc::new(AtomicUsize::new(0));
     let tasks = (0..8).map(|_| {
@@ -500,6 +542,10 @@ fn patient(config: GateConfig) -> GateConfig {
     config.with_permit_wait(Duration::from_secs(60))
 }
 
+fn impatient(config: GateConfig, wait: Duration) -> GateConfig {
+    config.with_permit_wait(wait).with_burst_wait(Duration::ZERO)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_thread_works_off_all_that_waits_by_priority_and_its_permit_comes_back() {
     let (gate, release, held) = busy(patient(config(100, 2, 1))).await;
@@ -563,7 +609,7 @@ async fn work_that_is_not_begun_is_refused_with_its_reason_and_not_done() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_that_waits_too_long_is_refused_and_never_done() {
     let wait = Duration::from_millis(20);
-    let (gate, release, held) = busy(config(100, 2, 1).with_permit_wait(wait)).await;
+    let (gate, release, held) = busy(impatient(config(100, 2, 1), wait)).await;
     let start = Instant::now();
     let forbidden = || -> () { unreachable!("it was refused") };
     let refused = gate.run_external(None, Priority::Signed, start, forbidden).await.unwrap_err();
@@ -645,7 +691,7 @@ fn a_permit_that_is_handed_on_while_its_work_is_given_up_is_not_lost() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_time().build();
     let runtime = runtime.unwrap();
-    let gate = Gate::new(config(100, PERMITS + 1, 1).with_permit_wait(Duration::from_micros(50)));
+    let gate = Gate::new(impatient(config(100, PERMITS + 1, 1), Duration::from_micros(50)));
     let gate = gate.unwrap();
     let (held, done) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let tasks = (0..8).map(|task| {

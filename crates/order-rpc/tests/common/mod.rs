@@ -118,6 +118,11 @@ pub fn gate_config(requests: usize) -> GateConfig {
     GateConfig::for_cores(2).with_requests(Limit::Number(requests)).with_permit_wait(PATIENCE)
 }
 
+/// A gate at which external callers wait for a permit no longer than this.
+pub fn impatient_gate_config(wait: Duration) -> GateConfig {
+    gate_config(64).with_permit_wait(wait).with_burst_wait(Duration::ZERO)
+}
+
 /// The defaults, but that nothing which a stall may hold up ends by its time: a test of such an end
 /// sets it.
 pub fn config() -> OrderRpcConfig {

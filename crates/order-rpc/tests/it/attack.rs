@@ -45,7 +45,7 @@ async fn the_outer_gate_refuses_before_the_body_is_read() {
 
 #[tokio::test]
 async fn without_a_work_permit_an_external_caller_is_refused_after_its_wait_and_with_one_served() {
-    let gate = gate_config(64).with_permit_wait(Duration::from_millis(10));
+    let gate = impatient_gate_config(Duration::from_millis(10));
     let server = start_with(config(), gate, None);
     let now = Instant::now();
     let held: Vec<_> = std::iter::from_fn(|| server.gate.try_acquire_external(now).ok()).collect();

@@ -286,7 +286,7 @@ async fn an_error_response_is_short_whatever_was_sent() {
 /// Megabytes of JSON take milliseconds, for which the thread that reads requests serves nobody.
 #[tokio::test]
 async fn a_long_body_is_not_parsed_without_a_work_permit() {
-    let gate = gate_config(64).with_permit_wait(std::time::Duration::from_millis(10));
+    let gate = impatient_gate_config(std::time::Duration::from_millis(10));
     let server = start_with(config(), gate, None);
     let fields: serde_json::Map<_, _> =
         (0..500_000).map(|number| (format!("f{number}"), json!(1))).collect();

@@ -38,8 +38,9 @@ use crate::{
 const RIVAL_QUIET: Duration = Duration::from_secs(1);
 
 /// Ours has so long without progress before its run fails: it must bring in everything, also what
-/// it has to recover by reconciliation (200 ms to settle, a listing of the pool).
-const OURS_QUIET: Duration = Duration::from_secs(15);
+/// it has to recover by reconciliation (200 ms to settle, a listing of the pool: half a minute for
+/// a million transactions on a busy machine).
+const OURS_QUIET: Duration = Duration::from_secs(90);
 
 /// Grain of the bench's own waiting; it is no part of any figure.
 const POLL: Duration = Duration::from_millis(5);
