@@ -38,6 +38,9 @@ pub(crate) const FEW_REQUESTS: usize = 8;
 /// More than external callers have signed ([`Plan`]), so that their share of the pool never ends.
 const MAX_EXTERNAL_TXS: usize = 100_000;
 
+/// The same in bytes: above ten kilobytes for each.
+const MAX_EXTERNAL_TX_BYTES: usize = 1 << 30;
+
 /// How much of the policy is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
@@ -123,7 +126,8 @@ impl Parts {
         // Nothing leaves it: all that was accepted is compared with what the pool holds.
         let pool = PoolConfig::default()
             .with_tx_retention(Duration::from_mins(30))
-            .with_max_external_txs(MAX_EXTERNAL_TXS);
+            .with_max_external_txs(MAX_EXTERNAL_TXS)
+            .with_max_external_tx_bytes(MAX_EXTERNAL_TX_BYTES);
         let pool = OrderPool::new(pool).expect("a valid configuration");
         let enabled = policy.has_monitor();
         let monitor = MonitorConfig::default().with_enabled(enabled);
