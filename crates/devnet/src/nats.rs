@@ -5,6 +5,7 @@ use std::{
     io::{self, Read as _, Write as _},
     net::{Ipv4Addr, TcpStream},
     path::{Path, PathBuf},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -22,9 +23,9 @@ const BINARY: &str = "nats-server";
 /// What the servers of a cluster call it.
 const CLUSTER_NAME: &str = "devnet";
 
-/// The part of the monitoring page `/healthz` that answers when JetStream runs and, in a cluster, has a leader; how far
-/// the streams are is another matter.
-const JETSTREAM_READY: &str = "/healthz?js-server-only=true";
+/// The part of the monitoring page `/healthz` that answers when JetStream runs; how far the streams are, and whether a
+/// cluster has a leader, is another matter.
+const JETSTREAM_RUNS: &str = "/healthz?js-server-only=true";
 
 /// How a server is run.
 #[derive(Clone, Debug)]
@@ -36,7 +37,8 @@ pub struct NatsConfig {
     pub max_store_bytes: u64,
     /// Further lines of the configuration, in the server's own format. Ignored with a file.
     pub extra: String,
-    /// A configuration to use instead of the fields above. Addresses, name and store are still those of the devnet.
+    /// A configuration to use instead of the fields above. Addresses and name are still those of the devnet; its store is
+    /// to be `$NATS_STORE`.
     pub file: Option<PathBuf>,
     /// Environment variables, to which a configuration may refer.
     pub envs: Vec<(String, String)>,
@@ -92,7 +94,7 @@ impl NatsConfig {
 
     fn text(&self) -> String {
         format!(
-            "max_payload: {}\njetstream {{ max_file_store: {} }}\n{}\n",
+            "max_payload: {}\njetstream {{ store_dir: $NATS_STORE, max_file_store: {} }}\n{}\n",
             self.max_payload_bytes, self.max_store_bytes, self.extra
         )
     }
@@ -104,8 +106,8 @@ pub struct NatsServer {
     name: String,
     client: Port,
     monitoring: Port,
-    /// Reserves it; the other servers of the cluster know it.
-    _route: Option<Port>,
+    /// In a cluster, where the other servers know it.
+    route: Option<Port>,
     process: Process,
 }
 
@@ -139,14 +141,15 @@ impl NatsServer {
         let mut args = strings(["-c", &path_text(&file), "-n", &name, "-a", "127.0.0.1"]);
         args.extend(strings(["-p", &client.number().to_string()]));
         args.extend(strings(["-m", &monitoring.number().to_string()]));
-        args.extend(strings(["-js", "-sd", &path_text(&dir.join(&name))]));
+        let mut envs = config.envs.clone();
+        envs.push(("NATS_STORE".to_owned(), path_text(&dir.join(&name))));
         if let Some(route) = &route {
             args.extend(strings(["--cluster_name", CLUSTER_NAME, "--cluster", &route_url(route)]));
             args.extend(strings(["--routes", &routes.join(",")]));
         }
         let log = dir.join(format!("{name}.log"));
-        let process = Process::new(BINARY, args, config.envs.clone(), log)?;
-        Ok(Self { name, client, monitoring, _route: route, process })
+        let process = Process::new(BINARY, args, envs, log)?;
+        Ok(Self { name, client, monitoring, route, process })
     }
 
     /// Its name in the cluster.
@@ -221,17 +224,21 @@ impl NatsServer {
     /// [`RealNodeError::Exited`] when the process has ended, [`RealNodeError::Silent`] after `timeout`.
     pub fn wait_ready(&mut self, timeout: Duration) -> Result<(), RealNodeError> {
         let (port, url) = (self.monitoring.number(), self.url());
-        self.process.wait(timeout, &url, || get(port, JETSTREAM_READY).is_ok())
+        let is_clustered = self.route.is_some();
+        let has_leader = || {
+            let meta = page(port, "/jsz").map(|jsz| jsz["meta_cluster"]["leader"].is_string());
+            !is_clustered || meta.unwrap_or(false)
+        };
+        self.process.wait(timeout, &url, || get(port, JETSTREAM_RUNS).is_ok() && has_leader())
     }
 
     /// A page of the monitoring port, such as `/varz` or `/jsz?streams=true`.
     ///
     /// # Errors
     /// [`RealNodeError::Io`] when it does not answer, or with another status than 200, or not with JSON.
-    pub fn monitor(&self, page: &str) -> Result<Value, RealNodeError> {
-        get(self.monitoring.number(), page)
-            .and_then(|body| Ok(serde_json::from_str(&body)?))
-            .map_err(io_error(format!("read {page} of {}", self.name)))
+    pub fn monitor(&self, path: &str) -> Result<Value, RealNodeError> {
+        let read = page(self.monitoring.number(), path);
+        read.map_err(io_error(format!("read {path} of {}", self.name)))
     }
 }
 
@@ -260,6 +267,13 @@ impl NatsCluster {
         for server in &mut cluster.servers {
             server.wait_ready(START_TIMEOUT)?;
         }
+        // Before that, streams cannot be placed on all of them.
+        cluster.wait("all servers in the cluster", START_TIMEOUT, |cluster| {
+            let meta = cluster.servers[cluster.leader()?].monitor("/jsz").ok()?;
+            let replicas = meta["meta_cluster"]["replicas"].as_array()?;
+            let current = replicas.iter().filter(|replica| replica["current"] == true);
+            (current.count() + 1 == count).then_some(())
+        })?;
         Ok(cluster)
     }
 
@@ -313,17 +327,27 @@ impl NatsCluster {
     /// # Errors
     /// [`RealNodeError::Silent`] after `timeout`.
     pub fn wait_leader(&self, timeout: Duration) -> Result<usize, RealNodeError> {
+        self.wait("the cluster's leader", timeout, Self::leader)
+    }
+
+    /// Waits until `is_there`. `what` names in the error what is not.
+    fn wait<T>(
+        &self,
+        what: &str,
+        timeout: Duration,
+        is_there: impl Fn(&Self) -> Option<T>,
+    ) -> Result<T, RealNodeError> {
         let begin = Instant::now();
         loop {
-            if let Some(leader) = self.leader() {
-                return Ok(leader);
+            if let Some(found) = is_there(self) {
+                return Ok(found);
             }
             if begin.elapsed() > timeout {
-                let log = self.servers.iter().find(|server| server.pid().is_some());
-                let log = log.map_or(Path::new(""), NatsServer::log_path);
-                return Err(RealNodeError::silent("the cluster's leader", timeout, log));
+                let running = self.servers.iter().find(|server| server.pid().is_some());
+                let log = running.map_or(Path::new(""), NatsServer::log_path);
+                return Err(RealNodeError::silent(what, timeout, log));
             }
-            std::thread::sleep(LOOK);
+            thread::sleep(LOOK);
         }
     }
 }
@@ -332,11 +356,15 @@ fn route_url(port: &Port) -> String {
     format!("nats://127.0.0.1:{}", port.number())
 }
 
+fn page(port: u16, path: &str) -> io::Result<Value> {
+    Ok(serde_json::from_str(&get(port, path)?)?)
+}
+
 /// The body of a response with status 200.
-fn get(port: u16, page: &str) -> io::Result<String> {
+fn get(port: u16, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-    write!(stream, "GET {page} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")?;
     let mut response = String::new();
     stream.read_to_string(&mut response)?;
     let (head, body) = response.split_once("\r\n\r\n").ok_or(io::ErrorKind::UnexpectedEof)?;

@@ -46,18 +46,25 @@ async fn publish(context: &Context, text: &str) -> Duration {
     }
 }
 
-/// What the stream holds.
+/// What the stream holds. Requests are repeated: without a leader nobody answers.
 async fn stored(context: &Context) -> Vec<String> {
-    let read = async {
-        let stream = context.get_stream(STREAM).await.unwrap();
+    let read = async || {
+        let stream = context.get_stream(STREAM).await.ok()?;
         let config = pull::Config { ack_policy: AckPolicy::None, ..Default::default() };
-        let consumer = stream.create_consumer(config).await.unwrap();
+        let consumer = stream.create_consumer(config).await.ok()?;
         let count = usize::try_from(stream.cached_info().state.messages).unwrap();
-        let messages = consumer.messages().await.unwrap().take(count);
-        let messages: Vec<_> = messages.try_collect().await.unwrap();
-        messages.iter().map(|m| String::from_utf8_lossy(&m.payload).into_owned()).collect()
+        let messages = consumer.messages().await.ok()?.take(count);
+        let messages: Vec<_> = messages.try_collect().await.ok()?;
+        let text = |m: &jetstream::Message| String::from_utf8_lossy(&m.payload).into_owned();
+        Some(messages.iter().map(text).collect())
     };
-    tokio::time::timeout(PATIENCE, read).await.expect("the stream is read")
+    let begin = Instant::now();
+    loop {
+        match tokio::time::timeout(PATIENCE, read()).await.expect("the stream is read") {
+            Some(texts) => return texts,
+            None => assert!(begin.elapsed() < PATIENCE, "nobody answers"),
+        }
+    }
 }
 
 #[tokio::test]
