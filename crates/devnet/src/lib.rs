@@ -14,6 +14,6 @@ mod ports;
 mod process;
 
 pub use error::RealNodeError;
-pub use nats::{NatsCluster, NatsConfig, NatsServer};
+pub use nats::{NatsCluster, NatsConfig, NatsServer, find_nats};
 pub use node::{RealNode, RealNodeConfig, RealNodeKind, find};
 pub use process::NODES_VARIABLE;

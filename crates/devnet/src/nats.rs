@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::{
     error::{RealNodeError, io_error},
     ports::Port,
-    process::{LOOK, Process, START_TIMEOUT, path_text, strings},
+    process::{LOOK, Process, START_TIMEOUT, find_binary, path_text, strings},
 };
 
 /// The binary's name.
@@ -26,6 +26,14 @@ const CLUSTER_NAME: &str = "devnet";
 /// The part of the monitoring page `/healthz` that answers when JetStream runs; how far the streams are, and whether a
 /// cluster has a leader, is another matter.
 const JETSTREAM_RUNS: &str = "/healthz?js-server-only=true";
+
+/// Where the server's binary is.
+///
+/// # Errors
+/// [`RealNodeError::Missing`], which names the script that installs it.
+pub fn find_nats() -> Result<PathBuf, RealNodeError> {
+    find_binary(BINARY)
+}
 
 /// How a server is run.
 #[derive(Clone, Debug)]
