@@ -426,7 +426,7 @@ fn is_metric(text: &str) -> bool {
 }
 
 /// The table of metrics of each crate.
-fn metrics() -> [(&'static str, BTreeSet<&'static str>); 7] {
+fn metrics() -> [(&'static str, BTreeSet<&'static str>); 8] {
     let set = |table: &[(&'static str, _, _)]| table.iter().map(|(name, ..)| *name).collect();
     [
         ("mempool_fetcher_", set(txpool_fetcher::METRICS)),
@@ -436,6 +436,7 @@ fn metrics() -> [(&'static str, BTreeSet<&'static str>); 7] {
         ("order_rpc_", set(order_rpc::METRICS)),
         ("blocklist_", set(blocklist::METRICS)),
         ("mempool_recorder_", set(mempool_recorder::METRICS)),
+        ("order_stream_", set(order_stream::METRICS)),
     ]
 }
 

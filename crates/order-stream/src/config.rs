@@ -74,7 +74,9 @@ impl fmt::Debug for Auth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => f.write_str("None"),
-            Self::User { name, .. } => f.debug_struct("User").field("name", name).finish_non_exhaustive(),
+            Self::User { name, .. } => {
+                f.debug_struct("User").field("name", name).finish_non_exhaustive()
+            }
             Self::Token(_) => f.write_str("Token"),
             Self::NKey(_) => f.write_str("NKey"),
             Self::CredentialsFile(path) => f.debug_tuple("CredentialsFile").field(path).finish(),
@@ -462,7 +464,12 @@ impl SourceConfig {
     }
 }
 
-pub(crate) fn bounds(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), StreamError> {
+pub(crate) fn bounds(
+    field: &'static str,
+    value: u64,
+    min: u64,
+    max: u64,
+) -> Result<(), StreamError> {
     if (min..=max).contains(&value) {
         Ok(())
     } else {

@@ -83,7 +83,10 @@ impl Deliverer {
                 let is_other = record.tx.chain_id().is_some_and(|id| id != self.chain_id);
                 // Private orders come by the private stream alone, and only from those who may.
                 let is_private = record.private.is_some() || self.flow == Flow::Private;
-                if is_other || (is_private && !is_trusted) || (record.private.is_some() && self.flow == Flow::Public) {
+                if is_other
+                    || (is_private && !is_trusted)
+                    || (record.private.is_some() && self.flow == Flow::Public)
+                {
                     return Ok(Delivered::Refused);
                 }
                 let seen = record.first_seen;

@@ -8,7 +8,7 @@ use order_pool::{Cancellation, Event, Order, OrderId, RemoveReason, ReplacementK
 
 use crate::{
     config::Flow,
-    wire::{BundleRecord, Encoded, HeadRecord, MAX_MINED, Record, TxRecord},
+    wire::{Encoded, HeadRecord, MAX_MINED, Record, encode_bundle, encode_transaction},
 };
 
 /// Something to be published. It holds the order and not its bytes, which the pool has anyway.
@@ -25,8 +25,8 @@ impl Item {
     pub(crate) fn encode(&self) -> Option<Encoded> {
         Some(match self {
             Self::Order(order) => match (order.as_tx(), order.as_bundle()) {
-                (Some(tx), _) => TxRecord::of(tx).encode(),
-                (None, Some(bundle)) => BundleRecord::of(bundle).encode(),
+                (Some(tx), _) => encode_transaction(tx),
+                (None, Some(bundle)) => encode_bundle(bundle),
                 (None, None) => return None,
             },
             Self::Cancellation(cancellation) => Record::Cancellation(*cancellation).encode(),
@@ -48,6 +48,7 @@ pub(crate) struct Follower {
     published: HashMap<OrderId, u64>,
     cancelled: HashMap<ReplacementKey, (Option<u64>, u64)>,
     comparison: u64,
+    has_forgotten: bool,
     head: B256,
     mined: Vec<B256>,
 }
@@ -60,6 +61,7 @@ impl Follower {
             published: HashMap::new(),
             cancelled: HashMap::new(),
             comparison: 0,
+            has_forgotten: false,
             head: B256::ZERO,
             mined: Vec::new(),
         }
@@ -68,6 +70,7 @@ impl Follower {
     /// The pool is replayed from now on: what was published is not published again.
     pub(crate) fn begin_comparison(&mut self) {
         self.comparison += 1;
+        self.has_forgotten = false;
         self.mined.clear();
     }
 
@@ -89,6 +92,7 @@ impl Follower {
 
     /// The next comparison publishes it again.
     pub(crate) fn forget(&mut self, item: &Item) {
+        self.has_forgotten = true;
         match item {
             Item::Order(order) => {
                 self.published.remove(&order.id());
@@ -99,6 +103,11 @@ impl Follower {
             Item::Head(_) => self.head = B256::ZERO,
             Item::CancelPrivate { .. } => {}
         }
+    }
+
+    /// Whether a comparison would find something that was [forgotten](Self::forget), unless it has left the pool.
+    pub(crate) const fn has_forgotten(&self) -> bool {
+        self.has_forgotten
     }
 
     /// What is to be published for an event.
@@ -224,19 +233,18 @@ mod tests {
         let txs = txs(3);
         let signer = Some(Address::repeat_byte(1));
         let terms = PrivateTerms { signer, max_block: 100 };
-        let mut flows = [Flow::Public, Flow::Private].map(|flow| {
-            (Follower::new(flow, true), pool.subscribe_all())
-        });
+        let mut flows = [Flow::Public, Flow::Private]
+            .map(|flow| (Follower::new(flow, true), pool.subscribe_all()));
         insert(&pool, &txs[0], Origin::Mempool);
         insert(&pool, &txs[1], Origin::Rpc);
         pool.insert_transaction(Transaction::private(txs[2].clone(), terms, SystemTime::now()));
         pool.cancel_private(txs[2].hash(), signer.expect("a signer"));
         pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [*txs[0].hash()]));
-        let [public, private] =
-            flows.each_mut().map(|(follower, events)| follow(follower, events));
+        let [public, private] = flows.each_mut().map(|(follower, events)| follow(follower, events));
         assert_eq!(public, [format!("tx {}", txs[0].hash()), "head 1 1".to_owned()]);
         let hash = txs[2].hash();
-        let expected = [format!("tx {}", txs[1].hash()), format!("tx {hash}"), format!("cancel {hash}")];
+        let expected =
+            [format!("tx {}", txs[1].hash()), format!("tx {hash}"), format!("cancel {hash}")];
         assert_eq!(private, expected);
     }
 }

@@ -42,8 +42,16 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
         Unit::Count,
         "processed messages, by `outcome`: pooled, known, refused, malformed",
     ),
-    ("order_stream_repeated_total", Unit::Count, "messages received again, which are not processed"),
-    ("order_stream_holes_total", Unit::Count, "gaps between sequence numbers, each asked for again"),
+    (
+        "order_stream_repeated_total",
+        Unit::Count,
+        "messages received again, which are not processed",
+    ),
+    (
+        "order_stream_holes_total",
+        Unit::Count,
+        "gaps between sequence numbers, each asked for again",
+    ),
     (
         "order_stream_missed_total",
         Unit::Count,
@@ -63,7 +71,8 @@ fn describe() {
     }
 }
 
-/// Why the stream does not have a message that was published.
+/// Why the stream does not have a message that was published. What a comparison publishes again is what the
+/// pool still holds: not the cancellation of a private transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RefuseReason {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use alloy_primitives::B256;
-use async_nats::{HeaderMap, Message, StatusCode, Subscriber};
+use async_nats::{HeaderMap, Message, StatusCode, Subject, Subscriber};
 use futures::StreamExt as _;
 use order_pool::{Event, Lagged, OrderPool, Subscription};
 use tokio::{
@@ -300,7 +300,9 @@ impl<'a> Session<'a> {
         loop {
             let now = Instant::now();
             self.update_state();
-            let is_done = !self.events.is_replaying() && self.events.behind() == 0 && self.run.outbox.len() == 0;
+            let is_done = !self.events.is_replaying()
+                && self.events.behind() == 0
+                && self.run.outbox.len() == 0;
             if deadline.is_some_and(|deadline| is_done || deadline <= now) {
                 self.flush_report().await;
                 return End::Stopped;
@@ -356,11 +358,22 @@ impl<'a> Session<'a> {
                     }
                 }
             }
-            if self.run.outbox.take_recovered() {
+            if self.run.outbox.take_recovered() || self.has_only_refused() {
                 self.events.resync();
                 self.begin_comparison();
             }
         }
+    }
+
+    /// Whether the next message to try the stream with can only be one that it has refused.
+    fn has_only_refused(&self) -> bool {
+        let outbox = &self.run.outbox;
+        matches!(outbox.trouble(), Some(Trouble::Full | Trouble::Denied))
+            && outbox.len() == 0
+            && self.run.follower.has_forgotten()
+            && !self.events.is_replaying()
+            && self.events.behind() == 0
+            && outbox.has_room(Instant::now())
     }
 
     fn update_state(&self) {
@@ -419,7 +432,7 @@ impl<'a> Session<'a> {
             counters.refused[RefuseReason::TooLarge.index()].add(1);
             return Ok(());
         }
-        let subject = self.run.subjects.of(self.run.config.flow, &item).to_owned();
+        let subject = self.run.subjects.of(self.run.config.flow, &item).clone();
         let number = self.run.outbox.add(item, encoded.id, size, Instant::now());
         self.send(number, subject, encoded.id, encoded.payload).await
     }
@@ -431,8 +444,14 @@ impl<'a> Session<'a> {
         for _ in 0..TURN {
             let due = self.run.outbox.next_due(Instant::now(), rand::random());
             let Some((number, item, id)) = due else { break };
-            let subject = self.run.subjects.of(self.run.config.flow, item).to_owned();
+            let subject = self.run.subjects.of(self.run.config.flow, item).clone();
             let Some(encoded) = item.encode() else { continue };
+            if encoded.payload.len() + HEADER_BYTES > self.max_payload {
+                // Another server of the cluster, with another limit.
+                let answer = Answer::Refused(RefuseReason::TooLarge);
+                self.on_answer(number, answer);
+                continue;
+            }
             self.run.counters.republished.add(1);
             self.send(number, subject, id, encoded.payload).await?;
         }
@@ -443,7 +462,7 @@ impl<'a> Session<'a> {
     async fn send(
         &self,
         number: u64,
-        subject: String,
+        subject: Subject,
         id: B256,
         payload: bytes::Bytes,
     ) -> Result<(), End> {
@@ -491,6 +510,10 @@ impl<'a> Session<'a> {
         if answer == Answer::InProcess {
             self.run.counters.in_process.add(1);
         }
+        self.on_answer(number, answer);
+    }
+
+    fn on_answer(&mut self, number: u64, answer: Answer) {
         let left = self.run.outbox.answer(number, answer, Instant::now(), rand::random());
         if let Some((item, outcome)) = left {
             self.settle(&item, outcome);
@@ -498,7 +521,8 @@ impl<'a> Session<'a> {
     }
 
     fn note_stored(&mut self, stream: &str, sequence: u64) {
-        let shard = stream.rsplit('_').next().and_then(|token| token.parse().ok()).unwrap_or(0_usize);
+        let shard =
+            stream.rsplit('_').next().and_then(|token| token.parse().ok()).unwrap_or(0_usize);
         if let Some((highest, _)) = self.run.stored.get_mut(shard) {
             *highest = sequence.max(*highest);
         }
@@ -506,11 +530,13 @@ impl<'a> Session<'a> {
 
     fn on_denied(&mut self, subject: &str) {
         let Run { outbox, subjects, config, .. } = &mut *self.run;
-        let denied = outbox.denied(|item| subjects.of(config.flow, item) == subject);
+        let denied = outbox.denied(|item| subjects.of(config.flow, item).as_str() == subject);
         let answer = Answer::Refused(RefuseReason::Denied);
         let (now, jitter) = (Instant::now(), rand::random());
-        let left: Vec<_> =
-            denied.into_iter().filter_map(|number| outbox.answer(number, answer, now, jitter)).collect();
+        let left: Vec<_> = denied
+            .into_iter()
+            .filter_map(|number| outbox.answer(number, answer, now, jitter))
+            .collect();
         left.iter().for_each(|(item, outcome)| self.settle(item, *outcome));
     }
 
@@ -539,7 +565,11 @@ impl<'a> Session<'a> {
     fn note_seen(&mut self, item: &Item) {
         let run = &mut *self.run;
         let Item::Order(order) = item else { return };
-        let Some(tx) = order.as_tx().filter(|_| run.config.reports && run.config.flow == Flow::Public) else { return };
+        let Some(tx) =
+            order.as_tx().filter(|_| run.config.reports && run.config.flow == Flow::Public)
+        else {
+            return;
+        };
         if run.report.len() < MAX_SEEN {
             run.report.push((*tx.hash(), tx.first_seen()));
         }

@@ -264,7 +264,8 @@ impl Run {
         let states = RefCell::new(vec![(State::CatchingUp, 0); trackers.len()]);
         let reader = Reader { run: self, link, states: &states };
         reader.show();
-        let streams = trackers.iter_mut().zip(0..).map(|(tracker, shard)| reader.follow(shard, tracker));
+        let streams =
+            trackers.iter_mut().zip(0..).map(|(tracker, shard)| reader.follow(shard, tracker));
         let streams = join_all(streams);
         // The streams never end by themselves.
         let reason = tokio::select! {
@@ -425,7 +426,9 @@ impl Reader<'_> {
         let most = self.run.config.queue_bytes;
         let bytes = u32::try_from(message.payload.len().clamp(1, most)).unwrap_or(u32::MAX);
         // Neither is ever closed while this runs.
-        let Ok(permit) = Arc::clone(&self.run.bytes).acquire_many_owned(bytes).await else { return };
+        let Ok(permit) = Arc::clone(&self.run.bytes).acquire_many_owned(bytes).await else {
+            return;
+        };
         let _ = self.run.queue.send(Job::Message(message, permit)).await;
     }
 
@@ -458,7 +461,9 @@ impl Reader<'_> {
             tracing::warn!(%error, stream, "no consumer");
             let subject = format!("$JS.API.CONSUMER.CREATE.{stream}.{name}");
             match error.kind() {
-                ConsumerErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND => {
+                ConsumerErrorKind::JetStream(error)
+                    if error.error_code() == ErrorCode::STREAM_NOT_FOUND =>
+                {
                     State::StreamMissing
                 }
                 _ if self.link.is_denied(&subject) => State::Denied,

@@ -141,7 +141,12 @@ impl StreamsConfig {
         millis("private_max_age", self.private_max_age, 1_000, 86_400_000)?;
         bounds("max_bytes", self.max_bytes, 1 << 10, i64::MAX as u64)?;
         let shortest = self.max_age.min(self.private_max_age).as_millis();
-        millis("duplicate_window", self.duplicate_window, 100, u64::try_from(shortest).unwrap_or(u64::MAX))
+        millis(
+            "duplicate_window",
+            self.duplicate_window,
+            100,
+            u64::try_from(shortest).unwrap_or(u64::MAX),
+        )
     }
 
     fn stream(&self, flow: Flow, shard: u16) -> Config {
@@ -168,7 +173,10 @@ impl StreamsConfig {
 /// # Errors
 /// The configuration is out of bounds, the server cannot be reached, or it refuses a stream: too few
 /// servers for the replicas, no storage left, subjects of another stream.
-pub async fn ensure_streams(server: &ServerConfig, config: &StreamsConfig) -> Result<(), StreamError> {
+pub async fn ensure_streams(
+    server: &ServerConfig,
+    config: &StreamsConfig,
+) -> Result<(), StreamError> {
     config.validate()?;
     let link = Link::open(server, "order-stream").await?;
     for flow in &config.flows {

@@ -1,6 +1,7 @@
 //! The names of subjects and streams.
 
 use alloy_primitives::B256;
+use async_nats::Subject;
 
 use crate::{config::Flow, follow::Item};
 
@@ -32,25 +33,25 @@ pub(crate) fn seen(chain_id: u64, machine: &str) -> String {
 /// The subjects of one machine, made once.
 #[derive(Debug)]
 pub(crate) struct Subjects {
-    txs: Vec<String>,
-    bundle: String,
-    cancel: String,
-    head: String,
+    txs: Vec<Subject>,
+    bundle: Subject,
+    cancel: Subject,
+    head: Subject,
 }
 
 impl Subjects {
     pub(crate) fn new(chain_id: u64, machine: &str, shards: u16) -> Self {
-        let of = |kind: &str| format!("mempool.{chain_id}.{kind}.{machine}");
+        let of = |kind: &str| Subject::from(format!("mempool.{chain_id}.{kind}.{machine}"));
         let txs = (0..shards).map(|shard| of(&format!("tx.{shard}"))).collect();
         Self { txs, bundle: of("bundle"), cancel: of("cancel"), head: of("head") }
     }
 
     /// The subject of an item. Private transactions have that of bundles.
-    pub(crate) fn of(&self, flow: Flow, item: &Item) -> &str {
+    pub(crate) fn of(&self, flow: Flow, item: &Item) -> &Subject {
         match (item, flow) {
             (Item::Order(order), Flow::Public) => {
                 let shard = shard_of(order.id().hash(), self.txs.len());
-                self.txs.get(shard).map_or("", String::as_str)
+                &self.txs[shard]
             }
             (Item::Order(_), Flow::Private) => &self.bundle,
             (Item::Cancellation(_) | Item::CancelPrivate { .. }, _) => &self.cancel,

@@ -129,7 +129,11 @@ mod tests {
         assert_eq!(tracker.on(1), Step::Deliver);
         assert_eq!(tracker.on(4), Step::Hole);
         assert_eq!(tracker.next(), Some(2));
-        assert_eq!([2, 3, 4].map(|sequence| tracker.on(sequence)), [Step::Deliver; 3], "there it was");
+        assert_eq!(
+            [2, 3, 4].map(|sequence| tracker.on(sequence)),
+            [Step::Deliver; 3],
+            "there it was"
+        );
         assert_eq!(tracker.on(7), Step::Hole);
         assert_eq!(tracker.on(7), Step::Hole);
         assert_eq!(tracker.on(7), Step::Missed(2));

@@ -32,9 +32,9 @@ use self::bytes::{Reader, Writer};
 pub use self::{
     error::WireError,
     head::{HeadRecord, MAX_MINED},
-    private::{BundleRecord, MAX_BUNDLE_TXS},
+    private::{BundleRecord, MAX_BUNDLE_TXS, encode_bundle},
     seen::{MAX_SEEN, decode_seen, encode_seen},
-    tx::TxRecord,
+    tx::{TxRecord, encode_transaction},
 };
 
 /// The version of the encoding. A decoder refuses every other.

@@ -69,7 +69,10 @@ fn a_transaction_is_pooled_once_whoever_publishes_it() {
     assert_eq!(counts(&deliverer), [1, 1, 0, 0]);
     let order = deliverer.pool.get(record.tx.tx_hash()).expect("an order");
     let tx = order.as_tx().expect("a transaction");
-    assert_eq!((tx.first_seen(), tx.origin(), tx.sender()), (at(100), Origin::Mempool, record.sender));
+    assert_eq!(
+        (tx.first_seen(), tx.origin(), tx.sender()),
+        (at(100), Origin::Mempool, record.sender)
+    );
 }
 
 #[test]
@@ -150,7 +153,7 @@ fn bundles_cancellations_and_private_transactions_reach_the_pool_from_trusted_ma
     let stats = deliverer.pool.stats();
     assert_eq!((stats.bundles, stats.external_txs), (1, 1));
     let key = bundle.key().expect("a key");
-    let cancel = Record::Cancellation(Cancellation { key, nonce: Some(1) });
+    let cancel = Record::Cancellation(Cancellation { key, nonce: Some(2) });
     deliverer.message(&message("a", cancel.encode()), at(101));
     deliverer.message(&message("a", Record::CancelPrivate { hash, signer }.encode()), at(101));
     let stats = deliverer.pool.stats();

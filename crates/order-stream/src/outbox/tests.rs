@@ -6,8 +6,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn outbox() -> Outbox {
     let backoff = Backoff { base: SECOND, cap: 4 * SECOND };
-    let limits =
-        OutboxLimits { window: 4, window_bytes: 1_000, ack_timeout: 5 * SECOND, backoff };
+    let limits = OutboxLimits { window: 4, window_bytes: 1_000, ack_timeout: 5 * SECOND, backoff };
     Outbox::new(limits)
 }
 

@@ -25,10 +25,17 @@ impl<'a> Reader<'a> {
         std::mem::replace(&mut self.0, &[])
     }
 
-    pub(super) fn take(&mut self, count: usize, field: &'static str) -> Result<&'a [u8], WireError> {
+    pub(super) fn take(
+        &mut self,
+        count: usize,
+        field: &'static str,
+    ) -> Result<&'a [u8], WireError> {
         let left = self.0.len();
-        let (taken, rest) =
-            self.0.split_at_checked(count).ok_or(WireError::Truncated { field, needed: count, left })?;
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(WireError::Truncated {
+            field,
+            needed: count,
+            left,
+        })?;
         self.0 = rest;
         Ok(taken)
     }
@@ -79,11 +86,19 @@ impl<'a> Reader<'a> {
     pub(super) fn flags(&mut self, field: &'static str, used: u32) -> Result<Flags, WireError> {
         let bits = self.u16(field)?;
         let unused = u32::from(bits).checked_shr(used).unwrap_or(0);
-        if unused != 0 { Err(WireError::Value { field, value: bits.into() }) } else { Ok(Flags(bits)) }
+        if unused != 0 {
+            Err(WireError::Value { field, value: bits.into() })
+        } else {
+            Ok(Flags(bits))
+        }
     }
 
     /// Hashes, of which there may be at most `limit`.
-    pub(super) fn hashes(&mut self, field: &'static str, limit: usize) -> Result<Vec<B256>, WireError> {
+    pub(super) fn hashes(
+        &mut self,
+        field: &'static str,
+        limit: usize,
+    ) -> Result<Vec<B256>, WireError> {
         let value = usize::from(self.u16(field)?);
         if value > limit {
             return Err(WireError::TooLong { field, value, limit });

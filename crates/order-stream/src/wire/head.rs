@@ -3,13 +3,7 @@
 use alloy_primitives::B256;
 use chain_view::{Block, Head};
 
-use super::{
-    Encoded, KIND_HEAD,
-    bytes::Reader,
-    content_id,
-    error::WireError,
-    start,
-};
+use super::{Encoded, KIND_HEAD, bytes::Reader, content_id, error::WireError, start};
 
 /// Most hashes of [`HeadRecord::mined`]: above 45 million gas of plain transfers.
 pub const MAX_MINED: usize = 4_096;
@@ -32,8 +26,7 @@ impl HeadRecord {
     #[must_use]
     pub fn encode(&self) -> Encoded {
         let Head { number, hash, parent_hash, timestamp, gas_limit, fee_recipient, .. } = self.head;
-        let mut writer =
-            start(KIND_HEAD, self.mined.len().saturating_mul(32).saturating_add(224));
+        let mut writer = start(KIND_HEAD, self.mined.len().saturating_mul(32).saturating_add(224));
         [number, timestamp, gas_limit].iter().for_each(|value| writer.u64(*value));
         [hash, parent_hash, self.previous].iter().for_each(|hash| writer.bytes(hash.as_slice()));
         writer.bytes(fee_recipient.as_slice());
@@ -63,8 +56,10 @@ impl HeadRecord {
         let read = content.len().saturating_sub(reader.rest().len());
         let id = content_id(KIND_HEAD, content.get(..read).unwrap_or_default());
         let mut head = Head::new(number, hash, parent);
-        (head.timestamp, head.gas_limit, head.fee_recipient) = (timestamp, gas_limit, fee_recipient);
-        [head.next_base_fee_wei, head.base_fee_wei, head.blob_gas_used, head.excess_blob_gas] = options;
+        (head.timestamp, head.gas_limit, head.fee_recipient) =
+            (timestamp, gas_limit, fee_recipient);
+        [head.next_base_fee_wei, head.base_fee_wei, head.blob_gas_used, head.excess_blob_gas] =
+            options;
         let mined = reader.hashes("mined", MAX_MINED)?;
         Ok((Self { head, previous, mined }, id))
     }

@@ -43,35 +43,7 @@ impl BundleRecord {
     /// Encodes it. The message id is a hash of all of its fields but the first-seen time.
     #[must_use]
     pub fn encode(&self) -> Encoded {
-        let parts = &self.parts;
-        let raw: usize = parts.txs.iter().map(|tx| tx.envelope().encode_2718_len()).sum();
-        let lists = [&parts.reverting_tx_hashes, &parts.dropping_tx_hashes, &parts.refund_tx_hashes];
-        let hashes: usize = lists.iter().map(|list| list.len()).sum();
-        let others = parts.txs.len().saturating_mul(24).saturating_add(hashes.saturating_mul(32));
-        let mut writer =
-            start(KIND_BUNDLE, raw.saturating_add(others).saturating_add(FIXED_BYTES));
-        writer.time(parts.first_seen.unwrap_or(SystemTime::UNIX_EPOCH));
-        let content = writer.buffer().len();
-        let percent = parts.refund_percent.map(u64::from);
-        let numbers =
-            [parts.block, parts.min_timestamp, parts.max_timestamp, parts.replacement_nonce, percent];
-        let addresses = [parts.refund_recipient, parts.refund_identity, parts.signer];
-        let mut flags = numbers.map(|number| number.is_some()).to_vec();
-        flags.extend(addresses.map(|address| address.is_some()));
-        flags.extend([parts.uuid.is_some(), parts.delayed_refund]);
-        writer.flags(&flags);
-        numbers.iter().flatten().for_each(|number| writer.u64(*number));
-        addresses.iter().flatten().for_each(|address| writer.bytes(address.as_slice()));
-        if let Some(uuid) = &parts.uuid {
-            writer.bytes(uuid.as_bytes());
-        }
-        lists.iter().for_each(|list| writer.hashes(list, MAX_BUNDLE_TXS as u16));
-        let count = parts.txs.len().min(MAX_BUNDLE_TXS);
-        writer.u16(count as u16);
-        parts.txs.iter().take(count).for_each(|tx| write_tx(&mut writer, tx));
-        let payload = writer.finish();
-        let id = content_id(KIND_BUNDLE, payload.get(content..).unwrap_or_default());
-        Encoded { id, payload }
+        encode(&self.parts, self.parts.first_seen.unwrap_or(SystemTime::UNIX_EPOCH))
     }
 
     pub(super) fn read(reader: &mut Reader<'_>, first_seen: SystemTime) -> Result<Self, WireError> {
@@ -133,6 +105,43 @@ impl BundleRecord {
         self.parts.first_seen = Some(self.parts.first_seen.map_or(now, |seen| seen.min(now)));
         Ok(Bundle::new(self.parts)?)
     }
+}
+
+/// Encodes what is published of a pooled bundle, as [`BundleRecord::of`] and [`BundleRecord::encode`] do,
+/// without copying blobs twice.
+#[must_use]
+pub fn encode_bundle(bundle: &Bundle) -> Encoded {
+    encode(bundle.parts(), bundle.first_seen())
+}
+
+fn encode(parts: &BundleParts, first_seen: SystemTime) -> Encoded {
+    let raw: usize = parts.txs.iter().map(|tx| tx.envelope().encode_2718_len()).sum();
+    let lists = [&parts.reverting_tx_hashes, &parts.dropping_tx_hashes, &parts.refund_tx_hashes];
+    let hashes: usize = lists.iter().map(|list| list.len()).sum();
+    let others = parts.txs.len().saturating_mul(24).saturating_add(hashes.saturating_mul(32));
+    let mut writer = start(KIND_BUNDLE, raw.saturating_add(others).saturating_add(FIXED_BYTES));
+    writer.time(first_seen);
+    let content = writer.buffer().len();
+    let percent = parts.refund_percent.map(u64::from);
+    let numbers =
+        [parts.block, parts.min_timestamp, parts.max_timestamp, parts.replacement_nonce, percent];
+    let addresses = [parts.refund_recipient, parts.refund_identity, parts.signer];
+    let mut flags = numbers.map(|number| number.is_some()).to_vec();
+    flags.extend(addresses.map(|address| address.is_some()));
+    flags.extend([parts.uuid.is_some(), parts.delayed_refund]);
+    writer.flags(&flags);
+    numbers.iter().flatten().for_each(|number| writer.u64(*number));
+    addresses.iter().flatten().for_each(|address| writer.bytes(address.as_slice()));
+    if let Some(uuid) = &parts.uuid {
+        writer.bytes(uuid.as_bytes());
+    }
+    lists.iter().for_each(|list| writer.hashes(list, MAX_BUNDLE_TXS as u16));
+    let count = parts.txs.len().min(MAX_BUNDLE_TXS);
+    writer.u16(count as u16);
+    parts.txs.iter().take(count).for_each(|tx| write_tx(&mut writer, tx));
+    let payload = writer.finish();
+    let id = content_id(KIND_BUNDLE, payload.get(content..).unwrap_or_default());
+    Encoded { id, payload }
 }
 
 fn write_tx(writer: &mut Writer, tx: &Transaction) {

@@ -1,4 +1,7 @@
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::LazyLock,
+    time::{Duration, SystemTime},
+};
 
 use alloy_consensus::{
     SignableTransaction as _, TxEip4844, TxEip4844WithSidecar, transaction::SignerRecoverable as _,
@@ -23,11 +26,14 @@ fn at(nanos: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos)
 }
 
-/// Signed transactions of every type without blobs.
+/// Signed transactions of every type without blobs, at most 200.
 fn envelopes(count: usize) -> Vec<PooledTransaction> {
-    let mut load = Workload::new(WorkloadConfig::new(7, 1).with_accounts(10));
-    let raw = load.prepare(count).into_iter().map(|tx| tx.raw);
-    raw.map(|raw| PooledTransaction::decode_2718_exact(&raw).expect("a transaction")).collect()
+    static ALL: LazyLock<Vec<PooledTransaction>> = LazyLock::new(|| {
+        let mut load = Workload::new(WorkloadConfig::new(7, 1).with_accounts(10));
+        let raw = load.prepare(200).into_iter().map(|tx| tx.raw);
+        raw.map(|raw| PooledTransaction::decode_2718_exact(&raw).expect("a transaction")).collect()
+    });
+    ALL[..count].to_vec()
 }
 
 /// A transaction with a blob of zeros: its commitment and its proofs are the point at infinity.
@@ -121,7 +127,9 @@ fn round_trip(encoded: &Encoded) -> Record {
 fn transactions_of_every_type_keep_bytes_sender_and_times() {
     let terms = PrivateTerms { signer: Some(Address::repeat_byte(3)), max_block: 77 };
     let txs = envelopes(200).into_iter().chain([blob(false), blob(true)]);
-    for (tx, private) in txs.zip([None, Some(terms), None, Some(PrivateTerms { signer: None, ..terms })].into_iter().cycle()) {
+    for (tx, private) in txs.zip(
+        [None, Some(terms), None, Some(PrivateTerms { signer: None, ..terms })].into_iter().cycle(),
+    ) {
         let sent = record(tx, private);
         let Record::Tx(read) = round_trip(&sent.encode()) else { panic!("another kind") };
         assert_eq!((&read.tx, read.sender, read.origin), (&sent.tx, sent.sender, sent.origin));
@@ -158,7 +166,8 @@ fn cancellations_keep_their_fields_and_differ_in_their_ids() {
 fn a_reorg_back_to_an_earlier_block_is_a_message_of_its_own() {
     let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
     let record = |previous| HeadRecord { head, previous, mined: Vec::new() };
-    let (first, again) = (record(B256::repeat_byte(4)).encode(), record(B256::repeat_byte(6)).encode());
+    let (first, again) =
+        (record(B256::repeat_byte(4)).encode(), record(B256::repeat_byte(6)).encode());
     assert_ne!(first.id, again.id);
     let mined = HeadRecord { mined: vec![B256::ZERO], ..record(B256::repeat_byte(4)) }.encode();
     assert_eq!(first.id, mined.id, "two machines whose pools differ publish one head");
@@ -189,7 +198,10 @@ fn another_version_another_kind_another_id_and_other_bytes_are_refused() {
     assert!(matches!(changed(2, 9), Err(WireError::Value { field: "origin", value: 9 })));
     assert!(matches!(Record::decode(&B256::ZERO, &payload), Err(WireError::Id { .. })));
     let longer = vec![VERSION; MAX_MESSAGE_BYTES + 1];
-    assert!(matches!(Record::decode(&id, &longer), Err(WireError::TooLong { field: "message", .. })));
+    assert!(matches!(
+        Record::decode(&id, &longer),
+        Err(WireError::TooLong { field: "message", .. })
+    ));
     let key = ReplacementKey { uuid: uuid::Uuid::from_u128(5), signer: Address::ZERO };
     let Encoded { id, payload } = Record::Cancellation(Cancellation { key, nonce: None }).encode();
     let longer = [&payload[..], &[0]].concat();
@@ -267,6 +279,8 @@ impl FindOrder for order_pool::Subscription {
 }
 
 /// One message of each kind, small enough to be damaged everywhere.
+static EXAMPLES: LazyLock<Vec<Encoded>> = LazyLock::new(examples);
+
 fn examples() -> Vec<Encoded> {
     let terms = PrivateTerms { signer: Some(Address::repeat_byte(3)), max_block: 77 };
     let key = ReplacementKey { uuid: uuid::Uuid::from_u128(5), signer: Address::repeat_byte(1) };
@@ -318,11 +332,11 @@ proptest! {
     #[test]
     fn damaged_messages_are_refused_or_are_what_they_say(
         (index, bytes) in (0..6_usize).prop_flat_map(|index| {
-            let payload = examples()[index].payload.to_vec();
+            let payload = EXAMPLES[index].payload.to_vec();
             (Just(index), damaged(vec![payload]))
         }),
     ) {
-        let id = examples()[index].id;
+        let id = EXAMPLES[index].id;
         if let Ok(record) = Record::decode(&id, &bytes) {
             prop_assert_eq!(record.encode(), Encoded { id, payload: bytes.into() });
         }

@@ -8,12 +8,7 @@ use alloy_primitives::Address;
 use chain_view::PooledTransaction;
 use order_pool::{Origin, PrivateTerms, Transaction};
 
-use super::{
-    Encoded, KIND_PRIVATE_TX, KIND_TX,
-    bytes::Reader,
-    error::WireError,
-    start,
-};
+use super::{Encoded, KIND_PRIVATE_TX, KIND_TX, bytes::Reader, error::WireError, start};
 
 const ORIGIN_MEMPOOL: u8 = 0;
 const ORIGIN_RPC: u8 = 1;
@@ -36,15 +31,11 @@ pub struct TxRecord {
 
 impl TxRecord {
     /// What is published of a pooled transaction. One that a node has announced counts as
-    /// announced, whoever sent it first, and its terms are void.
+    /// announced, whoever sent it first, and its terms are void. Copies its blobs, unlike
+    /// [`encode_transaction`].
     #[must_use]
     pub fn of(tx: &Transaction) -> Self {
-        let private = tx.private_terms().copied().filter(|_| !tx.is_public());
-        let origin = match private {
-            Some(_) => Origin::Private,
-            None if tx.is_public() => Origin::Mempool,
-            None => Origin::Rpc,
-        };
+        let (origin, private) = published_as(tx);
         let (sender, first_seen) = (tx.sender(), tx.first_seen());
         Self { tx: tx.envelope().clone(), sender, origin, first_seen, private }
     }
@@ -52,28 +43,14 @@ impl TxRecord {
     /// Encodes it; the message id is the transaction's hash.
     #[must_use]
     pub fn encode(&self) -> Encoded {
-        let kind = if self.private.is_some() { KIND_PRIVATE_TX } else { KIND_TX };
-        let mut writer = start(kind, self.tx.encode_2718_len().saturating_add(64));
-        if let Some(terms) = &self.private {
-            writer.flags(&[terms.signer.is_some()]);
-            if let Some(signer) = &terms.signer {
-                writer.bytes(signer.as_slice());
-            }
-            writer.u64(terms.max_block);
-        } else {
-            writer.u8(if self.origin == Origin::Mempool { ORIGIN_MEMPOOL } else { ORIGIN_RPC });
-        }
-        writer.time(self.first_seen);
-        writer.bytes(self.sender.as_slice());
-        self.tx.encode_2718(writer.buffer());
-        Encoded { id: *self.tx.tx_hash(), payload: writer.finish() }
+        let Self { tx, sender, origin, first_seen, private } = self;
+        encode(tx, *sender, *origin, *first_seen, private.as_ref())
     }
 
     pub(super) fn read(reader: &mut Reader<'_>, is_private: bool) -> Result<Self, WireError> {
         let (origin, private) = if is_private {
             let flags = reader.flags("private", 1)?;
-            let signer =
-                if flags.has(0) { Some(reader.address("private.signer")?) } else { None };
+            let signer = if flags.has(0) { Some(reader.address("private.signer")?) } else { None };
             let max_block = reader.u64("private.max_block")?;
             (Origin::Private, Some(PrivateTerms { signer, max_block }))
         } else {
@@ -115,6 +92,47 @@ impl TxRecord {
             None => Transaction::new(tx, origin, first_seen),
         })
     }
+}
+
+/// Encodes what is published of a pooled transaction, as [`TxRecord::of`] and [`TxRecord::encode`] do.
+#[must_use]
+pub fn encode_transaction(tx: &Transaction) -> Encoded {
+    let (origin, private) = published_as(tx);
+    encode(tx.envelope(), tx.sender(), origin, tx.first_seen(), private.as_ref())
+}
+
+fn published_as(tx: &Transaction) -> (Origin, Option<PrivateTerms>) {
+    let private = tx.private_terms().copied().filter(|_| !tx.is_public());
+    let origin = match private {
+        Some(_) => Origin::Private,
+        None if tx.is_public() => Origin::Mempool,
+        None => Origin::Rpc,
+    };
+    (origin, private)
+}
+
+fn encode(
+    tx: &PooledTransaction,
+    sender: Address,
+    origin: Origin,
+    first_seen: SystemTime,
+    private: Option<&PrivateTerms>,
+) -> Encoded {
+    let kind = if private.is_some() { KIND_PRIVATE_TX } else { KIND_TX };
+    let mut writer = start(kind, tx.encode_2718_len().saturating_add(64));
+    if let Some(terms) = private {
+        writer.flags(&[terms.signer.is_some()]);
+        if let Some(signer) = &terms.signer {
+            writer.bytes(signer.as_slice());
+        }
+        writer.u64(terms.max_block);
+    } else {
+        writer.u8(if origin == Origin::Mempool { ORIGIN_MEMPOOL } else { ORIGIN_RPC });
+    }
+    writer.time(first_seen);
+    writer.bytes(sender.as_slice());
+    tx.encode_2718(writer.buffer());
+    Encoded { id: *tx.tx_hash(), payload: writer.finish() }
 }
 
 pub(super) fn decode(index: usize, raw: &[u8]) -> Result<PooledTransaction, WireError> {
