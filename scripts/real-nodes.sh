@@ -96,8 +96,8 @@ export MEMPOOL_INGEST_NODES=$bin
 # The root package is selected too, for its features alone: with them the dependencies are those that the benches
 # and the example have built already. It has no target of these names.
 tests() {
-    cargo test --release -p mempool-ingest -p devnet -p example-builder \
-        --features devnet/real-nodes,example-builder/real-nodes "$@"
+    cargo test --release -p mempool-ingest -p devnet -p example-builder -p order-stream \
+        --features devnet/real-nodes,example-builder/real-nodes,order-stream/real-nodes "$@"
 }
 run() { tests --test real_nodes -- --nocapture "$@"; }
 load() { run --test-threads 1 under_load; }

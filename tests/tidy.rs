@@ -16,7 +16,7 @@ use mempool_ingest::{
     telemetry, txpool_fetcher,
 };
 
-const DOCUMENTS: [&str; 12] = [
+const DOCUMENTS: [&str; 13] = [
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
@@ -24,6 +24,7 @@ const DOCUMENTS: [&str; 12] = [
     "SECURITY.md",
     "benches/README.md",
     "docs/configuration.md",
+    "docs/fleet.md",
     "docs/linking.md",
     "docs/metrics.md",
     "docs/operations.md",

@@ -3,16 +3,29 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
+use alloy_consensus::transaction::SignerRecoverable as _;
+use alloy_eips::eip2718::Decodable2718 as _;
 use async_nats::{
     Client, ConnectErrorKind, ConnectOptions, Event, HeaderMap, ServerError,
     jetstream::{self, stream},
 };
 use devnet::{NatsCluster, NatsConfig, NatsServer};
 use futures::StreamExt as _;
+use mempool_ingest::{
+    OrderPool, PoolConfig,
+    order_pool::{InsertOutcome, Origin, PrivateTerms, Transaction},
+    txpool_fetcher::PooledTransaction,
+};
+use mock_node::workload::{Workload, WorkloadConfig};
+use order_stream::{
+    Flow, Publisher, PublisherConfig, ServerConfig, Source, SourceConfig, State, StreamsConfig,
+    Trust, ensure_streams,
+};
 use tempfile::TempDir;
+use testkit::ingest::eventually;
 use tokio::sync::mpsc;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -47,9 +60,17 @@ impl Sample {
             config = config.with_env(name, path.to_str().unwrap());
         }
         for name in PASSWORDS {
-            config = config.with_env(format!("{name}_PASSWORD"), password(name));
+            config = config.with_env(format!("{name}_PASSWORD"), secret(name));
         }
         Self { folder, config }
+    }
+
+    /// The server for a client of `order-stream`.
+    fn server(&self, server: &NatsServer, user: &str) -> ServerConfig {
+        ServerConfig::new(server.url())
+            .with_user(user, password(user))
+            .with_inbox_prefix(format!("_INBOX_{user}"))
+            .with_root_certificates(self.folder.path().join("cert.pem"))
     }
 
     fn options(&self, user: &str, password: &str) -> ConnectOptions {
@@ -61,8 +82,12 @@ impl Sample {
     }
 }
 
-fn password(variable: &str) -> String {
+fn secret(variable: &str) -> String {
     format!("secret-of-{variable}")
+}
+
+fn password(user: &str) -> String {
+    secret(&user.to_uppercase().replace('-', "_"))
 }
 
 /// A connection, and the subjects that the server has denied it.
@@ -83,8 +108,7 @@ impl User {
             }
             std::future::ready(())
         };
-        let variable = name.to_uppercase().replace('-', "_");
-        let options = sample.options(name, &password(&variable)).event_callback(note);
+        let options = sample.options(name, &password(name)).event_callback(note);
         let client = options.connect(server.url()).await.unwrap();
         Self { client, denied, barriers: 0 }
     }
@@ -247,6 +271,44 @@ async fn nats_each_user_of_the_sample_may_do_what_it_needs_and_nothing_else() {
     assert!(private.request(&info, "").await.contains("stream not found"));
 }
 
+#[tokio::test]
+async fn nats_publishers_and_sources_of_both_flows_need_no_other_rights() {
+    let sample = Sample::new("server.conf");
+    let server = NatsServer::start(sample.folder.path(), &sample.config).unwrap();
+    let pool = || OrderPool::new(PoolConfig::default()).unwrap();
+    let (ingested, built) = (pool(), pool());
+    let mut publishers = Vec::new();
+    let mut sources = Vec::new();
+    for (flow, suffix) in [(Flow::Public, ""), (Flow::Private, "-private")] {
+        let of = |user: &str| sample.server(&server, &format!("{user}{suffix}"));
+        let streams = StreamsConfig::new(1).with_flows([flow]);
+        ensure_streams(&of("admin"), &streams).await.unwrap();
+        let config = PublisherConfig::new(of("ingest-1"), 1, "ingest-1").with_flow(flow);
+        publishers.push(Publisher::start(&ingested, config).unwrap());
+        let config = SourceConfig::new(of("builder-1"), 1, "builder-1")
+            .with_flow(flow)
+            .with_trust(Trust::Machines(["ingest-1".to_owned()].into()));
+        sources.push(Source::start(&built, config).unwrap());
+    }
+    let txs = Workload::new(WorkloadConfig::new(1, 1).with_accounts(2)).prepare(2);
+    let tx = |number: usize| {
+        let tx = PooledTransaction::decode_2718_exact(&txs[number].raw).unwrap();
+        tx.try_into_recovered().unwrap()
+    };
+    let (now, terms) = (SystemTime::now(), PrivateTerms { signer: None, max_block: 10 });
+    let public = Transaction::new(tx(0), Origin::Mempool, now);
+    let private = Transaction::private(tx(1), terms, now);
+    for tx in [public, private] {
+        assert_eq!(ingested.insert_transaction(tx), InsertOutcome::Added);
+    }
+    eventually("both are built on", || txs.iter().all(|tx| built.contains(&tx.hash))).await;
+    assert!(sources.iter().all(|source| source.state() == State::Live));
+    for publisher in publishers {
+        let stats = publisher.shutdown(PATIENCE).await;
+        assert_eq!((stats.stored, stats.refused_total(), stats.unfinished), (1, 0, 0));
+    }
+}
+
 /// The server does not compare the subject to which a consumer delivers with the user's rights.
 #[tokio::test]
 async fn nats_a_builder_that_redirects_its_deliveries_into_the_stream_stores_nothing() {
@@ -293,7 +355,7 @@ async fn nats_the_sample_refuses_other_passwords_and_connections_without_tls() {
         .connect(server.url());
     assert_eq!(nobody.await.unwrap_err().kind(), ConnectErrorKind::AuthorizationViolation);
     // Without the certificate of the sample, the server's is of nobody known.
-    let unknown = ConnectOptions::with_user_and_password("ingest-1".into(), password("INGEST_1"));
+    let unknown = ConnectOptions::with_user_and_password("ingest-1".into(), password("ingest-1"));
     let error = unknown.connect(server.url()).await.unwrap_err();
     assert_ne!(error.kind(), ConnectErrorKind::AuthorizationViolation, "{error}");
     let mut config = sample.config.clone();
