@@ -38,6 +38,8 @@ order-pool it it::wire::a_damaged_bundle_is_refused_or_consists_of_what_it_says
 mempool-recorder recording hostile::any_bytes_are_a_recording_or_an_error
 mempool-recorder recording hostile::a_damaged_segment_never_gives_more_rows_than_it_had_and_never_panics
 mempool-recorder recording hostile::a_damaged_recording_gives_no_transaction_that_it_did_not_hold
+order-stream lib wire::tests::damaged_messages_are_refused_or_are_what_they_say
+order-stream lib wire::tests::no_bytes_make_the_decoder_panic
 blocklist list parse::any_bytes_are_a_list_or_an_error_and_never_a_panic
 blocklist list parse::a_list_cut_anywhere_is_refused_when_its_length_is_known
 blocklist list parse::a_damaged_list_names_no_address_that_it_does_not_contain

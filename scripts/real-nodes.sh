@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Runs the tests behind the feature `real-nodes` on pinned versions of anvil and geth.
+# Runs the tests behind the feature `real-nodes` on pinned versions of anvil, geth and nats-server.
 #
-# The nodes are installed under target/nodes/ the first time: anvil from npm, geth by `go install` (two minutes).
-# Node.js with npm and a Go toolchain are needed for that; nothing of the system is changed.
+# They are installed under target/nodes/ the first time: anvil from npm, geth (two minutes) and nats-server (one) by
+# `go install`. Node.js with npm and a Go toolchain are needed for that; nothing of the system is changed.
 #
-#   scripts/real-nodes.sh                  install what is missing, run all
-#   scripts/real-nodes.sh --install-only   install what is missing
-#   scripts/real-nodes.sh --load           only what loads a node at rates that need the machine
-#   scripts/real-nodes.sh --others         only the others, which mostly wait for a node to be gone
-#   scripts/real-nodes.sh NAME ...         run the tests whose names contain one of these
+#   scripts/real-nodes.sh                            install what is missing, run all
+#   scripts/real-nodes.sh --install-only [NAME ...]  install what is missing, of anvil, geth and nats
+#   scripts/real-nodes.sh --load                     only what loads a node at rates that need the machine
+#   scripts/real-nodes.sh --others                   only the others, which mostly wait for a node to be gone
+#   scripts/real-nodes.sh NAME ...                   run the tests whose names contain one of these
 set -euo pipefail
 
 ANVIL_VERSION=1.7.1
 GETH_VERSION=1.16.9
+NATS_VERSION=2.12.15
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 nodes=$root/target/nodes
@@ -34,6 +35,7 @@ prints() {
 }
 has_anvil() { prints "$ANVIL_VERSION" "$bin/anvil" --version; }
 has_geth() { prints "Version: $GETH_VERSION-" "$bin/geth" version; }
+has_nats() { prints "v$NATS_VERSION" "$bin/nats-server" --version; }
 
 install_anvil() {
     command -v npm >/dev/null || fail "npm is needed to install anvil $ANVIL_VERSION"
@@ -56,16 +58,37 @@ install_anvil() {
     has_anvil || fail "the installed anvil is not version $ANVIL_VERSION"
 }
 
+# Builds a command of a Go module: name, package, version, how long it takes.
+go_install() {
+    local name=$1 package=$2 version=$3 time=$4
+    command -v go >/dev/null || fail "a Go toolchain is needed to install $name $version"
+    echo "real-nodes: installing $name $version, this takes $time"
+    GOBIN=$bin go install "$package@v$version" >"$nodes/$name-install.log" 2>&1 ||
+        fail "go install failed, see $nodes/$name-install.log"
+}
+
 install_geth() {
-    command -v go >/dev/null || fail "a Go toolchain is needed to install geth $GETH_VERSION"
-    echo "real-nodes: installing geth $GETH_VERSION, this takes two minutes"
-    GOBIN=$bin go install "github.com/ethereum/go-ethereum/cmd/geth@v$GETH_VERSION" \
-        >"$nodes/geth-install.log" 2>&1 || fail "go install failed, see $nodes/geth-install.log"
+    go_install geth github.com/ethereum/go-ethereum/cmd/geth "$GETH_VERSION" "two minutes"
     has_geth || fail "the installed geth is not version $GETH_VERSION"
 }
 
-has_anvil || install_anvil
-has_geth || install_geth
+install_nats() {
+    go_install nats-server github.com/nats-io/nats-server/v2 "$NATS_VERSION" "a minute"
+    has_nats || fail "the installed nats-server is not version $NATS_VERSION"
+}
+
+wanted=(anvil geth nats)
+if [ "${1-}" = --install-only ]; then
+    shift
+    [ $# -eq 0 ] || wanted=("$@")
+    set -- --install-only
+fi
+for name in "${wanted[@]}"; do
+    case $name in
+        anvil | geth | nats) "has_$name" || "install_$name" ;;
+        *) fail "nothing is called $name; there are anvil, geth and nats" ;;
+    esac
+done
 [ "${1-}" = --install-only ] && exit 0
 
 cd "$root"
@@ -73,8 +96,8 @@ export MEMPOOL_INGEST_NODES=$bin
 # The root package is selected too, for its features alone: with them the dependencies are those that the benches
 # and the example have built already. It has no target of these names.
 tests() {
-    cargo test --release -p mempool-ingest -p devnet -p example-builder \
-        --features devnet/real-nodes,example-builder/real-nodes "$@"
+    cargo test --release -p mempool-ingest -p devnet -p example-builder -p order-stream \
+        --features devnet/real-nodes,example-builder/real-nodes,order-stream/real-nodes "$@"
 }
 run() { tests --test real_nodes -- --nocapture "$@"; }
 load() { run --test-threads 1 under_load; }

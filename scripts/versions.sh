@@ -20,7 +20,7 @@ mid=(2.4.1 42)
 high=(2.5.0 43)
 
 published=(-p mempool-ingest -p txpool-fetcher -p order-pool -p order-rpc -p chain-view -p load-control -p blocklist
-    -p mempool-recorder)
+    -p mempool-recorder -p order-stream)
 tests=(--lib --test it --test list --test evm)
 
 copy() {

@@ -16,7 +16,7 @@ use mempool_ingest::{
     telemetry, txpool_fetcher,
 };
 
-const DOCUMENTS: [&str; 12] = [
+const DOCUMENTS: [&str; 13] = [
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
@@ -24,6 +24,7 @@ const DOCUMENTS: [&str; 12] = [
     "SECURITY.md",
     "benches/README.md",
     "docs/configuration.md",
+    "docs/fleet.md",
     "docs/linking.md",
     "docs/metrics.md",
     "docs/operations.md",
@@ -426,7 +427,7 @@ fn is_metric(text: &str) -> bool {
 }
 
 /// The table of metrics of each crate.
-fn metrics() -> [(&'static str, BTreeSet<&'static str>); 7] {
+fn metrics() -> [(&'static str, BTreeSet<&'static str>); 8] {
     let set = |table: &[(&'static str, _, _)]| table.iter().map(|(name, ..)| *name).collect();
     [
         ("mempool_fetcher_", set(txpool_fetcher::METRICS)),
@@ -436,6 +437,7 @@ fn metrics() -> [(&'static str, BTreeSet<&'static str>); 7] {
         ("order_rpc_", set(order_rpc::METRICS)),
         ("blocklist_", set(blocklist::METRICS)),
         ("mempool_recorder_", set(mempool_recorder::METRICS)),
+        ("order_stream_", set(order_stream::METRICS)),
     ]
 }
 

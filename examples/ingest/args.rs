@@ -71,7 +71,7 @@ pub(crate) struct Args {
     pub(crate) hashes: Option<PathBuf>,
     /// How long the pool keeps a transaction, e.g. 60s
     #[arg(long, value_parser = parse_duration, default_value = "60s")]
-    retention: Duration,
+    pub(crate) retention: Duration,
     /// Time between audits of the node's pool, 0s for none
     #[arg(long, value_parser = parse_duration, default_value = "60s")]
     audit: Duration,
@@ -81,9 +81,24 @@ pub(crate) struct Args {
     /// Accept searchers' orders by JSON-RPC at this address, port 0 for a free one
     #[arg(long, value_name = "ADDR")]
     rpc: Option<SocketAddr>,
-    /// With --rpc: the chain of the orders [default: the node's]
-    #[arg(long, value_name = "N", requires = "rpc")]
+    /// With --rpc or --publish: the chain of the orders [default: the node's]
+    #[arg(long, value_name = "N")]
     chain_id: Option<u64>,
+    /// Publish the transactions of the pool to a fleet: NATS servers of one cluster
+    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "machine")]
+    pub(crate) publish: Vec<String>,
+    /// Publish bundles, private transactions and cancellations too: the same servers, another user
+    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "machine")]
+    pub(crate) publish_private: Vec<String>,
+    /// With --publish: the name of this machine in the fleet
+    #[arg(long, value_name = "NAME")]
+    pub(crate) machine: Option<String>,
+    /// With --publish: make or change the streams, with so many replicas, 1, 3 or 5
+    #[arg(long, value_name = "N")]
+    pub(crate) replicas: Option<usize>,
+    /// With --publish: the certificates that may sign the servers', beside those of the system
+    #[arg(long, value_name = "FILE")]
+    pub(crate) nats_ca: Option<PathBuf>,
     /// Mock node: transactions per second
     #[arg(long, default_value_t = 500)]
     pub(crate) tps: u32,
@@ -132,13 +147,17 @@ impl Args {
     /// node, if there is one.
     pub(crate) fn rpc(&self, node: Option<u64>) -> Result<Option<OrderRpcConfig>, String> {
         let Some(listen) = self.rpc else { return Ok(None) };
-        let chain_id = self
-            .chain_id
-            .or(node)
-            .ok_or("--rpc needs --chain-id while no node has been reached to say its own")?;
+        let chain_id = self.chain(node, "--rpc")?;
         let mut config = OrderRpcConfig::new(chain_id);
         config.listen = listen;
         Ok(Some(config))
+    }
+
+    /// The chain of `--chain-id`, or of the connected node. `flag` is what needs it.
+    pub(crate) fn chain(&self, node: Option<u64>, flag: &str) -> Result<u64, String> {
+        let missing =
+            || format!("{flag} needs --chain-id while no node has been reached to say its own");
+        self.chain_id.or(node).ok_or_else(missing)
     }
 
     fn fetcher(&self, endpoints: Vec<Endpoint>) -> FetcherConfig {

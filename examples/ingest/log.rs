@@ -22,7 +22,7 @@ impl Log {
         let log = Self::default();
         let default = match live {
             true => {
-                "warn,txpool_fetcher=info,load_control=info,mempool_ingest=info,alloy_transport_ipc=off"
+                "warn,txpool_fetcher=info,load_control=info,mempool_ingest=info,order_stream=info,alloy_transport_ipc=off"
             }
             false => "warn,alloy_transport_ipc=off",
         };

@@ -10,6 +10,7 @@ mod live;
 mod log;
 mod node;
 mod picture;
+mod publishing;
 mod recording;
 mod samples;
 mod view;
@@ -35,6 +36,7 @@ use testkit::{
 use crate::{
     args::Args,
     log::Log,
+    publishing::{PublishedSummary, Publishing},
     recording::{Files, RecordedSummary, ReplayedSummary},
     samples::Samples,
     view::View,
@@ -80,6 +82,8 @@ pub(crate) struct Summary {
     deferred: u64,
     /// `null` without `--rpc`.
     rpc: Option<RpcCounts>,
+    /// One for each flow that is published.
+    published: Vec<PublishedSummary>,
     /// `null` without `--record`.
     recorded: Option<RecordedSummary>,
     /// `null` without `--replay`.
@@ -179,10 +183,12 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
     // Before anything is recorded: a signal before this ends the process at once.
     let mut signals = StopSignals::listen()?;
     let node = ingest.fetcher().status().into_iter().find_map(|source| source.node);
-    if let Some(config) = args.rpc(node.map(|node| node.chain_id))? {
+    let chain = node.map(|node| node.chain_id);
+    if let Some(config) = args.rpc(chain)? {
         ingest.start_rpc(config)?;
     }
     let ingest = ingest;
+    let publishing = Publishing::start(args, ingest.pool(), chain).await?;
     let start = Instant::now();
     let watcher = Watcher::start(ingest.pool().clone());
     let files = Files::start(args, ingest.pool())?;
@@ -231,6 +237,7 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
     let pool = ingest.pool().clone();
     let IngestEnd { reason: end, counts, rpc, .. } = ingest.shutdown(STOP_DEADLINE).await;
     let (recorded, replayed) = files.end();
+    let published = publishing.end().await;
     if let Some(Err(error)) = rpc {
         eprintln!("warning: {error}");
     }
@@ -240,6 +247,7 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
         counts,
         balance: counts.balance(),
         end: format!("{end:?}"),
+        published,
         recorded,
         replayed,
         ..summary
@@ -299,6 +307,7 @@ fn summarize(
         evicted: stats.evicted,
         deferred: ingest.fetcher().deferred().deferred,
         rpc: RpcCounts::of(ingest, watcher.seen()),
+        published: Vec::new(),
         recorded: None,
         replayed: None,
         latency_us: Latency {

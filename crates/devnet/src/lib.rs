@@ -1,11 +1,19 @@
-//! Real nodes, anvil and geth, on development chains of their own, and a load of signed transactions for them.
+//! Real nodes, anvil and geth, on development chains of their own, a load of signed transactions for them, and real NATS
+//! servers.
 //!
-//! `scripts/real-nodes.sh` installs the pinned versions under `target/nodes/`. Everything else a node needs, its
-//! chain, its socket, its log, is in a directory that the caller gives. The tests that run on them are this crate's, with
-//! the feature `real-nodes`; the load is also the command `examples/load.rs`.
+//! `scripts/real-nodes.sh` installs the pinned versions under `target/nodes/`. Everything else a node or server needs,
+//! its chain or store, its socket, its log, is in a directory that the caller gives. The tests that run on them are
+//! this crate's, with the feature `real-nodes`; the load is also the command `examples/load.rs`.
 
+mod error;
 mod genesis;
 pub mod load;
+mod nats;
 mod node;
+mod ports;
+mod process;
 
-pub use node::{NODES_VARIABLE, RealNode, RealNodeConfig, RealNodeError, RealNodeKind, find};
+pub use error::RealNodeError;
+pub use nats::{NatsCluster, NatsConfig, NatsServer, find_nats};
+pub use node::{RealNode, RealNodeConfig, RealNodeKind, find};
+pub use process::NODES_VARIABLE;

@@ -1,69 +1,21 @@
 //! A real node as a child process.
 
 use std::{
-    env, fs,
-    fs::File,
+    fs,
     io::{self, BufRead as _, BufReader, Write as _},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
-    thread,
-    time::{Duration, Instant},
+    process::{Command, Stdio},
+    time::Duration,
 };
 
 use mock_node::{DEFAULT_ACCOUNTS, DEV_CHAIN_ID};
 
-use crate::genesis::genesis;
-
-/// Names a directory with `anvil` and `geth` in it, instead of `target/nodes/bin`.
-pub const NODES_VARIABLE: &str = "MEMPOOL_INGEST_NODES";
-
-/// A node that was started must answer within this time. geth takes about two seconds, on a busy machine more.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Between two looks at a socket that does not answer yet: another process gives no sign to wait for.
-const LOOK: Duration = Duration::from_millis(20);
-
-/// Why a real node is not there.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RealNodeError {
-    /// Not installed.
-    #[error("{} is missing: run scripts/real-nodes.sh, or set {NODES_VARIABLE} to a directory that has it", path.display())]
-    Missing {
-        /// Where it was looked for.
-        path: PathBuf,
-    },
-    /// A file or process could not be made.
-    #[error("cannot {what}: {source}")]
-    Io {
-        /// What was tried.
-        what: String,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
-    /// It ended, or a command of its ended badly.
-    #[error("{what} ended with {status}; its log is {}", log.display())]
-    Exited {
-        /// Which command.
-        what: String,
-        /// Its exit status.
-        status: ExitStatus,
-        /// Where it wrote.
-        log: PathBuf,
-    },
-    /// It runs and does not answer.
-    #[error("no answer on {} after {waited:?}; its log is {}", path.display(), log.display())]
-    Silent {
-        /// Its socket.
-        path: PathBuf,
-        /// For how long it was asked.
-        waited: Duration,
-        /// Where it wrote.
-        log: PathBuf,
-    },
-}
+use crate::{
+    error::{RealNodeError, io_error},
+    genesis::genesis,
+    process::{Process, START_TIMEOUT, find_binary, open_log, path_text, strings},
+};
 
 /// How a node is run. The defaults are those under which both take 2,000 transactions/s.
 #[derive(Clone, Debug)]
@@ -154,11 +106,8 @@ impl RealNodeKind {
 #[derive(Debug)]
 pub struct RealNode {
     kind: RealNodeKind,
-    binary: PathBuf,
-    args: Vec<String>,
     ipc_path: PathBuf,
-    log: PathBuf,
-    child: Option<Child>,
+    process: Process,
 }
 
 impl RealNode {
@@ -229,8 +178,8 @@ impl RealNode {
         args: Vec<String>,
     ) -> Result<Self, RealNodeError> {
         let log = dir.join(format!("{}.log", kind.name()));
-        let binary = find(kind)?;
-        let mut node = Self { kind, binary, args, ipc_path, log, child: None };
+        let process = Process::new(kind.name(), args, Vec::new(), log)?;
+        let mut node = Self { kind, ipc_path, process };
         node.restart()?;
         Ok(node)
     }
@@ -247,12 +196,12 @@ impl RealNode {
 
     /// Where its output goes.
     pub fn log_path(&self) -> &Path {
-        &self.log
+        self.process.log_path()
     }
 
     /// Its process, if it runs.
     pub fn pid(&self) -> Option<u32> {
-        self.child.as_ref().map(Child::id)
+        self.process.pid()
     }
 
     /// Kills it with SIGKILL: no clean-up, the socket file stays. Does nothing when it does not run.
@@ -260,10 +209,7 @@ impl RealNode {
     /// # Errors
     /// [`RealNodeError::Io`] when the system refuses.
     pub fn kill9(&mut self) -> Result<(), RealNodeError> {
-        let Some(mut child) = self.child.take() else { return Ok(()) };
-        // A stopped process is killed too.
-        child.kill().and_then(|()| child.wait()).map_err(io_error("kill the node"))?;
-        Ok(())
+        self.process.kill9()
     }
 
     /// Stops the process in its tracks (SIGSTOP); its sockets stay open.
@@ -271,7 +217,7 @@ impl RealNode {
     /// # Errors
     /// [`RealNodeError::Io`] when it does not run or the system refuses.
     pub fn sigstop(&self) -> Result<(), RealNodeError> {
-        self.signal("-STOP")
+        self.process.signal("-STOP")
     }
 
     /// Lets it go on (SIGCONT).
@@ -279,19 +225,7 @@ impl RealNode {
     /// # Errors
     /// [`RealNodeError::Io`] when it does not run or the system refuses.
     pub fn sigcont(&self) -> Result<(), RealNodeError> {
-        self.signal("-CONT")
-    }
-
-    fn signal(&self, signal: &str) -> Result<(), RealNodeError> {
-        let what = || io_error(format!("send {signal} to {}", self.kind.name()));
-        let pid = self.pid().ok_or_else(|| what()(io::ErrorKind::NotFound.into()))?;
-        let status =
-            Command::new("kill").args([signal, &pid.to_string()]).status().map_err(what())?;
-        if status.success() {
-            Ok(())
-        } else {
-            Err(what()(io::Error::other(format!("kill ended with {status}"))))
-        }
+        self.process.signal("-CONT")
     }
 
     /// Kills it if it runs and starts it again with the same arguments; it answers when this returns. geth finds its
@@ -309,18 +243,7 @@ impl RealNode {
     /// # Errors
     /// [`RealNodeError::Io`] when it cannot be started.
     pub fn spawn(&mut self) -> Result<(), RealNodeError> {
-        self.kill9()?;
-        let log = open_log(&self.log)?;
-        let errors = log.try_clone().map_err(io_error("share the log"))?;
-        let child = Command::new(&self.binary)
-            .args(&self.args)
-            .stdin(Stdio::null())
-            .stdout(log)
-            .stderr(errors)
-            .spawn()
-            .map_err(io_error(format!("run {}", self.binary.display())))?;
-        self.child = Some(child);
-        Ok(())
+        self.process.spawn()
     }
 
     /// Waits until the socket answers a request.
@@ -328,30 +251,8 @@ impl RealNode {
     /// # Errors
     /// [`RealNodeError::Exited`] when the process has ended, [`RealNodeError::Silent`] after `timeout`.
     pub fn wait_ready(&mut self, timeout: Duration) -> Result<(), RealNodeError> {
-        let begin = Instant::now();
-        loop {
-            if answers(&self.ipc_path).is_ok() {
-                return Ok(());
-            }
-            let child = self.child.as_mut();
-            if let Some(Ok(Some(status))) = child.map(Child::try_wait) {
-                self.child = None;
-                let what = self.kind.name().to_owned();
-                return Err(RealNodeError::Exited { what, status, log: self.log.clone() });
-            }
-            if begin.elapsed() > timeout {
-                let (path, log) = (self.ipc_path.clone(), self.log.clone());
-                return Err(RealNodeError::Silent { path, waited: timeout, log });
-            }
-            thread::sleep(LOOK);
-        }
-    }
-}
-
-impl Drop for RealNode {
-    fn drop(&mut self) {
-        // Nobody is left to be told; the process is a child and is gone with us at the latest.
-        let _ = self.kill9();
+        let path = &self.ipc_path;
+        self.process.wait(timeout, &path.to_string_lossy(), || answers(path).is_ok())
     }
 }
 
@@ -360,16 +261,7 @@ impl Drop for RealNode {
 /// # Errors
 /// [`RealNodeError::Missing`], which names the script that installs it.
 pub fn find(kind: RealNodeKind) -> Result<PathBuf, RealNodeError> {
-    let dir = env::var_os(NODES_VARIABLE).map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nodes/bin"),
-        PathBuf::from,
-    );
-    find_in(&dir, kind)
-}
-
-fn find_in(dir: &Path, kind: RealNodeKind) -> Result<PathBuf, RealNodeError> {
-    let path = dir.join(kind.name());
-    if path.is_file() { Ok(path) } else { Err(RealNodeError::Missing { path }) }
+    find_binary(kind.name())
 }
 
 fn init_geth(
@@ -397,7 +289,7 @@ fn init_geth(
     if status.success() {
         Ok(())
     } else {
-        Err(RealNodeError::Exited { what: "geth init".into(), status, log: log_path })
+        Err(RealNodeError::exited("geth init", status, &log_path))
     }
 }
 
@@ -408,37 +300,4 @@ fn answers(path: &Path) -> io::Result<()> {
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;
     if line.contains("\"result\"") { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
-}
-
-fn open_log(path: &Path) -> Result<File, RealNodeError> {
-    File::options().create(true).append(true).open(path).map_err(io_error("open the log"))
-}
-
-fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RealNodeError {
-    let what = what.into();
-    move |source| RealNodeError::Io { what, source }
-}
-
-fn strings<const N: usize>(args: [&str; N]) -> Vec<String> {
-    args.map(str::to_owned).into()
-}
-
-fn path_text(path: &Path) -> String {
-    path.to_string_lossy().into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_missing_node_names_the_script_that_installs_it() {
-        let error = find_in(Path::new("/nowhere"), RealNodeKind::Geth).unwrap_err().to_string();
-        assert!(
-            error.contains("/nowhere/geth") && error.contains("scripts/real-nodes.sh"),
-            "{error}"
-        );
-        let script = include_str!("../../../scripts/real-nodes.sh");
-        assert!(script.contains(NODES_VARIABLE) && script.contains("target/nodes"));
-    }
 }

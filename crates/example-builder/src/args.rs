@@ -28,6 +28,26 @@ pub(crate) struct Args {
     /// With --replay: 1 for the recorded speed, 10 for ten times as fast, or max
     #[arg(long, requires = "replay", default_value_t = Speed::RECORDED)]
     pub(crate) speed: Speed,
+    /// Take transactions and heads from a fleet instead: NATS servers of one cluster. State is the
+    /// node's
+    #[arg(
+        long, value_name = "URL,...", value_delimiter = ',',
+        requires_all = ["ipc", "machine", "trust"], conflicts_with = "replay"
+    )]
+    pub(crate) from: Vec<String>,
+    /// With --from: take bundles, private transactions and cancellations too: the same servers,
+    /// another user
+    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "from")]
+    pub(crate) from_private: Vec<String>,
+    /// With --from: the name of this builder in the fleet
+    #[arg(long, value_name = "NAME")]
+    pub(crate) machine: Option<String>,
+    /// With --from: the machines whose heads, senders and bundles are believed
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub(crate) trust: Vec<String>,
+    /// With --from: the certificates that may sign the servers', beside those of the system
+    #[arg(long, value_name = "FILE")]
+    pub(crate) nats_ca: Option<PathBuf>,
     /// Stop after this time, e.g. 30s, 500ms or 2m [default: until Ctrl-C]
     #[arg(long, value_parser = parse_duration)]
     pub(crate) duration: Option<Duration>,

@@ -22,7 +22,7 @@ use crate::{
     fill::{Built, Way, fill},
     heads::{Heads, Told},
     machine::{begin, context},
-    rpc::{Call, ReadError, Rpc},
+    rpc::{ReadError, Rpc},
     state::{Codes, NodeState, View},
     warm::warm,
 };
@@ -75,7 +75,7 @@ impl Builder {
     /// # Errors
     /// Why the node no longer answers.
     pub(crate) fn run(self, mut report: impl FnMut(Report)) -> Result<(), ReadError> {
-        let chain_id = self.chain_id()?;
+        let chain_id = self.rpc.chain_id()?;
         let heads =
             Heads::follow(&self.pool).map_err(|error| ReadError::Thread { kind: error.kind() })?;
         let codes = Codes::default();
@@ -125,14 +125,6 @@ impl Builder {
             turn += 1;
         }
         Ok(())
-    }
-
-    fn chain_id(&self) -> Result<u64, ReadError> {
-        let answer = self.rpc.one(Call("eth_chainId", "[]".into()))?;
-        let id = serde_json::from_str::<alloy_primitives::U64>(answer.get());
-        let malformed =
-            |_| ReadError::Malformed { found: answer.get().into(), expected: "a chain id" };
-        Ok(id.map_err(malformed)?.to())
     }
 
     fn build(

@@ -11,7 +11,7 @@ use std::{
 
 use blocklist::{BlocklistConfig, SharedBlocklist};
 use clap::Parser as _;
-use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, PoolConfig, telemetry};
+use mempool_ingest::telemetry;
 use mempool_recorder::{Recording, RecordingConfig, Replay};
 use mock_node::cli::StopSignals;
 use testkit::node::NodeProcess;
@@ -19,6 +19,7 @@ use testkit::node::NodeProcess;
 use crate::{
     args::Args,
     builder::{Builder, BuilderConfig},
+    feed::Feed,
     fill::Way,
     node,
     report::{Summary, Tally},
@@ -89,11 +90,10 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
         (None, None) => unreachable!("one of them is there"),
     };
     let rpc = Arc::new(Rpc::connect(&path, args.read_timeout)?);
-    let ingest =
-        Ingest::start(IngestConfig::new(FetcherConfig::ipc(path), PoolConfig::default())).await?;
+    let feed = Feed::start(args, path, &rpc).await?;
     // A signal before this ends the process at once.
     let mut signals = StopSignals::listen()?;
-    let start_replay = |recording| Replay::start(recording, args.speed, ingest.pool().clone());
+    let start_replay = |recording| Replay::start(recording, args.speed, feed.pool().clone());
     let replay = recording.map(start_replay).transpose()?;
     let ways: Vec<(&str, Way)> = match args.compare {
         true => Way::STEPS.into(),
@@ -111,7 +111,7 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
             ways: ways.iter().map(|(_, way)| *way).collect(),
         },
         rpc,
-        pool: ingest.pool().clone(),
+        pool: feed.pool().clone(),
         list: Arc::clone(&list),
         stop: Arc::clone(&stop),
     };
@@ -163,7 +163,7 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
             eprintln!("warning: the replay has not stopped");
         }
     }
-    ingest.shutdown(STOP_DEADLINE).await;
+    feed.stop(STOP_DEADLINE).await;
     drop(child);
     if let Some(failed) = failed {
         return Err(failed.into());

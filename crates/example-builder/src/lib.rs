@@ -2,7 +2,7 @@
 //! block. It submits none. The command is `examples/block_builder.rs`.
 //!
 //! ```text
-//!  mempool --Ingest--> order pool --subscription for head + 1--> candidates --new ones--> read ahead: execute alone,
+//!  mempool --Ingest, or a fleet's streams--> order pool --subscription for head + 1--> candidates --new ones--> read ahead: execute alone,
 //!                                                                    |                    every unknown an error,
 //!                                                       when due     v                    request all in one batch
 //!  node <--------- batches of state reads at the head's hash --- fill: by tip, nonces in order, blocklist, bundles
@@ -14,6 +14,7 @@ mod bundle;
 mod candidates;
 mod command;
 mod env;
+mod feed;
 mod fill;
 mod heads;
 mod machine;

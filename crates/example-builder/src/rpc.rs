@@ -99,6 +99,14 @@ impl Rpc {
         self.batch(&[call])?.pop().unwrap_or(Err(ReadError::Closed))
     }
 
+    pub(crate) fn chain_id(&self) -> Result<u64, ReadError> {
+        let answer = self.one(Call("eth_chainId", "[]".into()))?;
+        let id = serde_json::from_str::<alloy_primitives::U64>(answer.get());
+        let malformed =
+            |_| ReadError::Malformed { found: answer.get().into(), expected: "a chain id" };
+        Ok(id.map_err(malformed)?.to())
+    }
+
     /// Sends all calls at once; the responses are in the order of the calls.
     pub(crate) fn batch(&self, calls: &[Call]) -> Result<Vec<Answer>, ReadError> {
         let deadline = Instant::now() + self.timeout;

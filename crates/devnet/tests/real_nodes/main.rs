@@ -1,7 +1,9 @@
-//! The fetcher and the pool against real nodes: anvil and geth, installed by `scripts/real-nodes.sh`. They fail, never
-//! skip, when a node is missing.
+//! The fetcher and the pool against real nodes, anvil and geth, and NATS servers, all installed by
+//! `scripts/real-nodes.sh`. They fail, never skip, when one is missing.
 #![cfg(feature = "real-nodes")]
 
 mod client;
 mod load;
+mod nats;
+mod nats_rights;
 mod nodes;

@@ -1,0 +1,127 @@
+//! What one builder more costs: builders on a fleet, beside builders that each fetch from the node.
+
+use std::{io, time::Duration};
+
+use devnet::{NatsConfig, NatsServer};
+use testkit::{
+    figures::{Goal, Rounds, Spread, Table},
+    node::{NodeProcess, Pace, What},
+};
+
+use crate::{
+    Size,
+    member::{Feed, MACHINES, Member, Publish},
+    servers::{cpu_of, reset_streams},
+};
+
+/// Longest wait for the last order of a run.
+const LAST: Duration = Duration::from_secs(120);
+
+/// CPU time for each announced transaction, in microseconds.
+#[derive(Clone, Copy, Debug)]
+struct Figures {
+    node: f64,
+    builders: f64,
+    /// The machine that ingests, and the server.
+    tier: f64,
+}
+
+pub(crate) fn run(size: &Size) -> io::Result<()> {
+    let tps = size.cost_tps;
+    println!("\n== CPU time for each transaction at {tps}/s, us ==");
+    let mut table =
+        Table::new(["", "builders", "node", "builders together", "ingest and server", "sum"]);
+    let mut node = [Vec::new(), Vec::new()];
+    for &builders in &size.builders {
+        let mut own = Rounds::new("each fetches from the node");
+        let mut fleet = Rounds::new("on a fleet");
+        for _ in 0..size.rounds {
+            own.runs.push(one(false, tps, builders, size.seconds)?);
+            fleet.runs.push(one(true, tps, builders, size.seconds)?);
+        }
+        for (rounds, node) in [&own, &fleet].into_iter().zip(&mut node) {
+            table.row([
+                rounds.contender.to_owned(),
+                builders.to_string(),
+                format!("{:.0}", rounds.median(|run| run.node)),
+                format!("{:.0}", rounds.median(|run| run.builders)),
+                format!("{:.0}", rounds.median(|run| run.tier)),
+                format!("{:.0}", rounds.median(|run| run.node + run.builders + run.tier)),
+            ]);
+            node.push(rounds.runs.iter().map(|run| run.node).collect::<Vec<_>>());
+        }
+    }
+    println!("{table}");
+    let growth = |of: &[Vec<f64>]| match (of.first(), of.last()) {
+        (Some(first), Some(last)) => Spread::of_ratios(last.clone(), first.clone()),
+        _ => Spread::of([]),
+    };
+    let most = size.builders.last().copied().unwrap_or_default();
+    let [own, fleet] = node.map(|runs| growth(&runs));
+    println!("the node's CPU time with {most} builders to that with one, each on its own: {own}");
+    let what = format!("the same on a fleet, {most} builders to one");
+    println!("{}", Goal::at_most(what, fleet, 1.2, ""));
+    Ok(())
+}
+
+fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Figures> {
+    let count = (f64::from(tps) * seconds) as usize;
+    let folder = tempfile::tempdir()?;
+    let mut node = NodeProcess::spawn()?;
+    node.start(|config| config.with_pool_limit(2 * count))?;
+    node.prepare(count)?;
+    let mut tier = None;
+    let mut members = Vec::new();
+    if is_fleet {
+        let server =
+            NatsServer::start(folder.path(), &NatsConfig::default()).map_err(io::Error::other)?;
+        let servers = vec![server.url()];
+        reset_streams(&servers, 1)?;
+        for number in 1..=builders {
+            members.push(Member::builder(&servers, number)?);
+        }
+        let publish = Publish { servers, machine: MACHINES[0].to_owned() };
+        let ingest = Member::start(Feed::Node(node.path()), Some(publish))?;
+        tier = Some((ingest, server));
+    } else {
+        for _ in 0..builders {
+            members.push(Member::start(Feed::Node(node.path()), None)?);
+        }
+    }
+    // What connecting took is nobody's share.
+    let (mut builders_before, mut tier_before) = (Duration::ZERO, Duration::ZERO);
+    for member in &mut members {
+        builders_before += member.wait("live", LAST, |look| look.is_live)?.cpu;
+    }
+    if let Some((ingest, _)) = &mut tier {
+        tier_before = ingest.wait("live", LAST, |look| look.is_live)?.cpu;
+    }
+    let server_cpu = |tier: &Option<(Member, NatsServer)>| match tier {
+        Some((_, server)) => server.pid().map_or(Ok(Duration::ZERO), cpu_of),
+        None => Ok(Duration::ZERO),
+    };
+    tier_before += server_cpu(&tier)?;
+    node.announce(What::Prepared, Pace::steady(tps))?;
+    node.finish()?;
+    let mut cpu_builders = Duration::ZERO;
+    for member in &mut members {
+        let look = member.wait("the last order", LAST, |look| look.seen >= count)?;
+        cpu_builders += look.cpu;
+    }
+    let announced = node.stop()?;
+    assert_eq!(announced.count, count, "all were announced");
+    let mut cpu_tier = server_cpu(&tier)?;
+    if let Some((ingest, _)) = &mut tier {
+        cpu_tier += ingest.look()?.cpu;
+    }
+    for member in members {
+        let report = member.report()?;
+        assert_eq!(report.seen.len(), count, "each once");
+    }
+    let each = |cpu: Duration| cpu.as_secs_f64() * 1e6 / count as f64;
+    Ok(Figures {
+        node: each(announced.cpu),
+        builders: each(cpu_builders.saturating_sub(builders_before)),
+        tier: each(cpu_tier.saturating_sub(tier_before)),
+    })
+}

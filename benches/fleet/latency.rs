@@ -1,0 +1,115 @@
+//! From the publisher's pool to the subscriber of each builder's pool, beside bare messages of the same bytes.
+
+use std::{collections::HashMap, io, thread, time::Duration};
+
+use devnet::{NatsConfig, NatsServer};
+use testkit::figures::{Goal, Rounds, Table, histogram, quantile_us};
+
+use crate::{
+    Size,
+    member::{Feed, MACHINES, Member, Publish},
+    servers::reset_streams,
+};
+
+/// Longest wait for the last order of a run.
+const LAST: Duration = Duration::from_secs(60);
+
+/// Transactions before those that are timed: connections, buffers and the consumer are warm then.
+const WARM_UP: usize = 50;
+
+/// What carries the transactions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Bare,
+    Stream,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Figures {
+    p50_us: f64,
+    p99_us: f64,
+}
+
+pub(crate) fn run(size: &Size) -> io::Result<()> {
+    println!("\n== From the publisher to every builder, one server, one replica ==");
+    let folder = tempfile::tempdir()?;
+    let server =
+        NatsServer::start(folder.path(), &NatsConfig::default()).map_err(io::Error::other)?;
+    let servers = [server.url()];
+    let mut table = Table::new(["", "builders", "p50, us", "p99, us", "p99 to bare"]);
+    let mut goals = Vec::new();
+    for &tps in &size.rates {
+        for &builders in &size.builders {
+            let mut bare = Rounds::new("bare messages");
+            let mut stream = Rounds::new("stream");
+            for _ in 0..size.rounds {
+                bare.runs.push(one(Way::Bare, &servers, tps, builders, size.seconds)?);
+                stream.runs.push(one(Way::Stream, &servers, tps, builders, size.seconds)?);
+            }
+            let ratio = stream.ratio(&bare, |run: &Figures| run.p99_us);
+            for rounds in [&bare, &stream] {
+                let is_stream = rounds.contender == stream.contender;
+                table.row([
+                    format!("{} at {tps}/s", rounds.contender),
+                    builders.to_string(),
+                    format!("{:.0}", rounds.median(|run| run.p50_us)),
+                    format!("{:.0}", rounds.median(|run| run.p99_us)),
+                    if is_stream { ratio.to_string() } else { String::new() },
+                ]);
+            }
+            let what = format!("p99 to bare messages at {tps}/s, {builders} builders");
+            goals.push(Goal::at_most(what, ratio, 2.0, ""));
+        }
+    }
+    println!("{table}");
+    goals.iter().for_each(|goal| println!("{goal}"));
+    Ok(())
+}
+
+fn one(
+    way: Way,
+    servers: &[String],
+    tps: u32,
+    builders: usize,
+    seconds: f64,
+) -> io::Result<Figures> {
+    let count = WARM_UP + (f64::from(tps) * seconds) as usize;
+    let publish = match way {
+        Way::Stream => {
+            reset_streams(servers, 1)?;
+            Some(Publish { servers: servers.to_vec(), machine: MACHINES[0].to_owned() })
+        }
+        Way::Bare => None,
+    };
+    let start = |number| match way {
+        Way::Stream => Member::builder(servers, number),
+        Way::Bare => Member::start(Feed::Bare { servers: servers.to_vec() }, None),
+    };
+    let mut all = (1..=builders).map(start).collect::<io::Result<Vec<_>>>()?;
+    let mut publisher = Member::start(Feed::Own, publish)?;
+    publisher.sign(count)?;
+    for member in all.iter_mut().chain([&mut publisher]) {
+        member.wait("live", LAST, |look| look.is_live)?;
+    }
+    // What was signed has just kept all cores busy.
+    thread::sleep(Duration::from_millis(200));
+    let sent = match way {
+        Way::Stream => publisher.insert(Some(tps))?,
+        Way::Bare => publisher.send(servers, tps)?,
+    };
+    let timed: HashMap<_, _> = sent.iter().skip(WARM_UP).copied().collect();
+    let mut times = histogram();
+    for mut builder in all {
+        builder.wait("the last order", LAST, |look| look.seen >= count)?;
+        let report = builder.report()?;
+        assert_eq!(report.seen.len(), count, "each once");
+        assert!(report.source.is_balanced(), "{:?}", report.source);
+        for (hash, at) in &report.seen {
+            if let Some(sent) = timed.get(hash) {
+                times.saturating_record(at.saturating_sub(*sent).max(1));
+            }
+        }
+    }
+    assert_eq!(times.len() as usize, timed.len() * builders, "equal work");
+    Ok(Figures { p50_us: quantile_us(&times, 0.5), p99_us: quantile_us(&times, 0.99) })
+}

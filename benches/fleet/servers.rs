@@ -1,0 +1,63 @@
+//! The servers of a run, and their streams.
+
+use std::{fs, io, time::Duration};
+
+use devnet::{NatsCluster, NatsServer};
+use mock_node::DEV_CHAIN_ID;
+use order_stream::{Flow, ServerConfig, StreamsConfig, ensure_streams, stream_name};
+use serde_json::Value;
+
+/// What nothing of a bench outlives.
+const MAX_AGE: Duration = Duration::from_secs(3600);
+
+/// The stream of all transactions.
+pub(crate) fn stream() -> String {
+    stream_name(Flow::Public, DEV_CHAIN_ID, 0)
+}
+
+/// Makes the stream, empty.
+pub(crate) fn reset_streams(servers: &[String], replicas: usize) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let client = async_nats::connect(servers).await.map_err(io::Error::other)?;
+        // There is none the first time.
+        let _ = async_nats::jetstream::new(client).delete_stream(stream()).await;
+        let config = StreamsConfig::new(DEV_CHAIN_ID)
+            .with_flows([Flow::Public])
+            .with_replicas(replicas)
+            .with_max_ages(MAX_AGE, MAX_AGE)
+            .with_duplicate_window(MAX_AGE)
+            .with_max_bytes(4 << 30);
+        let server = ServerConfig::cluster(servers);
+        ensure_streams(&server, &config).await.map_err(io::Error::other)
+    })
+}
+
+/// How many messages the stream holds, and their bytes on the disk of one server.
+pub(crate) fn stored(server: &NatsServer) -> io::Result<(u64, u64)> {
+    let page = server.monitor("/jsz?accounts=true&streams=true").map_err(io::Error::other)?;
+    let accounts = page["account_details"].as_array().into_iter().flatten();
+    let mut streams = accounts.filter_map(|account| account["stream_detail"].as_array()).flatten();
+    let found = streams.find(|detail| detail["name"] == stream().as_str());
+    let state = |name: &str| found.and_then(|detail| detail["state"][name].as_u64());
+    match (state("messages"), state("bytes")) {
+        (Some(messages), Some(bytes)) => Ok((messages, bytes)),
+        _ => Err(io::Error::other(format!("no stream in {}", Value::to_string(&page)))),
+    }
+}
+
+/// Messages of the stream on the server that leads it.
+pub(crate) fn stored_in(cluster: &NatsCluster) -> io::Result<(u64, u64)> {
+    let leader = cluster.stream_leader(&stream());
+    let leader = leader.ok_or_else(|| io::Error::other("the stream has no leader"))?;
+    stored(&cluster.servers()[leader])
+}
+
+/// User and system time of a process so far. The kernel counts hundredths of a second.
+pub(crate) fn cpu_of(pid: u32) -> io::Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The name, in brackets, may contain anything; the fields behind it are numbers.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let ticks: u64 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    Ok(Duration::from_millis(ticks * 10))
+}

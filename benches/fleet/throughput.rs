@@ -1,0 +1,49 @@
+//! How fast one publisher fills a stream of one replica.
+
+use std::{
+    io,
+    time::{Duration, Instant},
+};
+
+use devnet::{NatsConfig, NatsServer};
+use testkit::figures::{Goal, Spread};
+
+use crate::{
+    Size,
+    member::{Feed, MACHINES, Member, Publish},
+    servers::{reset_streams, stored},
+};
+
+/// Longest wait for the last acknowledgement.
+const LAST: Duration = Duration::from_secs(120);
+
+pub(crate) fn run(size: &Size) -> io::Result<()> {
+    let count = size.burst;
+    println!("\n== One publisher, one server, one replica: {count} transactions at once ==");
+    let folder = tempfile::tempdir()?;
+    let server =
+        NatsServer::start(folder.path(), &NatsConfig::default()).map_err(io::Error::other)?;
+    let servers = vec![server.url()];
+    let mut rates = Vec::new();
+    let mut bytes_each = 0;
+    for _ in 0..size.rounds {
+        reset_streams(&servers, 1)?;
+        let publish = Publish { servers: servers.clone(), machine: MACHINES[0].to_owned() };
+        let mut publisher = Member::start(Feed::Own, Some(publish))?;
+        publisher.sign(count)?;
+        publisher.wait("live", LAST, |look| look.is_live)?;
+        let begin = Instant::now();
+        publisher.insert(None)?;
+        let all = |look: &crate::member::Look| look.publisher.stored >= count as u64;
+        publisher.wait("the last acknowledgement", LAST, all)?;
+        rates.push(count as f64 / begin.elapsed().as_secs_f64());
+        let report = publisher.report()?;
+        let (messages, bytes) = stored(&server)?;
+        assert_eq!(messages, count as u64, "nothing is lost, nothing is stored twice");
+        assert!(report.publisher.is_balanced(), "{:?}", report.publisher);
+        bytes_each = bytes / messages;
+    }
+    println!("{bytes_each} bytes on the disk for each");
+    println!("{}", Goal::at_least("stored", Spread::of(rates), 20_000.0, "/s"));
+    Ok(())
+}

@@ -1,0 +1,385 @@
+//! A real NATS server with JetStream, and a cluster of them.
+
+use std::{
+    fs,
+    io::{self, Read as _, Write as _},
+    net::{Ipv4Addr, TcpStream},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::{
+    error::{RealNodeError, io_error},
+    ports::Port,
+    process::{LOOK, Process, START_TIMEOUT, find_binary, path_text, strings},
+};
+
+/// The binary's name.
+const BINARY: &str = "nats-server";
+
+/// What the servers of a cluster call it.
+const CLUSTER_NAME: &str = "devnet";
+
+/// The part of the monitoring page `/healthz` that answers when JetStream runs; how far the streams are, and whether a
+/// cluster has a leader, is another matter.
+const JETSTREAM_RUNS: &str = "/healthz?js-server-only=true";
+
+/// Where the server's binary is.
+///
+/// # Errors
+/// [`RealNodeError::Missing`], which names the script that installs it.
+pub fn find_nats() -> Result<PathBuf, RealNodeError> {
+    find_binary(BINARY)
+}
+
+/// How a server is run.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct NatsConfig {
+    /// The largest message, in bytes. Default 2 MiB. Ignored with a [`file`](Self::file).
+    pub max_payload_bytes: u32,
+    /// What all streams of a server may store on its disk, in bytes. Default 4 GiB. Ignored with a file.
+    pub max_store_bytes: u64,
+    /// Further lines of the configuration, in the server's own format. Ignored with a file.
+    pub extra: String,
+    /// A configuration to use instead of the fields above. Addresses and name are still those of the devnet; its store is
+    /// to be `$NATS_STORE`.
+    pub file: Option<PathBuf>,
+    /// Environment variables, to which a configuration may refer.
+    pub envs: Vec<(String, String)>,
+}
+
+impl Default for NatsConfig {
+    fn default() -> Self {
+        Self {
+            max_payload_bytes: 2 << 20,
+            max_store_bytes: 4 << 30,
+            extra: String::new(),
+            file: None,
+            envs: Vec::new(),
+        }
+    }
+}
+
+impl NatsConfig {
+    /// Sets [`max_payload_bytes`](Self::max_payload_bytes).
+    #[must_use]
+    pub const fn with_max_payload_bytes(mut self, max_payload_bytes: u32) -> Self {
+        self.max_payload_bytes = max_payload_bytes;
+        self
+    }
+
+    /// Sets [`max_store_bytes`](Self::max_store_bytes).
+    #[must_use]
+    pub const fn with_max_store_bytes(mut self, max_store_bytes: u64) -> Self {
+        self.max_store_bytes = max_store_bytes;
+        self
+    }
+
+    /// Sets [`extra`](Self::extra).
+    #[must_use]
+    pub fn with_extra(mut self, extra: impl Into<String>) -> Self {
+        self.extra = extra.into();
+        self
+    }
+
+    /// Sets [`file`](Self::file).
+    #[must_use]
+    pub fn with_file(mut self, file: impl Into<PathBuf>) -> Self {
+        self.file = Some(file.into());
+        self
+    }
+
+    /// Adds to [`envs`](Self::envs).
+    #[must_use]
+    pub fn with_env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.envs.push((name.into(), value.into()));
+        self
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "max_payload: {}\njetstream {{ store_dir: $NATS_STORE, max_file_store: {} }}\n{}\n",
+            self.max_payload_bytes, self.max_store_bytes, self.extra
+        )
+    }
+}
+
+/// A server that runs as a child process on the loopback address; killed when dropped.
+#[derive(Debug)]
+pub struct NatsServer {
+    name: String,
+    client: Port,
+    monitoring: Port,
+    /// In a cluster, where the other servers know it.
+    route: Option<Port>,
+    process: Process,
+}
+
+impl NatsServer {
+    /// Starts one with its store, configuration and log in `dir`; it answers when this returns.
+    ///
+    /// # Errors
+    /// [`RealNodeError`], see there.
+    pub fn start(dir: &Path, config: &NatsConfig) -> Result<Self, RealNodeError> {
+        let mut server = Self::new(dir, "nats-1".to_owned(), config, None, &[])?;
+        server.restart()?;
+        Ok(server)
+    }
+
+    fn new(
+        dir: &Path,
+        name: String,
+        config: &NatsConfig,
+        route: Option<Port>,
+        routes: &[String],
+    ) -> Result<Self, RealNodeError> {
+        let (client, monitoring) = (Port::reserve()?, Port::reserve()?);
+        let file = match &config.file {
+            Some(file) => file.clone(),
+            None => {
+                let file = dir.join(format!("{name}.conf"));
+                fs::write(&file, config.text()).map_err(io_error("write the configuration"))?;
+                file
+            }
+        };
+        let mut args = strings(["-c", &path_text(&file), "-n", &name, "-a", "127.0.0.1"]);
+        args.extend(strings(["-p", &client.number().to_string()]));
+        args.extend(strings(["-m", &monitoring.number().to_string()]));
+        let mut envs = config.envs.clone();
+        envs.push(("NATS_STORE".to_owned(), path_text(&dir.join(&name))));
+        if let Some(route) = &route {
+            args.extend(strings(["--cluster_name", CLUSTER_NAME, "--cluster", &route_url(route)]));
+            args.extend(strings(["--routes", &routes.join(",")]));
+        }
+        let log = dir.join(format!("{name}.log"));
+        let process = Process::new(BINARY, args, envs, log)?;
+        Ok(Self { name, client, monitoring, route, process })
+    }
+
+    /// Its name in the cluster.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// For clients, `nats://127.0.0.1:PORT`. The same after every restart.
+    pub fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.client.number())
+    }
+
+    /// For clients.
+    pub const fn port(&self) -> u16 {
+        self.client.number()
+    }
+
+    /// Where its output goes.
+    pub fn log_path(&self) -> &Path {
+        self.process.log_path()
+    }
+
+    /// Its process, if it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.pid()
+    }
+
+    /// Kills it with SIGKILL: no clean-up, the store stays as it is. Does nothing when it does not run.
+    ///
+    /// # Errors
+    /// [`RealNodeError::Io`] when the system refuses.
+    pub fn kill9(&mut self) -> Result<(), RealNodeError> {
+        self.process.kill9()
+    }
+
+    /// Stops the process in its tracks (SIGSTOP); its sockets stay open.
+    ///
+    /// # Errors
+    /// [`RealNodeError::Io`] when it does not run or the system refuses.
+    pub fn sigstop(&self) -> Result<(), RealNodeError> {
+        self.process.signal("-STOP")
+    }
+
+    /// Lets it go on (SIGCONT).
+    ///
+    /// # Errors
+    /// [`RealNodeError::Io`] when it does not run or the system refuses.
+    pub fn sigcont(&self) -> Result<(), RealNodeError> {
+        self.process.signal("-CONT")
+    }
+
+    /// Kills it if it runs and starts it again on the same ports and the same store; JetStream runs when this returns.
+    ///
+    /// # Errors
+    /// [`RealNodeError`], see there.
+    pub fn restart(&mut self) -> Result<(), RealNodeError> {
+        self.spawn()?;
+        self.wait_ready(START_TIMEOUT)
+    }
+
+    /// Like [`restart`](Self::restart), without waiting.
+    ///
+    /// # Errors
+    /// [`RealNodeError::Io`] when it cannot be started.
+    pub fn spawn(&mut self) -> Result<(), RealNodeError> {
+        self.process.spawn()
+    }
+
+    /// Waits until JetStream runs and, in a cluster, has a leader.
+    ///
+    /// # Errors
+    /// [`RealNodeError::Exited`] when the process has ended, [`RealNodeError::Silent`] after `timeout`.
+    pub fn wait_ready(&mut self, timeout: Duration) -> Result<(), RealNodeError> {
+        let (port, url) = (self.monitoring.number(), self.url());
+        let is_clustered = self.route.is_some();
+        let has_leader = || {
+            let meta = page(port, "/jsz").map(|jsz| jsz["meta_cluster"]["leader"].is_string());
+            !is_clustered || meta.unwrap_or(false)
+        };
+        self.process.wait(timeout, &url, || get(port, JETSTREAM_RUNS).is_ok() && has_leader())
+    }
+
+    /// A page of the monitoring port, such as `/varz` or `/jsz?streams=true`.
+    ///
+    /// # Errors
+    /// [`RealNodeError::Io`] when it does not answer, or with another status than 200, or not with JSON.
+    pub fn monitor(&self, path: &str) -> Result<Value, RealNodeError> {
+        let read = page(self.monitoring.number(), path);
+        read.map_err(io_error(format!("read {path} of {}", self.name)))
+    }
+}
+
+/// Servers with routes to each other, among which JetStream replicates; killed when dropped.
+#[derive(Debug)]
+pub struct NatsCluster {
+    servers: Vec<NatsServer>,
+}
+
+impl NatsCluster {
+    /// Starts `count` servers in `dir`; JetStream has a leader when this returns. One that may lose a server has three.
+    ///
+    /// # Errors
+    /// [`RealNodeError`], see there.
+    pub fn start(dir: &Path, count: usize, config: &NatsConfig) -> Result<Self, RealNodeError> {
+        let routes = (0..count).map(|_| Port::reserve()).collect::<Result<Vec<_>, _>>()?;
+        let urls: Vec<_> = routes.iter().map(route_url).collect();
+        let server = |(at, route)| {
+            NatsServer::new(dir, format!("nats-{}", at + 1), config, Some(route), &urls)
+        };
+        let servers = routes.into_iter().enumerate().map(server).collect::<Result<Vec<_>, _>>()?;
+        let mut cluster = Self { servers };
+        for server in &mut cluster.servers {
+            server.spawn()?;
+        }
+        for server in &mut cluster.servers {
+            server.wait_ready(START_TIMEOUT)?;
+        }
+        // Before that, streams cannot be placed on all of them.
+        cluster.wait("all servers in the cluster", START_TIMEOUT, |cluster| {
+            let meta = cluster.servers[cluster.leader()?].monitor("/jsz").ok()?;
+            let replicas = meta["meta_cluster"]["replicas"].as_array()?;
+            let current = replicas.iter().filter(|replica| replica["current"] == true);
+            (current.count() + 1 == count).then_some(())
+        })?;
+        Ok(cluster)
+    }
+
+    /// All, whether they run or not.
+    pub fn servers(&self) -> &[NatsServer] {
+        &self.servers
+    }
+
+    /// One of them, to kill and restart it.
+    ///
+    /// # Panics
+    /// When there are not as many.
+    pub fn server(&mut self, at: usize) -> &mut NatsServer {
+        &mut self.servers[at]
+    }
+
+    /// Those of all servers, for clients that try one after the other.
+    pub fn urls(&self) -> Vec<String> {
+        self.servers.iter().map(NatsServer::url).collect()
+    }
+
+    /// Which server leads JetStream in this cluster, as far as the running servers know.
+    pub fn leader(&self) -> Option<usize> {
+        let meta = |server: &NatsServer| server.monitor("/jsz").ok();
+        self.named_leader(|server| meta(server)?["meta_cluster"]["leader"].as_str().map(Into::into))
+    }
+
+    /// Which server leads a stream, as far as the running servers know.
+    pub fn stream_leader(&self, stream: &str) -> Option<usize> {
+        self.named_leader(|server| {
+            let page = server.monitor("/jsz?accounts=true&streams=true").ok()?;
+            let accounts = page["account_details"].as_array()?;
+            let mut streams =
+                accounts.iter().filter_map(|a| a["stream_detail"].as_array()).flatten();
+            let found = streams.find(|detail| detail["name"] == stream)?;
+            found["cluster"]["leader"].as_str().map(Into::into)
+        })
+    }
+
+    fn named_leader(&self, name: impl Fn(&NatsServer) -> Option<String>) -> Option<usize> {
+        let running = self.servers.iter().filter(|server| server.pid().is_some());
+        let names: Vec<_> = running.filter_map(name).collect();
+        let is_leader = |server: &NatsServer| {
+            server.pid().is_some() && names.iter().any(|name| *name == server.name)
+        };
+        self.servers.iter().position(is_leader)
+    }
+
+    /// Waits until a running server leads JetStream, and returns which.
+    ///
+    /// # Errors
+    /// [`RealNodeError::Silent`] after `timeout`.
+    pub fn wait_leader(&self, timeout: Duration) -> Result<usize, RealNodeError> {
+        self.wait("the cluster's leader", timeout, Self::leader)
+    }
+
+    /// Waits until `is_there`. `what` names in the error what is not.
+    fn wait<T>(
+        &self,
+        what: &str,
+        timeout: Duration,
+        is_there: impl Fn(&Self) -> Option<T>,
+    ) -> Result<T, RealNodeError> {
+        let begin = Instant::now();
+        loop {
+            if let Some(found) = is_there(self) {
+                return Ok(found);
+            }
+            if begin.elapsed() > timeout {
+                let running = self.servers.iter().find(|server| server.pid().is_some());
+                let log = running.map_or(Path::new(""), NatsServer::log_path);
+                return Err(RealNodeError::silent(what, timeout, log));
+            }
+            thread::sleep(LOOK);
+        }
+    }
+}
+
+fn route_url(port: &Port) -> String {
+    format!("nats://127.0.0.1:{}", port.number())
+}
+
+fn page(port: u16, path: &str) -> io::Result<Value> {
+    Ok(serde_json::from_str(&get(port, path)?)?)
+}
+
+/// The body of a response with status 200.
+fn get(port: u16, path: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
+    let (head, body) = response.split_once("\r\n\r\n").ok_or(io::ErrorKind::UnexpectedEof)?;
+    let status = head.split(' ').nth(1);
+    if status == Some("200") {
+        Ok(body.to_owned())
+    } else {
+        Err(io::ErrorKind::NotConnected.into())
+    }
+}

@@ -1,0 +1,58 @@
+//! Ports for servers that are killed and started again on the same port.
+
+use std::{
+    io,
+    net::{Ipv4Addr, TcpListener, UdpSocket},
+    process,
+    sync::atomic::{AtomicU16, Ordering},
+};
+
+use crate::error::{RealNodeError, io_error};
+
+/// Below those from which systems choose the ports of outgoing connections. A client that tries again and again to
+/// reach a killed server on a port of that range may be given the same port as its own, and then talks to itself.
+const FIRST: u16 = 20_000;
+const COUNT: u16 = 12_000;
+
+/// A TCP port of the loopback address that nobody else takes while this exists.
+#[derive(Debug)]
+pub(crate) struct Port {
+    number: u16,
+    /// UDP ports are apart from those of TCP: to hold one reserves the number among the processes that use this type,
+    /// while a server can still listen on it.
+    _reservation: UdpSocket,
+}
+
+impl Port {
+    pub(crate) fn reserve() -> Result<Self, RealNodeError> {
+        // Only spreads the first attempts of concurrent processes.
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let start = u16::try_from(process::id() % u32::from(COUNT)).unwrap_or(0);
+        for _ in 0..COUNT {
+            let step = NEXT.fetch_add(1, Ordering::Relaxed) % COUNT;
+            let number = FIRST + (start + step) % COUNT;
+            let Ok(reservation) = UdpSocket::bind((Ipv4Addr::LOCALHOST, number)) else { continue };
+            if TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok() {
+                return Ok(Self { number, _reservation: reservation });
+            }
+        }
+        Err(io_error("find a free port")(io::ErrorKind::AddrInUse.into()))
+    }
+
+    pub(crate) const fn number(&self) -> u16 {
+        self.number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reserved_port_is_free_and_given_once() {
+        let (first, second) = (Port::reserve().unwrap(), Port::reserve().unwrap());
+        assert_ne!(first.number(), second.number());
+        assert!(UdpSocket::bind((Ipv4Addr::LOCALHOST, first.number())).is_err());
+        TcpListener::bind((Ipv4Addr::LOCALHOST, first.number())).unwrap();
+    }
+}

@@ -1,0 +1,377 @@
+//! The sample configuration of `etc/nats/`: each user may do what its part of a fleet needs, and nothing else.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant, SystemTime},
+};
+
+use alloy_consensus::transaction::SignerRecoverable as _;
+use alloy_eips::eip2718::Decodable2718 as _;
+use async_nats::{
+    Client, ConnectErrorKind, ConnectOptions, Event, HeaderMap, ServerError,
+    jetstream::{self, stream},
+};
+use devnet::{NatsCluster, NatsConfig, NatsServer};
+use futures::StreamExt as _;
+use mempool_ingest::{
+    OrderPool, PoolConfig,
+    order_pool::{InsertOutcome, Origin, PrivateTerms, Transaction},
+    txpool_fetcher::PooledTransaction,
+};
+use mock_node::workload::{Workload, WorkloadConfig};
+use order_stream::{
+    Flow, Publisher, PublisherConfig, ServerConfig, Source, SourceConfig, State, StreamsConfig,
+    Trust, ensure_streams,
+};
+use tempfile::TempDir;
+use testkit::ingest::eventually;
+use tokio::sync::mpsc;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const STREAM: &str = "MEMPOOL_1_TX_0";
+const PASSWORDS: [&str; 7] = [
+    "ADMIN",
+    "INGEST_1",
+    "BUILDER_1",
+    "ADMIN_PRIVATE",
+    "INGEST_1_PRIVATE",
+    "BUILDER_1_PRIVATE",
+    "SYS",
+];
+
+/// A certificate for this host, and what the sample reads from the environment.
+struct Sample {
+    folder: TempDir,
+    config: NatsConfig,
+}
+
+impl Sample {
+    fn new(file: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let made = rcgen::generate_simple_self_signed(names).unwrap();
+        let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+        fs::write(&cert, made.cert.pem()).unwrap();
+        fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../etc/nats").join(file);
+        let mut config = NatsConfig::default().with_file(file);
+        for (name, path) in [("NATS_CERT", &cert), ("NATS_CA", &cert), ("NATS_KEY", &key)] {
+            config = config.with_env(name, path.to_str().unwrap());
+        }
+        for name in PASSWORDS {
+            config = config.with_env(format!("{name}_PASSWORD"), secret(name));
+        }
+        Self { folder, config }
+    }
+
+    /// The server for a client of `order-stream`.
+    fn server(&self, server: &NatsServer, user: &str) -> ServerConfig {
+        ServerConfig::new(server.url())
+            .with_user(user, password(user))
+            .with_inbox_prefix(format!("_INBOX_{user}"))
+            .with_root_certificates(self.folder.path().join("cert.pem"))
+    }
+
+    fn options(&self, user: &str, password: &str) -> ConnectOptions {
+        let root: PathBuf = self.folder.path().join("cert.pem");
+        ConnectOptions::with_user_and_password(user.into(), password.into())
+            .custom_inbox_prefix(format!("_INBOX_{user}"))
+            .add_root_certificates(root)
+            .require_tls(true)
+    }
+}
+
+fn secret(variable: &str) -> String {
+    format!("secret-of-{variable}")
+}
+
+fn password(user: &str) -> String {
+    secret(&user.to_uppercase().replace('-', "_"))
+}
+
+/// A connection, and the subjects that the server has denied it.
+struct User {
+    client: Client,
+    denied: mpsc::UnboundedReceiver<String>,
+    barriers: u32,
+}
+
+impl User {
+    async fn connect(sample: &Sample, server: &NatsServer, name: &str) -> Self {
+        let (sender, denied) = mpsc::unbounded_channel();
+        let note = move |event| {
+            if let Event::ServerError(ServerError::Other(text)) = event {
+                let subject = text.split('"').nth(1).unwrap_or(&text).to_owned();
+                // Nobody reads it any more when the test is over.
+                let _ = sender.send(subject);
+            }
+            std::future::ready(())
+        };
+        let options = sample.options(name, &password(name)).event_callback(note);
+        let client = options.connect(server.url()).await.unwrap();
+        Self { client, denied, barriers: 0 }
+    }
+
+    /// What was denied since the last call. Errors come in the order of what caused them, so those before that of a
+    /// subject that nobody may use are all.
+    async fn denied(&mut self) -> Vec<String> {
+        self.barriers += 1;
+        let barrier = format!("barrier.{}", self.barriers);
+        self.client.publish(barrier.clone(), "".into()).await.unwrap();
+        let mut denied = Vec::new();
+        loop {
+            let next = tokio::time::timeout(PATIENCE, self.denied.recv()).await;
+            match next.expect("the server answers").expect("connected") {
+                subject if subject == barrier => return denied,
+                subject => denied.push(subject),
+            }
+        }
+    }
+
+    async fn may(&mut self, publish: &[&str], subscribe: &[&str]) {
+        self.attempt(publish, subscribe).await;
+        assert_eq!(self.denied().await, Vec::<String>::new());
+    }
+
+    async fn may_not(&mut self, publish: &[&str], subscribe: &[&str]) {
+        self.attempt(publish, subscribe).await;
+        let mut denied = self.denied().await;
+        let mut all: Vec<_> = publish.iter().chain(subscribe).map(ToString::to_string).collect();
+        denied.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(denied, all);
+    }
+
+    async fn attempt(&self, publish: &[&str], subscribe: &[&str]) {
+        for subject in publish {
+            self.client.publish(subject.to_string(), "{}".into()).await.unwrap();
+        }
+        for subject in subscribe {
+            self.client.subscribe(subject.to_string()).await.unwrap();
+        }
+    }
+
+    /// Publishes as the user's machine and waits until it is stored.
+    async fn store(&self, subject: &str, id: &str) {
+        let mut headers = HeaderMap::new();
+        headers.insert("Nats-Msg-Id", id);
+        let context = jetstream::new(self.client.clone());
+        let ack = context.publish_with_headers(subject.to_owned(), headers, "order".into());
+        ack.await.unwrap().await.unwrap();
+    }
+
+    async fn request(&self, subject: &str, body: &str) -> String {
+        let body = body.to_owned().into();
+        let response = self.client.request(subject.to_owned(), body).await;
+        let response = response.unwrap_or_else(|error| panic!("{subject}: {error}"));
+        String::from_utf8_lossy(&response.payload).into_owned()
+    }
+}
+
+fn stream_config(subjects: &[&str], replicas: usize) -> stream::Config {
+    stream::Config {
+        name: STREAM.to_owned(),
+        subjects: subjects.iter().map(ToString::to_string).collect(),
+        num_replicas: replicas,
+        max_age: Duration::from_secs(60),
+        duplicate_window: Duration::from_secs(60),
+        ..Default::default()
+    }
+}
+
+#[tokio::test]
+async fn nats_each_user_of_the_sample_may_do_what_it_needs_and_nothing_else() {
+    let sample = Sample::new("server.conf");
+    let server = NatsServer::start(sample.folder.path(), &sample.config).unwrap();
+    let connect = |name| User::connect(&sample, &server, name);
+
+    let mut admin = connect("admin").await;
+    let streams = jetstream::new(admin.client.clone());
+    let config = stream_config(&["mempool.1.tx.0.*", "mempool.1.head.*"], 1);
+    streams.create_stream(config).await.unwrap();
+    let tx = "mempool.1.tx.0.ingest-1";
+    admin.may_not(&[tx, "mempool.1.bundle.ingest-1"], &["mempool.>", "_INBOX.>", ">"]).await;
+
+    let mut ingest = connect("ingest-1").await;
+    let info = format!("$JS.API.STREAM.INFO.{STREAM}");
+    ingest.store(tx, "first").await;
+    ingest
+        .may(
+            &["mempool.1.tx.7.ingest-1", "mempool.1.head.ingest-1", "mempool.1.seen.ingest-1"],
+            &[],
+        )
+        .await;
+    assert!(ingest.request(&info, "").await.contains("\"messages\":"));
+    ingest
+        .may_not(
+            &[
+                "mempool.1.tx.0.ingest-2",
+                "mempool.1.tx.0",
+                "mempool.2.tx.0.ingest-1",
+                "mempool.1.head.ingest-2",
+                "mempool.1.seen.builder-1",
+                "mempool.1.bundle.ingest-1",
+                "$JS.API.STREAM.CREATE.OTHER",
+                "$JS.API.STREAM.PURGE.MEMPOOL_1_TX_0",
+                "$JS.API.STREAM.MSG.DELETE.MEMPOOL_1_TX_0",
+                "$JS.API.CONSUMER.CREATE.MEMPOOL_1_TX_0.ingest-1",
+                "$JS.API.CONSUMER.MSG.NEXT.MEMPOOL_1_TX_0.builder-1",
+                "_INBOX_builder-1.x",
+            ],
+            &["mempool.1.tx.>", "_INBOX.>", "_INBOX_builder-1.>", "$JS.EVENT.>", "$SYS.>"],
+        )
+        .await;
+
+    let mut builder = connect("builder-1").await;
+    let create = format!("$JS.API.CONSUMER.CREATE.{STREAM}.builder-1");
+    let consumer = format!(
+        r#"{{"stream_name":"{STREAM}","config":{{"name":"builder-1","ack_policy":"none","deliver_policy":"all"}}}}"#
+    );
+    let created = builder.request(&create, &consumer).await;
+    assert!(created.contains("\"created\":"), "{created}");
+    // A delivered message has the subject on which it was published, so this is no `request`.
+    let inbox = builder.client.new_inbox();
+    let mut delivered = builder.client.subscribe(inbox.clone()).await.unwrap();
+    let next = format!("$JS.API.CONSUMER.MSG.NEXT.{STREAM}.builder-1");
+    builder.client.publish_with_reply(next, inbox, r#"{"batch":1}"#.into()).await.unwrap();
+    let first = tokio::time::timeout(PATIENCE, delivered.next()).await.expect("in time");
+    assert_eq!(first.expect("connected").payload, "order");
+    builder.may(&[], &["mempool.1.seen.*"]).await;
+    builder
+        .may_not(
+            &[
+                tx,
+                "mempool.1.head.ingest-1",
+                "mempool.1.seen.ingest-1",
+                "$JS.API.STREAM.CREATE.OTHER",
+                "$JS.API.STREAM.DELETE.MEMPOOL_1_TX_0",
+                "$JS.API.STREAM.MSG.GET.MEMPOOL_1_TX_0",
+                "$JS.API.CONSUMER.CREATE.MEMPOOL_1_TX_0",
+                "$JS.API.CONSUMER.CREATE.MEMPOOL_1_TX_0.builder-2",
+                "$JS.API.CONSUMER.DURABLE.CREATE.MEMPOOL_1_TX_0.builder-1",
+                "$JS.API.CONSUMER.DELETE.MEMPOOL_1_TX_0.builder-2",
+                "$JS.API.CONSUMER.MSG.NEXT.MEMPOOL_1_TX_0.builder-2",
+                "_INBOX_ingest-1.x",
+            ],
+            &["mempool.1.tx.0.*", "_INBOX.>", "_INBOX_ingest-1.>", "$JS.EVENT.>"],
+        )
+        .await;
+
+    let mut private = connect("ingest-1-private").await;
+    private
+        .may_not(
+            &[tx, "mempool.1.bundle.ingest-2", "$JS.API.STREAM.CREATE.OTHER"],
+            &["mempool.1.bundle.*"],
+        )
+        .await;
+    let mut private = connect("builder-1-private").await;
+    private.may_not(&["mempool.1.bundle.ingest-1"], &["mempool.1.bundle.*"]).await;
+    // The streams of the other account do not exist here.
+    assert!(private.request(&info, "").await.contains("stream not found"));
+}
+
+#[tokio::test]
+async fn nats_publishers_and_sources_of_both_flows_need_no_other_rights() {
+    let sample = Sample::new("server.conf");
+    let server = NatsServer::start(sample.folder.path(), &sample.config).unwrap();
+    let pool = || OrderPool::new(PoolConfig::default()).unwrap();
+    let (ingested, built) = (pool(), pool());
+    let mut publishers = Vec::new();
+    let mut sources = Vec::new();
+    for (flow, suffix) in [(Flow::Public, ""), (Flow::Private, "-private")] {
+        let of = |user: &str| sample.server(&server, &format!("{user}{suffix}"));
+        let streams = StreamsConfig::new(1).with_flows([flow]);
+        ensure_streams(&of("admin"), &streams).await.unwrap();
+        let config = PublisherConfig::new(of("ingest-1"), 1, "ingest-1").with_flow(flow);
+        publishers.push(Publisher::start(&ingested, config).unwrap());
+        let config = SourceConfig::new(of("builder-1"), 1, "builder-1")
+            .with_flow(flow)
+            .with_trust(Trust::Machines(["ingest-1".to_owned()].into()));
+        sources.push(Source::start(&built, config).unwrap());
+    }
+    let txs = Workload::new(WorkloadConfig::new(1, 1).with_accounts(2)).prepare(2);
+    let tx = |number: usize| {
+        let tx = PooledTransaction::decode_2718_exact(&txs[number].raw).unwrap();
+        tx.try_into_recovered().unwrap()
+    };
+    let (now, terms) = (SystemTime::now(), PrivateTerms { signer: None, max_block: 10 });
+    let public = Transaction::new(tx(0), Origin::Mempool, now);
+    let private = Transaction::private(tx(1), terms, now);
+    for tx in [public, private] {
+        assert_eq!(ingested.insert_transaction(tx), InsertOutcome::Added);
+    }
+    eventually("both are built on", || txs.iter().all(|tx| built.contains(&tx.hash))).await;
+    assert!(sources.iter().all(|source| source.state() == State::Live));
+    for publisher in publishers {
+        let stats = publisher.shutdown(PATIENCE).await;
+        assert_eq!((stats.stored, stats.refused_total(), stats.unfinished), (1, 0, 0));
+    }
+}
+
+/// The server does not compare the subject to which a consumer delivers with the user's rights.
+#[tokio::test]
+async fn nats_a_builder_that_redirects_its_deliveries_into_the_stream_stores_nothing() {
+    let sample = Sample::new("server.conf");
+    let server = NatsServer::start(sample.folder.path(), &sample.config).unwrap();
+    let admin = User::connect(&sample, &server, "admin").await;
+    let streams = jetstream::new(admin.client.clone());
+    streams.create_stream(stream_config(&["mempool.1.tx.0.*"], 1)).await.unwrap();
+    let ingest = User::connect(&sample, &server, "ingest-1").await;
+    let tx = "mempool.1.tx.0.ingest-1";
+    ingest.store(tx, "first").await;
+    let builder = User::connect(&sample, &server, "builder-1").await;
+    let create = format!("$JS.API.CONSUMER.CREATE.{STREAM}.builder-1");
+    let consumer = |more: &str| {
+        format!(
+            r#"{{"stream_name":"{STREAM}","config":{{"name":"builder-1","ack_policy":"none","deliver_policy":"all"{more}}}}}"#
+        )
+    };
+    let pushed = consumer(&format!(r#","deliver_subject":"{tx}""#));
+    assert!(builder.request(&create, &pushed).await.contains("forms a cycle"));
+    assert!(builder.request(&create, &consumer("")).await.contains("\"created\":"));
+    let next = format!("$JS.API.CONSUMER.MSG.NEXT.{STREAM}.builder-1");
+    builder.client.publish_with_reply(next, tx, r#"{"batch":1}"#.into()).await.unwrap();
+    // It was delivered once the consumer has nothing left.
+    let info = format!("$JS.API.CONSUMER.INFO.{STREAM}.builder-1");
+    let begin = Instant::now();
+    while !builder.request(&info, "").await.contains("\"num_pending\":0") {
+        assert!(begin.elapsed() < PATIENCE);
+    }
+    // Behind it, so that it has been stored or refused.
+    ingest.store(tx, "second").await;
+    let mut stream = streams.get_stream(STREAM).await.unwrap();
+    assert_eq!(stream.info().await.unwrap().state.messages, 2);
+}
+
+#[tokio::test]
+async fn nats_the_sample_refuses_other_passwords_and_connections_without_tls() {
+    let sample = Sample::new("server.conf");
+    let server = NatsServer::start(sample.folder.path(), &sample.config).unwrap();
+    let wrong = sample.options("ingest-1", "wrong").connect(server.url()).await.unwrap_err();
+    assert_eq!(wrong.kind(), ConnectErrorKind::AuthorizationViolation);
+    let nobody = ConnectOptions::new()
+        .add_root_certificates(sample.folder.path().join("cert.pem"))
+        .connect(server.url());
+    assert_eq!(nobody.await.unwrap_err().kind(), ConnectErrorKind::AuthorizationViolation);
+    // Without the certificate of the sample, the server's is of nobody known.
+    let unknown = ConnectOptions::with_user_and_password("ingest-1".into(), password("ingest-1"));
+    let error = unknown.connect(server.url()).await.unwrap_err();
+    assert_ne!(error.kind(), ConnectErrorKind::AuthorizationViolation, "{error}");
+    let mut config = sample.config.clone();
+    config.envs.retain(|(name, _)| name != "NATS_KEY");
+    let folder = tempfile::tempdir().unwrap();
+    let error = NatsServer::start(folder.path(), &config).unwrap_err().to_string();
+    assert!(error.contains("NATS_KEY"), "{error}");
+}
+
+#[tokio::test]
+async fn nats_three_servers_of_the_sample_form_a_cluster_over_tls() {
+    let sample = Sample::new("cluster.conf");
+    let cluster = NatsCluster::start(sample.folder.path(), 3, &sample.config).unwrap();
+    let admin = User::connect(&sample, &cluster.servers()[0], "admin").await;
+    let streams = jetstream::new(admin.client.clone());
+    streams.create_stream(stream_config(&["mempool.1.tx.0.*"], 3)).await.unwrap();
+    let ingest = User::connect(&sample, &cluster.servers()[1], "ingest-1").await;
+    ingest.store("mempool.1.tx.0.ingest-1", "first").await;
+}

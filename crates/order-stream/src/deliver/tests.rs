@@ -1,0 +1,195 @@
+use std::time::Duration;
+
+use alloy_consensus::transaction::SignerRecoverable as _;
+use alloy_eips::eip2718::Decodable2718 as _;
+use alloy_primitives::Address;
+use async_nats::HeaderMap;
+use chain_view::{Head, PooledTransaction};
+use mock_node::workload::{Workload, WorkloadConfig};
+use order_pool::{
+    Bundle, BundleParts, Cancellation, Origin, PoolConfig, PrivateTerms, ReplacementKey,
+    Transaction,
+};
+
+use super::*;
+use crate::wire::{BundleRecord, Encoded, HeadRecord, TxRecord, encode_seen};
+
+fn at(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+fn records(chain_id: u64) -> Vec<TxRecord> {
+    let mut load = Workload::new(WorkloadConfig::new(7, chain_id).with_accounts(10));
+    let record = |raw: &[u8]| {
+        let tx = PooledTransaction::decode_2718_exact(raw).expect("a transaction");
+        let sender = tx.recover_signer().expect("a sender");
+        let origin = Origin::Mempool;
+        TxRecord { tx, sender, origin, first_seen: at(100), private: None }
+    };
+    load.prepare(6).iter().map(|tx| record(&tx.raw)).collect()
+}
+
+fn deliverer(flow: Flow, trust: Trust) -> Deliverer {
+    Deliverer {
+        pool: OrderPool::new(PoolConfig::default()).expect("a pool"),
+        flow,
+        chain_id: 1,
+        trust,
+        heads: true,
+        machines: Machines::default(),
+        shown: watch::channel(Vec::new()).0,
+        counters: Arc::new(SourceCounters::new(flow)),
+    }
+}
+
+fn message(machine: &str, Encoded { id, payload }: Encoded) -> Message {
+    let mut headers = HeaderMap::new();
+    headers.insert("Nats-Msg-Id", alloy_primitives::hex::encode(id));
+    let subject = format!("mempool.1.tx.0.{machine}").into();
+    let length = payload.len();
+    let headers = Some(headers);
+    Message { subject, reply: None, payload, headers, status: None, description: None, length }
+}
+
+/// The counts: pooled, known, refused, malformed. They make up what was received.
+fn counts(deliverer: &Deliverer) -> [u64; 4] {
+    let stats = deliverer.counters.stats();
+    let counts = [stats.pooled, stats.known, stats.refused, stats.malformed];
+    assert_eq!(stats.received, counts.iter().sum::<u64>());
+    counts
+}
+
+#[test]
+fn a_transaction_is_pooled_once_whoever_publishes_it() {
+    let mut deliverer = deliverer(Flow::Public, Trust::Everybody);
+    let record = records(1).remove(0);
+    for machine in ["a", "b"] {
+        deliverer.message(&message(machine, record.encode()), at(101));
+    }
+    assert_eq!(counts(&deliverer), [1, 1, 0, 0]);
+    let order = deliverer.pool.get(record.tx.tx_hash()).expect("an order");
+    let tx = order.as_tx().expect("a transaction");
+    assert_eq!(
+        (tx.first_seen(), tx.origin(), tx.sender()),
+        (at(100), Origin::Mempool, record.sender)
+    );
+}
+
+#[test]
+fn a_sender_that_an_untrusted_machine_forges_is_recovered() {
+    let trust = Trust::Machines(["a".to_owned()].into());
+    let mut deliverer = deliverer(Flow::Public, trust);
+    let forged = |record: &TxRecord| TxRecord { sender: Address::repeat_byte(9), ..record.clone() };
+    let records = records(1);
+    deliverer.message(&message("a", forged(&records[0]).encode()), at(101));
+    deliverer.message(&message("b", forged(&records[1]).encode()), at(101));
+    let sender = |record: &TxRecord| {
+        let order = deliverer.pool.get(record.tx.tx_hash()).expect("an order");
+        let tx = order.as_tx().expect("a transaction");
+        (tx.sender(), tx.origin())
+    };
+    assert_eq!(sender(&records[0]), (Address::repeat_byte(9), Origin::Mempool));
+    assert_eq!(sender(&records[1]), (records[1].sender, Origin::Rpc));
+}
+
+#[test]
+fn what_is_damaged_or_without_its_id_is_malformed() {
+    let mut deliverer = deliverer(Flow::Public, Trust::Everybody);
+    let records = records(1);
+    let other = Encoded { id: *records[1].tx.tx_hash(), ..records[0].encode() };
+    deliverer.message(&message("a", other), at(101));
+    let mut without = message("a", records[0].encode());
+    without.headers = None;
+    deliverer.message(&without, at(101));
+    let mut cut = records[0].encode();
+    cut.payload.truncate(40);
+    deliverer.message(&message("a", cut), at(101));
+    assert_eq!(counts(&deliverer), [0, 0, 0, 3]);
+}
+
+#[test]
+fn the_public_stream_brings_no_private_order_and_no_other_chain() {
+    let record = records(1).remove(0);
+    let terms = PrivateTerms { signer: None, max_block: 9 };
+    let private = TxRecord { private: Some(terms), origin: Origin::Private, ..record.clone() };
+    let cancellation = Cancellation {
+        key: ReplacementKey { uuid: uuid::Uuid::nil(), signer: Address::ZERO },
+        nonce: None,
+    };
+    let cancellation = Record::Cancellation(cancellation);
+    let mut public = deliverer(Flow::Public, Trust::Everybody);
+    let others = [private.encode(), cancellation.encode(), records(5).remove(0).encode()];
+    for other in others.clone() {
+        public.message(&message("a", other), at(101));
+    }
+    assert_eq!(counts(&public), [0, 0, 3, 0]);
+    let mut private = deliverer(Flow::Private, Trust::Nobody);
+    for other in others {
+        private.message(&message("a", other), at(101));
+    }
+    assert_eq!(counts(&private), [0, 0, 3, 0], "of an untrusted machine");
+}
+
+#[test]
+fn bundles_cancellations_and_private_transactions_reach_the_pool_from_trusted_machines() {
+    let mut deliverer = deliverer(Flow::Private, Trust::Everybody);
+    let records = records(1);
+    let signer = Address::repeat_byte(1);
+    let tx = |record: &TxRecord| record.clone().resolve(true, at(101)).expect("a transaction");
+    let parts = BundleParts {
+        txs: vec![tx(&records[0])],
+        block: Some(5),
+        uuid: Some(uuid::Uuid::from_u128(7)),
+        replacement_nonce: Some(1),
+        signer: Some(signer),
+        ..BundleParts::default()
+    };
+    let bundle = Bundle::new(parts.clone()).expect("a bundle");
+    let terms = PrivateTerms { signer: Some(signer), max_block: 9 };
+    let private = Transaction::private(tx(&records[1]).recovered().clone(), terms, at(100));
+    let hash = *private.hash();
+    deliverer.message(&message("a", BundleRecord { parts }.encode()), at(101));
+    deliverer.message(&message("a", TxRecord::of(&private).encode()), at(101));
+    let stats = deliverer.pool.stats();
+    assert_eq!((stats.bundles, stats.external_txs), (1, 1));
+    let key = bundle.key().expect("a key");
+    let cancel = Record::Cancellation(Cancellation { key, nonce: Some(2) });
+    deliverer.message(&message("a", cancel.encode()), at(101));
+    deliverer.message(&message("a", Record::CancelPrivate { hash, signer }.encode()), at(101));
+    let stats = deliverer.pool.stats();
+    assert_eq!((stats.bundles, stats.external_txs), (0, 0));
+    assert_eq!(counts(&deliverer), [4, 0, 0, 0]);
+}
+
+#[test]
+fn heads_are_applied_only_if_configured() {
+    let record = records(1).remove(0);
+    let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
+    let mined = vec![*record.tx.tx_hash()];
+    let head = HeadRecord { head, previous: B256::ZERO, mined };
+    for heads in [true, false] {
+        let mut deliverer = Deliverer { heads, ..deliverer(Flow::Public, Trust::Everybody) };
+        for message in [record.encode(), head.encode(), head.encode()].map(|it| message("a", it)) {
+            deliverer.message(&message, at(101));
+        }
+        assert_eq!(deliverer.pool.head().is_some(), heads);
+        assert_eq!(deliverer.pool.contains(record.tx.tx_hash()), !heads);
+        assert_eq!(counts(&deliverer), if heads { [2, 1, 0, 0] } else { [1, 0, 2, 0] });
+    }
+}
+
+#[test]
+fn reports_of_trusted_machines_say_who_was_later() {
+    let mut deliverer = deliverer(Flow::Public, Trust::Machines(["a".into(), "b".into()].into()));
+    let record = records(1).remove(0);
+    deliverer.message(&message("a", record.encode()), at(101));
+    let entries = encode_seen(&[(*record.tx.tx_hash(), at(103))]);
+    for machine in ["b", "c"] {
+        let encoded = Encoded { id: B256::ZERO, payload: entries.clone() };
+        deliverer.report(&message(machine, encoded));
+    }
+    let machines = deliverer.shown.borrow().clone();
+    assert_eq!(machines.len(), 2, "the third is not trusted");
+    assert_eq!((machines[0].first, machines[1].later), (1, 1));
+    assert_eq!(machines[1].mean_behind(), Some(Duration::from_secs(3)));
+}

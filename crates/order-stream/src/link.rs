@@ -1,0 +1,203 @@
+//! One connection to a server, from its opening to its loss. It is never reopened: who uses it opens
+//! another, so that every loss and its reason are seen.
+
+use std::time::Duration;
+
+use async_nats::{
+    Client, ConnectErrorKind, ConnectOptions, Event, ServerError,
+    jetstream::{self, Context, ErrorCode, context::GetStreamErrorKind},
+};
+use tokio::sync::watch;
+
+use crate::{
+    config::{Auth, ServerConfig},
+    error::StreamError,
+    state::{DisconnectReason, State},
+};
+
+/// Commands that wait for the connection's task. Each is one message.
+const COMMANDS: usize = 256;
+
+/// Messages that wait in one subscription: more than a window's acknowledgements, and than a pull
+/// request's messages.
+const SUBSCRIPTION: usize = 1 << 17;
+
+/// What the server has said about the connection.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LinkStatus {
+    pub(crate) lost: Option<DisconnectReason>,
+    /// The subject that the user may not publish on, and how often it was said.
+    pub(crate) denied_publish: (String, u64),
+    /// The subject that the user may not subscribe to.
+    pub(crate) denied_subscribe: Option<String>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) client: Client,
+    pub(crate) context: Context,
+    pub(crate) status: watch::Receiver<LinkStatus>,
+}
+
+impl Link {
+    /// Connects to one of the servers, each tried once.
+    pub(crate) async fn open(config: &ServerConfig, name: &str) -> Result<Self, StreamError> {
+        let addresses = config.addresses()?;
+        let (sender, status) = watch::channel(LinkStatus::default());
+        let options = with_auth(ConnectOptions::new(), &config.auth).await?;
+        let mut options = options
+            .name(name)
+            .custom_inbox_prefix(&config.inbox_prefix)
+            .connection_timeout(config.timeout)
+            .request_timeout(Some(config.timeout))
+            .ping_interval(config.ping_interval)
+            .client_capacity(COMMANDS)
+            .subscription_capacity(SUBSCRIPTION)
+            // Each server once; the client's own attempts to reconnect end as soon.
+            .max_reconnects(addresses.len())
+            .reconnect_delay_callback(|_| Duration::ZERO)
+            .ignore_discovered_servers()
+            .event_callback(move |event| {
+                note(&sender, event);
+                std::future::ready(())
+            });
+        if let Some(path) = &config.root_certificates {
+            options = options.add_root_certificates(path.clone());
+        }
+        if let Some((certificate, key)) = &config.client_certificate {
+            options = options.add_client_certificate(certificate.clone(), key.clone());
+        }
+        let client = options.connect(addresses).await.map_err(connect_error)?;
+        let mut context = jetstream::new(client.clone());
+        context.set_timeout(config.timeout);
+        Ok(Self { client, context, status })
+    }
+
+    /// Waits for the loss of the connection.
+    pub(crate) async fn lost(&self) -> DisconnectReason {
+        let mut status = self.status.clone();
+        loop {
+            if let Some(reason) = status.borrow_and_update().lost {
+                return reason;
+            }
+            // The client's task has ended.
+            if status.changed().await.is_err() {
+                return DisconnectReason::Lost;
+            }
+        }
+    }
+
+    /// What the server knows of a stream.
+    pub(crate) async fn stream(&self, name: &str) -> Result<jetstream::stream::Info, State> {
+        match self.context.get_stream(name).await {
+            Ok(stream) => Ok(stream.cached_info().clone()),
+            Err(error) => Err(match error.kind() {
+                GetStreamErrorKind::JetStream(error) => match error.error_code() {
+                    ErrorCode::STREAM_NOT_FOUND => State::StreamMissing,
+                    _ => State::Unavailable,
+                },
+                _ if self.is_denied(&format!("$JS.API.STREAM.INFO.{name}")) => State::Denied,
+                _ => State::Unavailable,
+            }),
+        }
+    }
+
+    /// Whether the server has refused a message on this subject.
+    pub(crate) fn is_denied(&self, subject: &str) -> bool {
+        self.status.borrow().denied_publish.0 == subject
+    }
+}
+
+/// What the client reports is kept until it is read.
+fn note(sender: &watch::Sender<LinkStatus>, event: Event) {
+    let lose = |reason| {
+        sender.send_modify(|status| status.lost = status.lost.or(Some(reason)));
+    };
+    match event {
+        Event::Disconnected | Event::Closed => lose(DisconnectReason::Lost),
+        Event::LameDuckMode => lose(DisconnectReason::ServerStopping),
+        Event::ServerError(ServerError::Other(text)) => {
+            if let Some((is_publish, subject)) = denied_subject(&text) {
+                tracing::warn!(subject, is_publish, "the server denies a subject");
+                sender.send_modify(|status| {
+                    if is_publish {
+                        status.denied_publish = (subject.to_owned(), status.denied_publish.1 + 1);
+                    } else {
+                        status.denied_subscribe = Some(subject.to_owned());
+                    }
+                });
+            } else {
+                tracing::warn!(text, "an error of the server");
+            }
+        }
+        other => tracing::debug!(event = %other, "the connection"),
+    }
+}
+
+/// The subject of `Permissions Violation for Publish to "subject"`, the form in which nats-server 2.12
+/// reports it, and whether it is one to publish on.
+fn denied_subject(text: &str) -> Option<(bool, &str)> {
+    let lower = text.to_ascii_lowercase();
+    let rest = lower.split_once("permissions violation for ")?.1;
+    let is_publish = rest.starts_with("publish");
+    let subject = text.split('"').nth(1)?;
+    Some((is_publish, subject))
+}
+
+async fn with_auth(options: ConnectOptions, auth: &Auth) -> Result<ConnectOptions, StreamError> {
+    Ok(match auth {
+        Auth::None => options,
+        Auth::User { name, password } => options.user_and_password(name.clone(), password.clone()),
+        Auth::Token(token) => options.token(token.clone()),
+        Auth::NKey(seed) => options.nkey(seed.clone()),
+        Auth::CredentialsFile(path) => options
+            .credentials_file(path)
+            .await
+            .map_err(|source| StreamError::Credentials { source })?,
+    })
+}
+
+fn connect_error(error: async_nats::ConnectError) -> StreamError {
+    StreamError::Connect { source: Box::new(error) }
+}
+
+/// The state after a connection could not be opened.
+pub(crate) fn state_of(error: &StreamError) -> State {
+    use ConnectErrorKind as Kind;
+    let StreamError::Connect { source } = error else {
+        // Credentials that cannot be read: the server would refuse the user without them.
+        return State::Denied;
+    };
+    let kind = source.downcast_ref::<async_nats::ConnectError>().map(|error| error.kind());
+    let reason = match kind {
+        Some(Kind::Authentication | Kind::AuthorizationViolation) => return State::Denied,
+        Some(Kind::Tls) => DisconnectReason::Tls,
+        Some(Kind::Dns | Kind::TimedOut | Kind::Io | Kind::MaxReconnects) => {
+            DisconnectReason::Unreachable
+        }
+        Some(Kind::ServerParse) | None => DisconnectReason::Refused,
+    };
+    State::Disconnected { reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_servers_texts_name_the_denied_subject() {
+        let publish = "Permissions Violation for Publish to \"mempool.1.tx.0.a\"";
+        assert_eq!(denied_subject(publish), Some((true, "mempool.1.tx.0.a")));
+        let subscribe = "Permissions Violation for Subscription to \"_INBOX.x.*\"";
+        assert_eq!(denied_subject(subscribe), Some((false, "_INBOX.x.*")));
+        assert_eq!(denied_subject("Maximum Connections Exceeded"), None);
+    }
+
+    #[test]
+    fn the_first_reason_of_a_loss_is_kept() {
+        let (sender, status) = watch::channel(LinkStatus::default());
+        note(&sender, Event::LameDuckMode);
+        note(&sender, Event::Disconnected);
+        assert_eq!(status.borrow().lost, Some(DisconnectReason::ServerStopping));
+    }
+}

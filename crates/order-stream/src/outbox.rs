@@ -1,0 +1,307 @@
+//! What is published and not yet acknowledged. Pure: it takes answers and the time, and opens no socket.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::B256;
+
+use crate::{backoff::Backoff, follow::Item, metrics::RefuseReason};
+
+/// Before a message that another machine was publishing at the same moment is published again.
+const IN_PROCESS_PAUSE: Duration = Duration::from_secs(1);
+
+/// What the stream answers to a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Stored,
+    Duplicate,
+    /// The same message is being stored for another publisher (JetStream error 10158); whether it will be is not
+    /// known yet.
+    InProcess,
+    /// Nobody stores: no leader, or a stopping server.
+    Unavailable,
+    Refused(RefuseReason),
+}
+
+/// How a message left the outbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Stored,
+    Duplicate {
+        /// It was published once, so another publisher's message came first. Otherwise it may be our own.
+        by_another: bool,
+    },
+    Refused(RefuseReason),
+}
+
+/// Why the stream takes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    Unavailable,
+    Full,
+    Denied,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OutboxLimits {
+    pub(crate) window: usize,
+    pub(crate) window_bytes: usize,
+    pub(crate) ack_timeout: Duration,
+    pub(crate) backoff: Backoff,
+}
+
+#[derive(Debug)]
+struct Slot {
+    item: Item,
+    id: B256,
+    size: usize,
+    attempts: u32,
+    sent_at: Instant,
+    /// When it is to be published again.
+    due: Instant,
+}
+
+/// The window of unacknowledged messages, in the order in which they were published first.
+///
+/// While the stream takes nothing ([`Trouble`]), one message at a time is published, after pauses that grow.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    limits: OutboxLimits,
+    slots: BTreeMap<u64, Slot>,
+    by_due: BTreeSet<(Instant, u64)>,
+    bytes: usize,
+    next: u64,
+    trouble: Option<Trouble>,
+    /// Failures since the last good answer.
+    failures: u32,
+    closed_until: Option<Instant>,
+    probe: Option<u64>,
+    /// When the latest answer of any kind came.
+    answered_at: Option<Instant>,
+    recovered: bool,
+}
+
+impl Outbox {
+    pub(crate) const fn new(limits: OutboxLimits) -> Self {
+        Self {
+            limits,
+            slots: BTreeMap::new(),
+            by_due: BTreeSet::new(),
+            bytes: 0,
+            next: 0,
+            trouble: None,
+            failures: 0,
+            closed_until: None,
+            probe: None,
+            answered_at: None,
+            recovered: false,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) const fn trouble(&self) -> Option<Trouble> {
+        self.trouble
+    }
+
+    /// Whether the stream takes messages again after it refused some: they have to be offered again.
+    pub(crate) const fn take_recovered(&mut self) -> bool {
+        std::mem::replace(&mut self.recovered, false)
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.slots.len() >= self.limits.window || self.bytes >= self.limits.window_bytes
+    }
+
+    /// Whether a new message may be published.
+    pub(crate) fn has_room(&self, now: Instant) -> bool {
+        !self.is_full() && !self.is_closed(now) && (self.failures == 0 || self.slots.is_empty())
+    }
+
+    fn is_closed(&self, now: Instant) -> bool {
+        self.closed_until.is_some_and(|until| now < until)
+    }
+
+    /// Takes a message that is being published for the first time. Returns its number.
+    pub(crate) fn add(&mut self, item: Item, id: B256, size: usize, now: Instant) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        let due = now + self.limits.ack_timeout;
+        self.slots.insert(number, Slot { item, id, size, attempts: 1, sent_at: now, due });
+        self.by_due.insert((due, number));
+        self.bytes += size;
+        if self.failures > 0 {
+            self.probe = Some(number);
+        }
+        number
+    }
+
+    /// A message that is to be published again now. It counts as published.
+    pub(crate) fn next_due(&mut self, now: Instant, jitter: f64) -> Option<(u64, &Item, B256)> {
+        if self.is_closed(now) {
+            return None;
+        }
+        let number = if self.failures > 0 {
+            match self.probe.and_then(|probe| self.slots.get(&probe)) {
+                Some(probe) if probe.due <= now => {
+                    self.close(self.trouble.unwrap_or(Trouble::Unavailable), now, jitter);
+                    return None;
+                }
+                Some(_) => return None,
+                // The oldest, whatever its time is.
+                None => *self.slots.first_key_value()?.0,
+            }
+        } else {
+            let &(due, number) = self.by_due.first()?;
+            if due > now {
+                return None;
+            }
+            let sent_at = self.slots.get(&number)?.sent_at;
+            if self.answered_at.is_none_or(|at| at < sent_at) {
+                // Nothing has been answered since it was published: the others would time out as well.
+                self.close(Trouble::Unavailable, now, jitter);
+                return None;
+            }
+            number
+        };
+        if self.failures > 0 {
+            self.probe = Some(number);
+        }
+        self.set_due(number, now + self.limits.ack_timeout);
+        let slot = self.slots.get_mut(&number)?;
+        slot.attempts += 1;
+        slot.sent_at = now;
+        Some((number, &slot.item, slot.id))
+    }
+
+    /// When [`Self::next_due`] and [`Self::has_room`] may answer otherwise without an event.
+    pub(crate) fn next_wake(&self, now: Instant) -> Option<Instant> {
+        if self.failures == 0 {
+            return self.by_due.first().map(|(due, _)| *due);
+        }
+        if self.is_closed(now) {
+            return self.closed_until;
+        }
+        match self.probe.and_then(|probe| self.slots.get(&probe)) {
+            Some(probe) => Some(probe.due),
+            None => (!self.slots.is_empty()).then_some(now),
+        }
+    }
+
+    fn set_due(&mut self, number: u64, due: Instant) {
+        if let Some(slot) = self.slots.get_mut(&number) {
+            self.by_due.remove(&(slot.due, number));
+            slot.due = due;
+            self.by_due.insert((due, number));
+        }
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Slot> {
+        let slot = self.slots.remove(&number)?;
+        self.by_due.remove(&(slot.due, number));
+        self.bytes -= slot.size;
+        if self.probe == Some(number) {
+            self.probe = None;
+        }
+        Some(slot)
+    }
+
+    /// The stream answered message `number`. Returns the message if it has left; a late answer to one that
+    /// has left is ignored.
+    pub(crate) fn answer(
+        &mut self,
+        number: u64,
+        answer: Answer,
+        now: Instant,
+        jitter: f64,
+    ) -> Option<(Item, Outcome)> {
+        self.slots.get(&number)?;
+        self.answered_at = Some(now);
+        match answer {
+            Answer::Stored | Answer::Duplicate => {
+                let slot = self.remove(number)?;
+                self.open(now);
+                let by_another = slot.attempts == 1;
+                let outcome = match answer {
+                    Answer::Stored => Outcome::Stored,
+                    _ => Outcome::Duplicate { by_another },
+                };
+                Some((slot.item, outcome))
+            }
+            Answer::InProcess => {
+                self.set_due(number, now + IN_PROCESS_PAUSE);
+                self.open(now);
+                None
+            }
+            Answer::Unavailable => {
+                self.close(Trouble::Unavailable, now, jitter);
+                None
+            }
+            Answer::Refused(reason) => {
+                let slot = self.remove(number)?;
+                match reason {
+                    RefuseReason::Full => self.close(Trouble::Full, now, jitter),
+                    RefuseReason::Denied => self.close(Trouble::Denied, now, jitter),
+                    RefuseReason::TooLarge | RefuseReason::Rejected => {}
+                }
+                Some((slot.item, Outcome::Refused(reason)))
+            }
+        }
+    }
+
+    /// The messages that the server does not let this user publish, of those that are not answered.
+    pub(crate) fn denied(&self, is_denied: impl Fn(&Item) -> bool) -> Vec<u64> {
+        let denied = self.slots.iter().filter(|(_, slot)| is_denied(&slot.item));
+        denied.map(|(number, _)| *number).collect()
+    }
+
+    /// Publishes nothing for a while; then one message at a time, until an answer is good.
+    fn close(&mut self, trouble: Trouble, now: Instant, jitter: f64) {
+        // Answers to the messages that were on their way tell nothing new.
+        if self.is_closed(now) {
+            return;
+        }
+        self.closed_until = Some(now + self.limits.backoff.delay(self.failures, jitter));
+        self.failures = self.failures.saturating_add(1);
+        self.trouble = Some(trouble);
+        self.probe = None;
+    }
+
+    fn open(&mut self, now: Instant) {
+        if self.failures == 0 {
+            return;
+        }
+        self.recovered |= matches!(self.trouble, Some(Trouble::Full | Trouble::Denied));
+        (self.failures, self.closed_until, self.probe, self.trouble) = (0, None, None, None);
+        // What was published into the silence.
+        let old: Vec<_> = self.slots.keys().copied().collect();
+        for number in old {
+            self.make_due(number, now);
+        }
+    }
+
+    /// To be published again at once, without looking like a time-out.
+    fn make_due(&mut self, number: u64, now: Instant) {
+        self.set_due(number, now);
+        if let Some(slot) = self.slots.get_mut(&number) {
+            slot.sent_at = now;
+        }
+    }
+
+    /// A new connection: everything that is not acknowledged is published again, in its order.
+    pub(crate) fn connected(&mut self, now: Instant) {
+        (self.failures, self.closed_until, self.probe, self.trouble) = (0, None, None, None);
+        self.answered_at = Some(now);
+        let numbers: Vec<_> = self.slots.keys().copied().collect();
+        for number in numbers {
+            self.make_due(number, now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

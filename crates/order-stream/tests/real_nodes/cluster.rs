@@ -1,0 +1,40 @@
+//! Three servers, of which one is killed.
+
+use devnet::NatsCluster;
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_leader_costs_time_and_no_order() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut cluster = NatsCluster::start(dir.path(), 3, &NatsConfig::default()).expect("a cluster");
+    cluster.wait_leader(PATIENCE).expect("a leader");
+    let server = quick(ServerConfig::cluster(cluster.urls()));
+    ensure_streams(&server, &streams().with_replicas(3)).await.expect("streams");
+    let pools = [pool(), pool()];
+    let publishers = [0, 1].map(|n| {
+        let config = PublisherConfig::new(server.clone(), CHAIN, format!("m{n}"));
+        Publisher::start(&pools[n], config.with_backoff(BACKOFF)).expect("a publisher")
+    });
+    let built = pool();
+    let config = SourceConfig::new(server, CHAIN, "one").with_trust(Trust::Everybody);
+    let source = Source::start(&built, config.with_backoff(BACKOFF)).expect("a source");
+    let txs = transactions(41, 2_000, 0);
+    for (n, chunk) in txs.chunks(20).enumerate() {
+        pools.iter().for_each(|pool| insert(pool, chunk));
+        if n == 30 {
+            let leader = cluster.stream_leader("MEMPOOL_1_TX_0").expect("a leader");
+            cluster.server(leader).kill9().expect("a dead server");
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let took = until("the union", || built.stats().txs == 2_000).await;
+    println!("the union {took:?} after the last transaction");
+    assert_eq!(hashes(&built), txs.iter().map(|tx| *tx.hash()).collect());
+    let [first, second] = publishers;
+    let stats = [finish(first).await, finish(second).await];
+    println!("{stats:#?}");
+    assert!(stats.iter().all(|stats| stats.published == 2_000));
+    let stats = finish_source(source).await;
+    assert_eq!((stats.received, stats.known, stats.missed), (2_000, 0, 0), "{stats:?}");
+}

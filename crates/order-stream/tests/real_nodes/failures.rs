@@ -1,0 +1,213 @@
+//! Servers, streams and messages that fail.
+
+use alloy_primitives::{Address, hex};
+use order_stream::{
+    DisconnectReason, RefuseReason,
+    wire::{Encoded, TxRecord},
+};
+
+use super::*;
+
+const STREAM: &str = "MEMPOOL_1_TX_0";
+
+#[tokio::test]
+async fn a_server_that_is_killed_and_started_again_loses_nothing() {
+    let mut stage = Stage::new(streams()).await;
+    let (ingested, built) = (pool(), pool());
+    let txs = transactions(11, 900, 0);
+    let publisher = stage.publisher(&ingested, "a");
+    let source = stage.source(&built, "one");
+    insert(&ingested, &txs[..300]);
+    until_equal(&ingested, &built).await;
+    insert(&ingested, &txs[300..600]);
+    stage.server.kill9().expect("a dead server");
+    let lost = |state| matches!(state, State::Disconnected { .. } | State::Connecting);
+    until("both know", || lost(publisher.state()) && lost(source.state())).await;
+    insert(&ingested, &txs[600..]);
+    stage.server.restart().expect("a server");
+    let took = until_equal(&ingested, &built).await;
+    println!("equal {took:?} after the restart");
+    let stats = finish(publisher).await;
+    assert!(stats.connects >= 2 && stats.comparisons >= 2, "{stats:?}");
+    assert_eq!((stats.published, stats.refused_total()), (900, 0));
+    let stats = finish_source(source).await;
+    assert_eq!((stats.pooled, stats.missed), (900, 0));
+}
+
+#[tokio::test]
+async fn a_stream_that_is_missing_is_waited_for_and_one_that_is_made_anew_gets_everything() {
+    let stage = Stage::without_streams(&NatsConfig::default());
+    let (ingested, built) = (pool(), pool());
+    let txs = transactions(12, 200, 0);
+    insert(&ingested, &txs[..100]);
+    let publisher = stage.publisher(&ingested, "a");
+    let source = stage.source(&built, "one");
+    let missing = State::StreamMissing;
+    until("both miss it", || publisher.state() == missing && source.state() == missing).await;
+    ensure_streams(&stage.config(), &streams()).await.expect("streams");
+    until_equal(&ingested, &built).await;
+    until("live", || publisher.state() == State::Live && source.state() == State::Live).await;
+    stage.client().await.delete_stream(STREAM).await.expect("a deletion");
+    insert(&ingested, &txs[100..]);
+    until("the publisher notices", || publisher.state() != State::Live).await;
+    ensure_streams(&stage.config(), &streams()).await.expect("streams");
+    until_equal(&ingested, &built).await;
+    let context = stage.client().await;
+    let stored =
+        async || context.get_stream(STREAM).await.expect("the stream").cached_info().state.messages;
+    let began = Instant::now();
+    while stored().await < 200 {
+        assert!(began.elapsed() < PATIENCE, "the new stream has {}", stored().await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    finish(publisher).await;
+    finish_source(source).await;
+}
+
+#[tokio::test]
+async fn a_full_stream_refuses_and_gets_the_rest_when_it_has_room() {
+    let small = streams().with_max_bytes(64 << 10).with_refuse_when_full(true);
+    let stage = Stage::new(small).await;
+    let (ingested, built) = (pool(), pool());
+    let txs = transactions(13, 1_000, 0);
+    insert(&ingested, &txs);
+    let publisher = stage.publisher(&ingested, "a");
+    until("a full stream", || publisher.state() == State::Full).await;
+    let source = stage.source(&built, "one");
+    until("some", || built.stats().txs > 100).await;
+    assert!(publisher.stats().refused[RefuseReason::Full.index()] > 0);
+    let large = streams().with_refuse_when_full(true);
+    ensure_streams(&stage.config(), &large).await.expect("streams");
+    until_equal(&ingested, &built).await;
+    until_live(&publisher).await;
+    let stats = finish(publisher).await;
+    assert_eq!(stats.stored + stats.duplicate, 1_000, "{stats:?}");
+    finish_source(source).await;
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_large_is_refused_and_the_others_are_not() {
+    let config = NatsConfig::default().with_max_payload_bytes(64 << 10);
+    let stage = Stage::without_streams(&config);
+    ensure_streams(&stage.config(), &streams()).await.expect("streams");
+    let (ingested, built) = (pool(), pool());
+    let txs = transactions(14, 200, 50);
+    insert(&ingested, &txs);
+    let blobs = txs.iter().filter(|tx| tx.blob_count() > 0).count() as u64;
+    assert!(blobs > 0);
+    let publisher = stage.publisher(&ingested, "a");
+    let source = stage.source(&built, "one");
+    until("the others", || built.stats().txs == 200 - blobs).await;
+    let stats = finish(publisher).await;
+    assert_eq!(stats.refused[RefuseReason::TooLarge.index()], blobs);
+    assert_eq!((stats.published, stats.stored), (200, 200 - blobs));
+    finish_source(source).await;
+}
+
+#[tokio::test]
+async fn a_slow_builder_lags_and_misses_nothing() {
+    let stage = Stage::new(streams()).await;
+    let (ingested, built) = (pool(), pool());
+    // Each sender is recovered, and the builder is far behind soon.
+    let config = stage.source_config("slow").with_trust(Trust::Nobody).with_lag_messages(50);
+    let source = Source::start(&built, config).expect("a source");
+    until("a live source", || source.state() == State::Live).await;
+    let mut states = source.watch();
+    let lagged = tokio::spawn(async move {
+        tokio::time::timeout(PATIENCE, states.wait_for(|state| *state == State::Lagging))
+            .await
+            .is_ok()
+    });
+    insert(&ingested, &transactions(15, 10_000, 0));
+    let publisher = stage.publisher(&ingested, "a");
+    assert!(lagged.await.expect("a task"), "it was never behind");
+    until_equal(&ingested, &built).await;
+    until("a live source", || source.state() == State::Live).await;
+    finish(publisher).await;
+    let stats = finish_source(source).await;
+    assert_eq!((stats.pooled, stats.missed, stats.behind), (10_000, 0, 0));
+}
+
+#[tokio::test]
+async fn a_hole_is_asked_for_and_then_counted() {
+    let stage = Stage::new(streams()).await;
+    let (ingested, built) = (pool(), pool());
+    insert(&ingested, &transactions(16, 20, 0));
+    let publisher = stage.publisher(&ingested, "a");
+    until("all stored", || publisher.stats().stored == 20).await;
+    let stream = stage.client().await.get_stream(STREAM).await.expect("the stream");
+    for sequence in [5, 6, 11] {
+        assert!(stream.delete_message(sequence).await.expect("a deletion"));
+    }
+    let source = stage.source(&built, "one");
+    until("the rest", || built.stats().txs == 17 && source.state() == State::Live).await;
+    let stats = finish_source(source).await;
+    assert_eq!((stats.received, stats.missed, stats.holes), (17, 3, 4), "each is asked for twice");
+    finish(publisher).await;
+}
+
+#[tokio::test]
+async fn a_forged_sender_and_a_damaged_message_do_not_reach_the_pool() {
+    let stage = Stage::new(streams()).await;
+    let built = pool();
+    let trust = Trust::Machines(["a".to_owned()].into());
+    let config = stage.source_config("one").with_trust(trust);
+    let source = Source::start(&built, config).expect("a source");
+    let context = stage.client().await;
+    let send = async |encoded: &Encoded, machine: &str| {
+        let subject = format!("mempool.1.tx.0.{machine}");
+        let message = async_nats::jetstream::message::PublishMessage::build()
+            .message_id(hex::encode(encoded.id))
+            .payload(encoded.payload.clone());
+        context.send_publish(subject, message).await.expect("sent").await.expect("stored");
+    };
+    let txs = transactions(17, 2, 0);
+    let forged = TxRecord { sender: Address::repeat_byte(9), ..TxRecord::of(&txs[0]) };
+    send(&forged.encode(), "evil").await;
+    let other = Encoded { id: B256::repeat_byte(7), ..TxRecord::of(&txs[1]).encode() };
+    send(&other, "a").await;
+    until("two messages", || source.stats().received == 2).await;
+    let order = built.get(txs[0].hash()).expect("an order");
+    let tx = order.as_tx().expect("a transaction");
+    assert_eq!((tx.sender(), tx.origin()), (txs[0].sender(), Origin::Rpc));
+    assert!(!built.contains(txs[1].hash()));
+    let stats = source.shutdown(PATIENCE).await;
+    assert_eq!((stats.received, stats.pooled, stats.malformed), (2, 1, 1));
+}
+
+#[tokio::test]
+async fn a_shutdown_lasts_no_longer_than_its_limit_beside_a_server_that_hangs() {
+    let stage = Stage::new(streams()).await;
+    let (ingested, built) = (pool(), pool());
+    let publisher = stage.publisher(&ingested, "a");
+    let source = stage.source(&built, "one");
+    until("live", || publisher.state() == State::Live && source.state() == State::Live).await;
+    stage.server.sigstop().expect("a stopped server");
+    insert(&ingested, &transactions(18, 50, 0));
+    until("all published", || publisher.stats().published == 50).await;
+    let began = Instant::now();
+    let limit = Duration::from_millis(300);
+    let stats = publisher.shutdown(limit).await;
+    source.shutdown(limit).await;
+    let took = began.elapsed();
+    stage.server.sigcont().expect("a server");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert_eq!((stats.published, stats.stored, stats.unfinished), (50, 0, 50));
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_reported_and_waited_for() {
+    let mut stage = Stage::new(streams()).await;
+    stage.server.kill9().expect("a dead server");
+    let (ingested, built) = (pool(), pool());
+    insert(&ingested, &transactions(19, 10, 0));
+    let publisher = stage.publisher(&ingested, "a");
+    let source = stage.source(&built, "one");
+    let unreachable = State::Disconnected { reason: DisconnectReason::Unreachable };
+    until("reported", || publisher.state() == unreachable).await;
+    until("reported", || source.state() == unreachable).await;
+    stage.server.restart().expect("a server");
+    until_equal(&ingested, &built).await;
+    finish(publisher).await;
+    finish_source(source).await;
+}

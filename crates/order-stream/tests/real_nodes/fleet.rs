@@ -1,0 +1,182 @@
+//! Machines that publish and builders that read, with nothing failing but their own processes.
+
+use alloy_primitives::Address;
+use order_pool::{Block, Bundle, BundleParts, Head};
+use order_stream::Flow;
+
+use super::*;
+
+#[tokio::test]
+async fn a_builders_pool_becomes_the_publishers_and_stays_it() {
+    let stage = Stage::new(streams()).await;
+    let (ingested, built) = (pool(), pool());
+    let txs = transactions(1, 400, 20);
+    insert(&ingested, &txs[..200]);
+    let publisher = stage.publisher(&ingested, "a");
+    let config = stage.source_config("one").with_heads(true);
+    let source = Source::start(&built, config).expect("a source");
+    until_equal(&ingested, &built).await;
+    insert(&ingested, &txs[200..]);
+    until_equal(&ingested, &built).await;
+    let order = built.get(txs[300].hash()).expect("an order");
+    let tx = order.as_tx().expect("a transaction");
+    assert_eq!((tx.sender(), tx.first_seen()), (txs[300].sender(), txs[300].first_seen()));
+    assert_eq!(tx.recovered(), txs[300].recovered());
+    let mined = [*txs[0].hash(), *txs[399].hash()];
+    ingested.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), mined));
+    until("the head", || built.head() == ingested.head()).await;
+    until_equal(&ingested, &built).await;
+    until("a live source", || source.state() == State::Live).await;
+    let stats = finish(publisher).await;
+    assert_eq!((stats.published, stats.stored, stats.comparisons), (401, 401, 1));
+    let stats = finish_source(source).await;
+    assert_eq!((stats.received, stats.pooled, stats.missed, stats.repeated), (401, 401, 0, 0));
+}
+
+#[tokio::test]
+async fn two_machines_whose_pools_overlap_store_the_union_once() {
+    let stage = Stage::new(streams().with_shards(3)).await;
+    let txs = transactions(2, 1_000, 0);
+    let (first, second) = (pool(), pool());
+    let publishers = [(&first, "a"), (&second, "b")].map(|(pool, machine)| {
+        let config = PublisherConfig::new(stage.config(), CHAIN, machine).with_shards(3);
+        Publisher::start(pool, config).expect("a publisher")
+    });
+    let built: Vec<_> = (0..2).map(|_| pool()).collect();
+    let sources: Vec<_> = built
+        .iter()
+        .zip(["one", "two"])
+        .map(|(pool, name)| {
+            let config = stage.source_config(name).with_shards(3);
+            Source::start(pool, config).expect("a source")
+        })
+        .collect();
+    for chunk in txs.chunks(50) {
+        // Of ten, seven reach both, two only the first and one only the second.
+        for (n, tx) in chunk.iter().enumerate() {
+            if n % 10 != 9 {
+                first.insert_transaction(tx.clone());
+            }
+            if n % 10 < 7 || n % 10 == 9 {
+                second.insert_transaction(tx.clone());
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for pool in &built {
+        until("the union", || pool.stats().txs == 1_000).await;
+        assert_eq!(hashes(pool), txs.iter().map(|tx| *tx.hash()).collect());
+    }
+    let [a, b] = publishers;
+    let (a, b) = (finish(a).await, finish(b).await);
+    assert_eq!((a.published, b.published), (900, 800));
+    assert_eq!((a.stored + b.stored, a.duplicate + b.duplicate), (1_000, 700), "{a:?} {b:?}");
+    assert_eq!(a.not_first + b.not_first, 700);
+    for source in sources {
+        until("both machines' reports", || {
+            let machines = source.machines();
+            machines.iter().map(|machine| machine.later).sum::<u64>() == 700
+        })
+        .await;
+        let machines = source.machines();
+        assert_eq!(machines.iter().map(|machine| machine.first).sum::<u64>(), 1_000);
+        let stats = finish_source(source).await;
+        assert_eq!((stats.received, stats.pooled, stats.known), (1_000, 1_000, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_builder_that_starts_late_or_again_reads_what_the_stream_holds() {
+    let stage = Stage::new(streams()).await;
+    let ingested = pool();
+    let txs = transactions(3, 600, 0);
+    insert(&ingested, &txs[..300]);
+    let publisher = stage.publisher(&ingested, "a");
+    until("all stored", || publisher.stats().stored == 300).await;
+    let late = pool();
+    let source = stage.source(&late, "late");
+    until_equal(&ingested, &late).await;
+    // Without a shutdown, as if its process had been killed.
+    drop(source);
+    insert(&ingested, &txs[300..]);
+    until("all stored", || publisher.stats().stored == 600).await;
+    let again = pool();
+    let source = stage.source(&again, "late");
+    until_equal(&ingested, &again).await;
+    let stats = finish_source(source).await;
+    assert_eq!((stats.received, stats.missed), (600, 0));
+    finish(publisher).await;
+}
+
+#[tokio::test]
+async fn a_publisher_that_starts_again_stores_nothing_twice() {
+    let stage = Stage::new(streams()).await;
+    let (ingested, built) = (pool(), pool());
+    let txs = transactions(4, 300, 0);
+    let source = stage.source(&built, "one");
+    insert(&ingested, &txs[..200]);
+    let publisher = stage.publisher(&ingested, "a");
+    until("some stored", || publisher.stats().stored > 0).await;
+    drop(publisher);
+    insert(&ingested, &txs[200..]);
+    let publisher = stage.publisher(&ingested, "a");
+    until_equal(&ingested, &built).await;
+    let stats = finish(publisher).await;
+    assert_eq!(stats.published, 300);
+    let stats = finish_source(source).await;
+    assert_eq!((stats.received, stats.pooled), (300, 300));
+}
+
+#[tokio::test]
+async fn private_orders_travel_by_their_own_stream() {
+    let stage = Stage::new(streams()).await;
+    let (ingested, built) = (pool(), pool());
+    let txs = transactions(5, 3, 0);
+    let signer = Some(Address::repeat_byte(1));
+    let bundle = |nonce, tx: &Transaction| {
+        let parts = BundleParts {
+            txs: vec![tx.clone()],
+            block: Some(7),
+            uuid: Some(uuid::Uuid::from_u128(1)),
+            replacement_nonce: Some(nonce),
+            signer,
+            ..BundleParts::default()
+        };
+        Bundle::new(parts).expect("a bundle")
+    };
+    let first = bundle(1, &txs[0]);
+    ingested.insert_bundle(first.clone());
+    ingested.insert_transaction(Transaction::new(
+        txs[1].recovered().clone(),
+        Origin::Rpc,
+        SystemTime::now(),
+    ));
+    ingested.insert_transaction(txs[2].clone());
+    let public = stage.publisher(&ingested, "a");
+    let config = PublisherConfig::new(stage.config(), CHAIN, "a").with_flow(Flow::Private);
+    let private = Publisher::start(&ingested, config).expect("a publisher");
+    let config = stage.source_config("one").with_flow(Flow::Private);
+    let source = Source::start(&built, config).expect("a source");
+    until("two orders", || built.stats().bundles == 1 && built.stats().txs == 1).await;
+    assert!(built.contains(txs[1].hash()) && !built.contains(txs[2].hash()));
+    let second = bundle(2, &txs[1]);
+    ingested.insert_bundle(second.clone());
+    until("the replacement", || built.contains(ingested_bundle(&ingested).id())).await;
+    assert_eq!(built.stats().bundles, 1);
+    ingested.cancel_bundle(first.key().expect("a key"), Some(3));
+    until("the cancellation", || built.stats().bundles == 0).await;
+    let stats = finish(private).await;
+    assert_eq!((stats.published, stats.stored), (4, 4));
+    assert_eq!(finish(public).await.published, 1);
+    assert_eq!(finish_source(source).await.pooled, 4);
+}
+
+fn ingested_bundle(pool: &OrderPool) -> Bundle {
+    let mut events = pool.subscribe_all();
+    std::iter::from_fn(|| events.try_next())
+        .find_map(|event| match event {
+            Ok(Event::Added(order)) => order.as_bundle().cloned(),
+            _ => None,
+        })
+        .expect("a bundle")
+}

@@ -1,0 +1,103 @@
+//! What `--publish` adds: the pool's orders go to the streams of a fleet.
+
+use std::time::Duration;
+
+use mempool_ingest::OrderPool;
+use order_stream::{
+    DEFAULT_PRIVATE_MAX_AGE, Flow, Publisher, PublisherConfig, PublisherStats, ServerConfig,
+    StreamsConfig, ensure_streams,
+};
+use serde::Serialize;
+use testkit::fleet::server;
+
+use crate::args::Args;
+
+/// How long the end waits for the acknowledgements of what is published.
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The counts of one flow, as `--json` prints them.
+#[derive(Debug, Serialize)]
+pub(crate) struct PublishedSummary {
+    flow: &'static str,
+    /// The state before the end.
+    state: String,
+    published: u64,
+    stored: u64,
+    duplicate: u64,
+    refused: u64,
+    unfinished: u64,
+    connects: u64,
+}
+
+/// The publishers of the flows that were asked for.
+pub(crate) struct Publishing(Vec<(&'static str, Publisher)>);
+
+impl Publishing {
+    pub(crate) async fn start(
+        args: &Args,
+        pool: &OrderPool,
+        node: Option<u64>,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
+        let flows = [
+            ("public", Flow::Public, &args.publish),
+            ("private", Flow::Private, &args.publish_private),
+        ];
+        let mut publishers = Vec::new();
+        for (name, flow, urls) in flows {
+            let (false, Some(machine)) = (urls.is_empty(), &args.machine) else { continue };
+            let chain = args.chain(node, "--publish")?;
+            let server = server(urls, args.nats_ca.as_deref());
+            if let Some(replicas) = args.replicas {
+                make_streams(args, &server, chain, flow, replicas).await?;
+            }
+            let config = PublisherConfig::new(server, chain, machine).with_flow(flow);
+            publishers.push((name, Publisher::start(pool, config)?));
+        }
+        Ok(Self(publishers))
+    }
+
+    /// Publishes the rest, and returns the counts.
+    pub(crate) async fn end(self) -> Vec<PublishedSummary> {
+        let mut summaries = Vec::new();
+        for (flow, publisher) in self.0 {
+            let state = publisher.state().to_string();
+            let stats = publisher.shutdown(STOP_DEADLINE).await;
+            summaries.push(summary(flow, state, &stats));
+        }
+        summaries
+    }
+}
+
+async fn make_streams(
+    args: &Args,
+    server: &ServerConfig,
+    chain: u64,
+    flow: Flow,
+    replicas: usize,
+) -> Result<(), order_stream::StreamError> {
+    // What the pool no longer holds is of no use in the stream.
+    let streams = StreamsConfig::new(chain)
+        .with_flows([flow])
+        .with_replicas(replicas)
+        .with_max_ages(args.retention, DEFAULT_PRIVATE_MAX_AGE)
+        .with_duplicate_window(args.retention.min(DEFAULT_PRIVATE_MAX_AGE));
+    ensure_streams(server, &streams).await
+}
+
+fn summary(flow: &'static str, state: String, stats: &PublisherStats) -> PublishedSummary {
+    let refused = stats.refused_total();
+    eprintln!(
+        "published {} ({flow}): stored {}, duplicate {}, refused {refused}, unfinished {}; {state}",
+        stats.published, stats.stored, stats.duplicate, stats.unfinished
+    );
+    PublishedSummary {
+        flow,
+        state,
+        published: stats.published,
+        stored: stats.stored,
+        duplicate: stats.duplicate,
+        refused,
+        unfinished: stats.unfinished,
+        connects: stats.connects,
+    }
+}
