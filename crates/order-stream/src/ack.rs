@@ -50,7 +50,8 @@ mod tests {
         let duplicate = r#"{"stream":"M","seq":7,"duplicate":true}"#;
         assert_eq!(answer(duplicate), (Answer::Duplicate, stored));
         let error = |code: u32, http: u32| {
-            answer(&format!(r#"{{"error":{{"code":{http},"err_code":{code},"description":"x"}},"stream":"M","seq":0}}"#)).0
+            let error = format!(r#"{{"code":{http},"err_code":{code},"description":"x"}}"#);
+            answer(&format!(r#"{{"error":{error},"stream":"M","seq":0}}"#)).0
         };
         assert_eq!(error(10158, 409), Answer::InProcess);
         assert_eq!(error(10054, 400), Answer::Refused(RefuseReason::TooLarge));

@@ -93,7 +93,6 @@ impl Deliverer {
                 let tx = record.resolve(is_trusted, now)?;
                 if is_trusted && self.flow == Flow::Public {
                     self.machines.stored(machine, *tx.hash(), seen);
-                    self.show();
                 }
                 Ok(self.pool.insert_transaction(tx).into())
             }
@@ -139,13 +138,13 @@ impl Deliverer {
                 for (hash, seen) in entries {
                     self.machines.reported(machine, &hash, seen);
                 }
-                self.show();
             }
             Err(error) => tracing::debug!(%error, machine, "a malformed report"),
         }
     }
 
-    fn show(&self) {
+    /// Makes visible what is known of the machines.
+    pub(crate) fn show(&self) {
         self.shown.send_if_modified(|shown| {
             shown.clear();
             shown.extend_from_slice(self.machines.stats());

@@ -58,7 +58,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
         "messages that the stream no longer had when they were to be read",
     ),
     ("order_stream_stream_resets_total", Unit::Count, "streams that were found to be made anew"),
-    ("order_stream_behind", Unit::Count, "messages of the stream that are not received yet"),
+    ("order_stream_behind", Unit::Count, "messages that are not in the pool yet"),
 ];
 
 fn describe() {
@@ -300,7 +300,8 @@ pub struct SourceStats {
     pub resets: u64,
     /// Connections that were opened: `order_stream_connects_total`.
     pub connects: u64,
-    /// Messages of the streams that are not received yet, as of the latest message: `order_stream_behind`.
+    /// Messages of the streams that are not in the pool yet, as of the latest message:
+    /// `order_stream_behind`.
     pub behind: u64,
 }
 

@@ -233,8 +233,8 @@ impl Outbox {
                 Some((slot.item, outcome))
             }
             Answer::InProcess => {
-                self.set_due(number, now + IN_PROCESS_PAUSE);
                 self.open(now);
+                self.set_due(number, now + IN_PROCESS_PAUSE);
                 None
             }
             Answer::Unavailable => {

@@ -17,7 +17,7 @@ pub enum State {
     /// Connected, and nothing is waiting but what is on its way.
     Live,
     /// It is slower than the flow: a publisher waits for acknowledgements, a source has more than
-    /// [`SourceConfig::lag_messages`](crate::SourceConfig::lag_messages) messages before it.
+    /// [`SourceConfig::lag_messages`](crate::SourceConfig::lag_messages) messages before it, read or unread.
     Lagging,
     /// The stream does not answer: it has no leader, or its server is stopping. Publishing goes on with one
     /// message at a time, after pauses.

@@ -188,6 +188,7 @@ fn reports_of_trusted_machines_say_who_was_later() {
         let encoded = Encoded { id: B256::ZERO, payload: entries.clone() };
         deliverer.report(&message(machine, encoded));
     }
+    deliverer.show();
     let machines = deliverer.shown.borrow().clone();
     assert_eq!(machines.len(), 2, "the third is not trusted");
     assert_eq!((machines[0].first, machines[1].later), (1, 1));

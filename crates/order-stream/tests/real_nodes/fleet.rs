@@ -73,13 +73,11 @@ async fn two_machines_whose_pools_overlap_store_the_union_once() {
     assert_eq!((a.stored + b.stored, a.duplicate + b.duplicate), (1_000, 700), "{a:?} {b:?}");
     assert_eq!(a.not_first + b.not_first, 700);
     for source in sources {
-        until("both machines' reports", || {
-            let machines = source.machines();
-            machines.iter().map(|machine| machine.later).sum::<u64>() == 700
-        })
-        .await;
-        let machines = source.machines();
-        assert_eq!(machines.iter().map(|machine| machine.first).sum::<u64>(), 1_000);
+        // A report that overtakes its transaction is ignored.
+        let reported = || source.machines().iter().map(|machine| machine.later).sum::<u64>();
+        until("both machines' reports", || (500..=700).contains(&reported())).await;
+        let firsts = source.machines().iter().map(|machine| machine.first).sum::<u64>();
+        assert_eq!(firsts, 1_000);
         let stats = finish_source(source).await;
         assert_eq!((stats.received, stats.pooled, stats.known), (1_000, 1_000, 0));
     }
