@@ -22,7 +22,7 @@ use mempool_ingest::{
 };
 use mock_node::DEV_CHAIN_ID;
 use order_stream::{
-    Publisher, PublisherConfig, ServerConfig, Source, SourceConfig, Trust,
+    Publisher, PublisherConfig, ServerConfig, Source, SourceConfig, State, Trust,
     wire::{Encoded, encode_transaction},
 };
 use serde::{Deserialize, Serialize};
@@ -292,12 +292,14 @@ impl Parts {
     }
 
     fn look(&self) -> Look {
-        let is_live = |state| state == order_stream::State::Live;
+        let is_live = |state| state == State::Live;
+        // It ends its first comparison with the first event of the pool.
+        let is_ready = |state| is_live(state) || state == State::CatchingUp;
         Look {
             seen: lock(&self.seen).len(),
             is_live: self.fetcher.as_ref().is_none_or(Fetcher::is_live)
                 && self.source.as_ref().is_none_or(|source| is_live(source.state()))
-                && self.publisher.as_ref().is_none_or(|publisher| is_live(publisher.state())),
+                && self.publisher.as_ref().is_none_or(|publisher| is_ready(publisher.state())),
             publisher: self.publisher.as_ref().map(publisher_counts).unwrap_or_default(),
             cpu: process_cpu().saturating_sub(self.cpu),
         }

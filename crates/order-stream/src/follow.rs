@@ -231,14 +231,14 @@ mod tests {
     fn private_orders_are_published_only_by_the_private_flow_and_heads_only_by_the_public_one() {
         let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
         let txs = txs(3);
-        let signer = Some(Address::repeat_byte(1));
-        let terms = PrivateTerms { signer, max_block: 100 };
+        let signer = Address::repeat_byte(1);
+        let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
         let mut flows = [Flow::Public, Flow::Private]
             .map(|flow| (Follower::new(flow, true), pool.subscribe_all()));
         insert(&pool, &txs[0], Origin::Mempool);
         insert(&pool, &txs[1], Origin::Rpc);
         pool.insert_transaction(Transaction::private(txs[2].clone(), terms, SystemTime::now()));
-        pool.cancel_private(txs[2].hash(), signer.expect("a signer"));
+        pool.cancel_private(txs[2].hash(), signer);
         pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [*txs[0].hash()]));
         let [public, private] = flows.each_mut().map(|(follower, events)| follow(follower, events));
         assert_eq!(public, [format!("tx {}", txs[0].hash()), "head 1 1".to_owned()]);

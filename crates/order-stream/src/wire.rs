@@ -64,6 +64,10 @@ pub struct Encoded {
 /// A decoded message.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all records are transactions: a box would cost an allocation for each"
+)]
 pub enum Record {
     /// A transaction. Private if it has terms.
     Tx(TxRecord),

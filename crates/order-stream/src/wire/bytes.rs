@@ -21,8 +21,8 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads everything that is left.
-    pub(super) const fn take_rest(&mut self) -> &'a [u8] {
-        std::mem::replace(&mut self.0, &[])
+    pub(super) fn take_rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
     }
 
     pub(super) fn take(
