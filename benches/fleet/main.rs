@@ -109,7 +109,9 @@ fn main() -> ExitCode {
                 "latency" => latency::run(&size)?,
                 "cost" => cost::run(&size)?,
                 "throughput" => throughput::run(&size)?,
-                "cluster" => drop(cluster::run(size.cluster)?),
+                "cluster" => {
+                    cluster::run(size.cluster)?;
+                }
                 _ => rates(&size)?,
             }
         }

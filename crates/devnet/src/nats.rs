@@ -324,9 +324,8 @@ impl NatsCluster {
     fn named_leader(&self, name: impl Fn(&NatsServer) -> Option<String>) -> Option<usize> {
         let running = self.servers.iter().filter(|server| server.pid().is_some());
         let names: Vec<_> = running.filter_map(name).collect();
-        let is_leader = |server: &NatsServer| {
-            server.pid().is_some() && names.iter().any(|name| *name == server.name)
-        };
+        let is_leader =
+            |server: &NatsServer| server.pid().is_some() && names.contains(&server.name);
         self.servers.iter().position(is_leader)
     }
 
