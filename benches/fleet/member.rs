@@ -433,13 +433,16 @@ fn respond() -> io::Result<()> {
             Request::Send(servers, tps) => {
                 let client = runtime.block_on(connect(&servers))?;
                 let encoded = signed.drain(..).map(|tx| encode_transaction(&tx)).collect();
-                pace(encoded, Some(tps), |tx: Encoded| {
+                let sent = pace(encoded, Some(tps), |tx: Encoded| {
                     let mut headers = HeaderMap::new();
                     headers.insert("Nats-Msg-Id", alloy_primitives::hex::encode(tx.id));
                     let sent = client.publish_with_headers(BARE, headers, tx.payload);
                     runtime.block_on(sent).expect("the client runs");
                     tx.id
-                })
+                });
+                // Or its last messages would go with it.
+                runtime.block_on(client.flush()).map_err(io::Error::other)?;
+                sent
             }
             Request::Look => Response::Look(parts.as_ref().ok_or_else(none)?.look()),
             Request::Report => {
