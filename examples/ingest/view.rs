@@ -115,14 +115,16 @@ impl Summary {
     /// Writes one line for the operator.
     pub(crate) fn say(&self) {
         let Self { counts, latency_us, .. } = self;
+        // Negative without a final audit.
+        let missing =
+            u64::try_from(self.missing).map_or("unknown".into(), |count| count.to_string());
         eprintln!(
-            "{} announced, {} backfilled, {} by audit; {} pooled; {} missing; lagged {}, failed {}; \
+            "{} announced, {} backfilled, {} by audit; {} pooled; {missing} missing; lagged {}, failed {}; \
              p50 {:.0} us, p99 {:.0} us; {:.0} us of CPU per transaction; {:.0} MB",
             counts.announced,
             counts.backfilled,
             counts.audit_recovered,
             counts.pooled,
-            self.missing,
             counts.lagged,
             counts.failed,
             latency_us.p50,

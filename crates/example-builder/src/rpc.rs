@@ -81,7 +81,10 @@ struct WireError {
 impl Rpc {
     /// A thread of its own reads the socket until the connection ends.
     pub(crate) fn connect(path: &Path, timeout: Duration) -> std::io::Result<Self> {
-        let writer = UnixStream::connect(path)?;
+        let named = |error: std::io::Error| {
+            std::io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+        };
+        let writer = UnixStream::connect(path).map_err(named)?;
         // A node that does not read must not block the builder.
         writer.set_write_timeout(Some(timeout))?;
         let reader = writer.try_clone()?;
