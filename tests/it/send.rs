@@ -11,12 +11,13 @@ use mempool_ingest::{
     order_rpc::OrderRpcHandle,
     txpool_fetcher::{AuditMode, FetchedTransaction, SinkEvent, TransactionStream},
 };
+use order_stream::{Publisher, ServerConfig, Source, StreamsConfig, ensure_streams};
 use tokio::sync::mpsc;
 
 fn send<T: Send>(_: T) {}
 
 #[test]
-fn the_futures_of_the_fetcher_the_facade_and_the_rpc_server_can_be_sent_to_other_threads() {
+fn the_futures_of_all_parts_can_be_sent_to_other_threads() {
     // That it compiles is the test.
     let _ = |fetcher: Fetcher, deadline: Duration| {
         send(fetcher.wait_live());
@@ -37,6 +38,11 @@ fn the_futures_of_the_fetcher_the_facade_and_the_rpc_server_can_be_sent_to_other
     let _ = |config: IngestConfig| send(Ingest::start(config));
     let _ = |ingest: Ingest, deadline: Duration| send(ingest.shutdown(deadline));
     let _ = |rpc: OrderRpcHandle, deadline: Duration| send(rpc.shutdown(deadline));
+    let _ = |publisher: Publisher, deadline: Duration| send(publisher.shutdown(deadline));
+    let _ = |source: Source, deadline: Duration| send(source.shutdown(deadline));
+    let _ = |server: &'static ServerConfig, streams: &'static StreamsConfig| {
+        send(ensure_streams(server, streams));
+    };
 }
 
 /// The Rust files below a folder.
