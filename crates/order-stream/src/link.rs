@@ -90,7 +90,14 @@ impl Link {
     /// What the server knows of a stream.
     pub(crate) async fn stream(&self, name: &str) -> Result<jetstream::stream::Info, State> {
         match self.context.get_stream(name).await {
-            Ok(stream) => Ok(stream.cached_info().clone()),
+            Ok(stream) => {
+                let info = stream.cached_info();
+                // Without a leader any server answers, from what it has itself: its stream may be shorter.
+                let has_leader = info.cluster.as_ref().is_none_or(|cluster| {
+                    cluster.leader.as_ref().is_some_and(|leader| !leader.is_empty())
+                });
+                if has_leader { Ok(info.clone()) } else { Err(State::Unavailable) }
+            }
             Err(error) => Err(match error.kind() {
                 GetStreamErrorKind::JetStream(error) => match error.error_code() {
                     ErrorCode::STREAM_NOT_FOUND => State::StreamMissing,
