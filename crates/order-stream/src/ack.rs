@@ -30,7 +30,8 @@ fn answer_to(error: ErrorCode, http: usize) -> Answer {
         | ErrorCode::STORAGE_RESOURCES_EXCEEDED
         | ErrorCode::MEMORY_RESOURCES_EXCEEDED
         | ErrorCode::ACCOUNT_RESOURCES_EXCEEDED => Answer::Refused(RefuseReason::Full),
-        _ if http == 503 => Answer::Unavailable,
+        // 429: more messages wait to be stored than the server holds; it has dropped this one.
+        _ if matches!(http, 429 | 503) => Answer::Unavailable,
         other => {
             tracing::warn!(code = other.0, "the stream refuses a message");
             Answer::Refused(RefuseReason::Rejected)
@@ -58,6 +59,7 @@ mod tests {
         assert_eq!(error(10077, 503), Answer::Refused(RefuseReason::Full));
         assert_eq!(error(10047, 500), Answer::Refused(RefuseReason::Full));
         assert_eq!(error(10008, 503), Answer::Unavailable);
+        assert_eq!(error(10167, 429), Answer::Unavailable);
         assert_eq!(error(10060, 400), Answer::Refused(RefuseReason::Rejected));
         assert_eq!(answer("+OK").0, Answer::Refused(RefuseReason::Rejected));
     }

@@ -80,6 +80,8 @@ pub(crate) struct Outbox {
     probe: Option<u64>,
     /// When the latest answer of any kind came.
     answered_at: Option<Instant>,
+    /// Messages were refused that may be taken later, whatever the trouble is now.
+    has_refused: bool,
     recovered: bool,
 }
 
@@ -96,6 +98,7 @@ impl Outbox {
             closed_until: None,
             probe: None,
             answered_at: None,
+            has_refused: false,
             recovered: false,
         }
     }
@@ -261,6 +264,7 @@ impl Outbox {
 
     /// Publishes nothing for a while; then one message at a time, until an answer is good.
     fn close(&mut self, trouble: Trouble, now: Instant, jitter: f64) {
+        self.has_refused |= matches!(trouble, Trouble::Full | Trouble::Denied);
         // Answers to the messages that were on their way tell nothing new.
         if self.is_closed(now) {
             return;
@@ -275,7 +279,7 @@ impl Outbox {
         if self.failures == 0 {
             return;
         }
-        self.recovered |= matches!(self.trouble, Some(Trouble::Full | Trouble::Denied));
+        self.recovered |= std::mem::take(&mut self.has_refused);
         (self.failures, self.closed_until, self.probe, self.trouble) = (0, None, None, None);
         // What was published into the silence.
         let old: Vec<_> = self.slots.keys().copied().collect();
@@ -295,6 +299,8 @@ impl Outbox {
     /// A new connection: everything that is not acknowledged is published again, in its order.
     pub(crate) fn connected(&mut self, now: Instant) {
         (self.failures, self.closed_until, self.probe, self.trouble) = (0, None, None, None);
+        // A connection begins with a comparison.
+        self.has_refused = false;
         self.answered_at = Some(now);
         let numbers: Vec<_> = self.slots.keys().copied().collect();
         for number in numbers {

@@ -200,6 +200,8 @@ impl Run {
                 }
                 Err(state) => state,
             };
+            // The session may have ended between publishing and the next look.
+            self.counters.unfinished.set(self.outbox.len() as u64);
             self.set_state(end);
             attempt = if began.elapsed() > STABLE_AFTER { 0 } else { attempt };
             let pause = self.config.backoff.random_delay(attempt);

@@ -37,6 +37,8 @@ pub use self::{
     tx::{TxRecord, encode_transaction},
 };
 
+pub(crate) use self::seen::MAX_REPORT_BYTES;
+
 /// The version of the encoding. A decoder refuses every other.
 pub const VERSION: u8 = 1;
 

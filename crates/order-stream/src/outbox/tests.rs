@@ -135,3 +135,22 @@ fn a_message_in_process_is_published_again_after_a_second() {
     let expected = Some(Outcome::Duplicate { by_another: false });
     assert_eq!(outcome(&mut outbox, number, Answer::Duplicate, now), expected);
 }
+
+#[test]
+fn what_was_refused_is_offered_again_though_the_stream_was_unavailable_meanwhile() {
+    for order in [
+        [Answer::Refused(RefuseReason::Full), Answer::Unavailable],
+        [Answer::Unavailable, Answer::Refused(RefuseReason::Full)],
+    ] {
+        let (mut outbox, now) = (outbox(), Instant::now());
+        let numbers: Vec<_> = (0..3).map(|n| add(&mut outbox, n, now)).collect();
+        for (number, answer) in numbers.iter().zip(order) {
+            outcome(&mut outbox, *number, answer, now);
+        }
+        let later = now + 4 * SECOND;
+        outcome(&mut outbox, numbers[1], Answer::Unavailable, later);
+        outcome(&mut outbox, numbers[2], Answer::Stored, later);
+        assert!(outbox.take_recovered(), "{order:?}");
+        assert!(!outbox.take_recovered(), "once");
+    }
+}

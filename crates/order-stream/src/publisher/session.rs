@@ -41,6 +41,9 @@ const REPORT_AFTER: Duration = Duration::from_millis(200);
 /// How long a stream that has just been unavailable is waited for.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Longer limits of a shutdown are cut: the clock may not go as far.
+const LONGEST_STOP: Duration = Duration::from_hours(24);
+
 /// What happens over one connection.
 pub(super) struct Session<'a> {
     run: &'a mut Run,
@@ -117,7 +120,7 @@ impl<'a> Session<'a> {
             tokio::select! {
                 biased;
                 limit = &mut *stopping, if self.deadline.is_none() => {
-                    self.deadline = Some(Instant::now() + limit.unwrap_or_default());
+                    self.deadline = Some(Instant::now() + limit.unwrap_or_default().min(LONGEST_STOP));
                 }
                 changed = status.changed() => {
                     let seen = status.borrow_and_update().clone();

@@ -25,8 +25,9 @@ use crate::{
     config::{Flow, Trust},
     link::Link,
     state::State,
-    subjects::{seen, stream_name},
+    subjects::{machine_of, seen, stream_name},
     tracker::{Extent, Step, Tracker},
+    wire::MAX_REPORT_BYTES,
 };
 
 /// Messages of one pull request.
@@ -83,7 +84,11 @@ impl Reader<'_> {
             let subject = seen(config.chain_id, "*");
             if let Ok(mut reports) = self.link.client.subscribe(subject).await {
                 while let Some(report) = reports.next().await {
-                    if self.run.queue.try_send(Job::Report(report)).is_err() {
+                    // Here already: what waits for the pool must be short.
+                    let is_report = report.headers.is_none()
+                        && report.payload.len() <= MAX_REPORT_BYTES
+                        && config.trust.covers(machine_of(&report.subject));
+                    if is_report && self.run.queue.try_send(Job::Report(report)).is_err() {
                         tracing::debug!("a report was dropped");
                     }
                 }
@@ -172,7 +177,7 @@ impl Reader<'_> {
             };
             // A connection may be lost during the wait: until then the message counts as not received.
             let message: Message = message.into();
-            let Some((place, permit)) = self.place(message.payload.len()).await else {
+            let Some((place, permit)) = self.place(message.length).await else {
                 return Some(State::Unavailable);
             };
             match tracker.on(sequence) {

@@ -13,6 +13,9 @@ pub const MAX_SEEN: usize = 256;
 /// The bytes of one entry: hash and time.
 const ENTRY_BYTES: usize = 40;
 
+/// The longest report: version, kind and entries.
+pub(crate) const MAX_REPORT_BYTES: usize = 2 + MAX_SEEN * ENTRY_BYTES;
+
 /// A report of when this machine first received these transactions. At most the first [`MAX_SEEN`] are
 /// encoded.
 #[must_use]
