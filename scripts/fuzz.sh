@@ -1,49 +1,53 @@
 #!/usr/bin/env bash
-# Runs the property tests of everything that reads bytes from outside, so many seconds each, and prints how many
-# random inputs each has read. The first failing input ends it, and is kept in proptest-regressions/. The properties of
-# something damaged begin with the inputs in crates/testkit/corpus/.
+# Runs the property tests of every reader of bytes from outside, so many seconds for each reader, which its properties
+# share, and prints how many random inputs each property has read. The first failing input ends it, and is kept in
+# proptest-regressions/. The properties of something damaged begin with the inputs in crates/testkit/corpus/.
 #
-#   scripts/fuzz.sh [SECONDS]      60 for each unless told otherwise
+#   scripts/fuzz.sh [SECONDS [READER...]]      60 for each of all readers unless told otherwise
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 seconds=${1:-60}
+readers=" ${*:2} "
 # Inputs between two looks at the clock.
 export PROPTEST_CASES=20000
 
-# The package, its test binary, the property.
+# The reader, the package, its test binary, the property.
 properties="
-txpool-fetcher lib request::frame::tests::the_values_are_those_that_were_written_wherever_the_reads_cut
-txpool-fetcher lib request::frame::tests::garbage_ends_in_the_same_way_wherever_the_reads_cut
-txpool-fetcher lib request::frame::tests::a_damaged_stream_is_split_in_the_same_way_wherever_the_reads_cut
-txpool-fetcher lib request::response::tests::it_reads_what_serde_json_reads
-txpool-fetcher lib request::response::tests::a_changed_byte_never_gives_what_serde_json_does_not_read
-txpool-fetcher lib request::response::tests::it_survives_any_bytes
-txpool-fetcher lib request::response::tests::a_damaged_response_never_gives_what_serde_json_does_not_read
-txpool-fetcher lib tx::tests::a_damaged_transaction_is_refused_or_is_what_its_bytes_encode
-txpool-fetcher lib full::tests::bytes_of_any_kind_do_not_panic
-txpool-fetcher lib full::tests::a_damaged_object_does_not_panic_and_is_never_another_transaction
-txpool-fetcher lib full::tests::an_object_with_one_odd_field_is_read_as_alloy_reads_it
-txpool-fetcher lib full::tests::a_damaged_kept_object_is_never_another_transaction
-txpool-fetcher lib snapshot::tests::the_scanner_finds_what_a_parser_finds_however_the_bytes_are_cut
-txpool-fetcher lib snapshot::tests::the_scanner_survives_any_bytes
-txpool-fetcher lib snapshot::tests::a_damaged_list_gives_the_same_hashes_however_the_bytes_are_cut
-txpool-fetcher lib heads::wire::tests::a_damaged_block_has_a_head_or_is_refused
-order-rpc lib envelope::tests::any_bytes_are_calls_or_have_a_reason
-order-rpc lib envelope::tests::the_parameters_of_a_damaged_body_read_or_have_a_field
-order-rpc lib params::tests::any_text_reads_or_has_a_field
-order-rpc lib signature::tests::any_text_is_parsed_or_refused_without_a_panic
-order-rpc lib signature::tests::a_damaged_header_is_of_its_signer_or_of_nobody
-order-pool it it::wire::a_damaged_bundle_is_refused_or_consists_of_what_it_says
-mempool-recorder recording hostile::any_bytes_are_a_recording_or_an_error
-mempool-recorder recording hostile::a_damaged_segment_never_gives_more_rows_than_it_had_and_never_panics
-mempool-recorder recording hostile::a_damaged_recording_gives_no_transaction_that_it_did_not_hold
-order-stream lib wire::tests::damaged_messages_are_refused_or_are_what_they_say
-order-stream lib wire::tests::no_bytes_make_the_decoder_panic
-blocklist list parse::any_bytes_are_a_list_or_an_error_and_never_a_panic
-blocklist list parse::a_list_cut_anywhere_is_refused_when_its_length_is_known
-blocklist list parse::a_damaged_list_names_no_address_that_it_does_not_contain
+ipc-frames txpool-fetcher lib request::frame::tests::the_values_are_those_that_were_written_wherever_the_reads_cut
+ipc-frames txpool-fetcher lib request::frame::tests::garbage_ends_in_the_same_way_wherever_the_reads_cut
+ipc-frames txpool-fetcher lib request::frame::tests::a_damaged_stream_is_split_in_the_same_way_wherever_the_reads_cut
+responses txpool-fetcher lib request::response::tests::it_reads_what_serde_json_reads
+responses txpool-fetcher lib request::response::tests::a_changed_byte_never_gives_what_serde_json_does_not_read
+responses txpool-fetcher lib request::response::tests::it_survives_any_bytes
+responses txpool-fetcher lib request::response::tests::a_damaged_response_never_gives_what_serde_json_does_not_read
+raw-transactions txpool-fetcher lib tx::tests::a_damaged_transaction_is_refused_or_is_what_its_bytes_encode
+full-objects txpool-fetcher lib full::tests::bytes_of_any_kind_do_not_panic
+full-objects txpool-fetcher lib full::tests::a_damaged_object_does_not_panic_and_is_never_another_transaction
+full-objects txpool-fetcher lib full::tests::an_object_with_one_odd_field_is_read_as_alloy_reads_it
+full-objects txpool-fetcher lib full::tests::a_damaged_kept_object_is_never_another_transaction
+txpool-lists txpool-fetcher lib snapshot::tests::the_scanner_finds_what_a_parser_finds_however_the_bytes_are_cut
+txpool-lists txpool-fetcher lib snapshot::tests::the_scanner_survives_any_bytes
+txpool-lists txpool-fetcher lib snapshot::tests::a_damaged_list_gives_the_same_hashes_however_the_bytes_are_cut
+blocks txpool-fetcher lib heads::wire::tests::a_damaged_block_has_a_head_or_is_refused
+http-bodies order-rpc lib envelope::tests::any_bytes_are_calls_or_have_a_reason
+http-bodies order-rpc lib envelope::tests::the_parameters_of_a_damaged_body_read_or_have_a_field
+parameters order-rpc lib params::tests::any_text_reads_or_has_a_field
+signatures order-rpc lib signature::tests::any_text_is_parsed_or_refused_without_a_panic
+signatures order-rpc lib signature::tests::a_damaged_header_is_of_its_signer_or_of_nobody
+bundles order-pool it it::wire::a_damaged_bundle_is_refused_or_consists_of_what_it_says
+parquet mempool-recorder recording hostile::any_bytes_are_a_recording_or_an_error
+parquet mempool-recorder recording hostile::a_damaged_segment_never_gives_more_rows_than_it_had_and_never_panics
+parquet mempool-recorder recording hostile::a_damaged_recording_gives_no_transaction_that_it_did_not_hold
+stream-messages order-stream lib wire::tests::damaged_messages_are_refused_or_are_what_they_say
+stream-messages order-stream lib wire::tests::no_bytes_make_the_decoder_panic
+list-files blocklist list parse::any_bytes_are_a_list_or_an_error_and_never_a_panic
+list-files blocklist list parse::a_list_cut_anywhere_is_refused_when_its_length_is_known
+list-files blocklist list parse::a_damaged_list_names_no_address_that_it_does_not_contain
 "
+for reader in $readers; do
+    grep -q "^$reader " <<<"$properties" || { echo "no reader $reader" >&2; exit 1; }
+done
 
 # In the profile of the tests: an overflow is a panic there.
 binaries=$(cargo test --workspace --no-run --message-format=json | python3 -c '
@@ -54,15 +58,18 @@ for item in map(json.loads, sys.stdin):
         print(item["manifest_path"].split("/")[-2], kind, item["executable"])
 ')
 
-while read -r package kind property; do
-    [ -n "$package" ] || continue
-    binary=$(awk -v package="$package" -v kind="$kind" '$1 == package && $2 == kind { print $3 }' <<<"$binaries")
-    inputs=0
-    end=$((SECONDS + seconds))
-    while [ $SECONDS -lt $end ]; do
-        said=$(cd "crates/$package" && "$binary" --exact "$property") || { echo "$said"; exit 1; }
-        [[ $said == *"1 passed"* ]] || { echo "$package has no test $property" >&2; exit 1; }
-        inputs=$((inputs + PROPTEST_CASES))
-    done
-    printf '%10d  %s %s\n' "$inputs" "$package" "$property"
-done <<<"$properties"
+for reader in $(awk 'NF && !seen[$1]++ { print $1 }' <<<"$properties"); do
+    [[ $readers == "  " || $readers == *" $reader "* ]] || continue
+    count=$(grep -c "^$reader " <<<"$properties")
+    while read -r _ package kind property; do
+        binary=$(awk -v package="$package" -v kind="$kind" '$1 == package && $2 == kind { print $3 }' <<<"$binaries")
+        inputs=0
+        began=$SECONDS
+        while [ $((SECONDS - began)) -lt $((seconds / count)) ]; do
+            said=$(cd "crates/$package" && "$binary" --exact "$property") || { echo "$said"; exit 1; }
+            [[ $said == *"1 passed"* ]] || { echo "$package has no test $property" >&2; exit 1; }
+            inputs=$((inputs + PROPTEST_CASES))
+        done
+        printf '%-17s %10d inputs %4d s  %s %s\n' "$reader" "$inputs" $((SECONDS - began)) "$package" "$property"
+    done < <(grep "^$reader " <<<"$properties")
+done

@@ -306,8 +306,6 @@ fn examples() -> Vec<Encoded> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
-
     #[test]
     fn bundles_keep_every_field(parts in parts()) {
         let sent = BundleRecord { parts };
