@@ -80,7 +80,7 @@ async fn make_streams(
         .with_flows([flow])
         .with_replicas(replicas)
         .with_max_ages(args.retention, DEFAULT_PRIVATE_MAX_AGE)
-        .with_duplicate_window(args.retention.min(DEFAULT_PRIVATE_MAX_AGE));
+        .with_duplicate_window(args.retention);
     ensure_streams(server, &streams).await
 }
 

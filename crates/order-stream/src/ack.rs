@@ -2,7 +2,10 @@
 
 use async_nats::jetstream::{ErrorCode, publish::PublishAck, response::Response};
 
-use crate::{metrics::RefuseReason, outbox::Answer};
+use crate::{
+    metrics::RefuseReason,
+    outbox::{Answer, Trouble},
+};
 
 /// What the bytes of an acknowledgement say, and where the message is stored.
 pub(crate) fn answer_of(payload: &[u8]) -> (Answer, Option<(String, u64)>) {
@@ -29,9 +32,9 @@ fn answer_to(error: ErrorCode, http: usize) -> Answer {
         | ErrorCode::INSUFFICIENT_RESOURCES
         | ErrorCode::STORAGE_RESOURCES_EXCEEDED
         | ErrorCode::MEMORY_RESOURCES_EXCEEDED
-        | ErrorCode::ACCOUNT_RESOURCES_EXCEEDED => Answer::Refused(RefuseReason::Full),
+        | ErrorCode::ACCOUNT_RESOURCES_EXCEEDED => Answer::Later(Trouble::Full),
         // 429: more messages wait to be stored than the server holds; it has dropped this one.
-        _ if matches!(http, 429 | 503) => Answer::Unavailable,
+        _ if matches!(http, 429 | 503) => Answer::Later(Trouble::Unavailable),
         other => {
             tracing::warn!(code = other.0, "the stream refuses a message");
             Answer::Refused(RefuseReason::Rejected)
@@ -56,10 +59,10 @@ mod tests {
         };
         assert_eq!(error(10158, 409), Answer::InProcess);
         assert_eq!(error(10054, 400), Answer::Refused(RefuseReason::TooLarge));
-        assert_eq!(error(10077, 503), Answer::Refused(RefuseReason::Full));
-        assert_eq!(error(10047, 500), Answer::Refused(RefuseReason::Full));
-        assert_eq!(error(10008, 503), Answer::Unavailable);
-        assert_eq!(error(10167, 429), Answer::Unavailable);
+        assert_eq!(error(10077, 503), Answer::Later(Trouble::Full));
+        assert_eq!(error(10047, 500), Answer::Later(Trouble::Full));
+        assert_eq!(error(10008, 503), Answer::Later(Trouble::Unavailable));
+        assert_eq!(error(10167, 429), Answer::Later(Trouble::Unavailable));
         assert_eq!(error(10060, 400), Answer::Refused(RefuseReason::Rejected));
         assert_eq!(answer("+OK").0, Answer::Refused(RefuseReason::Rejected));
     }

@@ -220,7 +220,8 @@ pub struct PublisherConfig {
     /// The public streams, among which transactions are distributed by their hash. Publishers and
     /// sources must have the same. 1 to [`MAX_SHARDS`], default 1.
     pub shards: u16,
-    /// Most messages that are not acknowledged, 1 to 65,536. Default [`DEFAULT_WINDOW`].
+    /// Most messages that are not acknowledged, 1 to 65,536. Shards have equal parts of it, and as much as
+    /// one of them have heads or cancellations. Default [`DEFAULT_WINDOW`].
     pub window: usize,
     /// Most bytes of them, at least 1 MiB; one message more may exceed it. Default
     /// [`DEFAULT_WINDOW_BYTES`].

@@ -156,8 +156,10 @@ impl Deliverer {
 fn message_id(message: &Message) -> Option<B256> {
     let header = message.headers.as_ref()?.get("Nats-Msg-Id")?.as_str();
     let mut id = B256::ZERO;
-    (header.len() == 64).then_some(())?;
-    alloy_primitives::hex::decode_to_slice(header, id.as_mut_slice()).ok()?;
+    // What follows a hyphen tells the copies of a message from each other that are not duplicates.
+    let digits = header.split_once('-').map_or(header, |(digits, _)| digits);
+    (digits.len() == 64).then_some(())?;
+    alloy_primitives::hex::decode_to_slice(digits, id.as_mut_slice()).ok()?;
     Some(id)
 }
 

@@ -4,19 +4,35 @@ use std::{collections::HashMap, sync::Arc};
 
 use alloy_primitives::{Address, B256};
 use chain_view::Head;
-use order_pool::{Cancellation, Event, Order, OrderId, RemoveReason, ReplacementKey};
+use order_pool::{
+    Cancellation, Event, Order, OrderId, PrivateTerms, RemoveReason, ReplacementKey, Transaction,
+};
 
 use crate::{
     config::Flow,
     wire::{Encoded, HeadRecord, MAX_MINED, Record, encode_bundle, encode_transaction},
 };
 
+/// Private transactions that left the pool of which it is remembered that they were published, 10 MB.
+const MAX_LEFT: usize = 1 << 16;
+
+/// For how many blocks after its last one: longer than a private stream remembers a message id by default.
+const KEPT_BLOCKS: u64 = 128;
+
 /// Something to be published. It holds the order and not its bytes, which the pool has anyway.
 #[derive(Clone, Debug)]
 pub(crate) enum Item {
-    Order(Arc<Order>),
+    Order {
+        order: Arc<Order>,
+        /// How often it was published before and left the pool.
+        again: u32,
+    },
     Cancellation(Cancellation),
-    CancelPrivate { hash: B256, signer: Address },
+    CancelPrivate {
+        hash: B256,
+        signer: Address,
+        again: u32,
+    },
     Head(Arc<HeadRecord>),
 }
 
@@ -24,33 +40,62 @@ impl Item {
     /// Its message; `None` for an order of a kind that is not known here.
     pub(crate) fn encode(&self) -> Option<Encoded> {
         Some(match self {
-            Self::Order(order) => match (order.as_tx(), order.as_bundle()) {
+            Self::Order { order, .. } => match (order.as_tx(), order.as_bundle()) {
                 (Some(tx), _) => encode_transaction(tx),
                 (None, Some(bundle)) => encode_bundle(bundle),
                 (None, None) => return None,
             },
             Self::Cancellation(cancellation) => Record::Cancellation(*cancellation).encode(),
-            Self::CancelPrivate { hash, signer } => {
+            Self::CancelPrivate { hash, signer, .. } => {
                 Record::CancelPrivate { hash: *hash, signer: *signer }.encode()
             }
             Self::Head(record) => record.encode(),
         })
     }
+
+    /// What distinguishes it from the same content published before, which the stream would take for a
+    /// duplicate.
+    pub(crate) const fn again(&self) -> u32 {
+        match self {
+            Self::Order { again, .. } | Self::CancelPrivate { again, .. } => *again,
+            Self::Cancellation(_) | Self::Head(_) => 0,
+        }
+    }
 }
 
-/// Follows the events of a pool and remembers what was published of it: at most one entry for each order that
-/// the pool holds and for each key that it remembers.
+/// An order of the pool that was published.
+#[derive(Debug)]
+struct Published {
+    /// The comparison that last saw it.
+    comparison: u64,
+    /// The stream has lost it.
+    is_lost: bool,
+    terms: Option<PrivateTerms>,
+}
+
+/// A private transaction that was published and has left the pool.
+#[derive(Debug)]
+struct Left {
+    times: u32,
+    max_block: u64,
+    /// Who signed its cancellation, if that is to be published by the next comparison.
+    cancelled_by: Option<Address>,
+}
+
+/// Follows the events of a pool and remembers what was published of it: an entry for each order that the pool
+/// holds, for each key that it remembers, and for a bounded number of private transactions that have left.
 #[derive(Debug)]
 pub(crate) struct Follower {
     flow: Flow,
     with_heads: bool,
-    /// The pooled orders that were published, with the comparison that last saw them.
-    published: HashMap<OrderId, u64>,
+    published: HashMap<OrderId, Published>,
+    left: HashMap<B256, Left>,
     cancelled: HashMap<ReplacementKey, (Option<u64>, u64)>,
     comparison: u64,
-    has_forgotten: bool,
     head: B256,
+    head_number: u64,
     mined: Vec<B256>,
+    unremembered: u64,
 }
 
 impl Follower {
@@ -59,68 +104,82 @@ impl Follower {
             flow,
             with_heads,
             published: HashMap::new(),
+            left: HashMap::new(),
             cancelled: HashMap::new(),
             comparison: 0,
-            has_forgotten: false,
             head: B256::ZERO,
+            head_number: 0,
             mined: Vec::new(),
+            unremembered: 0,
         }
     }
 
     /// The pool is replayed from now on: what was published is not published again.
     pub(crate) fn begin_comparison(&mut self) {
         self.comparison += 1;
-        self.has_forgotten = false;
         self.mined.clear();
     }
 
-    /// The replay is over: what it did not contain has left the pool.
-    pub(crate) fn end_comparison(&mut self) {
-        let seen = self.comparison;
-        self.published.retain(|_, at| *at == seen);
+    /// The replay is over: what it did not contain has left the pool. Why a private transaction has left is not
+    /// known, so it is cancelled: where it was mined or is too late that changes nothing, and a cancellation that
+    /// is not passed on would harm its signer.
+    pub(crate) fn end_comparison(&mut self) -> Vec<Item> {
+        let (seen, head) = (self.comparison, self.head_number);
+        let absent = |published: &Published| published.comparison != seen;
+        let gone: Vec<_> =
+            self.published.iter().filter(|(_, published)| absent(published)).collect();
+        let gone: Vec<_> =
+            gone.iter().filter_map(|(id, was)| Some((*id.hash(), was.terms?))).collect();
+        for (hash, terms) in gone {
+            self.leave(hash, Some(terms), terms.signer);
+        }
+        self.published.retain(|_, published| !absent(published));
         self.cancelled.retain(|_, (_, at)| *at == seen);
         // After a large pool, its table would stay.
         self.published.shrink_to(2 * self.published.len());
+        let pending = self.left.iter_mut().filter(|(_, left)| left.max_block > head);
+        pending
+            .filter_map(|(hash, left)| {
+                let again = left.times.saturating_sub(1);
+                Some(Item::CancelPrivate { hash: *hash, signer: left.cancelled_by.take()?, again })
+            })
+            .collect()
+    }
+
+    /// How many private transactions have left that had no room: a cancellation of them may be missing.
+    pub(crate) const fn take_unremembered(&mut self) -> u64 {
+        std::mem::replace(&mut self.unremembered, 0)
     }
 
     /// Everything is to be published again: the stream has lost it.
     pub(crate) fn forget_all(&mut self) {
-        self.published.clear();
+        self.published.values_mut().for_each(|published| published.is_lost = true);
         self.cancelled.clear();
         self.head = B256::ZERO;
     }
 
     /// The next comparison publishes it again.
     pub(crate) fn forget(&mut self, item: &Item) {
-        self.has_forgotten = true;
         match item {
-            Item::Order(order) => {
+            Item::Order { order, .. } => {
                 self.published.remove(&order.id());
             }
             Item::Cancellation(cancellation) => {
                 self.cancelled.remove(&cancellation.key);
             }
             Item::Head(_) => self.head = B256::ZERO,
-            Item::CancelPrivate { .. } => {}
+            Item::CancelPrivate { hash, signer, .. } => {
+                if let Some(left) = self.left.get_mut(hash) {
+                    left.cancelled_by = Some(*signer);
+                }
+            }
         }
     }
 
-    /// Whether a comparison would find something that was [forgotten](Self::forget), unless it has left the pool.
-    pub(crate) const fn has_forgotten(&self) -> bool {
-        self.has_forgotten
-    }
-
-    /// What is to be published for an event.
+    /// What is to be published because of an event.
     pub(crate) fn on(&mut self, event: &Event) -> Option<Item> {
         match event {
-            Event::Added(order) => {
-                let is_public = order.as_tx().is_some_and(order_pool::Transaction::is_public);
-                if is_public != (self.flow == Flow::Public) {
-                    return None;
-                }
-                let before = self.published.insert(order.id(), self.comparison);
-                before.is_none().then(|| Item::Order(Arc::clone(order)))
-            }
+            Event::Added(order) => self.on_added(order),
             Event::Removed { order, reason } => self.on_removed(order, *reason),
             Event::Cancelled(cancellation) if self.flow == Flow::Private => {
                 let now = (cancellation.nonce, self.comparison);
@@ -137,26 +196,66 @@ impl Follower {
         }
     }
 
+    fn on_added(&mut self, order: &Arc<Order>) -> Option<Item> {
+        let (comparison, tx) = (self.comparison, order.as_tx());
+        if tx.is_some_and(Transaction::is_public) != (self.flow == Flow::Public) {
+            // A private one that has become public has not left the pool.
+            if let Some(published) = self.published.get_mut(&order.id()) {
+                published.comparison = comparison;
+            }
+            return None;
+        }
+        let terms = tx.and_then(Transaction::private_terms).copied();
+        let published = Published { comparison, is_lost: false, terms };
+        let before = self.published.insert(order.id(), published);
+        let again = self.left.get_mut(order.id().hash()).map_or(0, |left| {
+            left.cancelled_by = None;
+            left.times
+        });
+        let is_new = before.is_none_or(|before| before.is_lost);
+        is_new.then(|| Item::Order { order: Arc::clone(order), again })
+    }
+
     fn on_removed(&mut self, order: &Arc<Order>, reason: RemoveReason) -> Option<Item> {
         let was_published = self.published.remove(&order.id()).is_some();
         let tx = order.as_tx()?;
-        match (self.flow, reason) {
-            (Flow::Public, RemoveReason::Mined) => {
+        match self.flow {
+            Flow::Public => {
                 // Without heads nothing would ever empty it.
-                if self.with_heads && self.mined.len() < MAX_MINED {
+                if reason == RemoveReason::Mined && self.with_heads && self.mined.len() < MAX_MINED
+                {
                     self.mined.push(*tx.hash());
                 }
                 None
             }
-            (Flow::Private, RemoveReason::Cancelled) if was_published => {
-                let signer = tx.private_terms()?.signer?;
-                Some(Item::CancelPrivate { hash: *tx.hash(), signer })
+            Flow::Private if was_published => {
+                let (hash, terms) = (*tx.hash(), tx.private_terms().copied());
+                let again = self.leave(hash, terms, None);
+                let signer = terms?.signer.filter(|_| reason == RemoveReason::Cancelled)?;
+                Some(Item::CancelPrivate { hash, signer, again })
             }
-            _ => None,
+            Flow::Private => None,
         }
     }
 
+    /// Returns how often it left before.
+    fn leave(&mut self, hash: B256, terms: Option<PrivateTerms>, signer: Option<Address>) -> u32 {
+        if self.left.len() >= MAX_LEFT && !self.left.contains_key(&hash) {
+            self.unremembered += 1;
+            return 0;
+        }
+        let max_block = terms.map_or(self.head_number, |terms| terms.max_block);
+        let new = Left { times: 0, max_block, cancelled_by: None };
+        let left = self.left.entry(hash).or_insert(new);
+        left.max_block = left.max_block.max(max_block);
+        left.cancelled_by = signer;
+        left.times += 1;
+        left.times - 1
+    }
+
     fn on_head(&mut self, head: &Head) -> Option<Item> {
+        self.head_number = head.number;
+        self.left.retain(|_, left| left.max_block.saturating_add(KEPT_BLOCKS) >= head.number);
         let mined = std::mem::take(&mut self.mined);
         if self.flow != Flow::Public || !self.with_heads || head.hash == self.head {
             return None;
@@ -172,7 +271,7 @@ mod tests {
     use alloy_eips::eip2718::Decodable2718 as _;
     use chain_view::{Block, PooledTransaction};
     use mock_node::workload::{Workload, WorkloadConfig};
-    use order_pool::{OrderPool, Origin, PoolConfig, PrivateTerms, Subscription, Transaction};
+    use order_pool::{OrderPool, Origin, PoolConfig, Subscription};
     use std::time::SystemTime;
 
     use super::*;
@@ -194,9 +293,11 @@ mod tests {
             .filter_map(|event| follower.on(&event.expect("no lag")));
         items
             .map(|item| match item {
-                Item::Order(order) => order.id().to_string(),
+                Item::Order { order, again: 0 } => order.id().to_string(),
+                Item::Order { order, again } => format!("{} again {again}", order.id()),
                 Item::Head(record) => format!("head {} {}", record.head.number, record.mined.len()),
-                Item::CancelPrivate { hash, .. } => format!("cancel {hash}"),
+                Item::CancelPrivate { hash, again: 0, .. } => format!("cancel {hash}"),
+                Item::CancelPrivate { hash, again, .. } => format!("cancel {hash} again {again}"),
                 Item::Cancellation(cancellation) => format!("{cancellation:?}"),
             })
             .collect()
@@ -211,14 +312,14 @@ mod tests {
         let mut events = pool.subscribe_all();
         follower.begin_comparison();
         assert_eq!(follow(&mut follower, &mut events), [format!("tx {}", txs[0].hash())]);
-        follower.end_comparison();
+        assert!(follower.end_comparison().is_empty());
         drop(events);
         insert(&pool, &txs[1], Origin::Mempool);
         pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [*txs[0].hash()]));
         follower.begin_comparison();
         let published = follow(&mut follower, &mut pool.subscribe_all());
         assert_eq!(published, ["head 1 0".to_owned(), format!("tx {}", txs[1].hash())]);
-        follower.end_comparison();
+        assert!(follower.end_comparison().is_empty());
         assert_eq!(follower.published.len(), 1, "the mined one is forgotten");
         follower.begin_comparison();
         assert!(follow(&mut follower, &mut pool.subscribe_all()).is_empty());
@@ -246,5 +347,76 @@ mod tests {
         let expected =
             [format!("tx {}", txs[1].hash()), format!("tx {hash}"), format!("cancel {hash}")];
         assert_eq!(private, expected);
+    }
+
+    #[test]
+    fn a_private_transaction_that_left_unseen_is_cancelled_and_published_anew_when_it_comes_back() {
+        let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
+        let (txs, signer) = (txs(3), Address::repeat_byte(1));
+        let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
+        let send = |n: usize| {
+            pool.insert_transaction(Transaction::private(txs[n].clone(), terms, SystemTime::now()))
+        };
+        let mut follower = Follower::new(Flow::Private, true);
+        let mut events = pool.subscribe_all();
+        follower.begin_comparison();
+        send(0);
+        send(1);
+        send(2);
+        assert_eq!(follow(&mut follower, &mut events).len(), 3);
+        assert!(follower.end_comparison().is_empty());
+        drop(events);
+        // One is cancelled, and one becomes public: it has not left.
+        pool.cancel_private(txs[0].hash(), signer);
+        insert(&pool, &txs[1], Origin::Mempool);
+        follower.begin_comparison();
+        let mut events = pool.subscribe_all();
+        assert!(follow(&mut follower, &mut events).is_empty());
+        let cancelled = follower.end_comparison();
+        let [Item::CancelPrivate { hash, again: 0, .. }] = &cancelled[..] else {
+            panic!("{cancelled:?}")
+        };
+        assert_eq!(hash, txs[0].hash());
+        // What could not be published is published by the next comparison, unless the transaction is there again.
+        follower.forget(&cancelled[0]);
+        follower.begin_comparison();
+        follow(&mut follower, &mut pool.subscribe_all());
+        assert_eq!(follower.end_comparison().len(), 1);
+        follower.forget(&cancelled[0]);
+        send(0);
+        let hash = txs[0].hash();
+        assert_eq!(follow(&mut follower, &mut events), [format!("tx {hash} again 1")]);
+        follower.begin_comparison();
+        follow(&mut follower, &mut pool.subscribe_all());
+        assert!(follower.end_comparison().is_empty());
+        pool.cancel_private(hash, signer);
+        assert_eq!(follow(&mut follower, &mut events), [format!("cancel {hash} again 1")]);
+        let head = |number| Block::new(Head::new(number, B256::repeat_byte(7), B256::ZERO), []);
+        pool.on_head(head(100 + KEPT_BLOCKS));
+        follow(&mut follower, &mut events);
+        assert_eq!(follower.left.len(), 3, "the others passed with their block");
+        let late = Head::new(101 + KEPT_BLOCKS, B256::ZERO, B256::ZERO);
+        follower.on(&Event::Head(late.into()));
+        assert!(follower.left.is_empty());
+    }
+
+    #[test]
+    fn what_a_stream_has_lost_is_published_again_and_its_cancellations_too() {
+        let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
+        let (txs, signer) = (txs(2), Address::repeat_byte(1));
+        let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
+        for tx in &txs {
+            pool.insert_transaction(Transaction::private(tx.clone(), terms, SystemTime::now()));
+        }
+        let mut follower = Follower::new(Flow::Private, true);
+        follower.begin_comparison();
+        assert_eq!(follow(&mut follower, &mut pool.subscribe_all()).len(), 2);
+        follower.end_comparison();
+        pool.cancel_private(txs[0].hash(), signer);
+        follower.forget_all();
+        follower.begin_comparison();
+        let again = follow(&mut follower, &mut pool.subscribe_all());
+        assert_eq!(again, [format!("tx {}", txs[1].hash())]);
+        assert_eq!(follower.end_comparison().len(), 1);
     }
 }

@@ -8,6 +8,7 @@ mod config;
 mod deliver;
 mod error;
 mod follow;
+mod lanes;
 mod link;
 mod machines;
 mod metrics;

@@ -24,7 +24,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     (
         "order_stream_refused_total",
         Unit::Count,
-        "messages that the stream does not have, by `reason` (`RefuseReason::ALL`)",
+        "messages that are not published again, by `reason` (`RefuseReason::ALL`)",
     ),
     ("order_stream_unfinished", Unit::Count, "messages that are published and not answered"),
     ("order_stream_republished_total", Unit::Count, "messages published once more"),
@@ -71,33 +71,33 @@ fn describe() {
     }
 }
 
-/// Why the stream does not have a message that was published. What a comparison publishes again is what the
-/// pool still holds: not the cancellation of a private transaction.
+/// Why a message that was published is not published again. What is not stored for the time being, because the
+/// stream is full or the subject denied, is not refused: it stays unfinished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RefuseReason {
     /// It is longer than `max_payload` of the server or the limit of the stream.
     TooLarge,
-    /// The user may not publish on its subject. The next comparison publishes it again.
-    Denied,
-    /// The stream or its storage is full. The next comparison publishes it again.
+    /// A full stream had no room for it eight times while it stored others in between.
     Full,
     /// The stream refused it for another reason, which is logged.
     Rejected,
+    /// Its order was cancelled before the stream answered; the cancellation follows. The stream may have it.
+    Withdrawn,
 }
 
 impl RefuseReason {
     /// The labels of `order_stream_refused_total`, in the order of [`PublisherStats::refused`].
-    pub const ALL: [&'static str; 4] = ["too_large", "denied", "full", "rejected"];
+    pub const ALL: [&'static str; 4] = ["too_large", "full", "rejected", "withdrawn"];
 
     /// Its index in [`Self::ALL`].
     #[must_use]
     pub const fn index(self) -> usize {
         match self {
             Self::TooLarge => 0,
-            Self::Denied => 1,
-            Self::Full => 2,
-            Self::Rejected => 3,
+            Self::Full => 1,
+            Self::Rejected => 2,
+            Self::Withdrawn => 3,
         }
     }
 }
@@ -160,8 +160,7 @@ impl fmt::Debug for Level {
 #[non_exhaustive]
 pub struct PublisherStats {
     /// Messages that were published for the first time, orders, cancellations and heads:
-    /// `order_stream_published_total`. One that was refused because the stream was full or the subject
-    /// denied counts again when it is published again.
+    /// `order_stream_published_total`.
     pub published: u64,
     /// Of these, the stream stored this publisher's: `order_stream_acknowledged_total{outcome="stored"}`.
     pub stored: u64,
@@ -170,7 +169,7 @@ pub struct PublisherStats {
     /// Of the duplicates, those that another machine published first for certain: they were published
     /// once. Of the others, the stored message may be this publisher's own.
     pub not_first: u64,
-    /// Messages that the stream does not have, by the reasons of [`RefuseReason::ALL`]:
+    /// Messages that are not published again, by the reasons of [`RefuseReason::ALL`]:
     /// `order_stream_refused_total`.
     pub refused: [u64; RefuseReason::ALL.len()],
     /// Messages that are not answered yet: `order_stream_unfinished`.
@@ -193,7 +192,7 @@ pub struct PublisherStats {
 }
 
 impl PublisherStats {
-    /// All messages that the stream does not have.
+    /// All of [`Self::refused`].
     #[must_use]
     pub fn refused_total(&self) -> u64 {
         self.refused.iter().sum()

@@ -12,6 +12,10 @@ use crate::{backoff::Backoff, follow::Item, metrics::RefuseReason};
 /// Before a message that another machine was publishing at the same moment is published again.
 const IN_PROCESS_PAUSE: Duration = Duration::from_secs(1);
 
+/// The oldest message is refused if the stream had no room for it as often, and stored others in between: it may be
+/// larger than what ever becomes free.
+const MAX_FULL: u32 = 8;
+
 /// What the stream answers to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
@@ -20,8 +24,8 @@ pub(crate) enum Answer {
     /// The same message is being stored for another publisher (JetStream error 10158); whether it will be is not
     /// known yet.
     InProcess,
-    /// Nobody stores: no leader, or a stopping server.
-    Unavailable,
+    /// It is not stored now and may be later.
+    Later(Trouble),
     Refused(RefuseReason),
 }
 
@@ -36,11 +40,14 @@ pub(crate) enum Outcome {
     Refused(RefuseReason),
 }
 
-/// Why the stream takes nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why the stream takes nothing on a subject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Trouble {
+    /// No leader, or a stopping server.
     Unavailable,
+    /// The stream is at its limit, or the server's storage is full.
     Full,
+    /// The user may not publish on the subject.
     Denied,
 }
 
@@ -61,11 +68,13 @@ struct Slot {
     sent_at: Instant,
     /// When it is to be published again.
     due: Instant,
+    /// How often the stream had no room for it, and how many messages it had stored when it last had none.
+    full: (u32, u64),
 }
 
-/// The window of unacknowledged messages, in the order in which they were published first.
+/// The window of unacknowledged messages of one subject, in the order in which they were published first.
 ///
-/// While the stream takes nothing ([`Trouble`]), one message at a time is published, after pauses that grow.
+/// A message stays until the stream has it, or will never have it. While the stream takes nothing ([`Trouble`]), one message at a time is published, after pauses that grow.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     limits: OutboxLimits,
@@ -78,11 +87,10 @@ pub(crate) struct Outbox {
     failures: u32,
     closed_until: Option<Instant>,
     probe: Option<u64>,
+    last_probe: u64,
     /// When the latest answer of any kind came.
     answered_at: Option<Instant>,
-    /// Messages were refused that may be taken later, whatever the trouble is now.
-    has_refused: bool,
-    recovered: bool,
+    good_answers: u64,
 }
 
 impl Outbox {
@@ -97,9 +105,9 @@ impl Outbox {
             failures: 0,
             closed_until: None,
             probe: None,
+            last_probe: 0,
             answered_at: None,
-            has_refused: false,
-            recovered: false,
+            good_answers: 0,
         }
     }
 
@@ -109,11 +117,6 @@ impl Outbox {
 
     pub(crate) const fn trouble(&self) -> Option<Trouble> {
         self.trouble
-    }
-
-    /// Whether the stream takes messages again after it refused some: they have to be offered again.
-    pub(crate) const fn take_recovered(&mut self) -> bool {
-        std::mem::replace(&mut self.recovered, false)
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -134,7 +137,8 @@ impl Outbox {
         let number = self.next;
         self.next += 1;
         let due = now + self.limits.ack_timeout;
-        self.slots.insert(number, Slot { item, id, size, attempts: 1, sent_at: now, due });
+        let slot = Slot { item, id, size, attempts: 1, sent_at: now, due, full: (0, 0) };
+        self.slots.insert(number, slot);
         self.by_due.insert((due, number));
         self.bytes += size;
         if self.failures > 0 {
@@ -155,8 +159,7 @@ impl Outbox {
                     return None;
                 }
                 Some(_) => return None,
-                // The oldest, whatever its time is.
-                None => *self.slots.first_key_value()?.0,
+                None => self.next_probe()?,
             }
         } else {
             let &(due, number) = self.by_due.first()?;
@@ -179,6 +182,17 @@ impl Outbox {
         slot.attempts += 1;
         slot.sent_at = now;
         Some((number, &slot.item, slot.id))
+    }
+
+    /// The oldest, whatever its time is. In a full stream every second time another one: it may be smaller.
+    fn next_probe(&mut self) -> Option<u64> {
+        let oldest = *self.slots.first_key_value()?.0;
+        if self.trouble != Some(Trouble::Full) || !self.failures.is_multiple_of(2) {
+            return Some(oldest);
+        }
+        let after = self.last_probe.max(oldest) + 1;
+        self.last_probe = self.slots.range(after..).next().map_or(oldest, |(number, _)| *number);
+        Some(self.last_probe)
     }
 
     /// When [`Self::next_due`] and [`Self::has_room`] may answer otherwise without an event.
@@ -240,31 +254,52 @@ impl Outbox {
                 self.set_due(number, now + IN_PROCESS_PAUSE);
                 None
             }
-            Answer::Unavailable => {
-                self.close(Trouble::Unavailable, now, jitter);
-                None
+            Answer::Later(trouble) => {
+                self.close(trouble, now, jitter);
+                let is_refused = trouble == Trouble::Full && self.had_no_room(number);
+                let slot = is_refused.then(|| self.remove(number))??;
+                Some((slot.item, Outcome::Refused(RefuseReason::Full)))
             }
             Answer::Refused(reason) => {
                 let slot = self.remove(number)?;
-                match reason {
-                    RefuseReason::Full => self.close(Trouble::Full, now, jitter),
-                    RefuseReason::Denied => self.close(Trouble::Denied, now, jitter),
-                    RefuseReason::TooLarge | RefuseReason::Rejected => {}
-                }
                 Some((slot.item, Outcome::Refused(reason)))
             }
         }
     }
 
-    /// The messages that the server does not let this user publish, of those that are not answered.
-    pub(crate) fn denied(&self, is_denied: impl Fn(&Item) -> bool) -> Vec<u64> {
-        let denied = self.slots.iter().filter(|(_, slot)| is_denied(&slot.item));
-        denied.map(|(number, _)| *number).collect()
+    /// Whether that was once too often.
+    fn had_no_room(&mut self, number: u64) -> bool {
+        let Some(mut oldest) = self.slots.first_entry().filter(|slot| *slot.key() == number) else {
+            return false;
+        };
+        let slot = oldest.get_mut();
+        if slot.full.0 == 0 || slot.full.1 < self.good_answers {
+            slot.full = (slot.full.0 + 1, self.good_answers);
+        }
+        slot.full.0 >= MAX_FULL
+    }
+
+    /// Takes out what is not to be published again. A late answer to it is ignored.
+    pub(crate) fn withdraw(&mut self, is_withdrawn: impl Fn(&Item) -> bool) -> usize {
+        let found: Vec<_> = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| is_withdrawn(&slot.item))
+            .map(|(n, _)| *n)
+            .collect();
+        found.iter().filter_map(|number| self.remove(*number)).count()
+    }
+
+    /// The server does not let this user publish on the subject: no message is answered.
+    pub(crate) fn denied(&mut self, now: Instant, jitter: f64) {
+        if !self.slots.is_empty() {
+            self.answered_at = Some(now);
+            self.close(Trouble::Denied, now, jitter);
+        }
     }
 
     /// Publishes nothing for a while; then one message at a time, until an answer is good.
     fn close(&mut self, trouble: Trouble, now: Instant, jitter: f64) {
-        self.has_refused |= matches!(trouble, Trouble::Full | Trouble::Denied);
         // Answers to the messages that were on their way tell nothing new.
         if self.is_closed(now) {
             return;
@@ -276,10 +311,10 @@ impl Outbox {
     }
 
     fn open(&mut self, now: Instant) {
+        self.good_answers += 1;
         if self.failures == 0 {
             return;
         }
-        self.recovered |= std::mem::take(&mut self.has_refused);
         (self.failures, self.closed_until, self.probe, self.trouble) = (0, None, None, None);
         // What was published into the silence.
         let old: Vec<_> = self.slots.keys().copied().collect();
@@ -299,8 +334,6 @@ impl Outbox {
     /// A new connection: everything that is not acknowledged is published again, in its order.
     pub(crate) fn connected(&mut self, now: Instant) {
         (self.failures, self.closed_until, self.probe, self.trouble) = (0, None, None, None);
-        // A connection begins with a comparison.
-        self.has_refused = false;
         self.answered_at = Some(now);
         let numbers: Vec<_> = self.slots.keys().copied().collect();
         for number in numbers {

@@ -1,28 +1,30 @@
 //! The thread that follows a pool and publishes what it holds.
 
+mod report;
 mod session;
 
 use std::{
     sync::Arc,
     thread,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
-use alloy_primitives::B256;
+use futures::future::join_all;
 use order_pool::OrderPool;
 use tokio::{
     sync::{oneshot, watch},
     time::sleep,
 };
 
-use self::session::Session;
+use self::{report::Report, session::Session};
 use crate::{
     config::{Flow, PublisherConfig},
     error::StreamError,
     follow::Follower,
+    lanes::Lanes,
     link::{Link, state_of},
     metrics::{PublisherCounters, PublisherStats},
-    outbox::{Outbox, OutboxLimits},
+    outbox::OutboxLimits,
     state::State,
     subjects::{Subjects, stream_name},
 };
@@ -65,7 +67,7 @@ impl Publisher {
         let mut run = Run::new(pool.clone(), config, Arc::clone(&counters), state);
         let body = move || {
             runtime.block_on(run.run(stopping));
-            run.counters.unfinished.set(run.outbox.len() as u64);
+            run.counters.unfinished.set(run.lanes.len() as u64);
             run.set_state(State::Ended);
             // Connections that are still closing are not waited for.
             runtime.shutdown_background();
@@ -120,12 +122,11 @@ struct Run {
     counters: Arc<PublisherCounters>,
     state: watch::Sender<State>,
     follower: Follower,
-    outbox: Outbox,
+    lanes: Lanes,
     subjects: Subjects,
     /// The highest sequence number of each stream that was acknowledged, and when the stream was made.
     stored: Vec<(u64, Option<i128>)>,
-    report: Vec<(B256, SystemTime)>,
-    report_due: Option<Instant>,
+    report: Report,
 }
 
 /// Why a session ended.
@@ -148,13 +149,13 @@ impl Run {
             backoff: config.backoff,
         };
         let shards = if config.flow == Flow::Public { config.shards } else { 1 };
+        let subjects = Subjects::new(config.flow, config.chain_id, &config.machine, shards);
         Self {
             follower: Follower::new(config.flow, config.heads),
-            outbox: Outbox::new(limits),
-            subjects: Subjects::new(config.chain_id, &config.machine, shards),
+            lanes: Lanes::new(&subjects, limits),
+            subjects,
             stored: vec![(0, None); shards.into()],
-            report: Vec::new(),
-            report_due: None,
+            report: Report::default(),
             pool,
             config,
             counters,
@@ -201,7 +202,7 @@ impl Run {
                 Err(state) => state,
             };
             // The session may have ended between publishing and the next look.
-            self.counters.unfinished.set(self.outbox.len() as u64);
+            self.counters.unfinished.set(self.lanes.len() as u64);
             self.set_state(end);
             attempt = if began.elapsed() > STABLE_AFTER { 0 } else { attempt };
             let pause = self.config.backoff.random_delay(attempt);
@@ -218,11 +219,11 @@ impl Run {
     async fn session(&mut self, link: &Link, stopping: &mut oneshot::Receiver<Duration>) -> End {
         self.set_state(State::CatchingUp);
         let check = async {
-            self.check_streams(link).await?;
-            // The answers to all messages: the last token is the message's number.
+            let found = self.note_streams(ask_streams(link, self.stream_names()).await)?;
+            // The answers to all messages: the last tokens are the lane and the message's number.
             let inbox = link.client.new_inbox();
-            let acks = link.client.subscribe(format!("{inbox}.*")).await;
-            acks.map(|acks| (inbox, acks)).map_err(|_| State::Unavailable)
+            let acks = link.client.subscribe(format!("{inbox}.*.*")).await;
+            acks.map(|acks| (found, inbox, acks)).map_err(|_| State::Unavailable)
         };
         let checked = tokio::select! {
             biased;
@@ -232,29 +233,62 @@ impl Run {
         };
         match checked {
             Err(state) => End::Lost(state),
-            Ok((inbox, acks)) => {
-                self.outbox.connected(Instant::now());
-                Session::new(self, link, inbox, acks).run(stopping).await
+            Ok((found, inbox, acks)) => {
+                self.lanes.connected(Instant::now());
+                Session::new(self, link, inbox, acks, found).run(stopping).await
             }
         }
     }
 
-    /// Whether the streams are there, and still hold what was stored. A stream that was made anew, or
-    /// has lost its end, has to get everything again.
-    async fn check_streams(&mut self, link: &Link) -> Result<(), State> {
-        for shard in 0..self.stored.len() {
-            let name = stream_name(self.config.flow, self.config.chain_id, shard as u16);
-            let info = link.stream(&name).await?;
-            let created = Some(info.created.unix_timestamp_nanos());
-            let (sequence, before) = self.stored[shard];
-            if before.is_some_and(|_| before != created) || info.state.last_sequence < sequence {
-                tracing::warn!(stream = name, sequence, "the stream has lost what was stored");
-                self.counters.resets.add(1);
-                self.follower.forget_all();
-                self.stored[shard].0 = info.state.last_sequence;
-            }
-            self.stored[shard].1 = created;
-        }
-        Ok(())
+    fn stream_names(&self) -> Vec<String> {
+        let shards = 0..self.stored.len() as u16;
+        shards.map(|shard| stream_name(self.config.flow, self.config.chain_id, shard)).collect()
     }
+
+    /// Compares what the server says of the streams with what was stored there. A stream that was made anew, or has
+    /// lost its end, has to get everything again. Fails if one is missing, or none answers.
+    fn note_streams(&mut self, answers: Vec<StreamAnswer>) -> Result<Found, State> {
+        let mut found = Found { reset: false, unknown: false };
+        let is_known = answers.iter().any(Result::is_ok);
+        for (stored, answer) in self.stored.iter_mut().zip(answers) {
+            match answer {
+                Ok((created, last)) => {
+                    let (sequence, before) = *stored;
+                    if before.is_some_and(|before| before != created) || last < sequence {
+                        tracing::warn!(sequence, last, "a stream has lost what was stored");
+                        self.counters.resets.add(1);
+                        self.follower.forget_all();
+                        stored.0 = last;
+                        found.reset = true;
+                    }
+                    stored.1 = Some(created);
+                }
+                // Its messages wait; those of the others need not.
+                Err(State::Unavailable) if is_known => found.unknown = true,
+                Err(state) => return Err(state),
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// When a stream was made and its last sequence number, or why that is not known.
+type StreamAnswer = Result<(i128, u64), State>;
+
+/// What was found of the streams.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    /// One of them has lost what was stored.
+    reset: bool,
+    /// One of them did not answer.
+    unknown: bool,
+}
+
+/// Asks for all streams at once.
+async fn ask_streams(link: &Link, names: Vec<String>) -> Vec<StreamAnswer> {
+    let ask = async |name: String| {
+        let info = link.stream(&name).await?;
+        Ok((info.created.unix_timestamp_nanos(), info.state.last_sequence))
+    };
+    join_all(names.into_iter().map(ask)).await
 }

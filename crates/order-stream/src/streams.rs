@@ -42,9 +42,11 @@ pub struct StreamsConfig {
     pub private_max_age: Duration,
     /// Most bytes of each stream. Default [`DEFAULT_MAX_BYTES`].
     pub max_bytes: u64,
-    /// How long a message id is remembered, at most the age of the messages. A transaction that comes
-    /// back to a pool within it, after it was evicted or un-mined, is not stored again. Default
-    /// [`DEFAULT_MAX_AGE`].
+    /// How long the public streams remember a message id, at most the age of the messages. A transaction
+    /// that comes back to a pool within it, after it was evicted or un-mined, is not stored again. Default
+    /// [`DEFAULT_MAX_AGE`]. The private stream remembers ids for [`Self::private_max_age`]: a source can
+    /// make the server deliver its messages into the stream again, since the subject that a pull request
+    /// names for them is not checked, and a cancelled order must not come back so.
     pub duplicate_window: Duration,
     /// At [`Self::max_bytes`]: whether new messages are refused, and the publishers told
     /// ([`State::Full`](crate::State::Full)), instead of removing the oldest. Default false: a source that
@@ -140,26 +142,25 @@ impl StreamsConfig {
         millis("max_age", self.max_age, 1_000, 86_400_000)?;
         millis("private_max_age", self.private_max_age, 1_000, 86_400_000)?;
         bounds("max_bytes", self.max_bytes, 1 << 10, i64::MAX as u64)?;
-        let shortest = self.max_age.min(self.private_max_age).as_millis();
-        millis(
-            "duplicate_window",
-            self.duplicate_window,
-            100,
-            u64::try_from(shortest).unwrap_or(u64::MAX),
-        )
+        let age = u64::try_from(self.max_age.as_millis()).unwrap_or(u64::MAX);
+        millis("duplicate_window", self.duplicate_window, 100, age)
     }
 
     fn stream(&self, flow: Flow, shard: u16) -> Config {
+        let (max_age, duplicate_window) = match flow {
+            Flow::Public => (self.max_age, self.duplicate_window),
+            Flow::Private => (self.private_max_age, self.private_max_age),
+        };
         Config {
             name: stream_name(flow, self.chain_id, shard),
             subjects: stream_subjects(flow, self.chain_id, shard),
             retention: RetentionPolicy::Limits,
             discard: if self.refuse_when_full { DiscardPolicy::New } else { DiscardPolicy::Old },
-            max_age: if flow == Flow::Public { self.max_age } else { self.private_max_age },
+            max_age,
             max_bytes: i64::try_from(self.max_bytes).unwrap_or(i64::MAX),
             max_messages: -1,
             max_messages_per_subject: -1,
-            duplicate_window: self.duplicate_window,
+            duplicate_window,
             storage: if self.in_memory { StorageType::Memory } else { StorageType::File },
             num_replicas: self.replicas,
             ..Config::default()

@@ -30,32 +30,55 @@ pub(crate) fn seen(chain_id: u64, machine: &str) -> String {
     format!("mempool.{chain_id}.seen.{machine}")
 }
 
-/// The subjects of one machine, made once.
+/// The subjects of one machine, made once. A lane is the index of one of them.
 #[derive(Debug)]
 pub(crate) struct Subjects {
-    txs: Vec<Subject>,
-    bundle: Subject,
-    cancel: Subject,
-    head: Subject,
+    flow: Flow,
+    all: Vec<Subject>,
 }
 
 impl Subjects {
-    pub(crate) fn new(chain_id: u64, machine: &str, shards: u16) -> Self {
-        let of = |kind: &str| Subject::from(format!("mempool.{chain_id}.{kind}.{machine}"));
-        let txs = (0..shards).map(|shard| of(&format!("tx.{shard}"))).collect();
-        Self { txs, bundle: of("bundle"), cancel: of("cancel"), head: of("head") }
+    pub(crate) fn new(flow: Flow, chain_id: u64, machine: &str, shards: u16) -> Self {
+        let kinds: Vec<String> = match flow {
+            Flow::Public => {
+                (0..shards).map(|shard| format!("tx.{shard}")).chain(["head".into()]).collect()
+            }
+            Flow::Private => vec!["bundle".into(), "cancel".into()],
+        };
+        let subject = |kind| Subject::from(format!("mempool.{chain_id}.{kind}.{machine}"));
+        Self { flow, all: kinds.into_iter().map(subject).collect() }
     }
 
-    /// The subject of an item. Private transactions have that of bundles.
-    pub(crate) fn of(&self, flow: Flow, item: &Item) -> &Subject {
-        match (item, flow) {
-            (Item::Order(order), Flow::Public) => {
-                let shard = shard_of(order.id().hash(), self.txs.len());
-                &self.txs[shard]
+    pub(crate) fn of(&self, lane: usize) -> &Subject {
+        &self.all[lane]
+    }
+
+    pub(crate) const fn lanes(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(crate) fn lane_with(&self, subject: &str) -> Option<usize> {
+        self.all.iter().position(|this| this.as_str() == subject)
+    }
+
+    /// The lane of an item. Private transactions have that of bundles.
+    pub(crate) fn lane_of(&self, item: &Item) -> usize {
+        match (item, self.flow) {
+            (Item::Order { order, .. }, Flow::Public) => {
+                shard_of(order.id().hash(), self.all.len() - 1)
             }
-            (Item::Order(_), Flow::Private) => &self.bundle,
-            (Item::Cancellation(_) | Item::CancelPrivate { .. }, _) => &self.cancel,
-            (Item::Head(_), _) => &self.head,
+            (Item::Order { .. }, Flow::Private) => 0,
+            (Item::Cancellation(_) | Item::CancelPrivate { .. }, _) => 1,
+            (Item::Head(_), _) => self.all.len() - 1,
+        }
+    }
+
+    /// The index of the stream that stores a lane.
+    pub(crate) fn stream_of(&self, lane: usize) -> usize {
+        match self.flow {
+            // Heads are in the stream of the first shard.
+            Flow::Public if lane < self.all.len() - 1 => lane,
+            _ => 0,
         }
     }
 }

@@ -3,6 +3,8 @@ use alloy_primitives::Address;
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
+const UNAVAILABLE: Answer = Answer::Later(Trouble::Unavailable);
+const FULL: Answer = Answer::Later(Trouble::Full);
 
 fn outbox() -> Outbox {
     let backoff = Backoff { base: SECOND, cap: 4 * SECOND };
@@ -12,7 +14,7 @@ fn outbox() -> Outbox {
 
 fn item(n: u8) -> (Item, B256) {
     let hash = B256::repeat_byte(n);
-    (Item::CancelPrivate { hash, signer: Address::ZERO }, hash)
+    (Item::CancelPrivate { hash, signer: Address::ZERO, again: 0 }, hash)
 }
 
 fn add(outbox: &mut Outbox, n: u8, now: Instant) -> u64 {
@@ -65,7 +67,7 @@ fn a_stream_without_a_leader_gets_one_message_at_a_time_after_pauses_that_grow()
     let (mut outbox, start) = (outbox(), Instant::now());
     let numbers: Vec<_> = (0..3).map(|n| add(&mut outbox, n, start)).collect();
     for number in &numbers {
-        assert_eq!(outcome(&mut outbox, *number, Answer::Unavailable, start), None);
+        assert_eq!(outcome(&mut outbox, *number, UNAVAILABLE, start), None);
     }
     assert_eq!(outbox.trouble(), Some(Trouble::Unavailable));
     let mut now = start;
@@ -74,7 +76,7 @@ fn a_stream_without_a_leader_gets_one_message_at_a_time_after_pauses_that_grow()
         assert_eq!(outbox.next_wake(now), Some(now + pause * SECOND));
         now += pause * SECOND;
         assert_eq!(due(&mut outbox, now), [numbers[0]], "the oldest alone");
-        outcome(&mut outbox, numbers[0], Answer::Unavailable, now);
+        outcome(&mut outbox, numbers[0], UNAVAILABLE, now);
     }
     now += 4 * SECOND;
     assert_eq!(due(&mut outbox, now), [numbers[0]]);
@@ -82,7 +84,6 @@ fn a_stream_without_a_leader_gets_one_message_at_a_time_after_pauses_that_grow()
     assert_eq!(outcome(&mut outbox, numbers[0], Answer::Stored, now), expected);
     assert_eq!(outbox.trouble(), None);
     assert_eq!(due(&mut outbox, now), numbers[1..], "the others at once");
-    assert!(!outbox.take_recovered(), "nothing was refused");
 }
 
 #[test]
@@ -105,23 +106,67 @@ fn silence_counts_as_no_leader_and_one_lost_message_does_not() {
 }
 
 #[test]
-fn a_full_stream_refuses_and_asks_for_a_comparison_once_it_takes_messages_again() {
+fn a_full_stream_keeps_its_messages_and_gets_them_when_it_has_room() {
     let (mut outbox, now) = (outbox(), Instant::now());
-    let numbers: Vec<_> = (0..2).map(|n| add(&mut outbox, n, now)).collect();
-    for number in numbers {
-        let full = Answer::Refused(RefuseReason::Full);
-        let expected = Some(Outcome::Refused(RefuseReason::Full));
-        assert_eq!(outcome(&mut outbox, number, full, now), expected);
+    let numbers: Vec<_> = (0..3).map(|n| add(&mut outbox, n, now)).collect();
+    for number in &numbers {
+        assert_eq!(outcome(&mut outbox, *number, FULL, now), None);
     }
-    assert_eq!((outbox.len(), outbox.trouble()), (0, Some(Trouble::Full)));
+    assert_eq!((outbox.len(), outbox.trouble()), (3, Some(Trouble::Full)));
     assert!(!outbox.has_room(now));
     assert_eq!(outbox.next_wake(now), Some(now + SECOND));
     let now = now + SECOND;
-    assert!(outbox.has_room(now) && outbox.next_wake(now).is_none());
-    let number = add(&mut outbox, 7, now);
-    assert!(!outbox.has_room(now), "one at a time");
-    assert_eq!(outcome(&mut outbox, number, Answer::Stored, now), Some(Outcome::Stored));
-    assert!(outbox.take_recovered() && !outbox.take_recovered());
+    assert_eq!(due(&mut outbox, now), [numbers[0]], "the oldest first");
+    assert_eq!(outcome(&mut outbox, numbers[0], FULL, now), None);
+    let now = now + 2 * SECOND;
+    assert_eq!(due(&mut outbox, now), [numbers[1]], "then another, which may be smaller");
+    assert_eq!(outcome(&mut outbox, numbers[1], FULL, now), None);
+    let now = now + 4 * SECOND;
+    assert_eq!(due(&mut outbox, now), [numbers[0]]);
+    assert_eq!(outcome(&mut outbox, numbers[0], Answer::Stored, now), Some(Outcome::Stored));
+    assert_eq!((outbox.trouble(), due(&mut outbox, now)), (None, numbers[1..].to_vec()));
+}
+
+#[test]
+fn a_message_that_never_has_room_does_not_hold_up_the_others_and_is_refused_in_the_end() {
+    let (mut outbox, mut now) = (outbox(), Instant::now());
+    let large = add(&mut outbox, 0, now);
+    for stored_between in 1..MAX_FULL {
+        assert_eq!(outcome(&mut outbox, large, FULL, now), None, "{stored_between}");
+        assert_eq!(outcome(&mut outbox, large, FULL, now), None, "the same, as nothing was stored");
+        let small = add(&mut outbox, 1, now);
+        assert_eq!(outcome(&mut outbox, small, Answer::Stored, now), Some(Outcome::Stored));
+        now += SECOND;
+        assert_eq!(due(&mut outbox, now), [large], "at once with the stream open again");
+    }
+    let refused = Some(Outcome::Refused(RefuseReason::Full));
+    assert_eq!(outcome(&mut outbox, large, FULL, now), refused);
+}
+
+#[test]
+fn a_subject_that_is_denied_keeps_its_messages_and_tries_one() {
+    let (mut outbox, now) = (outbox(), Instant::now());
+    outbox.denied(now, 1.0);
+    assert_eq!(outbox.trouble(), None, "nothing was published");
+    let numbers: Vec<_> = (0..2).map(|n| add(&mut outbox, n, now)).collect();
+    outbox.denied(now, 1.0);
+    assert_eq!((outbox.trouble(), outbox.len()), (Some(Trouble::Denied), 2));
+    let now = now + SECOND;
+    assert_eq!(due(&mut outbox, now), [numbers[0]]);
+    outbox.denied(now, 1.0);
+    assert_eq!(outbox.next_wake(now), Some(now + 2 * SECOND));
+}
+
+#[test]
+fn what_is_withdrawn_is_not_published_again_and_its_late_answer_is_ignored() {
+    let (mut outbox, now) = (outbox(), Instant::now());
+    let numbers: Vec<_> = (0..2).map(|n| add(&mut outbox, n, now)).collect();
+    let first = item(0).1;
+    let is_first = |item: &Item| matches!(item, Item::CancelPrivate { hash, .. } if *hash == first);
+    assert_eq!(outbox.withdraw(is_first), 1);
+    outbox.connected(now);
+    assert_eq!(due(&mut outbox, now), numbers[1..]);
+    assert_eq!(outcome(&mut outbox, numbers[0], Answer::Stored, now), None);
 }
 
 #[test]
@@ -134,23 +179,4 @@ fn a_message_in_process_is_published_again_after_a_second() {
     assert_eq!(due(&mut outbox, now), [number]);
     let expected = Some(Outcome::Duplicate { by_another: false });
     assert_eq!(outcome(&mut outbox, number, Answer::Duplicate, now), expected);
-}
-
-#[test]
-fn what_was_refused_is_offered_again_though_the_stream_was_unavailable_meanwhile() {
-    for order in [
-        [Answer::Refused(RefuseReason::Full), Answer::Unavailable],
-        [Answer::Unavailable, Answer::Refused(RefuseReason::Full)],
-    ] {
-        let (mut outbox, now) = (outbox(), Instant::now());
-        let numbers: Vec<_> = (0..3).map(|n| add(&mut outbox, n, now)).collect();
-        for (number, answer) in numbers.iter().zip(order) {
-            outcome(&mut outbox, *number, answer, now);
-        }
-        let later = now + 4 * SECOND;
-        outcome(&mut outbox, numbers[1], Answer::Unavailable, later);
-        outcome(&mut outbox, numbers[2], Answer::Stored, later);
-        assert!(outbox.take_recovered(), "{order:?}");
-        assert!(!outbox.take_recovered(), "once");
-    }
 }

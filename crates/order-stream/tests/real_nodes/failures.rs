@@ -75,13 +75,43 @@ async fn a_full_stream_refuses_and_gets_the_rest_when_it_has_room() {
     until("a full stream", || publisher.state() == State::Full).await;
     let source = stage.source(&built, "one");
     until("some", || built.stats().txs > 100).await;
-    assert!(publisher.stats().refused[RefuseReason::Full.index()] > 0);
+    assert!(publisher.stats().unfinished > 0);
     let large = streams().with_refuse_when_full(true);
     ensure_streams(&stage.config(), &large).await.expect("streams");
     until_equal(&ingested, &built).await;
     until_live(&publisher).await;
     let stats = finish(publisher).await;
-    assert_eq!(stats.stored + stats.duplicate, 1_000, "{stats:?}");
+    assert_eq!((stats.published, stats.stored + stats.duplicate), (1_000, 1_000), "{stats:?}");
+    finish_source(source).await;
+}
+
+#[tokio::test]
+async fn a_full_shard_does_not_hold_up_another_one_and_gets_what_it_missed() {
+    let two = streams().with_shards(2).with_refuse_when_full(true);
+    let stage = Stage::new(two.clone()).await;
+    let context = stage.client().await;
+    let mut small =
+        context.get_stream("MEMPOOL_1_TX_1").await.expect("it").cached_info().config.clone();
+    small.max_bytes = 16 << 10;
+    context.update_stream(small).await.expect("a smaller stream");
+    let (ingested, built) = (pool(), pool());
+    let txs = transactions(20, 1_000, 0);
+    let config = PublisherConfig::new(stage.config(), CHAIN, "a").with_backoff(BACKOFF);
+    let config = config.with_shards(2).with_window(64, 1 << 20);
+    let publisher = Publisher::start(&ingested, config).expect("a publisher");
+    let config = stage.source_config("one").with_shards(2);
+    let source = Source::start(&built, config).expect("a source");
+    insert(&ingested, &txs);
+    let is_of_the_first = |tx: &&Transaction| tx.hash()[1].is_multiple_of(2);
+    let first: BTreeSet<B256> = txs.iter().filter(is_of_the_first).map(|tx| *tx.hash()).collect();
+    until("all of one shard", || first.is_subset(&hashes(&built))).await;
+    assert_eq!(publisher.state(), State::Full);
+    assert!(built.stats().txs < 1_000);
+    ensure_streams(&stage.config(), &two).await.expect("larger streams");
+    until_equal(&ingested, &built).await;
+    until_live(&publisher).await;
+    let stats = finish(publisher).await;
+    assert_eq!((stats.stored, stats.refused_total()), (1_000, 0), "{stats:?}");
     finish_source(source).await;
 }
 
@@ -191,8 +221,40 @@ async fn a_shutdown_lasts_no_longer_than_its_limit_beside_a_server_that_hangs() 
     source.shutdown(limit).await;
     let took = began.elapsed();
     stage.server.sigcont().expect("a server");
-    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(took < Duration::from_secs(3), "{took:?}");
     assert_eq!((stats.published, stats.stored, stats.unfinished), (50, 0, 50));
+}
+
+#[tokio::test]
+async fn a_shutdown_lasts_no_longer_than_its_limit_while_the_socket_takes_nothing() {
+    let stage = Stage::new(streams()).await;
+    let ingested = pool();
+    // Pings that nobody answers would end the connection before the limit shows anything.
+    let minute = Duration::from_secs(60);
+    let server = stage.config().with_times(minute, minute);
+    let config = PublisherConfig::new(server, CHAIN, "a").with_backoff(BACKOFF);
+    let config = config.with_ack_timeout(minute).with_window(4_096, 1 << 30);
+    let publisher = Publisher::start(&ingested, config).expect("a publisher");
+    until_live(&publisher).await;
+    stage.server.sigstop().expect("a stopped server");
+    // Far more than the client and the sockets buffer.
+    insert(&ingested, &transactions(21, 600, 1_000));
+    let mut before = (0, Instant::now());
+    until("a socket that takes nothing", || {
+        let now = publisher.stats().published;
+        if before.0 != now {
+            before = (now, Instant::now());
+        }
+        now > 256 && before.1.elapsed() > Duration::from_millis(500)
+    })
+    .await;
+    let began = Instant::now();
+    let stats = publisher.shutdown(Duration::from_millis(300)).await;
+    let took = began.elapsed();
+    stage.server.sigcont().expect("a server");
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    assert!(stats.published < 600, "the socket took everything");
+    assert_eq!((stats.stored, stats.published), (0, stats.unfinished));
 }
 
 #[tokio::test]

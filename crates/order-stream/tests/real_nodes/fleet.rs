@@ -1,7 +1,7 @@
 //! Machines that publish and builders that read, with nothing failing but their own processes.
 
 use alloy_primitives::Address;
-use order_pool::{Block, Bundle, BundleParts, Head};
+use order_pool::{Block, Bundle, BundleParts, Head, PrivateTerms};
 use order_stream::Flow;
 
 use super::*;
@@ -167,6 +167,42 @@ async fn private_orders_travel_by_their_own_stream() {
     assert_eq!((stats.published, stats.stored), (4, 4));
     assert_eq!(finish(public).await.published, 1);
     assert_eq!(finish_source(source).await.pooled, 4);
+}
+
+#[tokio::test]
+async fn a_private_cancellation_arrives_though_it_came_without_a_connection_and_one_may_send_again()
+{
+    let mut stage = Stage::new(streams()).await;
+    let (ingested, built) = (pool(), pool());
+    let signer = Address::repeat_byte(1);
+    let terms = PrivateTerms { signer: Some(signer), max_block: 20 };
+    let txs: Vec<_> = transactions(6, 3, 0)
+        .iter()
+        .map(|tx| Transaction::private(tx.recovered().clone(), terms, SystemTime::now()))
+        .collect();
+    insert(&ingested, &txs);
+    let config = PublisherConfig::new(stage.config(), CHAIN, "a").with_flow(Flow::Private);
+    let private = Publisher::start(&ingested, config.with_backoff(BACKOFF)).expect("a publisher");
+    let config = stage.source_config("one").with_flow(Flow::Private);
+    let source = Source::start(&built, config).expect("a source");
+    until_equal(&ingested, &built).await;
+    ingested.cancel_private(txs[0].hash(), signer);
+    until_equal(&ingested, &built).await;
+    insert(&ingested, &txs[..1]);
+    until("it was sent again", || built.contains(txs[0].hash())).await;
+    stage.server.kill9().expect("a dead server");
+    let lost = |state| matches!(state, State::Disconnected { .. } | State::Connecting);
+    until("it knows", || lost(private.state())).await;
+    ingested.cancel_private(txs[0].hash(), signer);
+    ingested.cancel_private(txs[1].hash(), signer);
+    stage.server.restart().expect("a server");
+    until_equal(&ingested, &built).await;
+    assert!(built.contains(txs[2].hash()));
+    insert(&ingested, &txs[1..2]);
+    until_equal(&ingested, &built).await;
+    let stats = finish(private).await;
+    assert_eq!((stats.stored, stats.refused_total()), (8, 0), "{stats:?}");
+    assert_eq!(finish_source(source).await.pooled, 8);
 }
 
 fn ingested_bundle(pool: &OrderPool) -> Bundle {
