@@ -13,7 +13,7 @@ use futures::future::join_all;
 use order_pool::OrderPool;
 use tokio::{
     sync::{oneshot, watch},
-    time::sleep,
+    time::{sleep, sleep_until},
 };
 
 use self::{report::Report, session::Session};
@@ -31,6 +31,9 @@ use crate::{
 
 /// A connection that has lasted as long resets the backoff.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
+
+/// Longer limits of a shutdown are cut: the clock may not go as far.
+const LONGEST_STOP: Duration = Duration::from_hours(24);
 
 /// Publishes the orders of a pool: those that it holds, then every new one, each once however many machines
 /// publish it. If it is dropped without [`Self::shutdown`], it ends without waiting for
@@ -66,7 +69,15 @@ impl Publisher {
         let (end, ended) = oneshot::channel();
         let mut run = Run::new(pool.clone(), config, Arc::clone(&counters), state);
         let body = move || {
-            runtime.block_on(run.run(stopping));
+            runtime.block_on(async {
+                let (stop, stopped) = watch::channel(false);
+                // What is done already wins.
+                tokio::select! {
+                    biased;
+                    () = run.run(stopped) => {}
+                    () = limit(stopping, &stop) => {}
+                }
+            });
             run.counters.unfinished.set(run.lanes.len() as u64);
             run.set_state(State::Ended);
             // Connections that are still closing are not waited for.
@@ -113,6 +124,14 @@ impl Publisher {
         let _ = (&mut self.ended).await;
         self.counters.stats()
     }
+}
+
+/// Tells of a stop when it comes, and waits until its limit.
+async fn limit(stopping: oneshot::Receiver<Duration>, stop: &watch::Sender<bool>) {
+    let limit = stopping.await.unwrap_or_default().min(LONGEST_STOP);
+    let deadline = Instant::now() + limit;
+    stop.send_replace(true);
+    sleep_until(deadline.into()).await;
 }
 
 /// The publisher on its thread.
@@ -171,35 +190,29 @@ impl Run {
         }
     }
 
-    async fn run(&mut self, mut stopping: oneshot::Receiver<Duration>) {
+    /// Publishes until it is stopped. Without a connection it ends at once.
+    async fn run(&mut self, mut stop: watch::Receiver<bool>) {
         let mut attempt = 0;
         loop {
             self.set_state(State::Connecting);
             let began = Instant::now();
-            let session = async {
-                match Link::open(&self.config.server, &self.config.machine).await {
-                    Ok(link) => Ok(link),
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot connect");
-                        Err(state_of(&error))
-                    }
-                }
-            };
-            // The order matters little: a stop before a connection has nothing to wait for.
             let opened = tokio::select! {
                 biased;
-                _ = &mut stopping => return,
-                opened = session => opened,
+                _ = stop.wait_for(|stop| *stop) => return,
+                opened = Link::open(&self.config.server, &self.config.machine) => opened,
             };
             let end = match opened {
                 Ok(link) => {
                     self.counters.connects.add(1);
-                    match self.session(&link, &mut stopping).await {
+                    match self.session(&link, stop.clone()).await {
                         End::Stopped => return,
                         End::Lost(state) => state,
                     }
                 }
-                Err(state) => state,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot connect");
+                    state_of(&error)
+                }
             };
             // The session may have ended between publishing and the next look.
             self.counters.unfinished.set(self.lanes.len() as u64);
@@ -209,14 +222,14 @@ impl Run {
             attempt = attempt.saturating_add(1);
             tokio::select! {
                 biased;
-                _ = &mut stopping => return,
+                _ = stop.wait_for(|stop| *stop) => return,
                 () = sleep(pause) => {}
             }
         }
     }
 
     /// One connection.
-    async fn session(&mut self, link: &Link, stopping: &mut oneshot::Receiver<Duration>) -> End {
+    async fn session(&mut self, link: &Link, stop: watch::Receiver<bool>) -> End {
         self.set_state(State::CatchingUp);
         let check = async {
             let found = self.note_streams(ask_streams(link, self.stream_names()).await)?;
@@ -227,7 +240,6 @@ impl Run {
         };
         let checked = tokio::select! {
             biased;
-            _ = &mut *stopping => return End::Stopped,
             reason = link.lost() => return End::Lost(State::Disconnected { reason }),
             checked = check => checked,
         };
@@ -235,7 +247,7 @@ impl Run {
             Err(state) => End::Lost(state),
             Ok((found, inbox, acks)) => {
                 self.lanes.connected(Instant::now());
-                Session::new(self, link, inbox, acks, found).run(stopping).await
+                Session::new(self, link, inbox, acks, found).run(stop).await
             }
         }
     }

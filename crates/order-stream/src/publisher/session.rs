@@ -15,7 +15,7 @@ use futures::{
 };
 use order_pool::{Event, Lagged, Subscription};
 use tokio::{
-    sync::{oneshot, watch},
+    sync::watch,
     time::{sleep_until, timeout},
 };
 
@@ -37,9 +37,6 @@ const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Before a stream that did not answer is asked again.
 const CHECK_PAUSE: Duration = Duration::from_secs(1);
-
-/// Longer limits of a shutdown are cut: the clock may not go as far.
-const LONGEST_STOP: Duration = Duration::from_hours(24);
 
 /// What happens over one connection.
 pub(super) struct Session<'a> {
@@ -92,21 +89,8 @@ impl<'a> Session<'a> {
         self.comparing = true;
     }
 
-    /// Ends at the limit of a stop, wherever it stands then.
-    pub(super) async fn run(mut self, stopping: &mut oneshot::Receiver<Duration>) -> End {
-        let (stop, stopped) = watch::channel(false);
-        let limit = async {
-            let limit = stopping.await.unwrap_or_default().min(LONGEST_STOP);
-            let deadline = Instant::now() + limit;
-            stop.send_replace(true);
-            sleep_until(deadline.into()).await;
-        };
-        // What is done already wins.
-        let end = tokio::select! {
-            biased;
-            end = self.serve(stopped) => end,
-            () = limit => End::Stopped,
-        };
+    pub(super) async fn run(mut self, stop: watch::Receiver<bool>) -> End {
+        let end = self.serve(stop.clone()).await;
         for item in self.held.drain(..) {
             self.run.follower.forget(&item);
         }
