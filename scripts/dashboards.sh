@@ -6,7 +6,7 @@
 #
 # It checks and tests the alert rules, compares the dashboard with what its generator writes, lints the metrics that the
 # examples serve, and executes every query of every panel on a Prometheus that scrapes them while a mock node with faults
-# feeds them. A query without data fails it. Prometheus is the installed one, or Debian's package unpacked under
+# feeds them, and a NATS server stands between them. A query without data fails it. Prometheus is the installed one, or Debian's package unpacked under
 # target/tools; the Grafana Foundation SDK comes from PyPI.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,7 +15,7 @@ SDK_VERSION='1769699379!11.6.0'
 tools=$PWD/target/tools
 out=$PWD/target/dashboards
 rm -rf "$out"
-mkdir -p "$tools" "$out"
+mkdir -p "$tools" "$out/tmp"
 
 if ! command -v promtool >/dev/null || ! command -v prometheus >/dev/null; then
     PATH=$tools/prometheus/usr/bin:$PATH
@@ -39,12 +39,19 @@ diff -u etc/grafana/mempool-ingest.json "$out/dashboard.json" ||
 examples=${EXAMPLES:-${CARGO_TARGET_DIR:-target}/release/examples}
 [ -n "${EXAMPLES:-}" ] || cargo build --quiet --release --example ingest --example block_builder
 
+scripts/real-nodes.sh --install-only nats
+free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+nats=nats://127.0.0.1:$(free_port)
+
 pids=()
 trap 'kill "${pids[@]}" 2>/dev/null || true; wait' EXIT
-"$examples/ingest" --tps 500 --blobs-per-mille 20 --block-time 2s --faults seed=7 --audit 5s \
-    --metrics 127.0.0.1:0 --rpc 127.0.0.1:0 >/dev/null 2>"$out/ingest.log" &
+"${MEMPOOL_INGEST_NODES:-target/nodes/bin}/nats-server" --jetstream --addr 127.0.0.1 --port "${nats##*:}" \
+    --store_dir "$out/nats" >"$out/nats.log" 2>&1 &
 pids+=($!)
-"$examples/block_builder" --tps 200 --metrics 127.0.0.1:0 2>"$out/block_builder.log" &
+"$examples/ingest" --tps 500 --blobs-per-mille 20 --block-time 2s --faults seed=7 --audit 5s \
+    --metrics 127.0.0.1:0 --rpc 127.0.0.1:0 --publish "$nats" --machine a --replicas 1 >/dev/null 2>"$out/ingest.log" &
+pids+=($!)
+TMPDIR=$out/tmp "$examples/block_builder" --tps 200 --metrics 127.0.0.1:0 2>"$out/block_builder.log" &
 pids+=($!)
 
 # ADDRESS after "metrics at http://" in a log, once it is there.
@@ -61,21 +68,26 @@ address() {
 }
 ingest=$(address ingest metrics)
 builder=$(address block_builder metrics)
+# Its state comes from the node without faults.
+node=$(find "$out/tmp" -type s -name '*.ipc' | head -n 1)
+"$examples/block_builder" --ipc "$node" --from "$nats" --machine b --trust a --metrics 127.0.0.1:0 2>"$out/fleet.log" &
+pids+=($!)
+fleet=$(address fleet metrics)
 rpc=$(address ingest 'orders by JSON-RPC')
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+port=$(free_port)
 
 cat >"$out/prometheus.yml" <<YAML
 global: { scrape_interval: 1s, evaluation_interval: 1s }
 rule_files: [$PWD/etc/prometheus/mempool-ingest.rules.yml]
 scrape_configs:
   - job_name: examples
-    static_configs: [{ targets: ["$ingest", "$builder"] }]
+    static_configs: [{ targets: ["$ingest", "$builder", "$fleet"] }]
 YAML
 prometheus --config.file="$out/prometheus.yml" --storage.tsdb.path="$out/data" --web.listen-address="127.0.0.1:$port" \
     2>"$out/prometheus.log" &
 pids+=($!)
 
-python3 - "$out" "$port" "$rpc" "$ingest" "$builder" <<'PYTHON'
+python3 - "$out" "$port" "$rpc" "$ingest" "$builder" "$fleet" <<'PYTHON'
 import json, math, re, subprocess, sys, time, urllib.error, urllib.parse, urllib.request
 
 out, port, rpc, *targets = sys.argv[1:]

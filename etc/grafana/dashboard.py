@@ -13,6 +13,11 @@ from grafana_foundation_sdk.models import dashboard as models
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 STATES = {0: ("connecting", "orange"), 1: ("backfilling", "blue"), 2: ("live", "green"), 3: ("stale", "red"), 4: ("ended", "dark-red")}
 LOADS = {0: ("normal", "green"), 1: ("elevated", "orange"), 2: ("critical", "red")}
+STREAM_STATES = {
+    0: ("ended", "dark-red"), 1: ("connecting", "orange"), 2: ("catching up", "blue"), 3: ("live", "green"),
+    4: ("lagging", "orange"), 5: ("no leader", "red"), 6: ("stream missing", "red"), 7: ("full", "red"),
+    8: ("denied", "red"), 9: ("disconnected", "red"), 10: ("failed", "dark-red"),
+}
 INSTANCE = 'instance=~"$instance"'
 
 
@@ -174,6 +179,25 @@ ROWS = {
               (rate_by("reason", "blocklist_refusals_total"), "block: {{reason}}")),
         graph("Reloads", "By outcome.", "cps", (rate_by("outcome", "blocklist_reloads_total"), "{{outcome}}")),
     ],
+    "Fleet": [
+        named("Streams", "What each publisher and each source of the streams between machines is doing.",
+              on("order_stream_state"), "{{instance}} {{side}} {{flow}}", STREAM_STATES),
+        number("Missed", "Messages that left the stream before they were read.",
+               total("order_stream_missed_total"), bad_above=1),
+        number("Refused by the stream", "Orders of this machine that no builder of the fleet has.",
+               total("order_stream_refused_total", 'reason!="withdrawn"'), bad_above=1),
+        number("Streams made anew", "Everything is published and read again.",
+               total("order_stream_stream_resets_total"), bad_above=1),
+        graph("Published", "The stream stores one message of each order, whoever publishes it first.", "cps",
+              (rate_by("outcome", "order_stream_acknowledged_total"), "{{outcome}}"),
+              (f"sum({rate('order_stream_republished_total')})", "published again")),
+        graph("Received", "Each message leaves with exactly one outcome.", "cps",
+              (rate_by("outcome", "order_stream_delivered_total"), "{{outcome}}"),
+              (f"sum({rate('order_stream_repeated_total')})", "read again")),
+        graph("On their way", "Messages without an answer, and messages that are not in a builder's pool yet.", "short",
+              (on("order_stream_unfinished"), "unfinished {{instance}} {{flow}}"),
+              (on("order_stream_behind"), "behind {{instance}} {{flow}}")),
+    ],
     "Metrics port": [
         graph("Connections", "Scrapes and what else came, by outcome.", "cps",
               (rate_by("outcome", "mempool_telemetry_connections_total"), "{{outcome}}")),
@@ -187,7 +211,7 @@ def build():
     board.time("now-30m", "now").timezone("browser").readonly().tooltip(models.DashboardCursorSync.CROSSHAIR)
     board.with_variable(dashboard.DatasourceVariable("datasource").type("prometheus").label("Data source"))
     instances = dashboard.QueryVariable("instance").label("Instance").datasource(SOURCE)
-    instances.query("label_values(mempool_fetcher_source_state, instance)").include_all(True).multi(True).all_value(".*")
+    instances.query("label_values(order_pool_txs, instance)").include_all(True).multi(True).all_value(".*")
     board.with_variable(instances.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED))
     for title, panels in ROWS.items():
         board.with_row(dashboard.Row(title))
