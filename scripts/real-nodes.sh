@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests behind the feature `real-nodes` on pinned versions of anvil, geth and nats-server.
+# Runs the tests behind the feature `real-nodes`, and those of the example `ingest` that need a server, on pinned versions
+# of anvil, geth and nats-server.
 #
 # They are installed under target/nodes/ the first time: anvil from npm, geth (two minutes) and nats-server (one) by
 # `go install`. Node.js with npm and a Go toolchain are needed for that; nothing of the system is changed.
@@ -94,7 +95,7 @@ done
 cd "$root"
 export MEMPOOL_INGEST_NODES=$bin
 # The root package is selected too, for its features alone: with them the dependencies are those that the benches
-# and the example have built already. It has no target of these names.
+# and the example have built already. Of these targets it has the example alone.
 tests() {
     cargo test --release -p mempool-ingest -p devnet -p example-builder -p order-stream \
         --features devnet/real-nodes,example-builder/real-nodes,order-stream/real-nodes "$@"
@@ -104,6 +105,7 @@ load() { run --test-threads 1 under_load; }
 others() {
     run --test-threads 3 --skip under_load
     tests --lib -- --nocapture geth::
+    tests --example ingest -- --nocapture --ignored on_a_real_server
 }
 case "${1-}" in
     --load) load ;;

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::Parser;
+use clap::{ArgGroup, Parser};
 use mempool_ingest::{
     FetcherConfig, IngestConfig, OrderRpcConfig, PoolConfig,
     txpool_fetcher::{Announcements, Backfill, Endpoint, StartPolicy},
@@ -18,6 +18,7 @@ use crate::recording::no_node;
 /// Ingests a node's mempool and shows it; by default from a mock node.
 #[derive(Debug, Parser)]
 #[command(name = "ingest")]
+#[command(group = ArgGroup::new("flows").args(["publish", "publish_private"]).multiple(true))]
 pub(crate) struct Args {
     /// IPC socket of the node; may be given several times
     #[arg(long, value_name = "PATH")]
@@ -91,13 +92,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "machine")]
     pub(crate) publish_private: Vec<String>,
     /// With --publish: the name of this machine in the fleet
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", requires = "flows")]
     pub(crate) machine: Option<String>,
     /// With --publish: make or change the streams, with so many replicas, 1, 3 or 5
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", requires = "flows")]
     pub(crate) replicas: Option<usize>,
     /// With --publish: the certificates that may sign the servers', beside those of the system
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "flows")]
     pub(crate) nats_ca: Option<PathBuf>,
     /// Mock node: transactions per second
     #[arg(long, default_value_t = 500)]

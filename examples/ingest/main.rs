@@ -6,6 +6,8 @@
 
 mod args;
 mod draw;
+#[cfg(test)]
+mod fleet;
 mod live;
 mod log;
 mod node;
@@ -221,7 +223,7 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
                 if files.is_over() {
                     break;
                 }
-                view.refresh(&ingest, &watcher)?;
+                view.refresh(&ingest, &watcher, &publishing)?;
                 if let Some(samples) = &mut samples {
                     samples.take(&ingest, watcher.latency())?;
                 }

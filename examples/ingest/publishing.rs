@@ -56,6 +56,21 @@ impl Publishing {
         Ok(Self(publishers))
     }
 
+    /// What a line of the display says of each flow.
+    pub(crate) fn line(&self) -> String {
+        let flow = |(name, publisher): &(&str, Publisher)| {
+            let stats = publisher.stats();
+            let refused = stats.refused_total();
+            format!(
+                " {name}=({}, stored={} refused={refused} unfinished={})",
+                publisher.state(),
+                stats.stored + stats.duplicate,
+                stats.unfinished
+            )
+        };
+        self.0.iter().map(flow).collect()
+    }
+
     /// Publishes the rest, and returns the counts.
     pub(crate) async fn end(self) -> Vec<PublishedSummary> {
         let mut summaries = Vec::new();

@@ -11,6 +11,7 @@ use crate::{
     RpcCounts, Summary,
     live::Live,
     log::Log,
+    publishing::Publishing,
     watcher::{Seen, Watcher},
 };
 
@@ -43,11 +44,17 @@ impl View {
         Self::Plain(Plain { before: Counts::default(), at: Instant::now() })
     }
 
-    pub(crate) fn refresh(&mut self, ingest: &Ingest, watcher: &Watcher) -> io::Result<()> {
+    pub(crate) fn refresh(
+        &mut self,
+        ingest: &Ingest,
+        watcher: &Watcher,
+        publishing: &Publishing,
+    ) -> io::Result<()> {
         match self {
+            // It shows the changes of the publishers' states as events.
             Self::Live(live) => live.refresh(ingest, watcher),
             Self::Plain(plain) => {
-                plain.refresh(ingest, watcher.seen());
+                plain.refresh(ingest, watcher.seen(), &publishing.line());
                 Ok(())
             }
         }
@@ -85,7 +92,7 @@ pub(crate) struct Plain {
 }
 
 impl Plain {
-    fn refresh(&mut self, ingest: &Ingest, seen: Seen) {
+    fn refresh(&mut self, ingest: &Ingest, seen: Seen, published: &str) {
         let counts = ingest.fetcher().counts();
         let seconds = self.at.elapsed().as_secs_f64().max(1e-3);
         let rate = |now: u64, before: u64| (now.saturating_sub(before)) as f64 / seconds;
@@ -99,7 +106,7 @@ impl Plain {
         // A closed stderr is no reason to stop ingesting.
         let _ = writeln!(
             stderr().lock(),
-            "{state} announced={} ({announced:.0}/s) pooled={} ({pooled:.0}/s) lagged={} failed={} in_flight={}{rpc}",
+            "{state} announced={} ({announced:.0}/s) pooled={} ({pooled:.0}/s) lagged={} failed={} in_flight={}{rpc}{published}",
             counts.announced,
             counts.pooled,
             counts.lagged,

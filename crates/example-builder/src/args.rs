@@ -40,13 +40,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "from")]
     pub(crate) from_private: Vec<String>,
     /// With --from: the name of this builder in the fleet
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", requires = "from")]
     pub(crate) machine: Option<String>,
     /// With --from: the machines whose heads, senders and bundles are believed
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', requires = "from")]
     pub(crate) trust: Vec<String>,
     /// With --from: the certificates that may sign the servers', beside those of the system
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "from")]
     pub(crate) nats_ca: Option<PathBuf>,
     /// Stop after this time, e.g. 30s, 500ms or 2m [default: until Ctrl-C]
     #[arg(long, value_parser = parse_duration)]

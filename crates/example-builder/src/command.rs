@@ -1,6 +1,7 @@
 //! The command: starts its parts, runs until the end, and stops them.
 
 use std::{
+    ffi::OsString,
     process::ExitCode,
     sync::{
         Arc, Mutex, PoisonError,
@@ -40,7 +41,12 @@ pub fn main() -> ExitCode {
     if let Some(code) = NodeProcess::run_if_child() {
         return code;
     }
-    command(&Args::parse())
+    run_with(std::env::args_os())
+}
+
+/// Runs the command with these flags. The first stands for the program; on bad ones the process ends.
+pub fn run_with(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> ExitCode {
+    command(&Args::parse_from(args))
 }
 
 pub(crate) fn command(args: &Args) -> ExitCode {
@@ -48,7 +54,7 @@ pub(crate) fn command(args: &Args) -> ExitCode {
         .with_writer(std::io::stderr)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_default_env()
-                .unwrap_or_else(|_| "warn,alloy_transport_ipc=off".into()),
+                .unwrap_or_else(|_| "warn,order_stream=info,alloy_transport_ipc=off".into()),
         )
         .init();
     match tokio::runtime::Runtime::new()
@@ -163,14 +169,16 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
             eprintln!("warning: the replay has not stopped");
         }
     }
-    feed.stop(STOP_DEADLINE).await;
+    let received = feed.stop(STOP_DEADLINE).await;
     drop(child);
     if let Some(failed) = failed {
         return Err(failed.into());
     }
     let tally = Arc::into_inner(tally).ok_or("the building thread still counts")?;
     let tally = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
-    Ok(tally.finish(start.elapsed().as_secs_f64()))
+    let mut summary = tally.finish(start.elapsed().as_secs_f64());
+    summary.received = received;
+    Ok(summary)
 }
 
 /// The list from the file, or the listed addresses of the mock node's load.

@@ -6,7 +6,8 @@ use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, OrderPool, PoolConfig,
     order_pool::{Upkeep, UpkeepConfig},
 };
-use order_stream::{Flow, Source, SourceConfig, Trust};
+use order_stream::{Flow, Source, SourceConfig, SourceStats, Trust};
+use serde::Serialize;
 use testkit::fleet::server;
 
 use crate::{args::Args, rpc::Rpc};
@@ -53,30 +54,48 @@ impl Feed {
         }
     }
 
-    pub(crate) async fn stop(self, limit: Duration) {
+    /// Stops it, and returns the counts of each flow of a fleet.
+    pub(crate) async fn stop(self, limit: Duration) -> Vec<ReceivedSummary> {
+        let mut summaries = Vec::new();
         match self {
             Self::Node(ingest) => {
                 ingest.shutdown(limit).await;
             }
             Self::Fleet { upkeep, sources, .. } => {
                 for (flow, source) in sources {
-                    let state = source.state();
+                    let state = source.state().to_string();
                     let stats = source.shutdown(limit).await;
-                    eprintln!(
-                        "from the fleet ({flow}): {} received, {} pooled, {} known, {} refused, \
-                         {} malformed, {} missed; {state}",
-                        stats.received,
-                        stats.pooled,
-                        stats.known,
-                        stats.refused,
-                        stats.malformed,
-                        stats.missed
-                    );
+                    summaries.push(summary(flow, state, &stats));
                 }
                 if !upkeep.stop(limit) {
                     eprintln!("warning: the pool's upkeep has not stopped");
                 }
             }
         }
+        summaries
     }
+}
+
+/// The counts of one flow, as `--json` prints them: `received` is the sum of the four outcomes behind it.
+#[derive(Debug, Serialize)]
+pub(crate) struct ReceivedSummary {
+    flow: &'static str,
+    /// The state before the end.
+    state: String,
+    received: u64,
+    pooled: u64,
+    known: u64,
+    refused: u64,
+    malformed: u64,
+    missed: u64,
+    connects: u64,
+}
+
+fn summary(flow: &'static str, state: String, stats: &SourceStats) -> ReceivedSummary {
+    let SourceStats { received, pooled, known, refused, malformed, missed, connects, .. } = *stats;
+    eprintln!(
+        "from the fleet ({flow}): {received} received, {pooled} pooled, {known} known, {refused} refused, \
+         {malformed} malformed, {missed} missed; {state}"
+    );
+    ReceivedSummary { flow, state, received, pooled, known, refused, malformed, missed, connects }
 }

@@ -26,4 +26,4 @@ mod state;
 mod tests;
 mod warm;
 
-pub use command::main;
+pub use command::{main, run_with};

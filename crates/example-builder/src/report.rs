@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::{
     builder::{Report, Slot},
+    feed::ReceivedSummary,
     fill::Way,
 };
 
@@ -53,6 +54,8 @@ pub(crate) struct Summary {
     p50_lower_percent: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     p95_lower_percent: Option<f64>,
+    /// One for each flow that is taken from a fleet.
+    pub(crate) received: Vec<ReceivedSummary>,
     elapsed_s: f64,
 }
 

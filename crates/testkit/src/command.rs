@@ -1,12 +1,12 @@
-//! A command under test in a process of its own, which a signal ends: the running test binary again, with one of its
+//! A command under test in a process of its own, which a signal may end: the running test binary again, with one of its
 //! ignored tests, which calls the command.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _},
-    process::{Command, ExitStatus, Stdio},
-    sync::mpsc::{RecvTimeoutError, sync_channel},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 pub use nix::sys::signal::Signal;
@@ -15,7 +15,7 @@ use nix::{sys::signal::kill, unistd::Pid};
 /// The environment variable that holds the arguments, one a line.
 const ARGS: &str = "TESTKIT_COMMAND_ARGS";
 
-/// Longest wait for the end of a command, which is then killed: only a failure takes that long.
+/// Longest wait for a line or for the end: only a failure takes that long.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// What a command wrote, and how it ended.
@@ -41,52 +41,108 @@ impl Ended {
 /// In the child: the command line, whose first part stands for the program.
 ///
 /// # Panics
-/// This process was not started by [`end_by_signal`].
+/// This process was not started by [`Running::start`].
 pub fn command_line() -> Vec<String> {
     let args = std::env::var(ARGS).expect("run by another test, which sets the arguments");
     std::iter::once("command").chain(args.lines()).map(Into::into).collect()
 }
 
+/// A command that runs. Killed when dropped.
+#[derive(Debug)]
+pub struct Running {
+    process: Child,
+    lines: Receiver<io::Result<String>>,
+    stderr: String,
+}
+
+impl Running {
+    /// Runs the ignored test `child` in a process of its own with these arguments.
+    ///
+    /// # Errors
+    /// The process does not start.
+    pub fn start(child: &str, args: impl IntoIterator<Item = String>) -> io::Result<Self> {
+        let args: Vec<String> = args.into_iter().collect();
+        let mut process = Command::new(std::env::current_exe()?)
+            .args(["--exact", child, "--ignored", "--nocapture"])
+            .env(ARGS, args.join("\n"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let stderr = BufReader::new(process.stderr.take().expect("it is piped"));
+        // Bounded by what a command of a test writes. It ends with the process, or when nobody reads any more.
+        let (sender, lines) = channel();
+        thread::spawn(move || stderr.lines().try_for_each(|line| sender.send(line)));
+        Ok(Self { process, lines, stderr: String::new() })
+    }
+
+    /// Waits for the first further line on stderr for which `find` returns a value.
+    ///
+    /// # Errors
+    /// There is none before the end of the process or within 180 s, or it is not UTF-8. Holds what was written.
+    pub fn line<T>(&mut self, mut find: impl FnMut(&str) -> Option<T>) -> io::Result<T> {
+        let deadline = Instant::now() + PATIENCE;
+        while let Some(line) = self.next(deadline)? {
+            if let Some(found) = find(&line) {
+                return Ok(found);
+            }
+        }
+        Err(io::Error::other(format!("not among the lines that it wrote:\n{}", self.stderr)))
+    }
+
+    /// The next line; `None` at the end of stderr and at the deadline.
+    fn next(&mut self, deadline: Instant) -> io::Result<Option<String>> {
+        match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                let line = line?;
+                self.stderr.push_str(&line);
+                self.stderr.push('\n');
+                Ok(Some(line))
+            }
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(None),
+        }
+    }
+
+    /// Sends a signal, if there is one, and waits for the end. Kills the process after 180 s.
+    ///
+    /// # Errors
+    /// It writes other than UTF-8, or cannot be signalled.
+    pub fn end(mut self, signal: Option<Signal>) -> io::Result<Ended> {
+        if let Some(signal) = signal {
+            // Nobody has waited for it yet, so the id is still its own.
+            kill(Pid::from_raw(self.process.id().try_into().map_err(io::Error::other)?), signal)?;
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while self.next(deadline)?.is_some() {}
+        if Instant::now() >= deadline {
+            self.process.kill()?;
+        }
+        let mut stdout = String::new();
+        // A pipe holds 64 KiB: a summary did not wait for this.
+        self.process.stdout.take().expect("it is piped").read_to_string(&mut stdout)?;
+        let status = self.process.wait()?;
+        Ok(Ended { status, stdout, stderr: std::mem::take(&mut self.stderr) })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail only if it has ended.
+        let _ = (self.process.kill(), self.process.wait());
+    }
+}
+
 /// Runs the ignored test `child` in a process of its own with these arguments, sends `signal` once it has written a
-/// line to stderr that `is_ready` accepts, and waits for its end. Kills it after 180 s.
+/// line to stderr that `is_ready` accepts, and waits for its end.
 ///
 /// # Errors
-/// The process does not start, writes other than UTF-8, or cannot be signalled.
+/// As of [`Running`].
 pub fn end_by_signal(
     child: &str,
     args: impl IntoIterator<Item = String>,
     is_ready: impl Fn(&str) -> bool,
     signal: Signal,
 ) -> io::Result<Ended> {
-    let args: Vec<String> = args.into_iter().collect();
-    let mut process = Command::new(std::env::current_exe()?)
-        .args(["--exact", child, "--ignored", "--nocapture"])
-        .env(ARGS, args.join("\n"))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    let pid = Pid::from_raw(process.id().try_into().map_err(io::Error::other)?);
-    let (ended, end) = sync_channel::<()>(0);
-    let watchdog = thread::spawn(move || {
-        if end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-            // Nobody has waited for it yet, so the id is still its own.
-            kill(pid, Signal::SIGKILL).expect("it runs");
-        }
-    });
-    let (mut stdout, mut stderr) = (String::new(), String::new());
-    let mut is_signalled = false;
-    for line in BufReader::new(process.stderr.take().expect("it is piped")).lines() {
-        let line = line?;
-        if !is_signalled && is_ready(&line) {
-            kill(pid, signal)?;
-            is_signalled = true;
-        }
-        stderr.push_str(&line);
-        stderr.push('\n');
-    }
-    // A pipe holds 64 KiB: a summary did not wait for this.
-    process.stdout.take().expect("it is piped").read_to_string(&mut stdout)?;
-    drop(ended);
-    watchdog.join().map_err(|_| io::Error::other("cannot be killed"))?;
-    Ok(Ended { status: process.wait()?, stdout, stderr })
+    let mut running = Running::start(child, args)?;
+    running.line(|line| is_ready(line).then_some(()))?;
+    running.end(Some(signal))
 }

@@ -1,7 +1,7 @@
 //! What the tests, benches and examples of this workspace share, and nothing that is shipped.
 //!
 //! - [`process`]: the running program again as a child process in another role;
-//! - [`command`]: a command under test in a process of its own, which a signal ends;
+//! - [`command`]: a command under test in a process of its own, which a signal may end;
 //! - [`usage`]: CPU time, memory, and a clock that is the same in all processes;
 //! - [`figures`]: medians, spreads, tables and goals of benches;
 //! - with the feature `corpus`: the module `corpus`, kept inputs of the readers of outside bytes;

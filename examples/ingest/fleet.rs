@@ -1,0 +1,229 @@
+//! This command and `block_builder` as the processes of a fleet, in which a server is there or is not.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::ExitCode,
+    thread,
+    time::{Duration, Instant},
+};
+
+use devnet::{NatsConfig, NatsServer};
+use serde_json::{Value, json};
+use testkit::{
+    command::{Ended, Running, Signal, command_line},
+    http,
+    ingest::{Node, PATIENCE},
+    sign::Signer,
+};
+
+const INGEST: &str = "tests::a_command_that_does_not_end";
+const BUILDER: &str = "fleet::a_builder_that_does_not_end";
+const ANY_PORT: &str = "127.0.0.1:0";
+
+/// Private transactions: of accounts that the node's own load does not use.
+const PRIVATE: usize = 3;
+
+#[test]
+#[ignore = "run by the tests below, in a process of its own"]
+fn a_builder_that_does_not_end() {
+    assert_eq!(example_builder::run_with(command_line()), ExitCode::SUCCESS);
+}
+
+fn node() -> Node {
+    Node::start(0, |node| {
+        node.with_state(true).with_tps(50).with_block_time(Duration::from_millis(500))
+    })
+}
+
+fn start(child: &str, node: &Node, args: &[&str]) -> Running {
+    let ipc = node.node.ipc_path().to_str().expect("text");
+    let args = [&["--ipc", ipc, "--json"], args].concat();
+    Running::start(child, args.into_iter().map(str::to_owned)).expect("this binary runs")
+}
+
+fn ingest(node: &Node, args: &[&str]) -> Running {
+    start(INGEST, node, &[&["--plain", "--machine", "ingest-1"], args].concat())
+}
+
+fn builder(node: &Node, args: &[&str]) -> Running {
+    let fixed = ["--slot", "500ms", "--machine", "builder-1", "--trust", "ingest-1"];
+    start(BUILDER, node, &[&fixed, args].concat())
+}
+
+/// Waits for a line with this text.
+fn wait_for(running: &mut Running, text: &str) {
+    running.line(|line| line.contains(text).then_some(())).expect(text);
+}
+
+/// Waits for the line that names the address of one of its servers.
+fn address(running: &mut Running, before: &str) -> SocketAddr {
+    let rest =
+        |line: &str| Some(line.strip_prefix(before)?.trim_end_matches("/metrics").to_owned());
+    running.line(|line| rest(line)?.parse().ok()).expect(before)
+}
+
+fn request(to: SocketAddr, path: &str, body: Option<&str>) -> String {
+    let mut stream = TcpStream::connect(to).expect("it listens");
+    stream.write_all(&http::request(path, "connection: close\r\n", body)).expect("it reads");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).expect("it answers and closes");
+    response
+}
+
+/// Waits until a counter is as high.
+fn until(metrics: SocketAddr, counter: &str, least: usize) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let text = request(metrics, "/metrics", None);
+        let mut values = text.lines().filter_map(|line| line.strip_prefix(counter));
+        let value = values.next().map(|value| value.trim().parse::<usize>().expect("a number"));
+        if value >= Some(least) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{counter} is not {least}:\n{text}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Ends it, and returns its summary.
+fn finish(running: Running) -> Value {
+    let ended = running.end(Some(Signal::SIGTERM)).expect("it ends");
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    ended.json().expect("the summary")
+}
+
+fn number(value: &Value, field: &str) -> u64 {
+    value[field].as_u64().unwrap_or_else(|| panic!("{field} in {value}"))
+}
+
+/// The counts of both flows, each of which adds up to its first.
+fn flows<'a>(summary: &'a Value, list: &str, sum: &str, parts: &[&str]) -> [&'a Value; 2] {
+    let [public, private] = summary[list].as_array().expect(list).as_slice() else {
+        panic!("two flows in {summary}");
+    };
+    assert_eq!((&public["flow"], &private["flow"]), (&json!("public"), &json!("private")));
+    for flow in [public, private] {
+        let all: u64 = parts.iter().map(|part| number(flow, part)).sum();
+        assert_eq!(number(flow, sum), all, "{flow}");
+    }
+    [public, private]
+}
+
+fn published(summary: &Value) -> [&Value; 2] {
+    let parts = ["stored", "duplicate", "refused", "unfinished"];
+    flows(summary, "published", "published", &parts)
+}
+
+fn received(summary: &Value) -> [&Value; 2] {
+    flows(summary, "received", "received", &["pooled", "known", "refused", "malformed"])
+}
+
+/// It fails, never skips, when the server is missing.
+#[test]
+#[ignore = "needs the nats-server that scripts/real-nodes.sh installs, and is run by it"]
+fn a_builder_gets_both_flows_of_an_ingest_on_a_real_server() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let nats = NatsServer::start(folder.path(), &NatsConfig::default()).expect("a server");
+    let (node, url) = (node(), nats.url());
+    let mut builder =
+        builder(&node, &["--from", &url, "--from-private", &url, "--metrics", ANY_PORT]);
+    let metrics = address(&mut builder, "metrics at http://");
+    wait_for(&mut builder, "stream missing");
+
+    let flows = ["--publish", &url, "--publish-private", &url, "--replicas", "1"];
+    let mut ingest = ingest(&node, &[&flows, ["--rpc", ANY_PORT].as_slice()].concat());
+    let rpc = address(&mut ingest, "orders by JSON-RPC at http://");
+    let accounts = node.node.config().accounts;
+    for tx in Signer::new(accounts..accounts + PRIVATE).sign(PRIVATE) {
+        let call = json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_sendRawTransaction", "params": [tx.raw] });
+        let response = request(rpc, "/", Some(&call.to_string()));
+        assert!(response.contains(&tx.hash.to_string()), "{response}");
+    }
+    until(metrics, r#"order_stream_delivered_total{flow="private",outcome="pooled"}"#, PRIVATE);
+    until(metrics, r#"order_stream_delivered_total{flow="public",outcome="pooled"}"#, 50);
+    // Those that are private stay pending: no node has them.
+    let included = |line: &str| -> Option<usize> {
+        line.split_once(", included ")?.1.split(' ').next()?.parse().ok()
+    };
+    builder
+        .line(|line| included(line).filter(|count| *count > PRIVATE))
+        .expect("a block with transactions of both flows");
+    wait_for(&mut ingest, " public=(live");
+
+    let built = finish(builder);
+    for flow in received(&built) {
+        assert_eq!(flow["state"], "live", "{built}");
+        assert_eq!((number(flow, "malformed"), number(flow, "missed")), (0, 0), "{built}");
+    }
+    let ingested = finish(ingest);
+    for flow in published(&ingested) {
+        assert_eq!(flow["state"], "live", "{ingested}");
+        assert_eq!((number(flow, "refused"), number(flow, "unfinished")), (0, 0), "{ingested}");
+    }
+    let ([public, private], [_, sent]) = (received(&built), published(&ingested));
+    assert!(number(public, "pooled") >= 50, "{built}");
+    assert_eq!(number(private, "pooled"), PRIVATE as u64, "{built}");
+    assert_eq!(number(sent, "stored"), PRIVATE as u64, "{ingested}");
+}
+
+/// Only a failure makes it end by itself.
+fn fails(running: Running) -> Ended {
+    let ended = running.end(None).expect("it ends");
+    assert_ne!(ended.status.code(), Some(0), "{ended:?}");
+    ended
+}
+
+#[test]
+fn a_wrong_url_or_a_flag_without_its_flow_ends_either_command_and_is_named() {
+    let node = node();
+    let wrong = "http://127.0.0.1:4222";
+    for running in [
+        ingest(&node, &["--publish", wrong]),
+        ingest(&node, &["--publish-private", wrong, "--replicas", "1"]),
+        builder(&node, &["--from", wrong]),
+    ] {
+        let ended = fails(running);
+        let is_named = |line: &str| line.starts_with("error: servers[0] is not a URL");
+        assert!(ended.stderr.lines().any(is_named), "{ended:?}");
+    }
+    for (running, missing) in [(ingest(&node, &[]), "--publish"), (builder(&node, &[]), "--from")] {
+        let ended = fails(running);
+        let is_named =
+            ["required arguments", missing].iter().all(|text| ended.stderr.contains(text));
+        assert!(is_named, "{ended:?}");
+    }
+}
+
+#[test]
+fn a_server_that_is_silent_or_not_there_is_an_error_or_a_state_and_nothing_waits_for_it() {
+    let node = node();
+    // Connections wait in its backlog.
+    let silent = TcpListener::bind(ANY_PORT).expect("a port");
+    let silent = format!("nats://{}", silent.local_addr().expect("an address"));
+    // Taken by nobody since the first Unix.
+    let absent = "nats://127.0.0.1:1";
+    let urls = [&silent, absent];
+    // Streams can only be made on a server.
+    let makers = urls.map(|url| ingest(&node, &["--publish", url, "--replicas", "1"]));
+    let publishers = urls.map(|url| ingest(&node, &["--publish", url, "--publish-private", url]));
+    let builders = urls.map(|url| builder(&node, &["--from", url, "--from-private", url]));
+    for maker in makers {
+        let ended = fails(maker);
+        let is_error = |line: &str| line.starts_with("error: cannot connect: ");
+        assert!(ended.stderr.lines().any(is_error), "{ended:?}");
+    }
+    let state = "disconnected: no server can be reached";
+    for mut publisher in publishers {
+        wait_for(&mut publisher, &format!(" public=({state}"));
+        for flow in published(&finish(publisher)) {
+            assert_eq!(number(flow, "published"), 0, "{flow}");
+        }
+    }
+    for mut builder in builders {
+        wait_for(&mut builder, state);
+        for flow in received(&finish(builder)) {
+            assert_eq!(number(flow, "received"), 0, "{flow}");
+        }
+    }
+}
