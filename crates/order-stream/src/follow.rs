@@ -13,7 +13,7 @@ use crate::{
     wire::{Encoded, HeadRecord, MAX_MINED, Record, encode_bundle, encode_transaction},
 };
 
-/// Private transactions that left the pool of which it is remembered that they were published, 10 MB.
+/// Private orders that left the pool of which it is remembered that they were published, 10 MB.
 const MAX_LEFT: usize = 1 << 16;
 
 /// For how many blocks after its last one: longer than a private stream remembers a message id by default.
@@ -68,12 +68,12 @@ impl Item {
 struct Published {
     /// The comparison that last saw it.
     comparison: u64,
-    /// The stream has lost it.
+    /// The stream may not have it: it is to be published again.
     is_lost: bool,
     terms: Option<PrivateTerms>,
 }
 
-/// A private transaction that was published and has left the pool.
+/// A private order that was published and has left the pool.
 #[derive(Debug)]
 struct Left {
     times: u32,
@@ -83,7 +83,7 @@ struct Left {
 }
 
 /// Follows the events of a pool and remembers what was published of it: an entry for each order that the pool
-/// holds, for each key that it remembers, and for a bounded number of private transactions that have left.
+/// holds, for each key that it remembers, and for a bounded number of private orders that have left.
 #[derive(Debug)]
 pub(crate) struct Follower {
     flow: Flow,
@@ -126,12 +126,15 @@ impl Follower {
     pub(crate) fn end_comparison(&mut self) -> Vec<Item> {
         let (seen, head) = (self.comparison, self.head_number);
         let absent = |published: &Published| published.comparison != seen;
-        let gone: Vec<_> =
-            self.published.iter().filter(|(_, published)| absent(published)).collect();
-        let gone: Vec<_> =
-            gone.iter().filter_map(|(id, was)| Some((*id.hash(), was.terms?))).collect();
+        let gone: Vec<_> = match self.flow {
+            Flow::Public => Vec::new(),
+            Flow::Private => {
+                let gone = self.published.iter().filter(|(_, published)| absent(published));
+                gone.map(|(id, was)| (*id.hash(), was.terms)).collect()
+            }
+        };
         for (hash, terms) in gone {
-            self.leave(hash, Some(terms), terms.signer);
+            self.leave(hash, terms, terms.and_then(|terms| terms.signer));
         }
         self.published.retain(|_, published| !absent(published));
         self.cancelled.retain(|_, (_, at)| *at == seen);
@@ -146,7 +149,7 @@ impl Follower {
             .collect()
     }
 
-    /// How many private transactions have left that had no room: a cancellation of them may be missing.
+    /// How many private orders have left that had no room: a cancellation of them may be missing.
     pub(crate) const fn take_unremembered(&mut self) -> u64 {
         std::mem::replace(&mut self.unremembered, 0)
     }
@@ -161,8 +164,11 @@ impl Follower {
     /// The next comparison publishes it again.
     pub(crate) fn forget(&mut self, item: &Item) {
         match item {
+            // It may have been published before, and then its cancellation is to be.
             Item::Order { order, .. } => {
-                self.published.remove(&order.id());
+                if let Some(published) = self.published.get_mut(&order.id()) {
+                    published.is_lost = true;
+                }
             }
             Item::Cancellation(cancellation) => {
                 self.cancelled.remove(&cancellation.key);
@@ -218,7 +224,14 @@ impl Follower {
 
     fn on_removed(&mut self, order: &Arc<Order>, reason: RemoveReason) -> Option<Item> {
         let was_published = self.published.remove(&order.id()).is_some();
-        let tx = order.as_tx()?;
+        let Some(tx) = order.as_tx() else {
+            // Other bundles do not come back, or are put back by the pools of builders too.
+            if was_published && matches!(reason, RemoveReason::Evicted | RemoveReason::BlockTooFar)
+            {
+                self.leave(*order.id().hash(), None, None);
+            }
+            return None;
+        };
         match self.flow {
             Flow::Public => {
                 // Without heads nothing would ever empty it.
@@ -271,7 +284,7 @@ mod tests {
     use alloy_eips::eip2718::Decodable2718 as _;
     use chain_view::{Block, PooledTransaction};
     use mock_node::workload::{Workload, WorkloadConfig};
-    use order_pool::{OrderPool, Origin, PoolConfig, Subscription};
+    use order_pool::{Bundle, BundleParts, OrderPool, Origin, PoolConfig, Subscription};
     use std::time::SystemTime;
 
     use super::*;
@@ -418,5 +431,76 @@ mod tests {
         let again = follow(&mut follower, &mut pool.subscribe_all());
         assert_eq!(again, [format!("tx {}", txs[1].hash())]);
         assert_eq!(follower.end_comparison().len(), 1);
+    }
+
+    #[test]
+    fn a_private_transaction_that_became_public_is_never_cancelled_by_the_public_flow() {
+        let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
+        let tx = &txs(1)[0];
+        let terms = PrivateTerms { signer: Some(Address::repeat_byte(1)), max_block: 100 };
+        pool.insert_transaction(Transaction::private(tx.clone(), terms, SystemTime::now()));
+        insert(&pool, tx, Origin::Mempool);
+        let mut follower = Follower::new(Flow::Public, true);
+        follower.begin_comparison();
+        assert_eq!(follow(&mut follower, &mut pool.subscribe_all()).len(), 1);
+        assert!(follower.end_comparison().is_empty());
+        pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [*tx.hash()]));
+        follower.begin_comparison();
+        follow(&mut follower, &mut pool.subscribe_all());
+        let items = follower.end_comparison();
+        assert!(items.is_empty(), "{items:?}");
+    }
+
+    #[test]
+    fn what_was_published_before_is_cancelled_though_it_could_not_be_published_again() {
+        let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
+        let (tx, signer) = (&txs(1)[0], Address::repeat_byte(1));
+        let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
+        pool.insert_transaction(Transaction::private(tx.clone(), terms, SystemTime::now()));
+        let mut follower = Follower::new(Flow::Private, true);
+        follower.begin_comparison();
+        follow(&mut follower, &mut pool.subscribe_all());
+        follower.end_comparison();
+        // The stream was made anew, and the connection is lost before the order is published again.
+        follower.forget_all();
+        follower.begin_comparison();
+        let mut events = pool.subscribe_all();
+        let event = events.try_next().expect("an event").expect("no lag");
+        let item = follower.on(&event).expect("it is published again");
+        follower.forget(&item);
+        pool.cancel_private(tx.hash(), signer);
+        follower.begin_comparison();
+        follow(&mut follower, &mut pool.subscribe_all());
+        assert_eq!(follower.end_comparison().len(), 1, "builders have it from the first time");
+    }
+
+    #[test]
+    fn whatever_private_order_left_unseen_is_another_message_when_it_comes_back() {
+        let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
+        let tx = &txs(1)[0];
+        let added = |order| Event::Added(Arc::new(order));
+        let rpc = Transaction::new(tx.clone(), Origin::Rpc, SystemTime::now());
+        let parts =
+            BundleParts { txs: vec![rpc.clone()], block: Some(7), ..BundleParts::default() };
+        let bundle = Bundle::new(parts).expect("a bundle");
+        let orders = [Order::Tx(rpc), Order::Bundle(bundle)];
+        let mut follower = Follower::new(Flow::Private, true);
+        let again = |follower: &mut Follower| {
+            orders
+                .each_ref()
+                .map(|order| follower.on(&added(order.clone())).map(|item| item.again()))
+        };
+        follower.begin_comparison();
+        assert_eq!(again(&mut follower), [Some(0), Some(0)]);
+        follower.end_comparison();
+        follower.begin_comparison();
+        follow(&mut follower, &mut pool.subscribe_all());
+        assert!(follower.end_comparison().is_empty());
+        assert_eq!(again(&mut follower), [Some(1), Some(1)]);
+        for order in &orders {
+            let (order, reason) = (Arc::new(order.clone()), RemoveReason::Evicted);
+            assert!(follower.on(&Event::Removed { order, reason }).is_none());
+        }
+        assert_eq!(again(&mut follower), [Some(2), Some(2)]);
     }
 }
