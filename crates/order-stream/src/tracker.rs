@@ -63,7 +63,9 @@ pub(crate) struct Tracker {
     latest: Option<i128>,
     /// Consumers in a row that brought nothing new.
     tries: u32,
+    /// Of the stream when reading began.
     created: Option<i128>,
+    last: u64,
 }
 
 impl Tracker {
@@ -86,7 +88,7 @@ impl Tracker {
         if reset {
             self.reset();
         }
-        self.created = Some(created);
+        (self.created, self.last) = (Some(created), last);
         if self.next == 0 && messages == 0 {
             self.next = last.saturating_add(1);
         }
@@ -106,13 +108,7 @@ impl Tracker {
         (self.next, self.latest, self.tries) = (0, None, 0);
     }
 
-    /// Whether `pending` messages cannot come any more, since the stream does not have as many.
-    pub(crate) fn is_outdated(&self, extent: Extent, pending: u64) -> bool {
-        let found = self.clone().begin(extent);
-        found.reset || found.missed > 0 || found.behind < pending
-    }
-
-    /// A consumer is used, until it brings something new in vain.
+    /// A consumer is used: in vain, until it brings something new.
     pub(crate) const fn try_consumer(&mut self) {
         self.tries = self.tries.saturating_add(1);
     }
@@ -122,9 +118,17 @@ impl Tracker {
         self.tries >= MAX_TRIES
     }
 
-    /// The stream has nothing more.
-    pub(crate) const fn at_end(&mut self) {
-        self.tries = 0;
+    /// A consumer does not bring what the stream should have.
+    pub(crate) const fn give_up_consumer(&mut self) {
+        self.tries = MAX_TRIES;
+    }
+
+    /// The stream itself has nothing more to read. Returns how many messages it had when reading began.
+    pub(crate) fn at_end(&mut self) -> u64 {
+        let end = self.last.saturating_add(1).max(self.next);
+        let missed = if self.next == 0 { 0 } else { end - self.next };
+        (self.next, self.latest, self.tries) = (end, None, 0);
+        missed
     }
 
     /// A message of the stream.
@@ -148,7 +152,7 @@ impl Tracker {
             self.tries = self.tries.max(1);
             return Step::Hole;
         }
-        *self = Self { next: sequence.saturating_add(1), latest, tries: 0, created: self.created };
+        (self.next, self.latest, self.tries) = (sequence.saturating_add(1), latest, 0);
         if missed > 0 { Step::Missed(missed) } else { Step::Deliver }
     }
 }
@@ -270,21 +274,25 @@ mod tests {
     }
 
     #[test]
-    fn what_expires_while_nothing_comes_is_missed_once() {
+    fn what_the_stream_no_longer_has_is_missed_once() {
         let mut tracker = Tracker::default();
-        let begun = tracker.begin(extent(1, 9));
+        tracker.begin(extent(1, 9));
+        tracker.try_consumer();
         assert_eq!(tracker.on(at(1)), Step::Deliver);
-        let pending = begun.behind - 1;
-        assert!(!tracker.is_outdated(extent(1, 9), pending), "they are on their way");
-        assert!(!tracker.is_outdated(extent(2, 12), pending), "and more");
-        assert!(tracker.is_outdated(extent(5, 9), pending));
-        assert!(tracker.is_outdated(extent(10, 9), pending));
-        assert_eq!(tracker.begin(extent(10, 9)), Begun { missed: 8, behind: 0, reset: false });
-        assert_eq!(tracker.begin(extent(10, 9)), Begun::default());
-        // A reader that has seen nothing misses nothing, but what it waits for is gone as well.
+        tracker.give_up_consumer();
+        assert!(tracker.is_stuck());
+        // Expired meanwhile, or deleted behind the first.
+        let mut other = tracker.clone();
+        assert_eq!(other.begin(extent(10, 9)), Begun { missed: 8, behind: 0, reset: false });
+        assert_eq!(tracker.at_end(), 8);
+        for mut tracker in [tracker, other] {
+            assert_eq!(tracker.begin(extent(1, 9)), Begun::default());
+            assert_eq!((tracker.start(), tracker.at_end()), (Some(10), 0));
+            assert_eq!(tracker.on(at(10)), Step::Deliver);
+        }
+        // A reader that has seen nothing misses nothing.
         let mut new = Tracker::default();
-        let begun = new.begin(extent(1, 9));
-        assert!(new.is_outdated(extent(10, 9), begun.behind));
-        assert_eq!(new.begin(extent(10, 9)), Begun::default());
+        new.begin(extent(1, 9));
+        assert_eq!((new.at_end(), new.start()), (0, Some(10)));
     }
 }

@@ -14,7 +14,7 @@ use async_nats::{
     jetstream::{
         ErrorCode,
         consumer::{AckPolicy, Consumer, DeliverPolicy, ReplayPolicy, pull},
-        stream::{ConsumerErrorKind, Info},
+        stream::ConsumerErrorKind,
     },
 };
 use futures::{FutureExt as _, StreamExt as _, stream::SelectAll};
@@ -46,7 +46,7 @@ const PULL_EXPIRES: Duration = Duration::from_secs(30);
 /// After which the server forgets the position of a source that does not read.
 const INACTIVE: Duration = Duration::from_secs(60);
 
-/// After as long without a message the stream is asked whether it still has those that are to come.
+/// After as long without a message, the stream itself is asked for those that it should have.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// Added to the largest payload: subjects, which have at most 4 KiB, and what the server adds.
@@ -127,7 +127,7 @@ impl Reader<'_> {
             let began = Instant::now();
             let failed = match self.unless_lost(self.begin(&stream, tracker)).await? {
                 Err(state) => Some(state),
-                // A message that the client cannot read ends the connection, and is read without a consumer.
+                // No consumer brings what is deleted, or what the client cannot read.
                 Ok(begun) if may_get && begun.behind > 0 && tracker.is_stuck() => {
                     let read = self.read_singly(shard, &stream, tracker, begun.behind);
                     let failed = self.unless_lost(read).await?;
@@ -153,7 +153,13 @@ impl Reader<'_> {
 
     /// Compares the tracker with the stream.
     async fn begin(&self, stream: &str, tracker: &mut Tracker) -> Result<Begun, State> {
-        let begun = tracker.begin(extent(&self.link.stream(stream).await?));
+        let info = self.link.stream(stream).await?;
+        let begun = tracker.begin(Extent {
+            created: info.created.unix_timestamp_nanos(),
+            first: info.state.first_sequence,
+            last: info.state.last_sequence,
+            messages: info.state.messages,
+        });
         let counters = &self.run.counters;
         counters.resets.add(begun.reset.into());
         counters.missed.add(begun.missed);
@@ -200,11 +206,9 @@ impl Reader<'_> {
                 _ = &mut lost => return None,
                 () = sleep(REFRESH), if behind > 0 => {
                     if pending > 0 && latest.elapsed() > QUIET {
-                        latest = Instant::now();
-                        let info = self.unless_lost(self.link.stream(stream)).await?;
-                        if info.is_ok_and(|info| tracker.is_outdated(extent(&info), pending)) {
-                            return None;
-                        }
+                        tracing::warn!(stream, pending, "nothing comes");
+                        tracker.give_up_consumer();
+                        return None;
                     }
                     (state, behind) = self.refresh(shard, state, pending);
                     continue;
@@ -345,15 +349,6 @@ impl Reader<'_> {
                 _ => State::Unavailable,
             }
         })
-    }
-}
-
-fn extent(info: &Info) -> Extent {
-    Extent {
-        created: info.created.unix_timestamp_nanos(),
-        first: info.state.first_sequence,
-        last: info.state.last_sequence,
-        messages: info.state.messages,
     }
 }
 

@@ -38,7 +38,7 @@ impl Reader<'_> {
             let raw = match self.get(stream, tracker.start().unwrap_or(1)).await {
                 Ok(Some(raw)) => raw,
                 Ok(None) => {
-                    tracker.at_end();
+                    self.run.counters.missed.add(tracker.at_end());
                     return None;
                 }
                 Err(state) => return Some(state),

@@ -1,4 +1,4 @@
-//! Messages whose headers the client cannot read, or hides the message for.
+//! Messages whose headers the client cannot read.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -10,7 +10,6 @@ use order_stream::wire::TxRecord;
 
 use super::*;
 
-const STREAM: &str = "MEMPOOL_1_TX_0";
 const EVIL: &str = "mempool.1.tx.0.evil";
 
 /// A client that sends what it is told.
@@ -67,10 +66,10 @@ async fn malformed_headers_cost_their_own_message_and_no_other() {
     }
     insert(&ingested, &txs[100..200]);
     until("all stored", || publisher.stats().stored == 200).await;
-    // These can be decoded: without a colon, one that the client takes for an error, and one that it hides.
+    // These can be decoded. Of the third, nats-server 2.12 does not store the status.
     evil.store_tx("NATS/1.0\r\nno colon", &txs[300]);
-    evil.store_tx("NATS/1.0 503 No Responders", &txs[301]);
-    evil.store_tx("NATS/1.0 100 Idle Heartbeat", &txs[302]);
+    evil.store_tx("NATS/1.0\r\nA: b\rc", &txs[301]);
+    evil.store_tx("NATS/1.0 503 No Responders", &txs[302]);
     insert(&ingested, &txs[200..300]);
     let later = stage.source(&late, "late");
     for (pool, source) in [(live, at_once), (late, later)] {
@@ -99,28 +98,5 @@ async fn a_report_with_malformed_headers_of_an_untrusted_machine_does_not_reach_
     insert(&ingested, &transactions(52, 50, 0));
     until_equal(&ingested, &built).await;
     assert_eq!(finish_source(source).await.connects, 1);
-    finish(publisher).await;
-}
-
-#[tokio::test]
-async fn what_expires_before_it_comes_is_missed_and_the_source_is_live() {
-    let stage = Stage::new(streams()).await;
-    let (ingested, built) = (pool(), pool());
-    let txs = transactions(53, 11, 0);
-    insert(&ingested, &txs[..10]);
-    let publisher = stage.publisher(&ingested, "a");
-    until("all stored", || publisher.stats().stored == 10).await;
-    // The client hides it: to the source, it is the one message that does not come.
-    let mut evil = RawClient::connect(&stage.server, "");
-    evil.store_tx("NATS/1.0 100 Idle Heartbeat", &txs[10]);
-    let source = stage.source(&built, "one");
-    until("the others", || built.stats().txs == 10).await;
-    until("one pending", || source.stats().behind == 1).await;
-    assert_eq!(source.state(), State::CatchingUp);
-    let stream = stage.client().await.get_stream(STREAM).await.expect("the stream");
-    stream.purge().await.expect("a purge");
-    until("nothing pending", || source.state() == State::Live && source.stats().behind == 0).await;
-    let stats = finish_source(source).await;
-    assert_eq!((stats.received, stats.missed), (10, 1), "{stats:?}");
     finish(publisher).await;
 }
