@@ -1,6 +1,7 @@
 //! The threads that read the streams and feed a pool.
 
 mod reader;
+mod reports;
 mod single;
 
 use std::{

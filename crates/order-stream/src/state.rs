@@ -137,24 +137,28 @@ impl<F: FnMut(State)> Drop for EndGuard<F> {
 
 #[cfg(test)]
 mod tests {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::{
+        cell::Cell,
+        panic::{AssertUnwindSafe, catch_unwind},
+    };
 
     use super::*;
 
     #[test]
     fn the_last_state_tells_an_end_from_a_panic() {
-        let shown = |body: &dyn Fn(&mut EndGuard<&mut dyn FnMut(State)>)| {
-            let mut last = None;
-            let mut show = |state| last = Some(state);
-            // What it returns is shown.
-            let _ = catch_unwind(AssertUnwindSafe(|| {
-                body(&mut EndGuard::new(&mut show as &mut dyn FnMut(State)));
-            }));
-            last
-        };
-        assert_eq!(shown(&|_| {}), Some(State::Ended));
-        assert_eq!(shown(&|guard| guard.fail()), Some(State::Failed));
-        assert_eq!(shown(&|_| panic!("a bug")), Some(State::Failed));
+        let last = Cell::new(None);
+        let guard = || EndGuard::new(|state| last.set(Some(state)));
+        drop(guard());
+        assert_eq!(last.get(), Some(State::Ended));
+        guard().fail();
+        assert_eq!(last.get(), Some(State::Failed));
+        last.set(None);
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _guard = guard();
+            panic!("a bug");
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(last.get(), Some(State::Failed));
         assert_eq!(State::Failed.code(), 10);
     }
 }

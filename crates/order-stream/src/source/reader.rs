@@ -17,7 +17,7 @@ use async_nats::{
         stream::ConsumerErrorKind,
     },
 };
-use futures::{FutureExt as _, StreamExt as _, stream::SelectAll};
+use futures::{FutureExt as _, StreamExt as _};
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     task::coop::unconstrained,
@@ -26,12 +26,10 @@ use tokio::{
 
 use super::{Job, Run, STABLE_AFTER};
 use crate::{
-    config::{Flow, SourceConfig, Trust},
     link::Link,
     state::State,
-    subjects::{machine_of, seen, stream_name},
+    subjects::stream_name,
     tracker::{Begun, Extent, Place, Step, Tracker},
-    wire::MAX_REPORT_BYTES,
 };
 
 /// Messages of one pull request.
@@ -87,25 +85,6 @@ impl Reader<'_> {
         let pending: u64 = states.iter().map(|(_, pending)| pending).sum();
         let counters = &self.run.counters;
         counters.behind.set(pending.saturating_add(counters.show_unfinished()));
-    }
-
-    /// Passes on the reports of the machines. They are not stored: those that find no room are dropped.
-    pub(super) async fn reports(&self) {
-        let config = &self.run.config;
-        let mut reports = SelectAll::new();
-        for subject in report_subjects(config) {
-            reports.extend(self.link.client.subscribe(subject).await);
-        }
-        while let Some(report) = reports.next().await {
-            // Here already: what waits for the pool must be short.
-            let is_report = report.headers.is_none()
-                && report.payload.len() <= MAX_REPORT_BYTES
-                && config.trust.covers(machine_of(&report.subject));
-            if is_report && self.run.queue.try_send(Job::Report(report)).is_err() {
-                tracing::debug!("a report was dropped");
-            }
-        }
-        std::future::pending().await
     }
 
     /// `None` if the connection is lost before it is ready.
@@ -352,18 +331,6 @@ impl Reader<'_> {
     }
 }
 
-/// The subjects of the reports that a source uses. Only those: a message with malformed headers ends the
-/// connection, whoever sent it.
-fn report_subjects(config: &SourceConfig) -> Vec<String> {
-    let of = |machine: &str| seen(config.chain_id, machine);
-    match &config.trust {
-        _ if config.flow != Flow::Public => Vec::new(),
-        Trust::Nobody => Vec::new(),
-        Trust::Everybody => vec![of("*")],
-        Trust::Machines(machines) => machines.iter().map(|machine| of(machine)).collect(),
-    }
-}
-
 /// The bytes of one pull request. The client holds at most two: the next is sent when half of one is left. The
 /// server answers no request that is smaller than the next message.
 fn batch_bytes(queue_bytes: usize, streams: u16, max_payload: usize) -> usize {
@@ -373,7 +340,6 @@ fn batch_bytes(queue_bytes: usize, streams: u16, max_payload: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ServerConfig;
 
     #[test]
     fn the_streams_share_the_bytes_and_each_can_bring_the_largest_message() {
@@ -382,17 +348,5 @@ mod tests {
         assert_eq!(batch_bytes(queue, 4, payload), 4 << 20);
         assert_eq!(batch_bytes(queue, 64, payload), payload + HEAD_BYTES);
         assert_eq!(batch_bytes(8 << 20, 1, 8 << 20), (8 << 20) + HEAD_BYTES);
-    }
-
-    #[test]
-    fn reports_are_taken_from_trusted_machines_only() {
-        let config = SourceConfig::new(ServerConfig::new("nats://localhost"), 1, "one");
-        let subjects = |trust| report_subjects(&config.clone().with_trust(trust));
-        assert!(subjects(Trust::Nobody).is_empty());
-        assert_eq!(subjects(Trust::Everybody), ["mempool.1.seen.*"]);
-        let trust = Trust::Machines(["a".to_owned(), "b".to_owned()].into());
-        assert_eq!(subjects(trust.clone()), ["mempool.1.seen.a", "mempool.1.seen.b"]);
-        let private = config.clone().with_flow(Flow::Private).with_trust(trust);
-        assert!(report_subjects(&private).is_empty());
     }
 }
