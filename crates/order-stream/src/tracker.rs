@@ -108,9 +108,10 @@ impl Tracker {
         (self.next, self.latest, self.tries) = (0, None, 0);
     }
 
-    /// A consumer is used: in vain, until it brings something new.
-    pub(crate) const fn try_consumer(&mut self) {
-        self.tries = self.tries.saturating_add(1);
+    /// A consumer is used: in vain, until it brings something new. Those of a stream without `pending` messages
+    /// count as one.
+    pub(crate) const fn try_consumer(&mut self, pending: u64) {
+        self.tries = if pending > 0 { self.tries.saturating_add(1) } else { 1 };
     }
 
     /// Whether consumers have been tried in vain.
@@ -194,24 +195,24 @@ mod tests {
     fn a_hole_is_asked_for_twice_and_then_the_stream_itself() {
         let mut tracker = Tracker::default();
         tracker.begin(extent(1, 9));
-        tracker.try_consumer();
+        tracker.try_consumer(1);
         assert_eq!(tracker.on(at(1)), Step::Deliver);
         assert_eq!(tracker.on(at(4)), Step::Hole);
         assert_eq!(tracker.start(), Some(1));
-        tracker.try_consumer();
+        tracker.try_consumer(1);
         assert_eq!(
             [1, 2, 3, 4].map(|sequence| tracker.on(at(sequence))),
             [Step::Latest, Step::Deliver, Step::Deliver, Step::Deliver],
             "there they were"
         );
         assert_eq!(tracker.on(at(7)), Step::Hole);
-        tracker.try_consumer();
+        tracker.try_consumer(1);
         assert_eq!((tracker.on(at(4)), tracker.on(at(7))), (Step::Latest, Step::Hole));
         assert!(tracker.is_stuck());
         let single = Place { is_certain: true, ..at(6) };
         assert_eq!(tracker.clone().on(single), Step::Missed(1), "the sixth was hidden");
         // Without the right to ask the stream, a third consumer decides.
-        tracker.try_consumer();
+        tracker.try_consumer(1);
         assert_eq!((tracker.on(at(4)), tracker.on(at(7))), (Step::Latest, Step::Missed(2)));
         assert_eq!(tracker.on(at(8)), Step::Deliver);
     }
@@ -221,14 +222,16 @@ mod tests {
         let mut tracker = Tracker::default();
         tracker.begin(extent(1, 9));
         for sequence in 1..=3 {
-            tracker.try_consumer();
+            tracker.try_consumer(1);
             assert!(!tracker.is_stuck());
             assert_eq!(tracker.on(at(sequence)), Step::Deliver, "each brings something new");
         }
-        tracker.try_consumer();
+        tracker.try_consumer(1);
         assert_eq!(tracker.on(at(3)), Step::Latest, "nothing new");
         assert!(!tracker.is_stuck());
-        tracker.try_consumer();
+        (0..3).for_each(|_| tracker.try_consumer(0));
+        assert!(!tracker.is_stuck(), "connections were lost while there was nothing to bring");
+        tracker.try_consumer(1);
         assert!(tracker.is_stuck());
         // A consumer might fail again with what was read without one: it is not compared.
         assert_eq!(tracker.on(Place { is_certain: true, ..at(3) }), Step::Latest);
@@ -277,7 +280,7 @@ mod tests {
     fn what_the_stream_no_longer_has_is_missed_once() {
         let mut tracker = Tracker::default();
         tracker.begin(extent(1, 9));
-        tracker.try_consumer();
+        tracker.try_consumer(1);
         assert_eq!(tracker.on(at(1)), Step::Deliver);
         tracker.give_up_consumer();
         assert!(tracker.is_stuck());

@@ -159,7 +159,7 @@ impl Reader<'_> {
             Ok(consumer) => consumer,
             Err(state) => return Some(state),
         };
-        tracker.try_consumer();
+        tracker.try_consumer(pending);
         let max_payload = self.link.client.max_payload();
         let messages = consumer
             .stream()
@@ -201,7 +201,6 @@ impl Reader<'_> {
                 }
                 None => return Some(State::Unavailable),
             };
-            latest = Instant::now();
             let place = match message.info() {
                 Ok(info) => {
                     pending = info.pending;
@@ -218,6 +217,8 @@ impl Reader<'_> {
             {
                 return failed;
             }
+            // Waiting for the pool is not waiting for the server.
+            latest = Instant::now();
             read += 1;
             if read.is_multiple_of(REFRESH_MESSAGES) || behind == 0 {
                 (state, behind) = self.refresh(shard, state, pending);

@@ -6,7 +6,7 @@ use order_stream::{
     wire::{Encoded, TxRecord},
 };
 
-use super::*;
+use super::{malformed::RawClient, *};
 
 const STREAM: &str = "MEMPOOL_1_TX_0";
 
@@ -145,6 +145,31 @@ async fn a_hole_is_asked_for_and_then_counted() {
     // The first is asked for twice, and the second is found while messages are read one by one.
     assert_eq!((stats.received, stats.missed, stats.holes), (17, 3, 2), "{stats:?}");
     finish(publisher).await;
+}
+
+#[tokio::test]
+async fn a_stream_that_lost_everything_and_was_filled_again_is_read_from_its_start() {
+    let mut stage = Stage::new(streams()).await;
+    let built = pool();
+    let txs = transactions(21, 22, 0);
+    let store = |stage: &Stage, txs: &[Transaction]| {
+        let mut client = RawClient::connect(&stage.server, "");
+        txs.iter().for_each(|tx| client.store_tx("NATS/1.0", tx));
+    };
+    // It comes back when the stream is longer than before.
+    let slow = Backoff { base: Duration::from_secs(6), cap: Duration::from_secs(6) };
+    let source = Source::start(&built, stage.source_config("one").with_backoff(slow));
+    let source = source.expect("a source");
+    store(&stage, &txs[..10]);
+    until("the first", || built.stats().txs == 10).await;
+    stage.server.kill9().expect("a dead server");
+    let folder = stage.dir.path().join("nats-1/jetstream/$G/streams").join(STREAM).join("msgs");
+    std::fs::remove_dir_all(folder).expect("the messages");
+    stage.server.restart().expect("a server");
+    store(&stage, &txs[10..]);
+    until("all", || built.stats().txs == 22).await;
+    let stats = finish_source(source).await;
+    assert_eq!((stats.pooled, stats.resets, stats.missed), (22, 1, 0), "{stats:?}");
 }
 
 #[tokio::test]

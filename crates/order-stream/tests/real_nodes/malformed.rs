@@ -43,7 +43,7 @@ impl RawClient {
         }
     }
 
-    fn store_tx(&mut self, headers: &str, tx: &Transaction) {
+    pub(super) fn store_tx(&mut self, headers: &str, tx: &Transaction) {
         let encoded = TxRecord::of(tx).encode();
         let id = hex::encode(encoded.id);
         let headers = format!("{headers}\r\nNats-Msg-Id: {id}\r\n\r\n");
