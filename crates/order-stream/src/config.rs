@@ -20,7 +20,8 @@ pub const DEFAULT_ACK_TIMEOUT: Duration = Duration::from_secs(5);
 pub const DEFAULT_BACKOFF: Backoff =
     Backoff { base: Duration::from_millis(250), cap: Duration::from_secs(10) };
 
-/// Default of [`SourceConfig::queue_bytes`], and as much again may wait in the client: one pull request.
+/// Default of [`SourceConfig::queue_bytes`], and as much again may wait in the client: two pull requests of each
+/// stream, which share it.
 pub const DEFAULT_QUEUE_BYTES: usize = 32 << 20;
 
 /// Default of [`SourceConfig::lag_messages`]: five seconds at 2,000 transactions/s.

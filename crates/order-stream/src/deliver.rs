@@ -4,7 +4,7 @@ use std::{sync::Arc, time::SystemTime};
 
 use alloy_consensus::Transaction as _;
 use alloy_primitives::B256;
-use async_nats::Message;
+use async_nats::{Message, header::NATS_MESSAGE_ID};
 use order_pool::{CancelOutcome, CancelPrivateOutcome, InsertOutcome, OrderPool};
 use tokio::sync::watch;
 
@@ -57,17 +57,18 @@ impl Deliverer {
     /// One message of the stream.
     pub(crate) fn message(&mut self, message: &Message, now: SystemTime) {
         let machine = machine_of(&message.subject);
-        self.counters.received.add(1);
-        self.counters.bytes.add(message.payload.len() as u64);
-        match self.deliver(message, machine, now) {
-            Ok(Delivered::Pooled) => self.counters.pooled.add(1),
-            Ok(Delivered::Known) => self.counters.known.add(1),
-            Ok(Delivered::Refused) => self.counters.refused.add(1),
+        let delivered = self.deliver(message, machine, now);
+        let counters = &self.counters;
+        let outcome = match delivered {
+            Ok(Delivered::Pooled) => &counters.pooled,
+            Ok(Delivered::Known) => &counters.known,
+            Ok(Delivered::Refused) => &counters.refused,
             Err(error) => {
                 tracing::warn!(%error, machine, "a malformed message");
-                self.counters.malformed.add(1);
+                &counters.malformed
             }
-        }
+        };
+        counters.processed(outcome, message.payload.len());
     }
 
     fn deliver(
@@ -154,7 +155,7 @@ impl Deliverer {
 }
 
 fn message_id(message: &Message) -> Option<B256> {
-    let header = message.headers.as_ref()?.get("Nats-Msg-Id")?.as_str();
+    let header = message.headers.as_ref()?.get(NATS_MESSAGE_ID)?.as_str();
     let mut id = B256::ZERO;
     // What follows a hyphen tells the copies of a message from each other that are not duplicates.
     let digits = header.split_once('-').map_or(header, |(digits, _)| digits);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_nats::{
     Client, ConnectErrorKind, ConnectOptions, Event, ServerError,
-    jetstream::{self, Context, ErrorCode, context::GetStreamErrorKind},
+    jetstream::{self, Context, ErrorCode, context::GetStreamErrorKind, stream},
 };
 use tokio::sync::watch;
 
@@ -88,15 +88,11 @@ impl Link {
     }
 
     /// What the server knows of a stream.
-    pub(crate) async fn stream(&self, name: &str) -> Result<jetstream::stream::Info, State> {
+    pub(crate) async fn stream(&self, name: &str) -> Result<stream::Info, State> {
         match self.context.get_stream(name).await {
             Ok(stream) => {
                 let info = stream.cached_info();
-                // Without a leader any server answers, from what it has itself: its stream may be shorter.
-                let has_leader = info.cluster.as_ref().is_none_or(|cluster| {
-                    cluster.leader.as_ref().is_some_and(|leader| !leader.is_empty())
-                });
-                if has_leader { Ok(info.clone()) } else { Err(State::Unavailable) }
+                if has_leader(info) { Ok(info.clone()) } else { Err(State::Unavailable) }
             }
             Err(error) => Err(match error.kind() {
                 GetStreamErrorKind::JetStream(error) => match error.error_code() {
@@ -113,6 +109,13 @@ impl Link {
     pub(crate) fn is_denied(&self, subject: &str) -> bool {
         self.status.borrow().denied_publish.0 == subject
     }
+}
+
+/// Without a leader any server answers, from what it has itself: its stream may be shorter.
+fn has_leader(info: &stream::Info) -> bool {
+    info.cluster
+        .as_ref()
+        .is_none_or(|cluster| cluster.leader.as_ref().is_some_and(|leader| !leader.is_empty()))
 }
 
 /// What the client reports is kept until it is read.
@@ -198,6 +201,27 @@ mod tests {
         let subscribe = "Permissions Violation for Subscription to \"_INBOX.x.*\"";
         assert_eq!(denied_subject(subscribe), Some((false, "_INBOX.x.*")));
         assert_eq!(denied_subject("Maximum Connections Exceeded"), None);
+    }
+
+    #[test]
+    fn a_server_without_a_leader_is_not_believed_about_a_streams_extent() {
+        let info = |cluster: &str| {
+            let text = format!(
+                r#"{{ "created": "2026-01-02T03:04:05.678Z", {cluster}
+                  "config": {{ "name": "MEMPOOL_1_TX_0", "subjects": ["mempool.1.tx.0.*"],
+                    "retention": "limits", "max_consumers": -1, "max_msgs": -1, "max_bytes": -1,
+                    "max_age": 0, "max_msgs_per_subject": -1, "max_msg_size": -1, "discard": "old",
+                    "storage": "file", "num_replicas": 3, "duplicate_window": 120000000000 }},
+                  "state": {{ "messages": 0, "bytes": 0, "first_seq": 0, "last_seq": 0,
+                    "first_ts": "0001-01-01T00:00:00Z", "last_ts": "0001-01-01T00:00:00Z",
+                    "consumer_count": 0 }} }}"#
+            );
+            serde_json::from_str::<stream::Info>(&text).expect("what a server sends")
+        };
+        assert!(has_leader(&info("")), "a server of its own");
+        assert!(has_leader(&info(r#""cluster": { "name": "c", "leader": "nats-1" },"#)));
+        assert!(!has_leader(&info(r#""cluster": { "name": "c" },"#)));
+        assert!(!has_leader(&info(r#""cluster": { "name": "c", "leader": "" },"#)));
     }
 
     #[test]

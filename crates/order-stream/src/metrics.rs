@@ -59,6 +59,7 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
     ),
     ("order_stream_stream_resets_total", Unit::Count, "streams that were found to be made anew"),
     ("order_stream_behind", Unit::Count, "messages that are not in the pool yet"),
+    ("order_stream_unprocessed", Unit::Count, "messages that were read and are not processed"),
 ];
 
 fn describe() {
@@ -270,12 +271,12 @@ impl PublisherCounters {
     }
 }
 
-/// The counts of a [`Source`](crate::Source) so far, for which holds
+/// The counts of a [`Source`](crate::Source) so far, for which always holds
 /// `received = pooled + known + refused + malformed`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SourceStats {
-    /// Messages that were processed: `order_stream_received_total`.
+    /// Messages that were processed, the sum of the next four: `order_stream_received_total`.
     pub received: u64,
     /// Orders that the pool accepted, and cancellations and heads that took effect:
     /// `order_stream_delivered_total{outcome="pooled"}`.
@@ -302,23 +303,30 @@ pub struct SourceStats {
     /// Messages of the streams that are not in the pool yet, as of the latest message:
     /// `order_stream_behind`.
     pub behind: u64,
+    /// Messages that were read and are not processed; once the source has ended, those that were dropped
+    /// because the time of its shutdown was over, or that it was processing then:
+    /// `order_stream_unprocessed`.
+    pub unfinished: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct SourceCounters {
     pub(crate) state: Level,
-    pub(crate) received: Count,
+    /// Messages that were passed on to be processed.
+    read: AtomicU64,
+    received: Counter,
     pub(crate) pooled: Count,
     pub(crate) known: Count,
     pub(crate) refused: Count,
     pub(crate) malformed: Count,
-    pub(crate) bytes: Count,
+    bytes: Count,
     pub(crate) repeated: Count,
     pub(crate) holes: Count,
     pub(crate) missed: Count,
     pub(crate) resets: Count,
     pub(crate) connects: Count,
     pub(crate) behind: Level,
+    unprocessed: Gauge,
 }
 
 impl SourceCounters {
@@ -335,7 +343,8 @@ impl SourceCounters {
         let connects = counter!("order_stream_connects_total", "flow" => flow, "side" => side);
         Self {
             state: Level::new(state),
-            received: count("order_stream_received_total"),
+            read: AtomicU64::new(0),
+            received: counter!("order_stream_received_total", "flow" => flow),
             pooled: delivered("pooled"),
             known: delivered("known"),
             refused: delivered("refused"),
@@ -347,15 +356,40 @@ impl SourceCounters {
             resets: count("order_stream_stream_resets_total"),
             connects: Count::new(connects),
             behind: Level::new(gauge!("order_stream_behind", "flow" => flow)),
+            unprocessed: gauge!("order_stream_unprocessed", "flow" => flow),
         }
     }
 
+    /// A message is passed on to be processed.
+    pub(crate) fn read(&self) {
+        // Relaxed: no other memory is published through it.
+        self.read.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn read_total(&self) -> u64 {
+        self.read.load(Relaxed)
+    }
+
+    /// A message was processed, with one of the four outcomes.
+    pub(crate) fn processed(&self, outcome: &Count, bytes: usize) {
+        self.bytes.add(bytes as u64);
+        self.received.increment(1);
+        outcome.add(1);
+    }
+
+    /// Messages that were read and are not processed, which the exporter is told.
+    pub(crate) fn show_unfinished(&self) -> u64 {
+        let unfinished = self.stats().unfinished;
+        self.unprocessed.set(unfinished as f64);
+        unfinished
+    }
+
     pub(crate) fn stats(&self) -> SourceStats {
-        // What is counted last first: no outcome is seen without its message.
         let (pooled, known) = (self.pooled.get(), self.known.get());
         let (refused, malformed) = (self.refused.get(), self.malformed.get());
+        let received = pooled + known + refused + malformed;
         SourceStats {
-            received: self.received.get(),
+            received,
             pooled,
             known,
             refused,
@@ -367,6 +401,29 @@ impl SourceCounters {
             resets: self.resets.get(),
             connects: self.connects.get(),
             behind: self.behind.value.load(Relaxed),
+            // Messages are counted before their outcomes, and seldom another thread sees it in another order.
+            unfinished: self.read_total().saturating_sub(received),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_source_has_read_is_processed_or_unfinished() {
+        let counters = SourceCounters::new(Flow::Public);
+        let outcomes = [&counters.pooled, &counters.known, &counters.refused, &counters.malformed];
+        for outcome in outcomes {
+            counters.read();
+            assert_eq!(counters.show_unfinished(), 1);
+            counters.processed(outcome, 10);
+        }
+        // The shutdown is over: two are in the queue, and the third is being processed.
+        (0..3).for_each(|_| counters.read());
+        let stats = counters.stats();
+        assert_eq!((stats.received, stats.unfinished, stats.bytes), (4, 3, 40));
+        assert_eq!((stats.pooled, stats.known, stats.refused, stats.malformed), (1, 1, 1, 1));
     }
 }

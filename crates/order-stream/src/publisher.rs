@@ -25,7 +25,7 @@ use crate::{
     link::{Link, state_of},
     metrics::{PublisherCounters, PublisherStats},
     outbox::OutboxLimits,
-    state::State,
+    state::{EndGuard, State},
     subjects::{Subjects, stream_name},
 };
 
@@ -69,6 +69,11 @@ impl Publisher {
         let (end, ended) = oneshot::channel();
         let mut run = Run::new(pool.clone(), config, Arc::clone(&counters), state);
         let body = move || {
+            let (counters, state) = (Arc::clone(&run.counters), run.state.clone());
+            let guard = EndGuard::new(|last: State| {
+                counters.state.set(last.code().into());
+                state.send_replace(last);
+            });
             runtime.block_on(async {
                 let (stop, stopped) = watch::channel(false);
                 // What is done already wins.
@@ -79,9 +84,9 @@ impl Publisher {
                 }
             });
             run.counters.unfinished.set(run.lanes.len() as u64);
-            run.set_state(State::Ended);
             // Connections that are still closing are not waited for.
             runtime.shutdown_background();
+            drop(guard);
             // If the handle was dropped, nothing waits for the end.
             let _ = end.send(());
         };
@@ -98,7 +103,7 @@ impl Publisher {
         *self.state.borrow()
     }
 
-    /// The present state and its changes. Ends with [`State::Ended`].
+    /// The present state and its changes. Ends with [`State::Ended`] or [`State::Failed`].
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<State> {
         self.state.clone()

@@ -1,6 +1,8 @@
 //! The threads that read the streams and feed a pool.
 
 mod reader;
+mod reports;
+mod single;
 
 use std::{
     cell::RefCell,
@@ -28,7 +30,7 @@ use crate::{
     link::{Link, state_of},
     machines::{MachineStats, Machines},
     metrics::{SourceCounters, SourceStats},
-    state::{DisconnectReason, State},
+    state::{EndGuard, State},
     tracker::Tracker,
 };
 
@@ -38,7 +40,7 @@ const QUEUE: usize = 8_192;
 /// How often the machines' figures are shown while messages wait.
 const SHOW_MESSAGES: u64 = 256;
 
-/// A connection that has lasted as long resets the backoff.
+/// A connection that has lasted as long, or brought a message, resets the backoff.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// Feeds a pool from the streams of a flow: what they hold, then every new message, in the order of each
@@ -70,15 +72,7 @@ impl Source {
     pub fn start(pool: &OrderPool, config: SourceConfig) -> Result<Self, StreamError> {
         config.validate()?;
         let counters = Arc::new(SourceCounters::new(config.flow));
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|source| StreamError::Thread { source })?;
-        let (state, state_of) = watch::channel(State::Connecting);
-        counters.state.set(State::Connecting.code().into());
         let (shown, machines) = watch::channel(Vec::new());
-        let (stop, stopping) = oneshot::channel();
-        let (end, ended) = oneshot::channel();
         let deliverer = Deliverer {
             pool: pool.clone(),
             flow: config.flow,
@@ -89,28 +83,70 @@ impl Source {
             shown,
             counters: Arc::clone(&counters),
         };
+        Self::launch(config, counters, machines, move |jobs, abandon| {
+            insert(deliverer, jobs, abandon);
+        })
+    }
+
+    /// Starts both threads, of which one runs `insert` until its queue is closed and empty, or abandoned.
+    fn launch(
+        config: SourceConfig,
+        counters: Arc<SourceCounters>,
+        machines: watch::Receiver<Vec<MachineStats>>,
+        insert: impl FnOnce(mpsc::Receiver<Job>, &AtomicBool) + Send + 'static,
+    ) -> Result<Self, StreamError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|source| StreamError::Thread { source })?;
+        let (state, state_of) = watch::channel(State::Connecting);
+        counters.state.set(State::Connecting.code().into());
+        let (stop, stopping) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
         let (queue, jobs) = mpsc::channel(QUEUE);
         let abandon = Arc::new(AtomicBool::new(false));
-        let inserted = start_inserting(deliverer, jobs, Arc::clone(&abandon))?;
+        let (inserted, mut inserting) = oneshot::channel();
+        let is_abandoned = Arc::clone(&abandon);
+        let body = move || {
+            insert(jobs, &is_abandoned);
+            // If the source has ended without it, nothing waits for the end.
+            let _ = inserted.send(());
+        };
+        thread::Builder::new()
+            .name("order-stream-insert".into())
+            .spawn(body)
+            .map_err(|source| StreamError::Thread { source })?;
         let bytes = Arc::new(Semaphore::new(config.queue_bytes));
         let trackers = (0..config.streams()).map(|_| Tracker::default()).collect();
         let counts = Arc::clone(&counters);
         let mut run = Run { config, counters: counts, state, queue, bytes, trackers };
         let body = move || {
+            let (counters, state) = (Arc::clone(&run.counters), run.state.clone());
+            let mut guard = EndGuard::new(|last: State| {
+                counters.show_unfinished();
+                counters.state.set(last.code().into());
+                state.send_replace(last);
+            });
             runtime.block_on(async {
-                let limit = run.run(stopping).await;
-                let Run { queue, state, counters, .. } = run;
-                drop(queue);
-                if timeout(limit, inserted).await.is_err() {
+                let limit = tokio::select! {
+                    biased;
+                    // Its queue is open, so it has panicked.
+                    _ = &mut inserting => return guard.fail(),
+                    limit = run.run(stopping) => limit,
+                };
+                drop(run);
+                match timeout(limit, inserting).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(_)) => guard.fail(),
                     // Relaxed: nothing else is published by it.
-                    abandon.store(true, Relaxed);
+                    Err(_) => abandon.store(true, Relaxed),
                 }
-                counters.state.set(State::Ended.code().into());
-                // If the handle was dropped, nothing waits for the end.
-                let _ = (state.send(State::Ended), end.send(()));
             });
             // Connections that are still closing are not waited for.
             runtime.shutdown_background();
+            drop(guard);
+            // If the handle was dropped, nothing waits for the end.
+            let _ = end.send(());
         };
         thread::Builder::new()
             .name("order-stream-source".into())
@@ -125,7 +161,7 @@ impl Source {
         *self.state.borrow()
     }
 
-    /// The present state and its changes. Ends with [`State::Ended`].
+    /// The present state and its changes. Ends with [`State::Ended`] or [`State::Failed`].
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<State> {
         self.state.clone()
@@ -143,13 +179,14 @@ impl Source {
         self.machines.borrow().clone()
     }
 
-    /// Stops reading, waits for at most `limit` until the pool has what was read, and ends.
+    /// Stops reading, waits for at most `limit` until the pool has what was read, and ends. What it does not have
+    /// then is dropped: [`SourceStats::unfinished`]. Returns at once if the source has failed.
     ///
     /// # Cancel safety
     /// If it is dropped, the source still ends within the limit.
     pub async fn shutdown(mut self, limit: Duration) -> SourceStats {
         if let Some(stop) = self.stop.take() {
-            // Closed only if its thread has panicked.
+            // Closed only if a thread of it has panicked.
             let _ = stop.send(limit);
         }
         let _ = (&mut self.ended).await;
@@ -157,43 +194,30 @@ impl Source {
     }
 }
 
-/// Starts the thread that decodes, recovers senders and inserts.
-fn start_inserting(
-    mut deliverer: Deliverer,
-    mut jobs: mpsc::Receiver<Job>,
-    abandon: Arc<AtomicBool>,
-) -> Result<oneshot::Receiver<()>, StreamError> {
-    let (end, ended) = oneshot::channel();
-    let body = move || {
-        if deliverer.trust == Trust::Nobody {
-            // Or the first sidecar would wait some seconds for it, and what comes behind it.
-            order_pool::load_trusted_setup();
+/// Decodes, recovers senders and inserts, on its own thread.
+fn insert(mut deliverer: Deliverer, mut jobs: mpsc::Receiver<Job>, abandon: &AtomicBool) {
+    if deliverer.trust == Trust::Nobody {
+        // Or the first sidecar would wait some seconds for it, and what comes behind it.
+        order_pool::load_trusted_setup();
+    }
+    let mut processed = 0_u64;
+    while let Some(job) = jobs.blocking_recv() {
+        if abandon.load(Relaxed) {
+            break;
         }
-        let mut processed = 0_u64;
-        while let Some(job) = jobs.blocking_recv() {
-            if abandon.load(Relaxed) {
-                break;
+        match job {
+            Job::Message(message, permit) => {
+                deliverer.message(&message, SystemTime::now());
+                drop((message, permit));
             }
-            match job {
-                Job::Message(message, permit) => {
-                    deliverer.message(&message, SystemTime::now());
-                    drop((message, permit));
-                }
-                Job::Report(message) => deliverer.report(&message),
-            }
-            processed += 1;
-            if processed.is_multiple_of(SHOW_MESSAGES) || jobs.is_empty() {
-                deliverer.show();
-            }
+            Job::Report(message) => deliverer.report(&message),
         }
-        // If the source has ended without it, nothing waits for the end.
-        let _ = end.send(());
-    };
-    thread::Builder::new()
-        .name("order-stream-insert".into())
-        .spawn(body)
-        .map_err(|source| StreamError::Thread { source })?;
-    Ok(ended)
+        processed += 1;
+        if processed.is_multiple_of(SHOW_MESSAGES) || jobs.is_empty() {
+            deliverer.show();
+        }
+    }
+    deliverer.counters.show_unfinished();
 }
 
 struct Run {
@@ -219,7 +243,7 @@ impl Run {
         let mut attempt = 0;
         loop {
             self.set_state(State::Connecting);
-            let began = Instant::now();
+            let (began, read) = (Instant::now(), self.counters.read_total());
             let session = async {
                 match Link::open(&self.config.server, &self.config.name).await {
                     Ok(link) => {
@@ -239,7 +263,8 @@ impl Run {
                 end = session => end,
             };
             self.set_state(end);
-            attempt = if began.elapsed() > STABLE_AFTER { 0 } else { attempt };
+            let was_useful = self.counters.read_total() > read || began.elapsed() > STABLE_AFTER;
+            attempt = if was_useful { 0 } else { attempt };
             let pause = self.config.backoff.random_delay(attempt);
             attempt = attempt.saturating_add(1);
             tokio::select! {
@@ -258,15 +283,76 @@ impl Run {
         reader.show();
         let streams =
             trackers.iter_mut().zip(0..).map(|(tracker, shard)| reader.follow(shard, tracker));
-        let streams = join_all(streams);
-        // The streams never end by themselves.
-        let reason = tokio::select! {
+        // The streams end when the connection is lost, the reports never.
+        tokio::select! {
             biased;
-            reason = link.lost() => reason,
-            _ = streams => DisconnectReason::Lost,
-            () = reader.reports() => DisconnectReason::Lost,
-        };
+            _ = join_all(streams) => {}
+            () = reader.reports() => {}
+        }
+        let reason = link.lost().await;
         self.trackers = trackers;
         State::Disconnected { reason }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Flow, ServerConfig};
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    fn launch(
+        url: String,
+        insert: impl FnOnce(mpsc::Receiver<Job>, &AtomicBool) + Send + 'static,
+    ) -> Source {
+        let server = ServerConfig::new(url).with_times(PATIENCE * 2, PATIENCE * 2);
+        let config = SourceConfig::new(server, 1, "one");
+        let counters = Arc::new(SourceCounters::new(Flow::Public));
+        Source::launch(config, counters, watch::channel(Vec::new()).1, insert).expect("a source")
+    }
+
+    /// A server that accepts and says nothing.
+    fn mute() -> (std::net::TcpListener, String) {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("nats://{}", server.local_addr().expect("its address"));
+        (server, url)
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_the_inserting_thread_ends_the_source_and_shows() {
+        let (_server, url) = mute();
+        let source = launch(url, |_, _| panic!("a bug in the pool"));
+        let mut states = source.watch();
+        let failed = states.wait_for(|state| *state == State::Failed);
+        timeout(PATIENCE, failed).await.expect("in time").expect("a state");
+        timeout(PATIENCE, source.shutdown(PATIENCE * 2)).await.expect("at once");
+    }
+
+    #[tokio::test]
+    async fn a_panic_during_the_shutdown_shows_as_well() {
+        let (_server, url) = mute();
+        let source = launch(url, |mut jobs, _| {
+            assert!(jobs.blocking_recv().is_some(), "a bug");
+        });
+        let states = source.watch();
+        timeout(PATIENCE, source.shutdown(PATIENCE * 2)).await.expect("at once");
+        assert_eq!(*states.borrow(), State::Failed);
+    }
+
+    #[tokio::test]
+    async fn a_shutdown_waits_neither_for_a_connection_nor_for_a_message_that_takes_long() {
+        let (_server, url) = mute();
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let source = launch(url, move |_jobs, _| {
+            // Until the test is over.
+            let _ = held.recv();
+        });
+        let states = source.watch();
+        assert_eq!(*states.borrow(), State::Connecting);
+        let limit = Duration::from_millis(50);
+        timeout(PATIENCE, source.shutdown(limit)).await.expect("within its limit");
+        assert_eq!(*states.borrow(), State::Ended);
+        drop(release);
     }
 }

@@ -1,6 +1,6 @@
 //! The states of a publisher and of a source.
 
-use std::fmt;
+use std::{fmt, thread};
 
 /// What a publisher or a source is doing. Read it with `state()`, or as `order_stream_state`, whose value is
 /// [`Self::code`].
@@ -33,11 +33,13 @@ pub enum State {
         /// Why.
         reason: DisconnectReason,
     },
+    /// It has ended, because a thread of it has panicked: a bug, here or in the pool. Start another.
+    Failed,
 }
 
 impl State {
     /// The value of `order_stream_state`: 0 ended, 1 connecting, 2 catching up, 3 live, 4 lagging, 5 unavailable,
-    /// 6 stream missing, 7 full, 8 denied, 9 disconnected.
+    /// 6 stream missing, 7 full, 8 denied, 9 disconnected, 10 failed.
     #[must_use]
     pub const fn code(&self) -> u8 {
         match self {
@@ -51,6 +53,7 @@ impl State {
             Self::Full => 7,
             Self::Denied => 8,
             Self::Disconnected { .. } => 9,
+            Self::Failed => 10,
         }
     }
 }
@@ -68,6 +71,7 @@ impl fmt::Display for State {
             Self::Full => "stream full",
             Self::Denied => "denied",
             Self::Disconnected { reason } => return write!(f, "disconnected: {reason}"),
+            Self::Failed => "failed: a thread of it has panicked",
         };
         f.write_str(text)
     }
@@ -98,5 +102,63 @@ impl fmt::Display for DisconnectReason {
             Self::ServerStopping => "the server stops",
             Self::Refused => "the server refused the connection",
         })
+    }
+}
+
+/// Shows the last state when it is dropped: that it has ended, or that it has failed, if its thread unwinds
+/// or another one was found to have panicked.
+pub(crate) struct EndGuard<F: FnMut(State)> {
+    show: F,
+    has_failed: bool,
+}
+
+impl<F: FnMut(State)> EndGuard<F> {
+    pub(crate) const fn new(show: F) -> Self {
+        Self { show, has_failed: false }
+    }
+
+    /// Another thread has panicked.
+    pub(crate) const fn fail(&mut self) {
+        self.has_failed = true;
+    }
+}
+
+impl<F: FnMut(State)> Drop for EndGuard<F> {
+    fn drop(&mut self) {
+        let state = if self.has_failed || thread::panicking() {
+            tracing::error!("a thread has panicked");
+            State::Failed
+        } else {
+            State::Ended
+        };
+        (self.show)(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        cell::Cell,
+        panic::{AssertUnwindSafe, catch_unwind},
+    };
+
+    use super::*;
+
+    #[test]
+    fn the_last_state_tells_an_end_from_a_panic() {
+        let last = Cell::new(None);
+        let guard = || EndGuard::new(|state| last.set(Some(state)));
+        drop(guard());
+        assert_eq!(last.get(), Some(State::Ended));
+        guard().fail();
+        assert_eq!(last.get(), Some(State::Failed));
+        last.set(None);
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _guard = guard();
+            panic!("a bug");
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(last.get(), Some(State::Failed));
+        assert_eq!(State::Failed.code(), 10);
     }
 }

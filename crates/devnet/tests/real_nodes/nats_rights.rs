@@ -237,7 +237,10 @@ async fn nats_each_user_of_the_sample_may_do_what_it_needs_and_nothing_else() {
     builder.client.publish_with_reply(next, inbox, r#"{"batch":1}"#.into()).await.unwrap();
     let first = tokio::time::timeout(PATIENCE, delivered.next()).await.expect("in time");
     assert_eq!(first.expect("connected").payload, "order");
-    builder.may(&[], &["mempool.1.seen.*"]).await;
+    builder.may(&[], &["mempool.1.seen.*", "mempool.1.seen.ingest-1"]).await;
+    let get = format!("$JS.API.STREAM.MSG.GET.{STREAM}");
+    let first = builder.request(&get, r#"{"seq":1,"next_by_subj":">"}"#).await;
+    assert!(first.contains("\"message\":"), "{first}");
     builder
         .may_not(
             &[
@@ -246,7 +249,6 @@ async fn nats_each_user_of_the_sample_may_do_what_it_needs_and_nothing_else() {
                 "mempool.1.seen.ingest-1",
                 "$JS.API.STREAM.CREATE.OTHER",
                 "$JS.API.STREAM.DELETE.MEMPOOL_1_TX_0",
-                "$JS.API.STREAM.MSG.GET.MEMPOOL_1_TX_0",
                 "$JS.API.CONSUMER.CREATE.MEMPOOL_1_TX_0",
                 "$JS.API.CONSUMER.CREATE.MEMPOOL_1_TX_0.builder-2",
                 "$JS.API.CONSUMER.DURABLE.CREATE.MEMPOOL_1_TX_0.builder-1",

@@ -2,6 +2,9 @@
 
 use std::{
     cell::RefCell,
+    future::Future,
+    ops::ControlFlow,
+    pin::pin,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -14,20 +17,19 @@ use async_nats::{
         stream::ConsumerErrorKind,
     },
 };
-use futures::StreamExt as _;
+use futures::{FutureExt as _, StreamExt as _};
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
+    task::coop::unconstrained,
     time::sleep,
 };
 
 use super::{Job, Run, STABLE_AFTER};
 use crate::{
-    config::{Flow, Trust},
     link::Link,
     state::State,
-    subjects::{machine_of, seen, stream_name},
-    tracker::{Extent, Step, Tracker},
-    wire::MAX_REPORT_BYTES,
+    subjects::stream_name,
+    tracker::{Begun, Extent, Place, Step, Tracker},
 };
 
 /// Messages of one pull request.
@@ -42,6 +44,12 @@ const PULL_EXPIRES: Duration = Duration::from_secs(30);
 /// After which the server forgets the position of a source that does not read.
 const INACTIVE: Duration = Duration::from_secs(60);
 
+/// After as long without a message, the stream itself is asked for those that it should have.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// Added to the largest payload: subjects, which have at most 4 KiB, and what the server adds.
+const HEAD_BYTES: usize = 8 << 10;
+
 /// How often the state is computed again while something is behind, and after how many messages.
 const REFRESH: Duration = Duration::from_millis(50);
 const REFRESH_MESSAGES: u64 = 64;
@@ -50,14 +58,14 @@ const REFRESH_MESSAGES: u64 = 64;
 pub(super) struct Reader<'a> {
     pub(super) run: &'a Run,
     pub(super) link: &'a Link,
-    /// Of each stream its state, and the messages before it.
+    /// Of each stream its state, and the messages that it holds before the reader.
     pub(super) states: &'a RefCell<Vec<(State, u64)>>,
 }
 
 impl Reader<'_> {
-    fn note(&self, shard: u16, state: State, behind: u64) {
+    pub(super) fn note(&self, shard: u16, state: State, pending: u64) {
         if let Some(there) = self.states.borrow_mut().get_mut(usize::from(shard)) {
-            *there = (state, behind);
+            *there = (state, pending);
         }
         self.show();
     }
@@ -74,85 +82,113 @@ impl Reader<'_> {
             _ => 3,
         });
         self.run.set_state(worst.unwrap_or(State::Live));
-        self.run.counters.behind.set(states.iter().map(|(_, behind)| behind).sum());
+        let pending: u64 = states.iter().map(|(_, pending)| pending).sum();
+        let counters = &self.run.counters;
+        counters.behind.set(pending.saturating_add(counters.show_unfinished()));
     }
 
-    /// Passes on the reports of the machines. They are not stored: those that find no room are dropped.
-    pub(super) async fn reports(&self) {
-        let config = &self.run.config;
-        if config.flow == Flow::Public && config.trust != Trust::Nobody {
-            let subject = seen(config.chain_id, "*");
-            if let Ok(mut reports) = self.link.client.subscribe(subject).await {
-                while let Some(report) = reports.next().await {
-                    // Here already: what waits for the pool must be short.
-                    let is_report = report.headers.is_none()
-                        && report.payload.len() <= MAX_REPORT_BYTES
-                        && config.trust.covers(machine_of(&report.subject));
-                    if is_report && self.run.queue.try_send(Job::Report(report)).is_err() {
-                        tracing::debug!("a report was dropped");
-                    }
-                }
-            }
+    /// `None` if the connection is lost before it is ready.
+    async fn unless_lost<F: Future>(&self, future: F) -> Option<F::Output> {
+        tokio::select! {
+            biased;
+            output = future => Some(output),
+            _ = self.link.lost() => None,
         }
-        std::future::pending().await
     }
 
-    /// Reads one stream, again after each failure.
-    pub(super) async fn follow(&self, shard: u16, tracker: &mut Tracker) {
-        let mut attempt = 0;
+    /// Reads one stream, again after each failure, until the connection is lost and what came by it is
+    /// passed on.
+    pub(super) async fn follow(&self, shard: u16, tracker: &mut Tracker) -> Option<()> {
+        let config = &self.run.config;
+        let stream = stream_name(config.flow, config.chain_id, shard);
+        let (mut attempt, mut may_get) = (0, true);
         loop {
             let began = Instant::now();
-            let failed = self.read(shard, tracker).await;
+            let failed = match self.unless_lost(self.begin(&stream, tracker)).await? {
+                Err(state) => Some(state),
+                // No consumer brings what is deleted, or what the client cannot read.
+                Ok(begun) if may_get && begun.behind > 0 && tracker.is_stuck() => {
+                    let read = self.read_singly(shard, &stream, tracker, begun.behind);
+                    let failed = self.unless_lost(read).await?;
+                    may_get = failed != Some(State::Denied);
+                    failed
+                }
+                Ok(begun) => {
+                    may_get = true;
+                    self.read(shard, &stream, tracker, begun.behind).await
+                }
+            };
+            if self.link.lost().now_or_never().is_some() {
+                return None;
+            }
             if let Some(state) = failed {
                 self.note(shard, state, 0);
                 attempt = if began.elapsed() > STABLE_AFTER { 0 } else { attempt };
-                sleep(self.run.config.backoff.random_delay(attempt)).await;
+                self.unless_lost(sleep(config.backoff.random_delay(attempt))).await?;
                 attempt = attempt.saturating_add(1);
             }
         }
     }
 
-    /// Reads one stream from where the tracker stands. Returns the state after a failure, `None` to
-    /// read again at once.
-    async fn read(&self, shard: u16, tracker: &mut Tracker) -> Option<State> {
-        let Run { config, counters, .. } = self.run;
-        let stream = stream_name(config.flow, config.chain_id, shard);
-        let info = match self.link.stream(&stream).await {
-            Ok(info) => info,
-            Err(state) => return Some(state),
-        };
+    /// Compares the tracker with the stream.
+    async fn begin(&self, stream: &str, tracker: &mut Tracker) -> Result<Begun, State> {
+        let info = self.link.stream(stream).await?;
         let begun = tracker.begin(Extent {
             created: info.created.unix_timestamp_nanos(),
             first: info.state.first_sequence,
             last: info.state.last_sequence,
             messages: info.state.messages,
         });
+        let counters = &self.run.counters;
         counters.resets.add(begun.reset.into());
         counters.missed.add(begun.missed);
-        let consumer = match self.consumer(&stream, tracker).await {
+        Ok(begun)
+    }
+
+    /// Reads one stream with a consumer from where the tracker stands. Returns the state after a failure,
+    /// `None` to read again at once, or if the connection is lost.
+    async fn read(
+        &self,
+        shard: u16,
+        stream: &str,
+        tracker: &mut Tracker,
+        mut pending: u64,
+    ) -> Option<State> {
+        let config = &self.run.config;
+        let consumer = match self.unless_lost(self.consumer(stream, tracker)).await? {
             Ok(consumer) => consumer,
             Err(state) => return Some(state),
         };
+        tracker.try_consumer(pending);
+        let max_payload = self.link.client.max_payload();
         let messages = consumer
             .stream()
             .max_messages_per_batch(PULL)
-            .max_bytes_per_batch(config.queue_bytes)
+            .max_bytes_per_batch(batch_bytes(config.queue_bytes, config.streams(), max_payload))
             .expires(PULL_EXPIRES)
             .heartbeat(HEARTBEAT)
-            .messages()
-            .await;
-        let Ok(mut messages) = messages else { return Some(State::Unavailable) };
-        let mut state = if begun.behind == 0 { State::Live } else { State::CatchingUp };
-        let mut pending = begun.behind;
+            .messages();
+        let Ok(mut messages) = self.unless_lost(messages).await? else {
+            return Some(State::Unavailable);
+        };
+        let mut lost = pin!(self.link.lost());
+        let mut state = if pending == 0 { State::Live } else { State::CatchingUp };
         let mut behind = pending;
-        self.note(shard, state, behind);
-        let mut read = 0_u64;
+        self.note(shard, state, pending);
+        let (mut read, mut latest) = (0_u64, Instant::now());
         loop {
-            // A message that comes while nothing is behind shows it; what the pool takes, only time does.
+            // What came before a loss is passed on, or each connection would bring it again. A message that
+            // comes while nothing is behind shows it; what the pool takes, only time does.
             let message = tokio::select! {
                 biased;
-                message = messages.next() => message,
+                message = unconstrained(messages.next()) => message,
+                _ = &mut lost => return None,
                 () = sleep(REFRESH), if behind > 0 => {
+                    if pending > 0 && latest.elapsed() > QUIET {
+                        tracing::warn!(stream, pending, "nothing comes");
+                        tracker.give_up_consumer();
+                        return None;
+                    }
                     (state, behind) = self.refresh(shard, state, pending);
                     continue;
                 }
@@ -165,38 +201,24 @@ impl Reader<'_> {
                 }
                 None => return Some(State::Unavailable),
             };
-            let sequence = match message.info() {
+            let place = match message.info() {
                 Ok(info) => {
                     pending = info.pending;
-                    info.stream_sequence
+                    let stored = info.published.unix_timestamp_nanos();
+                    Place { sequence: info.stream_sequence, stored, is_certain: false }
                 }
                 Err(error) => {
                     tracing::warn!(%error, stream, "a message without a sequence number");
                     return Some(State::Unavailable);
                 }
             };
-            // A connection may be lost during the wait: until then the message counts as not received.
-            let message: Message = message.into();
-            let Some((place, permit)) = self.place(message.length).await else {
-                return Some(State::Unavailable);
-            };
-            match tracker.on(sequence) {
-                Step::Deliver => {}
-                Step::Repeated => {
-                    counters.repeated.add(1);
-                    continue;
-                }
-                Step::Hole => {
-                    tracing::warn!(stream, sequence, expected = tracker.next(), "a hole");
-                    counters.holes.add(1);
-                    return None;
-                }
-                Step::Missed(missed) => {
-                    tracing::warn!(stream, sequence, missed, "messages left the stream unread");
-                    counters.missed.add(missed);
-                }
+            if let ControlFlow::Break(failed) =
+                self.pass(stream, tracker, place, message.into()).await
+            {
+                return failed;
             }
-            place.send(Job::Message(message, permit));
+            // Waiting for the pool is not waiting for the server.
+            latest = Instant::now();
             read += 1;
             if read.is_multiple_of(REFRESH_MESSAGES) || behind == 0 {
                 (state, behind) = self.refresh(shard, state, pending);
@@ -204,12 +226,50 @@ impl Reader<'_> {
         }
     }
 
+    /// Passes on a message, unless it is not the next one. Breaks as [`Self::read`] returns.
+    pub(super) async fn pass(
+        &self,
+        stream: &str,
+        tracker: &mut Tracker,
+        place: Place,
+        message: Message,
+    ) -> ControlFlow<Option<State>> {
+        let (counters, sequence) = (&self.run.counters, place.sequence);
+        // The source may be stopped during the wait: until then the message counts as not received.
+        let Some((room, permit)) = self.room(message.length).await else {
+            return ControlFlow::Break(Some(State::Unavailable));
+        };
+        match tracker.on(place) {
+            Step::Deliver => {}
+            Step::Latest => return ControlFlow::Continue(()),
+            Step::Repeated => {
+                counters.repeated.add(1);
+                return ControlFlow::Continue(());
+            }
+            Step::Refilled => {
+                tracing::warn!(stream, sequence, "another message is in the place of the latest");
+                counters.resets.add(1);
+                return ControlFlow::Break(None);
+            }
+            Step::Hole => {
+                tracing::warn!(stream, sequence, start = tracker.start(), "a hole");
+                counters.holes.add(1);
+                return ControlFlow::Break(None);
+            }
+            Step::Missed(missed) => {
+                tracing::warn!(stream, sequence, missed, "messages left the stream unread");
+                counters.missed.add(missed);
+            }
+        }
+        counters.read();
+        room.send(Job::Message(message, permit));
+        ControlFlow::Continue(())
+    }
+
     /// The state of a stream and the messages that are not in the pool yet: those that the server has
     /// told, and those that wait here.
     fn refresh(&self, shard: u16, state: State, pending: u64) -> (State, u64) {
-        let queue = &self.run.queue;
-        let waiting = queue.max_capacity() - queue.capacity();
-        let behind = pending.saturating_add(waiting as u64);
+        let behind = pending.saturating_add(self.run.counters.show_unfinished());
         let lag = self.run.config.lag_messages;
         let next = match state {
             // What waits is on its way.
@@ -219,13 +279,13 @@ impl Reader<'_> {
             _ if behind > lag => State::Lagging,
             _ => State::Live,
         };
-        self.note(shard, next, behind);
+        self.note(shard, next, pending);
         (next, behind)
     }
 
     /// Waits until the pool has taken enough of what was read before.
     /// `None` if the thread that feeds it has panicked.
-    async fn place(&self, bytes: usize) -> Option<(mpsc::Permit<'_, Job>, OwnedSemaphorePermit)> {
+    async fn room(&self, bytes: usize) -> Option<(mpsc::Permit<'_, Job>, OwnedSemaphorePermit)> {
         let bytes = u32::try_from(bytes.clamp(1, self.run.config.queue_bytes)).unwrap_or(u32::MAX);
         let permit = Arc::clone(&self.run.bytes).acquire_many_owned(bytes).await.ok()?;
         Some((self.run.queue.reserve().await.ok()?, permit))
@@ -242,7 +302,7 @@ impl Reader<'_> {
         let context = &self.link.context;
         // The one of an earlier connection stands elsewhere. Usually there is none.
         let _ = context.delete_consumer_from_stream(&name, stream).await;
-        let deliver_policy = match tracker.next() {
+        let deliver_policy = match tracker.start() {
             None => DeliverPolicy::All,
             Some(start_sequence) => DeliverPolicy::ByStartSequence { start_sequence },
         };
@@ -269,5 +329,25 @@ impl Reader<'_> {
                 _ => State::Unavailable,
             }
         })
+    }
+}
+
+/// The bytes of one pull request. The client holds at most two: the next is sent when half of one is left. The
+/// server answers no request that is smaller than the next message.
+fn batch_bytes(queue_bytes: usize, streams: u16, max_payload: usize) -> usize {
+    (queue_bytes / usize::from(streams.max(1)) / 2).max(max_payload.saturating_add(HEAD_BYTES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_streams_share_the_bytes_and_each_can_bring_the_largest_message() {
+        let (queue, payload) = (32 << 20, 1 << 20);
+        assert_eq!(batch_bytes(queue, 1, payload), 16 << 20);
+        assert_eq!(batch_bytes(queue, 4, payload), 4 << 20);
+        assert_eq!(batch_bytes(queue, 64, payload), payload + HEAD_BYTES);
+        assert_eq!(batch_bytes(8 << 20, 1, 8 << 20), (8 << 20) + HEAD_BYTES);
     }
 }

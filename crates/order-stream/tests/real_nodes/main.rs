@@ -5,6 +5,7 @@
 mod cluster;
 mod failures;
 mod fleet;
+mod malformed;
 mod rights;
 
 use std::{
@@ -32,7 +33,7 @@ const CHAIN: u64 = 1;
 /// A server with the streams of a chain.
 struct Stage {
     server: NatsServer,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Stage {
@@ -45,7 +46,7 @@ impl Stage {
     fn without_streams(config: &NatsConfig) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let server = NatsServer::start(dir.path(), config).expect("a server");
-        Self { server, _dir: dir }
+        Self { server, dir }
     }
 
     fn config(&self) -> ServerConfig {

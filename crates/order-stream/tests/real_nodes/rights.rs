@@ -2,9 +2,10 @@
 
 use chain_view::{Block, Head};
 
-use super::*;
+use super::{malformed::RawClient, *};
 
-/// The users of the README's table, with prefixes of their own; `mute` may publish nothing but reports.
+/// The users of the README's table, with prefixes of their own; `mute` may publish nothing but reports,
+/// and `old` may not read single messages.
 const USERS: &str = r#"
 authorization { users: [
   { user: admin, password: p }
@@ -16,9 +17,24 @@ authorization { users: [
   { user: one, password: p, permissions: {
       publish: [
         "$JS.API.STREAM.INFO.MEMPOOL_1_TX_0", "$JS.API.CONSUMER.CREATE.MEMPOOL_1_TX_0.one",
-        "$JS.API.CONSUMER.DELETE.MEMPOOL_1_TX_0.one", "$JS.API.CONSUMER.MSG.NEXT.MEMPOOL_1_TX_0.one" ]
+        "$JS.API.CONSUMER.DELETE.MEMPOOL_1_TX_0.one", "$JS.API.CONSUMER.MSG.NEXT.MEMPOOL_1_TX_0.one"
+        "$JS.API.STREAM.MSG.GET.MEMPOOL_1_TX_0" ]
       subscribe: ["_INBOX_one.>", "mempool.1.seen.*"] } }
+  { user: old, password: p, permissions: {
+      publish: [
+        "$JS.API.STREAM.INFO.MEMPOOL_1_TX_0", "$JS.API.CONSUMER.CREATE.MEMPOOL_1_TX_0.old"
+        "$JS.API.CONSUMER.DELETE.MEMPOOL_1_TX_0.old", "$JS.API.CONSUMER.MSG.NEXT.MEMPOOL_1_TX_0.old" ]
+      subscribe: ["_INBOX_old.>", "mempool.1.seen.*"] } }
 ] }"#;
+
+impl Stage {
+    async fn admin(&self) -> async_nats::jetstream::Context {
+        let options =
+            async_nats::ConnectOptions::with_user_and_password("admin".into(), "p".into());
+        let client = options.connect(self.server.url()).await.expect("a connection");
+        async_nats::jetstream::new(client)
+    }
+}
 
 async fn stage() -> Stage {
     let stage = Stage::without_streams(&NatsConfig::default().with_extra(USERS));
@@ -33,18 +49,56 @@ fn publisher(stage: &Stage, pool: &OrderPool, user: &str, password: &str) -> Pub
     Publisher::start(pool, config).expect("a publisher")
 }
 
+fn source(stage: &Stage, pool: &OrderPool, user: &str) -> Source {
+    let prefix = format!("_INBOX_{user}");
+    let server = stage.config().with_user(user, "p").with_inbox_prefix(prefix);
+    let config = SourceConfig::new(server, CHAIN, user).with_backoff(BACKOFF);
+    Source::start(pool, config.with_trust(Trust::Everybody)).expect("a source")
+}
+
 #[tokio::test]
 async fn the_rights_of_the_readme_are_enough() {
     let stage = stage().await;
     let (ingested, built) = (pool(), pool());
     insert(&ingested, &transactions(31, 100, 0));
     let publisher = publisher(&stage, &ingested, "a", "p");
-    let server = stage.config().with_user("one", "p").with_inbox_prefix("_INBOX_one");
-    let config = SourceConfig::new(server, CHAIN, "one").with_backoff(BACKOFF);
-    let source = Source::start(&built, config.with_trust(Trust::Everybody)).expect("a source");
+    let source = source(&stage, &built, "one");
     until_equal(&ingested, &built).await;
+    RawClient::connect(&stage.server, r#""user":"admin","pass":"p""#).store(
+        "mempool.1.tx.0.evil",
+        "NATS/1.0\r\nno colon\r\n\r\n",
+        b"",
+    );
+    until("a malformed message", || source.stats().malformed == 1).await;
     assert_eq!(finish(publisher).await.stored, 100);
-    finish_source(source).await;
+    source.shutdown(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn a_source_that_may_not_read_single_messages_is_denied_what_no_consumer_can_bring() {
+    let stage = stage().await;
+    let (ingested, built) = (pool(), pool());
+    insert(&ingested, &transactions(33, 20, 0));
+    let publisher = publisher(&stage, &ingested, "a", "p");
+    until("all stored", || publisher.stats().stored == 20).await;
+    let admin = stage.admin().await;
+    let stream = admin.get_stream("MEMPOOL_1_TX_0").await.expect("the stream");
+    assert!(stream.delete_message(7).await.expect("a deletion"));
+    let source = source(&stage, &built, "old");
+    until("the rest, by a third consumer", || built.stats().txs == 19).await;
+    until("live", || source.state() == State::Live).await;
+    RawClient::connect(&stage.server, r#""user":"admin","pass":"p""#).store(
+        "mempool.1.tx.0.evil",
+        "NATS/1.0\r\nno colon\r\n\r\n",
+        b"",
+    );
+    until("denied", || source.state() == State::Denied).await;
+    assert!(stream.delete_message(21).await.expect("a deletion"));
+    insert(&ingested, &transactions(34, 1, 0));
+    until("the next message", || built.stats().txs == 20).await;
+    let stats = finish_source(source).await;
+    assert_eq!((stats.received, stats.missed), (20, 2), "{stats:?}");
+    finish(publisher).await;
 }
 
 #[tokio::test]
