@@ -1,7 +1,7 @@
 //! One connection to a server, from its opening to its loss. It is never reopened: who uses it opens
 //! another, so that every loss and its reason are seen.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use async_nats::{
     Client, ConnectErrorKind, ConnectOptions, Event, ServerError,
@@ -22,12 +22,17 @@ const COMMANDS: usize = 256;
 /// request's messages.
 const SUBSCRIPTION: usize = 1 << 17;
 
+/// Denied subjects that are remembered: more than one user publishes on.
+const MAX_DENIED: usize = 256;
+
 /// What the server has said about the connection.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinkStatus {
     pub(crate) lost: Option<DisconnectReason>,
-    /// The subject that the user may not publish on, and how often it was said.
-    pub(crate) denied_publish: (String, u64),
+    /// The subjects that the user may not publish on, each with the number of its latest denial.
+    pub(crate) denied_publish: BTreeMap<String, u64>,
+    /// The number of the latest denial of all.
+    pub(crate) denials: u64,
     /// The subject that the user may not subscribe to.
     pub(crate) denied_subscribe: Option<String>,
 }
@@ -107,7 +112,7 @@ impl Link {
 
     /// Whether the server has refused a message on this subject.
     pub(crate) fn is_denied(&self, subject: &str) -> bool {
-        self.status.borrow().denied_publish.0 == subject
+        self.status.borrow().denied_publish.contains_key(subject)
     }
 }
 
@@ -131,7 +136,11 @@ fn note(sender: &watch::Sender<LinkStatus>, event: Event) {
                 tracing::warn!(subject, is_publish, "the server denies a subject");
                 sender.send_modify(|status| {
                     if is_publish {
-                        status.denied_publish = (subject.to_owned(), status.denied_publish.1 + 1);
+                        status.denials += 1;
+                        let denied = &mut status.denied_publish;
+                        if denied.len() < MAX_DENIED || denied.contains_key(subject) {
+                            denied.insert(subject.to_owned(), status.denials);
+                        }
                     } else {
                         status.denied_subscribe = Some(subject.to_owned());
                     }
@@ -230,5 +239,16 @@ mod tests {
         note(&sender, Event::LameDuckMode);
         note(&sender, Event::Disconnected);
         assert_eq!(status.borrow().lost, Some(DisconnectReason::ServerStopping));
+    }
+
+    #[test]
+    fn each_denied_subject_is_kept_until_it_is_read() {
+        let (sender, status) = watch::channel(LinkStatus::default());
+        for subject in ["a", "b", "a"] {
+            let text = format!("Permissions Violation for Publish to \"{subject}\"");
+            note(&sender, Event::ServerError(ServerError::Other(text)));
+        }
+        let denied = status.borrow().denied_publish.clone();
+        assert_eq!(denied, [("a".to_owned(), 3), ("b".to_owned(), 2)].into());
     }
 }

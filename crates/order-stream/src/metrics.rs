@@ -83,7 +83,8 @@ pub enum RefuseReason {
     Full,
     /// The stream refused it for another reason, which is logged.
     Rejected,
-    /// Its order was cancelled before the stream answered; the cancellation follows. The stream may have it.
+    /// Its order was cancelled before the stream answered, and the cancellation follows; or it is a head that is far
+    /// below a new one. The stream may have it.
     Withdrawn,
 }
 

@@ -119,6 +119,21 @@ impl Outbox {
         self.trouble
     }
 
+    /// When [`Self::has_room`] may be true, if no message tries a subject that takes nothing; `None` if one does.
+    pub(crate) fn opens_after(&self, now: Instant) -> Option<Instant> {
+        match self.trouble {
+            None => Some(now),
+            Some(_) if self.slots.is_empty() => {
+                Some(self.closed_until.map_or(now, |until| until.max(now)))
+            }
+            Some(_) => None,
+        }
+    }
+
+    pub(crate) fn holds(&self, is_it: impl Fn(&Item) -> bool) -> bool {
+        self.slots.values().any(|slot| is_it(&slot.item))
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.slots.len() >= self.limits.window || self.bytes >= self.limits.window_bytes
     }

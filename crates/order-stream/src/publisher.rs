@@ -237,7 +237,7 @@ impl Run {
     async fn session(&mut self, link: &Link, stop: watch::Receiver<bool>) -> End {
         self.set_state(State::CatchingUp);
         let check = async {
-            let found = self.note_streams(ask_streams(link, self.stream_names()).await)?;
+            let found = self.note_streams(ask_streams(link, self.streams()).await)?;
             // The answers to all messages: the last tokens are the lane and the message's number.
             let inbox = link.client.new_inbox();
             let acks = link.client.subscribe(format!("{inbox}.*.*")).await;
@@ -257,9 +257,10 @@ impl Run {
         }
     }
 
-    fn stream_names(&self) -> Vec<String> {
-        let shards = 0..self.stored.len() as u16;
-        shards.map(|shard| stream_name(self.config.flow, self.config.chain_id, shard)).collect()
+    /// The streams by name, with the highest sequence number that was acknowledged so far.
+    fn streams(&self) -> Vec<(String, u64)> {
+        let name = |shard| stream_name(self.config.flow, self.config.chain_id, shard);
+        (0..).zip(&self.stored).map(|(shard, (sequence, _))| (name(shard), *sequence)).collect()
     }
 
     /// Compares what the server says of the streams with what was stored there. A stream that was made anew, or has
@@ -269,8 +270,8 @@ impl Run {
         let is_known = answers.iter().any(Result::is_ok);
         for (stored, answer) in self.stored.iter_mut().zip(answers) {
             match answer {
-                Ok((created, last)) => {
-                    let (sequence, before) = *stored;
+                Ok(StreamInfo { created, last, acknowledged: sequence }) => {
+                    let before = stored.1;
                     if before.is_some_and(|before| before != created) || last < sequence {
                         tracing::warn!(sequence, last, "a stream has lost what was stored");
                         self.counters.resets.add(1);
@@ -289,8 +290,17 @@ impl Run {
     }
 }
 
-/// When a stream was made and its last sequence number, or why that is not known.
-type StreamAnswer = Result<(i128, u64), State>;
+/// What is known of a stream, or why nothing is.
+type StreamAnswer = Result<StreamInfo, State>;
+
+#[derive(Clone, Copy, Debug)]
+struct StreamInfo {
+    created: i128,
+    /// Its last sequence number.
+    last: u64,
+    /// The highest one that was acknowledged when the question was sent: others may come before its answer.
+    acknowledged: u64,
+}
 
 /// What was found of the streams.
 #[derive(Clone, Copy, Debug)]
@@ -302,10 +312,43 @@ struct Found {
 }
 
 /// Asks for all streams at once.
-async fn ask_streams(link: &Link, names: Vec<String>) -> Vec<StreamAnswer> {
-    let ask = async |name: String| {
+async fn ask_streams(link: &Link, streams: Vec<(String, u64)>) -> Vec<StreamAnswer> {
+    let ask = async |(name, acknowledged): (String, u64)| {
         let info = link.stream(&name).await?;
-        Ok((info.created.unix_timestamp_nanos(), info.state.last_sequence))
+        let created = info.created.unix_timestamp_nanos();
+        Ok(StreamInfo { created, last: info.state.last_sequence, acknowledged })
     };
-    join_all(names.into_iter().map(ask)).await
+    join_all(streams.into_iter().map(ask)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use order_pool::PoolConfig;
+
+    use super::*;
+    use crate::config::ServerConfig;
+
+    #[test]
+    fn a_stream_is_not_taken_for_a_new_one_because_its_answer_came_behind_acknowledgements() {
+        let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
+        let config = PublisherConfig::new(ServerConfig::new("nats://localhost:4222"), 1, "a");
+        let counters = Arc::new(PublisherCounters::new(Flow::Public));
+        let mut run = Run::new(pool, config, counters, watch::channel(State::Connecting).0);
+        let is_reset = |run: &mut Run, asked: &[(String, u64)], created, last| {
+            let info = StreamInfo { created, last, acknowledged: asked[0].1 };
+            run.note_streams(vec![Ok(info)]).expect("an answer").reset
+        };
+        let asked = run.streams();
+        assert_eq!(asked, [("MEMPOOL_1_TX_0".to_owned(), 0)]);
+        assert!(!is_reset(&mut run, &asked, 1, 10));
+        run.stored[0].0 = 20;
+        let asked = run.streams();
+        run.stored[0].0 = 30;
+        assert!(!is_reset(&mut run, &asked, 1, 25), "it had 25 when it answered");
+        assert_eq!(run.stored[0].0, 30);
+        let asked = run.streams();
+        assert!(is_reset(&mut run, &asked, 1, 25), "it has lost its end");
+        let asked = run.streams();
+        assert!(is_reset(&mut run, &asked, 2, 25), "it was made anew");
+    }
 }

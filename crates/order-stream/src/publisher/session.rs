@@ -84,7 +84,7 @@ impl<'a> Session<'a> {
 
     fn begin_comparison(&mut self) {
         self.run.follower.begin_comparison();
-        self.run.lanes.compares(Instant::now());
+        self.run.lanes.compares();
         self.run.counters.comparisons.add(1);
         self.comparing = true;
     }
@@ -119,7 +119,8 @@ impl<'a> Session<'a> {
             let is_done = !self.events.is_replaying()
                 && self.events.behind() == 0
                 && self.held.is_empty()
-                && self.run.lanes.len() == 0;
+                && self.run.lanes.len() == 0
+                && self.run.lanes.compare_at().is_none();
             if *stop.borrow_and_update() && is_done {
                 self.flush_report().await;
                 // Nothing but the report can be on its way.
@@ -129,7 +130,7 @@ impl<'a> Session<'a> {
             let now = Instant::now();
             if self.check_due.is_some_and(|due| due <= now) {
                 self.check_due = None;
-                self.check = Some(ask_streams(self.link, self.run.stream_names()).boxed());
+                self.check = Some(ask_streams(self.link, self.run.streams()).boxed());
             }
             let wakes = [self.run.lanes.next_wake(now), self.run.report.due(), self.check_due];
             let wake = wakes.into_iter().flatten().min();
@@ -154,9 +155,11 @@ impl<'a> Session<'a> {
                     if seen.denied_subscribe.is_some_and(|subject| subject.starts_with(&self.inbox)) {
                         return End::Lost(State::Denied);
                     }
-                    if seen.denied_publish.1 > self.denials {
-                        self.denials = seen.denied_publish.1;
-                        self.on_denied(&seen.denied_publish.0);
+                    let before = std::mem::replace(&mut self.denials, seen.denials);
+                    for (subject, number) in &seen.denied_publish {
+                        if *number > before {
+                            self.on_denied(subject);
+                        }
                     }
                 }
                 ack = self.acks.next() => match ack {
@@ -187,7 +190,7 @@ impl<'a> Session<'a> {
                 was_unavailable = is_unavailable;
                 self.check_due = Some(Instant::now());
             }
-            if !self.comparing && self.run.lanes.must_compare(Instant::now()) {
+            if self.run.lanes.must_compare(Instant::now()) {
                 self.compare();
             }
         }
@@ -201,6 +204,7 @@ impl<'a> Session<'a> {
     fn end_comparison(&mut self) {
         if self.comparing && !self.events.is_replaying() {
             self.comparing = false;
+            self.run.lanes.compared(Instant::now());
             self.held.extend(self.run.follower.end_comparison());
             self.run.counters.lost_events.add(self.run.follower.take_unremembered());
         }
@@ -217,8 +221,10 @@ impl<'a> Session<'a> {
                 }
                 Ok(())
             }
-            // The next change is another occasion.
-            Err(State::Unavailable) => Ok(()),
+            Err(State::Unavailable) => {
+                self.check_due = Some(Instant::now() + CHECK_PAUSE);
+                Ok(())
+            }
             Err(state) => Err(End::Lost(state)),
         }
     }
@@ -260,6 +266,7 @@ impl<'a> Session<'a> {
             }
             next = self.events.try_next();
         }
+        self.run.counters.lost_events.add(self.run.follower.take_unremembered());
         Ok(())
     }
 
@@ -267,12 +274,14 @@ impl<'a> Session<'a> {
     async fn publish_held(&mut self) -> Result<(), End> {
         while let Some(item) = self.held.front() {
             let Run { lanes, subjects, follower, counters, .. } = &mut *self.run;
-            if let Item::CancelPrivate { hash, .. } = item {
-                let withdrawn = lanes.withdraw(hash);
-                counters.refused[RefuseReason::Withdrawn.index()].add(withdrawn as u64);
-            }
+            let withdrawn = lanes.withdraw_for(item);
+            counters.refused[RefuseReason::Withdrawn.index()].add(withdrawn as u64);
             let lane = subjects.lane_of(item);
-            match lanes.room(lane, subjects, Instant::now()) {
+            let room = match lanes.room_behind_cancellation(item) {
+                Room::Now => lanes.room(lane, subjects, Instant::now()),
+                other => other,
+            };
+            match room {
                 Room::Wait => break,
                 Room::LeaveOut => follower.forget(item),
                 Room::Now => {
