@@ -53,12 +53,14 @@ impl Item {
         })
     }
 
-    /// What distinguishes it from the same content published before, which the stream would take for a
-    /// duplicate.
-    pub(crate) const fn again(&self) -> u32 {
+    /// The end of the message id, where the stream must not take it for what was published before: by this machine, or by
+    /// another one that did not see the same sequence of orders and cancellations.
+    pub(crate) fn suffix(&self, machine: &str) -> Option<String> {
         match self {
-            Self::Order { again, .. } | Self::CancelPrivate { again, .. } => *again,
-            Self::Cancellation(_) | Self::Head(_) => 0,
+            Self::Order { again: 0, .. } | Self::Cancellation(_) | Self::Head(_) => None,
+            Self::Order { again, .. } | Self::CancelPrivate { again, .. } => {
+                Some(format!("-{machine}-{again}"))
+            }
         }
     }
 }
@@ -488,19 +490,49 @@ mod tests {
         let again = |follower: &mut Follower| {
             orders
                 .each_ref()
-                .map(|order| follower.on(&added(order.clone())).map(|item| item.again()))
+                .map(|order| follower.on(&added(order.clone())).map(|item| item.suffix("a")))
         };
         follower.begin_comparison();
-        assert_eq!(again(&mut follower), [Some(0), Some(0)]);
+        assert_eq!(again(&mut follower), [Some(None), Some(None)]);
         follower.end_comparison();
         follower.begin_comparison();
         follow(&mut follower, &mut pool.subscribe_all());
         assert!(follower.end_comparison().is_empty());
-        assert_eq!(again(&mut follower), [Some(1), Some(1)]);
+        let suffix = |text: &str| Some(Some(text.to_owned()));
+        assert_eq!(again(&mut follower), [suffix("-a-1"), suffix("-a-1")]);
         for order in &orders {
             let (order, reason) = (Arc::new(order.clone()), RemoveReason::Evicted);
             assert!(follower.on(&Event::Removed { order, reason }).is_none());
         }
-        assert_eq!(again(&mut follower), [Some(2), Some(2)]);
+        assert_eq!(again(&mut follower), [suffix("-a-2"), suffix("-a-2")]);
+    }
+
+    #[test]
+    fn a_machine_that_did_not_see_what_another_did_is_not_taken_for_its_duplicate() {
+        let (tx, signer) = (&txs(1)[0], Address::repeat_byte(1));
+        let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
+        let pools = [(); 2].map(|()| OrderPool::new(PoolConfig::default()).expect("a pool"));
+        let mut followers = [(); 2].map(|()| Follower::new(Flow::Private, true));
+        let mut events = pools.each_ref().map(OrderPool::subscribe_all);
+        let mut stored = std::collections::HashSet::new();
+        let mut is_stored = |machine: usize, is_sent: bool| {
+            if is_sent {
+                let tx = Transaction::private(tx.clone(), terms, SystemTime::now());
+                pools[machine].insert_transaction(tx);
+            } else {
+                pools[machine].cancel_private(tx.hash(), signer);
+            }
+            let event = events[machine].try_next().expect("an event").expect("no lag");
+            let item = followers[machine].on(&event).expect("a message");
+            let id = item.encode().expect("a message").id;
+            stored.insert((id, item.suffix(["a", "b"][machine])))
+        };
+        assert!(is_stored(0, true));
+        assert!(!is_stored(1, true), "the same order of two machines is stored once");
+        for is_sent in [false, true, false] {
+            assert!(is_stored(0, is_sent));
+        }
+        // Then its sender turns to the other machine.
+        assert!(is_stored(1, false) && is_stored(1, true) && is_stored(1, false));
     }
 }

@@ -312,6 +312,26 @@ async fn a_shutdown_lasts_no_longer_than_its_limit_while_the_socket_takes_nothin
 }
 
 #[tokio::test]
+async fn a_server_that_hung_is_not_taken_for_a_new_stream_though_answers_come_out_of_turn() {
+    let stage = Stage::new(streams()).await;
+    let ingested = pool();
+    // Pings that nobody answers would end the connection.
+    let minute = Duration::from_secs(60);
+    let server = stage.config().with_times(minute, minute);
+    let config = PublisherConfig::new(server, CHAIN, "a").with_backoff(BACKOFF);
+    let config = config.with_ack_timeout(Duration::from_millis(300));
+    let publisher = Publisher::start(&ingested, config).expect("a publisher");
+    until_live(&publisher).await;
+    stage.server.sigstop().expect("a stopped server");
+    insert(&ingested, &transactions(22, 10_000, 0));
+    until("unavailable", || publisher.state() == State::Unavailable).await;
+    stage.server.sigcont().expect("a server");
+    let stats = finish(publisher).await;
+    assert_eq!((stats.published, stats.resets), (10_000, 0), "{stats:?}");
+    assert_eq!((stats.connects, stats.refused_total()), (1, 0), "{stats:?}");
+}
+
+#[tokio::test]
 async fn a_server_that_is_not_there_is_reported_and_waited_for() {
     let mut stage = Stage::new(streams()).await;
     stage.server.kill9().expect("a dead server");

@@ -22,8 +22,8 @@ use crate::{
     wire::Encoded,
 };
 
-/// The bytes of the one header: `NATS/1.0`, the name, 64 digits, up to 11 more, and line ends.
-const HEADER_BYTES: usize = 112;
+/// The bytes of the one header: `NATS/1.0`, the name, 64 digits, up to 44 more, and line ends.
+const HEADER_BYTES: usize = 144;
 
 impl Session<'_> {
     /// Publishes something for the first time.
@@ -38,10 +38,10 @@ impl Session<'_> {
             counters.refused[RefuseReason::TooLarge.index()].add(1);
             return Ok(());
         }
-        let again = item.again();
+        let suffix = item.suffix(&self.run.config.machine);
         let Some(outbox) = self.run.lanes.get_mut(lane) else { return Ok(()) };
         let number = outbox.add(item, encoded.id, size, Instant::now());
-        self.send(lane, number, again, encoded).await
+        self.send(lane, number, suffix, encoded).await
     }
 
     pub(super) async fn publish_due(&mut self) -> Result<(), End> {
@@ -53,7 +53,7 @@ impl Session<'_> {
                 let Some(outbox) = self.run.lanes.get_mut(lane) else { break };
                 let due = outbox.next_due(Instant::now(), rand::random());
                 let Some((number, item, id)) = due else { break };
-                let again = item.again();
+                let suffix = item.suffix(&self.run.config.machine);
                 let Some(encoded) = item.encode() else { continue };
                 if encoded.payload.len() + HEADER_BYTES > self.max_payload {
                     // Another server of the cluster, with another limit.
@@ -61,7 +61,7 @@ impl Session<'_> {
                     continue;
                 }
                 self.run.counters.republished.add(1);
-                self.send(lane, number, again, Encoded { id, ..encoded }).await?;
+                self.send(lane, number, suffix, Encoded { id, ..encoded }).await?;
             }
         }
         Ok(())
@@ -72,14 +72,12 @@ impl Session<'_> {
         &self,
         lane: usize,
         number: u64,
-        again: u32,
+        suffix: Option<String>,
         Encoded { id, payload }: Encoded,
     ) -> Result<(), End> {
         let mut id = alloy_primitives::hex::encode(id);
-        if again > 0 {
-            // Another message for the stream, and the same for who reads it.
-            id = format!("{id}-{again}");
-        }
+        // Another message for the stream, and the same for who reads it.
+        id.push_str(&suffix.unwrap_or_default());
         let mut headers = HeaderMap::new();
         headers.insert("Nats-Msg-Id", id);
         let subject = self.run.subjects.of(lane).clone();
