@@ -209,7 +209,7 @@ fn a_server_that_is_silent_or_not_there_is_an_error_or_a_state_and_nothing_waits
     // Connections wait in its backlog.
     let silent = TcpListener::bind(ANY_PORT).expect("a port");
     let silent = format!("nats://{}", silent.local_addr().expect("an address"));
-    // Taken by nobody since the first Unix.
+    // Nothing listens on this port.
     let absent = "nats://127.0.0.1:1";
     let urls = [&silent, absent];
     // Streams can only be made on a server.
@@ -222,16 +222,23 @@ fn a_server_that_is_silent_or_not_there_is_an_error_or_a_state_and_nothing_waits
         assert!(ended.stderr.lines().any(is_error), "{ended:?}");
     }
     let state = "disconnected: no server can be reached";
+    let is_apart = |flow: &Value| {
+        // The next attempt may be under way.
+        assert!([state, "connecting"].iter().any(|state| flow["state"] == *state), "{flow}");
+    };
     for mut publisher in publishers {
-        wait_for(&mut publisher, &[&format!(" public=({state}")]);
+        wait_for(&mut publisher, &["cannot connect"]);
+        wait_for(&mut publisher, &[" public=(", " private=("]);
         for flow in published(&finish(publisher)) {
             assert_eq!(number(flow, "published"), 0, "{flow}");
+            is_apart(flow);
         }
     }
     for mut builder in builders {
         wait_for(&mut builder, &[state]);
         for flow in received(&finish(builder)) {
             assert_eq!(number(flow, "received"), 0, "{flow}");
+            is_apart(flow);
         }
     }
 }
