@@ -9,6 +9,7 @@ use std::{
 };
 
 use devnet::{NatsConfig, NatsServer};
+use order_stream::State;
 use serde_json::{Value, json};
 use testkit::{
     command::{Ended, Running, Signal, command_line},
@@ -51,9 +52,12 @@ fn builder(node: &Node, args: &[&str]) -> Running {
     start(BUILDER, node, &[&fixed, args].concat())
 }
 
-/// Waits for a line with this text.
-fn wait_for(running: &mut Running, text: &str) {
-    running.line(|line| line.contains(text).then_some(())).expect(text);
+/// Waits for a line with all of these texts.
+fn wait_for(running: &mut Running, texts: &[&str]) {
+    let is_it = |line: &str| texts.iter().all(|text| line.contains(text));
+    running
+        .line(|line| is_it(line).then_some(()))
+        .unwrap_or_else(|error| panic!("{texts:?} {error}"));
 }
 
 /// Waits for the line that names the address of one of its servers.
@@ -71,17 +75,17 @@ fn request(to: SocketAddr, path: &str, body: Option<&str>) -> String {
     response
 }
 
-/// Waits until a counter is as high.
-fn until(metrics: SocketAddr, counter: &str, least: usize) {
+/// Waits until a metric has such a value.
+fn until(metrics: SocketAddr, metric: &str, is_so: impl Fn(usize) -> bool) {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let text = request(metrics, "/metrics", None);
-        let mut values = text.lines().filter_map(|line| line.strip_prefix(counter));
-        let value = values.next().map(|value| value.trim().parse::<usize>().expect("a number"));
-        if value >= Some(least) {
+        let mut values = text.lines().filter_map(|line| line.strip_prefix(metric));
+        let value = values.next().map(|value| value.trim().parse().expect("a whole number"));
+        if value.is_some_and(&is_so) {
             return;
         }
-        assert!(Instant::now() < deadline, "{counter} is not {least}:\n{text}");
+        assert!(Instant::now() < deadline, "{metric} stays {value:?}:\n{text}");
         thread::sleep(Duration::from_millis(50));
     }
 }
@@ -129,7 +133,7 @@ fn a_builder_gets_both_flows_of_an_ingest_on_a_real_server() {
     let mut builder =
         builder(&node, &["--from", &url, "--from-private", &url, "--metrics", ANY_PORT]);
     let metrics = address(&mut builder, "metrics at http://");
-    wait_for(&mut builder, "stream missing");
+    wait_for(&mut builder, &["stream missing"]);
 
     let flows = ["--publish", &url, "--publish-private", &url, "--replicas", "1"];
     let mut ingest = ingest(&node, &[&flows, ["--rpc", ANY_PORT].as_slice()].concat());
@@ -140,8 +144,12 @@ fn a_builder_gets_both_flows_of_an_ingest_on_a_real_server() {
         let response = request(rpc, "/", Some(&call.to_string()));
         assert!(response.contains(&tx.hash.to_string()), "{response}");
     }
-    until(metrics, r#"order_stream_delivered_total{flow="private",outcome="pooled"}"#, PRIVATE);
-    until(metrics, r#"order_stream_delivered_total{flow="public",outcome="pooled"}"#, 50);
+    for (flow, least) in [("private", PRIVATE), ("public", 50)] {
+        let pooled = format!(r#"order_stream_delivered_total{{flow="{flow}",outcome="pooled"}}"#);
+        until(metrics, &pooled, |count| count >= least);
+        let state = format!(r#"order_stream_state{{flow="{flow}",side="source"}}"#);
+        until(metrics, &state, |state| state == usize::from(State::Live.code()));
+    }
     // Those that are private stay pending: no node has them.
     let included = |line: &str| -> Option<usize> {
         line.split_once(", included ")?.1.split(' ').next()?.parse().ok()
@@ -149,7 +157,7 @@ fn a_builder_gets_both_flows_of_an_ingest_on_a_real_server() {
     builder
         .line(|line| included(line).filter(|count| *count > PRIVATE))
         .expect("a block with transactions of both flows");
-    wait_for(&mut ingest, " public=(live");
+    wait_for(&mut ingest, &[" public=(live", " private=(live"]);
 
     let built = finish(builder);
     for flow in received(&built) {
@@ -201,7 +209,7 @@ fn a_server_that_is_silent_or_not_there_is_an_error_or_a_state_and_nothing_waits
     // Connections wait in its backlog.
     let silent = TcpListener::bind(ANY_PORT).expect("a port");
     let silent = format!("nats://{}", silent.local_addr().expect("an address"));
-    // Taken by nobody since the first Unix.
+    // Nothing listens on this port.
     let absent = "nats://127.0.0.1:1";
     let urls = [&silent, absent];
     // Streams can only be made on a server.
@@ -214,16 +222,23 @@ fn a_server_that_is_silent_or_not_there_is_an_error_or_a_state_and_nothing_waits
         assert!(ended.stderr.lines().any(is_error), "{ended:?}");
     }
     let state = "disconnected: no server can be reached";
+    let is_apart = |flow: &Value| {
+        // The next attempt may be under way.
+        assert!([state, "connecting"].iter().any(|state| flow["state"] == *state), "{flow}");
+    };
     for mut publisher in publishers {
-        wait_for(&mut publisher, &format!(" public=({state}"));
+        wait_for(&mut publisher, &["cannot connect"]);
+        wait_for(&mut publisher, &[" public=(", " private=("]);
         for flow in published(&finish(publisher)) {
             assert_eq!(number(flow, "published"), 0, "{flow}");
+            is_apart(flow);
         }
     }
     for mut builder in builders {
-        wait_for(&mut builder, state);
+        wait_for(&mut builder, &[state]);
         for flow in received(&finish(builder)) {
             assert_eq!(number(flow, "received"), 0, "{flow}");
+            is_apart(flow);
         }
     }
 }
