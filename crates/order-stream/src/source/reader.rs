@@ -82,9 +82,8 @@ impl Reader<'_> {
             _ => 3,
         });
         self.run.set_state(worst.unwrap_or(State::Live));
-        let pending: u64 = states.iter().map(|(_, pending)| pending).sum();
         let counters = &self.run.counters;
-        counters.behind.set(pending.saturating_add(counters.show_unfinished()));
+        counters.behind.set(behind(&states, counters.show_unfinished()));
     }
 
     /// `None` if the connection is lost before it is ready.
@@ -332,6 +331,11 @@ impl Reader<'_> {
     }
 }
 
+/// What the streams hold before the reader, and what waits for the pool, of all streams together.
+fn behind(states: &[(State, u64)], unfinished: u64) -> u64 {
+    states.iter().fold(unfinished, |sum, (_, pending)| sum.saturating_add(*pending))
+}
+
 /// The bytes of one pull request. The client holds at most two: the next is sent when half of one is left. The
 /// server answers no request that is smaller than the next message.
 fn batch_bytes(queue_bytes: usize, streams: u16, max_payload: usize) -> usize {
@@ -341,6 +345,13 @@ fn batch_bytes(queue_bytes: usize, streams: u16, max_payload: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_waits_for_the_pool_counts_once_however_many_streams_there_are() {
+        let states = [(State::CatchingUp, 20), (State::Live, 0), (State::Lagging, 300)];
+        assert_eq!(behind(&states, 7), 327);
+        assert_eq!(behind(&states[..1], 7), 27);
+    }
 
     #[test]
     fn the_streams_share_the_bytes_and_each_can_bring_the_largest_message() {
