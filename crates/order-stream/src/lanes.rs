@@ -63,13 +63,18 @@ impl Lanes {
         self.outboxes.iter().map(Outbox::len).sum()
     }
 
+    /// The troubles of the subjects for which something waits: of the others nothing is known any more.
+    fn troubles(&self) -> impl Iterator<Item = Trouble> {
+        self.outboxes.iter().filter(|outbox| outbox.len() > 0).filter_map(Outbox::trouble)
+    }
+
     /// The worst of all subjects.
     pub(crate) fn trouble(&self) -> Option<Trouble> {
-        self.outboxes.iter().filter_map(Outbox::trouble).max()
+        self.troubles().max()
     }
 
     pub(crate) fn is_unavailable(&self) -> bool {
-        self.outboxes.iter().any(|outbox| outbox.trouble() == Some(Trouble::Unavailable))
+        self.troubles().any(|trouble| trouble == Trouble::Unavailable)
     }
 
     /// Whether a transaction that was cancelled and sent again can be published: its cancellation is on another subject
@@ -255,8 +260,10 @@ mod tests {
         answer(&mut lanes, (0, number), DENIED, now);
         assert_eq!(lanes.room(0, &subjects, now), Room::LeaveOut);
         assert_eq!(lanes.compare_at(), None, "the first one tries");
+        assert_eq!(lanes.trouble(), Some(Trouble::Denied));
         assert_eq!(lanes.withdraw_for(&cancellation_of(order)), 1);
         assert_eq!(lanes.compare_at(), Some(now + COMPARE_PAUSE));
+        assert_eq!(lanes.trouble(), None, "nothing waits");
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub(crate) struct Link {
     pub(crate) client: Client,
     pub(crate) context: Context,
     pub(crate) status: watch::Receiver<LinkStatus>,
+    inbox_prefix: String,
 }
 
 impl Link {
@@ -75,7 +76,7 @@ impl Link {
         let client = options.connect(addresses).await.map_err(connect_error)?;
         let mut context = jetstream::new(client.clone());
         context.set_timeout(config.timeout);
-        Ok(Self { client, context, status })
+        Ok(Self { client, context, status, inbox_prefix: config.inbox_prefix.clone() })
     }
 
     /// Waits for the loss of the connection.
@@ -104,10 +105,23 @@ impl Link {
                     ErrorCode::STREAM_NOT_FOUND => State::StreamMissing,
                     _ => State::Unavailable,
                 },
-                _ if self.is_denied(&format!("$JS.API.STREAM.INFO.{name}")) => State::Denied,
+                _ if self.is_denied(&format!("$JS.API.STREAM.INFO.{name}"))
+                    || self.has_no_answers() =>
+                {
+                    State::Denied
+                }
                 _ => State::Unavailable,
             }),
         }
+    }
+
+    /// Whether the user may not subscribe to the answers to its requests.
+    fn has_no_answers(&self) -> bool {
+        let status = self.status.borrow();
+        status
+            .denied_subscribe
+            .as_ref()
+            .is_some_and(|subject| subject.starts_with(&self.inbox_prefix))
     }
 
     /// Whether the server has refused a message on this subject.

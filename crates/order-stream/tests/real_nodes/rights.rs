@@ -14,6 +14,8 @@ authorization { users: [
       subscribe: ["_INBOX_a.>"] } }
   { user: mute, password: p, permissions: {
       publish: ["mempool.1.seen.a", "$JS.API.STREAM.INFO.MEMPOOL_1_TX_0"], subscribe: ["_INBOX_a.>"] } }
+  { user: deaf, password: p, permissions: {
+      publish: ["mempool.1.tx.*.a", "$JS.API.STREAM.INFO.MEMPOOL_1_TX_0"], subscribe: ["_INBOX_b.>"] } }
   { user: one, password: p, permissions: {
       publish: [
         "$JS.API.STREAM.INFO.MEMPOOL_1_TX_0", "$JS.API.CONSUMER.CREATE.MEMPOOL_1_TX_0.one",
@@ -108,17 +110,20 @@ async fn a_wrong_password_and_missing_rights_are_denied() {
     insert(&ingested, &transactions(32, 10, 0));
     let wrong = publisher(&stage, &ingested, "a", "x");
     let mute = publisher(&stage, &ingested, "mute", "p");
+    let deaf = publisher(&stage, &ingested, "deaf", "p");
     let server = stage.config().with_user("a", "p").with_inbox_prefix("_INBOX_a");
     let config = SourceConfig::new(server, CHAIN, "one").with_backoff(BACKOFF);
     let source = Source::start(&built, config).expect("a source");
     let denied = State::Denied;
     until("a wrong password", || wrong.state() == denied).await;
     until("a denied subject", || mute.state() == denied).await;
+    until("denied answers", || deaf.state() == denied).await;
     until("a denied consumer", || source.state() == denied).await;
     until("all kept", || mute.stats().unfinished == 10).await;
     let stats = mute.shutdown(Duration::from_millis(500)).await;
     assert_eq!((stats.published, stats.refused_total()), (stats.unfinished, 0), "{stats:?}");
     wrong.shutdown(PATIENCE).await;
+    deaf.shutdown(PATIENCE).await;
     source.shutdown(PATIENCE).await;
 }
 
