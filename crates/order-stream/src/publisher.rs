@@ -117,7 +117,7 @@ impl Publisher {
 
     /// Publishes what the pool holds now, waits for the acknowledgements for at most `limit`, and ends. What
     /// is not acknowledged then is [`PublisherStats::unfinished`]. Without a connection it ends at
-    /// once.
+    /// once; for a stream without a leader it waits.
     ///
     /// # Cancel safety
     /// If it is dropped, the publisher still ends within the limit.
@@ -195,15 +195,16 @@ impl Run {
         }
     }
 
-    /// Publishes until it is stopped. Without a connection it ends at once.
+    /// Publishes until it is stopped. Then it ends at once without a connection, and waits for a stream without a
+    /// leader.
     async fn run(&mut self, mut stop: watch::Receiver<bool>) {
-        let mut attempt = 0;
+        let (mut attempt, mut waits) = (0, false);
         loop {
             self.set_state(State::Connecting);
             let began = Instant::now();
             let opened = tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return,
+                _ = stop.wait_for(|stop| *stop), if !waits => return,
                 opened = Link::open(&self.config.server, &self.config.machine) => opened,
             };
             let end = match opened {
@@ -222,12 +223,13 @@ impl Run {
             // The session may have ended between publishing and the next look.
             self.counters.unfinished.set(self.lanes.len() as u64);
             self.set_state(end);
+            waits = end == State::Unavailable;
             attempt = if began.elapsed() > STABLE_AFTER { 0 } else { attempt };
             let pause = self.config.backoff.random_delay(attempt);
             attempt = attempt.saturating_add(1);
             tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return,
+                _ = stop.wait_for(|stop| *stop), if !waits => return,
                 () = sleep(pause) => {}
             }
         }
