@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+/// The longest pause between attempts over a connection that works: they cost the server little, and orders wait for
+/// them.
+const LONGEST_CONNECTED: Duration = Duration::from_secs(1);
+
 /// Exponential backoff with jitter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
@@ -19,6 +23,11 @@ impl Backoff {
         let grown = self.base.saturating_mul(1_u32.checked_shl(attempt).unwrap_or(u32::MAX));
         let capped = grown.min(self.cap);
         capped / 2 + (capped / 2).mul_f64(jitter.clamp(0.0, 1.0))
+    }
+
+    /// The same for attempts over a connection that works.
+    pub(crate) fn connected(self) -> Self {
+        Self { cap: self.cap.min(LONGEST_CONNECTED), ..self }
     }
 
     /// As [`Self::delay`], with a random jitter.

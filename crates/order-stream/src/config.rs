@@ -101,7 +101,8 @@ pub struct ServerConfig {
     /// `<prefix>.>`; with a prefix for each user, none can read the answers to another. Default
     /// `_INBOX`.
     pub inbox_prefix: String,
-    /// For a connection with its handshake, and for each request. Default 5 s.
+    /// For a connection with its handshake, and for each request; requests about a stream have at most 2 s.
+    /// Default 5 s.
     pub timeout: Duration,
     /// A connection is lost when a ping is not answered within two of these. Default 5 s.
     pub ping_interval: Duration,

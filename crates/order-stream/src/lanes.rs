@@ -46,6 +46,7 @@ impl Lanes {
         let each = OutboxLimits {
             window: limits.window.div_ceil(share),
             window_bytes: limits.window_bytes.div_ceil(share),
+            backoff: limits.backoff.connected(),
             ..limits
         };
         Self {

@@ -25,6 +25,9 @@ const SUBSCRIPTION: usize = 1 << 17;
 /// Denied subjects that are remembered: more than one user publishes on.
 const MAX_DENIED: usize = 256;
 
+/// Most time for a request about a stream: one without a leader may not be answered at all, and is asked again.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// What the server has said about the connection.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinkStatus {
@@ -75,7 +78,7 @@ impl Link {
         }
         let client = options.connect(addresses).await.map_err(connect_error)?;
         let mut context = jetstream::new(client.clone());
-        context.set_timeout(config.timeout);
+        context.set_timeout(config.timeout.min(REQUEST_TIMEOUT));
         Ok(Self { client, context, status, inbox_prefix: config.inbox_prefix.clone() })
     }
 

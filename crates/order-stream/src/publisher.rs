@@ -13,7 +13,7 @@ use futures::future::join_all;
 use order_pool::OrderPool;
 use tokio::{
     sync::{oneshot, watch},
-    time::{sleep, sleep_until},
+    time::{sleep, sleep_until, timeout},
 };
 
 use self::{report::Report, session::Session};
@@ -31,6 +31,9 @@ use crate::{
 
 /// A connection that has lasted as long resets the backoff.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
+
+/// How long a new connection waits for what the server knows of the streams before it is used.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Longer limits of a shutdown are cut: the clock may not go as far.
 const LONGEST_STOP: Duration = Duration::from_hours(24);
@@ -195,16 +198,15 @@ impl Run {
         }
     }
 
-    /// Publishes until it is stopped. Then it ends at once without a connection, and waits for a stream without a
-    /// leader.
+    /// Publishes until it is stopped. Then it ends at once without a connection.
     async fn run(&mut self, mut stop: watch::Receiver<bool>) {
-        let (mut attempt, mut waits) = (0, false);
+        let mut attempt = 0;
         loop {
             self.set_state(State::Connecting);
             let began = Instant::now();
             let opened = tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop), if !waits => return,
+                _ = stop.wait_for(|stop| *stop) => return,
                 opened = Link::open(&self.config.server, &self.config.machine) => opened,
             };
             let end = match opened {
@@ -223,13 +225,12 @@ impl Run {
             // The session may have ended between publishing and the next look.
             self.counters.unfinished.set(self.lanes.len() as u64);
             self.set_state(end);
-            waits = end == State::Unavailable;
             attempt = if began.elapsed() > STABLE_AFTER { 0 } else { attempt };
             let pause = self.config.backoff.random_delay(attempt);
             attempt = attempt.saturating_add(1);
             tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop), if !waits => return,
+                _ = stop.wait_for(|stop| *stop) => return,
                 () = sleep(pause) => {}
             }
         }
@@ -239,7 +240,12 @@ impl Run {
     async fn session(&mut self, link: &Link, stop: watch::Receiver<bool>) -> End {
         self.set_state(State::CatchingUp);
         let check = async {
-            let found = self.note_streams(ask_streams(link, self.streams()).await)?;
+            // One that does not answer is asked again beside the publishing.
+            let asked = timeout(CHECK_TIMEOUT, ask_streams(link, self.streams())).await;
+            let found = match asked.map(|answers| self.note_streams(answers)) {
+                Err(_) | Ok(Err(State::Unavailable)) => Found { reset: false, unknown: true },
+                Ok(found) => found?,
+            };
             // The answers to all messages: the last tokens are the lane and the message's number.
             let inbox = link.client.new_inbox();
             let acks = link.client.subscribe(format!("{inbox}.*.*")).await;

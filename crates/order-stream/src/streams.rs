@@ -179,7 +179,9 @@ pub async fn ensure_streams(
     config: &StreamsConfig,
 ) -> Result<(), StreamError> {
     config.validate()?;
-    let link = Link::open(server, "order-stream").await?;
+    let mut link = Link::open(server, "order-stream").await?;
+    // The servers agree on a leader first.
+    link.context.set_timeout(server.timeout);
     for flow in &config.flows {
         let shards = if *flow == Flow::Public { config.shards } else { 1 };
         for shard in 0..shards {

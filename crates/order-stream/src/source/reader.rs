@@ -123,7 +123,8 @@ impl Reader<'_> {
             if let Some(state) = failed {
                 self.note(shard, state, 0);
                 attempt = if began.elapsed() > STABLE_AFTER { 0 } else { attempt };
-                self.unless_lost(sleep(config.backoff.random_delay(attempt))).await?;
+                let pause = config.backoff.connected().random_delay(attempt);
+                self.unless_lost(sleep(pause)).await?;
                 attempt = attempt.saturating_add(1);
             }
         }
