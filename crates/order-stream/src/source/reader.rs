@@ -21,7 +21,7 @@ use futures::{FutureExt as _, StreamExt as _};
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     task::coop::unconstrained,
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 use super::{Job, Run, STABLE_AFTER};
@@ -35,8 +35,12 @@ use crate::{
 /// Messages of one pull request.
 const PULL: usize = 2_000;
 
-/// The server says as often that a consumer without messages is alive.
-const HEARTBEAT: Duration = Duration::from_secs(2);
+/// The server says as often that a consumer without messages is alive. Without a sign for twice as long, as when the
+/// server that holds the consumer was killed, another is made.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// How long the deletion of an earlier consumer is waited for. One that a dead server held is deleted without an answer.
+const DELETE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a pull request waits for messages.
 const PULL_EXPIRES: Duration = Duration::from_secs(30);
@@ -301,7 +305,8 @@ impl Reader<'_> {
         let name = self.run.config.name.clone();
         let context = &self.link.context;
         // The one of an earlier connection stands elsewhere. Usually there is none.
-        let _ = context.delete_consumer_from_stream(&name, stream).await;
+        let deletion = context.delete_consumer_from_stream(&name, stream);
+        let _ = timeout(DELETE_TIMEOUT, deletion).await;
         let deliver_policy = match tracker.start() {
             None => DeliverPolicy::All,
             Some(start_sequence) => DeliverPolicy::ByStartSequence { start_sequence },
