@@ -18,6 +18,9 @@ use crate::{
 /// Commands that wait for the connection's task. Each is one message.
 const COMMANDS: usize = 256;
 
+/// A connection over which no stream has answered for as long is given up: its server may be cut off from its cluster.
+pub(crate) const UNANSWERED: Duration = Duration::from_secs(10);
+
 /// Messages that wait in one subscription: more than a window's acknowledgements, and than a pull
 /// request's messages.
 const SUBSCRIPTION: usize = 1 << 17;
@@ -108,14 +111,20 @@ impl Link {
                     ErrorCode::STREAM_NOT_FOUND => State::StreamMissing,
                     _ => State::Unavailable,
                 },
-                _ if self.is_denied(&format!("$JS.API.STREAM.INFO.{name}"))
-                    || self.has_no_answers() =>
-                {
-                    State::Denied
-                }
-                _ => State::Unavailable,
+                _ => self.why_no_answer(name),
             }),
         }
+    }
+
+    /// The state after a request about a stream was not answered.
+    pub(crate) fn why_no_answer(&self, name: &str) -> State {
+        let is_denied = self.is_denied(&format!("$JS.API.STREAM.INFO.{name}"));
+        if is_denied || self.has_no_answers() { State::Denied } else { State::Unavailable }
+    }
+
+    /// Whether the connection was lost.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.status.borrow().lost.is_some()
     }
 
     /// Whether the user may not subscribe to the answers to its requests.

@@ -73,14 +73,16 @@ impl Machines {
     /// The stream has this machine's message of a transaction.
     pub(crate) fn stored(&mut self, machine: &str, hash: B256, seen: SystemTime) {
         let Some(index) = self.index(machine) else { return };
-        // Twice only after the duplicate window: then it is the same transaction again.
-        if self.recent.insert(hash, (index, seen)).is_none() {
-            self.order.push_back(hash);
-            if self.order.len() > RECENT
-                && let Some(oldest) = self.order.pop_front()
-            {
-                self.recent.remove(&oldest);
-            }
+        // It is read again, or was stored again behind the duplicate window.
+        if self.recent.contains_key(&hash) {
+            return;
+        }
+        self.recent.insert(hash, (index, seen));
+        self.order.push_back(hash);
+        if self.order.len() > RECENT
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.recent.remove(&oldest);
         }
         let stats = &mut self.stats[index];
         stats.stored += 1;
@@ -117,6 +119,7 @@ mod tests {
     #[test]
     fn the_machine_that_saw_it_first_is_first_whoever_was_stored() {
         let (mut machines, hash) = (Machines::default(), B256::repeat_byte(1));
+        machines.stored("a", hash, at(100));
         machines.stored("a", hash, at(100));
         machines.reported("b", &hash, at(130));
         machines.reported("c", &hash, at(90));

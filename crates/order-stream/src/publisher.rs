@@ -32,7 +32,7 @@ use crate::{
 /// A connection that has lasted as long resets the backoff.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// How long a new connection waits for what the server knows of the streams before it is used.
+/// How long the answer about a stream is waited for, also before a new connection is used.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Longer limits of a shutdown are cut: the clock may not go as far.
@@ -153,6 +153,8 @@ struct Run {
     subjects: Subjects,
     /// The highest sequence number of each stream that was acknowledged, and when the stream was made.
     stored: Vec<(u64, Option<i128>)>,
+    /// The same number as it was before this connection.
+    stored_before: Vec<u64>,
     report: Report,
 }
 
@@ -182,6 +184,7 @@ impl Run {
             lanes: Lanes::new(&subjects, limits),
             subjects,
             stored: vec![(0, None); shards.into()],
+            stored_before: vec![0; shards.into()],
             report: Report::default(),
             pool,
             config,
@@ -239,12 +242,12 @@ impl Run {
     /// One connection.
     async fn session(&mut self, link: &Link, stop: watch::Receiver<bool>) -> End {
         self.set_state(State::CatchingUp);
+        self.stored_before = self.stored.iter().map(|(sequence, _)| *sequence).collect();
         let check = async {
             // One that does not answer is asked again beside the publishing.
-            let asked = timeout(CHECK_TIMEOUT, ask_streams(link, self.streams())).await;
-            let found = match asked.map(|answers| self.note_streams(answers)) {
-                Err(_) | Ok(Err(State::Unavailable)) => Found { reset: false, unknown: true },
-                Ok(found) => found?,
+            let found = match self.note_streams(ask_streams(link, self.streams()).await) {
+                Err(State::Unavailable) => Found { reset: false, unknown: true },
+                found => found?,
             };
             // The answers to all messages: the last tokens are the lane and the message's number.
             let inbox = link.client.new_inbox();
@@ -265,6 +268,31 @@ impl Run {
         }
     }
 
+    /// The stream of this index has lost what was stored: everything is published again.
+    fn reset(&mut self, shard: usize, last: u64) {
+        if let Some((sequence, _)) = self.stored.get_mut(shard) {
+            tracing::warn!(shard, sequence, last, "a stream has lost what was stored");
+            *sequence = last;
+            self.stored_before[shard] = 0;
+        }
+        self.counters.resets.add(1);
+        self.follower.forget_all();
+    }
+
+    /// A stream has a message of this connection. Returns whether it has lost its end: a new message stands where
+    /// another one was stored before.
+    fn acknowledged(&mut self, shard: usize, sequence: u64, is_new: bool) -> bool {
+        let is_reset =
+            is_new && self.stored_before.get(shard).is_some_and(|last| sequence <= *last);
+        if is_reset {
+            self.reset(shard, sequence);
+        }
+        if let Some((highest, _)) = self.stored.get_mut(shard) {
+            *highest = sequence.max(*highest);
+        }
+        is_reset
+    }
+
     /// The streams by name, with the highest sequence number that was acknowledged so far.
     fn streams(&self) -> Vec<(String, u64)> {
         let name = |shard| stream_name(self.config.flow, self.config.chain_id, shard);
@@ -276,18 +304,14 @@ impl Run {
     fn note_streams(&mut self, answers: Vec<StreamAnswer>) -> Result<Found, State> {
         let mut found = Found { reset: false, unknown: false };
         let is_known = answers.iter().any(Result::is_ok);
-        for (stored, answer) in self.stored.iter_mut().zip(answers) {
+        for (shard, answer) in answers.into_iter().enumerate() {
             match answer {
-                Ok(StreamInfo { created, last, acknowledged: sequence }) => {
-                    let before = stored.1;
-                    if before.is_some_and(|before| before != created) || last < sequence {
-                        tracing::warn!(sequence, last, "a stream has lost what was stored");
-                        self.counters.resets.add(1);
-                        self.follower.forget_all();
-                        stored.0 = last;
+                Ok(StreamInfo { created, last, acknowledged }) => {
+                    let before = self.stored[shard].1.replace(created);
+                    if before.is_some_and(|before| before != created) || last < acknowledged {
+                        self.reset(shard, last);
                         found.reset = true;
                     }
-                    stored.1 = Some(created);
                 }
                 // Its messages wait; those of the others need not.
                 Err(State::Unavailable) if is_known => found.unknown = true,
@@ -322,7 +346,11 @@ struct Found {
 /// Asks for all streams at once.
 async fn ask_streams(link: &Link, streams: Vec<(String, u64)>) -> Vec<StreamAnswer> {
     let ask = async |(name, acknowledged): (String, u64)| {
-        let info = link.stream(&name).await?;
+        // Each on its own: one that does not answer takes nothing from the others.
+        let info = match timeout(CHECK_TIMEOUT, link.stream(&name)).await {
+            Ok(info) => info?,
+            Err(_) => return Err(link.why_no_answer(&name)),
+        };
         let created = info.created.unix_timestamp_nanos();
         Ok(StreamInfo { created, last: info.state.last_sequence, acknowledged })
     };
@@ -336,12 +364,16 @@ mod tests {
     use super::*;
     use crate::config::ServerConfig;
 
-    #[test]
-    fn a_stream_is_not_taken_for_a_new_one_because_its_answer_came_behind_acknowledgements() {
+    fn a_run() -> Run {
         let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
         let config = PublisherConfig::new(ServerConfig::new("nats://localhost:4222"), 1, "a");
         let counters = Arc::new(PublisherCounters::new(Flow::Public));
-        let mut run = Run::new(pool, config, counters, watch::channel(State::Connecting).0);
+        Run::new(pool, config, counters, watch::channel(State::Connecting).0)
+    }
+
+    #[test]
+    fn a_stream_is_not_taken_for_a_new_one_because_its_answer_came_behind_acknowledgements() {
+        let mut run = a_run();
         let is_reset = |run: &mut Run, asked: &[(String, u64)], created, last| {
             let info = StreamInfo { created, last, acknowledged: asked[0].1 };
             run.note_streams(vec![Ok(info)]).expect("an answer").reset
@@ -358,5 +390,17 @@ mod tests {
         assert!(is_reset(&mut run, &asked, 1, 25), "it has lost its end");
         let asked = run.streams();
         assert!(is_reset(&mut run, &asked, 2, 25), "it was made anew");
+    }
+
+    #[test]
+    fn a_new_message_in_the_place_of_an_older_one_shows_that_a_stream_has_lost_its_end() {
+        let mut run = a_run();
+        assert!(!run.acknowledged(0, 1_000, true), "of this connection");
+        run.stored_before = vec![1_000];
+        assert!(!run.acknowledged(0, 998, false), "a duplicate may be an old message");
+        assert!(!run.acknowledged(0, 1_001, true));
+        assert!(run.acknowledged(0, 996, true));
+        assert!(!run.acknowledged(0, 997, true), "once");
+        assert_eq!((run.counters.stats().resets, run.stored[0].0), (1, 997));
     }
 }

@@ -5,7 +5,7 @@ mod reports;
 mod single;
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -18,7 +18,7 @@ use async_nats::Message;
 use futures::future::join_all;
 use order_pool::OrderPool;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch},
     time::{sleep, timeout},
 };
 
@@ -61,7 +61,7 @@ pub struct Source {
 /// What waits for the pool.
 enum Job {
     Message(Message, OwnedSemaphorePermit),
-    Report(Message),
+    Report(Message, OwnedSemaphorePermit),
 }
 
 impl Source {
@@ -210,7 +210,10 @@ fn insert(mut deliverer: Deliverer, mut jobs: mpsc::Receiver<Job>, abandon: &Ato
                 deliverer.message(&message, SystemTime::now());
                 drop((message, permit));
             }
-            Job::Report(message) => deliverer.report(&message),
+            Job::Report(message, permit) => {
+                deliverer.report(&message);
+                drop((message, permit));
+            }
         }
         processed += 1;
         if processed.is_multiple_of(SHOW_MESSAGES) || jobs.is_empty() {
@@ -279,19 +282,25 @@ impl Run {
     async fn session(&mut self, link: &Link) -> State {
         let mut trackers = std::mem::take(&mut self.trackers);
         let states = RefCell::new(vec![(State::CatchingUp, 0); trackers.len()]);
-        let reader = Reader { run: self, link, states: &states };
+        let (unanswered, given_up) = (Cell::new(None), Notify::new());
+        let reader = Reader { run: self, link, states: &states, unanswered, given_up };
         reader.show();
         let streams =
             trackers.iter_mut().zip(0..).map(|(tracker, shard)| reader.follow(shard, tracker));
         // The streams end when the connection is lost, the reports never.
-        tokio::select! {
+        let given_up = tokio::select! {
             biased;
-            _ = join_all(streams) => {}
-            () = reader.reports() => {}
-        }
-        let reason = link.lost().await;
+            _ = join_all(streams) => false,
+            // Another server may answer: this one may be cut off from its cluster.
+            () = reader.given_up.notified() => true,
+            () = reader.reports() => false,
+        };
+        let end = match given_up {
+            true => State::Unavailable,
+            false => State::Disconnected { reason: link.lost().await },
+        };
         self.trackers = trackers;
-        State::Disconnected { reason }
+        end
     }
 }
 

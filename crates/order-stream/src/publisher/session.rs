@@ -23,7 +23,7 @@ use super::{End, Found, Run, StreamAnswer, ask_streams};
 use crate::{
     follow::Item,
     lanes::Room,
-    link::Link,
+    link::{Link, UNANSWERED},
     metrics::RefuseReason,
     outbox::Trouble,
     state::{DisconnectReason, State},
@@ -51,6 +51,8 @@ pub(super) struct Session<'a> {
     /// The streams are asked after each change between available and not: one may have been deleted, or be another.
     check: Option<BoxFuture<'a, Vec<StreamAnswer>>>,
     check_due: Option<Instant>,
+    /// Since when no stream has answered, if they were asked.
+    unanswered: Option<Instant>,
     denials: u64,
     max_payload: usize,
 }
@@ -75,6 +77,7 @@ impl<'a> Session<'a> {
             held: VecDeque::new(),
             check: None,
             check_due: found.unknown.then(Instant::now),
+            unanswered: None,
             denials: 0,
             max_payload,
         };
@@ -168,7 +171,8 @@ impl<'a> Session<'a> {
                 },
                 answers = OptionFuture::from(self.check.as_mut()), if self.check.is_some() => {
                     self.check = None;
-                    if let Err(end) = self.on_streams(answers.unwrap_or_default()) {
+                    let may_leave = !*stop.borrow();
+                    if let Err(end) = self.on_streams(answers.unwrap_or_default(), may_leave) {
                         return end;
                     }
                 }
@@ -196,7 +200,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn compare(&mut self) {
+    pub(super) fn compare(&mut self) {
         self.events.resync();
         self.begin_comparison();
     }
@@ -210,9 +214,10 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn on_streams(&mut self, answers: Vec<StreamAnswer>) -> Result<(), End> {
+    fn on_streams(&mut self, answers: Vec<StreamAnswer>, may_leave: bool) -> Result<(), End> {
         match self.run.note_streams(answers) {
             Ok(found) => {
+                self.unanswered = None;
                 if found.unknown {
                     self.check_due = Some(Instant::now() + CHECK_PAUSE);
                 }
@@ -222,6 +227,10 @@ impl<'a> Session<'a> {
                 Ok(())
             }
             Err(State::Unavailable) => {
+                let since = *self.unanswered.get_or_insert_with(Instant::now);
+                if may_leave && since.elapsed() > UNANSWERED {
+                    return Err(End::Lost(State::Unavailable));
+                }
                 self.check_due = Some(Instant::now() + CHECK_PAUSE);
                 Ok(())
             }

@@ -1,7 +1,7 @@
 //! One connection of a source: messages of its streams in, by their sequence numbers.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     future::Future,
     ops::ControlFlow,
     pin::pin,
@@ -19,14 +19,14 @@ use async_nats::{
 };
 use futures::{FutureExt as _, StreamExt as _};
 use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc},
+    sync::{Notify, OwnedSemaphorePermit, mpsc},
     task::coop::unconstrained,
     time::{sleep, timeout},
 };
 
 use super::{Job, Run, STABLE_AFTER};
 use crate::{
-    link::Link,
+    link::{Link, UNANSWERED},
     state::State,
     subjects::stream_name,
     tracker::{Begun, Extent, Place, Step, Tracker},
@@ -34,6 +34,13 @@ use crate::{
 
 /// Messages of one pull request.
 const PULL: usize = 2_000;
+
+/// Messages that are taken after the connection was lost: those of two pull requests.
+const MOST_AFTER_LOSS: u64 = 2 * PULL as u64;
+
+/// Most bytes of the pull requests of all streams together, as far as each can bring its largest message. What is on its
+/// way delays every answer of the connection.
+const MAX_PULL_BYTES: usize = 8 << 20;
 
 /// The server says as often that a consumer without messages is alive. Without a sign for twice as long, as when the
 /// server that holds the consumer was killed, another is made.
@@ -64,6 +71,10 @@ pub(super) struct Reader<'a> {
     pub(super) link: &'a Link,
     /// Of each stream its state, and the messages that it holds before the reader.
     pub(super) states: &'a RefCell<Vec<(State, u64)>>,
+    /// Since when no stream has answered.
+    pub(super) unanswered: Cell<Option<Instant>>,
+    /// Told once that has lasted too long.
+    pub(super) given_up: Notify,
 }
 
 impl Reader<'_> {
@@ -107,7 +118,9 @@ impl Reader<'_> {
         let (mut attempt, mut may_get) = (0, true);
         loop {
             let began = Instant::now();
-            let failed = match self.unless_lost(self.begin(&stream, tracker)).await? {
+            let begun = self.unless_lost(self.begin(&stream, tracker)).await?;
+            self.note_answer(begun.is_ok());
+            let failed = match begun {
                 Err(state) => Some(state),
                 // No consumer brings what is deleted, or what the client cannot read.
                 Ok(begun) if may_get && begun.behind > 0 && tracker.is_stuck() => {
@@ -131,6 +144,18 @@ impl Reader<'_> {
                 self.unless_lost(sleep(pause)).await?;
                 attempt = attempt.saturating_add(1);
             }
+        }
+    }
+
+    fn note_answer(&self, is_answer: bool) {
+        if is_answer {
+            self.unanswered.set(None);
+            return;
+        }
+        let since = self.unanswered.get().unwrap_or_else(Instant::now);
+        self.unanswered.set(Some(since));
+        if since.elapsed() > UNANSWERED {
+            self.given_up.notify_one();
         }
     }
 
@@ -179,7 +204,7 @@ impl Reader<'_> {
         let mut state = if pending == 0 { State::Live } else { State::CatchingUp };
         let mut behind = pending;
         self.note(shard, state, pending);
-        let (mut read, mut latest) = (0_u64, Instant::now());
+        let (mut read, mut after_loss, mut latest) = (0_u64, 0, Instant::now());
         loop {
             // What came before a loss is passed on, or each connection would bring it again. A message that
             // comes while nothing is behind shows it; what the pool takes, only time does.
@@ -191,7 +216,8 @@ impl Reader<'_> {
                     if pending > 0 && latest.elapsed() > QUIET {
                         tracing::warn!(stream, pending, "nothing comes");
                         tracker.give_up_consumer();
-                        return None;
+                        let denied = Some(self.why_it_ended(stream));
+                        return denied.filter(|state| *state == State::Denied);
                     }
                     (state, behind) = self.refresh(shard, state, pending);
                     continue;
@@ -201,10 +227,15 @@ impl Reader<'_> {
                 Some(Ok(message)) => message,
                 Some(Err(error)) => {
                     tracing::warn!(%error, stream, "reading ended");
-                    return Some(State::Unavailable);
+                    return Some(self.why_it_ended(stream));
                 }
                 None => return Some(State::Unavailable),
             };
+            // The client connects again by itself and would go on for ever; the other streams wait for the end.
+            after_loss += u64::from(self.link.is_lost());
+            if after_loss > MOST_AFTER_LOSS {
+                return None;
+            }
             let place = match message.info() {
                 Ok(info) => {
                     pending = info.pending;
@@ -228,6 +259,13 @@ impl Reader<'_> {
                 (state, behind) = self.refresh(shard, state, pending);
             }
         }
+    }
+
+    /// The state after a consumer brought nothing.
+    fn why_it_ended(&self, stream: &str) -> State {
+        let name = &self.run.config.name;
+        let is_denied = self.link.is_denied(&format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"));
+        if is_denied { State::Denied } else { State::Unavailable }
     }
 
     /// Passes on a message, unless it is not the next one. Breaks as [`Self::read`] returns.
@@ -321,19 +359,27 @@ impl Reader<'_> {
             memory_storage: true,
             ..pull::Config::default()
         };
-        context.create_consumer_on_stream(config, stream).await.map_err(|error| {
-            tracing::warn!(%error, stream, "no consumer");
-            let subject = format!("$JS.API.CONSUMER.CREATE.{stream}.{name}");
-            match error.kind() {
-                ConsumerErrorKind::JetStream(error)
-                    if error.error_code() == ErrorCode::STREAM_NOT_FOUND =>
-                {
-                    State::StreamMissing
+        let is_denied =
+            |kind: &str| self.link.is_denied(&format!("$JS.API.CONSUMER.{kind}.{stream}.{name}"));
+        let consumer =
+            context.create_consumer_on_stream(config, stream).await.map_err(|error| {
+                tracing::warn!(%error, stream, "no consumer");
+                match error.kind() {
+                    ConsumerErrorKind::JetStream(error)
+                        if error.error_code() == ErrorCode::STREAM_NOT_FOUND =>
+                    {
+                        State::StreamMissing
+                    }
+                    _ if is_denied("CREATE") => State::Denied,
+                    _ => State::Unavailable,
                 }
-                _ if self.link.is_denied(&subject) => State::Denied,
-                _ => State::Unavailable,
-            }
-        })
+            })?;
+        if consumer.cached_info().delivered.consumer_sequence == 0 {
+            return Ok(consumer);
+        }
+        // The earlier one, which was not deleted: what it has brought would be missing.
+        tracing::warn!(stream, "the consumer is not a new one");
+        Err(if is_denied("DELETE") { State::Denied } else { State::Unavailable })
     }
 }
 
@@ -345,7 +391,8 @@ fn behind(states: &[(State, u64)], unfinished: u64) -> u64 {
 /// The bytes of one pull request. The client holds at most two: the next is sent when half of one is left. The
 /// server answers no request that is smaller than the next message.
 fn batch_bytes(queue_bytes: usize, streams: u16, max_payload: usize) -> usize {
-    (queue_bytes / usize::from(streams.max(1)) / 2).max(max_payload.saturating_add(HEAD_BYTES))
+    let all = (queue_bytes / 2).min(MAX_PULL_BYTES);
+    (all / usize::from(streams.max(1))).max(max_payload.saturating_add(HEAD_BYTES))
 }
 
 #[cfg(test)]
@@ -362,8 +409,9 @@ mod tests {
     #[test]
     fn the_streams_share_the_bytes_and_each_can_bring_the_largest_message() {
         let (queue, payload) = (32 << 20, 1 << 20);
-        assert_eq!(batch_bytes(queue, 1, payload), 16 << 20);
-        assert_eq!(batch_bytes(queue, 4, payload), 4 << 20);
+        assert_eq!(batch_bytes(queue, 1, payload), 8 << 20);
+        assert_eq!(batch_bytes(queue, 4, payload), 2 << 20);
+        assert_eq!(batch_bytes(8 << 20, 1, payload), 4 << 20);
         assert_eq!(batch_bytes(queue, 64, payload), payload + HEAD_BYTES);
         assert_eq!(batch_bytes(8 << 20, 1, 8 << 20), (8 << 20) + HEAD_BYTES);
     }

@@ -1,5 +1,7 @@
 //! What the machines report by messages that are not stored.
 
+use std::sync::Arc;
+
 use futures::{StreamExt as _, stream::SelectAll};
 
 use super::{Job, reader::Reader};
@@ -23,7 +25,14 @@ impl Reader<'_> {
             let is_report = report.headers.is_none()
                 && report.payload.len() <= MAX_REPORT_BYTES
                 && config.trust.covers(machine_of(&report.subject));
-            if is_report && self.run.queue.try_send(Job::Report(report)).is_err() {
+            if !is_report {
+                continue;
+            }
+            let bytes = u32::try_from(report.length).unwrap_or(u32::MAX);
+            let permit = Arc::clone(&self.run.bytes).try_acquire_many_owned(bytes);
+            let sent = permit
+                .is_ok_and(|permit| self.run.queue.try_send(Job::Report(report, permit)).is_ok());
+            if !sent {
                 tracing::debug!("a report was dropped");
             }
         }

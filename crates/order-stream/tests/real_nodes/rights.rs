@@ -151,3 +151,40 @@ async fn a_denied_subject_does_not_hold_up_the_others() {
     let stats = publisher.shutdown(Duration::ZERO).await;
     assert_eq!((stats.comparisons, stats.unfinished), (1, 1), "{stats:?}");
 }
+
+/// A source without the right to delete its consumer.
+const NO_DELETION: &str = r#"
+authorization { users: [
+  { user: admin, password: p }
+  { user: one, password: p, permissions: {
+      publish: [
+        "$JS.API.STREAM.INFO.MEMPOOL_1_TX_0", "$JS.API.CONSUMER.CREATE.MEMPOOL_1_TX_0.one",
+        "$JS.API.CONSUMER.MSG.NEXT.MEMPOOL_1_TX_0.one" ]
+      subscribe: ["_INBOX_one.>", "mempool.1.seen.*"] } }
+] }"#;
+
+#[tokio::test]
+async fn a_source_does_not_read_on_where_an_earlier_one_stood() {
+    let stage = Stage::without_streams(&NatsConfig::default().with_extra(NO_DELETION));
+    let admin = stage.config().with_user("admin", "p");
+    ensure_streams(&admin, &streams()).await.expect("streams");
+    let ingested = pool();
+    insert(&ingested, &transactions(36, 100, 0));
+    let publisher = Publisher::start(&ingested, PublisherConfig::new(admin, CHAIN, "a"));
+    let publisher = publisher.expect("a publisher");
+    until("stored", || publisher.stats().stored == 100).await;
+    let start = |pool: &OrderPool| {
+        let server = stage.config().with_user("one", "p").with_inbox_prefix("_INBOX_one");
+        let config = SourceConfig::new(server, CHAIN, "one").with_backoff(BACKOFF);
+        Source::start(pool, config.with_trust(Trust::Everybody)).expect("a source")
+    };
+    let (first, second) = (pool(), pool());
+    let source = start(&first);
+    until_equal(&ingested, &first).await;
+    finish_source(source).await;
+    let source = start(&second);
+    until("it is told", || source.state() == State::Denied).await;
+    assert_eq!(source.stats().received, 0);
+    source.shutdown(PATIENCE).await;
+    finish(publisher).await;
+}

@@ -117,7 +117,7 @@ impl Session<'_> {
             _ => {
                 let (answer, stored) = answer_of(&ack.payload);
                 if let Some((stream, sequence)) = stored {
-                    self.note_stored(&stream, sequence);
+                    self.note_acknowledged(&stream, sequence, answer == Answer::Stored);
                 }
                 answer
             }
@@ -136,11 +136,11 @@ impl Session<'_> {
         }
     }
 
-    fn note_stored(&mut self, stream: &str, sequence: u64) {
+    fn note_acknowledged(&mut self, stream: &str, sequence: u64, is_new: bool) {
         let shard =
             stream.rsplit('_').next().and_then(|token| token.parse().ok()).unwrap_or(0_usize);
-        if let Some((highest, _)) = self.run.stored.get_mut(shard) {
-            *highest = sequence.max(*highest);
+        if self.run.acknowledged(shard, sequence, is_new) {
+            self.compare();
         }
     }
 
