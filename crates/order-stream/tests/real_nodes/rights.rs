@@ -182,6 +182,9 @@ async fn a_source_does_not_read_on_where_an_earlier_one_stood() {
     let source = start(&first);
     until_equal(&ingested, &first).await;
     finish_source(source).await;
+    insert(&ingested, &transactions(37, 10, 0));
+    until("stored", || publisher.stats().stored == 110).await;
+    // The earlier consumer would bring these ten, and nobody would miss the hundred.
     let source = start(&second);
     until("it is told", || source.state() == State::Denied).await;
     assert_eq!(source.stats().received, 0);
