@@ -304,7 +304,8 @@ async fn nats_publishers_and_sources_of_both_flows_need_no_other_rights() {
         assert_eq!(ingested.insert_transaction(tx), InsertOutcome::Added);
     }
     eventually("both are built on", || txs.iter().all(|tx| built.contains(&tx.hash))).await;
-    assert!(sources.iter().all(|source| source.state() == State::Live));
+    let live = || sources.iter().all(|source| source.state() == State::Live);
+    eventually("both are live", live).await;
     for publisher in publishers {
         let stats = publisher.shutdown(PATIENCE).await;
         assert_eq!((stats.stored, stats.refused_total(), stats.unfinished), (1, 0, 0));
