@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// A connection that has lasted as long resets the backoff.
+pub(crate) const STABLE_AFTER: Duration = Duration::from_secs(10);
+
 /// The longest pause between attempts over a connection that works: they cost the server little, and orders wait for
 /// them.
 const LONGEST_CONNECTED: Duration = Duration::from_secs(1);

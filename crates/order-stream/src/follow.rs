@@ -128,14 +128,14 @@ impl Follower {
     pub(crate) fn end_comparison(&mut self) -> Vec<Item> {
         let (seen, head) = (self.comparison, self.head_number);
         let absent = |published: &Published| published.comparison != seen;
-        let gone: Vec<_> = match self.flow {
+        let unseen: Vec<_> = match self.flow {
             Flow::Public => Vec::new(),
             Flow::Private => {
-                let gone = self.published.iter().filter(|(_, published)| absent(published));
-                gone.map(|(id, was)| (*id.hash(), was.terms)).collect()
+                let unseen = self.published.iter().filter(|(_, published)| absent(published));
+                unseen.map(|(id, was)| (*id.hash(), was.terms)).collect()
             }
         };
-        for (hash, terms) in gone {
+        for (hash, terms) in unseen {
             self.leave(hash, terms, terms.and_then(|terms| terms.signer));
         }
         self.published.retain(|_, published| !absent(published));

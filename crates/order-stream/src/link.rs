@@ -1,7 +1,10 @@
 //! One connection to a server, from its opening to its loss. It is never reopened: who uses it opens
 //! another, so that every loss and its reason are seen.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use async_nats::{
     Client, ConnectErrorKind, ConnectOptions, Event, ServerError,
@@ -19,7 +22,22 @@ use crate::{
 const COMMANDS: usize = 256;
 
 /// A connection over which no stream has answered for as long is given up: its server may be cut off from its cluster.
-pub(crate) const UNANSWERED: Duration = Duration::from_secs(10);
+const UNANSWERED: Duration = Duration::from_secs(10);
+
+/// Since when no stream has answered. That one is missing or denied is an answer too.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Silence(Option<Instant>);
+
+impl Silence {
+    /// Returns whether it has lasted too long.
+    pub(crate) fn note(&mut self, is_answered: bool, now: Instant) -> bool {
+        if is_answered {
+            self.0 = None;
+            return false;
+        }
+        now.saturating_duration_since(*self.0.get_or_insert(now)) > UNANSWERED
+    }
+}
 
 /// Messages that wait in one subscription: more than a window's acknowledgements, and than a pull
 /// request's messages.
@@ -159,7 +177,11 @@ fn note(sender: &watch::Sender<LinkStatus>, event: Event) {
         Event::LameDuckMode => lose(DisconnectReason::ServerStopping),
         Event::ServerError(ServerError::Other(text)) => {
             if let Some((is_publish, subject)) = denied_subject(&text) {
-                tracing::warn!(subject, is_publish, "the server denies a subject");
+                // Once for each connection: the attempts go on each second.
+                let is_known = sender.borrow().denied_publish.contains_key(subject);
+                if !is_known {
+                    tracing::warn!(subject, is_publish, "the server denies a subject");
+                }
                 sender.send_modify(|status| {
                     if is_publish {
                         status.denials += 1;
@@ -257,6 +279,16 @@ mod tests {
         assert!(has_leader(&info(r#""cluster": { "name": "c", "leader": "nats-1" },"#)));
         assert!(!has_leader(&info(r#""cluster": { "name": "c" },"#)));
         assert!(!has_leader(&info(r#""cluster": { "name": "c", "leader": "" },"#)));
+    }
+
+    #[test]
+    fn a_connection_is_given_up_when_nothing_has_answered_without_a_break() {
+        let (mut silence, start) = (Silence::default(), Instant::now());
+        let mut note =
+            |is_answered, seconds| silence.note(is_answered, start + Duration::from_secs(seconds));
+        assert!(!note(false, 0) && !note(false, 9) && !note(true, 11), "an answer");
+        assert!(!note(false, 3_600), "the first since then");
+        assert!(!note(false, 3_610) && note(false, 3_611));
     }
 
     #[test]

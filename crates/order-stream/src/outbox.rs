@@ -74,7 +74,8 @@ struct Slot {
 
 /// The window of unacknowledged messages of one subject, in the order in which they were published first.
 ///
-/// A message stays until the stream has it, or will never have it. While the stream takes nothing ([`Trouble`]), one message at a time is published, after pauses that grow.
+/// A message stays until the stream has it, or will never have it. While the stream takes nothing ([`Trouble`]), one
+/// message at a time is published, after pauses that grow.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     limits: OutboxLimits,

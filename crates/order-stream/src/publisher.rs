@@ -18,6 +18,7 @@ use tokio::{
 
 use self::{report::Report, session::Session};
 use crate::{
+    backoff::STABLE_AFTER,
     config::{Flow, PublisherConfig},
     error::StreamError,
     follow::Follower,
@@ -28,9 +29,6 @@ use crate::{
     state::{EndGuard, State},
     subjects::{Subjects, stream_name},
 };
-
-/// A connection that has lasted as long resets the backoff.
-const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// How long the answer about a stream is waited for, also before a new connection is used.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(1);

@@ -24,6 +24,7 @@ use tokio::{
 
 use self::reader::Reader;
 use crate::{
+    backoff::STABLE_AFTER,
     config::{SourceConfig, Trust},
     deliver::Deliverer,
     error::StreamError,
@@ -39,9 +40,6 @@ const QUEUE: usize = 8_192;
 
 /// How often the machines' figures are shown while messages wait.
 const SHOW_MESSAGES: u64 = 256;
-
-/// A connection that has lasted as long, or brought a message, resets the backoff.
-const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// Feeds a pool from the streams of a flow: what they hold, then every new message, in the order of each
 /// stream. If it is dropped without [`Self::shutdown`], it ends after the message that it is
@@ -282,8 +280,8 @@ impl Run {
     async fn session(&mut self, link: &Link) -> State {
         let mut trackers = std::mem::take(&mut self.trackers);
         let states = RefCell::new(vec![(State::CatchingUp, 0); trackers.len()]);
-        let (unanswered, given_up) = (Cell::new(None), Notify::new());
-        let reader = Reader { run: self, link, states: &states, unanswered, given_up };
+        let (silence, given_up) = (Cell::default(), Notify::new());
+        let reader = Reader { run: self, link, states: &states, silence, given_up };
         reader.show();
         let streams =
             trackers.iter_mut().zip(0..).map(|(tracker, shard)| reader.follow(shard, tracker));
@@ -352,7 +350,7 @@ mod tests {
     #[tokio::test]
     async fn a_shutdown_waits_neither_for_a_connection_nor_for_a_message_that_takes_long() {
         let (_server, url) = mute();
-        let (release, held) = std::sync::mpsc::channel::<()>();
+        let (release, held) = std::sync::mpsc::sync_channel::<()>(0);
         let source = launch(url, move |_jobs, _| {
             // Until the test is over.
             let _ = held.recv();

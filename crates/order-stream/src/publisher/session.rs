@@ -23,7 +23,7 @@ use super::{End, Found, Run, StreamAnswer, ask_streams};
 use crate::{
     follow::Item,
     lanes::Room,
-    link::{Link, UNANSWERED},
+    link::{Link, Silence},
     metrics::RefuseReason,
     outbox::Trouble,
     state::{DisconnectReason, State},
@@ -51,8 +51,7 @@ pub(super) struct Session<'a> {
     /// The streams are asked after each change between available and not: one may have been deleted, or be another.
     check: Option<BoxFuture<'a, Vec<StreamAnswer>>>,
     check_due: Option<Instant>,
-    /// Since when no stream has answered, if they were asked.
-    unanswered: Option<Instant>,
+    silence: Silence,
     denials: u64,
     max_payload: usize,
 }
@@ -77,7 +76,7 @@ impl<'a> Session<'a> {
             held: VecDeque::new(),
             check: None,
             check_due: found.unknown.then(Instant::now),
-            unanswered: None,
+            silence: Silence::default(),
             denials: 0,
             max_payload,
         };
@@ -217,7 +216,7 @@ impl<'a> Session<'a> {
     fn on_streams(&mut self, answers: Vec<StreamAnswer>, may_leave: bool) -> Result<(), End> {
         match self.run.note_streams(answers) {
             Ok(found) => {
-                self.unanswered = None;
+                self.silence.note(true, Instant::now());
                 if found.unknown {
                     self.check_due = Some(Instant::now() + CHECK_PAUSE);
                 }
@@ -227,8 +226,7 @@ impl<'a> Session<'a> {
                 Ok(())
             }
             Err(State::Unavailable) => {
-                let since = *self.unanswered.get_or_insert_with(Instant::now);
-                if may_leave && since.elapsed() > UNANSWERED {
+                if self.silence.note(false, Instant::now()) && may_leave {
                     return Err(End::Lost(State::Unavailable));
                 }
                 self.check_due = Some(Instant::now() + CHECK_PAUSE);

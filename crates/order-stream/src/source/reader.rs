@@ -24,9 +24,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Job, Run, STABLE_AFTER};
+use super::{Job, Run};
 use crate::{
-    link::{Link, UNANSWERED},
+    backoff::STABLE_AFTER,
+    link::{Link, Silence},
     state::State,
     subjects::stream_name,
     tracker::{Begun, Extent, Place, Step, Tracker},
@@ -71,8 +72,7 @@ pub(super) struct Reader<'a> {
     pub(super) link: &'a Link,
     /// Of each stream its state, and the messages that it holds before the reader.
     pub(super) states: &'a RefCell<Vec<(State, u64)>>,
-    /// Since when no stream has answered.
-    pub(super) unanswered: Cell<Option<Instant>>,
+    pub(super) silence: Cell<Silence>,
     /// Told once that has lasted too long.
     pub(super) given_up: Notify,
 }
@@ -119,7 +119,9 @@ impl Reader<'_> {
         loop {
             let began = Instant::now();
             let begun = self.unless_lost(self.begin(&stream, tracker)).await?;
-            self.note_answer(begun.is_ok());
+            if begun.is_ok() {
+                self.note_answer(true);
+            }
             let failed = match begun {
                 Err(state) => Some(state),
                 // No consumer brings what is deleted, or what the client cannot read.
@@ -139,6 +141,7 @@ impl Reader<'_> {
             }
             if let Some(state) = failed {
                 self.note(shard, state, 0);
+                self.note_answer(!is_silent(&self.states.borrow()));
                 attempt = if began.elapsed() > STABLE_AFTER { 0 } else { attempt };
                 let pause = config.backoff.connected().random_delay(attempt);
                 self.unless_lost(sleep(pause)).await?;
@@ -148,15 +151,11 @@ impl Reader<'_> {
     }
 
     fn note_answer(&self, is_answer: bool) {
-        if is_answer {
-            self.unanswered.set(None);
-            return;
-        }
-        let since = self.unanswered.get().unwrap_or_else(Instant::now);
-        self.unanswered.set(Some(since));
-        if since.elapsed() > UNANSWERED {
+        let mut silence = self.silence.get();
+        if silence.note(is_answer, Instant::now()) {
             self.given_up.notify_one();
         }
+        self.silence.set(silence);
     }
 
     /// Compares the tracker with the stream.
@@ -383,6 +382,11 @@ impl Reader<'_> {
     }
 }
 
+/// Whether no stream answers. One that is missing or denied has an answer.
+fn is_silent(states: &[(State, u64)]) -> bool {
+    states.iter().all(|(state, _)| *state == State::Unavailable)
+}
+
 /// What the streams hold before the reader, and what waits for the pool, of all streams together.
 fn behind(states: &[(State, u64)], unfinished: u64) -> u64 {
     states.iter().fold(unfinished, |sum, (_, pending)| sum.saturating_add(*pending))
@@ -414,5 +418,16 @@ mod tests {
         assert_eq!(batch_bytes(8 << 20, 1, payload), 4 << 20);
         assert_eq!(batch_bytes(queue, 64, payload), payload + HEAD_BYTES);
         assert_eq!(batch_bytes(8 << 20, 1, 8 << 20), (8 << 20) + HEAD_BYTES);
+    }
+
+    #[test]
+    fn a_server_is_silent_only_if_no_stream_has_another_state() {
+        let of = |states: &[State]| {
+            is_silent(&states.iter().map(|state| (*state, 0)).collect::<Vec<_>>())
+        };
+        assert!(of(&[State::Unavailable; 2]));
+        for other in [State::Live, State::CatchingUp, State::StreamMissing, State::Denied] {
+            assert!(!of(&[State::Unavailable, other]), "{other}");
+        }
     }
 }
