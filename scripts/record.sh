@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Records 2,000 transactions/s with blobs, kills the process with SIGKILL, and says what its files hold: whether they are
 # what was pooled up to the last segment, for DuckDB and for a replay into another pool. Then it ingests in turns with
-# and without a recorder, and prints what recording costs the live path.
+# and without a recorder, and prints what recording costs the live path. On a shared machine p99 is a measure of what
+# other guests take (steal): a run during which they took more than 0.5 % is repeated, at most nine times.
 #
 #   scripts/record.sh [SECONDS]      600 unless told otherwise
 #
@@ -15,6 +16,8 @@ rounds=${ROUNDS:-7}
 round_s=${ROUND_SECONDS:-8}
 target=${CARGO_TARGET_DIR:-target}
 out=$target/record
+tries=${TRIES:-10}
+steal_permille=5
 tools=$target/tools/record
 DUCKDB_VERSION=1.3.2
 rm -rf "$out"
@@ -39,21 +42,30 @@ wait "$recorder" 2>/dev/null || true
 "$ingest" --replay "$out/killed" --speed max --retention 2s --hashes "$out/replayed" --json 2>"$out/replay.log" |
     tail -n 1 >"$out/replay.json"
 
+# Of all cores since the start, in hundredths of a second.
+stolen() { awk '/^cpu / { print $9 }' /proc/stat; }
+most=$((steal_permille * round_s * $(nproc) / 10))
 for round in $(seq "$rounds"); do
     for kind in without with; do
         record=()
         [ "$kind" = without ] || record=(--record "$out/live-$round")
-        "$ingest" "${load[@]}" --block-mgas 4000 --duration "${round_s}s" "${record[@]}" --json 2>"$out/live.log" |
-            tail -n 1 >"$out/$kind-$round.json"
-        rm -rf "$out/live-$round"
+        for try in $(seq "$tries"); do
+            before=$(stolen)
+            "$ingest" "${load[@]}" --block-mgas 4000 --duration "${round_s}s" "${record[@]}" --json 2>"$out/live.log" |
+                tail -n 1 >"$out/$kind-$round.json"
+            steal=$(($(stolen) - before))
+            echo "$steal $try" >"$out/$kind-$round.steal"
+            rm -rf "$out/live-$round"
+            [ "$steal" -gt "$most" ] || break
+        done
     done
 done
 
-PYTHONPATH=$tools python3 - "$out" "$rounds" <<'PY'
+PYTHONPATH=$tools python3 - "$out" "$rounds" "$most" <<'PY'
 import glob, json, os, statistics, sys
 import duckdb
 
-folder, rounds = sys.argv[1], int(sys.argv[2])
+folder, rounds, most = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 lines = lambda name: open(f"{folder}/{name}").read().split("\n")[:-1]
 load = lambda name: json.load(open(f"{folder}/{name}.json"))
 files = sorted(glob.glob(f"{folder}/killed/*.parquet"))
@@ -88,17 +100,26 @@ print(f"replayed at max: {replay['pooled']} pooled in {replay['seconds']:.1f} s,
 if replayed != rows:
     wrong.append("the replay gives other hashes")
 
-print(f"{'round':8}{'p50 without':>12}{'with':>8}{'p99 without':>13}{'with':>8}{'CPU/tx without':>16}{'with':>8}   (us)")
+print(f"{'round':8}{'p50 without':>12}{'with':>8}{'p99 without':>13}{'with':>8}{'CPU/tx without':>16}{'with':>8}   (us)"
+      f"{'steal without':>16}{'with':>8}   (ms){'run':>5}")
 runs = {kind: [load(f"{kind}-{n}") for n in range(1, rounds + 1)] for kind in ("without", "with")}
+calm = []
 for number, (plain, recorded) in enumerate(zip(runs["without"], runs["with"]), 1):
     p = lambda run, name: run["latency_us"][name]
+    # The steal of the last try, and how many there were.
+    (s1, n1), (s2, n2) = (map(int, lines(f"{kind}-{number}.steal")[0].split()) for kind in runs)
+    if max(s1, s2) <= most:
+        calm.append((plain, recorded))
     print(f"{number:<8}{p(plain, 'p50'):12.0f}{p(recorded, 'p50'):8.0f}{p(plain, 'p99'):13.0f}{p(recorded, 'p99'):8.0f}"
-          f"{plain['cpu_us_per_tx']:16.0f}{recorded['cpu_us_per_tx']:8.0f}")
+          f"{plain['cpu_us_per_tx']:16.0f}{recorded['cpu_us_per_tx']:8.0f}       {10 * s1:16}{10 * s2:8}       {n1:3}+{n2}")
     stats = recorded["recorded"]
     if stats["lost_events"] or stats["lost_rows"] or stats["rows"] != recorded["pooled"]:
         wrong.append(f"round {number}: {recorded['pooled']} pooled, {stats}")
-ratio = lambda name: statistics.median(
-    r["latency_us"][name] / p["latency_us"][name] for p, r in zip(runs["without"], runs["with"]))
-print(f"median ratio with/without of {rounds} rounds: p50 {ratio('p50'):.2f}, p99 {ratio('p99'):.2f}")
+def ratios(what, pairs):
+    ratio = lambda name: statistics.median(r["latency_us"][name] / p["latency_us"][name] for p, r in pairs)
+    print(f"median ratio with/without of {what}: p50 {ratio('p50'):.2f}, p99 {ratio('p99'):.2f}" if pairs
+          else f"no figure of {what}: there was none")
+ratios(f"{rounds} rounds", list(zip(runs["without"], runs["with"])))
+ratios(f"the {len(calm)} with at most {10 * most} ms of steal on both sides", calm)
 sys.exit("; ".join(wrong) if wrong else 0)
 PY

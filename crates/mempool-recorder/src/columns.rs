@@ -9,17 +9,24 @@ use std::{io::Write, sync::Arc, time::SystemTime};
 
 use alloy_consensus::{Signed, Transaction as _};
 use alloy_eips::Encodable2718 as _;
+use bytes::Bytes;
 use order_pool::{Origin, PooledTransaction, Transaction};
 use parquet::{
     basic::{Compression, GzipLevel},
+    column::writer::ColumnWriterImpl,
     data_type::{ByteArray, ByteArrayType, DataType, Int64Type},
-    errors::{ParquetError, Result},
+    errors::Result,
     file::{
-        properties::{EnabledStatistics, WriterProperties},
-        writer::{SerializedFileWriter, SerializedRowGroupWriter},
+        properties::{EnabledStatistics, WriterProperties, WriterPropertiesPtr},
+        writer::{SerializedFileWriter, SerializedRowGroupWriter, TrackedWrite},
     },
-    schema::{parser::parse_message_type, types::ColumnPath},
+    schema::{
+        parser::parse_message_type,
+        types::{ColumnPath, SchemaDescriptor},
+    },
 };
+
+use crate::pages::{self, GzipPages};
 
 /// When a transaction was first seen.
 pub(crate) const TIMESTAMP: &str = "timestamp";
@@ -57,8 +64,9 @@ message transactions {
     required binary rawTx;
 }";
 
-/// The lowest of nine levels: most of the data is random, and a higher level would gain nothing.
-const GZIP_LEVEL: u32 = 1;
+/// How many rows of a column other than `rawTx` are encoded, or rows freed, between two pauses: some
+/// 0.05 ms.
+pub(crate) const STEP_ROWS: usize = 128;
 
 /// The block that included a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,14 +76,11 @@ pub(crate) struct Inclusion {
 }
 
 /// Writes a file of one row group. Each column is built, written and freed before the next.
-pub(crate) fn write<W: Write + Send>(
-    out: W,
-    rows: &[(&Transaction, Option<Inclusion>)],
-    blobs: bool,
-) -> Result<()> {
+pub(crate) fn write<W: Write + Send>(out: W, rows: &[Row<'_>], blobs: bool) -> Result<()> {
     let schema = Arc::new(parse_message_type(SCHEMA)?);
+    // Not compressed by the crate: `GzipPages` does it.
     let mut properties = WriterProperties::builder()
-        .set_compression(Compression::GZIP(GzipLevel::try_new(GZIP_LEVEL)?))
+        .set_compression(Compression::UNCOMPRESSED)
         .set_statistics_enabled(EnabledStatistics::None)
         .set_offset_index_disabled(true)
         .set_max_row_group_row_count(None)
@@ -85,13 +90,20 @@ pub(crate) fn write<W: Write + Send>(
         properties = properties.set_column_dictionary_enabled(ColumnPath::from(column), false);
     }
     let mut file = SerializedFileWriter::new(out, schema, Arc::new(properties.build()))?;
-    Group { rows, writer: file.next_row_group()? }.write(blobs)?;
+    let (schema, properties) = (file.schema_descr().clone(), Arc::clone(file.properties()));
+    Group { rows, schema, properties, next: 0, writer: file.next_row_group()? }.write(blobs)?;
     file.close()?;
     Ok(())
 }
 
+type Row<'a> = (&'a Transaction, Option<Inclusion>);
+
 struct Group<'a, 'w, W: Write> {
-    rows: &'a [(&'a Transaction, Option<Inclusion>)],
+    rows: &'a [Row<'a>],
+    schema: SchemaDescriptor,
+    properties: WriterPropertiesPtr,
+    /// The index of the next column.
+    next: usize,
     writer: SerializedRowGroupWriter<'w, W>,
 }
 
@@ -118,44 +130,82 @@ impl<W: Write + Send> Group<'_, '_, W> {
             let selector = row.envelope().input().get(..4);
             selector.map_or_else(String::new, alloy_primitives::hex::encode_prefixed)
         })?;
-        self.sources()?;
+        self.column::<ByteArrayType>(sources)?;
         self.inclusions(|_, inclusion| inclusion.block as i64)?;
         self.inclusions(|_, inclusion| millis(inclusion))?;
         self.inclusions(|row, inclusion| millis(inclusion) - unix_millis(row.first_seen()))?;
-        let raw = |(row, _): &(&Transaction, _)| ByteArray::from(encoded(row, blobs));
-        let values: Vec<_> = self.rows.iter().map(raw).collect();
-        self.column::<ByteArrayType>(&values, None, None)?;
+        self.column(|rows, column| raw_txs(rows, blobs, column))?;
         self.writer.close()?;
         Ok(())
     }
 
+    /// Writes the next column, which `fill` encodes.
     fn column<T: DataType>(
         &mut self,
-        values: &[T::T],
-        definitions: Option<&[i16]>,
-        repetitions: Option<&[i16]>,
+        fill: impl FnOnce(&[Row<'_>], &mut ColumnWriterImpl<'_, T>) -> Result<()>,
     ) -> Result<()> {
-        let next = self.writer.next_column()?;
-        let mut column = next.ok_or_else(|| ParquetError::General("too many columns".into()))?;
-        column.typed::<T>().write_batch(values, definitions, repetitions)?;
-        column.close()
+        let mut chunk = TrackedWrite::new(Vec::new());
+        let pages = Box::new(GzipPages::new(&mut chunk));
+        let descriptor = self.schema.column(self.next);
+        self.next += 1;
+        let mut column = ColumnWriterImpl::new(descriptor, Arc::clone(&self.properties), pages);
+        fill(self.rows, &mut column)?;
+        let mut closed = column.close()?;
+        let gzip = Compression::GZIP(GzipLevel::default());
+        closed.metadata = closed.metadata.into_builder().set_compression(gzip).build()?;
+        self.writer.append_column(&Bytes::from(chunk.into_inner()?), closed)
     }
 
     fn numbers(&mut self, value: impl Fn(&Transaction) -> i64) -> Result<()> {
-        let values: Vec<_> = self.rows.iter().map(|(row, _)| value(row)).collect();
-        self.column::<Int64Type>(&values, None, None)
+        self.column::<Int64Type>(|rows, column| {
+            in_steps(rows, |rows| {
+                let values: Vec<_> = rows.iter().map(|(row, _)| value(row)).collect();
+                column.write_batch(&values, None, None)
+            })
+        })
     }
 
     fn texts(&mut self, value: impl Fn(&Transaction) -> String) -> Result<()> {
-        let text = |(row, _): &(&Transaction, _)| ByteArray::from(value(row).into_bytes());
-        let values: Vec<_> = self.rows.iter().map(text).collect();
-        self.column::<ByteArrayType>(&values, None, None)
+        self.column::<ByteArrayType>(|rows, column| {
+            in_steps(rows, |rows| {
+                let text = |(row, _): &Row<'_>| ByteArray::from(value(row).into_bytes());
+                let values: Vec<_> = rows.iter().map(text).collect();
+                column.write_batch(&values, None, None)
+            })
+        })
     }
 
-    /// The origins of a transaction until now.
-    fn sources(&mut self) -> Result<()> {
+    fn inclusions(&mut self, value: impl Fn(&Transaction, Inclusion) -> i64) -> Result<()> {
+        self.column::<Int64Type>(|rows, column| {
+            in_steps(rows, |rows| {
+                let of_row =
+                    |(row, inclusion): &Row<'_>| inclusion.map(|inclusion| value(row, inclusion));
+                let values: Vec<_> = rows.iter().filter_map(of_row).collect();
+                let definitions: Vec<_> =
+                    rows.iter().map(|(_, inclusion)| i16::from(inclusion.is_some())).collect();
+                column.write_batch(&values, Some(&definitions), None)
+            })
+        })
+    }
+}
+
+/// Encodes a few rows, pauses, and so on.
+fn in_steps<'a>(
+    rows: &[Row<'a>],
+    mut encode: impl FnMut(&[Row<'a>]) -> Result<usize>,
+) -> Result<()> {
+    for rows in rows.chunks(STEP_ROWS) {
+        encode(rows)?;
+        pages::pause();
+    }
+    Ok(())
+}
+
+/// The origins of a transaction until now.
+fn sources(rows: &[Row<'_>], column: &mut ColumnWriterImpl<'_, ByteArrayType>) -> Result<()> {
+    in_steps(rows, |rows| {
         let (mut values, mut repetitions) = (Vec::new(), Vec::new());
-        for (row, _) in self.rows {
+        for (row, _) in rows {
             values.push(ByteArray::from(source(row.origin())));
             repetitions.push(0);
             if let Some((origin, _)) = row.second_origin() {
@@ -164,18 +214,27 @@ impl<W: Write + Send> Group<'_, '_, W> {
             }
         }
         let definitions = vec![1; values.len()];
-        self.column::<ByteArrayType>(&values, Some(&definitions), Some(&repetitions))
-    }
+        column.write_batch(&values, Some(&definitions), Some(&repetitions))
+    })
+}
 
-    fn inclusions(&mut self, value: impl Fn(&Transaction, Inclusion) -> i64) -> Result<()> {
-        let of_row = |(row, inclusion): &(&Transaction, Option<Inclusion>)| {
-            inclusion.map(|inclusion| value(row, inclusion))
-        };
-        let values: Vec<_> = self.rows.iter().filter_map(of_row).collect();
-        let definitions: Vec<_> =
-            self.rows.iter().map(|(_, inclusion)| i16::from(inclusion.is_some())).collect();
-        self.column::<Int64Type>(&values, Some(&definitions), None)
+/// A row may have any number of bytes, so these steps have no fixed number of rows.
+fn raw_txs(
+    rows: &[Row<'_>],
+    blobs: bool,
+    column: &mut ColumnWriterImpl<'_, ByteArrayType>,
+) -> Result<()> {
+    let mut bytes = 0;
+    for (row, _) in rows {
+        let raw = ByteArray::from(encoded(row, blobs));
+        bytes += raw.len();
+        column.write_batch(&[raw], None, None)?;
+        if bytes >= pages::STEP_BYTES {
+            bytes = 0;
+            pages::pause();
+        }
     }
+    Ok(())
 }
 
 fn source(origin: Origin) -> &'static str {

@@ -10,7 +10,7 @@ pub const DEFAULT_GROUP_ROWS: usize = 20_000;
 
 /// Default of [`RecorderConfig::group_bytes`]: 16 MiB are three seconds of 2,000 transactions/s of
 /// which 1 in 200 carries blobs. A group is held once as the pool's orders and, while it is
-/// written, once encoded and once compressed: at most 48 MiB and one transaction.
+/// written, once compressed, a column at a time: at most 32 MiB, one transaction and a page.
 pub const DEFAULT_GROUP_BYTES: usize = 16 << 20;
 
 /// Default of [`RecorderConfig::group_age`]: a killed process loses at most 30 s, and a day has

@@ -9,7 +9,11 @@ use std::{
 use alloy_primitives::map::B256Map;
 use order_pool::{Event, Order, OrderId, RemoveReason, Transaction};
 
-use crate::{columns::Inclusion, config::RecorderConfig};
+use crate::{
+    columns::{Inclusion, STEP_ROWS},
+    config::RecorderConfig,
+    pages,
+};
 
 /// Transactions in the order in which the pool accepted them.
 #[derive(Debug, Default)]
@@ -65,9 +69,12 @@ impl Group {
         self.rows.is_empty()
     }
 
-    /// Clears the group and keeps its memory.
+    /// Clears the group and keeps its memory. What has left the pool is freed here, in steps.
     pub(crate) fn clear(&mut self) {
-        self.rows.clear();
+        while !self.rows.is_empty() {
+            self.rows.truncate(self.rows.len().saturating_sub(STEP_ROWS));
+            pages::pause();
+        }
         self.by_hash.clear();
         self.mined.clear();
         self.bytes = 0;

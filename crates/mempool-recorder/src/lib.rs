@@ -7,6 +7,7 @@ mod file;
 mod footer;
 mod group;
 mod metrics;
+mod pages;
 mod recorder;
 mod recording;
 mod replay;

@@ -9,7 +9,10 @@ use std::{
 
 use order_pool::Transaction;
 
-use crate::columns::{self, Inclusion};
+use crate::{
+    columns::{self, Inclusion},
+    pages::Pausing,
+};
 
 /// The extension of a complete segment.
 pub(crate) const EXTENSION: &str = "parquet";
@@ -65,7 +68,7 @@ impl Segments {
         rows: &[(&Transaction, Option<Inclusion>)],
         blobs: bool,
     ) -> io::Result<u64> {
-        let mut out = BufWriter::with_capacity(1 << 16, file);
+        let mut out = BufWriter::with_capacity(1 << 16, Pausing(file));
         columns::write(&mut out, rows, blobs).map_err(io::Error::other)?;
         out.flush()?;
         drop(out);

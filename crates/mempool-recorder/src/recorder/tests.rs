@@ -9,11 +9,24 @@ use parquet::{
 };
 
 use super::*;
+use crate::{
+    columns::STEP_ROWS,
+    pages::{self, PAUSES},
+};
 
 /// Of a sender of its own. The pool believes hash and sender, so nothing need be signed.
 fn tx(n: u64, origin: Origin) -> Transaction {
-    let inner =
-        TxEip1559 { chain_id: 1, gas_limit: 21_000, max_fee_per_gas: 9, ..Default::default() };
+    tx_with_input(n, origin, 0)
+}
+
+fn tx_with_input(n: u64, origin: Origin, bytes: usize) -> Transaction {
+    let inner = TxEip1559 {
+        chain_id: 1,
+        gas_limit: 21_000,
+        max_fee_per_gas: 9,
+        input: vec![0x5a; bytes].into(),
+        ..Default::default()
+    };
     let signature = Signature::new(U256::from(1), U256::from(1), false);
     let signed = Signed::new_unchecked(inner, signature, keccak256(n.to_be_bytes()));
     let sender = Address::left_padding_from(&(n + 1).to_be_bytes());
@@ -87,6 +100,28 @@ fn a_group_that_cannot_be_written_is_counted_and_the_next_one_is_written() {
     follower.write();
     assert_eq!((follower.counters.stats().lost_rows, follower.counters.stats().rows), (2, 1));
     assert_eq!(rows(&inner).len(), 1);
+}
+
+#[test]
+fn a_group_is_written_in_steps_of_few_bytes_and_few_rows() {
+    let written = |rows: u64, bytes: usize| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
+        let mut follower = follower(&pool, RecorderConfig::new(folder.path()));
+        (0..rows).for_each(|n| insert(&pool, tx_with_input(n, Origin::Mempool, bytes)));
+        follower.follow(Instant::now());
+        PAUSES.set(0);
+        follower.write();
+        assert_eq!(follower.counters.stats().rows, rows);
+        PAUSES.get()
+    };
+    let small = written(1, 0);
+    // A single value: it is in one page, and that is compressed in steps.
+    let steps = (1 << 20) / pages::STEP_BYTES;
+    assert!(written(1, 1 << 20) >= small + steps, "{small} and {steps} more");
+    // 18 columns are encoded in steps of rows, and the rows are freed in such.
+    let steps = 19 * (2_000 / STEP_ROWS);
+    assert!(written(2_000, 0) >= small + steps, "{small} and {steps} more");
 }
 
 #[test]
