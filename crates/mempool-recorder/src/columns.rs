@@ -26,7 +26,7 @@ use parquet::{
     },
 };
 
-use crate::pages::{self, GzipPages};
+use crate::pages::{GzipPages, Pause, STEP_BYTES};
 
 /// When a transaction was first seen.
 pub(crate) const TIMESTAMP: &str = "timestamp";
@@ -75,8 +75,14 @@ pub(crate) struct Inclusion {
     pub(crate) timestamp_s: u64,
 }
 
-/// Writes a file of one row group. Each column is built, written and freed before the next.
-pub(crate) fn write<W: Write + Send>(out: W, rows: &[Row<'_>], blobs: bool) -> Result<()> {
+/// Writes a file of one row group. Each column is built, written and freed before the next. `pause`
+/// is called every 0.1 ms or so.
+pub(crate) fn write<W: Write + Send>(
+    out: W,
+    rows: &[Row<'_>],
+    blobs: bool,
+    pause: Pause<'_>,
+) -> Result<()> {
     let schema = Arc::new(parse_message_type(SCHEMA)?);
     // Not compressed by the crate: `GzipPages` does it.
     let mut properties = WriterProperties::builder()
@@ -91,7 +97,8 @@ pub(crate) fn write<W: Write + Send>(out: W, rows: &[Row<'_>], blobs: bool) -> R
     }
     let mut file = SerializedFileWriter::new(out, schema, Arc::new(properties.build()))?;
     let (schema, properties) = (file.schema_descr().clone(), Arc::clone(file.properties()));
-    Group { rows, schema, properties, next: 0, writer: file.next_row_group()? }.write(blobs)?;
+    Group { rows, pause, schema, properties, next: 0, writer: file.next_row_group()? }
+        .write(blobs)?;
     file.close()?;
     Ok(())
 }
@@ -100,6 +107,7 @@ type Row<'a> = (&'a Transaction, Option<Inclusion>);
 
 struct Group<'a, 'w, W: Write> {
     rows: &'a [Row<'a>],
+    pause: Pause<'a>,
     schema: SchemaDescriptor,
     properties: WriterPropertiesPtr,
     /// The index of the next column.
@@ -134,7 +142,7 @@ impl<W: Write + Send> Group<'_, '_, W> {
         self.inclusions(|_, inclusion| inclusion.block as i64)?;
         self.inclusions(|_, inclusion| millis(inclusion))?;
         self.inclusions(|row, inclusion| millis(inclusion) - unix_millis(row.first_seen()))?;
-        self.column(|rows, column| raw_txs(rows, blobs, column))?;
+        self.column(|steps, column| raw_txs(steps, blobs, column))?;
         self.writer.close()?;
         Ok(())
     }
@@ -142,14 +150,14 @@ impl<W: Write + Send> Group<'_, '_, W> {
     /// Writes the next column, which `fill` encodes.
     fn column<T: DataType>(
         &mut self,
-        fill: impl FnOnce(&[Row<'_>], &mut ColumnWriterImpl<'_, T>) -> Result<()>,
+        fill: impl FnOnce(Steps<'_>, &mut ColumnWriterImpl<'_, T>) -> Result<()>,
     ) -> Result<()> {
         let mut chunk = TrackedWrite::new(Vec::new());
-        let pages = Box::new(GzipPages::new(&mut chunk));
+        let pages = Box::new(GzipPages::new(&mut chunk, self.pause));
         let descriptor = self.schema.column(self.next);
         self.next += 1;
         let mut column = ColumnWriterImpl::new(descriptor, Arc::clone(&self.properties), pages);
-        fill(self.rows, &mut column)?;
+        fill(Steps { rows: self.rows, pause: self.pause }, &mut column)?;
         let mut closed = column.close()?;
         let gzip = Compression::GZIP(GzipLevel::default());
         closed.metadata = closed.metadata.into_builder().set_compression(gzip).build()?;
@@ -157,8 +165,8 @@ impl<W: Write + Send> Group<'_, '_, W> {
     }
 
     fn numbers(&mut self, value: impl Fn(&Transaction) -> i64) -> Result<()> {
-        self.column::<Int64Type>(|rows, column| {
-            in_steps(rows, |rows| {
+        self.column::<Int64Type>(|steps, column| {
+            steps.encode(|rows| {
                 let values: Vec<_> = rows.iter().map(|(row, _)| value(row)).collect();
                 column.write_batch(&values, None, None)
             })
@@ -166,8 +174,8 @@ impl<W: Write + Send> Group<'_, '_, W> {
     }
 
     fn texts(&mut self, value: impl Fn(&Transaction) -> String) -> Result<()> {
-        self.column::<ByteArrayType>(|rows, column| {
-            in_steps(rows, |rows| {
+        self.column::<ByteArrayType>(|steps, column| {
+            steps.encode(|rows| {
                 let text = |(row, _): &Row<'_>| ByteArray::from(value(row).into_bytes());
                 let values: Vec<_> = rows.iter().map(text).collect();
                 column.write_batch(&values, None, None)
@@ -176,8 +184,8 @@ impl<W: Write + Send> Group<'_, '_, W> {
     }
 
     fn inclusions(&mut self, value: impl Fn(&Transaction, Inclusion) -> i64) -> Result<()> {
-        self.column::<Int64Type>(|rows, column| {
-            in_steps(rows, |rows| {
+        self.column::<Int64Type>(|steps, column| {
+            steps.encode(|rows| {
                 let of_row =
                     |(row, inclusion): &Row<'_>| inclusion.map(|inclusion| value(row, inclusion));
                 let values: Vec<_> = rows.iter().filter_map(of_row).collect();
@@ -189,21 +197,25 @@ impl<W: Write + Send> Group<'_, '_, W> {
     }
 }
 
-/// Encodes a few rows, pauses, and so on.
-fn in_steps<'a>(
-    rows: &[Row<'a>],
-    mut encode: impl FnMut(&[Row<'a>]) -> Result<usize>,
-) -> Result<()> {
-    for rows in rows.chunks(STEP_ROWS) {
-        encode(rows)?;
-        pages::pause();
+/// The rows, to be encoded a few at a time.
+struct Steps<'a> {
+    rows: &'a [Row<'a>],
+    pause: Pause<'a>,
+}
+
+impl Steps<'_> {
+    fn encode(self, mut encode: impl FnMut(&[Row<'_>]) -> Result<usize>) -> Result<()> {
+        for rows in self.rows.chunks(STEP_ROWS) {
+            encode(rows)?;
+            (self.pause)();
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// The origins of a transaction until now.
-fn sources(rows: &[Row<'_>], column: &mut ColumnWriterImpl<'_, ByteArrayType>) -> Result<()> {
-    in_steps(rows, |rows| {
+fn sources(steps: Steps<'_>, column: &mut ColumnWriterImpl<'_, ByteArrayType>) -> Result<()> {
+    steps.encode(|rows| {
         let (mut values, mut repetitions) = (Vec::new(), Vec::new());
         for (row, _) in rows {
             values.push(ByteArray::from(source(row.origin())));
@@ -220,18 +232,18 @@ fn sources(rows: &[Row<'_>], column: &mut ColumnWriterImpl<'_, ByteArrayType>) -
 
 /// A row may have any number of bytes, so these steps have no fixed number of rows.
 fn raw_txs(
-    rows: &[Row<'_>],
+    steps: Steps<'_>,
     blobs: bool,
     column: &mut ColumnWriterImpl<'_, ByteArrayType>,
 ) -> Result<()> {
     let mut bytes = 0;
-    for (row, _) in rows {
+    for (row, _) in steps.rows {
         let raw = ByteArray::from(encoded(row, blobs));
         bytes += raw.len();
         column.write_batch(&[raw], None, None)?;
-        if bytes >= pages::STEP_BYTES {
+        if bytes >= STEP_BYTES {
             bytes = 0;
-            pages::pause();
+            (steps.pause)();
         }
     }
     Ok(())

@@ -12,7 +12,7 @@ use order_pool::{Event, Order, OrderId, RemoveReason, Transaction};
 use crate::{
     columns::{Inclusion, STEP_ROWS},
     config::RecorderConfig,
-    pages,
+    pages::Pause,
 };
 
 /// Transactions in the order in which the pool accepted them.
@@ -70,10 +70,10 @@ impl Group {
     }
 
     /// Clears the group and keeps its memory. What has left the pool is freed here, in steps.
-    pub(crate) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self, pause: Pause<'_>) {
         while !self.rows.is_empty() {
             self.rows.truncate(self.rows.len().saturating_sub(STEP_ROWS));
-            pages::pause();
+            pause();
         }
         self.by_hash.clear();
         self.mined.clear();

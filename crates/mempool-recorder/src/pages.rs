@@ -2,12 +2,9 @@
 //!
 //! The codec of `parquet` compresses a page in one go: with blobs some 15 ms, for which a thread that
 //! handles transactions may wait for the core, whatever the niceness of this one, because the kernel
-//! lets a running thread finish its slice. Between two steps this one offers the core to those that wait.
+//! lets a running thread finish its slice. Between two steps the caller can offer the core to those that wait.
 
-use std::{
-    io::{self, Write},
-    thread,
-};
+use std::io::{self, Write};
 
 use flate2::{Compression, write::GzEncoder};
 use parquet::{
@@ -22,25 +19,18 @@ const LEVEL: Compression = Compression::new(1);
 /// How many bytes are compressed or encoded between two pauses: about 0.1 ms.
 pub(crate) const STEP_BYTES: usize = 8 << 10;
 
-/// Lets a thread that waits for this core go first. It costs a system call.
-pub(crate) fn pause() {
-    #[cfg(test)]
-    PAUSES.set(PAUSES.get() + 1);
-    thread::yield_now();
-}
-
-#[cfg(test)]
-thread_local! {
-    /// Of this thread.
-    pub(crate) static PAUSES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-}
+/// Called between two steps.
+pub(crate) type Pause<'a> = &'a (dyn Fn() + Sync);
 
 /// Takes pages that are not compressed, and writes them compressed.
-pub(crate) struct GzipPages<'a, W: Write>(SerializedPageWriter<'a, W>);
+pub(crate) struct GzipPages<'a, W: Write> {
+    inner: SerializedPageWriter<'a, W>,
+    pause: Pause<'a>,
+}
 
 impl<'a, W: Write> GzipPages<'a, W> {
-    pub(crate) fn new(chunk: &'a mut TrackedWrite<W>) -> Self {
-        Self(SerializedPageWriter::new(chunk))
+    pub(crate) fn new(chunk: &'a mut TrackedWrite<W>, pause: Pause<'a>) -> Self {
+        Self { inner: SerializedPageWriter::new(chunk), pause }
     }
 }
 
@@ -50,17 +40,17 @@ impl<W: Write + Send> PageWriter for GzipPages<'_, W> {
         let mut page = page.compressed_page().clone();
         // The writer's version is 1, whose pages are compressed with their levels.
         if let Page::DataPage { buf, .. } | Page::DictionaryPage { buf, .. } = &mut page {
-            *buf = gzip(buf)?.into();
+            *buf = gzip(buf, self.pause)?.into();
         }
-        self.0.write_page(CompressedPage::new(page, bytes))
+        self.inner.write_page(CompressedPage::new(page, bytes))
     }
 
     fn close(&mut self) -> Result<()> {
-        self.0.close()
+        self.inner.close()
     }
 }
 
-fn gzip(page: &[u8]) -> io::Result<Vec<u8>> {
+fn gzip(page: &[u8], pause: Pause<'_>) -> io::Result<Vec<u8>> {
     let mut out = GzEncoder::new(Vec::with_capacity(page.len() / 2), LEVEL);
     for step in page.chunks(STEP_BYTES) {
         out.write_all(step)?;
@@ -70,16 +60,19 @@ fn gzip(page: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 /// Pauses after every write.
-pub(crate) struct Pausing<W>(pub(crate) W);
+pub(crate) struct Pausing<'a, W> {
+    pub(crate) inner: W,
+    pub(crate) pause: Pause<'a>,
+}
 
-impl<W: Write> Write for Pausing<W> {
+impl<W: Write> Write for Pausing<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.0.write(bytes)?;
-        pause();
+        let written = self.inner.write(bytes)?;
+        (self.pause)();
         Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        self.inner.flush()
     }
 }

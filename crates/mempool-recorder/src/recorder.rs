@@ -23,8 +23,9 @@ use crate::{
 /// If it is dropped without [`Self::stop`], it writes what it has and ends, without a wait.
 ///
 /// The pool does not wait for it. It reads the pool's log every [`POLL_INTERVAL`], on a thread of
-/// niceness 10 that offers its core to others every 0.1 ms or so while it writes; events that leave
-/// the log before they are read are lost and counted ([`RecorderStats::lost_events`]).
+/// niceness 10 that offers its core to others every 0.1 ms or so while it writes, unless it is
+/// behind; events that leave the log before they are read are lost and counted
+/// ([`RecorderStats::lost_events`]).
 #[derive(Debug)]
 pub struct Recorder {
     stop: SyncSender<()>,
@@ -146,13 +147,15 @@ impl Follower {
         if self.group.is_empty() {
             return;
         }
+        let turns = Turns { subscription: &self.subscription, start: Instant::now() };
+        let pause = || turns.pause(Instant::now());
         let all = self.group.rows().count();
         let rows: Vec<_> =
             self.group.rows().filter(|(tx, _)| self.config.external || tx.is_public()).collect();
         self.counters.skipped.add((all - rows.len()) as u64);
         if !rows.is_empty() {
             let count = rows.len() as u64;
-            match self.segments.write(&rows, self.config.blobs) {
+            match self.segments.write(&rows, self.config.blobs, &pause) {
                 Ok(bytes) => {
                     self.counters.rows.add(count);
                     self.counters.bytes.add(bytes);
@@ -165,7 +168,37 @@ impl Follower {
             }
         }
         drop(rows);
-        self.group.clear();
+        self.group.clear(&pause);
+    }
+}
+
+/// How many unread events end the pauses: four seconds of 2,000 transactions/s that come and go, a
+/// sixteenth of what the pool's log holds by default.
+const MAX_BEHIND: u64 = 16_384;
+
+/// How long a group is written with pauses: three times as long as one of 16 MiB takes.
+const MAX_PAUSING: Duration = Duration::from_secs(1);
+
+/// When the writing of a group lets others go first.
+struct Turns<'a> {
+    subscription: &'a Subscription,
+    start: Instant,
+}
+
+impl Turns<'_> {
+    fn pause(&self, now: Instant) {
+        if self.are_due(now) {
+            // Lets the threads that wait for this core go first.
+            thread::yield_now();
+        }
+    }
+
+    /// On a machine without idle time a pause costs a whole slice of each thread that waits, and
+    /// with all pauses the recorder would lose its place in the log. So it insists on its share
+    /// once it is behind.
+    fn are_due(&self, now: Instant) -> bool {
+        self.subscription.behind() < MAX_BEHIND
+            && now.saturating_duration_since(self.start) < MAX_PAUSING
     }
 }
 

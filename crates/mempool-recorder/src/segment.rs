@@ -11,7 +11,7 @@ use order_pool::Transaction;
 
 use crate::{
     columns::{self, Inclusion},
-    pages::Pausing,
+    pages::{Pause, Pausing},
 };
 
 /// The extension of a complete segment.
@@ -43,6 +43,7 @@ impl Segments {
         &mut self,
         rows: &[(&Transaction, Option<Inclusion>)],
         blobs: bool,
+        pause: Pause<'_>,
     ) -> io::Result<u64> {
         let file = match self.next.take() {
             Some(file) => file,
@@ -50,7 +51,7 @@ impl Segments {
         };
         let (unfinished, complete) = (self.unfinished(), self.complete());
         self.number += 1;
-        let written = Self::fill(&file, rows, blobs).and_then(|bytes| {
+        let written = Self::fill(&file, rows, blobs, pause).and_then(|bytes| {
             // An existing name belongs to another recorder: that file stays, and this segment
             // counts as lost.
             fs::hard_link(&unfinished, complete)?;
@@ -67,9 +68,10 @@ impl Segments {
         file: &File,
         rows: &[(&Transaction, Option<Inclusion>)],
         blobs: bool,
+        pause: Pause<'_>,
     ) -> io::Result<u64> {
-        let mut out = BufWriter::with_capacity(1 << 16, Pausing(file));
-        columns::write(&mut out, rows, blobs).map_err(io::Error::other)?;
+        let mut out = BufWriter::with_capacity(1 << 16, Pausing { inner: file, pause });
+        columns::write(&mut out, rows, blobs, pause).map_err(io::Error::other)?;
         out.flush()?;
         drop(out);
         // After a loss of power a name must not lead to a file without content.

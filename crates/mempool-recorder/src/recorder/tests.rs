@@ -1,4 +1,9 @@
-use std::{fs, path::Path, time::SystemTime};
+use std::{
+    fs,
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    time::SystemTime,
+};
 
 use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
 use alloy_primitives::{Address, B256, Signature, U256, keccak256};
@@ -9,10 +14,7 @@ use parquet::{
 };
 
 use super::*;
-use crate::{
-    columns::STEP_ROWS,
-    pages::{self, PAUSES},
-};
+use crate::{columns::STEP_ROWS, pages::STEP_BYTES};
 
 /// Of a sender of its own. The pool believes hash and sender, so nothing need be signed.
 fn tx(n: u64, origin: Origin) -> Transaction {
@@ -105,23 +107,43 @@ fn a_group_that_cannot_be_written_is_counted_and_the_next_one_is_written() {
 #[test]
 fn a_group_is_written_in_steps_of_few_bytes_and_few_rows() {
     let written = |rows: u64, bytes: usize| {
-        let folder = tempfile::tempdir().expect("a folder");
         let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
+        let folder = tempfile::tempdir().expect("a folder");
         let mut follower = follower(&pool, RecorderConfig::new(folder.path()));
         (0..rows).for_each(|n| insert(&pool, tx_with_input(n, Origin::Mempool, bytes)));
         follower.follow(Instant::now());
-        PAUSES.set(0);
-        follower.write();
-        assert_eq!(follower.counters.stats().rows, rows);
-        PAUSES.get()
+        let pauses = AtomicUsize::new(0);
+        let pause = || {
+            pauses.fetch_add(1, Relaxed);
+        };
+        let of_group: Vec<_> = follower.group.rows().collect();
+        let size = follower.segments.write(&of_group, true, &pause).expect("a folder");
+        follower.group.clear(&pause);
+        assert!(size > 0 && follower.group.is_empty());
+        pauses.into_inner()
     };
     let small = written(1, 0);
     // A single value: it is in one page, and that is compressed in steps.
-    let steps = (1 << 20) / pages::STEP_BYTES;
+    let steps = (1 << 20) / STEP_BYTES;
     assert!(written(1, 1 << 20) >= small + steps, "{small} and {steps} more");
     // 18 columns are encoded in steps of rows, and the rows are freed in such.
     let steps = 19 * (2_000 / STEP_ROWS);
     assert!(written(2_000, 0) >= small + steps, "{small} and {steps} more");
+}
+
+#[test]
+fn a_recorder_that_is_behind_or_writes_for_long_does_not_pause() {
+    let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
+    let mut subscription = pool.subscribe_all();
+    let start = Instant::now();
+    let are_due = |subscription: &Subscription, now| Turns { subscription, start }.are_due(now);
+    assert!(are_due(&subscription, start));
+    assert!(are_due(&subscription, start + MAX_PAUSING - Duration::from_millis(1)));
+    assert!(!are_due(&subscription, start + MAX_PAUSING));
+    (0..MAX_BEHIND).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
+    assert!(!are_due(&subscription, start));
+    while subscription.try_next().is_some() {}
+    assert!(are_due(&subscription, start));
 }
 
 #[test]
