@@ -24,7 +24,7 @@ use crate::{
 ///
 /// The pool does not wait for it. It reads the pool's log every [`POLL_INTERVAL`], on a thread of
 /// niceness 10 that offers its core to others every 0.1 ms or so while it writes, unless it is
-/// behind; events that leave the log before they are read are lost and counted
+/// behind or a group takes longer than a second; events that leave the log before they are read are lost and counted
 /// ([`RecorderStats::lost_events`]).
 #[derive(Debug)]
 pub struct Recorder {
@@ -46,7 +46,7 @@ impl Recorder {
         let (stop, stopped) = mpsc::sync_channel(1);
         let (end, ended) = mpsc::sync_channel(1);
         let run = move || {
-            yield_to_others();
+            lower_priority();
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(POLL_INTERVAL) {
                 follower.follow(Instant::now());
             }
@@ -87,7 +87,7 @@ impl Recorder {
 const NICENESS: i32 = 10;
 
 /// Lets every thread that handles transactions go first.
-fn yield_to_others() {
+fn lower_priority() {
     #[cfg(target_os = "linux")]
     {
         // On Linux each thread has its own.
