@@ -1,6 +1,10 @@
 #![cfg_attr(feature = "tokio", doc = include_str!("../README.md"))]
-#![cfg_attr(not(feature = "tokio"), doc = "Load control: load monitor, deferral queue, throttle.")]
+#![cfg_attr(
+    not(feature = "tokio"),
+    doc = "Load control: load monitor, deferral queue, throttle, backoff."
+)]
 
+mod backoff;
 mod config;
 mod deferral;
 mod error;
@@ -20,6 +24,7 @@ mod throttle;
 #[cfg(feature = "tokio")]
 mod work;
 
+pub use backoff::Backoff;
 pub use config::*;
 pub use deferral::{DeferralQueue, DeferralStats, Offered};
 pub use error::{ConfigError, ParseLimitError};
