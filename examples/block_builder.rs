@@ -3,8 +3,8 @@
 //!
 //! Without an endpoint it starts a mock node, with contracts and funded senders, in a process of
 //! its own. With `--ipc PATH` it builds on a real one. With `--json` the last line on stdout is one
-//! JSON object: the fields are those of `Summary` in `crates/example-builder/src/report.rs`. How it
-//! works is in `crates/example-builder/src/lib.rs`.
+//! JSON object: the fields are those of `Summary` in `dev/example-builder/src/report.rs`. How it
+//! works is in `dev/example-builder/src/lib.rs`.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
 //! Drives a development node with signed transactions at an exact pace, and reports what the node
-//! accepted. How it works is in `crates/devnet/src/load.rs`.
+//! accepted. How it works is in `dev/devnet/src/load.rs`.
 //!
 //! ```text
 //! cargo run --release --example load -- --ipc /tmp/geth.ipc --tps 2000 --duration 60s --json

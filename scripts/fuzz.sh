@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the property tests of every reader of bytes from outside, so many seconds for each reader, which its properties
 # share, and prints how many random inputs each property has read. The first failing input ends it, and is kept in
-# proptest-regressions/. The properties of something damaged begin with the inputs in crates/testkit/corpus/.
+# proptest-regressions/. The properties of something damaged begin with the inputs in dev/testkit/corpus/.
 #
 #   scripts/fuzz.sh [SECONDS [READER...]]      60 for each of all readers unless told otherwise
 set -euo pipefail

@@ -23,7 +23,8 @@ folders = [os.path.relpath(os.path.dirname(package["manifest_path"])) for packag
 for package in packages:
     with open(package["manifest_path"]) as file:
         text = re.sub(r"(?ms)^\[dev-dependencies\]\n.*?(?=^\[|\Z)", "", file.read())
-    text = text.replace("""members = ["crates/*"]""", f"members = {json.dumps(folders)}")
+    text = re.sub(r"(?m)^members = .*", f"members = {json.dumps(folders)}", text)
+    text = re.sub(r"(?m)^default-members = .*\n", "", text)
     with open(package["manifest_path"], "w") as file:
         file.write(text)
 '

@@ -55,7 +55,7 @@ at_point() {
         done
         cargo check "${published[@]}"
         if ! $only_check; then
-            cargo test "${published[@]}" "${tests[@]}"
+            cargo test "${published[@]}" -p integration-tests "${tests[@]}"
         fi
     )
     echo "== $point: ok"

@@ -33,7 +33,7 @@ const DOCUMENTS: [&str; 13] = [
 ];
 
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
 fn read(path: impl AsRef<Path>) -> String {
@@ -62,13 +62,14 @@ fn files() -> Vec<PathBuf> {
     found
 }
 
+/// Whether a path is inside one of the crates: the published ones, and those for tests, benches and examples.
+fn is_crate(path: &Path) -> bool {
+    path.starts_with("crates") || path.starts_with("dev")
+}
+
 /// Whether a path belongs to a crate that is published.
 fn is_published(path: &Path) -> bool {
-    let name = path.strip_prefix("crates").ok().and_then(|path| path.iter().next());
-    name.is_some_and(|name| {
-        let manifest = read(Path::new("crates").join(name).join("Cargo.toml"));
-        !manifest.contains("\npublish = false\n")
-    })
+    path.starts_with("crates")
 }
 
 /// The code of the published crates and of the facade, without the tests in it.
@@ -528,6 +529,7 @@ fn every_relative_link_and_every_path_leads_to_something() {
         }
         let tops = [
             "crates/",
+            "dev/",
             "src/",
             "tests/",
             "benches/",
@@ -666,8 +668,8 @@ fn every_flag_that_a_document_gives_to_an_example_exists() {
         DOCUMENTS.into_iter().flat_map(|document| commands(&read(document), "example"))
     {
         let folder = match name.as_str() {
-            "block_builder" => "crates/example-builder/src".to_owned(),
-            "load" => "crates/devnet/src".to_owned(),
+            "block_builder" => "dev/example-builder/src".to_owned(),
+            "load" => "dev/devnet/src".to_owned(),
             _ => format!("examples/{name}"),
         };
         let is_code = |path: &PathBuf| {
@@ -696,7 +698,7 @@ fn dependencies(manifest: &str) -> BTreeSet<String> {
 fn the_arrows_between_the_crates_are_those_of_the_manifests() {
     let mut manifests: BTreeMap<_, _> = files()
         .iter()
-        .filter(|path| path.ends_with("Cargo.toml") && path.starts_with("crates"))
+        .filter(|path| path.ends_with("Cargo.toml") && is_crate(path))
         .map(|path| {
             (path.iter().nth(1).and_then(|name| name.to_str()).unwrap_or("").to_owned(), read(path))
         })
@@ -726,7 +728,7 @@ fn the_arrows_between_the_crates_are_those_of_the_manifests() {
 fn readme_and_architecture_name_every_crate() {
     let members: BTreeSet<_> = files()
         .iter()
-        .filter(|path| path.ends_with("Cargo.toml") && path.starts_with("crates"))
+        .filter(|path| path.ends_with("Cargo.toml") && is_crate(path))
         .filter_map(|path| path.iter().nth(1)?.to_str().map(str::to_owned))
         .collect();
     assert!(members.len() >= 6, "{members:?}");

@@ -21,7 +21,13 @@ mod floor;
 mod plot;
 mod table;
 
-use std::{env, fs, path::PathBuf, process::ExitCode, str::FromStr, time::Duration};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    str::FromStr,
+    time::Duration,
+};
 
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use mock_node::workload::PreparedTx;
@@ -209,7 +215,7 @@ fn compare(stage: &mut Stage, plan: &Plan) {
 
 fn keep(rows: &[Row], floor: Floor) -> Result<(), Box<dyn std::error::Error>> {
     let target = env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target"), PathBuf::from);
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from);
     let dir = target.join("criterion").join("ingest");
     fs::create_dir_all(&dir)?;
     table::write_csv(&dir.join("latency.csv"), rows, floor)?;

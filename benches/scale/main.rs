@@ -15,7 +15,12 @@
 mod plot;
 mod row;
 
-use std::{env, fs, io, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use testkit::{
     contest::{Contender, Load, Stage},
@@ -41,10 +46,8 @@ struct Plan {
 impl Plan {
     fn new(is_test: bool) -> Result<Self, String> {
         let var = |name: &str, default: &str| env::var(name).unwrap_or_else(|_| default.to_owned());
-        let target = env::var_os("CARGO_TARGET_DIR").map_or_else(
-            || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target"),
-            PathBuf::from,
-        );
+        let target = env::var_os("CARGO_TARGET_DIR")
+            .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from);
         let dir = env::var_os("SCALE_BENCH_DIR")
             .map_or_else(|| target.join("criterion").join("scale"), PathBuf::from);
         if is_test {

@@ -59,17 +59,15 @@ fn sources(folder: PathBuf, found: &mut Vec<PathBuf>) {
 
 #[test]
 fn every_public_async_function_is_among_those_whose_futures_can_be_sent() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let tests =
         [include_str!("send.rs"), include_str!("../../crates/load-control/tests/it/gate.rs")];
     let mut files = Vec::new();
     sources(root.join("src"), &mut files);
+    // The published crates.
     for member in fs::read_dir(root.join("crates")).expect("a folder") {
         let member = member.expect("an entry").path();
-        let manifest = fs::read_to_string(member.join("Cargo.toml")).expect("a manifest");
-        if !manifest.contains("\npublish = false\n") {
-            sources(member.join("src"), &mut files);
-        }
+        sources(member.join("src"), &mut files);
     }
     let mut checked = 0;
     for file in files {
