@@ -1,0 +1,71 @@
+use std::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use metrics::{Counter, Gauge};
+
+/// A count, kept for the process itself and for the exporter.
+pub struct Count {
+    value: AtomicU64,
+    exported: Counter,
+}
+
+impl Count {
+    /// A count of 0 with this handle.
+    #[must_use]
+    pub const fn new(exported: Counter) -> Self {
+        Self { value: AtomicU64::new(0), exported }
+    }
+
+    /// Adds to both.
+    pub fn add(&self, more: u64) {
+        // Relaxed, here and below: no other memory is published through it.
+        self.value.fetch_add(more, Relaxed);
+        self.exported.increment(more);
+    }
+
+    /// What was counted since this was made.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.value.load(Relaxed)
+    }
+}
+
+impl fmt::Debug for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.value.fmt(f)
+    }
+}
+
+/// A present value, kept for the process itself and for the exporter.
+pub struct Level {
+    value: AtomicU64,
+    exported: Gauge,
+}
+
+impl Level {
+    /// A level of 0 with this handle. The gauge is not set until [`Self::set`] is called.
+    #[must_use]
+    pub const fn new(exported: Gauge) -> Self {
+        Self { value: AtomicU64::new(0), exported }
+    }
+
+    /// Sets both. Of concurrent calls the two may keep different values: one thread should set it.
+    pub fn set(&self, value: u64) {
+        self.value.store(value, Relaxed);
+        self.exported.set(value as f64);
+    }
+
+    /// The value that was set last; 0 before.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.value.load(Relaxed)
+    }
+}
+
+impl fmt::Debug for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.value.fmt(f)
+    }
+}

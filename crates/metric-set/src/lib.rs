@@ -1,0 +1,117 @@
+#![doc = include_str!("../README.md")]
+
+mod count;
+
+pub use self::count::{Count, Level};
+
+/// What the macro's expansion names.
+#[doc(hidden)]
+pub mod private {
+    pub use metrics::{
+        Counter, Gauge, Histogram, Label, Unit, counter, describe_counter, describe_gauge,
+        describe_histogram, gauge, histogram,
+    };
+}
+
+/// Declares metrics: see the crate's documentation.
+///
+/// Each struct has `new()`, and `labelled(&[Label])` for labels that all its handles share.
+#[macro_export]
+macro_rules! metric_set {
+    (
+        $(#[$table_attr:meta])* $table_vis:vis const $table:ident
+            $(, late { $($late_kind:ident $late_name:literal, $late_unit:ident, $late_text:expr;)* })?;
+        $(
+            $(#[$attr:meta])* $vis:vis struct $set:ident {
+                $(
+                    $(#[$field_attr:meta])*
+                    $kind:ident $field:ident $([$len:expr])? = $name:literal, $unit:ident, $text:expr
+                        $(, $label:literal: $values:expr)?;
+                )*
+            }
+        )*
+    ) => {
+        $(#[$table_attr])*
+        $table_vis const $table: &[(&str, $crate::private::Unit, &str)] =
+            &[
+                $($(($name, $crate::private::Unit::$unit, $text),)*)*
+                $($(($late_name, $crate::private::Unit::$late_unit, $late_text),)*)?
+            ];
+        $(
+            /// Describes the metrics whose handles are made where their labels are known.
+            fn describe_late() {
+                $($crate::metric_set!(@describe $late_kind $late_name, $late_unit, $late_text);)*
+            }
+        )?
+
+        $(
+            $(#[$attr])*
+            $vis struct $set {
+                $($(#[$field_attr])* $vis $field: $crate::metric_set!(@type $kind $([$len])?),)*
+            }
+
+            #[allow(dead_code, reason = "a set is made with or without labels of its own")]
+            impl $set {
+                /// Makes the handles, and describes them to the recorder.
+                #[must_use]
+                $vis fn new() -> Self {
+                    Self::labelled(&[])
+                }
+
+                /// As `new`, with labels that every handle has.
+                #[must_use]
+                $vis fn labelled(labels: &[$crate::private::Label]) -> Self {
+                    let _ = labels;
+                    $($crate::metric_set!(@describe $kind $name, $unit, $text);)*
+                    Self {
+                        $($field: $crate::metric_set!(
+                            @make $kind labels, $name $(, $label: $values)?
+                        ),)*
+                    }
+                }
+            }
+        )*
+    };
+
+    (@type $kind:ident [$len:expr]) => { [$crate::metric_set!(@type $kind); $len] };
+    (@type counter) => { $crate::private::Counter };
+    (@type gauge) => { $crate::private::Gauge };
+    (@type histogram) => { $crate::private::Histogram };
+    (@type count) => { $crate::Count };
+    (@type level) => { $crate::Level };
+
+    (@make $kind:ident $labels:ident, $name:literal, $label:literal: $values:expr) => {
+        $values.map(|value| {
+            let mut labels = $labels.to_vec();
+            labels.push($crate::private::Label::new($label, value));
+            $crate::metric_set!(@handle $kind labels, $name)
+        })
+    };
+    (@make $kind:ident $labels:ident, $name:literal) => {
+        $crate::metric_set!(@handle $kind $labels.to_vec(), $name)
+    };
+
+    (@handle counter $labels:expr, $name:literal) => { $crate::private::counter!($name, $labels) };
+    (@handle gauge $labels:expr, $name:literal) => { $crate::private::gauge!($name, $labels) };
+    (@handle histogram $labels:expr, $name:literal) => { $crate::private::histogram!($name, $labels) };
+    (@handle count $labels:expr, $name:literal) => {
+        $crate::Count::new($crate::private::counter!($name, $labels))
+    };
+    (@handle level $labels:expr, $name:literal) => {
+        $crate::Level::new($crate::private::gauge!($name, $labels))
+    };
+
+    (@describe gauge $name:literal, $unit:ident, $text:expr) => {
+        $crate::private::describe_gauge!($name, $crate::private::Unit::$unit, $text)
+    };
+    (@describe level $name:literal, $unit:ident, $text:expr) => {
+        $crate::metric_set!(@describe gauge $name, $unit, $text)
+    };
+    (@describe histogram $name:literal, $unit:ident, $text:expr) => {
+        $crate::private::describe_histogram!($name, $crate::private::Unit::$unit, $text)
+    };
+    // `counter` and `count`.
+    (@describe $kind:ident $name:literal, $unit:ident, $text:expr) => {
+        $crate::private::describe_counter!($name, $crate::private::Unit::$unit, $text)
+    };
+}
