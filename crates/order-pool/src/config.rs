@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{
-    live::MAX_GARBAGE_BYTES,
-    log::{SEGMENT_EVENTS, SLOT_BYTES},
-};
+use crate::read::{MAX_GARBAGE_BYTES, SEGMENT_EVENTS, SLOT_BYTES};
 
 /// Default of [`PoolConfig::max_txs`]: 2,000 transactions/s x 60 s of retention = 120,000, and two
 /// thirds on top for bursts.

@@ -5,10 +5,7 @@ use std::sync::Arc;
 use alloy_primitives::{Address, B256};
 use chain_view::Head;
 
-use crate::{
-    bundle::{Cancellation, ReplacementKey},
-    order::{Order, OrderId},
-};
+use crate::order::{Cancellation, Order, OrderId, ReplacementKey};
 
 /// A change of the pool, as published to subscribers.
 #[derive(Clone, Debug)]

@@ -10,20 +10,16 @@ use arc_swap::ArcSwap;
 use chain_view::{Block, Head, NonceUpdate, Relation};
 
 use crate::{
-    bundle::{Bundle, ReplacementKey},
     clock::Clock,
     config::{ConfigError, PoolConfig},
     core::{Core, Effect, HeadApplied, Relations, SignerStats},
     event::{CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, Standing},
-    heads::Heads,
-    index::IndexTable,
-    live::{Garbage, Item, LiveTable, LiveWriter, Piece},
-    log::{LogTable, LogWriter, Slot},
     metrics::{Counters, Levels, PoolStats},
-    order::{Order, Transaction},
-    seen::{Fate, SeenTable},
-    subscription::Subscription,
-    wake::Bell,
+    order::{Bundle, Order, ReplacementKey, Transaction},
+    read::{
+        Bell, Fate, Garbage, Heads, IndexTable, Item, LiveTable, LiveWriter, LogTable, LogWriter,
+        Piece, SeenTable, Slot, Subscription,
+    },
 };
 
 /// Most orders that one upkeep step expires: at about 2 us each, half a millisecond.

@@ -14,11 +14,10 @@ use std::{
 use chain_view::Head;
 
 use crate::{
-    bundle::Cancellation,
     event::{EventRef, Lagged, RemoveReason},
-    order::Order,
+    order::{Cancellation, Order},
     pool::OrderPool,
-    subscription::{Ender, Subscription},
+    read::{Ender, Subscription},
 };
 
 /// How often a quiet subscription checks whether its sink is alive.

@@ -5,13 +5,14 @@ use std::{sync::Arc, time::Duration};
 use alloy_primitives::B256;
 use chain_view::{Head, Taken};
 
-use super::{Core, Effect};
-use crate::{
-    bundle::{Bundle, ReplacementKey},
-    event::{CancelOutcome, InsertOutcome, RejectReason, RemoveReason},
+use super::{
+    Core, Effect,
     keys::{KeyState, Slot, Superseded, cancellation},
-    order::Order,
-    seen::Fate,
+};
+use crate::{
+    event::{CancelOutcome, InsertOutcome, RejectReason, RemoveReason},
+    order::{Bundle, Order, ReplacementKey},
+    read::Fate,
 };
 
 impl Core {

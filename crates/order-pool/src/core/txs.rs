@@ -7,13 +7,13 @@ use chain_view::Taken;
 
 use super::{
     Core, Effect,
-    share::{TxEntry, TxShare, Until},
+    ranks::Worth,
+    tx_share::{TxEntry, TxShare, Until},
 };
 use crate::{
     event::{CancelPrivateOutcome, InsertOutcome, RejectReason, RemoveReason},
     order::{Order, Transaction},
-    seen::Fate,
-    worth::Worth,
+    read::Fate,
 };
 
 /// For how many more blocks a private transaction is kept after it has become public: at 12 s each,

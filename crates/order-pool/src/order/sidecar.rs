@@ -8,7 +8,7 @@ use alloy_eips::{
 use alloy_primitives::{B256, Keccak256};
 use chain_view::PooledTransaction;
 
-use crate::{bundle::SidecarError, order::Transaction};
+use super::{SidecarError, Transaction};
 
 impl Transaction {
     /// Checks that the sidecar matches the transaction's versioned hashes: the numbers of blobs,

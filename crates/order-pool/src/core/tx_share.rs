@@ -2,11 +2,8 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use crate::{
-    event::RejectReason,
-    order::Order,
-    worth::{Ranks, Worth},
-};
+use super::ranks::{Ranks, Worth};
+use crate::{event::RejectReason, order::Order};
 
 /// Most transactions that one insert may evict. A transaction of six blobs (0.8 MB) may need the
 /// space of a thousand plain ones: it is refused then, which keeps inserts short.

@@ -8,10 +8,8 @@ use std::{
 
 use alloy_primitives::Address;
 
-use crate::{
-    bundle::{Cancellation, ReplacementKey},
-    shares::Shares,
-};
+use super::shares::Shares;
+use crate::order::{Cancellation, ReplacementKey};
 
 /// How many cancellations of unknown keys are published for each signer, counted from the first one
 /// for the retention of cancellations. Further ones still take effect: the pool refuses the bundle

@@ -7,10 +7,8 @@ use alloy_rpc_types_mev::EthSendBundle;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::{
-    extension::Extension,
-    order::{Order, Transaction},
-};
+use super::{Order, Transaction};
+use crate::extension::Extension;
 
 /// Identifies a replaceable bundle: the searcher's uuid *and* the searcher, so that no one can
 /// replace or cancel another signer's bundles. A bundle replaces the one with its key for the same

@@ -11,11 +11,10 @@ use std::{
 use chain_view::Head;
 use futures::Stream;
 
+use super::{live::Item, wake::Waiter};
 use crate::{
     event::{Event, EventRef, Lagged},
-    live::Item,
     pool::PoolShared,
-    wake::Waiter,
 };
 
 /// A position in the event log: the pool as it was at one moment, then every later event.

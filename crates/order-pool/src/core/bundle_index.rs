@@ -7,9 +7,11 @@ use std::{
 
 use alloy_primitives::{Address, B256};
 
-use super::share::MAX_EVICTIONS_PER_INSERT;
+use super::{shares::Shares, tx_share::MAX_EVICTIONS_PER_INSERT};
 use crate::{
-    bundle::Bundle, config::PoolConfig, event::RejectReason, order::Order, shares::Shares,
+    config::PoolConfig,
+    event::RejectReason,
+    order::{Bundle, Order},
 };
 
 /// Block (0 if the pool knew no head) and sequence number.

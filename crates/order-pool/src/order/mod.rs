@@ -1,5 +1,9 @@
 //! Orders, their identity and their memory.
 
+mod bundle;
+mod sidecar;
+mod wire;
+
 use std::{fmt, sync::OnceLock, time::SystemTime};
 
 use alloy_consensus::{EthereumTxEnvelope, InMemorySize, Transaction as _, transaction::Recovered};
@@ -7,7 +11,11 @@ use alloy_eips::eip7594::BlobTransactionSidecarVariant;
 use alloy_primitives::{Address, B256, U256};
 use chain_view::PooledTransaction;
 
-use crate::{bundle::Bundle, extension::Extension};
+pub use bundle::*;
+pub use sidecar::load_trusted_setup;
+pub use wire::{Ignored, RawBundle, RawCancelBundle};
+
+use crate::extension::Extension;
 
 /// Memory of one order beside its own contents: its index entries, the page of the live set, its
 /// slots in the event log, and the allocator's overhead.

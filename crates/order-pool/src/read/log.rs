@@ -10,10 +10,8 @@ use std::{
 
 use arc_swap::ArcSwap;
 
-use crate::{
-    event::Event,
-    live::{Garbage, Piece},
-};
+use super::live::{Garbage, Piece};
+use crate::event::Event;
 
 /// Events per segment, the unit in which the log drops and frees events (256 orders are about 20 us
 /// of freeing).

@@ -20,7 +20,7 @@ use std::sync::{
 use alloy_primitives::B256;
 use arc_swap::ArcSwap;
 
-use crate::seen::HashKey;
+use super::seen::HashKey;
 
 /// Orders per shard at the caps: a shard is copied as a whole (at 2 ns each, about 1 us).
 const HASHES_PER_SHARD: usize = 512;

@@ -24,10 +24,7 @@ use chain_view::PooledTransaction;
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use uuid::Uuid;
 
-use crate::{
-    bundle::{Bundle, BundleError, BundleParts, MAX_REFUND_PERCENT},
-    order::{Origin, Transaction},
-};
+use super::{Bundle, BundleError, BundleParts, MAX_REFUND_PERCENT, Origin, Transaction};
 
 /// The parameters of `eth_sendBundle` as received: the fields that rbuilder (develop of June 2026,
 /// `RawBundleMetadata`) and Flashbots document. An unknown field is an error.

@@ -20,7 +20,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 
-use crate::{bundle::Cancellation, order::Order};
+use crate::order::{Cancellation, Order};
 
 /// Entries per page, which is the unit of rewriting (256 entries are about 10 us of copying).
 pub(crate) const PAGE_ENTRIES: usize = 256;
@@ -315,7 +315,7 @@ pub(crate) const MAX_GARBAGE_BYTES: usize = 32 << 20;
 #[derive(Debug)]
 pub(crate) enum Piece {
     Page(#[expect(dead_code, reason = "only to be dropped")] Arc<Page>),
-    Segment(#[expect(dead_code, reason = "only to be dropped")] Arc<crate::log::Segment>),
+    Segment(#[expect(dead_code, reason = "only to be dropped")] Arc<super::log::Segment>),
 }
 
 /// Memory that the writer no longer uses, the oldest first, to be dropped without a lock: freeing

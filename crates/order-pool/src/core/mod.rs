@@ -1,9 +1,14 @@
 //! The pool's logic without clock, lock or readers: `(operation, now)` in, effects out.
 
+mod bundle_index;
 mod bundles;
+mod chain;
+mod keys;
+mod ranks;
 mod relations;
-mod share;
-mod shelf;
+mod senders;
+mod shares;
+mod tx_share;
 mod txs;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
@@ -11,18 +16,20 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use alloy_primitives::{Address, B256};
 use chain_view::{Block, Head, NonceUpdate, Relation};
 
+pub use self::keys::MAX_TOLD_UNSEEN;
 pub use self::relations::{Relations, SignerStats};
-use self::{share::TxShare, shelf::Shelf};
-use crate::{
-    bundle::{Cancellation, ReplacementKey},
+use self::{
+    bundle_index::Shelf,
     chain::{Chain, Change},
+    keys::Keys,
+    senders::Senders,
+    tx_share::TxShare,
+};
+use crate::{
     config::PoolConfig,
     event::RemoveReason,
-    index::Index,
-    keys::Keys,
-    order::Order,
-    seen::SeenWindow,
-    senders::Senders,
+    order::{Cancellation, Order, ReplacementKey},
+    read::{Index, SeenWindow},
 };
 
 /// A change to publish to readers. Its sequence number is that of its event in the log.
