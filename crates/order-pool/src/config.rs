@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::read::{MAX_GARBAGE_BYTES, SEGMENT_EVENTS, SLOT_BYTES};
+use crate::{
+    error::ConfigError,
+    read::{MAX_GARBAGE_BYTES, SEGMENT_EVENTS, SLOT_BYTES},
+};
 
 /// Default of [`PoolConfig::max_txs`]: 2,000 transactions/s x 60 s of retention = 120,000, and two
 /// thirds on top for bursts.
@@ -335,36 +338,4 @@ impl PoolConfig {
             FIXED_BYTES,
         ])
     }
-}
-
-/// An invalid configuration.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// A field is below its bound.
-    #[error("{field} is {value}, the least is {least}")]
-    TooSmall {
-        /// The field of [`PoolConfig`].
-        field: &'static str,
-        /// Its value.
-        value: usize,
-        /// The bound.
-        least: usize,
-    },
-    /// A field is above its bound.
-    #[error("{field} is {value}, the most is {most}")]
-    TooLarge {
-        /// The field of [`PoolConfig`].
-        field: &'static str,
-        /// Its value.
-        value: usize,
-        /// The bound.
-        most: usize,
-    },
-    /// A duration is zero.
-    #[error("{field} is zero, it must be longer")]
-    ZeroDuration {
-        /// The field of [`PoolConfig`].
-        field: &'static str,
-    },
 }

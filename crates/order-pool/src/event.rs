@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use alloy_primitives::{Address, B256};
 use chain_view::Head;
 
-use crate::order::{Cancellation, Order, OrderId, ReplacementKey};
+use crate::{
+    error::RejectReason,
+    order::{Cancellation, Order, OrderId, ReplacementKey},
+};
 
 /// A change of the pool, as published to subscribers.
 #[derive(Clone, Debug)]
@@ -167,144 +169,6 @@ pub enum InsertOutcome {
     Rejected(RejectReason),
 }
 
-/// Why an order was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RejectReason {
-    /// Its share of the pool is full and everything in it pays more, or too many others would have
-    /// to be evicted for it.
-    #[error(
-        "the pool is full and the order pays too little to replace another (tip {tip_wei:?} wei per gas)"
-    )]
-    PaysTooLittle {
-        /// Its tip per gas at the next block's base fee, in wei; `None` if it cannot pay the base
-        /// fee.
-        tip_wei: Option<u128>,
-    },
-    /// The order alone is larger than the pool's limit.
-    #[error("the order takes {size_bytes} bytes, the pool holds at most {limit_bytes}")]
-    TooLarge {
-        /// The order's size.
-        size_bytes: usize,
-        /// The pool's limit.
-        limit_bytes: usize,
-    },
-    /// The pool is at its cap of bundles, and no other signer holds more than this one would.
-    #[error(
-        "the pool holds {count} bundles of {bytes} bytes, its limits are {limit} bundles and {limit_bytes} bytes"
-    )]
-    BundlesFull {
-        /// Bundles in the pool.
-        count: usize,
-        /// The cap.
-        limit: usize,
-        /// Their bytes.
-        bytes: usize,
-        /// The cap in bytes.
-        limit_bytes: usize,
-    },
-    /// Its signer is at its cap, and has no bundle for a later block than this one's.
-    #[error(
-        "{} {count} bundles of {bytes} bytes, the limits for one are {limit} bundles and {limit_bytes} bytes",
-        signer.map_or("those without a signature hold".into(), |signer| format!("{signer} holds"))
-    )]
-    SignerFull {
-        /// The signer; `None` for all unsigned bundles together.
-        signer: Option<Address>,
-        /// The signer's bundles.
-        count: usize,
-        /// [`PoolConfig::max_bundles_per_signer`](crate::PoolConfig::max_bundles_per_signer), or
-        /// [`PoolConfig::max_unsigned_bundles`](crate::PoolConfig::max_unsigned_bundles).
-        limit: usize,
-        /// Their bytes.
-        bytes: usize,
-        /// [`PoolConfig::max_bundle_bytes_per_signer`](crate::PoolConfig::max_bundle_bytes_per_signer).
-        limit_bytes: usize,
-    },
-    /// A block contains a transaction of the bundle that may not be omitted.
-    #[error("txs[{index}] ({hash}) is in a recent block")]
-    TxMined {
-        /// Its index.
-        index: usize,
-        /// Its hash.
-        hash: B256,
-    },
-    /// A block used the nonce of a transaction of the bundle that may not be omitted.
-    #[error("txs[{index}] ({hash}) has nonce {nonce}, the sender's next is {next}")]
-    TxStale {
-        /// Its index.
-        index: usize,
-        /// Its hash.
-        hash: B256,
-        /// Its nonce.
-        nonce: u64,
-        /// The lowest nonce the sender can still use.
-        next: u64,
-    },
-    /// A list in a bundle is too long.
-    #[error("{field} has {value} entries, the most is {limit}")]
-    TooMany {
-        /// The field, as on the wire.
-        field: &'static str,
-        /// Its length.
-        value: usize,
-        /// [`PoolConfig::max_txs_per_bundle`](crate::PoolConfig::max_txs_per_bundle).
-        limit: usize,
-    },
-    /// The block it is for has been built.
-    #[error("blockNumber is {value}, the lowest that is not built yet is {limit}")]
-    BlockPassed {
-        /// The block it is for.
-        value: u64,
-        /// The next block.
-        limit: u64,
-    },
-    /// The block it is for is too far ahead.
-    #[error("blockNumber is {value}, the highest that is accepted now is {limit}")]
-    BlockTooFar {
-        /// The block it is for.
-        value: u64,
-        /// The head and
-        /// [`PoolConfig::max_blocks_ahead`](crate::PoolConfig::max_blocks_ahead).
-        limit: u64,
-    },
-}
-
-impl RejectReason {
-    /// All values of [`Self::as_str`].
-    pub const ALL: [&'static str; 9] = [
-        "pays_too_little",
-        "too_large",
-        "bundles_full",
-        "signer_full",
-        "tx_mined",
-        "tx_stale",
-        "too_many",
-        "block_passed",
-        "block_too_far",
-    ];
-
-    /// The value of the label `reason` of `order_pool_rejected_total`.
-    pub const fn as_str(&self) -> &'static str {
-        Self::ALL[self.index()]
-    }
-
-    /// Its index in [`Self::ALL`].
-    pub(crate) const fn index(&self) -> usize {
-        match self {
-            Self::PaysTooLittle { .. } => 0,
-            Self::TooLarge { .. } => 1,
-            Self::BundlesFull { .. } => 2,
-            Self::SignerFull { .. } => 3,
-            Self::TxMined { .. } => 4,
-            Self::TxStale { .. } => 5,
-            Self::TooMany { .. } => 6,
-            Self::BlockPassed { .. } => 7,
-            Self::BlockTooFar { .. } => 8,
-        }
-    }
-}
-
 /// The result of a cancellation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -336,17 +200,4 @@ pub enum CancelPrivateOutcome {
     Public,
     /// No pooled private transaction of this signer has this hash. Nothing changed.
     Unknown,
-}
-
-/// A reader fell behind the log's window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{missed} events left the log before they were read (replay unfinished: {replay_unfinished})"
-)]
-pub struct Lagged {
-    /// The exact number of log events that it missed, including those that do not concern its
-    /// block.
-    pub missed: u64,
-    /// It was still replaying, so orders from before its subscription are missing too.
-    pub replay_unfinished: bool,
 }

@@ -3,6 +3,7 @@
 mod clock;
 mod config;
 mod core;
+mod error;
 mod event;
 mod extension;
 mod metrics;
@@ -16,9 +17,9 @@ pub use crate::core::{MAX_TOLD_UNSEEN, Relations, SignerStats};
 pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation, next_base_fee_wei};
 pub use clock::Clock;
 pub use config::*;
+pub use error::{BundleError, ConfigError, Lagged, RejectReason, SidecarError};
 pub use event::{
-    CancelOutcome, CancelPrivateOutcome, Event, EventRef, InsertOutcome, Lagged, RejectReason,
-    RemoveReason, Standing,
+    CancelOutcome, CancelPrivateOutcome, Event, EventRef, InsertOutcome, RemoveReason, Standing,
 };
 pub use extension::Extension;
 pub use metrics::{METRICS, PoolStats};

@@ -9,7 +9,8 @@ use metrics::{
 
 use crate::{
     config::PoolConfig,
-    event::{CancelOutcome, InsertOutcome, RejectReason, RemoveReason},
+    error::RejectReason,
+    event::{CancelOutcome, InsertOutcome, RemoveReason},
 };
 
 macro_rules! counters {

@@ -11,8 +11,9 @@ use chain_view::{Block, Head, NonceUpdate, Relation};
 
 use crate::{
     clock::Clock,
-    config::{ConfigError, PoolConfig},
+    config::PoolConfig,
     core::{Core, Effect, HeadApplied, Relations, SignerStats},
+    error::ConfigError,
     event::{CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, Standing},
     metrics::{Counters, Levels, PoolStats},
     order::{Bundle, Order, ReplacementKey, Transaction},

@@ -14,7 +14,8 @@ use std::{
 use chain_view::Head;
 
 use crate::{
-    event::{EventRef, Lagged, RemoveReason},
+    error::Lagged,
+    event::{EventRef, RemoveReason},
     order::{Cancellation, Order},
     pool::OrderPool,
     read::{Ender, Subscription},

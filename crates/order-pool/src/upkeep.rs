@@ -10,7 +10,7 @@ use std::{
 
 use load_control::Throttle;
 
-use crate::{config::ConfigError, pool::OrderPool};
+use crate::{error::ConfigError, pool::OrderPool};
 
 /// Default of [`UpkeepConfig::interval`]: at 2,000 transactions/s, 500 orders expire in a quarter
 /// of a second, which are two steps.

@@ -10,7 +10,7 @@ use alloy_primitives::{Address, B256};
 use super::{shares::Shares, tx_share::MAX_EVICTIONS_PER_INSERT};
 use crate::{
     config::PoolConfig,
-    event::RejectReason,
+    error::RejectReason,
     order::{Bundle, Order},
 };
 

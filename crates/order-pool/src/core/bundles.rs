@@ -10,7 +10,8 @@ use super::{
     keys::{KeyState, Slot, Superseded, cancellation},
 };
 use crate::{
-    event::{CancelOutcome, InsertOutcome, RejectReason, RemoveReason},
+    error::RejectReason,
+    event::{CancelOutcome, InsertOutcome, RemoveReason},
     order::{Bundle, Order, ReplacementKey},
     read::Fate,
 };

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::ranks::{Ranks, Worth};
-use crate::{event::RejectReason, order::Order};
+use crate::{error::RejectReason, order::Order};
 
 /// Most transactions that one insert may evict. A transaction of six blobs (0.8 MB) may need the
 /// space of a thousand plain ones: it is refused then, which keeps inserts short.

@@ -11,7 +11,8 @@ use super::{
     tx_share::{TxEntry, TxShare, Until},
 };
 use crate::{
-    event::{CancelPrivateOutcome, InsertOutcome, RejectReason, RemoveReason},
+    error::RejectReason,
+    event::{CancelPrivateOutcome, InsertOutcome, RemoveReason},
     order::{Order, Transaction},
     read::Fate,
 };

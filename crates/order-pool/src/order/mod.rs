@@ -2,17 +2,16 @@
 
 mod bundle;
 mod sidecar;
+mod transaction;
 mod wire;
 
-use std::{fmt, sync::OnceLock, time::SystemTime};
+use std::fmt;
 
-use alloy_consensus::{EthereumTxEnvelope, InMemorySize, Transaction as _, transaction::Recovered};
-use alloy_eips::eip7594::BlobTransactionSidecarVariant;
-use alloy_primitives::{Address, B256, U256};
-use chain_view::PooledTransaction;
+use alloy_primitives::B256;
 
 pub use bundle::*;
 pub use sidecar::load_trusted_setup;
+pub use transaction::{Origin, PrivateTerms, Transaction};
 pub use wire::{Ignored, RawBundle, RawCancelBundle};
 
 use crate::extension::Extension;
@@ -24,35 +23,6 @@ use crate::extension::Extension;
 /// pool of 100,000 (914 of them on x86-64 with glibc), and `cargo bench --bench order_pool` prints
 /// them.
 pub const ORDER_OVERHEAD_BYTES: usize = 1_024;
-
-/// Where an order came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Origin {
-    /// The public mempool, through the local node.
-    Mempool,
-    /// A caller of the RPC server.
-    Rpc,
-    /// A caller of the RPC server that asked to keep it private.
-    Private,
-}
-
-impl Origin {
-    /// Whether it came from an external caller and not from the local node. Such orders have a
-    /// separate share of the pool.
-    pub const fn is_external(self) -> bool {
-        matches!(self, Self::Rpc | Self::Private)
-    }
-}
-
-/// The terms of a private transaction, set by its sender.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PrivateTerms {
-    /// The signer of the request, who alone may cancel it; if `None`, it cannot be cancelled.
-    pub signer: Option<Address>,
-    /// The last block it is for. After that block it is removed, unless it has become public.
-    pub max_block: u64,
-}
 
 /// The identity of an order.
 ///
@@ -85,181 +55,6 @@ impl fmt::Display for OrderId {
     }
 }
 
-/// A pending transaction whose sender is known, with its sidecar if it carries blobs.
-///
-/// Cloning copies the blobs: pass an `Arc<Order>` instead.
-#[derive(Clone, Debug)]
-pub struct Transaction {
-    inner: Recovered<PooledTransaction>,
-    hash: B256,
-    origin: Origin,
-    first_seen: SystemTime,
-    /// The first origin of the other kind, with its time.
-    second: OnceLock<(Origin, SystemTime)>,
-    is_vouched_for: bool,
-    private: Option<PrivateTerms>,
-    size_bytes: usize,
-    pub(crate) extension: Extension,
-}
-
-impl Transaction {
-    /// Wraps a recovered transaction. `first_seen` is when this process first received it.
-    ///
-    /// The hash is taken from the envelope, which caches it. For a blob transaction it does not
-    /// cover the sidecar.
-    pub fn new(tx: Recovered<PooledTransaction>, origin: Origin, first_seen: SystemTime) -> Self {
-        let hash = *tx.inner().tx_hash();
-        let heap_bytes = tx.inner().size().saturating_sub(size_of::<PooledTransaction>());
-        let size_bytes = size_of::<Order>().max(size_of::<Self>()) + heap_bytes;
-        let (second, extension) = (OnceLock::new(), Extension::default());
-        Self {
-            inner: tx,
-            hash,
-            origin,
-            first_seen,
-            second,
-            is_vouched_for: false,
-            private: None,
-            size_bytes,
-            extension,
-        }
-    }
-
-    /// As [`Self::new`], with [`Origin::Private`]. While it is not public it is kept until its last
-    /// block instead of for [`PoolConfig::tx_retention`](crate::PoolConfig::tx_retention), and
-    /// [`OrderPool::cancel_private`](crate::OrderPool::cancel_private) removes it.
-    pub fn private(
-        tx: Recovered<PooledTransaction>,
-        terms: PrivateTerms,
-        first_seen: SystemTime,
-    ) -> Self {
-        Self { private: Some(terms), ..Self::new(tx, Origin::Private, first_seen) }
-    }
-
-    /// The terms of its sender, if it was private; it may have become public since.
-    pub const fn private_terms(&self) -> Option<&PrivateTerms> {
-        self.private.as_ref()
-    }
-
-    /// Marks that the host has verified that its sender can pay, as the node does for announced
-    /// transactions. It is then counted and ranked in the node's share
-    /// ([`PoolConfig::max_txs`](crate::PoolConfig::max_txs)), whatever its origin.
-    #[must_use]
-    pub const fn vouched_for(mut self) -> Self {
-        self.is_vouched_for = true;
-        self
-    }
-
-    /// Whether it counts in the node's share.
-    pub(crate) fn is_of_node_share(&self) -> bool {
-        self.is_vouched_for || self.is_public()
-    }
-
-    /// The transaction's hash.
-    pub const fn hash(&self) -> &B256 {
-        &self.hash
-    }
-
-    /// The address that signed it.
-    pub const fn sender(&self) -> Address {
-        self.inner.signer()
-    }
-
-    /// Its nonce.
-    pub fn nonce(&self) -> u64 {
-        self.inner.inner().nonce()
-    }
-
-    /// What it pays the proposer per gas at this base fee, in wei; `None` if it cannot pay the base
-    /// fee.
-    pub fn tip(&self, base_fee_wei: u64) -> Option<u128> {
-        self.inner.inner().effective_tip_per_gas(base_fee_wei)
-    }
-
-    /// The most it pays per gas, base fee included, in wei.
-    pub fn max_fee_wei(&self) -> u128 {
-        self.inner.inner().max_fee_per_gas()
-    }
-
-    /// The most it pays the proposer per gas, in wei: the gas price of a legacy transaction.
-    pub fn max_tip_wei(&self) -> u128 {
-        self.inner.inner().priority_fee_or_price()
-    }
-
-    /// The gas it may use.
-    pub fn gas_limit(&self) -> u64 {
-        self.inner.inner().gas_limit()
-    }
-
-    /// The most its sender pays for it, in wei: its gas limit at its fee cap, its value, and its
-    /// blobs at their fee cap.
-    pub fn max_cost_wei(&self) -> U256 {
-        let tx = self.inner.inner();
-        let gas = U256::from(tx.max_fee_per_gas()) * U256::from(tx.gas_limit());
-        let blob_fee = U256::from(tx.max_fee_per_blob_gas().unwrap_or(0));
-        let blobs = blob_fee * U256::from(tx.blob_gas_used().unwrap_or(0));
-        gas.saturating_add(blobs).saturating_add(tx.value())
-    }
-
-    /// The number of its blobs.
-    pub fn blob_count(&self) -> u64 {
-        self.inner.inner().blob_count().unwrap_or(0)
-    }
-
-    /// Its blobs with their commitments and proofs.
-    pub fn sidecar(&self) -> Option<&BlobTransactionSidecarVariant> {
-        match self.inner.inner() {
-            EthereumTxEnvelope::Eip4844(signed) => Some(signed.tx().sidecar()),
-            _ => None,
-        }
-    }
-
-    /// Its first origin.
-    pub const fn origin(&self) -> Origin {
-        self.origin
-    }
-
-    /// Its second origin, and when: the node if an external caller sent it first, an external
-    /// caller if the node announced it first. So a private transaction that becomes public keeps
-    /// its first origin.
-    pub fn second_origin(&self) -> Option<(Origin, SystemTime)> {
-        self.second.get().copied()
-    }
-
-    /// Whether the node has announced it.
-    pub fn is_public(&self) -> bool {
-        let second = self.second_origin().map(|(origin, _)| origin);
-        [Some(self.origin), second].contains(&Some(Origin::Mempool))
-    }
-
-    /// Records that it was inserted again. Only the first origin of the other kind is kept.
-    pub(crate) fn came_again(&self, origin: Origin, at: SystemTime) {
-        if origin.is_external() != self.origin.is_external() {
-            self.second.get_or_init(|| (origin, at));
-        }
-    }
-
-    /// When this process first received it, on the wall clock.
-    pub const fn first_seen(&self) -> SystemTime {
-        self.first_seen
-    }
-
-    /// The memory of its contents, in bytes, blobs included, without [`ORDER_OVERHEAD_BYTES`].
-    pub const fn size_bytes(&self) -> usize {
-        self.size_bytes
-    }
-
-    /// The signed transaction with its sender.
-    pub const fn recovered(&self) -> &Recovered<PooledTransaction> {
-        &self.inner
-    }
-
-    /// The signed transaction.
-    pub const fn envelope(&self) -> &PooledTransaction {
-        self.inner.inner()
-    }
-}
-
 /// A transaction or a bundle: what a builder can put into a block.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -274,7 +69,7 @@ impl Order {
     /// Its identity.
     pub const fn id(&self) -> OrderId {
         match self {
-            Self::Tx(tx) => OrderId::Tx(tx.hash),
+            Self::Tx(tx) => OrderId::Tx(*tx.hash()),
             Self::Bundle(bundle) => OrderId::Bundle(*bundle.id()),
         }
     }
@@ -283,7 +78,7 @@ impl Order {
     /// count this.
     pub const fn size_bytes(&self) -> usize {
         match self {
-            Self::Tx(tx) => tx.size_bytes + ORDER_OVERHEAD_BYTES,
+            Self::Tx(tx) => tx.size_bytes() + ORDER_OVERHEAD_BYTES,
             Self::Bundle(bundle) => bundle.size_bytes() + ORDER_OVERHEAD_BYTES,
         }
     }

@@ -8,7 +8,8 @@ use alloy_eips::{
 use alloy_primitives::{B256, Keccak256};
 use chain_view::PooledTransaction;
 
-use super::{SidecarError, Transaction};
+use super::Transaction;
+use crate::error::SidecarError;
 
 impl Transaction {
     /// Checks that the sidecar matches the transaction's versioned hashes: the numbers of blobs,

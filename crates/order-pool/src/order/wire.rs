@@ -24,7 +24,8 @@ use chain_view::PooledTransaction;
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use uuid::Uuid;
 
-use super::{Bundle, BundleError, BundleParts, MAX_REFUND_PERCENT, Origin, Transaction};
+use super::{Bundle, BundleParts, MAX_REFUND_PERCENT, Origin, Transaction};
+use crate::error::BundleError;
 
 /// The parameters of `eth_sendBundle` as received: the fields that rbuilder (develop of June 2026,
 /// `RawBundleMetadata`) and Flashbots document. An unknown field is an error.

@@ -13,7 +13,8 @@ use futures::Stream;
 
 use super::{live::Item, wake::Waiter};
 use crate::{
-    event::{Event, EventRef, Lagged},
+    error::Lagged,
+    event::{Event, EventRef},
     pool::PoolShared,
 };
 
