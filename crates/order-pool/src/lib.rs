@@ -5,7 +5,6 @@ mod config;
 mod core;
 mod error;
 mod event;
-mod extension;
 mod metrics;
 mod order;
 mod pool;
@@ -13,7 +12,7 @@ mod read;
 mod sink;
 mod upkeep;
 
-pub use crate::core::{MAX_TOLD_UNSEEN, Relations, SignerStats};
+pub use crate::core::{MAX_TOLD_UNSEEN, SignerStats};
 pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation, next_base_fee_wei};
 pub use clock::Clock;
 pub use config::*;
@@ -21,7 +20,6 @@ pub use error::{BundleError, ConfigError, Lagged, RejectReason, SidecarError};
 pub use event::{
     CancelOutcome, CancelPrivateOutcome, Event, EventRef, InsertOutcome, RemoveReason, Standing,
 };
-pub use extension::Extension;
 pub use metrics::{METRICS, PoolStats};
 pub use order::*;
 pub use pool::OrderPool;

@@ -12,7 +12,7 @@ use chain_view::{Block, Head, NonceUpdate, Relation};
 use crate::{
     clock::Clock,
     config::PoolConfig,
-    core::{Core, Effect, HeadApplied, Relations, SignerStats},
+    core::{Core, Effect, HeadApplied, SignerStats},
     error::ConfigError,
     event::{CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, Standing},
     metrics::{Counters, Levels, PoolStats},
@@ -254,12 +254,6 @@ impl OrderPool {
     /// Holds the writer's lock while it collects them, some 50 ns each.
     pub fn of_sender(&self, sender: Address) -> Vec<Arc<Order>> {
         self.shared().lock().core.of_sender(&sender)
-    }
-
-    /// How an order relates to the other pooled ones: what must come before it, and what excludes
-    /// it. `None` if it is not in the pool. Takes the writer's lock, as [`Self::of_sender`] does.
-    pub fn relations(&self, hash: &B256) -> Option<Relations> {
-        self.shared().lock().core.relations(hash)
     }
 
     /// The holdings of a signer; with `None`, of all unsigned bundles together. Takes the writer's

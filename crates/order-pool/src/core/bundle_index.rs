@@ -113,11 +113,6 @@ impl Shelf {
         seqs.into_iter().collect()
     }
 
-    /// Those that contain a transaction of the sender with this nonce.
-    pub(super) fn with_nonce(&self, sender: Address, nonce: u64) -> impl Iterator<Item = u64> {
-        self.by_sender.range((sender, nonce, 0)..=(sender, nonce, u64::MAX)).map(|(_, _, seq)| *seq)
-    }
-
     /// Which bundles must be evicted so that this one fits, if it replaces `replaced`.
     ///
     /// A signer above its cap loses its own bundles for later blocks than this one's. If the total

@@ -5,9 +5,9 @@ mod bundles;
 mod chain;
 mod keys;
 mod ranks;
-mod relations;
 mod senders;
 mod shares;
+mod signers;
 mod tx_share;
 mod txs;
 
@@ -16,8 +16,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use alloy_primitives::{Address, B256};
 use chain_view::{Block, Head, NonceUpdate, Relation};
 
-pub use self::keys::MAX_TOLD_UNSEEN;
-pub use self::relations::{Relations, SignerStats};
+pub use self::{keys::MAX_TOLD_UNSEEN, signers::SignerStats};
 use self::{
     bundle_index::Shelf,
     chain::{Chain, Change},

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::{Order, Transaction};
-use crate::{error::BundleError, extension::Extension};
+use crate::error::BundleError;
 
 /// Identifies a replaceable bundle: the searcher's uuid *and* the searcher, so that no one can
 /// replace or cancel another signer's bundles. A bundle replaces the one with its key for the same
@@ -99,7 +99,6 @@ pub struct Bundle {
     sent_block: Option<u64>,
     first_seen: SystemTime,
     size_bytes: usize,
-    extension: Extension,
 }
 
 impl Bundle {
@@ -124,7 +123,7 @@ impl Bundle {
         let spare = (parts.txs.capacity() - parts.txs.len()) * size_of::<Transaction>();
         let size_bytes = size_of::<Order>() + txs + spare + hashes * size_of::<B256>();
         let first_seen = parts.first_seen.unwrap_or_else(SystemTime::now);
-        let (sent_block, extension) = (parts.block, Extension::default());
+        let sent_block = parts.block;
         Ok(Self {
             parts,
             hash,
@@ -133,7 +132,6 @@ impl Bundle {
             sent_block,
             first_seen,
             size_bytes,
-            extension,
         })
     }
 
@@ -199,10 +197,6 @@ impl Bundle {
         let mut bytes = [0; 16];
         bytes.copy_from_slice(&hasher.finalize()[..16]);
         uuid::Builder::from_sha1_bytes(bytes).into_uuid()
-    }
-
-    pub(crate) const fn extension(&self) -> &Extension {
-        &self.extension
     }
 
     /// The refund, with rbuilder's defaults: of the last transaction, to the sender of the first.

@@ -14,8 +14,6 @@ pub use sidecar::load_trusted_setup;
 pub use transaction::{Origin, PrivateTerms, Transaction};
 pub use wire::{Ignored, RawBundle, RawCancelBundle};
 
-use crate::extension::Extension;
-
 /// Memory of one order beside its own contents: its index entries, the page of the live set, its
 /// slots in the event log, and the allocator's overhead.
 ///
@@ -94,14 +92,6 @@ impl Order {
     /// Whether it may go into block `number`.
     pub fn may_go_into(&self, number: u64) -> bool {
         self.block().is_none_or(|block| block == number)
-    }
-
-    /// A value of the host's that stays with the order.
-    pub const fn extension(&self) -> &Extension {
-        match self {
-            Self::Tx(tx) => &tx.extension,
-            Self::Bundle(bundle) => bundle.extension(),
-        }
     }
 
     /// The transaction, if it is a single one.

@@ -8,7 +8,6 @@ use alloy_primitives::{Address, B256, U256};
 use chain_view::PooledTransaction;
 
 use super::Order;
-use crate::extension::Extension;
 
 /// Where an order came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,7 +52,6 @@ pub struct Transaction {
     is_vouched_for: bool,
     private: Option<PrivateTerms>,
     size_bytes: usize,
-    pub(crate) extension: Extension,
 }
 
 impl Transaction {
@@ -65,17 +63,15 @@ impl Transaction {
         let hash = *tx.inner().tx_hash();
         let heap_bytes = tx.inner().size().saturating_sub(size_of::<PooledTransaction>());
         let size_bytes = size_of::<Order>().max(size_of::<Self>()) + heap_bytes;
-        let (second, extension) = (OnceLock::new(), Extension::default());
         Self {
             inner: tx,
             hash,
             origin,
             first_seen,
-            second,
+            second: OnceLock::new(),
             is_vouched_for: false,
             private: None,
             size_bytes,
-            extension,
         }
     }
 

@@ -751,31 +751,6 @@ fn a_bundle_that_has_left_is_not_known_as_pooled() {
     assert_eq!((pool.len(), pool.stats().already_removed, pool.stats().known), (0, 1, 0));
 }
 
-#[test]
-fn what_must_come_before_an_order_and_what_excludes_it_can_be_asked() {
-    let (pool, _) = pool();
-    let with = |nonce, salt| tx(Spec { sender: 1, nonce, salt, ..Spec::default() });
-    for tx in [with(0, 0), with(1, 0), with(1, 1), with(2, 0)] {
-        pool.insert_transaction(tx);
-    }
-    let parts = BundleParts { txs: vec![with(1, 1), with(2, 1)], ..Default::default() };
-    let bundle = Bundle::new(parts).expect("valid");
-    pool.insert_bundle(bundle);
-    let bundle = pool.subscribe_all();
-    let bundle = bundle_id(bundle);
-    let ids = |orders: &[std::sync::Arc<Order>]| -> Vec<B256> {
-        orders.iter().map(|order| *order.id().hash()).collect()
-    };
-    let hash = |nonce, salt| *with(nonce, salt).hash();
-    let of_tx = pool.relations(&hash(1, 0)).expect("it is pooled");
-    assert_eq!(ids(&of_tx.before), [hash(0, 0)]);
-    assert_eq!(ids(&of_tx.conflicts), [hash(1, 1), bundle]);
-    let of_bundle = pool.relations(&bundle).expect("it is pooled");
-    assert_eq!(ids(&of_bundle.before), [hash(0, 0), hash(1, 0)]);
-    assert_eq!(ids(&of_bundle.conflicts), [hash(1, 0), hash(1, 1), hash(2, 0)]);
-    assert!(pool.relations(&hash(9, 9)).is_none());
-}
-
 /// The id of the one bundle that a subscription shows.
 fn bundle_id(mut orders: order_pool::Subscription) -> B256 {
     let orders = std::iter::from_fn(|| orders.try_next());

@@ -378,32 +378,6 @@ fn a_private_transaction_that_becomes_public_has_both_origins_and_moves_to_what_
     assert_eq!((pool.stats().external_txs, pool.len()), (1, 2));
 }
 
-#[test]
-fn an_extension_stays_with_its_order_through_removal_and_return() {
-    let pool = pool();
-    pool.insert_transaction(nth(1));
-    pool.on_head(head(1, 0, 0, &[]));
-    let hash = *nth(1).hash();
-    let extension = |pool: &OrderPool| {
-        let order = pool.get(&hash).expect("it is pooled");
-        let value = order.extension().get_or_init(|| 7_u64);
-        value.map(|value| *value)
-    };
-    assert_eq!(extension(&pool), Some(7));
-    let mut subscription = pool.subscribe_all();
-    pool.on_head(head(2, 0, 0, &[hash]));
-    pool.on_head(head(2, 1, 0, &[]));
-    let order = pool.get(&hash).expect("the reorg brought it back");
-    assert_eq!(order.extension().get::<u64>().as_deref(), Some(&7));
-    assert!(order.extension().get::<u32>().is_none());
-    assert!(order.extension().set(std::sync::Arc::new(8_u64)).is_err(), "the first one stays");
-    let removed = std::iter::from_fn(|| subscription.try_next()).find_map(|event| match event {
-        Ok(Event::Removed { order, reason: RemoveReason::Mined }) => Some(order),
-        _ => None,
-    });
-    assert!(std::sync::Arc::ptr_eq(&removed.expect("it was told"), &order));
-}
-
 /// Seven minutes at 1,000/s left 200 MB of removed orders behind in a process whose pool held 13.
 #[test]
 fn what_no_subscription_can_want_is_not_kept() {
