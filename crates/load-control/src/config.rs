@@ -44,26 +44,28 @@ pub const DEFAULT_CORES_LEFT_FREE: usize = 1;
 /// are served in this time, which is short compared with the 12 s of a slot.
 pub const DEFAULT_PERMIT_WAIT: Duration = Duration::from_millis(250);
 /// Default of [`GateConfig::burst_wait`]: a refused caller would not retry earlier than this
-/// ([`DEFAULT_RETRY_AFTER`]), and a machine that gives a process no core for some hundred
+/// ([`RETRY_AFTER`]), and a machine that gives a process no core for some hundred
 /// milliseconds refuses nobody.
-pub const DEFAULT_BURST_WAIT: Duration = DEFAULT_RETRY_AFTER;
+pub const DEFAULT_BURST_WAIT: Duration = RETRY_AFTER;
 /// Upper bound of [`GateConfig::permit_wait`] and of [`GateConfig::burst_wait`].
 pub const MAX_PERMIT_WAIT: Duration = Duration::from_secs(60);
-/// Default of [`GateConfig::max_permit_waiters`]: as many as the smallest [`Limit::Auto`] admits.
-/// Each costs about 300 bytes, beside its request.
-pub const DEFAULT_MAX_PERMIT_WAITERS: usize = MIN_AUTO_REQUESTS;
+/// Most external callers that wait for a work permit: as many as the smallest [`Limit::Auto`]
+/// admits. Each costs about 300 bytes, beside its request. When the queue is full, the last caller
+/// with a lower priority than the new one is refused, or else the new one, counted as
+/// `permit_queue_full`.
+pub const MAX_PERMIT_WAITERS: usize = MIN_AUTO_REQUESTS;
 
-/// Default of [`GateConfig::retry_after`].
-pub const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Default of [`GateConfig::retry_jitter`]: refused callers do not all retry at the same moment.
-pub const DEFAULT_RETRY_JITTER: Duration = Duration::from_secs(1);
-/// Upper bound of [`GateConfig::retry_after`] and of [`GateConfig::retry_jitter`].
-pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(3_600);
-/// Default of [`GateConfig::shed_quiet`].
-pub const DEFAULT_SHED_QUIET: Duration = Duration::from_secs(1);
-/// Default of [`GateConfig::shed_sustained`]: longer than a burst at the start of a slot, and short
-/// compared with the probe interval of a load balancer.
-pub const DEFAULT_SHED_SUSTAINED: Duration = Duration::from_secs(2);
+/// After how long a refused caller may retry.
+pub const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The most that is added to [`RETRY_AFTER`] at random, so that refused callers do not all retry at
+/// the same moment.
+pub const RETRY_JITTER: Duration = Duration::from_secs(1);
+/// A shedding episode ends when no caller was refused for this long.
+pub const SHED_QUIET: Duration = Duration::from_secs(1);
+/// How long an episode must have lasted before [`Gate::is_shedding`](crate::Gate::is_shedding)
+/// returns true: longer than a burst at the start of a slot, and short compared with the probe
+/// interval of a load balancer.
+pub const SHED_SUSTAINED: Duration = Duration::from_secs(2);
 
 /// Default of [`DeferralConfig::capacity`]. 1024 transactions of the largest common size (128 kB)
 /// are 128 MiB; at the usual 200 bytes it is 200 kB.
@@ -74,24 +76,10 @@ pub const MAX_DEFERRED: usize = 1 << 24;
 /// at the start of a slot can still enter its block.
 pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(6);
 
-macro_rules! setters {
-    ($config:ident: $($field:ident, $with:ident: $ty:ty;)*) => {
-        impl $config {$(
-            #[doc = concat!("Sets [`Self::", stringify!($field), "`].")]
-            #[must_use]
-            pub const fn $with(mut self, $field: $ty) -> Self {
-                self.$field = $field;
-                self
-            }
-        )*}
-    };
-}
-
 /// The thresholds of a queue's load, in percent of its capacity.
 ///
 /// The gap between the two thresholds of a state keeps it from changing with every item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct MonitorConfig {
     /// At or above this, normal becomes elevated. Default [`DEFAULT_ELEVATED_PERCENT`]; 1 to 100.
     pub elevated_percent: u8,
@@ -121,14 +109,6 @@ impl Default for MonitorConfig {
             enabled: true,
         }
     }
-}
-
-setters! { MonitorConfig:
-    elevated_percent, with_elevated_percent: u8;
-    critical_percent, with_critical_percent: u8;
-    critical_until_percent, with_critical_until_percent: u8;
-    elevated_until_percent, with_elevated_until_percent: u8;
-    enabled, with_enabled: bool;
 }
 
 impl MonitorConfig {
@@ -206,9 +186,9 @@ impl fmt::Display for Limit {
     }
 }
 
-/// The limits of a `Gate`.
+/// The limits of a `Gate`, for its operator: a machine with more cores, or shared with the node, has
+/// other permits than the default; a builder that prefers early refusals waits shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct GateConfig {
     /// External requests in flight. Default [`Limit::Auto`].
     pub requests: Limit,
@@ -228,41 +208,12 @@ pub struct GateConfig {
     /// How long it waits otherwise: up to [`MAX_PERMIT_WAIT`], default [`DEFAULT_BURST_WAIT`];
     /// never shorter than `permit_wait`. With 0 for both it does not wait at all.
     pub burst_wait: Duration,
-    /// Most external callers that wait: up to [`MAX_REQUESTS`], default
-    /// [`DEFAULT_MAX_PERMIT_WAITERS`]. When the queue is full, the last caller with a lower
-    /// priority than the new one is refused, or else the new one, counted as `permit_queue_full`.
-    pub max_permit_waiters: usize,
-    /// After how long a refused caller may retry: 1 ms to [`MAX_RETRY_AFTER`], default
-    /// [`DEFAULT_RETRY_AFTER`].
-    pub retry_after: Duration,
-    /// The most that is added to it at random: up to [`MAX_RETRY_AFTER`], default
-    /// [`DEFAULT_RETRY_JITTER`].
-    pub retry_jitter: Duration,
-    /// A shedding episode ends when no caller was refused for this long. Default
-    /// [`DEFAULT_SHED_QUIET`].
-    pub shed_quiet: Duration,
-    /// How long an episode must have lasted before [`Gate::is_shedding`](crate::Gate::is_shedding)
-    /// returns true. Default [`DEFAULT_SHED_SUSTAINED`].
-    pub shed_sustained: Duration,
 }
 
 impl Default for GateConfig {
     fn default() -> Self {
         Self::for_cores(cores())
     }
-}
-
-setters! { GateConfig:
-    requests, with_requests: Limit;
-    work_permits, with_work_permits: usize;
-    reserved_permits, with_reserved_permits: usize;
-    permit_wait, with_permit_wait: Duration;
-    burst_wait, with_burst_wait: Duration;
-    max_permit_waiters, with_max_permit_waiters: usize;
-    retry_after, with_retry_after: Duration;
-    retry_jitter, with_retry_jitter: Duration;
-    shed_quiet, with_shed_quiet: Duration;
-    shed_sustained, with_shed_sustained: Duration;
 }
 
 impl GateConfig {
@@ -278,11 +229,6 @@ impl GateConfig {
             reserved_permits: permits - external,
             permit_wait: DEFAULT_PERMIT_WAIT,
             burst_wait: DEFAULT_BURST_WAIT,
-            max_permit_waiters: DEFAULT_MAX_PERMIT_WAITERS,
-            retry_after: DEFAULT_RETRY_AFTER,
-            retry_jitter: DEFAULT_RETRY_JITTER,
-            shed_quiet: DEFAULT_SHED_QUIET,
-            shed_sustained: DEFAULT_SHED_SUSTAINED,
         }
     }
 
@@ -295,15 +241,11 @@ impl GateConfig {
             bounded("requests", number as u64, 1, MAX_REQUESTS as u64)?;
         }
         bounded("work_permits", self.work_permits as u64, 1, MAX_WORK_PERMITS as u64)?;
-        let max_ms = MAX_RETRY_AFTER.as_millis() as u64;
-        bounded("retry_after (ms)", millis(self.retry_after), 1, max_ms)?;
-        bounded("retry_jitter (ms)", millis(self.retry_jitter), 0, max_ms)?;
         for (field, wait) in
             [("permit_wait (ms)", self.permit_wait), ("burst_wait (ms)", self.burst_wait)]
         {
             bounded(field, millis(wait), 0, millis(MAX_PERMIT_WAIT))?;
         }
-        bounded("max_permit_waiters", self.max_permit_waiters as u64, 0, MAX_REQUESTS as u64)?;
         if self.requests == Limit::Unlimited {
             return Ok(());
         }
@@ -322,7 +264,6 @@ impl GateConfig {
 
 /// The limits of a [`DeferralQueue`](crate::DeferralQueue).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct DeferralConfig {
     /// Most items: 1 to [`MAX_DEFERRED`], default [`DEFAULT_DEFERRED`]. The owner of the queue may
     /// have a lower bound of its own.
@@ -335,11 +276,6 @@ impl Default for DeferralConfig {
     fn default() -> Self {
         Self { capacity: DEFAULT_DEFERRED, max_age: DEFAULT_MAX_AGE }
     }
-}
-
-setters! { DeferralConfig:
-    capacity, with_capacity: usize;
-    max_age, with_max_age: Duration;
 }
 
 impl DeferralConfig {
@@ -473,11 +409,8 @@ mod tests {
         for config in [
             GateConfig { work_permits: 0, ..base },
             GateConfig { requests: Limit::Number(0), ..base },
-            GateConfig { retry_after: Duration::ZERO, ..base },
-            GateConfig { retry_jitter: Duration::MAX, ..base },
             GateConfig { permit_wait: Duration::MAX, ..base },
             GateConfig { burst_wait: Duration::MAX, ..base },
-            GateConfig { max_permit_waiters: usize::MAX, ..base },
         ] {
             assert!(matches!(config.validate(), Err(ConfigError::OutOfBounds { .. })));
         }

@@ -11,7 +11,7 @@ use std::{
 use metrics::{Counter, counter, gauge};
 
 use crate::{
-    config::{GateConfig, cores},
+    config::{GateConfig, RETRY_AFTER, RETRY_JITTER, SHED_QUIET, SHED_SUSTAINED, cores},
     error::ConfigError,
     in_flight::{InFlight, InFlightPermit},
     jitter::Jitter,
@@ -66,7 +66,7 @@ struct GateCounters {
 }
 
 impl GateCounters {
-    fn new(gate: GateName, config: &GateConfig) -> Self {
+    fn new(gate: GateName) -> Self {
         let name = gate.as_str();
         let refused = RefusalReason::ALL.map(|reason| {
             // No time series for a reason that this gate never gives.
@@ -87,7 +87,7 @@ impl GateCounters {
         Self {
             admitted: Count::new(counter!("load_control_gate_admitted_total", "gate" => name)),
             refused,
-            shedding: Shedding::new(gate, config.shed_quiet, config.shed_sustained),
+            shedding: Shedding::new(gate, SHED_QUIET, SHED_SUSTAINED),
         }
     }
 }
@@ -141,7 +141,7 @@ impl Gate {
             closed: AtomicBool::new(false),
             config,
             jitter: Jitter::random(),
-            counters: GateName::ALL.map(|gate| GateCounters::new(gate, &config)),
+            counters: GateName::ALL.map(GateCounters::new),
             external_waited: Count::new(counter!("load_control_external_waited_total")),
             internal_admitted: Count::new(counter!("load_control_internal_admitted_total")),
             internal_waited: Count::new(counter!("load_control_internal_waited_total")),
@@ -355,8 +355,8 @@ impl Gate {
         self.shared.closed.load(Relaxed)
     }
 
-    /// Whether it has been refusing callers for at least [`GateConfig::shed_sustained`], without a
-    /// pause of [`GateConfig::shed_quiet`]. Call it regularly, for instance from a readiness probe:
+    /// Whether it has been refusing callers for at least [`SHED_SUSTAINED`], without a
+    /// pause of [`SHED_QUIET`]. Call it regularly, for instance from a readiness probe:
     /// it also logs the end of a shedding episode, which otherwise is logged only when the next
     /// caller arrives.
     pub fn is_shedding(&self, now: Instant) -> bool {
@@ -368,8 +368,7 @@ impl Gate {
     /// A time after which a refused caller should retry, drawn anew for each call. For refusals by
     /// limits other than this gate's.
     pub fn retry_after(&self) -> Duration {
-        let config = &self.shared.config;
-        config.retry_after + config.retry_jitter.mul_f64(self.shared.jitter.fraction())
+        RETRY_AFTER + RETRY_JITTER.mul_f64(self.shared.jitter.fraction())
     }
 
     /// Requests that may be in flight; `None` if there is no limit.

@@ -19,6 +19,7 @@ mod monitor;
 mod refusal;
 #[cfg(feature = "tokio")]
 mod shedding;
+mod state;
 mod sync;
 mod throttle;
 #[cfg(feature = "tokio")]
@@ -33,9 +34,10 @@ pub use gate::{Gate, GateStats};
 #[cfg(feature = "tokio")]
 pub use in_flight::InFlightPermit;
 pub use metrics::METRICS;
-pub use monitor::{LoadMonitor, LoadState, MAX_QUEUES, QueueLoad};
+pub use monitor::{LoadMonitor, MAX_QUEUES, QueueLoad};
 #[cfg(feature = "tokio")]
 pub use refusal::{GateName, Refusal, RefusalReason, WorkError};
+pub use state::LoadState;
 pub use throttle::Throttle;
 #[cfg(feature = "tokio")]
 pub use work::{Priority, WorkPermit};

@@ -7,7 +7,7 @@ use std::{
 
 use metrics::{Counter, Gauge, Unit, counter, describe_counter, describe_gauge, gauge};
 
-use crate::monitor::LoadState;
+use crate::state::LoadState;
 
 /// The name, the unit and the meaning of every metric of this crate. Names that end in `_total` are counters, the
 /// others are gauges.

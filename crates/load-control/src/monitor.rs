@@ -9,6 +9,7 @@ use crate::{
     config::MonitorConfig,
     error::ConfigError,
     metrics::MonitorMetrics,
+    state::LoadState,
     sync::{AtomicU64, AtomicUsize, fence},
 };
 #[cfg(feature = "tokio")]
@@ -25,33 +26,6 @@ const OFF: u64 = 1 << 63;
 /// How often [`LoadMonitor::wait_until_normal`] polls.
 #[cfg(feature = "tokio")]
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-
-/// The load of the process: the worst state of its queues.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum LoadState {
-    /// All work runs.
-    #[default]
-    Normal = 0,
-    /// Deferrable work is deferred.
-    Elevated = 1,
-    /// As [`Self::Elevated`], and the queue is about to overflow.
-    Critical = 2,
-}
-
-impl LoadState {
-    /// In the order of their numbers, which are the values of the gauge.
-    pub const ALL: [Self; 3] = [Self::Normal, Self::Elevated, Self::Critical];
-
-    /// Its metric label.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Normal => "normal",
-            Self::Elevated => "elevated",
-            Self::Critical => "critical",
-        }
-    }
-}
 
 /// Monitors how full queues are. Cloning gives another handle to the same monitor.
 ///
@@ -102,21 +76,21 @@ impl LoadMonitor {
     pub fn watch(&self, queue: &'static str, capacity: usize) -> Result<QueueLoad, ConfigError> {
         let limits = Limits::new(&self.shared.config, queue, capacity)?;
         let mut taken = self.shared.taken.load(Relaxed);
-        let place = loop {
-            let place = taken.trailing_ones();
-            if place as usize >= MAX_QUEUES {
+        let slot = loop {
+            let slot = taken.trailing_ones();
+            if slot as usize >= MAX_QUEUES {
                 return Err(ConfigError::TooManyQueues { queue, limit: MAX_QUEUES });
             }
             // SeqCst, as for the word: registration is rare, so a weaker ordering would gain
             // nothing.
-            match self.shared.taken.compare_exchange(taken, taken | 1 << place, SeqCst, SeqCst) {
-                Ok(_) => break place,
+            match self.shared.taken.compare_exchange(taken, taken | 1 << slot, SeqCst, SeqCst) {
+                Ok(_) => break slot,
                 Err(now) => taken = now,
             }
         };
         let depth = AtomicUsize::new(0);
         let watched =
-            Watched { name: queue, monitor: self.clone(), shift: place * 2, limits, depth };
+            Watched { name: queue, monitor: self.clone(), shift: slot * 2, limits, depth };
         Ok(QueueLoad { watched: Arc::new(watched) })
     }
 

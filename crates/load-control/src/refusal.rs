@@ -75,10 +75,11 @@ pub struct Refusal {
     pub gate: GateName,
     /// Why.
     pub reason: RefusalReason,
-    /// When the caller should retry: after [`GateConfig::retry_after`] plus up to `retry_jitter`,
+    /// When the caller should retry: after [`RETRY_AFTER`] plus up to [`RETRY_JITTER`],
     /// drawn anew for each refusal.
     ///
-    /// [`GateConfig::retry_after`]: crate::GateConfig::retry_after
+    /// [`RETRY_AFTER`]: crate::RETRY_AFTER
+    /// [`RETRY_JITTER`]: crate::RETRY_JITTER
     pub retry_after: Duration,
 }
 

@@ -12,7 +12,10 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{config::GateConfig, metrics::Level};
+use crate::{
+    config::{GateConfig, MAX_PERMIT_WAITERS},
+    metrics::Level,
+};
 
 /// The order of the external callers that wait for a work permit; first come first served within a
 /// priority.
@@ -118,7 +121,7 @@ impl WorkPermits {
     /// it does not stand before internal work in the queue for all permits.
     ///
     /// `joined` is called when it stands in the queue, or was turned away. At most
-    /// [`GateConfig::max_permit_waiters`] wait. When the queue is full, the last waiter of a lower
+    /// [`MAX_PERMIT_WAITERS`] wait. When the queue is full, the last waiter of a lower
     /// priority is removed, or, if there is none, this caller is refused.
     ///
     /// # Cancel safety
@@ -130,31 +133,30 @@ impl WorkPermits {
         joined: impl FnOnce(),
     ) -> Result<WorkPermit, NotDone> {
         let (sender, granted) = oneshot::channel();
-        let max = self.0.config.max_permit_waiters;
-        let place = self.0.join(priority, max, now, |_| Waiting::Task(sender));
+        let queued = self.0.join(priority, MAX_PERMIT_WAITERS, now, |_| Waiting::Task(sender));
         joined();
-        let place = place?;
-        let deadline = place.deadline;
-        timeout_at(deadline, self.granted(place, granted)).await.unwrap_or(Err(NotDone::TimedOut))
+        let queued = queued?;
+        let deadline = queued.deadline;
+        timeout_at(deadline, self.granted(queued, granted)).await.unwrap_or(Err(NotDone::TimedOut))
     }
 
     /// As [`Self::acquire_external`], first in the queue, and for as long as it takes.
     pub(crate) async fn acquire_external_deferred(&self, now: Instant) -> WorkPermit {
         let (sender, granted) = oneshot::channel();
         let waiting = |_| Waiting::Task(sender);
-        let place = self.0.join(Priority::Known, usize::MAX, now, waiting);
-        let place = place.expect("an endless queue");
-        self.granted(place, granted).await.expect("nobody has a higher priority")
+        let queued = self.0.join(Priority::Known, usize::MAX, now, waiting);
+        let queued = queued.expect("an endless queue");
+        self.granted(queued, granted).await.expect("nobody has a higher priority")
     }
 
     async fn granted(
         &self,
-        place: Place,
+        queued: Queued,
         granted: oneshot::Receiver<ExternalPermit>,
     ) -> Result<WorkPermit, NotDone> {
         // A caller that displaces this one drops the sender.
         let external = granted.await.map_err(|_| NotDone::QueueFull)?;
-        drop(place);
+        drop(queued);
         Ok(WorkPermit { all: self.0.acquire_all().await, external: Some(external) })
     }
 
@@ -183,13 +185,13 @@ impl WorkPermits {
         });
         let job = |deadline| Job { runtime: Handle::current(), deadline, run };
         let Some(permit) = permit else {
-            let max = self.0.config.max_permit_waiters;
-            let place = self.0.join(priority, max, now, |deadline| Waiting::Job(job(deadline)));
+            let waiting = |deadline| Waiting::Job(job(deadline));
+            let queued = self.0.join(priority, MAX_PERMIT_WAITERS, now, waiting);
             joined();
-            let place = place?;
-            let done = match timeout_at(place.deadline, &mut done).await {
+            let queued = queued?;
+            let done = match timeout_at(queued.deadline, &mut done).await {
                 Ok(done) => done,
-                Err(_) if place.leave() => return Err(NotDone::TimedOut),
+                Err(_) if queued.leave() => return Err(NotDone::TimedOut),
                 // The job has its permit already.
                 Err(_) => done.await,
             };
@@ -238,25 +240,25 @@ impl Shared {
         max: usize,
         now: Instant,
         waiting: impl FnOnce(Instant) -> Waiting,
-    ) -> Result<Place, NotDone> {
+    ) -> Result<Queued, NotDone> {
         let mut queue = self.lock();
         let key = (priority, queue.joined);
         queue.joined += 1;
         let deadline = queue.deadline(now, &self.config);
         let waiting = waiting(deadline);
-        let place = Place { key, deadline, shared: Arc::clone(self) };
+        let queued = Queued { key, deadline, shared: Arc::clone(self) };
         if queue.free > 0 {
             queue.free -= 1;
             drop(queue);
             waiting.begin(ExternalPermit(Arc::clone(self)));
-            return Ok(place);
+            return Ok(queued);
         }
         let mut displaced = None;
         if queue.waiting.len() >= max {
             match queue.waiting.last_key_value() {
                 Some(((last, _), _)) if *last > priority => displaced = queue.waiting.pop_last(),
                 _ => {
-                    // Dropping the place takes the lock to leave the queue.
+                    // Dropping it takes the lock to leave the queue.
                     drop(queue);
                     return Err(NotDone::QueueFull);
                 }
@@ -268,7 +270,7 @@ impl Shared {
         if let Some((_, Waiting::Job(job))) = displaced {
             (job.run)(Err(NotDone::QueueFull))();
         }
-        Ok(place)
+        Ok(queued)
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -344,15 +346,15 @@ impl Job {
     }
 }
 
-/// A place in the queue, until dropped.
+/// An entry of the queue, which leaves it when dropped.
 #[derive(Debug)]
-struct Place {
+struct Queued {
     key: Key,
     deadline: Instant,
     shared: Arc<Shared>,
 }
 
-impl Place {
+impl Queued {
     /// Whether it was still waiting.
     fn leave(&self) -> bool {
         // Dropped after the lock is released.
@@ -361,7 +363,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Queued {
     fn drop(&mut self) {
         // If a permit was granted and not received, it is dropped with the channel and passed to
         // the next.

@@ -158,7 +158,9 @@ fn what_its_owner_has_no_room_for_is_counted_as_handed_back() {
 #[test]
 fn what_is_withdrawn_leaves_its_place_and_is_counted() {
     let start = Instant::now();
-    let mut queue = DeferralQueue::new("test", DeferralConfig::default().with_capacity(2)).unwrap();
+    let mut queue =
+        DeferralQueue::new("test", DeferralConfig { capacity: 2, ..DeferralConfig::default() })
+            .unwrap();
     assert_eq!(queue.offer(1, start, true), Offered::Deferred);
     assert_eq!(queue.offer(2, start, true), Offered::Deferred);
     assert_eq!(queue.offer(3, start, true), Offered::HandedBack(3));

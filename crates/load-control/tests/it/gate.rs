@@ -14,14 +14,17 @@ use std::{
 
 use futures::{FutureExt, executor::block_on, future::join_all, poll};
 use load_control::{
-    Gate, GateConfig, GateName, Limit, LoadMonitor, Priority, RefusalReason, WorkError,
+    Gate, GateConfig, GateName, Limit, LoadMonitor, MAX_PERMIT_WAITERS, Priority, RefusalReason,
+    WorkError,
 };
 
 fn config(requests: usize, permits: usize, reserve: usize) -> GateConfig {
-    GateConfig::for_cores(2)
-        .with_requests(Limit::Number(requests))
-        .with_work_permits(permits)
-        .with_reserved_permits(reserve)
+    GateConfig {
+        requests: Limit::Number(requests),
+        work_permits: permits,
+        reserved_permits: reserve,
+        ..GateConfig::for_cores(2)
+    }
 }
 
 fn gate(requests: usize, permits: usize, reserve: usize) -> Gate {
@@ -29,8 +32,21 @@ fn gate(requests: usize, permits: usize, reserve: usize) -> Gate {
 }
 
 fn unlimited_gate() -> Gate {
-    let config = GateConfig::default().with_requests(Limit::Unlimited);
-    Gate::new(config.with_work_permits(1).with_reserved_permits(0)).unwrap()
+    let config = GateConfig { requests: Limit::Unlimited, ..config(1, 1, 0) };
+    Gate::new(config).unwrap()
+}
+
+/// Callers that wait for a permit before all others, until they are dropped.
+fn fill(gate: &Gate, count: usize) -> Vec<impl Future + use<>> {
+    let wait = |_| {
+        let gate = gate.clone();
+        let now = tokio::time::Instant::now().into_std();
+        let mut waiting =
+            Box::pin(async move { gate.acquire_external(Priority::Known, now).await });
+        assert!(waiting.as_mut().now_or_never().is_none());
+        waiting
+    };
+    (0..count).map(wait).collect()
 }
 
 fn is_empty(gate: &Gate) -> bool {
@@ -267,7 +283,7 @@ fn a_gate_sheds_once_it_has_refused_for_a_while_and_until_it_has_refused_nobody_
 /// A burst that is worked off in time refuses nobody, however few permits there are.
 #[tokio::test(start_paused = true)]
 async fn external_callers_wait_for_a_permit_for_a_bounded_time() {
-    let gate = Gate::new(config(4_096, 2, 1).with_max_permit_waiters(512)).unwrap();
+    let gate = gate(4_096, 2, 1);
     let served = (0..512).map(|_| {
         let gate = gate.clone();
         async move {
@@ -291,7 +307,7 @@ async fn external_callers_wait_for_a_permit_for_a_bounded_time() {
 #[tokio::test(start_paused = true)]
 async fn those_who_came_together_wait_longer_than_those_who_come_in_an_overload() {
     let (permit_wait, burst_wait) = (Duration::from_millis(250), Duration::from_secs(1));
-    let config = config(100, 2, 1).with_permit_wait(permit_wait).with_burst_wait(burst_wait);
+    let config = GateConfig { permit_wait, burst_wait, ..config(100, 2, 1) };
     let gate = Gate::new(config).unwrap();
     let waits = |gate: &Gate| {
         let (gate, start) = (gate.clone(), tokio::time::Instant::now());
@@ -331,8 +347,9 @@ async fn those_who_came_together_wait_longer_than_those_who_come_in_an_overload(
 
 #[tokio::test(start_paused = true)]
 async fn those_of_a_higher_priority_go_first_and_take_the_place_of_the_last_of_a_lower_one() {
-    let gate = Gate::new(config(100, 2, 1).with_max_permit_waiters(3)).unwrap();
+    let gate = gate(100, 2, 1);
     let held = gate.try_acquire_external(tokio_now()).unwrap();
+    let others = fill(&gate, MAX_PERMIT_WAITERS - 3);
     let acquire = |priority| Box::pin(gate.acquire_external(priority, tokio_now()));
     let mut unsigned = acquire(Priority::Unsigned);
     let mut later = acquire(Priority::Unsigned);
@@ -346,6 +363,7 @@ async fn those_of_a_higher_priority_go_first_and_take_the_place_of_the_last_of_a
     assert!(poll!(&mut known).is_pending());
     let evicted = later.now_or_never().expect("it is told at once");
     assert_eq!(evicted.unwrap_err().reason, RefusalReason::QueueFull);
+    drop(others);
     drop(held);
     let first = known.now_or_never().expect("first").unwrap();
     assert!(poll!(&mut signed).is_pending() && poll!(&mut unsigned).is_pending());
@@ -539,11 +557,11 @@ async fn busy(
 }
 
 fn patient(config: GateConfig) -> GateConfig {
-    config.with_permit_wait(Duration::from_secs(60))
+    GateConfig { permit_wait: Duration::from_secs(60), ..config }
 }
 
 fn impatient(config: GateConfig, wait: Duration) -> GateConfig {
-    config.with_permit_wait(wait).with_burst_wait(Duration::ZERO)
+    GateConfig { permit_wait: wait, burst_wait: Duration::ZERO, ..config }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -580,8 +598,8 @@ async fn one_thread_works_off_all_that_waits_by_priority_and_its_permit_comes_ba
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_that_is_not_begun_is_refused_with_its_reason_and_not_done() {
-    let config = patient(config(100, 2, 1)).with_max_permit_waiters(1);
-    let (gate, release, held) = busy(config).await;
+    let (gate, release, held) = busy(patient(config(100, 2, 1))).await;
+    let others = fill(&gate, MAX_PERMIT_WAITERS - 1);
     let forbidden = || -> () { unreachable!("it was refused") };
     let run = |priority| Box::pin(gate.run_external(None, priority, Instant::now(), forbidden));
     let reason = |error| match error {
@@ -595,7 +613,7 @@ async fn work_that_is_not_begun_is_refused_with_its_reason_and_not_done() {
     let mut given_up = run(Priority::Signed);
     assert!(poll!(&mut given_up).is_pending());
     assert_eq!(reason(displaced.await.unwrap_err()), RefusalReason::QueueFull);
-    drop(given_up);
+    drop((given_up, others));
     let mut late = run(Priority::Signed);
     assert!(poll!(&mut late).is_pending());
     gate.close();

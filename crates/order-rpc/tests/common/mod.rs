@@ -115,12 +115,13 @@ pub async fn until(what: &str, done: impl Fn() -> bool) {
 
 /// A gate of which nobody is refused because the machine is busy: a test of that sets the wait.
 pub fn gate_config(requests: usize) -> GateConfig {
-    GateConfig::for_cores(2).with_requests(Limit::Number(requests)).with_permit_wait(PATIENCE)
+    let requests = Limit::Number(requests);
+    GateConfig { requests, permit_wait: PATIENCE, ..GateConfig::for_cores(2) }
 }
 
 /// A gate at which external callers wait for a permit no longer than this.
 pub fn impatient_gate_config(wait: Duration) -> GateConfig {
-    gate_config(64).with_permit_wait(wait).with_burst_wait(Duration::ZERO)
+    GateConfig { permit_wait: wait, burst_wait: Duration::ZERO, ..gate_config(64) }
 }
 
 /// The defaults, but that nothing which a stall may hold up ends by its time: a test of such an end

@@ -229,7 +229,7 @@ impl Admission for Vouches {
 
 #[tokio::test]
 async fn what_the_host_prioritizes_is_not_evicted_by_what_others_claim_to_pay() {
-    let pool = PoolConfig::default().with_max_external_txs(1);
+    let pool = PoolConfig { max_external_txs: 1, ..PoolConfig::default() };
     let server = start_with_host(config(), pool, |host| host.with_admission(Vouches(7)));
     let send = async |fee: u128| {
         let mut tx = plain(0);
@@ -261,15 +261,25 @@ impl SignerStanding for Ranked {
 async fn a_signer_with_a_standing_is_served_first() {
     let known = PrivateKeySigner::random();
     let pool = OrderPool::new(PoolConfig::default()).unwrap();
-    let gate = Gate::new(gate_config(64).with_max_permit_waiters(1)).unwrap();
+    let gate = Gate::new(gate_config(64)).unwrap();
     let host = Host::new(pool.clone(), gate.clone()).with_standing(Ranked(known.address()));
     let rpc = OrderRpc::start(config(), host).unwrap();
     let addr = rpc.local_addr();
-    let held = gate.try_acquire_external(std::time::Instant::now()).unwrap();
+    let now = std::time::Instant::now();
+    let held = gate.try_acquire_external(now).unwrap();
+    // All places but one.
+    let others = load_control::MAX_PERMIT_WAITERS - 1;
+    let mut waiting: Vec<_> = (0..others)
+        .map(|_| Box::pin(gate.acquire_external(load_control::Priority::Known, now)))
+        .collect();
+    for other in &mut waiting {
+        assert!(futures::poll!(other).is_pending());
+    }
+    let waits = others as u64;
     let bundle = || json!([{ "txs": [raw(0)] }]);
     let waited = |count| {
         let gate = gate.clone();
-        async move { until("it waits", || gate.stats().work_waited == count).await }
+        async move { until("it waits", || gate.stats().work_waited == waits + count).await }
     };
     let unsigned = tokio::spawn(async move { call(addr, "eth_sendBundle", bundle()).await });
     waited(1).await;
@@ -282,6 +292,7 @@ async fn a_signer_with_a_standing_is_served_first() {
         tokio::spawn(async move { signed_call(addr, &known, "eth_sendBundle", bundle()).await });
     assert_eq!(signed.await.unwrap().error(), refused);
     waited(3).await;
+    drop(waiting);
     drop(held);
     assert!(first.await.unwrap().json()["result"].is_object());
     assert_eq!(pool.len(), 1);

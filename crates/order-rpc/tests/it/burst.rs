@@ -59,7 +59,7 @@ fn p99(mut times: Vec<Duration>) -> Duration {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_of_512_honest_bundles_is_served_and_none_is_refused() {
     // The default, but for the wait: how fast this machine is now is no part of the promise.
-    let gate = GateConfig::for_cores(2).with_permit_wait(PATIENCE);
+    let gate = GateConfig { permit_wait: PATIENCE, ..GateConfig::for_cores(2) };
     let server = start_with(config(), gate, None);
     let bundles: Vec<_> = (0..SEARCHERS).map(bundle).collect();
     let run_live = || {
