@@ -15,7 +15,7 @@ const CHAIN_ID: u64 = 1337;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = OrderPool::new(PoolConfig::default())?;
     // Expiry and compaction, in bounded steps, on a thread that ends with this value.
-    let _upkeep = Upkeep::start(&pool, UpkeepConfig::default())?;
+    let _upkeep = Upkeep::start(&pool, UpkeepConfig::default(), || false)?;
     let mut orders = pool.subscribe_all();
 
     // Insert each transaction when it arrives, from any thread: with its sender and, for a blob

@@ -45,9 +45,9 @@ pub enum IngestError {
     #[cfg(feature = "rpc")]
     #[error("cannot start the thread that asks the node about senders: {0}")]
     NodeAdmission(#[source] std::io::Error),
-    /// The upkeep's configuration is out of bounds, or its thread could not be started.
-    #[error("cannot start the pool's upkeep: {0}")]
-    Upkeep(#[source] std::io::Error),
+    /// The pool's upkeep could not be started.
+    #[error(transparent)]
+    Upkeep(#[from] order_pool::StartError),
 }
 
 /// The configuration of an [`Ingest`]. [`IngestConfig::new`] takes the parts that have no default.
@@ -218,7 +218,7 @@ impl Ingest {
             let monitor = monitor.clone();
             move || monitor.is_pressed()
         };
-        let upkeep = Upkeep::start_yielding(&pool, upkeep, pressed).map_err(IngestError::Upkeep)?;
+        let upkeep = Upkeep::start(&pool, upkeep, pressed)?;
         let fetcher = fetcher.with_monitor(monitor.clone()).with_gate(gate.clone());
         let fetcher = Fetcher::start(fetcher, pool.clone()).await?;
         #[cfg_attr(
@@ -348,7 +348,7 @@ impl Ingest {
         };
         let (reason, counts) = fetcher.shutdown(deadline.saturating_sub(start.elapsed())).await;
         // A step takes less than a millisecond, and this blocks for no longer.
-        let upkeep_ended = upkeep.stop(deadline.saturating_sub(start.elapsed()));
+        let upkeep_ended = upkeep.shutdown(deadline.saturating_sub(start.elapsed())).ended;
         // So does this, unless a response of the node is outstanding, which times out after a
         // second.
         #[cfg(feature = "rpc")]

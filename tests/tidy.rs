@@ -211,11 +211,9 @@ fn the_fetchers_configuration_table_says_what_the_code_does() {
 fn the_pools_configuration_table_says_what_the_code_does() {
     let setters = setters! {
         PoolConfig;
-        counts: max_txs max_tx_bytes dedupe_window recent_blocks max_unmine_bytes log_events log_bytes
-            max_bundles max_bundle_bytes max_txs_per_bundle max_blocks_ahead max_cancellations
-            max_external_txs max_external_tx_bytes max_bundles_per_signer max_bundle_bytes_per_signer
-            max_unsigned_bundles max_cancellations_per_signer;
-        durations: tx_retention expired_pause cancellation_retention;
+        counts: max_txs max_tx_bytes max_external_txs max_external_tx_bytes log_events log_bytes
+            max_bundles max_bundle_bytes max_cancellations;
+        durations: tx_retention;
         more:
     };
     let valid = |config: &PoolConfig| config.validate().is_ok();
@@ -275,7 +273,7 @@ fn the_rpc_servers_configuration_table_says_what_the_code_does() {
 fn the_gates_configuration_table_says_what_the_code_does() {
     let setters = setters! {
         GateConfig;
-        counts: max_permit_waiters;
+        counts: ;
         durations: ;
         more:
             "work_permits" => |c, v| {

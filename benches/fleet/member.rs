@@ -252,12 +252,14 @@ struct Parts {
 
 /// Room for every transaction of a bench until its end, whoever sent it.
 fn roomy() -> PoolConfig {
-    PoolConfig::default()
-        .with_max_txs(600_000)
-        .with_max_tx_bytes(4 << 30)
-        .with_max_external_txs(600_000)
-        .with_max_external_tx_bytes(4 << 30)
-        .with_tx_retention(Duration::from_secs(3600))
+    PoolConfig {
+        max_txs: 600_000,
+        max_tx_bytes: 4 << 30,
+        max_external_txs: 600_000,
+        max_external_tx_bytes: 4 << 30,
+        tx_retention: Duration::from_secs(3600),
+        ..PoolConfig::default()
+    }
 }
 
 impl Parts {

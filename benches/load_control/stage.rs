@@ -124,19 +124,20 @@ impl Parts {
         let Setup { policy, backfill, rpc } = setup;
         // A run on a busy machine must not outlive its transactions: equal work is asserted.
         // Nothing leaves it: all that was accepted is compared with what the pool holds.
-        let pool = PoolConfig::default()
-            .with_tx_retention(Duration::from_mins(30))
-            .with_max_external_txs(MAX_EXTERNAL_TXS)
-            .with_max_external_tx_bytes(MAX_EXTERNAL_TX_BYTES);
+        let pool = PoolConfig {
+            tx_retention: Duration::from_mins(30),
+            max_external_txs: MAX_EXTERNAL_TXS,
+            max_external_tx_bytes: MAX_EXTERNAL_TX_BYTES,
+            ..PoolConfig::default()
+        };
         let pool = OrderPool::new(pool).expect("a valid configuration");
         let enabled = policy.has_monitor();
-        let monitor = MonitorConfig::default().with_enabled(enabled);
+        let monitor = MonitorConfig { enabled, ..MonitorConfig::default() };
         let monitor = LoadMonitor::new(monitor).expect("the defaults are valid");
-        let gate = Gate::new(GateConfig::default().with_requests(policy.requests()));
+        let gate = Gate::new(GateConfig { requests: policy.requests(), ..GateConfig::default() });
         let gate = gate.expect("the defaults are valid");
         let pressed = monitor.clone();
-        let upkeep =
-            Upkeep::start_yielding(&pool, UpkeepConfig::default(), move || pressed.is_pressed());
+        let upkeep = Upkeep::start(&pool, UpkeepConfig::default(), move || pressed.is_pressed());
         let mut config = FetcherConfig::ipc(path).with_audit_interval(None).with_backfill(backfill);
         if enabled {
             config = config.with_monitor(monitor.clone());
@@ -253,7 +254,7 @@ impl Parts {
         }
         let (reason, counts) = fetcher.shutdown(PATIENCE).await;
         assert_eq!(reason, EndReason::Stopped);
-        assert!(upkeep.stop(PATIENCE), "the upkeep has ended");
+        assert!(upkeep.shutdown(PATIENCE).ended, "the upkeep has ended");
         counts
     }
 }

@@ -204,13 +204,13 @@ pub(crate) fn upkeep(scale: &Scale) {
     let (mut off, mut on) = (Vec::new(), Vec::new());
     for _ in 0..scale.rounds {
         for (runs, into) in [(false, &mut off), (true, &mut on)] {
-            let config = PoolConfig::default().with_tx_retention(scale.window / 10);
+            let config = PoolConfig { tx_retention: scale.window / 10, ..PoolConfig::default() };
             let pool = OrderPool::new(config).expect("a valid configuration");
-            let config = UpkeepConfig::default().with_interval(Duration::from_millis(20));
-            let upkeep = runs.then(|| Upkeep::start(&pool, config).expect("a thread"));
+            let start = || Upkeep::start(&pool, UpkeepConfig::default(), || false);
+            let upkeep = runs.then(|| start().expect("a thread"));
             into.push(paced(scale.window, 1 << 32, into_pool(&pool)));
             if let Some(upkeep) = upkeep {
-                assert!(upkeep.stop(Duration::from_secs(5)));
+                assert!(upkeep.shutdown(Duration::from_secs(5)).ended);
                 assert!(pool.stats().expired > 0);
             }
         }

@@ -182,7 +182,7 @@ impl Args {
     }
 
     fn pool(&self) -> PoolConfig {
-        PoolConfig::default().with_tx_retention(self.retention)
+        PoolConfig { tx_retention: self.retention, ..PoolConfig::default() }
     }
 }
 

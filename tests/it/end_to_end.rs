@@ -369,9 +369,7 @@ async fn what_a_source_held_when_it_gave_up_comes_in_from_another() {
 #[tokio::test]
 async fn what_has_expired_and_is_still_pending_comes_back_by_a_comparison() {
     let node = Node::start(20, |config| config);
-    let pool = PoolConfig::default()
-        .with_tx_retention(Duration::from_millis(200))
-        .with_expired_pause(Duration::from_millis(1));
+    let pool = PoolConfig { tx_retention: Duration::from_millis(200), ..PoolConfig::default() };
     let fetcher = node.fetcher().with_audit_interval(None);
     let ingest = Ingest::start(IngestConfig::new(fetcher, pool)).await.expect("it starts");
     eventually("the source is live", || ingest.fetcher().is_live()).await;

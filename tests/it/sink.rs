@@ -562,7 +562,7 @@ async fn what_a_full_sink_postpones_is_offered_again_a_few_at_a_time_until_it_ha
 #[tokio::test]
 async fn a_full_order_pool_takes_what_it_postponed_when_it_has_room_again() {
     let node = Node::start(40, |config| config);
-    let pool = OrderPool::new(PoolConfig::default().with_max_txs(5)).expect("valid");
+    let pool = OrderPool::new(PoolConfig { max_txs: 5, ..PoolConfig::default() }).expect("valid");
     let fetcher = start(node.fetcher().with_audit_interval(None), pool.clone()).await;
     let mut best: Vec<_> = node.txs.iter().filter(|tx| tx.nonce == 0).collect();
     assert!(best.len() > 10, "{}", best.len());

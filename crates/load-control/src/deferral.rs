@@ -5,13 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use metrics::{counter, gauge};
+use metric_set::Count;
+use metrics::{Gauge, counter, gauge};
 
-use crate::{
-    config::DeferralConfig,
-    error::ConfigError,
-    metrics::{Count, Level, describe},
-};
+use crate::{config::DeferralConfig, error::ConfigError, metrics::describe};
 
 /// Defers work while the load is not normal.
 ///
@@ -31,7 +28,7 @@ pub struct DeferralQueue<T> {
     run_aged: Count,
     drained: Count,
     withdrawn: Count,
-    depth: Level,
+    depth: Gauge,
 }
 
 #[derive(Debug)]
@@ -99,7 +96,7 @@ impl<T> DeferralQueue<T> {
             run_aged: run("age"),
             drained: run("drained"),
             withdrawn: run("withdrawn"),
-            depth: Level::new(gauge!("load_control_deferred_depth", "queue" => name)),
+            depth: gauge!("load_control_deferred_depth", "queue" => name),
         })
     }
 
@@ -118,7 +115,7 @@ impl<T> DeferralQueue<T> {
         }
         self.items.push_back(Deferred { item, since: now });
         self.deferred.add(1);
-        self.depth.change(0, 1);
+        self.depth.increment(1);
         Offered::Deferred
     }
 
@@ -143,7 +140,7 @@ impl<T> DeferralQueue<T> {
         };
         let oldest = self.items.pop_front()?;
         count.add(1);
-        self.depth.change(1, 0);
+        self.depth.decrement(1);
         Some(oldest.item)
     }
 
@@ -157,7 +154,7 @@ impl<T> DeferralQueue<T> {
     pub fn drain(&mut self) -> impl ExactSizeIterator<Item = T> {
         let items = std::mem::take(&mut self.items);
         self.drained.add(items.len() as u64);
-        self.depth.change(items.len(), 0);
+        self.depth.decrement(items.len() as f64);
         items.into_iter().map(|deferred| deferred.item)
     }
 
@@ -167,7 +164,7 @@ impl<T> DeferralQueue<T> {
         self.items.retain(|deferred| !is_gone(&deferred.item));
         let gone = before - self.items.len();
         self.withdrawn.add(gone as u64);
-        self.depth.change(gone, 0);
+        self.depth.decrement(gone as f64);
         gone
     }
 
@@ -206,7 +203,7 @@ impl<T> DeferralQueue<T> {
 impl<T> Drop for DeferralQueue<T> {
     fn drop(&mut self) {
         // Relative, because a later queue of the same name shares the gauge.
-        self.depth.change(self.items.len(), 0);
+        self.depth.decrement(self.items.len() as f64);
     }
 }
 

@@ -1,4 +1,20 @@
 //! The admission gate: external callers wait for a bounded time, internal work without a limit.
+//!
+//! It has two levels because the two resources differ. Requests in flight cost memory, so the outer
+//! gate refuses before the body is read. Work permits cost CPU, so the inner gate is entered just
+//! before verification. Searchers send in bursts, most of all at the start of a slot, so an external
+//! caller waits for a permit, in a bounded queue: signers that the host knows come first, then other
+//! signed requests, then unsigned ones. How long depends on whether the queue still gets empty. If it
+//! was empty within the last second, what waits is a burst, or came together while the machine gave
+//! the process no core; it will be worked off, so a caller waits for up to that second. If not, more
+//! comes than can be done, and a caller waits for at most 250 ms.
+//!
+//! External callers may hold fewer permits than there are cores; the others are reserved for internal
+//! work. Work that is deferred stays in flight.
+//!
+//! Locks: that of a shedding episode ([`crate::shedding`]) and that of the external permits
+//! ([`crate::work`]), each for a few fields, none across an await or together with another. The count
+//! of requests is an atomic, of which loom checks every interleaving.
 
 use std::{
     sync::{
@@ -8,14 +24,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use metrics::{Counter, counter, gauge};
+use metric_set::Count;
+use metrics::{Counter, Gauge, counter, gauge};
 
 use crate::{
     config::{GateConfig, RETRY_AFTER, RETRY_JITTER, SHED_QUIET, SHED_SUSTAINED, cores},
     error::ConfigError,
     in_flight::{InFlight, InFlightPermit},
     jitter::Jitter,
-    metrics::{Count, Level, describe},
+    metrics::describe,
     refusal::{GateName, Refusal, RefusalReason, WorkError},
     shedding::Shedding,
     work::{NotDone, Priority, WorkPermit, WorkPermits},
@@ -130,8 +147,8 @@ impl Gate {
             Some(_) => config.work_permits - config.reserved_permits,
             None => config.work_permits,
         };
-        let in_use = |gate: GateName| {
-            Level::new(gauge!("load_control_gate_in_use", "gate" => gate.as_str()))
+        let in_use = |gate: GateName| -> Gauge {
+            gauge!("load_control_gate_in_use", "gate" => gate.as_str())
         };
         let requests = InFlight::new(limit.unwrap_or(usize::MAX), in_use(GateName::Requests));
         let shared = GateShared {

@@ -2,18 +2,20 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use crate::{metrics::Level, sync::AtomicUsize};
+use metrics::Gauge;
+
+use crate::sync::AtomicUsize;
 
 /// A count with an upper bound.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     count: AtomicUsize,
     limit: usize,
-    level: Level,
+    level: Gauge,
 }
 
 impl InFlight {
-    pub(crate) fn new(limit: usize, level: Level) -> Self {
+    pub(crate) fn new(limit: usize, level: Gauge) -> Self {
         Self { count: AtomicUsize::new(0), limit, level }
     }
 
@@ -24,14 +26,14 @@ impl InFlight {
         // Relaxed: no other memory depends on this count.
         let added = self.count.fetch_update(Relaxed, Relaxed, raise).is_ok();
         if added {
-            self.level.change(0, more);
+            self.level.increment(more as f64);
         }
         added
     }
 
     fn remove(&self, count: usize) {
         self.count.fetch_sub(count, Relaxed);
-        self.level.change(count, 0);
+        self.level.decrement(count as f64);
     }
 
     pub(crate) fn get(&self) -> usize {
@@ -83,8 +85,7 @@ mod loom_tests {
     #[test]
     fn the_limit_holds_and_the_last_permit_is_always_given_in_every_interleaving() {
         loom::model(|| {
-            let level = Level::new(metrics::Gauge::noop());
-            let in_flight = Arc::new(InFlight::new(1, level));
+            let in_flight = Arc::new(InFlight::new(1, Gauge::noop()));
             let entered = Arc::new(AtomicUsize::new(0));
             let enter = {
                 let (in_flight, entered) = (Arc::clone(&in_flight), Arc::clone(&entered));

@@ -1,114 +1,45 @@
 //! Counters, for the process itself and through the `metrics` facade. Handles are made once.
 
-use std::{
-    fmt,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-};
-
-use metrics::{Counter, Gauge, Unit, counter, describe_counter, describe_gauge, gauge};
+use metric_set::{Count, metric_set};
+use metrics::{Counter, Gauge, counter, gauge};
 
 use crate::state::LoadState;
 
-/// The name, the unit and the meaning of every metric of this crate. Names that end in `_total` are counters, the
-/// others are gauges.
-pub const METRICS: &[(&str, Unit, &str)] = &[
-    ("load_control_state", Unit::Count, "state of the load: 0 normal, 1 elevated, 2 critical"),
-    ("load_control_transitions_total", Unit::Count, "changes of the state, by `from` and `to`"),
-    ("load_control_gate_admitted_total", Unit::Count, "external callers admitted, by `gate`"),
-    (
-        "load_control_gate_refused_total",
-        Unit::Count,
-        "external callers refused, by `gate` and `reason` (`RefusalReason::as_str`)",
-    ),
-    ("load_control_gate_in_use", Unit::Count, "permits of a gate that are held, by `gate`"),
-    (
-        "load_control_external_waited_total",
-        Unit::Count,
-        "external callers that found no work permit free, and waited or were refused",
-    ),
-    ("load_control_internal_admitted_total", Unit::Count, "internal work that got a work permit"),
-    ("load_control_internal_waited_total", Unit::Count, "internal work that had to wait for one"),
-    ("load_control_deferred_total", Unit::Count, "work deferred because of the load, by `queue`"),
-    (
-        "load_control_deferred_run_total",
-        Unit::Count,
-        "deferred work that ran or was taken back, by `queue` and `reason`: calm, age, drained, withdrawn",
-    ),
-    (
-        "load_control_deferred_handed_back_total",
-        Unit::Count,
-        "work that a full deferral queue had no room for, by `queue`",
-    ),
-    ("load_control_deferred_depth", Unit::Count, "deferred work that waits, by `queue`"),
-];
+metric_set! {
+    /// The name, the unit and the meaning of every metric of this crate. Names that end in `_total` are
+    /// counters, the others are gauges.
+    pub const METRICS, late {
+        gauge "load_control_state", Count, "state of the load: 0 normal, 1 elevated, 2 critical";
+        counter "load_control_transitions_total", Count, "changes of the state, by `from` and `to`";
+        counter "load_control_gate_admitted_total", Count, "external callers admitted, by `gate`";
+        counter "load_control_gate_refused_total", Count,
+            "external callers refused, by `gate` and `reason` (`RefusalReason::as_str`)";
+        gauge "load_control_gate_in_use", Count, "permits of a gate that are held, by `gate`";
+        counter "load_control_external_waited_total", Count,
+            "external callers that found no work permit free, and waited or were refused";
+        counter "load_control_internal_admitted_total", Count,
+            "internal work that got a work permit";
+        counter "load_control_internal_waited_total", Count,
+            "internal work that had to wait for one";
+        counter "load_control_deferred_total", Count,
+            "work deferred because of the load, by `queue`";
+        counter "load_control_deferred_run_total", Count,
+            "deferred work that ran or was taken back, by `queue` and `reason`: calm, age, drained, withdrawn";
+        counter "load_control_deferred_handed_back_total", Count,
+            "work that a full deferral queue had no room for, by `queue`";
+        gauge "load_control_deferred_depth", Count, "deferred work that waits, by `queue`";
+    };
+}
 
 /// Describes each metric to the recorder. Must be called wherever handles are made, because a
 /// program may use one part of this crate without the others.
 pub(crate) fn describe() {
-    for (name, unit, text) in METRICS {
-        if name.ends_with("_total") {
-            describe_counter!(*name, *unit, *text);
-        } else {
-            describe_gauge!(*name, *unit, *text);
-        }
-    }
-}
-
-/// One count, kept for `stats()` and for the metrics exporter.
-pub(crate) struct Count {
-    value: AtomicU64,
-    exported: Counter,
-}
-
-impl Count {
-    pub(crate) const fn new(exported: Counter) -> Self {
-        Self { value: AtomicU64::new(0), exported }
-    }
-
-    pub(crate) fn add(&self, more: u64) {
-        // Relaxed: no other memory is published through it.
-        self.value.fetch_add(more, Relaxed);
-        self.exported.increment(more);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.value.load(Relaxed)
-    }
-}
-
-impl fmt::Debug for Count {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.get().fmt(f)
-    }
-}
-
-/// A gauge that many threads change by increments, so that its final value does not depend on their
-/// order.
-pub(crate) struct Level(Gauge);
-
-impl Level {
-    pub(crate) const fn new(exported: Gauge) -> Self {
-        Self(exported)
-    }
-
-    pub(crate) fn change(&self, before: usize, after: usize) {
-        if after >= before {
-            self.0.increment((after - before) as f64);
-        } else {
-            self.0.decrement((before - after) as f64);
-        }
-    }
-}
-
-impl fmt::Debug for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Level")
-    }
+    describe_late();
 }
 
 #[derive(Debug)]
 pub(crate) struct MonitorMetrics {
-    state: Level,
+    state: Gauge,
     transitions: [[Count; 3]; 3],
 }
 
@@ -124,14 +55,15 @@ impl MonitorMetrics {
                 counter!("load_control_transitions_total", "from" => from, "to" => to)
             })
         };
-        let state = Level::new(gauge!("load_control_state"));
+        let state = gauge!("load_control_state");
         let transitions = LoadState::ALL.map(|from| LoadState::ALL.map(|to| count(from, to)));
         Self { state, transitions }
     }
 
     pub(crate) fn transition(&self, from: LoadState, to: LoadState) {
         self.transitions[from as usize][to as usize].add(1);
-        self.state.change(from as usize, to as usize);
+        // Relative, so that the final value does not depend on the order of two threads.
+        self.state.increment(f64::from(to as u8) - f64::from(from as u8));
     }
 
     pub(crate) fn transitions(&self, from: LoadState, to: LoadState) -> u64 {

@@ -1,4 +1,8 @@
 //! Logs when a gate starts to refuse and when it stops: two lines instead of one per refusal.
+//!
+//! The lock is taken by a refusal, and by others only while an episode may have to end; the log line
+//! is written after it. Whether it has lasted matters to `/readyz`, because one burst is no reason to
+//! take a server out of rotation.
 
 use std::{
     sync::{

@@ -1,4 +1,7 @@
 //! The inner limit: permits for CPU-heavy work.
+//!
+//! The lock of the external permits is taken when an external caller acquires or releases a permit, or
+//! stops waiting: for one push or pop.
 
 use std::{
     collections::BTreeMap,
@@ -6,16 +9,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use metrics::Gauge;
 use tokio::{
     runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore, oneshot},
     time::{Instant, timeout_at},
 };
 
-use crate::{
-    config::{GateConfig, MAX_PERMIT_WAITERS},
-    metrics::Level,
-};
+use crate::config::{GateConfig, MAX_PERMIT_WAITERS};
 
 /// The order of the external callers that wait for a work permit; first come first served within a
 /// priority.
@@ -42,7 +43,7 @@ pub(crate) struct WorkPermits(Arc<Shared>);
 struct Shared {
     all: Arc<Semaphore>,
     total: usize,
-    level: Level,
+    level: Gauge,
     config: GateConfig,
     /// Not a semaphore, because its queue is ordered by priority.
     external: Mutex<Queue>,
@@ -101,7 +102,7 @@ pub(crate) enum NotDone {
 }
 
 impl WorkPermits {
-    pub(crate) fn new(config: GateConfig, external: usize, level: Level) -> Self {
+    pub(crate) fn new(config: GateConfig, external: usize, level: Gauge) -> Self {
         let total = config.work_permits;
         let external = Mutex::new(Queue { free: external, ..Queue::default() });
         let all = Arc::new(Semaphore::new(total));
@@ -229,7 +230,7 @@ impl Shared {
     }
 
     fn any(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> AnyPermit {
-        self.level.change(0, 1);
+        self.level.increment(1);
         AnyPermit { _permit: permit, shared: Arc::clone(self) }
     }
 
@@ -399,7 +400,7 @@ struct AnyPermit {
 
 impl Drop for AnyPermit {
     fn drop(&mut self) {
-        self.shared.level.change(1, 0);
+        self.shared.level.decrement(1);
     }
 }
 

@@ -1,4 +1,6 @@
-//! What can fail: a configuration, an order, a reader that is too slow.
+//! What can fail: a configuration, a start, an order, a reader that is too slow.
+
+use std::io;
 
 use alloy_primitives::{Address, B256};
 use uuid::Uuid;
@@ -10,7 +12,7 @@ pub enum ConfigError {
     /// A field is below its bound.
     #[error("{field} is {value}, the least is {least}")]
     TooSmall {
-        /// The field of [`PoolConfig`].
+        /// The field.
         field: &'static str,
         /// Its value.
         value: usize,
@@ -20,7 +22,7 @@ pub enum ConfigError {
     /// A field is above its bound.
     #[error("{field} is {value}, the most is {most}")]
     TooLarge {
-        /// The field of [`PoolConfig`].
+        /// The field.
         field: &'static str,
         /// Its value.
         value: usize,
@@ -30,9 +32,20 @@ pub enum ConfigError {
     /// A duration is zero.
     #[error("{field} is zero, it must be longer")]
     ZeroDuration {
-        /// The field of [`PoolConfig`].
+        /// The field.
         field: &'static str,
     },
+}
+
+/// A thread could not be started: that of an [`Upkeep`](crate::Upkeep) or of a sink.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot start the thread {thread}: {source}")]
+#[non_exhaustive]
+pub struct StartError {
+    /// Its name.
+    pub thread: &'static str,
+    /// The system's error.
+    pub source: io::Error,
 }
 
 /// Why an order was refused.
@@ -81,12 +94,11 @@ pub enum RejectReason {
         signer: Option<Address>,
         /// The signer's bundles.
         count: usize,
-        /// [`PoolConfig::max_bundles_per_signer`](crate::PoolConfig::max_bundles_per_signer), or
-        /// [`PoolConfig::max_unsigned_bundles`](crate::PoolConfig::max_unsigned_bundles).
+        /// Its part of [`PoolConfig::max_bundles`](crate::PoolConfig::max_bundles).
         limit: usize,
         /// Their bytes.
         bytes: usize,
-        /// [`PoolConfig::max_bundle_bytes_per_signer`](crate::PoolConfig::max_bundle_bytes_per_signer).
+        /// Its part of [`PoolConfig::max_bundle_bytes`](crate::PoolConfig::max_bundle_bytes).
         limit_bytes: usize,
     },
     /// A block contains a transaction of the bundle that may not be omitted.
@@ -116,7 +128,7 @@ pub enum RejectReason {
         field: &'static str,
         /// Its length.
         value: usize,
-        /// [`PoolConfig::max_txs_per_bundle`](crate::PoolConfig::max_txs_per_bundle).
+        /// [`MAX_TXS_PER_BUNDLE`](crate::MAX_TXS_PER_BUNDLE).
         limit: usize,
     },
     /// The block it is for has been built.
@@ -132,8 +144,7 @@ pub enum RejectReason {
     BlockTooFar {
         /// The block it is for.
         value: u64,
-        /// The head and
-        /// [`PoolConfig::max_blocks_ahead`](crate::PoolConfig::max_blocks_ahead).
+        /// The head and [`MAX_BLOCKS_AHEAD`](crate::MAX_BLOCKS_AHEAD).
         limit: u64,
     },
 }

@@ -114,11 +114,11 @@ pub enum RemoveReason {
 /// What a pool knows of an order by its hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Standing {
+pub enum OrderStatus {
     /// It is in the pool.
     Pooled,
     /// It was removed, and is still in the dedupe window: for good, or because it expired and
-    /// [`PoolConfig::expired_pause`](crate::PoolConfig::expired_pause) is not over.
+    /// its pause of [`EXPIRED_PAUSE_RETENTIONS`](crate::EXPIRED_PAUSE_RETENTIONS) is not over.
     Removed,
     /// It was evicted, or it expired and the pause is over. It is accepted if it is inserted again
     /// and, when the pool is full, pays more than another.

@@ -12,19 +12,22 @@ mod read;
 mod sink;
 mod upkeep;
 
-pub use crate::core::{MAX_TOLD_UNSEEN, SignerStats};
+#[cfg(all(test, not(loom)))]
+extern crate self as order_pool;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub use crate::core::{MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER, SignerStats};
 pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation, next_base_fee_wei};
 pub use clock::Clock;
 pub use config::*;
-pub use error::{BundleError, ConfigError, Lagged, RejectReason, SidecarError};
+pub use error::{BundleError, ConfigError, Lagged, RejectReason, SidecarError, StartError};
 pub use event::{
-    CancelOutcome, CancelPrivateOutcome, Event, EventRef, InsertOutcome, RemoveReason, Standing,
+    CancelOutcome, CancelPrivateOutcome, Event, EventRef, InsertOutcome, OrderStatus, RemoveReason,
 };
 pub use metrics::{METRICS, PoolStats};
 pub use order::*;
 pub use pool::OrderPool;
 pub use read::{Blocking, Ender, Subscription};
-pub use sink::{OrderSink, SinkEnd, SinkGuard};
-pub use upkeep::{
-    DEFAULT_UPKEEP_INTERVAL, DEFAULT_UPKEEP_JITTER_PERCENT, PRESSED_PAUSE, Upkeep, UpkeepConfig,
-};
+pub use sink::{OrderSink, SinkEnd, SinkEndReason, SinkGuard};
+pub use upkeep::{Upkeep, UpkeepConfig, UpkeepEnd, UpkeepEndReason};

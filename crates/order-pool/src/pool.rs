@@ -1,4 +1,15 @@
 //! The pool: the core behind one lock for writers, and the tables that readers use without it.
+//!
+//! The lock is taken by each insert, cancellation, head and list of nonces, twice by a step of upkeep
+//! (expire, then compact), and by the views of a sender and of signers: for one change and its
+//! publication. An insert evicts at most 64, a step expires at most 256 orders or rewrites at most 16
+//! pages, a head takes what its block changed. It is never held together with a sink's. Under it no
+//! sink and no waker runs: an iterator that a caller passed is drained before it is taken, and replaced
+//! values are freed after it is released. The only foreign code that runs under it is that of the
+//! metrics recorder.
+//!
+//! One mutex, because there is one mempool: the critical section is bounded, and the many readers take
+//! no lock anyway.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -6,33 +17,35 @@ use std::{
 };
 
 use alloy_primitives::{Address, B256};
-use arc_swap::ArcSwap;
 use chain_view::{Block, Head, NonceUpdate, Relation};
 
 use crate::{
     clock::Clock,
     config::PoolConfig,
-    core::{Core, Effect, HeadApplied, SignerStats},
+    core::{Core, Effect, HeadApplied, Limits, SignerStats},
     error::ConfigError,
-    event::{CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, Standing},
-    metrics::{Counters, Levels, PoolStats},
+    event::{CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, OrderStatus},
+    metrics::{Levels, PoolStats},
     order::{Bundle, Order, ReplacementKey, Transaction},
-    read::{
-        Bell, Fate, Garbage, Heads, IndexTable, Item, LiveTable, LiveWriter, LogTable, LogWriter,
-        Piece, SeenTable, Slot, Subscription,
-    },
+    read::{Publisher, SeenState, Subscription, Tables},
 };
 
 /// Most orders that one upkeep step expires: at about 2 us each, half a millisecond.
 const EXPIRE_PER_STEP: usize = 256;
 
-/// Most pages that one upkeep step rewrites, at about 10 us each.
-const REWRITES_PER_STEP: usize = 16;
-
-/// Most pieces of garbage that one upkeep step frees, at about 20 us each, outside the lock.
-const FREE_PER_STEP: usize = 64;
-
 /// A pool of orders. Cloning gives another handle to the same pool.
+///
+/// ```
+/// use alloy_primitives::{Address, B256};
+/// use order_pool::{Block, CancelOutcome, Head, OrderPool, PoolConfig, ReplacementKey};
+///
+/// let pool = OrderPool::new(PoolConfig { max_txs: 50_000, ..PoolConfig::default() })?;
+/// pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), []));
+/// let key = ReplacementKey { uuid: Default::default(), signer: Address::ZERO };
+/// assert_eq!(pool.cancel_bundle(key, None), CancelOutcome::Cancelled { removed: 0 });
+/// assert_eq!(pool.head().map(|head| head.number), Some(1));
+/// # Ok::<(), order_pool::ConfigError>(())
+/// ```
 ///
 /// All methods can be called from any thread at any time. Those that change the pool share one lock
 /// for a few microseconds; those that read take none, unless their documentation says so.
@@ -49,22 +62,13 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.shared.bell.close();
+        self.shared.tables.wakers.close();
     }
 }
 
-/// The tables that readers see. Written only under the lock of `writer`, in this order: `index` and
-/// `seen`, `heads`, `log`, `live`, then the log's head in `bell`. A reader that loads the head
-/// first and the tables after it finds in them everything below that head.
 pub(crate) struct PoolShared {
     writer: Mutex<Writer>,
-    pub(crate) bell: Bell,
-    pub(crate) heads: Heads,
-    pub(crate) log: ArcSwap<LogTable>,
-    pub(crate) live: ArcSwap<LiveTable>,
-    index: Arc<IndexTable>,
-    seen: Arc<SeenTable>,
-    pub(crate) counters: Counters,
+    pub(crate) tables: Arc<Tables>,
     levels: Levels,
     clock: Clock,
 }
@@ -72,26 +76,16 @@ pub(crate) struct PoolShared {
 impl std::fmt::Debug for PoolShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // Never the contents: printing a pool would fill the log.
-        f.debug_struct("Pool").field("head", &self.bell.head()).finish_non_exhaustive()
+        f.debug_struct("Pool").field("head", &self.tables.wakers.head()).finish_non_exhaustive()
     }
 }
 
+/// What the one lock protects.
 struct Writer {
     core: Core,
-    log: LogWriter,
-    live: LiveWriter,
-    log_events: usize,
-    log_bytes: usize,
+    publisher: Publisher,
+    /// Empty; kept for its memory.
     effects: Vec<Effect>,
-    garbage: Garbage,
-}
-
-/// Dropped after the lock is released, which frees what only the replaced tables still hold.
-#[derive(Debug, Default)]
-struct Replaced {
-    _log: Option<Arc<LogTable>>,
-    _live: Option<Arc<LiveTable>>,
-    _garbage: Vec<Piece>,
 }
 
 impl OrderPool {
@@ -109,30 +103,21 @@ impl OrderPool {
     /// As [`Self::new`].
     pub fn with_clock(config: PoolConfig, clock: Clock) -> Result<Self, ConfigError> {
         config.validate()?;
-        let (log_events, log_bytes) = (config.log_events, config.log_bytes);
-        let levels = Levels::new(&config);
-        let core = Core::new(config);
-        let shared = PoolShared {
-            bell: Bell::default(),
-            heads: Heads::default(),
-            log: ArcSwap::default(),
-            live: ArcSwap::default(),
-            index: Arc::clone(core.index().table()),
-            seen: Arc::clone(core.seen().table()),
-            counters: Counters::new(),
-            levels,
-            clock,
-            writer: Mutex::new(Writer {
-                core,
-                log: LogWriter::default(),
-                live: LiveWriter::default(),
-                log_events,
-                log_bytes,
-                effects: Vec::new(),
-                garbage: Garbage::default(),
+        Ok(Self::with_limits(Limits::from(config), clock))
+    }
+
+    pub(crate) fn with_limits(limits: Limits, clock: Clock) -> Self {
+        let levels = Levels::new();
+        levels.set_caps(&limits.options);
+        let publisher = Publisher::new(limits.options.log_events, limits.options.log_bytes);
+        let core = Core::new(limits);
+        let tables = Arc::new(Tables::new(core.index(), core.seen()));
+        let writer = Mutex::new(Writer { core, publisher, effects: Vec::new() });
+        Self {
+            handle: Arc::new(Handle {
+                shared: Arc::new(PoolShared { writer, tables, levels, clock }),
             }),
-        };
-        Ok(Self { handle: Arc::new(Handle { shared: Arc::new(shared) }) })
+        }
     }
 
     pub(crate) fn shared(&self) -> &Arc<PoolShared> {
@@ -143,7 +128,7 @@ impl OrderPool {
     pub fn insert_transaction(&self, tx: Transaction) -> InsertOutcome {
         let shared = self.shared();
         let outcome = shared.write(|core, now, effects| core.insert_tx(tx, now, effects));
-        shared.counters.outcome(&outcome);
+        shared.tables.counters.outcome(&outcome);
         outcome
     }
 
@@ -154,7 +139,7 @@ impl OrderPool {
     pub fn insert_bundle(&self, bundle: Bundle) -> InsertOutcome {
         let shared = self.shared();
         let outcome = shared.write(|core, now, effects| core.insert_bundle(bundle, now, effects));
-        shared.counters.outcome(&outcome);
+        shared.tables.counters.outcome(&outcome);
         outcome
     }
 
@@ -165,7 +150,7 @@ impl OrderPool {
         let shared = self.shared();
         let outcome =
             shared.write(|core, now, effects| core.cancel_bundle(key, nonce, now, effects));
-        shared.counters.cancellation(&outcome);
+        shared.tables.counters.cancellation(&outcome);
         outcome
     }
 
@@ -176,7 +161,7 @@ impl OrderPool {
         let outcome =
             shared.write(|core, now, effects| core.cancel_private(hash, signer, now, effects));
         let counted = outcome == CancelPrivateOutcome::Cancelled;
-        shared.counters.cancellations.add(u64::from(counted));
+        shared.tables.counters.cancellations.add(u64::from(counted));
         outcome
     }
 
@@ -192,7 +177,7 @@ impl OrderPool {
         let HeadApplied { relation, put_back } =
             shared.write(|core, now, effects| core.on_head(block, now, effects));
         if relation.is_new() {
-            let counters = &shared.counters;
+            let counters = &shared.tables.counters;
             counters.heads.add(1);
             counters.reorgs.add(u64::from(relation.replaced() > 0));
             counters.head_gaps.add(u64::from(matches!(relation, Relation::Gap { .. })));
@@ -203,7 +188,7 @@ impl OrderPool {
 
     /// The latest head that [`Self::on_head`] applied; `None` before the first.
     pub fn head(&self) -> Option<Head> {
-        self.shared().heads.latest()
+        self.shared().tables.heads.latest()
     }
 
     /// Applies the nonces that a block raised: for each sender of the block, the next nonce it can
@@ -216,36 +201,36 @@ impl OrderPool {
         let applied =
             shared.write(|core, now, effects| core.on_nonces(block_hash, updates, now, effects));
         if applied.is_none() {
-            shared.counters.stale_nonces.add(1);
+            shared.tables.counters.stale_nonces.add(1);
         }
     }
 
     /// Whether the order is in the pool.
     pub fn contains(&self, hash: &B256) -> bool {
-        self.shared().find(hash, |_| ()).is_some()
+        self.shared().tables.find(hash, |_| ()).is_some()
     }
 
     /// What the pool knows of an order: whether it holds it, and if not, whether the order should
     /// be offered again.
-    pub fn standing(&self, hash: &B256) -> Standing {
+    pub fn status(&self, hash: &B256) -> OrderStatus {
         // Before the pool is read, so that an order which is put back in between is found there.
-        let fate = self.shared().seen.fate(hash);
-        match fate {
-            _ if self.contains(hash) => Standing::Pooled,
-            Some(Fate::Known | Fate::Expired) => Standing::Removed,
-            Some(Fate::MayReturn) => Standing::MayReturn,
-            None => Standing::Unknown,
+        let seen = self.shared().tables.seen.state(hash);
+        match seen {
+            _ if self.contains(hash) => OrderStatus::Pooled,
+            Some(SeenState::Known | SeenState::Expired) => OrderStatus::Removed,
+            Some(SeenState::MayReturn) => OrderStatus::MayReturn,
+            None => OrderStatus::Unknown,
         }
     }
 
     /// Whether the order is in the pool or was removed, and is still in the dedupe window.
     pub fn was_seen(&self, hash: &B256) -> bool {
-        self.shared().seen.contains(hash) || self.contains(hash)
+        self.shared().tables.seen.contains(hash) || self.contains(hash)
     }
 
     /// The order with this hash, if it is in the pool.
     pub fn get(&self, hash: &B256) -> Option<Arc<Order>> {
-        self.shared().find(hash, Arc::clone)
+        self.shared().tables.find(hash, Arc::clone)
     }
 
     /// The pooled transactions of a sender, in nonce order; among equal nonces, in order of
@@ -295,10 +280,10 @@ impl OrderPool {
             bytes: self.bytes() as u64,
             keys: shared.levels.keys.get(),
             log_bytes: shared.levels.log_bytes.get(),
-            subscribers: shared.bell.waiters() as u64,
+            subscribers: shared.tables.wakers.waiters() as u64,
             ..PoolStats::default()
         };
-        shared.counters.read(&mut stats);
+        shared.tables.counters.read(&mut stats);
         stats
     }
 
@@ -306,12 +291,12 @@ impl OrderPool {
     /// every later event that concerns that block, in the order the pool accepted them. Heads
     /// concern every block.
     pub fn subscribe(&self, block: u64) -> Subscription {
-        Subscription::new(Arc::clone(self.shared()), Some(block))
+        Subscription::new(Arc::clone(&self.shared().tables), Some(block))
     }
 
     /// Like [`Self::subscribe`], for the orders of all blocks.
     pub fn subscribe_all(&self) -> Subscription {
-        Subscription::new(Arc::clone(self.shared()), None)
+        Subscription::new(Arc::clone(&self.shared().tables), None)
     }
 
     /// One bounded step of upkeep: removes expired orders, rewrites pages, frees memory. Returns
@@ -325,31 +310,23 @@ impl OrderPool {
 }
 
 impl PoolShared {
-    /// The pooled order with this hash, without a lock. An order that is in the pool throughout the
-    /// call is found: see [`IndexTable`].
-    fn find<T>(&self, hash: &B256, show: impl Fn(&Arc<Order>) -> T) -> Option<T> {
-        let live = self.live.load();
-        self.index
-            .find(hash, |seq| live.get(seq).filter(|order| order.id().hash() == hash).map(&show))
-    }
-
     /// Runs one change under the lock, publishes its effects and wakes waiting readers.
     fn write<T>(&self, change: impl FnOnce(&mut Core, Duration, &mut Vec<Effect>) -> T) -> T {
-        let (result, replaced, rang) = {
+        let (result, replaced) = {
             let mut writer = self.lock();
-            let mut effects = std::mem::take(&mut writer.effects);
+            let Writer { core, publisher, effects } = &mut *writer;
             // Read under the lock, so that time and sequence numbers ascend together.
-            let result = change(&mut writer.core, self.clock.now(), &mut effects);
-            let rang = !effects.is_empty();
-            let replaced =
-                if rang { self.apply(&mut writer, &mut effects) } else { Replaced::default() };
-            writer.effects = effects;
+            let result = change(core, self.clock.now(), effects);
+            let replaced = (!effects.is_empty()).then(|| {
+                effects.drain(..).for_each(|effect| self.apply(publisher, effect));
+                publisher.publish(&self.tables)
+            });
             // Also without effects: a key may have been forgotten without an event.
             self.set_levels(&writer);
-            (result, replaced, rang)
+            (result, replaced)
         };
-        if rang {
-            self.bell.ring();
+        if replaced.is_some() {
+            self.tables.wakers.wake_readers();
         }
         drop(replaced);
         result
@@ -361,135 +338,62 @@ impl PoolShared {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn apply(&self, writer: &mut Writer, effects: &mut Vec<Effect>) -> Replaced {
-        let count = effects.len();
-        for effect in effects.drain(..) {
-            match effect {
-                Effect::Added { seq, order } => {
-                    debug_assert_eq!(seq, writer.log.head());
-                    let block = order.block();
-                    writer.live.add(seq, Item::Order(Arc::clone(&order)));
-                    writer.log.push(Slot { event: Event::Added(order), block }, 0);
-                }
-                Effect::Removed { seq, added, order, reason } => {
-                    debug_assert_eq!(seq, writer.log.head());
-                    self.counters.removed(reason);
-                    let (block, size_bytes) = (order.block(), order.size_bytes());
-                    writer.live.remove(added, seq, size_bytes);
-                    let event = Event::Removed { order, reason };
-                    writer.log.push(Slot { event, block }, size_bytes);
-                }
-                Effect::Cancelled { seq, cancellation } => {
-                    debug_assert_eq!(seq, writer.log.head());
-                    writer.live.add(seq, Item::Cancelled(cancellation));
-                    let event = Event::Cancelled(cancellation);
-                    writer.log.push(Slot { event, block: None }, 0);
-                }
-                Effect::CancellationForgotten { seq, key } => {
-                    debug_assert_eq!(seq, writer.log.head());
-                    self.counters.keys_forgotten.add(1);
-                    let event = Event::CancellationForgotten(key);
-                    writer.log.push(Slot { event, block: None }, 0);
-                }
-                Effect::Head { seq, head } => {
-                    debug_assert_eq!(seq, writer.log.head());
-                    let head = Arc::new(head);
-                    self.heads.publish(seq, Arc::clone(&head));
-                    writer.log.push(Slot { event: Event::Head(head), block: None }, 0);
-                }
-                Effect::TombstoneEnded { added, at } => {
-                    debug_assert_eq!(at, writer.log.head());
-                    writer.live.remove(added, at, 0);
-                }
+    /// Writes the event of an effect.
+    fn apply(&self, publisher: &mut Publisher, effect: Effect) {
+        debug_assert_eq!(effect.seq(), publisher.next_seq());
+        match effect {
+            Effect::Added { order, .. } => {
+                let block = order.block();
+                publisher.add_order(Arc::clone(&order));
+                publisher.event(Event::Added(order), block, 0);
             }
+            Effect::Removed { added, order, reason, .. } => {
+                self.tables.counters.removed(reason);
+                let (block, size_bytes) = (order.block(), order.size_bytes());
+                publisher.remove(added, size_bytes);
+                publisher.event(Event::Removed { order, reason }, block, size_bytes);
+            }
+            Effect::Cancelled { cancellation, .. } => {
+                publisher.add_cancellation(cancellation);
+                publisher.event(Event::Cancelled(cancellation), None, 0);
+            }
+            Effect::CancellationForgotten { key, .. } => {
+                self.tables.counters.keys_forgotten.add(1);
+                publisher.event(Event::CancellationForgotten(key), None, 0);
+            }
+            Effect::Head { seq, head } => {
+                let head = Arc::new(head);
+                self.tables.heads.publish(seq, Arc::clone(&head));
+                publisher.event(Event::Head(head), None, 0);
+            }
+            Effect::CancellationEnded { added, .. } => publisher.remove(added, 0),
         }
-        // Once for each segment, because its cost grows with the number of subscriptions.
-        if writer.log.has_grown() {
-            writer.release(self.bell.slowest());
-        }
-        writer.trim();
-        // Each event spends at most one entry, so as many rewrites as events keep pace.
-        let tail = writer.log.tail();
-        writer.live.compact(count, tail, &mut writer.garbage);
-        let replaced = self.publish(writer);
-        self.bell.publish(writer.log.head());
-        replaced
     }
 
     fn set_levels(&self, writer: &Writer) {
-        let levels = writer.core.levels();
-        self.levels.txs.set(levels.txs);
-        self.levels.tx_bytes.set(levels.tx_bytes);
-        self.levels.external_txs.set(levels.external_txs);
-        self.levels.external_tx_bytes.set(levels.external_tx_bytes);
-        self.levels.bundles.set(levels.bundles);
-        self.levels.bundle_bytes.set(levels.bundle_bytes);
-        self.levels.keys.set(levels.keys);
-        self.levels.log_bytes.set(writer.live.removed_bytes());
-    }
-
-    fn publish(&self, writer: &mut Writer) -> Replaced {
-        Replaced {
-            _log: writer.log.publish(&self.log),
-            _live: writer.live.publish(&self.live),
-            _garbage: writer.garbage.take_excess(),
-        }
+        let sizes = writer.core.levels();
+        self.levels.txs.set(sizes.txs as u64);
+        self.levels.tx_bytes.set(sizes.tx_bytes as u64);
+        self.levels.external_txs.set(sizes.external_txs as u64);
+        self.levels.external_tx_bytes.set(sizes.external_tx_bytes as f64);
+        self.levels.bundles.set(sizes.bundles as u64);
+        self.levels.bundle_bytes.set(sizes.bundle_bytes as u64);
+        self.levels.keys.set(sizes.keys as u64);
+        self.levels.log_bytes.set(writer.publisher.removed_bytes() as u64);
     }
 
     pub(crate) fn upkeep(&self) -> bool {
         let started = Instant::now();
         let expiring = self.write(|core, now, effects| core.expire(now, EXPIRE_PER_STEP, effects));
-        let (compacting, replaced, freeing) = {
+        let (replaced, publishing) = {
             let mut writer = self.lock();
-            let writer = &mut *writer;
-            writer.release(self.bell.slowest());
-            let tail = writer.log.tail();
-            let compacting = writer.live.compact(REWRITES_PER_STEP, tail, &mut writer.garbage);
-            let replaced = Replaced {
-                _log: writer.log.publish(&self.log),
-                _live: writer.live.publish(&self.live),
-                _garbage: writer.garbage.take(FREE_PER_STEP),
-            };
-            self.set_levels(writer);
-            (compacting, replaced, !writer.garbage.is_empty())
+            let done = writer.publisher.upkeep(&self.tables);
+            self.set_levels(&writer);
+            done
         };
         drop(replaced);
-        self.counters.upkeep_steps.add(1);
-        self.levels.upkeep_step_seconds.0.record(started.elapsed().as_secs_f64());
-        expiring || compacting || freeing
-    }
-}
-
-impl Writer {
-    /// Frees the segments that no subscription needs, which end below `needed`.
-    fn release(&mut self, needed: u64) {
-        let mut forgotten = false;
-        while self.log.ends_before(needed) {
-            forgotten |= self.log.pop(&mut self.garbage);
-        }
-        if forgotten {
-            self.live.forget_before(self.log.tail(), &mut self.garbage);
-        }
-    }
-
-    /// Shortens the log to its caps. Memory that a reader may need is never freed before the log
-    /// has dropped it.
-    fn trim(&mut self) {
-        let mut forgotten = false;
-        loop {
-            while self.log.exceeds(self.log_events) {
-                forgotten |= self.log.pop(&mut self.garbage);
-            }
-            if std::mem::take(&mut forgotten) {
-                self.live.forget_before(self.log.tail(), &mut self.garbage);
-            }
-            if self.live.removed_bytes() <= self.log_bytes {
-                break;
-            }
-            if !self.log.pop(&mut self.garbage) {
-                break;
-            }
-            self.live.forget_before(self.log.tail(), &mut self.garbage);
-        }
+        self.tables.counters.upkeep_steps.add(1);
+        self.levels.upkeep_step_seconds.record(started.elapsed().as_secs_f64());
+        expiring || publishing
     }
 }

@@ -1,7 +1,6 @@
 //! The push adapter: for code that wants to be called instead of reading.
 
 use std::{
-    io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, PoisonError,
@@ -14,7 +13,7 @@ use std::{
 use chain_view::Head;
 
 use crate::{
-    error::Lagged,
+    error::{Lagged, StartError},
     event::{EventRef, RemoveReason},
     order::{Cancellation, Order},
     pool::OrderPool,
@@ -67,8 +66,8 @@ pub trait OrderSink: Send + 'static {
 /// Why a sink gets no more events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum SinkEnd {
-    /// Its guard was dropped.
+pub enum SinkEndReason {
+    /// Its guard was dropped or shut down.
     Unsubscribed,
     /// It returned `false`, or is not alive.
     Refused,
@@ -80,6 +79,17 @@ pub enum SinkEnd {
     PoolClosed,
 }
 
+/// The end of a sink's subscription.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SinkEnd {
+    /// Why it ended.
+    pub reason: SinkEndReason,
+    /// Whether the sink has returned and was dropped. A thread that is stuck in the sink cannot be
+    /// freed.
+    pub ended: bool,
+}
+
 /// Keeps a sink subscribed. Dropping it ends the subscription: no further event is pushed, and the
 /// drop does not wait for a call that is running.
 #[derive(Debug)]
@@ -89,31 +99,28 @@ pub struct SinkGuard {
     ender: Ender,
 }
 
+/// The end is set once by the sink's thread, and read by its guard: the lock is held for one field,
+/// never during a call of the sink, and never together with the pool's.
 #[derive(Debug, Default)]
 struct State {
     stop: AtomicBool,
-    end: Mutex<Option<SinkEnd>>,
+    end: Mutex<Option<SinkEndReason>>,
     ended: Condvar,
 }
 
 impl SinkGuard {
     /// Why the sink gets no more events; `None` while it does.
-    pub fn end(&self) -> Option<SinkEnd> {
+    pub fn end(&self) -> Option<SinkEndReason> {
         *self.state.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Unsubscribes and waits until the sink has returned and was dropped, for at most `timeout`.
-    /// `None` after the time-out: a thread that is stuck in the sink cannot be freed.
-    pub fn stop(self, timeout: Duration) -> Option<SinkEnd> {
+    /// Unsubscribes and waits until the sink has returned and was dropped, for at most `deadline`.
+    pub fn shutdown(self, deadline: Duration) -> SinkEnd {
         self.unsubscribe();
-        self.wait_end(timeout)
-    }
-
-    /// Waits until the sink has ended by itself, for at most `timeout`.
-    pub fn wait_end(&self, timeout: Duration) -> Option<SinkEnd> {
         let end = self.state.end.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.state.ended.wait_timeout_while(end, timeout, |end| end.is_none());
-        *waited.unwrap_or_else(PoisonError::into_inner).0
+        let waited = self.state.ended.wait_timeout_while(end, deadline, |end| end.is_none());
+        let end = *waited.unwrap_or_else(PoisonError::into_inner).0;
+        SinkEnd { reason: end.unwrap_or(SinkEndReason::Unsubscribed), ended: end.is_some() }
     }
 
     fn unsubscribe(&self) {
@@ -133,7 +140,11 @@ impl OrderPool {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn subscribe_sink<S: OrderSink>(&self, block: u64, sink: S) -> io::Result<SinkGuard> {
+    pub fn subscribe_sink<S: OrderSink>(
+        &self,
+        block: u64,
+        sink: S,
+    ) -> Result<SinkGuard, StartError> {
         self.push_from(self.subscribe(block), sink)
     }
 
@@ -142,7 +153,7 @@ impl OrderPool {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn subscribe_sink_all<S: OrderSink>(&self, sink: S) -> io::Result<SinkGuard> {
+    pub fn subscribe_sink_all<S: OrderSink>(&self, sink: S) -> Result<SinkGuard, StartError> {
         self.push_from(self.subscribe_all(), sink)
     }
 
@@ -150,29 +161,38 @@ impl OrderPool {
         &self,
         subscription: Subscription,
         sink: S,
-    ) -> io::Result<SinkGuard> {
+    ) -> Result<SinkGuard, StartError> {
         let state = Arc::new(State::default());
         let guard = SinkGuard { state: Arc::clone(&state), ender: subscription.ender() };
-        thread::Builder::new().name("order-sink".into()).spawn(move || {
+        let run = move || {
             // After a panic the sink is dropped, and it holds no state of ours.
             let run = AssertUnwindSafe(|| push_all(sink, subscription, &state.stop));
-            let end = catch_unwind(run).unwrap_or(SinkEnd::Panicked);
+            let end = catch_unwind(run).unwrap_or(SinkEndReason::Panicked);
             *state.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
             state.ended.notify_all();
-        })?;
+        };
+        let thread = "order-sink";
+        thread::Builder::new()
+            .name(thread.into())
+            .spawn(run)
+            .map_err(|source| StartError { thread, source })?;
         Ok(guard)
     }
 }
 
 /// One event at a time, and not in place: a sink that blocks inside a call keeps the one order it
 /// was called with, not the pool's tables.
-fn push_all<S: OrderSink>(mut sink: S, mut reader: Subscription, stop: &AtomicBool) -> SinkEnd {
+fn push_all<S: OrderSink>(
+    mut sink: S,
+    mut reader: Subscription,
+    stop: &AtomicBool,
+) -> SinkEndReason {
     loop {
         if stop.load(SeqCst) {
-            return SinkEnd::Unsubscribed;
+            return SinkEndReason::Unsubscribed;
         }
         if !sink.is_alive() {
-            return SinkEnd::Refused;
+            return SinkEndReason::Refused;
         }
         // Before reading: orders that were accepted before the end are pushed.
         let closed = reader.is_closed();
@@ -187,18 +207,18 @@ fn push_all<S: OrderSink>(mut sink: S, mut reader: Subscription, stop: &AtomicBo
                     reader.resync();
                     true
                 }
-                Err(lagged) => return SinkEnd::Lagged(lagged),
+                Err(lagged) => return SinkEndReason::Lagged(lagged),
             };
             if stop.load(SeqCst) {
-                return SinkEnd::Unsubscribed;
+                return SinkEndReason::Unsubscribed;
             }
             if !wants_more {
-                return SinkEnd::Refused;
+                return SinkEndReason::Refused;
             }
         }
         if read == 0 {
             if closed {
-                return SinkEnd::PoolClosed;
+                return SinkEndReason::PoolClosed;
             }
             reader.wait_until(Instant::now() + ALIVE_INTERVAL);
         }

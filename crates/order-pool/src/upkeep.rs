@@ -2,90 +2,59 @@
 
 use std::{
     convert::Infallible,
-    io,
-    sync::mpsc::{self, RecvTimeoutError, SyncSender},
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
+    },
+    thread,
+    time::Duration,
 };
 
 use load_control::Throttle;
 
-use crate::{error::ConfigError, pool::OrderPool};
+use crate::{error::StartError, pool::OrderPool};
 
-/// Default of [`UpkeepConfig::interval`]: at 2,000 transactions/s, 500 orders expire in a quarter
-/// of a second, which are two steps.
-pub const DEFAULT_UPKEEP_INTERVAL: Duration = Duration::from_millis(250);
+/// The pause between two rounds, while nothing is due: at 2,000 transactions/s, 500 orders expire in
+/// a quarter of a second, which are two steps.
+const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Default of [`UpkeepConfig::jitter_percent`]: processes that were started together are spread
-/// over a fifth of the interval within one round.
-pub const DEFAULT_UPKEEP_JITTER_PERCENT: u8 = 20;
+/// The most by which each pause is lengthened at random: processes that were started together are
+/// spread over a fifth of the interval within one round.
+const JITTER_PERCENT: u8 = 20;
 
 /// The shortest pause between two steps while the load is high: steps of 256 orders then process at
 /// most 25,600 a second, well above what expires at 2,000 transactions/s.
-pub const PRESSED_PAUSE: Duration = Duration::from_millis(10);
+const PRESSED_PAUSE: Duration = Duration::from_millis(10);
 
 /// The pace of upkeep.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpkeepConfig {
-    /// Pause between two rounds, while nothing is due. Default [`DEFAULT_UPKEEP_INTERVAL`]; above
-    /// zero.
-    pub interval: Duration,
-    /// Pause between two steps of a round. Default zero: inserts run between steps in any case. A
-    /// longer pause leaves them more time; expired orders then stay a little longer, and the caps
-    /// still hold.
+    /// Pause between two steps of a round, lengthened at random by up to a fifth. Default zero:
+    /// inserts run between steps in any case. A longer pause leaves them more time; expired orders
+    /// then stay a little longer, and the caps still hold.
     pub pause: Duration,
-    /// The most by which each interval and pause is lengthened at random, in percent. Default
-    /// [`DEFAULT_UPKEEP_JITTER_PERCENT`]; at most 100.
-    pub jitter_percent: u8,
 }
 
-impl Default for UpkeepConfig {
-    fn default() -> Self {
-        Self {
-            interval: DEFAULT_UPKEEP_INTERVAL,
-            pause: Duration::ZERO,
-            jitter_percent: DEFAULT_UPKEEP_JITTER_PERCENT,
-        }
-    }
+/// Why upkeep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UpkeepEndReason {
+    /// It was shut down.
+    Shutdown,
+    /// The last handle of the pool was dropped.
+    PoolDropped,
+    /// It panicked, which is a defect of this crate: from then on nothing expired.
+    Panicked,
 }
 
-impl UpkeepConfig {
-    /// Sets [`Self::interval`].
-    #[must_use]
-    pub const fn with_interval(mut self, interval: Duration) -> Self {
-        self.interval = interval;
-        self
-    }
-
-    /// Sets [`Self::pause`].
-    #[must_use]
-    pub const fn with_pause(mut self, pause: Duration) -> Self {
-        self.pause = pause;
-        self
-    }
-
-    /// Sets [`Self::jitter_percent`].
-    #[must_use]
-    pub const fn with_jitter_percent(mut self, jitter_percent: u8) -> Self {
-        self.jitter_percent = jitter_percent;
-        self
-    }
-
-    /// Checks every field.
-    ///
-    /// # Errors
-    /// Names the first field that is out of bounds.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        if self.interval.is_zero() {
-            return Err(ConfigError::ZeroDuration { field: "interval" });
-        }
-        if self.jitter_percent > 100 {
-            let value = usize::from(self.jitter_percent);
-            return Err(ConfigError::TooLarge { field: "jitter_percent", value, most: 100 });
-        }
-        Ok(())
-    }
+/// The end of an [`Upkeep`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UpkeepEnd {
+    /// Why it ended.
+    pub reason: UpkeepEndReason,
+    /// Whether its thread has ended.
+    pub ended: bool,
 }
 
 /// A running upkeep. Dropping it asks the thread to end and does not wait.
@@ -94,63 +63,66 @@ impl UpkeepConfig {
 pub struct Upkeep {
     /// Nothing is ever sent: the thread ends when this sender is dropped.
     stop: SyncSender<Infallible>,
-    thread: JoinHandle<()>,
+    end: Receiver<UpkeepEndReason>,
 }
 
 impl Upkeep {
-    /// Starts the thread. It ends by itself within an interval after the last handle of the pool is
-    /// dropped.
+    /// Starts the thread. It ends by itself within a quarter of a second after the last handle of
+    /// the pool is dropped.
+    ///
+    /// While `pressed` returns true (the load is high) it pauses for at least 10 ms between two
+    /// steps. `pressed` is called after each step, and must not block.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] with a [`ConfigError`], or the system's error if the thread
-    /// cannot be started.
-    pub fn start(pool: &OrderPool, config: UpkeepConfig) -> io::Result<Self> {
-        Self::start_yielding(pool, config, || false)
-    }
-
-    /// As [`Self::start`]. While `pressed` returns true (the load is high) it pauses for at least
-    /// [`PRESSED_PAUSE`] between two steps. `pressed` is called after each step, and must not
-    /// block.
-    ///
-    /// # Errors
-    /// As [`Self::start`].
-    pub fn start_yielding(
+    /// The thread cannot be started.
+    pub fn start(
         pool: &OrderPool,
         config: UpkeepConfig,
         pressed: impl Fn() -> bool + Send + 'static,
-    ) -> io::Result<Self> {
-        config.validate().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+    ) -> Result<Self, StartError> {
         // Not a handle of the pool, which the upkeep must not keep alive.
-        let shared = std::sync::Arc::clone(pool.shared());
+        let shared = Arc::clone(pool.shared());
         let (stop, stopped) = mpsc::sync_channel(1);
+        let (ended, end) = mpsc::sync_channel(1);
         let [interval, pause, pressed_pause] =
-            [config.interval, config.pause, config.pause.max(PRESSED_PAUSE)]
-                .map(|pause| Throttle::new(pause, config.jitter_percent));
-        let thread = thread::Builder::new().name("order-pool-upkeep".into()).spawn(move || {
-            loop {
+            [INTERVAL, config.pause, config.pause.max(PRESSED_PAUSE)]
+                .map(|pause| Throttle::new(pause, JITTER_PERCENT));
+        let run = move || {
+            let reason = loop {
                 let throttle = match shared.upkeep() {
                     true if pressed() => &pressed_pause,
                     true => &pause,
                     false => &interval,
                 };
                 match stopped.recv_timeout(throttle.next_pause()) {
-                    Err(RecvTimeoutError::Timeout) if !shared.bell.is_closed() => {}
-                    _ => break,
+                    Err(RecvTimeoutError::Timeout) if shared.tables.wakers.is_closed() => {
+                        break UpkeepEndReason::PoolDropped;
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    _ => break UpkeepEndReason::Shutdown,
                 }
-            }
-        })?;
-        Ok(Self { stop, thread })
+            };
+            drop(shared);
+            // Nobody may wait for it.
+            let _ = ended.send(reason);
+        };
+        let thread = "order-pool-upkeep";
+        thread::Builder::new()
+            .name(thread.into())
+            .spawn(run)
+            .map_err(|source| StartError { thread, source })?;
+        Ok(Self { stop, end })
     }
 
-    /// Ends the upkeep and waits for its thread, for at most `timeout`; a step takes less than a
-    /// millisecond. Returns whether the thread has ended.
-    pub fn stop(self, timeout: Duration) -> bool {
-        let Self { stop, thread } = self;
-        drop(stop);
-        let deadline = Instant::now() + timeout;
-        while !thread.is_finished() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(1));
-        }
-        thread.is_finished() && thread.join().is_ok()
+    /// Ends the upkeep and waits for its thread, for at most `deadline`; a step takes less than a
+    /// millisecond.
+    pub fn shutdown(self, deadline: Duration) -> UpkeepEnd {
+        drop(self.stop);
+        let (reason, ended) = match self.end.recv_timeout(deadline) {
+            Ok(reason) => (reason, true),
+            Err(RecvTimeoutError::Disconnected) => (UpkeepEndReason::Panicked, true),
+            Err(RecvTimeoutError::Timeout) => (UpkeepEndReason::Shutdown, false),
+        };
+        UpkeepEnd { reason, ended }
     }
 }

@@ -6,7 +6,6 @@ mod it {
     mod bundles;
     mod config;
     mod heads;
-    mod model;
     mod private;
     mod sidecars;
     mod sinks;

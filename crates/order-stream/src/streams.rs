@@ -16,7 +16,7 @@ use crate::{
 pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(60);
 
 /// Default of [`StreamsConfig::private_max_age`]: a bundle may be for a block 64 blocks ahead
-/// (`PoolConfig::max_blocks_ahead`), which is built 768 s later.
+/// (`order_pool::MAX_BLOCKS_AHEAD`), which is built 768 s later.
 pub const DEFAULT_PRIVATE_MAX_AGE: Duration = Duration::from_secs(900);
 
 /// Default of [`StreamsConfig::max_bytes`]: a minute of 2,000 small transactions/s and of ten with six

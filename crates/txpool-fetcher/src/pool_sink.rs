@@ -1,7 +1,7 @@
 //! The order pool as a sink.
 
 use alloy_primitives::B256;
-use order_pool::{InsertOutcome, OrderPool, Origin, RejectReason, Standing, Transaction};
+use order_pool::{InsertOutcome, OrderPool, OrderStatus, Origin, RejectReason, Transaction};
 
 use crate::sink::{ChainEvent, Delivery, FetchedTransaction, Holding, TransactionSink};
 
@@ -36,10 +36,10 @@ impl TransactionSink for OrderPool {
     }
 
     fn holding(&self, hash: &B256) -> Holding {
-        match self.standing(hash) {
-            Standing::Pooled => Holding::Held,
-            Standing::Removed => Holding::Removed,
-            Standing::MayReturn => Holding::MayReturn,
+        match self.status(hash) {
+            OrderStatus::Pooled => Holding::Held,
+            OrderStatus::Removed => Holding::Removed,
+            OrderStatus::MayReturn => Holding::MayReturn,
             // Any standing that the pool adds later means that the transaction is not held.
             _ => Holding::Missing,
         }

@@ -76,8 +76,8 @@ impl Builder {
     /// Why the node no longer answers.
     pub(crate) fn run(self, mut report: impl FnMut(Report)) -> Result<(), ReadError> {
         let chain_id = self.rpc.chain_id()?;
-        let heads =
-            Heads::follow(&self.pool).map_err(|error| ReadError::Thread { kind: error.kind() })?;
+        let heads = Heads::follow(&self.pool)
+            .map_err(|error| ReadError::Thread { kind: error.source.kind() })?;
         let codes = Codes::default();
         let mut candidates = Candidates::default();
         let mut pace = Pace { slot: self.config.slot, before: None };

@@ -30,7 +30,7 @@ impl Feed {
         }
         let chain_id = rpc.chain_id()?;
         let pool = OrderPool::new(PoolConfig::default())?;
-        let upkeep = Upkeep::start(&pool, UpkeepConfig::default())?;
+        let upkeep = Upkeep::start(&pool, UpkeepConfig::default(), || false)?;
         let flows =
             [("public", Flow::Public, &args.from), ("private", Flow::Private, &args.from_private)];
         let mut sources = Vec::new();
@@ -67,7 +67,7 @@ impl Feed {
                     let stats = source.shutdown(limit).await;
                     summaries.push(summary(flow, state, &stats));
                 }
-                if !upkeep.stop(limit) {
+                if !upkeep.shutdown(limit).ended {
                     eprintln!("warning: the pool's upkeep has not stopped");
                 }
             }

@@ -1,7 +1,6 @@
 //! The heads of the chain, from the pool's events.
 
 use std::{
-    io,
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
@@ -11,7 +10,9 @@ use std::{
 
 use mempool_ingest::{
     OrderPool,
-    order_pool::{Cancellation, Head, Lagged, Order, OrderSink, RemoveReason, SinkGuard},
+    order_pool::{
+        Cancellation, Head, Lagged, Order, OrderSink, RemoveReason, SinkGuard, StartError,
+    },
 };
 
 /// A head, and when it was received.
@@ -25,7 +26,7 @@ pub(crate) struct Heads {
 }
 
 impl Heads {
-    pub(crate) fn follow(pool: &OrderPool) -> io::Result<Self> {
+    pub(crate) fn follow(pool: &OrderPool) -> Result<Self, StartError> {
         let (sender, told) = channel();
         let sink = HeadSink { sender, last: None };
         Ok(Self { told, _guard: pool.subscribe_sink(u64::MAX, sink)? })

@@ -68,7 +68,7 @@ fn rows(folder: &Path) -> Vec<(B256, Option<i64>)> {
 #[test]
 fn what_the_log_forgets_while_the_thread_stalls_is_counted_and_the_rest_is_recorded() {
     let folder = tempfile::tempdir().expect("a folder");
-    let config = PoolConfig::default().with_log_events(256);
+    let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
     let pool = OrderPool::new(config).expect("bounds");
     let mut follower = follower(&pool, RecorderConfig::new(folder.path()));
     let all: Vec<_> = (0..2_000).map(|n| tx(n, Origin::Mempool)).collect();

@@ -7,34 +7,33 @@ use std::{
 
 use alloy_primitives::{Address, B256};
 
-use super::{shares::Shares, tx_share::MAX_EVICTIONS_PER_INSERT};
+use super::{limits::Limits, shares::Shares, tx_share::MAX_EVICTIONS_PER_INSERT};
 use crate::{
-    config::PoolConfig,
     error::RejectReason,
     order::{Bundle, Order},
 };
 
-/// Block (0 if the pool knew no head) and sequence number.
-type Place = (u64, u64);
+/// Block (0 if the pool knew no head) and sequence number: the greatest is evicted first.
+type BlockSeq = (u64, u64);
 
 /// The signer of a bundle; all unsigned ones share `None`.
 type Holder = Option<Address>;
 
 #[derive(Debug, Default)]
-pub(super) struct Shelf {
+pub(super) struct BundleIndex {
     /// By acceptance.
     orders: BTreeMap<u64, Arc<Order>>,
-    by_block: BTreeSet<Place>,
+    by_block: BTreeSet<BlockSeq>,
     /// By the hashes of the transactions.
     by_tx: HashMap<B256, Vec<u64>>,
     /// By the senders of the transactions, and their nonces.
     by_sender: BTreeSet<(Address, u64, u64)>,
     /// The one for the farthest block is evicted first; of one block, the one accepted last.
-    shares: Shares<Holder, Place>,
+    shares: Shares<Holder, BlockSeq>,
     bytes: usize,
 }
 
-impl Shelf {
+impl BundleIndex {
     pub(super) fn len(&self) -> usize {
         self.orders.len()
     }
@@ -43,7 +42,7 @@ impl Shelf {
         self.bytes
     }
 
-    pub(super) const fn shares(&self) -> &Shares<Holder, Place> {
+    pub(super) const fn shares(&self) -> &Shares<Holder, BlockSeq> {
         &self.shares
     }
 
@@ -57,13 +56,13 @@ impl Shelf {
 
     pub(super) fn insert(&mut self, seq: u64, order: Arc<Order>) {
         let Some(bundle) = order.as_bundle() else { return };
-        let place = (bundle.block().unwrap_or(0), seq);
-        self.by_block.insert(place);
+        let at = (bundle.block().unwrap_or(0), seq);
+        self.by_block.insert(at);
         for tx in bundle.txs() {
             self.by_tx.entry(*tx.hash()).or_default().push(seq);
             self.by_sender.insert((tx.sender(), tx.nonce(), seq));
         }
-        self.shares.insert(bundle.parts().signer, place, order.size_bytes());
+        self.shares.insert(bundle.parts().signer, at, order.size_bytes());
         self.bytes += order.size_bytes();
         self.orders.insert(seq, order);
     }
@@ -71,8 +70,8 @@ impl Shelf {
     pub(super) fn remove(&mut self, seq: u64) -> Option<Arc<Order>> {
         let order = self.orders.remove(&seq)?;
         let bundle = order.as_bundle()?;
-        let place = (bundle.block().unwrap_or(0), seq);
-        self.by_block.remove(&place);
+        let at = (bundle.block().unwrap_or(0), seq);
+        self.by_block.remove(&at);
         for tx in bundle.txs() {
             if let Some(seqs) = self.by_tx.get_mut(tx.hash()) {
                 seqs.retain(|other| *other != seq);
@@ -82,7 +81,7 @@ impl Shelf {
             }
             self.by_sender.remove(&(tx.sender(), tx.nonce(), seq));
         }
-        self.shares.remove(bundle.parts().signer, place, order.size_bytes());
+        self.shares.remove(bundle.parts().signer, at, order.size_bytes());
         self.bytes -= order.size_bytes();
         Some(order)
     }
@@ -124,14 +123,14 @@ impl Shelf {
         bundle: &Bundle,
         size_bytes: usize,
         replaced: Option<u64>,
-        config: &PoolConfig,
+        limits: &Limits,
     ) -> Result<Vec<u64>, RejectReason> {
         let signer = bundle.parts().signer;
         let new = (bundle.block().unwrap_or(0), u64::MAX);
         let replaced = replaced.and_then(|seq| Some((seq, self.get(seq)?)));
         let replaced_bytes = replaced.map_or(0, |(_, order)| order.size_bytes());
         let mut plan = Plan {
-            shelf: self,
+            index: self,
             replaced: replaced.map(|(seq, _)| seq),
             victims: Vec::new(),
             count: self.len() - usize::from(replaced.is_some()),
@@ -140,11 +139,11 @@ impl Shelf {
             own_bytes: self.shares.bytes(&signer) - replaced_bytes,
         };
         let own_limit = match signer {
-            Some(_) => config.max_bundles_per_signer,
-            None => config.max_unsigned_bundles,
+            Some(_) => limits.max_bundles_per_signer,
+            None => limits.max_unsigned_bundles,
         };
-        let own_limit_bytes = config.max_bundle_bytes_per_signer;
-        let (limit, limit_bytes) = (config.max_bundles, config.max_bundle_bytes);
+        let own_limit_bytes = limits.max_bundle_bytes_per_signer;
+        let (limit, limit_bytes) = (limits.options.max_bundles, limits.options.max_bundle_bytes);
         let is_over_own = |plan: &Plan<'_>| {
             plan.own_count >= own_limit || plan.own_bytes + size_bytes > own_limit_bytes
         };
@@ -185,7 +184,7 @@ impl Shelf {
 
 /// The remaining totals while room is made.
 struct Plan<'a> {
-    shelf: &'a Shelf,
+    index: &'a BundleIndex,
     replaced: Option<u64>,
     victims: Vec<u64>,
     count: usize,
@@ -196,28 +195,29 @@ struct Plan<'a> {
 
 impl Plan<'_> {
     /// The remaining bundles of a holder, the first to evict first.
-    fn last_first(&self, holder: Holder) -> impl Iterator<Item = Place> {
-        let is_left = |(_, seq): &Place| Some(*seq) != self.replaced && !self.victims.contains(seq);
-        self.shelf.shares.last_first(holder).filter(is_left)
+    fn last_first(&self, holder: Holder) -> impl Iterator<Item = BlockSeq> {
+        let is_left =
+            |(_, seq): &BlockSeq| Some(*seq) != self.replaced && !self.victims.contains(seq);
+        self.index.shares.last_first(holder).filter(is_left)
     }
 
-    /// Evicts bundles of a holder (only those beyond a place, if one is given) until enough is
+    /// Evicts bundles of a holder (only those beyond an entry, if one is given) until enough is
     /// free. Returns whether it is.
     fn evict(
         &mut self,
         holder: Holder,
-        beyond: Option<Place>,
+        beyond: Option<BlockSeq>,
         is_over: &dyn Fn(&Self) -> bool,
         own: Holder,
     ) -> bool {
         while is_over(self) {
             let next = self.last_first(holder).next();
-            let next = next.filter(|place| beyond.is_none_or(|beyond| *place > beyond));
+            let next = next.filter(|at| beyond.is_none_or(|beyond| *at > beyond));
             let Some((_, seq)) = next.filter(|_| self.victims.len() < MAX_EVICTIONS_PER_INSERT)
             else {
                 return false;
             };
-            let size_bytes = self.shelf.get(seq).map_or(0, |order| order.size_bytes());
+            let size_bytes = self.index.get(seq).map_or(0, |order| order.size_bytes());
             self.victims.push(seq);
             self.count -= 1;
             self.bytes -= size_bytes;

@@ -13,7 +13,7 @@ use crate::{
     error::RejectReason,
     event::{CancelOutcome, InsertOutcome, RemoveReason},
     order::{Bundle, Order, ReplacementKey},
-    read::Fate,
+    read::SeenState,
 };
 
 impl Core {
@@ -38,7 +38,7 @@ impl Core {
         {
             return self.cancel_by_bundle(key, bundle.nonce(), effects);
         }
-        let nonce = match slot.map(|_| state.place(bundle.nonce())).transpose() {
+        let nonce = match slot.map(|_| state.nonce_of(bundle.nonce())).transpose() {
             Ok(nonce) => nonce,
             Err(Superseded::Permanently) => return InsertOutcome::CancelledPermanently,
             Err(Superseded::By { nonce, current }) => {
@@ -54,8 +54,8 @@ impl Core {
         if self.find(&id).is_some() {
             return InsertOutcome::Known;
         }
-        let fate = self.seen.fate(&id);
-        if fate == Some(Fate::Known) {
+        let seen = self.seen.state(&id);
+        if seen == Some(SeenState::Known) {
             return InsertOutcome::AlreadyRemoved;
         }
         let order = Order::Bundle(bundle);
@@ -70,14 +70,14 @@ impl Core {
         let old =
             state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Replaced, effects));
         if let Some((key, _)) = slot {
-            self.end_tombstone(key, effects);
+            self.end_cancellation(key, effects);
         }
         let seq = self.add_bundle(Arc::new(order), effects);
         if let Some(slot) = slot {
             let state = KeyState { nonce, bundle: Some(seq), ..KeyState::default() };
             self.keys.set(slot, state, self.now);
         }
-        self.remember(&id, fate);
+        self.remember(&id, seen);
         old.map_or(InsertOutcome::Added, |old| InsertOutcome::Replaced { old: old.id() })
     }
 
@@ -113,7 +113,7 @@ impl Core {
             }
         }
         let all = KeyState { nonce: nonce.or(all.nonce), is_final: nonce.is_none(), ..all };
-        CancelOutcome::Cancelled { removed: self.entomb(key, all, &blocks, effects) }
+        CancelOutcome::Cancelled { removed: self.apply_cancellation(key, all, &blocks, effects) }
     }
 
     /// An empty bundle cancels earlier ones; without a nonce, all.
@@ -128,8 +128,8 @@ impl Core {
         let highest = blocks.iter().map(|(_, state)| state.nonce).max().flatten();
         let highest = KeyState { nonce: all.nonce.max(highest), ..all };
         // Without a nonce it gets one above the highest.
-        let placed = if nonce.is_none() { highest.place(None).map(Some) } else { Ok(nonce) };
-        let nonce = match placed {
+        let nonce = if nonce.is_none() { highest.nonce_of(None).map(Some) } else { Ok(nonce) };
+        let nonce = match nonce {
             Ok(nonce) => nonce,
             Err(Superseded::Permanently) => return InsertOutcome::CancelledPermanently,
             Err(Superseded::By { nonce, current }) => {
@@ -145,9 +145,9 @@ impl Core {
         }
     }
 
-    /// Remembers an accepted order. `fate` is its earlier state.
-    pub(super) fn remember(&mut self, id: &B256, fate: Option<Fate>) {
-        if fate.is_some() {
+    /// Remembers an accepted order. `seen` is its earlier state.
+    pub(super) fn remember(&mut self, id: &B256, seen: Option<SeenState>) {
+        if seen.is_some() {
             // It gets a new position in the window.
             self.seen.forget(id);
         }
@@ -160,7 +160,7 @@ impl Core {
         for seq in self.bundles.up_to(head) {
             self.end_bundle(seq, RemoveReason::BlockPassed, effects);
         }
-        for seq in self.bundles.above(head.saturating_add(self.config.max_blocks_ahead)) {
+        for seq in self.bundles.above(head.saturating_add(self.limits.max_blocks_ahead)) {
             self.end_bundle(seq, RemoveReason::BlockTooFar, effects);
         }
     }
@@ -247,7 +247,7 @@ impl Core {
     pub(super) fn forget_due_key(&mut self, effects: &mut Vec<Effect>) -> bool {
         let due = self.keys.forget_due(self.now);
         due.is_some_and(|((key, _), state)| {
-            self.tell_forgotten(key, &state, effects);
+            self.publish_forgotten(key, &state, effects);
             true
         })
     }
@@ -255,13 +255,18 @@ impl Core {
     /// Called after a key of this signer lost its bundle.
     fn forget_excess_keys(&mut self, key: &ReplacementKey, effects: &mut Vec<Effect>) {
         while let Some(((key, _), state)) = self.keys.forget_excess(&key.signer) {
-            self.tell_forgotten(key, &state, effects);
+            self.publish_forgotten(key, &state, effects);
         }
     }
 
-    fn tell_forgotten(&mut self, key: ReplacementKey, state: &KeyState, effects: &mut Vec<Effect>) {
-        if let Some(added) = state.tombstone {
-            effects.push(Effect::TombstoneEnded { added, at: self.next_seq });
+    fn publish_forgotten(
+        &mut self,
+        key: ReplacementKey,
+        state: &KeyState,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Some(added) = state.published {
+            effects.push(Effect::CancellationEnded { added, at: self.next_seq });
             let seq = self.take_seq();
             effects.push(Effect::CancellationForgotten { seq, key });
         }
@@ -269,7 +274,7 @@ impl Core {
 
     /// The checks that depend on the pool. Returns the bundle's block, if it is known.
     fn check_bundle(&self, bundle: &Bundle) -> Result<Option<u64>, RejectReason> {
-        let config = &self.config;
+        let limits = &self.limits;
         let parts = bundle.parts();
         let lists = [
             ("txs", parts.txs.len()),
@@ -277,8 +282,8 @@ impl Core {
             ("droppingTxHashes", parts.dropping_tx_hashes.len()),
         ];
         for (field, value) in lists {
-            if value > config.max_txs_per_bundle {
-                let limit = config.max_txs_per_bundle;
+            if value > limits.max_txs_per_bundle {
+                let limit = limits.max_txs_per_bundle;
                 return Err(RejectReason::TooMany { field, value, limit });
             }
         }
@@ -289,15 +294,15 @@ impl Core {
             (Some(head), Some(value)) if value <= head => {
                 return Err(RejectReason::BlockPassed { value, limit: head.saturating_add(1) });
             }
-            (Some(head), Some(value)) if value - head > config.max_blocks_ahead => {
-                let limit = head.saturating_add(config.max_blocks_ahead);
+            (Some(head), Some(value)) if value - head > limits.max_blocks_ahead => {
+                let limit = head.saturating_add(limits.max_blocks_ahead);
                 return Err(RejectReason::BlockTooFar { value, limit });
             }
             (Some(_), Some(block)) => Some(block),
         };
         let size_bytes = bundle.size_bytes() + crate::order::ORDER_OVERHEAD_BYTES;
-        if size_bytes > config.max_bundle_bytes {
-            let limit_bytes = config.max_bundle_bytes;
+        if size_bytes > limits.options.max_bundle_bytes {
+            let limit_bytes = limits.options.max_bundle_bytes;
             return Err(RejectReason::TooLarge { size_bytes, limit_bytes });
         }
         match self.taken(bundle) {
@@ -317,7 +322,7 @@ impl Core {
     /// Which bundles must be evicted so that this one fits, if it replaces `replaced`.
     fn room_for(&self, order: &Order, replaced: Option<u64>) -> Result<Vec<u64>, RejectReason> {
         let Some(bundle) = order.as_bundle() else { unreachable!("all callers have a bundle") };
-        self.bundles.room_for(bundle, order.size_bytes(), replaced, &self.config)
+        self.bundles.room_for(bundle, order.size_bytes(), replaced, &self.limits)
     }
 
     fn add_bundle(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> u64 {
@@ -350,7 +355,7 @@ impl Core {
     /// unless too many cancellations of unknown keys were published. `all` is the state of the
     /// key's cancellations including this one, `blocks` that of its bundles. Returns how many
     /// bundles were removed.
-    fn entomb(
+    fn apply_cancellation(
         &mut self,
         key: ReplacementKey,
         mut all: KeyState,
@@ -369,13 +374,13 @@ impl Core {
             // The cancellation already implies it.
             self.keys.forget(*slot);
         }
-        if self.keys.tells(&key, !blocks.is_empty(), self.now) {
-            if let Some(added) = all.tombstone {
-                effects.push(Effect::TombstoneEnded { added, at: self.next_seq });
+        if self.keys.publishes(&key, !blocks.is_empty(), self.now) {
+            if let Some(added) = all.published {
+                effects.push(Effect::CancellationEnded { added, at: self.next_seq });
             }
             let seq = self.take_seq();
             effects.push(Effect::Cancelled { seq, cancellation: cancellation(key, &all) });
-            all.tombstone = Some(seq);
+            all.published = Some(seq);
         }
         self.keys.set((key, None), all, self.now);
         self.forget_excess_keys(&key, effects);
@@ -383,11 +388,11 @@ impl Core {
     }
 
     /// A bundle of the key is valid again, so new subscribers need not be told of its cancellation.
-    fn end_tombstone(&mut self, key: ReplacementKey, effects: &mut Vec<Effect>) {
+    fn end_cancellation(&mut self, key: ReplacementKey, effects: &mut Vec<Effect>) {
         let all = self.keys.get(&(key, None));
-        if let Some(added) = all.tombstone {
-            effects.push(Effect::TombstoneEnded { added, at: self.next_seq });
-            self.keys.set((key, None), KeyState { tombstone: None, ..all }, self.now);
+        if let Some(added) = all.published {
+            effects.push(Effect::CancellationEnded { added, at: self.next_seq });
+            self.keys.set((key, None), KeyState { published: None, ..all }, self.now);
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::order::{Cancellation, ReplacementKey};
 /// when it arrives. No subscriber holds a bundle of such a key, so none misses anything, and a
 /// signer with invented keys cannot fill the log. The limit is above zero because a cancellation
 /// can arrive before its bundle.
-pub const MAX_TOLD_UNSEEN: usize = 64;
+pub const MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER: usize = 64;
 
 /// A key's bundles for one block, 0 while the pool knows no head. `None` stands for the key's
 /// cancellations, which cover every block.
@@ -36,7 +36,7 @@ pub(crate) struct KeyState {
     /// For a block: the sequence number of its pooled bundle.
     pub(crate) bundle: Option<u64>,
     /// For cancellations: the sequence number of the published `Cancelled` event, while it applies.
-    pub(crate) tombstone: Option<u64>,
+    pub(crate) published: Option<u64>,
     /// When it is forgotten; `None` while a bundle is pooled.
     pub(crate) forget_at: Option<Duration>,
 }
@@ -50,7 +50,7 @@ pub(crate) enum Superseded {
 
 impl KeyState {
     /// The nonce that a message gets, or why it has no effect.
-    pub(crate) const fn place(&self, nonce: Option<u64>) -> Result<u64, Superseded> {
+    pub(crate) const fn nonce_of(&self, nonce: Option<u64>) -> Result<u64, Superseded> {
         if self.is_final {
             return Err(Superseded::Permanently);
         }
@@ -71,7 +71,7 @@ type Due = (Duration, Slot);
 
 /// How many cancellations were published, and until when they count against the limit.
 #[derive(Clone, Copy, Debug, Default)]
-struct Told {
+struct Published {
     count: usize,
     until: Duration,
 }
@@ -84,7 +84,7 @@ pub(crate) struct Keys {
     /// Slots to forget, by signer: the one that has waited the longest first.
     shares: Shares<Address, Reverse<Due>>,
     /// Published cancellations of keys without a bundle, by signer.
-    told_unseen: HashMap<Address, Told>,
+    unknown_cancellations: HashMap<Address, Published>,
     retention: Duration,
     limit: usize,
     limit_per_signer: usize,
@@ -96,7 +96,7 @@ impl Keys {
             states: BTreeMap::new(),
             due: BTreeSet::new(),
             shares: Shares::default(),
-            told_unseen: HashMap::new(),
+            unknown_cancellations: HashMap::new(),
             retention,
             limit,
             limit_per_signer,
@@ -113,18 +113,23 @@ impl Keys {
         self.shares.holders()
     }
 
-    /// Whether a cancellation of this key is published; counts it if so. `is_seen`: bundles of the
+    /// Whether a cancellation of this key is published; counts it if so. `is_known`: bundles of the
     /// key are remembered.
-    pub(crate) fn tells(&mut self, key: &ReplacementKey, is_seen: bool, now: Duration) -> bool {
-        if is_seen {
+    pub(crate) fn publishes(
+        &mut self,
+        key: &ReplacementKey,
+        is_known: bool,
+        now: Duration,
+    ) -> bool {
+        if is_known {
             return true;
         }
-        let told = self.told_unseen.entry(key.signer).or_default();
-        if told.until <= now {
-            *told = Told { count: 0, until: now.saturating_add(self.retention) };
+        let published = self.unknown_cancellations.entry(key.signer).or_default();
+        if published.until <= now {
+            *published = Published { count: 0, until: now.saturating_add(self.retention) };
         }
-        told.count += 1;
-        told.count <= MAX_TOLD_UNSEEN
+        published.count += 1;
+        published.count <= MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -139,7 +144,7 @@ impl Keys {
     pub(crate) fn with_cancellations(&self, slot: &Slot) -> KeyState {
         let (own, all) = (self.get(slot), self.get(&(slot.0, None)));
         let nonce = own.nonce.max(all.nonce);
-        KeyState { nonce, is_final: all.is_final, tombstone: all.tombstone, ..own }
+        KeyState { nonce, is_final: all.is_final, published: all.published, ..own }
     }
 
     /// The states of the key's bundles, by block.
@@ -198,7 +203,7 @@ impl Keys {
         let state = self.states.remove(&slot)?;
         self.leave(slot, &state);
         if self.shares.count(&slot.0.signer) == 0 {
-            self.told_unseen.remove(&slot.0.signer);
+            self.unknown_cancellations.remove(&slot.0.signer);
         }
         Some((slot, state))
     }

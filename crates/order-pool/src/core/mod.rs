@@ -1,9 +1,27 @@
-//! The pool's logic without clock, lock or readers: `(operation, now)` in, effects out.
+//! The pool's logic without clock, lock or readers: `(operation, now)` in, effects out. It is compared
+//! with a naive model after every step of random sequences.
+//!
+//! - **Shares** ([`tx_share`], [`bundle_index`], [`shares`], [`limits`]): transactions that the node
+//!   announced and those that external callers sent are capped and ranked separately, since claiming a
+//!   high fee costs nothing. A private transaction counts as sent by an external caller, and is removed
+//!   after its last block instead of by its age. Bundles and remembered keys are counted by signer, and
+//!   at a cap the largest holder loses one, so a signer's flood displaces that signer's own.
+//! - **Ranks** ([`ranks`]): two sorted sets, by tip and by fee cap. The worst-paying transaction is the
+//!   lesser of their first elements at any base fee, so no head reorders them. They exist only while a
+//!   share is more than half full; each insert adds some of the transactions, so that they are complete
+//!   before the share is full.
+//! - **Heads** ([`chain`]): the cost is proportional to the block; its hashes and nonces are looked up,
+//!   and the pool is not scanned. The orders that a block removed are kept until they are too old or too
+//!   large, and a reorg puts them back.
+//! - **Keys** ([`keys`]): which message of a replacement key is valid. A bundle replaces the one with the
+//!   same key for the same block, as in rbuilder, because searchers send one uuid for several blocks; a
+//!   cancellation covers all of them.
 
 mod bundle_index;
 mod bundles;
 mod chain;
 mod keys;
+mod limits;
 mod ranks;
 mod senders;
 mod shares;
@@ -16,16 +34,16 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use alloy_primitives::{Address, B256};
 use chain_view::{Block, Head, NonceUpdate, Relation};
 
-pub use self::{keys::MAX_TOLD_UNSEEN, signers::SignerStats};
+pub(crate) use self::limits::Limits;
 use self::{
-    bundle_index::Shelf,
+    bundle_index::BundleIndex,
     chain::{Chain, Change},
     keys::Keys,
     senders::Senders,
     tx_share::TxShare,
 };
+pub use self::{keys::MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER, signers::SignerStats};
 use crate::{
-    config::PoolConfig,
     event::RemoveReason,
     order::{Cancellation, Order, ReplacementKey},
     read::{Index, SeenWindow},
@@ -60,12 +78,26 @@ pub(crate) enum Effect {
     },
     /// Has no event of its own: a subscriber that joins after event `at` need not be told of the
     /// cancellation any more.
-    TombstoneEnded {
+    CancellationEnded {
         /// The sequence number of its `Cancelled`.
         added: u64,
         /// The event that ended it, which follows.
         at: u64,
     },
+}
+
+impl Effect {
+    /// The sequence number of its event, or of the one that follows.
+    pub(crate) const fn seq(&self) -> u64 {
+        match self {
+            Self::Added { seq, .. }
+            | Self::Removed { seq, .. }
+            | Self::Cancelled { seq, .. }
+            | Self::CancellationForgotten { seq, .. }
+            | Self::Head { seq, .. }
+            | Self::CancellationEnded { at: seq, .. } => *seq,
+        }
+    }
 }
 
 /// The sizes of the core's parts.
@@ -91,7 +123,7 @@ pub(crate) struct HeadApplied {
 
 #[derive(Debug)]
 pub(crate) struct Core {
-    config: PoolConfig,
+    limits: Limits,
     next_seq: u64,
     now: Duration,
     /// Transactions that the node has announced.
@@ -101,7 +133,7 @@ pub(crate) struct Core {
     external: TxShare,
     /// Transactions that are kept until a block, by that block and acceptance.
     private: BTreeSet<(u64, u64)>,
-    bundles: Shelf,
+    bundles: BundleIndex,
     keys: Keys,
     index: Index,
     senders: Senders,
@@ -110,29 +142,26 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(config: PoolConfig) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
+        let options = &limits.options;
+        let orders = [options.max_txs, options.max_external_txs, options.max_bundles];
         Self {
             next_seq: 0,
             now: Duration::ZERO,
-            public: TxShare::new(config.max_txs, config.max_tx_bytes),
-            external: TxShare::new(config.max_external_txs, config.max_external_tx_bytes),
+            public: TxShare::new(options.max_txs, options.max_tx_bytes),
+            external: TxShare::new(options.max_external_txs, options.max_external_tx_bytes),
             private: BTreeSet::new(),
-            bundles: Shelf::default(),
+            bundles: BundleIndex::default(),
             keys: Keys::new(
-                config.cancellation_retention,
-                config.max_cancellations,
-                config.max_cancellations_per_signer,
+                limits.cancellation_retention,
+                options.max_cancellations,
+                limits.max_cancellations_per_signer,
             ),
-            index: Index::new(
-                config
-                    .max_txs
-                    .saturating_add(config.max_external_txs)
-                    .saturating_add(config.max_bundles),
-            ),
+            index: Index::new(orders.into_iter().fold(0, usize::saturating_add)),
             senders: Senders::default(),
-            seen: SeenWindow::new(config.dedupe_window),
-            chain: Chain::new(config.recent_blocks, config.max_unmine_bytes),
-            config,
+            seen: SeenWindow::new(limits.dedupe_window),
+            chain: Chain::new(limits.recent_blocks, limits.max_unmine_bytes),
+            limits,
         }
     }
 

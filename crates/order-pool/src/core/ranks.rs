@@ -1,17 +1,17 @@
-//! Ranks transactions by what they pay at any base fee, without sorting again when it changes.
+//! Ranks transactions by the tip that they pay at any base fee, without sorting again when it changes.
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
 use crate::order::Transaction;
 
-/// What a transaction offers per gas.
+/// The most that a transaction pays per gas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Worth {
+pub(crate) struct FeeCaps {
     max_fee_wei: i128,
     max_tip_wei: i128,
 }
 
-impl Worth {
+impl FeeCaps {
     pub(crate) fn of(tx: &Transaction) -> Self {
         // 2^127 wei is more ether than exists.
         let clamp = |wei: u128| i128::try_from(wei).unwrap_or(i128::MAX);
@@ -22,7 +22,7 @@ impl Worth {
     }
 
     /// The tip at a base fee; negative if it cannot pay the base fee, by the missing amount.
-    pub(crate) fn at(self, base_fee_wei: u64) -> i128 {
+    pub(crate) fn tip(self, base_fee_wei: u64) -> i128 {
         self.max_tip_wei.min(self.max_fee_wei - i128::from(base_fee_wei))
     }
 }
@@ -41,14 +41,14 @@ pub(crate) struct Ranks {
 }
 
 impl Ranks {
-    pub(crate) fn insert(&mut self, worth: Worth, seq: u64) {
-        self.by_tip.insert((worth.max_tip_wei, Reverse(seq)));
-        self.by_fee.insert((worth.max_fee_wei, Reverse(seq)));
+    pub(crate) fn insert(&mut self, fees: FeeCaps, seq: u64) {
+        self.by_tip.insert((fees.max_tip_wei, Reverse(seq)));
+        self.by_fee.insert((fees.max_fee_wei, Reverse(seq)));
     }
 
-    pub(crate) fn remove(&mut self, worth: Worth, seq: u64) {
-        self.by_tip.remove(&(worth.max_tip_wei, Reverse(seq)));
-        self.by_fee.remove(&(worth.max_fee_wei, Reverse(seq)));
+    pub(crate) fn remove(&mut self, fees: FeeCaps, seq: u64) {
+        self.by_tip.remove(&(fees.max_tip_wei, Reverse(seq)));
+        self.by_fee.remove(&(fees.max_fee_wei, Reverse(seq)));
     }
 
     /// Tip and sequence number, the worst first.

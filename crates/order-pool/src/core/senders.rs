@@ -5,13 +5,13 @@ use std::collections::{BTreeSet, btree_set};
 use alloy_primitives::{Address, map::AddressHashMap};
 
 /// Nonce and sequence number.
-type Place = (u64, u64);
+type NonceSeq = (u64, u64);
 
 /// Nearly every sender has one transaction in the pool, but some may have 100,000.
 #[derive(Debug)]
 enum OfSender {
-    One(Place),
-    Many(BTreeSet<Place>),
+    One(NonceSeq),
+    Many(BTreeSet<NonceSeq>),
 }
 
 /// By nonce, then by acceptance.
@@ -20,13 +20,13 @@ pub(crate) struct Senders(AddressHashMap<OfSender>);
 
 impl Senders {
     pub(crate) fn insert(&mut self, sender: Address, nonce: u64, seq: u64) {
-        let place = (nonce, seq);
+        let tx = (nonce, seq);
         match self.0.get_mut(&sender) {
-            None => _ = self.0.insert(sender, OfSender::One(place)),
-            Some(OfSender::Many(places)) => _ = places.insert(place),
+            None => _ = self.0.insert(sender, OfSender::One(tx)),
+            Some(OfSender::Many(txs)) => _ = txs.insert(tx),
             Some(one) => {
                 if let OfSender::One(first) = *one {
-                    *one = OfSender::Many([first, place].into());
+                    *one = OfSender::Many([first, tx].into());
                 }
             }
         }
@@ -35,10 +35,10 @@ impl Senders {
     pub(crate) fn remove(&mut self, sender: &Address, nonce: u64, seq: u64) {
         let is_empty = match self.0.get_mut(sender) {
             None => return,
-            Some(OfSender::One(place)) => *place == (nonce, seq),
-            Some(OfSender::Many(places)) => {
-                places.remove(&(nonce, seq));
-                places.is_empty()
+            Some(OfSender::One(tx)) => *tx == (nonce, seq),
+            Some(OfSender::Many(txs)) => {
+                txs.remove(&(nonce, seq));
+                txs.is_empty()
             }
         };
         if is_empty {
@@ -50,10 +50,10 @@ impl Senders {
     /// if `None`), by nonce, then by acceptance.
     pub(crate) fn of(&self, sender: &Address, from: u64, to: Option<u64>) -> Vec<u64> {
         let found = self.0.get(sender);
-        let (one, many): (Option<&Place>, Option<btree_set::Range<'_, Place>>) = match found {
+        let (one, many): (Option<&NonceSeq>, Option<btree_set::Range<'_, NonceSeq>>) = match found {
             None => (None, None),
-            Some(OfSender::One(place)) => (Some(place).filter(|place| place.0 >= from), None),
-            Some(OfSender::Many(places)) => (None, Some(places.range((from, 0)..))),
+            Some(OfSender::One(tx)) => (Some(tx).filter(|tx| tx.0 >= from), None),
+            Some(OfSender::Many(txs)) => (None, Some(txs.range((from, 0)..))),
         };
         one.into_iter()
             .chain(many.into_iter().flatten())

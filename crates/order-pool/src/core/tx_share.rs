@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use super::ranks::{Ranks, Worth};
+use super::ranks::{FeeCaps, Ranks};
 use crate::{error::RejectReason, order::Order};
 
 /// Most transactions that one insert may evict. A transaction of six blobs (0.8 MB) may need the
@@ -20,7 +20,7 @@ pub(super) enum Until {
 #[derive(Debug)]
 pub(super) struct TxEntry {
     pub(super) order: Arc<Order>,
-    pub(super) worth: Worth,
+    pub(super) fees: FeeCaps,
     pub(super) until: Until,
 }
 
@@ -91,7 +91,7 @@ impl TxShare {
     /// As [`Self::insert`], for one from another share: later ones may already be here.
     pub(super) fn insert_earlier(&mut self, seq: u64, entry: TxEntry) {
         if seq < self.ranked_below {
-            self.ranks.insert(entry.worth, seq);
+            self.ranks.insert(entry.fees, seq);
         }
         self.due_from = self.due_from.min(seq);
         self.insert(seq, entry);
@@ -101,7 +101,7 @@ impl TxShare {
         let entry = self.txs.remove(&seq)?;
         self.bytes -= entry.order.size_bytes();
         if seq < self.ranked_below {
-            self.ranks.remove(entry.worth, seq);
+            self.ranks.remove(entry.fees, seq);
         }
         Some(entry)
     }
@@ -122,7 +122,7 @@ impl TxShare {
     /// Ranks the first `count` unranked ones.
     fn rank(&mut self, count: usize) {
         for (seq, entry) in self.txs.range(self.ranked_below..).take(count) {
-            self.ranks.insert(entry.worth, *seq);
+            self.ranks.insert(entry.fees, *seq);
             self.ranked_below = *seq + 1;
         }
     }
@@ -131,7 +131,7 @@ impl TxShare {
     /// only those that pay less than it.
     pub(super) fn room_for(
         &mut self,
-        worth: Worth,
+        fees: FeeCaps,
         size_bytes: usize,
         base_fee_wei: u64,
     ) -> Result<Vec<u64>, RejectReason> {
@@ -150,13 +150,13 @@ impl TxShare {
         let mut worst = self.ranks.worst_first(base_fee_wei).take(MAX_EVICTIONS_PER_INSERT);
         while !fits(count, bytes) {
             match worst.next() {
-                Some((tip, seq)) if tip < worth.at(base_fee_wei) => {
+                Some((tip, seq)) if tip < fees.tip(base_fee_wei) => {
                     count -= 1;
                     bytes -= self.get(seq).map_or(0, |order| order.size_bytes());
                     victims.push(seq);
                 }
                 _ => {
-                    let tip_wei = u128::try_from(worth.at(base_fee_wei)).ok();
+                    let tip_wei = u128::try_from(fees.tip(base_fee_wei)).ok();
                     return Err(RejectReason::PaysTooLittle { tip_wei });
                 }
             }

@@ -7,14 +7,14 @@ use chain_view::Taken;
 
 use super::{
     Core, Effect,
-    ranks::Worth,
+    ranks::FeeCaps,
     tx_share::{TxEntry, TxShare, Until},
 };
 use crate::{
     error::RejectReason,
     event::{CancelPrivateOutcome, InsertOutcome, RemoveReason},
     order::{Order, Transaction},
-    read::Fate,
+    read::SeenState,
 };
 
 /// For how many more blocks a private transaction is kept after it has become public: at 12 s each,
@@ -45,8 +45,8 @@ impl Core {
             }
             Some(_) => return InsertOutcome::Mined,
         }
-        let fate = self.seen.fate(&hash);
-        if fate == Some(Fate::Known) {
+        let seen = self.seen.state(&hash);
+        if seen == Some(SeenState::Known) {
             return InsertOutcome::AlreadyRemoved;
         }
         if let Err(reason) = self.check_terms(&order) {
@@ -54,7 +54,7 @@ impl Core {
         }
         match self.pool_tx(Arc::new(order), effects) {
             Ok(()) => {
-                self.remember(&hash, fate);
+                self.remember(&hash, seen);
                 InsertOutcome::Added
             }
             Err(reason) => InsertOutcome::Rejected(reason),
@@ -73,7 +73,7 @@ impl Core {
         }
         self.keep_public(seq);
         let base_fee_wei = self.chain.next_base_fee_wei();
-        let room = self.public.room_for(Worth::of(tx), order.size_bytes(), base_fee_wei);
+        let room = self.public.room_for(FeeCaps::of(tx), order.size_bytes(), base_fee_wei);
         let Ok(victims) = room else { return };
         self.evict(victims, effects);
         if let Some(entry) = self.external.remove(seq) {
@@ -102,7 +102,7 @@ impl Core {
         if value <= head {
             return Err(RejectReason::BlockPassed { value, limit: head.saturating_add(1) });
         }
-        let limit = head.saturating_add(self.config.max_blocks_ahead);
+        let limit = head.saturating_add(self.limits.max_blocks_ahead);
         if value > limit { Err(RejectReason::BlockTooFar { value, limit }) } else { Ok(()) }
     }
 
@@ -117,7 +117,7 @@ impl Core {
             self.private.pop_first();
             self.remove_tx(seq, reason, effects);
         }
-        let limit = head.saturating_add(self.config.max_blocks_ahead.max(PUBLIC_BLOCKS));
+        let limit = head.saturating_add(self.limits.max_blocks_ahead.max(PUBLIC_BLOCKS));
         while let Some((_, seq)) = self.private.last().filter(|(block, _)| *block > limit).copied()
         {
             self.private.pop_last();
@@ -164,9 +164,9 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) -> Result<(), RejectReason> {
         let Order::Tx(tx) = &*order else { unreachable!("both callers have a transaction") };
-        let worth = Worth::of(tx);
+        let fees = FeeCaps::of(tx);
         let base_fee_wei = self.chain.next_base_fee_wei();
-        let victims = self.share_of(tx).room_for(worth, order.size_bytes(), base_fee_wei)?;
+        let victims = self.share_of(tx).room_for(fees, order.size_bytes(), base_fee_wei)?;
         self.evict(victims, effects);
         let seq = self.take_seq();
         let until = match tx.private_terms() {
@@ -174,12 +174,12 @@ impl Core {
                 self.private.insert((terms.max_block, seq));
                 Until::Block(terms.max_block)
             }
-            _ => Until::Time(self.now.saturating_add(self.config.tx_retention)),
+            _ => Until::Time(self.now.saturating_add(self.limits.options.tx_retention)),
         };
         self.index.insert(tx.hash(), seq);
         self.senders.insert(tx.sender(), tx.nonce(), seq);
         effects.push(Effect::Added { seq, order: Arc::clone(&order) });
-        let entry = TxEntry { order: Arc::clone(&order), worth, until };
+        let entry = TxEntry { order: Arc::clone(&order), fees, until };
         self.share_of(tx).insert(seq, entry);
         Ok(())
     }
@@ -205,7 +205,7 @@ impl Core {
             | RemoveReason::BlockTooFar
             | RemoveReason::Cancelled => self.seen.evicted(tx.hash()),
             RemoveReason::Expired => {
-                let offered_at = self.now.saturating_add(self.config.expired_pause);
+                let offered_at = self.now.saturating_add(self.limits.expired_pause);
                 self.seen.expired(tx.hash(), offered_at);
             }
             _ => {}

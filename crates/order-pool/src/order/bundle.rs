@@ -124,15 +124,7 @@ impl Bundle {
         let size_bytes = size_of::<Order>() + txs + spare + hashes * size_of::<B256>();
         let first_seen = parts.first_seen.unwrap_or_else(SystemTime::now);
         let sent_block = parts.block;
-        Ok(Self {
-            parts,
-            hash,
-            content,
-            id: content,
-            sent_block,
-            first_seen,
-            size_bytes,
-        })
+        Ok(Self { parts, hash, content, id: content, sent_block, first_seen, size_bytes })
     }
 
     /// keccak256 of the concatenated transaction hashes: the result of `eth_sendBundle`. Not

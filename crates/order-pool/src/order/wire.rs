@@ -138,7 +138,7 @@ impl RawBundle {
     /// 30 ms per blob: run it on a thread that may block.
     ///
     /// `max_txs` is checked before anything is decoded; pass
-    /// [`PoolConfig::max_txs_per_bundle`](crate::PoolConfig::max_txs_per_bundle).
+    /// [`MAX_TXS_PER_BUNDLE`](crate::MAX_TXS_PER_BUNDLE).
     ///
     /// # Errors
     /// Names the field as it is on the wire, its value and the limit.

@@ -6,7 +6,7 @@ use arc_swap::ArcSwap;
 use chain_view::Head;
 
 /// A head and the sequence number of its event.
-type Told = Option<(u64, Arc<Head>)>;
+type Published = Option<(u64, Arc<Head>)>;
 
 /// The last two published heads. Written under the pool's lock, before the log's head is published;
 /// read without a lock.
@@ -15,8 +15,8 @@ pub(crate) struct Heads(ArcSwap<LastTwo>);
 
 #[derive(Debug, Default)]
 struct LastTwo {
-    latest: Told,
-    before: Told,
+    latest: Published,
+    before: Published,
 }
 
 impl Heads {
@@ -35,14 +35,14 @@ impl Heads {
     /// The position is read first. So the latest head found was published before it, or is the one
     /// whose event is just being published; then the one before it applies. Only if two heads are
     /// published in between is the position read again.
-    pub(crate) fn as_of(&self, place: impl Fn() -> u64) -> (u64, Option<Arc<Head>>) {
+    pub(crate) fn as_of(&self, position: impl Fn() -> u64) -> (u64, Option<Arc<Head>>) {
         loop {
-            let place = place();
+            let position = position();
             let heads = self.0.load();
-            let told = |told: &Told| told.as_ref().is_none_or(|(seq, _)| *seq < place);
-            let found = [&heads.latest, &heads.before].into_iter().find(|head| told(head));
+            let is_before = |head: &Published| head.as_ref().is_none_or(|(seq, _)| *seq < position);
+            let found = [&heads.latest, &heads.before].into_iter().find(|head| is_before(head));
             if let Some(head) = found {
-                return (place, head.as_ref().map(|(_, head)| Arc::clone(head)));
+                return (position, head.as_ref().map(|(_, head)| Arc::clone(head)));
             }
         }
     }

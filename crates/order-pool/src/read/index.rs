@@ -53,12 +53,12 @@ pub(crate) struct IndexTable {
 
 /// The position of a hash: its shard, and the tag that distinguishes hashes inside it.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Position {
     shard: usize,
     tag: u64,
 }
 
-impl Place {
+impl Position {
     const fn word(self, seq: u64) -> u64 {
         (self.tag << SEQ_BITS) | (seq + FIRST_SEQ)
     }
@@ -73,15 +73,15 @@ const fn seq(word: u64) -> u64 {
 }
 
 impl IndexTable {
-    fn place(&self, hash: &B256) -> Place {
+    fn position(&self, hash: &B256) -> Position {
         let hashed = self.key.fold(hash);
-        Place { shard: hashed as usize & (self.hashes.len() - 1), tag: tag(hashed) }
+        Position { shard: hashed as usize & (self.hashes.len() - 1), tag: tag(hashed) }
     }
 
     /// The first match that `is` confirms, among the few orders whose hash may be this one.
     pub(crate) fn find<T>(&self, hash: &B256, is: impl FnMut(u64) -> Option<T>) -> Option<T> {
-        let place = self.place(hash);
-        self.hashes[place.shard].load().find(place.tag, is)
+        let position = self.position(hash);
+        self.hashes[position.shard].load().find(position.tag, is)
     }
 }
 
@@ -177,11 +177,11 @@ impl Index {
 
     /// Adds an order that is not in it.
     pub(crate) fn insert(&mut self, hash: &B256, seq: u64) {
-        let place = self.table.place(hash);
-        let (shard, fill) = (&self.table.hashes[place.shard], &mut self.fills[place.shard]);
+        let position = self.table.position(hash);
+        let (shard, fill) = (&self.table.hashes[position.shard], &mut self.fills[position.shard]);
         let slots = shard.load();
         fill.entries += 1;
-        fill.used += usize::from(slots.put(place.word(seq)));
+        fill.used += usize::from(slots.put(position.word(seq)));
         if fill.used * 2 > slots.0.len() {
             // At most a third full, so that the next copy is at least a sixth of a shard away.
             let larger = Slots::new((fill.entries * 3).next_power_of_two().max(MIN_SLOTS));
@@ -194,11 +194,11 @@ impl Index {
     }
 
     pub(crate) fn remove(&mut self, hash: &B256, seq: u64) {
-        let place = self.table.place(hash);
-        let emptied = self.table.hashes[place.shard].load().take(place.word(seq));
+        let position = self.table.position(hash);
+        let emptied = self.table.hashes[position.shard].load().take(position.word(seq));
         debug_assert!(emptied.is_some(), "order {seq} is not indexed");
         if let Some(emptied) = emptied {
-            let fill = &mut self.fills[place.shard];
+            let fill = &mut self.fills[position.shard];
             fill.entries -= 1;
             fill.used -= emptied;
         }

@@ -20,10 +20,11 @@ use std::{
 
 use arc_swap::ArcSwap;
 
+use super::garbage::Garbage;
 use crate::order::{Cancellation, Order};
 
 /// Entries per page, which is the unit of rewriting (256 entries are about 10 us of copying).
-pub(crate) const PAGE_ENTRIES: usize = 256;
+pub(super) const PAGE_ENTRIES: usize = 256;
 
 /// A page is closed early once its orders have this many bytes, so that removed blobs do not stay
 /// in an open page.
@@ -42,7 +43,7 @@ struct Entry {
 
 /// An item of a replay.
 #[derive(Clone, Debug)]
-pub(crate) enum Item {
+pub(super) enum Item {
     Order(Arc<Order>),
     /// A tombstone.
     Cancelled(Cancellation),
@@ -59,7 +60,7 @@ impl Item {
 
 /// Entries by ascending `added`; filled from the front.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub(super) struct Page {
     first: u64,
     entries: Box<[OnceLock<Entry>]>,
 }
@@ -80,13 +81,13 @@ impl Page {
 
 /// The pages at one moment, by ascending `first`.
 #[derive(Debug, Default)]
-pub(crate) struct LiveTable {
+pub(super) struct LiveTable {
     pages: Vec<Arc<Page>>,
 }
 
 impl LiveTable {
     /// Visits the entries that were live at `snapshot`, from entry `from` on, until `visit` breaks.
-    pub(crate) fn visit(
+    pub(super) fn visit(
         &self,
         snapshot: u64,
         from: u64,
@@ -107,7 +108,7 @@ impl LiveTable {
     }
 
     /// The order added at `seq`, if it has not been removed.
-    pub(crate) fn get(&self, seq: u64) -> Option<&Arc<Order>> {
+    pub(super) fn get(&self, seq: u64) -> Option<&Arc<Order>> {
         let page = self.pages.partition_point(|page| page.first <= seq).checked_sub(1)?;
         let entry = self.pages[page].find(seq)?;
         match &entry.item {
@@ -149,7 +150,7 @@ struct Removal {
 
 /// The writer's side.
 #[derive(Debug, Default)]
-pub(crate) struct LiveWriter {
+pub(super) struct LiveWriter {
     pages: BTreeMap<u64, PageState>,
     /// Removed entries that readers within the log still need.
     removed: VecDeque<Removal>,
@@ -160,11 +161,11 @@ pub(crate) struct LiveWriter {
 
 impl LiveWriter {
     /// The memory of removed orders that readers may still need.
-    pub(crate) const fn removed_bytes(&self) -> usize {
+    pub(super) const fn removed_bytes(&self) -> usize {
         self.removed_bytes
     }
 
-    pub(crate) fn add(&mut self, seq: u64, item: Item) {
+    pub(super) fn add(&mut self, seq: u64, item: Item) {
         let full = self.pages.last_entry().is_none_or(|last| {
             let last = last.get();
             !last.open || last.len == PAGE_ENTRIES || last.bytes >= PAGE_BYTES
@@ -194,7 +195,7 @@ impl LiveWriter {
         }
     }
 
-    pub(crate) fn remove(&mut self, added: u64, removed: u64, size_bytes: usize) {
+    pub(super) fn remove(&mut self, added: u64, removed: u64, size_bytes: usize) {
         let page = self.pages.range(..=added).next_back();
         if let Some(entry) = page.and_then(|(_, state)| state.page.find(added)) {
             entry.removed.store(removed, Release);
@@ -206,7 +207,7 @@ impl LiveWriter {
     }
 
     /// Frees the entries that no reader can need, now that the log begins at `tail`.
-    pub(crate) fn forget_before(&mut self, tail: u64, garbage: &mut Garbage) {
+    pub(super) fn forget_before(&mut self, tail: u64, garbage: &mut Garbage) {
         while let Some(removal) = self.removed.pop_front_if(|removal| removal.removed < tail) {
             self.removed_bytes -= removal.size_bytes;
             let Some((&first, state)) = self.pages.range_mut(..=removal.added).next_back() else {
@@ -216,7 +217,7 @@ impl LiveWriter {
             state.spent_bytes += removal.size_bytes;
             if state.spent == state.len && !state.open {
                 if let Some(state) = self.pages.remove(&first) {
-                    garbage.push(Piece::Page(state.page), state.spent_bytes);
+                    garbage.push(state.page, state.spent_bytes);
                 }
                 self.changed = true;
             } else {
@@ -235,7 +236,7 @@ impl LiveWriter {
     }
 
     /// Rewrites at most `limit` pages without their spent entries; returns whether more wait.
-    pub(crate) fn compact(&mut self, limit: usize, tail: u64, garbage: &mut Garbage) -> bool {
+    pub(super) fn compact(&mut self, limit: usize, tail: u64, garbage: &mut Garbage) -> bool {
         for _ in 0..limit {
             let Some(first) = self.rewrites.pop_front() else {
                 return false;
@@ -284,13 +285,13 @@ impl LiveWriter {
             self.pages.insert(first, state);
         }
         for state in sources {
-            garbage.push(Piece::Page(state.page), state.spent_bytes);
+            garbage.push(state.page, state.spent_bytes);
         }
     }
 
     /// Makes the pages visible to readers; returns the replaced table, to be dropped without a
     /// lock.
-    pub(crate) fn publish(&mut self, table: &ArcSwap<LiveTable>) -> Option<Arc<LiveTable>> {
+    pub(super) fn publish(&mut self, table: &ArcSwap<LiveTable>) -> Option<Arc<LiveTable>> {
         std::mem::take(&mut self.changed).then(|| {
             let pages = self.pages.values().map(|state| Arc::clone(&state.page)).collect();
             table.swap(Arc::new(LiveTable { pages }))
@@ -301,59 +302,5 @@ impl LiveWriter {
 impl PageState {
     const fn new(page: Arc<Page>, open: bool) -> Self {
         Self { page, len: 0, bytes: 0, spent: 0, spent_bytes: 0, open, queued: false }
-    }
-}
-
-/// Most pieces of garbage that wait for upkeep.
-const MAX_GARBAGE: usize = 256;
-
-/// Most bytes of orders that wait in garbage for upkeep.
-pub(crate) const MAX_GARBAGE_BYTES: usize = 32 << 20;
-
-/// A piece of memory that the writer no longer uses. Dropping it frees it, unless a reader still
-/// holds it.
-#[derive(Debug)]
-pub(crate) enum Piece {
-    Page(#[expect(dead_code, reason = "only to be dropped")] Arc<Page>),
-    Segment(#[expect(dead_code, reason = "only to be dropped")] Arc<super::log::Segment>),
-}
-
-/// Memory that the writer no longer uses, the oldest first, to be dropped without a lock: freeing
-/// blobs takes time.
-#[derive(Debug, Default)]
-pub(crate) struct Garbage {
-    pieces: VecDeque<(Piece, usize)>,
-    bytes: usize,
-}
-
-impl Garbage {
-    /// `bytes`: the most that the orders in it can free.
-    pub(crate) fn push(&mut self, piece: Piece, bytes: usize) {
-        self.bytes += bytes;
-        self.pieces.push_back((piece, bytes));
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.pieces.is_empty()
-    }
-
-    fn pop(&mut self) -> Option<Piece> {
-        let (piece, bytes) = self.pieces.pop_front()?;
-        self.bytes -= bytes;
-        Some(piece)
-    }
-
-    /// Removes at most `limit` pieces.
-    pub(crate) fn take(&mut self, limit: usize) -> Vec<Piece> {
-        std::iter::from_fn(|| self.pop()).take(limit).collect()
-    }
-
-    /// Removes the pieces above the limits, so that the memory bound does not depend on upkeep.
-    pub(crate) fn take_excess(&mut self) -> Vec<Piece> {
-        let mut excess = Vec::new();
-        while self.pieces.len() > MAX_GARBAGE || self.bytes > MAX_GARBAGE_BYTES {
-            excess.extend(self.pop());
-        }
-        excess
     }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 
-use super::live::{Garbage, Piece};
+use super::garbage::Garbage;
 use crate::event::Event;
 
 /// Events per segment, the unit in which the log drops and frees events (256 orders are about 20 us
@@ -22,36 +22,36 @@ pub(crate) const SEGMENT_EVENTS: usize = 256;
 const SEGMENT_BYTES: usize = 4 << 20;
 
 #[derive(Debug)]
-pub(crate) struct Slot {
-    pub(crate) event: Event,
+pub(super) struct Slot {
+    pub(super) event: Event,
     /// The only block that the event concerns.
-    pub(crate) block: Option<u64>,
+    pub(super) block: Option<u64>,
 }
 
 /// The size of a slot in bytes.
 pub(crate) const SLOT_BYTES: usize = size_of::<OnceLock<Slot>>();
 
 #[derive(Debug)]
-pub(crate) struct Segment {
+pub(super) struct Segment {
     base: u64,
     slots: Box<[OnceLock<Slot>]>,
 }
 
 /// The segments at one moment. `base`s ascend without a gap.
 #[derive(Debug, Default)]
-pub(crate) struct LogTable {
+pub(super) struct LogTable {
     segments: Vec<Arc<Segment>>,
 }
 
 impl LogTable {
     /// The oldest event in the log.
-    pub(crate) fn tail(&self) -> u64 {
+    pub(super) fn tail(&self) -> u64 {
         self.segments.first().map_or(0, |segment| segment.base)
     }
 
     /// The written slots from `seq` to the end of its segment. The caller has seen a head above
     /// `seq`, so the first is written.
-    pub(crate) fn from(&self, seq: u64) -> impl Iterator<Item = &Slot> {
+    pub(super) fn from(&self, seq: u64) -> impl Iterator<Item = &Slot> {
         let at = self.segments.partition_point(|segment| segment.base <= seq);
         let segment = at.checked_sub(1).and_then(|at| self.segments.get(at));
         segment
@@ -72,7 +72,7 @@ struct Held {
 
 /// The writer's side.
 #[derive(Debug, Default)]
-pub(crate) struct LogWriter {
+pub(super) struct LogWriter {
     segments: VecDeque<Held>,
     head: u64,
     /// Bytes of the removals in the open segment.
@@ -81,16 +81,16 @@ pub(crate) struct LogWriter {
 }
 
 impl LogWriter {
-    pub(crate) const fn head(&self) -> u64 {
+    pub(super) const fn head(&self) -> u64 {
         self.head
     }
 
-    pub(crate) fn tail(&self) -> u64 {
+    pub(super) fn tail(&self) -> u64 {
         self.segments.front().map_or(0, |oldest| oldest.segment.base)
     }
 
     /// Writes the next event. Readers see it once the head is published.
-    pub(crate) fn push(&mut self, slot: Slot, removed_bytes: usize) {
+    pub(super) fn push(&mut self, slot: Slot, removed_bytes: usize) {
         let full = self.segments.back().is_none_or(|open| {
             self.head - open.segment.base >= SEGMENT_EVENTS as u64
                 || self.open_bytes >= SEGMENT_BYTES
@@ -114,35 +114,35 @@ impl LogWriter {
     }
 
     /// Whether the log holds at least a whole segment more than `events`.
-    pub(crate) fn exceeds(&self, events: usize) -> bool {
+    pub(super) fn exceeds(&self, events: usize) -> bool {
         self.segments.get(1).is_some_and(|second| self.head - second.segment.base >= events as u64)
     }
 
     /// Whether a segment was opened since the last publication.
-    pub(crate) const fn has_grown(&self) -> bool {
+    pub(super) const fn has_grown(&self) -> bool {
         self.changed
     }
 
     /// Whether the oldest segment has no event from `seq` on, and is not the open one.
-    pub(crate) fn ends_before(&self, seq: u64) -> bool {
+    pub(super) fn ends_before(&self, seq: u64) -> bool {
         self.segments.get(1).is_some_and(|second| second.segment.base <= seq)
     }
 
     /// Drops the oldest segment, but never the open one; returns whether there was one.
-    pub(crate) fn pop(&mut self, garbage: &mut Garbage) -> bool {
+    pub(super) fn pop(&mut self, garbage: &mut Garbage) -> bool {
         if self.segments.len() < 2 {
             return false;
         }
         self.changed = true;
         if let Some(Held { segment, order_bytes }) = self.segments.pop_front() {
-            garbage.push(Piece::Segment(segment), order_bytes);
+            garbage.push(segment, order_bytes);
         }
         true
     }
 
     /// Makes the segments visible to readers; returns the replaced table, to be dropped without a
     /// lock.
-    pub(crate) fn publish(&mut self, table: &ArcSwap<LogTable>) -> Option<Arc<LogTable>> {
+    pub(super) fn publish(&mut self, table: &ArcSwap<LogTable>) -> Option<Arc<LogTable>> {
         std::mem::take(&mut self.changed).then(|| {
             table.swap(Arc::new(LogTable {
                 segments: self.segments.iter().map(|held| Arc::clone(&held.segment)).collect(),

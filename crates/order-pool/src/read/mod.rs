@@ -1,17 +1,81 @@
-//! What readers see without a lock.
+//! What readers see. They take no lock: each structure is written by one thread at a time, under the
+//! writer's lock ([`crate::pool`]), and published with atomics.
+//!
+//! | file | what it is for | without it |
+//! |---|---|---|
+//! | [`log`] | every event in its order, in segments of 256; a reader holds a sequence number and no segment | each reader would need a queue of its own, and a stuck one would keep its memory |
+//! | [`live`] | every order with the sequence numbers of its addition and its removal: the pool as of number P is every entry with `added < P <= removed` | a replay would need a copy of the pool under the lock, or show some orders twice or never |
+//! | [`index`] | finds an order by its hash | `get` and `contains` would take the writer's lock |
+//! | [`seen`] | which orders were accepted recently, and which of them may come back | a mined or cancelled order could be accepted again, and audits would fetch what the pool refuses |
+//! | [`heads`] | the last two heads with the numbers of their events | a replay could begin with a head that is above or below its orders |
+//! | [`wake`] | the log's head, and who waits for it to move | readers would poll, or the writer would wake each one itself |
+//! | [`publisher`] | the writer's side of log and live pages: their caps, and what to free | log and pages could be freed in the wrong order, and memory would depend on readers |
+//! | [`subscription`] | a reader: the replay, then the log | |
+//!
+//! # The order of publication
+//! The index and the dedupe window; the chain's head; the log; the live pages; then the log's head.
+//! The wake-ups follow without the lock. A reader loads the log's head first and the tables after it,
+//! so the tables contain everything below that head. Memory that a reader may need is never freed
+//! before the log has dropped it, so a reader that is too late is told so ([`Lagged`](crate::Lagged)).
 
+mod garbage;
 mod heads;
 mod index;
 mod live;
 mod log;
+mod publisher;
 mod seen;
 mod subscription;
 mod wake;
 
-pub(crate) use heads::Heads;
-pub(crate) use index::{Index, IndexTable};
-pub(crate) use live::{Garbage, Item, LiveTable, LiveWriter, MAX_GARBAGE_BYTES, Piece};
-pub(crate) use log::{LogTable, LogWriter, SEGMENT_EVENTS, SLOT_BYTES, Slot};
-pub(crate) use seen::{Fate, SeenTable, SeenWindow};
-pub use subscription::{Blocking, Ender, Subscription};
-pub(crate) use wake::Bell;
+use std::sync::Arc;
+
+use alloy_primitives::B256;
+use arc_swap::ArcSwap;
+
+pub use self::subscription::{Blocking, Ender, Subscription};
+pub(crate) use self::{
+    garbage::MAX_GARBAGE_BYTES,
+    index::Index,
+    log::{SEGMENT_EVENTS, SLOT_BYTES},
+    publisher::Publisher,
+    seen::{SeenState, SeenWindow},
+};
+use self::{
+    heads::Heads, index::IndexTable, live::LiveTable, log::LogTable, seen::SeenTable, wake::Wakers,
+};
+use crate::{metrics::Counters, order::Order};
+
+/// Everything that readers see. Written only under the writer's lock.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    pub(crate) wakers: Wakers,
+    pub(crate) heads: Heads,
+    log: ArcSwap<LogTable>,
+    live: ArcSwap<LiveTable>,
+    index: Arc<IndexTable>,
+    pub(crate) seen: Arc<SeenTable>,
+    pub(crate) counters: Counters,
+}
+
+impl Tables {
+    pub(crate) fn new(index: &Index, seen: &SeenWindow) -> Self {
+        Self {
+            wakers: Wakers::default(),
+            heads: Heads::default(),
+            log: ArcSwap::default(),
+            live: ArcSwap::default(),
+            index: Arc::clone(index.table()),
+            seen: Arc::clone(seen.table()),
+            counters: Counters::new(),
+        }
+    }
+
+    /// The pooled order with this hash. An order that is in the pool throughout the call is found:
+    /// see [`IndexTable`].
+    pub(crate) fn find<T>(&self, hash: &B256, show: impl Fn(&Arc<Order>) -> T) -> Option<T> {
+        let live = self.live.load();
+        self.index
+            .find(hash, |seq| live.get(seq).filter(|order| order.id().hash() == hash).map(&show))
+    }
+}

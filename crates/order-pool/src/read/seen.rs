@@ -1,7 +1,7 @@
 //! The dedupe window: which orders were accepted recently, whether or not they are still pooled.
 //!
 //! One writer, any number of readers, no lock. An order is remembered by a 62-bit fingerprint under
-//! a secret key, with its fate in the two bits above, so that 2^20 of them take 24 MiB. At that
+//! a secret key, with its state in the two bits above, so that 2^20 of them take 24 MiB. At that
 //! size two orders are confused with a probability of 2^-42 per look-up, and without the key an
 //! attacker cannot force it.
 
@@ -16,14 +16,14 @@ use alloy_primitives::B256;
 
 const EMPTY: u64 = 0;
 
-/// Bits of a fingerprint in a word; the fate of its order is in the bits above.
+/// Bits of a fingerprint in a word; the state of its order is in the bits above.
 const FINGERPRINT_BITS: u32 = 62;
 
 const FINGERPRINT: u64 = (1 << FINGERPRINT_BITS) - 1;
 
 /// What happened to an order after it was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum SeenState {
     /// It is in the pool, or was removed for good.
     Known,
     /// It expired recently: it is accepted if it is inserted again.
@@ -33,7 +33,7 @@ pub(crate) enum Fate {
     MayReturn,
 }
 
-impl Fate {
+impl SeenState {
     const fn of_word(word: u64) -> Self {
         match word >> FINGERPRINT_BITS {
             0 => Self::Known,
@@ -85,13 +85,13 @@ impl SeenTable {
     }
 
     pub(crate) fn contains(&self, hash: &B256) -> bool {
-        self.fate(hash).is_some()
+        self.state(hash).is_some()
     }
 
-    /// The fate of an order; `None` if it is not remembered.
-    pub(crate) fn fate(&self, hash: &B256) -> Option<Fate> {
+    /// The state of an order; `None` if it is not remembered.
+    pub(crate) fn state(&self, hash: &B256) -> Option<SeenState> {
         let at = self.find(self.fingerprint(hash)).ok()?;
-        Some(Fate::of_word(self.slots[at].load(Relaxed)))
+        Some(SeenState::of_word(self.slots[at].load(Relaxed)))
     }
 
     fn fingerprint(&self, hash: &B256) -> u64 {
@@ -122,18 +122,18 @@ impl SeenTable {
         match self.find(fingerprint) {
             Ok(_) => false,
             Err(at) => {
-                self.slots[at].store(Fate::Known.word(fingerprint), Relaxed);
+                self.slots[at].store(SeenState::Known.word(fingerprint), Relaxed);
                 true
             }
         }
     }
 
-    /// Sets the fate of an order, if it is remembered and `from` accepts its present fate.
-    fn note(&self, fingerprint: u64, fate: Fate, from: impl FnOnce(Fate) -> bool) {
+    /// Sets the state of an order, if it is remembered and `from` accepts its present state.
+    fn note(&self, fingerprint: u64, state: SeenState, from: impl FnOnce(SeenState) -> bool) {
         if let Ok(at) = self.find(fingerprint)
-            && from(Fate::of_word(self.slots[at].load(Relaxed)))
+            && from(SeenState::of_word(self.slots[at].load(Relaxed)))
         {
-            self.slots[at].store(fate.word(fingerprint), Relaxed);
+            self.slots[at].store(state.word(fingerprint), Relaxed);
         }
     }
 
@@ -190,13 +190,13 @@ impl SeenWindow {
         &self.table
     }
 
-    pub(crate) fn fate(&self, hash: &B256) -> Option<Fate> {
-        self.table.fate(hash)
+    pub(crate) fn state(&self, hash: &B256) -> Option<SeenState> {
+        self.table.state(hash)
     }
 
     /// Records that an order was evicted.
     pub(crate) fn evicted(&mut self, hash: &B256) {
-        self.table.note(self.table.fingerprint(hash), Fate::MayReturn, |_| true);
+        self.table.note(self.table.fingerprint(hash), SeenState::MayReturn, |_| true);
     }
 
     /// Records that an order expired, and is offered again from `offered_at` on. If more expire
@@ -204,7 +204,7 @@ impl SeenWindow {
     /// expires again meanwhile.
     pub(crate) fn expired(&mut self, hash: &B256, offered_at: Duration) {
         let fingerprint = self.table.fingerprint(hash);
-        self.table.note(fingerprint, Fate::Expired, |_| true);
+        self.table.note(fingerprint, SeenState::Expired, |_| true);
         let nanos = u64::try_from(offered_at.as_nanos()).unwrap_or(u64::MAX);
         self.expired.push_back((nanos, fingerprint));
         if self.expired.len() > self.window {
@@ -215,7 +215,7 @@ impl SeenWindow {
     /// Records that a block contains an order that had been evicted or had expired: it is not
     /// accepted again.
     pub(crate) fn mined(&mut self, hash: &B256) {
-        self.table.note(self.table.fingerprint(hash), Fate::Known, |_| true);
+        self.table.note(self.table.fingerprint(hash), SeenState::Known, |_| true);
     }
 
     /// Marks one order that expired long enough ago as offerable; returns whether there was one.
@@ -235,7 +235,7 @@ impl SeenWindow {
     fn offer_first(&mut self) {
         if let Some((_, fingerprint)) = self.expired.pop_front() {
             // It may have been inserted again meanwhile, and be known.
-            self.table.note(fingerprint, Fate::MayReturn, |fate| fate == Fate::Expired);
+            self.table.note(fingerprint, SeenState::MayReturn, |state| state == SeenState::Expired);
         }
     }
 
@@ -255,9 +255,9 @@ impl SeenWindow {
             }
             match self.vacant.entry(oldest) {
                 Entry::Vacant(_) => self.table.remove(oldest),
-                Entry::Occupied(mut places) if *places.get() > 1 => *places.get_mut() -= 1,
-                Entry::Occupied(places) => {
-                    places.remove();
+                Entry::Occupied(mut count) if *count.get() > 1 => *count.get_mut() -= 1,
+                Entry::Occupied(count) => {
+                    count.remove();
                 }
             }
         }
@@ -299,21 +299,21 @@ mod tests {
     #[test]
     fn what_becomes_of_an_order_is_remembered_beside_it() {
         let mut seen = SeenWindow::new(4);
-        let fates = |seen: &SeenWindow| [0, 1, 2, 3].map(|n| seen.fate(&hash(n)));
+        let states = |seen: &SeenWindow| [0, 1, 2, 3].map(|n| seen.state(&hash(n)));
         (0..4).for_each(|n| seen.insert(&hash(n)));
         seen.evicted(&hash(1));
         seen.expired(&hash(2), Duration::from_secs(1));
         seen.expired(&hash(3), Duration::from_secs(1));
         seen.mined(&hash(3));
         assert!(!seen.offer_due(Duration::from_millis(999)));
-        let [known, may_return] = [Some(Fate::Known), Some(Fate::MayReturn)];
-        assert_eq!(fates(&seen), [known, may_return, Some(Fate::Expired), known]);
+        let [known, may_return] = [Some(SeenState::Known), Some(SeenState::MayReturn)];
+        assert_eq!(states(&seen), [known, may_return, Some(SeenState::Expired), known]);
         assert!(seen.offer_due(Duration::from_secs(1)) && seen.offer_due(Duration::from_secs(1)));
         assert!(!seen.is_due(Duration::MAX));
-        assert_eq!(fates(&seen), [known, may_return, may_return, known]);
+        assert_eq!(states(&seen), [known, may_return, may_return, known]);
         // Who would wait beyond the window is offered at once.
         (0..5).for_each(|_| seen.expired(&hash(0), Duration::MAX));
-        assert_eq!(fates(&seen)[0], may_return);
+        assert_eq!(states(&seen)[0], may_return);
     }
 
     #[test]

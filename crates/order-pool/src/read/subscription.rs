@@ -11,11 +11,10 @@ use std::{
 use chain_view::Head;
 use futures::Stream;
 
-use super::{live::Item, wake::Waiter};
+use super::{Tables, live::Item, wake::Waiter};
 use crate::{
     error::Lagged,
     event::{Event, EventRef},
-    pool::PoolShared,
 };
 
 /// A position in the event log: the pool as it was at one moment, then every later event.
@@ -23,11 +22,27 @@ use crate::{
 /// It holds a sequence number and no order, so one that is never read keeps no order alive.
 /// Dropping it ends it. It outlives the pool: accepted orders can still be read, then it ends.
 ///
+/// ```
+/// use order_pool::{Event, OrderPool, PoolConfig};
+///
+/// let pool = OrderPool::new(PoolConfig::default())?;
+/// let mut subscription = pool.subscribe(2);
+/// while let Some(next) = subscription.try_next() {
+///     match next {
+///         Ok(Event::Added(order)) => println!("{} of {} bytes", order.id(), order.size_bytes()),
+///         Ok(_) => {}
+///         // Too slow: begin again with what the pool holds now.
+///         Err(_lagged) => subscription.resync(),
+///     }
+/// }
+/// # Ok::<(), order_pool::ConfigError>(())
+/// ```
+///
 /// Read it as a [`Stream`], with [`Self::blocking`] from a thread, one by one with
 /// [`Self::try_next`], or by reference with [`Self::visit`], which is the fastest by far.
 #[derive(Debug)]
 pub struct Subscription {
-    shared: Arc<PoolShared>,
+    tables: Arc<Tables>,
     waiter: Arc<Waiter>,
     /// `None` for all blocks.
     block: Option<u64>,
@@ -40,18 +55,18 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    pub(crate) fn new(shared: Arc<PoolShared>, block: Option<u64>) -> Self {
-        let waiter = shared.bell.join();
+    pub(crate) fn new(tables: Arc<Tables>, block: Option<u64>) -> Self {
+        let waiter = tables.wakers.join();
         // After it has joined: from here on, the writer frees nothing that this reader needs.
-        let (next, replay_head) = shared.heads.as_of(|| shared.bell.head());
+        let (next, replay_head) = tables.heads.as_of(|| tables.wakers.head());
         waiter.read_up_to(next);
-        Self { shared, waiter, block, next, replay_from: Some(0), replay_head }
+        Self { tables, waiter, block, next, replay_from: Some(0), replay_head }
     }
 
     /// Starts again: the head and the live orders of now, then every later event. Use it after
     /// [`Lagged`].
     pub fn resync(&mut self) {
-        (self.next, self.replay_head) = self.shared.heads.as_of(|| self.shared.bell.head());
+        (self.next, self.replay_head) = self.tables.heads.as_of(|| self.tables.wakers.head());
         self.replay_from = Some(0);
         self.waiter.read_up_to(self.next);
     }
@@ -64,7 +79,7 @@ impl Subscription {
     /// How many log events it has not read, those for other blocks included; the rest of a replay
     /// is not counted.
     pub fn behind(&self) -> u64 {
-        self.shared.bell.head() - self.next
+        self.tables.wakers.head() - self.next
     }
 
     /// Visits at most `max` events in place: nothing is cloned, so readers do not slow each other,
@@ -87,7 +102,7 @@ impl Subscription {
         if let Some(from) = self.replay_from {
             count = self.visit_replay(from, max, &mut visit)?;
         }
-        while count < max && self.replay_from.is_none() && self.next < self.shared.bell.head() {
+        while count < max && self.replay_from.is_none() && self.next < self.tables.wakers.head() {
             count += self.visit_log(max - count, &mut visit)?;
             self.waiter.read_up_to(self.next);
         }
@@ -105,12 +120,12 @@ impl Subscription {
         }
         // Field by field, so that nothing is cloned: with a reference count that all readers write,
         // each would wait for the others' caches.
-        let Self { shared, next, replay_from, replay_head, block, .. } = self;
+        let Self { tables, next, replay_from, replay_head, block, .. } = self;
         // The live table first: its writer frees an entry only after the log has dropped its
         // removal, so this table still holds everything that the log covers.
-        let live = shared.live.load();
+        let live = tables.live.load();
         let head = replay_head.take();
-        skip_to_tail_if_lagged(shared, next, replay_from, shared.log.load().tail())?;
+        skip_to_tail_if_lagged(tables, next, replay_from, tables.log.load().tail())?;
         let mut count = 0;
         if let Some(head) = head {
             count += 1;
@@ -146,10 +161,10 @@ impl Subscription {
         max: usize,
         visit: &mut impl FnMut(EventRef<'_>),
     ) -> Result<usize, Lagged> {
-        let Self { shared, next, replay_from, block, .. } = self;
-        let head = shared.bell.head();
-        let table = shared.log.load();
-        skip_to_tail_if_lagged(shared, next, replay_from, table.tail())?;
+        let Self { tables, next, replay_from, block, .. } = self;
+        let head = tables.wakers.head();
+        let table = tables.log.load();
+        skip_to_tail_if_lagged(tables, next, replay_from, table.tail())?;
         let mut count = 0;
         for slot in table.from(*next) {
             // Slots above the head are written but not published.
@@ -186,23 +201,23 @@ impl Subscription {
 
     fn wait(&mut self, deadline: Option<Instant>) -> Option<Result<Event, Lagged>> {
         loop {
-            let closed = self.shared.bell.is_closed() || self.waiter.is_ended();
+            let closed = self.tables.wakers.is_closed() || self.waiter.is_ended();
             if let Some(next) = self.try_next() {
                 return Some(next);
             }
             if closed || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return None;
             }
-            self.shared.bell.wait_above(&self.waiter, self.next, deadline);
+            self.tables.wakers.wait_above(&self.waiter, self.next, deadline);
         }
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.shared.bell.is_closed()
+        self.tables.wakers.is_closed()
     }
 
     pub(crate) fn wait_until(&self, deadline: Instant) {
-        self.shared.bell.wait_above(&self.waiter, self.next, Some(deadline));
+        self.tables.wakers.wait_above(&self.waiter, self.next, Some(deadline));
     }
 
     /// A handle that ends this subscription from another thread, for instance to free a thread that
@@ -219,13 +234,13 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.shared.bell.leave(&self.waiter);
+        self.tables.wakers.leave(&self.waiter);
     }
 }
 
 /// Moves a reader whose next event the log has dropped to the oldest one.
 fn skip_to_tail_if_lagged(
-    shared: &PoolShared,
+    tables: &Tables,
     next: &mut u64,
     replay_from: &mut Option<u64>,
     tail: u64,
@@ -236,8 +251,8 @@ fn skip_to_tail_if_lagged(
     let lagged = Lagged { missed: tail - *next, replay_unfinished: replay_from.is_some() };
     *next = tail;
     *replay_from = None;
-    shared.counters.lagged.add(1);
-    shared.counters.missed_events.add(lagged.missed);
+    tables.counters.lagged.add(1);
+    tables.counters.missed_events.add(lagged.missed);
     Err(lagged)
 }
 
@@ -251,14 +266,14 @@ impl Stream for Subscription {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             // Before reading: events that were accepted before the end are still returned.
-            let closed = self.shared.bell.is_closed() || self.waiter.is_ended();
+            let closed = self.tables.wakers.is_closed() || self.waiter.is_ended();
             if let Some(next) = self.try_next() {
                 return Poll::Ready(Some(next));
             }
             if closed {
                 return Poll::Ready(None);
             }
-            if !self.shared.bell.poll_above(&self.waiter, self.next, cx) {
+            if !self.tables.wakers.poll_above(&self.waiter, self.next, cx) {
                 return Poll::Pending;
             }
         }

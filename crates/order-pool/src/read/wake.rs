@@ -190,13 +190,13 @@ impl Wake for Parker {
 
 /// The head of the log and the waiters for it to move.
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
+pub(crate) struct Wakers {
     head: AtomicU64,
     closed: AtomicBool,
     waiters: ArcSwap<Vec<Arc<Waiter>>>,
 }
 
-impl Bell {
+impl Wakers {
     pub(crate) fn head(&self) -> u64 {
         self.head.load(SeqCst)
     }
@@ -209,14 +209,14 @@ impl Bell {
         self.waiters.load().len()
     }
 
-    /// Makes everything written before visible. Called under the writer's lock; [`Self::ring`]
+    /// Makes everything written before visible. Called under the writer's lock; [`Self::wake_readers`]
     /// follows without it.
     pub(crate) fn publish(&self, head: u64) {
         self.head.store(head, SeqCst);
     }
 
     /// Wakes the readers that wait for what was published.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn wake_readers(&self) {
         fence(SeqCst);
         let head = self.head();
         let mut woke_thread = false;
@@ -348,13 +348,13 @@ mod loom_tests {
         builder.check(body);
     }
 
-    fn blocking_reader(bell: &Arc<Bell>, events: u64) -> thread::JoinHandle<()> {
-        let (bell, waiter) = (Arc::clone(bell), bell.join());
+    fn blocking_reader(wakers: &Arc<Wakers>, events: u64) -> thread::JoinHandle<()> {
+        let (wakers, waiter) = (Arc::clone(wakers), wakers.join());
         thread::spawn(move || {
             let mut seen = 0;
-            while seen < events && !bell.is_closed() && !waiter.is_ended() {
-                bell.wait_above(&waiter, seen, None);
-                seen = bell.head();
+            while seen < events && !wakers.is_closed() && !waiter.is_ended() {
+                wakers.wait_above(&waiter, seen, None);
+                seen = wakers.head();
             }
         })
     }
@@ -362,11 +362,11 @@ mod loom_tests {
     #[test]
     fn loom_a_blocked_thread_sees_every_event() {
         model(None, || {
-            let bell = Arc::new(Bell::default());
-            let reader = blocking_reader(&bell, 2);
+            let wakers = Arc::new(Wakers::default());
+            let reader = blocking_reader(&wakers, 2);
             for head in 1..=2 {
-                bell.publish(head);
-                bell.ring();
+                wakers.publish(head);
+                wakers.wake_readers();
             }
             reader.join().unwrap();
         });
@@ -375,10 +375,10 @@ mod loom_tests {
     #[test]
     fn loom_of_two_blocked_threads_one_wakes_the_other() {
         model(Some(4), || {
-            let bell = Arc::new(Bell::default());
-            let readers = [blocking_reader(&bell, 1), blocking_reader(&bell, 1)];
-            bell.publish(1);
-            bell.ring();
+            let wakers = Arc::new(Wakers::default());
+            let readers = [blocking_reader(&wakers, 1), blocking_reader(&wakers, 1)];
+            wakers.publish(1);
+            wakers.wake_readers();
             for reader in readers {
                 reader.join().unwrap();
             }
@@ -388,9 +388,9 @@ mod loom_tests {
     #[test]
     fn loom_closing_frees_a_blocked_thread() {
         model(None, || {
-            let bell = Arc::new(Bell::default());
-            let reader = blocking_reader(&bell, 1);
-            bell.close();
+            let wakers = Arc::new(Wakers::default());
+            let reader = blocking_reader(&wakers, 1);
+            wakers.close();
             reader.join().unwrap();
         });
     }
@@ -398,22 +398,22 @@ mod loom_tests {
     #[test]
     fn loom_ending_a_waiter_that_was_just_picked_does_not_lose_the_others_wake_up() {
         model(Some(4), || {
-            let bell = Arc::new(Bell::default());
-            let (ended, waiter) = (bell.join(), bell.join());
+            let wakers = Arc::new(Wakers::default());
+            let (ended, waiter) = (wakers.join(), wakers.join());
             let first = {
-                let (bell, ended) = (Arc::clone(&bell), Arc::clone(&ended));
-                thread::spawn(move || bell.wait_above(&ended, 0, None))
+                let (wakers, ended) = (Arc::clone(&wakers), Arc::clone(&ended));
+                thread::spawn(move || wakers.wait_above(&ended, 0, None))
             };
             let second = {
-                let bell = Arc::clone(&bell);
+                let wakers = Arc::clone(&wakers);
                 thread::spawn(move || {
-                    while bell.head() == 0 {
-                        bell.wait_above(&waiter, 0, None);
+                    while wakers.head() == 0 {
+                        wakers.wait_above(&waiter, 0, None);
                     }
                 })
             };
-            bell.publish(1);
-            bell.ring();
+            wakers.publish(1);
+            wakers.wake_readers();
             ended.end();
             first.join().unwrap();
             second.join().unwrap();
@@ -423,16 +423,16 @@ mod loom_tests {
     #[test]
     fn loom_a_task_sees_every_event() {
         model(None, || {
-            let bell = Arc::new(Bell::default());
-            let writer = Arc::clone(&bell);
-            let waiter = bell.join();
+            let wakers = Arc::new(Wakers::default());
+            let writer = Arc::clone(&wakers);
+            let waiter = wakers.join();
             let thread = thread::spawn(move || {
                 writer.publish(1);
-                writer.ring();
+                writer.wake_readers();
             });
             let parker = Arc::new(Parker::of_this_thread());
             let waker = Waker::from(Arc::clone(&parker));
-            while !bell.poll_above(&waiter, 0, &Context::from_waker(&waker)) {
+            while !wakers.poll_above(&waiter, 0, &Context::from_waker(&waker)) {
                 parker.park(None);
             }
             thread.join().unwrap();
@@ -444,21 +444,21 @@ mod loom_tests {
     #[test]
     fn loom_one_that_waits_as_a_thread_and_as_a_task_in_turn_does_not_take_a_threads_wake_up() {
         model(Some(4), || {
-            let bell = Arc::new(Bell::default());
-            let waiter = bell.join();
+            let wakers = Arc::new(Wakers::default());
+            let waiter = wakers.join();
             waiter.arm(Waker::noop(), 0, true);
             waiter.disarm();
-            let thread = blocking_reader(&bell, 1);
+            let thread = blocking_reader(&wakers, 1);
             let writer = {
-                let bell = Arc::clone(&bell);
+                let wakers = Arc::clone(&wakers);
                 thread::spawn(move || {
-                    bell.publish(1);
-                    bell.ring();
+                    wakers.publish(1);
+                    wakers.wake_readers();
                 })
             };
             let parker = Arc::new(Parker::of_this_thread());
             let waker = Waker::from(Arc::clone(&parker));
-            while !bell.poll_above(&waiter, 0, &Context::from_waker(&waker)) {
+            while !wakers.poll_above(&waiter, 0, &Context::from_waker(&waker)) {
                 parker.park(None);
             }
             writer.join().unwrap();

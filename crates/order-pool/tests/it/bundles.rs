@@ -4,13 +4,13 @@ use std::time::{Duration, SystemTime};
 
 use alloy_primitives::{Address, B256};
 use order_pool::{
-    Bundle, BundleError, BundleParts, CancelOutcome, Clock, Event, InsertOutcome, MAX_TOLD_UNSEEN,
-    Order, OrderPool, PoolConfig, RawBundle, RawCancelBundle, RejectReason, RemoveReason,
-    ReplacementKey,
+    Bundle, BundleError, BundleParts, CancelOutcome, Clock, Event, InsertOutcome,
+    MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER, OrderPool, PoolConfig, RawBundle, RawCancelBundle,
+    RejectReason, ReplacementKey,
 };
 use uuid::Uuid;
 
-use crate::common::{Spec, address, hash, head, journal, nth, tx};
+use crate::common::{address, hash, head, journal, nth};
 
 const SEARCHER: u64 = 1;
 const OTHER: u64 = 2;
@@ -25,7 +25,6 @@ fn pool() -> (OrderPool, Clock) {
 
 fn pool_with(config: PoolConfig) -> (OrderPool, Clock) {
     let clock = Clock::manual();
-    let config = config.with_dedupe_window(1 << 10);
     (OrderPool::with_clock(config, clock.clone()).expect("a valid configuration"), clock)
 }
 
@@ -333,7 +332,7 @@ fn a_cancellation_concerns_the_bundles_of_all_blocks_up_to_its_nonce() {
 
 #[test]
 fn cancellations_have_a_bound_and_the_longest_waiting_goes_first() {
-    let (pool, clock) = pool_with(PoolConfig::default().with_max_cancellations(8));
+    let (pool, clock) = pool_with(PoolConfig { max_cancellations: 8, ..PoolConfig::default() });
     let nth_key = |n| ReplacementKey { uuid: Uuid::from_u128(n), signer: address(n as u64 % 10) };
     for n in 0..100 {
         clock.advance(Duration::from_millis(1));
@@ -368,23 +367,24 @@ fn a_block_in_the_past_is_refused_with_the_lowest_that_is_not() {
 
 #[test]
 fn a_block_too_far_ahead_is_refused_with_the_highest_that_is_not() {
-    let reason = refused(PoolConfig::default().with_max_blocks_ahead(5), plain(1, Some(16)));
-    assert_eq!(reason, RejectReason::BlockTooFar { value: 16, limit: 15 });
+    let reason = refused(PoolConfig::default(), plain(1, Some(75)));
+    assert_eq!(reason, RejectReason::BlockTooFar { value: 75, limit: 74 });
 }
 
 #[test]
 fn more_transactions_than_the_limit_are_refused_with_both_numbers() {
-    let parts = BundleParts { txs: (0..4).map(nth).collect(), ..Default::default() };
+    let parts = BundleParts { txs: (0..101).map(nth).collect(), ..Default::default() };
     let bundle = Bundle::new(parts).expect("a valid bundle");
-    let reason = refused(PoolConfig::default().with_max_txs_per_bundle(3), bundle);
-    assert_eq!(reason, RejectReason::TooMany { field: "txs", value: 4, limit: 3 });
+    let reason = refused(PoolConfig::default(), bundle);
+    assert_eq!(reason, RejectReason::TooMany { field: "txs", value: 101, limit: 100 });
 }
 
 #[test]
 fn a_bundle_above_the_cap_is_refused_and_no_other_goes_for_it_but_its_own_predecessor() {
-    let reason = refused(PoolConfig::default().with_max_bundles(1), plain(1, None));
+    let one = PoolConfig { max_bundles: 1, ..PoolConfig::default() };
+    let reason = refused(one.clone(), signed(1, Some(1), 11));
     assert!(matches!(reason, RejectReason::BundlesFull { count: 1, limit: 1, .. }), "{reason}");
-    let (pool, _) = pool_with(PoolConfig::default().with_max_bundles(1));
+    let (pool, _) = pool_with(one);
     pool.insert_bundle(keyed(1, SEARCHER, Some(1)));
     let replaced = pool.insert_bundle(keyed(2, SEARCHER, Some(2)));
     assert!(matches!(replaced, InsertOutcome::Replaced { .. }), "{replaced:?}");
@@ -562,43 +562,8 @@ fn a_signer_who_floods_loses_their_own_bundles_and_nobody_elses() {
 }
 
 #[test]
-fn at_the_cap_of_all_the_signer_with_the_most_loses_the_one_for_the_latest_block() {
-    let config = PoolConfig::default().with_max_bundles(6).with_max_unsigned_bundles(2);
-    let (pool, _) = pool_with(config);
-    pool.on_head(head(10, 0, 0, &[]));
-    let hash = |bundle: &Bundle| alloy_primitives::keccak256(bundle.txs()[0].hash());
-    for (n, signer, block) in
-        [(1, 1, 11), (2, 1, 14), (3, 1, 12), (4, 2, 13), (5, 2, 11), (6, 3, 12)]
-    {
-        assert_eq!(pool.insert_bundle(signed(n, Some(signer), block)), InsertOutcome::Added);
-    }
-    let mut orders = pool.subscribe_all();
-    while orders.try_next().is_some() {}
-    let mut evicts = |bundle: Bundle| -> Option<B256> {
-        let outcome = pool.insert_bundle(bundle);
-        let Some(Ok(Event::Removed { order, reason })) = orders.try_next() else {
-            assert!(matches!(outcome, InsertOutcome::Rejected(RejectReason::BundlesFull { .. })));
-            return None;
-        };
-        assert_eq!(reason, RemoveReason::Evicted);
-        orders.try_next();
-        order.as_bundle().map(|bundle| *bundle.hash())
-    };
-    assert_eq!(evicts(signed(7, Some(4), 12)), Some(hash(&signed(2, None, 0))));
-    // Two have two now: who is for the later block goes.
-    assert_eq!(evicts(signed(8, Some(5), 11)), Some(hash(&signed(4, None, 0))));
-    assert_eq!(evicts(signed(9, Some(6), 12)), Some(hash(&signed(3, None, 0))));
-    // One each: the newcomer goes if nobody is farther.
-    assert_eq!(evicts(signed(10, Some(7), 14)), None);
-    assert_eq!(evicts(signed(11, Some(7), 11)), Some(hash(&signed(9, None, 0))));
-    // What was evicted may come again, once there is room.
-    pool.on_head(head(11, 0, 0, &[]));
-    assert_eq!(pool.insert_bundle(signed(9, Some(6), 12)), InsertOutcome::Added);
-}
-
-#[test]
 fn bundles_without_a_signature_share_one_small_place() {
-    let (pool, _) = pool_with(PoolConfig::default().with_max_unsigned_bundles(3));
+    let (pool, _) = pool_with(PoolConfig { max_bundles: 60, ..PoolConfig::default() });
     pool.on_head(head(10, 0, 0, &[]));
     (1..=3).for_each(|n| assert_eq!(pool.insert_bundle(signed(n, None, 12)), InsertOutcome::Added));
     let refused = pool.insert_bundle(signed(4, None, 12));
@@ -624,8 +589,7 @@ fn bundles_that_came_before_the_first_head_leave_when_it_says_that_they_are_too_
 /// pool forget what others had cancelled.
 #[test]
 fn a_signer_who_cancels_what_nobody_knows_fills_nobodys_log_and_forgets_only_their_own() {
-    let config =
-        PoolConfig::default().with_max_cancellations(1_000).with_max_cancellations_per_signer(500);
+    let config = PoolConfig { max_cancellations: 8_000, ..PoolConfig::default() };
     let (pool, _) = pool_with(config);
     let key = |signer, n| ReplacementKey { uuid: Uuid::from_u128(n), signer: address(signer) };
     for signer in 0..10 {
@@ -641,10 +605,15 @@ fn a_signer_who_cancels_what_nobody_knows_fills_nobodys_log_and_forgets_only_the
     for nonce in 0..10_000 {
         pool.cancel_bundle(key(667, 1), Some(nonce));
     }
-    let told_again = MAX_TOLD_UNSEEN;
+    let told_again = MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER;
     // The first ones are told, and told as forgotten when the later ones push them out.
     let told = journal(&mut subscription);
-    assert_eq!(told.len(), 2 * MAX_TOLD_UNSEEN + told_again, "{:?}", told.last());
+    assert_eq!(
+        told.len(),
+        2 * MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER + told_again,
+        "{:?}",
+        told.last()
+    );
     assert_eq!(pool.signer_stats(Some(address(666))).idle_keys, 500);
     for signer in 0..10 {
         let again = pool.cancel_bundle(key(signer, 1), None);

@@ -15,7 +15,7 @@ use order_pool::{
 use crate::common::{Spec, address, head, journal_with_heads, nth, tx};
 
 fn pool() -> OrderPool {
-    let config = PoolConfig::default().with_dedupe_window(1 << 12).with_log_events(512);
+    let config = PoolConfig { log_events: 512, ..PoolConfig::default() };
     OrderPool::new(config).expect("a valid configuration")
 }
 
@@ -115,17 +115,18 @@ fn a_head_that_cannot_follow_its_parent_changes_nothing() {
 /// stay known once that block is undone: nobody could bring it in again.
 #[test]
 fn what_a_reorg_frees_and_the_pool_could_not_keep_may_come_again() {
-    let config = PoolConfig::default().with_dedupe_window(1 << 12).with_max_unmine_bytes(1);
-    let pool = OrderPool::new(config).expect("a valid configuration");
-    pool.insert_transaction(nth(1));
+    let pool = pool();
+    // One byte more than the 64 MiB that are kept.
+    let large = || tx(Spec { sender: 1, input_bytes: 64 << 20, ..Default::default() });
+    pool.insert_transaction(large());
     pool.on_head(head(1, 0, 0, &[]));
     let old = head(2, 0, 0, &[]);
     pool.on_head(old.clone());
     pool.on_nonces(old.head.hash, [(address(1), 1)]);
     assert!(pool.is_empty());
     pool.on_head(head(2, 1, 0, &[]));
-    assert!(!pool.was_seen(nth(1).hash()), "an audit must offer it");
-    assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Added);
+    assert!(!pool.was_seen(large().hash()), "an audit must offer it");
+    assert_eq!(pool.insert_transaction(large()), InsertOutcome::Added);
 }
 
 #[derive(Debug, Default)]
@@ -173,7 +174,7 @@ fn a_push_sink_is_told_heads_in_the_same_order() {
         std::thread::yield_now();
     }
     assert_eq!(*journal.lock().expect("no panic"), expected);
-    guard.stop(Duration::from_secs(60));
+    assert!(guard.shutdown(Duration::from_secs(60)).ended);
 }
 
 /// Readers that begin at any moment while heads come: whoever was told the head of N holds nothing

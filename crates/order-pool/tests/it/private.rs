@@ -3,15 +3,14 @@
 use std::time::Duration;
 
 use order_pool::{
-    CancelPrivateOutcome, Clock, DEFAULT_TX_RETENTION, InsertOutcome, OrderPool, Origin,
-    PoolConfig, PrivateTerms, RejectReason, Standing,
+    CancelPrivateOutcome, Clock, DEFAULT_TX_RETENTION, InsertOutcome, OrderPool, OrderStatus,
+    Origin, PoolConfig, PrivateTerms, RejectReason,
 };
 
 use crate::common::{Spec, address, head, journal, nth, private_from, tx};
 
 fn pool(config: PoolConfig) -> (OrderPool, Clock) {
     let clock = Clock::manual();
-    let config = config.with_dedupe_window(1 << 12);
     let pool = OrderPool::with_clock(config, clock.clone()).expect("a valid configuration");
     pool.on_head(head(10, 0, 0, &[]));
     (pool, clock)
@@ -48,7 +47,7 @@ fn a_private_transaction_is_kept_until_its_block_and_not_for_the_retention() {
     pool.on_head(head(12, 0, 0, &[]));
     assert_eq!(journal(&mut subscription), [format!("-tx {one} BlockPassed")]);
     // Its sender may now try the public way, or once more this one.
-    assert_eq!(pool.standing(&one), Standing::MayReturn);
+    assert_eq!(pool.status(&one), OrderStatus::MayReturn);
     assert_eq!(pool.insert_transaction(private(1, 13)), InsertOutcome::Added);
     let passed = RejectReason::BlockPassed { value: 12, limit: 13 };
     assert_eq!(pool.insert_transaction(private(3, 12)), InsertOutcome::Rejected(passed));
@@ -146,7 +145,7 @@ fn one_that_a_reorg_frees_returns_if_its_block_is_still_ahead() {
 
 #[test]
 fn what_the_host_vouches_for_is_ranked_with_what_the_node_announced() {
-    let (pool, _) = pool(PoolConfig::default().with_max_external_txs(1));
+    let (pool, _) = pool(PoolConfig { max_external_txs: 1, ..PoolConfig::default() });
     let of = |sender, max_tip| {
         let spec = Spec { sender, max_fee: 1_000, max_tip, ..Spec::default() };
         crate::common::tx_from(spec, Origin::Rpc)

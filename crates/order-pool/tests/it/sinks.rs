@@ -5,12 +5,12 @@ use std::{
         Arc,
         mpsc::{Receiver, Sender, channel},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use order_pool::{
     Bundle, BundleParts, Cancellation, Lagged, Order, OrderPool, OrderSink, PoolConfig,
-    RemoveReason, SinkEnd,
+    RemoveReason, SinkEndReason, SinkGuard,
 };
 
 use crate::common::{head, nth};
@@ -18,8 +18,7 @@ use crate::common::{head, nth};
 const LONG: Duration = Duration::from_secs(30);
 
 fn pool() -> OrderPool {
-    OrderPool::new(PoolConfig::default().with_dedupe_window(1 << 10))
-        .expect("a valid configuration")
+    OrderPool::new(PoolConfig::default()).expect("a valid configuration")
 }
 
 /// Reports every call, then does what its test wants.
@@ -56,6 +55,18 @@ fn sink<F: FnMut(&str) -> bool + Send + 'static>(act: F) -> (Sink<F>, Receiver<S
     (Sink(sender, act), receiver)
 }
 
+/// Waits until a sink has ended by itself.
+fn wait_end(guard: &SinkGuard) -> SinkEndReason {
+    let deadline = Instant::now() + LONG;
+    loop {
+        match guard.end() {
+            Some(reason) => return reason,
+            None => assert!(Instant::now() < deadline, "it did not end"),
+        }
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn a_sink_gets_what_is_there_and_what_comes() {
     let pool = pool();
@@ -68,7 +79,8 @@ fn a_sink_gets_what_is_there_and_what_comes() {
     assert_eq!(next(), format!("+tx {}", nth(2).hash()));
     pool.on_head(head(1, 0, 0, &[*nth(2).hash()]));
     assert_eq!(next(), format!("-tx {}", nth(2).hash()));
-    assert_eq!(guard.stop(LONG), Some(SinkEnd::Unsubscribed));
+    let end = guard.shutdown(LONG);
+    assert_eq!((end.reason, end.ended), (SinkEndReason::Unsubscribed, true));
     assert_eq!(pool.stats().subscribers, 0);
 }
 
@@ -80,7 +92,7 @@ fn a_sink_that_panics_ends_alone() {
     let bad = pool.subscribe_sink(1, bad).expect("a thread");
     let _good = pool.subscribe_sink(1, good).expect("a thread");
     pool.insert_transaction(nth(1));
-    assert_eq!(bad.wait_end(LONG), Some(SinkEnd::Panicked));
+    assert_eq!(wait_end(&bad), SinkEndReason::Panicked);
     pool.insert_transaction(nth(2));
     assert_eq!((0..2).filter(|_| calls.recv_timeout(LONG).is_ok()).count(), 2);
 }
@@ -110,7 +122,7 @@ fn a_sink_that_blocks_for_ever_delays_neither_inserts_nor_others_nor_its_own_uns
 
 #[test]
 fn a_sink_that_blocks_keeps_the_one_order_it_was_called_with() {
-    let config = PoolConfig::default().with_dedupe_window(1 << 10).with_log_events(1);
+    let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
     let pool = OrderPool::new(config).expect("a valid configuration");
     for n in 0..1_000 {
         pool.insert_transaction(nth(n));
@@ -141,7 +153,7 @@ fn a_sink_that_blocks_keeps_the_one_order_it_was_called_with() {
     while pool.upkeep() {}
     assert_eq!(orders.iter().filter(|order| order.strong_count() > 0).count(), 1);
     drop(release);
-    assert_eq!(guard.wait_end(LONG), Some(SinkEnd::Refused));
+    assert_eq!(wait_end(&guard), SinkEndReason::Refused);
 }
 
 #[test]
@@ -152,13 +164,13 @@ fn a_sink_that_says_no_and_claims_to_live_gets_nothing_more() {
     for n in 0..100 {
         pool.insert_transaction(nth(n));
     }
-    assert_eq!(guard.wait_end(LONG), Some(SinkEnd::Refused));
+    assert_eq!(wait_end(&guard), SinkEndReason::Refused);
     assert_eq!(calls.iter().count(), 1);
 }
 
 #[test]
 fn a_sink_that_lagged_may_start_anew() {
-    let config = PoolConfig::default().with_dedupe_window(1 << 10).with_log_events(1);
+    let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
     let pool = OrderPool::new(config).expect("a valid configuration");
     let (entered, inside) = channel();
     let (release, blocked) = channel::<()>();
@@ -181,7 +193,7 @@ fn a_sink_that_lagged_may_start_anew() {
     assert!(lag.is_some());
     assert_eq!(calls.iter().take(1_000).filter(|call| call.starts_with('+')).count(), 1_000);
     drop(pool);
-    assert_eq!(guard.wait_end(LONG), Some(SinkEnd::PoolClosed));
+    assert_eq!(wait_end(&guard), SinkEndReason::PoolClosed);
 }
 
 #[test]
@@ -195,5 +207,6 @@ fn one_sink_is_told_of_the_orders_of_all_blocks_from_one_thread() {
         pool.insert_bundle(Bundle::new(parts).expect("a valid bundle"));
     }
     assert!((0..3).all(|_| calls.recv_timeout(LONG).is_ok_and(|call| call.starts_with("+bundle"))));
-    assert_eq!(guard.stop(LONG), Some(SinkEnd::Unsubscribed));
+    let end = guard.shutdown(LONG);
+    assert_eq!((end.reason, end.ended), (SinkEndReason::Unsubscribed, true));
 }

@@ -3,18 +3,21 @@
 use std::time::{Duration, SystemTime};
 
 use order_pool::{
-    Clock, DEFAULT_EXPIRED_PAUSE, DEFAULT_TX_RETENTION, Event, InsertOutcome, OrderPool, Origin,
-    PoolConfig, RejectReason, RemoveReason, Standing, Transaction,
+    Clock, DEFAULT_TX_RETENTION, EXPIRED_PAUSE_RETENTIONS, Event, InsertOutcome, OrderPool,
+    OrderStatus, Origin, PoolConfig, RejectReason, Transaction,
 };
 
 use crate::common::{Spec, address, hash, head, journal, nth, tx, tx_from};
+
+const EXPIRED_PAUSE: Duration =
+    Duration::from_secs(DEFAULT_TX_RETENTION.as_secs() * EXPIRED_PAUSE_RETENTIONS as u64);
 
 fn pool() -> OrderPool {
     pool_with(PoolConfig::default())
 }
 
 fn pool_with(config: PoolConfig) -> OrderPool {
-    OrderPool::new(config.with_dedupe_window(1 << 12)).expect("a valid configuration")
+    OrderPool::new(config).expect("a valid configuration")
 }
 
 #[test]
@@ -144,7 +147,7 @@ fn the_same_head_again_does_nothing() {
 
 #[test]
 fn at_the_cap_the_worst_paying_goes_and_junk_does_not_flush_the_pool() {
-    let pool = pool_with(PoolConfig::default().with_max_txs(3));
+    let pool = pool_with(PoolConfig { max_txs: 3, ..PoolConfig::default() });
     let paying = |sender, max_tip| tx(Spec { sender, max_tip, ..Default::default() });
     for (sender, tip) in [(1, 5), (2, 3), (3, 9)] {
         pool.insert_transaction(paying(sender, tip));
@@ -161,7 +164,7 @@ fn at_the_cap_the_worst_paying_goes_and_junk_does_not_flush_the_pool() {
 
 #[test]
 fn who_pays_the_least_follows_the_base_fee() {
-    let pool = pool_with(PoolConfig::default().with_max_txs(2));
+    let pool = pool_with(PoolConfig { max_txs: 2, ..PoolConfig::default() });
     let with =
         |sender, max_fee, max_tip| tx(Spec { sender, max_fee, max_tip, ..Default::default() });
     pool.insert_transaction(with(1, 100, 2));
@@ -177,7 +180,6 @@ fn who_pays_the_least_follows_the_base_fee() {
 /// The clock of a pool, and the pool.
 fn pool_by_hand(config: PoolConfig) -> (OrderPool, Clock) {
     let clock = Clock::manual();
-    let config = config.with_dedupe_window(1 << 12);
     (OrderPool::with_clock(config, clock.clone()).expect("a valid configuration"), clock)
 }
 
@@ -187,37 +189,37 @@ fn pool_by_hand(config: PoolConfig) -> (OrderPool, Clock) {
 fn an_expired_transaction_comes_back_when_it_is_sent_again_and_audits_offer_it_after_a_pause() {
     let (pool, clock) = pool_by_hand(PoolConfig::default());
     let hash = *nth(1).hash();
-    assert_eq!(pool.standing(&hash), Standing::Unknown);
+    assert_eq!(pool.status(&hash), OrderStatus::Unknown);
     pool.insert_transaction(nth(1));
-    assert_eq!(pool.standing(&hash), Standing::Pooled);
+    assert_eq!(pool.status(&hash), OrderStatus::Pooled);
     clock.advance(DEFAULT_TX_RETENTION);
     while pool.upkeep() {}
     assert_eq!((pool.len(), pool.stats().expired), (0, 1));
     assert!(pool.was_seen(&hash));
     // An audit each minute does not bring it back each minute.
-    assert_eq!(pool.standing(&hash), Standing::Removed);
-    clock.advance(DEFAULT_EXPIRED_PAUSE - Duration::from_nanos(1));
+    assert_eq!(pool.status(&hash), OrderStatus::Removed);
+    clock.advance(EXPIRED_PAUSE - Duration::from_nanos(1));
     while pool.upkeep() {}
-    assert_eq!(pool.standing(&hash), Standing::Removed);
+    assert_eq!(pool.status(&hash), OrderStatus::Removed);
     clock.advance(Duration::from_nanos(1));
     while pool.upkeep() {}
-    assert_eq!(pool.standing(&hash), Standing::MayReturn);
+    assert_eq!(pool.status(&hash), OrderStatus::MayReturn);
     assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Added);
     clock.advance(DEFAULT_TX_RETENTION);
     while pool.upkeep() {}
     // Its sender need not wait for the pause.
-    assert_eq!(pool.standing(&hash), Standing::Removed);
+    assert_eq!(pool.status(&hash), OrderStatus::Removed);
     assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Added);
     assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Known);
 }
 
 #[test]
 fn an_evicted_transaction_comes_back_once_it_pays_more_than_another_and_not_before() {
-    let (pool, clock) = pool_by_hand(PoolConfig::default().with_max_txs(2));
+    let (pool, clock) = pool_by_hand(PoolConfig { max_txs: 2, ..PoolConfig::default() });
     let paying = |tip| tx(Spec { sender: tip as u64, max_tip: tip, ..Default::default() });
     (1..=3).for_each(|tip| assert_eq!(pool.insert_transaction(paying(tip)), InsertOutcome::Added));
     let hash = *paying(1).hash();
-    assert_eq!(pool.standing(&hash), Standing::MayReturn);
+    assert_eq!(pool.status(&hash), OrderStatus::MayReturn);
     for _ in 0..3 {
         let refused = pool.insert_transaction(paying(1));
         assert!(matches!(refused, InsertOutcome::Rejected(_)), "{refused:?}");
@@ -230,29 +232,31 @@ fn an_evicted_transaction_comes_back_once_it_pays_more_than_another_and_not_befo
 
 #[test]
 fn what_a_block_mined_or_made_stale_does_not_come_back_whatever_it_was_before() {
-    let (pool, clock) = pool_by_hand(PoolConfig::default().with_recent_blocks(1).with_max_txs(1));
+    let (pool, clock) = pool_by_hand(PoolConfig { max_txs: 1, ..PoolConfig::default() });
     for (n, tip) in [(1, 1), (2, 2)] {
         pool.insert_transaction(tx(Spec { sender: n, max_tip: tip, ..Default::default() }));
     }
     let evicted = tx(Spec { sender: 1, ..Default::default() });
-    assert_eq!(pool.standing(evicted.hash()), Standing::MayReturn);
+    assert_eq!(pool.status(evicted.hash()), OrderStatus::MayReturn);
     pool.on_head(head(1, 0, 0, &[*evicted.hash()]));
     let block = head(2, 0, 0, &[]);
     pool.on_head(block.clone());
     pool.on_nonces(block.head.hash, [(address(2), 1)]);
-    pool.on_head(head(3, 0, 0, &[]));
-    clock.advance(DEFAULT_EXPIRED_PAUSE * 2);
+    for number in 3..=66 {
+        pool.on_head(head(number, 0, 0, &[]));
+    }
+    clock.advance(EXPIRED_PAUSE * 2);
     while pool.upkeep() {}
     // The blocks are forgotten: it is the dedupe window that knows.
     for tx in [evicted, tx(Spec { sender: 2, max_tip: 2, ..Default::default() })] {
-        assert_eq!(pool.standing(tx.hash()), Standing::Removed);
+        assert_eq!(pool.status(tx.hash()), OrderStatus::Removed);
         assert_eq!(pool.insert_transaction(tx), InsertOutcome::AlreadyRemoved);
     }
 }
 
 #[test]
 fn a_reader_beyond_the_log_is_told_how_much_it_missed_and_can_start_anew() {
-    let pool = pool_with(PoolConfig::default().with_log_events(512));
+    let pool = pool_with(PoolConfig { log_events: 512, ..PoolConfig::default() });
     let mut subscription = pool.subscribe_all();
     for n in 0..2_000 {
         pool.insert_transaction(nth(n));
@@ -320,7 +324,7 @@ fn external(spec: Spec) -> Transaction {
 /// evict 20,000 that the node had checked.
 #[test]
 fn what_external_callers_claim_to_pay_evicts_nothing_that_the_node_announced() {
-    let pool = pool_with(PoolConfig::default().with_max_tx_bytes(64 << 20));
+    let pool = pool_with(PoolConfig { max_tx_bytes: 64 << 20, ..PoolConfig::default() });
     (0..20_000).for_each(|n| assert_eq!(pool.insert_transaction(nth(n)), InsertOutcome::Added));
     for n in 0..200 {
         let tip = 1_000_000 + u128::from(n);
@@ -338,7 +342,7 @@ fn what_external_callers_claim_to_pay_evicts_nothing_that_the_node_announced() {
 
 #[test]
 fn a_gas_limit_or_a_tip_above_the_fee_cap_moves_nobody_up() {
-    let pool = pool_with(PoolConfig::default().with_max_txs(1));
+    let pool = pool_with(PoolConfig { max_txs: 1, ..PoolConfig::default() });
     let honest = tx(Spec { sender: 1, max_fee: 100, max_tip: 90, ..Spec::default() });
     pool.insert_transaction(honest.clone());
     // It pays 80 at most, whatever it says of its tip.
@@ -351,7 +355,7 @@ fn a_gas_limit_or_a_tip_above_the_fee_cap_moves_nobody_up() {
 
 #[test]
 fn a_private_transaction_that_becomes_public_has_both_origins_and_moves_to_what_is_public() {
-    let pool = pool_with(PoolConfig::default().with_max_external_txs(1).with_max_txs(1));
+    let pool = pool_with(PoolConfig { max_external_txs: 1, max_txs: 1, ..PoolConfig::default() });
     let spec = Spec { sender: 1, max_tip: 5, ..Spec::default() };
     assert_eq!(pool.insert_transaction(tx_from(spec, Origin::Private)), InsertOutcome::Added);
     let order = pool.get(tx(spec).hash()).expect("it is pooled");

@@ -16,7 +16,7 @@ use super::{
 };
 
 /// Most transactions of a bundle, and most entries of its other lists. A pool's own limit is lower:
-/// `PoolConfig::max_txs_per_bundle`.
+/// `order_pool::MAX_TXS_PER_BUNDLE`.
 pub const MAX_BUNDLE_TXS: usize = 1_024;
 
 /// What the fixed fields of a bundle take at most, in bytes.

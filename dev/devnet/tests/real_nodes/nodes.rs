@@ -38,10 +38,12 @@ struct Setup {
 
 /// Room for two minutes at 2000 transactions/s, and time to look at all of it.
 fn roomy() -> PoolConfig {
-    PoolConfig::default()
-        .with_max_txs(600_000)
-        .with_max_tx_bytes(4 << 30)
-        .with_tx_retention(Duration::from_secs(1800))
+    PoolConfig {
+        max_txs: 600_000,
+        max_tx_bytes: 4 << 30,
+        tx_retention: Duration::from_secs(1800),
+        ..PoolConfig::default()
+    }
 }
 
 impl Setup {

@@ -184,10 +184,7 @@ impl Stage {
         let pool = PoolConfig::default();
         let max_txs = pool.max_txs.max(2 * count);
         let max_tx_bytes = pool.max_tx_bytes.max(count * 4096).min(MAX_COUNT);
-        let pool = pool
-            .with_max_txs(max_txs)
-            .with_max_tx_bytes(max_tx_bytes)
-            .with_tx_retention(LONGEST_RUN);
+        let pool = PoolConfig { max_txs, max_tx_bytes, tx_retention: LONGEST_RUN, ..pool };
         let host = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(Self { node: NodeProcess::spawn()?, expected, samples, pool, host })
     }

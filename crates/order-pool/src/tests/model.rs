@@ -9,13 +9,14 @@ use std::{
 use alloy_primitives::{Address, B256, keccak256};
 use order_pool::{
     Block, Bundle, BundleParts, CancelOutcome, CancelPrivateOutcome, Clock, Event, Head,
-    InsertOutcome, Order, OrderId, OrderPool, Origin, PoolConfig, PrivateTerms, Relation,
-    ReplacementKey, Standing, Subscription, Transaction,
+    InsertOutcome, Order, OrderId, OrderPool, OrderStatus, Origin, PoolConfig, PrivateTerms,
+    Relation, ReplacementKey, Subscription, Transaction,
 };
 use proptest::prelude::*;
 use uuid::Uuid;
 
-use crate::common::{Spec, address, hash, nth, private_from, tx_from};
+use super::common::{Spec, address, hash, nth, private_from, tx_from};
+use crate::core::Limits;
 
 const MAX_TXS: usize = 12;
 const MAX_EXTERNAL: usize = 4;
@@ -33,22 +34,27 @@ const MAX_AHEAD: u64 = 3;
 /// How many more blocks a private transaction is kept that has become public.
 const PUBLIC_BLOCKS: u64 = 5;
 
-fn config() -> PoolConfig {
-    PoolConfig::default()
-        .with_max_txs(MAX_TXS)
-        .with_max_external_txs(MAX_EXTERNAL)
-        .with_max_bundles(MAX_BUNDLES)
-        .with_max_bundles_per_signer(MAX_OF_SIGNER)
-        .with_max_unsigned_bundles(MAX_UNSIGNED)
-        .with_max_cancellations(MAX_KEYS)
-        .with_max_cancellations_per_signer(MAX_KEYS_OF_SIGNER)
-        .with_dedupe_window(DEDUPE)
-        .with_recent_blocks(BLOCKS)
-        .with_tx_retention(Duration::from_secs(RETENTION))
-        .with_expired_pause(Duration::from_secs(EXPIRED_PAUSE))
-        .with_cancellation_retention(Duration::from_secs(RETENTION / 2))
-        .with_log_events(LOG_EVENTS)
-        .with_max_blocks_ahead(MAX_AHEAD)
+fn limits() -> Limits {
+    let options = PoolConfig {
+        max_txs: MAX_TXS,
+        max_external_txs: MAX_EXTERNAL,
+        max_bundles: MAX_BUNDLES,
+        max_cancellations: MAX_KEYS,
+        tx_retention: Duration::from_secs(RETENTION),
+        log_events: LOG_EVENTS,
+        ..PoolConfig::default()
+    };
+    Limits {
+        max_bundles_per_signer: MAX_OF_SIGNER,
+        max_unsigned_bundles: MAX_UNSIGNED,
+        max_cancellations_per_signer: MAX_KEYS_OF_SIGNER,
+        dedupe_window: DEDUPE,
+        recent_blocks: BLOCKS,
+        expired_pause: Duration::from_secs(EXPIRED_PAUSE),
+        cancellation_retention: Duration::from_secs(RETENTION / 2),
+        max_blocks_ahead: MAX_AHEAD,
+        ..options.into()
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -760,12 +766,12 @@ impl Model {
     }
 
     /// What the pool must say of a hash once its upkeep is done.
-    fn standing(&self, id: &B256) -> Standing {
+    fn status(&self, id: &B256) -> OrderStatus {
         match self.may_return.get(id) {
-            _ if self.is_pooled(id) => Standing::Pooled,
-            _ if !self.was_accepted(id) => Standing::Unknown,
-            Some(offered_at) if *offered_at <= self.now => Standing::MayReturn,
-            _ => Standing::Removed,
+            _ if self.is_pooled(id) => OrderStatus::Pooled,
+            _ if !self.was_accepted(id) => OrderStatus::Unknown,
+            Some(offered_at) if *offered_at <= self.now => OrderStatus::MayReturn,
+            _ => OrderStatus::Removed,
         }
     }
 
@@ -850,7 +856,6 @@ fn outcome(outcome: InsertOutcome) -> &'static str {
         InsertOutcome::Mined => "mined",
         InsertOutcome::StaleNonce { .. } => "stale",
         InsertOutcome::Rejected(_) => "rejected",
-        _ => "?",
     }
 }
 
@@ -865,14 +870,13 @@ fn line(event: Event) -> String {
         Event::Cancelled(x) => format!("x{} {:?}", key_number(x.key), x.nonce),
         Event::CancellationForgotten(key) => format!("f{}", key_number(key)),
         Event::Head(head) => head_line(&head),
-        other => format!("{other:?}"),
     }
 }
 
 impl Run {
     fn new() -> Self {
         let clock = Clock::manual();
-        let pool = OrderPool::with_clock(config(), clock.clone()).expect("a valid configuration");
+        let pool = OrderPool::with_limits(limits(), clock.clone());
         let (model, readers) = (Model::default(), Vec::new());
         Self { pool, clock, model, readers, forks: 0 }
     }
@@ -944,7 +948,6 @@ impl Run {
                     CancelOutcome::Cancelled { .. } => "cancelled",
                     CancelOutcome::Superseded { .. } => "superseded",
                     CancelOutcome::CancelledPermanently => "permanently",
-                    _ => "?",
                 };
                 assert_eq!(actual, expected);
             }
@@ -993,7 +996,7 @@ impl Run {
                 self.model.upkeep();
                 while self.pool.upkeep() {}
                 for id in &self.model.accepted {
-                    assert_eq!(self.pool.standing(id), self.model.standing(id));
+                    assert_eq!(self.pool.status(id), self.model.status(id));
                 }
             }
             Op::Subscribe { ahead } => {

@@ -1,0 +1,161 @@
+//! All numbers that bound the pool: its options, and what follows from them.
+
+use std::time::Duration;
+
+use crate::{
+    config::{
+        CANCELLATION_RETENTION, EXPIRED_PAUSE_RETENTIONS, MAX_BLOCKS_AHEAD, MAX_TXS_PER_BUNDLE,
+        MIN_TX_BYTES, PoolConfig,
+    },
+    read::{MAX_GARBAGE_BYTES, SEGMENT_EVENTS, SLOT_BYTES},
+};
+
+/// The fewest accepted orders that are remembered: the largest pool seen on a node under load held
+/// 300,000 transactions (geth with raised limits); twice that is 600,000, rounded up to a power of
+/// two. Costs 24 bytes each (16 in the table at half load, 8 in the queue) = 24 MiB, and 16 for
+/// each that expired a short time ago.
+const MIN_DEDUPE_WINDOW: usize = 1 << 20;
+
+/// Blocks remembered, for late transactions and reorgs: 64 blocks of 12 s are two epochs, after
+/// which a block is final (consensus specs, phase 0). A block of 60 M gas holds at most 2,857
+/// transactions of 21,000 gas, so the memory is at most 64 x 2,857 x about 150 bytes = 27 MB, and a
+/// tenth of that on mainnet. Fewer are remembered if together they have more than 524,288
+/// transactions.
+const RECENT_BLOCKS: usize = 64;
+
+/// Most bytes of mined orders, held so that a reorg can put them back; those of the oldest block are
+/// dropped first. A block of 21 blobs (the most a blob-parameter-only fork has set so far) takes
+/// 2.8 MB and its plain transactions about 0.5 MB, so this covers a reorg of more than 16 blocks;
+/// none deeper than 7 has happened since the merge.
+const MAX_UNMINE_BYTES: usize = 64 << 20;
+
+/// One signer may hold a tenth of the bundles. Of 20,000 that are 50 bundles/s, three blocks ahead
+/// at 12 s each.
+const BUNDLES_PER_SIGNER: usize = 10;
+
+/// One signer may hold an eighth of the bundles' bytes: 32 MiB of 256, where 2,000 bundles of three
+/// plain transactions take 10 MB.
+const BUNDLE_BYTES_PER_SIGNER: usize = 8;
+
+/// Bundles without a signature may be a twentieth of all together: searchers sign.
+const UNSIGNED_BUNDLES: usize = 20;
+
+/// One signer may hold a sixteenth of the replacement keys without a bundle: of 65,536 twice as many
+/// as it may hold bundles.
+const CANCELLATIONS_PER_SIGNER: usize = 16;
+
+/// All limits of a pool. A host turns the options; the tests turn each.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    pub(crate) options: PoolConfig,
+    /// How long after its expiry a transaction is not offered again.
+    pub(crate) expired_pause: Duration,
+    /// How many accepted orders are remembered, so that none is accepted a second time while it is
+    /// pooled, or after a block or a message of its key ended it.
+    pub(crate) dedupe_window: usize,
+    pub(crate) recent_blocks: usize,
+    pub(crate) max_unmine_bytes: usize,
+    pub(crate) max_bundles_per_signer: usize,
+    /// Also of all unsigned bundles together.
+    pub(crate) max_bundle_bytes_per_signer: usize,
+    pub(crate) max_unsigned_bundles: usize,
+    pub(crate) max_txs_per_bundle: usize,
+    pub(crate) max_blocks_ahead: u64,
+    pub(crate) cancellation_retention: Duration,
+    pub(crate) max_cancellations_per_signer: usize,
+}
+
+impl From<PoolConfig> for Limits {
+    fn from(options: PoolConfig) -> Self {
+        let part = |whole: usize, parts: usize, least: usize| (whole / parts).max(least);
+        Self {
+            expired_pause: options.tx_retention.saturating_mul(EXPIRED_PAUSE_RETENTIONS),
+            dedupe_window: options.max_txs.saturating_mul(2).max(MIN_DEDUPE_WINDOW),
+            recent_blocks: RECENT_BLOCKS,
+            max_unmine_bytes: MAX_UNMINE_BYTES,
+            max_bundles_per_signer: part(options.max_bundles, BUNDLES_PER_SIGNER, 1),
+            max_bundle_bytes_per_signer: part(
+                options.max_bundle_bytes,
+                BUNDLE_BYTES_PER_SIGNER,
+                MIN_TX_BYTES,
+            ),
+            max_unsigned_bundles: part(options.max_bundles, UNSIGNED_BUNDLES, 1),
+            max_txs_per_bundle: MAX_TXS_PER_BUNDLE,
+            max_blocks_ahead: MAX_BLOCKS_AHEAD,
+            cancellation_retention: CANCELLATION_RETENTION,
+            max_cancellations_per_signer: part(
+                options.max_cancellations,
+                CANCELLATIONS_PER_SIGNER,
+                1,
+            ),
+            options,
+        }
+    }
+}
+
+/// Memory for each transaction of a remembered block: its hash in the block's list and in the set
+/// of mined hashes, its sender in two lists of nonces.
+const MINED_TX_BYTES: usize = 256;
+
+/// Most transactions of a block in this calculation: 60 M gas at 21,000 each.
+const TXS_PER_BLOCK: usize = 60_000_000 / 21_000;
+
+/// Memory of a replacement key: its state, and its entry in the queue of keys to forget.
+const KEY_BYTES: usize = 320;
+
+/// Memory of constant size: the pool itself, and the pages, segments and shards that are being
+/// filled.
+const FIXED_BYTES: usize = 16 << 20;
+
+impl PoolConfig {
+    /// The most memory that a pool with this configuration holds, in bytes. Not included are the
+    /// allocator's overhead and orders that a reader keeps.
+    ///
+    /// It is the sum of
+    /// - `max_tx_bytes`, `max_external_tx_bytes`, `max_bundle_bytes` and `log_bytes`: live orders, and
+    ///   removed ones that readers may still need, each with
+    ///   [`ORDER_OVERHEAD_BYTES`](crate::ORDER_OVERHEAD_BYTES) for its index entries;
+    /// - a third of these again: at most a quarter of a page is spent entries;
+    /// - orders that wait to be freed: 32 MiB;
+    /// - the log's slots: `log_events` and two segments;
+    /// - the dedupe window: a table of at most four words and two queues of at most two for each of
+    ///   the accepted orders that are remembered, which are twice `max_txs` and at least 1,048,576;
+    /// - 64 MiB of mined orders, and 64 recent blocks of 2,857 transactions (60 M gas) at 256 bytes;
+    /// - replacement keys: `max_cancellations` and one per bundle, 320 bytes each;
+    /// - 16 MiB for everything of constant size.
+    ///
+    /// 1.53 GB by default. A pool of plain transactions reaches its cap on their number long
+    /// before: 1,000,000 inserts at the default caps, all but the first 200,000 evicting another,
+    /// took 0.44 GB of resident memory.
+    pub fn memory_bound_bytes(&self) -> usize {
+        Limits::from(self.clone()).memory_bound_bytes()
+    }
+}
+
+impl Limits {
+    /// See [`PoolConfig::memory_bound_bytes`].
+    pub(crate) fn memory_bound_bytes(&self) -> usize {
+        let sum = |terms: &[usize]| terms.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
+        let options = &self.options;
+        let orders = sum(&[
+            options.max_tx_bytes,
+            options.max_external_tx_bytes,
+            options.max_bundle_bytes,
+            options.log_bytes,
+        ]);
+        let window_slots = self.dedupe_window.saturating_mul(2).checked_next_power_of_two();
+        let keys = options.max_cancellations.saturating_add(options.max_bundles);
+        sum(&[
+            orders,
+            orders / 3,
+            MAX_GARBAGE_BYTES,
+            options.log_events.saturating_add(2 * SEGMENT_EVENTS).saturating_mul(SLOT_BYTES),
+            window_slots.map_or(usize::MAX, |slots| slots.saturating_mul(8)),
+            self.dedupe_window.saturating_mul((2 + 4) * 8),
+            self.max_unmine_bytes,
+            self.recent_blocks.saturating_mul(TXS_PER_BLOCK * MINED_TX_BYTES),
+            keys.saturating_mul(KEY_BYTES),
+            FIXED_BYTES,
+        ])
+    }
+}

@@ -1,0 +1,144 @@
+//! The writer's side of the log and the live pages: what is written to them, and what they free.
+
+use std::sync::Arc;
+
+use super::{
+    Tables,
+    garbage::{Garbage, Piece},
+    live::{Item, LiveTable, LiveWriter},
+    log::{LogTable, LogWriter, Slot},
+};
+use crate::{
+    event::Event,
+    order::{Cancellation, Order},
+};
+
+/// Most pages that one upkeep step rewrites, at about 10 us each.
+const REWRITES_PER_STEP: usize = 16;
+
+/// Most pieces of garbage that one upkeep step frees, at about 20 us each, outside the lock.
+const FREE_PER_STEP: usize = 64;
+
+/// Writes events and pages. Readers see them after [`Self::publish`].
+#[derive(Debug)]
+pub(crate) struct Publisher {
+    log: LogWriter,
+    live: LiveWriter,
+    garbage: Garbage,
+    max_events: usize,
+    max_removed_bytes: usize,
+    /// Events since the last publication.
+    unpublished: usize,
+}
+
+/// Dropped after the lock is released, which frees what only the replaced tables still hold.
+#[derive(Debug, Default)]
+pub(crate) struct Replaced {
+    _log: Option<Arc<LogTable>>,
+    _live: Option<Arc<LiveTable>>,
+    _garbage: Vec<Piece>,
+}
+
+impl Publisher {
+    pub(crate) fn new(max_events: usize, max_removed_bytes: usize) -> Self {
+        Self {
+            log: LogWriter::default(),
+            live: LiveWriter::default(),
+            garbage: Garbage::default(),
+            max_events,
+            max_removed_bytes,
+            unpublished: 0,
+        }
+    }
+
+    /// The sequence number of the next event.
+    pub(crate) const fn next_seq(&self) -> u64 {
+        self.log.head()
+    }
+
+    /// The memory of removed orders that readers may still need.
+    pub(crate) const fn removed_bytes(&self) -> usize {
+        self.live.removed_bytes()
+    }
+
+    /// Writes an event that concerns one block only, or all. `removed_bytes`: the memory of the order
+    /// that it removes.
+    pub(crate) fn event(&mut self, event: Event, block: Option<u64>, removed_bytes: usize) {
+        self.log.push(Slot { event, block }, removed_bytes);
+        self.unpublished += 1;
+    }
+
+    /// Adds an order to the live pages; its event follows.
+    pub(crate) fn add_order(&mut self, order: Arc<Order>) {
+        self.live.add(self.next_seq(), Item::Order(order));
+    }
+
+    /// Adds a cancellation to the live pages; its event follows.
+    pub(crate) fn add_cancellation(&mut self, cancellation: Cancellation) {
+        self.live.add(self.next_seq(), Item::Cancelled(cancellation));
+    }
+
+    /// Marks what was added at `added` as removed by the event that follows.
+    pub(crate) fn remove(&mut self, added: u64, size_bytes: usize) {
+        self.live.remove(added, self.next_seq(), size_bytes);
+    }
+
+    /// Makes what was written visible to readers.
+    pub(crate) fn publish(&mut self, tables: &Tables) -> Replaced {
+        // Once for each segment, because its cost grows with the number of subscriptions.
+        if self.log.has_grown() {
+            self.release(tables.wakers.slowest());
+        }
+        self.trim();
+        // Each event spends at most one entry, so as many rewrites as events keep pace.
+        let written = std::mem::take(&mut self.unpublished);
+        self.live.compact(written, self.log.tail(), &mut self.garbage);
+        let excess = self.garbage.take_excess();
+        let replaced = self.swap(tables, excess);
+        tables.wakers.publish(self.log.head());
+        replaced
+    }
+
+    /// One bounded step of upkeep. Returns also whether more is due.
+    pub(crate) fn upkeep(&mut self, tables: &Tables) -> (Replaced, bool) {
+        self.release(tables.wakers.slowest());
+        let compacting = self.live.compact(REWRITES_PER_STEP, self.log.tail(), &mut self.garbage);
+        let garbage = self.garbage.take(FREE_PER_STEP);
+        (self.swap(tables, garbage), compacting || !self.garbage.is_empty())
+    }
+
+    fn swap(&mut self, tables: &Tables, garbage: Vec<Piece>) -> Replaced {
+        Replaced {
+            _log: self.log.publish(&tables.log),
+            _live: self.live.publish(&tables.live),
+            _garbage: garbage,
+        }
+    }
+
+    /// Frees the segments that no subscription needs, which end below `needed`.
+    fn release(&mut self, needed: u64) {
+        let mut is_shorter = false;
+        while self.log.ends_before(needed) {
+            is_shorter |= self.log.pop(&mut self.garbage);
+        }
+        if is_shorter {
+            self.live.forget_before(self.log.tail(), &mut self.garbage);
+        }
+    }
+
+    /// Shortens the log to its caps. Memory that a reader may need is never freed before the log
+    /// has dropped it.
+    fn trim(&mut self) {
+        let mut is_shorter = false;
+        while self.log.exceeds(self.max_events) {
+            is_shorter |= self.log.pop(&mut self.garbage);
+        }
+        if is_shorter {
+            self.live.forget_before(self.log.tail(), &mut self.garbage);
+        }
+        while self.live.removed_bytes() > self.max_removed_bytes && self.log.pop(&mut self.garbage)
+        {
+            self.live.forget_before(self.log.tail(), &mut self.garbage);
+        }
+    }
+}
