@@ -1,5 +1,7 @@
 //! The node's chain: headers that link, nonces, and where each recent transaction stands.
 
+pub(crate) mod objects;
+
 use std::{collections::VecDeque, sync::Arc};
 
 use alloy_consensus::{Header, constants::EMPTY_WITHDRAWALS};

@@ -5,9 +5,9 @@ use std::{path::PathBuf, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    capacity::Capacity,
     error::NodeError,
-    fault::FaultPlan,
+    faults::FaultPlan,
+    timing::Capacity,
     workload::{Mix, SidecarForm, SignedLoad, WorkloadConfig},
 };
 

@@ -48,33 +48,22 @@
 //! # }
 //! ```
 
-mod capacity;
 mod chain;
 pub mod cli;
 mod config;
 mod core;
-mod delay;
 mod error;
-mod fault;
-mod framing;
-mod inject;
-mod load;
+mod faults;
 mod node;
-mod objects;
-mod outbox;
 mod pool;
 mod rpc;
-mod server;
 mod shared;
-mod spoil;
 mod state;
-mod state_rpc;
-mod stats;
-mod switches;
+mod timing;
 mod tx;
+mod wire;
 pub mod workload;
 
-pub use capacity::Capacity;
 pub use chain::Block;
 pub use config::{
     DEFAULT_ACCOUNTS, DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_HISTORY_BLOCKS, DEFAULT_MAX_CONNECTIONS,
@@ -82,9 +71,10 @@ pub use config::{
     MAX_REQUEST_BYTES, NodeConfig, UnknownRaw,
 };
 pub use error::{NodeError, TxRefused};
-pub use fault::{
+pub use faults::{
     BadAnswer, Fault, FaultPlan, LARGE_ANSWER_BYTES, LARGE_BURST, RETH_LISTENER_HASHES, Target,
 };
 pub use node::{MockNode, Reorg};
+pub use shared::stats::Stats;
 pub use state::contracts;
-pub use stats::Stats;
+pub use timing::Capacity;

@@ -1,5 +1,8 @@
 //! A running node, on threads of its own.
 
+mod inject;
+mod load;
+
 use std::{
     fmt, fs,
     os::unix::net::UnixListener as StdListener,
@@ -16,13 +19,13 @@ use crate::{
     chain::Block,
     config::NodeConfig,
     error::{NodeError, TxRefused},
-    fault::Fault,
-    inject::{follow, inject},
-    load::{self, Supply},
-    server,
+    faults::Fault,
+    node::inject::{follow, inject},
+    node::load::{self, Supply},
+    rpc::server,
+    shared::stats::Stats,
     shared::{Shared, unix_s},
     state::Keeper,
-    stats::Stats,
     tx::SignedTx,
 };
 

@@ -1,5 +1,9 @@
 //! From the bytes of a request to the bytes of its answer.
 
+pub(crate) mod server;
+mod spoil;
+mod state_methods;
+
 use std::{
     borrow::Cow,
     collections::BTreeMap,
@@ -14,16 +18,15 @@ use serde_json::value::RawValue;
 
 use crate::{
     chain::FullBlock,
+    chain::objects::block_object,
     config::UnknownRaw,
     error::RpcError,
-    fault::BadAnswer,
-    objects::block_object,
-    outbox::Message,
+    faults::BadAnswer,
+    rpc::spoil::{OVERTAKEN_BY, spoil},
     shared::{Shared, Topic, to_json},
-    spoil::{OVERTAKEN_BY, spoil},
     state::Keeper,
-    state_rpc,
     tx::SignedTx,
+    wire::Message,
 };
 
 /// Calls in one batch from which on it is answered beside the connection's other requests.
@@ -126,7 +129,7 @@ fn trim_end(message: &mut Message) {
 fn is_heavy(shared: &Shared, request: &Request<'_>) -> bool {
     // A request for the state of a block that is being executed waits for that.
     let waits = || shared.keeper.as_ref().is_some_and(Keeper::is_behind);
-    (state_rpc::METHODS.contains(&&*request.method) && waits())
+    (state_methods::METHODS.contains(&&*request.method) && waits())
         || matches!(
             &*request.method,
             "txpool_content" | "txpool_contentFrom" | "eth_getBlockByHash" | "eth_getBlockByNumber"
@@ -305,10 +308,10 @@ fn call(
             json(&block.map(|block| block_object(&block, full)))
         }
         "eth_getBalance" | "eth_getCode" | "eth_getStorageAt" => {
-            state_rpc::call(shared, method, params)
+            state_methods::call(shared, method, params)
         }
         "eth_getTransactionCount" if params.names_a_block(1) => {
-            state_rpc::call(shared, method, params)
+            state_methods::call(shared, method, params)
         }
         "eth_getTransactionCount" => {
             let (address, tag): (Address, String) =

@@ -1,5 +1,7 @@
 //! What the node's threads share: the core, the subscriptions, the counters.
 
+pub(crate) mod stats;
+
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -9,18 +11,18 @@ use alloy_primitives::B256;
 use serde::Serialize;
 
 use crate::{
-    capacity::Line,
     chain::FullBlock,
+    chain::objects::head_object,
     config::NodeConfig,
     core::{Core, Effects},
-    delay::DelayLine,
     error::TxRefused,
-    objects::head_object,
-    outbox::{Message, Outbox},
+    faults::switches::Switches,
+    shared::stats::Counters,
     state::Keeper,
-    stats::Counters,
-    switches::Switches,
+    timing::DelayLine,
+    timing::Line,
     tx::SignedTx,
+    wire::{Message, Outbox},
 };
 
 /// What a subscription is notified of.

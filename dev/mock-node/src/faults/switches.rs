@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::fault::BadAnswer;
+use crate::faults::BadAnswer;
 
 /// Armed faults. Counters are taken by whoever comes first; nothing else is ordered by them, hence `Relaxed`.
 #[derive(Debug, Default)]

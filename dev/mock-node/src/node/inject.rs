@@ -6,11 +6,11 @@ use std::{
 };
 
 use crate::{
-    fault::{Fault, FaultPlan, Target},
-    load::{self, Supply},
-    outbox::{Freeze, Outbox},
+    faults::switches::Restart,
+    faults::{Fault, FaultPlan, Target},
+    node::load::{self, Supply},
     shared::{Shared, unix_s},
-    switches::Restart,
+    wire::{Freeze, Outbox},
 };
 
 pub(crate) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {

@@ -11,7 +11,7 @@ use alloy_primitives::B256;
 use crate::{
     config::{LoadStart, NodeConfig},
     error::TxRefused,
-    fault::FaultPlan,
+    faults::FaultPlan,
     shared::Shared,
     tx::SignedTx,
     workload::Workload,

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::{
     error::RpcError,
-    fault::{BadAnswer, LARGE_ANSWER_BYTES},
-    outbox::Message,
+    faults::{BadAnswer, LARGE_ANSWER_BYTES},
+    rpc::server::TOO_MANY,
     rpc::write_error,
-    server::TOO_MANY,
+    wire::Message,
 };
 
 /// Answers of [`BadAnswer::OutOfOrder`] come up to so much later.

@@ -1,5 +1,7 @@
 //! The faults of a node, single ones or a plan drawn from a seed.
 
+pub(crate) mod switches;
+
 use std::time::Duration;
 
 use rand::{Rng, SeedableRng, seq::SliceRandom};

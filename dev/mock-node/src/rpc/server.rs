@@ -20,11 +20,11 @@ use tokio::{
 
 use crate::{
     config::MAX_REQUEST_BYTES,
-    framing::Splitter,
-    outbox::{Freeze, Next, Outbox},
+    faults::switches::Restart,
     rpc::{self, Handled, Reply},
     shared::{Shared, Subscription, Topic, unix_s},
-    switches::Restart,
+    wire::Splitter,
+    wire::{Freeze, Next, Outbox},
 };
 
 /// What reth writes to a connection that is one too many.
