@@ -14,7 +14,8 @@ const LOAD: u64 = 1_000;
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("node.ipc");
-    let node = NodeConfig::new(&path).with_tps(500).with_count(Some(LOAD)).with_blobs_per_mille(5);
+    let node =
+        NodeConfig { tps: 500, count: Some(LOAD), blobs_per_mille: 5, ..NodeConfig::new(&path) };
     let _node = MockNode::start(node)?;
 
     // While the channel is full, fetches wait; announcements stay in a bounded buffer, whose overrun is

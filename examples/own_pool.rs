@@ -42,7 +42,7 @@ impl TransactionSink for OwnPool {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("node.ipc");
-    let node = MockNode::start(NodeConfig::new(&path).with_preload(500))?;
+    let node = MockNode::start(NodeConfig { preload: 500, ..NodeConfig::new(&path) })?;
     let pool = OwnPool::default();
     let fetcher = Fetcher::start(FetcherConfig::ipc(path), pool.clone()).await?;
     fetcher.wait_live().await.map_err(|end| format!("the fetcher has ended: {end:?}"))?;

@@ -23,7 +23,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (path, _node) = match args.as_slice() {
         [] => {
             let path = folder.path().join("node.ipc");
-            let config = NodeConfig::new(&path).with_tps(500).with_count(Some(LOAD));
+            let config = NodeConfig { tps: 500, count: Some(LOAD), ..NodeConfig::new(&path) };
             (path, Some(MockNode::start(config)?))
         }
         [flag, path] if flag == "--ipc" => (PathBuf::from(path), None),

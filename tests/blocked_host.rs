@@ -11,11 +11,11 @@ const BLOCKED: Duration = Duration::from_secs(15);
 async fn a_host_that_blocks_its_runtime_for_15_seconds_loses_nothing() {
     const TPS: u32 = 1000;
     let announced = u64::from(TPS) * BLOCKED.as_secs();
-    let node = Node::start(0, |config| {
-        config
-            .with_tps(TPS)
-            .with_count(Some(announced))
-            .with_load_start(mock_node::LoadStart::FirstSubscription)
+    let node = Node::start(0, |config| mock_node::NodeConfig {
+        tps: TPS,
+        count: Some(announced),
+        load_start: mock_node::LoadStart::FirstSubscription,
+        ..config
     });
     let (fetcher, pool) = ingest(node.fetcher()).await;
     let start = Instant::now();

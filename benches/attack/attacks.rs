@@ -200,9 +200,9 @@ impl Attack {
                 })
                 .collect(),
             Self::ForgedBlobs | Self::BlobReplays => {
-                let config = WorkloadConfig::new(99, DEV_CHAIN_ID).with_accounts(4_000);
-                let six = Mix::default().with_blobs(1_000, 1_000);
-                let txs = Workload::new(config.with_mix(six)).prepare(if is_test { 2 } else { 16 });
+                let config = WorkloadConfig { accounts: 4_000, ..WorkloadConfig::new(99, DEV_CHAIN_ID) };
+                let six = Mix { blobs_per_mille: 1_000, six_blobs_per_mille: 1_000, ..Mix::default() };
+                let txs = Workload::new(WorkloadConfig { mix: six, ..config }).prepare(if is_test { 2 } else { 16 });
                 let is_forged = matches!(self, Self::ForgedBlobs);
                 let sent = |raw: &[u8]| {
                     let mut raw = raw.to_vec();

@@ -150,8 +150,11 @@ struct Run {
 
 fn run(plan: &Plan, case: &Case) -> io::Result<Run> {
     let mut node = NodeProcess::spawn()?;
-    let mut expected =
-        node.start(|config| config.with_preload(plan.preload).with_state(case.asks_node))?;
+    let mut expected = node.start(|config| mock_node::NodeConfig {
+        preload: plan.preload,
+        state: case.asks_node,
+        ..config
+    })?;
     let announced = (f64::from(TPS) * (plan.lasts.as_secs_f64() + 4.0)) as usize;
     let prepared = node.prepare(announced)?;
     let mut builder = Builder::spawn(node.path(), plan.preload, case.asks_node)?;

@@ -15,7 +15,7 @@ use std::{
 
 use hdrhistogram::Histogram;
 use mempool_ingest::{Fetcher, FetcherConfig, OrderPool, PoolConfig, txpool_fetcher::Backfill};
-use mock_node::LoadStart;
+use mock_node::{LoadStart, NodeConfig};
 use testkit::{
     Timed,
     figures::{Goal, Spread, histogram, median, quantile_us},
@@ -28,8 +28,15 @@ const TPS: u32 = 500;
 fn node(preload: usize) -> NodeProcess {
     let mut node = NodeProcess::spawn().expect("the node's process starts");
     let started = node.start(|config| {
-        let config = config.with_load_start(LoadStart::FirstSubscription).with_preload(preload);
-        config.with_tps(TPS).with_count(Some(u64::from(TPS) * 20))
+        let count = TPS * 20;
+        NodeConfig {
+            load_start: LoadStart::FirstSubscription,
+            preload,
+            tps: TPS,
+            count: Some(count.into()),
+            signed_ahead: count as usize,
+            ..config
+        }
     });
     assert_eq!(started.expect("the node starts").len(), preload);
     node

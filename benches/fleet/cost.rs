@@ -68,7 +68,7 @@ fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Fi
     let count = (f64::from(tps) * seconds) as usize;
     let folder = tempfile::tempdir()?;
     let mut node = NodeProcess::spawn()?;
-    node.start(|config| config.with_pool_limit(2 * count))?;
+    node.start(|config| mock_node::NodeConfig { pool_limit: 2 * count, ..config })?;
     node.prepare(count)?;
     let mut tier = None;
     let mut members = Vec::new();

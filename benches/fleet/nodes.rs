@@ -106,8 +106,9 @@ fn respond() -> io::Result<()> {
         Ok(match request {
             Request::Start(paths, count) => {
                 signed = Signer::new(LIVE).sign(count);
-                let [first, second] = paths
-                    .map(|path| MockNode::start(NodeConfig::new(path).with_pool_limit(2 * count)));
+                let [first, second] = paths.map(|path| {
+                    MockNode::start(NodeConfig { pool_limit: 2 * count, ..NodeConfig::new(path) })
+                });
                 nodes = Some([first.map_err(io::Error::other)?, second.map_err(io::Error::other)?]);
                 Response::Done
             }

@@ -15,7 +15,7 @@ use mempool_ingest::{
     order_rpc::{Host, OrderRpc, OrderRpcHandle, SignatureMode},
     txpool_fetcher::{Backfill, Counts, EndReason},
 };
-use mock_node::DEV_CHAIN_ID;
+use mock_node::{DEV_CHAIN_ID, NodeConfig};
 use testkit::{
     Timed,
     figures::histogram,
@@ -263,7 +263,7 @@ impl Parts {
 /// end, so that the node is signed full only once.
 pub(crate) fn node(preload: usize) -> (NodeProcess, Vec<B256>) {
     let mut node = NodeProcess::spawn().expect("the node's process starts");
-    let preloaded = node.start(|config| config.with_preload(preload)).expect("the node starts");
+    let preloaded = node.start(|config| NodeConfig { preload, ..config }).expect("the node starts");
     assert_eq!(preloaded.len(), preload);
     (node, preloaded)
 }

@@ -32,8 +32,11 @@ fn a_builder_that_does_not_end() {
 }
 
 fn node() -> Node {
-    Node::start(0, |node| {
-        node.with_state(true).with_tps(50).with_block_time(Duration::from_millis(500))
+    Node::start(0, |node| mock_node::NodeConfig {
+        state: true,
+        tps: 50,
+        block_time: Duration::from_millis(500),
+        ..node
     })
 }
 

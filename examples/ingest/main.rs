@@ -351,7 +351,8 @@ mod tests {
     /// It ended at SIGINT only, and systemd's SIGTERM killed it with up to 30 s of a recording.
     #[test]
     fn sigterm_and_sigint_end_the_command_with_its_summary_and_exit_code_0() {
-        let node = Node::start(30, |node| node.with_block_time(Duration::ZERO));
+        let node =
+            Node::start(30, |node| mock_node::NodeConfig { block_time: Duration::ZERO, ..node });
         node.submit_all();
         for signal in [Signal::SIGTERM, Signal::SIGINT] {
             let recording = tempfile::tempdir().expect("a folder");

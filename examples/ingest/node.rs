@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use mock_node::{FaultPlan, LoadStart};
+use mock_node::{FaultPlan, LoadStart, NodeConfig};
 use testkit::node::NodeProcess;
 
 use crate::args::Args;
@@ -11,18 +11,18 @@ pub(crate) fn start(args: &Args) -> io::Result<NodeProcess> {
     let mut node = NodeProcess::spawn()?;
     eprintln!("starting a mock node: {} transactions/s at {}", args.tps, node.path().display());
     let lasts = args.duration.unwrap_or(Duration::from_secs(60));
-    node.start(|config| {
-        config
-            .with_load_start(LoadStart::FirstSubscription)
-            .with_tps(args.tps)
-            .with_count(args.duration.map(|time| count(args.tps, time)))
-            .with_blobs_per_mille(args.blobs_per_mille)
-            .with_latency(args.latency)
-            .with_block_time(args.block_time)
-            .with_block_gas_limit(args.block_mgas.saturating_mul(1_000_000))
-            .with_preload(args.preload)
-            .with_seed(args.seed)
-            .with_faults(args.faults.map(|seed| FaultPlan::from_seed(seed, lasts)))
+    node.start(|config| NodeConfig {
+        load_start: LoadStart::FirstSubscription,
+        tps: args.tps,
+        count: args.duration.map(|time| count(args.tps, time)),
+        blobs_per_mille: args.blobs_per_mille,
+        latency: args.latency,
+        block_time: args.block_time,
+        block_gas_limit: args.block_mgas.saturating_mul(1_000_000),
+        preload: args.preload,
+        seed: args.seed,
+        faults: args.faults.map(|seed| FaultPlan::from_seed(seed, lasts)),
+        ..config
     })?;
     Ok(node)
 }

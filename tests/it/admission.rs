@@ -11,7 +11,7 @@ use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, NodeAdmissionConfig, OrderRpcConfig, PoolConfig,
     txpool_fetcher::Endpoint,
 };
-use mock_node::{DEV_CHAIN_ID, workload::test_accounts};
+use mock_node::{DEV_CHAIN_ID, NodeConfig, workload::test_accounts};
 use serde_json::{Value, json};
 use testkit::ingest::{Node, PATIENCE, eventually, socket};
 
@@ -88,7 +88,7 @@ async fn end(ingest: Ingest) {
 
 #[tokio::test]
 async fn a_sender_who_cannot_pay_is_refused_and_one_who_can_is_not() {
-    let node = Node::start(0, |config| config.with_state(true));
+    let node = Node::start(0, |config| NodeConfig { state: true, ..config });
     let ingest = start(node.fetcher(), NodeAdmissionConfig::default()).await;
     knows_head(&ingest, &node).await;
     let next = node.node.head().number + 1;
@@ -125,7 +125,7 @@ async fn a_sender_who_cannot_pay_is_refused_and_one_who_can_is_not() {
 
 #[tokio::test]
 async fn a_nonce_that_is_used_is_refused_where_it_cannot_be_left_out() {
-    let node = Node::start(0, |config| config.with_state(true));
+    let node = Node::start(0, |config| NodeConfig { state: true, ..config });
     // The pool does not know the nonces of blocks.
     let mut fetcher = node.fetcher();
     fetcher.block_nonces = false;
@@ -148,7 +148,7 @@ async fn a_nonce_that_is_used_is_refused_where_it_cannot_be_left_out() {
 
 #[tokio::test]
 async fn an_account_is_asked_for_once_in_a_head() {
-    let node = Node::start(0, |config| config.with_state(true));
+    let node = Node::start(0, |config| NodeConfig { state: true, ..config });
     let ingest = start(node.fetcher(), NodeAdmissionConfig::default()).await;
     knows_head(&ingest, &node).await;
     let asked = || node.node.stats().methods["eth_getBalance"];

@@ -14,13 +14,13 @@ use mempool_ingest::{
         StartPolicy,
     },
 };
-use mock_node::{BadAnswer, Fault, workload::Mix};
+use mock_node::{BadAnswer, Fault, NodeConfig, workload::Mix};
 use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, ingest, settled};
 use tokio::sync::mpsc;
 
 /// Blobs of both sizes, and every other kind.
 fn all_kinds() -> Mix {
-    Mix::default().with_blobs(20, 300)
+    Mix { blobs_per_mille: 20, six_blobs_per_mille: 300, ..Mix::default() }
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn without_backfill_the_past_stays_unknown_and_an_audit_finds_it() {
 #[tokio::test]
 async fn repeats_are_known_and_unknown_hashes_are_gone() {
     for unknown in [mock_node::UnknownRaw::Null, mock_node::UnknownRaw::EmptyHex] {
-        let node = Node::start(10, |config| config.with_unknown_raw(unknown));
+        let node = Node::start(10, |config| NodeConfig { unknown_raw: unknown, ..config });
         let (fetcher, _) = ingest(node.fetcher()).await;
         node.submit_all();
         settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
@@ -130,7 +130,7 @@ async fn a_block_takes_its_transactions_out_of_the_pool_and_late_hashes_are_mine
 
 #[tokio::test]
 async fn a_blob_transaction_answered_in_its_mined_form_is_mined() {
-    let mix = Mix::default().with_blobs(1000, 0);
+    let mix = Mix { blobs_per_mille: 1000, six_blobs_per_mille: 0, ..Mix::default() };
     let node = Node::with_mix(5, mix, |config| config);
     node.submit_all();
     node.node.mine();
@@ -147,15 +147,16 @@ async fn a_blob_transaction_answered_in_its_mined_form_is_mined() {
 #[tokio::test]
 async fn a_private_transaction_in_a_block_makes_its_public_rival_stale() {
     let node = Node::start(40, |config| config);
-    let rivals = Node::start(40, |config| config.with_seed(9));
+    let rivals = Node::start(40, |config| NodeConfig { seed: 9, ..config });
     let (fetcher, pool) = ingest(node.fetcher()).await;
     let public = &node.txs[0];
     node.node.submit(public.raw.clone()).unwrap();
     settled(&fetcher, "1 pooled", |counts| counts.pooled == 1).await;
     // Another transaction of the same sender and nonce, which was never announced.
-    let private = mock_node::workload::Workload::new(
-        mock_node::workload::WorkloadConfig::new(99, node.node.config().chain_id).with_accounts(20),
-    )
+    let private = mock_node::workload::Workload::new(mock_node::workload::WorkloadConfig {
+        accounts: 20,
+        ..mock_node::workload::WorkloadConfig::new(99, node.node.config().chain_id)
+    })
     .prepare(40)
     .into_iter()
     .find(|tx| tx.sender == public.sender && tx.nonce == public.nonce && tx.hash != public.hash)
@@ -193,7 +194,7 @@ async fn a_reorg_puts_back_what_it_unmined() {
 #[tokio::test]
 async fn at_most_as_many_fetches_as_slots_are_in_flight() {
     let latency = mock_node::Latency::Fixed(Duration::from_millis(3));
-    let node = Node::start(500, |config| config.with_latency(latency));
+    let node = Node::start(500, |config| NodeConfig { latency, ..config });
     let (fetcher, _) = ingest(node.fetcher().with_fetch_slots(7)).await;
     node.submit_all();
     settled(&fetcher, "500 pooled", |counts| counts.pooled == 500).await;
@@ -217,9 +218,10 @@ async fn a_channel_is_a_sink_and_closing_it_ends_the_fetcher_with_a_reason() {
     assert_eq!(received, node.txs.iter().map(|tx| tx.hash).collect());
     drop(receiver);
     node.node.announce_unknown([1; 32].into());
-    let next = mock_node::workload::Workload::new(
-        mock_node::workload::WorkloadConfig::new(7, node.node.config().chain_id).with_accounts(20),
-    )
+    let next = mock_node::workload::Workload::new(mock_node::workload::WorkloadConfig {
+        accounts: 20,
+        ..mock_node::workload::WorkloadConfig::new(7, node.node.config().chain_id)
+    })
     .prepare(21);
     node.node.submit(next[20].raw.clone()).unwrap();
     assert_eq!(fetcher.ended().await, EndReason::SinkClosed);
@@ -254,7 +256,7 @@ async fn a_buffer_that_overruns_is_counted_and_what_it_lost_is_brought_in() {
 #[tokio::test]
 async fn a_node_that_answers_nothing_while_it_lists_its_pool_is_given_time() {
     let ping_timeout = Duration::from_secs(2);
-    let node = Node::start(10, |config| config.with_list_time(ping_timeout * 2));
+    let node = Node::start(10, |config| NodeConfig { list_time: ping_timeout * 2, ..config });
     let mut config = node.fetcher().with_backfill(Backfill::Off);
     (config.ping_interval, config.ping_timeout) = (Duration::from_millis(50), ping_timeout);
     let (fetcher, _pool) = ingest(config).await;
@@ -290,9 +292,11 @@ async fn a_node_that_starts_late_is_waited_for_when_told_so() {
     let fetcher = Fetcher::start(config, pool.clone()).await.unwrap();
     eventually("it has tried", || fetcher.status()[0].last_error.is_some()).await;
     assert_eq!(fetcher.status()[0].state, SourceState::Connecting);
-    let node = mock_node::MockNode::start(
-        mock_node::NodeConfig::new(&path).with_accounts(20).with_preload(25),
-    )
+    let node = mock_node::MockNode::start(mock_node::NodeConfig {
+        accounts: 20,
+        preload: 25,
+        ..mock_node::NodeConfig::new(&path)
+    })
     .unwrap();
     eventually("live", || fetcher.is_live()).await;
     assert_eq!(pool.len(), 25);

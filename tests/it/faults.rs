@@ -76,7 +76,7 @@ fn signed() -> SignedLoad {
 }
 
 fn basis(path: PathBuf) -> NodeConfig {
-    NodeConfig::new(path).with_accounts(100)
+    NodeConfig { accounts: 100, ..NodeConfig::new(path) }
 }
 
 /// One node with a plan, from the first subscription to the final audit.
@@ -84,19 +84,19 @@ async fn run(plan: FaultPlan, announcements: Announcements, tps: u32, time: Dura
     let (_folder, path) = socket();
     let node = tokio::task::spawn_blocking(move || {
         let count = (f64::from(tps) * time.as_secs_f64()) as u64;
-        MockNode::start(
-            basis(path)
-                .with_signed_load(Some(signed()))
-                .with_render_ahead(announcements == Announcements::Full)
-                .with_tps(tps)
-                .with_count(Some(count))
-                .with_block_time(time / 5)
-                // Small blocks: what was missed must not be mined away before the audit.
-                .with_block_max_txs(20)
-                .with_load_start(LoadStart::FirstSubscription)
-                .with_faults(Some(plan)),
-        )
-        .expect("the mock node starts")
+        let config = NodeConfig {
+            signed_load: Some(signed()),
+            render_ahead: announcements == Announcements::Full,
+            tps,
+            count: Some(count),
+            block_time: time / 5,
+            // Small blocks: what was missed must not be mined away before the audit.
+            block_max_txs: 20,
+            load_start: LoadStart::FirstSubscription,
+            faults: Some(plan),
+            ..basis(path)
+        };
+        MockNode::start(config).expect("the mock node starts")
     });
     let node = Arc::new(node.await.expect("no panic"));
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");

@@ -20,7 +20,7 @@ fn full(node: &Node) -> FetcherConfig {
 #[tokio::test]
 async fn every_kind_of_transaction_arrives_whole_and_only_blobs_are_requested() {
     for trust in [true, false] {
-        let mix = Mix::default().with_blobs(20, 300);
+        let mix = Mix { blobs_per_mille: 20, six_blobs_per_mille: 300, ..Mix::default() };
         let node = Node::with_mix(600, mix, |config| config);
         let gate = Gate::new(GateConfig::default()).unwrap();
         let config = full(&node).with_trust_node_sender(Some(trust)).with_gate(gate);

@@ -229,7 +229,7 @@ impl Fake {
 }
 
 fn txs(count: usize) -> Vec<PreparedTx> {
-    let config = WorkloadConfig::new(5, CHAIN_ID).with_accounts(100);
+    let config = WorkloadConfig { accounts: 100, ..WorkloadConfig::new(5, CHAIN_ID) };
     let all = Workload::new(config).prepare(1_000);
     let mut senders = HashSet::new();
     all.into_iter().filter(|tx| senders.insert(tx.sender)).take(count).collect()

@@ -163,7 +163,11 @@ impl InProcessPool for SmallPool {
 
 /// Of every kind, from the accounts of a node that is not needed further.
 fn prepared(count: usize) -> (u64, Vec<PreparedTx>) {
-    let node = Node::with_mix(count, Mix::default().with_blobs(20, 300), |config| config);
+    let node = Node::with_mix(
+        count,
+        Mix { blobs_per_mille: 20, six_blobs_per_mille: 300, ..Mix::default() },
+        |config| config,
+    );
     (node.node.config().chain_id, node.txs)
 }
 

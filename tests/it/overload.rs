@@ -21,7 +21,8 @@ fn capacity(at_once: usize, may_wait: usize) -> Option<Capacity> {
 /// A burst that is more than the node can do; everything is in the pool at the end, with audits for
 /// what was refused too often.
 async fn burst(adaptive: bool) -> (Stats, usize) {
-    let node = Node::start(2_000, |config: NodeConfig| config.with_capacity(capacity(4, 12)));
+    let node =
+        Node::start(2_000, |config: NodeConfig| NodeConfig { capacity: capacity(4, 12), ..config });
     let (fetcher, pool) = ingest(node.fetcher().with_adaptive_limit(adaptive)).await;
     assert_eq!(fetcher.status()[0].fetch_limit, 64);
     node.submit_all();
@@ -56,7 +57,8 @@ async fn a_node_that_says_it_is_busy_gets_fewer_requests_and_nothing_is_missing(
 async fn an_overloaded_node_does_not_hold_back_what_another_one_can_answer() {
     let second = Duration::from_secs(1);
     let capacity = Capacity { at_once: 1, service: second, may_wait: 0 };
-    let busy = Node::start(500, |config: NodeConfig| config.with_capacity(Some(capacity)));
+    let busy =
+        Node::start(500, |config: NodeConfig| NodeConfig { capacity: Some(capacity), ..config });
     let idle = Node::start(500, |config| config);
     idle.submit_all();
     let both = [&busy, &idle].map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
@@ -83,11 +85,11 @@ async fn an_overloaded_node_does_not_hold_back_what_another_one_can_answer() {
 /// Backfills 2,000 transactions from a node that serves 8 at once, whose blocks wait in the same
 /// line.
 async fn backfill(configure: impl FnOnce(FetcherConfig) -> FetcherConfig) -> Stats {
-    let node = Node::start(2_000, |config: NodeConfig| {
-        config
-            .with_capacity(capacity(8, usize::MAX >> 1))
-            .with_block_time(Duration::from_millis(10))
-            .with_block_max_txs(1)
+    let node = Node::start(2_000, |config: NodeConfig| NodeConfig {
+        capacity: capacity(8, usize::MAX >> 1),
+        block_time: Duration::from_millis(10),
+        block_max_txs: 1,
+        ..config
     });
     node.submit_all();
     let (_fetcher, _pool) = ingest(configure(node.fetcher())).await;

@@ -120,9 +120,15 @@ impl TransactionSink for Hooked {
 
 /// Replaces transactions of the node: the same accounts and nonces at higher fees.
 fn rivals(node: &Node) -> Vec<PreparedTx> {
-    let workload = WorkloadConfig::new(7, node.node.config().chain_id).with_accounts(20);
+    let workload =
+        WorkloadConfig { accounts: 20, ..WorkloadConfig::new(7, node.node.config().chain_id) };
     let (fee, tip, blob) = (workload.max_fee_wei, workload.max_tip_wei, workload.max_blob_fee_wei);
-    let workload = workload.with_fees(fee * 4, tip * 4, blob * 4);
+    let workload = WorkloadConfig {
+        max_fee_wei: fee * 4,
+        max_tip_wei: tip * 4,
+        max_blob_fee_wei: blob * 4,
+        ..workload
+    };
     let rivals = Workload::new(workload).prepare(node.txs.len());
     for (tx, rival) in node.txs.iter().zip(&rivals) {
         assert_eq!((tx.sender, tx.nonce), (rival.sender, rival.nonce));

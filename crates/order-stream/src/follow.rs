@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     fn txs(count: usize) -> Vec<Recovered<PooledTransaction>> {
-        let mut load = Workload::new(WorkloadConfig::new(7, 1).with_accounts(10));
+        let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1) });
         let read = |raw: &[u8]| PooledTransaction::decode_2718_exact(raw).expect("a transaction");
         let all = load.prepare(count).into_iter();
         all.map(|tx| Recovered::new_unchecked(read(&tx.raw), tx.sender)).collect()

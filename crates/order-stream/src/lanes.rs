@@ -181,7 +181,8 @@ mod tests {
     use crate::{backoff::Backoff, config::Flow, outbox::Answer, wire::HeadRecord};
 
     fn transactions(count: usize, again: u32) -> Vec<Item> {
-        let load = Workload::new(WorkloadConfig::new(7, 1).with_accounts(10)).prepare(count);
+        let load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1) })
+            .prepare(count);
         let item = |tx: mock_node::workload::PreparedTx| {
             let read = PooledTransaction::decode_2718_exact(&tx.raw).expect("a transaction");
             let tx = Recovered::new_unchecked(read, tx.sender);

@@ -145,15 +145,23 @@ fn prepare(args: &Args, node: &mut Node) -> Result<Vec<PreparedTx>, LoadError> {
     // Room for 39 full blocks, each of which raises the base fee by an eighth; no more than 1 ether for any
     // transaction of the mix, which is what geth lets pass over RPC.
     let max_fee_wei = (gas_price * 100).clamp(100_000_000_000, 1_000_000_000_000);
-    let config = WorkloadConfig::new(args.seed, chain_id)
-        .with_accounts(args.accounts)
-        .with_nonces(nonces)
-        .with_fees(max_fee_wei, 5_000_000_000, max_fee_wei)
-        .with_mix(Mix::default().with_blobs(args.blobs_per_mille, args.six_blobs_per_mille))
-        .with_sidecar_form(match args.sidecars {
+    let config = WorkloadConfig {
+        accounts: args.accounts,
+        nonces,
+        max_fee_wei,
+        max_tip_wei: 5_000_000_000,
+        max_blob_fee_wei: max_fee_wei,
+        mix: Mix {
+            blobs_per_mille: args.blobs_per_mille,
+            six_blobs_per_mille: args.six_blobs_per_mille,
+            ..Mix::default()
+        },
+        sidecar_form: match args.sidecars {
             Sidecars::Cells => SidecarForm::CellProofs,
             Sidecars::Blobs => SidecarForm::BlobProofs,
-        });
+        },
+        ..WorkloadConfig::new(args.seed, chain_id)
+    };
     let count = (args.duration.as_secs_f64() * f64::from(args.tps)).round() as usize;
     Ok(Workload::new(config).prepare(count))
 }

@@ -12,9 +12,7 @@ use clap::Parser;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{
-    FaultPlan, Latency, LoadStart, MockNode, NodeConfig, UnknownRaw,
-    config::{DEFAULT_ACCOUNTS, DEFAULT_BLOCK_GAS_LIMIT, DEV_CHAIN_ID},
-    workload::SidecarForm,
+    DEFAULT_ACCOUNTS, DEFAULT_BLOCK_GAS_LIMIT, FaultPlan, Latency, LoadStart, MockNode, NodeConfig,
 };
 
 /// The line on stdout that reports that the socket listens begins with this; the path follows.
@@ -30,28 +28,16 @@ struct Args {
     /// Transactions announced per second
     #[arg(long, default_value_t = 0)]
     tps: u32,
-    /// Stop announcing after this many transactions
-    #[arg(long, conflicts_with = "duration")]
-    count: Option<u64>,
     /// Stop announcing after this time, e.g. 30s
     #[arg(long, value_parser = parse_duration)]
     duration: Option<Duration>,
     /// Begin to announce when the first subscription to new transactions exists
     #[arg(long)]
     start_on_subscription: bool,
-    /// Time before the first announcement, e.g. 500ms
-    #[arg(long, value_parser = parse_duration, default_value = "0s")]
-    start_delay: Duration,
     /// How many of a thousand transactions carry blobs
     #[arg(long, value_name = "N", default_value_t = 0)]
     blobs_per_mille: u32,
-    /// How many of a thousand blob transactions carry six blobs
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    six_blobs_per_mille: u32,
-    /// Serve sidecars of the form before Osaka (one proof per blob)
-    #[arg(long)]
-    old_sidecars: bool,
-    /// Delay of answers to eth_getRawTransactionByHash: a time (2ms) or median and 99th percentile
+    /// Delay of responses to eth_getRawTransactionByHash: a time (2ms) or median and 99th percentile
     /// (1ms,20ms)
     #[arg(long, value_parser = parse_latency, default_value = "0s")]
     latency: Latency,
@@ -64,9 +50,6 @@ struct Args {
     /// Execute blocks, and answer requests for the state
     #[arg(long)]
     state: bool,
-    /// How many of a thousand transactions reach an address of the demo's blocklist
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    listed_per_mille: u32,
     /// The seed of transactions and latencies
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -76,64 +59,36 @@ struct Args {
     /// Accounts that send
     #[arg(long, default_value_t = DEFAULT_ACCOUNTS)]
     accounts: usize,
-    #[arg(long, default_value_t = DEV_CHAIN_ID)]
-    chain_id: u64,
-    /// The answer to web3_clientVersion
-    #[arg(long)]
-    client_version: Option<String>,
-    /// Answer "0x" instead of null for an unknown hash, like geth
-    #[arg(long)]
-    unknown_as_empty: bool,
     /// Faults from the start of the load on, as `seed=N`; over --duration, or 60 s
     #[arg(long, value_name = "seed=N", value_parser = parse_faults)]
     faults: Option<u64>,
     /// Exit when stdin is closed, so that a parent that dies leaves no orphan
     #[arg(long)]
     exit_with_stdin: bool,
-    /// Print the counters as one JSON line on stdout at the end
-    #[arg(long)]
-    stats: bool,
 }
 
 impl Args {
     fn config(&self) -> NodeConfig {
-        let count = self.count.or_else(|| {
-            let duration = self.duration?;
-            Some((duration.as_secs_f64() * f64::from(self.tps)).round() as u64)
-        });
-        let config = NodeConfig::new(&self.ipc)
-            .with_tps(self.tps)
-            .with_count(count)
-            .with_load_start(match self.start_on_subscription {
+        let count = |time: Duration| (time.as_secs_f64() * f64::from(self.tps)).round() as u64;
+        NodeConfig {
+            tps: self.tps,
+            count: self.duration.map(count),
+            load_start: match self.start_on_subscription {
                 true => LoadStart::FirstSubscription,
                 false => LoadStart::AtOnce,
-            })
-            .with_start_delay(self.start_delay)
-            .with_blobs_per_mille(self.blobs_per_mille)
-            .with_six_blobs_per_mille(self.six_blobs_per_mille)
-            .with_sidecar_form(match self.old_sidecars {
-                true => SidecarForm::BlobProofs,
-                false => SidecarForm::CellProofs,
-            })
-            .with_latency(self.latency)
-            .with_block_time(self.block_time)
-            .with_block_gas_limit(self.block_gas_limit)
-            .with_state(self.state)
-            .with_listed_per_mille(self.listed_per_mille)
-            .with_seed(self.seed)
-            .with_preload(self.preload)
-            .with_accounts(self.accounts)
-            .with_chain_id(self.chain_id)
-            .with_faults(self.faults.map(|seed| {
+            },
+            blobs_per_mille: self.blobs_per_mille,
+            latency: self.latency,
+            block_time: self.block_time,
+            block_gas_limit: self.block_gas_limit,
+            state: self.state,
+            seed: self.seed,
+            preload: self.preload,
+            accounts: self.accounts,
+            faults: self.faults.map(|seed| {
                 FaultPlan::from_seed(seed, self.duration.unwrap_or(Duration::from_secs(60)))
-            }))
-            .with_unknown_raw(match self.unknown_as_empty {
-                true => UnknownRaw::EmptyHex,
-                false => UnknownRaw::Null,
-            });
-        match &self.client_version {
-            Some(version) => config.with_client_version(version.clone()),
-            None => config,
+            }),
+            ..NodeConfig::new(&self.ipc)
         }
     }
 }
@@ -164,10 +119,6 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> i32 {
         return 1;
     }
     node.shutdown();
-    if args.stats {
-        let stats = serde_json::to_string(&node.stats()).expect("counters can be written");
-        println!("{stats}");
-    }
     0
 }
 

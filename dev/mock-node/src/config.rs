@@ -7,15 +7,12 @@ use serde::{Deserialize, Serialize};
 use crate::{
     error::NodeError,
     faults::FaultPlan,
-    timing::Capacity,
-    workload::{Mix, SidecarForm, SignedLoad, WorkloadConfig},
+    timing::{Capacity, Latency},
+    workload::{DEFAULT_ACCOUNTS, Mix, SignedLoad, WorkloadConfig},
 };
 
 /// The chain id of reth's, geth's and this node's development chain.
 pub const DEV_CHAIN_ID: u64 = 1337;
-
-/// Default number of sending accounts: as many as anvil has with `--accounts 1000`.
-pub const DEFAULT_ACCOUNTS: usize = 1000;
 
 /// Default gas of a block: as on mainnet. It holds about 1,000 transactions of the mix. To mine
 /// everything that it announces for hours, at 2,000 transactions/s and 12 s blocks, a node needs
@@ -26,9 +23,8 @@ pub const DEFAULT_BLOCK_GAS_LIMIT: u64 = 60_000_000;
 /// sends are refused.
 pub const DEFAULT_POOL_LIMIT: usize = 500_000;
 
-/// Default number of blocks whose transactions can still be requested: at 2,000 transactions/s and
-/// 12 s blocks 770,000 transactions, about 500 MB. Older ones are dropped, as a pruned node does.
-pub const DEFAULT_HISTORY_BLOCKS: usize = 32;
+/// The response to `web3_clientVersion`.
+pub(crate) const CLIENT_VERSION: &str = "reth/v2.5.1-mock/x86_64-unknown-linux-gnu";
 
 /// Default number of connections, that of reth 2.5.1; the next one gets a line of plain text and is
 /// closed.
@@ -40,25 +36,6 @@ pub const DEFAULT_MAX_QUEUED_BYTES: usize = 256 << 20;
 
 /// Most bytes of a request over IPC in reth 2.5.1.
 pub const MAX_REQUEST_BYTES: usize = 15 << 20;
-
-/// How long the node takes to answer `eth_getRawTransactionByHash`. Each response is delayed
-/// separately: many wait at the same time, and they are sent out of order where the delays differ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum Latency {
-    /// No delay, in the order of the requests.
-    #[default]
-    None,
-    /// Always the same.
-    Fixed(Duration),
-    /// Log-normal, given by two of its quantiles. Draws are capped at ten times `p99`.
-    LogNormal {
-        /// Half of the answers take longer.
-        median: Duration,
-        /// One in a hundred takes longer.
-        p99: Duration,
-    },
-}
 
 /// When the paced load begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,14 +66,15 @@ pub enum UnknownRaw {
 /// use std::time::Duration;
 /// use mock_node::{Latency, NodeConfig};
 ///
-/// let config = NodeConfig::new("/tmp/node.ipc")
-///     .with_tps(2000)
-///     .with_block_time(Duration::from_secs(12))
-///     .with_latency(Latency::Fixed(Duration::from_millis(2)));
+/// let config = NodeConfig {
+///     tps: 2000,
+///     block_time: Duration::from_secs(12),
+///     latency: Latency::Fixed(Duration::from_millis(2)),
+///     ..NodeConfig::new("/tmp/node.ipc")
+/// };
 /// assert_eq!(config.chain_id, mock_node::DEV_CHAIN_ID);
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[non_exhaustive]
 pub struct NodeConfig {
     /// Where the socket is created. A file of that name is removed first, as reth does.
     pub ipc_path: PathBuf,
@@ -112,8 +90,6 @@ pub struct NodeConfig {
     pub count: Option<u64>,
     /// When the paced load begins. Default at once.
     pub load_start: LoadStart,
-    /// Time between the start that `load_start` names and the first announcement. Default none.
-    pub start_delay: Duration,
     /// Time between blocks; zero, the default, mines only by `MockNode::mine`.
     pub block_time: Duration,
     /// Gas of a block. Default [`DEFAULT_BLOCK_GAS_LIMIT`].
@@ -129,19 +105,16 @@ pub struct NodeConfig {
     pub list_time: Duration,
     /// How many of a thousand transactions of the paced load carry blobs. Default 0.
     pub blobs_per_mille: u32,
-    /// How many of a thousand blob transactions carry six blobs; the others carry one. Default 200.
-    pub six_blobs_per_mille: u32,
-    /// The sidecars of the paced load. Default [`SidecarForm::CellProofs`], which nodes serve after Osaka.
-    pub sidecar_form: SidecarForm,
-    /// Whether `eth_sendRawTransaction` accepts a sidecar with blob proofs (the form before Osaka).
-    /// reth refuses it, which is the default.
-    pub accept_old_sidecars: bool,
     /// Whether the objects for subscribers to full transactions are rendered when the load is
     /// signed, so that the node's time for it is not part of a measurement. Takes about 1 kB for
     /// each. Default no.
     pub render_ahead: bool,
     /// Transactions that are pending before the socket exists. Default 0.
     pub preload: usize,
+    /// Further transactions of the load that are signed before the socket exists, so that signing
+    /// is not part of a measurement. Default 0: those of the first second; a thread signs the rest
+    /// ahead of their turn.
+    pub signed_ahead: usize,
     /// The first transactions, if they are already signed. They must be those of
     /// [`workload`](Self::workload). Not serialized.
     #[serde(skip)]
@@ -152,19 +125,12 @@ pub struct NodeConfig {
     /// How many of a thousand transactions of the paced load reach one of
     /// [`listed`](crate::workload::listed). Default 0.
     pub listed_per_mille: u32,
-    /// Whether transactions that a reorg un-mines are announced again, as reth's pool does. Default
-    /// yes.
-    pub announce_unmined: bool,
     /// Faults that occur by themselves, timed from the start of the load. Default none.
     pub faults: Option<FaultPlan>,
     /// Default `null`.
     pub unknown_raw: UnknownRaw,
-    /// The answer to `web3_clientVersion`. Default `reth/v2.5.1-mock/x86_64-unknown-linux-gnu`.
-    pub client_version: String,
     /// Cap on pending and queued transactions together. Default [`DEFAULT_POOL_LIMIT`].
     pub pool_limit: usize,
-    /// Blocks kept with their transactions. Default [`DEFAULT_HISTORY_BLOCKS`].
-    pub history_blocks: usize,
     /// Default [`DEFAULT_MAX_CONNECTIONS`].
     pub max_connections: usize,
     /// Default [`DEFAULT_MAX_QUEUED_BYTES`].
@@ -182,7 +148,6 @@ impl NodeConfig {
             tps: 0,
             count: None,
             load_start: LoadStart::default(),
-            start_delay: Duration::ZERO,
             block_time: Duration::ZERO,
             block_gas_limit: DEFAULT_BLOCK_GAS_LIMIT,
             block_max_txs: usize::MAX,
@@ -190,20 +155,15 @@ impl NodeConfig {
             capacity: None,
             list_time: Duration::ZERO,
             blobs_per_mille: 0,
-            six_blobs_per_mille: Mix::default().six_blobs_per_mille,
-            sidecar_form: SidecarForm::default(),
-            accept_old_sidecars: false,
             render_ahead: false,
             preload: 0,
+            signed_ahead: 0,
             signed_load: None,
             state: false,
             listed_per_mille: 0,
-            announce_unmined: true,
             faults: None,
             unknown_raw: UnknownRaw::default(),
-            client_version: "reth/v2.5.1-mock/x86_64-unknown-linux-gnu".to_owned(),
             pool_limit: DEFAULT_POOL_LIMIT,
-            history_blocks: DEFAULT_HISTORY_BLOCKS,
             max_connections: DEFAULT_MAX_CONNECTIONS,
             max_queued_bytes: DEFAULT_MAX_QUEUED_BYTES,
         }
@@ -211,121 +171,43 @@ impl NodeConfig {
 
     /// The load that this configuration describes; the same seed gives the same transactions.
     pub fn workload(&self) -> WorkloadConfig {
-        WorkloadConfig::new(self.seed, self.chain_id)
-            .with_accounts(self.accounts)
-            .with_sidecar_form(self.sidecar_form)
-            .with_mix(Mix {
+        WorkloadConfig {
+            accounts: self.accounts,
+            mix: Mix {
                 blobs_per_mille: self.blobs_per_mille,
-                six_blobs_per_mille: self.six_blobs_per_mille,
                 listed_per_mille: self.listed_per_mille,
                 ..Mix::default()
-            })
+            },
+            ..WorkloadConfig::new(self.seed, self.chain_id)
+        }
     }
 
     pub(crate) fn validate(&self) -> Result<(), NodeError> {
-        let refuse =
-            |field, value: String, expected| Err(NodeError::Config { field, value, expected });
-        if self.accounts < 2 {
-            return refuse(
-                "accounts",
-                self.accounts.to_string(),
-                "at least 2 are needed, one of them for blobs",
-            );
-        }
-        if self.blobs_per_mille > 1000 {
-            return refuse(
-                "blobs_per_mille",
-                self.blobs_per_mille.to_string(),
-                "0 to 1000 are accepted",
-            );
-        }
-        if self.six_blobs_per_mille > 1000 {
-            return refuse(
-                "six_blobs_per_mille",
-                self.six_blobs_per_mille.to_string(),
-                "0 to 1000 are accepted",
-            );
-        }
-        if self.listed_per_mille > 1000 {
-            return refuse(
-                "listed_per_mille",
-                self.listed_per_mille.to_string(),
-                "0 to 1000 are accepted",
-            );
-        }
-        if let Some(capacity) = self.capacity
-            && (capacity.at_once == 0 || capacity.service < Duration::from_micros(1))
-        {
-            return refuse(
+        let capacity = self.capacity;
+        let signed = &self.signed_load;
+        let latency_is_valid = match self.latency {
+            Latency::LogNormal { median, p99 } => !median.is_zero() && p99 >= median,
+            Latency::None | Latency::Fixed(_) => true,
+        };
+        let checks = [
+            (self.accounts >= 2, "accounts", "at least 2, one of them for blobs"),
+            (self.blobs_per_mille <= 1000, "blobs_per_mille", "0 to 1000"),
+            (self.listed_per_mille <= 1000, "listed_per_mille", "0 to 1000"),
+            (
+                capacity.is_none_or(|it| it.at_once > 0 && it.service >= Duration::from_micros(1)),
                 "capacity",
-                format!("{} at once, {:?} each", capacity.at_once, capacity.service),
                 "at least 1 at once, each at least 1us",
-            );
-        }
-        if self.signed_load.as_ref().is_some_and(|load| *load.config() != self.workload()) {
-            return refuse(
+            ),
+            (
+                signed.as_ref().is_none_or(|load| *load.config() == self.workload()),
                 "signed_load",
-                "of another workload".into(),
                 "its seed, chain id, accounts and mix must be the node's",
-            );
+            ),
+            (latency_is_valid, "latency", "0 < median <= p99"),
+        ];
+        match checks.into_iter().find(|(is_valid, ..)| !is_valid) {
+            Some((_, field, accepted)) => Err(NodeError::Config { field, accepted }),
+            None => Ok(()),
         }
-        if self.history_blocks == 0 {
-            return refuse("history_blocks", "0".into(), "at least 1 block must be kept");
-        }
-        if let Latency::LogNormal { median, p99 } = self.latency
-            && (median.is_zero() || p99 < median)
-        {
-            return refuse("latency", format!("{median:?},{p99:?}"), "needs 0 < median <= p99");
-        }
-        Ok(())
     }
-}
-
-macro_rules! setters {
-    ($($setter:ident: $field:ident: $ty:ty),* $(,)?) => {
-        impl NodeConfig {
-            $(
-                #[doc = concat!("Sets [`", stringify!($field), "`](Self::", stringify!($field), ").")]
-                #[must_use]
-                pub fn $setter(mut self, value: $ty) -> Self {
-                    self.$field = value;
-                    self
-                }
-            )*
-        }
-    };
-}
-
-setters! {
-    with_ipc_path: ipc_path: PathBuf,
-    with_chain_id: chain_id: u64,
-    with_seed: seed: u64,
-    with_accounts: accounts: usize,
-    with_tps: tps: u32,
-    with_count: count: Option<u64>,
-    with_load_start: load_start: LoadStart,
-    with_start_delay: start_delay: Duration,
-    with_block_time: block_time: Duration,
-    with_block_gas_limit: block_gas_limit: u64,
-    with_block_max_txs: block_max_txs: usize,
-    with_latency: latency: Latency,
-    with_capacity: capacity: Option<Capacity>,
-    with_list_time: list_time: Duration,
-    with_blobs_per_mille: blobs_per_mille: u32,
-    with_six_blobs_per_mille: six_blobs_per_mille: u32,
-    with_sidecar_form: sidecar_form: SidecarForm,
-    with_accept_old_sidecars: accept_old_sidecars: bool,
-    with_render_ahead: render_ahead: bool,
-    with_preload: preload: usize,
-    with_signed_load: signed_load: Option<SignedLoad>,
-    with_state: state: bool,
-    with_listed_per_mille: listed_per_mille: u32,
-    with_announce_unmined: announce_unmined: bool,
-    with_faults: faults: Option<FaultPlan>,
-    with_unknown_raw: unknown_raw: UnknownRaw,
-    with_client_version: client_version: String,
-    with_pool_limit: pool_limit: usize,
-    with_history_blocks: history_blocks: usize,
-    with_max_connections: max_connections: usize,
-    with_max_queued_bytes: max_queued_bytes: usize,
 }

@@ -28,18 +28,16 @@ pub(crate) struct Core {
     pool_limit: usize,
     block_gas_limit: u64,
     block_max_txs: usize,
-    announce_unmined: bool,
 }
 
 impl Core {
     pub(crate) fn new(config: &NodeConfig, now_s: u64) -> Self {
         Self {
             pool: Pool::default(),
-            chain: Chain::new(now_s, config.block_gas_limit, config.history_blocks),
+            chain: Chain::new(now_s, config.block_gas_limit),
             pool_limit: config.pool_limit,
             block_gas_limit: config.block_gas_limit,
             block_max_txs: config.block_max_txs,
-            announce_unmined: config.announce_unmined,
         }
     }
 
@@ -115,9 +113,6 @@ impl Core {
             if let Ok(promoted) = self.pool.insert(tx.clone(), chain_nonce) {
                 announced.extend(promoted);
             }
-        }
-        if !self.announce_unmined {
-            announced.clear();
         }
         let heads = (0..depth).map(|_| self.chain.append(Vec::new(), now_s)).collect();
         Ok((removed, Effects { announced: Vec::new(), heads, announced_after: announced }))

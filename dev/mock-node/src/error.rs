@@ -1,4 +1,4 @@
-//! What can go wrong with the mock node itself, and the error responses to a client.
+//! What can go wrong with the mock node itself.
 
 use std::{borrow::Cow, io, path::PathBuf};
 
@@ -27,14 +27,12 @@ pub enum NodeError {
         source: io::Error,
     },
     /// A configuration that cannot work.
-    #[error("`{field}` is {value}: {expected}")]
+    #[error("`{field}` is not accepted: {accepted}")]
     Config {
         /// The field's name.
         field: &'static str,
-        /// What it was set to.
-        value: String,
         /// What is accepted.
-        expected: &'static str,
+        accepted: &'static str,
     },
     /// A transaction that the pool does not take.
     #[error(transparent)]
@@ -123,40 +121,4 @@ pub enum TxRefused {
         /// The limit.
         limit: usize,
     },
-}
-
-/// An answer that is an error: code, message and optional data.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RpcError {
-    pub(crate) code: i32,
-    pub(crate) message: Cow<'static, str>,
-    pub(crate) data: Option<serde_json::Value>,
-}
-
-impl RpcError {
-    pub(crate) const PARSE: i32 = -32700;
-    pub(crate) const INVALID_REQUEST: i32 = -32600;
-    pub(crate) const METHOD_NOT_FOUND: i32 = -32601;
-    pub(crate) const INVALID_PARAMS: i32 = -32602;
-    pub(crate) const SERVER: i32 = -32000;
-    pub(crate) const LIMIT_EXCEEDED: i32 = -32005;
-
-    pub(crate) const fn new(code: i32, message: &'static str) -> Self {
-        Self { code, message: Cow::Borrowed(message), data: None }
-    }
-
-    /// The shape of reth's answer to a parameter that does not parse.
-    pub(crate) fn invalid_params(data: impl Into<String>) -> Self {
-        Self {
-            code: Self::INVALID_PARAMS,
-            message: "Invalid params".into(),
-            data: Some(data.into().into()),
-        }
-    }
-}
-
-impl From<TxRefused> for RpcError {
-    fn from(refused: TxRefused) -> Self {
-        Self { code: Self::SERVER, message: refused.to_string().into(), data: None }
-    }
 }

@@ -267,13 +267,11 @@ impl FaultPlan {
         self
     }
 
-    /// Transactions of all its bursts.
-    pub(crate) fn burst_txs(&self) -> usize {
-        let bursts = self.steps.iter().map(|(_, fault)| match fault {
-            Fault::Burst { count } => *count,
-            _ => 0,
-        });
-        bursts.sum()
+    pub(crate) fn bursts(&self) -> impl Iterator<Item = usize> {
+        self.steps.iter().filter_map(|(_, fault)| match fault {
+            Fault::Burst { count } => Some(*count),
+            _ => None,
+        })
     }
 
     /// When and what, earliest first.

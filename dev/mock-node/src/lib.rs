@@ -16,10 +16,9 @@
 //! ```
 //!
 //! # The life of one transaction
-//! It is planned from the seed and signed before the clock starts, inserted into the pool at its
-//! due time, announced to every subscription under the lock that orders all events, returned when
+//! It is planned from the seed, signed ahead of its turn, inserted into the pool at its due time, announced to every subscription under the lock that orders all events, returned when
 //! it is requested by its hash (after the configured latency, during which other responses may wait
-//! too), mined, and dropped with its block after [`DEFAULT_HISTORY_BLOCKS`].
+//! too), mined, and dropped with its block after [`HISTORY_BLOCKS`].
 //!
 //! # What is lost, and where it is counted
 //! A reader that lets more than [`DEFAULT_MAX_QUEUED_BYTES`] wait is disconnected
@@ -37,7 +36,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let path = std::env::temp_dir().join(format!("mock-node-doc-{}.ipc", std::process::id()));
-//! let node = MockNode::start(NodeConfig::new(&path).with_accounts(10).with_preload(3))?;
+//! let node = MockNode::start(NodeConfig { accounts: 10, preload: 3, ..NodeConfig::new(&path) })?;
 //! let hashes = node.burst(2);
 //! assert_eq!(node.pending().len(), 5);
 //! assert!(node.raw(hashes[0]).is_some());
@@ -64,11 +63,10 @@ mod tx;
 mod wire;
 pub mod workload;
 
-pub use chain::Block;
+pub use chain::{Block, HISTORY_BLOCKS};
 pub use config::{
-    DEFAULT_ACCOUNTS, DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_HISTORY_BLOCKS, DEFAULT_MAX_CONNECTIONS,
-    DEFAULT_MAX_QUEUED_BYTES, DEFAULT_POOL_LIMIT, DEV_CHAIN_ID, Latency, LoadStart,
-    MAX_REQUEST_BYTES, NodeConfig, UnknownRaw,
+    DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_QUEUED_BYTES, DEFAULT_POOL_LIMIT,
+    DEV_CHAIN_ID, LoadStart, MAX_REQUEST_BYTES, NodeConfig, UnknownRaw,
 };
 pub use error::{NodeError, TxRefused};
 pub use faults::{
@@ -76,5 +74,6 @@ pub use faults::{
 };
 pub use node::{MockNode, Reorg};
 pub use shared::stats::Stats;
-pub use state::contracts;
-pub use timing::Capacity;
+pub use state::{contracts, tx_env};
+pub use timing::{Capacity, Latency};
+pub use workload::DEFAULT_ACCOUNTS;

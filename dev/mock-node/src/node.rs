@@ -2,6 +2,7 @@
 
 mod inject;
 mod load;
+mod supply;
 
 use std::{
     fmt, fs,
@@ -20,14 +21,13 @@ use crate::{
     config::NodeConfig,
     error::{NodeError, TxRefused},
     faults::Fault,
-    node::inject::{follow, inject},
-    node::load::{self, Supply},
-    rpc::server,
-    shared::stats::Stats,
-    shared::{Shared, unix_s},
+    rpc,
+    shared::{Shared, stats::Stats, unix_s},
     state::Keeper,
     tx::SignedTx,
 };
+use inject::{follow, inject};
+use supply::Supply;
 
 /// Threads that are busy with a large answer have this long to end at shutdown.
 const BLOCKING_GRACE: Duration = Duration::from_secs(2);
@@ -44,7 +44,7 @@ pub struct MockNode {
 }
 
 impl MockNode {
-    /// Signs what will be needed, then listens; the socket is there when this returns.
+    /// Signs what is needed first, then listens; the socket is there when this returns.
     ///
     /// # Errors
     /// [`NodeError::Config`] for a field that cannot be used, [`NodeError::Listen`] when the socket cannot be
@@ -57,8 +57,7 @@ impl MockNode {
         for tx in supply.take(shared.config.preload) {
             shared.submit(tx)?;
         }
-        let listener =
-            server::listen(&path).map_err(|source| NodeError::Listen { path, source })?;
+        let listener = rpc::listen(&path).map_err(|source| NodeError::Listen { path, source })?;
         let stop = Arc::new(Notify::new());
         let node = Self { shared, supply, stop, threads: Mutex::default() };
         node.spawn_threads(listener)?;
@@ -79,7 +78,7 @@ impl MockNode {
                     // The order does not matter: both end only once, and a lost accept is a lost connection of a
                     // node that is going down.
                     Ok(listener) => tokio::select! {
-                        () = server::run(shared, listener) => {}
+                        () = rpc::serve(shared, listener) => {}
                         () = stop.notified() => {}
                     },
                     Err(error) => tracing::error!(%error, "the listener does not fit the runtime"),
@@ -97,10 +96,8 @@ impl MockNode {
         if config.tps > 0 {
             let (shared, supply) = (self.shared.clone(), self.supply.clone());
             self.spawn("load", move || load::pace(&shared, &supply))?;
-            if config.count.is_none() {
-                let (shared, supply) = (self.shared.clone(), self.supply.clone());
-                self.spawn("signer", move || supply.refill(&shared))?;
-            }
+            let (shared, supply) = (self.shared.clone(), self.supply.clone());
+            self.spawn("signer", move || supply.refill(&shared))?;
         }
         if let Some(plan) = config.faults.clone() {
             let (shared, supply) = (self.shared.clone(), self.supply.clone());
@@ -143,7 +140,7 @@ impl MockNode {
     /// [`TxRefused`], in the words of a real node.
     pub fn submit(&self, raw: Bytes) -> Result<B256, TxRefused> {
         let config = &self.shared.config;
-        let tx = SignedTx::from_raw(&raw, config.chain_id, config.accept_old_sidecars)?;
+        let tx = SignedTx::from_raw(&raw, config.chain_id, false)?;
         let hash = tx.hash;
         self.shared.submit(Arc::new(tx))?;
         Ok(hash)

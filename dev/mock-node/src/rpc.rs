@@ -1,33 +1,34 @@
 //! From the bytes of a request to the bytes of its answer.
 
-pub(crate) mod server;
+mod error;
+mod methods;
+mod params;
+mod server;
 mod spoil;
 mod state_methods;
 
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
     io::Write as _,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{Address, B256, Bytes, U64, keccak256};
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::{
-    chain::FullBlock,
-    chain::objects::block_object,
-    config::UnknownRaw,
-    error::RpcError,
     faults::BadAnswer,
-    rpc::spoil::{OVERTAKEN_BY, spoil},
-    shared::{Shared, Topic, to_json},
+    shared::{Shared, Topic},
     state::Keeper,
     tx::SignedTx,
     wire::Message,
 };
+use error::RpcError;
+use methods::call;
+use params::Params;
+pub(crate) use server::{listen, run as serve};
+use spoil::{OVERTAKEN_BY, spoil};
 
 /// Calls in one batch from which on it is answered beside the connection's other requests.
 const HEAVY_BATCH: usize = 64;
@@ -44,19 +45,19 @@ struct Request<'a> {
 
 /// An answer, and what follows from having given it.
 #[derive(Debug, Default)]
-pub(crate) struct Reply {
-    pub(crate) message: Message,
+struct Reply {
+    message: Message,
     /// Subscriptions that begin once the answer is queued, so that no notification can overtake it.
-    pub(crate) begin: Vec<(String, Topic)>,
+    begin: Vec<(String, Topic)>,
     /// Raw transactions among what is answered.
-    pub(crate) raws: u64,
+    raws: u64,
     /// Held back for so long.
-    pub(crate) delay: Duration,
+    delay: Duration,
 }
 
 /// How a request is to be treated.
 #[derive(Debug)]
-pub(crate) enum Handled {
+enum Handled {
     /// Answered; `None` when no answer is due.
     Now(Option<Reply>),
     /// Not answered yet: it takes long and belongs on another thread, with `may_block`.
@@ -64,7 +65,7 @@ pub(crate) enum Handled {
 }
 
 /// Answers one object or batch.
-pub(crate) fn handle(shared: &Shared, connection: u64, frame: &[u8], may_block: bool) -> Handled {
+fn handle(shared: &Shared, connection: u64, frame: &[u8], may_block: bool) -> Handled {
     let frame = frame.trim_ascii();
     if frame.first() != Some(&b'[') {
         return match serde_json::from_slice::<Request<'_>>(frame) {
@@ -132,7 +133,7 @@ fn is_heavy(shared: &Shared, request: &Request<'_>) -> bool {
     (state_methods::METHODS.contains(&&*request.method) && waits())
         || matches!(
             &*request.method,
-            "txpool_content" | "txpool_contentFrom" | "eth_getBlockByHash" | "eth_getBlockByNumber"
+            "txpool_content" | "eth_getBlockByHash" | "eth_getBlockByNumber"
         )
 }
 
@@ -151,7 +152,7 @@ fn error_reply(error: RpcError) -> Reply {
     Reply { message, ..Reply::default() }
 }
 
-pub(crate) fn write_error(out: &mut Vec<u8>, id: &str, error: &RpcError) {
+fn write_error(out: &mut Vec<u8>, id: &str, error: &RpcError) {
     let mut object = serde_json::json!({ "code": error.code, "message": error.message });
     if let Some(data) = &error.data {
         object["data"] = data.clone();
@@ -160,7 +161,7 @@ pub(crate) fn write_error(out: &mut Vec<u8>, id: &str, error: &RpcError) {
 }
 
 /// What a method found.
-pub(crate) enum Found {
+enum Found {
     Json(Vec<u8>),
     Raw(Arc<SignedTx>, bool),
     Subscribed(String, Topic),
@@ -248,243 +249,4 @@ fn write_raw(message: &mut Message, tx: &SignedTx, pending: bool) {
         message.push_shared(shared);
     }
     message.text().push(b'"');
-}
-
-fn call(
-    shared: &Shared,
-    connection: u64,
-    method: &str,
-    params: &Params<'_>,
-) -> Result<Found, RpcError> {
-    let json = |value: &dyn erased::Json| Ok(Found::Json(value.json()));
-    match method {
-        "eth_getRawTransactionByHash" => {
-            let hash: B256 = params.get(0)?;
-            let found = shared.lock().core.find(&hash);
-            match found {
-                Some((tx, at)) => {
-                    shared.counters.raw_found.fetch_add(1, Relaxed);
-                    Ok(Found::Raw(tx, at.is_none()))
-                }
-                None => {
-                    shared.counters.raw_unknown.fetch_add(1, Relaxed);
-                    Ok(Found::Json(match shared.config.unknown_raw {
-                        UnknownRaw::Null => b"null".to_vec(),
-                        UnknownRaw::EmptyHex => br#""0x""#.to_vec(),
-                    }))
-                }
-            }
-        }
-        "eth_getTransactionByHash" => {
-            let hash: B256 = params.get(0)?;
-            let found = shared.lock().core.find(&hash);
-            json(&found.map(|(tx, at)| tx.to_object(at)))
-        }
-        "eth_subscribe" => subscribe(shared, params),
-        "eth_unsubscribe" => {
-            let id: String = params.get(0)?;
-            let mut state = shared.lock();
-            let before = state.subscriptions.len();
-            state.subscriptions.retain(|sub| sub.connection != connection || sub.id != id);
-            json(&(state.subscriptions.len() < before))
-        }
-        "eth_sendRawTransaction" => {
-            let raw: Bytes = params.get(0)?;
-            let config = &shared.config;
-            let tx = SignedTx::from_raw(&raw, config.chain_id, config.accept_old_sidecars)?;
-            let hash = tx.hash;
-            shared.submit(Arc::new(tx))?;
-            json(&hash)
-        }
-        "eth_blockNumber" => json(&U64::from(shared.lock().core.chain.head().header.number)),
-        "eth_getBlockByHash" => {
-            let (hash, full): (B256, bool) = (params.get(0)?, params.get_or(1, false)?);
-            let block = shared.lock().core.chain.by_hash(&hash).cloned();
-            json(&block.map(|block| block_object(&block, full)))
-        }
-        "eth_getBlockByNumber" => {
-            let (tag, full): (String, bool) = (params.get(0)?, params.get_or(1, false)?);
-            let block = block_by_tag(shared, &tag)?;
-            json(&block.map(|block| block_object(&block, full)))
-        }
-        "eth_getBalance" | "eth_getCode" | "eth_getStorageAt" => {
-            state_methods::call(shared, method, params)
-        }
-        "eth_getTransactionCount" if params.names_a_block(1) => {
-            state_methods::call(shared, method, params)
-        }
-        "eth_getTransactionCount" => {
-            let (address, tag): (Address, String) =
-                (params.get(0)?, params.get_or(1, "latest".to_owned())?);
-            let state = shared.lock();
-            let mined = state.core.chain.nonce(&address);
-            let next = match tag.as_str() {
-                "pending" => state.core.pool.next_nonce(&address).unwrap_or(mined),
-                _ => mined,
-            };
-            json(&U64::from(next))
-        }
-        "eth_chainId" => json(&U64::from(shared.config.chain_id)),
-        "net_version" => json(&shared.config.chain_id.to_string()),
-        "web3_clientVersion" => json(&shared.config.client_version),
-        "eth_syncing" => json(&false),
-        "eth_gasPrice" => {
-            json(&U64::from(shared.lock().core.chain.next_base_fee_wei() + SUGGESTED_TIP_WEI))
-        }
-        "eth_maxPriorityFeePerGas" => json(&U64::from(SUGGESTED_TIP_WEI)),
-        "eth_blobBaseFee" => json(&U64::from(1)),
-        "txpool_status" => {
-            let state = shared.lock();
-            let pending = state.core.pool.pending_count();
-            let queued = state.core.pool.len() - pending;
-            let counts = [("pending", pending), ("queued", queued)];
-            json(
-                &counts
-                    .map(|(name, count)| (name, U64::from(count)))
-                    .into_iter()
-                    .collect::<BTreeMap<_, _>>(),
-            )
-        }
-        "txpool_content" => {
-            shared.list();
-            let (pending, queued) = pool_content(shared, None);
-            Ok(Found::Json(content_json(pending, queued, true)))
-        }
-        "txpool_contentFrom" => {
-            let sender: Address = params.get(0)?;
-            let (pending, queued) = pool_content(shared, Some(sender));
-            Ok(Found::Json(content_json(pending, queued, false)))
-        }
-        _ => Err(RpcError::new(RpcError::METHOD_NOT_FOUND, "Method not found")),
-    }
-}
-
-/// What `eth_gasPrice` adds to the base fee, reth's fallback suggestion: 1 gwei.
-const SUGGESTED_TIP_WEI: u64 = 1_000_000_000;
-
-fn subscribe(shared: &Shared, params: &Params<'_>) -> Result<Found, RpcError> {
-    let kind: String = params.get(0)?;
-    let topic = match kind.as_str() {
-        "newPendingTransactions" if params.get_or(1, false)? => Topic::Objects,
-        "newPendingTransactions" => Topic::Hashes,
-        "newHeads" => Topic::Heads,
-        other => {
-            return Err(RpcError::invalid_params(format!("unknown variant `{other}`")));
-        }
-    };
-    let mut state = shared.lock();
-    state.next_subscription += 1;
-    // Opaque, as long as reth's.
-    let digest =
-        keccak256([shared.config.seed, state.next_subscription].map(u64::to_be_bytes).concat());
-    Ok(Found::Subscribed(const_hex::encode_prefixed(&digest[..16]), topic))
-}
-
-pub(crate) fn block_by_tag(shared: &Shared, tag: &str) -> Result<Option<Arc<FullBlock>>, RpcError> {
-    let state = shared.lock();
-    let chain = &state.core.chain;
-    Ok(match tag {
-        "latest" | "safe" | "finalized" | "pending" => Some(chain.head().clone()),
-        "earliest" => chain.by_number(0).cloned(),
-        number => {
-            let digits = number.strip_prefix("0x").unwrap_or_default();
-            let number = u64::from_str_radix(digits, 16).map_err(|_| {
-                RpcError::invalid_params(format!("invalid block number `{number}`"))
-            })?;
-            chain.by_number(number).cloned()
-        }
-    })
-}
-
-type Txs = Vec<Arc<SignedTx>>;
-
-fn pool_content(shared: &Shared, sender: Option<Address>) -> (Txs, Txs) {
-    let wanted = |tx: &&Arc<SignedTx>| sender.is_none_or(|sender| tx.sender == sender);
-    let state = shared.lock();
-    let pool = &state.core.pool;
-    (
-        pool.pending().filter(wanted).cloned().collect(),
-        pool.queued().filter(wanted).cloned().collect(),
-    )
-}
-
-/// `{pending:{sender:{nonce:object}},queued:..}`, or without the senders' level.
-fn content_json(pending: Txs, queued: Txs, by_sender: bool) -> Vec<u8> {
-    let mut out = Vec::with_capacity((pending.len() + queued.len()) * 700 + 32);
-    for (name, mut txs) in [("{\"pending\":{", pending), ("},\"queued\":{", queued)] {
-        out.extend_from_slice(name.as_bytes());
-        txs.sort_unstable_by_key(|tx| (tx.sender, tx.nonce));
-        let mut before = None;
-        for tx in txs {
-            let begins = before != Some(tx.sender);
-            match (before, begins && by_sender) {
-                (None, true) => write!(out, "\"{}\":{{", tx.sender).expect("memory takes all"),
-                (Some(_), true) => {
-                    write!(out, "}},\"{}\":{{", tx.sender).expect("memory takes all")
-                }
-                (None, false) => {}
-                (Some(_), false) => out.push(b','),
-            }
-            before = Some(tx.sender);
-            write!(out, "\"{}\":", tx.nonce).expect("memory takes all");
-            serde_json::to_writer(&mut out, &tx.to_object(None)).expect("objects can be written");
-        }
-        if before.is_some() && by_sender {
-            out.push(b'}');
-        }
-    }
-    out.extend_from_slice(b"}}");
-    out
-}
-
-/// A request's parameters by position.
-pub(crate) struct Params<'a>(Vec<&'a RawValue>);
-
-impl<'a> Params<'a> {
-    fn read(params: Option<&'a RawValue>) -> Result<Self, RpcError> {
-        let Some(params) = params.filter(|params| params.get() != "null") else {
-            return Ok(Self(Vec::new()));
-        };
-        serde_json::from_str(params.get())
-            .map(Self)
-            .map_err(|error| RpcError::invalid_params(error.to_string()))
-    }
-
-    pub(crate) fn get<T: DeserializeOwned>(&self, index: usize) -> Result<T, RpcError> {
-        let param = self.0.get(index).ok_or_else(|| RpcError::invalid_params("No more params"))?;
-        serde_json::from_str(param.get())
-            .map_err(|error| RpcError::invalid_params(error.to_string()))
-    }
-
-    /// Whether the parameter names one certain block, not a place at the chain's end.
-    fn names_a_block(&self, index: usize) -> bool {
-        self.0
-            .get(index)
-            .is_some_and(|param| matches!(&param.get().as_bytes(), [b'{', ..] | [b'"', b'0', ..]))
-    }
-
-    pub(crate) fn get_or<T: DeserializeOwned>(
-        &self,
-        index: usize,
-        default: T,
-    ) -> Result<T, RpcError> {
-        match self.0.get(index) {
-            None => Ok(default),
-            Some(param) if param.get() == "null" => Ok(default),
-            Some(_) => self.get(index),
-        }
-    }
-}
-
-/// Lets one closure write any answer.
-mod erased {
-    pub(super) trait Json {
-        fn json(&self) -> Vec<u8>;
-    }
-
-    impl<T: serde::Serialize> Json for T {
-        fn json(&self) -> Vec<u8> {
-            super::to_json(self)
-        }
-    }
 }

@@ -1,29 +1,28 @@
 //! What the node's threads share: the core, the subscriptions, the counters.
 
+mod signals;
 pub(crate) mod stats;
 
 use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use alloy_primitives::B256;
-use serde::Serialize;
 
 use crate::{
-    chain::FullBlock,
-    chain::objects::head_object,
+    chain::{FullBlock, objects::head_object},
     config::NodeConfig,
     core::{Core, Effects},
     error::TxRefused,
     faults::switches::Switches,
-    shared::stats::Counters,
     state::Keeper,
-    timing::DelayLine,
-    timing::Line,
-    tx::SignedTx,
+    timing::{DelayLine, Line},
+    tx::{SignedTx, to_json},
     wire::{Message, Outbox},
 };
+use signals::Signals;
+use stats::Counters;
 
 /// What a subscription is notified of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +119,6 @@ impl Shared {
         let mut state = self.lock();
         match state.core.submit(tx) {
             Ok(effects) => {
-                self.counters.submitted.fetch_add(1, Relaxed);
                 self.publish(&state, effects);
                 Ok(())
             }
@@ -197,7 +195,6 @@ impl Shared {
             text.extend_from_slice(br#"","result":"#);
             text.extend_from_slice(result);
             text.extend_from_slice(b"}}\n");
-            self.counters.notifications.fetch_add(1, Relaxed);
             self.push(&subscription.outbox, text.into());
         }
     }
@@ -211,60 +208,6 @@ impl Shared {
     }
 }
 
-/// JSON of a value that cannot fail to be written.
-pub(crate) fn to_json(value: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(value).expect("Ethereum's objects have string keys and no failing parts")
-}
-
 pub(crate) fn unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// Occasions that the node's own threads wait for.
-#[derive(Debug, Default)]
-pub(crate) struct Signals {
-    flags: Mutex<Flags>,
-    changed: Condvar,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Flags {
-    pub(crate) stopped: bool,
-    pub(crate) subscribed: bool,
-    pub(crate) load_finished: bool,
-    pub(crate) plan_finished: bool,
-}
-
-impl Signals {
-    pub(crate) fn set(&self, set: impl FnOnce(&mut Flags)) {
-        set(&mut self.flags.lock().unwrap_or_else(PoisonError::into_inner));
-        self.changed.notify_all();
-    }
-
-    /// Waits until `ready` says so or the time has come; says what holds then.
-    pub(crate) fn wait(&self, until: Option<Instant>, ready: impl Fn(&Flags) -> bool) -> Flags {
-        let mut flags = self.flags.lock().unwrap_or_else(PoisonError::into_inner);
-        while !ready(&flags) {
-            flags = match until {
-                None => self.changed.wait(flags).unwrap_or_else(PoisonError::into_inner),
-                Some(until) => {
-                    let left = until.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        break;
-                    }
-                    self.changed.wait_timeout(flags, left).unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
-        *flags
-    }
-
-    /// Sleeps; true when the node is stopped meanwhile or was before.
-    pub(crate) fn sleep_until(&self, until: Instant) -> bool {
-        self.wait(Some(until), |flags| flags.stopped).stopped
-    }
-
-    pub(crate) fn sleep(&self, time: Duration) -> bool {
-        self.sleep_until(Instant::now() + time)
-    }
 }

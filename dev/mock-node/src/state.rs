@@ -16,11 +16,8 @@ use std::{
     },
 };
 
-use alloy_consensus::{Transaction as _, TxEnvelope, crypto::secp256k1::recover_signer};
-use alloy_eips::{
-    Decodable2718,
-    eip7702::{RecoveredAuthority, RecoveredAuthorization},
-};
+use alloy_consensus::{Transaction, crypto::secp256k1::recover_signer};
+use alloy_eips::eip7702::{RecoveredAuthority, RecoveredAuthorization};
 use alloy_primitives::{Address, B256, Bytes, U256};
 use revm::{
     Context, ExecuteCommitEvm, MainBuilder, MainContext,
@@ -29,7 +26,7 @@ use revm::{
     primitives::hardfork::SpecId,
 };
 
-use crate::{chain::FullBlock, config::NodeConfig, tx::SignedTx};
+use crate::{chain::FullBlock, config::NodeConfig};
 use history::History;
 
 /// The state of recent blocks.
@@ -74,7 +71,7 @@ impl Keeper {
             let values = world::genesis(config.accounts);
             Self {
                 chain_id: config.chain_id,
-                history: RwLock::new(History::new(genesis, values, config.history_blocks)),
+                history: RwLock::new(History::new(genesis, values)),
                 queue: Mutex::default(),
                 changed: Condvar::new(),
                 waiting: AtomicUsize::new(0),
@@ -200,7 +197,7 @@ fn execute(history: &History, chain_id: u64, block: &FullBlock) -> Cache {
     let context = Context::mainnet().with_db(CacheDB::new(history)).with_cfg(cfg).with_block(env);
     let mut evm = context.build_mainnet();
     for tx in &block.txs {
-        if let Err(error) = evm.transact_commit(tx_env(tx)) {
+        if let Err(error) = evm.transact_commit(tx_env(&tx.envelope(), tx.sender)) {
             tracing::debug!(hash = %tx.hash, %error, "a mined transaction cannot be executed");
             let db = &mut evm.ctx.journaled_state.database;
             let account = db.load_account(tx.sender).expect("memory does not fail");
@@ -211,12 +208,14 @@ fn execute(history: &History, chain_id: u64, block: &FullBlock) -> Cache {
     evm.ctx.journaled_state.database.cache
 }
 
-fn tx_env(signed: &SignedTx) -> TxEnv {
-    let tx = TxEnvelope::decode_2718_exact(signed.body.mined())
-        .expect("these bytes were decoded or encoded by us before");
+/// A transaction as the EVM takes it.
+///
+/// Authorities are recovered here, once, by libsecp256k1: the EVM would recover them at every execution, and more
+/// slowly.
+pub fn tx_env(tx: &impl Transaction, sender: Address) -> TxEnv {
     TxEnv {
-        tx_type: tx.tx_type() as u8,
-        caller: signed.sender,
+        tx_type: tx.ty(),
+        caller: sender,
         gas_limit: tx.gas_limit(),
         gas_price: tx.max_fee_per_gas(),
         kind: tx.kind(),
@@ -233,7 +232,6 @@ fn tx_env(signed: &SignedTx) -> TxEnv {
             .unwrap_or_default()
             .iter()
             .map(|signed| {
-                // By libsecp256k1; what the EVM would do itself takes four times as long.
                 let authority = signed
                     .signature()
                     .ok()

@@ -6,3 +6,4 @@ mod latency;
 pub use capacity::Capacity;
 pub(crate) use capacity::{Busy, Line};
 pub(crate) use latency::DelayLine;
+pub use latency::Latency;

@@ -10,8 +10,9 @@ use alloy_eips::{Decodable2718, Encodable2718, eip7594::BlobTransactionSidecarVa
 use alloy_primitives::{Address, B256, Bytes, bytes};
 use alloy_rlp::{BufMut, Header};
 use alloy_rpc_types_eth::Transaction;
+use serde::Serialize;
 
-use crate::{error::TxRefused, shared::to_json};
+use crate::error::TxRefused;
 
 /// The type byte of blob transactions (EIP-4844).
 const BLOB_TX_TYPE: u8 = 3;
@@ -175,10 +176,14 @@ impl SignedTx {
         Ok(Self::from_envelope(&tx, sender, body))
     }
 
+    /// Without the sidecar.
+    pub(crate) fn envelope(&self) -> TxEnvelope {
+        TxEnvelope::decode_2718_exact(self.body.mined())
+            .expect("these bytes were decoded or encoded by us before")
+    }
+
     /// The object that `eth_getTransactionByHash` and its kin show: without the sidecar, like reth and geth.
     pub(crate) fn to_object(&self, mined: Option<MinedAt>) -> Transaction {
-        let tx = TxEnvelope::decode_2718_exact(self.body.mined())
-            .expect("these bytes were decoded or encoded by us before");
         // No literal: newer versions of alloy have more fields.
         let place = TransactionInfo {
             block_hash: mined.map(|at| at.block_hash),
@@ -186,7 +191,7 @@ impl SignedTx {
             index: mined.map(|at| at.index),
             ..TransactionInfo::default()
         };
-        let tx = Recovered::new_unchecked(tx, self.sender);
+        let tx = Recovered::new_unchecked(self.envelope(), self.sender);
         let mut object = Transaction::from_transaction(tx, place);
         object.effective_gas_price = Some(mined.map_or(self.max_fee_wei, |at| {
             self.max_fee_wei.min(self.tip_wei.saturating_add(at.base_fee_wei))
@@ -219,4 +224,9 @@ pub(crate) fn mined_form(tx: &TxEnvelope) -> Bytes {
         }
         other => other.encoded_2718().into(),
     }
+}
+
+/// JSON of a value that cannot fail to be written.
+pub(crate) fn to_json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("Ethereum's objects have string keys and no failing parts")
 }

@@ -23,10 +23,12 @@ pub use signed::SignedLoad;
 use crate::tx::SignedTx;
 use plan::Plan;
 
+/// Default number of sending accounts: as many as anvil has with `--accounts 1000`.
+pub const DEFAULT_ACCOUNTS: usize = 1000;
+
 /// What a thousand transactions consist of. Blob transactions come first; the rest is divided among the calls, and
 /// what no share names is a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Mix {
     /// Transactions with blobs. Default 0.
     pub blobs_per_mille: u32,
@@ -62,33 +64,16 @@ impl Default for Mix {
     }
 }
 
-impl Mix {
-    /// Sets the share of blob transactions, and of those with six blobs among them.
-    #[must_use]
-    pub const fn with_blobs(mut self, per_mille: u32, six_per_mille: u32) -> Self {
-        self.blobs_per_mille = per_mille;
-        self.six_blobs_per_mille = six_per_mille;
-        self
-    }
-
-    /// Sets the share of those that reach a listed address.
-    #[must_use]
-    pub const fn with_listed(mut self, per_mille: u32) -> Self {
-        self.listed_per_mille = per_mille;
-        self
-    }
-}
-
 /// What a [`Workload`] is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct WorkloadConfig {
     /// From it come all choices.
     pub seed: u64,
     /// Of every signature.
     pub chain_id: u64,
     /// Accounts of the test mnemonic that send. When the mix has blobs, the last tenth of them sends blob
-    /// transactions and nothing else: geth refuses an account that has both kinds pending. Default 1000.
+    /// transactions and nothing else: geth refuses an account that has both kinds pending. Default
+    /// [`DEFAULT_ACCOUNTS`].
     pub accounts: usize,
     /// Default [`Mix::default`].
     pub mix: Mix,
@@ -102,8 +87,6 @@ pub struct WorkloadConfig {
     pub max_blob_fee_wei: u128,
     /// The next nonce of each account, in their order; accounts beyond its end begin at 0.
     pub nonces: Vec<u64>,
-    /// Threads that sign. Default: as many as the machine has cores.
-    pub threads: usize,
 }
 
 impl WorkloadConfig {
@@ -112,57 +95,14 @@ impl WorkloadConfig {
         Self {
             seed,
             chain_id,
-            accounts: crate::config::DEFAULT_ACCOUNTS,
+            accounts: DEFAULT_ACCOUNTS,
             mix: Mix::default(),
             sidecar_form: SidecarForm::default(),
             max_fee_wei: 200_000_000_000,
             max_tip_wei: 5_000_000_000,
             max_blob_fee_wei: 100_000_000_000,
             nonces: Vec::new(),
-            threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
         }
-    }
-
-    /// Sets [`accounts`](Self::accounts).
-    #[must_use]
-    pub fn with_accounts(mut self, accounts: usize) -> Self {
-        self.accounts = accounts;
-        self
-    }
-
-    /// Sets [`mix`](Self::mix).
-    #[must_use]
-    pub fn with_mix(mut self, mix: Mix) -> Self {
-        self.mix = mix;
-        self
-    }
-
-    /// Sets [`sidecar_form`](Self::sidecar_form).
-    #[must_use]
-    pub fn with_sidecar_form(mut self, form: SidecarForm) -> Self {
-        self.sidecar_form = form;
-        self
-    }
-
-    /// Sets [`nonces`](Self::nonces).
-    #[must_use]
-    pub fn with_nonces(mut self, nonces: Vec<u64>) -> Self {
-        self.nonces = nonces;
-        self
-    }
-
-    /// Sets the fee caps and the highest tip, in wei per gas.
-    #[must_use]
-    pub fn with_fees(
-        mut self,
-        max_fee_wei: u128,
-        max_tip_wei: u128,
-        max_blob_fee_wei: u128,
-    ) -> Self {
-        self.max_fee_wei = max_fee_wei;
-        self.max_tip_wei = max_tip_wei;
-        self.max_blob_fee_wei = max_blob_fee_wei;
-        self
     }
 }
 
@@ -187,7 +127,7 @@ pub struct PreparedTx {
 /// ```
 /// use mock_node::workload::{Workload, WorkloadConfig};
 ///
-/// let mut load = Workload::new(WorkloadConfig::new(7, 1337).with_accounts(10));
+/// let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1337) });
 /// let txs = load.prepare(20);
 /// assert_eq!(txs.len(), 20);
 /// assert_eq!((txs[0].nonce, txs[10].nonce), (0, 1), "the accounts take turns");
@@ -233,8 +173,7 @@ impl Workload {
         &self.accounts
     }
 
-    /// Signs the next `count` transactions on all cores. About 35 us of processor time each, once the proofs of the
-    /// blobs exist.
+    /// Signs the next `count` transactions on all cores, if there are enough. About 35 us of CPU time each.
     ///
     /// Blob transactions are written out in full here; a thousand with one blob are 137 MB.
     pub fn prepare(&mut self, count: usize) -> Vec<PreparedTx> {
@@ -254,13 +193,8 @@ impl Workload {
     /// The same without writing blobs out.
     pub(crate) fn sign(&mut self, count: usize) -> Vec<(TxKind, Arc<SignedTx>)> {
         let plans: Vec<Plan> = (0..count).map(|_| self.plan()).collect();
-        // Proofs are made here, not by the first thread that meets a blob while the others wait for it.
-        for many in [false, true] {
-            if plans.iter().any(|plan| plan.kind == TxKind::of_blobs(many)) {
-                blobs::shared_sidecar(self.config.sidecar_form, many);
-            }
-        }
-        let share = plans.len().div_ceil(self.config.threads.max(1)).max(64);
+        let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let share = plans.len().div_ceil(threads).max(64);
         let (config, accounts) = (&self.config, &self.accounts);
         let sign = |plans: &[Plan]| -> Vec<_> {
             plans.iter().map(|plan| (plan.kind, Arc::new(plan.sign(config, accounts)))).collect()

@@ -54,10 +54,11 @@ impl Node {
         configure: impl FnOnce(NodeConfig) -> NodeConfig,
     ) -> Self {
         let (folder, path) = socket();
-        let node = MockNode::start(configure(NodeConfig::new(path).with_accounts(20)))
+        let node = MockNode::start(configure(NodeConfig { accounts: 20, ..NodeConfig::new(path) }))
             .expect("the mock node starts");
-        let workload = WorkloadConfig::new(7, node.config().chain_id).with_accounts(20);
-        let txs = Workload::new(workload.with_mix(mix)).prepare(txs);
+        let chain_id = node.config().chain_id;
+        let workload = WorkloadConfig { accounts: 20, mix, ..WorkloadConfig::new(7, chain_id) };
+        let txs = Workload::new(workload).prepare(txs);
         Self { node, txs, _folder: folder }
     }
 

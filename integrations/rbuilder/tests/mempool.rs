@@ -74,12 +74,7 @@ struct Rbuilder {
 async fn start(tps: u32, count: u64, cancel_on_end: bool) -> Rbuilder {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("node.ipc");
-    let node = NodeConfig::new(&path)
-        .with_tps(tps)
-        .with_count(Some(count))
-        .with_load_start(LoadStart::FirstSubscription)
-        .with_pool_limit(1_000_000)
-        .with_blobs_per_mille(2);
+    let node = NodeConfig { tps, count: Some(count), load_start: LoadStart::FirstSubscription, pool_limit: 1_000_000, blobs_per_mille: 2, ..NodeConfig::new(&path) };
     let node = MockNode::start(node).unwrap();
     // As rbuilder sizes it.
     let (results, commands) = mpsc::channel(10_000);

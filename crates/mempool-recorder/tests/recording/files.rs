@@ -25,8 +25,8 @@ pub(crate) fn pool() -> OrderPool {
 
 /// Signed; of a thousand so many with blobs.
 pub(crate) fn signed(count: usize, blobs_per_mille: u32) -> Vec<PreparedTx> {
-    let mix = Mix::default().with_blobs(blobs_per_mille, 0);
-    Workload::new(WorkloadConfig::new(7, 1337).with_mix(mix)).prepare(count)
+    let mix = Mix { blobs_per_mille, six_blobs_per_mille: 0, ..Mix::default() };
+    Workload::new(WorkloadConfig { mix, ..WorkloadConfig::new(7, 1337) }).prepare(count)
 }
 
 pub(crate) fn insert(pool: &OrderPool, tx: &PreparedTx) {

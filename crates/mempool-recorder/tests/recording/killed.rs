@@ -26,8 +26,8 @@ fn a_recorder_that_does_not_end() {
     let recorder = Recorder::start(&pool, config).expect("a folder");
     let mut out = std::io::stdout().lock();
     let mut told = false;
-    let mix = Mix::default().with_blobs(10, 0);
-    let mut load = Workload::new(WorkloadConfig::new(7, 1337).with_mix(mix));
+    let mix = Mix { blobs_per_mille: 10, six_blobs_per_mille: 0, ..Mix::default() };
+    let mut load = Workload::new(WorkloadConfig { mix, ..WorkloadConfig::new(7, 1337) });
     // Without the parent nobody reads what it writes, and that ends it.
     loop {
         for tx in load.prepare(200) {

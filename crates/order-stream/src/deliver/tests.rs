@@ -19,7 +19,8 @@ fn at(seconds: u64) -> SystemTime {
 }
 
 fn records(chain_id: u64) -> Vec<TxRecord> {
-    let mut load = Workload::new(WorkloadConfig::new(7, chain_id).with_accounts(10));
+    let mut load =
+        Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, chain_id) });
     let record = |raw: &[u8]| {
         let tx = PooledTransaction::decode_2718_exact(raw).expect("a transaction");
         let sender = tx.recover_signer().expect("a sender");

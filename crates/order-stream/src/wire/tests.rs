@@ -29,7 +29,7 @@ fn at(nanos: u64) -> SystemTime {
 /// Signed transactions of every type without blobs, at most 200.
 fn envelopes(count: usize) -> Vec<PooledTransaction> {
     static ALL: LazyLock<Vec<PooledTransaction>> = LazyLock::new(|| {
-        let mut load = Workload::new(WorkloadConfig::new(7, 1).with_accounts(10));
+        let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1) });
         let raw = load.prepare(200).into_iter().map(|tx| tx.raw);
         raw.map(|raw| PooledTransaction::decode_2718_exact(&raw).expect("a transaction")).collect()
     });

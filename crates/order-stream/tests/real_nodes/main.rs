@@ -91,8 +91,8 @@ fn pool() -> OrderPool {
 }
 
 fn transactions(seed: u64, count: usize, blobs_per_mille: u32) -> Vec<Transaction> {
-    let mix = Mix::default().with_blobs(blobs_per_mille, 0);
-    let config = WorkloadConfig::new(seed, CHAIN).with_accounts(100).with_mix(mix);
+    let mix = Mix { blobs_per_mille, six_blobs_per_mille: 0, ..Mix::default() };
+    let config = WorkloadConfig { accounts: 100, mix, ..WorkloadConfig::new(seed, CHAIN) };
     let transaction = |tx: mock_node::workload::PreparedTx| {
         let read = PooledTransaction::decode_2718_exact(&tx.raw).expect("a transaction");
         let tx = Recovered::new_unchecked(read, tx.sender);

@@ -292,7 +292,7 @@ async fn nats_publishers_and_sources_of_both_flows_need_no_other_rights() {
             .with_trust(Trust::Machines(["ingest-1".to_owned()].into()));
         sources.push(Source::start(&built, config).unwrap());
     }
-    let txs = Workload::new(WorkloadConfig::new(1, 1).with_accounts(2)).prepare(2);
+    let txs = Workload::new(WorkloadConfig { accounts: 2, ..WorkloadConfig::new(1, 1) }).prepare(2);
     let tx = |number: usize| {
         let tx = PooledTransaction::decode_2718_exact(&txs[number].raw).unwrap();
         tx.try_into_recovered().unwrap()

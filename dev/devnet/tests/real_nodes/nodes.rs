@@ -129,9 +129,10 @@ async fn normal_and_blob_transactions_arrive_whole() {
     for kind in BOTH {
         // No block comes meanwhile: what it mines leaves the pool, and anvil takes seconds for the blobs.
         let setup = Setup::new(kind, Duration::from_secs(600)).await;
-        let mix = Mix::default().with_blobs(100, 300);
-        let workload = WorkloadConfig::new(3, setup.client().chain_id()).with_accounts(100);
-        let txs = Workload::new(workload.with_mix(mix)).prepare(150);
+        let mix = Mix { blobs_per_mille: 100, six_blobs_per_mille: 300, ..Mix::default() };
+        let workload =
+            WorkloadConfig { accounts: 100, ..WorkloadConfig::new(3, setup.client().chain_id()) };
+        let txs = Workload::new(WorkloadConfig { mix, ..workload }).prepare(150);
         let mut blobs = 0;
         for tx in &txs {
             assert_eq!(setup.client().send(&tx.raw), Ok(tx.hash), "{kind:?}: {:?}", tx.kind);

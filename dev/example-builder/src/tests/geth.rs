@@ -80,7 +80,10 @@ fn deploy(rpc: &Rpc, account: &Account) -> Address {
 /// Sends the workload and calls of the token, each transaction at its time.
 fn load(path: &Path, token: Address, callers: &[Account], stop: &AtomicBool) -> u64 {
     let rpc = Rpc::connect(path, PATIENCE).expect("geth listens");
-    let config = WorkloadConfig::new(11, mock_node::DEV_CHAIN_ID).with_accounts(LOAD_ACCOUNTS);
+    let config = WorkloadConfig {
+        accounts: LOAD_ACCOUNTS,
+        ..WorkloadConfig::new(11, mock_node::DEV_CHAIN_ID)
+    };
     let mut workload = Workload::new(config);
     let start = Instant::now();
     let mut sent = 0;

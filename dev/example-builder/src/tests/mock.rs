@@ -11,6 +11,7 @@ use alloy_primitives::{Address, B256, Bytes};
 use blocklist::{BlocklistConfig, SharedBlocklist};
 use mempool_ingest::order_pool::{Block, RawBundle};
 use mock_node::{
+    NodeConfig,
     contracts::transfer_input,
     workload::{listed, tokens},
 };
@@ -41,7 +42,7 @@ fn token_transfer(nonce: u64, tip_gwei: u128, fails: bool) -> Wanted {
 
 #[test]
 fn every_way_fills_the_same_block_and_no_listed_address_is_in_it() {
-    let world = World::new(|node| node.with_preload(400).with_listed_per_mille(100));
+    let world = World::new(|node| NodeConfig { preload: 400, listed_per_mille: 100, ..node });
     world.ingest_pending();
     let block = world.next_block(GAS_LIMIT);
     let (state, guard) = (world.state(&block), guard());
@@ -190,7 +191,7 @@ fn a_bundles_window_of_time_and_its_wish_for_a_refund_are_respected() {
 
 #[test]
 fn at_each_head_a_block_is_built_and_a_stop_ends_the_thread() {
-    let world = World::new(|node| node.with_preload(60));
+    let world = World::new(|node| NodeConfig { preload: 60, ..node });
     world.ingest_pending();
     let (reports, told) = mpsc::channel();
     let stop = Arc::new(AtomicBool::new(false));

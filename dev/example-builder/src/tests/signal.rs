@@ -18,8 +18,11 @@ fn a_command_that_does_not_end() {
 
 #[test]
 fn sigterm_and_sigint_end_the_command_with_its_summary_and_exit_code_0() {
-    let node = Node::start(0, |node| {
-        node.with_state(true).with_preload(20).with_block_time(Duration::from_millis(500))
+    let node = Node::start(0, |node| mock_node::NodeConfig {
+        state: true,
+        preload: 20,
+        block_time: Duration::from_millis(500),
+        ..node
     });
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let ipc = node.node.ipc_path().to_str().expect("text");

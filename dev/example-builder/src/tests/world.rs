@@ -41,7 +41,7 @@ impl World {
     pub(crate) fn new(configure: impl FnOnce(NodeConfig) -> NodeConfig) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let config = NodeConfig::new(folder.path().join("node.ipc"));
-        let config = config.with_accounts(LOAD_ACCOUNTS).with_state(true);
+        let config = NodeConfig { accounts: LOAD_ACCOUNTS, state: true, ..config };
         let node = MockNode::start(configure(config)).expect("the mock node starts");
         let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
         let rpc = Arc::new(Rpc::connect(node.ipc_path(), TIMEOUT).expect("the node listens"));

@@ -5,15 +5,14 @@ use std::{
     time::Instant,
 };
 
+use super::{load, supply::Supply};
 use crate::{
-    faults::switches::Restart,
-    faults::{Fault, FaultPlan, Target},
-    node::load::{self, Supply},
+    faults::{Fault, FaultPlan, Target, switches::Restart},
     shared::{Shared, unix_s},
     wire::{Freeze, Outbox},
 };
 
-pub(crate) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
+pub(super) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
     tracing::debug!(?fault, "a fault strikes");
     shared.counters.faults.fetch_add(1, Relaxed);
     let switches = &shared.switches;
@@ -53,7 +52,7 @@ pub(crate) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
 }
 
 /// Follows a plan from the moment the load begins until its end or the node's.
-pub(crate) fn follow(shared: &Shared, supply: &Supply, plan: &FaultPlan) {
+pub(super) fn follow(shared: &Shared, supply: &Supply, plan: &FaultPlan) {
     if load::wait_for_start(shared) {
         return;
     }

@@ -18,17 +18,16 @@ use tokio::{
     task,
 };
 
+use super::{Handled, Reply, handle};
 use crate::{
     config::MAX_REQUEST_BYTES,
     faults::switches::Restart,
-    rpc::{self, Handled, Reply},
     shared::{Shared, Subscription, Topic, unix_s},
-    wire::Splitter,
-    wire::{Freeze, Next, Outbox},
+    wire::{Freeze, Next, Outbox, Splitter},
 };
 
 /// What reth writes to a connection that is one too many.
-pub(crate) const TOO_MANY: &[u8] = b"Too many connections. Please try again later.";
+pub(super) const TOO_MANY: &[u8] = b"Too many connections. Please try again later.";
 
 /// Accepts until the runtime ends, on one socket after the other when a fault restarts the node.
 pub(crate) async fn run(shared: Arc<Shared>, mut listener: UnixListener) {
@@ -211,14 +210,14 @@ impl Connection {
         if frame.trim_ascii().is_empty() {
             return;
         }
-        match rpc::handle(&self.shared, self.number, frame, false) {
+        match handle(&self.shared, self.number, frame, false) {
             Handled::Now(reply) => self.answer(reply),
             Handled::Heavy => {
                 let (connection, frame) = (self.clone(), frame.to_vec());
                 // Not waited for: its answer goes to the outbox. A panic is on stderr, and its request has no
                 // answer, as with a node whose handler died.
                 task::spawn_blocking(move || {
-                    let handled = rpc::handle(&connection.shared, connection.number, &frame, true);
+                    let handled = handle(&connection.shared, connection.number, &frame, true);
                     if let Handled::Now(reply) = handled {
                         connection.answer(reply);
                     }

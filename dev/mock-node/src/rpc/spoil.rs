@@ -2,19 +2,17 @@
 
 use std::time::Duration;
 
+use super::{error::RpcError, server::TOO_MANY, write_error};
 use crate::{
-    error::RpcError,
     faults::{BadAnswer, LARGE_ANSWER_BYTES},
-    rpc::server::TOO_MANY,
-    rpc::write_error,
     wire::Message,
 };
 
 /// Answers of [`BadAnswer::OutOfOrder`] come up to so much later.
-pub(crate) const OVERTAKEN_BY: Duration = Duration::from_millis(20);
+pub(super) const OVERTAKEN_BY: Duration = Duration::from_millis(20);
 
 /// What goes out instead of `right`; `None` when nothing does. The answer's line end is added by the caller.
-pub(crate) fn spoil(bad: BadAnswer, id: &str, right: Message) -> Option<Message> {
+pub(super) fn spoil(bad: BadAnswer, id: &str, right: Message) -> Option<Message> {
     let mut wrong = Message::default();
     let out = wrong.text();
     match bad {

@@ -3,15 +3,15 @@
 use alloy_primitives::{Address, B256, U64, U256};
 use serde::Deserialize;
 
+use super::{Found, error::RpcError, methods::block_by_tag, params::Params};
 use crate::{
-    error::RpcError,
-    rpc::{Found, Params, block_by_tag},
-    shared::{Shared, to_json},
+    shared::Shared,
     state::{StateRequest, Value},
+    tx::to_json,
 };
 
 /// The methods that may have to wait for the execution of a block.
-pub(crate) const METHODS: [&str; 4] =
+pub(super) const METHODS: [&str; 4] =
     ["eth_getBalance", "eth_getCode", "eth_getStorageAt", "eth_getTransactionCount"];
 
 /// A block by hash (EIP-1898) or number.
@@ -32,7 +32,7 @@ enum BlockId {
     Named(Named),
 }
 
-pub(crate) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result<Found, RpcError> {
+pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result<Found, RpcError> {
     let Some(keeper) = &shared.keeper else {
         return Err(RpcError::new(RpcError::SERVER, "the state is not kept"));
     };

@@ -13,6 +13,8 @@ use revm::{
     state::AccountInfo,
 };
 
+use crate::chain::HISTORY_BLOCKS;
+
 pub(super) type Slot = (Address, U256);
 
 /// Accounts (without their code), storage and code at one block.
@@ -38,12 +40,11 @@ pub(super) struct History {
     /// The block below the oldest of `blocks`.
     base: B256,
     blocks: VecDeque<Replaced>,
-    keep: usize,
 }
 
 impl History {
-    pub(super) fn new(genesis: B256, values: Values, keep: usize) -> Self {
-        Self { now: values, base: genesis, blocks: VecDeque::new(), keep }
+    pub(super) fn new(genesis: B256, values: Values) -> Self {
+        Self { now: values, base: genesis, blocks: VecDeque::new() }
     }
 
     pub(super) fn top(&self) -> B256 {
@@ -100,7 +101,7 @@ impl History {
             self.now.codes.entry(hash).or_insert(code);
         }
         self.blocks.push_back(replaced);
-        while self.blocks.len() > self.keep {
+        while self.blocks.len() > HISTORY_BLOCKS {
             self.base = self.blocks.pop_front().expect("it is longer than what is kept").hash;
         }
     }

@@ -7,8 +7,6 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::RpcError;
-
 /// How much the node can do.
 ///
 /// Requests for raw transactions and the import of blocks share one queue, first come, first served: a client that
@@ -65,12 +63,6 @@ impl Line {
         let start = (*next).max(now);
         *next = start + self.capacity.service;
         start - now
-    }
-}
-
-impl From<Busy> for RpcError {
-    fn from(_: Busy) -> Self {
-        Self::new(Self::LIMIT_EXCEEDED, "server is busy")
     }
 }
 

@@ -10,8 +10,26 @@ use std::{
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
 
-use crate::config::Latency;
+/// How long the node takes to answer `eth_getRawTransactionByHash`. Each response is delayed
+/// separately: many wait at the same time, and they are sent out of order where the delays differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Latency {
+    /// No delay, in the order of the requests.
+    #[default]
+    None,
+    /// Always the same.
+    Fixed(Duration),
+    /// Log-normal, given by two of its quantiles. Draws are capped at ten times `p99`.
+    LogNormal {
+        /// Half of the answers take longer.
+        median: Duration,
+        /// One in a hundred takes longer.
+        p99: Duration,
+    },
+}
 
 /// The 99th percentile of the standard normal distribution.
 const Z_99: f64 = 2.326_347_874;

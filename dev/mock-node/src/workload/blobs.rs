@@ -1,18 +1,14 @@
-//! Sidecars with valid KZG proofs, made once for the process.
+//! Sidecars with valid KZG proofs.
+//!
+//! The blobs are always the same, so their commitments and proofs are kept in `proofs.bin`: to compute them takes 0.2 s
+//! of CPU time for each blob, and a second before that for the trusted setup.
 
-use std::{
-    sync::{Arc, OnceLock},
-    thread,
-};
+use std::sync::{Arc, OnceLock};
 
 use alloy_eips::{
-    eip4844::{
-        BYTES_PER_BLOB, Blob, BlobTransactionSidecar, Bytes48, FIELD_ELEMENTS_PER_BLOB,
-        env_settings::EnvKzgSettings,
-    },
-    eip7594::{BlobTransactionSidecarEip7594, BlobTransactionSidecarVariant},
+    eip4844::{BYTES_PER_BLOB, Blob, BlobTransactionSidecar, Bytes48, FIELD_ELEMENTS_PER_BLOB},
+    eip7594::{BlobTransactionSidecarEip7594, BlobTransactionSidecarVariant, CELLS_PER_EXT_BLOB},
 };
-use serde::{Deserialize, Serialize};
 
 use crate::tx::Sidecar;
 
@@ -20,9 +16,12 @@ use crate::tx::Sidecar;
 /// in one transaction (EIP-7594).
 pub const MANY_BLOBS: usize = 6;
 
+/// Of each blob the commitment, the proof of the blob and those of its cells.
+const KEPT: usize = 48 * (2 + CELLS_PER_EXT_BLOB);
+static PROOFS: &[u8; MANY_BLOBS * KEPT] = include_bytes!("proofs.bin");
+
 /// Which proofs stand in a sidecar.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SidecarForm {
     /// 128 cell proofs per blob (EIP-7594), what nodes serve and accept since Osaka.
     #[default]
@@ -31,81 +30,31 @@ pub enum SidecarForm {
     BlobProofs,
 }
 
-/// The sidecar with one blob, or with [`MANY_BLOBS`]. The first call for a form computes its proofs: about 0.2 s of
-/// processor time per blob with cell proofs.
+/// The sidecar with one blob, or with [`MANY_BLOBS`].
 pub fn sidecar(form: SidecarForm, many: bool) -> BlobTransactionSidecarVariant {
-    let (one, six) = made(form);
-    if many { six.clone() } else { one.clone() }
-}
-
-pub(crate) fn shared_sidecar(form: SidecarForm, many: bool) -> Arc<Sidecar> {
-    static SHARED: [OnceLock<Arc<Sidecar>>; 4] = [const { OnceLock::new() }; 4];
-    let slot = usize::from(form == SidecarForm::BlobProofs) * 2 + usize::from(many);
-    SHARED[slot].get_or_init(|| Arc::new(Sidecar::new(&sidecar(form, many)))).clone()
-}
-
-type Pair = (BlobTransactionSidecarVariant, BlobTransactionSidecarVariant);
-
-fn made(form: SidecarForm) -> &'static Pair {
-    static CELLS: OnceLock<Pair> = OnceLock::new();
-    static BLOBS: OnceLock<Pair> = OnceLock::new();
+    let (mut blobs, mut commitments, mut proofs) = (Vec::new(), Vec::new(), Vec::new());
+    for number in 0..if many { MANY_BLOBS } else { 1 } {
+        let mut kept = PROOFS[number * KEPT..][..KEPT].chunks_exact(48).map(Bytes48::from_slice);
+        blobs.push(filled_blob(number));
+        commitments.extend(kept.next());
+        let of_blob = kept.next();
+        match form {
+            SidecarForm::CellProofs => proofs.extend(kept),
+            SidecarForm::BlobProofs => proofs.extend(of_blob),
+        }
+    }
     match form {
-        SidecarForm::CellProofs => CELLS.get_or_init(|| {
-            let parts = per_blob(|blob| {
-                let made = BlobTransactionSidecarEip7594::try_from_blobs(vec![blob])
-                    .expect("field elements are below the modulus");
-                (made.commitments[0], made.cell_proofs)
-            });
-            join(parts, |blobs, commitments, proofs| {
-                BlobTransactionSidecarEip7594::new(blobs, commitments, proofs).into()
-            })
-        }),
-        SidecarForm::BlobProofs => BLOBS.get_or_init(|| {
-            let parts = per_blob(|blob| {
-                let made = BlobTransactionSidecar::try_from_blobs_with_settings(
-                    vec![blob],
-                    EnvKzgSettings::Default.get(),
-                )
-                .expect("field elements are below the modulus");
-                (made.commitments[0], made.proofs)
-            });
-            join(parts, |blobs, commitments, proofs| {
-                BlobTransactionSidecar::new(blobs, commitments, proofs).into()
-            })
-        }),
+        SidecarForm::CellProofs => {
+            BlobTransactionSidecarEip7594::new(blobs, commitments, proofs).into()
+        }
+        SidecarForm::BlobProofs => BlobTransactionSidecar::new(blobs, commitments, proofs).into(),
     }
 }
 
-type Part = (Blob, Bytes48, Vec<Bytes48>);
-
-/// Runs the proving of each blob, half of them on another thread.
-fn per_blob(prove: impl Fn(Blob) -> (Bytes48, Vec<Bytes48>) + Sync) -> Vec<Part> {
-    let prove = |number: usize| {
-        let blob = filled_blob(number);
-        let (commitment, proofs) = prove(blob);
-        (blob, commitment, proofs)
-    };
-    thread::scope(|scope| {
-        let half = scope.spawn(|| (0..MANY_BLOBS / 2).map(prove).collect::<Vec<_>>());
-        let rest: Vec<_> = (MANY_BLOBS / 2..MANY_BLOBS).map(prove).collect();
-        let mut parts = half.join().expect("proving does not panic");
-        parts.extend(rest);
-        parts
-    })
-}
-
-fn join(
-    parts: Vec<Part>,
-    build: impl Fn(Vec<Blob>, Vec<Bytes48>, Vec<Bytes48>) -> BlobTransactionSidecarVariant,
-) -> Pair {
-    let all = |parts: &[Part]| {
-        build(
-            parts.iter().map(|part| part.0).collect(),
-            parts.iter().map(|part| part.1).collect(),
-            parts.iter().flat_map(|part| part.2.iter().copied()).collect(),
-        )
-    };
-    (all(&parts[..1]), all(&parts))
+pub(super) fn shared_sidecar(form: SidecarForm, many: bool) -> Arc<Sidecar> {
+    static SHARED: [OnceLock<Arc<Sidecar>>; 4] = [const { OnceLock::new() }; 4];
+    let slot = usize::from(form == SidecarForm::BlobProofs) * 2 + usize::from(many);
+    SHARED[slot].get_or_init(|| Arc::new(Sidecar::new(&sidecar(form, many)))).clone()
 }
 
 /// Bytes like compressed rollup data: every field element full, its first byte zero so that it is below the modulus.
@@ -121,4 +70,31 @@ fn filled_blob(number: usize) -> Blob {
         }
     }
     Blob::new(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy_eips::eip4844::env_settings::EnvKzgSettings;
+
+    use super::*;
+
+    #[test]
+    fn the_kept_proofs_are_those_that_the_blobs_have() {
+        let computed: Vec<u8> = (0..MANY_BLOBS)
+            .flat_map(|number| {
+                let blob = || vec![filled_blob(number)];
+                let cells = BlobTransactionSidecarEip7594::try_from_blobs(blob()).expect("valid");
+                let settings = EnvKzgSettings::Default.get();
+                let of_blob =
+                    BlobTransactionSidecar::try_from_blobs_with_settings(blob(), settings);
+                [cells.commitments, of_blob.expect("valid").proofs, cells.cell_proofs].concat()
+            })
+            .flatten()
+            .collect();
+        let path = std::env::temp_dir().join("proofs.bin");
+        if computed != PROOFS {
+            std::fs::write(&path, computed).expect("a file");
+            panic!("the right proofs are in {}", path.display());
+        }
+    }
 }

@@ -18,7 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) fn start(adjust: impl FnOnce(NodeConfig) -> NodeConfig) -> (TempDir, MockNode) {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let config = adjust(NodeConfig::new(dir.path().join("node.ipc")).with_accounts(20));
+    let config =
+        adjust(NodeConfig { accounts: 20, ..NodeConfig::new(dir.path().join("node.ipc")) });
     let node = MockNode::start(config).expect("the node starts");
     (dir, node)
 }

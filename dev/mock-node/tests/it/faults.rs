@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use mock_node::{BadAnswer, Fault, FaultPlan, MockNode, Target};
+use mock_node::{BadAnswer, Fault, FaultPlan, MockNode, NodeConfig, Target};
 use serde_json::{Value, json};
 
 use crate::client::{Client, start};
@@ -86,7 +86,7 @@ fn a_stalled_connection_catches_up_and_a_dead_one_never_does() {
 #[test]
 fn a_restart_brings_another_socket_and_another_pool() {
     for leaves_file in [false, true] {
-        let (_dir, node) = start(|config| config.with_preload(5));
+        let (_dir, node) = start(|config| NodeConfig { preload: 5, ..config });
         let (old, mut client) = (node.pending(), subscription_connection(&node));
         let head = node.head();
         node.inject(Fault::Restart { down: Duration::from_millis(200), leaves_file });
@@ -133,7 +133,7 @@ fn a_burst_announces_all_at_once() {
 
 #[test]
 fn each_bad_answer_is_bad_in_its_own_way_and_the_next_is_right() {
-    let (_dir, node) = start(|config| config.with_preload(2));
+    let (_dir, node) = start(|config| NodeConfig { preload: 2, ..config });
     let mut client = Client::to(&node);
     let right = raw_line(&mut client, &node);
     for bad in BadAnswer::ALL {
@@ -184,8 +184,12 @@ fn a_full_table_turns_away_for_its_time() {
 fn a_plan_strikes_by_itself_and_the_load_outlives_it() {
     let plan = FaultPlan::from_seed(3, Duration::from_secs(20)).compressed(20);
     let steps = plan.steps().len() as u64;
-    let (_dir, node) = start(|config| {
-        config.with_tps(2000).with_count(Some(4000)).with_faults(Some(plan)).with_preload(10)
+    let (_dir, node) = start(|config| NodeConfig {
+        tps: 2000,
+        count: Some(4000),
+        faults: Some(plan),
+        preload: 10,
+        ..config
     });
     assert!(node.wait_faults_finished(Duration::from_secs(20)));
     assert!(node.wait_load_finished(Duration::from_secs(20)));

@@ -39,7 +39,7 @@ fn errors_have_the_codes_of_reth() {
 
 #[test]
 fn a_batch_is_answered_as_a_batch_and_an_empty_one_refused() {
-    let (_dir, node) = start(|config| config.with_preload(3));
+    let (_dir, node) = start(|config| mock_node::NodeConfig { preload: 3, ..config });
     let mut client = Client::to(&node);
     client.write(b"[]");
     assert_eq!(client.value()["error"]["code"], -32600);
@@ -61,7 +61,7 @@ fn a_batch_is_answered_as_a_batch_and_an_empty_one_refused() {
 
 #[test]
 fn a_connection_too_many_gets_a_line_of_text_and_the_end() {
-    let (_dir, node) = start(|config| config.with_max_connections(1));
+    let (_dir, node) = start(|config| mock_node::NodeConfig { max_connections: 1, ..config });
     let mut first = Client::to(&node);
     first.result("eth_chainId", json!([]));
     let mut second = Client::to(&node);
@@ -73,7 +73,8 @@ fn a_connection_too_many_gets_a_line_of_text_and_the_end() {
 
 #[test]
 fn a_reader_that_is_too_late_is_cut_off_and_others_are_not() {
-    let (_dir, node) = start(|config| config.with_max_queued_bytes(64 << 10));
+    let (_dir, node) =
+        start(|config| mock_node::NodeConfig { max_queued_bytes: 64 << 10, ..config });
     let mut stuck = Client::to(&node);
     stuck.subscribe(json!(["newPendingTransactions"]));
     let mut reading = Client::to(&node);
@@ -92,7 +93,7 @@ fn a_reader_that_is_too_late_is_cut_off_and_others_are_not() {
 
 #[test]
 fn after_shutdown_the_connections_are_closed_and_the_socket_is_gone() {
-    let (_dir, node) = start(|config| config.with_tps(100));
+    let (_dir, node) = start(|config| mock_node::NodeConfig { tps: 100, ..config });
     let mut client = Client::to(&node);
     client.result("eth_chainId", json!([]));
     node.shutdown();

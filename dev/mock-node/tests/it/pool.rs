@@ -14,8 +14,14 @@ fn row(seed: u64, fee: u128, count: usize) -> Vec<PreparedTx> {
     // One shape, so that replacements differ in their fee alone.
     (mix.legacy_per_mille, mix.access_list_per_mille) = (1000, 0);
     (mix.token_per_mille, mix.swap_per_mille, mix.set_code_per_mille) = (0, 0, 0);
-    let config = WorkloadConfig::new(seed, 1337).with_accounts(1).with_mix(mix);
-    Workload::new(config.with_fees(fee * gwei * 4, gwei, gwei)).prepare(count)
+    let config = WorkloadConfig { accounts: 1, mix, ..WorkloadConfig::new(seed, 1337) };
+    Workload::new(WorkloadConfig {
+        max_fee_wei: fee * gwei * 4,
+        max_tip_wei: gwei,
+        max_blob_fee_wei: gwei,
+        ..config
+    })
+    .prepare(count)
 }
 
 #[test]

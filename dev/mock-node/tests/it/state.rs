@@ -2,7 +2,7 @@ use alloy_consensus::{Transaction as _, TxEnvelope, transaction::SignerRecoverab
 use alloy_eips::Decodable2718;
 use alloy_primitives::{Address, B256, Bytes, U256};
 use mock_node::{
-    MockNode,
+    MockNode, NodeConfig,
     contracts::slot_of,
     workload::{listed, routers, tokens},
 };
@@ -30,7 +30,7 @@ fn quantity(client: &mut Client, method: &str, address: Address, block: &Value) 
 
 #[test]
 fn what_the_load_does_is_in_the_state_of_its_block_and_of_no_earlier_one() {
-    let (_dir, node) = start(|config| config.with_state(true).with_preload(400));
+    let (_dir, node) = start(|config| NodeConfig { state: true, preload: 400, ..config });
     let mut client = Client::to(&node);
     let txs = transactions(&node);
     let before = json!({ "blockHash": node.head().hash });
@@ -83,7 +83,7 @@ fn what_the_load_does_is_in_the_state_of_its_block_and_of_no_earlier_one() {
 
 #[test]
 fn a_block_is_named_by_hash_number_or_tag() {
-    let (_dir, node) = start(|config| config.with_state(true).with_preload(1));
+    let (_dir, node) = start(|config| NodeConfig { state: true, preload: 1, ..config });
     let mut client = Client::to(&node);
     let sender = transactions(&node)[0].recover_signer().expect("a signature");
     let (genesis, block) = (node.head(), node.mine());
@@ -108,7 +108,7 @@ fn a_block_is_named_by_hash_number_or_tag() {
 
 #[test]
 fn a_reorg_takes_the_state_back() {
-    let (_dir, node) = start(|config| config.with_state(true).with_preload(60));
+    let (_dir, node) = start(|config| NodeConfig { state: true, preload: 60, ..config });
     let mut client = Client::to(&node);
     let txs = transactions(&node);
     let of_token = |tx: &TxEnvelope| tx.to().is_some_and(|to| tokens().contains(&to));
@@ -136,7 +136,7 @@ fn a_reorg_takes_the_state_back() {
 
 #[test]
 fn without_state_its_requests_are_refused_and_nonces_are_still_answered() {
-    let (_dir, node) = start(|config| config.with_preload(1));
+    let (_dir, node) = start(|config| NodeConfig { preload: 1, ..config });
     let mut client = Client::to(&node);
     let sender = transactions(&node)[0].recover_signer().expect("a signature");
     let answer = client.call("eth_getBalance", json!([sender, "latest"]));
@@ -148,7 +148,7 @@ fn without_state_its_requests_are_refused_and_nonces_are_still_answered() {
 #[test]
 fn a_share_of_the_load_reaches_listed_addresses_in_three_ways() {
     let (_dir, node) =
-        start(|config| config.with_state(true).with_preload(400).with_listed_per_mille(200));
+        start(|config| NodeConfig { state: true, preload: 400, listed_per_mille: 200, ..config });
     let (mut recipients, mut receivers, mut access_lists) = (0, 0, 0);
     for tx in transactions(&node) {
         let is_listed = |address: &Address| listed().contains(address);

@@ -35,19 +35,17 @@ impl Load {
             time => Latency::Fixed(time),
         };
         let pool_limit = config.pool_limit.max(2 * self.count);
-        config
-            .with_seed(SEED)
-            .with_blobs_per_mille(self.blobs_per_mille)
-            .with_latency(latency)
-            .with_pool_limit(pool_limit)
-            // Objects are rendered when they are signed, whether this contender subscribes to them or
-            // not: what a node does for them is no part of any figure.
-            .with_render_ahead(true)
-            // A paced load is signed before the start; its first announcement never comes, since
-            // ours, which are stamped, take its transactions.
-            .with_tps(1)
-            .with_count(Some(self.count as u64))
-            .with_start_delay(Duration::from_hours(24))
+        NodeConfig {
+            seed: SEED,
+            blobs_per_mille: self.blobs_per_mille,
+            latency,
+            pool_limit,
+            // Objects are rendered when they are signed, whether this contender subscribes to them or not: what a
+            // node does for them is no part of any figure. Nor is signing.
+            render_ahead: true,
+            signed_ahead: self.count,
+            ..config
+        }
     }
 
     pub(crate) const fn pace(&self) -> Pace {

@@ -1,0 +1,174 @@
+//! What each method does.
+
+use std::{
+    collections::BTreeMap,
+    io::Write as _,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use alloy_primitives::{Address, B256, Bytes, U64, keccak256};
+use serde::Serialize;
+
+use super::{Found, error::RpcError, params::Params, state_methods};
+use crate::{
+    chain::{FullBlock, objects::block_object},
+    config::{CLIENT_VERSION, UnknownRaw},
+    shared::{Shared, Topic},
+    tx::{SignedTx, to_json},
+};
+
+fn json(value: &impl Serialize) -> Result<Found, RpcError> {
+    Ok(Found::Json(to_json(value)))
+}
+
+pub(super) fn call(
+    shared: &Shared,
+    connection: u64,
+    method: &str,
+    params: &Params<'_>,
+) -> Result<Found, RpcError> {
+    match method {
+        "eth_getRawTransactionByHash" => {
+            let hash: B256 = params.get(0)?;
+            let found = shared.lock().core.find(&hash);
+            match found {
+                Some((tx, at)) => {
+                    shared.counters.raw_found.fetch_add(1, Relaxed);
+                    Ok(Found::Raw(tx, at.is_none()))
+                }
+                None => Ok(Found::Json(match shared.config.unknown_raw {
+                    UnknownRaw::Null => b"null".to_vec(),
+                    UnknownRaw::EmptyHex => br#""0x""#.to_vec(),
+                })),
+            }
+        }
+        "eth_getTransactionByHash" => {
+            let hash: B256 = params.get(0)?;
+            let found = shared.lock().core.find(&hash);
+            json(&found.map(|(tx, at)| tx.to_object(at)))
+        }
+        "eth_subscribe" => subscribe(shared, params),
+        "eth_unsubscribe" => {
+            let id: String = params.get(0)?;
+            let mut state = shared.lock();
+            let before = state.subscriptions.len();
+            state.subscriptions.retain(|sub| sub.connection != connection || sub.id != id);
+            json(&(state.subscriptions.len() < before))
+        }
+        "eth_sendRawTransaction" => {
+            let raw: Bytes = params.get(0)?;
+            let tx = SignedTx::from_raw(&raw, shared.config.chain_id, false)?;
+            let hash = tx.hash;
+            shared.submit(Arc::new(tx))?;
+            json(&hash)
+        }
+        "eth_blockNumber" => json(&U64::from(shared.lock().core.chain.head().header.number)),
+        "eth_getBlockByHash" => {
+            let (hash, full): (B256, bool) = (params.get(0)?, params.get_or(1, false)?);
+            let block = shared.lock().core.chain.by_hash(&hash).cloned();
+            json(&block.map(|block| block_object(&block, full)))
+        }
+        "eth_getBlockByNumber" => {
+            let (tag, full): (String, bool) = (params.get(0)?, params.get_or(1, false)?);
+            let block = block_by_tag(shared, &tag)?;
+            json(&block.map(|block| block_object(&block, full)))
+        }
+        "eth_getBalance" | "eth_getCode" | "eth_getStorageAt" => {
+            state_methods::call(shared, method, params)
+        }
+        "eth_getTransactionCount" if params.names_a_block(1) => {
+            state_methods::call(shared, method, params)
+        }
+        "eth_getTransactionCount" => {
+            let (address, tag): (Address, String) =
+                (params.get(0)?, params.get_or(1, "latest".to_owned())?);
+            let state = shared.lock();
+            let mined = state.core.chain.nonce(&address);
+            let next = match tag.as_str() {
+                "pending" => state.core.pool.next_nonce(&address).unwrap_or(mined),
+                _ => mined,
+            };
+            json(&U64::from(next))
+        }
+        "eth_chainId" => json(&U64::from(shared.config.chain_id)),
+        "net_version" => json(&shared.config.chain_id.to_string()),
+        "web3_clientVersion" => json(&CLIENT_VERSION),
+        "eth_syncing" => json(&false),
+        "eth_gasPrice" => {
+            json(&U64::from(shared.lock().core.chain.next_base_fee_wei() + SUGGESTED_TIP_WEI))
+        }
+        "txpool_status" => {
+            let state = shared.lock();
+            let pending = state.core.pool.pending_count();
+            let queued = state.core.pool.len() - pending;
+            json(&BTreeMap::from([("pending", U64::from(pending)), ("queued", U64::from(queued))]))
+        }
+        "txpool_content" => {
+            shared.list();
+            let (pending, queued) = {
+                let pool = &shared.lock().core.pool;
+                (pool.pending().cloned().collect(), pool.queued().cloned().collect())
+            };
+            Ok(Found::Json(content_json(pending, queued)))
+        }
+        _ => Err(RpcError::new(RpcError::METHOD_NOT_FOUND, "Method not found")),
+    }
+}
+
+/// What `eth_gasPrice` adds to the base fee, reth's fallback suggestion: 1 gwei.
+const SUGGESTED_TIP_WEI: u64 = 1_000_000_000;
+
+fn subscribe(shared: &Shared, params: &Params<'_>) -> Result<Found, RpcError> {
+    let kind: String = params.get(0)?;
+    let topic = match kind.as_str() {
+        "newPendingTransactions" if params.get_or(1, false)? => Topic::Objects,
+        "newPendingTransactions" => Topic::Hashes,
+        "newHeads" => Topic::Heads,
+        other => {
+            return Err(RpcError::invalid_params(format!("unknown variant `{other}`")));
+        }
+    };
+    let mut state = shared.lock();
+    state.next_subscription += 1;
+    // Opaque, as long as reth's.
+    let digest =
+        keccak256([shared.config.seed, state.next_subscription].map(u64::to_be_bytes).concat());
+    Ok(Found::Subscribed(const_hex::encode_prefixed(&digest[..16]), topic))
+}
+
+pub(super) fn block_by_tag(shared: &Shared, tag: &str) -> Result<Option<Arc<FullBlock>>, RpcError> {
+    let state = shared.lock();
+    let chain = &state.core.chain;
+    Ok(match tag {
+        "latest" | "safe" | "finalized" | "pending" => Some(chain.head().clone()),
+        "earliest" => chain.by_number(0).cloned(),
+        number => {
+            let digits = number.strip_prefix("0x").unwrap_or_default();
+            let number = u64::from_str_radix(digits, 16).map_err(|_| {
+                RpcError::invalid_params(format!("invalid block number `{number}`"))
+            })?;
+            chain.by_number(number).cloned()
+        }
+    })
+}
+
+/// `{pending:{sender:{nonce:object}},queued:..}`.
+fn content_json(pending: Vec<Arc<SignedTx>>, queued: Vec<Arc<SignedTx>>) -> Vec<u8> {
+    let mut out = Vec::with_capacity((pending.len() + queued.len()) * 700 + 32);
+    for (name, mut txs) in [("{\"pending\":{", pending), ("},\"queued\":{", queued)] {
+        out.extend_from_slice(name.as_bytes());
+        txs.sort_unstable_by_key(|tx| (tx.sender, tx.nonce));
+        for (number, of_sender) in txs.chunk_by(|one, next| one.sender == next.sender).enumerate() {
+            let separator = if number == 0 { "" } else { "," };
+            write!(out, "{separator}\"{}\":{{", of_sender[0].sender).expect("memory takes all");
+            for (number, tx) in of_sender.iter().enumerate() {
+                let separator = if number == 0 { "" } else { "," };
+                write!(out, "{separator}\"{}\":", tx.nonce).expect("memory takes all");
+                serde_json::to_writer(&mut out, &tx.to_object(None)).expect("it can be written");
+            }
+            out.push(b'}');
+        }
+    }
+    out.extend_from_slice(b"}}");
+    out
+}
