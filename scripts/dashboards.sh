@@ -70,7 +70,7 @@ ingest=$(address ingest metrics)
 builder=$(address block_builder metrics)
 # Its state comes from the node without faults.
 node=$(find "$out/tmp" -type s -name '*.ipc' | head -n 1)
-"$examples/block_builder" --ipc "$node" --from "$nats" --machine b --trust a --metrics 127.0.0.1:0 2>"$out/fleet.log" &
+"$examples/block_builder" --ipc "$node" --from "$nats" --machine b --metrics 127.0.0.1:0 2>"$out/fleet.log" &
 pids+=($!)
 fleet=$(address fleet metrics)
 rpc=$(address ingest 'orders by JSON-RPC')

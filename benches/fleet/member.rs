@@ -22,7 +22,7 @@ use mempool_ingest::{
 };
 use mock_node::DEV_CHAIN_ID;
 use order_stream::{
-    Publisher, PublisherConfig, ServerConfig, Source, SourceConfig, State, Trust,
+    Publisher, PublisherConfig, ServerConfig, Source, SourceConfig, State,
     wire::{Encoded, encode_transaction},
 };
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,7 @@ const ROLE: &str = "__fleet-member";
 /// The subject of bare messages, which no stream stores.
 const BARE: &str = "bare.tx";
 
-/// The names that machines of the benches have; builders believe them.
+/// The names that machines of the benches have.
 pub(crate) const MACHINES: [&str; 2] = ["ingest-1", "ingest-2"];
 
 /// How long a member waits for what is on its way when it ends.
@@ -275,9 +275,7 @@ impl Parts {
                 fetcher = Some(started.map_err(io::Error::other)?);
             }
             Feed::Stream { servers, name } => {
-                let trust = Trust::Machines(MACHINES.map(str::to_owned).into());
-                let config = SourceConfig::new(ServerConfig::cluster(servers), DEV_CHAIN_ID, name)
-                    .with_trust(trust);
+                let config = SourceConfig::new(ServerConfig::cluster(servers), DEV_CHAIN_ID, name);
                 source = Some(Source::start(&pool, config).map_err(io::Error::other)?);
             }
             Feed::Bare { servers } => bare = Some(subscribe(&servers, Arc::clone(&seen)).await?),

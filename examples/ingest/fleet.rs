@@ -51,7 +51,7 @@ fn ingest(node: &Node, args: &[&str]) -> Running {
 }
 
 fn builder(node: &Node, args: &[&str]) -> Running {
-    let fixed = ["--slot", "500ms", "--machine", "builder-1", "--trust", "ingest-1"];
+    let fixed = ["--slot", "500ms", "--machine", "builder-1"];
     start(BUILDER, node, &[&fixed, args].concat())
 }
 

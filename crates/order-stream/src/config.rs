@@ -1,6 +1,6 @@
 //! What is configured.
 
-use std::{collections::BTreeSet, fmt, path::PathBuf, time::Duration};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use async_nats::ServerAddr;
 
@@ -324,32 +324,6 @@ impl PublisherConfig {
     }
 }
 
-/// Whose senders, origins and sidecars a source believes. Everything else that a message says is covered by
-/// its hash, which is always checked.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Trust {
-    /// Nobody's: senders are recovered and sidecars verified, and bundles, cancellations, private
-    /// transactions and heads are refused.
-    #[default]
-    Nobody,
-    /// That of everyone who may publish: the server's rights decide.
-    Everybody,
-    /// That of these machines. A machine's name is the last token of the subject, so this is worth as
-    /// much as the rights that the server grants for the subjects.
-    Machines(BTreeSet<String>),
-}
-
-impl Trust {
-    pub(crate) fn covers(&self, machine: &str) -> bool {
-        match self {
-            Self::Nobody => false,
-            Self::Everybody => true,
-            Self::Machines(machines) => machines.contains(machine),
-        }
-    }
-}
-
 /// The configuration of a [`Source`](crate::Source).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -365,8 +339,6 @@ pub struct SourceConfig {
     pub name: String,
     /// As of the publishers. Default 1.
     pub shards: u16,
-    /// Default: nobody.
-    pub trust: Trust,
     /// Whether published heads are applied to the pool. Without a node they are its only ones; with
     /// one, its own are better. Default false.
     pub heads: bool,
@@ -389,7 +361,6 @@ impl SourceConfig {
             chain_id,
             name: name.into(),
             shards: 1,
-            trust: Trust::Nobody,
             heads: false,
             queue_bytes: DEFAULT_QUEUE_BYTES,
             lag_messages: DEFAULT_LAG_MESSAGES,
@@ -408,13 +379,6 @@ impl SourceConfig {
     #[must_use]
     pub const fn with_shards(mut self, shards: u16) -> Self {
         self.shards = shards;
-        self
-    }
-
-    /// Sets [`Self::trust`].
-    #[must_use]
-    pub fn with_trust(mut self, trust: Trust) -> Self {
-        self.trust = trust;
         self
     }
 

@@ -9,7 +9,7 @@ use order_pool::{CancelOutcome, CancelPrivateOutcome, InsertOutcome, OrderPool};
 use tokio::sync::watch;
 
 use crate::{
-    config::{Flow, Trust},
+    config::Flow,
     machines::{MachineStats, Machines},
     metrics::SourceCounters,
     subjects::machine_of,
@@ -46,7 +46,6 @@ pub(crate) struct Deliverer {
     pub(crate) pool: OrderPool,
     pub(crate) flow: Flow,
     pub(crate) chain_id: u64,
-    pub(crate) trust: Trust,
     pub(crate) heads: bool,
     pub(crate) machines: Machines,
     pub(crate) shown: watch::Sender<Vec<MachineStats>>,
@@ -78,27 +77,22 @@ impl Deliverer {
         now: SystemTime,
     ) -> Result<Delivered, WireError> {
         let id = message_id(message).ok_or(WireError::NoId)?;
-        let is_trusted = self.trust.covers(machine);
         match Record::decode(&id, &message.payload)? {
             Record::Tx(record) => {
                 let is_other = record.tx.chain_id().is_some_and(|id| id != self.chain_id);
-                // Private orders come by the private stream alone, and only from those who may.
-                let is_private = record.private.is_some() || self.flow == Flow::Private;
-                if is_other
-                    || (is_private && !is_trusted)
-                    || (record.private.is_some() && self.flow == Flow::Public)
-                {
+                // Private orders come by the private stream alone.
+                if is_other || (record.private.is_some() && self.flow == Flow::Public) {
                     return Ok(Delivered::Refused);
                 }
                 let seen = record.first_seen;
-                let tx = record.resolve(is_trusted, now)?;
-                if is_trusted && self.flow == Flow::Public {
+                let tx = record.resolve(now);
+                if self.flow == Flow::Public {
                     self.machines.stored(machine, *tx.hash(), seen);
                 }
                 Ok(self.pool.insert_transaction(tx).into())
             }
             Record::Head(record) => {
-                if !is_trusted || !self.heads || self.flow != Flow::Public {
+                if !self.heads || self.flow != Flow::Public {
                     return Ok(Delivered::Refused);
                 }
                 let relation = self.pool.on_head(record.into_block());
@@ -108,8 +102,7 @@ impl Deliverer {
                     _ => Delivered::Refused,
                 })
             }
-            // The signer of a bundle cannot be verified here: only trusted machines name one.
-            _ if !is_trusted || self.flow != Flow::Private => Ok(Delivered::Refused),
+            _ if self.flow != Flow::Private => Ok(Delivered::Refused),
             Record::Bundle(record) => Ok(self.pool.insert_bundle(record.resolve(now)?).into()),
             Record::Cancellation(cancellation) => {
                 let outcome = self.pool.cancel_bundle(cancellation.key, cancellation.nonce);
@@ -131,9 +124,6 @@ impl Deliverer {
     /// A report of a machine that was not the first to publish.
     pub(crate) fn report(&mut self, message: &Message) {
         let machine = machine_of(&message.subject);
-        if !self.trust.covers(machine) {
-            return;
-        }
         match decode_seen(&message.payload) {
             Ok(entries) => {
                 for (hash, seen) in entries {

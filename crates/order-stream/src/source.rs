@@ -25,7 +25,7 @@ use tokio::{
 use self::reader::Reader;
 use crate::{
     backoff::STABLE_AFTER,
-    config::{SourceConfig, Trust},
+    config::SourceConfig,
     deliver::Deliverer,
     error::StreamError,
     link::{Link, state_of},
@@ -75,7 +75,6 @@ impl Source {
             pool: pool.clone(),
             flow: config.flow,
             chain_id: config.chain_id,
-            trust: config.trust.clone(),
             heads: config.heads,
             machines: Machines::default(),
             shown,
@@ -171,7 +170,7 @@ impl Source {
         self.counters.stats()
     }
 
-    /// Which of the trusted machines saw the public transactions first, and by how much.
+    /// Which of the machines saw the public transactions first, and by how much.
     #[must_use]
     pub fn machines(&self) -> Vec<MachineStats> {
         self.machines.borrow().clone()
@@ -192,12 +191,8 @@ impl Source {
     }
 }
 
-/// Decodes, recovers senders and inserts, on its own thread.
+/// Decodes and inserts, on its own thread.
 fn insert(mut deliverer: Deliverer, mut jobs: mpsc::Receiver<Job>, abandon: &AtomicBool) {
-    if deliverer.trust == Trust::Nobody {
-        // Or the first sidecar would wait some seconds for it, and what comes behind it.
-        order_pool::load_trusted_setup();
-    }
     let mut processed = 0_u64;
     while let Some(job) = jobs.blocking_recv() {
         if abandon.load(Relaxed) {

@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// node's
     #[arg(
         long, value_name = "URL,...", value_delimiter = ',',
-        requires_all = ["ipc", "machine", "trust"], conflicts_with = "replay"
+        requires_all = ["ipc", "machine"], conflicts_with = "replay"
     )]
     pub(crate) from: Vec<String>,
     /// With --from: take bundles, private transactions and cancellations too: the same servers,
@@ -42,9 +42,6 @@ pub(crate) struct Args {
     /// With --from: the name of this builder in the fleet
     #[arg(long, value_name = "NAME", requires = "from")]
     pub(crate) machine: Option<String>,
-    /// With --from: the machines whose heads, senders and bundles are believed
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', requires = "from")]
-    pub(crate) trust: Vec<String>,
     /// With --from: the certificates that may sign the servers', beside those of the system
     #[arg(long, value_name = "FILE", requires = "from")]
     pub(crate) nats_ca: Option<PathBuf>,

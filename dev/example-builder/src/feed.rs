@@ -6,7 +6,7 @@ use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, OrderPool, PoolConfig,
     order_pool::{Upkeep, UpkeepConfig},
 };
-use order_stream::{Flow, Source, SourceConfig, SourceStats, Trust};
+use order_stream::{Flow, Source, SourceConfig, SourceStats};
 use serde::Serialize;
 use testkit::fleet::server;
 
@@ -40,7 +40,6 @@ impl Feed {
             // Without a mempool of its own, the pool learns from the fleet too what was mined.
             let config = SourceConfig::new(server, chain_id, machine)
                 .with_flow(flow)
-                .with_trust(Trust::Machines(args.trust.iter().cloned().collect()))
                 .with_heads(true);
             sources.push((name, Source::start(&pool, config)?));
         }

@@ -30,12 +30,11 @@ fn records(chain_id: u64) -> Vec<TxRecord> {
     load.prepare(6).iter().map(|tx| record(&tx.raw)).collect()
 }
 
-fn deliverer(flow: Flow, trust: Trust) -> Deliverer {
+fn deliverer(flow: Flow) -> Deliverer {
     Deliverer {
         pool: OrderPool::new(PoolConfig::default()).expect("a pool"),
         flow,
         chain_id: 1,
-        trust,
         heads: true,
         machines: Machines::default(),
         shown: watch::channel(Vec::new()).0,
@@ -62,7 +61,7 @@ fn counts(deliverer: &Deliverer) -> [u64; 4] {
 
 #[test]
 fn a_transaction_is_pooled_once_whoever_publishes_it() {
-    let mut deliverer = deliverer(Flow::Public, Trust::Everybody);
+    let mut deliverer = deliverer(Flow::Public);
     let record = records(1).remove(0);
     for machine in ["a", "b"] {
         deliverer.message(&message(machine, record.encode()), at(101));
@@ -77,25 +76,8 @@ fn a_transaction_is_pooled_once_whoever_publishes_it() {
 }
 
 #[test]
-fn a_sender_that_an_untrusted_machine_forges_is_recovered() {
-    let trust = Trust::Machines(["a".to_owned()].into());
-    let mut deliverer = deliverer(Flow::Public, trust);
-    let forged = |record: &TxRecord| TxRecord { sender: Address::repeat_byte(9), ..record.clone() };
-    let records = records(1);
-    deliverer.message(&message("a", forged(&records[0]).encode()), at(101));
-    deliverer.message(&message("b", forged(&records[1]).encode()), at(101));
-    let sender = |record: &TxRecord| {
-        let order = deliverer.pool.get(record.tx.tx_hash()).expect("an order");
-        let tx = order.as_tx().expect("a transaction");
-        (tx.sender(), tx.origin())
-    };
-    assert_eq!(sender(&records[0]), (Address::repeat_byte(9), Origin::Mempool));
-    assert_eq!(sender(&records[1]), (records[1].sender, Origin::Rpc));
-}
-
-#[test]
 fn what_is_damaged_or_without_its_id_is_malformed() {
-    let mut deliverer = deliverer(Flow::Public, Trust::Everybody);
+    let mut deliverer = deliverer(Flow::Public);
     let records = records(1);
     let other = Encoded { id: *records[1].tx.tx_hash(), ..records[0].encode() };
     deliverer.message(&message("a", other), at(101));
@@ -118,25 +100,20 @@ fn the_public_stream_brings_no_private_order_and_no_other_chain() {
         nonce: None,
     };
     let cancellation = Record::Cancellation(cancellation);
-    let mut public = deliverer(Flow::Public, Trust::Everybody);
+    let mut public = deliverer(Flow::Public);
     let others = [private.encode(), cancellation.encode(), records(5).remove(0).encode()];
-    for other in others.clone() {
+    for other in others {
         public.message(&message("a", other), at(101));
     }
     assert_eq!(counts(&public), [0, 0, 3, 0]);
-    let mut private = deliverer(Flow::Private, Trust::Nobody);
-    for other in others {
-        private.message(&message("a", other), at(101));
-    }
-    assert_eq!(counts(&private), [0, 0, 3, 0], "of an untrusted machine");
 }
 
 #[test]
-fn bundles_cancellations_and_private_transactions_reach_the_pool_from_trusted_machines() {
-    let mut deliverer = deliverer(Flow::Private, Trust::Everybody);
+fn bundles_cancellations_and_private_transactions_reach_the_pool() {
+    let mut deliverer = deliverer(Flow::Private);
     let records = records(1);
     let signer = Address::repeat_byte(1);
-    let tx = |record: &TxRecord| record.clone().resolve(true, at(101)).expect("a transaction");
+    let tx = |record: &TxRecord| record.clone().resolve(at(101));
     let parts = BundleParts {
         txs: vec![tx(&records[0])],
         block: Some(5),
@@ -169,7 +146,7 @@ fn heads_are_applied_only_if_configured() {
     let mined = vec![*record.tx.tx_hash()];
     let head = HeadRecord { head, previous: B256::ZERO, mined };
     for heads in [true, false] {
-        let mut deliverer = Deliverer { heads, ..deliverer(Flow::Public, Trust::Everybody) };
+        let mut deliverer = Deliverer { heads, ..deliverer(Flow::Public) };
         for message in [record.encode(), head.encode(), head.encode()].map(|it| message("a", it)) {
             deliverer.message(&message, at(101));
         }
@@ -180,18 +157,15 @@ fn heads_are_applied_only_if_configured() {
 }
 
 #[test]
-fn reports_of_trusted_machines_say_who_was_later() {
-    let mut deliverer = deliverer(Flow::Public, Trust::Machines(["a".into(), "b".into()].into()));
+fn reports_say_who_was_later() {
+    let mut deliverer = deliverer(Flow::Public);
     let record = records(1).remove(0);
     deliverer.message(&message("a", record.encode()), at(101));
     let entries = encode_seen(&[(*record.tx.tx_hash(), at(103))]);
-    for machine in ["b", "c"] {
-        let encoded = Encoded { id: B256::ZERO, payload: entries.clone() };
-        deliverer.report(&message(machine, encoded));
-    }
+    let encoded = Encoded { id: B256::ZERO, payload: entries };
+    deliverer.report(&message("b", encoded));
     deliverer.show();
     let machines = deliverer.shown.borrow().clone();
-    assert_eq!(machines.len(), 2, "the third is not trusted");
     assert_eq!((machines[0].first, machines[1].later), (1, 1));
     assert_eq!(machines[1].mean_behind(), Some(Duration::from_secs(3)));
 }

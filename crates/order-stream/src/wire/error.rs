@@ -2,7 +2,7 @@
 
 use alloy_eips::eip2718::Eip2718Error;
 use alloy_primitives::B256;
-use order_pool::{BundleError, SidecarError};
+use order_pool::BundleError;
 
 /// Why a message does not decode, or is not what it claims to be. Every variant names the field, and
 /// what was found.
@@ -74,20 +74,6 @@ pub enum WireError {
     /// The message has no id, or one that is not 64 hexadecimal digits.
     #[error("Nats-Msg-Id is missing or not 64 hexadecimal digits")]
     NoId,
-    /// The signature of a transaction is invalid.
-    #[error("the signature of {hash} is invalid")]
-    Signature {
-        /// The transaction's hash.
-        hash: B256,
-    },
-    /// The sidecar of a transaction does not belong to it.
-    #[error("{hash}: {source}")]
-    Sidecar {
-        /// The transaction's hash.
-        hash: B256,
-        /// The mismatch.
-        source: SidecarError,
-    },
     /// The fields do not form a bundle.
     #[error(transparent)]
     Bundle(#[from] BundleError),

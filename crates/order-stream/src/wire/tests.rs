@@ -62,7 +62,7 @@ fn record(tx: PooledTransaction, private: Option<PrivateTerms>) -> TxRecord {
 
 fn pooled(tx: PooledTransaction) -> Transaction {
     let now = at(5);
-    record(tx, None).resolve(true, now).expect("a transaction")
+    record(tx, None).resolve(now)
 }
 
 prop_compose! {
@@ -209,34 +209,10 @@ fn another_version_another_kind_another_id_and_other_bytes_are_refused() {
 }
 
 #[test]
-fn a_forged_sender_is_believed_of_a_trusted_publisher_and_recovered_of_any_other() {
-    let tx = envelopes(1).remove(0);
-    let signer = tx.recover_signer().expect("a signer");
-    let forged = TxRecord { sender: Address::repeat_byte(0xee), ..record(tx, None) };
-    let (early, late) = (at(7), at(u64::MAX));
-    let trusted = forged.clone().resolve(true, late).expect("a transaction");
-    assert_eq!((trusted.sender(), trusted.origin()), (forged.sender, Origin::Mempool));
-    assert_eq!(trusted.first_seen(), forged.first_seen);
-    let other = forged.clone().resolve(false, late).expect("a transaction");
-    assert_eq!((other.sender(), other.origin()), (signer, Origin::Rpc));
-    let ahead = forged.resolve(true, early).expect("a transaction");
-    assert_eq!(ahead.first_seen(), early, "a clock that is ahead");
-}
-
-#[test]
-fn a_sidecar_is_verified_unless_the_publisher_is_trusted() {
-    let PooledTransaction::Eip4844(signed) = blob(false) else { panic!("no blobs") };
-    let (tx, signature, hash) = signed.into_parts();
-    let (tx, BlobTransactionSidecarVariant::Eip4844(mut sidecar)) = tx.into_parts() else {
-        panic!("another form")
-    };
-    sidecar.blobs[0][1] = 1;
-    let tx = TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar.into());
-    let signed = alloy_consensus::Signed::new_unchecked(tx, signature, hash);
-    let forged = record(PooledTransaction::Eip4844(signed), None);
-    let Record::Tx(read) = round_trip(&forged.encode()) else { panic!("another kind") };
-    assert!(matches!(read.clone().resolve(false, at(9)), Err(WireError::Sidecar { .. })));
-    assert!(read.resolve(true, at(9)).is_ok());
+fn a_first_seen_time_of_a_clock_that_is_ahead_becomes_now() {
+    let sent = record(envelopes(1).remove(0), None);
+    assert_eq!(sent.clone().resolve(at(u64::MAX)).first_seen(), sent.first_seen);
+    assert_eq!(sent.resolve(at(7)).first_seen(), at(7));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use alloy_consensus::transaction::{Recovered, SignerRecoverable as _};
+use alloy_consensus::transaction::Recovered;
 use alloy_eips::eip2718::{Decodable2718 as _, Encodable2718 as _};
 use alloy_primitives::Address;
 use chain_view::PooledTransaction;
@@ -67,30 +67,17 @@ impl TxRecord {
         Ok(Self { tx, sender, origin, first_seen, private })
     }
 
-    /// The transaction for a pool. Of a trusted publisher, its sender, its origin and its sidecar
-    /// are believed. Otherwise the sender is recovered, about 50 us, the sidecar is verified, 10 to
-    /// 30 ms per blob, and it counts as sent by an external caller, so that it can evict nothing
-    /// that a node announced. A first-seen time after `now` becomes `now`.
-    ///
-    /// # Errors
-    /// The signature is invalid, or the sidecar is not the transaction's.
-    pub fn resolve(self, is_trusted: bool, now: SystemTime) -> Result<Transaction, WireError> {
+    /// The transaction for a pool, with the sender, the origin and the sidecar that the publisher says. A first-seen
+    /// time after `now` becomes `now`.
+    #[must_use]
+    pub fn resolve(self, now: SystemTime) -> Transaction {
         let Self { tx, sender, origin, first_seen, private } = self;
         let first_seen = first_seen.min(now);
-        let hash = *tx.tx_hash();
-        if !is_trusted {
-            let tx = tx.try_into_recovered().map_err(|_| WireError::Signature { hash })?;
-            let tx = Transaction::new(tx, Origin::Rpc, now);
-            return match tx.check_sidecar() {
-                Ok(()) => Ok(tx),
-                Err(source) => Err(WireError::Sidecar { hash, source }),
-            };
-        }
         let tx = Recovered::new_unchecked(tx, sender);
-        Ok(match private {
+        match private {
             Some(terms) => Transaction::private(tx, terms, first_seen),
             None => Transaction::new(tx, origin, first_seen),
-        })
+        }
     }
 }
 

@@ -17,7 +17,7 @@ async fn a_killed_leader_costs_time_and_no_order() {
         Publisher::start(&pools[n], config.with_backoff(BACKOFF)).expect("a publisher")
     });
     let built = pool();
-    let config = SourceConfig::new(server, CHAIN, "one").with_trust(Trust::Everybody);
+    let config = SourceConfig::new(server, CHAIN, "one");
     let source = Source::start(&built, config.with_backoff(BACKOFF)).expect("a source");
     let txs = transactions(41, 2_000, 0);
     for (n, chunk) in txs.chunks(20).enumerate() {

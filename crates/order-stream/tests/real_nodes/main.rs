@@ -21,7 +21,7 @@ use mock_node::workload::{Mix, Workload, WorkloadConfig};
 use order_pool::{Event, OrderPool, Origin, PoolConfig, PooledTransaction, Transaction};
 use order_stream::{
     Backoff, Publisher, PublisherConfig, PublisherStats, ServerConfig, Source, SourceConfig,
-    SourceStats, State, StreamsConfig, Trust, ensure_streams,
+    SourceStats, State, StreamsConfig, ensure_streams,
 };
 use tempfile::TempDir;
 
@@ -64,7 +64,7 @@ impl Stage {
 
     fn source_config(&self, name: &str) -> SourceConfig {
         let config = SourceConfig::new(self.config(), CHAIN, name);
-        config.with_trust(Trust::Everybody).with_backoff(BACKOFF)
+        config.with_backoff(BACKOFF)
     }
 
     async fn client(&self) -> async_nats::jetstream::Context {

@@ -83,20 +83,3 @@ async fn malformed_headers_cost_their_own_message_and_no_other() {
     }
     finish(publisher).await;
 }
-
-#[tokio::test]
-async fn a_report_with_malformed_headers_of_an_untrusted_machine_does_not_reach_the_source() {
-    let stage = Stage::new(streams()).await;
-    let (ingested, built) = (pool(), pool());
-    let trust = Trust::Machines(["a".to_owned()].into());
-    let source = Source::start(&built, stage.source_config("one").with_trust(trust)).expect("one");
-    until("live", || source.state() == State::Live).await;
-    let mut evil = RawClient::connect(&stage.server, "");
-    evil.store("mempool.1.seen.evil", "NATS/1.0\r\nno colon\r\n\r\n", b"x");
-    // What comes later by the same connection.
-    let publisher = stage.publisher(&ingested, "a");
-    insert(&ingested, &transactions(52, 50, 0));
-    until_equal(&ingested, &built).await;
-    assert_eq!(finish_source(source).await.connects, 1);
-    finish(publisher).await;
-}

@@ -55,7 +55,7 @@ fn source(stage: &Stage, pool: &OrderPool, user: &str) -> Source {
     let prefix = format!("_INBOX_{user}");
     let server = stage.config().with_user(user, "p").with_inbox_prefix(prefix);
     let config = SourceConfig::new(server, CHAIN, user).with_backoff(BACKOFF);
-    Source::start(pool, config.with_trust(Trust::Everybody)).expect("a source")
+    Source::start(pool, config).expect("a source")
 }
 
 #[tokio::test]
@@ -176,7 +176,7 @@ async fn a_source_does_not_read_on_where_an_earlier_one_stood() {
     let start = |pool: &OrderPool| {
         let server = stage.config().with_user("one", "p").with_inbox_prefix("_INBOX_one");
         let config = SourceConfig::new(server, CHAIN, "one").with_backoff(BACKOFF);
-        Source::start(pool, config.with_trust(Trust::Everybody)).expect("a source")
+        Source::start(pool, config).expect("a source")
     };
     let (first, second) = (pool(), pool());
     let source = start(&first);

@@ -22,7 +22,7 @@ use mempool_ingest::{
 use mock_node::workload::{Workload, WorkloadConfig};
 use order_stream::{
     Flow, Publisher, PublisherConfig, ServerConfig, Source, SourceConfig, State, StreamsConfig,
-    Trust, ensure_streams,
+    ensure_streams,
 };
 use tempfile::TempDir;
 use testkit::ingest::eventually;
@@ -287,9 +287,7 @@ async fn nats_publishers_and_sources_of_both_flows_need_no_other_rights() {
         ensure_streams(&of("admin"), &streams).await.unwrap();
         let config = PublisherConfig::new(of("ingest-1"), 1, "ingest-1").with_flow(flow);
         publishers.push(Publisher::start(&ingested, config).unwrap());
-        let config = SourceConfig::new(of("builder-1"), 1, "builder-1")
-            .with_flow(flow)
-            .with_trust(Trust::Machines(["ingest-1".to_owned()].into()));
+        let config = SourceConfig::new(of("builder-1"), 1, "builder-1").with_flow(flow);
         sources.push(Source::start(&built, config).unwrap());
     }
     let txs = Workload::new(WorkloadConfig { accounts: 2, ..WorkloadConfig::new(1, 1) }).prepare(2);
