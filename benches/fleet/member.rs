@@ -123,7 +123,6 @@ pub(crate) struct SourceCounts {
     pub(crate) refused: u64,
     pub(crate) malformed: u64,
     pub(crate) missed: u64,
-    pub(crate) holes: u64,
 }
 
 impl SourceCounts {
@@ -283,7 +282,8 @@ impl Parts {
         let publisher = match publish {
             Some(Publish { servers, machine }) => {
                 let server = ServerConfig::cluster(servers);
-                let config = PublisherConfig::new(server, DEV_CHAIN_ID, machine).with_heads(false);
+                let config = PublisherConfig::new(server, DEV_CHAIN_ID, machine);
+                let config = PublisherConfig { heads: false, ..config };
                 Some(Publisher::start(&pool, config).map_err(io::Error::other)?)
             }
             None => None,
@@ -311,10 +311,10 @@ impl Parts {
         }
         let mut report = Report::default();
         if let Some(publisher) = self.publisher {
-            report.publisher = counts(&publisher.shutdown(STOP_DEADLINE).await);
+            report.publisher = counts(&publisher.shutdown(STOP_DEADLINE).await.stats);
         }
         if let Some(source) = self.source {
-            let stats = source.shutdown(STOP_DEADLINE).await;
+            let stats = source.shutdown(STOP_DEADLINE).await.stats;
             report.source = SourceCounts {
                 received: stats.received,
                 pooled: stats.pooled,
@@ -322,7 +322,6 @@ impl Parts {
                 refused: stats.refused,
                 malformed: stats.malformed,
                 missed: stats.missed,
-                holes: stats.holes,
             };
         }
         drop(self.bare);

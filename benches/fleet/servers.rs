@@ -4,7 +4,7 @@ use std::{fs, io, time::Duration};
 
 use devnet::{NatsCluster, NatsServer};
 use mock_node::DEV_CHAIN_ID;
-use order_stream::{Flow, ServerConfig, StreamsConfig, ensure_streams, stream_name};
+use order_stream::{Flow, ServerConfig, StreamConfig, ensure_stream, stream_name};
 use serde_json::Value;
 
 /// What nothing of a bench outlives.
@@ -12,7 +12,7 @@ const MAX_AGE: Duration = Duration::from_secs(3600);
 
 /// The stream of all transactions.
 pub(crate) fn stream() -> String {
-    stream_name(Flow::Public, DEV_CHAIN_ID, 0)
+    stream_name(Flow::Public, DEV_CHAIN_ID)
 }
 
 /// Makes the stream, empty.
@@ -22,14 +22,14 @@ pub(crate) fn reset_streams(servers: &[String], replicas: usize) -> io::Result<(
         let client = async_nats::connect(servers).await.map_err(io::Error::other)?;
         // There is none the first time.
         let _ = async_nats::jetstream::new(client).delete_stream(stream()).await;
-        let config = StreamsConfig::new(DEV_CHAIN_ID)
-            .with_flows([Flow::Public])
-            .with_replicas(replicas)
-            .with_max_ages(MAX_AGE, MAX_AGE)
-            .with_duplicate_window(MAX_AGE)
-            .with_max_bytes(4 << 30);
+        let config = StreamConfig {
+            replicas,
+            max_age: MAX_AGE,
+            max_bytes: 4 << 30,
+            ..StreamConfig::new(Flow::Public, DEV_CHAIN_ID)
+        };
         let server = ServerConfig::cluster(servers);
-        ensure_streams(&server, &config).await.map_err(io::Error::other)
+        ensure_stream(&server, &config).await.map_err(io::Error::other)
     })
 }
 

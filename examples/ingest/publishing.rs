@@ -4,11 +4,9 @@ use std::time::Duration;
 
 use mempool_ingest::OrderPool;
 use order_stream::{
-    DEFAULT_PRIVATE_MAX_AGE, Flow, Publisher, PublisherConfig, PublisherStats, ServerConfig,
-    StreamsConfig, ensure_streams,
+    Flow, Publisher, PublisherConfig, PublisherStats, ServerConfig, StreamConfig, ensure_stream,
 };
 use serde::Serialize;
-use testkit::fleet::server;
 
 use crate::args::Args;
 
@@ -46,11 +44,14 @@ impl Publishing {
         for (name, flow, urls) in flows {
             let (false, Some(machine)) = (urls.is_empty(), &args.machine) else { continue };
             let chain = args.chain(node, "--publish")?;
-            let server = server(urls, args.nats_ca.as_deref());
+            let server = ServerConfig {
+                root_certificates: args.nats_ca.clone(),
+                ..ServerConfig::cluster(urls)
+            };
             if let Some(replicas) = args.replicas {
-                make_streams(args, &server, chain, flow, replicas).await?;
+                make_stream(args, &server, chain, flow, replicas).await?;
             }
-            let config = PublisherConfig::new(server, chain, machine).with_flow(flow);
+            let config = PublisherConfig { flow, ..PublisherConfig::new(server, chain, machine) };
             publishers.push((name, Publisher::start(pool, config)?));
         }
         Ok(Self(publishers))
@@ -76,27 +77,26 @@ impl Publishing {
         let mut summaries = Vec::new();
         for (flow, publisher) in self.0 {
             let state = publisher.state().to_string();
-            let stats = publisher.shutdown(STOP_DEADLINE).await;
-            summaries.push(summary(flow, state, &stats));
+            let end = publisher.shutdown(STOP_DEADLINE).await;
+            summaries.push(summary(flow, state, &end.stats));
         }
         summaries
     }
 }
 
-async fn make_streams(
+async fn make_stream(
     args: &Args,
     server: &ServerConfig,
     chain: u64,
     flow: Flow,
     replicas: usize,
 ) -> Result<(), order_stream::StreamError> {
-    // What the pool no longer holds is of no use in the stream.
-    let streams = StreamsConfig::new(chain)
-        .with_flows([flow])
-        .with_replicas(replicas)
-        .with_max_ages(args.retention, DEFAULT_PRIVATE_MAX_AGE)
-        .with_duplicate_window(args.retention);
-    ensure_streams(server, &streams).await
+    let mut stream = StreamConfig { replicas, ..StreamConfig::new(flow, chain) };
+    if flow == Flow::Public {
+        // What the pool no longer holds is of no use in the stream.
+        stream.max_age = args.retention;
+    }
+    ensure_stream(server, &stream).await
 }
 
 fn summary(flow: &'static str, state: String, stats: &PublisherStats) -> PublishedSummary {

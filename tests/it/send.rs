@@ -11,7 +11,7 @@ use mempool_ingest::{
     order_rpc::OrderRpcHandle,
     txpool_fetcher::{AuditMode, FetchedTransaction, SinkEvent, TransactionStream},
 };
-use order_stream::{Publisher, ServerConfig, Source, StreamsConfig, ensure_streams};
+use order_stream::{Publisher, ServerConfig, Source, StreamConfig, ensure_stream};
 use tokio::sync::mpsc;
 
 fn send<T: Send>(_: T) {}
@@ -40,8 +40,8 @@ fn the_futures_of_all_parts_can_be_sent_to_other_threads() {
     let _ = |rpc: OrderRpcHandle, deadline: Duration| send(rpc.shutdown(deadline));
     let _ = |publisher: Publisher, deadline: Duration| send(publisher.shutdown(deadline));
     let _ = |source: Source, deadline: Duration| send(source.shutdown(deadline));
-    let _ = |server: &'static ServerConfig, streams: &'static StreamsConfig| {
-        send(ensure_streams(server, streams));
+    let _ = |server: &'static ServerConfig, stream: &'static StreamConfig| {
+        send(ensure_stream(server, stream));
     };
 }
 

@@ -1,4 +1,4 @@
-//! From a message to the pool, on the thread that does nothing else.
+//! From a message to the pool.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -6,23 +6,13 @@ use alloy_consensus::Transaction as _;
 use alloy_primitives::B256;
 use async_nats::{Message, header::NATS_MESSAGE_ID};
 use order_pool::{CancelOutcome, CancelPrivateOutcome, InsertOutcome, OrderPool};
-use tokio::sync::watch;
 
 use crate::{
     config::Flow,
-    machines::{MachineStats, Machines},
-    metrics::SourceCounters,
+    metrics::{Delivered, SourceCounters},
     subjects::machine_of,
-    wire::{Record, WireError, decode_seen},
+    wire::{Record, WireError},
 };
-
-/// What became of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Delivered {
-    Pooled,
-    Known,
-    Refused,
-}
 
 impl From<InsertOutcome> for Delivered {
     fn from(outcome: InsertOutcome) -> Self {
@@ -47,35 +37,21 @@ pub(crate) struct Deliverer {
     pub(crate) flow: Flow,
     pub(crate) chain_id: u64,
     pub(crate) heads: bool,
-    pub(crate) machines: Machines,
-    pub(crate) shown: watch::Sender<Vec<MachineStats>>,
     pub(crate) counters: Arc<SourceCounters>,
 }
 
 impl Deliverer {
     /// One message of the stream.
-    pub(crate) fn message(&mut self, message: &Message, now: SystemTime) {
-        let machine = machine_of(&message.subject);
-        let delivered = self.deliver(message, machine, now);
-        let counters = &self.counters;
-        let outcome = match delivered {
-            Ok(Delivered::Pooled) => &counters.pooled,
-            Ok(Delivered::Known) => &counters.known,
-            Ok(Delivered::Refused) => &counters.refused,
-            Err(error) => {
-                tracing::warn!(%error, machine, "a malformed message");
-                &counters.malformed
-            }
-        };
-        counters.processed(outcome, message.payload.len());
+    pub(crate) fn message(&self, message: &Message, now: SystemTime) {
+        let delivered = self.deliver(message, now).unwrap_or_else(|error| {
+            let machine = machine_of(&message.subject);
+            tracing::warn!(%error, machine, "a malformed message");
+            Delivered::Malformed
+        });
+        self.counters.delivered[delivered as usize].add(1);
     }
 
-    fn deliver(
-        &mut self,
-        message: &Message,
-        machine: &str,
-        now: SystemTime,
-    ) -> Result<Delivered, WireError> {
+    fn deliver(&self, message: &Message, now: SystemTime) -> Result<Delivered, WireError> {
         let id = message_id(message).ok_or(WireError::NoId)?;
         match Record::decode(&id, &message.payload)? {
             Record::Tx(record) => {
@@ -84,12 +60,7 @@ impl Deliverer {
                 if is_other || (record.private.is_some() && self.flow == Flow::Public) {
                     return Ok(Delivered::Refused);
                 }
-                let seen = record.first_seen;
-                let tx = record.resolve(now);
-                if self.flow == Flow::Public {
-                    self.machines.stored(machine, *tx.hash(), seen);
-                }
-                Ok(self.pool.insert_transaction(tx).into())
+                Ok(self.pool.insert_transaction(record.resolve(now)).into())
             }
             Record::Head(record) => {
                 if !self.heads || self.flow != Flow::Public {
@@ -119,28 +90,6 @@ impl Deliverer {
                 })
             }
         }
-    }
-
-    /// A report of a machine that was not the first to publish.
-    pub(crate) fn report(&mut self, message: &Message) {
-        let machine = machine_of(&message.subject);
-        match decode_seen(&message.payload) {
-            Ok(entries) => {
-                for (hash, seen) in entries {
-                    self.machines.reported(machine, &hash, seen);
-                }
-            }
-            Err(error) => tracing::debug!(%error, machine, "a malformed report"),
-        }
-    }
-
-    /// Makes visible what is known of the machines.
-    pub(crate) fn show(&self) {
-        self.shown.send_if_modified(|shown| {
-            shown.clear();
-            shown.extend_from_slice(self.machines.stats());
-            false
-        });
     }
 }
 

@@ -37,6 +37,14 @@ pub enum StreamError {
         /// The parser's error.
         source: io::Error,
     },
+    /// A URL has credentials, and other ones are configured too.
+    #[error("the credentials of servers[{index}] and of {other} differ")]
+    TwoCredentials {
+        /// The index of the URL.
+        index: usize,
+        /// The option with the others.
+        other: &'static str,
+    },
     /// The credentials cannot be read.
     #[error("the credentials cannot be read: {source}")]
     Credentials {

@@ -19,6 +19,10 @@ const MAX_LEFT: usize = 1 << 16;
 /// For how many blocks after its last one: longer than a private stream remembers a message id by default.
 const KEPT_BLOCKS: u64 = 128;
 
+/// A head that is as far below a new one is not published any more: a pool takes one that is older than the blocks that it
+/// remembers, 64 by default, for the newest.
+const MAX_HEAD_AGE: u64 = 32;
+
 /// Something to be published. It holds the order and not its bytes, which the pool has anyway.
 #[derive(Clone, Debug)]
 pub(crate) enum Item {
@@ -53,14 +57,28 @@ impl Item {
         })
     }
 
-    /// The end of the message id, where the stream must not take it for what was published before: by this machine, or by
-    /// another one that did not see the same sequence of orders and cancellations.
-    pub(crate) fn suffix(&self, machine: &str) -> Option<String> {
+    /// The end of the message id, where the stream must not take it for what was published before: by this run, by an
+    /// earlier one, or by another machine that did not see the same sequence of orders and cancellations.
+    pub(crate) fn suffix(&self, run_id: &str) -> Option<String> {
         match self {
             Self::Order { again: 0, .. } | Self::Cancellation(_) | Self::Head(_) => None,
             Self::Order { again, .. } | Self::CancelPrivate { again, .. } => {
-                Some(format!("-{machine}-{again}"))
+                Some(format!("-{run_id}-{again}"))
             }
+        }
+    }
+
+    /// Whether another item must not come behind this one: a transaction behind its cancellation, and an old head behind
+    /// a new one.
+    pub(crate) fn overrides(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::CancelPrivate { hash, .. }, Self::Order { order, .. }) => {
+                order.id() == OrderId::Tx(*hash)
+            }
+            (Self::Head(new), Self::Head(old)) => {
+                old.head.number.saturating_add(MAX_HEAD_AGE) < new.head.number
+            }
+            _ => false,
         }
     }
 }

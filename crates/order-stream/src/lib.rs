@@ -2,33 +2,30 @@
 
 pub mod wire;
 
-mod ack;
-mod backoff;
 mod config;
 mod deliver;
 mod error;
 mod follow;
-mod lanes;
+mod identity;
 mod link;
-mod machines;
 mod metrics;
-mod outbox;
+mod position;
 mod publisher;
+mod response;
+mod running;
 mod source;
 mod state;
 mod streams;
 mod subjects;
-mod tracker;
+mod window;
 
-pub use backoff::Backoff;
 pub use config::*;
 pub use error::StreamError;
-pub use machines::{MAX_MACHINES, MachineStats};
 pub use metrics::{METRICS, PublisherStats, RefuseReason, SourceStats};
-pub use publisher::Publisher;
-pub use source::Source;
+pub use publisher::{Publisher, PublisherEnd};
+pub use source::{Source, SourceEnd};
 pub use state::{DisconnectReason, State};
 pub use streams::{
-    DEFAULT_MAX_AGE, DEFAULT_MAX_BYTES, DEFAULT_PRIVATE_MAX_AGE, StreamsConfig, ensure_streams,
+    DEFAULT_MAX_AGE, DEFAULT_MAX_BYTES, DEFAULT_PRIVATE_MAX_AGE, StreamConfig, ensure_stream,
 };
 pub use subjects::{stream_name, stream_subjects};

@@ -2,7 +2,7 @@
 //! another, so that every loss and its reason are seen.
 
 use std::{
-    collections::BTreeMap,
+    collections::BTreeSet,
     time::{Duration, Instant},
 };
 
@@ -21,10 +21,17 @@ use crate::{
 /// Commands that wait for the connection's task. Each is one message.
 const COMMANDS: usize = 256;
 
-/// A connection over which no stream has answered for as long is given up: its server may be cut off from its cluster.
+/// For a connection with its handshake, and for each request that makes or changes a stream.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connection is lost when a ping is not answered within two of these.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A connection over which the stream has not answered for as long is given up: its server may be cut off from its
+/// cluster.
 const UNANSWERED: Duration = Duration::from_secs(10);
 
-/// Since when no stream has answered. That one is missing or denied is an answer too.
+/// Since when the stream has not answered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Silence(Option<Instant>);
 
@@ -39,12 +46,11 @@ impl Silence {
     }
 }
 
-/// Messages that wait in one subscription: more than a window's acknowledgements, and than a pull
-/// request's messages.
-const SUBSCRIPTION: usize = 1 << 17;
+/// Messages that wait in one subscription: more than those of two pull requests.
+const SUBSCRIPTION: usize = 1 << 14;
 
-/// Denied subjects that are remembered: more than one user publishes on.
-const MAX_DENIED: usize = 256;
+/// Denied subjects that are remembered: more than a publisher or a source uses.
+const MAX_DENIED: usize = 64;
 
 /// Most time for a request about a stream: one without a leader may not be answered at all, and is asked again.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
@@ -53,12 +59,15 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinkStatus {
     pub(crate) lost: Option<DisconnectReason>,
-    /// The subjects that the user may not publish on, each with the number of its latest denial.
-    pub(crate) denied_publish: BTreeMap<String, u64>,
-    /// The number of the latest denial of all.
-    pub(crate) denials: u64,
-    /// The subject that the user may not subscribe to.
-    pub(crate) denied_subscribe: Option<String>,
+    /// The subjects on which the user may not publish, or to which it may not subscribe.
+    denied: BTreeSet<String>,
+}
+
+impl LinkStatus {
+    /// Whether the server has denied a subject that begins so.
+    pub(crate) fn is_denied(&self, prefix: &str) -> bool {
+        self.denied.iter().any(|subject| subject.starts_with(prefix))
+    }
 }
 
 #[derive(Debug)]
@@ -70,17 +79,19 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Connects to one of the servers, each tried once.
+    /// Connects to one of the servers, each tried once. Responses come below `_INBOX_<name>`, so that the rights of one
+    /// user need not include those to another.
     pub(crate) async fn open(config: &ServerConfig, name: &str) -> Result<Self, StreamError> {
         let addresses = config.addresses()?;
         let (sender, status) = watch::channel(LinkStatus::default());
-        let options = with_auth(ConnectOptions::new(), &config.auth).await?;
+        let inbox_prefix = format!("_INBOX_{name}");
+        let options = with_auth(ConnectOptions::new(), &config.credentials()?).await?;
         let mut options = options
             .name(name)
-            .custom_inbox_prefix(&config.inbox_prefix)
-            .connection_timeout(config.timeout)
-            .request_timeout(Some(config.timeout))
-            .ping_interval(config.ping_interval)
+            .custom_inbox_prefix(&inbox_prefix)
+            .connection_timeout(TIMEOUT)
+            .request_timeout(Some(TIMEOUT))
+            .ping_interval(PING_INTERVAL)
             .client_capacity(COMMANDS)
             .subscription_capacity(SUBSCRIPTION)
             // Each server once; the client's own attempts to reconnect end as soon.
@@ -99,8 +110,8 @@ impl Link {
         }
         let client = options.connect(addresses).await.map_err(connect_error)?;
         let mut context = jetstream::new(client.clone());
-        context.set_timeout(config.timeout.min(REQUEST_TIMEOUT));
-        Ok(Self { client, context, status, inbox_prefix: config.inbox_prefix.clone() })
+        context.set_timeout(REQUEST_TIMEOUT);
+        Ok(Self { client, context, status, inbox_prefix })
     }
 
     /// Waits for the loss of the connection.
@@ -117,13 +128,11 @@ impl Link {
         }
     }
 
-    /// What the server knows of a stream.
-    pub(crate) async fn stream(&self, name: &str) -> Result<stream::Info, State> {
+    /// A stream, with what the server knows of it.
+    pub(crate) async fn stream(&self, name: &str) -> Result<stream::Stream, State> {
         match self.context.get_stream(name).await {
-            Ok(stream) => {
-                let info = stream.cached_info();
-                if has_leader(info) { Ok(info.clone()) } else { Err(State::Unavailable) }
-            }
+            Ok(stream) if has_leader(stream.cached_info()) => Ok(stream),
+            Ok(_) => Err(State::Unavailable),
             Err(error) => Err(match error.kind() {
                 GetStreamErrorKind::JetStream(error) => match error.error_code() {
                     ErrorCode::STREAM_NOT_FOUND => State::StreamMissing,
@@ -136,27 +145,15 @@ impl Link {
 
     /// The state after a request about a stream was not answered.
     pub(crate) fn why_no_answer(&self, name: &str) -> State {
-        let is_denied = self.is_denied(&format!("$JS.API.STREAM.INFO.{name}"));
-        if is_denied || self.has_no_answers() { State::Denied } else { State::Unavailable }
-    }
-
-    /// Whether the connection was lost.
-    pub(crate) fn is_lost(&self) -> bool {
-        self.status.borrow().lost.is_some()
-    }
-
-    /// Whether the user may not subscribe to the answers to its requests.
-    fn has_no_answers(&self) -> bool {
         let status = self.status.borrow();
-        status
-            .denied_subscribe
-            .as_ref()
-            .is_some_and(|subject| subject.starts_with(&self.inbox_prefix))
+        let is_denied = status.is_denied(&format!("$JS.API.STREAM.INFO.{name}"))
+            || status.is_denied(&self.inbox_prefix);
+        if is_denied { State::Denied } else { State::Unavailable }
     }
 
-    /// Whether the server has refused a message on this subject.
-    pub(crate) fn is_denied(&self, subject: &str) -> bool {
-        self.status.borrow().denied_publish.contains_key(subject)
+    /// Whether the server has denied a subject that begins so.
+    pub(crate) fn is_denied(&self, prefix: &str) -> bool {
+        self.status.borrow().is_denied(prefix)
     }
 }
 
@@ -176,23 +173,15 @@ fn note(sender: &watch::Sender<LinkStatus>, event: Event) {
         Event::Disconnected | Event::Closed => lose(DisconnectReason::Lost),
         Event::LameDuckMode => lose(DisconnectReason::ServerStopping),
         Event::ServerError(ServerError::Other(text)) => {
-            if let Some((is_publish, subject)) = denied_subject(&text) {
-                // Once for each connection: the attempts go on each second.
-                let is_known = sender.borrow().denied_publish.contains_key(subject);
-                if !is_known {
-                    tracing::warn!(subject, is_publish, "the server denies a subject");
+            if let Some(subject) = denied_subject(&text) {
+                let is_new = sender.borrow().denied.len() < MAX_DENIED
+                    && !sender.borrow().denied.contains(subject);
+                if is_new {
+                    tracing::warn!(text, "the server denies a subject");
+                    sender.send_modify(|status| {
+                        status.denied.insert(subject.to_owned());
+                    });
                 }
-                sender.send_modify(|status| {
-                    if is_publish {
-                        status.denials += 1;
-                        let denied = &mut status.denied_publish;
-                        if denied.len() < MAX_DENIED || denied.contains_key(subject) {
-                            denied.insert(subject.to_owned(), status.denials);
-                        }
-                    } else {
-                        status.denied_subscribe = Some(subject.to_owned());
-                    }
-                });
             } else {
                 tracing::warn!(text, "an error of the server");
             }
@@ -201,19 +190,15 @@ fn note(sender: &watch::Sender<LinkStatus>, event: Event) {
     }
 }
 
-/// The subject of `Permissions Violation for Publish to "subject"`, the form in which nats-server 2.12
-/// reports it, and whether it is one to publish on.
-fn denied_subject(text: &str) -> Option<(bool, &str)> {
-    let lower = text.to_ascii_lowercase();
-    let rest = lower.split_once("permissions violation for ")?.1;
-    let is_publish = rest.starts_with("publish");
-    let subject = text.split('"').nth(1)?;
-    Some((is_publish, subject))
+/// The subject of `Permissions Violation for Publish to "subject"`, or `for Subscription`: the form of nats-server 2.12.
+fn denied_subject(text: &str) -> Option<&str> {
+    text.to_ascii_lowercase().starts_with("permissions violation for ").then_some(())?;
+    text.split('"').nth(1)
 }
 
 async fn with_auth(options: ConnectOptions, auth: &Auth) -> Result<ConnectOptions, StreamError> {
     Ok(match auth {
-        Auth::None => options,
+        Auth::Url => options,
         Auth::User { name, password } => options.user_and_password(name.clone(), password.clone()),
         Auth::Token(token) => options.token(token.clone()),
         Auth::NKey(seed) => options.nkey(seed.clone()),
@@ -253,10 +238,10 @@ mod tests {
 
     #[test]
     fn the_servers_texts_name_the_denied_subject() {
-        let publish = "Permissions Violation for Publish to \"mempool.1.tx.0.a\"";
-        assert_eq!(denied_subject(publish), Some((true, "mempool.1.tx.0.a")));
+        let publish = "Permissions Violation for Publish to \"mempool.1.tx.a\"";
+        assert_eq!(denied_subject(publish), Some("mempool.1.tx.a"));
         let subscribe = "Permissions Violation for Subscription to \"_INBOX.x.*\"";
-        assert_eq!(denied_subject(subscribe), Some((false, "_INBOX.x.*")));
+        assert_eq!(denied_subject(subscribe), Some("_INBOX.x.*"));
         assert_eq!(denied_subject("Maximum Connections Exceeded"), None);
     }
 
@@ -265,7 +250,7 @@ mod tests {
         let info = |cluster: &str| {
             let text = format!(
                 r#"{{ "created": "2026-01-02T03:04:05.678Z", {cluster}
-                  "config": {{ "name": "MEMPOOL_1_TX_0", "subjects": ["mempool.1.tx.0.*"],
+                  "config": {{ "name": "MEMPOOL_1_PUBLIC", "subjects": ["mempool.1.tx.*"],
                     "retention": "limits", "max_consumers": -1, "max_msgs": -1, "max_bytes": -1,
                     "max_age": 0, "max_msgs_per_subject": -1, "max_msg_size": -1, "discard": "old",
                     "storage": "file", "num_replicas": 3, "duplicate_window": 120000000000 }},
@@ -300,13 +285,13 @@ mod tests {
     }
 
     #[test]
-    fn each_denied_subject_is_kept_until_it_is_read() {
+    fn denied_subjects_are_kept() {
         let (sender, status) = watch::channel(LinkStatus::default());
-        for subject in ["a", "b", "a"] {
+        for subject in ["a.b", "c", "a.b"] {
             let text = format!("Permissions Violation for Publish to \"{subject}\"");
             note(&sender, Event::ServerError(ServerError::Other(text)));
         }
-        let denied = status.borrow().denied_publish.clone();
-        assert_eq!(denied, [("a".to_owned(), 3), ("b".to_owned(), 2)].into());
+        let status = status.borrow();
+        assert!(status.is_denied("a.") && status.is_denied("c") && !status.is_denied("b"));
     }
 }

@@ -16,13 +16,13 @@ pub enum State {
     CatchingUp,
     /// Connected, and nothing is waiting but what is on its way.
     Live,
-    /// It is slower than the flow: a publisher waits for acknowledgements, a source has more than
-    /// [`SourceConfig::lag_messages`](crate::SourceConfig::lag_messages) messages before it, read or unread.
+    /// It is slower than the flow: a publisher waits for acknowledgements, a source has more than 10,000 messages before
+    /// it.
     Lagging,
     /// The stream does not answer: it has no leader, or its server is stopping. Publishing goes on with one
     /// message at a time, after pauses.
     Unavailable,
-    /// The server does not have the stream: see [`ensure_streams`](crate::ensure_streams).
+    /// The server does not have the stream: see [`ensure_stream`](crate::ensure_stream).
     StreamMissing,
     /// The stream accepts nothing more: it is at its limit, or the server's storage is full.
     Full,
@@ -33,7 +33,7 @@ pub enum State {
         /// Why.
         reason: DisconnectReason,
     },
-    /// It has ended, because a thread of it has panicked: a bug, here or in the pool. Start another.
+    /// It has ended, because its thread has panicked: a bug, here or in the pool. Start another.
     Failed,
 }
 
@@ -71,7 +71,7 @@ impl fmt::Display for State {
             Self::Full => "stream full",
             Self::Denied => "denied",
             Self::Disconnected { reason } => return write!(f, "disconnected: {reason}"),
-            Self::Failed => "failed: a thread of it has panicked",
+            Self::Failed => "failed: its thread has panicked",
         };
         f.write_str(text)
     }
@@ -105,33 +105,18 @@ impl fmt::Display for DisconnectReason {
     }
 }
 
-/// Shows the last state when it is dropped: that it has ended, or that it has failed, if its thread unwinds
-/// or another one was found to have panicked.
-pub(crate) struct EndGuard<F: FnMut(State)> {
-    show: F,
-    has_failed: bool,
-}
-
-impl<F: FnMut(State)> EndGuard<F> {
-    pub(crate) const fn new(show: F) -> Self {
-        Self { show, has_failed: false }
-    }
-
-    /// Another thread has panicked.
-    pub(crate) const fn fail(&mut self) {
-        self.has_failed = true;
-    }
-}
+/// Shows the last state when it is dropped: that it has ended, or has failed, if its thread unwinds.
+pub(crate) struct EndGuard<F: FnMut(State)>(pub(crate) F);
 
 impl<F: FnMut(State)> Drop for EndGuard<F> {
     fn drop(&mut self) {
-        let state = if self.has_failed || thread::panicking() {
-            tracing::error!("a thread has panicked");
+        let state = if thread::panicking() {
+            tracing::error!("the thread has panicked");
             State::Failed
         } else {
             State::Ended
         };
-        (self.show)(state);
+        (self.0)(state);
     }
 }
 
@@ -147,12 +132,9 @@ mod tests {
     #[test]
     fn the_last_state_tells_an_end_from_a_panic() {
         let last = Cell::new(None);
-        let guard = || EndGuard::new(|state| last.set(Some(state)));
+        let guard = || EndGuard(|state| last.set(Some(state)));
         drop(guard());
         assert_eq!(last.get(), Some(State::Ended));
-        guard().fail();
-        assert_eq!(last.get(), Some(State::Failed));
-        last.set(None);
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let _guard = guard();
             panic!("a bug");

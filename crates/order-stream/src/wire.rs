@@ -21,7 +21,6 @@ mod bytes;
 mod error;
 mod head;
 mod private;
-mod seen;
 mod tx;
 
 use ::bytes::Bytes;
@@ -33,11 +32,8 @@ pub use self::{
     error::WireError,
     head::{HeadRecord, MAX_MINED},
     private::{BundleRecord, MAX_BUNDLE_TXS, encode_bundle},
-    seen::{MAX_SEEN, decode_seen, encode_seen},
     tx::{TxRecord, encode_transaction},
 };
-
-pub(crate) use self::seen::MAX_REPORT_BYTES;
 
 /// The version of the encoding. A decoder refuses every other.
 pub const VERSION: u8 = 1;
@@ -51,7 +47,6 @@ const KIND_BUNDLE: u8 = 3;
 const KIND_CANCELLATION: u8 = 4;
 const KIND_CANCEL_PRIVATE: u8 = 5;
 const KIND_HEAD: u8 = 6;
-const KIND_SEEN: u8 = 7;
 
 /// A message that is ready to be published.
 #[derive(Clone, Debug, PartialEq, Eq)]

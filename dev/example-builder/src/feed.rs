@@ -6,9 +6,8 @@ use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, OrderPool, PoolConfig,
     order_pool::{Upkeep, UpkeepConfig},
 };
-use order_stream::{Flow, Source, SourceConfig, SourceStats};
+use order_stream::{Flow, ServerConfig, Source, SourceConfig, SourceStats};
 use serde::Serialize;
-use testkit::fleet::server;
 
 use crate::{args::Args, rpc::Rpc};
 
@@ -36,11 +35,14 @@ impl Feed {
         let mut sources = Vec::new();
         for (name, flow, urls) in flows {
             let (false, Some(machine)) = (urls.is_empty(), &args.machine) else { continue };
-            let server = server(urls, args.nats_ca.as_deref());
+            let server = ServerConfig {
+                root_certificates: args.nats_ca.clone(),
+                ..ServerConfig::cluster(urls)
+            };
             // Without a mempool of its own, the pool learns from the fleet too what was mined.
-            let config = SourceConfig::new(server, chain_id, machine)
-                .with_flow(flow)
-                .with_heads(true);
+            let heads = true;
+            let config =
+                SourceConfig { flow, heads, ..SourceConfig::new(server, chain_id, machine) };
             sources.push((name, Source::start(&pool, config)?));
         }
         Ok(Self::Fleet { pool, upkeep, sources })
@@ -63,8 +65,8 @@ impl Feed {
             Self::Fleet { upkeep, sources, .. } => {
                 for (flow, source) in sources {
                     let state = source.state().to_string();
-                    let stats = source.shutdown(limit).await;
-                    summaries.push(summary(flow, state, &stats));
+                    let end = source.shutdown(limit).await;
+                    summaries.push(summary(flow, state, &end.stats));
                 }
                 if !upkeep.shutdown(limit).ended {
                     eprintln!("warning: the pool's upkeep has not stopped");

@@ -7,7 +7,7 @@
 //! - with the feature `corpus`: the module `corpus`, kept inputs of the readers of outside bytes;
 //! - with the feature `ingest`: [`node`], a mock node in a child process; [`Timed`], a stopwatch around the pool;
 //!   [`ingest`], a fetcher from a mock node into a pool; [`sign`], transactions signed ahead; [`http`], a client of the
-//!   RPC server; [`fleet`], the servers of a fleet; [`contest`], ours beside the ways in which builders fetch today.
+//!   RPC server; [`contest`], ours beside the ways in which builders fetch today.
 
 pub mod command;
 #[cfg(feature = "ingest")]
@@ -15,8 +15,6 @@ pub mod contest;
 #[cfg(feature = "corpus")]
 pub mod corpus;
 pub mod figures;
-#[cfg(feature = "ingest")]
-pub mod fleet;
 #[cfg(feature = "ingest")]
 pub mod http;
 #[cfg(feature = "ingest")]

@@ -12,7 +12,7 @@ use order_pool::{
 };
 
 use super::*;
-use crate::wire::{BundleRecord, Encoded, HeadRecord, TxRecord, encode_seen};
+use crate::wire::{BundleRecord, Encoded, HeadRecord, TxRecord};
 
 fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
@@ -36,16 +36,14 @@ fn deliverer(flow: Flow) -> Deliverer {
         flow,
         chain_id: 1,
         heads: true,
-        machines: Machines::default(),
-        shown: watch::channel(Vec::new()).0,
-        counters: Arc::new(SourceCounters::new(flow)),
+        counters: Arc::new(SourceCounters::of(flow)),
     }
 }
 
 fn message(machine: &str, Encoded { id, payload }: Encoded) -> Message {
     let mut headers = HeaderMap::new();
     headers.insert("Nats-Msg-Id", alloy_primitives::hex::encode(id));
-    let subject = format!("mempool.1.tx.0.{machine}").into();
+    let subject = format!("mempool.1.tx.{machine}").into();
     let length = payload.len();
     let headers = Some(headers);
     Message { subject, reply: None, payload, headers, status: None, description: None, length }
@@ -61,7 +59,7 @@ fn counts(deliverer: &Deliverer) -> [u64; 4] {
 
 #[test]
 fn a_transaction_is_pooled_once_whoever_publishes_it() {
-    let mut deliverer = deliverer(Flow::Public);
+    let deliverer = deliverer(Flow::Public);
     let record = records(1).remove(0);
     for machine in ["a", "b"] {
         deliverer.message(&message(machine, record.encode()), at(101));
@@ -77,7 +75,7 @@ fn a_transaction_is_pooled_once_whoever_publishes_it() {
 
 #[test]
 fn what_is_damaged_or_without_its_id_is_malformed() {
-    let mut deliverer = deliverer(Flow::Public);
+    let deliverer = deliverer(Flow::Public);
     let records = records(1);
     let other = Encoded { id: *records[1].tx.tx_hash(), ..records[0].encode() };
     deliverer.message(&message("a", other), at(101));
@@ -100,7 +98,7 @@ fn the_public_stream_brings_no_private_order_and_no_other_chain() {
         nonce: None,
     };
     let cancellation = Record::Cancellation(cancellation);
-    let mut public = deliverer(Flow::Public);
+    let public = deliverer(Flow::Public);
     let others = [private.encode(), cancellation.encode(), records(5).remove(0).encode()];
     for other in others {
         public.message(&message("a", other), at(101));
@@ -110,7 +108,7 @@ fn the_public_stream_brings_no_private_order_and_no_other_chain() {
 
 #[test]
 fn bundles_cancellations_and_private_transactions_reach_the_pool() {
-    let mut deliverer = deliverer(Flow::Private);
+    let deliverer = deliverer(Flow::Private);
     let records = records(1);
     let signer = Address::repeat_byte(1);
     let tx = |record: &TxRecord| record.clone().resolve(at(101));
@@ -146,7 +144,7 @@ fn heads_are_applied_only_if_configured() {
     let mined = vec![*record.tx.tx_hash()];
     let head = HeadRecord { head, previous: B256::ZERO, mined };
     for heads in [true, false] {
-        let mut deliverer = Deliverer { heads, ..deliverer(Flow::Public) };
+        let deliverer = Deliverer { heads, ..deliverer(Flow::Public) };
         for message in [record.encode(), head.encode(), head.encode()].map(|it| message("a", it)) {
             deliverer.message(&message, at(101));
         }
@@ -154,18 +152,4 @@ fn heads_are_applied_only_if_configured() {
         assert_eq!(deliverer.pool.contains(record.tx.tx_hash()), !heads);
         assert_eq!(counts(&deliverer), if heads { [2, 1, 0, 0] } else { [1, 0, 2, 0] });
     }
-}
-
-#[test]
-fn reports_say_who_was_later() {
-    let mut deliverer = deliverer(Flow::Public);
-    let record = records(1).remove(0);
-    deliverer.message(&message("a", record.encode()), at(101));
-    let entries = encode_seen(&[(*record.tx.tx_hash(), at(103))]);
-    let encoded = Encoded { id: B256::ZERO, payload: entries };
-    deliverer.report(&message("b", encoded));
-    deliverer.show();
-    let machines = deliverer.shown.borrow().clone();
-    assert_eq!((machines[0].first, machines[1].later), (1, 1));
-    assert_eq!(machines[1].mean_behind(), Some(Duration::from_secs(3)));
 }

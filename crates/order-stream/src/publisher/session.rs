@@ -1,205 +1,104 @@
 //! One connection of a publisher: events of the pool out, acknowledgements in.
 
-mod messages;
-
 use std::{
     collections::VecDeque,
-    future::pending,
     time::{Duration, Instant},
 };
 
-use async_nats::Subscriber;
+use alloy_primitives::hex;
+use async_nats::{
+    header::NATS_MESSAGE_ID,
+    jetstream::{Context, message::PublishMessage},
+};
 use futures::{
     FutureExt as _, StreamExt as _,
     future::{BoxFuture, OptionFuture},
+    stream::FuturesUnordered,
 };
 use order_pool::{Event, Lagged, Subscription};
-use tokio::{
-    sync::watch,
-    time::{sleep_until, timeout},
-};
+use tokio::time::{sleep, sleep_until};
 
-use super::{End, Found, Run, StreamAnswer, ask_streams};
+use super::Run;
 use crate::{
     follow::Item,
-    lanes::Room,
+    identity::{Acknowledged, Found},
     link::{Link, Silence},
     metrics::RefuseReason,
-    outbox::Trouble,
+    response::Response,
+    running::Stop,
     state::{DisconnectReason, State},
+    window::Trouble,
+    wire::Encoded,
 };
+
+/// How long an acknowledgement is waited for: it takes some milliseconds within a region, and a cluster elects another
+/// leader within some seconds.
+const ACK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Before a message that another machine was publishing at the same moment is published again.
+const IN_PROCESS_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often the stream is compared with the one that has acknowledged messages, and how soon again without a response.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
+const CHECK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Events of the pool that are processed before acknowledgements are read again, and the reverse.
 const TURN: usize = 64;
 
-/// How long the end waits until the last report is on its way.
-const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
-
-/// Before a stream that did not answer is asked again.
-const CHECK_PAUSE: Duration = Duration::from_secs(1);
+/// The response to a message: its number and its message id.
+type Responded = (u64, String, Response);
 
 /// What happens over one connection.
-pub(super) struct Session<'a> {
+struct Session<'a> {
     run: &'a mut Run,
     link: &'a Link,
-    inbox: String,
-    acks: Subscriber,
+    context: &'a Context,
     events: Subscription,
     comparing: bool,
     /// What is to be published before other events are read.
     held: VecDeque<Item>,
-    /// The streams are asked after each change between available and not: one may have been deleted, or be another.
-    check: Option<BoxFuture<'a, Vec<StreamAnswer>>>,
-    check_due: Option<Instant>,
+    responses: FuturesUnordered<BoxFuture<'a, Responded>>,
+    check: Option<BoxFuture<'a, Result<Found, State>>>,
+    check_at: Instant,
     silence: Silence,
-    denials: u64,
-    max_payload: usize,
+}
+
+/// Publishes until the connection is lost or given up, or until everything is done after `stop`. Returns the state from
+/// then on.
+pub(super) async fn run(run: &mut Run, link: &Link, stop: Stop) -> State {
+    let mut context = link.context.clone();
+    context.set_timeout(ACK_TIMEOUT);
+    run.identity.connected();
+    run.window.connected();
+    let events = run.pool.subscribe_all();
+    let mut session = Session {
+        run,
+        link,
+        context: &context,
+        events,
+        comparing: true,
+        held: VecDeque::new(),
+        responses: FuturesUnordered::new(),
+        check: None,
+        check_at: Instant::now(),
+        silence: Silence::default(),
+    };
+    session.begin_comparison();
+    let Err(end) = session.serve(stop).await;
+    let Session { run, held, .. } = session;
+    held.iter().for_each(|item| run.follower.forget(item));
+    run.counters.unfinished.set(run.window.len() as f64);
+    end
 }
 
 impl<'a> Session<'a> {
-    pub(super) fn new(
-        run: &'a mut Run,
-        link: &'a Link,
-        inbox: String,
-        acks: Subscriber,
-        found: Found,
-    ) -> Self {
-        let events = run.pool.subscribe_all();
-        let max_payload = link.client.max_payload();
-        let mut session = Self {
-            run,
-            link,
-            inbox,
-            acks,
-            events,
-            comparing: true,
-            held: VecDeque::new(),
-            check: None,
-            check_due: found.unknown.then(Instant::now),
-            silence: Silence::default(),
-            denials: 0,
-            max_payload,
-        };
-        session.begin_comparison();
-        session
-    }
-
     fn begin_comparison(&mut self) {
         self.run.follower.begin_comparison();
-        self.run.lanes.compares();
         self.run.counters.comparisons.add(1);
         self.comparing = true;
     }
 
-    pub(super) async fn run(mut self, stop: watch::Receiver<bool>) -> End {
-        let end = self.serve(stop.clone()).await;
-        for item in self.held.drain(..) {
-            self.run.follower.forget(&item);
-        }
-        // Nothing is waited for once it is to stop and the connection is lost.
-        if *stop.borrow() { End::Stopped } else { end }
-    }
-
-    async fn serve(&mut self, mut stop: watch::Receiver<bool>) -> End {
-        let mut status = self.link.status.clone();
-        let mut was_unavailable = false;
-        loop {
-            // A replay of an empty pool ends without an event.
-            if self.events.is_replaying() && self.held.is_empty() {
-                let event = self.events.try_next();
-                if let Some(event) = event
-                    && let Err(end) = self.on_events(event).await
-                {
-                    return end;
-                }
-            }
-            self.end_comparison();
-            if let Err(end) = self.publish_held().await {
-                return end;
-            }
-            self.update_state();
-            let is_done = !self.events.is_replaying()
-                && self.events.behind() == 0
-                && self.held.is_empty()
-                && self.run.lanes.len() == 0
-                && self.run.lanes.compare_at().is_none();
-            if *stop.borrow_and_update() && is_done {
-                self.flush_report().await;
-                // Nothing but the report can be on its way.
-                let _ = timeout(FLUSH_TIMEOUT, self.link.client.flush()).await;
-                return End::Stopped;
-            }
-            let now = Instant::now();
-            if self.check_due.is_some_and(|due| due <= now) {
-                self.check_due = None;
-                self.check = Some(ask_streams(self.link, self.run.streams()).boxed());
-            }
-            let wakes = [self.run.lanes.next_wake(now), self.run.report.due(), self.check_due];
-            let wake = wakes.into_iter().flatten().min();
-            let timer = async {
-                match wake {
-                    Some(at) => sleep_until(at.into()).await,
-                    None => pending().await,
-                }
-            };
-            // Acknowledgements before events: they make room. Nothing is lost by a branch that is
-            // dropped: each consumes only what it returns.
-            tokio::select! {
-                biased;
-                // Its sender lives as long as this.
-                _ = stop.changed() => {}
-                changed = status.changed() => {
-                    let seen = status.borrow_and_update().clone();
-                    let lost = seen.lost.or(changed.err().map(|_| DisconnectReason::Lost));
-                    if let Some(reason) = lost {
-                        return End::Lost(State::Disconnected { reason });
-                    }
-                    if seen.denied_subscribe.is_some_and(|subject| subject.starts_with(&self.inbox)) {
-                        return End::Lost(State::Denied);
-                    }
-                    let before = std::mem::replace(&mut self.denials, seen.denials);
-                    for (subject, number) in &seen.denied_publish {
-                        if *number > before {
-                            self.on_denied(subject);
-                        }
-                    }
-                }
-                ack = self.acks.next() => match ack {
-                    Some(ack) => self.on_acks(ack),
-                    None => return End::Lost(State::Disconnected { reason: DisconnectReason::Lost }),
-                },
-                answers = OptionFuture::from(self.check.as_mut()), if self.check.is_some() => {
-                    self.check = None;
-                    let may_leave = !*stop.borrow();
-                    if let Err(end) = self.on_streams(answers.unwrap_or_default(), may_leave) {
-                        return end;
-                    }
-                }
-                () = timer => {
-                    if let Err(end) = self.publish_due().await {
-                        return end;
-                    }
-                }
-                event = self.events.next(), if self.held.is_empty() => {
-                    // Not while this holds a handle of the pool.
-                    let Some(event) = event else { return End::Stopped };
-                    if let Err(end) = self.on_events(event).await {
-                        return end;
-                    }
-                }
-            }
-            let is_unavailable = self.run.lanes.is_unavailable();
-            if is_unavailable != was_unavailable {
-                was_unavailable = is_unavailable;
-                self.check_due = Some(Instant::now());
-            }
-            if self.run.lanes.must_compare(Instant::now()) {
-                self.compare();
-            }
-        }
-    }
-
-    pub(super) fn compare(&mut self) {
+    fn compare(&mut self) {
         self.events.resync();
         self.begin_comparison();
     }
@@ -207,51 +106,94 @@ impl<'a> Session<'a> {
     fn end_comparison(&mut self) {
         if self.comparing && !self.events.is_replaying() {
             self.comparing = false;
-            self.run.lanes.compared(Instant::now());
             self.held.extend(self.run.follower.end_comparison());
-            self.run.counters.lost_events.add(self.run.follower.take_unremembered());
+        }
+        self.run.counters.lost_events.add(self.run.follower.take_unremembered());
+    }
+
+    async fn serve(&mut self, mut stop: Stop) -> Result<std::convert::Infallible, State> {
+        // Before anything is published: a stream that is missing or another one is found here. One that does not respond
+        // now is asked again beside the publishing.
+        let asked = self.ask();
+        let found = tokio::select! {
+            biased;
+            reason = self.link.lost() => return Err(State::Disconnected { reason }),
+            found = asked => found,
+        };
+        self.note_stream(found, false)?;
+        let mut status = self.link.status.clone();
+        loop {
+            // A replay of an empty pool ends without an event.
+            if self.events.is_replaying()
+                && self.held.is_empty()
+                && let Some(event) = self.events.try_next()
+            {
+                self.on_events(event).await?;
+            }
+            self.end_comparison();
+            self.publish_held().await?;
+            self.resend().await?;
+            self.show();
+            let is_done = !self.events.is_replaying()
+                && self.events.behind() == 0
+                && self.held.is_empty()
+                && self.run.window.len() == 0;
+            let is_stopping = stop.is_set();
+            if is_stopping && is_done {
+                return Err(State::Ended);
+            }
+            if self.check.is_none() && self.check_at <= Instant::now() {
+                self.check = Some(self.ask());
+            }
+            let checks = self.check.is_none().then_some(self.check_at);
+            let wake = checks.into_iter().chain(self.run.window.next_wake()).min();
+            // Acknowledgements before events: they make room. Nothing is lost by a branch that is dropped: each consumes
+            // only what it returns.
+            tokio::select! {
+                biased;
+                () = stop.wait(), if !is_stopping => {}
+                changed = status.changed() => {
+                    let seen = status.borrow_and_update();
+                    let lost = seen.lost.or(changed.err().map(|_| DisconnectReason::Lost));
+                    if let Some(reason) = lost {
+                        return Err(State::Disconnected { reason });
+                    }
+                    let mut subjects = self.run.subjects.both.iter();
+                    if subjects.any(|subject| seen.is_denied(subject)) || seen.is_denied("_INBOX_") {
+                        return Err(State::Denied);
+                    }
+                }
+                Some(response) = self.responses.next() => self.on_responses(response).await?,
+                found = OptionFuture::from(self.check.as_mut()), if self.check.is_some() => {
+                    self.check = None;
+                    if let Some(found) = found {
+                        self.note_stream(found, is_stopping)?;
+                    }
+                }
+                Some(()) = OptionFuture::from(wake.map(|at| sleep_until(at.into()))) => {}
+                event = self.events.next(), if self.held.is_empty() => {
+                    // Not while this holds a handle of the pool.
+                    let Some(event) = event else { return Err(State::Ended) };
+                    self.on_events(event).await?;
+                }
+            }
         }
     }
 
-    fn on_streams(&mut self, answers: Vec<StreamAnswer>, may_leave: bool) -> Result<(), End> {
-        match self.run.note_streams(answers) {
-            Ok(found) => {
-                self.silence.note(true, Instant::now());
-                if found.unknown {
-                    self.check_due = Some(Instant::now() + CHECK_PAUSE);
-                }
-                if found.reset {
-                    self.compare();
-                }
-                Ok(())
-            }
-            Err(State::Unavailable) => {
-                if self.silence.note(false, Instant::now()) && may_leave {
-                    return Err(End::Lost(State::Unavailable));
-                }
-                self.check_due = Some(Instant::now() + CHECK_PAUSE);
-                Ok(())
-            }
-            Err(state) => Err(End::Lost(state)),
-        }
-    }
-
-    fn update_state(&self) {
-        let lanes = &self.run.lanes;
-        let state = match lanes.trouble() {
+    fn show(&self) {
+        let window = &self.run.window;
+        self.run.shown.set(match window.trouble() {
             Some(Trouble::Unavailable) => State::Unavailable,
             Some(Trouble::Full) => State::Full,
-            Some(Trouble::Denied) => State::Denied,
             None if self.comparing => State::CatchingUp,
             None if !self.held.is_empty() => State::Lagging,
             None => State::Live,
-        };
-        self.run.set_state(state);
-        self.run.counters.unfinished.set(lanes.len() as u64);
+        });
+        self.run.counters.unfinished.set(window.len() as f64);
     }
 
     /// One event, and those that are there behind it.
-    async fn on_events(&mut self, first: Result<Event, Lagged>) -> Result<(), End> {
+    async fn on_events(&mut self, first: Result<Event, Lagged>) -> Result<(), State> {
         let mut next = Some(first);
         let mut processed = 0;
         while let Some(event) = next {
@@ -273,33 +215,184 @@ impl<'a> Session<'a> {
             }
             next = self.events.try_next();
         }
-        self.run.counters.lost_events.add(self.run.follower.take_unremembered());
         Ok(())
     }
 
     /// Publishes what is held, as far as there is room.
-    async fn publish_held(&mut self) -> Result<(), End> {
-        while let Some(item) = self.held.front() {
-            let Run { lanes, subjects, follower, counters, .. } = &mut *self.run;
-            let withdrawn = lanes.withdraw_for(item);
-            counters.refused[RefuseReason::Withdrawn.index()].add(withdrawn as u64);
-            let lane = subjects.lane_of(item);
-            let room = match lanes.room_behind_cancellation(item) {
-                Room::Now => lanes.room(lane, subjects, Instant::now()),
-                other => other,
-            };
-            match room {
-                Room::Wait => break,
-                Room::LeaveOut => follower.forget(item),
-                Room::Now => {
-                    let item = item.clone();
-                    self.held.pop_front();
-                    self.publish(lane, item).await?;
-                    continue;
-                }
+    async fn publish_held(&mut self) -> Result<(), State> {
+        while self.run.window.has_room()
+            && let Some(item) = self.held.pop_front()
+        {
+            let Run { window, counters, .. } = &mut *self.run;
+            if matches!(item, Item::CancelPrivate { .. } | Item::Head(_)) {
+                // What is in flight and fails would be published again behind it.
+                let withdrawn = window.withdraw(|other| item.overrides(other));
+                counters.refused[RefuseReason::Withdrawn.index()].add(withdrawn);
             }
-            self.held.pop_front();
+            let Some(encoded) = item.encode() else { continue };
+            let size = encoded.payload.len();
+            counters.published.add(1);
+            counters.bytes.increment(size as u64);
+            let number = window.add(item, size);
+            self.send(number, encoded).await?;
         }
         Ok(())
+    }
+
+    async fn resend(&mut self) -> Result<(), State> {
+        while let Some(number) = self.run.window.resend(Instant::now()) {
+            self.send_again(number).await?;
+        }
+        Ok(())
+    }
+
+    async fn send_again(&mut self, number: u64) -> Result<(), State> {
+        let Some(encoded) = self.run.window.get(number).and_then(Item::encode) else {
+            return Ok(());
+        };
+        self.run.counters.republished.add(1);
+        self.send(number, encoded).await
+    }
+
+    /// Sends a message of the window. Waits only while the connection's commands are full, and not beyond its loss.
+    async fn send(&mut self, number: u64, encoded: Encoded) -> Result<(), State> {
+        let Some(item) = self.run.window.get(number) else { return Ok(()) };
+        let mut id = hex::encode(encoded.id);
+        // Another message for the stream, and the same for who reads it.
+        id.push_str(&item.suffix(&self.run.run_id).unwrap_or_default());
+        let message = PublishMessage::build().message_id(&id).payload(encoded.payload);
+        let sending = self.context.send_publish(self.run.subjects.of(item).clone(), message);
+        let sent = tokio::select! {
+            biased;
+            sent = sending => sent,
+            reason = self.link.lost() => return Err(State::Disconnected { reason }),
+        };
+        match sent {
+            Ok(ack) => self.responses.push(
+                async move {
+                    let response = Response::from(ack.await);
+                    if response == Response::InProcess {
+                        sleep(IN_PROCESS_PAUSE).await;
+                    }
+                    (number, id, response)
+                }
+                .boxed(),
+            ),
+            Err(error) => match Response::from(Err(error)) {
+                Response::Refused(reason) => {
+                    tracing::warn!(id, ?reason, "a message is not published");
+                    self.refuse(number, reason);
+                }
+                // A socket that takes nothing: the message stays in the window.
+                _ => return Err(State::Disconnected { reason: DisconnectReason::Lost }),
+            },
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, number: u64, reason: RefuseReason) {
+        if self.run.window.settle(number) {
+            self.run.counters.refused[reason.index()].add(1);
+        }
+    }
+
+    /// One response, and those that are there behind it.
+    async fn on_responses(&mut self, first: Responded) -> Result<(), State> {
+        self.on_response(first).await?;
+        for _ in 1..TURN {
+            let Some(Some(response)) = self.responses.next().now_or_never() else { break };
+            self.on_response(response).await?;
+        }
+        Ok(())
+    }
+
+    async fn on_response(
+        &mut self,
+        (number, message_id, response): Responded,
+    ) -> Result<(), State> {
+        let now = Instant::now();
+        match response {
+            Response::Stored { sequence, is_duplicate } => {
+                let Run { window, counters, identity, .. } = &mut *self.run;
+                if window.settle(number) {
+                    counters.acknowledged[usize::from(is_duplicate)].add(1);
+                }
+                let stored_at = (!is_duplicate).then_some(now);
+                if identity.acknowledged(Acknowledged { sequence, message_id, stored_at }) {
+                    self.reset();
+                }
+            }
+            Response::InProcess => self.send_again(number).await?,
+            Response::Later(trouble) => {
+                self.run.window.fail(number, trouble, now, rand::random());
+                if trouble == Trouble::Unavailable {
+                    // It may be missing.
+                    self.check_at = self.check_at.min(now + CHECK_AGAIN);
+                }
+            }
+            Response::Refused(reason) => self.refuse(number, reason),
+        }
+        Ok(())
+    }
+
+    /// The stream has lost what it had stored: everything is published again.
+    fn reset(&mut self) {
+        tracing::warn!(stream = self.run.stream, "the stream has lost what it had stored");
+        self.run.counters.resets.add(1);
+        self.run.follower.forget_all();
+        self.compare();
+    }
+
+    fn note_stream(&mut self, found: Result<Found, State>, is_stopping: bool) -> Result<(), State> {
+        let now = Instant::now();
+        self.check_at = now + CHECK_EVERY;
+        match found {
+            Ok(found) => {
+                self.silence.note(true, now);
+                if self.run.identity.is_reset(&found, now) {
+                    self.reset();
+                }
+                Ok(())
+            }
+            Err(State::Unavailable) => {
+                self.check_at = now + CHECK_AGAIN;
+                let is_given_up = self.silence.note(false, now) && !is_stopping;
+                if is_given_up { Err(State::Unavailable) } else { Ok(()) }
+            }
+            Err(state) => Err(state),
+        }
+    }
+
+    /// Asks for the stream, and for the message in the place of the highest that it has acknowledged.
+    fn ask(&self) -> BoxFuture<'a, Result<Found, State>> {
+        let (link, name) = (self.link, self.run.stream.clone());
+        let asked = self.run.identity.highest().cloned();
+        let ask = async move {
+            let stream = link.stream(&name).await?;
+            let info = stream.cached_info();
+            let (first, last) = (info.state.first_sequence, info.state.last_sequence);
+            let limit = u64::try_from(info.config.max_bytes).unwrap_or(u64::MAX);
+            let mut found = Found {
+                created: info.created.unix_timestamp_nanos(),
+                first,
+                last,
+                max_age: info.config.max_age,
+                // Not by a message of the largest size.
+                is_full: info.state.bytes > limit / 2,
+                asked,
+                in_its_place: None,
+            };
+            if let Some(asked) = &found.asked
+                && (first..=last).contains(&asked.sequence)
+                && !link.is_denied("$JS.API.STREAM.MSG.GET.")
+            {
+                let raw = stream.get_raw_message(asked.sequence).await;
+                let id =
+                    raw.ok().and_then(|raw| Some(raw.headers.get(NATS_MESSAGE_ID)?.to_string()));
+                found.in_its_place = id;
+            }
+            Ok(found)
+        };
+        ask.boxed()
     }
 }

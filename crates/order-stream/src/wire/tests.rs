@@ -174,17 +174,6 @@ fn a_reorg_back_to_an_earlier_block_is_a_message_of_its_own() {
 }
 
 #[test]
-fn a_report_keeps_its_entries_and_is_bounded() {
-    let entries: Vec<_> = (0..300).map(|n| (B256::with_last_byte(n as u8), at(n))).collect();
-    let encoded = encode_seen(&entries);
-    assert_eq!(decode_seen(&encoded).expect("entries"), entries[..MAX_SEEN]);
-    let longer = [&encoded[..], &[0; 40]].concat();
-    assert!(matches!(decode_seen(&longer), Err(WireError::TooLong { field: "seen", .. })));
-    let cut = &encoded[..encoded.len() - 1];
-    assert!(matches!(decode_seen(cut), Err(WireError::Truncated { field: "seen.time", .. })));
-}
-
-#[test]
 fn another_version_another_kind_another_id_and_other_bytes_are_refused() {
     let tx = envelopes(1).remove(0);
     let Encoded { id, payload } = record(tx, None).encode();
@@ -323,6 +312,5 @@ proptest! {
             (bytes[0], bytes[1]) = (VERSION, kind);
         }
         let _ = Record::decode(&B256::ZERO, &bytes);
-        let _ = decode_seen(&bytes);
     }
 }

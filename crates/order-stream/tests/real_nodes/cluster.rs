@@ -9,21 +9,22 @@ async fn a_killed_leader_costs_time_and_no_order() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut cluster = NatsCluster::start(dir.path(), 3, &NatsConfig::default()).expect("a cluster");
     cluster.wait_leader(PATIENCE).expect("a leader");
-    let server = quick(ServerConfig::cluster(cluster.urls()));
-    ensure_streams(&server, &streams().with_replicas(3)).await.expect("streams");
+    let server = ServerConfig::cluster(cluster.urls());
+    let replicated = StreamConfig { replicas: 3, ..stream(Flow::Public) };
+    ensure_stream(&server, &replicated).await.expect("a stream");
     let pools = [pool(), pool()];
     let publishers = [0, 1].map(|n| {
         let config = PublisherConfig::new(server.clone(), CHAIN, format!("m{n}"));
-        Publisher::start(&pools[n], config.with_backoff(BACKOFF)).expect("a publisher")
+        Publisher::start(&pools[n], config).expect("a publisher")
     });
     let built = pool();
     let config = SourceConfig::new(server, CHAIN, "one");
-    let source = Source::start(&built, config.with_backoff(BACKOFF)).expect("a source");
+    let source = Source::start(&built, config).expect("a source");
     let txs = transactions(41, 2_000, 0);
     for (n, chunk) in txs.chunks(20).enumerate() {
         pools.iter().for_each(|pool| insert(pool, chunk));
         if n == 30 {
-            let leader = cluster.stream_leader("MEMPOOL_1_TX_0").expect("a leader");
+            let leader = cluster.stream_leader(STREAM).expect("a leader");
             cluster.server(leader).kill9().expect("a dead server");
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -2,19 +2,17 @@
 
 use alloy_primitives::Address;
 use order_pool::{Block, Bundle, BundleParts, Head, PrivateTerms};
-use order_stream::Flow;
 
 use super::*;
 
 #[tokio::test]
 async fn a_builders_pool_becomes_the_publishers_and_stays_it() {
-    let stage = Stage::new(streams()).await;
+    let stage = Stage::new().await;
     let (ingested, built) = (pool(), pool());
     let txs = transactions(1, 400, 20);
     insert(&ingested, &txs[..200]);
     let publisher = stage.publisher(&ingested, "a");
-    let config = stage.source_config("one").with_heads(true);
-    let source = Source::start(&built, config).expect("a source");
+    let source = stage.source(&built, "one");
     until_equal(&ingested, &built).await;
     insert(&ingested, &txs[200..]);
     until_equal(&ingested, &built).await;
@@ -30,27 +28,19 @@ async fn a_builders_pool_becomes_the_publishers_and_stays_it() {
     let stats = finish(publisher).await;
     assert_eq!((stats.published, stats.stored, stats.comparisons), (401, 401, 1));
     let stats = finish_source(source).await;
-    assert_eq!((stats.received, stats.pooled, stats.missed, stats.repeated), (401, 401, 0, 0));
+    assert_eq!((stats.received, stats.pooled, stats.missed), (401, 401, 0));
 }
 
 #[tokio::test]
 async fn two_machines_whose_pools_overlap_store_the_union_once() {
-    let stage = Stage::new(streams().with_shards(3)).await;
+    let stage = Stage::new().await;
     let txs = transactions(2, 1_000, 0);
     let (first, second) = (pool(), pool());
-    let publishers = [(&first, "a"), (&second, "b")].map(|(pool, machine)| {
-        let config = PublisherConfig::new(stage.config(), CHAIN, machine).with_shards(3);
-        Publisher::start(pool, config).expect("a publisher")
-    });
+    let publishers =
+        [(&first, "a"), (&second, "b")].map(|(pool, machine)| stage.publisher(pool, machine));
     let built: Vec<_> = (0..2).map(|_| pool()).collect();
-    let sources: Vec<_> = built
-        .iter()
-        .zip(["one", "two"])
-        .map(|(pool, name)| {
-            let config = stage.source_config(name).with_shards(3);
-            Source::start(pool, config).expect("a source")
-        })
-        .collect();
+    let sources: Vec<_> =
+        built.iter().zip(["one", "two"]).map(|(pool, name)| stage.source(pool, name)).collect();
     for chunk in txs.chunks(50) {
         // Of ten, seven reach both, two only the first and one only the second.
         for (n, tx) in chunk.iter().enumerate() {
@@ -71,13 +61,7 @@ async fn two_machines_whose_pools_overlap_store_the_union_once() {
     let (a, b) = (finish(a).await, finish(b).await);
     assert_eq!((a.published, b.published), (900, 800));
     assert_eq!((a.stored + b.stored, a.duplicate + b.duplicate), (1_000, 700), "{a:?} {b:?}");
-    assert_eq!(a.not_first + b.not_first, 700);
     for source in sources {
-        // A report that overtakes its transaction is ignored.
-        let reported = || source.machines().iter().map(|machine| machine.later).sum::<u64>();
-        until("both machines' reports", || (500..=700).contains(&reported())).await;
-        let firsts = source.machines().iter().map(|machine| machine.first).sum::<u64>();
-        assert_eq!(firsts, 1_000);
         let stats = finish_source(source).await;
         assert_eq!((stats.received, stats.pooled, stats.known), (1_000, 1_000, 0));
     }
@@ -85,7 +69,7 @@ async fn two_machines_whose_pools_overlap_store_the_union_once() {
 
 #[tokio::test]
 async fn a_builder_that_starts_late_or_again_reads_what_the_stream_holds() {
-    let stage = Stage::new(streams()).await;
+    let stage = Stage::new().await;
     let ingested = pool();
     let txs = transactions(3, 600, 0);
     insert(&ingested, &txs[..300]);
@@ -108,7 +92,7 @@ async fn a_builder_that_starts_late_or_again_reads_what_the_stream_holds() {
 
 #[tokio::test]
 async fn a_publisher_that_starts_again_stores_nothing_twice() {
-    let stage = Stage::new(streams()).await;
+    let stage = Stage::new().await;
     let (ingested, built) = (pool(), pool());
     let txs = transactions(4, 300, 0);
     let source = stage.source(&built, "one");
@@ -127,7 +111,7 @@ async fn a_publisher_that_starts_again_stores_nothing_twice() {
 
 #[tokio::test]
 async fn private_orders_travel_by_their_own_stream() {
-    let stage = Stage::new(streams()).await;
+    let stage = Stage::new().await;
     let (ingested, built) = (pool(), pool());
     let txs = transactions(5, 3, 0);
     let signer = Some(Address::repeat_byte(1));
@@ -151,10 +135,8 @@ async fn private_orders_travel_by_their_own_stream() {
     ));
     ingested.insert_transaction(txs[2].clone());
     let public = stage.publisher(&ingested, "a");
-    let config = PublisherConfig::new(stage.config(), CHAIN, "a").with_flow(Flow::Private);
-    let private = Publisher::start(&ingested, config).expect("a publisher");
-    let config = stage.source_config("one").with_flow(Flow::Private);
-    let source = Source::start(&built, config).expect("a source");
+    let private = stage.publisher_of(&ingested, Flow::Private, "a");
+    let source = stage.source_of(&built, Flow::Private, "one");
     until("two orders", || built.stats().bundles == 1 && built.stats().txs == 1).await;
     assert!(built.contains(txs[1].hash()) && !built.contains(txs[2].hash()));
     let second = bundle(2, &txs[1]);
@@ -172,7 +154,7 @@ async fn private_orders_travel_by_their_own_stream() {
 #[tokio::test]
 async fn a_private_cancellation_arrives_though_it_came_without_a_connection_and_one_may_send_again()
 {
-    let mut stage = Stage::new(streams()).await;
+    let mut stage = Stage::new().await;
     let (ingested, built) = (pool(), pool());
     let signer = Address::repeat_byte(1);
     let terms = PrivateTerms { signer: Some(signer), max_block: 20 };
@@ -181,10 +163,8 @@ async fn a_private_cancellation_arrives_though_it_came_without_a_connection_and_
         .map(|tx| Transaction::private(tx.recovered().clone(), terms, SystemTime::now()))
         .collect();
     insert(&ingested, &txs);
-    let config = PublisherConfig::new(stage.config(), CHAIN, "a").with_flow(Flow::Private);
-    let private = Publisher::start(&ingested, config.with_backoff(BACKOFF)).expect("a publisher");
-    let config = stage.source_config("one").with_flow(Flow::Private);
-    let source = Source::start(&built, config).expect("a source");
+    let private = stage.publisher_of(&ingested, Flow::Private, "a");
+    let source = stage.source_of(&built, Flow::Private, "one");
     until_equal(&ingested, &built).await;
     ingested.cancel_private(txs[0].hash(), signer);
     until_equal(&ingested, &built).await;

@@ -5,7 +5,6 @@
 mod cluster;
 mod failures;
 mod fleet;
-mod malformed;
 mod rights;
 
 use std::{
@@ -20,8 +19,8 @@ use devnet::{NatsConfig, NatsServer};
 use mock_node::workload::{Mix, Workload, WorkloadConfig};
 use order_pool::{Event, OrderPool, Origin, PoolConfig, PooledTransaction, Transaction};
 use order_stream::{
-    Backoff, Publisher, PublisherConfig, PublisherStats, ServerConfig, Source, SourceConfig,
-    SourceStats, State, StreamsConfig, ensure_streams,
+    Flow, Publisher, PublisherConfig, PublisherStats, ServerConfig, Source, SourceConfig,
+    SourceStats, State, StreamConfig, ensure_stream,
 };
 use tempfile::TempDir;
 
@@ -30,16 +29,19 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 const CHAIN: u64 = 1;
 
-/// A server with the streams of a chain.
+/// The stream of most tests.
+const STREAM: &str = "MEMPOOL_1_PUBLIC";
+
+/// A server, with the streams of a chain.
 struct Stage {
     server: NatsServer,
     dir: TempDir,
 }
 
 impl Stage {
-    async fn new(streams: StreamsConfig) -> Self {
+    async fn new() -> Self {
         let stage = Self::without_streams(&NatsConfig::default());
-        ensure_streams(&stage.config(), &streams).await.expect("streams");
+        stage.make(&stage.config()).await;
         stage
     }
 
@@ -49,22 +51,33 @@ impl Stage {
         Self { server, dir }
     }
 
+    async fn make(&self, admin: &ServerConfig) {
+        for flow in [Flow::Public, Flow::Private] {
+            ensure_stream(admin, &stream(flow)).await.expect("a stream");
+        }
+    }
+
     fn config(&self) -> ServerConfig {
-        quick(ServerConfig::new(self.server.url()))
+        ServerConfig::new(self.server.url())
+    }
+
+    fn publisher_of(&self, pool: &OrderPool, flow: Flow, machine: &str) -> Publisher {
+        let config = PublisherConfig::new(self.config(), CHAIN, machine);
+        Publisher::start(pool, PublisherConfig { flow, ..config }).expect("a publisher")
     }
 
     fn publisher(&self, pool: &OrderPool, machine: &str) -> Publisher {
-        let config = PublisherConfig::new(self.config(), CHAIN, machine).with_backoff(BACKOFF);
-        Publisher::start(pool, config).expect("a publisher")
+        self.publisher_of(pool, Flow::Public, machine)
+    }
+
+    fn source_of(&self, pool: &OrderPool, flow: Flow, name: &str) -> Source {
+        let config =
+            SourceConfig { flow, heads: true, ..SourceConfig::new(self.config(), CHAIN, name) };
+        Source::start(pool, config).expect("a source")
     }
 
     fn source(&self, pool: &OrderPool, name: &str) -> Source {
-        Source::start(pool, self.source_config(name)).expect("a source")
-    }
-
-    fn source_config(&self, name: &str) -> SourceConfig {
-        let config = SourceConfig::new(self.config(), CHAIN, name);
-        config.with_backoff(BACKOFF)
+        self.source_of(pool, Flow::Public, name)
     }
 
     async fn client(&self) -> async_nats::jetstream::Context {
@@ -73,17 +86,9 @@ impl Stage {
     }
 }
 
-const BACKOFF: Backoff =
-    Backoff { base: Duration::from_millis(50), cap: Duration::from_millis(500) };
-
-fn quick(server: ServerConfig) -> ServerConfig {
-    server.with_times(Duration::from_secs(5), Duration::from_secs(1))
-}
-
-fn streams() -> StreamsConfig {
-    // Longer than a test, whose pools do not expire anything either.
-    let age = Duration::from_secs(600);
-    StreamsConfig::new(CHAIN).with_max_ages(age, age).with_duplicate_window(age)
+/// Keeps messages for longer than a test, whose pools do not expire anything either.
+fn stream(flow: Flow) -> StreamConfig {
+    StreamConfig { max_age: Duration::from_secs(600), ..StreamConfig::new(flow, CHAIN) }
 }
 
 fn pool() -> OrderPool {
@@ -142,7 +147,9 @@ async fn until_live(publisher: &Publisher) {
 
 /// Ends it; every message has one outcome, and none is unfinished.
 async fn finish(publisher: Publisher) -> PublisherStats {
-    let stats = publisher.shutdown(PATIENCE).await;
+    let end = publisher.shutdown(PATIENCE).await;
+    assert_eq!((end.state, end.ended), (State::Ended, true), "{end:?}");
+    let stats = end.stats;
     assert_eq!(
         stats.published,
         stats.stored + stats.duplicate + stats.refused_total(),
@@ -153,7 +160,9 @@ async fn finish(publisher: Publisher) -> PublisherStats {
 }
 
 async fn finish_source(source: Source) -> SourceStats {
-    let stats = source.shutdown(PATIENCE).await;
+    let end = source.shutdown(PATIENCE).await;
+    assert_eq!((end.state, end.ended), (State::Ended, true), "{end:?}");
+    let stats = end.stats;
     let outcomes = stats.pooled + stats.known + stats.refused + stats.malformed;
     assert_eq!(stats.received, outcomes, "{stats:?}");
     assert_eq!(stats.malformed, 0);

@@ -1,0 +1,156 @@
+//! Whether a stream is still the one that has stored this publisher's messages. Pure.
+
+use std::time::{Duration, Instant};
+
+/// A message that the stream has acknowledged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Acknowledged {
+    pub(crate) sequence: u64,
+    pub(crate) message_id: String,
+    /// When, if it was stored then; not if it was a duplicate.
+    pub(crate) stored_at: Option<Instant>,
+}
+
+/// What the server says of the stream.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    /// When it was made, in nanoseconds.
+    pub(crate) created: i128,
+    pub(crate) first: u64,
+    pub(crate) last: u64,
+    pub(crate) max_age: Duration,
+    /// Whether messages leave it because it is full.
+    pub(crate) is_full: bool,
+    /// The highest acknowledged message when the server was asked: others may have come before it responded.
+    pub(crate) asked: Option<Acknowledged>,
+    /// The id of the message in its place, if it was found.
+    pub(crate) in_its_place: Option<String>,
+}
+
+/// What is known of a stream by its acknowledgements.
+#[derive(Debug, Default)]
+pub(crate) struct Identity {
+    created: Option<i128>,
+    highest: Option<Acknowledged>,
+    /// The highest sequence number before this connection.
+    before: u64,
+}
+
+impl Identity {
+    pub(crate) const fn highest(&self) -> Option<&Acknowledged> {
+        self.highest.as_ref()
+    }
+
+    /// A new connection, maybe to a server that has less.
+    pub(crate) fn connected(&mut self) {
+        self.before = self.highest.as_ref().map_or(0, |highest| highest.sequence);
+    }
+
+    /// The stream has a message. Returns whether it has lost its end: a new message stands where another one was stored
+    /// before.
+    pub(crate) fn acknowledged(&mut self, message: Acknowledged) -> bool {
+        let is_reset = message.stored_at.is_some() && message.sequence <= self.before;
+        if is_reset {
+            (self.before, self.highest) = (0, None);
+        }
+        if self.highest.as_ref().is_none_or(|highest| highest.sequence < message.sequence) {
+            self.highest = Some(message);
+        }
+        is_reset
+    }
+
+    /// Compares the stream with what it acknowledged. Returns whether it was made anew or has lost messages before their
+    /// age: then it has to get everything again.
+    pub(crate) fn is_reset(&mut self, found: &Found, now: Instant) -> bool {
+        let before = self.created.replace(found.created);
+        let is_reset =
+            before.is_some_and(|created| created != found.created) || has_lost(found, now);
+        if is_reset {
+            (self.before, self.highest) = (0, None);
+        }
+        is_reset
+    }
+}
+
+fn has_lost(found: &Found, now: Instant) -> bool {
+    let Some(asked) = &found.asked else { return false };
+    if asked.sequence > found.last {
+        return true;
+    }
+    if asked.sequence >= found.first {
+        return found.in_its_place.as_ref().is_some_and(|id| *id != asked.message_id);
+    }
+    // It is gone: by its age, since the stream was full, or because someone purged the stream.
+    let age = asked.stored_at.map(|at| now.saturating_duration_since(at));
+    !found.is_full && age.is_some_and(|age| age < found.max_age.mul_f64(0.9))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(sequence: u64, is_new: bool, now: Instant) -> Acknowledged {
+        let stored_at = is_new.then_some(now);
+        Acknowledged { sequence, message_id: sequence.to_string(), stored_at }
+    }
+
+    fn found(identity: &Identity, created: i128, first: u64, last: u64) -> Found {
+        let (max_age, asked) = (Duration::from_secs(60), identity.highest().cloned());
+        Found { created, first, last, max_age, is_full: false, asked, in_its_place: None }
+    }
+
+    #[test]
+    fn a_stream_is_not_taken_for_another_because_the_response_came_behind_acknowledgements() {
+        let (mut identity, now) = (Identity::default(), Instant::now());
+        assert!(!identity.is_reset(&found(&identity, 1, 1, 10), now));
+        identity.acknowledged(message(20, true, now));
+        let early = found(&identity, 1, 1, 25);
+        identity.acknowledged(message(30, true, now));
+        assert!(!identity.is_reset(&early, now), "it had 25 when it responded");
+        assert!(identity.is_reset(&found(&identity, 1, 1, 25), now), "it has lost its end");
+        assert!(!identity.is_reset(&found(&identity, 1, 1, 25), now), "once");
+        assert!(identity.is_reset(&found(&identity, 2, 1, 25), now), "it was made anew");
+    }
+
+    #[test]
+    fn a_stream_that_went_back_and_grew_again_is_known_by_the_message_in_the_place_of_the_last() {
+        let (mut identity, now) = (Identity::default(), Instant::now());
+        identity.acknowledged(message(20, true, now));
+        let other =
+            |id: &str| Found { in_its_place: Some(id.into()), ..found(&identity, 1, 1, 40) };
+        let (same, different) = (other("20"), other("x"));
+        assert!(!identity.is_reset(&same, now));
+        assert!(identity.is_reset(&different, now));
+    }
+
+    #[test]
+    fn a_stream_that_was_purged_is_told_from_one_whose_messages_have_left_by_age_or_size() {
+        let now = Instant::now();
+        let is_reset = |change: &dyn Fn(&mut Found), is_new, later| {
+            let mut identity = Identity::default();
+            identity.acknowledged(message(20, is_new, now));
+            let mut found = found(&identity, 1, 21, 20);
+            change(&mut found);
+            identity.is_reset(&found, now + Duration::from_secs(later))
+        };
+        assert!(is_reset(&|_| {}, true, 1), "purged");
+        assert!(!is_reset(&|_| {}, true, 60), "by age");
+        assert!(!is_reset(&|found| found.is_full = true, true, 1), "by size");
+        assert!(!is_reset(&|_| {}, false, 1), "of a duplicate the age is not known");
+    }
+
+    #[test]
+    fn a_new_message_in_the_place_of_an_older_one_shows_that_a_stream_has_lost_its_end() {
+        let (mut identity, now) = (Identity::default(), Instant::now());
+        assert!(!identity.acknowledged(message(1_000, true, now)), "of this connection");
+        identity.connected();
+        assert!(
+            !identity.acknowledged(message(998, false, now)),
+            "a duplicate may be an old message"
+        );
+        assert!(!identity.acknowledged(message(1_001, true, now)));
+        assert!(identity.acknowledged(message(996, true, now)));
+        assert!(!identity.acknowledged(message(997, true, now)), "once");
+        assert_eq!(identity.highest().map(|highest| highest.sequence), Some(997));
+    }
+}
