@@ -790,7 +790,7 @@ fn the_architecture_names_every_thread() {
 
 #[test]
 fn the_source_states_in_the_architecture_are_those_of_the_code() {
-    let code = read("crates/txpool-fetcher/src/machine.rs");
+    let code = read("crates/txpool-fetcher/src/source/machine.rs");
     let states = code.split_once("pub enum SourceState {").expect("the states").1;
     let states = states.split_once('}').expect("their end").0;
     let states: BTreeSet<_> = states

@@ -6,7 +6,7 @@ use load_control::{Gate, LoadMonitor};
 
 use crate::{
     error::ConfigError,
-    in_process::{InProcess, InProcessPool},
+    in_process_pool::{InProcess, InProcessPool},
     pinning,
 };
 

@@ -4,7 +4,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use tokio_tungstenite::tungstenite;
 
-use crate::{machine::StaleReason, snapshot::SnapshotError};
+use crate::{audit::SnapshotError, source::machine::StaleReason};
 
 /// A field of [`FetcherConfig`](crate::FetcherConfig) that is not valid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

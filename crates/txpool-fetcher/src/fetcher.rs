@@ -21,20 +21,20 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    audit::SnapshotError,
+    audit::{AuditMode, AuditReport},
+    chain,
     config::{FetcherConfig, StartPolicy},
-    deferral::{Deferral, DeferredStats},
     error::{ConnectError, StartError},
     fetch::FetchContext,
-    heads,
-    machine::SourceState,
+    fetch::deferral::{Deferral, DeferredStats},
+    fetch::seen::SeenSet,
+    fetch::slots::Slots,
     outcome::{Counts, Tally},
-    reconcile::{AuditMode, AuditReport},
-    request_connections::RequestConnections,
-    seen::SeenSet,
+    request::RequestConnections,
     sink::TransactionSink,
-    sink_thread::{self, SinkQueue},
-    slots::Slots,
-    snapshot::SnapshotError,
+    sink::thread::{self, SinkQueue},
+    source::machine::SourceState,
     source::{AuditRequest, Changes, Source, SourceChannels, SourceShared, SourceStatus},
 };
 
@@ -120,7 +120,7 @@ impl Fetcher {
             ),
             deferral: Arc::clone(&deferral),
             requests: RequestConnections::new(config.sources.len()),
-            mined: RecentBlocks::new(heads::RECENT_BLOCKS).into(),
+            mined: RecentBlocks::new(chain::RECENT_BLOCKS).into(),
             chain_id: config.chain_id.into(),
             runtime: io.handle().clone(),
             tasks: TaskTracker::new(),
@@ -404,13 +404,13 @@ async fn supervise<S: TransactionSink>(
     let mut heads_of_sources = Vec::new();
     let mut sources = JoinSet::new();
     for (index, (shared, audits, first)) in parts.into_iter().enumerate() {
-        let (heads_tx, heads_rx) = mpsc::channel(heads::HEADS_WAITING);
-        let (events_tx, events) = mpsc::channel(heads::EVENTS_WAITING);
+        let (heads_tx, heads_rx) = mpsc::channel(chain::HEADS_WAITING);
+        let (events_tx, events) = mpsc::channel(chain::EVENTS_WAITING);
         heads_of_sources.push((heads_rx, events_tx));
         let channels = SourceChannels { heads: heads_tx, events };
         sources.spawn(Source::run(Arc::clone(&context), index, shared, channels, audits, first));
     }
-    let mut followers = heads::follow(&context, heads_of_sources);
+    let mut followers = chain::follow(&context, heads_of_sources);
     let reason = loop {
         tokio::select! {
             // The cause before its consequences: a stop also ends the sources.

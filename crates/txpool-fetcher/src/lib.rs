@@ -1,54 +1,47 @@
 #![doc = include_str!("../README.md")]
 
+mod announce;
+mod audit;
+mod chain;
 mod config;
 mod connection;
-mod deferral;
+mod decode;
 mod error;
 mod fetch;
 mod fetcher;
-mod full;
-mod heads;
 mod in_process;
-mod limit;
-mod machine;
+mod in_process_pool;
 mod metrics;
 mod outcome;
 mod pinning;
-#[cfg(feature = "order-pool")]
-mod pool_sink;
-mod reconcile;
 mod request;
-mod request_connections;
-mod seen;
 mod sink;
-mod sink_thread;
-mod slots;
-mod snapshot;
 mod source;
 mod stream;
 mod sync;
-mod tx;
 
 pub use self::{
+    audit::{AuditMode, AuditReport, SnapshotError},
     config::*,
     connection::NodeInfo,
-    deferral::DeferredStats,
+    decode::{
+        Answer, FullAnnouncement, FullTransaction, Malformed, ObjectError, SidecarError,
+        read_answer, read_object, read_raw, verify_blob_proofs,
+    },
     error::{ConfigError, ConnectError, LossReason, SourceError, StartError},
+    fetch::{deferral::DeferredStats, limit::ADAPTIVE_FLOOR},
     fetcher::{EndReason, Fetcher},
-    full::{FullAnnouncement, FullTransaction, ObjectError, read_object},
-    in_process::{
+    in_process_pool::{
         AnnouncementStream, BlockStream, InProcess, InProcessPool, MinedBlock, PoolAnnouncement,
         PooledHashes,
     },
-    limit::ADAPTIVE_FLOOR,
-    machine::{Gap, GapReason, SourceState, StaleReason},
     metrics::METRICS,
     outcome::{Counts, Entry, Outcome},
-    reconcile::{AuditMode, AuditReport},
     sink::{ChainEvent, Delivery, FetchedTransaction, Holding, SinkEvent, TransactionSink},
-    snapshot::SnapshotError,
-    source::SourceStatus,
+    source::{
+        SourceStatus,
+        machine::{Gap, GapReason, SourceState, StaleReason},
+    },
     stream::TransactionStream,
-    tx::{Answer, Malformed, SidecarError, read_answer, read_raw, verify_blob_proofs},
 };
 pub use chain_view::{Block, BlockNonces, Head, NonceUpdate, PooledTransaction};

@@ -8,7 +8,7 @@ use metrics::{
 };
 
 use crate::{
-    deferral::DeferrableWork,
+    fetch::deferral::DeferrableWork,
     outcome::{Entry, Outcome},
 };
 

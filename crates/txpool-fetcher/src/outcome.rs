@@ -8,7 +8,7 @@ use std::sync::{
 use alloy_primitives::B256;
 use tokio_util::sync::CancellationToken;
 
-use crate::{metrics::Metrics, seen::SeenSet};
+use crate::{fetch::seen::SeenSet, metrics::Metrics};
 
 /// How a hash entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

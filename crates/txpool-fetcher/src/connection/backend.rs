@@ -46,7 +46,7 @@ use tokio::{
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, tungstenite::Message};
 
 use super::{ConnectionShared, MAX_HASH_BYTES, MAX_WAITING_BYTES, Probe, clip};
-use crate::{error::LossReason, full::announced_hash, sync::lock};
+use crate::{decode::announced_hash, error::LossReason, sync::lock};
 
 /// Most bytes read from the socket with one call: enough for 400 announcements.
 const READ_BYTES: usize = 64 * 1024;

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use super::{FetchContext, FetchRequest, FetchTask};
 use crate::{
-    deferral::DeferrableWork, error::CallError, limit::RequestPermit, outcome::Outcome,
+    error::CallError, fetch::deferral::DeferrableWork, limit::RequestPermit, outcome::Outcome,
     sink::TransactionSink,
 };
 
@@ -22,7 +22,7 @@ const OVERLOAD_STEPS: u32 = 3;
 
 /// Why a request brought no transaction.
 #[derive(Debug)]
-pub(super) enum NoAnswer {
+pub(crate) enum NoAnswer {
     /// The node does not have it; another source may.
     Gone,
     /// The call failed.
@@ -42,18 +42,18 @@ impl<S: TransactionSink> FetchContext<S> {
     }
 
     /// The request failed.
-    pub(super) fn failed(self: &Arc<Self>, request: FetchRequest, error: CallError) {
+    pub(crate) fn failed(self: &Arc<Self>, request: FetchRequest, error: CallError) {
         let FetchRequest { task, source, permit } = request;
         permit.record(&Err::<(), _>(error.clone()));
         self.spawn_retry(task, source, NoAnswer::Failed(error));
     }
 
-    pub(super) fn spawn_retry(self: &Arc<Self>, task: FetchTask, source: usize, why: NoAnswer) {
+    pub(crate) fn spawn_retry(self: &Arc<Self>, task: FetchTask, source: usize, why: NoAnswer) {
         let context = Arc::clone(self);
         self.spawn(async move { context.retry(task, source, why).await });
     }
 
-    pub(super) fn spawn_submit(self: &Arc<Self>, task: FetchTask) {
+    pub(crate) fn spawn_submit(self: &Arc<Self>, task: FetchTask) {
         let context = Arc::clone(self);
         self.spawn(async move { context.submit_when_possible(task).await });
     }
@@ -117,7 +117,7 @@ impl<S: TransactionSink> FetchContext<S> {
     }
 
     /// Whether a source that was not asked yet is connected.
-    pub(super) fn has_other_source(&self, task: &FetchTask) -> bool {
+    pub(crate) fn has_other_source(&self, task: &FetchTask) -> bool {
         task.untried.iter_from(task.arrival.source).any(|source| self.requests.is_up(source))
     }
 

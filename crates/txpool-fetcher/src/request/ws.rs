@@ -30,7 +30,7 @@ use tokio_tungstenite::{
 };
 
 use super::{
-    connection::{Answers, RequestConnection, WsRequest},
+    client::{Answers, RequestConnection, WsRequest},
     outbox::{write_ping, write_request},
     slab::MAX_IN_FLIGHT,
 };

@@ -12,7 +12,7 @@ use super::{Message, send, status::SourceShared};
 use crate::{
     connection::Connection,
     error::{CallError, LossReason},
-    machine::{Event, Role},
+    source::machine::{Event, Role},
 };
 
 /// Pings one connection by requesting the block number at regular intervals.

@@ -11,14 +11,14 @@ use std::{
 use tokio::sync::watch;
 
 use crate::{
+    audit::AuditReport,
     config::{Endpoint, FetcherConfig},
     connection::{NodeInfo, ReadTimes},
     error::SourceError,
     fetch::AnnouncementCounts,
-    limit::NodeLimit,
-    machine::{Gap, SourceState},
+    fetch::limit::NodeLimit,
     metrics::SourceMetrics,
-    reconcile::AuditReport,
+    source::machine::{Gap, SourceState},
     sync::lock,
 };
 
@@ -72,12 +72,12 @@ pub struct SourceStatus {
 /// The state that a source shares with its handle and its comparisons.
 #[derive(Debug)]
 pub(crate) struct SourceShared {
-    pub(super) status: Mutex<SourceStatus>,
+    pub(crate) status: Mutex<SourceStatus>,
     /// One for each live announcement reader: that of the connection that is up, and possibly one
     /// that still processes the announcements of a lost connection.
     progress: Mutex<Vec<Weak<Progress>>>,
     /// Held by the announcement reader that is processing, so that they run one after another.
-    pub(super) reading: Arc<tokio::sync::Mutex<()>>,
+    pub(crate) reading: Arc<tokio::sync::Mutex<()>>,
     /// How many listings of the node's pool are in progress: for the source's own comparison, and
     /// for those that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested.
     listing: AtomicUsize,
@@ -97,12 +97,12 @@ pub(crate) type Changes = Arc<watch::Sender<()>>;
 /// How far the announcement reader is behind one subscription connection.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    pub(super) read_times: Arc<ReadTimes>,
+    pub(crate) read_times: Arc<ReadTimes>,
     taken: AtomicU64,
 }
 
 impl Progress {
-    pub(super) fn new(read_times: Arc<ReadTimes>) -> Self {
+    pub(crate) fn new(read_times: Arc<ReadTimes>) -> Self {
         Self { read_times, taken: AtomicU64::new(0) }
     }
 
@@ -198,19 +198,19 @@ impl SourceShared {
         Recovery { shared: self, left: count as u64 }
     }
 
-    pub(super) fn is_listing(&self) -> bool {
+    pub(crate) fn is_listing(&self) -> bool {
         self.listing.load(Relaxed) > 0
     }
 
     /// Counts this reader's unprocessed announcements as backlog, until it is dropped.
-    pub(super) fn add_reader(&self, reader: &Arc<Progress>) {
+    pub(crate) fn add_reader(&self, reader: &Arc<Progress>) {
         let mut readers = lock(&self.progress);
         readers.retain(|reader| reader.strong_count() > 0);
         readers.push(Arc::downgrade(reader));
     }
 
     /// How many announcements the latest connection has delivered.
-    pub(super) fn read(&self) -> u64 {
+    pub(crate) fn read(&self) -> u64 {
         let latest = lock(&self.progress).last().and_then(Weak::upgrade);
         latest.map_or(0, |progress| progress.read_times.read())
     }
@@ -233,13 +233,13 @@ impl SourceShared {
         }
     }
 
-    pub(super) fn fail(&self, error: SourceError) {
+    pub(crate) fn fail(&self, error: SourceError) {
         lock(&self.status).last_error = Some(Arc::new(error));
         self.changed();
     }
 
     /// Notifies those who wait that the status has changed.
-    pub(super) fn changed(&self) {
+    pub(crate) fn changed(&self) {
         self.changes.send_replace(());
     }
 

@@ -1,9 +1,12 @@
 //! What happens to one hash: deduplicated, requested, decoded, delivered, counted.
 
-mod answer;
-mod in_process;
-mod object;
-mod retry;
+pub(crate) mod deferral;
+pub(crate) mod deliver;
+pub(crate) mod limit;
+pub(crate) mod retry;
+pub(crate) mod seen;
+mod semaphore;
+pub(crate) mod slots;
 
 use std::{
     convert::Infallible,
@@ -19,22 +22,18 @@ use chain_view::RecentBlocks;
 use tokio::{runtime::Handle, sync::mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub(crate) use self::{
-    answer::AnswerReader,
-    in_process::PoolReader,
-    object::{Notification, ObjectReader, parse_hash},
-};
+pub(crate) use self::deliver::AnswerReader;
 use crate::{
     config::FetcherConfig,
-    deferral::{Deferral, DeferralPermit},
-    limit::{NodeLimit, RequestPermit},
+    fetch::deferral::{Deferral, DeferralPermit},
+    fetch::limit::{NodeLimit, RequestPermit},
+    fetch::seen::{Seen, SeenSet},
+    fetch::slots::{Slot, Slots},
     outcome::{Entry, Outcome, Tally, Ticket},
     request::NotInserted,
-    request_connections::{RequestConnections, Requests},
-    seen::{Seen, SeenSet},
+    request::{RequestConnections, Requests},
     sink::TransactionSink,
-    sink_thread::SinkQueue,
-    slots::{Slot, Slots},
+    sink::thread::SinkQueue,
     sync::lock,
 };
 
@@ -94,36 +93,36 @@ impl Arrival {
 /// A hash that is being fetched.
 #[derive(Debug)]
 pub(crate) struct FetchTask {
-    arrival: Arrival,
-    ticket: Ticket,
-    slot: Slot,
+    pub(crate) arrival: Arrival,
+    pub(crate) ticket: Ticket,
+    pub(crate) slot: Slot,
     /// Retries that were made.
     retries: u32,
     /// How many connections were lost while the request was in flight.
     losses: u32,
     /// Sources that have not been asked yet.
-    untried: SourceSet,
+    pub(crate) untried: SourceSet,
 }
 
 /// A request in flight, as its connection keeps it.
 #[derive(Debug)]
 pub(crate) struct FetchRequest {
-    task: FetchTask,
+    pub(crate) task: FetchTask,
     /// The source that is asked.
-    source: usize,
-    permit: RequestPermit,
+    pub(crate) source: usize,
+    pub(crate) permit: RequestPermit,
 }
 
 /// Up to 16 sources, as many as a configuration may have.
 #[derive(Clone, Copy, Debug)]
-struct SourceSet(u16);
+pub(crate) struct SourceSet(u16);
 
 impl SourceSet {
     fn all(count: usize) -> Self {
         Self(u16::MAX.checked_shr(16 - count as u32).unwrap_or(0))
     }
 
-    fn remove(&mut self, source: usize) {
+    pub(crate) fn remove(&mut self, source: usize) {
         self.0 &= !(1 << source);
     }
 
@@ -154,7 +153,7 @@ impl<S: TransactionSink> FetchContext<S> {
     }
 
     /// Counts an announcement. `None` when its outcome is already known: mined or seen.
-    fn enter(&self, arrival: &Arrival) -> Option<Ticket> {
+    pub(crate) fn enter(&self, arrival: &Arrival) -> Option<Ticket> {
         let ticket = self.tally.enter(Entry::Announced);
         self.announcement_counts[arrival.source].announced.fetch_add(1, Relaxed);
         if self.is_mined(&arrival.hash) {

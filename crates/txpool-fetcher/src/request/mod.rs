@@ -9,12 +9,14 @@
 //! No task, timer or channel belongs to a single request. All other calls, which are few, go over
 //! alloy's service on a connection of their own.
 
-mod connection;
+mod client;
 mod frame;
 mod greeting;
+mod open;
 mod outbox;
 mod pulse;
 mod response;
+mod set;
 mod slab;
 mod ws;
 
@@ -22,10 +24,12 @@ mod ws;
 mod tests;
 
 pub(crate) use self::{
-    connection::{Answer, Answers, RequestConnection},
+    client::{Answer, Answers, RequestConnection},
     frame::{Frame, Frames},
     greeting::Greeting,
+    open::{Opened, dial_requests, watch_requests},
     response::{Payload, RpcError},
+    set::{RequestConnections, RequestSet, Requests},
     slab::NotInserted,
     ws::{WsStream, open as open_ws},
 };

@@ -16,13 +16,13 @@ use alloy_eips::Encodable2718 as _;
 use chain_view::PooledTransaction;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, never, select_biased};
 
-use super::{Alive, FetchContext, FetchRequest, FetchTask, answer::DeliveryTask, retry::NoAnswer};
 use crate::{
+    decode::{Malformed, verify_blob_proofs},
     error::CallError,
-    in_process::InProcess,
+    fetch::{Alive, FetchContext, FetchRequest, FetchTask, deliver::DeliveryTask, retry::NoAnswer},
+    in_process_pool::InProcess,
     request::NotInserted,
     sink::TransactionSink,
-    tx::{Malformed, verify_blob_proofs},
 };
 
 /// Takes the requests to a pool in this process. Its threads end when it is dropped.

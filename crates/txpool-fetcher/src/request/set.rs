@@ -5,9 +5,7 @@ use std::{ops::Deref, sync::Arc};
 use tokio::sync::watch;
 
 use crate::{
-    connection::Connection,
-    error::LossReason,
-    fetch::{FetchRequest, PoolReader},
+    connection::Connection, error::LossReason, fetch::FetchRequest, in_process::PoolReader,
     request::RequestConnection,
 };
 

@@ -11,17 +11,17 @@ use serde::Deserialize;
 use tokio::{runtime::Builder, sync::oneshot, time::sleep};
 
 use crate::{
+    audit::{Content, SnapshotError, list},
     config::Backfill,
-    deferral::DeferrableWork,
+    fetch::deferral::DeferrableWork,
+    fetch::seen::Seen,
     fetch::{Arrival, FetchContext},
-    in_process::PooledHashes,
-    machine::{GapReason, MIN_SILENCE},
+    in_process_pool::PooledHashes,
     metrics::Metrics,
     outcome::Entry,
-    seen::Seen,
     sink::{Holding, TransactionSink},
-    snapshot::{Content, SnapshotError, list},
     source::SourceShared,
+    source::machine::{GapReason, MIN_SILENCE},
     sync::lock,
 };
 

@@ -13,19 +13,22 @@ use tokio::{
     time::{MissedTickBehavior, interval, timeout},
 };
 
-use super::{status::SourceShared, subscription::dial_on_chain};
+use super::{
+    Greeting, RequestConnection, open_ws,
+    set::{OpenConnection, RequestSet, Requests},
+};
 use crate::{
+    announce::subscription::dial_on_chain,
     config::Endpoint,
     connection::{no_socket, open_ipc, open_ws_stream, read_refusal},
     error::{ConnectError, LossReason},
     fetch::{AnswerReader, FetchContext},
-    request::{Greeting, RequestConnection, open_ws},
-    request_connections::{OpenConnection, RequestSet, Requests},
     sink::TransactionSink,
+    source::status::SourceShared,
 };
 
 /// Opens all request connections of a source.
-pub(super) async fn dial_requests<S: TransactionSink>(
+pub(crate) async fn dial_requests<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     index: usize,
     known: bool,
@@ -46,8 +49,8 @@ pub(super) async fn dial_requests<S: TransactionSink>(
 
 /// Request connections with the tasks that write the bytes for which their sockets had no room.
 #[derive(Debug)]
-pub(super) struct Opened {
-    pub(super) set: Arc<RequestSet>,
+pub(crate) struct Opened {
+    pub(crate) set: Arc<RequestSet>,
     tasks: JoinSet<()>,
 }
 
@@ -136,7 +139,7 @@ async fn greet(
 
 /// Times requests out and pings silent connections until one of the set is lost; then closes the
 /// others, passes the requests in flight on, and returns the reason.
-pub(super) async fn watch_requests<S: TransactionSink>(
+pub(crate) async fn watch_requests<S: TransactionSink>(
     context: Arc<FetchContext<S>>,
     index: usize,
     shared: Arc<SourceShared>,

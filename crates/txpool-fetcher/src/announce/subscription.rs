@@ -13,19 +13,21 @@ use tokio::sync::{
     mpsc::{self, error::TrySendError},
 };
 
-use super::{
-    Message, send,
-    status::{Progress, SourceShared},
-};
+use super::objects::{Notification, ObjectReader, parse_hash};
 use crate::{
+    chain::{Announced, read_head},
     config::{Announcements, Endpoint},
     connection::{Connection, dial},
     error::{CallError, ConnectError, LossReason},
-    fetch::{Arrival, FetchContext, Notification, ObjectReader, parse_hash},
-    heads::{Announced, read_head},
-    machine::Event,
+    fetch::{Arrival, FetchContext},
     outcome::Entry,
     sink::TransactionSink,
+    source::{
+        Message,
+        machine::Event,
+        send,
+        status::{Progress, SourceShared},
+    },
     sync::lock,
 };
 
@@ -39,7 +41,7 @@ const HANDED_OVER_TOGETHER: usize = 64;
 /// Most requests in one write: 10 KB, a few microseconds of formatting.
 const SUBMITTED_TOGETHER: u32 = 64;
 
-pub(super) async fn dial_on_chain<S>(
+pub(crate) async fn dial_on_chain<S>(
     context: &FetchContext<S>,
     index: usize,
     known: bool,
@@ -51,7 +53,7 @@ pub(super) async fn dial_on_chain<S>(
 }
 
 /// All sources must be on the chain of the first one.
-pub(super) fn check_chain<S>(
+pub(crate) fn check_chain<S>(
     context: &FetchContext<S>,
     endpoint: &Endpoint,
     found: u64,
@@ -64,7 +66,7 @@ pub(super) fn check_chain<S>(
 }
 
 /// Connects, subscribes, reports that the subscription is up, and reads until the connection ends.
-pub(super) async fn run_subscription<S: TransactionSink>(
+pub(crate) async fn run_subscription<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     index: usize,
     shared: &Arc<SourceShared>,
@@ -135,7 +137,7 @@ pub(super) async fn run_subscription<S: TransactionSink>(
 /// waits for something, such as a slot, that the next reader would wait for too. `None` if the
 /// connection is lost before its turn comes, together with its announcements; so at most two such
 /// buffers exist, however often connections are lost meanwhile.
-pub(super) async fn wait_for_turn<S>(
+pub(crate) async fn wait_for_turn<S>(
     context: &FetchContext<S>,
     shared: &SourceShared,
     progress: &Progress,
@@ -156,7 +158,7 @@ pub(super) async fn wait_for_turn<S>(
 
 /// The buffer in which announcements of hashes wait for their reader. `None` is an announcement that
 /// is not a hash.
-pub(super) trait HashBuffer {
+pub(crate) trait HashBuffer {
     fn recv(&mut self) -> impl Future<Output = Result<Option<B256>, RecvError>> + Send;
 
     fn try_recv(&mut self) -> Result<Option<B256>, TryRecvError>;
@@ -173,7 +175,7 @@ impl HashBuffer for RawSubscription {
 }
 
 /// Reads announcements of hashes and submits their requests.
-pub(super) async fn read_hashes<S: TransactionSink>(
+pub(crate) async fn read_hashes<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     index: usize,
     mut hashes: impl HashBuffer,

@@ -7,7 +7,7 @@ use chain_view::Relation;
 use tokio::sync::mpsc;
 
 use super::{Fetched, ReadBlock, Unread, nonces::Wanted};
-use crate::{fetch::FetchContext, machine::Event, sink::TransactionSink, sync::lock};
+use crate::{fetch::FetchContext, sink::TransactionSink, source::machine::Event, sync::lock};
 
 /// How many heads other sources may announce at or below the latest one while the leading source is
 /// silent. Then it no longer leads: it may have stopped responding, or announced a number that no

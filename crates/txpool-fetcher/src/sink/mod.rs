@@ -1,5 +1,9 @@
 //! Where fetched transactions go.
 
+#[cfg(feature = "order-pool")]
+mod pool;
+pub(crate) mod thread;
+
 use std::{
     future::Future,
     time::{Instant, SystemTime},

@@ -20,10 +20,10 @@ use tokio::{
 };
 
 use crate::{
+    chain::RECENT_BLOCKS,
     fetch::FetchContext,
-    heads::RECENT_BLOCKS,
+    fetch::seen::Seen,
     metrics::SinkMetrics,
-    seen::Seen,
     sink::{ChainEvent, Holding, TransactionSink},
     sync::lock,
 };

@@ -8,7 +8,7 @@ use std::sync::{
 use metrics::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::deferral::{DeferralPermit, TrackedFetch};
+use crate::fetch::deferral::{DeferralPermit, TrackedFetch};
 
 /// Bytes per permit of the byte budget, so that a budget of 4 GiB fits a semaphore.
 const UNIT_BYTES: usize = 256;

@@ -19,13 +19,13 @@ use chain_view::PooledTransaction;
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 
-use super::{Alive, Arrival, FetchContext, answer::DeliveryTask};
 use crate::{
-    full::{FullAnnouncement, FullTransaction, read_object},
+    decode::Malformed,
+    decode::{FullAnnouncement, FullTransaction, read_object},
+    fetch::{Alive, Arrival, FetchContext, deliver::DeliveryTask},
     outcome::Entry,
     sink::TransactionSink,
     source::Progress,
-    tx::Malformed,
 };
 
 /// Batches between the announcement reader and the thread. Few, so that announcements that wait for

@@ -12,19 +12,20 @@ use tokio::sync::{
     mpsc, watch,
 };
 
-use super::{
-    Message, send,
-    status::{Progress, SourceShared},
-    subscription::{HashBuffer, check_chain, read_hashes, wait_for_turn},
-};
 use crate::{
+    announce::subscription::{HashBuffer, check_chain, read_hashes, wait_for_turn},
+    chain::Announced,
     connection::{NodeInfo, ReadTimes},
     error::{ConnectError, LossReason},
     fetch::FetchContext,
-    heads::Announced,
-    in_process::{AnnouncementStream, BlockStream, InProcess, PoolAnnouncement},
-    machine::Event,
+    in_process_pool::{AnnouncementStream, BlockStream, InProcess, PoolAnnouncement},
     sink::TransactionSink,
+    source::{
+        Message,
+        machine::Event,
+        send,
+        status::{Progress, SourceShared},
+    },
 };
 
 /// Items of a stream that are read before the sockets of other sources are polled.
@@ -32,14 +33,14 @@ const READ_TOGETHER: usize = 64;
 
 /// A subscription to both streams of a pool.
 #[derive(Debug)]
-pub(super) struct PoolSubscription {
-    pub(super) node: NodeInfo,
+pub(crate) struct PoolSubscription {
+    pub(crate) node: NodeInfo,
     end: watch::Sender<Option<LossReason>>,
 }
 
 impl PoolSubscription {
     /// Ends the subscription, unless it has ended.
-    pub(super) fn end(&self, reason: LossReason) {
+    pub(crate) fn end(&self, reason: LossReason) {
         self.end.send_if_modified(|end| {
             let is_first = end.is_none();
             end.get_or_insert(reason);
@@ -51,7 +52,7 @@ impl PoolSubscription {
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub(super) async fn ended(&self) -> LossReason {
+    pub(crate) async fn ended(&self) -> LossReason {
         let mut end = self.end.subscribe();
         let reason = end.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
         reason.unwrap_or(LossReason::Closed)
@@ -81,7 +82,7 @@ impl HashBuffer for broadcast::Receiver<B256> {
 ///
 /// The pool's own stream may be short (reth's holds 2,048 hashes), and loses what it drops without
 /// a count. So it is drained at once, into a buffer of ours whose overrun is counted.
-pub(super) async fn run_in_process<S: TransactionSink>(
+pub(crate) async fn run_in_process<S: TransactionSink>(
     context: &Arc<FetchContext<S>>,
     index: usize,
     pool: &InProcess,

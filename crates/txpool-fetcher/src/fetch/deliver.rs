@@ -15,14 +15,14 @@ use chain_view::PooledTransaction;
 
 use super::{Alive, Arrival, FetchContext, FetchRequest, FetchTask, retry::NoAnswer};
 use crate::{
+    decode::{Answer, Malformed, is_on_chain, read_hex, verify_blob_proofs},
     error::CallError,
+    fetch::seen::Seen,
+    fetch::slots::Slot,
     outcome::{Outcome, Ticket},
     request::{self, Answers, Payload, RpcError},
-    seen::Seen,
     sink::{Delivery, FetchedTransaction, TransactionSink},
-    slots::Slot,
     sync::{block_on, lock},
-    tx::{Answer, Malformed, is_on_chain, read_hex, verify_blob_proofs},
 };
 
 /// Slots are released together, at the latest when this many are waiting: while announcements wait
@@ -101,14 +101,14 @@ fn call_error(error: RpcError) -> CallError {
 }
 
 /// A hash with its answer.
-pub(super) struct DeliveryTask<'a, S: TransactionSink> {
+pub(crate) struct DeliveryTask<'a, S: TransactionSink> {
     context: &'a FetchContext<S>,
     arrival: Arrival,
     ticket: Ticket,
 }
 
 impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
-    pub(super) fn new(context: &'a FetchContext<S>, arrival: Arrival, ticket: Ticket) -> Self {
+    pub(crate) fn new(context: &'a FetchContext<S>, arrival: Arrival, ticket: Ticket) -> Self {
         Self { context, arrival, ticket }
     }
 
@@ -142,13 +142,13 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
     }
 
     /// The hash that was requested.
-    pub(super) fn hash(&self) -> B256 {
+    pub(crate) fn hash(&self) -> B256 {
         self.arrival.hash
     }
 
     /// A pool in this process does not have the transaction. Unlike a node, it does not return
     /// mined ones.
-    pub(super) fn gone(self) {
+    pub(crate) fn gone(self) {
         if self.context.is_mined(&self.arrival.hash) {
             self.finish(Outcome::Mined, Some(Seen::Mined));
         } else {
@@ -157,14 +157,14 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
     }
 
     /// The announcement or the answer cannot be used.
-    pub(super) fn malformed(self, reason: &dyn std::error::Error) {
+    pub(crate) fn malformed(self, reason: &dyn std::error::Error) {
         tracing::debug!(hash = %self.arrival.hash, %reason, "malformed transaction");
         self.finish(Outcome::Malformed, None);
     }
 
     /// Delivers a transaction whose hash was verified to the sink, unless it is of another chain or
     /// mined. Calls `about_to_wait` before it waits for the sink.
-    pub(super) fn deliver(
+    pub(crate) fn deliver(
         self,
         tx: Recovered<PooledTransaction>,
         raw: Option<Bytes>,

@@ -1,7 +1,5 @@
 //! The limit of requests in flight at one node, adapted to how the node responds.
 
-mod semaphore;
-
 use std::{
     sync::{Arc, Mutex},
     time::Instant,
@@ -9,7 +7,7 @@ use std::{
 
 use metrics::Gauge;
 
-use self::semaphore::{ResizablePermit, ResizableSemaphore};
+use super::semaphore::{ResizablePermit, ResizableSemaphore};
 use crate::{error::CallError, sync::lock};
 
 /// The limit never goes below this. At a response time of 2 ms it still allows 2000 transactions/s,

@@ -1,11 +1,9 @@
 //! The I/O of one source: it dials, subscribes, pings and compares pools as the actions of the
 //! state machine say, and feeds the resulting events back to it.
 
-mod in_process;
+pub(crate) mod machine;
 mod ping;
-mod requests;
-mod status;
-mod subscription;
+pub(crate) mod status;
 
 use std::{
     sync::Arc,
@@ -18,25 +16,22 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep},
 };
 
+use self::ping::Pinger;
 pub use self::status::SourceStatus;
 pub(crate) use self::status::{Changes, Progress, SourceShared};
-use self::{
-    in_process::{PoolSubscription, run_in_process},
-    ping::Pinger,
-    requests::{Opened, dial_requests, watch_requests},
-    subscription::run_subscription,
-};
 use crate::{
+    announce::subscription::run_subscription,
+    audit::SnapshotError,
+    audit::{AuditMode, AuditReport, Comparison},
+    chain::{self, Announced},
     connection::Connection,
     error::{ConnectError, LossReason, SourceError},
-    fetch::{FetchContext, PoolReader},
-    heads::{self, Announced},
-    machine::{Action, Event, GapReason, Machine, Role, SourceState},
+    fetch::FetchContext,
+    in_process::{PoolReader, PoolSubscription, run_in_process},
     metrics::SourceMetrics,
-    reconcile::{AuditMode, AuditReport, Comparison},
-    request_connections::{RequestSet, Requests},
+    request::{Opened, RequestSet, Requests, dial_requests, watch_requests},
     sink::TransactionSink,
-    snapshot::SnapshotError,
+    source::machine::{Action, Event, GapReason, Machine, Role, SourceState},
     sync::lock,
 };
 
@@ -54,7 +49,7 @@ pub(crate) struct AuditRequest {
 }
 
 #[derive(Debug)]
-enum Message {
+pub(crate) enum Message {
     Event(Event),
     SubscriptionUp(Arc<Connection>),
     RequestConnectionsUp(Opened),
@@ -82,7 +77,7 @@ impl Subscription {
 }
 
 /// Sends a message to the source. Cannot deadlock: the source never waits for a task that sends.
-async fn send(messages: &mpsc::Sender<Message>, message: Message) {
+pub(crate) async fn send(messages: &mpsc::Sender<Message>, message: Message) {
     // A closed channel means that the source has ended, which makes the message irrelevant.
     let _ = messages.send(message).await;
 }
@@ -280,7 +275,7 @@ impl<S: TransactionSink> Source<S> {
         let (context, index) = (Arc::clone(&self.context), self.index);
         let heads = self.channels.heads.clone();
         self.tasks.spawn(async move {
-            if let Some(head) = heads::latest(&context, index).await {
+            if let Some(head) = chain::latest(&context, index).await {
                 // If the fetcher stops, the head is not needed.
                 let _ = heads.send(head).await;
             }

@@ -10,7 +10,7 @@ use alloy_eips::{
 };
 use alloy_primitives::B256;
 
-use super::PooledTransaction;
+use chain_view::PooledTransaction;
 
 /// Why a sidecar does not belong to its transaction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,7 +58,7 @@ pub enum SidecarError {
 
 /// Compares the sidecar with the versioned hashes: the numbers of blobs, commitments and proofs,
 /// and the SHA-256 of each commitment. Below 2 us for six blobs.
-pub(super) fn check_sidecar(
+pub(crate) fn check_sidecar(
     tx: &TxEip4844WithSidecar<BlobTransactionSidecarVariant>,
 ) -> Result<(), SidecarError> {
     let hashes = &tx.tx.blob_versioned_hashes;
@@ -106,7 +106,7 @@ pub fn verify_blob_proofs(tx: &PooledTransaction) -> Result<(), SidecarError> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use alloy_consensus::{SignableTransaction as _, TxEip4844};
     use alloy_eips::{
         Encodable2718 as _,
@@ -116,7 +116,7 @@ pub(super) mod tests {
     use mock_node::workload::test_accounts;
 
     use super::*;
-    use crate::tx::{Answer, Malformed, read_raw};
+    use crate::decode::{Answer, Malformed, read_raw};
 
     /// The commitment to a blob of zeros, and each of its proofs: the point at infinity.
     fn infinity() -> Bytes48 {

@@ -14,8 +14,6 @@
     )
 )]
 
-mod sidecar;
-
 use alloy_consensus::{
     Transaction as _, TxEnvelope,
     transaction::{Recovered, SignerRecoverable},
@@ -24,7 +22,7 @@ use alloy_eips::Decodable2718;
 use alloy_primitives::{B256, Bytes};
 use chain_view::PooledTransaction;
 
-pub use self::sidecar::{SidecarError, verify_blob_proofs};
+use super::sidecar::{self, SidecarError};
 
 /// The content of one answer to `eth_getRawTransactionByHash`.
 #[derive(Debug)]
