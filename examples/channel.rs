@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{count} transactions, {blobs} with blobs, the latest after {late:?}");
 
     // Without the receiver the fetcher would end by itself, with the reason `SinkClosed`.
-    let (reason, counts) = fetcher.shutdown(Duration::from_secs(5)).await;
-    println!("{reason:?}, balance {}: {counts:?}", counts.balance());
+    let end = fetcher.shutdown(Duration::from_secs(5)).await;
+    println!("{:?}, balance {}: {:?}", end.reason, end.counts.balance(), end.counts);
     Ok(())
 }

@@ -51,6 +51,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     while !pool.0.lock().unwrap().is_empty() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    println!("mined: {:?}", fetcher.shutdown(Duration::from_secs(5)).await.0);
+    println!("mined: {:?}", fetcher.shutdown(Duration::from_secs(5)).await.reason);
     Ok(())
 }

@@ -46,10 +46,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("{count}: {hash} from {from}, nonce {}", received.tx.nonce());
         }
     }
-    let (end, counts) = stream.shutdown(Duration::from_secs(5)).await;
+    let end = stream.shutdown(Duration::from_secs(5)).await;
     println!(
-        "{end:?}: {} announced, {} delivered, {} failed",
-        counts.announced, counts.pooled, counts.failed
+        "{:?}: {} announced, {} delivered, {} failed",
+        end.reason, end.counts.announced, end.counts.pooled, end.counts.failed
     );
     Ok(())
 }

@@ -8,7 +8,7 @@ use order_pool::{OrderPool, PoolConfig, Upkeep, UpkeepConfig};
 use order_rpc::{Host, OrderRpc, OrderRpcConfig, OrderRpcHandle, ShutdownError};
 #[cfg(feature = "rpc")]
 use txpool_fetcher::Endpoint;
-use txpool_fetcher::{Counts, EndReason, Fetcher, FetcherConfig};
+use txpool_fetcher::{Counts, EndReason, Fetcher, FetcherConfig, FetcherEnd};
 
 #[cfg(feature = "rpc")]
 use crate::node_admission::{AccountsThread, NodeAdmission, NodeAdmissionConfig};
@@ -219,7 +219,8 @@ impl Ingest {
             move || monitor.is_pressed()
         };
         let upkeep = Upkeep::start(&pool, upkeep, pressed)?;
-        let fetcher = fetcher.with_monitor(monitor.clone()).with_gate(gate.clone());
+        let (monitored, gated) = (Some(monitor.clone()), Some(gate.clone()));
+        let fetcher = FetcherConfig { monitor: monitored, gate: gated, ..fetcher };
         let fetcher = Fetcher::start(fetcher, pool.clone()).await?;
         #[cfg_attr(
             not(feature = "rpc"),
@@ -346,7 +347,8 @@ impl Ingest {
             Some(rpc) => Some(rpc.shutdown(deadline).await),
             None => None,
         };
-        let (reason, counts) = fetcher.shutdown(deadline.saturating_sub(start.elapsed())).await;
+        let FetcherEnd { reason, counts, .. } =
+            fetcher.shutdown(deadline.saturating_sub(start.elapsed())).await;
         // A step takes less than a millisecond, and this blocks for no longer.
         let upkeep_ended = upkeep.shutdown(deadline.saturating_sub(start.elapsed())).ended;
         // So does this, unless a response of the node is outstanding, which times out after a

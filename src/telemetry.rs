@@ -41,7 +41,7 @@ pub const LATENCY_BUCKETS_SECONDS: [f64; 31] = [
 ];
 
 /// Upper bounds of the buckets of `mempool_fetcher_missing_seconds`: from 0.1 s, half of the
-/// default [`audit_settle`](crate::FetcherConfig::audit_settle), to an hour. A transaction that an
+/// time that an audit lets both sides settle, to an hour. A transaction that an
 /// audit finds has been missing for up to [`audit_interval`](crate::FetcherConfig::audit_interval),
 /// 60 s by default, and longer only if audits failed.
 pub const MISSING_BUCKETS_SECONDS: [f64; 11] =

@@ -167,27 +167,10 @@ macro_rules! setters {
 fn the_fetchers_configuration_table_says_what_the_code_does() {
     let setters = setters! {
         FetcherConfig;
-        counts: announcement_buffer deferrable_slots max_bytes_in_flight max_frame_bytes
-            fetch_retries seen_capacity;
-        durations: fetch_timeout call_timeout snapshot_timeout ping_interval ping_timeout audit_settle
-            deferral_max_age;
+        counts: fetch_slots max_bytes_in_flight request_connections;
+        durations: ;
         more:
             "audit_interval" => |c, v| c.audit_interval = Some(nanos(v)),
-            // Its own bound, not that of the deferrable ones among them.
-            "fetch_slots" => |c, v| {
-                c.deferrable_slots = 1;
-                c.fetch_slots = v.try_into().expect("64 bits");
-            },
-            "request_connections" => |c, v| {
-                c.deferrable_connections = 1;
-                c.request_connections = v.try_into().expect("64 bits");
-            },
-            "deferrable_connections" => |c, v| {
-                c.request_connections = 16;
-                c.deferrable_connections = v.try_into().expect("64 bits");
-            },
-            "reconnect" => |c, v| c.reconnect.base = nanos(v),
-            "retry_backoff" => |c, v| c.retry_backoff.base = nanos(v),
             "chain_id" => |c, v| c.chain_id = Some(v),
             "reconnect_limit" => |c, v| c.reconnect_limit = Some(u32::try_from(v).unwrap_or(u32::MAX)),
             "sources" => |c, v| {
@@ -200,7 +183,6 @@ fn the_fetchers_configuration_table_says_what_the_code_does() {
     let written = |field: &str, cell: &str| match (field, cell) {
         ("request_connections", "cores, at most 4") => cores.to_string(),
         ("sources", "") => fields(&default)["sources"].clone(),
-        ("busy_poll_cores", "none") => "[]".to_owned(),
         _ => unit(cell),
     };
     let valid = |config: &FetcherConfig| config.validate().is_ok();
@@ -392,9 +374,6 @@ fn fields(value: &impl std::fmt::Debug) -> BTreeMap<String, String> {
 /// A default as written in the table, in the form of `Debug`.
 fn unit(cell: &str) -> String {
     let cell = cell.trim_matches('`');
-    if let Some((base, cap)) = cell.split_once(", cap ") {
-        return format!("Backoff {{ base: {}, cap: {} }}", unit(base), unit(cap));
-    }
     match cell.rsplit_once(' ') {
         Some((count, time @ ("ms" | "s"))) => format!("{count}{time}"),
         _ if cell == "none" => "None".to_owned(),
@@ -755,17 +734,19 @@ fn the_lock_tables_name_every_file_that_has_a_lock_and_no_other() {
                 || (line.contains(": Mutex<") && !line.contains('&'))
         })
     };
-    let with_locks: BTreeSet<_> = sources()
+    // Those of the fetcher stand in the documentation of its rooms.
+    let (of_rooms, with_locks): (BTreeSet<_>, BTreeSet<_>) = sources()
         .into_iter()
         .filter(|(_, text)| has_lock(&without_loom(text)))
         .map(|(path, _)| path.to_str().expect("UTF-8").to_owned())
-        .collect();
+        .partition(|path| path.starts_with("crates/txpool-fetcher/"));
+    assert!(of_rooms.len() >= 8, "{of_rooms:?}");
+    for path in of_rooms {
+        let room = format!("{}/mod.rs", path.rsplit_once('/').expect("a folder").0);
+        assert!(read(&room).contains("\n//! # Locks\n"), "{path}: no table of locks in {room}");
+    }
     let text = read("ARCHITECTURE.md");
-    let headings = [
-        "### Locks",
-        "### The fetcher's locks",
-        "### The locks of the RPC server and load control",
-    ];
+    let headings = ["### Locks", "### The locks of the RPC server and load control"];
     let tables = headings.map(|heading| rows(section(&text, heading)));
     let listed: BTreeSet<_> =
         tables.iter().flatten().map(|row| row[1].trim_matches('`').to_owned()).collect();

@@ -56,7 +56,8 @@ async fn run(preload: usize, backfill: Backfill, time: Option<Duration>) -> Run 
     let node = node(preload);
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
     let sink = Timed::new(pool);
-    let config = FetcherConfig::ipc(node.path()).with_audit_interval(None).with_backfill(backfill);
+    let config =
+        FetcherConfig { audit_interval: None, backfill, ..FetcherConfig::ipc(node.path()) };
     let begin = Instant::now();
     let fetcher = Fetcher::start(config, sink.clone()).await.expect("the node is there");
     while !fetcher.is_live() {

@@ -4,7 +4,7 @@ use std::{hint::black_box, thread, time::Duration};
 
 use alloy_primitives::hex;
 use criterion::{BenchmarkId, Criterion, Throughput};
-use mempool_ingest::txpool_fetcher::{Answer, read_answer};
+use mempool_ingest::txpool_fetcher::{RawTransaction, read_response};
 use mock_node::workload::{PreparedTx, TxKind};
 use testkit::{contest::decode, usage::thread_cpu};
 
@@ -44,7 +44,7 @@ pub(crate) fn bench(criterion: &mut Criterion, txs: &[PreparedTx]) {
         let Some(tx) = tx else { continue };
         let json = format!("\"{}\"", hex::encode_prefixed(&tx.raw));
         assert!(
-            matches!(read_answer(&json, tx.hash), Answer::Transaction(read, _) if read.signer() == tx.sender),
+            matches!(read_response(&json, tx.hash), RawTransaction::Decoded(read, _) if read.signer() == tx.sender),
             "equal work: the same sender both ways"
         );
         assert_eq!(decode(&tx.raw).expect("signed by us").signer(), tx.sender);
@@ -52,8 +52,8 @@ pub(crate) fn bench(criterion: &mut Criterion, txs: &[PreparedTx]) {
         group.bench_function(BenchmarkId::new("decode and recover", name), |bencher| {
             bencher.iter(|| decode(black_box(&tx.raw)));
         });
-        group.bench_function(BenchmarkId::new("read_answer", name), |bencher| {
-            bencher.iter(|| read_answer(black_box(&json), tx.hash));
+        group.bench_function(BenchmarkId::new("read_response", name), |bencher| {
+            bencher.iter(|| read_response(black_box(&json), tx.hash));
         });
     }
     group.finish();

@@ -13,7 +13,7 @@ use mempool_ingest::{
     load_control::{Gate, GateConfig, Limit, MonitorConfig},
     order_pool::{Upkeep, UpkeepConfig},
     order_rpc::{Host, OrderRpc, OrderRpcHandle, SignatureMode},
-    txpool_fetcher::{Backfill, Counts, EndReason},
+    txpool_fetcher::{Backfill, Counts, EndReason, FetcherEnd, Limits},
 };
 use mock_node::{DEV_CHAIN_ID, NodeConfig};
 use testkit::{
@@ -138,19 +138,21 @@ impl Parts {
         let gate = gate.expect("the defaults are valid");
         let pressed = monitor.clone();
         let upkeep = Upkeep::start(&pool, UpkeepConfig::default(), move || pressed.is_pressed());
-        let mut config = FetcherConfig::ipc(path).with_audit_interval(None).with_backfill(backfill);
-        if enabled {
-            config = config.with_monitor(monitor.clone());
-        }
-        if policy != Policy::NoLine {
-            config = config.with_gate(gate.clone());
-        }
+        let config = FetcherConfig {
+            audit_interval: None,
+            backfill,
+            monitor: enabled.then(|| monitor.clone()),
+            gate: (policy != Policy::NoLine).then(|| gate.clone()),
+            ..FetcherConfig::ipc(path)
+        };
+        let mut limits = Limits::default();
         if policy == Policy::Off {
-            config.deferrable_slots = config.fetch_slots;
-            config.deferrable_connections = config.request_connections;
+            limits.deferrable_slots = Some(config.fetch_slots);
+            limits.deferrable_connections = config.request_connections;
         }
         let sink = Timed::new(pool.clone());
-        let fetcher = Fetcher::start(config, sink.clone()).await.expect("the node is there");
+        let fetcher =
+            Fetcher::start_with(config, limits, sink.clone()).await.expect("the node is there");
         let rpc = rpc.then(|| {
             let host = Host::new(pool.clone(), gate.clone())
                 .with_monitor(monitor.clone())
@@ -252,7 +254,7 @@ impl Parts {
         if let Some(rpc) = rpc {
             rpc.shutdown(PATIENCE).await.expect("nobody is cut off");
         }
-        let (reason, counts) = fetcher.shutdown(PATIENCE).await;
+        let FetcherEnd { reason, counts, .. } = fetcher.shutdown(PATIENCE).await;
         assert_eq!(reason, EndReason::Stopped);
         assert!(upkeep.shutdown(PATIENCE).ended, "the upkeep has ended");
         counts

@@ -41,10 +41,6 @@ pub(crate) struct Args {
     /// Request connections per node, each with a thread, 1 to 16 [default: cores, at most 4]
     #[arg(long)]
     request_connections: Option<usize>,
-    /// Cores to which these threads are pinned to poll without sleeping, such as 2,3; each is
-    /// always busy
-    #[arg(long, value_name = "CORES", value_delimiter = ',')]
-    busy_poll_cores: Vec<usize>,
     /// Let the node announce whole transactions instead of hashes
     #[arg(long)]
     full: bool,
@@ -162,21 +158,20 @@ impl Args {
     }
 
     fn fetcher(&self, endpoints: Vec<Endpoint>) -> FetcherConfig {
-        let mut config = FetcherConfig::new(endpoints)
-            .with_fetch_slots(self.slots)
-            .with_audit_interval((!self.audit.is_zero()).then_some(self.audit))
-            .with_busy_poll_cores(self.busy_poll_cores.clone());
+        let mut config = FetcherConfig::new(endpoints);
+        config.fetch_slots = self.slots;
+        config.audit_interval = (!self.audit.is_zero()).then_some(self.audit);
         if self.full {
-            config = config.with_announcements(Announcements::Full);
+            config.announcements = Announcements::Full;
         }
         if let Some(connections) = self.request_connections {
-            config = config.with_request_connections(connections);
+            config.request_connections = connections;
         }
         if self.wait {
-            config = config.with_start(StartPolicy::WaitForNode);
+            config.start = StartPolicy::WaitForNode;
         }
         if self.no_backfill {
-            config = config.with_backfill(Backfill::Off);
+            config.backfill = Backfill::Off;
         }
         config
     }

@@ -126,11 +126,10 @@ async fn a_sender_who_cannot_pay_is_refused_and_one_who_can_is_not() {
 #[tokio::test]
 async fn a_nonce_that_is_used_is_refused_where_it_cannot_be_left_out() {
     let node = Node::start(0, |config| NodeConfig { state: true, ..config });
-    // The pool does not know the nonces of blocks.
-    let mut fetcher = node.fetcher();
-    fetcher.block_nonces = false;
-    let ingest = start(fetcher, NodeAdmissionConfig::default()).await;
+    // The pool does not know the nonces of blocks before the head at its start.
     node.node.mine_private([funded(|_| {}).1.into()]).expect("a block");
+    node.node.mine();
+    let ingest = start(node.fetcher(), NodeAdmissionConfig::default()).await;
     knows_head(&ingest, &node).await;
     let next = node.node.head().number + 1;
     let (hash, used) = funded(|tx| tx.value = U256::ONE);

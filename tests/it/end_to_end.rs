@@ -1,372 +1,20 @@
-//! The fetcher and the pool against the mock node, over a real socket.
+//! Fetcher, pool and upkeep together against the mock node, over a real socket.
 
 use std::{
-    collections::BTreeSet,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use alloy_eips::Encodable2718 as _;
+use alloy_primitives::B256;
+use futures::stream;
 use mempool_ingest::{
-    Fetcher, FetcherConfig, Ingest, IngestConfig, PoolConfig,
-    order_pool::{Event, RemoveReason},
+    FetcherConfig, Ingest, IngestConfig, IngestError, NodeAdmissionConfig, PoolConfig,
     txpool_fetcher::{
-        AuditMode, Backfill, EndReason, Endpoint, FetchedTransaction, GapReason, SourceState,
-        StartPolicy,
+        AnnouncementStream, AuditMode, BlockStream, InProcessPool, MinedBlock, PooledHashes,
+        PooledTransaction,
     },
 };
-use mock_node::{BadAnswer, Fault, NodeConfig, workload::Mix};
-use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, ingest, settled};
-use tokio::sync::mpsc;
-
-/// Blobs of both sizes, and every other kind.
-fn all_kinds() -> Mix {
-    Mix { blobs_per_mille: 20, six_blobs_per_mille: 300, ..Mix::default() }
-}
-
-#[tokio::test]
-async fn every_kind_of_transaction_arrives_whole() {
-    let node = Node::with_mix(1000, all_kinds(), |config| config);
-    let (fetcher, pool) = ingest(node.fetcher()).await;
-    node.submit_all();
-    let counts = settled(&fetcher, "1000 pooled", |counts| counts.pooled == 1000).await;
-    assert_eq!((counts.announced, counts.lagged), (1000, 0));
-    let types = arrived_whole(&pool, &node.txs);
-    assert_eq!(types, BTreeSet::from([0, 1, 2, 3, 4]));
-}
-
-#[tokio::test]
-async fn what_was_pending_before_the_start_is_brought_in_once() {
-    let node = Node::start(400, |config| config);
-    for tx in &node.txs[..200] {
-        node.node.submit(tx.raw.clone()).unwrap();
-    }
-    let (fetcher, pool) = ingest(node.fetcher()).await;
-    assert_eq!(pool.len(), 200, "live means that the backfill is in");
-    for tx in &node.txs[200..] {
-        node.node.submit(tx.raw.clone()).unwrap();
-    }
-    let counts = settled(&fetcher, "400 pooled", |counts| counts.pooled == 400).await;
-    assert_eq!((counts.announced, counts.backfilled), (200, 200));
-    let status = &fetcher.status()[0];
-    assert_eq!(status.gaps[0].reason, GapReason::StartUp);
-    assert_eq!(status.gaps[0].recovered, 200);
-}
-
-#[tokio::test]
-async fn the_status_says_how_much_of_a_backfill_is_left() {
-    let node = Node::start(200, |config| config);
-    node.submit_all();
-    // Nobody reads, so the backfill stops in its middle.
-    let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1);
-    let fetcher = Fetcher::start(node.fetcher(), sink).await.unwrap();
-    let left = || fetcher.status()[0].to_recover;
-    eventually("the node's pool is listed", || left() > 0).await;
-    assert!((100..=200).contains(&left()), "{}", left());
-    for _ in 0..200 {
-        transactions.recv().await.expect("the fetcher lives");
-    }
-    fetcher.wait_live().await.unwrap();
-    assert_eq!(left(), 0);
-}
-
-#[tokio::test]
-async fn without_backfill_the_past_stays_unknown_and_an_audit_finds_it() {
-    let node = Node::start(50, |config| config);
-    node.submit_all();
-    let config = node.fetcher().with_backfill(Backfill::Off);
-    let (fetcher, pool) = ingest(config).await;
-    assert_eq!(pool.len(), 0);
-    let report = fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
-    assert_eq!(report.missing, 50);
-    assert_eq!(pool.len(), 0, "it was only compared");
-    let report = fetcher.audit(0, AuditMode::Recover).await.unwrap();
-    assert_eq!((report.missing, report.recovered), (50, 50));
-    let counts = settled(&fetcher, "50 pooled", |counts| counts.pooled == 50).await;
-    assert_eq!(counts.audit_recovered, 50);
-    assert_eq!(fetcher.audit(0, AuditMode::CompareOnly).await.unwrap().missing, 0);
-}
-
-#[tokio::test]
-async fn repeats_are_known_and_unknown_hashes_are_gone() {
-    for unknown in [mock_node::UnknownRaw::Null, mock_node::UnknownRaw::EmptyHex] {
-        let node = Node::start(10, |config| NodeConfig { unknown_raw: unknown, ..config });
-        let (fetcher, _) = ingest(node.fetcher()).await;
-        node.submit_all();
-        settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
-        for tx in &node.txs {
-            node.node.announce_again(tx.hash).unwrap();
-        }
-        node.node.announce_unknown([7; 32].into());
-        let counts = settled(&fetcher, "21 announced", |counts| counts.announced == 21).await;
-        assert_eq!((counts.pooled, counts.known, counts.gone), (10, 10, 1));
-        // A hash that was gone may come back: it is requested again.
-        node.node.announce_unknown([7; 32].into());
-        settled(&fetcher, "gone again", |counts| counts.gone == 2).await;
-    }
-}
-
-#[tokio::test]
-async fn a_block_takes_its_transactions_out_of_the_pool_and_late_hashes_are_mined() {
-    let node = Node::start(60, |config| config);
-    let (fetcher, pool) = ingest(node.fetcher()).await;
-    let mut subscription = pool.subscribe_all();
-    node.submit_all();
-    settled(&fetcher, "60 pooled", |counts| counts.pooled == 60).await;
-    let block = node.node.mine();
-    assert_eq!(block.txs.len(), 60);
-    eventually("the pool is empty", || pool.is_empty()).await;
-    let mut removed = 0;
-    while let Some(event) = subscription.try_next() {
-        if let Event::Removed { reason, .. } = event.unwrap() {
-            assert_eq!(reason, RemoveReason::Mined);
-            removed += 1;
-        }
-    }
-    assert_eq!(removed, 60);
-    node.node.announce_unknown(node.txs[0].hash);
-    let counts = settled(&fetcher, "a late hash", |counts| counts.announced == 61).await;
-    assert_eq!(counts.mined, 1, "known from its block, not requested");
-}
-
-#[tokio::test]
-async fn a_blob_transaction_answered_in_its_mined_form_is_mined() {
-    let mix = Mix { blobs_per_mille: 1000, six_blobs_per_mille: 0, ..Mix::default() };
-    let node = Node::with_mix(5, mix, |config| config);
-    node.submit_all();
-    node.node.mine();
-    // The fetcher has not seen the block, so it has to find out from the answer.
-    let (fetcher, pool) = ingest(node.fetcher()).await;
-    for tx in &node.txs {
-        node.node.announce_unknown(tx.hash);
-    }
-    let counts = settled(&fetcher, "5 announced", |counts| counts.announced == 5).await;
-    assert_eq!((counts.mined, counts.malformed), (5, 0));
-    assert!(pool.is_empty());
-}
-
-#[tokio::test]
-async fn a_private_transaction_in_a_block_makes_its_public_rival_stale() {
-    let node = Node::start(40, |config| config);
-    let rivals = Node::start(40, |config| NodeConfig { seed: 9, ..config });
-    let (fetcher, pool) = ingest(node.fetcher()).await;
-    let public = &node.txs[0];
-    node.node.submit(public.raw.clone()).unwrap();
-    settled(&fetcher, "1 pooled", |counts| counts.pooled == 1).await;
-    // Another transaction of the same sender and nonce, which was never announced.
-    let private = mock_node::workload::Workload::new(mock_node::workload::WorkloadConfig {
-        accounts: 20,
-        ..mock_node::workload::WorkloadConfig::new(99, node.node.config().chain_id)
-    })
-    .prepare(40)
-    .into_iter()
-    .find(|tx| tx.sender == public.sender && tx.nonce == public.nonce && tx.hash != public.hash)
-    .expect("another seed makes another transaction");
-    drop(rivals);
-    node.node.mine_private([private.raw]).unwrap();
-    eventually("the rival has left the pool", || pool.is_empty()).await;
-    assert!(!pool.contains(&public.hash));
-}
-
-#[tokio::test]
-async fn a_reorg_puts_back_what_it_unmined() {
-    let node = Node::start(30, |config| config);
-    let (fetcher, pool) = ingest(node.fetcher()).await;
-    node.node.mine();
-    node.submit_all();
-    settled(&fetcher, "30 pooled", |counts| counts.pooled == 30).await;
-    node.node.mine();
-    eventually("mined", || pool.is_empty()).await;
-    let reorg = node.node.reorg(1).unwrap();
-    assert_eq!(reorg.removed.len(), 1);
-    eventually("pending again", || {
-        let mut pending = node.node.pending();
-        pending.retain(|hash| !pool.contains(hash));
-        pending.is_empty() && pool.len() == node.node.pending().len()
-    })
-    .await;
-    eventually("the reorg's comparison is done", || {
-        let status = &fetcher.status()[0];
-        status.gaps.iter().any(|gap| gap.reason == GapReason::Reorg && gap.to.is_some())
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn at_most_as_many_fetches_as_slots_are_in_flight() {
-    let latency = mock_node::Latency::Fixed(Duration::from_millis(3));
-    let node = Node::start(500, |config| NodeConfig { latency, ..config });
-    let (fetcher, _) = ingest(node.fetcher().with_fetch_slots(7)).await;
-    node.submit_all();
-    settled(&fetcher, "500 pooled", |counts| counts.pooled == 500).await;
-    // The node counts an answer out a moment after it is on its way.
-    let most = node.node.stats().max_concurrent_raw;
-    assert!((7..=9).contains(&most), "{most}");
-}
-
-#[tokio::test]
-async fn a_channel_is_a_sink_and_closing_it_ends_the_fetcher_with_a_reason() {
-    let node = Node::start(20, |config| config);
-    let (sender, mut receiver) = mpsc::channel::<FetchedTransaction>(4);
-    let fetcher = Fetcher::start(node.fetcher(), sender).await.unwrap();
-    node.submit_all();
-    let mut received = BTreeSet::new();
-    for _ in 0..20 {
-        let tx = receiver.recv().await.expect("the fetcher runs");
-        assert_eq!(tx.tx.inner().encoded_2718(), tx.raw());
-        received.insert(tx.hash());
-    }
-    assert_eq!(received, node.txs.iter().map(|tx| tx.hash).collect());
-    drop(receiver);
-    node.node.announce_unknown([1; 32].into());
-    let next = mock_node::workload::Workload::new(mock_node::workload::WorkloadConfig {
-        accounts: 20,
-        ..mock_node::workload::WorkloadConfig::new(7, node.node.config().chain_id)
-    })
-    .prepare(21);
-    node.node.submit(next[20].raw.clone()).unwrap();
-    assert_eq!(fetcher.ended().await, EndReason::SinkClosed);
-    assert_eq!(fetcher.counts().balance(), 0);
-}
-
-#[tokio::test]
-async fn a_buffer_that_overruns_is_counted_and_what_it_lost_is_brought_in() {
-    let node = Node::start(2000, |config| config);
-    let mut config = node.fetcher().with_fetch_slots(1);
-    config.announcement_buffer = 16;
-    config.audit_settle = Duration::from_millis(10);
-    let (sender, mut receiver) = mpsc::channel::<FetchedTransaction>(1);
-    let fetcher = Fetcher::start(config, sender).await.unwrap();
-    // Nobody reads: one slot is held, the buffer fills, the rest is lost for now.
-    node.submit_all();
-    eventually("the buffer has overrun", || {
-        fetcher.status()[0].backlog > 1900 || fetcher.counts().lagged > 0
-    })
-    .await;
-    let mut received = BTreeSet::new();
-    while received.len() < 2000 {
-        let tx = receiver.recv().await.expect("the fetcher runs");
-        assert!(received.insert(tx.hash()), "once each");
-    }
-    let counts = settled(&fetcher, "all in", |counts| counts.pooled == 2000).await;
-    assert!(counts.lagged > 1000, "{counts:?}");
-    assert_eq!(counts.announced + counts.lagged, 2000, "what the socket brought");
-    assert_eq!(counts.audit_recovered + counts.backfilled, counts.lagged);
-}
-
-#[tokio::test]
-async fn a_node_that_answers_nothing_while_it_lists_its_pool_is_given_time() {
-    let ping_timeout = Duration::from_secs(2);
-    let node = Node::start(10, |config| NodeConfig { list_time: ping_timeout * 2, ..config });
-    let mut config = node.fetcher().with_backfill(Backfill::Off);
-    (config.ping_interval, config.ping_timeout) = (Duration::from_millis(50), ping_timeout);
-    let (fetcher, _pool) = ingest(config).await;
-    node.submit_all();
-    settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
-    let report = fetcher.audit(0, AuditMode::CompareOnly).await.expect("the node lists its pool");
-    assert_eq!((report.listed, report.missing), (10, 0));
-    let status = &fetcher.status()[0];
-    assert_eq!(
-        (status.reconnects, status.last_error.is_none()),
-        (0, true),
-        "pings had no answer for 4 s"
-    );
-}
-
-#[tokio::test]
-async fn two_request_connections_share_the_requests() {
-    let node = Node::with_mix(200, all_kinds(), |config| config);
-    let (fetcher, pool) = ingest(node.fetcher().with_request_connections(2)).await;
-    node.submit_all();
-    settled(&fetcher, "200 pooled", |counts| counts.pooled == 200).await;
-    assert_eq!(pool.len(), 200);
-    // One for subscriptions, two for fetches, one for all other requests; the list of the pool had one
-    // of its own.
-    assert_eq!(node.node.stats().connections_open, 4);
-}
-
-#[tokio::test]
-async fn a_node_that_starts_late_is_waited_for_when_told_so() {
-    let (_folder, path) = testkit::ingest::socket();
-    let config = FetcherConfig::ipc(&path).with_start(StartPolicy::WaitForNode);
-    let pool = mempool_ingest::OrderPool::new(mempool_ingest::PoolConfig::default()).unwrap();
-    let fetcher = Fetcher::start(config, pool.clone()).await.unwrap();
-    eventually("it has tried", || fetcher.status()[0].last_error.is_some()).await;
-    assert_eq!(fetcher.status()[0].state, SourceState::Connecting);
-    let node = mock_node::MockNode::start(mock_node::NodeConfig {
-        accounts: 20,
-        preload: 25,
-        ..mock_node::NodeConfig::new(&path)
-    })
-    .unwrap();
-    eventually("live", || fetcher.is_live()).await;
-    assert_eq!(pool.len(), 25);
-    drop(node);
-    eventually("the loss is seen", || !fetcher.is_live()).await;
-    let (reason, counts) = fetcher.shutdown(Duration::from_secs(5)).await;
-    assert_eq!(reason, EndReason::Stopped);
-    assert_eq!(counts.balance(), 0);
-}
-
-#[tokio::test]
-async fn two_sources_are_one_mempool() {
-    let one = Node::start(40, |config| config);
-    let two = Node::start(40, |config| config);
-    let config = FetcherConfig::new(
-        [one.node.ipc_path(), two.node.ipc_path()].map(|path| Endpoint::Ipc(path.to_owned())),
-    );
-    let (fetcher, pool) = ingest(config).await;
-    eventually("both are live", || {
-        fetcher.status().iter().all(|source| source.state == SourceState::Live)
-    })
-    .await;
-    // The first half is announced by both, the second by the second one alone.
-    for tx in &one.txs[..20] {
-        one.node.submit(tx.raw.clone()).unwrap();
-    }
-    two.submit_all();
-    let counts = settled(&fetcher, "60 announced", |counts| counts.announced == 60).await;
-    assert_eq!((counts.pooled, counts.known), (40, 20));
-    let status = fetcher.status();
-    assert_eq!(status.iter().map(|source| source.first_seen).sum::<u64>(), 40);
-    assert_eq!(status[1].announced, 40);
-    drop(one);
-    eventually("one is lost, the other not", || {
-        let status = fetcher.status();
-        status[0].state == SourceState::Connecting && status[1].state == SourceState::Live
-    })
-    .await;
-    assert_eq!(pool.len(), 40);
-}
-
-#[tokio::test]
-async fn what_a_source_held_when_it_gave_up_comes_in_from_another() {
-    const TXS: usize = 100;
-    let stuck = Node::start(TXS, |config| config);
-    let healthy = Node::start(TXS, |config| config);
-    let endpoints = [&stuck, &healthy].map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
-    let mut config = FetcherConfig::new(endpoints).with_reconnect_limit(Some(1));
-    config.fetch_timeout = Duration::from_secs(2);
-    config.fetch_slots = 16;
-    let (fetcher, pool) = ingest(config).await;
-    eventually("both are live", || {
-        fetcher.status().iter().all(|source| source.state == SourceState::Live)
-    })
-    .await;
-    // The healthy one is asked next, so that the slots stay taken until the stuck one has given up.
-    for node in [&stuck, &healthy] {
-        node.node.inject(Fault::Answers { bad: BadAnswer::Never, count: 16 });
-    }
-    stuck.submit_all();
-    // Every slot is held by a request in flight, and one more hash waits for a slot.
-    eventually("17 have entered", || fetcher.counts().unfinished == 17).await;
-    drop(stuck);
-    eventually("it has given up", || fetcher.status()[0].state == SourceState::Ended).await;
-    settled(&fetcher, "nothing in flight", |_| true).await;
-    assert_eq!(pool.len(), 0, "nobody else had them");
-    healthy.submit_all();
-    settled(&fetcher, "all are in", |counts| counts.pooled == TXS as u64).await;
-    assert_eq!(pool.len(), TXS);
-}
+use testkit::ingest::{Node, PATIENCE, eventually, settled};
 
 /// What the pool let go for its age is still pending in the node: the next comparison offers it again, and it is
 /// fetched and pooled a second time.
@@ -374,7 +22,7 @@ async fn what_a_source_held_when_it_gave_up_comes_in_from_another() {
 async fn what_has_expired_and_is_still_pending_comes_back_by_a_comparison() {
     let node = Node::start(20, |config| config);
     let pool = PoolConfig { tx_retention: Duration::from_millis(200), ..PoolConfig::default() };
-    let fetcher = node.fetcher().with_audit_interval(None);
+    let fetcher = FetcherConfig { audit_interval: None, ..node.fetcher() };
     let ingest = Ingest::start(IngestConfig::new(fetcher, pool)).await.expect("it starts");
     eventually("the source is live", || ingest.fetcher().is_live()).await;
     node.submit_all();
@@ -390,4 +38,45 @@ async fn what_has_expired_and_is_still_pending_comes_back_by_a_comparison() {
     }
     settled(ingest.fetcher(), "pooled again", |counts| counts.pooled >= 40).await;
     ingest.shutdown(Duration::from_secs(10)).await;
+}
+
+/// A pool that is empty.
+struct NoPool;
+
+impl InProcessPool for NoPool {
+    fn chain_id(&self) -> u64 {
+        1
+    }
+
+    fn announcements(&self) -> AnnouncementStream {
+        Box::pin(stream::pending())
+    }
+
+    fn blocks(&self) -> BlockStream {
+        Box::pin(stream::pending())
+    }
+
+    fn latest_block(&self) -> Option<MinedBlock> {
+        None
+    }
+
+    fn block(&self, _: &B256) -> Option<MinedBlock> {
+        None
+    }
+
+    fn pooled(&self) -> PooledHashes {
+        PooledHashes::default()
+    }
+
+    fn get(&self, _: &B256) -> Option<alloy_consensus::transaction::Recovered<PooledTransaction>> {
+        None
+    }
+}
+
+#[tokio::test]
+async fn a_pool_in_this_process_cannot_be_asked_whether_senders_can_pay() {
+    let fetcher = FetcherConfig::in_process("none", Arc::new(NoPool));
+    let config = IngestConfig::new(fetcher, PoolConfig::default())
+        .with_node_admission(NodeAdmissionConfig::default());
+    assert!(matches!(Ingest::start(config).await, Err(IngestError::NoNodeToAsk)));
 }

@@ -12,7 +12,6 @@ use alloy_signer::SignerSync as _;
 use alloy_signer_local::PrivateKeySigner;
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, IngestError, OrderRpcConfig, PoolConfig,
-    load_control::{LoadState, MonitorConfig},
     order_pool::{Event, Order, OrderId, Origin, RemoveReason, Subscription},
     txpool_fetcher::{EndReason, StartPolicy},
 };
@@ -167,7 +166,8 @@ async fn a_subscriber_sees_what_searchers_send_beside_what_the_node_announces() 
 #[tokio::test]
 async fn the_rpc_server_is_ready_when_the_source_is_live_and_not_before() {
     let (_folder, path) = socket();
-    let fetcher = FetcherConfig::ipc(path.clone()).with_start(StartPolicy::WaitForNode);
+    let fetcher =
+        FetcherConfig { start: StartPolicy::WaitForNode, ..FetcherConfig::ipc(path.clone()) };
     let mut ingest = Ingest::start(config(fetcher)).await.expect("it waits for the node");
     let to = address(&ingest);
     assert_eq!(readiness(to).await, 503);
@@ -187,41 +187,5 @@ async fn the_rpc_server_is_ready_when_the_source_is_live_and_not_before() {
     while readiness(to).await != 503 {
         assert!(Instant::now() < deadline, "ready without a node");
     }
-    ingest.shutdown(DEADLINE).await;
-}
-
-#[tokio::test]
-async fn under_load_a_backfill_waits_and_ends_complete_while_live_announcements_pass() {
-    let node = Node::start(60, |config| config);
-    let (pending, live) = node.txs.split_at(40);
-    for tx in pending {
-        node.node.submit(tx.raw.clone()).expect("the node takes its own transactions");
-    }
-    let mut fetcher = node.fetcher();
-    fetcher.deferral_max_age = Duration::from_secs(3_600);
-    let monitor = mempool_ingest::LoadMonitor::new(MonitorConfig::default()).expect("defaults");
-    // Somebody else's queue in the same process is as good a reason to wait.
-    let others = monitor.watch("others", 1).expect("a place");
-    others.observe(1);
-    let ingest = Ingest::start(IngestConfig::new(
-        fetcher.with_monitor(monitor.clone()),
-        PoolConfig::default(),
-    ));
-    let ingest = ingest.await.expect("all parts start");
-    eventually("the backfill waits", || ingest.fetcher().deferred().waiting == 1).await;
-    for tx in live {
-        node.node.submit(tx.raw.clone()).expect("the node takes its own transactions");
-    }
-    eventually("the live ones are in", || ingest.pool().len() == live.len()).await;
-    assert!(live.iter().all(|tx| ingest.pool().contains(&tx.hash)));
-    assert_eq!(ingest.fetcher().counts().backfilled, 0);
-    assert_eq!(ingest.monitor().state(), LoadState::Critical);
-
-    others.observe(0);
-    eventually("the backfill is in", || ingest.pool().len() == node.txs.len()).await;
-    let counts = testkit::ingest::settled(ingest.fetcher(), "nothing is lost", |_| true).await;
-    assert_eq!((counts.backfilled, counts.announced), (40, 20));
-    let deferred = ingest.fetcher().deferred();
-    assert_eq!((deferred.deferred, deferred.aged, deferred.waiting), (1, 0, 0));
     ingest.shutdown(DEADLINE).await;
 }

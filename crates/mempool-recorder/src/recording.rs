@@ -33,7 +33,7 @@ use parquet::{
     file::metadata::ParquetMetaData,
     schema::types::SchemaDescriptor,
 };
-use txpool_fetcher::{Answer, Malformed, read_raw};
+use txpool_fetcher::{Malformed, RawTransaction, read_raw};
 
 use crate::{
     columns::{FROM, HASH, RAW_TX, TIMESTAMP},
@@ -398,15 +398,15 @@ impl Row {
             return Ok(Recorded { tx: Recovered::new_unchecked(tx, sender), raw, seen_at });
         }
         match read_raw(raw, hash) {
-            Answer::Transaction(tx, raw) => Ok(Recorded { tx: *tx, raw, seen_at }),
-            Answer::Mined => Err(BadRow::NoSidecar { hash }),
-            Answer::Gone => Err(BadRow::Transaction { hash, reason: "it is empty".into() }),
-            Answer::Malformed(Malformed::OtherTransaction { found, .. }) => {
+            RawTransaction::Decoded(tx, raw) => Ok(Recorded { tx: *tx, raw, seen_at }),
+            RawTransaction::Mined => Err(BadRow::NoSidecar { hash }),
+            RawTransaction::Gone => Err(BadRow::Transaction { hash, reason: "it is empty".into() }),
+            RawTransaction::Malformed(Malformed::OtherTransaction { found, .. }) => {
                 Err(BadRow::OtherHash { hash, found })
             }
-            Answer::Malformed(Malformed::Signature) => Err(BadRow::Signature { hash }),
-            Answer::Malformed(Malformed::Sidecar(_)) => Err(BadRow::Sidecar { hash }),
-            Answer::Malformed(other) => {
+            RawTransaction::Malformed(Malformed::Signature) => Err(BadRow::Signature { hash }),
+            RawTransaction::Malformed(Malformed::Sidecar(_)) => Err(BadRow::Sidecar { hash }),
+            RawTransaction::Malformed(other) => {
                 Err(BadRow::Transaction { hash, reason: other.to_string() })
             }
         }

@@ -1,10 +1,8 @@
 //! The errors of the crate.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use tokio_tungstenite::tungstenite;
-
-use crate::{audit::SnapshotError, source::machine::StaleReason};
 
 /// A field of [`FetcherConfig`](crate::FetcherConfig) that is not valid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -21,14 +19,6 @@ pub enum ConfigError {
         min: usize,
         /// The most it may be.
         max: usize,
-    },
-    /// A size is not a power of two, and would silently be rounded up.
-    #[error("`{field}` is {value}, it must be a power of two")]
-    NotAPowerOfTwo {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: usize,
     },
     /// A duration is too short.
     #[error("`{field}` is {value:?}, it must be at least {min:?}")]
@@ -69,16 +59,6 @@ pub enum ConfigError {
     UnknownScheme {
         /// The part before `://`.
         scheme: String,
-    },
-    /// A thread cannot be pinned to this core.
-    #[error(
-        "`{field}` names core {core}, which this process may not use or cannot pin a thread to"
-    )]
-    CoreNotAvailable {
-        /// The field.
-        field: &'static str,
-        /// The core.
-        core: usize,
     },
     /// The monitor cannot watch the fetcher's queues: one for each source and one more.
     #[error("`monitor`: {0}")]
@@ -291,6 +271,113 @@ impl LossReason {
             Self::Stale(_) => "stale",
             Self::StreamEnded(_) => "stream_ended",
             Self::StreamPanicked(_) => "stream_panicked",
+        }
+    }
+}
+
+/// What makes a source stale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StaleReason {
+    /// Heads come and no hashes, for longer than the recent rate of hashes makes plausible, and
+    /// meanwhile the node listed new ones.
+    NoHashes {
+        /// How many new hashes it listed.
+        unannounced: u64,
+    },
+    /// Heads come and no hashes, and the node's pool cannot be listed to find out why.
+    NotListed,
+    /// The node returns a newer block number on the request connection than the subscription
+    /// connection has announced.
+    NoHeads,
+}
+
+impl fmt::Display for StaleReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoHashes { unannounced } => {
+                write!(f, "no hashes are announced, but the node listed {unannounced} new ones")
+            }
+            Self::NotListed => {
+                f.write_str("no hashes are announced, and the node does not list its pool")
+            }
+            Self::NoHeads => f.write_str("the node has newer blocks than it announced"),
+        }
+    }
+}
+
+/// Why the node's pool could not be listed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// No connection could be made.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// Reading from or writing to the connection failed.
+    #[error("reading the pool's content: {0}")]
+    Io(#[from] io::Error),
+    /// The connection ended before the answer did.
+    #[error("the node closed the connection after {0} bytes of the pool's content")]
+    Truncated(u64),
+    /// The node sent an error response.
+    #[error("the node refused to list its pool: {message} ({code})")]
+    Refused {
+        /// The JSON-RPC code; 0 if there is none.
+        code: i64,
+        /// The node's message, at most 200 bytes.
+        message: String,
+    },
+    /// The answer is not the content of a pool.
+    #[error("the answer to txpool_content is not the content of a pool")]
+    NotAPool,
+    /// A comparison that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested is
+    /// running, and the most that may wait are waiting.
+    #[error("{waiting} requests for a comparison with this node's pool are already waiting")]
+    Busy {
+        /// How many wait.
+        waiting: usize,
+    },
+    /// The answer was not complete in time.
+    #[error("the node did not list its pool in {0:?}")]
+    Timeout(Duration),
+    /// The pool holds more hashes than are kept.
+    #[error("the node's pool holds more than 4,194,304 transactions")]
+    TooMany,
+    /// The function `pooled` of a pool in this process panicked.
+    #[error("`pooled` of the pool panicked")]
+    PoolPanicked,
+    /// Over WebSocket, the answer is longer than this, in bytes.
+    #[error(
+        "the list of the node's pool is longer than {0} bytes, which is the limit over WebSocket"
+    )]
+    Oversized(usize),
+    /// The connection for the request was lost, or there is none.
+    #[error("the connection was lost")]
+    ConnectionLost,
+}
+
+impl SnapshotError {
+    /// Whether the pool may be listed if it is tried again soon.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            // The node may be starting, busy, or at its limit of connections; other callers wait.
+            Self::Connect(_)
+            | Self::Busy { .. }
+            | Self::Io(_)
+            | Self::Truncated(_)
+            | Self::NotAPool
+            | Self::Timeout(_)
+            | Self::ConnectionLost => true,
+            // The node does not have the method, or the namespace is not enabled: -32601, on anvil
+            // -32602, by EIP-1474 also -32004.
+            Self::Refused { code, .. } => {
+                !matches!(code, -32700 | -32600 | -32601 | -32602 | -32004)
+            }
+            // A single bad transaction may have caused it.
+            Self::PoolPanicked => true,
+            // The pool will not shrink soon.
+            Self::TooMany | Self::Oversized(_) => false,
         }
     }
 }

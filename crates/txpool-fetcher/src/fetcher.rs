@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use chain_view::RecentBlocks;
 use futures::Stream;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -18,24 +17,26 @@ use tokio::{
     task::JoinSet,
     time::sleep_until,
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
-    audit::SnapshotError,
     audit::{AuditMode, AuditReport},
-    chain,
+    chain::{self, Chain},
     config::{FetcherConfig, StartPolicy},
-    error::{ConnectError, StartError},
-    fetch::FetchContext,
-    fetch::deferral::{Deferral, DeferredStats},
-    fetch::seen::SeenSet,
-    fetch::slots::Slots,
-    outcome::{Counts, Tally},
+    connection::ChainId,
+    error::{ConnectError, SnapshotError, StartError},
+    fetch::{Deferral, DeferredStats, Deliverer, Fetch, Hashes, Seen, Slots, Tally},
+    limits::Limits,
+    metrics::{Metrics, SinkMetrics},
+    outcome::Counts,
     request::RequestConnections,
-    sink::TransactionSink,
-    sink::thread::{self, SinkQueue},
-    source::machine::SourceState,
-    source::{AuditRequest, Changes, Source, SourceChannels, SourceShared, SourceStatus},
+    settings::Settings,
+    sink::{self, SinkCaller, SinkQueue, TransactionSink},
+    source::{
+        AuditRequest, Changes, Parts, Source, SourceChannels, SourceShared, SourceState,
+        SourceStatus,
+    },
+    tasks::Tasks,
 };
 
 /// How long an end without a given deadline waits for calls of the sink that have not returned.
@@ -43,6 +44,9 @@ const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Requests for audits that may wait for one source while one runs; further callers get an error.
 const AUDITS_WAITING: usize = 4;
+
+/// What a source's announcements and heads report may wait for its shell, which reads it at once.
+const REPORTS_WAITING: usize = 256;
 
 /// Why a fetcher has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,10 +62,43 @@ pub enum EndReason {
     Panicked,
 }
 
+/// How a fetcher has ended, see [`Fetcher::shutdown`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FetcherEnd {
+    /// Why it has ended.
+    pub reason: EndReason,
+    /// The final counts.
+    pub counts: Counts,
+    /// Whether everything has ended by the deadline. If not, threads whose call of the sink or of a
+    /// pool in this process has not returned keep running until it does.
+    pub ended: bool,
+}
+
 /// A running fetcher. Dropping it stops it without waiting.
 ///
+/// ```no_run
+/// use std::time::Duration;
+/// use tokio::sync::mpsc;
+/// use txpool_fetcher::{FetchedTransaction, Fetcher, FetcherConfig};
+///
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1024);
+/// let fetcher = Fetcher::start(FetcherConfig::ipc("/data/reth.ipc"), sink).await?;
+/// fetcher.wait_live().await.map_err(|reason| format!("{reason:?}"))?;
+/// while let Some(tx) = transactions.recv().await {
+///     println!("{} from {}", tx.hash(), tx.tx.signer());
+///     if fetcher.counts().pooled == 100 {
+///         break;
+///     }
+/// }
+/// let end = fetcher.shutdown(Duration::from_secs(5)).await;
+/// println!("{:?}: {:?}", end.reason, end.counts);
+/// # Ok(()) }
+/// ```
+///
 /// It runs on threads of its own: one that reads the sockets and does no long work, and
-/// [`FetcherConfig::request_connections`] for each source that read answers, decode, recover
+/// [`FetcherConfig::request_connections`] for each source that read responses, decode, recover
 /// senders and call the sink. So nothing is lost if the host's runtime is busy, or blocked for
 /// minutes.
 #[derive(Debug)]
@@ -72,7 +109,7 @@ pub struct Fetcher {
     changes: Changes,
     stop: CancellationToken,
     deadline: watch::Sender<Option<Instant>>,
-    ended: watch::Receiver<Option<EndReason>>,
+    ended: watch::Receiver<Option<(EndReason, bool)>>,
 }
 
 impl Fetcher {
@@ -89,71 +126,90 @@ impl Fetcher {
         config: FetcherConfig,
         sink: S,
     ) -> Result<Self, StartError> {
+        Self::start_with(config, Limits::default(), sink).await
+    }
+
+    /// As [`Self::start`], with other limits than the constants of this crate: for tests.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_with<S: TransactionSink>(
+        config: FetcherConfig,
+        limits: Limits,
+        sink: S,
+    ) -> Result<Self, StartError> {
         config.validate()?;
+        let settings = Arc::new(Settings { config, limits });
+        let config = &settings.config;
         let start = config.start;
         let stop = CancellationToken::new();
-        let tally = Tally::new(stop.clone());
-        let deferral = Arc::new(Deferral::new(
-            &config,
-            tally.metrics.deferred.clone(),
-            tally.metrics.oldest_deferred.clone(),
-        )?);
+        let metrics = Arc::new(Metrics::described());
+        let tally = Tally::new(stop.clone(), Arc::clone(&metrics));
+        let deferral = Arc::new(Deferral::new(&settings, metrics.deferred.clone())?);
         let (ended_tx, ended) = watch::channel(None);
         let (deadline, deadline_rx) = watch::channel(None);
         let io = io_runtime()?;
         let (alive, all_ended) = mpsc::channel(1);
-        let sink_queue = SinkQueue::new(tally.metrics.sink.clone());
         let changes = Changes::default();
         let sources: Vec<_> = {
             let all = config.sources.iter().cloned();
-            all.map(|endpoint| SourceShared::new(endpoint, &config, &changes)).collect()
+            all.map(|endpoint| SourceShared::new(endpoint, &settings, &changes)).collect()
         };
-        let context = Arc::new(FetchContext {
-            sink,
-            sink_queue: Arc::clone(&sink_queue),
-            seen: SeenSet::new(config.seen_capacity).into(),
+        let counts = sources.iter().map(|shared| Arc::clone(&shared.announcement_counts));
+        let hashes = Arc::new(Hashes::new(Arc::clone(&tally), counts));
+        let tasks = Arc::new(Tasks::new(io.handle().clone(), alive, stop.clone()));
+        let fetch = Arc::new(Fetch {
+            settings: Arc::clone(&settings),
+            hashes: Arc::clone(&hashes),
+            connections: RequestConnections::new(config.sources.len()).into(),
             slots: Slots::new(
                 config.fetch_slots,
-                config.deferrable_slots,
+                settings.deferrable_slots(),
                 config.max_bytes_in_flight,
-                tally.metrics.in_flight_bytes.clone(),
+                metrics.in_flight_bytes.clone(),
             ),
-            deferral: Arc::clone(&deferral),
-            requests: RequestConnections::new(config.sources.len()),
-            mined: RecentBlocks::new(chain::RECENT_BLOCKS).into(),
-            chain_id: config.chain_id.into(),
-            runtime: io.handle().clone(),
-            tasks: TaskTracker::new(),
-            alive,
-            stop: stop.clone(),
-            sink_closed: CancellationToken::new(),
             limits: sources.iter().map(|shared| Arc::clone(&shared.limit)).collect(),
-            announcement_counts: sources
-                .iter()
-                .map(|shared| Arc::clone(&shared.announcement_counts))
-                .collect(),
-            tally: Arc::clone(&tally),
-            config,
+            deferral: Arc::clone(&deferral),
+            tasks: Arc::clone(&tasks),
+            metrics: Arc::clone(&metrics),
         });
+        let chain = Arc::new(Chain {
+            settings: Arc::clone(&settings),
+            hashes: Arc::clone(&hashes),
+            connections: Arc::clone(&fetch.connections),
+            sink: SinkQueue::new(SinkMetrics::new()),
+            tasks: Arc::clone(&tasks),
+            reads_nonces: sink.wants_nonces(),
+        });
+        let sink = Arc::new(SinkCaller {
+            sink,
+            queue: Arc::clone(&chain.sink),
+            tasks,
+            closed: CancellationToken::new(),
+        });
+        // Also when the supervisor panics or cannot be started.
+        let ends_queue = EndsQueue(Arc::clone(&chain.sink));
+        let seen = Arc::clone(&hashes.seen);
+        sink::spawn(Arc::clone(&sink), move |hash| seen.get(hash) == Some(Seen::Mined))
+            .map_err(|source| StartError::Thread { thread: "mempool-sink", source })?;
+        let chain_id = ChainId::new(config.chain_id).into();
+        let deliverer = Arc::new(Deliverer { settings, hashes, chain_id, sink, metrics });
+        let shared = Parts { fetch, deliverer, chain };
         let mut parts = Vec::new();
         let mut handles = Vec::new();
         let mut firsts = Vec::new();
-        for shared in sources {
+        for source in sources {
             let (audit_tx, audit_rx) = mpsc::channel(AUDITS_WAITING);
             let (first_tx, first_rx) = oneshot::channel();
-            handles.push((Arc::clone(&shared), audit_tx));
+            handles.push((Arc::clone(&source), audit_tx));
             firsts.push(first_rx);
-            parts.push((shared, audit_rx, first_tx));
+            parts.push((source, audit_rx, first_tx));
         }
-        // Also when the supervisor panics or cannot be started.
-        let ends_queue = EndsQueue(sink_queue);
-        sink_thread::spawn(&context)
-            .map_err(|source| StartError::Thread { thread: "mempool-sink", source })?;
         let body = move || {
             let _ends_queue = ends_queue;
-            let reason = io.block_on(supervise(context, parts, all_ended, deadline_rx));
+            let end = io.block_on(supervise(shared, parts, all_ended, deadline_rx));
             // The `Fetcher` may have been dropped.
-            let _ = ended_tx.send(Some(reason));
+            let _ = ended_tx.send(Some(end));
             // Dropping the runtime would wait for blocking calls.
             io.shutdown_background();
         };
@@ -271,7 +327,7 @@ impl Fetcher {
         source: usize,
         mode: AuditMode,
     ) -> Result<AuditReport, SnapshotError> {
-        let (reply, answer) = oneshot::channel();
+        let (reply, report) = oneshot::channel();
         let Some((_, audits)) = self.sources.get(source) else {
             return Err(SnapshotError::ConnectionLost);
         };
@@ -282,7 +338,7 @@ impl Fetcher {
             }
             Err(TrySendError::Closed(_)) => return Err(SnapshotError::ConnectionLost),
         }
-        answer.await.unwrap_or(Err(SnapshotError::ConnectionLost))
+        report.await.unwrap_or(Err(SnapshotError::ConnectionLost))
     }
 
     /// Waits until the fetcher has ended, for whatever reason.
@@ -290,12 +346,14 @@ impl Fetcher {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn ended(&self) -> EndReason {
+        self.end().await.0
+    }
+
+    async fn end(&self) -> (EndReason, bool) {
         let mut ended = self.ended.clone();
-        match ended.wait_for(Option::is_some).await {
-            Ok(reason) => reason.clone().unwrap_or(EndReason::Panicked),
-            // The thread ended without a reason: it panicked.
-            Err(_) => EndReason::Panicked,
-        }
+        let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
+        // The thread ended without a reason: it panicked.
+        end.unwrap_or((EndReason::Panicked, false))
     }
 
     /// Stops the fetcher and waits for at most `deadline`. Afterwards no thread or task of the
@@ -305,10 +363,10 @@ impl Fetcher {
     ///
     /// # Cancel safety
     /// The stop continues if this is dropped.
-    pub async fn shutdown(self, deadline: Duration) -> (EndReason, Counts) {
+    pub async fn shutdown(self, deadline: Duration) -> FetcherEnd {
         self.begin_stop(deadline);
-        let reason = self.ended().await;
-        (reason, self.counts())
+        let (reason, ended) = self.end().await;
+        FetcherEnd { reason, counts: self.counts(), ended }
     }
 
     pub(crate) fn begin_stop(&self, deadline: Duration) {
@@ -396,27 +454,30 @@ type Part =
 /// The root of the task tree: runs the sources and the followers of their heads, and waits for all of
 /// them.
 async fn supervise<S: TransactionSink>(
-    context: Arc<FetchContext<S>>,
+    shared: Parts<S>,
     parts: Vec<Part>,
     mut all_ended: mpsc::Receiver<Infallible>,
     deadline: watch::Receiver<Option<Instant>>,
-) -> EndReason {
+) -> (EndReason, bool) {
+    let Parts { fetch, deliverer, chain } = &shared;
+    let (tasks, sink_closed) = (Arc::clone(&fetch.tasks), deliverer.sink.closed.clone());
+    let sink_queue = Arc::clone(&chain.sink);
     let mut heads_of_sources = Vec::new();
     let mut sources = JoinSet::new();
-    for (index, (shared, audits, first)) in parts.into_iter().enumerate() {
-        let (heads_tx, heads_rx) = mpsc::channel(chain::HEADS_WAITING);
-        let (events_tx, events) = mpsc::channel(chain::EVENTS_WAITING);
-        heads_of_sources.push((heads_rx, events_tx));
-        let channels = SourceChannels { heads: heads_tx, events };
-        sources.spawn(Source::run(Arc::clone(&context), index, shared, channels, audits, first));
+    for (index, (source, audits, first)) in parts.into_iter().enumerate() {
+        let (heads, heads_rx) = mpsc::channel(chain::HEADS_WAITING);
+        let reports = mpsc::channel(REPORTS_WAITING);
+        heads_of_sources.push((heads_rx, reports.0.clone()));
+        let channels = SourceChannels { heads, reports };
+        sources.spawn(Source::run(shared.clone(), index, source, channels, audits, first));
     }
-    let mut followers = chain::follow(&context, heads_of_sources);
+    let mut followers = chain::follow(chain, heads_of_sources);
     let reason = loop {
         tokio::select! {
             // The cause before its consequences: a stop also ends the sources.
             biased;
-            () = context.stop.cancelled() => break EndReason::Stopped,
-            () = context.sink_closed.cancelled() => break EndReason::SinkClosed,
+            () = tasks.stop.cancelled() => break EndReason::Stopped,
+            () = sink_closed.cancelled() => break EndReason::SinkClosed,
             Some(joined) = sources.join_next() => match joined {
                 Err(error) if error.is_panic() => break EndReason::Panicked,
                 _ if sources.is_empty() => break EndReason::SourcesEnded,
@@ -430,25 +491,24 @@ async fn supervise<S: TransactionSink>(
             }
         }
     };
-    context.stop.cancel();
+    tasks.stop.cancel();
     let end = async {
         while sources.join_next().await.is_some() {}
         followers.shutdown().await;
-        context.tasks.close();
-        context.tasks.wait().await;
+        tasks.ended().await;
         // Nothing applies heads any more.
-        context.sink_queue.drain();
-        // It has a sender too.
-        drop(context);
+        sink_queue.drain();
+        // They have a sender too.
+        drop((shared, tasks));
         let _ended = all_ended.recv().await;
     };
     tokio::select! {
         // A task that ended in time is no failure, however late this is polled.
         biased;
-        () = end => {}
+        () = end => (reason, true),
         () = passed(deadline) => {
             tracing::warn!("the sink has not returned by the deadline: its threads keep running");
+            (reason, false)
         }
     }
-    reason
 }

@@ -1,8 +1,6 @@
 //! A pool in the same process as a source: a builder inside a node needs no socket.
 //!
-//! The state machine, outcomes, comparisons and sink are those of a node; the only difference is
-//! that nothing is encoded on the way. The shell is in `source/in_process.rs`, the threads that
-//! call [`InProcessPool::get`] in `fetch/in_process.rs`.
+//! Nothing is encoded on the way; otherwise all is as with a node. `in_process` calls the pool.
 
 use std::{
     fmt,
@@ -16,7 +14,8 @@ use alloy_consensus::transaction::Recovered;
 use alloy_primitives::B256;
 use chain_view::{Block, NonceUpdate, PooledTransaction};
 use futures::Stream;
-use tokio_util::task::TaskTracker;
+
+use crate::tasks::Tasks;
 
 /// A pool's announcements, in order.
 pub type AnnouncementStream = Pin<Box<dyn Stream<Item = PoolAnnouncement> + Send>>;
@@ -29,8 +28,7 @@ pub type BlockStream = Pin<Box<dyn Stream<Item = MinedBlock> + Send>>;
 ///
 /// The streams are polled on the thread that also reads the sockets of other sources, so a poll
 /// must not block. All functions are called on threads that may block, and concurrently. A call
-/// cannot be abandoned: `fetch_timeout` and `snapshot_timeout` do not apply to it, and a shutdown
-/// waits for it until its deadline.
+/// cannot be abandoned: no time-out applies to it, and a shutdown waits for it until its deadline.
 ///
 /// A panic of a function or a stream affects only that call: the hash counts as failed
 /// ([`Counts::failed`](crate::Counts::failed)), the comparison is repeated, or the subscription is
@@ -151,7 +149,7 @@ impl InProcess {
     /// Calls the pool on a thread that may block.
     pub(crate) async fn call<T: Send + 'static>(
         &self,
-        tasks: &TaskTracker,
+        tasks: &Tasks,
         function: &'static str,
         call: impl FnOnce(&dyn InProcessPool) -> T + Send + 'static,
     ) -> Result<T, PoolPanicked> {

@@ -9,39 +9,45 @@ mod decode;
 mod error;
 mod fetch;
 mod fetcher;
+mod gap;
 mod in_process;
 mod in_process_pool;
+mod limits;
 mod metrics;
 mod outcome;
-mod pinning;
 mod request;
+mod settings;
 mod sink;
 mod source;
 mod stream;
 mod sync;
+mod tasks;
 
+#[cfg(feature = "test-limits")]
+pub use self::limits::Limits;
 pub use self::{
-    audit::{AuditMode, AuditReport, SnapshotError},
+    audit::{AuditMode, AuditReport},
     config::*,
     connection::NodeInfo,
     decode::{
-        Answer, FullAnnouncement, FullTransaction, Malformed, ObjectError, SidecarError,
-        read_answer, read_object, read_raw, verify_blob_proofs,
+        FullAnnouncement, FullTransaction, Malformed, ObjectError, RawTransaction, SidecarError,
+        read_object, read_raw, read_response, verify_blob_proofs,
     },
-    error::{ConfigError, ConnectError, LossReason, SourceError, StartError},
-    fetch::{deferral::DeferredStats, limit::ADAPTIVE_FLOOR},
-    fetcher::{EndReason, Fetcher},
+    error::{
+        ConfigError, ConnectError, LossReason, SnapshotError, SourceError, StaleReason, StartError,
+    },
+    fetch::{ADAPTIVE_FLOOR, DeferredStats},
+    fetcher::{EndReason, Fetcher, FetcherEnd},
+    gap::{Gap, GapReason},
     in_process_pool::{
         AnnouncementStream, BlockStream, InProcess, InProcessPool, MinedBlock, PoolAnnouncement,
         PooledHashes,
     },
+    limits::ANNOUNCEMENT_BUFFER,
     metrics::METRICS,
     outcome::{Counts, Entry, Outcome},
     sink::{ChainEvent, Delivery, FetchedTransaction, Holding, SinkEvent, TransactionSink},
-    source::{
-        SourceStatus,
-        machine::{Gap, GapReason, SourceState, StaleReason},
-    },
+    source::{SourceState, SourceStatus},
     stream::TransactionStream,
 };
 pub use chain_view::{Block, BlockNonces, Head, NonceUpdate, PooledTransaction};

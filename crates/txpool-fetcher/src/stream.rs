@@ -12,8 +12,7 @@ use tokio::sync::mpsc;
 use crate::{
     config::{FetcherConfig, MAX_STREAM_BUFFER},
     error::{ConfigError, StartError},
-    fetcher::{EndReason, Fetcher},
-    outcome::Counts,
+    fetcher::{Fetcher, FetcherEnd},
     sink::FetchedTransaction,
 };
 
@@ -69,7 +68,7 @@ impl TransactionStream {
     ///
     /// # Cancel safety
     /// The stop continues if this is dropped.
-    pub async fn shutdown(self, deadline: Duration) -> (EndReason, Counts) {
+    pub async fn shutdown(self, deadline: Duration) -> FetcherEnd {
         let Self { transactions, fetcher } = self;
         fetcher.begin_stop(deadline);
         // Releases a delivery that waits for room in the buffer. Only after the stop has begun, or

@@ -64,7 +64,7 @@ pub async fn subscribe_to_txpool_with_blobs(
                 }
             }
         }
-        let (end, counts) = fetcher.shutdown(Duration::from_secs(5)).await;
-        tracing::info!(?end, ?counts, "the mempool's fetcher has stopped");
+        let end = fetcher.shutdown(Duration::from_secs(5)).await;
+        tracing::info!(?end, "the mempool's fetcher has stopped");
     }))
 }

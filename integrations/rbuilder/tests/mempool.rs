@@ -79,7 +79,7 @@ async fn start(tps: u32, count: u64, cancel_on_end: bool) -> Rbuilder {
     // As rbuilder sizes it.
     let (results, commands) = mpsc::channel(10_000);
     let (detector, cancel) = (Arc::<MempoolTxsDetector>::default(), CancellationToken::new());
-    let config = FetcherConfig::ipc(&path).with_reconnect_limit(Some(2));
+    let config = FetcherConfig { reconnect_limit: Some(2), ..FetcherConfig::ipc(&path) };
     let job = subscribe_to_txpool_with_blobs(
         config,
         results,

@@ -383,6 +383,6 @@ async fn all_that_is_pending_arrives_once_and_blocks_become_heads_and_nonces() {
         assert_eq!((head.head.hash, head.mined.len()), (block.hash(), mined));
         assert_eq!((nonces.block_hash, nonces.updates.len()), (block.hash(), senders));
     }
-    let (_, counts) = fetcher.shutdown(Duration::from_secs(5)).await;
+    let counts = fetcher.shutdown(Duration::from_secs(5)).await.counts;
     assert_eq!((counts.balance(), counts.pooled), (0, 3), "{counts:?}");
 }

@@ -19,13 +19,13 @@ use chain_view::PooledTransaction;
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 
+use super::backlog::Progress;
 use crate::{
-    decode::Malformed,
-    decode::{FullAnnouncement, FullTransaction, read_object},
-    fetch::{Alive, Arrival, FetchContext, deliver::DeliveryTask},
+    decode::{FullAnnouncement, FullTransaction, Malformed, read_object},
+    fetch::{Arrival, Deliverer, DeliveryTask, Fetch},
     outcome::Entry,
     sink::TransactionSink,
-    source::Progress,
+    tasks::Alive,
 };
 
 /// Batches between the announcement reader and the thread. Few, so that announcements that wait for
@@ -34,19 +34,20 @@ const BATCHES_WAITING: usize = 4;
 
 /// One announcement, an object or a hash, and when it was read from the socket.
 #[derive(Debug)]
-pub(crate) struct Notification {
-    pub(crate) json: Box<RawValue>,
-    pub(crate) at: Instant,
+pub(super) struct Notification {
+    pub(super) json: Box<RawValue>,
+    pub(super) at: Instant,
 }
 
 /// What a reader receives: its turn, and then announcements.
-pub(crate) type ObjectSender =
+pub(super) type ObjectSender =
     (oneshot::Sender<OwnedMutexGuard<()>>, mpsc::Sender<Vec<Notification>>);
 
 /// Processes the announcements of one subscription connection, in their order.
 #[derive(Debug)]
-pub(crate) struct ObjectReader<S: TransactionSink> {
-    context: Arc<FetchContext<S>>,
+pub(super) struct ObjectReader<S: TransactionSink> {
+    fetch: Arc<Fetch>,
+    deliverer: Arc<Deliverer<S>>,
     source: usize,
     trusts_sender: bool,
     progress: Arc<Progress>,
@@ -57,17 +58,19 @@ impl<S: TransactionSink> ObjectReader<S> {
     /// Starts the thread. It waits for its turn, so that the threads of one source's connections
     /// (one up, others lost) run one after another. It ends when the senders are dropped and
     /// everything sent is processed, or when the fetcher stops.
-    pub(crate) fn spawn(
-        context: &Arc<FetchContext<S>>,
+    pub(super) fn spawn(
+        fetch: &Arc<Fetch>,
+        deliverer: &Arc<Deliverer<S>>,
         source: usize,
         progress: Arc<Progress>,
     ) -> io::Result<ObjectSender> {
         let reader = Self {
             source,
-            trusts_sender: context.config.trusts_sender_of(&context.config.sources[source]),
+            trusts_sender: fetch.settings.trusts_sender_of(source),
             progress,
-            _alive: context.alive.clone(),
-            context: Arc::clone(context),
+            _alive: fetch.tasks.alive(),
+            fetch: Arc::clone(fetch),
+            deliverer: Arc::clone(deliverer),
         };
         let (batches, received) = mpsc::channel(BATCHES_WAITING);
         let (take_turn, turn) = oneshot::channel();
@@ -81,11 +84,11 @@ impl<S: TransactionSink> ObjectReader<S> {
     }
 
     fn run(self, mut batches: mpsc::Receiver<Vec<Notification>>) {
-        let context = &self.context;
+        let fetch = &self.fetch;
         while let Some(batch) = batches.blocking_recv() {
-            context.deferral.observe_backlog(self.source, self.progress.backlog());
+            fetch.deferral.observe_backlog(self.source, self.progress.backlog());
             for notification in batch {
-                if context.stop.is_cancelled() {
+                if fetch.tasks.stop.is_cancelled() {
                     return;
                 }
                 // The transaction counts as failed, and the thread goes on. The unwinding drops the
@@ -96,22 +99,15 @@ impl<S: TransactionSink> ObjectReader<S> {
                 self.progress.take(1);
             }
             // Sends the requests that were submitted, for blob transactions.
-            context.requests.flush();
+            fetch.connections.flush();
         }
     }
 
     fn take(&self, notification: &Notification) {
-        let context = &self.context;
+        let (fetch, deliverer) = (&self.fetch, &*self.deliverer);
         // Requests that are submitted must not wait for those that are not.
-        let flush = || context.requests.flush();
-        // For CPU work only: a sink that waits must not hold a permit meanwhile.
-        let permit = match &context.config.gate {
-            None => None,
-            Some(gate) => match context.wait_for(gate.acquire_internal(), flush) {
-                Some(permit) => Some(permit),
-                None => return,
-            },
-        };
+        let flush = || fetch.connections.flush();
+        let Some(permit) = deliverer.work_permit(flush) else { return };
         let arrival = |hash| Arrival {
             hash,
             entry: Entry::Announced,
@@ -121,8 +117,8 @@ impl<S: TransactionSink> ObjectReader<S> {
         match read_announcement(notification.json.get()) {
             FullAnnouncement::Transaction(announced) => {
                 let arrival = arrival(*announced.tx.hash());
-                let Some(ticket) = context.enter(&arrival) else { return };
-                let delivery = DeliveryTask::new(context, arrival, ticket);
+                let Some(ticket) = fetch.hashes.enter(&arrival) else { return };
+                let delivery = DeliveryTask::new(deliverer, arrival, ticket);
                 let read = self.sender(*announced);
                 drop(permit);
                 match read {
@@ -133,17 +129,17 @@ impl<S: TransactionSink> ObjectReader<S> {
             FullAnnouncement::FetchRaw(hash) => {
                 drop(permit);
                 // Waits while all slots are taken; a stop leaves the hash unfinished.
-                let _ = context.wait_for(context.on_announcement(arrival(hash)), || {});
+                let _ = fetch.tasks.wait_for(fetch.on_announcement(arrival(hash)), || {});
             }
             FullAnnouncement::Malformed { hash: Some(hash), reason } => {
                 let arrival = arrival(hash);
-                if let Some(ticket) = context.enter(&arrival) {
-                    DeliveryTask::new(context, arrival, ticket).malformed(&reason);
+                if let Some(ticket) = fetch.hashes.enter(&arrival) {
+                    DeliveryTask::new(deliverer, arrival, ticket).malformed(&reason);
                 }
             }
             FullAnnouncement::Malformed { hash: None, reason } => {
                 tracing::debug!(%reason, "malformed announcement");
-                context.tally.metrics.malformed_notifications.increment(1);
+                fetch.metrics.malformed_notifications.increment(1);
             }
         }
     }
@@ -169,7 +165,7 @@ fn read_announcement(json: &str) -> FullAnnouncement {
 }
 
 /// The announcement of a hash.
-pub(crate) fn parse_hash(json: &str) -> Option<B256> {
+pub(super) fn parse_hash(json: &str) -> Option<B256> {
     let hex = json.strip_prefix("\"0x")?.strip_suffix('"')?;
     const_hex::decode_to_array::<_, 32>(hex).ok().map(B256::from)
 }

@@ -1,4 +1,4 @@
-//! Connects, subscribes, and reads the hashes and heads that the node announces.
+//! Subscribes, and reads the hashes and heads that the node announces.
 
 use std::{
     sync::Arc,
@@ -8,27 +8,23 @@ use std::{
 use alloy_primitives::B256;
 use alloy_pubsub::RawSubscription;
 use tokio::sync::{
-    OwnedMutexGuard,
     broadcast::error::{RecvError, TryRecvError},
     mpsc::{self, error::TrySendError},
 };
 
-use super::objects::{Notification, ObjectReader, parse_hash};
+use super::{
+    backlog::{Backlog, Progress},
+    objects::{Notification, ObjectReader, ObjectSender, parse_hash},
+};
 use crate::{
-    chain::{Announced, read_head},
-    config::{Announcements, Endpoint},
+    chain::{AnnouncedHead, read_head},
+    config::Announcements,
     connection::{Connection, dial},
-    error::{CallError, ConnectError, LossReason},
-    fetch::{Arrival, FetchContext},
+    error::{CallError, ConnectError},
+    fetch::{Arrival, Deliverer, Fetch},
+    gap::{GapReason, Report},
     outcome::Entry,
     sink::TransactionSink,
-    source::{
-        Message,
-        machine::Event,
-        send,
-        status::{Progress, SourceShared},
-    },
-    sync::lock,
 };
 
 /// Slots of the buffer for heads, whose reader waits only for the source. alloy keeps its first
@@ -41,118 +37,93 @@ const HANDED_OVER_TOGETHER: usize = 64;
 /// Most requests in one write: 10 KB, a few microseconds of formatting.
 const SUBMITTED_TOGETHER: u32 = 64;
 
-pub(crate) async fn dial_on_chain<S>(
-    context: &FetchContext<S>,
+/// Reports to the source. Cannot deadlock: the source never waits for a task that reports.
+pub(crate) async fn report(reports: &mpsc::Sender<Report>, report: Report) {
+    // A closed channel means that the source has ended, which makes the report irrelevant.
+    let _ = reports.send(report).await;
+}
+
+/// A subscription that is up and not read yet.
+#[derive(Debug)]
+pub(crate) struct Subscribed {
+    pub(crate) connection: Arc<Connection>,
+    announcements: RawSubscription,
+    new_heads: RawSubscription,
+    progress: Arc<Progress>,
+    /// With full announcements, the way to their thread.
+    objects: Option<ObjectSender>,
+}
+
+/// Connects and subscribes. `known`: the source was up before.
+pub(crate) async fn subscribe<S: TransactionSink>(
+    fetch: &Arc<Fetch>,
+    deliverer: &Arc<Deliverer<S>>,
     index: usize,
+    backlog: &Backlog,
     known: bool,
-) -> Result<Connection, ConnectError> {
-    let endpoint = &context.config.sources[index];
-    let connection = dial(endpoint, &context.config, known).await?;
-    check_chain(context, endpoint, connection.node.chain_id)?;
-    Ok(connection)
-}
-
-/// All sources must be on the chain of the first one.
-pub(crate) fn check_chain<S>(
-    context: &FetchContext<S>,
-    endpoint: &Endpoint,
-    found: u64,
-) -> Result<(), ConnectError> {
-    let expected = *lock(&context.chain_id).get_or_insert(found);
-    if found == expected {
-        return Ok(());
-    }
-    Err(ConnectError::OtherChain { endpoint: endpoint.to_string(), found, expected })
-}
-
-/// Connects, subscribes, reports that the subscription is up, and reads until the connection ends.
-pub(crate) async fn run_subscription<S: TransactionSink>(
-    context: &Arc<FetchContext<S>>,
-    index: usize,
-    shared: &Arc<SourceShared>,
-    messages: &mpsc::Sender<Message>,
-    heads: &mpsc::Sender<Announced>,
-) -> Result<(), ConnectError> {
-    let config = &context.config;
+) -> Result<Subscribed, ConnectError> {
+    let (config, limits) = (&fetch.settings.config, &fetch.settings.limits);
     let endpoint = &config.sources[index];
-    let known = lock(&shared.status).node.is_some();
-    let connection = Arc::new(dial_on_chain(context, index, known).await?);
-    let slots = config.announcement_buffer;
+    let connection = Arc::new(dial(endpoint, limits, &deliverer.chain_id, known).await?);
+    let slots = limits.announcement_buffer;
     let refused = |error: CallError| ConnectError::NotEthereum {
         endpoint: endpoint.to_string(),
         method: "eth_subscribe",
         answer: error.to_string(),
     };
-    let limit = config.ping_timeout;
+    let limit = limits.ping_timeout;
     let kind = config.announcements;
     let subscribed = connection.subscribe_announcements(kind, slots, limit).await;
-    let announcements = match subscribed.map_err(refused)? {
-        Ok(subscription) => subscription,
-        Err(probed) => {
-            return Err(ConnectError::BufferNotInEffect {
-                endpoint: endpoint.to_string(),
-                probed,
-                wanted: slots,
-            });
-        }
-    };
+    let announcements = subscribed.map_err(refused)?.map_err(|probed| {
+        ConnectError::BufferNotInEffect { endpoint: endpoint.to_string(), probed, wanted: slots }
+    })?;
     let new_heads = connection.subscribe_heads(HEAD_BUFFER, limit).await.map_err(refused)?;
-    let progress = Arc::new(Progress::new(connection.read_times()));
-    let batches = match kind {
+    let progress = Progress::new(connection.read_times());
+    let objects = match kind {
         Announcements::Hashes => None,
         Announcements::Full => {
-            let spawned = ObjectReader::spawn(context, index, Arc::clone(&progress));
+            let spawned = ObjectReader::spawn(fetch, deliverer, index, Arc::clone(&progress));
             Some(spawned.map_err(|source| ConnectError::Io {
                 endpoint: endpoint.to_string(),
                 source: source.into(),
             })?)
         }
     };
-    shared.add_reader(&progress);
-    if messages.send(Message::SubscriptionUp(Arc::clone(&connection))).await.is_err() {
-        return Ok(());
-    }
-    // Two readers, so that a wait for a slot does not delay a head.
-    let read_announcements = async {
-        let turn = wait_for_turn(context, shared, &progress, connection.closed()).await;
-        let Some(turn) = turn else { return };
-        match batches {
-            None => {
-                let _turn = turn;
-                read_hashes(context, index, announcements, &progress, messages).await;
-            }
-            Some((take_turn, batches)) => {
-                // The thread ends first only when the fetcher stops.
-                let _ = take_turn.send(turn);
-                read_objects(context, announcements, batches, &progress, messages).await;
-            }
-        }
-        context.deferral.observe_backlog(index, shared.backlog());
-    };
-    tokio::join!(read_announcements, read_heads(context, new_heads, messages, heads));
-    Ok(())
+    backlog.add_reader(&progress);
+    Ok(Subscribed { connection, announcements, new_heads, progress, objects })
 }
 
-/// Waits until the reader of a lost connection has processed that connection's announcements: it
-/// waits for something, such as a slot, that the next reader would wait for too. `None` if the
-/// connection is lost before its turn comes, together with its announcements; so at most two such
-/// buffers exist, however often connections are lost meanwhile.
-pub(crate) async fn wait_for_turn<S>(
-    context: &FetchContext<S>,
-    shared: &SourceShared,
-    progress: &Progress,
-    lost: impl Future<Output = LossReason>,
-) -> Option<OwnedMutexGuard<()>> {
-    tokio::select! {
-        // If the turn comes together with the loss, it is taken, so that nothing is lost.
-        biased;
-        turn = Arc::clone(&shared.reading).lock_owned() => Some(turn),
-        _ = lost => {
-            let unread = progress.backlog();
-            progress.take(unread);
-            context.tally.lagged(unread);
-            None
-        }
+impl Subscribed {
+    /// Reads until the connection ends.
+    pub(crate) async fn read(
+        self,
+        fetch: &Arc<Fetch>,
+        index: usize,
+        backlog: &Backlog,
+        reports: &mpsc::Sender<Report>,
+        heads: &mpsc::Sender<AnnouncedHead>,
+    ) {
+        let Self { connection, announcements, new_heads, progress, objects } = self;
+        // Two readers, so that a wait for a slot does not delay a head.
+        let read_announcements = async {
+            let turn = match backlog.wait_for_turn(&progress, connection.closed()).await {
+                Ok(turn) => turn,
+                Err(unread) => return fetch.metrics.lagged.add(unread),
+            };
+            match objects {
+                None => {
+                    let _turn = turn;
+                    read_hashes(fetch, index, announcements, &progress, reports).await;
+                }
+                Some((take_turn, batches)) => {
+                    // The thread ends first only when the fetcher stops.
+                    let _ = take_turn.send(turn);
+                    read_objects(fetch, announcements, batches, &progress, reports).await;
+                }
+            }
+            fetch.deferral.observe_backlog(index, backlog.len());
+        };
+        tokio::join!(read_announcements, read_heads(fetch, new_heads, reports, heads));
     }
 }
 
@@ -175,12 +146,12 @@ impl HashBuffer for RawSubscription {
 }
 
 /// Reads announcements of hashes and submits their requests.
-pub(crate) async fn read_hashes<S: TransactionSink>(
-    context: &Arc<FetchContext<S>>,
+pub(crate) async fn read_hashes(
+    fetch: &Arc<Fetch>,
     index: usize,
     mut hashes: impl HashBuffer,
     progress: &Progress,
-    messages: &mpsc::Sender<Message>,
+    reports: &mpsc::Sender<Report>,
 ) {
     // The number of the next announcement on this connection.
     let mut number = 0;
@@ -190,7 +161,7 @@ pub(crate) async fn read_hashes<S: TransactionSink>(
         // All announcements at hand are submitted together, and sent before the wait for more.
         let received = match hashes.try_recv() {
             Err(TryRecvError::Empty) => {
-                context.requests.flush();
+                fetch.connections.flush();
                 in_a_row = 0;
                 hashes.recv().await
             }
@@ -199,7 +170,7 @@ pub(crate) async fn read_hashes<S: TransactionSink>(
             Ok(announced) => {
                 in_a_row += 1;
                 if in_a_row.is_multiple_of(SUBMITTED_TOGETHER) {
-                    context.requests.flush();
+                    fetch.connections.flush();
                     // Yields to the sockets.
                     tokio::task::yield_now().await;
                 }
@@ -214,16 +185,16 @@ pub(crate) async fn read_hashes<S: TransactionSink>(
                     Some(hash) => {
                         let arrival = Arrival { hash, entry: Entry::Announced, source: index, at };
                         let backlog = progress.read_times.read().saturating_sub(number);
-                        context.deferral.observe_backlog(index, backlog);
-                        context.on_announcement(arrival).await;
+                        fetch.deferral.observe_backlog(index, backlog);
+                        fetch.on_announcement(arrival).await;
                     }
-                    None => context.tally.metrics.malformed_notifications.increment(1),
+                    None => fetch.metrics.malformed_notifications.increment(1),
                 }
                 progress.take(1);
             }
             Err(RecvError::Lagged(count)) => {
                 number += count;
-                lag.record(context, progress, count, messages).await;
+                lag.record(fetch, progress, count, reports).await;
             }
             Err(RecvError::Closed) => break,
         }
@@ -231,12 +202,12 @@ pub(crate) async fn read_hashes<S: TransactionSink>(
 }
 
 /// Reads announcements of objects and passes on everything that has arrived as one batch.
-async fn read_objects<S: TransactionSink>(
-    context: &Arc<FetchContext<S>>,
+async fn read_objects(
+    fetch: &Fetch,
     mut objects: RawSubscription,
     batches: mpsc::Sender<Vec<Notification>>,
     progress: &Progress,
-    messages: &mpsc::Sender<Message>,
+    reports: &mpsc::Sender<Report>,
 ) {
     let mut number = 0;
     let mut lag = Lag::default();
@@ -259,7 +230,7 @@ async fn read_objects<S: TransactionSink>(
             }
             Err(RecvError::Lagged(count)) => {
                 number += count;
-                lag.record(context, progress, count, messages).await;
+                lag.record(fetch, progress, count, reports).await;
                 continue;
             }
             // Nothing more is at hand. At the end of the subscription the batch is empty next time.
@@ -283,33 +254,33 @@ struct Lag {
 }
 
 impl Lag {
-    async fn record<S>(
+    async fn record(
         &mut self,
-        context: &FetchContext<S>,
+        fetch: &Fetch,
         progress: &Progress,
         count: u64,
-        messages: &mpsc::Sender<Message>,
+        reports: &mpsc::Sender<Report>,
     ) {
         progress.take(count);
-        context.tally.lagged(count);
+        fetch.metrics.lagged.add(count);
         // A buffer that has overrun overruns again at nearly every read, so at most one line per
         // second is logged.
         if self.logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1)) {
             tracing::warn!(count, "announcement buffer overruns");
             self.logged = Some(Instant::now());
         }
-        send(messages, Message::Event(Event::Lagged)).await;
+        report(reports, Report::Gap(GapReason::Lagged)).await;
     }
 }
 
-async fn read_heads<S>(
-    context: &Arc<FetchContext<S>>,
+async fn read_heads(
+    fetch: &Fetch,
     mut new_heads: RawSubscription,
-    messages: &mpsc::Sender<Message>,
-    heads: &mpsc::Sender<Announced>,
+    reports: &mpsc::Sender<Report>,
+    heads: &mpsc::Sender<AnnouncedHead>,
 ) {
     // The latest of the heads for which the queue had no room.
-    let mut waiting: Option<Announced> = None;
+    let mut waiting: Option<AnnouncedHead> = None;
     loop {
         tokio::select! {
             // Reading comes first: if announced heads were not read, the node would seem to
@@ -318,7 +289,7 @@ async fn read_heads<S>(
             received = new_heads.recv() => match received {
                 Ok(json) => match read_head(json.get()) {
                     Ok(head) => {
-                        send(messages, Message::Event(Event::Head(head.number))).await;
+                        report(reports, Report::Head(head.number)).await;
                         waiting = match heads.try_send(head.into()) {
                             // The one that waited is an ancestor of this one, and is fetched as
                             // such.
@@ -327,7 +298,7 @@ async fn read_heads<S>(
                             Err(TrySendError::Closed(_)) => return,
                         };
                     }
-                    Err(_) => context.tally.metrics.malformed_notifications.increment(1),
+                    Err(_) => fetch.metrics.malformed_notifications.increment(1),
                 },
                 // The parent of the next head is then unknown, and the missed blocks are fetched.
                 Err(RecvError::Lagged(_)) => {}

@@ -10,18 +10,20 @@ use rand::seq::SliceRandom as _;
 use serde::Deserialize;
 use tokio::{runtime::Builder, sync::oneshot, time::sleep};
 
+use super::{
+    list::{Content, list},
+    state::AuditState,
+};
 use crate::{
-    audit::{Content, SnapshotError, list},
+    announce::Backlog,
     config::Backfill,
-    fetch::deferral::DeferrableWork,
-    fetch::seen::Seen,
-    fetch::{Arrival, FetchContext},
+    error::SnapshotError,
+    fetch::{Arrival, DeferrableWork, Fetch, Seen},
+    gap::{GapReason, MIN_SILENCE},
     in_process_pool::PooledHashes,
-    metrics::Metrics,
+    metrics,
     outcome::Entry,
-    sink::{Holding, TransactionSink},
-    source::SourceShared,
-    source::machine::{GapReason, MIN_SILENCE},
+    sink::{Holding, SinkQueue},
     sync::lock,
 };
 
@@ -89,9 +91,12 @@ struct Status {
 }
 
 /// One comparison.
-pub(crate) struct Comparison<S> {
-    pub(crate) context: Arc<FetchContext<S>>,
-    pub(crate) shared: Arc<SourceShared>,
+#[derive(Clone)]
+pub(crate) struct Comparison {
+    pub(crate) fetch: Arc<Fetch>,
+    pub(crate) sink: Arc<SinkQueue>,
+    pub(crate) state: Arc<AuditState>,
+    pub(crate) backlog: Arc<Backlog>,
     pub(crate) source: usize,
     pub(crate) reason: GapReason,
     pub(crate) mode: AuditMode,
@@ -99,15 +104,15 @@ pub(crate) struct Comparison<S> {
     pub(crate) deferrable: bool,
 }
 
-impl<S: TransactionSink> Comparison<S> {
+impl Comparison {
     pub(crate) async fn run(self) -> Result<AuditReport, SnapshotError> {
         if self.deferrable {
             // Only audits on the timer are deferred. Those that a caller requested, or that follow
             // a gap, list the pool at once.
-            self.context.deferral.acquire(DeferrableWork::Audit, Instant::now()).await;
+            self.fetch.deferral.acquire(DeferrableWork::Audit, Instant::now()).await;
         }
         let result = self.compare().await;
-        let endpoint = &self.context.config.sources[self.source];
+        let endpoint = &self.fetch.settings.config.sources[self.source];
         let reason = self.reason.as_str();
         let outcome = match &result {
             Ok(report) if report.missing == 0 => "equal",
@@ -124,13 +129,13 @@ impl<S: TransactionSink> Comparison<S> {
                 tracing::warn!(%endpoint, reason, %error, "cannot compare with the node's pool");
             }
         }
-        Metrics::compared(reason, outcome);
+        metrics::compared(reason, outcome);
         result
     }
 
     async fn compare(&self) -> Result<AuditReport, SnapshotError> {
-        let context = &self.context;
-        self.shared.audits.fetch_add(1, Relaxed);
+        let fetch = &self.fetch;
+        self.state.audits.fetch_add(1, Relaxed);
         // Transactions that are pending at this point and not announced prove nothing: they may
         // have been pending before the subscription, or be announced by another source. Those that
         // become pending from now on and are not announced are proof.
@@ -144,7 +149,7 @@ impl<S: TransactionSink> Comparison<S> {
         };
         let status = self.status().await;
         // Transactions delivered from here on may be newer than the list.
-        let epoch = context.seen.begin_epoch();
+        let epoch = fetch.hashes.seen.begin_epoch();
         let started = Instant::now();
         let content = self.list().await?;
         self.settle().await;
@@ -156,23 +161,23 @@ impl<S: TransactionSink> Comparison<S> {
             }),
             ..Default::default()
         };
-        context.tally.metrics.unlistable.set(report.unlistable as f64);
-        let queued = context.config.backfill == Backfill::PendingAndQueued;
+        fetch.metrics.unlistable.set(report.unlistable as f64);
+        let queued = fetch.settings.config.backfill == Backfill::PendingAndQueued;
         let queued = content.queued.iter().filter(|_| queued);
         let mut missing: Vec<B256> = Vec::new();
         let (mut asked, mut postponed) = (Vec::new(), Vec::new());
         for hash in content.pending.iter().chain(queued) {
-            match self.standing(hash) {
-                Standing::Ours => {}
-                Standing::Refused => report.refused += 1,
-                Standing::Postponed => postponed.push(*hash),
-                Standing::AskSink { .. } => asked.push(*hash),
+            match self.verdict(hash) {
+                Verdict::Ours => {}
+                Verdict::Refused => report.refused += 1,
+                Verdict::Postponed => postponed.push(*hash),
+                Verdict::AskSink { .. } => asked.push(*hash),
             }
         }
-        let holdings = context.sink_queue.holding(&asked).await;
+        let holdings = self.sink.holding(&asked).await;
         for (hash, holding) in asked.into_iter().zip(holdings) {
             // It may have been announced or mined meanwhile.
-            let Standing::AskSink { was_delivered } = self.standing(&hash) else { continue };
+            let Verdict::AskSink { was_delivered } = self.verdict(&hash) else { continue };
             match holding {
                 Holding::Held => {}
                 Holding::Removed => report.removed += 1,
@@ -183,17 +188,17 @@ impl<S: TransactionSink> Comparison<S> {
         }
         report.postponed = postponed.len() as u64;
         if self.mode == AuditMode::Recover {
-            report.recovered = self.fetch(&missing).await;
-            self.shared.recovered.fetch_add(report.recovered, Relaxed);
+            report.recovered = self.recover(&missing).await;
+            self.state.recovered.fetch_add(report.recovered, Relaxed);
             report.offered_again = self.offer_again(postponed).await;
         }
         let listed: B256HashSet = content.pending.into_iter().chain(content.queued).collect();
         report.vanished = self.mark_vanished(&listed, epoch, report.unlistable).await;
-        let before = lock(&self.shared.compared).replace(started);
+        let before = lock(&self.state.compared).replace(started);
         report.missing_for_at_most =
             before.filter(|_| !missing.is_empty()).map(|before| started.duration_since(before));
         if let Some(time) = report.missing_for_at_most {
-            context.tally.metrics.missing_seconds.record(time.as_secs_f64());
+            fetch.metrics.missing_seconds.record(time.as_secs_f64());
         }
         report.missing = missing.len() as u64;
         missing.truncate(AuditReport::MISSING_SAMPLE);
@@ -203,30 +208,33 @@ impl<S: TransactionSink> Comparison<S> {
     }
 
     async fn status(&self) -> Option<u64> {
-        let connection = self.context.requests.calls(self.source)?;
-        let answer =
-            connection.call("txpool_status", (), self.context.config.call_timeout).await.ok()?;
+        let connection = self.fetch.connections.calls(self.source)?;
+        let answer = connection
+            .call("txpool_status", (), self.fetch.settings.limits.call_timeout)
+            .await
+            .ok()?;
         let status: Status = serde_json::from_str(answer.get()).ok()?;
         Some(status.pending.to())
     }
 
     async fn list(&self) -> Result<Content, SnapshotError> {
-        let config = &self.context.config;
-        if let Some(pool) = config.in_process_pool(self.source) {
-            let listed = pool.call(&self.context.tasks, "pooled", |pool| pool.pooled()).await;
+        let settings = &self.fetch.settings;
+        if let Some(pool) = settings.in_process_pool(self.source) {
+            let listed = pool.call(&self.fetch.tasks, "pooled", |pool| pool.pooled()).await;
             let PooledHashes { pending, queued } =
                 listed.map_err(|_| SnapshotError::PoolPanicked)?;
             return Ok(Content { pending, queued });
         }
-        let _listing = self.shared.start_listing();
-        let endpoint = config.sources[self.source].clone();
-        let (max_frame_bytes, limit) = (config.max_frame_bytes, config.snapshot_timeout);
+        let _listing = self.state.start_listing();
+        let endpoint = settings.config.sources[self.source].clone();
+        let (max_frame_bytes, limit) =
+            (settings.limits.max_frame_bytes, settings.limits.snapshot_timeout);
         // The scan can take seconds of CPU, so it runs neither on the thread that reads the sockets
         // nor on a worker. It also needs a runtime of its own, because that of the sockets may end
         // first.
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (mut reply, content) = oneshot::channel();
-        let alive = self.context.alive.clone();
+        let alive = self.fetch.tasks.alive();
         let body = move || {
             let _alive = alive;
             let listed = runtime.block_on(async {
@@ -250,22 +258,22 @@ impl<S: TransactionSink> Comparison<S> {
     /// from the socket is processed.
     async fn settle(&self) {
         let deadline = Instant::now() + MAX_SETTLE;
-        sleep(self.context.config.audit_settle).await;
-        while self.shared.backlog() > 0 && Instant::now() < deadline {
+        sleep(self.fetch.settings.limits.audit_settle).await;
+        while self.backlog.len() > 0 && Instant::now() < deadline {
             sleep(Duration::from_millis(10)).await;
         }
     }
 
-    fn standing(&self, hash: &B256) -> Standing {
-        match self.context.seen.get(hash) {
-            Some(Seen::InFlight) => Standing::Ours,
-            Some(Seen::Delivered | Seen::Vanished) => Standing::AskSink { was_delivered: true },
-            Some(Seen::Refused) => Standing::Refused,
-            Some(Seen::Postponed) => Standing::Postponed,
+    fn verdict(&self, hash: &B256) -> Verdict {
+        match self.fetch.hashes.seen.get(hash) {
+            Some(Seen::InFlight) => Verdict::Ours,
+            Some(Seen::Delivered | Seen::Vanished) => Verdict::AskSink { was_delivered: true },
+            Some(Seen::Refused) => Verdict::Refused,
+            Some(Seen::Postponed) => Verdict::Postponed,
             // Mined between the list and now.
-            Some(Seen::Mined) | None if self.context.is_mined(hash) => Standing::Ours,
+            Some(Seen::Mined) | None if self.fetch.hashes.is_mined(hash) => Verdict::Ours,
             // Pending again, so the block that contained it was removed.
-            Some(Seen::Mined) | None => Standing::AskSink { was_delivered: false },
+            Some(Seen::Mined) | None => Verdict::AskSink { was_delivered: false },
         }
     }
 
@@ -278,8 +286,9 @@ impl<S: TransactionSink> Comparison<S> {
         let (mut offered, mut together) = (0, OFFERED_FIRST);
         while !postponed.is_empty() {
             let some = postponed.split_off(postponed.len().saturating_sub(together));
-            offered += self.fetch(&some).await;
-            let is_postponed = |hash: &&B256| self.context.seen.get(hash) == Some(Seen::Postponed);
+            offered += self.recover(&some).await;
+            let is_postponed =
+                |hash: &&B256| self.fetch.hashes.seen.get(hash) == Some(Seen::Postponed);
             if some.iter().filter(is_postponed).count() * 2 > some.len() {
                 break;
             }
@@ -290,7 +299,7 @@ impl<S: TransactionSink> Comparison<S> {
 
     /// Fetches hashes as deferrable work, and waits until they are delivered. A hash is not marked
     /// as in flight while it is deferred, so an announcement of it meanwhile is fetched as live.
-    async fn fetch(&self, missing: &[B256]) -> u64 {
+    async fn recover(&self, missing: &[B256]) -> u64 {
         let entry = match self.reason {
             GapReason::StartUp | GapReason::Reconnect => Entry::Backfilled,
             _ => Entry::AuditRecovered,
@@ -301,24 +310,23 @@ impl<S: TransactionSink> Comparison<S> {
         };
         let since = Instant::now();
         let mut recovered = 0;
-        let mut left = self.shared.start_recovery(missing.len());
+        let mut left = self.state.start_recovery(missing.len());
         for hash in missing {
-            let permit = self.context.deferral.acquire(work, since).await;
+            let permit = self.fetch.deferral.acquire(work, since).await;
             left.one_done();
             // It may have been announced meanwhile.
-            if !self.context.seen.insert_if(*hash, |seen| seen != Some(Seen::InFlight)) {
+            if !self.fetch.hashes.seen.insert_if(*hash, |seen| seen != Some(Seen::InFlight)) {
                 continue;
             }
             recovered += 1;
             let at = Instant::now();
-            self.context
-                .fetch_missing(Arrival { hash: *hash, entry, source: self.source, at }, permit)
-                .await;
+            let arrival = Arrival { hash: *hash, entry, source: self.source, at };
+            self.fetch.fetch_missing(arrival, permit).await;
         }
         let mut in_flight = missing.to_vec();
         loop {
             // Each hash is looked up until it has an outcome, not once more for each slow one.
-            in_flight.retain(|hash| self.context.seen.get(hash) == Some(Seen::InFlight));
+            in_flight.retain(|hash| self.fetch.hashes.seen.get(hash) == Some(Seen::InFlight));
             if in_flight.is_empty() {
                 return recovered;
             }
@@ -331,32 +339,33 @@ impl<S: TransactionSink> Comparison<S> {
     /// list, because ours may be among them.
     async fn mark_vanished(&self, listed: &B256HashSet, epoch: u32, unlistable: u64) -> u64 {
         // With several sources, a transaction that is absent in one pool may be in another.
-        if unlistable > 0 || self.context.config.sources.len() > 1 {
+        if unlistable > 0 || self.fetch.settings.config.sources.len() > 1 {
             return 0;
         }
         let mut vanished = Vec::new();
-        for shard in 0..self.context.seen.shards() {
-            let delivered = self.context.seen.delivered_before(shard, epoch);
-            let has_left = |hash: &B256| !listed.contains(hash) && !self.context.is_mined(hash);
+        for shard in 0..self.fetch.hashes.seen.shards() {
+            let delivered = self.fetch.hashes.seen.delivered_before(shard, epoch);
+            let has_left =
+                |hash: &B256| !listed.contains(hash) && !self.fetch.hashes.is_mined(hash);
             vanished.extend(delivered.into_iter().filter(has_left));
             tokio::task::yield_now().await;
         }
         // A block may have been applied between two shards.
-        vanished.retain(|hash| self.context.seen.get(hash) == Some(Seen::Delivered));
+        vanished.retain(|hash| self.fetch.hashes.seen.get(hash) == Some(Seen::Delivered));
         let count = vanished.len() as u64;
         // If the sink has not taken an earlier list, the next comparison finds these again.
-        if count == 0 || !self.context.sink_queue.push_vanished(vanished.clone()) {
+        if count == 0 || !self.sink.push_vanished(vanished.clone()) {
             return 0;
         }
         for hash in vanished {
-            self.context.seen.settle(hash, Some(Seen::Vanished));
+            self.fetch.hashes.seen.settle(hash, Some(Seen::Vanished));
         }
         count
     }
 }
 
 /// What we know of a hash that the node listed.
-enum Standing {
+enum Verdict {
     Ours,
     Refused,
     Postponed,

@@ -32,13 +32,14 @@ use tokio_tungstenite::tungstenite::{self, Message};
 use crate::{
     config::Endpoint,
     connection::{no_socket, open_ipc, open_ws_stream},
-    error::ConnectError,
+    error::SnapshotError,
 };
 
 /// Most bytes read with one call.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Most hashes kept of one answer: 2^22, which take 128 MiB. No node's pool holds as many.
+/// Most hashes kept of one response: 2^22, which take 128 MiB; [`SnapshotError::TooMany`]
+/// says it. No node's pool holds as many.
 const MAX_HASHES: usize = 1 << 22;
 
 /// Longest list of a pool over WebSocket, 256 MiB: about 200,000 transactions. reth sends no
@@ -52,82 +53,6 @@ const REQUEST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"txpool_content","para
 pub(crate) struct Content {
     pub(crate) pending: Vec<B256>,
     pub(crate) queued: Vec<B256>,
-}
-
-/// Why the node's pool could not be listed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SnapshotError {
-    /// No connection could be made.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// Reading from or writing to the connection failed.
-    #[error("reading the pool's content: {0}")]
-    Io(#[from] std::io::Error),
-    /// The connection ended before the answer did.
-    #[error("the node closed the connection after {0} bytes of the pool's content")]
-    Truncated(u64),
-    /// The node sent an error response.
-    #[error("the node refused to list its pool: {message} ({code})")]
-    Refused {
-        /// The JSON-RPC code; 0 if there is none.
-        code: i64,
-        /// The node's message, at most 200 bytes.
-        message: String,
-    },
-    /// The answer is not the content of a pool.
-    #[error("the answer to txpool_content is not the content of a pool")]
-    NotAPool,
-    /// A comparison that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested is
-    /// running, and the most that may wait are waiting.
-    #[error("{waiting} requests for a comparison with this node's pool are already waiting")]
-    Busy {
-        /// How many wait.
-        waiting: usize,
-    },
-    /// The answer was not complete in time.
-    #[error("the node did not list its pool in {0:?}")]
-    Timeout(Duration),
-    /// The pool holds more hashes than are kept.
-    #[error("the node's pool holds more than {MAX_HASHES} transactions")]
-    TooMany,
-    /// The function `pooled` of a pool in this process panicked.
-    #[error("`pooled` of the pool panicked")]
-    PoolPanicked,
-    /// Over WebSocket, the answer is longer than this, in bytes.
-    #[error(
-        "the list of the node's pool is longer than {0} bytes, which is the limit over WebSocket"
-    )]
-    Oversized(usize),
-    /// The connection for the request was lost, or there is none.
-    #[error("the connection was lost")]
-    ConnectionLost,
-}
-
-impl SnapshotError {
-    /// Whether the pool may be listed if it is tried again soon.
-    #[must_use]
-    pub const fn is_retryable(&self) -> bool {
-        match self {
-            // The node may be starting, busy, or at its limit of connections; other callers wait.
-            Self::Connect(_)
-            | Self::Busy { .. }
-            | Self::Io(_)
-            | Self::Truncated(_)
-            | Self::NotAPool
-            | Self::Timeout(_)
-            | Self::ConnectionLost => true,
-            // The node does not have the method, or the namespace is not enabled: -32601, on anvil
-            // -32602, by EIP-1474 also -32004.
-            Self::Refused { code, .. } => {
-                !matches!(code, -32700 | -32600 | -32601 | -32602 | -32004)
-            }
-            // A single bad transaction may have caused it.
-            Self::PoolPanicked => true,
-            // The pool will not shrink soon.
-            Self::TooMany | Self::Oversized(_) => false,
-        }
-    }
 }
 
 /// Lists the pool over a connection of its own.

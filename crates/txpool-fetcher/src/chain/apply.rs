@@ -6,8 +6,11 @@ use alloy_primitives::B256;
 use chain_view::Relation;
 use tokio::sync::mpsc;
 
-use super::{Fetched, ReadBlock, Unread, nonces::Wanted};
-use crate::{fetch::FetchContext, sink::TransactionSink, source::machine::Event, sync::lock};
+use super::{Chain, Fetched, ReadBlock, Reports, Unread, nonces::Wanted};
+use crate::{
+    gap::{GapReason, Report},
+    sync::lock,
+};
 
 /// How many heads other sources may announce at or below the latest one while the leading source is
 /// silent. Then it no longer leads: it may have stopped responding, or announced a number that no
@@ -15,47 +18,41 @@ use crate::{fetch::FetchContext, sink::TransactionSink, source::machine::Event, 
 const HEADS_WITHOUT_LEADER: u32 = 3;
 
 /// Applies heads, one after another.
-pub(super) struct Applier<S> {
-    context: Arc<FetchContext<S>>,
+pub(super) struct Applier {
+    chain: Arc<Chain>,
     /// Blocks whose nonces must be read.
     nonces: mpsc::Sender<Wanted>,
-    events: Arc<[mpsc::Sender<Event>]>,
+    reports: Reports,
     /// The source of the latest head. Its branch counts when two nodes are on different branches.
     leader: Option<usize>,
     heads_without_leader: u32,
-    reads_nonces: bool,
 }
 
-impl<S: TransactionSink> Applier<S> {
-    pub(super) fn new(
-        context: Arc<FetchContext<S>>,
-        nonces: mpsc::Sender<Wanted>,
-        events: Arc<[mpsc::Sender<Event>]>,
-    ) -> Self {
-        let reads_nonces = context.config.block_nonces && context.sink.wants_nonces();
-        Self { context, nonces, events, leader: None, heads_without_leader: 0, reads_nonces }
+impl Applier {
+    pub(super) fn new(chain: Arc<Chain>, nonces: mpsc::Sender<Wanted>, reports: Reports) -> Self {
+        Self { chain, nonces, reports, leader: None, heads_without_leader: 0 }
     }
 
     pub(super) async fn run(mut self, mut fetched: mpsc::Receiver<Fetched>) {
         while let Some(fetched) = fetched.recv().await {
             let source = fetched.source;
-            if let Some(event) = self.apply(fetched) {
-                // If the source has ended, the event has no receiver and no use.
-                let _ = self.events[source].send(event).await;
+            if let Some(reason) = self.apply(fetched) {
+                // If the source has ended, the report has no receiver and no use.
+                let _ = self.reports[source].send(Report::Gap(reason)).await;
             }
         }
     }
 
-    /// Applies what was fetched for one head. Returns the event for its source.
-    fn apply(&mut self, fetched: Fetched) -> Option<Event> {
+    /// Applies what was fetched for one head. Returns what it means for its source.
+    fn apply(&mut self, fetched: Fetched) -> Option<GapReason> {
         let Fetched { source, blocks, is_incomplete, was_requested } = fetched;
         if self.leader == Some(source) {
             self.heads_without_leader = 0;
         }
-        let incomplete = is_incomplete.then_some(Event::UnreadBlock);
+        let incomplete = is_incomplete.then_some(GapReason::UnreadBlock);
         let Some(head) = blocks.last().map(|read| read.block.head) else { return incomplete };
         let (relation, latest) = {
-            let mined = lock(&self.context.mined);
+            let mined = lock(&self.chain.hashes.blocks);
             (mined.relate(&head), mined.head().copied())
         };
         // Meanwhile another source may have reported the same head.
@@ -70,9 +67,9 @@ impl<S: TransactionSink> Applier<S> {
             is_reorg |= self.push(source, block);
         }
         if is_reorg {
-            Some(Event::Reorg)
+            Some(GapReason::Reorg)
         } else if is_gap && !was_requested {
-            Some(Event::MissedHeads)
+            Some(GapReason::MissedHeads)
         } else {
             incomplete
         }
@@ -85,7 +82,7 @@ impl<S: TransactionSink> Applier<S> {
         let is_further = latest.is_none_or(|latest| number > latest);
         let leads = self
             .leader
-            .is_none_or(|leader| leader == source || !self.context.requests.is_up(leader));
+            .is_none_or(|leader| leader == source || !self.chain.connections.is_up(leader));
         if is_further || leads {
             return true;
         }
@@ -95,9 +92,9 @@ impl<S: TransactionSink> Applier<S> {
 
     /// Reports one block to the sink; returns whether it undid others.
     fn push(&self, source: usize, ReadBlock { block, nonces }: ReadBlock) -> bool {
-        let context = &self.context;
+        let chain = &self.chain;
         let (pushed, unmined) = {
-            let mut mined = lock(&context.mined);
+            let mut mined = lock(&chain.hashes.blocks);
             let pushed = mined.push(block.clone());
             let undone = pushed.undone.iter().flat_map(|undone| undone.mined.iter());
             let unmined: Vec<B256> = undone.filter(|hash| !mined.is_mined(hash)).copied().collect();
@@ -107,15 +104,15 @@ impl<S: TransactionSink> Applier<S> {
             return false;
         }
         let mined = block.mined.iter().copied();
-        let known = mined.filter(|hash| context.seen.mined(*hash)).collect();
+        let known = mined.filter(|hash| chain.hashes.seen.mined(*hash)).collect();
         for hash in &unmined {
             // Pending again, or removed: the comparison that follows finds out.
-            context.seen.forget_mined(*hash);
+            chain.hashes.seen.forget_mined(*hash);
         }
         let (hash, number) = (block.head.hash, block.head.number);
-        context.sink_queue.push_head(block, known);
+        chain.sink.push_head(block, known);
         // Nonces that came with the block cost nothing.
-        if !self.reads_nonces && nonces.is_none() {
+        if !chain.reads_nonces && nonces.is_none() {
             return !pushed.undone.is_empty();
         }
         // Every block's nonces count, also those of blocks that were missed.
@@ -123,7 +120,7 @@ impl<S: TransactionSink> Applier<S> {
         if self.nonces.try_send(wanted).is_err() {
             Unread::QueueFull.count("nonces", hash);
             // If the inbox is full, the shell is about to read it: it never waits for a sender.
-            let _ = self.events[source].try_send(Event::UnreadBlock);
+            let _ = self.reports[source].try_send(Report::Gap(GapReason::UnreadBlock));
         }
         !pushed.undone.is_empty()
     }

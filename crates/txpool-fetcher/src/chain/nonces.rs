@@ -10,9 +10,15 @@ use chain_view::{BlockNonces, NonceUpdate};
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
-use super::{BLOCK_TRIES, MAX_ANCESTORS, Unread, full_block, in_process_block, turn, wait, wire};
+use super::{
+    BLOCK_TRIES, Chain, MAX_ANCESTORS, Reports, Unread, full_block,
+    heads::{in_process_block, turn, wait},
+    wire,
+};
 use crate::{
-    config::Endpoint, fetch::FetchContext, machine::Event, sink::TransactionSink, sync::lock,
+    config::Endpoint,
+    gap::{GapReason, Report},
+    sync::lock,
 };
 
 /// Full blocks that may wait: as many as one gap can add, twice. A dev chain that mines for every
@@ -41,13 +47,13 @@ enum Nonces {
 }
 
 impl Nonces {
-    fn read<S>(self, context: &FetchContext<S>, hash: B256) -> Result<Vec<NonceUpdate>, Unread> {
+    fn read(self, chain: &Chain, hash: B256) -> Result<Vec<NonceUpdate>, Unread> {
         match self {
             Self::Known(updates) => Ok(updates),
             Self::OnSocket(stream) => {
-                let config = &context.config;
-                let (limit, max_bytes) = (config.call_timeout, config.max_frame_bytes);
-                full_block::read_nonces(stream, hash, limit, max_bytes, &context.stop)
+                let limits = &chain.settings.limits;
+                let (limit, max_bytes) = (limits.call_timeout, limits.max_frame_bytes);
+                full_block::read_nonces(stream, hash, limit, max_bytes, &chain.tasks.stop)
             }
             Self::InBlock(json) => wire::read_nonces(json.get(), hash),
         }
@@ -55,30 +61,26 @@ impl Nonces {
 }
 
 /// Reads one block after another. Ends with the applier, or when the fetcher stops.
-pub(super) async fn read<S: TransactionSink>(
-    context: Arc<FetchContext<S>>,
-    mut blocks: mpsc::Receiver<Wanted>,
-    events: Arc<[mpsc::Sender<Event>]>,
-) {
+pub(super) async fn read(chain: Arc<Chain>, mut blocks: mpsc::Receiver<Wanted>, reports: Reports) {
     while let Some(wanted) = blocks.recv().await {
         let (source, hash) = (wanted.source, wanted.block);
-        if let Err(unread) = read_one(&context, wanted).await {
+        if let Err(unread) = read_one(&chain, wanted).await {
             unread.count("nonces", hash);
-            // If the source has ended, the event has no receiver and no use.
-            let _ = events[source].send(Event::UnreadBlock).await;
+            // If the source has ended, the report has no receiver and no use.
+            let _ = reports[source].send(Report::Gap(GapReason::UnreadBlock)).await;
         }
     }
 }
 
-async fn read_one<S: TransactionSink>(
-    context: &Arc<FetchContext<S>>,
+async fn read_one(
+    chain: &Arc<Chain>,
     Wanted { source, number, block: hash, known }: Wanted,
 ) -> Result<(), Unread> {
     let mut reason = Unread::Failed;
     let mut known = known.map(Nonces::Known);
     for attempt in 0..BLOCK_TRIES {
         wait(attempt).await;
-        match remembered(context, number, &hash) {
+        match remembered(chain, number, &hash) {
             Remembered::Yes => {}
             // Its nonces are no longer needed.
             Remembered::Undone => return Ok(()),
@@ -86,7 +88,7 @@ async fn read_one<S: TransactionSink>(
         }
         let read = match known.take() {
             Some(known) => Ok(known),
-            None => read_block(context, source, attempt, hash).await,
+            None => read_block(chain, source, attempt, hash).await,
         };
         let nonces = match read {
             Ok(nonces) => nonces,
@@ -96,9 +98,9 @@ async fn read_one<S: TransactionSink>(
             }
         };
         // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
-        let shared = Arc::clone(context);
-        let job = move || nonces.read(&shared, hash).map(|updates| apply(&*shared, hash, updates));
-        match context.tasks.spawn_blocking(job).await {
+        let shared = Arc::clone(chain);
+        let job = move || nonces.read(&shared, hash).map(|updates| apply(&shared, hash, updates));
+        match chain.tasks.spawn_blocking(job).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(unread)) => reason = unread,
             // A retry would panic again.
@@ -116,8 +118,8 @@ enum Remembered {
     TooOld,
 }
 
-fn remembered<S>(context: &FetchContext<S>, number: u64, hash: &B256) -> Remembered {
-    let mined = lock(&context.mined);
+fn remembered(chain: &Chain, number: u64, hash: &B256) -> Remembered {
+    let mined = lock(&chain.hashes.blocks);
     let oldest = mined.iter().next().map_or(0, |block| block.head.number);
     match mined.block(hash) {
         Some(_) => Remembered::Yes,
@@ -126,41 +128,41 @@ fn remembered<S>(context: &FetchContext<S>, number: u64, hash: &B256) -> Remembe
     }
 }
 
-async fn read_block<S: TransactionSink>(
-    context: &Arc<FetchContext<S>>,
+async fn read_block(
+    chain: &Arc<Chain>,
     source: usize,
     attempt: u32,
     hash: B256,
 ) -> Result<Nonces, Unread> {
-    if let Some(mined) = in_process_block(context, source, attempt, hash).await {
+    if let Some(mined) = in_process_block(chain, source, attempt, hash).await {
         return mined.map(|mined| Nonces::Known(mined.nonces));
     }
     // Waits until a node is connected, and prefers the one whose turn it is.
-    let turn = turn(context, source, attempt);
-    let up = context.requests.connected(&[turn], turn).await;
-    let limit = context.config.call_timeout;
-    match up.first().map(|source| (source, &context.config.sources[*source])) {
+    let turn = turn(chain, source, attempt);
+    let up = chain.connections.connected(&[turn], turn).await;
+    let limit = chain.settings.limits.call_timeout;
+    match up.first().map(|source| (source, &chain.settings.config.sources[*source])) {
         Some((_, Endpoint::Ipc(path))) => {
             full_block::connect(path, limit).await.map(Nonces::OnSocket)
         }
         // A WebSocket of its own would cost a handshake each time, so the connection for calls is
         // used.
         Some((source, Endpoint::Ws(_))) => {
-            let calls = context.requests.calls(*source).ok_or(Unread::Failed)?;
-            let answer = calls.call("eth_getBlockByHash", (hash, true), limit).await;
-            answer.map(Nonces::InBlock).map_err(|_| Unread::Failed)
+            let calls = chain.connections.calls(*source).ok_or(Unread::Failed)?;
+            let response = calls.call("eth_getBlockByHash", (hash, true), limit).await;
+            response.map(Nonces::InBlock).map_err(|_| Unread::Failed)
         }
         Some((_, Endpoint::InProcess(_))) | None => Err(Unread::Failed),
     }
 }
 
-fn apply<S: TransactionSink>(context: &FetchContext<S>, hash: B256, updates: Vec<NonceUpdate>) {
+fn apply(chain: &Chain, hash: B256, updates: Vec<NonceUpdate>) {
     {
-        let mut mined = lock(&context.mined);
+        let mut mined = lock(&chain.hashes.blocks);
         for update in &updates {
             // `None` when a reorg has removed the block meanwhile, which the sink will find too.
             let _ = mined.raise(&hash, *update);
         }
     }
-    context.sink_queue.push_nonces(BlockNonces::new(hash, updates));
+    chain.sink.push_nonces(BlockNonces::new(hash, updates));
 }

@@ -1,14 +1,20 @@
 //! The task that moves bytes between a socket and alloy's pub-sub service.
 //!
-//! It replaces alloy's own IPC task, which is not usable here for four reasons:
+//! It replaces the task of alloy's IPC transport; framing ([`ReadJsonStream`]), the service and its
+//! channels are still alloy's. There are four reasons. alloy's task
 //!
-//! - it stops reading while it writes: two peers that both write and do not read deadlock, and geth meanwhile
-//!   blocks all its subscribers;
-//! - it does not report why a connection ended;
-//! - it reconnects by itself, and what was announced in between is lost without a signal;
-//! - it does not report when a notification was read.
+//! - stops reading while it writes: two peers that both write and do not read deadlock, and geth meanwhile
+//!   blocks all its subscribers. Ours polls the socket for reading first, for writing second and takes new
+//!   requests last, and never waits in a write;
+//! - reconnects by itself, in up to ten attempts, and loses what was announced in between without a signal.
+//!   Ours does not reconnect, so a loss is reported at once and the source decides;
+//! - hides why a connection ended. Ours distinguishes a close, invalid data, a plain-text refusal, an
+//!   oversized value and an I/O error;
+//! - does not report when a notification was read, which is where the measured latency starts.
 //!
-//! Framing ([`ReadJsonStream`]), the service and its channels are alloy's.
+//! Requests are taken from alloy's unbounded queue only while less than 256 KiB wait to be written. The rest
+//! stays in that queue, which is freed with the connection if the node never reads. After 64 items the task
+//! yields, so that a burst on one connection does not starve the others.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(

@@ -1,11 +1,28 @@
-//! One connection to a node. It is opened with a typed error, records when it last received
-//! something, ends with a reason, and never reconnects by itself.
+//! Connections to a node over alloy's pub-sub service, for subscriptions and for all calls but the
+//! fetches. Entry: [`dial`].
+//!
+//! A connection is opened with a typed error, records when it last received something, ends with a
+//! reason, and never reconnects by itself: its source must see every loss.
+//!
+//! **The size of the announcement buffer is asserted, not assumed.** alloy sets a channel's size at
+//! the first subscription, and shares the channel between equal subscriptions. So
+//! [`Connection::subscribe_announcements`] has probes pushed behind the response: they are all
+//! received only if the buffer has the requested capacity.
+//!
+//! # Locks
+//! | lock | who takes it | for how long |
+//! |---|---|---|
+//! | [`ReadTimes`] | the connection's task, the announcement reader, `status()` | one entry of a ring |
+//! | probe, frontend | the connection's task and its callers | one field |
+//! | socket, trace (in `backend`) | only the connection's task | one move; the records of one read |
+//! | [`ChainId`] | set by the first connection, read by threads that deliver | one field |
 
 mod backend;
+mod chain_id;
 mod open;
+mod read_times;
 
 use std::{
-    collections::VecDeque,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -22,7 +39,11 @@ use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 pub use self::open::NodeInfo;
-pub(crate) use self::open::{dial, no_socket, open_ipc, open_ws_stream, read_refusal};
+pub(crate) use self::{
+    chain_id::ChainId,
+    open::{WsStream, dial, no_socket, open_ipc, open_ws_stream, read_refusal},
+    read_times::ReadTimes,
+};
 use crate::{
     config::Announcements,
     error::{CallError, LossReason},
@@ -269,71 +290,6 @@ impl ConnectionShared {
     }
 }
 
-/// The read times and lengths of the latest announcements, by their number on the connection.
-///
-/// The broadcast channel carries the announcements and this carries their times, in the same order. The
-/// reader counts those that it received and those that were reported as lost, so it knows the
-/// number of each.
-#[derive(Debug)]
-pub(crate) struct ReadTimes {
-    ring: Mutex<Ring>,
-}
-
-#[derive(Debug)]
-struct Ring {
-    /// Read time and length of each waiting announcement.
-    waiting: VecDeque<(Instant, usize)>,
-    waiting_bytes: usize,
-    next: u64,
-    slots: usize,
-}
-
-impl ReadTimes {
-    pub(crate) fn new(slots: usize) -> Self {
-        Self {
-            ring: Mutex::new(Ring { waiting: VecDeque::new(), waiting_bytes: 0, next: 0, slots }),
-        }
-    }
-
-    /// Records an announcement of `bytes` bytes.
-    pub(crate) fn push(&self, now: Instant, bytes: usize) {
-        let mut ring = lock(&self.ring);
-        if ring.waiting.len() == ring.slots {
-            // The channel, which has as many slots, has lost the oldest one too.
-            ring.forget(1);
-        }
-        ring.waiting.push_back((now, bytes));
-        ring.waiting_bytes += bytes;
-        ring.next += 1;
-    }
-
-    /// How many bytes wait to be read.
-    fn waiting_bytes(&self) -> usize {
-        lock(&self.ring).waiting_bytes
-    }
-
-    /// The time of announcement `number`. Forgets it and all before it.
-    pub(crate) fn take(&self, number: u64) -> Option<Instant> {
-        let mut ring = lock(&self.ring);
-        let first = ring.next - ring.waiting.len() as u64;
-        let index = number.checked_sub(first)? as usize;
-        let (at, _) = *ring.waiting.get(index)?;
-        ring.forget(index + 1);
-        Some(at)
-    }
-
-    /// How many announcements were read from the socket.
-    pub(crate) fn read(&self) -> u64 {
-        lock(&self.ring).next
-    }
-}
-
-impl Ring {
-    fn forget(&mut self, count: usize) {
-        self.waiting_bytes -= self.waiting.drain(..count).map(|(_, bytes)| bytes).sum::<usize>();
-    }
-}
-
 /// The first `max` characters.
 fn clip(text: &str, max: usize) -> String {
     text.chars().take(max).collect()
@@ -342,7 +298,7 @@ fn clip(text: &str, max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::FetcherConfig;
+    use crate::{config::Endpoint, limits::Limits};
     use serde_json::{Value, json};
     use std::{
         io::Write as _,
@@ -387,8 +343,10 @@ mod tests {
     }
 
     async fn open(path: &Path) -> Connection {
-        let config = FetcherConfig::ipc(path);
-        dial(&config.sources[0], &config, false).await.expect("the node answers")
+        let endpoint = Endpoint::Ipc(path.into());
+        let limits = Limits::default();
+        let dialed = dial(&endpoint, &limits, &ChainId::new(None), false).await;
+        dialed.expect("the node responds")
     }
 
     const LIMIT: Duration = Duration::from_secs(60);

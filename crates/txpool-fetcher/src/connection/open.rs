@@ -4,20 +4,26 @@ use std::{io, os::unix::fs::FileTypeExt, path::Path, sync::atomic::AtomicU64, ti
 
 use alloy_primitives::{B256, U64};
 use alloy_pubsub::PubSubConnect;
-use tokio::{io::AsyncReadExt, net::UnixStream, time::timeout};
-use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio::{
+    io::AsyncReadExt,
+    net::{TcpStream, UnixStream},
+    time::timeout,
+};
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, tungstenite::protocol::WebSocketConfig};
 
 use super::{
-    Connection, ConnectionShared,
+    ChainId, Connection, ConnectionShared,
     backend::{Connector, Socket},
     clip,
 };
 use crate::{
-    config::{Endpoint, FetcherConfig},
+    config::Endpoint,
     error::{CallError, ConnectError, LossReason},
-    request::WsStream,
+    limits::Limits,
     sync::lock,
 };
+
+pub(crate) type WsStream = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 /// The client version and the chain id of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +41,7 @@ pub(crate) fn no_socket(endpoint: &Endpoint) -> ConnectError {
 }
 
 /// Opens a connection and probes it: the peer must be an execution node with
-/// `eth_getRawTransactionByHash`.
+/// `eth_getRawTransactionByHash`, and on the chain of the others.
 ///
 /// # Errors
 /// See [`ConnectError`]: each names the endpoint and the likely cause. Takes at most the ping
@@ -45,18 +51,19 @@ pub(crate) fn no_socket(endpoint: &Endpoint) -> ConnectError {
 /// slow to answer such requests is still an execution node, and can answer all other ones.
 pub(crate) async fn dial(
     endpoint: &Endpoint,
-    config: &FetcherConfig,
+    limits: &Limits,
+    chain: &ChainId,
     known: bool,
 ) -> Result<Connection, ConnectError> {
     let socket = match endpoint {
         Endpoint::Ipc(path) => Socket::Ipc(open_ipc(path).await?),
         Endpoint::Ws(url) => Socket::Ws(Box::new(
-            open_ws_stream(url, config.max_frame_bytes, config.ping_timeout).await?,
+            open_ws_stream(url, limits.max_frame_bytes, limits.ping_timeout).await?,
         )),
         Endpoint::InProcess(_) => return Err(no_socket(endpoint)),
     };
-    let shared = ConnectionShared::new(config.announcement_buffer);
-    let connector = Connector::new(socket, shared.clone(), config.max_frame_bytes);
+    let shared = ConnectionShared::new(limits.announcement_buffer);
+    let connector = Connector::new(socket, shared.clone(), limits.max_frame_bytes);
     let frontend = connector
         .into_service()
         .await
@@ -67,20 +74,22 @@ pub(crate) async fn dial(
         shared,
         node: NodeInfo { client: String::new(), chain_id: 0 },
     };
-    let probe = Probe { connection: &connection, endpoint, config };
+    let probe = Probe { connection: &connection, endpoint, limit: limits.ping_timeout };
     let chain_id: U64 = probe.request("eth_chainId", ()).await?;
     let client: String = probe.request("web3_clientVersion", ()).await?;
     if !known {
         probe.check_raw_transactions().await?;
     }
     connection.node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
+    chain.check(endpoint, connection.node.chain_id)?;
     Ok(connection)
 }
 
 struct Probe<'a> {
     connection: &'a Connection,
     endpoint: &'a Endpoint,
-    config: &'a FetcherConfig,
+    /// Time for each response.
+    limit: Duration,
 }
 
 impl Probe<'_> {
@@ -89,7 +98,7 @@ impl Probe<'_> {
         method: &'static str,
         params: impl serde::Serialize,
     ) -> Result<T, ConnectError> {
-        match self.connection.call(method, params, self.config.ping_timeout).await {
+        match self.connection.call(method, params, self.limit).await {
             Ok(answer) => serde_json::from_str(answer.get())
                 .map_err(|_| self.not_ethereum(method, answer.get())),
             Err(error) => Err(self.connect_error(method, error).await),
@@ -101,7 +110,7 @@ impl Probe<'_> {
     /// for an unknown hash while it builds its transaction index.
     async fn check_raw_transactions(&self) -> Result<(), ConnectError> {
         const METHOD: &str = "eth_getRawTransactionByHash";
-        match self.connection.call(METHOD, (B256::ZERO,), self.config.ping_timeout).await {
+        match self.connection.call(METHOD, (B256::ZERO,), self.limit).await {
             Ok(_) | Err(CallError::Rpc { code: -32603..=-32000, .. }) => Ok(()),
             Err(error) => Err(self.connect_error(METHOD, error).await),
         }

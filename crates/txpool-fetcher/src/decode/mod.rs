@@ -1,4 +1,8 @@
-//! Decodes what a node sends as a transaction.
+//! Decodes transactions, as a node responds with them or announces them. Entry: [`read_response`] and
+//! [`read_object`].
+//!
+//! All of it is pure, and bytes from outside cause no panic. Only a transaction that has the requested
+//! or announced hash is accepted.
 
 mod object;
 mod sidecar;
@@ -11,5 +15,5 @@ pub(crate) use self::{
 pub use self::{
     object::{FullAnnouncement, FullTransaction, ObjectError, read_object},
     sidecar::{SidecarError, verify_blob_proofs},
-    transaction::{Answer, Malformed, read_answer, read_raw},
+    transaction::{Malformed, RawTransaction, read_raw, read_response},
 };

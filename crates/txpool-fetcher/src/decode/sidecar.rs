@@ -116,7 +116,7 @@ pub(crate) mod tests {
     use mock_node::workload::test_accounts;
 
     use super::*;
-    use crate::decode::{Answer, Malformed, read_raw};
+    use crate::decode::{Malformed, RawTransaction, read_raw};
 
     /// The commitment to a blob of zeros, and each of its proofs: the point at infinity.
     fn infinity() -> Bytes48 {
@@ -157,7 +157,7 @@ pub(crate) mod tests {
     }
 
     /// Encoded transactions with a blob of zeros, in both forms of its sidecar.
-    pub(in crate::tx) fn with_one_blob() -> [Vec<u8>; 2] {
+    pub(in crate::decode) fn with_one_blob() -> [Vec<u8>; 2] {
         let one = |sidecar| named(1, sidecar).encoded_2718();
         [one(blob_proofs(1).into()), one(cell_proofs(1).into())]
     }
@@ -165,11 +165,11 @@ pub(crate) mod tests {
     fn read(sidecar: impl Into<BlobTransactionSidecarVariant>) -> Result<(), Malformed> {
         let tx = transaction(sidecar);
         match read_raw(tx.encoded_2718().into(), *tx.hash()) {
-            Answer::Transaction(read, _) => {
+            RawTransaction::Decoded(read, _) => {
                 assert_eq!(read.inner(), &tx);
                 Ok(())
             }
-            Answer::Malformed(reason) => Err(reason),
+            RawTransaction::Malformed(reason) => Err(reason),
             other => panic!("{other:?}"),
         }
     }

@@ -1,4 +1,4 @@
-//! Turns the node's answer into a transaction with its sender.
+//! Turns the response of a node into a transaction with its sender.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(
@@ -24,38 +24,38 @@ use chain_view::PooledTransaction;
 
 use super::sidecar::{self, SidecarError};
 
-/// The content of one answer to `eth_getRawTransactionByHash`.
+/// The content of one response to `eth_getRawTransactionByHash`.
 #[derive(Debug)]
-pub enum Answer {
+pub enum RawTransaction {
     /// The transaction that was requested, with its sender and its encoded form.
-    Transaction(Box<Recovered<PooledTransaction>>, Bytes),
+    Decoded(Box<Recovered<PooledTransaction>>, Bytes),
     /// `null`, or geth's `"0x"`: the transaction is no longer in the node's pool.
     Gone,
     /// A blob transaction without its sidecar, which is the form that it has in a block.
     Mined,
-    /// The answer cannot be used.
+    /// The response cannot be used.
     Malformed(Malformed),
 }
 
-/// Why an answer cannot be used.
+/// Why a response cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
     /// Neither null nor a string of 0x and hex digits.
-    #[error("the answer is not hex")]
+    #[error("the response is not hex")]
     NotHex,
     /// Hex that does not decode as a transaction.
-    #[error("the answer is not a transaction: {0}")]
+    #[error("the response is not a transaction: {0}")]
     NotATransaction(String),
     /// There are more bytes after the transaction.
     #[error("{0} bytes follow the transaction")]
     TrailingBytes(usize),
     /// Another transaction than the requested one.
-    #[error("the answer is transaction {found}, the requested one is {requested}")]
+    #[error("the response is transaction {found}, the requested one is {requested}")]
     OtherTransaction {
         /// The hash that was requested.
         requested: B256,
-        /// The hash of the transaction in the answer.
+        /// The hash of the transaction in the response.
         found: B256,
     },
     /// The signature is invalid: no sender can be recovered from it.
@@ -66,29 +66,29 @@ pub enum Malformed {
     Sidecar(#[from] SidecarError),
 }
 
-/// Reads the JSON of an answer to a request for the transaction `requested`. Takes about 35 us of
+/// Reads the JSON of a response to a request for the transaction `requested`. Takes about 35 us of
 /// CPU for a small transaction, nearly all of it for the recovery of the sender, and 2 ms for one
 /// with six blobs. Does not panic for any input.
 #[must_use]
-pub fn read_answer(json: &str, requested: B256) -> Answer {
+pub fn read_response(json: &str, requested: B256) -> RawTransaction {
     let json = json.trim();
     if json == "null" {
-        return Answer::Gone;
+        return RawTransaction::Gone;
     }
     let Some(hex) = json.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) else {
-        return Answer::Malformed(Malformed::NotHex);
+        return RawTransaction::Malformed(Malformed::NotHex);
     };
     read_hex(hex, requested)
 }
 
-/// As [`read_answer`], for the text of the answer's string.
-pub(crate) fn read_hex(hex: &str, requested: B256) -> Answer {
+/// As [`read_response`], for the text of the response's string.
+pub(crate) fn read_hex(hex: &str, requested: B256) -> RawTransaction {
     if hex == "0x" {
-        return Answer::Gone;
+        return RawTransaction::Gone;
     }
     match hex.strip_prefix("0x").map(const_hex::decode) {
         Some(Ok(raw)) => read_raw(raw.into(), requested),
-        _ => Answer::Malformed(Malformed::NotHex),
+        _ => RawTransaction::Malformed(Malformed::NotHex),
     }
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn read_hex(hex: &str, requested: B256) -> Answer {
 /// the hash that it must have. The sidecar of a blob transaction is compared with its versioned
 /// hashes; KZG proofs are not verified, see [`verify_blob_proofs`].
 #[must_use]
-pub fn read_raw(raw: Bytes, requested: B256) -> Answer {
+pub fn read_raw(raw: Bytes, requested: B256) -> RawTransaction {
     let mut rest = raw.as_ref();
     let tx = match PooledTransaction::decode_2718(&mut rest) {
         Ok(tx) => tx,
@@ -104,16 +104,16 @@ pub fn read_raw(raw: Bytes, requested: B256) -> Answer {
             // A blob transaction in its mined form does not decode, because it has no sidecar.
             let mined = TxEnvelope::decode_2718_exact(raw.as_ref());
             return match mined {
-                Ok(TxEnvelope::Eip4844(tx)) if *tx.hash() == requested => Answer::Mined,
+                Ok(TxEnvelope::Eip4844(tx)) if *tx.hash() == requested => RawTransaction::Mined,
                 Ok(other) if *other.hash() != requested => {
                     other_transaction(requested, *other.hash())
                 }
-                _ => Answer::Malformed(Malformed::NotATransaction(error.to_string())),
+                _ => RawTransaction::Malformed(Malformed::NotATransaction(error.to_string())),
             };
         }
     };
     if !rest.is_empty() {
-        return Answer::Malformed(Malformed::TrailingBytes(rest.len()));
+        return RawTransaction::Malformed(Malformed::TrailingBytes(rest.len()));
     }
     // The hash of a blob transaction is that of its form without sidecar; the envelope takes care
     // of that.
@@ -123,16 +123,16 @@ pub fn read_raw(raw: Bytes, requested: B256) -> Answer {
     if let PooledTransaction::Eip4844(signed) = &tx
         && let Err(reason) = sidecar::check_sidecar(signed.tx())
     {
-        return Answer::Malformed(reason.into());
+        return RawTransaction::Malformed(reason.into());
     }
     match tx.try_into_recovered() {
-        Ok(recovered) => Answer::Transaction(Box::new(recovered), raw),
-        Err(_) => Answer::Malformed(Malformed::Signature),
+        Ok(recovered) => RawTransaction::Decoded(Box::new(recovered), raw),
+        Err(_) => RawTransaction::Malformed(Malformed::Signature),
     }
 }
 
-fn other_transaction(requested: B256, found: B256) -> Answer {
-    Answer::Malformed(Malformed::OtherTransaction { requested, found })
+fn other_transaction(requested: B256, found: B256) -> RawTransaction {
+    RawTransaction::Malformed(Malformed::OtherTransaction { requested, found })
 }
 
 /// Whether a transaction is valid on this chain. Legacy transactions without a chain id (from
@@ -169,7 +169,7 @@ mod tests {
     /// The hash that the bytes have if they are a transaction.
     fn hash_of(raw: &[u8]) -> B256 {
         match read_raw(Bytes::copy_from_slice(raw), B256::ZERO) {
-            Answer::Malformed(Malformed::OtherTransaction { found, .. }) => found,
+            RawTransaction::Malformed(Malformed::OtherTransaction { found, .. }) => found,
             _ => B256::ZERO,
         }
     }
@@ -177,9 +177,9 @@ mod tests {
     #[test]
     fn the_kept_transactions_are_read_or_refused() {
         for seed in kept() {
-            let answer = read_raw(seed.bytes.clone().into(), hash_of(&seed.bytes));
-            let is_read = matches!(answer, Answer::Transaction(..) | Answer::Mined);
-            assert_eq!(is_read, seed.is_good(), "{}: {answer:?}", seed.name);
+            let response = read_raw(seed.bytes.clone().into(), hash_of(&seed.bytes));
+            let is_read = matches!(response, RawTransaction::Decoded(..) | RawTransaction::Mined);
+            assert_eq!(is_read, seed.is_good(), "{}: {response:?}", seed.name);
         }
     }
 
@@ -187,7 +187,7 @@ mod tests {
         #[test]
         fn a_damaged_transaction_is_refused_or_is_what_its_bytes_encode(raw in damaged(raws())) {
             let hash = hash_of(&raw);
-            if let Answer::Transaction(tx, bytes) = read_raw(raw.clone().into(), hash) {
+            if let RawTransaction::Decoded(tx, bytes) = read_raw(raw.clone().into(), hash) {
                 prop_assert_eq!(&bytes[..], &raw[..]);
                 prop_assert_eq!(tx.inner().encoded_2718(), raw.clone());
                 prop_assert_eq!(*tx.inner().hash(), hash);

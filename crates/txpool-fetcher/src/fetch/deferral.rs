@@ -10,29 +10,17 @@ use std::{
 };
 
 use load_control::{LoadMonitor, QueueLoad};
-use metrics::{Counter, Gauge};
+use metrics::Counter;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{config::FetcherConfig, error::ConfigError, sync::lock};
+use crate::{error::ConfigError, settings::Settings, sync::lock};
 
-/// The kinds of work that may be deferred.
+/// The kinds of work that may be deferred, in the order of the labels of the metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeferrableWork {
     Backfill,
     Audit,
     Retry,
-}
-
-impl DeferrableWork {
-    pub(crate) const ALL: [Self; 3] = [Self::Backfill, Self::Audit, Self::Retry];
-
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Backfill => "backfill",
-            Self::Audit => "audit",
-            Self::Retry => "retry",
-        }
-    }
 }
 
 /// How much work was deferred because the load was high, see
@@ -72,7 +60,6 @@ pub(crate) struct Deferral {
     deferred: AtomicU64,
     aged: AtomicU64,
     counters: [Counter; 3],
-    oldest: Gauge,
 }
 
 #[derive(Debug)]
@@ -84,29 +71,28 @@ struct Watched {
 }
 
 impl Deferral {
-    pub(crate) fn new(
-        config: &FetcherConfig,
-        counters: [Counter; 3],
-        oldest: Gauge,
-    ) -> Result<Self, ConfigError> {
+    pub(crate) fn new(settings: &Settings, counters: [Counter; 3]) -> Result<Self, ConfigError> {
+        let config = &settings.config;
         let watched = match &config.monitor {
             Some(monitor) => Some(Watched {
                 announcements: config
                     .sources
                     .iter()
-                    .map(|_| monitor.watch("announcements", config.announcement_buffer))
+                    .map(|_| monitor.watch("announcements", settings.limits.announcement_buffer))
                     .collect::<Result<_, _>>()?,
                 // Its capacity is the slots that deferrable work can never hold. If all slots
                 // counted, a backfill would raise the load that defers it.
-                live: monitor
-                    .watch("fetch_slots", (config.fetch_slots - config.deferrable_slots).max(1))?,
+                live: monitor.watch(
+                    "fetch_slots",
+                    (config.fetch_slots - settings.deferrable_slots()).max(1),
+                )?,
                 monitor: monitor.clone(),
             }),
             None => None,
         };
         Ok(Self {
             watched,
-            max_age: config.deferral_max_age,
+            max_age: settings.limits.deferral_max_age,
             aged_one: Arc::new(Semaphore::new(1)),
             waiting: Mutex::default(),
             parked: Arc::new(Semaphore::new(config.fetch_slots)),
@@ -114,7 +100,6 @@ impl Deferral {
             deferred: AtomicU64::new(0),
             aged: AtomicU64::new(0),
             counters,
-            oldest,
         })
     }
 
@@ -151,13 +136,13 @@ impl Deferral {
         let _waits = self.add_waiting(since);
         // `None` if the clock cannot represent that time: then the work is never due.
         let due = since.checked_add(self.max_age);
-        if watched.monitor.wait_until_normal(due, || self.publish()).await {
+        if watched.monitor.wait_until_normal(due, || {}).await {
             return DeferralPermit::default();
         }
         // Biased: work that may run because the load has fallen must not take the one permit.
         tokio::select! {
             biased;
-            _ = watched.monitor.wait_until_normal(None, || self.publish()) => {
+            _ = watched.monitor.wait_until_normal(None, || {}) => {
                 DeferralPermit::default()
             }
             one = Arc::clone(&self.aged_one).acquire_owned() => {
@@ -188,10 +173,6 @@ impl Deferral {
         }
     }
 
-    fn publish(&self) {
-        self.oldest.set(self.stats().oldest_age.as_secs_f64());
-    }
-
     fn add_waiting(&self, since: Instant) -> WaitingEntry<'_> {
         let entry = (since, self.ids.fetch_add(1, Relaxed));
         lock(&self.waiting).insert(entry);
@@ -218,26 +199,28 @@ struct WaitingEntry<'a> {
 impl Drop for WaitingEntry<'_> {
     fn drop(&mut self) {
         lock(&self.deferral.waiting).remove(&self.entry);
-        self.deferral.publish();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{DEFAULT_DEFERRABLE_SLOTS, DEFAULT_FETCH_SLOTS};
+    use crate::{
+        config::{DEFAULT_FETCH_SLOTS, FetcherConfig},
+        limits::{DEFERRABLE_SLOTS, Limits},
+    };
     use futures::{FutureExt, poll};
     use load_control::MonitorConfig;
     use std::pin::pin;
 
     fn deferral(max_age: Duration) -> (LoadMonitor, Deferral) {
         let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
-        let mut config = FetcherConfig::ipc("/tmp/node.ipc").with_monitor(monitor.clone());
-        config.announcement_buffer = 16;
-        config.deferral_max_age = max_age;
-        config.validate().unwrap();
-        let counters = DeferrableWork::ALL.map(|_| Counter::noop());
-        (monitor, Deferral::new(&config, counters, Gauge::noop()).unwrap())
+        let config =
+            FetcherConfig { monitor: Some(monitor.clone()), ..FetcherConfig::ipc("/tmp/node.ipc") };
+        let limits =
+            Limits { announcement_buffer: 16, deferral_max_age: max_age, ..Limits::default() };
+        let counters = std::array::from_fn(|_| Counter::noop());
+        (monitor, Deferral::new(&Settings { config, limits }, counters).unwrap())
     }
 
     #[tokio::test]
@@ -280,7 +263,7 @@ mod tests {
     #[tokio::test]
     async fn live_fetches_press_and_a_dropped_wait_leaves_nothing_behind() {
         let (monitor, deferral) = deferral(Duration::from_secs(3_600));
-        let left_to_live = DEFAULT_FETCH_SLOTS - DEFAULT_DEFERRABLE_SLOTS;
+        let left_to_live = DEFAULT_FETCH_SLOTS - DEFERRABLE_SLOTS;
         let live: Vec<_> = (0..left_to_live).map(|_| deferral.track_live_fetch()).collect();
         assert!(monitor.is_pressed());
         assert!(deferral.acquire(DeferrableWork::Retry, Instant::now()).now_or_never().is_none());

@@ -1,143 +1,77 @@
-//! From an answer to an outcome, on the thread that read the answer.
+//! From a decoded transaction to an outcome, on the thread that has it.
 
-use std::{
-    future::poll_fn,
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::pin,
-    sync::Arc,
-    task::{Context, Poll, Waker},
-    time::{Instant, SystemTime},
-};
+use std::{sync::Arc, time::SystemTime};
 
-use alloy_consensus::{Transaction as _, transaction::Recovered};
+use alloy_consensus::transaction::Recovered;
 use alloy_primitives::{B256, Bytes};
 use chain_view::PooledTransaction;
+use load_control::WorkPermit;
 
-use super::{Alive, Arrival, FetchContext, FetchRequest, FetchTask, retry::NoAnswer};
+use super::{Arrival, Hashes, Seen, Ticket};
 use crate::{
-    decode::{Answer, Malformed, is_on_chain, read_hex, verify_blob_proofs},
-    error::CallError,
-    fetch::seen::Seen,
-    fetch::slots::Slot,
-    outcome::{Outcome, Ticket},
-    request::{self, Answers, Payload, RpcError},
-    sink::{Delivery, FetchedTransaction, TransactionSink},
-    sync::{block_on, lock},
+    connection::ChainId,
+    decode::{Malformed, RawTransaction, is_on_chain, read_hex, verify_blob_proofs},
+    metrics::Metrics,
+    outcome::Outcome,
+    settings::Settings,
+    sink::{Delivery, FetchedTransaction, SinkCaller, TransactionSink},
 };
 
-/// Slots are released together, at the latest when this many are waiting: while announcements wait
-/// for a slot, each single release wakes the thread of the sockets. A quarter of the default number
-/// of slots.
-const RELEASED_TOGETHER: usize = 16;
-
-/// Processes the answers of one connection.
+/// Where transactions are delivered, and what is checked before.
 #[derive(Debug)]
-pub(crate) struct AnswerReader<S: TransactionSink> {
-    context: Arc<FetchContext<S>>,
-    /// Slots of finished fetches.
-    released: Vec<Slot>,
-    release_at: usize,
-    _alive: Alive,
+pub(crate) struct Deliverer<S> {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) hashes: Arc<Hashes>,
+    pub(crate) chain_id: Arc<ChainId>,
+    pub(crate) sink: Arc<SinkCaller<S>>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
-impl<S: TransactionSink> AnswerReader<S> {
-    pub(crate) fn new(context: &Arc<FetchContext<S>>) -> Self {
-        Self {
-            context: Arc::clone(context),
-            released: Vec::with_capacity(RELEASED_TOGETHER),
-            release_at: RELEASED_TOGETHER.min(context.config.fetch_slots.div_ceil(4)),
-            _alive: context.alive.clone(),
+impl<S: TransactionSink> Deliverer<S> {
+    /// A permit for CPU work, if there is a gate: a sink that waits must not hold one meanwhile. Other
+    /// holders may keep the permits for any length of time; calls `about_to_wait` before it waits.
+    /// `None`: the fetcher stops.
+    pub(crate) fn work_permit(&self, about_to_wait: impl FnMut()) -> Option<Option<WorkPermit>> {
+        match &self.settings.config.gate {
+            None => Some(None),
+            Some(gate) => {
+                self.sink.tasks.wait_for(gate.acquire_internal(), about_to_wait).map(Some)
+            }
         }
     }
 }
 
-impl<S: TransactionSink> Answers<FetchRequest> for AnswerReader<S> {
-    fn on_answer(&mut self, request: FetchRequest, sent: Instant, answer: request::Answer<'_>) {
-        let context = &self.context;
-        let text = match answer {
-            request::Answer::Payload(Payload::Error(error)) => {
-                return context.failed(request, call_error(error));
-            }
-            request::Answer::Payload(Payload::Null) => Some("0x".into()),
-            request::Answer::Payload(Payload::Text(text)) => Some(text),
-            request::Answer::Payload(Payload::Other) => None,
-            request::Answer::Oversized => {
-                context.tally.metrics.oversized_answers.increment(1);
-                None
-            }
-        };
-        let FetchRequest { mut task, source, permit } = request;
-        permit.record(&Ok::<_, CallError>(()));
-        context.tally.metrics.fetch_seconds.record(sent.elapsed().as_secs_f64());
-        if text.as_deref() == Some("0x") {
-            task.untried.remove(source);
-            if context.has_other_source(&task) {
-                return context.spawn_retry(task, source, NoAnswer::Gone);
-            }
-        }
-        let FetchTask { arrival, ticket, mut slot, .. } = task;
-        context.slots.set_answer_bytes(&mut slot, text.as_ref().map_or(0, |text| text.len()));
-        let delivery = DeliveryTask::new(context, arrival, ticket);
-        // The transaction counts as failed, and the thread goes on. The unwinding drops the
-        // captured values; they are not used again.
-        let released = &mut self.released;
-        let work = || delivery.decode_and_deliver(text.as_deref(), || released.clear());
-        if catch_unwind(AssertUnwindSafe(work)).is_err() {
-            tracing::error!("an answer could not be processed");
-        }
-        self.released.push(slot);
-        if self.released.len() >= self.release_at {
-            self.released.clear();
-        }
-    }
-
-    fn on_idle(&mut self) {
-        self.released.clear();
-    }
-}
-
-fn call_error(error: RpcError) -> CallError {
-    CallError::Rpc { code: error.code, message: error.message }
-}
-
-/// A hash with its answer.
+/// A hash on its way to the sink. If it is dropped without an outcome, it counts as failed.
 pub(crate) struct DeliveryTask<'a, S: TransactionSink> {
-    context: &'a FetchContext<S>,
+    deliverer: &'a Deliverer<S>,
     arrival: Arrival,
     ticket: Ticket,
 }
 
 impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
-    pub(crate) fn new(context: &'a FetchContext<S>, arrival: Arrival, ticket: Ticket) -> Self {
-        Self { context, arrival, ticket }
+    pub(crate) fn new(deliverer: &'a Deliverer<S>, arrival: Arrival, ticket: Ticket) -> Self {
+        Self { deliverer, arrival, ticket }
     }
 
     /// Calls `about_to_wait` before it waits for a permit or for the sink.
-    fn decode_and_deliver(self, hex: Option<&str>, mut about_to_wait: impl FnMut()) {
-        let context = self.context;
-        // For CPU work only: a sink that waits must not hold a permit meanwhile.
-        let permit = match &context.config.gate {
-            None => None,
-            // Other holders may keep the permits for any length of time.
-            Some(gate) => match context.wait_for(gate.acquire_internal(), &mut about_to_wait) {
-                Some(permit) => Some(permit),
-                None => return,
-            },
-        };
+    pub(super) fn decode_and_deliver(self, hex: Option<&str>, mut about_to_wait: impl FnMut()) {
+        let deliverer = self.deliverer;
+        let Some(permit) = deliverer.work_permit(&mut about_to_wait) else { return };
         let hash = self.arrival.hash;
-        let mut read = hex.map_or(Answer::Malformed(Malformed::NotHex), |hex| read_hex(hex, hash));
-        if context.config.verify_blob_proofs
-            && let Answer::Transaction(tx, _) = &read
+        let mut read =
+            hex.map_or(RawTransaction::Malformed(Malformed::NotHex), |hex| read_hex(hex, hash));
+        if deliverer.settings.config.verify_blob_proofs
+            && let RawTransaction::Decoded(tx, _) = &read
             && let Err(reason) = verify_blob_proofs(tx.inner())
         {
-            read = Answer::Malformed(reason.into());
+            read = RawTransaction::Malformed(reason.into());
         }
         drop(permit);
         match read {
-            Answer::Gone => self.finish(Outcome::Gone, None),
-            Answer::Mined => self.finish(Outcome::Mined, Some(Seen::Mined)),
-            Answer::Malformed(reason) => self.malformed(&reason),
-            Answer::Transaction(tx, raw) => self.deliver(*tx, Some(raw), about_to_wait),
+            RawTransaction::Gone => self.finish(Outcome::Gone, None),
+            RawTransaction::Mined => self.finish(Outcome::Mined, Some(Seen::Mined)),
+            RawTransaction::Malformed(reason) => self.malformed(&reason),
+            RawTransaction::Decoded(tx, raw) => self.deliver(*tx, Some(raw), about_to_wait),
         }
     }
 
@@ -149,14 +83,14 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
     /// A pool in this process does not have the transaction. Unlike a node, it does not return
     /// mined ones.
     pub(crate) fn gone(self) {
-        if self.context.is_mined(&self.arrival.hash) {
+        if self.deliverer.hashes.is_mined(&self.arrival.hash) {
             self.finish(Outcome::Mined, Some(Seen::Mined));
         } else {
             self.finish(Outcome::Gone, None);
         }
     }
 
-    /// The announcement or the answer cannot be used.
+    /// The announcement or the response cannot be used.
     pub(crate) fn malformed(self, reason: &dyn std::error::Error) {
         tracing::debug!(hash = %self.arrival.hash, %reason, "malformed transaction");
         self.finish(Outcome::Malformed, None);
@@ -170,28 +104,22 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
         raw: Option<Bytes>,
         about_to_wait: impl FnMut(),
     ) {
-        let context = self.context;
+        let deliverer = self.deliverer;
         let hash = self.arrival.hash;
-        let expected_chain = *lock(&context.chain_id);
-        if expected_chain.is_some_and(|chain_id| !is_on_chain(tx.inner(), chain_id)) {
+        if deliverer.chain_id.get().is_some_and(|chain_id| !is_on_chain(tx.inner(), chain_id)) {
             tracing::debug!(%hash, "transaction of another chain");
             return self.finish(Outcome::Malformed, None);
         }
-        if context.is_taken(&tx) {
+        if deliverer.hashes.is_taken(&tx) {
             return self.finish(Outcome::Mined, Some(Seen::Mined));
         }
         let fetched = self.fetched(tx, raw);
-        // The call is inside the future too, because `deliver` is the sink's code even before its
-        // future is polled.
-        let call = async { context.sink.deliver(fetched).await };
-        let Some(delivered) =
-            context.sink_queue.guard("deliver", || context.wait_for(call, about_to_wait))
-        else {
+        let Some(delivered) = deliverer.sink.deliver(fetched, about_to_wait) else {
             return self.finish(Outcome::Failed, None);
         };
         // `None`: the fetcher stops, and does not wait for a sink that waits (a full channel).
         let Some(delivery) = delivered else { return };
-        context.tally.metrics.deliver_seconds.record(self.arrival.at.elapsed().as_secs_f64());
+        deliverer.metrics.deliver_seconds.record(self.arrival.at.elapsed().as_secs_f64());
         let (outcome, seen) = match delivery {
             Delivery::Pooled => (Outcome::Pooled, Some(Seen::Delivered)),
             Delivery::Known => (Outcome::Known, Some(Seen::Delivered)),
@@ -205,7 +133,7 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
                 (Outcome::Postponed, Some(Seen::Postponed))
             }
             Delivery::Closed => {
-                context.sink_closed.cancel();
+                deliverer.sink.closed.cancel();
                 (Outcome::Refused, None)
             }
         };
@@ -220,37 +148,6 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
     }
 
     fn finish(self, outcome: Outcome, seen: Option<Seen>) {
-        self.context.finish(self.arrival.hash, self.ticket, outcome, seen);
-    }
-}
-
-impl<S> FetchContext<S> {
-    /// Runs a future that is usually ready at once. Otherwise it blocks this thread until the
-    /// future is ready, or until the fetcher stops: then it returns `None`.
-    pub(crate) fn wait_for<T>(
-        &self,
-        future: impl Future<Output = T>,
-        mut about_to_wait: impl FnMut(),
-    ) -> Option<T> {
-        let mut future = pin!(future);
-        if let Poll::Ready(ready) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            return Some(ready);
-        }
-        about_to_wait();
-        // Without a runtime: the sink may block, and at the end the runtime is dropped before this
-        // thread ends.
-        block_on(async {
-            tokio::select! {
-                biased;
-                ready = poll_fn(|context| future.as_mut().poll(context)) => Some(ready),
-                () = self.stop.cancelled() => None,
-            }
-        })
-    }
-
-    /// Whether a recent block contains the transaction, or another transaction with its sender and
-    /// nonce.
-    fn is_taken(&self, tx: &Recovered<PooledTransaction>) -> bool {
-        lock(&self.mined).taken(tx.inner().hash(), &tx.signer(), tx.inner().nonce()).is_some()
+        self.deliverer.hashes.finish(self.arrival.hash, self.ticket, outcome, seen);
     }
 }

@@ -36,7 +36,7 @@ const LATE_WEIGHT: f64 = 0.25;
 /// What the outcome of one request says about the node's load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Signal {
-    Answered,
+    Timely,
     Late,
     Overloaded,
 }
@@ -84,10 +84,10 @@ impl Aimd {
             Signal::Overloaded => return self.lower(now),
             Signal::Late => self.window.late += 1,
             // Successes below the limit say nothing about whether the limit can be higher.
-            Signal::Answered if used => {
+            Signal::Timely if used => {
                 self.limit = (self.limit + 1.0 / self.limit).min(self.cap as f64);
             }
-            Signal::Answered => {}
+            Signal::Timely => {}
         }
         if self.window.heard >= LATE_WINDOW {
             let late = self.window.late as f64 / self.window.heard as f64;
@@ -110,13 +110,6 @@ impl Aimd {
 /// The limit of requests in flight at one node.
 #[derive(Debug)]
 pub(crate) struct NodeLimit {
-    cap: usize,
-    /// `None` when the limit is not adaptive: then the slots alone bound the requests in flight.
-    adaptive: Option<Adaptive>,
-}
-
-#[derive(Debug)]
-struct Adaptive {
     aimd: Mutex<Aimd>,
     all: Arc<ResizableSemaphore>,
     /// The limit for deferrable work, which shrinks with the whole. Otherwise deferrable work could
@@ -132,44 +125,36 @@ struct Adaptive {
 pub(crate) struct RequestPermit {
     limit: Arc<NodeLimit>,
     requested_at: Instant,
-    _all: Option<ResizablePermit>,
+    _all: ResizablePermit,
     _deferrable: Option<ResizablePermit>,
 }
 
 impl NodeLimit {
-    pub(crate) fn new(adaptive: bool, cap: usize, deferrable_cap: usize, gauge: Gauge) -> Self {
+    pub(crate) fn new(cap: usize, deferrable_cap: usize, gauge: Gauge) -> Self {
         gauge.set(cap as f64);
-        let adaptive = adaptive.then(|| Adaptive {
+        Self {
             aimd: Mutex::new(Aimd::new(cap)),
             all: Arc::new(ResizableSemaphore::new(cap)),
             deferrable: Arc::new(ResizableSemaphore::new(deferrable_cap)),
             cap,
             deferrable_cap,
             gauge,
-        });
-        Self { cap, adaptive }
+        }
     }
 
     /// The limit of requests in flight.
     pub(crate) fn limit(&self) -> usize {
-        self.adaptive.as_ref().map_or(self.cap, |adaptive| lock(&adaptive.aimd).limit())
+        lock(&self.aimd).limit()
     }
 
     /// A permit for one request now, if the node is below its limit.
     pub(crate) fn try_acquire(self: &Arc<Self>, deferrable: bool) -> Option<RequestPermit> {
-        let (mut _all, mut _deferrable) = (None, None);
-        if let Some(adaptive) = &self.adaptive {
-            if deferrable {
-                _deferrable = Some(adaptive.deferrable.try_acquire()?);
-            }
-            _all = Some(adaptive.all.try_acquire()?);
-        }
-        Some(RequestPermit {
-            limit: Arc::clone(self),
-            requested_at: Instant::now(),
-            _all,
-            _deferrable,
-        })
+        let deferrable = match deferrable {
+            true => Some(self.deferrable.try_acquire()?),
+            false => None,
+        };
+        let all = self.all.try_acquire()?;
+        Some(self.permit(all, deferrable))
     }
 
     /// Waits until one more request may be sent to the node.
@@ -177,19 +162,28 @@ impl NodeLimit {
     /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire(self: Arc<Self>, deferrable: bool) -> RequestPermit {
-        let (mut _all, mut _deferrable) = (None, None);
-        if let Some(adaptive) = &self.adaptive {
-            // Always in this order, so that two waiters cannot each hold what the other needs.
-            if deferrable {
-                _deferrable = Some(adaptive.deferrable.acquire().await);
-            }
-            _all = Some(adaptive.all.acquire().await);
-        }
-        RequestPermit { limit: self, requested_at: Instant::now(), _all, _deferrable }
+        // Always in this order, so that two waiters cannot each hold what the other needs.
+        let deferrable = match deferrable {
+            true => Some(self.deferrable.acquire().await),
+            false => None,
+        };
+        let all = self.all.acquire().await;
+        self.permit(all, deferrable)
     }
-}
 
-impl Adaptive {
+    fn permit(
+        self: &Arc<Self>,
+        all: ResizablePermit,
+        deferrable: Option<ResizablePermit>,
+    ) -> RequestPermit {
+        RequestPermit {
+            limit: Arc::clone(self),
+            requested_at: Instant::now(),
+            _all: all,
+            _deferrable: deferrable,
+        }
+    }
+
     fn record(&self, signal: Signal, requested_at: Instant, now: Instant) {
         let mut aimd = lock(&self.aimd);
         let before = aimd.limit();
@@ -211,15 +205,13 @@ impl RequestPermit {
     /// limit.
     pub(crate) fn record<T>(self, result: &Result<T, CallError>) {
         let signal = match result {
-            Ok(_) => Signal::Answered,
+            Ok(_) => Signal::Timely,
             Err(CallError::Timeout(_)) => Signal::Late,
             Err(error) if error.is_overload() => Signal::Overloaded,
             // The error is due to the request or the connection, and says nothing about the load.
             Err(_) => return,
         };
-        if let Some(adaptive) = &self.limit.adaptive {
-            adaptive.record(signal, self.requested_at, Instant::now());
-        }
+        self.limit.record(signal, self.requested_at, Instant::now());
     }
 }
 
@@ -236,8 +228,8 @@ mod tests {
         (0..count).for_each(|_| aimd.record(signal, requested_at, used, requested_at + MS));
     }
 
-    fn limit(adaptive: bool) -> Arc<NodeLimit> {
-        Arc::new(NodeLimit::new(adaptive, 64, 4, Gauge::noop()))
+    fn limit() -> Arc<NodeLimit> {
+        Arc::new(NodeLimit::new(64, 4, Gauge::noop()))
     }
 
     #[test]
@@ -255,13 +247,13 @@ mod tests {
         let mut aimd = Aimd::new(64);
         let start = Instant::now();
         aimd.record(Signal::Overloaded, start, true, start);
-        many(&mut aimd, 1_000, Signal::Answered, start, true);
+        many(&mut aimd, 1_000, Signal::Timely, start, true);
         let after = start + MS;
-        many(&mut aimd, 1_000, Signal::Answered, after, false);
+        many(&mut aimd, 1_000, Signal::Timely, after, false);
         assert_eq!(aimd.limit(), 32, "neither old answers nor idle ones raise it");
-        many(&mut aimd, 33, Signal::Answered, after, true);
+        many(&mut aimd, 33, Signal::Timely, after, true);
         assert_eq!(aimd.limit(), 33);
-        many(&mut aimd, 64 * 64, Signal::Answered, after, true);
+        many(&mut aimd, 64 * 64, Signal::Timely, after, true);
         assert_eq!(aimd.limit(), 64);
     }
 
@@ -272,7 +264,7 @@ mod tests {
         let mut window = |late: usize| {
             requested_at += 2 * MS;
             many(&mut aimd, late, Signal::Late, requested_at, false);
-            many(&mut aimd, LATE_WINDOW - late, Signal::Answered, requested_at, false);
+            many(&mut aimd, LATE_WINDOW - late, Signal::Timely, requested_at, false);
             aimd.limit()
         };
         assert_eq!(window(4), 64, "the first share is the base line");
@@ -293,7 +285,7 @@ mod tests {
             for _ in 0..count {
                 now += MS;
                 let late = random.random_bool(share);
-                aimd.record(if late { Signal::Late } else { Signal::Answered }, now, true, now);
+                aimd.record(if late { Signal::Late } else { Signal::Timely }, now, true, now);
                 sum += aimd.limit();
             }
             let mean = sum / count;
@@ -311,7 +303,7 @@ mod tests {
             let mut now = Instant::now();
             for (signal, used) in signal {
                 now += MS;
-                let all = [Signal::Answered, Signal::Late, Signal::Overloaded];
+                let all = [Signal::Timely, Signal::Late, Signal::Overloaded];
                 let signal = all[usize::from(signal)];
                 aimd.record(signal, now, used, now);
                 prop_assert!((ADAPTIVE_FLOOR.min(cap)..=cap).contains(&aimd.limit()));
@@ -325,7 +317,7 @@ mod tests {
 
     #[tokio::test]
     async fn deferrable_work_never_holds_all_permits_of_an_overloaded_node() {
-        let limit = limit(true);
+        let limit = limit();
         for _ in 0..8 {
             Arc::clone(&limit).acquire(false).await.record(&busy());
         }
@@ -340,7 +332,7 @@ mod tests {
 
     #[tokio::test]
     async fn deferrable_work_alone_raises_the_limit_again() {
-        let limit = limit(true);
+        let limit = limit();
         Arc::clone(&limit).acquire(false).await.record(&busy());
         assert_eq!(limit.limit(), 32);
         let mut permits = Vec::new();
@@ -349,14 +341,5 @@ mod tests {
             permits.swap_remove(0).record(&Ok(()));
         }
         assert_eq!((limit.limit(), permits.len()), (64, 3));
-    }
-
-    #[tokio::test]
-    async fn switched_off_it_bounds_nothing() {
-        let limit = Arc::new(NodeLimit::new(false, 4, 1, Gauge::noop()));
-        Arc::clone(&limit).acquire(false).await.record(&busy());
-        let all: Vec<_> =
-            (0..100).map(|_| Arc::clone(&limit).acquire(true).now_or_never().unwrap()).collect();
-        drop(all);
     }
 }

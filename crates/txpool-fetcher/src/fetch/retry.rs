@@ -1,14 +1,17 @@
-//! Retries fetches without a usable answer. Not the hot path, so each may spawn a task.
+//! Retries fetches without a usable response. Not the hot path, so each may spawn a task.
 
 use std::{sync::Arc, time::Instant};
 
 use futures::FutureExt as _;
 use tokio::time::sleep;
 
-use super::{FetchContext, FetchRequest, FetchTask};
+use super::{DeferrableWork, Fetch, FetchRequest, FetchTask, limit::RequestPermit};
 use crate::{
-    error::CallError, fetch::deferral::DeferrableWork, limit::RequestPermit, outcome::Outcome,
-    sink::TransactionSink,
+    error::CallError,
+    limits::FETCH_RETRIES,
+    metrics::{RETRY_CONNECTION_LOST, RETRY_OTHER_SOURCE, RETRY_RPC_ERROR, RETRY_TIMEOUT},
+    outcome::Outcome,
+    request::Unanswered,
 };
 
 /// How many times a request that is lost with its connection is repeated without counting as a
@@ -22,89 +25,80 @@ const OVERLOAD_STEPS: u32 = 3;
 
 /// Why a request brought no transaction.
 #[derive(Debug)]
-pub(crate) enum NoAnswer {
+pub(super) enum NoTransaction {
     /// The node does not have it; another source may.
     Gone,
     /// The call failed.
     Failed(CallError),
 }
 
-impl<S: TransactionSink> FetchContext<S> {
-    /// The request timed out.
-    pub(crate) fn expired(self: &Arc<Self>, request: FetchRequest) {
-        let error = CallError::Timeout(self.config.fetch_timeout);
+impl Unanswered<FetchRequest> for Arc<Fetch> {
+    fn on_failure(&self, request: FetchRequest, error: CallError) {
         self.failed(request, error);
     }
 
-    /// The connection was lost with the request in flight.
-    pub(crate) fn lost(self: &Arc<Self>, request: FetchRequest) {
-        self.failed(request, CallError::ConnectionLost);
+    fn on_late(&self, count: u64) {
+        self.metrics.late_answers.increment(count);
     }
+}
 
+impl Fetch {
     /// The request failed.
-    pub(crate) fn failed(self: &Arc<Self>, request: FetchRequest, error: CallError) {
+    pub(super) fn failed(self: &Arc<Self>, request: FetchRequest, error: CallError) {
         let FetchRequest { task, source, permit } = request;
         permit.record(&Err::<(), _>(error.clone()));
-        self.spawn_retry(task, source, NoAnswer::Failed(error));
+        self.spawn_retry(task, source, NoTransaction::Failed(error));
     }
 
-    pub(crate) fn spawn_retry(self: &Arc<Self>, task: FetchTask, source: usize, why: NoAnswer) {
-        let context = Arc::clone(self);
-        self.spawn(async move { context.retry(task, source, why).await });
+    pub(super) fn spawn_retry(
+        self: &Arc<Self>,
+        task: FetchTask,
+        source: usize,
+        why: NoTransaction,
+    ) {
+        let fetch = Arc::clone(self);
+        // A stop leaves the hash unfinished, and counts it so.
+        self.tasks.spawn(async move { fetch.retry(task, source, why).await });
     }
 
-    pub(crate) fn spawn_submit(self: &Arc<Self>, task: FetchTask) {
-        let context = Arc::clone(self);
-        self.spawn(async move { context.submit_when_possible(task).await });
-    }
-
-    fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        let stop = self.stop.clone();
-        // Some callers are threads outside of the runtime.
-        let work = async move {
-            tokio::select! {
-                biased;
-                // A stop leaves the hash unfinished, and counts it so.
-                () = stop.cancelled() => {}
-                () = work => {}
-            }
-        };
-        self.tasks.spawn_on(work, &self.runtime);
+    pub(super) fn spawn_submit(self: &Arc<Self>, task: FetchTask) {
+        let fetch = Arc::clone(self);
+        self.tasks.spawn(async move { fetch.submit_when_possible(task).await });
     }
 
     /// Requests the transaction again, from another source or after a delay, or ends the fetch. A
     /// retry that waits because of the load releases its slot meanwhile: with the slot, it would
     /// count as load itself.
-    async fn retry(self: &Arc<Self>, mut task: FetchTask, source: usize, why: NoAnswer) {
-        let metrics = &self.tally.metrics;
+    async fn retry(self: &Arc<Self>, mut task: FetchTask, source: usize, why: NoTransaction) {
+        let retries = &self.metrics.retries;
         match &why {
-            NoAnswer::Gone => metrics.retries_other_source.increment(1),
-            NoAnswer::Failed(CallError::ConnectionLost) => {
-                metrics.retries_connection_lost.increment(1);
+            NoTransaction::Gone => retries[RETRY_OTHER_SOURCE].increment(1),
+            NoTransaction::Failed(CallError::ConnectionLost) => {
+                retries[RETRY_CONNECTION_LOST].increment(1);
                 task.losses += 1;
                 if task.losses <= FREE_LOSSES {
                     return self.submit_when_possible(task).await;
                 }
             }
-            NoAnswer::Failed(CallError::Timeout(_)) => metrics.retries_timeout.increment(1),
-            NoAnswer::Failed(CallError::Rpc { .. }) => metrics.retries_rpc.increment(1),
+            NoTransaction::Failed(CallError::Timeout(_)) => retries[RETRY_TIMEOUT].increment(1),
+            NoTransaction::Failed(CallError::Rpc { .. }) => retries[RETRY_RPC_ERROR].increment(1),
         }
         task.untried.remove(source);
         if self.has_other_source(&task) {
             return self.submit_when_possible(task).await;
         }
         let error = match why {
-            NoAnswer::Failed(error) => error,
+            NoTransaction::Failed(error) => error,
             // The other source was disconnected meanwhile.
-            NoAnswer::Gone => return self.give_up(task, Outcome::Gone),
+            NoTransaction::Gone => return self.give_up(task, Outcome::Gone),
         };
-        if !error.is_retryable() || task.retries >= self.config.fetch_retries {
+        if !error.is_retryable() || task.retries >= FETCH_RETRIES {
             tracing::debug!(hash = %task.arrival.hash, %error, "fetch failed");
             return self.give_up(task, Outcome::Failed);
         }
         let since = Instant::now();
         let step = task.retries + if error.is_overload() { OVERLOAD_STEPS } else { 0 };
-        sleep(self.config.retry_backoff.delay(step, rand::random())).await;
+        sleep(self.settings.limits.retry_backoff.random_delay(step)).await;
         task.retries += 1;
         if let Some(_parked) = self.deferral.park() {
             let FetchTask { arrival, ticket, slot, retries, losses, untried } = task;
@@ -117,19 +111,19 @@ impl<S: TransactionSink> FetchContext<S> {
     }
 
     /// Whether a source that was not asked yet is connected.
-    pub(crate) fn has_other_source(&self, task: &FetchTask) -> bool {
-        task.untried.iter_from(task.arrival.source).any(|source| self.requests.is_up(source))
+    pub(super) fn has_other_source(&self, task: &FetchTask) -> bool {
+        task.untried.iter_from(task.arrival.source).any(|source| self.connections.is_up(source))
     }
 
     fn give_up(&self, task: FetchTask, outcome: Outcome) {
-        self.finish(task.arrival.hash, task.ticket, outcome, None);
+        self.hashes.finish(task.arrival.hash, task.ticket, outcome, None);
     }
 
     async fn submit_when_possible(self: &Arc<Self>, mut task: FetchTask) {
         loop {
             let (source, permit) = self.acquire_request(&task).await;
             match self.submit_to(source, permit, task) {
-                Ok(()) => return self.requests.flush(),
+                Ok(()) => return self.connections.flush(),
                 Err(back) => task = back,
             }
             // The connection was lost since the look-up: the next look-up finds another one, or
@@ -145,7 +139,7 @@ impl<S: TransactionSink> FetchContext<S> {
         let deferrable = task.arrival.is_deferrable();
         let first = task.arrival.source;
         let untried: Vec<usize> = task.untried.iter_from(first).collect();
-        let up = self.requests.connected(&untried, first).await;
+        let up = self.connections.connected(&untried, first).await;
         let free = up
             .iter()
             .find_map(|source| Some((*source, self.limits[*source].try_acquire(deferrable)?)));

@@ -1,4 +1,4 @@
-//! The limits on fetches in flight and on the bytes of their answers.
+//! The limits on fetches in flight and on the bytes of their responses.
 
 use std::sync::{
     Arc,
@@ -8,12 +8,12 @@ use std::sync::{
 use metrics::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::fetch::deferral::{DeferralPermit, TrackedFetch};
+use super::deferral::{DeferralPermit, TrackedFetch};
 
 /// Bytes per permit of the byte budget, so that a budget of 4 GiB fits a semaphore.
 const UNIT_BYTES: usize = 256;
 
-/// The first guess at the size of an answer: the JSON of a token transfer is about 500 bytes.
+/// The first guess at the size of a response: the JSON of a token transfer is about 500 bytes.
 const FIRST_GUESS_BYTES: usize = 1024;
 
 /// Bounds the fetches between the request and the end of the delivery to the sink.
@@ -41,7 +41,7 @@ pub(crate) struct Slot {
 
 #[derive(Debug)]
 struct Bytes {
-    /// The reserved part of the byte budget: the estimate, or the size of the answer once it is
+    /// The reserved part of the byte budget: the estimate, or the size of the response once it is
     /// known.
     reserved: OwnedSemaphorePermit,
     /// `mempool_fetcher_in_flight_bytes`, which counts the reserved bytes.
@@ -118,14 +118,14 @@ impl Slots {
         }
     }
 
-    /// Corrects the reservation of `slot` to the size of its answer, as far as the budget allows,
+    /// Corrects the reservation of `slot` to the size of its response, as far as the budget allows,
     /// and updates the estimate for the next fetches.
-    pub(crate) fn set_answer_bytes(&self, slot: &mut Slot, answer_bytes: usize) {
-        // A running mean over about 16 answers. An update that is lost between two threads does no
+    pub(crate) fn set_response_bytes(&self, slot: &mut Slot, response_bytes: usize) {
+        // A running mean over about 16 responses. An update that is lost between two threads does no
         // harm, because it is an estimate.
         let mean = self.mean_bytes.load(Relaxed);
-        self.mean_bytes.store((mean * 15 + answer_bytes.max(UNIT_BYTES)) / 16, Relaxed);
-        let units = self.units(answer_bytes) as usize;
+        self.mean_bytes.store((mean * 15 + response_bytes.max(UNIT_BYTES)) / 16, Relaxed);
+        let units = self.units(response_bytes) as usize;
         let held = slot.bytes.reserved.num_permits();
         if let Some(excess) = held.checked_sub(units) {
             drop(slot.bytes.reserved.split(excess));
@@ -175,10 +175,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn large_answers_hold_back_further_fetches_until_they_are_dropped() {
+    async fn large_responses_hold_back_further_fetches_until_they_are_dropped() {
         let slots = slots(1 << 20);
         let mut big = slots.acquire_live(None).await;
-        slots.set_answer_bytes(&mut big, 1 << 20);
+        slots.set_response_bytes(&mut big, 1 << 20);
         // The byte budget is used up, though slots are free.
         assert!(slots.all.available_permits() > 0);
         assert!(slots.acquire_live(None).now_or_never().is_none());
@@ -187,14 +187,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_larger_than_the_budget_does_not_block_for_ever() {
+    async fn a_response_larger_than_the_budget_does_not_block_for_ever() {
         let slots = slots(1 << 20);
         for _ in 0..100 {
             // Outside of the scheduler's budget, which 100 acquisitions in a row exhaust.
             let mut slot = tokio::task::unconstrained(slots.acquire_live(None))
                 .now_or_never()
                 .expect("free again each time");
-            slots.set_answer_bytes(&mut slot, 64 << 20);
+            slots.set_response_bytes(&mut slot, 64 << 20);
         }
         assert_eq!(slots.bytes.available_permits(), slots.budget_units);
     }

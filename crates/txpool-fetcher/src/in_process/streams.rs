@@ -13,19 +13,13 @@ use tokio::sync::{
 };
 
 use crate::{
-    announce::subscription::{HashBuffer, check_chain, read_hashes, wait_for_turn},
-    chain::Announced,
-    connection::{NodeInfo, ReadTimes},
+    announce::{Backlog, HashBuffer, Progress, read_hashes, report},
+    chain::AnnouncedHead,
+    connection::{ChainId, NodeInfo, ReadTimes},
     error::{ConnectError, LossReason},
-    fetch::FetchContext,
+    fetch::Fetch,
+    gap::{GapReason, Report},
     in_process_pool::{AnnouncementStream, BlockStream, InProcess, PoolAnnouncement},
-    sink::TransactionSink,
-    source::{
-        Message,
-        machine::Event,
-        send,
-        status::{Progress, SourceShared},
-    },
 };
 
 /// Items of a stream that are read before the sockets of other sources are polled.
@@ -78,61 +72,79 @@ impl HashBuffer for broadcast::Receiver<B256> {
     }
 }
 
-/// Subscribes, reports that the subscription is up, and reads until it ends.
-///
-/// The pool's own stream may be short (reth's holds 2,048 hashes), and loses what it drops without
-/// a count. So it is drained at once, into a buffer of ours whose overrun is counted.
-pub(crate) async fn run_in_process<S: TransactionSink>(
-    context: &Arc<FetchContext<S>>,
+/// A subscription that is up and not read yet.
+pub(crate) struct PoolSubscribed {
+    pub(crate) subscription: Arc<PoolSubscription>,
+    announcements: AnnouncementStream,
+    blocks: BlockStream,
+    progress: Arc<Progress>,
+}
+
+/// Subscribes to both streams.
+pub(crate) async fn subscribe(
+    fetch: &Fetch,
+    chain: &ChainId,
     index: usize,
     pool: &InProcess,
-    shared: &Arc<SourceShared>,
-    messages: &mpsc::Sender<Message>,
-    heads: &mpsc::Sender<Announced>,
-) -> Result<(), ConnectError> {
-    let subscribed = pool.call(&context.tasks, "announcements", |pool| {
+    backlog: &Backlog,
+) -> Result<PoolSubscribed, ConnectError> {
+    let subscribed = pool.call(&fetch.tasks, "announcements", |pool| {
         (pool.chain_id(), pool.announcements(), pool.blocks())
     });
     let (chain_id, announcements, blocks) = subscribed.await.map_err(|panicked| {
         ConnectError::PoolPanicked { endpoint: pool.to_string(), function: panicked.function }
     })?;
-    check_chain(context, &context.config.sources[index], chain_id)?;
-    let slots = context.config.announcement_buffer;
-    let read_times = Arc::new(ReadTimes::new(slots));
-    let progress = Arc::new(Progress::new(Arc::clone(&read_times)));
-    shared.add_reader(&progress);
-    let subscription = Arc::new(PoolSubscription {
-        node: NodeInfo { client: pool.to_string(), chain_id },
-        end: watch::Sender::new(None),
-    });
-    if messages.send(Message::PoolSubscribed(Arc::clone(&subscription))).await.is_err() {
-        return Ok(());
-    }
-    let (buffer, hashes) = broadcast::channel(slots);
-    let ends = EndsOnDrop(Arc::clone(&subscription));
-    let read_streams = async {
-        let _ends = ends;
-        let reason = tokio::select! {
-            // The order is irrelevant: the first branch that ends, ends all.
-            reason = subscription.ended() => reason,
-            reason = until_end("announcements", async {
-                read_announcements(context, announcements, &buffer, &read_times, messages).await;
-            }) => reason,
-            reason = until_end("blocks", read_blocks(blocks, messages, heads)) => reason,
+    chain.check(&fetch.settings.config.sources[index], chain_id)?;
+    let node = NodeInfo { client: pool.to_string(), chain_id };
+    let subscription = Arc::new(PoolSubscription { node, end: watch::Sender::new(None) });
+    let read_times = ReadTimes::new(fetch.settings.limits.announcement_buffer);
+    let progress = Progress::new(Arc::new(read_times));
+    backlog.add_reader(&progress);
+    Ok(PoolSubscribed { subscription, announcements, blocks, progress })
+}
+
+impl PoolSubscribed {
+    /// Reads until the subscription ends.
+    ///
+    /// The pool's own stream may be short (reth's holds 2,048 hashes), and loses what it drops without
+    /// a count. So it is drained at once, into a buffer of ours whose overrun is counted.
+    pub(crate) async fn read(
+        self,
+        fetch: &Arc<Fetch>,
+        index: usize,
+        backlog: &Backlog,
+        reports: &mpsc::Sender<Report>,
+        heads: &mpsc::Sender<AnnouncedHead>,
+    ) {
+        let Self { subscription, announcements, blocks, progress } = self;
+        let read_times = &progress.read_times;
+        let (buffer, hashes) = broadcast::channel(fetch.settings.limits.announcement_buffer);
+        let ends = EndsOnDrop(Arc::clone(&subscription));
+        let read_streams = async {
+            let _ends = ends;
+            let reason = tokio::select! {
+                // The order is irrelevant: the first branch that ends, ends all.
+                reason = subscription.ended() => reason,
+                reason = until_end("announcements", async {
+                    read_announcements(fetch, announcements, &buffer, read_times, reports).await;
+                }) => reason,
+                reason = until_end("blocks", read_blocks(blocks, reports, heads)) => reason,
+            };
+            subscription.end(reason);
+            // The reader processes the rest and ends.
+            drop(buffer);
         };
-        subscription.end(reason);
-        // The reader processes the rest and ends.
-        drop(buffer);
-    };
-    let read_announcements = async {
-        let turn = wait_for_turn(context, shared, &progress, subscription.ended()).await;
-        if turn.is_some() {
-            read_hashes(context, index, hashes, &progress, messages).await;
-            context.deferral.observe_backlog(index, shared.backlog());
-        }
-    };
-    tokio::join!(read_streams, read_announcements);
-    Ok(())
+        let read_announcements = async {
+            match backlog.wait_for_turn(&progress, subscription.ended()).await {
+                Ok(_turn) => {
+                    read_hashes(fetch, index, hashes, &progress, reports).await;
+                    fetch.deferral.observe_backlog(index, backlog.len());
+                }
+                Err(unread) => fetch.metrics.lagged.add(unread),
+            }
+        };
+        tokio::join!(read_streams, read_announcements);
+    }
 }
 
 /// Why a stream that was read to its end has ended.
@@ -144,12 +156,12 @@ async fn until_end(stream: &'static str, read: impl Future<Output = ()>) -> Loss
     }
 }
 
-async fn read_announcements<S>(
-    context: &FetchContext<S>,
+async fn read_announcements(
+    fetch: &Fetch,
     mut announcements: AnnouncementStream,
     buffer: &broadcast::Sender<B256>,
     read_times: &ReadTimes,
-    messages: &mpsc::Sender<Message>,
+    reports: &mpsc::Sender<Report>,
 ) {
     let mut in_a_row = 0;
     while let Some(announcement) = announcements.next().await {
@@ -160,9 +172,9 @@ async fn read_announcements<S>(
                 let _ = buffer.send(hash);
             }
             PoolAnnouncement::Lagged(count) => {
-                context.tally.lagged(count);
+                fetch.metrics.lagged.add(count);
                 tracing::warn!(count, "the pool's stream of announcements overran");
-                send(messages, Message::Event(Event::Lagged)).await;
+                report(reports, Report::Gap(GapReason::Lagged)).await;
             }
         }
         in_a_row += 1;
@@ -175,11 +187,11 @@ async fn read_announcements<S>(
 
 async fn read_blocks(
     mut blocks: BlockStream,
-    messages: &mpsc::Sender<Message>,
-    heads: &mpsc::Sender<Announced>,
+    reports: &mpsc::Sender<Report>,
+    heads: &mpsc::Sender<AnnouncedHead>,
 ) {
     while let Some(mined) = blocks.next().await {
-        send(messages, Message::Event(Event::Head(mined.block.head.number))).await;
+        report(reports, Report::Head(mined.block.head.number)).await;
         if heads.send(mined.into()).await.is_err() {
             // The fetcher is stopping.
             return;

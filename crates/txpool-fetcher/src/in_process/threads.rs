@@ -14,113 +14,79 @@ use std::{
 use alloy_consensus::transaction::Recovered;
 use alloy_eips::Encodable2718 as _;
 use chain_view::PooledTransaction;
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, never, select_biased};
 
 use crate::{
     decode::{Malformed, verify_blob_proofs},
-    error::CallError,
-    fetch::{Alive, FetchContext, FetchRequest, FetchTask, deliver::DeliveryTask, retry::NoAnswer},
+    fetch::{Deliverer, DeliveryTask, Fetch, FetchRequest},
     in_process_pool::InProcess,
-    request::NotInserted,
+    request::{PoolQueues, PoolRequests},
     sink::TransactionSink,
+    tasks::Alive,
 };
 
-/// Takes the requests to a pool in this process. Its threads end when it is dropped.
-#[derive(Debug)]
-pub(crate) struct PoolReader {
-    live: Sender<FetchRequest>,
-    deferrable: Sender<FetchRequest>,
-}
-
-impl PoolReader {
-    /// Starts the threads.
-    ///
-    /// # Errors
-    /// A thread cannot be started. Those that were already started end.
-    pub(crate) fn start<S: TransactionSink>(
-        context: &Arc<FetchContext<S>>,
-        pool: &InProcess,
-    ) -> io::Result<Self> {
-        let config = &context.config;
-        // Every submitted request holds a slot, so neither channel is ever full.
-        let (live, live_requests) = bounded(config.fetch_slots);
-        let (deferrable, deferrable_requests) = bounded(config.fetch_slots);
-        for thread in 0..config.request_connections {
-            // The other threads stay free for live transactions, however slow a backfill is.
-            let takes_deferrable = thread < config.deferrable_connections;
-            let worker = Worker {
-                context: Arc::clone(context),
-                pool: pool.clone(),
-                live: live_requests.clone(),
-                deferrable: if takes_deferrable { deferrable_requests.clone() } else { never() },
-                _alive: context.alive.clone(),
-            };
-            thread::Builder::new().name("mempool-get".into()).spawn(move || worker.run())?;
-        }
-        Ok(Self { live, deferrable })
+/// Starts the threads, which end when the queues are dropped.
+///
+/// # Errors
+/// A thread cannot be started. Those that were already started end.
+pub(crate) fn start<S: TransactionSink>(
+    fetch: &Arc<Fetch>,
+    deliverer: &Arc<Deliverer<S>>,
+    pool: &InProcess,
+) -> io::Result<PoolQueues<FetchRequest>> {
+    let config = &fetch.settings.config;
+    // Every submitted request holds a slot, so neither queue is ever full.
+    let (queues, requests) = PoolQueues::new(config.fetch_slots);
+    for thread in 0..config.request_connections {
+        // The other threads stay free for live transactions, however slow a backfill is.
+        let takes_deferrable = thread < fetch.settings.deferrable_connections();
+        let requests = requests.clone();
+        let worker = Worker {
+            requests: if takes_deferrable { requests } else { requests.live_only() },
+            pool: pool.clone(),
+            _alive: fetch.tasks.alive(),
+            fetch: Arc::clone(fetch),
+            deliverer: Arc::clone(deliverer),
+        };
+        thread::Builder::new().name("mempool-get".into()).spawn(move || worker.run())?;
     }
-
-    #[expect(clippy::result_large_err, reason = "a box would cost an allocation for each hash")]
-    pub(crate) fn submit(
-        &self,
-        request: FetchRequest,
-        deferrable: bool,
-    ) -> Result<(), NotInserted<FetchRequest>> {
-        let requests = if deferrable { &self.deferrable } else { &self.live };
-        requests.try_send(request).map_err(|refused| match refused {
-            TrySendError::Full(request) => NotInserted::Full(request),
-            TrySendError::Disconnected(request) => NotInserted::Closed(request),
-        })
-    }
+    Ok(queues)
 }
 
 struct Worker<S> {
-    context: Arc<FetchContext<S>>,
+    fetch: Arc<Fetch>,
+    deliverer: Arc<Deliverer<S>>,
     pool: InProcess,
-    live: Receiver<FetchRequest>,
-    deferrable: Receiver<FetchRequest>,
+    requests: PoolRequests<FetchRequest>,
     _alive: Alive,
 }
 
 impl<S: TransactionSink> Worker<S> {
     fn run(self) {
-        loop {
-            // Live transactions first.
-            let request = select_biased! {
-                recv(self.live) -> request => request,
-                recv(self.deferrable) -> request => request,
-            };
-            // Deferrable requests that still wait are dropped, and count as failed.
-            let Ok(request) = request else { return };
+        // Deferrable requests that still wait at the end are dropped, and count as failed.
+        while let Some(request) = self.requests.next() {
             // Requests that wait at a stop stay unfinished.
-            if !self.context.stop.is_cancelled() {
+            if !self.fetch.tasks.stop.is_cancelled() {
                 self.take(request);
             }
         }
     }
 
     fn take(&self, request: FetchRequest) {
-        let context = &self.context;
-        let FetchRequest { mut task, source, permit } = request;
-        let hash = task.arrival.hash;
-        let requested = Instant::now();
+        let (hash, requested_at) = (request.hash(), Instant::now());
         let found = self.pool.catch("get", |pool| pool.get(&hash));
-        permit.record(&Ok::<_, CallError>(()));
-        context.tally.metrics.fetch_seconds.record(requested.elapsed().as_secs_f64());
-        if let Ok(None) = found {
-            task.untried.remove(source);
-            if context.has_other_source(&task) {
-                return context.spawn_retry(task, source, NoAnswer::Gone);
-            }
-        }
-        let FetchTask { arrival, ticket, mut slot, .. } = task;
-        // If it is dropped without an outcome, it counts as failed.
-        let delivery = DeliveryTask::new(context, arrival, ticket);
+        let is_gone = matches!(found, Ok(None));
+        let Some((arrival, ticket, mut slot)) =
+            self.fetch.responded(request, requested_at, is_gone)
+        else {
+            return;
+        };
+        let delivery = DeliveryTask::new(&self.deliverer, arrival, ticket);
         match found {
+            // It counts as failed.
             Err(_) => {}
             Ok(None) => delivery.gone(),
             Ok(Some(tx)) => {
-                context.slots.set_answer_bytes(&mut slot, tx.inner().encode_2718_len());
+                self.fetch.slots.set_response_bytes(&mut slot, tx.inner().encode_2718_len());
                 let work = || self.deliver(delivery, tx);
                 if catch_unwind(AssertUnwindSafe(work)).is_err() {
                     tracing::error!("a transaction could not be processed");
@@ -134,14 +100,8 @@ impl<S: TransactionSink> Worker<S> {
         if found != requested {
             return delivery.malformed(&Malformed::OtherTransaction { requested, found });
         }
-        if self.context.config.verify_blob_proofs {
-            let permit = match &self.context.config.gate {
-                None => None,
-                Some(gate) => match self.context.wait_for(gate.acquire_internal(), || {}) {
-                    Some(permit) => Some(permit),
-                    None => return,
-                },
-            };
+        if self.fetch.settings.config.verify_blob_proofs {
+            let Some(permit) = self.deliverer.work_permit(|| {}) else { return };
             let verified = verify_blob_proofs(tx.inner());
             drop(permit);
             if let Err(reason) = verified {

@@ -1,8 +1,8 @@
-//! A connection that only requests transactions, and the thread that reads its answers.
+//! A connection that only requests transactions, and the thread that reads its responses.
 //!
 //! Requests are submitted on the thread of the sockets, and a submit never waits: it formats the
 //! request into the outbox, and one call writes as much of the outbox as the socket has room for.
-//! The thread of the connection waits for answers, and passes each answer to [`Answers`] itself: no
+//! The thread of the connection waits for responses, and passes each response to [`Responses`] itself: no
 //! other thread has to wake up between the socket and the sink.
 
 use std::{
@@ -19,7 +19,7 @@ use std::{
 
 use alloy_primitives::B256;
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
+    event::{PollFd, PollFlags, poll},
     net::SendFlags,
 };
 use tokio::{
@@ -34,30 +34,21 @@ use super::{
     pulse::Pulse,
     response::{NotAResponse, Payload, Response},
     slab::{NotInserted, RequestId, Slab},
-    ws::Incoming,
+    ws::Inbox,
 };
-use crate::{error::LossReason, pinning, sync::lock};
+use crate::{error::LossReason, sync::lock};
 
-/// The stack of a thread that reads answers, the default size of a thread. A blob transaction lives
+/// The stack of a thread that reads responses, the default size of a thread. A blob transaction lives
 /// on the heap; the sink may use the rest.
 const STACK_BYTES: usize = 2 * 1024 * 1024;
 
-/// An answer on a request connection.
-#[derive(Debug)]
-pub(crate) enum Answer<'a> {
-    /// A response.
-    Payload(Payload<'a>),
-    /// A response above the limit for one value. It was read and dropped.
-    Oversized,
-}
-
-/// Processes the answers of one connection, on the thread of that connection.
-pub(crate) trait Answers<T>: Send + 'static {
-    /// Processes the answer to a request that was sent at `sent`. May block; meanwhile the
+/// Processes the responses of one connection, on the thread of that connection.
+pub(crate) trait Responses<T>: Send + 'static {
+    /// Processes the response to a request that was sent at `sent`. May block; meanwhile the
     /// time-outs of the connection's other requests are suspended. A panic ends the connection.
-    fn on_answer(&mut self, request: T, sent: Instant, answer: Answer<'_>);
+    fn on_response(&mut self, request: T, sent: Instant, payload: Payload<'_>);
 
-    /// Every answer that was read has been processed; the thread is about to wait.
+    /// Every response that was read has been processed; the thread is about to wait.
     fn on_idle(&mut self);
 }
 
@@ -67,12 +58,12 @@ pub(crate) struct RequestConnection<T> {
     slab: Mutex<Slab<T>>,
     /// The length of the slab, so that connections can be compared without their locks.
     in_flight: AtomicUsize,
-    /// An answer is being processed.
+    /// A response is being processed.
     is_handling: AtomicBool,
     writer: Writer,
     pulse: Pulse,
     pinged: Mutex<Option<Instant>>,
-    late_answers: AtomicU64,
+    late_responses: AtomicU64,
     ended: watch::Sender<Option<LossReason>>,
 }
 
@@ -115,7 +106,7 @@ impl<T: Send + 'static> RequestConnection<T> {
             writer,
             pulse: Pulse::new(Instant::now()),
             pinged: Mutex::new(None),
-            late_answers: AtomicU64::new(0),
+            late_responses: AtomicU64::new(0),
             ended: watch::Sender::new(None),
         }
     }
@@ -176,18 +167,18 @@ impl<T: Send + 'static> RequestConnection<T> {
         }
     }
 
-    /// Requests without an answer, including the one whose answer is being processed.
+    /// Requests without a response, including the one whose response is being processed.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Relaxed) + usize::from(self.is_handling.load(Relaxed))
     }
 
-    /// Answers since the last call that came after their request had timed out, or that match no
+    /// Responses since the last call that came after their request had timed out, or that match no
     /// request.
-    pub(crate) fn take_late_answers(&self) -> u64 {
-        self.late_answers.swap(0, Relaxed)
+    pub(crate) fn take_late_responses(&self) -> u64 {
+        self.late_responses.swap(0, Relaxed)
     }
 
-    /// Removes a request that was sent `timeout` ago or earlier and has no answer, although
+    /// Removes a request that was sent `timeout` ago or earlier and has no response, although
     /// everything that has arrived was read. While our own reader is behind, no request times out.
     pub(crate) fn pop_expired(&self, timeout: Duration, now: Instant) -> Option<(T, Instant)> {
         let horizon = self.pulse.read_until(now);
@@ -271,12 +262,12 @@ impl<T: Send + 'static> RequestConnection<T> {
         lock(&self.pinged).is_some()
     }
 
-    /// Starts the thread. It ends with the connection, and drops `answers` with everything that it
+    /// Starts the thread. It ends with the connection, and drops `responses` with everything that it
     /// holds.
-    pub(super) fn spawn<A: Answers<T>>(
+    pub(super) fn spawn<R: Responses<T>>(
         self: &Arc<Self>,
-        answers: A,
-        read: impl FnOnce(&Self, &mut A) -> LossReason + Send + 'static,
+        responses: R,
+        read: impl FnOnce(&Self, &mut R) -> LossReason + Send + 'static,
     ) -> io::Result<()> {
         let connection = Arc::clone(self);
         let runtime = Handle::try_current().ok();
@@ -285,8 +276,8 @@ impl<T: Send + 'static> RequestConnection<T> {
             let _entered = runtime.as_ref().map(Handle::enter);
             // Also when a panic unwinds: the requests in flight must learn of the end.
             let ends = Ends(&connection);
-            let mut answers = answers;
-            let reason = read(&connection, &mut answers);
+            let mut responses = responses;
+            let reason = read(&connection, &mut responses);
             connection.end(reason);
             drop(ends);
         };
@@ -297,30 +288,18 @@ impl<T: Send + 'static> RequestConnection<T> {
             .map(drop)
     }
 
-    /// Starts the thread of a connection over a Unix socket. With `busy_poll_core` it runs on that
-    /// core and never sleeps.
+    /// Starts the thread of a connection over a Unix socket.
     pub(crate) fn read_ipc(
         self: &Arc<Self>,
-        answers: impl Answers<T>,
+        responses: impl Responses<T>,
         max_frame_bytes: usize,
-        busy_poll_core: Option<usize>,
     ) -> io::Result<()> {
-        self.spawn(answers, move |connection, answers| {
-            if let Some(core) = busy_poll_core
-                && let Err(error) = pinning::pin(core)
-            {
-                tracing::warn!(core, %error, "a thread that polls without sleeping is not pinned");
-            }
-            connection.read_socket(answers, max_frame_bytes, busy_poll_core.is_some())
+        self.spawn(responses, move |connection, responses| {
+            connection.read_socket(responses, max_frame_bytes)
         })
     }
 
-    fn read_socket(
-        &self,
-        answers: &mut impl Answers<T>,
-        max_frame_bytes: usize,
-        sleeps_never: bool,
-    ) -> LossReason {
+    fn read_socket(&self, responses: &mut impl Responses<T>, max_frame_bytes: usize) -> LossReason {
         let Writer::Ipc { socket, .. } = &self.writer else { return LossReason::Closed };
         let mut socket: &UnixStream = socket;
         let mut frames = Frames::new(max_frame_bytes);
@@ -332,7 +311,7 @@ impl<T: Send + 'static> RequestConnection<T> {
             let spare = frames.spare();
             let room = spare.len();
             self.pulse.waits(Instant::now());
-            let read = wait_readable(socket, sleeps_never).and_then(|()| socket.read(spare));
+            let read = wait_readable(socket).and_then(|()| socket.read(spare));
             let read_at = self.pulse.reads();
             let count = match read {
                 Ok(0) => return LossReason::Closed,
@@ -345,15 +324,15 @@ impl<T: Send + 'static> RequestConnection<T> {
                 match frames.next() {
                     Ok(Some(Frame::Value(value))) => {
                         self.pulse.framed(read_at);
-                        if let Err(reason) = self.take_value(value, answers) {
+                        if let Err(reason) = self.take_value(value, responses) {
                             return reason;
                         }
                     }
                     Ok(Some(Frame::Oversized { id })) => {
                         let request = id.and_then(|id| self.take(RequestId::from(id)));
-                        tracing::warn!(max_frame_bytes, "an answer above the limit was dropped");
+                        tracing::warn!(max_frame_bytes, "a response above the limit was dropped");
                         if let Some((request, sent)) = request {
-                            self.handle(answers, request, sent, Answer::Oversized);
+                            self.handle(responses, request, sent, Payload::Oversized);
                         }
                     }
                     Ok(None) => break,
@@ -363,7 +342,7 @@ impl<T: Send + 'static> RequestConnection<T> {
                     return LossReason::Closed;
                 }
             }
-            answers.on_idle();
+            responses.on_idle();
             // A read that does not fill the buffer has emptied the socket.
             if count < room {
                 self.pulse.has_read_until(read_at);
@@ -386,15 +365,15 @@ impl<T: Send + 'static> RequestConnection<T> {
 
     pub(super) fn read_messages(
         &self,
-        mut incoming: Incoming,
-        answers: &mut impl Answers<T>,
+        mut incoming: Inbox,
+        responses: &mut impl Responses<T>,
     ) -> LossReason {
         loop {
             let message = match incoming.try_next() {
                 Some(message) => message,
                 None => {
                     let now = Instant::now();
-                    answers.on_idle();
+                    responses.on_idle();
                     self.pulse.has_read_until(now);
                     self.pulse.waits(Instant::now());
                     let message = incoming.next();
@@ -406,7 +385,7 @@ impl<T: Send + 'static> RequestConnection<T> {
                 }
             };
             self.pulse.framed(message.read_at);
-            if let Err(reason) = self.take_value(message.text.as_bytes(), answers) {
+            if let Err(reason) = self.take_value(message.text.as_bytes(), responses) {
                 return reason;
             }
             // Messages arrive in order.
@@ -417,11 +396,15 @@ impl<T: Send + 'static> RequestConnection<T> {
         }
     }
 
-    fn take_value(&self, value: &[u8], answers: &mut impl Answers<T>) -> Result<(), LossReason> {
+    fn take_value(
+        &self,
+        value: &[u8],
+        responses: &mut impl Responses<T>,
+    ) -> Result<(), LossReason> {
         match Response::read(value) {
             Ok(Response { id, payload }) => {
                 if let Some((request, sent)) = self.take(RequestId::from(id)) {
-                    self.handle(answers, request, sent, Answer::Payload(payload));
+                    self.handle(responses, request, sent, payload);
                 }
                 Ok(())
             }
@@ -433,9 +416,15 @@ impl<T: Send + 'static> RequestConnection<T> {
         }
     }
 
-    fn handle(&self, answers: &mut impl Answers<T>, request: T, sent: Instant, answer: Answer<'_>) {
+    fn handle(
+        &self,
+        responses: &mut impl Responses<T>,
+        request: T,
+        sent: Instant,
+        payload: Payload<'_>,
+    ) {
         self.is_handling.store(true, Relaxed);
-        answers.on_answer(request, sent, answer);
+        responses.on_response(request, sent, payload);
         self.is_handling.store(false, Relaxed);
     }
 
@@ -445,7 +434,7 @@ impl<T: Send + 'static> RequestConnection<T> {
         self.in_flight.store(slab.len(), Relaxed);
         drop(slab);
         if found.is_none() && id != RequestId::PING {
-            self.late_answers.fetch_add(1, Relaxed);
+            self.late_responses.fetch_add(1, Relaxed);
         }
         found
     }
@@ -499,15 +488,7 @@ impl<T: Send + 'static> Drop for Ends<'_, T> {
 /// Waits until there is something to read. On Linux a blocking `read` is woken twice for each
 /// request: a Unix socket also wakes its readers when the peer has read what was sent
 /// (`unix_write_space`), and only `poll` distinguishes the two.
-fn wait_readable(socket: &UnixStream, sleeps_never: bool) -> io::Result<()> {
-    let mut readable = [PollFd::new(socket, PollFlags::IN)];
-    if sleeps_never {
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        while poll(&mut readable, Some(&at_once))? == 0 {
-            std::hint::spin_loop();
-        }
-    } else {
-        poll(&mut readable, None)?;
-    }
+fn wait_readable(socket: &UnixStream) -> io::Result<()> {
+    poll(&mut [PollFd::new(socket, PollFlags::IN)], None)?;
     Ok(())
 }

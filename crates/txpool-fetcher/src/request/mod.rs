@@ -1,19 +1,44 @@
-//! The client for `eth_getRawTransactionByHash`, the only call on the hot path.
+//! The client for `eth_getRawTransactionByHash`, the only call on the hot path. Entry: [`open`], and
+//! `submit` of one connection. It does not know what is kept with a request.
 //!
 //! ```text
 //!  thread mempool-io                                      thread mempool-request
 //!  submit: id from the slab, bytes into the outbox
 //!  flush: one send for all requests at hand --> node ---> read, split, parse, remove from the slab,
-//!  sweep: requests without a timely answer                decode, recover, deliver
+//!  sweep: requests without a timely response              decode, recover, deliver
 //! ```
-//! No task, timer or channel belongs to a single request. All other calls, which are few, go over
-//! alloy's service on a connection of their own.
+//! All other calls of a source, which are few, go over alloy's service on one more connection. These
+//! connections are opened together, and when one is lost all are replaced.
+//!
+//! - A request is an entry of a slab. Its id holds the entry's index and how often that index was
+//!   used, so a late response matches no entry. No task, timer, channel or allocation belongs to a
+//!   request.
+//! - All requests have the same time-out, so those in flight form a queue by age, and one task looks
+//!   at its head. A request times out only after everything that had arrived was read, so neither a
+//!   blocking sink nor a busy thread of ours makes a node look late.
+//! - A response above 32 MiB ends its request and is skipped. The fourth and each later connection
+//!   that is lost with the same request in flight counts as a failed attempt, because its response
+//!   may be what ends them.
+//! - The socket is in blocking mode for its reader; requests are sent with `MSG_DONTWAIT`. Bytes that
+//!   the socket does not take wait in a bounded outbox, and only then is the socket registered with
+//!   the runtime.
+//! - A response in the common form is parsed by hand and borrowed from the buffer. Anything else goes
+//!   to `serde_json`, which alone decides what is valid JSON.
+//!
+//! # Locks
+//! | lock | who takes it | for how long |
+//! |---|---|---|
+//! | slab, outbox, ping (in `client`) | `mempool-io` to submit, send and time out; the connection's thread to remove the request of a response | a few fields; the outbox during one non-blocking send |
+//!
+//! The connections in use are in a `watch` channel of tokio's, whose lock all its readers share and a
+//! flush holds while it sends.
 
 mod client;
 mod frame;
 mod greeting;
 mod open;
 mod outbox;
+mod pool_queues;
 mod pulse;
 mod response;
 mod set;
@@ -24,12 +49,11 @@ mod ws;
 mod tests;
 
 pub(crate) use self::{
-    client::{Answer, Answers, RequestConnection},
+    client::Responses,
     frame::{Frame, Frames},
-    greeting::Greeting,
-    open::{Opened, dial_requests, watch_requests},
+    open::{Opened, Unanswered, open},
+    pool_queues::{PoolQueues, PoolRequests},
     response::{Payload, RpcError},
     set::{RequestConnections, RequestSet, Requests},
     slab::NotInserted,
-    ws::{WsStream, open as open_ws},
 };

@@ -14,69 +14,64 @@ use tokio::{
 };
 
 use super::{
-    Greeting, RequestConnection, open_ws,
-    set::{OpenConnection, RequestSet, Requests},
+    client::{RequestConnection, Responses},
+    greeting::Greeting,
+    set::{OpenConnection, RequestConnections, RequestSet, Requests},
+    ws,
 };
 use crate::{
-    announce::subscription::dial_on_chain,
     config::Endpoint,
-    connection::{no_socket, open_ipc, open_ws_stream, read_refusal},
-    error::{ConnectError, LossReason},
-    fetch::{AnswerReader, FetchContext},
-    sink::TransactionSink,
-    source::status::SourceShared,
+    connection::{Connection, no_socket, open_ipc, open_ws_stream, read_refusal},
+    error::{CallError, ConnectError, LossReason},
+    limits::Limits,
+    settings::Settings,
 };
-
-/// Opens all request connections of a source.
-pub(crate) async fn dial_requests<S: TransactionSink>(
-    context: &Arc<FetchContext<S>>,
-    index: usize,
-    known: bool,
-) -> Result<Opened, ConnectError> {
-    let config = &context.config;
-    let calls = Arc::new(dial_on_chain(context, index, known).await?);
-    let mut tasks = JoinSet::new();
-    let mut fetches = Vec::new();
-    let mut busy_poll_cores = config.busy_poll_cores.iter().cycle();
-    for _ in 0..config.request_connections {
-        let core = busy_poll_cores.next().copied();
-        fetches.push(dial_fetches(context, index, core, &mut tasks).await?);
-    }
-    let deferrable = config.deferrable_connections;
-    let set = Arc::new(RequestSet { calls, fetches: fetches.into(), deferrable });
-    Ok(Opened { set, tasks })
-}
 
 /// Request connections with the tasks that write the bytes for which their sockets had no room.
 #[derive(Debug)]
-pub(crate) struct Opened {
-    pub(crate) set: Arc<RequestSet>,
+pub(crate) struct Opened<T: Send + 'static> {
+    pub(crate) set: Arc<RequestSet<T>>,
     tasks: JoinSet<()>,
 }
 
-async fn dial_fetches<S: TransactionSink>(
-    context: &Arc<FetchContext<S>>,
+/// Opens all request connections of a source beside the one for calls; `responses` makes the reader
+/// of each.
+pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
+    settings: &Settings,
     index: usize,
-    busy_poll_core: Option<usize>,
+    calls: Connection,
+    responses: impl Fn() -> R,
+) -> Result<Opened<T>, ConnectError> {
+    let mut tasks = JoinSet::new();
+    let mut fetches = Vec::new();
+    for _ in 0..settings.config.request_connections {
+        let endpoint = &settings.config.sources[index];
+        fetches.push(open_one(endpoint, &settings.limits, responses(), &mut tasks).await?);
+    }
+    let deferrable = settings.deferrable_connections();
+    let set = RequestSet { calls: Arc::new(calls), fetches: fetches.into(), deferrable };
+    Ok(Opened { set: Arc::new(set), tasks })
+}
+
+async fn open_one<T: Send + 'static>(
+    endpoint: &Endpoint,
+    limits: &Limits,
+    responses: impl Responses<T>,
     tasks: &mut JoinSet<()>,
-) -> Result<OpenConnection, ConnectError> {
-    let config = &context.config;
-    let endpoint = &config.sources[index];
-    let answers = AnswerReader::new(context);
-    let thread = |source: io::Error| ConnectError::Io {
+) -> Result<OpenConnection<T>, ConnectError> {
+    let failed = |source: io::Error| ConnectError::Io {
         endpoint: endpoint.to_string(),
         source: source.into(),
     };
     match endpoint {
         Endpoint::Ipc(path) => {
             let mut stream = open_ipc(path).await?;
-            greet(&mut stream, endpoint, config.ping_timeout).await?;
-            let stream = stream.into_std().map_err(thread)?;
+            greet(&mut stream, endpoint, limits.ping_timeout).await?;
+            let stream = stream.into_std().map_err(failed)?;
             // Its reader has a thread of its own.
-            stream.set_nonblocking(false).map_err(thread)?;
+            stream.set_nonblocking(false).map_err(failed)?;
             let connection = Arc::new(RequestConnection::over_ipc(stream));
-            let max_frame_bytes = config.max_frame_bytes;
-            connection.read_ipc(answers, max_frame_bytes, busy_poll_core).map_err(thread)?;
+            connection.read_ipc(responses, limits.max_frame_bytes).map_err(failed)?;
             let writer = Arc::clone(&connection);
             tasks.spawn(async move {
                 if let Err(error) = writer.flush_when_writable().await {
@@ -86,9 +81,9 @@ async fn dial_fetches<S: TransactionSink>(
             Ok(OpenConnection(connection))
         }
         Endpoint::Ws(url) => {
-            let stream = open_ws_stream(url, config.max_frame_bytes, config.ping_timeout).await?;
+            let stream = open_ws_stream(url, limits.max_frame_bytes, limits.ping_timeout).await?;
             let (connection, pump) =
-                open_ws(stream, answers, config.max_frame_bytes).map_err(thread)?;
+                ws::open(stream, responses, limits.max_frame_bytes).map_err(failed)?;
             tasks.spawn(pump);
             Ok(OpenConnection(connection))
         }
@@ -96,7 +91,7 @@ async fn dial_fetches<S: TransactionSink>(
     }
 }
 
-/// Waits for the answer to one request: a node at its limit of connections accepts one more, sends
+/// Waits for the response to one request: a node at its limit of connections accepts one more, sends
 /// an error and closes it, which must not count as a connection that was up.
 async fn greet(
     stream: &mut UnixStream,
@@ -137,63 +132,77 @@ async fn greet(
     }
 }
 
-/// Times requests out and pings silent connections until one of the set is lost; then closes the
-/// others, passes the requests in flight on, and returns the reason.
-pub(crate) async fn watch_requests<S: TransactionSink>(
-    context: Arc<FetchContext<S>>,
-    index: usize,
-    shared: Arc<SourceShared>,
-    opened: Opened,
-) -> LossReason {
-    let Opened { set, tasks: _tasks } = opened;
-    // On every path, also when the source is stopped meanwhile.
-    let hands_on = HandsOn { context: &context, index, set: &set };
-    let config = &context.config;
-    let grain = config.fetch_timeout / 16;
-    let mut ticks = interval(grain.clamp(Duration::from_millis(1), Duration::from_millis(100)));
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let sweep = async {
-        loop {
-            ticks.tick().await;
-            let now = Instant::now();
-            let mut limit = config.ping_timeout;
-            // While it lists its pool, a node may be slow with everything.
-            if shared.is_listing() {
-                limit += config.snapshot_timeout;
-            }
-            for connection in &set.fetches {
-                while let Some((request, _)) = connection.pop_expired(config.fetch_timeout, now) {
-                    context.expired(request);
-                }
-                connection.supervise(config.ping_interval, limit, now);
-                let late = connection.take_late_answers();
-                if late > 0 {
-                    context.tally.metrics.late_answers.increment(late);
-                }
-            }
-        }
-    };
-    let reason = tokio::select! {
-        reason = set.closed() => reason,
-        never = sweep => never,
-    };
-    drop(hands_on);
-    reason
+/// Who gets the requests that have no response.
+pub(crate) trait Unanswered<T> {
+    /// The request timed out, or its connection was lost.
+    fn on_failure(&self, request: T, error: CallError);
+
+    /// Responses came after their requests had timed out, or match no request.
+    fn on_late(&self, count: u64);
 }
 
-struct HandsOn<'a, S: TransactionSink> {
-    context: &'a Arc<FetchContext<S>>,
-    index: usize,
-    set: &'a Arc<RequestSet>,
+impl<T: Send + 'static> Opened<T> {
+    /// Times requests out and pings silent connections until one of the set is lost; then closes the
+    /// others, passes the requests in flight on, and returns the reason.
+    pub(crate) async fn watch(
+        self,
+        limits: &Limits,
+        connections: &RequestConnections<T>,
+        index: usize,
+        owner: &impl Unanswered<T>,
+        is_listing: impl Fn() -> bool,
+    ) -> LossReason {
+        let Self { set, tasks: _tasks } = self;
+        // On every path, also when the source is stopped meanwhile.
+        let hands_on = HandsOn { connections, index, set: &set, owner };
+        let timeout = limits.fetch_timeout;
+        let grain = timeout / 16;
+        let mut ticks = interval(grain.clamp(Duration::from_millis(1), Duration::from_millis(100)));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let sweep = async {
+            loop {
+                ticks.tick().await;
+                let now = Instant::now();
+                let mut limit = limits.ping_timeout;
+                // While it lists its pool, a node may be slow with everything.
+                if is_listing() {
+                    limit += limits.snapshot_timeout;
+                }
+                for connection in &set.fetches {
+                    while let Some((request, _)) = connection.pop_expired(timeout, now) {
+                        owner.on_failure(request, CallError::Timeout(timeout));
+                    }
+                    connection.supervise(limits.ping_interval, limit, now);
+                    let late = connection.take_late_responses();
+                    if late > 0 {
+                        owner.on_late(late);
+                    }
+                }
+            }
+        };
+        let reason = tokio::select! {
+            reason = set.closed() => reason,
+            never = sweep => never,
+        };
+        drop(hands_on);
+        reason
+    }
 }
 
-impl<S: TransactionSink> Drop for HandsOn<'_, S> {
+struct HandsOn<'a, T: Send + 'static, O: Unanswered<T>> {
+    connections: &'a RequestConnections<T>,
+    index: usize,
+    set: &'a Arc<RequestSet<T>>,
+    owner: &'a O,
+}
+
+impl<T: Send + 'static, O: Unanswered<T>> Drop for HandsOn<'_, T, O> {
     fn drop(&mut self) {
-        self.context.requests.remove(self.index, &Requests::Node(Arc::clone(self.set)));
+        self.connections.remove(self.index, &Requests::Node(Arc::clone(self.set)));
         self.set.end(&LossReason::Closed);
         for connection in &self.set.fetches {
             for request in connection.take_all() {
-                self.context.lost(request);
+                self.owner.on_failure(request, CallError::ConnectionLost);
             }
         }
     }

@@ -41,6 +41,8 @@ pub(crate) enum Payload<'a> {
     Error(RpcError),
     /// Neither a result nor an error that can be read.
     Other,
+    /// A response above the limit for one value. It was read and dropped.
+    Oversized,
 }
 
 /// The error object of a response.
@@ -256,6 +258,7 @@ mod tests {
             Payload::Text(text) => format!("text {text}"),
             Payload::Error(error) => format!("error {} {}", error.code, error.message),
             Payload::Other => "other".to_owned(),
+            Payload::Oversized => unreachable!("it was read"),
         };
         Ok((response.id, says))
     }

@@ -4,21 +4,28 @@ use std::{ops::Deref, sync::Arc};
 
 use tokio::sync::watch;
 
-use crate::{
-    connection::Connection, error::LossReason, fetch::FetchRequest, in_process::PoolReader,
-    request::RequestConnection,
-};
+use super::{client::RequestConnection, pool_queues::PoolQueues};
+use crate::{connection::Connection, error::LossReason};
 
 /// Where the requests of one source go.
-#[derive(Clone, Debug)]
-pub(crate) enum Requests {
+#[derive(Debug)]
+pub(crate) enum Requests<T: Send + 'static> {
     /// To a node, over its request connections.
-    Node(Arc<RequestSet>),
+    Node(Arc<RequestSet<T>>),
     /// To a pool in this process.
-    InProcess(Arc<PoolReader>),
+    InProcess(Arc<PoolQueues<T>>),
 }
 
-impl Requests {
+impl<T: Send + 'static> Clone for Requests<T> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Node(set) => Self::Node(Arc::clone(set)),
+            Self::InProcess(queues) => Self::InProcess(Arc::clone(queues)),
+        }
+    }
+}
+
+impl<T: Send + 'static> Requests<T> {
     fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Node(one), Self::Node(other)) => Arc::ptr_eq(one, other),
@@ -37,19 +44,19 @@ impl Requests {
 
 /// The request connections of one source. They are opened together and lost together.
 #[derive(Debug)]
-pub(crate) struct RequestSet {
+pub(crate) struct RequestSet<T: Send + 'static> {
     /// For every call that does not fetch a transaction.
     pub(crate) calls: Arc<Connection>,
     /// For the fetches, at least one.
-    pub(crate) fetches: Box<[OpenConnection]>,
+    pub(crate) fetches: Box<[OpenConnection<T>]>,
     /// How many of them, counted from the last, also take deferrable fetches.
     pub(crate) deferrable: usize,
 }
 
-impl RequestSet {
+impl<T: Send + 'static> RequestSet<T> {
     /// The connection with the fewest requests in flight. Of equal ones the first is taken: under a
     /// light load a single thread does all the work, and it is not one that a backfill uses.
-    pub(crate) fn least_busy(&self, deferrable: bool) -> &RequestConnection<FetchRequest> {
+    pub(crate) fn least_busy(&self, deferrable: bool) -> &RequestConnection<T> {
         let first = if deferrable { self.fetches.len() - self.deferrable } else { 0 };
         let connections = self.fetches[first..].iter();
         connections
@@ -85,19 +92,19 @@ impl RequestSet {
 }
 
 /// A request connection that ends when this is dropped. Its thread holds the connection too, and
-/// would otherwise wait for answers for ever.
+/// would otherwise wait for responses for ever.
 #[derive(Debug)]
-pub(crate) struct OpenConnection(pub(crate) Arc<RequestConnection<FetchRequest>>);
+pub(crate) struct OpenConnection<T: Send + 'static>(pub(super) Arc<RequestConnection<T>>);
 
-impl Deref for OpenConnection {
-    type Target = RequestConnection<FetchRequest>;
+impl<T: Send + 'static> Deref for OpenConnection<T> {
+    type Target = RequestConnection<T>;
 
     fn deref(&self) -> &Self::Target {
         &self.0
     }
 }
 
-impl Drop for OpenConnection {
+impl<T: Send + 'static> Drop for OpenConnection<T> {
     fn drop(&mut self) {
         self.0.end(LossReason::Closed);
     }
@@ -105,16 +112,16 @@ impl Drop for OpenConnection {
 
 /// The request connections of all sources.
 #[derive(Debug)]
-pub(crate) struct RequestConnections {
-    sets: watch::Sender<Vec<Option<Requests>>>,
+pub(crate) struct RequestConnections<T: Send + 'static> {
+    sets: watch::Sender<Vec<Option<Requests<T>>>>,
 }
 
-impl RequestConnections {
+impl<T: Send + 'static> RequestConnections<T> {
     pub(crate) fn new(sources: usize) -> Self {
-        Self { sets: watch::Sender::new(vec![None; sources]) }
+        Self { sets: watch::Sender::new((0..sources).map(|_| None).collect()) }
     }
 
-    pub(crate) fn set(&self, source: usize, set: Option<Requests>) {
+    pub(crate) fn set(&self, source: usize, set: Option<Requests<T>>) {
         self.sets.send_modify(|all| all[source] = set);
     }
 
@@ -122,14 +129,14 @@ impl RequestConnections {
         self.sets.borrow()[source].is_some()
     }
 
-    pub(crate) fn of(&self, source: usize) -> Option<Requests> {
+    pub(crate) fn of(&self, source: usize) -> Option<Requests<T>> {
         self.sets.borrow()[source].clone()
     }
 
     /// The sources of `untried` that are connected, in order; if there are none, the other
     /// connected ones, beginning with `first`. Waits until there is one.
     pub(crate) async fn connected(&self, untried: &[usize], first: usize) -> Vec<usize> {
-        let find = |all: &Vec<Option<Requests>>| {
+        let find = |all: &Vec<Option<Requests<T>>>| {
             let up = |source: &usize| all[*source].is_some();
             let mut found: Vec<usize> = untried.iter().copied().filter(up).collect();
             if found.is_empty() {
@@ -156,9 +163,9 @@ impl RequestConnections {
     /// if no node is connected but a pool in this process can be called instead.
     pub(crate) async fn pick(&self, source: usize) -> Option<Arc<Connection>> {
         let mut changes = self.sets.subscribe();
-        let up = |all: &Vec<Option<Requests>>| all.iter().any(Option::is_some);
+        let up = |all: &Vec<Option<Requests<T>>>| all.iter().any(Option::is_some);
         let all = changes.wait_for(up).await.expect("the sender lives as long as this");
-        let calls = |set: &Option<Requests>| set.as_ref().and_then(Requests::calls).cloned();
+        let calls = |set: &Option<Requests<T>>| set.as_ref().and_then(Requests::calls).cloned();
         calls(&all[source]).or_else(|| all.iter().find_map(calls))
     }
 
@@ -179,7 +186,7 @@ impl RequestConnections {
     /// Removes the set whose connection for calls was found lost before its source has noticed.
     pub(crate) fn remove_lost(&self, calls: &Arc<Connection>) {
         self.sets.send_if_modified(|all| {
-            let lost = |set: &Option<Requests>| {
+            let lost = |set: &Option<Requests<T>>| {
                 let of_set = set.as_ref().and_then(Requests::calls);
                 of_set.is_some_and(|of_set| Arc::ptr_eq(of_set, calls))
             };
@@ -189,7 +196,7 @@ impl RequestConnections {
     }
 
     /// Removes a set, if it is the current one.
-    pub(crate) fn remove(&self, source: usize, set: &Requests) {
+    pub(crate) fn remove(&self, source: usize, set: &Requests<T>) {
         self.sets.send_if_modified(|all| {
             let is_this = all[source].as_ref().is_some_and(|other| other.is(set));
             if is_this {

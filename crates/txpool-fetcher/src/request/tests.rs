@@ -15,7 +15,7 @@ use std::{
 use alloy_primitives::B256;
 use serde_json::Value;
 
-use super::{Answer, Answers, Payload, RequestConnection};
+use super::{Payload, Responses, client::RequestConnection};
 use crate::error::LossReason;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,14 +31,14 @@ struct Notes {
     block_at: u64,
 }
 
-impl Answers<u64> for Notes {
-    fn on_answer(&mut self, request: u64, _sent: Instant, answer: Answer<'_>) {
-        let text = match answer {
-            Answer::Payload(Payload::Null) => "null".to_owned(),
-            Answer::Payload(Payload::Text(text)) => text.into_owned(),
-            Answer::Payload(Payload::Error(error)) => format!("error {}", error.code),
-            Answer::Payload(Payload::Other) => "other".to_owned(),
-            Answer::Oversized => "oversized".to_owned(),
+impl Responses<u64> for Notes {
+    fn on_response(&mut self, request: u64, _sent: Instant, payload: Payload<'_>) {
+        let text = match payload {
+            Payload::Null => "null".to_owned(),
+            Payload::Text(text) => text.into_owned(),
+            Payload::Error(error) => format!("error {}", error.code),
+            Payload::Other => "other".to_owned(),
+            Payload::Oversized => "oversized".to_owned(),
         };
         self.seen.send((request, text)).unwrap();
         if request == self.block_at {
@@ -63,7 +63,7 @@ fn stage(block_at: u64) -> Stage {
     let (seen_tx, seen) = channel();
     let (block, blocked) = channel();
     let notes = Notes { seen: seen_tx, block: blocked, block_at };
-    connection.read_ipc(notes, MAX_FRAME, None).unwrap();
+    connection.read_ipc(notes, MAX_FRAME).unwrap();
     Stage { connection, seen, block: Some(block), node }
 }
 
@@ -130,51 +130,6 @@ fn answers_in_any_order_and_cut_anywhere_reach_their_requests() {
     wait_until("the last one is handled", || stage.connection.in_flight() == 0);
 }
 
-/// Notes on which core the answers are read, and how often their thread has slept so far.
-#[cfg(target_os = "linux")]
-struct Awake(Sender<(rustix::thread::CpuSet, u64)>);
-
-#[cfg(target_os = "linux")]
-impl Answers<u64> for Awake {
-    fn on_answer(&mut self, _: u64, _: Instant, _: Answer<'_>) {
-        let cores = rustix::thread::sched_getaffinity(None).unwrap();
-        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-        let slept = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-        self.0.send((cores, slept.unwrap().trim().parse().unwrap())).unwrap();
-    }
-
-    fn on_idle(&mut self) {}
-}
-
-/// Its thread stays on its core, does not sleep between answers, and ends with the connection.
-#[cfg(target_os = "linux")]
-#[test]
-fn a_thread_that_polls_without_sleeping_reads_answers_on_its_core_and_ends() {
-    let cores = rustix::thread::sched_getaffinity(None).unwrap();
-    let core = (0..).find(|core| cores.is_set(*core)).unwrap();
-    let (ours, mut node) = UnixStream::pair().unwrap();
-    let connection = Arc::new(RequestConnection::over_ipc(ours));
-    let (awake, seen) = channel();
-    connection.read_ipc(Awake(awake), MAX_FRAME, Some(core)).unwrap();
-    let mut slept = Vec::new();
-    for number in 0..100 {
-        let hash = B256::left_padding_from(&u64::to_be_bytes(number));
-        connection.submit(&hash, number).expect("the connection is open");
-        connection.flush();
-        let (id, _) = requests(&node).next().unwrap();
-        writeln!(node, r#"{{"jsonrpc":"2.0","id":{id},"result":null}}"#).unwrap();
-        let (cores, times) = seen.recv_timeout(PATIENCE).unwrap();
-        assert!(cores.is_set(core) && cores.count() == 1, "it stays on its core");
-        slept.push(times);
-    }
-    // A lock may be held by the other side now and then; whoever waits for each answer sleeps each time.
-    assert!(slept[99] - slept[0] < 50, "{slept:?}");
-    connection.end(LossReason::Closed);
-    // The thread holds the sender.
-    let ended = seen.recv_timeout(PATIENCE).unwrap_err();
-    assert_eq!(ended, std::sync::mpsc::RecvTimeoutError::Disconnected);
-}
-
 #[test]
 fn swallowed_requests_free_their_ids_and_their_late_answers_are_dropped() {
     let mut stage = stage(u64::MAX);
@@ -194,7 +149,7 @@ fn swallowed_requests_free_their_ids_and_their_late_answers_are_dropped() {
     // An answer to the very first, long after.
     let id = first.unwrap();
     stage.node.write_all(format!(r#"{{"id":{id},"result":"0x01"}}"#).as_bytes()).unwrap();
-    wait_until("the late answer is counted", || stage.connection.take_late_answers() == 1);
+    wait_until("the late answer is counted", || stage.connection.take_late_responses() == 1);
     assert!(stage.seen.try_recv().is_err(), "and goes nowhere");
     stage.connection.end(LossReason::Closed);
     reads.join().unwrap();
@@ -250,8 +205,8 @@ fn a_sink_that_blocks_times_out_nobody_and_what_came_meanwhile_is_read() {
 #[test]
 fn a_node_that_fills_every_read_does_not_keep_its_requests_from_timing_out() {
     struct Slow;
-    impl Answers<u64> for Slow {
-        fn on_answer(&mut self, _: u64, _: Instant, _: Answer<'_>) {}
+    impl Responses<u64> for Slow {
+        fn on_response(&mut self, _: u64, _: Instant, _: Payload<'_>) {}
         fn on_idle(&mut self) {
             // Time for the node to fill the socket.
             thread::sleep(Duration::from_millis(10));
@@ -261,7 +216,7 @@ fn a_node_that_fills_every_read_does_not_keep_its_requests_from_timing_out() {
     // As much as the system grants: Linux wakes a writer when three quarters of it are free again.
     rustix::net::sockopt::set_socket_send_buffer_size(&node, 1 << 20).unwrap();
     let connection = Arc::new(RequestConnection::over_ipc(ours));
-    connection.read_ipc(Slow, MAX_FRAME, None).unwrap();
+    connection.read_ipc(Slow, MAX_FRAME).unwrap();
     // Small pieces, so that the socket is full again whenever some of them were read.
     let flood = format!(r#"{{"a":"{}"}}"#, "x".repeat(4000)).into_bytes();
     let flooding = thread::spawn(move || while node.write_all(&flood).is_ok() {});
@@ -306,15 +261,15 @@ async fn garbage_and_the_end_of_file_end_the_connection_with_their_reason() {
 #[tokio::test]
 async fn a_panic_while_an_answer_is_taken_ends_the_connection() {
     struct Panics;
-    impl Answers<u64> for Panics {
-        fn on_answer(&mut self, _: u64, _: Instant, _: Answer<'_>) {
+    impl Responses<u64> for Panics {
+        fn on_response(&mut self, _: u64, _: Instant, _: Payload<'_>) {
             panic!("a test panics here");
         }
         fn on_idle(&mut self) {}
     }
     let (ours, mut node) = UnixStream::pair().unwrap();
     let connection = Arc::new(RequestConnection::over_ipc(ours));
-    connection.read_ipc(Panics, MAX_FRAME, None).unwrap();
+    connection.read_ipc(Panics, MAX_FRAME).unwrap();
     connection.submit(&B256::ZERO, 1).unwrap();
     write!(node, r#"{{"id":{},"result":null}}"#, 1u64 << 16).unwrap();
     assert_eq!(connection.closed().await, LossReason::Closed);
@@ -338,7 +293,7 @@ fn a_silent_connection_is_pinged_and_given_up_only_when_it_stays_silent() {
             !stage.connection.is_pinged()
         });
     }
-    assert_eq!(stage.connection.take_late_answers(), 0, "a ping is no request");
+    assert_eq!(stage.connection.take_late_responses(), 0, "a ping is no request");
     wait_until("it is given up", || {
         stage.connection.supervise(every, limit, Instant::now());
         stage.connection.is_ended()

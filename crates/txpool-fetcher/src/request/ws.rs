@@ -20,23 +20,15 @@
 use std::{io, sync::Arc, time::Instant};
 
 use futures::{SinkExt as _, StreamExt as _};
-use tokio::{
-    net::TcpStream,
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
-};
-use tokio_tungstenite::{
-    MaybeTlsStream, WebSocketStream,
-    tungstenite::{Message, Utf8Bytes},
-};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 
 use super::{
-    client::{Answers, RequestConnection, WsRequest},
+    client::{RequestConnection, Responses, WsRequest},
     outbox::{write_ping, write_request},
     slab::MAX_IN_FLIGHT,
 };
-use crate::error::LossReason;
-
-pub(crate) type WsStream = WebSocketStream<MaybeTlsStream<TcpStream>>;
+use crate::{connection::WsStream, error::LossReason};
 
 /// Messages that may wait for the thread. While the queue is full the socket is not read, so the
 /// node waits; only answers are delayed by that.
@@ -47,7 +39,7 @@ const UNIT_BYTES: usize = 1024;
 
 /// A message on its way to the thread.
 #[derive(Debug)]
-pub(super) struct Incomer {
+pub(super) struct Incoming {
     pub(super) text: Utf8Bytes,
     pub(super) read_at: Instant,
     _bytes: OwnedSemaphorePermit,
@@ -55,15 +47,15 @@ pub(super) struct Incomer {
 
 /// The thread's end of the queue.
 #[derive(Debug)]
-pub(super) struct Incoming(mpsc::Receiver<Incomer>);
+pub(super) struct Inbox(mpsc::Receiver<Incoming>);
 
-impl Incoming {
-    pub(super) fn try_next(&mut self) -> Option<Incomer> {
+impl Inbox {
+    pub(super) fn try_next(&mut self) -> Option<Incoming> {
         self.0.try_recv().ok()
     }
 
     /// Waits; `None` when the connection has ended.
-    pub(super) fn next(&mut self) -> Option<Incomer> {
+    pub(super) fn next(&mut self) -> Option<Incoming> {
         self.0.blocking_recv()
     }
 }
@@ -71,14 +63,14 @@ impl Incoming {
 /// Starts the thread, and returns the connection with the task that has to run meanwhile.
 pub(crate) fn open<T: Send + 'static>(
     stream: WsStream,
-    answers: impl Answers<T>,
+    responses: impl Responses<T>,
     max_frame_bytes: usize,
 ) -> io::Result<(Arc<RequestConnection<T>>, impl Future<Output = ()> + Send + 'static)> {
     let (requests_tx, requests) = mpsc::channel(MAX_IN_FLIGHT);
     let (incoming_tx, incoming) = mpsc::channel(MESSAGES_WAITING);
     let connection = Arc::new(RequestConnection::over_ws(requests_tx));
-    connection.spawn(answers, move |connection, answers| {
-        connection.read_messages(Incoming(incoming), answers)
+    connection.spawn(responses, move |connection, responses| {
+        connection.read_messages(Inbox(incoming), responses)
     })?;
     let pump = Pump {
         stream,
@@ -104,7 +96,7 @@ fn units(bytes: usize) -> u32 {
 struct Pump {
     stream: WsStream,
     requests: mpsc::Receiver<WsRequest>,
-    incoming: mpsc::Sender<Incomer>,
+    incoming: mpsc::Sender<Incoming>,
     /// Bytes of messages that may wait: one of the largest, or many small ones.
     budget: Arc<Semaphore>,
     max_units: u32,
@@ -124,7 +116,7 @@ impl Pump {
                         let Ok(bytes) = Arc::clone(&budget).acquire_many_owned(count).await else {
                             return LossReason::Closed;
                         };
-                        if incoming.send(Incomer { text, read_at, _bytes: bytes }).await.is_err() {
+                        if incoming.send(Incoming { text, read_at, _bytes: bytes }).await.is_err() {
                             return LossReason::Closed;
                         }
                     }

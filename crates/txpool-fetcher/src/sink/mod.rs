@@ -1,8 +1,19 @@
-//! Where fetched transactions go.
+//! Where fetched transactions go. Entry: [`TransactionSink`]; `thread` calls it with everything but
+//! deliveries.
+//!
+//! The sink is code of the host: it may block, panic or be slow. So it is never called on the thread
+//! of the sockets. When 64 heads wait for it, the oldest is dropped with its nonce updates; the hashes
+//! that it mined are reported with the next head, so the sink ends with the latest head and without
+//! any mined transaction.
+//!
+//! # Locks
+//! | lock | who takes it | for how long |
+//! |---|---|---|
+//! | events for the sink | the tasks that apply heads, nonces and comparisons; `mempool-sink` | one push or pop; when 64 heads wait, a scan of all of them |
 
 #[cfg(feature = "order-pool")]
 mod pool;
-pub(crate) mod thread;
+mod thread;
 
 use std::{
     future::Future,
@@ -15,6 +26,7 @@ use alloy_primitives::{B256, Bytes};
 use chain_view::{Block, BlockNonces, PooledTransaction};
 use tokio::sync::mpsc;
 
+pub(crate) use self::thread::{SinkCaller, SinkQueue, spawn};
 use crate::outcome::Entry;
 
 /// A transaction on its way to the sink.
@@ -47,34 +59,6 @@ impl FetchedTransaction {
             announced_at: Instant::now(),
             first_seen: SystemTime::now(),
         }
-    }
-
-    /// Sets [`Self::entry`].
-    #[must_use]
-    pub fn with_entry(mut self, entry: Entry) -> Self {
-        self.entry = entry;
-        self
-    }
-
-    /// Sets [`Self::source`].
-    #[must_use]
-    pub fn with_source(mut self, source: usize) -> Self {
-        self.source = source;
-        self
-    }
-
-    /// Sets [`Self::announced_at`].
-    #[must_use]
-    pub fn with_announced_at(mut self, announced_at: Instant) -> Self {
-        self.announced_at = announced_at;
-        self
-    }
-
-    /// Sets [`Self::first_seen`].
-    #[must_use]
-    pub fn with_first_seen(mut self, first_seen: SystemTime) -> Self {
-        self.first_seen = first_seen;
-        self
     }
 
     /// The transaction's encoded form: EIP-2718, blob transactions in network form.
@@ -171,6 +155,30 @@ impl ChainEvent {
 /// (feature `order-pool`) and for [`tokio::sync::mpsc::Sender`], of [`FetchedTransaction`] or of
 /// [`SinkEvent`].
 ///
+/// ```
+/// use std::sync::Mutex;
+///
+/// use txpool_fetcher::{ChainEvent, Delivery, FetchedTransaction, TransactionSink};
+///
+/// /// Keeps the newest 1,000, without a look at what blocks take out.
+/// struct Newest(Mutex<std::collections::VecDeque<FetchedTransaction>>);
+///
+/// impl TransactionSink for Newest {
+///     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
+///         let mut newest = self.0.lock().expect("nobody panics with it");
+///         newest.truncate(999);
+///         newest.push_front(tx);
+///         Delivery::Pooled
+///     }
+///
+///     async fn chain_event(&self, event: ChainEvent) {
+///         if let ChainEvent::Head(block) = event {
+///             println!("block {} with {} transactions", block.head.number, block.mined.len());
+///         }
+///     }
+/// }
+/// ```
+///
 /// # Threads and order
 /// [`chain_event`](Self::chain_event) and [`holding`](Self::holding) are called on the thread
 /// `mempool-sink`, one at a time: heads in the order of the chain, the nonces of a block after its
@@ -217,7 +225,7 @@ pub trait TransactionSink: Send + Sync + 'static {
     }
 
     /// Whether the sink uses [`ChainEvent::Nonces`]. Called once, at the start. If not, no full
-    /// block is requested, as with [`FetcherConfig::block_nonces`](crate::FetcherConfig) off.
+    /// block is requested: some megabytes of JSON.
     fn wants_nonces(&self) -> bool {
         true
     }

@@ -18,15 +18,10 @@ use tokio::{
     sync::{Notify, oneshot},
     time::timeout,
 };
+use tokio_util::sync::CancellationToken;
 
-use crate::{
-    chain::RECENT_BLOCKS,
-    fetch::FetchContext,
-    fetch::seen::Seen,
-    metrics::SinkMetrics,
-    sink::{ChainEvent, Holding, TransactionSink},
-    sync::lock,
-};
+use super::{ChainEvent, Delivery, FetchedTransaction, Holding, TransactionSink};
+use crate::{limits::RECENT_BLOCKS, metrics::SinkMetrics, sync::lock, tasks::Tasks};
 
 /// Heads that wait for the sink, and as many nonce updates: as many blocks as are remembered, so a
 /// dropped block is one that the fetcher forgets too. With 1000 transactions in each block, 64
@@ -141,7 +136,6 @@ impl SinkQueue {
                 Ok(Err(_)) => break,
                 Err(_) => {
                     tracing::warn!("the sink does not answer which hashes it holds");
-                    self.metrics.timeouts.increment(1);
                     break;
                 }
             }
@@ -187,7 +181,7 @@ impl SinkQueue {
     }
 
     /// Runs a call of the sink; `None` if it panics, which is counted.
-    pub(crate) fn guard<T>(&self, call: &'static str, body: impl FnOnce() -> T) -> Option<T> {
+    fn guard<T>(&self, call: &'static str, body: impl FnOnce() -> T) -> Option<T> {
         // The unwinding drops the captured values; they are not used again.
         catch_unwind(AssertUnwindSafe(body))
             .inspect_err(|_| {
@@ -305,38 +299,78 @@ impl Waiting {
     }
 }
 
-/// Starts the thread. It ends when the queue does and the sink has returned.
-pub(crate) fn spawn<S: TransactionSink>(context: &Arc<FetchContext<S>>) -> io::Result<()> {
-    let context = Arc::clone(context);
-    thread::Builder::new().name("mempool-sink".into()).spawn(move || run(&context))?;
-    Ok(())
+/// Calls the sink, on threads that may block.
+#[derive(Debug)]
+pub(crate) struct SinkCaller<S> {
+    pub(crate) sink: S,
+    pub(crate) queue: Arc<SinkQueue>,
+    pub(crate) tasks: Arc<Tasks>,
+    /// The sink has reported that it is closed.
+    pub(crate) closed: CancellationToken,
 }
 
-fn run<S: TransactionSink>(context: &FetchContext<S>) {
-    while let Some(job) = context.sink_queue.next() {
-        match job {
-            Job::Head { block, carried, .. } => tell(context, head(context, block, carried)),
-            Job::Nonces(nonces) => tell(context, ChainEvent::Nonces(nonces)),
-            Job::Vanished(hashes) => {
-                for hash in hashes {
-                    tell(context, ChainEvent::Vanished(hash));
+impl<S: TransactionSink> SinkCaller<S> {
+    /// Delivers a transaction, with a call of `about_to_wait` before it waits for the sink. `None` if
+    /// the sink panics, `Some(None)` if the fetcher stops and the sink waits.
+    pub(crate) fn deliver(
+        &self,
+        tx: FetchedTransaction,
+        about_to_wait: impl FnMut(),
+    ) -> Option<Option<Delivery>> {
+        // The call is inside the future too, because `deliver` is the sink's code even before its
+        // future is polled.
+        let call = async { self.sink.deliver(tx).await };
+        self.queue.guard("deliver", || self.tasks.wait_for(call, about_to_wait))
+    }
+
+    fn run(&self, is_still_mined: impl Fn(&B256) -> bool) {
+        while let Some(job) = self.queue.next() {
+            match job {
+                Job::Head { block, mut carried, .. } => {
+                    carried.retain(&is_still_mined);
+                    self.tell(head(block, carried));
+                }
+                Job::Nonces(nonces) => self.tell(ChainEvent::Nonces(nonces)),
+                Job::Vanished(hashes) => {
+                    for hash in hashes {
+                        self.tell(ChainEvent::Vanished(hash));
+                    }
+                }
+                Job::Holding(hashes, reply) => {
+                    let holdings = hashes.iter().map(|hash| {
+                        let found = self.queue.guard("holding", || self.sink.holding(hash));
+                        found.unwrap_or(Holding::Unknown)
+                    });
+                    // The comparison may have stopped waiting.
+                    let _ = reply.send(holdings.collect());
                 }
             }
-            Job::Holding(hashes, reply) => {
-                let holdings = hashes.iter().map(|hash| {
-                    let asked = context.sink_queue.guard("holding", || context.sink.holding(hash));
-                    asked.unwrap_or(Holding::Unknown)
-                });
-                // The comparison may have stopped waiting.
-                let _ = reply.send(holdings.collect());
-            }
+        }
+    }
+
+    fn tell(&self, event: ChainEvent) {
+        let what = event.as_str();
+        let call = async { self.sink.chain_event(event).await };
+        let told = self.queue.guard(what, || self.tasks.wait_for(call, || {}));
+        if told == Some(None) {
+            // The fetcher stops, and the sink would have waited.
+            self.queue.metrics.dropped(what, 1);
         }
     }
 }
 
-/// A head, with those hashes of the dropped blocks before it that are still mined.
-fn head<S>(context: &FetchContext<S>, block: Block, mut carried: Vec<B256>) -> ChainEvent {
-    carried.retain(|hash| context.seen.get(hash) == Some(Seen::Mined));
+/// Starts the thread. It ends when the queue does and the sink has returned.
+pub(crate) fn spawn<S: TransactionSink>(
+    caller: Arc<SinkCaller<S>>,
+    is_still_mined: impl Fn(&B256) -> bool + Send + 'static,
+) -> io::Result<()> {
+    let body = move || caller.run(is_still_mined);
+    thread::Builder::new().name("mempool-sink".into()).spawn(body)?;
+    Ok(())
+}
+
+/// A head, with the hashes of the dropped blocks before it.
+fn head(block: Block, mut carried: Vec<B256>) -> ChainEvent {
     if carried.is_empty() {
         return ChainEvent::Head(block);
     }
@@ -344,21 +378,9 @@ fn head<S>(context: &FetchContext<S>, block: Block, mut carried: Vec<B256>) -> C
     ChainEvent::Head(Block::new(block.head, carried))
 }
 
-fn tell<S: TransactionSink>(context: &FetchContext<S>, event: ChainEvent) {
-    let what = event.as_str();
-    let told = context
-        .sink_queue
-        .guard(what, || context.wait_for(async { context.sink.chain_event(event).await }, || {}));
-    if told == Some(None) {
-        // The fetcher stops, and the sink would have waited.
-        context.sink_queue.metrics.dropped(what, 1);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Metrics;
     use chain_view::Head;
 
     fn hash(number: u64, branch: u8) -> B256 {
@@ -373,7 +395,7 @@ mod tests {
     }
 
     fn queue() -> Arc<SinkQueue> {
-        SinkQueue::new(Metrics::new().sink)
+        SinkQueue::new(SinkMetrics::new())
     }
 
     fn heads(queue: &SinkQueue) -> Vec<(u64, usize)> {

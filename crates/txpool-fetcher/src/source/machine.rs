@@ -8,35 +8,45 @@
 //!      |                                                            | heads stopped coming, or
 //!      +---- subscription connection dropped ---- Stale <-----------+ listed hashes are not announced
 //! ```
-//! A silence alone proves nothing, since a load may simply have ended. So the pool is listed first,
-//! and only if the node lists transactions that it did not announce is the subscription dead.
+//! *Plausible* is judged with the Poisson distribution: if 20 announcements are expected in a silence,
+//! the probability of none is e^-20. At least two heads must have come since the last hash, so that a
+//! stalled chain is not mistaken for a dead subscription, and at least 4 s must have passed, since
+//! geth can pause for 3. Hashes count from the moment they are read from the socket, so our own
+//! back-pressure does not look like silence. Silence alone only raises a suspicion, because the load
+//! may simply have ended. The comparison that follows lists the pool, waits 4 s and lists it again.
+//! Hashes that are new in the second list and were not announced meanwhile prove that the
+//! subscription is dead; hashes of the first list prove nothing, since they may be older than the
+//! subscription.
 //!
-//! The machine opens no socket, starts no task and reads no clock: `source.rs` carries out the
+//! One comparison runs at a time. An event during it schedules another, with the most severe of the
+//! reasons, since the list in flight may predate the event. The delay before a connection is opened
+//! again grows with each attempt and each loss, and is reset by a connection that has lived for 10 s.
+//!
+//! The machine opens no socket, starts no task and reads no clock: its parent module carries out the
 //! actions.
 
 use std::{
     collections::VecDeque,
-    fmt,
     time::{Duration, Instant},
 };
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
+use load_control::Backoff;
+
 use crate::{
-    config::{Backfill, Backoff, FetcherConfig},
-    error::LossReason,
+    config::Backfill,
+    error::{LossReason, StaleReason},
+    gap::{Gap, GapReason, MIN_SILENCE},
+    settings::Settings,
 };
 
 /// Most gaps that are kept for the status.
-const GAPS: usize = 32;
+const MAX_GAPS: usize = 32;
 
 /// How many announcements must have been expected in a silence, by the recent rate, before it is
 /// suspicious: in a Poisson process the probability of none is then e^-20, one in 500 million.
-const EXPECTED: f64 = 20.0;
-
-/// A silence shorter than this is never suspicious, whatever the rate: geth pauses for up to 3 s now
-/// and then. A suspicious source is watched for as long again before it is judged.
-pub(crate) const MIN_SILENCE: Duration = Duration::from_secs(4);
+const SUSPICIOUS_EXPECTATION: f64 = 20.0;
 
 /// How many heads must have come since the last hash before a silence counts. A chain that does not
 /// advance is not a sign of a dead subscription.
@@ -46,11 +56,11 @@ const HEADS_WITHOUT_HASHES: u32 = 2;
 const UNREAD_BLOCK_PAUSE: Duration = Duration::from_secs(30);
 
 /// Failed comparisons in a row after which the source counts as not audited.
-const COMPARISONS_TRIED: u32 = 3;
+const MAX_COMPARE_FAILURES: u32 = 3;
 
 /// How long a connection must have lived to reset the reconnect delay. A node that accepts
 /// connections and closes them is not dialed faster than one that refuses them.
-const LIVED: Duration = Duration::from_secs(10);
+const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// The time over which the rate of announcements is averaged.
 const RATE_WINDOW: Duration = Duration::from_secs(30);
@@ -96,92 +106,6 @@ pub(crate) enum Role {
     Request,
 }
 
-/// What makes a source stale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum StaleReason {
-    /// Heads come and no hashes, for longer than the recent rate of hashes makes plausible, and
-    /// meanwhile the node listed new ones.
-    NoHashes {
-        /// How many new hashes it listed.
-        unannounced: u64,
-    },
-    /// Heads come and no hashes, and the node's pool cannot be listed to find out why.
-    NotListed,
-    /// The node returns a newer block number on the request connection than the subscription
-    /// connection has announced.
-    NoHeads,
-}
-
-impl fmt::Display for StaleReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoHashes { unannounced } => {
-                write!(f, "no hashes are announced, but the node listed {unannounced} new ones")
-            }
-            Self::NotListed => {
-                f.write_str("no hashes are announced, and the node does not list its pool")
-            }
-            Self::NoHeads => f.write_str("the node has newer blocks than it announced"),
-        }
-    }
-}
-
-/// Why announcements may be missing, in ascending order of severity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum GapReason {
-    /// Nothing is known to be missing: the regular comparison.
-    Audit,
-    /// Heads come and no hashes, for longer than the recent rate of hashes makes plausible.
-    Silence,
-    /// A block could not be read, in part or at all, so its transactions are not known.
-    UnreadBlock,
-    /// Heads were missed. Their blocks were requested; hashes announced meanwhile may be missing
-    /// too.
-    MissedHeads,
-    /// A reorg. Transactions of the removed blocks may be pending again, and are not always
-    /// announced.
-    Reorg,
-    /// Our own buffer overran, or the stream of a pool in this process reported a loss.
-    Lagged,
-    /// A connection was lost.
-    Reconnect,
-    /// The start: nothing was subscribed before.
-    StartUp,
-}
-
-impl GapReason {
-    /// The name in lower case, for logs and displays.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Audit => "audit",
-            Self::Silence => "silence",
-            Self::UnreadBlock => "unread_block",
-            Self::MissedHeads => "missed_heads",
-            Self::Reorg => "reorg",
-            Self::Lagged => "lagged",
-            Self::Reconnect => "reconnect",
-            Self::StartUp => "start_up",
-        }
-    }
-}
-
-/// A period in which announcements may have been missed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Gap {
-    /// Why announcements may have been missed.
-    pub reason: GapReason,
-    /// When it began.
-    pub from: Instant,
-    /// When a comparison with the node's pool closed it; `None` until then.
-    pub to: Option<Instant>,
-    /// How many hashes that comparison recovered.
-    pub recovered: u64,
-}
-
 /// An input of the state machine.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event {
@@ -192,16 +116,10 @@ pub(crate) enum Event {
     DialFailed(Role),
     /// A connection that was up was lost.
     Down(Role),
-    /// Our announcement buffer overran and lost announcements.
-    Lagged,
     /// A head was announced.
     Head(u64),
-    /// Blocks were removed from the canonical chain.
-    Reorg,
-    /// A head was announced whose parent was not.
-    MissedHeads,
-    /// A block could not be read.
-    UnreadBlock,
+    /// Announcements or blocks may have been missed.
+    Gap(GapReason),
     /// The node returned this block number on the request connection.
     SawBlock(u64),
     /// The node's pool was compared, and `recovered` hashes were fetched. In a comparison for
@@ -231,7 +149,7 @@ pub(crate) struct Machine {
     up: [bool; 2],
     /// Failed attempts to connect in a row.
     attempts: [u32; 2],
-    /// Consecutive delays since a connection has lived for [`LIVED`].
+    /// Consecutive delays since a connection has lived for [`STABLE_AFTER`].
     delays: [u32; 2],
     up_at: [Instant; 2],
     reconnects: u64,
@@ -266,7 +184,7 @@ struct Activity {
 }
 
 impl Machine {
-    pub(crate) fn new(config: &FetcherConfig, seed: u64, now: Instant) -> (Self, Vec<Action>) {
+    pub(crate) fn new(settings: &Settings, seed: u64, now: Instant) -> (Self, Vec<Action>) {
         let mut machine = Self {
             state: SourceState::Connecting,
             up: [false; 2],
@@ -284,10 +202,10 @@ impl Machine {
             gaps: VecDeque::new(),
             activity: Activity::new(now),
             rng: SmallRng::seed_from_u64(seed),
-            backoff: config.reconnect,
-            limit: config.reconnect_limit,
-            backfill: config.backfill != Backfill::Off,
-            audit_interval: config.audit_interval,
+            backoff: settings.limits.reconnect,
+            limit: settings.config.reconnect_limit,
+            backfill: settings.config.backfill != Backfill::Off,
+            audit_interval: settings.config.audit_interval,
         };
         machine.open_gap(GapReason::StartUp, now);
         let actions = [Role::Subscription, Role::Request]
@@ -350,16 +268,14 @@ impl Machine {
                 self.state = SourceState::Connecting;
                 self.reconnects += 1;
                 self.open_gap(GapReason::Reconnect, now);
-                if now.saturating_duration_since(self.up_at[role as usize]) >= LIVED {
+                if now.saturating_duration_since(self.up_at[role as usize]) >= STABLE_AFTER {
                     self.delays[role as usize] = 0;
                 }
                 let after = self.delay(role);
                 actions.push(Action::Dial { role, after });
             }
-            Event::Lagged => self.gap(GapReason::Lagged, &mut actions, now),
-            Event::Reorg => self.gap(GapReason::Reorg, &mut actions, now),
-            Event::MissedHeads => self.gap(GapReason::MissedHeads, &mut actions, now),
-            Event::UnreadBlock => self.unread_block(&mut actions, now),
+            Event::Gap(GapReason::UnreadBlock) => self.unread_block(&mut actions, now),
+            Event::Gap(reason) => self.gap(reason, &mut actions, now),
             Event::Head(number) => self.activity.head(number, now),
             Event::SawBlock(number) => {
                 if self.state == SourceState::Live && self.activity.is_behind(number, now) {
@@ -439,7 +355,7 @@ impl Machine {
 
     fn compare_failed(&mut self, after: Duration, is_retryable: bool, now: Instant) {
         self.compare_failures = self.compare_failures.saturating_add(1);
-        if is_retryable && self.compare_failures < COMPARISONS_TRIED {
+        if is_retryable && self.compare_failures < MAX_COMPARE_FAILURES {
             let backoff = self.backoff.delay(self.compare_failures - 1, self.rng.random());
             // A node that misses the time-out may still be building the list. A pause of the same
             // length keeps such requests from piling up in it.
@@ -530,7 +446,7 @@ impl Machine {
         if self.gaps.iter().any(|gap| gap.to.is_none() && gap.reason == reason) {
             return;
         }
-        if self.gaps.len() == GAPS {
+        if self.gaps.len() == MAX_GAPS {
             self.gaps.pop_front();
         }
         self.gaps.push_back(Gap { reason, from: now, to: None, recovered: 0 });
@@ -601,7 +517,7 @@ impl Activity {
         let silence = now.saturating_duration_since(self.hash_at);
         self.heads_since_hash >= HEADS_WITHOUT_HASHES
             && silence >= MIN_SILENCE
-            && self.rate_per_s * silence.as_secs_f64() >= EXPECTED
+            && self.rate_per_s * silence.as_secs_f64() >= SUSPICIOUS_EXPECTATION
     }
 
     /// Whether the node has been ahead of its own announcements for longer than [`MIN_SILENCE`].
@@ -620,6 +536,7 @@ impl Activity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{config::FetcherConfig, limits::Limits};
     use proptest::prelude::*;
 
     const S: Duration = Duration::from_secs(1);
@@ -632,7 +549,8 @@ mod tests {
     impl Run {
         fn new(config: &FetcherConfig) -> Self {
             let now = Instant::now();
-            let (machine, actions) = Machine::new(config, 7, now);
+            let settings = Settings { config: config.clone(), limits: Limits::default() };
+            let (machine, actions) = Machine::new(&settings, 7, now);
             let dials = |role| Action::Dial { role, after: Duration::ZERO };
             assert_eq!(actions, [dials(Role::Subscription), dials(Role::Request)]);
             assert_eq!(machine.state(), SourceState::Connecting);
@@ -696,16 +614,16 @@ mod tests {
 
     #[test]
     fn a_failed_dial_is_repeated_with_growing_delays_and_without_end() {
-        let config = config();
-        let mut run = Run::new(&config);
+        let cap = Limits::default().reconnect.cap;
+        let mut run = Run::new(&config());
         let mut longest = Duration::ZERO;
         for _ in 0..1000 {
             let actions = run.on(Event::DialFailed(Role::Request));
-            assert!(is_dial(&actions, Role::Request, config.reconnect.cap), "{actions:?}");
+            assert!(is_dial(&actions, Role::Request, cap), "{actions:?}");
             let [Action::Dial { after, .. }] = actions[..] else { unreachable!() };
             longest = longest.max(after);
         }
-        assert!(longest > config.reconnect.cap / 2);
+        assert!(longest > cap / 2);
         assert_eq!(run.machine.state(), SourceState::Connecting);
     }
 
@@ -726,7 +644,7 @@ mod tests {
         for role in [Role::Subscription, Role::Request] {
             let mut run = Run::live();
             let actions = run.on(Event::Down(role));
-            assert!(is_dial(&actions, role, config().reconnect.base));
+            assert!(is_dial(&actions, role, Limits::default().reconnect.base));
             assert_eq!(run.machine.state(), SourceState::Connecting);
             assert_eq!(run.open_gaps(), [GapReason::Reconnect]);
             assert_eq!(run.on(Event::Up(role)), [Action::Compare(GapReason::Reconnect)]);
@@ -753,10 +671,10 @@ mod tests {
     #[test]
     fn lag_reorg_and_missed_heads_are_compared_without_leaving_live() {
         for (event, reason) in [
-            (Event::Lagged, GapReason::Lagged),
-            (Event::Reorg, GapReason::Reorg),
-            (Event::MissedHeads, GapReason::MissedHeads),
-            (Event::UnreadBlock, GapReason::UnreadBlock),
+            (Event::Gap(GapReason::Lagged), GapReason::Lagged),
+            (Event::Gap(GapReason::Reorg), GapReason::Reorg),
+            (Event::Gap(GapReason::MissedHeads), GapReason::MissedHeads),
+            (Event::Gap(GapReason::UnreadBlock), GapReason::UnreadBlock),
         ] {
             let mut run = Run::live();
             assert_eq!(run.on(event), [Action::Compare(reason)]);
@@ -770,9 +688,9 @@ mod tests {
     #[test]
     fn what_happens_during_a_comparison_is_compared_once_more() {
         let mut run = Run::live();
-        run.on(Event::Lagged);
-        assert_eq!(run.on(Event::Reorg), []);
-        assert_eq!(run.on(Event::Lagged), []);
+        run.on(Event::Gap(GapReason::Lagged));
+        assert_eq!(run.on(Event::Gap(GapReason::Reorg)), []);
+        assert_eq!(run.on(Event::Gap(GapReason::Lagged)), []);
         let actions = run.on(compared(0));
         assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
         assert_eq!(run.open_gaps().len(), 2);
@@ -783,7 +701,7 @@ mod tests {
     #[test]
     fn a_failed_comparison_is_repeated_and_the_gap_stays_open_until_then() {
         let mut run = Run::live();
-        run.on(Event::Lagged);
+        run.on(Event::Gap(GapReason::Lagged));
         assert_eq!(run.on(failed(Duration::ZERO)), []);
         assert_eq!(run.open_gaps(), [GapReason::Lagged]);
         let actions = run.pass(2 * S).on(Event::Tick { read: 0 });
@@ -793,7 +711,7 @@ mod tests {
     #[test]
     fn after_a_list_that_took_too_long_the_node_has_as_long_without_one() {
         let mut run = Run::live();
-        run.on(Event::Lagged);
+        run.on(Event::Gap(GapReason::Lagged));
         assert_eq!(run.on(failed(20 * S)), []);
         assert_eq!(run.pass(19 * S).on(Event::Tick { read: 0 }), []);
         let actions = run.pass(2 * S).on(Event::Tick { read: 0 });
@@ -806,7 +724,7 @@ mod tests {
         assert_eq!(run.pass(50 * S).on(Event::Tick { read: 0 }), []);
         let actions = run.pass(20 * S).on(Event::Tick { read: 0 });
         assert_eq!(actions, [Action::Compare(GapReason::Audit)]);
-        let config = config().with_audit_interval(None);
+        let config = FetcherConfig { audit_interval: None, ..config() };
         let mut run = Run::new(&config);
         run.on(Event::Up(Role::Subscription));
         run.on(Event::Up(Role::Request));
@@ -816,7 +734,7 @@ mod tests {
 
     #[test]
     fn without_backfill_a_source_is_live_at_once() {
-        let mut run = Run::new(&config().with_backfill(Backfill::Off));
+        let mut run = Run::new(&FetcherConfig { backfill: Backfill::Off, ..config() });
         run.on(Event::Up(Role::Subscription));
         assert_eq!(run.on(Event::Up(Role::Request)), []);
         assert_eq!(run.machine.state(), SourceState::Live);
@@ -824,7 +742,7 @@ mod tests {
 
     /// 100 hashes a second for a minute, with a head every 12 s.
     fn busy() -> (Run, u64) {
-        let mut run = Run::live_with(&config().with_audit_interval(None));
+        let mut run = Run::live_with(&FetcherConfig { audit_interval: None, ..config() });
         let mut announced = 0;
         for second in 0..60 {
             announced += 100;
@@ -858,7 +776,7 @@ mod tests {
     fn a_silent_source_whose_node_has_new_hashes_is_stale_and_loses_its_subscription_connection() {
         let (mut run, read) = silent();
         run.on(Event::Tick { read });
-        run.on(Event::Lagged);
+        run.on(Event::Gap(GapReason::Lagged));
         let actions = run.pass(5 * S).on(Event::Compared { recovered: 7, unannounced: 7 });
         let reason = LossReason::Stale(StaleReason::NoHashes { unannounced: 7 });
         assert_eq!(actions, [Action::Drop { role: Role::Subscription, reason }]);
@@ -900,7 +818,7 @@ mod tests {
     #[test]
     fn a_silent_source_is_looked_into_after_the_comparison_that_runs() {
         let (mut run, read) = silent();
-        assert_eq!(run.on(Event::Lagged), [Action::Compare(GapReason::Lagged)]);
+        assert_eq!(run.on(Event::Gap(GapReason::Lagged)), [Action::Compare(GapReason::Lagged)]);
         assert_eq!(run.on(Event::Tick { read }), []);
         assert_eq!(run.on(Event::Compared { recovered: 0, unannounced: 0 }), []);
         assert_eq!(run.on(Event::Tick { read }), [Action::Compare(GapReason::Silence)]);
@@ -921,7 +839,8 @@ mod tests {
 
     #[test]
     fn without_backfill_too_the_pool_of_a_silent_source_is_listed() {
-        let mut run = Run::new(&config().with_backfill(Backfill::Off).with_audit_interval(None));
+        let mut run =
+            Run::new(&FetcherConfig { backfill: Backfill::Off, audit_interval: None, ..config() });
         run.on(Event::Up(Role::Subscription));
         run.on(Event::Up(Role::Request));
         for second in 1..=60 {
@@ -942,7 +861,12 @@ mod tests {
         assert_eq!(run.machine.state(), SourceState::Live);
         assert!(!run.machine.is_audited());
         assert_eq!(run.open_gaps(), [GapReason::StartUp]);
-        for event in [Event::Lagged, Event::Reorg, Event::UnreadBlock, Event::UnreadBlock] {
+        for event in [
+            Event::Gap(GapReason::Lagged),
+            Event::Gap(GapReason::Reorg),
+            Event::Gap(GapReason::UnreadBlock),
+            Event::Gap(GapReason::UnreadBlock),
+        ] {
             assert_eq!(run.pass(S).on(event), []);
         }
         assert_eq!(run.pass(40 * S).on(Event::Tick { read: 0 }), []);
@@ -989,7 +913,7 @@ mod tests {
     #[test]
     fn a_node_that_accepts_connections_and_closes_them_is_dialed_ever_more_slowly() {
         let mut run = Run::live();
-        let cap = config().reconnect.cap;
+        let cap = Limits::default().reconnect.cap;
         let delay = |run: &mut Run| {
             let actions = run.on(Event::Down(Role::Subscription));
             let [Action::Dial { after, .. }] = actions[..] else { panic!("{actions:?}") };
@@ -1001,15 +925,15 @@ mod tests {
             run.pass(S);
         }
         assert!(delay(&mut run) >= cap / 2);
-        run.pass(LIVED);
-        assert!(delay(&mut run) <= config().reconnect.base);
+        run.pass(STABLE_AFTER);
+        assert!(delay(&mut run) <= Limits::default().reconnect.base);
     }
 
     #[test]
     fn silence_without_heads_or_on_a_quiet_chain_is_not_stale() {
         let (mut run, announced) = busy();
         assert_eq!(run.pass(10 * S).on(Event::Tick { read: announced }), []);
-        let mut quiet = Run::live_with(&config().with_audit_interval(None));
+        let mut quiet = Run::live_with(&FetcherConfig { audit_interval: None, ..config() });
         for head in 0..4 {
             quiet.pass(12 * S).on(Event::Head(head));
             assert_eq!(quiet.on(Event::Tick { read: 0 }), []);
@@ -1035,10 +959,10 @@ mod tests {
             role.clone().prop_map(Event::Up),
             role.clone().prop_map(Event::DialFailed),
             role.prop_map(Event::Down),
-            Just(Event::Lagged),
-            Just(Event::Reorg),
-            Just(Event::MissedHeads),
-            Just(Event::UnreadBlock),
+            Just(Event::Gap(GapReason::Lagged)),
+            Just(Event::Gap(GapReason::Reorg)),
+            Just(Event::Gap(GapReason::MissedHeads)),
+            Just(Event::Gap(GapReason::UnreadBlock)),
             (0u64..50).prop_map(Event::Head),
             (0u64..50).prop_map(Event::SawBlock),
             Just(compared(1)),

@@ -1,9 +1,20 @@
-//! The I/O of one source: it dials, subscribes, pings and compares pools as the actions of the
-//! state machine say, and feeds the resulting events back to it.
+//! One source: its state machine, and the shell that dials, subscribes, pings and compares pools as
+//! the machine's actions say, and feeds the resulting events back to it. Entry: [`Source::run`]; the
+//! machine is [`machine`].
+//!
+//! Subscription and request connections are pinged by a call with a time-out, and supervised
+//! separately, because either may fail alone. Only a complete message shows that a connection works;
+//! a few bytes do not. While the node lists its pool, the ping time-out is longer by the time that it
+//! has for the list.
+//!
+//! # Locks
+//! | lock | who takes it | for how long |
+//! |---|---|---|
+//! | status | the source's shell, `status()` | to write or clone the status |
 
 pub(crate) mod machine;
 mod ping;
-pub(crate) mod status;
+mod status;
 
 use std::{
     sync::Arc,
@@ -16,22 +27,24 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep},
 };
 
-use self::ping::Pinger;
-pub use self::status::SourceStatus;
-pub(crate) use self::status::{Changes, Progress, SourceShared};
+pub(crate) use self::status::{Changes, SourceShared};
+pub use self::{machine::SourceState, status::SourceStatus};
+use self::{
+    machine::{Action, Event, Machine, Role},
+    ping::Pinger,
+};
 use crate::{
-    announce::subscription::run_subscription,
-    audit::SnapshotError,
+    announce,
     audit::{AuditMode, AuditReport, Comparison},
-    chain::{self, Announced},
-    connection::Connection,
-    error::{ConnectError, LossReason, SourceError},
-    fetch::FetchContext,
-    in_process::{PoolReader, PoolSubscription, run_in_process},
-    metrics::SourceMetrics,
-    request::{Opened, RequestSet, Requests, dial_requests, watch_requests},
+    chain::{self, AnnouncedHead, Chain},
+    connection::{Connection, dial},
+    error::{ConnectError, LossReason, SnapshotError, SourceError},
+    fetch::{Deliverer, Fetch, FetchRequest, ResponseReader},
+    gap::{GapReason, Report},
+    in_process::{self, PoolSubscription},
+    metrics,
+    request::{self, Opened, PoolQueues, RequestSet, Requests},
     sink::TransactionSink,
-    source::machine::{Action, Event, GapReason, Machine, Role, SourceState},
     sync::lock,
 };
 
@@ -49,12 +62,12 @@ pub(crate) struct AuditRequest {
 }
 
 #[derive(Debug)]
-pub(crate) enum Message {
+enum Message {
     Event(Event),
     SubscriptionUp(Arc<Connection>),
-    RequestConnectionsUp(Opened),
+    RequestConnectionsUp(Opened<FetchRequest>),
     PoolSubscribed(Arc<PoolSubscription>),
-    PoolReaderUp(Arc<PoolReader>),
+    PoolQueuesUp(Arc<PoolQueues<FetchRequest>>),
     DialFailed(Role, ConnectError),
     Lost(Role, u64, LossReason),
     Compared(Result<AuditReport, SnapshotError>, Duration),
@@ -77,7 +90,7 @@ impl Subscription {
 }
 
 /// Sends a message to the source. Cannot deadlock: the source never waits for a task that sends.
-pub(crate) async fn send(messages: &mpsc::Sender<Message>, message: Message) {
+async fn send(messages: &mpsc::Sender<Message>, message: Message) {
     // A closed channel means that the source has ended, which makes the message irrelevant.
     let _ = messages.send(message).await;
 }
@@ -86,14 +99,32 @@ pub(crate) async fn send(messages: &mpsc::Sender<Message>, message: Message) {
 #[derive(Debug)]
 pub(crate) struct SourceChannels {
     /// To which it sends heads.
-    pub(crate) heads: mpsc::Sender<Announced>,
-    /// Events that follow from its heads.
-    pub(crate) events: mpsc::Receiver<Event>,
+    pub(crate) heads: mpsc::Sender<AnnouncedHead>,
+    /// From its announcements and heads.
+    pub(crate) reports: (mpsc::Sender<Report>, mpsc::Receiver<Report>),
+}
+
+/// What all sources share.
+#[derive(Debug)]
+pub(crate) struct Parts<S> {
+    pub(crate) fetch: Arc<Fetch>,
+    pub(crate) deliverer: Arc<Deliverer<S>>,
+    pub(crate) chain: Arc<Chain>,
+}
+
+impl<S> Clone for Parts<S> {
+    fn clone(&self) -> Self {
+        Self {
+            fetch: Arc::clone(&self.fetch),
+            deliverer: Arc::clone(&self.deliverer),
+            chain: Arc::clone(&self.chain),
+        }
+    }
 }
 
 /// One running source.
 pub(crate) struct Source<S> {
-    context: Arc<FetchContext<S>>,
+    parts: Parts<S>,
     index: usize,
     shared: Arc<SourceShared>,
     channels: SourceChannels,
@@ -102,9 +133,8 @@ pub(crate) struct Source<S> {
     machine: Machine,
     messages: mpsc::Sender<Message>,
     tasks: JoinSet<()>,
-    metrics: SourceMetrics,
     subscription: Option<Subscription>,
-    requests: Option<Arc<RequestSet>>,
+    requests: Option<Arc<RequestSet<FetchRequest>>>,
     /// Counts the connections of each role, so that a message about an earlier one is recognised.
     generations: [u64; 2],
 }
@@ -112,7 +142,7 @@ pub(crate) struct Source<S> {
 impl<S: TransactionSink> Source<S> {
     /// Runs one source. Returns when the fetcher stops, or at the limit of connection attempts.
     pub(crate) async fn run(
-        context: Arc<FetchContext<S>>,
+        parts: Parts<S>,
         index: usize,
         shared: Arc<SourceShared>,
         channels: SourceChannels,
@@ -120,10 +150,10 @@ impl<S: TransactionSink> Source<S> {
         first: oneshot::Sender<Result<(), ConnectError>>,
     ) {
         let (messages, mut inbox) = mpsc::channel(MESSAGES);
-        let (machine, actions) = Machine::new(&context.config, rand::random(), Instant::now());
-        let metrics = SourceMetrics::new(&context.config.sources[index].to_string());
+        let (machine, actions) =
+            Machine::new(&parts.fetch.settings, rand::random(), Instant::now());
         let mut source = Self {
-            context,
+            parts,
             index,
             shared,
             channels,
@@ -131,7 +161,6 @@ impl<S: TransactionSink> Source<S> {
             machine,
             messages,
             tasks: JoinSet::new(),
-            metrics,
             subscription: None,
             requests: None,
             generations: [0; 2],
@@ -140,16 +169,14 @@ impl<S: TransactionSink> Source<S> {
         let mut ended = source.perform(actions);
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let stop = source.context.stop.clone();
+        let stop = source.parts.fetch.tasks.stop.clone();
         while !ended {
-            // The order is irrelevant: messages wait in their channels, and a delayed tick catches
-            // up.
             let actions = tokio::select! {
+                // That a connection is up is known before what it reports. Reports come last, because
+                // there may be many; they wait in their channel.
+                biased;
                 () = stop.cancelled() => break,
                 Some(message) = inbox.recv() => source.on_message(message),
-                Some(event) = source.channels.events.recv() => {
-                    source.machine.on(event, Instant::now())
-                }
                 Some(joined) = source.tasks.join_next() => {
                     // The event that it was to report would never come, so the fetcher ends with
                     // this reason.
@@ -159,6 +186,7 @@ impl<S: TransactionSink> Source<S> {
                     Vec::new()
                 }
                 _ = ticks.tick() => source.tick(),
+                Some(report) = source.channels.reports.1.recv() => source.on_report(report),
             };
             ended = source.perform(actions);
             source.publish();
@@ -167,27 +195,33 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn tick(&mut self) -> Vec<Action> {
-        let backlog = self.shared.backlog();
-        self.metrics.backlog.set(backlog as f64);
+        let backlog = self.shared.backlog.len();
+        self.shared.metrics.backlog.set(backlog as f64);
         // The announcement reader reports this too, but not while it waits for a slot.
-        self.context.deferral.observe_backlog(self.index, backlog);
+        self.parts.fetch.deferral.observe_backlog(self.index, backlog);
         self.tick_machine(Instant::now())
     }
 
     fn tick_machine(&mut self, now: Instant) -> Vec<Action> {
-        let read = self.shared.read();
+        let read = self.shared.backlog.read();
         self.machine.on(Event::Tick { read }, now)
+    }
+
+    fn on_report(&mut self, report: Report) -> Vec<Action> {
+        let event = match report {
+            Report::Head(number) => {
+                lock(&self.shared.status).head = Some(number);
+                Event::Head(number)
+            }
+            Report::Gap(reason) => Event::Gap(reason),
+        };
+        self.machine.on(event, Instant::now())
     }
 
     fn on_message(&mut self, message: Message) -> Vec<Action> {
         let now = Instant::now();
         match message {
-            Message::Event(event) => {
-                if let Event::Head(number) = event {
-                    lock(&self.shared.status).head = Some(number);
-                }
-                self.machine.on(event, now)
-            }
+            Message::Event(event) => self.machine.on(event, now),
             Message::SubscriptionUp(connection) => {
                 self.watch(Role::Subscription, &connection);
                 lock(&self.shared.status).node = Some(connection.node.clone());
@@ -201,20 +235,20 @@ impl<S: TransactionSink> Source<S> {
                 self.subscription = Some(Subscription::InProcess(subscription));
                 self.up(Role::Subscription, now)
             }
-            Message::PoolReaderUp(reader) => {
-                self.context.requests.set(self.index, Some(Requests::InProcess(reader)));
+            Message::PoolQueuesUp(queues) => {
+                self.parts.fetch.connections.set(self.index, Some(Requests::InProcess(queues)));
                 self.up(Role::Request, now)
             }
             Message::RequestConnectionsUp(opened) => {
                 self.ping(Role::Request, &opened.set.calls);
                 let set = Requests::Node(Arc::clone(&opened.set));
-                self.context.requests.set(self.index, Some(set));
+                self.parts.fetch.connections.set(self.index, Some(set));
                 self.requests = Some(Arc::clone(&opened.set));
                 self.watch_requests(opened);
                 self.up(Role::Request, now)
             }
             Message::DialFailed(role, error) => {
-                self.context.tally.metrics.connect_failures.increment(1);
+                self.parts.fetch.metrics.connect_failures.increment(1);
                 tracing::debug!(%error, ?role, "cannot connect");
                 self.shared.fail(SourceError::Connect(error.clone()));
                 if let Some(first) = self.first.take() {
@@ -233,9 +267,9 @@ impl<S: TransactionSink> Source<S> {
                     // By then the requests in flight have been passed on.
                     Role::Request => self.requests = None,
                 }
-                SourceMetrics::reconnected(reason.as_str());
+                metrics::reconnected(reason.as_str());
                 tracing::warn!(
-                    endpoint = %self.context.config.sources[self.index], ?role, %reason,
+                    endpoint = %self.parts.fetch.settings.config.sources[self.index], ?role, %reason,
                     "connection lost"
                 );
                 self.shared.fail(SourceError::Lost(reason));
@@ -272,10 +306,10 @@ impl<S: TransactionSink> Source<S> {
 
     /// Requests the current head. Heads are already announced, so none can be missed in between.
     fn request_head(&mut self) {
-        let (context, index) = (Arc::clone(&self.context), self.index);
+        let (chain, index) = (Arc::clone(&self.parts.chain), self.index);
         let heads = self.channels.heads.clone();
         self.tasks.spawn(async move {
-            if let Some(head) = chain::latest(&context, index).await {
+            if let Some(head) = chain::latest(&chain, index).await {
                 // If the fetcher stops, the head is not needed.
                 let _ = heads.send(head).await;
             }
@@ -316,7 +350,7 @@ impl<S: TransactionSink> Source<S> {
         };
         // After the lock is released: the log subscriber and the metrics recorder are code of the
         // host.
-        let endpoint = &self.context.config.sources[self.index];
+        let endpoint = &self.parts.fetch.settings.config.sources[self.index];
         if audited_before != audited {
             match audited {
                 true => tracing::info!(%endpoint, "the node's pool can be compared again"),
@@ -325,55 +359,59 @@ impl<S: TransactionSink> Source<S> {
                     "the node's pool cannot be compared: transactions that it does not announce stay unknown"
                 ),
             }
-            self.metrics.audited.set(f64::from(u8::from(audited)));
+            self.shared.metrics.audited.set(f64::from(u8::from(audited)));
             self.shared.changed();
         }
         if before != state {
             self.shared.changed();
             tracing::info!(%endpoint, from = before.as_str(), to = state.as_str(), "source");
-            self.metrics.state.set(f64::from(state as u8));
+            self.shared.metrics.state.set(f64::from(state as u8));
         }
     }
 
     fn dial(&mut self, role: Role, after: Duration) {
-        let context = Arc::clone(&self.context);
-        let shared = Arc::clone(&self.shared);
+        let parts = self.parts.clone();
+        let backlog = Arc::clone(&self.shared.backlog);
         let messages = self.messages.clone();
         let (index, heads) = (self.index, self.channels.heads.clone());
+        let reports = self.channels.reports.0.clone();
         let known = lock(&self.shared.status).node.is_some();
         self.tasks.spawn(async move {
             sleep(after).await;
-            let pool = context.config.in_process_pool(index);
-            let message = match (role, pool) {
+            let (fetch, deliverer) = (&parts.fetch, &parts.deliverer);
+            let dialed = match (role, fetch.settings.in_process_pool(index)) {
                 (Role::Subscription, Some(pool)) => {
-                    match run_in_process(&context, index, pool, &shared, &messages, &heads).await {
-                        // It has sent `PoolSubscribed` itself.
-                        Ok(()) => return,
-                        Err(error) => Message::DialFailed(role, error),
+                    let chain_id = &deliverer.chain_id;
+                    match in_process::subscribe(fetch, chain_id, index, pool, &backlog).await {
+                        Ok(subscribed) => {
+                            let up = Arc::clone(&subscribed.subscription);
+                            send(&messages, Message::PoolSubscribed(up)).await;
+                            return subscribed.read(fetch, index, &backlog, &reports, &heads).await;
+                        }
+                        Err(error) => Err(error),
                     }
                 }
-                (Role::Request, Some(pool)) => match PoolReader::start(&context, pool) {
-                    Ok(reader) => Message::PoolReaderUp(Arc::new(reader)),
-                    Err(source) => {
-                        let endpoint = pool.to_string();
-                        Message::DialFailed(
-                            role,
-                            ConnectError::Io { endpoint, source: source.into() },
-                        )
-                    }
-                },
                 (Role::Subscription, None) => {
-                    match run_subscription(&context, index, &shared, &messages, &heads).await {
-                        // It has sent `SubscriptionUp` itself, before it read announcements.
-                        Ok(()) => return,
-                        Err(error) => Message::DialFailed(role, error),
+                    match announce::subscribe(fetch, deliverer, index, &backlog, known).await {
+                        Ok(subscribed) => {
+                            let up = Arc::clone(&subscribed.connection);
+                            send(&messages, Message::SubscriptionUp(up)).await;
+                            return subscribed.read(fetch, index, &backlog, &reports, &heads).await;
+                        }
+                        Err(error) => Err(error),
                     }
                 }
-                (Role::Request, None) => match dial_requests(&context, index, known).await {
-                    Ok(opened) => Message::RequestConnectionsUp(opened),
-                    Err(error) => Message::DialFailed(role, error),
-                },
+                (Role::Request, Some(pool)) => in_process::start(fetch, deliverer, pool)
+                    .map(|queues| Message::PoolQueuesUp(Arc::new(queues)))
+                    .map_err(|source| ConnectError::Io {
+                        endpoint: pool.to_string(),
+                        source: source.into(),
+                    }),
+                (Role::Request, None) => {
+                    open_requests(&parts, index, known).await.map(Message::RequestConnectionsUp)
+                }
             };
+            let message = dialed.unwrap_or_else(|error| Message::DialFailed(role, error));
             send(&messages, message).await;
         });
     }
@@ -396,18 +434,20 @@ impl<S: TransactionSink> Source<S> {
     }
 
     /// Waits for the end of the request connections; meanwhile it times requests out.
-    fn watch_requests(&mut self, opened: Opened) {
-        let (context, shared) = (Arc::clone(&self.context), Arc::clone(&self.shared));
-        self.watch_end(Role::Request, watch_requests(context, self.index, shared, opened));
+    fn watch_requests(&mut self, opened: Opened<FetchRequest>) {
+        let (fetch, audits) = (Arc::clone(&self.parts.fetch), Arc::clone(&self.shared.audits));
+        let index = self.index;
+        self.watch_end(Role::Request, async move {
+            let limits = &fetch.settings.limits;
+            opened.watch(limits, &fetch.connections, index, &fetch, || audits.is_listing()).await
+        });
     }
 
     fn ping(&mut self, role: Role, connection: &Arc<Connection>) {
         let pinged = Arc::clone(connection);
         let pinger = Pinger {
-            every: self.context.config.ping_interval,
-            limit: self.context.config.ping_timeout,
-            list_limit: self.context.config.snapshot_timeout,
-            shared: Arc::clone(&self.shared),
+            limits: self.parts.fetch.settings.limits.clone(),
+            audits: Arc::clone(&self.shared.audits),
             messages: self.messages.clone(),
         };
         self.tasks.spawn(async move {
@@ -418,15 +458,21 @@ impl<S: TransactionSink> Source<S> {
         });
     }
 
-    fn compare(&mut self, reason: GapReason) {
-        let comparison = Comparison {
-            context: Arc::clone(&self.context),
-            shared: Arc::clone(&self.shared),
+    fn comparison(&self, reason: GapReason, mode: AuditMode, deferrable: bool) -> Comparison {
+        Comparison {
+            fetch: Arc::clone(&self.parts.fetch),
+            sink: Arc::clone(&self.parts.chain.sink),
+            state: Arc::clone(&self.shared.audits),
+            backlog: Arc::clone(&self.shared.backlog),
             source: self.index,
             reason,
-            mode: AuditMode::Recover,
-            deferrable: reason == GapReason::Audit,
-        };
+            mode,
+            deferrable,
+        }
+    }
+
+    fn compare(&mut self, reason: GapReason) {
+        let comparison = self.comparison(reason, AuditMode::Recover, reason == GapReason::Audit);
         let messages = self.messages.clone();
         self.tasks.spawn(async move {
             let started = Instant::now();
@@ -438,22 +484,14 @@ impl<S: TransactionSink> Source<S> {
     /// Starts the task that runs the comparisons requested by callers, one after another, because
     /// each lists a whole pool.
     fn serve_audits(&mut self, mut audits: mpsc::Receiver<AuditRequest>) {
-        let (context, shared, source) =
-            (Arc::clone(&self.context), Arc::clone(&self.shared), self.index);
+        let comparison = self.comparison(GapReason::Audit, AuditMode::Recover, false);
         self.tasks.spawn(async move {
             while let Some(AuditRequest { mode, reply }) = audits.recv().await {
                 if reply.is_closed() {
                     // The caller has stopped waiting before it began.
                     continue;
                 }
-                let comparison = Comparison {
-                    context: Arc::clone(&context),
-                    shared: Arc::clone(&shared),
-                    source,
-                    reason: GapReason::Audit,
-                    mode,
-                    deferrable: false,
-                };
+                let comparison = Comparison { mode, ..comparison.clone() };
                 // It continues when the caller stops waiting, because the hashes that it fetches
                 // have entered.
                 let _ = reply.send(comparison.run().await);
@@ -462,7 +500,7 @@ impl<S: TransactionSink> Source<S> {
     }
 
     async fn end(mut self, gave_up: bool) {
-        self.context.requests.set(self.index, None);
+        self.parts.fetch.connections.set(self.index, None);
         self.tasks.shutdown().await;
         if !gave_up {
             lock(&self.shared.status).last_error = None;
@@ -470,17 +508,30 @@ impl<S: TransactionSink> Source<S> {
     }
 }
 
+/// Opens the request connections of a node.
+async fn open_requests<S: TransactionSink>(
+    parts: &Parts<S>,
+    index: usize,
+    known: bool,
+) -> Result<Opened<FetchRequest>, ConnectError> {
+    let Parts { fetch, deliverer, .. } = parts;
+    let settings = &fetch.settings;
+    let endpoint = &settings.config.sources[index];
+    let calls = dial(endpoint, &settings.limits, &deliverer.chain_id, known).await?;
+    request::open(settings, index, calls, || ResponseReader::new(fetch, deliverer)).await
+}
+
 impl<S> Drop for Source<S> {
     fn drop(&mut self) {
         // Also after a panic: the source is not live any more, and the threads that call a pool in
         // this process end with its reader.
-        self.context.requests.set(self.index, None);
+        self.parts.fetch.connections.set(self.index, None);
         {
             let mut status = lock(&self.shared.status);
             status.state = SourceState::Ended;
             status.since = SystemTime::now();
         }
         self.shared.changed();
-        self.metrics.state.set(SourceState::Ended as u8 as f64);
+        self.shared.metrics.state.set(SourceState::Ended as u8 as f64);
     }
 }

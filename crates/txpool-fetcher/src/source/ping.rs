@@ -1,27 +1,26 @@
 //! Pings, which show whether a connection is alive.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use alloy_primitives::U64;
 use tokio::{sync::mpsc, time::sleep};
 
-use super::{Message, send, status::SourceShared};
+use super::{
+    Message,
+    machine::{Event, Role},
+    send,
+};
 use crate::{
+    audit::AuditState,
     connection::Connection,
     error::{CallError, LossReason},
-    source::machine::{Event, Role},
+    limits::Limits,
 };
 
 /// Pings one connection by requesting the block number at regular intervals.
 pub(super) struct Pinger {
-    pub(super) every: Duration,
-    pub(super) limit: Duration,
-    /// How much longer the node may be silent while it lists its pool.
-    pub(super) list_limit: Duration,
-    pub(super) shared: Arc<SourceShared>,
+    pub(super) limits: Limits,
+    pub(super) audits: Arc<AuditState>,
     pub(super) messages: mpsc::Sender<Message>,
 }
 
@@ -32,16 +31,16 @@ impl Pinger {
         // When the oldest ping without a response was sent.
         let mut silent_since = None;
         loop {
-            sleep(self.every).await;
+            sleep(self.limits.ping_interval).await;
             let pinged_at = *silent_since.get_or_insert_with(Instant::now);
-            let listing = self.shared.is_listing();
-            let answer = connection.call("eth_blockNumber", (), self.limit).await;
-            if !matches!(answer, Err(CallError::Timeout(_))) {
+            let listing = self.audits.is_listing();
+            let response = connection.call("eth_blockNumber", (), self.limits.ping_timeout).await;
+            if !matches!(response, Err(CallError::Timeout(_))) {
                 silent_since = None;
             }
-            match answer {
-                Ok(answer) if role == Role::Request => {
-                    if let Ok(number) = serde_json::from_str::<U64>(answer.get()) {
+            match response {
+                Ok(number) if role == Role::Request => {
+                    if let Ok(number) = serde_json::from_str::<U64>(number.get()) {
                         let event = Message::Event(Event::SawBlock(number.to()));
                         send(&self.messages, event).await;
                     }
@@ -54,11 +53,11 @@ impl Pinger {
                     silent_since = None
                 }
                 Err(CallError::Timeout(_)) => {
-                    let mut limit = self.limit;
+                    let mut limit = self.limits.ping_timeout;
                     // While it lists its pool, a node may be slow with everything: anvil answers no
                     // request for 12 s with 60,000 transactions.
-                    if listing || self.shared.is_listing() {
-                        limit += self.list_limit;
+                    if listing || self.audits.is_listing() {
+                        limit += self.limits.snapshot_timeout;
                     }
                     let silent = pinged_at.elapsed();
                     if silent >= limit {

@@ -1,24 +1,24 @@
 //! The status of a source, and the state that it shares with its handle and its comparisons.
 
 use std::{
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
-    },
-    time::{Instant, SystemTime},
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
+    time::SystemTime,
 };
 
+use metrics::Label;
 use tokio::sync::watch;
 
+use super::machine::SourceState;
 use crate::{
-    audit::AuditReport,
-    config::{Endpoint, FetcherConfig},
-    connection::{NodeInfo, ReadTimes},
+    announce::Backlog,
+    audit::{AuditReport, AuditState},
+    config::Endpoint,
+    connection::NodeInfo,
     error::SourceError,
-    fetch::AnnouncementCounts,
-    fetch::limit::NodeLimit,
+    fetch::{AnnouncementCounts, NodeLimit},
+    gap::Gap,
     metrics::SourceMetrics,
-    source::machine::{Gap, SourceState},
+    settings::Settings,
     sync::lock,
 };
 
@@ -69,85 +69,30 @@ pub struct SourceStatus {
     pub head: Option<u64>,
 }
 
-/// The state that a source shares with its handle and its comparisons.
+/// The state that a source shares with its handle.
 #[derive(Debug)]
 pub(crate) struct SourceShared {
-    pub(crate) status: Mutex<SourceStatus>,
-    /// One for each live announcement reader: that of the connection that is up, and possibly one
-    /// that still processes the announcements of a lost connection.
-    progress: Mutex<Vec<Weak<Progress>>>,
-    /// Held by the announcement reader that is processing, so that they run one after another.
-    pub(crate) reading: Arc<tokio::sync::Mutex<()>>,
-    /// How many listings of the node's pool are in progress: for the source's own comparison, and
-    /// for those that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested.
-    listing: AtomicUsize,
-    pub(crate) audits: AtomicU64,
-    pub(crate) recovered: AtomicU64,
-    to_recover: AtomicU64,
+    pub(super) status: Mutex<SourceStatus>,
+    pub(crate) backlog: Arc<Backlog>,
+    pub(crate) audits: Arc<AuditState>,
     pub(crate) announcement_counts: Arc<AnnouncementCounts>,
     pub(crate) limit: Arc<NodeLimit>,
-    /// When the latest full comparison began.
-    pub(crate) compared: Mutex<Option<Instant>>,
+    pub(super) metrics: SourceMetrics,
     changes: Changes,
 }
 
 /// Notified of each change of a source's state, whether it is audited, its latest error or comparison.
 pub(crate) type Changes = Arc<watch::Sender<()>>;
 
-/// How far the announcement reader is behind one subscription connection.
-#[derive(Debug)]
-pub(crate) struct Progress {
-    pub(crate) read_times: Arc<ReadTimes>,
-    taken: AtomicU64,
-}
-
-impl Progress {
-    pub(crate) fn new(read_times: Arc<ReadTimes>) -> Self {
-        Self { read_times, taken: AtomicU64::new(0) }
-    }
-
-    /// Records that `count` announcements were processed, or are known to be lost.
-    pub(crate) fn take(&self, count: u64) {
-        self.taken.fetch_add(count, Relaxed);
-    }
-
-    /// Announcements read from the socket and not yet processed.
-    pub(crate) fn backlog(&self) -> u64 {
-        self.read_times.read().saturating_sub(self.taken.load(Relaxed))
-    }
-}
-
-/// The hashes that one comparison still has to fetch.
-#[derive(Debug)]
-pub(crate) struct Recovery<'a> {
-    shared: &'a SourceShared,
-    left: u64,
-}
-
-impl Recovery<'_> {
-    /// One hash is done. Must be called at most once for each hash.
-    pub(crate) fn one_done(&mut self) {
-        self.left -= 1;
-        self.shared.to_recover.fetch_sub(1, Relaxed);
-    }
-}
-
-impl Drop for Recovery<'_> {
-    fn drop(&mut self) {
-        self.shared.to_recover.fetch_sub(self.left, Relaxed);
-    }
-}
-
 impl SourceShared {
-    pub(crate) fn new(endpoint: Endpoint, config: &FetcherConfig, changes: &Changes) -> Arc<Self> {
-        let name = endpoint.to_string();
+    pub(crate) fn new(endpoint: Endpoint, settings: &Settings, changes: &Changes) -> Arc<Self> {
+        let metrics = SourceMetrics::labelled(&[Label::new("source", endpoint.to_string())]);
+        // Until the first failure to list it.
+        metrics.audited.set(1.0);
+        let slots = settings.config.fetch_slots;
+        let (deferrable, gauge) = (settings.deferrable_slots(), metrics.fetch_limit.clone());
         Arc::new(Self {
-            limit: Arc::new(NodeLimit::new(
-                config.adaptive_limit,
-                config.fetch_slots,
-                config.deferrable_slots,
-                SourceMetrics::fetch_limit(&name),
-            )),
+            limit: Arc::new(NodeLimit::new(slots, deferrable, gauge)),
             status: Mutex::new(SourceStatus {
                 endpoint,
                 state: SourceState::Connecting,
@@ -164,82 +109,37 @@ impl SourceShared {
                 announced: 0,
                 first_seen: 0,
                 backlog: 0,
-                fetch_limit: config.fetch_slots,
+                fetch_limit: slots,
                 head: None,
             }),
-            progress: Mutex::default(),
-            reading: Arc::default(),
-            listing: AtomicUsize::new(0),
-            audits: AtomicU64::new(0),
-            recovered: AtomicU64::new(0),
-            to_recover: AtomicU64::new(0),
+            backlog: Arc::default(),
+            audits: Arc::default(),
             announcement_counts: Arc::default(),
-            compared: Mutex::new(None),
+            metrics,
             changes: Arc::clone(changes),
         })
     }
 
-    /// Until the guard is dropped, pings allow the node a longer silence.
-    pub(crate) fn start_listing(&self) -> impl Drop + '_ {
-        struct Listing<'a>(&'a AtomicUsize);
-        impl Drop for Listing<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, Relaxed);
-            }
-        }
-        self.listing.fetch_add(1, Relaxed);
-        Listing(&self.listing)
-    }
-
-    /// Adds `count` hashes to those to be recovered; dropping the guard subtracts the rest.
-    pub(crate) fn start_recovery(&self, count: usize) -> Recovery<'_> {
-        // Relaxed: a figure for display.
-        self.to_recover.fetch_add(count as u64, Relaxed);
-        Recovery { shared: self, left: count as u64 }
-    }
-
-    pub(crate) fn is_listing(&self) -> bool {
-        self.listing.load(Relaxed) > 0
-    }
-
-    /// Counts this reader's unprocessed announcements as backlog, until it is dropped.
-    pub(crate) fn add_reader(&self, reader: &Arc<Progress>) {
-        let mut readers = lock(&self.progress);
-        readers.retain(|reader| reader.strong_count() > 0);
-        readers.push(Arc::downgrade(reader));
-    }
-
-    /// How many announcements the latest connection has delivered.
-    pub(crate) fn read(&self) -> u64 {
-        let latest = lock(&self.progress).last().and_then(Weak::upgrade);
-        latest.map_or(0, |progress| progress.read_times.read())
-    }
-
-    pub(crate) fn backlog(&self) -> u64 {
-        let readers = lock(&self.progress);
-        readers.iter().filter_map(Weak::upgrade).map(|progress| progress.backlog()).sum()
-    }
-
     pub(crate) fn status(&self) -> SourceStatus {
         SourceStatus {
-            backlog: self.backlog(),
+            backlog: self.backlog.len(),
             fetch_limit: self.limit.limit(),
-            audits: self.audits.load(Relaxed),
-            recovered: self.recovered.load(Relaxed),
-            to_recover: self.to_recover.load(Relaxed),
+            audits: self.audits.audits.load(Relaxed),
+            recovered: self.audits.recovered.load(Relaxed),
+            to_recover: self.audits.to_recover.load(Relaxed),
             announced: self.announcement_counts.announced.load(Relaxed),
             first_seen: self.announcement_counts.first_seen.load(Relaxed),
             ..lock(&self.status).clone()
         }
     }
 
-    pub(crate) fn fail(&self, error: SourceError) {
+    pub(super) fn fail(&self, error: SourceError) {
         lock(&self.status).last_error = Some(Arc::new(error));
         self.changed();
     }
 
     /// Notifies those who wait that the status has changed.
-    pub(crate) fn changed(&self) {
+    pub(super) fn changed(&self) {
         self.changes.send_replace(());
     }
 

@@ -10,7 +10,8 @@ use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
     order_pool::Order,
     txpool_fetcher::{
-        Announcements, Answer, AuditMode, Counts, Endpoint, SourceState, StartPolicy, read_answer,
+        Announcements, AuditMode, Counts, Endpoint, Limits, RawTransaction, SourceState,
+        StartPolicy, read_response,
     },
 };
 use mock_node::workload::{Account, Mix, Workload, WorkloadConfig, test_accounts};
@@ -98,11 +99,10 @@ async fn start(
 ) -> (Fetcher, OrderPool) {
     let pool = OrderPool::new(roomy()).unwrap();
     let endpoint = Endpoint::Ipc(node.ipc_path().to_owned());
-    let mut config =
-        FetcherConfig::new([endpoint]).with_start(policy).with_announcements(announcements);
+    let config = FetcherConfig { start: policy, announcements, ..FetcherConfig::new([endpoint]) };
     // However slow the machine: anvil takes half a minute for 120,000 transactions.
-    config.snapshot_timeout = Duration::from_secs(300);
-    let fetcher = Fetcher::start(config, pool.clone()).await.unwrap();
+    let limits = Limits { snapshot_timeout: Duration::from_secs(300), ..Limits::default() };
+    let fetcher = Fetcher::start_with(config, limits, pool.clone()).await.unwrap();
     (fetcher, pool)
 }
 
@@ -167,7 +167,7 @@ async fn a_replacement_is_pooled_and_the_replaced_one_is_marked() {
         setup.client().send(&raw).unwrap();
         setup.pooled(new).await;
         let raw = setup.client().raw_json(old);
-        assert!(matches!(read_answer(&raw, old), Answer::Gone), "{kind:?}: {raw}");
+        assert!(matches!(read_response(&raw, old), RawTransaction::Gone), "{kind:?}: {raw}");
         let report = setup.fetcher.audit(0, AuditMode::Recover).await.unwrap();
         assert_eq!((report.vanished, report.missing), (1, 0), "{kind:?}");
     }
@@ -217,7 +217,7 @@ async fn an_unknown_hash_is_gone() {
         let setup = Setup::new(kind, Duration::from_secs(12)).await;
         let unknown = B256::repeat_byte(0x5a);
         let raw = setup.client().raw_json(unknown);
-        assert!(matches!(read_answer(&raw, unknown), Answer::Gone), "{kind:?}: {raw}");
+        assert!(matches!(read_response(&raw, unknown), RawTransaction::Gone), "{kind:?}: {raw}");
     }
 }
 

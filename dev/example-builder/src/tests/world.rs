@@ -9,7 +9,7 @@ use blocklist::{BlockGuard, Blocklist, BlocklistConfig};
 use mempool_ingest::{
     OrderPool, PoolConfig,
     order_pool::{Head, InsertOutcome, Origin, RawBundle, Transaction, next_base_fee_wei},
-    txpool_fetcher::{Answer, read_raw},
+    txpool_fetcher::{RawTransaction, read_raw},
 };
 use mock_node::{
     MockNode, NodeConfig,
@@ -118,7 +118,7 @@ fn pooled(raw: Bytes) -> Transaction {
     let envelope = TxEnvelope::decode_2718_exact(&raw).expect("it decodes");
     envelope.recover_signer().expect("a signature");
     match read_raw(raw, *envelope.tx_hash()) {
-        Answer::Transaction(tx, _) => Transaction::new(*tx, Origin::Mempool, SystemTime::now()),
+        RawTransaction::Decoded(tx, _) => Transaction::new(*tx, Origin::Mempool, SystemTime::now()),
         other => panic!("{other:?}"),
     }
 }

@@ -207,7 +207,7 @@ impl Stage {
         let threads = fetcher.request_connections + 1;
         let (pool, running) = match (contender, contender.announcements()) {
             (_, Some(announcements)) => {
-                let fetcher = fetcher.with_announcements(announcements);
+                let fetcher = FetcherConfig { announcements, ..fetcher };
                 let ingest = self
                     .host
                     .block_on(Ingest::start(IngestConfig::new(fetcher, self.pool.clone())))

@@ -10,20 +10,21 @@ use std::{
 };
 
 use alloy_primitives::B256;
-use mempool_ingest::{
-    Fetcher, FetcherConfig, OrderPool, PoolConfig,
-    txpool_fetcher::{
-        AuditMode, AuditReport, Backfill, ChainEvent, Counts, Delivery, EndReason,
-        FetchedTransaction, Head, Holding, SinkEvent, SnapshotError, StartPolicy, TransactionSink,
-    },
-};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use mock_node::{
     Fault,
     workload::{PreparedTx, Workload, WorkloadConfig},
 };
+use order_pool::{OrderPool, PoolConfig};
 use testkit::ingest::{Node, PATIENCE, eventually, ingest, settled};
 use tokio::{sync::mpsc, time::timeout};
+use txpool_fetcher::{
+    AuditMode, AuditReport, ChainEvent, Counts, Delivery, EndReason, FetchedTransaction, Fetcher,
+    FetcherConfig, FetcherEnd, Head, Holding, Limits, SinkEvent, SnapshotError, StartPolicy,
+    TransactionSink,
+};
+
+use super::ingest_with;
 
 /// Beyond a deadline, for a machine that is busy with other tests.
 const SLACK: Duration = Duration::from_secs(5);
@@ -150,7 +151,7 @@ async fn start(config: FetcherConfig, sink: impl TransactionSink) -> Fetcher {
 /// Stops, and says how long that took beyond the deadline.
 async fn stop(fetcher: Fetcher, deadline: Duration) -> (Counts, Duration) {
     let start = Instant::now();
-    let (reason, counts) = fetcher.shutdown(deadline).await;
+    let FetcherEnd { reason, counts, .. } = fetcher.shutdown(deadline).await;
     let took = start.elapsed();
     assert_eq!(reason, EndReason::Stopped);
     assert_eq!(counts.balance(), 0, "{counts:?}");
@@ -200,8 +201,7 @@ async fn a_sink_that_never_returns_from_a_call_holds_up_neither_the_rest_nor_the
         };
         // The first transaction is pending before the start: `holding` is asked about it.
         node.node.submit(node.txs[0].raw.clone()).unwrap();
-        let mut config = node.fetcher().with_request_connections(2);
-        config.backfill = Backfill::Pending;
+        let config = FetcherConfig { request_connections: 2, ..node.fetcher() };
         let fetcher = Fetcher::start(config, sink.clone()).await.expect("a node is there");
         if stuck != Call::Deliver {
             eventually("the source is live", || fetcher.is_live()).await;
@@ -253,7 +253,8 @@ async fn a_panic_of_the_sink_costs_that_call_alone_and_is_counted() {
                 }
             })
         };
-        let fetcher = start(node.fetcher().with_audit_interval(None), sink.clone()).await;
+        let fetcher =
+            start(FetcherConfig { audit_interval: None, ..node.fetcher() }, sink.clone()).await;
         node.node.submit(node.txs[0].raw.clone()).unwrap();
         settled(&fetcher, "one pooled", |counts| counts.pooled == 1).await;
         if panics == Call::Vanished {
@@ -386,7 +387,8 @@ async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
             }
         })
     };
-    let fetcher = start(node.fetcher().with_audit_interval(None), sink.clone()).await;
+    let fetcher =
+        start(FetcherConfig { audit_interval: None, ..node.fetcher() }, sink.clone()).await;
     node.submit_all();
     settled(&fetcher, "all pooled", |counts| counts.pooled == BLOCKS as u64 + 1).await;
     let mut last = 0;
@@ -439,8 +441,8 @@ async fn a_sink_may_call_the_fetcher_and_even_stop_it() {
                 if call == Call::Deliver {
                     block_on(fetcher.audit(0, AuditMode::CompareOnly)).expect("it compares");
                 }
-                let (reason, _) = block_on(fetcher.shutdown(Duration::from_millis(300)));
-                ended.send(reason).unwrap();
+                let end = block_on(fetcher.shutdown(Duration::from_millis(300)));
+                ended.send(end.reason).unwrap();
             })
         };
         let mut config = node.fetcher();
@@ -481,10 +483,14 @@ async fn the_stop_is_in_time_under_every_fault_and_with_every_call_stuck() {
             })
         };
         let node = Node::start(50, |config| config);
-        let mut config = node.fetcher().with_start(StartPolicy::WaitForNode);
-        config.audit_interval = Some(Duration::from_millis(100));
-        config.audit_settle = Duration::from_millis(10);
-        let fetcher = Fetcher::start(config, sink).await.expect("it waits for the node");
+        let config = FetcherConfig {
+            start: StartPolicy::WaitForNode,
+            audit_interval: Some(Duration::from_millis(100)),
+            ..node.fetcher()
+        };
+        let limits = Limits { audit_settle: Duration::from_millis(10), ..Limits::default() };
+        let fetcher =
+            Fetcher::start_with(config, limits, sink).await.expect("it waits for the node");
         eventually("the node is reached", || fetcher.status()[0].node.is_some()).await;
         node.submit_all();
         node.node.mine_only(&[node.txs[0].hash]).unwrap();
@@ -518,8 +524,8 @@ async fn a_deadline_that_comes_after_the_end_has_begun_counts() {
     node.submit_all();
     eventually("it ends", || !fetcher.is_live()).await;
     let start = Instant::now();
-    let (reason, _) = fetcher.shutdown(Duration::from_millis(100)).await;
-    assert_eq!(reason, EndReason::SinkClosed);
+    let end = fetcher.shutdown(Duration::from_millis(100)).await;
+    assert_eq!((end.reason, end.ended), (EndReason::SinkClosed, false));
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     latch.open();
 }
@@ -528,7 +534,8 @@ async fn a_deadline_that_comes_after_the_end_has_begun_counts() {
 async fn a_stop_may_wait_for_as_long_as_the_type_allows() {
     let node = Node::start(1, |config| config);
     let (fetcher, _pool) = ingest(node.fetcher()).await;
-    assert_eq!(fetcher.shutdown(Duration::MAX).await.0, EndReason::Stopped);
+    let end = fetcher.shutdown(Duration::MAX).await;
+    assert_eq!((end.reason, end.ended), (EndReason::Stopped, true));
 }
 
 /// What a full pool refused was remembered as refused, and never offered again.
@@ -545,7 +552,7 @@ async fn what_a_full_sink_postpones_is_offered_again_a_few_at_a_time_until_it_ha
     }
     let node = Node::start(200, |config| config);
     let is_full = Arc::new(AtomicBool::new(true));
-    let config = node.fetcher().with_audit_interval(None);
+    let config = FetcherConfig { audit_interval: None, ..node.fetcher() };
     let fetcher = start(config, Full(Arc::clone(&is_full))).await;
     node.submit_all();
     settled(&fetcher, "200 postponed", |counts| counts.postponed == 200).await;
@@ -569,7 +576,8 @@ async fn what_a_full_sink_postpones_is_offered_again_a_few_at_a_time_until_it_ha
 async fn a_full_order_pool_takes_what_it_postponed_when_it_has_room_again() {
     let node = Node::start(40, |config| config);
     let pool = OrderPool::new(PoolConfig { max_txs: 5, ..PoolConfig::default() }).expect("valid");
-    let fetcher = start(node.fetcher().with_audit_interval(None), pool.clone()).await;
+    let fetcher =
+        start(FetcherConfig { audit_interval: None, ..node.fetcher() }, pool.clone()).await;
     let mut best: Vec<_> = node.txs.iter().filter(|tx| tx.nonce == 0).collect();
     assert!(best.len() > 10, "{}", best.len());
     for tx in &best {
@@ -591,9 +599,8 @@ async fn a_full_order_pool_takes_what_it_postponed_when_it_has_room_again() {
 #[tokio::test]
 async fn audits_run_one_after_another_and_callers_beyond_the_queue_are_told() {
     let node = Node::start(1, |config| config);
-    let mut config = node.fetcher();
-    config.audit_settle = Duration::from_millis(300);
-    let (fetcher, _pool) = ingest(config).await;
+    let limits = Limits { audit_settle: Duration::from_millis(300), ..Limits::default() };
+    let (fetcher, _pool) = ingest_with(node.fetcher(), limits).await;
     let audits = (0..10).map(|_| fetcher.audit(0, AuditMode::CompareOnly));
     let results = futures::future::join_all(audits).await;
     let busy = |result: &&Result<_, _>| matches!(result, Err(SnapshotError::Busy { waiting: 4 }));
@@ -609,7 +616,7 @@ async fn audits_run_one_after_another_and_callers_beyond_the_queue_are_told() {
 async fn a_report_keeps_the_number_of_what_was_missing_and_some_of_the_hashes() {
     let node = Node::start(100, |config| config);
     node.submit_all();
-    let (fetcher, _pool) = ingest(node.fetcher().with_backfill(Backfill::Pending)).await;
+    let (fetcher, _pool) = ingest(node.fetcher()).await;
     settled(&fetcher, "100 pooled", |counts| counts.pooled == 100).await;
     let report = fetcher.status().remove(0).last_audit.expect("the start-up's");
     assert_eq!((report.missing, report.recovered), (100, 100));

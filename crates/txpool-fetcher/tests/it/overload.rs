@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use mempool_ingest::{
-    FetcherConfig,
-    txpool_fetcher::{
-        ADAPTIVE_FLOOR, AuditMode, Backfill, DEFAULT_DEFERRABLE_SLOTS, Endpoint, SourceState,
-    },
-};
 use mock_node::{Capacity, NodeConfig, Stats};
 use testkit::ingest::{Node, eventually, ingest, settled};
+use txpool_fetcher::{
+    ADAPTIVE_FLOOR, AuditMode, Backfill, Endpoint, FetcherConfig, Limits, SourceState,
+};
+
+use super::ingest_with;
 
 /// 2000 requests a second.
 const SERVICE: Duration = Duration::from_millis(2);
@@ -20,10 +19,11 @@ fn capacity(at_once: usize, may_wait: usize) -> Option<Capacity> {
 
 /// A burst that is more than the node can do; everything is in the pool at the end, with audits for
 /// what was refused too often.
-async fn burst(adaptive: bool) -> (Stats, usize) {
+#[tokio::test]
+async fn a_node_that_says_it_is_busy_gets_fewer_requests_and_nothing_is_missing() {
     let node =
         Node::start(2_000, |config: NodeConfig| NodeConfig { capacity: capacity(4, 12), ..config });
-    let (fetcher, pool) = ingest(node.fetcher().with_adaptive_limit(adaptive)).await;
+    let (fetcher, pool) = ingest(node.fetcher()).await;
     assert_eq!(fetcher.status()[0].fetch_limit, 64);
     node.submit_all();
     let mut lowest = usize::MAX;
@@ -33,24 +33,16 @@ async fn burst(adaptive: bool) -> (Stats, usize) {
         counts.announced == 2_000 && counts.unfinished == 0
     })
     .await;
-    let stats = node.node.stats();
+    let refused = node.node.stats().raw_busy;
     while pool.len() < 2_000 {
         let report = fetcher.audit(0, AuditMode::Recover).await.expect("the node lists its pool");
         assert!(report.missing > 0, "what is not in the pool is known to be missing");
         settled(&fetcher, "nothing under way", |_| true).await;
     }
-    (stats, lowest)
-}
-
-#[tokio::test]
-async fn a_node_that_says_it_is_busy_gets_fewer_requests_and_nothing_is_missing() {
-    let (adaptive, lowest) = burst(true).await;
-    let (fixed, unchanged) = burst(false).await;
-    println!("refused: adaptive {} (lowest {lowest}), fixed {}", adaptive.raw_busy, fixed.raw_busy);
+    println!("refused: {refused}, lowest limit {lowest}");
     assert!((ADAPTIVE_FLOOR..=32).contains(&lowest), "{lowest}");
-    assert_eq!(unchanged, 64, "switched off");
-    assert!(fixed.raw_busy > 100, "it was too much: {}", fixed.raw_busy);
-    assert!(adaptive.raw_busy * 4 < fixed.raw_busy, "{} {}", adaptive.raw_busy, fixed.raw_busy);
+    // A steady 64 are refused several hundred times: 48 of each 64 find no place.
+    assert!((1..400).contains(&refused), "{refused}");
 }
 
 #[tokio::test]
@@ -62,7 +54,7 @@ async fn an_overloaded_node_does_not_hold_back_what_another_one_can_answer() {
     let idle = Node::start(500, |config| config);
     idle.submit_all();
     let both = [&busy, &idle].map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
-    let config = FetcherConfig::new(both).with_backfill(Backfill::Off);
+    let config = FetcherConfig { backfill: Backfill::Off, ..FetcherConfig::new(both) };
     let (fetcher, pool) = ingest(config).await;
     eventually("both are live", || {
         fetcher.status().iter().all(|source| source.state == SourceState::Live)
@@ -84,7 +76,7 @@ async fn an_overloaded_node_does_not_hold_back_what_another_one_can_answer() {
 
 /// Backfills 2,000 transactions from a node that serves 8 at once, whose blocks wait in the same
 /// line.
-async fn backfill(configure: impl FnOnce(FetcherConfig) -> FetcherConfig) -> Stats {
+async fn backfill(limits: Limits) -> Stats {
     let node = Node::start(2_000, |config: NodeConfig| NodeConfig {
         capacity: capacity(8, usize::MAX >> 1),
         block_time: Duration::from_millis(10),
@@ -92,18 +84,14 @@ async fn backfill(configure: impl FnOnce(FetcherConfig) -> FetcherConfig) -> Sta
         ..config
     });
     node.submit_all();
-    let (_fetcher, _pool) = ingest(configure(node.fetcher())).await;
+    let (_fetcher, _pool) = ingest_with(node.fetcher(), limits).await;
     node.node.stats()
 }
 
 #[tokio::test]
 async fn a_backfill_does_not_delay_the_blocks_of_its_node() {
-    let ours = backfill(|config| config).await;
-    let greedy = backfill(|mut config| {
-        config.deferrable_slots = config.fetch_slots;
-        config.with_adaptive_limit(false)
-    })
-    .await;
+    let ours = backfill(Limits::default()).await;
+    let greedy = backfill(Limits { deferrable_slots: Some(64), ..Limits::default() }).await;
     println!(
         "longest wait of a block: {} us of {} blocks, with all slots {} us of {}",
         ours.import_wait_us_max, ours.blocks, greedy.import_wait_us_max, greedy.blocks
@@ -112,7 +100,6 @@ async fn a_backfill_does_not_delay_the_blocks_of_its_node() {
         assert!(stats.blocks > 0 && stats.raw_found >= 1_000, "{stats:?}");
     }
     // By counts, not by the clock: deferrable requests and a block together find 8 servers.
-    const { assert!(DEFAULT_DEFERRABLE_SLOTS < 8) };
     assert_eq!(ours.import_wait_us_max, 0);
     assert!(greedy.import_wait_us_max > SERVICE.as_micros() as u64);
 }

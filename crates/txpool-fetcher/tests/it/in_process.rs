@@ -13,18 +13,18 @@ use alloy_consensus::transaction::{Recovered, SignerRecoverable as _};
 use alloy_eips::Decodable2718 as _;
 use alloy_primitives::B256;
 use futures::stream;
-use mempool_ingest::{
-    Fetcher, FetcherConfig, OrderPool, PoolConfig,
-    txpool_fetcher::{
-        AnnouncementStream, AuditMode, Backfill, Block, BlockStream, ConnectError, Counts,
-        Endpoint, FetchedTransaction, GapReason, Head, InProcess, InProcessPool, MinedBlock,
-        NonceUpdate, PoolAnnouncement, PooledHashes, PooledTransaction, SnapshotError, SourceState,
-        StartError,
-    },
-};
 use mock_node::workload::{Mix, PreparedTx};
-use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, ingest, settled};
+use order_pool::{OrderPool, PoolConfig};
+use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, settled};
 use tokio::sync::mpsc;
+use txpool_fetcher::{
+    AnnouncementStream, AuditMode, Backfill, Block, BlockStream, ConnectError, Counts, Endpoint,
+    FetchedTransaction, Fetcher, FetcherConfig, FetcherEnd, GapReason, Head, InProcess,
+    InProcessPool, Limits, MinedBlock, NonceUpdate, PoolAnnouncement, PooledHashes,
+    PooledTransaction, SnapshotError, SourceState, StartError,
+};
+
+use super::{ingest_with, start_with};
 
 /// A pool with a chain, of a few lines, that does what a test says.
 #[derive(Default)]
@@ -171,9 +171,22 @@ fn prepared(count: usize) -> (u64, Vec<PreparedTx>) {
     (node.node.config().chain_id, node.txs)
 }
 
+fn without_audits(pool: &Arc<SmallPool>) -> FetcherConfig {
+    FetcherConfig { audit_interval: None, ..config(pool) }
+}
+
+/// Both sides settle at once.
+fn settles_fast() -> Limits {
+    Limits { audit_settle: Duration::from_millis(10), ..Limits::default() }
+}
+
+async fn ingest(config: FetcherConfig) -> (Fetcher, OrderPool) {
+    ingest_with(config, settles_fast()).await
+}
+
 fn config(pool: &Arc<SmallPool>) -> FetcherConfig {
     let pool: Arc<dyn InProcessPool> = Arc::clone(pool) as _;
-    FetcherConfig::in_process("small", pool).with_audit_settle(Duration::from_millis(10))
+    FetcherConfig::in_process("small", pool)
 }
 
 /// The pool and ours hold the same, and every hash is accounted for.
@@ -200,7 +213,7 @@ async fn what_was_pending_what_is_announced_and_what_is_dropped_in_silence_all_a
     let (before, rest) = txs.split_at(200);
     let (live, dropped) = rest.split_at(200);
     before.iter().for_each(|tx| pool.add(tx));
-    let (fetcher, ours) = ingest(config(&pool).with_audit_interval(None)).await;
+    let (fetcher, ours) = ingest(without_audits(&pool)).await;
     settled(&fetcher, "the backfill", |counts| counts.pooled == 200).await;
     live.iter().for_each(|tx| pool.add(tx));
     settled(&fetcher, "live", |counts| counts.pooled == 400).await;
@@ -220,7 +233,7 @@ async fn the_audit_on_the_timer_brings_in_what_was_dropped_in_silence() {
     let (chain_id, txs) = prepared(20);
     let pool = SmallPool::new(chain_id);
     let interval = Some(Duration::from_millis(50));
-    let (fetcher, ours) = ingest(config(&pool).with_audit_interval(interval)).await;
+    let (fetcher, ours) = ingest(FetcherConfig { audit_interval: interval, ..config(&pool) }).await;
     pool.drops.store(true, Relaxed);
     txs.iter().for_each(|tx| pool.add(tx));
     settled(&fetcher, "the audit", |counts| counts.audit_recovered == 20).await;
@@ -232,7 +245,7 @@ async fn the_audit_on_the_timer_brings_in_what_was_dropped_in_silence() {
 async fn a_lag_that_the_stream_reports_opens_a_gap_at_once_and_the_comparison_closes_it() {
     let (chain_id, txs) = prepared(20);
     let pool = SmallPool::new(chain_id);
-    let (fetcher, ours) = ingest(config(&pool).with_audit_interval(None)).await;
+    let (fetcher, ours) = ingest(without_audits(&pool)).await;
     pool.drops.store(true, Relaxed);
     txs.iter().for_each(|tx| pool.add(tx));
     pool.state().announce(PoolAnnouncement::Lagged(20));
@@ -247,10 +260,9 @@ async fn what_a_slow_sink_makes_our_buffer_lose_is_counted_and_recovered() {
     let (chain_id, txs) = prepared(600);
     let pool = SmallPool::new(chain_id);
     let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1);
-    let mut config = config(&pool).with_audit_interval(None).with_fetch_slots(2);
-    config.announcement_buffer = 16;
-    let fetcher = Fetcher::start(config, sink).await.unwrap();
-    eventually("live", || fetcher.is_live()).await;
+    let config = FetcherConfig { fetch_slots: 2, ..without_audits(&pool) };
+    let limits = Limits { announcement_buffer: 16, ..settles_fast() };
+    let fetcher = start_with(config, limits, sink).await;
     txs.iter().for_each(|tx| pool.add(tx));
     // The overrun is counted when the reader goes on, which waits for the sink.
     eventually("more has come than is kept", || fetcher.status()[0].backlog > 500).await;
@@ -273,7 +285,7 @@ async fn heads_and_nonces_reach_the_order_pool_and_a_reorg_puts_back() {
     let [first, second, third, ..] = plain[..] else { panic!("three senders") };
     let pool = SmallPool::new(chain_id);
     let genesis = pool.mine(0, &[]);
-    let (fetcher, ours) = ingest(config(&pool).with_audit_interval(None)).await;
+    let (fetcher, ours) = ingest(without_audits(&pool)).await;
     eventually("the head right after the start", || {
         ours.head().is_some_and(|head| head.hash == genesis.block.head.hash)
     })
@@ -308,7 +320,7 @@ async fn heads_and_nonces_reach_the_order_pool_and_a_reorg_puts_back() {
 async fn the_end_of_either_stream_is_a_lost_connection_and_both_are_subscribed_again() {
     let (chain_id, txs) = prepared(30);
     let pool = SmallPool::new(chain_id);
-    let (fetcher, ours) = ingest(config(&pool).with_audit_interval(None)).await;
+    let (fetcher, ours) = ingest(without_audits(&pool)).await;
     for (round, part) in txs.chunks(10).enumerate() {
         let reconnects = round as u64;
         eventually("live", || fetcher.is_live() && fetcher.status()[0].reconnects == reconnects)
@@ -342,7 +354,7 @@ async fn a_panic_of_the_pool_hurts_only_that_call() {
     let pool = SmallPool::new(chain_id);
     pool.mine(0, &[]);
     pool.state().panics.insert("latest_block");
-    let (fetcher, ours) = ingest(config(&pool).with_audit_interval(None)).await;
+    let (fetcher, ours) = ingest(without_audits(&pool)).await;
     eventually("the head, at the second try", || ours.head().is_some()).await;
 
     pool.state().panics_for.insert(txs[3].hash);
@@ -425,7 +437,8 @@ async fn a_node_and_a_pool_in_this_process_are_deduplicated_and_help_each_other_
     let ipc = Endpoint::Ipc(node.node.ipc_path().to_owned());
     let both = FetcherConfig::new([Endpoint::InProcess(in_process), ipc]);
     let ours = OrderPool::new(PoolConfig::default()).unwrap();
-    let fetcher = Fetcher::start(both.with_audit_interval(None), ours.clone()).await.unwrap();
+    let fetcher =
+        Fetcher::start(FetcherConfig { audit_interval: None, ..both }, ours.clone()).await.unwrap();
     eventually("both are live", || {
         fetcher.status().iter().all(|source| source.state == SourceState::Live)
     })
@@ -475,29 +488,21 @@ async fn a_shutdown_waits_for_a_get_until_its_deadline_and_ends_the_streams() {
     txs.iter().for_each(|tx| pool.add(tx));
     settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
     let start = Instant::now();
-    let (_, counts) = fetcher.shutdown(PATIENCE).await;
+    let counts = fetcher.shutdown(PATIENCE).await.counts;
     assert!(start.elapsed() < PATIENCE / 2, "nothing is waited for: {:?}", start.elapsed());
     assert_eq!((counts.pooled, counts.unfinished, counts.balance()), (10, 0, 0));
     let announcements = pool.state().announcements.take().expect("it was subscribed");
     assert!(announcements.is_closed(), "the stream is dropped");
     assert_eq!(Arc::strong_count(&pool), 1, "no thread is left");
 
-    let (fetcher, _ours) = ingest(config(&pool).with_backfill(Backfill::Off)).await;
+    let (fetcher, _ours) = ingest(FetcherConfig { backfill: Backfill::Off, ..config(&pool) }).await;
     pool.set_busy(true);
     pool.state().announce(PoolAnnouncement::Pending(txs[0].hash));
     eventually("under way", || fetcher.counts().unfinished == 1).await;
     let start = Instant::now();
-    let (_, counts) = fetcher.shutdown(Duration::from_millis(300)).await;
+    let FetcherEnd { counts, ended, .. } = fetcher.shutdown(Duration::from_millis(300)).await;
+    assert!(!ended, "the pool has not returned");
     assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
     assert_eq!((counts.unfinished, counts.balance()), (1, 0));
     pool.set_busy(false);
-}
-
-#[tokio::test]
-async fn a_pool_in_this_process_cannot_be_asked_whether_senders_can_pay() {
-    use mempool_ingest::{Ingest, IngestConfig, IngestError, NodeAdmissionConfig};
-    let fetcher = FetcherConfig::in_process("small", SmallPool::new(1));
-    let config = IngestConfig::new(fetcher, PoolConfig::default())
-        .with_node_admission(NodeAdmissionConfig::default());
-    assert!(matches!(Ingest::start(config).await, Err(IngestError::NoNodeToAsk)));
 }

@@ -4,16 +4,13 @@
 use std::{collections::BTreeSet, pin::pin, time::Duration};
 
 use futures::StreamExt as _;
-use mempool_ingest::{
-    Fetcher,
-    txpool_fetcher::{
-        ConfigError, ConnectError, EndReason, FetchedTransaction, LossReason, SourceError,
-        SourceState, StartError, StartPolicy,
-    },
-};
 use mock_node::{DEV_CHAIN_ID, Fault, MockNode, NodeConfig, Target};
 use testkit::ingest::{Node, PATIENCE, socket};
 use tokio::{sync::mpsc, time::timeout};
+use txpool_fetcher::{
+    ConfigError, ConnectError, EndReason, FetchedTransaction, Fetcher, FetcherConfig, FetcherEnd,
+    LossReason, SourceError, SourceState, StartError, StartPolicy,
+};
 
 const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -35,7 +32,7 @@ async fn a_stream_brings_every_transaction_and_owns_its_fetcher() {
     assert!(
         first.iter().eq(node.txs[..100].iter().map(|tx| tx.hash).collect::<BTreeSet<_>>().iter())
     );
-    let (reason, counts) = stream.shutdown(DEADLINE).await;
+    let FetcherEnd { reason, counts, .. } = stream.shutdown(DEADLINE).await;
     assert_eq!((reason, counts.balance()), (EndReason::Stopped, 0));
     assert_eq!((counts.backfilled, counts.announced), (100, 100));
 }
@@ -52,7 +49,7 @@ async fn a_stream_without_a_buffer_is_refused() {
 #[tokio::test]
 async fn who_waits_for_live_waits_for_the_node_and_hears_of_the_end() {
     let (_folder, path) = socket();
-    let config = mempool_ingest::FetcherConfig::ipc(&path).with_start(StartPolicy::WaitForNode);
+    let config = FetcherConfig { start: StartPolicy::WaitForNode, ..FetcherConfig::ipc(&path) };
     let (sink, _transactions) = mpsc::channel::<FetchedTransaction>(1);
     let fetcher = Fetcher::start(config, sink).await.unwrap();
     let _node = {
@@ -63,7 +60,7 @@ async fn who_waits_for_live_waits_for_the_node_and_hears_of_the_end() {
         node
     };
     let mut changes = pin!(fetcher.status_changes());
-    let (reason, _) = fetcher.shutdown(DEADLINE).await;
+    let reason = fetcher.shutdown(DEADLINE).await.reason;
     assert_eq!(reason, EndReason::Stopped);
     // The last change, and the end.
     let last = changes.next().await.expect("the last change");
@@ -86,11 +83,12 @@ async fn a_lost_connection_is_a_change_with_a_typed_reason() {
 #[tokio::test]
 async fn a_node_on_another_chain_than_the_expected_one_is_refused() {
     let node = Node::start(0, |config| config);
-    let error = Fetcher::stream(node.fetcher().with_chain_id(Some(1)), 16).await.unwrap_err();
+    let on = |chain| FetcherConfig { chain_id: Some(chain), ..node.fetcher() };
+    let error = Fetcher::stream(on(1), 16).await.unwrap_err();
     let StartError::Connect(ConnectError::OtherChain { found, expected, .. }) = error else {
         panic!("{error}")
     };
     assert_eq!((found, expected), (DEV_CHAIN_ID, 1));
-    let right = Fetcher::stream(node.fetcher().with_chain_id(Some(DEV_CHAIN_ID)), 16).await;
+    let right = Fetcher::stream(on(DEV_CHAIN_ID), 16).await;
     assert!(right.is_ok());
 }

@@ -4,17 +4,18 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use alloy_primitives::Address;
-use mempool_ingest::{
-    Fetcher, FetcherConfig,
-    load_control::{Gate, GateConfig},
-    txpool_fetcher::{Announcements, AuditMode, FetchedTransaction},
-};
+use load_control::{Gate, GateConfig};
 use mock_node::workload::{Mix, TxKind};
 use testkit::ingest::{Node, arrived_whole, eventually, ingest, settled};
 use tokio::sync::mpsc;
+use txpool_fetcher::{
+    Announcements, AuditMode, FetchedTransaction, Fetcher, FetcherConfig, Limits,
+};
+
+use super::start_with;
 
 fn full(node: &Node) -> FetcherConfig {
-    node.fetcher().with_announcements(Announcements::Full)
+    FetcherConfig { announcements: Announcements::Full, ..node.fetcher() }
 }
 
 #[tokio::test]
@@ -23,7 +24,8 @@ async fn every_kind_of_transaction_arrives_whole_and_only_blobs_are_requested() 
         let mix = Mix { blobs_per_mille: 20, six_blobs_per_mille: 300, ..Mix::default() };
         let node = Node::with_mix(600, mix, |config| config);
         let gate = Gate::new(GateConfig::default()).unwrap();
-        let config = full(&node).with_trust_node_sender(Some(trust)).with_gate(gate);
+        let config =
+            FetcherConfig { trust_node_sender: Some(trust), gate: Some(gate), ..full(&node) };
         let (fetcher, pool) = ingest(config).await;
         node.submit_all();
         let counts = settled(&fetcher, "600 pooled", |counts| counts.pooled == 600).await;
@@ -44,7 +46,7 @@ async fn a_sender_that_the_node_made_up_reaches_the_sink_only_with_trust() {
     for trust in [true, false] {
         let node = Node::start(1, |config| config);
         let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(8);
-        let config = full(&node).with_trust_node_sender(Some(trust));
+        let config = FetcherConfig { trust_node_sender: Some(trust), ..full(&node) };
         let fetcher = Fetcher::start(config, sink).await.unwrap();
         eventually("live", || fetcher.is_live()).await;
         // Known before it is announced by the node itself, so that the first word is the lie.
@@ -127,7 +129,7 @@ async fn of_an_object_that_is_too_long_only_the_hash_is_kept_and_the_transaction
     node.submit_all();
     let sent = &node.txs[0];
     let object = node.node.object(sent.hash).expect("it is pending");
-    let config = full(&node).with_backfill(mempool_ingest::txpool_fetcher::Backfill::Off);
+    let config = FetcherConfig { backfill: txpool_fetcher::Backfill::Off, ..full(&node) };
     let (fetcher, pool) = ingest(config).await;
     let long = object.replacen('{', &format!(r#"{{"blobs":["0x{}"],"#, "ab".repeat(100_000)), 1);
     node.node.announce_object(&long);
@@ -141,11 +143,13 @@ async fn of_an_object_that_is_too_long_only_the_hash_is_kept_and_the_transaction
 async fn what_a_slow_sink_makes_our_buffer_lose_is_counted_and_recovered() {
     let node = Node::start(1_000, |config| config);
     let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1);
-    let mut config = full(&node).with_audit_interval(None);
-    config.announcement_buffer = 16;
-    config.audit_settle = Duration::from_millis(10);
-    let fetcher = Fetcher::start(config, sink).await.unwrap();
-    eventually("live", || fetcher.is_live()).await;
+    let config = FetcherConfig { audit_interval: None, ..full(&node) };
+    let limits = Limits {
+        announcement_buffer: 16,
+        audit_settle: Duration::from_millis(10),
+        ..Limits::default()
+    };
+    let fetcher = start_with(config, limits, sink).await;
     node.submit_all();
     // The overrun is counted when the reader goes on, which waits for the sink.
     eventually("more has come than is kept", || fetcher.status()[0].backlog > 900).await;
@@ -171,7 +175,7 @@ async fn a_sink_that_does_not_return_holds_up_neither_heads_nor_a_shutdown() {
     node.node.mine();
     eventually("the head is there", || fetcher.status()[0].head == Some(1)).await;
     let start = std::time::Instant::now();
-    let (_, counts) = fetcher.shutdown(Duration::from_secs(5)).await;
+    let counts = fetcher.shutdown(Duration::from_secs(5)).await.counts;
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
     assert_eq!(counts.balance(), 0);
 }

@@ -7,18 +7,17 @@ use std::{
     thread,
 };
 
-use mempool_ingest::{
-    Fetcher, FetcherConfig,
-    txpool_fetcher::{ConnectError, FetchedTransaction, StartError},
-};
 use testkit::ingest::socket;
 use tokio::sync::mpsc;
+use txpool_fetcher::{
+    ConnectError, FetchedTransaction, Fetcher, FetcherConfig, Limits, StartError,
+};
 
 async fn start(path: &Path) -> ConnectError {
-    let mut config = FetcherConfig::ipc(path);
-    config.ping_timeout = std::time::Duration::from_millis(300);
+    let ping_timeout = std::time::Duration::from_millis(300);
+    let limits = Limits { ping_timeout, ..Limits::default() };
     let (sender, _receiver) = mpsc::channel::<FetchedTransaction>(1);
-    match Fetcher::start(config, sender).await {
+    match Fetcher::start_with(FetcherConfig::ipc(path), limits, sender).await {
         Err(StartError::Connect(error)) => {
             assert!(error.to_string().contains(&path.display().to_string()), "{error}");
             error

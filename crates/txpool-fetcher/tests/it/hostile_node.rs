@@ -19,15 +19,15 @@ use alloy_eips::eip2718::Encodable2718 as _;
 use alloy_primitives::{Address, B256, TxKind, hex};
 use alloy_signer::SignerSync as _;
 use alloy_signer_local::PrivateKeySigner;
-use mempool_ingest::{
-    Fetcher, FetcherConfig,
-    txpool_fetcher::{
-        Backfill, Backoff, Delivery, FetchedTransaction, GapReason, LossReason, PooledTransaction,
-        SourceError, SourceState, StaleReason, TransactionSink,
-    },
-};
+use load_control::Backoff;
 use serde_json::{Value, json};
 use testkit::ingest::{eventually, settled, socket};
+use txpool_fetcher::{
+    Backfill, Delivery, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits, LossReason,
+    PooledTransaction, SourceError, SourceState, StaleReason, TransactionSink,
+};
+
+use super::start_with;
 
 const CHAIN_ID: u64 = 1337;
 
@@ -91,16 +91,12 @@ impl FakeNode {
     }
 
     fn config(&self) -> FetcherConfig {
-        let mut config = FetcherConfig::ipc(&self.path)
-            .with_backfill(Backfill::Off)
-            .with_audit_interval(None)
-            .with_request_connections(1);
-        config.max_frame_bytes = 1 << 20;
-        config.retry_backoff =
-            Backoff { base: Duration::from_millis(5), cap: Duration::from_millis(10) };
-        config.reconnect =
-            Backoff { base: Duration::from_millis(5), cap: Duration::from_millis(10) };
-        config
+        FetcherConfig {
+            backfill: Backfill::Off,
+            audit_interval: None,
+            request_connections: 1,
+            ..FetcherConfig::ipc(&self.path)
+        }
     }
 
     fn announce(&self, hash: B256) {
@@ -252,10 +248,15 @@ impl TransactionSink for HostileSink {
     }
 }
 
+/// Short frames, and short pauses.
+fn limits() -> Limits {
+    let short = Backoff { base: Duration::from_millis(5), cap: Duration::from_millis(10) };
+    let max_frame_bytes = 1 << 20;
+    Limits { max_frame_bytes, retry_backoff: short, reconnect: short, ..Limits::default() }
+}
+
 async fn live(config: FetcherConfig) -> Fetcher {
-    let fetcher = Fetcher::start(config, HostileSink).await.expect("it starts");
-    eventually("the source is live", || fetcher.is_live()).await;
-    fetcher
+    start_with(config, limits(), HostileSink).await
 }
 
 #[tokio::test]
@@ -297,9 +298,8 @@ async fn a_node_that_is_busy_for_a_fifth_of_a_second_loses_nothing() {
     let Reply::Raw(raw) = reply else { unreachable!("a transaction") };
     let busy = Reply::BusyFor(Duration::from_millis(200), raw);
     let node = FakeNode::start(&path, [(hash, busy)]);
-    let mut config = node.config();
-    config.retry_backoff = FetcherConfig::ipc(&path).retry_backoff;
-    let fetcher = live(config).await;
+    let limits = Limits { retry_backoff: Limits::default().retry_backoff, ..limits() };
+    let fetcher = start_with(node.config(), limits, HostileSink).await;
     node.announce(hash);
     eventually("it has left", || {
         fetcher.counts().unfinished == 0 && fetcher.counts().announced == 1
@@ -325,11 +325,13 @@ async fn a_sink_that_never_returns_neither_times_others_out_nor_outlasts_the_dea
     let (_folder, path) = socket();
     let (stuck, waits) = (transaction(1), transaction(5));
     let node = FakeNode::start(&path, [stuck.clone(), waits.clone()]);
-    let mut config = node.config();
-    config.fetch_timeout = Duration::from_millis(50);
-    config.ping_interval = Duration::from_millis(50);
-    config.ping_timeout = Duration::from_millis(200);
-    let fetcher = live(config).await;
+    let limits = Limits {
+        fetch_timeout: Duration::from_millis(50),
+        ping_interval: Duration::from_millis(50),
+        ping_timeout: Duration::from_millis(200),
+        ..limits()
+    };
+    let fetcher = start_with(node.config(), limits, HostileSink).await;
     node.announce(stuck.0);
     eventually("it is requested", || node.requests(&stuck.0) == 1).await;
     node.announce(waits.0);
@@ -339,7 +341,7 @@ async fn a_sink_that_never_returns_neither_times_others_out_nor_outlasts_the_dea
     assert_eq!((node.requests(&stuck.0), node.requests(&waits.0)), (1, 1));
     assert_eq!((fetcher.counts().failed, fetcher.status()[0].reconnects), (0, 0));
     let (start, deadline) = (Instant::now(), Duration::from_secs(3));
-    let (_, counts) = fetcher.shutdown(deadline).await;
+    let counts = fetcher.shutdown(deadline).await.counts;
     // Twice the deadline would be one for each of two waits.
     assert!(start.elapsed() < deadline * 19 / 10, "{:?}", start.elapsed());
     assert_eq!((counts.unfinished, counts.balance()), (2, 0));
@@ -411,7 +413,7 @@ async fn a_node_without_the_namespace_is_live_and_not_audited_and_is_asked_once(
     let (_folder, path) = socket();
     let node = FakeNode::start(&path, [transaction(2)]);
     *node.listing.lock().unwrap() = Listing::Refused(-32601);
-    let fetcher = live(node.config().with_backfill(Backfill::Pending)).await;
+    let fetcher = live(FetcherConfig { backfill: Backfill::Pending, ..node.config() }).await;
     eventually("it is found out", || !fetcher.status()[0].audited).await;
     assert!(!fetcher.audited()());
     // Before, one list a second, for ever.
@@ -424,10 +426,13 @@ async fn a_node_whose_lists_time_out_is_live_after_three_and_audited_once_one_is
     let (_folder, path) = socket();
     let node = FakeNode::start(&path, []);
     *node.listing.lock().unwrap() = Listing::Silent;
-    let mut config = node.config().with_backfill(Backfill::Pending);
-    config.snapshot_timeout = Duration::from_millis(50);
-    config.audit_interval = Some(Duration::from_secs(2));
-    let fetcher = live(config).await;
+    let config = FetcherConfig {
+        backfill: Backfill::Pending,
+        audit_interval: Some(Duration::from_secs(2)),
+        ..node.config()
+    };
+    let limits = Limits { snapshot_timeout: Duration::from_millis(50), ..limits() };
+    let fetcher = start_with(config, limits, HostileSink).await;
     let status = fetcher.status().remove(0);
     assert!(!status.audited && node.listed.load(Relaxed) >= 3, "{status:?}");
     *node.listing.lock().unwrap() = Listing::Steady;

@@ -11,16 +11,27 @@ use std::{
 };
 
 use alloy_primitives::{Address, B256};
-use mempool_ingest::{
-    Fetcher, FetcherConfig, OrderPool,
-    txpool_fetcher::{Backfill, Endpoint, FetchedTransaction, GapReason, SourceState},
-};
 use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
+use order_pool::OrderPool;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::ingest::{Node, eventually, ingest, settled, socket};
+use testkit::ingest::{Node, eventually, settled, socket};
+use txpool_fetcher::{
+    Backfill, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits, SourceState,
+};
+
+use super::ingest_with;
 
 const CHAIN_ID: u64 = 1337;
+
+/// Both sides settle at once.
+fn settles_fast() -> Limits {
+    Limits { audit_settle: Duration::from_millis(10), ..Limits::default() }
+}
+
+async fn ingest(config: FetcherConfig) -> (Fetcher, OrderPool) {
+    ingest_with(config, settles_fast()).await
+}
 
 #[derive(Clone, Debug)]
 struct FakeBlock {
@@ -222,9 +233,7 @@ impl Fake {
     }
 
     fn config(&self) -> FetcherConfig {
-        let mut config = FetcherConfig::ipc(&self.path);
-        config.audit_settle = Duration::from_millis(10);
-        config
+        FetcherConfig::ipc(&self.path)
     }
 }
 
@@ -241,8 +250,7 @@ fn head_number(pool: &OrderPool) -> Option<u64> {
 
 async fn both_live(one: &Fake, two: &Fake) -> (Fetcher, OrderPool) {
     let ipc = |path: &Path| Endpoint::Ipc(path.to_owned());
-    let mut config = FetcherConfig::new([ipc(&one.path), ipc(&two.path)]);
-    config.audit_settle = Duration::from_millis(10);
+    let config = FetcherConfig::new([ipc(&one.path), ipc(&two.path)]);
     let (fetcher, pool) = ingest(config).await;
     eventually("both are live", || {
         fetcher.status().iter().all(|source| source.state == SourceState::Live)
@@ -343,7 +351,7 @@ async fn a_block_that_cannot_be_had_is_a_gap_and_is_followed_by_a_comparison() {
 #[tokio::test]
 async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
     let fake = Fake::start();
-    let (fetcher, pool) = ingest(fake.config().with_backfill(Backfill::Off)).await;
+    let (fetcher, pool) = ingest(FetcherConfig { backfill: Backfill::Off, ..fake.config() }).await;
     eventually("the first head", || head_number(&pool) == Some(1)).await;
     let txs = txs(3);
     fake.announce_tx(&txs[2]);
@@ -361,7 +369,7 @@ async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
     fake.announce_tx(&txs[0]);
     eventually("admitted again", || pool.contains(&txs[0].hash)).await;
     fake.lock().pending.push(txs[1].clone());
-    fetcher.audit(0, mempool_ingest::txpool_fetcher::AuditMode::Recover).await.expect("listed");
+    fetcher.audit(0, txpool_fetcher::AuditMode::Recover).await.expect("listed");
     eventually("recovered", || pool.contains(&txs[1].hash)).await;
 }
 
@@ -447,21 +455,15 @@ async fn nothing_waits_behind_a_full_block() {
 
 #[tokio::test]
 async fn without_a_use_for_nonces_no_full_block_is_requested() {
-    for is_off in [true, false] {
-        let fake = Fake::start();
-        let config = fake.config().with_block_nonces(!is_off);
-        let (sender, _receiver) = tokio::sync::mpsc::channel::<FetchedTransaction>(16);
-        let fetcher = match is_off {
-            true => ingest(config).await.0,
-            // A channel of transactions has no place for them.
-            false => Fetcher::start(config, sender).await.expect("it starts"),
-        };
-        eventually("live", || fetcher.is_live()).await;
-        for number in 2..6 {
-            fake.announce(&FakeBlock::new(number, number, number - 1, &[]));
-            let is_read = || fake.lock().requested.contains(&(block_hash(number), false));
-            eventually("the head is read", is_read).await;
-        }
-        assert!(fake.lock().requested.iter().all(|(_, full)| !full), "off: {is_off}");
+    let fake = Fake::start();
+    // A channel of transactions has no place for them.
+    let (sender, _receiver) = tokio::sync::mpsc::channel::<FetchedTransaction>(16);
+    let fetcher = Fetcher::start(fake.config(), sender).await.expect("it starts");
+    eventually("live", || fetcher.is_live()).await;
+    for number in 2..6 {
+        fake.announce(&FakeBlock::new(number, number, number - 1, &[]));
+        let is_read = || fake.lock().requested.contains(&(block_hash(number), false));
+        eventually("the head is read", is_read).await;
     }
+    assert!(fake.lock().requested.iter().all(|(_, full)| !full));
 }

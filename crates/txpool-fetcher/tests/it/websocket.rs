@@ -3,17 +3,16 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use futures::{SinkExt as _, StreamExt as _};
-use mempool_ingest::{
-    FetcherConfig,
-    txpool_fetcher::{AuditMode, Endpoint, SourceState},
-};
-use testkit::ingest::{Node, eventually, ingest, settled};
+use testkit::ingest::{Node, eventually, settled};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     net::{TcpListener, TcpStream, UnixStream},
     task::AbortHandle,
 };
 use tokio_tungstenite::tungstenite::Message;
+use txpool_fetcher::{AuditMode, Endpoint, FetcherConfig, Limits, SourceState};
+
+use super::ingest_with;
 
 /// Serves WebSockets and passes each on to the node's socket, until it is aborted.
 async fn bridge(path: PathBuf) -> (SocketAddr, AbortHandle) {
@@ -64,9 +63,9 @@ async fn a_source_over_websocket_is_backfilled_followed_and_audited() {
         node.node.submit(tx.raw.clone()).unwrap();
     }
     let (address, bridge) = bridge(node.node.ipc_path().to_owned()).await;
-    let mut config = FetcherConfig::new([Endpoint::Ws(format!("ws://{address}"))]);
-    config.ping_interval = Duration::from_millis(50);
-    let (fetcher, pool) = ingest(config).await;
+    let config = FetcherConfig::new([Endpoint::Ws(format!("ws://{address}"))]);
+    let limits = Limits { ping_interval: Duration::from_millis(50), ..Limits::default() };
+    let (fetcher, pool) = ingest_with(config, limits).await;
     assert_eq!(pool.len(), 100);
     for tx in &node.txs[100..] {
         node.node.submit(tx.raw.clone()).unwrap();
@@ -90,9 +89,9 @@ async fn a_pool_longer_than_a_frame_may_be_is_listed_and_costs_no_connection() {
     let node = Node::start(2_000, |config| config);
     node.submit_all();
     let (address, _bridge) = bridge(node.node.ipc_path().to_owned()).await;
-    let mut config = FetcherConfig::new([Endpoint::Ws(format!("ws://{address}"))]);
-    config.max_frame_bytes = 1 << 20;
-    let (fetcher, _pool) = ingest(config).await;
+    let config = FetcherConfig::new([Endpoint::Ws(format!("ws://{address}"))]);
+    let limits = Limits { max_frame_bytes: 1 << 20, ..Limits::default() };
+    let (fetcher, _pool) = ingest_with(config, limits).await;
     let counts = settled(&fetcher, "2000 pooled", |counts| counts.pooled == 2_000).await;
     assert_eq!((counts.backfilled, fetcher.status()[0].reconnects), (2_000, 0));
 }

@@ -12,15 +12,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mempool_ingest::{
-    Fetcher, FetcherConfig, OrderPool, PoolConfig,
-    txpool_fetcher::{
-        Announcements, AuditMode, AuditReport, Backoff, Counts, SourceStatus, StartPolicy,
-    },
-};
+use load_control::Backoff;
 use mock_node::{Fault, FaultPlan, LoadStart, MockNode, NodeConfig, Target, workload::SignedLoad};
+use order_pool::{OrderPool, PoolConfig};
 use testkit::ingest::{settled, socket};
 use tokio::sync::Semaphore;
+use txpool_fetcher::{
+    Announcements, AuditMode, AuditReport, Counts, Fetcher, FetcherConfig, Limits, SourceStatus,
+    StartPolicy,
+};
 
 /// Simulated time of one seed.
 const SIMULATED: Duration = Duration::from_secs(10);
@@ -41,23 +41,27 @@ fn number(variable: &str, default: u64) -> u64 {
 
 /// The times of the defaults, shortened as the simulation is.
 fn config(node: &MockNode, announcements: Announcements) -> FetcherConfig {
-    let mut config = FetcherConfig::ipc(node.ipc_path())
-        .with_start(StartPolicy::WaitForNode)
-        .with_announcements(announcements);
-    config.fetch_timeout = Duration::from_millis(200);
-    config.call_timeout = Duration::from_secs(1);
-    // Not shortened: on a slow machine a listing that is given up and begun again is only more work for
-    // the node, and nothing here is to fail by its time.
-    config.snapshot_timeout = Duration::from_secs(60);
-    config.ping_interval = Duration::from_millis(100);
-    config.ping_timeout = Duration::from_millis(400);
-    config.retry_backoff =
-        Backoff { base: Duration::from_millis(5), cap: Duration::from_millis(50) };
-    config.reconnect = Backoff { base: Duration::from_millis(10), cap: Duration::from_millis(100) };
-    config.audit_interval = Some(Duration::from_secs(2));
-    config.audit_settle = Duration::from_millis(50);
-    config.request_connections = 1;
-    config
+    FetcherConfig {
+        start: StartPolicy::WaitForNode,
+        announcements,
+        audit_interval: Some(Duration::from_secs(2)),
+        request_connections: 1,
+        ..FetcherConfig::ipc(node.ipc_path())
+    }
+}
+
+fn limits() -> Limits {
+    let millis = Duration::from_millis;
+    Limits {
+        fetch_timeout: millis(200),
+        call_timeout: millis(1000),
+        ping_interval: millis(100),
+        ping_timeout: millis(400),
+        retry_backoff: Backoff { base: millis(5), cap: millis(50) },
+        reconnect: Backoff { base: millis(10), cap: millis(100) },
+        audit_settle: millis(50),
+        ..Limits::default()
+    }
 }
 
 struct Outcome {
@@ -100,8 +104,8 @@ async fn run(plan: FaultPlan, announcements: Announcements, tps: u32, time: Dura
     });
     let node = Arc::new(node.await.expect("no panic"));
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
-    let fetcher =
-        Fetcher::start(config(&node, announcements), pool).await.expect("it waits for the node");
+    let fetcher = Fetcher::start_with(config(&node, announcements), limits(), pool);
+    let fetcher = fetcher.await.expect("it waits for the node");
     let waiting = Arc::clone(&node);
     let finished = tokio::task::spawn_blocking(move || {
         waiting.wait_load_finished(testkit::ingest::PATIENCE)
@@ -122,7 +126,7 @@ async fn run(plan: FaultPlan, announcements: Announcements, tps: u32, time: Dura
     let report = audit(&fetcher, AuditMode::CompareOnly).await;
     let counts = settled(&fetcher, "nothing under way", |_| true).await;
     let status = fetcher.status().remove(0);
-    let (_, last) = fetcher.shutdown(Duration::from_secs(5)).await;
+    let last = fetcher.shutdown(Duration::from_secs(5)).await.counts;
     assert_eq!(last.balance(), 0);
     Outcome { counts, status, missing: report.missing, removed: report.removed }
 }

@@ -9,12 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mempool_ingest::{
-    Fetcher, FetcherConfig, OrderPool, PoolConfig,
-    txpool_fetcher::{EndReason, SourceState},
-};
+use order_pool::{OrderPool, PoolConfig};
 use serde_json::{Value, json};
 use testkit::ingest::{Node, eventually, ingest, settled, socket};
+use txpool_fetcher::{EndReason, Fetcher, FetcherConfig, FetcherEnd, SourceState};
 
 /// Both tests look at the threads.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -36,8 +34,8 @@ async fn after_a_shutdown_no_thread_is_left_and_what_was_under_way_is_counted() 
     assert!(our_threads().len() >= 2, "{:?}", our_threads());
     node.submit_all();
     eventually("all are announced", || fetcher.counts().announced >= 64).await;
-    let (reason, counts) = fetcher.shutdown(Duration::from_secs(5)).await;
-    assert_eq!(reason, EndReason::Stopped);
+    let FetcherEnd { reason, counts, ended, .. } = fetcher.shutdown(Duration::from_secs(5)).await;
+    assert_eq!((reason, ended), (EndReason::Stopped, true));
     assert!(counts.unfinished > 0, "{counts:?}");
     assert_eq!(counts.balance(), 0);
     eventually("the threads have ended", || our_threads().is_empty()).await;
@@ -98,8 +96,8 @@ async fn a_stop_while_a_pool_is_listed_ends_that_thread_too_and_without_a_panic(
         assert_eq!(fetcher.status()[0].state, SourceState::Backfilling);
         let deadline = Duration::from_secs(5);
         let start = Instant::now();
-        let (reason, _) = fetcher.shutdown(deadline).await;
-        assert_eq!(reason, EndReason::Stopped);
+        let end = fetcher.shutdown(deadline).await;
+        assert_eq!((end.reason, end.ended), (EndReason::Stopped, true));
         assert!(start.elapsed() < deadline, "{:?}", start.elapsed());
         eventually("the threads have ended", || our_threads().is_empty()).await;
     }

@@ -1,0 +1,79 @@
+//! From a node's response to a delivery, on the thread that read the response.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Instant,
+};
+
+use super::{Deliverer, DeliveryTask, Fetch, FetchRequest, Slot};
+use crate::{
+    error::CallError,
+    request::{Payload, Responses, RpcError},
+    sink::TransactionSink,
+    tasks::Alive,
+};
+
+/// Slots are released together, at the latest when this many are waiting: while announcements wait
+/// for a slot, each single release wakes the thread of the sockets. A quarter of the default number
+/// of slots.
+const RELEASED_TOGETHER: usize = 16;
+
+/// Processes the responses of one connection.
+#[derive(Debug)]
+pub(crate) struct ResponseReader<S: TransactionSink> {
+    fetch: Arc<Fetch>,
+    deliverer: Arc<Deliverer<S>>,
+    /// Slots of finished fetches.
+    released: Vec<Slot>,
+    release_at: usize,
+    _alive: Alive,
+}
+
+impl<S: TransactionSink> ResponseReader<S> {
+    pub(crate) fn new(fetch: &Arc<Fetch>, deliverer: &Arc<Deliverer<S>>) -> Self {
+        let slots = fetch.settings.config.fetch_slots;
+        Self {
+            released: Vec::with_capacity(RELEASED_TOGETHER),
+            release_at: RELEASED_TOGETHER.min(slots.div_ceil(4)),
+            _alive: fetch.tasks.alive(),
+            fetch: Arc::clone(fetch),
+            deliverer: Arc::clone(deliverer),
+        }
+    }
+}
+
+impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
+    fn on_response(&mut self, request: FetchRequest, sent: Instant, payload: Payload<'_>) {
+        let text = match payload {
+            Payload::Error(RpcError { code, message }) => {
+                return self.fetch.failed(request, CallError::Rpc { code, message });
+            }
+            Payload::Null => Some("0x".into()),
+            Payload::Text(text) => Some(text),
+            Payload::Other | Payload::Oversized => None,
+        };
+        let is_gone = text.as_deref() == Some("0x");
+        let Some((arrival, ticket, mut slot)) = self.fetch.responded(request, sent, is_gone) else {
+            return;
+        };
+        let bytes = text.as_ref().map_or(0, |text| text.len());
+        self.fetch.slots.set_response_bytes(&mut slot, bytes);
+        let delivery = DeliveryTask::new(&self.deliverer, arrival, ticket);
+        // The transaction counts as failed, and the thread goes on. The unwinding drops the
+        // captured values; they are not used again.
+        let released = &mut self.released;
+        let work = || delivery.decode_and_deliver(text.as_deref(), || released.clear());
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            tracing::error!("a response could not be processed");
+        }
+        self.released.push(slot);
+        if self.released.len() >= self.release_at {
+            self.released.clear();
+        }
+    }
+
+    fn on_idle(&mut self) {
+        self.released.clear();
+    }
+}

@@ -1,0 +1,71 @@
+//! Gaps: periods in which announcements may have been missed, and who reports them.
+
+use std::time::{Duration, Instant};
+
+/// A silence shorter than this is never suspicious, whatever the rate: geth pauses for up to 3 s now
+/// and then. A suspicious source is watched for as long again before it is judged.
+pub(crate) const MIN_SILENCE: Duration = Duration::from_secs(4);
+
+/// Why announcements may be missing, in ascending order of severity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum GapReason {
+    /// Nothing is known to be missing: the regular comparison.
+    Audit,
+    /// Heads come and no hashes, for longer than the recent rate of hashes makes plausible.
+    Silence,
+    /// A block could not be read, in part or at all, so its transactions are not known.
+    UnreadBlock,
+    /// Heads were missed. Their blocks were requested; hashes announced meanwhile may be missing
+    /// too.
+    MissedHeads,
+    /// A reorg. Transactions of the removed blocks may be pending again, and are not always
+    /// announced.
+    Reorg,
+    /// Our own buffer overran, or the stream of a pool in this process reported a loss.
+    Lagged,
+    /// A connection was lost.
+    Reconnect,
+    /// The start: nothing was subscribed before.
+    StartUp,
+}
+
+impl GapReason {
+    /// The name in lower case, for logs and displays.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Audit => "audit",
+            Self::Silence => "silence",
+            Self::UnreadBlock => "unread_block",
+            Self::MissedHeads => "missed_heads",
+            Self::Reorg => "reorg",
+            Self::Lagged => "lagged",
+            Self::Reconnect => "reconnect",
+            Self::StartUp => "start_up",
+        }
+    }
+}
+
+/// A period in which announcements may have been missed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Gap {
+    /// Why announcements may have been missed.
+    pub reason: GapReason,
+    /// When it began.
+    pub from: Instant,
+    /// When a comparison with the node's pool closed it; `None` until then.
+    pub to: Option<Instant>,
+    /// How many hashes that comparison recovered.
+    pub recovered: u64,
+}
+
+/// What the readers of a source's announcements and heads report to the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Report {
+    /// A head was announced.
+    Head(u64),
+    /// Announcements or blocks may have been missed.
+    Gap(GapReason),
+}

@@ -1,0 +1,112 @@
+//! What nobody has a reason to turn: each value with its arithmetic. Tests turn some of them.
+
+use std::time::Duration;
+
+use load_control::Backoff;
+
+/// Slots of the broadcast buffer between the subscription connection of each source and the
+/// announcement reader.
+///
+/// They hold the announcements of 8 s at 2000 transactions/s. alloy's own default is 16, which a
+/// burst of one block's worth of announcements overruns. Worst case in memory: 16,384 × (66
+/// characters of hash + about 60 bytes of slot) = 2 MiB for each source. Announcements that overrun
+/// the buffer are counted as [`lagged`](crate::Counts::lagged), and fetched by the comparison that
+/// follows.
+pub const ANNOUNCEMENT_BUFFER: usize = 16_384;
+
+/// How many of the fetch slots deferrable work (backfill, audits, deferred retries) may hold at
+/// once, if that is at most a quarter of them.
+/// They are few because live requests wait in the node behind the responses to deferrable ones. Two
+/// still fetch 10,000 transactions in about a second from a node that responds in 0.1 ms. More
+/// slots make this faster with a slower node (10 s at 2 ms) and live fetches slower.
+pub(crate) const DEFERRABLE_SLOTS: usize = 2;
+
+/// How often a fetch is retried after a time-out or a retryable error response.
+pub(crate) const FETCH_RETRIES: u32 = 3;
+
+/// How many hashes are remembered, so that a hash that was seen is not fetched again.
+///
+/// At least twice a node's pool: reth's pending limit is 10,000 by default, geth's 5,120 + 1,024,
+/// and load tests raise them to 300,000. Worst case in memory: 40 bytes × 8/7 × 2 = 48 MB.
+pub(crate) const SEEN_CAPACITY: usize = 524_288;
+
+/// Blocks that are remembered. On geth, announcements came up to 11 ms after their block, and after
+/// a stall up to some blocks later; 64 blocks are 13 minutes.
+pub(crate) const RECENT_BLOCKS: usize = 64;
+
+/// Sizes and times that no operator turns.
+///
+/// It is public only with the feature `test-limits`: tests of this workspace start a fetcher with
+/// small buffers and short times by `Fetcher::start_with`.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// [`ANNOUNCEMENT_BUFFER`]; a power of two.
+    pub announcement_buffer: usize,
+    /// How many of the slots deferrable work may hold. `None`: 2, and at most a quarter of them.
+    pub deferrable_slots: Option<usize>,
+    /// How many of the request connections carry deferrable fetches too. The others stay free for
+    /// live transactions, however long the backfill.
+    pub deferrable_connections: usize,
+    /// Longest JSON value read from a connection. A longer transaction that comes over IPC is
+    /// dropped and counts as malformed (`mempool_fetcher_oversized_answers_total`); with any other
+    /// longer value the connection is closed (`mempool_fetcher_reconnects_total` with reason
+    /// `oversized`).
+    ///
+    /// The largest regular value is a full block: reth caps responses at 160 MB, but a block of
+    /// 2,000 transactions is about 2 MB and a six-blob transaction 1.6 MB. This does not bound the
+    /// pool's content: over IPC it is not read as one value, and over WebSocket its connection has a
+    /// separate limit, 256 MiB or this one, whichever is larger.
+    pub max_frame_bytes: usize,
+    /// Time for the response to one request for a transaction: more than 100 times the slowest one
+    /// measured on a healthy node (17 ms, for a six-blob transaction behind others on geth).
+    pub fetch_timeout: Duration,
+    /// Delay between two attempts of a fetch. After a time-out, and when the node responds that it
+    /// is busy (-32005, -32009), the first three steps are skipped: the delays are then at most 160,
+    /// 320 and 500 ms, and at least half of that.
+    pub retry_backoff: Backoff,
+    /// Time for any other call (a block, the status of the pool).
+    pub call_timeout: Duration,
+    /// Time for the node to list its pool; anvil needs 12 s for 60,000 transactions.
+    pub snapshot_timeout: Duration,
+    /// Delay between two attempts to connect.
+    pub reconnect: Backoff,
+    /// How often each connection is pinged, by a request for the block number.
+    pub ping_interval: Duration,
+    /// A connection is closed after this long without a response to a ping or any other message.
+    /// geth can freeze for 3 to 8 s when another subscriber stalls, and then recovers. After a write
+    /// to a connection has blocked for 10 s, it never writes to that connection again. So 10 s
+    /// distinguish the two. While the node lists its pool, it may be silent for `snapshot_timeout`
+    /// longer.
+    pub ping_timeout: Duration,
+    /// How long an audit waits for announcements that are still on their way before a hash counts as
+    /// missing.
+    pub audit_settle: Duration,
+    /// The longest that backfill, audit and retry fetches wait for the load to fall, from when they
+    /// could first have run. Fetches that have waited that long run one at a time while the load
+    /// stays high. It is less than half of the 12 s between two blocks, so that a missed transaction
+    /// can still enter the next block.
+    pub deferral_max_age: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            announcement_buffer: ANNOUNCEMENT_BUFFER,
+            deferrable_slots: None,
+            deferrable_connections: 1,
+            max_frame_bytes: 32 * 1024 * 1024,
+            fetch_timeout: Duration::from_secs(2),
+            retry_backoff: Backoff {
+                base: Duration::from_millis(20),
+                cap: Duration::from_millis(500),
+            },
+            call_timeout: Duration::from_secs(10),
+            snapshot_timeout: Duration::from_secs(60),
+            reconnect: Backoff { base: Duration::from_millis(50), cap: Duration::from_secs(1) },
+            ping_interval: Duration::from_secs(2),
+            ping_timeout: Duration::from_secs(10),
+            audit_settle: Duration::from_millis(200),
+            deferral_max_age: Duration::from_secs(5),
+        }
+    }
+}

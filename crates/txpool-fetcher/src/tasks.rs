@@ -1,0 +1,87 @@
+//! What runs beside the sources, so that a stop can end it and wait for it.
+
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    pin::pin,
+    task::{Context, Poll, Waker},
+};
+
+use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::sync::block_on;
+
+/// Nothing is ever sent: the receiver sees the end when the last holder has gone.
+pub(crate) type Alive = mpsc::Sender<Infallible>;
+
+/// The runtime of the sockets, what was spawned on it for no single source, and the stop.
+#[derive(Debug)]
+pub(crate) struct Tasks {
+    runtime: Handle,
+    tracker: TaskTracker,
+    alive: Alive,
+    pub(crate) stop: CancellationToken,
+}
+
+impl Tasks {
+    pub(crate) fn new(runtime: Handle, alive: Alive, stop: CancellationToken) -> Self {
+        Self { runtime, tracker: TaskTracker::new(), alive, stop }
+    }
+
+    /// Held by each thread that may call the sink, so that a stop can wait for it.
+    pub(crate) fn alive(&self) -> Alive {
+        self.alive.clone()
+    }
+
+    /// Spawns work that a stop drops, also from a thread outside of the runtime.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        let work = async move {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => {}
+                () = work => {}
+            }
+        };
+        self.tracker.spawn_on(work, &self.runtime);
+    }
+
+    /// Runs work that may block on one of the runtime's threads for it.
+    pub(crate) fn spawn_blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        self.tracker.spawn_blocking_on(work, &self.runtime)
+    }
+
+    /// Waits until everything that was spawned has ended.
+    pub(crate) async fn ended(&self) {
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+
+    /// Runs a future that is usually ready at once. Otherwise it blocks this thread, after a call of
+    /// `about_to_wait`, until the future is ready, or until the fetcher stops: then it returns
+    /// `None`.
+    pub(crate) fn wait_for<T>(
+        &self,
+        future: impl Future<Output = T>,
+        mut about_to_wait: impl FnMut(),
+    ) -> Option<T> {
+        let mut future = pin!(future);
+        if let Poll::Ready(ready) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return Some(ready);
+        }
+        about_to_wait();
+        // Without a runtime: the sink may block, and at the end the runtime is dropped before this
+        // thread ends.
+        block_on(async {
+            tokio::select! {
+                biased;
+                ready = poll_fn(|context| future.as_mut().poll(context)) => Some(ready),
+                () = self.stop.cancelled() => None,
+            }
+        })
+    }
+}
