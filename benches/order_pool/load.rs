@@ -10,7 +10,7 @@ use std::{
 use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
 use alloy_primitives::{Address, B256, Bytes, Signature, U256, keccak256};
 use hdrhistogram::Histogram;
-use order_pool::{EventRef, InsertOutcome, OrderPool, Origin, PoolConfig, Transaction};
+use order_pool::{Event, InsertOutcome, OrderPool, Origin, PoolConfig, Transaction};
 
 use crate::rival::{MutexPool, RivalEvent};
 
@@ -102,7 +102,7 @@ pub(crate) fn replay(pool: &OrderPool) -> u64 {
     let (mut count, mut sum) = (0, 0);
     while reader.is_replaying() {
         let shown = reader.visit(256, |event| {
-            if let EventRef::Added(order) = event {
+            if let Event::Added(order) = event {
                 sum ^= look(order);
                 count += 1;
             }

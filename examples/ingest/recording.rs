@@ -16,7 +16,7 @@ use alloy_primitives::B256;
 use futures::stream;
 use mempool_ingest::{
     OrderPool,
-    order_pool::EventRef,
+    order_pool::Event,
     txpool_fetcher::{
         AnnouncementStream, BlockStream, Endpoint, InProcess, InProcessPool, MinedBlock,
         PooledHashes, PooledTransaction,
@@ -172,7 +172,7 @@ impl Hashes {
                 let mut lines = String::new();
                 loop {
                     let read = orders.visit(usize::MAX, |event| {
-                        if let EventRef::Added(order) = event {
+                        if let Event::Added(order) = event {
                             lines += &format!("{}\n", order.id().hash());
                         }
                     });

@@ -1,8 +1,8 @@
 //! The configurations, with the arithmetic behind each default.
 
-use std::{fmt, str::FromStr, thread, time::Duration};
+use std::{thread, time::Duration};
 
-use crate::error::{ConfigError, ParseLimitError};
+use crate::error::ConfigError;
 
 /// Default of [`MonitorConfig::elevated_percent`]: a quarter of the queue is left while the host
 /// reacts.
@@ -156,32 +156,6 @@ impl Limit {
             }
             Self::Number(number) => Some(number),
             Self::Unlimited => None,
-        }
-    }
-}
-
-/// `auto`, `unlimited` or a number.
-impl FromStr for Limit {
-    type Err = ParseLimitError;
-
-    fn from_str(text: &str) -> Result<Self, ParseLimitError> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "unlimited" => Ok(Self::Unlimited),
-            _ => match text.parse() {
-                Ok(number) if (1..=MAX_REQUESTS).contains(&number) => Ok(Self::Number(number)),
-                _ => Err(ParseLimitError { value: text.to_owned(), max: MAX_REQUESTS }),
-            },
-        }
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Number(number) => number.fmt(f),
-            Self::Unlimited => f.write_str("unlimited"),
         }
     }
 }
@@ -349,18 +323,6 @@ mod tests {
         }
         assert_eq!(Limit::Number(7).resolve(64), Some(7));
         assert_eq!(Limit::Unlimited.resolve(64), None);
-    }
-
-    #[test]
-    fn a_limit_reads_back_what_it_prints_and_refuses_all_else() {
-        for limit in [Limit::Auto, Limit::Unlimited, Limit::Number(1), Limit::Number(MAX_REQUESTS)]
-        {
-            assert_eq!(limit.to_string().parse(), Ok(limit));
-        }
-        for text in ["", "0", "-1", "1000001", "Auto", "99999999999999999999", "4x"] {
-            let error = text.parse::<Limit>().unwrap_err();
-            assert_eq!(error.value, text);
-        }
     }
 
     #[test]

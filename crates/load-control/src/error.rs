@@ -62,13 +62,3 @@ pub enum ConfigError {
         reserved_permits: usize,
     },
 }
-
-/// A text that does not parse as a [`Limit`](crate::Limit).
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{value:?} is not a limit: expected auto, unlimited or a number from 1 to {max}")]
-pub struct ParseLimitError {
-    /// The text.
-    pub value: String,
-    /// The highest number.
-    pub max: usize,
-}

@@ -28,7 +28,7 @@ mod work;
 pub use backoff::Backoff;
 pub use config::*;
 pub use deferral::{DeferralQueue, DeferralStats, Offered};
-pub use error::{ConfigError, ParseLimitError};
+pub use error::ConfigError;
 #[cfg(feature = "tokio")]
 pub use gate::{Gate, GateStats};
 #[cfg(feature = "tokio")]

@@ -39,12 +39,11 @@ pub enum ConfigError {
 
 /// A thread could not be started: that of an [`Upkeep`](crate::Upkeep) or of a sink.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot start the thread {thread}: {source}")]
+#[error("cannot start a thread of the pool: {source}")]
 #[non_exhaustive]
 pub struct StartError {
-    /// Its name.
-    pub thread: &'static str,
     /// The system's error.
+    #[from]
     pub source: io::Error,
 }
 

@@ -38,53 +38,6 @@ pub enum Event {
     Head(Arc<Head>),
 }
 
-/// An [`Event`] read in place, without touching a reference count that other readers use too.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum EventRef<'a> {
-    /// See [`Event::Added`]. Clone the `Arc` to keep the order.
-    Added(&'a Arc<Order>),
-    /// See [`Event::Removed`].
-    Removed {
-        /// The order. Clone the `Arc` to keep it.
-        order: &'a Arc<Order>,
-        /// Why it was removed.
-        reason: RemoveReason,
-    },
-    /// See [`Event::Cancelled`].
-    Cancelled(Cancellation),
-    /// See [`Event::CancellationForgotten`].
-    CancellationForgotten(ReplacementKey),
-    /// See [`Event::Head`].
-    Head(&'a Arc<Head>),
-}
-
-impl EventRef<'_> {
-    /// The event as an owned value.
-    pub fn to_event(self) -> Event {
-        match self {
-            Self::Added(order) => Event::Added(Arc::clone(order)),
-            Self::Removed { order, reason } => Event::Removed { order: Arc::clone(order), reason },
-            Self::Cancelled(cancellation) => Event::Cancelled(cancellation),
-            Self::CancellationForgotten(key) => Event::CancellationForgotten(key),
-            Self::Head(head) => Event::Head(Arc::clone(head)),
-        }
-    }
-}
-
-impl Event {
-    /// The same event, borrowed.
-    pub const fn as_ref(&self) -> EventRef<'_> {
-        match self {
-            Self::Added(order) => EventRef::Added(order),
-            Self::Removed { order, reason } => EventRef::Removed { order, reason: *reason },
-            Self::Cancelled(cancellation) => EventRef::Cancelled(*cancellation),
-            Self::CancellationForgotten(key) => EventRef::CancellationForgotten(*key),
-            Self::Head(head) => EventRef::Head(head),
-        }
-    }
-}
-
 /// Why an order left the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

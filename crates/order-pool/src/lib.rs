@@ -23,11 +23,11 @@ pub use clock::Clock;
 pub use config::*;
 pub use error::{BundleError, ConfigError, Lagged, RejectReason, SidecarError, StartError};
 pub use event::{
-    CancelOutcome, CancelPrivateOutcome, Event, EventRef, InsertOutcome, OrderStatus, RemoveReason,
+    CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, OrderStatus, RemoveReason,
 };
 pub use metrics::{METRICS, PoolStats};
 pub use order::*;
 pub use pool::OrderPool;
-pub use read::{Blocking, Ender, Subscription};
+pub use read::{Ender, Subscription};
 pub use sink::{OrderSink, SinkEnd, SinkEndReason, SinkGuard};
 pub use upkeep::{Upkeep, UpkeepConfig, UpkeepEnd, UpkeepEndReason};

@@ -344,27 +344,25 @@ impl PoolShared {
         match effect {
             Effect::Added { order, .. } => {
                 let block = order.block();
-                publisher.add_order(Arc::clone(&order));
-                publisher.event(Event::Added(order), block, 0);
+                publisher.add(Event::Added(order), block);
             }
             Effect::Removed { added, order, reason, .. } => {
                 self.tables.counters.removed(reason);
-                let (block, size_bytes) = (order.block(), order.size_bytes());
-                publisher.remove(added, size_bytes);
-                publisher.event(Event::Removed { order, reason }, block, size_bytes);
+                let block = order.block();
+                publisher.remove(added, order.size_bytes());
+                publisher.event(Event::Removed { order, reason }, block);
             }
             Effect::Cancelled { cancellation, .. } => {
-                publisher.add_cancellation(cancellation);
-                publisher.event(Event::Cancelled(cancellation), None, 0);
+                publisher.add(Event::Cancelled(cancellation), None);
             }
             Effect::CancellationForgotten { key, .. } => {
                 self.tables.counters.keys_forgotten.add(1);
-                publisher.event(Event::CancellationForgotten(key), None, 0);
+                publisher.event(Event::CancellationForgotten(key), None);
             }
             Effect::Head { seq, head } => {
                 let head = Arc::new(head);
                 self.tables.heads.publish(seq, Arc::clone(&head));
-                publisher.event(Event::Head(head), None, 0);
+                publisher.event(Event::Head(head), None);
             }
             Effect::CancellationEnded { added, .. } => publisher.remove(added, 0),
         }

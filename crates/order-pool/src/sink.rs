@@ -1,4 +1,7 @@
 //! The push adapter: for code that wants to be called instead of reading.
+//!
+//! The lock of a sink's end is taken by the sink's thread once at its end, and by its guard when asked: for one
+//! field, never during a call of the sink, and never together with the pool's.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -14,7 +17,7 @@ use chain_view::Head;
 
 use crate::{
     error::{Lagged, StartError},
-    event::{EventRef, RemoveReason},
+    event::{Event, RemoveReason},
     order::{Cancellation, Order},
     pool::OrderPool,
     read::{Ender, Subscription},
@@ -99,8 +102,6 @@ pub struct SinkGuard {
     ender: Ender,
 }
 
-/// The end is set once by the sink's thread, and read by its guard: the lock is held for one field,
-/// never during a call of the sink, and never together with the pool's.
 #[derive(Debug, Default)]
 struct State {
     stop: AtomicBool,
@@ -171,11 +172,7 @@ impl OrderPool {
             *state.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
             state.ended.notify_all();
         };
-        let thread = "order-sink";
-        thread::Builder::new()
-            .name(thread.into())
-            .spawn(run)
-            .map_err(|source| StartError { thread, source })?;
+        thread::Builder::new().name("order-sink".into()).spawn(run)?;
         Ok(guard)
     }
 }
@@ -202,7 +199,7 @@ fn push_all<S: OrderSink>(
         {
             read += 1;
             let wants_more = match next {
-                Ok(event) => push(&mut sink, event.as_ref()),
+                Ok(event) => push(&mut sink, &event),
                 Err(lagged) if sink.lagged(lagged) => {
                     reader.resync();
                     true
@@ -225,12 +222,12 @@ fn push_all<S: OrderSink>(
     }
 }
 
-fn push<S: OrderSink>(sink: &mut S, event: EventRef<'_>) -> bool {
+fn push<S: OrderSink>(sink: &mut S, event: &Event) -> bool {
     match event {
-        EventRef::Added(order) => sink.insert(order),
-        EventRef::Removed { order, reason } => sink.remove(order, reason),
-        EventRef::Cancelled(cancellation) => sink.cancel(&cancellation),
-        EventRef::CancellationForgotten(_) => true,
-        EventRef::Head(head) => sink.head(head),
+        Event::Added(order) => sink.insert(order),
+        Event::Removed { order, reason } => sink.remove(order, *reason),
+        Event::Cancelled(cancellation) => sink.cancel(cancellation),
+        Event::CancellationForgotten(_) => true,
+        Event::Head(head) => sink.head(head),
     }
 }

@@ -106,11 +106,7 @@ impl Upkeep {
             // Nobody may wait for it.
             let _ = ended.send(reason);
         };
-        let thread = "order-pool-upkeep";
-        thread::Builder::new()
-            .name(thread.into())
-            .spawn(run)
-            .map_err(|source| StartError { thread, source })?;
+        thread::Builder::new().name("order-pool-upkeep".into()).spawn(run)?;
         Ok(Self { stop, end })
     }
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::SystemTime};
 
 use alloy_primitives::{Address, B256, map::B256Map};
-use mempool_ingest::order_pool::{Bundle, EventRef, Order, OrderId, Subscription, Transaction};
+use mempool_ingest::order_pool::{Bundle, Event, Order, OrderId, Subscription, Transaction};
 use revm::context::TxEnv;
 
 use crate::env::tx_env;
@@ -109,9 +109,9 @@ impl Candidates {
         }
     }
 
-    fn take(&mut self, event: EventRef<'_>) {
+    fn take(&mut self, event: &Event) {
         match event {
-            EventRef::Added(order) => match order.as_ref() {
+            Event::Added(order) => match order.as_ref() {
                 Order::Tx(tx) => {
                     let known = self.before.remove(tx.hash());
                     let tx = known.unwrap_or_else(|| Arc::new(Candidate::new(tx)));
@@ -125,7 +125,7 @@ impl Candidates {
                     }
                 }
             },
-            EventRef::Removed { order, .. } => match order.id() {
+            Event::Removed { order, .. } => match order.id() {
                 OrderId::Tx(hash) => drop(self.txs.remove(&hash)),
                 id => drop(self.bundles.remove(id.hash())),
             },

@@ -21,7 +21,7 @@ use std::{
 use arc_swap::ArcSwap;
 
 use super::garbage::Garbage;
-use crate::order::{Cancellation, Order};
+use crate::{event::Event, order::Order};
 
 /// Entries per page, which is the unit of rewriting (256 entries are about 10 us of copying).
 pub(super) const PAGE_ENTRIES: usize = 256;
@@ -38,22 +38,15 @@ struct Entry {
     /// [`LIVE`], then, set once, the sequence number of its removal. Stored with `Release` before
     /// the head is published; for a reader with an older snapshot both values mean the same.
     removed: AtomicU64,
-    item: Item,
+    /// What a replay shows: an order, or a cancellation.
+    event: Event,
 }
 
-/// An item of a replay.
-#[derive(Clone, Debug)]
-pub(super) enum Item {
-    Order(Arc<Order>),
-    /// A tombstone.
-    Cancelled(Cancellation),
-}
-
-impl Item {
+impl Entry {
     fn size_bytes(&self) -> usize {
-        match self {
-            Self::Order(order) => order.size_bytes(),
-            Self::Cancelled(_) => 0,
+        match &self.event {
+            Event::Added(order) => order.size_bytes(),
+            _ => 0,
         }
     }
 }
@@ -91,7 +84,7 @@ impl LiveTable {
         &self,
         snapshot: u64,
         from: u64,
-        mut visit: impl FnMut(u64, &Item) -> ControlFlow<()>,
+        mut visit: impl FnMut(u64, &Event) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
         let page = self.pages.partition_point(|page| page.first <= from).saturating_sub(1);
         for page in &self.pages[page..] {
@@ -100,7 +93,7 @@ impl LiveTable {
                     return ControlFlow::Continue(());
                 }
                 if entry.removed.load(Acquire) >= snapshot {
-                    visit(entry.added, &entry.item)?;
+                    visit(entry.added, &entry.event)?;
                 }
             }
         }
@@ -111,8 +104,8 @@ impl LiveTable {
     pub(super) fn get(&self, seq: u64) -> Option<&Arc<Order>> {
         let page = self.pages.partition_point(|page| page.first <= seq).checked_sub(1)?;
         let entry = self.pages[page].find(seq)?;
-        match &entry.item {
-            Item::Order(order) if entry.removed.load(Acquire) == LIVE => Some(order),
+        match &entry.event {
+            Event::Added(order) if entry.removed.load(Acquire) == LIVE => Some(order),
             _ => None,
         }
     }
@@ -165,7 +158,7 @@ impl LiveWriter {
         self.removed_bytes
     }
 
-    pub(super) fn add(&mut self, seq: u64, item: Item) {
+    pub(super) fn add(&mut self, seq: u64, event: Event) {
         let full = self.pages.last_entry().is_none_or(|last| {
             let last = last.get();
             !last.open || last.len == PAGE_ENTRIES || last.bytes >= PAGE_BYTES
@@ -178,8 +171,8 @@ impl LiveWriter {
         }
         if let Some(mut last) = self.pages.last_entry() {
             let last = last.get_mut();
-            let size_bytes = item.size_bytes();
-            let entry = Entry { added: seq, removed: AtomicU64::new(LIVE), item };
+            let entry = Entry { added: seq, removed: AtomicU64::new(LIVE), event };
+            let size_bytes = entry.size_bytes();
             let unwritten = last.page.entries[last.len].set(entry).is_ok();
             debug_assert!(unwritten, "entry {seq} was written twice");
             last.len += 1;
@@ -272,11 +265,11 @@ impl LiveWriter {
         let (mut len, mut bytes) = (0, 0);
         for entry in needed {
             len += 1;
-            bytes += entry.item.size_bytes();
+            bytes += entry.size_bytes();
             entries.push(OnceLock::from(Entry {
                 added: entry.added,
                 removed: AtomicU64::new(entry.removed.load(Acquire)),
-                item: entry.item.clone(),
+                event: entry.event.clone(),
             }));
         }
         if let Some(first) = entries.first().and_then(OnceLock::get).map(|entry| entry.added) {

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use alloy_primitives::B256;
 use arc_swap::ArcSwap;
 
-pub use self::subscription::{Blocking, Ender, Subscription};
+pub use self::subscription::{Ender, Subscription};
 pub(crate) use self::{
     garbage::MAX_GARBAGE_BYTES,
     index::Index,

@@ -5,13 +5,10 @@ use std::sync::Arc;
 use super::{
     Tables,
     garbage::{Garbage, Piece},
-    live::{Item, LiveTable, LiveWriter},
+    live::{LiveTable, LiveWriter},
     log::{LogTable, LogWriter, Slot},
 };
-use crate::{
-    event::Event,
-    order::{Cancellation, Order},
-};
+use crate::event::Event;
 
 /// Most pages that one upkeep step rewrites, at about 10 us each.
 const REWRITES_PER_STEP: usize = 16;
@@ -61,24 +58,23 @@ impl Publisher {
         self.live.removed_bytes()
     }
 
-    /// Writes an event that concerns one block only, or all. `removed_bytes`: the memory of the order
-    /// that it removes.
-    pub(crate) fn event(&mut self, event: Event, block: Option<u64>, removed_bytes: usize) {
+    /// Writes an event that concerns one block only, or all.
+    pub(crate) fn event(&mut self, event: Event, block: Option<u64>) {
+        let removed_bytes = match &event {
+            Event::Removed { order, .. } => order.size_bytes(),
+            _ => 0,
+        };
         self.log.push(Slot { event, block }, removed_bytes);
         self.unpublished += 1;
     }
 
-    /// Adds an order to the live pages; its event follows.
-    pub(crate) fn add_order(&mut self, order: Arc<Order>) {
-        self.live.add(self.next_seq(), Item::Order(order));
+    /// As [`Self::event`], and replays show it until it is removed.
+    pub(crate) fn add(&mut self, event: Event, block: Option<u64>) {
+        self.live.add(self.next_seq(), event.clone());
+        self.event(event, block);
     }
 
-    /// Adds a cancellation to the live pages; its event follows.
-    pub(crate) fn add_cancellation(&mut self, cancellation: Cancellation) {
-        self.live.add(self.next_seq(), Item::Cancelled(cancellation));
-    }
-
-    /// Marks what was added at `added` as removed by the event that follows.
+    /// Replays from the next event on no longer show what was added at `added`.
     pub(crate) fn remove(&mut self, added: u64, size_bytes: usize) {
         self.live.remove(added, self.next_seq(), size_bytes);
     }

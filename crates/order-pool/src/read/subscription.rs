@@ -11,11 +11,8 @@ use std::{
 use chain_view::Head;
 use futures::Stream;
 
-use super::{Tables, live::Item, wake::Waiter};
-use crate::{
-    error::Lagged,
-    event::{Event, EventRef},
-};
+use super::{Tables, wake::Waiter};
+use crate::{error::Lagged, event::Event};
 
 /// A position in the event log: the pool as it was at one moment, then every later event.
 ///
@@ -93,11 +90,7 @@ impl Subscription {
     /// # Errors
     /// [`Lagged`] if the log has dropped the next event. The next read continues with the oldest
     /// event in the log; [`Self::resync`] starts again.
-    pub fn visit(
-        &mut self,
-        max: usize,
-        mut visit: impl FnMut(EventRef<'_>),
-    ) -> Result<usize, Lagged> {
+    pub fn visit(&mut self, max: usize, mut visit: impl FnMut(&Event)) -> Result<usize, Lagged> {
         let mut count = 0;
         if let Some(from) = self.replay_from {
             count = self.visit_replay(from, max, &mut visit)?;
@@ -113,7 +106,7 @@ impl Subscription {
         &mut self,
         from: u64,
         max: usize,
-        visit: &mut impl FnMut(EventRef<'_>),
+        visit: &mut impl FnMut(&Event),
     ) -> Result<usize, Lagged> {
         if max == 0 {
             return Ok(0);
@@ -129,23 +122,19 @@ impl Subscription {
         let mut count = 0;
         if let Some(head) = head {
             count += 1;
-            visit(EventRef::Head(&head));
+            visit(&Event::Head(head));
         }
-        let end = live.visit(*next, from, |seq, item| {
+        let end = live.visit(*next, from, |seq, event| {
             if count == max {
                 return ControlFlow::Break(());
             }
             // Before the call: if it panics, the order counts as visited.
             *replay_from = Some(seq + 1);
-            let event = match item {
-                Item::Order(order) => {
-                    if block.is_some_and(|block| !order.may_go_into(block)) {
-                        return ControlFlow::Continue(());
-                    }
-                    EventRef::Added(order)
-                }
-                Item::Cancelled(cancellation) => EventRef::Cancelled(*cancellation),
-            };
+            if let (Event::Added(order), Some(block)) = (event, *block)
+                && !order.may_go_into(block)
+            {
+                return ControlFlow::Continue(());
+            }
             count += 1;
             visit(event);
             ControlFlow::Continue(())
@@ -156,11 +145,7 @@ impl Subscription {
         Ok(count)
     }
 
-    fn visit_log(
-        &mut self,
-        max: usize,
-        visit: &mut impl FnMut(EventRef<'_>),
-    ) -> Result<usize, Lagged> {
+    fn visit_log(&mut self, max: usize, visit: &mut impl FnMut(&Event)) -> Result<usize, Lagged> {
         let Self { tables, next, replay_from, block, .. } = self;
         let head = tables.wakers.head();
         let table = tables.log.load();
@@ -174,7 +159,7 @@ impl Subscription {
             *next += 1;
             if block.is_none_or(|block| slot.block.is_none_or(|only| only == block)) {
                 count += 1;
-                visit(slot.event.as_ref());
+                visit(&slot.event);
             }
         }
         Ok(count)
@@ -183,7 +168,7 @@ impl Subscription {
     /// The next event, if there is one now.
     pub fn try_next(&mut self) -> Option<Result<Event, Lagged>> {
         let mut event = None;
-        match self.visit(1, |next| event = Some(next.to_event())) {
+        match self.visit(1, |next| event = Some(next.clone())) {
             Ok(_) => event.map(Ok),
             Err(lagged) => Some(Err(lagged)),
         }
@@ -227,8 +212,8 @@ impl Subscription {
     }
 
     /// An iterator that blocks its thread for the next event and ends when the pool is dropped.
-    pub const fn blocking(&mut self) -> Blocking<'_> {
-        Blocking { subscription: self }
+    pub fn blocking(&mut self) -> impl Iterator<Item = Result<Event, Lagged>> {
+        std::iter::from_fn(|| self.next_blocking())
     }
 }
 
@@ -290,19 +275,5 @@ impl Ender {
     /// Ends the subscription: a waiting reader is woken and gets `None` once everything is read.
     pub fn end(&self) {
         self.waiter.end();
-    }
-}
-
-/// See [`Subscription::blocking`].
-#[derive(Debug)]
-pub struct Blocking<'a> {
-    subscription: &'a mut Subscription,
-}
-
-impl Iterator for Blocking<'_> {
-    type Item = Result<Event, Lagged>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.subscription.next_blocking()
     }
 }
