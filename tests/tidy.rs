@@ -284,7 +284,7 @@ fn the_gates_configuration_table_says_what_the_code_does() {
 fn the_blocklists_configuration_table_says_what_the_code_does() {
     let setters = setters! {
         BlocklistConfig;
-        counts: min_addresses max_bytes;
+        counts: min_addresses;
         durations: ;
         more: "max_age" => |c, v| c.max_age = Some(nanos(v)),
     };

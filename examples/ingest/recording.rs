@@ -86,25 +86,25 @@ impl Files {
 
     /// Whether a replay has ended.
     pub(crate) fn is_over(&self) -> bool {
-        self.replay.as_ref().is_some_and(|replay| replay.end().is_some())
+        self.replay.as_ref().is_some_and(|replay| replay.end_reason().is_some())
     }
 
     /// Stops all of them and returns their counts.
     pub(crate) fn end(self) -> (Option<RecordedSummary>, Option<ReplayedSummary>) {
         let replayed = self.replay.map(|replay| {
-            let summary = replayed(&replay.counts(), replay.elapsed());
-            if replay.stop(STOP_DEADLINE).is_none() {
+            let time = replay.elapsed();
+            let end = replay.shutdown(STOP_DEADLINE);
+            if !end.ended {
                 eprintln!("warning: the replay has not stopped");
             }
-            summary
+            replayed(&end.counts, time)
         });
         let recorded = self.recorder.map(|recorder| {
-            let before = recorder.stats();
-            let stats = recorder.stop(STOP_DEADLINE);
-            if stats.is_none() {
+            let end = recorder.shutdown(STOP_DEADLINE);
+            if !end.ended {
                 eprintln!("warning: the last segment is not written after {STOP_DEADLINE:?}");
             }
-            recorded(&stats.unwrap_or(before))
+            recorded(&end.stats)
         });
         if let Some(Err(error)) = self.hashes.map(Hashes::stop) {
             eprintln!("warning: --hashes: {error}");

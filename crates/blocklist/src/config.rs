@@ -9,15 +9,17 @@ pub const DEFAULT_MIN_ADDRESSES: usize = 1;
 /// list that was not written for a day means that the job which writes it is broken.
 pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// 16 MiB: about 370,000 addresses of 43 bytes a line. The worst case in memory while a reload runs
+/// A longer text is refused with [`Error::TooLarge`] before it is parsed. 16 MiB: about 370,000 addresses of 43 bytes a line. The worst case in memory while a reload runs
 /// is this text, two address sets of 20 bytes an entry at a load of 7/8 (the old and the new), and
 /// 28 bytes an entry for finding duplicates: under 70 MiB, of which under 50 MiB for milliseconds
 /// only.
-pub const DEFAULT_MAX_BYTES: usize = 16 * 1024 * 1024;
+pub const MAX_BYTES: usize = 16 * 1024 * 1024;
+
+/// One byte above the limit detects a longer text, and bounds the memory for an endless one.
+pub(crate) const READ_LIMIT: u64 = MAX_BYTES as u64 + 1;
 
 /// The requirements on the list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct BlocklistConfig {
     /// Fewer addresses than this are refused with [`Error::TooFew`]. Default
     /// [`DEFAULT_MIN_ADDRESSES`]; 0 allows the empty list. Set it near the real length: a text file
@@ -27,9 +29,6 @@ pub struct BlocklistConfig {
     /// Above this, every use is [`Error::Stale`]. Default [`DEFAULT_MAX_AGE`]; `None`: a list never
     /// becomes stale, for one that is part of a release.
     pub max_age: Option<Duration>,
-    /// A longer text is refused with [`Error::TooLarge`] before it is parsed. Default
-    /// [`DEFAULT_MAX_BYTES`].
-    pub max_bytes: usize,
     /// The checks that a finished block must pass. Default [`Policy::PostState`].
     pub policy: Policy,
 }
@@ -52,52 +51,17 @@ impl Default for BlocklistConfig {
         Self {
             min_addresses: DEFAULT_MIN_ADDRESSES,
             max_age: Some(DEFAULT_MAX_AGE),
-            max_bytes: DEFAULT_MAX_BYTES,
             policy: Policy::default(),
         }
     }
 }
 
 impl BlocklistConfig {
-    /// Sets [`Self::min_addresses`].
-    #[must_use]
-    pub const fn with_min_addresses(mut self, min_addresses: usize) -> Self {
-        self.min_addresses = min_addresses;
-        self
-    }
-
-    /// Sets [`Self::max_age`].
-    #[must_use]
-    pub const fn with_max_age(mut self, max_age: Option<Duration>) -> Self {
-        self.max_age = max_age;
-        self
-    }
-
-    /// Sets [`Self::max_bytes`].
-    #[must_use]
-    pub const fn with_max_bytes(mut self, max_bytes: usize) -> Self {
-        self.max_bytes = max_bytes;
-        self
-    }
-
-    /// Sets [`Self::policy`].
-    #[must_use]
-    pub const fn with_policy(mut self, policy: Policy) -> Self {
-        self.policy = policy;
-        self
-    }
-
     /// # Errors
     /// [`Error::Config`] for a value that no list could satisfy.
     pub fn validate(&self) -> Result<(), Error> {
         if self.max_age == Some(Duration::ZERO) {
             return Err(Error::Config { field: "max_age", reason: "zero: every list is stale" });
-        }
-        if self.max_bytes == 0 {
-            return Err(Error::Config {
-                field: "max_bytes",
-                reason: "zero: no list is that short",
-            });
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ pub enum Error {
     TooLarge {
         /// Length found; reading stops one byte after the limit.
         bytes: usize,
-        /// [`BlocklistConfig::max_bytes`](crate::BlocklistConfig::max_bytes).
+        /// [`MAX_BYTES`](crate::MAX_BYTES).
         max_bytes: usize,
     },
     /// The text is not UTF-8.

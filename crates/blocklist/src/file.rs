@@ -21,7 +21,9 @@ use std::{
     time::SystemTime,
 };
 
-use crate::{BlocklistConfig, Error, Reloaded, SharedBlocklist};
+use crate::{
+    BlocklistConfig, Error, Reloaded, SharedBlocklist, config::READ_LIMIT, parse::check_length,
+};
 
 impl SharedBlocklist {
     /// [`Self::new`] from a file, dated by its modification time: reading a file again does not
@@ -37,7 +39,7 @@ impl SharedBlocklist {
         config: BlocklistConfig,
         now: SystemTime,
     ) -> Result<Self, Error> {
-        let (bytes, modified) = read(path.as_ref(), config.max_bytes)?;
+        let (bytes, modified) = read(path.as_ref())?;
         Self::new(&bytes, modified, config, now)
     }
 
@@ -46,14 +48,14 @@ impl SharedBlocklist {
     /// # Errors
     /// As [`Self::open`]; the list in force stays.
     pub fn reload_file(&self, path: impl AsRef<Path>, now: SystemTime) -> Result<Reloaded, Error> {
-        match read(path.as_ref(), self.config().max_bytes) {
+        match read(path.as_ref()) {
             Ok((bytes, modified)) => self.reload(&bytes, modified, now),
             Err(error) => Err(self.failed(error)),
         }
     }
 }
 
-fn read(path: &Path, max_bytes: usize) -> Result<(Vec<u8>, SystemTime), Error> {
+fn read(path: &Path) -> Result<(Vec<u8>, SystemTime), Error> {
     let unreadable = |source: io::Error| Error::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(unreadable)?;
     let stamp = |file: &File| -> io::Result<(u64, SystemTime)> {
@@ -62,12 +64,8 @@ fn read(path: &Path, max_bytes: usize) -> Result<(Vec<u8>, SystemTime), Error> {
     };
     let before = stamp(&file).map_err(unreadable)?;
     let mut bytes = Vec::new();
-    // One byte above the limit detects a longer text, and bounds the memory for an endless file.
-    let limit = (max_bytes as u64).saturating_add(1);
-    (&file).take(limit).read_to_end(&mut bytes).map_err(unreadable)?;
-    if bytes.len() > max_bytes {
-        return Err(Error::TooLarge { bytes: bytes.len(), max_bytes });
-    }
+    (&file).take(READ_LIMIT).read_to_end(&mut bytes).map_err(unreadable)?;
+    check_length(&bytes)?;
     let after = stamp(&file).map_err(unreadable)?;
     if before != after || before.0 != bytes.len() as u64 {
         return Err(Error::ChangedWhileRead { path: path.to_owned() });

@@ -16,6 +16,31 @@ use crate::{Blocked, Blocklist, Error, Finished, Policy, metrics::Metrics};
 ///
 /// It does not check a block's withdrawals and system calls, which the builder does not choose. The
 /// payment to the proposer is checked like any other transaction.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use alloy_primitives::address;
+/// use blocklist::{BlockGuard, Blocked, Blocklist, BlocklistConfig, How};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let [alice, bob] = [
+///     address!("0x00000000000000000000000000000000000000a1"),
+///     address!("0x00000000000000000000000000000000000000b0"),
+/// ];
+/// let listed = address!("0x00000000000000000000000000000000000000bb");
+/// let fee_recipient = address!("0x00000000000000000000000000000000000000fe");
+/// let list = Blocklist::from_addresses([listed], &BlocklistConfig::default())?;
+/// let guard = BlockGuard::new(Arc::new(list), fee_recipient)?;
+///
+/// // Before the execution: what the transaction names.
+/// guard.precheck_addresses(alice, Some(bob), [], [])?;
+/// // After it, and before the commit: the keys of its state, here of a call that reached the listed contract.
+/// let keys = [alice, bob, listed, fee_recipient];
+/// assert_eq!(guard.check_addresses(&keys), Err(Blocked { address: listed, how: How::TouchedByExecution }));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct BlockGuard {
     list: Arc<Blocklist>,

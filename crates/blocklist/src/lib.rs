@@ -25,9 +25,7 @@ mod strict;
 mod url;
 
 pub use blocked::{Blocked, How};
-pub use config::{
-    BlocklistConfig, DEFAULT_MAX_AGE, DEFAULT_MAX_BYTES, DEFAULT_MIN_ADDRESSES, Policy,
-};
+pub use config::{BlocklistConfig, DEFAULT_MAX_AGE, DEFAULT_MIN_ADDRESSES, MAX_BYTES, Policy};
 pub use error::{Duplicates, Error, Place};
 #[cfg(feature = "revm")]
 pub use error::{ExecuteError, VerifyError};

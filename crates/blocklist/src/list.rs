@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     fn list(bytes: &[u8]) -> Blocklist {
-        let config = BlocklistConfig::default().with_min_addresses(0);
+        let config = BlocklistConfig { min_addresses: 0, ..BlocklistConfig::default() };
         Blocklist::from_addresses(bytes.iter().map(|b| Address::repeat_byte(*b)), &config)
             .expect("any number is allowed")
     }

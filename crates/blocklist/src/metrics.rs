@@ -1,92 +1,48 @@
 use std::{sync::Arc, time::SystemTime};
 
-use metrics::{Counter, Gauge, Unit, counter, describe_counter, describe_gauge, gauge};
+use metric_set::metric_set;
 
 use crate::{Blocked, Blocklist, Error, How};
 
-/// The name, the unit and the meaning of every metric of this crate. Names that end in `_total` are counters, the
-/// others are gauges.
-pub const METRICS: &[(&str, Unit, &str)] = &[
-    ("blocklist_addresses", Unit::Count, "addresses of the list in force"),
-    (
-        "blocklist_duplicate_entries",
-        Unit::Count,
-        "entries of the list in force that repeat an address",
-    ),
-    (
-        "blocklist_content_hash_prefix",
-        Unit::Count,
-        "first 6 bytes of the content hash of the list in force, as a number",
-    ),
-    (
-        "blocklist_as_of_timestamp_seconds",
-        Unit::Seconds,
-        "Unix time for which the list in force was true",
-    ),
-    ("blocklist_reloads_total", Unit::Count, "reloads, by `outcome`: changed, unchanged, failed"),
-    (
-        "blocklist_blocked_total",
-        Unit::Count,
-        "refused transactions, by `how` they reached a listed address (`How::as_str`)",
-    ),
-    (
-        "blocklist_refusals_total",
-        Unit::Count,
-        "blocks or executions refused for no listed address in a transaction, by `reason`: stale, \
-         from_the_future, fee_recipient_listed, proposer_listed, leftover",
-    ),
-];
+// Indices of `Handles::reloads`.
+const CHANGED: usize = 0;
+const UNCHANGED: usize = 1;
+const FAILED: usize = 2;
+
+metric_set! {
+    /// The name, the unit and the meaning of every metric of this crate. Names that end in `_total` are counters, the
+    /// others are gauges.
+    pub const METRICS;
+
+    #[derive(Debug)]
+    struct Handles {
+        gauge addresses = "blocklist_addresses", Count, "addresses of the list in force";
+        gauge duplicate_entries = "blocklist_duplicate_entries", Count,
+            "entries of the list in force that repeat an address";
+        gauge content_hash_prefix = "blocklist_content_hash_prefix", Count,
+            "first 6 bytes of the content hash of the list in force, as a number";
+        gauge as_of_seconds = "blocklist_as_of_timestamp_seconds", Seconds,
+            "Unix time for which the list in force was true";
+        counter reloads[3] = "blocklist_reloads_total", Count,
+            "reloads, by `outcome`: changed, unchanged, failed",
+            "outcome": ["changed", "unchanged", "failed"];
+        counter blocked[How::ALL.len()] = "blocklist_blocked_total", Count,
+            "refused transactions, by `how` they reached a listed address (`How::as_str`)",
+            "how": How::ALL.map(How::as_str);
+        counter refusals[5] = "blocklist_refusals_total", Count,
+            "blocks or executions refused for no listed address in a transaction, by `reason`: stale, \
+             from_the_future, fee_recipient_listed, proposer_listed, leftover",
+            "reason": ["stale", "from_the_future", "fee_recipient_listed", "proposer_listed", "leftover"];
+    }
+}
 
 /// The handles, made once and shared by a list and its guards.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Metrics(Arc<Handles>);
-
-struct Handles {
-    addresses: Gauge,
-    duplicate_entries: Gauge,
-    content_hash_prefix: Gauge,
-    as_of_seconds: Gauge,
-    reload_changed: Counter,
-    reload_unchanged: Counter,
-    reload_failed: Counter,
-    blocked: [Counter; How::ALL.len()],
-    refused_stale: Counter,
-    refused_future: Counter,
-    refused_fee_recipient: Counter,
-    refused_proposer: Counter,
-    #[cfg(feature = "revm")]
-    refused_leftover: Counter,
-}
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        for (name, unit, text) in METRICS {
-            if name.ends_with("_total") {
-                describe_counter!(*name, *unit, *text);
-            } else {
-                describe_gauge!(*name, *unit, *text);
-            }
-        }
-        let reload =
-            |outcome: &'static str| counter!("blocklist_reloads_total", "outcome" => outcome);
-        let refused =
-            |reason: &'static str| counter!("blocklist_refusals_total", "reason" => reason);
-        Self(Arc::new(Handles {
-            addresses: gauge!("blocklist_addresses"),
-            duplicate_entries: gauge!("blocklist_duplicate_entries"),
-            content_hash_prefix: gauge!("blocklist_content_hash_prefix"),
-            as_of_seconds: gauge!("blocklist_as_of_timestamp_seconds"),
-            reload_changed: reload("changed"),
-            reload_unchanged: reload("unchanged"),
-            reload_failed: reload("failed"),
-            blocked: How::ALL.map(|how| counter!("blocklist_blocked_total", "how" => how.as_str())),
-            refused_stale: refused("stale"),
-            refused_future: refused("from_the_future"),
-            refused_fee_recipient: refused("fee_recipient_listed"),
-            refused_proposer: refused("proposer_listed"),
-            #[cfg(feature = "revm")]
-            refused_leftover: refused("leftover"),
-        }))
+        Self(Arc::new(Handles::new()))
     }
 
     pub(crate) fn in_force(&self, list: &Blocklist, as_of: SystemTime) {
@@ -100,11 +56,11 @@ impl Metrics {
     }
 
     pub(crate) fn reloaded(&self, changed: bool) {
-        if changed { &self.0.reload_changed } else { &self.0.reload_unchanged }.increment(1);
+        self.0.reloads[if changed { CHANGED } else { UNCHANGED }].increment(1);
     }
 
     pub(crate) fn reload_failed(&self) {
-        self.0.reload_failed.increment(1);
+        self.0.reloads[FAILED].increment(1);
     }
 
     pub(crate) fn blocked(&self, blocked: Blocked) {
@@ -113,19 +69,20 @@ impl Metrics {
 
     #[cfg(feature = "revm")]
     pub(crate) fn leftover(&self) {
-        self.0.refused_leftover.increment(1);
+        self.0.refusals[4].increment(1);
     }
 
     /// Counts the reason why no block may be built. Other errors occur on loading, where a reload
     /// counts them.
     pub(crate) fn refused(&self, error: &Error) {
-        match error {
-            Error::Stale { .. } => self.0.refused_stale.increment(1),
-            Error::FromTheFuture { .. } => self.0.refused_future.increment(1),
-            Error::FeeRecipientListed { .. } => self.0.refused_fee_recipient.increment(1),
-            Error::ProposerListed { .. } => self.0.refused_proposer.increment(1),
-            _ => {}
-        }
+        let reason = match error {
+            Error::Stale { .. } => 0,
+            Error::FromTheFuture { .. } => 1,
+            Error::FeeRecipientListed { .. } => 2,
+            Error::ProposerListed { .. } => 3,
+            _ => return,
+        };
+        self.0.refusals[reason].increment(1);
     }
 }
 
@@ -133,10 +90,4 @@ impl Metrics {
 /// grow without a bound.
 fn hash_prefix(list: &Blocklist) -> f64 {
     list.hash()[..6].iter().fold(0_u64, |n, byte| (n << 8) | u64::from(*byte)) as f64
-}
-
-impl std::fmt::Debug for Metrics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Metrics")
-    }
 }

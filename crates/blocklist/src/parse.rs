@@ -17,7 +17,7 @@
 
 use alloy_primitives::{Address, map::AddressMap};
 
-use crate::{Blocklist, BlocklistConfig, Duplicates, Error, Place};
+use crate::{Blocklist, BlocklistConfig, Duplicates, Error, MAX_BYTES, Place};
 
 impl Blocklist {
     /// Parses JSON if the first character that is not white space is `[`, else text. A text list
@@ -26,7 +26,7 @@ impl Blocklist {
     /// # Errors
     /// See [`Self::from_text`] and [`Self::from_json`]; [`Error::NotUtf8`].
     pub fn parse(bytes: &[u8], config: &BlocklistConfig) -> Result<Self, Error> {
-        check_length(bytes, config)?;
+        check_length(bytes)?;
         let text = std::str::from_utf8(bytes)
             .map_err(|error| Error::NotUtf8 { valid_bytes: error.valid_up_to() })?;
         if without_bom(text).trim_start().starts_with('[') {
@@ -45,7 +45,7 @@ impl Blocklist {
     /// # Errors
     /// [`Error::TooLarge`], [`Error::BadAddress`], [`Error::BadChecksum`], [`Error::TooFew`].
     pub fn from_text(text: &str, config: &BlocklistConfig) -> Result<Self, Error> {
-        check_length(text.as_bytes(), config)?;
+        check_length(text.as_bytes())?;
         let lines = without_bom(text).lines().enumerate().filter_map(|(index, line)| {
             let entry = line.split('#').next().unwrap_or_default().trim();
             (!entry.is_empty()).then_some((Place::Line(index.saturating_add(1)), entry))
@@ -59,7 +59,7 @@ impl Blocklist {
     /// [`Error::TooLarge`], [`Error::Json`], [`Error::BadAddress`], [`Error::BadChecksum`],
     /// [`Error::TooFew`].
     pub fn from_json(text: &str, config: &BlocklistConfig) -> Result<Self, Error> {
-        check_length(text.as_bytes(), config)?;
+        check_length(text.as_bytes())?;
         let entries: Vec<String> =
             serde_json::from_str(without_bom(text)).map_err(|source| Error::Json { source })?;
         let placed = entries
@@ -70,11 +70,12 @@ impl Blocklist {
     }
 }
 
-fn check_length(text: &[u8], config: &BlocklistConfig) -> Result<(), Error> {
-    if text.len() > config.max_bytes {
-        return Err(Error::TooLarge { bytes: text.len(), max_bytes: config.max_bytes });
+/// Nothing of a longer text is used.
+pub(crate) const fn check_length(text: &[u8]) -> Result<(), Error> {
+    match text.len() > MAX_BYTES {
+        true => Err(Error::TooLarge { bytes: text.len(), max_bytes: MAX_BYTES }),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 fn collect<'a>(
@@ -228,7 +229,7 @@ mod tests {
         assert_eq!((found.count, found.place), (1, Place::Entry(2)));
         assert_eq!(parse(NORMAL[0]).expect("a good list").duplicates(), None);
         // Two lines, and one address: too few where two are needed.
-        let config = BlocklistConfig::default().with_min_addresses(2);
+        let config = BlocklistConfig { min_addresses: 2, ..BlocklistConfig::default() };
         let twice = format!("{}\n{again}", NORMAL[0]);
         let short = Blocklist::parse(twice.as_bytes(), &config);
         assert!(matches!(short, Err(Error::TooFew { found: 1, min: 2 })));
@@ -236,7 +237,7 @@ mod tests {
 
     #[test]
     fn an_empty_list_is_refused_unless_it_is_allowed() {
-        let allowed = BlocklistConfig::default().with_min_addresses(0);
+        let allowed = BlocklistConfig { min_addresses: 0, ..BlocklistConfig::default() };
         for empty in ["", "\n \n", "# nothing\n", "[]", " [ ] "] {
             assert!(matches!(parse(empty), Err(Error::TooFew { found: 0, min: 1 })), "{empty:?}");
             let list = Blocklist::parse(empty.as_bytes(), &allowed).expect("allowed");
@@ -246,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_list_cut_between_lines_is_refused_when_its_length_is_known() {
-        let config = BlocklistConfig::default().with_min_addresses(4);
+        let config = BlocklistConfig { min_addresses: 4, ..BlocklistConfig::default() };
         let whole = NORMAL.join("\n");
         assert!(Blocklist::parse(whole.as_bytes(), &config).is_ok());
         for cut in 0..whole.len() {
@@ -263,16 +264,16 @@ mod tests {
 
     #[test]
     fn bytes_that_are_not_text_and_too_many_bytes_are_refused() {
-        let config = BlocklistConfig::default().with_max_bytes(50);
+        let config = BlocklistConfig::default();
         let error = Blocklist::parse(b"# \xff", &config).expect_err("not UTF-8");
         assert!(matches!(error, Error::NotUtf8 { valid_bytes: 2 }), "{error}");
-        let long = format!("{}\n{}", NORMAL[0], NORMAL[1]);
+        let long = format!("{}{}", NORMAL[0], " ".repeat(MAX_BYTES));
         for result in [
             Blocklist::parse(long.as_bytes(), &config),
             Blocklist::from_text(&long, &config),
             Blocklist::from_json(&long, &config),
         ] {
-            assert!(matches!(result, Err(Error::TooLarge { bytes: 85, max_bytes: 50 })));
+            assert!(matches!(result, Err(Error::TooLarge { max_bytes: MAX_BYTES, .. })));
         }
     }
 }

@@ -19,6 +19,32 @@ pub const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 /// of the one in force, and after [`BlocklistConfig::max_age`] every access is an error. It reads
 /// no clock: the time is an argument, of the wall clock, because a list's date is. If that clock
 /// jumps back to more than [`CLOCK_TOLERANCE`] before the list's date, building stops too.
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+///
+/// use alloy_primitives::address;
+/// use blocklist::{BlocklistConfig, Error, SharedBlocklist};
+///
+/// # fn main() -> Result<(), Error> {
+/// let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
+/// let config = BlocklistConfig { max_age: Some(hour), ..BlocklistConfig::default() };
+/// let text = b"0x00000000000000000000000000000000000000bb # one address a line";
+/// let shared = SharedBlocklist::new(text, now, config, now)?;
+///
+/// // Another thread reloads it, for instance once a minute.
+/// let more = b"[\"0x00000000000000000000000000000000000000bb\", \"0x00000000000000000000000000000000000000cc\"]";
+/// shared.reload(more, now, now)?;
+/// assert!(shared.reload(b"<html>502 Bad Gateway</html>", now, now).is_err());
+///
+/// // The builder takes a guard for each block. An hour later nobody has renewed the list: no block.
+/// let fee_recipient = address!("0x00000000000000000000000000000000000000fe");
+/// assert_eq!(shared.begin_block(fee_recipient, None, now)?.list().len(), 2);
+/// let refused = shared.begin_block(fee_recipient, None, now + 2 * hour);
+/// assert!(matches!(refused, Err(Error::Stale { .. })));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct SharedBlocklist {
     // The list and its date behind one pointer, so that a reader never combines those of two lists.

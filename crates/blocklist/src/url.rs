@@ -29,7 +29,9 @@ use ureq::{
     },
 };
 
-use crate::{BlocklistConfig, Error, Reloaded, SharedBlocklist};
+use crate::{
+    BlocklistConfig, Error, Reloaded, SharedBlocklist, config::READ_LIMIT, parse::check_length,
+};
 
 /// Time for the whole request, redirects and body included: 16 MiB, the longest text by default, in
 /// ten seconds needs 13 Mbit/s. While a server does not respond, the list in force ages as usual.
@@ -84,7 +86,7 @@ impl ListUrl {
     }
 
     /// The server's response, and the time for which it is true.
-    fn request(&self, max_bytes: usize, now: SystemTime) -> Result<(Response, SystemTime), Error> {
+    fn request(&self, now: SystemTime) -> Result<(Response, SystemTime), Error> {
         let failed = |error| Error::Request { host: self.host.clone(), source: Box::new(error) };
         // A cache should ask the server; if it does not, `Age` says so.
         let mut request = self.agent.get(&self.url).header(CACHE_CONTROL, "no-cache");
@@ -100,13 +102,9 @@ impl ListUrl {
         }
         let etag = response.headers().get(ETAG).cloned();
         let mut bytes = Vec::new();
-        // One byte above the limit detects a longer text.
-        let mut body =
-            response.into_body().into_reader().take((max_bytes as u64).saturating_add(1));
+        let mut body = response.into_body().into_reader().take(READ_LIMIT);
         body.read_to_end(&mut bytes).map_err(|error| failed(error.into()))?;
-        if bytes.len() > max_bytes {
-            return Err(Error::TooLarge { bytes: bytes.len(), max_bytes });
-        }
+        check_length(&bytes)?;
         Ok((Response::Text(bytes, etag), as_of))
     }
 }
@@ -144,7 +142,7 @@ impl SharedBlocklist {
     ) -> Result<Self, Error> {
         config.validate()?;
         url.known = None;
-        let (text, etag, as_of) = url.whole(config.max_bytes, now)?;
+        let (text, etag, as_of) = url.whole(now)?;
         let shared = Self::new(&text, as_of, config, now)?;
         let hash = shared.current(now)?.hash();
         url.known = etag.map(|etag| (etag, hash));
@@ -160,8 +158,7 @@ impl SharedBlocklist {
     /// `blocklist_as_of_timestamp_seconds` allows an alert before. Counted in
     /// `blocklist_reloads_total{outcome="failed"}`.
     pub fn reload_url(&self, url: &mut ListUrl, now: SystemTime) -> Result<Reloaded, Error> {
-        let max_bytes = self.config().max_bytes;
-        let (response, as_of) = url.request(max_bytes, now).map_err(|e| self.failed(e))?;
+        let (response, as_of) = url.request(now).map_err(|e| self.failed(e))?;
         let (text, etag, as_of) = match response {
             Response::Text(text, etag) => (text, etag, as_of),
             Response::Unchanged(hash) => match self.confirm(hash, as_of, now)? {
@@ -169,7 +166,7 @@ impl SharedBlocklist {
                 // Another list is in force, for instance from a file.
                 None => {
                     url.known = None;
-                    url.whole(max_bytes, now).map_err(|e| self.failed(e))?
+                    url.whole(now).map_err(|e| self.failed(e))?
                 }
             },
         };
@@ -182,12 +179,8 @@ impl SharedBlocklist {
 
 impl ListUrl {
     /// The full text, from a server that was sent no `ETag`.
-    fn whole(
-        &self,
-        max_bytes: usize,
-        now: SystemTime,
-    ) -> Result<(Vec<u8>, Option<HeaderValue>, SystemTime), Error> {
-        match self.request(max_bytes, now)? {
+    fn whole(&self, now: SystemTime) -> Result<(Vec<u8>, Option<HeaderValue>, SystemTime), Error> {
+        match self.request(now)? {
             (Response::Text(text, etag), as_of) => Ok((text, etag, as_of)),
             (Response::Unchanged(_), _) => {
                 Err(Error::Status { host: self.host.clone(), status: 304 })

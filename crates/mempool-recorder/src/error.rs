@@ -8,12 +8,6 @@ use alloy_primitives::B256;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecorderError {
-    /// A bound of zero.
-    #[error("{field} is 0, must be at least 1")]
-    Zero {
-        /// The field of the configuration.
-        field: &'static str,
-    },
     /// Groups would be written more often than the pool is read.
     #[error("group_age is {value:?}, must be at least {least:?}")]
     GroupAge {

@@ -11,9 +11,23 @@ use order_pool::{Event, Order, OrderId, RemoveReason, Transaction};
 
 use crate::{
     columns::{Inclusion, STEP_ROWS},
-    config::RecorderConfig,
+    config::{MAX_GROUP_BYTES, MAX_GROUP_ROWS},
     pages::Pause,
 };
+
+/// When a group is written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) rows: usize,
+    pub(crate) bytes: usize,
+    pub(crate) age: Duration,
+}
+
+impl Limits {
+    pub(crate) const fn new(age: Duration) -> Self {
+        Self { rows: MAX_GROUP_ROWS, bytes: MAX_GROUP_BYTES, age }
+    }
+}
 
 /// Transactions in the order in which the pool accepted them.
 #[derive(Debug, Default)]
@@ -54,11 +68,9 @@ impl Group {
         }
     }
 
-    pub(crate) fn is_due(&self, config: &RecorderConfig, now: Instant) -> bool {
+    pub(crate) fn is_due(&self, limits: &Limits, now: Instant) -> bool {
         let age = self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        self.rows.len() >= config.group_rows
-            || self.bytes >= config.group_bytes
-            || age >= config.group_age
+        self.rows.len() >= limits.rows || self.bytes >= limits.bytes || age >= limits.age
     }
 
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&Transaction, Option<Inclusion>)> {

@@ -14,11 +14,11 @@ mod replay;
 mod segment;
 
 pub use config::{
-    DEFAULT_GROUP_AGE, DEFAULT_GROUP_BYTES, DEFAULT_GROUP_ROWS, POLL_INTERVAL, RecorderConfig,
+    DEFAULT_GROUP_AGE, MAX_GROUP_BYTES, MAX_GROUP_ROWS, POLL_INTERVAL, RecorderConfig,
 };
 pub use error::{BadRow, RecorderError, ReplayError};
 pub use file::{MAX_DICTIONARY_BYTES, MAX_FOOTER_BYTES, MAX_PAGE_BYTES};
 pub use metrics::{METRICS, RecorderStats, ReplayCounts};
-pub use recorder::Recorder;
+pub use recorder::{Recorder, RecorderEnd};
 pub use recording::{Recorded, Recording, RecordingConfig};
-pub use replay::{Replay, ReplayEnd, Speed, SpeedError};
+pub use replay::{Replay, ReplayEnd, ReplayEndReason, Speed, SpeedError};

@@ -1,78 +1,40 @@
-//! Counters, for the process itself and through the `metrics` facade. Handles are made once.
+//! The counts, for the process itself and for the exporter.
 
-use std::{
-    fmt,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-};
-
-use metrics::{Counter, Unit, counter, describe_counter};
+use metric_set::metric_set;
 use txpool_fetcher::Delivery;
 
 use crate::error::BadRow;
 
-/// The name, the unit and the meaning of every metric of this crate. All are counters.
-pub const METRICS: &[(&str, Unit, &str)] = &[
-    ("mempool_recorder_rows_total", Unit::Count, "rows in complete segments"),
-    ("mempool_recorder_bytes_total", Unit::Bytes, "size of the complete segments"),
-    ("mempool_recorder_segments_total", Unit::Count, "complete segments"),
-    (
-        "mempool_recorder_skipped_total",
-        Unit::Count,
-        "transactions left out because no node had announced them",
-    ),
-    (
-        "mempool_recorder_lost_total",
-        Unit::Count,
-        "what was not recorded, by `reason`: lagged (events of the pool's log), io (rows)",
-    ),
-    (
-        "mempool_recorder_replayed_total",
-        Unit::Count,
-        "transactions replayed, by `outcome`: pooled, known, mined, refused, postponed",
-    ),
-    (
-        "mempool_recorder_left_out_total",
-        Unit::Count,
-        "blob transactions that a replay left out as configured",
-    ),
-    (
-        "mempool_recorder_bad_rows_total",
-        Unit::Count,
-        "rows that a replay could not read, by `reason` (`BadRow::REASONS`)",
-    ),
-];
+/// Indices of [`RecorderCounters::lost`].
+pub(crate) const LAGGED: usize = 0;
+pub(crate) const IO: usize = 1;
 
-fn describe() {
-    for (name, unit, text) in METRICS {
-        describe_counter!(*name, *unit, *text);
-    }
-}
+metric_set! {
+    /// The name, the unit and the meaning of every metric of this crate. All are counters.
+    pub const METRICS;
 
-/// One count, kept for the stats and for the metrics exporter.
-pub(crate) struct Count {
-    value: AtomicU64,
-    exported: Counter,
-}
-
-impl Count {
-    const fn new(exported: Counter) -> Self {
-        Self { value: AtomicU64::new(0), exported }
+    #[derive(Debug)]
+    pub(crate) struct RecorderCounters {
+        count rows = "mempool_recorder_rows_total", Count, "rows in complete segments";
+        count bytes = "mempool_recorder_bytes_total", Bytes, "size of the complete segments";
+        count segments = "mempool_recorder_segments_total", Count, "complete segments";
+        count skipped = "mempool_recorder_skipped_total", Count,
+            "transactions left out because no node had announced them";
+        count lost[2] = "mempool_recorder_lost_total", Count,
+            "what was not recorded, by `reason`: lagged (events of the pool's log), io (rows)",
+            "reason": ["lagged", "io"];
     }
 
-    pub(crate) fn add(&self, more: u64) {
-        // Relaxed: no other memory is published through it.
-        self.value.fetch_add(more, Relaxed);
-        self.exported.increment(more);
-    }
-
-    fn get(&self) -> u64 {
-        self.value.load(Relaxed)
-    }
-}
-
-impl fmt::Debug for Count {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.value.fmt(f)
+    #[derive(Debug)]
+    pub(crate) struct ReplayCounters {
+        count delivered[5] = "mempool_recorder_replayed_total", Count,
+            "transactions replayed, by `outcome`: pooled, known, mined, refused, postponed",
+            "outcome": ["pooled", "known", "mined", "refused", "postponed"];
+        count left_out = "mempool_recorder_left_out_total", Count,
+            "blob transactions that a replay left out as configured";
+        count bad[BadRow::REASONS.len()] = "mempool_recorder_bad_rows_total", Count,
+            "rows that a replay could not read, by `reason` (`BadRow::REASONS`)",
+            "reason": BadRow::REASONS;
     }
 }
 
@@ -95,40 +57,15 @@ pub struct RecorderStats {
     pub lost_rows: u64,
 }
 
-#[derive(Debug)]
-pub(crate) struct RecorderCounters {
-    pub(crate) rows: Count,
-    pub(crate) bytes: Count,
-    pub(crate) segments: Count,
-    pub(crate) skipped: Count,
-    pub(crate) lost_events: Count,
-    pub(crate) lost_rows: Count,
-}
-
 impl RecorderCounters {
-    pub(crate) fn new() -> Self {
-        describe();
-        let lost = |reason: &'static str| {
-            Count::new(counter!("mempool_recorder_lost_total", "reason" => reason))
-        };
-        Self {
-            rows: Count::new(counter!("mempool_recorder_rows_total")),
-            bytes: Count::new(counter!("mempool_recorder_bytes_total")),
-            segments: Count::new(counter!("mempool_recorder_segments_total")),
-            skipped: Count::new(counter!("mempool_recorder_skipped_total")),
-            lost_events: lost("lagged"),
-            lost_rows: lost("io"),
-        }
-    }
-
     pub(crate) fn stats(&self) -> RecorderStats {
         RecorderStats {
             rows: self.rows.get(),
             bytes: self.bytes.get(),
             segments: self.segments.get(),
             skipped: self.skipped.get(),
-            lost_events: self.lost_events.get(),
-            lost_rows: self.lost_rows.get(),
+            lost_events: self.lost[LAGGED].get(),
+            lost_rows: self.lost[IO].get(),
         }
     }
 }
@@ -162,47 +99,18 @@ impl ReplayCounts {
     }
 }
 
-#[derive(Debug)]
-pub(crate) struct ReplayCounters {
-    pooled: Count,
-    known: Count,
-    mined: Count,
-    refused: Count,
-    postponed: Count,
-    left_out: Count,
-    bad: [Count; BadRow::REASONS.len()],
-}
-
 impl ReplayCounters {
-    pub(crate) fn new() -> Self {
-        describe();
-        let outcome = |name: &'static str| {
-            Count::new(counter!("mempool_recorder_replayed_total", "outcome" => name))
-        };
-        let bad = |reason: &'static str| {
-            Count::new(counter!("mempool_recorder_bad_rows_total", "reason" => reason))
-        };
-        Self {
-            pooled: outcome("pooled"),
-            known: outcome("known"),
-            mined: outcome("mined"),
-            refused: outcome("refused"),
-            postponed: outcome("postponed"),
-            left_out: Count::new(counter!("mempool_recorder_left_out_total")),
-            bad: BadRow::REASONS.map(bad),
-        }
-    }
-
     pub(crate) fn delivered(&self, delivery: &Delivery) {
-        match delivery {
-            Delivery::Pooled => self.pooled.add(1),
-            Delivery::Known => self.known.add(1),
-            Delivery::Mined => self.mined.add(1),
-            Delivery::Refused(_) => self.refused.add(1),
-            Delivery::Postponed(_) => self.postponed.add(1),
+        let outcome = match delivery {
+            Delivery::Pooled => 0,
+            Delivery::Known => 1,
+            Delivery::Mined => 2,
+            Delivery::Refused(_) => 3,
+            Delivery::Postponed(_) => 4,
             // Not counted: the replay ends, after a closed sink or an unknown delivery.
-            _ => {}
-        }
+            _ => return,
+        };
+        self.delivered[outcome].add(1);
     }
 
     pub(crate) fn bad(&self, row: &BadRow) {
@@ -213,19 +121,17 @@ impl ReplayCounters {
         self.bad[row.index()].add(rows);
     }
 
-    pub(crate) fn left_out(&self, all: u64) {
-        self.left_out.add(all.saturating_sub(self.left_out.get()));
-    }
-
     pub(crate) fn counts(&self) -> ReplayCounts {
+        let [pooled, known, mined, refused, postponed] =
+            std::array::from_fn(|outcome| self.delivered[outcome].get());
         ReplayCounts {
-            pooled: self.pooled.get(),
-            known: self.known.get(),
-            mined: self.mined.get(),
-            refused: self.refused.get(),
-            postponed: self.postponed.get(),
+            pooled,
+            known,
+            mined,
+            refused,
+            postponed,
             left_out: self.left_out.get(),
-            bad: std::array::from_fn(|index| self.bad[index].get()),
+            bad: std::array::from_fn(|reason| self.bad[reason].get()),
         }
     }
 }

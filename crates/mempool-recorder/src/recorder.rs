@@ -14,23 +14,53 @@ use order_pool::{OrderPool, Subscription};
 use crate::{
     config::{POLL_INTERVAL, RecorderConfig},
     error::RecorderError,
-    group::Group,
-    metrics::{RecorderCounters, RecorderStats},
+    group::{Group, Limits},
+    metrics::{IO, LAGGED, RecorderCounters, RecorderStats},
     segment::Segments,
 };
 
 /// Records every transaction that the pool accepts: first those already in it, then every new one.
-/// If it is dropped without [`Self::stop`], it writes what it has and ends, without a wait.
+/// When dropped, it writes what it has and ends, and nothing waits for that.
 ///
 /// The pool does not wait for it. It reads the pool's log every [`POLL_INTERVAL`], on a thread of
 /// niceness 10 that offers its core to others every 0.1 ms or so while it writes, unless it is
 /// behind or a group takes longer than a second; events that leave the log before they are read are lost and counted
 /// ([`RecorderStats::lost_events`]).
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use mempool_recorder::{Recorder, RecorderConfig};
+/// use order_pool::{OrderPool, PoolConfig};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// let pool = OrderPool::new(PoolConfig::default())?;
+/// // Blobs are 131 kB each, and a disk is only so large.
+/// let config = RecorderConfig { blobs: false, ..RecorderConfig::new(folder.path()) };
+/// let recorder = Recorder::start(&pool, config)?;
+/// // … the pool fills …
+/// let end = recorder.shutdown(Duration::from_secs(10));
+/// assert!(end.ended, "the disk is slow: the last segment is still being written");
+/// println!("{} rows in {} segments", end.stats.rows, end.stats.segments);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Recorder {
     stop: SyncSender<()>,
     ended: Receiver<()>,
     counters: Arc<RecorderCounters>,
+}
+
+/// The end of a [`Recorder`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RecorderEnd {
+    /// The final counts; without the last group if that was not written in time.
+    pub stats: RecorderStats,
+    /// Whether the last group was written, and its thread ended, before the deadline.
+    pub ended: bool,
 }
 
 impl Recorder {
@@ -40,7 +70,7 @@ impl Recorder {
     /// The configuration is out of bounds, the folder cannot be written to, or the thread cannot be
     /// started.
     pub fn start(pool: &OrderPool, config: RecorderConfig) -> Result<Self, RecorderError> {
-        config.check()?;
+        config.validate()?;
         let counters = Arc::new(RecorderCounters::new());
         let mut follower = Follower::new(pool.subscribe_all(), config, Arc::clone(&counters))?;
         let (stop, stopped) = mpsc::sync_channel(1);
@@ -70,14 +100,13 @@ impl Recorder {
     }
 
     /// Records everything that the pool has accepted until now, writes the last group, and waits
-    /// for that for at most `timeout`. `None` after the time-out.
-    #[must_use]
-    pub fn stop(self, timeout: Duration) -> Option<RecorderStats> {
+    /// for that for at most `deadline`.
+    pub fn shutdown(self, deadline: Duration) -> RecorderEnd {
         // Full only if the stop was sent before, and closed only if the thread has panicked: then
         // there is nothing to wait for.
         let _ = self.stop.try_send(());
-        self.ended.recv_timeout(timeout).ok()?;
-        Some(self.counters.stats())
+        let ended = self.ended.recv_timeout(deadline).is_ok();
+        RecorderEnd { stats: self.counters.stats(), ended }
     }
 }
 
@@ -101,7 +130,9 @@ fn lower_priority() {
 /// The recorder without its thread and its clock.
 struct Follower {
     subscription: Subscription,
-    config: RecorderConfig,
+    blobs: bool,
+    external: bool,
+    limits: Limits,
     group: Group,
     segments: Segments,
     counters: Arc<RecorderCounters>,
@@ -113,9 +144,11 @@ impl Follower {
         config: RecorderConfig,
         counters: Arc<RecorderCounters>,
     ) -> Result<Self, RecorderError> {
-        let segments = Segments::create(config.folder.clone(), SystemTime::now())
-            .map_err(|source| RecorderError::Folder { path: config.folder.clone(), source })?;
-        Ok(Self { subscription, config, group: Group::default(), segments, counters })
+        let RecorderConfig { folder, blobs, external, group_age } = config;
+        let segments = Segments::create(folder.clone(), SystemTime::now())
+            .map_err(|source| RecorderError::Folder { path: folder, source })?;
+        let (limits, group) = (Limits::new(group_age), Group::default());
+        Ok(Self { subscription, blobs, external, limits, group, segments, counters })
     }
 
     /// Reads all new events, and writes the group if it is due.
@@ -131,14 +164,14 @@ impl Follower {
                         missed = lagged.missed,
                         "the recorder was too slow for the pool's log"
                     );
-                    self.counters.lost_events.add(lagged.missed);
+                    self.counters.lost[LAGGED].add(lagged.missed);
                 }
             }
-            if self.group.is_due(&self.config, now) {
+            if self.group.is_due(&self.limits, now) {
                 self.write();
             }
         }
-        if self.group.is_due(&self.config, now) {
+        if self.group.is_due(&self.limits, now) {
             self.write();
         }
     }
@@ -151,11 +184,11 @@ impl Follower {
         let pause = || turns.pause(Instant::now());
         let all = self.group.rows().count();
         let rows: Vec<_> =
-            self.group.rows().filter(|(tx, _)| self.config.external || tx.is_public()).collect();
+            self.group.rows().filter(|(tx, _)| self.external || tx.is_public()).collect();
         self.counters.skipped.add((all - rows.len()) as u64);
         if !rows.is_empty() {
             let count = rows.len() as u64;
-            match self.segments.write(&rows, self.config.blobs, &pause) {
+            match self.segments.write(&rows, self.blobs, &pause) {
                 Ok(bytes) => {
                     self.counters.rows.add(count);
                     self.counters.bytes.add(bytes);
@@ -163,7 +196,7 @@ impl Follower {
                 }
                 Err(error) => {
                     tracing::error!(%error, rows = count, "cannot write a segment");
-                    self.counters.lost_rows.add(count);
+                    self.counters.lost[IO].add(count);
                 }
             }
         }

@@ -44,7 +44,6 @@ use crate::{
 
 /// The configuration of a [`Recording`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct RecordingConfig {
     /// Whether blob transactions are read. Default true; without them they are skipped and counted
     /// ([`Recording::left_out`]).
@@ -59,22 +58,6 @@ pub struct RecordingConfig {
 impl Default for RecordingConfig {
     fn default() -> Self {
         Self { blobs: true, trust_senders: false }
-    }
-}
-
-impl RecordingConfig {
-    /// Sets [`Self::blobs`].
-    #[must_use]
-    pub const fn with_blobs(mut self, blobs: bool) -> Self {
-        self.blobs = blobs;
-        self
-    }
-
-    /// Sets [`Self::trust_senders`].
-    #[must_use]
-    pub const fn with_trust_senders(mut self, trust: bool) -> Self {
-        self.trust_senders = trust;
-        self
     }
 }
 

@@ -65,16 +65,28 @@ impl FromStr for Speed {
     }
 }
 
-/// How a [`Replay`] ended.
+/// Why a [`Replay`] ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum ReplayEnd {
+pub enum ReplayEndReason {
     /// The whole recording was delivered.
     Finished,
     /// It was stopped or dropped.
     Stopped,
     /// The sink accepts no more transactions.
     SinkClosed,
+}
+
+/// The end of a [`Replay`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReplayEnd {
+    /// Why it ended.
+    pub reason: ReplayEndReason,
+    /// The final counts.
+    pub counts: ReplayCounts,
+    /// Whether its thread ended before the deadline: one that is stuck in the sink cannot be freed.
+    pub ended: bool,
 }
 
 /// Delivers a recording to a sink, such as an `OrderPool`, from a thread of its own: one
@@ -88,7 +100,7 @@ pub struct Replay {
     stop: SyncSender<()>,
     /// Closed when it has ended.
     ended: Receiver<()>,
-    end: Arc<OnceLock<(ReplayEnd, Instant)>>,
+    end: Arc<OnceLock<(ReplayEndReason, Instant)>>,
     start: Instant,
     counters: Arc<ReplayCounters>,
 }
@@ -128,10 +140,10 @@ impl Replay {
         self.counters.counts()
     }
 
-    /// How it has ended; `None` while it runs.
+    /// Why it has ended; `None` while it runs.
     #[must_use]
-    pub fn end(&self) -> Option<ReplayEnd> {
-        self.end.get().map(|(end, _)| *end)
+    pub fn end_reason(&self) -> Option<ReplayEndReason> {
+        self.end.get().map(|(reason, _)| *reason)
     }
 
     /// From its start to its end, or until now.
@@ -143,19 +155,22 @@ impl Replay {
 
     /// Waits until it has ended by itself, for at most `timeout`. `None` after the time-out.
     #[must_use]
-    pub fn wait(&self, timeout: Duration) -> Option<ReplayEnd> {
+    pub fn wait(&self, timeout: Duration) -> Option<ReplayEndReason> {
         // Nothing is ever sent.
         let _ = self.ended.recv_timeout(timeout);
-        self.end()
+        self.end_reason()
     }
 
-    /// Ends it, and waits for that for at most `timeout`. `None` after the time-out: a thread that
-    /// is stuck in the sink cannot be freed.
-    #[must_use]
-    pub fn stop(self, timeout: Duration) -> Option<ReplayEnd> {
+    /// Ends it after the transaction that it is delivering, and waits for that for at most `deadline`.
+    pub fn shutdown(self, deadline: Duration) -> ReplayEnd {
         // Full only if the stop was sent before, and closed only if the replay has ended.
         let _ = self.stop.try_send(());
-        self.wait(timeout)
+        let reason = self.wait(deadline);
+        ReplayEnd {
+            reason: reason.unwrap_or(ReplayEndReason::Stopped),
+            counts: self.counts(),
+            ended: reason.is_some(),
+        }
     }
 }
 
@@ -165,31 +180,31 @@ fn run(
     sink: &impl TransactionSink,
     stop: &Receiver<()>,
     counters: &ReplayCounters,
-) -> ReplayEnd {
+) -> ReplayEndReason {
     let mut pace = Pace { speed, first: None };
     loop {
         let row = recording.next();
-        counters.left_out(recording.left_out());
+        counters.left_out.add(recording.left_out() - counters.left_out.get());
         let recorded = match row {
-            None => return ReplayEnd::Finished,
+            None => return ReplayEndReason::Finished,
             Some(Ok(recorded)) => recorded,
             Some(Err(bad)) => {
                 tracing::debug!(%bad, "a row of the recording yields no transaction");
                 counters.bad(&bad);
                 // Allows a stop in a file without a valid row.
                 if !matches!(stop.try_recv(), Err(TryRecvError::Empty)) {
-                    return ReplayEnd::Stopped;
+                    return ReplayEndReason::Stopped;
                 }
                 continue;
             }
         };
         let wait = pace.wait(recorded.seen_at, Instant::now());
         if !matches!(stop.recv_timeout(wait), Err(RecvTimeoutError::Timeout)) {
-            return ReplayEnd::Stopped;
+            return ReplayEndReason::Stopped;
         }
         let delivery = block_on(sink.deliver(FetchedTransaction::new(recorded.tx, recorded.raw)));
         if delivery == Delivery::Closed {
-            return ReplayEnd::SinkClosed;
+            return ReplayEndReason::SinkClosed;
         }
         counters.delivered(&delivery);
     }

@@ -164,8 +164,9 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
         failed = Some("the building thread has panicked".into());
     }
     if let Some(replay) = replay {
-        eprintln!("replayed {:?}", replay.counts());
-        if replay.stop(STOP_DEADLINE).is_none() {
+        let end = replay.shutdown(STOP_DEADLINE);
+        eprintln!("replayed {:?}", end.counts);
+        if !end.ended {
             eprintln!("warning: the replay has not stopped");
         }
     }
@@ -189,7 +190,7 @@ fn blocklist(args: &Args) -> Result<SharedBlocklist, Failure> {
     }
     // Part of this program, so it does not age. To build on a real node without a list, pass an
     // empty one.
-    let config = BlocklistConfig::default().with_max_age(None).with_min_addresses(0);
+    let config = BlocklistConfig { max_age: None, min_addresses: 0, ..BlocklistConfig::default() };
     let text: String = match args.ipc {
         None => {
             mock_node::workload::listed().iter().map(|address| format!("{address}\n")).collect()

@@ -137,8 +137,10 @@ fn a_clean_block_passes_the_strict_check_with_the_results_of_a_plain_execution()
 
 /// A finished block under the strict policy.
 fn unverified<B>(block: B) -> Unverified<B> {
-    let (now, config) =
-        (SystemTime::UNIX_EPOCH, BlocklistConfig::default().with_policy(Policy::Strict));
+    let (now, config) = (
+        SystemTime::UNIX_EPOCH,
+        BlocklistConfig { policy: Policy::Strict, ..BlocklistConfig::default() },
+    );
     let list = SharedBlocklist::new(VICTIM.to_string().as_bytes(), now, config, now);
     let guard = list.expect("a good list").begin_block(COINBASE, None, now).expect("not listed");
     match guard.finish(block) {

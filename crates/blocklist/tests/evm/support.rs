@@ -143,7 +143,7 @@ pub fn guard(listed: &[Address]) -> BlockGuard {
 }
 
 pub fn guard_for(listed: &[Address], coinbase: Address) -> BlockGuard {
-    let config = BlocklistConfig::default().with_min_addresses(0);
+    let config = BlocklistConfig { min_addresses: 0, ..BlocklistConfig::default() };
     let list = Blocklist::from_addresses(listed.iter().copied(), &config).expect("any number");
     BlockGuard::new(Arc::new(list), coinbase).expect("the coinbase is not listed")
 }

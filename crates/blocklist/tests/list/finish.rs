@@ -13,7 +13,7 @@ const OTHER: Address = address!("0x00000000000000000000000000000000000000bb");
 
 fn shared(policy: Policy) -> SharedBlocklist {
     let now = SystemTime::UNIX_EPOCH;
-    let config = BlocklistConfig::default().with_policy(policy);
+    let config = BlocklistConfig { policy, ..BlocklistConfig::default() };
     SharedBlocklist::new(LISTED.to_string().as_bytes(), now, config, now).expect("a good list")
 }
 

@@ -91,7 +91,8 @@ proptest! {
         entries in entries(),
         cut in any::<prop::sample::Index>(),
     ) {
-        let config = BlocklistConfig::default().with_min_addresses(entries.len());
+        let config =
+            BlocklistConfig { min_addresses: entries.len(), ..BlocklistConfig::default() };
         let text: String = entries
             .iter()
             .map(|(address, (spelling, _))| spell(&address.into(), *spelling) + "\n")

@@ -10,7 +10,8 @@ use std::{
 
 use alloy_primitives::{Address, address};
 use blocklist::{
-    BlocklistConfig, CLOCK_TOLERANCE, DEFAULT_MAX_AGE, Error, Policy, Reloaded, SharedBlocklist,
+    BlocklistConfig, CLOCK_TOLERANCE, DEFAULT_MAX_AGE, Error, MAX_BYTES, Policy, Reloaded,
+    SharedBlocklist,
 };
 use metrics_util::{
     MetricKind,
@@ -29,7 +30,7 @@ fn start() -> SystemTime {
 }
 
 fn hourly() -> BlocklistConfig {
-    BlocklistConfig::default().with_max_age(Some(HOUR))
+    BlocklistConfig { max_age: Some(HOUR), ..BlocklistConfig::default() }
 }
 
 fn list_a() -> SharedBlocklist {
@@ -146,7 +147,7 @@ fn a_list_that_is_stale_or_from_the_future_does_not_start() {
     let aged =
         |config| SharedBlocklist::new(A, start(), config, start() + DEFAULT_MAX_AGE + SECOND);
     assert!(matches!(aged(default), Err(Error::Stale { .. })));
-    assert!(aged(default.with_max_age(None)).is_ok());
+    assert!(aged(BlocklistConfig { max_age: None, ..default }).is_ok());
 }
 
 #[test]
@@ -155,8 +156,8 @@ fn a_configuration_under_which_no_list_can_be_used_does_not_start() {
         Err(Error::Config { field, .. }) => field,
         other => panic!("{other:?}"),
     };
-    assert_eq!(new(hourly().with_max_age(Some(Duration::ZERO))), "max_age");
-    assert_eq!(new(hourly().with_max_bytes(0)), "max_bytes");
+    let none = BlocklistConfig { max_age: Some(Duration::ZERO), ..hourly() };
+    assert_eq!(new(none), "max_age");
 }
 
 #[test]
@@ -268,9 +269,14 @@ fn a_file_that_is_missing_or_too_long_does_not_start() {
     let missing = SharedBlocklist::open(&path, hourly(), start()).map(drop);
     assert!(matches!(missing, Err(Error::Read { path: named, .. }) if named == path));
     write(&path, A, start());
-    let long = SharedBlocklist::open(&path, hourly().with_max_bytes(42), start()).map(drop);
-    assert!(matches!(long, Err(Error::TooLarge { bytes: 43, max_bytes: 42 })));
-    assert!(SharedBlocklist::open(&path, hourly().with_max_bytes(43), start()).is_ok());
+    let padded = |bytes: usize| [A, &vec![b' '; bytes - A.len()]].concat();
+    write(&path, &padded(MAX_BYTES), start());
+    assert!(SharedBlocklist::open(&path, hourly(), start()).is_ok());
+    write(&path, &padded(MAX_BYTES + 10), start());
+    let long = SharedBlocklist::open(&path, hourly(), start()).map(drop);
+    // Not more is read than shows it.
+    let shown = MAX_BYTES + 1;
+    assert!(matches!(long, Err(Error::TooLarge { bytes, max_bytes: MAX_BYTES }) if bytes == shown));
 }
 
 #[cfg(target_os = "linux")]

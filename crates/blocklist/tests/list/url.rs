@@ -8,7 +8,7 @@ use std::{
 };
 
 use alloy_primitives::{Address, address};
-use blocklist::{BlocklistConfig, Error, ListUrl, Reloaded, SharedBlocklist};
+use blocklist::{BlocklistConfig, Error, ListUrl, MAX_BYTES, Reloaded, SharedBlocklist};
 
 const A: &str = "[\"0x00000000000000000000000000000000000000aa\"]";
 const B: &str = "0x00000000000000000000000000000000000000bb\n";
@@ -21,7 +21,7 @@ fn start() -> SystemTime {
 }
 
 fn hourly() -> BlocklistConfig {
-    BlocklistConfig::default().with_max_age(Some(HOUR)).with_max_bytes(1000)
+    BlocklistConfig { max_age: Some(HOUR), ..BlocklistConfig::default() }
 }
 
 /// Answers one request after the other, each on a connection of its own.
@@ -134,7 +134,7 @@ fn a_list_that_is_not_in_force_cannot_be_confirmed() {
 
 #[test]
 fn whatever_is_not_a_list_leaves_the_one_in_force_until_its_maximum_age() {
-    let long = format!("{A}{}", " ".repeat(1000));
+    let long = format!("{A}{}", " ".repeat(MAX_BYTES + 1 - A.len()));
     let bad = [
         response("404 Not Found", "", A),
         response("500 Internal Server Error", "", A),
@@ -169,7 +169,7 @@ fn whatever_is_not_a_list_leaves_the_one_in_force_until_its_maximum_age() {
             | (3, Error::Status { status: 301, .. })
             | (4, Error::BadAddress { .. })
             | (5, Error::TooFew { .. })
-            | (6, Error::TooLarge { bytes: 1001, max_bytes: 1000 })
+            | (6, Error::TooLarge { max_bytes: MAX_BYTES, .. })
             | (7..=9, Error::Request { .. }) => {}
             (n, refused) => panic!("{n}: {refused:?}"),
         }

@@ -151,8 +151,8 @@ fn a_group_is_written_at_its_rows_its_bytes_or_its_age() {
     let folder = tempfile::tempdir().expect("a folder");
     let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
     let age = Duration::from_secs(7);
-    let config = RecorderConfig::new(folder.path()).with_group_rows(3).with_group_age(age);
-    let mut follower = follower(&pool, config);
+    let mut follower = follower(&pool, RecorderConfig::new(folder.path()));
+    follower.limits = Limits { rows: 3, age, ..follower.limits };
     let start = Instant::now();
     (0..4).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
     follower.follow(start);
@@ -161,7 +161,7 @@ fn a_group_is_written_at_its_rows_its_bytes_or_its_age() {
     assert_eq!(follower.counters.stats().rows, 3);
     follower.follow(start + age);
     assert_eq!((follower.counters.stats().rows, follower.counters.stats().segments), (4, 2));
-    follower.config.group_bytes = 1;
+    follower.limits.bytes = 1;
     (4..6).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
     follower.follow(start + age);
     assert_eq!((follower.counters.stats().rows, follower.counters.stats().segments), (6, 4));
@@ -188,7 +188,7 @@ fn what_only_external_callers_have_sent_is_recorded_on_demand_alone() {
     for external in [false, true] {
         let folder = tempfile::tempdir().expect("a folder");
         let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
-        let config = RecorderConfig::new(folder.path()).with_external(external);
+        let config = RecorderConfig { external, ..RecorderConfig::new(folder.path()) };
         let mut follower = follower(&pool, config);
         let origins = [Origin::Rpc, Origin::Mempool, Origin::Private, Origin::Rpc];
         for (n, origin) in origins.into_iter().enumerate() {
@@ -210,9 +210,7 @@ fn bounds_are_checked_and_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let good = RecorderConfig::new(folder.path());
     let said = |config| Recorder::start(&pool, config).expect_err("out of bounds").to_string();
-    assert_eq!(said(good.clone().with_group_rows(0)), "group_rows is 0, must be at least 1");
-    assert_eq!(said(good.clone().with_group_bytes(0)), "group_bytes is 0, must be at least 1");
-    let short = good.clone().with_group_age(Duration::from_millis(99));
+    let short = RecorderConfig { group_age: Duration::from_millis(99), ..good };
     assert_eq!(said(short), "group_age is 99ms, must be at least 100ms");
     let file = folder.path().join("file");
     fs::write(&file, "").expect("a file");

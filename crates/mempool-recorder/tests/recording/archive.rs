@@ -24,7 +24,7 @@ const TYPES: [u8; 6] = [0, 0, 1, 2, 4, 3];
 fn every_row_of_a_file_of_mempool_dumpster_is_read() {
     let signer = address!("0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266");
     for trust_senders in [false, true] {
-        let config = RecordingConfig::default().with_trust_senders(trust_senders);
+        let config = RecordingConfig { trust_senders, ..RecordingConfig::default() };
         let rows = Recording::open(ARCHIVE, config).expect("a recording");
         let mut count = 0;
         for (index, row) in rows.enumerate() {

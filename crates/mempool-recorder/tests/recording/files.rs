@@ -48,12 +48,23 @@ pub(crate) fn hashes(pool: &OrderPool) -> Vec<B256> {
     added.collect()
 }
 
-/// Records what the pool holds, so many rows in a segment.
+/// Records what the pool holds, in one segment.
 pub(crate) fn record(pool: &OrderPool, config: RecorderConfig) -> u64 {
-    let recorder = Recorder::start(pool, config).expect("a folder");
-    let stats = recorder.stop(LONG).expect("it ends");
-    assert_eq!((stats.lost_events, stats.lost_rows), (0, 0));
-    stats.rows
+    let end = Recorder::start(pool, config).expect("a folder").shutdown(LONG);
+    assert!(end.ended);
+    assert_eq!((end.stats.lost_events, end.stats.lost_rows), (0, 0));
+    end.stats.rows
+}
+
+/// Records these transactions, at most so many in a segment.
+pub(crate) fn record_segments(folder: &Path, txs: &[PreparedTx], rows: usize) {
+    for txs in txs.chunks(rows) {
+        let pool = pool();
+        txs.iter().for_each(|tx| insert(&pool, tx));
+        assert_eq!(record(&pool, RecorderConfig::new(folder)), txs.len() as u64);
+        // Segments are named after the millisecond in which their recorder started.
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 pub(crate) fn open(path: &Path) -> Recording {

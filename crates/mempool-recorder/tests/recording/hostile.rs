@@ -5,14 +5,12 @@ use mempool_recorder::{BadRow, MAX_PAGE_BYTES, RecorderConfig, Recording, Record
 use proptest::prelude::*;
 use testkit::corpus::{Seed, damaged_seeds, seeds};
 
-use crate::files::{Values, all, insert, open, pool, record, segments, signed, write};
+use crate::files::{Values, all, open, record_segments, segments, signed, write};
 
 /// A folder of two segments: 20 rows, then 10.
 fn two_segments() -> (tempfile::TempDir, [Vec<u8>; 2]) {
     let folder = tempfile::tempdir().expect("a folder");
-    let pool = pool();
-    signed(30, 0).iter().for_each(|tx| insert(&pool, tx));
-    record(&pool, RecorderConfig::new(folder.path()).with_group_rows(20));
+    record_segments(folder.path(), &signed(30, 0), 20);
     let paths = segments(folder.path());
     let [first, second] = paths.as_slice() else { panic!("{paths:?}") };
     let bytes = [first, second].map(|path| fs::read(path).expect("a file"));
@@ -21,7 +19,7 @@ fn two_segments() -> (tempfile::TempDir, [Vec<u8>; 2]) {
 
 /// Reads all there is, as a replay would: good rows, and bad ones.
 fn read(path: &Path) -> Option<(usize, usize)> {
-    let trusting = RecordingConfig::default().with_trust_senders(true);
+    let trusting = RecordingConfig { trust_senders: true, ..RecordingConfig::default() };
     let rows = Recording::open(path, trusting).ok()?;
     let (good, bad): (Vec<_>, Vec<_>) = rows.partition(Result::is_ok);
     Some((good.len(), bad.len()))

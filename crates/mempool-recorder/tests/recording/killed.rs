@@ -7,7 +7,7 @@ use std::{
 };
 
 use alloy_primitives::B256;
-use mempool_recorder::{Recorder, RecorderConfig};
+use mempool_recorder::{POLL_INTERVAL, Recorder, RecorderConfig};
 use mock_node::workload::{Mix, Workload, WorkloadConfig};
 
 use crate::files::{all, insert, pool, segments};
@@ -22,7 +22,7 @@ const SEGMENTS: u64 = 4;
 fn a_recorder_that_does_not_end() {
     let folder = PathBuf::from(std::env::var_os(FOLDER).expect("the parent sets it"));
     let pool = pool();
-    let config = RecorderConfig::new(folder).with_group_rows(50);
+    let config = RecorderConfig { group_age: POLL_INTERVAL, ..RecorderConfig::new(folder) };
     let recorder = Recorder::start(&pool, config).expect("a folder");
     let mut out = std::io::stdout().lock();
     let mut told = false;
@@ -66,7 +66,7 @@ fn what_a_killed_recorder_has_named_is_what_was_pooled_up_to_its_last_segment() 
         all(folder.path()).iter().map(|row| *row.tx.inner().tx_hash()).collect();
     let complete = segments(folder.path()).len();
     assert!(complete as u64 >= SEGMENTS, "{complete}");
-    assert!(recorded.len() >= 50 * complete, "{} rows in {complete} segments", recorded.len());
+    assert!(recorded.len() >= complete, "{} rows in {complete} segments", recorded.len());
     // A transaction is pooled before it is told here, so one row may be ahead.
     assert!(recorded.len() <= pooled.len() + 1, "{} of {}", recorded.len(), pooled.len());
     let told = recorded.len().min(pooled.len());
