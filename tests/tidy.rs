@@ -571,21 +571,21 @@ fn the_readme_begins_with_the_command_that_shows_it_and_the_one_that_tests_it() 
     assert_eq!(first, ["cargo run --release --example ingest", "cargo test --workspace"]);
 }
 
-/// What the README says was measured, and the commands that it names for it.
+/// What the README and that of the benches say was measured, and the commands that they name for it.
 #[test]
-fn the_script_that_takes_the_figures_runs_the_commands_and_prints_the_rows_of_the_readme() {
-    let readme = read("README.md");
-    let measured = section(&readme, "## Measured");
+fn the_script_that_takes_the_figures_runs_the_commands_and_prints_the_rows_of_the_documents() {
+    let documents = ["README.md", "benches/README.md"].map(read);
+    let measured = documents.each_ref().map(|text| section(text, "## Measured")).concat();
     let script = read("scripts/figures.sh");
     let commands: BTreeSet<_> =
-        quoted(measured).into_iter().filter(|text| text.starts_with("cargo ")).collect();
+        quoted(&measured).into_iter().filter(|text| text.starts_with("cargo ")).collect();
     assert!(commands.len() > 3, "{commands:?}");
     let run: BTreeSet<_> = script
         .lines()
         .filter_map(|line| line.trim().strip_prefix("take ")?.split_once(' '))
         .map(|(_, command)| command)
         .collect();
-    assert_eq!(run, commands, "the commands of scripts/figures.sh and those of the README");
+    assert_eq!(run, commands, "the commands of scripts/figures.sh and of the documents");
     let tables = measured.lines().filter(|line| line.starts_with("| ")).collect::<Vec<_>>();
     assert!(tables.len() > 8, "{tables:?}");
     for row in tables {

@@ -11,6 +11,7 @@ use std::{
 
 use alloy_consensus::TxEip1559;
 use alloy_primitives::hex;
+use hdrhistogram::Histogram;
 use mock_node::{
     DEV_CHAIN_ID,
     workload::{Mix, Workload, WorkloadConfig},
@@ -18,8 +19,10 @@ use mock_node::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use testkit::{
+    figures::{Times, histogram},
     http::{self, Answer, Connection},
     process::serve,
+    sign::{EXTERNAL, Signer},
     usage::{allow_open_files, process_cpu},
 };
 use tokio::{
@@ -59,8 +62,6 @@ pub(crate) enum Attack {
     StalledBodies,
     /// 128 connections that send each body slowly enough to be in the way, fast enough not to be slow.
     SlowBodies,
-    /// As many WebSockets as two addresses can open.
-    IdleWebSockets,
     /// As many connections as two addresses can open.
     IdleConnections,
     /// Requests whose callers hang up at once.
@@ -75,6 +76,8 @@ pub(crate) enum Attack {
     UnknownCancellations,
     /// 512 bundles of three transactions from 512 signers at 64 addresses at once: no attack at all.
     HonestBurst,
+    /// 64 callers at as many addresses send raw transactions as fast as they can, whatever they are answered.
+    Crowd,
 }
 
 impl Attack {
@@ -86,7 +89,6 @@ impl Attack {
         Self::WideObjects,
         Self::StalledBodies,
         Self::SlowBodies,
-        Self::IdleWebSockets,
         Self::IdleConnections,
         Self::HangUps,
         Self::FreshKeys,
@@ -94,6 +96,7 @@ impl Attack {
         Self::BlobReplays,
         Self::UnknownCancellations,
         Self::HonestBurst,
+        Self::Crowd,
     ];
 
     pub(crate) const fn name(self) -> &'static str {
@@ -105,7 +108,6 @@ impl Attack {
             Self::WideObjects => "wide objects",
             Self::StalledBodies => "stalled bodies",
             Self::SlowBodies => "slow bodies",
-            Self::IdleWebSockets => "idle websockets",
             Self::IdleConnections => "idle connections",
             Self::HangUps => "hang-ups",
             Self::FreshKeys => "fresh keys",
@@ -113,6 +115,7 @@ impl Attack {
             Self::BlobReplays => "blob replays",
             Self::UnknownCancellations => "unknown cancellations",
             Self::HonestBurst => "honest burst of 512",
+            Self::Crowd => "crowd of 64",
         }
     }
 
@@ -126,9 +129,8 @@ impl Attack {
             Self::UnknownCancellations | Self::HangUps => 16,
             Self::UnreadResponses => 40,
             Self::SlowBodies => 128,
-            Self::IdleWebSockets if !is_test => 512,
             Self::IdleConnections if !is_test => 2_048,
-            Self::IdleWebSockets | Self::IdleConnections => 64,
+            Self::IdleConnections | Self::Crowd => 64,
             Self::HonestBurst => 512,
         }
     }
@@ -183,11 +185,6 @@ impl Attack {
                 let bundle = bundle(0, FIRST_KEY);
                 vec![call("eth_sendBundle", &bundle, Some(&eve))]
             }
-            Self::IdleWebSockets => {
-                let upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
-                               sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
-                vec![http::request("/", upgrade, None)]
-            }
             Self::IdleConnections => vec![Vec::new()],
             Self::HangUps => {
                 let sent = |number| call("eth_sendRawTransaction", &json!([raw(transfer(number), &eve)]), None);
@@ -230,7 +227,17 @@ impl Attack {
                     call("eth_sendBundle", &bundle, Some(&key))
                 })
                 .collect(),
+            Self::Crowd => {
+                let txs = Signer::new(EXTERNAL).sign(if is_test { 640 } else { 40_000 });
+                let sent = |raw| call("eth_sendRawTransaction", &json!([hex::encode_prefixed(raw)]), None);
+                txs.iter().map(|tx| sent(&tx.raw)).collect()
+            }
         }
+    }
+
+    /// Whether they are too many to be strangers who do harm: they are to be refused quickly, or to wait their turn.
+    pub(crate) const fn is_crowd(self) -> bool {
+        matches!(self, Self::HonestBurst | Self::Crowd)
     }
 }
 
@@ -245,7 +252,7 @@ pub(crate) enum Request {
 }
 
 /// What came of it, as the attacker saw it.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Tally {
     pub(crate) sent: u64,
     pub(crate) accepted: u64,
@@ -253,15 +260,15 @@ pub(crate) struct Tally {
     pub(crate) refused: BTreeMap<String, u64>,
     /// The connection ended without a response.
     cut: u64,
-    /// Of the responses that were waited for, in microseconds; of the burst alone.
-    pub(crate) p99_us: Option<u64>,
+    /// How long responses took: all of the burst, the refusals of the crowd.
+    pub(crate) p99_ms: Option<f64>,
 }
 
 impl Tally {
     pub(crate) fn reasons(&self) -> impl Iterator<Item = String> {
         let refused = self.refused.iter().map(|(reason, count)| format!("{reason} {count}"));
         let cut = (self.cut > 0).then(|| format!("cut {}", self.cut));
-        refused.chain(cut).chain(self.p99_us.map(|us| format!("p99 {:.0} ms", us as f64 / 1e3)))
+        refused.chain(cut).chain(self.p99_ms.map(|ms| format!("p99 {ms:.1} ms")))
     }
 }
 
@@ -292,7 +299,7 @@ struct Attacker {
     end: Instant,
     cpu: Duration,
     tally: RefCell<Tally>,
-    took_us: RefCell<Vec<u64>>,
+    took: RefCell<Histogram<u64>>,
 }
 
 async fn run(
@@ -312,7 +319,7 @@ async fn run(
         end: start + lasts,
         cpu: process_cpu(),
         tally: RefCell::default(),
-        took_us: RefCell::default(),
+        took: RefCell::new(histogram()),
     });
     let all: Vec<_> = (0..attacker.connections)
         .map(|number| tokio::task::spawn_local(Rc::clone(&attacker).connection(number)))
@@ -321,18 +328,17 @@ async fn run(
         task.await.map_err(io::Error::other)?;
     }
     sleep_until(attacker.end.into()).await;
-    let mut took = attacker.took_us.borrow_mut();
-    took.sort_unstable();
-    let mut tally = attacker.tally.borrow_mut();
-    tally.p99_us = took.len().checked_sub(1).map(|last| took[last * 99 / 100]);
-    Ok(tally.clone())
+    let took = Times::from(&*attacker.took.borrow());
+    let mut tally = attacker.tally.take();
+    tally.p99_ms = (took.count > 0).then_some(took.p99 / 1e3);
+    Ok(tally)
 }
 
 impl Attacker {
     /// One connection after the other until the time is over. An error is the server's way to say no.
     async fn connection(self: Rc<Self>, number: usize) {
         let from = match self.attack {
-            Attack::HonestBurst => Ipv4Addr::new(127, 0, 4, 1 + (number % 64) as u8),
+            attack if attack.is_crowd() => Ipv4Addr::new(127, 0, 4, 1 + (number % 64) as u8),
             _ => Ipv4Addr::new(127, 0, 9, 1 + (number % 2) as u8),
         };
         let mut next = number;
@@ -344,8 +350,7 @@ impl Attacker {
             };
             let ended = match self.attack {
                 Attack::HonestBurst => return self.burst(&mut connection, number).await,
-                Attack::IdleWebSockets => self.idle(&mut connection, true).await,
-                Attack::IdleConnections => self.idle(&mut connection, false).await,
+                Attack::IdleConnections => self.idle(&mut connection).await,
                 Attack::SlowBodies => self.slowly(&mut connection).await,
                 Attack::StalledBodies | Attack::UnreadResponses => {
                     self.stall(&mut connection).await
@@ -378,7 +383,7 @@ impl Attacker {
     fn note(&self, answer: &Answer) {
         let mut tally = self.tally.borrow_mut();
         // A batch has a response for each element, and is one or the other by its first.
-        if answer.is_accepted() || answer.status == 101 {
+        if answer.is_accepted() {
             tally.accepted += 1;
         } else {
             let reason = answer.reason().unwrap_or("no reason").to_owned();
@@ -390,7 +395,11 @@ impl Attacker {
     async fn ask(&self, connection: &mut Connection, next: &mut usize) -> io::Result<()> {
         while Instant::now() < self.end {
             self.rest().await;
+            let begin = Instant::now();
             let answer = connection.request(self.next(next)).await?;
+            if self.attack == Attack::Crowd && !answer.is_accepted() {
+                self.took.borrow_mut().saturating_record(begin.elapsed().as_nanos() as u64);
+            }
             self.note(&answer);
             if answer.closes {
                 break;
@@ -403,7 +412,7 @@ impl Attacker {
         let at = self.start + (self.end - self.start) / 4;
         sleep_until(at.into()).await;
         let answer = connection.request(self.next(&mut number.clone())).await;
-        self.took_us.borrow_mut().push(at.elapsed().as_micros() as u64);
+        self.took.borrow_mut().saturating_record(at.elapsed().as_nanos() as u64);
         match answer {
             Ok(answer) => self.note(&answer),
             Err(_) => self.tally.borrow_mut().cut += 1,
@@ -411,19 +420,11 @@ impl Attacker {
     }
 
     /// Opens, and keeps what it has opened.
-    async fn idle(&self, connection: &mut Connection, upgrade: bool) -> io::Result<()> {
-        // The server says something only to refuse, or to agree to an upgrade.
+    async fn idle(&self, connection: &mut Connection) -> io::Result<()> {
+        // The server says something only to refuse.
         let answer = async {
-            let answer = if upgrade {
-                connection.request(self.next(&mut 0)).await?
-            } else {
-                self.tally.borrow_mut().sent += 1;
-                connection.answer().await?
-            };
-            self.note(&answer);
-            if answer.status == 101 {
-                std::future::pending::<()>().await;
-            }
+            self.tally.borrow_mut().sent += 1;
+            self.note(&connection.answer().await?);
             Ok(())
         };
         timeout_at(self.end.into(), answer).await.unwrap_or(Ok(()))

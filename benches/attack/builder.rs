@@ -18,14 +18,15 @@ use hdrhistogram::Histogram;
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, NodeAdmissionConfig, OrderPool, OrderRpcConfig,
     PoolConfig,
+    load_control::{GateConfig, Limit},
     order_pool::{Event, Order, Origin},
 };
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use mock_node::DEV_CHAIN_ID;
 use serde::{Deserialize, Serialize};
 use testkit::{
-    figures::histogram,
-    process::{Process, serve},
+    figures::{Times, histogram},
+    process::{Process, reply, serve},
     usage::{allow_open_files, resident_bytes},
 };
 
@@ -46,28 +47,32 @@ enum Request {
     Start {
         node: PathBuf,
         pooled: usize,
-        asks_node: bool,
+        setup: Setup,
     },
     Look,
     /// How many of these do not come into the pool; waits for them.
     Missing(Vec<B256>),
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-enum Response {
-    Address(SocketAddr),
-    Report(Report),
-    Missing(usize),
+/// What of its configuration is not the default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Setup {
+    Default,
+    /// It asks the node about the senders of orders.
+    AsksNode,
+    /// Its gate lets everyone in, and they wait for permits in one queue with internal work: what an
+    /// operator gets who sets `unlimited`.
+    NoGate,
 }
 
 /// What it uses, and whom it refused.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub(crate) resident: usize,
     /// The most since the look before.
     pub(crate) most_resident: usize,
     /// Of what was announced since the look before.
-    pub(crate) live_p99_us: u64,
+    pub(crate) live: Times,
     /// By reason, refused and failed.
     pub(crate) refused: BTreeMap<String, u64>,
 }
@@ -80,31 +85,19 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    pub(crate) fn spawn(node: PathBuf, pooled: usize, asks_node: bool) -> io::Result<Self> {
+    pub(crate) fn spawn(node: PathBuf, pooled: usize, setup: Setup) -> io::Result<Self> {
         let mut process = Process::spawn(ROLE)?;
-        match process.request(&Request::Start { node, pooled, asks_node })? {
-            Response::Address(address) => Ok(Self { process, address }),
-            _ => Err(unexpected()),
-        }
+        let address = process.request(&Request::Start { node, pooled, setup })?;
+        Ok(Self { process, address })
     }
 
     pub(crate) fn look(&mut self) -> io::Result<Report> {
-        match self.process.request(&Request::Look)? {
-            Response::Report(report) => Ok(report),
-            _ => Err(unexpected()),
-        }
+        self.process.request(&Request::Look)
     }
 
     pub(crate) fn missing(&mut self, hashes: Vec<B256>) -> io::Result<usize> {
-        match self.process.request(&Request::Missing(hashes))? {
-            Response::Missing(count) => Ok(count),
-            _ => Err(unexpected()),
-        }
+        self.process.request(&Request::Missing(hashes))
     }
-}
-
-fn unexpected() -> io::Error {
-    io::Error::other("the builder's process answered something else")
 }
 
 /// Runs as the builder's process.
@@ -125,53 +118,56 @@ pub(crate) fn respond() -> io::Result<()> {
     let live = Arc::new(Mutex::new(histogram()));
     let mut running: Option<Ingest> = None;
     let mut refused = BTreeMap::new();
-    serve(|request| {
-        Ok(match request {
-            Request::Start { node, pooled, asks_node } => {
-                let starts = start(node, pooled, asks_node);
-                let ingest = runtime.block_on(starts).map_err(io::Error::other)?;
-                watch(ingest.pool().clone(), Arc::clone(&live));
-                let address = ingest.rpc().ok_or_else(unexpected)?.local_addr();
-                running = Some(ingest);
-                Response::Address(address)
-            }
-            Request::Look => {
-                let resident = resident_bytes();
-                let mut live = live.lock().expect("nobody panics with it");
-                let live_p99_us = live.value_at_quantile(0.99) / 1_000;
-                live.reset();
-                add_refused(&counted, &mut refused);
-                Response::Report(Report {
-                    resident,
-                    most_resident: most.swap(resident, Relaxed).max(resident),
-                    live_p99_us,
-                    refused: refused.clone(),
-                })
-            }
-            Request::Missing(hashes) => {
-                let pool = running.as_ref().ok_or_else(unexpected)?.pool();
-                let deadline = Instant::now() + PATIENCE;
-                loop {
-                    let missing = hashes.iter().filter(|hash| !pool.contains(hash)).count();
-                    if missing == 0 || Instant::now() >= deadline {
-                        break Response::Missing(missing);
-                    }
-                    thread::sleep(POLL);
+    let none = || io::Error::other("no builder, or no RPC server");
+    serve(|request| match request {
+        Request::Start { node, pooled, setup } => {
+            let starts = start(node, pooled, setup);
+            let ingest = runtime.block_on(starts).map_err(io::Error::other)?;
+            watch(ingest.pool().clone(), Arc::clone(&live));
+            let address = ingest.rpc().ok_or_else(none)?.local_addr();
+            running = Some(ingest);
+            reply(address)
+        }
+        Request::Look => {
+            let resident = resident_bytes();
+            let mut live = live.lock().expect("nobody panics with it");
+            let times = Times::from(&*live);
+            live.reset();
+            add_refused(&counted, &mut refused);
+            reply(Report {
+                resident,
+                most_resident: most.swap(resident, Relaxed).max(resident),
+                live: times,
+                refused: refused.clone(),
+            })
+        }
+        Request::Missing(hashes) => {
+            let pool = running.as_ref().ok_or_else(none)?.pool();
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let missing = hashes.iter().filter(|hash| !pool.contains(hash)).count();
+                if missing == 0 || Instant::now() >= deadline {
+                    break reply(missing);
                 }
+                thread::sleep(POLL);
             }
-        })
+        }
     })
 }
 
 async fn start(
     node: PathBuf,
     pooled: usize,
-    asks_node: bool,
+    setup: Setup,
 ) -> Result<Ingest, Box<dyn std::error::Error + Send + Sync>> {
     let mut config = IngestConfig::new(FetcherConfig::ipc(node), PoolConfig::default())
         .with_rpc(OrderRpcConfig::new(DEV_CHAIN_ID));
-    if asks_node {
-        config = config.with_node_admission(NodeAdmissionConfig::default());
+    match setup {
+        Setup::Default => {}
+        Setup::AsksNode => config.node_admission = Some(NodeAdmissionConfig::default()),
+        Setup::NoGate => {
+            config.gate = GateConfig { requests: Limit::Unlimited, ..GateConfig::default() };
+        }
     }
     let ingest = Ingest::start(config).await?;
     let deadline = Instant::now() + PATIENCE;

@@ -12,7 +12,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use testkit::{
-    figures::histogram,
+    figures::{Times, histogram},
     http::{self, Answer, Connection},
     process::{Process, serve},
 };
@@ -45,9 +45,8 @@ pub(crate) struct Tally {
     accepted: u64,
     /// One answer that was no success, or one failure to get one.
     failure: Option<String>,
-    pub(crate) p50_us: u64,
-    pub(crate) p99_us: u64,
-    pub(crate) health_p99_us: u64,
+    pub(crate) bundles: Times,
+    pub(crate) health: Times,
 }
 
 impl Tally {
@@ -152,9 +151,8 @@ async fn run(server: SocketAddr, lasts: Duration, bundles: Vec<Vec<Vec<u8>>>) ->
         task.await.map_err(io::Error::other)?;
     }
     let mut seen = seen.borrow_mut();
-    seen.tally.p50_us = seen.bundles.value_at_quantile(0.5) / 1_000;
-    seen.tally.p99_us = seen.bundles.value_at_quantile(0.99) / 1_000;
-    seen.tally.health_p99_us = seen.health.value_at_quantile(0.99) / 1_000;
+    seen.tally.bundles = Times::from(&seen.bundles);
+    seen.tally.health = Times::from(&seen.health);
     Ok(seen.tally.clone())
 }
 

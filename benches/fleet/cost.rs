@@ -10,7 +10,7 @@ use testkit::{
 
 use crate::{
     Size,
-    member::{Feed, MACHINES, Member, Publish},
+    member::{Feed, Member},
     servers::{cpu_of, reset_streams},
 };
 
@@ -76,16 +76,15 @@ fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Fi
         let server =
             NatsServer::start(folder.path(), &NatsConfig::default()).map_err(io::Error::other)?;
         let servers = vec![server.url()];
-        reset_streams(&servers, 1)?;
+        reset_streams(&servers)?;
         for number in 1..=builders {
             members.push(Member::builder(&servers, number)?);
         }
-        let publish = Publish { servers, machine: MACHINES[0].to_owned() };
-        let ingest = Member::start(Feed::Node(node.path()), Some(publish))?;
+        let ingest = Member::start(Feed::Node(node.path()), &servers)?;
         tier = Some((ingest, server));
     } else {
         for _ in 0..builders {
-            members.push(Member::start(Feed::Node(node.path()), None)?);
+            members.push(Member::start(Feed::Node(node.path()), &[])?);
         }
     }
     // What connecting took is nobody's share.
@@ -101,7 +100,7 @@ fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Fi
         None => Ok(Duration::ZERO),
     };
     tier_before += server_cpu(&tier)?;
-    node.announce(What::Prepared, Pace::steady(tps))?;
+    node.announce(What::Prepared, Pace::Steady(tps))?;
     node.finish()?;
     let mut cpu_builders = Duration::ZERO;
     for member in &mut members {
@@ -115,8 +114,7 @@ fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Fi
         cpu_tier += ingest.look()?.cpu;
     }
     for member in members {
-        let report = member.report()?;
-        assert_eq!(report.seen.len(), count, "each once");
+        assert_eq!(member.finish()?.len(), count, "each once");
     }
     let each = |cpu: Duration| cpu.as_secs_f64() * 1e6 / count as f64;
     Ok(Figures {

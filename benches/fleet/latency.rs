@@ -3,11 +3,11 @@
 use std::{collections::HashMap, io, thread, time::Duration};
 
 use devnet::{NatsConfig, NatsServer};
-use testkit::figures::{Goal, Rounds, Table, histogram, quantile_us};
+use testkit::figures::{Goal, Rounds, Table, Times, histogram};
 
 use crate::{
     Size,
-    member::{Feed, MACHINES, Member, Publish},
+    member::{Feed, Member},
     servers::reset_streams,
 };
 
@@ -22,12 +22,6 @@ const WARM_UP: usize = 50;
 enum Way {
     Bare,
     Stream,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Figures {
-    p50_us: f64,
-    p99_us: f64,
 }
 
 pub(crate) fn run(size: &Size) -> io::Result<()> {
@@ -46,14 +40,14 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
                 bare.runs.push(one(Way::Bare, &servers, tps, builders, size.seconds)?);
                 stream.runs.push(one(Way::Stream, &servers, tps, builders, size.seconds)?);
             }
-            let ratio = stream.ratio(&bare, |run: &Figures| run.p99_us);
+            let ratio = stream.ratio(&bare, |run: &Times| run.p99);
             for rounds in [&bare, &stream] {
                 let is_stream = rounds.contender == stream.contender;
                 table.row([
                     format!("{} at {tps}/s", rounds.contender),
                     builders.to_string(),
-                    format!("{:.0}", rounds.median(|run| run.p50_us)),
-                    format!("{:.0}", rounds.median(|run| run.p99_us)),
+                    format!("{:.0}", rounds.median(|run| run.p50)),
+                    format!("{:.0}", rounds.median(|run| run.p99)),
                     if is_stream { ratio.to_string() } else { String::new() },
                 ]);
             }
@@ -66,24 +60,18 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
     Ok(())
 }
 
-fn one(
-    way: Way,
-    servers: &[String],
-    tps: u32,
-    builders: usize,
-    seconds: f64,
-) -> io::Result<Figures> {
+fn one(way: Way, servers: &[String], tps: u32, builders: usize, seconds: f64) -> io::Result<Times> {
     let count = WARM_UP + (f64::from(tps) * seconds) as usize;
     let publish = match way {
         Way::Stream => {
-            reset_streams(servers, 1)?;
-            Some(Publish { servers: servers.to_vec(), machine: MACHINES[0].to_owned() })
+            reset_streams(servers)?;
+            servers
         }
-        Way::Bare => None,
+        Way::Bare => &[],
     };
     let start = |number| match way {
         Way::Stream => Member::builder(servers, number),
-        Way::Bare => Member::start(Feed::Bare { servers: servers.to_vec() }, None),
+        Way::Bare => Member::start(Feed::Bare { servers: servers.to_vec() }, &[]),
     };
     let mut all = (1..=builders).map(start).collect::<io::Result<Vec<_>>>()?;
     let mut publisher = Member::start(Feed::Own, publish)?;
@@ -101,15 +89,14 @@ fn one(
     let mut times = histogram();
     for mut builder in all {
         builder.wait("the last order", LAST, |look| look.seen >= count)?;
-        let report = builder.report()?;
-        assert_eq!(report.seen.len(), count, "each once");
-        assert!(report.source.is_balanced(), "{:?}", report.source);
-        for (hash, at) in &report.seen {
+        let seen = builder.finish()?;
+        assert_eq!(seen.len(), count, "each once");
+        for (hash, at) in &seen {
             if let Some(sent) = timed.get(hash) {
                 times.saturating_record(at.saturating_sub(*sent).max(1));
             }
         }
     }
     assert_eq!(times.len() as usize, timed.len() * builders, "equal work");
-    Ok(Figures { p50_us: quantile_us(&times, 0.5), p99_us: quantile_us(&times, 0.99) })
+    Ok(Times::from(&times))
 }

@@ -27,7 +27,7 @@ use order_stream::{
 };
 use serde::{Deserialize, Serialize};
 use testkit::{
-    process::{Process, run_as, serve},
+    process::{Process, reply, run_as, serve},
     sign::{LIVE, Signer},
     usage::{now_ns, process_cpu},
 };
@@ -38,8 +38,8 @@ const ROLE: &str = "__fleet-member";
 /// The subject of bare messages, which no stream stores.
 const BARE: &str = "bare.tx";
 
-/// The names that machines of the benches have.
-pub(crate) const MACHINES: [&str; 2] = ["ingest-1", "ingest-2"];
+/// The name that the machine of the benches has.
+const MACHINE: &str = "ingest-1";
 
 /// How long a member waits for what is on its way when it ends.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
@@ -57,16 +57,10 @@ pub(crate) enum Feed {
     Bare { servers: Vec<String> },
 }
 
-/// What a member publishes to.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Publish {
-    pub(crate) servers: Vec<String>,
-    pub(crate) machine: String,
-}
-
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
-    Start(Feed, Option<Publish>),
+    /// Publish to these servers, if there are any.
+    Start(Feed, Vec<String>),
     /// Sign so many.
     Sign(usize),
     /// Pool what was signed, at a rate or at once.
@@ -74,16 +68,11 @@ enum Request {
     /// Publish what was signed as bare messages on these servers.
     Send(Vec<String>, u32),
     Look,
-    Report,
+    Finish,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-enum Response {
-    Done,
-    Sent(Vec<(B256, u64)>),
-    Look(Look),
-    Report(Box<Report>),
-}
+/// When each order was handed over, or seen, by the clock of [`now_ns`].
+pub(crate) type Log = Vec<(B256, u64)>;
 
 /// What a member has done so far.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -92,52 +81,10 @@ pub(crate) struct Look {
     pub(crate) seen: usize,
     /// Whether its source, of whatever kind, has everything that it can have.
     pub(crate) is_live: bool,
-    /// The counts of its publisher, if it publishes.
-    pub(crate) publisher: PublisherCounts,
+    /// What its publisher has stored, if it publishes.
+    pub(crate) stored: u64,
     /// CPU time since its start.
     pub(crate) cpu: Duration,
-}
-
-/// Of `PublisherStats`.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct PublisherCounts {
-    pub(crate) published: u64,
-    pub(crate) stored: u64,
-    pub(crate) duplicate: u64,
-    pub(crate) refused: u64,
-    pub(crate) unfinished: u64,
-}
-
-impl PublisherCounts {
-    pub(crate) const fn is_balanced(&self) -> bool {
-        self.published == self.stored + self.duplicate + self.refused + self.unfinished
-    }
-}
-
-/// Of `SourceStats`.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct SourceCounts {
-    pub(crate) received: u64,
-    pub(crate) pooled: u64,
-    pub(crate) known: u64,
-    pub(crate) refused: u64,
-    pub(crate) malformed: u64,
-    pub(crate) missed: u64,
-}
-
-impl SourceCounts {
-    pub(crate) const fn is_balanced(&self) -> bool {
-        self.received == self.pooled + self.known + self.refused + self.malformed
-    }
-}
-
-/// The end of a member.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Report {
-    /// Each order that its subscriber saw, and when.
-    pub(crate) seen: Vec<(B256, u64)>,
-    pub(crate) publisher: PublisherCounts,
-    pub(crate) source: SourceCounts,
 }
 
 /// A member, as the bench holds it.
@@ -149,48 +96,39 @@ impl Member {
         run_as(ROLE, respond)
     }
 
-    pub(crate) fn start(feed: Feed, publish: Option<Publish>) -> io::Result<Self> {
+    /// A member that publishes to these servers, if there are any.
+    pub(crate) fn start(feed: Feed, publish: &[String]) -> io::Result<Self> {
         let mut member = Self(Process::spawn(ROLE)?);
-        member.done(&Request::Start(feed, publish))?;
+        member.0.request::<()>(&Request::Start(feed, publish.to_vec()))?;
         Ok(member)
     }
 
     pub(crate) fn builder(servers: &[String], number: usize) -> io::Result<Self> {
         let name = format!("builder-{number}");
-        Self::start(Feed::Stream { servers: servers.to_vec(), name }, None)
+        Self::start(Feed::Stream { servers: servers.to_vec(), name }, &[])
     }
 
     pub(crate) fn sign(&mut self, count: usize) -> io::Result<()> {
-        self.done(&Request::Sign(count))
+        self.0.request(&Request::Sign(count))
     }
 
     /// Pools what was signed, and returns when each was handed to the pool.
-    pub(crate) fn insert(&mut self, tps: Option<u32>) -> io::Result<Vec<(B256, u64)>> {
-        self.sent(&Request::Insert(tps))
+    pub(crate) fn insert(&mut self, tps: Option<u32>) -> io::Result<Log> {
+        self.0.request(&Request::Insert(tps))
     }
 
     /// Sends what was signed as bare messages, and returns when each was handed to the client.
-    pub(crate) fn send(&mut self, servers: &[String], tps: u32) -> io::Result<Vec<(B256, u64)>> {
-        self.sent(&Request::Send(servers.to_vec(), tps))
+    pub(crate) fn send(&mut self, servers: &[String], tps: u32) -> io::Result<Log> {
+        self.0.request(&Request::Send(servers.to_vec(), tps))
     }
 
     pub(crate) fn look(&mut self) -> io::Result<Look> {
-        match self.0.request(&Request::Look)? {
-            Response::Look(look) => Ok(look),
-            other => Err(unexpected(&other)),
-        }
+        self.0.request(&Request::Look)
     }
 
-    /// Ends what it does.
-    pub(crate) fn report(mut self) -> io::Result<Report> {
-        match self.0.request(&Request::Report)? {
-            Response::Report(report) => Ok(*report),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    pub(crate) fn kill9(self) -> io::Result<()> {
-        self.0.kill9()
+    /// Ends what it does, and returns what its subscriber saw. Its process fails if its counts do not add up.
+    pub(crate) fn finish(mut self) -> io::Result<Log> {
+        self.0.request(&Request::Finish)
     }
 
     /// Waits until `is_done`; fails when it is not in time.
@@ -212,29 +150,11 @@ impl Member {
             thread::sleep(Duration::from_millis(5));
         }
     }
-
-    fn sent(&mut self, request: &Request) -> io::Result<Vec<(B256, u64)>> {
-        match self.0.request(request)? {
-            Response::Sent(sent) => Ok(sent),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    fn done(&mut self, request: &Request) -> io::Result<()> {
-        match self.0.request(request)? {
-            Response::Done => Ok(()),
-            other => Err(unexpected(&other)),
-        }
-    }
 }
 
-fn unexpected(response: &Response) -> io::Error {
-    io::Error::other(format!("the member answered {response:?}"))
-}
+type Seen = Arc<Mutex<Log>>;
 
-type Seen = Arc<Mutex<Vec<(B256, u64)>>>;
-
-fn lock(seen: &Seen) -> MutexGuard<'_, Vec<(B256, u64)>> {
+fn lock(seen: &Seen) -> MutexGuard<'_, Log> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -262,7 +182,7 @@ fn roomy() -> PoolConfig {
 }
 
 impl Parts {
-    async fn start(feed: Feed, publish: Option<Publish>) -> io::Result<Self> {
+    async fn start(feed: Feed, publish: Vec<String>) -> io::Result<Self> {
         let pool = OrderPool::new(roomy()).map_err(io::Error::other)?;
         let seen = Seen::default();
         follow(pool.clone(), Arc::clone(&seen));
@@ -279,14 +199,13 @@ impl Parts {
             }
             Feed::Bare { servers } => bare = Some(subscribe(&servers, Arc::clone(&seen)).await?),
         }
-        let publisher = match publish {
-            Some(Publish { servers, machine }) => {
-                let server = ServerConfig::cluster(servers);
-                let config = PublisherConfig::new(server, DEV_CHAIN_ID, machine);
-                let config = PublisherConfig { heads: false, ..config };
-                Some(Publisher::start(&pool, config).map_err(io::Error::other)?)
-            }
-            None => None,
+        let publisher = if publish.is_empty() {
+            None
+        } else {
+            let server = ServerConfig::cluster(publish);
+            let config = PublisherConfig::new(server, DEV_CHAIN_ID, MACHINE);
+            let config = PublisherConfig { heads: false, ..config };
+            Some(Publisher::start(&pool, config).map_err(io::Error::other)?)
         };
         Ok(Self { pool, fetcher, source, publisher, bare, seen, cpu: process_cpu() })
     }
@@ -300,47 +219,27 @@ impl Parts {
             is_live: self.fetcher.as_ref().is_none_or(Fetcher::is_live)
                 && self.source.as_ref().is_none_or(|source| is_live(source.state()))
                 && self.publisher.as_ref().is_none_or(|publisher| is_ready(publisher.state())),
-            publisher: self.publisher.as_ref().map(publisher_counts).unwrap_or_default(),
+            stored: self.publisher.as_ref().map_or(0, |publisher| publisher.stats().stored),
             cpu: process_cpu().saturating_sub(self.cpu),
         }
     }
 
-    async fn report(self) -> Report {
+    async fn finish(self) -> Log {
         if let Some(fetcher) = self.fetcher {
             fetcher.shutdown(STOP_DEADLINE).await;
         }
-        let mut report = Report::default();
         if let Some(publisher) = self.publisher {
-            report.publisher = counts(&publisher.shutdown(STOP_DEADLINE).await.stats);
+            let stats = publisher.shutdown(STOP_DEADLINE).await.stats;
+            let ended = stats.stored + stats.duplicate + stats.refused_total() + stats.unfinished;
+            assert_eq!(stats.published, ended, "{stats:?}");
         }
         if let Some(source) = self.source {
             let stats = source.shutdown(STOP_DEADLINE).await.stats;
-            report.source = SourceCounts {
-                received: stats.received,
-                pooled: stats.pooled,
-                known: stats.known,
-                refused: stats.refused,
-                malformed: stats.malformed,
-                missed: stats.missed,
-            };
+            let ended = stats.pooled + stats.known + stats.refused + stats.malformed;
+            assert_eq!(stats.received, ended, "{stats:?}");
         }
         drop(self.bare);
-        report.seen = std::mem::take(&mut lock(&self.seen));
-        report
-    }
-}
-
-fn publisher_counts(publisher: &Publisher) -> PublisherCounts {
-    counts(&publisher.stats())
-}
-
-fn counts(stats: &order_stream::PublisherStats) -> PublisherCounts {
-    PublisherCounts {
-        published: stats.published,
-        stored: stats.stored,
-        duplicate: stats.duplicate,
-        refused: stats.refused_total(),
-        unfinished: stats.unfinished,
+        std::mem::take(&mut lock(&self.seen))
     }
 }
 
@@ -389,7 +288,7 @@ fn sign(signer: &mut Signer, count: usize) -> Vec<Transaction> {
 }
 
 /// Hands each over when it is due, whatever happened to those before.
-fn pace<T>(items: Vec<T>, tps: Option<u32>, mut hand_over: impl FnMut(T) -> B256) -> Response {
+fn pace<T>(items: Vec<T>, tps: Option<u32>, mut hand_over: impl FnMut(T) -> B256) -> Log {
     let start = Instant::now();
     let mut sent = Vec::with_capacity(items.len());
     for (number, item) in (0_u64..).zip(items) {
@@ -401,7 +300,7 @@ fn pace<T>(items: Vec<T>, tps: Option<u32>, mut hand_over: impl FnMut(T) -> B256
         let at = now_ns();
         sent.push((hand_over(item), at));
     }
-    Response::Sent(sent)
+    sent
 }
 
 /// Runs as a member.
@@ -410,44 +309,42 @@ fn respond() -> io::Result<()> {
     let mut signer = Signer::new(LIVE);
     let mut signed = Vec::new();
     let mut parts = None;
-    serve(|request| {
-        let none = || io::Error::other("not started");
-        Ok(match request {
-            Request::Start(feed, publish) => {
-                parts = Some(runtime.block_on(Parts::start(feed, publish))?);
-                Response::Done
-            }
-            Request::Sign(count) => {
-                signed = sign(&mut signer, count);
-                Response::Done
-            }
-            Request::Insert(tps) => {
-                let pool = &parts.as_ref().ok_or_else(none)?.pool;
-                pace(std::mem::take(&mut signed), tps, |tx| {
-                    let hash = *tx.hash();
-                    pool.insert_transaction(tx);
-                    hash
-                })
-            }
-            Request::Send(servers, tps) => {
-                let client = runtime.block_on(connect(&servers))?;
-                let encoded = signed.drain(..).map(|tx| encode_transaction(&tx)).collect();
-                let sent = pace(encoded, Some(tps), |tx: Encoded| {
-                    let mut headers = HeaderMap::new();
-                    headers.insert("Nats-Msg-Id", alloy_primitives::hex::encode(tx.id));
-                    let sent = client.publish_with_headers(BARE, headers, tx.payload);
-                    runtime.block_on(sent).expect("the client runs");
-                    tx.id
-                });
-                // Or its last messages would go with it.
-                runtime.block_on(client.flush()).map_err(io::Error::other)?;
-                sent
-            }
-            Request::Look => Response::Look(parts.as_ref().ok_or_else(none)?.look()),
-            Request::Report => {
-                let parts = parts.take().ok_or_else(none)?;
-                Response::Report(Box::new(runtime.block_on(parts.report())))
-            }
-        })
+    let none = || io::Error::other("not started");
+    serve(|request| match request {
+        Request::Start(feed, publish) => {
+            parts = Some(runtime.block_on(Parts::start(feed, publish))?);
+            reply(())
+        }
+        Request::Sign(count) => {
+            signed = sign(&mut signer, count);
+            reply(())
+        }
+        Request::Insert(tps) => {
+            let pool = &parts.as_ref().ok_or_else(none)?.pool;
+            reply(pace(std::mem::take(&mut signed), tps, |tx| {
+                let hash = *tx.hash();
+                pool.insert_transaction(tx);
+                hash
+            }))
+        }
+        Request::Send(servers, tps) => {
+            let client = runtime.block_on(connect(&servers))?;
+            let encoded = signed.drain(..).map(|tx| encode_transaction(&tx)).collect();
+            let sent = pace(encoded, Some(tps), |tx: Encoded| {
+                let mut headers = HeaderMap::new();
+                headers.insert("Nats-Msg-Id", alloy_primitives::hex::encode(tx.id));
+                let sent = client.publish_with_headers(BARE, headers, tx.payload);
+                runtime.block_on(sent).expect("the client runs");
+                tx.id
+            });
+            // Or its last messages would go with it.
+            runtime.block_on(client.flush()).map_err(io::Error::other)?;
+            reply(sent)
+        }
+        Request::Look => reply(parts.as_ref().ok_or_else(none)?.look()),
+        Request::Finish => {
+            let parts = parts.take().ok_or_else(none)?;
+            reply(runtime.block_on(parts.finish()))
+        }
     })
 }

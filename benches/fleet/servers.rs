@@ -2,7 +2,7 @@
 
 use std::{fs, io, time::Duration};
 
-use devnet::{NatsCluster, NatsServer};
+use devnet::NatsServer;
 use mock_node::DEV_CHAIN_ID;
 use order_stream::{Flow, ServerConfig, StreamConfig, ensure_stream, stream_name};
 use serde_json::Value;
@@ -11,19 +11,18 @@ use serde_json::Value;
 const MAX_AGE: Duration = Duration::from_secs(3600);
 
 /// The stream of all transactions.
-pub(crate) fn stream() -> String {
+fn stream() -> String {
     stream_name(Flow::Public, DEV_CHAIN_ID)
 }
 
 /// Makes the stream, empty.
-pub(crate) fn reset_streams(servers: &[String], replicas: usize) -> io::Result<()> {
+pub(crate) fn reset_streams(servers: &[String]) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let client = async_nats::connect(servers).await.map_err(io::Error::other)?;
         // There is none the first time.
         let _ = async_nats::jetstream::new(client).delete_stream(stream()).await;
         let config = StreamConfig {
-            replicas,
             max_age: MAX_AGE,
             max_bytes: 4 << 30,
             ..StreamConfig::new(Flow::Public, DEV_CHAIN_ID)
@@ -44,13 +43,6 @@ pub(crate) fn stored(server: &NatsServer) -> io::Result<(u64, u64)> {
         (Some(messages), Some(bytes)) => Ok((messages, bytes)),
         _ => Err(io::Error::other(format!("no stream in {}", Value::to_string(&page)))),
     }
-}
-
-/// Messages of the stream on the server that leads it.
-pub(crate) fn stored_in(cluster: &NatsCluster) -> io::Result<(u64, u64)> {
-    let leader = cluster.stream_leader(&stream());
-    let leader = leader.ok_or_else(|| io::Error::other("the stream has no leader"))?;
-    stored(&cluster.servers()[leader])
 }
 
 /// User and system time of a process so far. The kernel counts hundredths of a second.

@@ -10,7 +10,7 @@ use testkit::figures::{Goal, Spread};
 
 use crate::{
     Size,
-    member::{Feed, MACHINES, Member, Publish},
+    member::{Feed, Look, Member},
     servers::{reset_streams, stored},
 };
 
@@ -27,20 +27,18 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
     let mut rates = Vec::new();
     let mut bytes_each = 0;
     for _ in 0..size.rounds {
-        reset_streams(&servers, 1)?;
-        let publish = Publish { servers: servers.clone(), machine: MACHINES[0].to_owned() };
-        let mut publisher = Member::start(Feed::Own, Some(publish))?;
+        reset_streams(&servers)?;
+        let mut publisher = Member::start(Feed::Own, &servers)?;
         publisher.sign(count)?;
         publisher.wait("live", LAST, |look| look.is_live)?;
         let begin = Instant::now();
         publisher.insert(None)?;
-        let all = |look: &crate::member::Look| look.publisher.stored >= count as u64;
+        let all = |look: &Look| look.stored >= count as u64;
         publisher.wait("the last acknowledgement", LAST, all)?;
         rates.push(count as f64 / begin.elapsed().as_secs_f64());
-        let report = publisher.report()?;
+        publisher.finish()?;
         let (messages, bytes) = stored(&server)?;
         assert_eq!(messages, count as u64, "nothing is lost, nothing is stored twice");
-        assert!(report.publisher.is_balanced(), "{:?}", report.publisher);
         bytes_each = bytes / messages;
     }
     println!("{bytes_each} bytes on the disk for each");

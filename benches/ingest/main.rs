@@ -2,6 +2,11 @@
 //! ways in which builders fetch today. What is compared, how it is timed and what is asserted is said at
 //! [`testkit::contest`].
 //!
+//! - criterion's groups `floor` and `burst`: what nobody can save, and a burst of 8,000;
+//! - `paced`: the table of all contenders at paced rates and in the burst, and where the CPU time goes;
+//! - `scale`: how far each contender goes, with its memory, see [`scale`];
+//! - `backfill`: what the start-up backfill costs the live announcements, see [`backfill`].
+//!
 //! A fifth of the 0.5 % of transactions with blobs have six. Ours must have pooled everything, or the
 //! bench fails; timings never fail it. CPU time is given as a multiple of the floor too: the CPU time to
 //! decode a raw transaction and recover its sender, measured between the rounds, on one thread and on as
@@ -11,39 +16,34 @@
 //! rival, so that it measures speed, not overflow. Which side was the limit is said from which
 //! side's cores were busy.
 //!
-//! `cargo bench --bench ingest` takes about ten minutes; with `-- --test` each path runs once. The
-//! table is `target/criterion/ingest/latency.csv` too, and a picture beside it. Arguments other than
-//! flags are criterion's filters: the table is the benchmark named `paced`. The environment sets
-//! `INGEST_BENCH_ROUNDS` (3), `INGEST_BENCH_SECONDS` (3.5, of each paced run; a second at 20,000/s) and
-//! `INGEST_BENCH_RATES` (500,1000,2000,20000).
+//! `cargo bench --bench ingest` takes about 25 minutes, `-- paced` or `-- scale` ten; with `-- --test` each
+//! path runs once. A word is criterion's filter too. The tables are also files below
+//! target/criterion/ingest, with pictures; `INGEST_BENCH_DIR` names another folder. Of `paced` and of
+//! `scale` the environment sets `INGEST_BENCH_ROUNDS` (3), `INGEST_BENCH_SECONDS` (3.5 and 3, of each run)
+//! and `INGEST_BENCH_RATES`.
 
+mod backfill;
 mod floor;
 mod plot;
+mod scale;
 mod table;
 
-use std::{
-    env, fs,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    str::FromStr,
-    time::Duration,
-};
+use std::{env, error::Error, fs, path::PathBuf, process::ExitCode, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use mock_node::workload::PreparedTx;
 use testkit::{
+    bench::{self, Args, number, numbers},
     contest::{Contender, Load, Stage},
     figures::{Rounds, median},
     node::NodeProcess,
+    process::run_as,
 };
 
 use crate::table::{Floor, Row};
 
 const RATES: &str = "500,1000,2000,20000";
 const ANSWER_TIMES: [Duration; 2] = [Duration::ZERO, Duration::from_millis(2)];
-
-/// Announced at once; half of the larger announcement buffers.
-const BURST: usize = 8_000;
 
 /// Most transactions of a paced run, so that the fastest do not take minutes to sign.
 const MOST: usize = 20_000;
@@ -53,46 +53,36 @@ const BLOBS_PER_MILLE: u32 = 5;
 
 /// How much is done.
 #[derive(Debug)]
-struct Plan {
-    rates: Vec<u32>,
-    answer_times: Vec<Duration>,
-    rounds: usize,
-    run_s: f64,
+pub(crate) struct Plan {
+    pub(crate) rates: Vec<u32>,
+    pub(crate) rounds: usize,
+    /// How long each paced run lasts.
+    pub(crate) seconds: f64,
+    /// Announced at once; half of the larger announcement buffers.
     burst: usize,
 }
 
 impl Plan {
-    fn new(is_test: bool) -> Result<Self, String> {
-        if is_test {
-            return Ok(Self {
-                rates: vec![500],
-                answer_times: ANSWER_TIMES.to_vec(),
-                rounds: 1,
-                run_s: 0.4,
-                burst: 500,
-            });
+    pub(crate) fn new(rates: &str, seconds: &str) -> Self {
+        Self {
+            rates: numbers("INGEST_BENCH_RATES", rates, 1..=100_000),
+            rounds: number("INGEST_BENCH_ROUNDS", "3", 1..=100),
+            seconds: number("INGEST_BENCH_SECONDS", seconds, 0.1..=600.0),
+            burst: 8_000,
         }
-        let plan = Self {
-            rates: rates(&env::var("INGEST_BENCH_RATES").unwrap_or_else(|_| RATES.into()))?,
-            answer_times: ANSWER_TIMES.to_vec(),
-            rounds: from_env("INGEST_BENCH_ROUNDS", 3)?,
-            run_s: from_env("INGEST_BENCH_SECONDS", 3.5)?,
-            burst: BURST,
-        };
-        if plan.rounds == 0 || !(0.1..=600.0).contains(&plan.run_s) {
-            return Err(
-                "INGEST_BENCH_ROUNDS must be at least 1, INGEST_BENCH_SECONDS 0.1 to 600".into()
-            );
-        }
-        Ok(plan)
+    }
+
+    /// Each path once.
+    const fn test(rates: Vec<u32>) -> Self {
+        Self { rates, rounds: 1, seconds: 0.4, burst: 500 }
     }
 
     fn loads(&self) -> Vec<Load> {
         let rates = self.rates.iter().copied().map(Some).chain([None]);
-        let all = self.answer_times.iter().flat_map(|&latency| {
+        let all = ANSWER_TIMES.iter().flat_map(|&latency| {
             rates.clone().map(move |tps| {
                 let count = match tps {
-                    Some(tps) => ((f64::from(tps) * self.run_s).round() as usize).min(MOST),
+                    Some(tps) => ((f64::from(tps) * self.seconds).round() as usize).min(MOST),
                     None => self.burst,
                 };
                 Load { latency, count, tps, blobs_per_mille: BLOBS_PER_MILLE }
@@ -100,50 +90,39 @@ impl Plan {
         });
         all.collect()
     }
-
-    fn most(&self) -> usize {
-        self.loads().iter().map(|load| load.count).max().expect("there are loads")
-    }
-}
-
-fn rates(text: &str) -> Result<Vec<u32>, String> {
-    let rate = |text: &str| text.trim().parse().ok().filter(|rate| (1..=100_000).contains(rate));
-    let rates: Option<Vec<u32>> = text.split(',').map(rate).collect();
-    rates.ok_or_else(|| {
-        format!("INGEST_BENCH_RATES is {text:?}, expected rates of 1 to 100000, as in {RATES}")
-    })
-}
-
-fn from_env<T: FromStr>(name: &str, default: T) -> Result<T, String> {
-    match env::var(name) {
-        Ok(text) => text.parse().map_err(|_| format!("{name} is {text:?}, expected a number")),
-        Err(_) => Ok(default),
-    }
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = NodeProcess::run_if_child() {
+    if let Some(code) = NodeProcess::run_if_child().or_else(|| run_as(scale::ROLE, scale::respond))
+    {
         return code;
     }
-    let args: Vec<_> = env::args().skip(1).collect();
-    let has = |flag: &str| args.iter().any(|arg| arg == flag);
-    let filters: Vec<_> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
-    // As criterion decides it: `cargo bench` passes `--bench`, `cargo test --all-targets` does not.
-    let plan = match Plan::new(has("--test") || !has("--bench")) {
-        Ok(plan) => plan,
-        Err(error) => {
-            eprintln!("error: {error}");
-            return ExitCode::from(2);
-        }
-    };
+    let args = Args::read();
     let mut criterion = Criterion::default().configure_from_args();
-    let mut stage = Stage::new(plan.most(), BLOBS_PER_MILLE).expect("the node's process starts");
-    floor::bench(&mut criterion, stage.samples());
-    burst(&mut criterion, &mut stage, &plan);
-    if !has("--list") && (filters.is_empty() || filters.iter().any(|filter| *filter == "paced")) {
-        compare(&mut stage, &plan);
+    let is_other = |word: &String| ["scale", "backfill"].contains(&word.as_str());
+    if !args.words.iter().any(is_other) {
+        let plan = match args.is_test() {
+            true => Plan::test(vec![500]),
+            false => Plan::new(RATES, "3.5"),
+        };
+        let most = plan.loads().iter().map(|load| load.count).max().expect("there are loads");
+        let mut stage = Stage::new(most, BLOBS_PER_MILLE).expect("the node's process starts");
+        floor::bench(&mut criterion, stage.samples());
+        burst(&mut criterion, &mut stage, &plan);
+        if !args.has("--list") && args.choose("paced") {
+            compare(&mut stage, &plan);
+        }
     }
     criterion.final_summary();
+    if !args.has("--list") && args.choose("scale") {
+        scale::bench(&match args.is_test() {
+            true => Plan::test(vec![500, 2000]),
+            false => Plan::new(scale::RATES, "3"),
+        });
+    }
+    if !args.has("--list") && args.choose("backfill") {
+        backfill::bench(args.is_test());
+    }
     ExitCode::SUCCESS
 }
 
@@ -185,11 +164,7 @@ fn burst(criterion: &mut Criterion, stage: &mut Stage, plan: &Plan) {
 
 /// The table: rounds of all loads, contenders taking turns at going first.
 fn compare(stage: &mut Stage, plan: &Plan) {
-    let loads = plan.loads();
-    let mut rows: Vec<_> = loads
-        .iter()
-        .flat_map(|&load| Contender::ALL.map(|contender| Rounds::new((contender, load))))
-        .collect();
+    let mut rows = rows(plan.loads());
     let mut floors = Vec::new();
     for round in 0..plan.rounds {
         let pass = |pass: fn(&[PreparedTx]) -> Duration| pass(stage.samples()).as_secs_f64();
@@ -208,18 +183,31 @@ fn compare(stage: &mut Stage, plan: &Plan) {
         all_cores_us: 1e6 * median(floors.iter().map(|(_, all_cores)| *all_cores)),
     };
     table::print(&rows, floor);
-    if let Err(error) = keep(&rows, floor) {
-        eprintln!("warning: the table and its picture could not be written: {error}");
-    }
+    keep("latency", &rows, plot::latency);
 }
 
-fn keep(rows: &[Row], floor: Floor) -> Result<(), Box<dyn std::error::Error>> {
-    let target = env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from);
-    let dir = target.join("criterion").join("ingest");
-    fs::create_dir_all(&dir)?;
-    table::write_csv(&dir.join("latency.csv"), rows, floor)?;
-    plot::draw(&dir.join("latency.svg"), rows)?;
-    println!("\nwritten: {}/latency.csv and latency.svg", dir.display());
-    Ok(())
+/// All contenders under each load, those of a load beside each other, without a run yet.
+pub(crate) fn rows(loads: Vec<Load>) -> Vec<Row> {
+    let of_load = |load| Contender::ALL.map(|contender| Rounds::new((contender, load)));
+    loads.into_iter().flat_map(of_load).collect()
+}
+
+/// Writes a table and its picture.
+pub(crate) fn keep(
+    name: &str,
+    rows: &[Row],
+    draw: impl FnOnce(&std::path::Path, &[Row]) -> Result<(), Box<dyn Error>>,
+) {
+    let folder =
+        env::var_os("INGEST_BENCH_DIR").map_or_else(|| bench::folder("ingest"), PathBuf::from);
+    let (csv, svg) = (folder.join(format!("{name}.csv")), folder.join(format!("{name}.svg")));
+    let write = || -> Result<(), Box<dyn Error>> {
+        fs::create_dir_all(&folder)?;
+        fs::write(csv, table::csv(rows))?;
+        draw(&svg, rows)
+    };
+    match write() {
+        Ok(()) => println!("\nwritten: {}/{name}.csv and {name}.svg", folder.display()),
+        Err(error) => eprintln!("warning: the table and its picture could not be written: {error}"),
+    }
 }

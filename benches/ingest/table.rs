@@ -1,20 +1,15 @@
 //! Medians over the rounds, printed and written down.
 
-use std::{collections::BTreeSet, fmt::Write as _, fs, io, path::Path, time::Duration};
+use std::{collections::BTreeSet, fmt::Write as _, time::Duration};
 
 use testkit::{
     contest::{Contender, Load, Run},
-    figures::{Rounds, Table, quantile_us},
+    figures::{Rounds, Table},
     usage::ThreadUse,
 };
 
 /// All rounds of one contender under one load.
 pub(crate) type Row = Rounds<(Contender, Load), Run>;
-
-/// A quantile of the latency in microseconds: the median of the rounds'.
-pub(crate) fn latency_us(row: &Row, quantile: f64) -> f64 {
-    row.median(|run| quantile_us(&run.latency, quantile))
-}
 
 /// Of everything announced in all rounds.
 pub(crate) fn lost_share(row: &Row) -> f64 {
@@ -24,15 +19,6 @@ pub(crate) fn lost_share(row: &Row) -> f64 {
 
 fn announced(row: &Row) -> usize {
     row.runs.iter().map(|run| run.announced).sum()
-}
-
-/// CPU time of the bench's process for each pooled transaction, in microseconds.
-fn cpu_us(row: &Row) -> f64 {
-    row.median(Run::cpu_us)
-}
-
-fn pooled_per_s(row: &Row) -> f64 {
-    row.median(Run::pooled_per_s)
 }
 
 /// Which side a burst was limited by, from the cores that each kept busy while it ran.
@@ -47,7 +33,7 @@ fn limit(row: &Row) -> String {
     let by_latency = in_flight / load.latency.as_secs_f64().max(1e-9);
     let verdict = if lost_share(row) > 0.01 {
         "its buffer: it lost announcements"
-    } else if pooled_per_s(row) > 0.7 * by_latency {
+    } else if row.median(Run::pooled_per_s) > 0.7 * by_latency {
         "fetches in flight / answer time"
     } else if node > 0.85 {
         "the node: its one server thread is busy"
@@ -99,18 +85,19 @@ pub(crate) fn print(rows: &[Row], floor: Floor) {
     ]);
     for row in rows {
         let (contender, load) = row.contender;
+        let whole = |value: &dyn Fn(&Run) -> f64| format!("{:.0}", row.median(value));
         table.row([
             load.answer(),
             name(load),
             contender.name().to_owned(),
             announced(row).to_string(),
             format!("{:.2}%", lost_share(row) * 100.0),
-            format!("{:.0}", latency_us(row, 0.5)),
-            format!("{:.0}", latency_us(row, 0.95)),
-            format!("{:.0}", latency_us(row, 0.99)),
-            format!("{:.0}", pooled_per_s(row)),
-            format!("{:.1}", cpu_us(row)),
-            format!("{:.2}", cpu_us(row) / floor_us),
+            whole(&|run| run.latency.p50),
+            whole(&|run| run.latency.p95),
+            whole(&|run| run.latency.p99),
+            whole(&Run::pooled_per_s),
+            format!("{:.1}", row.median(Run::cpu_us)),
+            format!("{:.2}", row.median(Run::cpu_us) / floor_us),
             row.runs.iter().map(|run| run.late).sum::<usize>().to_string(),
         ]);
     }
@@ -203,14 +190,14 @@ fn compare(rows: &[Row], floor: Floor) {
                 load.answer(),
                 name(load),
                 contender.name().to_owned(),
-                ratio(&|run| quantile_us(&run.latency, 0.5)),
+                ratio(&|run| run.latency.p50),
                 // A mode that does not ask has no answer to wait for.
-                ratio(&|run| (quantile_us(&run.latency, 0.5) - answer_us).max(0.0)),
-                ratio(&|run| quantile_us(&run.latency, 0.99)),
+                ratio(&|run| (run.latency.p50 - answer_us).max(0.0)),
+                ratio(&|run| run.latency.p99),
                 ratio(&Run::cpu_us),
                 ratio(&Run::pooled_per_s),
-                format!("{:.2}", cpu_us(row) / floor.alone_us),
-                format!("{:.2}", cpu_us(row) / floor.all_cores_us),
+                format!("{:.2}", row.median(Run::cpu_us) / floor.alone_us),
+                format!("{:.2}", row.median(Run::cpu_us) / floor.all_cores_us),
             ]);
         }
     }
@@ -218,37 +205,37 @@ fn compare(rows: &[Row], floor: Floor) {
 }
 
 /// Every round of every row, for whoever wants to look closer.
-pub(crate) fn write_csv(path: &Path, rows: &[Row], floor: Floor) -> io::Result<()> {
+pub(crate) fn csv(rows: &[Row]) -> String {
     let mut text = String::from(
-        "answer_us,tps,contender,round,announced,pooled,lost,lagged,late,p50_us,p95_us,p99_us,max_us,wall_s,\
-         cpu_us_per_tx,floor_us_per_tx,node_cpu_s\n",
+        "answer_us,tps,contender,round,announced,announced_per_s,pooled,lagged,late,p50_us,p95_us,p99_us,max_us,\
+         wall_s,cpu_us_per_tx,node_cpu_us_per_tx,grown_bytes\n",
     );
     for row in rows {
         let (contender, load) = row.contender;
         for (round, run) in row.runs.iter().enumerate() {
-            let us = |quantile| quantile_us(&run.latency, quantile);
+            let latency = run.latency;
             writeln!(
                 text,
-                "{},{},{},{round},{},{},{},{},{},{},{},{},{},{},{:.3},{:.3},{}",
+                "{},{},{},{round},{},{:.1},{},{},{},{},{},{},{},{:.6},{:.3},{:.3},{}",
                 load.latency.as_micros(),
                 load.tps.map_or("burst".to_owned(), |tps| tps.to_string()),
                 contender.name().replace(',', ""),
                 run.announced,
+                run.announced_per_s,
                 run.pooled,
-                run.lost(),
                 run.lagged,
                 run.late,
-                us(0.5),
-                us(0.95),
-                us(0.99),
-                us(1.0),
+                latency.p50,
+                latency.p95,
+                latency.p99,
+                latency.max,
                 run.wall.as_secs_f64(),
                 run.cpu_us(),
-                floor.alone_us,
-                run.node_cpu.as_secs_f64(),
+                run.node_cpu_us(),
+                run.grown_bytes,
             )
             .expect("a string takes everything");
         }
     }
-    fs::write(path, text)
+    text
 }

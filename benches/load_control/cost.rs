@@ -8,14 +8,13 @@ use std::{
 use alloy_primitives::B256;
 use mempool_ingest::{LoadMonitor, load_control::MonitorConfig, txpool_fetcher::Backfill};
 use testkit::{
-    figures::{Spread, median},
+    figures::{Goal, Spread, median},
     node::{NodeProcess, Pace, What},
 };
 
 use crate::{
     Plan,
-    stage::{self, Parts, Policy, Setup},
-    table,
+    stage::{self, Parts, Policy},
 };
 
 pub(crate) fn bench(plan: &Plan) {
@@ -42,7 +41,7 @@ pub(crate) fn bench(plan: &Plan) {
     let pairs = with.iter().zip(&without);
     let costs = pairs.map(|(with, without)| 1.0 - without.as_secs_f64() / with.as_secs_f64());
     let costs = Spread::of(costs.map(|cost| cost * 100.0));
-    table::goal("throughput that it costs", costs, 1.0, " %");
+    println!("  {}", Goal::at_most("throughput that it costs", costs, 1.0, " %"));
     let each = touches();
     let share = each.as_secs_f64() * per_s(&without) * 100.0;
     println!(
@@ -53,14 +52,13 @@ pub(crate) fn bench(plan: &Plan) {
 
 /// From the first of them read from the socket to the last in the pool.
 async fn run(plan: &Plan, node: &mut NodeProcess, policy: Policy) -> Duration {
-    let setup = Setup { policy, backfill: Backfill::Off, rpc: false };
-    let mut parts = Parts::start(node.path(), setup).await;
+    let mut parts = Parts::start(node.path(), policy, Backfill::Off).await;
     parts.until(|parts| parts.fetcher.is_live()).await;
-    node.announce(What::OwnLoad(plan.burst), Pace::at_once()).expect("the node announces");
+    node.announce(What::OwnLoad(plan.burst), Pace::AtOnce).expect("the node announces");
     node.finish().expect("the node has announced");
     let announced = node.stop().expect("the node stops").own;
     let announced: Vec<B256> = announced.into_iter().map(|(hash, _)| hash).collect();
-    parts.check(&[&announced], 0).await;
+    parts.check(&[&announced]).await;
     let took = parts.span();
     parts.stop().await;
     node.reset().expect("the node mines what it announced");

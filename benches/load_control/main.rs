@@ -1,35 +1,24 @@
-//! What no load, internal or external, may do to live announcements: the policy off and on, in one
-//! run.
+//! What internal load may not do to live announcements: the policy off and on, in one run.
 //!
 //! - `flood`: 1000 announcements a second while a backfill of 108,000 hashes floods;
-//! - `external`: 2000 a second while external callers send raw transactions as fast as they can, against a
-//!   control in which the same clients send as many to a server that is not ours, has as many threads
-//!   and accepts as many; the processor time of each process is printed;
-//! - `scenarios`: no, slight and heavy deferrable load, one spike of it, and many;
 //! - `cost`: what the monitor costs when there is nothing to defer.
 //!
+//! What callers from outside may not do is shown by the bench `attack`.
+//!
 //! **The clock.** Live latency is from the announcement read from the socket to the order in the
-//! pool, by a stopwatch around the pool. The node, the clients and the control's server are processes
-//! of their own (this program again), so that what they burn is not ours.
+//! pool, by a stopwatch around the pool. The node is a process of its own (this program again), so that
+//! what it burns is not ours.
 //!
 //! **Equal work.** After every run, what the node announced and what it held at the start are in the
-//! pool, each of them, and so is what external callers had accepted; nothing else, and nothing twice.
-//! Every hash has had its one outcome. If not, the bench fails; timings never fail it. The live work
-//! and the backfill are the same whatever the policy. What external callers get accepted is not: to turn some
-//! of it away is the policy's purpose. So where there are external callers, how much was accepted on one side
-//! and the other stands beside each ratio of live latency.
+//! pool, each of them; nothing else, and nothing twice. Every hash has had its one outcome. If not, the
+//! bench fails; timings never fail it.
 //!
-//! `cargo bench --bench load_control` takes about five minutes; with `-- --test` each path runs once.
+//! `cargo bench --bench load_control` takes about two minutes; with `-- --test` each path runs once.
 //! Arguments other than flags choose parts by name. The environment sets `LOAD_BENCH_ROUNDS` (3).
 
-mod clients;
 mod cost;
-mod decoy;
-mod external;
 mod flood;
-mod scenarios;
 mod stage;
-mod table;
 
 use std::{
     env,
@@ -37,17 +26,15 @@ use std::{
     time::Duration,
 };
 
-use testkit::{node::NodeProcess, process::run_as};
+use testkit::{
+    bench::{Args, number},
+    node::NodeProcess,
+};
 
 type Part = fn(&Plan);
 
 /// The parts by name.
-const PARTS: [(&str, Part); 4] = [
-    ("flood", flood::bench),
-    ("external", external::bench),
-    ("scenarios", scenarios::bench),
-    ("cost", cost::bench),
-];
+const PARTS: [(&str, Part); 2] = [("flood", flood::bench), ("cost", cost::bench)];
 
 /// How much is done.
 #[derive(Debug)]
@@ -56,14 +43,11 @@ struct Plan {
     host: tokio::runtime::Runtime,
     /// Hashes of the backfill.
     flood: usize,
-    flood_rounds: usize,
+    /// The node signs so many seconds of live announcements for a run: more than a flood lasts.
+    signed_s: usize,
+    rounds: usize,
     /// How long the reference without a flood lasts.
     calm: Duration,
-    rounds: usize,
-    /// How long a run with external callers lasts, and of how many transactions they have the choice.
-    external: Duration,
-    external_txs: usize,
-    scenario: Duration,
     /// Announced at once; below three quarters of the announcement buffer.
     burst: usize,
     cost_rounds: usize,
@@ -71,83 +55,49 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(is_test: bool) -> Result<Self, String> {
+    fn new(is_test: bool) -> Self {
         let host = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let host = host.map_err(|error| error.to_string())?;
-        let plan = Self {
-            host,
-            flood: 108_000,
-            flood_rounds: 3,
-            calm: Duration::from_secs(3),
-            rounds: 3,
-            external: Duration::from_secs(3),
-            external_txs: 60_000,
-            scenario: Duration::from_millis(1_800),
-            burst: 8_000,
-            cost_rounds: 11,
-            is_test,
-        };
-        if is_test {
-            return Ok(Self {
+        let host = host.expect("a runtime");
+        let rounds = number("LOAD_BENCH_ROUNDS", "3", 1..=100);
+        match is_test {
+            true => Self {
+                host,
                 flood: 500,
-                flood_rounds: 1,
-                calm: Duration::from_millis(100),
+                signed_s: 6,
                 rounds: 1,
-                external: Duration::from_millis(200),
-                external_txs: 2_000,
-                scenario: Duration::from_millis(120),
+                calm: Duration::from_millis(100),
                 burst: 500,
                 cost_rounds: 1,
-                ..plan
-            });
-        }
-        match env::var("LOAD_BENCH_ROUNDS") {
-            Err(_) => Ok(plan),
-            Ok(text) => match text.parse() {
-                Ok(rounds) if rounds > 0 => {
-                    Ok(Self { flood_rounds: rounds, rounds, cost_rounds: 4 * rounds, ..plan })
-                }
-                _ => Err(format!("LOAD_BENCH_ROUNDS is {text:?}, expected a number above 0")),
+                is_test,
+            },
+            false => Self {
+                host,
+                flood: 108_000,
+                signed_s: 25,
+                rounds,
+                calm: Duration::from_secs(3),
+                burst: 8_000,
+                cost_rounds: 4 * rounds - 1,
+                is_test,
             },
         }
-    }
-
-    /// So many seconds' worth of announcements at this rate; a few in the quick pass.
-    const fn signed(&self, tps: u32, seconds: usize) -> usize {
-        tps as usize * if self.is_test && seconds > 6 { 6 } else { seconds }
     }
 }
 
 fn main() -> ExitCode {
-    let ended = NodeProcess::run_if_child()
-        .or_else(|| run_as(clients::ROLE, clients::respond))
-        .or_else(|| run_as(decoy::ROLE, decoy::respond));
-    ended.unwrap_or_else(|| bench(&env::args().skip(1).collect::<Vec<_>>()))
-}
-
-fn bench(args: &[String]) -> ExitCode {
-    let has = |flag: &str| args.iter().any(|arg| arg == flag);
-    let filters: Vec<_> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
-    // `cargo bench -- --test`, and anything but `cargo bench`, takes each path once.
-    let plan = match Plan::new(has("--test") || !has("--bench")) {
-        Ok(plan) => plan,
-        Err(error) => {
-            eprintln!("error: {error}");
-            return ExitCode::from(2);
-        }
-    };
-    let chosen = |name: &str| filters.iter().any(|filter| name.contains(filter.as_str()));
-    let chosen: Vec<_> =
-        PARTS.into_iter().filter(|(name, _)| filters.is_empty() || chosen(name)).collect();
+    if let Some(code) = NodeProcess::run_if_child() {
+        return code;
+    }
+    let args = Args::read();
+    let chosen: Vec<_> = PARTS.into_iter().filter(|(name, _)| args.choose(name)).collect();
     if let [(_, part)] = chosen.as_slice() {
-        part(&plan);
+        part(&Plan::new(args.is_test()));
         return ExitCode::SUCCESS;
     }
     // Each in a process of its own: what one part's allocator keeps would hide another's growth.
-    let flags = args.iter().filter(|arg| arg.starts_with('-'));
     for (name, _) in chosen {
         let this = env::current_exe().expect("this bench is a file");
-        let ended = Command::new(this).arg(name).args(flags.clone()).status();
+        let ended = Command::new(this).arg(name).args(&args.flags).status();
         if !ended.is_ok_and(|status| status.success()) {
             eprintln!("error: {name} has failed");
             return ExitCode::FAILURE;

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
 
 /// A histogram of times in nanoseconds, up to ten minutes.
 pub fn histogram() -> Histogram<u64> {
@@ -12,6 +13,28 @@ pub fn histogram() -> Histogram<u64> {
 /// A quantile of a histogram of nanoseconds, in microseconds.
 pub fn quantile_us(times: &Histogram<u64>, quantile: f64) -> f64 {
     times.value_at_quantile(quantile) as f64 / 1e3
+}
+
+/// Quantiles of a histogram of nanoseconds, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Times {
+    /// How many times there were.
+    pub count: u64,
+    /// The median.
+    pub p50: f64,
+    /// 95 of a hundred are at most this.
+    pub p95: f64,
+    /// 99 of a hundred are at most this.
+    pub p99: f64,
+    /// The longest.
+    pub max: f64,
+}
+
+impl From<&Histogram<u64>> for Times {
+    fn from(times: &Histogram<u64>) -> Self {
+        let [p50, p95, p99, max] = [0.5, 0.95, 0.99, 1.0].map(|of| quantile_us(times, of));
+        Self { count: times.len(), p50, p95, p99, max }
+    }
 }
 
 /// Of an even number of values, the middle of the two in the middle; of none, not a number.

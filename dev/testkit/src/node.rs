@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use crate::{
-    process::{Process, run_as, serve},
+    process::{Process, reply, run_as, serve},
     sign::{LIVE, Prepared, Signer},
     usage::{now_ns, process_cpu},
 };
@@ -49,13 +49,6 @@ enum Request {
     ShutDown,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-enum Response {
-    Hashes(Vec<B256>),
-    Announced(Announced),
-    Done,
-}
-
 /// What is announced.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum What {
@@ -66,24 +59,12 @@ pub enum What {
 }
 
 /// How announcements follow each other.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Pace {
-    /// So many a second; `None` is all at once.
-    pub tps: Option<u32>,
-    /// When so many more come at once, counted from the first.
-    pub bursts: Vec<(Duration, usize)>,
-}
-
-impl Pace {
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Pace {
     /// So many a second.
-    pub const fn steady(tps: u32) -> Self {
-        Self { tps: Some(tps), bursts: Vec::new() }
-    }
-
+    Steady(u32),
     /// All at once.
-    pub const fn at_once() -> Self {
-        Self { tps: None, bursts: Vec::new() }
-    }
+    AtOnce,
 }
 
 /// What the node did between [`NodeProcess::announce`] and [`NodeProcess::stop`].
@@ -142,7 +123,7 @@ impl NodeProcess {
         configure: impl FnOnce(NodeConfig) -> NodeConfig,
     ) -> io::Result<Vec<B256>> {
         let config = configure(NodeConfig::new(self.path()));
-        self.hashes(&Request::Start(Box::new(config)))
+        self.process.request(&Request::Start(Box::new(config)))
     }
 
     /// Signs so many token transfers of accounts that the node's own load does not use, and returns their hashes.
@@ -150,7 +131,7 @@ impl NodeProcess {
     /// # Errors
     /// The process has ended, here and below.
     pub fn prepare(&mut self, count: usize) -> io::Result<Vec<B256>> {
-        self.hashes(&Request::Prepare(count))
+        self.process.request(&Request::Prepare(count))
     }
 
     /// Begins to announce.
@@ -158,7 +139,7 @@ impl NodeProcess {
     /// # Errors
     /// There is no node.
     pub fn announce(&mut self, what: What, pace: Pace) -> io::Result<()> {
-        self.done(&Request::Announce(what, pace))
+        self.process.request(&Request::Announce(what, pace))
     }
 
     /// Returns when the last announcement has been handed to the node.
@@ -166,7 +147,7 @@ impl NodeProcess {
     /// # Errors
     /// Nothing is being announced.
     pub fn finish(&mut self) -> io::Result<()> {
-        self.done(&Request::Finish)
+        self.process.request(&Request::Finish)
     }
 
     /// Stops announcing.
@@ -174,10 +155,7 @@ impl NodeProcess {
     /// # Errors
     /// Nothing is being announced.
     pub fn stop(&mut self) -> io::Result<Announced> {
-        match self.process.request(&Request::Stop)? {
-            Response::Announced(announced) => Ok(announced),
-            _ => Err(unexpected()),
-        }
+        self.process.request(&Request::Stop)
     }
 
     /// Mines what was announced, so that the node holds what it held at its start.
@@ -185,7 +163,7 @@ impl NodeProcess {
     /// # Errors
     /// The node cannot mine it.
     pub fn reset(&mut self) -> io::Result<()> {
-        self.done(&Request::Reset)
+        self.process.request(&Request::Reset)
     }
 
     /// Ends the node; its process stays for the next one.
@@ -193,26 +171,8 @@ impl NodeProcess {
     /// # Errors
     /// The process has ended.
     pub fn shut_down(&mut self) -> io::Result<()> {
-        self.done(&Request::ShutDown)
+        self.process.request(&Request::ShutDown)
     }
-
-    fn hashes(&mut self, request: &Request) -> io::Result<Vec<B256>> {
-        match self.process.request(request)? {
-            Response::Hashes(hashes) => Ok(hashes),
-            _ => Err(unexpected()),
-        }
-    }
-
-    fn done(&mut self, request: &Request) -> io::Result<()> {
-        match self.process.request(request)? {
-            Response::Done => Ok(()),
-            _ => Err(unexpected()),
-        }
-    }
-}
-
-fn unexpected() -> io::Error {
-    io::Error::other("the node's process answered something else")
 }
 
 /// Runs as the node's process.
@@ -224,16 +184,16 @@ fn respond() -> io::Result<()> {
     let mut announced: Vec<B256> = Vec::new();
     serve(|request| {
         let none = || io::Error::other("not started, or not announcing");
-        Ok(match request {
+        match request {
             Request::Start(config) => {
                 // The one before holds the path.
                 drop(node.take());
                 let started = MockNode::start(*config).map_err(io::Error::other)?;
-                Response::Hashes(node.insert(Arc::new(started)).pending())
+                reply(node.insert(Arc::new(started)).pending())
             }
             Request::Prepare(count) => {
                 prepared = Arc::new(signer.sign(count));
-                Response::Hashes(prepared.iter().map(|tx| tx.hash).collect())
+                reply(prepared.iter().map(|tx| tx.hash).collect::<Vec<_>>())
             }
             Request::Announce(what, pace) => {
                 let node = Arc::clone(node.as_ref().ok_or_else(none)?);
@@ -250,11 +210,11 @@ fn respond() -> io::Result<()> {
                         Vec::new()
                     }),
                 });
-                Response::Done
+                reply(())
             }
             Request::Finish => {
                 announcing.as_mut().ok_or_else(none)?.finish();
-                Response::Done
+                reply(())
             }
             Request::Stop => {
                 let ended = announcing.take().ok_or_else(none)?.stop();
@@ -265,20 +225,20 @@ fn respond() -> io::Result<()> {
                 } else {
                     announced.extend(ended.own.iter().map(|(hash, _)| *hash));
                 }
-                Response::Announced(ended)
+                reply(ended)
             }
             Request::Reset => {
                 let node = node.as_ref().ok_or_else(none)?;
                 node.mine_only(&announced).map_err(io::Error::other)?;
                 announced.clear();
-                Response::Done
+                reply(())
             }
             Request::ShutDown => {
                 node = None;
                 announced.clear();
-                Response::Done
+                reply(())
             }
-        })
+        }
     })
 }
 
@@ -311,11 +271,13 @@ impl Announcing {
         let stopped = Arc::clone(&stop);
         let (start, cpu) = (Instant::now(), process_cpu());
         let thread = thread::spawn(move || {
-            let mut bursts = pace.bursts.iter().peekable();
             let mut ended = Ended::default();
             for number in 0_u64.. {
                 // Due by the schedule, whatever happened to those before: the pace does not drift.
-                let after = pace.tps.map_or(0, |tps| number * 1_000_000_000 / u64::from(tps));
+                let after = match pace {
+                    Pace::Steady(tps) => number * 1_000_000_000 / u64::from(tps),
+                    Pace::AtOnce => 0,
+                };
                 let due = start + Duration::from_nanos(after);
                 if let Some(wait) = due.checked_duration_since(Instant::now()) {
                     thread::sleep(wait);
@@ -325,12 +287,12 @@ impl Announcing {
                     break;
                 }
                 let left = total - ended.count;
-                let count = if pace.tps.is_some() {
-                    ended.late += usize::from(due.elapsed() > LATE);
-                    let burst = bursts.next_if(|(at, _)| start + *at <= due).map_or(0, |(_, n)| *n);
-                    left.min(1 + burst)
-                } else {
-                    left
+                let count = match pace {
+                    Pace::Steady(_) => {
+                        ended.late += usize::from(due.elapsed() > LATE);
+                        left.min(1)
+                    }
+                    Pace::AtOnce => left,
                 };
                 let at = now_ns();
                 ended.own.extend(announce(ended.count, count).into_iter().map(|hash| (hash, at)));

@@ -101,6 +101,14 @@ pub fn serve<Request: DeserializeOwned, Response: Serialize>(
     Ok(())
 }
 
+/// A response of [`serve`] whose type depends on the request.
+///
+/// # Errors
+/// It has no form in JSON.
+pub fn reply(response: impl Serialize) -> io::Result<serde_json::Value> {
+    Ok(serde_json::to_value(response)?)
+}
+
 fn read<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = String::new();
     match from.read_line(&mut line)? {

@@ -11,6 +11,8 @@ use mempool_ingest::{
     txpool_fetcher::{ChainEvent, Delivery, Entry, FetchedTransaction, Holding, TransactionSink},
 };
 
+use crate::figures::{Times, histogram};
+
 /// Takes the time of what was announced, from the announcement read from the socket to the order in
 /// the pool; otherwise the pool as it is.
 #[derive(Clone, Debug)]
@@ -24,6 +26,17 @@ impl Timed {
     /// A stopwatch around a pool.
     pub fn new(pool: OrderPool) -> Self {
         Self { pool, live: Arc::default() }
+    }
+
+    /// Of what was announced in between.
+    pub fn times(&self, from: Instant, to: Instant) -> Times {
+        let mut times = histogram();
+        for (at, latency) in self.live.lock().expect("nobody panics with it").iter() {
+            if (from..to).contains(at) {
+                times.saturating_record(latency.as_nanos() as u64);
+            }
+        }
+        Times::from(&times)
     }
 }
 

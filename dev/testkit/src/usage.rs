@@ -9,6 +9,7 @@ use nix::{
     },
     time::{ClockId, clock_gettime},
 };
+use serde::{Deserialize, Serialize};
 
 fn usage(who: UsageWho) -> Usage {
     getrusage(who).expect("the kernel knows these two")
@@ -33,7 +34,7 @@ pub fn thread_cpu() -> Duration {
 }
 
 /// What threads used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadUse {
     /// User and system time.
     pub cpu: Duration,

@@ -1,7 +1,7 @@
 use std::{collections::BTreeSet, fs, path::Path, sync::OnceLock};
 
 use alloy_primitives::B256;
-use mempool_recorder::{BadRow, MAX_PAGE_BYTES, RecorderConfig, Recording, RecordingConfig};
+use mempool_recorder::{BadRow, MAX_PAGE_BYTES, Recording, RecordingConfig};
 use proptest::prelude::*;
 use testkit::corpus::{Seed, damaged_seeds, seeds};
 

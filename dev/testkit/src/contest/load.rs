@@ -50,8 +50,8 @@ impl Load {
 
     pub(crate) const fn pace(&self) -> Pace {
         match self.tps {
-            Some(tps) => Pace::steady(tps),
-            None => Pace::at_once(),
+            Some(tps) => Pace::Steady(tps),
+            None => Pace::AtOnce,
         }
     }
 }

@@ -11,7 +11,6 @@ use std::{
 };
 
 use alloy_primitives::B256;
-use hdrhistogram::Histogram;
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, IngestEnd, OrderPool, PoolConfig,
     order_pool::{Event, MAX_COUNT, Order},
@@ -21,6 +20,7 @@ use mock_node::{
     NodeConfig,
     workload::{Address, PreparedTx, TxKind, Workload},
 };
+use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 
 use super::{
@@ -28,7 +28,7 @@ use super::{
     rivals::{self, Rival},
 };
 use crate::{
-    figures::histogram,
+    figures::{Times, histogram},
     node::{Announced, NodeProcess, What},
     usage::{self, ThreadUse, now_ns, process_cpu, resident_bytes},
 };
@@ -52,7 +52,7 @@ const STOP_GRAIN: Duration = Duration::from_millis(50);
 const START_STOP: Duration = Duration::from_secs(10);
 
 /// Who fetches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Contender {
     /// One connection, one fetch at a time.
     Sequential,
@@ -93,7 +93,7 @@ impl Contender {
 }
 
 /// What a run came to.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
     /// How many the node announced.
     pub announced: usize,
@@ -101,8 +101,8 @@ pub struct Run {
     pub announced_per_s: f64,
     /// How many of them the subscriber saw.
     pub pooled: usize,
-    /// From the node's announcement to the order visible to the subscriber, in nanoseconds.
-    pub latency: Histogram<u64>,
+    /// From the node's announcement to the order visible to the subscriber.
+    pub latency: Times,
     /// From the first announcement to the last order visible.
     pub wall: Duration,
     /// CPU time of this process, subscriber included.
@@ -129,6 +129,11 @@ impl Run {
     /// CPU time of this process for each pooled transaction, in microseconds.
     pub fn cpu_us(&self) -> f64 {
         self.cpu.as_secs_f64() * 1e6 / self.pooled.max(1) as f64
+    }
+
+    /// CPU time of the node's process for each announced transaction, in microseconds.
+    pub fn node_cpu_us(&self) -> f64 {
+        self.node_cpu.as_secs_f64() * 1e6 / self.announced.max(1) as f64
     }
 
     /// Pooled a second, from the first announcement to the last order visible.
@@ -330,7 +335,7 @@ fn summarize(
         announced: announced.own.len(),
         announced_per_s: announced.own.len().saturating_sub(1) as f64 / span.max(1e-9),
         pooled: seen.len(),
-        latency,
+        latency: Times::from(&latency),
         wall: Duration::from_nanos(last.saturating_sub(first)),
         cpu: used.cpu,
         threads: used.threads,

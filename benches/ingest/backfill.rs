@@ -8,17 +8,13 @@
 //! their p99 ratios. The sink is the order pool behind a stopwatch, so all do the same work; every
 //! run asserts that all 10,000 came in, or none of them.
 
-use std::{
-    process::ExitCode,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use hdrhistogram::Histogram;
 use mempool_ingest::{Fetcher, FetcherConfig, OrderPool, PoolConfig, txpool_fetcher::Backfill};
 use mock_node::{LoadStart, NodeConfig};
 use testkit::{
     Timed,
-    figures::{Goal, Spread, histogram, median, quantile_us},
+    figures::{Goal, Spread, Times, median},
     node::NodeProcess,
 };
 
@@ -46,9 +42,9 @@ struct Run {
     /// From the start until the source was live.
     until_live: Duration,
     /// What was announced while the backfill ran, or for as long as it had in the run before.
-    first: Histogram<u64>,
+    first: Times,
     /// What was announced afterwards, for as long again.
-    after: Histogram<u64>,
+    after: Times,
 }
 
 /// One start. `time` is how long the first part lasts; without it, as long as the backfill.
@@ -69,48 +65,34 @@ async fn run(preload: usize, backfill: Backfill, time: Option<Duration>) -> Run 
     let first_ends = begin + time.unwrap_or(until_live);
     // Long enough for as many samples after as during.
     let after = time.unwrap_or(until_live).max(Duration::from_secs(1));
-    tokio::time::sleep_until((first_ends + after).into()).await;
+    let ends = first_ends + after;
+    tokio::time::sleep_until(ends.into()).await;
     let counts = fetcher.counts();
     assert_eq!((counts.lagged, counts.failed), (0, 0));
-    let mut run = Run { until_live, first: histogram(), after: histogram() };
-    for (at, latency) in sink.live.lock().expect("nobody panics with it").iter() {
-        let side = if *at < first_ends { &mut run.first } else { &mut run.after };
-        side.saturating_record(latency.as_nanos() as u64);
-    }
-    run
+    Run { until_live, first: sink.times(begin, first_ends), after: sink.times(first_ends, ends) }
 }
 
-fn main() -> ExitCode {
-    if let Some(code) = NodeProcess::run_if_child() {
-        return code;
-    }
-    // `cargo bench -- --test`, and anything but `cargo bench`, takes each path once.
-    let full = std::env::args().any(|arg| arg == "--bench")
-        && !std::env::args().any(|arg| arg == "--test");
-    let (rounds, preload) = if full { (9, 10_000) } else { (1, 300) };
+pub(crate) fn bench(is_test: bool) {
+    let (rounds, preload) = if is_test { (1, 300) } else { (9, 10_000) };
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    println!("{preload} pending at the start, {TPS} announced a second, {rounds} rounds");
+    println!("\n{preload} pending at the start, {TPS} announced a second, {rounds} rounds");
     println!("latency of live announcements, p50 / p99 us (samples)");
     println!("round  backfill    during                 without a backfill     after one");
     let (mut ratios, mut to_after, mut times) = (Vec::new(), Vec::new(), Vec::new());
     for number in 1..=rounds {
         let ours = runtime.block_on(run(preload, Backfill::Pending, None));
         let control = runtime.block_on(run(preload, Backfill::Off, Some(ours.until_live)));
-        let sides = [&ours.first, &control.first, &ours.after];
-        let [during, without, after] = sides.map(|side| quantile_us(side, 0.99));
         print!("{number:>5}  {:>6.2} s", ours.until_live.as_secs_f64());
-        for side in sides {
-            let [p50, p99] = [0.5, 0.99].map(|quantile| quantile_us(side, quantile));
-            print!("  {p50:>6.0} / {p99:>6.0} ({:>4})", side.len());
+        for Times { p50, p99, count, .. } in [ours.first, control.first, ours.after] {
+            print!("  {p50:>6.0} / {p99:>6.0} ({count:>4})");
         }
         println!();
-        ratios.push(during / without);
-        to_after.push(during / after);
+        ratios.push(ours.first.p99 / control.first.p99);
+        to_after.push(ours.first.p99 / ours.after.p99);
         times.push(ours.until_live.as_secs_f64());
     }
     println!("median backfill {:.2} s", median(times));
     let ratios = Spread::of(ratios);
     println!("{}", Goal::at_most("live p99, during / without", ratios, 1.5, ""));
     println!("live p99, during / after: {}", Spread::of(to_after));
-    ExitCode::SUCCESS
 }

@@ -1,0 +1,73 @@
+//! What the command line and the environment tell a bench, and where it leaves its files.
+
+use std::{
+    env,
+    fmt::Display,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+    process,
+    str::FromStr,
+};
+
+/// The command line: flags of the harness, and words that choose parts of the bench.
+#[derive(Clone, Debug)]
+pub struct Args {
+    /// As they were given.
+    pub flags: Vec<String>,
+    /// The others.
+    pub words: Vec<String>,
+}
+
+impl Args {
+    /// Of this process.
+    pub fn read() -> Self {
+        let (flags, words) = env::args().skip(1).partition(|arg| arg.starts_with('-'));
+        Self { flags, words }
+    }
+
+    /// Whether a flag was given.
+    pub fn has(&self, flag: &str) -> bool {
+        self.flags.iter().any(|given| given == flag)
+    }
+
+    /// Whether each path is taken only once: with `cargo bench -- --test`, and under anything but `cargo bench`.
+    pub fn is_test(&self) -> bool {
+        self.has("--test") || !self.has("--bench")
+    }
+
+    /// Whether a part runs: its name contains one of the words, or there are none.
+    pub fn choose(&self, part: &str) -> bool {
+        self.words.is_empty() || self.words.iter().any(|word| part.contains(word.as_str()))
+    }
+}
+
+/// Numbers from the environment, with commas between them. Ends the process if they are none, or out of range.
+pub fn numbers<T: FromStr + PartialOrd + Display>(
+    name: &str,
+    default: &str,
+    range: RangeInclusive<T>,
+) -> Vec<T> {
+    let text = env::var(name).unwrap_or_else(|_| default.to_owned());
+    let number = |text: &str| text.trim().parse().ok().filter(|number| range.contains(number));
+    text.split(',').map(number).collect::<Option<_>>().unwrap_or_else(|| {
+        let (least, most) = (range.start(), range.end());
+        eprintln!("error: {name} is {text:?}, expected {least} to {most}, as in {default}");
+        process::exit(2)
+    })
+}
+
+/// As [`numbers`], the first of them.
+pub fn number<T: FromStr + PartialOrd + Display>(
+    name: &str,
+    default: &str,
+    range: RangeInclusive<T>,
+) -> T {
+    numbers(name, default, range).swap_remove(0)
+}
+
+/// The folder of a bench beside criterion's reports.
+pub fn folder(bench: &str) -> PathBuf {
+    let target = env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"), PathBuf::from);
+    target.join("criterion").join(bench)
+}
