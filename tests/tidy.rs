@@ -209,12 +209,11 @@ fn the_rpc_servers_configuration_table_says_what_the_code_does() {
     }
     let setters = setters! {
         OrderRpcConfig;
-        counts: threads max_signers max_message_bytes max_buffered_bytes max_buffered_bytes_per_peer
+        counts: threads max_signers max_buffered_bytes max_buffered_bytes_per_peer
             max_batch max_tx_bytes max_tx_gas max_blobs_per_tx max_blocks_ahead max_private_blocks
             max_txs_per_bundle max_connections max_connections_per_peer max_requests_per_peer
-            max_websockets max_websockets_per_peer max_in_flight_per_websocket max_slow_bodies
-            max_slow_bodies_per_peer max_admissions;
-        durations: header_timeout body_timeout slow_body_after ping_interval send_timeout
+            max_slow_bodies max_slow_bodies_per_peer max_admissions;
+        durations: header_timeout body_timeout slow_body_after send_timeout
             admission_timeout;
         more:
             "quota" => |c, v| c.quota = quota(v),

@@ -167,8 +167,7 @@ ROWS = {
               (f"sum by (gate) ({on('load_control_gate_in_use')})", "{{gate}} in use"),
               (f"sum by (gate) ({rate('load_control_gate_refused_total')})", "{{gate}} refused/s"),
               (f"sum by (queue) ({on('load_control_deferred_depth')})", "{{queue}} deferred")),
-        graph("Connections", "Open now.", "short",
-              (f"sum({on('order_rpc_connections')})", "connections"), (f"sum({on('order_rpc_websockets')})", "WebSockets")),
+        graph("Connections", "Open now.", "short", (f"sum({on('order_rpc_connections')})", "connections")),
     ],
     "Blocklist": [
         graph("Age", "Since the list in force was true. At the maximum age, 24 h by default, nothing is built.", "s",

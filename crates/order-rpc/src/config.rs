@@ -10,28 +10,18 @@ use thiserror::Error;
 /// Bytes of one request. The largest regular one is a transaction of six blobs: 1.6 MB of JSON.
 /// Four of them fit, in a bundle or a batch.
 pub const DEFAULT_MAX_BODY_BYTES: usize = 8 << 20;
-/// Bytes of one WebSocket message: a plain transaction of 128 kiB, the most that geth accepts into
-/// its pool, in hex. A budget counts a message only when it is complete, and every WebSocket may be
-/// receiving one: 256 of them are 80 MB. Send blobs by HTTP.
-pub const DEFAULT_MAX_MESSAGE_BYTES: usize = 320 << 10;
 /// Bytes of all requests, until their responses are sent: eight requests of the maximum length.
 pub const DEFAULT_MAX_BUFFERED_BYTES: usize = 64 << 20;
 /// The part of these that one peer may hold: two requests of the maximum length.
 pub const DEFAULT_MAX_BUFFERED_BYTES_PER_PEER: usize = 16 << 20;
 /// Elements of a batch.
 pub const DEFAULT_MAX_BATCH: usize = 100;
-/// Open connections, WebSockets included. At about 20 kB each, 40 MB.
+/// Open connections. At about 20 kB each, 40 MB.
 pub const DEFAULT_MAX_CONNECTIONS: usize = 2_048;
 /// Open connections of one peer: a sixteenth, so that a few hosts cannot take all.
 pub const DEFAULT_MAX_CONNECTIONS_PER_PEER: usize = 128;
-/// Open WebSockets: a quarter of the connections, so that idle ones leave room for requests.
-pub const DEFAULT_MAX_WEBSOCKETS: usize = 256;
-/// Open WebSockets of one peer: an eighth.
-pub const DEFAULT_MAX_WEBSOCKETS_PER_PEER: usize = 32;
 /// Requests in flight of one peer: a quarter of the gate's limit on a small machine.
 pub const DEFAULT_MAX_REQUESTS_PER_PEER: usize = 256;
-/// Requests in flight on one WebSocket.
-pub const DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET: usize = 16;
 /// Time for the headers of a request, and the longest that an idle connection is kept.
 pub const DEFAULT_HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for the whole body of a request: 8 MB at 1.3 MB/s.
@@ -44,10 +34,7 @@ pub const DEFAULT_MAX_SLOW_BODIES: usize = 32;
 /// The part of these that one peer may have: a quarter, so that a few slow hosts do not keep out
 /// all slow ones.
 pub const DEFAULT_MAX_SLOW_BODIES_PER_PEER: usize = 8;
-/// How often a WebSocket is pinged; one that sent nothing between two pings is closed.
-pub const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(30);
-/// Time in which a client must read some bytes of what is sent to it, and a WebSocket client a
-/// whole response.
+/// Time in which a client must read some bytes of what is sent to it.
 pub const DEFAULT_SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most blocks above the head for which a private transaction is kept; Flashbots uses the same
 /// (`eth_sendPrivateTransaction`).
@@ -80,7 +67,7 @@ pub const DEFAULT_MAX_BLOBS_PER_TX: usize = 6;
 /// Whether requests must be signed by `X-Flashbots-Signature`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SignatureMode {
-    /// Every request must be signed. This excludes WebSockets, whose messages have no headers.
+    /// Every request must be signed.
     Required,
     /// A signature is verified if there is one. An unsigned bundle cannot have a replacement uuid.
     #[default]
@@ -150,11 +137,8 @@ pub struct OrderRpcConfig {
     /// Signers, and peers, whose quota is kept, default [`DEFAULT_MAX_SIGNERS`]. Further ones share
     /// one quota.
     pub max_signers: usize,
-    /// Bytes of an HTTP request, default [`DEFAULT_MAX_BODY_BYTES`]. Above it: 413.
+    /// Bytes of a request, default [`DEFAULT_MAX_BODY_BYTES`]. Above it: 413.
     pub max_body_bytes: usize,
-    /// Bytes of a WebSocket message, default [`DEFAULT_MAX_MESSAGE_BYTES`]. Above it the WebSocket
-    /// is closed.
-    pub max_message_bytes: usize,
     /// Bytes of bodies, and then of their responses until these are sent. Default
     /// [`DEFAULT_MAX_BUFFERED_BYTES`]; at least `max_body_bytes`. Bodies above 64 KiB leave an
     /// eighth of it free. Above it: 503.
@@ -186,7 +170,7 @@ pub struct OrderRpcConfig {
     pub max_private_blocks: u64,
     /// Transactions per bundle; default that of the pool's configuration.
     pub max_txs_per_bundle: usize,
-    /// Open connections, WebSockets included. Default [`DEFAULT_MAX_CONNECTIONS`]. Above it: 503.
+    /// Open connections. Default [`DEFAULT_MAX_CONNECTIONS`]. Above it: 503.
     pub max_connections: usize,
     /// Open connections of one peer, which is an IPv4 address or the /64 of an IPv6 address.
     /// Default [`DEFAULT_MAX_CONNECTIONS_PER_PEER`]. Above it: 429.
@@ -206,13 +190,6 @@ pub struct OrderRpcConfig {
     /// Default: none. Anyone who can connect from such an address can replace and cancel all
     /// signers' bundles.
     pub trusted_fronts: Vec<IpAddr>,
-    /// Open WebSockets. Default [`DEFAULT_MAX_WEBSOCKETS`]. Above it: 503.
-    pub max_websockets: usize,
-    /// Open WebSockets of one peer. Default [`DEFAULT_MAX_WEBSOCKETS_PER_PEER`]. Above it: 429.
-    pub max_websockets_per_peer: usize,
-    /// Requests in flight on one WebSocket. Default [`DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET`]. Above
-    /// it: -32005.
-    pub max_in_flight_per_websocket: usize,
     /// Time for the headers of a request. Default [`DEFAULT_HEADER_TIMEOUT`].
     pub header_timeout: Duration,
     /// Time for the whole body of a request. Default [`DEFAULT_BODY_TIMEOUT`]. Above it: 408.
@@ -223,8 +200,6 @@ pub struct OrderRpcConfig {
     pub max_slow_bodies: usize,
     /// Slow bodies of one peer. Default [`DEFAULT_MAX_SLOW_BODIES_PER_PEER`]. Above it: 429.
     pub max_slow_bodies_per_peer: usize,
-    /// Time between two pings of a WebSocket. Default [`DEFAULT_PING_INTERVAL`].
-    pub ping_interval: Duration,
     /// A client that reads nothing of what is sent to it for this long is disconnected. Default
     /// [`DEFAULT_SEND_TIMEOUT`].
     pub send_timeout: Duration,
@@ -251,7 +226,6 @@ setters! { OrderRpcConfig:
     max_private_blocks, with_max_private_blocks: u64;
     max_signers, with_max_signers: usize;
     max_body_bytes, with_max_body_bytes: usize;
-    max_message_bytes, with_max_message_bytes: usize;
     max_buffered_bytes, with_max_buffered_bytes: usize;
     admission_timeout, with_admission_timeout: Duration;
     max_admissions, with_max_admissions: usize;
@@ -260,16 +234,12 @@ setters! { OrderRpcConfig:
     max_connections, with_max_connections: usize;
     max_connections_per_peer, with_max_connections_per_peer: usize;
     max_requests_per_peer, with_max_requests_per_peer: usize;
-    max_websockets_per_peer, with_max_websockets_per_peer: usize;
     max_buffered_bytes_per_peer, with_max_buffered_bytes_per_peer: usize;
-    max_websockets, with_max_websockets: usize;
-    max_in_flight_per_websocket, with_max_in_flight_per_websocket: usize;
     header_timeout, with_header_timeout: Duration;
     body_timeout, with_body_timeout: Duration;
     slow_body_after, with_slow_body_after: Duration;
     max_slow_bodies, with_max_slow_bodies: usize;
     max_slow_bodies_per_peer, with_max_slow_bodies_per_peer: usize;
-    ping_interval, with_ping_interval: Duration;
     send_timeout, with_send_timeout: Duration;
     deferral, with_deferral: load_control::DeferralConfig;
 }
@@ -308,7 +278,6 @@ impl OrderRpcConfig {
             max_private_blocks: DEFAULT_MAX_PRIVATE_BLOCKS,
             max_signers: DEFAULT_MAX_SIGNERS,
             max_body_bytes: DEFAULT_MAX_BODY_BYTES,
-            max_message_bytes: DEFAULT_MAX_MESSAGE_BYTES,
             max_buffered_bytes: DEFAULT_MAX_BUFFERED_BYTES,
             max_buffered_bytes_per_peer: DEFAULT_MAX_BUFFERED_BYTES_PER_PEER,
             admission_timeout: DEFAULT_ADMISSION_TIMEOUT,
@@ -320,15 +289,11 @@ impl OrderRpcConfig {
             max_requests_per_peer: DEFAULT_MAX_REQUESTS_PER_PEER,
             trusted_proxies: Vec::new(),
             trusted_fronts: Vec::new(),
-            max_websockets: DEFAULT_MAX_WEBSOCKETS,
-            max_websockets_per_peer: DEFAULT_MAX_WEBSOCKETS_PER_PEER,
-            max_in_flight_per_websocket: DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET,
             header_timeout: DEFAULT_HEADER_TIMEOUT,
             body_timeout: DEFAULT_BODY_TIMEOUT,
             slow_body_after: DEFAULT_SLOW_BODY_AFTER,
             max_slow_bodies: DEFAULT_MAX_SLOW_BODIES,
             max_slow_bodies_per_peer: DEFAULT_MAX_SLOW_BODIES_PER_PEER,
-            ping_interval: DEFAULT_PING_INTERVAL,
             send_timeout: DEFAULT_SEND_TIMEOUT,
             deferral: load_control::DeferralConfig::default(),
         }
@@ -342,7 +307,6 @@ impl OrderRpcConfig {
             ("threads", self.threads, 1, 1_024),
             ("max_signers", self.max_signers, 1, 1 << 24),
             ("max_body_bytes", self.max_body_bytes, 1_024, 1 << 30),
-            ("max_message_bytes", self.max_message_bytes, 1_024, 1 << 30),
             ("max_buffered_bytes", self.max_buffered_bytes, self.max_body_bytes, usize::MAX),
             (
                 "max_buffered_bytes_per_peer",
@@ -364,9 +328,6 @@ impl OrderRpcConfig {
             ("max_connections", self.max_connections, 1, MAX),
             ("max_connections_per_peer", self.max_connections_per_peer, 1, MAX),
             ("max_requests_per_peer", self.max_requests_per_peer, 1, MAX),
-            ("max_websockets", self.max_websockets, 0, MAX),
-            ("max_websockets_per_peer", self.max_websockets_per_peer, 0, MAX),
-            ("max_in_flight_per_websocket", self.max_in_flight_per_websocket, 1, MAX),
             ("max_slow_bodies", self.max_slow_bodies, 1, MAX),
             ("max_slow_bodies_per_peer", self.max_slow_bodies_per_peer, 1, MAX),
         ];
@@ -379,7 +340,6 @@ impl OrderRpcConfig {
             ("header_timeout", self.header_timeout),
             ("body_timeout", self.body_timeout),
             ("admission_timeout", self.admission_timeout),
-            ("ping_interval", self.ping_interval),
             ("send_timeout", self.send_timeout),
         ];
         for (field, value) in times {

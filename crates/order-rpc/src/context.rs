@@ -114,7 +114,6 @@ pub(crate) struct RpcContext {
     pub(crate) active: Arc<ActiveRequests>,
     pub(crate) peers: Peers,
     pub(crate) connections: Arc<Budget>,
-    pub(crate) websockets: Arc<Budget>,
     /// Requests in flight that claim no signature; `None`: no limit.
     unsigned: Option<Arc<Budget>>,
     /// Bytes of bodies and of responses.
@@ -178,7 +177,6 @@ impl RpcContext {
             active: Arc::default(),
             peers: Peers::default(),
             connections: Budget::new(config.max_connections),
-            websockets: Budget::new(config.max_websockets),
             // With a limit of a few requests none are reserved for signed ones, nor when signatures
             // are ignored.
             unsigned: host.gate.request_limit().and_then(|limit| {

@@ -136,12 +136,6 @@ impl Calls {
     }
 }
 
-/// The id of a single call, or null. Reads the whole text.
-pub(crate) fn id_of(body: &[u8]) -> Id {
-    let envelope: Option<Envelope<'_>> = serde_json::from_slice(body).ok();
-    envelope.and_then(|envelope| Id::read(envelope.id?).ok()).unwrap_or(Id::NULL)
-}
-
 fn invalid(message: String) -> ErrorResponse {
     let status = StatusCode::BAD_REQUEST;
     ErrorResponse::request(status, INVALID_REQUEST, Reason::Envelope, message)

@@ -23,7 +23,6 @@ mod signature;
 mod standing;
 mod timed;
 mod verify;
-mod ws;
 
 pub use admission::{Admission, AdmissionFuture, Candidate, Verdict};
 pub use config::*;

@@ -30,7 +30,6 @@ pub const METRICS: &[(&str, Unit, &str)] = &[
          timed_out, panicked",
     ),
     ("order_rpc_connections", Unit::Count, "connections that are open"),
-    ("order_rpc_websockets", Unit::Count, "WebSockets that are open"),
 ];
 
 pub(crate) struct Metrics {
@@ -38,7 +37,6 @@ pub(crate) struct Metrics {
     reasons: [Counter; Reason::ALL.len()],
     admissions: [Counter; Ended::ALL.len()],
     pub(crate) connections: Gauge,
-    pub(crate) websockets: Gauge,
 }
 
 impl std::fmt::Debug for Metrics {
@@ -69,7 +67,6 @@ impl Metrics {
             reasons,
             admissions,
             connections: gauge!("order_rpc_connections"),
-            websockets: gauge!("order_rpc_websockets"),
         }
     }
 
@@ -86,8 +83,7 @@ impl Metrics {
     }
 }
 
-/// Counts a connection until the last task that serves it has ended: a WebSocket's task outlives
-/// the HTTP connection from which it was upgraded.
+/// Counts a connection until the task that serves it has ended.
 #[derive(Debug)]
 pub(crate) struct OpenConnection {
     pub(crate) _count: OpenCount,

@@ -1,4 +1,4 @@
-//! Callers by their address, and what each holds: connections, WebSockets, requests and bytes.
+//! Callers by their address, and what each holds: connections, requests and bytes.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -38,7 +38,6 @@ impl From<IpAddr> for PeerId {
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
     pub(crate) connections: Arc<Budget>,
-    pub(crate) websockets: Arc<Budget>,
     pub(crate) requests: Arc<Budget>,
     /// Bytes of bodies and of responses.
     pub(crate) bytes: Arc<Budget>,
@@ -97,7 +96,6 @@ impl Peers {
         let peer = Arc::new(Peer {
             id,
             connections: share(config.max_connections_per_peer),
-            websockets: share(config.max_websockets_per_peer),
             requests: share(config.max_requests_per_peer),
             bytes: share(config.max_buffered_bytes_per_peer),
             slow_bodies: share(config.max_slow_bodies_per_peer),

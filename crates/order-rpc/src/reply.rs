@@ -1,4 +1,4 @@
-//! Error responses: one shape for all of them, over HTTP and WebSocket.
+//! Error responses: one shape for all of them.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -74,12 +74,6 @@ reasons! {
     Connections = "connections", Refused;
     /// The limit of connections of the caller's address is reached.
     PeerConnections = "peer_connections", Refused;
-    /// The limit of open WebSockets is reached.
-    WebSockets = "websockets", Refused;
-    /// The limit of open WebSockets of the caller's address is reached.
-    PeerWebSockets = "peer_websockets", Refused;
-    /// The limit of requests in flight on the WebSocket is reached.
-    WebSocketInFlight = "websocket_in_flight", Refused;
     /// The limit of slow bodies is reached.
     SlowBodies = "slow_bodies", Refused;
     /// The limit of slow bodies of the caller's address is reached.
@@ -209,11 +203,9 @@ impl ErrorResponse {
             Reason::Quota
             | Reason::PeerQuota
             | Reason::PeerConnections
-            | Reason::PeerWebSockets
             | Reason::PeerRequests
             | Reason::PeerBufferedBytes
-            | Reason::PeerSlowBodies
-            | Reason::WebSocketInFlight => StatusCode::TOO_MANY_REQUESTS,
+            | Reason::PeerSlowBodies => StatusCode::TOO_MANY_REQUESTS,
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };
         let retry_after_ms = millis(retry_after);

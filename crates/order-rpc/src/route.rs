@@ -12,17 +12,16 @@ use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body as _, Incoming};
 use serde_json::json;
+use tokio_util::task::TaskTracker;
 
 use crate::{
     body,
     config::SignatureMode,
     context::{Entered, RpcContext},
     dispatch::signature_error,
-    metrics::OpenConnection,
     peers::{self, Peer},
     reply::{ErrorResponse, INVALID_REQUEST, Reason, json_response},
     signature::{self, Claim, SignatureError},
-    ws,
 };
 
 /// Lingering close: how many bytes of a refused body are read and discarded.
@@ -32,16 +31,14 @@ const LINGER_TIMEOUT: Duration = Duration::from_millis(250);
 /// How many refused bodies are read and discarded at the same time.
 pub(crate) const MAX_LINGERING: usize = 64;
 
-/// One HTTP connection, which may be upgraded to a WebSocket.
+/// One connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Connection {
     pub(crate) context: Arc<RpcContext>,
-    pub(crate) connections: ws::Connections,
+    pub(crate) tasks: TaskTracker,
     pub(crate) peer: Arc<Peer>,
     /// Whether it comes from a trusted proxy, which names the caller of each request.
     pub(crate) is_proxy: bool,
-    /// Kept by a WebSocket's task too, so that the connection counts until the WebSocket ends.
-    pub(crate) _open: Arc<OpenConnection>,
 }
 
 impl Connection {
@@ -63,8 +60,13 @@ impl Connection {
         match (request.method(), request.uri().path()) {
             (&Method::GET, "/healthz") => Ok(json_response(json!({ "healthy": true }).to_string())),
             (&Method::GET, "/readyz") => Ok(self.readiness()),
-            (&Method::GET, _) if ws::is_upgrade(&request) => ws::upgrade(self, request),
             (&Method::POST, _) => self.post(request).await,
+            (&Method::GET, _) if request.headers().contains_key(header::UPGRADE) => {
+                Err(http_error(
+                    StatusCode::METHOD_NOT_ALLOWED,
+                    "WebSockets are not served: send each request by POST".to_owned(),
+                ))
+            }
             (method, _) => Err(http_error(
                 StatusCode::METHOD_NOT_ALLOWED,
                 format!("{method} is not allowed: POST, or GET of /healthz and /readyz"),
@@ -113,7 +115,7 @@ impl Connection {
     }
 
     /// The caller whose shares a request uses.
-    pub(crate) fn caller(&self, headers: &HeaderMap) -> Arc<Peer> {
+    fn caller(&self, headers: &HeaderMap) -> Arc<Peer> {
         let named = if self.is_proxy { peers::forwarded_for(headers) } else { None };
         match named {
             Some(address) => self.context.peers.of(address, &self.context.config),
@@ -152,7 +154,7 @@ impl Connection {
                 left = rest;
             }
         };
-        self.connections.tasks.spawn(async move {
+        self.tasks.spawn(async move {
             // After the timeout the connection is closed with bytes unread.
             let _ = tokio::time::timeout(LINGER_TIMEOUT, discard).await;
             drop(permit);
@@ -190,6 +192,6 @@ fn is_json(headers: &HeaderMap) -> Result<(), ErrorResponse> {
     }
 }
 
-pub(crate) fn http_error(status: StatusCode, message: String) -> ErrorResponse {
+fn http_error(status: StatusCode, message: String) -> ErrorResponse {
     ErrorResponse::request(status, INVALID_REQUEST, Reason::Http, message)
 }

@@ -17,6 +17,7 @@ use tokio::{
     sync::{Semaphore, oneshot},
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     config::{ConfigError, OrderRpcConfig},
@@ -26,7 +27,6 @@ use crate::{
     reply::{ErrorResponse, Reason},
     route::Connection,
     timed::TimedWrites,
-    ws::Connections,
 };
 
 /// Connections that the kernel queues until they are accepted; `net.core.somaxconn` may lower it
@@ -237,13 +237,19 @@ async fn run(
     let grace = until.max(Instant::now() + REJECT_TIMEOUT);
     if timeout_at(grace, connections.tasks.wait()).await.is_err() {
         // Not an error: every request that is not in `requests` has its response; the remaining
-        // clients do not read it, or do not read the close frame of a WebSocket. The end of the
-        // runtime closes their connections.
+        // clients do not read it. The end of the runtime closes their connections.
         let open = connections.tasks.len();
         tracing::debug!(open, "closing connections whose clients did not read their last bytes");
     }
     pump.abort();
     if drained { Ok(()) } else { Err(ShutdownError::Deadline { requests, deadline }) }
+}
+
+/// The tasks of all connections, and the token that ends them.
+#[derive(Clone, Debug, Default)]
+struct Connections {
+    tasks: TaskTracker,
+    end: CancellationToken,
 }
 
 /// Accepts connections, and rejects those beyond the limits.
@@ -304,15 +310,14 @@ impl Acceptor {
         let open = OpenConnection { _count: count, _of_all: of_all, _of_peer: of_peer };
         let connection = Connection {
             context: Arc::clone(context),
-            connections: self.connections.clone(),
+            tasks: self.connections.tasks.clone(),
             peer,
             is_proxy,
-            _open: Arc::new(open),
         };
-        self.serve(socket, connection);
+        self.serve(socket, connection, open);
     }
 
-    fn serve(&self, socket: TcpStream, connection: Connection) {
+    fn serve(&self, socket: TcpStream, connection: Connection, open: OpenConnection) {
         // Disables Nagle's algorithm, so that small responses are sent at once. This fails only for
         // a closed socket, which the next read reports.
         let _ = socket.set_nodelay(true);
@@ -321,7 +326,7 @@ impl Acceptor {
         let connection = self.http.serve_connection(TokioIo::new(socket), service);
         let end = self.connections.end.clone();
         self.connections.tasks.spawn(async move {
-            let connection = connection.with_upgrades();
+            let _open = open;
             tokio::pin!(connection);
             let ended = tokio::select! {
                 ended = connection.as_mut() => ended,

@@ -9,15 +9,14 @@ use std::{
 };
 
 use alloy_signer_local::PrivateKeySigner;
-use futures::{SinkExt, StreamExt, future::join_all};
+use futures::future::join_all;
 use load_control::{LoadMonitor, MonitorConfig};
 use order_rpc::{Quota, ShutdownError};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-use tokio_tungstenite::tungstenite::Message;
 
 use crate::common::*;
 
@@ -154,101 +153,6 @@ async fn idle_connections_and_heads_that_never_end_are_closed() {
         let closed = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut bytes));
         let _ = closed.await.expect("closed by the server");
     }
-}
-
-#[tokio::test]
-async fn idle_websockets_are_capped_and_leave_room_for_requests() {
-    let mut config = config();
-    config.max_websockets = 5;
-    let server = start(config);
-    let url = format!("ws://{}", server.addr);
-    let sockets = join_all((0..50).map(|_| tokio_tungstenite::connect_async(&url))).await;
-    let (open, refused): (Vec<_>, Vec<_>) = sockets.into_iter().partition(Result::is_ok);
-    assert_eq!((open.len(), refused.len()), (5, 45));
-    for error in refused {
-        let Err(tokio_tungstenite::tungstenite::Error::Http(response)) = error else {
-            panic!("not an HTTP answer");
-        };
-        assert_eq!(response.status(), 503);
-        let body: Value = serde_json::from_slice(response.body().as_ref().unwrap()).unwrap();
-        assert_eq!(body["error"]["data"]["reason"], "websockets");
-        assert!(response.headers().contains_key("retry-after"));
-    }
-    assert_eq!(server.gate.stats().requests_in_flight, 0, "an idle WebSocket is no request");
-    assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
-}
-
-#[tokio::test]
-async fn a_silent_websocket_is_closed_and_one_that_answers_pings_is_not() {
-    let mut config = config();
-    config.ping_interval = Duration::from_millis(300);
-    let impatient = start(config.clone());
-    // So that this test may be stalled for seconds and still answer in time.
-    config.ping_interval = Duration::from_secs(5);
-    let patient = start(config);
-    let connect =
-        |server: &Server| tokio_tungstenite::connect_async(format!("ws://{}", server.addr));
-    let (mut silent, _) = connect(&impatient).await.unwrap();
-    let (mut alive, _) = connect(&patient).await.unwrap();
-    // Reading is what makes a client answer pings. The second only comes if the first was answered.
-    for _ in 0..2 {
-        assert!(matches!(alive.next().await, Some(Ok(Message::Ping(_)))));
-    }
-    let mut bytes = Vec::new();
-    let closed = silent.get_mut().read_to_end(&mut bytes);
-    tokio::time::timeout(PATIENCE, closed).await.expect("closed").unwrap();
-}
-
-#[tokio::test]
-async fn a_websocket_has_only_so_many_requests_in_flight() {
-    let mut config = config();
-    config.max_in_flight_per_websocket = 2;
-    let pressed = LoadMonitor::new(MonitorConfig::default()).unwrap();
-    let queue = pressed.watch("test", 1).unwrap();
-    queue.added(1);
-    let server = start_with(config, gate_config(64), Some(pressed));
-    let (mut socket, _) =
-        tokio_tungstenite::connect_async(format!("ws://{}", server.addr)).await.unwrap();
-    // The first two wait for the load to fall.
-    for id in 0..3 {
-        let mut call: Value = serde_json::from_str(&transaction()).unwrap();
-        call["id"] = json!(id);
-        socket.send(Message::text(call.to_string())).await.unwrap();
-    }
-    let Message::Text(text) = socket.next().await.unwrap().unwrap() else { panic!("no text") };
-    let answer: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(2), &json!(-32005)));
-    assert_eq!(answer["error"]["data"]["reason"], "websocket_in_flight");
-    queue.removed(1);
-    for _ in 0..2 {
-        let Message::Text(text) = socket.next().await.unwrap().unwrap() else { panic!("no text") };
-        assert!(serde_json::from_str::<Value>(&text).unwrap()["result"].is_string());
-    }
-}
-
-#[tokio::test]
-async fn a_message_that_is_too_large_closes_its_websocket_and_no_other() {
-    let mut config = config();
-    config.max_message_bytes = 2_000;
-    let server = start(config);
-    let url = format!("ws://{}", server.addr);
-    let (mut large, _) = tokio_tungstenite::connect_async(&url).await.unwrap();
-    let (mut other, _) = tokio_tungstenite::connect_async(&url).await.unwrap();
-    // It may be cut off while it sends.
-    let _ = large.send(Message::text(" ".repeat(10_000))).await;
-    loop {
-        match large.next().await {
-            None | Some(Err(_) | Ok(Message::Close(_))) => break,
-            Some(Ok(_)) => {}
-        }
-    }
-    other.send(Message::text("nonsense")).await.unwrap();
-    let Message::Text(text) = other.next().await.unwrap().unwrap() else { panic!("no text") };
-    assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["error"]["code"], -32700);
-    assert_eq!(
-        (server.counted.reason("body_too_large"), server.counted.reason("not_json")),
-        (1, 1)
-    );
 }
 
 #[tokio::test]
@@ -471,8 +375,6 @@ async fn shutdown_ends_at_its_deadline_and_says_what_it_cut_off() {
     let mut stuck = TcpStream::connect(server.addr).await.unwrap();
     stuck.write_all((head("POST", "/", 100, &[]) + "{").as_bytes()).await.unwrap();
     until("it is in", || server.rpc.active_requests() == 1).await;
-    let (_socket, _) =
-        tokio_tungstenite::connect_async(format!("ws://{}", server.addr)).await.unwrap();
     let deadline = Duration::from_millis(100);
     let ended = tokio::time::timeout(PATIENCE, server.rpc.shutdown(deadline)).await;
     assert_eq!(ended.expect("an end"), Err(ShutdownError::Deadline { requests: 1, deadline }));
@@ -492,86 +394,6 @@ async fn a_dropped_handle_ends_the_rpc_server_without_a_shutdown() {
     let closed = tokio::time::timeout(PATIENCE, idle.read_to_end(&mut bytes)).await;
     closed.expect("closed").unwrap();
     assert!(TcpStream::connect(server.addr).await.is_err());
-}
-
-/// A client that floods its WebSocket and reads nothing is not read from, so what it sends stays
-/// in its own memory; others are served meanwhile.
-#[tokio::test]
-async fn a_websocket_that_does_not_read_its_answers_is_not_read_from() {
-    let server = start(config());
-    let url = format!("ws://{}", server.addr);
-    let (mut flood, _) = tokio_tungstenite::connect_async(&url).await.unwrap();
-    let message = Message::text(request("no_such_method", json!(["x".repeat(1_000)])));
-    // Ends when the sockets' buffers are full, which takes megabytes at most.
-    let sending = async {
-        let mut sent = 0;
-        loop {
-            let send =
-                tokio::time::timeout(Duration::from_millis(500), flood.send(message.clone()));
-            match send.await {
-                Ok(done) => {
-                    done.unwrap();
-                    sent += 1;
-                }
-                // So few fit into the buffers: it was a stall.
-                Err(_) if sent <= 100 => {}
-                Err(_) => return,
-            }
-        }
-    };
-    tokio::time::timeout(PATIENCE, sending).await.expect("it stops");
-    assert!(server.rpc.active_requests() <= order_rpc::DEFAULT_MAX_IN_FLIGHT_PER_WEBSOCKET);
-    assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
-}
-
-/// A client whose transactions wait stops to read. When their turn comes they are worked off all the
-/// same: their permits are free for others at once.
-#[tokio::test]
-async fn a_websocket_that_does_not_read_its_answers_keeps_no_permit() {
-    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
-    let queue = monitor.watch("announcements", 1).unwrap();
-    queue.added(1);
-    let mut config = config();
-    // Nothing here ends by a timeout.
-    config.send_timeout = Duration::from_secs(3_600);
-    config.ping_interval = Duration::from_secs(3_600);
-    let server = start_with(config, gate_config(64), Some(monitor));
-    let (mut deaf, _) =
-        tokio_tungstenite::connect_async(format!("ws://{}", server.addr)).await.unwrap();
-    // More than external callers have work permits.
-    const WAITING: usize = 8;
-    for _ in 0..WAITING {
-        deaf.send(Message::text(transaction())).await.unwrap();
-    }
-    let waits = || server.rpc.deferral_stats().unwrap().waiting;
-    until("all wait", || waits() == WAITING as u64).await;
-    // Answers as long as they get, until no more of them goes out and so nothing is read.
-    let mut call: Value = serde_json::from_str(&request(&"x".repeat(200), json!([]))).unwrap();
-    call["id"] = json!("x".repeat(120));
-    let message = Message::text(json!(vec![call; 100]).to_string());
-    while let Ok(sent) =
-        tokio::time::timeout(Duration::from_secs(1), deaf.send(message.clone())).await
-    {
-        sent.unwrap();
-    }
-    assert_eq!(waits(), WAITING as u64);
-
-    queue.removed(1);
-    until("their work is done", || server.pool.len() == WAITING).await;
-    until("everything is given back", || {
-        let stats = server.gate.stats();
-        (stats.requests_in_flight, stats.work_in_use) == (0, 0)
-    })
-    .await;
-    assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
-    // And they hear of it once they read.
-    let mut done = 0;
-    while done < WAITING {
-        let Message::Text(text) = deaf.next().await.unwrap().unwrap() else { panic!("no text") };
-        let answer: Value = serde_json::from_str(&text).unwrap();
-        // The long ones are arrays.
-        done += usize::from(answer["result"].is_string());
-    }
 }
 
 #[tokio::test]

@@ -2,10 +2,8 @@
 
 use alloy_primitives::B256;
 use alloy_signer_local::PrivateKeySigner;
-use futures::{SinkExt, StreamExt};
 use order_pool::{Event, OrderPool, PoolConfig};
 use serde_json::{Value, json};
-use tokio_tungstenite::tungstenite::Message;
 
 use crate::common::*;
 
@@ -123,28 +121,6 @@ async fn a_batch_has_an_answer_for_each_element() {
     assert_eq!(by_id(9)["error"]["code"], -32601);
     assert_eq!(server.gate.stats().requests_admitted, 3, "each element counts");
     assert_eq!(server.gate.stats().requests_in_flight, 0);
-}
-
-#[tokio::test]
-async fn a_websocket_serves_requests_at_the_same_time_and_keeps_their_ids() {
-    let server = start(config());
-    let (mut socket, _) =
-        tokio_tungstenite::connect_async(format!("ws://{}", server.addr)).await.unwrap();
-    for id in 0..3_u64 {
-        let mut call: Value =
-            serde_json::from_str(&request("eth_sendRawTransaction", json!([raw(id)]))).unwrap();
-        call["id"] = json!(id);
-        socket.send(Message::text(call.to_string())).await.unwrap();
-    }
-    let mut ids = Vec::new();
-    while ids.len() < 3 {
-        let Message::Text(text) = socket.next().await.unwrap().unwrap() else { continue };
-        let answer: Value = serde_json::from_str(&text).unwrap();
-        assert!(answer["result"].is_string(), "{answer}");
-        ids.push(answer["id"].as_u64().unwrap());
-    }
-    ids.sort_unstable();
-    assert_eq!((ids, server.pool.len()), (vec![0, 1, 2], 3));
 }
 
 #[tokio::test]

@@ -144,28 +144,6 @@ async fn behind_a_trusted_proxy_the_address_that_it_names_counts() {
 }
 
 #[tokio::test]
-async fn one_peer_does_not_get_all_websockets() {
-    let mut config = config();
-    config.max_websockets_per_peer = 2;
-    let server = start(config);
-    let open = |from: [u8; 4]| {
-        let addr = server.addr;
-        async move {
-            let url = format!("ws://{addr}");
-            tokio_tungstenite::client_async(url, connect_from(from, addr).await).await
-        }
-    };
-    let _held = [open(ONE).await.unwrap(), open(ONE).await.unwrap()];
-    let Err(tokio_tungstenite::tungstenite::Error::Http(response)) = open(ONE).await else {
-        panic!("one more than its share")
-    };
-    assert_eq!(response.status(), 429);
-    let body: Value = serde_json::from_slice(response.body().as_ref().unwrap()).unwrap();
-    assert_eq!(body["error"]["data"]["reason"], "peer_websockets");
-    assert!(open(OTHER).await.is_ok());
-}
-
-#[tokio::test]
 async fn whoever_hangs_up_leaves_its_place_among_the_deferred() {
     let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
     let queue = monitor.watch("announcements", 1).unwrap();
