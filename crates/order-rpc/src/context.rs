@@ -11,18 +11,18 @@ use order_pool::OrderPool;
 use tokio::sync::Semaphore;
 
 use crate::{
-    active::{ActiveRequest, ActiveRequests},
-    admission::Admission,
-    budget::{Budget, Share},
     config::{ConfigError, OrderRpcConfig, SignatureMode},
-    deferral::Deferral,
+    http::connection::MAX_LINGERING,
+    limits::active::{ActiveRequest, ActiveRequests},
+    limits::budget::{Budget, Share},
+    limits::callers::{Peer, PeerId, Peers},
+    limits::deferral::Deferral,
+    limits::quota::Quotas,
+    methods::admission::Admission,
+    methods::proofs::Proofs,
+    methods::signature::Claim,
     metrics::Metrics,
-    peers::{Peer, PeerId, Peers},
-    proofs::Proofs,
-    quota::Quotas,
     reply::{ErrorResponse, Reason},
-    route::MAX_LINGERING,
-    signature::Claim,
     standing::{SignerStanding, Standing, Strangers},
 };
 

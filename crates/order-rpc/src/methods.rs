@@ -1,5 +1,11 @@
 //! The JSON-RPC methods.
 
+pub(crate) mod admission;
+pub(crate) mod params;
+pub(crate) mod proofs;
+pub(crate) mod signature;
+pub(crate) mod verify;
+
 use std::time::SystemTime;
 
 use alloy_consensus::Transaction as _;
@@ -11,12 +17,11 @@ use order_pool::{
 use serde_json::{Value, json};
 
 use crate::{
-    admission::Admitted,
     context::RpcContext,
-    params::{self, RawCancelPrivate, RawPrivate},
-    proofs::{Proofs, Unproven},
+    methods::admission::Admitted,
+    methods::params::{RawCancelPrivate, RawPrivate},
+    methods::proofs::{Proofs, Unproven},
     reply::{ErrorResponse, Reason},
-    verify,
 };
 
 /// A method that is served.

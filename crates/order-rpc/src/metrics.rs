@@ -3,9 +3,9 @@
 use metrics::{Counter, Gauge, Unit, counter, describe_counter, describe_gauge, gauge};
 
 use crate::{
-    admission::Ended,
-    budget::Share,
+    limits::budget::Share,
     methods::Method,
+    methods::admission::Ended,
     reply::{Kind, Reason},
 };
 
@@ -62,12 +62,7 @@ impl Metrics {
         });
         let admissions = Ended::ALL
             .map(|ended| counter!("order_rpc_admissions_total", "verdict" => ended.as_str()));
-        Self {
-            accepted,
-            reasons,
-            admissions,
-            connections: gauge!("order_rpc_connections"),
-        }
+        Self { accepted, reasons, admissions, connections: gauge!("order_rpc_connections") }
     }
 
     pub(crate) fn accepted(&self, method: Method) {

@@ -8,7 +8,7 @@ use http_body_util::Full;
 use load_control::{Refusal, RefusalReason};
 use serde_json::{Value, json};
 
-use crate::{body::Held, envelope::Id};
+use crate::{http::body::Held, jsonrpc::envelope::Id};
 
 pub(crate) const PARSE: i32 = -32700;
 pub(crate) const INVALID_REQUEST: i32 = -32600;

@@ -23,10 +23,10 @@ use crate::{
     config::{ConfigError, OrderRpcConfig},
     context::{Host, RpcContext},
     error::{ShutdownError, StartError},
+    http::connection::Connection,
+    http::timed::TimedWrites,
     metrics::{OpenConnection, OpenCount},
     reply::{ErrorResponse, Reason},
-    route::Connection,
-    timed::TimedWrites,
 };
 
 /// Connections that the kernel queues until they are accepted; `net.core.somaxconn` may lower it

@@ -246,7 +246,7 @@ impl<'de> Visitor<'de> for Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::params;
+    use crate::methods::params;
     use order_pool::{RawBundle, RawCancelBundle};
     use testkit::corpus::{damaged_seeds, seeds};
 

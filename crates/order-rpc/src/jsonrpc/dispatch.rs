@@ -9,14 +9,14 @@ use http::StatusCode;
 use load_control::{Priority, WorkError, WorkPermit};
 
 use crate::{
-    admission::{Admitted, Candidate},
-    body::SMALL_BODY_BYTES,
     context::{Entered, RpcContext},
-    envelope::{Call, Calls, Id, State},
+    http::body::SMALL_BODY_BYTES,
+    jsonrpc::envelope::{Call, Calls, Id, State},
+    limits::callers::PeerId,
+    methods::admission::{Admitted, Candidate},
+    methods::signature::{Claim, SignatureError},
     methods::{Method, Verified},
-    peers::PeerId,
     reply::{Answer, ErrorResponse, INVALID_REQUEST, Reason},
-    signature::{Claim, SignatureError},
 };
 
 /// Bodies up to this size are parsed on the thread that read them, which takes microseconds. Longer

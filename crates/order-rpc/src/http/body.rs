@@ -24,9 +24,9 @@ use hyper::body::Body;
 use tokio::time::timeout;
 
 use crate::{
-    budget::Share,
     context::RpcContext,
-    peers::Peer,
+    limits::budget::Share,
+    limits::callers::Peer,
     reply::{ErrorResponse, INVALID_REQUEST, Reason},
 };
 

@@ -8,7 +8,7 @@ use std::{
 use alloy_primitives::map::HashMap;
 use http::HeaderMap;
 
-use crate::{budget::Budget, config::OrderRpcConfig};
+use crate::{config::OrderRpcConfig, limits::budget::Budget};
 
 /// The header in which a trusted proxy names the caller, in lower case as HTTP libraries compare
 /// it.

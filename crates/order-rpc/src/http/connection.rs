@@ -15,13 +15,13 @@ use serde_json::json;
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    body,
     config::SignatureMode,
     context::{Entered, RpcContext},
-    dispatch::signature_error,
-    peers::{self, Peer},
+    http::body,
+    jsonrpc::dispatch::signature_error,
+    limits::callers::{self, Peer},
+    methods::signature::{self, Claim, SignatureError},
     reply::{ErrorResponse, INVALID_REQUEST, Reason, json_response},
-    signature::{self, Claim, SignatureError},
 };
 
 /// Lingering close: how many bytes of a refused body are read and discarded.
@@ -116,7 +116,7 @@ impl Connection {
 
     /// The caller whose shares a request uses.
     fn caller(&self, headers: &HeaderMap) -> Arc<Peer> {
-        let named = if self.is_proxy { peers::forwarded_for(headers) } else { None };
+        let named = if self.is_proxy { callers::forwarded_for(headers) } else { None };
         match named {
             Some(address) => self.context.peers.of(address, &self.context.config),
             None => Arc::clone(&self.peer),

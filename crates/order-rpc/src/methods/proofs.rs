@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::{
     context::RpcContext,
-    dispatch::on_thread,
+    jsonrpc::dispatch::on_thread,
     methods::{Method, Verified},
     reply::{ErrorResponse, Reason},
 };
