@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use load_control::{Gate, GateConfig, LoadMonitor, MonitorConfig};
 use order_pool::{OrderPool, PoolConfig, Upkeep, UpkeepConfig};
 #[cfg(feature = "rpc")]
-use order_rpc::{Host, OrderRpc, OrderRpcConfig, OrderRpcHandle, ShutdownError};
+use order_rpc::{Host, OrderRpc, OrderRpcConfig, OrderRpcEnd};
 #[cfg(feature = "rpc")]
 use txpool_fetcher::Endpoint;
 use txpool_fetcher::{Counts, EndReason, Fetcher, FetcherConfig, FetcherEnd};
@@ -52,7 +52,6 @@ pub enum IngestError {
 
 /// The configuration of an [`Ingest`]. [`IngestConfig::new`] takes the parts that have no default.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct IngestConfig {
     /// The sources. Its `monitor` and its `gate`, if set, are used by all parts.
     pub fetcher: FetcherConfig,
@@ -92,43 +91,6 @@ impl IngestConfig {
             node_admission: None,
         }
     }
-
-    /// Sets [`Self::upkeep`].
-    #[must_use]
-    pub fn with_upkeep(mut self, upkeep: UpkeepConfig) -> Self {
-        self.upkeep = upkeep;
-        self
-    }
-
-    /// Sets [`Self::monitor`].
-    #[must_use]
-    pub fn with_monitor(mut self, monitor: MonitorConfig) -> Self {
-        self.monitor = monitor;
-        self
-    }
-
-    /// Sets [`Self::gate`].
-    #[must_use]
-    pub fn with_gate(mut self, gate: GateConfig) -> Self {
-        self.gate = gate;
-        self
-    }
-
-    /// Sets [`Self::rpc`].
-    #[cfg(feature = "rpc")]
-    #[must_use]
-    pub fn with_rpc(mut self, rpc: OrderRpcConfig) -> Self {
-        self.rpc = Some(rpc);
-        self
-    }
-
-    /// Sets [`Self::node_admission`].
-    #[cfg(feature = "rpc")]
-    #[must_use]
-    pub fn with_node_admission(mut self, admission: NodeAdmissionConfig) -> Self {
-        self.node_admission = Some(admission);
-        self
-    }
 }
 
 /// Feeds a node's mempool, and searchers' orders if the RPC server runs, into a pool.
@@ -137,11 +99,28 @@ impl IngestConfig {
 /// audits and retries, public raw transactions and the pool's upkeep are deferred.
 ///
 /// Dropping it without [`Self::shutdown`] stops everything without waiting.
+///
+/// ```no_run
+/// use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, OrderPool, PoolConfig, order_pool::Event};
+/// use std::time::Duration;
+///
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// let fetcher = FetcherConfig::ipc("/data/geth.ipc");
+/// let ingest = Ingest::start(IngestConfig::new(fetcher, PoolConfig::default())).await?;
+/// let mut events = ingest.pool().subscribe_all();
+/// while let Ok(Event::Added(order)) = events.next().await {
+///     println!("{:?}", order.id());
+/// }
+/// let end = ingest.shutdown(Duration::from_secs(5)).await;
+/// assert!(end.ended);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Ingest {
     // In the order in which they stop when this is dropped.
     #[cfg(feature = "rpc")]
-    rpc: Option<OrderRpcHandle>,
+    rpc: Option<OrderRpc>,
     /// How to ask the node about senders, and its endpoint.
     #[cfg(feature = "rpc")]
     node_admission: Option<(NodeAdmissionConfig, Endpoint)>,
@@ -162,14 +141,12 @@ pub struct IngestEnd {
     pub reason: EndReason,
     /// The fetcher's final counts.
     pub counts: Counts,
-    /// Whether the RPC server answered every request in time; `None` without an RPC server.
+    /// How the RPC server ended; `None` without one.
     #[cfg(feature = "rpc")]
-    pub rpc: Option<Result<(), ShutdownError>>,
-    /// Whether the thread that asked the node about senders has ended; true without one.
-    #[cfg(feature = "rpc")]
-    pub accounts_thread_ended: bool,
-    /// Whether the upkeep's thread has ended.
-    pub upkeep_ended: bool,
+    pub rpc: Option<OrderRpcEnd>,
+    /// Whether every part ended in time: the RPC server, the fetcher, the pool's upkeep, and the
+    /// thread that asks the node about senders.
+    pub ended: bool,
 }
 
 impl Ingest {
@@ -252,12 +229,12 @@ impl Ingest {
     /// # Errors
     /// [`IngestError::Rpc`], or [`IngestError::SecondRpc`]. The other parts keep running.
     #[cfg(feature = "rpc")]
-    pub fn start_rpc(&mut self, config: OrderRpcConfig) -> Result<&OrderRpcHandle, IngestError> {
+    pub fn start_rpc(&mut self, config: OrderRpcConfig) -> Result<&OrderRpc, IngestError> {
         self.start_rpc_with(config, |host| host)
     }
 
-    /// As [`Self::start_rpc`], with functions of the host: the standing of signers
-    /// ([`Host::with_standing`]), or a decision on each order ([`Host::with_admission`], which
+    /// As [`Self::start_rpc`], with functions of the host: which signers it knows
+    /// ([`Host::with_known_signers`]), or a decision on each order ([`Host::with_admission`], which
     /// replaces [`IngestConfig::node_admission`]).
     ///
     /// # Errors
@@ -267,14 +244,13 @@ impl Ingest {
         &mut self,
         config: OrderRpcConfig,
         more: impl FnOnce(Host) -> Host,
-    ) -> Result<&OrderRpcHandle, IngestError> {
+    ) -> Result<&OrderRpc, IngestError> {
         if let Some(rpc) = &self.rpc {
             return Err(IngestError::SecondRpc { address: rpc.local_addr() });
         }
         let mut host = Host::new(self.pool.clone(), self.gate.clone())
-            .with_monitor(self.monitor.clone())
-            .with_readiness(self.fetcher.readiness())
-            .with_audited(self.fetcher.audited());
+            .with_sources(self.fetcher.readiness(), self.fetcher.audited());
+        host.monitor = Some(self.monitor.clone());
         if let Some((config, endpoint)) = &self.node_admission {
             let started = NodeAdmission::start(config, endpoint.clone(), self.pool.clone());
             let (admission, thread) = started.map_err(IngestError::NodeAdmission)?;
@@ -307,7 +283,7 @@ impl Ingest {
     /// The RPC server, if it runs.
     #[cfg(feature = "rpc")]
     #[must_use]
-    pub const fn rpc(&self) -> Option<&OrderRpcHandle> {
+    pub const fn rpc(&self) -> Option<&OrderRpc> {
         self.rpc.as_ref()
     }
 
@@ -347,23 +323,25 @@ impl Ingest {
             Some(rpc) => Some(rpc.shutdown(deadline).await),
             None => None,
         };
-        let FetcherEnd { reason, counts, .. } =
+        let FetcherEnd { reason, counts, ended: fetcher_ended, .. } =
             fetcher.shutdown(deadline.saturating_sub(start.elapsed())).await;
         // A step takes less than a millisecond, and this blocks for no longer.
-        let upkeep_ended = upkeep.shutdown(deadline.saturating_sub(start.elapsed())).ended;
+        let upkeep_end = upkeep.shutdown(deadline.saturating_sub(start.elapsed()));
+        let ended = fetcher_ended && upkeep_end.ended;
         // So does this, unless a response of the node is outstanding, which times out after a
         // second.
         #[cfg(feature = "rpc")]
-        let accounts_thread_ended = accounts_thread
-            .is_none_or(|thread| thread.join(deadline.saturating_sub(start.elapsed())));
+        let ended = {
+            let left = deadline.saturating_sub(start.elapsed());
+            let accounts_ended = accounts_thread.is_none_or(|thread| thread.shutdown(left));
+            ended && accounts_ended && rpc.is_none_or(|rpc| rpc.ended)
+        };
         IngestEnd {
             reason,
             counts,
             #[cfg(feature = "rpc")]
             rpc,
-            #[cfg(feature = "rpc")]
-            accounts_thread_ended,
-            upkeep_ended,
+            ended,
         }
     }
 }

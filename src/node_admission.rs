@@ -14,10 +14,6 @@ use txpool_fetcher::Endpoint;
 pub(crate) use self::accounts::AccountsThread;
 use self::accounts::{Account, Accounts};
 
-/// Default of [`NodeAdmissionConfig::max_cached_accounts`]: ten times the senders of a busy head.
-/// At about 150 bytes each, 10 MB.
-pub const DEFAULT_MAX_CACHED_ACCOUNTS: usize = 65_536;
-
 /// A balance that is older than this refuses no order: the node and the sender may already know a
 /// block that funds the sender, which the pool does not know yet.
 const MAX_REFUSAL_AGE: Duration = Duration::from_millis(250);
@@ -36,14 +32,10 @@ const MAX_REFUSAL_AGE: Duration = Duration::from_millis(250);
 /// announcements never wait behind them. While the node does not answer, or answers from an older
 /// block than the pool knows, there is no verdict.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct NodeAdmissionConfig {
     /// The node. Default `None`: the first source of the fetcher that is not a pool in this
     /// process.
     pub endpoint: Option<Endpoint>,
-    /// Accounts that are cached until the next head, default [`DEFAULT_MAX_CACHED_ACCOUNTS`].
-    /// Beyond that, each order causes its own calls.
-    pub max_cached_accounts: usize,
     /// Whether an order is pooled if the node does not answer about its sender in time. Default
     /// true, so that no valid order is lost while the node is slow.
     pub fails_open: bool,
@@ -51,30 +43,7 @@ pub struct NodeAdmissionConfig {
 
 impl Default for NodeAdmissionConfig {
     fn default() -> Self {
-        Self { endpoint: None, max_cached_accounts: DEFAULT_MAX_CACHED_ACCOUNTS, fails_open: true }
-    }
-}
-
-impl NodeAdmissionConfig {
-    /// Sets [`Self::endpoint`].
-    #[must_use]
-    pub fn with_endpoint(mut self, endpoint: Endpoint) -> Self {
-        self.endpoint = Some(endpoint);
-        self
-    }
-
-    /// Sets [`Self::max_cached_accounts`].
-    #[must_use]
-    pub const fn with_max_cached_accounts(mut self, max: usize) -> Self {
-        self.max_cached_accounts = max;
-        self
-    }
-
-    /// Sets [`Self::fails_open`].
-    #[must_use]
-    pub const fn with_fails_open(mut self, fails_open: bool) -> Self {
-        self.fails_open = fails_open;
-        self
+        Self { endpoint: None, fails_open: true }
     }
 }
 
@@ -93,8 +62,7 @@ impl NodeAdmission {
         endpoint: Endpoint,
         pool: OrderPool,
     ) -> std::io::Result<(Self, AccountsThread)> {
-        let (accounts, thread) =
-            Accounts::start(endpoint, config.max_cached_accounts, pool.clone())?;
+        let (accounts, thread) = Accounts::start(endpoint, pool.clone())?;
         Ok((Self { accounts: Arc::new(accounts), pool, fails_open: config.fails_open }, thread))
     }
 
@@ -107,12 +75,12 @@ impl NodeAdmission {
         let mut senders: Vec<Address> = needs.iter().map(|need| need.sender).collect();
         senders.sort_unstable();
         senders.dedup();
-        let asked = senders.iter().map(|sender| {
+        let requested = senders.iter().map(|sender| {
             let of_sender = needs.iter().filter(|need| need.sender == *sender);
             self.verdict_on(*sender, of_sender)
         });
         // A definite refusal for one sender decides, even if another one's account is unknown.
-        let verdicts = join_all(asked).await;
+        let verdicts = join_all(requested).await;
         let refused = verdicts.iter().find(|verdict| matches!(verdict, Verdict::Refuse { .. }));
         let unknown = verdicts.iter().find(|verdict| **verdict == Verdict::Unknown);
         refused.or(unknown).cloned().unwrap_or(Verdict::Accept)
@@ -142,7 +110,7 @@ impl NodeAdmission {
                 Some(Unmet::Balance(_)) => {}
             }
         }
-        let Some(account) = self.accounts.ask(sender).await else { return Verdict::Unknown };
+        let Some(account) = self.accounts.request(sender).await else { return Verdict::Unknown };
         match reason(&account) {
             None => Verdict::Accept,
             Some(Unmet::Nonce(reason) | Unmet::Balance(reason)) => {

@@ -1,6 +1,6 @@
 //! The metrics of all parts, served to Prometheus: feature `telemetry`.
 //!
-//! [`serve`] installs the recorder of `metrics-exporter-prometheus` for the whole process, and
+//! [`Telemetry::start`] installs the recorder of `metrics-exporter-prometheus` for the whole process, and
 //! answers `GET /metrics` at an address. Call it before [`Ingest::start`](crate::Ingest::start),
 //! because handles are made once.
 //!
@@ -14,6 +14,7 @@
 //! histogram an entry in a buffer, which this thread drains every [`DRAIN_INTERVAL`].
 
 use std::{
+    convert::Infallible,
     io,
     net::{SocketAddr, TcpListener},
     sync::mpsc,
@@ -51,10 +52,10 @@ pub const MISSING_BUCKETS_SECONDS: [f64; 11] =
 /// at 40,000 transactions/s the buffers hold at most 640 kB, with or without scrapes.
 pub const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Why [`serve`] failed. Nothing runs afterwards, and no recorder is installed.
+/// Why [`Telemetry::start`] failed. Nothing runs afterwards, and no recorder is installed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum TelemetryError {
+pub enum StartError {
     /// The address is in use, or not one of this machine.
     #[error("cannot listen for scrapes at {address}: {source}")]
     Listen {
@@ -72,19 +73,90 @@ pub enum TelemetryError {
     Thread(#[source] io::Error),
 }
 
-/// The running server. Dropping it ends the server and waits for its thread, which takes as long as
-/// one rendering, some milliseconds. The recorder cannot be uninstalled, and its histograms are no
-/// longer drained.
+/// The running server. Dropping it ends the server without waiting. The recorder cannot be
+/// uninstalled, and its histograms are no longer drained.
+///
+/// ```no_run
+/// use mempool_ingest::{Ingest, IngestConfig, telemetry::Telemetry};
+///
+/// # async fn start(config: IngestConfig) -> Result<(), Box<dyn std::error::Error>> {
+/// let telemetry = Telemetry::start("127.0.0.1:9464".parse()?)?;
+/// println!("metrics at http://{}/metrics", telemetry.local_addr());
+/// let ingest = Ingest::start(config).await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "dropping it ends the server"]
 pub struct Telemetry {
     local_addr: SocketAddr,
     recorder: PrometheusHandle,
-    /// `Some` until dropped.
-    running: Option<(oneshot::Sender<()>, thread::JoinHandle<()>)>,
+    /// Ends the thread when dropped.
+    stop: oneshot::Sender<()>,
+    /// Disconnected when the thread has ended.
+    ended: mpsc::Receiver<Infallible>,
+}
+
+/// How a [`Telemetry`] ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TelemetryEnd {
+    /// Whether the thread has ended in time.
+    pub ended: bool,
 }
 
 impl Telemetry {
+    /// Installs the recorder and serves it at `address`; port 0 selects a free one. Anyone who can
+    /// connect can read the metrics: choose a loopback address, or one that only the scraper reaches.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start(address: SocketAddr) -> Result<Self, StartError> {
+        let listener = |source| StartError::Listen { address, source };
+        let listening = TcpListener::bind(address).map_err(listener)?;
+        listening.set_nonblocking(true).map_err(listener)?;
+        let local_addr = listening.local_addr().map_err(listener)?;
+        let recorder = builder().build_recorder();
+        let handle = recorder.handle();
+        // The recorder is installed last, because that cannot be undone; the thread waits for it.
+        let (installed, install) = mpsc::sync_channel::<()>(1);
+        let (made, runtime_made) = mpsc::sync_channel(1);
+        let (stop, stopping) = oneshot::channel();
+        let (ends, ended) = mpsc::sync_channel(0);
+        let served = handle.clone();
+        thread::Builder::new()
+            .name("mempool-telemetry".to_owned())
+            .spawn(move || {
+                let _ends = ends;
+                // Created and dropped on this thread: a runtime that is dropped on the caller's thread
+                // panics if that belongs to another runtime.
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                let both = runtime.and_then(|runtime| {
+                    let inside = runtime.enter();
+                    let listener = tokio::net::TcpListener::from_std(listening)?;
+                    drop(inside);
+                    Ok((listener, runtime))
+                });
+                let (result, both) = match both {
+                    Ok(both) => (Ok(()), Some(both)),
+                    Err(error) => (Err(error), None),
+                };
+                // The caller waits for the result.
+                let _ = made.send(result);
+                if let (Some((listener, runtime)), Ok(())) = (both, install.recv()) {
+                    runtime.block_on(http::run(listener, served, stopping));
+                }
+            })
+            .map_err(StartError::Thread)?;
+        let runtime_made = runtime_made.recv().expect("the thread sends one result before it ends");
+        runtime_made.map_err(StartError::Thread)?;
+        // On an error `installed` is dropped, which ends the thread.
+        metrics::set_global_recorder(recorder).map_err(|_| StartError::RecorderInstalled)?;
+        // The thread waits, and the channel has room.
+        let _ = installed.send(());
+        Ok(Self { local_addr, recorder: handle, stop, ended })
+    }
+
     /// The address on which it listens, with the assigned port if 0 was requested.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
@@ -96,75 +168,15 @@ impl Telemetry {
     pub fn render(&self) -> String {
         self.recorder.render()
     }
-}
 
-impl Drop for Telemetry {
-    fn drop(&mut self) {
-        if let Some((stop, thread)) = self.running.take() {
-            // The message and the dropped sender both end it.
-            let _ = stop.send(());
-            // A panic of the thread has been reported by the panic hook.
-            let _ = thread.join();
-        }
+    /// Ends the server and waits for its thread, which takes as long as one rendering, some
+    /// milliseconds. Blocks for at most `deadline`.
+    pub fn shutdown(self, deadline: Duration) -> TelemetryEnd {
+        drop(self.stop);
+        // A panic of the thread has been reported by the panic hook.
+        let ended = self.ended.recv_timeout(deadline) == Err(mpsc::RecvTimeoutError::Disconnected);
+        TelemetryEnd { ended }
     }
-}
-
-/// Installs the recorder and serves it at `address`; port 0 selects a free one. Anyone who can
-/// connect can read the metrics: choose a loopback address, or one that only the scraper reaches.
-///
-/// ```no_run
-/// # async fn start(config: mempool_ingest::IngestConfig) -> Result<(), Box<dyn std::error::Error>> {
-/// let telemetry = mempool_ingest::telemetry::serve("127.0.0.1:9464".parse()?)?;
-/// println!("metrics at http://{}/metrics", telemetry.local_addr());
-/// let ingest = mempool_ingest::Ingest::start(config).await?;
-/// # Ok(())
-/// # }
-/// ```
-///
-/// # Errors
-/// See [`TelemetryError`].
-pub fn serve(address: SocketAddr) -> Result<Telemetry, TelemetryError> {
-    let listener = |source| TelemetryError::Listen { address, source };
-    let listening = TcpListener::bind(address).map_err(listener)?;
-    listening.set_nonblocking(true).map_err(listener)?;
-    let local_addr = listening.local_addr().map_err(listener)?;
-    let recorder = builder().build_recorder();
-    let handle = recorder.handle();
-    // The recorder is installed last, because that cannot be undone; the thread waits for it.
-    let (installed, install) = mpsc::sync_channel::<()>(1);
-    let (made, runtime_made) = mpsc::sync_channel(1);
-    let (stop, stopping) = oneshot::channel();
-    let served = handle.clone();
-    let thread = thread::Builder::new()
-        .name("mempool-telemetry".to_owned())
-        .spawn(move || {
-            // Created and dropped on this thread: a runtime that is dropped on the caller's thread
-            // panics if that belongs to another runtime.
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let both = runtime.and_then(|runtime| {
-                let inside = runtime.enter();
-                let listener = tokio::net::TcpListener::from_std(listening)?;
-                drop(inside);
-                Ok((listener, runtime))
-            });
-            let (result, both) = match both {
-                Ok(both) => (Ok(()), Some(both)),
-                Err(error) => (Err(error), None),
-            };
-            // The caller waits for the result.
-            let _ = made.send(result);
-            if let (Some((listener, runtime)), Ok(())) = (both, install.recv()) {
-                runtime.block_on(http::run(listener, served, stopping));
-            }
-        })
-        .map_err(TelemetryError::Thread)?;
-    let runtime_made = runtime_made.recv().expect("the thread sends one result before it ends");
-    runtime_made.map_err(TelemetryError::Thread)?;
-    // On an error `installed` is dropped, which ends the thread.
-    metrics::set_global_recorder(recorder).map_err(|_| TelemetryError::RecorderInstalled)?;
-    // The thread waits, and the channel has room.
-    let _ = installed.send(());
-    Ok(Telemetry { local_addr, recorder: handle, running: Some((stop, thread)) })
 }
 
 /// Histograms with our buckets instead of the quantiles that the exporter computes by default:

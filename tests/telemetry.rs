@@ -8,7 +8,7 @@ use std::{
 
 use mempool_ingest::{
     Ingest, IngestConfig, OrderRpcConfig, PoolConfig, load_control, order_pool, order_rpc,
-    telemetry::{self, TelemetryError},
+    telemetry::{self, StartError, Telemetry},
     txpool_fetcher,
 };
 use mock_node::{DEV_CHAIN_ID, Fault, Target};
@@ -30,17 +30,18 @@ fn scrape(address: SocketAddr) -> String {
 #[tokio::test]
 async fn all_parts_are_served_while_the_node_is_dead() {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let telemetry = telemetry::serve(any).unwrap();
-    let second = telemetry::serve(any).unwrap_err();
-    assert!(matches!(second, TelemetryError::RecorderInstalled), "{second}");
-    let taken = telemetry::serve(telemetry.local_addr()).unwrap_err();
-    let TelemetryError::Listen { address, .. } = taken else { panic!("{taken}") };
+    let telemetry = Telemetry::start(any).unwrap();
+    let second = Telemetry::start(any).unwrap_err();
+    assert!(matches!(second, StartError::RecorderInstalled), "{second}");
+    let taken = Telemetry::start(telemetry.local_addr()).unwrap_err();
+    let StartError::Listen { address, .. } = taken else { panic!("{taken}") };
     assert_eq!(address, telemetry.local_addr());
 
     let node = Node::start(100, |config| config);
     let mut rpc = OrderRpcConfig::new(DEV_CHAIN_ID);
     rpc.listen = any;
-    let config = IngestConfig::new(node.fetcher(), PoolConfig::default()).with_rpc(rpc);
+    let mut config = IngestConfig::new(node.fetcher(), PoolConfig::default());
+    config.rpc = Some(rpc);
     let ingest = Ingest::start(config).await.unwrap();
     ingest.fetcher().wait_live().await.unwrap();
     node.submit_all();
@@ -87,6 +88,6 @@ async fn all_parts_are_served_while_the_node_is_dead() {
 
     ingest.shutdown(DEADLINE).await;
     let address = telemetry.local_addr();
-    drop(telemetry);
+    assert!(telemetry.shutdown(DEADLINE).ended);
     assert!(TcpStream::connect(address).is_err(), "it listens no more");
 }

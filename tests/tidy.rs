@@ -205,29 +205,20 @@ fn the_pools_configuration_table_says_what_the_code_does() {
 #[test]
 fn the_rpc_servers_configuration_table_says_what_the_code_does() {
     fn quota(per_second: u64) -> Option<Quota> {
-        Some(Quota::default().with_per_second(u32::try_from(per_second).unwrap_or(u32::MAX)))
+        Some(Quota { per_second: u32::try_from(per_second).unwrap_or(u32::MAX), burst: 1 })
     }
     let setters = setters! {
         OrderRpcConfig;
-        counts: threads max_signers max_buffered_bytes max_buffered_bytes_per_peer
-            max_batch max_tx_bytes max_tx_gas max_blobs_per_tx max_blocks_ahead max_private_blocks
-            max_txs_per_bundle max_connections max_connections_per_peer max_requests_per_peer
-            max_slow_bodies max_slow_bodies_per_peer max_admissions;
-        durations: header_timeout body_timeout slow_body_after send_timeout
-            admission_timeout;
+        counts: threads max_buffered_bytes max_connections;
+        durations: admission_timeout;
         more:
             "quota" => |c, v| c.quota = quota(v),
-            "peer_quota" => |c, v| c.peer_quota = quota(v),
-            // Its own bound, not those of the buffers that must hold it.
+            "caller_quota" => |c, v| c.caller_quota = quota(v),
+            // Its own bound, not that of the buffers that must hold it.
             "max_body_bytes" => |c, v| {
-                (c.max_buffered_bytes, c.max_buffered_bytes_per_peer) = (usize::MAX, usize::MAX);
+                c.max_buffered_bytes = usize::MAX;
                 c.max_body_bytes = v.try_into().expect("64 bits");
             },
-    };
-    let pair = |cell: &str, between: &str, end: &str| {
-        let cell = cell.strip_suffix(end).expect("the end of the cell");
-        let (first, second) = cell.split_once(between).expect("two values");
-        (unit(first), unit(second))
     };
     let written = |field: &str, cell: &str| match field {
         "chain_id" => "1".to_owned(),
@@ -235,13 +226,10 @@ fn the_rpc_servers_configuration_table_says_what_the_code_does() {
         "threads" if cell == "half of the cores, at least 1" => {
             (load_control::cores() / 2).max(1).to_string()
         }
-        "quota" | "peer_quota" => {
-            let (per_second, burst) = pair(cell, " a second, ", " at once");
-            format!("Quota {{ per_second: {per_second}, burst: {burst} }}")
-        }
-        "deferral" => {
-            let (capacity, max_age) = pair(cell, " for ", "");
-            format!("DeferralConfig {{ capacity: {capacity}, max_age: {max_age} }}")
+        "quota" | "caller_quota" => {
+            let cell = cell.strip_suffix(" at once").expect("the end of the cell");
+            let (per_second, burst) = cell.split_once(" a second, ").expect("two values");
+            format!("Quota {{ per_second: {}, burst: {} }}", unit(per_second), unit(burst))
         }
         "trusted_proxies" | "trusted_fronts" if cell == "none" => "[]".to_owned(),
         _ => unit(cell),

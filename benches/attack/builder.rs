@@ -160,8 +160,8 @@ async fn start(
     pooled: usize,
     setup: Setup,
 ) -> Result<Ingest, Box<dyn std::error::Error + Send + Sync>> {
-    let mut config = IngestConfig::new(FetcherConfig::ipc(node), PoolConfig::default())
-        .with_rpc(OrderRpcConfig::new(DEV_CHAIN_ID));
+    let mut config = IngestConfig::new(FetcherConfig::ipc(node), PoolConfig::default());
+    config.rpc = Some(OrderRpcConfig::new(DEV_CHAIN_ID));
     match setup {
         Setup::Default => {}
         Setup::AsksNode => config.node_admission = Some(NodeAdmissionConfig::default()),

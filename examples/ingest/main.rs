@@ -25,7 +25,8 @@ use std::{
 
 use clap::Parser as _;
 use mempool_ingest::{
-    Ingest, IngestEnd, PoolConfig, telemetry,
+    Ingest, IngestEnd, PoolConfig,
+    telemetry::Telemetry,
     txpool_fetcher::{AuditMode, AuditReport, EndReason, Endpoint},
 };
 use mock_node::cli::StopSignals;
@@ -175,7 +176,7 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
         None => args.endpoints(),
     };
     // Before the ingestion starts, because handles of metrics are made once.
-    let telemetry = args.metrics.map(telemetry::serve).transpose()?;
+    let telemetry = args.metrics.map(Telemetry::start).transpose()?;
     if let Some(telemetry) = &telemetry {
         eprintln!("metrics at http://{}/metrics", telemetry.local_addr());
     }
@@ -240,8 +241,8 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
     let IngestEnd { reason: end, counts, rpc, .. } = ingest.shutdown(STOP_DEADLINE).await;
     let (recorded, replayed) = files.end();
     let published = publishing.end().await;
-    if let Some(Err(error)) = rpc {
-        eprintln!("warning: {error}");
+    if let Some(rpc) = rpc.filter(|rpc| !rpc.ended) {
+        eprintln!("warning: {} requests got no response in time", rpc.unanswered);
     }
     watcher.stop();
     drop(pool);

@@ -31,6 +31,10 @@ const MAX_WAITING: usize = 4_096;
 /// waits for it.
 const SLOW_AFTER: Duration = Duration::from_millis(50);
 
+/// Accounts that are cached until the next head: ten times the senders of a busy head. At about 150
+/// bytes each, 10 MB. Beyond that, each order causes its own calls.
+const MAX_CACHED_ACCOUNTS: usize = 65_536;
+
 /// An account as of the node's latest block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Account {
@@ -38,10 +42,10 @@ pub(super) struct Account {
     pub(super) next_nonce: u64,
 }
 
-/// A request for an account. It gets no response if the node does not answer.
-struct Ask {
+/// A request for an account. It gets no response if the node does not respond.
+struct Request {
     address: Address,
-    answer: oneshot::Sender<Account>,
+    response: oneshot::Sender<Account>,
 }
 
 /// The state that both sides share.
@@ -50,7 +54,7 @@ struct Shared {
     pool: OrderPool,
     cache: Mutex<Cache>,
     /// When the outstanding batch was sent.
-    asked_at: Mutex<Option<Instant>>,
+    sent_at: Mutex<Option<Instant>>,
 }
 
 /// The accounts that were requested since a head.
@@ -58,13 +62,12 @@ struct Shared {
 struct Cache {
     head: Option<B256>,
     accounts: HashMap<Address, (Account, Instant)>,
-    max_accounts: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Accounts {
     shared: Arc<Shared>,
-    asks: SyncSender<Ask>,
+    requests: SyncSender<Request>,
 }
 
 /// The thread that asks the node. It ends when its [`Accounts`] are dropped and the node has
@@ -76,10 +79,10 @@ pub(crate) struct AccountsThread {
 }
 
 impl AccountsThread {
-    /// Waits for its end, for at most `timeout`; returns whether it has ended.
-    pub(crate) fn join(self, timeout: Duration) -> bool {
+    /// Waits for its end, for at most `deadline`; returns whether it has ended.
+    pub(crate) fn shutdown(self, deadline: Duration) -> bool {
         let Self { thread, ended } = self;
-        let has_ended = ended.recv_timeout(timeout) == Err(RecvTimeoutError::Disconnected);
+        let has_ended = ended.recv_timeout(deadline) == Err(RecvTimeoutError::Disconnected);
         if has_ended {
             // A panic was reported when it happened.
             let _ = thread.join();
@@ -89,25 +92,21 @@ impl AccountsThread {
 }
 
 impl Accounts {
-    pub(super) fn start(
-        endpoint: Endpoint,
-        max_accounts: usize,
-        pool: OrderPool,
-    ) -> io::Result<(Self, AccountsThread)> {
-        let (asks, asked) = mpsc::sync_channel(MAX_WAITING);
+    pub(super) fn start(endpoint: Endpoint, pool: OrderPool) -> io::Result<(Self, AccountsThread)> {
+        let (requests, requested) = mpsc::sync_channel(MAX_WAITING);
         let (ends, ended) = mpsc::sync_channel(0);
-        let cache = Cache { head: None, accounts: HashMap::new(), max_accounts };
-        let shared = Shared { pool, cache: Mutex::new(cache), asked_at: Mutex::default() };
+        let cache = Cache { head: None, accounts: HashMap::new() };
+        let shared = Shared { pool, cache: Mutex::new(cache), sent_at: Mutex::default() };
         let shared = Arc::new(shared);
         let thread = {
             let shared = Arc::clone(&shared);
             let builder = thread::Builder::new().name("mempool-admission".to_owned());
             builder.spawn(move || {
                 let _ends = ends;
-                shared.answer(&asked, Link::new(endpoint));
+                shared.serve(&requested, Link::new(endpoint));
             })?
         };
-        Ok((Self { shared, asks }, AccountsThread { thread, ended }))
+        Ok((Self { shared, requests }, AccountsThread { thread, ended }))
     }
 
     /// A cached account, and the age of the response.
@@ -118,15 +117,15 @@ impl Accounts {
         Some((*account, at.elapsed()))
     }
 
-    /// Asks the node; `None` if it does not answer.
-    pub(super) async fn ask(&self, address: Address) -> Option<Account> {
-        let asked_at = *self.shared.asked_at();
-        if asked_at.is_some_and(|at| at.elapsed() >= SLOW_AFTER) {
+    /// Asks the node; `None` if it does not respond.
+    pub(super) async fn request(&self, address: Address) -> Option<Account> {
+        let sent_at = *self.shared.sent_at();
+        if sent_at.is_some_and(|at| at.elapsed() >= SLOW_AFTER) {
             return None;
         }
-        let (answer, answered) = oneshot::channel();
-        self.asks.try_send(Ask { address, answer }).ok()?;
-        answered.await.ok()
+        let (response, responded) = oneshot::channel();
+        self.requests.try_send(Request { address, response }).ok()?;
+        responded.await.ok()
     }
 }
 
@@ -140,22 +139,22 @@ impl Shared {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn asked_at(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.asked_at.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sent_at(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.sent_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers requests until all senders are dropped: all waiting ones with one batch.
-    fn answer(&self, asked: &Receiver<Ask>, mut link: Link) {
-        while let Ok(first) = asked.recv() {
+    /// Serves requests until all senders are dropped: all waiting ones with one batch.
+    fn serve(&self, requested: &Receiver<Request>, mut link: Link) {
+        while let Ok(first) = requested.recv() {
             let mut waiting: HashMap<Address, Vec<oneshot::Sender<Account>>> = HashMap::new();
             let mut next = Some(first);
-            while let Some(ask) = next {
+            while let Some(request) = next {
                 // Skips requests whose caller no longer waits.
-                if !ask.answer.is_closed() {
-                    waiting.entry(ask.address).or_default().push(ask.answer);
+                if !request.response.is_closed() {
+                    waiting.entry(request.address).or_default().push(request.response);
                 }
                 next = (waiting.len() < MAX_ACCOUNTS_PER_BATCH)
-                    .then(|| asked.try_recv().ok())
+                    .then(|| requested.try_recv().ok())
                     .flatten();
             }
             if waiting.is_empty() {
@@ -163,22 +162,22 @@ impl Shared {
             }
             let addresses: Vec<Address> = waiting.keys().copied().collect();
             let head = self.pool.head();
-            *self.asked_at() = Some(Instant::now());
-            let answered = link.accounts(&addresses);
-            *self.asked_at() = None;
-            let Some(answered) = answered else { continue };
+            *self.sent_at() = Some(Instant::now());
+            let response = link.accounts(&addresses);
+            *self.sent_at() = None;
+            let Some(response) = response else { continue };
             // A node that is behind the head reports an outdated account.
-            if head.is_some_and(|head| answered.block < head.number) {
+            if head.is_some_and(|head| response.block < head.number) {
                 continue;
             }
-            let known = addresses.iter().zip(answered.accounts);
+            let known = addresses.iter().zip(response.accounts);
             let known = known.filter_map(|(address, account)| Some((*address, account?)));
             let known: Vec<(Address, Account)> = known.collect();
             self.remember(head.map(|head| head.hash), &known);
             for (address, account) in known {
-                for answer in waiting.remove(&address).into_iter().flatten() {
+                for response in waiting.remove(&address).into_iter().flatten() {
                     // The caller may no longer wait.
-                    let _ = answer.send(account);
+                    let _ = response.send(account);
                 }
             }
         }
@@ -197,10 +196,33 @@ impl Shared {
             return;
         }
         for (address, account) in known {
-            let has_room = cache.accounts.len() < cache.max_accounts;
+            let has_room = cache.accounts.len() < MAX_CACHED_ACCOUNTS;
             if has_room || cache.accounts.contains_key(address) {
                 cache.accounts.insert(*address, (*account, now));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use order_pool::PoolConfig;
+
+    /// Beyond its bound an account is not kept, so each order asks for it again.
+    #[test]
+    fn the_cache_keeps_so_many_accounts_and_updates_those() {
+        let pool = OrderPool::new(PoolConfig::default()).unwrap();
+        let cache = Mutex::new(Cache { head: None, accounts: HashMap::new() });
+        let shared = Shared { pool, cache, sent_at: Mutex::default() };
+        let address = |number: usize| Address::left_padding_from(&number.to_be_bytes());
+        let account = |next_nonce| Account { balance_wei: U256::ZERO, next_nonce };
+        let all: Vec<_> = (0..=MAX_CACHED_ACCOUNTS).map(|at| (address(at), account(0))).collect();
+        shared.remember(None, &all);
+        shared.remember(None, &[(address(0), account(7))]);
+        let cache = shared.cache();
+        assert_eq!(cache.accounts.len(), MAX_CACHED_ACCOUNTS);
+        assert!(!cache.accounts.contains_key(&address(MAX_CACHED_ACCOUNTS)));
+        assert_eq!(cache.accounts[&address(0)].0.next_nonce, 7);
     }
 }

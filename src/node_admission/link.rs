@@ -40,11 +40,11 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Most bytes of a response: ten times those of the longest batch.
-const MAX_ANSWER_BYTES: u64 = 1 << 20;
+const MAX_RESPONSE_BYTES: u64 = 1 << 20;
 
 /// The node's response to a batch.
 #[derive(Debug)]
-pub(super) struct Answered {
+pub(super) struct AccountsResponse {
     /// Its latest block.
     pub(super) block: u64,
     /// In the order of the addresses; `None` for an account without a result.
@@ -78,18 +78,18 @@ impl Link {
     }
 
     /// Requests accounts; `None` if the node does not answer in time, or with anything else.
-    pub(super) fn accounts(&mut self, addresses: &[Address]) -> Option<Answered> {
+    pub(super) fn accounts(&mut self, addresses: &[Address]) -> Option<AccountsResponse> {
         if self.failed_at.is_some_and(|at| at.elapsed() < PAUSE) {
             return None;
         }
         let deadline = Instant::now().checked_add(CALL_TIMEOUT)?;
         let responses = self.call(&batch(addresses), deadline);
         match responses.and_then(|responses| read(responses, addresses.len())) {
-            Ok(answered) => {
+            Ok(response) => {
                 if self.failed_at.take().is_some() {
                     tracing::info!(endpoint = %self.endpoint, "the node returns accounts again");
                 }
-                Some(answered)
+                Some(response)
             }
             Err(error) => {
                 if self.failed_at.replace(Instant::now()).is_none() {
@@ -129,7 +129,7 @@ impl Connection {
                 socket.set_nodelay(true)?;
                 let socket = Timed { socket, deadline };
                 let limits =
-                    WebSocketConfig::default().max_message_size(Some(MAX_ANSWER_BYTES as usize));
+                    WebSocketConfig::default().max_message_size(Some(MAX_RESPONSE_BYTES as usize));
                 let opened = client_with_config(request, socket, Some(limits));
                 let (socket, _) = opened.map_err(|error| io::Error::other(error.to_string()))?;
                 Ok(Self::Ws(Box::new(socket)))
@@ -145,7 +145,7 @@ impl Connection {
                 socket.get_mut().deadline = deadline;
                 socket.get_mut().write_all(batch.as_bytes())?;
                 // The reader stops at the end of the array: later bytes stay in the buffer.
-                let limited = socket.by_ref().take(MAX_ANSWER_BYTES);
+                let limited = socket.by_ref().take(MAX_RESPONSE_BYTES);
                 let mut text = serde_json::Deserializer::from_reader(limited);
                 Ok(Vec::deserialize(&mut text)?)
             }
@@ -189,11 +189,11 @@ fn batch(addresses: &[Address]) -> String {
     batch
 }
 
-fn read(responses: Vec<Response>, count: usize) -> io::Result<Answered> {
+fn read(responses: Vec<Response>, count: usize) -> io::Result<AccountsResponse> {
     let mut results = vec![None; count.saturating_mul(2).saturating_add(1)];
     for Response { id, result } in responses {
-        if let Some(place) = results.get_mut(id) {
-            *place = result;
+        if let Some(slot) = results.get_mut(id) {
+            *slot = result;
         }
     }
     let no_block = || io::Error::other("no block number");
@@ -203,7 +203,7 @@ fn read(responses: Vec<Response>, count: usize) -> io::Result<Answered> {
         let next_nonce = u64::try_from((*next_nonce)?).ok()?;
         Some(Account { balance_wei: (*balance_wei)?, next_nonce })
     });
-    Ok(Answered { block, accounts: accounts.collect() })
+    Ok(AccountsResponse { block, accounts: accounts.collect() })
 }
 
 /// A socket that is read and written until a deadline.

@@ -21,6 +21,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
+use load_control::Backoff;
 use metrics::{Counter, Unit, counter, describe_counter};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::{
@@ -43,10 +44,9 @@ pub const MAX_CONNECTIONS: usize = 8;
 /// for a connection slot is still served.
 pub const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// After an error, accepting waits this long, doubled each time up to [`MAX_ACCEPT_PAUSE`]: most
-/// often the process has no file descriptors left.
-const MIN_ACCEPT_PAUSE: Duration = Duration::from_millis(10);
-const MAX_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// After an error of accepting: most often the process has no file descriptors left.
+const ACCEPT_BACKOFF: Backoff =
+    Backoff { base: Duration::from_millis(10), cap: Duration::from_secs(1) };
 
 /// Buffer for the head of a request; a longer head is refused by hyper. 8 KiB is its smallest.
 const READ_BUFFER_BYTES: usize = 8 * 1_024;
@@ -119,14 +119,14 @@ pub(super) async fn accept(
 ) {
     let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
-    let mut pause = MIN_ACCEPT_PAUSE;
+    let mut failed = 0_u32;
     loop {
         let slot = Arc::clone(&free).acquire_owned().await.expect("it is never closed");
         // Removes finished tasks, so that the set holds no more than there are slots.
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
-                pause = MIN_ACCEPT_PAUSE;
+                failed = 0;
                 let (recorder, outcomes) = (recorder.clone(), outcomes.clone());
                 connections.spawn(async move {
                     serve(stream, recorder, outcomes, limit).await;
@@ -135,8 +135,8 @@ pub(super) async fn accept(
             }
             Err(_) => {
                 outcomes.accept_failed.increment(1);
-                sleep(pause).await;
-                pause = (pause * 2).min(MAX_ACCEPT_PAUSE);
+                sleep(ACCEPT_BACKOFF.random_delay(failed)).await;
+                failed = failed.saturating_add(1);
             }
         }
     }

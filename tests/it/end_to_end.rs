@@ -76,7 +76,7 @@ impl InProcessPool for NoPool {
 #[tokio::test]
 async fn a_pool_in_this_process_cannot_be_asked_whether_senders_can_pay() {
     let fetcher = FetcherConfig::in_process("none", Arc::new(NoPool));
-    let config = IngestConfig::new(fetcher, PoolConfig::default())
-        .with_node_admission(NodeAdmissionConfig::default());
+    let mut config = IngestConfig::new(fetcher, PoolConfig::default());
+    config.node_admission = Some(NodeAdmissionConfig::default());
     assert!(matches!(Ingest::start(config).await, Err(IngestError::NoNodeToAsk)));
 }

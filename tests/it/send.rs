@@ -8,7 +8,7 @@ use std::{
 
 use mempool_ingest::{
     Fetcher, FetcherConfig, Ingest, IngestConfig, OrderPool,
-    order_rpc::OrderRpcHandle,
+    order_rpc::OrderRpc,
     txpool_fetcher::{AuditMode, FetchedTransaction, SinkEvent, TransactionStream},
 };
 use order_stream::{Publisher, ServerConfig, Source, StreamConfig, ensure_stream};
@@ -37,7 +37,7 @@ fn the_futures_of_all_parts_can_be_sent_to_other_threads() {
     let _ = |stream: TransactionStream, deadline: Duration| send(stream.shutdown(deadline));
     let _ = |config: IngestConfig| send(Ingest::start(config));
     let _ = |ingest: Ingest, deadline: Duration| send(ingest.shutdown(deadline));
-    let _ = |rpc: OrderRpcHandle, deadline: Duration| send(rpc.shutdown(deadline));
+    let _ = |rpc: OrderRpc, deadline: Duration| send(rpc.shutdown(deadline));
     let _ = |publisher: Publisher, deadline: Duration| send(publisher.shutdown(deadline));
     let _ = |source: Source, deadline: Duration| send(source.shutdown(deadline));
     let _ = |server: &'static ServerConfig, stream: &'static StreamConfig| {

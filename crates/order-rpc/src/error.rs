@@ -1,10 +1,40 @@
-//! Errors of the start and the shutdown of the RPC server.
+//! Errors of the configuration and of the start.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr};
 
 use thiserror::Error;
 
-use crate::config::ConfigError;
+/// An invalid configuration.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A number outside its bounds.
+    #[error("{field} is {value}, must be between {min} and {max}")]
+    OutOfBounds {
+        /// The setting.
+        field: &'static str,
+        /// Its value.
+        value: usize,
+        /// The least it may be.
+        min: usize,
+        /// The most it may be.
+        max: usize,
+    },
+    /// A request of the maximum length would not fit into the buffers.
+    #[error("max_buffered_bytes is {buffered}, must be at least max_body_bytes, which is {body}")]
+    BuffersTooSmall {
+        /// `max_buffered_bytes`.
+        buffered: usize,
+        /// `max_body_bytes`.
+        body: usize,
+    },
+    /// A timeout of zero.
+    #[error("{field} is 0, must be above 0")]
+    ZeroTime {
+        /// The setting.
+        field: &'static str,
+    },
+}
 
 /// Why the RPC server could not start.
 #[derive(Debug, Error)]
@@ -24,21 +54,4 @@ pub enum StartError {
     /// The runtime or a thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
-}
-
-/// Why a shutdown was not complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum ShutdownError {
-    /// Not every request was answered in time. Orders that the pool has accepted stay in it.
-    #[error("{requests} requests were not answered within {deadline:?}")]
-    Deadline {
-        /// How many were not answered.
-        requests: usize,
-        /// The deadline.
-        deadline: Duration,
-    },
-    /// A thread of the RPC server panicked.
-    #[error("the thread of the RPC server ended by a panic")]
-    Panicked,
 }

@@ -1,5 +1,46 @@
-//! Connections: requests in, responses out.
+//! Connections: HTTP/1.1 with keep-alive and pipelining, requests in, responses out.
 
-pub(crate) mod body;
-pub(crate) mod connection;
-pub(crate) mod timed;
+mod accept;
+mod body;
+mod connection;
+mod response;
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+pub(crate) use self::accept::{REJECT_TIMEOUT, listen};
+use crate::{config::OrderRpcConfig, jsonrpc::Dispatcher};
+
+/// How many refused bodies are read and discarded at the same time.
+const MAX_LINGERING: usize = 64;
+/// Connections beyond the limit that are sent a reject response at the same time; more are closed
+/// without a response.
+const MAX_REJECT_RESPONSES: usize = 64;
+
+/// What all connections share.
+#[derive(Debug)]
+pub(crate) struct HttpServer {
+    pub(crate) dispatcher: Arc<Dispatcher>,
+    config: OrderRpcConfig,
+    /// Of all connections.
+    pub(crate) tasks: TaskTracker,
+    /// Ends all connections.
+    pub(crate) end: CancellationToken,
+    lingering: Arc<Semaphore>,
+    reject_responses: Arc<Semaphore>,
+}
+
+impl HttpServer {
+    pub(crate) fn new(config: OrderRpcConfig, dispatcher: Arc<Dispatcher>) -> Arc<Self> {
+        Arc::new(Self {
+            dispatcher,
+            config,
+            tasks: TaskTracker::new(),
+            end: CancellationToken::new(),
+            lingering: Arc::new(Semaphore::new(MAX_LINGERING)),
+            reject_responses: Arc::new(Semaphore::new(MAX_REJECT_RESPONSES)),
+        })
+    }
+}

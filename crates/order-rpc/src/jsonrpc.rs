@@ -1,4 +1,6 @@
 //! JSON-RPC: from a body to its calls, and their results.
 
-pub(crate) mod dispatch;
-pub(crate) mod envelope;
+mod dispatch;
+mod envelope;
+
+pub(crate) use self::dispatch::Dispatcher;

@@ -1,8 +1,12 @@
 #![doc = include_str!("../README.md")]
 
+// So that the tests of `src/tests` say what others would.
+#[cfg(test)]
+extern crate self as order_rpc;
+
 mod config;
-mod context;
 mod error;
+mod host;
 mod http;
 mod jsonrpc;
 mod limits;
@@ -10,13 +14,12 @@ mod methods;
 mod metrics;
 mod reply;
 mod server;
-mod standing;
+#[cfg(test)]
+mod tests;
 
 pub use config::*;
-pub use context::Host;
-pub use error::{ShutdownError, StartError};
-pub use methods::admission::{Admission, AdmissionFuture, Candidate, Verdict};
+pub use error::{ConfigError, StartError};
+pub use host::{Admission, AdmissionFuture, Candidate, Host, Verdict};
 pub use metrics::METRICS;
 pub use reply::Reason;
-pub use server::{OrderRpc, OrderRpcHandle};
-pub use standing::{SignerStanding, Standing};
+pub use server::{OrderRpc, OrderRpcEnd};

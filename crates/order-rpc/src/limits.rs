@@ -1,7 +1,322 @@
 //! What callers may have at once, and how much work they may cause.
+//!
+//! The gate of `load-control` bounds what all callers have together, on two levels because the two
+//! resources differ. Requests in flight cost memory, so a request is refused before its body is
+//! read. Work permits cost CPU time, so one is acquired just before the work.
+//!
+//! Each caller has a share of connections, requests in flight, buffered bytes and work. A caller is
+//! an address, the /64 of an IPv6 address, or the client that a trusted proxy names. A signer has a
+//! second quota, and the quota of the address still applies, so new keys gain nothing. Bytes count
+//! until the response is sent. Parts of the requests and of the bytes are reserved for signed
+//! requests and for short ones. A quota is spent in units of work, and only for work that is done.
+//!
+//! # Locks
+//! Of this room: a quota's, for one look-up of each request; the callers', for one look-up when a
+//! connection starts and when a caller holds nothing more; and the deferral queue's, for one push or
+//! pop. None is held across an await or together with another. The counts are atomics.
 
-pub(crate) mod active;
-pub(crate) mod budget;
-pub(crate) mod callers;
-pub(crate) mod deferral;
-pub(crate) mod quota;
+mod budget;
+mod callers;
+mod deferral;
+mod quota;
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::Address;
+use load_control::{
+    DeferralConfig, Gate, InFlightPermit, LoadMonitor, MIN_AUTO_REQUESTS, WorkError,
+};
+use tokio::sync::Semaphore;
+use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
+
+use self::quota::Quotas;
+pub(crate) use self::{
+    budget::{Budget, Share},
+    callers::{Caller, CallerId, Callers, forwarded_for},
+    deferral::Deferral,
+};
+use crate::{
+    config::{OrderRpcConfig, SignatureMode},
+    reply::{ErrorResponse, Reason},
+};
+
+/// Bodies up to this size may use all of the buffered bytes. Longer ones leave an eighth of them
+/// free, so that long bodies never keep out a cancellation or a bundle of plain transactions.
+pub(crate) const SMALL_BODY_BYTES: usize = 64 * 1_024;
+/// The reciprocal of the part of the buffered bytes that is reserved for small bodies.
+const SMALL_BODY_PART: usize = 8;
+/// The reciprocal of the part of the requests in flight that is reserved for those that claim a
+/// signature.
+const SIGNED_REQUEST_PART: usize = 8;
+
+/// The numbers of this room: options, shares of them, and what nobody has a reason to turn. Tests
+/// of a limit lower it.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    pub(crate) max_connections: usize,
+    /// A sixteenth, so that a few hosts cannot take all.
+    pub(crate) max_connections_per_caller: usize,
+    /// A quarter of what the gate lets in on a small machine. Each element of a batch counts.
+    pub(crate) max_requests_per_caller: usize,
+    pub(crate) max_body_bytes: usize,
+    pub(crate) max_buffered_bytes: usize,
+    /// A quarter, which is two requests of the maximum length by default; at least one such
+    /// request.
+    pub(crate) max_buffered_bytes_per_caller: usize,
+    /// Time for the headers of a request, and the longest that an idle connection is kept.
+    pub(crate) header_timeout: Duration,
+    /// Time for the whole body of a request: 8 MB at 1.3 MB/s.
+    pub(crate) body_timeout: Duration,
+    /// A body that is not complete after this time counts as slow, and the number of slow ones is
+    /// limited.
+    pub(crate) slow_body_after: Duration,
+    /// Half of the requests in flight that one core allows.
+    pub(crate) max_slow_bodies: usize,
+    /// A quarter, so that a few slow hosts do not keep out all slow ones.
+    pub(crate) max_slow_bodies_per_caller: usize,
+    /// Concurrent calls of [`Admission::admit`](crate::Admission::admit): as many as the requests that
+    /// one caller may have in flight. Further ones wait.
+    pub(crate) max_admissions: usize,
+    /// Time in which a client must read some bytes of what is sent to it.
+    pub(crate) send_timeout: Duration,
+    /// Signers, and callers, whose quota is kept: 64 bytes each, 4 MB. Further ones share one.
+    pub(crate) max_quotas: usize,
+    /// Raw transactions that wait while the load is high, and for how long. They use at most half of
+    /// the gate's requests in flight, whatever the capacity.
+    pub(crate) deferral: DeferralConfig,
+}
+
+impl Limits {
+    pub(crate) fn of(config: &OrderRpcConfig) -> Self {
+        let &OrderRpcConfig { max_connections, max_body_bytes, max_buffered_bytes, .. } = config;
+        Self {
+            max_connections,
+            max_connections_per_caller: (max_connections / 16).max(1),
+            max_requests_per_caller: MIN_AUTO_REQUESTS / 4,
+            max_body_bytes,
+            max_buffered_bytes,
+            max_buffered_bytes_per_caller: (max_buffered_bytes / 4).max(max_body_bytes),
+            header_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(6),
+            slow_body_after: Duration::from_millis(100),
+            max_slow_bodies: 32,
+            max_slow_bodies_per_caller: 8,
+            max_admissions: MIN_AUTO_REQUESTS / 4,
+            send_timeout: Duration::from_secs(10),
+            max_quotas: 65_536,
+            deferral: DeferralConfig::default(),
+        }
+    }
+}
+
+/// Admits requests, and refuses those beyond a limit.
+#[derive(Debug)]
+pub(crate) struct Limiter {
+    pub(crate) limits: Limits,
+    pub(crate) gate: Gate,
+    pub(crate) callers: Callers,
+    pub(crate) connections: Arc<Budget>,
+    pub(crate) slow_bodies: Semaphore,
+    pub(crate) deferral: Deferral,
+    /// The requests in progress; closed at the shutdown.
+    pub(crate) active: TaskTracker,
+    /// Requests in flight that claim no signature; `None`: no limit.
+    unsigned: Option<Arc<Budget>>,
+    buffered: Arc<Budget>,
+    quotas: Option<Mutex<Quotas<Address>>>,
+    caller_quotas: Option<Mutex<Quotas<CallerId>>>,
+}
+
+/// A request that was admitted, until dropped.
+#[derive(Debug)]
+pub(crate) struct Entered {
+    _active: TaskTrackerToken,
+    permit: InFlightPermit,
+    pub(crate) caller: CallerId,
+    of_caller: Share,
+    unsigned: Option<Share>,
+}
+
+impl Entered {
+    /// The number of requests that it counts as.
+    pub(crate) const fn weight(&self) -> usize {
+        self.permit.weight()
+    }
+}
+
+impl Limiter {
+    pub(crate) fn new(
+        config: &OrderRpcConfig,
+        limits: Limits,
+        gate: Gate,
+        monitor: Option<LoadMonitor>,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            deferral: Deferral::new(limits.deferral, monitor, gate.clone()),
+            active: TaskTracker::new(),
+            callers: Callers::new(config.trusted_fronts.clone(), limits.clone()),
+            connections: Budget::new(limits.max_connections),
+            slow_bodies: Semaphore::new(limits.max_slow_bodies),
+            // With a limit of a few requests none are reserved for signed ones, nor when signatures
+            // are ignored.
+            unsigned: gate.request_limit().and_then(|limit| {
+                let kept = limit / SIGNED_REQUEST_PART;
+                let is_kept = kept > 0 && config.signatures != SignatureMode::Off;
+                is_kept.then(|| Budget::new(limit - kept))
+            }),
+            buffered: Budget::new(limits.max_buffered_bytes),
+            quotas: config
+                .quota
+                .map(|quota| Mutex::new(Quotas::new(quota, limits.max_quotas, now))),
+            caller_quotas: config
+                .caller_quota
+                .map(|quota| Mutex::new(Quotas::new(quota, limits.max_quotas, now))),
+            limits,
+            gate,
+        }
+    }
+
+    /// Bytes of bodies, and of responses that are not sent yet.
+    pub(crate) fn buffered_bytes(&self) -> usize {
+        self.buffered.used()
+    }
+
+    /// An error response with a retry-after time, for a reason that is not the gate's.
+    pub(crate) fn retry_later(&self, reason: Reason, message: &str) -> ErrorResponse {
+        ErrorResponse::retry_later(reason, self.gate.retry_after(), message.to_owned())
+    }
+
+    /// Admits a request, or refuses it.
+    pub(crate) fn enter(&self, caller: &Caller, is_signed: bool) -> Result<Entered, ErrorResponse> {
+        let now = Instant::now();
+        // Counted before the look at the end, so that a shutdown waits for whatever comes before it.
+        let active = self.active.token();
+        if self.active.is_closed() {
+            return Err(self.gate.refuse_closed(now).into());
+        }
+        let of_caller = caller.requests.take(1).ok_or_else(|| self.caller_requests())?;
+        let unsigned = match &self.unsigned {
+            // Requests that a front forwards were signed.
+            Some(unsigned) if !is_signed && !caller.id.is_front => {
+                Some(unsigned.take(1).ok_or_else(|| self.unsigned_requests())?)
+            }
+            _ => None,
+        };
+        let permit = self.gate.enter(now)?;
+        Ok(Entered { _active: active, permit, caller: caller.id, of_caller, unsigned })
+    }
+
+    /// Makes a request count as `to` requests: all or nothing.
+    pub(crate) fn grow(&self, entered: &mut Entered, to: usize) -> Result<(), ErrorResponse> {
+        let more = to.saturating_sub(entered.weight());
+        if !entered.of_caller.try_add(more, 0) {
+            return Err(self.caller_requests());
+        }
+        if entered.unsigned.as_mut().is_some_and(|unsigned| !unsigned.try_add(more, 0)) {
+            return Err(self.unsigned_requests());
+        }
+        Ok(self.gate.enter_batch(&mut entered.permit, to, Instant::now())?)
+    }
+
+    fn caller_requests(&self) -> ErrorResponse {
+        let message = "too many requests from this address are in flight";
+        self.retry_later(Reason::CallerRequests, message)
+    }
+
+    fn unsigned_requests(&self) -> ErrorResponse {
+        let message = "too many requests without a signature are in flight";
+        self.retry_later(Reason::UnsignedRequests, message)
+    }
+
+    /// A share of no bytes for a request of this caller, to be added to.
+    pub(crate) fn hold(&self, caller: &Caller) -> Held {
+        Held { all: self.buffered.empty(), of_caller: caller.bytes.empty() }
+    }
+
+    /// Adds bytes to a request's share.
+    ///
+    /// # Errors
+    /// The bytes of all requests, or of the caller's, would exceed their limit. The share must then
+    /// be dropped.
+    pub(crate) fn hold_more(&self, held: &mut Held, bytes: usize) -> Result<(), ErrorResponse> {
+        let is_small = held.all.count().saturating_add(bytes) <= SMALL_BODY_BYTES;
+        // A body of the maximum length always fits.
+        let Limits { max_buffered_bytes: most, max_body_bytes: longest, .. } = self.limits;
+        let spare = most.saturating_sub(longest).min(most / SMALL_BODY_PART);
+        if !held.of_caller.try_add(bytes, 0) {
+            let message = "too many bytes from this address are being read or sent";
+            return Err(self.retry_later(Reason::CallerBufferedBytes, message));
+        }
+        if !held.all.try_add(bytes, if is_small { 0 } else { spare }) {
+            let message = "too many bytes are being read or sent";
+            return Err(self.retry_later(Reason::BufferedBytes, message));
+        }
+        Ok(())
+    }
+
+    /// Checks a signer's quota without spending from it.
+    pub(crate) fn check_quota(&self, claimed: Address, work: usize) -> Result<(), ErrorResponse> {
+        spend(&self.quotas, Reason::Quota, |quotas, now| quotas.check(claimed, work, now))
+    }
+
+    /// Spends from the quota of a signer whose signature was verified.
+    pub(crate) fn take_quota(&self, signer: Address, work: usize) -> Result<(), ErrorResponse> {
+        spend(&self.quotas, Reason::Quota, |quotas, now| quotas.take(signer, work, now))
+    }
+
+    /// Spends from the quota of a caller; a front has none.
+    pub(crate) fn take_caller_quota(
+        &self,
+        caller: CallerId,
+        work: usize,
+    ) -> Result<(), ErrorResponse> {
+        if caller.is_front {
+            return Ok(());
+        }
+        spend(&self.caller_quotas, Reason::CallerQuota, |quotas, now| {
+            quotas.take(caller, work, now)
+        })
+    }
+}
+
+fn spend<K>(
+    quotas: &Option<Mutex<Quotas<K>>>,
+    reason: Reason,
+    spending: impl FnOnce(&mut Quotas<K>, Instant) -> Result<(), Duration>,
+) -> Result<(), ErrorResponse> {
+    let Some(quotas) = quotas else { return Ok(()) };
+    let mut quotas = quotas.lock().unwrap_or_else(PoisonError::into_inner);
+    spending(&mut quotas, Instant::now()).map_err(|wait| {
+        let message = match reason {
+            Reason::Quota => "the signer's quota is spent",
+            _ => "the quota of this address is spent",
+        };
+        ErrorResponse::retry_later(reason, wait, message.to_owned())
+    })
+}
+
+/// The bytes of a request in memory: of its body, and then of its response until that is sent.
+#[derive(Debug)]
+pub(crate) struct Held {
+    all: Share,
+    of_caller: Share,
+}
+
+impl Held {
+    /// Replaces the share of the request's body, which is dropped, by that of its response.
+    pub(crate) fn response(&mut self, bytes: usize) {
+        self.all.resize(bytes);
+        self.of_caller.resize(bytes);
+    }
+}
+
+/// Runs a function on a thread for CPU-heavy work.
+pub(crate) async fn on_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ErrorResponse> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| WorkError::Lost.into())
+}

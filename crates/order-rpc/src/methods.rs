@@ -1,28 +1,42 @@
-//! The JSON-RPC methods.
+//! The JSON-RPC methods: what each takes, checks and does.
+//!
+//! Checks run in the order of their cost: the length, whether the transaction is pooled, the block,
+//! the chain, gas and fees, the quotas; then the request's signature, the senders, and the blob
+//! proofs. The last check is the host's.
 
-pub(crate) mod admission;
+mod admission;
+mod order;
 pub(crate) mod params;
-pub(crate) mod proofs;
-pub(crate) mod signature;
-pub(crate) mod verify;
+mod proofs;
+mod signature;
+mod verify;
 
-use std::time::SystemTime;
+use std::sync::Arc;
 
-use alloy_consensus::Transaction as _;
-use alloy_primitives::{Address, B256, Bytes, keccak256};
-use order_pool::{
-    BundleError, CancelOutcome, CancelPrivateOutcome, InsertOutcome, Order, OrderPool,
-    PooledTransaction, PrivateTerms, RawBundle, RawCancelBundle, RejectReason, ReplacementKey,
+use alloy_primitives::{B256, Bytes, keccak256};
+use order_pool::{MAX_BLOCKS_AHEAD, MAX_TXS_PER_BUNDLE, RawBundle, RejectReason};
+use tokio::sync::Semaphore;
+
+pub(crate) use self::{
+    admission::{Admitted, Ended},
+    order::{Prepared, Verified},
+    signature::{Claim, HEADER as SIGNATURE_HEADER, SignatureError},
 };
-use serde_json::{Value, json};
-
+use self::{
+    params::{RawCancelPrivate, RawPrivate},
+    proofs::Proofs,
+};
 use crate::{
-    context::RpcContext,
-    methods::admission::Admitted,
-    methods::params::{RawCancelPrivate, RawPrivate},
-    methods::proofs::{Proofs, Unproven},
+    config::OrderRpcConfig,
+    host::Host,
+    limits::Limiter,
     reply::{ErrorResponse, Reason},
 };
+
+/// The most blocks above the head for which a private transaction is kept: a higher
+/// `maxBlockNumber` is lowered to it, and it replaces an absent one. Flashbots uses the same
+/// (`eth_sendPrivateTransaction`). The pool's bound applies too.
+pub(crate) const MAX_PRIVATE_BLOCKS: u64 = 25;
 
 /// A method that is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,386 +85,115 @@ impl Method {
             | Self::CancelPrivateTransaction => false,
         }
     }
+}
 
-    /// Parses the parameters and runs the checks that need no signature.
-    pub(crate) fn prepare(
-        self,
-        context: &RpcContext,
-        params: &[u8],
-    ) -> Result<Prepared, ErrorResponse> {
-        match self {
-            Self::SendRawTransaction => {
+/// The methods, with what they need.
+#[derive(Debug)]
+pub(crate) struct Methods {
+    pub(crate) host: Host,
+    pub(crate) proofs: Proofs,
+    config: OrderRpcConfig,
+    limiter: Arc<Limiter>,
+    /// Of the host's decisions.
+    admissions: Semaphore,
+}
+
+impl Methods {
+    pub(crate) fn new(config: OrderRpcConfig, host: Host, limiter: Arc<Limiter>) -> Self {
+        let admissions = Semaphore::new(limiter.limits.max_admissions);
+        Self { host, proofs: Proofs::new(), config, limiter, admissions }
+    }
+
+    /// Parses the parameters of a call and runs the checks that need no signature.
+    pub(crate) fn prepare(&self, method: Method, params: &[u8]) -> Result<Prepared, ErrorResponse> {
+        match method {
+            Method::SendRawTransaction => {
                 let raw: Bytes = params::one(params, "")?;
-                prepare_transaction(context, &raw, RAW_FIELD, None)
+                self.prepare_transaction(&raw, RAW_FIELD, None)
             }
-            Self::SendBundle => prepare_bundle(context, params),
-            Self::CancelBundle => {
+            Method::SendBundle => self.prepare_bundle(params),
+            Method::CancelBundle => {
                 params::one(params, "replacementUuid").map(Prepared::Cancellation)
             }
-            Self::SendPrivateTransaction => {
+            Method::SendPrivateTransaction => {
                 let RawPrivate { tx, max_block_number, .. } = params::one(params, "tx")?;
-                let last = last_block(context, max_block_number)?;
-                prepare_transaction(context, &tx, "tx", Some(last))
+                let last = self.last_block(max_block_number)?;
+                self.prepare_transaction(&tx, "tx", Some(last))
             }
-            Self::SendPrivateRawTransaction => {
+            Method::SendPrivateRawTransaction => {
                 let raw = params::private_raw(params)?;
-                let last = last_block(context, None)?;
-                prepare_transaction(context, &raw, RAW_FIELD, Some(last))
+                let last = self.last_block(None)?;
+                self.prepare_transaction(&raw, RAW_FIELD, Some(last))
             }
-            Self::CancelPrivateTransaction => {
+            Method::CancelPrivateTransaction => {
                 let RawCancelPrivate { tx_hash } = params::one(params, "txHash")?;
                 Ok(Prepared::PrivateCancellation(tx_hash))
             }
         }
     }
-}
 
-/// Work is counted in signature recoveries of about 50 us. The 128 cell proofs of a blob take as
-/// long as this many.
-const WORK_PER_BLOB: usize = 200;
-
-/// A call that has passed all checks that need no signature.
-#[derive(Debug)]
-pub(crate) enum Prepared {
-    /// A transaction that is already in the pool.
-    Pooled(B256),
-    Transaction {
-        tx: PooledTransaction,
-        /// Its field in the parameters.
-        field: &'static str,
-        /// The last block of a private one.
-        last_block: Option<u64>,
-    },
-    /// With its transactions, in order.
-    Bundle(RawBundle, Vec<PooledTransaction>),
-    Cancellation(RawCancelBundle),
-    /// Of the private transaction with this hash.
-    PrivateCancellation(B256),
-}
-
-impl Prepared {
-    /// The remaining work, in signature recoveries.
-    pub(crate) fn work(&self) -> usize {
-        let of = |tx: &PooledTransaction| {
-            1 + tx.blob_versioned_hashes().map_or(0, <[_]>::len) * WORK_PER_BLOB
+    /// The last block of a private transaction.
+    fn last_block(&self, wanted: Option<u64>) -> Result<u64, ErrorResponse> {
+        let Some(head) = self.host.pool.head() else {
+            let message = "the head is not known yet, so the last block cannot be computed";
+            return Err(self.limiter.retry_later(Reason::HeadUnknown, message));
         };
-        match self {
-            Self::Pooled(_) => 0,
-            Self::Transaction { tx, .. } => of(tx),
-            Self::Bundle(_, txs) => txs.iter().map(of).sum(),
-            Self::Cancellation(_) | Self::PrivateCancellation(_) => 1,
+        let most = head.number.saturating_add(MAX_PRIVATE_BLOCKS);
+        match wanted {
+            Some(value) if value <= head.number => {
+                Err(last_block_passed(value, head.number.saturating_add(1)))
+            }
+            wanted => Ok(wanted.unwrap_or(most).min(most)),
         }
     }
 
-    /// Does that work, except the proofs. A bundle or a cancellation from a front has the signer
-    /// that it names.
-    pub(crate) fn verify(
-        self,
-        signer: Option<Address>,
-        is_front: bool,
-        proofs: &Proofs,
-    ) -> Result<Verified, ErrorResponse> {
-        let named = |address: Option<Address>| address.filter(|_| is_front).or(signer);
-        let now = SystemTime::now();
-        Ok(match self {
-            Self::Pooled(hash) => Verified::Pooled(hash),
-            Self::Transaction { tx, field, last_block } => {
-                let terms = last_block.map(|max_block| PrivateTerms { signer, max_block });
-                let tx = verify::transaction(tx, field, terms, now)?;
-                let unproven = proofs.unproven(std::slice::from_ref(&tx));
-                Verified::Order(Box::new(Order::Tx(tx)), unproven)
+    fn prepare_transaction(
+        &self,
+        raw: &[u8],
+        field: &'static str,
+        last_block: Option<u64>,
+    ) -> Result<Prepared, ErrorResponse> {
+        let is_pooled = |hash: &B256| self.host.pool.contains(hash);
+        // The hash of a blob transaction does not cover the blobs.
+        if !verify::has_blobs(raw) {
+            let hash = keccak256(raw);
+            if is_pooled(&hash) {
+                return Ok(Prepared::Pooled(hash));
             }
-            Self::Bundle(raw, txs) => {
-                let txs = txs.into_iter().enumerate();
-                let verify =
-                    |(index, tx)| verify::transaction(tx, &format!("txs[{index}]"), None, now);
-                let txs = txs.map(verify).collect::<Result<_, _>>()?;
-                let signer = named(raw.signing_address);
-                let bundle = raw.with_transactions(txs, signer, now);
-                let bundle = bundle.map_err(|error| bundle_error(&error))?;
-                let unproven = proofs.unproven(bundle.txs());
-                Verified::Order(Box::new(Order::Bundle(bundle)), unproven)
-            }
-            Self::Cancellation(cancel) => {
-                let signer = named(cancel.signing_address);
-                let signer = signer.ok_or_else(|| needs_signature("replacementUuid"))?;
-                let key = ReplacementKey { uuid: cancel.replacement_uuid, signer };
-                Verified::Cancellation(key, cancel.replacement_nonce)
-            }
-            Self::PrivateCancellation(hash) => {
-                let signer = signer.ok_or_else(|| needs_signature("txHash"))?;
-                Verified::PrivateCancellation(hash, signer)
-            }
+        }
+        let tx = verify::decode(raw, field, self.config.chain_id)?;
+        let hash = *tx.tx_hash();
+        Ok(match is_pooled(&hash) {
+            true => Prepared::Pooled(hash),
+            false => Prepared::Transaction { tx, field, last_block },
         })
     }
-}
 
-/// A call that now only the host and the pool can refuse.
-#[derive(Debug)]
-pub(crate) enum Verified {
-    /// A transaction that is already in the pool.
-    Pooled(B256),
-    /// With the blobs whose proofs are not verified yet.
-    Order(Box<Order>, Vec<Unproven>),
-    /// Of this key, up to this nonce.
-    Cancellation(ReplacementKey, Option<u64>),
-    /// Of the private transaction with this hash, by this signer.
-    PrivateCancellation(B256, Address),
-}
-
-impl Verified {
-    /// The order on which the host decides.
-    pub(crate) fn order(&self) -> Option<&Order> {
-        match self {
-            // A bundle without transactions is a cancellation.
-            Self::Order(order, _) => match &**order {
-                Order::Bundle(bundle) if bundle.txs().is_empty() => None,
-                order => Some(order),
-            },
-            Self::Pooled(_) | Self::Cancellation(..) | Self::PrivateCancellation(..) => None,
+    fn prepare_bundle(&self, params: &[u8]) -> Result<Prepared, ErrorResponse> {
+        let raw: RawBundle = params::one(params, "")?;
+        raw.check(MAX_TXS_PER_BUNDLE).map_err(|error| order::bundle_error(&error))?;
+        let block = raw.block_number.filter(|block| *block != 0);
+        if let (Some(head), Some(value)) = (self.host.pool.head(), block) {
+            let limit = head.number.saturating_add(MAX_BLOCKS_AHEAD);
+            if value <= head.number {
+                let limit = head.number.saturating_add(1);
+                return Err(order::rejected(&RejectReason::BlockPassed { value, limit }));
+            } else if value > limit {
+                return Err(order::rejected(&RejectReason::BlockTooFar { value, limit }));
+            }
         }
-    }
-
-    /// Whether proofs are not verified yet.
-    pub(crate) fn is_unproven(&self) -> bool {
-        matches!(self, Self::Order(_, unproven) if !unproven.is_empty())
-    }
-
-    pub(crate) fn take_unproven(&mut self) -> Vec<Unproven> {
-        match self {
-            Self::Order(_, unproven) => std::mem::take(unproven),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Verifies the proofs of a blob: tens of milliseconds.
-    pub(crate) fn check_blob(
-        &self,
-        method: Method,
-        Unproven { tx: index, blob, .. }: Unproven,
-    ) -> Result<(), ErrorResponse> {
-        let txs = match self.order() {
-            Some(Order::Tx(tx)) => std::slice::from_ref(tx),
-            Some(Order::Bundle(bundle)) => bundle.txs(),
-            // No other kind of order is created here.
-            _ => &[],
-        };
-        let tx = txs.get(index).ok_or_else(ErrorResponse::internal)?;
-        let field = match method {
-            Method::SendBundle => format!("txs[{index}]"),
-            Method::SendPrivateTransaction => "tx".to_owned(),
-            _ => RAW_FIELD.to_owned(),
-        };
-        verify::blob(tx, &field, blob)
-    }
-
-    /// Inserts it into the pool, which takes microseconds. `admitted` is the host's decision, if
-    /// there is one.
-    pub(crate) fn insert(
-        self,
-        pool: &OrderPool,
-        admitted: Option<Admitted>,
-    ) -> Result<Value, ErrorResponse> {
-        match self {
-            Self::Pooled(hash) => Ok(json!(hash)),
-            Self::Order(order, _) => insert_order(*order, pool, admitted),
-            Self::Cancellation(key, nonce) => match pool.cancel_bundle(key, nonce) {
-                // If it was cancelled permanently before, the caller has what it wants. Null, as in
-                // rbuilder: alloy's client accepts nothing else as success.
-                CancelOutcome::Cancelled { .. } | CancelOutcome::CancelledPermanently => {
-                    Ok(Value::Null)
-                }
-                CancelOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
-                _ => Err(ErrorResponse::internal()),
-            },
-            Self::PrivateCancellation(hash, signer) => match pool.cancel_private(&hash, signer) {
-                CancelPrivateOutcome::Cancelled => Ok(json!(true)),
-                CancelPrivateOutcome::Public => {
-                    let message = format!("{hash} has become public and cannot be cancelled");
-                    Err(ErrorResponse::rejected(Reason::BecamePublic, message))
-                }
-                CancelPrivateOutcome::Unknown => {
-                    let message = format!("no private transaction of {signer} has the hash {hash}");
-                    Err(ErrorResponse::rejected(Reason::UnknownPrivate, message))
-                }
-                _ => Err(ErrorResponse::internal()),
-            },
-        }
-    }
-}
-
-fn insert_order(
-    order: Order,
-    pool: &OrderPool,
-    admitted: Option<Admitted>,
-) -> Result<Value, ErrorResponse> {
-    match order {
-        Order::Tx(tx) => {
-            let hash = *tx.hash();
-            let vouched = admitted.is_some_and(|admitted| admitted.is_prioritized);
-            let tx = if vouched { tx.vouched_for() } else { tx };
-            match pool.insert_transaction(tx) {
-                // For a private transaction: a head came meanwhile.
-                InsertOutcome::Rejected(RejectReason::BlockPassed { value, limit }) => {
-                    Err(last_block_passed(value, limit))
-                }
-                outcome => check_outcome(outcome, "the transaction"),
-            }?;
-            Ok(json!(hash))
-        }
-        Order::Bundle(bundle) => {
-            let hash = *bundle.hash();
-            check_outcome(pool.insert_bundle(bundle), "replacementNonce")?;
-            Ok(json!({ "bundleHash": hash }))
-        }
-        // No other kind of order is created here.
-        _ => Err(ErrorResponse::internal()),
+        let chain_id = self.config.chain_id;
+        let txs = raw.txs.iter().enumerate();
+        let txs = txs.map(|(index, tx)| verify::decode(tx, &format!("txs[{index}]"), chain_id));
+        let txs = txs.collect::<Result<_, _>>()?;
+        Ok(Prepared::Bundle(raw, txs))
     }
 }
 
 /// The field of a raw transaction in the parameters.
 const RAW_FIELD: &str = "params[0]";
 
-/// The last block of a private transaction.
-fn last_block(context: &RpcContext, wanted: Option<u64>) -> Result<u64, ErrorResponse> {
-    let Some(head) = context.host.pool.head() else {
-        let message = "the head is not known yet, so the last block cannot be computed";
-        return Err(context.retry_later(Reason::HeadUnknown, message));
-    };
-    let most = head.number.saturating_add(context.config.max_private_blocks);
-    match wanted {
-        Some(value) if value <= head.number => {
-            Err(last_block_passed(value, head.number.saturating_add(1)))
-        }
-        wanted => Ok(wanted.unwrap_or(most).min(most)),
-    }
-}
-
 fn last_block_passed(value: u64, limit: u64) -> ErrorResponse {
     let message = format!("maxBlockNumber is {value}, the lowest that is not built yet is {limit}");
     ErrorResponse::field(Reason::Params, "maxBlockNumber", message)
-}
-
-fn needs_signature(field: &str) -> ErrorResponse {
-    ErrorResponse::field(Reason::Signature, field, format!("{field} needs a signed request"))
-}
-
-fn prepare_transaction(
-    context: &RpcContext,
-    raw: &[u8],
-    field: &'static str,
-    last_block: Option<u64>,
-) -> Result<Prepared, ErrorResponse> {
-    let pool = &context.host.pool;
-    let is_pooled = |hash: &B256| pool.contains(hash);
-    // The hash of a blob transaction does not cover the blobs.
-    if !verify::has_blobs(raw) {
-        let hash = keccak256(raw);
-        if is_pooled(&hash) {
-            return Ok(Prepared::Pooled(hash));
-        }
-    }
-    let tx = verify::decode(raw, field, &context.config)?;
-    let hash = *tx.tx_hash();
-    Ok(match is_pooled(&hash) {
-        true => Prepared::Pooled(hash),
-        false => Prepared::Transaction { tx, field, last_block },
-    })
-}
-
-fn prepare_bundle(context: &RpcContext, params: &[u8]) -> Result<Prepared, ErrorResponse> {
-    let raw: RawBundle = params::one(params, "")?;
-    let config = &context.config;
-    raw.check(config.max_txs_per_bundle).map_err(|error| bundle_error(&error))?;
-    let block = raw.block_number.filter(|block| *block != 0);
-    if let (Some(head), Some(value)) = (context.host.pool.head(), block) {
-        let limit = head.number.saturating_add(config.max_blocks_ahead);
-        if value <= head.number {
-            let limit = head.number.saturating_add(1);
-            let passed = RejectReason::BlockPassed { value, limit };
-            check_outcome(InsertOutcome::Rejected(passed), "blockNumber")?;
-        } else if value > limit {
-            let too_far = RejectReason::BlockTooFar { value, limit };
-            check_outcome(InsertOutcome::Rejected(too_far), "blockNumber")?;
-        }
-    }
-    let txs = raw.txs.iter().enumerate();
-    let txs = txs.map(|(index, tx)| verify::decode(tx, &format!("txs[{index}]"), config));
-    let txs = txs.collect::<Result<_, _>>()?;
-    Ok(Prepared::Bundle(raw, txs))
-}
-
-fn known() -> ErrorResponse {
-    let message = "already known, and not in the pool any more".to_owned();
-    ErrorResponse::rejected(Reason::Known, message)
-}
-
-fn superseded(nonce: u64, current: u64) -> ErrorResponse {
-    let message = format!("replacementNonce is {nonce}, must be above {current}");
-    ErrorResponse::rejected(Reason::Superseded, message)
-}
-
-/// A success response is only sent for an order that is in the pool.
-fn check_outcome(outcome: InsertOutcome, field: &str) -> Result<(), ErrorResponse> {
-    match outcome {
-        InsertOutcome::Added
-        | InsertOutcome::Replaced { .. }
-        | InsertOutcome::Cancelled
-        | InsertOutcome::Known => Ok(()),
-        InsertOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
-        InsertOutcome::CancelledPermanently => {
-            let message = "replacementUuid was cancelled permanently".to_owned();
-            Err(ErrorResponse::rejected(Reason::Superseded, message))
-        }
-        InsertOutcome::AlreadyRemoved => Err(known()),
-        InsertOutcome::Mined => Err(ErrorResponse::rejected(
-            Reason::Mined,
-            format!("{field}: a recent block contains it"),
-        )),
-        InsertOutcome::StaleNonce { nonce, next } => {
-            let message = format!("nonce too low: next nonce {next}, tx nonce {nonce}");
-            Err(ErrorResponse::rejected(Reason::StaleNonce, message))
-        }
-        InsertOutcome::Rejected(reason) => Err(match reason {
-            RejectReason::TooMany { field, .. } => {
-                ErrorResponse::field(Reason::Params, field, reason.to_string())
-            }
-            RejectReason::BlockPassed { .. } | RejectReason::BlockTooFar { .. } => {
-                ErrorResponse::field(Reason::Params, "blockNumber", reason.to_string())
-            }
-            RejectReason::TxMined { .. } => {
-                ErrorResponse::rejected(Reason::Mined, reason.to_string())
-            }
-            RejectReason::TxStale { .. } => {
-                ErrorResponse::rejected(Reason::StaleNonce, reason.to_string())
-            }
-            RejectReason::PaysTooLittle { .. } => {
-                ErrorResponse::rejected(Reason::PaysTooLittle, reason.to_string())
-            }
-            _ => ErrorResponse::rejected(Reason::PoolFull, reason.to_string()),
-        }),
-        // An outcome that this crate does not know may not mean success.
-        _ => Err(ErrorResponse::internal()),
-    }
-}
-
-fn bundle_error(error: &BundleError) -> ErrorResponse {
-    let (reason, field) = match error {
-        BundleError::Empty => (Reason::Params, "txs".to_owned()),
-        BundleError::NonceWithoutUuid { .. } => (Reason::Params, "replacementNonce".to_owned()),
-        BundleError::UuidWithoutSigner { .. } => (Reason::Signature, "replacementUuid".to_owned()),
-        BundleError::TimestampsReversed { .. } => (Reason::Params, "minTimestamp".to_owned()),
-        BundleError::TwoUuids { .. } => (Reason::Params, "uuid".to_owned()),
-        BundleError::UnknownVersion { .. } => (Reason::Params, "version".to_owned()),
-        BundleError::NotInVersion { field } => (Reason::Params, (*field).to_owned()),
-        BundleError::RefundPercent { .. } => (Reason::Params, "refundPercent".to_owned()),
-        BundleError::TooMany { field, .. } => (Reason::Params, (*field).to_owned()),
-        BundleError::Undecodable { index, .. } => (Reason::Undecodable, format!("txs[{index}]")),
-        BundleError::Signature { index, .. } => {
-            (Reason::TransactionSignature, format!("txs[{index}]"))
-        }
-        BundleError::Sidecar { index, .. } => (Reason::Sidecar, format!("txs[{index}]")),
-        _ => (Reason::Params, "params[0]".to_owned()),
-    };
-    ErrorResponse::field(reason, &field, error.to_string())
 }

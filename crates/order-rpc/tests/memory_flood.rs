@@ -2,6 +2,7 @@
 //! program: it measures resident memory.
 #![cfg(target_os = "linux")]
 
+#[path = "../src/tests/common.rs"]
 mod common;
 
 use std::{
@@ -107,10 +108,10 @@ async fn a_flood_from_many_signers_and_one_from_one_leave_memory_flat() {
     // It is loaded at the start of the first server, and is no caller's.
     order_pool::load_trusted_setup();
     let mut config = config();
-    config.quota = Some(Quota::default().with_per_second(1).with_burst(20));
+    config.quota = Some(Quota { per_second: 1, burst: 20 });
     // All of the clients are at one address.
-    config.peer_quota = None;
-    let server = start_with(config, gate_config(7), None);
+    config.caller_quota = None;
+    let server = start_server(config, gate_config(7));
     let bodies: Arc<[_]> = (0..TRANSACTIONS)
         .map(|nonce| request("eth_sendRawTransaction", json!([raw(nonce as u64)])))
         .collect();

@@ -2,6 +2,7 @@
 //! memory.
 #![cfg(target_os = "linux")]
 
+#[path = "../src/tests/common.rs"]
 mod common;
 
 use std::{
@@ -17,23 +18,24 @@ use std::{
 
 use common::{memory::*, *};
 use futures::future::join_all;
+use order_rpc::OrderRpcConfig;
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
     time::interval,
 };
 
 const ATTACKERS: usize = 300;
-const ROUNDS: usize = 6;
+const ROUNDS: usize = 3;
 /// What the rounds after the first may add to its peak: what the allocator keeps of what was freed.
-/// Of 1,800 connections more, each of which has a read buffer of up to 32 kB.
+/// Of 900 connections more, each of which has a read buffer of up to 32 kB.
 const FLAT_BYTES: usize = 8 << 20;
 
 /// Promises a megabyte and sends a byte every 20 ms, until it is told to stop. `None` if it was not
 /// told: a byte that meets a closed socket resets the connection, and may take the answer with it.
-async fn slow(to: SocketAddr, most: Arc<Most>) -> Option<Answer> {
-    let socket = TcpStream::connect(to).await.unwrap();
+async fn slow(number: usize, to: SocketAddr, most: Arc<Most>) -> Option<Answer> {
+    // From 64 addresses, so that no share of one is met.
+    let socket = connect_from([127, 0, 1, (number % 64) as u8], to).await;
     let (mut reader, mut writer) = socket.into_split();
     let start = head("POST", "/", 1 << 20, &[]) + "{";
     writer.write_all(start.as_bytes()).await.unwrap();
@@ -102,14 +104,9 @@ fn too_many_requests() -> (u16, i64, String) {
 async fn slow_bodies_round_after_round_take_no_more_memory_than_in_the_first() {
     // It is loaded at the start of the first server, and is no caller's.
     order_pool::load_trusted_setup();
-    let mut config = config();
-    config.body_timeout = Duration::from_millis(600);
-    // All of the attackers are at one address.
-    config.max_connections_per_peer = config.max_connections;
-    config.max_slow_bodies_per_peer = config.max_slow_bodies + 1;
     // The other caller asks as fast as the machine can.
-    config.peer_quota = None;
-    let server = start(config);
+    let config = OrderRpcConfig { caller_quota: None, ..config() };
+    let server = start_server(config, gate_config(64));
     let bodies: Vec<_> =
         (0..16).map(|nonce| request("eth_sendRawTransaction", json!([raw(nonce)]))).collect();
     let progress = Arc::new(Progress::default());
@@ -120,7 +117,8 @@ async fn slow_bodies_round_after_round_take_no_more_memory_than_in_the_first() {
     let (mut warm, mut rounds) = (0, 0);
     // More of them if the other caller needs more time.
     while rounds <= ROUNDS || !(progress.all_served.load(SeqCst) || other.is_finished()) {
-        let answers = (0..ATTACKERS).map(|_| tokio::spawn(slow(server.addr, Arc::clone(&most))));
+        let answers =
+            (0..ATTACKERS).map(|number| tokio::spawn(slow(number, server.addr, Arc::clone(&most))));
         for answer in join_all(answers).await {
             let Some(answer) = answer.unwrap() else { continue };
             let (status, code, mut reason) = answer.error();

@@ -12,7 +12,7 @@ use std::{
 
 use blocklist::{BlocklistConfig, SharedBlocklist};
 use clap::Parser as _;
-use mempool_ingest::telemetry;
+use mempool_ingest::telemetry::Telemetry;
 use mempool_recorder::{Recording, RecordingConfig, Replay};
 use mock_node::cli::StopSignals;
 use testkit::node::NodeProcess;
@@ -79,7 +79,7 @@ pub(crate) fn command(args: &Args) -> ExitCode {
 
 async fn run(args: &Args) -> Result<Summary, Failure> {
     // First, because handles of metrics are made once.
-    let telemetry = args.metrics.map(telemetry::serve).transpose()?;
+    let telemetry = args.metrics.map(Telemetry::start).transpose()?;
     if let Some(telemetry) = &telemetry {
         eprintln!("metrics at http://{}/metrics", telemetry.local_addr());
     }

@@ -12,53 +12,48 @@ use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body as _, Incoming};
 use serde_json::json;
-use tokio_util::task::TaskTracker;
 
+use super::{HttpServer, body, response};
 use crate::{
     config::SignatureMode,
-    context::{Entered, RpcContext},
-    http::body,
-    jsonrpc::dispatch::signature_error,
-    limits::callers::{self, Peer},
-    methods::signature::{self, Claim, SignatureError},
-    reply::{ErrorResponse, INVALID_REQUEST, Reason, json_response},
+    limits::{Caller, Entered, forwarded_for},
+    methods::{Claim, SIGNATURE_HEADER, SignatureError},
+    reply::{ErrorResponse, INVALID_REQUEST, Reason},
 };
 
 /// Lingering close: how many bytes of a refused body are read and discarded.
 const LINGER_BYTES: usize = 1 << 20;
 /// Lingering close: for how long at most.
 const LINGER_TIMEOUT: Duration = Duration::from_millis(250);
-/// How many refused bodies are read and discarded at the same time.
-pub(crate) const MAX_LINGERING: usize = 64;
-
 /// One connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Connection {
-    pub(crate) context: Arc<RpcContext>,
-    pub(crate) tasks: TaskTracker,
-    pub(crate) peer: Arc<Peer>,
+pub(super) struct Connection {
+    pub(super) server: Arc<HttpServer>,
+    pub(super) caller: Arc<Caller>,
     /// Whether it comes from a trusted proxy, which names the caller of each request.
-    pub(crate) is_proxy: bool,
+    pub(super) is_proxy: bool,
 }
 
 impl Connection {
-    pub(crate) async fn respond(
+    pub(super) async fn respond(
         self,
         request: Request<Incoming>,
     ) -> Result<Response<Full<Bytes>>, Infallible> {
-        let context = Arc::clone(&self.context);
+        let metrics = &self.server.dispatcher.metrics;
         Ok(self.route(request).await.unwrap_or_else(|error| {
-            context.metrics.count(error.reason);
-            error.response()
+            metrics.count(error.reason);
+            response::of_error(&error)
         }))
     }
 
     async fn route(
-        self,
+        &self,
         request: Request<Incoming>,
     ) -> Result<Response<Full<Bytes>>, ErrorResponse> {
         match (request.method(), request.uri().path()) {
-            (&Method::GET, "/healthz") => Ok(json_response(json!({ "healthy": true }).to_string())),
+            (&Method::GET, "/healthz") => {
+                Ok(response::json(json!({ "healthy": true }).to_string()))
+            }
             (&Method::GET, "/readyz") => Ok(self.readiness()),
             (&Method::POST, _) => self.post(request).await,
             (&Method::GET, _) if request.headers().contains_key(header::UPGRADE) => {
@@ -77,19 +72,20 @@ impl Connection {
     /// 503 while a source is not live, the gate sheds load, or the RPC server shuts down. A source
     /// whose node does not list its pool is ready, because its announcements are fetched.
     fn readiness(&self) -> Response<Full<Bytes>> {
-        let host = &self.context.host;
-        let sources_live = (host.readiness)();
-        let shedding = host.gate.is_shedding(Instant::now());
-        let shutting_down = self.context.active.is_closed();
+        let dispatcher = &self.server.dispatcher;
+        let (host, limiter) = (&dispatcher.methods.host, &dispatcher.limiter);
+        let sources_live = (host.sources_live)();
+        let shedding = limiter.gate.is_shedding(Instant::now());
+        let shutting_down = limiter.active.is_closed();
         let ready = sources_live && !shedding && !shutting_down;
         let body = json!({
             "ready": ready,
             "sourcesLive": sources_live,
-            "sourcesAudited": (host.audited)(),
+            "sourcesAudited": (host.sources_audited)(),
             "shedding": shedding,
             "shuttingDown": shutting_down,
         });
-        let mut response = json_response(body.to_string());
+        let mut response = response::json(body.to_string());
         if !ready {
             *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         }
@@ -97,7 +93,7 @@ impl Connection {
     }
 
     async fn post(
-        self,
+        &self,
         request: Request<Incoming>,
     ) -> Result<Response<Full<Bytes>>, ErrorResponse> {
         let (parts, body) = request.into_parts();
@@ -110,27 +106,30 @@ impl Connection {
                 return Err(error);
             }
         };
-        let (body, held) = body::read(body, &self.context, &caller).await?;
-        Ok(self.context.serve(body, claim, &mut entered).await?.response(Some(held)))
+        let dispatcher = &self.server.dispatcher;
+        let (body, held) = body::read(body, &dispatcher.limiter, &caller).await?;
+        let reply = dispatcher.serve(body, claim, &mut entered).await?;
+        Ok(response::of_reply(reply, held))
     }
 
     /// The caller whose shares a request uses.
-    fn caller(&self, headers: &HeaderMap) -> Arc<Peer> {
-        let named = if self.is_proxy { callers::forwarded_for(headers) } else { None };
+    fn caller(&self, headers: &HeaderMap) -> Arc<Caller> {
+        let named = if self.is_proxy { forwarded_for(headers) } else { None };
         match named {
-            Some(address) => self.context.peers.of(address, &self.context.config),
-            None => Arc::clone(&self.peer),
+            Some(address) => self.server.dispatcher.limiter.callers.of(address),
+            None => Arc::clone(&self.caller),
         }
     }
 
     fn enter(
         &self,
         headers: &HeaderMap,
-        caller: &Peer,
+        caller: &Caller,
     ) -> Result<(Entered, Option<Claim>), ErrorResponse> {
-        let entered = self.context.enter(caller, headers.contains_key(signature::HEADER))?;
+        let is_signed = headers.contains_key(SIGNATURE_HEADER);
+        let entered = self.server.dispatcher.limiter.enter(caller, is_signed)?;
         is_json(headers)?;
-        let mode = match self.context.config.signatures {
+        let mode = match self.server.config.signatures {
             // Requests that a front forwards were signed.
             SignatureMode::Required if caller.id.is_front => SignatureMode::Optional,
             mode => mode,
@@ -145,7 +144,7 @@ impl Connection {
         if body.is_end_stream() {
             return;
         }
-        let Ok(permit) = Arc::clone(&self.context.lingering).try_acquire_owned() else { return };
+        let Ok(permit) = Arc::clone(&self.server.lingering).try_acquire_owned() else { return };
         let discard = async move {
             let mut left = LINGER_BYTES;
             while let Some(Ok(frame)) = body.frame().await {
@@ -154,7 +153,7 @@ impl Connection {
                 left = rest;
             }
         };
-        self.tasks.spawn(async move {
+        self.server.tasks.spawn(async move {
             // After the timeout the connection is closed with bytes unread.
             let _ = tokio::time::timeout(LINGER_TIMEOUT, discard).await;
             drop(permit);
@@ -163,11 +162,11 @@ impl Connection {
 }
 
 /// The signer that the request's header claims.
-fn claim(headers: &HeaderMap, mode: SignatureMode) -> Result<Option<Claim>, ErrorResponse> {
+fn claim(headers: &HeaderMap, mode: SignatureMode) -> Result<Option<Claim>, SignatureError> {
     if mode == SignatureMode::Off {
         return Ok(None);
     }
-    let mut values = headers.get_all(signature::HEADER).iter();
+    let mut values = headers.get_all(SIGNATURE_HEADER).iter();
     let claim = match (values.next(), values.next()) {
         (None, _) if mode == SignatureMode::Required => Err(SignatureError::Missing),
         (None, _) => return Ok(None),
@@ -177,7 +176,7 @@ fn claim(headers: &HeaderMap, mode: SignatureMode) -> Result<Option<Claim>, Erro
         // With two signatures the caller is ambiguous.
         (Some(_), Some(_)) => Err(SignatureError::Malformed),
     };
-    claim.map(Some).map_err(signature_error)
+    claim.map(Some)
 }
 
 fn is_json(headers: &HeaderMap) -> Result<(), ErrorResponse> {

@@ -1,23 +1,33 @@
-//! From the body of a request to its response: parse, admit, run, answer.
+//! From the body of a request to its response: parse, admit, run, respond.
+//!
+//! A dispatcher of our own on serde_json: a JSON-RPC framework would serve only a handful of methods
+//! here and parse each body again, and admission, limits, batches and error shapes would still have
+//! to be our own. A body is parsed once: the envelope borrows the parameters as text, and the method
+//! parses them. A long one is parsed on a worker thread under the permit that then covers
+//! verification and insert, so that it delays no other caller.
+//!
+//! The elements of a batch run one after the other. A success response is sent only for an order
+//! that is in the pool.
 
 use std::{sync::Arc, time::Instant};
 
 use alloy_primitives::Address;
 use bytes::Bytes;
 use futures::future::join_all;
-use http::StatusCode;
-use load_control::{Priority, WorkError, WorkPermit};
+use load_control::{Priority, WorkPermit};
 
+use super::envelope::{Call, Calls, Id, State};
 use crate::{
-    context::{Entered, RpcContext},
-    http::body::SMALL_BODY_BYTES,
-    jsonrpc::envelope::{Call, Calls, Id, State},
-    limits::callers::PeerId,
-    methods::admission::{Admitted, Candidate},
-    methods::signature::{Claim, SignatureError},
-    methods::{Method, Verified},
-    reply::{Answer, ErrorResponse, INVALID_REQUEST, Reason},
+    config::OrderRpcConfig,
+    host::{Candidate, Host},
+    limits::{CallerId, Entered, Limiter, Limits, SMALL_BODY_BYTES, on_thread},
+    methods::{Admitted, Claim, Method, Methods, Verified},
+    metrics::Metrics,
+    reply::{ErrorResponse, Reply},
 };
+
+/// Elements of a batch.
+const MAX_BATCH: usize = 100;
 
 /// Bodies up to this size are parsed on the thread that read them, which takes microseconds. Longer
 /// ones are parsed on a worker thread, under a work permit: a megabyte takes milliseconds, during
@@ -39,10 +49,25 @@ struct Request {
     is_batch: bool,
     /// Null for a batch.
     id: Id,
-    caller: PeerId,
+    caller: CallerId,
 }
 
-impl RpcContext {
+/// Serves requests.
+#[derive(Debug)]
+pub(crate) struct Dispatcher {
+    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) methods: Methods,
+    pub(crate) metrics: Metrics,
+}
+
+impl Dispatcher {
+    pub(crate) fn new(config: OrderRpcConfig, limits: Limits, host: Host) -> Self {
+        let limiter = Limiter::new(&config, limits, host.gate.clone(), host.monitor.clone());
+        let limiter = Arc::new(limiter);
+        let methods = Methods::new(config, host, Arc::clone(&limiter));
+        Self { limiter, methods, metrics: Metrics::new() }
+    }
+
     /// Serves a request whose body was read.
     ///
     /// # Errors
@@ -56,33 +81,34 @@ impl RpcContext {
         body: Bytes,
         claim: Option<Claim>,
         entered: &mut Entered,
-    ) -> Result<Answer, ErrorResponse> {
-        let (mut request, permit) = self.parse(body, claim, entered.caller()).await?;
+    ) -> Result<Reply, ErrorResponse> {
+        let (mut request, permit) = self.parse(body, claim, entered.caller).await?;
         Ok(match self.run(&mut request, permit, entered).await {
-            Ok(()) => self.answer(request),
+            Ok(()) => self.reply(request),
             Err(error) => self.refuse(error, &request.id),
         })
     }
 
     /// An error response to a request as a whole.
-    pub(crate) fn refuse(&self, error: ErrorResponse, id: &Id) -> Answer {
+    fn refuse(&self, error: ErrorResponse, id: &Id) -> Reply {
         self.metrics.count(error.reason);
-        Answer { text: error.json_with_id(id), error: Some(error) }
+        Reply { text: error.json(id.as_json()), error: Some(error) }
     }
 
     async fn parse(
         self: &Arc<Self>,
         body: Bytes,
         claim: Option<Claim>,
-        caller: PeerId,
+        caller: CallerId,
     ) -> Result<(Request, Option<WorkPermit>), ErrorResponse> {
-        let max_batch = self.config.max_batch;
         let (parsed, permit) = if body.len() <= MAX_INLINE_BYTES {
-            (Calls::parse(&body, max_batch), None)
+            (Calls::parse(&body, MAX_BATCH), None)
         } else {
-            let permit = self.permit(claim.as_ref(), caller, body.len()).await?;
+            let priority = self.priority(claim.as_ref(), caller, body.len());
+            let gate = &self.limiter.gate;
+            let permit = gate.acquire_external(priority, Instant::now()).await?;
             let text = body.clone();
-            on_thread(move || (Calls::parse(&text, max_batch), Some(permit))).await?
+            on_thread(move || (Calls::parse(&text, MAX_BATCH), Some(permit))).await?
         };
         let Calls { calls, is_batch } = parsed?;
         let id = match &calls[..] {
@@ -98,21 +124,21 @@ impl RpcContext {
         mut permit: Option<WorkPermit>,
         entered: &mut Entered,
     ) -> Result<(), ErrorResponse> {
-        let gate = &self.host.gate;
         let count = request.calls.len();
-        entered.grow(count, self)?;
+        self.limiter.grow(entered, count)?;
         // The caller's address pays for the work so far.
-        self.take_peer_quota(entered.caller(), count + request.body.len() / BYTES_PER_WORK)?;
-        if request.has(Method::is_deferrable) && self.deferral.must_wait() {
+        self.limiter
+            .take_caller_quota(entered.caller, count + request.body.len() / BYTES_PER_WORK)?;
+        if request.has(Method::is_deferrable) && self.limiter.deferral.must_wait() {
             // Urgent calls go ahead of the others in the batch.
             let urgent = |method: Method| !method.is_deferrable();
             if request.has(urgent) {
                 self.work(request, permit.take(), urgent).await?;
             }
             drop(permit.take());
-            match self.deferral.acquire(gate, entered.weight()).await {
+            match self.limiter.deferral.acquire(entered.weight()).await {
                 Ok(acquired) => permit = acquired,
-                Err(refusal) => request.end(&ErrorResponse::refusal(&refusal)),
+                Err(refusal) => request.end(&refusal.into()),
             }
         }
         if request.has(|_| true) {
@@ -128,7 +154,7 @@ impl RpcContext {
         permit: Option<WorkPermit>,
         which: fn(Method) -> bool,
     ) -> Result<(), ErrorResponse> {
-        let priority = self.priority_of(request.claim.as_ref(), request.caller, request.body.len());
+        let priority = self.priority(request.claim.as_ref(), request.caller, request.body.len());
         let context = Arc::clone(self);
         let (body, claim) = (request.body.clone(), request.claim);
         let (mut calls, mut signer) = (std::mem::take(&mut request.calls), request.signer);
@@ -138,22 +164,23 @@ impl RpcContext {
                 let (Some(claim), None) = (claim, signer) else { return Ok(signer) };
                 // A signer without quota causes no signature recovery, and a forged signature
                 // spends no signer's quota.
-                context.check_quota(claim.address, work)?;
-                let verified = claim.verify(&body).map_err(signature_error)?;
-                context.take_quota(verified, work)?;
+                context.limiter.check_quota(claim.address, work)?;
+                let verified = claim.verify(&body)?;
+                context.limiter.take_quota(verified, work)?;
                 signer = Some(verified);
                 Ok(signer)
             });
             ran.map(|()| (calls, signer))
         };
-        let ran = self.host.gate.run_external(permit, priority, Instant::now(), work).await;
-        (request.calls, request.signer) = ran.map_err(work_error)??;
+        let gate = &self.limiter.gate;
+        let ran = gate.run_external(permit, priority, Instant::now(), work).await;
+        (request.calls, request.signer) = ran??;
         // The work permit is released while proofs wait for theirs, and while the host decides.
         for call in &mut request.calls {
             let is_unproven =
                 matches!(&call.state, State::Verified(_, verified) if verified.is_unproven());
             if let Some((method, verified)) = is_unproven.then(|| call.take_verified()).flatten() {
-                call.state = match self.prove(method, verified).await {
+                call.state = match self.methods.prove(method, verified).await {
                     Ok(verified) => State::Verified(method, verified),
                     Err(error) => State::Done(Err(error)),
                 };
@@ -168,12 +195,13 @@ impl RpcContext {
     async fn insert_calls(&self, request: &mut Request) {
         let signer = request.signer;
         let ask = |call| async move {
-            match (candidate(call, signer), &self.host.admission) {
-                (Some(candidate), Some(admission)) => {
-                    self.admit(&**admission, candidate).await.map(Some)
-                }
-                _ => Ok(None),
-            }
+            let admission = &self.methods.host.admission;
+            let (Some(candidate), Some(admission)) = (candidate(call, signer), admission) else {
+                return Ok(None);
+            };
+            let (ended, admitted) = self.methods.admit(&**admission, candidate).await;
+            self.metrics.admission(ended);
+            admitted.map(Some)
         };
         let admitted = join_all(request.calls.iter().map(ask)).await;
         for (call, admitted) in request.calls.iter_mut().zip(admitted) {
@@ -186,7 +214,7 @@ impl RpcContext {
     }
 
     fn insert(&self, method: Method, verified: Verified, admitted: Option<Admitted>) -> State {
-        let done = verified.insert(&self.host.pool, admitted);
+        let done = verified.insert(&self.methods.host.pool, admitted);
         if done.is_ok() {
             self.metrics.accepted(method);
         }
@@ -199,7 +227,7 @@ impl RpcContext {
         &self,
         calls: &mut [Call],
         which: fn(Method) -> bool,
-        caller: PeerId,
+        caller: CallerId,
         verify: impl FnOnce(usize) -> Result<Option<Address>, ErrorResponse>,
     ) -> Result<(), ErrorResponse> {
         let mut prepared = Vec::new();
@@ -209,7 +237,7 @@ impl RpcContext {
             if !which(method) {
                 continue;
             }
-            match method.prepare(self, params) {
+            match self.methods.prepare(method, params) {
                 Ok(ready) => prepared.push((index, method, ready)),
                 Err(error) => call.state = State::Done(Err(error)),
             }
@@ -219,13 +247,13 @@ impl RpcContext {
         }
         // One for the request's own signature.
         let work = 1 + prepared.iter().map(|(.., ready)| ready.work()).sum::<usize>();
-        self.take_peer_quota(caller, work)?;
+        self.limiter.take_caller_quota(caller, work)?;
         let signer = verify(work)?;
         for (index, method, ready) in prepared {
-            calls[index].state = match ready.verify(signer, caller.is_front, &self.proofs) {
+            calls[index].state = match ready.verify(signer, caller.is_front, &self.methods.proofs) {
                 // Most orders are inserted here: switching to another thread would cost more than
                 // the insert.
-                Ok(order) if self.host.admission.is_none() && !order.is_unproven() => {
+                Ok(order) if self.methods.host.admission.is_none() && !order.is_unproven() => {
                     self.insert(method, order, None)
                 }
                 Ok(order) => State::Verified(method, order),
@@ -235,28 +263,20 @@ impl RpcContext {
         Ok(())
     }
 
-    /// A work permit for an external caller.
-    async fn permit(
-        &self,
-        claim: Option<&Claim>,
-        caller: PeerId,
-        body_bytes: usize,
-    ) -> Result<WorkPermit, ErrorResponse> {
-        let priority = self.priority_of(claim, caller, body_bytes);
-        let acquired = self.host.gate.acquire_external(priority, Instant::now()).await;
-        acquired.map_err(|refusal| ErrorResponse::refusal(&refusal))
-    }
-
-    fn priority_of(&self, claim: Option<&Claim>, caller: PeerId, body_bytes: usize) -> Priority {
-        match self.priority(claim, caller) {
+    /// How soon a caller gets a work permit.
+    fn priority(&self, claim: Option<&Claim>, caller: CallerId, body_bytes: usize) -> Priority {
+        match claim.map(|claim| (self.methods.host.knows_signer)(claim.address)) {
+            None if caller.is_front => Priority::Known,
+            None => Priority::Unsigned,
+            Some(true) => Priority::Known,
             // Anyone can sign, and 8 MB take tens of milliseconds to parse, so only short requests
             // get the priority.
-            Priority::Signed if body_bytes > SMALL_BODY_BYTES => Priority::Unsigned,
-            priority => priority,
+            Some(false) if body_bytes > SMALL_BODY_BYTES => Priority::Unsigned,
+            Some(false) => Priority::Signed,
         }
     }
 
-    fn answer(&self, request: Request) -> Answer {
+    fn reply(&self, request: Request) -> Reply {
         let mut text = String::from(if request.is_batch { "[" } else { "" });
         let mut single = None;
         for (index, call) in request.calls.into_iter().enumerate() {
@@ -275,7 +295,7 @@ impl RpcContext {
                 }
                 Err(error) => {
                     self.metrics.count(error.reason);
-                    text.push_str(&error.json_with_id(&call.id));
+                    text.push_str(&error.json(call.id.as_json()));
                     single = Some(error);
                 }
             }
@@ -284,7 +304,7 @@ impl RpcContext {
             text.push(']');
         }
         // In a batch each element has its own response, so none of them sets the status.
-        Answer { text, error: single.filter(|_| !request.is_batch) }
+        Reply { text, error: single.filter(|_| !request.is_batch) }
     }
 }
 
@@ -311,26 +331,4 @@ fn candidate(call: &Call, signer: Option<Address>) -> Option<Candidate<'_>> {
     // A front names the signer of each bundle.
     let of_bundle = order.as_bundle().and_then(|bundle| bundle.parts().signer);
     Some(Candidate::new(order, of_bundle.or(signer)))
-}
-
-pub(crate) fn signature_error(error: SignatureError) -> ErrorResponse {
-    let status = StatusCode::UNAUTHORIZED;
-    ErrorResponse::request(status, INVALID_REQUEST, Reason::Signature, error.to_string())
-}
-
-/// Runs a function on a thread for CPU-heavy work.
-pub(crate) async fn on_thread<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, ErrorResponse> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| work_error(WorkError::Lost))
-}
-
-fn work_error(error: WorkError) -> ErrorResponse {
-    match error {
-        WorkError::Refused(refusal) => ErrorResponse::refusal(&refusal),
-        error => {
-            tracing::error!(%error, "a request is answered with an internal error");
-            ErrorResponse::internal()
-        }
-    }
 }

@@ -5,7 +5,9 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// A count with an upper bound.
+/// A count with an upper bound, of which holders have shares that grow and shrink. The gate's
+/// [`InFlightPermit`](load_control::InFlightPermit) counts requests alone: it explains its refusals
+/// and knows whether it sheds load.
 #[derive(Debug)]
 pub(crate) struct Budget {
     used: AtomicUsize,
@@ -19,10 +21,6 @@ impl Budget {
 
     pub(crate) fn used(&self) -> usize {
         self.used.load(Relaxed)
-    }
-
-    pub(crate) const fn limit(&self) -> usize {
-        self.limit
     }
 
     /// A share of nothing, to be added to. It exists also while more than the limit is held.

@@ -8,7 +8,7 @@ use std::{
 use alloy_primitives::map::HashMap;
 use http::HeaderMap;
 
-use crate::{config::OrderRpcConfig, limits::budget::Budget};
+use super::{Limits, budget::Budget};
 
 /// The header in which a trusted proxy names the caller, in lower case as HTTP libraries compare
 /// it.
@@ -17,13 +17,14 @@ const FORWARDED_FOR: &str = "x-forwarded-for";
 /// Callers that share one share: an IPv4 address, or an IPv6 /64, which is what one subscriber is
 /// assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct PeerId {
+pub(crate) struct CallerId {
     address: IpAddr,
-    /// One of [`OrderRpcConfig::trusted_fronts`], which has no shares.
+    /// One of [`OrderRpcConfig::trusted_fronts`](crate::OrderRpcConfig::trusted_fronts), which has no
+    /// shares.
     pub(crate) is_front: bool,
 }
 
-impl From<IpAddr> for PeerId {
+impl From<IpAddr> for CallerId {
     fn from(address: IpAddr) -> Self {
         let address = match address.to_canonical() {
             IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
@@ -35,74 +36,84 @@ impl From<IpAddr> for PeerId {
 
 /// A caller's shares. It exists as long as the caller holds anything.
 #[derive(Debug)]
-pub(crate) struct Peer {
-    pub(crate) id: PeerId,
+pub(crate) struct Caller {
+    pub(crate) id: CallerId,
     pub(crate) connections: Arc<Budget>,
     pub(crate) requests: Arc<Budget>,
     /// Bytes of bodies and of responses.
     pub(crate) bytes: Arc<Budget>,
     pub(crate) slow_bodies: Arc<Budget>,
-    peers: Arc<Known>,
+    known: Arc<Known>,
 }
 
-impl Drop for Peer {
+impl Drop for Caller {
     fn drop(&mut self) {
-        let mut known = self.peers.lock();
+        let mut known = self.known.lock();
         // The caller may have returned since.
-        if known.get(&self.id).is_some_and(|peer| peer.strong_count() == 0) {
+        if known.get(&self.id).is_some_and(|caller| caller.strong_count() == 0) {
             known.remove(&self.id);
         }
     }
 }
 
-/// Only peers that hold something, so it is as bounded as connections and requests are.
+/// Only callers that hold something, so it is as bounded as connections and requests are.
 #[derive(Debug, Default)]
 struct Known {
-    peers: Mutex<HashMap<PeerId, Weak<Peer>>>,
+    callers: Mutex<HashMap<CallerId, Weak<Caller>>>,
 }
 
 impl Known {
-    fn lock(&self) -> MutexGuard<'_, HashMap<PeerId, Weak<Peer>>> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<CallerId, Weak<Caller>>> {
+        self.callers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Peers(Arc<Known>);
+/// All callers.
+#[derive(Debug)]
+pub(crate) struct Callers {
+    known: Arc<Known>,
+    fronts: Vec<IpAddr>,
+    limits: Limits,
+}
 
-impl Peers {
-    /// The peer that opened a connection. Only the connection's address makes a front: neither a
+impl Callers {
+    pub(crate) fn new(fronts: Vec<IpAddr>, limits: Limits) -> Self {
+        Self { known: Arc::default(), fronts, limits }
+    }
+
+    /// The caller that opened a connection. Only the connection's address makes a front: neither a
     /// forwarded address nor a neighbour in the same /64 is one.
-    pub(crate) fn of_connection(&self, address: IpAddr, config: &OrderRpcConfig) -> Arc<Peer> {
+    pub(crate) fn of_connection(&self, address: IpAddr) -> Arc<Caller> {
         let address = address.to_canonical();
-        if config.trusted_fronts.contains(&address) {
-            self.with_id(PeerId { address, is_front: true }, config)
+        if self.fronts.contains(&address) {
+            self.with_id(CallerId { address, is_front: true })
         } else {
-            self.of(address, config)
+            self.of(address)
         }
     }
 
-    /// The peer with this address, which is not a front.
-    pub(crate) fn of(&self, address: IpAddr, config: &OrderRpcConfig) -> Arc<Peer> {
-        self.with_id(PeerId::from(address), config)
+    /// The caller with this address, which is not a front.
+    pub(crate) fn of(&self, address: IpAddr) -> Arc<Caller> {
+        self.with_id(CallerId::from(address))
     }
 
-    fn with_id(&self, id: PeerId, config: &OrderRpcConfig) -> Arc<Peer> {
-        let mut known = self.0.lock();
-        if let Some(peer) = known.get(&id).and_then(Weak::upgrade) {
-            return peer;
+    fn with_id(&self, id: CallerId) -> Arc<Caller> {
+        let mut known = self.known.lock();
+        if let Some(caller) = known.get(&id).and_then(Weak::upgrade) {
+            return caller;
         }
         let share = |limit: usize| Budget::new(if id.is_front { usize::MAX } else { limit });
-        let peer = Arc::new(Peer {
+        let limits = &self.limits;
+        let caller = Arc::new(Caller {
             id,
-            connections: share(config.max_connections_per_peer),
-            requests: share(config.max_requests_per_peer),
-            bytes: share(config.max_buffered_bytes_per_peer),
-            slow_bodies: share(config.max_slow_bodies_per_peer),
-            peers: Arc::clone(&self.0),
+            connections: share(limits.max_connections_per_caller),
+            requests: share(limits.max_requests_per_caller),
+            bytes: share(limits.max_buffered_bytes_per_caller),
+            slow_bodies: share(limits.max_slow_bodies_per_caller),
+            known: Arc::clone(&self.known),
         });
-        known.insert(id, Arc::downgrade(&peer));
-        peer
+        known.insert(id, Arc::downgrade(&caller));
+        caller
     }
 }
 
@@ -116,33 +127,39 @@ pub(crate) fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::OrderRpcConfig;
+
+    fn callers(fronts: &[&str]) -> Callers {
+        let fronts = fronts.iter().map(|address| address.parse().unwrap()).collect();
+        Callers::new(fronts, Limits::of(&OrderRpcConfig::new(1)))
+    }
 
     #[test]
-    fn a_peer_is_an_address_or_a_prefix_and_is_forgotten_when_it_holds_nothing() {
-        let (peers, config) = (Peers::default(), OrderRpcConfig::new(1));
-        let of = |address: &str| peers.of(address.parse().unwrap(), &config);
+    fn a_caller_is_an_address_or_a_prefix_and_is_forgotten_when_it_holds_nothing() {
+        let callers = callers(&[]);
+        let of = |address: &str| callers.of(address.parse().unwrap());
         let (one, mapped) = (of("10.0.0.1"), of("::ffff:10.0.0.1"));
         assert!(Arc::ptr_eq(&one, &mapped) && !Arc::ptr_eq(&one, &of("10.0.0.2")));
         let (subscriber, same) = (of("2001:db8::1"), of("2001:db8::ffff:1"));
         assert!(Arc::ptr_eq(&subscriber, &same));
         assert!(!Arc::ptr_eq(&subscriber, &of("2001:db8:0:1::1")));
-        assert_eq!(peers.0.lock().len(), 2, "the others hold nothing");
+        assert_eq!(callers.known.lock().len(), 2, "the others hold nothing");
         drop((one, mapped, subscriber, same));
-        assert_eq!(peers.0.lock().len(), 0);
+        assert_eq!(callers.known.lock().len(), 0);
     }
 
     #[test]
     fn a_front_is_who_connects_from_its_address_and_nobody_near_it() {
-        let fronts = ["2001:db8::1", "10.0.0.1"].map(|address| address.parse().unwrap());
-        let (peers, config) =
-            (Peers::default(), OrderRpcConfig::new(1).with_trusted_fronts(fronts));
-        let connects =
-            |address: &str| peers.of_connection(address.parse().unwrap(), &config).id.is_front;
-        let held = ["2001:db8::1", "::ffff:10.0.0.1"]
-            .map(|address| peers.of_connection(address.parse().unwrap(), &config));
-        assert!(held.iter().all(|peer| peer.id.is_front && peer.requests.limit() == usize::MAX));
+        let callers = callers(&["2001:db8::1", "10.0.0.1"]);
+        let of = |address: &str| callers.of_connection(address.parse().unwrap());
+        let connects = |address: &str| of(address).id.is_front;
+        let held = ["2001:db8::1", "::ffff:10.0.0.1"].map(of);
+        assert!(
+            held.iter()
+                .all(|caller| caller.id.is_front && caller.requests.take(usize::MAX).is_some())
+        );
         assert!(!connects("2001:db8::2") && !connects("10.0.0.2"));
-        assert!(!peers.of("10.0.0.1".parse().unwrap(), &config).id.is_front, "named by a proxy");
+        assert!(!callers.of("10.0.0.1".parse().unwrap()).id.is_front, "named by a proxy");
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub(crate) struct Deferral {
     queue: Mutex<Option<Waiting>>,
     /// The share of the requests in flight that deferred ones may use; `None`: no limit.
     share: Option<Semaphore>,
+    gate: Gate,
     monitor: Option<LoadMonitor>,
     added: Notify,
 }
@@ -29,15 +30,11 @@ pub(crate) struct Deferral {
 type Waiting = DeferralQueue<oneshot::Sender<WorkPermit>>;
 
 impl Deferral {
-    pub(crate) fn new(
-        config: DeferralConfig,
-        monitor: Option<LoadMonitor>,
-        gate: &Gate,
-    ) -> Result<Self, load_control::ConfigError> {
-        let queue = DeferralQueue::new("raw_transactions", config)?;
+    pub(crate) fn new(config: DeferralConfig, monitor: Option<LoadMonitor>, gate: Gate) -> Self {
+        let queue = DeferralQueue::new("raw_transactions", config).expect("the default is valid");
         // Rounded down: with a limit of one request in flight none may be deferred.
         let share = gate.request_limit().map(|limit| Semaphore::new(limit / 2));
-        Ok(Self { queue: Mutex::new(Some(queue)), share, monitor, added: Notify::new() })
+        Self { queue: Mutex::new(Some(queue)), share, gate, monitor, added: Notify::new() }
     }
 
     /// Whether a request that arrives now has to wait.
@@ -53,11 +50,8 @@ impl Deferral {
     ///
     /// # Cancel safety
     /// If the future is dropped, the work leaves the queue.
-    pub(crate) async fn acquire(
-        &self,
-        gate: &Gate,
-        weight: usize,
-    ) -> Result<Option<WorkPermit>, Refusal> {
+    pub(crate) async fn acquire(&self, weight: usize) -> Result<Option<WorkPermit>, Refusal> {
+        let gate = &self.gate;
         let Some(monitor) = &self.monitor else { return Ok(None) };
         let now = Instant::now();
         let (permit, _share) = {
@@ -84,15 +78,15 @@ impl Deferral {
             }
         };
         self.added.notify_one();
-        let mut place = Place { deferral: self, permit, is_over: false };
-        let permit = (&mut place.permit).await;
-        place.is_over = true;
+        let mut waiter = Waiter { deferral: self, permit, is_over: false };
+        let permit = (&mut waiter.permit).await;
+        waiter.is_over = true;
         // The sender is dropped only by `close`.
         permit.map(Some).map_err(|_| gate.refuse_closed(Instant::now()))
     }
 
     /// Grants permits until [`Self::close`].
-    pub(crate) async fn run(&self, gate: &Gate) {
+    pub(crate) async fn run(&self) {
         loop {
             let added = self.added.notified();
             match self.next_due() {
@@ -107,7 +101,7 @@ impl Deferral {
                 }
                 Ok(Some(_)) => {
                     // Acquires the permit first, because the popped work runs at once.
-                    let permit = gate.acquire_external_deferred().await;
+                    let permit = self.gate.acquire_external_deferred().await;
                     if let Some(sender) = self.pop() {
                         // If the caller has disconnected, the permit is dropped with the channel.
                         let _ = sender.send(permit);
@@ -154,15 +148,15 @@ impl Deferral {
     }
 }
 
-/// A caller's place in the queue. If it is dropped while it waits, the caller has disconnected, and
-/// the place is free.
-struct Place<'a> {
+/// A caller that waits in the queue. If it is dropped meanwhile, the caller has disconnected, and
+/// its entry is withdrawn.
+struct Waiter<'a> {
     deferral: &'a Deferral,
     permit: oneshot::Receiver<WorkPermit>,
     is_over: bool,
 }
 
-impl Drop for Place<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         if self.is_over {
             return;

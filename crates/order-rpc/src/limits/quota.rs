@@ -1,4 +1,4 @@
-//! The quotas of signers and peers: token buckets that fill by the second. Time is passed in.
+//! The quotas of signers and callers: token buckets that fill by the second. Time is passed in.
 
 use std::{
     hash::Hash,
@@ -9,7 +9,7 @@ use alloy_primitives::map::HashMap;
 
 use crate::config::Quota;
 
-/// The buckets of many signers, or of many peers, in a bounded number.
+/// The buckets of many signers, or of many callers, in a bounded number.
 ///
 /// A bucket that is full again is dropped when room is needed, because a new one is full too. If no
 /// bucket is full, signers without one share a single bucket, so that new signers gain nothing.
@@ -19,7 +19,7 @@ use crate::config::Quota;
 #[derive(Debug)]
 pub(crate) struct Quotas<K> {
     quota: Quota,
-    max_signers: usize,
+    max_keys: usize,
     buckets: HashMap<K, Bucket>,
     shared: Bucket,
     swept: Instant,
@@ -51,9 +51,9 @@ impl Bucket {
 }
 
 impl<K: Copy + Eq + Hash> Quotas<K> {
-    pub(crate) fn new(quota: Quota, max_signers: usize, now: Instant) -> Self {
+    pub(crate) fn new(quota: Quota, max_keys: usize, now: Instant) -> Self {
         let shared = Bucket::full(&quota, now);
-        Self { quota, max_signers, buckets: HashMap::default(), shared, swept: now }
+        Self { quota, max_keys, buckets: HashMap::default(), shared, swept: now }
     }
 
     /// Whether a signer has spent its quota. Spends nothing, because a claim in a header is not
@@ -68,10 +68,10 @@ impl<K: Copy + Eq + Hash> Quotas<K> {
     /// are. At most a full bucket is needed.
     pub(crate) fn take(&mut self, signer: K, count: usize, now: Instant) -> Result<(), Duration> {
         let quota = self.quota;
-        if !self.buckets.contains_key(&signer) && self.buckets.len() >= self.max_signers {
+        if !self.buckets.contains_key(&signer) && self.buckets.len() >= self.max_keys {
             self.sweep(now);
         }
-        let room = self.buckets.len() < self.max_signers;
+        let room = self.buckets.len() < self.max_keys;
         let bucket = match self.buckets.get_mut(&signer) {
             Some(bucket) => bucket,
             None if room => self.buckets.entry(signer).or_insert(Bucket::full(&quota, now)),

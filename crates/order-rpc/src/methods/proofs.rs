@@ -1,10 +1,15 @@
-//! Verifies the proofs of blobs, tens of milliseconds each: one blob at a time, so that no caller
-//! waits longer than that, and each blob only once.
+//! Verifies the proofs of blobs, tens of milliseconds each: one blob at a time and one order after
+//! the other, each blob under a permit that is acquired behind all other callers, so that no caller
+//! waits longer than that. A verified blob is recognised by its digest, since the same blobs come
+//! back with a higher fee and for the next block.
+//!
+//! The lock on the verified ones is held for one look-up or one digest, by an order with blobs on its
+//! worker thread; every 10,000 blobs it frees as many.
 
 use std::{
     collections::HashSet,
     mem,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -18,10 +23,9 @@ use tokio::{
     time::timeout,
 };
 
+use super::{Method, Methods, Verified};
 use crate::{
-    context::RpcContext,
-    jsonrpc::dispatch::on_thread,
-    methods::{Method, Verified},
+    limits::on_thread,
     reply::{ErrorResponse, Reason},
 };
 
@@ -113,16 +117,16 @@ impl Proofs {
     }
 }
 
-impl RpcContext {
+impl Methods {
     /// Verifies the proofs of an order's blobs, each blob under a work permit of its own.
     pub(crate) async fn prove(
-        self: &Arc<Self>,
+        &self,
         method: Method,
         mut verified: Verified,
     ) -> Result<Verified, ErrorResponse> {
         let Ok(Ok(_turn)) = timeout(PROOF_WAIT, self.proofs.turn.acquire()).await else {
             let message = "the proofs of too many blobs wait to be verified";
-            return Err(self.retry_later(Reason::NoPermit, message));
+            return Err(self.limiter.retry_later(Reason::NoPermit, message));
         };
         self.proofs.set_up().await?;
         for unproven in verified.take_unproven() {
@@ -130,8 +134,8 @@ impl RpcContext {
             if self.proofs.is_verified(&unproven.digest) {
                 continue;
             }
-            let permit = self.host.gate.acquire_external(Priority::Unsigned, Instant::now()).await;
-            let permit = permit.map_err(|refusal| ErrorResponse::refusal(&refusal))?;
+            let now = Instant::now();
+            let permit = self.limiter.gate.acquire_external(Priority::Unsigned, now).await?;
             let (returned, checked) = on_thread(move || {
                 let _permit = permit;
                 let checked = verified.check_blob(method, unproven);

@@ -16,7 +16,10 @@
 
 use alloy_consensus::crypto::secp256k1::recover_signer;
 use alloy_primitives::{Address, Signature, eip191_hash_message, keccak256};
+use http::StatusCode;
 use thiserror::Error;
+
+use crate::reply::{ErrorResponse, INVALID_REQUEST, Reason};
 
 /// The header's name, in lower case as HTTP libraries compare it.
 pub(crate) const HEADER: &str = "x-flashbots-signature";
@@ -36,6 +39,13 @@ pub(crate) enum SignatureError {
     Malformed,
     #[error("X-Flashbots-Signature is not a signature of this body by {address}")]
     Wrong { address: Address },
+}
+
+impl From<SignatureError> for ErrorResponse {
+    fn from(error: SignatureError) -> Self {
+        let status = StatusCode::UNAUTHORIZED;
+        Self::request(status, INVALID_REQUEST, Reason::Signature, error.to_string())
+    }
 }
 
 impl Claim {

@@ -21,10 +21,15 @@ use alloy_eips::eip2718::Decodable2718;
 use alloy_primitives::B256;
 use order_pool::{Origin, PooledTransaction, PrivateTerms, SidecarError, Transaction};
 
-use crate::{
-    config::OrderRpcConfig,
-    reply::{ErrorResponse, Reason},
-};
+use crate::reply::{ErrorResponse, Reason};
+
+/// Bytes of a transaction without its blobs: geth accepts no larger one into its pool (txMaxSize,
+/// 1.16).
+const MAX_TX_BYTES: usize = 128 << 10;
+/// Gas of a transaction (EIP-7825).
+const MAX_TX_GAS: u64 = 1 << 24;
+/// Blobs of a transaction (EIP-7594).
+const MAX_BLOBS_PER_TX: usize = 6;
 
 /// Gas of every transaction (Yellow Paper, G_transaction).
 const TX_GAS: u64 = 21_000;
@@ -61,20 +66,20 @@ pub(crate) fn has_blobs(raw: &[u8]) -> bool {
 pub(crate) fn decode(
     raw: &[u8],
     field: &str,
-    config: &OrderRpcConfig,
+    chain_id: u64,
 ) -> Result<PooledTransaction, ErrorResponse> {
-    let blobs = if has_blobs(raw) { config.max_blobs_per_tx } else { 0 };
-    let limit = config.max_tx_bytes.saturating_add(blobs.saturating_mul(BLOB_BYTES));
+    let blobs = if has_blobs(raw) { MAX_BLOBS_PER_TX } else { 0 };
+    let limit = MAX_TX_BYTES.saturating_add(blobs.saturating_mul(BLOB_BYTES));
     if raw.len() > limit {
         let length = raw.len();
-        let message = format!("{field} has {length} bytes, the most is {limit} (max_tx_bytes)");
+        let message = format!("{field} has {length} bytes, the most is {limit}");
         return Err(ErrorResponse::field(Reason::TransactionTooLarge, field, message));
     }
     let tx = PooledTransaction::decode_2718_exact(raw).map_err(|error| {
         let message = format!("{field} does not decode as a signed transaction: {error}");
         ErrorResponse::field(Reason::Undecodable, field, message)
     })?;
-    fits(&tx, raw.len(), field, config)?;
+    fits(&tx, raw.len(), field, chain_id)?;
     Ok(tx)
 }
 
@@ -113,9 +118,8 @@ fn fits(
     tx: &PooledTransaction,
     encoded_bytes: usize,
     field: &str,
-    config: &OrderRpcConfig,
+    chain_id: u64,
 ) -> Result<(), ErrorResponse> {
-    let chain_id = config.chain_id;
     let hash = tx.tx_hash();
     match tx.chain_id() {
         Some(id) if id == chain_id => {}
@@ -134,28 +138,27 @@ fn fits(
         let message = format!("{field} ({hash}): blobVersionedHashes is empty, must have one");
         return Err(ErrorResponse::field(Reason::Sidecar, field, message));
     }
-    let (blobs, limit) =
-        (tx.blob_versioned_hashes().map_or(0, <[_]>::len), config.max_blobs_per_tx);
+    let (blobs, limit) = (tx.blob_versioned_hashes().map_or(0, <[_]>::len), MAX_BLOBS_PER_TX);
     if blobs > limit {
         let message = format!(
-            "{field} ({hash}): blobVersionedHashes has {blobs} entries, the most is {limit} (max_blobs_per_tx)"
+            "{field} ({hash}): blobVersionedHashes has {blobs} entries, the most is {limit}"
         );
         return Err(ErrorResponse::field(Reason::TooManyBlobs, field, message));
     }
     if let PooledTransaction::Eip4844(signed) = tx {
         // The rest without the blobs.
         let (bytes, limit) =
-            (encoded_bytes.saturating_sub(signed.tx().sidecar().size()), config.max_tx_bytes);
+            (encoded_bytes.saturating_sub(signed.tx().sidecar().size()), MAX_TX_BYTES);
         if bytes > limit {
             let message = format!(
-                "{field} ({hash}) has {bytes} bytes without its blobs, the most is {limit} (max_tx_bytes)"
+                "{field} ({hash}) has {bytes} bytes without its blobs, the most is {limit}"
             );
             return Err(ErrorResponse::field(Reason::TransactionTooLarge, field, message));
         }
     }
-    let (gas, limit) = (tx.gas_limit(), config.max_tx_gas);
+    let (gas, limit) = (tx.gas_limit(), MAX_TX_GAS);
     if gas > limit {
-        let message = format!("{field} ({hash}): gas is {gas}, the most is {limit} (max_tx_gas)");
+        let message = format!("{field} ({hash}): gas is {gas}, the most is {limit}");
         return Err(ErrorResponse::field(Reason::GasLimit, field, message));
     }
     if let (Some(tip), fee) = (tx.max_priority_fee_per_gas(), tx.max_fee_per_gas())

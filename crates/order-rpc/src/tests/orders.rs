@@ -5,7 +5,7 @@ use alloy_signer_local::PrivateKeySigner;
 use order_pool::{Event, OrderPool, PoolConfig};
 use serde_json::{Value, json};
 
-use crate::common::*;
+use super::{common::*, *};
 
 const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
 
@@ -144,11 +144,11 @@ async fn health_and_readiness_tell_the_truth() {
     let pool = order_pool::OrderPool::new(order_pool::PoolConfig::default()).unwrap();
     let gate = load_control::Gate::new(gate_config(1)).unwrap();
     let live = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let host = order_rpc::Host::new(pool, gate.clone()).with_readiness({
+    let is_live = {
         let live = live.clone();
         move || live.load(std::sync::atomic::Ordering::SeqCst)
-    });
-    let host = host.with_audited(|| false);
+    };
+    let host = order_rpc::Host::new(pool, gate.clone()).with_sources(is_live, || false);
     let rpc = order_rpc::OrderRpc::start(config(), host).unwrap();
     let addr = rpc.local_addr();
     assert_eq!(get(addr, "/healthz").await.status, 200);

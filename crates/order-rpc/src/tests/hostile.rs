@@ -6,7 +6,7 @@ use futures::future::join_all;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
-use crate::common::*;
+use super::{common::*, *};
 
 const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
 

@@ -5,6 +5,7 @@
     reason = "a module of several test binaries, each using a part"
 )]
 
+#[path = "memory.rs"]
 pub mod memory;
 
 use std::{
@@ -25,7 +26,7 @@ use alloy_signer_local::PrivateKeySigner;
 use load_control::{Gate, GateConfig, Limit, LoadMonitor};
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use order_pool::{Block, Head, OrderPool, PoolConfig, PooledTransaction};
-use order_rpc::{Host, OrderRpc, OrderRpcConfig, OrderRpcHandle};
+use order_rpc::{Host, OrderRpc, OrderRpcConfig};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -37,7 +38,7 @@ pub const CHAIN: u64 = 1337;
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Server {
-    pub rpc: OrderRpcHandle,
+    pub rpc: OrderRpc,
     pub addr: SocketAddr,
     pub pool: OrderPool,
     pub gate: Gate,
@@ -124,40 +125,30 @@ pub fn impatient_gate_config(wait: Duration) -> GateConfig {
     GateConfig { permit_wait: wait, burst_wait: Duration::ZERO, ..gate_config(64) }
 }
 
-/// The defaults, but that nothing which a stall may hold up ends by its time: a test of such an end
-/// sets it.
 pub fn config() -> OrderRpcConfig {
-    let mut config = OrderRpcConfig::new(CHAIN);
-    config.body_timeout = PATIENCE;
-    config.deferral.max_age = PATIENCE;
-    config
+    OrderRpcConfig::new(CHAIN)
 }
 
-pub fn start(config: OrderRpcConfig) -> Server {
-    start_with(config, gate_config(64), None)
+impl Server {
+    pub fn start(
+        pool: OrderPool,
+        gate: GateConfig,
+        monitor: Option<LoadMonitor>,
+        start: impl FnOnce(Host) -> OrderRpc,
+    ) -> Self {
+        let gate = Gate::new(gate).unwrap();
+        let mut host = Host::new(pool.clone(), gate.clone());
+        host.monitor = monitor;
+        let counted = Counted::default();
+        let rpc = metrics::with_local_recorder(&counted, || start(host));
+        Self { addr: rpc.local_addr(), rpc, pool, gate, counted }
+    }
 }
 
-pub fn start_with(
-    config: OrderRpcConfig,
-    gate: GateConfig,
-    monitor: Option<LoadMonitor>,
-) -> Server {
+/// A server with its defaults, in a process of its own.
+pub fn start_server(config: OrderRpcConfig, gate: GateConfig) -> Server {
     let pool = OrderPool::new(PoolConfig::default()).unwrap();
-    let gate = Gate::new(gate).unwrap();
-    let mut host = Host::new(pool.clone(), gate.clone());
-    host.monitor = monitor;
-    let counted = Counted::default();
-    let rpc = metrics::with_local_recorder(&counted, || OrderRpc::start(config, host).unwrap());
-    Server { addr: rpc.local_addr(), rpc, pool, gate, counted }
-}
-
-/// With a pool of the test's own.
-pub fn start_on(pool: OrderPool, config: OrderRpcConfig) -> Server {
-    let gate = Gate::new(gate_config(64)).unwrap();
-    let host = Host::new(pool.clone(), gate.clone());
-    let counted = Counted::default();
-    let rpc = metrics::with_local_recorder(&counted, || OrderRpc::start(config, host).unwrap());
-    Server { addr: rpc.local_addr(), rpc, pool, gate, counted }
+    Server::start(pool, gate, None, |host| OrderRpc::start(config, host).unwrap())
 }
 
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use order_pool::{Block, Head};
 use order_rpc::Quota;
 use serde_json::json;
 
-use crate::common::*;
+use super::{common::*, *};
 
 /// The commitments of the blobs whose every field element is 0, 1, 2 and 3: so many times the generator of G1. The
 /// first, the point at infinity, is the proof of each.
@@ -171,7 +171,7 @@ async fn a_bundle_for_a_block_that_cannot_be_is_refused_before_its_transactions_
 #[tokio::test]
 async fn fresh_keys_do_not_evade_the_quota_of_their_address() {
     let mut config = config();
-    config.peer_quota = Some(Quota::default().with_per_second(1).with_burst(30));
+    config.caller_quota = Some(Quota { per_second: 1, burst: 30 });
     let server = start(config);
     let mut served = 0;
     let refusal = loop {
@@ -184,7 +184,7 @@ async fn fresh_keys_do_not_evade_the_quota_of_their_address() {
         served += 1;
         assert!(served < 1_000, "no quota");
     };
-    assert_eq!(refusal.error(), (429, -32005, "peer_quota".to_owned()));
+    assert_eq!(refusal.error(), (429, -32005, "caller_quota".to_owned()));
     // One for the element, one for the request's signature, two for its transactions: one request more for
     // every four seconds that go by.
     assert!(served >= 7, "{served}");
@@ -198,7 +198,7 @@ async fn fresh_keys_do_not_evade_the_quota_of_their_address() {
 async fn a_quota_is_spent_by_work_and_not_by_requests() {
     let mut config = config();
     // Nothing comes back within the test.
-    config.quota = Some(Quota::default().with_per_second(1).with_burst(1_000));
+    config.quota = Some(Quota { per_second: 1, burst: 1_000 });
     let server = start(config);
     let signer = PrivateKeySigner::random();
     let send = |count: u64| {

@@ -1,12 +1,12 @@
 //! Private transactions by JSON-RPC: sent, kept until a block, cancelled by their signer.
 
+use crate::methods::MAX_PRIVATE_BLOCKS;
 use alloy_primitives::B256;
 use alloy_signer_local::PrivateKeySigner;
 use order_pool::{OrderPool, Origin};
-use order_rpc::DEFAULT_MAX_PRIVATE_BLOCKS;
 use serde_json::{Value, json};
 
-use crate::common::*;
+use super::{common::*, *};
 
 const HEAD: u64 = 100;
 
@@ -33,8 +33,8 @@ fn sent(server: &Server, answer: &Answer) -> (B256, u64) {
 #[tokio::test]
 async fn the_last_block_of_a_private_transaction_is_at_most_25_above_the_head() {
     let server = start_at_head();
-    let most = HEAD + DEFAULT_MAX_PRIVATE_BLOCKS;
-    assert_eq!(DEFAULT_MAX_PRIVATE_BLOCKS, 25);
+    let most = HEAD + MAX_PRIVATE_BLOCKS;
+    assert_eq!(MAX_PRIVATE_BLOCKS, 25);
     let cases = [
         (json!(null), most),
         (json!(HEAD + 1), HEAD + 1),
@@ -72,7 +72,7 @@ async fn preferences_are_accepted_and_other_fields_are_refused_by_name() {
         sent(&server, &answer);
         let params = json!([raw(0), preferences]);
         let answer = call(server.addr, "eth_sendPrivateRawTransaction", params).await;
-        assert_eq!(sent(&server, &answer).1, HEAD + DEFAULT_MAX_PRIVATE_BLOCKS);
+        assert_eq!(sent(&server, &answer).1, HEAD + MAX_PRIVATE_BLOCKS);
     }
     let answer = call(server.addr, "eth_sendPrivateRawTransaction", json!([raw(0)])).await;
     sent(&server, &answer);

@@ -16,7 +16,7 @@ use alloy_signer_local::PrivateKeySigner;
 use order_rpc::SignatureMode;
 use serde_json::{Value, json};
 
-use crate::common::*;
+use super::{common::*, *};
 
 /// The point at infinity: commitment and proof of a blob of zeros.
 fn infinity() -> Bytes48 {
@@ -329,9 +329,9 @@ async fn a_wrong_method_or_content_type_is_answered_in_json_too() {
     let answer = get(server.addr, "/nothing").await;
     assert_eq!(answer.error(), (405, -32600, "http".to_owned()));
     let mut socket = tokio::net::TcpStream::connect(server.addr).await.unwrap();
-    let upgrade = head("GET", "/", 0, &[("upgrade", "websocket")]).replace("close", "upgrade");
+    let upgrade =
+        head("GET", "/", 0, &[("upgrade", "websocket")]).replace("close", "close, upgrade");
     tokio::io::AsyncWriteExt::write_all(&mut socket, upgrade.as_bytes()).await.unwrap();
-    tokio::io::AsyncWriteExt::shutdown(&mut socket).await.unwrap();
     let answer = read_answer(&mut socket).await;
     assert_eq!(answer.error(), (405, -32600, "http".to_owned()));
     assert!(answer.text.contains("WebSockets are not served"), "{answer:?}");

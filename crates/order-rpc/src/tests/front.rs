@@ -8,13 +8,13 @@ use futures::future::join_all;
 use order_rpc::{OrderRpcConfig, Quota, SignatureMode};
 use serde_json::{Value, json};
 
-use crate::common::*;
+use super::{common::*, *};
 
 const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 fn front_config() -> OrderRpcConfig {
-    config().with_trusted_fronts([LOCALHOST])
+    OrderRpcConfig { trusted_fronts: vec![LOCALHOST], ..config() }
 }
 
 /// As BuilderNet's FlowProxy passes a searcher's bundle on to the builder on its host: without a signature,
@@ -44,7 +44,7 @@ fn passed_on(signer: Address, tx: &str, nonce: u64) -> Value {
 #[tokio::test]
 async fn a_bundle_that_a_front_passes_on_is_of_the_signer_that_it_names() {
     for mode in [SignatureMode::Optional, SignatureMode::Required, SignatureMode::Off] {
-        let server = start(front_config().with_signatures(mode));
+        let server = start(OrderRpcConfig { signatures: mode, ..front_config() });
         let (one, other) = (Address::repeat_byte(1), Address::repeat_byte(2));
         let send = async |signer, nonce| {
             let params = passed_on(signer, &raw(nonce), nonce);
@@ -103,11 +103,11 @@ async fn from_anybody_else_a_signing_address_names_nobody() {
 
 #[tokio::test]
 async fn a_front_carries_the_requests_of_all_and_has_no_share() {
-    let config = front_config()
-        .with_max_requests_per_peer(1)
-        .with_max_connections_per_peer(1)
-        .with_peer_quota(Some(Quota::default().with_per_second(1).with_burst(1)));
-    let server = start(config);
+    let quota = Some(Quota { per_second: 1, burst: 1 });
+    let config = OrderRpcConfig { caller_quota: quota, ..front_config() };
+    let server = start_limited(config, gate_config(64), None, |limits| {
+        (limits.max_requests_per_caller, limits.max_connections_per_caller) = (1, 1);
+    });
     let sends = (0..16_u64).map(|n| {
         let signer = Address::with_last_byte(n as u8);
         call(server.addr, "eth_sendBundle", passed_on(signer, &raw(n), n))

@@ -11,7 +11,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::common::*;
+use super::{common::*, *};
 
 const ONE: [u8; 4] = [127, 0, 0, 1];
 const OTHER: [u8; 4] = [127, 0, 0, 2];
@@ -70,31 +70,29 @@ async fn long_bodies_leave_room_for_small_ones() {
 
 #[tokio::test]
 async fn the_bytes_of_one_peer_are_bounded() {
-    let mut config = config();
-    (config.max_body_bytes, config.max_buffered_bytes_per_peer) = (MIB, 2 * MIB);
-    let server = start(config);
+    let server = limited(|limits| {
+        (limits.max_body_bytes, limits.max_buffered_bytes_per_caller) = (MIB, 2 * MIB);
+    });
     let _held = [stall(ONE, &server, MIB - 1, &[]).await, stall(ONE, &server, MIB - 1, &[]).await];
     until("two are read", || server.rpc.buffered_bytes() == 2 * (MIB - 11)).await;
     let mut third = stall(ONE, &server, MIB - 1, &[]).await;
-    assert_eq!(read_answer(&mut third).await.error(), refused(429, "peer_buffered_bytes"));
-    assert_eq!(server.counted.reason("peer_buffered_bytes"), 1);
+    assert_eq!(read_answer(&mut third).await.error(), refused(429, "caller_buffered_bytes"));
+    assert_eq!(server.counted.reason("caller_buffered_bytes"), 1);
     assert_eq!(send_from(OTHER, &server, &[]).await.status, 200);
 }
 
 #[tokio::test]
 async fn the_requests_in_flight_of_one_peer_are_bounded() {
-    let mut config = config();
-    config.max_requests_per_peer = 2;
-    let server = start(config);
+    let server = limited(|limits| limits.max_requests_per_caller = 2);
     let held = [stall(ONE, &server, 100, &[]).await, stall(ONE, &server, 100, &[]).await];
     in_flight(&server, 2).await;
-    assert_eq!(send_from(ONE, &server, &[]).await.error(), refused(429, "peer_requests"));
+    assert_eq!(send_from(ONE, &server, &[]).await.error(), refused(429, "caller_requests"));
     assert_eq!(send_from(OTHER, &server, &[]).await.status, 200);
     let transaction = request("eth_sendRawTransaction", json!([raw(0)]));
     let batch = format!("[{}]", vec![transaction; 3].join(","));
     let beyond = send_on(connect_from(OTHER, server.addr).await, batch.as_bytes(), &[]).await;
-    assert_eq!(beyond.error(), refused(429, "peer_requests"), "each element counts");
-    assert_eq!(server.counted.reason("peer_requests"), 2);
+    assert_eq!(beyond.error(), refused(429, "caller_requests"), "each element counts");
+    assert_eq!(server.counted.reason("caller_requests"), 2);
     drop(held);
     in_flight(&server, 0).await;
     assert_eq!(send_from(ONE, &server, &[]).await.status, 200);
@@ -114,7 +112,7 @@ async fn requests_without_a_signature_leave_room_for_signed_ones() {
 
 #[tokio::test]
 async fn where_no_signature_is_looked_at_none_of_the_requests_are_kept_for_signed_ones() {
-    let config = config().with_signatures(SignatureMode::Off);
+    let config = OrderRpcConfig { signatures: SignatureMode::Off, ..config() };
     let server = start_with(config, gate_config(8), None);
     let mut held = Vec::new();
     for number in 0..8 {
@@ -126,21 +124,22 @@ async fn where_no_signature_is_looked_at_none_of_the_requests_are_kept_for_signe
 
 #[tokio::test]
 async fn behind_a_trusted_proxy_the_address_that_it_names_counts() {
-    let mut config = config().with_trusted_proxies([ONE.into()]);
-    (config.max_requests_per_peer, config.max_connections_per_peer) = (1, 2);
-    let server = start(config);
+    let config = OrderRpcConfig { trusted_proxies: vec![ONE.into()], ..config() };
+    let server = start_limited(config, gate_config(64), None, |limits| {
+        (limits.max_requests_per_caller, limits.max_connections_per_caller) = (1, 2);
+    });
     let header = "X-Forwarded-For";
     let _first = stall(ONE, &server, 100, &[(header, "9.9.9.9, 1.1.1.1")]).await;
     let _second = stall(ONE, &server, 100, &[(header, "2.2.2.2")]).await;
     in_flight(&server, 2).await;
     let same = send_from(ONE, &server, &[(header, "8.8.8.8, 1.1.1.1")]).await;
-    assert_eq!(same.error(), refused(429, "peer_requests"));
+    assert_eq!(same.error(), refused(429, "caller_requests"));
     // Its own connections are not bounded as one caller's.
     assert_eq!(send_from(ONE, &server, &[(header, "3.3.3.3")]).await.status, 200);
     let _unnamed = stall(OTHER, &server, 100, &[(header, "4.4.4.4")]).await;
     in_flight(&server, 3).await;
     let beyond = send_from(OTHER, &server, &[(header, "5.5.5.5")]).await;
-    assert_eq!(beyond.error(), refused(429, "peer_requests"), "not a proxy that is trusted");
+    assert_eq!(beyond.error(), refused(429, "caller_requests"), "not a proxy that is trusted");
 }
 
 #[tokio::test]
@@ -148,9 +147,8 @@ async fn whoever_hangs_up_leaves_its_place_among_the_deferred() {
     let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
     let queue = monitor.watch("announcements", 1).unwrap();
     queue.added(1);
-    let mut config = config();
-    config.deferral.capacity = 1;
-    let server = start_with(config, gate_config(64), Some(monitor));
+    let one = |limits: &mut Limits| limits.deferral.capacity = 1;
+    let server = start_limited(config(), gate_config(64), Some(monitor), one);
     let addr = server.addr;
     let wait = || {
         let body = request("eth_sendRawTransaction", json!([raw(0)]));
@@ -171,11 +169,11 @@ async fn whoever_hangs_up_leaves_its_place_among_the_deferred() {
 /// Responses that nobody reads count as bytes of their caller, and end with its connection.
 #[tokio::test]
 async fn a_client_that_reads_no_responses_is_disconnected() {
-    let mut config = config();
-    config.send_timeout = Duration::from_millis(500);
     // It is not refused before its responses fill the socket.
-    config.peer_quota = None;
-    let server = start(config);
+    let config = OrderRpcConfig { caller_quota: None, ..config() };
+    let server = start_limited(config, gate_config(64), None, |limits| {
+        limits.send_timeout = Duration::from_millis(500);
+    });
     let mut deaf = TcpStream::connect(server.addr).await.unwrap();
     let call = request(&"x".repeat(200), json!([]));
     let body = format!("[{}]", vec![call; 100].join(","));
@@ -205,10 +203,10 @@ async fn a_client_that_reads_no_responses_is_disconnected() {
 
 #[tokio::test]
 async fn a_slow_host_does_not_keep_out_another_one() {
-    let mut config = config();
-    config.slow_body_after = Duration::from_millis(10);
-    (config.max_slow_bodies, config.max_slow_bodies_per_peer) = (8, 2);
-    let server = start(config);
+    let server = limited(|limits| {
+        limits.slow_body_after = Duration::from_millis(10);
+        (limits.max_slow_bodies, limits.max_slow_bodies_per_caller) = (8, 2);
+    });
     // Of three from one address one finds no place.
     let mut sockets = Vec::new();
     for _ in 0..3 {
@@ -216,7 +214,7 @@ async fn a_slow_host_does_not_keep_out_another_one() {
     }
     let answers = sockets.iter_mut().map(|socket| Box::pin(read_answer(socket)));
     let (first, ..) = futures::future::select_all(answers).await;
-    assert_eq!(first.error(), refused(429, "peer_slow_bodies"));
+    assert_eq!(first.error(), refused(429, "caller_slow_bodies"));
     // Another address has its own places.
     let body = request("eth_sendRawTransaction", json!([raw(0)]));
     let (start, end) = body.split_at(10);
@@ -227,7 +225,7 @@ async fn a_slow_host_does_not_keep_out_another_one() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     slow.write_all(end.as_bytes()).await.unwrap();
     assert!(read_answer(&mut slow).await.json()["result"].is_string());
-    assert_eq!(server.counted.reason("peer_slow_bodies"), 1);
+    assert_eq!(server.counted.reason("caller_slow_bodies"), 1);
     assert_eq!(server.counted.reason("slow_bodies"), 0);
 }
 

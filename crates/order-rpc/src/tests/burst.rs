@@ -19,7 +19,7 @@ use tokio::{
     sync::Barrier,
 };
 
-use crate::common::*;
+use super::{common::*, *};
 
 const SEARCHERS: usize = 512;
 /// As many searchers share one.

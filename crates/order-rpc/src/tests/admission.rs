@@ -13,15 +13,11 @@ use alloy_primitives::Address;
 use alloy_signer_local::PrivateKeySigner;
 use futures::future::join_all;
 use load_control::Gate;
-use metrics::with_local_recorder;
 use order_pool::{Order, OrderPool, PoolConfig};
-use order_rpc::{
-    Admission, AdmissionFuture, Candidate, Host, OrderRpc, OrderRpcConfig, SignerStanding,
-    Standing, Verdict,
-};
+use order_rpc::{Admission, AdmissionFuture, Candidate, Host, OrderRpc, OrderRpcConfig, Verdict};
 use serde_json::json;
 
-use crate::common::*;
+use super::{common::*, *};
 
 const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
 
@@ -30,12 +26,9 @@ fn start_with_host(
     pool: PoolConfig,
     host: impl FnOnce(Host) -> Host,
 ) -> Server {
-    let pool = OrderPool::new(pool).unwrap();
-    let gate = Gate::new(gate_config(64)).unwrap();
-    let host = host(Host::new(pool.clone(), gate.clone()));
-    let counted = Counted::default();
-    let rpc = with_local_recorder(&counted, || OrderRpc::start(config, host).unwrap());
-    Server { addr: rpc.local_addr(), rpc, pool, gate, counted }
+    // The limit is that of a test below.
+    let start = start_by(config, |limits| limits.max_admissions = 2);
+    Server::start(OrderPool::new(pool).unwrap(), gate_config(64), None, |given| start(host(given)))
 }
 
 /// What it was asked about: the order's hash, its senders, and who signed the request.
@@ -149,7 +142,6 @@ async fn without_a_decision_an_order_is_refused_or_pooled_as_the_host_says() {
         // For eight orders, two at a time.
         let all = if does == Does::Nothing { Duration::from_millis(50) } else { PATIENCE };
         config.admission_timeout = all;
-        config.max_admissions = 2;
         let most = Arc::new(AtomicUsize::new(0));
         let undecided =
             Undecided { now: AtomicUsize::new(0), most: Arc::clone(&most), does, fails_open };
@@ -247,22 +239,16 @@ async fn what_the_host_prioritizes_is_not_evicted_by_what_others_claim_to_pay() 
     assert_eq!(server.counted.verdict("prioritized"), 1);
 }
 
-struct Ranked(Address);
-
-impl SignerStanding for Ranked {
-    fn standing(&self, signer: Address) -> Standing {
-        if signer == self.0 { Standing::AllowListed } else { Standing::Unknown }
-    }
-}
-
 /// While no permit is free and only one caller may wait, a signer that the host knows takes the place of
 /// one that it does not, and that one takes the place of a caller without a signature.
 #[tokio::test]
-async fn a_signer_with_a_standing_is_served_first() {
+async fn a_signer_that_the_host_knows_is_served_first() {
     let known = PrivateKeySigner::random();
     let pool = OrderPool::new(PoolConfig::default()).unwrap();
     let gate = Gate::new(gate_config(64)).unwrap();
-    let host = Host::new(pool.clone(), gate.clone()).with_standing(Ranked(known.address()));
+    let address = known.address();
+    let host =
+        Host::new(pool.clone(), gate.clone()).with_known_signers(move |signer| signer == address);
     let rpc = OrderRpc::start(config(), host).unwrap();
     let addr = rpc.local_addr();
     let now = std::time::Instant::now();

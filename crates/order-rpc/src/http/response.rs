@@ -1,0 +1,75 @@
+//! Responses: their status, headers and body.
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, header};
+use http_body_util::Full;
+
+use crate::{
+    limits::Held,
+    reply::{ErrorResponse, Reply},
+};
+
+/// The share `held` for the response is released when its last byte was written to the socket.
+pub(super) fn of_reply(reply: Reply, mut held: Held) -> Response<Full<Bytes>> {
+    let Reply { text, error } = reply;
+    held.response(text.len());
+    let mut response = json(Bytes::from_owner(HeldText { text, _held: held }));
+    if let Some(error) = &error {
+        mark(&mut response, error);
+    }
+    response
+}
+
+/// The response to a request that was not read, so its id is null.
+pub(super) fn of_error(error: &ErrorResponse) -> Response<Full<Bytes>> {
+    let mut response = json(error.json("null"));
+    mark(&mut response, error);
+    response
+}
+
+pub(super) fn json(text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(text.into()));
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+/// Sets status and headers on a response that has this error in its body.
+fn mark<B>(response: &mut Response<B>, error: &ErrorResponse) {
+    *response.status_mut() = error.status;
+    if let Some(secs) = error.retry_after_secs() {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(secs));
+    }
+}
+
+/// The bytes of a response that closes its connection, for one that hyper does not serve.
+pub(super) fn raw_http(error: &ErrorResponse) -> Vec<u8> {
+    let (body, head) = (error.json("null"), of_error(error));
+    let mut text = format!(
+        "HTTP/1.1 {}\r\nconnection: close\r\ncontent-length: {}\r\n",
+        head.status(),
+        body.len()
+    )
+    .into_bytes();
+    for (name, value) in head.headers() {
+        text.extend_from_slice(name.as_str().as_bytes());
+        text.extend_from_slice(b": ");
+        text.extend_from_slice(value.as_bytes());
+        text.extend_from_slice(b"\r\n");
+    }
+    text.extend_from_slice(b"\r\n");
+    text.extend_from_slice(body.as_bytes());
+    text
+}
+
+/// The text of a response, with its share of the buffered bytes.
+struct HeldText {
+    text: String,
+    _held: Held,
+}
+
+impl AsRef<[u8]> for HeldText {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+}

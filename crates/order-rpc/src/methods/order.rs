@@ -1,0 +1,299 @@
+//! An order on its way into the pool: prepared, verified, inserted.
+
+use std::time::SystemTime;
+
+use alloy_consensus::Transaction as _;
+use alloy_primitives::{Address, B256};
+use order_pool::{
+    BundleError, CancelOutcome, CancelPrivateOutcome, InsertOutcome, Order, OrderPool,
+    PooledTransaction, PrivateTerms, RawBundle, RawCancelBundle, RejectReason, ReplacementKey,
+};
+use serde_json::{Value, json};
+
+use super::{
+    Admitted, Method, RAW_FIELD, last_block_passed,
+    proofs::{Proofs, Unproven},
+    verify,
+};
+use crate::reply::{ErrorResponse, Reason};
+
+/// Work is counted in signature recoveries of about 50 us. The 128 cell proofs of a blob take as
+/// long as this many.
+const WORK_PER_BLOB: usize = 200;
+
+/// A call that has passed all checks that need no signature.
+#[derive(Debug)]
+pub(crate) enum Prepared {
+    /// A transaction that is already in the pool.
+    Pooled(B256),
+    Transaction {
+        tx: PooledTransaction,
+        /// Its field in the parameters.
+        field: &'static str,
+        /// The last block of a private one.
+        last_block: Option<u64>,
+    },
+    /// With its transactions, in order.
+    Bundle(RawBundle, Vec<PooledTransaction>),
+    Cancellation(RawCancelBundle),
+    /// Of the private transaction with this hash.
+    PrivateCancellation(B256),
+}
+
+impl Prepared {
+    /// The remaining work, in signature recoveries.
+    pub(crate) fn work(&self) -> usize {
+        let of = |tx: &PooledTransaction| {
+            1 + tx.blob_versioned_hashes().map_or(0, <[_]>::len) * WORK_PER_BLOB
+        };
+        match self {
+            Self::Pooled(_) => 0,
+            Self::Transaction { tx, .. } => of(tx),
+            Self::Bundle(_, txs) => txs.iter().map(of).sum(),
+            Self::Cancellation(_) | Self::PrivateCancellation(_) => 1,
+        }
+    }
+
+    /// Does that work, except the proofs. A bundle or a cancellation from a front has the signer
+    /// that it names.
+    pub(crate) fn verify(
+        self,
+        signer: Option<Address>,
+        is_front: bool,
+        proofs: &Proofs,
+    ) -> Result<Verified, ErrorResponse> {
+        let named = |address: Option<Address>| address.filter(|_| is_front).or(signer);
+        let now = SystemTime::now();
+        Ok(match self {
+            Self::Pooled(hash) => Verified::Pooled(hash),
+            Self::Transaction { tx, field, last_block } => {
+                let terms = last_block.map(|max_block| PrivateTerms { signer, max_block });
+                let tx = verify::transaction(tx, field, terms, now)?;
+                let unproven = proofs.unproven(std::slice::from_ref(&tx));
+                Verified::Order(Box::new(Order::Tx(tx)), unproven)
+            }
+            Self::Bundle(raw, txs) => {
+                let txs = txs.into_iter().enumerate();
+                let verify =
+                    |(index, tx)| verify::transaction(tx, &format!("txs[{index}]"), None, now);
+                let txs = txs.map(verify).collect::<Result<_, _>>()?;
+                let signer = named(raw.signing_address);
+                let bundle = raw.with_transactions(txs, signer, now);
+                let bundle = bundle.map_err(|error| bundle_error(&error))?;
+                let unproven = proofs.unproven(bundle.txs());
+                Verified::Order(Box::new(Order::Bundle(bundle)), unproven)
+            }
+            Self::Cancellation(cancel) => {
+                let signer = named(cancel.signing_address);
+                let signer = signer.ok_or_else(|| needs_signature("replacementUuid"))?;
+                let key = ReplacementKey { uuid: cancel.replacement_uuid, signer };
+                Verified::Cancellation(key, cancel.replacement_nonce)
+            }
+            Self::PrivateCancellation(hash) => {
+                let signer = signer.ok_or_else(|| needs_signature("txHash"))?;
+                Verified::PrivateCancellation(hash, signer)
+            }
+        })
+    }
+}
+
+/// A call that now only the host and the pool can refuse.
+#[derive(Debug)]
+pub(crate) enum Verified {
+    /// A transaction that is already in the pool.
+    Pooled(B256),
+    /// With the blobs whose proofs are not verified yet.
+    Order(Box<Order>, Vec<Unproven>),
+    /// Of this key, up to this nonce.
+    Cancellation(ReplacementKey, Option<u64>),
+    /// Of the private transaction with this hash, by this signer.
+    PrivateCancellation(B256, Address),
+}
+
+impl Verified {
+    /// The order on which the host decides.
+    pub(crate) fn order(&self) -> Option<&Order> {
+        match self {
+            // A bundle without transactions is a cancellation.
+            Self::Order(order, _) => match &**order {
+                Order::Bundle(bundle) if bundle.txs().is_empty() => None,
+                order => Some(order),
+            },
+            Self::Pooled(_) | Self::Cancellation(..) | Self::PrivateCancellation(..) => None,
+        }
+    }
+
+    /// Whether proofs are not verified yet.
+    pub(crate) fn is_unproven(&self) -> bool {
+        matches!(self, Self::Order(_, unproven) if !unproven.is_empty())
+    }
+
+    pub(crate) fn take_unproven(&mut self) -> Vec<Unproven> {
+        match self {
+            Self::Order(_, unproven) => std::mem::take(unproven),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Verifies the proofs of a blob: tens of milliseconds.
+    pub(crate) fn check_blob(
+        &self,
+        method: Method,
+        Unproven { tx: index, blob, .. }: Unproven,
+    ) -> Result<(), ErrorResponse> {
+        let txs = match self.order() {
+            Some(Order::Tx(tx)) => std::slice::from_ref(tx),
+            Some(Order::Bundle(bundle)) => bundle.txs(),
+            // No other kind of order is created here.
+            _ => &[],
+        };
+        let tx = txs.get(index).ok_or_else(ErrorResponse::internal)?;
+        let field = match method {
+            Method::SendBundle => format!("txs[{index}]"),
+            Method::SendPrivateTransaction => "tx".to_owned(),
+            _ => RAW_FIELD.to_owned(),
+        };
+        verify::blob(tx, &field, blob)
+    }
+
+    /// Inserts it into the pool, which takes microseconds. `admitted` is the host's decision, if
+    /// there is one.
+    pub(crate) fn insert(
+        self,
+        pool: &OrderPool,
+        admitted: Option<Admitted>,
+    ) -> Result<Value, ErrorResponse> {
+        match self {
+            Self::Pooled(hash) => Ok(json!(hash)),
+            Self::Order(order, _) => insert_order(*order, pool, admitted),
+            Self::Cancellation(key, nonce) => match pool.cancel_bundle(key, nonce) {
+                // If it was cancelled permanently before, the caller has what it wants. Null, as in
+                // rbuilder: alloy's client accepts nothing else as success.
+                CancelOutcome::Cancelled { .. } | CancelOutcome::CancelledPermanently => {
+                    Ok(Value::Null)
+                }
+                CancelOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
+                _ => Err(ErrorResponse::internal()),
+            },
+            Self::PrivateCancellation(hash, signer) => match pool.cancel_private(&hash, signer) {
+                CancelPrivateOutcome::Cancelled => Ok(json!(true)),
+                CancelPrivateOutcome::Public => {
+                    let message = format!("{hash} has become public and cannot be cancelled");
+                    Err(ErrorResponse::rejected(Reason::BecamePublic, message))
+                }
+                CancelPrivateOutcome::Unknown => {
+                    let message = format!("no private transaction of {signer} has the hash {hash}");
+                    Err(ErrorResponse::rejected(Reason::UnknownPrivate, message))
+                }
+                _ => Err(ErrorResponse::internal()),
+            },
+        }
+    }
+}
+
+fn insert_order(
+    order: Order,
+    pool: &OrderPool,
+    admitted: Option<Admitted>,
+) -> Result<Value, ErrorResponse> {
+    match order {
+        Order::Tx(tx) => {
+            let hash = *tx.hash();
+            let vouched = admitted.is_some_and(|admitted| admitted.is_prioritized);
+            let tx = if vouched { tx.vouched_for() } else { tx };
+            match pool.insert_transaction(tx) {
+                // For a private transaction: a head came meanwhile.
+                InsertOutcome::Rejected(RejectReason::BlockPassed { value, limit }) => {
+                    Err(last_block_passed(value, limit))
+                }
+                outcome => check_outcome(outcome, "the transaction"),
+            }?;
+            Ok(json!(hash))
+        }
+        Order::Bundle(bundle) => {
+            let hash = *bundle.hash();
+            check_outcome(pool.insert_bundle(bundle), "replacementNonce")?;
+            Ok(json!({ "bundleHash": hash }))
+        }
+        // No other kind of order is created here.
+        _ => Err(ErrorResponse::internal()),
+    }
+}
+
+fn needs_signature(field: &str) -> ErrorResponse {
+    ErrorResponse::field(Reason::Signature, field, format!("{field} needs a signed request"))
+}
+
+fn known() -> ErrorResponse {
+    let message = "already known, and not in the pool any more".to_owned();
+    ErrorResponse::rejected(Reason::Known, message)
+}
+
+fn superseded(nonce: u64, current: u64) -> ErrorResponse {
+    let message = format!("replacementNonce is {nonce}, must be above {current}");
+    ErrorResponse::rejected(Reason::Superseded, message)
+}
+
+/// A success response is only sent for an order that is in the pool.
+fn check_outcome(outcome: InsertOutcome, field: &str) -> Result<(), ErrorResponse> {
+    match outcome {
+        InsertOutcome::Added
+        | InsertOutcome::Replaced { .. }
+        | InsertOutcome::Cancelled
+        | InsertOutcome::Known => Ok(()),
+        InsertOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
+        InsertOutcome::CancelledPermanently => {
+            let message = "replacementUuid was cancelled permanently".to_owned();
+            Err(ErrorResponse::rejected(Reason::Superseded, message))
+        }
+        InsertOutcome::AlreadyRemoved => Err(known()),
+        InsertOutcome::Mined => Err(ErrorResponse::rejected(
+            Reason::Mined,
+            format!("{field}: a recent block contains it"),
+        )),
+        InsertOutcome::StaleNonce { nonce, next } => {
+            let message = format!("nonce too low: next nonce {next}, tx nonce {nonce}");
+            Err(ErrorResponse::rejected(Reason::StaleNonce, message))
+        }
+        InsertOutcome::Rejected(reason) => Err(rejected(&reason)),
+        // An outcome that this crate does not know may not mean success.
+        _ => Err(ErrorResponse::internal()),
+    }
+}
+
+pub(super) fn rejected(reason: &RejectReason) -> ErrorResponse {
+    let message = reason.to_string();
+    match reason {
+        RejectReason::TooMany { field, .. } => ErrorResponse::field(Reason::Params, field, message),
+        RejectReason::BlockPassed { .. } | RejectReason::BlockTooFar { .. } => {
+            ErrorResponse::field(Reason::Params, "blockNumber", message)
+        }
+        RejectReason::TxMined { .. } => ErrorResponse::rejected(Reason::Mined, message),
+        RejectReason::TxStale { .. } => ErrorResponse::rejected(Reason::StaleNonce, message),
+        RejectReason::PaysTooLittle { .. } => {
+            ErrorResponse::rejected(Reason::PaysTooLittle, message)
+        }
+        _ => ErrorResponse::rejected(Reason::PoolFull, message),
+    }
+}
+
+pub(super) fn bundle_error(error: &BundleError) -> ErrorResponse {
+    let (reason, field) = match error {
+        BundleError::Empty => (Reason::Params, "txs".to_owned()),
+        BundleError::NonceWithoutUuid { .. } => (Reason::Params, "replacementNonce".to_owned()),
+        BundleError::UuidWithoutSigner { .. } => (Reason::Signature, "replacementUuid".to_owned()),
+        BundleError::TimestampsReversed { .. } => (Reason::Params, "minTimestamp".to_owned()),
+        BundleError::TwoUuids { .. } => (Reason::Params, "uuid".to_owned()),
+        BundleError::UnknownVersion { .. } => (Reason::Params, "version".to_owned()),
+        BundleError::NotInVersion { field } => (Reason::Params, (*field).to_owned()),
+        BundleError::RefundPercent { .. } => (Reason::Params, "refundPercent".to_owned()),
+        BundleError::TooMany { field, .. } => (Reason::Params, (*field).to_owned()),
+        BundleError::Undecodable { index, .. } => (Reason::Undecodable, format!("txs[{index}]")),
+        BundleError::Signature { index, .. } => {
+            (Reason::TransactionSignature, format!("txs[{index}]"))
+        }
+        BundleError::Sidecar { index, .. } => (Reason::Sidecar, format!("txs[{index}]")),
+        _ => (Reason::Params, "params[0]".to_owned()),
+    };
+    ErrorResponse::field(reason, &field, error.to_string())
+}

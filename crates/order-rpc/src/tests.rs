@@ -1,0 +1,58 @@
+//! The server from outside. Tests that need a process of their own are in `tests/`.
+
+use load_control::{GateConfig, LoadMonitor};
+use order_pool::{OrderPool, PoolConfig};
+
+use self::common::{PATIENCE, Server, gate_config};
+use crate::{Host, OrderRpc, OrderRpcConfig, limits::Limits};
+
+mod admission;
+mod attack;
+mod bad_input;
+mod burst;
+mod common;
+mod front;
+mod hostile;
+mod limits;
+mod orders;
+mod private;
+mod shares;
+
+/// Starts a server with the limits of its configuration, but that nothing which a stall may hold up
+/// ends by its time; `limit` changes them.
+fn start_by(
+    config: OrderRpcConfig,
+    limit: impl FnOnce(&mut Limits),
+) -> impl FnOnce(Host) -> OrderRpc {
+    let mut limits = Limits::of(&config);
+    (limits.body_timeout, limits.deferral.max_age) = (PATIENCE, PATIENCE);
+    limit(&mut limits);
+    move |host| OrderRpc::start_limited(config, limits, host).unwrap()
+}
+
+fn start(config: OrderRpcConfig) -> Server {
+    start_with(config, gate_config(64), None)
+}
+
+fn start_with(config: OrderRpcConfig, gate: GateConfig, monitor: Option<LoadMonitor>) -> Server {
+    start_limited(config, gate, monitor, |_| {})
+}
+
+fn start_limited(
+    config: OrderRpcConfig,
+    gate: GateConfig,
+    monitor: Option<LoadMonitor>,
+    limit: impl FnOnce(&mut Limits),
+) -> Server {
+    let pool = OrderPool::new(PoolConfig::default()).unwrap();
+    Server::start(pool, gate, monitor, start_by(config, limit))
+}
+
+fn limited(limit: impl FnOnce(&mut Limits)) -> Server {
+    start_limited(common::config(), gate_config(64), None, limit)
+}
+
+/// With a pool of the test's own.
+fn start_on(pool: OrderPool, config: OrderRpcConfig) -> Server {
+    Server::start(pool, gate_config(64), None, start_by(config, |_| {}))
+}
