@@ -173,6 +173,12 @@ pub enum ConnectError {
     },
 }
 
+impl ConnectError {
+    pub(crate) fn io(endpoint: &impl ToString, source: io::Error) -> Self {
+        Self::Io { endpoint: endpoint.to_string(), source: source.into() }
+    }
+}
+
 /// Why [`Fetcher::start`](crate::Fetcher::start) failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -83,10 +83,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
         Announcements::Hashes => None,
         Announcements::Full => {
             let spawned = ObjectReader::spawn(fetch, deliverer, index, Arc::clone(&progress));
-            Some(spawned.map_err(|source| ConnectError::Io {
-                endpoint: endpoint.to_string(),
-                source: source.into(),
-            })?)
+            Some(spawned.map_err(|error| ConnectError::io(endpoint, error))?)
         }
     };
     backlog.add_reader(&progress);

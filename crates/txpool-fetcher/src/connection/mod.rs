@@ -19,6 +19,7 @@
 
 mod backend;
 mod chain_id;
+mod end;
 mod open;
 mod read_times;
 
@@ -35,13 +36,14 @@ use alloy_primitives::B256;
 use alloy_pubsub::{PubSubFrontend, RawSubscription};
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::{sync::watch, time::timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 pub use self::open::NodeInfo;
 pub(crate) use self::{
     chain_id::ChainId,
-    open::{WsStream, dial, no_socket, open_ipc, open_ws_stream, read_refusal},
+    end::End,
+    open::{WsStream, closed_too_early, dial, no_socket, open_ipc, open_ws_stream},
     read_times::ReadTimes,
 };
 use crate::{
@@ -195,9 +197,7 @@ impl Connection {
     /// # Cancel safety
     /// Cancel safe.
     pub(crate) async fn closed(&self) -> LossReason {
-        let mut ended = self.shared.ended.subscribe();
-        let reason = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
-        reason.unwrap_or(LossReason::Closed)
+        self.shared.ended.wait().await
     }
 
     /// When announcements were read from the socket.
@@ -243,7 +243,7 @@ struct ConnectionShared {
     /// Nanoseconds since `opened`.
     last_frame: AtomicU64,
     read_times: Arc<ReadTimes>,
-    ended: watch::Sender<Option<LossReason>>,
+    ended: End,
     killed: CancellationToken,
     probe: Mutex<Option<Probe>>,
     /// The id of the request that subscribes to heads; 0, which is never used, until it is sent.
@@ -259,7 +259,7 @@ impl ConnectionShared {
             opened: Instant::now(),
             last_frame: AtomicU64::new(0),
             read_times: Arc::new(ReadTimes::new(announcement_slots)),
-            ended: watch::Sender::new(None),
+            ended: End::new(),
             killed: CancellationToken::new(),
             probe: Mutex::new(None),
             heads_request: AtomicU64::new(0),
@@ -278,13 +278,7 @@ impl ConnectionShared {
 
     /// Sets the reason of the end, unless there is one already, and lets the service end.
     fn end(&self, reason: LossReason) {
-        self.ended.send_if_modified(|ended| {
-            let first = ended.is_none();
-            if first {
-                *ended = Some(reason);
-            }
-            first
-        });
+        self.ended.set(reason);
         // Dropped after the lock is released: the drop wakes the service.
         let _frontend = lock(&self.frontend).take();
     }

@@ -37,7 +37,7 @@ pub struct NodeInfo {
 
 /// A pool in this process is called directly by its source, and never dialled.
 pub(crate) fn no_socket(endpoint: &Endpoint) -> ConnectError {
-    io_error(endpoint, io::ErrorKind::Unsupported.into())
+    ConnectError::io(endpoint, io::ErrorKind::Unsupported.into())
 }
 
 /// Opens a connection and probes it: the peer must be an execution node with
@@ -67,7 +67,7 @@ pub(crate) async fn dial(
     let frontend = connector
         .into_service()
         .await
-        .map_err(|error| io_error(endpoint, io::Error::other(error.to_string())))?;
+        .map_err(|error| ConnectError::io(endpoint, io::Error::other(error.to_string())))?;
     *lock(&shared.frontend) = Some(frontend);
     let mut connection = Connection {
         next_id: AtomicU64::new(1),
@@ -121,16 +121,9 @@ impl Probe<'_> {
         match error {
             CallError::Timeout(timeout) => ConnectError::NoAnswer { endpoint, method, timeout },
             CallError::Rpc { message, .. } => self.not_ethereum(method, &message),
-            CallError::ConnectionLost => match self.connection.closed().await {
-                LossReason::Garbage(said) => ConnectError::NotJsonRpc { endpoint, said },
-                LossReason::Io(kind) => {
-                    ConnectError::Io { endpoint, source: io::Error::from(kind).into() }
-                }
-                _ => match read_refusal(self.endpoint).await {
-                    Some(said) => ConnectError::NotJsonRpc { endpoint, said },
-                    None => ConnectError::ClosedAtOnce { endpoint },
-                },
-            },
+            CallError::ConnectionLost => {
+                closed_too_early(self.endpoint, self.connection.closed().await).await
+            }
         }
     }
 
@@ -143,9 +136,23 @@ impl Probe<'_> {
     }
 }
 
+/// The error of a connection that ended before its peer has shown that it is a node.
+pub(crate) async fn closed_too_early(endpoint: &Endpoint, reason: LossReason) -> ConnectError {
+    match reason {
+        LossReason::Garbage(said) => {
+            ConnectError::NotJsonRpc { endpoint: endpoint.to_string(), said }
+        }
+        LossReason::Io(kind) => ConnectError::io(endpoint, kind.into()),
+        _ => match read_refusal(endpoint).await {
+            Some(said) => ConnectError::NotJsonRpc { endpoint: endpoint.to_string(), said },
+            None => ConnectError::ClosedAtOnce { endpoint: endpoint.to_string() },
+        },
+    }
+}
+
 /// Connects once more and only reads. reth at its limit of connections sends a line of text and
 /// closes the socket without reading our request; that resets the connection, and the line is lost.
-pub(crate) async fn read_refusal(endpoint: &Endpoint) -> Option<String> {
+async fn read_refusal(endpoint: &Endpoint) -> Option<String> {
     let Endpoint::Ipc(path) = endpoint else { return None };
     let mut stream = UnixStream::connect(path).await.ok()?;
     let mut said = vec![0; 120];
@@ -185,20 +192,13 @@ pub(crate) async fn open_ws_stream(
     let connect = tokio_tungstenite::connect_async_with_config(url, Some(limits), true);
     match timeout(limit, connect).await {
         Ok(Ok((stream, _))) => Ok(stream),
-        Ok(Err(error)) => Err(ConnectError::Io {
-            endpoint: url.to_owned(),
-            source: io::Error::other(error.to_string()).into(),
-        }),
+        Ok(Err(error)) => Err(ConnectError::io(&url, io::Error::other(error.to_string()))),
         Err(_) => Err(ConnectError::NoAnswer {
             endpoint: url.to_owned(),
             method: "the WebSocket handshake",
             timeout: limit,
         }),
     }
-}
-
-fn io_error(endpoint: &Endpoint, source: io::Error) -> ConnectError {
-    ConnectError::Io { endpoint: endpoint.to_string(), source: source.into() }
 }
 
 #[cfg(test)]

@@ -9,13 +9,13 @@ use tokio::sync::{
         self,
         error::{RecvError, TryRecvError},
     },
-    mpsc, watch,
+    mpsc,
 };
 
 use crate::{
     announce::{Backlog, HashBuffer, Progress, read_hashes, report},
     chain::AnnouncedHead,
-    connection::{ChainId, NodeInfo, ReadTimes},
+    connection::{ChainId, End, NodeInfo, ReadTimes},
     error::{ConnectError, LossReason},
     fetch::Fetch,
     gap::{GapReason, Report},
@@ -29,28 +29,7 @@ const READ_TOGETHER: usize = 64;
 #[derive(Debug)]
 pub(crate) struct PoolSubscription {
     pub(crate) node: NodeInfo,
-    end: watch::Sender<Option<LossReason>>,
-}
-
-impl PoolSubscription {
-    /// Ends the subscription, unless it has ended.
-    pub(crate) fn end(&self, reason: LossReason) {
-        self.end.send_if_modified(|end| {
-            let is_first = end.is_none();
-            end.get_or_insert(reason);
-            is_first
-        });
-    }
-
-    /// Waits until the subscription has ended, and returns the reason.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
-    pub(crate) async fn ended(&self) -> LossReason {
-        let mut end = self.end.subscribe();
-        let reason = end.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
-        reason.unwrap_or(LossReason::Closed)
-    }
+    pub(crate) end: End,
 }
 
 /// Ends the subscription on every path, also when a stream panics while it is dropped.
@@ -58,7 +37,7 @@ struct EndsOnDrop(Arc<PoolSubscription>);
 
 impl Drop for EndsOnDrop {
     fn drop(&mut self) {
-        self.0.end(LossReason::Closed);
+        self.0.end.set(LossReason::Closed);
     }
 }
 
@@ -96,7 +75,7 @@ pub(crate) async fn subscribe(
     })?;
     chain.check(&fetch.settings.config.sources[index], chain_id)?;
     let node = NodeInfo { client: pool.to_string(), chain_id };
-    let subscription = Arc::new(PoolSubscription { node, end: watch::Sender::new(None) });
+    let subscription = Arc::new(PoolSubscription { node, end: End::new() });
     let read_times = ReadTimes::new(fetch.settings.limits.announcement_buffer);
     let progress = Progress::new(Arc::new(read_times));
     backlog.add_reader(&progress);
@@ -124,18 +103,18 @@ impl PoolSubscribed {
             let _ends = ends;
             let reason = tokio::select! {
                 // The order is irrelevant: the first branch that ends, ends all.
-                reason = subscription.ended() => reason,
+                reason = subscription.end.wait() => reason,
                 reason = until_end("announcements", async {
                     read_announcements(fetch, announcements, &buffer, read_times, reports).await;
                 }) => reason,
                 reason = until_end("blocks", read_blocks(blocks, reports, heads)) => reason,
             };
-            subscription.end(reason);
+            subscription.end.set(reason);
             // The reader processes the rest and ends.
             drop(buffer);
         };
         let read_announcements = async {
-            match backlog.wait_for_turn(&progress, subscription.ended()).await {
+            match backlog.wait_for_turn(&progress, subscription.end.wait()).await {
                 Ok(_turn) => {
                     read_hashes(fetch, index, hashes, &progress, reports).await;
                     fetch.deferral.observe_backlog(index, backlog.len());

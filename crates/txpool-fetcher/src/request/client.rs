@@ -25,7 +25,7 @@ use rustix::{
 use tokio::{
     io::{Interest, unix::AsyncFd},
     runtime::Handle,
-    sync::{Notify, mpsc, watch},
+    sync::{Notify, mpsc},
 };
 
 use super::{
@@ -36,7 +36,7 @@ use super::{
     slab::{NotInserted, RequestId, Slab},
     ws::Inbox,
 };
-use crate::{error::LossReason, sync::lock};
+use crate::{connection::End, error::LossReason, sync::lock};
 
 /// The stack of a thread that reads responses, the default size of a thread. A blob transaction lives
 /// on the heap; the sink may use the rest.
@@ -64,7 +64,7 @@ pub(crate) struct RequestConnection<T> {
     pulse: Pulse,
     pinged: Mutex<Option<Instant>>,
     late_responses: AtomicU64,
-    ended: watch::Sender<Option<LossReason>>,
+    ended: End,
 }
 
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl<T: Send + 'static> RequestConnection<T> {
             pulse: Pulse::new(Instant::now()),
             pinged: Mutex::new(None),
             late_responses: AtomicU64::new(0),
-            ended: watch::Sender::new(None),
+            ended: End::new(),
         }
     }
 
@@ -218,13 +218,7 @@ impl<T: Send + 'static> RequestConnection<T> {
 
     /// Ends the connection; the first reason stands. Its thread wakes up and ends.
     pub(crate) fn end(&self, reason: LossReason) {
-        self.ended.send_if_modified(|ended| {
-            let is_first = ended.is_none();
-            if is_first {
-                *ended = Some(reason);
-            }
-            is_first
-        });
+        self.ended.set(reason);
         if let Writer::Ipc { socket, .. } = &self.writer {
             // It fails when the peer has closed the connection already.
             let _ = socket.shutdown(Shutdown::Both);
@@ -232,7 +226,7 @@ impl<T: Send + 'static> RequestConnection<T> {
     }
 
     pub(crate) fn is_ended(&self) -> bool {
-        self.ended.borrow().is_some()
+        self.ended.is_set()
     }
 
     /// Waits for the end.
@@ -240,9 +234,7 @@ impl<T: Send + 'static> RequestConnection<T> {
     /// # Cancel safety
     /// Cancel safe.
     pub(crate) async fn closed(&self) -> LossReason {
-        let mut ended = self.ended.subscribe();
-        let reason = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
-        reason.unwrap_or(LossReason::Closed)
+        self.ended.wait().await
     }
 
     /// Removes all requests, the oldest first; no more are accepted.
@@ -253,8 +245,8 @@ impl<T: Send + 'static> RequestConnection<T> {
     }
 
     #[cfg(test)]
-    pub(super) fn places(&self) -> usize {
-        lock(&self.slab).places()
+    pub(super) fn entries(&self) -> usize {
+        lock(&self.slab).entries()
     }
 
     #[cfg(test)]

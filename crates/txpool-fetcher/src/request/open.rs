@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     config::Endpoint,
-    connection::{Connection, no_socket, open_ipc, open_ws_stream, read_refusal},
+    connection::{Connection, closed_too_early, no_socket, open_ipc, open_ws_stream},
     error::{CallError, ConnectError, LossReason},
     limits::Limits,
     settings::Settings,
@@ -59,10 +59,7 @@ async fn open_one<T: Send + 'static>(
     responses: impl Responses<T>,
     tasks: &mut JoinSet<()>,
 ) -> Result<OpenConnection<T>, ConnectError> {
-    let failed = |source: io::Error| ConnectError::Io {
-        endpoint: endpoint.to_string(),
-        source: source.into(),
-    };
+    let failed = |error: io::Error| ConnectError::io(endpoint, error);
     match endpoint {
         Endpoint::Ipc(path) => {
             let mut stream = open_ipc(path).await?;
@@ -111,21 +108,11 @@ async fn greet(
         }
         Ok(())
     };
-    let name = || endpoint.to_string();
     match timeout(limit, exchange).await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(LossReason::Garbage(said))) => {
-            Err(ConnectError::NotJsonRpc { endpoint: name(), said })
-        }
-        Ok(Err(LossReason::Io(kind))) => {
-            Err(ConnectError::Io { endpoint: name(), source: io::Error::from(kind).into() })
-        }
-        Ok(Err(_)) => match read_refusal(endpoint).await {
-            Some(said) => Err(ConnectError::NotJsonRpc { endpoint: name(), said }),
-            None => Err(ConnectError::ClosedAtOnce { endpoint: name() }),
-        },
+        Ok(Err(reason)) => Err(closed_too_early(endpoint, reason).await),
         Err(_) => Err(ConnectError::NoAnswer {
-            endpoint: name(),
+            endpoint: endpoint.to_string(),
             method: Greeting::METHOD,
             timeout: limit,
         }),

@@ -64,7 +64,7 @@ pub(crate) enum NotInserted<T> {
 /// first. Memory is that of the most requests that were in flight at once.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
-    places: Vec<Place<T>>,
+    entries: Vec<Entry<T>>,
     free: Vec<u16>,
     oldest: Option<u16>,
     newest: Option<u16>,
@@ -72,7 +72,7 @@ pub(crate) struct Slab<T> {
 }
 
 #[derive(Debug)]
-struct Place<T> {
+struct Entry<T> {
     generation: u32,
     used: Option<Used<T>>,
 }
@@ -89,21 +89,21 @@ struct Used<T> {
     clippy::arithmetic_side_effects,
     clippy::expect_used,
     clippy::indexing_slicing,
-    reason = "places are found by the slab's own links; a number from outside enters by `remove`, which looks it up"
+    reason = "entries are found by the slab's own links; a number from outside enters by `remove`, which looks it up"
 )]
 impl<T> Slab<T> {
     pub(crate) const fn new() -> Self {
-        Self { places: Vec::new(), free: Vec::new(), oldest: None, newest: None, closed: false }
+        Self { entries: Vec::new(), free: Vec::new(), oldest: None, newest: None, closed: false }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.entries.len() - self.free.len()
     }
 
     /// The most that were in flight at once.
     #[cfg(test)]
-    pub(super) fn places(&self) -> usize {
-        self.places.len()
+    pub(super) fn entries(&self) -> usize {
+        self.entries.len()
     }
 
     /// Inserts a request. `sent` must not be before that of an earlier insertion.
@@ -117,11 +117,11 @@ impl<T> Slab<T> {
         }
         let index = match self.free.pop() {
             Some(index) => index,
-            None if self.places.len() == MAX_IN_FLIGHT => return Err(NotInserted::Full(request)),
+            None if self.entries.len() == MAX_IN_FLIGHT => return Err(NotInserted::Full(request)),
             None => {
                 // From 1, so that no id is as small as an index: `RequestId::PING` is one.
-                self.places.push(Place { generation: 1, used: None });
-                (self.places.len() - 1) as u16
+                self.entries.push(Entry { generation: 1, used: None });
+                (self.entries.len() - 1) as u16
             }
         };
         let older = self.newest.replace(index);
@@ -129,16 +129,16 @@ impl<T> Slab<T> {
             Some(older) => self.used(older).newer = Some(index),
             None => self.oldest = Some(index),
         }
-        let place = &mut self.places[usize::from(index)];
-        place.used = Some(Used { request, sent, older, newer: None });
-        Ok(RequestId::new(usize::from(index), place.generation))
+        let entry = &mut self.entries[usize::from(index)];
+        entry.used = Some(Used { request, sent, older, newer: None });
+        Ok(RequestId::new(usize::from(index), entry.generation))
     }
 
     /// Removes and returns the request with this id, if it is in flight. Any number is allowed.
     pub(crate) fn remove(&mut self, id: RequestId) -> Option<(T, Instant)> {
-        let place = self.places.get(id.index())?;
-        let is_current = RequestId::new(id.index(), place.generation) == id;
-        (is_current && place.used.is_some()).then(|| self.take(id.index() as u16))
+        let entry = self.entries.get(id.index())?;
+        let is_current = RequestId::new(id.index(), entry.generation) == id;
+        (is_current && entry.used.is_some()).then(|| self.take(id.index() as u16))
     }
 
     /// Removes and returns the oldest request, if it was sent at `due` or before.
@@ -163,15 +163,15 @@ impl<T> Slab<T> {
     }
 
     fn used(&mut self, index: u16) -> &mut Used<T> {
-        self.places[usize::from(index)].used.as_mut().expect("linked places are in use")
+        self.entries[usize::from(index)].used.as_mut().expect("linked entries are in use")
     }
 
     fn take(&mut self, index: u16) -> (T, Instant) {
-        let place = &mut self.places[usize::from(index)];
+        let entry = &mut self.entries[usize::from(index)];
         let Used { request, sent, older, newer } =
-            place.used.take().expect("the caller has found it in use");
+            entry.used.take().expect("the caller has found it in use");
         // After 4 billion uses of one entry an id is reused; no answer is that late.
-        place.generation = place.generation.wrapping_add(1).max(1);
+        entry.generation = entry.generation.wrapping_add(1).max(1);
         match older {
             Some(older) => self.used(older).newer = newer,
             None => self.oldest = newer,
@@ -252,7 +252,7 @@ mod tests {
                 }
                 most = most.max(model.len());
                 prop_assert_eq!(slab.len(), model.len());
-                prop_assert_eq!(slab.places.len(), most, "places are used again");
+                prop_assert_eq!(slab.entries.len(), most, "entries are used again");
             }
             let left: Vec<_> = slab.close().into_iter().map(|(n, _)| n).collect();
             let expected: Vec<_> = model.iter().map(|(_, n, _)| *n).collect();

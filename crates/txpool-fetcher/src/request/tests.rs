@@ -145,7 +145,7 @@ fn swallowed_requests_free_their_ids_and_their_late_answers_are_dropped() {
         first = first.or(Some(1u64 << 16));
         assert_eq!(stage.connection.in_flight(), 0);
     }
-    assert!(stage.connection.places() <= 100, "100,000 requests, 100 at a time");
+    assert!(stage.connection.entries() <= 100, "100,000 requests, 100 at a time");
     // An answer to the very first, long after.
     let id = first.unwrap();
     stage.node.write_all(format!(r#"{{"id":{id},"result":"0x01"}}"#).as_bytes()).unwrap();

@@ -84,7 +84,7 @@ impl Subscription {
     fn kill(&self, reason: LossReason) {
         match self {
             Self::Node(connection) => connection.kill(reason),
-            Self::InProcess(subscription) => subscription.end(reason),
+            Self::InProcess(subscription) => subscription.end.set(reason),
         }
     }
 }
@@ -230,7 +230,7 @@ impl<S: TransactionSink> Source<S> {
             }
             Message::PoolSubscribed(subscription) => {
                 let watched = Arc::clone(&subscription);
-                self.watch_end(Role::Subscription, async move { watched.ended().await });
+                self.watch_end(Role::Subscription, async move { watched.end.wait().await });
                 lock(&self.shared.status).node = Some(subscription.node.clone());
                 self.subscription = Some(Subscription::InProcess(subscription));
                 self.up(Role::Subscription, now)
@@ -403,10 +403,7 @@ impl<S: TransactionSink> Source<S> {
                 }
                 (Role::Request, Some(pool)) => in_process::start(fetch, deliverer, pool)
                     .map(|queues| Message::PoolQueuesUp(Arc::new(queues)))
-                    .map_err(|source| ConnectError::Io {
-                        endpoint: pool.to_string(),
-                        source: source.into(),
-                    }),
+                    .map_err(|error| ConnectError::io(pool, error)),
                 (Role::Request, None) => {
                     open_requests(&parts, index, known).await.map(Message::RequestConnectionsUp)
                 }
