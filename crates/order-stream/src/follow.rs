@@ -31,7 +31,10 @@ pub(crate) enum Item {
         /// How often it was published before and left the pool.
         again: u32,
     },
-    Cancellation(Cancellation),
+    Cancellation {
+        cancellation: Cancellation,
+        again: u32,
+    },
     CancelPrivate {
         hash: B256,
         signer: Address,
@@ -49,7 +52,7 @@ impl Item {
                 (None, Some(bundle)) => encode_bundle(bundle),
                 (None, None) => return None,
             },
-            Self::Cancellation(cancellation) => Record::Cancellation(*cancellation).encode(),
+            Self::Cancellation { cancellation, .. } => Record::Cancellation(*cancellation).encode(),
             Self::CancelPrivate { hash, signer, .. } => {
                 Record::CancelPrivate { hash: *hash, signer: *signer }.encode()
             }
@@ -60,12 +63,21 @@ impl Item {
     /// The end of the message id, where the stream must not take it for what was published before: by this run, by an
     /// earlier one, or by another machine that did not see the same sequence of orders and cancellations.
     pub(crate) fn suffix(&self, run_id: &str) -> Option<String> {
-        match self {
-            Self::Order { again: 0, .. } | Self::Cancellation(_) | Self::Head(_) => None,
-            Self::Order { again, .. } | Self::CancelPrivate { again, .. } => {
-                Some(format!("-{run_id}-{again}"))
+        let again = match self {
+            // Whoever signed it may cancel it and send it again, also by a machine that was started in between.
+            Self::Order { order, again: 0 } => {
+                order
+                    .as_tx()
+                    .and_then(Transaction::private_terms)
+                    .and_then(|terms| terms.signer)?;
+                0
             }
-        }
+            Self::Cancellation { again: 0, .. } | Self::Head(_) => return None,
+            Self::Order { again, .. }
+            | Self::Cancellation { again, .. }
+            | Self::CancelPrivate { again, .. } => *again,
+        };
+        Some(format!("-{run_id}-{again}"))
     }
 
     /// Whether another item must not come behind this one: a transaction behind its cancellation, and an old head behind
@@ -116,6 +128,8 @@ pub(crate) struct Follower {
     head_number: u64,
     mined: Vec<B256>,
     unremembered: u64,
+    /// How often the stream has lost what it had. It may still remember the message ids.
+    resets: u32,
 }
 
 impl Follower {
@@ -131,6 +145,7 @@ impl Follower {
             head_number: 0,
             mined: Vec::new(),
             unremembered: 0,
+            resets: 0,
         }
     }
 
@@ -178,6 +193,7 @@ impl Follower {
     pub(crate) fn forget_all(&mut self) {
         self.published.values_mut().for_each(|published| published.is_lost = true);
         self.cancelled.clear();
+        self.resets += 1;
         self.head = B256::ZERO;
     }
 
@@ -190,7 +206,7 @@ impl Follower {
                     published.is_lost = true;
                 }
             }
-            Item::Cancellation(cancellation) => {
+            Item::Cancellation { cancellation, .. } => {
                 self.cancelled.remove(&cancellation.key);
             }
             Item::Head(_) => self.head = B256::ZERO,
@@ -211,7 +227,8 @@ impl Follower {
                 let now = (cancellation.nonce, self.comparison);
                 let before = self.cancelled.insert(cancellation.key, now);
                 let is_new = before.is_none_or(|(nonce, _)| nonce != cancellation.nonce);
-                is_new.then_some(Item::Cancellation(*cancellation))
+                let again = self.resets;
+                is_new.then_some(Item::Cancellation { cancellation: *cancellation, again })
             }
             Event::CancellationForgotten(key) => {
                 self.cancelled.remove(key);
@@ -234,11 +251,14 @@ impl Follower {
         let terms = tx.and_then(Transaction::private_terms).copied();
         let published = Published { comparison, is_lost: false, terms };
         let before = self.published.insert(order.id(), published);
-        let again = self.left.get_mut(order.id().hash()).map_or(0, |left| {
+        let times = self.left.get_mut(order.id().hash()).map_or(0, |left| {
             left.cancelled_by = None;
             left.times
         });
-        let is_new = before.is_none_or(|before| before.is_lost);
+        let is_lost = before.as_ref().is_some_and(|before| before.is_lost);
+        let is_new = before.is_none() || is_lost;
+        // Both only grow, so each time has a number of its own.
+        let again = if times > 0 || is_lost { times + self.resets } else { 0 };
         is_new.then(|| Item::Order { order: Arc::clone(order), again })
     }
 
@@ -331,7 +351,7 @@ mod tests {
                 Item::Head(record) => format!("head {} {}", record.head.number, record.mined.len()),
                 Item::CancelPrivate { hash, again: 0, .. } => format!("cancel {hash}"),
                 Item::CancelPrivate { hash, again, .. } => format!("cancel {hash} again {again}"),
-                Item::Cancellation(cancellation) => format!("{cancellation:?}"),
+                Item::Cancellation { cancellation, .. } => format!("{cancellation:?}"),
             })
             .collect()
     }
@@ -449,7 +469,7 @@ mod tests {
         follower.forget_all();
         follower.begin_comparison();
         let again = follow(&mut follower, &mut pool.subscribe_all());
-        assert_eq!(again, [format!("tx {}", txs[1].hash())]);
+        assert_eq!(again, [format!("tx {} again 1", txs[1].hash())], "the stream may know its id");
         assert_eq!(follower.end_comparison().len(), 1);
     }
 
@@ -546,7 +566,7 @@ mod tests {
             stored.insert((id, item.suffix(["a", "b"][machine])))
         };
         assert!(is_stored(0, true));
-        assert!(!is_stored(1, true), "the same order of two machines is stored once");
+        assert!(is_stored(1, true), "its signer may cancel it at one of them");
         for is_sent in [false, true, false] {
             assert!(is_stored(0, is_sent));
         }

@@ -34,6 +34,8 @@ pub(crate) struct Identity {
     highest: Option<Acknowledged>,
     /// The highest sequence number before this connection.
     before: u64,
+    /// The message that was the highest at the latest comparison, or the first one since: it is to be there still.
+    witness: Option<Acknowledged>,
 }
 
 impl Identity {
@@ -51,7 +53,10 @@ impl Identity {
     pub(crate) fn acknowledged(&mut self, message: Acknowledged) -> bool {
         let is_reset = message.stored_at.is_some() && message.sequence <= self.before;
         if is_reset {
-            (self.before, self.highest) = (0, None);
+            (self.before, self.highest, self.witness) = (0, None, None);
+        }
+        if message.stored_at.is_some() && self.witness.is_none() {
+            self.witness = Some(message.clone());
         }
         if self.highest.as_ref().is_none_or(|highest| highest.sequence < message.sequence) {
             self.highest = Some(message);
@@ -64,25 +69,29 @@ impl Identity {
     pub(crate) fn is_reset(&mut self, found: &Found, now: Instant) -> bool {
         let before = self.created.replace(found.created);
         let is_reset =
-            before.is_some_and(|created| created != found.created) || has_lost(found, now);
+            before.is_some_and(|created| created != found.created) || self.has_lost(found, now);
         if is_reset {
-            (self.before, self.highest) = (0, None);
+            (self.before, self.highest, self.witness) = (0, None, None);
+        } else if found.asked.is_some() {
+            self.witness.clone_from(&found.asked);
         }
         is_reset
     }
-}
 
-fn has_lost(found: &Found, now: Instant) -> bool {
-    let Some(asked) = &found.asked else { return false };
-    if asked.sequence > found.last {
-        return true;
+    fn has_lost(&self, found: &Found, now: Instant) -> bool {
+        let is_other = found.asked.as_ref().is_some_and(|asked| {
+            let id = found.in_its_place.as_ref();
+            asked.sequence > found.last || id.is_some_and(|id| *id != asked.message_id)
+        });
+        // One that is gone has left by its age, since the stream was full, or because someone purged the stream.
+        let is_purged = self.witness.as_ref().is_some_and(|witness| {
+            let age = witness.stored_at.map(|at| now.saturating_duration_since(at));
+            witness.sequence < found.first
+                && !found.is_full
+                && age.is_some_and(|age| age < found.max_age.mul_f64(0.9))
+        });
+        is_other || is_purged
     }
-    if asked.sequence >= found.first {
-        return found.in_its_place.as_ref().is_some_and(|id| *id != asked.message_id);
-    }
-    // It is gone: by its age, since the stream was full, or because someone purged the stream.
-    let age = asked.stored_at.map(|at| now.saturating_duration_since(at));
-    !found.is_full && age.is_some_and(|age| age < found.max_age.mul_f64(0.9))
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ impl Subjects {
         let [orders, others] = &self.both;
         match item {
             Item::Order { .. } => orders,
-            Item::Cancellation(_) | Item::CancelPrivate { .. } | Item::Head(_) => others,
+            Item::Cancellation { .. } | Item::CancelPrivate { .. } | Item::Head(_) => others,
         }
     }
 }

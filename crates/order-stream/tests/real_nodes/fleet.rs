@@ -181,7 +181,8 @@ async fn a_private_cancellation_arrives_though_it_came_without_a_connection_and_
     insert(&ingested, &txs[1..2]);
     until_equal(&ingested, &built).await;
     let stats = finish(private).await;
-    assert_eq!((stats.stored, stats.refused_total()), (8, 0), "{stats:?}");
+    // An acknowledgement may be lost with the server, or come behind the cancellation.
+    assert_eq!(stats.published, 8, "{stats:?}");
     assert_eq!(finish_source(source).await.pooled, 8);
 }
 

@@ -6,6 +6,7 @@ mod cluster;
 mod failures;
 mod fleet;
 mod kills;
+mod resets;
 mod rights;
 
 use std::{

@@ -1,0 +1,119 @@
+//! Streams that lose what they had while publishers and sources are connected, or between two connections.
+
+use alloy_primitives::Address;
+use order_pool::PrivateTerms;
+
+use super::*;
+
+/// A builder that starts now gets everything that the other pool holds.
+async fn a_new_builder_equals(stage: &Stage, ingested: &OrderPool) {
+    let built = pool();
+    let source = stage.source(&built, "late");
+    until_equal(ingested, &built).await;
+    source.shutdown(PATIENCE).await;
+}
+
+async fn publish(stage: &Stage, ingested: &OrderPool, txs: &[Transaction]) -> Publisher {
+    insert(ingested, txs);
+    let publisher = stage.publisher(ingested, "a");
+    until("stored", || publisher.stats().stored == txs.len() as u64).await;
+    publisher
+}
+
+#[tokio::test]
+async fn a_stream_that_is_made_anew_at_once_gets_everything_again() {
+    let (stage, ingested) = (Stage::new().await, pool());
+    let txs = transactions(61, 110, 0);
+    let publisher = publish(&stage, &ingested, &txs[..100]).await;
+    stage.client().await.delete_stream(STREAM).await.expect("a deletion");
+    ensure_stream(&stage.config(), &stream(Flow::Public)).await.expect("a stream");
+    insert(&ingested, &txs[100..]);
+    a_new_builder_equals(&stage, &ingested).await;
+    assert!(finish(publisher).await.resets > 0);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_purged_gets_everything_again() {
+    let (stage, ingested) = (Stage::new().await, pool());
+    let txs = transactions(62, 110, 0);
+    let publisher = publish(&stage, &ingested, &txs[..100]).await;
+    let stream = stage.client().await.get_stream(STREAM).await.expect("the stream");
+    stream.purge().await.expect("a purge");
+    insert(&ingested, &txs[100..]);
+    a_new_builder_equals(&stage, &ingested).await;
+    assert!(finish(publisher).await.resets > 0);
+}
+
+#[tokio::test]
+async fn a_stream_that_went_back_to_an_earlier_copy_and_grew_longer_gets_everything_again() {
+    let (mut stage, ingested) = (Stage::new().await, pool());
+    let txs = transactions(63, 500, 0);
+    let publisher = publish(&stage, &ingested, &txs[..50]).await;
+    stage.server.kill9().expect("a dead server");
+    let (folder, copy) = (stage.dir.path().join("nats-1"), stage.dir.path().join("copy"));
+    let copied = |from: &std::path::Path, to: &std::path::Path| {
+        let status = std::process::Command::new("cp").arg("-a").args([from, to]).status();
+        assert!(status.expect("cp runs").success());
+    };
+    copied(&folder, &copy);
+    stage.server.restart().expect("a server");
+    insert(&ingested, &txs[50..100]);
+    until("stored", || publisher.stats().stored == 100).await;
+    stage.server.kill9().expect("a dead server");
+    std::fs::remove_dir_all(&folder).expect("the store");
+    copied(&copy, &folder);
+    stage.server.restart().expect("a server");
+    // Another machine is back first, and the stream is longer than it was.
+    let other = pool();
+    insert(&other, &txs[100..]);
+    let second = stage.publisher(&other, "b");
+    until("longer", || second.stats().stored == 400).await;
+    insert(&ingested, &txs[100..]);
+    a_new_builder_equals(&stage, &ingested).await;
+    assert!(finish(publisher).await.resets > 0);
+    finish(second).await;
+}
+
+#[tokio::test]
+async fn a_cancellation_after_a_restart_is_stored_though_there_was_one_before_it() {
+    let (stage, built) = (Stage::new().await, pool());
+    let signer = Address::repeat_byte(1);
+    let terms = PrivateTerms { signer: Some(signer), max_block: 20 };
+    let tx = transactions(64, 1, 0)[0].recovered().clone();
+    let hash = *tx.hash();
+    let source = stage.source_of(&built, Flow::Private, "one");
+    for _ in 0..2 {
+        // The process starts again, with an empty pool.
+        let ingested = pool();
+        let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
+        until_live(&publisher).await;
+        for _ in 0..2 {
+            let tx = Transaction::private(tx.clone(), terms, SystemTime::now());
+            ingested.insert_transaction(tx);
+            until("it is there", || built.contains(&hash)).await;
+            ingested.cancel_private(&hash, signer);
+            until("it is cancelled", || !built.contains(&hash)).await;
+        }
+        let stats = finish(publisher).await;
+        // The builder may have it before its publisher knows.
+        assert_eq!((stats.stored + stats.refused_total(), stats.duplicate), (4, 0), "{stats:?}");
+    }
+    finish_source(source).await;
+}
+
+#[tokio::test]
+async fn a_missing_stream_of_one_flow_does_not_stop_the_other() {
+    let stage = Stage::without_streams(&NatsConfig::default());
+    ensure_stream(&stage.config(), &stream(Flow::Public)).await.expect("a stream");
+    let (ingested, built) = (pool(), pool());
+    let public = stage.publisher(&ingested, "a");
+    let private = stage.publisher_of(&ingested, Flow::Private, "a");
+    let source = stage.source(&built, "one");
+    until("one is missing", || private.state() == State::StreamMissing).await;
+    insert(&ingested, &transactions(65, 100, 0));
+    until_equal(&ingested, &built).await;
+    until_live(&public).await;
+    assert_eq!(finish(public).await.stored, 100);
+    finish_source(source).await;
+    private.shutdown(Duration::ZERO).await;
+}
