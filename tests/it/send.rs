@@ -45,12 +45,14 @@ fn the_futures_of_all_parts_can_be_sent_to_other_threads() {
     };
 }
 
-/// The Rust files below a folder.
+/// The Rust files below a folder, without tests.
 fn sources(folder: PathBuf, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
         if path.is_dir() {
-            sources(path, found);
+            if path.file_name().is_some_and(|name| name != "tests") {
+                sources(path, found);
+            }
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);
         }
