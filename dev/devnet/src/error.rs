@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-use crate::process::NODES_VARIABLE;
+/// Names a directory with `anvil`, `geth` and `nats-server` in it, instead of `target/nodes/bin`.
+pub const NODES_VARIABLE: &str = "MEMPOOL_INGEST_NODES";
 
 /// Why a real node or server is not there.
 #[derive(Debug, thiserror::Error)]

@@ -13,7 +13,6 @@ mod node;
 mod ports;
 mod process;
 
-pub use error::RealNodeError;
+pub use error::{NODES_VARIABLE, RealNodeError};
 pub use nats::{NatsCluster, NatsConfig, NatsServer, find_nats};
 pub use node::{RealNode, RealNodeConfig, RealNodeKind, find};
-pub use process::NODES_VARIABLE;

@@ -45,7 +45,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), RealNodeError> {
-    let config = RealNodeConfig::default().with_block_time(args.block_time);
+    let config = RealNodeConfig { block_time: args.block_time, ..RealNodeConfig::default() };
     let node = match args.node.as_str() {
         "anvil" => RealNode::anvil(&args.dir, &config)?,
         _ => RealNode::geth(&args.dir, &config)?,

@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::{
     error::{RealNodeError, io_error},
     ports::Port,
-    process::{LOOK, Process, START_TIMEOUT, find_binary, path_text, strings},
+    process::{LOOK, Process, START_TIMEOUT, controls, find_binary, path_text, strings},
 };
 
 /// The binary's name.
@@ -37,7 +37,6 @@ pub fn find_nats() -> Result<PathBuf, RealNodeError> {
 
 /// How a server is run.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct NatsConfig {
     /// The largest message, in bytes. Default 2 MiB. Ignored with a [`file`](Self::file).
     pub max_payload_bytes: u32,
@@ -65,41 +64,6 @@ impl Default for NatsConfig {
 }
 
 impl NatsConfig {
-    /// Sets [`max_payload_bytes`](Self::max_payload_bytes).
-    #[must_use]
-    pub const fn with_max_payload_bytes(mut self, max_payload_bytes: u32) -> Self {
-        self.max_payload_bytes = max_payload_bytes;
-        self
-    }
-
-    /// Sets [`max_store_bytes`](Self::max_store_bytes).
-    #[must_use]
-    pub const fn with_max_store_bytes(mut self, max_store_bytes: u64) -> Self {
-        self.max_store_bytes = max_store_bytes;
-        self
-    }
-
-    /// Sets [`extra`](Self::extra).
-    #[must_use]
-    pub fn with_extra(mut self, extra: impl Into<String>) -> Self {
-        self.extra = extra.into();
-        self
-    }
-
-    /// Sets [`file`](Self::file).
-    #[must_use]
-    pub fn with_file(mut self, file: impl Into<PathBuf>) -> Self {
-        self.file = Some(file.into());
-        self
-    }
-
-    /// Adds to [`envs`](Self::envs).
-    #[must_use]
-    pub fn with_env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.envs.push((name.into(), value.into()));
-        self
-    }
-
     fn text(&self) -> String {
         format!(
             "max_payload: {}\njetstream {{ store_dir: $NATS_STORE, max_file_store: {} }}\n{}\n",
@@ -118,6 +82,8 @@ pub struct NatsServer {
     route: Option<Port>,
     process: Process,
 }
+
+controls!(NatsServer);
 
 impl NatsServer {
     /// Starts one with its store, configuration and log in `dir`; it answers when this returns.
@@ -173,57 +139,6 @@ impl NatsServer {
     /// For clients.
     pub const fn port(&self) -> u16 {
         self.client.number()
-    }
-
-    /// Where its output goes.
-    pub fn log_path(&self) -> &Path {
-        self.process.log_path()
-    }
-
-    /// Its process, if it runs.
-    pub fn pid(&self) -> Option<u32> {
-        self.process.pid()
-    }
-
-    /// Kills it with SIGKILL: no clean-up, the store stays as it is. Does nothing when it does not run.
-    ///
-    /// # Errors
-    /// [`RealNodeError::Io`] when the system refuses.
-    pub fn kill9(&mut self) -> Result<(), RealNodeError> {
-        self.process.kill9()
-    }
-
-    /// Stops the process in its tracks (SIGSTOP); its sockets stay open.
-    ///
-    /// # Errors
-    /// [`RealNodeError::Io`] when it does not run or the system refuses.
-    pub fn sigstop(&self) -> Result<(), RealNodeError> {
-        self.process.signal("-STOP")
-    }
-
-    /// Lets it go on (SIGCONT).
-    ///
-    /// # Errors
-    /// [`RealNodeError::Io`] when it does not run or the system refuses.
-    pub fn sigcont(&self) -> Result<(), RealNodeError> {
-        self.process.signal("-CONT")
-    }
-
-    /// Kills it if it runs and starts it again on the same ports and the same store; JetStream runs when this returns.
-    ///
-    /// # Errors
-    /// [`RealNodeError`], see there.
-    pub fn restart(&mut self) -> Result<(), RealNodeError> {
-        self.spawn()?;
-        self.wait_ready(START_TIMEOUT)
-    }
-
-    /// Like [`restart`](Self::restart), without waiting.
-    ///
-    /// # Errors
-    /// [`RealNodeError::Io`] when it cannot be started.
-    pub fn spawn(&mut self) -> Result<(), RealNodeError> {
-        self.process.spawn()
     }
 
     /// Waits until JetStream runs and, in a cluster, has a leader.

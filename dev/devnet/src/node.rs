@@ -14,12 +14,11 @@ use mock_node::{DEFAULT_ACCOUNTS, DEV_CHAIN_ID};
 use crate::{
     error::{RealNodeError, io_error},
     genesis::genesis,
-    process::{Process, START_TIMEOUT, find_binary, open_log, path_text, strings},
+    process::{Process, START_TIMEOUT, controls, find_binary, open_log, path_text, strings},
 };
 
 /// How a node is run. The defaults are those under which both take 2,000 transactions/s.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct RealNodeConfig {
     /// Accounts of the test mnemonic that own a million ether. Default 1000.
     pub accounts: usize,
@@ -42,43 +41,6 @@ impl Default for RealNodeConfig {
             gas_limit: 60_000_000,
             extra_args: Vec::new(),
         }
-    }
-}
-
-impl RealNodeConfig {
-    /// Sets [`block_time`](Self::block_time).
-    #[must_use]
-    pub const fn with_block_time(mut self, block_time: Duration) -> Self {
-        self.block_time = block_time;
-        self
-    }
-
-    /// Sets [`mining`](Self::mining).
-    #[must_use]
-    pub const fn with_mining(mut self, mining: bool) -> Self {
-        self.mining = mining;
-        self
-    }
-
-    /// Sets [`accounts`](Self::accounts).
-    #[must_use]
-    pub const fn with_accounts(mut self, accounts: usize) -> Self {
-        self.accounts = accounts;
-        self
-    }
-
-    /// Sets [`gas_limit`](Self::gas_limit).
-    #[must_use]
-    pub const fn with_gas_limit(mut self, gas_limit: u64) -> Self {
-        self.gas_limit = gas_limit;
-        self
-    }
-
-    /// Sets [`extra_args`](Self::extra_args).
-    #[must_use]
-    pub fn with_extra_args(mut self, args: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.extra_args = args.into_iter().map(Into::into).collect();
-        self
     }
 }
 
@@ -109,6 +71,8 @@ pub struct RealNode {
     ipc_path: PathBuf,
     process: Process,
 }
+
+controls!(RealNode);
 
 impl RealNode {
     /// Starts anvil with its socket and log in `dir`; it answers when this returns.
@@ -192,58 +156,6 @@ impl RealNode {
     /// Its socket.
     pub fn ipc_path(&self) -> &Path {
         &self.ipc_path
-    }
-
-    /// Where its output goes.
-    pub fn log_path(&self) -> &Path {
-        self.process.log_path()
-    }
-
-    /// Its process, if it runs.
-    pub fn pid(&self) -> Option<u32> {
-        self.process.pid()
-    }
-
-    /// Kills it with SIGKILL: no clean-up, the socket file stays. Does nothing when it does not run.
-    ///
-    /// # Errors
-    /// [`RealNodeError::Io`] when the system refuses.
-    pub fn kill9(&mut self) -> Result<(), RealNodeError> {
-        self.process.kill9()
-    }
-
-    /// Stops the process in its tracks (SIGSTOP); its sockets stay open.
-    ///
-    /// # Errors
-    /// [`RealNodeError::Io`] when it does not run or the system refuses.
-    pub fn sigstop(&self) -> Result<(), RealNodeError> {
-        self.process.signal("-STOP")
-    }
-
-    /// Lets it go on (SIGCONT).
-    ///
-    /// # Errors
-    /// [`RealNodeError::Io`] when it does not run or the system refuses.
-    pub fn sigcont(&self) -> Result<(), RealNodeError> {
-        self.process.signal("-CONT")
-    }
-
-    /// Kills it if it runs and starts it again with the same arguments; it answers when this returns. geth finds its
-    /// chain again (its pool is empty), anvil begins from nothing.
-    ///
-    /// # Errors
-    /// [`RealNodeError`], see there.
-    pub fn restart(&mut self) -> Result<(), RealNodeError> {
-        self.spawn()?;
-        self.wait_ready(START_TIMEOUT)
-    }
-
-    /// Like [`restart`](Self::restart), without waiting for it to answer.
-    ///
-    /// # Errors
-    /// [`RealNodeError::Io`] when it cannot be started.
-    pub fn spawn(&mut self) -> Result<(), RealNodeError> {
-        self.process.spawn()
     }
 
     /// Waits until the socket answers a request.

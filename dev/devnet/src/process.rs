@@ -10,16 +10,74 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::error::{RealNodeError, io_error};
-
-/// Names a directory with `anvil`, `geth` and `nats-server` in it, instead of `target/nodes/bin`.
-pub const NODES_VARIABLE: &str = "MEMPOOL_INGEST_NODES";
+use crate::error::{NODES_VARIABLE, RealNodeError, io_error};
 
 /// What was started must answer within this time. geth takes about two seconds, on a busy machine more.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Between two looks at a socket that does not answer yet: another process gives no sign to wait for.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
+
+/// What a caller does with the process of a node or server; `wait_ready` is its own.
+macro_rules! controls {
+    ($owner:ident) => {
+        impl $owner {
+            /// Where its output goes.
+            pub fn log_path(&self) -> &Path {
+                self.process.log_path()
+            }
+
+            /// Its process, if it runs.
+            pub fn pid(&self) -> Option<u32> {
+                self.process.pid()
+            }
+
+            /// Kills it with SIGKILL: no clean-up, its files stay as they are. Does nothing when it does not run.
+            ///
+            /// # Errors
+            /// [`RealNodeError::Io`] when the system refuses.
+            pub fn kill9(&mut self) -> Result<(), RealNodeError> {
+                self.process.kill9()
+            }
+
+            /// Stops the process in its tracks (SIGSTOP); its sockets stay open.
+            ///
+            /// # Errors
+            /// [`RealNodeError::Io`] when it does not run or the system refuses.
+            pub fn sigstop(&self) -> Result<(), RealNodeError> {
+                self.process.signal("-STOP")
+            }
+
+            /// Lets it go on (SIGCONT).
+            ///
+            /// # Errors
+            /// [`RealNodeError::Io`] when it does not run or the system refuses.
+            pub fn sigcont(&self) -> Result<(), RealNodeError> {
+                self.process.signal("-CONT")
+            }
+
+            /// Kills it if it runs and starts it again with the same arguments, on the same ports and files; it
+            /// answers when this returns. geth and NATS find their chain or store again (geth's pool is empty), anvil
+            /// begins from nothing.
+            ///
+            /// # Errors
+            /// [`RealNodeError`], see there.
+            pub fn restart(&mut self) -> Result<(), RealNodeError> {
+                self.spawn()?;
+                self.wait_ready(START_TIMEOUT)
+            }
+
+            /// Like [`restart`](Self::restart), without waiting.
+            ///
+            /// # Errors
+            /// [`RealNodeError::Io`] when it cannot be started.
+            pub fn spawn(&mut self) -> Result<(), RealNodeError> {
+                self.process.spawn()
+            }
+        }
+    };
+}
+pub(crate) use controls;
 
 /// A command, and its process while it runs.
 #[derive(Debug)]

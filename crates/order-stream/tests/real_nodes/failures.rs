@@ -103,7 +103,7 @@ async fn a_full_stream_refuses_and_gets_the_rest_when_it_has_room() {
 
 #[tokio::test]
 async fn a_message_that_is_too_large_is_refused_and_the_others_are_not() {
-    let config = NatsConfig::default().with_max_payload_bytes(64 << 10);
+    let config = NatsConfig { max_payload_bytes: 64 << 10, ..NatsConfig::default() };
     let stage = Stage::without_streams(&config);
     stage.make(&stage.config()).await;
     let (ingested, built) = (pool(), pool());

@@ -55,12 +55,12 @@ impl Sample {
         fs::write(&cert, made.cert.pem()).unwrap();
         fs::write(&key, made.signing_key.serialize_pem()).unwrap();
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../etc/nats").join(file);
-        let mut config = NatsConfig::default().with_file(file);
+        let mut config = NatsConfig { file: Some(file), ..NatsConfig::default() };
         for (name, path) in [("NATS_CERT", &cert), ("NATS_CA", &cert), ("NATS_KEY", &key)] {
-            config = config.with_env(name, path.to_str().unwrap());
+            config.envs.push((name.to_owned(), path.to_str().unwrap().to_owned()));
         }
         for name in PASSWORDS {
-            config = config.with_env(format!("{name}_PASSWORD"), secret(name));
+            config.envs.push((format!("{name}_PASSWORD"), secret(name).to_string()));
         }
         Self { folder, config }
     }

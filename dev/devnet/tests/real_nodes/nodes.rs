@@ -58,7 +58,7 @@ impl Setup {
         announcements: Announcements,
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let config = RealNodeConfig::default().with_block_time(block_time);
+        let config = RealNodeConfig { block_time, ..RealNodeConfig::default() };
         let node = RealNode::of_kind(kind, folder.path(), &config).unwrap();
         let (fetcher, pool) = start(&node, StartPolicy::RequireNode, announcements).await;
         eventually("the source is live", || fetcher.is_live()).await;
@@ -370,7 +370,8 @@ async fn a_node_that_starts_after_the_ingester_is_found() {
 async fn ten_thousand_pending_transactions_are_there_at_the_start() {
     for kind in BOTH {
         let folder = tempfile::tempdir().unwrap();
-        let config = RealNodeConfig::default().with_block_time(Duration::from_secs(60));
+        let config =
+            RealNodeConfig { block_time: Duration::from_secs(60), ..RealNodeConfig::default() };
         let node = RealNode::of_kind(kind, folder.path(), &config).unwrap();
         Load::start(node.ipc_path(), 2000, Duration::from_secs(5)).finish();
         let begin = Instant::now();
