@@ -57,7 +57,6 @@ pids+=($!)
 # ADDRESS after "metrics at http://" in a log, once it is there.
 address() {
     local found
-    # The mock node signs its load first.
     for _ in $(seq 300); do
         found=$(sed -n "s|^$2 at http://\([^/ ]*\).*|\1|p" "$out/$1.log" | head -n 1)
         [ -n "$found" ] && echo "$found" && return

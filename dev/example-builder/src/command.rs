@@ -2,30 +2,25 @@
 
 use std::{
     ffi::OsString,
+    io,
     process::ExitCode,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::{Duration, Instant, SystemTime},
+    thread,
+    time::{Duration, SystemTime},
 };
 
+use alloy_provider::{IpcConnect, Provider as _, ProviderBuilder};
 use blocklist::{BlocklistConfig, SharedBlocklist};
 use clap::Parser as _;
 use mempool_ingest::telemetry::Telemetry;
-use mempool_recorder::{Recording, RecordingConfig, Replay};
-use mock_node::cli::StopSignals;
+use mock_node::{LoadStart, NodeConfig, cli::StopSignals, workload::listed};
 use testkit::node::NodeProcess;
+use tokio::runtime::Handle;
 
-use crate::{
-    args::Args,
-    builder::{Builder, BuilderConfig},
-    feed::Feed,
-    fill::Way,
-    node,
-    report::{Summary, Tally},
-    rpc::Rpc,
-};
+use crate::{args::Args, builder::Builder, feed::Feed, fill::Way, report::Summary};
 
 /// How long a stop may take.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
@@ -33,42 +28,38 @@ const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// Time between two checks of the blocklist's file.
 const RELOAD: Duration = Duration::from_secs(5);
 
+/// Of a thousand transactions of the mock node, those with blobs and those that reach a listed
+/// address.
+const BLOBS_PER_MILLE: u32 = 2;
+const LISTED_PER_MILLE: u32 = 5;
+
 type Failure = Box<dyn std::error::Error>;
 
 /// Runs the command with the flags of the process.
 pub fn main() -> ExitCode {
     // Set if this process was started as the mock node.
-    if let Some(code) = NodeProcess::run_if_child() {
-        return code;
-    }
-    run_with(std::env::args_os())
+    NodeProcess::run_if_child().unwrap_or_else(|| run_with(std::env::args_os()))
 }
 
 /// Runs the command with these flags. The first stands for the program; on bad ones the process ends.
 pub fn run_with(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> ExitCode {
-    command(&Args::parse_from(args))
-}
-
-pub(crate) fn command(args: &Args) -> ExitCode {
+    let args = Args::parse_from(args);
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(io::stderr)
         .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_default_env()
-                .unwrap_or_else(|_| "warn,order_stream=info,alloy_transport_ipc=off".into()),
+            filter.unwrap_or_else(|_| "warn,order_stream=info,alloy_transport_ipc=off".into()),
         )
         .init();
-    match tokio::runtime::Runtime::new()
-        .map_err(Failure::from)
-        .and_then(|rt| rt.block_on(run(args)))
-    {
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::from);
+    match runtime.and_then(|runtime| runtime.block_on(run(&args))) {
         Ok(summary) => {
             summary.print();
             if args.json {
                 println!("{}", serde_json::to_string(&summary).expect("numbers and text"));
             }
             // A block that must not have been built is a failure.
-            let wrong = summary.blocks_refused_by_strict_check + summary.differing_blocks;
-            if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            if summary.defective_blocks == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) => {
             eprintln!("error: {error}");
@@ -84,51 +75,32 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
         eprintln!("metrics at http://{}/metrics", telemetry.local_addr());
     }
     let list = Arc::new(blocklist(args)?);
-    let open = |path| Recording::open(path, RecordingConfig::default());
-    let recording = args.replay.as_ref().map(open).transpose()?;
-    let child = match &args.ipc {
-        None => Some(node::start(args)?),
-        Some(_) => None,
+    let (path, child) = match &args.ipc {
+        Some(path) => (path.clone(), None),
+        None => {
+            let child = mock_node(args)?;
+            (child.path(), Some(child))
+        }
     };
-    let path = match (&child, &args.ipc) {
-        (Some(child), _) => child.path(),
-        (None, Some(path)) => path.clone(),
-        (None, None) => unreachable!("one of them is there"),
-    };
-    let rpc = Arc::new(Rpc::connect(&path, args.read_timeout)?);
-    let feed = Feed::start(args, path, &rpc).await?;
+    let node = ProviderBuilder::new().connect_ipc(IpcConnect::new(path.clone())).await?.erased();
+    let chain_id = node.get_chain_id().await?;
+    let feed = Feed::start(args, path, chain_id).await?;
     // A signal before this ends the process at once.
     let mut signals = StopSignals::listen()?;
-    let start_replay = |recording| Replay::start(recording, args.speed, feed.pool().clone());
-    let replay = recording.map(start_replay).transpose()?;
-    let ways: Vec<(&str, Way)> = match args.compare {
-        true => Way::STEPS.into(),
-        false => vec![("asked for", args.way())],
-    };
-    let start = Instant::now();
-    let tally = Arc::new(Mutex::new(Tally::new(&ways, false)));
     let stop = Arc::new(AtomicBool::new(false));
     let builder = Builder {
-        config: BuilderConfig {
-            fee_recipient: args.fee_recipient,
-            gas_limit: args.gas_limit,
-            fill_at_percent: args.fill_at,
-            slot: args.slot(),
-            ways: ways.iter().map(|(_, way)| *way).collect(),
-        },
-        rpc,
+        node,
+        runtime: Handle::current(),
+        chain_id,
         pool: feed.pool().clone(),
         list: Arc::clone(&list),
+        fee_recipient: args.fee_recipient,
+        fill_at_percent: args.fill_at,
+        slot: args.slot(),
+        ways: if args.compare { Way::STEPS.into() } else { vec![Way::OURS] },
         stop: Arc::clone(&stop),
     };
-    let (ended, mut end) = tokio::sync::oneshot::channel();
-    let shared = Arc::clone(&tally);
-    let thread = std::thread::Builder::new().name("builder".into()).spawn(move || {
-        let result = builder
-            .run(|report| shared.lock().unwrap_or_else(PoisonError::into_inner).take(report));
-        // After a stop, nothing waits for the result.
-        let _ = ended.send(result);
-    })?;
+    let thread = thread::Builder::new().name("builder".into()).spawn(move || builder.run())?;
     let deadline = async {
         match args.duration {
             Some(duration) => tokio::time::sleep(duration).await,
@@ -137,19 +109,11 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
     };
     tokio::pin!(deadline);
     let mut reload = tokio::time::interval(RELOAD);
-    let mut failed = None;
     loop {
         // The order is irrelevant: no branch holds an item.
         tokio::select! {
             () = &mut deadline => break,
             () = signals.recv() => break,
-            result = &mut end => {
-                failed = Some(match result {
-                    Ok(Err(error)) => error.to_string(),
-                    Ok(Ok(())) | Err(_) => "the building thread has ended".to_owned(),
-                });
-                break;
-            }
             _ = reload.tick() => {
                 if let Some(path) = &args.blocklist
                     && let Err(error) = list.reload_file(path, SystemTime::now())
@@ -160,26 +124,30 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
         }
     }
     stop.store(true, Relaxed);
-    if thread.join().is_err() {
-        failed = Some("the building thread has panicked".into());
-    }
-    if let Some(replay) = replay {
-        let end = replay.shutdown(STOP_DEADLINE);
-        eprintln!("replayed {:?}", end.counts);
-        if !end.ended {
-            eprintln!("warning: the replay has not stopped");
-        }
-    }
-    let received = feed.stop(STOP_DEADLINE).await;
+    let summary = tokio::task::spawn_blocking(|| thread.join()).await?;
+    let received = feed.shutdown(STOP_DEADLINE).await;
     drop(child);
-    if let Some(failed) = failed {
-        return Err(failed.into());
-    }
-    let tally = Arc::into_inner(tally).ok_or("the building thread still counts")?;
-    let tally = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut summary = tally.finish(start.elapsed().as_secs_f64());
+    let mut summary = summary.map_err(|_| "the building thread has panicked")?;
     summary.received = received;
     Ok(summary)
+}
+
+/// The mock node that is started when no endpoint is given.
+fn mock_node(args: &Args) -> io::Result<NodeProcess> {
+    let mut node = NodeProcess::spawn()?;
+    eprintln!("starting a mock node: {} transactions/s at {}", args.tps, node.path().display());
+    let count = |time: Duration| (time.as_secs_f64() * f64::from(args.tps)).round() as u64;
+    node.start(|config| NodeConfig {
+        load_start: LoadStart::FirstSubscription,
+        state: true,
+        tps: args.tps,
+        count: args.duration.map(count),
+        blobs_per_mille: BLOBS_PER_MILLE,
+        listed_per_mille: LISTED_PER_MILLE,
+        block_time: args.block_time,
+        ..config
+    })?;
+    Ok(node)
 }
 
 /// The list from the file, or the listed addresses of the mock node's load.
@@ -192,9 +160,7 @@ fn blocklist(args: &Args) -> Result<SharedBlocklist, Failure> {
     // empty one.
     let config = BlocklistConfig { max_age: None, min_addresses: 0, ..BlocklistConfig::default() };
     let text: String = match args.ipc {
-        None => {
-            mock_node::workload::listed().iter().map(|address| format!("{address}\n")).collect()
-        }
+        None => listed().iter().map(|address| format!("{address}\n")).collect(),
         Some(_) => String::new(),
     };
     Ok(SharedBlocklist::new(text.as_bytes(), now, config, now)?)

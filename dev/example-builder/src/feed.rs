@@ -9,7 +9,7 @@ use mempool_ingest::{
 use order_stream::{Flow, ServerConfig, Source, SourceConfig, SourceStats};
 use serde::Serialize;
 
-use crate::{args::Args, rpc::Rpc};
+use crate::args::Args;
 
 /// What feeds the pool.
 pub(crate) enum Feed {
@@ -21,13 +21,12 @@ impl Feed {
     pub(crate) async fn start(
         args: &Args,
         node: PathBuf,
-        rpc: &Rpc,
+        chain_id: u64,
     ) -> Result<Self, Box<dyn std::error::Error>> {
         if args.from.is_empty() {
             let config = IngestConfig::new(FetcherConfig::ipc(node), PoolConfig::default());
             return Ok(Self::Node(Box::new(Ingest::start(config).await?)));
         }
-        let chain_id = rpc.chain_id()?;
         let pool = OrderPool::new(PoolConfig::default())?;
         let upkeep = Upkeep::start(&pool, UpkeepConfig::default(), || false)?;
         let flows =
@@ -55,8 +54,8 @@ impl Feed {
         }
     }
 
-    /// Stops it, and returns the counts of each flow of a fleet.
-    pub(crate) async fn stop(self, limit: Duration) -> Vec<ReceivedSummary> {
+    /// Ends it, and returns the counts of each flow of a fleet.
+    pub(crate) async fn shutdown(self, limit: Duration) -> Vec<ReceivedSummary> {
         let mut summaries = Vec::new();
         match self {
             Self::Node(ingest) => {

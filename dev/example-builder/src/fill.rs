@@ -1,99 +1,116 @@
-//! Fills a block with the candidates: by effective tip, each sender's nonces in order.
+//! Fills a block with the candidates: by effective tip, each sender's nonces in order, bundles whole.
 
 use std::{
-    cmp::Reverse,
     collections::BinaryHeap,
-    sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use alloy_primitives::{B256, map::AddressMap};
-use blocklist::{BlockGuard, Blocked};
+use blocklist::{AttemptInspector, BlockGuard, Blocked, ExecuteError, How};
+use mempool_ingest::order_pool::Bundle;
+use revm::{
+    Database, DatabaseCommit, ExecuteCommitEvm, ExecuteEvm, InspectEvm,
+    context::result::{EVMError, ExecutionResult, InvalidTransaction},
+    database::CacheDB,
+    handler::{MainnetContext, MainnetEvm},
+};
+use revm_inspectors::access_list::AccessListInspector;
 
 use crate::{
-    bundle::{self, BundleEnd},
-    candidates::{Candidate, CandidateBundle, Candidates},
-    env::NextBlock,
-    machine::{ByInspector, ByState, Check, Forgotten, Machine, Reads, Refusal, Remembered},
-    rpc::ReadError,
-    state::{NodeState, View},
+    block::NextBlock,
+    candidates::{Candidate, Candidates, Tx},
+    state::{NodeState, ReadError},
 };
 
 /// The least gas of any transaction: with less left, none fits.
 const MIN_TX_GAS: u64 = 21_000;
 
-/// A way to fill a block: which steps run in the classic way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A way to fill a block.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Way {
-    /// An inspector under every opcode finds listed addresses.
+    pub(crate) name: &'static str,
+    /// Finds listed addresses by an inspector under every opcode, the classic way, instead of in
+    /// the state after the execution.
     pub(crate) inspector: bool,
-    /// Every transaction gets an EVM of its own.
-    pub(crate) fresh_evm: bool,
-    /// State is read only when it is needed.
-    pub(crate) no_prefetch: bool,
-    /// State that one transaction read is requested again by the next. Nothing is prefetched
-    /// either.
-    pub(crate) no_read_cache: bool,
+    /// Uses the state that was prefetched, instead of reading it when an execution needs it.
+    pub(crate) prefetched: bool,
 }
 
 impl Way {
-    pub(crate) const OURS: Self =
-        Self { inspector: false, fresh_evm: false, no_prefetch: false, no_read_cache: false };
-    pub(crate) const CLASSIC: Self =
-        Self { inspector: true, fresh_evm: true, no_prefetch: true, no_read_cache: true };
-
     /// From the classic way to ours, one step after the other.
-    pub(crate) const STEPS: [(&'static str, Self); 5] = [
-        ("classic", Self::CLASSIC),
-        ("+ read cache", Self { no_read_cache: false, ..Self::CLASSIC }),
-        ("+ prefetch", Self { no_read_cache: false, no_prefetch: false, ..Self::CLASSIC }),
-        ("+ one EVM", Self { inspector: true, ..Self::OURS }),
-        ("+ post-state check", Self::OURS),
+    pub(crate) const STEPS: [Self; 3] = [
+        Self { name: "opcode inspector", inspector: true, prefetched: false },
+        Self { name: "+ prefetched state", inspector: true, prefetched: true },
+        Self { name: "+ post-state check", inspector: false, prefetched: true },
     ];
-}
-
-/// A transaction of a built block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BuiltTx {
-    pub(crate) hash: B256,
-    pub(crate) gas_used: u64,
-    pub(crate) success: bool,
+    pub(crate) const OURS: Self = Self::STEPS[2];
 }
 
 /// A built block, and the results of the orders that are not in it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Built {
-    pub(crate) txs: Vec<(BuiltTx, SystemTime)>,
+    /// With the gas that each uses, and whether it succeeds.
+    pub(crate) txs: Vec<(Tx, u64, bool)>,
     /// Orders in it: transactions and bundles.
     pub(crate) orders: usize,
     pub(crate) bundles: usize,
-    pub(crate) considered: usize,
     pub(crate) gas_used: u64,
-    pub(crate) blobs: u64,
-    pub(crate) tips_wei: u128,
     pub(crate) blocked: Vec<(B256, Blocked)>,
-    pub(crate) invalid: usize,
-    pub(crate) failed_bundles: usize,
-    /// Orders left out because the node did not answer.
-    pub(crate) unread: usize,
+    /// Invalid at their turn, bundles that fail, and what the node does not answer for.
+    pub(crate) left_out: usize,
     /// Reads that an execution had to wait for.
-    pub(crate) waited_for: u64,
+    pub(crate) reads: u64,
     pub(crate) time: Duration,
+    blobs: u64,
 }
 
 impl Built {
-    /// The part of the result on which two ways of filling must agree.
-    pub(crate) fn outcome(&self) -> (Vec<BuiltTx>, Vec<B256>, u64, usize) {
-        let txs = self.txs.iter().map(|(tx, _)| *tx).collect();
-        let blocked = self.blocked.iter().map(|(hash, _)| *hash).collect();
-        (txs, blocked, self.gas_used, self.invalid)
+    /// Whether another way of filling had the same result.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let blocked =
+            |built: &Self| built.blocked.iter().map(|(hash, _)| *hash).collect::<Vec<_>>();
+        self.txs == other.txs && blocked(self) == blocked(other)
     }
 }
+
+/// Why a transaction is not in the block. Nothing was written.
+#[derive(Debug)]
+enum Refusal {
+    /// It reaches a listed address.
+    Blocked(Blocked),
+    /// An earlier nonce of its sender is not in the block.
+    NonceTooHigh,
+    /// Another order with its nonce is.
+    NonceTooLow,
+    /// It does not fit, or reverts in a bundle that does not allow it.
+    Unwanted,
+    /// Invalid, or the node does not answer; the log says why.
+    Other,
+}
+
+impl Refusal {
+    fn other(error: &impl std::fmt::Display) -> Self {
+        tracing::debug!(%error, "a transaction is left out");
+        Self::Other
+    }
+}
+
+impl From<EVMError<ReadError>> for Refusal {
+    fn from(error: EVMError<ReadError>) -> Self {
+        match error {
+            EVMError::Transaction(InvalidTransaction::NonceTooHigh { .. }) => Self::NonceTooHigh,
+            EVMError::Transaction(InvalidTransaction::NonceTooLow { .. }) => Self::NonceTooLow,
+            other => Self::other(&other),
+        }
+    }
+}
+
+type Evm<DB> = MainnetEvm<MainnetContext<DB>, AccessListInspector>;
 
 /// Fills a block in one of the ways.
 ///
 /// # Errors
-/// The node did not even answer requests for the state that every block needs.
+/// The node did not even answer for the state that every block needs.
 pub(crate) fn fill(
     way: Way,
     block: &NextBlock,
@@ -101,197 +118,165 @@ pub(crate) fn fill(
     candidates: &Candidates,
     state: &NodeState,
 ) -> Result<Built, ReadError> {
-    let cold = (way.no_prefetch || way.no_read_cache).then(|| state.cold());
+    let cold = (!way.prefetched).then(|| state.cold());
     let state = cold.as_ref().unwrap_or(state);
-    let view = View { state, cached: !way.no_read_cache };
-    let slot = Slot { way, block, guard };
-    let before = state.waited_for();
-    let start = Instant::now();
-    let mut built = match (way.no_read_cache, way.inspector) {
-        (false, false) => slot.fill::<Remembered, ByState>(candidates, view),
-        (false, true) => slot.fill::<Remembered, ByInspector>(candidates, view),
-        (true, false) => slot.fill::<Forgotten, ByState>(candidates, view),
-        (true, true) => slot.fill::<Forgotten, ByInspector>(candidates, view),
-    }?;
-    built.time = start.elapsed();
-    built.waited_for = state.waited_for() - before;
-    Ok(built)
+    let (start, before) = (Instant::now(), state.reads.get());
+    let mut evm = block.evm(CacheDB::new(state), AccessListInspector::default());
+    block.begin(&mut evm)?;
+    let mut filling = Filling { way, block, guard, built: Built::default() };
+    let turn = |candidate: &Candidate| candidate.turn(block.env.basefee);
+    let mut turns: BinaryHeap<_> = candidates.all.values().filter_map(turn).collect();
+    // Those that wait for an earlier nonce of their sender.
+    let mut waiting: AddressMap<Vec<B256>> = AddressMap::default();
+    while let Some((.., hash)) = turns.pop() {
+        if block.env.gas_limit - filling.built.gas_used < MIN_TX_GAS {
+            break;
+        }
+        let candidate = &candidates.all[&hash];
+        match filling.add(&mut evm, candidate) {
+            Ok(()) => {
+                let senders = candidate.txs.iter().filter_map(|tx| waiting.remove(&tx.env.caller));
+                turns.extend(senders.flatten().filter_map(|hash| turn(&candidates.all[&hash])));
+            }
+            Err(Refusal::NonceTooHigh) if candidate.bundle().is_none() => {
+                waiting.entry(candidate.txs[0].env.caller).or_default().push(hash);
+            }
+            Err(Refusal::Blocked(blocked)) => filling.built.blocked.push((hash, blocked)),
+            Err(_) => filling.built.left_out += 1,
+        }
+    }
+    let (time, reads) = (start.elapsed(), state.reads.get() - before);
+    Ok(Built { time, reads, ..filling.built })
 }
 
-/// A waiting candidate: the best-paying first, among equals the one known longer, then by hash.
-type Turn = (u128, Reverse<SystemTime>, Reverse<B256>, Place);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
-    /// A sender's queue, and the place in it.
-    Queue(usize, usize),
-    Bundle(usize),
-}
-
-/// A sender's transactions by nonce, the better paying first among equals.
-type Queue = Vec<(Arc<Candidate>, u128)>;
-
-struct Slot<'b> {
+struct Filling<'b> {
     way: Way,
     block: &'b NextBlock,
     guard: &'b BlockGuard,
+    built: Built,
 }
 
-impl Slot<'_> {
-    fn fill<R: Reads, C: Check>(
+impl Filling<'_> {
+    fn add(
+        &mut self,
+        evm: &mut Evm<CacheDB<&NodeState>>,
+        candidate: &Candidate,
+    ) -> Result<(), Refusal> {
+        let txs: Vec<&Tx> = match candidate.bundle() {
+            Some(bundle) => self.trial(&evm.ctx.journaled_state.database, candidate, bundle)?,
+            None => candidate.txs.iter().collect(),
+        };
+        for tx in txs {
+            self.fits(tx, 0, 0)?;
+            let (result, _) = self.execute(evm, tx, |_| true)?;
+            self.built.gas_used += result.tx_gas_used();
+            self.built.blobs += tx.blobs;
+            self.built.txs.push((tx.clone(), result.tx_gas_used(), result.is_success()));
+        }
+        self.built.orders += 1;
+        self.built.bundles += usize::from(candidate.bundle().is_some());
+        Ok(())
+    }
+
+    fn fits(&self, tx: &Tx, gas: u64, blobs: u64) -> Result<(), Refusal> {
+        let gas_left = self.block.env.gas_limit - self.built.gas_used - gas;
+        let blobs_left = self.block.max_blobs - self.built.blobs - blobs;
+        let fits = tx.env.gas_limit <= gas_left && tx.blobs <= blobs_left;
+        if fits { Ok(()) } else { Err(Refusal::Unwanted) }
+    }
+
+    /// Executes a bundle on a layer over the block that is then dropped, and returns which of its
+    /// transactions go into the block.
+    ///
+    /// A transaction that reverts stays in the block if `revertingTxHashes` names it, is left out
+    /// if only `droppingTxHashes` does, and otherwise ends the bundle. An invalid or blocked one
+    /// can only be left out. A bundle that wants a refund is left out, because this builder pays
+    /// none.
+    fn trial<'c>(
         &self,
-        candidates: &Candidates,
-        view: View<'_>,
-    ) -> Result<Built, ReadError> {
-        let (block, guard) = (self.block, self.guard);
-        let mut machine: Machine<'_, R::Store<View<'_>>, C> =
-            Machine::new(R::over(view), block, guard, self.way.fresh_evm);
-        machine.begin()?;
-        let queues = queues(candidates, block.base_fee_wei());
-        let bundles: Vec<&CandidateBundle> = candidates
-            .bundles
-            .values()
-            .map(Arc::as_ref)
-            .filter(|bundle| bundle::may_be_in(bundle.bundle(), block))
-            .collect();
-        let considered = candidates.txs.len() + candidates.bundles.len();
-        let mut built = Built { considered, ..Built::default() };
-        let mut turns: BinaryHeap<Turn> = (0..queues.len())
-            .filter_map(|queue| turn(&queues, queue, 0))
-            .chain(bundles.iter().enumerate().map(|(place, bundle)| {
-                let tip = bundle.tip_wei(block.base_fee_wei());
-                let seen = bundle.bundle().first_seen();
-                (tip, Reverse(seen), Reverse(bundle.hash), Place::Bundle(place))
-            }))
-            .collect();
-        while let Some((tip_wei, .., place)) = turns.pop() {
-            let gas_left = block.gas_limit - built.gas_used;
-            if gas_left < MIN_TX_GAS {
-                break;
-            }
-            match place {
-                Place::Queue(queue, index) => {
-                    let (tx, _) = &queues[queue][index];
-                    let stays =
-                        tx.gas_limit <= gas_left && tx.blobs <= block.max_blobs - built.blobs;
-                    let end = match stays {
-                        true => take(&mut machine, tx, tip_wei, &mut built),
-                        false => End::Out,
-                    };
-                    let next = following(&queues[queue], index, end);
-                    turns.extend(next.and_then(|index| turn(&queues, queue, index)));
+        under: &CacheDB<&NodeState>,
+        candidate: &'c Candidate,
+        bundle: &Bundle,
+    ) -> Result<Vec<&'c Tx>, Refusal> {
+        let (parts, timestamp) = (bundle.parts(), self.block.env.timestamp.saturating_to::<u64>());
+        if bundle.block().is_some_and(|number| number != self.block.number())
+            || parts.min_timestamp.is_some_and(|min| timestamp < min)
+            || parts.max_timestamp.is_some_and(|max| max < timestamp)
+            || parts.refund_percent.is_some_and(|percent| percent > 0)
+        {
+            return Err(Refusal::Unwanted);
+        }
+        let mut layer = self.block.evm(CacheDB::new(under), AccessListInspector::default());
+        let (mut stay, mut gas, mut blobs) = (Vec::new(), 0, 0);
+        for tx in &candidate.txs {
+            self.fits(tx, gas, blobs)?;
+            let may_revert = parts.reverting_tx_hashes.contains(&tx.hash);
+            match self.execute(&mut layer, tx, |result| result.is_success() || may_revert) {
+                Ok((result, true)) => {
+                    stay.push(tx);
+                    gas += result.tx_gas_used();
+                    blobs += tx.blobs;
                 }
-                Place::Bundle(place) => {
-                    let bundle = bundles[place];
-                    let end = bundle::take::<R, C, View<'_>>(
-                        &mut machine,
-                        (block, guard, self.way.fresh_evm),
-                        bundle,
-                        (gas_left, block.max_blobs - built.blobs),
-                    );
-                    match end {
-                        BundleEnd::In { txs, gas_used, blobs, tips_wei } => {
-                            built.orders += 1;
-                            built.bundles += 1;
-                            built.gas_used += gas_used;
-                            built.blobs += blobs;
-                            built.tips_wei += tips_wei;
-                            built.txs.extend(txs);
-                        }
-                        BundleEnd::Blocked(blocked) => built.blocked.push((bundle.hash, blocked)),
-                        BundleEnd::Unread => built.unread += 1,
-                        BundleEnd::Out => built.failed_bundles += 1,
-                    }
-                }
+                _ if parts.dropping_tx_hashes.contains(&tx.hash) => {}
+                Ok(_) => return Err(Refusal::Unwanted),
+                Err(refusal) => return Err(refusal),
             }
         }
-        Ok(built)
+        if stay.is_empty() { Err(Refusal::Unwanted) } else { Ok(stay) }
+    }
+
+    /// Executes, checks for listed addresses, and commits if `keep` agrees. Returns whether it did.
+    fn execute<DB: Database<Error = ReadError> + DatabaseCommit>(
+        &self,
+        evm: &mut Evm<DB>,
+        tx: &Tx,
+        keep: impl Fn(&ExecutionResult) -> bool,
+    ) -> Result<(ExecutionResult, bool), Refusal> {
+        let env = tx.env.clone();
+        if !self.way.inspector {
+            let checked = self.guard.execute(evm, env).map_err(|error| match error {
+                ExecuteError::Blocked(blocked) => Refusal::Blocked(blocked),
+                ExecuteError::Evm(error) => error.into(),
+                other => Refusal::other(&other),
+            })?;
+            let kept = keep(checked.output());
+            return Ok((if kept { checked.commit() } else { checked.discard() }, kept));
+        }
+        self.guard.precheck(&env).map_err(Refusal::Blocked)?;
+        let executed = evm.inspect(env, AccessListInspector::default()).map_err(|error| {
+            drop(evm.finalize());
+            Refusal::from(error)
+        })?;
+        let seen = std::mem::take(&mut evm.inspector);
+        let is_listed = |address: &&_| self.guard.list().contains(address);
+        if let Some(address) = seen.touched_slots().keys().filter(is_listed).min() {
+            let how = How::TouchedByExecution;
+            return Err(Refusal::Blocked(Blocked { address: *address, how }));
+        }
+        let kept = keep(&executed.result);
+        if kept {
+            evm.commit(executed.state);
+        }
+        Ok((executed.result, kept))
     }
 }
 
-/// The result of a transaction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    /// It is in the block.
-    In,
-    /// Its nonce was used before: another block or a bundle has it.
-    Stale,
-    /// It is not in the block, so its sender's later ones cannot be.
-    Out,
-}
-
-fn take<S, C: Check>(
-    machine: &mut Machine<'_, S, C>,
-    tx: &Candidate,
-    tip_wei: u128,
-    built: &mut Built,
-) -> End
-where
-    S: revm::Database<Error = ReadError> + revm::DatabaseCommit,
-{
-    match machine.execute(tx.env.clone(), &|_| true) {
-        Ok((result, _)) => {
-            let gas_used = result.tx_gas_used();
-            let success = result.is_success();
-            built.txs.push((BuiltTx { hash: tx.hash, gas_used, success }, tx.first_seen));
-            built.orders += 1;
-            built.gas_used += gas_used;
-            built.blobs += tx.blobs;
-            built.tips_wei += tip_wei.saturating_mul(gas_used.into());
-            return End::In;
-        }
-        Err(Refusal::NonceTooLow) => return End::Stale,
-        Err(Refusal::Blocked(blocked)) => built.blocked.push((tx.hash, blocked)),
-        Err(Refusal::Unread(error)) => {
-            tracing::debug!(hash = %tx.hash, %error, "left out");
-            built.unread += 1;
-        }
-        Err(Refusal::Invalid(error)) => {
-            tracing::debug!(hash = %tx.hash, %error, "invalid");
-            built.invalid += 1;
-        }
-        Err(Refusal::Other(error)) => {
-            tracing::error!(hash = %tx.hash, %error, "the EVM failed");
-            built.invalid += 1;
-        }
-    }
-    End::Out
-}
-
-/// The next index of a queue: after an included transaction the next nonce, after another one the
-/// next with the same nonce.
-fn following(queue: &Queue, index: usize, end: End) -> Option<usize> {
-    let nonce = queue[index].0.nonce;
-    let nonce_at = |index: &usize| queue.get(*index).map(|(tx, _)| tx.nonce);
-    match end {
-        End::In => {
-            let next = (index + 1..).find(|next| nonce_at(next) != Some(nonce))?;
-            (nonce_at(&next) == Some(nonce + 1)).then_some(next)
-        }
-        End::Stale => Some(index + 1),
-        End::Out => (nonce_at(&(index + 1)) == Some(nonce)).then_some(index + 1),
-    }
-}
-
-fn turn(queues: &[Queue], queue: usize, index: usize) -> Option<Turn> {
-    let (tx, tip_wei) = queues[queue].get(index)?;
-    let place = Place::Queue(queue, index);
-    Some((*tip_wei, Reverse(tx.first_seen), Reverse(tx.hash), place))
-}
-
-/// Each sender's transactions as far as they can pay the base fee.
-fn queues(candidates: &Candidates, base_fee_wei: u64) -> Vec<Queue> {
-    let mut by_sender: AddressMap<Vec<&Arc<Candidate>>> = AddressMap::default();
-    for tx in candidates.txs.values() {
-        by_sender.entry(tx.sender).or_default().push(tx);
-    }
-    let queue = |mut txs: Vec<&Arc<Candidate>>| -> Queue {
-        let mut tips: Vec<_> = txs
-            .drain(..)
-            .filter_map(|tx| Some((Arc::clone(tx), tx.tip_wei(base_fee_wei)?)))
-            .collect();
-        tips.sort_unstable_by_key(|(tx, tip)| (tx.nonce, Reverse(*tip), tx.hash));
-        tips
-    };
-    by_sender.into_values().map(queue).filter(|queue| !queue.is_empty()).collect()
+/// Executes the finished block once more, from the beginning, under the strict check, which no way
+/// of filling uses.
+///
+/// # Errors
+/// A listed address, or a result that differs.
+pub(crate) fn verify(
+    block: &NextBlock,
+    guard: &BlockGuard,
+    state: &NodeState,
+    built: &Built,
+) -> Result<(), String> {
+    let mut evm = block.evm(CacheDB::new(state), AttemptInspector::default());
+    block.begin(&mut evm).map_err(|error| error.to_string())?;
+    let txs = built.txs.iter().map(|(tx, ..)| tx.env.clone());
+    let results = guard.verify_block(&mut evm, txs).map_err(|error| error.to_string())?;
+    let again = results.iter().map(|result| (result.tx_gas_used(), result.is_success()));
+    let is_same = again.eq(built.txs.iter().map(|(_, gas, success)| (*gas, *success)));
+    if is_same { Ok(()) } else { Err("executed again, the block uses other gas".into()) }
 }

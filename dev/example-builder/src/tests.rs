@@ -1,7 +1,228 @@
-//! The parts on a mock node, and the whole on geth.
+//! On a mock node with a state, and on geth.
 
 #[cfg(feature = "real-nodes")]
 mod geth;
-mod mock;
-mod signal;
-mod world;
+
+use std::{
+    process::ExitCode,
+    rc::Rc,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use alloy_consensus::{SignableTransaction as _, TxEip1559};
+use alloy_eips::Encodable2718 as _;
+use alloy_primitives::{Address, B256, Bytes, TxKind};
+use alloy_provider::{IpcConnect, Provider as _, ProviderBuilder};
+use blocklist::{BlockGuard, Blocklist, BlocklistConfig};
+use mempool_ingest::{
+    FetcherConfig, Ingest, IngestConfig, OrderPool, PoolConfig, order_pool::RawBundle,
+};
+use mock_node::{
+    DEV_CHAIN_ID, NodeConfig,
+    contracts::transfer_input,
+    workload::{Account, listed, test_accounts, tokens},
+};
+use testkit::{
+    command::{Signal, command_line, end_by_signal},
+    ingest::{Node, PATIENCE},
+};
+use tokio::runtime::Runtime;
+
+use crate::{
+    block::NextBlock,
+    builder::prefetch,
+    candidates::Candidates,
+    fill::{Built, Way, fill, verify},
+    run_with,
+    state::{Codes, NodeState},
+};
+
+const FEE_RECIPIENT: Address = Address::repeat_byte(0xfe);
+
+/// A pool that is fed by a node, and a block to build from it.
+struct World {
+    ingest: Ingest,
+    runtime: Runtime,
+    codes: Codes,
+    ipc: std::path::PathBuf,
+}
+
+impl World {
+    fn new(ipc: &std::path::Path) -> Self {
+        let runtime = Runtime::new().expect("a runtime");
+        let config = IngestConfig::new(FetcherConfig::ipc(ipc), PoolConfig::default());
+        let ingest = runtime.block_on(Ingest::start(config)).expect("it starts");
+        Self { ingest, runtime, codes: Codes::default(), ipc: ipc.to_owned() }
+    }
+
+    fn pool(&self) -> &OrderPool {
+        self.ingest.pool()
+    }
+
+    fn wait(&self, is_there: impl Fn(&OrderPool) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_there(self.pool()) {
+            assert!(Instant::now() < deadline, "the pool does not get what the node has");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn block(&self) -> (NextBlock, NodeState) {
+        self.wait(|pool| pool.head().is_some());
+        let head = self.pool().head().expect("it has one");
+        let connect = ProviderBuilder::new().connect_ipc(IpcConnect::new(self.ipc.clone()));
+        let node = self.runtime.block_on(connect).expect("it listens").erased();
+        let state =
+            NodeState::new(node, self.runtime.handle().clone(), head.hash, Rc::clone(&self.codes));
+        (NextBlock::after(head, DEV_CHAIN_ID, FEE_RECIPIENT, 12), state)
+    }
+
+    fn candidates(&self, block: &NextBlock) -> Candidates {
+        let mut candidates = Candidates::default();
+        candidates.follow(&mut self.pool().subscribe(block.number()));
+        candidates
+    }
+}
+
+/// A guard over the addresses that the load reaches.
+fn guard() -> BlockGuard {
+    let list = Blocklist::from_addresses(listed().iter().copied(), &BlocklistConfig::default());
+    BlockGuard::new(Arc::new(list.expect("a good list")), FEE_RECIPIENT).expect("not listed")
+}
+
+fn node(preload: usize) -> Node {
+    Node::start(0, |node| NodeConfig { state: true, preload, listed_per_mille: 100, ..node })
+}
+
+fn sign(account: &Account, nonce: u64, tip_gwei: u128, to: TxKind, input: Bytes) -> (B256, Bytes) {
+    let tx = TxEip1559 {
+        chain_id: DEV_CHAIN_ID,
+        nonce,
+        gas_limit: if to.is_create() { 2_000_000 } else { 100_000 },
+        max_fee_per_gas: 200_000_000_000,
+        max_priority_fee_per_gas: tip_gwei * 1_000_000_000,
+        to,
+        input,
+        ..TxEip1559::default()
+    };
+    let signature = account.sign_hash(tx.signature_hash());
+    let signed = tx.into_signed(signature);
+    (*signed.hash(), signed.encoded_2718().into())
+}
+
+/// A transfer of a token, which fails with more than 10^24 of them.
+fn transfer(account: &Account, nonce: u64, tip_gwei: u128, fails: bool) -> (B256, Bytes) {
+    let mut input = transfer_input(Address::repeat_byte(0x77), 5).to_vec();
+    input[36..60].fill(if fails { 0x11 } else { 0 });
+    sign(account, nonce, tip_gwei, tokens()[0].into(), input.into())
+}
+
+fn hashes(built: &Built) -> Vec<B256> {
+    built.txs.iter().map(|(tx, ..)| tx.hash).collect()
+}
+
+#[test]
+fn every_way_fills_the_same_block_and_no_listed_address_is_in_it() {
+    let node = node(300);
+    let world = World::new(node.node.ipc_path());
+    world.wait(|pool| pool.len() == 300);
+    let ((block, state), guard) = (world.block(), guard());
+    let mut candidates = world.candidates(&block);
+    prefetch(&block, &state, &mut candidates, Instant::now() + PATIENCE).expect("it answers");
+    let built = Way::STEPS
+        .map(|way| fill(way, &block, &guard, &candidates, &state).expect("the node answers"));
+    let [classic, prefetched, ours] = &built;
+    assert!(classic.is_like(ours) && prefetched.is_like(ours), "{built:?}");
+    assert!(ours.txs.len() > 100 && ours.txs.iter().all(|(_, _, success)| *success));
+    let mut ways: Vec<_> = ours.blocked.iter().map(|(_, by)| by.how.as_str()).collect();
+    ways.sort_unstable();
+    ways.dedup();
+    assert_eq!(ways, ["access_list", "recipient", "touched_by_execution"]);
+    assert_eq!(verify(&block, &guard, &state, ours), Ok(()));
+    // What was prefetched is not waited for; without, nearly every transaction waits.
+    assert_eq!((prefetched.reads, ours.reads), (0, 0));
+    assert!(classic.reads > 100, "{}", classic.reads);
+}
+
+#[test]
+fn the_best_paying_come_first_and_each_senders_nonces_in_order() {
+    let node = node(0);
+    let world = World::new(node.node.ipc_path());
+    let accounts = test_accounts(23).split_off(20);
+    let wanted = [(1, 0, 5), (2, 0, 4), (2, 1, 3), (0, 0, 1), (0, 1, 9)];
+    let txs = wanted.map(|(account, nonce, tip)| transfer(&accounts[account], nonce, tip, false));
+    for (_, raw) in &txs {
+        node.node.submit(raw.clone()).expect("it is valid");
+    }
+    world.wait(|pool| pool.len() == txs.len());
+    let (mut block, state) = world.block();
+    let candidates = world.candidates(&block);
+    let fill = |block: &NextBlock| fill(Way::OURS, block, &guard(), &candidates, &state);
+    assert_eq!(hashes(&fill(&block).expect("it answers")), txs.clone().map(|(hash, _)| hash));
+    // A transaction comes in only if all of its limit of 100,000 is left: that is so twice.
+    block.env.gas_limit = 160_000;
+    assert_eq!(hashes(&fill(&block).expect("it answers")), [txs[0].0, txs[1].0]);
+}
+
+#[test]
+fn a_bundle_is_in_whole_or_not_at_all_but_for_what_it_allows() {
+    let node = node(0);
+    let world = World::new(node.node.ipc_path());
+    let accounts = test_accounts(22).split_off(20);
+    let [valid, fails] = [0, 1].map(|at| transfer(&accounts[at], 0, 7, at == 1));
+    let to_listed = sign(&accounts[1], 0, 7, listed()[3].into(), Bytes::new());
+    let (block, state) = world.block();
+    // Who may revert, who may be left out, and what is in the block.
+    let both = vec![valid.0, fails.0];
+    for (second, may_revert, may_be_left_out, in_block) in [
+        (&fails, false, false, vec![]),
+        (&fails, true, false, both.clone()),
+        (&fails, false, true, vec![valid.0]),
+        (&fails, true, true, both),
+        (&to_listed, true, false, vec![]),
+    ] {
+        let bundle = RawBundle {
+            txs: vec![valid.1.clone(), second.1.clone()],
+            reverting_tx_hashes: may_revert.then_some(second.0).into_iter().collect(),
+            dropping_tx_hashes: may_be_left_out.then_some(second.0).into_iter().collect(),
+            ..RawBundle::default()
+        };
+        let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
+        pool.insert_bundle(bundle.resolve(None, 100, SystemTime::now()).expect("it resolves"));
+        let mut candidates = Candidates::default();
+        candidates.follow(&mut pool.subscribe(block.number()));
+        for way in Way::STEPS {
+            let built = fill(way, &block, &guard(), &candidates, &state).expect("it answers");
+            assert_eq!(hashes(&built), in_block, "{may_revert} {may_be_left_out} {way:?}");
+            let blocked = usize::from(second.0 == to_listed.0);
+            let counts = (built.bundles, built.left_out, built.blocked.len());
+            let out = usize::from(in_block.is_empty());
+            assert_eq!(counts, (1 - out, out - blocked, blocked));
+        }
+    }
+}
+
+#[test]
+#[ignore = "run by the test below, in a process that a signal ends"]
+fn a_command_that_does_not_end() {
+    assert_eq!(run_with(command_line()), ExitCode::SUCCESS);
+}
+
+#[test]
+fn sigterm_and_sigint_end_the_command_with_its_summary_and_exit_code_0() {
+    let block_time = Duration::from_millis(500);
+    let node = Node::start(0, |node| NodeConfig { state: true, preload: 20, block_time, ..node });
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let ipc = node.node.ipc_path().to_str().expect("text");
+        let args = ["--ipc", ipc, "--slot", "500ms", "--json", "--compare"].map(Into::into);
+        let is_block = |line: &str| line.starts_with("block ");
+        let ended = end_by_signal("tests::a_command_that_does_not_end", args, is_block, signal)
+            .expect("this binary runs");
+        assert_eq!(ended.status.code(), Some(0), "{signal}: {ended:?}");
+        let summary = ended.json().expect("the summary");
+        assert!(summary["blocks"].as_u64() >= Some(1), "{signal}: {summary}");
+        assert_eq!(summary["ways"].as_array().map(Vec::len), Some(3), "{signal}: {summary}");
+    }
+}

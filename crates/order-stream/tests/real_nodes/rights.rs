@@ -34,7 +34,8 @@ impl Stage {
 }
 
 async fn stage() -> Stage {
-    let stage = Stage::without_streams(&NatsConfig { extra: USERS.into(), ..NatsConfig::default() });
+    let stage =
+        Stage::without_streams(&NatsConfig { extra: USERS.into(), ..NatsConfig::default() });
     stage.make(&stage.user("admin", "p")).await;
     stage
 }
