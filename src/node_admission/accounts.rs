@@ -1,4 +1,7 @@
 //! Accounts as of the node's latest block: a cache, and the thread that fills it.
+//!
+//! # Locks
+//! Accounts, time of the request: taken by an order whose sender is looked up, the thread `mempool-admission` when the node answered, for one look-up, or the accounts of one batch; never across an await or with another lock.
 
 use std::{
     collections::HashMap,

@@ -1,3 +1,32 @@
+//! What is checked, and why so.
+//!
+//! The check looks at the keys of the state that revm returns for one transaction: they are exactly the
+//! accounts read from the database. All keys count; a filter by *touched* would miss every read and
+//! everything in a reverted frame. The fee recipient is checked once per block and skipped per
+//! transaction, because it is always among the keys.
+//!
+//! - **Age is the file's modification time.** Reading a file again does not make it younger: if the job that
+//!   writes it has stopped, building must stop. The caller dates a list from elsewhere.
+//! - **`min_addresses`, not "allow empty".** An empty list is one case of a truncated list. A bound near the real
+//!   length catches both; 0 allows an empty list.
+//! - **An error of a reload leaves the list in force until its maximum age**, and no longer. A text with an
+//!   older date than the list in force is such an error: it may lack what was added since.
+//! - **Everything is decided on addresses.** `precheck_addresses` and `check_addresses` hold the rules and need
+//!   no EVM. The checks on revm's types (feature `revm`) pass them the addresses that a transaction names and the
+//!   keys of its state, so a host that executes elsewhere gets the same decisions.
+//! - **`Submittable` is a value that only passing the policy returns.** Whether a finished block must still be
+//!   verified is a setting, so `finish` returns an enum; in the variant that needs verification, only
+//!   verification yields the block.
+//! - **A list from a URL is dated by the response**, less the `Age` that a cache names. An `ETag` is kept only if
+//!   its text became a list, together with that list's hash, so a 304 confirms no other list.
+//! - **`Leftover` is refused.** The accounts that `transact_one` leaves in the journal would be mixed with the
+//!   next transaction's keys. Clearing them silently would hide that an execution went unchecked.
+//! - **`Strict` has a small inspector of its own**, over the finished block only. The classic access-list
+//!   inspector leaves out precompiles, the sender and the recipient; a relay that uses geth's tracer also counts
+//!   opcodes that halted before they loaded the account. Ours notes every address that an opcode names.
+//! - **No dependency on alloy-evm.** Its trait can be wrapped in a newtype in a few lines, and a builder on plain
+//!   revm need not link it. `revm-inspectors` is only the benchmark's baseline.
+
 use std::sync::Arc;
 
 use alloy_primitives::Address;

@@ -1,4 +1,31 @@
 //! The thread that follows the pool and writes segments.
+//!
+//! # Why it is so
+//!
+//! `mempool-recorder` writes the columns of mempool-dumpster, so that tools and studies of that archive read ours, and
+//! a replay reads the archive.
+//!
+//! - **A segment is one row group and one file.** Parquet's footer is written last, and without it a file cannot
+//!   be read. One long file would need a repair after a crash, for which no other tool exists, and an
+//!   ever-growing list of its row groups in memory. A segment gets its name when it is complete and synced, so a
+//!   named file is never written again and any reader opens all of them.
+//! - **The recorder polls.** A waiting subscriber has to be woken by the writer; one that looks every 100 ms adds
+//!   nothing to the cost of an insert. Meanwhile the events stay in the pool's log, whose caps bound it. A
+//!   recorder that falls behind is a slow reader like any other: the number of events that it missed is returned.
+//! - **Orders are collected by reference.** Encoding and compression happen when a group is full, column by
+//!   column, on a thread of low priority. The Parquet library compresses a page in one go, a megabyte in 15 ms, and
+//!   Linux lets a running thread finish its slice even if one of a higher priority wakes on its core. So our own
+//!   code compresses pages, 8 KiB at a time, and offers the core after each step. On a full machine each offer costs
+//!   a slice of every thread that waits, so a recorder that is behind makes none and relies on its niceness.
+//! - **Whether a block took a transaction is known only later**, so the columns about inclusion are null unless it was
+//!   known when the group was written. Waiting for it would keep rows where a crash loses them.
+//! - **Private order flow is not written unless asked for**: a transaction that no node has announced by the time
+//!   its group is written is left out.
+//! - **A file is outside input.** The Parquet library reserves memory for as many elements as a list of the
+//!   footer claims, and its gzip codec inflates without a bound. So the footer is walked through before it is
+//!   parsed, and our own code decompresses pages, up to a limit. A panic of the library is caught.
+//! - **A replay delivers to a sink and is not a source of the fetcher.** The fetcher requests 64 transactions at
+//!   once, and they arrive in any order; a replay must have one order, so that the same pool results each time.
 
 use std::{
     sync::{

@@ -1,4 +1,32 @@
 //! The thread that follows a pool and publishes what it holds.
+//!
+//! # Why publisher and source are so
+//!
+//! `order-stream` shares the orders of pools over NATS JetStream. Both directions have a pure core (window, position, what
+//! of a pool is published) under a thread with a runtime of its own.
+//!
+//! - **The message id is the order's.** Any number of machines publish everything they have, and the stream keeps the first
+//!   of each within its duplicate window. No machine has to know of the others, and each may end at any time. What a machine
+//!   cancels of private transactions, or sends again after it left, has the machine in its id: another one may have seen less.
+//! - **A publisher remembers what the pool holds and has been acknowledged, and no bytes.** After a loss it publishes its
+//!   window again, then replays the pool, and what is not remembered is missing. So an outage of any length needs no queue.
+//! - **A publisher and a source are of one flow.** Private orders have a stream, credentials and a connection of their own,
+//!   so a mistake in the rights of one flow shows nothing of the other.
+//! - **Machines that publish are trusted**, by the server's rights: nothing is recovered or proven again, and a builder's
+//!   credentials can publish nothing.
+//! - **The client's own reconnect is not used.** It hides the reason of a loss, and what was lost with it. A connection is
+//!   opened once; when it is lost, another is, after a backoff.
+//! - **A stream that takes nothing gets one message at a time**, the oldest, after growing pauses: without a leader the server
+//!   responds at once, and 4,096 messages would be refused in a loop. Silence counts as the same.
+//! - **A source acknowledges nothing.** Its position is a sequence number of its own, and the server's consumer is only a
+//!   reader that begins there; it is kept in memory and made anew after any failure. A hole in the consumer's own numbers is
+//!   read again; a hole in the stream's numbers without one in the consumer's is what the stream no longer has.
+//! - **The client's ordered consumer is not used.** It bounds its requests by messages and not by bytes, and tries forever to
+//!   make a consumer of a stream that is missing or denied.
+//! - **A source decodes and inserts on the thread that reads.** Neither recovers or proves anything, so both take
+//!   microseconds; what is not read stays on the server, whose requests are bounded in bytes.
+//! - **The machine is in the subject**, because the server grants rights for subjects: a name inside the message would be
+//!   whatever its sender writes.
 
 mod session;
 

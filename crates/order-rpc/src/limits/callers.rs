@@ -1,4 +1,7 @@
 //! Callers by their address, and what each holds: connections, requests and bytes.
+//!
+//! # Locks
+//! Callers: taken by start of a connection, end of a caller that holds nothing more, for one look-up; never across an await or with another lock.
 
 use std::{
     net::{IpAddr, Ipv6Addr},

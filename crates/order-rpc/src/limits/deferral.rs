@@ -1,4 +1,7 @@
 //! Deferral of raw transactions while the load is high.
+//!
+//! # Locks
+//! Deferred: taken by a raw transaction while the load is high, the task that releases it, for one push or pop; never across an await or with another lock.
 
 use std::{
     sync::{Mutex, PoisonError},

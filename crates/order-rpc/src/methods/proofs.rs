@@ -5,6 +5,9 @@
 //!
 //! The lock on the verified ones is held for one look-up or one digest, by an order with blobs on its
 //! worker thread; every 10,000 blobs it frees as many.
+//!
+//! # Locks
+//! Verified blobs: taken by an order with blobs, on its worker thread, for one look-up, or one digest; every 10,000 blobs it frees as many; never across an await or with another lock.
 
 use std::{
     collections::HashSet,

@@ -19,6 +19,12 @@
 //!
 //! The announcement readers of one source take turns with an async mutex of tokio's, the only lock
 //! that is held across awaits; it protects nothing but their order.
+//!
+//! With full announcements a transaction is not requested: `mempool-io` passes its object to `mempool-object`,
+//! which reads it in place, encodes it again, compares the hash and delivers it. The buffer keeps at most 16 KiB
+//! of an announcement; of a longer one it keeps the hash. An announcement that is only a hash, a blob transaction
+//! or a transaction of an unknown type is requested. Announcements that wait for the thread stay
+//! in the broadcast buffer, so this is still the only place where announcements can be lost.
 
 mod backlog;
 mod objects;
