@@ -101,6 +101,7 @@ impl IngestConfig {
 /// Dropping it without [`Self::shutdown`] stops everything without waiting.
 ///
 /// ```no_run
+/// use futures::StreamExt;
 /// use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, OrderPool, PoolConfig, order_pool::Event};
 /// use std::time::Duration;
 ///
@@ -108,7 +109,7 @@ impl IngestConfig {
 /// let fetcher = FetcherConfig::ipc("/data/geth.ipc");
 /// let ingest = Ingest::start(IngestConfig::new(fetcher, PoolConfig::default())).await?;
 /// let mut events = ingest.pool().subscribe_all();
-/// while let Ok(Event::Added(order)) = events.next().await {
+/// while let Some(Ok(Event::Added(order))) = events.next().await {
 ///     println!("{:?}", order.id());
 /// }
 /// let end = ingest.shutdown(Duration::from_secs(5)).await;

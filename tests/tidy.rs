@@ -79,6 +79,7 @@ fn sources() -> Vec<(PathBuf, String)> {
             && (path.starts_with("src")
                 || path.components().nth(2).is_some_and(|part| part.as_os_str() == "src")
                     && is_published(path))
+            && path.iter().all(|part| part != "tests")
     };
     let without_tests = |path: PathBuf| {
         let text = read(&path);
