@@ -22,26 +22,12 @@ use crate::{
     block::NextBlock,
     candidates::Candidates,
     fill::{Built, Way, fill, verify},
-    report::Summary,
+    report::{Slot, Summary},
     state::{Codes, NodeState, ReadError},
 };
 
 /// Time between two looks at the pool.
 const LOOK: Duration = Duration::from_millis(25);
-
-/// One slot: the blocks built in each way.
-#[derive(Debug)]
-pub(crate) struct Slot {
-    pub(crate) block: NextBlock,
-    pub(crate) considered: usize,
-    /// In the order of the ways.
-    pub(crate) built: Vec<Built>,
-    /// What the steps beside the filling took.
-    pub(crate) prefetch: Duration,
-    pub(crate) verify: Duration,
-    /// What the strict check of the block has found: nothing, or a defect.
-    pub(crate) defect: Option<String>,
-}
 
 pub(crate) struct Builder {
     pub(crate) node: DynProvider,

@@ -5,7 +5,25 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::Serialize;
 use testkit::figures::median;
 
-use crate::{builder::Slot, feed::ReceivedSummary, fill::Way};
+use crate::{
+    block::NextBlock,
+    feed::ReceivedSummary,
+    fill::{Built, Way},
+};
+
+/// One slot: the blocks built in each way.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) block: NextBlock,
+    pub(crate) considered: usize,
+    /// In the order of the ways.
+    pub(crate) built: Vec<Built>,
+    /// What the steps beside the filling took.
+    pub(crate) prefetch: Duration,
+    pub(crate) verify: Duration,
+    /// What the strict check of the block has found: nothing, or a defect.
+    pub(crate) defect: Option<String>,
+}
 
 /// The output of `--json`. Times are in the unit of their name.
 #[derive(Debug, Default, Serialize)]
