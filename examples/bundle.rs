@@ -6,22 +6,24 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
-use alloy_primitives::keccak256;
-use alloy_signer::SignerSync as _;
-use alloy_signer_local::PrivateKeySigner;
+use alloy_primitives::{Signature, eip191_hash_message, keccak256};
 use mempool_ingest::load_control::{Gate, GateConfig};
 use mempool_ingest::order_rpc::{Host, OrderRpc};
 use mempool_ingest::{OrderPool, OrderRpcConfig, PoolConfig, order_pool::Event};
 use mock_node::workload::{Workload, WorkloadConfig};
+use secp256k1::{Message, SECP256K1, SecretKey};
 use serde_json::{Value, json};
 
 type Error = Box<dyn std::error::Error>;
 
 /// Sends one request, signed by `signer` in the header that Flashbots defined, and returns the response.
-fn call(to: SocketAddr, signer: &PrivateKeySigner, method: &str, of: Value) -> Result<(), Error> {
+fn call(to: SocketAddr, signer: &SecretKey, method: &str, of: Value) -> Result<(), Error> {
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": [of]}).to_string();
-    let signature = signer.sign_message_sync(keccak256(&body).to_string().as_bytes())?;
-    let (address, length) = (signer.address(), body.len());
+    let digest = eip191_hash_message(keccak256(&body).to_string());
+    let signed = SECP256K1.sign_ecdsa_recoverable(&Message::from_digest(digest.0), signer);
+    let (recovery_id, bytes) = signed.serialize_compact();
+    let signature = Signature::from_bytes_and_parity(&bytes, i32::from(recovery_id) == 1);
+    let (address, length) = (signature.recover_address_from_prehash(&digest)?, body.len());
     let mut socket = TcpStream::connect(to)?;
     write!(
         socket,
@@ -42,7 +44,8 @@ fn main() -> Result<(), Error> {
     let rpc = OrderRpc::start(OrderRpcConfig::new(config.chain_id), host)?;
     let mut events = pool.subscribe_all();
 
-    let (searcher, key) = (PrivateKeySigner::random(), "6f1d47d4-5d7b-4f6c-9f2f-1a5f3f0e7c11");
+    let (searcher, key) =
+        (SecretKey::from_slice(&[7; 32])?, "6f1d47d4-5d7b-4f6c-9f2f-1a5f3f0e7c11");
     let bundle = |raw| json!({"txs": [raw], "blockNumber": "0x1", "replacementUuid": key});
     call(rpc.local_addr(), &searcher, "eth_sendBundle", bundle(&txs[0].raw))?;
     call(rpc.local_addr(), &searcher, "eth_sendBundle", bundle(&txs[1].raw))?;

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example channel` reads from a mock node in this process.
 
-use std::time::Duration;
+use std::{env, process, time::Duration};
 
 use mempool_ingest::{Fetcher, FetcherConfig, txpool_fetcher::FetchedTransaction};
 use mock_node::{MockNode, NodeConfig};
@@ -12,8 +12,7 @@ const LOAD: u64 = 1_000;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("node.ipc");
+    let path = env::temp_dir().join(format!("channel-{}.ipc", process::id()));
     let node =
         NodeConfig { tps: 500, count: Some(LOAD), blobs_per_mille: 5, ..NodeConfig::new(&path) };
     let _node = MockNode::start(node)?;

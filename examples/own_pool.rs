@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example own_pool` reads from a mock node in this process.
 
-use std::{collections::HashMap, sync::Arc, sync::Mutex, time::Duration};
+use std::{collections::HashMap, env, process, sync::Arc, sync::Mutex, time::Duration};
 
 use alloy_primitives::B256;
 use mempool_ingest::{Fetcher, FetcherConfig, txpool_fetcher::*};
@@ -40,8 +40,7 @@ impl TransactionSink for OwnPool {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("node.ipc");
+    let path = env::temp_dir().join(format!("own_pool-{}.ipc", process::id()));
     let node = MockNode::start(NodeConfig { preload: 500, ..NodeConfig::new(&path) })?;
     let pool = OwnPool::default();
     let fetcher = Fetcher::start(FetcherConfig::ipc(path), pool.clone()).await?;

@@ -3,7 +3,7 @@
 //! `cargo run --release --example stream` reads from a mock node in this process;
 //! `-- --ipc PATH` from the socket of a real one, until Ctrl-C.
 
-use std::{env, path::PathBuf, pin::pin, time::Duration};
+use std::{env, path::PathBuf, pin::pin, process, time::Duration};
 
 use alloy_consensus::Transaction as _;
 use futures::StreamExt as _;
@@ -19,10 +19,9 @@ const LOAD: u64 = 1_500;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<_> = env::args().skip(1).collect();
-    let folder = tempfile::tempdir()?;
     let (path, _node) = match args.as_slice() {
         [] => {
-            let path = folder.path().join("node.ipc");
+            let path = env::temp_dir().join(format!("stream-{}.ipc", process::id()));
             let config = NodeConfig { tps: 500, count: Some(LOAD), ..NodeConfig::new(&path) };
             (path, Some(MockNode::start(config)?))
         }

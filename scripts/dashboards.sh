@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Holds etc/prometheus and etc/grafana against the running examples, and prints what every panel of the dashboard shows.
+# Holds etc/prometheus and etc/grafana against running processes, and prints what every panel of the dashboard shows.
 #
-#   scripts/dashboards.sh            builds the examples `ingest` and `block_builder` in release
+#   scripts/dashboards.sh            builds the examples `ingest`, with all of the product, and `block_builder`
 #   EXAMPLES=target/debug/examples scripts/dashboards.sh     takes those that are there
 #
 # It checks and tests the alert rules, compares the dashboard with what its generator writes, lints the metrics that the
-# examples serve, and executes every query of every panel on a Prometheus that scrapes them while a mock node with faults
+# processes serve, and executes every query of every panel on a Prometheus that scrapes them while a mock node with faults
 # feeds them, and a NATS server stands between them. A query without data fails it. Prometheus is the installed one, or Debian's package unpacked under
 # target/tools; the Grafana Foundation SDK comes from PyPI.
 set -euo pipefail
@@ -37,7 +37,8 @@ diff -u etc/grafana/mempool-ingest.json "$out/dashboard.json" ||
     { echo "dashboards: etc/grafana/mempool-ingest.json is not what dashboard.py writes" >&2; exit 1; }
 
 examples=${EXAMPLES:-${CARGO_TARGET_DIR:-target}/release/examples}
-[ -n "${EXAMPLES:-}" ] || cargo build --quiet --release --example ingest --example block_builder
+[ -n "${EXAMPLES:-}" ] || cargo build --quiet --release -p examples -p example-builder --features examples/product \
+    --example ingest --example block_builder
 
 scripts/real-nodes.sh --install-only nats
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
@@ -79,7 +80,7 @@ cat >"$out/prometheus.yml" <<YAML
 global: { scrape_interval: 1s, evaluation_interval: 1s }
 rule_files: [$PWD/etc/prometheus/mempool-ingest.rules.yml]
 scrape_configs:
-  - job_name: examples
+  - job_name: mempool-ingest
     static_configs: [{ targets: ["$ingest", "$builder", "$fleet"] }]
 YAML
 prometheus --config.file="$out/prometheus.yml" --storage.tsdb.path="$out/data" --web.listen-address="127.0.0.1:$port" \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests behind the feature `real-nodes`, and those of the example `ingest` that need a server, on pinned versions
+# Runs the tests behind the feature `real-nodes`, and those of the command `mempool-ingest` that need a server, on pinned versions
 # of anvil, geth and nats-server.
 #
 # They are installed under target/nodes/ the first time: anvil from npm, geth (two minutes) and nats-server (one) by
@@ -94,10 +94,9 @@ done
 
 cd "$root"
 export MEMPOOL_INGEST_NODES=$bin
-# The root package is selected too, for its features alone: with them the dependencies are those that the benches
-# and the example have built already. Of these targets it has the example alone.
+# The command is selected too, for its own tests and its features: one build of the dependencies for all.
 tests() {
-    cargo test --release -p mempool-ingest -p devnet -p example-builder -p order-stream \
+    cargo test --release -p mempool-ingest-cli -p devnet -p example-builder -p order-stream \
         --features devnet/real-nodes,example-builder/real-nodes,order-stream/real-nodes "$@"
 }
 run() { tests --test real_nodes -- --nocapture "$@"; }
@@ -105,7 +104,7 @@ load() { run --test-threads 1 under_load; }
 others() {
     run --test-threads 3 --skip under_load
     tests --lib -- --nocapture geth::
-    tests --example ingest -- --nocapture --ignored on_a_real_server
+    tests --test command -- --nocapture --ignored on_a_real_server
 }
 case "${1-}" in
     --load) load ;;

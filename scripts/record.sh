@@ -26,7 +26,7 @@ if [ ! -d "$tools/duckdb-$DUCKDB_VERSION.dist-info" ]; then
     pip install --quiet --upgrade --target "$tools" "duckdb==$DUCKDB_VERSION" >"$tools/install.log" 2>&1 ||
         { echo "record: pip failed, see $tools/install.log" >&2; exit 1; }
 fi
-cargo build --quiet --release --example ingest
+cargo build --quiet --release -p examples --features product --example ingest
 ingest=$target/release/examples/ingest
 load=(--tps 2000 --blobs-per-mille 5)
 

@@ -12,7 +12,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 duration=${1:-30m}
 out=target/soak
 mkdir -p "$out"
-cargo run --release --example ingest -- --tps 2000 --blobs-per-mille 5 --faults seed=7 --block-mgas 4000 \
+# With all of the product: its allocator is what keeps the memory flat.
+cargo run --release -p examples --features product --example ingest -- --tps 2000 --blobs-per-mille 5 --faults seed=7 --block-mgas 4000 \
     --duration "$duration" --samples "$out/samples.csv" --json | tail -n 1 >"$out/summary.json"
 
 python3 - "$out" <<'EOF'

@@ -34,8 +34,6 @@ copy() {
     sed -i "s/^revm = { workspace = true, optional = true }/revm = { version = \"$revm\", default-features = false, \
 features = [\"std\", \"secp256k1\", \"portable\", \"c-kzg\", \"blst\"], optional = true }/" \
         "$copy/crates/blocklist/Cargo.toml"
-    # The example builder has the newest revm and the blocklist; no test of the published crates uses it.
-    sed -i '/^example-builder.workspace = true/d' "$copy/Cargo.toml"
 }
 
 at_point() {

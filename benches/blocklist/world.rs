@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mock_node::contracts;
+use mock_state::contracts;
 use revm::{
     DatabaseRef,
     bytecode::Bytecode,

@@ -1,20 +1,23 @@
-//! Ingests a node's mempool and shows it.
+//! The command `mempool-ingest`: ingests the mempool of one or several nodes, shows it, records it, shares it with a
+//! fleet, and takes searchers' orders, as its flags say. How it is run is in `docs/operations.md`.
 //!
-//! Without an endpoint it starts a mock node in a process of its own and ingests from that. With
-//! `--ipc PATH` or `--ws URL` it ingests from a real one. With `--json` the last line on stdout is
-//! one JSON object: the fields are those of [`Summary`].
+//! With `--json` the last line on stdout is one JSON object: the fields are those of `Summary` in `summary.rs`.
+//!
+//! It is a library too, so that the example `ingest` can put a mock node in front of it.
 
 mod args;
 mod draw;
-#[cfg(test)]
-mod fleet;
+mod hashes;
 mod live;
 mod log;
-mod node;
 mod picture;
+#[cfg(feature = "fleet")]
 mod publishing;
+#[cfg(feature = "record")]
 mod recording;
 mod samples;
+mod summary;
+mod usage;
 mod view;
 mod watcher;
 
@@ -23,34 +26,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use clap::Parser as _;
 use mempool_ingest::{
-    Ingest, IngestEnd, PoolConfig,
-    telemetry::Telemetry,
-    txpool_fetcher::{AuditMode, AuditReport, EndReason, Endpoint},
+    Ingest,
+    txpool_fetcher::{AuditMode, AuditReport, EndReason},
 };
-use mock_node::cli::StopSignals;
-use serde::Serialize;
-use testkit::{
-    node::NodeProcess,
-    usage::{max_resident_bytes, process_cpu},
-};
+use tokio::signal::unix::{SignalKind, signal};
 
+pub use crate::args::Args;
 use crate::{
-    args::Args,
-    log::Log,
-    publishing::{PublishedSummary, Publishing},
-    recording::{Files, RecordedSummary, ReplayedSummary},
-    samples::Samples,
-    view::View,
-    watcher::{Seen, Watcher},
+    hashes::Hashes, log::Log, samples::Samples, summary::Summary, view::View, watcher::Watcher,
 };
 
-/// glibc keeps freed memory in up to 16 arenas on two cores, and returns little of it to the
-/// system: half an hour of blobs doubled the resident memory of a process whose live memory had not
-/// grown.
-#[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+type Failure = Box<dyn std::error::Error>;
 
 /// Time between two lines of the display.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -61,103 +48,11 @@ const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// How long the end waits for a source to become live before the final audit.
 const SETTLE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// The output of `--json`. Times are in the unit of their name.
-#[derive(Debug, Serialize)]
-pub(crate) struct Summary {
-    #[serde(flatten)]
-    counts: mempool_ingest::txpool_fetcher::Counts,
-    /// Hashes that entered, less those that left and those unfinished: 0 when every hash is
-    /// accounted for. An unfinished hash has no outcome.
-    balance: i64,
-    reconnects: u64,
-    audits: u64,
-    /// Pending in the node and never in the pool, by the final audit. -1 if there was none.
-    missing: i64,
-    /// Pending in the node, and evicted or expired by the pool.
-    removed: u64,
-    /// Pending transactions the node counts and cannot list (blobs on geth).
-    unlistable: u64,
-    pool_txs: u64,
-    pool_bytes: u64,
-    expired: u64,
-    evicted: u64,
-    /// Fetches and audits that waited because the load was high.
-    deferred: u64,
-    /// `null` without `--rpc`.
-    rpc: Option<RpcCounts>,
-    /// One for each flow that is published.
-    published: Vec<PublishedSummary>,
-    /// `null` without `--record`.
-    recorded: Option<RecordedSummary>,
-    /// `null` without `--replay`.
-    replayed: Option<ReplayedSummary>,
-    latency_us: Latency,
-    /// From the start of the ingestion until the end was requested, subscriber included.
-    cpu_us_per_tx: f64,
-    max_rss_bytes: u64,
-    elapsed_s: f64,
-    end: String,
-}
-
-/// The counts of the RPC server.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct RpcCounts {
-    /// Requests admitted; each element of a batch counts.
-    requests: u64,
-    /// Requests refused because too many were in flight.
-    requests_refused: u64,
-    /// Orders refused because all work permits were held.
-    work_refused: u64,
-    /// Raw transactions that waited because the load was high.
-    deferred: u64,
-    /// Orders from the RPC server that a subscriber saw.
-    orders: u64,
-    /// Cancellations that a subscriber saw.
-    cancelled: u64,
-}
-
-impl RpcCounts {
-    pub(crate) fn of(ingest: &Ingest, seen: Seen) -> Option<Self> {
-        let rpc = ingest.rpc()?;
-        let gate = ingest.gate().stats();
-        Some(Self {
-            requests: gate.requests_admitted,
-            requests_refused: gate.requests_refused,
-            work_refused: gate.work_refused,
-            deferred: rpc.deferral_stats().map_or(0, |stats| stats.deferred),
-            orders: seen.orders,
-            cancelled: seen.cancelled,
-        })
-    }
-}
-
-/// From the read of the announcement to the order visible to a subscriber.
-#[derive(Debug, Serialize)]
-struct Latency {
-    p50: f64,
-    p95: f64,
-    p99: f64,
-    max: f64,
-}
-
-fn main() -> ExitCode {
-    // Set if this process was started as the mock node.
-    if let Some(code) = NodeProcess::run_if_child() {
-        return code;
-    }
-    command(&Args::parse())
-}
-
-fn command(args: &Args) -> ExitCode {
+/// Runs the command until its end: at a signal, a key, the end of the time or of the replay.
+pub fn run(args: &Args) -> ExitCode {
     let log = Log::install(View::is_to_be_live(args.plain));
-    let runtime = match tokio::runtime::Runtime::new() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("error: cannot start a runtime: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    match runtime.block_on(run(args, log)) {
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::from);
+    match runtime.and_then(|runtime| runtime.block_on(run_until_end(args, log))) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error}");
@@ -166,43 +61,117 @@ fn command(args: &Args) -> ExitCode {
     }
 }
 
-async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let child = match args.endpoints().is_empty() {
-        true => Some(node::start(args)?),
-        false => None,
-    };
-    let endpoints = match &child {
-        Some(child) => vec![Endpoint::Ipc(child.path())],
-        None => args.endpoints(),
-    };
+/// The ingestion, and what runs beside it.
+struct Running {
+    ingest: Ingest,
+    watcher: Watcher,
+    hashes: Option<Hashes>,
+    #[cfg(feature = "record")]
+    files: recording::Files,
+    #[cfg(feature = "fleet")]
+    publishing: publishing::Publishing,
+}
+
+impl Running {
+    async fn start(args: &Args) -> Result<Self, Failure> {
+        if args.endpoints().is_empty() {
+            return Err("no node is named: --ipc PATH or --ws URL".into());
+        }
+        #[cfg_attr(not(feature = "rpc"), expect(unused_mut, reason = "only the server needs it"))]
+        let mut ingest = Ingest::start(args.ingest()).await?;
+        #[cfg(any(feature = "rpc", feature = "fleet"))]
+        let chain = ingest.fetcher().status().into_iter().find_map(|source| source.node);
+        #[cfg(any(feature = "rpc", feature = "fleet"))]
+        let chain = chain.map(|node| node.chain_id);
+        #[cfg(feature = "rpc")]
+        if let Some(config) = args.rpc(chain)? {
+            ingest.start_rpc(config)?;
+        }
+        let pool = ingest.pool();
+        Ok(Self {
+            #[cfg(feature = "fleet")]
+            publishing: publishing::Publishing::start(args, pool, chain).await?,
+            watcher: Watcher::start(pool.clone()),
+            // Before the first transaction of a replay arrives.
+            hashes: args.hashes.as_deref().map(|path| Hashes::start(path, pool)).transpose()?,
+            #[cfg(feature = "record")]
+            files: recording::Files::start(&args.files, pool)?,
+            ingest,
+        })
+    }
+
+    /// Whether a replay has ended.
+    fn is_over(&self) -> bool {
+        #[cfg(feature = "record")]
+        return self.files.is_over();
+        #[cfg(not(feature = "record"))]
+        false
+    }
+
+    /// What a line of the display says of each flow that is published.
+    fn published(&self) -> String {
+        #[cfg(feature = "fleet")]
+        return self.publishing.line();
+        #[cfg(not(feature = "fleet"))]
+        String::new()
+    }
+
+    /// Stops everything.
+    async fn end(self, args: &Args) -> (Summary, EndReason) {
+        let report = final_audit(args, &self.ingest).await;
+        let mut summary = Summary::of(&self.ingest, &self.watcher, report.as_ref());
+        // What is published and recorded is read from it after the ingestion has ended.
+        let _pool = self.ingest.pool().clone();
+        let end = self.ingest.shutdown(STOP_DEADLINE).await;
+        #[cfg(feature = "record")]
+        {
+            (summary.recorded, summary.replayed) = self.files.end();
+        }
+        if let Some(Err(error)) = self.hashes.map(Hashes::stop) {
+            eprintln!("warning: --hashes: {error}");
+        }
+        #[cfg(feature = "fleet")]
+        {
+            summary.published = self.publishing.end().await;
+        }
+        #[cfg(feature = "rpc")]
+        if let Some(rpc) = end.rpc.filter(|rpc| !rpc.ended) {
+            eprintln!("warning: {} requests got no response in time", rpc.unanswered);
+        }
+        self.watcher.stop();
+        (summary.counts, summary.balance) = (end.counts, end.counts.balance());
+        summary.end = format!("{:?}", end.reason);
+        (summary, end.reason)
+    }
+}
+
+async fn run_until_end(args: &Args, log: Log) -> Result<ExitCode, Failure> {
     // Before the ingestion starts, because handles of metrics are made once.
-    let telemetry = args.metrics.map(Telemetry::start).transpose()?;
+    #[cfg(feature = "telemetry")]
+    let telemetry = args.metrics.map(mempool_ingest::telemetry::Telemetry::start).transpose()?;
+    #[cfg(feature = "telemetry")]
     if let Some(telemetry) = &telemetry {
         eprintln!("metrics at http://{}/metrics", telemetry.local_addr());
     }
     // Without the CPU time before: a process that cargo starts has cargo's CPU time too.
-    let cpu_before = process_cpu();
-    let mut ingest = Ingest::start(args.ingest(endpoints)).await?;
-    // Before anything is recorded: a signal before this ends the process at once.
-    let mut signals = StopSignals::listen()?;
-    let node = ingest.fetcher().status().into_iter().find_map(|source| source.node);
-    let chain = node.map(|node| node.chain_id);
-    if let Some(config) = args.rpc(chain)? {
-        ingest.start_rpc(config)?;
-    }
-    let ingest = ingest;
-    let publishing = Publishing::start(args, ingest.pool(), chain).await?;
+    let cpu_before = usage::cpu();
+    // Before anything is recorded: from now on no signal ends the process at once. SIGTERM is what systemd and
+    // `docker stop` send, SIGINT what Ctrl-C sends.
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    // The order is irrelevant: nothing runs that would have to be stopped.
+    let running = tokio::select! {
+        running = Running::start(args) => running?,
+        _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
+        _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
+    };
     let start = Instant::now();
-    let watcher = Watcher::start(ingest.pool().clone());
-    let files = Files::start(args, ingest.pool())?;
     let mut samples = match &args.samples {
-        Some(path) => Some(Samples::create(path, watcher.latency())?),
+        Some(path) => Some(Samples::create(path, running.watcher.latency())?),
         None => None,
     };
-    let live = View::is_to_be_live(args.plain);
-    let mut view = View::start(live, &ingest, &watcher, log, PoolConfig::default().max_txs as u64);
+    let mut view = View::start(View::is_to_be_live(args.plain), &running, log);
     let mut refresh = tokio::time::interval(REFRESH);
-    refresh.tick().await;
     let deadline = async {
         match args.duration {
             Some(duration) => tokio::time::sleep(duration).await,
@@ -214,19 +183,21 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
         // The order is irrelevant: no branch holds an item.
         tokio::select! {
             () = &mut deadline => break,
-            () = signals.recv() => break,
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
             wanted = view.end_wanted() => {
                 wanted?;
                 break;
             }
-            _ = ingest.fetcher().ended() => break,
+            _ = running.ingest.fetcher().ended() => break,
+            // The first at once.
             _ = refresh.tick() => {
-                if files.is_over() {
+                if running.is_over() {
                     break;
                 }
-                view.refresh(&ingest, &watcher, &publishing)?;
+                view.refresh(&running)?;
                 if let Some(samples) = &mut samples {
-                    samples.take(&ingest, watcher.latency())?;
+                    samples.take(&running.ingest, running.watcher.latency())?;
                 }
             }
         }
@@ -234,32 +205,15 @@ async fn run(args: &Args, log: Log) -> Result<ExitCode, Box<dyn std::error::Erro
     // Restores the terminal: the rest of the output is lines.
     drop(view);
     eprintln!("stopping");
-    let (elapsed, cpu) = (start.elapsed(), process_cpu() - cpu_before);
-    let report = final_audit(args, &ingest).await;
-    let summary = summarize(&ingest, &watcher, report, elapsed, cpu);
-    let pool = ingest.pool().clone();
-    let IngestEnd { reason: end, counts, rpc, .. } = ingest.shutdown(STOP_DEADLINE).await;
-    let (recorded, replayed) = files.end();
-    let published = publishing.end().await;
-    if let Some(rpc) = rpc.filter(|rpc| !rpc.ended) {
-        eprintln!("warning: {} requests got no response in time", rpc.unanswered);
-    }
-    watcher.stop();
-    drop(pool);
-    let summary = Summary {
-        counts,
-        balance: counts.balance(),
-        end: format!("{end:?}"),
-        published,
-        recorded,
-        replayed,
-        ..summary
-    };
+    let (elapsed, cpu) = (start.elapsed(), usage::cpu() - cpu_before);
+    let (mut summary, end) = running.end(args).await;
+    summary.cpu_us_per_tx = cpu.as_secs_f64() * 1e6 / summary.counts.pooled.max(1) as f64;
+    summary.max_rss_bytes = usage::max_resident_bytes();
+    summary.elapsed_s = elapsed.as_secs_f64();
     summary.say();
     if args.json {
         println!("{}", serde_json::to_string(&summary)?);
     }
-    drop(child);
     Ok(match end {
         EndReason::Stopped => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
@@ -273,7 +227,7 @@ async fn final_audit(args: &Args, ingest: &Ingest) -> Option<AuditReport> {
     while !fetcher.is_live() && Instant::now() < deadline {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    if args.audit_first() {
+    if args.audit_first {
         // A fault may have struck just now: run one regular audit, as the timer would.
         let _ = fetcher.audit(0, AuditMode::Recover).await;
     }
@@ -282,98 +236,6 @@ async fn final_audit(args: &Args, ingest: &Ingest) -> Option<AuditReport> {
         Err(error) => {
             eprintln!("warning: no final audit: {error}");
             None
-        }
-    }
-}
-
-fn summarize(
-    ingest: &Ingest,
-    watcher: &Watcher,
-    report: Option<AuditReport>,
-    elapsed: Duration,
-    cpu: Duration,
-) -> Summary {
-    let latency = watcher.latency();
-    let stats = ingest.pool().stats();
-    let status = ingest.fetcher().status();
-    let counts = ingest.fetcher().counts();
-    Summary {
-        balance: counts.balance(),
-        reconnects: status.iter().map(|source| source.reconnects).sum(),
-        audits: status.iter().map(|source| source.audits).sum(),
-        missing: report.as_ref().map_or(-1, |report| report.missing as i64),
-        removed: report.as_ref().map_or(0, |report| report.removed),
-        unlistable: report.as_ref().map_or(0, |report| report.unlistable),
-        pool_txs: stats.txs,
-        pool_bytes: stats.bytes,
-        expired: stats.expired,
-        evicted: stats.evicted,
-        deferred: ingest.fetcher().deferred().deferred,
-        rpc: RpcCounts::of(ingest, watcher.seen()),
-        published: Vec::new(),
-        recorded: None,
-        replayed: None,
-        latency_us: Latency {
-            p50: micros(latency.value_at_quantile(0.5)),
-            p95: micros(latency.value_at_quantile(0.95)),
-            p99: micros(latency.value_at_quantile(0.99)),
-            max: micros(latency.max()),
-        },
-        cpu_us_per_tx: cpu.as_secs_f64() * 1e6 / counts.pooled.max(1) as f64,
-        max_rss_bytes: max_resident_bytes(),
-        elapsed_s: elapsed.as_secs_f64(),
-        end: String::new(),
-        counts,
-    }
-}
-
-fn micros(nanos: u64) -> f64 {
-    nanos as f64 / 1e3
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{process::ExitCode, time::Duration};
-
-    use clap::Parser as _;
-    use testkit::{
-        command::{Signal, command_line, end_by_signal},
-        ingest::Node,
-    };
-
-    use super::{Args, command};
-
-    #[test]
-    #[ignore = "run by the test below, in a process that a signal ends"]
-    fn a_command_that_does_not_end() {
-        assert_eq!(command(&Args::parse_from(command_line())), ExitCode::SUCCESS);
-    }
-
-    /// It ended at SIGINT only, and systemd's SIGTERM killed it with up to 30 s of a recording.
-    #[test]
-    fn sigterm_and_sigint_end_the_command_with_its_summary_and_exit_code_0() {
-        let node =
-            Node::start(30, |node| mock_node::NodeConfig { block_time: Duration::ZERO, ..node });
-        node.submit_all();
-        for signal in [Signal::SIGTERM, Signal::SIGINT] {
-            let recording = tempfile::tempdir().expect("a folder");
-            let (ipc, folder) = (node.node.ipc_path(), recording.path());
-            let args = ["--ipc", ipc.to_str().expect("text"), "--plain", "--json"].map(Into::into);
-            let record = ["--record".into(), folder.to_str().expect("text").to_owned()];
-            let ended = end_by_signal(
-                "tests::a_command_that_does_not_end",
-                args.into_iter().chain(record),
-                |line| line.starts_with("live ") && line.contains(" pooled=30 "),
-                signal,
-            )
-            .expect("this binary runs");
-            assert_eq!(ended.status.code(), Some(0), "{signal}: {ended:?}");
-            let last = ended.stderr.lines().last().expect("a summary");
-            assert!(last.contains("; 30 pooled; 0 missing; "), "{signal}: {ended:?}");
-            let summary = ended.json().expect("the summary");
-            assert_eq!(summary["end"], "Stopped", "{signal}");
-            assert_eq!(summary["balance"], 0, "{signal}");
-            assert_eq!(summary["recorded"]["rows"], 30, "{signal}: {summary}");
         }
     }
 }

@@ -2,23 +2,15 @@
 
 use std::io;
 
-use hdrhistogram::Histogram;
-use mempool_ingest::Ingest;
 use ratatui::{
     DefaultTerminal,
     crossterm::event::{self, Event, KeyCode, KeyModifiers},
 };
 
-use crate::{
-    draw::draw,
-    log::Log,
-    picture::{Painter, Picture},
-    watcher::Watcher,
-};
+use crate::{draw::draw, log::Log, picture::Picture};
 
 pub(crate) struct Live {
     terminal: DefaultTerminal,
-    painter: Painter,
     /// The last picture, for a redraw when the terminal changes its size.
     picture: Option<Picture>,
     log: Log,
@@ -26,17 +18,14 @@ pub(crate) struct Live {
 
 impl Live {
     /// Enters the alternate screen until this is dropped, or a thread panics.
-    pub(crate) fn enter(log: Log, latency: Histogram<u64>, max_txs: u64) -> io::Result<Self> {
+    pub(crate) fn enter(log: Log) -> io::Result<Self> {
         let terminal = ratatui::try_init()?;
         log.keep();
-        Ok(Self { terminal, painter: Painter::new(latency, max_txs), picture: None, log })
+        Ok(Self { terminal, picture: None, log })
     }
 
-    pub(crate) fn refresh(&mut self, ingest: &Ingest, watcher: &Watcher) -> io::Result<()> {
-        let events = self.log.kept();
-        let (latency, seen) = (watcher.latency(), watcher.seen());
-        let picture = self.painter.paint(ingest, latency, seen, watcher.content(), events);
-        self.picture = Some(picture);
+    pub(crate) fn show(&mut self, picture: Picture) -> io::Result<()> {
+        self.picture = Some(Picture { events: self.log.kept(), ..picture });
         self.redraw()
     }
 

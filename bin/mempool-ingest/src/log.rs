@@ -4,34 +4,37 @@ use std::{
     collections::VecDeque,
     io::{self, Write},
     sync::{Arc, Mutex, MutexGuard},
-    time::{SystemTime, UNIX_EPOCH},
 };
 
-use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
+use tracing_subscriber::{
+    filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+};
 
 /// Lines kept for the live view, more than a screen has. The oldest is dropped first; `--plain`
 /// prints all of them.
 const MAX_LINES: usize = 200;
 
+const QUIET: &str = "warn,alloy_transport_ipc=off";
+/// For a live view, the library's info lines are logged too.
+const LIVE: &str = "warn,txpool_fetcher=info,load_control=info,mempool_ingest=info,order_stream=info,alloy_transport_ipc=off";
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Log(Arc<Mutex<Option<VecDeque<String>>>>);
 
 impl Log {
-    /// Installs the subscriber. For a live view, the library's info lines are logged too.
+    /// Installs the subscriber.
     pub(crate) fn install(live: bool) -> Self {
         let log = Self::default();
-        let default = match live {
-            true => {
-                "warn,txpool_fetcher=info,load_control=info,mempool_ingest=info,order_stream=info,alloy_transport_ipc=off"
-            }
-            false => "warn,alloy_transport_ipc=off",
-        };
-        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| default.into());
-        let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(log.clone());
-        match live {
-            true => subscriber.with_ansi(false).with_target(false).without_time().init(),
-            false => subscriber.init(),
-        }
+        let wanted = std::env::var("RUST_LOG").ok().and_then(|wanted| wanted.parse().ok());
+        let default = if live { LIVE } else { QUIET };
+        let filter: Targets =
+            wanted.unwrap_or_else(|| default.parse().expect("its directives are valid"));
+        let writer = log.clone();
+        let lines = tracing_subscriber::fmt::layer()
+            .with_ansi(false)
+            .with_target(!live)
+            .with_writer(move || LineWriter(writer.clone()));
+        tracing_subscriber::registry().with(lines).with(filter).init();
         log
     }
 
@@ -61,25 +64,18 @@ impl Write for LineWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut lines = self.0.lines();
         let Some(lines) = &mut *lines else { return io::stderr().write(bytes) };
-        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let (hours, minutes) = (seconds / 3_600 % 24, seconds / 60 % 60);
         let text = String::from_utf8_lossy(bytes);
         if lines.len() == MAX_LINES {
             lines.pop_front();
         }
-        lines.push_back(format!("{hours:02}:{minutes:02}:{:02} {}", seconds % 60, text.trim_end()));
+        // It begins with the time, as in 2026-01-31T23:59:59.999999Z: the second is enough here.
+        let parts = text.get(11..19).zip(text.get(27..));
+        let (time, rest) = parts.unwrap_or(("", &text));
+        lines.push_back(format!("{time}{}", rest.trim_end()));
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-impl MakeWriter<'_> for Log {
-    type Writer = LineWriter;
-
-    fn make_writer(&self) -> LineWriter {
-        LineWriter(self.clone())
     }
 }

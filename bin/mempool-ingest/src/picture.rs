@@ -7,15 +7,16 @@ use std::{
 
 use hdrhistogram::Histogram;
 use mempool_ingest::{
-    Ingest,
+    PoolConfig,
     load_control::{GateStats, LoadState},
     order_pool::PoolStats,
     txpool_fetcher::{Counts, DeferredStats, SourceState, SourceStatus},
 };
 
 use crate::{
-    RpcCounts,
-    watcher::{Content, Seen},
+    Running,
+    summary::{Latency, RpcCounts},
+    watcher::Content,
 };
 
 /// Seconds of the curves, more than a terminal has columns.
@@ -47,23 +48,8 @@ pub(crate) struct Picture {
     pub(crate) deferred: DeferredStats,
     pub(crate) gate: GateStats,
     pub(crate) rpc: Option<RpcCounts>,
-    /// The latest lines of the log, oldest first.
+    /// The latest lines of the log, oldest first: for the live view alone.
     pub(crate) events: Vec<String>,
-}
-
-/// In microseconds.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Latency {
-    pub(crate) p50: f64,
-    pub(crate) p99: f64,
-    pub(crate) max: f64,
-}
-
-impl Latency {
-    fn of(histogram: &Histogram<u64>) -> Self {
-        let us = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
-        Self { p50: us(0.5), p99: us(0.99), max: histogram.max() as f64 / 1e3 }
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -93,11 +79,10 @@ pub(crate) struct Painter {
     p99_us: VecDeque<u64>,
     /// For each source, the most hashes that its running backfill had to fetch.
     backfill: Vec<u64>,
-    max_txs: u64,
 }
 
 impl Painter {
-    pub(crate) fn new(latency: Histogram<u64>, max_txs: u64) -> Self {
+    pub(crate) fn new(latency: Histogram<u64>) -> Self {
         let now = Instant::now();
         Self {
             start: now,
@@ -107,19 +92,13 @@ impl Painter {
             pooled: VecDeque::new(),
             p99_us: VecDeque::new(),
             backfill: Vec::new(),
-            max_txs,
         }
     }
 
     /// Must be called about once a second.
-    pub(crate) fn paint(
-        &mut self,
-        ingest: &Ingest,
-        latency: Histogram<u64>,
-        seen: Seen,
-        content: Content,
-        events: Vec<String>,
-    ) -> Picture {
+    pub(crate) fn paint(&mut self, running: &Running) -> Picture {
+        let Running { ingest, watcher, .. } = running;
+        let latency = watcher.latency();
         let (counts, status) = (ingest.fetcher().counts(), ingest.fetcher().status());
         let seconds = self.at.elapsed().as_secs_f64().max(1e-3);
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
@@ -157,13 +136,13 @@ impl Painter {
             latency: Latency::of(&since),
             latency_in_all,
             pool: ingest.pool().stats(),
-            max_txs: self.max_txs,
-            content,
+            max_txs: PoolConfig::default().max_txs as u64,
+            content: watcher.content(),
             load: ingest.monitor().state(),
             deferred: ingest.fetcher().deferred(),
             gate: ingest.gate().stats(),
-            rpc: RpcCounts::of(ingest, seen),
-            events,
+            rpc: RpcCounts::of(ingest, watcher),
+            events: Vec::new(),
         }
     }
 }

@@ -1,55 +1,67 @@
 //! What `--publish` adds: the pool's orders go to the streams of a fleet.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use mempool_ingest::OrderPool;
 use order_stream::{
     Flow, Publisher, PublisherConfig, PublisherStats, ServerConfig, StreamConfig, ensure_stream,
 };
-use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::args::Args;
+use crate::args;
+
+/// The flags of the fleet.
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+#[command(group = clap::ArgGroup::new("flows").args(["publish", "publish_private"]).multiple(true))]
+pub(crate) struct Args {
+    /// Publish the transactions of the pool to a fleet: NATS servers of one cluster
+    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "machine")]
+    publish: Vec<String>,
+    /// Publish bundles, private transactions and cancellations too: the same servers, another user
+    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "machine")]
+    publish_private: Vec<String>,
+    /// With --publish: the name of this machine in the fleet
+    #[arg(long, value_name = "NAME", requires = "flows")]
+    machine: Option<String>,
+    /// With --publish: make or change the streams, with so many replicas, 1, 3 or 5
+    #[arg(long, value_name = "N", requires = "flows")]
+    replicas: Option<usize>,
+    /// With --publish: the certificates that may sign the servers', beside those of the system
+    #[arg(long, value_name = "FILE", requires = "flows")]
+    nats_ca: Option<PathBuf>,
+}
 
 /// How long the end waits for the acknowledgements of what is published.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
-
-/// The counts of one flow, as `--json` prints them.
-#[derive(Debug, Serialize)]
-pub(crate) struct PublishedSummary {
-    flow: &'static str,
-    /// The state before the end.
-    state: String,
-    published: u64,
-    stored: u64,
-    duplicate: u64,
-    refused: u64,
-    unfinished: u64,
-    connects: u64,
-}
 
 /// The publishers of the flows that were asked for.
 pub(crate) struct Publishing(Vec<(&'static str, Publisher)>);
 
 impl Publishing {
     pub(crate) async fn start(
-        args: &Args,
+        args: &args::Args,
         pool: &OrderPool,
         node: Option<u64>,
     ) -> Result<Self, Box<dyn std::error::Error>> {
+        let fleet = &args.fleet;
         let flows = [
-            ("public", Flow::Public, &args.publish),
-            ("private", Flow::Private, &args.publish_private),
+            ("public", Flow::Public, &fleet.publish),
+            ("private", Flow::Private, &fleet.publish_private),
         ];
         let mut publishers = Vec::new();
         for (name, flow, urls) in flows {
-            let (false, Some(machine)) = (urls.is_empty(), &args.machine) else { continue };
+            let (false, Some(machine)) = (urls.is_empty(), &fleet.machine) else { continue };
             let chain = args.chain(node, "--publish")?;
-            let server = ServerConfig {
-                root_certificates: args.nats_ca.clone(),
-                ..ServerConfig::cluster(urls)
-            };
-            if let Some(replicas) = args.replicas {
-                make_stream(args, &server, chain, flow, replicas).await?;
+            let root_certificates = fleet.nats_ca.clone();
+            let server = ServerConfig { root_certificates, ..ServerConfig::cluster(urls) };
+            if let Some(replicas) = fleet.replicas {
+                let mut stream = StreamConfig { replicas, ..StreamConfig::new(flow, chain) };
+                if flow == Flow::Public {
+                    // What the pool no longer holds is of no use in the stream.
+                    stream.max_age = args.retention;
+                }
+                ensure_stream(&server, &stream).await?;
             }
             let config = PublisherConfig { flow, ..PublisherConfig::new(server, chain, machine) };
             publishers.push((name, Publisher::start(pool, config)?));
@@ -72,47 +84,30 @@ impl Publishing {
         self.0.iter().map(flow).collect()
     }
 
-    /// Publishes the rest, and returns the counts.
-    pub(crate) async fn end(self) -> Vec<PublishedSummary> {
+    /// Publishes the rest, and returns the counts of each flow, as `--json` prints them.
+    pub(crate) async fn end(self) -> Vec<Value> {
         let mut summaries = Vec::new();
         for (flow, publisher) in self.0 {
+            // The state before the end.
             let state = publisher.state().to_string();
-            let end = publisher.shutdown(STOP_DEADLINE).await;
-            summaries.push(summary(flow, state, &end.stats));
+            let stats = publisher.shutdown(STOP_DEADLINE).await.stats;
+            let PublisherStats { published, stored, duplicate, unfinished, connects, .. } = stats;
+            let refused = stats.refused_total();
+            eprintln!(
+                "published {published} ({flow}): stored {stored}, duplicate {duplicate}, refused {refused}, \
+                 unfinished {unfinished}; {state}",
+            );
+            summaries.push(json!({
+                "flow": flow,
+                "state": state,
+                "published": published,
+                "stored": stored,
+                "duplicate": duplicate,
+                "refused": refused,
+                "unfinished": unfinished,
+                "connects": connects,
+            }));
         }
         summaries
-    }
-}
-
-async fn make_stream(
-    args: &Args,
-    server: &ServerConfig,
-    chain: u64,
-    flow: Flow,
-    replicas: usize,
-) -> Result<(), order_stream::StreamError> {
-    let mut stream = StreamConfig { replicas, ..StreamConfig::new(flow, chain) };
-    if flow == Flow::Public {
-        // What the pool no longer holds is of no use in the stream.
-        stream.max_age = args.retention;
-    }
-    ensure_stream(server, &stream).await
-}
-
-fn summary(flow: &'static str, state: String, stats: &PublisherStats) -> PublishedSummary {
-    let refused = stats.refused_total();
-    eprintln!(
-        "published {} ({flow}): stored {}, duplicate {}, refused {refused}, unfinished {}; {state}",
-        stats.published, stats.stored, stats.duplicate, stats.unfinished
-    );
-    PublishedSummary {
-        flow,
-        state,
-        published: stats.published,
-        stored: stats.stored,
-        duplicate: stats.duplicate,
-        refused,
-        unfinished: stats.unfinished,
-        connects: stats.connects,
     }
 }

@@ -1,22 +1,11 @@
-//! The files of a run: the recording, the replay that replaces a node, and the hashes of both.
+//! What `--record` and `--replay` add: the recording, and the replay that replaces a node.
 
-use std::{
-    fs::File,
-    io::{self, Write as _},
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    thread::JoinHandle,
-    time::Duration,
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
 use futures::stream;
 use mempool_ingest::{
     OrderPool,
-    order_pool::Event,
     txpool_fetcher::{
         AnnouncementStream, BlockStream, Endpoint, InProcess, InProcessPool, MinedBlock,
         PooledHashes, PooledTransaction,
@@ -24,52 +13,37 @@ use mempool_ingest::{
 };
 use mempool_recorder::{
     BadRow, Recorder, RecorderConfig, RecorderStats, Recording, RecordingConfig, Replay,
-    ReplayCounts,
+    ReplayCounts, Speed,
 };
-use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::args::Args;
+/// The flags of recordings.
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+pub(crate) struct Args {
+    /// Record the pooled transactions into this folder: Parquet files with the columns of
+    /// mempool-dumpster
+    #[arg(long, value_name = "FOLDER")]
+    record: Option<PathBuf>,
+    /// Replay a Parquet file, or a folder of them, instead of a node
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["ipc", "ws"])]
+    pub(crate) replay: Option<PathBuf>,
+    /// With --replay: 1 for the recorded speed, 10 for ten times as fast, or max
+    #[arg(long, requires = "replay", default_value_t = Speed::RECORDED)]
+    speed: Speed,
+}
 
 /// How long the end waits for the last segment.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The interval at which the thread that writes hashes reads the pool.
-const LOOK: Duration = Duration::from_millis(50);
-
-/// The recording's counts, as `--json` prints them.
-#[derive(Debug, Serialize)]
-pub(crate) struct RecordedSummary {
-    rows: u64,
-    bytes: u64,
-    segments: u64,
-    lost_events: u64,
-    lost_rows: u64,
-}
-
-/// The replay's counts, as `--json` prints them.
-#[derive(Debug, Serialize)]
-pub(crate) struct ReplayedSummary {
-    pooled: u64,
-    known: u64,
-    refused: u64,
-    postponed: u64,
-    left_out: u64,
-    bad_rows: u64,
-    /// From the first row to the last one, or to the stop.
-    seconds: f64,
-}
-
-/// The recorder, the replay and the writer of hashes beside the ingestion.
+/// The recorder and the replay beside the ingestion.
 pub(crate) struct Files {
     recorder: Option<Recorder>,
     replay: Option<Replay>,
-    hashes: Option<Hashes>,
 }
 
 impl Files {
     pub(crate) fn start(args: &Args, pool: &OrderPool) -> Result<Self, Box<dyn std::error::Error>> {
-        // Before the first transaction arrives.
-        let hashes = args.hashes.as_deref().map(|path| Hashes::start(path, pool)).transpose()?;
         let recorder = match &args.record {
             Some(folder) => Some(Recorder::start(pool, RecorderConfig::new(folder))?),
             None => None,
@@ -81,7 +55,7 @@ impl Files {
             }
             None => None,
         };
-        Ok(Self { recorder, replay, hashes })
+        Ok(Self { recorder, replay })
     }
 
     /// Whether a replay has ended.
@@ -89,8 +63,8 @@ impl Files {
         self.replay.as_ref().is_some_and(|replay| replay.end_reason().is_some())
     }
 
-    /// Stops all of them and returns their counts.
-    pub(crate) fn end(self) -> (Option<RecordedSummary>, Option<ReplayedSummary>) {
+    /// Stops both and returns the counts of the recording and of the replay, as `--json` prints them.
+    pub(crate) fn end(self) -> (Option<Value>, Option<Value>) {
         let replayed = self.replay.map(|replay| {
             let time = replay.elapsed();
             let end = replay.shutdown(STOP_DEADLINE);
@@ -106,96 +80,44 @@ impl Files {
             }
             recorded(&end.stats)
         });
-        if let Some(Err(error)) = self.hashes.map(Hashes::stop) {
-            eprintln!("warning: --hashes: {error}");
-        }
         (recorded, replayed)
     }
 }
 
-fn recorded(stats: &RecorderStats) -> RecordedSummary {
+fn recorded(stats: &RecorderStats) -> Value {
+    let RecorderStats { rows, bytes, segments, lost_events, lost_rows, .. } = *stats;
     eprintln!(
-        "recorded {} transactions in {} segments, {:.1} MB; lost {} events, {} rows",
-        stats.rows,
-        stats.segments,
-        stats.bytes as f64 / 1e6,
-        stats.lost_events,
-        stats.lost_rows,
+        "recorded {rows} transactions in {segments} segments, {:.1} MB; lost {lost_events} events, {lost_rows} rows",
+        bytes as f64 / 1e6,
     );
-    RecordedSummary {
-        rows: stats.rows,
-        bytes: stats.bytes,
-        segments: stats.segments,
-        lost_events: stats.lost_events,
-        lost_rows: stats.lost_rows,
-    }
+    json!({
+        "rows": rows,
+        "bytes": bytes,
+        "segments": segments,
+        "lost_events": lost_events,
+        "lost_rows": lost_rows,
+    })
 }
 
-fn replayed(counts: &ReplayCounts, time: Duration) -> ReplayedSummary {
+fn replayed(counts: &ReplayCounts, time: Duration) -> Value {
     let bad: Vec<_> =
         BadRow::REASONS.into_iter().zip(counts.bad).filter(|(_, count)| *count > 0).collect();
+    let ReplayCounts { pooled, known, refused, postponed, left_out, .. } = *counts;
+    // From the first row to the last one, or to the stop.
+    let seconds = time.as_secs_f64();
     eprintln!(
-        "replayed {} transactions in {:.1} s; known {}, refused {}, no room {}, bad rows {bad:?}",
-        counts.pooled,
-        time.as_secs_f64(),
-        counts.known,
-        counts.refused,
-        counts.postponed,
+        "replayed {pooled} transactions in {seconds:.1} s; known {known}, refused {refused}, no room {postponed}, \
+         bad rows {bad:?}",
     );
-    ReplayedSummary {
-        pooled: counts.pooled,
-        known: counts.known,
-        refused: counts.refused,
-        postponed: counts.postponed,
-        left_out: counts.left_out,
-        bad_rows: counts.bad_rows(),
-        seconds: time.as_secs_f64(),
-    }
-}
-
-/// A subscriber that writes the hash of each order, one a line, in the pool's order.
-struct Hashes {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<io::Result<()>>,
-}
-
-impl Hashes {
-    fn start(path: &Path, pool: &OrderPool) -> io::Result<Self> {
-        let mut file = File::create(path)?;
-        let mut orders = pool.subscribe_all();
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let run = move || {
-            loop {
-                // Before reading, so that everything from before the end is written.
-                let last = stopped.load(Relaxed);
-                let mut lines = String::new();
-                loop {
-                    let read = orders.visit(usize::MAX, |event| {
-                        if let Event::Added(order) = event {
-                            lines += &format!("{}\n", order.id().hash());
-                        }
-                    });
-                    if read.map_err(io::Error::other)? == 0 {
-                        break;
-                    }
-                }
-                file.write_all(lines.as_bytes())?;
-                if last {
-                    return Ok(());
-                }
-                std::thread::park_timeout(LOOK);
-            }
-        };
-        let thread = std::thread::Builder::new().name("hashes".into()).spawn(run)?;
-        Ok(Self { stop, thread })
-    }
-
-    fn stop(self) -> io::Result<()> {
-        self.stop.store(true, Relaxed);
-        self.thread.thread().unpark();
-        self.thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread has panicked")))
-    }
+    json!({
+        "pooled": pooled,
+        "known": known,
+        "refused": refused,
+        "postponed": postponed,
+        "left_out": left_out,
+        "bad_rows": counts.bad_rows(),
+        "seconds": seconds,
+    })
 }
 
 /// The source of a replay: a pool that is always empty, so that the ingestion runs without a node.

@@ -9,7 +9,8 @@ use std::{
 
 use hdrhistogram::Histogram;
 use mempool_ingest::Ingest;
-use testkit::usage::resident_bytes;
+
+use crate::{summary::Latency, usage::resident_bytes};
 
 /// Time between two lines. A quantile covers the orders seen in between.
 const EVERY: Duration = Duration::from_secs(10);
@@ -42,19 +43,17 @@ impl Samples {
         // An earlier copy of the same histogram, so each of its counts is at most as high.
         since.subtract(&self.before).expect("counts only rise");
         self.before = latency;
-        let us = |quantile| since.value_at_quantile(quantile) as f64 / 1e3;
+        let Latency { p50, p99, .. } = Latency::of(&since);
         let counts = ingest.fetcher().counts();
         let reconnects: u64 =
             ingest.fetcher().status().iter().map(|source| source.reconnects).sum();
         let stats = ingest.pool().stats();
         writeln!(
             self.file,
-            "{:.0},{},{},{:.0},{:.0},{},{},{},{reconnects},{},{}",
+            "{:.0},{},{},{p50:.0},{p99:.0},{},{},{},{reconnects},{},{}",
             self.start.elapsed().as_secs_f64(),
             resident_bytes(),
             fs::read_dir("/proc/self/fd")?.count(),
-            us(0.5),
-            us(0.99),
             counts.announced,
             counts.pooled,
             counts.lagged,

@@ -43,13 +43,6 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// The orders from the RPC server that a subscriber saw.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
-    pub(crate) orders: u64,
-    pub(crate) cancelled: u64,
-}
-
 /// The transactions of the pool. They are classed by the highest tip that each offers, which does
 /// not depend on the base fee, so that a transaction stays in its class and the pool need not be
 /// scanned.
@@ -80,9 +73,14 @@ impl Watcher {
         self.shared.latency.lock().expect("nobody panics with it").clone()
     }
 
-    pub(crate) fn seen(&self) -> Seen {
-        let Shared { orders, cancelled, .. } = &*self.shared;
-        Seen { orders: orders.load(Relaxed), cancelled: cancelled.load(Relaxed) }
+    /// Orders from the RPC server that it saw.
+    pub(crate) fn orders(&self) -> u64 {
+        self.shared.orders.load(Relaxed)
+    }
+
+    /// Cancellations that it saw.
+    pub(crate) fn cancelled(&self) -> u64 {
+        self.shared.cancelled.load(Relaxed)
     }
 
     pub(crate) fn content(&self) -> Content {

@@ -8,7 +8,7 @@
 
 use std::process::ExitCode;
 
-/// The same allocator as `ingest`, for the same reason.
+/// The same allocator as `mempool-ingest`, for the same reason.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -16,7 +16,7 @@ pub(crate) struct Tx {
 
 impl Tx {
     fn new(tx: &Transaction) -> Self {
-        let env = mock_node::tx_env(tx.envelope(), tx.sender());
+        let env = mock_state::tx_env(tx.envelope(), tx.sender());
         Self { hash: *tx.hash(), blobs: tx.blob_count(), env }
     }
 }

@@ -21,9 +21,9 @@ use mempool_ingest::{
 };
 use mock_node::{
     DEV_CHAIN_ID, NodeConfig,
-    contracts::transfer_input,
     workload::{Account, listed, test_accounts, tokens},
 };
+use mock_state::contracts::transfer_input;
 use testkit::{
     command::{Signal, command_line, end_by_signal},
     ingest::{Node, PATIENCE},

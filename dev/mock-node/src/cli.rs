@@ -11,9 +11,7 @@ use std::{
 use clap::Parser;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::{
-    DEFAULT_ACCOUNTS, DEFAULT_BLOCK_GAS_LIMIT, FaultPlan, Latency, LoadStart, MockNode, NodeConfig,
-};
+use crate::{DEFAULT_ACCOUNTS, FaultPlan, Latency, LoadStart, MockNode, NodeConfig};
 
 /// The line on stdout that reports that the socket listens begins with this; the path follows.
 pub const READY: &str = "ready ";
@@ -25,43 +23,17 @@ struct Args {
     /// Where the socket is created
     #[arg(long, value_name = "PATH")]
     ipc: PathBuf,
-    /// Transactions announced per second
-    #[arg(long, default_value_t = 0)]
-    tps: u32,
     /// Stop announcing after this time, e.g. 30s
     #[arg(long, value_parser = parse_duration)]
     duration: Option<Duration>,
     /// Begin to announce when the first subscription to new transactions exists
     #[arg(long)]
     start_on_subscription: bool,
-    /// How many of a thousand transactions carry blobs
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    blobs_per_mille: u32,
-    /// Delay of responses to eth_getRawTransactionByHash: a time (2ms) or median and 99th percentile
-    /// (1ms,20ms)
-    #[arg(long, value_parser = parse_latency, default_value = "0s")]
-    latency: Latency,
-    /// Time between blocks; 0s never mines
-    #[arg(long, value_parser = parse_duration, default_value = "12s")]
-    block_time: Duration,
-    /// Gas of a block
-    #[arg(long, default_value_t = DEFAULT_BLOCK_GAS_LIMIT)]
-    block_gas_limit: u64,
-    /// Execute blocks, and answer requests for the state
-    #[arg(long)]
-    state: bool,
-    /// The seed of transactions and latencies
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Transactions pending before the socket exists
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    preload: usize,
+    #[command(flatten)]
+    load: LoadArgs,
     /// Accounts that send
     #[arg(long, default_value_t = DEFAULT_ACCOUNTS)]
     accounts: usize,
-    /// Faults from the start of the load on, as `seed=N`; over --duration, or 60 s
-    #[arg(long, value_name = "seed=N", value_parser = parse_faults)]
-    faults: Option<u64>,
     /// Exit when stdin is closed, so that a parent that dies leaves no orphan
     #[arg(long)]
     exit_with_stdin: bool,
@@ -69,26 +41,62 @@ struct Args {
 
 impl Args {
     fn config(&self) -> NodeConfig {
-        let count = |time: Duration| (time.as_secs_f64() * f64::from(self.tps)).round() as u64;
         NodeConfig {
-            tps: self.tps,
-            count: self.duration.map(count),
             load_start: match self.start_on_subscription {
                 true => LoadStart::FirstSubscription,
                 false => LoadStart::AtOnce,
             },
+            accounts: self.accounts,
+            ..self.load.config(&self.ipc, self.duration)
+        }
+    }
+}
+
+/// The flags of the node's own load.
+#[derive(Debug, clap::Args)]
+pub struct LoadArgs {
+    /// Mock node: transactions per second
+    #[arg(long, default_value_t = 500)]
+    pub tps: u32,
+    /// Mock node: how many of a thousand transactions carry blobs
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub blobs_per_mille: u32,
+    /// Mock node: response time, 2ms or median and 99th percentile (1ms,20ms)
+    #[arg(long, value_parser = parse_latency, default_value = "0s")]
+    pub latency: Latency,
+    /// Mock node: time between blocks; 0s never mines
+    #[arg(long, value_parser = parse_duration, default_value = "12s")]
+    pub block_time: Duration,
+    /// Mock node: gas of a block, in millions; transactions above it stay pending
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub block_mgas: u64,
+    /// Mock node: transactions pending at its start
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub preload: usize,
+    /// Mock node: faults at times drawn from a seed, such as seed=7
+    #[arg(long, value_name = "seed=N", value_parser = parse_faults)]
+    pub faults: Option<u64>,
+    /// Mock node: the seed of its transactions
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+impl LoadArgs {
+    /// A node at this path, whose load ends after this time if there is one.
+    pub fn config(&self, ipc: impl Into<PathBuf>, lasts: Option<Duration>) -> NodeConfig {
+        let count = |time: Duration| (time.as_secs_f64() * f64::from(self.tps)).round() as u64;
+        let faults = |seed| FaultPlan::from_seed(seed, lasts.unwrap_or(Duration::from_secs(60)));
+        NodeConfig {
+            tps: self.tps,
+            count: lasts.map(count),
             blobs_per_mille: self.blobs_per_mille,
             latency: self.latency,
             block_time: self.block_time,
-            block_gas_limit: self.block_gas_limit,
-            state: self.state,
-            seed: self.seed,
+            block_gas_limit: self.block_mgas.saturating_mul(1_000_000),
             preload: self.preload,
-            accounts: self.accounts,
-            faults: self.faults.map(|seed| {
-                FaultPlan::from_seed(seed, self.duration.unwrap_or(Duration::from_secs(60)))
-            }),
-            ..NodeConfig::new(&self.ipc)
+            faults: self.faults.map(faults),
+            seed: self.seed,
+            ..NodeConfig::new(ipc)
         }
     }
 }

@@ -4,7 +4,8 @@
 //! It answers over a Unix socket as reth 2.5 does, byte for byte where a client can tell: framing,
 //! error codes, the two forms of blob transactions, the order of announcements. By default it
 //! executes nothing: gas used is the sum of the limits, and balances are ignored. With
-//! [`NodeConfig::state`] the mined blocks are executed and requests for the state are answered.
+//! [`NodeConfig::state`] and the crate `mock-state` the mined blocks are executed and requests for the
+//! state are answered.
 //! Roots are always digests. Blob proofs from clients are not verified; those that it serves are
 //! valid.
 //!
@@ -57,7 +58,7 @@ mod node;
 mod pool;
 mod rpc;
 mod shared;
-mod state;
+pub mod state;
 mod timing;
 mod tx;
 mod wire;
@@ -74,6 +75,5 @@ pub use faults::{
 };
 pub use node::{MockNode, Reorg};
 pub use shared::stats::Stats;
-pub use state::{contracts, tx_env};
 pub use timing::{Capacity, Latency};
 pub use workload::DEFAULT_ACCOUNTS;

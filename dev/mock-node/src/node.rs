@@ -23,7 +23,7 @@ use crate::{
     faults::Fault,
     rpc,
     shared::{Shared, stats::Stats, unix_s},
-    state::Keeper,
+    state::NewState,
     tx::SignedTx,
 };
 use inject::{follow, inject};
@@ -49,11 +49,23 @@ impl MockNode {
     /// # Errors
     /// [`NodeError::Config`] for a field that cannot be used, [`NodeError::Listen`] when the socket cannot be
     /// created, [`NodeError::Start`] when the system gives no more threads.
+    ///
+    /// # Panics
+    /// With [`NodeConfig::state`], which is what `mock_state::start` is for.
     pub fn start(config: NodeConfig) -> Result<Self, NodeError> {
+        assert!(!config.state, "mock_state::start executes blocks");
+        Self::with_state(config, None)
+    }
+
+    /// As [`Self::start`], with what executes the blocks.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn with_state(config: NodeConfig, state: Option<NewState>) -> Result<Self, NodeError> {
         config.validate()?;
         let supply = Arc::new(Supply::new(&config));
         let path = config.ipc_path.clone();
-        let shared = Arc::new(Shared::new(config));
+        let shared = Arc::new(Shared::new(config, state));
         for tx in supply.take(shared.config.preload) {
             shared.submit(tx)?;
         }
@@ -88,9 +100,11 @@ impl MockNode {
         })?;
         let shared = self.shared.clone();
         self.spawn("delays", move || shared.delays.run())?;
-        if self.shared.keeper.is_some() {
+        if self.shared.executor.is_some() {
             let shared = self.shared.clone();
-            self.spawn("state", move || shared.keeper.iter().for_each(Keeper::run))?;
+            self.spawn("state", move || {
+                shared.executor.iter().for_each(|executor| executor.run())
+            })?;
         }
         let config = &self.shared.config;
         if config.tps > 0 {
@@ -299,7 +313,7 @@ impl MockNode {
         }
         self.shared.signals.set(|flags| flags.stopped = true);
         self.shared.delays.stop();
-        self.shared.keeper.iter().for_each(Keeper::stop);
+        self.shared.executor.iter().for_each(|executor| executor.stop());
         self.stop.notify_one();
         for thread in threads {
             if thread.join().is_err() {

@@ -20,7 +20,6 @@ use serde_json::value::RawValue;
 use crate::{
     faults::BadAnswer,
     shared::{Shared, Topic},
-    state::Keeper,
     tx::SignedTx,
     wire::Message,
 };
@@ -129,7 +128,7 @@ fn trim_end(message: &mut Message) {
 
 fn is_heavy(shared: &Shared, request: &Request<'_>) -> bool {
     // A request for the state of a block that is being executed waits for that.
-    let waits = || shared.keeper.as_ref().is_some_and(Keeper::is_behind);
+    let waits = || shared.executor.as_ref().is_some_and(|executor| executor.is_behind());
     (state_methods::METHODS.contains(&&*request.method) && waits())
         || matches!(
             &*request.method,

@@ -16,7 +16,7 @@ use crate::{
     core::{Core, Effects},
     error::TxRefused,
     faults::switches::Switches,
-    state::Keeper,
+    state::{Execute, NewState},
     timing::{DelayLine, Line},
     tx::{SignedTx, to_json},
     wire::{Message, Outbox},
@@ -61,17 +61,17 @@ pub(crate) struct Shared {
     lists_until: Mutex<Option<Instant>>,
     pub(crate) signals: Signals,
     pub(crate) switches: Switches,
-    /// The state, if it is kept.
-    pub(crate) keeper: Option<Keeper>,
+    /// What executes the blocks, if something does.
+    pub(crate) executor: Option<Box<dyn Execute>>,
     /// Held for the length of a look-up or of one transaction's notifications; never across an await or I/O. Taken
     /// before any outbox's lock.
     state: Mutex<State>,
 }
 
 impl Shared {
-    pub(crate) fn new(config: NodeConfig) -> Self {
+    pub(crate) fn new(config: NodeConfig, state: Option<NewState>) -> Self {
         let core = Core::new(&config, unix_s());
-        let keeper = Keeper::new(&config, core.chain.head().hash);
+        let executor = state.map(|new| new(&config, core.chain.head().hash));
         let delays = DelayLine::new(config.latency, config.seed);
         Self {
             line: config.capacity.map(Line::new),
@@ -81,7 +81,7 @@ impl Shared {
             lists_until: Mutex::new(None),
             signals: Signals::default(),
             switches: Switches::default(),
-            keeper,
+            executor,
             state: Mutex::new(State {
                 core,
                 subscriptions: Vec::new(),
@@ -135,8 +135,8 @@ impl Shared {
             self.announce(state, tx);
         }
         for block in &effects.heads {
-            if let Some(keeper) = &self.keeper {
-                keeper.push(block.clone());
+            if let Some(executor) = &self.executor {
+                executor.push(block.as_ref().into());
             }
             self.counters.blocks.fetch_add(1, Relaxed);
             self.counters.mined.fetch_add(block.txs.len() as u64, Relaxed);

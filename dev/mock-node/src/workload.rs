@@ -16,7 +16,7 @@ use rand_chacha::ChaCha8Rng;
 
 pub use accounts::{Account, TEST_MNEMONIC, test_accounts};
 pub use blobs::{MANY_BLOBS, SidecarForm, sidecar};
-pub(crate) use plan::{SWAP_AMOUNT_AT, SWAP_SELECTOR};
+pub use plan::{SWAP_AMOUNT_AT, SWAP_SELECTOR};
 pub use plan::{TxKind, listed, routers, tokens};
 pub use signed::SignedLoad;
 

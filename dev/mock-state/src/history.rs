@@ -6,6 +6,7 @@ use alloy_primitives::{
     Address, B256, U256,
     map::{AddressHashMap, B256HashMap, HashMap},
 };
+use mock_node::HISTORY_BLOCKS;
 use revm::{
     DatabaseRef,
     bytecode::Bytecode,
@@ -13,16 +14,14 @@ use revm::{
     state::AccountInfo,
 };
 
-use crate::chain::HISTORY_BLOCKS;
-
-pub(super) type Slot = (Address, U256);
+pub(crate) type Slot = (Address, U256);
 
 /// Accounts (without their code), storage and code at one block.
 #[derive(Debug, Default)]
-pub(super) struct Values {
-    pub(super) accounts: AddressHashMap<AccountInfo>,
-    pub(super) storage: HashMap<Slot, U256>,
-    pub(super) codes: B256HashMap<Bytecode>,
+pub(crate) struct Values {
+    pub(crate) accounts: AddressHashMap<AccountInfo>,
+    pub(crate) storage: HashMap<Slot, U256>,
+    pub(crate) codes: B256HashMap<Bytecode>,
 }
 
 /// What stood where a block wrote.
@@ -35,7 +34,7 @@ struct Replaced {
 
 /// The state at the newest block, and at those before it as far as they are kept.
 #[derive(Debug)]
-pub(super) struct History {
+pub(crate) struct History {
     now: Values,
     /// The block below the oldest of `blocks`.
     base: B256,
@@ -43,16 +42,16 @@ pub(super) struct History {
 }
 
 impl History {
-    pub(super) fn new(genesis: B256, values: Values) -> Self {
+    pub(crate) fn new(genesis: B256, values: Values) -> Self {
         Self { now: values, base: genesis, blocks: VecDeque::new() }
     }
 
-    pub(super) fn top(&self) -> B256 {
+    pub(crate) fn top(&self) -> B256 {
         self.blocks.back().map_or(self.base, |block| block.hash)
     }
 
     /// How many blocks above `hash` the newest one is; `None` when its state is not kept.
-    pub(super) fn depth(&self, hash: &B256) -> Option<usize> {
+    pub(crate) fn depth(&self, hash: &B256) -> Option<usize> {
         let above = self.blocks.iter().rev().position(|block| block.hash == *hash);
         above.or_else(|| (self.base == *hash).then_some(self.blocks.len()))
     }
@@ -62,22 +61,22 @@ impl History {
         self.blocks.range(self.blocks.len() - depth..)
     }
 
-    pub(super) fn account(&self, depth: usize, address: &Address) -> Option<AccountInfo> {
+    pub(crate) fn account(&self, depth: usize, address: &Address) -> Option<AccountInfo> {
         let replaced = self.above(depth).find_map(|block| block.accounts.get(address));
         replaced.cloned().unwrap_or_else(|| self.now.accounts.get(address).cloned())
     }
 
-    pub(super) fn slot(&self, depth: usize, slot: Slot) -> U256 {
+    pub(crate) fn slot(&self, depth: usize, slot: Slot) -> U256 {
         let replaced = self.above(depth).find_map(|block| block.storage.get(&slot));
         replaced.or_else(|| self.now.storage.get(&slot)).copied().unwrap_or_default()
     }
 
-    pub(super) fn code(&self, hash: &B256) -> Option<&Bytecode> {
+    pub(crate) fn code(&self, hash: &B256) -> Option<&Bytecode> {
         self.now.codes.get(hash)
     }
 
     /// Takes what a block on top of the newest one wrote.
-    pub(super) fn push(&mut self, hash: B256, written: Cache) {
+    pub(crate) fn push(&mut self, hash: B256, written: Cache) {
         let mut replaced =
             Replaced { hash, accounts: AddressHashMap::default(), storage: HashMap::default() };
         for (address, account) in written.accounts {
@@ -107,7 +106,7 @@ impl History {
     }
 
     /// Undoes the newest block; false when none is left that can be.
-    pub(super) fn pop(&mut self) -> bool {
+    pub(crate) fn pop(&mut self) -> bool {
         let Some(block) = self.blocks.pop_back() else { return false };
         for (address, old) in block.accounts {
             match old {

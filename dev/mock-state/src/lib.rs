@@ -1,5 +1,5 @@
-//! The node's state: blocks are executed on a thread of its own after they are announced, and read at the block that a
-//! request names.
+//! The state of a mock node: blocks are executed on a thread of its own after they are announced, and read at the block
+//! that a request names.
 //!
 //! A transaction that the EVM refuses (the pool looks at no balance) raises its sender's nonce and does nothing else,
 //! so that nonces stay those of the chain.
@@ -16,9 +16,16 @@ use std::{
     },
 };
 
-use alloy_consensus::{Transaction, crypto::secp256k1::recover_signer};
-use alloy_eips::eip7702::{RecoveredAuthority, RecoveredAuthorization};
-use alloy_primitives::{Address, B256, Bytes, U256};
+use alloy_consensus::{Transaction, TxEnvelope, crypto::secp256k1::recover_signer};
+use alloy_eips::{
+    Decodable2718 as _,
+    eip7702::{RecoveredAuthority, RecoveredAuthorization},
+};
+use alloy_primitives::{Address, B256, U256};
+use mock_node::{
+    MockNode, NodeConfig, NodeError,
+    state::{ExecutableBlock, Execute, StateRequest, StateValue},
+};
 use revm::{
     Context, ExecuteCommitEvm, MainBuilder, MainContext,
     context::{BlockEnv, CfgEnv, TxEnv, either::Either},
@@ -26,12 +33,20 @@ use revm::{
     primitives::hardfork::SpecId,
 };
 
-use crate::{chain::FullBlock, config::NodeConfig};
-use history::History;
+use crate::history::History;
+
+/// Starts a node, which executes its blocks if [`NodeConfig::state`] says so.
+///
+/// # Errors
+/// As of [`MockNode::start`].
+pub fn start(config: NodeConfig) -> Result<MockNode, NodeError> {
+    let state = config.state.then_some(Keeper::new as _);
+    MockNode::with_state(config, state)
+}
 
 /// The state of recent blocks.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+struct Keeper {
     chain_id: u64,
     history: RwLock<History>,
     queue: Mutex<Queue>,
@@ -42,62 +57,59 @@ pub(crate) struct Keeper {
 
 #[derive(Debug, Default)]
 struct Queue {
-    blocks: VecDeque<Arc<FullBlock>>,
+    blocks: VecDeque<Arc<ExecutableBlock>>,
     stopped: bool,
 }
 
-/// What a request for the state reads.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum StateRequest {
-    Balance(Address),
-    Nonce(Address),
-    Code(Address),
-    Slot(Address, U256),
-}
-
-/// What is answered.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Value {
-    Quantity(U256),
-    Code(Bytes),
-    /// All 32 bytes are written.
-    Word(B256),
-}
-
 impl Keeper {
-    /// The state at genesis, if the configuration asks for one.
-    pub(crate) fn new(config: &NodeConfig, genesis: B256) -> Option<Self> {
-        config.state.then(|| {
-            let values = world::genesis(config.accounts);
-            Self {
-                chain_id: config.chain_id,
-                history: RwLock::new(History::new(genesis, values)),
-                queue: Mutex::default(),
-                changed: Condvar::new(),
-                waiting: AtomicUsize::new(0),
-            }
+    /// The state at genesis.
+    fn new(config: &NodeConfig, genesis: B256) -> Box<dyn Execute> {
+        let values = world::genesis(config.accounts);
+        Box::new(Self {
+            chain_id: config.chain_id,
+            history: RwLock::new(History::new(genesis, values)),
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            waiting: AtomicUsize::new(0),
         })
     }
 
-    /// Queues a block of the chain. One that does not stand on the newest one undoes those it replaces.
-    pub(crate) fn push(&self, block: Arc<FullBlock>) {
+    fn apply(&self, block: &ExecutableBlock) {
+        {
+            let mut history = self.history.write().unwrap_or_else(PoisonError::into_inner);
+            while history.top() != block.header.parent_hash && history.pop() {}
+        }
+        // Readers of other blocks are not held up by the execution.
+        let written = execute(&self.read(), self.chain_id, block);
+        self.history.write().unwrap_or_else(PoisonError::into_inner).push(block.hash, written);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, History> {
+        self.history.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Execute for Keeper {
+    fn push(&self, block: ExecutableBlock) {
         self.waiting.fetch_add(1, SeqCst);
-        self.lock().blocks.push_back(block);
+        self.lock().blocks.push_back(Arc::new(block));
         self.changed.notify_all();
     }
 
-    pub(crate) fn stop(&self) {
+    fn stop(&self) {
         self.lock().stopped = true;
         self.changed.notify_all();
     }
 
-    /// Whether a request may have to wait for an execution.
-    pub(crate) fn is_behind(&self) -> bool {
+    fn is_behind(&self) -> bool {
         self.waiting.load(SeqCst) > 0
     }
 
-    /// Executes what is queued, until the end.
-    pub(crate) fn run(&self) {
+    fn run(&self) {
         loop {
             let block = {
                 let mut queue = self.lock();
@@ -120,18 +132,7 @@ impl Keeper {
         }
     }
 
-    fn apply(&self, block: &FullBlock) {
-        {
-            let mut history = self.history.write().unwrap_or_else(PoisonError::into_inner);
-            while history.top() != block.header.parent_hash && history.pop() {}
-        }
-        // Readers of other blocks are not held up by the execution.
-        let written = execute(&self.read(), self.chain_id, block);
-        self.history.write().unwrap_or_else(PoisonError::into_inner).push(block.hash, written);
-    }
-
-    /// The value at a block; `None` when that block's state is not kept. Waits until the block is executed.
-    pub(crate) fn value(&self, block: &B256, request: StateRequest) -> Option<Value> {
+    fn value(&self, block: &B256, request: StateRequest) -> Option<StateValue> {
         loop {
             {
                 let history = self.read();
@@ -149,37 +150,29 @@ impl Keeper {
             drop(self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner));
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, History> {
-        self.history.read().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-fn look_up(history: &History, depth: usize, request: StateRequest) -> Value {
+fn look_up(history: &History, depth: usize, request: StateRequest) -> StateValue {
     let account = |address| history.account(depth, address);
     match request {
         StateRequest::Balance(address) => {
-            Value::Quantity(account(&address).map_or(U256::ZERO, |info| info.balance))
+            StateValue::Quantity(account(&address).map_or(U256::ZERO, |info| info.balance))
         }
         StateRequest::Nonce(address) => {
-            Value::Quantity(U256::from(account(&address).map_or(0, |info| info.nonce)))
+            StateValue::Quantity(U256::from(account(&address).map_or(0, |info| info.nonce)))
         }
         StateRequest::Code(address) => {
             let code = account(&address).and_then(|info| history.code(&info.code_hash));
-            Value::Code(code.map(|code| code.original_bytes()).unwrap_or_default())
+            StateValue::Code(code.map(|code| code.original_bytes()).unwrap_or_default())
         }
         StateRequest::Slot(address, index) => {
-            Value::Word(history.slot(depth, (address, index)).into())
+            StateValue::Word(history.slot(depth, (address, index)).into())
         }
     }
 }
 
 /// What the block writes.
-fn execute(history: &History, chain_id: u64, block: &FullBlock) -> Cache {
+fn execute(history: &History, chain_id: u64, block: &ExecutableBlock) -> Cache {
     let header = &block.header;
     let mut cfg = CfgEnv::new_with_spec(SpecId::OSAKA);
     cfg.chain_id = chain_id;
@@ -196,12 +189,14 @@ fn execute(history: &History, chain_id: u64, block: &FullBlock) -> Cache {
     env.set_blob_excess_gas_and_price(header.excess_blob_gas.unwrap_or_default(), fraction as u64);
     let context = Context::mainnet().with_db(CacheDB::new(history)).with_cfg(cfg).with_block(env);
     let mut evm = context.build_mainnet();
-    for tx in &block.txs {
-        if let Err(error) = evm.transact_commit(tx_env(&tx.envelope(), tx.sender)) {
-            tracing::debug!(hash = %tx.hash, %error, "a mined transaction cannot be executed");
+    for (sender, raw) in &block.txs {
+        let tx = TxEnvelope::decode_2718_exact(raw)
+            .expect("these bytes were decoded or encoded by the node before");
+        if let Err(error) = evm.transact_commit(tx_env(&tx, *sender)) {
+            tracing::debug!(hash = %tx.tx_hash(), %error, "a mined transaction cannot be executed");
             let db = &mut evm.ctx.journaled_state.database;
-            let account = db.load_account(tx.sender).expect("memory does not fail");
-            account.info.nonce = tx.nonce + 1;
+            let account = db.load_account(*sender).expect("memory does not fail");
+            account.info.nonce = tx.nonce() + 1;
             account.account_state = AccountState::Touched;
         }
     }

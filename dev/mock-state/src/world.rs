@@ -3,11 +3,11 @@
 use alloy_primitives::{Address, U256, keccak256};
 use revm::{bytecode::Bytecode, state::AccountInfo};
 
-use super::{
+use crate::{
     contracts::{looking_token, pool, selecting_router, slot_of, token},
     history::Values,
 };
-use crate::workload::{SWAP_AMOUNT_AT, SWAP_SELECTOR, routers, test_accounts, tokens};
+use mock_node::workload::{SWAP_AMOUNT_AT, SWAP_SELECTOR, routers, test_accounts, tokens};
 
 /// What each account owns: a million ether, in wei, as anvil and geth are configured to give.
 const BALANCE_ETHER: u64 = 1_000_000;
@@ -21,7 +21,7 @@ const DEPOSIT_POWER: u32 = 24;
 pub(crate) const SPARE_ACCOUNTS: usize = 32;
 
 /// The state of the genesis block.
-pub(super) fn genesis(accounts: usize) -> Values {
+pub(crate) fn genesis(accounts: usize) -> Values {
     let mut values = Values::default();
     let deposit = U256::from(10).pow(U256::from(DEPOSIT_POWER));
     let balance = U256::from(BALANCE_ETHER) * U256::from(10).pow(U256::from(18));

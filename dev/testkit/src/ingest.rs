@@ -54,8 +54,9 @@ impl Node {
         configure: impl FnOnce(NodeConfig) -> NodeConfig,
     ) -> Self {
         let (folder, path) = socket();
-        let node = MockNode::start(configure(NodeConfig { accounts: 20, ..NodeConfig::new(path) }))
-            .expect("the mock node starts");
+        let node =
+            mock_state::start(configure(NodeConfig { accounts: 20, ..NodeConfig::new(path) }))
+                .expect("the mock node starts");
         let chain_id = node.config().chain_id;
         let workload = WorkloadConfig { accounts: 20, mix, ..WorkloadConfig::new(7, chain_id) };
         let txs = Workload::new(workload).prepare(txs);

@@ -4,7 +4,7 @@ use mempool_ingest::{
 use ratatui::{Terminal, backend::TestBackend, style::Color};
 
 use super::*;
-use crate::{picture::Latency, watcher::Content};
+use crate::{summary::Latency, watcher::Content};
 
 fn picture() -> Picture {
     let mut pool = PoolStats::default();
@@ -21,8 +21,8 @@ fn picture() -> Picture {
         pooled_per_s: 2_001.0,
         pooled: (0..100).map(|second| 1_900 + second).collect(),
         p99_us: (0..100).map(|second| 400 + second % 7 * 60).collect(),
-        latency: Latency { p50: 121.4, p99: 812.0, max: 1_500.0 },
-        latency_in_all: Latency { p50: 120.0, p99: 1_204.0, max: 9_000.0 },
+        latency: Latency { p50: 121.4, p95: 500.0, p99: 812.0, max: 1_500.0 },
+        latency_in_all: Latency { p50: 120.0, p95: 600.0, p99: 1_204.0, max: 9_000.0 },
         pool,
         max_txs: 200_000,
         content: Content {

@@ -3,10 +3,8 @@
 
 use alloy_primitives::{U64, U256};
 use devnet::{RealNode, RealNodeConfig};
-use mock_node::{
-    contracts::token,
-    workload::{Workload, WorkloadConfig},
-};
+use mock_node::workload::{Workload, WorkloadConfig};
+use mock_state::contracts::token;
 use serde_json::{Value, json};
 
 use super::*;

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::{Found, error::RpcError, methods::block_by_tag, params::Params};
 use crate::{
     shared::Shared,
-    state::{StateRequest, Value},
+    state::{StateRequest, StateValue},
     tx::to_json,
 };
 
@@ -33,7 +33,7 @@ enum BlockId {
 }
 
 pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result<Found, RpcError> {
-    let Some(keeper) = &shared.keeper else {
+    let Some(executor) = &shared.executor else {
         return Err(RpcError::new(RpcError::SERVER, "the state is not kept"));
     };
     let address: Address = params.get(0)?;
@@ -44,11 +44,11 @@ pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result
         _ => (StateRequest::Slot(address, params.get::<U256>(1)?), 2),
     };
     let block = block_hash(shared, params, block)?;
-    match keeper.value(&block, request) {
+    match executor.value(&block, request) {
         Some(value) => Ok(Found::Json(match value {
-            Value::Quantity(quantity) => to_json(&quantity),
-            Value::Code(code) => to_json(&code),
-            Value::Word(word) => to_json(&word),
+            StateValue::Quantity(quantity) => to_json(&quantity),
+            StateValue::Code(code) => to_json(&code),
+            StateValue::Word(word) => to_json(&word),
         })),
         None => Err(RpcError::new(RpcError::SERVER, "state at this block is pruned")),
     }

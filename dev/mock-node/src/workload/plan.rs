@@ -301,10 +301,10 @@ fn token_input(rng: &mut ChaCha8Rng) -> Bytes {
 }
 
 /// What a swap's input begins with.
-pub(crate) const SWAP_SELECTOR: [u8; 4] = [0x35, 0x93, 0x56, 0x4c];
+pub const SWAP_SELECTOR: [u8; 4] = [0x35, 0x93, 0x56, 0x4c];
 
 /// Where in its input the amount stands that is swapped: in the second word after the selector.
-pub(crate) const SWAP_AMOUNT_AT: u64 = 36;
+pub const SWAP_AMOUNT_AT: u64 = 36;
 
 /// A selector and twelve words: offsets, amounts and addresses, as routers take them.
 fn swap_input(rng: &mut ChaCha8Rng) -> Bytes {

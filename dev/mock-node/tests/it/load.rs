@@ -103,7 +103,7 @@ fn the_binary_says_when_it_is_ready_and_ends_with_its_stdin() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("node.ipc");
     let mut child = Command::new(env!("CARGO_BIN_EXE_mock-node"))
-        .args(["--preload", "5", "--block-time", "0s", "--exit-with-stdin", "--ipc"])
+        .args(["--tps", "0", "--preload", "5", "--block-time", "0s", "--exit-with-stdin", "--ipc"])
         .arg(&path)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

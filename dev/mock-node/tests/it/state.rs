@@ -3,9 +3,9 @@ use alloy_eips::Decodable2718;
 use alloy_primitives::{Address, B256, Bytes, U256};
 use mock_node::{
     MockNode, NodeConfig,
-    contracts::slot_of,
     workload::{listed, routers, tokens},
 };
+use mock_state::contracts::slot_of;
 use serde_json::{Value, json};
 
 use crate::client::{Client, start};

@@ -18,7 +18,7 @@ use testkit::{
     sign::Signer,
 };
 
-const INGEST: &str = "tests::a_command_that_does_not_end";
+const INGEST: &str = "a_command_that_does_not_end";
 const BUILDER: &str = "fleet::a_builder_that_does_not_end";
 const ANY_PORT: &str = "127.0.0.1:0";
 

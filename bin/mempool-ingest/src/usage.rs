@@ -1,0 +1,28 @@
+//! What this process uses.
+
+use std::{fs, time::Duration};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// User and system time so far.
+pub(crate) fn cpu() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.try_into().expect("it does not begin below zero")
+}
+
+/// Resident memory; 0 where there is no `/proc`.
+pub(crate) fn resident_bytes() -> u64 {
+    status("VmRSS:")
+}
+
+/// The most that was ever resident; 0 where there is no `/proc`.
+pub(crate) fn max_resident_bytes() -> u64 {
+    status("VmHWM:")
+}
+
+fn status(field: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let value = status.lines().find_map(|line| line.strip_prefix(field));
+    let kib = value.and_then(|value| value.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}

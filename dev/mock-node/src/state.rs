@@ -1,0 +1,73 @@
+//! The seam for what executes the chain's blocks: the crate `mock-state`. It is not part of this one, because its EVM
+//! would be half of what a first `cargo run --example ingest` compiles.
+
+use std::fmt;
+
+use alloy_consensus::Header;
+use alloy_primitives::{Address, B256, Bytes, U256};
+
+use crate::{chain::FullBlock, config::NodeConfig};
+
+/// A block to be executed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ExecutableBlock {
+    /// The hash of its header.
+    pub hash: B256,
+    /// Its header.
+    pub header: Header,
+    /// The sender of each transaction, and its encoding without the sidecar.
+    pub txs: Vec<(Address, Bytes)>,
+}
+
+impl From<&FullBlock> for ExecutableBlock {
+    fn from(block: &FullBlock) -> Self {
+        let txs = block.txs.iter().map(|tx| (tx.sender, tx.body.mined().clone()));
+        Self { hash: block.hash, header: block.header.clone(), txs: txs.collect() }
+    }
+}
+
+/// What a request for the state reads.
+#[derive(Clone, Copy, Debug)]
+pub enum StateRequest {
+    /// In wei.
+    Balance(Address),
+    /// The next one.
+    Nonce(Address),
+    /// As it was deployed.
+    Code(Address),
+    /// A word of the storage.
+    Slot(Address, U256),
+}
+
+/// The response to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StateValue {
+    /// A balance or a nonce.
+    Quantity(U256),
+    /// Empty if there is none.
+    Code(Bytes),
+    /// All 32 bytes are written.
+    Word(B256),
+}
+
+/// Executes blocks on a thread that the node gives it, and knows the state after each recent one.
+pub trait Execute: fmt::Debug + Send + Sync {
+    /// Queues a block of the chain. One that does not stand on the newest one undoes those it replaces.
+    fn push(&self, block: ExecutableBlock);
+
+    /// Executes what is queued, until [`Self::stop`].
+    fn run(&self);
+
+    /// Ends [`Self::run`].
+    fn stop(&self);
+
+    /// Whether a request may have to wait for an execution.
+    fn is_behind(&self) -> bool;
+
+    /// The value at a block; `None` when that block's state is not kept. Waits until the block is executed.
+    fn value(&self, block: &B256, request: StateRequest) -> Option<StateValue>;
+}
+
+/// Makes the state at a genesis block with this hash.
+pub type NewState = fn(&NodeConfig, B256) -> Box<dyn Execute>;
