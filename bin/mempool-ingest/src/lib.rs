@@ -90,7 +90,13 @@ impl Running {
         let pool = ingest.pool();
         Ok(Self {
             #[cfg(feature = "fleet")]
-            publishing: publishing::Publishing::start(args, pool, chain).await?,
+            publishing: publishing::Publishing::start(
+                &args.fleet,
+                pool,
+                args.retention,
+                args.chain(chain, "--publish"),
+            )
+            .await?,
             watcher: Watcher::start(pool.clone()),
             // Before the first transaction of a replay arrives.
             hashes: args.hashes.as_deref().map(|path| Hashes::start(path, pool)).transpose()?,

@@ -8,8 +8,6 @@ use order_stream::{
 };
 use serde_json::{Value, json};
 
-use crate::args;
-
 /// The flags of the fleet.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
@@ -39,12 +37,13 @@ const STOP_DEADLINE: Duration = Duration::from_secs(5);
 pub(crate) struct Publishing(Vec<(&'static str, Publisher)>);
 
 impl Publishing {
+    /// `retention` is the pool's; `chain` says which chain the orders are of, or that nobody knows.
     pub(crate) async fn start(
-        args: &args::Args,
+        fleet: &Args,
         pool: &OrderPool,
-        node: Option<u64>,
+        retention: Duration,
+        chain: Result<u64, String>,
     ) -> Result<Self, Box<dyn std::error::Error>> {
-        let fleet = &args.fleet;
         let flows = [
             ("public", Flow::Public, &fleet.publish),
             ("private", Flow::Private, &fleet.publish_private),
@@ -52,14 +51,14 @@ impl Publishing {
         let mut publishers = Vec::new();
         for (name, flow, urls) in flows {
             let (false, Some(machine)) = (urls.is_empty(), &fleet.machine) else { continue };
-            let chain = args.chain(node, "--publish")?;
+            let chain = chain.clone()?;
             let root_certificates = fleet.nats_ca.clone();
             let server = ServerConfig { root_certificates, ..ServerConfig::cluster(urls) };
             if let Some(replicas) = fleet.replicas {
                 let mut stream = StreamConfig { replicas, ..StreamConfig::new(flow, chain) };
                 if flow == Flow::Public {
                     // What the pool no longer holds is of no use in the stream.
-                    stream.max_age = args.retention;
+                    stream.max_age = retention;
                 }
                 ensure_stream(&server, &stream).await?;
             }
