@@ -9,7 +9,7 @@ use std::{
 use mempool_ingest::{
     Fetcher, FetcherConfig, Ingest, IngestConfig, OrderPool,
     order_rpc::OrderRpc,
-    txpool_fetcher::{AuditMode, FetchedTransaction, SinkEvent, TransactionStream},
+    txpool_fetcher::{AuditMode, FetchedTransaction, Limits, SinkEvent, TransactionStream},
 };
 use order_stream::{Publisher, ServerConfig, Source, StreamConfig, ensure_stream};
 use tokio::sync::mpsc;
@@ -27,7 +27,8 @@ fn the_futures_of_all_parts_can_be_sent_to_other_threads() {
         send(fetcher.shutdown(deadline));
     };
     let _ = |config: fn() -> FetcherConfig, pool: OrderPool| {
-        send(Fetcher::start(config(), pool));
+        send(Fetcher::start(config(), pool.clone()));
+        send(Fetcher::start_with(config(), Limits::default(), pool));
         send(Fetcher::stream(config(), 1));
         let (transactions, events) =
             (mpsc::channel::<FetchedTransaction>(1).0, mpsc::channel::<SinkEvent>(1).0);

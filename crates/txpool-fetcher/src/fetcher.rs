@@ -126,14 +126,23 @@ impl Fetcher {
         config: FetcherConfig,
         sink: S,
     ) -> Result<Self, StartError> {
-        Self::start_with(config, Limits::default(), sink).await
+        Self::start_limited(config, Limits::default(), sink).await
     }
 
     /// As [`Self::start`], with other limits than the constants of this crate: for tests.
     ///
     /// # Errors
     /// As [`Self::start`].
+    #[cfg(feature = "test-limits")]
     pub async fn start_with<S: TransactionSink>(
+        config: FetcherConfig,
+        limits: Limits,
+        sink: S,
+    ) -> Result<Self, StartError> {
+        Self::start_limited(config, limits, sink).await
+    }
+
+    async fn start_limited<S: TransactionSink>(
         config: FetcherConfig,
         limits: Limits,
         sink: S,
