@@ -40,7 +40,7 @@ use crate::history::History;
 /// # Errors
 /// As of [`MockNode::start`].
 pub fn start(config: NodeConfig) -> Result<MockNode, NodeError> {
-    let state = config.state.then_some(Keeper::new as _);
+    let state = config.state.then_some(Keeper::at_genesis as _);
     MockNode::with_state(config, state)
 }
 
@@ -63,7 +63,7 @@ struct Queue {
 
 impl Keeper {
     /// The state at genesis.
-    fn new(config: &NodeConfig, genesis: B256) -> Box<dyn Execute> {
+    fn at_genesis(config: &NodeConfig, genesis: B256) -> Box<dyn Execute> {
         let values = world::genesis(config.accounts);
         Box::new(Self {
             chain_id: config.chain_id,
