@@ -224,7 +224,7 @@ impl Gate {
     }
 
     /// A work permit for an external caller, which waits for at most [`GateConfig::burst_wait`], or
-    /// [`GateConfig::permit_wait`] in an overload. At most [`GateConfig::max_permit_waiters`] wait,
+    /// [`GateConfig::permit_wait`] in an overload. At most [`MAX_PERMIT_WAITERS`](crate::MAX_PERMIT_WAITERS) wait,
     /// those of a higher priority first. Under [`Limit::Unlimited`](crate::Limit::Unlimited) it
     /// waits in the queue of all work, without a limit.
     ///

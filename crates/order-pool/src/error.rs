@@ -216,7 +216,7 @@ pub enum BundleError {
     RefundPercent {
         /// The requested percentage.
         value: u64,
-        /// [`MAX_REFUND_PERCENT`].
+        /// [`MAX_REFUND_PERCENT`](crate::MAX_REFUND_PERCENT).
         limit: u64,
     },
     /// Two names of the same field with different values.

@@ -79,8 +79,7 @@ impl Host {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Candidate<'a> {
-    /// The order, with its senders recovered. The host can keep its findings in the order's
-    /// [extension](Order::extension).
+    /// The order, with its senders recovered.
     pub order: &'a Order,
     /// The signer of the request, if it is signed.
     pub signer: Option<Address>,

@@ -39,6 +39,7 @@ pub(crate) const RECENT_BLOCKS: usize = 64;
 /// It is public only with the feature `test-limits`: tests of this workspace start a fetcher with
 /// small buffers and short times by `Fetcher::start_with`.
 #[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "test-limits"), expect(unreachable_pub, reason = "it is for tests"))]
 pub struct Limits {
     /// [`ANNOUNCEMENT_BUFFER`]; a power of two.
     pub announcement_buffer: usize,

@@ -194,7 +194,7 @@ impl Transaction {
         self.first_seen
     }
 
-    /// The memory of its contents, in bytes, blobs included, without [`ORDER_OVERHEAD_BYTES`].
+    /// The memory of its contents, in bytes, blobs included, without [`ORDER_OVERHEAD_BYTES`](crate::ORDER_OVERHEAD_BYTES).
     pub const fn size_bytes(&self) -> usize {
         self.size_bytes
     }

@@ -94,7 +94,7 @@ pub(crate) fn read_hex(hex: &str, requested: B256) -> RawTransaction {
 
 /// Reads an EIP-2718 encoded transaction, a blob transaction in its network form. `requested` is
 /// the hash that it must have. The sidecar of a blob transaction is compared with its versioned
-/// hashes; KZG proofs are not verified, see [`verify_blob_proofs`].
+/// hashes; KZG proofs are not verified, see `verify_blob_proofs` of [`FetcherConfig`](crate::FetcherConfig).
 #[must_use]
 pub fn read_raw(raw: Bytes, requested: B256) -> RawTransaction {
     let mut rest = raw.as_ref();
