@@ -210,6 +210,11 @@ pub(crate) fn upkeep(scale: &Scale) {
             let upkeep = runs.then(|| start().expect("a thread"));
             into.push(paced(scale.window, 1 << 32, into_pool(&pool)));
             if let Some(upkeep) = upkeep {
+                // A window that is shorter than the time between two rounds has seen none.
+                let began = Instant::now();
+                while pool.stats().expired == 0 && began.elapsed() < Duration::from_secs(5) {
+                    thread::sleep(Duration::from_millis(10));
+                }
                 assert!(upkeep.shutdown(Duration::from_secs(5)).ended);
                 assert!(pool.stats().expired > 0);
             }
