@@ -13,7 +13,7 @@ mod verify;
 
 use std::sync::Arc;
 
-use alloy_primitives::{B256, Bytes, keccak256};
+use alloy_primitives::{B256, keccak256};
 use order_pool::{MAX_BLOCKS_AHEAD, MAX_TXS_PER_BUNDLE, RawBundle, RejectReason};
 use tokio::sync::Semaphore;
 
@@ -108,8 +108,8 @@ impl Methods {
     pub(crate) fn prepare(&self, method: Method, params: &[u8]) -> Result<Prepared, ErrorResponse> {
         match method {
             Method::SendRawTransaction => {
-                let raw: Bytes = params::one(params, "")?;
-                self.prepare_transaction(&raw, RAW_FIELD, None)
+                let raw = params::raw(params)?;
+                self.prepare_transaction(&raw, params::FIRST, None)
             }
             Method::SendBundle => self.prepare_bundle(params),
             Method::CancelBundle => {
@@ -123,7 +123,7 @@ impl Methods {
             Method::SendPrivateRawTransaction => {
                 let raw = params::private_raw(params)?;
                 let last = self.last_block(None)?;
-                self.prepare_transaction(&raw, RAW_FIELD, Some(last))
+                self.prepare_transaction(&raw, params::FIRST, Some(last))
             }
             Method::CancelPrivateTransaction => {
                 let RawCancelPrivate { tx_hash } = params::one(params, "txHash")?;
@@ -189,9 +189,6 @@ impl Methods {
         Ok(Prepared::Bundle(raw, txs))
     }
 }
-
-/// The field of a raw transaction in the parameters.
-const RAW_FIELD: &str = "params[0]";
 
 fn last_block_passed(value: u64, limit: u64) -> ErrorResponse {
     let message = format!("maxBlockNumber is {value}, the lowest that is not built yet is {limit}");

@@ -14,18 +14,15 @@
     )
 )]
 
-use std::{borrow::Cow, fmt};
+use std::borrow::Cow;
 
 use bytes::Bytes;
 use http::StatusCode;
-use serde::{
-    Deserialize, Deserializer,
-    de::{DeserializeSeed, IgnoredAny, SeqAccess, Visitor},
-};
+use serde::{Deserialize, de::DeserializeSeed};
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    methods::{Method, Verified},
+    methods::{Method, Verified, params::Bounded},
     reply::{ErrorResponse, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE, Reason, cut},
 };
 
@@ -107,7 +104,7 @@ impl Calls {
         match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
             Some(b'[') => {
                 let mut text = serde_json::Deserializer::from_slice(body);
-                let batch = Batch { max: max_batch }.deserialize(&mut text).map_err(no_json)?;
+                let batch = Bounded { max: max_batch }.deserialize(&mut text).map_err(no_json)?;
                 text.end().map_err(no_json)?;
                 let (elements, count) = batch;
                 let wrong = if count == 0 {
@@ -206,47 +203,11 @@ impl<'a> Envelope<'a> {
     }
 }
 
-/// Keeps at most `max` elements and counts the rest.
-struct Batch {
-    max: usize,
-}
-
-impl<'de> DeserializeSeed<'de> for Batch {
-    type Value = (Vec<&'de RawValue>, usize);
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Batch {
-    type Value = (Vec<&'de RawValue>, usize);
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a batch")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let mut elements = Vec::new();
-        while elements.len() < self.max {
-            let Some(element) = seq.next_element()? else {
-                let count = elements.len();
-                return Ok((elements, count));
-            };
-            elements.push(element);
-        }
-        let mut count = elements.len();
-        while seq.next_element::<IgnoredAny>()?.is_some() {
-            count = count.saturating_add(1);
-        }
-        Ok((elements, count))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::methods::params;
+    use serde::de::IgnoredAny;
     use order_pool::{RawBundle, RawCancelBundle};
     use testkit::corpus::{damaged_seeds, seeds};
 
@@ -337,7 +298,7 @@ mod tests {
                     params::one::<RawCancelBundle>(&params, "replacementUuid").err(),
                     params::one::<params::RawPrivate>(&params, "tx").err(),
                     params::one::<params::RawCancelPrivate>(&params, "txHash").err(),
-                    params::one::<alloy_primitives::Bytes>(&params, "").err(),
+                    params::raw(&params).err(),
                     params::private_raw(&params).err(),
                 ];
                 for error in errors.into_iter().flatten() {

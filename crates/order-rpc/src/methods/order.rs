@@ -11,7 +11,8 @@ use order_pool::{
 use serde_json::{Value, json};
 
 use super::{
-    Admitted, Method, RAW_FIELD, last_block_passed,
+    Admitted, Method, last_block_passed,
+    params::FIRST,
     proofs::{Proofs, Unproven},
     verify,
 };
@@ -151,7 +152,7 @@ impl Verified {
         let field = match method {
             Method::SendBundle => format!("txs[{index}]"),
             Method::SendPrivateTransaction => "tx".to_owned(),
-            _ => RAW_FIELD.to_owned(),
+            _ => FIRST.to_owned(),
         };
         verify::blob(tx, &field, blob)
     }
@@ -293,7 +294,7 @@ pub(super) fn bundle_error(error: &BundleError) -> ErrorResponse {
             (Reason::TransactionSignature, format!("txs[{index}]"))
         }
         BundleError::Sidecar { index, .. } => (Reason::Sidecar, format!("txs[{index}]")),
-        _ => (Reason::Params, "params[0]".to_owned()),
+        _ => (Reason::Params, FIRST.to_owned()),
     };
     ErrorResponse::field(reason, &field, error.to_string())
 }
