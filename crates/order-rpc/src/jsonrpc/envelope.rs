@@ -48,11 +48,10 @@ impl Id {
             let length = text.len();
             return Err(invalid(format!("id has {length} bytes, the most is {MAX_ID_BYTES}")));
         }
-        match text.as_bytes().first() {
-            Some(b'[' | b'{' | b't' | b'f') => {
-                Err(invalid("id must be a number or a string".to_owned()))
-            }
-            _ => Ok(Self(Cow::Owned(text.to_owned()))),
+        // It is repeated as it was sent, so the client must be able to read it.
+        match serde_json::from_str(text) {
+            Ok(Value::Number(_) | Value::String(_)) => Ok(Self(Cow::Owned(text.to_owned()))),
+            _ => Err(invalid("id must be a number or a string".to_owned())),
         }
     }
 }
@@ -207,8 +206,8 @@ impl<'a> Envelope<'a> {
 mod tests {
     use super::*;
     use crate::methods::params;
-    use serde::de::IgnoredAny;
     use order_pool::{RawBundle, RawCancelBundle};
+    use serde::de::IgnoredAny;
     use testkit::corpus::{damaged_seeds, seeds};
 
     fn parse(body: &str) -> Result<Calls, Reason> {
@@ -265,6 +264,9 @@ mod tests {
             (GOOD.to_owned(), "7", None),
             (GOOD.replace("2.0", "1.0"), "7", Some(Reason::Envelope)),
             (GOOD.replace("7", "[7]"), "null", Some(Reason::Envelope)),
+            // serde reads neither in a response.
+            (GOOD.replace("7", "1e999"), "null", Some(Reason::Envelope)),
+            (GOOD.replace("7", r#""\ud800""#), "null", Some(Reason::Envelope)),
             (GOOD.replace("7", &format!("\"{long}\"")), "null", Some(Reason::Envelope)),
             (GOOD.replace("\"id\":7,", ""), "null", Some(Reason::Envelope)),
             (GOOD.replace("eth_sendBundle", "eth_no"), "7", Some(Reason::Method)),
