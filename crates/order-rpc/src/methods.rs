@@ -172,14 +172,23 @@ impl Methods {
     fn prepare_bundle(&self, params: &[u8]) -> Result<Prepared, ErrorResponse> {
         let raw: RawBundle = params::one(params, "")?;
         raw.check(MAX_TXS_PER_BUNDLE).map_err(|error| order::bundle_error(&error))?;
-        let block = raw.block_number.filter(|block| *block != 0);
-        if let (Some(head), Some(value)) = (self.host.pool.head(), block) {
+        if let Some(head) = self.host.pool.head() {
             let limit = head.number.saturating_add(MAX_BLOCKS_AHEAD);
-            if value <= head.number {
-                let limit = head.number.saturating_add(1);
-                return Err(order::rejected(&RejectReason::BlockPassed { value, limit }));
-            } else if value > limit {
-                return Err(order::rejected(&RejectReason::BlockTooFar { value, limit }));
+            match raw.block_number.filter(|block| *block != 0) {
+                Some(value) if value <= head.number => {
+                    let limit = head.number.saturating_add(1);
+                    return Err(order::rejected(&RejectReason::BlockPassed { value, limit }));
+                }
+                Some(value) if value > limit => {
+                    return Err(order::rejected(&RejectReason::BlockTooFar { value, limit }));
+                }
+                _ => {}
+            }
+            // Each block is later than the one before. 0 is unset.
+            let (time, passed) = (raw.max_timestamp.unwrap_or_default(), head.timestamp);
+            if (1..=passed).contains(&time) {
+                let message = format!("maxTimestamp is {time}, the head's timestamp is {passed}");
+                return Err(ErrorResponse::field(Reason::Params, "maxTimestamp", message));
             }
         }
         let chain_id = self.config.chain_id;

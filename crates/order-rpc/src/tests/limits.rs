@@ -153,17 +153,27 @@ async fn what_no_block_may_contain_is_refused_before_its_signature_is_looked_at(
 }
 
 #[tokio::test]
-async fn a_bundle_for_a_block_that_cannot_be_is_refused_before_its_transactions_are_decoded() {
+async fn a_bundle_for_no_block_to_come_is_refused_before_its_transactions_are_decoded() {
     let server = start(config());
-    let number = 100;
-    let head = Head::new(number, B256::repeat_byte(1), B256::ZERO);
+    let head = Head::new(100, B256::repeat_byte(1), B256::ZERO).with_timestamp(1_000);
     server.pool.on_head(Block::new(head, vec![]));
-    for (block, expected) in
-        [(number, "params"), (number + 65, "params"), (number + 64, "undecodable")]
-    {
-        let bundle = json!([{ "txs": ["0x02"], "blockNumber": format!("{block:#x}") }]);
+    for (field, value, expected) in [
+        ("blockNumber", 100, "params"),
+        ("blockNumber", 100 + 65, "params"),
+        ("blockNumber", 100 + 64, "undecodable"),
+        ("maxTimestamp", 1, "params"),
+        ("maxTimestamp", 1_000, "params"),
+        ("maxTimestamp", 1_001, "undecodable"),
+        ("maxTimestamp", 0, "undecodable"),
+    ] {
+        let bundle = json!([{ "txs": ["0x02"], field: value }]);
         let answer = call(server.addr, "eth_sendBundle", bundle).await;
-        assert_eq!(answer.error().2, expected, "{block}");
+        let named = if expected == "params" { field } else { "txs[0]" };
+        assert_eq!(
+            (answer.error().2.as_str(), answer.field().as_str()),
+            (expected, named),
+            "{value}"
+        );
     }
 }
 
