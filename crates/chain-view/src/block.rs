@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use alloy_primitives::{Address, B256};
 
-/// The head of the chain: the fields of its newest block that a builder needs for the next one.
+/// The head of the chain: the fields of its newest block that a builder needs for the next one. There may be more of
+/// them in a later version: end a literal with `..Head::new(…)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Head {
     /// The block's number.
     pub number: u64,
@@ -48,76 +48,6 @@ impl Head {
             gas_limit: 0,
             fee_recipient: Address::ZERO,
         }
-    }
-
-    /// Sets [`Self::number`].
-    #[must_use]
-    pub const fn with_number(mut self, number: u64) -> Self {
-        self.number = number;
-        self
-    }
-
-    /// Sets [`Self::hash`].
-    #[must_use]
-    pub const fn with_hash(mut self, hash: B256) -> Self {
-        self.hash = hash;
-        self
-    }
-
-    /// Sets [`Self::parent_hash`].
-    #[must_use]
-    pub const fn with_parent_hash(mut self, parent_hash: B256) -> Self {
-        self.parent_hash = parent_hash;
-        self
-    }
-
-    /// Sets [`Self::timestamp`].
-    #[must_use]
-    pub const fn with_timestamp(mut self, timestamp: u64) -> Self {
-        self.timestamp = timestamp;
-        self
-    }
-
-    /// Sets [`Self::next_base_fee_wei`].
-    #[must_use]
-    pub const fn with_next_base_fee_wei(mut self, next_base_fee_wei: Option<u64>) -> Self {
-        self.next_base_fee_wei = next_base_fee_wei;
-        self
-    }
-
-    /// Sets [`Self::base_fee_wei`].
-    #[must_use]
-    pub const fn with_base_fee_wei(mut self, base_fee_wei: Option<u64>) -> Self {
-        self.base_fee_wei = base_fee_wei;
-        self
-    }
-
-    /// Sets [`Self::blob_gas_used`].
-    #[must_use]
-    pub const fn with_blob_gas_used(mut self, blob_gas_used: Option<u64>) -> Self {
-        self.blob_gas_used = blob_gas_used;
-        self
-    }
-
-    /// Sets [`Self::excess_blob_gas`].
-    #[must_use]
-    pub const fn with_excess_blob_gas(mut self, excess_blob_gas: Option<u64>) -> Self {
-        self.excess_blob_gas = excess_blob_gas;
-        self
-    }
-
-    /// Sets [`Self::gas_limit`].
-    #[must_use]
-    pub const fn with_gas_limit(mut self, gas_limit: u64) -> Self {
-        self.gas_limit = gas_limit;
-        self
-    }
-
-    /// Sets [`Self::fee_recipient`].
-    #[must_use]
-    pub const fn with_fee_recipient(mut self, fee_recipient: Address) -> Self {
-        self.fee_recipient = fee_recipient;
-        self
     }
 }
 

@@ -87,14 +87,16 @@ impl<P, C: BlockReader<Block = reth_ethereum::Block>> RethPool<P, C> {
 }
 
 fn mined(block: &RecoveredBlock<reth_ethereum::Block>) -> MinedBlock {
-    let head = Head::new(block.number(), block.hash(), block.parent_hash())
-        .with_timestamp(block.timestamp())
-        .with_base_fee_wei(block.base_fee_per_gas())
-        .with_next_base_fee_wei(block.next_block_base_fee(BaseFeeParams::ethereum()))
-        .with_blob_gas_used(block.blob_gas_used())
-        .with_excess_blob_gas(block.excess_blob_gas())
-        .with_gas_limit(block.gas_limit())
-        .with_fee_recipient(block.beneficiary());
+    let head = Head {
+        timestamp: block.timestamp(),
+        base_fee_wei: block.base_fee_per_gas(),
+        next_base_fee_wei: block.next_block_base_fee(BaseFeeParams::ethereum()),
+        blob_gas_used: block.blob_gas_used(),
+        excess_blob_gas: block.excess_blob_gas(),
+        gas_limit: block.gas_limit(),
+        fee_recipient: block.beneficiary(),
+        ..Head::new(block.number(), block.hash(), block.parent_hash())
+    };
     let mut hashes = Vec::new();
     let mut nonces = AddressHashMap::default();
     // The transactions of a sender stand in the order of their nonces.

@@ -175,7 +175,7 @@ fn a_row_names_the_block_that_took_its_transaction_if_that_came_before_it_was_wr
     let all: Vec<_> = (0..3).map(|n| tx(n, Origin::Mempool)).collect();
     let hashes: Vec<_> = all.iter().map(|tx| *tx.hash()).collect();
     all.into_iter().for_each(|tx| insert(&pool, tx));
-    let head = Head::new(7, B256::with_last_byte(7), B256::ZERO).with_timestamp(84);
+    let head = Head { timestamp: 84, ..Head::new(7, B256::with_last_byte(7), B256::ZERO) };
     let _ = pool.on_head(Block::new(head, vec![hashes[1]]));
     follower.follow(Instant::now());
     follower.write();

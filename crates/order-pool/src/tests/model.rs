@@ -901,8 +901,9 @@ impl Run {
     fn head(&mut self, parent: Option<(u64, B256)>, mined: Vec<B256>, fee: Option<u8>) -> Block {
         self.forks += 1;
         let (number, parent_hash) = parent.unwrap_or((9, B256::ZERO));
+        let next_base_fee_wei = fee.map(u64::from);
         let head = Head::new(number + 1, hash(1 << 40 | self.forks), parent_hash);
-        Block::new(head.with_next_base_fee_wei(fee.map(u64::from)), mined)
+        Block::new(Head { next_base_fee_wei, ..head }, mined)
     }
 
     fn on_head(&mut self, block: Block, replaced: usize) {

@@ -84,7 +84,7 @@ pub(crate) fn private_from(spec: Spec, terms: PrivateTerms) -> Transaction {
 /// A block whose hash tells its number and its fork.
 pub(crate) fn head(number: u64, fork: u64, parent_fork: u64, mined: &[B256]) -> Block {
     let (hash, parent) = (hash(number << 8 | fork), hash((number - 1) << 8 | parent_fork));
-    Block::new(Head::new(number, hash, parent).with_timestamp(number * 12), mined)
+    Block::new(Head { timestamp: number * 12, ..Head::new(number, hash, parent) }, mined)
 }
 
 /// Everything that can be read now but heads, as short words: `+hash` and `-hash`.

@@ -83,11 +83,13 @@ fn a_new_reader_and_one_that_starts_anew_are_told_the_head_first() {
 #[test]
 fn the_latest_head_is_known_at_any_time_with_all_its_fields() {
     let pool = pool();
-    let first = Head::new(7, B256::repeat_byte(7), B256::repeat_byte(6))
-        .with_timestamp(84)
-        .with_next_base_fee_wei(Some(u64::MAX))
-        .with_gas_limit(60_000_000)
-        .with_fee_recipient(Address::repeat_byte(1));
+    let first = Head {
+        timestamp: 84,
+        next_base_fee_wei: Some(u64::MAX),
+        gas_limit: 60_000_000,
+        fee_recipient: Address::repeat_byte(1),
+        ..Head::new(7, B256::repeat_byte(7), B256::repeat_byte(6))
+    };
     let mut subscription = pool.subscribe_all();
     pool.on_head(Block::new(first, []));
     assert_eq!(pool.head(), Some(first));

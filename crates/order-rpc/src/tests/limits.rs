@@ -155,7 +155,7 @@ async fn what_no_block_may_contain_is_refused_before_its_signature_is_looked_at(
 #[tokio::test]
 async fn a_bundle_for_no_block_to_come_is_refused_before_its_transactions_are_decoded() {
     let server = start(config());
-    let head = Head::new(100, B256::repeat_byte(1), B256::ZERO).with_timestamp(1_000);
+    let head = Head { timestamp: 1_000, ..Head::new(100, B256::repeat_byte(1), B256::ZERO) };
     server.pool.on_head(Block::new(head, vec![]));
     for (field, value, expected) in [
         ("blockNumber", 100, "params"),

@@ -73,16 +73,18 @@ impl From<WireHead> for Head {
         // unknown.
         let base_fee_wei = wire.base_fee_per_gas.and_then(|fee| u64::try_from(fee).ok());
         let (used, limit) = (wire.gas_used.to(), wire.gas_limit.to());
-        Self::new(wire.number.to(), wire.hash, wire.parent_hash)
-            .with_timestamp(wire.timestamp.to())
-            .with_next_base_fee_wei(
-                base_fee_wei.and_then(|fee| next_base_fee_wei(fee, used, limit)),
-            )
-            .with_base_fee_wei(base_fee_wei)
-            .with_blob_gas_used(wire.blob_gas_used.map(|gas| gas.to()))
-            .with_excess_blob_gas(wire.excess_blob_gas.map(|gas| gas.to()))
-            .with_gas_limit(limit)
-            .with_fee_recipient(wire.miner)
+        Self {
+            number: wire.number.to(),
+            hash: wire.hash,
+            parent_hash: wire.parent_hash,
+            timestamp: wire.timestamp.to(),
+            next_base_fee_wei: base_fee_wei.and_then(|fee| next_base_fee_wei(fee, used, limit)),
+            base_fee_wei,
+            blob_gas_used: wire.blob_gas_used.map(|gas| gas.to()),
+            excess_blob_gas: wire.excess_blob_gas.map(|gas| gas.to()),
+            gas_limit: limit,
+            fee_recipient: wire.miner,
+        }
     }
 }
 
