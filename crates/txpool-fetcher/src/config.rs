@@ -235,23 +235,19 @@ impl FetcherConfig {
     /// # Errors
     /// The first field out of its bounds, with its value and the limits.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        if self.sources.is_empty() {
-            return Err(ConfigError::NoSource);
-        }
+        within("sources", self.sources.len(), 1, 16)?;
         for (index, source) in self.sources.iter().enumerate() {
             if self.sources[..index].contains(source) {
                 return Err(ConfigError::DuplicateSource { endpoint: source.to_string() });
             }
         }
-        within("sources", self.sources.len(), 1, 16)?;
         within("fetch_slots", self.fetch_slots, 1, MAX_FETCH_SLOTS)?;
         within("max_bytes_in_flight", self.max_bytes_in_flight, 1 << 20, u32::MAX as usize)?;
         within("request_connections", self.request_connections, 1, 16)?;
-        let (field, min) = ("audit_interval", Duration::from_millis(1));
+        let (field, min, max) = ("audit_interval", Duration::from_millis(1), MAX_DURATION);
         match self.audit_interval {
-            Some(value) if value < min => Err(ConfigError::TooShort { field, value, min }),
-            Some(value) if value > MAX_DURATION => {
-                Err(ConfigError::TooLong { field, value, max: MAX_DURATION })
+            Some(value) if !(min..=max).contains(&value) => {
+                Err(ConfigError::DurationOutOfRange { field, value, min, max })
             }
             _ => Ok(()),
         }
@@ -278,15 +274,18 @@ mod tests {
     #[test]
     fn a_bad_field_is_named_with_its_value_and_limits() {
         let config = || FetcherConfig::ipc("/tmp/node.ipc");
-        let long = FetcherConfig { audit_interval: Some(Duration::MAX), ..config() };
-        let error = long.validate().unwrap_err().to_string();
-        assert!(error.contains("`audit_interval`") && error.contains("at most"), "{error}");
+        for interval in [Duration::MAX, Duration::ZERO] {
+            let config = FetcherConfig { audit_interval: Some(interval), ..config() };
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.contains("`audit_interval`") && error.contains("between 1ms"), "{error}");
+        }
         let none = FetcherConfig { fetch_slots: 0, ..config() };
         assert_eq!(
             none.validate().unwrap_err().to_string(),
             "`fetch_slots` is 0, it must be between 1 and 4096"
         );
-        assert!(matches!(FetcherConfig::new([]).validate(), Err(ConfigError::NoSource)));
+        let error = FetcherConfig::new([]).validate().unwrap_err();
+        assert_eq!(error.to_string(), "`sources` is 0, it must be between 1 and 16");
         let twice = FetcherConfig::new(["/a".parse().unwrap(), "/a".parse().unwrap()]);
         assert!(matches!(twice.validate(), Err(ConfigError::DuplicateSource { .. })));
     }

@@ -1,6 +1,6 @@
 //! The errors of the crate.
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use tokio_tungstenite::tungstenite;
 
@@ -20,29 +20,18 @@ pub enum ConfigError {
         /// The most it may be.
         max: usize,
     },
-    /// A duration is too short.
-    #[error("`{field}` is {value:?}, it must be at least {min:?}")]
-    TooShort {
+    /// A duration is out of its bounds.
+    #[error("`{field}` is {value:?}, it must be between {min:?} and {max:?}")]
+    DurationOutOfRange {
         /// The field.
         field: &'static str,
         /// Its value.
         value: Duration,
         /// The least it may be.
         min: Duration,
-    },
-    /// A duration is too long.
-    #[error("`{field}` is {value:?}, it must be at most {max:?}")]
-    TooLong {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: Duration,
         /// The most it may be.
         max: Duration,
     },
-    /// There is no source.
-    #[error("`sources` is empty, at least one endpoint is needed")]
-    NoSource,
     /// Two sources have the same endpoint.
     #[error("`sources` names {endpoint} twice")]
     DuplicateSource {
@@ -69,37 +58,15 @@ pub enum ConfigError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The path does not exist.
-    #[error("{endpoint}: no such socket (is the node running, and is this its --ipcpath?)")]
-    Missing {
-        /// The endpoint.
-        endpoint: String,
-    },
-    /// The path exists, and is not a socket.
-    #[error("{endpoint}: not a socket (there is a file or folder at this path)")]
-    NotASocket {
-        /// The endpoint.
-        endpoint: String,
-    },
-    /// The permissions of the socket do not allow opening it.
-    #[error("{endpoint}: permission denied (run as the node's user, or change the socket's mode)")]
-    PermissionDenied {
-        /// The endpoint.
-        endpoint: String,
-    },
-    /// No process listens on the socket.
-    #[error("{endpoint}: connection refused (the socket is left over from a node that is gone)")]
-    Refused {
-        /// The endpoint.
-        endpoint: String,
-    },
-    /// Any other I/O error.
-    #[error("{endpoint}: {source}")]
+    /// The socket cannot be opened, read or written.
+    #[error("{endpoint}: {source}{hint}")]
     Io {
         /// The endpoint.
         endpoint: String,
         /// The error of the operating system.
         source: Arc<io::Error>,
+        /// The likely cause, in brackets; empty if there is none that is likely.
+        hint: &'static str,
     },
     /// The peer closed the connection before it answered.
     #[error(
@@ -175,7 +142,7 @@ pub enum ConnectError {
 
 impl ConnectError {
     pub(crate) fn io(endpoint: &impl ToString, source: io::Error) -> Self {
-        Self::Io { endpoint: endpoint.to_string(), source: source.into() }
+        Self::Io { endpoint: endpoint.to_string(), source: source.into(), hint: "" }
     }
 }
 
@@ -245,6 +212,13 @@ pub enum LossReason {
 }
 
 impl LossReason {
+    /// The peer has sent these bytes, of which the start is kept.
+    pub(crate) fn garbage(bytes: &[u8]) -> Self {
+        const SHOWN_BYTES: usize = 120;
+        let shown = bytes.get(..SHOWN_BYTES).unwrap_or(bytes);
+        Self::Garbage(String::from_utf8_lossy(shown).into_owned())
+    }
+
     /// The reason behind an error of a socket.
     pub(crate) fn from_io(error: &io::Error) -> Self {
         match error.kind() {
@@ -261,7 +235,7 @@ impl LossReason {
                 Self::Closed
             }
             tungstenite::Error::Capacity(_) => Self::Oversized(0),
-            other => Self::Garbage(other.to_string().chars().take(120).collect()),
+            other => Self::garbage(other.to_string().as_bytes()),
         }
     }
 
@@ -282,34 +256,23 @@ impl LossReason {
 }
 
 /// What makes a source stale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum StaleReason {
     /// Heads come and no hashes, for longer than the recent rate of hashes makes plausible, and
     /// meanwhile the node listed new ones.
+    #[error("no hashes are announced, but the node listed {unannounced} new ones")]
     NoHashes {
         /// How many new hashes it listed.
         unannounced: u64,
     },
     /// Heads come and no hashes, and the node's pool cannot be listed to find out why.
+    #[error("no hashes are announced, and the node does not list its pool")]
     NotListed,
     /// The node returns a newer block number on the request connection than the subscription
     /// connection has announced.
+    #[error("the node has newer blocks than it announced")]
     NoHeads,
-}
-
-impl fmt::Display for StaleReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoHashes { unannounced } => {
-                write!(f, "no hashes are announced, but the node listed {unannounced} new ones")
-            }
-            Self::NotListed => {
-                f.write_str("no hashes are announced, and the node does not list its pool")
-            }
-            Self::NoHeads => f.write_str("the node has newer blocks than it announced"),
-        }
-    }
 }
 
 /// Why the node's pool could not be listed.
@@ -374,14 +337,14 @@ impl SnapshotError {
             | Self::Truncated(_)
             | Self::NotAPool
             | Self::Timeout(_)
-            | Self::ConnectionLost => true,
+            | Self::ConnectionLost
+            // A single bad transaction may have caused it.
+            | Self::PoolPanicked => true,
             // The node does not have the method, or the namespace is not enabled: -32601, on anvil
             // -32602, by EIP-1474 also -32004.
             Self::Refused { code, .. } => {
                 !matches!(code, -32700 | -32600 | -32601 | -32602 | -32004)
             }
-            // A single bad transaction may have caused it.
-            Self::PoolPanicked => true,
             // The pool will not shrink soon.
             Self::TooMany | Self::Oversized(_) => false,
         }
@@ -411,18 +374,12 @@ impl CallError {
     /// Whether the same call may succeed when made again.
     pub(crate) const fn is_retryable(&self) -> bool {
         match self {
-            // The response may only be late.
-            Self::Timeout(_) => true,
-            // A request on another connection may succeed.
-            Self::ConnectionLost => true,
-            Self::Rpc { code, .. } => match code {
-                // The node cannot parse the request or does not know the method: a retry cannot
-                // help.
-                -32700 | -32600 | -32601 | -32602 => false,
-                // -32005 limit exceeded, -32009 and -32603 busy or internal, -32000 geth's
-                // catch-all, which includes the temporary `transaction indexing is in progress`.
-                _ => true,
-            },
+            // The response may only be late; a request on another connection may succeed.
+            Self::Timeout(_) | Self::ConnectionLost => true,
+            // The node cannot parse the request or does not know the method. Other codes may pass: -32005 limit
+            // exceeded, -32009 and -32603 busy or internal, -32000 geth's catch-all, which includes the temporary
+            // `transaction indexing is in progress`.
+            Self::Rpc { code, .. } => !matches!(code, -32700 | -32600 | -32601 | -32602),
         }
     }
 

@@ -192,14 +192,9 @@ async fn request(
 ) -> Result<Box<RawValue>, CallError> {
     let connection = chain.connections.pick(turn(chain, source, attempt)).await;
     let connection = connection.ok_or(CallError::ConnectionLost)?;
-    let response = connection
-        .call("eth_getBlockByHash", (hash, false), chain.settings.limits.call_timeout)
-        .await;
-    if matches!(response, Err(CallError::ConnectionLost)) {
-        // Whichever source it belongs to: the next attempt waits for one that is up.
-        chain.connections.remove_lost(&connection);
-    }
-    response
+    let limit = chain.settings.limits.call_timeout;
+    // A connection that is lost is replaced before the next attempt, which waits for one that is up.
+    connection.call("eth_getBlockByHash", (hash, false), limit).await
 }
 
 /// Waits before an attempt, except the first.

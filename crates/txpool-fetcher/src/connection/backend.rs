@@ -51,7 +51,7 @@ use tokio::{
 };
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, tungstenite::Message};
 
-use super::{ConnectionShared, MAX_HASH_BYTES, MAX_WAITING_BYTES, Probe, clip};
+use super::{ConnectionShared, MAX_HASH_BYTES, MAX_WAITING_BYTES, Probe};
 use crate::{decode::announced_hash, error::LossReason, sync::lock};
 
 /// Most bytes read from the socket with one call: enough for 400 announcements.
@@ -199,7 +199,7 @@ impl Backend {
                         let now = Instant::now();
                         match serde_json::from_str(text.as_str()) {
                             Ok(item) => if !self.forward(item, now).await { break None },
-                            Err(_) => break Some(LossReason::Garbage(clip(text.as_str(), 120))),
+                            Err(_) => break Some(LossReason::garbage(text.as_bytes())),
                         }
                     }
                     Some(Ok(Message::Close(_))) | None => break Some(LossReason::Closed),

@@ -4,12 +4,28 @@
 //! All of it is pure, and bytes from outside cause no panic. Only a transaction that has the requested
 //! or announced hash is accepted.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 mod object;
+mod scan;
 mod sidecar;
 mod transaction;
 
 pub(crate) use self::{
     object::announced_hash,
+    scan::{Members, Value},
     transaction::{is_on_chain, read_hex},
 };
 pub use self::{

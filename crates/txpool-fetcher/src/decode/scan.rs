@@ -1,8 +1,8 @@
 //! Splits JSON into members and elements, as slices of the text, without copying.
 //!
-//! serde_json has validated the text before (it arrives as a raw value), so this does not validate
-//! what it skips. On text that is not JSON it returns an error or values that no decoder accepts;
-//! it never panics, never recurses and reads each byte at most twice.
+//! It does not validate what it skips: an object has been validated by serde_json before (it arrives as
+//! a raw value), and of a response only values of known content are taken. It never panics, never
+//! recurses and reads each byte at most twice.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use memchr::memchr2;
 
 /// One value of the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Value<'a> {
+pub(crate) enum Value<'a> {
     Null,
     /// The content of a string. Owned only when the string contained escapes.
     Text(Cow<'a, [u8]>),
@@ -26,27 +26,27 @@ pub(super) enum Value<'a> {
 
 /// The text cannot be split at this byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SyntaxError {
-    pub(super) at: usize,
+pub(crate) struct SyntaxError {
+    pub(crate) at: usize,
 }
 
 type Result<T> = std::result::Result<T, SyntaxError>;
 
 /// The members of one object, in order.
 #[derive(Debug)]
-pub(super) struct Members<'a>(Items<'a>);
+pub(crate) struct Members<'a>(Items<'a>);
 
 /// The elements of one array, in order.
 #[derive(Debug)]
-pub(super) struct Elements<'a>(Items<'a>);
+pub(crate) struct Elements<'a>(Items<'a>);
 
 impl<'a> Members<'a> {
     /// Fails unless `json` is exactly one object, with optional whitespace around it.
-    pub(super) fn new(json: &'a [u8]) -> Result<Self> {
+    pub(crate) fn new(json: &'a [u8]) -> Result<Self> {
         Items::new(json, b'{', b'}').map(Self)
     }
 
-    pub(super) fn next(&mut self) -> Result<Option<(Cow<'a, [u8]>, Value<'a>)>> {
+    pub(crate) fn next(&mut self) -> Result<Option<(Cow<'a, [u8]>, Value<'a>)>> {
         if !self.0.advance()? {
             return Ok(None);
         }
@@ -61,11 +61,11 @@ impl<'a> Members<'a> {
 
 impl<'a> Elements<'a> {
     /// Fails unless `json` is exactly one array, with optional whitespace around it.
-    pub(super) fn new(json: &'a [u8]) -> Result<Self> {
+    pub(crate) fn new(json: &'a [u8]) -> Result<Self> {
         Items::new(json, b'[', b']').map(Self)
     }
 
-    pub(super) fn next(&mut self) -> Result<Option<Value<'a>>> {
+    pub(crate) fn next(&mut self) -> Result<Option<Value<'a>>> {
         if !self.0.advance()? {
             return Ok(None);
         }
@@ -188,37 +188,34 @@ impl<'a> Scanner<'a> {
     /// Reads a string. One with escapes, which no node writes here, is decoded by serde_json.
     fn string(&mut self) -> Result<Cow<'a, [u8]>> {
         let quote = self.at;
-        let escaped = self.skip_string()?;
-        let string = self.since(quote)?;
-        let [b'"', content @ .., b'"'] = string else { return self.error() };
-        if !escaped {
+        self.expect(b'"')?;
+        let rest = self.json.get(self.at..).unwrap_or_default();
+        let end = memchr2(b'"', b'\\', rest);
+        if let Some((content, [b'"', ..])) = end.and_then(|end| rest.split_at_checked(end)) {
+            self.skip(content.len());
+            self.skip(1);
             return Ok(Cow::Borrowed(content));
         }
-        match serde_json::from_slice::<String>(string) {
+        self.at = quote;
+        self.skip_string()?;
+        match serde_json::from_slice::<String>(self.since(quote)?) {
             Ok(text) => Ok(Cow::Owned(text.into_bytes())),
             Err(_) => Err(SyntaxError { at: quote }),
         }
     }
 
-    /// Moves behind a string, and returns whether it contains escapes.
-    fn skip_string(&mut self) -> Result<bool> {
+    /// Moves behind a string.
+    fn skip_string(&mut self) -> Result<()> {
         self.expect(b'"')?;
-        let mut escaped = false;
         loop {
             let rest = self.json.get(self.at..).unwrap_or_default();
-            match memchr2(b'"', b'\\', rest) {
-                Some(offset) if rest.get(offset) == Some(&b'"') => {
-                    self.skip(offset);
-                    self.skip(1);
-                    return Ok(escaped);
-                }
-                Some(offset) => {
-                    escaped = true;
-                    // The escaped character cannot end the string.
-                    self.skip(offset);
-                    self.skip(2);
-                }
-                None => return self.error(),
+            let Some(offset) = memchr2(b'"', b'\\', rest) else { return self.error() };
+            self.skip(offset);
+            // The escaped character cannot end the string.
+            let is_end = self.peek() == Some(b'"');
+            self.skip(if is_end { 1 } else { 2 });
+            if is_end {
+                return Ok(());
             }
         }
     }

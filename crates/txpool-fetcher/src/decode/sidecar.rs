@@ -16,29 +16,15 @@ use chain_view::PooledTransaction;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SidecarError {
-    /// The number of blobs differs from that of the versioned hashes.
-    #[error("{found} blobs, the transaction names {expected}")]
-    BlobCount {
-        /// Versioned hashes of the transaction.
+    /// There is not one blob and one commitment for each versioned hash, or not one proof (EIP-4844) or
+    /// 128 cell proofs (EIP-7594).
+    #[error("{found} {what}, the versioned hashes of the transaction need {expected}")]
+    Count {
+        /// `blobs`, `commitments` or `proofs`.
+        what: &'static str,
+        /// How many the transaction's versioned hashes need.
         expected: usize,
-        /// Blobs in the sidecar.
-        found: usize,
-    },
-    /// The number of commitments differs from that of the versioned hashes.
-    #[error("{found} commitments, the transaction names {expected}")]
-    CommitmentCount {
-        /// Versioned hashes of the transaction.
-        expected: usize,
-        /// Commitments in the sidecar.
-        found: usize,
-    },
-    /// There is not one proof for each blob (EIP-4844), or there are not 128 cell proofs for each
-    /// (EIP-7594).
-    #[error("{found} proofs instead of {expected}")]
-    ProofCount {
-        /// The number of proofs that this many blobs need in this form.
-        expected: usize,
-        /// Proofs in the sidecar.
+        /// How many are in the sidecar.
         found: usize,
     },
     /// The versioned hash of a commitment differs from that of the transaction.
@@ -62,7 +48,6 @@ pub(crate) fn check_sidecar(
     tx: &TxEip4844WithSidecar<BlobTransactionSidecarVariant>,
 ) -> Result<(), SidecarError> {
     let hashes = &tx.tx.blob_versioned_hashes;
-    let expected = hashes.len();
     let (blobs, commitments, proofs, proofs_each) = match &tx.sidecar {
         BlobTransactionSidecarVariant::Eip4844(sidecar) => {
             (sidecar.blobs.len(), &sidecar.commitments, sidecar.proofs.len(), 1)
@@ -72,15 +57,15 @@ pub(crate) fn check_sidecar(
             (sidecar.blobs.len(), &sidecar.commitments, proofs, CELLS_PER_EXT_BLOB)
         }
     };
-    if blobs != expected {
-        return Err(SidecarError::BlobCount { expected, found: blobs });
-    }
-    if commitments.len() != expected {
-        return Err(SidecarError::CommitmentCount { expected, found: commitments.len() });
-    }
-    let expected_proofs = expected.saturating_mul(proofs_each);
-    if proofs != expected_proofs {
-        return Err(SidecarError::ProofCount { expected: expected_proofs, found: proofs });
+    for (what, found, each) in [
+        ("blobs", blobs, 1),
+        ("commitments", commitments.len(), 1),
+        ("proofs", proofs, proofs_each),
+    ] {
+        let expected = hashes.len().saturating_mul(each);
+        if found != expected {
+            return Err(SidecarError::Count { what, expected, found });
+        }
     }
     for (index, (expected, commitment)) in hashes.iter().zip(commitments).enumerate() {
         let found = kzg_to_versioned_hash(commitment.as_slice());
@@ -189,22 +174,17 @@ pub(crate) mod tests {
 
     #[test]
     fn a_sidecar_with_another_number_of_blobs_commitments_or_proofs_is_malformed() {
-        let other_count = SidecarError::BlobCount { expected: 2, found: 1 };
-        assert_eq!(read_with_error(blob_proofs(1)), other_count);
-        assert_eq!(read_with_error(cell_proofs(1)), other_count);
-
-        let mut sidecar = blob_proofs(2);
-        sidecar.commitments.pop();
-        let error = SidecarError::CommitmentCount { expected: 2, found: 1 };
-        assert_eq!(read_with_error(sidecar), error);
-
+        let count = |what, expected, found| SidecarError::Count { what, expected, found };
+        assert_eq!(read_with_error(blob_proofs(1)), count("blobs", 2, 1));
+        assert_eq!(read_with_error(cell_proofs(1)), count("blobs", 2, 1));
         let mut sidecar = blob_proofs(2);
         sidecar.proofs.push(infinity());
-        assert_eq!(read_with_error(sidecar), SidecarError::ProofCount { expected: 2, found: 3 });
+        assert_eq!(read_with_error(sidecar.clone()), count("proofs", 2, 3));
+        sidecar.commitments.pop();
+        assert_eq!(read_with_error(sidecar), count("commitments", 2, 1));
         let mut sidecar = cell_proofs(2);
         sidecar.cell_proofs.pop();
-        let error = SidecarError::ProofCount { expected: 256, found: 255 };
-        assert_eq!(read_with_error(sidecar), error);
+        assert_eq!(read_with_error(sidecar), count("proofs", 256, 255));
     }
 
     #[test]
@@ -217,12 +197,11 @@ pub(crate) mod tests {
             found: kzg_to_versioned_hash(other.as_slice()),
         };
         for index in 0..2 {
-            let mut sidecar = blob_proofs(2);
-            sidecar.commitments[index] = other;
-            assert_eq!(read_with_error(sidecar), error(index));
-            let mut sidecar = cell_proofs(2);
-            sidecar.commitments[index] = other;
-            assert_eq!(read_with_error(sidecar), error(index));
+            let (mut old, mut new) = (blob_proofs(2), cell_proofs(2));
+            old.commitments[index] = other;
+            new.commitments[index] = other;
+            assert_eq!(read_with_error(old), error(index));
+            assert_eq!(read_with_error(new), error(index));
         }
         let shown = error(1).to_string();
         assert!(
@@ -233,14 +212,12 @@ pub(crate) mod tests {
 
     #[test]
     fn a_blob_that_its_commitment_does_not_commit_to_fails_only_with_its_proof() {
-        assert_eq!(verify_blob_proofs(&transaction(blob_proofs(2))), Ok(()));
-        assert_eq!(verify_blob_proofs(&transaction(cell_proofs(2))), Ok(()));
-        let mut old = blob_proofs(2);
+        let (mut old, mut new) = (blob_proofs(2), cell_proofs(2));
+        assert_eq!(verify_blob_proofs(&transaction(old.clone())), Ok(()));
+        assert_eq!(verify_blob_proofs(&transaction(new.clone())), Ok(()));
         old.blobs[1][1] = 1;
-        let mut new = cell_proofs(2);
         new.blobs[1][1] = 1;
-        assert_eq!(read(old.clone()), Ok(()));
-        assert_eq!(read(new.clone()), Ok(()));
+        assert_eq!((read(old.clone()), read(new.clone())), (Ok(()), Ok(())));
         assert_eq!(verify_blob_proofs(&transaction(old)), Err(SidecarError::InvalidProof));
         assert_eq!(verify_blob_proofs(&transaction(new)), Err(SidecarError::InvalidProof));
     }

@@ -1,19 +1,5 @@
 //! Turns the response of a node into a transaction with its sender.
 
-// Bytes from outside are read here: none of them may cause a panic.
-#![cfg_attr(
-    not(test),
-    deny(
-        clippy::arithmetic_side_effects,
-        clippy::expect_used,
-        clippy::indexing_slicing,
-        clippy::panic,
-        clippy::string_slice,
-        clippy::unreachable,
-        clippy::unwrap_used
-    )
-)]
-
 use alloy_consensus::{
     Transaction as _, TxEnvelope,
     transaction::{Recovered, SignerRecoverable},

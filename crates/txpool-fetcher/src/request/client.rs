@@ -5,6 +5,11 @@
 //! The thread of the connection waits for responses, and passes each response to [`Responses`] itself: no
 //! other thread has to wake up between the socket and the sink.
 
+#![expect(
+    clippy::arithmetic_side_effects,
+    reason = "times of our own clock, and counts of what was read"
+)]
+
 use std::{
     io::{self, Read as _},
     net::Shutdown,
@@ -29,7 +34,7 @@ use tokio::{
 };
 
 use super::{
-    frame::{Frame, Frames, Garbage, clipped},
+    frame::{Frame, Frames},
     outbox::Outbox,
     pulse::Pulse,
     response::{NotAResponse, Payload, Response},
@@ -328,7 +333,7 @@ impl<T: Send + 'static> RequestConnection<T> {
                         }
                     }
                     Ok(None) => break,
-                    Err(Garbage(text)) => return LossReason::Garbage(text),
+                    Err(reason) => return reason,
                 }
                 if self.is_ended() {
                     return LossReason::Closed;
@@ -401,10 +406,10 @@ impl<T: Send + 'static> RequestConnection<T> {
                 Ok(())
             }
             Err(NotAResponse::NoId) => {
-                tracing::debug!(value = clipped(value).0, "no response to a request");
+                tracing::debug!(bytes = value.len(), "no response to a request");
                 Ok(())
             }
-            Err(NotAResponse::NotJson) => Err(LossReason::Garbage(clipped(value).0)),
+            Err(NotAResponse::NotJson) => Err(LossReason::garbage(value)),
         }
     }
 

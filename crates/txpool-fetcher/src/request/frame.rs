@@ -1,20 +1,8 @@
 //! Splits a byte stream into JSON values, wherever the reads divide it.
 
-// Bytes from outside are read here: none of them may cause a panic.
-#![cfg_attr(
-    not(test),
-    deny(
-        clippy::arithmetic_side_effects,
-        clippy::expect_used,
-        clippy::indexing_slicing,
-        clippy::panic,
-        clippy::string_slice,
-        clippy::unreachable,
-        clippy::unwrap_used
-    )
-)]
-
 use memchr::{memchr2, memrchr};
+
+use crate::error::LossReason;
 
 /// Size of the buffer while answers are small: about 130 answers of a token transfer.
 const BASE_BYTES: usize = 64 * 1024;
@@ -29,9 +17,6 @@ const SMALL_BEFORE_SHRINK: u32 = 64;
 /// How many bytes of the start and of the end of an oversized value are kept, to find its id.
 const EDGE_BYTES: usize = 256;
 
-/// How many bytes of a text that is not JSON are shown.
-const CLIP_BYTES: usize = 120;
-
 /// One complete value of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Frame<'a> {
@@ -43,10 +28,6 @@ pub(crate) enum Frame<'a> {
         id: Option<u64>,
     },
 }
-
-/// The stream is not a sequence of JSON objects; this is the start of the text.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Garbage(pub(crate) String);
 
 /// The buffer between the socket and the parser.
 ///
@@ -127,8 +108,9 @@ impl Frames {
     /// The next value that is complete, or that is known to be too large.
     ///
     /// # Errors
-    /// The next byte starts neither an object nor an array: then nothing after it can be trusted.
-    pub(crate) fn next(&mut self) -> Result<Option<Frame<'_>>, Garbage> {
+    /// [`LossReason::Garbage`]: the next byte starts neither an object nor an array, so nothing after it can
+    /// be trusted.
+    pub(crate) fn next(&mut self) -> Result<Option<Frame<'_>>, LossReason> {
         if self.oversized.is_some() && !self.skip_oversized() {
             return Ok(None);
         }
@@ -157,7 +139,7 @@ impl Frames {
     }
 
     /// Skips white space; false when no other byte follows.
-    fn find_start(&mut self) -> Result<bool, Garbage> {
+    fn find_start(&mut self) -> Result<bool, LossReason> {
         let unread = &self.buffer[self.start..self.filled];
         let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
         let Some(skipped) = unread.iter().position(|byte| !is_space(byte)) else {
@@ -169,7 +151,7 @@ impl Frames {
         if matches!(unread[0], b'{' | b'[') {
             return Ok(true);
         }
-        Err(clipped(unread))
+        Err(LossReason::garbage(unread))
     }
 
     fn begin_oversized(&mut self, complete: bool) -> Option<Frame<'_>> {
@@ -247,11 +229,6 @@ impl Scan {
     }
 }
 
-/// The start of a text that is not JSON, for the reason of the loss.
-pub(crate) fn clipped(bytes: &[u8]) -> Garbage {
-    Garbage(String::from_utf8_lossy(bytes.get(..CLIP_BYTES).unwrap_or(bytes)).into_owned())
-}
-
 /// The number in a field `id` that precedes every value except short strings: both geth and reth
 /// write `jsonrpc` and `id` first.
 fn id_at_start(head: &[u8]) -> Option<u64> {
@@ -294,7 +271,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     /// Everything found in `bytes` when they come in pieces of these sizes.
-    fn split(bytes: &[u8], max: usize, pieces: &[usize]) -> Result<Vec<Vec<u8>>, Garbage> {
+    fn split(bytes: &[u8], max: usize, pieces: &[usize]) -> Result<Vec<Vec<u8>>, LossReason> {
         let mut frames = Frames::new(max);
         let mut found = Vec::new();
         let mut sizes = pieces.iter().copied().cycle();
@@ -457,7 +434,7 @@ mod tests {
     #[test]
     fn plain_text_is_garbage_and_is_shown() {
         let text = b"Too many connections. Please try again later.";
-        assert_eq!(split(text, MIB, &[8]).unwrap_err(), Garbage("Too many".into()));
+        assert_eq!(split(text, MIB, &[8]), Err(LossReason::Garbage("Too many".into())));
         assert!(split(b"{}\n}", MIB, &[8]).is_err());
     }
 }

@@ -33,9 +33,22 @@
 //! The connections in use are in a `watch` channel of tokio's, whose lock all its readers share and a
 //! flush holds while it sends.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
 mod client;
 mod frame;
-mod greeting;
 mod open;
 mod outbox;
 mod pool_queues;

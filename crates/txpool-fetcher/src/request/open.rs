@@ -1,5 +1,7 @@
 //! Opens and supervises the request connections of a source.
 
+#![expect(clippy::arithmetic_side_effects, reason = "times of our own clock")]
+
 use std::{
     io,
     sync::Arc,
@@ -15,8 +17,11 @@ use tokio::{
 
 use super::{
     client::{RequestConnection, Responses},
-    greeting::Greeting,
+    frame::{Frame, Frames},
+    outbox::write_ping,
+    response::{NotAResponse, Response},
     set::{OpenConnection, RequestConnections, RequestSet, Requests},
+    slab::RequestId,
     ws,
 };
 use crate::{
@@ -38,14 +43,13 @@ pub(crate) struct Opened<T: Send + 'static> {
 /// of each.
 pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
     settings: &Settings,
-    index: usize,
+    endpoint: &Endpoint,
     calls: Connection,
     responses: impl Fn() -> R,
 ) -> Result<Opened<T>, ConnectError> {
     let mut tasks = JoinSet::new();
     let mut fetches = Vec::new();
     for _ in 0..settings.config.request_connections {
-        let endpoint = &settings.config.sources[index];
         fetches.push(open_one(endpoint, &settings.limits, responses(), &mut tasks).await?);
     }
     let deferrable = settings.deferrable_connections();
@@ -88,6 +92,9 @@ async fn open_one<T: Send + 'static>(
     }
 }
 
+/// More than any node answers to a request for its block number.
+const MAX_GREETING_BYTES: usize = 64 * 1024;
+
 /// Waits for the response to one request: a node at its limit of connections accepts one more, sends
 /// an error and closes it, which must not count as a connection that was up.
 async fn greet(
@@ -95,25 +102,34 @@ async fn greet(
     endpoint: &Endpoint,
     limit: Duration,
 ) -> Result<(), ConnectError> {
-    let mut greeting = Greeting::new();
+    let mut request = Vec::new();
+    write_ping(&mut request);
+    let mut frames = Frames::new(MAX_GREETING_BYTES);
     let exchange = async {
         let io = |error: io::Error| LossReason::from_io(&error);
-        stream.write_all(&greeting.request()).await.map_err(io)?;
-        while !greeting.is_answered() {
-            let count = stream.read(greeting.spare()).await.map_err(io)?;
-            if count == 0 {
-                return Err(LossReason::Closed);
+        stream.write_all(&request).await.map_err(io)?;
+        loop {
+            match stream.read(frames.spare()).await.map_err(io)? {
+                0 => return Err(LossReason::Closed),
+                count => frames.filled(count),
             }
-            greeting.read(count)?;
+            while let Some(frame) = frames.next()? {
+                let Frame::Value(value) = frame else { continue };
+                match Response::read(value) {
+                    // An error is an answer too.
+                    Ok(response) if response.id == RequestId::PING.get() => return Ok(()),
+                    Ok(_) | Err(NotAResponse::NoId) => {}
+                    Err(NotAResponse::NotJson) => return Err(LossReason::garbage(value)),
+                }
+            }
         }
-        Ok(())
     };
     match timeout(limit, exchange).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(reason)) => Err(closed_too_early(endpoint, reason).await),
         Err(_) => Err(ConnectError::NoAnswer {
             endpoint: endpoint.to_string(),
-            method: Greeting::METHOD,
+            method: "eth_blockNumber",
             timeout: limit,
         }),
     }
@@ -191,6 +207,29 @@ impl<T: Send + 'static, O: Unanswered<T>> Drop for HandsOn<'_, T, O> {
             for request in connection.take_all() {
                 self.owner.on_failure(request, CallError::ConnectionLost);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_the_answer_to_the_request_ends_the_wait() {
+        let (id, endpoint) = (RequestId::PING.get(), Endpoint::Ipc("/n.ipc".into()));
+        for (answer, error) in [
+            (r#"{"id":1,"result":"0x1"}"#.to_owned(), Some("no answer to eth_blockNumber")),
+            (format!(r#"{{"jsonrpc":"2.0","id":{id},"result":"0x1"}}"#), None),
+            (format!(r#"{{"id":{id},"error":{{"code":-32601}}}}"#), None),
+            ("Too many connections.".to_owned(), Some("it sent: \"Too many")),
+        ] {
+            let (mut ours, mut node) = UnixStream::pair().unwrap();
+            node.write_all(answer.as_bytes()).await.unwrap();
+            let greeted = greet(&mut ours, &endpoint, Duration::from_secs(1)).await;
+            let said = greeted.err().map(|error| error.to_string());
+            assert_eq!(said.is_some(), error.is_some(), "{said:?}");
+            assert!(said.unwrap_or_default().contains(error.unwrap_or_default()), "{answer}");
         }
     }
 }

@@ -1,5 +1,12 @@
 //! Formats requests and writes them into a socket that may be full.
 
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "positions in bytes of our own"
+)]
+
 use std::io::Write as _;
 
 use alloy_primitives::B256;

@@ -1,5 +1,7 @@
 //! Up to which time a connection was read, so that a slow thread of ours causes no time-out.
 
+#![expect(clippy::arithmetic_side_effects, reason = "times of our own clock")]
+
 use std::{
     sync::atomic::{
         AtomicU64,

@@ -1,27 +1,15 @@
 //! Reads one JSON-RPC response.
 //!
-//! A healthy node's answer to `eth_getRawTransactionByHash` has three fields and no escapes. The
-//! hand-written reader parses only that form, and borrows the result from the buffer. Any deviation
-//! goes to `serde_json`, so the hand-written reader never has to decide what is valid JSON.
-
-// Bytes from outside are read here: none of them may cause a panic.
-#![cfg_attr(
-    not(test),
-    deny(
-        clippy::arithmetic_side_effects,
-        clippy::expect_used,
-        clippy::indexing_slicing,
-        clippy::panic,
-        clippy::string_slice,
-        clippy::unreachable,
-        clippy::unwrap_used
-    )
-)]
+//! A healthy node's answer to `eth_getRawTransactionByHash` has three fields and no escapes. Only that form
+//! is split by hand, and its result borrowed from the buffer. Any deviation goes to `serde_json`, which
+//! alone decides what is valid JSON.
 
 use std::borrow::Cow;
 
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
+
+use crate::decode::{Members, Value};
 
 /// A response with an id that is a number.
 #[derive(Debug, PartialEq)]
@@ -65,110 +53,48 @@ pub(crate) enum NotAResponse {
 impl<'a> Response<'a> {
     /// Reads a complete value. Never panics, whatever the bytes.
     pub(crate) fn read(value: &'a [u8]) -> Result<Self, NotAResponse> {
-        match Common::read(value) {
-            Some(response) => Ok(response),
-            None => read_any(value),
-        }
+        read_common(value).map_or_else(|| read_any(value), Ok)
     }
 }
 
-/// Reads `{"jsonrpc":"2.0","id":17,"result":"0x…"}` with its fields in any order and any white space.
-struct Common<'a> {
-    rest: &'a [u8],
+/// Reads `{"jsonrpc":"2.0","id":17,"result":"0x…"}` with its fields in any order and any white space. `None`
+/// when the value has any other form, valid or not.
+fn read_common(value: &[u8]) -> Option<Response<'_>> {
+    let (mut version, mut id, mut payload) = (false, None, None);
+    let mut members = Members::new(value).ok()?;
+    while let Some((name, value)) = members.next().ok()? {
+        // A repeated name is not of the common form.
+        match (&*name, value) {
+            (b"jsonrpc", Value::Text(text)) if !version => {
+                version = (*text == *b"2.0").then_some(true)?
+            }
+            (b"id", Value::Number(digits)) if id.is_none() => id = Some(number(digits)?),
+            (b"result", Value::Null) if payload.is_none() => payload = Some(Payload::Null),
+            (b"result", Value::Text(Cow::Borrowed(text))) if payload.is_none() => {
+                payload = Some(Payload::Text(Cow::Borrowed(printable(text)?)));
+            }
+            _ => return None,
+        }
+    }
+    Some(Response { id: id?, payload: payload? })
 }
 
-impl<'a> Common<'a> {
-    /// `None` when the value has any other form, valid or not.
-    fn read(value: &'a [u8]) -> Option<Response<'a>> {
-        let mut reader = Self { rest: value };
-        let (mut version, mut id, mut payload) = (false, None, None);
-        reader.byte(b'{')?;
-        loop {
-            match reader.text()? {
-                // A repeated name is not of the common form.
-                b"jsonrpc" if !version => {
-                    reader.byte(b':')?;
-                    version = reader.text()? == b"2.0";
-                    version.then_some(())?;
-                }
-                b"id" if id.is_none() => {
-                    reader.byte(b':')?;
-                    id = Some(reader.number()?);
-                }
-                b"result" if payload.is_none() => {
-                    reader.byte(b':')?;
-                    payload = Some(reader.result()?);
-                }
-                _ => return None,
-            }
-            reader.space();
-            match reader.rest.split_first()? {
-                (b',', rest) => reader.rest = rest,
-                (b'}', rest) => {
-                    reader.rest = rest;
-                    break;
-                }
-                _ => return None,
-            }
-        }
-        reader.space();
-        (reader.rest.is_empty()).then_some(Response { id: id?, payload: payload? })
-    }
+/// A number without sign, fraction and exponent that is below 10^18: then it fits.
+#[expect(clippy::arithmetic_side_effects, reason = "18 decimal digits are below 10^18")]
+fn number(digits: &[u8]) -> Option<u64> {
+    let is_plain = digits.iter().all(u8::is_ascii_digit)
+        && (digits.len() == 1 || digits.first() != Some(&b'0'));
+    let fits = is_plain && digits.len() <= 18;
+    fits.then(|| digits.iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0')))
+}
 
-    fn space(&mut self) {
-        while let [b' ' | b'\t' | b'\r' | b'\n', rest @ ..] = self.rest {
-            self.rest = rest;
-        }
-    }
-
-    fn byte(&mut self, wanted: u8) -> Option<()> {
-        self.space();
-        let (first, rest) = self.rest.split_first()?;
-        self.rest = rest;
-        (*first == wanted).then_some(())
-    }
-
-    /// A string without escapes, without its quotes. Its characters are not validated: the caller
-    /// compares it, or checks it as [`Self::result`] does.
-    fn text(&mut self) -> Option<&'a [u8]> {
-        self.byte(b'"')?;
-        let end = memchr::memchr2(b'"', b'\\', self.rest)?;
-        let (text, rest) = self.rest.split_at(end);
-        self.rest = rest.strip_prefix(b"\"")?;
-        Some(text)
-    }
-
-    /// A number without sign, fraction and exponent that is below 10^18: then it fits.
-    #[expect(clippy::arithmetic_side_effects, reason = "18 decimal digits are below 10^18")]
-    fn number(&mut self) -> Option<u64> {
-        self.space();
-        let digits = self.rest.iter().take(19).take_while(|byte| byte.is_ascii_digit()).count();
-        let (number, rest) = self.rest.split_at(digits);
-        let has_leading_zero = digits > 1 && number.first() == Some(&b'0');
-        if !(1..=18).contains(&digits) || has_leading_zero {
-            return None;
-        }
-        // The next character must not continue the number; a comma or a bracket is required next.
-        self.rest = rest;
-        Some(number.iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0')))
-    }
-
-    fn result(&mut self) -> Option<Payload<'a>> {
-        self.space();
-        if let Some(rest) = self.rest.strip_prefix(b"null") {
-            self.rest = rest;
-            return Some(Payload::Null);
-        }
-        let text = self.text()?;
-        // A JSON string may not contain control characters. Hex has none, and no byte above 127. No
-        // early exit within a piece, so that the compiler vectorizes the test: a blob has 260 KB.
-        let is_odd =
-            |bytes: &[u8]| bytes.iter().fold(false, |odd, byte| odd | !(0x20..0x80).contains(byte));
-        if text.chunks(1024).any(is_odd) {
-            return None;
-        }
-        Some(Payload::Text(Cow::Borrowed(std::str::from_utf8(text).ok()?)))
-    }
+/// The text, if each of its characters may stand in a JSON string as it is: hex has no control characters and no
+/// byte above 127.
+fn printable(text: &[u8]) -> Option<&str> {
+    // No early exit within a piece, so that the compiler vectorizes the test: a blob has 260 KB.
+    let is_odd =
+        |bytes: &[u8]| bytes.iter().fold(false, |odd, byte| odd | !(0x20..0x80).contains(byte));
+    (!text.chunks(1024).any(is_odd)).then(|| std::str::from_utf8(text).ok()).flatten()
 }
 
 #[derive(Deserialize)]
@@ -231,21 +157,21 @@ fn read_any(value: &[u8]) -> Result<Response<'_>, NotAResponse> {
 mod tests {
     use super::*;
     use proptest::{prelude::*, sample::select};
-    use serde_json::Value;
+    use serde_json::Value as Json;
     use testkit::corpus::{damaged_seeds, seeds};
 
     /// What `serde_json` makes of a value, for the fields that matter.
     fn oracle(value: &[u8]) -> Result<(u64, String), NotAResponse> {
-        let value: Value = serde_json::from_slice(value).map_err(|_| NotAResponse::NotJson)?;
-        let id = value.get("id").and_then(Value::as_u64).ok_or(NotAResponse::NoId)?;
+        let value: Json = serde_json::from_slice(value).map_err(|_| NotAResponse::NotJson)?;
+        let id = value.get("id").and_then(Json::as_u64).ok_or(NotAResponse::NoId)?;
         let error = value.get("error").filter(|error| !error.is_null());
         let says = match (error, value.get("result")) {
-            (Some(error), _) => match error.get("code").and_then(Value::as_i64) {
+            (Some(error), _) => match error.get("code").and_then(Json::as_i64) {
                 Some(code) => format!("error {code} {}", error["message"].as_str().unwrap_or("")),
                 None => "other".to_owned(),
             },
-            (None, Some(Value::Null)) => "null".to_owned(),
-            (None, Some(Value::String(text))) => format!("text {text}"),
+            (None, Some(Json::Null)) => "null".to_owned(),
+            (None, Some(Json::String(text))) => format!("text {text}"),
             _ => "other".to_owned(),
         };
         Ok((id, says))

@@ -1,5 +1,12 @@
 //! The request connections of all sources.
 
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "indices of the configured sources and of our own connections"
+)]
+
 use std::{ops::Deref, sync::Arc};
 
 use tokio::sync::watch;
@@ -181,18 +188,6 @@ impl<T: Send + 'static> RequestConnections<T> {
                 set.flush();
             }
         }
-    }
-
-    /// Removes the set whose connection for calls was found lost before its source has noticed.
-    pub(crate) fn remove_lost(&self, calls: &Arc<Connection>) {
-        self.sets.send_if_modified(|all| {
-            let lost = |set: &Option<Requests<T>>| {
-                let of_set = set.as_ref().and_then(Requests::calls);
-                of_set.is_some_and(|of_set| Arc::ptr_eq(of_set, calls))
-            };
-            let found = all.iter_mut().find(|set| lost(set));
-            found.is_some_and(|set| set.take().is_some())
-        });
     }
 
     /// Removes a set, if it is the current one.

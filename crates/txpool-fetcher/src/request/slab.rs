@@ -1,19 +1,5 @@
 //! The requests in flight on one connection, by id and by age.
 
-// Bytes from outside are read here: none of them may cause a panic.
-#![cfg_attr(
-    not(test),
-    deny(
-        clippy::arithmetic_side_effects,
-        clippy::expect_used,
-        clippy::indexing_slicing,
-        clippy::panic,
-        clippy::string_slice,
-        clippy::unreachable,
-        clippy::unwrap_used
-    )
-)]
-
 use std::time::{Duration, Instant};
 
 /// The index of a request in a [`Slab`] and the generation of that entry: an answer to an earlier

@@ -3,20 +3,6 @@
 //! The WebSocket protocol runs on the runtime, so each message is passed to the thread of the
 //! connection. Everything else is the same as over a Unix socket.
 
-// Bytes from outside are read here: none of them may cause a panic.
-#![cfg_attr(
-    not(test),
-    deny(
-        clippy::arithmetic_side_effects,
-        clippy::expect_used,
-        clippy::indexing_slicing,
-        clippy::panic,
-        clippy::string_slice,
-        clippy::unreachable,
-        clippy::unwrap_used
-    )
-)]
-
 use std::{io, sync::Arc, time::Instant};
 
 use futures::{SinkExt as _, StreamExt as _};

@@ -515,7 +515,7 @@ async fn open_requests<S: TransactionSink>(
     let settings = &fetch.settings;
     let endpoint = &settings.config.sources[index];
     let calls = dial(endpoint, &settings.limits, &deliverer.chain_id, known).await?;
-    request::open(settings, index, calls, || ResponseReader::new(fetch, deliverer)).await
+    request::open(settings, endpoint, calls, || ResponseReader::new(fetch, deliverer)).await
 }
 
 impl<S> Drop for Source<S> {

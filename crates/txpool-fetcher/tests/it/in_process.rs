@@ -31,8 +31,9 @@ use super::{ingest_with, start_with};
 struct SmallPool {
     chain_id: u64,
     state: Mutex<State>,
-    /// While it is true, `get` waits.
+    /// While it is true, `get` waits, and says so.
     is_busy: Mutex<bool>,
+    is_waited_for: AtomicBool,
     may_go_on: Condvar,
     /// Announcements are dropped, and nobody is told.
     drops: AtomicBool,
@@ -78,8 +79,8 @@ impl SmallPool {
         let number = parent.number + 1;
         // Two blocks at one height differ in what they mine.
         let salt = txs.first().map_or(0, |tx| tx.hash[0]);
-        let head = Head::new(number, B256::from([number as u8 ^ salt; 32]), parent.hash)
-            .with_next_base_fee_wei(Some(7));
+        let hash = B256::from([number as u8 ^ salt; 32]);
+        let head = Head { next_base_fee_wei: Some(7), ..Head::new(number, hash, parent.hash) };
         let hashes: Vec<_> = txs.iter().map(|tx| tx.hash).collect();
         let nonces = txs.iter().map(|tx| NonceUpdate::new(tx.sender, tx.nonce + 1)).collect();
         let mined = MinedBlock::new(Block::new(head, hashes.clone()), nonces);
@@ -154,7 +155,11 @@ impl InProcessPool for SmallPool {
     }
 
     fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>> {
-        drop(self.may_go_on.wait_while(self.is_busy.lock().unwrap(), |busy| *busy));
+        let wait = |busy: &mut bool| {
+            self.is_waited_for.store(*busy, Relaxed);
+            *busy
+        };
+        drop(self.may_go_on.wait_while(self.is_busy.lock().unwrap(), wait));
         let panics = self.state().panics_for.remove(hash);
         assert!(!panics, "get panics, as the test wants");
         self.state().txs.get(hash).cloned()
@@ -498,7 +503,7 @@ async fn a_shutdown_waits_for_a_get_until_its_deadline_and_ends_the_streams() {
     let (fetcher, _ours) = ingest(FetcherConfig { backfill: Backfill::Off, ..config(&pool) }).await;
     pool.set_busy(true);
     pool.state().announce(PoolAnnouncement::Pending(txs[0].hash));
-    eventually("under way", || fetcher.counts().unfinished == 1).await;
+    eventually("the pool is called", || pool.is_waited_for.load(Relaxed)).await;
     let start = Instant::now();
     let FetcherEnd { counts, ended, .. } = fetcher.shutdown(Duration::from_millis(300)).await;
     assert!(!ended, "the pool has not returned");

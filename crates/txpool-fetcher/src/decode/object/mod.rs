@@ -6,21 +6,6 @@
 //! that describes exactly the announced transaction is accepted. The hash does not cover `from`: it
 //! is the node's claim, see [`FullTransaction`].
 
-// Bytes from outside are read here: none of them may cause a panic.
-#![cfg_attr(
-    not(test),
-    deny(
-        clippy::arithmetic_side_effects,
-        clippy::expect_used,
-        clippy::indexing_slicing,
-        clippy::panic,
-        clippy::string_slice,
-        clippy::unreachable,
-        clippy::unwrap_used
-    )
-)]
-
-mod scan;
 mod value;
 
 use alloy_consensus::{
@@ -33,7 +18,7 @@ use alloy_primitives::{
     Address, B256, Bytes, Signature, TxKind, U64, U128, U256, keccak256, normalize_v,
 };
 
-use self::scan::{Members, SyntaxError, Value};
+use super::scan::{Members, SyntaxError, Value};
 use chain_view::PooledTransaction;
 
 /// The result of reading one full announcement.

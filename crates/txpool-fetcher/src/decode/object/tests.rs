@@ -1,6 +1,6 @@
 use alloy_consensus::{
-    EthereumTypedTransaction, SignableTransaction as _, Transaction as _, TxEip4844,
-    TxEip4844Variant, TxEnvelope, transaction::TransactionInfo,
+    EthereumTypedTransaction, SignableTransaction as _, TxEip4844, TxEip4844Variant, TxEnvelope,
+    transaction::TransactionInfo,
 };
 use alloy_eips::{
     Decodable2718 as _,
@@ -8,9 +8,7 @@ use alloy_eips::{
     eip7594::BlobTransactionSidecarVariant,
     eip7702::{Authorization, SignedAuthorization},
 };
-use alloy_primitives::{address, bytes};
 use alloy_rpc_types_eth::Transaction;
-use mock_node::workload::{Account, test_accounts};
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 use serde_json::Value as Json;
@@ -382,15 +380,6 @@ proptest! {
     }
 }
 
-#[test]
-fn the_kept_objects_are_read_or_refused() {
-    for seed in seeds("objects") {
-        let read = read_object(&seed.bytes);
-        let is_read = !matches!(read, FullAnnouncement::Malformed { .. });
-        assert_eq!(is_read, seed.is_good(), "{}: {read:?}", seed.name);
-    }
-}
-
 /// Removes one field of the object, or gives it another form, most of them of equal value.
 fn make_odd(rng: &mut StdRng, object: &mut Json, field: &str) {
     if field == "input" && rng.random_bool(0.3) {
@@ -431,176 +420,48 @@ fn make_odd(rng: &mut StdRng, object: &mut Json, field: &str) {
     }
 }
 
-// ---- Objects as nodes write them ----
+// ---- Objects as nodes write them: the corpus ----
 
-fn signed(account: &Account, tx: EthereumTypedTransaction<TxEip4844Variant>) -> TxEnvelope {
-    let signature = account.sign_hash(tx.signature_hash());
-    tx.into_signed(signature).into()
+/// The kept object of this name.
+fn kept(name: &str) -> String {
+    let seed = seeds("objects").into_iter().find(|seed| seed.name == name).expect("it is kept");
+    String::from_utf8(seed.bytes).expect("text")
 }
 
-fn account() -> Account {
-    test_accounts(1).remove(0)
-}
-
-const RECIPIENT: Address = address!("00000000000000000000000000000000deadbeef");
-
-fn legacy(chain_id: Option<u64>) -> TxEnvelope {
-    let tx = TxLegacy {
-        chain_id,
-        nonce: 9,
-        gas_price: 20_000_000_000,
-        gas_limit: 21_000,
-        to: RECIPIENT.into(),
-        value: U256::from(10).pow(U256::from(18)),
-        input: Bytes::new(),
-    };
-    signed(&account(), tx.into())
-}
-
-fn eip1559(nonce: u64) -> TxEnvelope {
-    let tx = TxEip1559 {
-        chain_id: 1337,
-        nonce,
-        gas_limit: 90_000,
-        max_fee_per_gas: 30_000_000_000,
-        max_priority_fee_per_gas: 1_000_000_000,
-        to: RECIPIENT.into(),
-        value: U256::ZERO,
-        access_list: AccessList::default(),
-        input: bytes!("a9059cbb00000000000000000000000000000000000000000000000000000000deadbeef"),
-    };
-    signed(&account(), tx.into())
-}
-
-fn eip7702() -> TxEnvelope {
-    let account = account();
-    let authorization = Authorization { chain_id: U256::from(1337), address: RECIPIENT, nonce: 1 };
-    let signature = account.sign_hash(authorization.signature_hash());
-    let tx = TxEip7702 {
-        chain_id: 1337,
-        nonce: 0,
-        gas_limit: 100_000,
-        max_fee_per_gas: 30_000_000_000,
-        max_priority_fee_per_gas: 1,
-        to: RECIPIENT,
-        value: U256::from(7),
-        access_list: AccessList(vec![AccessListItem {
-            address: RECIPIENT,
-            storage_keys: vec![B256::with_last_byte(1), B256::ZERO],
-        }]),
-        authorization_list: vec![authorization.into_signed(signature)],
-        input: Bytes::new(),
-    };
-    signed(&account, tx.into())
-}
-
-fn blob() -> TxEnvelope {
-    let tx = TxEip4844 {
-        chain_id: 1337,
-        blob_versioned_hashes: vec![B256::with_last_byte(1)],
-        ..Default::default()
-    };
-    let tx = TxEip4844Variant::<BlobTransactionSidecarVariant>::TxEip4844(tx);
-    signed(&account(), tx.into())
-}
-
-/// The hash, `v`, `r` and `s`, as geth and reth write integers: without leading zeros.
-fn hash_and_signature(tx: &TxEnvelope) -> (B256, String, String, String) {
-    let signature = tx.signature();
-    let v = match tx.chain_id() {
-        _ if !tx.is_legacy() => u128::from(signature.v()),
-        Some(chain_id) => 35 + 2 * u128::from(chain_id) + u128::from(signature.v()),
-        None => 27 + u128::from(signature.v()),
-    };
-    let [r, s] = [signature.r(), signature.s()].map(|word| format!("{word:#x}"));
-    (*tx.hash(), format!("{v:#x}"), r, s)
-}
-
-/// Go's struct order. A legacy transaction has no `yParity`, an unprotected one no `chainId`.
-fn geth_legacy(tx: &TxEnvelope) -> String {
-    let (hash, v, r, s) = hash_and_signature(tx);
-    let chain_id = tx.chain_id().map_or(String::new(), |id| format!(r#""chainId":"{id:#x}","#));
-    let from = account().address;
-    format!(
-        r#"{{"blockHash":null,"blockNumber":null,"from":"{from:#x}","gas":"0x5208","gasPrice":"0x4a817c800","hash":"{hash}","input":"0x","nonce":"0x9","to":"0x00000000000000000000000000000000deadbeef","transactionIndex":null,"value":"0xde0b6b3a7640000","type":"0x0",{chain_id}"v":"{v}","r":"{r}","s":"{s}"}}"#
-    )
-}
-
-fn geth_eip1559(tx: &TxEnvelope) -> String {
-    let (hash, v, r, s) = hash_and_signature(tx);
-    let (from, nonce) = (account().address, tx.nonce());
-    format!(
-        r#"{{"blockHash":null,"blockNumber":null,"from":"{from:#x}","gas":"0x15f90","gasPrice":"0x6fc23ac00","maxFeePerGas":"0x6fc23ac00","maxPriorityFeePerGas":"0x3b9aca00","hash":"{hash}","input":"0xa9059cbb00000000000000000000000000000000000000000000000000000000deadbeef","nonce":"{nonce:#x}","to":"0x00000000000000000000000000000000deadbeef","transactionIndex":null,"value":"0x0","type":"0x2","accessList":[],"chainId":"0x539","v":"{v}","r":"{r}","s":"{s}","yParity":"{v}"}}"#
-    )
-}
-
-/// alloy's order: the envelope, the signature, the hash, then the block's fields.
-fn reth_eip1559(tx: &TxEnvelope) -> String {
-    let (hash, v, r, s) = hash_and_signature(tx);
-    let (from, nonce) = (account().address, tx.nonce());
-    format!(
-        r#"{{"type":"0x2","chainId":"0x539","nonce":"{nonce:#x}","gas":"0x15f90","maxFeePerGas":"0x6fc23ac00","maxPriorityFeePerGas":"0x3b9aca00","to":"0x00000000000000000000000000000000deadbeef","value":"0x0","accessList":[],"input":"0xa9059cbb00000000000000000000000000000000000000000000000000000000deadbeef","r":"{r}","s":"{s}","yParity":"{v}","v":"{v}","hash":"{hash}","blockHash":null,"blockNumber":null,"transactionIndex":null,"from":"{from:#x}","gasPrice":"0x6fc23ac00"}}"#
-    )
-}
-
-fn anvil_eip7702(tx: &TxEnvelope) -> String {
-    let (hash, v, r, s) = hash_and_signature(tx);
-    let authorization = &tx.authorization_list().unwrap()[0];
-    let parity = authorization.y_parity();
-    let [auth_r, auth_s] = [authorization.r(), authorization.s()];
-    let from = account().address;
-    format!(
-        r#"{{"hash":"{hash}","nonce":"0x0","blockHash":null,"blockNumber":null,"transactionIndex":null,"from":"{from:#x}","to":"0x00000000000000000000000000000000deadbeef","value":"0x7","gasPrice":"0x6fc23ac00","gas":"0x186a0","maxFeePerGas":"0x6fc23ac00","maxPriorityFeePerGas":"0x1","input":"0x","r":"{r}","s":"{s}","v":"{v}","yParity":"{v}","chainId":"0x539","accessList":[{{"address":"0x00000000000000000000000000000000deadbeef","storageKeys":["0x0000000000000000000000000000000000000000000000000000000000000001","0x0000000000000000000000000000000000000000000000000000000000000000"]}}],"type":"0x4","authorizationList":[{{"chainId":"0x539","address":"0x00000000000000000000000000000000deadbeef","nonce":"0x1","yParity":"{parity:#x}","r":"{auth_r:#x}","s":"{auth_s:#x}"}}]}}"#
-    )
+fn eip1559() -> String {
+    kept("good-eip1559.json")
 }
 
 #[test]
-fn objects_of_geth_reth_and_anvil_are_read_and_their_senders_recovered() {
-    let mut objects = vec![
-        (legacy(Some(1337)), geth_legacy(&legacy(Some(1337)))),
-        (legacy(None), geth_legacy(&legacy(None))),
-        (eip7702(), anvil_eip7702(&eip7702())),
-    ];
-    // Enough of them that some have an `r` or `s` with leading zeros.
-    for tx in (0..64).map(eip1559) {
-        objects.push((tx.clone(), geth_eip1559(&tx)));
-        objects.push((tx.clone(), reth_eip1559(&tx)));
-    }
-    for (tx, json) in objects {
-        let read = expect_transaction(&json);
-        assert_eq!(read.raw, Bytes::from(tx.encoded_2718()));
-        assert_eq!(read.tx, into_pooled(tx));
-        assert_eq!(by_alloy(&json), Some((read.tx.clone(), account().address)));
-        assert_eq!(read.clone().trust_sender().0.signer(), account().address);
-        assert_eq!(read.recover_sender().unwrap().0.signer(), account().address);
+fn the_kept_objects_are_read_as_alloy_reads_them_with_their_senders_or_refused() {
+    for seed in seeds("objects") {
+        let read = read_object(&seed.bytes);
+        let is_read = !matches!(read, FullAnnouncement::Malformed { .. });
+        assert_eq!(is_read, seed.is_good(), "{}: {read:?}", seed.name);
+        if let FullAnnouncement::Transaction(read) = read {
+            let text = String::from_utf8(seed.bytes).expect("text");
+            assert_eq!(read.raw, Bytes::from(read.tx.encoded_2718()), "{}", seed.name);
+            assert_eq!(by_alloy(&text), Some((read.tx.clone(), read.claimed_sender)));
+            let claimed = read.claimed_sender;
+            assert_eq!(read.recover_sender().expect("signed").0.signer(), claimed, "{}", seed.name);
+        }
     }
 }
 
 #[test]
 fn an_unprotected_transaction_with_a_chain_id_beside_it_stays_unprotected() {
-    let tx = legacy(None);
-    let json = geth_legacy(&tx).replace(r#""v":"#, r#""chainId":"0x539","v":"#);
-    assert_eq!(expect_transaction(&json).tx, into_pooled(tx));
+    let json = kept("good-legacy-unprotected.json");
+    let with_chain = json.replace(r#""v":"#, r#""chainId":"0x539","v":"#);
+    assert_eq!(expect_transaction(&with_chain), expect_transaction(&json));
 }
 
 #[test]
-fn a_blob_transaction_is_requested_by_its_hash_with_and_without_its_sidecar() {
-    let hash = *blob().hash();
-    let from = account().address;
-    let blobs = "ab".repeat(131_072);
-    let bare = format!(r#"{{"type":"0x3","hash":"{hash}","from":"{from}","nonce":null}}"#);
-    let with_sidecar = format!(r#"{{"blobs":["0x{blobs}"],"type":"0x03","hash":"{hash}"}}"#);
-    for json in [bare, with_sidecar] {
-        let read = read_object(json.as_bytes());
-        assert!(matches!(read, FullAnnouncement::FetchRaw(found) if found == hash), "{read:?}");
-    }
-}
-
-#[test]
-fn a_type_that_is_unknown_is_requested_by_its_hash_whatever_its_fields() {
+fn blobs_and_unknown_types_are_requested_by_their_hash_whatever_their_fields() {
     let hash = B256::repeat_byte(7);
-    for tx_type in [r#""0x7e""#, r#""0x5""#, r#""""#, "2", "{}"] {
-        let json = format!(r#"{{"type":{tx_type},"hash":"{hash}","nonce":"what","r":[]}}"#);
+    let blobs = format!(r#""blobs":["0x{}"],"type":"0x03""#, "ab".repeat(131_072));
+    let types = [r#""0x3""#, r#""0x7e""#, r#""0x5""#, r#""""#, "2", "{}"];
+    for fields in types.map(|tx_type| format!(r#""type":{tx_type}"#)).into_iter().chain([blobs]) {
+        let json = format!(r#"{{{fields},"hash":"{hash}","nonce":"what","r":[]}}"#);
         let read = read_object(json.as_bytes());
         assert!(matches!(read, FullAnnouncement::FetchRaw(found) if found == hash), "{read:?}");
     }
@@ -608,37 +469,34 @@ fn a_type_that_is_unknown_is_requested_by_its_hash_whatever_its_fields() {
 
 #[test]
 fn an_object_that_is_not_the_announced_transaction_names_both_hashes() {
-    let (tx, other) = (eip1559(1), eip1559(2));
-    let json = geth_eip1559(&tx).replace(&tx.hash().to_string(), &other.hash().to_string());
-    let expected = ObjectError::OtherTransaction { announced: *other.hash(), found: *tx.hash() };
-    assert_eq!(expect_error(&json), expected);
-    let json = geth_eip1559(&tx).replace(r#""value":"0x0""#, r#""value":"0x1""#);
+    let (announced, found) = (B256::repeat_byte(7), *expect_transaction(&eip1559()).tx.hash());
+    let json = eip1559().replace(&found.to_string(), &announced.to_string());
+    assert_eq!(expect_error(&json), ObjectError::OtherTransaction { announced, found });
+    let json = eip1559().replace(r#""value":"0x0""#, r#""value":"0x1""#);
     assert!(matches!(expect_error(&json), ObjectError::OtherTransaction { .. }));
 }
 
 #[test]
 fn a_claimed_sender_is_not_the_recovered_one() {
-    let from = account().address;
-    let json = geth_eip1559(&eip1559(0)).replace(&format!("{from:#x}"), &RECIPIENT.to_string());
-    let read = expect_transaction(&json);
-    assert_eq!(read.clone().trust_sender().0.signer(), RECIPIENT);
+    let (from, other) = (expect_transaction(&eip1559()).claimed_sender, Address::repeat_byte(7));
+    let read = expect_transaction(&eip1559().replace(&format!("{from:#x}"), &other.to_string()));
+    assert_eq!(read.clone().trust_sender().0.signer(), other);
     assert_eq!(read.recover_sender().unwrap().0.signer(), from);
 }
 
 #[test]
 fn an_error_names_the_field() {
-    let json = geth_eip1559(&eip1559(0));
     let without = |field: &str| {
-        let mut object: Json = serde_json::from_str(&json).unwrap();
+        let mut object: Json = serde_json::from_str(&eip1559()).unwrap();
         object.as_object_mut().unwrap().remove(field);
         expect_error(&object.to_string())
     };
     for field in ["hash", "from", "nonce", "gas", "value", "input", "accessList", "r", "s"] {
         assert_eq!(without(field), ObjectError::Missing { field });
     }
-    let odd = json.replace(r#""nonce":"0x0""#, r#""nonce":"0xg""#);
+    let odd = eip1559().replace(r#""nonce":"0x9""#, r#""nonce":"0xg""#);
     assert_eq!(expect_error(&odd), ObjectError::Undecodable { field: "nonce" });
-    let odd = geth_legacy(&legacy(Some(1337))).replace("0x539", "0x53a");
+    let odd = kept("good-legacy.json").replace("0x539", "0x53a");
     assert_eq!(expect_error(&odd), ObjectError::OtherChainInV { in_v: 1337, chain_id: 1338 });
     assert_eq!(expect_error("[]"), ObjectError::NotAnObject { at: 0 });
     assert_eq!(expect_error("{} {}"), ObjectError::NotAnObject { at: 3 });
@@ -647,17 +505,13 @@ fn an_error_names_the_field() {
 
 #[test]
 fn a_signature_that_nobody_made_cannot_be_recovered() {
-    let tx = eip1559(0);
-    let json = geth_eip1559(&tx);
-    let [r, s] = [tx.signature().r(), tx.signature().s()].map(|word| format!("{word:#x}"));
-    let TxEnvelope::Eip1559(made) = &tx else { unreachable!() };
-    let tx: TxEnvelope =
-        made.tx().clone().into_signed(Signature::new(U256::ZERO, U256::ZERO, false)).into();
-    let parity = made.signature().v();
-    let json = json
-        .replace(&made.hash().to_string(), &tx.hash().to_string())
-        .replace(&format!(r#""{r}""#), r#""0x0""#)
-        .replace(&format!(r#""{s}""#), r#""0x0""#)
-        .replace(&format!(r#""yParity":"{:#x}""#, u8::from(parity)), r#""yParity":"0x0""#);
-    assert!(expect_transaction(&json).recover_sender().is_err());
+    let tx: TxEnvelope = expect_transaction(&eip1559()).tx.into();
+    let TxEnvelope::Eip1559(tx) = tx else { unreachable!() };
+    let forged = tx.tx().clone().into_signed(Signature::new(U256::ZERO, U256::ZERO, false));
+    let mut object: Json = serde_json::from_str(&eip1559()).unwrap();
+    object["hash"] = serde_json::json!(forged.hash());
+    for part in ["r", "s", "yParity"] {
+        object[part] = "0x0".into();
+    }
+    assert!(expect_transaction(&object.to_string()).recover_sender().is_err());
 }

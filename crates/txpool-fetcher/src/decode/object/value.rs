@@ -8,7 +8,7 @@ use alloy_eips::{
 };
 use alloy_primitives::{Address, B256, Bytes, FixedBytes, U8, U256, Uint};
 
-use super::scan::{Elements, Members, Value};
+use crate::decode::scan::{Elements, Members, Value};
 
 /// An unsigned integer: a string of `0x` and hex digits, leading zeros allowed, or one of the other
 /// forms that ruint reads (a decimal string, a JSON number).
