@@ -9,6 +9,7 @@ use crate::{Host, OrderRpc, OrderRpcConfig, limits::Limits};
 mod admission;
 mod attack;
 mod bad_input;
+mod blobs;
 mod burst;
 mod common;
 mod front;

@@ -2,65 +2,20 @@
 
 use std::collections::HashMap;
 
-use alloy_consensus::{
-    EthereumTxEnvelope, SignableTransaction, TxEip4844, TxEip4844WithSidecar, TxLegacy,
-};
-use alloy_eips::{
-    eip2718::Encodable2718,
-    eip4844::{Blob, BlobTransactionSidecar, Bytes48},
-    eip7594::BlobTransactionSidecarVariant,
-};
+use alloy_consensus::{SignableTransaction, TxLegacy};
+use alloy_eips::eip4844::{Blob, BlobTransactionSidecar, Bytes48};
 use alloy_primitives::{B256, TxKind, U256};
-use alloy_signer::SignerSync;
 use alloy_signer_local::PrivateKeySigner;
 use order_rpc::SignatureMode;
 use serde_json::{Value, json};
 
-use super::{common::*, *};
-
-/// The point at infinity: commitment and proof of a blob of zeros.
-fn infinity() -> Bytes48 {
-    let mut infinity = Bytes48::ZERO;
-    infinity[0] = 0xc0;
-    infinity
-}
+use super::{blobs::*, common::*, *};
 
 /// A transaction with this sidecar, whose hashes it has.
 fn blobs(blobs: Vec<Blob>, commitments: Vec<Bytes48>, proofs: Vec<Bytes48>) -> String {
     let sidecar = BlobTransactionSidecar::new(blobs, commitments, proofs);
     let hashes = sidecar.versioned_hashes().collect();
-    blobs_for(hashes, sidecar)
-}
-
-/// A transaction with these hashes and this sidecar.
-fn blobs_for(blob_versioned_hashes: Vec<B256>, sidecar: BlobTransactionSidecar) -> String {
-    let tx = TxEip4844 {
-        chain_id: CHAIN,
-        gas_limit: 21_000,
-        blob_versioned_hashes,
-        max_fee_per_blob_gas: 1,
-        ..TxEip4844::default()
-    };
-    let sidecar = BlobTransactionSidecarVariant::Eip4844(sidecar);
-    hex(&sign(TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar), &PrivateKeySigner::random()))
-}
-
-/// A blob transaction as a block has it, without its blobs, and as a pool has it, with them.
-fn without_and_with_blobs() -> (String, String) {
-    let sidecar = BlobTransactionSidecar::new(vec![Blob::ZERO], vec![infinity()], vec![infinity()]);
-    let tx = TxEip4844 {
-        chain_id: CHAIN,
-        gas_limit: 21_000,
-        blob_versioned_hashes: sidecar.versioned_hashes().collect(),
-        max_fee_per_blob_gas: 1,
-        ..TxEip4844::default()
-    };
-    let signature = PrivateKeySigner::random().sign_hash_sync(&tx.signature_hash()).unwrap();
-    let without = EthereumTxEnvelope::<TxEip4844>::from(tx.clone().into_signed(signature));
-    let sidecar = BlobTransactionSidecarVariant::Eip4844(sidecar);
-    let with = TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar).into_signed(signature);
-    let without = alloy_primitives::hex::encode_prefixed(without.encoded_2718());
-    (without, hex(&with.into()))
+    with_sidecar(hashes, sidecar, &PrivateKeySigner::random())
 }
 
 /// How often each reason was given: as often as the metrics say.
@@ -85,13 +40,13 @@ async fn serves_others(server: &Server) {
 async fn each_bad_transaction_is_refused_with_its_reason_and_field() {
     let server = start(config());
     let signer = PrivateKeySigner::random();
-    let (zeros, infinity) = (Blob::ZERO, infinity());
+    let right = sidecar(1);
+    let (zeros, infinity) = (right.blobs[0], right.proofs[0]);
     let mut one = Blob::ZERO;
     one[31] = 1;
     let mut no_point = infinity;
     no_point[47] = 1;
-    let sidecar = BlobTransactionSidecar::new(vec![zeros], vec![infinity], vec![infinity]);
-    let other_hash = blobs_for(vec![B256::with_last_byte(1)], sidecar);
+    let other_hash = with_sidecar(vec![B256::with_last_byte(1)], right, &signer);
     let mut no_chain = TxLegacy {
         gas_limit: 21_000,
         to: TxKind::Create,

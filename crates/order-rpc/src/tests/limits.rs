@@ -1,63 +1,13 @@
 //! What is cheap is checked before what is dear, and what was dear is paid for.
 
-use alloy_consensus::{SignableTransaction, TxEip1559, TxEip4844, TxEip4844WithSidecar};
-use alloy_eips::{
-    eip4844::{Blob, BlobTransactionSidecar, Bytes48},
-    eip7594::BlobTransactionSidecarVariant,
-};
+use alloy_consensus::{SignableTransaction, TxEip1559};
 use alloy_primitives::{B256, Signature};
-use alloy_signer::SignerSync;
 use alloy_signer_local::PrivateKeySigner;
 use order_pool::{Block, Head};
 use order_rpc::Quota;
 use serde_json::json;
 
-use super::{common::*, *};
-
-/// The commitments of the blobs whose every field element is 0, 1, 2 and 3: so many times the generator of G1. The
-/// first, the point at infinity, is the proof of each.
-const COMMITMENTS: [&str; 4] = [
-    "c00000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000",
-    "97f1d3a73197d7942695638c4fa9ac0fc3688c4f9774b905a14e3a3f171bac586c55e83ff97a1aeffb3af00adb22c6bb",
-    "a572cbea904d67468808c8eb50a9450c9721db309128012543902d0ac358a62ae28f75bb8f1c7c42c39a8c5529bf0f4e",
-    "89ece308f9d1f0131765212deca99697b112d61f9be9a5f1f3780a51335b3ff981747a0b2ca2179b96d2c0c9024e5224",
-];
-
-fn commitment(element: usize) -> Bytes48 {
-    COMMITMENTS[element % COMMITMENTS.len()].parse().unwrap()
-}
-
-fn blob(element: usize) -> Blob {
-    let mut blob = Blob::ZERO;
-    blob.chunks_exact_mut(32).for_each(|chunk| chunk[31] = (element % COMMITMENTS.len()) as u8);
-    blob
-}
-
-/// A transaction with so many blobs, with their proofs and with one that proves nothing. The first four differ.
-fn with_blobs(count: usize) -> (String, String) {
-    let blobs = (0..count).map(blob).collect();
-    let sidecar = BlobTransactionSidecar::new(
-        blobs,
-        (0..count).map(commitment).collect(),
-        vec![commitment(0); count],
-    );
-    let tx = TxEip4844 {
-        chain_id: CHAIN,
-        gas_limit: 21_000,
-        blob_versioned_hashes: sidecar.versioned_hashes().collect(),
-        max_fee_per_blob_gas: 1,
-        ..TxEip4844::default()
-    };
-    let signature = PrivateKeySigner::random().sign_hash_sync(&tx.signature_hash()).unwrap();
-    let mut wrong = sidecar.clone();
-    wrong.proofs[0][47] ^= 1;
-    let form = |sidecar| {
-        let sidecar = BlobTransactionSidecarVariant::Eip4844(sidecar);
-        let tx = TxEip4844WithSidecar::from_tx_and_sidecar(tx.clone(), sidecar);
-        hex(&tx.into_signed(signature).into())
-    };
-    (form(sidecar), form(wrong))
-}
+use super::{blobs::*, common::*, *};
 
 /// Of a transaction that is pooled the proofs are not verified again.
 #[tokio::test]

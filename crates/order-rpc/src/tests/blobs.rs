@@ -1,0 +1,81 @@
+//! Blob transactions, with sidecars that are right and with others.
+
+use alloy_consensus::{EthereumTxEnvelope, SignableTransaction, TxEip4844, TxEip4844WithSidecar};
+use alloy_eips::{
+    eip2718::Encodable2718,
+    eip4844::{Blob, BlobTransactionSidecar, Bytes48},
+    eip7594::BlobTransactionSidecarVariant,
+};
+use alloy_primitives::B256;
+use alloy_signer::SignerSync;
+use alloy_signer_local::PrivateKeySigner;
+
+use super::common::*;
+
+/// The commitments of the blobs whose every field element is 0, 1, 2 and 3: so many times the generator of G1. The
+/// first, the point at infinity, is the proof of each.
+const COMMITMENTS: [&str; 4] = [
+    "c00000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000",
+    "97f1d3a73197d7942695638c4fa9ac0fc3688c4f9774b905a14e3a3f171bac586c55e83ff97a1aeffb3af00adb22c6bb",
+    "a572cbea904d67468808c8eb50a9450c9721db309128012543902d0ac358a62ae28f75bb8f1c7c42c39a8c5529bf0f4e",
+    "89ece308f9d1f0131765212deca99697b112d61f9be9a5f1f3780a51335b3ff981747a0b2ca2179b96d2c0c9024e5224",
+];
+
+fn commitment(element: usize) -> Bytes48 {
+    COMMITMENTS[element % COMMITMENTS.len()].parse().unwrap()
+}
+
+fn blob(element: usize) -> Blob {
+    let mut blob = Blob::ZERO;
+    blob.chunks_exact_mut(32).for_each(|chunk| chunk[31] = (element % COMMITMENTS.len()) as u8);
+    blob
+}
+
+/// So many blobs, of which the first four differ, with their proofs.
+pub(super) fn sidecar(count: usize) -> BlobTransactionSidecar {
+    BlobTransactionSidecar::new(
+        (0..count).map(blob).collect(),
+        (0..count).map(commitment).collect(),
+        vec![commitment(0); count],
+    )
+}
+
+fn blob_tx(blob_versioned_hashes: Vec<B256>) -> TxEip4844 {
+    TxEip4844 {
+        chain_id: CHAIN,
+        gas_limit: 21_000,
+        blob_versioned_hashes,
+        max_fee_per_blob_gas: 1,
+        ..TxEip4844::default()
+    }
+}
+
+/// A signed transaction with these hashes and this sidecar, which is no part of its hash.
+pub(super) fn with_sidecar(
+    hashes: Vec<B256>,
+    sidecar: BlobTransactionSidecar,
+    signer: &PrivateKeySigner,
+) -> String {
+    let sidecar = BlobTransactionSidecarVariant::Eip4844(sidecar);
+    hex(&sign(TxEip4844WithSidecar::from_tx_and_sidecar(blob_tx(hashes), sidecar), signer))
+}
+
+/// A transaction with so many blobs, with their proofs and with one that proves nothing.
+pub(super) fn with_blobs(count: usize) -> (String, String) {
+    let (right, signer) = (sidecar(count), PrivateKeySigner::random());
+    let mut wrong = right.clone();
+    wrong.proofs[0][47] ^= 1;
+    let hashes: Vec<_> = right.versioned_hashes().collect();
+    (with_sidecar(hashes.clone(), right, &signer), with_sidecar(hashes, wrong, &signer))
+}
+
+/// A blob transaction as a block has it, without its blobs, and as a pool has it, with them.
+pub(super) fn without_and_with_blobs() -> (String, String) {
+    let (sidecar, signer) = (sidecar(1), PrivateKeySigner::random());
+    let hashes: Vec<_> = sidecar.versioned_hashes().collect();
+    let tx = blob_tx(hashes.clone());
+    let signature = signer.sign_hash_sync(&tx.signature_hash()).unwrap();
+    let without = EthereumTxEnvelope::<TxEip4844>::from(tx.into_signed(signature));
+    let without = alloy_primitives::hex::encode_prefixed(without.encoded_2718());
+    (without, with_sidecar(hashes, sidecar, &signer))
+}
