@@ -40,7 +40,8 @@ pub enum SignatureMode {
 /// How much work a signer or a caller may cause. Work is counted in signature recoveries (about
 /// 50 us): one for the request's own signature, for each transaction and for each cancellation, 200
 /// for each blob. For the caller a request counts one more for each element and for each 16 KiB of
-/// its body. A request that a limit refuses counts nothing for its signer.
+/// its body. The elements of a batch are paid for one after the other; one that the quota does not
+/// pay for is refused, and counts nothing for its signer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Sustained rate: at least 1.

@@ -133,6 +133,14 @@ pub(crate) struct Limiter {
     caller_quotas: Option<Mutex<Quotas<CallerId>>>,
 }
 
+/// Who pays for a call, and whose its order is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct By {
+    pub(crate) caller: CallerId,
+    /// `None` without a signature, and before it is verified.
+    pub(crate) signer: Option<Address>,
+}
+
 /// A request that was admitted, until dropped.
 #[derive(Debug)]
 pub(crate) struct Entered {
@@ -261,28 +269,24 @@ impl Limiter {
         Ok(())
     }
 
-    /// Checks a signer's quota without spending from it.
-    pub(crate) fn check_quota(&self, claimed: Address, work: usize) -> Result<(), ErrorResponse> {
-        spend(&self.quotas, Reason::Quota, |quotas, now| quotas.check(claimed, work, now))
+    /// Whether a signer has any quota left: it spends nothing, since the claim is not verified yet.
+    pub(crate) fn check_quota(&self, claimed: Address) -> Result<(), ErrorResponse> {
+        spend(&self.quotas, Reason::Quota, |quotas, now| quotas.check(claimed, 1, now))
     }
 
     /// Spends from the quota of a signer whose signature was verified.
-    pub(crate) fn take_quota(&self, signer: Address, work: usize) -> Result<(), ErrorResponse> {
+    pub(crate) fn charge_signer(&self, signer: Address, work: usize) -> Result<(), ErrorResponse> {
         spend(&self.quotas, Reason::Quota, |quotas, now| quotas.take(signer, work, now))
     }
 
-    /// Spends from the quota of a caller; a front has none.
-    pub(crate) fn take_caller_quota(
-        &self,
-        caller: CallerId,
-        work: usize,
-    ) -> Result<(), ErrorResponse> {
-        if caller.is_front {
-            return Ok(());
+    /// Spends from the quota of a caller, unless it is a front, and of its signer.
+    pub(crate) fn charge(&self, by: By, work: usize) -> Result<(), ErrorResponse> {
+        if !by.caller.is_front {
+            spend(&self.caller_quotas, Reason::CallerQuota, |quotas, now| {
+                quotas.take(by.caller, work, now)
+            })?;
         }
-        spend(&self.caller_quotas, Reason::CallerQuota, |quotas, now| {
-            quotas.take(caller, work, now)
-        })
+        by.signer.map_or(Ok(()), |signer| self.charge_signer(signer, work))
     }
 }
 

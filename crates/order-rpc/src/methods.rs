@@ -104,12 +104,21 @@ impl Methods {
         Self { host, proofs: Proofs::new(), config, limiter, admissions }
     }
 
-    /// Parses the parameters of a call and runs the checks that need no signature.
-    pub(crate) fn prepare(&self, method: Method, params: &[u8]) -> Result<Prepared, ErrorResponse> {
+    /// Parses the parameters of a call and runs the checks that need no signature. `may_be_pooled`:
+    /// a transaction that is in the pool needs no more.
+    pub(crate) fn prepare(
+        &self,
+        method: Method,
+        params: &[u8],
+        may_be_pooled: bool,
+    ) -> Result<Prepared, ErrorResponse> {
+        let transaction = |raw: &[u8], field, last_block| {
+            self.prepare_transaction(raw, field, last_block, may_be_pooled)
+        };
         match method {
             Method::SendRawTransaction => {
                 let raw = params::raw(params)?;
-                self.prepare_transaction(&raw, params::FIRST, None)
+                transaction(&raw, params::FIRST, None)
             }
             Method::SendBundle => self.prepare_bundle(params),
             Method::CancelBundle => {
@@ -118,12 +127,12 @@ impl Methods {
             Method::SendPrivateTransaction => {
                 let RawPrivate { tx, max_block_number, .. } = params::one(params, "tx")?;
                 let last = self.last_block(max_block_number)?;
-                self.prepare_transaction(&tx, "tx", Some(last))
+                transaction(&tx, "tx", Some(last))
             }
             Method::SendPrivateRawTransaction => {
                 let raw = params::private_raw(params)?;
                 let last = self.last_block(None)?;
-                self.prepare_transaction(&raw, params::FIRST, Some(last))
+                transaction(&raw, params::FIRST, Some(last))
             }
             Method::CancelPrivateTransaction => {
                 let RawCancelPrivate { tx_hash } = params::one(params, "txHash")?;
@@ -152,8 +161,9 @@ impl Methods {
         raw: &[u8],
         field: &'static str,
         last_block: Option<u64>,
+        may_be_pooled: bool,
     ) -> Result<Prepared, ErrorResponse> {
-        let is_pooled = |hash: &B256| self.host.pool.contains(hash);
+        let is_pooled = |hash: &B256| may_be_pooled && self.host.pool.contains(hash);
         // The hash of a blob transaction does not cover the blobs.
         if !verify::has_blobs(raw) {
             let hash = keccak256(raw);

@@ -20,7 +20,7 @@ use super::envelope::{Call, Calls, Id, State};
 use crate::{
     config::OrderRpcConfig,
     host::{Candidate, Host},
-    limits::{CallerId, Entered, Limiter, Limits, SMALL_BODY_BYTES, on_thread},
+    limits::{By, CallerId, Entered, Limiter, Limits, SMALL_BODY_BYTES, on_thread},
     methods::{Admitted, Claim, Method, Methods, Verified},
     metrics::Metrics,
     reply::{ErrorResponse, Reply},
@@ -44,12 +44,11 @@ struct Request {
     /// The signed bytes.
     body: Bytes,
     claim: Option<Claim>,
-    signer: Option<Address>,
+    by: By,
     calls: Vec<Call>,
     is_batch: bool,
     /// Null for a batch.
     id: Id,
-    caller: CallerId,
 }
 
 /// Serves requests.
@@ -115,7 +114,8 @@ impl Dispatcher {
             [single] if !is_batch => single.id.clone(),
             _ => Id::NULL,
         };
-        Ok((Request { body, claim, signer: None, calls, is_batch, id, caller }, permit))
+        let by = By { caller, signer: None };
+        Ok((Request { body, claim, by, calls, is_batch, id }, permit))
     }
 
     async fn run(
@@ -127,8 +127,7 @@ impl Dispatcher {
         let count = request.calls.len();
         self.limiter.grow(entered, count)?;
         // The caller's address pays for the work so far.
-        self.limiter
-            .take_caller_quota(entered.caller, count + request.body.len() / BYTES_PER_WORK)?;
+        self.limiter.charge(request.by, count + request.body.len() / BYTES_PER_WORK)?;
         if request.has(Method::is_deferrable) && self.limiter.deferral.must_wait() {
             // Urgent calls go ahead of the others in the batch.
             let urgent = |method: Method| !method.is_deferrable();
@@ -154,27 +153,26 @@ impl Dispatcher {
         permit: Option<WorkPermit>,
         which: fn(Method) -> bool,
     ) -> Result<(), ErrorResponse> {
-        let priority = self.priority(request.claim.as_ref(), request.caller, request.body.len());
+        let priority = self.priority(request.claim.as_ref(), request.by.caller, request.body.len());
         let context = Arc::clone(self);
-        let (body, claim) = (request.body.clone(), request.claim);
-        let (mut calls, mut signer) = (std::mem::take(&mut request.calls), request.signer);
-        let caller = request.caller;
+        let (body, claim, mut by) = (request.body.clone(), request.claim, request.by);
+        let mut calls = std::mem::take(&mut request.calls);
         let work = move || {
-            let ran = context.run_calls(&mut calls, which, caller, |work| {
-                let (Some(claim), None) = (claim, signer) else { return Ok(signer) };
+            let ran = context.run_calls(&mut calls, which, &mut by, |by| {
+                let (Some(claim), None) = (claim, by.signer) else { return Ok(()) };
                 // A signer without quota causes no signature recovery, and a forged signature
                 // spends no signer's quota.
-                context.limiter.check_quota(claim.address, work)?;
-                let verified = claim.verify(&body)?;
-                context.limiter.take_quota(verified, work)?;
-                signer = Some(verified);
-                Ok(signer)
+                context.limiter.check_quota(claim.address)?;
+                context.limiter.charge(*by, 1)?;
+                let signer = claim.verify(&body)?;
+                by.signer = Some(signer);
+                context.limiter.charge_signer(signer, 1)
             });
-            ran.map(|()| (calls, signer))
+            ran.map(|()| (calls, by))
         };
         let gate = &self.limiter.gate;
         let ran = gate.run_external(permit, priority, Instant::now(), work).await;
-        (request.calls, request.signer) = ran??;
+        (request.calls, request.by) = ran??;
         // The work permit is released while proofs wait for theirs, and while the host decides.
         for call in &mut request.calls {
             let is_unproven =
@@ -193,7 +191,7 @@ impl Dispatcher {
     /// Lets the host decide on all orders of a request concurrently, and then inserts them in their
     /// order.
     async fn insert_calls(&self, request: &mut Request) {
-        let signer = request.signer;
+        let signer = request.by.signer;
         let ask = |call| async move {
             let admission = &self.methods.host.admission;
             let (Some(candidate), Some(admission)) = (candidate(call, signer), admission) else {
@@ -221,42 +219,44 @@ impl Dispatcher {
         State::Done(done)
     }
 
-    /// Runs calls, cheap checks first: no signature is recovered before every call has passed the
-    /// checks that need none, and before the quota has paid for the work.
+    /// Runs calls one after the other. `sign_in` verifies the request's own signature, once a call
+    /// has passed the checks that need none.
     fn run_calls(
         &self,
         calls: &mut [Call],
         which: fn(Method) -> bool,
-        caller: CallerId,
-        verify: impl FnOnce(usize) -> Result<Option<Address>, ErrorResponse>,
+        by: &mut By,
+        sign_in: impl Fn(&mut By) -> Result<(), ErrorResponse>,
     ) -> Result<(), ErrorResponse> {
-        let mut prepared = Vec::new();
-        for (index, call) in calls.iter_mut().enumerate() {
+        let mut any_waits = false;
+        for call in calls {
             let State::Sent(method, params) = &call.state else { continue };
             let method = *method;
             if !which(method) {
                 continue;
             }
-            match self.methods.prepare(method, params) {
-                Ok(ready) => prepared.push((index, method, ready)),
-                Err(error) => call.state = State::Done(Err(error)),
+            // What the pool holds decides only if nothing is to change it before.
+            let prepared = self.methods.prepare(method, params, !any_waits);
+            if prepared.is_ok() {
+                sign_in(by)?;
             }
-        }
-        if prepared.is_empty() {
-            return Ok(());
-        }
-        // One for the request's own signature.
-        let work = 1 + prepared.iter().map(|(.., ready)| ready.work()).sum::<usize>();
-        self.limiter.take_caller_quota(caller, work)?;
-        let signer = verify(work)?;
-        for (index, method, ready) in prepared {
-            calls[index].state = match ready.verify(signer, caller.is_front, &self.methods.proofs) {
-                // Most orders are inserted here: switching to another thread would cost more than
-                // the insert.
-                Ok(order) if self.methods.host.admission.is_none() && !order.is_unproven() => {
-                    self.insert(method, order, None)
+            let verified = prepared.and_then(|prepared| {
+                self.limiter.charge(*by, prepared.work())?;
+                prepared.verify(*by, &self.methods.proofs)
+            });
+            call.state = match verified {
+                Ok(verified) => {
+                    let is_asked = self.methods.host.admission.is_some();
+                    // Nothing overtakes an order that waits for its proofs or for the host.
+                    any_waits |= verified.is_unproven() || is_asked && verified.order().is_some();
+                    if any_waits {
+                        State::Verified(method, verified)
+                    } else {
+                        // Most orders are inserted here: switching to another thread would cost
+                        // more than the insert.
+                        self.insert(method, verified, None)
+                    }
                 }
-                Ok(order) => State::Verified(method, order),
                 Err(error) => State::Done(Err(error)),
             };
         }

@@ -16,7 +16,10 @@ use super::{
     proofs::{Proofs, Unproven},
     verify,
 };
-use crate::reply::{ErrorResponse, Reason};
+use crate::{
+    limits::By,
+    reply::{ErrorResponse, Reason},
+};
 
 /// Work is counted in signature recoveries of about 50 us. The 128 cell proofs of a blob take as
 /// long as this many.
@@ -57,13 +60,9 @@ impl Prepared {
 
     /// Does that work, except the proofs. A bundle or a cancellation from a front has the signer
     /// that it names.
-    pub(crate) fn verify(
-        self,
-        signer: Option<Address>,
-        is_front: bool,
-        proofs: &Proofs,
-    ) -> Result<Verified, ErrorResponse> {
-        let named = |address: Option<Address>| address.filter(|_| is_front).or(signer);
+    pub(crate) fn verify(self, by: By, proofs: &Proofs) -> Result<Verified, ErrorResponse> {
+        let signer = by.signer;
+        let named = |address: Option<Address>| address.filter(|_| by.caller.is_front).or(signer);
         let now = SystemTime::now();
         Ok(match self {
             Self::Pooled(hash) => Verified::Pooled(hash),

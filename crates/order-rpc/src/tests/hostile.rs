@@ -1,12 +1,15 @@
 //! Hostile requests of a few lines, against the methods for private transactions and the fields that are
 //! accepted and not read.
 
+use alloy_eips::eip2718::Decodable2718;
+use alloy_primitives::hex;
 use alloy_signer_local::PrivateKeySigner;
 use futures::future::join_all;
-use serde_json::json;
+use order_pool::{Event, PooledTransaction};
+use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
-use super::{common::*, *};
+use super::{blobs::*, common::*, *};
 
 const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
 
@@ -89,27 +92,79 @@ async fn wrong_types_and_huge_fields_are_answered_shortly_with_a_reason() {
     assert_eq!((server.rpc.buffered_bytes(), server.gate.stats().requests_in_flight), (0, 0));
 }
 
+async fn signed_batch(
+    server: &Server,
+    signer: &PrivateKeySigner,
+    calls: &[(&str, Value)],
+) -> Value {
+    let batch: Vec<_> = calls
+        .iter()
+        .map(|(method, params)| json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": [params] }))
+        .collect();
+    let body = json!(batch).to_string();
+    let header = signature(signer, body.as_bytes());
+    send(server.addr, body.as_bytes(), &[("x-flashbots-signature", &header)]).await.json()
+}
+
 /// What one element of a batch sends another one cancels, in their order.
 #[tokio::test]
 async fn a_batch_may_send_and_cancel_the_same_private_transaction_again_and_again() {
     let server = start_at_head();
     let signer = PrivateKeySigner::random();
     let tx = sign(plain(0), &signer);
-    let (raw, hash) = (hex(&tx), *tx.tx_hash());
-    let calls = (0..50).map(|id| match id % 2 {
-        0 => json!({ "jsonrpc": "2.0", "id": id, "method": "eth_sendPrivateTransaction",
-            "params": [{ "tx": raw }] }),
-        _ => json!({ "jsonrpc": "2.0", "id": id, "method": "eth_cancelPrivateTransaction",
-            "params": [{ "txHash": hash }] }),
-    });
-    let body = json!(calls.collect::<Vec<_>>()).to_string();
-    let header = signature(&signer, body.as_bytes());
-    let answer = send(server.addr, body.as_bytes(), &[("x-flashbots-signature", &header)]).await;
-    for answer in answer.json().as_array().unwrap() {
+    let pair = [
+        ("eth_sendPrivateTransaction", json!({ "tx": common::hex(&tx) })),
+        ("eth_cancelPrivateTransaction", json!({ "txHash": tx.tx_hash() })),
+    ];
+    for answer in signed_batch(&server, &signer, &vec![pair; 25].concat()).await.as_array().unwrap()
+    {
         assert!(answer["error"].is_null(), "{answer}");
     }
     assert!(server.pool.is_empty());
     assert_eq!((server.pool.stats().inserted, server.pool.stats().cancelled), (25, 25));
+}
+
+/// An order whose blobs were to be verified was pooled after what stood behind it.
+#[tokio::test]
+async fn no_element_of_a_batch_overtakes_an_order_with_blobs() {
+    let server = start_at_head();
+    let signer = PrivateKeySigner::random();
+    let (blobs, later, pooled) = (with_blobs(1).0, raw(0), sign(plain(1), &signer));
+    let bundle = |tx: &str| {
+        ("eth_sendBundle", json!({ "txs": [tx], "blockNumber": 105, "replacementUuid": UUID }))
+    };
+    let send_private = |tx: &str| ("eth_sendPrivateTransaction", json!({ "tx": tx }));
+    let cancel = |hash: &Value| ("eth_cancelPrivateTransaction", json!({ "txHash": hash }));
+    let all_done = |answers: &Value| {
+        answers.as_array().unwrap().iter().all(|answer| answer.get("result").is_some())
+    };
+
+    let answers = signed_batch(&server, &signer, &[bundle(&blobs), bundle(&later)]).await;
+    assert!(all_done(&answers), "{answers}");
+    let mut events = server.pool.subscribe_all();
+    let added = std::iter::from_fn(|| events.try_next()).find_map(|event| match event.unwrap() {
+        Event::Added(order) => Some(*order.as_bundle().unwrap().hash()),
+        _ => None,
+    });
+    assert_eq!(json!({ "bundleHash": added.unwrap() }), answers[1]["result"]);
+    assert_eq!(server.pool.len(), 1);
+
+    // Each has a blob that was not verified before.
+    let blobs = with_blobs(2).0;
+    let decoded = PooledTransaction::decode_2718_exact(&hex::decode(&blobs).unwrap()).unwrap();
+    let calls = [send_private(&blobs), cancel(&json!(decoded.tx_hash()))];
+    let answers = signed_batch(&server, &signer, &calls).await;
+    assert!(all_done(&answers), "{answers}");
+    assert_eq!((server.pool.len(), server.pool.stats().cancelled), (1, 1));
+
+    // The first send is answered as pooled; the second must not be, since it is cancelled before.
+    let (raw, hash) = (common::hex(&pooled), json!(pooled.tx_hash()));
+    let sent = signed_batch(&server, &signer, &[send_private(&raw)]).await;
+    assert!(all_done(&sent), "{sent}");
+    let calls = [send_private(&with_blobs(3).0), cancel(&hash), send_private(&raw)];
+    let answers = signed_batch(&server, &signer, &calls).await;
+    assert!(all_done(&answers), "{answers}");
+    assert!(server.pool.contains(pooled.tx_hash()), "success means that it is pooled");
 }
 
 /// Whoever closes its side while the server works is answered, or lets the work end: nothing stays held.

@@ -178,3 +178,26 @@ async fn a_quota_is_spent_by_work_and_not_by_requests() {
     assert_eq!(refused.error(), (429, -32005, "quota".to_owned()));
     assert_eq!(send(10).await.status, 200, "there is still some left");
 }
+
+/// Whatever a batch holds, as much of it is done as the quota pays for. All of it together could never pass.
+#[tokio::test]
+async fn a_batch_that_is_more_than_a_burst_is_served_up_to_the_burst() {
+    let server =
+        start(OrderRpcConfig { quota: Some(Quota { per_second: 1, burst: 250 }), ..config() });
+    let calls: Vec<_> = (0..3)
+        .map(|_| json!([{ "txs": (0..100).map(raw).collect::<Vec<_>>() }]))
+        .map(|params| json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_sendBundle", "params": params }))
+        .collect();
+    let (body, signer) = (json!(calls).to_string(), PrivateKeySigner::random());
+    let header = signature(&signer, body.as_bytes());
+    let answer = send(server.addr, body.as_bytes(), &[("x-flashbots-signature", &header)]).await;
+    let reasons: Vec<_> = answer
+        .json()
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|answer| answer["error"]["data"]["reason"].clone())
+        .collect();
+    assert_eq!(reasons, [json!(null), json!(null), json!("quota")]);
+    assert_eq!(server.pool.len(), 2);
+}
