@@ -206,7 +206,7 @@ fn the_pools_configuration_table_says_what_the_code_does() {
 #[test]
 fn the_rpc_servers_configuration_table_says_what_the_code_does() {
     fn quota(per_second: u64) -> Option<Quota> {
-        Some(Quota { per_second: u32::try_from(per_second).unwrap_or(u32::MAX), burst: 1 })
+        Some(Quota { per_second: u32::try_from(per_second).unwrap_or(u32::MAX), burst: u32::MAX })
     }
     let setters = setters! {
         OrderRpcConfig;
@@ -215,9 +215,9 @@ fn the_rpc_servers_configuration_table_says_what_the_code_does() {
         more:
             "quota" => |c, v| c.quota = quota(v),
             "caller_quota" => |c, v| c.caller_quota = quota(v),
-            // Its own bound, not that of the buffers that must hold it.
+            // Its own bound, not that of the buffers that must hold it and the quota that pays.
             "max_body_bytes" => |c, v| {
-                c.max_buffered_bytes = usize::MAX;
+                (c.max_buffered_bytes, c.caller_quota) = (usize::MAX, None);
                 c.max_body_bytes = v.try_into().expect("64 bits");
             },
     };

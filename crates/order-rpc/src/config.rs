@@ -37,16 +37,24 @@ pub enum SignatureMode {
     Off,
 }
 
+/// Bytes of a body that cost as much to read, parse and hash (about 3 us per KiB) as one signature
+/// recovery.
+pub(crate) const BYTES_PER_WORK: usize = 16 * 1_024;
+/// The 128 cell proofs of a blob take as long as this many signature recoveries.
+pub(crate) const WORK_PER_BLOB: usize = 200;
+
 /// How much work a signer or a caller may cause. Work is counted in signature recoveries (about
 /// 50 us): one for the request's own signature, for each transaction and for each cancellation, 200
-/// for each blob. For the caller a request counts one more for each element and for each 16 KiB of
-/// its body. The elements of a batch are paid for one after the other; one that the quota does not
-/// pay for is refused, and counts nothing for its signer.
+/// for each blob whose proofs are verified. For the caller a request counts one more for each
+/// element and for each 16 KiB of its body, before it is parsed. The elements of a batch and their
+/// blobs are paid for one after the other; one that the quota does not pay for is refused, and
+/// counts nothing for its signer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Sustained rate: at least 1.
     pub per_second: u32,
-    /// Burst after a pause: at least 1.
+    /// Burst after a pause: at least 200, which is the proofs of one blob. For a caller it must also
+    /// pay for a body of [`max_body_bytes`](OrderRpcConfig::max_body_bytes).
     pub burst: u32,
 }
 
@@ -124,15 +132,16 @@ impl OrderRpcConfig {
     /// # Errors
     /// Names the first setting that is out of bounds, its value and the limit.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let of =
-            |quota: Option<Quota>| quota.map_or((1, 1), |quota| (quota.per_second, quota.burst));
+        let of = |quota: Option<Quota>| {
+            quota.map_or((1, u32::MAX), |quota| (quota.per_second, quota.burst))
+        };
         let ((rate, burst), (caller_rate, caller_burst)) = (of(self.quota), of(self.caller_quota));
         let numbers = [
             ("threads", self.threads, 1, 1_024),
             ("quota.per_second", rate as usize, 1, u32::MAX as usize),
-            ("quota.burst", burst as usize, 1, u32::MAX as usize),
+            ("quota.burst", burst as usize, WORK_PER_BLOB, u32::MAX as usize),
             ("caller_quota.per_second", caller_rate as usize, 1, u32::MAX as usize),
-            ("caller_quota.burst", caller_burst as usize, 1, u32::MAX as usize),
+            ("caller_quota.burst", caller_burst as usize, WORK_PER_BLOB, u32::MAX as usize),
             ("max_body_bytes", self.max_body_bytes, 1_024, 1 << 30),
             ("max_connections", self.max_connections, 1, 1 << 20),
         ];
@@ -141,9 +150,22 @@ impl OrderRpcConfig {
                 return Err(ConfigError::OutOfBounds { field, value, min, max });
             }
         }
-        let (buffered, body) = (self.max_buffered_bytes, self.max_body_bytes);
-        if buffered < body {
-            return Err(ConfigError::BuffersTooSmall { buffered, body });
+        // What a limit admits, those behind it must be able to.
+        let body = self.max_body_bytes;
+        for (field, value, least) in [
+            ("max_buffered_bytes", self.max_buffered_bytes, body),
+            ("caller_quota.burst", caller_burst as usize, 1 + body / BYTES_PER_WORK),
+        ] {
+            if value < least {
+                let for_field = "max_body_bytes";
+                return Err(ConfigError::TooSmall {
+                    field,
+                    value,
+                    least,
+                    for_field,
+                    for_value: body,
+                });
+            }
         }
         if self.admission_timeout.is_zero() {
             return Err(ConfigError::ZeroTime { field: "admission_timeout" });

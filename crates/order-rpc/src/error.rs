@@ -20,13 +20,19 @@ pub enum ConfigError {
         /// The most it may be.
         max: usize,
     },
-    /// A request of the maximum length would not fit into the buffers.
-    #[error("max_buffered_bytes is {buffered}, must be at least max_body_bytes, which is {body}")]
-    BuffersTooSmall {
-        /// `max_buffered_bytes`.
-        buffered: usize,
-        /// `max_body_bytes`.
-        body: usize,
+    /// A limit is too small for what another one admits.
+    #[error("{field} is {value}, must be at least {least} while {for_field} is {for_value}")]
+    TooSmall {
+        /// The setting.
+        field: &'static str,
+        /// Its value.
+        value: usize,
+        /// The least it may be.
+        least: usize,
+        /// The setting that needs it.
+        for_field: &'static str,
+        /// Its value.
+        for_value: usize,
     },
     /// A timeout of zero.
     #[error("{field} is 0, must be above 0")]

@@ -24,6 +24,7 @@ mod deferral;
 mod quota;
 
 use std::{
+    hash::Hash,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -42,7 +43,7 @@ pub(crate) use self::{
     deferral::Deferral,
 };
 use crate::{
-    config::{OrderRpcConfig, SignatureMode},
+    config::{OrderRpcConfig, Quota, SignatureMode},
     reply::{ErrorResponse, Reason},
 };
 
@@ -85,6 +86,8 @@ pub(crate) struct Limits {
     pub(crate) max_admissions: usize,
     /// Time in which a client must read some bytes of what is sent to it.
     pub(crate) send_timeout: Duration,
+    pub(crate) quota: Option<Quota>,
+    pub(crate) caller_quota: Option<Quota>,
     /// Signers, and callers, whose quota is kept: 64 bytes each, 4 MB. Further ones share one.
     pub(crate) max_quotas: usize,
     /// Raw transactions that wait while the load is high, and for how long. They use at most half of
@@ -109,6 +112,8 @@ impl Limits {
             max_slow_bodies_per_caller: 8,
             max_admissions: MIN_AUTO_REQUESTS / 4,
             send_timeout: Duration::from_secs(10),
+            quota: config.quota,
+            caller_quota: config.caller_quota,
             max_quotas: 65_536,
             deferral: DeferralConfig::default(),
         }
@@ -165,7 +170,6 @@ impl Limiter {
         gate: Gate,
         monitor: Option<LoadMonitor>,
     ) -> Self {
-        let now = Instant::now();
         Self {
             deferral: Deferral::new(limits.deferral, monitor, gate.clone()),
             active: TaskTracker::new(),
@@ -180,12 +184,8 @@ impl Limiter {
                 is_kept.then(|| Budget::new(limit - kept))
             }),
             buffered: Budget::new(limits.max_buffered_bytes),
-            quotas: config
-                .quota
-                .map(|quota| Mutex::new(Quotas::new(quota, limits.max_quotas, now))),
-            caller_quotas: config
-                .caller_quota
-                .map(|quota| Mutex::new(Quotas::new(quota, limits.max_quotas, now))),
+            quotas: quotas(limits.quota, &limits),
+            caller_quotas: quotas(limits.caller_quota, &limits),
             limits,
             gate,
         }
@@ -288,6 +288,10 @@ impl Limiter {
         }
         by.signer.map_or(Ok(()), |signer| self.charge_signer(signer, work))
     }
+}
+
+fn quotas<K: Copy + Eq + Hash>(quota: Option<Quota>, limits: &Limits) -> Option<Mutex<Quotas<K>>> {
+    quota.map(|quota| Mutex::new(Quotas::new(quota, limits.max_quotas, Instant::now())))
 }
 
 fn spend<K>(

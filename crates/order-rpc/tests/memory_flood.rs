@@ -108,7 +108,7 @@ async fn a_flood_from_many_signers_and_one_from_one_leave_memory_flat() {
     // It is loaded at the start of the first server, and is no caller's.
     order_pool::load_trusted_setup();
     let mut config = config();
-    config.quota = Some(Quota { per_second: 1, burst: 20 });
+    config.quota = Some(Quota { per_second: 1, burst: 200 });
     // All of the clients are at one address.
     config.caller_quota = None;
     let server = start_server(config, gate_config(7));

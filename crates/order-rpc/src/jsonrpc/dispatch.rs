@@ -18,7 +18,7 @@ use load_control::{Priority, WorkPermit};
 
 use super::envelope::{Call, Calls, Id, State};
 use crate::{
-    config::OrderRpcConfig,
+    config::{BYTES_PER_WORK, OrderRpcConfig},
     host::{Candidate, Host},
     limits::{By, CallerId, Entered, Limiter, Limits, SMALL_BODY_BYTES, on_thread},
     methods::{Admitted, Claim, Method, Methods, Verified},
@@ -33,10 +33,6 @@ const MAX_BATCH: usize = 100;
 /// ones are parsed on a worker thread, under a work permit: a megabyte takes milliseconds, during
 /// which the thread would serve no other caller.
 const MAX_INLINE_BYTES: usize = 8 * 1_024;
-
-/// Bytes of a body that cost as much to read, parse and hash (about 3 us per KiB) as one signature
-/// recovery.
-const BYTES_PER_WORK: usize = 16 * 1_024;
 
 /// A request whose body was parsed.
 #[derive(Debug)]
@@ -81,7 +77,12 @@ impl Dispatcher {
         claim: Option<Claim>,
         entered: &mut Entered,
     ) -> Result<Reply, ErrorResponse> {
-        let (mut request, permit) = self.parse(body, claim, entered.caller).await?;
+        let by = By { caller: entered.caller, signer: None };
+        // Nothing is parsed for a caller or a claimed signer without quota, and what does not parse
+        // is paid for too.
+        self.limiter.charge(by, 1 + body.len() / BYTES_PER_WORK)?;
+        claim.map_or(Ok(()), |claim| self.limiter.check_quota(claim.address))?;
+        let (mut request, permit) = self.parse(body, claim, by).await?;
         Ok(match self.run(&mut request, permit, entered).await {
             Ok(()) => self.reply(request),
             Err(error) => self.refuse(error, &request.id),
@@ -98,12 +99,12 @@ impl Dispatcher {
         self: &Arc<Self>,
         body: Bytes,
         claim: Option<Claim>,
-        caller: CallerId,
+        by: By,
     ) -> Result<(Request, Option<WorkPermit>), ErrorResponse> {
         let (parsed, permit) = if body.len() <= MAX_INLINE_BYTES {
             (Calls::parse(&body, MAX_BATCH), None)
         } else {
-            let priority = self.priority(claim.as_ref(), caller, body.len());
+            let priority = self.priority(claim.as_ref(), by.caller, body.len());
             let gate = &self.limiter.gate;
             let permit = gate.acquire_external(priority, Instant::now()).await?;
             let text = body.clone();
@@ -114,7 +115,6 @@ impl Dispatcher {
             [single] if !is_batch => single.id.clone(),
             _ => Id::NULL,
         };
-        let by = By { caller, signer: None };
         Ok((Request { body, claim, by, calls, is_batch, id }, permit))
     }
 
@@ -126,8 +126,8 @@ impl Dispatcher {
     ) -> Result<(), ErrorResponse> {
         let count = request.calls.len();
         self.limiter.grow(entered, count)?;
-        // The caller's address pays for the work so far.
-        self.limiter.charge(request.by, count + request.body.len() / BYTES_PER_WORK)?;
+        // The first is paid for.
+        self.limiter.charge(request.by, count - 1)?;
         if request.has(Method::is_deferrable) && self.limiter.deferral.must_wait() {
             // Urgent calls go ahead of the others in the batch.
             let urgent = |method: Method| !method.is_deferrable();
@@ -160,10 +160,8 @@ impl Dispatcher {
         let work = move || {
             let ran = context.run_calls(&mut calls, which, &mut by, |by| {
                 let (Some(claim), None) = (claim, by.signer) else { return Ok(()) };
-                // A signer without quota causes no signature recovery, and a forged signature
-                // spends no signer's quota.
-                context.limiter.check_quota(claim.address)?;
                 context.limiter.charge(*by, 1)?;
+                // A forged signature spends no signer's quota.
                 let signer = claim.verify(&body)?;
                 by.signer = Some(signer);
                 context.limiter.charge_signer(signer, 1)
@@ -178,7 +176,7 @@ impl Dispatcher {
             let is_unproven =
                 matches!(&call.state, State::Verified(_, verified) if verified.is_unproven());
             if let Some((method, verified)) = is_unproven.then(|| call.take_verified()).flatten() {
-                call.state = match self.methods.prove(method, verified).await {
+                call.state = match self.methods.prove(method, verified, request.by).await {
                     Ok(verified) => State::Verified(method, verified),
                     Err(error) => State::Done(Err(error)),
                 };
@@ -241,7 +239,8 @@ impl Dispatcher {
                 sign_in(by)?;
             }
             let verified = prepared.and_then(|prepared| {
-                self.limiter.charge(*by, prepared.work())?;
+                // The proofs of blobs are paid for when they are verified.
+                self.limiter.charge(*by, prepared.recoveries())?;
                 prepared.verify(*by, &self.methods.proofs)
             });
             call.state = match verified {

@@ -65,7 +65,7 @@ impl<K: Copy + Eq + Hash> Quotas<K> {
     }
 
     /// Spends `count` tokens; if there are not enough, spends none and returns the time until there
-    /// are. At most a full bucket is needed.
+    /// are. The configuration sees to it that nothing costs more than a full bucket.
     pub(crate) fn take(&mut self, signer: K, count: usize, now: Instant) -> Result<(), Duration> {
         let quota = self.quota;
         if !self.buckets.contains_key(&signer) && self.buckets.len() >= self.max_keys {

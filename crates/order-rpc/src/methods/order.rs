@@ -2,7 +2,6 @@
 
 use std::time::SystemTime;
 
-use alloy_consensus::Transaction as _;
 use alloy_primitives::{Address, B256};
 use order_pool::{
     BundleError, CancelOutcome, CancelPrivateOutcome, InsertOutcome, Order, OrderPool,
@@ -20,10 +19,6 @@ use crate::{
     limits::By,
     reply::{ErrorResponse, Reason},
 };
-
-/// Work is counted in signature recoveries of about 50 us. The 128 cell proofs of a blob take as
-/// long as this many.
-const WORK_PER_BLOB: usize = 200;
 
 /// A call that has passed all checks that need no signature.
 #[derive(Debug)]
@@ -45,20 +40,16 @@ pub(crate) enum Prepared {
 }
 
 impl Prepared {
-    /// The remaining work, in signature recoveries.
-    pub(crate) fn work(&self) -> usize {
-        let of = |tx: &PooledTransaction| {
-            1 + tx.blob_versioned_hashes().map_or(0, <[_]>::len) * WORK_PER_BLOB
-        };
+    /// The signatures that are recovered next; one for a cancellation.
+    pub(crate) fn recoveries(&self) -> usize {
         match self {
             Self::Pooled(_) => 0,
-            Self::Transaction { tx, .. } => of(tx),
-            Self::Bundle(_, txs) => txs.iter().map(of).sum(),
-            Self::Cancellation(_) | Self::PrivateCancellation(_) => 1,
+            Self::Transaction { .. } | Self::Cancellation(_) | Self::PrivateCancellation(_) => 1,
+            Self::Bundle(_, txs) => txs.len(),
         }
     }
 
-    /// Does that work, except the proofs. A bundle or a cancellation from a front has the signer
+    /// Does everything but the proofs. A bundle or a cancellation from a front has the signer
     /// that it names.
     pub(crate) fn verify(self, by: By, proofs: &Proofs) -> Result<Verified, ErrorResponse> {
         let signer = by.signer;

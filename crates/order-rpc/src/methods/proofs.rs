@@ -28,7 +28,8 @@ use tokio::{
 
 use super::{Method, Methods, Verified};
 use crate::{
-    limits::on_thread,
+    config::WORK_PER_BLOB,
+    limits::{By, on_thread},
     reply::{ErrorResponse, Reason},
 };
 
@@ -126,6 +127,7 @@ impl Methods {
         &self,
         method: Method,
         mut verified: Verified,
+        by: By,
     ) -> Result<Verified, ErrorResponse> {
         let Ok(Ok(_turn)) = timeout(PROOF_WAIT, self.proofs.turn.acquire()).await else {
             let message = "the proofs of too many blobs wait to be verified";
@@ -139,6 +141,7 @@ impl Methods {
             }
             let now = Instant::now();
             let permit = self.limiter.gate.acquire_external(Priority::Unsigned, now).await?;
+            self.limiter.charge(by, WORK_PER_BLOB)?;
             let (returned, checked) = on_thread(move || {
                 let _permit = permit;
                 let checked = verified.check_blob(method, unproven);

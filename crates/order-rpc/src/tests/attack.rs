@@ -152,9 +152,7 @@ async fn idle_connections_and_heads_that_never_end_are_closed() {
 
 #[tokio::test]
 async fn a_signer_beyond_its_quota_is_told_when_to_come_back_and_others_are_served() {
-    let mut config = config();
-    config.quota = Some(Quota { per_second: 1, burst: 4 });
-    let server = start(config);
+    let server = limited(|limits| limits.quota = Some(Quota { per_second: 1, burst: 4 }));
     let (greedy, modest) = (PrivateKeySigner::random(), PrivateKeySigner::random());
     let cancel = json!([{ "uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c8" }]);
     // Until it is refused: it is served once more for every two seconds that go by.

@@ -27,7 +27,8 @@ async fn a_pooled_transaction_that_is_sent_again_costs_no_proof() {
 /// A searcher sends a bundle anew for each block, and a higher fee is another transaction with the same blobs.
 #[tokio::test]
 async fn a_blob_that_was_verified_costs_no_proof_in_another_order() {
-    let server = start(config());
+    // For three blobs and what else there is; 200 for each time that one is sent would be more.
+    let server = limited(|limits| limits.caller_quota = Some(Quota { per_second: 1, burst: 800 }));
     let (right, wrong) = with_blobs(2);
     let bundle = |tx: &str, block: &str| json!([{ "txs": [raw(0), tx], "blockNumber": block }]);
     let admitted = async |params| {
@@ -130,9 +131,7 @@ async fn a_bundle_for_no_block_to_come_is_refused_before_its_transactions_are_de
 /// However many keys a caller makes up, its address pays.
 #[tokio::test]
 async fn fresh_keys_do_not_evade_the_quota_of_their_address() {
-    let mut config = config();
-    config.caller_quota = Some(Quota { per_second: 1, burst: 30 });
-    let server = start(config);
+    let server = limited(|limits| limits.caller_quota = Some(Quota { per_second: 1, burst: 30 }));
     let mut served = 0;
     let refusal = loop {
         let signer = PrivateKeySigner::random();
@@ -153,13 +152,49 @@ async fn fresh_keys_do_not_evade_the_quota_of_their_address() {
     assert_eq!(send_on(other, body.as_bytes(), &[]).await.status, 200);
 }
 
+/// A broken body cost nothing, and whoever had no quota left had its bodies parsed all the same.
+#[tokio::test]
+async fn a_body_is_paid_for_before_it_is_parsed() {
+    // For two of 65, one for the request and one for each 16 KiB.
+    let server = limited(|limits| limits.caller_quota = Some(Quota { per_second: 1, burst: 130 }));
+    let broken = vec![b' '; 1 << 20];
+    for expected in
+        [(400, -32700, "not_json"), (400, -32700, "not_json"), (429, -32005, "caller_quota")]
+    {
+        let (status, code, reason) = send(server.addr, &broken, &[]).await.error();
+        assert_eq!((status, code, reason.as_str()), expected);
+    }
+}
+
+/// A request that no quota could ever pay for was told to come back.
+#[test]
+fn limits_that_do_not_fit_each_other_are_refused_at_the_start() {
+    let quota = |burst| Some(Quota { per_second: 1, burst });
+    let needs = "while max_body_bytes is 8388608";
+    let cases = [
+        (
+            OrderRpcConfig { max_buffered_bytes: 1 << 20, ..config() },
+            format!("max_buffered_bytes is 1048576, must be at least 8388608 {needs}"),
+        ),
+        (
+            OrderRpcConfig { caller_quota: quota(512), ..config() },
+            format!("caller_quota.burst is 512, must be at least 513 {needs}"),
+        ),
+        (
+            OrderRpcConfig { quota: quota(199), ..config() },
+            "quota.burst is 199, must be between 200 and 4294967295".to_owned(),
+        ),
+    ];
+    for (config, expected) in cases {
+        assert_eq!(config.validate().unwrap_err().to_string(), expected);
+    }
+}
+
 /// A bundle costs what its transactions cost, and a refused request costs its signer nothing.
 #[tokio::test]
 async fn a_quota_is_spent_by_work_and_not_by_requests() {
-    let mut config = config();
     // Nothing comes back within the test.
-    config.quota = Some(Quota { per_second: 1, burst: 1_000 });
-    let server = start(config);
+    let server = limited(|limits| limits.quota = Some(Quota { per_second: 1, burst: 1_000 }));
     let signer = PrivateKeySigner::random();
     let send = |count: u64| {
         let bundle = json!([{ "txs": (0..count).map(raw).collect::<Vec<_>>() }]);
@@ -182,8 +217,7 @@ async fn a_quota_is_spent_by_work_and_not_by_requests() {
 /// Whatever a batch holds, as much of it is done as the quota pays for. All of it together could never pass.
 #[tokio::test]
 async fn a_batch_that_is_more_than_a_burst_is_served_up_to_the_burst() {
-    let server =
-        start(OrderRpcConfig { quota: Some(Quota { per_second: 1, burst: 250 }), ..config() });
+    let server = limited(|limits| limits.quota = Some(Quota { per_second: 1, burst: 250 }));
     let calls: Vec<_> = (0..3)
         .map(|_| json!([{ "txs": (0..100).map(raw).collect::<Vec<_>>() }]))
         .map(|params| json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_sendBundle", "params": params }))
