@@ -5,12 +5,12 @@ use std::{sync::Arc, time::SystemTime};
 use alloy_consensus::Transaction as _;
 use alloy_primitives::B256;
 use async_nats::{Message, header::NATS_MESSAGE_ID};
-use order_pool::{CancelOutcome, CancelPrivateOutcome, InsertOutcome, OrderPool};
+use chain_view::Block;
+use order_pool::{CancelOutcome, CancelPrivateOutcome, InsertOutcome, Order, OrderPool};
 
 use crate::{
     config::Flow,
     metrics::{Delivered, SourceCounters},
-    subjects::machine_of,
     wire::{Record, WireError},
 };
 
@@ -44,8 +44,7 @@ impl Deliverer {
     /// One message of the stream.
     pub(crate) fn message(&self, message: &Message, now: SystemTime) {
         let delivered = self.deliver(message, now).unwrap_or_else(|error| {
-            let machine = machine_of(&message.subject);
-            tracing::warn!(%error, machine, "a malformed message");
+            tracing::warn!(%error, subject = %message.subject, "a malformed message");
             Delivered::Malformed
         });
         self.counters.delivered[delivered as usize].add(1);
@@ -53,20 +52,13 @@ impl Deliverer {
 
     fn deliver(&self, message: &Message, now: SystemTime) -> Result<Delivered, WireError> {
         let id = message_id(message).ok_or(WireError::NoId)?;
-        match Record::decode(&id, &message.payload)? {
-            Record::Tx(record) => {
-                let is_other = record.tx.chain_id().is_some_and(|id| id != self.chain_id);
-                // Private orders come by the private stream alone.
-                if is_other || (record.private.is_some() && self.flow == Flow::Public) {
-                    return Ok(Delivered::Refused);
-                }
-                Ok(self.pool.insert_transaction(record.resolve(now)).into())
-            }
+        match Record::decode(&id, &message.payload, now)? {
+            Record::Order(order) => Ok(self.order(Arc::unwrap_or_clone(order))),
             Record::Head(record) => {
                 if !self.heads || self.flow != Flow::Public {
                     return Ok(Delivered::Refused);
                 }
-                let relation = self.pool.on_head(record.into_block());
+                let relation = self.pool.on_head(Block::new(record.head, record.mined));
                 Ok(match relation {
                     _ if relation.is_new() => Delivered::Pooled,
                     order_pool::Relation::Repeat => Delivered::Known,
@@ -74,10 +66,8 @@ impl Deliverer {
                 })
             }
             _ if self.flow != Flow::Private => Ok(Delivered::Refused),
-            Record::Bundle(record) => Ok(self.pool.insert_bundle(record.resolve(now)?).into()),
             Record::Cancellation(cancellation) => {
-                let outcome = self.pool.cancel_bundle(cancellation.key, cancellation.nonce);
-                Ok(match outcome {
+                Ok(match self.pool.cancel_bundle(cancellation.key, cancellation.nonce) {
                     CancelOutcome::Cancelled { .. } => Delivered::Pooled,
                     _ => Delivered::Known,
                 })
@@ -91,16 +81,29 @@ impl Deliverer {
             }
         }
     }
+
+    /// Private orders come by the private stream alone.
+    fn order(&self, order: Order) -> Delivered {
+        let is_private = self.flow == Flow::Private;
+        match order {
+            Order::Tx(tx) => {
+                let is_other = tx.envelope().chain_id().is_some_and(|id| id != self.chain_id);
+                if is_other || (tx.private_terms().is_some() && !is_private) {
+                    return Delivered::Refused;
+                }
+                self.pool.insert_transaction(tx).into()
+            }
+            Order::Bundle(bundle) if is_private => self.pool.insert_bundle(bundle).into(),
+            _ => Delivered::Refused,
+        }
+    }
 }
 
 fn message_id(message: &Message) -> Option<B256> {
     let header = message.headers.as_ref()?.get(NATS_MESSAGE_ID)?.as_str();
-    let mut id = B256::ZERO;
     // What follows a hyphen tells the copies of a message from each other that are not duplicates.
     let digits = header.split_once('-').map_or(header, |(digits, _)| digits);
-    (digits.len() == 64).then_some(())?;
-    alloy_primitives::hex::decode_to_slice(digits, id.as_mut_slice()).ok()?;
-    Some(id)
+    (digits.len() == 64).then(|| digits.parse().ok())?
 }
 
 #[cfg(test)]

@@ -4,13 +4,11 @@ use std::{collections::HashMap, sync::Arc};
 
 use alloy_primitives::{Address, B256};
 use chain_view::Head;
-use order_pool::{
-    Cancellation, Event, Order, OrderId, PrivateTerms, RemoveReason, ReplacementKey, Transaction,
-};
+use order_pool::{Event, Order, OrderId, PrivateTerms, RemoveReason, ReplacementKey, Transaction};
 
 use crate::{
     config::Flow,
-    wire::{Encoded, HeadRecord, MAX_MINED, Record, encode_bundle, encode_transaction},
+    wire::{HeadRecord, Record},
 };
 
 /// Private orders that left the pool of which it is remembered that they were published, 10 MB.
@@ -23,71 +21,41 @@ const KEPT_BLOCKS: u64 = 128;
 /// remembers, 64 by default, for the newest.
 const MAX_HEAD_AGE: u64 = 32;
 
-/// Something to be published. It holds the order and not its bytes, which the pool has anyway.
-#[derive(Clone, Debug)]
-pub(crate) enum Item {
-    Order {
-        order: Arc<Order>,
-        /// How often it was published before and left the pool.
-        again: u32,
-    },
-    Cancellation {
-        cancellation: Cancellation,
-        again: u32,
-    },
-    CancelPrivate {
-        hash: B256,
-        signer: Address,
-        again: u32,
-    },
-    Head(Arc<HeadRecord>),
+/// Most transactions of a head that are published as mined: above 45 million gas of plain transfers.
+const MAX_MINED: usize = 4_096;
+
+/// Something to be published. It shares the order with the pool, and has no bytes of its own.
+#[derive(Debug)]
+pub(crate) struct Item {
+    pub(crate) record: Record,
+    /// How often it was published before and left the pool.
+    pub(crate) again: u32,
 }
 
 impl Item {
-    /// Its message; `None` for an order of a kind that is not known here.
-    pub(crate) fn encode(&self) -> Option<Encoded> {
-        Some(match self {
-            Self::Order { order, .. } => match (order.as_tx(), order.as_bundle()) {
-                (Some(tx), _) => encode_transaction(tx),
-                (None, Some(bundle)) => encode_bundle(bundle),
-                (None, None) => return None,
-            },
-            Self::Cancellation { cancellation, .. } => Record::Cancellation(*cancellation).encode(),
-            Self::CancelPrivate { hash, signer, .. } => {
-                Record::CancelPrivate { hash: *hash, signer: *signer }.encode()
-            }
-            Self::Head(record) => record.encode(),
-        })
-    }
-
     /// The end of the message id, where the stream must not take it for what was published before: by this run, by an
     /// earlier one, or by another machine that did not see the same sequence of orders and cancellations.
     pub(crate) fn suffix(&self, run_id: &str) -> Option<String> {
-        let again = match self {
+        let is_own = match &self.record {
             // Whoever signed it may cancel it and send it again, also by a machine that was started in between.
-            Self::Order { order, again: 0 } => {
-                order
-                    .as_tx()
-                    .and_then(Transaction::private_terms)
-                    .and_then(|terms| terms.signer)?;
-                0
-            }
-            Self::Cancellation { again: 0, .. } | Self::Head(_) => return None,
-            Self::Order { again, .. }
-            | Self::Cancellation { again, .. }
-            | Self::CancelPrivate { again, .. } => *again,
+            Record::Order(order) => order
+                .as_tx()
+                .and_then(Transaction::private_terms)
+                .is_some_and(|terms| terms.signer.is_some()),
+            Record::CancelPrivate { .. } => true,
+            _ => false,
         };
-        Some(format!("-{run_id}-{again}"))
+        (is_own || self.again > 0).then(|| format!("-{run_id}-{}", self.again))
     }
 
     /// Whether another item must not come behind this one: a transaction behind its cancellation, and an old head behind
     /// a new one.
     pub(crate) fn overrides(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::CancelPrivate { hash, .. }, Self::Order { order, .. }) => {
+        match (&self.record, &other.record) {
+            (Record::CancelPrivate { hash, .. }, Record::Order(order)) => {
                 order.id() == OrderId::Tx(*hash)
             }
-            (Self::Head(new), Self::Head(old)) => {
+            (Record::Head(new), Record::Head(old)) => {
                 old.head.number.saturating_add(MAX_HEAD_AGE) < new.head.number
             }
             _ => false,
@@ -116,7 +84,7 @@ struct Left {
 
 /// Follows the events of a pool and remembers what was published of it: an entry for each order that the pool
 /// holds, for each key that it remembers, and for a bounded number of private orders that have left.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Follower {
     flow: Flow,
     with_heads: bool,
@@ -127,26 +95,15 @@ pub(crate) struct Follower {
     head: B256,
     head_number: u64,
     mined: Vec<B256>,
-    unremembered: u64,
+    /// How many private orders have left that had no room: a cancellation of them may be missing.
+    pub(crate) unremembered: u64,
     /// How often the stream has lost what it had. It may still remember the message ids.
     resets: u32,
 }
 
 impl Follower {
     pub(crate) fn new(flow: Flow, with_heads: bool) -> Self {
-        Self {
-            flow,
-            with_heads,
-            published: HashMap::new(),
-            left: HashMap::new(),
-            cancelled: HashMap::new(),
-            comparison: 0,
-            head: B256::ZERO,
-            head_number: 0,
-            mined: Vec::new(),
-            unremembered: 0,
-            resets: 0,
-        }
+        Self { flow, with_heads, ..Self::default() }
     }
 
     /// The pool is replayed from now on: what was published is not published again.
@@ -179,14 +136,11 @@ impl Follower {
         pending
             .filter_map(|(hash, left)| {
                 let again = left.times.saturating_sub(1);
-                Some(Item::CancelPrivate { hash: *hash, signer: left.cancelled_by.take()?, again })
+                let record =
+                    Record::CancelPrivate { hash: *hash, signer: left.cancelled_by.take()? };
+                Some(Item { record, again })
             })
             .collect()
-    }
-
-    /// How many private orders have left that had no room: a cancellation of them may be missing.
-    pub(crate) const fn take_unremembered(&mut self) -> u64 {
-        std::mem::replace(&mut self.unremembered, 0)
     }
 
     /// Everything is to be published again: the stream has lost it.
@@ -199,18 +153,18 @@ impl Follower {
 
     /// The next comparison publishes it again.
     pub(crate) fn forget(&mut self, item: &Item) {
-        match item {
+        match &item.record {
             // It may have been published before, and then its cancellation is to be.
-            Item::Order { order, .. } => {
+            Record::Order(order) => {
                 if let Some(published) = self.published.get_mut(&order.id()) {
                     published.is_lost = true;
                 }
             }
-            Item::Cancellation { cancellation, .. } => {
+            Record::Cancellation(cancellation) => {
                 self.cancelled.remove(&cancellation.key);
             }
-            Item::Head(_) => self.head = B256::ZERO,
-            Item::CancelPrivate { hash, signer, .. } => {
+            Record::Head(_) => self.head = B256::ZERO,
+            Record::CancelPrivate { hash, signer } => {
                 if let Some(left) = self.left.get_mut(hash) {
                     left.cancelled_by = Some(*signer);
                 }
@@ -227,8 +181,8 @@ impl Follower {
                 let now = (cancellation.nonce, self.comparison);
                 let before = self.cancelled.insert(cancellation.key, now);
                 let is_new = before.is_none_or(|(nonce, _)| nonce != cancellation.nonce);
-                let again = self.resets;
-                is_new.then_some(Item::Cancellation { cancellation: *cancellation, again })
+                let item = Item { record: Record::Cancellation(*cancellation), again: self.resets };
+                is_new.then_some(item)
             }
             Event::CancellationForgotten(key) => {
                 self.cancelled.remove(key);
@@ -259,7 +213,7 @@ impl Follower {
         let is_new = before.is_none() || is_lost;
         // Both only grow, so each time has a number of its own.
         let again = if times > 0 || is_lost { times + self.resets } else { 0 };
-        is_new.then(|| Item::Order { order: Arc::clone(order), again })
+        is_new.then(|| Item { record: Record::Order(Arc::clone(order)), again })
     }
 
     fn on_removed(&mut self, order: &Arc<Order>, reason: RemoveReason) -> Option<Item> {
@@ -285,7 +239,7 @@ impl Follower {
                 let (hash, terms) = (*tx.hash(), tx.private_terms().copied());
                 let again = self.leave(hash, terms, None);
                 let signer = terms?.signer.filter(|_| reason == RemoveReason::Cancelled)?;
-                Some(Item::CancelPrivate { hash, signer, again })
+                Some(Item { record: Record::CancelPrivate { hash, signer }, again })
             }
             Flow::Private => None,
         }
@@ -314,7 +268,8 @@ impl Follower {
             return None;
         }
         let previous = std::mem::replace(&mut self.head, head.hash);
-        Some(Item::Head(Arc::new(HeadRecord { head: *head, previous, mined })))
+        let record = Record::Head(HeadRecord { head: *head, previous, mined });
+        Some(Item { record, again: 0 })
     }
 }
 
@@ -336,6 +291,10 @@ mod tests {
         all.map(|tx| Recovered::new_unchecked(read(&tx.raw), tx.sender)).collect()
     }
 
+    fn pool() -> OrderPool {
+        OrderPool::new(PoolConfig::default()).expect("a pool")
+    }
+
     fn insert(pool: &OrderPool, tx: &Recovered<PooledTransaction>, origin: Origin) {
         pool.insert_transaction(Transaction::new(tx.clone(), origin, SystemTime::now()));
     }
@@ -345,20 +304,23 @@ mod tests {
         let items = std::iter::from_fn(|| events.try_next())
             .filter_map(|event| follower.on(&event.expect("no lag")));
         items
-            .map(|item| match item {
-                Item::Order { order, again: 0 } => order.id().to_string(),
-                Item::Order { order, again } => format!("{} again {again}", order.id()),
-                Item::Head(record) => format!("head {} {}", record.head.number, record.mined.len()),
-                Item::CancelPrivate { hash, again: 0, .. } => format!("cancel {hash}"),
-                Item::CancelPrivate { hash, again, .. } => format!("cancel {hash} again {again}"),
-                Item::Cancellation { cancellation, .. } => format!("{cancellation:?}"),
+            .map(|Item { record, again }| {
+                let text = match record {
+                    Record::Order(order) => order.id().to_string(),
+                    Record::Head(HeadRecord { head, mined, .. }) => {
+                        format!("head {} {}", head.number, mined.len())
+                    }
+                    Record::CancelPrivate { hash, .. } => format!("cancel {hash}"),
+                    Record::Cancellation(cancellation) => format!("{cancellation:?}"),
+                };
+                if again == 0 { text } else { format!("{text} again {again}") }
             })
             .collect()
     }
 
     #[test]
     fn a_comparison_publishes_what_is_missing_and_nothing_twice() {
-        let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
+        let pool = pool();
         let txs = txs(3);
         let mut follower = Follower::new(Flow::Public, true);
         insert(&pool, &txs[0], Origin::Mempool);
@@ -383,7 +345,7 @@ mod tests {
 
     #[test]
     fn private_orders_are_published_only_by_the_private_flow_and_heads_only_by_the_public_one() {
-        let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
+        let pool = pool();
         let txs = txs(3);
         let signer = Address::repeat_byte(1);
         let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
@@ -404,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_private_transaction_that_left_unseen_is_cancelled_and_published_anew_when_it_comes_back() {
-        let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
+        let pool = pool();
         let (txs, signer) = (txs(3), Address::repeat_byte(1));
         let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
         let send = |n: usize| {
@@ -426,7 +388,7 @@ mod tests {
         let mut events = pool.subscribe_all();
         assert!(follow(&mut follower, &mut events).is_empty());
         let cancelled = follower.end_comparison();
-        let [Item::CancelPrivate { hash, again: 0, .. }] = &cancelled[..] else {
+        let [Item { record: Record::CancelPrivate { hash, .. }, again: 0 }] = &cancelled[..] else {
             panic!("{cancelled:?}")
         };
         assert_eq!(hash, txs[0].hash());
@@ -455,7 +417,7 @@ mod tests {
 
     #[test]
     fn what_a_stream_has_lost_is_published_again_and_its_cancellations_too() {
-        let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
+        let pool = pool();
         let (txs, signer) = (txs(2), Address::repeat_byte(1));
         let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
         for tx in &txs {
@@ -475,7 +437,7 @@ mod tests {
 
     #[test]
     fn a_private_transaction_that_became_public_is_never_cancelled_by_the_public_flow() {
-        let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
+        let pool = pool();
         let tx = &txs(1)[0];
         let terms = PrivateTerms { signer: Some(Address::repeat_byte(1)), max_block: 100 };
         pool.insert_transaction(Transaction::private(tx.clone(), terms, SystemTime::now()));
@@ -493,7 +455,7 @@ mod tests {
 
     #[test]
     fn what_was_published_before_is_cancelled_though_it_could_not_be_published_again() {
-        let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
+        let pool = pool();
         let (tx, signer) = (&txs(1)[0], Address::repeat_byte(1));
         let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
         pool.insert_transaction(Transaction::private(tx.clone(), terms, SystemTime::now()));
@@ -516,7 +478,7 @@ mod tests {
 
     #[test]
     fn whatever_private_order_left_unseen_is_another_message_when_it_comes_back() {
-        let pool = OrderPool::new(PoolConfig::default()).expect("a pool");
+        let pool = pool();
         let tx = &txs(1)[0];
         let added = |order| Event::Added(Arc::new(order));
         let rpc = Transaction::new(tx.clone(), Origin::Rpc, SystemTime::now());
@@ -549,7 +511,7 @@ mod tests {
     fn a_machine_that_did_not_see_what_another_did_is_not_taken_for_its_duplicate() {
         let (tx, signer) = (&txs(1)[0], Address::repeat_byte(1));
         let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
-        let pools = [(); 2].map(|()| OrderPool::new(PoolConfig::default()).expect("a pool"));
+        let pools = [(); 2].map(|()| pool());
         let mut followers = [(); 2].map(|()| Follower::new(Flow::Private, true));
         let mut events = pools.each_ref().map(OrderPool::subscribe_all);
         let mut stored = std::collections::HashSet::new();
@@ -562,7 +524,7 @@ mod tests {
             }
             let event = events[machine].try_next().expect("an event").expect("no lag");
             let item = followers[machine].on(&event).expect("a message");
-            let id = item.encode().expect("a message").id;
+            let id = item.record.encode().expect("a message").id;
             stored.insert((id, item.suffix(["a", "b"][machine])))
         };
         assert!(is_stored(0, true));

@@ -31,7 +31,7 @@ pub(crate) struct Found {
 #[derive(Debug, Default)]
 pub(crate) struct Identity {
     created: Option<i128>,
-    highest: Option<Acknowledged>,
+    pub(crate) highest: Option<Acknowledged>,
     /// The highest sequence number before this connection.
     before: u64,
     /// The message that was the highest at the latest comparison, or the first one since: it is to be there still.
@@ -39,10 +39,6 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    pub(crate) const fn highest(&self) -> Option<&Acknowledged> {
-        self.highest.as_ref()
-    }
-
     /// A new connection, maybe to a server that has less.
     pub(crate) fn connected(&mut self) {
         self.before = self.highest.as_ref().map_or(0, |highest| highest.sequence);
@@ -104,7 +100,7 @@ mod tests {
     }
 
     fn found(identity: &Identity, created: i128, first: u64, last: u64) -> Found {
-        let (max_age, asked) = (Duration::from_secs(60), identity.highest().cloned());
+        let (max_age, asked) = (Duration::from_secs(60), identity.highest.clone());
         Found { created, first, last, max_age, is_full: false, asked, in_its_place: None }
     }
 
@@ -160,6 +156,6 @@ mod tests {
         assert!(!identity.acknowledged(message(1_001, true, now)));
         assert!(identity.acknowledged(message(996, true, now)));
         assert!(!identity.acknowledged(message(997, true, now)), "once");
-        assert_eq!(identity.highest().map(|highest| highest.sequence), Some(997));
+        assert_eq!(identity.highest.map(|highest| highest.sequence), Some(997));
     }
 }

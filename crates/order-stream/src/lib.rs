@@ -22,8 +22,9 @@ mod window;
 pub use config::*;
 pub use error::StreamError;
 pub use metrics::{METRICS, PublisherStats, RefuseReason, SourceStats};
-pub use publisher::{Publisher, PublisherEnd};
-pub use source::{Source, SourceEnd};
+pub use publisher::Publisher;
+pub use running::{End, Running};
+pub use source::Source;
 pub use state::{DisconnectReason, State};
 pub use streams::{
     DEFAULT_MAX_AGE, DEFAULT_MAX_BYTES, DEFAULT_PRIVATE_MAX_AGE, StreamConfig, ensure_stream,

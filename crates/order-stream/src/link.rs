@@ -7,9 +7,10 @@ use std::{
 };
 
 use async_nats::{
-    Client, ConnectErrorKind, ConnectOptions, Event, ServerError,
+    Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr, ServerError,
     jetstream::{self, Context, ErrorCode, context::GetStreamErrorKind, stream},
 };
+use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 
 use crate::{
@@ -63,19 +64,11 @@ pub(crate) struct LinkStatus {
     denied: BTreeSet<String>,
 }
 
-impl LinkStatus {
-    /// Whether the server has denied a subject that begins so.
-    pub(crate) fn is_denied(&self, prefix: &str) -> bool {
-        self.denied.iter().any(|subject| subject.starts_with(prefix))
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) client: Client,
     pub(crate) context: Context,
     pub(crate) status: watch::Receiver<LinkStatus>,
-    inbox_prefix: String,
 }
 
 impl Link {
@@ -84,11 +77,10 @@ impl Link {
     pub(crate) async fn open(config: &ServerConfig, name: &str) -> Result<Self, StreamError> {
         let addresses = config.addresses()?;
         let (sender, status) = watch::channel(LinkStatus::default());
-        let inbox_prefix = format!("_INBOX_{name}");
-        let options = with_auth(ConnectOptions::new(), &config.credentials()?).await?;
-        let mut options = options
+        let mut options = with_auth(&config.auth, addresses.first())
+            .await?
             .name(name)
-            .custom_inbox_prefix(&inbox_prefix)
+            .custom_inbox_prefix(format!("_INBOX_{name}"))
             .connection_timeout(TIMEOUT)
             .request_timeout(Some(TIMEOUT))
             .ping_interval(PING_INTERVAL)
@@ -105,26 +97,26 @@ impl Link {
         if let Some(path) = &config.root_certificates {
             options = options.add_root_certificates(path.clone());
         }
-        if let Some((certificate, key)) = &config.client_certificate {
-            options = options.add_client_certificate(certificate.clone(), key.clone());
-        }
         let client = options.connect(addresses).await.map_err(connect_error)?;
         let mut context = jetstream::new(client.clone());
         context.set_timeout(REQUEST_TIMEOUT);
-        Ok(Self { client, context, status, inbox_prefix })
+        Ok(Self { client, context, status })
     }
 
     /// Waits for the loss of the connection.
     pub(crate) async fn lost(&self) -> DisconnectReason {
         let mut status = self.status.clone();
-        loop {
-            if let Some(reason) = status.borrow_and_update().lost {
-                return reason;
-            }
-            // The client's task has ended.
-            if status.changed().await.is_err() {
-                return DisconnectReason::Lost;
-            }
+        let lost = status.wait_for(|status| status.lost.is_some()).await;
+        // Without a status the client's task has ended.
+        lost.ok().and_then(|status| status.lost).unwrap_or(DisconnectReason::Lost)
+    }
+
+    /// Waits for something over this connection.
+    pub(crate) async fn unless_lost<T>(&self, done: impl Future<Output = T>) -> Result<T, State> {
+        tokio::select! {
+            biased;
+            done = done => Ok(done),
+            reason = self.lost() => Err(State::Disconnected { reason }),
         }
     }
 
@@ -133,27 +125,28 @@ impl Link {
         match self.context.get_stream(name).await {
             Ok(stream) if has_leader(stream.cached_info()) => Ok(stream),
             Ok(_) => Err(State::Unavailable),
-            Err(error) => Err(match error.kind() {
-                GetStreamErrorKind::JetStream(error) => match error.error_code() {
-                    ErrorCode::STREAM_NOT_FOUND => State::StreamMissing,
-                    _ => State::Unavailable,
+            Err(error) => Err(self.state_after(
+                match error.kind() {
+                    GetStreamErrorKind::JetStream(error) => Some(error.error_code()),
+                    _ => None,
                 },
-                _ => self.why_no_answer(name),
-            }),
+                "$JS.API.STREAM.INFO.",
+            )),
         }
     }
 
-    /// The state after a request about a stream was not answered.
-    pub(crate) fn why_no_answer(&self, name: &str) -> State {
-        let status = self.status.borrow();
-        let is_denied = status.is_denied(&format!("$JS.API.STREAM.INFO.{name}"))
-            || status.is_denied(&self.inbox_prefix);
-        if is_denied { State::Denied } else { State::Unavailable }
+    /// The state after a request on such a subject failed, with the server's error if it has sent one.
+    pub(crate) fn state_after(&self, error: Option<ErrorCode>, subject: &str) -> State {
+        match error {
+            Some(ErrorCode::STREAM_NOT_FOUND) => State::StreamMissing,
+            None if self.is_denied(subject) || self.is_denied("_INBOX_") => State::Denied,
+            _ => State::Unavailable,
+        }
     }
 
     /// Whether the server has denied a subject that begins so.
     pub(crate) fn is_denied(&self, prefix: &str) -> bool {
-        self.status.borrow().is_denied(prefix)
+        self.status.borrow().denied.iter().any(|subject| subject.starts_with(prefix))
     }
 }
 
@@ -173,18 +166,16 @@ fn note(sender: &watch::Sender<LinkStatus>, event: Event) {
         Event::Disconnected | Event::Closed => lose(DisconnectReason::Lost),
         Event::LameDuckMode => lose(DisconnectReason::ServerStopping),
         Event::ServerError(ServerError::Other(text)) => {
-            if let Some(subject) = denied_subject(&text) {
-                let is_new = sender.borrow().denied.len() < MAX_DENIED
-                    && !sender.borrow().denied.contains(subject);
+            let Some(subject) = denied_subject(&text) else {
+                return tracing::warn!(text, "an error of the server");
+            };
+            sender.send_if_modified(|LinkStatus { denied, .. }| {
+                let is_new = denied.len() < MAX_DENIED && denied.insert(subject.to_owned());
                 if is_new {
                     tracing::warn!(text, "the server denies a subject");
-                    sender.send_modify(|status| {
-                        status.denied.insert(subject.to_owned());
-                    });
                 }
-            } else {
-                tracing::warn!(text, "an error of the server");
-            }
+                is_new
+            });
         }
         other => tracing::debug!(event = %other, "the connection"),
     }
@@ -196,16 +187,25 @@ fn denied_subject(text: &str) -> Option<&str> {
     text.split('"').nth(1)
 }
 
-async fn with_auth(options: ConnectOptions, auth: &Auth) -> Result<ConnectOptions, StreamError> {
-    Ok(match auth {
-        Auth::Url => options,
-        Auth::User { name, password } => options.user_and_password(name.clone(), password.clone()),
-        Auth::Token(token) => options.token(token.clone()),
-        Auth::NKey(seed) => options.nkey(seed.clone()),
-        Auth::CredentialsFile(path) => options
-            .credentials_file(path)
-            .await
-            .map_err(|source| StreamError::Credentials { source })?,
+async fn with_auth(
+    auth: &Auth,
+    address: Option<&ServerAddr>,
+) -> Result<ConnectOptions, StreamError> {
+    let options = ConnectOptions::new();
+    // The client sends nothing that stands in a URL by itself, and does not decode its `%40`.
+    let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+    let of_url = address.map(|address| (address.username(), address.password()));
+    Ok(match (auth, of_url) {
+        (Auth::NKey(seed), _) => options.nkey(seed.clone()),
+        (Auth::CredentialsFile(path), _) => {
+            let read = options.credentials_file(path).await;
+            read.map_err(|source| StreamError::Credentials { source })?
+        }
+        (Auth::Url, Some((Some(name), Some(password)))) => {
+            options.user_and_password(decoded(name), decoded(password))
+        }
+        (Auth::Url, Some((Some(token), None))) => options.token(decoded(token)),
+        (Auth::Url, _) => options,
     })
 }
 
@@ -291,7 +291,6 @@ mod tests {
             let text = format!("Permissions Violation for Publish to \"{subject}\"");
             note(&sender, Event::ServerError(ServerError::Other(text)));
         }
-        let status = status.borrow();
-        assert!(status.is_denied("a.") && status.is_denied("c") && !status.is_denied("b"));
+        assert!(status.borrow().denied.iter().eq(["a.b", "c"]));
     }
 }

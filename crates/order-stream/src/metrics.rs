@@ -59,14 +59,8 @@ pub enum RefuseReason {
 }
 
 impl RefuseReason {
-    /// The labels of `order_stream_refused_total`, in the order of [`PublisherStats::refused`].
+    /// The labels of `order_stream_refused_total`, in the order of the variants and of [`PublisherStats::refused`].
     pub const ALL: [&'static str; 3] = ["too_large", "rejected", "withdrawn"];
-
-    /// Its index in [`Self::ALL`].
-    #[must_use]
-    pub const fn index(self) -> usize {
-        self as usize
-    }
 }
 
 /// What became of a message.
@@ -120,11 +114,12 @@ impl PublisherStats {
     }
 }
 
-impl PublisherCounters {
-    pub(crate) fn of(flow: Flow) -> Self {
-        Self::labelled(&[Label::new("flow", flow.as_str())])
-    }
+/// The label that every metric has.
+pub(crate) const fn label(flow: Flow) -> Label {
+    Label::from_static_parts("flow", flow.as_str())
+}
 
+impl PublisherCounters {
     pub(crate) fn stats(&self) -> PublisherStats {
         let [stored, duplicate] = self.acknowledged.each_ref().map(metric_set::Count::get);
         let refused = self.refused.each_ref().map(metric_set::Count::get);
@@ -174,10 +169,6 @@ pub struct SourceStats {
 }
 
 impl SourceCounters {
-    pub(crate) fn of(flow: Flow) -> Self {
-        Self::labelled(&[Label::new("flow", flow.as_str())])
-    }
-
     pub(crate) fn stats(&self) -> SourceStats {
         let delivered = self.delivered.each_ref().map(metric_set::Count::get);
         let [pooled, known, refused, malformed] = delivered;

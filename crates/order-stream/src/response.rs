@@ -8,7 +8,7 @@ use async_nats::jetstream::{
     publish::PublishAck,
 };
 
-use crate::{metrics::RefuseReason, window::Trouble};
+use crate::{metrics::RefuseReason, state::State};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Response {
@@ -19,8 +19,8 @@ pub(crate) enum Response {
     },
     /// The same message is being stored for another publisher (JetStream error 10158); whether it will be is not known yet.
     InProcess,
-    /// It is not stored now and may be later.
-    Later(Trouble),
+    /// It is not stored now and may be later: the stream is [`State::Unavailable`] or [`State::Full`].
+    Later(State),
     Refused(RefuseReason),
 }
 
@@ -41,7 +41,7 @@ impl From<Result<PublishAck, PublishError>> for Response {
                 Self::Refused(RefuseReason::Rejected)
             }
             // No response, or nobody there to respond.
-            _ => Self::Later(Trouble::Unavailable),
+            _ => Self::Later(State::Unavailable),
         }
     }
 }
@@ -56,9 +56,9 @@ fn from_error(error: ErrorCode, http: usize) -> Response {
         | ErrorCode::INSUFFICIENT_RESOURCES
         | ErrorCode::STORAGE_RESOURCES_EXCEEDED
         | ErrorCode::MEMORY_RESOURCES_EXCEEDED
-        | ErrorCode::ACCOUNT_RESOURCES_EXCEEDED => Response::Later(Trouble::Full),
+        | ErrorCode::ACCOUNT_RESOURCES_EXCEEDED => Response::Later(State::Full),
         // 429: more messages wait to be stored than the server holds; it has dropped this one.
-        _ if matches!(http, 429 | 503) => Response::Later(Trouble::Unavailable),
+        _ if matches!(http, 429 | 503) => Response::Later(State::Unavailable),
         other => {
             tracing::warn!(code = other.0, "the stream refuses a message");
             Response::Refused(RefuseReason::Rejected)
@@ -79,13 +79,13 @@ mod tests {
         };
         assert_eq!(of(10158, 409), Response::InProcess);
         assert_eq!(of(10054, 400), Response::Refused(RefuseReason::TooLarge));
-        assert_eq!(of(10077, 503), Response::Later(Trouble::Full));
-        assert_eq!(of(10047, 500), Response::Later(Trouble::Full));
-        assert_eq!(of(10008, 503), Response::Later(Trouble::Unavailable));
-        assert_eq!(of(10167, 429), Response::Later(Trouble::Unavailable));
+        assert_eq!(of(10077, 503), Response::Later(State::Full));
+        assert_eq!(of(10047, 500), Response::Later(State::Full));
+        assert_eq!(of(10008, 503), Response::Later(State::Unavailable));
+        assert_eq!(of(10167, 429), Response::Later(State::Unavailable));
         assert_eq!(of(10060, 400), Response::Refused(RefuseReason::Rejected));
         let other = |kind| Response::from(Err(PublishError::new(kind)));
-        assert_eq!(other(PublishErrorKind::TimedOut), Response::Later(Trouble::Unavailable));
-        assert_eq!(other(PublishErrorKind::StreamNotFound), Response::Later(Trouble::Unavailable));
+        assert_eq!(other(PublishErrorKind::TimedOut), Response::Later(State::Unavailable));
+        assert_eq!(other(PublishErrorKind::StreamNotFound), Response::Later(State::Unavailable));
     }
 }

@@ -2,6 +2,9 @@
 //! other until it is told to stop.
 
 use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -9,26 +12,26 @@ use std::{
 use load_control::Backoff;
 use metrics::Gauge;
 use tokio::{
-    sync::{oneshot, watch},
-    time::{sleep, sleep_until, timeout},
+    sync::watch,
+    time::{sleep, timeout},
 };
 
 use crate::{
     config::ServerConfig,
     error::StreamError,
     link::{Link, state_of},
-    state::{EndGuard, State},
+    state::State,
 };
 
-/// Before the next connection.
+/// Before the next connection, if there is none.
 const BACKOFF: Backoff = Backoff { base: Duration::from_millis(250), cap: Duration::from_secs(10) };
 
-/// Between attempts over a connection that works: they cost the server little, and orders wait for them.
+/// While a server can be reached, and its stream cannot be used: orders wait for it.
 pub(crate) const CONNECTED_BACKOFF: Backoff =
     Backoff { base: Duration::from_millis(250), cap: Duration::from_secs(1) };
 
-/// A connection, or an attempt over one, that has lasted as long resets the backoff.
-pub(crate) const STABLE_AFTER: Duration = Duration::from_secs(10);
+/// A connection that has lasted this long resets the backoff.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// Longer deadlines of a shutdown are cut: the clock may not go as far.
 const LONGEST_STOP: Duration = Duration::from_hours(24);
@@ -36,7 +39,103 @@ const LONGEST_STOP: Duration = Duration::from_hours(24);
 /// How much later than its deadline a thread may say that it has ended.
 const GRACE: Duration = Duration::from_millis(200);
 
+/// A publisher or a source that runs on a thread of its own: see [`Publisher`](crate::Publisher) and
+/// [`Source`](crate::Source). Dropping it stops it without waiting.
+pub struct Running<S> {
+    stop: watch::Sender<Option<Duration>>,
+    state: watch::Receiver<State>,
+    stats: Arc<dyn Fn() -> S + Send + Sync>,
+}
+
+/// The end of a publisher or a source.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct End<S> {
+    /// [`State::Ended`], or [`State::Failed`] if its thread has panicked; another one if it has not ended in time.
+    pub state: State,
+    /// The counts.
+    pub stats: S,
+}
+
+impl<S> Running<S> {
+    /// The present state.
+    #[must_use]
+    pub fn state(&self) -> State {
+        *self.state.borrow()
+    }
+
+    /// The present state and its changes. Ends with [`State::Ended`] or [`State::Failed`].
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<State> {
+        self.state.clone()
+    }
+
+    /// The counts so far.
+    #[must_use]
+    pub fn stats(&self) -> S {
+        (self.stats)()
+    }
+
+    /// Stops. A source ends after the message that it processes. A publisher publishes what the pool holds now and waits
+    /// for the acknowledgements, at most until the deadline; without a connection it ends at once.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the thread still ends before the deadline.
+    pub async fn shutdown(mut self, deadline: Duration) -> End<S> {
+        self.stop.send_replace(Some(deadline));
+        let ended = self.state.wait_for(|state| matches!(state, State::Ended | State::Failed));
+        // The state says whether it has ended.
+        let _ = timeout(deadline.saturating_add(GRACE), ended).await;
+        End { state: self.state(), stats: self.stats() }
+    }
+
+    pub(crate) fn spawn(
+        thread_name: &str,
+        server: ServerConfig,
+        name: String,
+        shown: Shown,
+        stats: impl Fn() -> S + Send + Sync + 'static,
+        mut session: impl Session,
+    ) -> Result<Self, StreamError> {
+        let thread_error = |source| StreamError::Thread { source };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(thread_error)?;
+        let (stop, stopped) = watch::channel(None);
+        let (state, stopped) = (shown.state.subscribe(), Stop(stopped));
+        let body = move || {
+            let last = last_state(|| {
+                runtime.block_on(async {
+                    let mut stop = stopped.clone();
+                    let deadline = async {
+                        stop.wait().await;
+                        sleep(stop.0.borrow().unwrap_or_default().min(LONGEST_STOP)).await;
+                    };
+                    // What is done already wins.
+                    tokio::select! {
+                        biased;
+                        () = connect(&mut session, &server, &name, &shown, stopped) => {}
+                        () = deadline => {}
+                    }
+                });
+                drop(session);
+            });
+            // Connections that are still closing are not waited for.
+            runtime.shutdown_background();
+            shown.set(last);
+        };
+        thread::Builder::new().name(thread_name.into()).spawn(body).map_err(thread_error)?;
+        Ok(Self { stop, state, stats: Arc::new(stats) })
+    }
+}
+
+impl<S> fmt::Debug for Running<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running").field("state", &self.state()).finish_non_exhaustive()
+    }
+}
+
 /// The state of a publisher or a source, as others see it.
+#[derive(Clone)]
 pub(crate) struct Shown {
     state: watch::Sender<State>,
     gauge: Gauge,
@@ -55,112 +154,55 @@ impl Shown {
     }
 
     pub(crate) fn set(&self, state: State) {
-        let changed = self.state.send_if_modified(|now| std::mem::replace(now, state) != state);
-        if changed {
+        if self.get() != state {
             tracing::info!(%state, flow = self.flow, "{}", self.side);
             self.gauge.set(state.code());
+            self.state.send_replace(state);
         }
     }
 }
 
-/// Whether it is to stop.
+/// Whether it is to stop: it was told to, with a deadline, or its handle was dropped.
 #[derive(Clone, Debug)]
-pub(crate) struct Stop(watch::Receiver<bool>);
+pub(crate) struct Stop(watch::Receiver<Option<Duration>>);
 
 impl Stop {
     pub(crate) fn is_set(&self) -> bool {
-        *self.0.borrow()
+        self.0.borrow().is_some() || self.0.has_changed().is_err()
     }
 
     pub(crate) async fn wait(&mut self) {
-        // Its sender lives as long as what waits.
-        let _ = self.0.wait_for(|stop| *stop).await;
+        // An error says that the handle was dropped.
+        let _ = self.0.wait_for(Option::is_some).await;
     }
 }
 
 /// What is done over each connection.
 pub(crate) trait Session: Send + 'static {
-    fn shown(&self) -> &Shown;
-
     /// A connection was opened. Returns when it is lost or given up, with the state from then on, or after `stop` is set
     /// and everything is done.
     fn connected(&mut self, link: &Link, stop: Stop) -> impl Future<Output = State>;
 }
 
-/// A running thread. Dropping it stops the thread without waiting.
-#[derive(Debug)]
-pub(crate) struct Running {
-    stop: Option<oneshot::Sender<Duration>>,
-    ended: oneshot::Receiver<()>,
-    pub(crate) state: watch::Receiver<State>,
-}
-
-impl Running {
-    pub(crate) fn start(
-        thread_name: &str,
-        server: ServerConfig,
-        name: String,
-        mut session: impl Session,
-    ) -> Result<Self, StreamError> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|source| StreamError::Thread { source })?;
-        let state = session.shown().state.subscribe();
-        let (stop, stopping) = oneshot::channel();
-        let (end, ended) = oneshot::channel();
-        let body = move || {
-            let (last, gauge) = (session.shown().state.clone(), session.shown().gauge.clone());
-            let guard = EndGuard(|state: State| {
-                gauge.set(state.code());
-                last.send_replace(state);
-            });
-            runtime.block_on(async {
-                let (stop, stopped) = watch::channel(false);
-                // What is done already wins.
-                tokio::select! {
-                    biased;
-                    () = connect(&mut session, &server, &name, Stop(stopped)) => {}
-                    () = deadline(stopping, &stop) => {}
-                }
-            });
-            drop(session);
-            // Connections that are still closing are not waited for.
-            runtime.shutdown_background();
-            drop(guard);
-            // If the handle was dropped, nothing waits for the end.
-            let _ = end.send(());
-        };
-        thread::Builder::new()
-            .name(thread_name.into())
-            .spawn(body)
-            .map_err(|source| StreamError::Thread { source })?;
-        Ok(Self { stop: Some(stop), ended, state })
+fn last_state(run: impl FnOnce()) -> State {
+    if catch_unwind(AssertUnwindSafe(run)).is_ok() {
+        return State::Ended;
     }
-
-    /// Stops the thread. Returns its last state, and whether it has ended in time.
-    pub(crate) async fn shutdown(mut self, deadline: Duration) -> (State, bool) {
-        if let Some(stop) = self.stop.take() {
-            // Closed only if the thread has panicked.
-            let _ = stop.send(deadline);
-        }
-        let ended = timeout(deadline.saturating_add(GRACE), &mut self.ended).await.is_ok();
-        (*self.state.borrow(), ended)
-    }
-}
-
-/// Tells of a stop when it comes, and waits until its deadline.
-async fn deadline(stopping: oneshot::Receiver<Duration>, stop: &watch::Sender<bool>) {
-    let deadline = Instant::now() + stopping.await.unwrap_or_default().min(LONGEST_STOP);
-    stop.send_replace(true);
-    sleep_until(deadline.into()).await;
+    tracing::error!("the thread has panicked");
+    State::Failed
 }
 
 /// Opens one connection after the other, until it is to stop. Then it ends at once if it has none.
-async fn connect(session: &mut impl Session, server: &ServerConfig, name: &str, mut stop: Stop) {
+async fn connect(
+    session: &mut impl Session,
+    server: &ServerConfig,
+    name: &str,
+    shown: &Shown,
+    mut stop: Stop,
+) {
     let mut attempt = 0;
     loop {
-        session.shown().set(State::Connecting);
+        shown.set(State::Connecting);
         let began = Instant::now();
         let opened = tokio::select! {
             biased;
@@ -177,14 +219,27 @@ async fn connect(session: &mut impl Session, server: &ServerConfig, name: &str, 
         if stop.is_set() {
             return;
         }
-        session.shown().set(end);
+        shown.set(end);
+        let backoff = match end {
+            State::Disconnected { .. } | State::Denied => BACKOFF,
+            _ => CONNECTED_BACKOFF,
+        };
         attempt = if began.elapsed() > STABLE_AFTER { 0 } else { attempt };
-        let pause = BACKOFF.random_delay(attempt);
-        attempt = attempt.saturating_add(1);
         tokio::select! {
             biased;
             () = stop.wait() => return,
-            () = sleep(pause) => {}
+            () = sleep(backoff.random_delay(attempt)) => attempt = attempt.saturating_add(1),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_state_tells_an_end_from_a_panic() {
+        assert_eq!(last_state(|| ()), State::Ended);
+        assert_eq!(last_state(|| panic!("a bug")), State::Failed);
     }
 }

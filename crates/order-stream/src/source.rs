@@ -1,30 +1,28 @@
 //! The thread that reads a stream and feeds a pool.
 
 use std::{
+    convert::Infallible,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
 use async_nats::jetstream::{
-    ErrorCode, Message,
+    Message,
     consumer::{AckPolicy, Consumer, DeliverPolicy, ReplayPolicy, pull},
     stream::{ConsumerErrorKind, Info},
 };
 use futures::StreamExt as _;
 use order_pool::OrderPool;
-use tokio::{
-    sync::watch,
-    time::{MissedTickBehavior, interval, sleep, timeout},
-};
+use tokio::time::{interval, timeout};
 
 use crate::{
-    config::SourceConfig,
+    config::{SourceConfig, check},
     deliver::Deliverer,
     error::StreamError,
-    link::{Link, Silence},
-    metrics::{SourceCounters, SourceStats},
+    link::Link,
+    metrics::{SourceCounters, SourceStats, label},
     position::{Extent, Place, Position, Step},
-    running::{CONNECTED_BACKOFF, Running, STABLE_AFTER, Session, Shown, Stop},
+    running::{Running, Session, Shown, Stop},
     state::State,
     subjects::stream_name,
 };
@@ -62,23 +60,7 @@ const LAG_MESSAGES: u64 = 10_000;
 ///
 /// A hole in what is delivered is read again; what the stream no longer has is counted. Every outcome is counted in
 /// [`SourceStats`].
-#[derive(Debug)]
-pub struct Source {
-    running: Running,
-    counters: Arc<SourceCounters>,
-}
-
-/// The end of a [`Source`].
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct SourceEnd {
-    /// [`State::Ended`], or [`State::Failed`] if its thread has panicked; another one if it has not ended in time.
-    pub state: State,
-    /// The counts.
-    pub stats: SourceStats,
-    /// Whether its thread ended before the deadline.
-    pub ended: bool,
-}
+pub type Source = Running<SourceStats>;
 
 impl Source {
     /// Starts feeding the pool.
@@ -86,52 +68,21 @@ impl Source {
     /// # Errors
     /// The configuration is out of bounds, or the thread cannot be started.
     pub fn start(pool: &OrderPool, config: SourceConfig) -> Result<Self, StreamError> {
-        config.validate()?;
         let SourceConfig { server, flow, chain_id, name, heads } = config;
-        let counters = Arc::new(SourceCounters::of(flow));
+        check(&server, "name", &name)?;
+        let counters = Arc::new(SourceCounters::labelled(&[label(flow)]));
+        let shown = Shown::new(counters.state[0].clone(), "source", flow.as_str());
+        let (pool, of_deliverer) = (pool.clone(), Arc::clone(&counters));
         let reader = Reader {
             stream: stream_name(flow, chain_id),
             name: name.clone(),
             position: Position::default(),
-            shown: Shown::new(counters.state[0].clone(), "source", flow.as_str()),
+            shown: shown.clone(),
             counters: Arc::clone(&counters),
-            deliverer: Deliverer {
-                pool: pool.clone(),
-                flow,
-                chain_id,
-                heads,
-                counters: Arc::clone(&counters),
-            },
+            deliverer: Deliverer { pool, flow, chain_id, heads, counters: of_deliverer },
         };
-        let running = Running::start("order-stream-source", server, name, reader)?;
-        Ok(Self { running, counters })
-    }
-
-    /// The present state.
-    #[must_use]
-    pub fn state(&self) -> State {
-        *self.running.state.borrow()
-    }
-
-    /// The present state and its changes. Ends with [`State::Ended`] or [`State::Failed`].
-    #[must_use]
-    pub fn watch(&self) -> watch::Receiver<State> {
-        self.running.state.clone()
-    }
-
-    /// The counts so far.
-    #[must_use]
-    pub fn stats(&self) -> SourceStats {
-        self.counters.stats()
-    }
-
-    /// Stops after the message that is being processed, for which it waits at most until the deadline.
-    ///
-    /// # Cancel safety
-    /// If it is dropped, the source still ends.
-    pub async fn shutdown(self, deadline: Duration) -> SourceEnd {
-        let (state, ended) = self.running.shutdown(deadline).await;
-        SourceEnd { state, stats: self.counters.stats(), ended }
+        let stats = move || counters.stats();
+        Self::spawn("order-stream-source", server, name, shown, stats, reader)
     }
 }
 
@@ -146,10 +97,6 @@ struct Reader {
 }
 
 impl Session for Reader {
-    fn shown(&self) -> &Shown {
-        &self.shown
-    }
-
     async fn connected(&mut self, link: &Link, mut stop: Stop) -> State {
         self.counters.connects[0].add(1);
         // It can be left at any point: a message is delivered and counted without a wait in between.
@@ -158,33 +105,15 @@ impl Session for Reader {
             () = stop.wait() => State::Ended,
             // What the client still holds is read again.
             reason = link.lost() => State::Disconnected { reason },
-            state = self.read(link) => state,
+            Err(state) = self.read(link) => state,
         }
     }
 }
 
 impl Reader {
-    /// Reads with one consumer after the other, until none has been available for long: another server may be better
+    /// Reads with a new consumer until it fails. Then another connection is opened, maybe to a server that is better
     /// connected.
-    async fn read(&mut self, link: &Link) -> State {
-        let (mut attempt, mut silence) = (0, Silence::default());
-        loop {
-            let began = Instant::now();
-            let Err(state) = self.consume(link).await;
-            self.shown.set(state);
-            if began.elapsed() > STABLE_AFTER {
-                (attempt, silence) = (0, Silence::default());
-            }
-            if silence.note(state != State::Unavailable, Instant::now()) {
-                return state;
-            }
-            sleep(CONNECTED_BACKOFF.random_delay(attempt)).await;
-            attempt = attempt.saturating_add(1);
-        }
-    }
-
-    /// Reads with a consumer until it fails.
-    async fn consume(&mut self, link: &Link) -> Result<std::convert::Infallible, State> {
+    async fn read(&mut self, link: &Link) -> Result<Infallible, State> {
         let extent = extent(link.stream(&self.stream).await?.cached_info());
         match self.position.begin(&extent) {
             Some(missed) => self.counters.missed.add(missed),
@@ -206,20 +135,14 @@ impl Reader {
             .messages();
         let mut messages = messages.await.map_err(|_| State::Unavailable)?;
         let mut check = interval(CHECK_EVERY);
-        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        check.reset();
         loop {
             // In turn: a stream that never ends may not keep the check away. Nothing is lost by a branch that is dropped.
             tokio::select! {
                 message = messages.next() => {
-                    let message = match message {
-                        Some(Ok(message)) => message,
-                        Some(Err(error)) => {
-                            tracing::warn!(%error, stream = self.stream, "reading ended");
-                            return Err(self.why_it_ended(link));
-                        }
-                        None => return Err(State::Unavailable),
-                    };
+                    let message = message.ok_or(State::Unavailable)?.map_err(|error| {
+                        tracing::warn!(%error, stream = self.stream, "reading ended");
+                        link.state_after(None, "$JS.API.CONSUMER.MSG.NEXT.")
+                    })?;
                     pending = self.deliver(message)?;
                     self.show(self.shown.get(), pending);
                 }
@@ -249,23 +172,14 @@ impl Reader {
             Step::Latest => {}
             Step::Deliver { missed } => {
                 if missed > 0 {
-                    tracing::warn!(
-                        stream = self.stream,
-                        sequence,
-                        missed,
-                        "messages left the stream unread"
-                    );
+                    tracing::warn!(sequence, missed, "messages left the stream unread");
                     self.counters.missed.add(missed);
                 }
                 self.deliverer.message(&message, SystemTime::now());
             }
-            Step::Hole => {
-                tracing::warn!(stream = self.stream, sequence, "a hole before this message");
-                return Err(State::CatchingUp);
-            }
-            Step::Refilled => {
-                tracing::warn!(stream = self.stream, sequence, "another message is in its place");
-                self.counters.resets.add(1);
+            step @ (Step::Hole | Step::Refilled) => {
+                tracing::warn!(stream = self.stream, sequence, ?step, "reading again");
+                self.counters.resets.add(u64::from(step == Step::Refilled));
                 return Err(State::CatchingUp);
             }
         }
@@ -277,16 +191,8 @@ impl Reader {
         self.shown.set(state_behind(state, pending));
     }
 
-    /// The state after a consumer brought nothing.
-    fn why_it_ended(&self, link: &Link) -> State {
-        let is_denied =
-            link.is_denied(&format!("$JS.API.CONSUMER.MSG.NEXT.{}.{}", self.stream, self.name));
-        if is_denied { State::Denied } else { State::Unavailable }
-    }
-
     /// A consumer that begins at the position. The server keeps it in memory, on one server: when that is lost, another
-    /// begins here again. The client's own ordered consumer is not used: it bounds its requests by messages and not by bytes,
-    /// and tries forever to make a consumer of a stream that is missing or denied, without an error.
+    /// begins here again.
     async fn consumer(&self, link: &Link) -> Result<Consumer<pull::Config>, State> {
         let (stream, name) = (&self.stream, &self.name);
         // The one of an earlier connection stands elsewhere. Usually there is none.
@@ -306,27 +212,21 @@ impl Reader {
             memory_storage: true,
             ..pull::Config::default()
         };
-        let is_denied =
-            |kind: &str| link.is_denied(&format!("$JS.API.CONSUMER.{kind}.{stream}.{name}"));
         let created = link.context.create_consumer_on_stream(config, stream).await;
         let consumer = created.map_err(|error| {
             tracing::warn!(%error, stream, "no consumer");
-            match error.kind() {
-                ConsumerErrorKind::JetStream(error)
-                    if error.error_code() == ErrorCode::STREAM_NOT_FOUND =>
-                {
-                    State::StreamMissing
-                }
-                _ if is_denied("CREATE") => State::Denied,
-                _ => State::Unavailable,
-            }
+            let code = match error.kind() {
+                ConsumerErrorKind::JetStream(error) => Some(error.error_code()),
+                _ => None,
+            };
+            link.state_after(code, "$JS.API.CONSUMER.CREATE.")
         })?;
         if consumer.cached_info().delivered.consumer_sequence == 0 {
             return Ok(consumer);
         }
         // The earlier one, which was not deleted: what it has brought would be missing.
         tracing::warn!(stream, "the consumer is not a new one");
-        Err(if is_denied("DELETE") { State::Denied } else { State::Unavailable })
+        Err(link.state_after(None, "$JS.API.CONSUMER.DELETE."))
     }
 }
 
@@ -351,6 +251,8 @@ fn extent(info: &Info) -> Extent {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use crate::config::ServerConfig;
 
@@ -378,7 +280,7 @@ mod tests {
         assert_eq!(source.state(), State::Connecting);
         let began = Instant::now();
         let end = source.shutdown(PATIENCE).await;
-        assert_eq!((end.state, end.ended), (State::Ended, true));
+        assert_eq!(end.state, State::Ended);
         assert!(began.elapsed() < PATIENCE / 2);
     }
 }

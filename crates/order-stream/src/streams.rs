@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::stream::{Config, DiscardPolicy, RetentionPolicy, StorageType};
+use async_nats::jetstream::stream::Config;
 
 use crate::{
-    config::{Flow, ServerConfig, bounds},
+    config::{Flow, ServerConfig},
     error::StreamError,
     link::{Link, TIMEOUT},
     subjects::{stream_name, stream_subjects},
@@ -57,25 +57,27 @@ impl StreamConfig {
     /// # Errors
     /// Names the field.
     pub fn validate(&self) -> Result<(), StreamError> {
-        bounds("replicas", self.replicas as u64, 1, 5)?;
         let age = u64::try_from(self.max_age.as_millis()).unwrap_or(u64::MAX);
-        bounds("max_age", age, 1_000, 86_400_000)?;
-        bounds("max_bytes", self.max_bytes, 1 << 10, i64::MAX as u64)
+        for (field, value, min, max) in [
+            ("replicas", self.replicas as u64, 1, 5),
+            ("max_age", age, 1_000, 86_400_000),
+            ("max_bytes", self.max_bytes, 1 << 10, i64::MAX as u64),
+        ] {
+            if !(min..=max).contains(&value) {
+                return Err(StreamError::OutOfBounds { field, value, min, max });
+            }
+        }
+        Ok(())
     }
 
     fn stream(&self) -> Config {
         Config {
             name: stream_name(self.flow, self.chain_id),
             subjects: stream_subjects(self.flow, self.chain_id),
-            retention: RetentionPolicy::Limits,
-            discard: DiscardPolicy::Old,
             max_age: self.max_age,
             max_bytes: i64::try_from(self.max_bytes).unwrap_or(i64::MAX),
-            max_messages: -1,
-            max_messages_per_subject: -1,
             // As long as the messages: who delivers one of them to the stream again must find its id.
             duplicate_window: self.max_age,
-            storage: StorageType::File,
             num_replicas: self.replicas,
             ..Config::default()
         }

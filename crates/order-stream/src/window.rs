@@ -5,22 +5,13 @@ use std::{
     time::Instant,
 };
 
-use crate::{follow::Item, running::CONNECTED_BACKOFF};
+use crate::{follow::Item, running::CONNECTED_BACKOFF, state::State};
 
 /// Most messages: at a round trip of 100 ms, enough for 40,000/s.
 const MAX_MESSAGES: usize = 4_096;
 
 /// Most bytes of them, 40 transactions with six blobs. One message more may exceed it.
 const MAX_BYTES: usize = 32 << 20;
-
-/// Why the stream stores nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trouble {
-    /// No leader, or a stopping server, or no response.
-    Unavailable,
-    /// The stream is at its limit, or the server's storage is full.
-    Full,
-}
 
 #[derive(Debug)]
 struct Slot {
@@ -30,7 +21,7 @@ struct Slot {
 
 /// The messages that the stream may not have, in the order in which they were published first.
 ///
-/// A message stays until the stream has it, or will never have it. While the stream stores nothing ([`Trouble`]), the
+/// A message stays until the stream has it, or will never have it. While the stream stores nothing, the
 /// oldest message alone is published, after pauses that grow; then all others, in their order.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
@@ -39,10 +30,18 @@ pub(crate) struct Window {
     unsent: BTreeSet<u64>,
     bytes: usize,
     next: u64,
-    trouble: Option<Trouble>,
+    closed: Option<Closed>,
+}
+
+/// While the stream stores nothing.
+#[derive(Debug)]
+struct Closed {
+    /// [`State::Unavailable`] or [`State::Full`].
+    trouble: State,
+    /// Nothing is published before.
+    until: Instant,
     /// Responses without success, of one message after the other.
     failures: u32,
-    closed_until: Option<Instant>,
 }
 
 impl Window {
@@ -50,13 +49,13 @@ impl Window {
         self.slots.len()
     }
 
-    pub(crate) const fn trouble(&self) -> Option<Trouble> {
-        self.trouble
+    pub(crate) fn trouble(&self) -> Option<State> {
+        self.closed.as_ref().map(|closed| closed.trouble)
     }
 
     /// Whether a new message may be published: not before those that are to be published again.
     pub(crate) fn has_room(&self) -> bool {
-        self.trouble.is_none()
+        self.closed.is_none()
             && self.unsent.is_empty()
             && self.slots.len() < MAX_MESSAGES
             && self.bytes < MAX_BYTES
@@ -77,43 +76,46 @@ impl Window {
 
     /// The number of the next message that is to be published again now. It counts as published.
     pub(crate) fn resend(&mut self, now: Instant) -> Option<u64> {
-        if self.trouble.is_some() {
-            let in_flight = self.slots.len() - self.unsent.len();
-            if in_flight > 0 || self.closed_until.is_some_and(|until| now < until) {
-                return None;
-            }
-        }
-        self.unsent.pop_first()
+        let is_idle = self.slots.len() == self.unsent.len();
+        let may_send = self.closed.as_ref().is_none_or(|closed| is_idle && closed.until <= now);
+        may_send.then(|| self.unsent.pop_first())?
     }
 
     /// When [`Self::resend`] may return something without a response.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
-        let in_flight = self.slots.len() - self.unsent.len();
-        self.closed_until
-            .filter(|_| self.trouble.is_some() && in_flight == 0 && !self.unsent.is_empty())
+        let is_idle = self.slots.len() == self.unsent.len() && !self.unsent.is_empty();
+        self.closed.as_ref().map(|closed| closed.until).filter(|_| is_idle)
     }
 
     /// The stream has it, or will never have it. Returns whether it was here.
     pub(crate) fn settle(&mut self, number: u64) -> bool {
         let is_here = self.remove(number);
         if is_here {
-            (self.trouble, self.failures, self.closed_until) = (None, 0, None);
+            self.closed = None;
         }
         is_here
     }
 
+    /// It is to be published again, if it is here.
+    pub(crate) fn unsend(&mut self, number: u64) {
+        if self.slots.contains_key(&number) {
+            self.unsent.insert(number);
+        }
+    }
+
     /// The stream has not stored it now, and may later.
-    pub(crate) fn fail(&mut self, number: u64, trouble: Trouble, now: Instant, jitter: f64) {
+    pub(crate) fn fail(&mut self, number: u64, trouble: State, now: Instant, jitter: f64) {
         if !self.slots.contains_key(&number) {
             return;
         }
         self.unsent.insert(number);
+        let new = Closed { trouble, until: now, failures: 0 };
+        let closed = self.closed.get_or_insert(new);
+        closed.trouble = trouble;
         // Responses to the messages that were on their way tell nothing new.
-        let is_known = self.trouble.is_some() && self.closed_until.is_some_and(|until| now < until);
-        self.trouble = Some(trouble);
-        if !is_known {
-            self.closed_until = Some(now + CONNECTED_BACKOFF.delay(self.failures, jitter));
-            self.failures = self.failures.saturating_add(1);
+        if closed.until <= now {
+            closed.until = now + CONNECTED_BACKOFF.delay(closed.failures, jitter);
+            closed.failures = closed.failures.saturating_add(1);
         }
     }
 
@@ -133,7 +135,7 @@ impl Window {
 
     /// A new connection: everything is published again.
     pub(crate) fn connected(&mut self) {
-        (self.trouble, self.failures, self.closed_until) = (None, 0, None);
+        self.closed = None;
         self.unsent = self.slots.keys().copied().collect();
     }
 }
@@ -145,11 +147,13 @@ mod tests {
     use alloy_primitives::{Address, B256};
 
     use super::*;
+    use crate::wire::Record;
 
-    const UNAVAILABLE: Trouble = Trouble::Unavailable;
+    const UNAVAILABLE: State = State::Unavailable;
 
     fn item(n: u8) -> Item {
-        Item::CancelPrivate { hash: B256::repeat_byte(n), signer: Address::ZERO, again: 0 }
+        let record = Record::CancelPrivate { hash: B256::repeat_byte(n), signer: Address::ZERO };
+        Item { record, again: 0 }
     }
 
     fn window(count: u8) -> (Window, Vec<u64>, Instant) {
@@ -222,8 +226,7 @@ mod tests {
     fn what_is_withdrawn_is_not_published_again_and_its_late_response_is_ignored() {
         let (mut window, numbers, now) = window(2);
         let first = B256::repeat_byte(0);
-        let is_first =
-            |item: &Item| matches!(item, Item::CancelPrivate { hash, .. } if *hash == first);
+        let is_first = |item: &Item| matches!(item.record, Record::CancelPrivate { hash, .. } if hash == first);
         assert_eq!(window.withdraw(is_first), 1);
         window.connected();
         assert_eq!(resent(&mut window, now), numbers[1..]);

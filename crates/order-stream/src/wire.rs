@@ -1,8 +1,8 @@
 //! The encoding of the messages: versioned, binary, with raw transactions in it as a node sends them.
 //!
-//! A message begins with its version and its kind, one byte each. Numbers are big-endian, times are
-//! nanoseconds since the Unix epoch, lists begin with the number of their entries. There is one
-//! encoding of each record, so what is decoded encodes to the same bytes again.
+//! A message begins with its version and its kind, one byte each. Numbers are big-endian, times are nanoseconds since
+//! the Unix epoch, lists begin with their length, and a byte before an optional field says whether it is there. There is
+//! one encoding of each record, so what is decoded encodes to the same bytes again.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(
@@ -23,17 +23,14 @@ mod head;
 mod private;
 mod tx;
 
+use std::{sync::Arc, time::SystemTime};
+
 use ::bytes::Bytes;
 use alloy_primitives::{Address, B256, Keccak256};
-use order_pool::Cancellation;
+use order_pool::{Cancellation, Order};
 
-use self::bytes::{Reader, Writer};
-pub use self::{
-    error::WireError,
-    head::{HeadRecord, MAX_MINED},
-    private::{BundleRecord, MAX_BUNDLE_TXS, encode_bundle},
-    tx::{TxRecord, encode_transaction},
-};
+use self::bytes::Reader;
+pub use self::{error::WireError, head::HeadRecord, tx::encode_transaction};
 
 /// The version of the encoding. A decoder refuses every other.
 pub const VERSION: u8 = 1;
@@ -42,34 +39,29 @@ pub const VERSION: u8 = 1;
 pub const MAX_MESSAGE_BYTES: usize = 8 << 20;
 
 const KIND_TX: u8 = 1;
-const KIND_PRIVATE_TX: u8 = 2;
-const KIND_BUNDLE: u8 = 3;
-const KIND_CANCELLATION: u8 = 4;
-const KIND_CANCEL_PRIVATE: u8 = 5;
-const KIND_HEAD: u8 = 6;
+const KIND_BUNDLE: u8 = 2;
+const KIND_CANCELLATION: u8 = 3;
+const KIND_CANCEL_PRIVATE: u8 = 4;
+const KIND_HEAD: u8 = 5;
 
 /// A message that is ready to be published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoded {
-    /// The message id, by which the stream recognises what it has stored: the hash of a
-    /// transaction; of anything else a hash of its content, the same on every machine.
+    /// The message id, by which the stream recognises what it has stored: the hash of a transaction; of anything else a
+    /// hash of its content, the same on every machine.
     pub id: B256,
     /// The encoded record.
     pub payload: Bytes,
 }
 
-/// A decoded message.
+/// What a message says.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all records are transactions: a box would cost an allocation for each"
-)]
 pub enum Record {
-    /// A transaction. Private if it has terms.
-    Tx(TxRecord),
-    /// A bundle.
-    Bundle(BundleRecord),
+    /// A transaction or a bundle, with the sender, origin and sidecar that the publisher says. A bundle has the block and
+    /// the nonce that the publisher's pool assigned. Those count as sent from then on, so a bundle whose searcher left
+    /// them open has another [`Bundle::id`](order_pool::Bundle::id) in the pools that it reaches, the same in all of them.
+    Order(Arc<Order>),
     /// The cancellation of bundles.
     Cancellation(Cancellation),
     /// The cancellation of a private transaction.
@@ -84,78 +76,72 @@ pub enum Record {
 }
 
 impl Record {
-    /// Encodes it, with its message id.
+    /// Encodes it, with its message id; `None` for an order of a kind that is not known here.
     #[must_use]
-    pub fn encode(&self) -> Encoded {
-        match self {
-            Self::Tx(record) => record.encode(),
-            Self::Bundle(record) => record.encode(),
+    pub fn encode(&self) -> Option<Encoded> {
+        Some(match self {
+            Self::Order(order) => match &**order {
+                Order::Tx(tx) => encode_transaction(tx),
+                Order::Bundle(bundle) => private::encode_bundle(bundle),
+                _ => return None,
+            },
             Self::Cancellation(cancellation) => private::encode_cancellation(cancellation),
             Self::CancelPrivate { hash, signer } => private::encode_cancel_private(hash, *signer),
             Self::Head(record) => record.encode(),
-        }
+        })
     }
 
-    /// Decodes a message and compares its content with its message id. Allocates no more than a few times the
-    /// message's length.
+    /// Decodes a message and compares its content with its message id. Allocates no more than a few times the message's
+    /// length. A first-seen time after `now` becomes `now`.
     ///
-    /// The id covers what decides how an order is executed: all of a transaction but its sidecar,
-    /// all of a bundle with its sidecars. It does not cover the sender, times and origins, which
-    /// are as the publisher says.
+    /// The id covers what decides how an order is executed: all of a transaction but its sidecar, all of a bundle with its
+    /// sidecars. It does not cover the sender, times and origins, which are as the publisher says.
     ///
     /// # Errors
-    /// Names the field.
-    pub fn decode(id: &B256, payload: &[u8]) -> Result<Self, WireError> {
-        let (kind, mut reader) = open(payload)?;
+    /// What is wrong with the message.
+    pub fn decode(id: &B256, payload: &[u8], now: SystemTime) -> Result<Self, WireError> {
+        if payload.len() > MAX_MESSAGE_BYTES {
+            return Err(WireError::Value { field: "length", value: payload.len() as u64 });
+        }
+        let mut reader = Reader(payload);
+        let [version, kind] = reader.array()?;
+        if version != VERSION {
+            return Err(WireError::Value { field: "version", value: version.into() });
+        }
         let (record, found) = match kind {
-            KIND_TX | KIND_PRIVATE_TX => {
-                let record = TxRecord::read(&mut reader, kind == KIND_PRIVATE_TX)?;
-                let hash = *record.tx.tx_hash();
-                (Self::Tx(record), hash)
+            KIND_TX => {
+                let tx = tx::read(&mut reader, now)?;
+                let hash = *tx.hash();
+                (Self::Order(Arc::new(Order::Tx(tx))), hash)
             }
             KIND_BUNDLE => {
-                let first_seen = reader.time("first_seen")?;
-                let found = content_id(KIND_BUNDLE, reader.rest());
-                (Self::Bundle(BundleRecord::read(&mut reader, first_seen)?), found)
+                let first_seen = reader.time()?.min(now);
+                let found = content_id(kind, reader.0);
+                let bundle = private::read_bundle(&mut reader, first_seen)?;
+                (Self::Order(Arc::new(Order::Bundle(bundle))), found)
             }
             KIND_CANCELLATION => {
-                let found = content_id(kind, reader.rest());
+                let found = content_id(kind, reader.0);
                 (Self::Cancellation(private::read_cancellation(&mut reader)?), found)
             }
             KIND_CANCEL_PRIVATE => {
-                let found = content_id(kind, reader.rest());
-                let (hash, signer) = (reader.hash("hash")?, reader.address("signer")?);
+                let found = content_id(kind, reader.0);
+                let (hash, signer) = (reader.hash()?, reader.address()?);
                 (Self::CancelPrivate { hash, signer }, found)
             }
             KIND_HEAD => {
-                let (record, found) = HeadRecord::read(&mut reader)?;
-                (Self::Head(record), found)
+                let mined = reader.hashes()?;
+                let found = content_id(kind, reader.0);
+                (Self::Head(HeadRecord::read(&mut reader, mined)?), found)
             }
-            found => return Err(WireError::Kind { found }),
+            _ => return Err(WireError::Value { field: "kind", value: kind.into() }),
         };
-        reader.end()?;
+        if !reader.0.is_empty() {
+            let value = reader.0.len() as u64;
+            return Err(WireError::Value { field: "bytes behind the end", value });
+        }
         if found == *id { Ok(record) } else { Err(WireError::Id { found, expected: *id }) }
     }
-}
-
-/// The kind of a message, and a reader behind it.
-fn open(payload: &[u8]) -> Result<(u8, Reader<'_>), WireError> {
-    if payload.len() > MAX_MESSAGE_BYTES {
-        let (value, limit) = (payload.len(), MAX_MESSAGE_BYTES);
-        return Err(WireError::TooLong { field: "message", value, limit });
-    }
-    let mut reader = Reader::new(payload);
-    match reader.u8("version")? {
-        VERSION => Ok((reader.u8("kind")?, reader)),
-        found => Err(WireError::Version { found }),
-    }
-}
-
-fn start(kind: u8, capacity: usize) -> Writer {
-    let mut writer = Writer::with_capacity(capacity);
-    writer.u8(VERSION);
-    writer.u8(kind);
-    writer
 }
 
 /// The message id of everything but a transaction: a hash of its kind and its content.

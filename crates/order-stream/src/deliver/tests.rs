@@ -12,22 +12,24 @@ use order_pool::{
 };
 
 use super::*;
-use crate::wire::{BundleRecord, Encoded, HeadRecord, TxRecord};
+use crate::wire::{Encoded, HeadRecord, encode_transaction};
 
 fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-fn records(chain_id: u64) -> Vec<TxRecord> {
+fn txs(chain_id: u64) -> Vec<Transaction> {
     let mut load =
         Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, chain_id) });
-    let record = |raw: &[u8]| {
+    let pooled = |raw: &[u8]| {
         let tx = PooledTransaction::decode_2718_exact(raw).expect("a transaction");
-        let sender = tx.recover_signer().expect("a sender");
-        let origin = Origin::Mempool;
-        TxRecord { tx, sender, origin, first_seen: at(100), private: None }
+        Transaction::new(tx.try_into_recovered().expect("a sender"), Origin::Mempool, at(100))
     };
-    load.prepare(6).iter().map(|tx| record(&tx.raw)).collect()
+    load.prepare(6).iter().map(|tx| pooled(&tx.raw)).collect()
+}
+
+fn encode(record: Record) -> Encoded {
+    record.encode().expect("a known kind")
 }
 
 fn deliverer(flow: Flow) -> Deliverer {
@@ -36,7 +38,7 @@ fn deliverer(flow: Flow) -> Deliverer {
         flow,
         chain_id: 1,
         heads: true,
-        counters: Arc::new(SourceCounters::of(flow)),
+        counters: Arc::new(SourceCounters::labelled(&[])),
     }
 }
 
@@ -60,46 +62,44 @@ fn counts(deliverer: &Deliverer) -> [u64; 4] {
 #[test]
 fn a_transaction_is_pooled_once_whoever_publishes_it() {
     let deliverer = deliverer(Flow::Public);
-    let record = records(1).remove(0);
+    let tx = txs(1).remove(0);
     for machine in ["a", "b"] {
-        deliverer.message(&message(machine, record.encode()), at(101));
+        deliverer.message(&message(machine, encode_transaction(&tx)), at(101));
     }
     assert_eq!(counts(&deliverer), [1, 1, 0, 0]);
-    let order = deliverer.pool.get(record.tx.tx_hash()).expect("an order");
-    let tx = order.as_tx().expect("a transaction");
-    assert_eq!(
-        (tx.first_seen(), tx.origin(), tx.sender()),
-        (at(100), Origin::Mempool, record.sender)
-    );
+    let order = deliverer.pool.get(tx.hash()).expect("an order");
+    let pooled = order.as_tx().expect("a transaction");
+    assert_eq!((pooled.first_seen(), pooled.origin()), (at(100), Origin::Mempool));
+    assert_eq!(pooled.sender(), tx.sender());
 }
 
 #[test]
 fn what_is_damaged_or_without_its_id_is_malformed() {
     let deliverer = deliverer(Flow::Public);
-    let records = records(1);
-    let other = Encoded { id: *records[1].tx.tx_hash(), ..records[0].encode() };
-    deliverer.message(&message("a", other), at(101));
-    let mut without = message("a", records[0].encode());
+    let txs = txs(1);
+    let sound = encode_transaction(&txs[0]);
+    let other = Encoded { id: *txs[1].hash(), ..sound.clone() };
+    let cut = Encoded { payload: sound.payload.slice(..40), ..sound.clone() };
+    let mut without = message("a", sound);
     without.headers = None;
-    deliverer.message(&without, at(101));
-    let mut cut = records[0].encode();
-    cut.payload.truncate(40);
-    deliverer.message(&message("a", cut), at(101));
+    for message in [message("a", other), without, message("a", cut)] {
+        deliverer.message(&message, at(101));
+    }
     assert_eq!(counts(&deliverer), [0, 0, 0, 3]);
 }
 
 #[test]
 fn the_public_stream_brings_no_private_order_and_no_other_chain() {
-    let record = records(1).remove(0);
     let terms = PrivateTerms { signer: None, max_block: 9 };
-    let private = TxRecord { private: Some(terms), origin: Origin::Private, ..record.clone() };
-    let cancellation = Cancellation {
-        key: ReplacementKey { uuid: uuid::Uuid::nil(), signer: Address::ZERO },
-        nonce: None,
-    };
-    let cancellation = Record::Cancellation(cancellation);
+    let tx = txs(1).remove(0);
+    let private = Transaction::private(tx.recovered().clone(), terms, at(100));
+    let key = ReplacementKey { uuid: uuid::Uuid::nil(), signer: Address::ZERO };
     let public = deliverer(Flow::Public);
-    let others = [private.encode(), cancellation.encode(), records(5).remove(0).encode()];
+    let others = [
+        encode_transaction(&private),
+        encode(Record::Cancellation(Cancellation { key, nonce: None })),
+        encode_transaction(&txs(5)[0]),
+    ];
     for other in others {
         public.message(&message("a", other), at(101));
     }
@@ -109,47 +109,47 @@ fn the_public_stream_brings_no_private_order_and_no_other_chain() {
 #[test]
 fn bundles_cancellations_and_private_transactions_reach_the_pool() {
     let deliverer = deliverer(Flow::Private);
-    let records = records(1);
-    let signer = Address::repeat_byte(1);
-    let tx = |record: &TxRecord| record.clone().resolve(at(101));
+    let deliver = |messages: [Encoded; 2]| {
+        for it in messages {
+            deliverer.message(&message("a", it), at(101));
+        }
+        let stats = deliverer.pool.stats();
+        (stats.bundles, stats.external_txs)
+    };
+    let (txs, signer) = (txs(1), Address::repeat_byte(1));
     let parts = BundleParts {
-        txs: vec![tx(&records[0])],
+        txs: vec![txs[0].clone()],
         block: Some(5),
         uuid: Some(uuid::Uuid::from_u128(7)),
         replacement_nonce: Some(1),
         signer: Some(signer),
         ..BundleParts::default()
     };
-    let bundle = Bundle::new(parts.clone()).expect("a bundle");
-    let terms = PrivateTerms { signer: Some(signer), max_block: 9 };
-    let private = Transaction::private(tx(&records[1]).recovered().clone(), terms, at(100));
-    let hash = *private.hash();
-    deliverer.message(&message("a", BundleRecord { parts }.encode()), at(101));
-    deliverer.message(&message("a", TxRecord::of(&private).encode()), at(101));
-    let stats = deliverer.pool.stats();
-    assert_eq!((stats.bundles, stats.external_txs), (1, 1));
+    let bundle = Bundle::new(parts).expect("a bundle");
     let key = bundle.key().expect("a key");
-    let cancel = Record::Cancellation(Cancellation { key, nonce: Some(2) });
-    deliverer.message(&message("a", cancel.encode()), at(101));
-    deliverer.message(&message("a", Record::CancelPrivate { hash, signer }.encode()), at(101));
-    let stats = deliverer.pool.stats();
-    assert_eq!((stats.bundles, stats.external_txs), (0, 0));
+    let terms = PrivateTerms { signer: Some(signer), max_block: 9 };
+    let private = Transaction::private(txs[1].recovered().clone(), terms, at(100));
+    let bundle = encode(Record::Order(Arc::new(Order::Bundle(bundle))));
+    assert_eq!(deliver([bundle, encode_transaction(&private)]), (1, 1));
+    let bundles = Record::Cancellation(Cancellation { key, nonce: Some(2) });
+    let private = Record::CancelPrivate { hash: *private.hash(), signer };
+    assert_eq!(deliver([bundles, private].map(encode)), (0, 0));
     assert_eq!(counts(&deliverer), [4, 0, 0, 0]);
 }
 
 #[test]
 fn heads_are_applied_only_if_configured() {
-    let record = records(1).remove(0);
+    let tx = txs(1).remove(0);
     let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
-    let mined = vec![*record.tx.tx_hash()];
-    let head = HeadRecord { head, previous: B256::ZERO, mined };
+    let head = HeadRecord { head, previous: B256::ZERO, mined: vec![*tx.hash()] };
+    let head = encode(Record::Head(head));
     for heads in [true, false] {
         let deliverer = Deliverer { heads, ..deliverer(Flow::Public) };
-        for message in [record.encode(), head.encode(), head.encode()].map(|it| message("a", it)) {
-            deliverer.message(&message, at(101));
+        for encoded in [encode_transaction(&tx), head.clone(), head.clone()] {
+            deliverer.message(&message("a", encoded), at(101));
         }
         assert_eq!(deliverer.pool.head().is_some(), heads);
-        assert_eq!(deliverer.pool.contains(record.tx.tx_hash()), !heads);
+        assert_eq!(deliverer.pool.contains(tx.hash()), !heads);
         assert_eq!(counts(&deliverer), if heads { [2, 1, 0, 0] } else { [1, 0, 2, 0] });
     }
 }

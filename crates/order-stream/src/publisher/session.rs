@@ -2,6 +2,8 @@
 
 use std::{
     collections::VecDeque,
+    convert::Infallible,
+    mem::take,
     time::{Duration, Instant},
 };
 
@@ -25,10 +27,9 @@ use crate::{
     link::{Link, Silence},
     metrics::RefuseReason,
     response::Response,
-    running::Stop,
-    state::{DisconnectReason, State},
-    window::Trouble,
-    wire::Encoded,
+    running::{self, Stop},
+    state::{DisconnectReason::Lost, State},
+    wire::{Encoded, Record},
 };
 
 /// How long an acknowledgement is waited for: it takes some milliseconds within a region, and a cluster elects another
@@ -41,9 +42,6 @@ const IN_PROCESS_PAUSE: Duration = Duration::from_secs(1);
 /// How often the stream is compared with the one that has acknowledged messages, and how soon again without a response.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 const CHECK_AGAIN: Duration = Duration::from_secs(1);
-
-/// Events of the pool that are processed before acknowledgements are read again, and the reverse.
-const TURN: usize = 64;
 
 /// The response to a message: its number and its message id.
 type Responded = (u64, String, Response);
@@ -63,44 +61,43 @@ struct Session<'a> {
     silence: Silence,
 }
 
-/// Publishes until the connection is lost or given up, or until everything is done after `stop`. Returns the state from
-/// then on.
-pub(super) async fn run(run: &mut Run, link: &Link, stop: Stop) -> State {
-    let mut context = link.context.clone();
-    context.set_timeout(ACK_TIMEOUT);
-    run.identity.connected();
-    run.window.connected();
-    let events = run.pool.subscribe_all();
-    let mut session = Session {
-        run,
-        link,
-        context: &context,
-        events,
-        comparing: true,
-        held: VecDeque::new(),
-        responses: FuturesUnordered::new(),
-        check: None,
-        check_at: Instant::now(),
-        silence: Silence::default(),
-    };
-    session.begin_comparison();
-    let Err(end) = session.serve(stop).await;
-    let Session { run, held, .. } = session;
-    held.iter().for_each(|item| run.follower.forget(item));
-    run.counters.unfinished.set(run.window.len() as f64);
-    end
+impl running::Session for Run {
+    async fn connected(&mut self, link: &Link, stop: Stop) -> State {
+        self.counters.connects[0].add(1);
+        self.shown.set(State::CatchingUp);
+        let mut context = link.context.clone();
+        context.set_timeout(ACK_TIMEOUT);
+        self.identity.connected();
+        self.window.connected();
+        let events = self.pool.subscribe_all();
+        let mut session = Session {
+            run: self,
+            link,
+            context: &context,
+            events,
+            comparing: false,
+            held: VecDeque::new(),
+            responses: FuturesUnordered::new(),
+            check: None,
+            check_at: Instant::now(),
+            silence: Silence::default(),
+        };
+        session.compare();
+        let Err(end) = session.serve(stop).await;
+        let Session { run, held, .. } = session;
+        held.iter().for_each(|item| run.follower.forget(item));
+        run.counters.unfinished.set(run.window.len() as f64);
+        end
+    }
 }
 
 impl<'a> Session<'a> {
-    fn begin_comparison(&mut self) {
+    /// The pool is replayed from now on.
+    fn compare(&mut self) {
+        self.events.resync();
         self.run.follower.begin_comparison();
         self.run.counters.comparisons.add(1);
         self.comparing = true;
-    }
-
-    fn compare(&mut self) {
-        self.events.resync();
-        self.begin_comparison();
     }
 
     fn end_comparison(&mut self) {
@@ -108,18 +105,14 @@ impl<'a> Session<'a> {
             self.comparing = false;
             self.held.extend(self.run.follower.end_comparison());
         }
-        self.run.counters.lost_events.add(self.run.follower.take_unremembered());
+        self.run.counters.lost_events.add(take(&mut self.run.follower.unremembered));
     }
 
-    async fn serve(&mut self, mut stop: Stop) -> Result<std::convert::Infallible, State> {
+    async fn serve(&mut self, mut stop: Stop) -> Result<Infallible, State> {
         // Before anything is published: a stream that is missing or another one is found here. One that does not respond
         // now is asked again beside the publishing.
         let asked = self.ask();
-        let found = tokio::select! {
-            biased;
-            reason = self.link.lost() => return Err(State::Disconnected { reason }),
-            found = asked => found,
-        };
+        let found = self.link.unless_lost(asked).await?;
         self.note_stream(found, false)?;
         let mut status = self.link.status.clone();
         loop {
@@ -128,18 +121,13 @@ impl<'a> Session<'a> {
                 && self.held.is_empty()
                 && let Some(event) = self.events.try_next()
             {
-                self.on_events(event).await?;
+                self.on_event(event);
             }
             self.end_comparison();
-            self.publish_held().await?;
-            self.resend().await?;
+            self.publish().await?;
             self.show();
-            let is_done = !self.events.is_replaying()
-                && self.events.behind() == 0
-                && self.held.is_empty()
-                && self.run.window.len() == 0;
             let is_stopping = stop.is_set();
-            if is_stopping && is_done {
+            if is_stopping && self.is_done() {
                 return Err(State::Ended);
             }
             if self.check.is_none() && self.check_at <= Instant::now() {
@@ -153,38 +141,40 @@ impl<'a> Session<'a> {
                 biased;
                 () = stop.wait(), if !is_stopping => {}
                 changed = status.changed() => {
-                    let seen = status.borrow_and_update();
-                    let lost = seen.lost.or(changed.err().map(|_| DisconnectReason::Lost));
-                    if let Some(reason) = lost {
+                    let lost = status.borrow_and_update().lost;
+                    if let Some(reason) = lost.or(changed.err().map(|_| Lost)) {
                         return Err(State::Disconnected { reason });
                     }
-                    let mut subjects = self.run.subjects.both.iter();
-                    if subjects.any(|subject| seen.is_denied(subject)) || seen.is_denied("_INBOX_") {
+                    if self.link.is_denied("mempool.") || self.link.is_denied("_INBOX_") {
                         return Err(State::Denied);
                     }
                 }
-                Some(response) = self.responses.next() => self.on_responses(response).await?,
-                found = OptionFuture::from(self.check.as_mut()), if self.check.is_some() => {
+                Some(response) = self.responses.next() => self.on_response(response),
+                Some(found) = OptionFuture::from(self.check.as_mut()) => {
                     self.check = None;
-                    if let Some(found) = found {
-                        self.note_stream(found, is_stopping)?;
-                    }
+                    self.note_stream(found, is_stopping)?;
                 }
                 Some(()) = OptionFuture::from(wake.map(|at| sleep_until(at.into()))) => {}
                 event = self.events.next(), if self.held.is_empty() => {
                     // Not while this holds a handle of the pool.
                     let Some(event) = event else { return Err(State::Ended) };
-                    self.on_events(event).await?;
+                    self.on_event(event);
                 }
             }
         }
     }
 
+    fn is_done(&self) -> bool {
+        !self.events.is_replaying()
+            && self.events.behind() == 0
+            && self.held.is_empty()
+            && self.run.window.len() == 0
+    }
+
     fn show(&self) {
         let window = &self.run.window;
         self.run.shown.set(match window.trouble() {
-            Some(Trouble::Unavailable) => State::Unavailable,
-            Some(Trouble::Full) => State::Full,
+            Some(trouble) => trouble,
             None if self.comparing => State::CatchingUp,
             None if !self.held.is_empty() => State::Lagging,
             None => State::Live,
@@ -192,44 +182,35 @@ impl<'a> Session<'a> {
         self.run.counters.unfinished.set(window.len() as f64);
     }
 
-    /// One event, and those that are there behind it.
-    async fn on_events(&mut self, first: Result<Event, Lagged>) -> Result<(), State> {
-        let mut next = Some(first);
-        let mut processed = 0;
-        while let Some(event) = next {
-            match event {
-                Ok(event) => {
-                    self.held.extend(self.run.follower.on(&event));
-                    self.publish_held().await?;
-                }
-                Err(Lagged { missed, .. }) => {
-                    tracing::warn!(missed, "the publisher was too slow for the pool's log");
-                    self.run.counters.lost_events.add(missed);
-                    self.compare();
-                }
+    fn on_event(&mut self, event: Result<Event, Lagged>) {
+        match event {
+            Ok(event) => self.held.extend(self.run.follower.on(&event)),
+            Err(Lagged { missed, .. }) => {
+                tracing::warn!(missed, "the publisher was too slow for the pool's log");
+                self.run.counters.lost_events.add(missed);
+                self.compare();
             }
-            self.end_comparison();
-            processed += 1;
-            if processed == TURN || !self.held.is_empty() {
-                break;
-            }
-            next = self.events.try_next();
         }
-        Ok(())
     }
 
-    /// Publishes what is held, as far as there is room.
-    async fn publish_held(&mut self) -> Result<(), State> {
+    /// Publishes again what the stream may not have, then what is held, as far as there is room.
+    async fn publish(&mut self) -> Result<(), State> {
+        while let Some(number) = self.run.window.resend(Instant::now()) {
+            if let Some(encoded) = self.run.window.get(number).and_then(|it| it.record.encode()) {
+                self.run.counters.republished.add(1);
+                self.send(number, encoded).await?;
+            }
+        }
         while self.run.window.has_room()
             && let Some(item) = self.held.pop_front()
         {
             let Run { window, counters, .. } = &mut *self.run;
-            if matches!(item, Item::CancelPrivate { .. } | Item::Head(_)) {
+            if matches!(item.record, Record::CancelPrivate { .. } | Record::Head(_)) {
                 // What is in flight and fails would be published again behind it.
                 let withdrawn = window.withdraw(|other| item.overrides(other));
-                counters.refused[RefuseReason::Withdrawn.index()].add(withdrawn);
+                counters.refused[RefuseReason::Withdrawn as usize].add(withdrawn);
             }
-            let Some(encoded) = item.encode() else { continue };
+            let Some(encoded) = item.record.encode() else { continue };
             let size = encoded.payload.len();
             counters.published.add(1);
             counters.bytes.increment(size as u64);
@@ -239,21 +220,6 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    async fn resend(&mut self) -> Result<(), State> {
-        while let Some(number) = self.run.window.resend(Instant::now()) {
-            self.send_again(number).await?;
-        }
-        Ok(())
-    }
-
-    async fn send_again(&mut self, number: u64) -> Result<(), State> {
-        let Some(encoded) = self.run.window.get(number).and_then(Item::encode) else {
-            return Ok(());
-        };
-        self.run.counters.republished.add(1);
-        self.send(number, encoded).await
-    }
-
     /// Sends a message of the window. Waits only while the connection's commands are full, and not beyond its loss.
     async fn send(&mut self, number: u64, encoded: Encoded) -> Result<(), State> {
         let Some(item) = self.run.window.get(number) else { return Ok(()) };
@@ -261,13 +227,10 @@ impl<'a> Session<'a> {
         // Another message for the stream, and the same for who reads it.
         id.push_str(&item.suffix(&self.run.run_id).unwrap_or_default());
         let message = PublishMessage::build().message_id(&id).payload(encoded.payload);
-        let sending = self.context.send_publish(self.run.subjects.of(item).clone(), message);
-        let sent = tokio::select! {
-            biased;
-            sent = sending => sent,
-            reason = self.link.lost() => return Err(State::Disconnected { reason }),
-        };
-        match sent {
+        let [orders, others] = &self.run.subjects;
+        let is_order = matches!(item.record, Record::Order(_));
+        let subject = if is_order { orders } else { others }.clone();
+        match self.link.unless_lost(self.context.send_publish(subject, message)).await? {
             Ok(ack) => self.responses.push(
                 async move {
                     let response = Response::from(ack.await);
@@ -279,37 +242,18 @@ impl<'a> Session<'a> {
                 .boxed(),
             ),
             Err(error) => match Response::from(Err(error)) {
-                Response::Refused(reason) => {
-                    tracing::warn!(id, ?reason, "a message is not published");
-                    self.refuse(number, reason);
+                refused @ Response::Refused(_) => {
+                    tracing::warn!(id, ?refused, "a message is not published");
+                    self.on_response((number, id, refused));
                 }
                 // A socket that takes nothing: the message stays in the window.
-                _ => return Err(State::Disconnected { reason: DisconnectReason::Lost }),
+                _ => return Err(State::Disconnected { reason: Lost }),
             },
         }
         Ok(())
     }
 
-    fn refuse(&mut self, number: u64, reason: RefuseReason) {
-        if self.run.window.settle(number) {
-            self.run.counters.refused[reason.index()].add(1);
-        }
-    }
-
-    /// One response, and those that are there behind it.
-    async fn on_responses(&mut self, first: Responded) -> Result<(), State> {
-        self.on_response(first).await?;
-        for _ in 1..TURN {
-            let Some(Some(response)) = self.responses.next().now_or_never() else { break };
-            self.on_response(response).await?;
-        }
-        Ok(())
-    }
-
-    async fn on_response(
-        &mut self,
-        (number, message_id, response): Responded,
-    ) -> Result<(), State> {
+    fn on_response(&mut self, (number, message_id, response): Responded) {
         let now = Instant::now();
         match response {
             Response::Stored { sequence, is_duplicate } => {
@@ -322,17 +266,20 @@ impl<'a> Session<'a> {
                     self.reset();
                 }
             }
-            Response::InProcess => self.send_again(number).await?,
+            Response::InProcess => self.run.window.unsend(number),
             Response::Later(trouble) => {
                 self.run.window.fail(number, trouble, now, rand::random());
-                if trouble == Trouble::Unavailable {
+                if trouble == State::Unavailable {
                     // It may be missing.
                     self.check_at = self.check_at.min(now + CHECK_AGAIN);
                 }
             }
-            Response::Refused(reason) => self.refuse(number, reason),
+            Response::Refused(reason) => {
+                if self.run.window.settle(number) {
+                    self.run.counters.refused[reason as usize].add(1);
+                }
+            }
         }
-        Ok(())
     }
 
     /// The stream has lost what it had stored: everything is published again.
@@ -354,10 +301,9 @@ impl<'a> Session<'a> {
                 }
                 Ok(())
             }
-            Err(State::Unavailable) => {
+            Err(State::Unavailable) if is_stopping || !self.silence.note(false, now) => {
                 self.check_at = now + CHECK_AGAIN;
-                let is_given_up = self.silence.note(false, now) && !is_stopping;
-                if is_given_up { Err(State::Unavailable) } else { Ok(()) }
+                Ok(())
             }
             Err(state) => Err(state),
         }
@@ -366,7 +312,7 @@ impl<'a> Session<'a> {
     /// Asks for the stream, and for the message in the place of the highest that it has acknowledged.
     fn ask(&self) -> BoxFuture<'a, Result<Found, State>> {
         let (link, name) = (self.link, self.run.stream.clone());
-        let asked = self.run.identity.highest().cloned();
+        let asked = self.run.identity.highest.clone();
         let ask = async move {
             let stream = link.stream(&name).await?;
             let info = stream.cached_info();
@@ -386,10 +332,9 @@ impl<'a> Session<'a> {
                 && (first..=last).contains(&asked.sequence)
                 && !link.is_denied("$JS.API.STREAM.MSG.GET.")
             {
-                let raw = stream.get_raw_message(asked.sequence).await;
-                let id =
-                    raw.ok().and_then(|raw| Some(raw.headers.get(NATS_MESSAGE_ID)?.to_string()));
-                found.in_its_place = id;
+                let raw = stream.get_raw_message(asked.sequence).await.ok();
+                let id = raw.as_ref().and_then(|raw| raw.headers.get(NATS_MESSAGE_ID));
+                found.in_its_place = id.map(ToString::to_string);
             }
             Ok(found)
         };

@@ -4,53 +4,22 @@ use alloy_eips::eip2718::Eip2718Error;
 use alloy_primitives::B256;
 use order_pool::BundleError;
 
-/// Why a message does not decode, or is not what it claims to be. Every variant names the field, and
-/// what was found.
+/// Why a message does not decode, or is not what it claims to be.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// The version is unknown: the publisher is newer.
-    #[error("version is {found}, must be {}", super::VERSION)]
-    Version {
-        /// The version.
-        found: u8,
-    },
-    /// The kind is unknown.
-    #[error("kind is {found}, which is unknown")]
-    Kind {
-        /// The kind.
-        found: u8,
-    },
     /// The message ends within a field.
-    #[error("{field} needs {needed} bytes, {left} are left")]
+    #[error("the next field needs {needed} bytes, {left} are left")]
     Truncated {
-        /// The field.
-        field: &'static str,
         /// Its bytes.
         needed: usize,
         /// The bytes that are left.
         left: usize,
     },
-    /// Bytes follow the last field.
-    #[error("{left} bytes follow the last field")]
-    Trailing {
-        /// Their number.
-        left: usize,
-    },
-    /// A list or the message is too long.
-    #[error("{field} has {value} entries, the most is {limit}")]
-    TooLong {
-        /// The field.
-        field: &'static str,
-        /// Its length, in entries; of the message in bytes.
-        value: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// A field has a value that means nothing.
-    #[error("{field} is {value}, which means nothing")]
+    /// A field has a value that is not accepted.
+    #[error("{field} is {value}, which is not accepted")]
     Value {
-        /// The field.
+        /// The field; `kind` and `version` may be those of a newer publisher.
         field: &'static str,
         /// Its value.
         value: u64,

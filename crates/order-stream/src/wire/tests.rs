@@ -15,7 +15,7 @@ use alloy_primitives::Signature;
 use chain_view::{Head, PooledTransaction};
 use mock_node::workload::{Workload, WorkloadConfig};
 use order_pool::{
-    BundleParts, OrderPool, Origin, PoolConfig, PrivateTerms, ReplacementKey, Transaction,
+    Bundle, BundleParts, OrderPool, Origin, PoolConfig, PrivateTerms, ReplacementKey, Transaction,
 };
 use proptest::{collection::vec, option, prelude::*};
 use testkit::corpus::damaged;
@@ -54,15 +54,27 @@ fn blob(with_cells: bool) -> PooledTransaction {
     PooledTransaction::Eip4844(tx.into_signed(Signature::test_signature()))
 }
 
-fn record(tx: PooledTransaction, private: Option<PrivateTerms>) -> TxRecord {
-    let sender = tx.recover_signer().expect("a sender");
-    let origin = if private.is_some() { Origin::Private } else { Origin::Mempool };
-    TxRecord { tx, sender, origin, first_seen: at(1_234_567_890_123_456_789), private }
+fn pooled(tx: PooledTransaction) -> Transaction {
+    let tx = tx.try_into_recovered().expect("a sender");
+    Transaction::new(tx, Origin::Mempool, at(1_234_567_890_123_456_789))
 }
 
-fn pooled(tx: PooledTransaction) -> Transaction {
-    let now = at(5);
-    record(tx, None).resolve(now)
+fn private(tx: PooledTransaction, terms: PrivateTerms) -> Transaction {
+    let tx = pooled(tx);
+    Transaction::private(tx.recovered().clone(), terms, tx.first_seen())
+}
+
+fn bundle(parts: BundleParts) -> Record {
+    Record::Order(Arc::new(Order::Bundle(Bundle::new(parts).expect("a bundle"))))
+}
+
+fn encode(record: &Record) -> Encoded {
+    record.encode().expect("a known kind")
+}
+
+/// Of a clock that is ahead of all others.
+fn decode(id: &B256, payload: &[u8]) -> Result<Record, WireError> {
+    Record::decode(id, payload, at(u64::MAX))
 }
 
 prop_compose! {
@@ -118,22 +130,29 @@ prop_compose! {
 
 /// Decodes to a record that encodes to the same message.
 fn round_trip(encoded: &Encoded) -> Record {
-    let record = Record::decode(&encoded.id, &encoded.payload).expect("a record");
-    assert_eq!(record.encode(), *encoded);
+    let record = decode(&encoded.id, &encoded.payload).expect("a record");
+    assert_eq!(encode(&record), *encoded);
     record
+}
+
+fn order_round_trip(encoded: &Encoded) -> Order {
+    let Record::Order(order) = round_trip(encoded) else { panic!("another kind") };
+    Arc::unwrap_or_clone(order)
 }
 
 #[test]
 fn transactions_of_every_type_keep_bytes_sender_and_times() {
     let terms = PrivateTerms { signer: Some(Address::repeat_byte(3)), max_block: 77 };
     let txs = envelopes(200).into_iter().chain([blob(false), blob(true)]);
-    for (tx, private) in txs.zip(
-        [None, Some(terms), None, Some(PrivateTerms { signer: None, ..terms })].into_iter().cycle(),
-    ) {
-        let sent = record(tx, private);
-        let Record::Tx(read) = round_trip(&sent.encode()) else { panic!("another kind") };
-        assert_eq!((&read.tx, read.sender, read.origin), (&sent.tx, sent.sender, sent.origin));
-        assert_eq!((read.first_seen, read.private), (sent.first_seen, sent.private));
+    let all = [None, Some(terms), None, Some(PrivateTerms { signer: None, ..terms })];
+    for (tx, terms) in txs.zip(all.into_iter().cycle()) {
+        let sent = terms.map_or_else(|| pooled(tx.clone()), |terms| private(tx.clone(), terms));
+        let Order::Tx(read) = order_round_trip(&encode_transaction(&sent)) else {
+            panic!("another kind")
+        };
+        assert_eq!((read.recovered(), read.origin()), (sent.recovered(), sent.origin()));
+        let terms = sent.private_terms();
+        assert_eq!((read.first_seen(), read.private_terms()), (sent.first_seen(), terms));
     }
 }
 
@@ -141,7 +160,7 @@ fn transactions_of_every_type_keep_bytes_sender_and_times() {
 fn a_transaction_costs_31_bytes_more_than_its_own() {
     use alloy_eips::eip2718::Encodable2718 as _;
     let tx = envelopes(1).remove(0);
-    let encoded = record(tx.clone(), None).encode();
+    let encoded = encode_transaction(&pooled(tx.clone()));
     assert_eq!(encoded.payload.len(), tx.encode_2718_len() + 31);
     assert_eq!(encoded.id, *tx.tx_hash());
 }
@@ -152,12 +171,12 @@ fn cancellations_keep_their_fields_and_differ_in_their_ids() {
     let mut ids = std::collections::BTreeSet::new();
     for nonce in [None, Some(0), Some(u64::MAX)] {
         let sent = Cancellation { key, nonce };
-        let encoded = Record::Cancellation(sent).encode();
+        let encoded = encode(&Record::Cancellation(sent));
         assert!(matches!(round_trip(&encoded), Record::Cancellation(read) if read == sent));
         assert!(ids.insert(encoded.id));
     }
     let (sent, by) = (B256::repeat_byte(9), Address::repeat_byte(1));
-    let encoded = Record::CancelPrivate { hash: sent, signer: by }.encode();
+    let encoded = encode(&Record::CancelPrivate { hash: sent, signer: by });
     let read = round_trip(&encoded);
     assert!(matches!(read, Record::CancelPrivate { hash, signer } if (hash, signer) == (sent, by)));
 }
@@ -165,43 +184,57 @@ fn cancellations_keep_their_fields_and_differ_in_their_ids() {
 #[test]
 fn a_reorg_back_to_an_earlier_block_is_a_message_of_its_own() {
     let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
-    let record = |previous| HeadRecord { head, previous, mined: Vec::new() };
-    let (first, again) =
-        (record(B256::repeat_byte(4)).encode(), record(B256::repeat_byte(6)).encode());
-    assert_ne!(first.id, again.id);
-    let mined = HeadRecord { mined: vec![B256::ZERO], ..record(B256::repeat_byte(4)) }.encode();
-    assert_eq!(first.id, mined.id, "two machines whose pools differ publish one head");
+    let id = |previous, mined| {
+        let previous = B256::repeat_byte(previous);
+        encode(&Record::Head(HeadRecord { head, previous, mined })).id
+    };
+    assert_ne!(id(4, vec![]), id(6, vec![]));
+    assert_eq!(
+        id(4, vec![]),
+        id(4, vec![B256::ZERO]),
+        "two machines whose pools differ publish one head"
+    );
 }
 
 #[test]
 fn another_version_another_kind_another_id_and_other_bytes_are_refused() {
-    let tx = envelopes(1).remove(0);
-    let Encoded { id, payload } = record(tx, None).encode();
+    let Encoded { id, payload } = encode_transaction(&pooled(envelopes(1).remove(0)));
     let changed = |index: usize, value| {
         let mut bytes = payload.to_vec();
         bytes[index] = value;
-        Record::decode(&id, &bytes)
+        decode(&id, &bytes)
     };
-    assert!(matches!(changed(0, 2), Err(WireError::Version { found: 2 })));
-    assert!(matches!(changed(1, 99), Err(WireError::Kind { found: 99 })));
+    assert!(matches!(changed(0, 2), Err(WireError::Value { field: "version", value: 2 })));
+    assert!(matches!(changed(1, 99), Err(WireError::Value { field: "kind", value: 99 })));
     assert!(matches!(changed(2, 9), Err(WireError::Value { field: "origin", value: 9 })));
-    assert!(matches!(Record::decode(&B256::ZERO, &payload), Err(WireError::Id { .. })));
+    assert!(matches!(decode(&B256::ZERO, &payload), Err(WireError::Id { .. })));
     let longer = vec![VERSION; MAX_MESSAGE_BYTES + 1];
-    assert!(matches!(
-        Record::decode(&id, &longer),
-        Err(WireError::TooLong { field: "message", .. })
-    ));
+    assert!(matches!(decode(&id, &longer), Err(WireError::Value { field: "length", .. })));
     let key = ReplacementKey { uuid: uuid::Uuid::from_u128(5), signer: Address::ZERO };
-    let Encoded { id, payload } = Record::Cancellation(Cancellation { key, nonce: None }).encode();
+    let Encoded { id, payload } = encode(&Record::Cancellation(Cancellation { key, nonce: None }));
     let longer = [&payload[..], &[0]].concat();
-    assert!(matches!(Record::decode(&id, &longer), Err(WireError::Trailing { left: 1 })));
+    assert!(matches!(decode(&id, &longer), Err(WireError::Value { value: 1, .. })));
 }
 
 #[test]
 fn a_first_seen_time_of_a_clock_that_is_ahead_becomes_now() {
-    let sent = record(envelopes(1).remove(0), None);
-    assert_eq!(sent.clone().resolve(at(u64::MAX)).first_seen(), sent.first_seen);
-    assert_eq!(sent.resolve(at(7)).first_seen(), at(7));
+    let tx = pooled(envelopes(1).remove(0));
+    let bundle = bundle(BundleParts {
+        txs: vec![tx.clone()],
+        first_seen: Some(tx.first_seen()),
+        ..Default::default()
+    });
+    for Encoded { id, payload } in [encode_transaction(&tx), encode(&bundle)] {
+        let first_seen = |now| match Record::decode(&id, &payload, now) {
+            Ok(Record::Order(order)) => match &*order {
+                Order::Tx(tx) => tx.first_seen(),
+                Order::Bundle(bundle) => bundle.first_seen(),
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        };
+        assert_eq!([at(u64::MAX), at(7)].map(first_seen), [tx.first_seen(), at(7)]);
+    }
 }
 
 #[test]
@@ -215,25 +248,23 @@ fn a_pooled_bundle_has_the_same_fields_in_the_pool_that_it_reaches() {
         signer: Some(Address::repeat_byte(2)),
         ..Default::default()
     };
-    first.insert_bundle(order_pool::Bundle::new(parts).expect("a bundle"));
-    let in_pool = |pool: &OrderPool| {
-        let order = pool.subscribe_all().find_map_order();
-        order.as_bundle().expect("a bundle").clone()
-    };
-    let sent = BundleRecord::of(&in_pool(&first));
-    let Record::Bundle(read) = round_trip(&sent.encode()) else { panic!("another kind") };
-    second.insert_bundle(read.resolve(at(9)).expect("a bundle"));
-    assert_eq!(BundleRecord::of(&in_pool(&second)).encode().id, sent.encode().id);
-    assert_eq!(in_pool(&second).nonce(), in_pool(&first).nonce());
+    first.insert_bundle(Bundle::new(parts).expect("a bundle"));
+    let in_pool = |pool: &OrderPool| pool.subscribe_all().find_map_order();
+    let sent = encode(&Record::Order(in_pool(&first)));
+    let Order::Bundle(read) = order_round_trip(&sent) else { panic!("another kind") };
+    second.insert_bundle(read);
+    assert_eq!(encode(&Record::Order(in_pool(&second))).id, sent.id);
+    let nonce = |pool| in_pool(pool).as_bundle().and_then(Bundle::nonce);
+    assert_eq!(nonce(&second), nonce(&first));
 }
 
 /// The first order of a replay.
 trait FindOrder {
-    fn find_map_order(self) -> std::sync::Arc<order_pool::Order>;
+    fn find_map_order(self) -> Arc<Order>;
 }
 
 impl FindOrder for order_pool::Subscription {
-    fn find_map_order(mut self) -> std::sync::Arc<order_pool::Order> {
+    fn find_map_order(mut self) -> Arc<Order> {
         std::iter::from_fn(|| self.try_next())
             .find_map(|event| match event {
                 Ok(order_pool::Event::Added(order)) => Some(order),
@@ -260,23 +291,23 @@ fn examples() -> Vec<Encoded> {
         ..Default::default()
     };
     let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
-    vec![
-        record(txs[2].clone(), None).encode(),
-        record(txs[3].clone(), Some(terms)).encode(),
-        BundleRecord { parts }.encode(),
-        Record::Cancellation(Cancellation { key, nonce: Some(4) }).encode(),
-        Record::CancelPrivate { hash: B256::ZERO, signer: key.signer }.encode(),
-        HeadRecord { head, previous: B256::ZERO, mined: vec![B256::ZERO] }.encode(),
-    ]
+    let records = [
+        bundle(parts),
+        Record::Cancellation(Cancellation { key, nonce: Some(4) }),
+        Record::CancelPrivate { hash: B256::ZERO, signer: key.signer },
+        Record::Head(HeadRecord { head, previous: B256::ZERO, mined: vec![B256::ZERO] }),
+    ];
+    let [public, private] = [pooled(txs[2].clone()), private(txs[3].clone(), terms)];
+    let txs = [public, private].map(|tx| encode_transaction(&tx));
+    txs.into_iter().chain(records.iter().map(encode)).collect()
 }
 
 proptest! {
     #[test]
     fn bundles_keep_every_field(parts in parts()) {
-        let sent = BundleRecord { parts };
-        let Record::Bundle(read) = round_trip(&sent.encode()) else { panic!("another kind") };
-        let before = order_pool::Bundle::new(sent.parts).expect("a bundle");
-        let after = order_pool::Bundle::new(read.parts).expect("a bundle");
+        let before = Bundle::new(parts).expect("a bundle");
+        let sent = encode(&Record::Order(Arc::new(Order::Bundle(before.clone()))));
+        let Order::Bundle(after) = order_round_trip(&sent) else { panic!("another kind") };
         // The id is a hash of all fields but the times and the senders.
         prop_assert_eq!(after.id(), before.id());
         prop_assert_eq!(after.first_seen(), before.first_seen());
@@ -287,7 +318,7 @@ proptest! {
 
     #[test]
     fn heads_keep_every_field(sent in head()) {
-        let read = round_trip(&sent.encode());
+        let read = round_trip(&encode(&Record::Head(sent.clone())));
         prop_assert!(matches!(read, Record::Head(read) if read == sent));
     }
 
@@ -300,8 +331,8 @@ proptest! {
         }),
     ) {
         let id = EXAMPLES[index].id;
-        if let Ok(record) = Record::decode(&id, &bytes) {
-            prop_assert_eq!(record.encode(), Encoded { id, payload: bytes.into() });
+        if let Ok(record) = decode(&id, &bytes) {
+            prop_assert_eq!(encode(&record), Encoded { id, payload: bytes.into() });
         }
     }
 
@@ -311,6 +342,6 @@ proptest! {
         if bytes.len() > 1 {
             (bytes[0], bytes[1]) = (VERSION, kind);
         }
-        let _ = Record::decode(&B256::ZERO, &bytes);
+        let _ = decode(&B256::ZERO, &bytes);
     }
 }

@@ -4,122 +4,60 @@ use std::time::SystemTime;
 
 use alloy_consensus::transaction::Recovered;
 use alloy_eips::eip2718::{Decodable2718 as _, Encodable2718 as _};
-use alloy_primitives::Address;
 use chain_view::PooledTransaction;
 use order_pool::{Origin, PrivateTerms, Transaction};
 
-use super::{Encoded, KIND_PRIVATE_TX, KIND_TX, bytes::Reader, error::WireError, start};
+use super::{
+    Encoded, KIND_TX,
+    bytes::{Reader, Writer},
+    error::WireError,
+};
 
 const ORIGIN_MEMPOOL: u8 = 0;
 const ORIGIN_RPC: u8 = 1;
+const ORIGIN_PRIVATE: u8 = 2;
 
-/// A transaction as it was published. Its bytes: origin, first-seen time and sender, 29 bytes; of a
-/// private one its terms; then the transaction in EIP-2718 form, with its sidecar if it has blobs.
-#[derive(Clone, Debug)]
-pub struct TxRecord {
-    /// The transaction, with a hash that was computed from its bytes.
-    pub tx: PooledTransaction,
-    /// Its sender, as the publisher says.
-    pub sender: Address,
-    /// Its origin, as the publisher says: [`Origin::Private`] if it has [terms](Self::private).
-    pub origin: Origin,
-    /// When the publisher's machine first received it, on that machine's clock.
-    pub first_seen: SystemTime,
-    /// The terms of a private transaction.
-    pub private: Option<PrivateTerms>,
-}
-
-impl TxRecord {
-    /// What is published of a pooled transaction. One that a node has announced counts as
-    /// announced, whoever sent it first, and its terms are void. Copies its blobs, unlike
-    /// [`encode_transaction`].
-    #[must_use]
-    pub fn of(tx: &Transaction) -> Self {
-        let (origin, private) = published_as(tx);
-        let (sender, first_seen) = (tx.sender(), tx.first_seen());
-        Self { tx: tx.envelope().clone(), sender, origin, first_seen, private }
-    }
-
-    /// Encodes it; the message id is the transaction's hash.
-    #[must_use]
-    pub fn encode(&self) -> Encoded {
-        let Self { tx, sender, origin, first_seen, private } = self;
-        encode(tx, *sender, *origin, *first_seen, private.as_ref())
-    }
-
-    pub(super) fn read(reader: &mut Reader<'_>, is_private: bool) -> Result<Self, WireError> {
-        let (origin, private) = if is_private {
-            let flags = reader.flags("private", 1)?;
-            let signer = if flags.has(0) { Some(reader.address("private.signer")?) } else { None };
-            let max_block = reader.u64("private.max_block")?;
-            (Origin::Private, Some(PrivateTerms { signer, max_block }))
-        } else {
-            let origin = match reader.u8("origin")? {
-                ORIGIN_MEMPOOL => Origin::Mempool,
-                ORIGIN_RPC => Origin::Rpc,
-                value => return Err(WireError::Value { field: "origin", value: value.into() }),
-            };
-            (origin, None)
-        };
-        let first_seen = reader.time("first_seen")?;
-        let sender = reader.address("sender")?;
-        let tx = decode(0, reader.take_rest())?;
-        Ok(Self { tx, sender, origin, first_seen, private })
-    }
-
-    /// The transaction for a pool, with the sender, the origin and the sidecar that the publisher says. A first-seen
-    /// time after `now` becomes `now`.
-    #[must_use]
-    pub fn resolve(self, now: SystemTime) -> Transaction {
-        let Self { tx, sender, origin, first_seen, private } = self;
-        let first_seen = first_seen.min(now);
-        let tx = Recovered::new_unchecked(tx, sender);
-        match private {
-            Some(terms) => Transaction::private(tx, terms, first_seen),
-            None => Transaction::new(tx, origin, first_seen),
-        }
-    }
-}
-
-/// Encodes what is published of a pooled transaction, as [`TxRecord::of`] and [`TxRecord::encode`] do.
+/// Encodes what is published of a pooled transaction: origin, first-seen time and sender, 29 bytes; of a private one its
+/// terms; then the transaction in EIP-2718 form, with its sidecar if it has blobs. One that a node has announced counts
+/// as announced, whoever sent it first, and its terms are void. The message id is its hash.
 #[must_use]
 pub fn encode_transaction(tx: &Transaction) -> Encoded {
-    let (origin, private) = published_as(tx);
-    encode(tx.envelope(), tx.sender(), origin, tx.first_seen(), private.as_ref())
-}
-
-fn published_as(tx: &Transaction) -> (Origin, Option<PrivateTerms>) {
-    let private = tx.private_terms().copied().filter(|_| !tx.is_public());
-    let origin = match private {
-        Some(_) => Origin::Private,
-        None if tx.is_public() => Origin::Mempool,
-        None => Origin::Rpc,
-    };
-    (origin, private)
-}
-
-fn encode(
-    tx: &PooledTransaction,
-    sender: Address,
-    origin: Origin,
-    first_seen: SystemTime,
-    private: Option<&PrivateTerms>,
-) -> Encoded {
-    let kind = if private.is_some() { KIND_PRIVATE_TX } else { KIND_TX };
-    let mut writer = start(kind, tx.encode_2718_len().saturating_add(64));
-    if let Some(terms) = private {
-        writer.flags(&[terms.signer.is_some()]);
-        if let Some(signer) = &terms.signer {
-            writer.bytes(signer.as_slice());
-        }
-        writer.u64(terms.max_block);
-    } else {
-        writer.u8(if origin == Origin::Mempool { ORIGIN_MEMPOOL } else { ORIGIN_RPC });
+    let mut writer = Writer::new(KIND_TX, tx.envelope().encode_2718_len().saturating_add(64));
+    let terms = tx.private_terms().filter(|_| !tx.is_public());
+    writer.put([match terms {
+        Some(_) => ORIGIN_PRIVATE,
+        None if tx.is_public() => ORIGIN_MEMPOOL,
+        None => ORIGIN_RPC,
+    }]);
+    writer.time(tx.first_seen());
+    writer.put(tx.sender());
+    if let Some(PrivateTerms { signer, max_block }) = terms {
+        writer.option(*signer);
+        writer.put(max_block.to_be_bytes());
     }
-    writer.time(first_seen);
-    writer.bytes(sender.as_slice());
-    tx.encode_2718(writer.buffer());
-    Encoded { id: *tx.tx_hash(), payload: writer.finish() }
+    tx.envelope().encode_2718(&mut writer.bytes);
+    Encoded { id: *tx.hash(), payload: writer.bytes.freeze() }
+}
+
+pub(super) fn read(reader: &mut Reader<'_>, now: SystemTime) -> Result<Transaction, WireError> {
+    let [origin] = reader.array()?;
+    let first_seen = reader.time()?.min(now);
+    let sender = reader.address()?;
+    let terms = match origin {
+        ORIGIN_PRIVATE => {
+            let (signer, max_block) = (reader.option(Reader::address)?, reader.u64()?);
+            Some(PrivateTerms { signer, max_block })
+        }
+        _ => None,
+    };
+    let raw = reader.take(reader.0.len())?;
+    let tx = Recovered::new_unchecked(decode(0, raw)?, sender);
+    Ok(match (terms, origin) {
+        (Some(terms), _) => Transaction::private(tx, terms, first_seen),
+        (None, ORIGIN_MEMPOOL) => Transaction::new(tx, Origin::Mempool, first_seen),
+        (None, ORIGIN_RPC) => Transaction::new(tx, Origin::Rpc, first_seen),
+        _ => return Err(WireError::Value { field: "origin", value: origin.into() }),
+    })
 }
 
 pub(super) fn decode(index: usize, raw: &[u8]) -> Result<PooledTransaction, WireError> {

@@ -1,8 +1,8 @@
-//! Users who may do what the README says, and users who may not.
+//! Users with the rights of the sample, and users with fewer.
 
 use super::*;
 
-/// The users of the README's table; `mute` may publish nothing, and `deaf` may receive no responses.
+/// The users of the sample, in one account; `mute` may publish nothing, and `deaf` may receive no responses.
 const USERS: &str = r#"
 authorization { users: [
   { user: admin, password: p }
@@ -49,7 +49,7 @@ fn source(server: ServerConfig, pool: &OrderPool) -> Source {
 }
 
 #[tokio::test]
-async fn the_rights_of_the_readme_are_enough_and_the_credentials_may_stand_in_the_url() {
+async fn the_rights_of_the_sample_are_enough_and_the_credentials_may_stand_in_the_url() {
     let stage = stage().await;
     let (ingested, built) = (pool(), pool());
     insert(&ingested, &transactions(31, 100, 0));

@@ -21,8 +21,8 @@ use mempool_ingest::{
 };
 use mock_node::workload::{Workload, WorkloadConfig};
 use order_stream::{
-    Auth, Flow, Publisher, PublisherConfig, ServerConfig, Source, SourceConfig, State,
-    StreamConfig, ensure_stream,
+    Flow, Publisher, PublisherConfig, ServerConfig, Source, SourceConfig, State, StreamConfig,
+    ensure_stream,
 };
 use tempfile::TempDir;
 use testkit::ingest::eventually;
@@ -67,10 +67,10 @@ impl Sample {
 
     /// The server for a client of `order-stream`.
     fn server(&self, server: &NatsServer, user: &str) -> ServerConfig {
+        let credentials = format!("://{user}:{}@", password(user));
         ServerConfig {
-            auth: Auth::User { name: user.to_owned(), password: password(user) },
             root_certificates: Some(self.folder.path().join("cert.pem")),
-            ..ServerConfig::new(server.url())
+            ..ServerConfig::new(server.url().replace("://", &credentials))
         }
     }
 
