@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Names a directory with `anvil`, `geth` and `nats-server` in it, instead of `target/nodes/bin`.
-pub const NODES_VARIABLE: &str = "MEMPOOL_INGEST_NODES";
+pub(crate) const NODES_VARIABLE: &str = "MEMPOOL_INGEST_NODES";
 
 /// Why a real node or server is not there.
 #[derive(Debug, thiserror::Error)]

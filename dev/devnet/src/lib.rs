@@ -3,7 +3,7 @@
 //!
 //! `scripts/real-nodes.sh` installs the pinned versions under `target/nodes/`. Everything else a node or server needs,
 //! its chain or store, its socket, its log, is in a directory that the caller gives. The tests that run on them are
-//! this crate's, with the feature `real-nodes`; the load is also the command `examples/load.rs`.
+//! this crate's, with the feature `real-nodes`; the load is the command `devnet load`.
 
 mod error;
 mod genesis;
@@ -13,6 +13,6 @@ mod node;
 mod ports;
 mod process;
 
-pub use error::{NODES_VARIABLE, RealNodeError};
+pub use error::RealNodeError;
 pub use nats::{NatsCluster, NatsConfig, NatsServer, find_nats};
-pub use node::{RealNode, RealNodeConfig, RealNodeKind, find};
+pub use node::{RealNode, RealNodeConfig, RealNodeKind};

@@ -32,16 +32,17 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match Command::parse() {
+    let result = match Command::parse() {
         Command::Load(args) => load::run(&args),
-        Command::Node(args) => match run(&args) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("devnet: {error}");
-                ExitCode::FAILURE
-            }
+        Command::Node(args) => run(&args).map_err(Into::into),
+    };
+    result.map_or_else(
+        |error| {
+            eprintln!("devnet: {error}");
+            ExitCode::FAILURE
         },
-    }
+        |()| ExitCode::SUCCESS,
+    )
 }
 
 fn run(args: &Args) -> Result<(), RealNodeError> {

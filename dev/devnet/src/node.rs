@@ -17,6 +17,9 @@ use crate::{
     process::{Process, START_TIMEOUT, controls, find_binary, open_log, path_text, strings},
 };
 
+/// Gas of a block.
+const GAS_LIMIT: u64 = 60_000_000;
+
 /// How a node is run. The defaults are those under which both take 2,000 transactions/s.
 #[derive(Clone, Debug)]
 pub struct RealNodeConfig {
@@ -24,10 +27,6 @@ pub struct RealNodeConfig {
     pub accounts: usize,
     /// Between blocks. Default 12 s. Zero: anvil mines at each transaction, geth whenever something is pending.
     pub block_time: Duration,
-    /// Whether blocks are made at all; only anvil can do without (geth ignores it). Default yes.
-    pub mining: bool,
-    /// Gas of a block. Default 60 million.
-    pub gas_limit: u64,
     /// Further arguments, after all others.
     pub extra_args: Vec<String>,
 }
@@ -37,8 +36,6 @@ impl Default for RealNodeConfig {
         Self {
             accounts: DEFAULT_ACCOUNTS,
             block_time: Duration::from_secs(12),
-            mining: true,
-            gas_limit: 60_000_000,
             extra_args: Vec::new(),
         }
     }
@@ -67,7 +64,6 @@ impl RealNodeKind {
 /// A node that runs as a child process; killed when dropped.
 #[derive(Debug)]
 pub struct RealNode {
-    kind: RealNodeKind,
     ipc_path: PathBuf,
     process: Process,
 }
@@ -85,10 +81,8 @@ impl RealNode {
         args.extend(strings(["--accounts", &config.accounts.to_string()]));
         args.extend(strings(["--balance", "1000000"]));
         args.extend(strings(["--chain-id", &DEV_CHAIN_ID.to_string()]));
-        args.extend(strings(["--gas-limit", &config.gas_limit.to_string()]));
-        if !config.mining {
-            args.push("--no-mining".into());
-        } else if !config.block_time.is_zero() {
+        args.extend(strings(["--gas-limit", &GAS_LIMIT.to_string()]));
+        if !config.block_time.is_zero() {
             args.extend(strings(["--block-time", &config.block_time.as_secs_f64().to_string()]));
         }
         args.extend(config.extra_args.iter().cloned());
@@ -101,7 +95,7 @@ impl RealNode {
     /// # Errors
     /// [`RealNodeError`], see there.
     pub fn geth(dir: &Path, config: &RealNodeConfig) -> Result<Self, RealNodeError> {
-        let binary = find(RealNodeKind::Geth)?;
+        let binary = find_binary(RealNodeKind::Geth.name())?;
         let data = dir.join("geth-data");
         if !data.join("geth").exists() {
             init_geth(&binary, dir, &data, config)?;
@@ -112,7 +106,7 @@ impl RealNode {
         args.extend(strings(["--ipcpath", &path_text(&ipc_path), "--verbosity", "2"]));
         args.extend(strings(["--nodiscover", "--maxpeers", "0", "--port", "0"]));
         args.extend(strings(["--authrpc.port", "0"]));
-        args.extend(strings(["--miner.gaslimit", &config.gas_limit.to_string()]));
+        args.extend(strings(["--miner.gaslimit", &GAS_LIMIT.to_string()]));
         // With its default limits geth loses transactions of a fast load without a word.
         args.extend(strings(["--txpool.globalslots", "300000", "--txpool.accountslots", "1000"]));
         args.extend(strings(["--txpool.globalqueue", "100000", "--txpool.accountqueue", "1000"]));
@@ -143,14 +137,9 @@ impl RealNode {
     ) -> Result<Self, RealNodeError> {
         let log = dir.join(format!("{}.log", kind.name()));
         let process = Process::new(kind.name(), args, Vec::new(), log)?;
-        let mut node = Self { kind, ipc_path, process };
+        let mut node = Self { ipc_path, process };
         node.restart()?;
         Ok(node)
-    }
-
-    /// Which node this is.
-    pub const fn kind(&self) -> RealNodeKind {
-        self.kind
     }
 
     /// Its socket.
@@ -159,21 +148,10 @@ impl RealNode {
     }
 
     /// Waits until the socket answers a request.
-    ///
-    /// # Errors
-    /// [`RealNodeError::Exited`] when the process has ended, [`RealNodeError::Silent`] after `timeout`.
-    pub fn wait_ready(&mut self, timeout: Duration) -> Result<(), RealNodeError> {
+    fn wait_ready(&mut self, timeout: Duration) -> Result<(), RealNodeError> {
         let path = &self.ipc_path;
         self.process.wait(timeout, &path.to_string_lossy(), || answers(path).is_ok())
     }
-}
-
-/// Where a node's binary is.
-///
-/// # Errors
-/// [`RealNodeError::Missing`], which names the script that installs it.
-pub fn find(kind: RealNodeKind) -> Result<PathBuf, RealNodeError> {
-    find_binary(kind.name())
 }
 
 fn init_geth(
@@ -183,7 +161,7 @@ fn init_geth(
     config: &RealNodeConfig,
 ) -> Result<(), RealNodeError> {
     let path = dir.join("genesis.json");
-    let text = genesis(config.accounts, config.gas_limit).to_string();
+    let text = genesis(config.accounts, GAS_LIMIT).to_string();
     fs::write(&path, text).map_err(io_error("write the genesis"))?;
     let log_path = dir.join("geth-init.log");
     let log = open_log(&log_path)?;

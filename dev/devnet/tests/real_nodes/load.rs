@@ -34,7 +34,7 @@ impl Load {
         let child = Command::new(env!("CARGO_BIN_EXE_devnet"))
             .args(["load", "--ipc"])
             .arg(ipc)
-            .args(["--tps", &tps.to_string(), "--json"])
+            .args(["--tps", &tps.to_string()])
             .args(["--duration", &format!("{}ms", duration.as_millis())])
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
