@@ -1,56 +1,8 @@
-//! The command line of the binary, which runs the node as a separate process.
+//! The flags of a node's own load, for the binary and for examples.
 
-use std::{
-    ffi::OsString,
-    io::{Read as _, Write as _},
-    path::PathBuf,
-    thread,
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
-use clap::Parser;
-use tokio::signal::unix::{Signal, SignalKind, signal};
-
-use crate::{DEFAULT_ACCOUNTS, FaultPlan, Latency, LoadStart, MockNode, NodeConfig};
-
-/// The line on stdout that reports that the socket listens begins with this; the path follows.
-pub const READY: &str = "ready ";
-
-/// A mock execution node's IPC interface with a pool, a chain and its own load.
-#[derive(Debug, Parser)]
-#[command(name = "mock-node", version)]
-struct Args {
-    /// Where the socket is created
-    #[arg(long, value_name = "PATH")]
-    ipc: PathBuf,
-    /// Stop announcing after this time, e.g. 30s
-    #[arg(long, value_parser = parse_duration)]
-    duration: Option<Duration>,
-    /// Begin to announce when the first subscription to new transactions exists
-    #[arg(long)]
-    start_on_subscription: bool,
-    #[command(flatten)]
-    load: LoadArgs,
-    /// Accounts that send
-    #[arg(long, default_value_t = DEFAULT_ACCOUNTS)]
-    accounts: usize,
-    /// Exit when stdin is closed, so that a parent that dies leaves no orphan
-    #[arg(long)]
-    exit_with_stdin: bool,
-}
-
-impl Args {
-    fn config(&self) -> NodeConfig {
-        NodeConfig {
-            load_start: match self.start_on_subscription {
-                true => LoadStart::FirstSubscription,
-                false => LoadStart::AtOnce,
-            },
-            accounts: self.accounts,
-            ..self.load.config(&self.ipc, self.duration)
-        }
-    }
-}
+use crate::{FaultPlan, Latency, NodeConfig};
 
 /// The flags of the node's own load.
 #[derive(Debug, clap::Args)]
@@ -97,98 +49,6 @@ impl LoadArgs {
             faults: self.faults.map(faults),
             seed: self.seed,
             ..NodeConfig::new(ipc)
-        }
-    }
-}
-
-/// Runs a node until SIGTERM, SIGINT or, if requested, the end of stdin. `args` begins with the
-/// program's name.
-///
-/// Prints [`READY`] and the path in one line on stdout when the socket listens. Returns the exit
-/// code: 0, 1 if the node could not start, 2 for invalid arguments.
-pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> i32 {
-    let args = match Args::try_parse_from(args) {
-        Ok(args) => args,
-        Err(error) => {
-            // clap prints to stdout or stderr; an error of a closed one is irrelevant.
-            let _ = error.print();
-            return error.exit_code();
-        }
-    };
-    let node = match MockNode::start(args.config()) {
-        Ok(node) => node,
-        Err(error) => {
-            eprintln!("mock-node: {error}");
-            return 1;
-        }
-    };
-    if let Err(error) = announce_ready(&node).and_then(|()| wait_for_end(args.exit_with_stdin)) {
-        eprintln!("mock-node: {error}");
-        return 1;
-    }
-    node.shutdown();
-    0
-}
-
-fn announce_ready(node: &MockNode) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{READY}{}", node.ipc_path().display())?;
-    out.flush()
-}
-
-fn wait_for_end(exit_with_stdin: bool) -> std::io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut signals = StopSignals::listen()?;
-        let (closed, stdin) = tokio::sync::oneshot::channel::<()>();
-        if exit_with_stdin {
-            // A thread that the process does not join, because reading stdin cannot be cancelled.
-            thread::spawn(move || {
-                let mut ignored = [0; 256];
-                while matches!(std::io::stdin().read(&mut ignored), Ok(1..)) {}
-                drop(closed);
-            });
-        } else {
-            std::mem::forget(closed);
-        }
-        // The order is irrelevant: both end the node.
-        tokio::select! {
-            () = signals.recv() => {}
-            _ = stdin => {}
-        }
-        Ok(())
-    })
-}
-
-/// The signals that end a program cleanly: SIGTERM, which systemd and `docker stop` send, and SIGINT, which Ctrl-C
-/// sends.
-#[derive(Debug)]
-pub struct StopSignals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl StopSignals {
-    /// From now on neither signal kills the process. To be called on a tokio runtime with I/O.
-    ///
-    /// # Errors
-    /// The handlers cannot be installed.
-    pub fn listen() -> std::io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    /// Waits for one of them.
-    ///
-    /// # Cancel safety
-    /// Cancel safe: a signal that arrives while nothing waits ends the next wait.
-    pub async fn recv(&mut self) {
-        // The order is irrelevant: they mean the same.
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
         }
     }
 }

@@ -26,16 +26,12 @@ pub const DEFAULT_POOL_LIMIT: usize = 500_000;
 /// The response to `web3_clientVersion`.
 pub(crate) const CLIENT_VERSION: &str = "reth/v2.5.1-mock/x86_64-unknown-linux-gnu";
 
-/// Default number of connections, that of reth 2.5.1; the next one gets a line of plain text and is
-/// closed.
-pub const DEFAULT_MAX_CONNECTIONS: usize = 500;
-
 /// Default cap on the bytes that wait for one slow reader before its connection is closed. reth
 /// queues for a slow reader without a bound, which could exhaust a test machine.
 pub const DEFAULT_MAX_QUEUED_BYTES: usize = 256 << 20;
 
 /// Most bytes of a request over IPC in reth 2.5.1.
-pub const MAX_REQUEST_BYTES: usize = 15 << 20;
+pub(crate) const MAX_REQUEST_BYTES: usize = 15 << 20;
 
 /// When the paced load begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,8 +127,6 @@ pub struct NodeConfig {
     pub unknown_raw: UnknownRaw,
     /// Cap on pending and queued transactions together. Default [`DEFAULT_POOL_LIMIT`].
     pub pool_limit: usize,
-    /// Default [`DEFAULT_MAX_CONNECTIONS`].
-    pub max_connections: usize,
     /// Default [`DEFAULT_MAX_QUEUED_BYTES`].
     pub max_queued_bytes: usize,
 }
@@ -164,7 +158,6 @@ impl NodeConfig {
             faults: None,
             unknown_raw: UnknownRaw::default(),
             pool_limit: DEFAULT_POOL_LIMIT,
-            max_connections: DEFAULT_MAX_CONNECTIONS,
             max_queued_bytes: DEFAULT_MAX_QUEUED_BYTES,
         }
     }

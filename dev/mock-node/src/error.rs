@@ -1,6 +1,6 @@
 //! What can go wrong with the mock node itself.
 
-use std::{borrow::Cow, io, path::PathBuf};
+use std::{borrow::Cow, io};
 
 use alloy_primitives::B256;
 
@@ -8,16 +8,7 @@ use alloy_primitives::B256;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeError {
-    /// The socket could not be created.
-    #[error("cannot listen on {}: {source}", path.display())]
-    Listen {
-        /// Where the socket was to be.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
-    /// A thread or runtime of the node could not be started.
+    /// The socket, a thread or the runtime could not be created.
     #[error("cannot start the node's {part}: {source}")]
     Start {
         /// Which part.
@@ -109,12 +100,6 @@ pub enum TxRefused {
     /// A blob transaction in the form that stands in blocks.
     #[error("missing blob sidecar")]
     MissingSidecar,
-    /// A sidecar of the form before Osaka.
-    #[error("unexpected eip-4844 sidecar after osaka")]
-    OldSidecar,
-    /// Commitments that are not those the transaction names.
-    #[error("blob sidecar does not match the transaction's versioned hashes")]
-    WrongSidecar,
     /// The pool holds as much as it may.
     #[error("txpool is full: {limit} transactions")]
     Full {

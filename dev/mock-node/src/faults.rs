@@ -171,44 +171,35 @@ impl Fault {
                 Self::GoDead(at),
             ]);
         }
-        all.extend(BadAnswer::ALL.map(|bad| Self::Answers { bad, count: 20 }));
+        // Eight megabytes are sent rarely.
+        let count = |bad| if bad == BadAnswer::Large { 2 } else { 20 };
+        all.extend(BadAnswer::ALL.map(|bad| Self::Answers { bad, count: count(bad) }));
         all.extend((1..=5).map(|depth| Self::Reorg { depth }));
         all
     }
 
-    /// The same kind with values of its own.
-    fn varied(self, rng: &mut impl Rng) -> Self {
-        let mut time = |from: u64, to: u64| Duration::from_millis(rng.random_range(from..=to));
+    /// The same kind with other times and counts.
+    fn with(
+        self,
+        mut time: impl FnMut(Duration) -> Duration,
+        mut count: impl FnMut(u32) -> u32,
+    ) -> Self {
         match self {
-            Self::Stall { at, .. } => Self::Stall { at, time: time(200, 2000) },
-            Self::Restart { leaves_file, .. } => {
-                Self::Restart { down: time(200, 1500), leaves_file }
+            Self::Stall { at, time: lasts } => Self::Stall { at, time: time(lasts) },
+            Self::Restart { down, leaves_file } => Self::Restart { down: time(down), leaves_file },
+            Self::TableFull { time: lasts } => Self::TableFull { time: time(lasts) },
+            Self::CloseOnAccept { connections } => {
+                Self::CloseOnAccept { connections: count(connections) }
             }
-            Self::TableFull { .. } => Self::TableFull { time: time(200, 1000) },
-            Self::CloseOnAccept { .. } => {
-                Self::CloseOnAccept { connections: rng.random_range(1..=4) }
+            Self::CloseAfterSubscribe { connections } => {
+                Self::CloseAfterSubscribe { connections: count(connections) }
             }
-            Self::CloseAfterSubscribe { .. } => {
-                Self::CloseAfterSubscribe { connections: rng.random_range(1..=3) }
+            Self::DropNotifications { count: most } => {
+                Self::DropNotifications { count: count(most) }
             }
-            Self::DropNotifications { .. } => {
-                Self::DropNotifications { count: rng.random_range(1..=RETH_LISTENER_HASHES) }
-            }
-            Self::Duplicate { .. } => Self::Duplicate { count: rng.random_range(1..=2000) },
-            Self::Answers { bad, .. } => {
-                // Eight megabytes are asked for rarely, and silence costs a timeout each.
-                let most = match bad {
-                    BadAnswer::Large => 2,
-                    BadAnswer::Never => 10,
-                    _ => 100,
-                };
-                Self::Answers { bad, count: rng.random_range(1..=most) }
-            }
-            same @ (Self::Close(_)
-            | Self::CloseMidFrame(_)
-            | Self::GoDead(_)
-            | Self::Burst { .. }
-            | Self::Reorg { .. }) => same,
+            Self::Duplicate { count: most } => Self::Duplicate { count: count(most) },
+            Self::Answers { bad, count: most } => Self::Answers { bad, count: count(most) },
+            same => same,
         }
     }
 }
@@ -244,7 +235,9 @@ impl FaultPlan {
                 round.shuffle(&mut rng);
                 round.pop().expect("there are kinds of faults")
             });
-            steps.push((at, fault.varied(&mut rng)));
+            let (longer, share) = (rng.random_range(0.4..3.0), rng.random::<f64>());
+            let count = |most: u32| (f64::from(most) * share).ceil().max(1.0) as u32;
+            steps.push((at, fault.with(|time| time.mul_f64(longer), count)));
             at += Duration::from_millis(rng.random_range(500..=1300)).mul_f64(stretch);
         }
         Self { steps }
@@ -258,11 +251,7 @@ impl FaultPlan {
     pub fn compressed(mut self, factor: u32) -> Self {
         for (at, fault) in &mut self.steps {
             *at /= factor;
-            match fault {
-                Fault::Stall { time, .. } | Fault::TableFull { time } => *time /= factor,
-                Fault::Restart { down, .. } => *down /= factor,
-                _ => {}
-            }
+            *fault = fault.with(|time| time / factor, |count| count);
         }
         self
     }

@@ -17,8 +17,8 @@
 //! ```
 //!
 //! # The life of one transaction
-//! It is planned from the seed, signed ahead of its turn, inserted into the pool at its due time, announced to every subscription under the lock that orders all events, returned when
-//! it is requested by its hash (after the configured latency, during which other responses may wait
+//! It is planned from the seed, signed ahead of its turn, inserted into the pool at its due time, announced to every
+//! subscription under the lock that orders all events, returned when it is requested by its hash (after the configured latency, during which other responses may wait
 //! too), mined, and dropped with its block after [`HISTORY_BLOCKS`].
 //!
 //! # What is lost, and where it is counted
@@ -66,8 +66,8 @@ pub mod workload;
 
 pub use chain::{Block, HISTORY_BLOCKS};
 pub use config::{
-    DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_QUEUED_BYTES, DEFAULT_POOL_LIMIT,
-    DEV_CHAIN_ID, LoadStart, MAX_REQUEST_BYTES, NodeConfig, UnknownRaw,
+    DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_MAX_QUEUED_BYTES, DEFAULT_POOL_LIMIT, DEV_CHAIN_ID, LoadStart,
+    NodeConfig, UnknownRaw,
 };
 pub use error::{NodeError, TxRefused};
 pub use faults::{

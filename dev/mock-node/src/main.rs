@@ -1,7 +1,33 @@
-//! The mock node as a process of its own.
+//! A mock execution node as a process, for whoever tests a client in another language or repository.
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode, thread};
+
+use clap::Parser;
+use mock_node::{MockNode, cli::LoadArgs};
+
+/// A mock execution node's IPC interface with a pool, a chain and its own load
+#[derive(Debug, Parser)]
+#[command(name = "mock-node", version)]
+struct Args {
+    /// Where the socket is created
+    #[arg(long, value_name = "PATH")]
+    ipc: PathBuf,
+    #[command(flatten)]
+    load: LoadArgs,
+}
 
 fn main() -> ExitCode {
-    ExitCode::from(u8::try_from(mock_node::cli::run(std::env::args_os())).unwrap_or(1))
+    let args = Args::parse();
+    let _node = match MockNode::start(args.load.config(&args.ipc, None)) {
+        Ok(node) => node,
+        Err(error) => {
+            eprintln!("mock-node: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    println!("ready {}", args.ipc.display());
+    // Until a signal ends the process. The next node at this path removes the socket file.
+    loop {
+        thread::park();
+    }
 }

@@ -8,7 +8,7 @@ use std::{
     fmt, fs,
     os::unix::net::UnixListener as StdListener,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -47,8 +47,8 @@ impl MockNode {
     /// Signs what is needed first, then listens; the socket is there when this returns.
     ///
     /// # Errors
-    /// [`NodeError::Config`] for a field that cannot be used, [`NodeError::Listen`] when the socket cannot be
-    /// created, [`NodeError::Start`] when the system gives no more threads.
+    /// [`NodeError::Config`] for a field that cannot be used, [`NodeError::Start`] when the socket or a thread cannot be
+    /// created.
     ///
     /// # Panics
     /// With [`NodeConfig::state`], which is what `mock_state::start` is for.
@@ -64,12 +64,12 @@ impl MockNode {
     pub fn with_state(config: NodeConfig, state: Option<NewState>) -> Result<Self, NodeError> {
         config.validate()?;
         let supply = Arc::new(Supply::new(&config));
-        let path = config.ipc_path.clone();
         let shared = Arc::new(Shared::new(config, state));
         for tx in supply.take(shared.config.preload) {
             shared.submit(tx)?;
         }
-        let listener = rpc::listen(&path).map_err(|source| NodeError::Listen { path, source })?;
+        let listener = rpc::listen(&shared.config.ipc_path)
+            .map_err(|source| NodeError::Start { part: "socket", source })?;
         let stop = Arc::new(Notify::new());
         let node = Self { shared, supply, stop, threads: Mutex::default() };
         node.spawn_threads(listener)?;
@@ -154,7 +154,7 @@ impl MockNode {
     /// [`TxRefused`], in the words of a real node.
     pub fn submit(&self, raw: Bytes) -> Result<B256, TxRefused> {
         let config = &self.shared.config;
-        let tx = SignedTx::from_raw(&raw, config.chain_id, false)?;
+        let tx = SignedTx::from_raw(&raw, config.chain_id)?;
         let hash = tx.hash;
         self.shared.submit(Arc::new(tx))?;
         Ok(hash)
@@ -246,7 +246,7 @@ impl MockNode {
         let chain_id = self.shared.config.chain_id;
         let txs = raws
             .into_iter()
-            .map(|raw| SignedTx::from_raw(&raw, chain_id, true).map(Arc::new))
+            .map(|raw| SignedTx::from_raw(&raw, chain_id).map(Arc::new))
             .collect::<Result<_, _>>()?;
         let mut state = self.shared.lock();
         let (block, effects) = state.core.mine_checked(txs, unix_s())?;
@@ -355,7 +355,8 @@ fn mine_on_time(shared: &Shared) {
             // Blocks that a late thread made up for would wait for each other.
             due = due.max(Instant::now() + shared.config.block_time);
             let turn = line.block(Instant::now());
-            shared.counters.import_waits(turn);
+            let us = u64::try_from(turn.as_micros()).unwrap_or(u64::MAX);
+            shared.counters.import_wait_us_max.fetch_max(us, Relaxed);
             if shared.signals.sleep(turn) {
                 return;
             }

@@ -135,13 +135,9 @@ impl SignedTx {
 
     /// Reads what a client sent, checks its form and its signature, and finds its sender.
     ///
-    /// The blob proofs are taken on trust: checking them costs milliseconds each and finds nothing a client of this
-    /// node could not have been given. Commitments must be those that the transaction names.
-    pub(crate) fn from_raw(
-        raw: &Bytes,
-        chain_id: u64,
-        accept_old_sidecars: bool,
-    ) -> Result<Self, TxRefused> {
+    /// Sidecars are taken on trust: checking them costs milliseconds each and finds nothing a client of this node could
+    /// not have been given.
+    pub(crate) fn from_raw(raw: &Bytes, chain_id: u64) -> Result<Self, TxRefused> {
         let tx = TxEnvelope::decode_2718_exact(raw)
             .map_err(|error| TxRefused::Undecodable { reason: error.to_string().into() })?;
         if let Some(has) = tx.chain_id()
@@ -154,19 +150,6 @@ impl SignedTx {
                 let TxEip4844Variant::TxEip4844WithSidecar(with) = signed.tx() else {
                     return Err(TxRefused::MissingSidecar);
                 };
-                if !accept_old_sidecars
-                    && matches!(with.sidecar, BlobTransactionSidecarVariant::Eip4844(_))
-                {
-                    return Err(TxRefused::OldSidecar);
-                }
-                if !with.sidecar.versioned_hashes().eq(with
-                    .tx
-                    .blob_versioned_hashes
-                    .iter()
-                    .copied())
-                {
-                    return Err(TxRefused::WrongSidecar);
-                }
                 let mined = mined_form(&tx);
                 Body::Blob { mined, sidecar: Arc::new(Sidecar::new(&with.sidecar)) }
             }

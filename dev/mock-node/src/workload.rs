@@ -14,10 +14,8 @@ pub use alloy_primitives::Address;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-pub use accounts::{Account, TEST_MNEMONIC, test_accounts};
-pub use blobs::{MANY_BLOBS, SidecarForm, sidecar};
-pub use plan::{SWAP_AMOUNT_AT, SWAP_SELECTOR};
-pub use plan::{TxKind, listed, routers, tokens};
+pub use accounts::{Account, test_accounts};
+pub use plan::{SWAP_AMOUNT_AT, SWAP_SELECTOR, TxKind, listed, routers, tokens};
 pub use signed::SignedLoad;
 
 use crate::tx::SignedTx;
@@ -32,7 +30,7 @@ pub const DEFAULT_ACCOUNTS: usize = 1000;
 pub struct Mix {
     /// Transactions with blobs. Default 0.
     pub blobs_per_mille: u32,
-    /// Of a thousand *blob* transactions, those with [`MANY_BLOBS`] blobs; the others have one. Default 200.
+    /// Of a thousand *blob* transactions, those with six blobs; the others have one. Default 200.
     pub six_blobs_per_mille: u32,
     /// Of a thousand others: calls of a token, 68 bytes of input. Default 400.
     pub token_per_mille: u32,
@@ -77,8 +75,6 @@ pub struct WorkloadConfig {
     pub accounts: usize,
     /// Default [`Mix::default`].
     pub mix: Mix,
-    /// Default [`SidecarForm::CellProofs`].
-    pub sidecar_form: SidecarForm,
     /// Fee cap in wei per gas. Default 200 gwei.
     pub max_fee_wei: u128,
     /// The tips lie evenly between this and a fiftieth of it, in wei per gas. Default 5 gwei.
@@ -97,7 +93,6 @@ impl WorkloadConfig {
             chain_id,
             accounts: DEFAULT_ACCOUNTS,
             mix: Mix::default(),
-            sidecar_form: SidecarForm::default(),
             max_fee_wei: 200_000_000_000,
             max_tip_wei: 5_000_000_000,
             max_blob_fee_wei: 100_000_000_000,

@@ -57,7 +57,7 @@ pub(super) fn call(
         }
         "eth_sendRawTransaction" => {
             let raw: Bytes = params.get(0)?;
-            let tx = SignedTx::from_raw(&raw, shared.config.chain_id, false)?;
+            let tx = SignedTx::from_raw(&raw, shared.config.chain_id)?;
             let hash = tx.hash;
             shared.submit(Arc::new(tx))?;
             json(&hash)

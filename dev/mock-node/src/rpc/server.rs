@@ -49,7 +49,7 @@ pub(crate) async fn run(shared: Arc<Shared>, mut listener: UnixListener) {
 }
 
 async fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
-    let stream = match listener.accept().await {
+    let mut stream = match listener.accept().await {
         Ok((stream, _)) => stream,
         Err(error) => {
             tracing::warn!(%error, "a connection could not be accepted");
@@ -58,13 +58,12 @@ async fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
         }
     };
     let number = shared.counters.connections.fetch_add(1, Relaxed) + 1;
-    let open = shared.counters.connections_open.fetch_add(1, Relaxed) + 1;
+    shared.counters.connections_open.fetch_add(1, Relaxed);
     let shared = shared.clone();
     task::spawn(async move {
-        let full = open > shared.config.max_connections as u64;
-        if full || shared.switches.table_is_full() {
-            shared.counters.connections_refused.fetch_add(1, Relaxed);
-            turn_away(stream).await;
+        if shared.switches.table_is_full() {
+            // The peer may have gone already; then nobody reads it.
+            let _ = stream.write_all(TOO_MANY).await;
         } else if shared.switches.close_on_accept.take() {
             drop(stream);
         } else {
@@ -108,11 +107,6 @@ pub(crate) fn listen(path: &Path) -> io::Result<StdListener> {
     let listener = StdListener::bind(path)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
-}
-
-async fn turn_away(mut stream: UnixStream) {
-    // The peer may have gone already; then nobody reads it.
-    let _ = stream.write_all(TOO_MANY).await;
 }
 
 async fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64) {

@@ -6,7 +6,6 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
 /// Declares each count once: in the node, where it is counted, and in the copy that callers get.
@@ -61,9 +60,7 @@ counts! {
     raw_found,
     /// Requests for raw transactions that came when the queue was full, see [`Capacity`](crate::Capacity).
     raw_busy,
-    /// Microseconds that blocks mined on time waited for their turn in that queue, all together.
-    import_wait_us,
-    /// The longest of these waits.
+    /// The longest that a block mined on time waited for its turn in that queue, in microseconds.
     import_wait_us_max,
     /// The most `eth_getRawTransactionByHash` in flight at one time.
     max_concurrent_raw,
@@ -71,8 +68,6 @@ counts! {
     connections,
     /// Connections open now.
     connections_open,
-    /// Connections turned away because the table was full.
-    connections_refused,
     /// Connections cut off since too much waited for them.
     slow_readers_closed,
 }
@@ -84,12 +79,6 @@ impl Counters {
             Some(count) => *count += 1,
             None => drop(methods.insert(name.to_owned(), 1)),
         }
-    }
-
-    pub(crate) fn import_waits(&self, time: Duration) {
-        let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        self.import_wait_us.fetch_add(us, Relaxed);
-        self.import_wait_us_max.fetch_max(us, Relaxed);
     }
 
     pub(crate) fn raw_begins(&self) {

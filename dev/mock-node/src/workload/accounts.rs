@@ -8,7 +8,7 @@ use secp256k1::{Message, PublicKey, SECP256K1, Scalar, SecretKey};
 use sha2::Sha512;
 
 /// The mnemonic of every Ethereum development chain.
-pub const TEST_MNEMONIC: &str = "test test test test test test test test test test test junk";
+const TEST_MNEMONIC: &str = "test test test test test test test test test test test junk";
 
 /// The purpose, coin type, account and change levels of BIP-44 for Ethereum: m/44'/60'/0'/0.
 const PATH: [u32; 4] = [HARDENED | 44, HARDENED | 60, HARDENED, 0];
@@ -49,7 +49,7 @@ impl Account {
     }
 }
 
-/// The first `count` accounts of [`TEST_MNEMONIC`], derived at m/44'/60'/0'/0/i.
+/// The first `count` accounts of the mnemonic of every Ethereum development chain, derived at m/44'/60'/0'/0/i.
 pub fn test_accounts(count: usize) -> Vec<Account> {
     let (mut key, mut chain) = split(hmac(b"Bitcoin seed", &[&bip39_seed(TEST_MNEMONIC)]));
     let mut secret = SecretKey::from_byte_array(&key).expect("the mnemonic's root is a known key");

@@ -125,9 +125,11 @@ impl Plan {
         }
         let Call { to, value, gas_limit, input } = call;
         let (chain_id, nonce, max_fee) = (config.chain_id, self.nonce, config.max_fee_wei);
-        let tx: TxEnvelope = match self.kind {
-            TxKind::Blob | TxKind::SixBlobs => {
-                let sidecar = shared_sidecar(config.sidecar_form, self.kind == TxKind::SixBlobs);
+        // A transaction with one price pays what it bids: near the others, not at the cap.
+        let gas_price = (max_fee / 4).max(tip);
+        let tx = match (self.kind, self.form) {
+            (TxKind::Blob | TxKind::SixBlobs, _) => {
+                let sidecar = shared_sidecar(self.kind == TxKind::SixBlobs);
                 let bare = TxEip4844 {
                     chain_id,
                     nonce,
@@ -136,27 +138,21 @@ impl Plan {
                     max_priority_fee_per_gas: tip,
                     to,
                     value,
-                    access_list: AccessList::default(),
                     blob_versioned_hashes: sidecar.hashes.clone(),
                     max_fee_per_blob_gas: config.max_blob_fee_wei,
                     input,
+                    ..TxEip4844::default()
                 };
                 let bare: TxEip4844Variant = bare.into();
-                let tx = signed(bare, account).into();
-                let mined = encoded(&tx);
-                return SignedTx::from_envelope(
-                    &tx,
-                    account.address,
-                    Body::Blob { mined, sidecar },
-                );
+                let tx = signed(bare, account);
+                let mined = tx.encoded_2718().into();
+                let body = Body::Blob { mined, sidecar };
+                return SignedTx::from_envelope(&tx, account.address, body);
             }
-            TxKind::SetCode => {
+            (TxKind::SetCode, _) => {
                 let authority = Account::from_entropy(config.seed, self.number);
-                let authorization = Authorization {
-                    chain_id: U256::from(chain_id),
-                    address: routers()[0],
-                    nonce: 0,
-                };
+                let (chain, address) = (U256::from(chain_id), routers()[0]);
+                let authorization = Authorization { chain_id: chain, address, nonce: 0 };
                 let signature = authority.sign_hash(authorization.signature_hash());
                 let tx = TxEip7702 {
                     chain_id,
@@ -166,66 +162,52 @@ impl Plan {
                     max_priority_fee_per_gas: tip,
                     to,
                     value,
-                    access_list: AccessList::default(),
                     authorization_list: vec![authorization.into_signed(signature)],
                     input,
+                    ..TxEip7702::default()
                 };
-                signed(tx, account).into()
+                signed(tx, account)
             }
-            _ => match self.form {
-                Form::Legacy => signed(
-                    TxLegacy {
-                        chain_id: Some(chain_id),
-                        nonce,
-                        // A legacy transaction pays what it bids: near the others, not at the cap.
-                        gas_price: (max_fee / 4).max(tip),
-                        gas_limit,
-                        to: Callee::Call(to),
-                        value,
-                        input,
-                    },
+            (_, Form::Legacy) => {
+                let (chain_id, to) = (Some(chain_id), Callee::Call(to));
+                signed(
+                    TxLegacy { chain_id, nonce, gas_price, gas_limit, to, value, input },
                     account,
                 )
-                .into(),
-                Form::AccessList => signed(
-                    TxEip2930 {
-                        chain_id,
-                        nonce,
-                        gas_price: (max_fee / 4).max(tip),
-                        gas_limit: gas_limit + 10_000,
-                        to: Callee::Call(to),
-                        value,
-                        access_list: AccessList(vec![AccessListItem {
-                            // What the call does not reach by itself stands here.
-                            address: listed.unwrap_or(to),
-                            storage_keys: vec![
-                                B256::with_last_byte(1),
-                                B256::from(rng.random::<[u8; 32]>()),
-                            ],
-                        }]),
-                        input,
-                    },
-                    account,
-                )
-                .into(),
-                Form::Dynamic => signed(
-                    TxEip1559 {
-                        chain_id,
-                        nonce,
-                        gas_limit,
-                        max_fee_per_gas: max_fee,
-                        max_priority_fee_per_gas: tip,
-                        to: Callee::Call(to),
-                        value,
-                        access_list: AccessList::default(),
-                        input,
-                    },
-                    account,
-                )
-                .into(),
-            },
+            }
+            (_, Form::AccessList) => {
+                // What the call does not reach by itself stands here.
+                let address = listed.unwrap_or(to);
+                let random = B256::from(rng.random::<[u8; 32]>());
+                let storage_keys = vec![B256::with_last_byte(1), random];
+                let tx = TxEip2930 {
+                    chain_id,
+                    nonce,
+                    gas_price,
+                    gas_limit: gas_limit + 10_000,
+                    to: Callee::Call(to),
+                    value,
+                    access_list: AccessList(vec![AccessListItem { address, storage_keys }]),
+                    input,
+                };
+                signed(tx, account)
+            }
+            (_, Form::Dynamic) => {
+                let tx = TxEip1559 {
+                    chain_id,
+                    nonce,
+                    gas_limit,
+                    max_fee_per_gas: max_fee,
+                    max_priority_fee_per_gas: tip,
+                    to: Callee::Call(to),
+                    value,
+                    input,
+                    ..TxEip1559::default()
+                };
+                signed(tx, account)
+            }
         };
-        let raw = encoded(&tx);
+        let raw = tx.encoded_2718().into();
         SignedTx::from_envelope(&tx, account.address, Body::Plain(raw))
     }
 }
@@ -273,9 +255,7 @@ impl Call {
             },
         }
     }
-}
 
-impl Call {
     /// Changes whom it pays. A swap stays as it is: its access list names the address.
     fn reach(&mut self, kind: TxKind, listed: Address) {
         match kind {
@@ -325,14 +305,11 @@ fn random_address(rng: &mut ChaCha8Rng) -> Address {
     Address::from(rng.random::<[u8; 20]>())
 }
 
-fn signed<T>(tx: T, account: &Account) -> Signed<T>
+fn signed<T>(tx: T, account: &Account) -> TxEnvelope
 where
     T: SignableTransaction<Signature> + RlpEcdsaEncodableTx,
+    Signed<T>: Into<TxEnvelope>,
 {
     let signature = account.sign_hash(tx.signature_hash());
-    tx.into_signed(signature)
-}
-
-fn encoded(tx: &TxEnvelope) -> Bytes {
-    tx.encoded_2718().into()
+    tx.into_signed(signature).into()
 }

@@ -60,18 +60,6 @@ fn a_batch_is_answered_as_a_batch_and_an_empty_one_refused() {
 }
 
 #[test]
-fn a_connection_too_many_gets_a_line_of_text_and_the_end() {
-    let (_dir, node) = start(|config| mock_node::NodeConfig { max_connections: 1, ..config });
-    let mut first = Client::to(&node);
-    first.result("eth_chainId", json!([]));
-    let mut second = Client::to(&node);
-    assert_eq!(second.line().unwrap(), "Too many connections. Please try again later.");
-    assert_eq!(second.line(), None);
-    assert_eq!(node.stats().connections_refused, 1);
-    assert_eq!(first.result("eth_chainId", json!([])), "0x539");
-}
-
-#[test]
 fn a_reader_that_is_too_late_is_cut_off_and_others_are_not() {
     let (_dir, node) =
         start(|config| mock_node::NodeConfig { max_queued_bytes: 64 << 10, ..config });

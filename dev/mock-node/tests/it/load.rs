@@ -99,13 +99,12 @@ fn held_answers_are_held_at_the_same_time() {
 }
 
 #[test]
-fn the_binary_says_when_it_is_ready_and_ends_with_its_stdin() {
+fn the_binary_says_when_it_is_ready() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("node.ipc");
     let mut child = Command::new(env!("CARGO_BIN_EXE_mock-node"))
-        .args(["--tps", "0", "--preload", "5", "--block-time", "0s", "--exit-with-stdin", "--ipc"])
+        .args(["--tps", "0", "--preload", "5", "--block-time", "0s", "--ipc"])
         .arg(&path)
-        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .expect("the binary runs");
@@ -113,17 +112,6 @@ fn the_binary_says_when_it_is_ready_and_ends_with_its_stdin() {
     assert_eq!(out.next().unwrap().unwrap(), format!("ready {}", path.display()));
     let mut client = Client::connect(&path);
     assert_eq!(client.result("txpool_status", json!([]))["pending"], "0x5");
-    drop(child.stdin.take());
-    assert!(child.wait().unwrap().success());
-    assert!(!path.exists());
-}
-
-#[test]
-fn a_flag_that_is_not_understood_is_named_and_exits_with_two() {
-    let output = Command::new(env!("CARGO_BIN_EXE_mock-node"))
-        .args(["--ipc", "/tmp/x.ipc", "--latency", "fast"])
-        .output()
-        .expect("the binary runs");
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("--latency"));
+    child.kill().unwrap();
+    child.wait().unwrap();
 }

@@ -4,7 +4,7 @@ use alloy_primitives::{B256, Bytes, keccak256};
 use alloy_rpc_types_eth::{Block, Header, Transaction};
 use mock_node::{
     NodeConfig, UnknownRaw,
-    workload::{Mix, SidecarForm, Workload, WorkloadConfig},
+    workload::{Mix, Workload, WorkloadConfig},
 };
 use serde_json::{Value, json};
 
@@ -66,14 +66,6 @@ fn what_a_client_sends_comes_back_byte_for_byte() {
         let again = client.call("eth_sendRawTransaction", json!([tx.raw]));
         assert_eq!(again["error"], json!({"code": -32000, "message": "already known"}));
     }
-    let mut old = Workload::new(WorkloadConfig {
-        accounts: 40,
-        mix: Mix { blobs_per_mille: 1000, ..mix },
-        sidecar_form: SidecarForm::BlobProofs,
-        ..WorkloadConfig::new(4, 1337)
-    });
-    let refused = client.call("eth_sendRawTransaction", json!([old.prepare(1)[0].raw]));
-    assert_eq!(refused["error"]["message"], "unexpected eip-4844 sidecar after osaka");
 }
 
 #[test]
