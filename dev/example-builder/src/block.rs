@@ -1,17 +1,15 @@
 //! The block that is being built, as the EVM needs it.
 
 use alloy_consensus::Header;
-use alloy_eips::{eip2935, eip4788, eip7840::BlobParams};
-use alloy_primitives::{Address, B256, Bytes, U256, keccak256};
+use alloy_eips::eip7840::BlobParams;
+use alloy_primitives::{Address, U256, keccak256};
 use mempool_ingest::order_pool::Head;
 use revm::{
-    Context, Database, DatabaseCommit, MainBuilder, MainContext, SystemCallCommitEvm,
-    context::{BlockEnv, CfgEnv, result::EVMError},
+    Context, Database, MainBuilder, MainContext,
+    context::{BlockEnv, CfgEnv},
     handler::{MainnetContext, MainnetEvm},
     primitives::hardfork::SpecId,
 };
-
-use crate::state::ReadError;
 
 #[derive(Clone, Debug)]
 pub(crate) struct NextBlock {
@@ -24,7 +22,8 @@ pub(crate) struct NextBlock {
 impl NextBlock {
     /// The block after `parent` as far as it is known: fees by EIP-1559, 4844 and 7918, the rules
     /// of Osaka. A relay or consensus client would supply the timestamp and `prevrandao`; here the
-    /// first is `slot_s` later and the second is derived from the parent's hash.
+    /// first is `slot_s` later and the second is derived from the parent's hash. A block that is submitted begins with
+    /// the system calls of EIP-4788 and EIP-2935, which are left out here.
     pub(crate) fn after(parent: Head, chain_id: u64, fee_recipient: Address, slot_s: u64) -> Self {
         let header = Header {
             base_fee_per_gas: Some(parent.base_fee_wei.unwrap_or_default()),
@@ -62,26 +61,5 @@ impl NextBlock {
     ) -> MainnetEvm<MainnetContext<DB>, I> {
         let context = Context::mainnet().with_db(db).with_cfg(self.cfg.clone());
         context.with_block(self.env.clone()).build_mainnet_with_inspector(inspector)
-    }
-
-    /// The system calls before the first transaction of a block, which store the beacon chain's
-    /// root (EIP-4788) and the parent's hash (EIP-2935). A builder without a consensus client does
-    /// not know the root; it stores zero, as geth's simulation does.
-    pub(crate) fn begin<DB: Database<Error = ReadError> + DatabaseCommit, I>(
-        &self,
-        evm: &mut MainnetEvm<MainnetContext<DB>, I>,
-    ) -> Result<(), ReadError> {
-        let calls: [(_, B256); 2] = [
-            (eip4788::BEACON_ROOTS_ADDRESS, B256::ZERO),
-            (eip2935::HISTORY_STORAGE_ADDRESS, self.parent.hash),
-        ];
-        for (contract, word) in calls {
-            let data = Bytes::copy_from_slice(word.as_slice());
-            // On a chain without the contract nothing happens, and a call that fails writes nothing.
-            if let Err(EVMError::Database(error)) = evm.system_call_commit(contract, data) {
-                return Err(error);
-            }
-        }
-        Ok(())
     }
 }

@@ -2,7 +2,6 @@
 //! arrive, and fills the block when it is due.
 
 use std::{
-    rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -11,7 +10,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, address};
 use alloy_provider::DynProvider;
 use blocklist::{BlockGuard, SharedBlocklist};
 use mempool_ingest::{OrderPool, order_pool::Head};
@@ -23,8 +22,14 @@ use crate::{
     candidates::Candidates,
     fill::{Built, Way, fill, verify},
     report::{Slot, Summary},
-    state::{Codes, NodeState, ReadError},
+    state::NodeState,
 };
+
+/// Gets the fees: an address without an owner.
+const FEE_RECIPIENT: Address = address!("0x00000000000000000000000000000000000fee00");
+
+/// When the block is filled, in percent of the time between two heads.
+const FILL_AT_PERCENT: u32 = 75;
 
 /// Time between two looks at the pool.
 const LOOK: Duration = Duration::from_millis(25);
@@ -35,21 +40,17 @@ pub(crate) struct Builder {
     pub(crate) chain_id: u64,
     pub(crate) pool: OrderPool,
     pub(crate) list: Arc<SharedBlocklist>,
-    pub(crate) fee_recipient: Address,
-    /// When the block is filled, in percent of the time between two heads.
-    pub(crate) fill_at_percent: u32,
     /// Time between two heads, until two have been seen.
     pub(crate) slot: Duration,
-    /// One way of filling, or several that must agree.
-    pub(crate) ways: Vec<Way>,
+    /// One way of filling, or both, which must agree; ours is the last.
+    pub(crate) ways: &'static [Way],
     pub(crate) stop: Arc<AtomicBool>,
 }
 
 impl Builder {
     /// Builds until it is stopped.
     pub(crate) fn run(mut self) -> Summary {
-        let mut summary = Summary::new(&self.ways);
-        let codes = Codes::default();
+        let mut summary = Summary::new(self.ways);
         let mut before: Option<(Head, Instant)> = None;
         for turn in 0.. {
             let Some((head, at)) = self.next_head(before.map(|(head, _)| head)) else { break };
@@ -62,19 +63,19 @@ impl Builder {
             }
             before = Some((head, at));
             let slot_s = self.slot.as_secs_f64().round() as u64;
-            let block = NextBlock::after(head, self.chain_id, self.fee_recipient, slot_s);
-            let guard = self.list.begin_block(self.fee_recipient, None, SystemTime::now());
-            let built = guard.map_err(|error| error.to_string()).and_then(|guard| {
-                let (node, runtime) = (self.node.clone(), self.runtime.clone());
-                let state = NodeState::new(node, runtime, head.hash, Rc::clone(&codes));
-                self.build(block, &guard, &state, at, turn).map_err(|error| error.to_string())
-            });
-            match built {
-                Ok(Some(slot)) => summary.slot(&slot),
-                Ok(None) => summary.missed_slots += 1,
-                Err(reason) => {
+            let block = NextBlock::after(head, self.chain_id, FEE_RECIPIENT, slot_s);
+            let guard = self.list.begin_block(FEE_RECIPIENT, None, SystemTime::now());
+            match guard {
+                Ok(guard) => {
+                    let state = NodeState::new(self.node.clone(), self.runtime.clone(), head.hash);
+                    match self.build(block, &guard, &state, at, turn) {
+                        Some(slot) => summary.slot(&slot),
+                        None => summary.missed_slots += 1,
+                    }
+                }
+                Err(error) => {
                     summary.no_block += 1;
-                    eprintln!("no block: {reason}");
+                    eprintln!("no block: {error}");
                 }
             }
         }
@@ -101,17 +102,17 @@ impl Builder {
         state: &NodeState,
         head_at: Instant,
         turn: usize,
-    ) -> Result<Option<Slot>, ReadError> {
+    ) -> Option<Slot> {
         let mut pool = self.pool.subscribe(block.number());
         let mut candidates = Candidates::default();
-        let (mut spent, due) = (Duration::ZERO, head_at + self.slot * self.fill_at_percent / 100);
+        let (mut spent, due) = (Duration::ZERO, head_at + self.slot * FILL_AT_PERCENT / 100);
         loop {
             candidates.follow(&mut pool);
             let start = Instant::now();
-            prefetch(&block, state, &mut candidates, due.min(start + LOOK))?;
+            prefetch(&block, state, &mut candidates, due.min(start + LOOK));
             spent += start.elapsed();
             if self.stop.load(Relaxed) || self.pool.head() != Some(block.parent) {
-                return Ok(None);
+                return None;
             }
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -119,33 +120,28 @@ impl Builder {
             }
             thread::sleep((start + LOOK).saturating_duration_since(Instant::now()).min(left));
         }
-        let ways = &self.ways;
+        let ways = self.ways;
         let mut built = vec![Built::default(); ways.len()];
         for step in 0..ways.len() {
-            // The order rotates, so that the first way does not always fill the caches for the
-            // others.
+            // They take turns, so that not always the same fills the caches for the other.
             let way = (step + turn) % ways.len();
-            built[way] = fill(ways[way], &block, guard, &candidates, state)?;
+            built[way] = fill(ways[way], &block, guard, &candidates, state);
         }
         let start = Instant::now();
         let defect = built.last().and_then(|ours| verify(&block, guard, state, ours).err());
         let (prefetch, verify, considered) = (spent, start.elapsed(), candidates.all.len());
-        Ok(Some(Slot { block, considered, built, prefetch, verify, defect }))
+        Some(Slot { block, considered, built, prefetch, verify, defect })
     }
 }
 
 /// Executes the new candidates alone on the parent's state, so that what they read is cached when
 /// the block is filled. Those that are not reached `until` then wait for the next time.
-///
-/// # Errors
-/// The node does not answer for the state that every block needs.
 pub(crate) fn prefetch(
     block: &NextBlock,
     state: &NodeState,
     candidates: &mut Candidates,
     until: Instant,
-) -> Result<(), ReadError> {
-    block.begin(&mut block.evm(revm::database::CacheDB::new(state), ()))?;
+) {
     let mut evm = block.evm(WrapDatabaseRef(state), ());
     // Earlier nonces of the senders are missing.
     evm.ctx.cfg.disable_nonce_check = true;
@@ -157,5 +153,4 @@ pub(crate) fn prefetch(
             let _ = evm.transact(tx.env.clone());
         }
     }
-    Ok(())
 }

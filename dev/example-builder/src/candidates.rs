@@ -1,10 +1,10 @@
 //! The orders that may go into the next block, from the pool's events.
 
-use std::{cmp::Reverse, sync::Arc, time::SystemTime};
+use std::{cmp::Reverse, slice, sync::Arc, time::SystemTime};
 
 use alloy_primitives::{B256, map::B256Map};
 use mempool_ingest::order_pool::{Bundle, Event, Order, Subscription, Transaction};
-use revm::{context::TxEnv, context_interface::Transaction as _};
+use revm::context::TxEnv;
 
 /// A transaction converted for execution.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,14 +29,6 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    fn new(order: &Arc<Order>) -> Self {
-        let txs = match order.as_ref() {
-            Order::Tx(tx) => vec![Tx::new(tx)],
-            other => other.as_bundle().into_iter().flat_map(Bundle::txs).map(Tx::new).collect(),
-        };
-        Self { order: Arc::clone(order), txs }
-    }
-
     pub(crate) fn bundle(&self) -> Option<&Bundle> {
         self.order.as_bundle()
     }
@@ -46,17 +38,19 @@ impl Candidate {
     /// fee.
     pub(crate) fn turn(&self, base_fee_wei: u64) -> Option<(u128, Reverse<SystemTime>, B256)> {
         let (mut bid, mut gas) = (0_u128, 0_u128);
-        for Tx { env, .. } in &self.txs {
-            let tip_wei =
-                env.effective_gas_price(base_fee_wei.into()).checked_sub(base_fee_wei.into())?;
-            bid = bid.saturating_add(tip_wei.saturating_mul(env.gas_limit.into()));
-            gas += u128::from(env.gas_limit);
+        for tx in txs(&self.order) {
+            bid = bid.saturating_add(tx.tip(base_fee_wei)?.saturating_mul(tx.gas_limit().into()));
+            gas += u128::from(tx.gas_limit());
         }
-        let first_seen = match self.order.as_ref() {
-            Order::Tx(tx) => tx.first_seen(),
-            other => other.as_bundle()?.first_seen(),
-        };
+        let first_seen = txs(&self.order).first()?.first_seen();
         Some((bid / gas.max(1), Reverse(first_seen), *self.order.id().hash()))
+    }
+}
+
+fn txs(order: &Order) -> &[Transaction] {
+    match order {
+        Order::Tx(tx) => slice::from_ref(tx),
+        other => other.as_bundle().map_or(&[], Bundle::txs),
     }
 }
 
@@ -86,7 +80,8 @@ impl Candidates {
         match event {
             Event::Added(order) => {
                 let hash = *order.id().hash();
-                self.all.insert(hash, Candidate::new(order));
+                let txs = txs(order).iter().map(Tx::new).collect();
+                self.all.insert(hash, Candidate { order: Arc::clone(order), txs });
                 self.new.push(hash);
             }
             Event::Removed { order, .. } => drop(self.all.remove(order.id().hash())),

@@ -1,8 +1,10 @@
-//! The command: starts its parts, runs until the end, and stops them.
+//! The command: its flags, and what it starts, runs until the end, and stops.
 
 use std::{
     ffi::OsString,
     io,
+    net::SocketAddr,
+    path::PathBuf,
     process::ExitCode,
     sync::{
         Arc,
@@ -14,13 +16,16 @@ use std::{
 
 use alloy_provider::{IpcConnect, Provider as _, ProviderBuilder};
 use blocklist::{BlocklistConfig, SharedBlocklist};
-use clap::Parser as _;
+use clap::Parser;
 use mempool_ingest::telemetry::Telemetry;
-use mock_node::{LoadStart, NodeConfig, cli::StopSignals, workload::listed};
+use mock_node::{LoadStart, NodeConfig, cli::parse_duration, workload::listed};
 use testkit::node::NodeProcess;
-use tokio::runtime::Handle;
+use tokio::{
+    runtime::Handle,
+    signal::unix::{SignalKind, signal},
+};
 
-use crate::{args::Args, builder::Builder, feed::Feed, fill::Way, report::Summary};
+use crate::{builder::Builder, feed::Feed, fill::Way, report::Summary};
 
 /// How long a stop may take.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
@@ -28,10 +33,55 @@ const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// Time between two checks of the blocklist's file.
 const RELOAD: Duration = Duration::from_secs(5);
 
-/// Of a thousand transactions of the mock node, those with blobs and those that reach a listed
-/// address.
-const BLOBS_PER_MILLE: u32 = 2;
-const LISTED_PER_MILLE: u32 = 5;
+/// Fills blocks from a node's mempool and prints their contents; submits none. By default from a
+/// mock node.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "block_builder")]
+pub(crate) struct Args {
+    /// IPC socket of a node (reth, geth or anvil)
+    #[arg(long, value_name = "PATH")]
+    pub(crate) ipc: Option<PathBuf>,
+    /// Take transactions and heads from a fleet instead: NATS servers of one cluster. State is the
+    /// node's
+    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires_all = ["ipc", "machine"])]
+    pub(crate) from: Vec<String>,
+    /// With --from: take bundles, private transactions and cancellations too: the same servers,
+    /// another user
+    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "from")]
+    pub(crate) from_private: Vec<String>,
+    /// With --from: the name of this builder in the fleet
+    #[arg(long, value_name = "NAME", requires = "from")]
+    pub(crate) machine: Option<String>,
+    /// With --from: the certificates that may sign the servers', beside those of the system
+    #[arg(long, value_name = "FILE", requires = "from")]
+    pub(crate) nats_ca: Option<PathBuf>,
+    /// Stop after this time, e.g. 30s, 500ms or 2m [default: until Ctrl-C]
+    #[arg(long, value_parser = parse_duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Print a summary as one line of JSON at the end
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Serve metrics to Prometheus at this address, port 0 for a free one
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) metrics: Option<SocketAddr>,
+    /// Addresses that may not be touched: text or JSON; read again when the file changes [default:
+    /// the listed addresses of the mock node's load, none of a real node's]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) blocklist: Option<PathBuf>,
+    /// Time between two heads, until two heads have been seen [default: that of the mock node, or 12s]
+    #[arg(long, value_parser = parse_duration)]
+    pub(crate) slot: Option<Duration>,
+    /// Fill each block with the opcode inspector too, and print what either way costs
+    #[arg(long)]
+    pub(crate) compare: bool,
+
+    /// Mock node: transactions per second
+    #[arg(long, default_value_t = 500)]
+    pub(crate) tps: u32,
+    /// Mock node: time between blocks
+    #[arg(long, value_parser = parse_duration, default_value = "2s")]
+    pub(crate) block_time: Duration,
+}
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -45,12 +95,8 @@ pub fn main() -> ExitCode {
 pub fn run_with(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> ExitCode {
     let args = Args::parse_from(args);
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
-    tracing_subscriber::fmt()
-        .with_writer(io::stderr)
-        .with_env_filter(
-            filter.unwrap_or_else(|_| "warn,order_stream=info,alloy_transport_ipc=off".into()),
-        )
-        .init();
+    let filter = filter.unwrap_or_else(|_| "warn,order_stream=info,alloy_transport_ipc=off".into());
+    tracing_subscriber::fmt().with_writer(io::stderr).with_env_filter(filter).init();
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::from);
     match runtime.and_then(|runtime| runtime.block_on(run(&args))) {
         Ok(summary) => {
@@ -86,34 +132,30 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
     let chain_id = node.get_chain_id().await?;
     let feed = Feed::start(args, path, chain_id).await?;
     // A signal before this ends the process at once.
-    let mut signals = StopSignals::listen()?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
     let stop = Arc::new(AtomicBool::new(false));
+    let slot = if child.is_some() { args.block_time } else { Duration::from_secs(12) };
     let builder = Builder {
         node,
         runtime: Handle::current(),
         chain_id,
         pool: feed.pool().clone(),
         list: Arc::clone(&list),
-        fee_recipient: args.fee_recipient,
-        fill_at_percent: args.fill_at,
-        slot: args.slot(),
-        ways: if args.compare { Way::STEPS.into() } else { vec![Way::OURS] },
+        slot: args.slot.unwrap_or(slot),
+        ways: if args.compare { &Way::BOTH } else { &[Way::PostState] },
         stop: Arc::clone(&stop),
     };
     let thread = thread::Builder::new().name("builder".into()).spawn(move || builder.run())?;
-    let deadline = async {
-        match args.duration {
-            Some(duration) => tokio::time::sleep(duration).await,
-            None => std::future::pending().await,
-        }
-    };
+    let deadline = tokio::time::sleep(args.duration.unwrap_or(Duration::MAX));
     tokio::pin!(deadline);
     let mut reload = tokio::time::interval(RELOAD);
     loop {
         // The order is irrelevant: no branch holds an item.
         tokio::select! {
             () = &mut deadline => break,
-            () = signals.recv() => break,
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
             _ = reload.tick() => {
                 if let Some(path) = &args.blocklist
                     && let Err(error) = list.reload_file(path, SystemTime::now())
@@ -142,8 +184,8 @@ fn mock_node(args: &Args) -> io::Result<NodeProcess> {
         state: true,
         tps: args.tps,
         count: args.duration.map(count),
-        blobs_per_mille: BLOBS_PER_MILLE,
-        listed_per_mille: LISTED_PER_MILLE,
+        blobs_per_mille: 2,
+        listed_per_mille: 5,
         block_time: args.block_time,
         ..config
     })?;
@@ -156,12 +198,9 @@ fn blocklist(args: &Args) -> Result<SharedBlocklist, Failure> {
     if let Some(path) = &args.blocklist {
         return Ok(SharedBlocklist::open(path, BlocklistConfig::default(), now)?);
     }
-    // Part of this program, so it does not age. To build on a real node without a list, pass an
-    // empty one.
+    // Part of this program, so it does not age.
     let config = BlocklistConfig { max_age: None, min_addresses: 0, ..BlocklistConfig::default() };
-    let text: String = match args.ipc {
-        None => listed().iter().map(|address| format!("{address}\n")).collect(),
-        Some(_) => String::new(),
-    };
+    let known = if args.ipc.is_none() { listed() } else { &[] };
+    let text: String = known.iter().map(|address| format!("{address}\n")).collect();
     Ok(SharedBlocklist::new(text.as_bytes(), now, config, now)?)
 }

@@ -7,9 +7,9 @@ use mempool_ingest::{
     order_pool::{Upkeep, UpkeepConfig},
 };
 use order_stream::{Flow, ServerConfig, Source, SourceConfig, SourceStats};
-use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::args::Args;
+use crate::command::Args;
 
 /// What feeds the pool.
 pub(crate) enum Feed {
@@ -34,14 +34,11 @@ impl Feed {
         let mut sources = Vec::new();
         for (name, flow, urls) in flows {
             let (false, Some(machine)) = (urls.is_empty(), &args.machine) else { continue };
-            let server = ServerConfig {
-                root_certificates: args.nats_ca.clone(),
-                ..ServerConfig::cluster(urls)
-            };
+            let root_certificates = args.nats_ca.clone();
+            let server = ServerConfig { root_certificates, ..ServerConfig::cluster(urls) };
+            let config = SourceConfig::new(server, chain_id, machine);
             // Without a mempool of its own, the pool learns from the fleet too what was mined.
-            let heads = true;
-            let config =
-                SourceConfig { flow, heads, ..SourceConfig::new(server, chain_id, machine) };
+            let config = SourceConfig { flow, heads: true, ..config };
             sources.push((name, Source::start(&pool, config)?));
         }
         Ok(Self::Fleet { pool, upkeep, sources })
@@ -54,18 +51,24 @@ impl Feed {
         }
     }
 
-    /// Ends it, and returns the counts of each flow of a fleet.
-    pub(crate) async fn shutdown(self, limit: Duration) -> Vec<ReceivedSummary> {
+    /// Ends it, and returns the counts of each flow of a fleet: `received` is the sum of the four outcomes behind it.
+    pub(crate) async fn shutdown(self, limit: Duration) -> Vec<Value> {
         let mut summaries = Vec::new();
         match self {
-            Self::Node(ingest) => {
-                ingest.shutdown(limit).await;
-            }
+            Self::Node(ingest) => drop(ingest.shutdown(limit).await),
             Self::Fleet { upkeep, sources, .. } => {
                 for (flow, source) in sources {
+                    // Before the end.
                     let state = source.state().to_string();
-                    let end = source.shutdown(limit).await;
-                    summaries.push(summary(flow, state, &end.stats));
+                    let stats = source.shutdown(limit).await.stats;
+                    let SourceStats { received, pooled, known, refused, malformed, .. } = stats;
+                    let SourceStats { missed, connects, .. } = stats;
+                    let summary = json!({
+                        "flow": flow, "state": state, "received": received, "pooled": pooled, "known": known,
+                        "refused": refused, "malformed": malformed, "missed": missed, "connects": connects,
+                    });
+                    eprintln!("from the fleet: {summary}");
+                    summaries.push(summary);
                 }
                 if !upkeep.shutdown(limit).ended {
                     eprintln!("warning: the pool's upkeep has not stopped");
@@ -74,28 +77,4 @@ impl Feed {
         }
         summaries
     }
-}
-
-/// The counts of one flow, as `--json` prints them: `received` is the sum of the four outcomes behind it.
-#[derive(Debug, Serialize)]
-pub(crate) struct ReceivedSummary {
-    flow: &'static str,
-    /// The state before the end.
-    state: String,
-    received: u64,
-    pooled: u64,
-    known: u64,
-    refused: u64,
-    malformed: u64,
-    missed: u64,
-    connects: u64,
-}
-
-fn summary(flow: &'static str, state: String, stats: &SourceStats) -> ReceivedSummary {
-    let SourceStats { received, pooled, known, refused, malformed, missed, connects, .. } = *stats;
-    eprintln!(
-        "from the fleet ({flow}): {received} received, {pooled} pooled, {known} known, {refused} refused, \
-         {malformed} malformed, {missed} missed; {state}"
-    );
-    ReceivedSummary { flow, state, received, pooled, known, refused, malformed, missed, connects }
 }

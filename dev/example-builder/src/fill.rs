@@ -9,7 +9,7 @@ use alloy_primitives::{B256, map::AddressMap};
 use blocklist::{AttemptInspector, BlockGuard, Blocked, ExecuteError, How};
 use mempool_ingest::order_pool::Bundle;
 use revm::{
-    Database, DatabaseCommit, ExecuteCommitEvm, ExecuteEvm, InspectEvm,
+    ExecuteCommitEvm, ExecuteEvm, InspectEvm,
     context::result::{EVMError, ExecutionResult, InvalidTransaction},
     database::CacheDB,
     handler::{MainnetContext, MainnetEvm},
@@ -26,24 +26,23 @@ use crate::{
 const MIN_TX_GAS: u64 = 21_000;
 
 /// A way to fill a block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Way {
-    pub(crate) name: &'static str,
-    /// Finds listed addresses by an inspector under every opcode, the classic way, instead of in
-    /// the state after the execution.
-    pub(crate) inspector: bool,
-    /// Uses the state that was prefetched, instead of reading it when an execution needs it.
-    pub(crate) prefetched: bool,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// The classic one: listed addresses are found by an inspector under every opcode.
+    Inspector,
+    /// Ours: they are found in the state after each execution.
+    PostState,
 }
 
 impl Way {
-    /// From the classic way to ours, one step after the other.
-    pub(crate) const STEPS: [Self; 3] = [
-        Self { name: "opcode inspector", inspector: true, prefetched: false },
-        Self { name: "+ prefetched state", inspector: true, prefetched: true },
-        Self { name: "+ post-state check", inspector: false, prefetched: true },
-    ];
-    pub(crate) const OURS: Self = Self::STEPS[2];
+    pub(crate) const BOTH: [Self; 2] = [Self::Inspector, Self::PostState];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Inspector => "opcode inspector",
+            Self::PostState => "post-state check",
+        }
+    }
 }
 
 /// A built block, and the results of the orders that are not in it.
@@ -80,50 +79,33 @@ enum Refusal {
     Blocked(Blocked),
     /// An earlier nonce of its sender is not in the block.
     NonceTooHigh,
-    /// Another order with its nonce is.
-    NonceTooLow,
-    /// It does not fit, or reverts in a bundle that does not allow it.
+    /// It does not fit, is invalid or reverts in a bundle that does not allow it; or the node does not answer.
     Unwanted,
-    /// Invalid, or the node does not answer; the log says why.
-    Other,
-}
-
-impl Refusal {
-    fn other(error: &impl std::fmt::Display) -> Self {
-        tracing::debug!(%error, "a transaction is left out");
-        Self::Other
-    }
 }
 
 impl From<EVMError<ReadError>> for Refusal {
     fn from(error: EVMError<ReadError>) -> Self {
-        match error {
-            EVMError::Transaction(InvalidTransaction::NonceTooHigh { .. }) => Self::NonceTooHigh,
-            EVMError::Transaction(InvalidTransaction::NonceTooLow { .. }) => Self::NonceTooLow,
-            other => Self::other(&other),
+        if let EVMError::Transaction(InvalidTransaction::NonceTooHigh { .. }) = error {
+            return Self::NonceTooHigh;
         }
+        tracing::debug!(%error, "a transaction is left out");
+        Self::Unwanted
     }
 }
 
-type Evm<DB> = MainnetEvm<MainnetContext<DB>, AccessListInspector>;
+type Evm<'s> = MainnetEvm<MainnetContext<CacheDB<&'s NodeState>>, AccessListInspector>;
 
-/// Fills a block in one of the ways.
-///
-/// # Errors
-/// The node did not even answer for the state that every block needs.
+/// Fills a block in one of the two ways.
 pub(crate) fn fill(
     way: Way,
     block: &NextBlock,
     guard: &BlockGuard,
     candidates: &Candidates,
     state: &NodeState,
-) -> Result<Built, ReadError> {
-    let cold = (!way.prefetched).then(|| state.cold());
-    let state = cold.as_ref().unwrap_or(state);
+) -> Built {
     let (start, before) = (Instant::now(), state.reads.get());
-    let mut evm = block.evm(CacheDB::new(state), AccessListInspector::default());
-    block.begin(&mut evm)?;
-    let mut filling = Filling { way, block, guard, built: Built::default() };
+    let evm = block.evm(CacheDB::new(state), AccessListInspector::default());
+    let mut filling = Filling { way, block, guard, evm, built: Built::default() };
     let turn = |candidate: &Candidate| candidate.turn(block.env.basefee);
     let mut turns: BinaryHeap<_> = candidates.all.values().filter_map(turn).collect();
     // Those that wait for an earlier nonce of their sender.
@@ -133,7 +115,7 @@ pub(crate) fn fill(
             break;
         }
         let candidate = &candidates.all[&hash];
-        match filling.add(&mut evm, candidate) {
+        match filling.add(candidate) {
             Ok(()) => {
                 let senders = candidate.txs.iter().filter_map(|tx| waiting.remove(&tx.env.caller));
                 turns.extend(senders.flatten().filter_map(|hash| turn(&candidates.all[&hash])));
@@ -146,58 +128,25 @@ pub(crate) fn fill(
         }
     }
     let (time, reads) = (start.elapsed(), state.reads.get() - before);
-    Ok(Built { time, reads, ..filling.built })
+    Built { time, reads, ..filling.built }
 }
 
 struct Filling<'b> {
     way: Way,
     block: &'b NextBlock,
     guard: &'b BlockGuard,
+    evm: Evm<'b>,
     built: Built,
 }
 
 impl Filling<'_> {
-    fn add(
-        &mut self,
-        evm: &mut Evm<CacheDB<&NodeState>>,
-        candidate: &Candidate,
-    ) -> Result<(), Refusal> {
-        let txs: Vec<&Tx> = match candidate.bundle() {
-            Some(bundle) => self.trial(&evm.ctx.journaled_state.database, candidate, bundle)?,
-            None => candidate.txs.iter().collect(),
+    /// Adds all of an order or nothing. A bundle that wants a refund is left out, because this builder pays none.
+    fn add(&mut self, candidate: &Candidate) -> Result<(), Refusal> {
+        let Some(bundle) = candidate.bundle() else {
+            self.add_tx(&candidate.txs[0], None)?;
+            self.built.orders += 1;
+            return Ok(());
         };
-        for tx in txs {
-            self.fits(tx, 0, 0)?;
-            let (result, _) = self.execute(evm, tx, |_| true)?;
-            self.built.gas_used += result.tx_gas_used();
-            self.built.blobs += tx.blobs;
-            self.built.txs.push((tx.clone(), result.tx_gas_used(), result.is_success()));
-        }
-        self.built.orders += 1;
-        self.built.bundles += usize::from(candidate.bundle().is_some());
-        Ok(())
-    }
-
-    fn fits(&self, tx: &Tx, gas: u64, blobs: u64) -> Result<(), Refusal> {
-        let gas_left = self.block.env.gas_limit - self.built.gas_used - gas;
-        let blobs_left = self.block.max_blobs - self.built.blobs - blobs;
-        let fits = tx.env.gas_limit <= gas_left && tx.blobs <= blobs_left;
-        if fits { Ok(()) } else { Err(Refusal::Unwanted) }
-    }
-
-    /// Executes a bundle on a layer over the block that is then dropped, and returns which of its
-    /// transactions go into the block.
-    ///
-    /// A transaction that reverts stays in the block if `revertingTxHashes` names it, is left out
-    /// if only `droppingTxHashes` does, and otherwise ends the bundle. An invalid or blocked one
-    /// can only be left out. A bundle that wants a refund is left out, because this builder pays
-    /// none.
-    fn trial<'c>(
-        &self,
-        under: &CacheDB<&NodeState>,
-        candidate: &'c Candidate,
-        bundle: &Bundle,
-    ) -> Result<Vec<&'c Tx>, Refusal> {
         let (parts, timestamp) = (bundle.parts(), self.block.env.timestamp.saturating_to::<u64>());
         if bundle.block().is_some_and(|number| number != self.block.number())
             || parts.min_timestamp.is_some_and(|min| timestamp < min)
@@ -206,41 +155,61 @@ impl Filling<'_> {
         {
             return Err(Refusal::Unwanted);
         }
-        let mut layer = self.block.evm(CacheDB::new(under), AccessListInspector::default());
-        let (mut stay, mut gas, mut blobs) = (Vec::new(), 0, 0);
-        for tx in &candidate.txs {
-            self.fits(tx, gas, blobs)?;
-            let may_revert = parts.reverting_tx_hashes.contains(&tx.hash);
-            match self.execute(&mut layer, tx, |result| result.is_success() || may_revert) {
-                Ok((result, true)) => {
-                    stay.push(tx);
-                    gas += result.tx_gas_used();
-                    blobs += tx.blobs;
-                }
-                _ if parts.dropping_tx_hashes.contains(&tx.hash) => {}
-                Ok(_) => return Err(Refusal::Unwanted),
-                Err(refusal) => return Err(refusal),
-            }
+        // Copies, because bundles are few.
+        let before = (self.evm.ctx.journaled_state.database.cache.clone(), self.built.clone());
+        let mut added = candidate.txs.iter().try_for_each(|tx| self.add_tx(tx, Some(bundle)));
+        if self.built.txs.len() == before.1.txs.len() {
+            added = added.and(Err(Refusal::Unwanted));
         }
-        if stay.is_empty() { Err(Refusal::Unwanted) } else { Ok(stay) }
+        if added.is_err() {
+            (self.evm.ctx.journaled_state.database.cache, self.built) = before;
+            return added;
+        }
+        self.built.orders += 1;
+        self.built.bundles += 1;
+        Ok(())
     }
 
-    /// Executes, checks for listed addresses, and commits if `keep` agrees. Returns whether it did.
-    fn execute<DB: Database<Error = ReadError> + DatabaseCommit>(
-        &self,
-        evm: &mut Evm<DB>,
+    /// A transaction of a bundle that reverts stays in the block if `revertingTxHashes` names it, is left out if only
+    /// `droppingTxHashes` does, and otherwise ends the bundle. An invalid or blocked one can only be left out.
+    fn add_tx(&mut self, tx: &Tx, bundle: Option<&Bundle>) -> Result<(), Refusal> {
+        let may_revert = bundle.is_none_or(|it| it.parts().reverting_tx_hashes.contains(&tx.hash));
+        match self.execute(tx, |result| result.is_success() || may_revert) {
+            Ok(result) => {
+                self.built.gas_used += result.tx_gas_used();
+                self.built.blobs += tx.blobs;
+                self.built.txs.push((tx.clone(), result.tx_gas_used(), result.is_success()));
+                Ok(())
+            }
+            Err(_) if bundle.is_some_and(|it| it.parts().dropping_tx_hashes.contains(&tx.hash)) => {
+                Ok(())
+            }
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Executes, checks for listed addresses, and commits if `keep` agrees.
+    fn execute(
+        &mut self,
         tx: &Tx,
         keep: impl Fn(&ExecutionResult) -> bool,
-    ) -> Result<(ExecutionResult, bool), Refusal> {
-        let env = tx.env.clone();
-        if !self.way.inspector {
+    ) -> Result<ExecutionResult, Refusal> {
+        let (gas_left, env) = (self.block.env.gas_limit - self.built.gas_used, tx.env.clone());
+        if env.gas_limit > gas_left || tx.blobs > self.block.max_blobs - self.built.blobs {
+            return Err(Refusal::Unwanted);
+        }
+        let evm = &mut self.evm;
+        if self.way == Way::PostState {
             let checked = self.guard.execute(evm, env).map_err(|error| match error {
                 ExecuteError::Blocked(blocked) => Refusal::Blocked(blocked),
                 ExecuteError::Evm(error) => error.into(),
-                other => Refusal::other(&other),
+                _ => Refusal::Unwanted,
             })?;
-            let kept = keep(checked.output());
-            return Ok((if kept { checked.commit() } else { checked.discard() }, kept));
+            if keep(checked.output()) {
+                return Ok(checked.commit());
+            }
+            checked.discard();
+            return Err(Refusal::Unwanted);
         }
         self.guard.precheck(&env).map_err(Refusal::Blocked)?;
         let executed = evm.inspect(env, AccessListInspector::default()).map_err(|error| {
@@ -253,11 +222,11 @@ impl Filling<'_> {
             let how = How::TouchedByExecution;
             return Err(Refusal::Blocked(Blocked { address: *address, how }));
         }
-        let kept = keep(&executed.result);
-        if kept {
-            evm.commit(executed.state);
+        if !keep(&executed.result) {
+            return Err(Refusal::Unwanted);
         }
-        Ok((executed.result, kept))
+        evm.commit(executed.state);
+        Ok(executed.result)
     }
 }
 
@@ -273,7 +242,6 @@ pub(crate) fn verify(
     built: &Built,
 ) -> Result<(), String> {
     let mut evm = block.evm(CacheDB::new(state), AttemptInspector::default());
-    block.begin(&mut evm).map_err(|error| error.to_string())?;
     let txs = built.txs.iter().map(|(tx, ..)| tx.env.clone());
     let results = guard.verify_block(&mut evm, txs).map_err(|error| error.to_string())?;
     let again = results.iter().map(|result| (result.tx_gas_used(), result.is_success()));

@@ -3,11 +3,11 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use serde::Serialize;
+use serde_json::Value;
 use testkit::figures::median;
 
 use crate::{
     block::NextBlock,
-    feed::ReceivedSummary,
     fill::{Built, Way},
 };
 
@@ -31,31 +31,26 @@ pub(crate) struct Summary {
     blocks: u64,
     /// Slots whose next head came before their block was due.
     pub(crate) missed_slots: u64,
-    /// Slots in which the blocklist or the node allowed no block.
+    /// Slots in which the blocklist allowed no block.
     pub(crate) no_block: u64,
     /// Orders, over all blocks.
-    considered: usize,
     included: usize,
-    bundles_included: usize,
-    left_out: usize,
     /// Blocked orders by how they reach a listed address.
     blocked: BTreeMap<&'static str, usize>,
     /// Blocks in which the strict check of the finished block found a listed address or other gas,
-    /// or, with `--compare`, that two ways filled differently: must be 0.
+    /// or, with `--compare`, that the two ways filled differently: must be 0.
     pub(crate) defective_blocks: u64,
-    /// With `--compare` every way, from classic to ours; otherwise ours.
+    /// With `--compare` both, otherwise ours.
     ways: Vec<WaySummary>,
     /// One for each flow that is taken from a fleet.
-    pub(crate) received: Vec<ReceivedSummary>,
+    pub(crate) received: Vec<Value>,
 }
 
-/// One way of filling, and its gain over the one before.
+/// One way of filling.
 #[derive(Debug, Serialize)]
 struct WaySummary {
     way: &'static str,
     fill_ms_p50: f64,
-    lower_than_step_before_percent: f64,
-    reads_per_block: f64,
     #[serde(skip)]
     times_ms: Vec<f64>,
 }
@@ -66,13 +61,7 @@ fn ms(time: Duration) -> f64 {
 
 impl Summary {
     pub(crate) fn new(ways: &[Way]) -> Self {
-        let way = |way: &Way| WaySummary {
-            way: way.name,
-            fill_ms_p50: 0.0,
-            lower_than_step_before_percent: 0.0,
-            reads_per_block: 0.0,
-            times_ms: Vec::new(),
-        };
+        let way = |way: &Way| WaySummary { way: way.name(), fill_ms_p50: 0.0, times_ms: vec![] };
         Self { ways: ways.iter().map(way).collect(), ..Self::default() }
     }
 
@@ -88,17 +77,10 @@ impl Summary {
             *self.blocked.entry(by.how.as_str()).or_default() += 1;
         }
         self.blocks += 1;
-        self.considered += slot.considered;
         self.included += ours.orders;
-        self.bundles_included += ours.bundles;
-        self.left_out += ours.left_out;
-        let mut before = None;
         for (way, built) in self.ways.iter_mut().zip(&slot.built) {
             way.times_ms.push(ms(built.time));
-            way.reads_per_block += (built.reads as f64 - way.reads_per_block) / self.blocks as f64;
             way.fill_ms_p50 = median(way.times_ms.iter().copied());
-            let than: f64 = before.replace(way.fill_ms_p50).unwrap_or(way.fill_ms_p50);
-            way.lower_than_step_before_percent = (1.0 - way.fill_ms_p50 / than) * 100.0;
         }
         eprintln!(
             "block {number}: considered {}, included {} ({} bundles), blocked {}, left out {}; gas {:.1} M of {:.1} M; \
@@ -118,20 +100,13 @@ impl Summary {
     }
 
     pub(crate) fn print(&self) {
+        let Self { blocks, missed_slots, included, blocked, defective_blocks, .. } = self;
         eprintln!(
-            "{} blocks, {} missed; {} orders included of {} considered; blocked {:?}; defective {}",
-            self.blocks,
-            self.missed_slots,
-            self.included,
-            self.considered,
-            self.blocked,
-            self.defective_blocks,
+            "{blocks} blocks, {missed_slots} missed; {included} orders included; blocked {blocked:?}; \
+             defective {defective_blocks}",
         );
-        for way in &self.ways {
-            eprintln!(
-                "{:<20} fill p50 {:.2} ms ({:.1} % lower), waited for {:.0} reads",
-                way.way, way.fill_ms_p50, way.lower_than_step_before_percent, way.reads_per_block,
-            );
+        for WaySummary { way, fill_ms_p50, .. } in &self.ways {
+            eprintln!("{way:<20} fill p50 {fill_ms_p50:.2} ms");
         }
     }
 }

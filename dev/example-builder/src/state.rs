@@ -2,14 +2,13 @@
 
 use std::{
     cell::{Cell, RefCell},
-    rc::Rc,
     time::Duration,
 };
 
 use alloy_eips::BlockId;
 use alloy_primitives::{
     Address, B256, U256,
-    map::{AddressMap, B256Map, HashMap},
+    map::{AddressMap, HashMap},
 };
 use alloy_provider::{DynProvider, Provider as _, transport::TransportError};
 use revm::{DatabaseRef, bytecode::Bytecode, state::AccountInfo};
@@ -25,14 +24,9 @@ pub(crate) enum ReadError {
     Timeout,
     #[error("cannot read the state: {0}")]
     Transport(#[from] TransportError),
-    #[error("the node knows no block {0}")]
-    UnknownBlock(u64),
 }
 
 impl revm::database_interface::DBErrorMarker for ReadError {}
-
-/// Contracts' code with its jump table, by hash; outlives the block.
-pub(crate) type Codes = Rc<RefCell<B256Map<Bytecode>>>;
 
 /// The state at one block. Every read names that block by its hash, so no item can be of another
 /// block.
@@ -41,7 +35,6 @@ pub(crate) struct NodeState {
     node: DynProvider,
     runtime: Handle,
     block: BlockId,
-    codes: Codes,
     accounts: RefCell<AddressMap<Option<AccountInfo>>>,
     slots: RefCell<HashMap<(Address, U256), U256>>,
     /// Reads that were not cached.
@@ -49,22 +42,15 @@ pub(crate) struct NodeState {
 }
 
 impl NodeState {
-    pub(crate) fn new(node: DynProvider, runtime: Handle, block: B256, codes: Codes) -> Self {
+    pub(crate) fn new(node: DynProvider, runtime: Handle, block: B256) -> Self {
         Self {
             node,
             runtime,
             block: BlockId::hash(block),
-            codes,
             accounts: RefCell::default(),
             slots: RefCell::default(),
             reads: Cell::new(0),
         }
-    }
-
-    /// The same block, with nothing read yet.
-    pub(crate) fn cold(&self) -> Self {
-        let (node, codes) = (self.node.clone(), Rc::clone(&self.codes));
-        Self { block: self.block, ..Self::new(node, self.runtime.clone(), B256::ZERO, codes) }
     }
 
     fn wait<T>(
@@ -95,18 +81,15 @@ impl DatabaseRef for NodeState {
         // Code that begins like a delegation but is none is still code.
         let code =
             Bytecode::new_raw_checked(code.clone()).unwrap_or_else(|_| Bytecode::new_legacy(code));
-        let hash = code.hash_slow();
-        let code = self.codes.borrow_mut().entry(hash).or_insert(code).clone();
-        let info = AccountInfo::new(balance, nonce, hash, code);
+        let info = AccountInfo::new(balance, nonce, code.hash_slow(), code);
         // Since EIP-161 an empty account does not exist.
         let info = (!info.is_empty()).then_some(info);
         self.accounts.borrow_mut().insert(address, info.clone());
         Ok(info)
     }
 
-    fn code_by_hash_ref(&self, hash: B256) -> Result<Bytecode, ReadError> {
-        // Accounts come with their code.
-        Ok(self.codes.borrow().get(&hash).cloned().unwrap_or_default())
+    fn code_by_hash_ref(&self, _: B256) -> Result<Bytecode, ReadError> {
+        unreachable!("accounts come with their code")
     }
 
     fn storage_ref(&self, address: Address, index: U256) -> Result<U256, ReadError> {
@@ -121,6 +104,6 @@ impl DatabaseRef for NodeState {
 
     fn block_hash_ref(&self, number: u64) -> Result<B256, ReadError> {
         let block = self.wait(self.node.get_block_by_number(number.into()).into_future())?;
-        Ok(block.ok_or(ReadError::UnknownBlock(number))?.header.hash)
+        Ok(block.map_or(B256::ZERO, |block| block.header.hash))
     }
 }
