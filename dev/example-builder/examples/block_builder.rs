@@ -4,7 +4,7 @@
 //! PATH` it builds on a real one. With `--json` the last line on stdout is one JSON object: the fields are those of
 //! `Summary` in `dev/example-builder/src/report.rs`. How it works is in `dev/example-builder/src/lib.rs`.
 
-/// The same allocator as `mempool-ingest`, for the same reason.
+// The same allocator as `mempool-ingest`, for the same reason.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

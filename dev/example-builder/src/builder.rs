@@ -1,7 +1,8 @@
-//! The thread that builds: at each head it starts a new block, prefetches state while orders
-//! arrive, and fills the block when it is due.
+//! The thread that builds: at each head it starts a new block, prefetches state while orders arrive, and fills the
+//! block when it is due.
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -10,18 +11,25 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use alloy_primitives::{Address, address};
+use alloy_consensus::Header;
+use alloy_eips::eip7840::BlobParams;
+use alloy_primitives::{Address, U256, address, keccak256};
 use alloy_provider::DynProvider;
 use blocklist::{BlockGuard, SharedBlocklist};
 use mempool_ingest::{OrderPool, order_pool::Head};
-use revm::{ExecuteEvm as _, database_interface::WrapDatabaseRef};
+use revm::{
+    Context, Database, ExecuteEvm as _, MainBuilder, MainContext,
+    context::{BlockEnv, CfgEnv},
+    database_interface::WrapDatabaseRef,
+    handler::{MainnetContext, MainnetEvm},
+    primitives::hardfork::SpecId,
+};
 use tokio::runtime::Handle;
 
 use crate::{
-    block::NextBlock,
     candidates::Candidates,
-    fill::{Built, Way, fill, verify},
-    report::{Slot, Summary},
+    fill::{Built, Way, fill},
+    report::Summary,
     state::NodeState,
 };
 
@@ -39,8 +47,10 @@ pub(crate) struct Builder {
     pub(crate) runtime: Handle,
     pub(crate) chain_id: u64,
     pub(crate) pool: OrderPool,
-    pub(crate) list: Arc<SharedBlocklist>,
-    /// Time between two heads, until two have been seen.
+    pub(crate) list: SharedBlocklist,
+    /// Where the list is read again before each block, if it is in a file.
+    pub(crate) list_file: Option<PathBuf>,
+    /// Time between two heads.
     pub(crate) slot: Duration,
     /// One way of filling, or both, which must agree; ours is the last.
     pub(crate) ways: &'static [Way],
@@ -49,41 +59,36 @@ pub(crate) struct Builder {
 
 impl Builder {
     /// Builds until it is stopped.
-    pub(crate) fn run(mut self) -> Summary {
-        let mut summary = Summary::new(self.ways);
-        let mut before: Option<(Head, Instant)> = None;
+    pub(crate) fn run(self) -> Summary {
+        let mut summary = Summary::default();
+        let mut before = None;
         for turn in 0.. {
-            let Some((head, at)) = self.next_head(before.map(|(head, _)| head)) else { break };
-            if let Some((before, since)) = before
-                && head.number > before.number
-            {
-                // The mean over several blocks: heads may have come while a block was filled.
-                let heads = u32::try_from(head.number - before.number).unwrap_or(1);
-                self.slot = (self.slot * 3 + at.saturating_duration_since(since) / heads) / 4;
-            }
-            before = Some((head, at));
+            let Some((head, at)) = self.next_head(before) else { break };
+            before = Some(head);
             let slot_s = self.slot.as_secs_f64().round() as u64;
             let block = NextBlock::after(head, self.chain_id, FEE_RECIPIENT, slot_s);
-            let guard = self.list.begin_block(FEE_RECIPIENT, None, SystemTime::now());
-            match guard {
+            let now = SystemTime::now();
+            if let Some(Err(error)) =
+                self.list_file.as_ref().map(|it| self.list.reload_file(it, now))
+            {
+                eprintln!("warning: {error}; the list in force stays until its maximum age");
+            }
+            let is_built = match self.list.begin_block(FEE_RECIPIENT, None, now) {
                 Ok(guard) => {
                     let state = NodeState::new(self.node.clone(), self.runtime.clone(), head.hash);
-                    match self.build(block, &guard, &state, at, turn) {
-                        Some(slot) => summary.slot(&slot),
-                        None => summary.missed_slots += 1,
-                    }
+                    self.build(&mut summary, &block, &guard, &state, (at, turn))
                 }
                 Err(error) => {
-                    summary.no_block += 1;
                     eprintln!("no block: {error}");
+                    false
                 }
-            }
+            };
+            summary.missed_slots += u64::from(!is_built);
         }
         summary
     }
 
-    /// Waits for another head than that; `None` when it is stopped. If several come, the last one
-    /// counts.
+    /// Waits for another head than that; `None` when it is stopped. If several come, the last one counts.
     fn next_head(&self, before: Option<Head>) -> Option<(Head, Instant)> {
         while !self.stop.load(Relaxed) {
             match self.pool.head() {
@@ -94,25 +99,25 @@ impl Builder {
         None
     }
 
-    /// `None` when the next head comes before the block is due, or it is stopped.
+    /// False when the next head comes before the block is due, or it is stopped.
     fn build(
         &self,
-        block: NextBlock,
+        summary: &mut Summary,
+        block: &NextBlock,
         guard: &BlockGuard,
         state: &NodeState,
-        head_at: Instant,
-        turn: usize,
-    ) -> Option<Slot> {
+        (head_at, turn): (Instant, usize),
+    ) -> bool {
         let mut pool = self.pool.subscribe(block.number());
         let mut candidates = Candidates::default();
         let (mut spent, due) = (Duration::ZERO, head_at + self.slot * FILL_AT_PERCENT / 100);
         loop {
             candidates.follow(&mut pool);
             let start = Instant::now();
-            prefetch(&block, state, &mut candidates, due.min(start + LOOK));
+            prefetch(block, state, &mut candidates, due.min(start + LOOK));
             spent += start.elapsed();
             if self.stop.load(Relaxed) || self.pool.head() != Some(block.parent) {
-                return None;
+                return false;
             }
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -125,17 +130,69 @@ impl Builder {
         for step in 0..ways.len() {
             // They take turns, so that not always the same fills the caches for the other.
             let way = (step + turn) % ways.len();
-            built[way] = fill(ways[way], &block, guard, &candidates, state);
+            built[way] = fill(ways[way], block, guard, &candidates, state);
         }
-        let start = Instant::now();
-        let defect = built.last().and_then(|ours| verify(&block, guard, state, ours).err());
-        let (prefetch, verify, considered) = (spent, start.elapsed(), candidates.all.len());
-        Some(Slot { block, considered, built, prefetch, verify, defect })
+        summary.add(block, candidates.all.len(), &built, spent);
+        true
     }
 }
 
-/// Executes the new candidates alone on the parent's state, so that what they read is cached when
-/// the block is filled. Those that are not reached `until` then wait for the next time.
+/// The block that is being built, as the EVM needs it.
+#[derive(Clone, Debug)]
+pub(crate) struct NextBlock {
+    pub(crate) parent: Head,
+    pub(crate) env: BlockEnv,
+    pub(crate) cfg: CfgEnv,
+    pub(crate) max_blobs: u64,
+}
+
+impl NextBlock {
+    /// The block after `parent` as far as it is known: fees by EIP-1559, 4844 and 7918, the rules of Osaka. A relay or
+    /// consensus client would supply the timestamp and `prevrandao`; here the first is `slot_s` later and the second is
+    /// derived from the parent's hash. A block that is submitted begins with the system calls of EIP-4788 and EIP-2935,
+    /// which are left out here.
+    pub(crate) fn after(parent: Head, chain_id: u64, fee_recipient: Address, slot_s: u64) -> Self {
+        let header = Header {
+            base_fee_per_gas: Some(parent.base_fee_wei.unwrap_or_default()),
+            blob_gas_used: Some(parent.blob_gas_used.unwrap_or_default()),
+            excess_blob_gas: Some(parent.excess_blob_gas.unwrap_or_default()),
+            ..Header::default()
+        };
+        let blobs = BlobParams::osaka();
+        let mut env = BlockEnv {
+            number: U256::from(parent.number + 1),
+            beneficiary: fee_recipient,
+            timestamp: U256::from(parent.timestamp + slot_s.max(1)),
+            gas_limit: parent.gas_limit,
+            basefee: parent.next_base_fee_wei.unwrap_or_default(),
+            prevrandao: Some(keccak256(parent.hash)),
+            ..BlockEnv::default()
+        };
+        let excess = header.next_block_excess_blob_gas(blobs).unwrap_or_default();
+        env.set_blob_excess_gas_and_price(excess, blobs.update_fraction as u64);
+        let mut cfg = CfgEnv::new_with_spec(SpecId::OSAKA);
+        cfg.chain_id = chain_id;
+        cfg.max_blobs_per_tx = Some(blobs.max_blobs_per_tx);
+        Self { parent, env, cfg, max_blobs: blobs.max_blob_count }
+    }
+
+    pub(crate) const fn number(&self) -> u64 {
+        self.parent.number + 1
+    }
+
+    /// An EVM for this block over a state.
+    pub(crate) fn evm<DB: Database, I>(
+        &self,
+        db: DB,
+        inspector: I,
+    ) -> MainnetEvm<MainnetContext<DB>, I> {
+        let context = Context::mainnet().with_db(db).with_cfg(self.cfg.clone());
+        context.with_block(self.env.clone()).build_mainnet_with_inspector(inspector)
+    }
+}
+
+/// Executes the new candidates alone on the parent's state, so that what they read is cached when the block is filled.
+/// Those that are not reached `until` then wait for the next time.
 pub(crate) fn prefetch(
     block: &NextBlock,
     state: &NodeState,

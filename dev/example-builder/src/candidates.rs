@@ -14,13 +14,6 @@ pub(crate) struct Tx {
     pub(crate) env: TxEnv,
 }
 
-impl Tx {
-    fn new(tx: &Transaction) -> Self {
-        let env = mock_state::tx_env(tx.envelope(), tx.sender());
-        Self { hash: *tx.hash(), blobs: tx.blob_count(), env }
-    }
-}
-
 /// A transaction of the mempool, or a bundle.
 #[derive(Debug)]
 pub(crate) struct Candidate {
@@ -33,9 +26,8 @@ impl Candidate {
         self.order.as_bundle()
     }
 
-    /// The best-paying first, of a bundle by what its transactions bid, weighted by their gas
-    /// limits; among equals the one known longer, then by hash. `None` when it cannot pay the base
-    /// fee.
+    /// The best-paying first, of a bundle by what its transactions bid, weighted by their gas limits; among equals the
+    /// one known longer, then by hash. `None` when it cannot pay the base fee.
     pub(crate) fn turn(&self, base_fee_wei: u64) -> Option<(u128, Reverse<SystemTime>, B256)> {
         let (mut bid, mut gas) = (0_u128, 0_u128);
         for tx in txs(&self.order) {
@@ -80,7 +72,11 @@ impl Candidates {
         match event {
             Event::Added(order) => {
                 let hash = *order.id().hash();
-                let txs = txs(order).iter().map(Tx::new).collect();
+                let tx = |tx: &Transaction| {
+                    let env = mock_state::tx_env(tx.envelope(), tx.sender());
+                    Tx { hash: *tx.hash(), blobs: tx.blob_count(), env }
+                };
+                let txs = txs(order).iter().map(tx).collect();
                 self.all.insert(hash, Candidate { order: Arc::clone(order), txs });
                 self.new.push(hash);
             }

@@ -17,70 +17,69 @@ use std::{
 use alloy_provider::{IpcConnect, Provider as _, ProviderBuilder};
 use blocklist::{BlocklistConfig, SharedBlocklist};
 use clap::Parser;
-use mempool_ingest::telemetry::Telemetry;
+use mempool_ingest::{
+    FetcherConfig, Ingest, IngestConfig, OrderPool, PoolConfig,
+    order_pool::{Upkeep, UpkeepConfig},
+    telemetry::Telemetry,
+};
 use mock_node::{LoadStart, NodeConfig, cli::parse_duration, workload::listed};
+use order_stream::{Flow, ServerConfig, Source, SourceConfig};
+use serde_json::{Value, json};
 use testkit::node::NodeProcess;
 use tokio::{
     runtime::Handle,
     signal::unix::{SignalKind, signal},
 };
 
-use crate::{builder::Builder, feed::Feed, fill::Way, report::Summary};
+use crate::{builder::Builder, fill::Way, report::Summary};
 
 /// How long a stop may take.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Time between two checks of the blocklist's file.
-const RELOAD: Duration = Duration::from_secs(5);
+/// Time between blocks of the mock node.
+const MOCK_SLOT: Duration = Duration::from_secs(2);
 
-/// Fills blocks from a node's mempool and prints their contents; submits none. By default from a
-/// mock node.
+/// Fills blocks from a node's mempool and prints their contents; submits none. By default from a mock node.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "block_builder")]
-pub(crate) struct Args {
+struct Args {
     /// IPC socket of a node (reth, geth or anvil)
     #[arg(long, value_name = "PATH")]
-    pub(crate) ipc: Option<PathBuf>,
-    /// Take transactions and heads from a fleet instead: NATS servers of one cluster. State is the
-    /// node's
+    ipc: Option<PathBuf>,
+    /// Take transactions and heads from a fleet instead: NATS servers of one cluster. State is the node's
     #[arg(long, value_name = "URL,...", value_delimiter = ',', requires_all = ["ipc", "machine"])]
-    pub(crate) from: Vec<String>,
-    /// With --from: take bundles, private transactions and cancellations too: the same servers,
-    /// another user
+    from: Vec<String>,
+    /// With --from: take bundles, private transactions and cancellations too: the same servers, another user
     #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "from")]
-    pub(crate) from_private: Vec<String>,
+    from_private: Vec<String>,
     /// With --from: the name of this builder in the fleet
     #[arg(long, value_name = "NAME", requires = "from")]
-    pub(crate) machine: Option<String>,
+    machine: Option<String>,
     /// With --from: the certificates that may sign the servers', beside those of the system
     #[arg(long, value_name = "FILE", requires = "from")]
-    pub(crate) nats_ca: Option<PathBuf>,
+    nats_ca: Option<PathBuf>,
     /// Stop after this time, e.g. 30s, 500ms or 2m [default: until Ctrl-C]
     #[arg(long, value_parser = parse_duration)]
-    pub(crate) duration: Option<Duration>,
-    /// Print a summary as one line of JSON at the end
+    duration: Option<Duration>,
+    /// Print the summary at the end, one line of JSON, on stdout
     #[arg(long)]
-    pub(crate) json: bool,
+    json: bool,
     /// Serve metrics to Prometheus at this address, port 0 for a free one
     #[arg(long, value_name = "ADDR")]
-    pub(crate) metrics: Option<SocketAddr>,
-    /// Addresses that may not be touched: text or JSON; read again when the file changes [default:
-    /// the listed addresses of the mock node's load, none of a real node's]
+    metrics: Option<SocketAddr>,
+    /// Addresses that may not be touched: text or JSON; read again before each block [default: those that the mock
+    /// node's load reaches on purpose, none of a real node's]
     #[arg(long, value_name = "FILE")]
-    pub(crate) blocklist: Option<PathBuf>,
-    /// Time between two heads, until two heads have been seen [default: that of the mock node, or 12s]
+    blocklist: Option<PathBuf>,
+    /// Time between two heads [default: that of the mock node, or 12s]
     #[arg(long, value_parser = parse_duration)]
-    pub(crate) slot: Option<Duration>,
+    slot: Option<Duration>,
     /// Fill each block with the opcode inspector too, and print what either way costs
     #[arg(long)]
-    pub(crate) compare: bool,
-
+    compare: bool,
     /// Mock node: transactions per second
     #[arg(long, default_value_t = 500)]
-    pub(crate) tps: u32,
-    /// Mock node: time between blocks
-    #[arg(long, value_parser = parse_duration, default_value = "2s")]
-    pub(crate) block_time: Duration,
+    tps: u32,
 }
 
 type Failure = Box<dyn std::error::Error>;
@@ -100,9 +99,11 @@ pub fn run_with(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> 
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::from);
     match runtime.and_then(|runtime| runtime.block_on(run(&args))) {
         Ok(summary) => {
-            summary.print();
+            let text = serde_json::to_string(&summary).expect("numbers and text");
             if args.json {
-                println!("{}", serde_json::to_string(&summary).expect("numbers and text"));
+                println!("{text}")
+            } else {
+                eprintln!("{text}")
             }
             // A block that must not have been built is a failure.
             if summary.defective_blocks == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -120,14 +121,9 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
     if let Some(telemetry) = &telemetry {
         eprintln!("metrics at http://{}/metrics", telemetry.local_addr());
     }
-    let list = Arc::new(blocklist(args)?);
-    let (path, child) = match &args.ipc {
-        Some(path) => (path.clone(), None),
-        None => {
-            let child = mock_node(args)?;
-            (child.path(), Some(child))
-        }
-    };
+    let list = blocklist(args)?;
+    let child = args.ipc.is_none().then(|| mock_node(args)).transpose()?;
+    let path = child.as_ref().map(NodeProcess::path).or(args.ipc.clone()).ok_or("no node")?;
     let node = ProviderBuilder::new().connect_ipc(IpcConnect::new(path.clone())).await?.erased();
     let chain_id = node.get_chain_id().await?;
     let feed = Feed::start(args, path, chain_id).await?;
@@ -135,35 +131,24 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let stop = Arc::new(AtomicBool::new(false));
-    let slot = if child.is_some() { args.block_time } else { Duration::from_secs(12) };
+    let slot = if child.is_some() { MOCK_SLOT } else { Duration::from_secs(12) };
     let builder = Builder {
         node,
         runtime: Handle::current(),
         chain_id,
         pool: feed.pool().clone(),
-        list: Arc::clone(&list),
+        list,
+        list_file: args.blocklist.clone(),
         slot: args.slot.unwrap_or(slot),
         ways: if args.compare { &Way::BOTH } else { &[Way::PostState] },
         stop: Arc::clone(&stop),
     };
     let thread = thread::Builder::new().name("builder".into()).spawn(move || builder.run())?;
-    let deadline = tokio::time::sleep(args.duration.unwrap_or(Duration::MAX));
-    tokio::pin!(deadline);
-    let mut reload = tokio::time::interval(RELOAD);
-    loop {
-        // The order is irrelevant: no branch holds an item.
-        tokio::select! {
-            () = &mut deadline => break,
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
-            _ = reload.tick() => {
-                if let Some(path) = &args.blocklist
-                    && let Err(error) = list.reload_file(path, SystemTime::now())
-                {
-                    eprintln!("warning: {error}; the list in force stays until its maximum age");
-                }
-            }
-        }
+    // The order is irrelevant: each ends it.
+    tokio::select! {
+        () = tokio::time::sleep(args.duration.unwrap_or(Duration::MAX)) => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
     }
     stop.store(true, Relaxed);
     let summary = tokio::task::spawn_blocking(|| thread.join()).await?;
@@ -186,7 +171,7 @@ fn mock_node(args: &Args) -> io::Result<NodeProcess> {
         count: args.duration.map(count),
         blobs_per_mille: 2,
         listed_per_mille: 5,
-        block_time: args.block_time,
+        block_time: MOCK_SLOT,
         ..config
     })?;
     Ok(node)
@@ -203,4 +188,69 @@ fn blocklist(args: &Args) -> Result<SharedBlocklist, Failure> {
     let known = if args.ipc.is_none() { listed() } else { &[] };
     let text: String = known.iter().map(|address| format!("{address}\n")).collect();
     Ok(SharedBlocklist::new(text.as_bytes(), now, config, now)?)
+}
+
+/// What feeds the pool: the node, or a fleet.
+enum Feed {
+    Node(Box<Ingest>),
+    Fleet { pool: OrderPool, upkeep: Upkeep, sources: Vec<(&'static str, Source)> },
+}
+
+impl Feed {
+    async fn start(args: &Args, node: PathBuf, chain_id: u64) -> Result<Self, Failure> {
+        if args.from.is_empty() {
+            let config = IngestConfig::new(FetcherConfig::ipc(node), PoolConfig::default());
+            return Ok(Self::Node(Box::new(Ingest::start(config).await?)));
+        }
+        let pool = OrderPool::new(PoolConfig::default())?;
+        let upkeep = Upkeep::start(&pool, UpkeepConfig::default(), || false)?;
+        let flows =
+            [("public", Flow::Public, &args.from), ("private", Flow::Private, &args.from_private)];
+        let mut sources = Vec::new();
+        for (name, flow, urls) in flows {
+            let (false, Some(machine)) = (urls.is_empty(), &args.machine) else { continue };
+            let root_certificates = args.nats_ca.clone();
+            let server = ServerConfig { root_certificates, ..ServerConfig::cluster(urls) };
+            let config = SourceConfig::new(server, chain_id, machine);
+            // Without a mempool of its own, the pool learns from the fleet too what was mined.
+            let config = SourceConfig { flow, heads: true, ..config };
+            sources.push((name, Source::start(&pool, config)?));
+        }
+        Ok(Self::Fleet { pool, upkeep, sources })
+    }
+
+    const fn pool(&self) -> &OrderPool {
+        match self {
+            Self::Node(ingest) => ingest.pool(),
+            Self::Fleet { pool, .. } => pool,
+        }
+    }
+
+    /// Ends it, and returns the counts of each flow of a fleet: `received` is the sum of the four outcomes behind it.
+    async fn shutdown(self, limit: Duration) -> Vec<Value> {
+        let mut summaries = Vec::new();
+        match self {
+            Self::Node(ingest) => {
+                ingest.shutdown(limit).await;
+            }
+            Self::Fleet { upkeep, sources, .. } => {
+                for (flow, source) in sources {
+                    // Before the end.
+                    let state = source.state().to_string();
+                    let stats = source.shutdown(limit).await.stats;
+                    let summary = json!({
+                        "flow": flow, "state": state, "received": stats.received, "pooled": stats.pooled,
+                        "known": stats.known, "refused": stats.refused, "malformed": stats.malformed,
+                        "missed": stats.missed, "connects": stats.connects,
+                    });
+                    eprintln!("from the fleet: {summary}");
+                    summaries.push(summary);
+                }
+                if !upkeep.shutdown(limit).ended {
+                    eprintln!("warning: the pool's upkeep has not stopped");
+                }
+            }
+        }
+        summaries
+    }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use alloy_primitives::{B256, map::AddressMap};
-use blocklist::{AttemptInspector, BlockGuard, Blocked, ExecuteError, How};
+use blocklist::{BlockGuard, Blocked, ExecuteError, How};
 use mempool_ingest::order_pool::Bundle;
 use revm::{
     ExecuteCommitEvm, ExecuteEvm, InspectEvm,
@@ -17,13 +17,10 @@ use revm::{
 use revm_inspectors::access_list::AccessListInspector;
 
 use crate::{
-    block::NextBlock,
+    builder::NextBlock,
     candidates::{Candidate, Candidates, Tx},
     state::{NodeState, ReadError},
 };
-
-/// The least gas of any transaction: with less left, none fits.
-const MIN_TX_GAS: u64 = 21_000;
 
 /// A way to fill a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,13 +33,6 @@ pub(crate) enum Way {
 
 impl Way {
     pub(crate) const BOTH: [Self; 2] = [Self::Inspector, Self::PostState];
-
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Inspector => "opcode inspector",
-            Self::PostState => "post-state check",
-        }
-    }
 }
 
 /// A built block, and the results of the orders that are not in it.
@@ -66,9 +56,8 @@ pub(crate) struct Built {
 impl Built {
     /// Whether another way of filling had the same result.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
-        let blocked =
-            |built: &Self| built.blocked.iter().map(|(hash, _)| *hash).collect::<Vec<_>>();
-        self.txs == other.txs && blocked(self) == blocked(other)
+        let blocked = self.blocked.iter().map(|(hash, _)| hash);
+        self.txs == other.txs && blocked.eq(other.blocked.iter().map(|(hash, _)| hash))
     }
 }
 
@@ -111,9 +100,6 @@ pub(crate) fn fill(
     // Those that wait for an earlier nonce of their sender.
     let mut waiting: AddressMap<Vec<B256>> = AddressMap::default();
     while let Some((.., hash)) = turns.pop() {
-        if block.env.gas_limit - filling.built.gas_used < MIN_TX_GAS {
-            break;
-        }
         let candidate = &candidates.all[&hash];
         match filling.add(candidate) {
             Ok(()) => {
@@ -228,23 +214,4 @@ impl Filling<'_> {
         evm.commit(executed.state);
         Ok(executed.result)
     }
-}
-
-/// Executes the finished block once more, from the beginning, under the strict check, which no way
-/// of filling uses.
-///
-/// # Errors
-/// A listed address, or a result that differs.
-pub(crate) fn verify(
-    block: &NextBlock,
-    guard: &BlockGuard,
-    state: &NodeState,
-    built: &Built,
-) -> Result<(), String> {
-    let mut evm = block.evm(CacheDB::new(state), AttemptInspector::default());
-    let txs = built.txs.iter().map(|(tx, ..)| tx.env.clone());
-    let results = guard.verify_block(&mut evm, txs).map_err(|error| error.to_string())?;
-    let again = results.iter().map(|result| (result.tx_gas_used(), result.is_success()));
-    let is_same = again.eq(built.txs.iter().map(|(_, gas, success)| (*gas, *success)));
-    if is_same { Ok(()) } else { Err("executed again, the block uses other gas".into()) }
 }

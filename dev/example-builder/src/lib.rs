@@ -1,6 +1,5 @@
 //! A small host: fills a block from the order pool at every head of a node, checks the blocklist on the state after
-//! each transaction, and prints what each step costs. It submits nothing. The command is
-//! `examples/block_builder.rs`.
+//! each transaction, and prints what each step costs. It submits nothing. The command is `examples/block_builder.rs`.
 //!
 //! ```text
 //!  mempool --Ingest, or a fleet's streams--> order pool --subscription for head + 1--> candidates --new ones--> prefetch:
@@ -10,11 +9,9 @@
 //!                                            ^------------------------------------------------------------------+
 //! ```
 
-mod block;
 mod builder;
 mod candidates;
 mod command;
-mod feed;
 mod fill;
 mod report;
 mod state;

@@ -28,8 +28,7 @@ pub(crate) enum ReadError {
 
 impl revm::database_interface::DBErrorMarker for ReadError {}
 
-/// The state at one block. Every read names that block by its hash, so no item can be of another
-/// block.
+/// The state at one block. Every read names that block by its hash, so no item can be of another block.
 #[derive(Debug)]
 pub(crate) struct NodeState {
     node: DynProvider,
