@@ -97,15 +97,15 @@ pub struct OrderRpcConfig {
     /// `order_rpc_admissions_total{verdict="timed_out"}`.
     pub admission_timeout: Duration,
     /// Proxies in front of the RPC server. For their requests the caller is the last address of
-    /// `X-Forwarded-For`, and their own connections are bounded by `max_connections` alone.
-    /// Default: none. Name no address from which a caller can connect past the proxy, or that
+    /// `X-Forwarded-For`, without which they are refused, and their own connections are bounded by
+    /// `max_connections` alone. Default: none. Name no address from which a caller can connect past the proxy, or that
     /// caller chooses the address it is counted as.
     pub trusted_proxies: Vec<IpAddr>,
     /// Proxies in front of the builder that have verified the signature of a request, and name the
     /// signer in `signingAddress` instead of forwarding the signature, as BuilderNet's FlowProxy
     /// does for the builder on its host: `127.0.0.1` for one on this host. They carry the requests
     /// of all searchers, so they have no shares and no quota, and their requests need no signature.
-    /// Default: none. Anyone who can connect from such an address can replace and cancel all
+    /// None of them is a trusted proxy too. Default: none. Anyone who can connect from such an address can replace and cancel all
     /// signers' bundles.
     pub trusted_fronts: Vec<IpAddr>,
 }
@@ -166,6 +166,12 @@ impl OrderRpcConfig {
                     for_value: body,
                 });
             }
+        }
+        let is_front = |proxy: &&IpAddr| {
+            self.trusted_fronts.iter().any(|front| front.to_canonical() == proxy.to_canonical())
+        };
+        if let Some(&address) = self.trusted_proxies.iter().find(is_front) {
+            return Err(ConfigError::ProxyAndFront { address });
         }
         if self.admission_timeout.is_zero() {
             return Err(ConfigError::ZeroTime { field: "admission_timeout" });

@@ -1,6 +1,9 @@
 //! Errors of the configuration and of the start.
 
-use std::{io, net::SocketAddr};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
 
 use thiserror::Error;
 
@@ -33,6 +36,12 @@ pub enum ConfigError {
         for_field: &'static str,
         /// Its value.
         for_value: usize,
+    },
+    /// A proxy whose requests are those of the callers that it names, and a front's at once.
+    #[error("{address} is in trusted_proxies and in trusted_fronts, must be in one")]
+    ProxyAndFront {
+        /// The address.
+        address: IpAddr,
     },
     /// A timeout of zero.
     #[error("{field} is 0, must be above 0")]

@@ -97,9 +97,8 @@ impl Connection {
         request: Request<Incoming>,
     ) -> Result<Response<Full<Bytes>>, ErrorResponse> {
         let (parts, body) = request.into_parts();
-        let caller = self.caller(&parts.headers);
         // All checks that need no body come before the body is read.
-        let (mut entered, claim) = match self.enter(&parts.headers, &caller) {
+        let (caller, mut entered, claim) = match self.enter(&parts.headers) {
             Ok(entered) => entered,
             Err(error) => {
                 self.linger(body);
@@ -113,28 +112,32 @@ impl Connection {
     }
 
     /// The caller whose shares a request uses.
-    fn caller(&self, headers: &HeaderMap) -> Arc<Caller> {
-        let named = if self.is_proxy { forwarded_for(headers) } else { None };
-        match named {
-            Some(address) => self.server.dispatcher.limiter.callers.of(address),
-            None => Arc::clone(&self.caller),
+    fn caller(&self, headers: &HeaderMap) -> Result<Arc<Caller>, ErrorResponse> {
+        if !self.is_proxy {
+            return Ok(Arc::clone(&self.caller));
         }
+        let address = forwarded_for(headers).ok_or_else(|| {
+            let message = "the last entry of X-Forwarded-For is no address of a caller".to_owned();
+            http_error(StatusCode::BAD_REQUEST, message)
+        })?;
+        Ok(self.server.dispatcher.limiter.callers.of(address))
     }
 
     fn enter(
         &self,
         headers: &HeaderMap,
-        caller: &Caller,
-    ) -> Result<(Entered, Option<Claim>), ErrorResponse> {
+    ) -> Result<(Arc<Caller>, Entered, Option<Claim>), ErrorResponse> {
+        let caller = self.caller(headers)?;
         let is_signed = headers.contains_key(SIGNATURE_HEADER);
-        let entered = self.server.dispatcher.limiter.enter(caller, is_signed)?;
+        let entered = self.server.dispatcher.limiter.enter(&caller, is_signed)?;
         is_json(headers)?;
         let mode = match self.server.config.signatures {
             // Requests that a front forwards were signed.
             SignatureMode::Required if caller.id.is_front => SignatureMode::Optional,
             mode => mode,
         };
-        Ok((entered, claim(headers, mode)?))
+        let claim = claim(headers, mode)?;
+        Ok((caller, entered, claim))
     }
 
     /// Lingering close: reads and discards the body of a refused request while its response is

@@ -184,6 +184,16 @@ fn limits_that_do_not_fit_each_other_are_refused_at_the_start() {
             OrderRpcConfig { quota: quota(199), ..config() },
             "quota.burst is 199, must be between 200 and 4294967295".to_owned(),
         ),
+        // What it did not name a caller for was its own, and so a front's.
+        (
+            OrderRpcConfig {
+                trusted_proxies: vec!["::ffff:127.0.0.1".parse().unwrap()],
+                trusted_fronts: vec![[127, 0, 0, 1].into()],
+                ..config()
+            },
+            "::ffff:127.0.0.1 is in trusted_proxies and in trusted_fronts, must be in one"
+                .to_owned(),
+        ),
     ];
     for (config, expected) in cases {
         assert_eq!(config.validate().unwrap_err().to_string(), expected);

@@ -134,6 +134,11 @@ async fn behind_a_trusted_proxy_the_address_that_it_names_counts() {
     in_flight(&server, 2).await;
     let same = send_from(ONE, &server, &[(header, "8.8.8.8, 1.1.1.1")]).await;
     assert_eq!(same.error(), refused(429, "caller_requests"));
+    for unreadable in ["", "unknown", "1.2.3.4:5678", "1.2.3.4,"] {
+        let refused = send_from(ONE, &server, &[(header, unreadable)]).await;
+        assert_eq!(refused.error(), (400, -32600, "http".to_owned()), "{unreadable}");
+    }
+    assert_eq!(send_from(ONE, &server, &[]).await.status, 400, "it names nobody");
     // Its own connections are not bounded as one caller's.
     assert_eq!(send_from(ONE, &server, &[(header, "3.3.3.3")]).await.status, 200);
     let _unnamed = stall(OTHER, &server, 100, &[(header, "4.4.4.4")]).await;
