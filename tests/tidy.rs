@@ -232,7 +232,7 @@ fn the_rpc_servers_configuration_table_says_what_the_code_does() {
             let (per_second, burst) = cell.split_once(" a second, ").expect("two values");
             format!("Quota {{ per_second: {}, burst: {} }}", unit(per_second), unit(burst))
         }
-        "trusted_proxies" | "trusted_fronts" if cell == "none" => "[]".to_owned(),
+        "host_names" | "trusted_proxies" | "trusted_fronts" if cell == "none" => "[]".to_owned(),
         _ => unit(cell),
     };
     let valid = |config: &OrderRpcConfig| config.validate().is_ok();

@@ -41,7 +41,7 @@ async fn http(to: SocketAddr, head: &str, body: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(to).await.expect("it listens");
     let length = body.len();
     let request = format!(
-        "{head}\r\nhost: test\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        "{head}\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
     );
     stream.write_all(request.as_bytes()).await.expect("it reads");
     let mut answer = String::new();

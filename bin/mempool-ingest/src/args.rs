@@ -67,6 +67,11 @@ pub struct Args {
     #[arg(long, value_name = "ADDR")]
     #[cfg_attr(feature = "record", arg(conflicts_with = "replay"))]
     rpc: Option<SocketAddr>,
+    /// With --rpc: a name by which callers reach it, beside IP addresses and localhost; may be given
+    /// several times
+    #[cfg(feature = "rpc")]
+    #[arg(long, value_name = "NAME", requires = "rpc")]
+    rpc_host: Vec<String>,
     /// With --rpc or --publish: the chain of the orders [default: the node's]
     #[arg(long, value_name = "N")]
     chain_id: Option<u64>,
@@ -94,7 +99,7 @@ impl Args {
     pub(crate) fn rpc(&self, node: Option<u64>) -> Result<Option<OrderRpcConfig>, String> {
         let Some(listen) = self.rpc else { return Ok(None) };
         let mut config = OrderRpcConfig::new(self.chain(node, "--rpc")?);
-        config.listen = listen;
+        (config.listen, config.host_names) = (listen, self.rpc_host.clone());
         Ok(Some(config))
     }
 

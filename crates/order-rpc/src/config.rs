@@ -96,6 +96,11 @@ pub struct OrderRpcConfig {
     /// raises it; each order waits for so long at most. Counted by
     /// `order_rpc_admissions_total{verdict="timed_out"}`.
     pub admission_timeout: Duration,
+    /// Names that the `Host` of a request may have, without a port, beside IP addresses and
+    /// `localhost`. Default: none; a request with another one is refused, since a web page that
+    /// another machine's browser shows may have sent it (DNS rebinding). Whoever reaches the server
+    /// by a name, or through a proxy that forwards its client's, sets it.
+    pub host_names: Vec<String>,
     /// Proxies in front of the RPC server. For their requests the caller is the last address of
     /// `X-Forwarded-For`, without which they are refused, and their own connections are bounded by
     /// `max_connections` alone. Default: none. Name no address from which a caller can connect past the proxy, or that
@@ -124,6 +129,7 @@ impl OrderRpcConfig {
             max_buffered_bytes: DEFAULT_MAX_BUFFERED_BYTES,
             max_connections: DEFAULT_MAX_CONNECTIONS,
             admission_timeout: DEFAULT_ADMISSION_TIMEOUT,
+            host_names: Vec::new(),
             trusted_proxies: Vec::new(),
             trusted_fronts: Vec::new(),
         }

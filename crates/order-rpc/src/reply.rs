@@ -100,8 +100,8 @@ reasons! {
         Method = "method";
         /// The batch is too long or empty.
         BatchLength = "batch_length";
-        /// The method is not POST, the content is not JSON, the path does not exist, or a trusted
-        /// proxy names no caller.
+        /// The method is not POST, the content is not JSON, the path does not exist, the host is not
+        /// one of ours, or a trusted proxy names no caller.
         Http = "http";
         /// The signature is missing, malformed or wrong.
         Signature = "signature";

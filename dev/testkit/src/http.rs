@@ -16,7 +16,7 @@ pub fn request(path: &str, headers: &str, body: Option<&str>) -> Vec<u8> {
     let body = body.unwrap_or_default();
     let length = body.len();
     format!(
-        "{method} {path} HTTP/1.1\r\nhost: rpc\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n{body}"
     )
     .into_bytes()
 }

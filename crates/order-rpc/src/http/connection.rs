@@ -3,12 +3,13 @@
 
 use std::{
     convert::Infallible,
+    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, Method, Request, Response, StatusCode, header, uri::Authority};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body as _, Incoming};
 use serde_json::json;
@@ -111,6 +112,25 @@ impl Connection {
         Ok(response::of_reply(reply, held))
     }
 
+    /// Refuses a request that was sent to a name that is not ours. A web page can have a browser
+    /// send requests to a name of its own that leads here, and read the responses (DNS rebinding). A
+    /// browser always names its host.
+    fn check_host(&self, headers: &HeaderMap) -> Result<(), ErrorResponse> {
+        let mut named = headers.get_all(header::HOST).iter();
+        let Some(host) = named.next() else { return Ok(()) };
+        let host = Authority::try_from(host.as_bytes()).ok().filter(|_| named.next().is_none());
+        let is_ours = |host: &str| {
+            host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
+                || host.eq_ignore_ascii_case("localhost")
+                || self.server.config.host_names.iter().any(|ours| host.eq_ignore_ascii_case(ours))
+        };
+        if host.is_some_and(|host| is_ours(host.host())) {
+            return Ok(());
+        }
+        let message = "Host must be an IP address, localhost or one of host_names".to_owned();
+        Err(http_error(StatusCode::FORBIDDEN, message))
+    }
+
     /// The caller whose shares a request uses.
     fn caller(&self, headers: &HeaderMap) -> Result<Arc<Caller>, ErrorResponse> {
         if !self.is_proxy {
@@ -127,6 +147,7 @@ impl Connection {
         &self,
         headers: &HeaderMap,
     ) -> Result<(Arc<Caller>, Entered, Option<Claim>), ErrorResponse> {
+        self.check_host(headers)?;
         let caller = self.caller(headers)?;
         let is_signed = headers.contains_key(SIGNATURE_HEADER);
         let entered = self.server.dispatcher.limiter.enter(&caller, is_signed)?;

@@ -279,8 +279,9 @@ async fn a_batch_of_ten_thousand_good_calls_is_refused_as_a_whole() {
 }
 
 #[tokio::test]
-async fn a_wrong_method_or_content_type_is_answered_in_json_too() {
-    let server = start(config());
+async fn a_wrong_method_host_or_content_type_is_answered_in_json_too() {
+    let host_names = vec!["Builder.example".to_owned()];
+    let server = start(OrderRpcConfig { host_names, ..config() });
     let answer = get(server.addr, "/nothing").await;
     assert_eq!(answer.error(), (405, -32600, "http".to_owned()));
     let mut socket = tokio::net::TcpStream::connect(server.addr).await.unwrap();
@@ -291,10 +292,29 @@ async fn a_wrong_method_or_content_type_is_answered_in_json_too() {
     assert_eq!(answer.error(), (405, -32600, "http".to_owned()));
     assert!(answer.text.contains("WebSockets are not served"), "{answer:?}");
     let body = request("eth_sendRawTransaction", json!([raw(0)]));
-    let mut socket = tokio::net::TcpStream::connect(server.addr).await.unwrap();
-    let text = head("POST", "/", body.len(), &[]).replace("application/json", "text/plain") + &body;
-    tokio::io::AsyncWriteExt::write_all(&mut socket, text.as_bytes()).await.unwrap();
-    assert_eq!(read_answer(&mut socket).await.error(), (415, -32600, "http".to_owned()));
+    let sent = async |from: &str, to: &str| {
+        let mut socket = tokio::net::TcpStream::connect(server.addr).await.unwrap();
+        let text = head("POST", "/", body.len(), &[]).replace(from, to) + &body;
+        tokio::io::AsyncWriteExt::write_all(&mut socket, text.as_bytes()).await.unwrap();
+        read_answer(&mut socket).await
+    };
+    let refused = sent("application/json", "text/plain").await;
+    assert_eq!(refused.error(), (415, -32600, "http".to_owned()));
+    let host = "host: localhost\r\n";
+    // A page of this name that has its name lead here could send orders by whoever looks at it.
+    let twice = host.repeat(2);
+    for other in
+        ["evil.example", "localhost.evil.example", "evil.example:80", "", "127.0.0.1.evil.example"]
+    {
+        let refused = sent(host, &format!("host: {other}\r\n")).await;
+        assert_eq!(refused.error(), (403, -32600, "http".to_owned()), "{other:?}");
+    }
+    assert_eq!(sent(host, &twice).await.status, 403);
+    for ours in ["127.0.0.1:8645", "[::1]:8645", "192.0.2.1", "LOCALHOST:1", "builder.example:443"]
+    {
+        assert_eq!(sent(host, &format!("host: {ours}\r\n")).await.status, 200, "{ours}");
+    }
+    assert_eq!(sent(host, "").await.status, 200, "no browser");
 }
 
 #[tokio::test]

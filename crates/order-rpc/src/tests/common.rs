@@ -193,7 +193,7 @@ impl Answer {
 
 pub fn head(method: &str, path: &str, length: usize, headers: &[(&str, &str)]) -> String {
     let mut head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n\
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
          content-length: {length}\r\nconnection: close\r\n"
     );
     for (name, value) in headers {
