@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::jitter::Jitter;
-
 /// Capped exponential backoff with jitter.
 ///
 /// ```
@@ -37,7 +35,7 @@ impl Backoff {
     /// [`Self::delay`] with a random jitter.
     #[must_use]
     pub fn random_delay(&self, attempt: u32) -> Duration {
-        self.delay(attempt, Jitter::random().fraction())
+        self.delay(attempt, rand::random())
     }
 }
 

@@ -125,10 +125,10 @@ impl MonitorConfig {
             bounded(field, u64::from(value), 1, 100)?;
         }
         let [elevated, critical, critical_until, elevated_until] = thresholds;
-        at_most(elevated, critical)?;
-        below(critical_until, critical)?;
-        below(elevated_until, elevated)?;
-        at_most(elevated_until, critical_until)
+        ordered(elevated, "at most", critical)?;
+        ordered(critical_until, "below", critical)?;
+        ordered(elevated_until, "below", elevated)?;
+        ordered(elevated_until, "at most", critical_until)
     }
 }
 
@@ -279,19 +279,16 @@ fn bounded(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), Co
 
 type Threshold = (&'static str, u8);
 
-fn below((field, value): Threshold, (other, limit): Threshold) -> Result<(), ConfigError> {
-    if value < limit {
+/// `relation`: `below` or `at most`.
+fn ordered(
+    (field, value): Threshold,
+    relation: &'static str,
+    (other, limit): Threshold,
+) -> Result<(), ConfigError> {
+    if value < limit || value == limit && relation == "at most" {
         Ok(())
     } else {
-        Err(ConfigError::Order { field, value, relation: "below", other, limit })
-    }
-}
-
-fn at_most((field, value): Threshold, (other, limit): Threshold) -> Result<(), ConfigError> {
-    if value <= limit {
-        Ok(())
-    } else {
-        Err(ConfigError::Order { field, value, relation: "at most", other, limit })
+        Err(ConfigError::Order { field, value, relation, other, limit })
     }
 }
 
@@ -327,34 +324,35 @@ mod tests {
 
     #[test]
     fn a_bad_threshold_is_named_with_its_value_and_limit() {
-        let base = MonitorConfig::default();
+        let thresholds = |elevated, critical, critical_until, elevated_until| MonitorConfig {
+            elevated_percent: elevated,
+            critical_percent: critical,
+            critical_until_percent: critical_until,
+            elevated_until_percent: elevated_until,
+            enabled: true,
+        };
         let cases = [
+            ((75, 90, 70, 0), "elevated_until_percent is 0, must be between 1 and 100"),
+            ((75, 101, 70, 50), "critical_percent is 101, must be between 1 and 100"),
             (
-                MonitorConfig { elevated_until_percent: 0, ..base },
-                "elevated_until_percent is 0, must be between 1 and 100",
-            ),
-            (
-                MonitorConfig { critical_percent: 101, ..base },
-                "critical_percent is 101, must be between 1 and 100",
-            ),
-            (
-                MonitorConfig { elevated_percent: 95, ..base },
+                (95, 90, 70, 50),
                 "elevated_percent is 95, must be at most critical_percent, which is 90",
             ),
             (
-                MonitorConfig { critical_until_percent: 90, ..base },
+                (75, 90, 90, 50),
                 "critical_until_percent is 90, must be below critical_percent, which is 90",
             ),
             (
-                MonitorConfig { elevated_until_percent: 75, ..base },
+                (75, 90, 70, 75),
                 "elevated_until_percent is 75, must be below elevated_percent, which is 75",
             ),
             (
-                MonitorConfig { critical_until_percent: 40, ..base },
+                (75, 90, 40, 50),
                 "elevated_until_percent is 50, must be at most critical_until_percent, which is 40",
             ),
         ];
-        for (config, message) in cases {
+        for ((elevated, critical, critical_until, elevated_until), message) in cases {
+            let config = thresholds(elevated, critical, critical_until, elevated_until);
             assert_eq!(config.validate().unwrap_err().to_string(), message);
         }
     }

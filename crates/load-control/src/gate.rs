@@ -31,7 +31,6 @@ use crate::{
     config::{GateConfig, RETRY_AFTER, RETRY_JITTER, SHED_QUIET, SHED_SUSTAINED, cores},
     error::ConfigError,
     in_flight::{InFlight, InFlightPermit},
-    jitter::Jitter,
     metrics::describe,
     refusal::{GateName, Refusal, RefusalReason, WorkError},
     shedding::Shedding,
@@ -67,7 +66,6 @@ struct GateShared {
     limited: bool,
     closed: AtomicBool,
     config: GateConfig,
-    jitter: Jitter,
     counters: [GateCounters; GateName::ALL.len()],
     external_waited: Count,
     internal_admitted: Count,
@@ -157,7 +155,6 @@ impl Gate {
             limited: limit.is_some(),
             closed: AtomicBool::new(false),
             config,
-            jitter: Jitter::random(),
             counters: GateName::ALL.map(GateCounters::new),
             external_waited: Count::new(counter!("load_control_external_waited_total")),
             internal_admitted: Count::new(counter!("load_control_internal_admitted_total")),
@@ -385,7 +382,7 @@ impl Gate {
     /// A time after which a refused caller should retry, drawn anew for each call. For refusals by
     /// limits other than this gate's.
     pub fn retry_after(&self) -> Duration {
-        RETRY_AFTER + RETRY_JITTER.mul_f64(self.shared.jitter.fraction())
+        RETRY_AFTER + RETRY_JITTER.mul_f64(rand::random())
     }
 
     /// Requests that may be in flight; `None` if there is no limit.

@@ -12,7 +12,6 @@ mod error;
 mod gate;
 #[cfg(feature = "tokio")]
 mod in_flight;
-mod jitter;
 mod metrics;
 mod monitor;
 #[cfg(feature = "tokio")]

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::jitter::Jitter;
-
 /// Draws the pauses between the steps of background work.
 ///
 /// The owner divides the work into bounded steps, and sleeps for [`Self::next_pause`] between two
@@ -14,7 +12,6 @@ use crate::jitter::Jitter;
 pub struct Throttle {
     pause: Duration,
     jitter: f64,
-    random: Jitter,
 }
 
 impl Throttle {
@@ -22,12 +19,12 @@ impl Throttle {
     /// valid.
     pub fn new(pause: Duration, jitter_percent: u8) -> Self {
         let jitter = f64::from(jitter_percent) / 100.0;
-        Self { pause, jitter, random: Jitter::random() }
+        Self { pause, jitter }
     }
 
     /// Draws the length of the next pause.
     pub fn next_pause(&self) -> Duration {
-        let lengthened = self.pause.as_secs_f64() * (1.0 + self.jitter * self.random.fraction());
+        let lengthened = self.pause.as_secs_f64() * (1.0 + self.jitter * rand::random::<f64>());
         // Only a pause of centuries exceeds the range of `Duration`.
         Duration::try_from_secs_f64(lengthened).unwrap_or(Duration::MAX).max(self.pause)
     }
@@ -42,7 +39,7 @@ mod tests {
 
     #[test]
     fn jitter_only_lengthens_and_never_beyond_its_share() {
-        let throttle = Throttle { random: Jitter::seeded(1), ..Throttle::new(PAUSE, 25) };
+        let throttle = Throttle::new(PAUSE, 25);
         let drawn: Vec<_> = (0..1_000).map(|_| throttle.next_pause()).collect();
         assert!(drawn.iter().all(|pause| (PAUSE..=PAUSE.mul_f64(1.25)).contains(pause)));
         assert!(drawn.iter().min().unwrap() < &Duration::from_millis(102));
@@ -56,11 +53,5 @@ mod tests {
         assert!((0..100).all(|_| throttle.next_pause() == PAUSE));
         assert_eq!(Throttle::new(Duration::ZERO, 100).next_pause(), Duration::ZERO);
         assert_eq!(Throttle::new(Duration::MAX, 100).next_pause(), Duration::MAX);
-    }
-
-    #[test]
-    fn two_processes_do_not_pause_at_the_same_moments() {
-        let (one, other) = (Throttle::new(PAUSE, 10), Throttle::new(PAUSE, 10));
-        assert!((0..10).any(|_| one.next_pause() != other.next_pause()));
     }
 }

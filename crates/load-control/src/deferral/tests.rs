@@ -12,62 +12,6 @@ fn ms(millis: u64) -> Duration {
 }
 
 #[test]
-fn under_normal_load_items_run_and_nothing_is_counted() {
-    let (mut queue, now) = (queue(2, 100), Instant::now());
-    assert_eq!(queue.offer(1, now, false), Offered::Run(1));
-    assert_eq!(queue.stats(now), DeferralStats::default());
-    assert_eq!((queue.pop(now, false), queue.next_due()), (None, None));
-}
-
-#[test]
-fn under_pressure_items_wait_in_order_and_leave_when_it_ends() {
-    let (mut queue, now) = (queue(8, 100), Instant::now());
-    for item in 0..3 {
-        assert_eq!(queue.offer(item, now, true), Offered::Deferred);
-    }
-    assert_eq!(queue.pop(now + ms(99), true), None);
-    assert_eq!(
-        (0..4).map(|_| queue.pop(now + ms(99), false)).collect::<Vec<_>>(),
-        [Some(0), Some(1), Some(2), None]
-    );
-}
-
-#[test]
-fn the_age_cap_lets_an_item_run_under_any_load() {
-    let (mut queue, now) = (queue(8, 100), Instant::now());
-    let _ = queue.offer(1, now, true);
-    let _ = queue.offer(2, now + ms(50), true);
-    assert_eq!(queue.next_due(), Some(now + ms(100)));
-    assert_eq!(queue.pop(now + ms(99), true), None);
-    assert_eq!(queue.pop(now + ms(100), true), Some(1));
-    assert_eq!(queue.pop(now + ms(100), true), None);
-    assert_eq!(queue.next_due(), Some(now + ms(150)));
-    assert_eq!(queue.pop(now + ms(150), true), Some(2));
-    assert_eq!(queue.stats(now).run_aged, 2);
-}
-
-#[test]
-fn what_does_not_fit_is_handed_back_and_counted() {
-    let (mut queue, now) = (queue(2, 100), Instant::now());
-    let offered: Vec<_> = (0..4).map(|item| queue.offer(item, now, true)).collect();
-    let expected =
-        [Offered::Deferred, Offered::Deferred, Offered::HandedBack(2), Offered::HandedBack(3)];
-    assert_eq!(offered, expected);
-    let stats = queue.stats(now + ms(7));
-    assert_eq!((stats.deferred, stats.handed_back, stats.waiting), (2, 2, 2));
-    assert_eq!(stats.oldest_age, ms(7));
-}
-
-#[test]
-fn an_item_does_not_overtake_those_that_wait() {
-    let (mut queue, now) = (queue(8, 100), Instant::now());
-    let _ = queue.offer(1, now, true);
-    assert_eq!(queue.offer(2, now, false), Offered::Deferred);
-    assert_eq!(queue.pop(now, false), Some(1));
-    assert_eq!(queue.pop(now, false), Some(2));
-}
-
-#[test]
 fn a_queue_without_room_is_a_configuration_error() {
     let config = DeferralConfig { capacity: 0, max_age: Duration::ZERO };
     assert!(DeferralQueue::<u32>::new("test", config).is_err());
@@ -80,6 +24,8 @@ enum Step {
     Wait(u64),
     Press(bool),
     Drain,
+    /// Of every other item.
+    Withdraw,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -89,6 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..60_u64).prop_map(Step::Wait),
         2 => any::<bool>().prop_map(Step::Press),
         1 => Just(Step::Drain),
+        1 => Just(Step::Withdraw),
     ]
 }
 
@@ -131,13 +78,22 @@ proptest! {
                     seen.drained += drained.len() as u64;
                     prop_assert_eq!(drained, expected);
                 }
+                Step::Withdraw => {
+                    let before = waiting.len();
+                    waiting.retain(|(item, _)| item % 2 == 0);
+                    let gone = before - waiting.len();
+                    prop_assert_eq!(queue.withdraw(|item| item % 2 == 1), gone);
+                    seen.withdrawn += gone as u64;
+                }
             }
+            prop_assert_eq!(queue.must_wait(pressed), pressed || !waiting.is_empty());
+            prop_assert_eq!(queue.next_due(), waiting.front().map(|(_, since)| *since + ms(100)));
             seen.waiting = waiting.len() as u64;
             seen.oldest_age = waiting.front().map_or(Duration::ZERO, |(_, since)| now - *since);
             prop_assert_eq!(queue.stats(now), seen);
             prop_assert_eq!(
                 seen.deferred,
-                seen.run_calm + seen.run_aged + seen.drained + seen.waiting
+                seen.run_calm + seen.run_aged + seen.drained + seen.withdrawn + seen.waiting
             );
         }
     }
@@ -153,20 +109,4 @@ fn what_its_owner_has_no_room_for_is_counted_as_handed_back() {
     queue.count_handed_back();
     let stats = queue.stats(now);
     assert_eq!((stats.deferred, stats.handed_back, stats.waiting), (1, 1, 1));
-}
-
-#[test]
-fn what_is_withdrawn_leaves_its_place_and_is_counted() {
-    let start = Instant::now();
-    let mut queue =
-        DeferralQueue::new("test", DeferralConfig { capacity: 2, ..DeferralConfig::default() })
-            .unwrap();
-    assert_eq!(queue.offer(1, start, true), Offered::Deferred);
-    assert_eq!(queue.offer(2, start, true), Offered::Deferred);
-    assert_eq!(queue.offer(3, start, true), Offered::HandedBack(3));
-    assert_eq!(queue.withdraw(|item| *item == 1), 1);
-    assert_eq!(queue.offer(3, start, true), Offered::Deferred);
-    let stats = queue.stats(start);
-    assert_eq!((stats.deferred, stats.withdrawn, stats.waiting), (3, 1, 2));
-    assert_eq!((queue.pop(start, false), queue.pop(start, false)), (Some(2), Some(3)));
 }

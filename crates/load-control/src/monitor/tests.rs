@@ -62,68 +62,41 @@ fn the_transition_table_holds_row_by_row() {
     }
 }
 
-/// Feeds depths and says in which states the monitor was after each.
-fn run(depths: impl IntoIterator<Item = usize>) -> (Vec<LoadState>, LoadMonitor) {
-    let (monitor, queue) = monitor();
-    // Dropped after the queue's last observation, it would add a transition of its own.
-    let queue = std::mem::ManuallyDrop::new(queue);
-    let states = depths.into_iter().map(|depth| {
-        queue.observe(depth);
-        monitor.state()
-    });
-    let states = states.collect();
-    (states, monitor)
-}
-
-fn ramp(to: usize) -> impl Iterator<Item = usize> {
-    (0..=to).chain((0..to).rev())
+/// Up item by item, and down again.
+fn ramp(from: usize, to: usize) -> impl Iterator<Item = usize> + Clone {
+    (from..=to).chain((from..to).rev())
 }
 
 #[test]
-fn scenario_none_an_idle_queue_changes_nothing() {
-    let (states, monitor) = run([0; 1_000]);
-    assert!(states.iter().all(|state| *state == Normal));
-    assert_eq!(monitor.transitions(Normal, Elevated), 0);
-}
-
-#[test]
-fn scenario_slight_a_queue_below_three_quarters_changes_nothing() {
-    let (states, monitor) = run((0..10).flat_map(|_| ramp(74)));
-    assert!(states.iter().all(|state| *state == Normal));
-    assert_eq!(monitor.transitions(Normal, Elevated), 0);
-}
-
-#[test]
-fn scenario_heavy_a_queue_that_stays_full_is_critical_once() {
-    let heavy = (0..1_000).map(|n| if n % 2 == 0 { 100 } else { 71 });
-    let (states, monitor) = run(heavy);
-    assert!(states.iter().all(|state| *state == Critical));
-    assert_eq!(monitor.transitions(Normal, Critical), 1);
-    assert_eq!(monitor.transitions(Critical, Elevated), 0);
-}
-
-#[test]
-fn scenario_single_spike_goes_up_and_down_through_each_state_once() {
-    let (states, monitor) = run(ramp(100));
-    let count = |state| states.iter().filter(|seen| **seen == state).count();
-    // Up: 0..75, 75..90, 90..=100; down: critical to 70, elevated to 50, normal below.
-    assert_eq!((count(Critical), count(Elevated), count(Normal)), (11 + 30, 15 + 20, 75 + 50));
-    for (from, to) in
-        [(Normal, Elevated), (Elevated, Critical), (Critical, Elevated), (Elevated, Normal)]
-    {
-        assert_eq!(monitor.transitions(from, to), 1, "{from:?} to {to:?}");
+fn each_scenario_changes_the_state_once_per_spike_and_not_once_per_item() {
+    let repeated = |spike: fn() -> Vec<usize>| (0..50).flat_map(move |_| spike()).collect();
+    let full = (0..1_000).map(|n| if n % 2 == 0 { 100 } else { 71 }).collect();
+    let changes = [
+        (Normal, Elevated),
+        (Elevated, Critical),
+        (Critical, Elevated),
+        (Elevated, Normal),
+        (Normal, Critical),
+    ];
+    let scenarios: [(&str, Vec<usize>, [u64; 5]); 6] = [
+        ("none: idle", vec![0; 1_000], [0; 5]),
+        ("slight: below three quarters", repeated(|| ramp(0, 74).collect()), [0; 5]),
+        ("heavy: full throughout", full, [0, 0, 0, 0, 1]),
+        ("a single spike", ramp(0, 100).collect(), [1, 1, 1, 1, 0]),
+        ("repeated spikes", repeated(|| ramp(0, 80).collect()), [50, 0, 0, 50, 0]),
+        // That is what the hysteresis is for.
+        (
+            "spikes that do not fall below half",
+            repeated(|| ramp(51, 89).collect()),
+            [1, 0, 0, 0, 0],
+        ),
+    ];
+    for (name, depths, expected) in scenarios {
+        let (monitor, queue) = monitor();
+        depths.into_iter().for_each(|depth| queue.observe(depth));
+        let counted = changes.map(|(from, to)| monitor.transitions(from, to));
+        assert_eq!(counted, expected, "{name}");
     }
-}
-
-#[test]
-fn scenario_repeated_spikes_change_the_state_once_per_spike_not_once_per_item() {
-    let (_, monitor) = run((0..50).flat_map(|_| ramp(80)));
-    assert_eq!(monitor.transitions(Normal, Elevated), 50);
-    assert_eq!(monitor.transitions(Elevated, Normal), 50);
-    // Spikes that do not fall below half keep the state: that is what the hysteresis is for.
-    let (_, monitor) = run((0..50).flat_map(|_| (51..90).chain((51..90).rev())));
-    assert_eq!(monitor.transitions(Normal, Elevated), 1);
-    assert_eq!(monitor.transitions(Elevated, Normal), 0);
 }
 
 #[test]

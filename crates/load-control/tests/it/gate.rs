@@ -2,6 +2,7 @@
 //! and every permit comes back.
 
 use std::{
+    collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::{
@@ -55,14 +56,6 @@ fn is_empty(gate: &Gate) -> bool {
 }
 
 #[test]
-fn a_gate_that_leaves_no_permit_does_not_start() {
-    for (permits, reserve) in [(1, 1), (4, 4), (4, 0), (0, 0)] {
-        assert!(Gate::new(config(1, permits, reserve)).is_err(), "{reserve} of {permits}");
-    }
-    assert!(Gate::new(config(1, 2, 1)).is_ok());
-}
-
-#[test]
 fn one_request_more_than_the_limit_is_refused_with_when_to_come_back() {
     let (gate, now) = (gate(2, 2, 1), Instant::now());
     let first = gate.enter(now).unwrap();
@@ -72,23 +65,18 @@ fn one_request_more_than_the_limit_is_refused_with_when_to_come_back() {
         (refusal.gate, refusal.reason),
         (GateName::Requests, RefusalReason::TooManyRequests)
     );
-    assert!((Duration::from_secs(1)..Duration::from_secs(2)).contains(&refusal.retry_after));
+    // Not all at the same moment.
+    let times: HashSet<_> = (0..100).map(|_| gate.enter(now).unwrap_err().retry_after).collect();
+    assert!(times.len() > 90, "{}", times.len());
+    let allowed = Duration::from_secs(1)..Duration::from_secs(2);
+    assert!(times.iter().all(|time| allowed.contains(time)));
     drop(first);
     let _third = gate.enter(now).unwrap();
     let stats = gate.stats();
     assert_eq!(
         (stats.requests_admitted, stats.requests_refused, stats.requests_in_flight),
-        (3, 1, 2)
+        (3, 101, 2)
     );
-}
-
-#[test]
-fn the_refused_are_told_different_times() {
-    let (gate, now) = (gate(1, 2, 1), Instant::now());
-    let _permit = gate.enter(now).unwrap();
-    let times: std::collections::HashSet<_> =
-        (0..100).map(|_| gate.enter(now).unwrap_err().retry_after).collect();
-    assert!(times.len() > 90, "{}", times.len());
 }
 
 #[test]
@@ -180,31 +168,6 @@ fn a_panic_gives_every_permit_back() {
             panic!("as code does");
         }));
         assert!(panicked.is_err());
-    }
-    assert!(is_empty(&gate));
-}
-
-#[tokio::test]
-async fn an_aborted_task_gives_every_permit_back() {
-    let gate = gate(4, 4, 1);
-    let ready = Arc::new(tokio::sync::Barrier::new(4));
-    let tasks: Vec<_> = (0..3)
-        .map(|_| {
-            let (gate, ready) = (gate.clone(), Arc::clone(&ready));
-            tokio::spawn(async move {
-                let _request = gate.enter(Instant::now()).unwrap();
-                let _permit =
-                    gate.acquire_external(Priority::Unsigned, Instant::now()).await.unwrap();
-                ready.wait().await;
-                std::future::pending::<()>().await;
-            })
-        })
-        .collect();
-    ready.wait().await;
-    assert_eq!((gate.stats().requests_in_flight, gate.stats().work_in_use), (3, 3));
-    for task in tasks {
-        task.abort();
-        assert!(task.await.unwrap_err().is_cancelled());
     }
     assert!(is_empty(&gate));
 }
@@ -381,39 +344,6 @@ async fn those_of_a_higher_priority_go_first_and_take_the_place_of_the_last_of_a
 /// The clock that a paused runtime goes by.
 fn tokio_now() -> Instant {
     tokio::time::Instant::now().into_std()
-}
-
-/// Threads that acquire, give up and release in every order: no permit is lost and none is made.
-#[test]
-fn a_permit_that_is_handed_on_while_its_waiter_leaves_is_not_lost() {
-    const PERMITS: usize = 2;
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_time().build();
-    let runtime = runtime.unwrap();
-    let gate = Gate::new(impatient(config(100, PERMITS + 1, 1), Duration::from_micros(50)));
-    let gate = gate.unwrap();
-    let held = Arc::new(AtomicUsize::new(0));
-    let tasks = (0..8).map(|_| {
-        let (gate, held) = (gate.clone(), Arc::clone(&held));
-        runtime.spawn(async move {
-            for _ in 0..2_000 {
-                if let Ok(permit) = gate.acquire_external(Priority::Signed, Instant::now()).await {
-                    assert!(held.fetch_add(1, SeqCst) < PERMITS);
-                    tokio::task::yield_now().await;
-                    held.fetch_sub(1, SeqCst);
-                    drop(permit);
-                }
-            }
-        })
-    });
-    let tasks: Vec<_> = tasks.collect();
-    for task in runtime.block_on(join_all(tasks)) {
-        task.unwrap();
-    }
-    assert!(is_empty(&gate));
-    let all: Vec<_> =
-        std::iter::from_fn(|| gate.try_acquire_external(Instant::now()).ok()).collect();
-    assert_eq!(all.len(), PERMITS);
 }
 
 /// All permits of external callers are held, by threads that wait at a barrier; then many more
@@ -702,9 +632,9 @@ async fn until_empty(gate: &Gate) {
     .expect("all permits are back");
 }
 
-/// As above, with work that the threads hand on to each other.
+/// Threads that acquire, give up, release and hand work on in every order: no permit is lost and none is made.
 #[test]
-fn a_permit_that_is_handed_on_while_its_work_is_given_up_is_not_lost() {
+fn a_permit_that_is_handed_on_while_its_waiter_leaves_is_not_lost() {
     const PERMITS: usize = 2;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_time().build();
@@ -716,11 +646,11 @@ fn a_permit_that_is_handed_on_while_its_work_is_given_up_is_not_lost() {
         let (gate, held, done) = (gate.clone(), Arc::clone(&held), Arc::clone(&done));
         runtime.spawn(async move {
             for number in 0..2_000 {
-                let (held, work_done) = (Arc::clone(&held), Arc::clone(&done));
+                let (in_work, work_done) = (Arc::clone(&held), Arc::clone(&done));
                 let work = move || {
-                    assert!(held.fetch_add(1, SeqCst) < PERMITS);
+                    assert!(in_work.fetch_add(1, SeqCst) < PERMITS);
                     thread::yield_now();
-                    held.fetch_sub(1, SeqCst);
+                    in_work.fetch_sub(1, SeqCst);
                     work_done.fetch_add(1, SeqCst);
                 };
                 let mut run =
@@ -734,6 +664,12 @@ fn a_permit_that_is_handed_on_while_its_work_is_given_up_is_not_lost() {
                 assert!(!matches!(ended, Err(WorkError::Lost)), "{ended:?}");
                 if number % 5 == 0 {
                     drop(gate.acquire_internal().await);
+                }
+                let permit = gate.acquire_external(Priority::Signed, Instant::now()).await;
+                if permit.is_ok() {
+                    assert!(held.fetch_add(1, SeqCst) < PERMITS);
+                    tokio::task::yield_now().await;
+                    held.fetch_sub(1, SeqCst);
                 }
             }
         })
