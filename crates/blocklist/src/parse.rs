@@ -117,7 +117,6 @@ fn without_bom(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloy_primitives::address;
 
     // The examples of EIP-55.
     const NORMAL: [&str; 4] = [
@@ -129,23 +128,6 @@ mod tests {
 
     fn parse(text: &str) -> Result<Blocklist, Error> {
         Blocklist::parse(text.as_bytes(), &BlocklistConfig::default())
-    }
-
-    #[test]
-    fn text_and_json_of_the_same_addresses_are_the_same_list() {
-        let text = format!(
-            "# who may not be built\r\n\n  {}  # first\r\n{}\n\t{}\n{}",
-            NORMAL[0],
-            NORMAL[1].to_lowercase(),
-            NORMAL[2],
-            NORMAL[3].to_uppercase().replace("0X", "0x"),
-        );
-        let json = format!(" [\"{}\"]", NORMAL.join("\",\n\""));
-        let text = parse(&text).expect("a good list");
-        assert_eq!(text.len(), 4);
-        assert!(text.contains(&address!("0xd1220a0cf47c7b9be7a2e6ba89f429762e7b9adb")));
-        assert_eq!(text, parse(&json).expect("a good list"));
-        assert_eq!(text, parse(&format!("\u{feff}{json}")).expect("a byte order mark is skipped"));
     }
 
     #[test]

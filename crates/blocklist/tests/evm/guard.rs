@@ -3,20 +3,19 @@
 
 use blocklist::{Blocked, ExecuteError, How, Inspected, TransactionEvm};
 use revm::{
-    Database, DatabaseCommit, ExecuteCommitEvm, ExecuteEvm, MainBuilder, MainContext,
+    ExecuteCommitEvm, ExecuteEvm,
     bytecode::opcode,
     context::{
         TxEnv,
         result::{EVMError, ExecResultAndState, ExecutionResult, InvalidTransaction},
     },
-    database_interface::DBErrorMarker,
     inspector::CountInspector,
-    primitives::{Address, B256, U256, address, hardfork::SpecId},
-    state::{AccountInfo, Bytecode, EvmState},
+    primitives::{Address, address, hardfork::SpecId},
+    state::EvmState,
 };
 
 use crate::support::{
-    COINBASE, ROUTER, TestEvm, VICTIM, World, asm::Asm, evm, evm_with, forks, guard, tx,
+    COINBASE, Lost, ROUTER, TestEvm, VICTIM, World, asm::Asm, evm, evm_with, forks, guard, tx,
 };
 
 const OTHER: Address = address!("0xaa00000000000000000000000000000000000002");
@@ -53,54 +52,15 @@ fn an_inspected_evm_is_guarded_in_the_same_way() {
     }
 }
 
-/// A database that lost one account.
-#[derive(Debug)]
-struct Lossy(World);
-
-#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
-#[error("account {0} is lost")]
-struct Lost(Address);
-
-impl DBErrorMarker for Lost {}
-
-impl Database for Lossy {
-    type Error = Lost;
-
-    fn basic(&mut self, address: Address) -> Result<Option<AccountInfo>, Lost> {
-        if address == VICTIM {
-            return Err(Lost(address));
-        }
-        Ok(self.0.basic(address).expect("in memory"))
-    }
-
-    fn code_by_hash(&mut self, code_hash: B256) -> Result<Bytecode, Lost> {
-        Ok(self.0.code_by_hash(code_hash).expect("in memory"))
-    }
-
-    fn storage(&mut self, address: Address, index: U256) -> Result<U256, Lost> {
-        Ok(self.0.storage(address, index).expect("in memory"))
-    }
-
-    fn block_hash(&mut self, number: u64) -> Result<B256, Lost> {
-        Ok(self.0.block_hash(number).expect("in memory"))
-    }
-}
-
-impl DatabaseCommit for Lossy {
-    fn commit(&mut self, changes: EvmState) {
-        self.0.commit(changes);
-    }
-}
-
 #[test]
 fn a_database_error_is_no_execution_and_leaves_nothing_behind() {
-    let mut evm = revm::Context::mainnet().with_db(Lossy(reader())).build_mainnet();
+    let mut evm = evm(World { lost: Some(VICTIM), ..reader() }, SpecId::OSAKA);
     let guard = guard(&[]);
     let refused = guard.execute(&mut evm, tx(ROUTER)).map(drop);
     assert_eq!(refused, Err(ExecuteError::Evm(EVMError::Database(Lost(VICTIM)))));
-    assert_eq!(evm.ctx.journaled_state.database.0.commits, 0);
+    assert_eq!(evm.ctx.journaled_state.database.commits, 0);
     guard.execute(&mut evm, tx(OTHER)).expect("the EVM is clean").commit();
-    assert_eq!(evm.ctx.journaled_state.database.0.commits, 1);
+    assert_eq!(evm.ctx.journaled_state.database.commits, 1);
 }
 
 /// As alloy-evm wraps it: the EVM is out of reach but for two calls.
@@ -109,7 +69,7 @@ struct Wrapped(TestEvm);
 impl TransactionEvm for Wrapped {
     type Tx = TxEnv;
     type Output = ExecutionResult;
-    type Error = EVMError<std::convert::Infallible, InvalidTransaction>;
+    type Error = EVMError<Lost, InvalidTransaction>;
 
     fn discard_leftover(&mut self) -> usize {
         0

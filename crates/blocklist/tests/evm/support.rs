@@ -13,6 +13,7 @@ use revm::{
     context::{BlockEnv, CfgEnv, TxEnv},
     context_interface::{Transaction, transaction::AuthorizationTr},
     database::{CacheDB, EmptyDB},
+    database_interface::DBErrorMarker,
     handler::{MainnetContext, MainnetEvm},
     primitives::{
         Address, B256, Bytes, U256, address, eip4844::BLOB_BASE_FEE_UPDATE_FRACTION_CANCUN,
@@ -33,23 +34,28 @@ pub fn forks() -> impl Iterator<Item = SpecId> {
 }
 
 /// A database that remembers which accounts were asked for, and how often it was written to.
-#[derive(Debug, Clone)]
-pub struct Recorder<D> {
-    pub inner: D,
+#[derive(Debug, Clone, Default)]
+pub struct World {
+    pub inner: CacheDB<EmptyDB>,
     pub accounts: BTreeSet<Address>,
     pub storage_owners: BTreeSet<Address>,
     pub commits: usize,
+    /// An account that it fails to read.
+    pub lost: Option<Address>,
 }
 
-pub type World = Recorder<CacheDB<EmptyDB>>;
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error("account {0} is lost")]
+pub struct Lost(pub Address);
+
+impl DBErrorMarker for Lost {}
+
 pub type TestEvm<INSP = ()> = MainnetEvm<MainnetContext<World>, INSP>;
 
 impl World {
     /// A funded [`SENDER`] and nothing else.
     pub fn new() -> Self {
-        let inner = CacheDB::new(EmptyDB::default());
-        let mut world =
-            Self { inner, accounts: BTreeSet::new(), storage_owners: BTreeSet::new(), commits: 0 };
+        let mut world = Self::default();
         world.fund(SENDER, U256::from(10).pow(U256::from(20)));
         world
     }
@@ -78,29 +84,32 @@ impl World {
     }
 }
 
-impl<D: Database> Database for Recorder<D> {
-    type Error = D::Error;
+impl Database for World {
+    type Error = Lost;
 
-    fn basic(&mut self, address: Address) -> Result<Option<AccountInfo>, D::Error> {
+    fn basic(&mut self, address: Address) -> Result<Option<AccountInfo>, Lost> {
+        if self.lost == Some(address) {
+            return Err(Lost(address));
+        }
         self.accounts.insert(address);
-        self.inner.basic(address)
+        Ok(self.inner.basic(address).expect("in memory"))
     }
 
-    fn code_by_hash(&mut self, code_hash: B256) -> Result<Bytecode, D::Error> {
-        self.inner.code_by_hash(code_hash)
+    fn code_by_hash(&mut self, code_hash: B256) -> Result<Bytecode, Lost> {
+        Ok(self.inner.code_by_hash(code_hash).expect("in memory"))
     }
 
-    fn storage(&mut self, address: Address, index: U256) -> Result<U256, D::Error> {
+    fn storage(&mut self, address: Address, index: U256) -> Result<U256, Lost> {
         self.storage_owners.insert(address);
-        self.inner.storage(address, index)
+        Ok(self.inner.storage(address, index).expect("in memory"))
     }
 
-    fn block_hash(&mut self, number: u64) -> Result<B256, D::Error> {
-        self.inner.block_hash(number)
+    fn block_hash(&mut self, number: u64) -> Result<B256, Lost> {
+        Ok(self.inner.block_hash(number).expect("in memory"))
     }
 }
 
-impl<D: DatabaseCommit> DatabaseCommit for Recorder<D> {
+impl DatabaseCommit for World {
     fn commit(&mut self, changes: EvmState) {
         self.commits += 1;
         self.inner.commit(changes);

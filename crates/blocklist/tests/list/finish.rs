@@ -2,14 +2,11 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use alloy_primitives::{Address, address};
 use blocklist::{
     BlockGuard, Blocked, Blocklist, BlocklistConfig, Error, Finished, How, Policy, SharedBlocklist,
 };
 
-const LISTED: Address = address!("0x00000000000000000000000000000000000000aa");
-const FEE_RECIPIENT: Address = address!("0x00000000000000000000000000000000000000fe");
-const OTHER: Address = address!("0x00000000000000000000000000000000000000bb");
+use super::{LISTED_IN_A as LISTED, LISTED_IN_B as OTHER, UNLISTED as FEE_RECIPIENT};
 
 fn shared(policy: Policy) -> SharedBlocklist {
     let now = SystemTime::UNIX_EPOCH;
@@ -24,16 +21,9 @@ fn guard(policy: Policy) -> BlockGuard {
 
 #[test]
 fn a_block_under_the_default_policy_is_submittable_when_it_is_finished() {
-    for guard in [
-        guard(Policy::PostState),
-        BlockGuard::new(
-            Arc::new(
-                Blocklist::from_addresses([LISTED], &BlocklistConfig::default()).expect("one"),
-            ),
-            FEE_RECIPIENT,
-        )
-        .expect("not listed"),
-    ] {
+    let list = Blocklist::from_addresses([LISTED], &BlocklistConfig::default()).expect("one");
+    let fixed = BlockGuard::new(Arc::new(list), FEE_RECIPIENT).expect("not listed");
+    for guard in [guard(Policy::PostState), fixed] {
         let Finished::Submittable(submittable) = guard.finish("a block") else {
             panic!("{guard:?}");
         };

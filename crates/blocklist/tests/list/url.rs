@@ -4,25 +4,15 @@ use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
     thread::JoinHandle,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
-use alloy_primitives::{Address, address};
-use blocklist::{BlocklistConfig, Error, ListUrl, MAX_BYTES, Reloaded, SharedBlocklist};
+use blocklist::{Error, ListUrl, MAX_BYTES, Reloaded, SharedBlocklist};
+
+use super::{HOUR, LISTED_IN_A, SECOND, hourly, start};
 
 const A: &str = "[\"0x00000000000000000000000000000000000000aa\"]";
 const B: &str = "0x00000000000000000000000000000000000000bb\n";
-const LISTED_IN_A: Address = address!("0x00000000000000000000000000000000000000aa");
-const HOUR: Duration = Duration::from_secs(3600);
-const SECOND: Duration = Duration::from_secs(1);
-
-fn start() -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
-}
-
-fn hourly() -> BlocklistConfig {
-    BlocklistConfig { max_age: Some(HOUR), ..BlocklistConfig::default() }
-}
 
 /// Answers one request after the other, each on a connection of its own.
 struct Server {
