@@ -1,15 +1,14 @@
 //! What keeping listed addresses out of a block costs, per kind of transaction and for a mix.
 //!
-//! Four ways to execute the same block, each with a per-block read cache over the same state:
+//! Three ways to execute the same block, each with a per-block read cache over the same state:
 //! - *bare*: no check at all;
 //! - *post*: [`BlockGuard::execute`], pre-check and post-execution state;
 //! - *classic*: an `AccessListInspector` under each transaction on one EVM, then its addresses, the
-//!   sender and the recipient against the list: the check that builders ran, without its other costs;
-//! - *fresh*: classic, with a new EVM for each transaction, as they ran it.
+//!   sender and the recipient against the list: the check that builders ran, without its other costs.
 //!
 //! A round executes a block of each kind in each way, in an order that rotates; a ratio is the median
-//! over the rounds of the ratio within a round, with its quartiles. Building the EVM and the cache is
-//! outside the timed part but for *fresh*, whose way it is. Every block's gas, logs and statuses are
+//! over the rounds of the ratio within a round, with the least and the most. Building the EVM and the cache is
+//! outside the timed part. Every block's gas, logs and statuses are
 //! asserted to be the same in all ways, and so is which transactions are refused when a contract
 //! that the swaps reach is listed.
 //!
@@ -29,12 +28,12 @@ use revm::{
     Context, ExecuteCommitEvm, ExecuteEvm, InspectEvm, MainBuilder, MainContext,
     context::{BlockEnv, CfgEnv, TxEnv, result::ExecutionResult},
     database::CacheDB,
-    handler::{MainnetContext, MainnetEvm},
+    handler::MainnetContext,
     primitives::{Address, hardfork::SpecId},
     state::EvmState,
 };
 use revm_inspectors::access_list::AccessListInspector;
-use testkit::figures::Table;
+use testkit::figures::{Spread, Table, median};
 
 use crate::world::{Kind, Node};
 
@@ -43,17 +42,15 @@ const ROUNDS: usize = 240;
 const TIME_LIMIT: Duration = Duration::from_secs(200);
 
 type Cached<'n> = CacheDB<&'n Node>;
-type Evm<'n, I> = MainnetEvm<MainnetContext<Cached<'n>>, I>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Bare,
     Post,
     Classic,
-    Fresh,
 }
 
-const WAYS: [Way; 4] = [Way::Bare, Way::Post, Way::Classic, Way::Fresh];
+const WAYS: [Way; 3] = [Way::Bare, Way::Post, Way::Classic];
 
 /// What a block came to: the same in all ways, or the comparison is void.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -89,10 +86,10 @@ fn classic_passes(list: &Blocklist, tx: &TxEnv, inspector: &AccessListInspector)
 
 fn run(way: Way, node: &Node, guard: &BlockGuard, txs: Vec<TxEnv>) -> (Duration, Work) {
     let mut work = Work::default();
-    let db = CacheDB::new(node);
+    let context = context(CacheDB::new(node));
     match way {
         Way::Bare => {
-            let mut evm: Evm<'_, ()> = context(db).build_mainnet();
+            let mut evm = context.build_mainnet();
             let start = Instant::now();
             for tx in txs {
                 let executed = evm.transact(tx).expect("valid");
@@ -102,7 +99,7 @@ fn run(way: Way, node: &Node, guard: &BlockGuard, txs: Vec<TxEnv>) -> (Duration,
             (start.elapsed(), work)
         }
         Way::Post => {
-            let mut evm: Evm<'_, ()> = context(db).build_mainnet();
+            let mut evm = context.build_mainnet();
             let start = Instant::now();
             for tx in txs {
                 match guard.execute(&mut evm, tx) {
@@ -116,8 +113,7 @@ fn run(way: Way, node: &Node, guard: &BlockGuard, txs: Vec<TxEnv>) -> (Duration,
             (start.elapsed(), work)
         }
         Way::Classic => {
-            let mut evm: Evm<'_, AccessListInspector> =
-                context(db).build_mainnet_with_inspector(AccessListInspector::default());
+            let mut evm = context.build_mainnet_with_inspector(AccessListInspector::default());
             let start = Instant::now();
             for tx in txs {
                 let executed = evm.inspect(tx, AccessListInspector::default()).expect("valid");
@@ -131,30 +127,13 @@ fn run(way: Way, node: &Node, guard: &BlockGuard, txs: Vec<TxEnv>) -> (Duration,
             }
             (start.elapsed(), work)
         }
-        Way::Fresh => {
-            let mut db = db;
-            let start = Instant::now();
-            for tx in txs {
-                let mut evm =
-                    context(db).build_mainnet_with_inspector(AccessListInspector::default());
-                let executed = evm.inspect_tx(tx).expect("valid");
-                if classic_passes(guard.list(), &evm.ctx.tx, &evm.inspector) {
-                    evm.commit(executed.state);
-                    work.add(&executed.result);
-                } else {
-                    work.refused += 1;
-                }
-                db = evm.ctx.journaled_state.database;
-            }
-            (start.elapsed(), work)
-        }
     }
 }
 
 /// The check by itself: pre-check and state check of a block's transactions, whose states were
 /// collected beforehand and are out of the nearest cache.
 fn check_alone(node: &Node, guard: &BlockGuard, kind: Kind) -> Duration {
-    let mut evm: Evm<'_, ()> = context(CacheDB::new(node)).build_mainnet();
+    let mut evm = context(CacheDB::new(node)).build_mainnet();
     let states: Vec<(TxEnv, EvmState)> = kind
         .block()
         .into_iter()
@@ -194,37 +173,22 @@ struct Row {
 }
 
 impl Row {
-    fn ratio(&self, of: Way, to: Way) -> Quartiles {
-        let index = |way| WAYS.iter().position(|w| *w == way).expect("one of them");
-        let (of, to) = (index(of), index(to));
-        Quartiles::of(self.rounds.iter().map(|t| t[of].as_secs_f64() / t[to].as_secs_f64()))
+    /// Seconds for each round.
+    fn times(&self, way: Way) -> impl Iterator<Item = f64> {
+        let index = WAYS.iter().position(|w| *w == way).expect("one of them");
+        self.rounds.iter().map(move |times| times[index].as_secs_f64())
+    }
+
+    fn ratio(&self, of: Way, to: Way) -> Spread {
+        Spread::of_ratios(self.times(of), self.times(to))
     }
 
     fn micros_per_tx(&self, way: Way) -> f64 {
-        let index = WAYS.iter().position(|w| *w == way).expect("one of them");
-        let txs = self.kind.txs() as f64;
-        Quartiles::of(self.rounds.iter().map(|t| t[index].as_secs_f64() * 1e6 / txs)).median
+        median(self.times(way)) * 1e6 / self.kind.txs() as f64
     }
 
     fn check_alone_ns(&self) -> f64 {
-        let txs = self.kind.txs() as f64;
-        Quartiles::of(self.check_alone.iter().map(|t| t.as_secs_f64() * 1e9 / txs)).median
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Quartiles {
-    low: f64,
-    median: f64,
-    high: f64,
-}
-
-impl Quartiles {
-    fn of(values: impl Iterator<Item = f64>) -> Self {
-        let mut values: Vec<f64> = values.collect();
-        values.sort_unstable_by(f64::total_cmp);
-        let at = |share: usize| values[(values.len() - 1) * share / 4];
-        Self { low: at(1), median: at(2), high: at(3) }
+        median(self.check_alone.iter().map(Duration::as_secs_f64)) * 1e9 / self.kind.txs() as f64
     }
 }
 
@@ -279,9 +243,9 @@ fn assert_the_ways_refuse_alike() {
     for kind in [Kind::Swap, Kind::Mix] {
         // A refused transaction leaves its sender's nonce, so each sender sends one.
         let block = || kind.block().into_iter().filter(|tx| tx.nonce == 0).collect::<Vec<_>>();
-        let [post, classic, fresh] =
-            [Way::Post, Way::Classic, Way::Fresh].map(|way| run(way, &node, &guard, block()).1);
-        assert_eq!((post, post), (classic, fresh), "{kind:?}");
+        let [post, classic] =
+            [Way::Post, Way::Classic].map(|way| run(way, &node, &guard, block()).1);
+        assert_eq!(post, classic, "{kind:?}");
         assert!(post.refused > 0, "{kind:?}");
     }
 }
@@ -294,20 +258,11 @@ fn print(rows: &[Row]) {
         "bare us/tx",
         "post us/tx",
         "classic us/tx",
-        "fresh us/tx",
         "check ns/tx",
-        "post vs bare, % (quartiles)",
-        "classic / post (quartiles)",
-        "fresh / post (quartiles)",
+        "post / bare",
+        "classic / post",
     ]);
     for row in rows {
-        let check = row.ratio(Way::Post, Way::Bare);
-        let [low, median, high] =
-            [check.low, check.median, check.high].map(|ratio| (ratio - 1.0) * 100.0);
-        let times = |way| {
-            let ratio = row.ratio(way, Way::Post);
-            format!("{:.2} ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high)
-        };
         let micros = |way| format!("{:.2}", row.micros_per_tx(way));
         table.row([
             format!("{:?}", row.kind).to_lowercase(),
@@ -316,11 +271,9 @@ fn print(rows: &[Row]) {
             micros(Way::Bare),
             micros(Way::Post),
             micros(Way::Classic),
-            micros(Way::Fresh),
             format!("{:.0}", row.check_alone_ns()),
-            format!("{median:+.2} ({low:+.2} to {high:+.2})"),
-            times(Way::Classic),
-            times(Way::Fresh),
+            row.ratio(Way::Post, Way::Bare).to_string(),
+            row.ratio(Way::Classic, Way::Post).to_string(),
         ]);
     }
     print!("\n{table}");

@@ -6,16 +6,17 @@
 //! all that the run brought in. A rate is *held* when every round pooled, in the end, everything that was
 //! announced, no buffer of ours was overrun, and the node kept the rate.
 
-use std::{io, time::Duration};
+use std::{env, fs, io, path::PathBuf, time::Duration};
 
 use testkit::{
+    bench::folder,
     contest::{Contender, Load, Run, Stage},
     figures::Table,
     process::{Process, serve},
 };
 
 use crate::{
-    Plan, keep, plot, rows,
+    Plan, plot, rows,
     table::{Row, lost_share},
 };
 
@@ -53,7 +54,14 @@ pub(crate) fn bench(plan: &Plan) {
         }
     }
     print(&rows);
-    keep("scale", &rows, plot::scale);
+    let folder = env::var_os("INGEST_BENCH_DIR").map_or_else(|| folder("ingest"), PathBuf::from);
+    let path = folder.join("scale.svg");
+    let drawn =
+        fs::create_dir_all(folder).map_err(Into::into).and_then(|()| plot::scale(&path, &rows));
+    match drawn {
+        Ok(()) => println!("\nwritten: {}", path.display()),
+        Err(error) => eprintln!("warning: the picture could not be written: {error}"),
+    }
 }
 
 /// Runs as the process of a contender.

@@ -16,11 +16,9 @@ fn main() {
     }
     println!("orders replayed: {}, rounds: {}", scale.replayed, scale.rounds);
     table::memory(quick);
-    let mut goals =
-        vec![table::joining(&scale), table::one_reader(&scale), table::eight_readers(&scale)];
+    let mut goals = vec![table::joining(&scale), table::eight_readers(&scale)];
     goals.extend(table::scaling(&scale));
     goals.push(table::heads(&scale));
-    table::upkeep(&scale);
     println!("\ngoals (a busy machine moves them; take them on an idle one)");
     for goal in goals {
         println!("  {goal}");

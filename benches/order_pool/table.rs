@@ -10,9 +10,7 @@ use std::{
 
 use alloy_primitives::{B256, keccak256};
 use hdrhistogram::Histogram;
-use order_pool::{
-    Block, Head, InsertOutcome, ORDER_OVERHEAD_BYTES, OrderPool, PoolConfig, Upkeep, UpkeepConfig,
-};
+use order_pool::{Block, Head, InsertOutcome, ORDER_OVERHEAD_BYTES, OrderPool, PoolConfig};
 use testkit::{
     figures::{Goal, Spread, median, quantile_us},
     usage::resident_bytes,
@@ -67,21 +65,6 @@ pub(crate) fn joining(scale: &Scale) -> Goal {
         10.0,
         " x",
     )
-}
-
-/// One reader replays without a pause.
-pub(crate) fn one_reader(scale: &Scale) -> Goal {
-    println!("\ninserts at 2,000/s beside one reader that replays without a pause");
-    let (mut alone, mut read) = (Vec::new(), Vec::new());
-    for _ in 0..scale.rounds {
-        for (threads, into) in [(0, &mut alone), (1, &mut read)] {
-            let pool = filled(scale.replayed);
-            let work = || paced(scale.window, 1 << 32, into_pool(&pool));
-            into.push(beside(threads, || replay(&pool), work).0);
-        }
-    }
-    let (alone, read) = (row("nobody reads", &alone), row("one replaying reader", &read));
-    Goal::at_most("insert p99, one replaying reader / none", Spread::of([read / alone]), 2.0, " x")
 }
 
 /// Eight readers against eight threads that burn the same CPU.
@@ -196,32 +179,6 @@ pub(crate) fn heads(scale: &Scale) -> Goal {
         2.0,
         " x",
     )
-}
-
-/// Upkeep beside the writer, with orders that expire after a second.
-pub(crate) fn upkeep(scale: &Scale) {
-    println!("\ninserts at 2,000/s with a retention of a tenth of the window");
-    let (mut off, mut on) = (Vec::new(), Vec::new());
-    for _ in 0..scale.rounds {
-        for (runs, into) in [(false, &mut off), (true, &mut on)] {
-            let config = PoolConfig { tx_retention: scale.window / 10, ..PoolConfig::default() };
-            let pool = OrderPool::new(config).expect("a valid configuration");
-            let start = || Upkeep::start(&pool, UpkeepConfig::default(), || false);
-            let upkeep = runs.then(|| start().expect("a thread"));
-            into.push(paced(scale.window, 1 << 32, into_pool(&pool)));
-            if let Some(upkeep) = upkeep {
-                // A window that is shorter than the time between two rounds has seen none.
-                let began = Instant::now();
-                while pool.stats().expired == 0 && began.elapsed() < Duration::from_secs(5) {
-                    thread::sleep(Duration::from_millis(10));
-                }
-                assert!(upkeep.shutdown(Duration::from_secs(5)).ended);
-                assert!(pool.stats().expired > 0);
-            }
-        }
-    }
-    row("upkeep off", &off);
-    row("upkeep on", &on);
 }
 
 /// What this program is called with to measure memory in a process of its own: in one that has

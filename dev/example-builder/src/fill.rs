@@ -17,9 +17,8 @@ use revm::{
 use revm_inspectors::access_list::AccessListInspector;
 
 use crate::{
-    builder::NextBlock,
     candidates::{Candidate, Candidates, Tx},
-    state::{NodeState, ReadError},
+    state::{NextBlock, NodeState, ReadError},
 };
 
 /// A way to fill a block.

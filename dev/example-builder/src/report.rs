@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 use testkit::figures::median;
 
-use crate::{builder::NextBlock, fill::Built};
+use crate::{fill::Built, state::NextBlock};
 
 /// The output of `--json`. Times are in the unit of their name.
 #[derive(Debug, Default, Serialize)]

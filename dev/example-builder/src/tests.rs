@@ -24,11 +24,11 @@ use testkit::{
 use tokio::runtime::Runtime;
 
 use crate::{
-    builder::{NextBlock, prefetch},
+    builder::prefetch,
     candidates::Candidates,
     fill::{Built, Way, fill},
     run_with,
-    state::NodeState,
+    state::{NextBlock, NodeState},
 };
 
 const FEE_RECIPIENT: Address = Address::repeat_byte(0xfe);

@@ -65,9 +65,9 @@ pub fn number<T: FromStr + PartialOrd + Display>(
     numbers(name, default, range).swap_remove(0)
 }
 
-/// The folder of a bench beside criterion's reports.
+/// The folder for what a bench writes.
 pub fn folder(bench: &str) -> PathBuf {
     let target = env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"), PathBuf::from);
-    target.join("criterion").join(bench)
+    target.join("benches").join(bench)
 }
