@@ -5,9 +5,10 @@ use std::{path::PathBuf, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    capacity::Capacity,
     error::NodeError,
     faults::FaultPlan,
-    timing::{Capacity, Latency},
+    latency::Latency,
     workload::{DEFAULT_ACCOUNTS, Mix, SignedLoad, WorkloadConfig},
 };
 

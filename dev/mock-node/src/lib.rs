@@ -48,22 +48,25 @@
 //! # }
 //! ```
 
+mod capacity;
 mod chain;
 pub mod cli;
 mod config;
 mod core;
 mod error;
 mod faults;
+mod framing;
+mod latency;
 mod node;
+mod outbox;
 mod pool;
 mod rpc;
 mod shared;
 pub mod state;
-mod timing;
 mod tx;
-mod wire;
 pub mod workload;
 
+pub use capacity::Capacity;
 pub use chain::{Block, HISTORY_BLOCKS};
 pub use config::{
     DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_MAX_QUEUED_BYTES, DEFAULT_POOL_LIMIT, DEV_CHAIN_ID, LoadStart,
@@ -73,7 +76,7 @@ pub use error::{NodeError, TxRefused};
 pub use faults::{
     BadAnswer, Fault, FaultPlan, LARGE_ANSWER_BYTES, LARGE_BURST, RETH_LISTENER_HASHES, Target,
 };
+pub use latency::Latency;
 pub use node::{MockNode, Reorg};
 pub use shared::stats::Stats;
-pub use timing::{Capacity, Latency};
 pub use workload::DEFAULT_ACCOUNTS;

@@ -19,9 +19,9 @@ use serde_json::value::RawValue;
 
 use crate::{
     faults::BadAnswer,
+    outbox::Message,
     shared::{Shared, Topic},
     tx::SignedTx,
-    wire::Message,
 };
 use error::RpcError;
 use methods::call;
@@ -42,7 +42,7 @@ struct Request<'a> {
     params: Option<&'a RawValue>,
 }
 
-/// An answer, and what follows from having given it.
+/// An answer without its line end, and what follows from having given it.
 #[derive(Debug, Default)]
 struct Reply {
     message: Message,
@@ -69,7 +69,7 @@ fn handle(shared: &Shared, connection: u64, frame: &[u8], may_block: bool) -> Ha
     if frame.first() != Some(&b'[') {
         return match serde_json::from_slice::<Request<'_>>(frame) {
             Ok(request) if !may_block && is_heavy(shared, &request) => Handled::Heavy,
-            Ok(request) => Handled::Now(answer(shared, connection, &request).map(Answer::with_end)),
+            Ok(request) => Handled::Now(answer(shared, connection, &request)),
             Err(error) => Handled::Now(Some(malformed(frame, &error))),
         };
     }
@@ -91,12 +91,11 @@ fn handle(shared: &Shared, connection: u64, frame: &[u8], may_block: bool) -> Ha
     for (call, request) in calls.iter().zip(requests) {
         let one = match request {
             Ok(request) => answer(shared, connection, &request),
-            Err(error) => Some(Answer(malformed(call.get().as_bytes(), &error))),
+            Err(error) => Some(malformed(call.get().as_bytes(), &error)),
         };
-        let Some(Answer(mut one)) = one else { continue };
+        let Some(mut one) = one else { continue };
         let separator = if all.message.len() == 0 { b'[' } else { b',' };
         all.message.text().push(separator);
-        trim_end(&mut one.message);
         all.message.append(one.message);
         all.begin.append(&mut one.begin);
         all.raws += one.raws;
@@ -105,25 +104,8 @@ fn handle(shared: &Shared, connection: u64, frame: &[u8], may_block: bool) -> Ha
     if all.message.len() == 0 {
         return Handled::Now(None);
     }
-    all.message.text().extend_from_slice(b"]\n");
+    all.message.text().push(b']');
     Handled::Now(Some(all))
-}
-
-/// An answer without its line end.
-struct Answer(Reply);
-
-impl Answer {
-    fn with_end(self) -> Reply {
-        let mut reply = self.0;
-        reply.message.text().push(b'\n');
-        reply
-    }
-}
-
-fn trim_end(message: &mut Message) {
-    if message.text().last() == Some(&b'\n') {
-        message.text().pop();
-    }
 }
 
 fn is_heavy(shared: &Shared, request: &Request<'_>) -> bool {
@@ -147,7 +129,6 @@ fn malformed(frame: &[u8], error: &serde_json::Error) -> Reply {
 fn error_reply(error: RpcError) -> Reply {
     let mut message = Message::default();
     write_error(message.text(), "null", &error);
-    message.text().push(b'\n');
     Reply { message, ..Reply::default() }
 }
 
@@ -166,7 +147,7 @@ enum Found {
     Subscribed(String, Topic),
 }
 
-fn answer(shared: &Shared, connection: u64, request: &Request<'_>) -> Option<Answer> {
+fn answer(shared: &Shared, connection: u64, request: &Request<'_>) -> Option<Reply> {
     shared.counters.method(&request.method);
     let is_raw = request.method == "eth_getRawTransactionByHash";
     if is_raw {
@@ -222,7 +203,7 @@ fn answer(shared: &Shared, connection: u64, request: &Request<'_>) -> Option<Ans
         };
         reply.message = spoiled;
     }
-    Some(Answer(reply))
+    Some(reply)
 }
 
 /// A pending transaction that is not the one found.

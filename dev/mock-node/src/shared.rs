@@ -11,15 +11,16 @@ use std::{
 use alloy_primitives::B256;
 
 use crate::{
+    capacity::Line,
     chain::{FullBlock, objects::head_object},
     config::NodeConfig,
     core::{Core, Effects},
     error::TxRefused,
     faults::switches::Switches,
+    latency::DelayLine,
+    outbox::{Message, Outbox},
     state::{Execute, NewState},
-    timing::{DelayLine, Line},
     tx::{SignedTx, to_json},
-    wire::{Message, Outbox},
 };
 use signals::Signals;
 use stats::Counters;

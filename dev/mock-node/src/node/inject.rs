@@ -8,8 +8,8 @@ use std::{
 use super::{load, supply::Supply};
 use crate::{
     faults::{Fault, FaultPlan, Target, switches::Restart},
+    outbox::{Freeze, Outbox},
     shared::{Shared, unix_s},
-    wire::{Freeze, Outbox},
 };
 
 pub(super) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::{error::TxRefused, timing::Busy};
+use crate::{capacity::Busy, error::TxRefused};
 
 /// An answer that is an error: code, message and optional data.
 #[derive(Clone, Debug, PartialEq, Eq)]

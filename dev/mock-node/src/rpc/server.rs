@@ -22,8 +22,9 @@ use super::{Handled, Reply, handle};
 use crate::{
     config::MAX_REQUEST_BYTES,
     faults::switches::Restart,
+    framing::Splitter,
+    outbox::{Freeze, Next, Outbox},
     shared::{Shared, Subscription, Topic, unix_s},
-    wire::{Freeze, Next, Outbox, Splitter},
 };
 
 /// What reth writes to a connection that is one too many.
@@ -221,7 +222,8 @@ impl Connection {
     }
 
     fn answer(&self, reply: Option<Reply>) {
-        let Some(reply) = reply else { return };
+        let Some(mut reply) = reply else { return };
+        reply.message.text().push(b'\n');
         let delay = reply.delay.max(self.shared.list_ends_in());
         if delay.is_zero() {
             return self.send(reply);

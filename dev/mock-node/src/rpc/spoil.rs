@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{error::RpcError, server::TOO_MANY, write_error};
 use crate::{
     faults::{BadAnswer, LARGE_ANSWER_BYTES},
-    wire::Message,
+    outbox::Message,
 };
 
 /// Answers of [`BadAnswer::OutOfOrder`] come up to so much later.
@@ -20,10 +20,7 @@ pub(super) fn spoil(bad: BadAnswer, id: &str, right: Message) -> Option<Message>
         BadAnswer::OutOfOrder | BadAnswer::WrongTransaction => return Some(right),
         BadAnswer::Never => return None,
         BadAnswer::ByteByByte => return Some(right.in_single_bytes(4096)),
-        BadAnswer::Truncated => {
-            let half = right.len() / 2;
-            return Some(right.truncated(half));
-        }
+        BadAnswer::Truncated => return Some(right.half()),
         BadAnswer::Null => result(out, id, b"null"),
         BadAnswer::Error => write_error(out, id, &RpcError::new(-32603, "Internal error")),
         BadAnswer::Busy => {

@@ -76,18 +76,14 @@ mod tests {
     }
 
     #[test]
-    fn requests_need_no_separator() {
-        assert_eq!(split(&[br#"{"a":1}{"b":[2]} [3]"#]), [r#"{"a":1}"#, r#"{"b":[2]}"#, "[3]"]);
-    }
-
-    #[test]
-    fn brackets_in_strings_do_not_count() {
-        assert_eq!(split(&[br#"{"a":"}\"]{"}[]"#]), [r#"{"a":"}\"]{"}"#, "[]"]);
-    }
-
-    #[test]
-    fn garbage_between_requests_is_a_value_of_its_own() {
-        assert_eq!(split(&[b"[1]garbage[2]\nmore\n[3]"]), ["[1]", "garbage", "[2]", "more", "[3]"]);
+    fn values_need_no_separator_and_garbage_between_them_is_one_of_its_own() {
+        for (text, values) in [
+            (&br#"{"a":1}{"b":[2]} [3]"#[..], &[r#"{"a":1}"#, r#"{"b":[2]}"#, "[3]"][..]),
+            (br#"{"a":"}\"]{"}[]"#, &[r#"{"a":"}\"]{"}"#, "[]"]),
+            (b"[1]garbage[2]\nmore\n[3]", &["[1]", "garbage", "[2]", "more", "[3]"]),
+        ] {
+            assert_eq!(split(&[text]), values);
+        }
     }
 
     proptest! {

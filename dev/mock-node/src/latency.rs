@@ -1,8 +1,7 @@
 //! Answers that are held back, each for its own time, on a thread with a finer clock than tokio's millisecond.
 
 use std::{
-    cmp::Reverse,
-    collections::BinaryHeap,
+    collections::BTreeMap,
     fmt,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -43,39 +42,17 @@ pub(crate) struct DelayLine {
 }
 
 struct Inner {
-    /// By due time; the number keeps equals in their order and the heap from comparing closures.
-    due: BinaryHeap<Reverse<Due>>,
+    /// By due time; the number keeps equals in their order.
+    due: BTreeMap<(Instant, u64), Deliver>,
     number: u64,
     rng: ChaCha8Rng,
     stopped: bool,
 }
 
-struct Due(Instant, u64, Deliver);
-
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        (self.0, self.1) == (other.0, other.1)
-    }
-}
-
-impl Eq for Due {}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.0, self.1).cmp(&(other.0, other.1))
-    }
-}
-
 impl DelayLine {
     pub(crate) fn new(latency: Latency, seed: u64) -> Self {
         let inner = Inner {
-            due: BinaryHeap::new(),
+            due: BTreeMap::new(),
             number: 0,
             rng: ChaCha8Rng::seed_from_u64(seed),
             stopped: false,
@@ -102,8 +79,8 @@ impl DelayLine {
         let mut inner = self.lock();
         inner.number += 1;
         let number = inner.number;
-        let first = inner.due.peek().is_none_or(|Reverse(next)| due < next.0);
-        inner.due.push(Reverse(Due(due, number, Box::new(deliver))));
+        let first = inner.due.first_key_value().is_none_or(|((next, _), _)| due < *next);
+        inner.due.insert((due, number), Box::new(deliver));
         drop(inner);
         if first {
             self.changed.notify_one();
@@ -115,7 +92,7 @@ impl DelayLine {
         let mut inner = self.lock();
         while !inner.stopped {
             let now = Instant::now();
-            let next = inner.due.peek().map(|Reverse(due)| due.0);
+            let next = inner.due.first_key_value().map(|((due, _), _)| *due);
             inner = match next {
                 None => self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner),
                 Some(due) if due > now => {
@@ -125,7 +102,7 @@ impl DelayLine {
                         .0
                 }
                 Some(_) => {
-                    let Reverse(Due(_, _, deliver)) = inner.due.pop().expect("just seen");
+                    let (_, deliver) = inner.due.pop_first().expect("just seen");
                     drop(inner);
                     deliver();
                     self.lock()

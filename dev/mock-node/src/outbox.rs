@@ -41,29 +41,22 @@ impl Message {
         self.tail.extend_from_slice(&other.tail);
     }
 
-    /// The first `len` bytes of it.
-    pub(crate) fn truncated(self, len: usize) -> Self {
-        let mut left = len;
-        let mut short = Self::default();
-        for piece in self.pieces.into_iter().chain([Bytes::from(self.tail)]) {
-            let take = piece.len().min(left);
-            short.push_shared(piece.slice(..take));
-            left -= take;
-        }
-        short
+    fn into_bytes(self) -> Bytes {
+        [self.pieces.concat(), self.tail].concat().into()
+    }
+
+    /// The first half of it.
+    pub(crate) fn half(self) -> Self {
+        let whole = self.into_bytes();
+        Self { pieces: vec![whole.slice(..whole.len() / 2)], tail: Vec::new() }
     }
 
     /// The same, its first `count` bytes as pieces of their own: each is one write.
     pub(crate) fn in_single_bytes(self, count: usize) -> Self {
-        let mut split = Self::default();
-        let mut left = count;
-        for piece in self.pieces.into_iter().chain([Bytes::from(self.tail)]) {
-            let singles = piece.len().min(left);
-            (0..singles).for_each(|at| split.push_shared(piece.slice(at..=at)));
-            split.push_shared(piece.slice(singles..));
-            left -= singles;
-        }
-        split
+        let whole = self.into_bytes();
+        let count = count.min(whole.len());
+        let singles = (0..count).map(|at| whole.slice(at..=at));
+        Self { pieces: singles.chain([whole.slice(count..)]).collect(), tail: Vec::new() }
     }
 
     pub(crate) fn len(&self) -> usize {
