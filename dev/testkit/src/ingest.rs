@@ -8,9 +8,7 @@ use std::{
 
 use alloy_eips::Encodable2718 as _;
 use mempool_ingest::{
-    Fetcher, FetcherConfig, OrderPool, PoolConfig,
-    order_pool::Order,
-    txpool_fetcher::{Counts, Outcome},
+    Fetcher, FetcherConfig, OrderPool, PoolConfig, order_pool::Order, txpool_fetcher::Counts,
 };
 use mock_node::{
     MockNode, NodeConfig,
@@ -114,19 +112,4 @@ pub async fn settled(fetcher: &Fetcher, what: &str, done: impl Fn(&Counts) -> bo
     })
     .await;
     fetcher.counts()
-}
-
-/// The count of one outcome.
-pub fn of(counts: &Counts, outcome: Outcome) -> u64 {
-    match outcome {
-        Outcome::Pooled => counts.pooled,
-        Outcome::Known => counts.known,
-        Outcome::Gone => counts.gone,
-        Outcome::Mined => counts.mined,
-        Outcome::Malformed => counts.malformed,
-        Outcome::Refused => counts.refused,
-        Outcome::Postponed => counts.postponed,
-        Outcome::Failed => counts.failed,
-        other => panic!("an outcome without a count: {other:?}"),
-    }
 }

@@ -79,8 +79,6 @@ pub struct Announced {
     pub late: usize,
     /// CPU time of the node's process.
     pub cpu: Duration,
-    /// How long it was.
-    pub lasted: Duration,
     /// How long before the stop everything had been announced; `None` if something was left.
     pub short: Option<Duration>,
 }
@@ -247,7 +245,6 @@ struct Announcing {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Ended>>,
     ended: Ended,
-    start: Instant,
     cpu: Duration,
 }
 
@@ -304,7 +301,7 @@ impl Announcing {
             }
             ended
         });
-        Self { stop, thread: Some(thread), ended: Ended::default(), start, cpu }
+        Self { stop, thread: Some(thread), ended: Ended::default(), cpu }
     }
 
     fn finish(&mut self) {
@@ -323,7 +320,6 @@ impl Announcing {
             own,
             late,
             cpu: process_cpu() - self.cpu,
-            lasted: self.start.elapsed(),
             short: all.map(|at| now.saturating_duration_since(at)),
         }
     }

@@ -77,11 +77,6 @@ pub fn resident_bytes() -> usize {
     kib.expect("a number") << 10
 }
 
-/// The most that was ever resident of this process, in bytes.
-pub fn max_resident_bytes() -> u64 {
-    usage(UsageWho::RUSAGE_SELF).max_rss().max(0) as u64 * 1024
-}
-
 /// Raises the limit of open files of this process to so many, as far as its hard limit lets it.
 ///
 /// # Errors
