@@ -152,22 +152,31 @@ fn nanos(value: u64) -> Duration {
     Duration::from_nanos(value)
 }
 
-/// Sets counts and durations by the names of their fields.
-macro_rules! setters {
-    ($config:ty; counts: $($count:ident)*; durations: $($duration:ident)*; more: $($name:literal => $set:expr,)*) => {{
+/// Checks a configuration's table. Sets counts and durations by the names of their fields.
+macro_rules! check {
+    ($title:literal, $default:expr, $config:ty, $written:expr; counts: $($count:ident)*; durations: $($duration:ident)*;
+        more: $($name:literal => $set:expr,)*) => {{
         let setters: Vec<(&str, Set<$config>)> = vec![
             $((stringify!($count), |c, v| c.$count = v.try_into().expect("64 bits")),)*
             $((stringify!($duration), |c, v| c.$duration = nanos(v)),)*
             $(($name, $set),)*
         ];
-        setters.into_iter().collect::<BTreeMap<_, _>>()
+        let valid = |config: &$config| config.validate().is_ok();
+        check($title, &$default, &setters.into_iter().collect(), $written, valid);
     }};
 }
 
 #[test]
 fn the_fetchers_configuration_table_says_what_the_code_does() {
-    let setters = setters! {
-        FetcherConfig;
+    let default = FetcherConfig::ipc("/tmp/node.ipc");
+    let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get().min(4));
+    let written = |field: &str, cell: &str| match (field, cell) {
+        ("request_connections", "cores, at most 4") => cores.to_string(),
+        ("sources", "") => fields(&default)["sources"].clone(),
+        _ => unit(cell),
+    };
+    check! {
+        "## `FetcherConfig`", default, FetcherConfig, written;
         counts: fetch_slots max_bytes_in_flight request_connections;
         durations: ;
         more:
@@ -178,29 +187,18 @@ fn the_fetchers_configuration_table_says_what_the_code_does() {
                 let path = |n| txpool_fetcher::Endpoint::Ipc(format!("/{n}").into());
                 c.sources = (0..v).map(path).collect();
             },
-    };
-    let default = FetcherConfig::ipc("/tmp/node.ipc");
-    let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get().min(4));
-    let written = |field: &str, cell: &str| match (field, cell) {
-        ("request_connections", "cores, at most 4") => cores.to_string(),
-        ("sources", "") => fields(&default)["sources"].clone(),
-        _ => unit(cell),
-    };
-    let valid = |config: &FetcherConfig| config.validate().is_ok();
-    check("## `FetcherConfig`", &default, &setters, written, valid);
+    }
 }
 
 #[test]
 fn the_pools_configuration_table_says_what_the_code_does() {
-    let setters = setters! {
-        PoolConfig;
+    check! {
+        "## `PoolConfig`", PoolConfig::default(), PoolConfig, |_, cell| unit(cell);
         counts: max_txs max_tx_bytes max_external_txs max_external_tx_bytes log_events log_bytes
             max_bundles max_bundle_bytes max_cancellations;
         durations: tx_retention;
         more:
-    };
-    let valid = |config: &PoolConfig| config.validate().is_ok();
-    check("## `PoolConfig`", &PoolConfig::default(), &setters, |_, cell| unit(cell), valid);
+    }
 }
 
 #[test]
@@ -208,19 +206,6 @@ fn the_rpc_servers_configuration_table_says_what_the_code_does() {
     fn quota(per_second: u64) -> Option<Quota> {
         Some(Quota { per_second: u32::try_from(per_second).unwrap_or(u32::MAX), burst: u32::MAX })
     }
-    let setters = setters! {
-        OrderRpcConfig;
-        counts: threads max_buffered_bytes max_connections;
-        durations: admission_timeout;
-        more:
-            "quota" => |c, v| c.quota = quota(v),
-            "caller_quota" => |c, v| c.caller_quota = quota(v),
-            // Its own bound, not that of the buffers that must hold it and the quota that pays.
-            "max_body_bytes" => |c, v| {
-                (c.max_buffered_bytes, c.caller_quota) = (usize::MAX, None);
-                c.max_body_bytes = v.try_into().expect("64 bits");
-            },
-    };
     let written = |field: &str, cell: &str| match field {
         "chain_id" => "1".to_owned(),
         "listen" => cell.trim_matches('`').to_owned(),
@@ -235,14 +220,34 @@ fn the_rpc_servers_configuration_table_says_what_the_code_does() {
         "host_names" | "trusted_proxies" | "trusted_fronts" if cell == "none" => "[]".to_owned(),
         _ => unit(cell),
     };
-    let valid = |config: &OrderRpcConfig| config.validate().is_ok();
-    check("## `OrderRpcConfig`", &OrderRpcConfig::new(1), &setters, written, valid);
+    check! {
+        "## `OrderRpcConfig`", OrderRpcConfig::new(1), OrderRpcConfig, written;
+        counts: threads max_buffered_bytes max_connections;
+        durations: admission_timeout;
+        more:
+            "quota" => |c, v| c.quota = quota(v),
+            "caller_quota" => |c, v| c.caller_quota = quota(v),
+            // Its own bound, not that of the buffers that must hold it and the quota that pays.
+            "max_body_bytes" => |c, v| {
+                (c.max_buffered_bytes, c.caller_quota) = (usize::MAX, None);
+                c.max_body_bytes = v.try_into().expect("64 bits");
+            },
+    }
 }
 
 #[test]
 fn the_gates_configuration_table_says_what_the_code_does() {
-    let setters = setters! {
-        GateConfig;
+    let cores = load_control::cores();
+    let permits = (2 * cores).max(4);
+    let written = |field: &str, cell: &str| match (field, cell) {
+        ("work_permits", "2 for each core, at least 4") => permits.to_string(),
+        ("reserved_permits", "all but one less than there are cores") => {
+            (permits - (cores - 1).clamp(1, permits - 1)).to_string()
+        }
+        _ => unit(cell),
+    };
+    check! {
+        "## `GateConfig`", GateConfig::default(), GateConfig, written;
         counts: ;
         durations: ;
         more:
@@ -254,34 +259,21 @@ fn the_gates_configuration_table_says_what_the_code_does() {
                 c.work_permits = load_control::MAX_WORK_PERMITS;
                 c.reserved_permits = v.try_into().expect("64 bits");
             },
-    };
-    let cores = load_control::cores();
-    let permits = (2 * cores).max(4);
-    let written = |field: &str, cell: &str| match (field, cell) {
-        ("work_permits", "2 for each core, at least 4") => permits.to_string(),
-        ("reserved_permits", "all but one less than there are cores") => {
-            (permits - (cores - 1).clamp(1, permits - 1)).to_string()
-        }
-        _ => unit(cell),
-    };
-    let valid = |config: &GateConfig| config.validate().is_ok();
-    check("## `GateConfig`", &GateConfig::default(), &setters, written, valid);
+    }
 }
 
 #[test]
 fn the_blocklists_configuration_table_says_what_the_code_does() {
-    let setters = setters! {
-        BlocklistConfig;
-        counts: min_addresses;
-        durations: ;
-        more: "max_age" => |c, v| c.max_age = Some(nanos(v)),
-    };
     let written = |_: &str, cell: &str| match cell {
         "24 h" => format!("{:?}", Duration::from_hours(24)),
         _ => unit(cell),
     };
-    let valid = |config: &BlocklistConfig| config.validate().is_ok();
-    check("## `BlocklistConfig`", &BlocklistConfig::default(), &setters, written, valid);
+    check! {
+        "## `BlocklistConfig`", BlocklistConfig::default(), BlocklistConfig, written;
+        counts: min_addresses;
+        durations: ;
+        more: "max_age" => |c, v| c.max_age = Some(nanos(v)),
+    }
 }
 
 /// Holds the table below a heading of docs/configuration.md against a configuration: the same fields, the
@@ -785,4 +777,24 @@ fn the_source_states_in_the_architecture_are_those_of_the_code() {
     let named: BTreeSet<_> =
         named.iter().map(String::as_str).filter(|name| !["any", "same"].contains(name)).collect();
     assert_eq!(named, states);
+}
+
+/// That their futures can be sent to other threads is tested by a line for each.
+#[test]
+fn every_public_async_function_is_among_those_whose_futures_can_be_sent() {
+    let tests = ["tests/it/send.rs", "crates/load-control/tests/it/gate.rs"].map(read);
+    let mut checked = 0;
+    for (file, text) in sources() {
+        for declared in text.split("pub async fn ").skip(1) {
+            let name = declared.split(['(', '<']).next().expect("a name");
+            let sends = |call: &str| {
+                let called = call.split('(').next().unwrap_or_default();
+                called.rsplit(['.', ':']).next() == Some(name)
+            };
+            let is_tested = tests.iter().any(|test| test.split("send(").skip(1).any(sends));
+            assert!(is_tested, "{name} of {}", file.display());
+            checked += 1;
+        }
+    }
+    assert!(checked >= 12, "{checked}");
 }
