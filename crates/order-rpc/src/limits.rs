@@ -11,11 +11,6 @@
 //! requests and for short ones. A quota is spent in units of work, and only for work that is done.
 //!
 //! # Locks
-//! Of this room: a quota's, for one look-up of each request; the callers', for one look-up when a
-//! connection starts and when a caller holds nothing more; and the deferral queue's, for one push or
-//! pop. None is held across an await or together with another. The counts are atomics.
-//!
-//! # Locks
 //! Quotas: taken by each request, for its address and for its signer, for one look-up; never across an await or with another lock.
 
 mod budget;

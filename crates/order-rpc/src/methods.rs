@@ -4,6 +4,10 @@
 //! the chain, gas and fees, the quotas; then the request's signature, the senders, and the blob
 //! proofs. The last check is the host's.
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
+
 mod admission;
 mod order;
 pub(crate) mod params;
@@ -76,14 +80,7 @@ impl Method {
 
     /// Whether it waits while the load is high.
     pub(crate) fn is_deferrable(self) -> bool {
-        match self {
-            Self::SendRawTransaction => true,
-            Self::SendBundle
-            | Self::CancelBundle
-            | Self::SendPrivateTransaction
-            | Self::SendPrivateRawTransaction
-            | Self::CancelPrivateTransaction => false,
-        }
+        self == Self::SendRawTransaction
     }
 }
 

@@ -178,6 +178,11 @@ impl ErrorResponse {
         Self { reason, status, code, message, data, retry_after: None }
     }
 
+    /// The request itself is wrong, and no error of its parameters: -32600.
+    pub(crate) fn http(status: StatusCode, reason: Reason, message: impl Into<String>) -> Self {
+        Self::request(status, INVALID_REQUEST, reason, message.into())
+    }
+
     /// A parameter is wrong: -32602 with its name.
     pub(crate) fn field(reason: Reason, field: &str, message: String) -> Self {
         let data = json!({ "reason": reason.as_str(), "field": field });

@@ -7,7 +7,6 @@
 use std::pin::pin;
 
 use bytes::{Bytes, BytesMut};
-use futures::future::Either;
 use http::StatusCode;
 use http_body_util::BodyExt;
 use hyper::body::Body;
@@ -15,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::{
     limits::{Caller, Held, Limiter},
-    reply::{ErrorResponse, INVALID_REQUEST, Reason},
+    reply::{ErrorResponse, Reason},
 };
 
 /// Reads a whole body.
@@ -40,11 +39,7 @@ where
     let mut reading = pin!(collect(body, limiter, caller));
     let (first, rest) =
         (limits.slow_body_after, limits.body_timeout.saturating_sub(limits.slow_body_after));
-    let quick = match timeout(first, reading.as_mut()).await {
-        Ok(read) => Either::Left(read),
-        Err(_) => Either::Right(()),
-    };
-    if let Either::Left(read) = quick {
+    if let Ok(read) = timeout(first, reading.as_mut()).await {
         return read;
     }
     let Some(_of_caller) = caller.slow_bodies.take(1) else {
@@ -56,8 +51,7 @@ where
     };
     timeout(rest, reading).await.unwrap_or_else(|_| {
         let message = format!("the body did not arrive within {:?}", limits.body_timeout);
-        let status = StatusCode::REQUEST_TIMEOUT;
-        Err(ErrorResponse::request(status, INVALID_REQUEST, Reason::BodyTimeout, message))
+        Err(ErrorResponse::http(StatusCode::REQUEST_TIMEOUT, Reason::BodyTimeout, message))
     })
 }
 
@@ -73,8 +67,7 @@ where
     let limit = limiter.limits.max_body_bytes;
     let too_large = || {
         let message = format!("the body has more than the {limit} bytes of max_body_bytes");
-        let status = StatusCode::PAYLOAD_TOO_LARGE;
-        ErrorResponse::request(status, INVALID_REQUEST, Reason::BodyTooLarge, message)
+        ErrorResponse::http(StatusCode::PAYLOAD_TOO_LARGE, Reason::BodyTooLarge, message)
     };
     let mut body = pin!(body);
     if body.size_hint().lower() > limit as u64 {
@@ -85,12 +78,7 @@ where
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
             let message = format!("the body ended early: {error}");
-            ErrorResponse::request(
-                StatusCode::BAD_REQUEST,
-                INVALID_REQUEST,
-                Reason::BodyBroken,
-                message,
-            )
+            ErrorResponse::http(StatusCode::BAD_REQUEST, Reason::BodyBroken, message)
         })?;
         let Some(data) = frame.data_ref() else { continue };
         if read.len().saturating_add(data.len()) > limit {

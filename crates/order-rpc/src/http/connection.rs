@@ -19,7 +19,7 @@ use crate::{
     config::SignatureMode,
     limits::{Caller, Entered, forwarded_for},
     methods::{Claim, SIGNATURE_HEADER, SignatureError},
-    reply::{ErrorResponse, INVALID_REQUEST, Reason},
+    reply::{ErrorResponse, Reason},
 };
 
 /// Lingering close: how many bytes of a refused body are read and discarded.
@@ -60,7 +60,7 @@ impl Connection {
             (&Method::GET, _) if request.headers().contains_key(header::UPGRADE) => {
                 Err(http_error(
                     StatusCode::METHOD_NOT_ALLOWED,
-                    "WebSockets are not served: send each request by POST".to_owned(),
+                    "WebSockets are not served: send each request by POST",
                 ))
             }
             (method, _) => Err(http_error(
@@ -127,7 +127,7 @@ impl Connection {
         if host.is_some_and(|host| is_ours(host.host())) {
             return Ok(());
         }
-        let message = "Host must be an IP address, localhost or one of host_names".to_owned();
+        let message = "Host must be an IP address, localhost or one of host_names";
         Err(http_error(StatusCode::FORBIDDEN, message))
     }
 
@@ -137,7 +137,7 @@ impl Connection {
             return Ok(Arc::clone(&self.caller));
         }
         let address = forwarded_for(headers).ok_or_else(|| {
-            let message = "the last entry of X-Forwarded-For is no address of a caller".to_owned();
+            let message = "the last entry of X-Forwarded-For is no address of a caller";
             http_error(StatusCode::BAD_REQUEST, message)
         })?;
         Ok(self.server.dispatcher.limiter.callers.of(address))
@@ -209,12 +209,12 @@ fn is_json(headers: &HeaderMap) -> Result<(), ErrorResponse> {
     match essence {
         Some(json) if json.eq_ignore_ascii_case("application/json") => Ok(()),
         _ => {
-            let message = "Content-Type must be application/json".to_owned();
+            let message = "Content-Type must be application/json";
             Err(http_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
         }
     }
 }
 
-fn http_error(status: StatusCode, message: String) -> ErrorResponse {
-    ErrorResponse::request(status, INVALID_REQUEST, Reason::Http, message)
+fn http_error(status: StatusCode, message: impl Into<String>) -> ErrorResponse {
+    ErrorResponse::http(status, Reason::Http, message)
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, value::RawValue};
 
 use crate::{
     methods::{Method, Verified, params::Bounded},
-    reply::{ErrorResponse, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE, Reason, cut},
+    reply::{ErrorResponse, METHOD_NOT_FOUND, PARSE, Reason, cut},
 };
 
 /// Most bytes of an id. It is repeated in the response; counters and random ids of clients are
@@ -41,7 +41,7 @@ impl Id {
         // It is repeated as it was sent, so the client must be able to read it.
         match serde_json::from_str(text) {
             Ok(Value::Number(_) | Value::String(_)) => Ok(Self(Cow::Owned(text.to_owned()))),
-            _ => Err(invalid("id must be a number or a string".to_owned())),
+            _ => Err(invalid("id must be a number or a string")),
         }
     }
 }
@@ -105,8 +105,7 @@ impl Calls {
                         elements.into_iter().map(|raw| Envelope::of(raw).call(body)).collect();
                     return Ok(Self { calls, is_batch: true });
                 };
-                let status = StatusCode::BAD_REQUEST;
-                Err(ErrorResponse::request(status, INVALID_REQUEST, Reason::BatchLength, wrong))
+                Err(ErrorResponse::http(StatusCode::BAD_REQUEST, Reason::BatchLength, wrong))
             }
             Some(b'{') => {
                 let envelope = match serde_json::from_slice::<Envelope<'_>>(body) {
@@ -122,9 +121,8 @@ impl Calls {
     }
 }
 
-fn invalid(message: String) -> ErrorResponse {
-    let status = StatusCode::BAD_REQUEST;
-    ErrorResponse::request(status, INVALID_REQUEST, Reason::Envelope, message)
+fn invalid(message: impl Into<String>) -> ErrorResponse {
+    ErrorResponse::http(StatusCode::BAD_REQUEST, Reason::Envelope, message)
 }
 
 /// The raw values of a request's fields, of any type.
@@ -159,7 +157,7 @@ impl<'a> Envelope<'a> {
             None => {
                 // Notifications are refused too: their sender could not be told that an order was
                 // refused.
-                let error = invalid("id is absent, must be a number or a string".to_owned());
+                let error = invalid("id is absent, must be a number or a string");
                 return Call { id: Id::NULL, state: State::Done(Err(error)) };
             }
         };
@@ -172,12 +170,12 @@ impl<'a> Envelope<'a> {
 
     fn read(self, body: &Bytes) -> Result<(Method, Bytes), ErrorResponse> {
         if self.jsonrpc.map(RawValue::get) != Some("\"2.0\"") {
-            return Err(invalid("jsonrpc must be \"2.0\"".to_owned()));
+            return Err(invalid("jsonrpc must be \"2.0\""));
         }
         let method =
             self.method.and_then(|raw| serde_json::from_str::<Cow<'a, str>>(raw.get()).ok());
         let Some(name) = method else {
-            return Err(invalid("method must be a string".to_owned()));
+            return Err(invalid("method must be a string"));
         };
         let Some(method) = Method::named(&name) else {
             let message = format!("the method {} does not exist", cut(&name));

