@@ -9,7 +9,7 @@ use std::pin::pin;
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use http_body_util::BodyExt;
-use hyper::body::Body;
+use hyper::body::{Body as _, Incoming};
 use tokio::time::timeout;
 
 use crate::{
@@ -26,15 +26,11 @@ use crate::{
 ///
 /// # Cancel safety
 /// The bytes that were read are lost, and their share is released.
-pub(crate) async fn read<B>(
-    body: B,
+pub(crate) async fn read(
+    body: Incoming,
     limiter: &Limiter,
     caller: &Caller,
-) -> Result<(Bytes, Held), ErrorResponse>
-where
-    B: Body<Data = Bytes> + Send,
-    B::Error: std::fmt::Display,
-{
+) -> Result<(Bytes, Held), ErrorResponse> {
     let limits = &limiter.limits;
     let mut reading = pin!(collect(body, limiter, caller));
     let (first, rest) =
@@ -55,15 +51,11 @@ where
     })
 }
 
-async fn collect<B>(
-    body: B,
+async fn collect(
+    body: Incoming,
     limiter: &Limiter,
     caller: &Caller,
-) -> Result<(Bytes, Held), ErrorResponse>
-where
-    B: Body<Data = Bytes> + Send,
-    B::Error: std::fmt::Display,
-{
+) -> Result<(Bytes, Held), ErrorResponse> {
     let limit = limiter.limits.max_body_bytes;
     let too_large = || {
         let message = format!("the body has more than the {limit} bytes of max_body_bytes");

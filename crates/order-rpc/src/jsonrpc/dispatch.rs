@@ -85,14 +85,11 @@ impl Dispatcher {
         let (mut request, permit) = self.parse(body, claim, by).await?;
         Ok(match self.run(&mut request, permit, entered).await {
             Ok(()) => self.reply(request),
-            Err(error) => self.refuse(error, &request.id),
+            Err(error) => {
+                self.metrics.count(error.reason);
+                Reply { text: error.json(request.id.as_json()), error: Some(error) }
+            }
         })
-    }
-
-    /// An error response to a request as a whole.
-    fn refuse(&self, error: ErrorResponse, id: &Id) -> Reply {
-        self.metrics.count(error.reason);
-        Reply { text: error.json(id.as_json()), error: Some(error) }
     }
 
     async fn parse(
@@ -137,7 +134,13 @@ impl Dispatcher {
             drop(permit.take());
             match self.limiter.deferral.acquire(entered.weight()).await {
                 Ok(acquired) => permit = acquired,
-                Err(refusal) => request.end(&refusal.into()),
+                Err(refusal) => {
+                    for call in &mut request.calls {
+                        if matches!(call.state, State::Sent(..)) {
+                            call.state = State::Done(Err(refusal.into()));
+                        }
+                    }
+                }
             }
         }
         if request.has(|_| true) {
@@ -311,15 +314,6 @@ impl Request {
     /// Whether a call of such a method has not run yet.
     fn has(&self, which: fn(Method) -> bool) -> bool {
         self.calls.iter().any(|call| matches!(call.state, State::Sent(method, _) if which(method)))
-    }
-
-    /// Ends every call that has not run yet with this error.
-    fn end(&mut self, error: &ErrorResponse) {
-        for call in &mut self.calls {
-            if matches!(call.state, State::Sent(..)) {
-                call.state = State::Done(Err(error.clone()));
-            }
-        }
     }
 }
 

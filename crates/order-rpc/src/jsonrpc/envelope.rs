@@ -151,21 +151,17 @@ impl<'a> Envelope<'a> {
     }
 
     fn call(self, body: &Bytes) -> Call {
-        let id = match self.id.map(Id::read) {
-            Some(Ok(id)) => id,
-            Some(Err(error)) => return Call { id: Id::NULL, state: State::Done(Err(error)) },
-            None => {
-                // Notifications are refused too: their sender could not be told that an order was
-                // refused.
-                let error = invalid("id is absent, must be a number or a string");
-                return Call { id: Id::NULL, state: State::Done(Err(error)) };
-            }
+        // Notifications are refused too: their sender could not be told that an order was refused.
+        let absent = || Err(invalid("id is absent, must be a number or a string"));
+        let (id, read) = match self.id.map_or_else(absent, Id::read) {
+            Ok(id) => (id, self.read(body)),
+            Err(error) => (Id::NULL, Err(error)),
         };
-        let state = match self.read(body) {
-            Ok((method, params)) => State::Sent(method, params),
-            Err(error) => State::Done(Err(error)),
-        };
-        Call { id, state }
+        let refused = |error| State::Done(Err(error));
+        Call {
+            id,
+            state: read.map_or_else(refused, |(method, params)| State::Sent(method, params)),
+        }
     }
 
     fn read(self, body: &Bytes) -> Result<(Method, Bytes), ErrorResponse> {

@@ -183,16 +183,17 @@ impl<'de> Visitor<'de> for Bounded {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let mut elements = Vec::new();
-        while elements.len() < self.max {
-            let Some(element) = seq.next_element()? else {
-                let count = elements.len();
-                return Ok((elements, count));
-            };
-            elements.push(element);
-        }
-        let mut count = elements.len();
-        while seq.next_element::<IgnoredAny>()?.is_some() {
+        let (mut elements, mut count) = (Vec::new(), 0_usize);
+        loop {
+            if count >= self.max {
+                if seq.next_element::<IgnoredAny>()?.is_none() {
+                    break;
+                }
+            } else if let Some(element) = seq.next_element()? {
+                elements.push(element);
+            } else {
+                break;
+            }
             count = count.saturating_add(1);
         }
         Ok((elements, count))
