@@ -1,6 +1,6 @@
 //! The server from outside. Tests that need a process of their own are in `tests/`.
 
-use load_control::{GateConfig, LoadMonitor};
+use load_control::{GateConfig, LoadMonitor, MonitorConfig, QueueLoad};
 use order_pool::{OrderPool, PoolConfig};
 
 use self::common::{PATIENCE, Server, gate_config};
@@ -51,6 +51,21 @@ fn start_limited(
 
 fn limited(limit: impl FnOnce(&mut Limits)) -> Server {
     start_limited(common::config(), gate_config(64), None, limit)
+}
+
+/// Under pressure while the queue is full, as it is at first.
+fn start_pressed(requests: usize, limit: impl FnOnce(&mut Limits)) -> (Server, QueueLoad) {
+    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+    let queue = monitor.watch("announcements", 1).unwrap();
+    queue.added(1);
+    (start_limited(common::config(), gate_config(requests), Some(monitor), limit), queue)
+}
+
+/// With the head 100.
+fn start_at_head() -> Server {
+    let server = start(common::config());
+    server.pool.on_head(common::block(100, &[]));
+    server
 }
 
 /// With a pool of the test's own.

@@ -19,8 +19,6 @@ use serde_json::json;
 
 use super::{common::*, *};
 
-const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
-
 fn start_with_host(
     config: OrderRpcConfig,
     pool: PoolConfig,
@@ -191,16 +189,12 @@ async fn the_orders_of_a_batch_are_pooled_in_their_order_whatever_is_decided_fir
     let backwards = Backwards(tokio::sync::Notify::new());
     let server =
         start_with_host(config, PoolConfig::default(), |host| host.with_admission(backwards));
-    let calls = json!([
-        { "jsonrpc": "2.0", "id": 1, "method": "eth_sendBundle",
-          "params": [{ "txs": [raw(0)], "replacementUuid": UUID }] },
-        { "jsonrpc": "2.0", "id": 2, "method": "eth_cancelBundle",
-          "params": [{ "replacementUuid": UUID }] },
-        { "jsonrpc": "2.0", "id": 3, "method": "eth_sendRawTransaction", "params": [raw(0)] },
+    let body = batch(&[
+        ("eth_sendBundle", json!({ "txs": [raw(0)], "replacementUuid": UUID })),
+        ("eth_cancelBundle", json!({ "replacementUuid": UUID })),
+        ("eth_sendRawTransaction", json!(raw(0))),
     ]);
-    let (body, signer) = (calls.to_string(), PrivateKeySigner::random());
-    let header = signature(&signer, body.as_bytes());
-    let answer = send(server.addr, body.as_bytes(), &[("x-flashbots-signature", &header)]).await;
+    let answer = send_signed(server.addr, &PrivateKeySigner::random(), &body).await;
     let answers = answer.json();
     let done: Vec<_> =
         answers.as_array().unwrap().iter().map(|answer| answer["error"].is_null()).collect();

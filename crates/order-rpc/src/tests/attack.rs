@@ -1,16 +1,9 @@
 //! Too much of everything: the documented refusal, other callers served, nothing left behind.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use alloy_signer_local::PrivateKeySigner;
 use futures::future::join_all;
-use load_control::{LoadMonitor, MonitorConfig};
 use order_rpc::Quota;
 use serde_json::json;
 use tokio::{
@@ -20,24 +13,17 @@ use tokio::{
 
 use super::{common::*, *};
 
-fn transaction() -> String {
-    request("eth_sendRawTransaction", json!([raw(0)]))
-}
-
-fn refused(reason: &str) -> (u16, i64, String) {
-    (503, -32005, reason.to_owned())
-}
+const ONE: [u8; 4] = [127, 0, 0, 1];
 
 #[tokio::test]
 async fn the_outer_gate_refuses_before_the_body_is_read() {
     let server = start_with(config(), gate_config(1), None);
     let held = server.gate.enter(Instant::now()).unwrap();
-    let mut socket = TcpStream::connect(server.addr).await.unwrap();
     // Only the head, of a body that never comes.
-    socket.write_all(head("POST", "/", 1_000, &[]).as_bytes()).await.unwrap();
+    let mut socket = begin(ONE, server.addr, (1_000, ""), &[]).await;
     let mut bytes = vec![0; 4_096];
     let count = socket.read(&mut bytes).await.unwrap();
-    assert_eq!(parse(&bytes[..count]).error(), refused("too_many_requests"));
+    assert_eq!(parse(&bytes[..count]).error(), refused(503, "too_many_requests"));
     drop(held);
     assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
 }
@@ -46,11 +32,10 @@ async fn the_outer_gate_refuses_before_the_body_is_read() {
 async fn without_a_work_permit_an_external_caller_is_refused_after_its_wait_and_with_one_served() {
     let gate = impatient_gate_config(Duration::from_millis(10));
     let server = start_with(config(), gate, None);
-    let now = Instant::now();
-    let held: Vec<_> = std::iter::from_fn(|| server.gate.try_acquire_external(now).ok()).collect();
+    let held = server.hold_permits();
     let body = transaction();
     let answer = send(server.addr, body.as_bytes(), &[]).await;
-    assert_eq!(answer.error(), refused("no_permit"));
+    assert_eq!(answer.error(), refused(503, "no_permit"));
     assert_eq!(answer.json()["id"], 1, "what was read is answered by its id");
     drop(held);
     assert_eq!(send(server.addr, body.as_bytes(), &[]).await.status, 200);
@@ -61,9 +46,10 @@ async fn a_batch_beyond_what_may_be_in_flight_is_refused_as_a_whole() {
     let server = start_with(config(), gate_config(4), None);
     let batch = format!("[{}]", vec![transaction(); 5].join(","));
     let answer = send(server.addr, batch.as_bytes(), &[]).await;
-    assert_eq!(answer.error(), refused("too_many_requests"));
+    assert_eq!(answer.error(), refused(503, "too_many_requests"));
     assert_eq!(server.counted.reason("too_many_requests"), 1);
-    assert_eq!((server.pool.len(), server.gate.stats().requests_in_flight), (0, 0));
+    server.until_nothing_is_held().await;
+    assert!(server.pool.is_empty());
 }
 
 #[tokio::test]
@@ -73,27 +59,18 @@ async fn slow_bodies_take_only_their_own_places_and_time_out() {
         limits.slow_body_after = Duration::from_millis(10);
         limits.body_timeout = Duration::from_secs(5);
     });
-    let slow = |length: usize| async move {
-        let mut socket = TcpStream::connect(server.addr).await.unwrap();
-        let start = head("POST", "/", length, &[]) + "{";
-        socket.write_all(start.as_bytes()).await.unwrap();
-        socket
-    };
-    let mut sockets = join_all([slow(100), slow(100), slow(100)]).await;
+    let mut sockets = join_all((0..3).map(|_| begin(ONE, server.addr, (100, "{"), &[]))).await;
     // One of the three finds no place and is told so; the other two hold theirs.
     let answers = sockets.iter_mut().map(|socket| Box::pin(read_answer(socket)));
     let (first, _, rest) = futures::future::select_all(answers).await;
-    assert_eq!(first.error(), refused("slow_bodies"));
+    assert_eq!(first.error(), refused(503, "slow_bodies"));
     assert_eq!(server.counted.reason("slow_bodies"), 1);
     assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
     for answer in join_all(rest).await {
         assert_eq!(answer.error(), (408, -32600, "body_timeout".to_owned()));
     }
     assert_eq!(server.counted.reason("body_timeout"), 2);
-    until("everything is given back", || {
-        (server.rpc.buffered_bytes(), server.gate.stats().requests_in_flight) == (0, 0)
-    })
-    .await;
+    server.until_nothing_is_held().await;
 }
 
 #[tokio::test]
@@ -102,23 +79,16 @@ async fn bodies_together_stay_within_their_bytes() {
         limits.max_body_bytes = 40_000;
         (limits.max_buffered_bytes, limits.max_buffered_bytes_per_caller) = (60_000, 80_000);
     });
-    let mut sockets = Vec::new();
-    for _ in 0..2 {
-        let mut socket = TcpStream::connect(server.addr).await.unwrap();
-        let start = head("POST", "/", 40_000, &[]) + &" ".repeat(35_000);
-        socket.write_all(start.as_bytes()).await.unwrap();
-        sockets.push(socket);
-    }
+    let start = " ".repeat(35_000);
+    let mut sockets =
+        join_all((0..2).map(|_| begin(ONE, server.addr, (40_000, &start), &[]))).await;
     let answers = sockets.iter_mut().map(|socket| Box::pin(read_answer(socket)));
     let (first, _, _) = futures::future::select_all(answers).await;
-    assert_eq!(first.error(), refused("buffered_bytes"));
+    assert_eq!(first.error(), refused(503, "buffered_bytes"));
     assert_eq!(server.counted.reason("buffered_bytes"), 1);
     assert!(server.rpc.buffered_bytes() <= 60_000);
     drop(sockets);
-    until("everything is given back", || {
-        (server.rpc.buffered_bytes(), server.gate.stats().requests_in_flight) == (0, 0)
-    })
-    .await;
+    server.until_nothing_is_held().await;
 }
 
 #[tokio::test]
@@ -128,12 +98,12 @@ async fn connections_beyond_the_cap_are_told_so_in_the_same_shape() {
     // It is told before it asks. One that asked late would meet a closed socket.
     let beyond =
         || async { read_answer(&mut TcpStream::connect(server.addr).await.unwrap()).await };
-    assert_eq!(beyond().await.error(), (429, -32005, "caller_connections".to_owned()));
+    assert_eq!(beyond().await.error(), refused(429, "caller_connections"));
     drop(idle);
     let server = limited(|limits| limits.max_connections = 2);
     let _idle = [TcpStream::connect(server.addr).await, TcpStream::connect(server.addr).await];
     let beyond = read_answer(&mut TcpStream::connect(server.addr).await.unwrap()).await;
-    assert_eq!(beyond.error(), refused("connections"));
+    assert_eq!(beyond.error(), refused(503, "connections"));
 }
 
 #[tokio::test]
@@ -154,7 +124,7 @@ async fn idle_connections_and_heads_that_never_end_are_closed() {
 async fn a_signer_beyond_its_quota_is_told_when_to_come_back_and_others_are_served() {
     let server = limited(|limits| limits.quota = Some(Quota { per_second: 1, burst: 4 }));
     let (greedy, modest) = (PrivateKeySigner::random(), PrivateKeySigner::random());
-    let cancel = json!([{ "uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c8" }]);
+    let cancel = json!([{ "uuid": UUID }]);
     // Until it is refused: it is served once more for every two seconds that go by.
     let mut served = 0;
     let refusal = loop {
@@ -166,14 +136,12 @@ async fn a_signer_beyond_its_quota_is_told_when_to_come_back_and_others_are_serv
     };
     assert!(served >= 2, "{served}");
     assert_eq!(server.counted.reason("quota"), 1);
-    assert_eq!(refusal.error(), (429, -32005, "quota".to_owned()));
+    assert_eq!(refusal.error(), refused(429, "quota"));
     // A cancellation and the signature of its request.
     assert!(refusal.json()["error"]["data"]["retryAfterMs"].as_u64().unwrap() <= 2_000);
-    let served = signed_call(server.addr, &modest, "eth_cancelBundle", cancel).await;
-    assert_eq!(served.status, 200);
+    let body = request("eth_cancelBundle", cancel);
+    assert_eq!(send_signed(server.addr, &modest, &body).await.status, 200);
     // A forged claim to be someone spends nothing of theirs.
-    let body =
-        request("eth_cancelBundle", json!([{ "uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c8" }]));
     let header = signature(&greedy, body.as_bytes()).replacen(
         &greedy.address().to_string(),
         &modest.address().to_string(),
@@ -183,52 +151,13 @@ async fn a_signer_beyond_its_quota_is_told_when_to_come_back_and_others_are_serv
     assert_eq!(forged.status, 401);
 }
 
-/// Many clients at once, each with more than the gate lets in.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_is_served_or_refused_and_leaves_nothing_behind() {
-    // Too few for a reserve of signed requests: all refusals are the gate's.
-    let server = start_with(config(), gate_config(7), None);
-    let addr = server.addr;
-    let clients = (0..32).map(|client| {
-        tokio::spawn(async move {
-            let (mut served, mut refused) = (0_u64, 0_u64);
-            for nonce in 0..10 {
-                let signer = PrivateKeySigner::random();
-                let raw = hex(&sign(plain(client * 10 + nonce), &signer));
-                let answer = call(addr, "eth_sendRawTransaction", json!([raw])).await;
-                match answer.status {
-                    200 => served += u64::from(answer.json()["result"].is_string()),
-                    _ => refused += u64::from(answer.error().0 == 503),
-                }
-            }
-            (served, refused)
-        })
-    });
-    let counts = join_all(clients).await.into_iter().map(Result::unwrap);
-    let (served, refused) = counts.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-    assert_eq!(served + refused, 320, "everyone heard");
-    assert_eq!(server.pool.len() as u64, served, "success means pooled, and nothing else does");
-    let stats = server.gate.stats();
-    assert_eq!(stats.requests_refused + stats.work_refused, refused);
-    until("everything is given back", || {
-        let stats = server.gate.stats();
-        (stats.requests_in_flight, stats.work_in_use, server.rpc.buffered_bytes()) == (0, 0, 0)
-    })
-    .await;
-}
-
 #[tokio::test]
 async fn callers_who_hang_up_leak_nothing() {
-    let pressed = LoadMonitor::new(MonitorConfig::default()).unwrap();
-    let queue = pressed.watch("test", 1).unwrap();
-    queue.added(1);
-    let server = start_with(config(), gate_config(64), Some(pressed));
+    let (server, _queue) = start_pressed(64, |_| {});
     for _ in 0..10 {
         let body = transaction();
-        let mut socket = TcpStream::connect(server.addr).await.unwrap();
-        let text = head("POST", "/", body.len(), &[]) + &body;
-        socket.write_all(text.as_bytes()).await.unwrap();
         let before = server.rpc.deferral_stats().unwrap().deferred;
+        let socket = begin(ONE, server.addr, (body.len(), &body), &[]).await;
         until("it waits", || {
             server.rpc.deferral_stats().unwrap().deferred > before
                 || server.rpc.active_requests() > 0
@@ -236,36 +165,21 @@ async fn callers_who_hang_up_leak_nothing() {
         .await;
         drop(socket);
     }
-    until("all are gone", || {
-        let stats = server.gate.stats();
-        (stats.requests_in_flight, stats.work_in_use, server.rpc.active_requests()) == (0, 0, 0)
-    })
-    .await;
+    server.until_nothing_is_held().await;
 }
 
 #[tokio::test]
 async fn under_pressure_raw_transactions_wait_and_bundles_do_not() {
-    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
-    let queue = monitor.watch("announcements", 4).unwrap();
-    queue.added(3);
-    let one = |limits: &mut Limits| limits.deferral.capacity = 1;
-    let server = start_limited(config(), gate_config(64), Some(monitor), one);
-    let done = Arc::new(AtomicBool::new(false));
-    let waiting = tokio::spawn({
-        let (addr, done) = (server.addr, Arc::clone(&done));
-        async move {
-            let answer = send(addr, transaction().as_bytes(), &[]).await;
-            done.store(true, SeqCst);
-            answer
-        }
-    });
+    let (server, queue) = start_pressed(64, |limits| limits.deferral.capacity = 1);
+    let addr = server.addr;
+    let waiting = tokio::spawn(async move { send(addr, transaction().as_bytes(), &[]).await });
     until("it is deferred", || server.rpc.deferral_stats().unwrap().waiting == 1).await;
     let bundle = call(server.addr, "eth_sendBundle", json!([{ "txs": [raw(1)] }])).await;
     assert!(bundle.json()["result"].is_object(), "{bundle:?}");
     let handed_back = send(server.addr, transaction().as_bytes(), &[]).await;
-    assert_eq!(handed_back.error(), refused("deferred_full"));
-    assert!(!done.load(SeqCst));
-    queue.removed(3);
+    assert_eq!(handed_back.error(), refused(503, "deferred_full"));
+    assert!(!waiting.is_finished());
+    queue.removed(1);
     assert_eq!(waiting.await.unwrap().status, 200);
     let stats = server.rpc.deferral_stats().unwrap();
     assert_eq!((stats.deferred, stats.run_calm, stats.handed_back, stats.waiting), (1, 1, 1, 0));
@@ -275,10 +189,7 @@ async fn under_pressure_raw_transactions_wait_and_bundles_do_not() {
 /// With the default capacity, which is far more than the gate lets in.
 #[tokio::test]
 async fn raw_transactions_that_wait_leave_half_of_the_gate_to_bundles_and_cancellations() {
-    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
-    let queue = monitor.watch("announcements", 1).unwrap();
-    queue.added(1);
-    let server = start_with(config(), gate_config(4), Some(monitor));
+    let (server, queue) = start_pressed(4, |_| {});
     let addr = server.addr;
     let wait = || tokio::spawn(async move { send(addr, transaction().as_bytes(), &[]).await });
     let waits = || server.rpc.deferral_stats().unwrap().waiting;
@@ -294,13 +205,12 @@ async fn raw_transactions_that_wait_leave_half_of_the_gate_to_bundles_and_cancel
     // However many come.
     for _ in 0..4 {
         let answer = send(addr, transaction().as_bytes(), &[]).await;
-        assert_eq!(answer.error(), refused("deferred_full"));
+        assert_eq!(answer.error(), refused(503, "deferred_full"));
     }
     let bundle = call(addr, "eth_sendBundle", json!([{ "txs": [raw(1)] }])).await;
     assert!(bundle.json()["result"].is_object(), "{bundle:?}");
-    let cancel = json!([{ "uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c8" }]);
-    let cancel = signed_call(addr, &PrivateKeySigner::random(), "eth_cancelBundle", cancel).await;
-    assert!(cancel.is_success(), "{cancel:?}");
+    let cancel = request("eth_cancelBundle", json!([{ "uuid": UUID }]));
+    assert!(send_signed(addr, &PrivateKeySigner::random(), &cancel).await.is_success());
     assert_eq!(server.gate.stats().requests_in_flight, 2);
     assert_eq!(server.counted.reason("deferred_full"), 6);
     // Whoever hangs up leaves its place to the next.
@@ -321,13 +231,9 @@ async fn raw_transactions_that_wait_leave_half_of_the_gate_to_bundles_and_cancel
 
 #[tokio::test]
 async fn a_deferred_transaction_runs_when_it_is_old_enough_whatever_the_load() {
-    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
-    let queue = monitor.watch("announcements", 1).unwrap();
-    queue.added(1);
     let soon = |limits: &mut Limits| limits.deferral.max_age = Duration::from_millis(50);
-    let server = start_limited(config(), gate_config(64), Some(monitor.clone()), soon);
+    let (server, _queue) = start_pressed(64, soon);
     assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
-    assert!(monitor.is_pressed());
     assert_eq!(server.rpc.deferral_stats().unwrap().run_aged, 1);
 }
 
@@ -336,10 +242,8 @@ async fn shutdown_answers_those_who_are_in_and_refuses_those_who_come() {
     let server = limited(|limits| limits.slow_body_after = Duration::from_millis(1));
     let body = transaction();
     // One is in the middle of sending, one is kept open and idle.
-    let mut sending = TcpStream::connect(server.addr).await.unwrap();
     let (early, late) = body.split_at(10);
-    let start = head("POST", "/", body.len(), &[]) + early;
-    sending.write_all(start.as_bytes()).await.unwrap();
+    let mut sending = begin(ONE, server.addr, (body.len(), early), &[]).await;
     until("it is in", || server.rpc.active_requests() == 1).await;
     let (addr, pool) = (server.addr, server.pool.clone());
     let down = tokio::spawn(server.rpc.shutdown(PATIENCE));
@@ -349,7 +253,7 @@ async fn shutdown_answers_those_who_are_in_and_refuses_those_who_come() {
             break answer;
         }
     };
-    assert_eq!(refusal.error(), refused("shutting_down"));
+    assert_eq!(refusal.error(), refused(503, "shutting_down"));
     sending.write_all(late.as_bytes()).await.unwrap();
     let answer = read_answer(&mut sending).await;
     assert!(answer.json()["result"].is_string(), "{answer:?}");
@@ -362,8 +266,7 @@ async fn shutdown_answers_those_who_are_in_and_refuses_those_who_come() {
 #[tokio::test]
 async fn shutdown_ends_at_its_deadline_and_says_what_it_cut_off() {
     let server = start(config());
-    let mut stuck = TcpStream::connect(server.addr).await.unwrap();
-    stuck.write_all((head("POST", "/", 100, &[]) + "{").as_bytes()).await.unwrap();
+    let mut stuck = begin(ONE, server.addr, (100, "{"), &[]).await;
     until("it is in", || server.rpc.active_requests() == 1).await;
     let deadline = Duration::from_millis(100);
     let ended = tokio::time::timeout(PATIENCE, server.rpc.shutdown(deadline)).await;
@@ -389,13 +292,10 @@ async fn a_dropped_handle_ends_the_rpc_server_without_a_shutdown() {
 
 #[tokio::test]
 async fn shutdown_refuses_what_waits_for_the_load_to_fall() {
-    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
-    let queue = monitor.watch("announcements", 1).unwrap();
-    queue.added(1);
-    let server = start_with(config(), gate_config(64), Some(monitor));
+    let (server, _queue) = start_pressed(64, |_| {});
     let addr = server.addr;
     let waiting = tokio::spawn(async move { send(addr, transaction().as_bytes(), &[]).await });
     until("it is deferred", || server.rpc.deferral_stats().unwrap().waiting == 1).await;
     assert!(server.rpc.shutdown(PATIENCE).await.ended);
-    assert_eq!(waiting.await.unwrap().error(), refused("shutting_down"));
+    assert_eq!(waiting.await.unwrap().error(), refused(503, "shutting_down"));
 }

@@ -108,7 +108,6 @@ async fn each_bad_bundle_is_refused_naming_the_field() {
     let tx = raw(0);
     let wrong_chain = alloy_consensus::TxEip1559 { chain_id: 1, ..plain(0) };
     let wrong_chain = hex(&sign(wrong_chain, &signer));
-    let uuid = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
     let many: Vec<_> = (0..101).map(|_| &tx).collect();
     let cases: Vec<(Value, &str)> = vec![
         (json!({}), "txs"),
@@ -125,7 +124,7 @@ async fn each_bad_bundle_is_refused_naming_the_field() {
         (json!({ "txs": [tx], "revertingTxHashes": ["0x1"] }), "revertingTxHashes"),
         (json!({ "txs": [tx], "replacementUuid": "no" }), "replacementUuid"),
         (json!({ "txs": [tx], "replacementNonce": "0x1" }), "replacementNonce"),
-        (json!({ "txs": [tx], "replacementUuid": uuid }), "replacementUuid"),
+        (json!({ "txs": [tx], "replacementUuid": UUID }), "replacementUuid"),
     ];
     let mut counts = Counts::default();
     for (bundle, field) in cases {
@@ -137,10 +136,10 @@ async fn each_bad_bundle_is_refused_naming_the_field() {
     for (cancel, field) in [
         (json!({}), "replacementUuid"),
         (json!({ "replacementUuid": 5 }), "replacementUuid"),
-        (json!({ "uuid": uuid, "replacementNonce": "x" }), "replacementNonce"),
-        (json!({ "uuid": uuid, "more": 1 }), "more"),
+        (json!({ "uuid": UUID, "replacementNonce": "x" }), "replacementNonce"),
+        (json!({ "uuid": UUID, "more": 1 }), "more"),
         // Not signed, so nobody's.
-        (json!({ "uuid": uuid }), "replacementUuid"),
+        (json!({ "uuid": UUID }), "replacementUuid"),
     ] {
         let answer = call(server.addr, "eth_cancelBundle", json!([cancel])).await;
         counts.expect(&server, &answer.error().2);
@@ -177,7 +176,7 @@ async fn each_bad_body_is_refused_in_the_one_shape() {
     let mut config = config();
     config.max_body_bytes = 100_000;
     let server = start(config);
-    let call = request("eth_sendRawTransaction", json!([raw(0)]));
+    let call = transaction();
     let batch = |count: usize| format!("[{}]", vec![call.as_str(); count].join(","));
     let tiny = format!("[{}]", vec!["1"; 10_000].join(","));
     let no_id = call.replace("\"id\":1,", "");
@@ -219,7 +218,7 @@ async fn each_bad_body_is_refused_in_the_one_shape() {
 async fn an_error_response_is_short_whatever_was_sent() {
     let server = start(config());
     let long = "x".repeat(4_700_000);
-    let good = request("eth_sendRawTransaction", json!([raw(0)]));
+    let good = transaction();
     let mut wrong_value = json!({ "txs": [raw(0)] });
     wrong_value["replacementUuid"] = json!(long);
     let cases = [
@@ -247,14 +246,13 @@ async fn a_long_body_is_not_parsed_without_a_work_permit() {
         (0..500_000).map(|number| (format!("f{number}"), json!(1))).collect();
     let body = request("eth_cancelBundle", json!([fields]));
     assert!((5_000_000..order_rpc::DEFAULT_MAX_BODY_BYTES).contains(&body.len()), "{}", body.len());
-    let now = std::time::Instant::now();
-    let held: Vec<_> = std::iter::from_fn(|| server.gate.try_acquire_external(now).ok()).collect();
-    let refused = send(server.addr, body.as_bytes(), &[]).await;
-    assert_eq!(refused.error(), (503, -32005, "no_permit".to_owned()));
+    let held = server.hold_permits();
+    let waits = send(server.addr, body.as_bytes(), &[]).await;
+    assert_eq!(waits.error(), refused(503, "no_permit"));
     // Whoever had parsed this one would know that its end is missing.
     let cut = &body.as_bytes()[..body.len() - 1];
-    let refused = send(server.addr, cut, &[]).await;
-    assert_eq!(refused.error(), (503, -32005, "no_permit".to_owned()));
+    let waits = send(server.addr, cut, &[]).await;
+    assert_eq!(waits.error(), refused(503, "no_permit"));
     assert_eq!(get(server.addr, "/healthz").await.status, 200);
     drop(held);
     assert_eq!(send(server.addr, cut, &[]).await.error().2, "not_json");
@@ -265,7 +263,7 @@ async fn a_long_body_is_not_parsed_without_a_work_permit() {
 #[tokio::test]
 async fn a_batch_of_ten_thousand_good_calls_is_refused_as_a_whole() {
     let server = start(config());
-    let call = request("eth_sendRawTransaction", json!([raw(0)]));
+    let call = transaction();
     let batch = format!("[{}]", vec![call.as_str(); 10_000].join(","));
     assert!(batch.len() < order_rpc::DEFAULT_MAX_BODY_BYTES, "or it is refused for its length");
     for _ in 0..3 {
@@ -291,7 +289,7 @@ async fn a_wrong_method_host_or_content_type_is_answered_in_json_too() {
     let answer = read_answer(&mut socket).await;
     assert_eq!(answer.error(), (405, -32600, "http".to_owned()));
     assert!(answer.text.contains("WebSockets are not served"), "{answer:?}");
-    let body = request("eth_sendRawTransaction", json!([raw(0)]));
+    let body = transaction();
     let sent = async |from: &str, to: &str| {
         let mut socket = tokio::net::TcpStream::connect(server.addr).await.unwrap();
         let text = head("POST", "/", body.len(), &[]).replace(from, to) + &body;
@@ -320,7 +318,7 @@ async fn a_wrong_method_host_or_content_type_is_answered_in_json_too() {
 #[tokio::test]
 async fn signatures_are_required_optional_or_off() {
     let signer = PrivateKeySigner::random();
-    let body = request("eth_sendRawTransaction", json!([raw(0)]));
+    let body = transaction();
     let valid = signature(&signer, body.as_bytes());
     let of_another_body = signature(&signer, b"another");
     let claimed = valid.replacen(

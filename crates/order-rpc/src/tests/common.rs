@@ -23,7 +23,7 @@ use alloy_eips::eip2718::Encodable2718;
 use alloy_primitives::{Address, B256, Signature, TxKind, U256, keccak256};
 use alloy_signer::SignerSync;
 use alloy_signer_local::PrivateKeySigner;
-use load_control::{Gate, GateConfig, Limit, LoadMonitor};
+use load_control::{Gate, GateConfig, Limit, LoadMonitor, WorkPermit};
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use order_pool::{Block, Head, OrderPool, PoolConfig, PooledTransaction};
 use order_rpc::{Host, OrderRpc, OrderRpcConfig};
@@ -34,6 +34,7 @@ use tokio::{
 };
 
 pub const CHAIN: u64 = 1337;
+pub const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
 /// How long a test waits for what must happen. A machine that is busy is no failure.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -145,6 +146,25 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Takes all work permits of callers.
+    pub fn hold_permits(&self) -> Vec<WorkPermit> {
+        let now = Instant::now();
+        std::iter::from_fn(|| self.gate.try_acquire_external(now).ok()).collect()
+    }
+
+    /// What requests hold: themselves, their permits, and their bytes.
+    pub fn held(&self) -> [usize; 4] {
+        let stats = self.gate.stats();
+        let (active, bytes) = (self.rpc.active_requests(), self.rpc.buffered_bytes());
+        [stats.requests_in_flight, stats.work_in_use, active, bytes]
+    }
+
+    pub async fn until_nothing_is_held(&self) {
+        until("everything is given back", || self.held() == [0; 4]).await;
+    }
+}
+
 /// A server with its defaults, in a process of its own.
 pub fn start_server(config: OrderRpcConfig, gate: GateConfig) -> Server {
     let pool = OrderPool::new(PoolConfig::default()).unwrap();
@@ -248,8 +268,42 @@ pub async fn get(addr: SocketAddr, path: &str) -> Answer {
     read_answer(&mut socket).await
 }
 
+/// Promises a body of this length, and sends its beginning.
+pub async fn begin(
+    from: [u8; 4],
+    to: SocketAddr,
+    (length, beginning): (usize, &str),
+    headers: &[(&str, &str)],
+) -> TcpStream {
+    let mut socket = connect_from(from, to).await;
+    let text = head("POST", "/", length, headers) + beginning;
+    // A server that refuses it may close before all is sent; the answer says why.
+    let _ = socket.write_all(text.as_bytes()).await;
+    socket
+}
+
 pub fn request(method: &str, params: Value) -> String {
-    json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string()
+    element(method, params).to_string()
+}
+
+fn element(method: &str, params: Value) -> Value {
+    json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params })
+}
+
+/// Calls in one body, each with one parameter.
+pub fn batch(calls: &[(&str, Value)]) -> String {
+    let elements = calls.iter().map(|(method, param)| element(method, json!([param])));
+    json!(elements.collect::<Vec<_>>()).to_string()
+}
+
+/// A valid transaction, as a request.
+pub fn transaction() -> String {
+    request("eth_sendRawTransaction", json!([raw(0)]))
+}
+
+/// An error that says when to come back.
+pub fn refused(status: u16, reason: &str) -> (u16, i64, String) {
+    (status, -32005, reason.to_owned())
 }
 
 pub async fn call(addr: SocketAddr, method: &str, params: Value) -> Answer {
@@ -267,7 +321,10 @@ pub async fn signed_call(
     method: &str,
     params: Value,
 ) -> Answer {
-    let body = request(method, params);
+    send_signed(addr, signer, &request(method, params)).await
+}
+
+pub async fn send_signed(addr: SocketAddr, signer: &PrivateKeySigner, body: &str) -> Answer {
     let header = signature(signer, body.as_bytes());
     send(addr, body.as_bytes(), &[("x-flashbots-signature", &header)]).await
 }

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 
 use super::{common::*, *};
 
-const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 fn front_config() -> OrderRpcConfig {

@@ -11,14 +11,6 @@ use tokio::io::AsyncWriteExt;
 
 use super::{blobs::*, common::*, *};
 
-const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
-
-fn start_at_head() -> Server {
-    let server = start(config());
-    server.pool.on_head(block(100, &[]));
-    server
-}
-
 fn nested(depth: usize) -> String {
     "[".repeat(depth) + &"]".repeat(depth)
 }
@@ -97,13 +89,7 @@ async fn signed_batch(
     signer: &PrivateKeySigner,
     calls: &[(&str, Value)],
 ) -> Value {
-    let batch: Vec<_> = calls
-        .iter()
-        .map(|(method, params)| json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": [params] }))
-        .collect();
-    let body = json!(batch).to_string();
-    let header = signature(signer, body.as_bytes());
-    send(server.addr, body.as_bytes(), &[("x-flashbots-signature", &header)]).await.json()
+    send_signed(server.addr, signer, &batch(calls)).await.json()
 }
 
 /// What one element of a batch sends another one cancels, in their order.
@@ -186,11 +172,6 @@ async fn half_open_connections_leave_nothing_behind() {
             drop(socket);
         }
     }
-    until("nothing is held", || {
-        (server.rpc.active_requests(), server.rpc.buffered_bytes()) == (0, 0)
-            && server.gate.stats().work_in_use == 0
-            && server.gate.stats().requests_in_flight == 0
-    })
-    .await;
+    server.until_nothing_is_held().await;
     assert!(call(server.addr, "eth_sendRawTransaction", json!([raw(2)])).await.is_success());
 }

@@ -143,13 +143,12 @@ async fn fresh_keys_do_not_evade_the_quota_of_their_address() {
         served += 1;
         assert!(served < 1_000, "no quota");
     };
-    assert_eq!(refusal.error(), (429, -32005, "caller_quota".to_owned()));
+    assert_eq!(refusal.error(), refused(429, "caller_quota"));
     // One for the element, one for the request's signature, two for its transactions: one request more for
     // every four seconds that go by.
     assert!(served >= 7, "{served}");
-    let body = request("eth_sendRawTransaction", json!([raw(0)]));
     let other = connect_from([127, 0, 0, 2], server.addr).await;
-    assert_eq!(send_on(other, body.as_bytes(), &[]).await.status, 200);
+    assert_eq!(send_on(other, transaction().as_bytes(), &[]).await.status, 200);
 }
 
 /// A broken body cost nothing, and whoever had no quota left had its bodies parsed all the same.
@@ -219,8 +218,7 @@ async fn a_quota_is_spent_by_work_and_not_by_requests() {
     for _ in 0..9 {
         assert_eq!(send(100).await.status, 200);
     }
-    let refused = send(100).await;
-    assert_eq!(refused.error(), (429, -32005, "quota".to_owned()));
+    assert_eq!(send(100).await.error(), refused(429, "quota"));
     assert_eq!(send(10).await.status, 200, "there is still some left");
 }
 
@@ -228,13 +226,9 @@ async fn a_quota_is_spent_by_work_and_not_by_requests() {
 #[tokio::test]
 async fn a_batch_that_is_more_than_a_burst_is_served_up_to_the_burst() {
     let server = limited(|limits| limits.quota = Some(Quota { per_second: 1, burst: 250 }));
-    let calls: Vec<_> = (0..3)
-        .map(|_| json!([{ "txs": (0..100).map(raw).collect::<Vec<_>>() }]))
-        .map(|params| json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_sendBundle", "params": params }))
-        .collect();
-    let (body, signer) = (json!(calls).to_string(), PrivateKeySigner::random());
-    let header = signature(&signer, body.as_bytes());
-    let answer = send(server.addr, body.as_bytes(), &[("x-flashbots-signature", &header)]).await;
+    let bundle = || ("eth_sendBundle", json!({ "txs": (0..100).map(raw).collect::<Vec<_>>() }));
+    let (body, signer) = (batch(&[bundle(), bundle(), bundle()]), PrivateKeySigner::random());
+    let answer = send_signed(server.addr, &signer, &body).await;
     let reasons: Vec<_> = answer
         .json()
         .as_array()

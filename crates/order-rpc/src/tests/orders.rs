@@ -7,8 +7,6 @@ use serde_json::{Value, json};
 
 use super::{common::*, *};
 
-const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
-
 #[tokio::test]
 async fn a_raw_transaction_is_answered_with_its_hash_and_is_in_the_pool() {
     let server = start(config());

@@ -3,22 +3,12 @@
 use crate::methods::MAX_PRIVATE_BLOCKS;
 use alloy_primitives::B256;
 use alloy_signer_local::PrivateKeySigner;
-use order_pool::{OrderPool, Origin};
+use order_pool::Origin;
 use serde_json::{Value, json};
 
 use super::{common::*, *};
 
 const HEAD: u64 = 100;
-
-fn on_head(pool: &OrderPool, number: u64) {
-    pool.on_head(block(number, &[]));
-}
-
-fn start_at_head() -> Server {
-    let server = start(config());
-    on_head(&server.pool, HEAD);
-    server
-}
 
 /// The hash that was answered, as that of a pooled private transaction, and its last block.
 fn sent(server: &Server, answer: &Answer) -> (B256, u64) {
@@ -58,7 +48,7 @@ async fn the_last_block_of_a_private_transaction_is_at_most_25_above_the_head() 
         assert_eq!(answer.error(), (200, -32602, "params".to_owned()));
         assert_eq!(answer.field(), "maxBlockNumber");
     }
-    on_head(&server.pool, most);
+    server.pool.on_head(block(most, &[]));
     assert!(server.pool.is_empty());
 }
 

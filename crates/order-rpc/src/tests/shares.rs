@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use alloy_signer_local::PrivateKeySigner;
-use load_control::{LoadMonitor, MonitorConfig};
 use order_rpc::SignatureMode;
 use serde_json::{Value, json};
 use tokio::{
@@ -24,25 +23,16 @@ async fn stall(
     length: usize,
     headers: &[(&str, &str)],
 ) -> TcpStream {
-    let mut socket = connect_from(from, server.addr).await;
-    let text = head("POST", "/", length, headers) + &" ".repeat(length.saturating_sub(10));
-    // A server that refuses it may close before all is sent; the answer says why.
-    let _ = socket.write_all(text.as_bytes()).await;
-    socket
+    begin(from, server.addr, (length, &" ".repeat(length - 10)), headers).await
 }
 
 async fn send_from(from: [u8; 4], server: &Server, headers: &[(&str, &str)]) -> Answer {
-    let body = request("eth_sendRawTransaction", json!([raw(0)]));
-    send_on(connect_from(from, server.addr).await, body.as_bytes(), headers).await
+    send_on(connect_from(from, server.addr).await, transaction().as_bytes(), headers).await
 }
 
 async fn signed_cancellation(server: &Server) -> Answer {
-    let cancel = json!([{ "uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c8" }]);
+    let cancel = json!([{ "uuid": UUID }]);
     signed_call(server.addr, &PrivateKeySigner::random(), "eth_cancelBundle", cancel).await
-}
-
-fn refused(status: u16, reason: &str) -> (u16, i64, String) {
-    (status, -32005, reason.to_owned())
 }
 
 async fn in_flight(server: &Server, count: usize) {
@@ -65,7 +55,7 @@ async fn long_bodies_leave_room_for_small_ones() {
     assert!(signed_cancellation(&server).await.is_success());
     assert!(send_from(OTHER, &server, &[]).await.json()["result"].is_string());
     drop(held);
-    until("everything is given back", || server.rpc.buffered_bytes() == 0).await;
+    server.until_nothing_is_held().await;
 }
 
 #[tokio::test]
@@ -88,8 +78,7 @@ async fn the_requests_in_flight_of_one_peer_are_bounded() {
     in_flight(&server, 2).await;
     assert_eq!(send_from(ONE, &server, &[]).await.error(), refused(429, "caller_requests"));
     assert_eq!(send_from(OTHER, &server, &[]).await.status, 200);
-    let transaction = request("eth_sendRawTransaction", json!([raw(0)]));
-    let batch = format!("[{}]", vec![transaction; 3].join(","));
+    let batch = format!("[{}]", vec![transaction(); 3].join(","));
     let beyond = send_on(connect_from(OTHER, server.addr).await, batch.as_bytes(), &[]).await;
     assert_eq!(beyond.error(), refused(429, "caller_requests"), "each element counts");
     assert_eq!(server.counted.reason("caller_requests"), 2);
@@ -99,27 +88,21 @@ async fn the_requests_in_flight_of_one_peer_are_bounded() {
 }
 
 #[tokio::test]
-async fn requests_without_a_signature_leave_room_for_signed_ones() {
-    let server = start_with(config(), gate_config(8), None);
-    let mut held = Vec::new();
-    for number in 0..7 {
-        held.push(stall([127, 0, 1, number], &server, 100, &[]).await);
+async fn requests_without_a_signature_leave_room_for_signed_ones_where_these_are_looked_at() {
+    for (signatures, most, reason) in [
+        (SignatureMode::Optional, 7, "unsigned_requests"),
+        (SignatureMode::Off, 8, "too_many_requests"),
+    ] {
+        let config = OrderRpcConfig { signatures, ..config() };
+        let server = start_with(config, gate_config(8), None);
+        let mut held = Vec::new();
+        for number in 0..most {
+            held.push(stall([127, 0, 1, number], &server, 100, &[]).await);
+        }
+        in_flight(&server, held.len()).await;
+        assert_eq!(send_from(OTHER, &server, &[]).await.error(), refused(503, reason));
+        assert_eq!(signed_cancellation(&server).await.status == 200, most == 7, "{reason}");
     }
-    in_flight(&server, 7).await;
-    assert_eq!(send_from(OTHER, &server, &[]).await.error(), refused(503, "unsigned_requests"));
-    assert!(signed_cancellation(&server).await.is_success());
-}
-
-#[tokio::test]
-async fn where_no_signature_is_looked_at_none_of_the_requests_are_kept_for_signed_ones() {
-    let config = OrderRpcConfig { signatures: SignatureMode::Off, ..config() };
-    let server = start_with(config, gate_config(8), None);
-    let mut held = Vec::new();
-    for number in 0..8 {
-        held.push(stall([127, 0, 1, number], &server, 100, &[]).await);
-    }
-    in_flight(&server, 8).await;
-    assert_eq!(send_from(OTHER, &server, &[]).await.error(), refused(503, "too_many_requests"));
 }
 
 #[tokio::test]
@@ -149,16 +132,9 @@ async fn behind_a_trusted_proxy_the_address_that_it_names_counts() {
 
 #[tokio::test]
 async fn whoever_hangs_up_leaves_its_place_among_the_deferred() {
-    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
-    let queue = monitor.watch("announcements", 1).unwrap();
-    queue.added(1);
-    let one = |limits: &mut Limits| limits.deferral.capacity = 1;
-    let server = start_limited(config(), gate_config(64), Some(monitor), one);
+    let (server, queue) = start_pressed(64, |limits| limits.deferral.capacity = 1);
     let addr = server.addr;
-    let wait = || {
-        let body = request("eth_sendRawTransaction", json!([raw(0)]));
-        tokio::spawn(async move { send(addr, body.as_bytes(), &[]).await })
-    };
+    let wait = || tokio::spawn(async move { send(addr, transaction().as_bytes(), &[]).await });
     let stats = || server.rpc.deferral_stats().unwrap();
     let first = wait();
     until("it is deferred", || stats().waiting == 1).await;
@@ -221,11 +197,9 @@ async fn a_slow_host_does_not_keep_out_another_one() {
     let (first, ..) = futures::future::select_all(answers).await;
     assert_eq!(first.error(), refused(429, "caller_slow_bodies"));
     // Another address has its own places.
-    let body = request("eth_sendRawTransaction", json!([raw(0)]));
+    let body = transaction();
     let (start, end) = body.split_at(10);
-    let mut slow = connect_from(OTHER, server.addr).await;
-    let text = head("POST", "/", body.len(), &[]) + start;
-    slow.write_all(text.as_bytes()).await.unwrap();
+    let mut slow = begin(OTHER, server.addr, (body.len(), start), &[]).await;
     // A slow one is what is tested: five times as long as `slow_body_after`.
     tokio::time::sleep(Duration::from_millis(50)).await;
     slow.write_all(end.as_bytes()).await.unwrap();
@@ -238,8 +212,7 @@ async fn a_slow_host_does_not_keep_out_another_one() {
 #[tokio::test]
 async fn a_short_signed_request_goes_ahead_of_a_long_one_that_came_before() {
     let server = start(config());
-    let now = std::time::Instant::now();
-    let held: Vec<_> = std::iter::from_fn(|| server.gate.try_acquire_external(now).ok()).collect();
+    let held = server.hold_permits();
     assert_eq!(held.len(), 1, "one at a time");
     let signer = PrivateKeySigner::random();
     let builders = vec!["a builder".to_owned(); 10_000];
