@@ -557,17 +557,27 @@ mod tests {
             Self { machine, now }
         }
 
+        /// Both connections are up; with the actions that follow.
+        fn connected(config: &FetcherConfig) -> (Self, Vec<Action>) {
+            let mut run = Self::new(config);
+            assert_eq!(run.on(Event::Up(Role::Subscription)), []);
+            let actions = run.on(Event::Up(Role::Request));
+            (run, actions)
+        }
+
         fn live() -> Self {
             Self::live_with(&config())
         }
 
         fn live_with(config: &FetcherConfig) -> Self {
-            let mut run = Self::new(config);
-            assert_eq!(run.on(Event::Up(Role::Subscription)), []);
-            assert_eq!(run.on(Event::Up(Role::Request)), [Action::Compare(GapReason::StartUp)]);
+            let (mut run, actions) = Self::connected(config);
+            assert_eq!(actions, [Action::Compare(GapReason::StartUp)]);
             assert_eq!(run.machine.state(), SourceState::Backfilling);
             assert_eq!(run.on(compared(3)), []);
             assert_eq!(run.machine.state(), SourceState::Live);
+            let gap = run.machine.gaps().next().expect("the start's");
+            assert_eq!((gap.reason, gap.recovered), (GapReason::StartUp, 3));
+            assert!(gap.to.is_some());
             run
         }
 
@@ -602,14 +612,6 @@ mod tests {
 
     fn is_dial(actions: &[Action], role: Role, cap: Duration) -> bool {
         matches!(actions, [Action::Dial { role: dialed, after }] if *dialed == role && *after <= cap)
-    }
-
-    #[test]
-    fn connecting_turns_to_backfilling_when_both_connections_are_up_and_to_live_when_compared() {
-        let run = Run::live();
-        let gaps: Vec<_> = run.machine.gaps().collect();
-        assert_eq!((gaps[0].reason, gaps[0].recovered), (GapReason::StartUp, 3));
-        assert!(gaps[0].to.is_some());
     }
 
     #[test]
@@ -659,9 +661,7 @@ mod tests {
 
     #[test]
     fn a_loss_while_backfilling_leads_back_to_connecting_and_the_stale_comparison_does_not_count() {
-        let mut run = Run::new(&config());
-        run.on(Event::Up(Role::Subscription));
-        run.on(Event::Up(Role::Request));
+        let (mut run, _) = Run::connected(&config());
         run.on(Event::Down(Role::Subscription));
         assert_eq!(run.on(compared(1)), []);
         assert_eq!(run.machine.state(), SourceState::Connecting);
@@ -670,14 +670,10 @@ mod tests {
 
     #[test]
     fn lag_reorg_and_missed_heads_are_compared_without_leaving_live() {
-        for (event, reason) in [
-            (Event::Gap(GapReason::Lagged), GapReason::Lagged),
-            (Event::Gap(GapReason::Reorg), GapReason::Reorg),
-            (Event::Gap(GapReason::MissedHeads), GapReason::MissedHeads),
-            (Event::Gap(GapReason::UnreadBlock), GapReason::UnreadBlock),
-        ] {
+        use GapReason::{Lagged, MissedHeads, Reorg, UnreadBlock};
+        for reason in [Lagged, Reorg, MissedHeads, UnreadBlock] {
             let mut run = Run::live();
-            assert_eq!(run.on(event), [Action::Compare(reason)]);
+            assert_eq!(run.on(Event::Gap(reason)), [Action::Compare(reason)]);
             assert_eq!(run.machine.state(), SourceState::Live);
             assert_eq!(run.open_gaps(), [reason]);
             run.on(compared(2));
@@ -699,21 +695,13 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_comparison_is_repeated_and_the_gap_stays_open_until_then() {
-        let mut run = Run::live();
-        run.on(Event::Gap(GapReason::Lagged));
-        assert_eq!(run.on(failed(Duration::ZERO)), []);
-        assert_eq!(run.open_gaps(), [GapReason::Lagged]);
-        let actions = run.pass(2 * S).on(Event::Tick { read: 0 });
-        assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
-    }
-
-    #[test]
-    fn after_a_list_that_took_too_long_the_node_has_as_long_without_one() {
+    fn a_failed_comparison_is_repeated_after_as_long_as_it_took_and_the_gap_stays_open_until_then()
+    {
         let mut run = Run::live();
         run.on(Event::Gap(GapReason::Lagged));
         assert_eq!(run.on(failed(20 * S)), []);
         assert_eq!(run.pass(19 * S).on(Event::Tick { read: 0 }), []);
+        assert_eq!(run.open_gaps(), [GapReason::Lagged]);
         let actions = run.pass(2 * S).on(Event::Tick { read: 0 });
         assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
     }
@@ -724,20 +712,21 @@ mod tests {
         assert_eq!(run.pass(50 * S).on(Event::Tick { read: 0 }), []);
         let actions = run.pass(20 * S).on(Event::Tick { read: 0 });
         assert_eq!(actions, [Action::Compare(GapReason::Audit)]);
+        // It may take longer than a tick.
+        assert_eq!(run.pass(S).on(Event::Tick { read: 0 }), []);
+        assert_eq!(run.on(compared(0)), []);
+        assert_eq!(run.pass(40 * S).on(Event::Tick { read: 0 }), []);
         let config = FetcherConfig { audit_interval: None, ..config() };
-        let mut run = Run::new(&config);
-        run.on(Event::Up(Role::Subscription));
-        run.on(Event::Up(Role::Request));
+        let (mut run, _) = Run::connected(&config);
         run.on(compared(0));
         assert_eq!(run.pass(1000 * S).on(Event::Tick { read: 0 }), []);
     }
 
     #[test]
     fn without_backfill_a_source_is_live_at_once() {
-        let mut run = Run::new(&FetcherConfig { backfill: Backfill::Off, ..config() });
-        run.on(Event::Up(Role::Subscription));
-        assert_eq!(run.on(Event::Up(Role::Request)), []);
-        assert_eq!(run.machine.state(), SourceState::Live);
+        let config = FetcherConfig { backfill: Backfill::Off, ..config() };
+        let (run, actions) = Run::connected(&config);
+        assert_eq!((actions, run.machine.state()), (vec![], SourceState::Live));
     }
 
     /// 100 hashes a second for a minute, with a head every 12 s.
@@ -764,18 +753,12 @@ mod tests {
     }
 
     #[test]
-    fn heads_without_hashes_have_the_pool_listed_and_drop_nothing() {
+    fn a_silent_source_whose_node_has_new_hashes_is_stale_and_loses_its_subscription_connection() {
         let (mut run, read) = silent();
         assert_eq!(run.on(Event::Tick { read }), [Action::Compare(GapReason::Silence)]);
         assert_eq!(run.open_gaps(), [GapReason::Silence]);
         assert_eq!(run.pass(S).on(Event::Tick { read }), []);
         assert_eq!(run.machine.state(), SourceState::Live);
-    }
-
-    #[test]
-    fn a_silent_source_whose_node_has_new_hashes_is_stale_and_loses_its_subscription_connection() {
-        let (mut run, read) = silent();
-        run.on(Event::Tick { read });
         run.on(Event::Gap(GapReason::Lagged));
         let actions = run.pass(5 * S).on(Event::Compared { recovered: 7, unannounced: 7 });
         let reason = LossReason::Stale(StaleReason::NoHashes { unannounced: 7 });
@@ -839,10 +822,8 @@ mod tests {
 
     #[test]
     fn without_backfill_too_the_pool_of_a_silent_source_is_listed() {
-        let mut run =
-            Run::new(&FetcherConfig { backfill: Backfill::Off, audit_interval: None, ..config() });
-        run.on(Event::Up(Role::Subscription));
-        run.on(Event::Up(Role::Request));
+        let config = FetcherConfig { backfill: Backfill::Off, audit_interval: None, ..config() };
+        let (mut run, _) = Run::connected(&config);
         for second in 1..=60 {
             assert_eq!(run.pass(S).on(Event::Tick { read: 100 * second }), []);
         }
@@ -854,20 +835,14 @@ mod tests {
 
     #[test]
     fn a_node_that_does_not_list_its_pool_is_live_and_is_asked_again_by_the_next_audit_only() {
-        let mut run = Run::new(&config());
-        run.on(Event::Up(Role::Subscription));
-        run.on(Event::Up(Role::Request));
+        let (mut run, _) = Run::connected(&config());
         assert_eq!(run.on(NO_SUCH_METHOD), []);
         assert_eq!(run.machine.state(), SourceState::Live);
         assert!(!run.machine.is_audited());
         assert_eq!(run.open_gaps(), [GapReason::StartUp]);
-        for event in [
-            Event::Gap(GapReason::Lagged),
-            Event::Gap(GapReason::Reorg),
-            Event::Gap(GapReason::UnreadBlock),
-            Event::Gap(GapReason::UnreadBlock),
-        ] {
-            assert_eq!(run.pass(S).on(event), []);
+        use GapReason::{Lagged, Reorg, UnreadBlock};
+        for reason in [Lagged, Reorg, UnreadBlock, UnreadBlock] {
+            assert_eq!(run.pass(S).on(Event::Gap(reason)), []);
         }
         assert_eq!(run.pass(40 * S).on(Event::Tick { read: 0 }), []);
         let actions = run.pass(30 * S).on(Event::Tick { read: 0 });
@@ -886,9 +861,7 @@ mod tests {
 
     #[test]
     fn three_failed_comparisons_in_a_row_make_a_source_live_and_not_audited() {
-        let mut run = Run::new(&config());
-        run.on(Event::Up(Role::Subscription));
-        run.on(Event::Up(Role::Request));
+        let (mut run, _) = Run::connected(&config());
         for _ in 0..2 {
             assert_eq!(run.on(failed(20 * S)), []);
             assert_eq!(run.machine.state(), SourceState::Backfilling);
@@ -897,16 +870,6 @@ mod tests {
         }
         assert_eq!(run.on(failed(20 * S)), []);
         assert_eq!((run.machine.state(), run.machine.is_audited()), (SourceState::Live, false));
-        assert_eq!(run.pass(40 * S).on(Event::Tick { read: 0 }), []);
-    }
-
-    #[test]
-    fn an_audit_that_takes_longer_than_a_tick_is_one_audit() {
-        let mut run = Run::live();
-        let actions = run.pass(70 * S).on(Event::Tick { read: 0 });
-        assert_eq!(actions, [Action::Compare(GapReason::Audit)]);
-        assert_eq!(run.pass(S).on(Event::Tick { read: 0 }), []);
-        assert_eq!(run.on(compared(0)), []);
         assert_eq!(run.pass(40 * S).on(Event::Tick { read: 0 }), []);
     }
 

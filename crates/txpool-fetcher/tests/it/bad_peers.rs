@@ -4,14 +4,16 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
-    thread,
 };
 
+use serde_json::json;
 use testkit::ingest::socket;
 use tokio::sync::mpsc;
 use txpool_fetcher::{
     ConnectError, FetchedTransaction, Fetcher, FetcherConfig, Limits, StartError,
 };
+
+use super::peer::{requests, respond, serve};
 
 async fn start(path: &Path) -> ConnectError {
     let ping_timeout = std::time::Duration::from_millis(300);
@@ -24,17 +26,6 @@ async fn start(path: &Path) -> ConnectError {
         }
         other => panic!("a typed error was expected, not {other:?}"),
     }
-}
-
-/// Serves every connection with `serve` on threads of its own.
-fn peer(path: &Path, serve: impl Fn(UnixStream) + Send + Clone + 'static) {
-    let listener = UnixListener::bind(path).expect("a fresh path");
-    thread::spawn(move || {
-        for stream in listener.incoming().map_while(Result::ok) {
-            let serve = serve.clone();
-            thread::spawn(move || serve(stream));
-        }
-    });
 }
 
 #[tokio::test]
@@ -61,12 +52,12 @@ fn wait_for_end(stream: UnixStream) {
 #[tokio::test]
 async fn a_peer_that_is_no_node_is_told_by_what_it_says() {
     let (_folder, path) = socket();
-    peer(&path, drop);
+    serve(&path, drop);
     let error = start(&path).await;
     assert!(matches!(error, ConnectError::ClosedAtOnce { .. }), "{error:?}");
 
     let (_folder, path) = socket();
-    peer(&path, |mut stream| {
+    serve(&path, |mut stream| {
         let _ = stream.write_all(b"Too many connections. Please try again later.");
     });
     let error = start(&path).await;
@@ -74,7 +65,7 @@ async fn a_peer_that_is_no_node_is_told_by_what_it_says() {
     assert!(error.to_string().contains("Too many connections"), "{error}");
 
     let (_folder, path) = socket();
-    peer(&path, |mut stream| {
+    serve(&path, |mut stream| {
         let _ = stream.write_all(b"\x16\x03\x01\x00\xff}}}]]");
         wait_for_end(stream);
     });
@@ -82,36 +73,22 @@ async fn a_peer_that_is_no_node_is_told_by_what_it_says() {
     assert!(matches!(error, ConnectError::NotJsonRpc { .. }), "{error:?}");
 
     let (_folder, path) = socket();
-    peer(&path, wait_for_end);
+    serve(&path, wait_for_end);
     let error = start(&path).await;
     assert!(matches!(error, ConnectError::NoAnswer { method: "eth_chainId", .. }), "{error:?}");
 }
 
-/// Answers every request with the same result or error, under the request's id.
-fn answering(path: &Path, answer: &'static str) {
-    peer(path, move |stream| {
-        let mut requests =
-            serde_json::Deserializer::from_reader(stream.try_clone().expect("a second handle"))
-                .into_iter::<serde_json::Value>();
-        let mut stream = stream;
-        while let Some(Ok(request)) = requests.next() {
-            let line = format!("{{\"jsonrpc\":\"2.0\",\"id\":{},{answer}}}\n", request["id"]);
-            if stream.write_all(line.as_bytes()).is_err() {
-                return;
-            }
-        }
-    });
-}
-
 #[tokio::test]
 async fn a_json_rpc_peer_that_is_no_node_is_found_out() {
-    for answer in [
-        r#""result":"not a number""#,
-        r#""result":{"a":1}"#,
-        r#""error":{"code":-32601,"message":"the method does not exist"}"#,
+    for response in [
+        json!({ "result": "not a number" }),
+        json!({ "result": { "a": 1 } }),
+        json!({ "error": { "code": -32601, "message": "the method does not exist" } }),
     ] {
         let (_folder, path) = socket();
-        answering(&path, answer);
+        serve(&path, move |stream| {
+            requests(&stream).for_each(|request| respond(&stream, &request, response.clone()));
+        });
         let error = start(&path).await;
         assert!(matches!(error, ConnectError::NotEthereum { .. }), "{error:?}");
     }

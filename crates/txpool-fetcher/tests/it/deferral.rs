@@ -10,7 +10,7 @@ use order_pool::{OrderPool, PoolConfig};
 use testkit::ingest::{Node, eventually, settled};
 use txpool_fetcher::{AuditMode, Fetcher, FetcherConfig, Limits};
 
-use super::ingest_with;
+use super::{ingest_with, submit};
 
 /// So few that retries which kept theirs would leave none to live announcements.
 const SLOTS: usize = 4;
@@ -40,12 +40,6 @@ async fn pressed(node: &Node) -> (Parts, LoadMonitor, QueueLoad) {
     others.observe(1);
     assert!(monitor.is_pressed());
     (Parts { fetcher, pool }, monitor, others)
-}
-
-fn submit(node: &Node, txs: &[PreparedTx]) {
-    for tx in txs {
-        node.node.submit(tx.raw.clone()).expect("the node takes its own transactions");
-    }
 }
 
 fn holds(parts: &Parts, txs: &[PreparedTx]) -> bool {
@@ -138,9 +132,7 @@ async fn decoding_waits_for_an_internal_permit_and_a_stop_does_not_wait_for_it()
 async fn under_load_a_backfill_waits_and_ends_complete_while_live_announcements_pass() {
     let node = Node::start(60, |config| config);
     let (pending, live) = node.txs.split_at(40);
-    for tx in pending {
-        node.node.submit(tx.raw.clone()).expect("the node takes its own transactions");
-    }
+    submit(&node, pending);
     let monitor = LoadMonitor::new(MonitorConfig::default()).expect("defaults");
     // Somebody else's queue in the same process is as good a reason to wait.
     let others = monitor.watch("others", 1).expect("a place");
@@ -149,9 +141,7 @@ async fn under_load_a_backfill_waits_and_ends_complete_while_live_announcements_
     let config = FetcherConfig { monitor: Some(monitor.clone()), ..node.fetcher() };
     let fetcher = Fetcher::start_with(config, limits(), pool.clone()).await.expect("it starts");
     eventually("the backfill waits", || fetcher.deferred().waiting == 1).await;
-    for tx in live {
-        node.node.submit(tx.raw.clone()).expect("the node takes its own transactions");
-    }
+    submit(&node, live);
     eventually("the live ones are in", || pool.len() == live.len()).await;
     assert!(live.iter().all(|tx| pool.contains(&tx.hash)));
     assert_eq!(fetcher.counts().backfilled, 0);

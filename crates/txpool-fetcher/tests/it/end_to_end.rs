@@ -1,22 +1,31 @@
 //! The fetcher and the pool against the mock node, over a real socket.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, thread, time::Duration};
 
 use alloy_eips::Encodable2718 as _;
-use mock_node::{BadAnswer, Fault, NodeConfig, workload::Mix};
+use mock_node::{
+    BadAnswer, Fault, NodeConfig,
+    workload::{Mix, PreparedTx, Workload, WorkloadConfig},
+};
 use order_pool::{Event, RemoveReason};
-use testkit::ingest::{Node, arrived_whole, eventually, ingest, settled};
-use tokio::sync::mpsc;
+use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, ingest, settled};
+use tokio::{sync::mpsc, time::timeout};
 use txpool_fetcher::{
-    AuditMode, Backfill, EndReason, Endpoint, FetchedTransaction, Fetcher, FetcherConfig,
-    GapReason, Limits, SourceState, StartPolicy,
+    Backfill, EndReason, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits,
+    SourceState, StartPolicy,
 };
 
-use super::ingest_with;
+use super::{all_live, compare, ingest_with, recover, submit};
 
 /// Blobs of both sizes, and every other kind.
 fn all_kinds() -> Mix {
     Mix { blobs_per_mille: 20, six_blobs_per_mille: 300, ..Mix::default() }
+}
+
+/// Transactions of the node's accounts; those of seed 7 begin as the node's own.
+fn workload(node: &Node, seed: u64, count: usize) -> Vec<PreparedTx> {
+    let config = WorkloadConfig::new(seed, node.node.config().chain_id);
+    Workload::new(WorkloadConfig { accounts: 20, ..config }).prepare(count)
 }
 
 #[tokio::test]
@@ -33,14 +42,10 @@ async fn every_kind_of_transaction_arrives_whole() {
 #[tokio::test]
 async fn what_was_pending_before_the_start_is_brought_in_once() {
     let node = Node::start(400, |config| config);
-    for tx in &node.txs[..200] {
-        node.node.submit(tx.raw.clone()).unwrap();
-    }
+    submit(&node, &node.txs[..200]);
     let (fetcher, pool) = ingest(node.fetcher()).await;
     assert_eq!(pool.len(), 200, "live means that the backfill is in");
-    for tx in &node.txs[200..] {
-        node.node.submit(tx.raw.clone()).unwrap();
-    }
+    submit(&node, &node.txs[200..]);
     let counts = settled(&fetcher, "400 pooled", |counts| counts.pooled == 400).await;
     assert_eq!((counts.announced, counts.backfilled), (200, 200));
     let status = &fetcher.status()[0];
@@ -72,14 +77,14 @@ async fn without_backfill_the_past_stays_unknown_and_an_audit_finds_it() {
     let config = FetcherConfig { backfill: Backfill::Off, ..node.fetcher() };
     let (fetcher, pool) = ingest(config).await;
     assert_eq!(pool.len(), 0);
-    let report = fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
+    let report = compare(&fetcher).await;
     assert_eq!(report.missing, 50);
     assert_eq!(pool.len(), 0, "it was only compared");
-    let report = fetcher.audit(0, AuditMode::Recover).await.unwrap();
+    let report = recover(&fetcher).await;
     assert_eq!((report.missing, report.recovered), (50, 50));
     let counts = settled(&fetcher, "50 pooled", |counts| counts.pooled == 50).await;
     assert_eq!(counts.audit_recovered, 50);
-    assert_eq!(fetcher.audit(0, AuditMode::CompareOnly).await.unwrap().missing, 0);
+    assert_eq!(compare(&fetcher).await.missing, 0);
 }
 
 #[tokio::test]
@@ -143,21 +148,15 @@ async fn a_blob_transaction_answered_in_its_mined_form_is_mined() {
 #[tokio::test]
 async fn a_private_transaction_in_a_block_makes_its_public_rival_stale() {
     let node = Node::start(40, |config| config);
-    let rivals = Node::start(40, |config| NodeConfig { seed: 9, ..config });
     let (fetcher, pool) = ingest(node.fetcher()).await;
     let public = &node.txs[0];
     node.node.submit(public.raw.clone()).unwrap();
     settled(&fetcher, "1 pooled", |counts| counts.pooled == 1).await;
     // Another transaction of the same sender and nonce, which was never announced.
-    let private = mock_node::workload::Workload::new(mock_node::workload::WorkloadConfig {
-        accounts: 20,
-        ..mock_node::workload::WorkloadConfig::new(99, node.node.config().chain_id)
-    })
-    .prepare(40)
-    .into_iter()
-    .find(|tx| tx.sender == public.sender && tx.nonce == public.nonce && tx.hash != public.hash)
-    .expect("another seed makes another transaction");
-    drop(rivals);
+    let private = workload(&node, 99, 40)
+        .into_iter()
+        .find(|tx| tx.sender == public.sender && tx.nonce == public.nonce && tx.hash != public.hash)
+        .expect("another seed makes another transaction");
     node.node.mine_private([private.raw]).unwrap();
     eventually("the rival has left the pool", || pool.is_empty()).await;
     assert!(!pool.contains(&public.hash));
@@ -214,20 +213,19 @@ async fn a_channel_is_a_sink_and_closing_it_ends_the_fetcher_with_a_reason() {
     assert_eq!(received, node.txs.iter().map(|tx| tx.hash).collect());
     drop(receiver);
     node.node.announce_unknown([1; 32].into());
-    let next = mock_node::workload::Workload::new(mock_node::workload::WorkloadConfig {
-        accounts: 20,
-        ..mock_node::workload::WorkloadConfig::new(7, node.node.config().chain_id)
-    })
-    .prepare(21);
+    let next = workload(&node, 7, 21);
     node.node.submit(next[20].raw.clone()).unwrap();
     assert_eq!(fetcher.ended().await, EndReason::SinkClosed);
     assert_eq!(fetcher.counts().balance(), 0);
 }
 
+/// Heads and gaps go to the source through one channel: 500 heads beside the overrun lose none of its reports, without
+/// which nothing would bring in what was lost.
 #[tokio::test]
-async fn a_buffer_that_overruns_is_counted_and_what_it_lost_is_brought_in() {
-    let node = Node::start(2000, |config| config);
-    let config = FetcherConfig { fetch_slots: 1, ..node.fetcher() };
+async fn a_buffer_that_overruns_is_counted_and_what_it_lost_is_brought_in_also_in_a_flood_of_heads()
+{
+    let node = Arc::new(Node::start(2000, |config| config));
+    let config = FetcherConfig { fetch_slots: 1, audit_interval: None, ..node.fetcher() };
     let limits = Limits {
         announcement_buffer: 16,
         audit_settle: Duration::from_millis(10),
@@ -241,15 +239,27 @@ async fn a_buffer_that_overruns_is_counted_and_what_it_lost_is_brought_in() {
         fetcher.status()[0].backlog > 1900 || fetcher.counts().lagged > 0
     })
     .await;
-    let mut received = BTreeSet::new();
+    let mines = Arc::clone(&node);
+    let heads = thread::spawn(move || {
+        (0..500).for_each(|_| _ = mines.node.mine_only(&[]).expect("an empty block"));
+    });
+    let (mut received, mut lagged) = (BTreeSet::new(), false);
     while received.len() < 2000 {
-        let tx = receiver.recv().await.expect("the fetcher runs");
-        assert!(received.insert(tx.hash()), "once each");
+        let tx = timeout(PATIENCE, receiver.recv()).await.expect("more comes");
+        assert!(received.insert(tx.expect("the fetcher runs").hash()), "once each");
+        lagged |= fetcher.status()[0].gaps.iter().any(|gap| gap.reason == GapReason::Lagged);
     }
+    heads.join().expect("it does not panic");
+    assert!(lagged, "the gap is opened");
     let counts = settled(&fetcher, "all in", |counts| counts.pooled == 2000).await;
     assert!(counts.lagged > 1000, "{counts:?}");
     assert_eq!(counts.announced + counts.lagged, 2000, "what the socket brought");
     assert_eq!(counts.audit_recovered + counts.backfilled, counts.lagged);
+    eventually("the last head and no gap are left", || {
+        let status = fetcher.status().remove(0);
+        status.head == Some(500) && status.gaps.iter().all(|gap| gap.to.is_some())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -262,7 +272,7 @@ async fn a_node_that_answers_nothing_while_it_lists_its_pool_is_given_time() {
     let (fetcher, _pool) = ingest_with(config, limits).await;
     node.submit_all();
     settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
-    let report = fetcher.audit(0, AuditMode::CompareOnly).await.expect("the node lists its pool");
+    let report = compare(&fetcher).await;
     assert_eq!((report.listed, report.missing), (10, 0));
     let status = &fetcher.status()[0];
     assert_eq!(
@@ -315,14 +325,9 @@ async fn two_sources_are_one_mempool() {
         [one.node.ipc_path(), two.node.ipc_path()].map(|path| Endpoint::Ipc(path.to_owned())),
     );
     let (fetcher, pool) = ingest(config).await;
-    eventually("both are live", || {
-        fetcher.status().iter().all(|source| source.state == SourceState::Live)
-    })
-    .await;
+    all_live(&fetcher).await;
     // The first half is announced by both, the second by the second one alone.
-    for tx in &one.txs[..20] {
-        one.node.submit(tx.raw.clone()).unwrap();
-    }
+    submit(&one, &one.txs[..20]);
     two.submit_all();
     let counts = settled(&fetcher, "60 announced", |counts| counts.announced == 60).await;
     assert_eq!((counts.pooled, counts.known), (40, 20));
@@ -350,10 +355,7 @@ async fn what_a_source_held_when_it_gave_up_comes_in_from_another() {
         ..FetcherConfig::new(endpoints)
     };
     let (fetcher, pool) = ingest(config).await;
-    eventually("both are live", || {
-        fetcher.status().iter().all(|source| source.state == SourceState::Live)
-    })
-    .await;
+    all_live(&fetcher).await;
     // The healthy one is asked next, so that the slots stay taken until the stuck one has given up.
     for node in [&stuck, &healthy] {
         node.node.inject(Fault::Answers { bad: BadAnswer::Never, count: 16 });

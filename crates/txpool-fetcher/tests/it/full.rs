@@ -8,11 +8,9 @@ use load_control::{Gate, GateConfig};
 use mock_node::workload::{Mix, TxKind};
 use testkit::ingest::{Node, arrived_whole, eventually, ingest, settled};
 use tokio::sync::mpsc;
-use txpool_fetcher::{
-    Announcements, AuditMode, FetchedTransaction, Fetcher, FetcherConfig, Limits,
-};
+use txpool_fetcher::{Announcements, FetchedTransaction, Fetcher, FetcherConfig, Limits};
 
-use super::start_with;
+use super::{compare, start_with};
 
 fn full(node: &Node) -> FetcherConfig {
     FetcherConfig { announcements: Announcements::Full, ..node.fetcher() }
@@ -36,7 +34,7 @@ async fn every_kind_of_transaction_arrives_whole_and_only_blobs_are_requested() 
         let blobs = node.txs.iter().filter(|tx| is_blob(tx.kind)).count();
         assert!(blobs > 0);
         assert_eq!(node.node.stats().raw_found, blobs as u64);
-        let report = fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
+        let report = compare(&fetcher).await;
         assert_eq!((report.missing, report.removed), (0, 0));
     }
 }
@@ -160,7 +158,7 @@ async fn what_a_slow_sink_makes_our_buffer_lose_is_counted_and_recovered() {
     }
     let counts = settled(&fetcher, "all delivered", |counts| counts.pooled == 1_000).await;
     assert!(counts.lagged > 0 && counts.audit_recovered > 0, "{counts:?}");
-    let report = fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
+    let report = compare(&fetcher).await;
     assert_eq!(report.missing, 0);
 }
 

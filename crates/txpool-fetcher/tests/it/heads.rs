@@ -2,8 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    io::Write as _,
-    os::unix::net::{UnixListener, UnixStream},
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
     thread,
@@ -17,10 +16,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::ingest::{Node, eventually, settled, socket};
 use txpool_fetcher::{
-    Backfill, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits, SourceState,
+    Backfill, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits,
 };
 
-use super::ingest_with;
+use super::{all_live, ingest_with, peer};
 
 const CHAIN_ID: u64 = 1337;
 
@@ -31,6 +30,13 @@ fn settles_fast() -> Limits {
 
 async fn ingest(config: FetcherConfig) -> (Fetcher, OrderPool) {
     ingest_with(config, settles_fast()).await
+}
+
+/// The same, once the head is known.
+async fn at_first_head(config: FetcherConfig) -> (Fetcher, OrderPool) {
+    let (fetcher, pool) = ingest(config).await;
+    eventually("the first head", || head_number(&pool) == Some(1)).await;
+    (fetcher, pool)
 }
 
 #[derive(Clone, Debug)]
@@ -107,18 +113,11 @@ struct Fake {
 impl Fake {
     fn start() -> Self {
         let (folder, path) = socket();
-        let listener = UnixListener::bind(&path).expect("a fresh path");
         let fake = Self { state: Arc::default(), path, _folder: Arc::new(folder) };
         fake.add(&FakeBlock::new(1, 1, 0, &[]));
         fake.lock().head = block_hash(1);
         let served = fake.clone();
-        thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                let fake = served.clone();
-                fake.lock().connections.push(stream.try_clone().expect("a second handle"));
-                thread::spawn(move || fake.serve(stream));
-            }
-        });
+        peer::serve(&fake.path, move |stream| served.serve(&stream));
         fake
     }
 
@@ -126,19 +125,15 @@ impl Fake {
         self.state.lock().expect("no panic while it is held")
     }
 
-    fn serve(&self, stream: UnixStream) {
-        let mut writer = stream.try_clone().expect("a second handle");
-        let requests = serde_json::Deserializer::from_reader(stream).into_iter::<Value>();
-        for request in requests.map_while(Result::ok) {
+    fn serve(&self, stream: &UnixStream) {
+        self.lock().connections.push(stream.try_clone().expect("a second handle"));
+        for request in peer::requests(stream) {
             while request["params"][1] == true && self.lock().full_blocks_stand_still {
                 thread::sleep(Duration::from_millis(1));
             }
-            let answer = self.answer(&writer, &request);
-            let Some(mut answer) = answer else { continue };
-            answer["jsonrpc"] = json!("2.0");
-            answer["id"] = request["id"].clone();
-            // The peer may be gone.
-            let _ = writeln!(writer, "{answer}");
+            if let Some(response) = self.answer(stream, &request) {
+                peer::respond(stream, &request, response);
+            }
         }
     }
 
@@ -215,14 +210,9 @@ impl Fake {
     }
 
     fn notify(&self, topic: &str, result: &Value) {
-        let note = json!({
-            "jsonrpc": "2.0", "method": "eth_subscription",
-            "params": { "subscription": topic, "result": result },
-        });
-        for (subscribed, writer) in &mut self.lock().subscribers {
+        for (subscribed, writer) in &self.lock().subscribers {
             if subscribed == topic {
-                // Old subscribers are gone.
-                let _ = writeln!(writer, "{note}");
+                peer::notify(writer, topic, result);
             }
         }
     }
@@ -251,11 +241,8 @@ fn head_number(pool: &OrderPool) -> Option<u64> {
 async fn both_live(one: &Fake, two: &Fake) -> (Fetcher, OrderPool) {
     let ipc = |path: &Path| Endpoint::Ipc(path.to_owned());
     let config = FetcherConfig::new([ipc(&one.path), ipc(&two.path)]);
-    let (fetcher, pool) = ingest(config).await;
-    eventually("both are live", || {
-        fetcher.status().iter().all(|source| source.state == SourceState::Live)
-    })
-    .await;
+    let (fetcher, pool) = at_first_head(config).await;
+    all_live(&fetcher).await;
     (fetcher, pool)
 }
 
@@ -275,8 +262,7 @@ async fn the_head_is_known_right_after_the_start_with_the_next_base_fee() {
 #[tokio::test]
 async fn the_head_is_known_right_after_a_reconnect() {
     let fake = Fake::start();
-    let (fetcher, pool) = ingest(fake.config()).await;
-    eventually("the first head", || head_number(&pool) == Some(1)).await;
+    let (fetcher, pool) = at_first_head(fake.config()).await;
     // Made while nobody listens.
     {
         let mut state = fake.lock();
@@ -297,8 +283,7 @@ async fn the_head_is_known_right_after_a_reconnect() {
 #[tokio::test]
 async fn the_nonces_of_every_missed_block_count() {
     let fake = Fake::start();
-    let (_fetcher, pool) = ingest(fake.config()).await;
-    eventually("the first head", || head_number(&pool) == Some(1)).await;
+    let (_fetcher, pool) = at_first_head(fake.config()).await;
     let txs = txs(3);
     txs.iter().for_each(|tx| fake.announce_tx(tx));
     eventually("pooled", || pool.len() == 3).await;
@@ -314,8 +299,7 @@ async fn the_nonces_of_every_missed_block_count() {
 #[tokio::test]
 async fn a_node_that_is_busy_for_a_while_does_not_make_a_block_empty() {
     let fake = Fake::start();
-    let (_fetcher, pool) = ingest(fake.config()).await;
-    eventually("the first head", || head_number(&pool) == Some(1)).await;
+    let (_fetcher, pool) = at_first_head(fake.config()).await;
     let txs = txs(2);
     txs.iter().for_each(|tx| fake.announce_tx(tx));
     eventually("pooled", || pool.len() == 2).await;
@@ -332,8 +316,7 @@ async fn a_node_that_is_busy_for_a_while_does_not_make_a_block_empty() {
 async fn a_block_that_cannot_be_had_is_a_gap_and_is_followed_by_a_comparison() {
     for full in [false, true] {
         let fake = Fake::start();
-        let (fetcher, pool) = ingest(fake.config()).await;
-        eventually("the first head", || head_number(&pool) == Some(1)).await;
+        let (fetcher, pool) = at_first_head(fake.config()).await;
         let block = FakeBlock::new(2, 2, 1, &[]);
         fake.lock().busy.insert((block.hash, full), u32::MAX);
         fake.announce(&block);
@@ -351,8 +334,8 @@ async fn a_block_that_cannot_be_had_is_a_gap_and_is_followed_by_a_comparison() {
 #[tokio::test]
 async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
     let fake = Fake::start();
-    let (fetcher, pool) = ingest(FetcherConfig { backfill: Backfill::Off, ..fake.config() }).await;
-    eventually("the first head", || head_number(&pool) == Some(1)).await;
+    let (fetcher, pool) =
+        at_first_head(FetcherConfig { backfill: Backfill::Off, ..fake.config() }).await;
     let txs = txs(3);
     fake.announce_tx(&txs[2]);
     eventually("pooled", || pool.len() == 1).await;
@@ -377,7 +360,6 @@ async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
 async fn a_frozen_source_does_not_hold_up_the_heads_of_a_healthy_one() {
     let (frozen, healthy) = (Fake::start(), Fake::start());
     let (_fetcher, pool) = both_live(&frozen, &healthy).await;
-    eventually("the first head", || head_number(&pool) == Some(1)).await;
     let block = FakeBlock::new(2, 2, 1, &[]);
     frozen.lock().silent.insert(block.hash);
     let began = Instant::now();
@@ -394,7 +376,6 @@ async fn a_frozen_source_does_not_hold_up_the_heads_of_a_healthy_one() {
 async fn a_head_with_a_huge_number_does_not_make_its_source_the_leader() {
     let (liar, honest) = (Fake::start(), Fake::start());
     let (_fetcher, pool) = both_live(&liar, &honest).await;
-    eventually("the first head", || head_number(&pool) == Some(1)).await;
     // Of a parent that nobody has, and of one that cannot have it as a child.
     liar.announce(&FakeBlock::new(1 << 60, 100, 99, &[]));
     liar.announce(&FakeBlock::new(1 << 60, 101, 1, &[]));
@@ -412,7 +393,6 @@ async fn a_head_with_a_huge_number_does_not_make_its_source_the_leader() {
 async fn a_leader_that_falls_silent_on_a_branch_of_its_own_leads_no_more() {
     let (silent, other) = (Fake::start(), Fake::start());
     let (_fetcher, pool) = both_live(&silent, &other).await;
-    eventually("the first head", || head_number(&pool) == Some(1)).await;
     // Far ahead, and with all its ancestors: nothing is wrong with it but that it stops.
     for number in 2..=9 {
         silent.announce(&FakeBlock::new(

@@ -3,8 +3,7 @@
 
 use std::{
     collections::HashMap,
-    io::Write as _,
-    os::unix::net::{UnixListener, UnixStream},
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
@@ -27,7 +26,7 @@ use txpool_fetcher::{
     PooledTransaction, SourceError, SourceState, StaleReason, TransactionSink,
 };
 
-use super::start_with;
+use super::{peer, start_with};
 
 const CHAIN_ID: u64 = 1337;
 
@@ -79,14 +78,8 @@ impl FakeNode {
             listing: Arc::new(Mutex::new(Listing::Steady)),
             listed: Arc::default(),
         };
-        let listener = UnixListener::bind(path).expect("a fresh path");
-        let accepts = node.clone();
-        thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                let node = accepts.clone();
-                thread::spawn(move || node.serve(stream));
-            }
-        });
+        let served = node.clone();
+        peer::serve(path, move |stream| served.serve(&stream));
         node
     }
 
@@ -113,13 +106,8 @@ impl FakeNode {
     }
 
     fn notify(&self, subscription: &str, result: &Value) {
-        let text = json!({
-            "jsonrpc": "2.0", "method": "eth_subscription",
-            "params": { "subscription": subscription, "result": result },
-        });
-        for subscriber in self.subscribers.lock().unwrap().iter_mut() {
-            // A fetcher that has stopped has closed it.
-            let _ = subscriber.write_all(text.to_string().as_bytes());
+        for subscriber in self.subscribers.lock().unwrap().iter() {
+            peer::notify(subscriber, subscription, result);
         }
     }
 
@@ -134,10 +122,10 @@ impl FakeNode {
         }
     }
 
-    fn list(&self) -> Option<Result<Value, i64>> {
+    fn list(&self) -> Option<Value> {
         let listed = self.listed.fetch_add(1, Relaxed) as u64;
         let count = match *self.listing.lock().unwrap() {
-            Listing::Refused(code) => return Some(Err(code)),
+            Listing::Refused(code) => return Some(error(code)),
             Listing::Silent => return None,
             Listing::Steady => 3,
             Listing::Growing => 3 + listed,
@@ -145,75 +133,63 @@ impl FakeNode {
         let tx = |n: u64| json!({ "0": { "hash": B256::left_padding_from(&n.to_be_bytes()) } });
         let pending: serde_json::Map<_, _> =
             (1..=count).map(|n| (format!("{n:#042x}"), tx(n))).collect();
-        Some(Ok(json!({ "pending": pending, "queued": {} })))
+        Some(json!({ "result": { "pending": pending, "queued": {} } }))
     }
 
     fn requests(&self, hash: &B256) -> usize {
         self.requests.lock().unwrap().get(hash).copied().unwrap_or(0)
     }
 
-    fn fail(&self, stream: &mut UnixStream, id: &Value, code: i64) {
-        let error = json!({ "code": code, "message": "no" });
-        let answer = json!({ "jsonrpc": "2.0", "id": id, "error": error });
-        // The fetcher may have stopped waiting.
-        let _ = stream.write_all(answer.to_string().as_bytes());
+    /// The response to a request for a transaction.
+    fn raw(&self, hash: B256) -> Option<Value> {
+        *self.requests.lock().unwrap().entry(hash).or_default() += 1;
+        let raw = match self.replies.get(&hash) {
+            Some(Reply::Raw(raw)) => raw.clone(),
+            Some(Reply::Oversized) => format!("0x{}", "00".repeat(2 << 20)),
+            Some(Reply::Close) => return None,
+            Some(Reply::BusyFor(time, raw)) => {
+                let first = *self.first_request.lock().unwrap().get_or_insert_with(Instant::now);
+                if first.elapsed() < *time {
+                    return Some(error(-32005));
+                }
+                raw.clone()
+            }
+            None => return Some(json!({ "result": null })),
+        };
+        Some(json!({ "result": raw }))
     }
 
-    fn serve(&self, mut stream: UnixStream) {
-        let reader = stream.try_clone().unwrap();
-        let values = serde_json::Deserializer::from_reader(reader).into_iter::<Value>();
-        for request in values.map_while(Result::ok) {
+    fn serve(&self, stream: &UnixStream) {
+        for request in peer::requests(stream) {
             let first = &request["params"][0];
-            let result = match request["method"].as_str().unwrap() {
-                "eth_chainId" => json!(format!("{CHAIN_ID:#x}")),
-                "web3_clientVersion" => json!("fake"),
-                "eth_blockNumber" => json!("0x1"),
-                "eth_subscribe" if first == "newPendingTransactions" => json!("0x1"),
-                "eth_subscribe" => json!("0x2"),
+            let response = match request["method"].as_str().unwrap() {
+                "eth_chainId" => json!({ "result": format!("{CHAIN_ID:#x}") }),
+                "web3_clientVersion" => json!({ "result": "fake" }),
+                "eth_blockNumber" => json!({ "result": "0x1" }),
+                "eth_subscribe" if first == "newPendingTransactions" => json!({ "result": "0x1" }),
+                "eth_subscribe" => json!({ "result": "0x2" }),
                 "eth_getRawTransactionByHash" => {
-                    let hash: B256 = first.as_str().unwrap().parse().unwrap();
-                    *self.requests.lock().unwrap().entry(hash).or_default() += 1;
-                    match self.replies.get(&hash) {
-                        Some(Reply::Raw(raw)) => json!(raw),
-                        Some(Reply::Oversized) => json!(format!("0x{}", "00".repeat(2 << 20))),
-                        Some(Reply::Close) => {
-                            let _ = stream.shutdown(std::net::Shutdown::Both);
-                            return;
-                        }
-                        Some(Reply::BusyFor(time, raw)) => {
-                            let first = *self
-                                .first_request
-                                .lock()
-                                .unwrap()
-                                .get_or_insert_with(Instant::now);
-                            if first.elapsed() < *time {
-                                self.fail(&mut stream, &request["id"], -32005);
-                                continue;
-                            }
-                            json!(raw)
-                        }
-                        None => Value::Null,
+                    match self.raw(first.as_str().unwrap().parse().unwrap()) {
+                        Some(response) => response,
+                        None => return stream.shutdown(std::net::Shutdown::Both).unwrap(),
                     }
                 }
                 "txpool_content" => match self.list() {
-                    Some(Ok(content)) => content,
-                    Some(Err(code)) => {
-                        self.fail(&mut stream, &request["id"], code);
-                        continue;
-                    }
+                    Some(response) => response,
                     None => continue,
                 },
-                _ => Value::Null,
+                _ => json!({ "result": null }),
             };
-            let answer = json!({ "jsonrpc": "2.0", "id": request["id"], "result": result });
-            if stream.write_all(answer.to_string().as_bytes()).is_err() {
-                return;
-            }
+            peer::respond(stream, &request, response);
             if first == "newHeads" {
                 self.subscribers.lock().unwrap().push(stream.try_clone().unwrap());
             }
         }
     }
+}
+
+fn error(code: i64) -> Value {
+    json!({ "error": { "code": code, "message": "no" } })
 }
 
 fn transaction(nonce: u64) -> (B256, Reply) {

@@ -21,10 +21,10 @@ use txpool_fetcher::{
     AnnouncementStream, AuditMode, Backfill, Block, BlockStream, ConnectError, Counts, Endpoint,
     FetchedTransaction, Fetcher, FetcherConfig, FetcherEnd, GapReason, Head, InProcess,
     InProcessPool, Limits, MinedBlock, NonceUpdate, PoolAnnouncement, PooledHashes,
-    PooledTransaction, SnapshotError, SourceState, StartError,
+    PooledTransaction, SnapshotError, StartError,
 };
 
-use super::{ingest_with, start_with};
+use super::{all_live, compare, ingest_with, recover, start_with};
 
 /// A pool with a chain, of a few lines, that does what a test says.
 #[derive(Default)]
@@ -196,7 +196,7 @@ fn config(pool: &Arc<SmallPool>) -> FetcherConfig {
 
 /// The pool and ours hold the same, and every hash is accounted for.
 async fn is_complete(fetcher: &Fetcher, pool: &SmallPool, ours: &OrderPool) -> Counts {
-    let report = fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
+    let report = compare(fetcher).await;
     assert_eq!((report.missing, report.removed), (0, 0));
     let hashes: Vec<_> = pool.state().txs.keys().copied().collect();
     assert_eq!(report.listed, hashes.len() as u64);
@@ -224,7 +224,7 @@ async fn what_was_pending_what_is_announced_and_what_is_dropped_in_silence_all_a
     settled(&fetcher, "live", |counts| counts.pooled == 400).await;
     pool.drops.store(true, Relaxed);
     dropped.iter().for_each(|tx| pool.add(tx));
-    let report = fetcher.audit(0, AuditMode::Recover).await.unwrap();
+    let report = recover(&fetcher).await;
     assert_eq!((report.missing, report.recovered), (200, 200));
     let counts = is_complete(&fetcher, &pool, &ours).await;
     let entered = (counts.backfilled, counts.announced, counts.audit_recovered);
@@ -369,7 +369,7 @@ async fn a_panic_of_the_pool_hurts_only_that_call() {
     pool.state().panics.insert("pooled");
     let error = fetcher.audit(0, AuditMode::Recover).await.unwrap_err();
     assert!(matches!(error, SnapshotError::PoolPanicked), "{error}");
-    let report = fetcher.audit(0, AuditMode::Recover).await.unwrap();
+    let report = recover(&fetcher).await;
     assert_eq!(report.recovered, 1);
     settled(&fetcher, "20 pooled", |counts| counts.pooled == 20).await;
 
@@ -444,10 +444,7 @@ async fn a_node_and_a_pool_in_this_process_are_deduplicated_and_help_each_other_
     let ours = OrderPool::new(PoolConfig::default()).unwrap();
     let fetcher =
         Fetcher::start(FetcherConfig { audit_interval: None, ..both }, ours.clone()).await.unwrap();
-    eventually("both are live", || {
-        fetcher.status().iter().all(|source| source.state == SourceState::Live)
-    })
-    .await;
+    all_live(&fetcher).await;
     node.submit_all();
     settled(&fetcher, "50 of the node", |counts| counts.pooled == 50).await;
     node.txs.iter().for_each(|tx| pool.add(tx));

@@ -10,13 +10,17 @@ mod heads;
 mod hostile_node;
 mod in_process;
 mod overload;
+mod peer;
 mod sink;
 mod stream;
 mod websocket;
 
+use mock_node::workload::PreparedTx;
 use order_pool::{OrderPool, PoolConfig};
-use testkit::ingest::eventually;
-use txpool_fetcher::{Fetcher, FetcherConfig, Limits, TransactionSink};
+use testkit::ingest::{Node, eventually};
+use txpool_fetcher::{
+    AuditMode, AuditReport, Fetcher, FetcherConfig, Limits, SourceState, TransactionSink,
+};
 
 /// A live fetcher with smaller limits than those of the crate.
 async fn start_with(config: FetcherConfig, limits: Limits, sink: impl TransactionSink) -> Fetcher {
@@ -29,4 +33,26 @@ async fn start_with(config: FetcherConfig, limits: Limits, sink: impl Transactio
 async fn ingest_with(config: FetcherConfig, limits: Limits) -> (Fetcher, OrderPool) {
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
     (start_with(config, limits, pool.clone()).await, pool)
+}
+
+/// Gives the node some of its transactions.
+fn submit<'a>(node: &Node, txs: impl IntoIterator<Item = &'a PreparedTx>) {
+    for tx in txs {
+        node.node.submit(tx.raw.clone()).expect("the node takes its own transactions");
+    }
+}
+
+async fn all_live(fetcher: &Fetcher) {
+    let live = || fetcher.status().iter().all(|source| source.state == SourceState::Live);
+    eventually("all sources are live", live).await;
+}
+
+/// Compares the first source's pool with ours, and fetches what is missing.
+async fn recover(fetcher: &Fetcher) -> AuditReport {
+    fetcher.audit(0, AuditMode::Recover).await.expect("the node lists its pool")
+}
+
+/// The same, and fetches nothing.
+async fn compare(fetcher: &Fetcher) -> AuditReport {
+    fetcher.audit(0, AuditMode::CompareOnly).await.expect("the node lists its pool")
 }

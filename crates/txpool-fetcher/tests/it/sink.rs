@@ -24,7 +24,7 @@ use txpool_fetcher::{
     TransactionSink,
 };
 
-use super::ingest_with;
+use super::{compare, ingest_with, recover, submit};
 
 /// Beyond a deadline, for a machine that is busy with other tests.
 const SLACK: Duration = Duration::from_secs(5);
@@ -78,6 +78,18 @@ struct Told {
 impl Hooked {
     fn new(hook: impl Fn(Call) + Send + Sync + 'static) -> Self {
         Self { hook: Arc::new(hook), told: Arc::default() }
+    }
+
+    /// Blocks in calls of one kind until the latch is opened.
+    fn stuck_in(stuck: Call) -> (Self, Latch) {
+        let latch = Latch::default();
+        let waits = latch.clone();
+        let hook = move |call| {
+            if call == stuck {
+                waits.wait();
+            }
+        };
+        (Self::new(hook), latch)
     }
 
     fn told<T>(&self, read: impl FnOnce(&Told) -> T) -> T {
@@ -189,34 +201,21 @@ impl Counters {
 #[tokio::test]
 async fn a_sink_that_never_returns_from_a_call_holds_up_neither_the_rest_nor_the_stop() {
     for stuck in CALLS {
-        let latch = Latch::default();
         let node = Node::start(20, |config| config);
-        let sink = {
-            let latch = latch.clone();
-            Hooked::new(move |call| {
-                if call == stuck {
-                    latch.wait();
-                }
-            })
-        };
+        let (sink, latch) = Hooked::stuck_in(stuck);
         // The first transaction is pending before the start: `holding` is asked about it.
         node.node.submit(node.txs[0].raw.clone()).unwrap();
         let config = FetcherConfig { request_connections: 2, ..node.fetcher() };
         let fetcher = Fetcher::start(config, sink.clone()).await.expect("a node is there");
         if stuck != Call::Deliver {
             eventually("the source is live", || fetcher.is_live()).await;
-            for tx in &node.txs[1..10] {
-                node.node.submit(tx.raw.clone()).unwrap();
-            }
+            submit(&node, &node.txs[1..10]);
             settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
             node.node.mine_only(&[node.txs[0].hash]).unwrap();
             node.node.submit(rivals(&node)[1].raw.clone()).unwrap();
             settled(&fetcher, "11 pooled", |counts| counts.pooled == 11).await;
-            let report = fetcher.audit(0, AuditMode::Recover).await;
-            assert_eq!(report.expect("the node lists its pool").vanished, 1);
-            for tx in &node.txs[10..] {
-                node.node.submit(tx.raw.clone()).unwrap();
-            }
+            assert_eq!(recover(&fetcher).await.vanished, 1);
+            submit(&node, &node.txs[10..]);
             settled(&fetcher, "all pooled", |counts| counts.pooled == 21).await;
             assert!(fetcher.is_live());
         } else {
@@ -264,23 +263,20 @@ async fn a_panic_of_the_sink_costs_that_call_alone_and_is_counted() {
         armed.store(true, SeqCst);
         node.node.submit(node.txs[1].raw.clone()).unwrap();
         node.node.mine_only(&[]).unwrap();
-        let audit = || fetcher.audit(0, AuditMode::Recover);
-        audit().await.expect("the node lists its pool");
+        recover(&fetcher).await;
         eventually("it panics", || !armed.load(SeqCst)).await;
         // Everything goes on: announcements, heads, nonces, audits.
         let heads = sink.told(|told| told.heads.len());
         let nonces = sink.told(|told| told.nonces);
         let audits = fetcher.status()[0].audits;
         assert!(fetcher.is_live());
-        for tx in &node.txs[2..] {
-            node.node.submit(tx.raw.clone()).unwrap();
-        }
+        submit(&node, &node.txs[2..]);
         settled(&fetcher, "the rest is pooled", |counts| counts.pooled >= 9).await;
         assert_eq!(fetcher.counts().failed, u64::from(panics == Call::Deliver));
         node.node.mine();
         eventually("heads", || sink.told(|told| told.heads.len() > heads)).await;
         eventually("nonces", || sink.told(|told| told.nonces > nonces)).await;
-        audit().await.expect("the node lists its pool");
+        recover(&fetcher).await;
         assert!(fetcher.status()[0].audits > audits);
         let all: BTreeSet<B256> = node.txs.iter().map(|tx| tx.hash).collect();
         let missing = sink.told(|told| all.difference(&told.pooled).count() as u64);
@@ -378,15 +374,7 @@ async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
     let counters = Counters::of(&recorder);
     let _installed = metrics::set_default_local_recorder(&recorder);
     let node = Node::start(BLOCKS + 1, |config| config);
-    let latch = Latch::default();
-    let sink = {
-        let latch = latch.clone();
-        Hooked::new(move |call| {
-            if call == Call::Head {
-                latch.wait();
-            }
-        })
-    };
+    let (sink, latch) = Hooked::stuck_in(Call::Head);
     let fetcher =
         start(FetcherConfig { audit_interval: None, ..node.fetcher() }, sink.clone()).await;
     node.submit_all();
@@ -473,15 +461,7 @@ async fn the_stop_is_in_time_under_every_fault_and_with_every_call_stuck() {
     let mut worst = Duration::ZERO;
     for (index, fault) in Fault::all().into_iter().enumerate() {
         let stuck = CALLS[index % CALLS.len()];
-        let latch = Latch::default();
-        let sink = {
-            let latch = latch.clone();
-            Hooked::new(move |call| {
-                if call == stuck {
-                    latch.wait();
-                }
-            })
-        };
+        let (sink, latch) = Hooked::stuck_in(stuck);
         let node = Node::start(50, |config| config);
         let config = FetcherConfig {
             start: StartPolicy::WaitForNode,
@@ -556,19 +536,19 @@ async fn what_a_full_sink_postpones_is_offered_again_a_few_at_a_time_until_it_ha
     let fetcher = start(config, Full(Arc::clone(&is_full))).await;
     node.submit_all();
     settled(&fetcher, "200 postponed", |counts| counts.postponed == 200).await;
-    let report = fetcher.audit(0, AuditMode::CompareOnly).await.expect("the node lists its pool");
+    let report = compare(&fetcher).await;
     assert_eq!((report.missing, report.postponed, report.offered_again), (0, 200, 0));
     for audit in 1..=3 {
-        let report = fetcher.audit(0, AuditMode::Recover).await.expect("the node lists its pool");
+        let report = recover(&fetcher).await;
         assert_eq!((report.postponed, report.offered_again), (200, 32));
         let counts = settled(&fetcher, "those again", |_| true).await;
         assert_eq!((counts.audit_recovered, counts.postponed), (32 * audit, 200 + 32 * audit));
     }
     is_full.store(false, SeqCst);
-    let report = fetcher.audit(0, AuditMode::Recover).await.expect("the node lists its pool");
+    let report = recover(&fetcher).await;
     assert_eq!((report.postponed, report.offered_again), (200, 200));
     settled(&fetcher, "all pooled", |counts| counts.pooled == 200).await;
-    let report = fetcher.audit(0, AuditMode::Recover).await.expect("the node lists its pool");
+    let report = recover(&fetcher).await;
     assert_eq!((report.postponed, report.offered_again), (0, 0));
 }
 
@@ -580,9 +560,7 @@ async fn a_full_order_pool_takes_what_it_postponed_when_it_has_room_again() {
         start(FetcherConfig { audit_interval: None, ..node.fetcher() }, pool.clone()).await;
     let mut best: Vec<_> = node.txs.iter().filter(|tx| tx.nonce == 0).collect();
     assert!(best.len() > 10, "{}", best.len());
-    for tx in &best {
-        node.node.submit(tx.raw.clone()).unwrap();
-    }
+    submit(&node, best.iter().copied());
     let entered = best.len() as u64;
     let counts = settled(&fetcher, "all offered", |counts| counts.announced == entered).await;
     assert!(counts.postponed > 0, "{counts:?}");
@@ -591,7 +569,7 @@ async fn a_full_order_pool_takes_what_it_postponed_when_it_has_room_again() {
     let pooled: Vec<_> = best.iter().map(|tx| tx.hash).collect();
     node.node.mine_only(&pooled).unwrap();
     eventually("the pool is empty", || pool.is_empty()).await;
-    let report = fetcher.audit(0, AuditMode::Recover).await.expect("the node lists its pool");
+    let report = recover(&fetcher).await;
     assert!(report.offered_again > 0, "{report:?}");
     assert_eq!(pool.len(), 5.min(report.postponed as usize));
 }

@@ -12,20 +12,18 @@ use txpool_fetcher::{
     LossReason, SourceError, SourceState, StartError, StartPolicy,
 };
 
+use super::submit;
+
 const DEADLINE: Duration = Duration::from_secs(5);
 
 #[tokio::test]
 async fn a_stream_brings_every_transaction_and_owns_its_fetcher() {
     let node = Node::start(200, |config| config);
-    for tx in &node.txs[..100] {
-        node.node.submit(tx.raw.clone()).unwrap();
-    }
+    submit(&node, &node.txs[..100]);
     let mut stream = Fetcher::stream(node.fetcher(), 16).await.unwrap();
     let first: BTreeSet<_> = stream.by_ref().take(100).map(|tx| tx.hash()).collect().await;
     stream.fetcher().wait_live().await.unwrap();
-    for tx in &node.txs[100..] {
-        node.node.submit(tx.raw.clone()).unwrap();
-    }
+    submit(&node, &node.txs[100..]);
     // More than the buffer holds waits in the fetcher meanwhile.
     let second: BTreeSet<_> = stream.by_ref().take(80).map(|tx| tx.hash()).collect().await;
     assert_eq!((first.len(), second.len()), (100, 80));

@@ -10,9 +10,9 @@ use tokio::{
     task::AbortHandle,
 };
 use tokio_tungstenite::tungstenite::Message;
-use txpool_fetcher::{AuditMode, Endpoint, FetcherConfig, Limits, SourceState};
+use txpool_fetcher::{Endpoint, FetcherConfig, Limits, SourceState};
 
-use super::ingest_with;
+use super::{compare, ingest_with, submit};
 
 /// Serves WebSockets and passes each on to the node's socket, until it is aborted.
 async fn bridge(path: PathBuf) -> (SocketAddr, AbortHandle) {
@@ -59,20 +59,16 @@ async fn pass_on(stream: TcpStream, path: PathBuf) {
 #[tokio::test]
 async fn a_source_over_websocket_is_backfilled_followed_and_audited() {
     let node = Node::start(300, |config| config);
-    for tx in &node.txs[..100] {
-        node.node.submit(tx.raw.clone()).unwrap();
-    }
+    submit(&node, &node.txs[..100]);
     let (address, bridge) = bridge(node.node.ipc_path().to_owned()).await;
     let config = FetcherConfig::new([Endpoint::Ws(format!("ws://{address}"))]);
     let limits = Limits { ping_interval: Duration::from_millis(50), ..Limits::default() };
     let (fetcher, pool) = ingest_with(config, limits).await;
     assert_eq!(pool.len(), 100);
-    for tx in &node.txs[100..] {
-        node.node.submit(tx.raw.clone()).unwrap();
-    }
+    submit(&node, &node.txs[100..]);
     let counts = settled(&fetcher, "300 pooled", |counts| counts.pooled == 300).await;
     assert_eq!((counts.backfilled, counts.announced), (100, 200));
-    let report = fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
+    let report = compare(&fetcher).await;
     assert_eq!((report.listed, report.missing), (300, 0));
     node.node.mine();
     eventually("the block has emptied the pool", || pool.is_empty()).await;
