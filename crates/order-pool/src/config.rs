@@ -67,7 +67,7 @@ pub const EXPIRED_PAUSE_RETENTIONS: u32 = 10;
 
 /// The caps of an [`OrderPool`](crate::OrderPool), for its operator: more traffic or a larger machine
 /// needs higher ones, less memory lower ones. [`Self::memory_bound_bytes`] says what they cost. What
-/// one signer may hold is a fixed part of each cap.
+/// one holder may have is a fixed part of each cap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
     /// Most transactions that the node has announced. Default [`DEFAULT_MAX_TXS`]; at least 1. At
@@ -78,12 +78,14 @@ pub struct PoolConfig {
     /// Most bytes of these, by [`Order::size_bytes`](crate::Order::size_bytes).
     /// Default [`DEFAULT_MAX_TX_BYTES`]; at least 1 MiB (one transaction of six blobs).
     pub max_tx_bytes: usize,
-    /// Most transactions that external callers sent and the node has not announced. They have a
-    /// separate share, so that the fees they claim evict nothing that the node announced. Default
-    /// [`DEFAULT_MAX_EXTERNAL_TXS`]; at least 1. At the cap the worst-paying of them is evicted:
-    /// `order_pool_evicted_total`.
+    /// Most raw transactions that external callers sent and the node has not announced, and as many
+    /// private ones. They have shares of their own, so that the fees they claim evict nothing that
+    /// the node announced. Default [`DEFAULT_MAX_EXTERNAL_TXS`]; at least 1. At the cap the holder
+    /// with the most loses the worst-paying of its sender with the most: `order_pool_evicted_total`.
+    /// Private ones are divided by holder as bundles are, and one holder has at most 16 of a sender.
     pub max_external_txs: usize,
-    /// Most bytes of these. Default [`DEFAULT_MAX_EXTERNAL_TX_BYTES`]; at least 1 MiB.
+    /// Most bytes of the raw ones, and of the private ones. Default
+    /// [`DEFAULT_MAX_EXTERNAL_TX_BYTES`]; at least 1 MiB.
     pub max_external_tx_bytes: usize,
     /// How long a transaction is kept; a private one is kept until its last block instead. Default
     /// [`DEFAULT_TX_RETENTION`]; above zero. Removals are counted by `order_pool_expired_total`.
@@ -94,19 +96,20 @@ pub struct PoolConfig {
     /// Most bytes of removed orders that the log holds for slow readers. Default
     /// [`DEFAULT_LOG_BYTES`]; above it the oldest events are dropped from the log.
     pub log_bytes: usize,
-    /// Most bundles. Default [`DEFAULT_MAX_BUNDLES`]; at least 1. At the cap the signer with the
-    /// most loses its bundle for the latest block (`order_pool_evicted_total`); if that is the new
-    /// one, it is refused (`order_pool_rejected_total`). One signer may hold a tenth of them, and
-    /// callers without a signature a twentieth together; at its own cap a signer's bundle for the
-    /// latest block is evicted, or the new one refused.
+    /// Most bundles. Default [`DEFAULT_MAX_BUNDLES`]; at least 1. Half of them is for the host and
+    /// the signers that it knows, who may hold a tenth of all each; half is for callers, who may hold
+    /// a thirty-second each ([`Holder`](crate::Holder)). At a cap the holder with the most loses, of
+    /// its signer with the most, the bundle for the latest block (`order_pool_evicted_total`), but
+    /// never for one of a later block; otherwise the new one is refused
+    /// (`order_pool_rejected_total`).
     pub max_bundles: usize,
-    /// Most bytes of bundles. Default [`DEFAULT_MAX_BUNDLE_BYTES`]; at least 1 MiB. One signer, and
-    /// all callers without a signature together, may hold an eighth, but always 1 MiB.
+    /// Most bytes of bundles. Default [`DEFAULT_MAX_BUNDLE_BYTES`]; at least 1 MiB. They
+    /// are divided in the same way, but each holder may always have 1 MiB.
     pub max_bundle_bytes: usize,
     /// Most replacement keys remembered without a pooled bundle, for
-    /// [`CANCELLATION_RETENTION`]. Default [`DEFAULT_MAX_CANCELLATIONS`]; at least 1. Above it the
-    /// signer with the most loses the one that has waited the longest:
-    /// `order_pool_keys_forgotten_total`. One signer may hold a sixteenth.
+    /// [`CANCELLATION_RETENTION`]. Default [`DEFAULT_MAX_CANCELLATIONS`]; at least 1. They
+    /// are divided in the same way; at a cap the one that has waited the longest is forgotten:
+    /// `order_pool_keys_forgotten_total`.
     pub max_cancellations: usize,
 }
 

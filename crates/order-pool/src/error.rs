@@ -5,6 +5,8 @@ use std::io;
 use alloy_primitives::{Address, B256};
 use uuid::Uuid;
 
+use crate::holder::Holder;
+
 /// An invalid configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -69,12 +71,12 @@ pub enum RejectReason {
         /// The pool's limit.
         limit_bytes: usize,
     },
-    /// The pool is at its cap of bundles, and no other signer holds more than this one would.
+    /// Its half of the pool is at a cap, and nobody holds more than its holder would.
     #[error(
-        "the pool holds {count} bundles of {bytes} bytes, its limits are {limit} bundles and {limit_bytes} bytes"
+        "{count} orders of {bytes} bytes are held, the limits are {limit} orders and {limit_bytes} bytes"
     )]
-    BundlesFull {
-        /// Bundles in the pool.
+    Full {
+        /// Orders of this kind.
         count: usize,
         /// The cap.
         limit: usize,
@@ -83,22 +85,31 @@ pub enum RejectReason {
         /// The cap in bytes.
         limit_bytes: usize,
     },
-    /// Its signer is at its cap, and has no bundle for a later block than this one's.
+    /// Its holder is at a cap of its own, and has no order that may go for this one.
     #[error(
-        "{} {count} bundles of {bytes} bytes, the limits for one are {limit} bundles and {limit_bytes} bytes",
-        signer.map_or("those without a signature hold".into(), |signer| format!("{signer} holds"))
+        "the sender's host holds {count} orders of {bytes} bytes, the limits for one are {limit} orders and {limit_bytes} bytes"
     )]
-    SignerFull {
-        /// The signer; `None` for all unsigned bundles together.
-        signer: Option<Address>,
-        /// The signer's bundles.
+    HolderFull {
+        /// The holder.
+        holder: Holder,
+        /// Its orders of this kind.
         count: usize,
-        /// Its part of [`PoolConfig::max_bundles`](crate::PoolConfig::max_bundles).
+        /// Its part of the cap.
         limit: usize,
         /// Their bytes.
         bytes: usize,
-        /// Its part of [`PoolConfig::max_bundle_bytes`](crate::PoolConfig::max_bundle_bytes).
+        /// Its part of the cap in bytes.
         limit_bytes: usize,
+    },
+    /// Its sender has too many private transactions of the same holder.
+    #[error("{sender} has {count} private transactions pooled, the most is {limit}")]
+    SenderFull {
+        /// The sender.
+        sender: Address,
+        /// Its private transactions.
+        count: usize,
+        /// The cap.
+        limit: usize,
     },
     /// A block contains a transaction of the bundle that may not be omitted.
     #[error("txs[{index}] ({hash}) is in a recent block")]
@@ -150,11 +161,12 @@ pub enum RejectReason {
 
 impl RejectReason {
     /// All values of [`Self::as_str`].
-    pub const ALL: [&'static str; 9] = [
+    pub const ALL: [&'static str; 10] = [
         "pays_too_little",
         "too_large",
-        "bundles_full",
-        "signer_full",
+        "full",
+        "holder_full",
+        "sender_full",
         "tx_mined",
         "tx_stale",
         "too_many",
@@ -172,13 +184,14 @@ impl RejectReason {
         match self {
             Self::PaysTooLittle { .. } => 0,
             Self::TooLarge { .. } => 1,
-            Self::BundlesFull { .. } => 2,
-            Self::SignerFull { .. } => 3,
-            Self::TxMined { .. } => 4,
-            Self::TxStale { .. } => 5,
-            Self::TooMany { .. } => 6,
-            Self::BlockPassed { .. } => 7,
-            Self::BlockTooFar { .. } => 8,
+            Self::Full { .. } => 2,
+            Self::HolderFull { .. } => 3,
+            Self::SenderFull { .. } => 4,
+            Self::TxMined { .. } => 5,
+            Self::TxStale { .. } => 6,
+            Self::TooMany { .. } => 7,
+            Self::BlockPassed { .. } => 8,
+            Self::BlockTooFar { .. } => 9,
         }
     }
 }

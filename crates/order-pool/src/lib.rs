@@ -6,6 +6,7 @@ mod config;
 mod core;
 mod error;
 mod event;
+mod holder;
 mod metrics;
 mod order;
 mod pool;
@@ -18,7 +19,7 @@ extern crate self as order_pool;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use crate::core::{MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER, SignerStats};
+pub use crate::core::MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER;
 pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation, next_base_fee_wei};
 pub use clock::Clock;
 pub use config::*;
@@ -26,6 +27,7 @@ pub use error::{BundleError, ConfigError, Lagged, RejectReason, SidecarError, St
 pub use event::{
     CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, OrderStatus, RemoveReason,
 };
+pub use holder::Holder;
 pub use metrics::{METRICS, PoolStats};
 pub use order::*;
 pub use pool::OrderPool;

@@ -1,18 +1,22 @@
 //! The pool: the core behind one lock for writers, and the tables that readers use without it.
 //!
-//! The lock is taken by each insert, cancellation, head and list of nonces, twice by a step of upkeep
-//! (expire, then compact), and by the views of a sender and of signers: for one change and its
-//! publication. An insert evicts at most 64, a step expires at most 256 orders or rewrites at most 16
-//! pages, a head takes what its block changed. It is never held together with a sink's. Under it no
+//! The lock is taken by each insert and cancellation, by each step of a head and of a list of nonces,
+//! and twice by a step of upkeep (expire, then compact): for one change and its publication. An insert
+//! evicts at most 64 and removes at most 64 bundles that are over; a step touches at most 256 orders, or
+//! rewrites at most 16 pages. It is never held together with a sink's. Under it no
 //! sink and no waker runs: an iterator that a caller passed is drained before it is taken, and replaced
 //! values are freed after it is released. The only foreign code that runs under it is that of the
 //! metrics recorder.
+//!
+//! Heads and lists of nonces take turns through a second lock, which nothing else takes; the writer's is
+//! taken under it, never the other way round.
 //!
 //! One mutex, because there is one mempool: the critical section is bounded, and the many readers take
 //! no lock anyway.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -22,27 +26,45 @@ use chain_view::{Block, Head, NonceUpdate, Relation};
 use crate::{
     clock::Clock,
     config::PoolConfig,
-    core::{Core, Effect, HeadApplied, Limits, SignerStats},
+    core::{Change, Core, Effect, Limits},
     error::ConfigError,
     event::{CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, OrderStatus},
     metrics::{Levels, PoolStats},
-    order::{Bundle, Order, ReplacementKey, Transaction},
+    order::{Bundle, Cancellation, Order, Transaction},
     read::{Publisher, SeenState, Subscription, Tables},
 };
 
-/// Most orders that one upkeep step expires: at about 2 us each, half a millisecond.
-const EXPIRE_PER_STEP: usize = 256;
+/// Most orders that one step of a head, of nonces or of upkeep touches: at 2 to 10 us each, half a
+/// millisecond to two and a half.
+const PER_STEP: usize = 256;
+
+/// The pause between two steps of a head. Without one the thread that has just released the lock
+/// would usually get it again before one that waits for it.
+const STEP_PAUSE: Duration = Duration::from_micros(50);
+
+/// Calls `step` with the items in groups, and pauses between two.
+fn in_steps<T>(items: &[T], mut step: impl FnMut(&[T])) {
+    for (n, items) in items.chunks(PER_STEP).enumerate() {
+        if n > 0 {
+            thread::sleep(STEP_PAUSE);
+        }
+        step(items);
+    }
+}
 
 /// A pool of orders. Cloning gives another handle to the same pool.
 ///
 /// ```
 /// use alloy_primitives::{Address, B256};
-/// use order_pool::{Block, CancelOutcome, Head, OrderPool, PoolConfig, ReplacementKey};
+/// use order_pool::{
+///     Block, CancelOutcome, Cancellation, Head, Holder, OrderPool, PoolConfig, ReplacementKey,
+/// };
 ///
 /// let pool = OrderPool::new(PoolConfig { max_txs: 50_000, ..PoolConfig::default() })?;
 /// pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), []));
 /// let key = ReplacementKey { uuid: Default::default(), signer: Address::ZERO };
-/// assert_eq!(pool.cancel_bundle(key, None), CancelOutcome::Cancelled { removed: 0 });
+/// let cancellation = Cancellation { key, nonce: None, holder: Holder::Host };
+/// assert_eq!(pool.cancel_bundle(cancellation), CancelOutcome::Cancelled { removed: 0 });
 /// assert_eq!(pool.head().map(|head| head.number), Some(1));
 /// # Ok::<(), order_pool::ConfigError>(())
 /// ```
@@ -68,9 +90,14 @@ impl Drop for Handle {
 
 pub(crate) struct PoolShared {
     writer: Mutex<Writer>,
+    /// Held through all steps of a head or of a list of nonces, so that they come one after another.
+    turn: Mutex<()>,
     pub(crate) tables: Arc<Tables>,
     levels: Levels,
     clock: Clock,
+    /// The most effects of one hold of the writer's lock.
+    #[cfg(test)]
+    pub(crate) most_effects: std::sync::atomic::AtomicUsize,
 }
 
 impl std::fmt::Debug for PoolShared {
@@ -115,7 +142,15 @@ impl OrderPool {
         let writer = Mutex::new(Writer { core, publisher, effects: Vec::new() });
         Self {
             handle: Arc::new(Handle {
-                shared: Arc::new(PoolShared { writer, tables, levels, clock }),
+                shared: Arc::new(PoolShared {
+                    writer,
+                    turn: Mutex::default(),
+                    tables,
+                    levels,
+                    clock,
+                    #[cfg(test)]
+                    most_effects: Default::default(),
+                }),
             }),
         }
     }
@@ -143,13 +178,13 @@ impl OrderPool {
         outcome
     }
 
-    /// Cancels the bundles of a key for all blocks with `nonce` or a lower one, including those
+    /// Cancels the bundles of a key for all blocks with its nonce or a lower one, including those
     /// that have not arrived yet; without a nonce, permanently. Another signer's bundles have
     /// another key.
-    pub fn cancel_bundle(&self, key: ReplacementKey, nonce: Option<u64>) -> CancelOutcome {
+    pub fn cancel_bundle(&self, cancellation: Cancellation) -> CancelOutcome {
         let shared = self.shared();
         let outcome =
-            shared.write(|core, now, effects| core.cancel_bundle(key, nonce, now, effects));
+            shared.write(|core, now, effects| core.cancel_bundle(cancellation, now, effects));
         shared.tables.counters.cancellation(&outcome);
         outcome
     }
@@ -170,19 +205,37 @@ impl OrderPool {
     /// knows already changes nothing, nor does one that cannot follow its parent: the returned
     /// [`Relation`] says so.
     ///
-    /// The cost depends on what the block and the blocks it replaces changed, not on the size of
-    /// the pool.
+    /// It is done in steps of at most 256 orders, and other changes come in between. If more than 256
+    /// bundles are over (their block has passed, or a transaction that they may not omit is mined),
+    /// the others are removed after the head by [`Self::upkeep`] and by inserts; from the head on,
+    /// [`Self::get`] and [`Self::contains`] do not find one whose block has passed.
     pub fn on_head(&self, block: Block) -> Relation {
         let shared = self.shared();
-        let HeadApplied { relation, put_back } =
-            shared.write(|core, now, effects| core.on_head(block, now, effects));
-        if relation.is_new() {
-            let counters = &shared.tables.counters;
-            counters.heads.add(1);
-            counters.reorgs.add(u64::from(relation.replaced() > 0));
-            counters.head_gaps.add(u64::from(matches!(relation, Relation::Gap { .. })));
-            counters.put_back.add(put_back as u64);
+        let _in_turn = shared.in_turn();
+        let (head, mined) = (block.head, Arc::clone(&block.mined));
+        let Change { relation, untaken, free } =
+            shared.write(|core, now, _| core.push_head(block, now));
+        if !relation.is_new() {
+            return relation;
         }
+        in_steps(&mined, |hashes| {
+            shared.write(|core, _, effects| core.mine(&head, hashes, effects));
+        });
+        shared.write(|core, _, effects| core.sweep(PER_STEP, effects));
+        while shared.write(|core, _, effects| core.pass_private(PER_STEP, effects)) {
+            thread::sleep(STEP_PAUSE);
+        }
+        let mut put_back = 0;
+        in_steps(&untaken, |orders| {
+            put_back += shared.write(|core, _, effects| core.put_back(orders, effects));
+        });
+        in_steps(&free, |hashes| shared.write(|core, _, _| core.free(hashes)));
+        shared.write(|core, _, effects| core.tell_head(head, effects));
+        let counters = &shared.tables.counters;
+        counters.heads.add(1);
+        counters.reorgs.add(u64::from(relation.replaced() > 0));
+        counters.head_gaps.add(u64::from(matches!(relation, Relation::Gap { .. })));
+        counters.put_back.add(put_back as u64);
         relation
     }
 
@@ -196,13 +249,22 @@ impl OrderPool {
     /// the block meanwhile.
     pub fn on_nonces(&self, block_hash: B256, updates: impl IntoIterator<Item: Into<NonceUpdate>>) {
         let shared = self.shared();
-        // The iterator is foreign code, so it runs before the lock is taken.
+        // The iterator is foreign code, so it runs before a lock is taken.
         let updates: Vec<NonceUpdate> = updates.into_iter().map(Into::into).collect();
-        let applied =
-            shared.write(|core, now, effects| core.on_nonces(block_hash, updates, now, effects));
-        if applied.is_none() {
+        let _in_turn = shared.in_turn();
+        let applied = shared.write(|core, now, _| core.raise_nonces(block_hash, updates, now));
+        let Some((head, mut raised)) = applied else {
             shared.tables.counters.stale_nonces.add(1);
+            return;
+        };
+        loop {
+            shared.write(|core, _, effects| core.end_stale(&head, &mut raised, PER_STEP, effects));
+            if raised.is_empty() {
+                break;
+            }
+            thread::sleep(STEP_PAUSE);
         }
+        shared.write(|core, _, effects| core.sweep(PER_STEP, effects));
     }
 
     /// Whether the order is in the pool.
@@ -231,26 +293,6 @@ impl OrderPool {
     /// The order with this hash, if it is in the pool.
     pub fn get(&self, hash: &B256) -> Option<Arc<Order>> {
         self.shared().tables.find(hash, Arc::clone)
-    }
-
-    /// The pooled transactions of a sender, in nonce order; among equal nonces, in order of
-    /// acceptance.
-    ///
-    /// Holds the writer's lock while it collects them, some 50 ns each.
-    pub fn of_sender(&self, sender: Address) -> Vec<Arc<Order>> {
-        self.shared().lock().core.of_sender(&sender)
-    }
-
-    /// The holdings of a signer; with `None`, of all unsigned bundles together. Takes the writer's
-    /// lock for a few look-ups.
-    pub fn signer_stats(&self, signer: Option<Address>) -> SignerStats {
-        self.shared().lock().core.signer_stats(signer)
-    }
-
-    /// The same for every signer that holds anything, in no order. Holds the writer's lock for
-    /// about 100 ns each.
-    pub fn signers(&self) -> Vec<SignerStats> {
-        self.shared().lock().core.signers()
     }
 
     /// The number of orders.
@@ -314,9 +356,11 @@ impl PoolShared {
     fn write<T>(&self, change: impl FnOnce(&mut Core, Duration, &mut Vec<Effect>) -> T) -> T {
         let (result, replaced) = {
             let mut writer = self.lock();
-            let Writer { core, publisher, effects } = &mut *writer;
+            let Writer { core, publisher, effects, .. } = &mut *writer;
             // Read under the lock, so that time and sequence numbers ascend together.
             let result = change(core, self.clock.now(), effects);
+            #[cfg(test)]
+            self.most_effects.fetch_max(effects.len(), std::sync::atomic::Ordering::Relaxed);
             let replaced = (!effects.is_empty()).then(|| {
                 effects.drain(..).for_each(|effect| self.apply(publisher, effect));
                 publisher.publish(&self.tables)
@@ -332,7 +376,11 @@ impl PoolShared {
         result
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Writer> {
+    fn in_turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Writer> {
         // No foreign code runs under the lock, so a poisoned lock means a defect of ours that its
         // panic has reported. Refusing all orders from then on would help nobody.
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
@@ -382,7 +430,7 @@ impl PoolShared {
 
     pub(crate) fn upkeep(&self) -> bool {
         let started = Instant::now();
-        let expiring = self.write(|core, now, effects| core.expire(now, EXPIRE_PER_STEP, effects));
+        let expiring = self.write(|core, now, effects| core.expire(now, PER_STEP, effects));
         let (replaced, publishing) = {
             let mut writer = self.lock();
             let done = writer.publisher.upkeep(&self.tables);

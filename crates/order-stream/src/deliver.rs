@@ -66,12 +66,10 @@ impl Deliverer {
                 })
             }
             _ if self.flow != Flow::Private => Ok(Delivered::Refused),
-            Record::Cancellation(cancellation) => {
-                Ok(match self.pool.cancel_bundle(cancellation.key, cancellation.nonce) {
-                    CancelOutcome::Cancelled { .. } => Delivered::Pooled,
-                    _ => Delivered::Known,
-                })
-            }
+            Record::Cancellation(cancellation) => Ok(match self.pool.cancel_bundle(cancellation) {
+                CancelOutcome::Cancelled { .. } => Delivered::Pooled,
+                _ => Delivered::Known,
+            }),
             Record::CancelPrivate { hash, signer } => {
                 Ok(match self.pool.cancel_private(&hash, signer) {
                     CancelPrivateOutcome::Cancelled => Delivered::Pooled,

@@ -86,7 +86,7 @@ impl Record {
     /// length. A first-seen time after `now` becomes `now`.
     ///
     /// The id covers what decides how an order is executed: all of a transaction but its sidecar, all of a bundle with its
-    /// sidecars. It does not cover the sender, times and origins, which are as the publisher says.
+    /// sidecars. It does not cover the sender, times, origins and holders, which are as the publisher says.
     ///
     /// # Errors
     /// What is wrong with the message.
@@ -106,14 +106,15 @@ impl Record {
                 (Self::Order(Arc::new(Order::Tx(tx))), hash)
             }
             KIND_BUNDLE => {
-                let first_seen = reader.time()?.min(now);
+                let (first_seen, holder) = (reader.time()?.min(now), reader.holder()?);
                 let found = content_id(kind, reader.0);
-                let bundle = private::read_bundle(&mut reader, first_seen)?;
+                let bundle = private::read_bundle(&mut reader, first_seen, holder)?;
                 (Self::Order(Arc::new(Order::Bundle(bundle))), found)
             }
             KIND_CANCELLATION => {
+                let holder = reader.holder()?;
                 let found = content_id(kind, reader.0);
-                (Self::Cancellation(private::read_cancellation(&mut reader)?), found)
+                (Self::Cancellation(private::read_cancellation(&mut reader, holder)?), found)
             }
             KIND_CANCEL_PRIVATE => {
                 let found = content_id(kind, reader.0);

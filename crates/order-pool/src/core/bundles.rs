@@ -6,13 +6,15 @@ use alloy_primitives::B256;
 use chain_view::{Head, Taken};
 
 use super::{
-    Core, Effect,
+    Core, Effect, Ended, EndedTx,
     keys::{KeyState, Slot, Superseded, cancellation},
+    shares::MAX_EVICTIONS_PER_INSERT,
 };
 use crate::{
     error::RejectReason,
     event::{CancelOutcome, InsertOutcome, RemoveReason},
-    order::{Bundle, Order, ReplacementKey},
+    holder::Holder,
+    order::{Bundle, Cancellation, Order, ReplacementKey},
     read::SeenState,
 };
 
@@ -25,6 +27,8 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) -> InsertOutcome {
         self.advance(now);
+        // What is over must not take the room of this one.
+        self.sweep(MAX_EVICTIONS_PER_INSERT, effects);
         let next = self.chain.head().map_or(0, |head| head.number.saturating_add(1));
         let slot = bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(next))));
         let known = |core: &Self| slot.map(|slot| core.keys.with_cancellations(&slot));
@@ -36,7 +40,7 @@ impl Core {
         if bundle.txs().is_empty()
             && let Some(key) = bundle.key()
         {
-            return self.cancel_by_bundle(key, bundle.nonce(), effects);
+            return self.cancel_by_bundle(key, bundle.nonce(), bundle.parts().holder, effects);
         }
         let nonce = match slot.map(|_| state.nonce_of(bundle.nonce())).transpose() {
             Ok(nonce) => nonce,
@@ -58,6 +62,7 @@ impl Core {
         if seen == Some(SeenState::Known) {
             return InsertOutcome::AlreadyRemoved;
         }
+        let holder = bundle.parts().holder;
         let order = Order::Bundle(bundle);
         let victims = match self.room_for(&order, state.bundle) {
             Ok(victims) => victims,
@@ -74,7 +79,7 @@ impl Core {
         }
         let seq = self.add_bundle(Arc::new(order), effects);
         if let Some(slot) = slot {
-            let state = KeyState { nonce, bundle: Some(seq), ..KeyState::default() };
+            let state = KeyState { nonce, bundle: Some(seq), holder, ..KeyState::default() };
             self.keys.set(slot, state, self.now);
         }
         self.remember(&id, seen);
@@ -84,19 +89,17 @@ impl Core {
     /// Cancels messages up to a nonce; without one, permanently.
     pub(crate) fn cancel_bundle(
         &mut self,
-        key: ReplacementKey,
-        nonce: Option<u64>,
+        cancellation: Cancellation,
         now: Duration,
         effects: &mut Vec<Effect>,
     ) -> CancelOutcome {
         self.advance(now);
-        self.cancel(key, nonce, effects)
+        self.cancel(cancellation, effects)
     }
 
     fn cancel(
         &mut self,
-        key: ReplacementKey,
-        nonce: Option<u64>,
+        Cancellation { key, nonce, holder }: Cancellation,
         effects: &mut Vec<Effect>,
     ) -> CancelOutcome {
         let all = self.keys.get(&(key, None));
@@ -112,7 +115,8 @@ impl Core {
                 return CancelOutcome::Superseded { nonce, current };
             }
         }
-        let all = KeyState { nonce: nonce.or(all.nonce), is_final: nonce.is_none(), ..all };
+        let (nonce, is_final) = (nonce.or(all.nonce), nonce.is_none());
+        let all = KeyState { nonce, is_final, holder, ..all };
         CancelOutcome::Cancelled { removed: self.apply_cancellation(key, all, &blocks, effects) }
     }
 
@@ -121,6 +125,7 @@ impl Core {
         &mut self,
         key: ReplacementKey,
         nonce: Option<u64>,
+        holder: Holder,
         effects: &mut Vec<Effect>,
     ) -> InsertOutcome {
         let all = self.keys.get(&(key, None));
@@ -136,7 +141,7 @@ impl Core {
                 return InsertOutcome::Superseded { nonce, current };
             }
         };
-        match self.cancel(key, nonce, effects) {
+        match self.cancel(Cancellation { key, nonce, holder }, effects) {
             CancelOutcome::Cancelled { .. } => InsertOutcome::Cancelled,
             CancelOutcome::Superseded { nonce, current } => {
                 InsertOutcome::Superseded { nonce, current }
@@ -154,20 +159,34 @@ impl Core {
         self.seen.insert(id);
     }
 
-    /// Removes the bundles for a block up to `head`, and those for a block too far above it, which
-    /// were accepted while the pool knew no head or a higher one.
-    pub(super) fn pass_block(&mut self, head: u64, effects: &mut Vec<Effect>) {
-        for seq in self.bundles.up_to(head) {
-            self.end_bundle(seq, RemoveReason::BlockPassed, effects);
+    /// One step of [`Self::sweep`]: the next bundle that contains an ended transaction.
+    pub(super) fn sweep_ended(&mut self, Ended { by, tx }: Ended, effects: &mut Vec<Effect>) {
+        // If the block was undone meanwhile, the one that replaced it has its own.
+        let is_recent = self.chain.head_of(&by.hash).is_some();
+        let (next, reason) = match tx {
+            EndedTx::Mined(hash, from) => {
+                let seq = self.bundles.next_with_tx(&hash, from);
+                (seq.map(|seq| (seq, EndedTx::Mined(hash, seq + 1))), RemoveReason::Mined)
+            }
+            EndedTx::Stale(sender, to, from) => {
+                let found = self.bundles.next_with_nonce_below(sender, to, from);
+                let next = |(nonce, seq)| (seq, EndedTx::Stale(sender, to, (nonce, seq + 1)));
+                (found.map(next), RemoveReason::StaleNonce)
+            }
+        };
+        let Some((seq, tx)) = next.filter(|_| is_recent) else {
+            self.ended.pop_front();
+            return;
+        };
+        if let Some(front) = self.ended.front_mut() {
+            front.tx = tx;
         }
-        for seq in self.bundles.above(head.saturating_add(self.limits.max_blocks_ahead)) {
-            self.end_bundle(seq, RemoveReason::BlockTooFar, effects);
-        }
+        self.end_bundle_if_taken(seq, &by, reason, effects);
     }
 
     /// Removes a bundle that blocks have made impossible: a transaction that may not be omitted is
     /// in a block or its nonce is used, or that is so for all its transactions.
-    pub(super) fn end_bundle_if_taken(
+    fn end_bundle_if_taken(
         &mut self,
         seq: u64,
         head: &Head,
@@ -197,7 +216,7 @@ impl Core {
 
     /// Removes a bundle, and remembers the nonce of its key, so that a late message with a lower
     /// nonce has no effect.
-    fn end_bundle(
+    pub(super) fn end_bundle(
         &mut self,
         seq: u64,
         reason: RemoveReason,
@@ -205,8 +224,9 @@ impl Core {
     ) -> Option<Arc<Order>> {
         let order = self.take_bundle(seq, reason, effects)?;
         if let Some(slot) = order.as_bundle().and_then(slot_of) {
-            self.keys.set(slot, KeyState { bundle: None, ..self.keys.get(&slot) }, self.now);
-            self.forget_excess_keys(&slot.0, effects);
+            let state = KeyState { bundle: None, ..self.keys.get(&slot) };
+            self.keys.set(slot, state, self.now);
+            self.forget_excess_keys(&state.holder, effects);
         }
         Some(order)
     }
@@ -238,7 +258,8 @@ impl Core {
         let nonce = bundle.nonce();
         let seq = self.add_bundle(Arc::clone(&order), effects);
         if let Some(slot) = slot {
-            let state = KeyState { nonce, bundle: Some(seq), ..KeyState::default() };
+            let holder = order.as_bundle().map_or(Holder::Host, |bundle| bundle.parts().holder);
+            let state = KeyState { nonce, bundle: Some(seq), holder, ..KeyState::default() };
             self.keys.set(slot, state, self.now);
         }
         true
@@ -252,9 +273,9 @@ impl Core {
         })
     }
 
-    /// Called after a key of this signer lost its bundle.
-    fn forget_excess_keys(&mut self, key: &ReplacementKey, effects: &mut Vec<Effect>) {
-        while let Some(((key, _), state)) = self.keys.forget_excess(&key.signer) {
+    /// Called after a key of this holder lost its bundle.
+    fn forget_excess_keys(&mut self, holder: &Holder, effects: &mut Vec<Effect>) {
+        while let Some(((key, _), state)) = self.keys.forget_excess(holder) {
             self.publish_forgotten(key, &state, effects);
         }
     }
@@ -301,8 +322,8 @@ impl Core {
             (Some(_), Some(block)) => Some(block),
         };
         let size_bytes = bundle.size_bytes() + crate::order::ORDER_OVERHEAD_BYTES;
-        if size_bytes > limits.options.max_bundle_bytes {
-            let limit_bytes = limits.options.max_bundle_bytes;
+        let limit_bytes = limits.bundles.of_holder(&parts.holder).bytes;
+        if size_bytes > limit_bytes {
             return Err(RejectReason::TooLarge { size_bytes, limit_bytes });
         }
         match self.taken(bundle) {
@@ -322,7 +343,7 @@ impl Core {
     /// Which bundles must be evicted so that this one fits, if it replaces `replaced`.
     fn room_for(&self, order: &Order, replaced: Option<u64>) -> Result<Vec<u64>, RejectReason> {
         let Some(bundle) = order.as_bundle() else { unreachable!("all callers have a bundle") };
-        self.bundles.room_for(bundle, order.size_bytes(), replaced, &self.limits)
+        self.bundles.room_for(bundle, order.size_bytes(), replaced, &self.limits.bundles)
     }
 
     fn add_bundle(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> u64 {
@@ -383,7 +404,7 @@ impl Core {
             all.published = Some(seq);
         }
         self.keys.set((key, None), all, self.now);
-        self.forget_excess_keys(&key, effects);
+        self.forget_excess_keys(&all.holder, effects);
         removed
     }
 

@@ -8,8 +8,11 @@ use std::{
 
 use alloy_primitives::Address;
 
-use super::shares::Shares;
-use crate::order::{Cancellation, ReplacementKey};
+use super::{limits::Division, shares::Shares};
+use crate::{
+    holder::Holder,
+    order::{Cancellation, ReplacementKey},
+};
 
 /// How many cancellations of unknown keys are published for each signer, counted from the first one
 /// for the retention of cancellations. Further ones still take effect: the pool refuses the bundle
@@ -39,6 +42,8 @@ pub(crate) struct KeyState {
     pub(crate) published: Option<u64>,
     /// When it is forgotten; `None` while a bundle is pooled.
     pub(crate) forget_at: Option<Duration>,
+    /// Who sent its latest message.
+    pub(crate) holder: Holder,
 }
 
 /// Why a message has no effect.
@@ -81,36 +86,25 @@ struct Published {
 pub(crate) struct Keys {
     states: BTreeMap<Slot, KeyState>,
     due: BTreeSet<Due>,
-    /// Slots to forget, by signer: the one that has waited the longest first.
-    shares: Shares<Address, Reverse<Due>>,
+    /// Slots to forget, of callers, and of the host and of signers that it knows: of a signer the one
+    /// that has waited the longest first.
+    shares: [Shares<Address, Reverse<Due>>; 2],
     /// Published cancellations of keys without a bundle, by signer.
     unknown_cancellations: HashMap<Address, Published>,
     retention: Duration,
-    limit: usize,
-    limit_per_signer: usize,
+    division: Division,
 }
 
 impl Keys {
-    pub(crate) fn new(retention: Duration, limit: usize, limit_per_signer: usize) -> Self {
+    pub(crate) fn new(retention: Duration, division: Division) -> Self {
         Self {
             states: BTreeMap::new(),
             due: BTreeSet::new(),
-            shares: Shares::default(),
+            shares: Default::default(),
             unknown_cancellations: HashMap::new(),
             retention,
-            limit,
-            limit_per_signer,
+            division,
         }
-    }
-
-    /// The slots of a signer without a bundle.
-    pub(crate) fn idle_of(&self, signer: &Address) -> usize {
-        self.shares.count(signer)
-    }
-
-    /// The signers that have slots without a bundle.
-    pub(crate) fn idle_signers(&self) -> impl Iterator<Item = &Address> {
-        self.shares.holders()
     }
 
     /// Whether a cancellation of this key is published; counts it if so. `is_known`: bundles of the
@@ -166,7 +160,8 @@ impl Keys {
         }
         if let Some(at) = state.forget_at {
             self.due.insert((at, slot));
-            self.shares.insert(slot.0.signer, Reverse((at, slot)), 0);
+            let share = &mut self.shares[usize::from(state.holder.is_known())];
+            share.insert(state.holder, slot.0.signer, Reverse((at, slot)), 0);
         }
     }
 
@@ -174,7 +169,8 @@ impl Keys {
     fn leave(&mut self, slot: Slot, state: &KeyState) {
         if let Some(at) = state.forget_at {
             self.due.remove(&(at, slot));
-            self.shares.remove(slot.0.signer, Reverse((at, slot)), 0);
+            let share = &mut self.shares[usize::from(state.holder.is_known())];
+            share.remove(state.holder, slot.0.signer, Reverse((at, slot)), 0);
         }
     }
 
@@ -184,14 +180,15 @@ impl Keys {
         self.forget(slot)
     }
 
-    /// Forgets a slot without a bundle if this signer, or the whole, has too many. It is the slot
-    /// that has waited the longest of this signer, or else of the signer with the most: a signer
-    /// that sends too many cancellations loses its own.
-    pub(crate) fn forget_excess(&mut self, signer: &Address) -> Option<(Slot, KeyState)> {
-        let Reverse((_, slot)) = if self.shares.count(signer) > self.limit_per_signer {
-            self.shares.last_first(*signer).next()?
-        } else if self.due.len() > self.limit {
-            self.shares.most_items()?.1
+    /// Forgets a slot without a bundle if this holder, or its half of all, has too many. It is the
+    /// one that has waited the longest of the holder's signer with the most, or else of the largest
+    /// holder's: who sends too many cancellations loses its own.
+    pub(crate) fn forget_excess(&mut self, holder: &Holder) -> Option<(Slot, KeyState)> {
+        let share = &self.shares[usize::from(holder.is_known())];
+        let Reverse((_, slot)) = if share.of(holder).count > self.division.of_holder(holder).count {
+            share.last_of(holder)?
+        } else if share.size().count > self.division.half.count {
+            share.last_of(&share.largest()?)?
         } else {
             return None;
         };
@@ -202,8 +199,9 @@ impl Keys {
     pub(crate) fn forget(&mut self, slot: Slot) -> Option<(Slot, KeyState)> {
         let state = self.states.remove(&slot)?;
         self.leave(slot, &state);
-        if self.shares.count(&slot.0.signer) == 0 {
-            self.unknown_cancellations.remove(&slot.0.signer);
+        let signer = slot.0.signer;
+        if self.shares.iter().all(|share| share.of_signer(&state.holder, &signer).count == 0) {
+            self.unknown_cancellations.remove(&signer);
         }
         Some((slot, state))
     }
@@ -216,5 +214,6 @@ impl Keys {
 
 /// The cancellation as published.
 pub(crate) const fn cancellation(key: ReplacementKey, state: &KeyState) -> Cancellation {
-    Cancellation { key, nonce: if state.is_final { None } else { state.nonce } }
+    let nonce = if state.is_final { None } else { state.nonce };
+    Cancellation { key, nonce, holder: state.holder }
 }

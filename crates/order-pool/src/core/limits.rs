@@ -7,6 +7,7 @@ use crate::{
         CANCELLATION_RETENTION, EXPIRED_PAUSE_RETENTIONS, MAX_BLOCKS_AHEAD, MAX_TXS_PER_BUNDLE,
         MIN_TX_BYTES, PoolConfig,
     },
+    holder::Holder,
     read::{MAX_GARBAGE_BYTES, SEGMENT_EVENTS, SLOT_BYTES},
 };
 
@@ -29,20 +30,53 @@ const RECENT_BLOCKS: usize = 64;
 /// none deeper than 7 has happened since the merge.
 const MAX_UNMINE_BYTES: usize = 64 << 20;
 
-/// One signer may hold a tenth of the bundles. Of 20,000 that are 50 bundles/s, three blocks ahead
-/// at 12 s each.
-const BUNDLES_PER_SIGNER: usize = 10;
+/// A caller of whom only the address is known may hold a sixteenth of what all callers may: 625 of
+/// 10,000 bundles, 17/s three blocks ahead. Fifteen addresses cannot fill it.
+const CALLERS: usize = 16;
 
-/// One signer may hold an eighth of the bundles' bytes: 32 MiB of 256, where 2,000 bundles of three
-/// plain transactions take 10 MB.
-const BUNDLE_BYTES_PER_SIGNER: usize = 8;
+/// A signer that the host knows may hold a fifth of what all of them may: 2,000 of 10,000 bundles,
+/// 50/s three blocks ahead at 12 s each.
+const KNOWN_SIGNERS: usize = 5;
 
-/// Bundles without a signature may be a twentieth of all together: searchers sign.
-const UNSIGNED_BUNDLES: usize = 20;
+/// Most private transactions of one sender that one holder may have pooled: as many as geth keeps of
+/// an account before it drops some (`txpool.accountslots`).
+const PRIVATE_PER_SENDER: usize = 16;
 
-/// One signer may hold a sixteenth of the replacement keys without a bundle: of 65,536 twice as many
-/// as it may hold bundles.
-const CANCELLATIONS_PER_SIGNER: usize = 16;
+/// A cap on a number of orders and on their bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Caps {
+    pub(crate) count: usize,
+    pub(crate) bytes: usize,
+}
+
+/// How a cap is divided by holder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Division {
+    /// The host's orders and those of signers that it knows; callers have the same.
+    pub(crate) half: Caps,
+    pub(crate) per_signer: Caps,
+    pub(crate) per_caller: Caps,
+}
+
+impl Division {
+    /// Each part has room for one order of six blobs.
+    pub(crate) fn of(count: usize, bytes: usize) -> Self {
+        let part = |parts: usize| Caps {
+            count: (count / parts).max(1),
+            bytes: (bytes / parts).max(MIN_TX_BYTES),
+        };
+        Self { half: part(2), per_signer: part(2 * KNOWN_SIGNERS), per_caller: part(2 * CALLERS) }
+    }
+
+    /// What one holder may have.
+    pub(crate) const fn of_holder(&self, holder: &Holder) -> Caps {
+        match holder {
+            Holder::Host => self.half,
+            Holder::Signer(_) => self.per_signer,
+            Holder::Caller(_) => self.per_caller,
+        }
+    }
+}
 
 /// All limits of a pool. A host turns the options; the tests turn each.
 #[derive(Clone, Debug)]
@@ -55,39 +89,30 @@ pub(crate) struct Limits {
     pub(crate) dedupe_window: usize,
     pub(crate) recent_blocks: usize,
     pub(crate) max_unmine_bytes: usize,
-    pub(crate) max_bundles_per_signer: usize,
-    /// Also of all unsigned bundles together.
-    pub(crate) max_bundle_bytes_per_signer: usize,
-    pub(crate) max_unsigned_bundles: usize,
+    pub(crate) bundles: Division,
+    pub(crate) private_txs: Division,
+    pub(crate) max_private_per_sender: usize,
+    /// Of replacement keys without a bundle. No bytes are counted.
+    pub(crate) keys: Division,
     pub(crate) max_txs_per_bundle: usize,
     pub(crate) max_blocks_ahead: u64,
     pub(crate) cancellation_retention: Duration,
-    pub(crate) max_cancellations_per_signer: usize,
 }
 
 impl From<PoolConfig> for Limits {
     fn from(options: PoolConfig) -> Self {
-        let part = |whole: usize, parts: usize, least: usize| (whole / parts).max(least);
         Self {
             expired_pause: options.tx_retention.saturating_mul(EXPIRED_PAUSE_RETENTIONS),
             dedupe_window: options.max_txs.saturating_mul(2).max(MIN_DEDUPE_WINDOW),
             recent_blocks: RECENT_BLOCKS,
             max_unmine_bytes: MAX_UNMINE_BYTES,
-            max_bundles_per_signer: part(options.max_bundles, BUNDLES_PER_SIGNER, 1),
-            max_bundle_bytes_per_signer: part(
-                options.max_bundle_bytes,
-                BUNDLE_BYTES_PER_SIGNER,
-                MIN_TX_BYTES,
-            ),
-            max_unsigned_bundles: part(options.max_bundles, UNSIGNED_BUNDLES, 1),
+            bundles: Division::of(options.max_bundles, options.max_bundle_bytes),
+            private_txs: Division::of(options.max_external_txs, options.max_external_tx_bytes),
+            max_private_per_sender: PRIVATE_PER_SENDER,
+            keys: Division::of(options.max_cancellations, 0),
             max_txs_per_bundle: MAX_TXS_PER_BUNDLE,
             max_blocks_ahead: MAX_BLOCKS_AHEAD,
             cancellation_retention: CANCELLATION_RETENTION,
-            max_cancellations_per_signer: part(
-                options.max_cancellations,
-                CANCELLATIONS_PER_SIGNER,
-                1,
-            ),
             options,
         }
     }
@@ -101,7 +126,7 @@ const MINED_TX_BYTES: usize = 256;
 const TXS_PER_BLOCK: usize = 60_000_000 / 21_000;
 
 /// Memory of a replacement key: its state, and its entry in the queue of keys to forget.
-const KEY_BYTES: usize = 320;
+const KEY_BYTES: usize = 384;
 
 /// Memory of constant size: the pool itself, and the pages, segments and shards that are being
 /// filled.
@@ -112,7 +137,7 @@ impl PoolConfig {
     /// allocator's overhead and orders that a reader keeps.
     ///
     /// It is the sum of
-    /// - `max_tx_bytes`, `max_external_tx_bytes`, `max_bundle_bytes` and `log_bytes`: live orders, and
+    /// - `max_tx_bytes`, twice `max_external_tx_bytes`, `max_bundle_bytes` and `log_bytes`: live orders, and
     ///   removed ones that readers may still need, each with
     ///   [`ORDER_OVERHEAD_BYTES`](crate::ORDER_OVERHEAD_BYTES) for its index entries;
     /// - a third of these again: at most a quarter of a page is spent entries;
@@ -121,10 +146,10 @@ impl PoolConfig {
     /// - the dedupe window: a table of at most four words and two queues of at most two for each of
     ///   the accepted orders that are remembered, which are twice `max_txs` and at least 1,048,576;
     /// - 64 MiB of mined orders, and 64 recent blocks of 2,857 transactions (60 M gas) at 256 bytes;
-    /// - replacement keys: `max_cancellations` and one per bundle, 320 bytes each;
+    /// - replacement keys: `max_cancellations` and one per bundle, 384 bytes each;
     /// - 16 MiB for everything of constant size.
     ///
-    /// 1.53 GB by default. A pool of plain transactions reaches its cap on their number long
+    /// 1.63 GB by default. A pool of plain transactions reaches its cap on their number long
     /// before: 1,000,000 inserts at the default caps, all but the first 200,000 evicting another,
     /// took 0.44 GB of resident memory.
     pub fn memory_bound_bytes(&self) -> usize {
@@ -139,7 +164,8 @@ impl Limits {
         let options = &self.options;
         let orders = sum(&[
             options.max_tx_bytes,
-            options.max_external_tx_bytes,
+            // Raw ones, and private ones.
+            options.max_external_tx_bytes.saturating_mul(2),
             options.max_bundle_bytes,
             options.log_bytes,
         ]);

@@ -1,11 +1,12 @@
 //! The pool's logic without clock, lock or readers: `(operation, now)` in, effects out. It is compared
 //! with a naive model after every step of random sequences.
 //!
-//! - **Shares** ([`tx_share`], [`bundle_index`], [`shares`], [`limits`]): transactions that the node
-//!   announced and those that external callers sent are capped and ranked separately, since claiming a
-//!   high fee costs nothing. A private transaction counts as sent by an external caller, and is removed
-//!   after its last block instead of by its age. Bundles and remembered keys are counted by signer, and
-//!   at a cap the largest holder loses one, so a signer's flood displaces that signer's own.
+//! - **Shares** ([`tx_share`], [`external`], [`bundle_index`], [`shares`], [`limits`]): what the node
+//!   announced is capped and ranked apart from what external callers sent, since claiming a high fee
+//!   costs nothing. Their transactions (raw and private ones apart), bundles and remembered keys are
+//!   counted by holder, then by signer: at a cap the largest holder loses one, of its signer with the
+//!   most, so a flood displaces its own. Callers of whom only the address is known have half of each
+//!   cap; the other half is for the host and the signers that it knows.
 //! - **Ranks** ([`ranks`]): two sorted sets, by tip and by fee cap. The worst-paying transaction is the
 //!   lesser of their first elements at any base fee, so no head reorders them. They exist only while a
 //!   share is more than half full; each insert adds some of the transactions, so that they are complete
@@ -20,29 +21,32 @@
 mod bundle_index;
 mod bundles;
 mod chain;
+mod external;
 mod keys;
 mod limits;
 mod ranks;
 mod senders;
 mod shares;
-mod signers;
 mod tx_share;
 mod txs;
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
 
 use alloy_primitives::{Address, B256};
-use chain_view::{Block, Head, NonceUpdate, Relation};
+use chain_view::{Block, Head, NonceUpdate};
 
-pub(crate) use self::limits::Limits;
+pub use self::keys::MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER;
+#[cfg(test)]
+pub(crate) use self::limits::{Caps, Division};
 use self::{
-    bundle_index::BundleIndex,
-    chain::{Chain, Change},
-    keys::Keys,
-    senders::Senders,
+    bundle_index::BundleIndex, chain::Chain, external::External, keys::Keys, senders::Senders,
     tx_share::TxShare,
 };
-pub use self::{keys::MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER, signers::SignerStats};
+pub(crate) use self::{chain::Change, limits::Limits};
 use crate::{
     event::RemoveReason,
     order::{Cancellation, Order, ReplacementKey},
@@ -114,11 +118,20 @@ pub(crate) struct CoreLevels {
     pub(crate) keys: usize,
 }
 
-/// The result of a head, beside its effects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HeadApplied {
-    pub(crate) relation: Relation,
-    pub(crate) put_back: usize,
+/// A transaction that a block has ended for the bundles that contain it, and how far they were looked
+/// at.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    by: Head,
+    tx: EndedTx,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum EndedTx {
+    /// Up to this sequence number.
+    Mined(B256, u64),
+    /// All of the sender below this nonce; up to this nonce and sequence number.
+    Stale(Address, u64, (u64, u64)),
 }
 
 #[derive(Debug)]
@@ -130,7 +143,7 @@ pub(crate) struct Core {
     public: TxShare,
     /// Transactions that external callers sent and the node has not announced. Ranked separately:
     /// their fees are only a claim, while the node has checked that its senders can pay.
-    external: TxShare,
+    external: External,
     /// Transactions that are kept until a block, by that block and acceptance.
     private: BTreeSet<(u64, u64)>,
     bundles: BundleIndex,
@@ -139,28 +152,28 @@ pub(crate) struct Core {
     senders: Senders,
     seen: SeenWindow,
     chain: Chain,
+    /// For [`Self::sweep`].
+    ended: VecDeque<Ended>,
 }
 
 impl Core {
     pub(crate) fn new(limits: Limits) -> Self {
         let options = &limits.options;
-        let orders = [options.max_txs, options.max_external_txs, options.max_bundles];
+        let external = options.max_external_txs.saturating_mul(2);
+        let orders = [options.max_txs, external, options.max_bundles];
         Self {
             next_seq: 0,
             now: Duration::ZERO,
             public: TxShare::new(options.max_txs, options.max_tx_bytes),
-            external: TxShare::new(options.max_external_txs, options.max_external_tx_bytes),
+            external: External::default(),
             private: BTreeSet::new(),
             bundles: BundleIndex::default(),
-            keys: Keys::new(
-                limits.cancellation_retention,
-                options.max_cancellations,
-                limits.max_cancellations_per_signer,
-            ),
+            keys: Keys::new(limits.cancellation_retention, limits.keys),
             index: Index::new(orders.into_iter().fold(0, usize::saturating_add)),
             senders: Senders::default(),
             seen: SeenWindow::new(limits.dedupe_window),
             chain: Chain::new(limits.recent_blocks, limits.max_unmine_bytes),
+            ended: VecDeque::new(),
             limits,
         }
     }
@@ -174,7 +187,8 @@ impl Core {
     }
 
     pub(crate) fn levels(&self) -> CoreLevels {
-        let (public, external, bundles) = (&self.public, &self.external, &self.bundles);
+        let (public, external) = (self.public.list(), self.external.list());
+        let bundles = &self.bundles;
         CoreLevels {
             txs: public.len() + external.len(),
             tx_bytes: public.bytes() + external.bytes(),
@@ -186,84 +200,105 @@ impl Core {
         }
     }
 
-    /// The pooled transactions of a sender, in nonce order.
-    pub(crate) fn of_sender(&self, sender: &Address) -> Vec<Arc<Order>> {
-        let seqs = self.senders.of(sender, 0, None);
-        seqs.into_iter().filter_map(|seq| self.order(seq).cloned()).collect()
+    /// Begins a new head. What follows from it is done in steps, so that other changes come in
+    /// between: [`Self::mine`], [`Self::sweep`], [`Self::pass_private`], [`Self::put_back`],
+    /// [`Self::free`], and last [`Self::tell_head`].
+    pub(crate) fn push_head(&mut self, block: Block, now: Duration) -> Change {
+        self.advance(now);
+        self.chain.push(block)
     }
 
-    /// Applies a new head: first its mined hashes, then the orders that a reorg un-mined are put
-    /// back. The event of the head comes last.
-    pub(crate) fn on_head(
-        &mut self,
-        block: Block,
-        now: Duration,
-        effects: &mut Vec<Effect>,
-    ) -> HeadApplied {
-        self.advance(now);
-        let (head, mined) = (block.head, Arc::clone(&block.mined));
-        let Change { relation, untaken, free } = self.chain.push(block);
-        if !relation.is_new() {
-            return HeadApplied { relation, put_back: 0 };
-        }
-        for hash in mined.iter() {
+    /// Removes the transactions that the head's block contains. The bundles that contain them are
+    /// left to [`Self::sweep`].
+    pub(crate) fn mine(&mut self, head: &Head, hashes: &[B256], effects: &mut Vec<Effect>) {
+        for hash in hashes {
             if let Some(seq) = self.find(hash)
                 && let Some(order) = self.remove_tx(seq, RemoveReason::Mined, effects)
             {
-                self.chain.take(&head, order);
+                self.chain.take(head, order);
             }
             self.seen.mined(hash);
-            for seq in self.bundles.with_tx(hash) {
-                self.end_bundle_if_taken(seq, &head, RemoveReason::Mined, effects);
+            if self.bundles.next_with_tx(hash, 0).is_some() {
+                self.ended.push_back(Ended { by: *head, tx: EndedTx::Mined(*hash, 0) });
             }
         }
-        self.pass_block(head.number, effects);
-        self.pass_private(head.number, effects);
-        let mut put_back = 0;
-        for order in untaken {
-            put_back += usize::from(match &*order {
-                Order::Tx(_) => self.put_back(order, effects),
-                Order::Bundle(_) => self.put_back_bundle(order, effects),
-            });
-        }
-        // Transactions that the replaced blocks contained, the new one does not, and the pool no
-        // longer holds must be fetched again: they must not be refused as known.
-        for hash in free {
-            if !self.chain.is_mined(&hash) && self.find(&hash).is_none() {
-                self.seen.forget(&hash);
-            }
-        }
-        let seq = self.take_seq();
-        effects.push(Effect::Head { seq, head });
-        HeadApplied { relation, put_back }
     }
 
-    /// Applies the nonces that a block raised. `None` if the block is not one of the recent ones,
-    /// for instance because a reorg undid it meanwhile.
-    pub(crate) fn on_nonces(
-        &mut self,
-        block_hash: B256,
-        updates: impl IntoIterator<Item = NonceUpdate>,
-        now: Duration,
-        effects: &mut Vec<Effect>,
-    ) -> Option<()> {
-        self.advance(now);
-        let head = self.chain.head_of(&block_hash)?;
-        for update in updates {
-            if !self.chain.raise(&block_hash, update) {
-                continue;
-            }
-            let NonceUpdate { sender, next_nonce, .. } = update;
-            for seq in self.senders.of(&sender, 0, Some(next_nonce)) {
-                if let Some(order) = self.remove_tx(seq, RemoveReason::StaleNonce, effects) {
-                    self.chain.take(&head, order);
-                }
-            }
-            for seq in self.bundles.with_nonce_below(sender, next_nonce) {
-                self.end_bundle_if_taken(seq, &head, RemoveReason::StaleNonce, effects);
+    /// Forgets transactions that undone blocks contained, the new one does not, and the pool does
+    /// not hold: they must be fetched again, and not be refused as known.
+    pub(crate) fn free(&mut self, hashes: &[B256]) {
+        for hash in hashes {
+            if !self.chain.is_mined(hash) && self.find(hash).is_none() {
+                self.seen.forget(hash);
             }
         }
-        Some(())
+    }
+
+    pub(crate) fn tell_head(&mut self, head: Head, effects: &mut Vec<Effect>) {
+        let seq = self.take_seq();
+        effects.push(Effect::Head { seq, head });
+    }
+
+    /// Records the nonces that a block raised. Returns the block's head and what
+    /// [`Self::end_stale`] has to do; `None` if the block is not one of the recent ones, for
+    /// instance because a reorg undid it meanwhile.
+    pub(crate) fn raise_nonces(
+        &mut self,
+        block_hash: B256,
+        mut updates: Vec<NonceUpdate>,
+        now: Duration,
+    ) -> Option<(Head, VecDeque<NonceUpdate>)> {
+        self.advance(now);
+        let head = self.chain.head_of(&block_hash)?;
+        updates.retain(|update| self.chain.raise(&block_hash, *update));
+        Some((head, updates.into()))
+    }
+
+    /// Removes at most `limit` transactions that raised nonces have made stale, and takes the
+    /// updates that are done. The bundles that contain such nonces are left to [`Self::sweep`].
+    pub(crate) fn end_stale(
+        &mut self,
+        head: &Head,
+        raised: &mut VecDeque<NonceUpdate>,
+        limit: usize,
+        effects: &mut Vec<Effect>,
+    ) {
+        for _ in 0..limit {
+            let Some(NonceUpdate { sender, next_nonce, .. }) = raised.front().copied() else {
+                return;
+            };
+            if let Some(seq) = self.senders.first_below(&sender, next_nonce) {
+                if let Some(order) = self.remove_tx(seq, RemoveReason::StaleNonce, effects) {
+                    self.chain.take(head, order);
+                }
+                continue;
+            }
+            if self.bundles.next_with_nonce_below(sender, next_nonce, (0, 0)).is_some() {
+                let tx = EndedTx::Stale(sender, next_nonce, (0, 0));
+                self.ended.push_back(Ended { by: *head, tx });
+            }
+            raised.pop_front();
+        }
+    }
+
+    /// Removes at most `limit` bundles that blocks have made impossible, and those for a block that
+    /// has passed or is too far above the head (accepted while the pool knew no head or a higher
+    /// one); returns whether more are left. Readers do not find a bundle whose block has passed.
+    pub(crate) fn sweep(&mut self, limit: usize, effects: &mut Vec<Effect>) -> bool {
+        let Some(head) = self.chain.head().map(|head| head.number) else { return false };
+        let last = head.saturating_add(self.limits.max_blocks_ahead);
+        for _ in 0..limit {
+            if let Some(ended) = self.ended.front().copied() {
+                self.sweep_ended(ended, effects);
+            } else if let Some(seq) = self.bundles.first_up_to(head) {
+                self.end_bundle(seq, RemoveReason::BlockPassed, effects);
+            } else if let Some(seq) = self.bundles.first_above(last) {
+                self.end_bundle(seq, RemoveReason::BlockTooFar, effects);
+            } else {
+                return false;
+            }
+        }
+        true
     }
 
     /// Removes at most `limit` transactions and keys whose retention is over, and marks expired
@@ -275,6 +310,9 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) -> bool {
         self.advance(now);
+        if self.sweep(limit, effects) {
+            return true;
+        }
         for _ in 0..limit {
             if self.seen.offer_due(self.now) {
             } else if let Some(seq) = self.next_due() {
@@ -292,12 +330,12 @@ impl Core {
     }
 
     fn order(&self, seq: u64) -> Option<&Arc<Order>> {
-        let tx = || self.public.get(seq).or_else(|| self.external.get(seq));
-        tx().or_else(|| self.bundles.get(seq))
+        let tx = || self.public.list().get(seq).or_else(|| self.external.list().get(seq));
+        tx().map(|tx| &tx.order).or_else(|| self.bundles.get(seq))
     }
 
     fn next_due(&mut self) -> Option<u64> {
-        let due = [&mut self.public, &mut self.external].map(|share| share.next_due(self.now));
+        let due = [self.public.next_due(self.now), self.external.next_due(self.now)];
         due.into_iter().flatten().min()
     }
 

@@ -1,6 +1,6 @@
 //! The pooled transactions of each sender.
 
-use std::collections::{BTreeSet, btree_set};
+use std::collections::BTreeSet;
 
 use alloy_primitives::{Address, map::AddressHashMap};
 
@@ -46,20 +46,14 @@ impl Senders {
         }
     }
 
-    /// The sequence numbers of a sender's transactions from nonce `from` to below `to` (to the end
-    /// if `None`), by nonce, then by acceptance.
-    pub(crate) fn of(&self, sender: &Address, from: u64, to: Option<u64>) -> Vec<u64> {
-        let found = self.0.get(sender);
-        let (one, many): (Option<&NonceSeq>, Option<btree_set::Range<'_, NonceSeq>>) = match found {
-            None => (None, None),
-            Some(OfSender::One(tx)) => (Some(tx).filter(|tx| tx.0 >= from), None),
-            Some(OfSender::Many(txs)) => (None, Some(txs.range((from, 0)..))),
+    /// The sequence number of a sender's first transaction below nonce `to`: by nonce, then by
+    /// acceptance.
+    pub(crate) fn first_below(&self, sender: &Address, to: u64) -> Option<u64> {
+        let first = match self.0.get(sender)? {
+            OfSender::One(tx) => tx,
+            OfSender::Many(txs) => txs.first()?,
         };
-        one.into_iter()
-            .chain(many.into_iter().flatten())
-            .take_while(|(nonce, _)| to.is_none_or(|to| *nonce < to))
-            .map(|(_, seq)| *seq)
-            .collect()
+        (first.0 < to).then_some(first.1)
     }
 }
 
@@ -68,35 +62,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sender_of_many_is_read_in_nonce_order_and_in_part() {
+    fn the_lowest_nonce_comes_first_and_who_has_nothing_left_takes_nothing() {
         let mut senders = Senders::default();
-        let sender = Address::repeat_byte(1);
+        let [many, one] = [1, 2].map(Address::repeat_byte);
         for nonce in (0..1_000).rev() {
-            senders.insert(sender, nonce, 5_000 - nonce);
-            senders.insert(Address::repeat_byte(2), nonce, nonce);
+            senders.insert(many, nonce, 5_000 - nonce);
         }
-        senders.remove(&sender, 7, 4_993);
-        let expected = |range: std::ops::Range<u64>| -> Vec<u64> {
-            range.filter(|nonce| *nonce != 7).map(|nonce| 5_000 - nonce).collect()
-        };
-        assert_eq!(senders.of(&sender, 0, None), expected(0..1_000));
-        assert_eq!(senders.of(&sender, 5, Some(9)), expected(5..9));
-    }
-
-    #[test]
-    fn who_has_nothing_left_takes_nothing() {
-        let mut senders = Senders::default();
-        let [one, two] = [1, 2].map(Address::repeat_byte);
-        senders.insert(one, 5, 1);
-        assert_eq!((senders.of(&one, 5, None), senders.of(&one, 6, None)), (vec![1], vec![]));
-        assert!(senders.of(&one, 0, Some(5)).is_empty() && senders.of(&two, 0, None).is_empty());
-        for (nonce, seq) in [(5, 2), (5, 3)] {
-            senders.insert(two, nonce, seq);
+        senders.insert(many, 0, 1);
+        senders.insert(one, 5, 6_000);
+        for (nonce, seq) in [(0, 1), (0, 5_000), (1, 4_999)] {
+            assert_eq!(senders.first_below(&many, nonce), None);
+            assert_eq!(senders.first_below(&many, 1_000), Some(seq));
+            senders.remove(&many, nonce, seq);
         }
-        assert_eq!(senders.of(&two, 0, Some(6)), [2, 3]);
-        senders.remove(&one, 5, 1);
-        senders.remove(&two, 5, 3);
-        senders.remove(&two, 5, 2);
+        assert_eq!(
+            (senders.first_below(&one, 5), senders.first_below(&one, 6)),
+            (None, Some(6_000))
+        );
+        senders.remove(&one, 5, 6_000);
+        (2..1_000).for_each(|nonce| senders.remove(&many, nonce, 5_000 - nonce));
         assert!(senders.0.is_empty());
     }
 }

@@ -1,119 +1,343 @@
-//! Counts holdings by holder, so that at a cap only the largest holder loses.
+//! Counts holdings by holder, and by signer within a holder, so that at a cap only the largest loses.
 
 use std::{
     collections::{BTreeSet, HashMap},
     hash::Hash,
 };
 
-/// The holdings of one holder.
+use super::limits::Caps;
+use crate::{error::RejectReason, holder::Holder};
+
+/// Most orders that one insert may evict. A transaction of six blobs (0.8 MB) may need the
+/// space of a thousand plain ones: it is refused then, which keeps inserts short.
+pub(crate) const MAX_EVICTIONS_PER_INSERT: usize = 64;
+
+/// What of a holding is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Measure {
+    Count,
+    Bytes,
+}
+
+/// A number of items and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Size {
+    pub(crate) count: usize,
+    pub(crate) bytes: usize,
+}
+
+impl Size {
+    const fn by(&self, measure: Measure) -> usize {
+        match measure {
+            Measure::Count => self.count,
+            Measure::Bytes => self.bytes,
+        }
+    }
+
+    const fn add(&mut self, bytes: usize) {
+        self.count += 1;
+        self.bytes += bytes;
+    }
+
+    const fn take(&mut self, bytes: usize) {
+        self.count -= 1;
+        self.bytes -= bytes;
+    }
+
+    /// By what it exceeds the caps, if it does.
+    pub(crate) const fn exceeds(&self, caps: &Caps) -> Option<Measure> {
+        if self.count > caps.count {
+            Some(Measure::Count)
+        } else if self.bytes > caps.bytes {
+            Some(Measure::Bytes)
+        } else {
+            None
+        }
+    }
+}
+
+/// The holdings of one signer.
 #[derive(Debug)]
-pub(crate) struct Share<I> {
+struct OfSigner<I> {
     /// The last one is evicted first.
     items: BTreeSet<I>,
     bytes: usize,
 }
 
-/// Items by holder. No item belongs to two holders, and a holder's last item is evicted first.
+/// The holdings of one holder.
 #[derive(Debug)]
-pub(crate) struct Shares<H, I> {
-    holders: HashMap<H, Share<I>>,
-    /// Number of items and last item of each holder.
-    by_count: BTreeSet<(usize, I)>,
-    /// Bytes and last item of each holder.
-    by_bytes: BTreeSet<(usize, I)>,
+struct Held<S, I> {
+    size: Size,
+    signers: HashMap<S, OfSigner<I>>,
+    /// Number of items, last item and signer, of each signer.
+    by_count: BTreeSet<(usize, I, S)>,
+    /// Bytes, last item and signer, of each signer.
+    by_bytes: BTreeSet<(usize, I, S)>,
 }
 
-impl<H, I> Default for Shares<H, I> {
+/// Items that share their caps.
+#[derive(Debug)]
+pub(crate) struct Shares<S, I> {
+    size: Size,
+    holders: HashMap<Holder, Held<S, I>>,
+    by_count: BTreeSet<(usize, Holder)>,
+    by_bytes: BTreeSet<(usize, Holder)>,
+}
+
+impl<S, I> Default for Shares<S, I> {
     fn default() -> Self {
-        Self { holders: HashMap::new(), by_count: BTreeSet::new(), by_bytes: BTreeSet::new() }
+        let (by_count, by_bytes) = (BTreeSet::new(), BTreeSet::new());
+        Self { size: Size::default(), holders: HashMap::new(), by_count, by_bytes }
     }
 }
 
-impl<H: Copy + Eq + Hash, I: Copy + Ord> Shares<H, I> {
-    pub(crate) fn insert(&mut self, holder: H, item: I, bytes: usize) {
-        self.change(holder, |share| {
-            share.items.insert(item);
-            share.bytes += bytes;
-        });
-    }
+/// An item for which room is wanted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct New<S, I> {
+    pub(crate) holder: Holder,
+    pub(crate) signer: S,
+    /// Its signer's items above it may be evicted for it.
+    pub(crate) item: I,
+    pub(crate) bytes: usize,
+}
 
-    pub(crate) fn remove(&mut self, holder: H, item: I, bytes: usize) {
-        self.change(holder, |share| {
-            share.items.remove(&item);
-            share.bytes -= bytes;
-        });
-    }
+/// Why there is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Full {
+    /// The holder, if it is at a cap of its own.
+    pub(crate) holder: Option<Holder>,
+    /// What is there, without the new item.
+    pub(crate) size: Size,
+    pub(crate) caps: Caps,
+}
 
-    fn change(&mut self, holder: H, change: impl FnOnce(&mut Share<I>)) {
-        let share = self
-            .holders
-            .entry(holder)
-            .or_insert_with(|| Share { items: BTreeSet::new(), bytes: 0 });
-        if let Some(last) = share.items.last() {
-            self.by_count.remove(&(share.items.len(), *last));
-            self.by_bytes.remove(&(share.bytes, *last));
+impl From<Full> for RejectReason {
+    fn from(full: Full) -> Self {
+        let Full { holder, size: Size { count, bytes }, caps } = full;
+        let (limit, limit_bytes) = (caps.count, caps.bytes);
+        match holder {
+            Some(holder) => Self::HolderFull { holder, count, limit, bytes, limit_bytes },
+            None => Self::Full { count, limit, bytes, limit_bytes },
         }
-        change(share);
-        match share.items.last() {
+    }
+}
+
+impl<S: Copy + Eq + Hash + Ord, I: Copy + Ord> Shares<S, I> {
+    pub(crate) fn insert(&mut self, holder: Holder, signer: S, item: I, bytes: usize) {
+        self.size.add(bytes);
+        self.change(holder, signer, |held, of_signer| {
+            held.add(bytes);
+            of_signer.items.insert(item);
+            of_signer.bytes += bytes;
+        });
+    }
+
+    /// Removes an item that is there.
+    pub(crate) fn remove(&mut self, holder: Holder, signer: S, item: I, bytes: usize) {
+        self.size.take(bytes);
+        self.change(holder, signer, |held, of_signer| {
+            held.take(bytes);
+            of_signer.items.remove(&item);
+            of_signer.bytes -= bytes;
+        });
+    }
+
+    fn change(
+        &mut self,
+        holder: Holder,
+        signer: S,
+        change: impl FnOnce(&mut Size, &mut OfSigner<I>),
+    ) {
+        let held = self.holders.entry(holder).or_insert_with(|| Held {
+            size: Size::default(),
+            signers: HashMap::new(),
+            by_count: BTreeSet::new(),
+            by_bytes: BTreeSet::new(),
+        });
+        self.by_count.remove(&(held.size.count, holder));
+        self.by_bytes.remove(&(held.size.bytes, holder));
+        let of_signer = held
+            .signers
+            .entry(signer)
+            .or_insert_with(|| OfSigner { items: BTreeSet::new(), bytes: 0 });
+        if let Some(last) = of_signer.items.last() {
+            held.by_count.remove(&(of_signer.items.len(), *last, signer));
+            held.by_bytes.remove(&(of_signer.bytes, *last, signer));
+        }
+        change(&mut held.size, of_signer);
+        match of_signer.items.last() {
             Some(last) => {
-                self.by_count.insert((share.items.len(), *last));
-                self.by_bytes.insert((share.bytes, *last));
+                held.by_count.insert((of_signer.items.len(), *last, signer));
+                held.by_bytes.insert((of_signer.bytes, *last, signer));
             }
-            None => _ = self.holders.remove(&holder),
+            None => _ = held.signers.remove(&signer),
         }
+        if held.size.count == 0 {
+            self.holders.remove(&holder);
+            return;
+        }
+        self.by_count.insert((held.size.count, holder));
+        self.by_bytes.insert((held.size.bytes, holder));
     }
 
-    /// How many items a holder has.
-    pub(crate) fn count(&self, holder: &H) -> usize {
-        self.holders.get(holder).map_or(0, |share| share.items.len())
+    /// All items.
+    pub(crate) const fn size(&self) -> Size {
+        self.size
     }
 
-    /// The bytes of a holder's items.
-    pub(crate) fn bytes(&self, holder: &H) -> usize {
-        self.holders.get(holder).map_or(0, |share| share.bytes)
+    /// The items of a holder.
+    pub(crate) fn of(&self, holder: &Holder) -> Size {
+        self.holders.get(holder).map_or_else(Size::default, |held| held.size)
     }
 
-    /// A holder's items, the first to evict first.
-    pub(crate) fn last_first(&self, holder: H) -> impl Iterator<Item = I> {
-        self.holders.get(&holder).into_iter().flat_map(|share| share.items.iter().rev().copied())
+    /// The items of a signer of a holder.
+    pub(crate) fn of_signer(&self, holder: &Holder, signer: &S) -> Size {
+        let of_signer = self.holders.get(holder).and_then(|held| held.signers.get(signer));
+        of_signer.map_or_else(Size::default, |of| Size { count: of.items.len(), bytes: of.bytes })
     }
 
-    /// The highest number of items of any holder, and that holder's last item. Among equals, the
-    /// holder with the greatest last item.
-    pub(crate) fn most_items(&self) -> Option<(usize, I)> {
-        self.by_count.last().copied()
+    /// The holder with the most items.
+    pub(crate) fn largest(&self) -> Option<Holder> {
+        self.by_count.last().map(|(_, holder)| *holder)
     }
 
-    /// The same by bytes.
-    pub(crate) fn most_bytes(&self) -> Option<(usize, I)> {
-        self.by_bytes.last().copied()
+    /// Of a holder: the last item of the signer with the most.
+    pub(crate) fn last_of(&self, holder: &Holder) -> Option<I> {
+        self.holders.get(holder)?.by_count.last().map(|(_, item, _)| *item)
     }
 
-    /// All holders.
-    pub(crate) fn holders(&self) -> impl Iterator<Item = &H> {
-        self.holders.keys()
+    /// Which items must be evicted so that a new one fits, if `replaced` (item, holder and bytes)
+    /// goes for it.
+    ///
+    /// At a holder's own cap, its signer with the most (the new item included) loses its last item.
+    /// At the cap of all, the holder with the most loses one in the same way. `may_go` says which
+    /// items of other signers may be evicted for this one; of its own signer those after it.
+    pub(crate) fn room_for(
+        &self,
+        new: &New<S, I>,
+        replaced: Option<(I, Holder, usize)>,
+        own_caps: Caps,
+        caps: Caps,
+        bytes_of: impl Fn(&I) -> usize,
+        may_go: impl Fn(&I) -> bool,
+    ) -> Result<Vec<I>, Full> {
+        let with = |mut size: Size, counts_replaced: bool| {
+            size.add(new.bytes);
+            if let Some((_, _, bytes)) = replaced.filter(|_| counts_replaced) {
+                size.take(bytes);
+            }
+            size
+        };
+        let same_holder = replaced.is_some_and(|(_, holder, _)| holder == new.holder);
+        let same_class =
+            replaced.is_some_and(|(_, holder, _)| holder.is_known() == new.holder.is_known());
+        let mut room = Room {
+            shares: self,
+            new: *new,
+            of_new_signer: with(self.of_signer(&new.holder, &new.signer), same_holder),
+            replaced: replaced.map(|(item, ..)| item),
+            own: with(self.of(&new.holder), same_holder),
+            all: with(self.size, same_class),
+            victims: Vec::new(),
+        };
+        let is_over_own = |room: &Room<'_, S, I>| room.own.exceeds(&own_caps).is_some();
+        if let Some(by) = room.own.exceeds(&own_caps)
+            && !room.evict(new.holder, by, is_over_own, &bytes_of, &may_go)
+        {
+            let (holder, size) = (Some(new.holder), self.of(&new.holder));
+            return Err(Full { holder, size, caps: own_caps });
+        }
+        let is_over = |room: &Room<'_, S, I>| room.all.exceeds(&caps).is_some();
+        if let Some(by) = room.all.exceeds(&caps) {
+            let largest = match by {
+                Measure::Count => self.by_count.last(),
+                Measure::Bytes => self.by_bytes.last(),
+            };
+            let larger = largest.filter(|(size, _)| *size > room.own.by(by));
+            let holder = larger.map_or(new.holder, |(_, holder)| *holder);
+            if !room.evict(holder, by, is_over, &bytes_of, &may_go) {
+                return Err(Full { holder: None, size: self.size, caps });
+            }
+        }
+        Ok(room.victims)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// What is left while room is made. The new item is counted.
+struct Room<'a, S, I> {
+    shares: &'a Shares<S, I>,
+    new: New<S, I>,
+    of_new_signer: Size,
+    replaced: Option<I>,
+    own: Size,
+    all: Size,
+    victims: Vec<I>,
+}
 
-    #[test]
-    fn the_largest_holder_is_known_by_count_and_by_bytes_and_a_tie_falls_to_the_last_item() {
-        let mut shares = Shares::default();
-        for (holder, item, bytes) in [('a', 1, 10), ('a', 5, 10), ('b', 9, 90), ('c', 3, 1)] {
-            shares.insert(holder, item, bytes);
+impl<S: Copy + Eq + Hash + Ord, I: Copy + Ord> Room<'_, S, I> {
+    /// Evicts items of a holder until enough is free. Returns whether it is.
+    fn evict(
+        &mut self,
+        holder: Holder,
+        by: Measure,
+        is_over: impl Fn(&Self) -> bool,
+        bytes_of: &impl Fn(&I) -> usize,
+        may_go: &impl Fn(&I) -> bool,
+    ) -> bool {
+        let Some(held) = self.shares.holders.get(&holder) else { return !is_over(self) };
+        let is_own = holder == self.new.holder;
+        let own = held.signers.get(&self.new.signer).filter(|_| is_own);
+        let kept = |item: &&I| Some(**item) != self.replaced;
+        let own_last = own.and_then(|own| own.items.iter().rev().find(kept));
+        let own_last = own_last.copied().unwrap_or(self.new.item).max(self.new.item);
+        let largest_first = match by {
+            Measure::Count => &held.by_count,
+            Measure::Bytes => &held.by_bytes,
+        };
+        for &(size, last, signer) in largest_first.iter().rev() {
+            if is_own && signer == self.new.signer {
+                continue;
+            }
+            // From here on the new item's signer has the most.
+            let own_size = self.of_new_signer.by(by);
+            if is_own && (size, last) <= (own_size, own_last) {
+                break;
+            }
+            let mut left = size;
+            for item in held.signers[&signer].items.iter().rev() {
+                if !is_over(self) || is_own && left < own_size || !may_go(item) {
+                    break;
+                }
+                if Some(*item) == self.replaced || self.victims.contains(item) {
+                    continue;
+                }
+                if !self.push(*item, is_own, bytes_of(item)) {
+                    return false;
+                }
+                left -= if by == Measure::Count { 1 } else { bytes_of(item) };
+            }
         }
-        assert_eq!((shares.most_items(), shares.most_bytes()), (Some((2, 5)), Some((90, 9))));
-        assert_eq!((shares.count(&'a'), shares.bytes(&'a'), shares.count(&'z')), (2, 20, 0));
-        assert!(shares.last_first('a').eq([5, 1]));
-        shares.remove('a', 5, 10);
-        assert_eq!(shares.most_items(), Some((1, 9)));
-        shares.remove('b', 9, 90);
-        assert_eq!((shares.most_items(), shares.most_bytes()), (Some((1, 3)), Some((10, 1))));
-        shares.remove('a', 1, 10);
-        shares.remove('c', 3, 1);
-        assert_eq!((shares.most_items(), shares.holders().count()), (None, 0));
+        for item in own.into_iter().flat_map(|own| own.items.iter().rev()) {
+            if !is_over(self) || *item <= self.new.item {
+                break;
+            }
+            let is_gone = Some(*item) == self.replaced || self.victims.contains(item);
+            if !is_gone && !self.push(*item, true, bytes_of(item)) {
+                return false;
+            }
+        }
+        !is_over(self)
+    }
+
+    fn push(&mut self, item: I, is_own: bool, bytes: usize) -> bool {
+        if self.victims.len() == MAX_EVICTIONS_PER_INSERT {
+            return false;
+        }
+        self.victims.push(item);
+        self.all.take(bytes);
+        if is_own {
+            self.own.take(bytes);
+        }
+        true
     }
 }

@@ -1,13 +1,12 @@
-//! The transactions of one share of the pool: the node's, or the external callers'.
+//! The transactions that the node has announced, or whose senders the host has found able to pay.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use super::ranks::{FeeCaps, Ranks};
+use super::{
+    ranks::{FeeCaps, Ranks},
+    shares::MAX_EVICTIONS_PER_INSERT,
+};
 use crate::{error::RejectReason, order::Order};
-
-/// Most transactions that one insert may evict. A transaction of six blobs (0.8 MB) may need the
-/// space of a thousand plain ones: it is refused then, which keeps inserts short.
-pub(crate) const MAX_EVICTIONS_PER_INSERT: usize = 64;
 
 /// How long a transaction is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,30 +20,21 @@ pub(super) enum Until {
 pub(super) struct TxEntry {
     pub(super) order: Arc<Order>,
     pub(super) fees: FeeCaps,
+    /// At the base fee of its acceptance.
+    pub(super) tip_wei: i128,
     pub(super) until: Until,
 }
 
-/// Transactions that share two caps and are ranked among themselves.
-#[derive(Debug)]
-pub(super) struct TxShare {
-    /// By acceptance, which is also the order of expiry, because all have the same retention.
+/// Transactions by acceptance, which is also the order of expiry, because all have the same retention.
+#[derive(Debug, Default)]
+pub(super) struct TxList {
     txs: BTreeMap<u64, TxEntry>,
     /// All that were accepted before this one are kept until a block.
     due_from: u64,
     bytes: usize,
-    /// Contains exactly those accepted before [`Self::ranked_below`].
-    ranks: Ranks,
-    ranked_below: u64,
-    max_txs: usize,
-    max_bytes: usize,
 }
 
-impl TxShare {
-    pub(super) fn new(max_txs: usize, max_bytes: usize) -> Self {
-        let (txs, ranks) = (BTreeMap::new(), Ranks::default());
-        Self { txs, due_from: 0, bytes: 0, ranks, ranked_below: 0, max_txs, max_bytes }
-    }
-
+impl TxList {
     pub(super) fn len(&self) -> usize {
         self.txs.len()
     }
@@ -53,8 +43,8 @@ impl TxShare {
         self.bytes
     }
 
-    pub(super) fn get(&self, seq: u64) -> Option<&Arc<Order>> {
-        self.txs.get(&seq).map(|entry| &entry.order)
+    pub(super) fn get(&self, seq: u64) -> Option<&TxEntry> {
+        self.txs.get(&seq)
     }
 
     /// The one accepted first, if its retention is over.
@@ -69,10 +59,6 @@ impl TxShare {
         None
     }
 
-    pub(super) fn until(&self, seq: u64) -> Option<Until> {
-        self.txs.get(&seq).map(|entry| entry.until)
-    }
-
     pub(super) fn set_until(&mut self, seq: u64, until: Until) {
         if let Some(entry) = self.txs.get_mut(&seq) {
             entry.until = until;
@@ -80,26 +66,57 @@ impl TxShare {
         }
     }
 
-    /// Adds one that was accepted after all that are here.
     pub(super) fn insert(&mut self, seq: u64, entry: TxEntry) {
-        let size_bytes = entry.order.size_bytes();
-        self.bytes += size_bytes;
-        self.txs.insert(seq, entry);
-        self.rank_some(size_bytes);
-    }
-
-    /// As [`Self::insert`], for one from another share: later ones may already be here.
-    pub(super) fn insert_earlier(&mut self, seq: u64, entry: TxEntry) {
-        if seq < self.ranked_below {
-            self.ranks.insert(entry.fees, seq);
-        }
+        self.bytes += entry.order.size_bytes();
         self.due_from = self.due_from.min(seq);
-        self.insert(seq, entry);
+        self.txs.insert(seq, entry);
     }
 
     pub(super) fn remove(&mut self, seq: u64) -> Option<TxEntry> {
         let entry = self.txs.remove(&seq)?;
         self.bytes -= entry.order.size_bytes();
+        Some(entry)
+    }
+}
+
+/// The node's transactions, which share two caps and are ranked among themselves.
+#[derive(Debug)]
+pub(super) struct TxShare {
+    list: TxList,
+    /// Contains exactly those accepted before [`Self::ranked_below`].
+    ranks: Ranks,
+    ranked_below: u64,
+    max_txs: usize,
+    max_bytes: usize,
+}
+
+impl TxShare {
+    pub(super) fn new(max_txs: usize, max_bytes: usize) -> Self {
+        let (list, ranks) = (TxList::default(), Ranks::default());
+        Self { list, ranks, ranked_below: 0, max_txs, max_bytes }
+    }
+
+    pub(super) const fn list(&self) -> &TxList {
+        &self.list
+    }
+
+    pub(super) fn next_due(&mut self, now: Duration) -> Option<u64> {
+        self.list.next_due(now)
+    }
+
+    /// Adds one, which may have been accepted before others that are here if it comes from another
+    /// share.
+    pub(super) fn insert(&mut self, seq: u64, entry: TxEntry) {
+        let size_bytes = entry.order.size_bytes();
+        if seq < self.ranked_below {
+            self.ranks.insert(entry.fees, seq);
+        }
+        self.list.insert(seq, entry);
+        self.rank_some(size_bytes);
+    }
+
+    pub(super) fn remove(&mut self, seq: u64) -> Option<TxEntry> {
+        let entry = self.list.remove(seq)?;
         if seq < self.ranked_below {
             self.ranks.remove(entry.fees, seq);
         }
@@ -111,17 +128,17 @@ impl TxShare {
     /// the share that it fills: all are ranked well before the share is full, and no single insert
     /// ranks them all.
     fn rank_some(&mut self, size_bytes: usize) {
-        if self.txs.len() * 2 < self.max_txs && self.bytes * 2 < self.max_bytes {
+        let len = self.list.len();
+        if len * 2 < self.max_txs && self.list.bytes * 2 < self.max_bytes {
             return;
         }
-        let len = self.txs.len();
         let by_bytes = len as u128 * 8 * size_bytes as u128 / self.max_bytes as u128;
         self.rank((len * 8 / self.max_txs).max(by_bytes as usize) + 2);
     }
 
     /// Ranks the first `count` unranked ones.
     fn rank(&mut self, count: usize) {
-        for (seq, entry) in self.txs.range(self.ranked_below..).take(count) {
+        for (seq, entry) in self.list.txs.range(self.ranked_below..).take(count) {
             self.ranks.insert(entry.fees, *seq);
             self.ranked_below = *seq + 1;
         }
@@ -138,7 +155,7 @@ impl TxShare {
         if size_bytes > self.max_bytes {
             return Err(RejectReason::TooLarge { size_bytes, limit_bytes: self.max_bytes });
         }
-        let (mut count, mut bytes) = (self.txs.len(), self.bytes);
+        let (mut count, mut bytes) = (self.list.len(), self.list.bytes);
         let (max_txs, max_bytes) = (self.max_txs, self.max_bytes);
         let fits = |count: usize, bytes: usize| count < max_txs && bytes + size_bytes <= max_bytes;
         if fits(count, bytes) {
@@ -152,7 +169,7 @@ impl TxShare {
             match worst.next() {
                 Some((tip, seq)) if tip < fees.tip(base_fee_wei) => {
                     count -= 1;
-                    bytes -= self.get(seq).map_or(0, |order| order.size_bytes());
+                    bytes -= self.list.get(seq).map_or(0, |tx| tx.order.size_bytes());
                     victims.push(seq);
                 }
                 _ => {

@@ -8,7 +8,7 @@ use chain_view::Taken;
 use super::{
     Core, Effect,
     ranks::FeeCaps,
-    tx_share::{TxEntry, TxShare, Until},
+    tx_share::{TxEntry, Until},
 };
 use crate::{
     error::RejectReason,
@@ -49,7 +49,7 @@ impl Core {
         if seen == Some(SeenState::Known) {
             return InsertOutcome::AlreadyRemoved;
         }
-        if let Err(reason) = self.check_terms(&order) {
+        if let Some(Err(reason)) = order.as_tx().map(|tx| self.check_terms(tx)) {
             return InsertOutcome::Rejected(reason);
         }
         match self.pool_tx(Arc::new(order), effects) {
@@ -63,38 +63,48 @@ impl Core {
 
     /// Records that a pooled transaction was inserted again. One from an external caller that the
     /// node announces now moves to the node's share; if nothing there pays less, it stays where it
-    /// is.
+    /// is. A private one is kept as long as its latest sender wants.
     fn came_again(&mut self, seq: u64, again: &Transaction, effects: &mut Vec<Effect>) {
         let Some(order) = self.order(seq).map(Arc::clone) else { return };
         let Order::Tx(tx) = &*order else { return };
         tx.came_again(again.origin(), again.first_seen());
-        if again.origin().is_external() || self.external.get(seq).is_none() {
+        if self.external.list().get(seq).is_none() {
             return;
         }
-        self.keep_public(seq);
+        let head = self.chain.head().map_or(0, |head| head.number);
+        match again.private_terms() {
+            Some(terms) if self.check_terms(again).is_ok() => self.keep_until(seq, terms.max_block),
+            Some(_) => {}
+            None => self.keep_until(seq, head.saturating_add(PUBLIC_BLOCKS)),
+        }
+        if again.origin().is_external() {
+            return;
+        }
         let base_fee_wei = self.chain.next_base_fee_wei();
         let room = self.public.room_for(FeeCaps::of(tx), order.size_bytes(), base_fee_wei);
         let Ok(victims) = room else { return };
         self.evict(victims, effects);
         if let Some(entry) = self.external.remove(seq) {
-            self.public.insert_earlier(seq, entry);
+            self.public.insert(seq, entry);
         }
     }
 
-    /// Keeps a private transaction that has become public for as many blocks as a public one is
-    /// kept.
-    fn keep_public(&mut self, seq: u64) {
-        let Some(Until::Block(before)) = self.external.until(seq) else { return };
-        let head = self.chain.head().map_or(0, |head| head.number);
-        let block = before.max(head.saturating_add(PUBLIC_BLOCKS));
-        self.private.remove(&(before, seq));
-        self.private.insert((block, seq));
-        self.external.set_until(seq, Until::Block(block));
+    /// Keeps a transaction that is kept until a block at least until this one.
+    fn keep_until(&mut self, seq: u64, block: u64) {
+        let entry = self.external.list().get(seq);
+        let Some(Until::Block(before)) = entry.map(|entry| entry.until) else { return };
+        if before < block {
+            self.private.remove(&(before, seq));
+            self.private.insert((block, seq));
+            self.external.set_until(seq, Until::Block(block));
+        }
     }
 
     /// Checks the limits of a private transaction's terms.
-    fn check_terms(&self, order: &Order) -> Result<(), RejectReason> {
-        let Some(tx) = order.as_tx().filter(|tx| !tx.is_public()) else { return Ok(()) };
+    fn check_terms(&self, tx: &Transaction) -> Result<(), RejectReason> {
+        if tx.is_public() {
+            return Ok(());
+        }
         let (Some(terms), Some(head)) = (tx.private_terms(), self.chain.head()) else {
             return Ok(());
         };
@@ -106,23 +116,26 @@ impl Core {
         if value > limit { Err(RejectReason::BlockTooFar { value, limit }) } else { Ok(()) }
     }
 
-    /// Removes the private transactions whose last block is the head, and those whose last block is
-    /// too far ahead, which were accepted while the pool knew no head or a higher one.
-    pub(super) fn pass_private(&mut self, head: u64, effects: &mut Vec<Effect>) {
-        while let Some((_, seq)) = self.private.first().filter(|(block, _)| *block <= head).copied()
-        {
+    /// Removes at most `limit` private transactions whose last block is the head or a lower one, and
+    /// those whose last block is too far ahead, which were accepted while the pool knew no head or a
+    /// higher one; returns whether more are left.
+    pub(crate) fn pass_private(&mut self, limit: usize, effects: &mut Vec<Effect>) -> bool {
+        let Some(head) = self.chain.head().map(|head| head.number) else { return false };
+        let last = head.saturating_add(self.limits.max_blocks_ahead.max(PUBLIC_BLOCKS));
+        for _ in 0..limit {
+            let passed = self.private.first().filter(|(block, _)| *block <= head);
+            let too_far = || self.private.last().filter(|(block, _)| *block > last);
+            let Some((block, seq)) = passed.or_else(too_far).copied() else { return false };
             let order = self.order(seq).and_then(|order| order.as_tx());
-            let is_public = order.is_some_and(Transaction::is_public);
-            let reason = if is_public { RemoveReason::Expired } else { RemoveReason::BlockPassed };
-            self.private.pop_first();
+            let reason = match order.is_some_and(Transaction::is_public) {
+                _ if block > last => RemoveReason::BlockTooFar,
+                true => RemoveReason::Expired,
+                false => RemoveReason::BlockPassed,
+            };
+            self.private.remove(&(block, seq));
             self.remove_tx(seq, reason, effects);
         }
-        let limit = head.saturating_add(self.limits.max_blocks_ahead.max(PUBLIC_BLOCKS));
-        while let Some((_, seq)) = self.private.last().filter(|(block, _)| *block > limit).copied()
-        {
-            self.private.pop_last();
-            self.remove_tx(seq, RemoveReason::BlockTooFar, effects);
-        }
+        true
     }
 
     /// Removes a private transaction on request of its signer.
@@ -147,10 +160,6 @@ impl Core {
         CancelPrivateOutcome::Cancelled
     }
 
-    fn share_of(&mut self, tx: &Transaction) -> &mut TxShare {
-        if tx.is_of_node_share() { &mut self.public } else { &mut self.external }
-    }
-
     fn evict(&mut self, victims: Vec<u64>, effects: &mut Vec<Effect>) {
         for seq in victims {
             self.remove_tx(seq, RemoveReason::Evicted, effects);
@@ -166,7 +175,11 @@ impl Core {
         let Order::Tx(tx) = &*order else { unreachable!("both callers have a transaction") };
         let fees = FeeCaps::of(tx);
         let base_fee_wei = self.chain.next_base_fee_wei();
-        let victims = self.share_of(tx).room_for(fees, order.size_bytes(), base_fee_wei)?;
+        let (tip_wei, size_bytes) = (fees.tip(base_fee_wei), order.size_bytes());
+        let victims = match tx.is_of_node_share() {
+            true => self.public.room_for(fees, size_bytes, base_fee_wei)?,
+            false => self.external.room_for(tx, tip_wei, size_bytes, &self.limits)?,
+        };
         self.evict(victims, effects);
         let seq = self.take_seq();
         let until = match tx.private_terms() {
@@ -179,8 +192,11 @@ impl Core {
         self.index.insert(tx.hash(), seq);
         self.senders.insert(tx.sender(), tx.nonce(), seq);
         effects.push(Effect::Added { seq, order: Arc::clone(&order) });
-        let entry = TxEntry { order: Arc::clone(&order), fees, until };
-        self.share_of(tx).insert(seq, entry);
+        let entry = TxEntry { order: Arc::clone(&order), fees, tip_wei, until };
+        match tx.is_of_node_share() {
+            true => self.public.insert(seq, entry),
+            false => self.external.insert(seq, entry),
+        }
         Ok(())
     }
 
@@ -215,10 +231,22 @@ impl Core {
         Some(order)
     }
 
-    /// Puts back a transaction that a reorg un-mined, for a full retention from now, because it is
-    /// pending anew.
-    pub(super) fn put_back(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
-        let is_over = self.check_terms(&order).is_err();
+    /// Puts back orders that a reorg un-mined, transactions for a full retention from now, because
+    /// they are pending anew. Returns how many.
+    pub(crate) fn put_back(&mut self, orders: &[Arc<Order>], effects: &mut Vec<Effect>) -> usize {
+        let mut count = 0;
+        for order in orders {
+            let order = Arc::clone(order);
+            count += usize::from(match &*order {
+                Order::Tx(_) => self.put_back_tx(order, effects),
+                Order::Bundle(_) => self.put_back_bundle(order, effects),
+            });
+        }
+        count
+    }
+
+    fn put_back_tx(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
+        let is_over = order.as_tx().is_none_or(|tx| self.check_terms(tx).is_err());
         if is_over || self.chain.taken(&order).is_some() || self.find(order.id().hash()).is_some() {
             return false;
         }

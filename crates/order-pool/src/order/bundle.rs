@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::{Order, Transaction};
-use crate::error::BundleError;
+use crate::{error::BundleError, holder::Holder};
 
 /// Identifies a replaceable bundle: the searcher's uuid *and* the searcher, so that no one can
 /// replace or cancel another signer's bundles. A bundle replaces the one with its key for the same
@@ -28,6 +28,8 @@ pub struct Cancellation {
     pub key: ReplacementKey,
     /// The highest cancelled nonce; `None` is permanent: no later bundle revives the key.
     pub nonce: Option<u64>,
+    /// Against whom the pool counts the remembered key.
+    pub holder: Holder,
 }
 
 /// The fields of a bundle, before they are checked. `Default` is an empty bundle.
@@ -63,6 +65,8 @@ pub struct BundleParts {
     pub refund_identity: Option<Address>,
     /// The signer of the request, if it is signed.
     pub signer: Option<Address>,
+    /// Against whom the pool counts it. Not part of its identity. Default [`Holder::Host`].
+    pub holder: Holder,
     /// When this process first received it; `None` is now.
     pub first_seen: Option<SystemTime>,
 }

@@ -8,6 +8,7 @@ use alloy_primitives::{Address, B256, U256};
 use chain_view::PooledTransaction;
 
 use super::Order;
+use crate::holder::Holder;
 
 /// Where an order came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,6 +51,7 @@ pub struct Transaction {
     /// The first origin of the other kind, with its time.
     second: OnceLock<(Origin, SystemTime)>,
     is_vouched_for: bool,
+    holder: Holder,
     private: Option<PrivateTerms>,
     size_bytes: usize,
 }
@@ -70,6 +72,7 @@ impl Transaction {
             first_seen,
             second: OnceLock::new(),
             is_vouched_for: false,
+            holder: Holder::Host,
             private: None,
             size_bytes,
         }
@@ -98,6 +101,18 @@ impl Transaction {
     pub const fn vouched_for(mut self) -> Self {
         self.is_vouched_for = true;
         self
+    }
+
+    /// Sets against whom the pool counts it, while it is not in the node's share.
+    #[must_use]
+    pub const fn held_by(mut self, holder: Holder) -> Self {
+        self.holder = holder;
+        self
+    }
+
+    /// Against whom the pool counts it. [`Holder::Host`] unless [`Self::held_by`] set another.
+    pub const fn holder(&self) -> Holder {
+        self.holder
     }
 
     /// Whether it counts in the node's share.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 use uuid::Uuid;
 
 use super::{Bundle, BundleParts, MAX_REFUND_PERCENT, Origin, Transaction};
-use crate::error::BundleError;
+use crate::{error::BundleError, holder::Holder};
 
 /// The parameters of `eth_sendBundle` as received: the fields that rbuilder (develop of June 2026,
 /// `RawBundleMetadata`) and Flashbots document. An unknown field is an error.
@@ -142,7 +142,7 @@ impl RawBundle {
         let raw = self.txs.iter().enumerate();
         let txs =
             raw.map(|(index, raw)| decode(index, raw, first_seen)).collect::<Result<_, _>>()?;
-        self.with_transactions(txs, signer, first_seen)
+        self.with_transactions(txs, signer, Holder::Host, first_seen)
     }
 
     /// The checks of [`Self::resolve`] that need no transaction: the version, the lengths of its
@@ -204,6 +204,7 @@ impl RawBundle {
         self,
         txs: Vec<Transaction>,
         signer: Option<Address>,
+        holder: Holder,
         first_seen: SystemTime,
     ) -> Result<Bundle, BundleError> {
         let percent = |value| {
@@ -227,6 +228,7 @@ impl RawBundle {
             delayed_refund: self.delayed_refund.unwrap_or(false),
             refund_identity: self.refund_identity,
             signer,
+            holder,
             first_seen: Some(first_seen),
         })
     }

@@ -71,11 +71,18 @@ impl Tables {
         }
     }
 
-    /// The pooled order with this hash. An order that is in the pool throughout the call is found:
-    /// see [`IndexTable`].
+    /// The pooled order with this hash, unless it is a bundle whose block has passed. An order that
+    /// is in the pool throughout the call is found: see [`IndexTable`].
     pub(crate) fn find<T>(&self, hash: &B256, show: impl Fn(&Arc<Order>) -> T) -> Option<T> {
         let live = self.live.load();
-        self.index
-            .find(hash, |seq| live.get(seq).filter(|order| order.id().hash() == hash).map(&show))
+        let is_it = |order: &&Arc<Order>| order.id().hash() == hash && !self.has_passed(order);
+        self.index.find(hash, |seq| live.get(seq).filter(is_it).map(&show))
+    }
+
+    fn has_passed(&self, order: &Order) -> bool {
+        let Order::Bundle(bundle) = order else { return false };
+        self.heads
+            .latest()
+            .is_some_and(|head| bundle.block().is_none_or(|block| block <= head.number))
     }
 }

@@ -12,6 +12,7 @@
 //! loom`, with a target directory of its own.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::Ordering::{Relaxed, SeqCst},
@@ -176,7 +177,9 @@ impl Waiter {
         let due = armed.above() < head
             && self.armed.compare_exchange(armed.0, IDLE, SeqCst, SeqCst).is_ok();
         if due {
-            self.waker.wake();
+            // Foreign code: if it panics (which its panic hook reports), neither the caller of an
+            // insert nor the readers behind it may suffer.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.waker.wake()));
         }
         due
     }

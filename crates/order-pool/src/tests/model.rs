@@ -8,23 +8,40 @@ use std::{
 
 use alloy_primitives::{Address, B256, keccak256};
 use order_pool::{
-    Block, Bundle, BundleParts, CancelOutcome, CancelPrivateOutcome, Clock, Event, Head,
+    Block, Bundle, BundleParts, CancelOutcome, CancelPrivateOutcome, Clock, Event, Head, Holder,
     InsertOutcome, Order, OrderId, OrderPool, OrderStatus, Origin, PoolConfig, PrivateTerms,
     Relation, ReplacementKey, Subscription, Transaction,
 };
 use proptest::prelude::*;
 use uuid::Uuid;
 
-use super::common::{Spec, address, hash, nth, private_from, tx_from};
-use crate::core::Limits;
+use super::common::{Spec, address, cancellation, hash, nth, private_from, tx_from};
+use crate::core::{Caps, Division, Limits};
+
+/// What one holder may have, by the caps of a class.
+fn cap_of(holder: Holder, [half, per_signer, per_caller]: [usize; 3]) -> usize {
+    match holder {
+        Holder::Host => half,
+        Holder::Signer(_) => per_signer,
+        Holder::Caller(_) => per_caller,
+    }
+}
+
+fn holder(n: u8) -> Holder {
+    match n {
+        0 => Holder::Host,
+        1 => Holder::Signer(address(50)),
+        n => Holder::caller([10, 0, 0, n].into()),
+    }
+}
 
 const MAX_TXS: usize = 12;
 const MAX_EXTERNAL: usize = 4;
-const MAX_BUNDLES: usize = 6;
-const MAX_OF_SIGNER: usize = 3;
-const MAX_UNSIGNED: usize = 2;
-const MAX_KEYS: usize = 3;
-const MAX_KEYS_OF_SIGNER: usize = 2;
+const MAX_OF_SENDER: usize = 3;
+/// Of all of a class, of a known signer, of a caller.
+const PRIVATE: [usize; 3] = [5, 4, 3];
+const BUNDLES: [usize; 3] = [5, 3, 2];
+const KEYS: [usize; 3] = [3, 2, 1];
 const DEDUPE: usize = 40;
 const BLOCKS: usize = 4;
 const RETENTION: u64 = 50;
@@ -38,16 +55,19 @@ fn limits() -> Limits {
     let options = PoolConfig {
         max_txs: MAX_TXS,
         max_external_txs: MAX_EXTERNAL,
-        max_bundles: MAX_BUNDLES,
-        max_cancellations: MAX_KEYS,
         tx_retention: Duration::from_secs(RETENTION),
         log_events: LOG_EVENTS,
         ..PoolConfig::default()
     };
+    let division = |counts: [usize; 3]| {
+        let [half, per_signer, per_caller] = counts.map(|count| Caps { count, bytes: usize::MAX });
+        Division { half, per_signer, per_caller }
+    };
     Limits {
-        max_bundles_per_signer: MAX_OF_SIGNER,
-        max_unsigned_bundles: MAX_UNSIGNED,
-        max_cancellations_per_signer: MAX_KEYS_OF_SIGNER,
+        private_txs: division(PRIVATE),
+        max_private_per_sender: MAX_OF_SENDER,
+        bundles: division(BUNDLES),
+        keys: division(KEYS),
         dedupe_window: DEDUPE,
         recent_blocks: BLOCKS,
         expired_pause: Duration::from_secs(EXPIRED_PAUSE),
@@ -64,7 +84,8 @@ enum Op {
         nonce: u64,
         fee: u8,
         tip: u8,
-        external: bool,
+        /// `None`: announced by the node.
+        holder: Option<u8>,
     },
     /// Of a private transaction, until so many blocks ahead.
     Private {
@@ -72,6 +93,7 @@ enum Op {
         nonce: u64,
         tip: u8,
         ahead: u8,
+        holder: u8,
     },
     /// Of one of the pooled transactions.
     CancelPrivate {
@@ -88,10 +110,12 @@ enum Op {
         key: Option<(u8, Option<u8>)>,
         /// Of one without a key.
         signer: Option<u8>,
+        holder: u8,
     },
     Cancel {
         key: u8,
         nonce: Option<u8>,
+        holder: u8,
     },
     /// On the newest block, mining some of what is pooled and some that is not.
     Head {
@@ -135,21 +159,26 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let key = || (0_u8..6, prop::option::weighted(0.8, 0_u8..8));
     prop_oneof![
-        12 => (0_u64..5, 0_u64..4, 0_u8..20, 0_u8..20, prop::bool::weighted(0.4)).prop_map(
-            |(sender, nonce, fee, tip, external)| Op::Insert { sender, nonce, fee, tip, external }
+        12 => (0_u64..5, 0_u64..4, 0_u8..20, 0_u8..20, prop::option::weighted(0.4, 0_u8..4))
+            .prop_map(|(sender, nonce, fee, tip, holder)| {
+                Op::Insert { sender, nonce, fee, tip, holder }
+            }),
+        6 => (0_u64..5, 0_u64..4, 0_u8..20, 0_u8..6, 0_u8..4).prop_map(
+            |(sender, nonce, tip, ahead, holder)| Op::Private { sender, nonce, tip, ahead, holder }
         ),
-        4 => (0_u64..5, 0_u64..4, 0_u8..20, 0_u8..6)
-            .prop_map(|(sender, nonce, tip, ahead)| Op::Private { sender, nonce, tip, ahead }),
         2 => (0_u8..20, 0_u64..2).prop_map(|(which, signer)| Op::CancelPrivate { which, signer }),
         1 => (0_u64..4).prop_map(|salt| Op::Burst { salt }),
         6 => (
             0_u64..6,
             prop::option::of(0_u8..6),
             prop::option::of(key()),
-            prop::option::of(2_u8..5)
+            prop::option::of(2_u8..5),
+            0_u8..4
         )
-            .prop_map(|(n, ahead, key, signer)| Op::Bundle { n, ahead, key, signer }),
-        3 => key().prop_map(|(key, nonce)| Op::Cancel { key, nonce }),
+            .prop_map(|(n, ahead, key, signer, holder)| {
+                Op::Bundle { n, ahead, key, signer, holder }
+            }),
+        3 => (key(), 0_u8..4).prop_map(|((key, nonce), holder)| Op::Cancel { key, nonce, holder }),
         4 => (0_u8..8, 0_u64..40, prop::option::of(0_u8..20))
             .prop_map(|(mined, unknown, base_fee)| Op::Head { mined, unknown, base_fee }),
         2 => (1_u8..4, 0_u8..8).prop_map(|(depth, mined)| Op::Reorg { depth, mined }),
@@ -175,6 +204,8 @@ struct Pooled {
     tx: Option<TxView>,
     /// In the share of external callers.
     external: bool,
+    /// Of one that an external caller sent: its tip when it was accepted.
+    tip: Option<i128>,
     /// The node has announced it.
     public: bool,
     /// Of a private one, what its sender asked for.
@@ -182,6 +213,7 @@ struct Pooled {
     /// The block until which it is kept, if it is kept until one.
     until: Option<u64>,
     key: Option<usize>,
+    holder: Holder,
     signer: Option<Address>,
     nonce: Option<u64>,
     /// What a bundle contains: hash, sender, and whether it may do without.
@@ -190,10 +222,25 @@ struct Pooled {
 }
 
 impl Pooled {
-    /// Where it stands among the bundles of its signer.
-    fn place(&self) -> (u64, usize) {
-        (self.block.unwrap_or(0), self.seq)
+    /// Where it stands among those of its signer, or of its sender: the last goes first.
+    fn place(&self) -> Place {
+        match self.tip {
+            Some(tip) => (-tip, self.seq),
+            None => (self.block.unwrap_or(0).into(), self.seq),
+        }
     }
+
+    /// Those that share caps with it: bundles, or private or raw transactions, of callers or of others.
+    fn class(&self) -> (bool, bool, bool) {
+        let is_raw = self.tx.is_some() && self.terms.is_none();
+        (self.tx.is_some(), is_raw, is_raw || is_known(self.holder))
+    }
+}
+
+type Place = (i128, usize);
+
+fn is_known(holder: Holder) -> bool {
+    !matches!(holder, Holder::Caller(_))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -208,6 +255,7 @@ struct TxView {
 struct KeyModel {
     nonce: Option<u64>,
     is_final: bool,
+    holder: Holder,
     tombstone: Option<usize>,
     /// When it was last touched without a bundle.
     idle_since: Option<u64>,
@@ -283,12 +331,11 @@ impl Model {
         order
     }
 
-    /// Makes room in a share for one that pays so much, if it pays enough.
-    fn make_room(&mut self, external: bool, view: &TxView) -> bool {
-        let limit = if external { MAX_EXTERNAL } else { MAX_TXS };
-        let share = self.pooled.iter().filter(|order| order.external == external);
+    /// Makes room in the node's share for one that pays so much, if it pays enough.
+    fn make_room(&mut self, view: &TxView) -> bool {
+        let share = self.pooled.iter().filter(|order| !order.external);
         let txs = share.filter_map(|order| Some((order, order.tx?)));
-        if txs.clone().count() >= limit {
+        if txs.clone().count() >= MAX_TXS {
             // The one that pays the least, and of those the newest.
             let worst = txs.min_by_key(|(order, tx)| (self.worth(tx), usize::MAX - order.seq));
             let (worst, tx) = worst.expect("the share is full");
@@ -296,34 +343,121 @@ impl Model {
                 return false;
             }
             let id = worst.id;
-            self.remove(id, "Evicted");
-            self.may_return.insert(*id.hash(), 0);
+            self.evict(id);
         }
         true
     }
 
+    fn evict(&mut self, id: OrderId) {
+        self.remove(id, "Evicted");
+        self.may_return.insert(*id.hash(), 0);
+    }
+
+    /// Which order of an external caller must go for another one; `Err` if the other must.
+    fn victim(
+        &self,
+        new: &Pooled,
+        replaced: Option<OrderId>,
+        caps: [usize; 3],
+    ) -> Result<Option<OrderId>, ()> {
+        let all: Vec<&Pooled> = self
+            .pooled
+            .iter()
+            .filter(|order| (order.tx.is_none() || order.external) && order.class() == new.class())
+            .collect();
+        let held = |order: &&&Pooled| Some(order.id) != replaced;
+        let count = all.iter().filter(held).count() + 1;
+        let of = |holder: Holder| all.iter().filter(move |order| order.holder == holder);
+        let own_count = of(new.holder).filter(held).count() + 1;
+        let victim = if own_count > cap_of(new.holder, caps) {
+            new.holder
+        } else if count > caps[0] {
+            // Those of others, the replaced one included.
+            let sizes = all.iter().map(|order| (of(order.holder).count(), order.holder));
+            let largest = sizes.max().expect("it is full");
+            if largest.0 > own_count { largest.1 } else { new.holder }
+        } else {
+            return Ok(None);
+        };
+        let is_own = victim == new.holder;
+        let new_place = (new.place().0, usize::MAX);
+        let mut signers: Vec<(usize, Place, Option<Address>)> = Vec::new();
+        for order in of(victim) {
+            let of_signer = of(victim).filter(|other| other.signer == order.signer);
+            let last = of_signer.clone().map(|other| other.place()).max().expect("it is one");
+            signers.push((of_signer.count(), last, order.signer));
+        }
+        signers.sort();
+        signers.dedup();
+        let of_new = of(victim).filter(|other| other.signer == new.signer).filter(held);
+        let own_last = of_new.clone().map(|other| other.place()).max().unwrap_or(new_place);
+        let own = (of_new.clone().count() + 1, own_last.max(new_place));
+        for (count, last, signer) in signers.into_iter().rev() {
+            if is_own && signer == new.signer {
+                continue;
+            }
+            if is_own && (count, last) <= own {
+                break;
+            }
+            let items = of(victim).filter(|order| order.signer == signer).filter(held);
+            let last = items.max_by_key(|order| order.place());
+            let last = last.filter(|order| order.tx.is_some() || order.place().0 >= new_place.0);
+            if let Some(last) = last {
+                return Ok(Some(last.id));
+            }
+        }
+        let last = of_new.max_by_key(|order| order.place()).filter(|_| is_own);
+        last.filter(|order| order.place() > new_place).map(|order| Some(order.id)).ok_or(())
+    }
+
     fn admit(&mut self, mut order: Pooled) -> bool {
+        let view = order.tx.expect("a transaction");
         order.external = !order.public;
         order.until = order.terms.filter(|_| !order.public).map(|terms| terms.max_block);
-        let admitted = self.make_room(order.external, &order.tx.expect("a transaction"));
+        order.tip = order.external.then(|| self.worth(&view));
+        let admitted = match order.external {
+            true => self.make_external_room(&order),
+            false => self.make_room(&view),
+        };
         if admitted {
             self.add(order);
         }
         admitted
     }
 
+    fn make_external_room(&mut self, order: &Pooled) -> bool {
+        let is_alike = |other: &&Pooled| {
+            let is_same = (other.holder, other.signer) == (order.holder, order.signer);
+            other.external && other.terms.is_some() && is_same
+        };
+        if order.terms.is_some() && self.pooled.iter().filter(is_alike).count() >= MAX_OF_SENDER {
+            return false;
+        }
+        let caps = if order.terms.is_some() { PRIVATE } else { [MAX_EXTERNAL; 3] };
+        let victim = self.victim(order, None, caps);
+        if let Ok(Some(victim)) = victim {
+            self.evict(victim);
+        }
+        victim.is_ok()
+    }
+
     /// A pooled transaction came again.
     fn came_again(&mut self, again: &Pooled) {
         let at = self.pooled.iter().position(|order| order.id == again.id).expect("it is pooled");
         self.pooled[at].public |= again.public;
-        if again.public && self.pooled[at].external {
-            let as_public = self.head_number().unwrap_or(0) + PUBLIC_BLOCKS;
+        if self.pooled[at].external {
+            let head = self.head_number().unwrap_or(0);
+            let later = match again.terms {
+                Some(terms) if self.is_possible(again) => terms.max_block,
+                Some(_) => 0,
+                None => head + PUBLIC_BLOCKS,
+            };
             let until = &mut self.pooled[at].until;
-            *until = until.map(|until| until.max(as_public));
+            *until = until.map(|until| until.max(later));
         }
         if again.public
             && self.pooled[at].external
-            && self.make_room(false, &again.tx.expect("a transaction"))
+            && self.make_room(&again.tx.expect("a transaction"))
         {
             let at = self.pooled.iter().position(|order| order.id == again.id);
             self.pooled[at.expect("only others went")].external = false;
@@ -355,8 +489,9 @@ impl Model {
             self.may_return.insert(*id.hash(), 0);
         }
         if let Some(key) = order.key {
-            self.idle((key, Some(order.block.unwrap_or(0))));
-            self.forget_excess(key);
+            let slot = (key, Some(order.block.unwrap_or(0)));
+            self.idle(slot);
+            self.forget_excess(self.slot(slot).holder);
         }
         order
     }
@@ -367,47 +502,6 @@ impl Model {
         let mut found: Vec<_> = found.map(|order| (order.seq, order.id)).collect();
         found.sort();
         found.into_iter().map(|(_, id)| id).collect()
-    }
-
-    /// Which bundle must go for another one; `None` if the other must.
-    fn bundle_to_evict(
-        &self,
-        block: Option<u64>,
-        signer: Option<Address>,
-        replaced: Option<OrderId>,
-    ) -> Option<Option<OrderId>> {
-        let held: Vec<&Pooled> = self
-            .pooled
-            .iter()
-            .filter(|order| order.tx.is_none() && Some(order.id) != replaced)
-            .collect();
-        let new = (block.unwrap_or(0), usize::MAX);
-        let of = |signer: Option<Address>| held.iter().filter(move |order| order.signer == signer);
-        let last = |signer| of(signer).max_by_key(|order| order.place());
-        let own_beyond = || last(signer).filter(|order| order.place() > new).map(|order| order.id);
-        let limit = if signer.is_some() { MAX_OF_SIGNER } else { MAX_UNSIGNED };
-        if of(signer).count() >= limit {
-            return own_beyond().map(Some);
-        }
-        if held.len() < MAX_BUNDLES {
-            return Some(None);
-        }
-        let own =
-            (of(signer).count() + 1, last(signer).map_or(new, |order| order.place().max(new)));
-        let largest = held
-            .iter()
-            .map(|order| order.signer)
-            .map(|signer| {
-                let last = last(signer).expect("it holds something");
-                (of(signer).count(), last.place(), last.id, signer)
-            })
-            .max_by_key(|(count, place, ..)| (*count, *place))
-            .expect("the pool is full");
-        let (count, place, id, holder) = largest;
-        match (count, place) > own && holder != signer {
-            true => Some(Some(id)),
-            false => own_beyond().map(Some),
-        }
     }
 
     fn insert(&mut self, order: Pooled) -> &'static str {
@@ -500,7 +594,7 @@ impl Model {
         }
     }
 
-    fn cancel(&mut self, key: usize, nonce: Option<u64>) -> &'static str {
+    fn cancel(&mut self, key: usize, nonce: Option<u64>, holder: Holder) -> &'static str {
         let all = self.slot((key, None));
         if all.is_final {
             return "permanently";
@@ -522,11 +616,12 @@ impl Model {
         let state = self.keys.entry((key, None)).or_default();
         state.nonce = nonce.or(state.nonce);
         state.is_final |= nonce.is_none();
+        state.holder = holder;
         state.tombstone = Some(self.log.len());
         let told = if state.is_final { None } else { state.nonce };
         self.log.push((format!("x{key} {told:?}"), None));
         self.idle((key, None));
-        self.forget_excess(key);
+        self.forget_excess(holder);
         "cancelled"
     }
 
@@ -546,21 +641,33 @@ impl Model {
         }
     }
 
-    /// After a key lost its bundle: its signer's oldest goes, or the oldest of who has the most.
-    fn forget_excess(&mut self, of: usize) {
+    /// After a key lost its bundle: of its holder, or else of the largest one, the oldest of the signer
+    /// with the most goes.
+    fn forget_excess(&mut self, holder: Holder) {
         loop {
             let idle = self.idle_keys();
-            let of_signer = |signer| idle.iter().filter(move |(_, key, _)| key.signer == signer);
-            let forgotten = if of_signer(key(of).signer).count() > MAX_KEYS_OF_SIGNER {
-                of_signer(key(of).signer).next()
-            } else if idle.len() > MAX_KEYS {
-                // The first of the signers' oldest among those with the most.
-                let most = idle.iter().map(|(_, key, _)| of_signer(key.signer).count()).max();
-                idle.iter().find(|(_, key, _)| Some(of_signer(key.signer).count()) == most)
+            let holder_of = |slot: KeySlot| self.slot(slot).holder;
+            let class: Vec<_> = idle
+                .iter()
+                .filter(|(_, _, slot)| is_known(holder_of(*slot)) == is_known(holder))
+                .collect();
+            let of = |holder| class.iter().filter(move |(_, _, slot)| holder_of(*slot) == holder);
+            let from = if of(holder).count() > cap_of(holder, KEYS) {
+                holder
+            } else if class.len() > KEYS[0] {
+                let sizes = class.iter().map(|(_, _, slot)| holder_of(*slot));
+                sizes.max_by_key(|holder| (of(*holder).count(), *holder)).expect("not empty")
             } else {
                 return;
             };
-            let (_, _, slot) = *forgotten.expect("there are too many");
+            let count = |signer| of(from).filter(|(_, key, _)| key.signer == signer).count();
+            let oldest = |signer| of(from).find(|(_, key, _)| key.signer == signer).copied();
+            let signers = of(from).map(|(_, key, _)| key.signer);
+            let most = signers.max_by_key(|signer| {
+                let (since, key, slot) = oldest(*signer).expect("it has one");
+                (count(*signer), std::cmp::Reverse((since, key, slot.1)), *signer)
+            });
+            let (_, _, slot) = *oldest(most.expect("not empty")).expect("it has one");
             self.forget(slot);
         }
     }
@@ -606,9 +713,7 @@ impl Model {
         if self.was_accepted(&id) && !self.may_return.contains_key(&id) {
             return "removed";
         }
-        let Some(victim) = self.bundle_to_evict(order.block, order.signer, old) else {
-            return "rejected";
-        };
+        let Ok(victim) = self.victim(&order, old, BUNDLES) else { return "rejected" };
         if let Some(victim) = victim {
             self.end_bundle(victim, "Evicted");
         }
@@ -621,7 +726,8 @@ impl Model {
             if let Some(all) = all.filter(|all| all.tombstone.is_some()) {
                 (all.tombstone, all.idle_since) = (None, Some(now));
             }
-            self.keys.insert(slot, KeyModel { nonce, ..KeyModel::default() });
+            let holder = order.holder;
+            self.keys.insert(slot, KeyModel { nonce, holder, ..KeyModel::default() });
         }
         self.accept(id);
         self.add(order);
@@ -641,7 +747,7 @@ impl Model {
                 && all.nonce < order.nonce
                 && (own.nonce.is_none() || own.nonce == order.nonce)
         });
-        let has_room = self.bundle_to_evict(order.block, order.signer, None) == Some(None);
+        let has_room = self.victim(&order, None, BUNDLES) == Ok(None);
         if block_is_ahead
             && is_latest
             && has_room
@@ -649,8 +755,8 @@ impl Model {
             && !self.is_pooled(order.id.hash())
         {
             if let Some(slot) = slot {
-                let nonce = order.nonce;
-                self.keys.insert(slot, KeyModel { nonce, ..KeyModel::default() });
+                let Pooled { nonce, holder, .. } = order;
+                self.keys.insert(slot, KeyModel { nonce, holder, ..KeyModel::default() });
             }
             self.add(order);
         }
@@ -671,15 +777,17 @@ impl Model {
             self.blocks.remove(0);
         }
         for hash in hashes.iter() {
-            let mut taken = Vec::new();
             if self.is_pooled(hash) {
-                taken.push(self.remove(OrderId::Tx(*hash), "Mined"));
+                let order = self.remove(OrderId::Tx(*hash), "Mined");
+                self.blocks.last_mut().expect("just pushed").taken.push(order);
             }
+        }
+        for hash in hashes.iter() {
             let with_it = |order: &Pooled| order.contents.iter().any(|tx| tx.0 == *hash);
             for id in self.bundles(|order| with_it(order) && self.bundle_is_taken(order)) {
-                taken.push(self.end_bundle(id, "Mined"));
+                let order = self.end_bundle(id, "Mined");
+                self.blocks.last_mut().expect("just pushed").taken.push(order);
             }
-            self.blocks.last_mut().expect("just pushed").taken.extend(taken);
         }
         for (reason, is_over) in [
             ("BlockPassed", &(|block| block <= number) as &dyn Fn(u64) -> bool),
@@ -689,10 +797,10 @@ impl Model {
                 .pooled
                 .iter()
                 .filter(|order| order.tx.is_none() && is_over(order.block.unwrap_or(0)))
-                .map(|order| (order.place(), order.id))
+                .map(|order| (order.block, order.seq, order.id))
                 .collect();
             over.sort();
-            for (_, id) in over {
+            for (_, _, id) in over {
                 self.end_bundle(id, reason);
             }
         }
@@ -833,11 +941,13 @@ fn view(tx: &Transaction, sender: u64) -> Pooled {
         deadline: 0,
         tx: Some(tx_view),
         external: false,
+        tip: None,
         public: tx.is_public(),
         terms: tx.private_terms().copied(),
         until: None,
         key: None,
-        signer: None,
+        holder: tx.holder(),
+        signer: Some(tx.sender()),
         nonce: None,
         contents: Vec::new(),
         content: *tx.hash(),
@@ -881,8 +991,11 @@ impl Run {
         Self { pool, clock, model, readers, forks: 0 }
     }
 
-    fn insert(&mut self, spec: Spec, external: bool) {
-        let tx = tx_from(spec, if external { Origin::Rpc } else { Origin::Mempool });
+    fn insert(&mut self, spec: Spec, by: Option<u8>) {
+        let tx = match by {
+            Some(by) => tx_from(spec, Origin::Rpc).held_by(holder(by)),
+            None => tx_from(spec, Origin::Mempool),
+        };
         self.insert_tx(spec, tx);
     }
 
@@ -918,17 +1031,17 @@ impl Run {
 
     fn step(&mut self, op: Op) {
         match op {
-            Op::Insert { sender, nonce, fee, tip, external } => {
+            Op::Insert { sender, nonce, fee, tip, holder } => {
                 let (max_fee, max_tip) = (u128::from(fee), u128::from(tip));
-                self.insert(Spec { sender, nonce, max_fee, max_tip, ..Spec::default() }, external);
+                self.insert(Spec { sender, nonce, max_fee, max_tip, ..Spec::default() }, holder);
             }
-            Op::Private { sender, nonce, tip, ahead } => {
+            Op::Private { sender, nonce, tip, ahead, holder: by } => {
                 // Some of them are those that others hand in too.
                 let (max_fee, max_tip) = (19, u128::from(tip));
                 let spec = Spec { sender, nonce, max_fee, max_tip, ..Spec::default() };
                 let max_block = self.model.head_number().unwrap_or(9) + u64::from(ahead);
                 let terms = PrivateTerms { signer: Some(address(sender % 2)), max_block };
-                self.insert_tx(spec, private_from(spec, terms));
+                self.insert_tx(spec, private_from(spec, terms).held_by(holder(by)));
             }
             Op::CancelPrivate { which, signer } => {
                 let txs = self.model.pooled.iter().filter(|order| order.tx.is_some());
@@ -939,13 +1052,19 @@ impl Run {
             Op::Burst { salt } => (0..40).for_each(|n| {
                 let (sender, max_fee, max_tip) = (n % 5, 30 + u128::from(n), u128::from(n));
                 let spec = Spec { sender, nonce: 9, max_fee, max_tip, salt, ..Spec::default() };
-                self.insert(spec, false);
+                self.insert(spec, None);
             }),
-            Op::Bundle { n, ahead, key, signer } => self.bundle(n, ahead, key, signer),
-            Op::Cancel { key: n, nonce } => {
+            Op::Bundle { n, ahead, key, signer, holder: by } => {
+                self.bundle(n, ahead, key, signer, holder(by));
+            }
+            Op::Cancel { key: n, nonce, holder: by } => {
                 let nonce = nonce.map(u64::from);
-                let expected = self.model.cancel(usize::from(n), nonce);
-                let actual = match self.pool.cancel_bundle(key(usize::from(n)), nonce) {
+                let expected = self.model.cancel(usize::from(n), nonce, holder(by));
+                let actual = match self.pool.cancel_bundle(cancellation(
+                    key(usize::from(n)),
+                    nonce,
+                    holder(by),
+                )) {
                     CancelOutcome::Cancelled { .. } => "cancelled",
                     CancelOutcome::Superseded { .. } => "superseded",
                     CancelOutcome::CancelledPermanently => "permanently",
@@ -1044,6 +1163,7 @@ impl Run {
         ahead: Option<u8>,
         with: Option<(u8, Option<u8>)>,
         signer: Option<u8>,
+        holder: Holder,
     ) {
         let head = self.model.head_number();
         let block = ahead.map(|ahead| head.unwrap_or(9) + u64::from(ahead));
@@ -1063,6 +1183,7 @@ impl Run {
             uuid: key_of.map(|key| key.uuid),
             signer,
             replacement_nonce: with.and_then(|(_, nonce)| nonce).map(u64::from),
+            holder,
             first_seen: Some(SystemTime::UNIX_EPOCH),
             ..Default::default()
         };
@@ -1075,9 +1196,11 @@ impl Run {
             deadline: 0,
             tx: None,
             external: false,
+            tip: None,
             public: false,
             terms: None,
             until: None,
+            holder,
             key: with.map(|(n, _)| usize::from(n)),
             signer,
             nonce: None,
@@ -1114,19 +1237,6 @@ impl Run {
             bytes += found.size_bytes();
         }
         assert_eq!(pool.bytes(), bytes);
-        for sender in 0..5 {
-            let mut expected: Vec<_> = model
-                .pooled
-                .iter()
-                .filter_map(|order| Some((order.tx?, order)))
-                .filter(|(tx, _)| tx.sender == sender)
-                .map(|(tx, order)| (tx.nonce, order.seq, order.id))
-                .collect();
-            expected.sort();
-            let found = pool.of_sender(address(sender));
-            let found: Vec<_> = found.iter().map(|order| order.id()).collect();
-            assert_eq!(found, expected.iter().map(|(_, _, id)| *id).collect::<Vec<_>>());
-        }
         let head = |head: Head| (head.number, head.hash);
         assert_eq!(pool.head().map(head), model.blocks.last().map(|block| head(block.head)));
         let stats = pool.stats();

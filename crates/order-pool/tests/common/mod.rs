@@ -7,7 +7,10 @@ use std::time::SystemTime;
 
 use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
 use alloy_primitives::{Address, B256, Bytes, Signature, U256, keccak256};
-use order_pool::{Block, Event, Head, Origin, PrivateTerms, Subscription, Transaction};
+use order_pool::{
+    Block, Cancellation, Event, Head, Holder, Origin, PrivateTerms, ReplacementKey, Subscription,
+    Transaction,
+};
 
 /// What a test transaction is made of; the rest is the same for all.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +82,14 @@ pub(crate) fn nth(n: u64) -> Transaction {
 pub(crate) fn private_from(spec: Spec, terms: PrivateTerms) -> Transaction {
     let tx = tx_from(spec, Origin::Private);
     Transaction::private(tx.recovered().clone(), terms, tx.first_seen())
+}
+
+pub(crate) fn cancellation(
+    key: ReplacementKey,
+    nonce: Option<u64>,
+    holder: Holder,
+) -> Cancellation {
+    Cancellation { key, nonce, holder }
 }
 
 /// A block whose hash tells its number and its fork.

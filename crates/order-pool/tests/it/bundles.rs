@@ -4,13 +4,13 @@ use std::time::{Duration, SystemTime};
 
 use alloy_primitives::{Address, B256};
 use order_pool::{
-    Bundle, BundleError, BundleParts, CancelOutcome, Clock, Event, InsertOutcome,
+    Bundle, BundleError, BundleParts, CancelOutcome, Clock, Event, Holder, InsertOutcome,
     MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER, OrderPool, PoolConfig, RawBundle, RawCancelBundle,
     RejectReason, ReplacementKey,
 };
 use uuid::Uuid;
 
-use crate::common::{address, hash, head, journal, nth};
+use crate::common::{address, cancellation, hash, head, journal, nth};
 
 const SEARCHER: u64 = 1;
 const OTHER: u64 = 2;
@@ -81,9 +81,11 @@ fn send(pool: &OrderPool, clock: &Clock, step: usize, message: Message) -> &'sta
         }
         C(_) | Final | OtherFinal => {
             let cancelled = match message {
-                C(nonce) => pool.cancel_bundle(key(SEARCHER), Some(nonce)),
-                Final => pool.cancel_bundle(key(SEARCHER), None),
-                _ => pool.cancel_bundle(key(OTHER), None),
+                C(nonce) => {
+                    pool.cancel_bundle(cancellation(key(SEARCHER), Some(nonce), Holder::Host))
+                }
+                Final => pool.cancel_bundle(cancellation(key(SEARCHER), None, Holder::Host)),
+                _ => pool.cancel_bundle(cancellation(key(OTHER), None, Holder::Host)),
             };
             return match cancelled {
                 CancelOutcome::Cancelled { removed: 0 } => "tombstone",
@@ -305,7 +307,7 @@ fn a_cancellation_concerns_the_bundles_of_all_blocks_up_to_its_nonce() {
     for (n, block, nonce) in [(1, 11, 3), (2, 12, 5), (3, 13, 9)] {
         pool.insert_bundle(keyed_for(n, block, Some(nonce)));
     }
-    let cancel = |nonce| pool.cancel_bundle(key(SEARCHER), nonce);
+    let cancel = |nonce| pool.cancel_bundle(cancellation(key(SEARCHER), nonce, Holder::Host));
     assert_eq!(cancel(Some(3)), CancelOutcome::Superseded { nonce: 3, current: 3 });
     assert_eq!(cancel(Some(6)), CancelOutcome::Cancelled { removed: 2 });
     assert_eq!(pool.len(), 1, "what is above it stays");
@@ -332,14 +334,17 @@ fn a_cancellation_concerns_the_bundles_of_all_blocks_up_to_its_nonce() {
 
 #[test]
 fn cancellations_have_a_bound_and_the_longest_waiting_goes_first() {
-    let (pool, clock) = pool_with(PoolConfig { max_cancellations: 8, ..PoolConfig::default() });
+    let (pool, clock) = pool_with(PoolConfig { max_cancellations: 16, ..PoolConfig::default() });
     let nth_key = |n| ReplacementKey { uuid: Uuid::from_u128(n), signer: address(n as u64 % 10) };
     for n in 0..100 {
         clock.advance(Duration::from_millis(1));
-        pool.cancel_bundle(nth_key(n), None);
+        pool.cancel_bundle(cancellation(nth_key(n), None, Holder::Host));
     }
     assert_eq!((pool.stats().keys, pool.stats().keys_forgotten), (8, 92));
-    assert_eq!(pool.cancel_bundle(nth_key(99), None), CancelOutcome::CancelledPermanently);
+    assert_eq!(
+        pool.cancel_bundle(cancellation(nth_key(99), None, Holder::Host)),
+        CancelOutcome::CancelledPermanently
+    );
     assert_eq!(journal(&mut pool.subscribe(1)).len(), 8);
 }
 
@@ -382,8 +387,8 @@ fn more_transactions_than_the_limit_are_refused_with_both_numbers() {
 #[test]
 fn a_bundle_above_the_cap_is_refused_and_no_other_goes_for_it_but_its_own_predecessor() {
     let one = PoolConfig { max_bundles: 1, ..PoolConfig::default() };
-    let reason = refused(one.clone(), signed(1, Some(1), 11));
-    assert!(matches!(reason, RejectReason::BundlesFull { count: 1, limit: 1, .. }), "{reason}");
+    let reason = refused(one.clone(), held(1, Holder::Host, 1, 11));
+    assert!(matches!(reason, RejectReason::HolderFull { count: 1, limit: 1, .. }), "{reason}");
     let (pool, _) = pool_with(one);
     pool.insert_bundle(keyed(1, SEARCHER, Some(1)));
     let replaced = pool.insert_bundle(keyed(2, SEARCHER, Some(2)));
@@ -520,105 +525,124 @@ fn a_cancellation_parses_with_and_without_a_nonce_and_refuses_unknown_fields() {
     assert!(parse(&format!(r#"{{{UUID}, "nonce": 2}}"#)).is_err());
 }
 
-/// A bundle of one signer, or of nobody, for a block; `n` tells its content.
-fn signed(n: u64, signer: Option<u64>, block: u64) -> Bundle {
+fn caller(n: u8) -> Holder {
+    Holder::caller([10, 0, 0, n].into())
+}
+
+/// A bundle of one signer for a block; `n` tells its content.
+fn held(n: u64, holder: Holder, signer: u64, block: u64) -> Bundle {
     Bundle::new(BundleParts {
         txs: vec![nth(n)],
         block: Some(block),
-        signer: signer.map(address),
+        signer: Some(address(signer)),
+        holder,
         first_seen: Some(SystemTime::UNIX_EPOCH),
         ..Default::default()
     })
     .expect("a valid bundle")
 }
 
-/// 20,000 variants of one signed bundle for the farthest block closed the pool to everyone for 12.8
-/// minutes.
+/// 20,000 fresh keys, one bundle each, left one bundle to each honest signer.
 #[test]
-fn a_signer_who_floods_loses_their_own_bundles_and_nobody_elses() {
-    let (pool, _) = pool();
-    pool.on_head(head(10, 0, 0, &[]));
-    let mut refused = 0;
-    for n in 0..5_000 {
-        match pool.insert_bundle(signed(n, Some(666), 74)) {
-            InsertOutcome::Added => {}
-            InsertOutcome::Rejected(RejectReason::SignerFull { count, limit, .. }) => {
-                assert_eq!((count, limit), (2_000, 2_000));
-                refused += 1;
-            }
-            other => panic!("{other:?}"),
+fn fresh_keys_displace_no_bundle_of_another_holder() {
+    for addresses in [1, 8] {
+        let (pool, _) = pool();
+        pool.on_head(head(10, 0, 0, &[]));
+        let mut honest = Vec::new();
+        // Signers that the host knows, and unknown ones from an address of their own.
+        for n in 0..400_u64 {
+            let signer = 1_000 + n % 100;
+            let holder = match n % 2 {
+                0 => Holder::Signer(address(signer)),
+                _ => caller(200 + (n % 50) as u8),
+            };
+            let bundle = held(n, holder, signer, 12 + n % 3);
+            honest.push(bundle.clone());
+            assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
+        }
+        for n in 0..20_000_u64 {
+            let block = if n % 2 == 0 { 11 } else { 74 };
+            let bundle = held(10_000, caller((n % addresses) as u8), 10_000 + n, block);
+            pool.insert_bundle(bundle);
+        }
+        assert_eq!(pool.stats().bundles, 400 + addresses * 625);
+        for number in 11..15 {
+            let due = honest.iter().filter(|bundle| bundle.block() == Some(number));
+            let ids: Vec<B256> = due.map(settled).collect();
+            let missing = ids.iter().filter(|id| !pool.contains(id)).count();
+            assert_eq!(missing, 0, "before head {number}, {addresses} addresses");
+            pool.on_head(head(number, 0, 0, &[]));
+            while pool.upkeep() {}
         }
     }
-    assert_eq!((pool.len(), refused), (2_000, 3_000));
-    for n in 0..100 {
-        let honest = signed(10_000 + n, Some(n), 11);
-        assert_eq!(pool.insert_bundle(honest), InsertOutcome::Added);
-    }
-    // One for a nearer block takes the place of the flooder's farthest.
-    assert_eq!(pool.insert_bundle(signed(20_000, Some(666), 11)), InsertOutcome::Added);
-    assert_eq!((pool.len(), pool.stats().evicted), (2_100, 1));
-    assert_eq!(pool.signer_stats(Some(address(666))).bundles, 2_000);
-    assert_eq!(pool.signers().len(), 101);
+}
+
+/// The id of a bundle for a block without a key.
+fn settled(bundle: &Bundle) -> B256 {
+    let block = bundle.block().expect("it has one");
+    let mut preimage = bundle.id().to_vec();
+    preimage.push(1);
+    preimage.extend(block.to_be_bytes());
+    preimage.extend([0; 9]);
+    alloy_primitives::keccak256(preimage)
 }
 
 #[test]
-fn bundles_without_a_signature_share_one_small_place() {
-    let (pool, _) = pool_with(PoolConfig { max_bundles: 60, ..PoolConfig::default() });
+fn a_caller_at_its_cap_loses_the_bundle_for_the_latest_block_or_is_refused() {
+    let (pool, _) = pool_with(PoolConfig { max_bundles: 96, ..PoolConfig::default() });
     pool.on_head(head(10, 0, 0, &[]));
-    (1..=3).for_each(|n| assert_eq!(pool.insert_bundle(signed(n, None, 12)), InsertOutcome::Added));
-    let refused = pool.insert_bundle(signed(4, None, 12));
+    for (n, block) in [(1, 12), (2, 13), (3, 14)] {
+        assert_eq!(pool.insert_bundle(held(n, caller(1), n, block)), InsertOutcome::Added);
+    }
+    let refused = pool.insert_bundle(held(4, caller(1), 4, 15));
     let InsertOutcome::Rejected(reason) = refused else { panic!("{refused:?}") };
-    assert!(reason.to_string().starts_with("those without a signature hold 3 bundles"), "{reason}");
-    assert_eq!(pool.insert_bundle(signed(5, Some(1), 12)), InsertOutcome::Added);
-    assert_eq!(pool.insert_bundle(signed(6, None, 11)), InsertOutcome::Added, "it is nearer");
-    assert_eq!(pool.signer_stats(None).bundles, 3);
+    assert!(reason.to_string().starts_with("the sender's host holds 3 orders"), "{reason}");
+    assert_eq!(pool.insert_bundle(held(5, caller(2), 5, 15)), InsertOutcome::Added);
+    assert_eq!(pool.insert_bundle(held(6, caller(1), 2, 11)), InsertOutcome::Added, "it is nearer");
+    assert!(!pool.contains(&settled(&held(2, caller(1), 2, 13))), "of the same signer");
+    assert_eq!((pool.len(), pool.stats().evicted), (4, 1));
+    // The half of the known signers is not theirs.
+    for n in 0..48 {
+        let bundle = held(100 + n, Holder::Host, n, 12);
+        assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
+    }
 }
 
 #[test]
 fn bundles_that_came_before_the_first_head_leave_when_it_says_that_they_are_too_far_ahead() {
     let (pool, _) = pool();
     for (n, block) in [11, 74, 75, u64::MAX].into_iter().enumerate() {
-        assert_eq!(pool.insert_bundle(signed(n as u64, Some(1), block)), InsertOutcome::Added);
+        assert_eq!(
+            pool.insert_bundle(held(n as u64, Holder::Host, 1, block)),
+            InsertOutcome::Added
+        );
     }
     pool.on_head(head(10, 0, 0, &[]));
     assert_eq!((pool.len(), pool.stats().block_too_far), (2, 2));
-    assert_eq!(pool.signer_stats(Some(address(1))).bundles, 2);
 }
 
-/// One signature cancelled 100 keys that nobody knew; 70,000 in 0.23 s went to every subscriber and made the
-/// pool forget what others had cancelled.
+/// 70,000 cancellations of one signer went to every subscriber and, like those of 66,000 fresh keys,
+/// made the pool forget what others had cancelled.
 #[test]
-fn a_signer_who_cancels_what_nobody_knows_fills_nobodys_log_and_forgets_only_their_own() {
-    let config = PoolConfig { max_cancellations: 8_000, ..PoolConfig::default() };
-    let (pool, _) = pool_with(config);
+fn cancellations_that_nobody_knows_fill_nobodys_log_and_displace_nobody_elses() {
+    let (pool, _) = pool();
     let key = |signer, n| ReplacementKey { uuid: Uuid::from_u128(n), signer: address(signer) };
-    for signer in 0..10 {
-        pool.cancel_bundle(key(signer, 1), None);
+    for signer in 0..100 {
+        pool.cancel_bundle(cancellation(key(signer, 1), None, caller(200 + (signer % 50) as u8)));
     }
     let mut subscription = pool.subscribe_all();
-    assert_eq!(journal(&mut subscription).len(), 10);
+    assert_eq!(journal(&mut subscription).len(), 100);
     for n in 0..70_000 {
-        let cancelled = pool.cancel_bundle(key(666, n), None);
+        let cancelled = pool.cancel_bundle(cancellation(key(666, n), None, caller(1)));
         assert_eq!(cancelled, CancelOutcome::Cancelled { removed: 0 });
     }
     // Nor is one key that is cancelled again and again.
     for nonce in 0..10_000 {
-        pool.cancel_bundle(key(667, 1), Some(nonce));
+        pool.cancel_bundle(cancellation(key(667, 1), Some(nonce), caller(2)));
     }
-    let told_again = MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER;
     // The first ones are told, and told as forgotten when the later ones push them out.
     let told = journal(&mut subscription);
-    assert_eq!(
-        told.len(),
-        2 * MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER + told_again,
-        "{:?}",
-        told.last()
-    );
-    assert_eq!(pool.signer_stats(Some(address(666))).idle_keys, 500);
-    for signer in 0..10 {
-        let again = pool.cancel_bundle(key(signer, 1), None);
-        assert_eq!(again, CancelOutcome::CancelledPermanently, "others' are remembered");
-    }
+    assert_eq!(told.len(), 3 * MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER, "{:?}", told.last());
     // Those that were not told count all the same.
     let late = Bundle::new(BundleParts {
         txs: vec![nth(1)],
@@ -628,17 +652,24 @@ fn a_signer_who_cancels_what_nobody_knows_fills_nobodys_log_and_forgets_only_the
     });
     let late = pool.insert_bundle(late.expect("a valid bundle"));
     assert_eq!(late, InsertOutcome::CancelledPermanently);
+    for signer in 10_000..76_000 {
+        pool.cancel_bundle(cancellation(key(signer, 1), None, caller(3)));
+    }
+    for signer in 0..100 {
+        let again = pool.cancel_bundle(cancellation(key(signer, 1), None, caller(4)));
+        assert_eq!(again, CancelOutcome::CancelledPermanently, "others' are remembered");
+    }
 }
 
 #[test]
 fn the_cancellation_of_a_bundle_that_was_seen_is_always_told() {
     let (pool, _) = pool();
     let other = |n| ReplacementKey { uuid: Uuid::from_u128(n), signer: address(SEARCHER) };
-    (1_000..1_100).for_each(|n| _ = pool.cancel_bundle(other(n), None));
+    (1_000..1_100).for_each(|n| _ = pool.cancel_bundle(cancellation(other(n), None, Holder::Host)));
     pool.insert_bundle(keyed(1, SEARCHER, Some(1)));
     let mut subscription = pool.subscribe_all();
     journal(&mut subscription);
-    pool.cancel_bundle(key(SEARCHER), None);
+    pool.cancel_bundle(cancellation(key(SEARCHER), None, Holder::Host));
     let words: String = journal(&mut subscription).iter().map(|event| word(event)).collect();
     assert_eq!(words, "-x");
 }
@@ -699,10 +730,9 @@ fn a_reorg_puts_a_bundle_back_unless_a_later_message_of_its_key_came() {
     }
     pool.on_head(head(11, 0, 0, &[*nth(SEARCHER).hash(), *nth(OTHER).hash()]));
     assert_eq!((pool.len(), pool.stats().mined), (0, 2));
-    pool.cancel_bundle(key(OTHER), Some(4));
+    pool.cancel_bundle(cancellation(key(OTHER), Some(4), Holder::Host));
     pool.on_head(head(11, 1, 0, &[]));
     assert_eq!((pool.len(), pool.stats().put_back), (1, 1));
-    assert_eq!(pool.signer_stats(Some(address(SEARCHER))).bundles, 1);
     let late = pool.insert_bundle(keyed_for(7, 13, Some(3)));
     assert_eq!(late, InsertOutcome::Superseded { nonce: 3, current: 3 });
 }
@@ -711,7 +741,7 @@ fn a_reorg_puts_a_bundle_back_unless_a_later_message_of_its_key_came() {
 fn a_bundle_that_has_left_is_not_known_as_pooled() {
     let (pool, clock) = pool();
     pool.insert_bundle(keyed(1, SEARCHER, Some(1)));
-    pool.cancel_bundle(key(SEARCHER), Some(2));
+    pool.cancel_bundle(cancellation(key(SEARCHER), Some(2), Holder::Host));
     // The key is forgotten; the bundle is not.
     clock.advance(Duration::from_secs(60));
     while pool.upkeep() {}

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use order_pool::{
-    CancelPrivateOutcome, Clock, DEFAULT_TX_RETENTION, InsertOutcome, OrderPool, OrderStatus,
-    Origin, PoolConfig, PrivateTerms, RejectReason,
+    CancelPrivateOutcome, Clock, DEFAULT_TX_RETENTION, Holder, InsertOutcome, OrderPool,
+    OrderStatus, Origin, PoolConfig, PrivateTerms, RejectReason,
 };
 
 use crate::common::{Spec, address, head, journal, nth, private_from, tx};
@@ -159,4 +159,75 @@ fn what_the_host_vouches_for_is_ranked_with_what_the_node_announced() {
     let order = pool.get(vouched.hash()).expect("it is pooled");
     let order = order.as_tx().expect("a transaction");
     assert!(!order.is_public() && order.origin() == Origin::Rpc, "it is not taken for public");
+}
+
+/// One key with nonces 1 to 18,000, or 1,617 transactions of 40 KB, removed everybody's.
+#[test]
+fn a_flood_of_private_transactions_displaces_none_of_another_holder() {
+    let terms = PrivateTerms { signer: Some(address(7)), max_block: 12 };
+    for (flood, input_bytes, tip) in [(18_000, 0, 1_000), (2_000, 40_000, 1_000)] {
+        for keys in [1, 18_000] {
+            let (pool, _) = pool(PoolConfig::default());
+            let honest: Vec<_> = (0..300_u64)
+                .map(|n| {
+                    let tx = private_from(Spec { sender: 50_000 + n, ..Spec::default() }, terms);
+                    let known = Holder::Signer(address(n));
+                    let own = Holder::caller([10, 0, 1, n as u8].into());
+                    tx.held_by(if n % 2 == 0 { known } else { own })
+                })
+                .collect();
+            for tx in &honest {
+                assert_eq!(pool.insert_transaction(tx.clone()), InsertOutcome::Added);
+            }
+            for n in 0..flood {
+                let (sender, nonce, max_tip) = (n % keys, n / keys, tip);
+                let max_fee = 2_000;
+                let spec = Spec { sender, nonce, max_fee, max_tip, input_bytes, ..Spec::default() };
+                let holder = Holder::caller([10, 0, 0, (n % 8) as u8].into());
+                pool.insert_transaction(private_from(spec, terms).held_by(holder));
+            }
+            pool.on_head(head(11, 0, 0, &[]));
+            let missing = honest.iter().filter(|tx| !pool.contains(tx.hash())).count();
+            assert_eq!(missing, 0, "{flood} of {input_bytes} bytes by {keys} keys");
+        }
+    }
+}
+
+#[test]
+fn one_sender_has_a_few_private_transactions_of_one_holder() {
+    let (pool, _) = pool(PoolConfig::default());
+    let terms = PrivateTerms { signer: None, max_block: 12 };
+    let send = |nonce, holder| {
+        let tx = private_from(Spec { sender: 1, nonce, ..Spec::default() }, terms);
+        pool.insert_transaction(tx.held_by(holder))
+    };
+    for nonce in 0..16 {
+        assert_eq!(send(nonce, Holder::Host), InsertOutcome::Added);
+    }
+    let full = RejectReason::SenderFull { sender: address(1), count: 16, limit: 16 };
+    assert_eq!(send(16, Holder::Host), InsertOutcome::Rejected(full));
+    assert_eq!(send(16, Holder::caller([10, 0, 0, 1].into())), InsertOutcome::Added);
+}
+
+/// It was answered with success and still removed at the first block.
+#[test]
+fn one_that_is_sent_again_is_kept_as_long_as_the_latest_message_says() {
+    let (pool, _) = pool(PoolConfig::default());
+    pool.insert_transaction(private(1, 11));
+    pool.insert_transaction(private(2, 11));
+    pool.insert_transaction(private(3, 12));
+    assert_eq!(pool.insert_transaction(private(1, 14)), InsertOutcome::Known);
+    assert_eq!(pool.insert_transaction(tx_of_caller(2)), InsertOutcome::Known, "raw");
+    assert_eq!(pool.insert_transaction(private(3, 11)), InsertOutcome::Known, "not shorter");
+    let kept = |n| pool.contains(nth(n).hash());
+    for (number, expected) in [
+        (11, [true, true, true]),
+        (12, [true, true, false]),
+        (13, [true, true, false]),
+        (14, [false, true, false]),
+        (15, [false, false, false]),
+    ] {
+        pool.on_head(head(number, 0, 0, &[]));
+        assert_eq!([1, 2, 3].map(kept), expected, "after block {number}");
+    }
 }

@@ -21,7 +21,7 @@ fn pool_with(config: PoolConfig) -> OrderPool {
 }
 
 #[test]
-fn a_transaction_is_added_once_and_found_by_hash_and_by_sender() {
+fn a_transaction_is_added_once_and_found_by_hash() {
     let pool = pool();
     let first = nth(1);
     let id = *first.hash();
@@ -29,25 +29,9 @@ fn a_transaction_is_added_once_and_found_by_hash_and_by_sender() {
     assert_eq!(pool.insert_transaction(first), InsertOutcome::Known);
     assert!(pool.contains(&id) && pool.was_seen(&id));
     assert_eq!(pool.get(&id).map(|order| *order.id().hash()), Some(id));
-    assert_eq!(pool.of_sender(address(1)).len(), 1);
-    assert_eq!(pool.of_sender(address(2)).len(), 0);
     let stats = pool.stats();
     assert_eq!((pool.len(), stats.txs, stats.inserted, stats.known), (1, 1, 1, 1));
     assert_eq!(pool.bytes(), pool.get(&id).map_or(0, |order| order.size_bytes()));
-}
-
-#[test]
-fn a_senders_transactions_come_in_nonce_order() {
-    let pool = pool();
-    for nonce in [3, 1, 2] {
-        pool.insert_transaction(tx(Spec { sender: 7, nonce, ..Default::default() }));
-    }
-    let nonces: Vec<_> = pool
-        .of_sender(address(7))
-        .iter()
-        .filter_map(|order| order.as_tx().map(|tx| tx.nonce()))
-        .collect();
-    assert_eq!(nonces, [1, 2, 3]);
 }
 
 #[test]
@@ -417,4 +401,25 @@ fn what_no_subscription_can_want_is_not_kept() {
     assert!(churn(121..122) <= one_segment, "all is read");
     drop(slow);
     assert!(churn(122..130) <= one_segment);
+}
+
+/// A waker that panics made the insert panic in its caller and left the readers behind it asleep.
+#[tokio::test]
+async fn a_waker_that_panics_harms_neither_the_insert_nor_other_readers() {
+    use futures::{Stream, StreamExt};
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: std::sync::Arc<Self>) {
+            panic!("a waker of a host");
+        }
+    }
+    let pool = pool();
+    let (mut bad, mut good) = (pool.subscribe_all(), pool.subscribe_all());
+    let waker = std::task::Waker::from(std::sync::Arc::new(Panics));
+    let mut context = std::task::Context::from_waker(&waker);
+    assert!(std::pin::Pin::new(&mut bad).poll_next(&mut context).is_pending());
+    let reader = tokio::spawn(async move { good.next().await });
+    tokio::task::yield_now().await;
+    assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Added);
+    assert!(matches!(reader.await.expect("it ends"), Some(Ok(Event::Added(_)))));
 }

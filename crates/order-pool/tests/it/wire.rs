@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use alloy_eips::eip2718::Encodable2718 as _;
 use alloy_primitives::{Address, B256, Bytes, hex};
-use order_pool::{Bundle, BundleError, RawBundle, RawCancelBundle};
+use order_pool::{Bundle, BundleError, Holder, RawBundle, RawCancelBundle};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use testkit::corpus::{damaged_seeds, seeds};
@@ -40,7 +40,8 @@ fn resolve(bundle: &Value) -> Result<Bundle, String> {
         .map(|(n, _)| tx(Spec { sender: n as u64 + 1, ..Spec::default() }));
     let txs = txs.collect();
     let signer = Some(address(7));
-    raw.with_transactions(txs, signer, SystemTime::UNIX_EPOCH).map_err(|error| error.to_string())
+    raw.with_transactions(txs, signer, Holder::Host, SystemTime::UNIX_EPOCH)
+        .map_err(|error| error.to_string())
 }
 
 /// Nested.

@@ -15,6 +15,7 @@ use alloy_primitives::Address;
 use bytes::Bytes;
 use futures::future::join_all;
 use load_control::{Priority, WorkPermit};
+use order_pool::Holder;
 
 use super::envelope::{Call, Calls, Id, State};
 use crate::{
@@ -244,7 +245,7 @@ impl Dispatcher {
             let verified = prepared.and_then(|prepared| {
                 // The proofs of blobs are paid for when they are verified.
                 self.limiter.charge(*by, prepared.recoveries())?;
-                prepared.verify(*by, &self.methods.proofs)
+                prepared.verify(*by, |signer| self.holder(by.caller, signer), &self.methods.proofs)
             });
             call.state = match verified {
                 Ok(verified) => {
@@ -263,6 +264,15 @@ impl Dispatcher {
             };
         }
         Ok(())
+    }
+
+    /// Who holds what this caller sends for this signer. The host answers for a front.
+    fn holder(&self, caller: CallerId, signer: Option<Address>) -> Holder {
+        match signer {
+            Some(signer) if (self.methods.host.knows_signer)(signer) => Holder::Signer(signer),
+            _ if caller.is_front => Holder::Host,
+            _ => Holder::caller(caller.address),
+        }
     }
 
     /// How soon a caller gets a work permit.

@@ -21,7 +21,7 @@ const FORWARDED_FOR: &str = "x-forwarded-for";
 /// assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CallerId {
-    /// The holder of its orders: of an IPv6 address, except a front's, the /64.
+    /// Of an IPv6 address, except a front's, the /64.
     pub(crate) address: IpAddr,
     /// One of [`OrderRpcConfig::trusted_fronts`](crate::OrderRpcConfig::trusted_fronts), which has no
     /// shares.

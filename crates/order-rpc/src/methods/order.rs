@@ -4,8 +4,9 @@ use std::time::SystemTime;
 
 use alloy_primitives::{Address, B256};
 use order_pool::{
-    BundleError, CancelOutcome, CancelPrivateOutcome, InsertOutcome, Order, OrderPool,
-    PooledTransaction, PrivateTerms, RawBundle, RawCancelBundle, RejectReason, ReplacementKey,
+    BundleError, CancelOutcome, CancelPrivateOutcome, Cancellation, Holder, InsertOutcome, Order,
+    OrderPool, PooledTransaction, PrivateTerms, RawBundle, RawCancelBundle, RejectReason,
+    ReplacementKey,
 };
 use serde_json::{Value, json};
 
@@ -51,7 +52,12 @@ impl Prepared {
 
     /// Does everything but the proofs. A bundle or a cancellation from a front has the signer
     /// that it names.
-    pub(crate) fn verify(self, by: By, proofs: &Proofs) -> Result<Verified, ErrorResponse> {
+    pub(crate) fn verify(
+        self,
+        by: By,
+        holder_of: impl Fn(Option<Address>) -> Holder,
+        proofs: &Proofs,
+    ) -> Result<Verified, ErrorResponse> {
         let signer = by.signer;
         let named = |address: Option<Address>| address.filter(|_| by.caller.is_front).or(signer);
         let now = SystemTime::now();
@@ -59,7 +65,7 @@ impl Prepared {
             Self::Pooled(hash) => Verified::Pooled(hash),
             Self::Transaction { tx, field, last_block } => {
                 let terms = last_block.map(|max_block| PrivateTerms { signer, max_block });
-                let tx = verify::transaction(tx, field, terms, now)?;
+                let tx = verify::transaction(tx, field, terms, now)?.held_by(holder_of(signer));
                 let unproven = proofs.unproven(std::slice::from_ref(&tx));
                 Verified::Order(Box::new(Order::Tx(tx)), unproven)
             }
@@ -69,7 +75,7 @@ impl Prepared {
                     |(index, tx)| verify::transaction(tx, &format!("txs[{index}]"), None, now);
                 let txs = txs.map(verify).collect::<Result<_, _>>()?;
                 let signer = named(raw.signing_address);
-                let bundle = raw.with_transactions(txs, signer, now);
+                let bundle = raw.with_transactions(txs, signer, holder_of(signer), now);
                 let bundle = bundle.map_err(|error| bundle_error(&error))?;
                 let unproven = proofs.unproven(bundle.txs());
                 Verified::Order(Box::new(Order::Bundle(bundle)), unproven)
@@ -78,7 +84,8 @@ impl Prepared {
                 let signer = named(cancel.signing_address);
                 let signer = signer.ok_or_else(|| needs_signature("replacementUuid"))?;
                 let key = ReplacementKey { uuid: cancel.replacement_uuid, signer };
-                Verified::Cancellation(key, cancel.replacement_nonce)
+                let (nonce, holder) = (cancel.replacement_nonce, holder_of(Some(signer)));
+                Verified::Cancellation(Cancellation { key, nonce, holder })
             }
             Self::PrivateCancellation(hash) => {
                 let signer = signer.ok_or_else(|| needs_signature("txHash"))?;
@@ -95,8 +102,7 @@ pub(crate) enum Verified {
     Pooled(B256),
     /// With the blobs whose proofs are not verified yet.
     Order(Box<Order>, Vec<Unproven>),
-    /// Of this key, up to this nonce.
-    Cancellation(ReplacementKey, Option<u64>),
+    Cancellation(Cancellation),
     /// Of the private transaction with this hash, by this signer.
     PrivateCancellation(B256, Address),
 }
@@ -157,7 +163,7 @@ impl Verified {
         match self {
             Self::Pooled(hash) => Ok(json!(hash)),
             Self::Order(order, _) => insert_order(*order, pool, admitted),
-            Self::Cancellation(key, nonce) => match pool.cancel_bundle(key, nonce) {
+            Self::Cancellation(cancellation) => match pool.cancel_bundle(cancellation) {
                 // If it was cancelled permanently before, the caller has what it wants. Null, as in
                 // rbuilder: alloy's client accepts nothing else as success.
                 CancelOutcome::Cancelled { .. } | CancelOutcome::CancelledPermanently => {

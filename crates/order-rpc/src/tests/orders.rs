@@ -92,7 +92,7 @@ async fn what_the_pool_refuses_is_counted_by_its_reason() {
         let refused = send(n).await;
         assert!(refused.json()["error"].is_object(), "{refused:?}");
     }
-    assert_eq!(counted.of_pool("order_pool_rejected_total", "signer_full"), 2);
+    assert_eq!(counted.of_pool("order_pool_rejected_total", "holder_full"), 2);
     assert_eq!(server.pool.stats().rejected, 2);
     let all = order_pool::RejectReason::ALL;
     let sum: u64 =

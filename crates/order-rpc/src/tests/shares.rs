@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use alloy_signer_local::PrivateKeySigner;
+use order_pool::Event;
 use order_rpc::SignatureMode;
 use serde_json::{Value, json};
 use tokio::{
@@ -232,4 +233,55 @@ async fn a_short_signed_request_goes_ahead_of_a_long_one_that_came_before() {
     until("the short one waits", || server.gate.stats().work_waited == 2).await;
     drop(held);
     assert!(short.await.unwrap() < long.await.unwrap());
+}
+
+/// An honest bundle was accepted, and evicted a second later by fresh keys.
+#[tokio::test]
+async fn fresh_keys_of_one_address_displace_no_bundle_of_another_or_of_a_known_signer() {
+    let known = PrivateKeySigner::random();
+    let pool = OrderPool::new(PoolConfig { max_bundles: 64, ..PoolConfig::default() }).unwrap();
+    let address = known.address();
+    let server = Server::start(pool, gate_config(64), None, |host| {
+        OrderRpc::start(config(), host.with_known_signers(move |signer| signer == address)).unwrap()
+    });
+    server.pool.on_head(block(10, &[]));
+    let bundle = |n, block: u64| {
+        request(
+            "eth_sendBundle",
+            json!([{ "txs": [raw(n)], "blockNumber": format!("{block:#x}") }]),
+        )
+    };
+    let send = |from, signer: &PrivateKeySigner, body: String| {
+        let header = signature(signer, body.as_bytes());
+        let server = &server;
+        async move {
+            let headers = [("x-flashbots-signature", &*header)];
+            send_on(connect_from(from, server.addr).await, body.as_bytes(), &headers).await
+        }
+    };
+    for (n, from, signer) in [(0, ONE, &known), (1, OTHER, &PrivateKeySigner::random())] {
+        assert!(send(from, signer, bundle(n, 12)).await.is_success());
+    }
+    let mut accepted = 0;
+    for n in 2..40 {
+        let answer = send(ONE, &PrivateKeySigner::random(), bundle(n, 11 + n % 2)).await;
+        accepted += usize::from(answer.is_success());
+    }
+    // A thirty-second of 64.
+    assert!((2..=4).contains(&accepted), "{accepted}");
+    server.pool.on_head(block(11, &[]));
+    let left = pooled(&server.pool);
+    assert!([0, 1].iter().all(|honest| left.contains(honest)), "{left:?}");
+}
+
+/// The nonces of the first transactions of the bundles for block 12.
+fn pooled(pool: &OrderPool) -> Vec<u64> {
+    let mut orders = pool.subscribe(12);
+    let orders = std::iter::from_fn(|| orders.try_next());
+    orders
+        .filter_map(|event| match event {
+            Ok(Event::Added(order)) => Some(order.as_bundle()?.txs().first()?.nonce()),
+            _ => None,
+        })
+        .collect()
 }

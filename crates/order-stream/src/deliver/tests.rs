@@ -7,7 +7,7 @@ use async_nats::HeaderMap;
 use chain_view::{Head, PooledTransaction};
 use mock_node::workload::{Workload, WorkloadConfig};
 use order_pool::{
-    Bundle, BundleParts, Cancellation, Origin, PoolConfig, PrivateTerms, ReplacementKey,
+    Bundle, BundleParts, Cancellation, Holder, Origin, PoolConfig, PrivateTerms, ReplacementKey,
     Transaction,
 };
 
@@ -97,7 +97,7 @@ fn the_public_stream_brings_no_private_order_and_no_other_chain() {
     let public = deliverer(Flow::Public);
     let others = [
         encode_transaction(&private),
-        encode(Record::Cancellation(Cancellation { key, nonce: None })),
+        encode(Record::Cancellation(Cancellation { key, nonce: None, holder: Holder::Host })),
         encode_transaction(&txs(5)[0]),
     ];
     for other in others {
@@ -131,7 +131,7 @@ fn bundles_cancellations_and_private_transactions_reach_the_pool() {
     let private = Transaction::private(txs[1].recovered().clone(), terms, at(100));
     let bundle = encode(Record::Order(Arc::new(Order::Bundle(bundle))));
     assert_eq!(deliver([bundle, encode_transaction(&private)]), (1, 1));
-    let bundles = Record::Cancellation(Cancellation { key, nonce: Some(2) });
+    let bundles = Record::Cancellation(Cancellation { key, nonce: Some(2), holder: Holder::Host });
     let private = Record::CancelPrivate { hash: *private.hash(), signer };
     assert_eq!(deliver([bundles, private].map(encode)), (0, 0));
     assert_eq!(counts(&deliverer), [4, 0, 0, 0]);

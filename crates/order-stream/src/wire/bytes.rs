@@ -1,9 +1,13 @@
 //! Reading and writing of the fields.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    net::IpAddr,
+    time::{Duration, SystemTime},
+};
 
 use alloy_primitives::{Address, B256};
 use bytes::{BufMut as _, BytesMut};
+use order_pool::Holder;
 
 use super::{Encoded, VERSION, content_id, error::WireError};
 
@@ -49,6 +53,17 @@ impl<'a> Reader<'a> {
         let nanos = self.u64()?;
         let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(nanos));
         time.ok_or(WireError::Value { field: "first_seen", value: nanos })
+    }
+
+    /// Against whom the publisher counts an order.
+    pub(super) fn holder(&mut self) -> Result<Holder, WireError> {
+        Ok(match self.array()? {
+            [0] => Holder::Host,
+            [1] => Holder::Signer(self.address()?),
+            [4] => Holder::Caller(self.array::<4>()?.into()),
+            [6] => Holder::Caller(self.array::<16>()?.into()),
+            [value] => return Err(WireError::Value { field: "holder", value: value.into() }),
+        })
     }
 
     pub(super) fn flag(&mut self) -> Result<bool, WireError> {
@@ -99,6 +114,24 @@ impl Writer {
     pub(super) fn time(&mut self, time: SystemTime) {
         let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.bytes.put_u64(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    pub(super) fn holder(&mut self, holder: Holder) {
+        match holder {
+            Holder::Host => self.put([0]),
+            Holder::Signer(signer) => {
+                self.put([1]);
+                self.put(signer);
+            }
+            Holder::Caller(IpAddr::V4(address)) => {
+                self.put([4]);
+                self.put(address.octets());
+            }
+            Holder::Caller(IpAddr::V6(address)) => {
+                self.put([6]);
+                self.put(address.octets());
+            }
+        }
     }
 
     pub(super) fn option(&mut self, value: Option<impl AsRef<[u8]>>) {

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use alloy_consensus::transaction::Recovered;
 use alloy_eips::eip2718::Encodable2718 as _;
 use alloy_primitives::{Address, B256};
-use order_pool::{Bundle, BundleParts, Cancellation, Origin, ReplacementKey, Transaction};
+use order_pool::{Bundle, BundleParts, Cancellation, Holder, Origin, ReplacementKey, Transaction};
 use uuid::Uuid;
 
 use super::{
@@ -18,13 +18,15 @@ use super::{
 /// Where the content of a message begins that has nothing before it but its version and its kind.
 const CONTENT: usize = 2;
 
-/// What is published of a pooled bundle. The message id is a hash of all of its fields but the first-seen time.
+/// What is published of a pooled bundle. The message id is a hash of all of its fields but the
+/// first-seen time and the holder.
 pub(super) fn encode_bundle(bundle: &Bundle) -> Encoded {
     let parts = bundle.parts();
     let lists = [&parts.reverting_tx_hashes, &parts.dropping_tx_hashes, &parts.refund_tx_hashes];
     // Its memory is a little more than its bytes.
     let mut writer = Writer::new(KIND_BUNDLE, bundle.size_bytes());
     writer.time(bundle.first_seen());
+    writer.holder(parts.holder);
     let content = writer.bytes.len();
     writer.number(parts.block);
     writer.number(parts.min_timestamp);
@@ -46,10 +48,11 @@ pub(super) fn encode_bundle(bundle: &Bundle) -> Encoded {
     writer.finish(content)
 }
 
-/// Reads what stands behind the first-seen time.
+/// Reads what stands behind the first-seen time and the holder.
 pub(super) fn read_bundle(
     reader: &mut Reader<'_>,
     first_seen: SystemTime,
+    holder: Holder,
 ) -> Result<Bundle, WireError> {
     let mut parts = BundleParts {
         block: reader.option(Reader::u64)?,
@@ -65,6 +68,7 @@ pub(super) fn read_bundle(
         reverting_tx_hashes: reader.hashes()?,
         dropping_tx_hashes: reader.hashes()?,
         refund_tx_hashes: reader.hashes()?,
+        holder,
         first_seen: Some(first_seen),
         txs: Vec::new(),
     };
@@ -86,17 +90,23 @@ fn uuid(reader: &mut Reader<'_>) -> Result<Uuid, WireError> {
 
 /// The message id is a hash of key and nonce.
 pub(super) fn encode_cancellation(cancellation: &Cancellation) -> Encoded {
-    let Cancellation { key, nonce } = cancellation;
+    let Cancellation { key, nonce, holder } = cancellation;
     let mut writer = Writer::new(KIND_CANCELLATION, 64);
+    writer.holder(*holder);
+    let content = writer.bytes.len();
     writer.put(key.uuid);
     writer.put(key.signer);
     writer.number(*nonce);
-    writer.finish(CONTENT)
+    writer.finish(content)
 }
 
-pub(super) fn read_cancellation(reader: &mut Reader<'_>) -> Result<Cancellation, WireError> {
+/// Reads what stands behind the holder.
+pub(super) fn read_cancellation(
+    reader: &mut Reader<'_>,
+    holder: Holder,
+) -> Result<Cancellation, WireError> {
     let key = ReplacementKey { uuid: uuid(reader)?, signer: reader.address()? };
-    Ok(Cancellation { key, nonce: reader.option(Reader::u64)? })
+    Ok(Cancellation { key, nonce: reader.option(Reader::u64)?, holder })
 }
 
 /// The message id is a hash of both.

@@ -15,7 +15,8 @@ use alloy_primitives::Signature;
 use chain_view::{Head, PooledTransaction};
 use mock_node::workload::{Workload, WorkloadConfig};
 use order_pool::{
-    Bundle, BundleParts, OrderPool, Origin, PoolConfig, PrivateTerms, ReplacementKey, Transaction,
+    Bundle, BundleParts, Holder, OrderPool, Origin, PoolConfig, PrivateTerms, ReplacementKey,
+    Transaction,
 };
 use proptest::{collection::vec, option, prelude::*};
 use testkit::corpus::damaged;
@@ -90,7 +91,14 @@ prop_compose! {
     ) -> BundleParts {
         let mut lists = lists.into_iter().map(|list| list.into_iter().map(B256::new).collect());
         let mut others = others.into_iter().map(|other| other.map(Address::new));
+        let holder = match key {
+            None => Holder::Host,
+            Some((uuid, ..)) if uuid % 3 == 0 => Holder::caller((uuid as u32).to_be_bytes().into()),
+            Some((uuid, ..)) if uuid % 3 == 1 => Holder::caller(uuid.to_be_bytes().into()),
+            Some((_, signer, _)) => Holder::Signer(signer.into()),
+        };
         BundleParts {
+            holder,
             txs: envelopes(count).into_iter().map(pooled).collect(),
             block: numbers[0],
             min_timestamp: numbers[1],
@@ -157,11 +165,11 @@ fn transactions_of_every_type_keep_bytes_sender_and_times() {
 }
 
 #[test]
-fn a_transaction_costs_31_bytes_more_than_its_own() {
+fn an_announced_transaction_costs_32_bytes_more_than_its_own() {
     use alloy_eips::eip2718::Encodable2718 as _;
     let tx = envelopes(1).remove(0);
     let encoded = encode_transaction(&pooled(tx.clone()));
-    assert_eq!(encoded.payload.len(), tx.encode_2718_len() + 31);
+    assert_eq!(encoded.payload.len(), tx.encode_2718_len() + 32);
     assert_eq!(encoded.id, *tx.tx_hash());
 }
 
@@ -170,7 +178,8 @@ fn cancellations_keep_their_fields_and_differ_in_their_ids() {
     let key = ReplacementKey { uuid: uuid::Uuid::from_u128(5), signer: Address::repeat_byte(1) };
     let mut ids = std::collections::BTreeSet::new();
     for nonce in [None, Some(0), Some(u64::MAX)] {
-        let sent = Cancellation { key, nonce };
+        let holder = Holder::Signer(key.signer);
+        let sent = Cancellation { key, nonce, holder };
         let encoded = encode(&Record::Cancellation(sent));
         assert!(matches!(round_trip(&encoded), Record::Cancellation(read) if read == sent));
         assert!(ids.insert(encoded.id));
@@ -211,7 +220,8 @@ fn another_version_another_kind_another_id_and_other_bytes_are_refused() {
     let longer = vec![VERSION; MAX_MESSAGE_BYTES + 1];
     assert!(matches!(decode(&id, &longer), Err(WireError::Value { field: "length", .. })));
     let key = ReplacementKey { uuid: uuid::Uuid::from_u128(5), signer: Address::ZERO };
-    let Encoded { id, payload } = encode(&Record::Cancellation(Cancellation { key, nonce: None }));
+    let Encoded { id, payload } =
+        encode(&Record::Cancellation(Cancellation { key, nonce: None, holder: Holder::Host }));
     let longer = [&payload[..], &[0]].concat();
     assert!(matches!(decode(&id, &longer), Err(WireError::Value { value: 1, .. })));
 }
@@ -293,7 +303,7 @@ fn examples() -> Vec<Encoded> {
     let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
     let records = [
         bundle(parts),
-        Record::Cancellation(Cancellation { key, nonce: Some(4) }),
+        Record::Cancellation(Cancellation { key, nonce: Some(4), holder: Holder::Host }),
         Record::CancelPrivate { hash: B256::ZERO, signer: key.signer },
         Record::Head(HeadRecord { head, previous: B256::ZERO, mined: vec![B256::ZERO] }),
     ];

@@ -17,7 +17,8 @@ const ORIGIN_MEMPOOL: u8 = 0;
 const ORIGIN_RPC: u8 = 1;
 const ORIGIN_PRIVATE: u8 = 2;
 
-/// Encodes what is published of a pooled transaction: origin, first-seen time and sender, 29 bytes; of a private one its
+/// Encodes what is published of a pooled transaction: origin, first-seen time, sender and holder, 30 to 50
+/// bytes; of a private one its
 /// terms; then the transaction in EIP-2718 form, with its sidecar if it has blobs. One that a node has announced counts
 /// as announced, whoever sent it first, and its terms are void. The message id is its hash.
 #[must_use]
@@ -31,6 +32,7 @@ pub fn encode_transaction(tx: &Transaction) -> Encoded {
     }]);
     writer.time(tx.first_seen());
     writer.put(tx.sender());
+    writer.holder(tx.holder());
     if let Some(PrivateTerms { signer, max_block }) = terms {
         writer.option(*signer);
         writer.put(max_block.to_be_bytes());
@@ -43,6 +45,7 @@ pub(super) fn read(reader: &mut Reader<'_>, now: SystemTime) -> Result<Transacti
     let [origin] = reader.array()?;
     let first_seen = reader.time()?.min(now);
     let sender = reader.address()?;
+    let holder = reader.holder()?;
     let terms = match origin {
         ORIGIN_PRIVATE => {
             let (signer, max_block) = (reader.option(Reader::address)?, reader.u64()?);
@@ -52,12 +55,13 @@ pub(super) fn read(reader: &mut Reader<'_>, now: SystemTime) -> Result<Transacti
     };
     let raw = reader.take(reader.0.len())?;
     let tx = Recovered::new_unchecked(decode(0, raw)?, sender);
-    Ok(match (terms, origin) {
+    let tx = match (terms, origin) {
         (Some(terms), _) => Transaction::private(tx, terms, first_seen),
         (None, ORIGIN_MEMPOOL) => Transaction::new(tx, Origin::Mempool, first_seen),
         (None, ORIGIN_RPC) => Transaction::new(tx, Origin::Rpc, first_seen),
         _ => return Err(WireError::Value { field: "origin", value: origin.into() }),
-    })
+    };
+    Ok(tx.held_by(holder))
 }
 
 pub(super) fn decode(index: usize, raw: &[u8]) -> Result<PooledTransaction, WireError> {

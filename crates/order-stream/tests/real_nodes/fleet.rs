@@ -1,7 +1,7 @@
 //! Machines that publish and builders that read, with nothing failing but their own processes.
 
 use alloy_primitives::Address;
-use order_pool::{Block, Bundle, BundleParts, Head, PrivateTerms};
+use order_pool::{Block, Bundle, BundleParts, Cancellation, Head, Holder, PrivateTerms};
 
 use super::*;
 
@@ -143,7 +143,8 @@ async fn private_orders_travel_by_their_own_stream() {
     ingested.insert_bundle(second.clone());
     until("the replacement", || built.contains(ingested_bundle(&ingested).id())).await;
     assert_eq!(built.stats().bundles, 1);
-    ingested.cancel_bundle(first.key().expect("a key"), Some(3));
+    let key = first.key().expect("a key");
+    ingested.cancel_bundle(Cancellation { key, nonce: Some(3), holder: Holder::Host });
     until("the cancellation", || built.stats().bundles == 0).await;
     let stats = finish(private).await;
     assert_eq!((stats.published, stats.stored), (4, 4));
