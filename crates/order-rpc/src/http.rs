@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(crate) use self::accept::{REJECT_TIMEOUT, listen};
-use crate::{config::OrderRpcConfig, jsonrpc::Dispatcher};
+use crate::jsonrpc::Dispatcher;
 
 /// How many refused bodies are read and discarded at the same time.
 const MAX_LINGERING: usize = 64;
@@ -23,7 +23,6 @@ const MAX_REJECT_RESPONSES: usize = 64;
 #[derive(Debug)]
 pub(crate) struct HttpServer {
     pub(crate) dispatcher: Arc<Dispatcher>,
-    config: OrderRpcConfig,
     /// Of all connections.
     pub(crate) tasks: TaskTracker,
     /// Ends all connections.
@@ -33,10 +32,9 @@ pub(crate) struct HttpServer {
 }
 
 impl HttpServer {
-    pub(crate) fn new(config: OrderRpcConfig, dispatcher: Arc<Dispatcher>) -> Arc<Self> {
+    pub(crate) fn new(dispatcher: Arc<Dispatcher>) -> Arc<Self> {
         Arc::new(Self {
             dispatcher,
-            config,
             tasks: TaskTracker::new(),
             end: CancellationToken::new(),
             lingering: Arc::new(Semaphore::new(MAX_LINGERING)),

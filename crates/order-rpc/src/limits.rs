@@ -55,13 +55,11 @@ const SIGNED_REQUEST_PART: usize = 8;
 /// of a limit lower it.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    pub(crate) max_connections: usize,
+    pub(crate) config: OrderRpcConfig,
     /// A sixteenth, so that a few hosts cannot take all.
     pub(crate) max_connections_per_caller: usize,
     /// A quarter of what the gate lets in on a small machine. Each element of a batch counts.
     pub(crate) max_requests_per_caller: usize,
-    pub(crate) max_body_bytes: usize,
-    pub(crate) max_buffered_bytes: usize,
     /// A quarter, which is two requests of the maximum length by default; at least one such
     /// request.
     pub(crate) max_buffered_bytes_per_caller: usize,
@@ -81,8 +79,6 @@ pub(crate) struct Limits {
     pub(crate) max_admissions: usize,
     /// Time in which a client must read some bytes of what is sent to it.
     pub(crate) send_timeout: Duration,
-    pub(crate) quota: Option<Quota>,
-    pub(crate) caller_quota: Option<Quota>,
     /// Signers, and callers, whose quota is kept: 64 bytes each, 4 MB. Further ones share one.
     pub(crate) max_quotas: usize,
     /// Raw transactions that wait while the load is high, and for how long. They use at most half of
@@ -91,14 +87,12 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    pub(crate) fn of(config: &OrderRpcConfig) -> Self {
-        let &OrderRpcConfig { max_connections, max_body_bytes, max_buffered_bytes, .. } = config;
+    pub(crate) fn of(config: OrderRpcConfig) -> Self {
+        let OrderRpcConfig { max_connections, max_body_bytes, max_buffered_bytes, .. } = config;
         Self {
-            max_connections,
+            config,
             max_connections_per_caller: (max_connections / 16).max(1),
             max_requests_per_caller: MIN_AUTO_REQUESTS / 4,
-            max_body_bytes,
-            max_buffered_bytes,
             max_buffered_bytes_per_caller: (max_buffered_bytes / 4).max(max_body_bytes),
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(6),
@@ -107,8 +101,6 @@ impl Limits {
             max_slow_bodies_per_caller: 8,
             max_admissions: MIN_AUTO_REQUESTS / 4,
             send_timeout: Duration::from_secs(10),
-            quota: config.quota,
-            caller_quota: config.caller_quota,
             max_quotas: 65_536,
             deferral: DeferralConfig::default(),
         }
@@ -159,17 +151,13 @@ impl Entered {
 }
 
 impl Limiter {
-    pub(crate) fn new(
-        config: &OrderRpcConfig,
-        limits: Limits,
-        gate: Gate,
-        monitor: Option<LoadMonitor>,
-    ) -> Self {
+    pub(crate) fn new(limits: Limits, gate: Gate, monitor: Option<LoadMonitor>) -> Self {
+        let config = &limits.config;
         Self {
             deferral: Deferral::new(limits.deferral, monitor, gate.clone()),
             active: TaskTracker::new(),
-            callers: Callers::new(config.trusted_fronts.clone(), limits.clone()),
-            connections: Budget::new(limits.max_connections),
+            callers: Callers::new(limits.clone()),
+            connections: Budget::new(config.max_connections),
             slow_bodies: Semaphore::new(limits.max_slow_bodies),
             // With a limit of a few requests none are reserved for signed ones, nor when signatures
             // are ignored.
@@ -178,9 +166,9 @@ impl Limiter {
                 let is_kept = kept > 0 && config.signatures != SignatureMode::Off;
                 is_kept.then(|| Budget::new(limit - kept))
             }),
-            buffered: Budget::new(limits.max_buffered_bytes),
-            quotas: quotas(limits.quota, &limits),
-            caller_quotas: quotas(limits.caller_quota, &limits),
+            buffered: Budget::new(config.max_buffered_bytes),
+            quotas: quotas(config.quota, &limits),
+            caller_quotas: quotas(config.caller_quota, &limits),
             limits,
             gate,
         }
@@ -251,7 +239,8 @@ impl Limiter {
     pub(crate) fn hold_more(&self, held: &mut Held, bytes: usize) -> Result<(), ErrorResponse> {
         let is_small = held.all.count().saturating_add(bytes) <= SMALL_BODY_BYTES;
         // A body of the maximum length always fits.
-        let Limits { max_buffered_bytes: most, max_body_bytes: longest, .. } = self.limits;
+        let config = &self.limits.config;
+        let (most, longest) = (config.max_buffered_bytes, config.max_body_bytes);
         let spare = most.saturating_sub(longest).min(most / SMALL_BODY_PART);
         if !held.of_caller.try_add(bytes, 0) {
             let message = "too many bytes from this address are being read or sent";

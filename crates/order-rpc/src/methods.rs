@@ -31,7 +31,6 @@ use self::{
     proofs::Proofs,
 };
 use crate::{
-    config::OrderRpcConfig,
     host::Host,
     limits::Limiter,
     reply::{ErrorResponse, Reason},
@@ -89,16 +88,15 @@ impl Method {
 pub(crate) struct Methods {
     pub(crate) host: Host,
     pub(crate) proofs: Proofs,
-    config: OrderRpcConfig,
     limiter: Arc<Limiter>,
     /// Of the host's decisions.
     admissions: Semaphore,
 }
 
 impl Methods {
-    pub(crate) fn new(config: OrderRpcConfig, host: Host, limiter: Arc<Limiter>) -> Self {
+    pub(crate) fn new(host: Host, limiter: Arc<Limiter>) -> Self {
         let admissions = Semaphore::new(limiter.limits.max_admissions);
-        Self { host, proofs: Proofs::new(), config, limiter, admissions }
+        Self { host, proofs: Proofs::new(), limiter, admissions }
     }
 
     /// Parses the parameters of a call and runs the checks that need no signature. `may_be_pooled`:
@@ -168,7 +166,7 @@ impl Methods {
                 return Ok(Prepared::Pooled(hash));
             }
         }
-        let tx = verify::decode(raw, field, self.config.chain_id)?;
+        let tx = verify::decode(raw, field, self.limiter.limits.config.chain_id)?;
         let hash = *tx.tx_hash();
         Ok(match is_pooled(&hash) {
             true => Prepared::Pooled(hash),
@@ -198,7 +196,7 @@ impl Methods {
                 return Err(ErrorResponse::field(Reason::Params, "maxTimestamp", message));
             }
         }
-        let chain_id = self.config.chain_id;
+        let chain_id = self.limiter.limits.config.chain_id;
         let txs = raw.txs.iter().enumerate();
         let txs = txs.map(|(index, tx)| verify::decode(tx, &format!("txs[{index}]"), chain_id));
         let txs = txs.collect::<Result<_, _>>()?;

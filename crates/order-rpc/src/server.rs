@@ -20,7 +20,7 @@ use crate::{
     host::Host,
     http::{HttpServer, REJECT_TIMEOUT, listen},
     jsonrpc::Dispatcher,
-    limits::Limits,
+    limits::{Limiter, Limits},
 };
 
 /// Time for the threads to end once they have no more work.
@@ -74,35 +74,28 @@ impl OrderRpc {
     /// # Errors
     /// See [`StartError`]. Nothing runs afterwards.
     pub fn start(config: OrderRpcConfig, host: Host) -> Result<Self, StartError> {
-        let limits = Limits::of(&config);
-        Self::start_limited(config, limits, host)
+        config.validate()?;
+        Self::start_limited(Limits::of(config), host)
     }
 
-    pub(crate) fn start_limited(
-        config: OrderRpcConfig,
-        limits: Limits,
-        host: Host,
-    ) -> Result<Self, StartError> {
-        config.validate()?;
-        let dispatcher = Arc::new(Dispatcher::new(config.clone(), limits, host));
-        let server = HttpServer::new(config.clone(), Arc::clone(&dispatcher));
+    pub(crate) fn start_limited(limits: Limits, host: Host) -> Result<Self, StartError> {
+        let dispatcher = Arc::new(Dispatcher::new(limits, host));
+        let server = HttpServer::new(Arc::clone(&dispatcher));
         let (started, starting) = mpsc::sync_channel(1);
         let (stop, stopping) = oneshot::channel();
         let (done, stopped) = oneshot::channel();
         // The runtime is made and dropped on this thread: one that is dropped on the caller's thread
         // panics if that belongs to another runtime.
         let main = move || {
-            let (runtime, listener) = match set_up(&config, &server) {
-                Ok(both) => both,
+            let (runtime, listener, local_addr) = match set_up(&server) {
+                Ok(all) => all,
                 // The caller waits for the result, here and below.
                 Err(error) => {
                     let _ = started.send(Err(error));
                     return;
                 }
             };
-            let local_addr = listener.local_addr();
-            let listening = |source| StartError::Listen { address: config.listen, source };
-            let _ = started.send(local_addr.map_err(listening));
+            let _ = started.send(Ok(local_addr));
             let end = runtime.block_on(run(&server, listener, stopping));
             // Drops the aborted tasks and waits for their threads, so that nothing of the server is
             // left; work whose caller has disconnected ends by itself within milliseconds.
@@ -152,11 +145,8 @@ impl OrderRpc {
     }
 }
 
-fn set_up(
-    config: &OrderRpcConfig,
-    server: &HttpServer,
-) -> Result<(Runtime, TcpListener), StartError> {
-    let gate = &server.dispatcher.limiter.gate;
+fn set_up(server: &HttpServer) -> Result<(Runtime, TcpListener, SocketAddr), StartError> {
+    let Limiter { gate, limits: Limits { config, .. }, .. } = &*server.dispatcher.limiter;
     let external_permits = match gate.request_limit() {
         Some(_) => gate.config().work_permits - gate.config().reserved_permits,
         None => gate.config().work_permits,
@@ -169,12 +159,14 @@ fn set_up(
         .enable_all()
         .build()
         .map_err(StartError::Thread)?;
+    let address = config.listen;
+    let failed = |source| StartError::Listen { address, source };
     let listener = {
         let _in_runtime = runtime.enter();
-        listen(config.listen)
+        listen(address).map_err(failed)?
     };
-    let address = config.listen;
-    Ok((runtime, listener.map_err(|source| StartError::Listen { address, source })?))
+    let local_addr = listener.local_addr().map_err(failed)?;
+    Ok((runtime, listener, local_addr))
 }
 
 async fn run(

@@ -25,10 +25,10 @@ fn start_by(
     config: OrderRpcConfig,
     limit: impl FnOnce(&mut Limits),
 ) -> impl FnOnce(Host) -> OrderRpc {
-    let mut limits = Limits::of(&config);
+    let mut limits = Limits::of(config);
     (limits.body_timeout, limits.deferral.max_age) = (PATIENCE, PATIENCE);
     limit(&mut limits);
-    move |host| OrderRpc::start_limited(config, limits, host).unwrap()
+    move |host| OrderRpc::start_limited(limits, host).unwrap()
 }
 
 fn start(config: OrderRpcConfig) -> Server {

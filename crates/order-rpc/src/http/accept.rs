@@ -61,7 +61,8 @@ impl HttpServer {
 
     fn connect(self: &Arc<Self>, socket: TcpStream, address: SocketAddr) {
         let limiter = &self.dispatcher.limiter;
-        let is_proxy = self.config.trusted_proxies.contains(&address.ip().to_canonical());
+        let proxies = &limiter.limits.config.trusted_proxies;
+        let is_proxy = proxies.contains(&address.ip().to_canonical());
         let caller = limiter.callers.of_connection(address.ip());
         let of_caller = if is_proxy { None } else { Some(caller.connections.take(1)) };
         let (of_caller, of_all) = match (of_caller, limiter.connections.take(1)) {

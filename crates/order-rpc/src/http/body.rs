@@ -56,7 +56,7 @@ async fn collect(
     limiter: &Limiter,
     caller: &Caller,
 ) -> Result<(Bytes, Held), ErrorResponse> {
-    let limit = limiter.limits.max_body_bytes;
+    let limit = limiter.limits.config.max_body_bytes;
     let too_large = || {
         let message = format!("the body has more than the {limit} bytes of max_body_bytes");
         ErrorResponse::http(StatusCode::PAYLOAD_TOO_LARGE, Reason::BodyTooLarge, message)

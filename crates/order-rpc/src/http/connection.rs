@@ -17,7 +17,7 @@ use serde_json::json;
 use super::{HttpServer, body, response};
 use crate::{
     config::SignatureMode,
-    limits::{Caller, Entered, forwarded_for},
+    limits::{Caller, Entered, Limiter, forwarded_for},
     methods::{Claim, SIGNATURE_HEADER, SignatureError},
     reply::{ErrorResponse, Reason},
 };
@@ -45,6 +45,10 @@ impl Connection {
             metrics.count(error.reason);
             response::of_error(&error)
         }))
+    }
+
+    fn limiter(&self) -> &Limiter {
+        &self.server.dispatcher.limiter
     }
 
     async fn route(
@@ -107,7 +111,7 @@ impl Connection {
             }
         };
         let dispatcher = &self.server.dispatcher;
-        let (body, held) = body::read(body, &dispatcher.limiter, &caller).await?;
+        let (body, held) = body::read(body, self.limiter(), &caller).await?;
         let reply = dispatcher.serve(body, claim, &mut entered).await?;
         Ok(response::of_reply(reply, held))
     }
@@ -119,10 +123,11 @@ impl Connection {
         let mut named = headers.get_all(header::HOST).iter();
         let Some(host) = named.next() else { return Ok(()) };
         let host = Authority::try_from(host.as_bytes()).ok().filter(|_| named.next().is_none());
+        let names = &self.limiter().limits.config.host_names;
         let is_ours = |host: &str| {
             host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
                 || host.eq_ignore_ascii_case("localhost")
-                || self.server.config.host_names.iter().any(|ours| host.eq_ignore_ascii_case(ours))
+                || names.iter().any(|ours| host.eq_ignore_ascii_case(ours))
         };
         if host.is_some_and(|host| is_ours(host.host())) {
             return Ok(());
@@ -140,7 +145,7 @@ impl Connection {
             let message = "the last entry of X-Forwarded-For is no address of a caller";
             http_error(StatusCode::BAD_REQUEST, message)
         })?;
-        Ok(self.server.dispatcher.limiter.callers.of(address))
+        Ok(self.limiter().callers.of(address))
     }
 
     fn enter(
@@ -150,9 +155,9 @@ impl Connection {
         self.check_host(headers)?;
         let caller = self.caller(headers)?;
         let is_signed = headers.contains_key(SIGNATURE_HEADER);
-        let entered = self.server.dispatcher.limiter.enter(&caller, is_signed)?;
+        let entered = self.limiter().enter(&caller, is_signed)?;
         is_json(headers)?;
-        let mode = match self.server.config.signatures {
+        let mode = match self.limiter().limits.config.signatures {
             // Requests that a front forwards were signed.
             SignatureMode::Required if caller.id.is_front => SignatureMode::Optional,
             mode => mode,

@@ -19,7 +19,7 @@ use order_pool::Holder;
 
 use super::envelope::{Call, Calls, Id, State};
 use crate::{
-    config::{BYTES_PER_WORK, OrderRpcConfig},
+    config::BYTES_PER_WORK,
     host::{Candidate, Host},
     limits::{By, CallerId, Entered, Limiter, Limits, SMALL_BODY_BYTES, on_thread},
     methods::{Admitted, Claim, Method, Methods, Verified},
@@ -57,10 +57,10 @@ pub(crate) struct Dispatcher {
 }
 
 impl Dispatcher {
-    pub(crate) fn new(config: OrderRpcConfig, limits: Limits, host: Host) -> Self {
-        let limiter = Limiter::new(&config, limits, host.gate.clone(), host.monitor.clone());
+    pub(crate) fn new(limits: Limits, host: Host) -> Self {
+        let limiter = Limiter::new(limits, host.gate.clone(), host.monitor.clone());
         let limiter = Arc::new(limiter);
-        let methods = Methods::new(config, host, Arc::clone(&limiter));
+        let methods = Methods::new(host, Arc::clone(&limiter));
         Self { limiter, methods, metrics: Metrics::new() }
     }
 

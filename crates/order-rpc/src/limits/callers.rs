@@ -76,20 +76,19 @@ impl Known {
 #[derive(Debug)]
 pub(crate) struct Callers {
     known: Arc<Known>,
-    fronts: Vec<IpAddr>,
     limits: Limits,
 }
 
 impl Callers {
-    pub(crate) fn new(fronts: Vec<IpAddr>, limits: Limits) -> Self {
-        Self { known: Arc::default(), fronts, limits }
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self { known: Arc::default(), limits }
     }
 
     /// The caller that opened a connection. Only the connection's address makes a front: neither a
     /// forwarded address nor a neighbour in the same /64 is one.
     pub(crate) fn of_connection(&self, address: IpAddr) -> Arc<Caller> {
         let address = address.to_canonical();
-        if self.fronts.contains(&address) {
+        if self.limits.config.trusted_fronts.contains(&address) {
             self.with_id(CallerId { address, is_front: true })
         } else {
             self.of(address)
@@ -134,8 +133,8 @@ mod tests {
     use crate::config::OrderRpcConfig;
 
     fn callers(fronts: &[&str]) -> Callers {
-        let fronts = fronts.iter().map(|address| address.parse().unwrap()).collect();
-        Callers::new(fronts, Limits::of(&OrderRpcConfig::new(1)))
+        let trusted_fronts = fronts.iter().map(|address| address.parse().unwrap()).collect();
+        Callers::new(Limits::of(OrderRpcConfig { trusted_fronts, ..OrderRpcConfig::new(1) }))
     }
 
     #[test]

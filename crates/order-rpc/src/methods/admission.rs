@@ -67,7 +67,7 @@ impl Methods {
             let verdict = async { admission.admit(candidate).await };
             AssertUnwindSafe(verdict).catch_unwind().await
         };
-        let ended = match timeout(self.config.admission_timeout, asked).await {
+        let ended = match timeout(self.limiter.limits.config.admission_timeout, asked).await {
             Ok(Ok(Verdict::Accept)) => Ended::Accepted,
             Ok(Ok(Verdict::Prioritize)) => Ended::Prioritized,
             Ok(Ok(Verdict::Refuse { reason })) => {

@@ -76,8 +76,8 @@ async fn slow_bodies_take_only_their_own_places_and_time_out() {
 #[tokio::test]
 async fn bodies_together_stay_within_their_bytes() {
     let server = limited(|limits| {
-        limits.max_body_bytes = 40_000;
-        (limits.max_buffered_bytes, limits.max_buffered_bytes_per_caller) = (60_000, 80_000);
+        limits.config.max_body_bytes = 40_000;
+        (limits.config.max_buffered_bytes, limits.max_buffered_bytes_per_caller) = (60_000, 80_000);
     });
     let start = " ".repeat(35_000);
     let mut sockets =
@@ -100,7 +100,7 @@ async fn connections_beyond_the_cap_are_told_so_in_the_same_shape() {
         || async { read_answer(&mut TcpStream::connect(server.addr).await.unwrap()).await };
     assert_eq!(beyond().await.error(), refused(429, "caller_connections"));
     drop(idle);
-    let server = limited(|limits| limits.max_connections = 2);
+    let server = limited(|limits| limits.config.max_connections = 2);
     let _idle = [TcpStream::connect(server.addr).await, TcpStream::connect(server.addr).await];
     let beyond = read_answer(&mut TcpStream::connect(server.addr).await.unwrap()).await;
     assert_eq!(beyond.error(), refused(503, "connections"));
@@ -122,7 +122,7 @@ async fn idle_connections_and_heads_that_never_end_are_closed() {
 
 #[tokio::test]
 async fn a_signer_beyond_its_quota_is_told_when_to_come_back_and_others_are_served() {
-    let server = limited(|limits| limits.quota = Some(Quota { per_second: 1, burst: 4 }));
+    let server = limited(|limits| limits.config.quota = Some(Quota { per_second: 1, burst: 4 }));
     let (greedy, modest) = (PrivateKeySigner::random(), PrivateKeySigner::random());
     let cancel = json!([{ "uuid": UUID }]);
     // Until it is refused: it is served once more for every two seconds that go by.

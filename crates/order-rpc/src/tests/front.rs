@@ -113,7 +113,7 @@ async fn from_anybody_else_a_signing_address_names_nobody() {
 #[tokio::test]
 async fn a_front_carries_the_requests_of_all_and_has_no_share() {
     let server = start_limited(front_config(), gate_config(64), None, |limits| {
-        limits.caller_quota = Some(Quota { per_second: 1, burst: 1 });
+        limits.config.caller_quota = Some(Quota { per_second: 1, burst: 1 });
         (limits.max_requests_per_caller, limits.max_connections_per_caller) = (1, 1);
     });
     let sends = (0..16_u64).map(|n| {

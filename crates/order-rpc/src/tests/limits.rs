@@ -28,7 +28,8 @@ async fn a_pooled_transaction_that_is_sent_again_costs_no_proof() {
 #[tokio::test]
 async fn a_blob_that_was_verified_costs_no_proof_in_another_order() {
     // For three blobs and what else there is; 200 for each time that one is sent would be more.
-    let server = limited(|limits| limits.caller_quota = Some(Quota { per_second: 1, burst: 800 }));
+    let server =
+        limited(|limits| limits.config.caller_quota = Some(Quota { per_second: 1, burst: 800 }));
     let (right, wrong) = with_blobs(2);
     let bundle = |tx: &str, block: &str| json!([{ "txs": [raw(0), tx], "blockNumber": block }]);
     let admitted = async |params| {
@@ -131,7 +132,8 @@ async fn a_bundle_for_no_block_to_come_is_refused_before_its_transactions_are_de
 /// However many keys a caller makes up, its address pays.
 #[tokio::test]
 async fn fresh_keys_do_not_evade_the_quota_of_their_address() {
-    let server = limited(|limits| limits.caller_quota = Some(Quota { per_second: 1, burst: 30 }));
+    let server =
+        limited(|limits| limits.config.caller_quota = Some(Quota { per_second: 1, burst: 30 }));
     let mut served = 0;
     let refusal = loop {
         let signer = PrivateKeySigner::random();
@@ -155,13 +157,28 @@ async fn fresh_keys_do_not_evade_the_quota_of_their_address() {
 #[tokio::test]
 async fn a_body_is_paid_for_before_it_is_parsed() {
     // For two of 65, one for the request and one for each 16 KiB.
-    let server = limited(|limits| limits.caller_quota = Some(Quota { per_second: 1, burst: 130 }));
+    let server =
+        limited(|limits| limits.config.caller_quota = Some(Quota { per_second: 1, burst: 130 }));
     let broken = vec![b' '; 1 << 20];
     for expected in
         [(400, -32700, "not_json"), (400, -32700, "not_json"), (429, -32005, "caller_quota")]
     {
         let (status, code, reason) = send(server.addr, &broken, &[]).await.error();
         assert_eq!((status, code, reason.as_str()), expected);
+    }
+    // Nor is anything parsed for a signer without quota.
+    let server = limited(|limits| limits.config.quota = Some(Quota { per_second: 1, burst: 2 }));
+    let cancel = request("eth_cancelBundle", json!([{ "uuid": UUID }]));
+    let header = signature(&PrivateKeySigner::random(), cancel.as_bytes());
+    let headers = [("x-flashbots-signature", &*header)];
+    // Again if the machine is so slow that some of it has come back.
+    for attempt in 0.. {
+        send(server.addr, cancel.as_bytes(), &headers).await;
+        let answer = send(server.addr, b"{", &headers).await.error();
+        if answer == refused(429, "quota") {
+            break;
+        }
+        assert!(attempt < 100 && answer.2 == "not_json", "{answer:?}");
     }
 }
 
@@ -203,7 +220,8 @@ fn limits_that_do_not_fit_each_other_are_refused_at_the_start() {
 #[tokio::test]
 async fn a_quota_is_spent_by_work_and_not_by_requests() {
     // Nothing comes back within the test.
-    let server = limited(|limits| limits.quota = Some(Quota { per_second: 1, burst: 1_000 }));
+    let server =
+        limited(|limits| limits.config.quota = Some(Quota { per_second: 1, burst: 1_000 }));
     let signer = PrivateKeySigner::random();
     let send = |count: u64| {
         let bundle = json!([{ "txs": (0..count).map(raw).collect::<Vec<_>>() }]);
@@ -225,7 +243,7 @@ async fn a_quota_is_spent_by_work_and_not_by_requests() {
 /// Whatever a batch holds, as much of it is done as the quota pays for. All of it together could never pass.
 #[tokio::test]
 async fn a_batch_that_is_more_than_a_burst_is_served_up_to_the_burst() {
-    let server = limited(|limits| limits.quota = Some(Quota { per_second: 1, burst: 250 }));
+    let server = limited(|limits| limits.config.quota = Some(Quota { per_second: 1, burst: 250 }));
     let bundle = || ("eth_sendBundle", json!({ "txs": (0..100).map(raw).collect::<Vec<_>>() }));
     let (body, signer) = (batch(&[bundle(), bundle(), bundle()]), PrivateKeySigner::random());
     let answer = send_signed(server.addr, &signer, &body).await;

@@ -62,7 +62,7 @@ async fn long_bodies_leave_room_for_small_ones() {
 #[tokio::test]
 async fn the_bytes_of_one_peer_are_bounded() {
     let server = limited(|limits| {
-        (limits.max_body_bytes, limits.max_buffered_bytes_per_caller) = (MIB, 2 * MIB);
+        (limits.config.max_body_bytes, limits.max_buffered_bytes_per_caller) = (MIB, 2 * MIB);
     });
     let _held = [stall(ONE, &server, MIB - 1, &[]).await, stall(ONE, &server, MIB - 1, &[]).await];
     until("two are read", || server.rpc.buffered_bytes() == 2 * (MIB - 11)).await;
