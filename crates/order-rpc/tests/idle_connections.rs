@@ -5,7 +5,6 @@
 mod common;
 
 use common::{memory::*, *};
-use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -61,9 +60,12 @@ async fn thousands_of_idle_connections_take_their_cap_and_no_more() {
     let refused = (ATTEMPTS - HELD) as u64;
     assert_eq!(server.counted.reason("caller_connections"), refused);
     assert_eq!(server.gate.stats().requests_in_flight, 0, "an idle connection is no request");
-    let body = request("eth_sendRawTransaction", json!([raw(0)]));
     let other = connect_from([127, 0, 0, 2], server.addr).await;
-    assert_eq!(send_on(other, body.as_bytes(), &[]).await.status, 200, "others are served");
+    assert_eq!(
+        send_on(other, transaction().as_bytes(), &[]).await.status,
+        200,
+        "others are served"
+    );
     drop(held);
     until("all are gone", || server.counted.gauge("order_rpc_connections") == 0.0).await;
     assert!(hold(&server).await.is_some(), "there is room again");
