@@ -81,20 +81,10 @@ fn main() -> ExitCode {
 
 fn bench(args: &Args) -> io::Result<()> {
     let plan = Plan::new(args.is_test());
-    let mut table = Table::new([
-        "attack",
-        "sent",
-        "accepted",
-        "node lost",
-        "bundles lost",
-        "bundle p50 ms",
-        "p99 ms",
-        "health p99 ms",
-        "live p99 ms",
-        "MB idle",
-        "MB more",
-        "refused",
-    ]);
+    let mut table = Table::new(
+        "attack | sent | accepted | node lost | bundles lost | bundle p50 ms | p99 ms | health p99 ms | \
+         live p99 ms | MB idle | MB more | refused",
+    );
     let mut missed = Vec::new();
     // Live p99 while nobody attacks.
     let mut calm_ms = None;

@@ -251,17 +251,10 @@ fn assert_the_ways_refuse_alike() {
 }
 
 fn print(rows: &[Row]) {
-    let mut table = Table::new([
-        "kind",
-        "listed",
-        "read us",
-        "bare us/tx",
-        "post us/tx",
-        "classic us/tx",
-        "check ns/tx",
-        "post / bare",
-        "classic / post",
-    ]);
+    let mut table = Table::new(
+        "kind | listed | read us | bare us/tx | post us/tx | classic us/tx | check ns/tx | \
+         post / bare | classic / post",
+    );
     for row in rows {
         let micros = |way| format!("{:.2}", row.micros_per_tx(way));
         table.row([

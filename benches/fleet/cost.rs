@@ -29,8 +29,7 @@ struct Figures {
 pub(crate) fn run(size: &Size) -> io::Result<()> {
     let tps = size.cost_tps;
     println!("\n== CPU time for each transaction at {tps}/s, us ==");
-    let mut table =
-        Table::new(["", "builders", "node", "builders together", "ingest and server", "sum"]);
+    let mut table = Table::new(" | builders | node | builders together | ingest and server | sum");
     let mut node = [Vec::new(), Vec::new()];
     for &builders in &size.builders {
         let mut own = Rounds::new("each fetches from the node");

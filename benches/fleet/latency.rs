@@ -30,7 +30,7 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
     let server =
         NatsServer::start(folder.path(), &NatsConfig::default()).map_err(io::Error::other)?;
     let servers = [server.url()];
-    let mut table = Table::new(["", "builders", "p50, us", "p99, us", "p99 to bare"]);
+    let mut table = Table::new(" | builders | p50, us | p99, us | p99 to bare");
     let mut goals = Vec::new();
     for &tps in &size.rates {
         for &builders in &size.builders {

@@ -87,23 +87,10 @@ fn print(rows: &[Row]) {
         "\nannounced by the node -> visible to a subscriber; medians of the rounds, ratios to the\n\
          plain concurrent rival at the same rate; memory is what a run added, for each transaction"
     );
-    let mut table = Table::new([
-        "rate",
-        "contender",
-        "announced/s",
-        "pooled/s",
-        "lost",
-        "lagged",
-        "held",
-        "p50 us",
-        "p99 us",
-        "p99 ratio",
-        "CPU us/tx",
-        "CPU ratio",
-        "node us/tx",
-        "bytes/tx",
-        "MB",
-    ]);
+    let mut table = Table::new(
+        "rate | contender | announced/s | pooled/s | lost | lagged | held | p50 us | p99 us | \
+         p99 ratio | CPU us/tx | CPU ratio | node us/tx | bytes/tx | MB",
+    );
     for row in rows {
         let is_rival =
             |other: &&Row| rate(other) == rate(row) && other.contender.0 == Contender::Concurrent;

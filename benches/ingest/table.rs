@@ -45,20 +45,10 @@ pub(crate) fn print(rows: &[Row], floor: Floor) {
         "floor: {floor_us:.1} us of CPU to decode and recover one transaction of this list; on all cores at \
          once {all_cores_us:.1} us"
     );
-    let mut table = Table::new([
-        "answer",
-        "load",
-        "contender",
-        "announced",
-        "lost",
-        "p50 us",
-        "p95 us",
-        "p99 us",
-        "pooled/s",
-        "CPU us/tx",
-        "x floor",
-        "late",
-    ]);
+    let mut table = Table::new(
+        "answer | load | contender | announced | lost | p50 us | p95 us | p99 us | pooled/s | \
+         CPU us/tx | x floor | late",
+    );
     for row in rows {
         let (contender, load) = row.contender;
         let whole = |value: &dyn Fn(&Run) -> f64| format!("{:.0}", row.median(value));
@@ -93,14 +83,13 @@ pub(crate) fn print(rows: &[Row], floor: Floor) {
             );
         }
     }
-    compare(rows, floor);
     stages(rows);
 }
 
 /// Where the CPU time goes: each thread is a stage, and each wait costs a wake-up.
 fn stages(rows: &[Row]) {
     println!("\nby thread, for each pooled transaction; medians of the rounds");
-    let mut table = Table::new(["answer", "load", "contender", "thread", "CPU us/tx", "waits/tx"]);
+    let mut table = Table::new("answer | load | contender | thread | CPU us/tx | waits/tx");
     for row in rows {
         let (contender, load) = row.contender;
         let names = row.runs.iter().flat_map(|run| run.threads.keys()).collect::<BTreeSet<_>>();
@@ -122,49 +111,6 @@ fn stages(rows: &[Row]) {
                     format!("{:.2}", of(|used| used.waits as f64)),
                 ]);
             }
-        }
-    }
-    print!("{table}");
-}
-
-/// Ours against the plain concurrent rival under the same load and in the same round.
-fn compare(rows: &[Row], floor: Floor) {
-    println!(
-        "\nours as a share of the plain concurrent rival's, both of a round; median (least to most)"
-    );
-    let mut table = Table::new([
-        "answer",
-        "load",
-        "mode",
-        "p50",
-        "p50 beyond the answer",
-        "p99",
-        "CPU",
-        "pooled/s",
-        "CPU / floor",
-        "/ all cores'",
-    ]);
-    // The contenders of a load stand beside each other.
-    for of_load in rows.chunks(Contender::ALL.len()) {
-        let find = |contender| of_load.iter().find(|row| row.contender.0 == contender);
-        let Some(rival) = find(Contender::Concurrent) else { continue };
-        for row in of_load.iter().filter(|row| row.contender.0.is_ours()) {
-            let (contender, load) = row.contender;
-            let ratio = |value: &dyn Fn(&Run) -> f64| row.ratio(rival, value).to_string();
-            let answer_us = load.latency.as_secs_f64() * 1e6;
-            table.row([
-                load.answer(),
-                name(load),
-                contender.name().to_owned(),
-                ratio(&|run| run.latency.p50),
-                // A mode that does not ask has no answer to wait for.
-                ratio(&|run| (run.latency.p50 - answer_us).max(0.0)),
-                ratio(&|run| run.latency.p99),
-                ratio(&Run::cpu_us),
-                ratio(&Run::pooled_per_s),
-                format!("{:.2}", row.median(Run::cpu_us) / floor.alone_us),
-                format!("{:.2}", row.median(Run::cpu_us) / floor.all_cores_us),
-            ]);
         }
     }
     print!("{table}");

@@ -1,12 +1,9 @@
 //! What the monitor costs when it has nothing to do: announcements taken in as fast as it goes.
 
-use std::{
-    hint::black_box,
-    time::{Duration, Instant},
-};
+use std::time::Duration;
 
 use alloy_primitives::B256;
-use mempool_ingest::{LoadMonitor, load_control::MonitorConfig, txpool_fetcher::Backfill};
+use mempool_ingest::txpool_fetcher::Backfill;
 use testkit::{
     figures::{Goal, Spread, median},
     node::{NodeProcess, Pace, What},
@@ -42,12 +39,6 @@ pub(crate) fn bench(plan: &Plan) {
     let costs = pairs.map(|(with, without)| 1.0 - without.as_secs_f64() / with.as_secs_f64());
     let costs = Spread::of(costs.map(|cost| cost * 100.0));
     println!("  {}", Goal::at_most("throughput that it costs", costs, 1.0, " %"));
-    let each = touches();
-    let share = each.as_secs_f64() * per_s(&without) * 100.0;
-    println!(
-        "  its calls for one announcement alone take {} ns, {share:.3} % of a core at that throughput",
-        each.as_nanos()
-    );
 }
 
 /// From the first of them read from the socket to the last in the pool.
@@ -63,20 +54,4 @@ async fn run(plan: &Plan, node: &mut NodeProcess, policy: Policy) -> Duration {
     parts.stop().await;
     node.reset().expect("the node mines what it announced");
     took
-}
-
-/// What the monitor is called with for each announcement, alone on one thread.
-fn touches() -> Duration {
-    const TIMES: u32 = 1_000_000;
-    let monitor = LoadMonitor::new(MonitorConfig::default()).expect("the defaults are valid");
-    let buffer = monitor.watch("announcements", 16_384).expect("not zero");
-    let slots = monitor.watch("fetch_slots", 60).expect("not zero");
-    let begin = Instant::now();
-    for depth in 0..TIMES {
-        buffer.observe(black_box(depth as usize % 8));
-        slots.added(1);
-        black_box(monitor.is_pressed());
-        slots.removed(1);
-    }
-    begin.elapsed() / TIMES
 }

@@ -53,17 +53,9 @@ pub(crate) fn bench(plan: &Plan) {
          latency from the announcement read from the socket to the order in the pool, while it lasts",
         plan.flood, plan.rounds
     );
-    let mut table = Table::new([
-        "",
-        "p50 us",
-        "p95 us",
-        "p99 us",
-        "live/s",
-        "backfilled/s",
-        "deferred",
-        "res. MB",
-        "late",
-    ]);
+    let mut table = Table::new(
+        " | p50 us | p95 us | p99 us | live/s | backfilled/s | deferred | res. MB | late",
+    );
     for row in &rows {
         let whole = |value: &dyn Fn(&Figures) -> f64| format!("{:.0}", row.median(value));
         table.row([

@@ -44,7 +44,7 @@ fn funded(edit: impl FnOnce(&mut TxEip1559)) -> (B256, Vec<u8>) {
     signed(|hash| account.sign_hash(hash), edit)
 }
 
-fn by(signer: &PrivateKeySigner, edit: impl FnOnce(&mut TxEip1559)) -> (B256, Vec<u8>) {
+pub(crate) fn by(signer: &PrivateKeySigner, edit: impl FnOnce(&mut TxEip1559)) -> (B256, Vec<u8>) {
     signed(|hash| signer.sign_hash_sync(&hash).expect("a key signs"), edit)
 }
 

@@ -1,13 +1,11 @@
 //! Searchers' orders by HTTP into a running [`Ingest`], as its host would wire it.
 
 use std::{
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     time::{Duration, Instant},
 };
 
-use alloy_consensus::{SignableTransaction as _, TxEip1559, transaction::PooledTransaction};
-use alloy_eips::eip2718::Encodable2718 as _;
-use alloy_primitives::{Address, B256, TxKind, hex, keccak256};
+use alloy_primitives::{B256, hex, keccak256};
 use alloy_signer::SignerSync as _;
 use alloy_signer_local::PrivateKeySigner;
 use mempool_ingest::{
@@ -17,11 +15,13 @@ use mempool_ingest::{
 };
 use mock_node::{DEV_CHAIN_ID, MockNode, NodeConfig};
 use serde_json::{Value, json};
-use testkit::ingest::{Node, PATIENCE, eventually, socket};
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
+use testkit::{
+    http::{Answer, Connection, request},
+    ingest::{Node, PATIENCE, eventually, socket},
 };
+use tokio::net::TcpStream;
+
+use super::admission::by;
 
 const UUID: &str = "7f1c8a52-3c1e-4d0b-9b1e-0f4a1de5a001";
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
@@ -36,19 +36,10 @@ pub(crate) fn address(ingest: &Ingest) -> SocketAddr {
     ingest.rpc().expect("the RPC server").local_addr()
 }
 
-/// Status and body of the answer to one request on a connection of its own.
-async fn http(to: SocketAddr, head: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(to).await.expect("it listens");
-    let length = body.len();
-    let request = format!(
-        "{head}\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
-    );
-    stream.write_all(request.as_bytes()).await.expect("it reads");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.expect("it answers");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-    (status, body.to_owned())
+/// The answer to one request on a connection of its own.
+async fn http(to: SocketAddr, path: &str, headers: &str, body: Option<&str>) -> Answer {
+    let mut connection = Connection::open(Ipv4Addr::LOCALHOST, to).await.expect("it listens");
+    connection.request(&request(path, headers, body)).await.expect("it answers")
 }
 
 pub(crate) async fn call(
@@ -58,34 +49,23 @@ pub(crate) async fn call(
     params: Value,
 ) -> Value {
     let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string();
-    let mut head = "POST / HTTP/1.1\r\ncontent-type: application/json".to_owned();
-    if let Some(signer) = signer {
+    let headers = signer.map_or(String::new(), |signer| {
         let signature = signer.sign_message_sync(keccak256(&body).to_string().as_bytes());
         let signature = signature.expect("a key signs");
-        head += &format!("\r\nx-flashbots-signature: {}:{signature}", signer.address());
-    }
-    let (_, answer) = http(to, &head, &body).await;
+        format!("x-flashbots-signature: {}:{signature}\r\n", signer.address())
+    });
+    let answer = http(to, "/", &headers, Some(&body)).await.body;
     serde_json::from_str(&answer).unwrap_or_else(|_| panic!("no JSON: {answer}"))
 }
 
 async fn readiness(of: SocketAddr) -> u16 {
-    http(of, "GET /readyz HTTP/1.1", "").await.0
+    http(of, "/readyz", "", None).await.status
 }
 
 /// A transaction of a fresh account: its hash and its bytes.
 fn transaction() -> (B256, String) {
-    let tx = TxEip1559 {
-        chain_id: DEV_CHAIN_ID,
-        gas_limit: 21_000,
-        max_fee_per_gas: 100_000_000_000,
-        max_priority_fee_per_gas: 1_000_000_000,
-        to: TxKind::Call(Address::repeat_byte(1)),
-        ..TxEip1559::default()
-    };
-    let signature =
-        PrivateKeySigner::random().sign_hash_sync(&tx.signature_hash()).expect("a key signs");
-    let tx = PooledTransaction::from(tx.into_signed(signature));
-    (*tx.tx_hash(), hex::encode_prefixed(tx.encoded_2718()))
+    let (hash, raw) = by(&PrivateKeySigner::random(), |_| {});
+    (hash, hex::encode_prefixed(raw))
 }
 
 /// The next event that is not a head.

@@ -7,7 +7,6 @@
 
 mod args;
 mod draw;
-mod hashes;
 mod live;
 mod log;
 mod picture;
@@ -33,9 +32,7 @@ use mempool_ingest::{
 use tokio::signal::unix::{SignalKind, signal};
 
 pub use crate::args::Args;
-use crate::{
-    hashes::Hashes, log::Log, samples::Samples, summary::Summary, view::View, watcher::Watcher,
-};
+use crate::{log::Log, samples::Samples, summary::Summary, view::View, watcher::Watcher};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -65,7 +62,6 @@ pub fn run(args: &Args) -> ExitCode {
 struct Running {
     ingest: Ingest,
     watcher: Watcher,
-    hashes: Option<Hashes>,
     #[cfg(feature = "record")]
     files: recording::Files,
     #[cfg(feature = "fleet")]
@@ -97,9 +93,8 @@ impl Running {
                 args.chain(chain, "--publish"),
             )
             .await?,
-            watcher: Watcher::start(pool.clone()),
             // Before the first transaction of a replay arrives.
-            hashes: args.hashes.as_deref().map(|path| Hashes::start(path, pool)).transpose()?,
+            watcher: Watcher::start(pool, args.hashes.as_deref())?,
             #[cfg(feature = "record")]
             files: recording::Files::start(&args.files, pool)?,
             ingest,
@@ -132,9 +127,6 @@ impl Running {
         #[cfg(feature = "record")]
         {
             (summary.recorded, summary.replayed) = self.files.end();
-        }
-        if let Some(Err(error)) = self.hashes.map(Hashes::stop) {
-            eprintln!("warning: --hashes: {error}");
         }
         #[cfg(feature = "fleet")]
         {

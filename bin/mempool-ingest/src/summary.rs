@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::watcher::Watcher;
 
 /// The output of `--json`. Times are in the unit of their name.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Summary {
     #[serde(flatten)]
     pub(crate) counts: Counts,
@@ -121,14 +121,8 @@ impl Summary {
             evicted: stats.evicted,
             deferred: fetcher.deferred().deferred,
             rpc: RpcCounts::of(ingest, watcher),
-            published: Vec::new(),
-            recorded: None,
-            replayed: None,
             latency_us: Latency::of(&watcher.latency()),
-            cpu_us_per_tx: 0.0,
-            max_rss_bytes: 0,
-            elapsed_s: 0.0,
-            end: String::new(),
+            ..Self::default()
         }
     }
 

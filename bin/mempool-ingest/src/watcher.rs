@@ -1,6 +1,9 @@
 //! A subscriber of the pool, such as a builder.
 
 use std::{
+    fs::File,
+    io::{self, Write as _},
+    path::Path,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -11,7 +14,7 @@ use std::{
 use hdrhistogram::Histogram;
 use mempool_ingest::{
     OrderPool,
-    order_pool::{Event, Order, Origin, Transaction},
+    order_pool::{Event, Order, Origin, Subscription, Transaction},
 };
 
 /// The transaction types that a pool may hold, by their number.
@@ -27,10 +30,10 @@ pub(crate) const TIPS: [(u128, &str); 5] = [
 ];
 
 /// It measures the age of each order when it sees it, and counts the pool's transactions by type
-/// and tip.
+/// and tip. With `--hashes` it writes the hash of each order, one a line, in the pool's order.
 pub(crate) struct Watcher {
     shared: Arc<Shared>,
-    thread: std::thread::JoinHandle<()>,
+    thread: std::thread::JoinHandle<io::Result<()>>,
 }
 
 struct Shared {
@@ -53,7 +56,8 @@ pub(crate) struct Content {
 }
 
 impl Watcher {
-    pub(crate) fn start(pool: OrderPool) -> Self {
+    pub(crate) fn start(pool: &OrderPool, hashes: Option<&Path>) -> io::Result<Self> {
+        let hashes = hashes.map(File::create).transpose()?;
         let latency = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds in order");
         let shared = Arc::new(Shared {
             latency: Mutex::new(latency),
@@ -64,9 +68,9 @@ impl Watcher {
             by_tip: Default::default(),
             stop: AtomicBool::default(),
         });
-        let watching = Arc::clone(&shared);
-        let thread = std::thread::spawn(move || watching.run(&pool));
-        Self { shared, thread }
+        let (watching, orders) = (Arc::clone(&shared), pool.subscribe_all());
+        let thread = std::thread::spawn(move || watching.run(orders, hashes));
+        Ok(Self { shared, thread })
     }
 
     pub(crate) fn latency(&self) -> Histogram<u64> {
@@ -93,8 +97,9 @@ impl Watcher {
 
     pub(crate) fn stop(self) {
         self.shared.stop.store(true, Relaxed);
-        if self.thread.join().is_err() {
-            eprintln!("warning: the subscriber has panicked");
+        let panicked = |_| Err(io::Error::other("it has panicked"));
+        if let Err(error) = self.thread.join().unwrap_or_else(panicked) {
+            eprintln!("warning: the subscriber: {error}");
         }
         let lagged = self.shared.lagged.load(Relaxed);
         if lagged > 0 {
@@ -104,11 +109,20 @@ impl Watcher {
 }
 
 impl Shared {
-    fn run(&self, pool: &OrderPool) {
-        let mut subscription = pool.subscribe_all();
-        while !self.stop.load(Relaxed) {
-            match subscription.next_timeout(Duration::from_millis(50)) {
-                Some(Ok(Event::Added(order))) => self.added(&order),
+    fn run(&self, mut orders: Subscription, mut hashes: Option<File>) -> io::Result<()> {
+        let mut written = Ok(());
+        loop {
+            // Before reading, so that everything from before the end is seen.
+            let last = self.stop.load(Relaxed);
+            let wait = if last { Duration::ZERO } else { Duration::from_millis(50) };
+            match orders.next_timeout(wait) {
+                Some(Ok(Event::Added(order))) => {
+                    self.added(&order);
+                    let line = |mut file: &File| writeln!(file, "{}", order.id().hash());
+                    if let Some(Err(error)) = hashes.as_ref().map(line) {
+                        (hashes, written) = (None, Err(error));
+                    }
+                }
                 Some(Ok(Event::Removed { order, .. })) => {
                     if let Order::Tx(tx) = order.as_ref() {
                         for count in self.counts_of(tx) {
@@ -124,9 +138,14 @@ impl Shared {
                     // A replay delivers all orders again.
                     let counts = self.by_type.iter().chain(&self.by_tip);
                     counts.for_each(|count| count.store(0, Relaxed));
-                    subscription.resync();
+                    orders.resync();
+                    if hashes.take().is_some() {
+                        written = Err(io::Error::other("it lagged, and writes no further hashes"));
+                    }
                 }
-                Some(Ok(_)) | None => {}
+                Some(Ok(_)) => {}
+                None if last => return written,
+                None => {}
             }
         }
     }

@@ -47,18 +47,9 @@ pub(super) fn genesis(accounts: usize, gas_limit: u64) -> Value {
             "osaka": blobs(BlobParams::osaka()),
         },
     });
-    for block in [
-        "homestead",
-        "eip150",
-        "eip155",
-        "eip158",
-        "byzantium",
-        "constantinople",
-        "petersburg",
-        "istanbul",
-        "berlin",
-        "london",
-    ] {
+    let forks =
+        "homestead eip150 eip155 eip158 byzantium constantinople petersburg istanbul berlin london";
+    for block in forks.split(' ') {
         config[format!("{block}Block")] = 0.into();
     }
     for time in ["shanghai", "cancun", "prague", "osaka"] {

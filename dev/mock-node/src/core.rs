@@ -47,7 +47,7 @@ impl Core {
             return Err(TxRefused::Full { limit: self.pool_limit });
         }
         if self.chain.tx(&tx.hash).is_some() {
-            return Err(TxRefused::AlreadyKnown { hash: tx.hash });
+            return Err(TxRefused::AlreadyKnown);
         }
         let chain_nonce = self.chain.nonce(&tx.sender);
         let announced = self.pool.insert(tx, chain_nonce)?;

@@ -69,10 +69,7 @@ pub enum TxRefused {
     },
     /// The very same transaction is in the pool.
     #[error("already known")]
-    AlreadyKnown {
-        /// Its hash.
-        hash: B256,
-    },
+    AlreadyKnown,
     /// The chain has passed this nonce.
     #[error("nonce too low: next nonce {expected}, tx nonce {has}")]
     NonceTooLow {
@@ -94,8 +91,6 @@ pub enum TxRefused {
     Underpriced {
         /// The one that stays.
         stays: B256,
-        /// What the newcomer's fee cap had to be, in wei.
-        needs_wei: u128,
     },
     /// A blob transaction in the form that stands in blocks.
     #[error("missing blob sidecar")]

@@ -76,7 +76,7 @@ impl Pool {
         chain_nonce: u64,
     ) -> Result<Vec<Arc<SignedTx>>, TxRefused> {
         if self.txs.contains_key(&tx.hash) {
-            return Err(TxRefused::AlreadyKnown { hash: tx.hash });
+            return Err(TxRefused::AlreadyKnown);
         }
         if tx.nonce < chain_nonce {
             return Err(TxRefused::NonceTooLow { has: tx.nonce, expected: chain_nonce });
@@ -234,6 +234,6 @@ fn check_bump(old: &SignedTx, new: &SignedTx) -> Result<(), TxRefused> {
     {
         Ok(())
     } else {
-        Err(TxRefused::Underpriced { stays: old.hash, needs_wei: bumped(old.max_fee_wei) })
+        Err(TxRefused::Underpriced { stays: old.hash })
     }
 }

@@ -117,9 +117,9 @@ impl<Contender, Run> Rounds<Contender, Run> {
 pub struct Table(Vec<Vec<String>>);
 
 impl Table {
-    /// With a row of titles.
-    pub fn new<const N: usize>(titles: [&str; N]) -> Self {
-        Self(vec![titles.map(str::to_owned).into()])
+    /// With a row of titles, which stand between bars.
+    pub fn new(titles: &str) -> Self {
+        Self(vec![titles.split('|').map(|title| title.trim().to_owned()).collect()])
     }
 
     /// One more row, with as many cells as there are titles.
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_table_aligns_figures_on_the_right() {
-        let mut table = Table::new(["load", "us"]);
+        let mut table = Table::new("load | us");
         table.row(["none".into(), "5".into()]);
         table.row(["heavy".into(), "1200".into()]);
         assert_eq!(table.to_string(), "load     us\nnone      5\nheavy  1200\n");
