@@ -21,7 +21,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 const ROLE: &str = "__mock-node";
 
 #[derive(Debug, Parser)]
-struct Args {
+struct Flags {
     #[command(flatten)]
     ingest: mempool_ingest_cli::Args,
     #[command(flatten)]
@@ -38,7 +38,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         io::copy(&mut io::stdin(), &mut io::sink())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let Args { mut ingest, load } = Args::parse();
+    let Flags { mut ingest, load } = Flags::parse();
     // A fault may have struck just before the end.
     ingest.audit_first = load.faults.is_some();
     if !ingest.endpoints().is_empty() {

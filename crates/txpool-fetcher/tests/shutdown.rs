@@ -28,7 +28,7 @@ fn our_threads() -> Vec<String> {
 async fn after_a_shutdown_no_thread_is_left_and_what_was_under_way_is_counted() {
     let _alone = ALONE.lock().await;
     // Answers so slow that the stop comes in the middle of them.
-    let latency = mock_node::Latency::Fixed(Duration::from_secs(1));
+    let latency = Duration::from_secs(1);
     let node = Node::start(100, |config| mock_node::NodeConfig { latency, ..config });
     let (fetcher, _pool) = ingest(node.fetcher()).await;
     assert!(our_threads().len() >= 2, "{:?}", our_threads());

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use crate::{FaultPlan, Latency, NodeConfig};
+use crate::{FaultPlan, NodeConfig};
 
 /// The flags of the node's own load.
 #[derive(Debug, clap::Args)]
@@ -13,9 +13,9 @@ pub struct LoadArgs {
     /// Mock node: how many of a thousand transactions carry blobs
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub blobs_per_mille: u32,
-    /// Mock node: response time, 2ms or median and 99th percentile (1ms,20ms)
-    #[arg(long, value_parser = parse_latency, default_value = "0s")]
-    pub latency: Latency,
+    /// Mock node: response time, e.g. 2ms
+    #[arg(long, value_parser = parse_duration, default_value = "0s")]
+    pub latency: Duration,
     /// Mock node: time between blocks; 0s never mines
     #[arg(long, value_parser = parse_duration, default_value = "12s")]
     pub block_time: Duration,
@@ -75,22 +75,6 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
-/// Reads a time (`2ms`) or a median and a 99th percentile (`1ms,20ms`).
-///
-/// # Errors
-/// A sentence that says what is accepted.
-pub fn parse_latency(text: &str) -> Result<Latency, String> {
-    Ok(match text.split_once(',') {
-        Some((median, p99)) => {
-            Latency::LogNormal { median: parse_duration(median)?, p99: parse_duration(p99)? }
-        }
-        None => match parse_duration(text)? {
-            Duration::ZERO => Latency::None,
-            time => Latency::Fixed(time),
-        },
-    })
-}
-
 /// Reads the seed of a [`FaultPlan`], such as `seed=7`.
 ///
 /// # Errors
@@ -105,14 +89,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_have_units_and_latencies_one_or_two_times() {
+    fn durations_have_units() {
         assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
         assert_eq!(parse_duration("250us"), Ok(Duration::from_micros(250)));
         assert!(parse_duration("5 apples").is_err());
-        assert_eq!(parse_latency("2ms"), Ok(Latency::Fixed(Duration::from_millis(2))));
-        assert_eq!(parse_latency("0"), Ok(Latency::None));
-        let both =
-            Latency::LogNormal { median: Duration::from_millis(1), p99: Duration::from_millis(20) };
-        assert_eq!(parse_latency("1ms,20ms"), Ok(both));
     }
 }

@@ -8,7 +8,6 @@ use crate::{
     capacity::Capacity,
     error::NodeError,
     faults::FaultPlan,
-    latency::Latency,
     workload::{DEFAULT_ACCOUNTS, Mix, SignedLoad, WorkloadConfig},
 };
 
@@ -46,27 +45,16 @@ pub enum LoadStart {
     FirstSubscription,
 }
 
-/// The answer to `eth_getRawTransactionByHash` for a hash that the node does not hold.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum UnknownRaw {
-    /// `null`, as reth and anvil answer.
-    #[default]
-    Null,
-    /// `"0x"`, as geth answers.
-    EmptyHex,
-}
-
 /// A mock node's configuration.
 ///
 /// ```
 /// use std::time::Duration;
-/// use mock_node::{Latency, NodeConfig};
+/// use mock_node::NodeConfig;
 ///
 /// let config = NodeConfig {
 ///     tps: 2000,
 ///     block_time: Duration::from_secs(12),
-///     latency: Latency::Fixed(Duration::from_millis(2)),
+///     latency: Duration::from_millis(2),
 ///     ..NodeConfig::new("/tmp/node.ipc")
 /// };
 /// assert_eq!(config.chain_id, mock_node::DEV_CHAIN_ID);
@@ -93,8 +81,8 @@ pub struct NodeConfig {
     pub block_gas_limit: u64,
     /// Transactions of a block. Default unlimited.
     pub block_max_txs: usize,
-    /// Delay of answers to `eth_getRawTransactionByHash`. Default none.
-    pub latency: Latency,
+    /// Delay of answers to `eth_getRawTransactionByHash`, of each separately: many wait at the same time. Default none.
+    pub latency: Duration,
     /// How many requests the node processes at once; `None` (default): no bound.
     pub capacity: Option<Capacity>,
     /// How long `txpool_content` takes. Meanwhile nothing else is answered, as in anvil. Default
@@ -124,8 +112,9 @@ pub struct NodeConfig {
     pub listed_per_mille: u32,
     /// Faults that occur by themselves, timed from the start of the load. Default none.
     pub faults: Option<FaultPlan>,
-    /// Default `null`.
-    pub unknown_raw: UnknownRaw,
+    /// What `eth_getRawTransactionByHash` answers for a hash that the node does not hold: `"0x"`, as geth, instead of
+    /// `null`, as reth and anvil. Default no.
+    pub unknown_is_empty: bool,
     /// Cap on pending and queued transactions together. Default [`DEFAULT_POOL_LIMIT`].
     pub pool_limit: usize,
     /// Default [`DEFAULT_MAX_QUEUED_BYTES`].
@@ -146,7 +135,7 @@ impl NodeConfig {
             block_time: Duration::ZERO,
             block_gas_limit: DEFAULT_BLOCK_GAS_LIMIT,
             block_max_txs: usize::MAX,
-            latency: Latency::default(),
+            latency: Duration::ZERO,
             capacity: None,
             list_time: Duration::ZERO,
             blobs_per_mille: 0,
@@ -157,7 +146,7 @@ impl NodeConfig {
             state: false,
             listed_per_mille: 0,
             faults: None,
-            unknown_raw: UnknownRaw::default(),
+            unknown_is_empty: false,
             pool_limit: DEFAULT_POOL_LIMIT,
             max_queued_bytes: DEFAULT_MAX_QUEUED_BYTES,
         }
@@ -179,10 +168,6 @@ impl NodeConfig {
     pub(crate) fn validate(&self) -> Result<(), NodeError> {
         let capacity = self.capacity;
         let signed = &self.signed_load;
-        let latency_is_valid = match self.latency {
-            Latency::LogNormal { median, p99 } => !median.is_zero() && p99 >= median,
-            Latency::None | Latency::Fixed(_) => true,
-        };
         let checks = [
             (self.accounts >= 2, "accounts", "at least 2, one of them for blobs"),
             (self.blobs_per_mille <= 1000, "blobs_per_mille", "0 to 1000"),
@@ -197,7 +182,6 @@ impl NodeConfig {
                 "signed_load",
                 "its seed, chain id, accounts and mix must be the node's",
             ),
-            (latency_is_valid, "latency", "0 < median <= p99"),
         ];
         match checks.into_iter().find(|(is_valid, ..)| !is_valid) {
             Some((_, field, accepted)) => Err(NodeError::Config { field, accepted }),

@@ -53,10 +53,10 @@ mod chain;
 pub mod cli;
 mod config;
 mod core;
+mod delays;
 mod error;
 mod faults;
 mod framing;
-mod latency;
 mod node;
 mod outbox;
 mod pool;
@@ -70,13 +70,12 @@ pub use capacity::Capacity;
 pub use chain::{Block, HISTORY_BLOCKS};
 pub use config::{
     DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_MAX_QUEUED_BYTES, DEFAULT_POOL_LIMIT, DEV_CHAIN_ID, LoadStart,
-    NodeConfig, UnknownRaw,
+    NodeConfig,
 };
 pub use error::{NodeError, TxRefused};
 pub use faults::{
     BadAnswer, Fault, FaultPlan, LARGE_ANSWER_BYTES, LARGE_BURST, RETH_LISTENER_HASHES, Target,
 };
-pub use latency::Latency;
 pub use node::{MockNode, Reorg};
 pub use shared::stats::Stats;
 pub use workload::DEFAULT_ACCOUNTS;

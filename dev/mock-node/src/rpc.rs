@@ -159,7 +159,7 @@ fn answer(shared: &Shared, connection: u64, request: &Request<'_>) -> Option<Rep
     let mut reply = Reply::default();
     if is_raw {
         reply.raws = 1;
-        reply.delay = shared.delays.draw();
+        reply.delay = shared.config.latency;
         match shared.line.as_ref().map(|line| line.request(Instant::now())) {
             None => {}
             Some(Ok(turn)) => reply.delay += turn,

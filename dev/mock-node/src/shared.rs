@@ -15,9 +15,9 @@ use crate::{
     chain::{FullBlock, objects::head_object},
     config::NodeConfig,
     core::{Core, Effects},
+    delays::DelayLine,
     error::TxRefused,
     faults::switches::Switches,
-    latency::DelayLine,
     outbox::{Message, Outbox},
     state::{Execute, NewState},
     tx::{SignedTx, to_json},
@@ -73,7 +73,7 @@ impl Shared {
     pub(crate) fn new(config: NodeConfig, state: Option<NewState>) -> Self {
         let core = Core::new(&config, unix_s());
         let executor = state.map(|new| new(&config, core.chain.head().hash));
-        let delays = DelayLine::new(config.latency, config.seed);
+        let delays = DelayLine::new(config.seed);
         Self {
             line: config.capacity.map(Line::new),
             config,

@@ -89,8 +89,8 @@ async fn without_backfill_the_past_stays_unknown_and_an_audit_finds_it() {
 
 #[tokio::test]
 async fn repeats_are_known_and_unknown_hashes_are_gone() {
-    for unknown in [mock_node::UnknownRaw::Null, mock_node::UnknownRaw::EmptyHex] {
-        let node = Node::start(10, |config| NodeConfig { unknown_raw: unknown, ..config });
+    for unknown_is_empty in [false, true] {
+        let node = Node::start(10, |config| NodeConfig { unknown_is_empty, ..config });
         let (fetcher, _) = ingest(node.fetcher()).await;
         node.submit_all();
         settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
@@ -188,7 +188,7 @@ async fn a_reorg_puts_back_what_it_unmined() {
 
 #[tokio::test]
 async fn at_most_as_many_fetches_as_slots_are_in_flight() {
-    let latency = mock_node::Latency::Fixed(Duration::from_millis(3));
+    let latency = Duration::from_millis(3);
     let node = Node::start(500, |config| NodeConfig { latency, ..config });
     let (fetcher, _) = ingest(FetcherConfig { fetch_slots: 7, ..node.fetcher() }).await;
     node.submit_all();

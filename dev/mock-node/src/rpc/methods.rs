@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::{Found, error::RpcError, params::Params, state_methods};
 use crate::{
     chain::{FullBlock, objects::block_object},
-    config::{CLIENT_VERSION, UnknownRaw},
+    config::CLIENT_VERSION,
     shared::{Shared, Topic},
     tx::{SignedTx, to_json},
 };
@@ -36,10 +36,8 @@ pub(super) fn call(
                     shared.counters.raw_found.fetch_add(1, Relaxed);
                     Ok(Found::Raw(tx, at.is_none()))
                 }
-                None => Ok(Found::Json(match shared.config.unknown_raw {
-                    UnknownRaw::Null => b"null".to_vec(),
-                    UnknownRaw::EmptyHex => br#""0x""#.to_vec(),
-                })),
+                None if shared.config.unknown_is_empty => json(&"0x"),
+                None => json(&()),
             }
         }
         "eth_getTransactionByHash" => {

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mock_node::{Latency, LoadStart, NodeConfig};
+use mock_node::{LoadStart, NodeConfig};
 use serde_json::json;
 
 use crate::client::{Client, start};
@@ -81,8 +81,7 @@ fn a_load_is_the_same_whether_it_was_signed_before_or_while_the_clock_runs() {
 #[test]
 fn held_answers_are_held_at_the_same_time() {
     let latency = Duration::from_millis(200);
-    let (_dir, node) =
-        start(|config| NodeConfig { preload: 50, latency: Latency::Fixed(latency), ..config });
+    let (_dir, node) = start(|config| NodeConfig { preload: 50, latency, ..config });
     let mut client = Client::to(&node);
     let begin = Instant::now();
     for (id, hash) in node.pending().into_iter().enumerate() {

@@ -3,7 +3,7 @@ use alloy_eips::{Decodable2718, eip4844::env_settings::EnvKzgSettings};
 use alloy_primitives::{B256, Bytes, keccak256};
 use alloy_rpc_types_eth::{Block, Header, Transaction};
 use mock_node::{
-    NodeConfig, UnknownRaw,
+    NodeConfig,
     workload::{Mix, Workload, WorkloadConfig},
 };
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ fn an_unknown_hash_is_null_or_like_geth_an_empty_string() {
     assert_eq!(client.result("eth_getRawTransactionByHash", json!([hash])), Value::Null);
     assert_eq!(client.result("eth_getTransactionByHash", json!([hash])), Value::Null);
     assert_eq!(client.result("eth_getBlockByHash", json!([hash])), Value::Null);
-    let (_dir, node) = start(|config| NodeConfig { unknown_raw: UnknownRaw::EmptyHex, ..config });
+    let (_dir, node) = start(|config| NodeConfig { unknown_is_empty: true, ..config });
     let mut client = Client::to(&node);
     assert_eq!(client.result("eth_getRawTransactionByHash", json!([hash])), "0x");
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mock_node::{Latency, NodeConfig};
+use mock_node::NodeConfig;
 
 use crate::node::Pace;
 
@@ -30,15 +30,11 @@ impl Load {
 
     /// The node that announces this load when told to, never by itself.
     pub(crate) fn configure(&self, config: NodeConfig) -> NodeConfig {
-        let latency = match self.latency {
-            Duration::ZERO => Latency::None,
-            time => Latency::Fixed(time),
-        };
         let pool_limit = config.pool_limit.max(2 * self.count);
         NodeConfig {
             seed: SEED,
             blobs_per_mille: self.blobs_per_mille,
-            latency,
+            latency: self.latency,
             pool_limit,
             // Objects are rendered when they are signed, whether this contender subscribes to them or not: what a
             // node does for them is no part of any figure. Nor is signing.
