@@ -59,7 +59,7 @@ impl Node {
             (TOKEN_IN, contracts::token()),
             (TOKEN_OUT, contracts::token()),
             (POOL, contracts::pool(TOKEN_IN, TOKEN_OUT)),
-            (ROUTER, contracts::router(TOKEN_IN, POOL)),
+            (ROUTER, contracts::router(TOKEN_IN, POOL, [0; 4], 0)),
             (COMPUTE, contracts::compute()),
         ] {
             let code = Bytecode::new_legacy(code);

@@ -15,4 +15,4 @@ mod process;
 
 pub use error::RealNodeError;
 pub use nats::{NatsCluster, NatsConfig, NatsServer, find_nats};
-pub use node::{RealNode, RealNodeConfig, RealNodeKind};
+pub use node::{RealNode, RealNodeKind};

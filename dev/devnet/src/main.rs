@@ -8,7 +8,7 @@
 use std::{io, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Parser;
-use devnet::{RealNode, RealNodeConfig, RealNodeError, load};
+use devnet::{RealNode, RealNodeError, RealNodeKind, load};
 use mock_node::cli::parse_duration;
 
 #[derive(Debug, Parser)]
@@ -46,11 +46,8 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), RealNodeError> {
-    let config = RealNodeConfig { block_time: args.block_time, ..RealNodeConfig::default() };
-    let node = match args.node.as_str() {
-        "anvil" => RealNode::anvil(&args.dir, &config)?,
-        _ => RealNode::geth(&args.dir, &config)?,
-    };
+    let kind = if args.node == "anvil" { RealNodeKind::Anvil } else { RealNodeKind::Geth };
+    let node = RealNode::start(kind, &args.dir, args.block_time)?;
     println!("ready {}", node.ipc_path().display());
     // Whether it ended or failed, nobody is there any more.
     let _ = io::copy(&mut io::stdin(), &mut io::sink());

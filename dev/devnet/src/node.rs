@@ -17,29 +17,8 @@ use crate::{
     process::{Process, START_TIMEOUT, controls, find_binary, open_log, path_text, strings},
 };
 
-/// Gas of a block.
+/// Gas of a block: with it, both nodes take 2,000 transactions/s.
 const GAS_LIMIT: u64 = 60_000_000;
-
-/// How a node is run. The defaults are those under which both take 2,000 transactions/s.
-#[derive(Clone, Debug)]
-pub struct RealNodeConfig {
-    /// Accounts of the test mnemonic that own a million ether. Default 1000.
-    pub accounts: usize,
-    /// Between blocks. Default 12 s. Zero: anvil mines at each transaction, geth whenever something is pending.
-    pub block_time: Duration,
-    /// Further arguments, after all others.
-    pub extra_args: Vec<String>,
-}
-
-impl Default for RealNodeConfig {
-    fn default() -> Self {
-        Self {
-            accounts: DEFAULT_ACCOUNTS,
-            block_time: Duration::from_secs(12),
-            extra_args: Vec::new(),
-        }
-    }
-}
 
 /// Which node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,8 +31,7 @@ pub enum RealNodeKind {
 }
 
 impl RealNodeKind {
-    /// Its binary's name.
-    pub const fn name(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Self::Anvil => "anvil",
             Self::Geth => "geth",
@@ -71,72 +49,48 @@ pub struct RealNode {
 controls!(RealNode);
 
 impl RealNode {
-    /// Starts anvil with its socket and log in `dir`; it answers when this returns.
+    /// Starts a node with its socket, its log and its chain in `dir`, and with so much time between blocks; it answers when
+    /// this returns. With no time anvil mines at each transaction, geth whenever something is pending. A geth that finds
+    /// its chain goes on with it; else it has every fork up to Osaka from the beginning.
     ///
     /// # Errors
     /// [`RealNodeError`], see there.
-    pub fn anvil(dir: &Path, config: &RealNodeConfig) -> Result<Self, RealNodeError> {
-        let ipc_path = dir.join("anvil.ipc");
-        let mut args = strings(["--ipc", &path_text(&ipc_path), "--port", "0", "--silent"]);
-        args.extend(strings(["--accounts", &config.accounts.to_string()]));
-        args.extend(strings(["--balance", "1000000"]));
-        args.extend(strings(["--chain-id", &DEV_CHAIN_ID.to_string()]));
-        args.extend(strings(["--gas-limit", &GAS_LIMIT.to_string()]));
-        if !config.block_time.is_zero() {
-            args.extend(strings(["--block-time", &config.block_time.as_secs_f64().to_string()]));
-        }
-        args.extend(config.extra_args.iter().cloned());
-        Self::start(RealNodeKind::Anvil, dir, ipc_path, args)
-    }
-
-    /// Makes a chain in `dir` if there is none yet, with every fork up to Osaka from the beginning, and starts geth
-    /// on it; it answers when this returns.
-    ///
-    /// # Errors
-    /// [`RealNodeError`], see there.
-    pub fn geth(dir: &Path, config: &RealNodeConfig) -> Result<Self, RealNodeError> {
-        let binary = find_binary(RealNodeKind::Geth.name())?;
-        let data = dir.join("geth-data");
-        if !data.join("geth").exists() {
-            init_geth(&binary, dir, &data, config)?;
-        }
-        let ipc_path = dir.join("geth.ipc");
-        let mut args = strings(["--dev", "--datadir", &path_text(&data)]);
-        args.extend(strings(["--dev.period", &config.block_time.as_secs().to_string()]));
-        args.extend(strings(["--ipcpath", &path_text(&ipc_path), "--verbosity", "2"]));
-        args.extend(strings(["--nodiscover", "--maxpeers", "0", "--port", "0"]));
-        args.extend(strings(["--authrpc.port", "0"]));
-        args.extend(strings(["--miner.gaslimit", &GAS_LIMIT.to_string()]));
-        // With its default limits geth loses transactions of a fast load without a word.
-        args.extend(strings(["--txpool.globalslots", "300000", "--txpool.accountslots", "1000"]));
-        args.extend(strings(["--txpool.globalqueue", "100000", "--txpool.accountqueue", "1000"]));
-        args.extend(config.extra_args.iter().cloned());
-        Self::start(RealNodeKind::Geth, dir, ipc_path, args)
-    }
-
-    /// Starts either, by name.
-    ///
-    /// # Errors
-    /// [`RealNodeError`], see there.
-    pub fn of_kind(
+    pub fn start(
         kind: RealNodeKind,
         dir: &Path,
-        config: &RealNodeConfig,
+        block_time: Duration,
     ) -> Result<Self, RealNodeError> {
+        let (name, gas_limit) = (kind.name(), GAS_LIMIT.to_string());
+        let ipc_path = dir.join(format!("{name}.ipc"));
+        let ipc = path_text(&ipc_path);
+        let mut args = Vec::new();
         match kind {
-            RealNodeKind::Anvil => Self::anvil(dir, config),
-            RealNodeKind::Geth => Self::geth(dir, config),
+            RealNodeKind::Anvil => {
+                args.extend(strings(["--ipc", &ipc, "--port", "0", "--silent"]));
+                args.extend(strings(["--accounts", &DEFAULT_ACCOUNTS.to_string()]));
+                args.extend(strings(["--balance", "1000000", "--gas-limit", &gas_limit]));
+                args.extend(strings(["--chain-id", &DEV_CHAIN_ID.to_string()]));
+                if !block_time.is_zero() {
+                    args.extend(strings(["--block-time", &block_time.as_secs_f64().to_string()]));
+                }
+            }
+            RealNodeKind::Geth => {
+                let data = dir.join("geth-data");
+                if !data.join("geth").exists() {
+                    init_geth(&find_binary(name)?, dir, &data)?;
+                }
+                args.extend(strings(["--dev", "--datadir", &path_text(&data)]));
+                args.extend(strings(["--dev.period", &block_time.as_secs().to_string()]));
+                args.extend(strings(["--ipcpath", &ipc, "--verbosity", "2"]));
+                args.extend(strings(["--nodiscover", "--maxpeers", "0", "--port", "0"]));
+                args.extend(strings(["--authrpc.port", "0", "--miner.gaslimit", &gas_limit]));
+                // With its default limits geth loses transactions of a fast load without a word.
+                let (pending, queued) = ("--txpool.globalslots", "--txpool.globalqueue");
+                args.extend(strings([pending, "300000", "--txpool.accountslots", "1000"]));
+                args.extend(strings([queued, "100000", "--txpool.accountqueue", "1000"]));
+            }
         }
-    }
-
-    fn start(
-        kind: RealNodeKind,
-        dir: &Path,
-        ipc_path: PathBuf,
-        args: Vec<String>,
-    ) -> Result<Self, RealNodeError> {
-        let log = dir.join(format!("{}.log", kind.name()));
-        let process = Process::new(kind.name(), args, Vec::new(), log)?;
+        let process = Process::new(name, args, Vec::new(), dir.join(format!("{name}.log")))?;
         let mut node = Self { ipc_path, process };
         node.restart()?;
         Ok(node)
@@ -154,14 +108,9 @@ impl RealNode {
     }
 }
 
-fn init_geth(
-    binary: &Path,
-    dir: &Path,
-    data: &Path,
-    config: &RealNodeConfig,
-) -> Result<(), RealNodeError> {
+fn init_geth(binary: &Path, dir: &Path, data: &Path) -> Result<(), RealNodeError> {
     let path = dir.join("genesis.json");
-    let text = genesis(config.accounts, GAS_LIMIT).to_string();
+    let text = genesis(DEFAULT_ACCOUNTS, GAS_LIMIT).to_string();
     fs::write(&path, text).map_err(io_error("write the genesis"))?;
     let log_path = dir.join("geth-init.log");
     let log = open_log(&log_path)?;

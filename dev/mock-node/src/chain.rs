@@ -1,7 +1,5 @@
 //! The node's chain: headers that link, nonces, and where each recent transaction stands.
 
-pub(crate) mod objects;
-
 use std::{collections::VecDeque, sync::Arc};
 
 use alloy_consensus::{Header, constants::EMPTY_WITHDRAWALS};
@@ -10,6 +8,7 @@ use alloy_primitives::{
     Address, B256, Bytes, U256, keccak256,
     map::{AddressHashMap, B256HashMap},
 };
+use alloy_rpc_types_eth::{Block as RpcBlock, BlockTransactions, Header as RpcHeader};
 
 use crate::tx::{MinedAt, SignedTx};
 
@@ -53,6 +52,29 @@ impl FullBlock {
             timestamp: self.header.timestamp,
             txs: self.txs.iter().map(|tx| tx.hash).collect(),
         }
+    }
+
+    /// The header as `newHeads` tells it.
+    pub(crate) fn head_object(&self) -> RpcHeader {
+        RpcHeader {
+            hash: self.hash,
+            inner: self.header.clone(),
+            total_difficulty: None,
+            size: None,
+        }
+    }
+
+    /// The block with its transactions, or with their hashes alone.
+    pub(crate) fn object(&self, full: bool) -> RpcBlock {
+        let object =
+            |(index, tx): (usize, &Arc<SignedTx>)| tx.to_object(Some(self.place_of(index)));
+        let transactions = if full {
+            BlockTransactions::Full(self.txs.iter().enumerate().map(object).collect())
+        } else {
+            BlockTransactions::Hashes(self.txs.iter().map(|tx| tx.hash).collect())
+        };
+        let (header, withdrawals) = (self.head_object(), Some(Vec::new().into()));
+        RpcBlock { header, uncles: Vec::new(), transactions, withdrawals }
     }
 
     pub(crate) fn place_of(&self, index: usize) -> MinedAt {

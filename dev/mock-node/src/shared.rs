@@ -12,7 +12,7 @@ use alloy_primitives::B256;
 
 use crate::{
     capacity::Line,
-    chain::{FullBlock, objects::head_object},
+    chain::FullBlock,
     config::NodeConfig,
     core::{Core, Effects},
     delays::DelayLine,
@@ -182,7 +182,7 @@ impl Shared {
     }
 
     fn publish_head(&self, state: &State, block: &FullBlock) {
-        let head = to_json(&head_object(block));
+        let head = to_json(&block.head_object());
         self.notify(state, Topic::Heads, &head);
     }
 

@@ -160,25 +160,12 @@ pub fn pool(token_in: Address, token_out: Address) -> Bytes {
     code.push(1).push(64).push(128).ops(&[LOG1, STOP]).finish()
 }
 
-/// With `(amount in)`: takes it from the caller, and has the pool pay the caller what it is worth less 0.3 %.
-pub fn router(token_in: Address, pool: Address) -> Bytes {
-    swap(Code::default(), token_in, pool, 0).finish()
-}
-
-/// The router behind a selector, with the amount in the calldata at `amount_at`. Any other selector does nothing and
-/// succeeds.
-pub fn selecting_router(
-    token_in: Address,
-    pool: Address,
-    selector: [u8; 4],
-    amount_at: u64,
-) -> Bytes {
+/// With this selector and an amount in the calldata at `amount_at`: takes it from the caller, and has the pool pay the
+/// caller what it is worth less 0.3 %. Any other selector does nothing and succeeds.
+pub fn router(token_in: Address, pool: Address, selector: [u8; 4], amount_at: u64) -> Bytes {
     let code = Code::default().argument(0).push(224).ops(&[SHR]);
     let code = code.push(u32::from_be_bytes(selector).into()).ops(&[EQ]).jump(JUMPI, "swap");
-    swap(code.ops(&[STOP]).label("swap"), token_in, pool, amount_at).finish()
-}
-
-fn swap(code: Code, token_in: Address, pool: Address, amount_at: u64) -> Code {
+    let code = code.ops(&[STOP]).label("swap");
     let code = code.call(STATICCALL, pool, (0, 0), (256, 64));
     let code = code.selector(TRANSFER_FROM, 0).ops(&[CALLER]).store(4);
     let code = code.address(pool).store(36).argument(amount_at).store(68);
@@ -188,7 +175,7 @@ fn swap(code: Code, token_in: Address, pool: Address, amount_at: u64) -> Code {
         code.argument(amount_at).push(997).ops(&[MUL, DUP1]).push(256).ops(&[MLOAD]).push(1000);
     let code = code.ops(&[MUL, ADD, SWAP1]).push(288).ops(&[MLOAD, MUL, DIV]);
     let code = code.store(0).ops(&[CALLER]).store(32);
-    code.call(CALL, pool, (0, 64), (0, 0)).ops(&[STOP])
+    code.call(CALL, pool, (0, 64), (0, 0)).ops(&[STOP]).finish()
 }
 
 /// With `(rounds)`: as many rounds of cheap arithmetic, memory and one hash, as libraries that compute prices or check

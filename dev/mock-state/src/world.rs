@@ -4,7 +4,7 @@ use alloy_primitives::{Address, U256, keccak256};
 use revm::{bytecode::Bytecode, state::AccountInfo};
 
 use crate::{
-    contracts::{looking_token, pool, selecting_router, slot_of, token},
+    contracts::{looking_token, pool, router, slot_of, token},
     history::Values,
 };
 use mock_node::workload::{SWAP_AMOUNT_AT, SWAP_SELECTOR, routers, test_accounts, tokens};
@@ -48,10 +48,10 @@ pub(crate) fn genesis(accounts: usize) -> Values {
     others.iter().for_each(|address| contract(*address, token()));
     contract(*last, looking_token());
     let pairs = routers().iter().zip(tokens().chunks(2));
-    for (number, (router, pair)) in pairs.clone().enumerate() {
+    for (number, (address, pair)) in pairs.clone().enumerate() {
         let between = pool_address(number);
         contract(between, pool(pair[0], pair[1]));
-        contract(*router, selecting_router(pair[0], between, SWAP_SELECTOR, SWAP_AMOUNT_AT));
+        contract(*address, router(pair[0], between, SWAP_SELECTOR, SWAP_AMOUNT_AT));
     }
     for (number, (_, pair)) in pairs.enumerate() {
         let between = pool_address(number);

@@ -32,14 +32,6 @@ impl Process {
         Ok(Self { child, requests, responses })
     }
 
-    /// Kills it with SIGKILL.
-    ///
-    /// # Errors
-    /// The system refuses.
-    pub fn kill9(mut self) -> io::Result<()> {
-        self.child.kill()
-    }
-
     /// Sends a request; [`Self::receive`] waits for its response.
     ///
     /// # Errors

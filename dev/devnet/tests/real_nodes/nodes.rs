@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use alloy_consensus::{SignableTransaction as _, TxEip1559};
 use alloy_eips::Encodable2718 as _;
 use alloy_primitives::{B256, Bytes, TxKind, U256};
-use devnet::{RealNode, RealNodeConfig, RealNodeKind};
+use devnet::{RealNode, RealNodeKind};
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
     order_pool::Order,
@@ -58,8 +58,7 @@ impl Setup {
         announcements: Announcements,
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let config = RealNodeConfig { block_time, ..RealNodeConfig::default() };
-        let node = RealNode::of_kind(kind, folder.path(), &config).unwrap();
+        let node = RealNode::start(kind, folder.path(), block_time).unwrap();
         let (fetcher, pool) = start(&node, StartPolicy::RequireNode, announcements).await;
         eventually("the source is live", || fetcher.is_live()).await;
         println!("{kind:?}: {}", fetcher.status()[0].node.as_ref().unwrap().client);
@@ -156,7 +155,7 @@ async fn normal_and_blob_transactions_arrive_whole() {
 }
 
 #[tokio::test]
-async fn a_replacement_is_pooled_and_the_replaced_one_is_marked() {
+async fn a_replacement_is_pooled_and_what_it_replaced_is_gone_like_any_unknown_hash() {
     for kind in BOTH {
         let setup = Setup::new(kind, Duration::from_secs(60)).await;
         let account = &test_accounts(1)[0];
@@ -166,8 +165,10 @@ async fn a_replacement_is_pooled_and_the_replaced_one_is_marked() {
         let (new, raw) = transfer(account, 0, 9);
         setup.client().send(&raw).unwrap();
         setup.pooled(new).await;
-        let raw = setup.client().raw_json(old);
-        assert!(matches!(read_response(&raw, old), RawTransaction::Gone), "{kind:?}: {raw}");
+        for gone in [old, B256::repeat_byte(0x5a)] {
+            let raw = setup.client().raw_json(gone);
+            assert!(matches!(read_response(&raw, gone), RawTransaction::Gone), "{kind:?}: {raw}");
+        }
         let report = setup.fetcher.audit(0, AuditMode::Recover).await.unwrap();
         assert_eq!((report.vanished, report.missing), (1, 0), "{kind:?}");
     }
@@ -208,16 +209,6 @@ async fn a_block_empties_the_pool() {
         // The nonces come with the full block: a rival of a mined transaction is stale.
         let (late, _) = transfer(&accounts[0], 0, 2);
         assert!(setup.pool.was_seen(&late));
-    }
-}
-
-#[tokio::test]
-async fn an_unknown_hash_is_gone() {
-    for kind in BOTH {
-        let setup = Setup::new(kind, Duration::from_secs(12)).await;
-        let unknown = B256::repeat_byte(0x5a);
-        let raw = setup.client().raw_json(unknown);
-        assert!(matches!(read_response(&raw, unknown), RawTransaction::Gone), "{kind:?}: {raw}");
     }
 }
 
@@ -353,8 +344,7 @@ async fn a_node_that_is_stopped_for_20_seconds_is_caught_up_with() {
 async fn a_node_that_starts_after_the_ingester_is_found() {
     for kind in BOTH {
         let folder = tempfile::tempdir().unwrap();
-        let config = RealNodeConfig::default();
-        let mut node = RealNode::of_kind(kind, folder.path(), &config).unwrap();
+        let mut node = RealNode::start(kind, folder.path(), Duration::from_secs(12)).unwrap();
         node.kill9().unwrap();
         let (fetcher, pool) = start(&node, StartPolicy::WaitForNode, Announcements::Hashes).await;
         eventually("it has tried", || fetcher.status()[0].last_error.is_some()).await;
@@ -370,9 +360,7 @@ async fn a_node_that_starts_after_the_ingester_is_found() {
 async fn ten_thousand_pending_transactions_are_there_at_the_start() {
     for kind in BOTH {
         let folder = tempfile::tempdir().unwrap();
-        let config =
-            RealNodeConfig { block_time: Duration::from_secs(60), ..RealNodeConfig::default() };
-        let node = RealNode::of_kind(kind, folder.path(), &config).unwrap();
+        let node = RealNode::start(kind, folder.path(), Duration::from_secs(60)).unwrap();
         Load::start(node.ipc_path(), 2000, Duration::from_secs(5)).finish();
         let begin = Instant::now();
         let (fetcher, pool) = start(&node, StartPolicy::RequireNode, Announcements::Hashes).await;

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{Found, error::RpcError, params::Params, state_methods};
 use crate::{
-    chain::{FullBlock, objects::block_object},
+    chain::FullBlock,
     config::CLIENT_VERSION,
     shared::{Shared, Topic},
     tx::{SignedTx, to_json},
@@ -64,12 +64,12 @@ pub(super) fn call(
         "eth_getBlockByHash" => {
             let (hash, full): (B256, bool) = (params.get(0)?, params.get_or(1, false)?);
             let block = shared.lock().core.chain.by_hash(&hash).cloned();
-            json(&block.map(|block| block_object(&block, full)))
+            json(&block.map(|block| block.object(full)))
         }
         "eth_getBlockByNumber" => {
             let (tag, full): (String, bool) = (params.get(0)?, params.get_or(1, false)?);
             let block = block_by_tag(shared, &tag)?;
-            json(&block.map(|block| block_object(&block, full)))
+            json(&block.map(|block| block.object(full)))
         }
         "eth_getBalance" | "eth_getCode" | "eth_getStorageAt" => {
             state_methods::call(shared, method, params)
