@@ -32,7 +32,7 @@ pub const MAX_FETCH_SLOTS: usize = 4096;
 pub const MAX_STREAM_BUFFER: usize = 1 << 16;
 
 /// How a source is reached.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Endpoint {
     /// The path of a Unix socket.

@@ -434,27 +434,23 @@ fn io_runtime() -> Result<Runtime, StartError> {
 async fn first_source(
     firsts: Vec<oneshot::Receiver<Result<(), ConnectError>>>,
 ) -> Result<(), StartError> {
-    let mut waiting = JoinSet::new();
-    for (index, first) in firsts.into_iter().enumerate() {
-        waiting.spawn(async move { (index, first.await) });
-    }
-    let mut reasons = Vec::new();
-    while let Some(joined) = waiting.join_next().await {
-        match joined {
-            Ok((_, Ok(Ok(())))) => return Ok(()),
-            Ok((index, Ok(Err(error)))) => reasons.push((index, error)),
+    let tried = firsts.into_iter().map(|first| async {
+        match first.await {
+            // Ends the wait for the others.
+            Ok(Ok(())) => Err(()),
+            Ok(Err(error)) => Ok(Some(error)),
             // A source ends without a result only when the fetcher stops.
-            Ok((_, Err(_))) | Err(_) => {}
+            Err(_) => Ok(None),
         }
-    }
-    reasons.sort_by_key(|(index, _)| *index);
-    match reasons.into_iter().next() {
-        Some((_, error)) => Err(error.into()),
-        None => Err(StartError::Thread {
+    });
+    let Ok(errors) = futures::future::try_join_all(tried).await else { return Ok(()) };
+    Err(match errors.into_iter().flatten().next() {
+        Some(error) => error.into(),
+        None => StartError::Thread {
             thread: "mempool-io",
             source: io::Error::other("it ended before a source was tried"),
-        }),
-    }
+        },
+    })
 }
 
 type Part =

@@ -4,7 +4,6 @@
 
 use std::{
     fmt,
-    hash::{Hash, Hasher},
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::Arc,
@@ -142,10 +141,6 @@ impl InProcess {
         &self.name
     }
 
-    pub(crate) fn pool(&self) -> &dyn InProcessPool {
-        &*self.pool
-    }
-
     /// Calls the pool on a thread that may block.
     pub(crate) async fn call<T: Send + 'static>(
         &self,
@@ -166,7 +161,7 @@ impl InProcess {
         call: impl FnOnce(&dyn InProcessPool) -> T,
     ) -> Result<T, PoolPanicked> {
         // State that the call leaves half changed belongs to the pool.
-        catch_unwind(AssertUnwindSafe(|| call(self.pool()))).map_err(|_| {
+        catch_unwind(AssertUnwindSafe(|| call(&*self.pool))).map_err(|_| {
             tracing::error!(pool = %self, function, "the pool has panicked");
             PoolPanicked { function }
         })
@@ -193,15 +188,8 @@ impl PartialEq for InProcess {
 
 impl Eq for InProcess {}
 
-impl Hash for InProcess {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.name.hash(state);
-    }
-}
-
 /// A function of an [`InProcessPool`] panicked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{function}` of the pool panicked")]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolPanicked {
     pub(crate) function: &'static str,
 }

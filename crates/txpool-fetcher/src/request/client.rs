@@ -14,6 +14,7 @@ use std::{
     io::{self, Read as _},
     net::Shutdown,
     os::unix::net::UnixStream,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -271,12 +272,10 @@ impl<T: Send + 'static> RequestConnection<T> {
         let body = move || {
             // The sink may use the timers of the runtime.
             let _entered = runtime.as_ref().map(Handle::enter);
-            // Also when a panic unwinds: the requests in flight must learn of the end.
-            let ends = Ends(&connection);
             let mut responses = responses;
-            let reason = read(&connection, &mut responses);
-            connection.end(reason);
-            drop(ends);
+            // Also after a panic: the requests in flight must learn of the end.
+            let read = catch_unwind(AssertUnwindSafe(|| read(&connection, &mut responses)));
+            connection.end(read.unwrap_or(LossReason::Closed));
         };
         thread::Builder::new()
             .name("mempool-request".into())
@@ -473,14 +472,6 @@ const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 /// The socket is in blocking mode, for the reader; a write must not wait.
 #[cfg(target_vendor = "apple")]
 const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT;
-
-struct Ends<'a, T: Send + 'static>(&'a RequestConnection<T>);
-
-impl<T: Send + 'static> Drop for Ends<'_, T> {
-    fn drop(&mut self) {
-        self.0.end(LossReason::Closed);
-    }
-}
 
 /// Waits until there is something to read. On Linux a blocking `read` is woken twice for each
 /// request: a Unix socket also wakes its readers when the peer has read what was sent

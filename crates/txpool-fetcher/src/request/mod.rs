@@ -57,6 +57,6 @@ pub(crate) use self::{
     open::{Opened, Unanswered, open},
     pool_queues::{PoolQueues, PoolRequests},
     response::{Payload, RpcError},
-    set::{RequestConnections, RequestSet, Requests},
+    set::{RequestConnections, Requests},
     slab::NotInserted,
 };

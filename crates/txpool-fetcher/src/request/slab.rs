@@ -127,15 +127,10 @@ impl<T> Slab<T> {
         (is_current && entry.used.is_some()).then(|| self.take(id.index() as u16))
     }
 
-    /// Removes and returns the oldest request, if it was sent at `due` or before.
-    pub(crate) fn pop_due(&mut self, due: Instant) -> Option<(T, Instant)> {
-        let oldest = self.oldest?;
-        (self.used(oldest).sent <= due).then(|| self.take(oldest))
-    }
-
     /// Removes and returns the oldest request, if it was sent `timeout` before `now`.
     pub(crate) fn pop_expired(&mut self, timeout: Duration, now: Instant) -> Option<(T, Instant)> {
-        self.pop_due(now.checked_sub(timeout)?)
+        let (due, oldest) = (now.checked_sub(timeout)?, self.oldest?);
+        (self.used(oldest).sent <= due).then(|| self.take(oldest))
     }
 
     /// Removes all requests, the oldest first, and accepts no more.

@@ -137,8 +137,12 @@ pub(crate) enum Event {
 /// An output of the state machine.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
-    Dial { role: Role, after: Duration },
-    Drop { role: Role, reason: LossReason },
+    Dial {
+        role: Role,
+        after: Duration,
+    },
+    /// Of the subscription connection.
+    Drop(LossReason),
     Compare(GapReason),
     End,
 }
@@ -464,7 +468,7 @@ impl Machine {
 
     fn stale(&mut self, reason: StaleReason, actions: &mut Vec<Action>) {
         self.state = SourceState::Stale;
-        actions.push(Action::Drop { role: Role::Subscription, reason: LossReason::Stale(reason) });
+        actions.push(Action::Drop(LossReason::Stale(reason)));
     }
 }
 
@@ -762,7 +766,7 @@ mod tests {
         run.on(Event::Gap(GapReason::Lagged));
         let actions = run.pass(5 * S).on(Event::Compared { recovered: 7, unannounced: 7 });
         let reason = LossReason::Stale(StaleReason::NoHashes { unannounced: 7 });
-        assert_eq!(actions, [Action::Drop { role: Role::Subscription, reason }]);
+        assert_eq!(actions, [Action::Drop(reason)]);
         assert_eq!(run.machine.state(), SourceState::Stale);
         assert_eq!(run.open_gaps(), [GapReason::Silence, GapReason::Lagged], "until reconnected");
         assert!(is_dial(&run.on(Event::Down(Role::Subscription)), Role::Subscription, S));
@@ -817,7 +821,7 @@ mod tests {
         assert_eq!(run.on(NO_SUCH_METHOD), []);
         let actions = run.on(Event::Tick { read });
         let reason = LossReason::Stale(StaleReason::NotListed);
-        assert_eq!(actions, [Action::Drop { role: Role::Subscription, reason }]);
+        assert_eq!(actions, [Action::Drop(reason)]);
     }
 
     #[test]
@@ -913,7 +917,7 @@ mod tests {
         assert_eq!(run.pass(2 * S).on(Event::SawBlock(11)), []);
         let actions = run.pass(2 * S).on(Event::SawBlock(11));
         let reason = LossReason::Stale(StaleReason::NoHeads);
-        assert_eq!(actions, [Action::Drop { role: Role::Subscription, reason }]);
+        assert_eq!(actions, [Action::Drop(reason)]);
     }
 
     fn any_event() -> impl Strategy<Value = Event> {

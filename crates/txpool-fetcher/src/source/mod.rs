@@ -31,19 +31,19 @@ pub(crate) use self::status::{Changes, SourceShared};
 pub use self::{machine::SourceState, status::SourceStatus};
 use self::{
     machine::{Action, Event, Machine, Role},
-    ping::Pinger,
+    ping::ping,
 };
 use crate::{
     announce,
     audit::{AuditMode, AuditReport, Comparison},
     chain::{self, AnnouncedHead, Chain},
-    connection::{Connection, dial},
+    connection::{Connection, NodeInfo, dial},
     error::{ConnectError, LossReason, SnapshotError, SourceError},
     fetch::{Deliverer, Fetch, FetchRequest, ResponseReader},
     gap::{GapReason, Report},
     in_process::{self, PoolSubscription},
     metrics,
-    request::{self, Opened, PoolQueues, RequestSet, Requests},
+    request::{self, Opened, PoolQueues, Requests},
     sink::TransactionSink,
     sync::lock,
 };
@@ -64,23 +64,36 @@ pub(crate) struct AuditRequest {
 #[derive(Debug)]
 enum Message {
     Event(Event),
-    SubscriptionUp(Arc<Connection>),
+    SubscriptionUp(Subscription),
     RequestConnectionsUp(Opened<FetchRequest>),
-    PoolSubscribed(Arc<PoolSubscription>),
     PoolQueuesUp(Arc<PoolQueues<FetchRequest>>),
     DialFailed(Role, ConnectError),
     Lost(Role, u64, LossReason),
     Compared(Result<AuditReport, SnapshotError>, Duration),
 }
 
-/// The task that reads a source's announcements.
-#[derive(Debug)]
+/// Where a source's announcements are read.
+#[derive(Clone, Debug)]
 enum Subscription {
     Node(Arc<Connection>),
     InProcess(Arc<PoolSubscription>),
 }
 
 impl Subscription {
+    fn node(&self) -> &NodeInfo {
+        match self {
+            Self::Node(connection) => &connection.node,
+            Self::InProcess(subscription) => &subscription.node,
+        }
+    }
+
+    async fn closed(self) -> LossReason {
+        match self {
+            Self::Node(connection) => connection.closed().await,
+            Self::InProcess(subscription) => subscription.end.wait().await,
+        }
+    }
+
     fn kill(&self, reason: LossReason) {
         match self {
             Self::Node(connection) => connection.kill(reason),
@@ -134,7 +147,6 @@ pub(crate) struct Source<S> {
     messages: mpsc::Sender<Message>,
     tasks: JoinSet<()>,
     subscription: Option<Subscription>,
-    requests: Option<Arc<RequestSet<FetchRequest>>>,
     /// Counts the connections of each role, so that a message about an earlier one is recognised.
     generations: [u64; 2],
 }
@@ -162,7 +174,6 @@ impl<S: TransactionSink> Source<S> {
             messages,
             tasks: JoinSet::new(),
             subscription: None,
-            requests: None,
             generations: [0; 2],
         };
         source.serve_audits(audits);
@@ -222,17 +233,13 @@ impl<S: TransactionSink> Source<S> {
         let now = Instant::now();
         match message {
             Message::Event(event) => self.machine.on(event, now),
-            Message::SubscriptionUp(connection) => {
-                self.watch(Role::Subscription, &connection);
-                lock(&self.shared.status).node = Some(connection.node.clone());
-                self.subscription = Some(Subscription::Node(connection));
-                self.up(Role::Subscription, now)
-            }
-            Message::PoolSubscribed(subscription) => {
-                let watched = Arc::clone(&subscription);
-                self.watch_end(Role::Subscription, async move { watched.end.wait().await });
-                lock(&self.shared.status).node = Some(subscription.node.clone());
-                self.subscription = Some(Subscription::InProcess(subscription));
+            Message::SubscriptionUp(subscription) => {
+                self.watch_end(Role::Subscription, subscription.clone().closed());
+                if let Subscription::Node(connection) = &subscription {
+                    self.ping(Role::Subscription, connection);
+                }
+                lock(&self.shared.status).node = Some(subscription.node().clone());
+                self.subscription = Some(subscription);
                 self.up(Role::Subscription, now)
             }
             Message::PoolQueuesUp(queues) => {
@@ -243,7 +250,6 @@ impl<S: TransactionSink> Source<S> {
                 self.ping(Role::Request, &opened.set.calls);
                 let set = Requests::Node(Arc::clone(&opened.set));
                 self.parts.fetch.connections.set(self.index, Some(set));
-                self.requests = Some(Arc::clone(&opened.set));
                 self.watch_requests(opened);
                 self.up(Role::Request, now)
             }
@@ -262,10 +268,8 @@ impl<S: TransactionSink> Source<S> {
                     return Vec::new();
                 }
                 self.generations[role as usize] += 1;
-                match role {
-                    Role::Subscription => self.subscription = None,
-                    // By then the requests in flight have been passed on.
-                    Role::Request => self.requests = None,
+                if role == Role::Subscription {
+                    self.subscription = None;
                 }
                 metrics::reconnected(reason.as_str());
                 tracing::warn!(
@@ -322,11 +326,11 @@ impl<S: TransactionSink> Source<S> {
         for action in actions {
             match action {
                 Action::Dial { role, after } => self.dial(role, after),
-                Action::Drop { role, reason } => match (role, &self.subscription, &self.requests) {
-                    (Role::Subscription, Some(subscription), _) => subscription.kill(reason),
-                    (Role::Request, _, Some(set)) => set.end(&reason),
-                    (Role::Subscription, None, _) | (Role::Request, _, None) => {}
-                },
+                Action::Drop(reason) => {
+                    if let Some(subscription) = &self.subscription {
+                        subscription.kill(reason);
+                    }
+                }
                 Action::Compare(reason) => self.compare(reason),
                 Action::End => ended = true,
             }
@@ -384,8 +388,8 @@ impl<S: TransactionSink> Source<S> {
                     let chain_id = &deliverer.chain_id;
                     match in_process::subscribe(fetch, chain_id, index, pool, &backlog).await {
                         Ok(subscribed) => {
-                            let up = Arc::clone(&subscribed.subscription);
-                            send(&messages, Message::PoolSubscribed(up)).await;
+                            let up = Subscription::InProcess(Arc::clone(&subscribed.subscription));
+                            send(&messages, Message::SubscriptionUp(up)).await;
                             return subscribed.read(fetch, index, &backlog, &reports, &heads).await;
                         }
                         Err(error) => Err(error),
@@ -394,7 +398,7 @@ impl<S: TransactionSink> Source<S> {
                 (Role::Subscription, None) => {
                     match announce::subscribe(fetch, deliverer, index, &backlog, known).await {
                         Ok(subscribed) => {
-                            let up = Arc::clone(&subscribed.connection);
+                            let up = Subscription::Node(Arc::clone(&subscribed.connection));
                             send(&messages, Message::SubscriptionUp(up)).await;
                             return subscribed.read(fetch, index, &backlog, &reports, &heads).await;
                         }
@@ -411,13 +415,6 @@ impl<S: TransactionSink> Source<S> {
             let message = dialed.unwrap_or_else(|error| Message::DialFailed(role, error));
             send(&messages, message).await;
         });
-    }
-
-    /// Starts the tasks that wait for the end of a connection and that ping it.
-    fn watch(&mut self, role: Role, connection: &Arc<Connection>) {
-        let watched = Arc::clone(connection);
-        self.watch_end(role, async move { watched.closed().await });
-        self.ping(role, connection);
     }
 
     /// Starts the task that waits for an end.
@@ -441,16 +438,12 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn ping(&mut self, role: Role, connection: &Arc<Connection>) {
-        let pinged = Arc::clone(connection);
-        let pinger = Pinger {
-            limits: self.parts.fetch.settings.limits.clone(),
-            audits: Arc::clone(&self.shared.audits),
-            messages: self.messages.clone(),
-        };
+        let (connection, audits) = (Arc::clone(connection), Arc::clone(&self.shared.audits));
+        let (fetch, messages) = (Arc::clone(&self.parts.fetch), self.messages.clone());
         self.tasks.spawn(async move {
             tokio::select! {
-                _ = pinged.closed() => {}
-                () = pinger.run(role, &pinged) => {}
+                _ = connection.closed() => {}
+                () = ping(role, &connection, &fetch.settings.limits, &audits, &messages) => {}
             }
         });
     }

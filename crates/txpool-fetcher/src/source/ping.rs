@@ -1,6 +1,6 @@
 //! Pings, which show whether a connection is alive.
 
-use std::{sync::Arc, time::Instant};
+use std::time::Instant;
 
 use alloy_primitives::U64;
 use tokio::{sync::mpsc, time::sleep};
@@ -17,53 +17,50 @@ use crate::{
     limits::Limits,
 };
 
-/// Pings one connection by requesting the block number at regular intervals.
-pub(super) struct Pinger {
-    pub(super) limits: Limits,
-    pub(super) audits: Arc<AuditState>,
-    pub(super) messages: mpsc::Sender<Message>,
-}
-
-impl Pinger {
-    /// Returns when the connection is lost, or after closing it because the node was silent too
-    /// long.
-    pub(super) async fn run(&self, role: Role, connection: &Connection) {
-        // When the oldest ping without a response was sent.
-        let mut silent_since = None;
-        loop {
-            sleep(self.limits.ping_interval).await;
-            let pinged_at = *silent_since.get_or_insert_with(Instant::now);
-            let listing = self.audits.is_listing();
-            let response = connection.call("eth_blockNumber", (), self.limits.ping_timeout).await;
-            if !matches!(response, Err(CallError::Timeout(_))) {
-                silent_since = None;
+/// Pings one connection by requesting the block number at regular intervals. Returns when the connection is
+/// lost, or after closing it because the node was silent too long.
+pub(super) async fn ping(
+    role: Role,
+    connection: &Connection,
+    limits: &Limits,
+    audits: &AuditState,
+    messages: &mpsc::Sender<Message>,
+) {
+    // When the oldest ping without a response was sent.
+    let mut silent_since = None;
+    loop {
+        sleep(limits.ping_interval).await;
+        let pinged_at = *silent_since.get_or_insert_with(Instant::now);
+        let listing = audits.is_listing();
+        let response = connection.call("eth_blockNumber", (), limits.ping_timeout).await;
+        if !matches!(response, Err(CallError::Timeout(_))) {
+            silent_since = None;
+        }
+        match response {
+            Ok(number) if role == Role::Request => {
+                if let Ok(number) = serde_json::from_str::<U64>(number.get()) {
+                    let event = Message::Event(Event::SawBlock(number.to()));
+                    send(messages, event).await;
+                }
             }
-            match response {
-                Ok(number) if role == Role::Request => {
-                    if let Ok(number) = serde_json::from_str::<U64>(number.get()) {
-                        let event = Message::Event(Event::SawBlock(number.to()));
-                        send(&self.messages, event).await;
-                    }
+            // An error response also shows that the node is alive.
+            Ok(_) | Err(CallError::Rpc { .. }) => {}
+            Err(CallError::ConnectionLost) => return,
+            // A node that is busy sending us other data is alive.
+            Err(CallError::Timeout(_)) if connection.last_frame() >= pinged_at => {
+                silent_since = None
+            }
+            Err(CallError::Timeout(_)) => {
+                let mut limit = limits.ping_timeout;
+                // While it lists its pool, a node may be slow with everything: anvil answers no
+                // request for 12 s with 60,000 transactions.
+                if listing || audits.is_listing() {
+                    limit += limits.snapshot_timeout;
                 }
-                // An error response also shows that the node is alive.
-                Ok(_) | Err(CallError::Rpc { .. }) => {}
-                Err(CallError::ConnectionLost) => return,
-                // A node that is busy sending us other data is alive.
-                Err(CallError::Timeout(_)) if connection.last_frame() >= pinged_at => {
-                    silent_since = None
-                }
-                Err(CallError::Timeout(_)) => {
-                    let mut limit = self.limits.ping_timeout;
-                    // While it lists its pool, a node may be slow with everything: anvil answers no
-                    // request for 12 s with 60,000 transactions.
-                    if listing || self.audits.is_listing() {
-                        limit += self.limits.snapshot_timeout;
-                    }
-                    let silent = pinged_at.elapsed();
-                    if silent >= limit {
-                        connection.kill(LossReason::Unresponsive(silent));
-                        return;
-                    }
+                let silent = pinged_at.elapsed();
+                if silent >= limit {
+                    connection.kill(LossReason::Unresponsive(silent));
+                    return;
                 }
             }
         }

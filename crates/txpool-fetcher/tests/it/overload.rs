@@ -34,6 +34,9 @@ async fn a_node_that_says_it_is_busy_gets_no_more_requests_than_it_can_hold_and_
         settled(&fetcher, "all have left", |counts| counts.announced == announced).await;
         refused.push(node.node.stats().raw_busy - before);
     }
+    println!("refused: {refused:?}, limit {}", limit());
+    assert!((1..24).contains(&refused[4]), "{refused:?}");
+    assert!((ADAPTIVE_FLOOR..=32).contains(&limit()), "{}", limit());
     while pool.len() < 1_000 {
         let report = recover(&fetcher).await;
         assert!(report.missing > 0, "what is not in the pool is known to be missing");
