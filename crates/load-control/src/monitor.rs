@@ -89,8 +89,7 @@ impl LoadMonitor {
             }
         };
         let depth = AtomicUsize::new(0);
-        let watched =
-            Watched { name: queue, monitor: self.clone(), shift: slot * 2, limits, depth };
+        let watched = Watched { monitor: self.clone(), shift: slot * 2, limits, depth };
         Ok(QueueLoad { watched: Arc::new(watched) })
     }
 
@@ -187,7 +186,6 @@ pub struct QueueLoad {
 
 #[derive(Debug)]
 struct Watched {
-    name: &'static str,
     monitor: LoadMonitor,
     /// The position of its two bits.
     shift: u32,
@@ -231,11 +229,6 @@ impl QueueLoad {
     /// The state of this queue alone, also while the monitor is switched off.
     pub fn state(&self) -> LoadState {
         level_at(self.watched.monitor.shared.word.load(Relaxed), self.watched.shift)
-    }
-
-    /// The name that it was registered by.
-    pub fn name(&self) -> &'static str {
-        self.watched.name
     }
 }
 

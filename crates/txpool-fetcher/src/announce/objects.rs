@@ -13,15 +13,13 @@ use std::{
     time::Instant,
 };
 
-use alloy_consensus::transaction::Recovered;
-use alloy_primitives::{B256, Bytes};
-use chain_view::PooledTransaction;
+use alloy_primitives::B256;
 use serde_json::value::RawValue;
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 
 use super::backlog::Progress;
 use crate::{
-    decode::{FullAnnouncement, FullTransaction, Malformed, read_object},
+    decode::{FullAnnouncement, Malformed, read_object},
     fetch::{Arrival, Deliverer, DeliveryTask, Fetch},
     outcome::Entry,
     sink::TransactionSink,
@@ -119,11 +117,14 @@ impl<S: TransactionSink> ObjectReader<S> {
                 let arrival = arrival(*announced.tx.hash());
                 let Some(ticket) = fetch.hashes.enter(&arrival) else { return };
                 let delivery = DeliveryTask::new(deliverer, arrival, ticket);
-                let read = self.sender(*announced);
+                let read = match self.trusts_sender {
+                    true => Ok(announced.trust_sender()),
+                    false => announced.recover_sender(),
+                };
                 drop(permit);
                 match read {
                     Ok((tx, raw)) => delivery.deliver(tx, Some(raw), flush),
-                    Err(reason) => delivery.malformed(&reason),
+                    Err(_) => delivery.malformed(&Malformed::Signature),
                 }
             }
             FullAnnouncement::FetchRaw(hash) => {
@@ -141,17 +142,6 @@ impl<S: TransactionSink> ObjectReader<S> {
                 tracing::debug!(%reason, "malformed announcement");
                 fetch.metrics.malformed_notifications.increment(1);
             }
-        }
-    }
-
-    fn sender(
-        &self,
-        announced: FullTransaction,
-    ) -> Result<(Recovered<PooledTransaction>, Bytes), Malformed> {
-        if self.trusts_sender {
-            Ok(announced.trust_sender())
-        } else {
-            announced.recover_sender().map_err(|_| Malformed::Signature)
         }
     }
 }

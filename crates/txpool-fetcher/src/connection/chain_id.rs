@@ -1,25 +1,25 @@
 //! The chain that all sources are on.
 
-use std::sync::Mutex;
+use std::sync::OnceLock;
 
-use crate::{config::Endpoint, error::ConnectError, sync::lock};
+use crate::{config::Endpoint, error::ConnectError};
 
 /// The chain of the configuration, or that of the first source that was reached.
 #[derive(Debug)]
-pub(crate) struct ChainId(Mutex<Option<u64>>);
+pub(crate) struct ChainId(OnceLock<u64>);
 
 impl ChainId {
     pub(crate) fn new(configured: Option<u64>) -> Self {
-        Self(Mutex::new(configured))
+        Self(configured.map_or_else(OnceLock::new, OnceLock::from))
     }
 
     pub(crate) fn get(&self) -> Option<u64> {
-        *lock(&self.0)
+        self.0.get().copied()
     }
 
     /// Checks the chain of a source. The first one is taken if none was configured.
     pub(crate) fn check(&self, endpoint: &Endpoint, found: u64) -> Result<(), ConnectError> {
-        let expected = *lock(&self.0).get_or_insert(found);
+        let expected = *self.0.get_or_init(|| found);
         if found == expected {
             return Ok(());
         }

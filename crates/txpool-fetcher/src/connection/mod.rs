@@ -15,7 +15,6 @@
 //! | [`ReadTimes`] | the connection's task, the announcement reader, `status()` | one entry of a ring |
 //! | probe, frontend | the connection's task and its callers | one field |
 //! | socket, trace (in `backend`) | only the connection's task | one move; the records of one read |
-//! | [`ChainId`] | set by the first connection, read by threads that deliver | one field |
 
 mod backend;
 mod chain_id;

@@ -113,13 +113,16 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
         if deliverer.hashes.is_taken(&tx) {
             return self.finish(Outcome::Mined, Some(Seen::Mined));
         }
-        let fetched = self.fetched(tx, raw);
+        let Arrival { entry, source, at, .. } = self.arrival;
+        let now = SystemTime::now();
+        let first_seen = now.checked_sub(at.elapsed()).unwrap_or(now);
+        let fetched = FetchedTransaction { tx, raw, entry, source, announced_at: at, first_seen };
         let Some(delivered) = deliverer.sink.deliver(fetched, about_to_wait) else {
             return self.finish(Outcome::Failed, None);
         };
         // `None`: the fetcher stops, and does not wait for a sink that waits (a full channel).
         let Some(delivery) = delivered else { return };
-        deliverer.metrics.deliver_seconds.record(self.arrival.at.elapsed().as_secs_f64());
+        deliverer.metrics.deliver_seconds.record(at.elapsed().as_secs_f64());
         let (outcome, seen) = match delivery {
             Delivery::Pooled => (Outcome::Pooled, Some(Seen::Delivered)),
             Delivery::Known => (Outcome::Known, Some(Seen::Delivered)),
@@ -138,13 +141,6 @@ impl<'a, S: TransactionSink> DeliveryTask<'a, S> {
             }
         };
         self.finish(outcome, seen);
-    }
-
-    fn fetched(&self, tx: Recovered<PooledTransaction>, raw: Option<Bytes>) -> FetchedTransaction {
-        let Arrival { entry, source, at, .. } = self.arrival;
-        let now = SystemTime::now();
-        let first_seen = now.checked_sub(at.elapsed()).unwrap_or(now);
-        FetchedTransaction { tx, raw, entry, source, announced_at: at, first_seen }
     }
 
     fn finish(self, outcome: Outcome, seen: Option<Seen>) {

@@ -11,7 +11,6 @@ use crate::{
     limits::FETCH_RETRIES,
     metrics::{RETRY_CONNECTION_LOST, RETRY_OTHER_SOURCE, RETRY_RPC_ERROR, RETRY_TIMEOUT},
     outcome::Outcome,
-    request::Unanswered,
 };
 
 /// How many times a request that is lost with its connection is repeated without counting as a
@@ -32,19 +31,9 @@ pub(super) enum NoTransaction {
     Failed(CallError),
 }
 
-impl Unanswered<FetchRequest> for Arc<Fetch> {
-    fn on_failure(&self, request: FetchRequest, error: CallError) {
-        self.failed(request, error);
-    }
-
-    fn on_late(&self, count: u64) {
-        self.metrics.late_answers.increment(count);
-    }
-}
-
 impl Fetch {
     /// The request failed.
-    pub(super) fn failed(self: &Arc<Self>, request: FetchRequest, error: CallError) {
+    pub(crate) fn failed(self: &Arc<Self>, request: FetchRequest, error: CallError) {
         let FetchRequest { task, source, permit } = request;
         permit.record(&Err::<(), _>(error.clone()));
         self.spawn_retry(task, source, NoTransaction::Failed(error));

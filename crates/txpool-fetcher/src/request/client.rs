@@ -40,7 +40,7 @@ use super::{
     pulse::Pulse,
     response::{NotAResponse, Payload, Response},
     slab::{NotInserted, RequestId, Slab},
-    ws::Inbox,
+    ws::Incoming,
 };
 use crate::{connection::End, error::LossReason, sync::lock};
 
@@ -361,18 +361,18 @@ impl<T: Send + 'static> RequestConnection<T> {
 
     pub(super) fn read_messages(
         &self,
-        mut incoming: Inbox,
+        mut incoming: mpsc::Receiver<Incoming>,
         responses: &mut impl Responses<T>,
     ) -> LossReason {
         loop {
-            let message = match incoming.try_next() {
-                Some(message) => message,
-                None => {
+            let message = match incoming.try_recv() {
+                Ok(message) => message,
+                Err(_) => {
                     let now = Instant::now();
                     responses.on_idle();
                     self.pulse.has_read_until(now);
                     self.pulse.waits(Instant::now());
-                    let message = incoming.next();
+                    let message = incoming.blocking_recv();
                     self.pulse.reads();
                     match message {
                         Some(message) => message,

@@ -54,7 +54,7 @@ mod tests;
 pub(crate) use self::{
     client::Responses,
     frame::{Frame, Frames},
-    open::{Opened, Unanswered, open},
+    open::{Opened, open},
     pool_queues::{PoolQueues, PoolRequests},
     response::{Payload, RpcError},
     set::{RequestConnections, Requests},

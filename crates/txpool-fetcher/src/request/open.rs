@@ -135,29 +135,22 @@ async fn greet(
     }
 }
 
-/// Who gets the requests that have no response.
-pub(crate) trait Unanswered<T> {
-    /// The request timed out, or its connection was lost.
-    fn on_failure(&self, request: T, error: CallError);
-
-    /// Responses came after their requests had timed out, or match no request.
-    fn on_late(&self, count: u64);
-}
-
 impl<T: Send + 'static> Opened<T> {
     /// Times requests out and pings silent connections until one of the set is lost; then closes the
-    /// others, passes the requests in flight on, and returns the reason.
+    /// others and returns the reason. `on_failure` gets the requests that timed out or were in flight, `on_late` the
+    /// number of responses that came after their requests had timed out, or that match no request.
     pub(crate) async fn watch(
         self,
         limits: &Limits,
         connections: &RequestConnections<T>,
         index: usize,
-        owner: &impl Unanswered<T>,
+        on_failure: &impl Fn(T, CallError),
+        on_late: impl Fn(u64),
         is_listing: impl Fn() -> bool,
     ) -> LossReason {
         let Self { set, tasks: _tasks } = self;
         // On every path, also when the source is stopped meanwhile.
-        let hands_on = HandsOn { connections, index, set: &set, owner };
+        let hands_on = HandsOn { connections, index, set: &set, on_failure };
         let timeout = limits.fetch_timeout;
         let grain = timeout / 16;
         let mut ticks = interval(grain.clamp(Duration::from_millis(1), Duration::from_millis(100)));
@@ -173,12 +166,12 @@ impl<T: Send + 'static> Opened<T> {
                 }
                 for connection in &set.fetches {
                     while let Some((request, _)) = connection.pop_expired(timeout, now) {
-                        owner.on_failure(request, CallError::Timeout(timeout));
+                        on_failure(request, CallError::Timeout(timeout));
                     }
                     connection.supervise(limits.ping_interval, limit, now);
                     let late = connection.take_late_responses();
                     if late > 0 {
-                        owner.on_late(late);
+                        on_late(late);
                     }
                 }
             }
@@ -192,20 +185,20 @@ impl<T: Send + 'static> Opened<T> {
     }
 }
 
-struct HandsOn<'a, T: Send + 'static, O: Unanswered<T>> {
+struct HandsOn<'a, T: Send + 'static, F: Fn(T, CallError)> {
     connections: &'a RequestConnections<T>,
     index: usize,
     set: &'a Arc<RequestSet<T>>,
-    owner: &'a O,
+    on_failure: &'a F,
 }
 
-impl<T: Send + 'static, O: Unanswered<T>> Drop for HandsOn<'_, T, O> {
+impl<T: Send + 'static, F: Fn(T, CallError)> Drop for HandsOn<'_, T, F> {
     fn drop(&mut self) {
         self.connections.remove(self.index, &Requests::Node(Arc::clone(self.set)));
         self.set.end(&LossReason::Closed);
         for connection in &self.set.fetches {
             for request in connection.take_all() {
-                self.owner.on_failure(request, CallError::ConnectionLost);
+                (self.on_failure)(request, CallError::ConnectionLost);
             }
         }
     }

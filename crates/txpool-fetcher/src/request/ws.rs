@@ -31,21 +31,6 @@ pub(super) struct Incoming {
     _bytes: OwnedSemaphorePermit,
 }
 
-/// The thread's end of the queue.
-#[derive(Debug)]
-pub(super) struct Inbox(mpsc::Receiver<Incoming>);
-
-impl Inbox {
-    pub(super) fn try_next(&mut self) -> Option<Incoming> {
-        self.0.try_recv().ok()
-    }
-
-    /// Waits; `None` when the connection has ended.
-    pub(super) fn next(&mut self) -> Option<Incoming> {
-        self.0.blocking_recv()
-    }
-}
-
 /// Starts the thread, and returns the connection with the task that has to run meanwhile.
 pub(crate) fn open<T: Send + 'static>(
     stream: WsStream,
@@ -56,19 +41,12 @@ pub(crate) fn open<T: Send + 'static>(
     let (incoming_tx, incoming) = mpsc::channel(MESSAGES_WAITING);
     let connection = Arc::new(RequestConnection::over_ws(requests_tx));
     connection.spawn(responses, move |connection, responses| {
-        connection.read_messages(Inbox(incoming), responses)
+        connection.read_messages(incoming, responses)
     })?;
-    let pump = Pump {
-        stream,
-        requests,
-        incoming: incoming_tx,
-        budget: Arc::new(Semaphore::new(units(max_frame_bytes) as usize)),
-        max_units: units(max_frame_bytes),
-    };
     let owner = Arc::clone(&connection);
     Ok((connection, async move {
         let reason = tokio::select! {
-            reason = pump.run() => reason,
+            reason = pump(stream, requests, incoming_tx, units(max_frame_bytes)) => reason,
             reason = owner.closed() => reason,
         };
         owner.end(reason);
@@ -79,69 +57,64 @@ fn units(bytes: usize) -> u32 {
     bytes.div_ceil(UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize)) as u32
 }
 
-struct Pump {
+/// `max_units` is the budget of messages that wait: one of the largest, or many small ones.
+async fn pump(
     stream: WsStream,
-    requests: mpsc::Receiver<WsRequest>,
+    mut requests: mpsc::Receiver<WsRequest>,
     incoming: mpsc::Sender<Incoming>,
-    /// Bytes of messages that may wait: one of the largest, or many small ones.
-    budget: Arc<Semaphore>,
     max_units: u32,
-}
-
-impl Pump {
-    async fn run(self) -> LossReason {
-        let Self { stream, mut requests, incoming, budget, max_units } = self;
-        let (mut write, mut read) = stream.split();
-        let reading = async {
-            loop {
-                match read.next().await {
-                    Some(Ok(Message::Text(text))) => {
-                        let read_at = Instant::now();
-                        let count = units(text.len()).min(max_units);
-                        // The budget is never closed.
-                        let Ok(bytes) = Arc::clone(&budget).acquire_many_owned(count).await else {
-                            return LossReason::Closed;
-                        };
-                        if incoming.send(Incoming { text, read_at, _bytes: bytes }).await.is_err() {
-                            return LossReason::Closed;
-                        }
+) -> LossReason {
+    let budget = Arc::new(Semaphore::new(max_units as usize));
+    let (mut write, mut read) = stream.split();
+    let reading = async {
+        loop {
+            match read.next().await {
+                Some(Ok(Message::Text(text))) => {
+                    let read_at = Instant::now();
+                    let count = units(text.len()).min(max_units);
+                    // The budget is never closed.
+                    let Ok(bytes) = Arc::clone(&budget).acquire_many_owned(count).await else {
+                        return LossReason::Closed;
+                    };
+                    if incoming.send(Incoming { text, read_at, _bytes: bytes }).await.is_err() {
+                        return LossReason::Closed;
                     }
-                    Some(Ok(Message::Close(_))) | None => return LossReason::Closed,
-                    // Pings and pongs of the protocol itself.
-                    Some(Ok(_)) => {}
-                    Some(Err(error)) => return LossReason::from_ws(&error),
                 }
+                Some(Ok(Message::Close(_))) | None => return LossReason::Closed,
+                // Pings and pongs of the protocol itself.
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return LossReason::from_ws(&error),
             }
-        };
-        let writing = async {
-            let mut text = Vec::new();
+        }
+    };
+    let writing = async {
+        let mut text = Vec::new();
+        loop {
+            let Some(mut request) = requests.recv().await else { return LossReason::Closed };
+            // All requests at hand are written together.
             loop {
-                let Some(mut request) = requests.recv().await else { return LossReason::Closed };
-                // All requests at hand are written together.
-                loop {
-                    text.clear();
-                    match request {
-                        WsRequest::Transaction(id, hash) => write_request(&mut text, id, &hash),
-                        WsRequest::Ping => write_ping(&mut text),
-                    }
-                    let message = String::from_utf8_lossy(&text).into_owned();
-                    if let Err(error) = write.feed(Message::text(message)).await {
-                        return LossReason::from_ws(&error);
-                    }
-                    match requests.try_recv() {
-                        Ok(next) => request = next,
-                        Err(_) => break,
-                    }
+                text.clear();
+                match request {
+                    WsRequest::Transaction(id, hash) => write_request(&mut text, id, &hash),
+                    WsRequest::Ping => write_ping(&mut text),
                 }
-                if let Err(error) = write.flush().await {
+                let message = String::from_utf8_lossy(&text).into_owned();
+                if let Err(error) = write.feed(Message::text(message)).await {
                     return LossReason::from_ws(&error);
                 }
+                match requests.try_recv() {
+                    Ok(next) => request = next,
+                    Err(_) => break,
+                }
             }
-        };
-        // Separate branches, so that reading continues while the peer does not read.
-        tokio::select! {
-            reason = reading => reason,
-            reason = writing => reason,
+            if let Err(error) = write.flush().await {
+                return LossReason::from_ws(&error);
+            }
         }
+    };
+    // Separate branches, so that reading continues while the peer does not read.
+    tokio::select! {
+        reason = reading => reason,
+        reason = writing => reason,
     }
 }

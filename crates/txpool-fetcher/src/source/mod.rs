@@ -432,8 +432,11 @@ impl<S: TransactionSink> Source<S> {
         let (fetch, audits) = (Arc::clone(&self.parts.fetch), Arc::clone(&self.shared.audits));
         let index = self.index;
         self.watch_end(Role::Request, async move {
-            let limits = &fetch.settings.limits;
-            opened.watch(limits, &fetch.connections, index, &fetch, || audits.is_listing()).await
+            let (limits, connections) = (&fetch.settings.limits, &fetch.connections);
+            let on_failure = |request, error| fetch.failed(request, error);
+            let on_late = |count| fetch.metrics.late_answers.increment(count);
+            let is_listing = || audits.is_listing();
+            opened.watch(limits, connections, index, &on_failure, on_late, is_listing).await
         });
     }
 
