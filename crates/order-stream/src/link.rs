@@ -130,7 +130,7 @@ impl Link {
                     GetStreamErrorKind::JetStream(error) => Some(error.error_code()),
                     _ => None,
                 },
-                "$JS.API.STREAM.INFO.",
+                "STREAM.INFO.",
             )),
         }
     }
@@ -144,9 +144,9 @@ impl Link {
         }
     }
 
-    /// Whether the server has denied a subject that begins so.
-    pub(crate) fn is_denied(&self, prefix: &str) -> bool {
-        self.status.borrow().denied.iter().any(|subject| subject.starts_with(prefix))
+    /// Whether the server has denied a subject that contains this. It names the subject to which it has mapped a request.
+    pub(crate) fn is_denied(&self, part: &str) -> bool {
+        self.status.borrow().denied.iter().any(|subject| subject.contains(part))
     }
 }
 

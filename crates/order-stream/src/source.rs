@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Messages of one pull request. The client holds at most two: it sends the next when half of one is left.
-const PULL: usize = 2_000;
+const PULL: usize = 8_000;
 
 /// Bytes of one pull request, unless a message may be longer: the server answers none that is smaller than the next message.
 const PULL_BYTES: usize = 8 << 20;
@@ -36,8 +36,9 @@ const PULL_BYTES: usize = 8 << 20;
 /// Added to the longest payload: subjects, which have at most 4 KiB, and what the server adds.
 const HEAD_BYTES: usize = 8 << 10;
 
-/// How long a pull request waits for messages.
-const PULL_EXPIRES: Duration = Duration::from_secs(30);
+/// How long a pull request waits for messages. A server that passes requests on to another account keeps something of each
+/// for as long as the connection lasts, so there should be few.
+const PULL_EXPIRES: Duration = Duration::from_secs(300);
 
 /// The server says as often that a consumer without messages is alive. Without a sign for twice as long, as when the
 /// server that holds the consumer was killed, another is made.
@@ -141,7 +142,7 @@ impl Reader {
                 message = messages.next() => {
                     let message = message.ok_or(State::Unavailable)?.map_err(|error| {
                         tracing::warn!(%error, stream = self.stream, "reading ended");
-                        link.state_after(None, "$JS.API.CONSUMER.MSG.NEXT.")
+                        link.state_after(None, "CONSUMER.MSG.NEXT.")
                     })?;
                     pending = self.deliver(message)?;
                     self.show(self.shown.get(), pending);
@@ -219,14 +220,14 @@ impl Reader {
                 ConsumerErrorKind::JetStream(error) => Some(error.error_code()),
                 _ => None,
             };
-            link.state_after(code, "$JS.API.CONSUMER.CREATE.")
+            link.state_after(code, "CONSUMER.CREATE.")
         })?;
         if consumer.cached_info().delivered.consumer_sequence == 0 {
             return Ok(consumer);
         }
         // The earlier one, which was not deleted: what it has brought would be missing.
         tracing::warn!(stream, "the consumer is not a new one");
-        Err(link.state_after(None, "$JS.API.CONSUMER.DELETE."))
+        Err(link.state_after(None, "CONSUMER.DELETE."))
     }
 }
 

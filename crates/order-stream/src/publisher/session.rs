@@ -330,7 +330,7 @@ impl<'a> Session<'a> {
             };
             if let Some(asked) = &found.asked
                 && (first..=last).contains(&asked.sequence)
-                && !link.is_denied("$JS.API.STREAM.MSG.GET.")
+                && !link.is_denied("STREAM.MSG.GET.")
             {
                 let raw = stream.get_raw_message(asked.sequence).await.ok();
                 let id = raw.as_ref().and_then(|raw| raw.headers.get(NATS_MESSAGE_ID));
