@@ -118,13 +118,9 @@ impl Follower {
     pub(crate) fn end_comparison(&mut self) -> Vec<Item> {
         let (seen, head) = (self.comparison, self.head_number);
         let absent = |published: &Published| published.comparison != seen;
-        let unseen: Vec<_> = match self.flow {
-            Flow::Public => Vec::new(),
-            Flow::Private => {
-                let unseen = self.published.iter().filter(|(_, published)| absent(published));
-                unseen.map(|(id, was)| (*id.hash(), was.terms)).collect()
-            }
-        };
+        let is_private = self.flow == Flow::Private;
+        let unseen = self.published.iter().filter(|(_, was)| is_private && absent(was));
+        let unseen: Vec<_> = unseen.map(|(id, was)| (*id.hash(), was.terms)).collect();
         for (hash, terms) in unseen {
             self.leave(hash, terms, terms.and_then(|terms| terms.signer));
         }

@@ -50,9 +50,6 @@ impl Silence {
 /// Messages that wait in one subscription: more than those of two pull requests.
 const SUBSCRIPTION: usize = 1 << 14;
 
-/// Denied subjects that are remembered: more than a publisher or a source uses.
-const MAX_DENIED: usize = 64;
-
 /// Most time for a request about a stream: one without a leader may not be answered at all, and is asked again.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -60,7 +57,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinkStatus {
     pub(crate) lost: Option<DisconnectReason>,
-    /// The subjects on which the user may not publish, or to which it may not subscribe.
+    /// The subjects on which the user may not publish, or to which it may not subscribe: some of the few that are used over
+    /// a connection.
     denied: BTreeSet<String>,
 }
 
@@ -170,7 +168,7 @@ fn note(sender: &watch::Sender<LinkStatus>, event: Event) {
                 return tracing::warn!(text, "an error of the server");
             };
             sender.send_if_modified(|LinkStatus { denied, .. }| {
-                let is_new = denied.len() < MAX_DENIED && denied.insert(subject.to_owned());
+                let is_new = denied.insert(subject.to_owned());
                 if is_new {
                     tracing::warn!(text, "the server denies a subject");
                 }

@@ -33,9 +33,6 @@ pub(crate) const CONNECTED_BACKOFF: Backoff =
 /// A connection that has lasted this long resets the backoff.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// Longer deadlines of a shutdown are cut: the clock may not go as far.
-const LONGEST_STOP: Duration = Duration::from_hours(24);
-
 /// How much later than its deadline a thread may say that it has ended.
 const GRACE: Duration = Duration::from_millis(200);
 
@@ -108,7 +105,8 @@ impl<S> Running<S> {
                     let mut stop = stopped.clone();
                     let deadline = async {
                         stop.wait().await;
-                        sleep(stop.0.borrow().unwrap_or_default().min(LONGEST_STOP)).await;
+                        let limit = stop.0.borrow().unwrap_or_default();
+                        sleep(limit).await;
                     };
                     // What is done already wins.
                     tokio::select! {

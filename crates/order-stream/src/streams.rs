@@ -69,19 +69,6 @@ impl StreamConfig {
         }
         Ok(())
     }
-
-    fn stream(&self) -> Config {
-        Config {
-            name: stream_name(self.flow, self.chain_id),
-            subjects: stream_subjects(self.flow, self.chain_id),
-            max_age: self.max_age,
-            max_bytes: i64::try_from(self.max_bytes).unwrap_or(i64::MAX),
-            // As long as the messages: who delivers one of them to the stream again must find its id.
-            duplicate_window: self.max_age,
-            num_replicas: self.replicas,
-            ..Config::default()
-        }
-    }
 }
 
 /// Makes the stream of a flow, or changes it if it exists. Must run on a tokio runtime. The user needs
@@ -98,9 +85,17 @@ pub async fn ensure_stream(
     let mut link = Link::open(server, "admin").await?;
     // The servers agree on a leader first.
     link.context.set_timeout(TIMEOUT);
-    let made = link.context.create_or_update_stream(config.stream()).await;
-    made.map(drop).map_err(|error| StreamError::Stream {
-        stream: stream_name(config.flow, config.chain_id),
-        source: Box::new(error),
-    })
+    let stream = stream_name(config.flow, config.chain_id);
+    let stored = Config {
+        name: stream.clone(),
+        subjects: stream_subjects(config.flow, config.chain_id),
+        max_age: config.max_age,
+        max_bytes: i64::try_from(config.max_bytes).unwrap_or(i64::MAX),
+        // As long as the messages, or an order that is published again would be stored again.
+        duplicate_window: config.max_age,
+        num_replicas: config.replicas,
+        ..Config::default()
+    };
+    let made = link.context.create_or_update_stream(stored).await;
+    made.map(drop).map_err(|error| StreamError::Stream { stream, source: Box::new(error) })
 }

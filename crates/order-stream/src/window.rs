@@ -13,10 +13,14 @@ const MAX_MESSAGES: usize = 4_096;
 /// Most bytes of them, 40 transactions with six blobs. One message more may exceed it.
 const MAX_BYTES: usize = 32 << 20;
 
+/// A message by its number, and how often it was published again: a response to an earlier time is not one to the last.
+pub(crate) type Sent = (u64, u32);
+
 #[derive(Debug)]
 struct Slot {
     item: Item,
     size: usize,
+    attempt: u32,
 }
 
 /// The messages that the stream may not have, in the order in which they were published first.
@@ -61,24 +65,27 @@ impl Window {
             && self.bytes < MAX_BYTES
     }
 
-    /// Takes a message that is published for the first time. Returns its number.
-    pub(crate) fn add(&mut self, item: Item, size: usize) -> u64 {
+    /// Takes a message that is published for the first time.
+    pub(crate) fn add(&mut self, item: Item, size: usize) -> Sent {
         let number = self.next;
         self.next += 1;
-        self.slots.insert(number, Slot { item, size });
+        self.slots.insert(number, Slot { item, size, attempt: 0 });
         self.bytes += size;
-        number
+        (number, 0)
     }
 
-    pub(crate) fn get(&self, number: u64) -> Option<&Item> {
+    pub(crate) fn get(&self, (number, _): Sent) -> Option<&Item> {
         self.slots.get(&number).map(|slot| &slot.item)
     }
 
-    /// The number of the next message that is to be published again now. It counts as published.
-    pub(crate) fn resend(&mut self, now: Instant) -> Option<u64> {
+    /// The next message that is to be published again now. It counts as published.
+    pub(crate) fn resend(&mut self, now: Instant) -> Option<Sent> {
         let is_idle = self.slots.len() == self.unsent.len();
         let may_send = self.closed.as_ref().is_none_or(|closed| is_idle && closed.until <= now);
-        may_send.then(|| self.unsent.pop_first())?
+        let number = may_send.then(|| self.unsent.pop_first())??;
+        let slot = self.slots.get_mut(&number)?;
+        slot.attempt += 1;
+        Some((number, slot.attempt))
     }
 
     /// When [`Self::resend`] may return something without a response.
@@ -88,41 +95,42 @@ impl Window {
     }
 
     /// The stream has it, or will never have it. Returns whether it was here.
-    pub(crate) fn settle(&mut self, number: u64) -> bool {
-        let is_here = self.remove(number);
-        if is_here {
+    pub(crate) fn settle(&mut self, (number, _): Sent) -> bool {
+        // A late response to what is to be published again says nothing of the stream as it is now.
+        if !self.unsent.contains(&number) && self.slots.contains_key(&number) {
             self.closed = None;
         }
-        is_here
+        self.remove(number)
     }
 
     /// It is to be published again, if it is here.
-    pub(crate) fn unsend(&mut self, number: u64) {
+    pub(crate) fn unsend(&mut self, (number, _): Sent) {
         if self.slots.contains_key(&number) {
             self.unsent.insert(number);
         }
     }
 
-    /// The stream has not stored it now, and may later.
-    pub(crate) fn fail(&mut self, number: u64, trouble: State, now: Instant, jitter: f64) {
-        if !self.slots.contains_key(&number) {
+    /// The stream has not stored what was published at this attempt, and may later. All others are published again too,
+    /// behind the oldest: with a leader that was killed, their responses are lost.
+    pub(crate) fn fail(&mut self, sent: Sent, trouble: State, now: Instant, jitter: f64) {
+        let (number, attempt) = sent;
+        let is_last = self.slots.get(&number).is_some_and(|slot| slot.attempt == attempt);
+        if !is_last || self.unsent.contains(&number) {
             return;
         }
-        self.unsent.insert(number);
-        let new = Closed { trouble, until: now, failures: 0 };
-        let closed = self.closed.get_or_insert(new);
-        closed.trouble = trouble;
-        // Responses to the messages that were on their way tell nothing new.
-        if closed.until <= now {
-            closed.until = now + CONNECTED_BACKOFF.delay(closed.failures, jitter);
-            closed.failures = closed.failures.saturating_add(1);
-        }
+        self.unsent = self.slots.keys().copied().collect();
+        let failures = self.closed.as_ref().map_or(0, |closed| closed.failures);
+        let until = now + CONNECTED_BACKOFF.delay(failures, jitter);
+        self.closed = Some(Closed { trouble, until, failures: failures.saturating_add(1) });
     }
 
     fn remove(&mut self, number: u64) -> bool {
         self.unsent.remove(&number);
         let slot = self.slots.remove(&number);
         self.bytes -= slot.as_ref().map_or(0, |slot| slot.size);
+        if self.slots.is_empty() {
+            self.closed = None;
+        }
         slot.is_some()
     }
 
@@ -158,19 +166,22 @@ mod tests {
 
     fn window(count: u8) -> (Window, Vec<u64>, Instant) {
         let mut window = Window::default();
-        let numbers = (0..count).map(|n| window.add(item(n), 100)).collect();
+        let numbers = (0..count).map(|n| window.add(item(n), 100).0).collect();
         (window, numbers, Instant::now())
     }
 
     /// The numbers of what is published again now.
     fn resent(window: &mut Window, now: Instant) -> Vec<u64> {
-        std::iter::from_fn(|| window.resend(now)).collect()
+        std::iter::from_fn(|| window.resend(now)).map(|(number, _)| number).collect()
     }
 
     #[test]
     fn a_message_leaves_once_and_frees_its_place() {
         let (mut window, numbers, _) = window(1);
-        assert!(window.settle(numbers[0]) && !window.settle(numbers[0]), "a late response");
+        assert!(
+            window.settle((numbers[0], 0)) && !window.settle((numbers[0], 0)),
+            "a late response"
+        );
         assert_eq!((window.len(), window.bytes), (0, 0));
         window.add(item(1), MAX_BYTES);
         assert!(!window.has_room(), "by bytes");
@@ -179,7 +190,7 @@ mod tests {
             many.add(item(0), 1);
         }
         assert!(!many.has_room(), "by number");
-        many.settle(7);
+        many.settle((7, 0));
         assert!(many.has_room());
     }
 
@@ -187,7 +198,7 @@ mod tests {
     fn a_new_connection_publishes_everything_again_in_its_order() {
         let (mut window, numbers, now) = window(3);
         assert!(resent(&mut window, now).is_empty());
-        window.settle(numbers[1]);
+        window.settle((numbers[1], 0));
         window.connected();
         assert!(!window.has_room(), "the new ones follow");
         assert_eq!(resent(&mut window, now), [numbers[0], numbers[2]]);
@@ -197,26 +208,22 @@ mod tests {
     #[test]
     fn a_stream_without_a_leader_gets_the_oldest_message_alone_after_pauses_that_grow() {
         let (mut window, numbers, mut now) = window(3);
-        window.fail(numbers[2], UNAVAILABLE, now, 1.0);
-        assert_eq!(
-            (window.trouble(), window.next_wake()),
-            (Some(UNAVAILABLE), None),
-            "others are in flight"
-        );
-        assert!(resent(&mut window, now + Duration::from_secs(9)).is_empty());
-        for number in &numbers[..2] {
-            window.fail(*number, UNAVAILABLE, now, 1.0);
-        }
-        for pause in [250, 500, 1_000, 1_000] {
+        window.fail((numbers[2], 0), UNAVAILABLE, now, 1.0);
+        assert_eq!(window.trouble(), Some(UNAVAILABLE));
+        // The response to the first is lost, and that to the second is late.
+        window.fail((numbers[1], 0), UNAVAILABLE, now, 1.0);
+        for (attempt, pause) in (1..).zip([250, 500, 1_000, 1_000]) {
             assert!(resent(&mut window, now).is_empty() && !window.has_room());
             now += Duration::from_millis(pause);
             assert_eq!(window.next_wake(), Some(now));
             assert_eq!(resent(&mut window, now), numbers[..1]);
-            window.fail(numbers[0], UNAVAILABLE, now, 1.0);
+            window.fail((numbers[0], attempt - 1), UNAVAILABLE, now, 1.0);
+            assert_eq!(window.next_wake(), None, "that was the response to an earlier time");
+            window.fail((numbers[0], attempt), UNAVAILABLE, now, 1.0);
         }
         now += Duration::from_secs(1);
         assert_eq!(resent(&mut window, now), numbers[..1]);
-        assert!(window.settle(numbers[0]));
+        assert!(window.settle((numbers[0], 0)));
         assert_eq!(window.trouble(), None);
         assert_eq!(resent(&mut window, now), numbers[1..], "the others at once");
         assert!(window.has_room());
@@ -230,7 +237,15 @@ mod tests {
         assert_eq!(window.withdraw(is_first), 1);
         window.connected();
         assert_eq!(resent(&mut window, now), numbers[1..]);
-        window.fail(numbers[0], UNAVAILABLE, now, 1.0);
-        assert!(!window.settle(numbers[0]) && window.trouble().is_none());
+        window.fail((numbers[0], 1), UNAVAILABLE, now, 1.0);
+        assert!(!window.settle((numbers[0], 0)) && window.trouble().is_none());
+    }
+
+    #[test]
+    fn a_late_response_does_not_open_a_stream_that_stores_nothing_unless_nothing_is_left() {
+        let (mut window, numbers, now) = window(2);
+        window.fail((numbers[1], 0), UNAVAILABLE, now, 1.0);
+        assert!(window.settle((numbers[1], 0)) && window.trouble().is_some());
+        assert!(window.settle((numbers[0], 0)) && window.trouble().is_none() && window.has_room());
     }
 }

@@ -18,7 +18,7 @@ use futures::{
     stream::FuturesUnordered,
 };
 use order_pool::{Event, Lagged, Subscription};
-use tokio::time::{sleep, sleep_until};
+use tokio::time::{sleep, sleep_until, timeout};
 
 use super::Run;
 use crate::{
@@ -29,6 +29,7 @@ use crate::{
     response::Response,
     running::{self, Stop},
     state::{DisconnectReason::Lost, State},
+    window::Sent,
     wire::{Encoded, Record},
 };
 
@@ -43,8 +44,12 @@ const IN_PROCESS_PAUSE: Duration = Duration::from_secs(1);
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 const CHECK_AGAIN: Duration = Duration::from_secs(1);
 
-/// The response to a message: its number and its message id.
-type Responded = (u64, String, Response);
+/// The same, while the stream stores nothing and one message is tried: a leader that was elected without the others accepts
+/// messages and never acknowledges them.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The response to a message, with its message id.
+type Responded = (Sent, String, Response);
 
 /// What happens over one connection.
 struct Session<'a> {
@@ -195,10 +200,10 @@ impl<'a> Session<'a> {
 
     /// Publishes again what the stream may not have, then what is held, as far as there is room.
     async fn publish(&mut self) -> Result<(), State> {
-        while let Some(number) = self.run.window.resend(Instant::now()) {
-            if let Some(encoded) = self.run.window.get(number).and_then(|it| it.record.encode()) {
+        while let Some(sent) = self.run.window.resend(Instant::now()) {
+            if let Some(encoded) = self.run.window.get(sent).and_then(|it| it.record.encode()) {
                 self.run.counters.republished.add(1);
-                self.send(number, encoded).await?;
+                self.send(sent, encoded).await?;
             }
         }
         while self.run.window.has_room()
@@ -214,15 +219,17 @@ impl<'a> Session<'a> {
             let size = encoded.payload.len();
             counters.published.add(1);
             counters.bytes.increment(size as u64);
-            let number = window.add(item, size);
-            self.send(number, encoded).await?;
+            let sent = window.add(item, size);
+            self.send(sent, encoded).await?;
         }
         Ok(())
     }
 
     /// Sends a message of the window. Waits only while the connection's commands are full, and not beyond its loss.
-    async fn send(&mut self, number: u64, encoded: Encoded) -> Result<(), State> {
-        let Some(item) = self.run.window.get(number) else { return Ok(()) };
+    async fn send(&mut self, sent: Sent, encoded: Encoded) -> Result<(), State> {
+        let window = &self.run.window;
+        let Some(item) = window.get(sent) else { return Ok(()) };
+        let patience = if window.trouble().is_some() { TRIAL_TIMEOUT } else { ACK_TIMEOUT };
         let mut id = hex::encode(encoded.id);
         // Another message for the stream, and the same for who reads it.
         id.push_str(&item.suffix(&self.run.run_id).unwrap_or_default());
@@ -233,18 +240,20 @@ impl<'a> Session<'a> {
         match self.link.unless_lost(self.context.send_publish(subject, message)).await? {
             Ok(ack) => self.responses.push(
                 async move {
-                    let response = Response::from(ack.await);
+                    let response = timeout(patience, ack.into_future()).await;
+                    let response =
+                        response.map_or(Response::Later(State::Unavailable), Response::from);
                     if response == Response::InProcess {
                         sleep(IN_PROCESS_PAUSE).await;
                     }
-                    (number, id, response)
+                    (sent, id, response)
                 }
                 .boxed(),
             ),
             Err(error) => match Response::from(Err(error)) {
                 refused @ Response::Refused(_) => {
                     tracing::warn!(id, ?refused, "a message is not published");
-                    self.on_response((number, id, refused));
+                    self.on_response((sent, id, refused));
                 }
                 // A socket that takes nothing: the message stays in the window.
                 _ => return Err(State::Disconnected { reason: Lost }),
@@ -253,12 +262,12 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn on_response(&mut self, (number, message_id, response): Responded) {
+    fn on_response(&mut self, (sent, message_id, response): Responded) {
         let now = Instant::now();
         match response {
             Response::Stored { sequence, is_duplicate } => {
                 let Run { window, counters, identity, .. } = &mut *self.run;
-                if window.settle(number) {
+                if window.settle(sent) {
                     counters.acknowledged[usize::from(is_duplicate)].add(1);
                 }
                 let stored_at = (!is_duplicate).then_some(now);
@@ -266,16 +275,16 @@ impl<'a> Session<'a> {
                     self.reset();
                 }
             }
-            Response::InProcess => self.run.window.unsend(number),
+            Response::InProcess => self.run.window.unsend(sent),
             Response::Later(trouble) => {
-                self.run.window.fail(number, trouble, now, rand::random());
+                self.run.window.fail(sent, trouble, now, rand::random());
                 if trouble == State::Unavailable {
                     // It may be missing.
                     self.check_at = self.check_at.min(now + CHECK_AGAIN);
                 }
             }
             Response::Refused(reason) => {
-                if self.run.window.settle(number) {
+                if self.run.window.settle(sent) {
                     self.run.counters.refused[reason as usize].add(1);
                 }
             }

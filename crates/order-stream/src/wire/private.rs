@@ -15,11 +15,8 @@ use super::{
     tx,
 };
 
-/// Where the content of a message begins that has nothing before it but its version and its kind.
-const CONTENT: usize = 2;
-
-/// What is published of a pooled bundle. The message id is a hash of all of its fields but the
-/// first-seen time and the holder.
+/// What is published of a pooled bundle. The message id is a hash of all of its fields but the first-seen time and the
+/// holder.
 pub(super) fn encode_bundle(bundle: &Bundle) -> Encoded {
     let parts = bundle.parts();
     let lists = [&parts.reverting_tx_hashes, &parts.dropping_tx_hashes, &parts.refund_tx_hashes];
@@ -114,5 +111,5 @@ pub(super) fn encode_cancel_private(hash: &B256, signer: Address) -> Encoded {
     let mut writer = Writer::new(KIND_CANCEL_PRIVATE, 64);
     writer.put(hash);
     writer.put(signer);
-    writer.finish(CONTENT)
+    writer.finish(2)
 }
