@@ -63,6 +63,16 @@ pub enum ReplayError {
         /// The column.
         column: &'static str,
     },
+    /// A required column is compressed in a way that is not read: gzip and nothing are.
+    #[error("column {column} of {path} is compressed with {codec}, must be GZIP or UNCOMPRESSED")]
+    Codec {
+        /// The file.
+        path: PathBuf,
+        /// The column.
+        column: String,
+        /// The codec's name.
+        codec: String,
+    },
     /// A required column has the wrong type.
     #[error("column {column} of {path} is {found}, expected {expected}")]
     ColumnType {

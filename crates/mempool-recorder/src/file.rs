@@ -181,6 +181,11 @@ fn new_reader<T: DataType>(descriptor: ColumnDescPtr, pages: Pages) -> ColumnRea
     ColumnReaderImpl::new(descriptor, Box::new(pages))
 }
 
+/// Whether pages that are compressed in this way are read. Others are refused when their file is opened.
+pub(crate) const fn is_read(compression: Compression) -> bool {
+    matches!(compression, Compression::UNCOMPRESSED | Compression::GZIP(_))
+}
+
 /// The pages of a column, decompressed within the limits.
 struct Pages {
     inner: SerializedPageReader<Input>,
@@ -190,14 +195,7 @@ struct Pages {
 impl Pages {
     fn open(input: &Arc<Input>, group: &RowGroupMetaData, index: usize) -> Result<Self> {
         let column = group.column(index);
-        let is_gzip = match column.compression() {
-            Compression::UNCOMPRESSED => false,
-            Compression::GZIP(_) => true,
-            other => {
-                let reason = format!("compressed with {other}, which is not read: gzip or nothing");
-                return Err(ParquetError::NYI(reason));
-            }
-        };
+        let is_gzip = column.compression() != Compression::UNCOMPRESSED;
         let raw = column.clone().into_builder().set_compression(Compression::UNCOMPRESSED);
         let rows = usize::try_from(group.num_rows())?;
         let inner = SerializedPageReader::new(Arc::clone(input), &raw.build()?, rows, None)?;

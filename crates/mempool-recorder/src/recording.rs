@@ -28,7 +28,7 @@ use txpool_fetcher::{Malformed, RawTransaction, read_raw};
 use crate::{
     columns::{FROM, HASH, RAW_TX, TIMESTAMP},
     error::{BadRow, ReplayError},
-    file::{Column, Input},
+    file::{Column, Input, is_read},
     segment::EXTENSION,
 };
 
@@ -207,6 +207,17 @@ impl OpenFile {
     fn open(path: PathBuf, config: RecordingConfig) -> Result<Self, ReplayError> {
         let (input, metadata) = Input::open(&path)?;
         let columns = Columns::find(&path, metadata.file_metadata().schema_descr(), config)?;
+        let used = [Some(columns.timestamp), Some(columns.hash), Some(columns.raw), columns.from];
+        for group in metadata.row_groups() {
+            for column in used.iter().flatten().filter_map(|index| group.columns().get(*index)) {
+                if !is_read(column.compression()) {
+                    let codec = column.compression().to_string();
+                    let codec = codec.split('(').next().unwrap_or_default().to_owned();
+                    let column = column.column_path().string();
+                    return Err(ReplayError::Codec { path, column, codec });
+                }
+            }
+        }
         Ok(Self { path, input, metadata, columns, next_group: 0, group: None })
     }
 

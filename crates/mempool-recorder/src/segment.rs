@@ -17,6 +17,9 @@ use crate::{
 /// The extension of a complete segment.
 pub(crate) const EXTENSION: &str = "parquet";
 
+/// The extension until then.
+const UNFINISHED: &str = "unfinished";
+
 /// Names sort in the order of their rows: the start of the recorder in milliseconds, then a number.
 #[derive(Debug)]
 pub(crate) struct Segments {
@@ -33,8 +36,25 @@ impl Segments {
         fs::create_dir_all(&folder)?;
         let since = start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let mut segments = Self { folder, start_ms: since.as_millis(), number: 0, next: None };
+        segments.remove_unfinished()?;
         segments.next = Some(segments.open()?);
+        // By which complete segments get their names: not every file system has hard links.
+        let probe = segments.unfinished().with_extension("probe");
+        fs::hard_link(segments.unfinished(), &probe)?;
+        fs::remove_file(probe)?;
         Ok(segments)
+    }
+
+    /// Removes what recorders have left that were killed. One that still runs has locked its file.
+    fn remove_unfinished(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.folder)? {
+            let path = entry?.path();
+            let is_unfinished = path.extension().is_some_and(|found| found == UNFINISHED);
+            if is_unfinished && File::open(&path)?.try_lock().is_ok() {
+                fs::remove_file(&path)?;
+            }
+        }
+        Ok(())
     }
 
     /// Writes a segment and gives it its name. Returns its size in bytes. After an error the file
@@ -80,7 +100,9 @@ impl Segments {
     }
 
     fn open(&self) -> io::Result<File> {
-        File::create_new(self.unfinished())
+        let file = File::create_new(self.unfinished())?;
+        file.lock()?;
+        Ok(file)
     }
 
     fn complete(&self) -> PathBuf {
@@ -88,7 +110,7 @@ impl Segments {
     }
 
     fn unfinished(&self) -> PathBuf {
-        self.complete().with_extension("unfinished")
+        self.complete().with_extension(UNFINISHED)
     }
 }
 

@@ -1,7 +1,7 @@
 use std::{collections::BTreeSet, fs, path::Path, sync::OnceLock};
 
 use alloy_primitives::B256;
-use mempool_recorder::{BadRow, MAX_PAGE_BYTES, Recording, RecordingConfig};
+use mempool_recorder::{BadRow, MAX_PAGE_BYTES, Recording, RecordingConfig, ReplayError};
 use proptest::prelude::*;
 use testkit::corpus::{Seed, damaged_seeds, seeds};
 
@@ -15,6 +15,24 @@ fn two_segments() -> (tempfile::TempDir, [Vec<u8>; 2]) {
     let [first, second] = paths.as_slice() else { panic!("{paths:?}") };
     let bytes = [first, second].map(|path| fs::read(path).expect("a file"));
     (folder, bytes)
+}
+
+#[test]
+fn a_file_whose_codec_is_not_read_is_refused_by_the_name_of_the_codec() {
+    let (folder, [first, _]) = two_segments();
+    let path = folder.path().join("other.parquet");
+    // In the footer: the codec, which is the fourth field, and the number of values behind it.
+    let gzip = [0x15, 0x04, 0x16];
+    for (code, name) in [(1, "SNAPPY"), (4, "BROTLI"), (5, "LZ4"), (6, "ZSTD"), (7, "LZ4_RAW")] {
+        let mut bytes = first.clone();
+        for at in (0..bytes.len() - gzip.len()).filter(|at| first[*at..].starts_with(&gzip)) {
+            bytes[at + 1] = 2 * code;
+        }
+        fs::write(&path, bytes).expect("a file");
+        let error = Recording::open(&path, RecordingConfig::default()).expect_err("no codec");
+        let is_it = matches!(&error, ReplayError::Codec { codec, .. } if codec == name);
+        assert!(is_it, "{name}: {error}");
+    }
 }
 
 /// Reads all there is, as a replay would: good rows, and bad ones.

@@ -1,6 +1,7 @@
 //! The test binary again as a recorder that is killed.
 
 use std::{
+    fs,
     io::{BufRead as _, BufReader, Write as _},
     path::PathBuf,
     process::{Command, Stdio},
@@ -10,7 +11,7 @@ use alloy_primitives::B256;
 use mempool_recorder::{POLL_INTERVAL, Recorder, RecorderConfig};
 use mock_node::workload::{Mix, Workload, WorkloadConfig};
 
-use crate::files::{all, insert, pool, segments};
+use crate::files::{LONG, all, insert, pool, segments};
 
 const FOLDER: &str = "MEMPOOL_RECORDER_TEST_FOLDER";
 
@@ -71,4 +72,20 @@ fn what_a_killed_recorder_has_named_is_what_was_pooled_up_to_its_last_segment() 
     assert!(recorded.len() <= pooled.len() + 1, "{} of {}", recorded.len(), pooled.len());
     let told = recorded.len().min(pooled.len());
     assert_eq!(recorded[..told], pooled[..told]);
+}
+
+#[test]
+fn what_a_killed_recorder_has_not_named_is_removed_and_what_another_writes_is_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("0000000000001-00000000.unfinished"), "PAR1").expect("a file");
+    let start = || Recorder::start(&pool(), RecorderConfig::new(folder.path())).expect("a folder");
+    let files = || fs::read_dir(folder.path()).expect("a folder").count();
+    let first = start();
+    assert_eq!(files(), 1, "its own");
+    // They are named after the millisecond in which their recorder started.
+    std::thread::sleep(POLL_INTERVAL);
+    let second = start();
+    assert_eq!(files(), 2);
+    assert!(first.shutdown(LONG).ended && second.shutdown(LONG).ended);
+    assert_eq!(files(), 0);
 }
