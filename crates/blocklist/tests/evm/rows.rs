@@ -4,7 +4,7 @@
 
 use blocklist::{Blocked, ExecuteError, How};
 use revm::{
-    DatabaseCommit, ExecuteCommitEvm, ExecuteEvm,
+    ExecuteEvm,
     bytecode::opcode,
     context::{
         TxEnv,
@@ -15,9 +15,8 @@ use revm::{
         either::Either,
         transaction::{Authorization, RecoveredAuthority, RecoveredAuthorization},
     },
-    database::{CacheDB, EmptyDB, State, states::bundle_state::BundleRetention},
     primitives::{Address, B256, Bytes, TxKind, U256, address, hardfork::SpecId, keccak256},
-    state::{AccountInfo, EvmState},
+    state::EvmState,
 };
 
 use crate::support::{
@@ -382,32 +381,4 @@ fn an_execution_left_in_the_journal_is_refused_and_cleared() {
         guard(&[VICTIM]).execute(&mut evm, tx(OTHER)).expect("a clean EVM").commit();
         assert_eq!(evm.ctx.journaled_state.database.commits, 1);
     }
-}
-
-#[test]
-fn what_state_collects_over_a_block_lacks_the_accounts_that_were_only_read() {
-    for spec in forks() {
-        let mut database = CacheDB::new(EmptyDB::default());
-        let world = with_router(Asm::new().address(VICTIM).op(opcode::BALANCE));
-        database.cache = world.inner.cache;
-        database.insert_account_info(VICTIM, AccountInfo::from_balance(U256::ONE));
-        let mut state = State::builder().with_database(database).with_bundle_update().build();
-        let mut evm = evm_over(&mut state, spec);
-        let executed = evm.transact(tx(ROUTER)).expect("valid");
-        assert!(executed.state.contains_key(&VICTIM), "{spec}");
-        evm.commit(executed.state);
-        drop(evm);
-        state.merge_transitions(BundleRetention::Reverts);
-        assert!(state.bundle_state.state.contains_key(&SENDER), "{spec}");
-        assert!(!state.bundle_state.state.contains_key(&VICTIM), "{spec}: a bypass");
-    }
-}
-
-fn evm_over<D: revm::Database<Error: std::fmt::Debug> + DatabaseCommit>(
-    database: D,
-    spec: SpecId,
-) -> revm::handler::MainnetEvm<revm::handler::MainnetContext<D>> {
-    use revm::{MainBuilder, MainContext, context::CfgEnv};
-    let context = revm::Context::mainnet().with_db(database).with_cfg(CfgEnv::new_with_spec(spec));
-    context.modify_block_chained(|block| block.beneficiary = COINBASE).build_mainnet()
 }

@@ -422,40 +422,6 @@ fn internal_work_that_waits_does_not_spin() {
 }
 
 #[test]
-fn with_one_worker_thread_nothing_livelocks() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    let gate = gate(64, 2, 1);
-    let served = runtime.block_on(async {
-        let internal = (0..200).map(|_| {
-            let gate = gate.clone();
-            tokio::spawn(async move {
-                let _permit = gate.acquire_internal().await;
-                tokio::task::yield_now().await;
-                true
-            })
-        });
-        let external = (0..200).map(|_| {
-            let gate = gate.clone();
-            tokio::spawn(async move {
-                let Ok(_request) = gate.enter(Instant::now()) else { return false };
-                tokio::task::yield_now().await;
-                let permit = gate.acquire_external(Priority::Unsigned, Instant::now()).await;
-                tokio::task::yield_now().await;
-                permit.is_ok()
-            })
-        });
-        let tasks: Vec<_> = internal.chain(external).collect();
-        join_all(tasks).await.into_iter().map(Result::unwrap).collect::<Vec<_>>()
-    });
-    assert!(served[..200].iter().all(|served| *served), "internal work is never refused");
-    let stats = gate.stats();
-    assert_eq!(stats.internal_admitted, 200);
-    assert_eq!(stats.work_admitted, served[200..].iter().filter(|served| **served).count() as u64);
-    assert_eq!(stats.requests_admitted + stats.requests_refused, 200);
-    assert!(is_empty(&gate));
-}
-
-#[test]
 fn the_futures_of_a_gate_and_of_a_monitor_can_be_sent_to_other_threads() {
     fn send<T: Send>(_: T) {}
     // That it compiles is the test.

@@ -234,19 +234,6 @@ async fn what_was_pending_what_is_announced_and_what_is_dropped_in_silence_all_a
 }
 
 #[tokio::test]
-async fn the_audit_on_the_timer_brings_in_what_was_dropped_in_silence() {
-    let (chain_id, txs) = prepared(20);
-    let pool = SmallPool::new(chain_id);
-    let interval = Some(Duration::from_millis(50));
-    let (fetcher, ours) = ingest(FetcherConfig { audit_interval: interval, ..config(&pool) }).await;
-    pool.drops.store(true, Relaxed);
-    txs.iter().for_each(|tx| pool.add(tx));
-    settled(&fetcher, "the audit", |counts| counts.audit_recovered == 20).await;
-    let counts = is_complete(&fetcher, &pool, &ours).await;
-    assert_eq!((counts.announced, counts.pooled, counts.lagged), (0, 20, 0));
-}
-
-#[tokio::test]
 async fn a_lag_that_the_stream_reports_opens_a_gap_at_once_and_the_comparison_closes_it() {
     let (chain_id, txs) = prepared(20);
     let pool = SmallPool::new(chain_id);
