@@ -177,9 +177,7 @@ impl Dispatcher {
         (request.calls, request.by) = ran??;
         // The work permit is released while proofs wait for theirs, and while the host decides.
         for call in &mut request.calls {
-            let is_unproven =
-                matches!(&call.state, State::Verified(_, verified) if verified.is_unproven());
-            if let Some((method, verified)) = is_unproven.then(|| call.take_verified()).flatten() {
+            if let Some((method, verified)) = call.take_verified() {
                 call.state = match self.methods.prove(method, verified, request.by).await {
                     Ok(verified) => State::Verified(method, verified),
                     Err(error) => State::Done(Err(error)),

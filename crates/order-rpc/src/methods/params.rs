@@ -146,9 +146,7 @@ fn check(field: &str, value: &str) -> Result<(), String> {
     };
     let mut text = serde_json::Deserializer::from_str(value);
     match (Bounded { max: 0 }).deserialize(&mut text) {
-        Ok((_, length)) if length > limit => {
-            Err(format!("{field} has {length} entries, the most is {limit}"))
-        }
+        Ok((_, length)) if length > limit => Err(format!("{length} entries, the most is {limit}")),
         // No list: its type says so.
         _ => Ok(()),
     }
@@ -271,7 +269,7 @@ mod tests {
             // None of the elements reads: one that had been read would be the error.
             let list = vec!["5"; limit + 1].join(",");
             let error = error(&format!(r#"[{{"{field}":[{list}]}}]"#)).json("1");
-            let entries = format!("{field} has {} entries, the most is {limit}", limit + 1);
+            let entries = format!("{field}: {} entries, the most is {limit}", limit + 1);
             assert!(error.contains(&entries), "{error}");
         }
     }

@@ -119,13 +119,17 @@ impl Proofs {
 }
 
 impl Methods {
-    /// Verifies the proofs of an order's blobs, each blob under a work permit of its own.
+    /// Verifies the proofs of an order's blobs, if there are any, each under a work permit of its
+    /// own.
     pub(crate) async fn prove(
         &self,
         method: Method,
         mut verified: Verified,
         by: By,
     ) -> Result<Verified, ErrorResponse> {
+        if !verified.is_unproven() {
+            return Ok(verified);
+        }
         let Ok(Ok(_turn)) = timeout(PROOF_WAIT, self.proofs.turn.acquire()).await else {
             let message = "the proofs of too many blobs wait to be verified";
             return Err(self.limiter.retry_later(Reason::NoPermit, message));
