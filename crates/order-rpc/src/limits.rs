@@ -120,7 +120,8 @@ pub(crate) struct Limiter {
     pub(crate) active: TaskTracker,
     /// Requests in flight that claim no signature; `None`: no limit.
     unsigned: Option<Arc<Budget>>,
-    buffered: Arc<Budget>,
+    /// Bytes of bodies, and of responses that are not sent yet.
+    pub(crate) buffered: Arc<Budget>,
     quotas: Option<Mutex<Quotas<Address>>>,
     caller_quotas: Option<Mutex<Quotas<CallerId>>>,
 }
@@ -172,11 +173,6 @@ impl Limiter {
             limits,
             gate,
         }
-    }
-
-    /// Bytes of bodies, and of responses that are not sent yet.
-    pub(crate) fn buffered_bytes(&self) -> usize {
-        self.buffered.used()
     }
 
     /// An error response with a retry-after time, for a reason that is not the gate's.

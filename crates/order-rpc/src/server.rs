@@ -126,7 +126,7 @@ impl OrderRpc {
 
     /// Bytes of request bodies, and of responses that are not sent yet.
     pub fn buffered_bytes(&self) -> usize {
-        self.dispatcher.limiter.buffered_bytes()
+        self.dispatcher.limiter.buffered.used()
     }
 
     /// Shuts down: new requests are refused, requests in flight get their responses, deferred

@@ -1,7 +1,7 @@
 //! The server from outside. Tests that need a process of their own are in `tests/`.
 
 use load_control::{GateConfig, LoadMonitor, MonitorConfig, QueueLoad};
-use order_pool::{OrderPool, PoolConfig};
+use order_pool::{Bundle, Event, OrderPool, PoolConfig, Subscription};
 
 use self::common::{PATIENCE, Server, gate_config};
 use crate::{Host, OrderRpc, OrderRpcConfig, limits::Limits};
@@ -66,6 +66,15 @@ fn start_at_head() -> Server {
     let server = start(common::config());
     server.pool.on_head(common::block(100, &[]));
     server
+}
+
+/// The bundles that a subscription has now.
+fn bundles(mut orders: Subscription) -> Vec<Bundle> {
+    let bundle = |event| match event {
+        Ok(Event::Added(order)) => order.as_bundle().cloned(),
+        _ => None,
+    };
+    std::iter::from_fn(|| orders.try_next()).filter_map(bundle).collect()
 }
 
 /// With a pool of the test's own.

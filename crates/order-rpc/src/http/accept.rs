@@ -64,11 +64,12 @@ impl HttpServer {
         let proxies = &limiter.limits.config.trusted_proxies;
         let is_proxy = proxies.contains(&address.ip().to_canonical());
         let caller = limiter.callers.of_connection(address.ip());
-        let of_caller = if is_proxy { None } else { Some(caller.connections.take(1)) };
-        let (of_caller, of_all) = match (of_caller, limiter.connections.take(1)) {
-            (Some(None), _) => return self.refuse(socket, Reason::CallerConnections),
-            (_, None) => return self.refuse(socket, Reason::Connections),
-            (of_caller, Some(of_all)) => (of_caller.flatten(), of_all),
+        // A proxy has no share.
+        let Some(of_caller) = caller.connections.take(usize::from(!is_proxy)) else {
+            return self.refuse(socket, Reason::CallerConnections);
+        };
+        let Some(of_all) = limiter.connections.take(1) else {
+            return self.refuse(socket, Reason::Connections);
         };
         let open = OpenConnection::new(&self.dispatcher.metrics);
         // Disables Nagle's algorithm, so that small responses are sent at once. This fails only for

@@ -52,7 +52,7 @@ pub(crate) struct Caller {
 
 impl Drop for Caller {
     fn drop(&mut self) {
-        let mut known = self.known.lock();
+        let mut known = lock(&self.known);
         // The caller may have returned since.
         if known.get(&self.id).is_some_and(|caller| caller.strong_count() == 0) {
             known.remove(&self.id);
@@ -61,15 +61,10 @@ impl Drop for Caller {
 }
 
 /// Only callers that hold something, so it is as bounded as connections and requests are.
-#[derive(Debug, Default)]
-struct Known {
-    callers: Mutex<HashMap<CallerId, Weak<Caller>>>,
-}
+type Known = Mutex<HashMap<CallerId, Weak<Caller>>>;
 
-impl Known {
-    fn lock(&self) -> MutexGuard<'_, HashMap<CallerId, Weak<Caller>>> {
-        self.callers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock(known: &Known) -> MutexGuard<'_, HashMap<CallerId, Weak<Caller>>> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// All callers.
@@ -101,7 +96,7 @@ impl Callers {
     }
 
     fn with_id(&self, id: CallerId) -> Arc<Caller> {
-        let mut known = self.known.lock();
+        let mut known = lock(&self.known);
         if let Some(caller) = known.get(&id).and_then(Weak::upgrade) {
             return caller;
         }
@@ -146,9 +141,9 @@ mod tests {
         let (subscriber, same) = (of("2001:db8::1"), of("2001:db8::ffff:1"));
         assert!(Arc::ptr_eq(&subscriber, &same));
         assert!(!Arc::ptr_eq(&subscriber, &of("2001:db8:0:1::1")));
-        assert_eq!(callers.known.lock().len(), 2, "the others hold nothing");
+        assert_eq!(lock(&callers.known).len(), 2, "the others hold nothing");
         drop((one, mapped, subscriber, same));
-        assert_eq!(callers.known.lock().len(), 0);
+        assert_eq!(lock(&callers.known).len(), 0);
     }
 
     #[test]

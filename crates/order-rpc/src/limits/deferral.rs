@@ -93,16 +93,16 @@ impl Deferral {
         loop {
             let added = self.added.notified();
             match self.next_due() {
-                Err(Closed) => return,
-                Ok(None) => added.await,
-                Ok(Some(due)) if self.pressed() && due > Instant::now() => {
+                None => return,
+                Some(None) => added.await,
+                Some(Some(due)) if self.pressed() && due > Instant::now() => {
                     // The order is irrelevant: both branches lead to a new look at the queue.
                     tokio::select! {
                         () = self.normal_or(due) => {}
                         () = added => {}
                     }
                 }
-                Ok(Some(_)) => {
+                Some(Some(_)) => {
                     // Acquires the permit first, because the popped work runs at once.
                     let permit = self.gate.acquire_external_deferred().await;
                     if let Some(sender) = self.pop() {
@@ -139,9 +139,10 @@ impl Deferral {
         self.monitor.as_ref().is_some_and(LoadMonitor::is_pressed)
     }
 
-    fn next_due(&self) -> Result<Option<Instant>, Closed> {
+    /// `None` once closed.
+    fn next_due(&self) -> Option<Option<Instant>> {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.as_ref().map(DeferralQueue::next_due).ok_or(Closed)
+        queue.as_ref().map(DeferralQueue::next_due)
     }
 
     fn pop(&self) -> Option<oneshot::Sender<WorkPermit>> {
@@ -171,5 +172,3 @@ impl Drop for Waiter<'_> {
         }
     }
 }
-
-struct Closed;

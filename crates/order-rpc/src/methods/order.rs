@@ -221,11 +221,6 @@ fn needs_signature(field: &str) -> ErrorResponse {
     ErrorResponse::field(Reason::Signature, field, format!("{field} needs a signed request"))
 }
 
-fn known() -> ErrorResponse {
-    let message = "already known, and not in the pool any more".to_owned();
-    ErrorResponse::rejected(Reason::Known, message)
-}
-
 fn superseded(nonce: u64, current: u64) -> ErrorResponse {
     let message = format!("replacementNonce is {nonce}, must be above {current}");
     ErrorResponse::rejected(Reason::Superseded, message)
@@ -243,7 +238,10 @@ fn check_outcome(outcome: InsertOutcome, field: &str) -> Result<(), ErrorRespons
             let message = "replacementUuid was cancelled permanently".to_owned();
             Err(ErrorResponse::rejected(Reason::Superseded, message))
         }
-        InsertOutcome::AlreadyRemoved => Err(known()),
+        InsertOutcome::AlreadyRemoved => {
+            let message = "already known, and not in the pool any more".to_owned();
+            Err(ErrorResponse::rejected(Reason::Known, message))
+        }
         InsertOutcome::Mined => Err(ErrorResponse::rejected(
             Reason::Mined,
             format!("{field}: a recent block contains it"),

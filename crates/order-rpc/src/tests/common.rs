@@ -325,8 +325,12 @@ pub async fn signed_call(
 }
 
 pub async fn send_signed(addr: SocketAddr, signer: &PrivateKeySigner, body: &str) -> Answer {
+    send_signed_on(TcpStream::connect(addr).await.unwrap(), signer, body).await
+}
+
+pub async fn send_signed_on(to: TcpStream, signer: &PrivateKeySigner, body: &str) -> Answer {
     let header = signature(signer, body.as_bytes());
-    send(addr, body.as_bytes(), &[("x-flashbots-signature", &header)]).await
+    send_on(to, body.as_bytes(), &[("x-flashbots-signature", &header)]).await
 }
 
 pub fn plain(nonce: u64) -> TxEip1559 {

@@ -5,7 +5,6 @@ use std::net::{IpAddr, Ipv4Addr};
 use alloy_primitives::{Address, B256};
 use alloy_signer_local::PrivateKeySigner;
 use futures::future::join_all;
-use order_pool::{Event, Order};
 use order_rpc::{OrderRpcConfig, Quota, SignatureMode};
 use serde_json::{Value, json};
 
@@ -75,11 +74,8 @@ async fn a_bundle_that_a_front_passes_on_is_of_the_signer_that_it_names() {
 
 /// How many bundles of a signer are pooled.
 fn bundles_of(pool: &OrderPool, signer: Address) -> usize {
-    let mut orders = pool.subscribe_all();
-    let orders = std::iter::from_fn(|| orders.try_next());
-    let is_its =
-        |order: &Order| order.as_bundle().is_some_and(|b| b.parts().signer == Some(signer));
-    orders.filter(|event| matches!(event, Ok(Event::Added(order)) if is_its(order))).count()
+    let is_its = |bundle: &&Bundle| bundle.parts().signer == Some(signer);
+    bundles(pool.subscribe_all()).iter().filter(is_its).count()
 }
 
 #[tokio::test]
@@ -101,9 +97,8 @@ async fn from_anybody_else_a_signing_address_names_nobody() {
         // Who signs is the signer, whatever the body says.
         let signer = PrivateKeySigner::random();
         let body = request("eth_sendBundle", passed_on(victim, &raw(0), 1));
-        let header = signature(&signer, body.as_bytes());
         let socket = connect_from(from, server.addr).await;
-        let sent = send_on(socket, body.as_bytes(), &[("x-flashbots-signature", &header)]).await;
+        let sent = send_signed_on(socket, &signer, &body).await;
         assert!(sent.json()["result"].is_object(), "{sent:?}");
         let of = |signer| bundles_of(&server.pool, signer);
         assert_eq!((of(victim), of(signer.address())), (0, 1));

@@ -4,8 +4,7 @@
 use alloy_eips::eip2718::Decodable2718;
 use alloy_primitives::hex;
 use alloy_signer_local::PrivateKeySigner;
-use futures::future::join_all;
-use order_pool::{Event, PooledTransaction};
+use order_pool::PooledTransaction;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
@@ -56,33 +55,17 @@ async fn wrong_types_and_huge_fields_are_answered_shortly_with_a_reason() {
         "eth_cancelPrivateTransaction",
     ];
     let fields = ["tx", "maxBlockNumber", "preferences", "txHash", "version", "signingAddress"];
-    for method in methods {
-        for value in &types {
-            let answers =
-                [value.clone(), json!([value])].map(|params| call(server.addr, method, params));
-            for answer in join_all(answers).await {
-                assert_eq!(answer.error().1, -32602, "{method}");
-                assert!(answer.text.len() < 1_000, "{method}: {} bytes", answer.text.len());
-            }
-        }
-        for field in fields {
-            for value in &types {
-                let answer = call(server.addr, method, json!([{ field: value }])).await;
-                assert_eq!(answer.error().1, -32602, "{method} {field}");
-                assert!(answer.text.len() < 1_000, "{method} {field}: {} bytes", answer.text.len());
-            }
+    for (method, value) in methods.iter().flat_map(|method| types.iter().map(move |v| (method, v)))
+    {
+        let objects = fields.map(|field| json!([{ field: value }]));
+        for params in [value.clone(), json!([value])].into_iter().chain(objects) {
+            let answer = call(server.addr, method, params).await;
+            assert_eq!(answer.error().1, -32602, "{method}");
+            assert!(answer.text.len() < 1_000, "{method}: {} bytes", answer.text.len());
         }
     }
     assert!(server.pool.is_empty());
     server.until_nothing_is_held().await;
-}
-
-async fn signed_batch(
-    server: &Server,
-    signer: &PrivateKeySigner,
-    calls: &[(&str, Value)],
-) -> Value {
-    send_signed(server.addr, signer, &batch(calls)).await.json()
 }
 
 /// What one element of a batch sends another one cancels, in their order.
@@ -95,7 +78,11 @@ async fn a_batch_may_send_and_cancel_the_same_private_transaction_again_and_agai
         ("eth_sendPrivateTransaction", json!({ "tx": common::hex(&tx) })),
         ("eth_cancelPrivateTransaction", json!({ "txHash": tx.tx_hash() })),
     ];
-    for answer in signed_batch(&server, &signer, &vec![pair; 25].concat()).await.as_array().unwrap()
+    for answer in send_signed(server.addr, &signer, &batch(&vec![pair; 25].concat()))
+        .await
+        .json()
+        .as_array()
+        .unwrap()
     {
         assert!(answer["error"].is_null(), "{answer}");
     }
@@ -118,30 +105,27 @@ async fn no_element_of_a_batch_overtakes_an_order_with_blobs() {
         answers.as_array().unwrap().iter().all(|answer| answer.get("result").is_some())
     };
 
-    let answers = signed_batch(&server, &signer, &[bundle(&blobs), bundle(&later)]).await;
+    let send_batch =
+        async |calls: &[_]| send_signed(server.addr, &signer, &batch(calls)).await.json();
+    let answers = send_batch(&[bundle(&blobs), bundle(&later)]).await;
     assert!(all_done(&answers), "{answers}");
-    let mut events = server.pool.subscribe_all();
-    let added = std::iter::from_fn(|| events.try_next()).find_map(|event| match event.unwrap() {
-        Event::Added(order) => Some(*order.as_bundle().unwrap().hash()),
-        _ => None,
-    });
-    assert_eq!(json!({ "bundleHash": added.unwrap() }), answers[1]["result"]);
-    assert_eq!(server.pool.len(), 1);
+    let hashes: Vec<_> = bundles(server.pool.subscribe_all()).iter().map(|b| *b.hash()).collect();
+    assert_eq!(json!(hashes), json!([answers[1]["result"]["bundleHash"]]));
 
     // Each has a blob that was not verified before.
     let blobs = with_blobs(2).0;
     let decoded = PooledTransaction::decode_2718_exact(&hex::decode(&blobs).unwrap()).unwrap();
     let calls = [send_private(&blobs), cancel(&json!(decoded.tx_hash()))];
-    let answers = signed_batch(&server, &signer, &calls).await;
+    let answers = send_batch(&calls).await;
     assert!(all_done(&answers), "{answers}");
     assert_eq!((server.pool.len(), server.pool.stats().cancelled), (1, 1));
 
     // The first send is answered as pooled; the second must not be, since it is cancelled before.
     let (raw, hash) = (common::hex(&pooled), json!(pooled.tx_hash()));
-    let sent = signed_batch(&server, &signer, &[send_private(&raw)]).await;
+    let sent = send_batch(&[send_private(&raw)]).await;
     assert!(all_done(&sent), "{sent}");
     let calls = [send_private(&with_blobs(3).0), cancel(&hash), send_private(&raw)];
-    let answers = signed_batch(&server, &signer, &calls).await;
+    let answers = send_batch(&calls).await;
     assert!(all_done(&answers), "{answers}");
     assert!(server.pool.contains(pooled.tx_hash()), "success means that it is pooled");
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use alloy_signer_local::PrivateKeySigner;
-use order_pool::Event;
 use order_rpc::SignatureMode;
 use serde_json::{Value, json};
 use tokio::{
@@ -131,23 +130,6 @@ async fn behind_a_trusted_proxy_the_address_that_it_names_counts() {
     assert_eq!(beyond.error(), refused(429, "caller_requests"), "not a proxy that is trusted");
 }
 
-#[tokio::test]
-async fn whoever_hangs_up_leaves_its_place_among_the_deferred() {
-    let (server, queue) = start_pressed(64, |limits| limits.deferral.capacity = 1);
-    let addr = server.addr;
-    let wait = || tokio::spawn(async move { send(addr, transaction().as_bytes(), &[]).await });
-    let stats = || server.rpc.deferral_stats().unwrap();
-    let first = wait();
-    until("it is deferred", || stats().waiting == 1).await;
-    first.abort();
-    until("its place is free", || stats().waiting == 0).await;
-    let second = wait();
-    until("the next has it", || stats().waiting == 1).await;
-    queue.removed(1);
-    assert_eq!(second.await.unwrap().status, 200);
-    assert_eq!((stats().deferred, stats().withdrawn, stats().handed_back), (2, 1, 0));
-}
-
 /// Responses that nobody reads count as bytes of their caller, and end with its connection.
 #[tokio::test]
 async fn a_client_that_reads_no_responses_is_disconnected() {
@@ -246,18 +228,10 @@ async fn fresh_keys_of_one_address_displace_no_bundle_of_another_or_of_a_known_s
     });
     server.pool.on_head(block(10, &[]));
     let bundle = |n, block: u64| {
-        request(
-            "eth_sendBundle",
-            json!([{ "txs": [raw(n)], "blockNumber": format!("{block:#x}") }]),
-        )
+        request("eth_sendBundle", json!([{ "txs": [raw(n)], "blockNumber": block }]))
     };
-    let send = |from, signer: &PrivateKeySigner, body: String| {
-        let header = signature(signer, body.as_bytes());
-        let server = &server;
-        async move {
-            let headers = [("x-flashbots-signature", &*header)];
-            send_on(connect_from(from, server.addr).await, body.as_bytes(), &headers).await
-        }
+    let send = async |from, signer: &PrivateKeySigner, body: String| {
+        send_signed_on(connect_from(from, server.addr).await, signer, &body).await
     };
     for (n, from, signer) in [(0, ONE, &known), (1, OTHER, &PrivateKeySigner::random())] {
         assert!(send(from, signer, bundle(n, 12)).await.is_success());
@@ -270,18 +244,7 @@ async fn fresh_keys_of_one_address_displace_no_bundle_of_another_or_of_a_known_s
     // A thirty-second of 64.
     assert!((2..=4).contains(&accepted), "{accepted}");
     server.pool.on_head(block(11, &[]));
-    let left = pooled(&server.pool);
+    let left = bundles(server.pool.subscribe(12));
+    let left: Vec<_> = left.iter().map(|bundle| bundle.txs()[0].nonce()).collect();
     assert!([0, 1].iter().all(|honest| left.contains(honest)), "{left:?}");
-}
-
-/// The nonces of the first transactions of the bundles for block 12.
-fn pooled(pool: &OrderPool) -> Vec<u64> {
-    let mut orders = pool.subscribe(12);
-    let orders = std::iter::from_fn(|| orders.try_next());
-    orders
-        .filter_map(|event| match event {
-            Ok(Event::Added(order)) => Some(order.as_bundle()?.txs().first()?.nonce()),
-            _ => None,
-        })
-        .collect()
 }
