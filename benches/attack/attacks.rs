@@ -74,6 +74,12 @@ pub(crate) enum Attack {
     BlobReplays,
     /// Signed cancellations of bundles that nobody has sent, 100 in a request.
     UnknownCancellations,
+    /// The same, by a fresh key each.
+    FreshCancellations,
+    /// Private transactions of one key that owns nothing, with one nonce after the other.
+    PrivateFlood,
+    /// Bundles around the same 16 transactions of keys that own nothing, by three signers.
+    SharedTransactions,
     /// 512 bundles of three transactions from 512 signers at 64 addresses at once: no attack at all.
     HonestBurst,
     /// 64 callers at as many addresses send raw transactions as fast as they can, whatever they are answered.
@@ -81,7 +87,7 @@ pub(crate) enum Attack {
 }
 
 impl Attack {
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::None,
         Self::UnfundedTransactions,
         Self::BundleVariants,
@@ -95,6 +101,9 @@ impl Attack {
         Self::ForgedBlobs,
         Self::BlobReplays,
         Self::UnknownCancellations,
+        Self::FreshCancellations,
+        Self::PrivateFlood,
+        Self::SharedTransactions,
         Self::HonestBurst,
         Self::Crowd,
     ];
@@ -114,6 +123,9 @@ impl Attack {
             Self::ForgedBlobs => "forged blobs",
             Self::BlobReplays => "blob replays",
             Self::UnknownCancellations => "unknown cancellations",
+            Self::FreshCancellations => "cancellations by fresh keys",
+            Self::PrivateFlood => "private flood",
+            Self::SharedTransactions => "shared transactions",
             Self::HonestBurst => "honest burst of 512",
             Self::Crowd => "crowd of 64",
         }
@@ -126,7 +138,8 @@ impl Attack {
             Self::UnfundedTransactions | Self::WideObjects => 8,
             Self::ForgedBlobs | Self::BlobReplays => 8,
             Self::StalledBodies | Self::BundleVariants | Self::FreshKeys => 16,
-            Self::UnknownCancellations | Self::HangUps => 16,
+            Self::UnknownCancellations | Self::HangUps | Self::FreshCancellations => 16,
+            Self::PrivateFlood | Self::SharedTransactions => 16,
             Self::UnreadResponses => 40,
             Self::SlowBodies => 128,
             Self::IdleConnections if !is_test => 2_048,
@@ -190,7 +203,7 @@ impl Attack {
                 let sent = |number| call("eth_sendRawTransaction", &json!([raw(transfer(number), &eve)]), None);
                 many(1_000).map(sent).collect()
             }
-            Self::FreshKeys => many(8_000)
+            Self::FreshKeys => many(20_000)
                 .map(|number| {
                     let fresh = FIRST_KEY + number;
                     call("eth_sendBundle", &bundle(number, fresh), Some(&key(fresh)))
@@ -219,6 +232,30 @@ impl Attack {
                     post(&Value::from_iter((0..100).map(one)).to_string(), Some(&eve))
                 })
                 .collect(),
+            Self::FreshCancellations => many(20_000)
+                .map(|number| {
+                    let uuid = "22222222-0000-4000-8000-000000000000";
+                    let cancel = json!([{ "replacementUuid": uuid }]);
+                    call("eth_cancelBundle", &cancel, Some(&key(FIRST_KEY + number)))
+                })
+                .collect(),
+            Self::PrivateFlood => many(18_000)
+                .map(|nonce| {
+                    let tip = 50_000_000_000;
+                    let tx = TxEip1559 { max_priority_fee_per_gas: tip, ..transfer(1 + nonce) };
+                    let private = json!([{ "tx": raw(tx, &eve), "maxBlockNumber": "0x18" }]);
+                    call("eth_sendPrivateTransaction", &private, None)
+                })
+                .collect(),
+            Self::SharedTransactions => {
+                let txs: Vec<_> = (0..16).map(|n| raw(transfer(0), &key(FIRST_KEY + n))).collect();
+                many(6_000)
+                    .map(|number| {
+                        let bundle = json!([{ "txs": txs, "blockNumber": "0x18", "minTimestamp": number }]);
+                        call("eth_sendBundle", &bundle, Some(&key(FIRST_KEY + 100 + number % 3)))
+                    })
+                    .collect()
+            }
             Self::HonestBurst => (0..512)
                 .map(|number| {
                     let key = key(FIRST_KEY + number);
@@ -248,7 +285,13 @@ pub(crate) enum Request {
     Run {
         server: SocketAddr,
         lasts: Duration,
+        addresses: usize,
     },
+}
+
+/// The `number`th address of the attacker.
+pub(crate) fn address(number: usize) -> Ipv4Addr {
+    Ipv4Addr::new(127, 0, 9 + (number / 250) as u8, 1 + (number % 250) as u8)
 }
 
 /// What came of it, as the attacker saw it.
@@ -282,10 +325,24 @@ pub(crate) fn respond() -> io::Result<()> {
             prepared = (attack, attack.requests(is_test), is_test);
             Ok(Tally::default())
         }
-        Request::Run { server, lasts } => {
+        Request::Run { server, lasts, addresses } => {
             let (attack, requests, is_test) =
                 std::mem::replace(&mut prepared, (Attack::None, Vec::new(), false));
-            LocalSet::new().block_on(&runtime, run(attack, requests, is_test, server, lasts))
+            let connections = attack.connections(is_test);
+            let all_take_part = if connections == 0 { 0 } else { addresses };
+            let attacker = Attacker {
+                attack,
+                server,
+                requests,
+                connections: connections.max(all_take_part),
+                addresses,
+                start: Instant::now(),
+                end: Instant::now() + lasts,
+                cpu: process_cpu(),
+                tally: RefCell::default(),
+                took: RefCell::new(histogram()),
+            };
+            LocalSet::new().block_on(&runtime, run(Rc::new(attacker)))
         }
     })
 }
@@ -295,6 +352,7 @@ struct Attacker {
     server: SocketAddr,
     requests: Vec<Vec<u8>>,
     connections: usize,
+    addresses: usize,
     start: Instant,
     end: Instant,
     cpu: Duration,
@@ -302,25 +360,7 @@ struct Attacker {
     took: RefCell<Histogram<u64>>,
 }
 
-async fn run(
-    attack: Attack,
-    requests: Vec<Vec<u8>>,
-    is_test: bool,
-    server: SocketAddr,
-    lasts: Duration,
-) -> io::Result<Tally> {
-    let start = Instant::now();
-    let attacker = Rc::new(Attacker {
-        attack,
-        server,
-        requests,
-        connections: attack.connections(is_test),
-        start,
-        end: start + lasts,
-        cpu: process_cpu(),
-        tally: RefCell::default(),
-        took: RefCell::new(histogram()),
-    });
+async fn run(attacker: Rc<Attacker>) -> io::Result<Tally> {
     let all: Vec<_> = (0..attacker.connections)
         .map(|number| tokio::task::spawn_local(Rc::clone(&attacker).connection(number)))
         .collect();
@@ -339,7 +379,7 @@ impl Attacker {
     async fn connection(self: Rc<Self>, number: usize) {
         let from = match self.attack {
             attack if attack.is_crowd() => Ipv4Addr::new(127, 0, 4, 1 + (number % 64) as u8),
-            _ => Ipv4Addr::new(127, 0, 9, 1 + (number % 2) as u8),
+            _ => address(number % self.addresses),
         };
         let mut next = number;
         while Instant::now() < self.end {

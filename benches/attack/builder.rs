@@ -1,7 +1,7 @@
 //! The side under attack, in a process of its own: an `Ingest` with the default configuration.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     io,
     net::SocketAddr,
     path::PathBuf,
@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use alloy_primitives::B256;
+use alloy_primitives::{Address, B256};
 use hdrhistogram::Histogram;
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, NodeAdmissionConfig, OrderPool, OrderRpcConfig,
@@ -48,8 +48,11 @@ enum Request {
         node: PathBuf,
         pooled: usize,
         setup: Setup,
+        known: Vec<Address>,
     },
     Look,
+    /// Which of these bundles (by bundle hash) and transactions are not in the pool.
+    Gone(Vec<B256>),
     /// How many of these do not come into the pool; waits for them.
     Missing(Vec<B256>),
 }
@@ -85,14 +88,24 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    pub(crate) fn spawn(node: PathBuf, pooled: usize, setup: Setup) -> io::Result<Self> {
+    /// `known` are the signers that the host knows.
+    pub(crate) fn spawn(
+        node: PathBuf,
+        pooled: usize,
+        setup: Setup,
+        known: Vec<Address>,
+    ) -> io::Result<Self> {
         let mut process = Process::spawn(ROLE)?;
-        let address = process.request(&Request::Start { node, pooled, setup })?;
+        let address = process.request(&Request::Start { node, pooled, setup, known })?;
         Ok(Self { process, address })
     }
 
     pub(crate) fn look(&mut self) -> io::Result<Report> {
         self.process.request(&Request::Look)
+    }
+
+    pub(crate) fn gone(&mut self, hashes: Vec<B256>) -> io::Result<Vec<B256>> {
+        self.process.request(&Request::Gone(hashes))
     }
 
     pub(crate) fn missing(&mut self, hashes: Vec<B256>) -> io::Result<usize> {
@@ -120,8 +133,8 @@ pub(crate) fn respond() -> io::Result<()> {
     let mut refused = BTreeMap::new();
     let none = || io::Error::other("no builder, or no RPC server");
     serve(|request| match request {
-        Request::Start { node, pooled, setup } => {
-            let starts = start(node, pooled, setup);
+        Request::Start { node, pooled, setup, known } => {
+            let starts = start(node, pooled, setup, known);
             let ingest = runtime.block_on(starts).map_err(io::Error::other)?;
             watch(ingest.pool().clone(), Arc::clone(&live));
             let address = ingest.rpc().ok_or_else(none)?.local_addr();
@@ -141,6 +154,11 @@ pub(crate) fn respond() -> io::Result<()> {
                 refused: refused.clone(),
             })
         }
+        Request::Gone(mut hashes) => {
+            let pooled = pooled(running.as_ref().ok_or_else(none)?.pool());
+            hashes.retain(|hash| !pooled.contains(hash));
+            reply(hashes)
+        }
         Request::Missing(hashes) => {
             let pool = running.as_ref().ok_or_else(none)?.pool();
             let deadline = Instant::now() + PATIENCE;
@@ -159,9 +177,9 @@ async fn start(
     node: PathBuf,
     pooled: usize,
     setup: Setup,
+    known: Vec<Address>,
 ) -> Result<Ingest, Box<dyn std::error::Error + Send + Sync>> {
     let mut config = IngestConfig::new(FetcherConfig::ipc(node), PoolConfig::default());
-    config.rpc = Some(OrderRpcConfig::new(DEV_CHAIN_ID));
     match setup {
         Setup::Default => {}
         Setup::AsksNode => config.node_admission = Some(NodeAdmissionConfig::default()),
@@ -169,7 +187,11 @@ async fn start(
             config.gate = GateConfig { requests: Limit::Unlimited, ..GateConfig::default() };
         }
     }
-    let ingest = Ingest::start(config).await?;
+    let mut ingest = Ingest::start(config).await?;
+    let known: HashSet<Address> = known.into_iter().collect();
+    ingest.start_rpc_with(OrderRpcConfig::new(DEV_CHAIN_ID), |host| {
+        host.with_known_signers(move |signer| known.contains(&signer))
+    })?;
     let deadline = Instant::now() + PATIENCE;
     while ingest.pool().len() < pooled {
         if Instant::now() >= deadline {
@@ -178,6 +200,22 @@ async fn start(
         tokio::time::sleep(POLL).await;
     }
     Ok(ingest)
+}
+
+/// The hashes of all transactions, and the bundle hashes of all bundles.
+fn pooled(pool: &OrderPool) -> HashSet<B256> {
+    let mut orders = pool.subscribe_all();
+    let events = std::iter::from_fn(|| orders.try_next());
+    let added = events.filter_map(|event| match event {
+        Ok(Event::Added(order)) => Some(order),
+        _ => None,
+    });
+    added
+        .map(|order| match &*order {
+            Order::Bundle(bundle) => *bundle.hash(),
+            order => *order.id().hash(),
+        })
+        .collect()
 }
 
 /// A subscriber that notes how old each transaction of the node is when it sees it.

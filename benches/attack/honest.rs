@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use alloy_primitives::{Address, B256, keccak256};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -18,40 +19,86 @@ use testkit::{
 };
 use tokio::{task::LocalSet, time::sleep_until};
 
-use crate::signed::{call, key, raw, transfer};
+use crate::{
+    attacks,
+    signed::{call, key, raw, raw_and_hash, transfer},
+};
 
 pub(crate) const ROLE: &str = "__honest";
 
 pub(crate) const SEARCHERS: usize = 50;
-/// Bundles of each.
+/// Orders of each: four bundles, then a private transaction.
 pub(crate) const PER_SECOND: usize = 5;
-/// So many addresses have as many searchers each.
+/// So many addresses have as many searchers each, except those beside the attacker.
 const ADDRESSES: usize = 10;
 /// How often the monitor asks.
 const MONITOR: Duration = Duration::from_millis(20);
 /// Far enough for no head of a run to reach it.
-const BLOCK: &str = "0x20";
+const BLOCK: &str = "0x18";
+
+/// Who a searcher is to the builder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    /// The host knows its signer.
+    Known,
+    /// At an address that no attacker has.
+    Unknown,
+    /// At an address of the attacker.
+    Beside,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 3] = [Self::Known, Self::Unknown, Self::Beside];
+
+    const fn of(searcher: usize) -> Self {
+        match searcher % 5 {
+            0 | 1 => Self::Known,
+            2 | 3 => Self::Unknown,
+            _ => Self::Beside,
+        }
+    }
+}
+
+/// The signers that the host knows.
+pub(crate) fn known() -> Vec<Address> {
+    let known = (0..SEARCHERS).filter(|searcher| Kind::of(*searcher) == Kind::Known);
+    known.map(|searcher| key(searcher as u64).address()).collect()
+}
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
     Sign(Duration),
     Run(SocketAddr, Duration),
+    /// Sends a bundle of each uuid that was cancelled before.
+    Revive(SocketAddr),
+}
+
+/// What one kind of searchers saw.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct OfKind {
+    pub(crate) sent: u64,
+    /// What was answered with success: bundle hashes and hashes of private transactions.
+    pub(crate) accepted: Vec<B256>,
 }
 
 /// What they saw.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Tally {
-    sent: u64,
-    accepted: u64,
+    /// In the order of [`Kind::ALL`].
+    pub(crate) kinds: [OfKind; 3],
+    /// Permanent cancellations that were answered with success, by the searcher.
+    pub(crate) cancelled: Vec<usize>,
     /// One answer that was no success, or one failure to get one.
-    failure: Option<String>,
+    pub(crate) failure: Option<String>,
     pub(crate) bundles: Times,
     pub(crate) health: Times,
 }
 
 impl Tally {
-    pub(crate) const fn lost(&self) -> u64 {
-        self.sent - self.accepted
+    /// What was refused.
+    pub(crate) fn refused(&self, kind: Kind) -> u64 {
+        let OfKind { sent, accepted } = &self.kinds[kind as usize];
+        sent - accepted.len() as u64
     }
 }
 
@@ -77,30 +124,79 @@ impl Honest {
     pub(crate) fn finish(&mut self) -> io::Result<Tally> {
         self.process.receive()
     }
+
+    /// How many cancelled bundles are accepted again.
+    pub(crate) fn revived(&mut self, server: SocketAddr) -> io::Result<u64> {
+        let tally: Tally = self.process.request(&Request::Revive(server))?;
+        Ok(tally.kinds.iter().map(|of| of.accepted.len() as u64).sum())
+    }
 }
+
+/// A request, and the hash of the order in it.
+type Order = (Vec<u8>, B256);
 
 /// Runs as the honest callers.
 pub(crate) fn respond() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut bundles = Vec::new();
+    let mut orders = Vec::new();
+    let mut cancelled = Vec::new();
     serve(|request| match request {
         Request::Sign(lasts) => {
             let each = (lasts.as_secs_f64() * PER_SECOND as f64).ceil() as u64;
-            bundles = (0..SEARCHERS as u64)
-                .map(|searcher| (0..each).map(|nonce| bundle(searcher, nonce)).collect())
+            orders = (0..SEARCHERS as u64)
+                .map(|searcher| (0..each).map(|nonce| order(searcher, nonce)).collect())
                 .collect();
             Ok(Tally::default())
         }
         Request::Run(server, lasts) => {
-            LocalSet::new().block_on(&runtime, run(server, lasts, std::mem::take(&mut bundles)))
+            let run = run(server, lasts, std::mem::take(&mut orders));
+            let tally = LocalSet::new().block_on(&runtime, run)?;
+            cancelled.clone_from(&tally.cancelled);
+            Ok(tally)
         }
+        Request::Revive(server) => runtime.block_on(revive(server, &cancelled)),
     })
 }
 
-fn bundle(searcher: u64, nonce: u64) -> Vec<u8> {
+fn order(searcher: u64, nonce: u64) -> Order {
     let key = key(searcher);
-    let bundle = json!([{ "txs": [raw(transfer(nonce), &key)], "blockNumber": BLOCK }]);
-    call("eth_sendBundle", &bundle, Some(&key))
+    let (raw, hash) = raw_and_hash(transfer(nonce), &key);
+    if nonce % 5 == 4 {
+        let private = json!([{ "tx": raw, "maxBlockNumber": BLOCK }]);
+        return (call("eth_sendPrivateTransaction", &private, Some(&key)), hash);
+    }
+    let bundle = json!([{ "txs": [raw], "blockNumber": BLOCK }]);
+    (call("eth_sendBundle", &bundle, Some(&key)), keccak256(hash))
+}
+
+fn uuid(searcher: usize) -> String {
+    format!("11111111-0000-4000-8000-{searcher:012x}")
+}
+
+/// Where a searcher connects from.
+fn address(searcher: usize) -> Ipv4Addr {
+    match Kind::of(searcher) {
+        Kind::Beside => attacks::address(searcher),
+        _ => Ipv4Addr::new(127, 0, 2, 1 + (searcher % ADDRESSES) as u8),
+    }
+}
+
+async fn revive(server: SocketAddr, cancelled: &[usize]) -> io::Result<Tally> {
+    let mut tally = Tally::default();
+    for searcher in cancelled {
+        let key = key(*searcher as u64);
+        let bundle = json!([{
+            "txs": [raw(transfer(1 << 20), &key)],
+            "blockNumber": BLOCK,
+            "replacementUuid": uuid(*searcher),
+        }]);
+        let request = call("eth_sendBundle", &bundle, Some(&key));
+        let answer = send(&mut None, address(*searcher), server, &request).await?;
+        if answer.is_accepted() {
+            tally.kinds[Kind::of(*searcher) as usize].accepted.push(B256::ZERO);
+        }
+    }
+    Ok(tally)
 }
 
 struct Seen {
@@ -109,24 +205,33 @@ struct Seen {
     health: Histogram<u64>,
 }
 
-async fn run(server: SocketAddr, lasts: Duration, bundles: Vec<Vec<Vec<u8>>>) -> io::Result<Tally> {
+async fn run(server: SocketAddr, lasts: Duration, orders: Vec<Vec<Order>>) -> io::Result<Tally> {
     let seen = Seen { tally: Tally::default(), bundles: histogram(), health: histogram() };
     let seen = Rc::new(RefCell::new(seen));
     let start = Instant::now();
     let between = Duration::from_secs(1) / PER_SECOND as u32;
     let mut all = Vec::new();
-    for (searcher, bundles) in bundles.into_iter().enumerate() {
-        let from = Ipv4Addr::new(127, 0, 2, 1 + (searcher % ADDRESSES) as u8);
+    for (searcher, orders) in orders.into_iter().enumerate() {
         // They do not all send at the same moment.
         let first = start + between * searcher as u32 / SEARCHERS as u32;
         let seen = Rc::clone(&seen);
         all.push(tokio::task::spawn_local(async move {
-            ask(from, server, first, between, &bundles, |took, answer| {
+            let cancellation = json!([{ "replacementUuid": uuid(searcher) }]);
+            let cancellation = call("eth_cancelBundle", &cancellation, Some(&key(searcher as u64)));
+            let answer = send(&mut None, address(searcher), server, &cancellation).await;
+            if answer.is_ok_and(|answer| answer.is_accepted()) {
+                seen.borrow_mut().tally.cancelled.push(searcher);
+            }
+            let (requests, hashes): (Vec<_>, Vec<_>) = orders.into_iter().unzip();
+            let mut hashes = hashes.into_iter();
+            ask(address(searcher), server, first, between, &requests, |took, answer| {
                 let Seen { tally, bundles, .. } = &mut *seen.borrow_mut();
                 bundles.saturating_record(took.as_nanos() as u64);
-                tally.sent += 1;
+                let of = &mut tally.kinds[Kind::of(searcher) as usize];
+                of.sent += 1;
+                let hash = hashes.next();
                 match answer {
-                    Ok(answer) if answer.is_accepted() => tally.accepted += 1,
+                    Ok(answer) if answer.is_accepted() => of.accepted.extend(hash),
                     Ok(answer) => tally.failure = Some(format!("{answer:?}")),
                     Err(error) => tally.failure = Some(error.to_string()),
                 }

@@ -1,13 +1,19 @@
 //! What a stranger can do to a builder by the RPC server: one attack after another at full size, on an
 //! `Ingest` with the default configuration, while a node announces and honest searchers bid.
 //!
-//! In each run the node has 20,000 transactions pending and announces 500 a second; 50 searchers at ten
-//! addresses send five signed bundles a second each; a monitor asks for `/healthz`. The attacker has two
-//! addresses, and half a core. A crowd of 64 callers, who are no strangers with two addresses, sends raw
+//! In each run the node has 20,000 transactions pending and announces 500 a second; 50 searchers send four
+//! signed bundles and a private transaction a second each, and have cancelled a uuid before; a monitor asks
+//! for `/healthz`. Of the searchers the host knows two fifths; two fifths are unknown, at ten addresses; a
+//! fifth is at addresses of the attacker. The attacker has eight addresses, in other rows one or 256, keys
+//! without end, no ether, and half a core. A crowd of 64 callers, who are no strangers with a few addresses, sends raw
 //! transactions as fast as it can: what the gate is for, so it is run again with the gate off. Two rows are run
 //! again with a builder that asks the node about every sender (`NodeAdmissionConfig`), which is off by default. The
 //! builder's side, the node, the honest callers and the attacker are processes
 //! of their own, fresh for each attack, so that the memory is that of this attack alone.
+//!
+//! **What counts** is what the builder still has. Honest orders are lost when they were refused, and when
+//! they were answered with success and are not in the pool at the end, which is before the head below their
+//! block; cancelled bundles that are accepted again are counted too.
 //!
 //! **What is asserted.** After each run, everything that the node announced or held is in the pool, and whatever
 //! the attacker was refused, the server has counted under that reason. Honest bundles that were refused, latency and
@@ -38,10 +44,13 @@ use testkit::{
 use crate::{
     attacks::Attack,
     builder::{Builder, Setup},
-    honest::Honest,
+    honest::{Honest, Kind},
 };
 
 const TPS: u32 = 500;
+/// Of the attacker: by default, and in the rows of one who has many.
+const ADDRESSES: usize = 8;
+const MANY_ADDRESSES: usize = 256;
 /// The goal for 512 bundles of three transactions at once.
 const BURST_P99_MS: f64 = 250.0;
 /// The goal for telling a crowd that there is no room.
@@ -82,8 +91,8 @@ fn main() -> ExitCode {
 fn bench(args: &Args) -> io::Result<()> {
     let plan = Plan::new(args.is_test());
     let mut table = Table::new(
-        "attack | sent | accepted | node lost | bundles lost | bundle p50 ms | p99 ms | health p99 ms | \
-         live p99 ms | MB idle | MB more | refused",
+        "attack | sent | accepted | node lost | known lost | unknown lost | beside lost | revived | \
+         bundle p50 ms | p99 ms | health p99 ms | live p99 ms | MB idle | MB more | refused",
     );
     let mut missed = Vec::new();
     // Live p99 while nobody attacks.
@@ -103,7 +112,8 @@ fn bench(args: &Args) -> io::Result<()> {
         eprintln!("{} done", case.name());
     }
     println!(
-        "{TPS} announced a second, {} searchers with {} bundles a second each; {} s of each attack",
+        "{TPS} announced a second, {} searchers with {} orders a second each; {} s of each attack\n\
+         lost: refused + gone after success; beside: at an address of the attacker",
         honest::SEARCHERS,
         honest::PER_SECOND,
         plan.lasts.as_secs_f64()
@@ -126,17 +136,29 @@ fn bench(args: &Args) -> io::Result<()> {
 struct Case {
     attack: Attack,
     setup: Setup,
+    /// Of the attacker.
+    addresses: usize,
 }
 
 impl Case {
     fn all() -> impl Iterator<Item = Self> {
-        let by_default = Attack::ALL.map(|attack| (attack, Setup::Default));
-        let others = [
-            (Attack::Crowd, Setup::NoGate),
-            (Attack::None, Setup::AsksNode),
-            (Attack::FreshKeys, Setup::AsksNode),
+        let by_default = Attack::ALL.map(|attack| (attack, Setup::Default, ADDRESSES));
+        let mut others = vec![
+            (Attack::Crowd, Setup::NoGate, ADDRESSES),
+            (Attack::None, Setup::AsksNode, ADDRESSES),
+            (Attack::FreshKeys, Setup::AsksNode, ADDRESSES),
         ];
-        by_default.into_iter().chain(others).map(|(attack, setup)| Self { attack, setup })
+        for addresses in [1, MANY_ADDRESSES] {
+            let displacing = [
+                Attack::FreshKeys,
+                Attack::FreshCancellations,
+                Attack::PrivateFlood,
+                Attack::SharedTransactions,
+            ];
+            others.extend(displacing.map(|attack| (attack, Setup::Default, addresses)));
+        }
+        let all = by_default.into_iter().chain(others);
+        all.map(|(attack, setup, addresses)| Self { attack, setup, addresses })
     }
 
     fn name(&self) -> String {
@@ -145,7 +167,11 @@ impl Case {
             Setup::AsksNode => ", node asked",
             Setup::NoGate => ", gate unlimited",
         };
-        format!("{}{suffix}", self.attack.name())
+        let from = match self.addresses {
+            ADDRESSES => String::new(),
+            addresses => format!(" from {addresses}"),
+        };
+        format!("{}{from}{suffix}", self.attack.name())
     }
 }
 
@@ -153,6 +179,10 @@ impl Case {
 struct Run {
     attacker: attacks::Tally,
     honest: honest::Tally,
+    /// Of the honest orders, by kind: refused, and gone after success.
+    orders_lost: [(u64, u64); 3],
+    /// Cancelled bundles that were accepted again.
+    revived: u64,
     /// Announced or pending at the start, and not in the pool.
     lost: usize,
     live: Times,
@@ -167,7 +197,7 @@ fn run(plan: &Plan, case: &Case) -> io::Result<Run> {
     let mut expected = node.start(|config| NodeConfig { preload, state: asks_node, ..config })?;
     let announced = (f64::from(TPS) * (plan.lasts.as_secs_f64() + 4.0)) as usize;
     let prepared = node.prepare(announced)?;
-    let mut builder = Builder::spawn(node.path(), plan.preload, case.setup)?;
+    let mut builder = Builder::spawn(node.path(), plan.preload, case.setup, honest::known())?;
     let mut honest = Honest::spawn(builder.address, plan.lasts)?;
     let mut attacker = Process::spawn(attacks::ROLE)?;
     let ready: attacks::Tally =
@@ -177,17 +207,24 @@ fn run(plan: &Plan, case: &Case) -> io::Result<Run> {
     let idle = builder.look()?;
     node.announce(What::Prepared, Pace::Steady(TPS))?;
     honest.begin()?;
-    attacker.send(&attacks::Request::Run { server: builder.address, lasts: plan.lasts })?;
+    let (server, addresses) = (builder.address, case.addresses);
+    attacker.send(&attacks::Request::Run { server, lasts: plan.lasts, addresses })?;
     let bids = honest.finish()?;
     let attacker: attacks::Tally = attacker.receive()?;
     let count = node.stop()?.count;
     expected.extend(&prepared[..count]);
     let report = builder.look()?;
+    let mut orders_lost = [(0, 0); 3];
+    for (kind, lost) in Kind::ALL.into_iter().zip(&mut orders_lost) {
+        let gone = builder.gone(bids.kinds[kind as usize].accepted.clone())?;
+        *lost = (bids.refused(kind), gone.len() as u64);
+    }
+    let revived = honest.revived(builder.address)?;
     let lost = builder.missing(expected)?;
 
     assert_eq!(lost, 0, "{}: of the node's transactions", case.name());
-    if bids.lost() > 0 {
-        eprintln!("{}: {bids:?}", case.name());
+    if bids.failure.is_some() {
+        eprintln!("{}: {:?}", case.name(), bids.failure);
     }
     for (reason, refused) in &attacker.refused {
         let counted = report.refused.get(reason).copied().unwrap_or(0);
@@ -196,6 +233,8 @@ fn run(plan: &Plan, case: &Case) -> io::Result<Run> {
     Ok(Run {
         attacker,
         honest: bids,
+        orders_lost,
+        revived,
         lost,
         live: report.live,
         idle_bytes: idle.resident,
@@ -208,7 +247,9 @@ impl Run {
         (self.most_bytes as f64 - self.idle_bytes as f64) / 1e6
     }
 
-    fn row(&self, case: &Case) -> [String; 12] {
+    fn row(&self, case: &Case) -> [String; 15] {
+        let [known, unknown, beside] =
+            self.orders_lost.map(|(refused, gone)| format!("{refused}+{gone}"));
         let ms = |us: f64| format!("{:.1}", us / 1e3);
         let refused: Vec<_> = self.attacker.reasons().collect();
         [
@@ -216,7 +257,10 @@ impl Run {
             self.attacker.sent.to_string(),
             self.attacker.accepted.to_string(),
             self.lost.to_string(),
-            self.honest.lost().to_string(),
+            known,
+            unknown,
+            beside,
+            self.revived.to_string(),
             ms(self.honest.bundles.p50),
             ms(self.honest.bundles.p99),
             ms(self.honest.health.p99),
@@ -228,7 +272,8 @@ impl Run {
     }
 
     fn missed(&self, case: &Case) -> Vec<String> {
-        let Self { honest, attacker, .. } = self;
+        let Self { honest, attacker, orders_lost: [known, unknown, _], .. } = self;
+        let lost = |(refused, gone): &(u64, u64)| (refused + gone) as f64;
         let bundle_p99 = honest.bundles.p99 / 1e3;
         let answer_p99 = attacker.p99_ms.unwrap_or_default();
         let mut figures = vec![
@@ -241,13 +286,21 @@ impl Run {
             Attack::Crowd => vec![("p99 of a refusal", answer_p99, REFUSAL_P99_MS, "ms")],
             // A burst of honest callers is no attack: its own bundles, and those that come meanwhile, wait their turn.
             Attack::HonestBurst => vec![
-                ("bundles lost", honest.lost() as f64, 0.0, ""),
+                ("orders lost", lost(known) + lost(unknown), 0.0, ""),
                 ("bundles of the burst lost", (attacker.sent - attacker.accepted) as f64, 0.0, ""),
                 ("p99 of the burst", answer_p99, BURST_P99_MS, "ms"),
                 ("bundle p99", bundle_p99, BURST_P99_MS, "ms"),
             ],
             _ => vec![
-                ("bundles lost", honest.lost() as f64, 0.0, ""),
+                ("orders of known signers lost", lost(known), 0.0, ""),
+                // From so many addresses only known signers are promised anything.
+                (
+                    "orders of unknown signers lost",
+                    if case.addresses == MANY_ADDRESSES { 0.0 } else { lost(unknown) },
+                    0.0,
+                    "",
+                ),
+                ("cancelled bundles accepted again", self.revived as f64, 0.0, ""),
                 ("bundle p99", bundle_p99, 50.0, "ms"),
             ],
         });

@@ -2,7 +2,7 @@
 
 use alloy_consensus::{SignableTransaction as _, TxEip1559, transaction::PooledTransaction};
 use alloy_eips::eip2718::Encodable2718 as _;
-use alloy_primitives::{Address, TxKind, hex, keccak256};
+use alloy_primitives::{Address, B256, TxKind, hex, keccak256};
 use alloy_signer::SignerSync as _;
 use alloy_signer_local::PrivateKeySigner;
 use mock_node::DEV_CHAIN_ID;
@@ -29,8 +29,14 @@ pub(crate) fn transfer(nonce: u64) -> TxEip1559 {
 
 /// Signed, in hex.
 pub(crate) fn raw(tx: TxEip1559, key: &PrivateKeySigner) -> String {
+    raw_and_hash(tx, key).0
+}
+
+/// Signed, in hex, and its hash.
+pub(crate) fn raw_and_hash(tx: TxEip1559, key: &PrivateKeySigner) -> (String, B256) {
     let signature = key.sign_hash_sync(&tx.signature_hash()).expect("a key signs");
-    hex::encode_prefixed(PooledTransaction::from(tx.into_signed(signature)).encoded_2718())
+    let tx = PooledTransaction::from(tx.into_signed(signature));
+    (hex::encode_prefixed(tx.encoded_2718()), *tx.tx_hash())
 }
 
 /// A call as it is sent; with a key, signed by it.
