@@ -2,8 +2,8 @@
 //!
 //! The lock is taken by each insert and cancellation, by each step of a head and of a list of nonces,
 //! and twice by a step of upkeep (expire, then compact): for one change and its publication. An insert
-//! evicts at most 64 and removes at most 64 bundles that are over; a step touches at most 256 orders, or
-//! rewrites at most 16 pages. It is never held together with a sink's. Under it no
+//! evicts at most 64 and removes at most 32 bundles that are over; a step touches at most 256
+//! transactions, removes at most 32 bundles, or rewrites at most 16 pages. It is never held together with a sink's. Under it no
 //! sink and no waker runs: an iterator that a caller passed is drained before it is taken, and replaced
 //! values are freed after it is released. The only foreign code that runs under it is that of the
 //! metrics recorder.
@@ -26,7 +26,7 @@ use chain_view::{Block, Head, NonceUpdate, Relation};
 use crate::{
     clock::Clock,
     config::PoolConfig,
-    core::{Change, Core, Effect, Limits},
+    core::{Change, Core, Effect, Limits, SWEPT_PER_STEP},
     error::ConfigError,
     event::{CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, OrderStatus},
     metrics::{Levels, PoolStats},
@@ -34,13 +34,13 @@ use crate::{
     read::{Publisher, SeenState, Subscription, Tables},
 };
 
-/// Most orders that one step of a head, of nonces or of upkeep touches: at 2 to 10 us each, half a
-/// millisecond to two and a half.
+/// Most transactions that one step of a head, of nonces or of upkeep touches: at about 2 us each, half a
+/// millisecond. Also how many bundles that are over a head removes, in steps of their own.
 const PER_STEP: usize = 256;
 
 /// The pause between two steps of a head. Without one the thread that has just released the lock
 /// would usually get it again before one that waits for it.
-const STEP_PAUSE: Duration = Duration::from_micros(50);
+pub(crate) const STEP_PAUSE: Duration = Duration::from_micros(50);
 
 /// Calls `step` with the items in groups, and pauses between two.
 fn in_steps<T>(items: &[T], mut step: impl FnMut(&[T])) {
@@ -205,7 +205,7 @@ impl OrderPool {
     /// knows already changes nothing, nor does one that cannot follow its parent: the returned
     /// [`Relation`] says so.
     ///
-    /// It is done in steps of at most 256 orders, and other changes come in between. If more than 256
+    /// It is done in short steps, and other changes come in between. If more than 256
     /// bundles are over (their block has passed, or a transaction that they may not omit is mined),
     /// the others are removed after the head by [`Self::upkeep`] and by inserts; from the head on,
     /// [`Self::get`] and [`Self::contains`] do not find one whose block has passed.
@@ -221,7 +221,7 @@ impl OrderPool {
         in_steps(&mined, |hashes| {
             shared.write(|core, _, effects| core.mine(&head, hashes, effects));
         });
-        shared.write(|core, _, effects| core.sweep(PER_STEP, effects));
+        shared.sweep_some();
         while shared.write(|core, _, effects| core.pass_private(PER_STEP, effects)) {
             thread::sleep(STEP_PAUSE);
         }
@@ -264,7 +264,7 @@ impl OrderPool {
             }
             thread::sleep(STEP_PAUSE);
         }
-        shared.write(|core, _, effects| core.sweep(PER_STEP, effects));
+        shared.sweep_some();
     }
 
     /// Whether the order is in the pool.
@@ -374,6 +374,16 @@ impl PoolShared {
         }
         drop(replaced);
         result
+    }
+
+    /// Removes up to [`PER_STEP`] bundles that are over.
+    fn sweep_some(&self) {
+        for _ in 0..PER_STEP / SWEPT_PER_STEP {
+            if !self.write(|core, _, effects| core.sweep(effects)) {
+                break;
+            }
+            thread::sleep(STEP_PAUSE);
+        }
     }
 
     fn in_turn(&self) -> MutexGuard<'_, ()> {

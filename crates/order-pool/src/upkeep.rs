@@ -12,7 +12,10 @@ use std::{
 
 use load_control::Throttle;
 
-use crate::{error::StartError, pool::OrderPool};
+use crate::{
+    error::StartError,
+    pool::{OrderPool, STEP_PAUSE},
+};
 
 /// The pause between two rounds, while nothing is due: at 2,000 transactions/s, 500 orders expire in
 /// a quarter of a second, which are two steps.
@@ -29,9 +32,9 @@ const PRESSED_PAUSE: Duration = Duration::from_millis(10);
 /// The pace of upkeep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpkeepConfig {
-    /// Pause between two steps of a round, lengthened at random by up to a fifth. Default zero:
-    /// inserts run between steps in any case. A longer pause leaves them more time; expired orders
-    /// then stay a little longer, and the caps still hold.
+    /// Pause between two steps of a round, at least 50 us, lengthened at random by up to a fifth.
+    /// Default zero, so 50 us: inserts run meanwhile. A longer pause leaves them more time; expired
+    /// orders then stay a little longer, and the caps still hold.
     pub pause: Duration,
 }
 
@@ -85,7 +88,7 @@ impl Upkeep {
         let (stop, stopped) = mpsc::sync_channel(1);
         let (ended, end) = mpsc::sync_channel(1);
         let [interval, pause, pressed_pause] =
-            [INTERVAL, config.pause, config.pause.max(PRESSED_PAUSE)]
+            [INTERVAL, config.pause.max(STEP_PAUSE), config.pause.max(PRESSED_PAUSE)]
                 .map(|pause| Throttle::new(pause, JITTER_PERCENT));
         let run = move || {
             let reason = loop {

@@ -8,7 +8,6 @@ use chain_view::{Head, Taken};
 use super::{
     Core, Effect, Ended, EndedTx,
     keys::{KeyState, Slot, Superseded, cancellation},
-    shares::MAX_EVICTIONS_PER_INSERT,
 };
 use crate::{
     error::RejectReason,
@@ -28,7 +27,7 @@ impl Core {
     ) -> InsertOutcome {
         self.advance(now);
         // What is over must not take the room of this one.
-        self.sweep(MAX_EVICTIONS_PER_INSERT, effects);
+        self.sweep(effects);
         let next = self.chain.head().map_or(0, |head| head.number.saturating_add(1));
         let slot = bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(next))));
         let known = |core: &Self| slot.map(|slot| core.keys.with_cancellations(&slot));

@@ -53,6 +53,10 @@ use crate::{
     read::{Index, SeenWindow},
 };
 
+/// Most bundles that one step removes because they are over: with the most transactions that a bundle
+/// may have, about 60 us each, two milliseconds.
+pub(crate) const SWEPT_PER_STEP: usize = 32;
+
 /// A change to publish to readers. Its sequence number is that of its event in the log.
 #[derive(Clone, Debug)]
 pub(crate) enum Effect {
@@ -281,13 +285,13 @@ impl Core {
         }
     }
 
-    /// Removes at most `limit` bundles that blocks have made impossible, and those for a block that
+    /// Removes at most [`SWEPT_PER_STEP`] bundles that blocks have made impossible, and those for a block that
     /// has passed or is too far above the head (accepted while the pool knew no head or a higher
     /// one); returns whether more are left. Readers do not find a bundle whose block has passed.
-    pub(crate) fn sweep(&mut self, limit: usize, effects: &mut Vec<Effect>) -> bool {
+    pub(crate) fn sweep(&mut self, effects: &mut Vec<Effect>) -> bool {
         let Some(head) = self.chain.head().map(|head| head.number) else { return false };
         let last = head.saturating_add(self.limits.max_blocks_ahead);
-        for _ in 0..limit {
+        for _ in 0..SWEPT_PER_STEP {
             if let Some(ended) = self.ended.front().copied() {
                 self.sweep_ended(ended, effects);
             } else if let Some(seq) = self.bundles.first_up_to(head) {
@@ -310,7 +314,7 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) -> bool {
         self.advance(now);
-        if self.sweep(limit, effects) {
+        if self.sweep(effects) {
             return true;
         }
         for _ in 0..limit {
