@@ -91,6 +91,8 @@ pub(crate) struct Tally {
     /// One answer that was no success, or one failure to get one.
     pub(crate) failure: Option<String>,
     pub(crate) bundles: Times,
+    /// Of known signers alone.
+    pub(crate) known: Times,
     pub(crate) health: Times,
 }
 
@@ -202,12 +204,13 @@ async fn revive(server: SocketAddr, cancelled: &[usize]) -> io::Result<Tally> {
 struct Seen {
     tally: Tally,
     bundles: Histogram<u64>,
+    known: Histogram<u64>,
     health: Histogram<u64>,
 }
 
 async fn run(server: SocketAddr, lasts: Duration, orders: Vec<Vec<Order>>) -> io::Result<Tally> {
-    let seen = Seen { tally: Tally::default(), bundles: histogram(), health: histogram() };
-    let seen = Rc::new(RefCell::new(seen));
+    let [bundles, known, health] = [histogram(), histogram(), histogram()];
+    let seen = Rc::new(RefCell::new(Seen { tally: Tally::default(), bundles, known, health }));
     let start = Instant::now();
     let between = Duration::from_secs(1) / PER_SECOND as u32;
     let mut all = Vec::new();
@@ -225,8 +228,11 @@ async fn run(server: SocketAddr, lasts: Duration, orders: Vec<Vec<Order>>) -> io
             let (requests, hashes): (Vec<_>, Vec<_>) = orders.into_iter().unzip();
             let mut hashes = hashes.into_iter();
             ask(address(searcher), server, first, between, &requests, |took, answer| {
-                let Seen { tally, bundles, .. } = &mut *seen.borrow_mut();
+                let Seen { tally, bundles, known, .. } = &mut *seen.borrow_mut();
                 bundles.saturating_record(took.as_nanos() as u64);
+                if Kind::of(searcher) == Kind::Known {
+                    known.saturating_record(took.as_nanos() as u64);
+                }
                 let of = &mut tally.kinds[Kind::of(searcher) as usize];
                 of.sent += 1;
                 let hash = hashes.next();
@@ -257,6 +263,7 @@ async fn run(server: SocketAddr, lasts: Duration, orders: Vec<Vec<Order>>) -> io
     }
     let mut seen = seen.borrow_mut();
     seen.tally.bundles = Times::from(&seen.bundles);
+    seen.tally.known = Times::from(&seen.known);
     seen.tally.health = Times::from(&seen.health);
     Ok(seen.tally.clone())
 }

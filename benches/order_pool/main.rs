@@ -19,6 +19,7 @@ fn main() {
     let mut goals = vec![table::joining(&scale), table::eight_readers(&scale)];
     goals.extend(table::scaling(&scale));
     goals.push(table::heads(&scale));
+    goals.push(table::shared(&scale));
     println!("\ngoals (a busy machine moves them; take them on an idle one)");
     for goal in goals {
         println!("  {goal}");

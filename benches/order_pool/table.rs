@@ -10,7 +10,10 @@ use std::{
 
 use alloy_primitives::{B256, keccak256};
 use hdrhistogram::Histogram;
-use order_pool::{Block, Head, InsertOutcome, ORDER_OVERHEAD_BYTES, OrderPool, PoolConfig};
+use order_pool::{
+    Block, Bundle, BundleParts, Head, Holder, InsertOutcome, ORDER_OVERHEAD_BYTES, OrderPool,
+    PoolConfig, Upkeep, UpkeepConfig,
+};
 use testkit::{
     figures::{Goal, Spread, median, quantile_us},
     usage::resident_bytes,
@@ -179,6 +182,69 @@ pub(crate) fn heads(scale: &Scale) -> Goal {
         2.0,
         " x",
     )
+}
+
+/// The node's inserts while a head ends bundles around the same 16 transactions, at the caps: as many
+/// as an attacker with 16 addresses and the host may have.
+pub(crate) fn shared(scale: &Scale) -> Goal {
+    let count = scale.replayed;
+    println!(
+        "\ninserts at 2,000/s while a head ends {count} bundles around the same 16 transactions"
+    );
+    let (mut calm, mut beside, mut heads, mut longest) = (vec![], vec![], vec![], vec![]);
+    for _ in 0..scale.rounds {
+        for (bundles, times) in [(0, &mut calm), (count, &mut beside)] {
+            let pool = filled(1);
+            let name = |n: u64| keccak256((n << 1 | 1).to_be_bytes());
+            pool.on_head(Block::new(Head::new(1, name(1), name(0)), []));
+            let txs: Vec<_> = (1 << 48..(1 << 48) + 16).map(nth).collect();
+            for n in 0..bundles {
+                let holder = match n % 2 {
+                    0 => Holder::Host,
+                    _ => Holder::caller([10, 0, 0, (n / 2 % 16) as u8].into()),
+                };
+                let parts = BundleParts {
+                    txs: txs.clone(),
+                    block: Some(2 + n % 3),
+                    min_timestamp: Some(n),
+                    signer: Some(sender(n)),
+                    holder,
+                    ..BundleParts::default()
+                };
+                let bundle = Bundle::new(parts).expect("a valid bundle");
+                assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
+            }
+            let mined: Vec<B256> = txs.iter().map(|tx| *tx.hash()).collect();
+            let upkeep = Upkeep::start(&pool, UpkeepConfig::default(), || false);
+            let inserted = thread::scope(|scope| {
+                let ending = scope.spawn(|| {
+                    thread::sleep(scale.window / 4);
+                    let began = Instant::now();
+                    pool.on_head(Block::new(Head::new(2, name(2), name(1)), mined));
+                    began.elapsed()
+                });
+                let inserted = paced(scale.window, 1 << 32, into_pool(&pool));
+                let took = ending.join().expect("no panic");
+                if bundles > 0 {
+                    heads.push(took.as_secs_f64() * 1e3);
+                    longest.push(inserted.max() as f64 / 1e6);
+                }
+                inserted
+            });
+            while pool.stats().bundles > 0 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            drop(upkeep);
+            assert_eq!(pool.stats().mined, bundles, "all have ended");
+            times.push(inserted);
+        }
+    }
+    row("without bundles", &calm);
+    row("beside the head", &beside);
+    println!("  the head {:.2} ms, the longest insert {:.2} ms", median(heads), median(longest));
+    let p99 = |times: &Histogram<u64>| quantile_us(times, 0.99);
+    let ratios = beside.iter().zip(&calm).map(|(beside, calm)| p99(beside) / p99(calm));
+    Goal::at_most("insert p99 beside a head that ends bundles", Spread::of(ratios), 2.0, " x")
 }
 
 /// What this program is called with to measure memory in a process of its own: in one that has
