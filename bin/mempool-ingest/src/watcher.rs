@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, Write as _},
+    io::{self, BufWriter, Write as _},
     path::Path,
     sync::{
         Arc, Mutex,
@@ -109,17 +109,23 @@ impl Watcher {
 }
 
 impl Shared {
-    fn run(&self, mut orders: Subscription, mut hashes: Option<File>) -> io::Result<()> {
-        let mut written = Ok(());
+    fn run(&self, mut orders: Subscription, hashes: Option<File>) -> io::Result<()> {
+        let (mut hashes, mut written) = (hashes.map(BufWriter::new), Ok(()));
         loop {
             // Before reading, so that everything from before the end is seen.
             let last = self.stop.load(Relaxed);
-            let wait = if last { Duration::ZERO } else { Duration::from_millis(50) };
-            match orders.next_timeout(wait) {
+            let event = orders.try_next().or_else(|| {
+                // Whoever looks at the file meanwhile finds all that was pooled.
+                if let Some(Err(error)) = hashes.as_mut().map(BufWriter::flush) {
+                    (hashes, written) = (None, Err(error));
+                }
+                (!last).then(|| orders.next_timeout(Duration::from_millis(50))).flatten()
+            });
+            match event {
                 Some(Ok(Event::Added(order))) => {
                     self.added(&order);
-                    let line = |mut file: &File| writeln!(file, "{}", order.id().hash());
-                    if let Some(Err(error)) = hashes.as_ref().map(line) {
+                    let line = |file: &mut BufWriter<_>| writeln!(file, "{}", order.id().hash());
+                    if let Some(Err(error)) = hashes.as_mut().map(line) {
                         (hashes, written) = (None, Err(error));
                     }
                 }

@@ -2,7 +2,7 @@
 
 mod fleet;
 
-use std::{process::ExitCode, time::Duration};
+use std::{collections::BTreeSet, process::ExitCode, time::Duration};
 
 use clap::Parser;
 use mock_node::NodeConfig;
@@ -44,9 +44,11 @@ fn sigterm_and_sigint_end_the_command_with_its_summary_and_exit_code_0() {
         let (ipc, folder) = (node.node.ipc_path(), recording.path());
         let args = ["--ipc", ipc.to_str().expect("text"), "--plain", "--json"].map(Into::into);
         let record = ["--record".into(), folder.to_str().expect("text").to_owned()];
+        let hashes = recording.path().join("hashes");
+        let list = ["--hashes".into(), hashes.to_str().expect("text").to_owned()];
         let ended = end_by_signal(
             "a_command_that_does_not_end",
-            args.into_iter().chain(record),
+            args.into_iter().chain(record).chain(list),
             |line| line.starts_with("live ") && line.contains(" pooled=30 "),
             signal,
         )
@@ -58,5 +60,8 @@ fn sigterm_and_sigint_end_the_command_with_its_summary_and_exit_code_0() {
         assert_eq!(summary["end"], "Stopped", "{signal}");
         assert_eq!(summary["balance"], 0, "{signal}");
         assert_eq!(summary["recorded"]["rows"], 30, "{signal}: {summary}");
+        let listed = std::fs::read_to_string(hashes).expect("the hashes");
+        let listed: BTreeSet<_> = listed.lines().map(str::to_owned).collect();
+        assert_eq!(listed, node.txs.iter().map(|tx| tx.hash.to_string()).collect(), "{signal}");
     }
 }
