@@ -35,7 +35,7 @@ impl InProcessPool for SmallPool {
         None
     }
     fn pooled(&self) -> PooledHashes {
-        PooledHashes::new(self.0.keys().copied().collect(), Vec::new())
+        PooledHashes { pending: self.0.keys().copied().collect(), queued: vec![] }
     }
     fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>> {
         self.0.get(hash).cloned()

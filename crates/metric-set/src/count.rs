@@ -1,11 +1,9 @@
-use std::{
-    fmt,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use metrics::{Counter, Gauge};
 
 /// A count, kept for the process itself and for the exporter.
+#[derive(Debug)]
 pub struct Count {
     value: AtomicU64,
     exported: Counter,
@@ -32,13 +30,8 @@ impl Count {
     }
 }
 
-impl fmt::Debug for Count {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.value.fmt(f)
-    }
-}
-
 /// A present value, kept for the process itself and for the exporter.
+#[derive(Debug)]
 pub struct Level {
     value: AtomicU64,
     exported: Gauge,
@@ -61,11 +54,5 @@ impl Level {
     #[must_use]
     pub fn get(&self) -> u64 {
         self.value.load(Relaxed)
-    }
-}
-
-impl fmt::Debug for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.value.fmt(f)
     }
 }

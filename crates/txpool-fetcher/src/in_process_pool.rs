@@ -86,7 +86,6 @@ pub enum PoolAnnouncement {
 
 /// A block, with the nonces that it raised.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct MinedBlock {
     /// Its head and the hashes of its transactions.
     pub block: Block,
@@ -95,30 +94,13 @@ pub struct MinedBlock {
     pub nonces: Vec<NonceUpdate>,
 }
 
-impl MinedBlock {
-    /// A block with these nonces.
-    #[must_use]
-    pub const fn new(block: Block, nonces: Vec<NonceUpdate>) -> Self {
-        Self { block, nonces }
-    }
-}
-
 /// The hashes of the transactions in a pool at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct PooledHashes {
     /// Transactions that are valid now.
     pub pending: Vec<B256>,
     /// Transactions that wait for a lower nonce or a lower base fee.
     pub queued: Vec<B256>,
-}
-
-impl PooledHashes {
-    /// A pool with these hashes.
-    #[must_use]
-    pub const fn new(pending: Vec<B256>, queued: Vec<B256>) -> Self {
-        Self { pending, queued }
-    }
 }
 
 /// An [`InProcessPool`] with a name. Two are equal if their names are.

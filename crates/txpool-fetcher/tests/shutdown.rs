@@ -1,11 +1,13 @@
 //! After a stop nothing is left. Alone in its process, because it looks at the process's threads.
 
+#[path = "it/peer.rs"]
+#[expect(dead_code, reason = "no notifications are sent here")]
+mod peer;
+
 use std::{
-    io::Write as _,
-    os::unix::net::{UnixListener, UnixStream},
+    os::unix::net::UnixStream,
     panic,
     sync::{Arc, Mutex},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -47,10 +49,8 @@ async fn after_a_shutdown_no_thread_is_left_and_what_was_under_way_is_counted() 
 }
 
 /// Answers everything but the request for its pool.
-fn serve(mut stream: UnixStream) {
-    let reader = stream.try_clone().unwrap();
-    let requests = serde_json::Deserializer::from_reader(reader).into_iter::<Value>();
-    for request in requests.map_while(Result::ok) {
+fn answer(stream: &UnixStream) {
+    for request in peer::requests(stream) {
         let result = match request["method"].as_str().unwrap() {
             "txpool_content" => continue,
             "eth_chainId" | "eth_blockNumber" => json!("0x1"),
@@ -58,10 +58,7 @@ fn serve(mut stream: UnixStream) {
             "eth_subscribe" => json!(request["id"].to_string()),
             _ => Value::Null,
         };
-        let answer = json!({ "jsonrpc": "2.0", "id": request["id"], "result": result });
-        if stream.write_all(answer.to_string().as_bytes()).is_err() {
-            return;
-        }
+        peer::respond(stream, &request, json!({ "result": result }));
     }
 }
 
@@ -71,12 +68,7 @@ fn serve(mut stream: UnixStream) {
 async fn a_stop_while_a_pool_is_listed_ends_that_thread_too_and_without_a_panic() {
     let _alone = ALONE.lock().await;
     let (_folder, path) = socket();
-    let listener = UnixListener::bind(&path).expect("a fresh path");
-    thread::spawn(move || {
-        for stream in listener.incoming().map_while(Result::ok) {
-            thread::spawn(move || serve(stream));
-        }
-    });
+    peer::serve(&path, |stream| answer(&stream));
     let panics: Arc<Mutex<Vec<String>>> = Arc::default();
     let before = Arc::new(panic::take_hook());
     {

@@ -66,10 +66,10 @@ where
 
     fn pooled(&self) -> PooledHashes {
         let all = self.pool.all_transactions();
-        PooledHashes::new(
-            all.pending.iter().map(|tx| *tx.hash()).collect(),
-            all.queued.iter().map(|tx| *tx.hash()).collect(),
-        )
+        PooledHashes {
+            pending: all.pending.iter().map(|tx| *tx.hash()).collect(),
+            queued: all.queued.iter().map(|tx| *tx.hash()).collect(),
+        }
     }
 
     fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>> {
@@ -104,5 +104,6 @@ fn mined(block: &RecoveredBlock<reth_ethereum::Block>) -> MinedBlock {
         hashes.push(*tx.tx_hash());
         nonces.insert(*sender, tx.nonce() + 1);
     }
-    MinedBlock::new(Block::new(head, hashes), nonces.into_iter().map(Into::into).collect())
+    let nonces = nonces.into_iter().map(Into::into).collect();
+    MinedBlock { block: Block::new(head, hashes), nonces }
 }

@@ -112,7 +112,10 @@ impl<S: TransactionSink> ObjectReader<S> {
             source: self.source,
             at: notification.at,
         };
-        match read_announcement(notification.json.get()) {
+        let json = notification.json.get();
+        // An object; or a hash, if the object was too long to keep or the node announces only hashes.
+        let hash = parse_hash(json).map(FullAnnouncement::FetchRaw);
+        match hash.unwrap_or_else(|| read_object(json.as_bytes())) {
             FullAnnouncement::Transaction(announced) => {
                 let arrival = arrival(*announced.tx.hash());
                 let Some(ticket) = fetch.hashes.enter(&arrival) else { return };
@@ -143,14 +146,6 @@ impl<S: TransactionSink> ObjectReader<S> {
                 fetch.metrics.malformed_notifications.increment(1);
             }
         }
-    }
-}
-
-/// An object; or a hash, if the object was too long to keep or the node announces only hashes.
-fn read_announcement(json: &str) -> FullAnnouncement {
-    match parse_hash(json) {
-        Some(hash) => FullAnnouncement::FetchRaw(hash),
-        None => read_object(json.as_bytes()),
     }
 }
 

@@ -315,7 +315,7 @@ impl Comparison {
             let permit = self.fetch.deferral.acquire(work, since).await;
             left.one_done();
             // It may have been announced meanwhile.
-            if !self.fetch.hashes.seen.insert_if(*hash, |seen| seen != Some(Seen::InFlight)) {
+            if !self.fetch.hashes.seen.insert_missing(*hash) {
                 continue;
             }
             recovered += 1;

@@ -81,26 +81,26 @@ impl SeenSet {
     /// Inserts a hash that was announced at `at` as in flight, if it is not known, or had its
     /// outcome long enough ago. Otherwise returns false and changes nothing.
     pub(crate) fn insert_announced(&self, hash: B256, at: Instant) -> bool {
-        let mut shard = self.shard(&hash);
-        let allowed = shard.get(&hash).is_none_or(|entry| match entry.seen {
-            // A mined transaction is not wanted again, and one request at a time is enough.
-            Seen::InFlight | Seen::Mined => false,
-            Seen::Delivered | Seen::Refused | Seen::Postponed | Seen::Vanished => {
-                let again_at = u64::from(entry.since_secs) + ANNOUNCED_AGAIN_AFTER.as_secs();
-                at.saturating_duration_since(self.made).as_secs() >= again_at
-            }
-        });
-        if allowed {
-            self.insert(&mut shard, hash, Seen::InFlight);
-        }
-        allowed
+        self.insert_if(hash, |entry| {
+            entry.is_none_or(|entry| match entry.seen {
+                // A mined transaction is not wanted again, and one request at a time is enough.
+                Seen::InFlight | Seen::Mined => false,
+                Seen::Delivered | Seen::Refused | Seen::Postponed | Seen::Vanished => {
+                    let again_at = u64::from(entry.since_secs) + ANNOUNCED_AGAIN_AFTER.as_secs();
+                    at.saturating_duration_since(self.made).as_secs() >= again_at
+                }
+            })
+        })
     }
 
-    /// Inserts a hash as in flight, if `allows` returns true for its present state. Otherwise
-    /// returns false and changes nothing.
-    pub(crate) fn insert_if(&self, hash: B256, allows: impl FnOnce(Option<Seen>) -> bool) -> bool {
+    /// Inserts a hash that a comparison found missing as in flight, unless it is already.
+    pub(crate) fn insert_missing(&self, hash: B256) -> bool {
+        self.insert_if(hash, |entry| entry.is_none_or(|entry| entry.seen != Seen::InFlight))
+    }
+
+    fn insert_if(&self, hash: B256, allows: impl FnOnce(Option<Entry>) -> bool) -> bool {
         let mut shard = self.shard(&hash);
-        let allowed = allows(shard.get(&hash).map(|entry| entry.seen));
+        let allowed = allows(shard.get(&hash));
         if allowed {
             self.insert(&mut shard, hash, Seen::InFlight);
         }
@@ -226,7 +226,7 @@ mod tests {
         assert!(!seen.insert_announced(hash(1), Instant::now()));
         seen.settle(hash(1), Some(Seen::Delivered));
         assert!(!seen.insert_announced(hash(1), Instant::now()));
-        assert!(!seen.insert_if(hash(1), |seen| seen == Some(Seen::Vanished)));
+        assert!(seen.insert_missing(hash(1)) && !seen.insert_missing(hash(1)));
         seen.settle(hash(1), None);
         assert!(seen.insert_announced(hash(1), Instant::now()));
     }

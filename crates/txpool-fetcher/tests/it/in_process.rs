@@ -83,7 +83,7 @@ impl SmallPool {
         let head = Head { next_base_fee_wei: Some(7), ..Head::new(number, hash, parent.hash) };
         let hashes: Vec<_> = txs.iter().map(|tx| tx.hash).collect();
         let nonces = txs.iter().map(|tx| NonceUpdate::new(tx.sender, tx.nonce + 1)).collect();
-        let mined = MinedBlock::new(Block::new(head, hashes.clone()), nonces);
+        let mined = MinedBlock { block: Block::new(head, hashes.clone()), nonces };
         state.txs.retain(|hash, _| !hashes.contains(hash));
         state.chain.push(mined.clone());
         mined
@@ -151,7 +151,7 @@ impl InProcessPool for SmallPool {
 
     fn pooled(&self) -> PooledHashes {
         self.panic_once("pooled");
-        PooledHashes::new(self.state().txs.keys().copied().collect(), Vec::new())
+        PooledHashes { pending: self.state().txs.keys().copied().collect(), queued: vec![] }
     }
 
     fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>> {
