@@ -121,31 +121,8 @@ mod tests {
         assert_eq!(shedding.end_if_quiet(at(3_100)), Some(ended));
         assert_eq!(shedding.end_if_quiet(at(3_200)), None);
         assert!(!shedding.is_sustained(at(3_200)));
-    }
-
-    #[test]
-    fn a_burst_of_refusals_is_not_sustained_and_two_seconds_of_them_are() {
-        let shedding =
-            Shedding::new(GateName::Work, Duration::from_secs(1), Duration::from_secs(2));
-        let start = Instant::now();
-        for ms in (0..2_000).step_by(100) {
-            let now = start + Duration::from_millis(ms);
-            shedding.refused(now);
-            assert!(!shedding.is_sustained(now), "after {ms} ms");
-        }
-        shedding.refused(start + Duration::from_secs(2));
-        assert!(shedding.is_sustained(start + Duration::from_secs(2)));
-        assert!(!shedding.is_sustained(start + Duration::from_secs(3)), "it is over");
-    }
-
-    #[test]
-    fn a_refusal_after_a_quiet_time_ends_the_old_episode_and_begins_another() {
-        let shedding =
-            Shedding::new(GateName::Requests, Duration::from_secs(1), Duration::from_secs(2));
-        let start = Instant::now();
-        assert!(shedding.refused(start));
-        assert!(shedding.refused(start + Duration::from_secs(5)));
-        let ended = shedding.end_if_quiet(start + Duration::from_secs(6)).unwrap();
-        assert_eq!(ended.refused, 1);
+        // A refusal after a quiet time ends the old episode too.
+        assert!(shedding.refused(at(4_000)) && shedding.refused(at(9_000)));
+        assert_eq!(shedding.end_if_quiet(at(10_000)).map(|ended| ended.refused), Some(1));
     }
 }

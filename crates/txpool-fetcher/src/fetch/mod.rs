@@ -36,6 +36,7 @@ mod tally;
 
 use std::{sync::Arc, time::Instant};
 
+use self::limit::RequestPermit;
 pub use self::{deferral::DeferredStats, limit::ADAPTIVE_FLOOR};
 pub(crate) use self::{
     deferral::{DeferrableWork, Deferral, DeferralPermit},
@@ -47,7 +48,6 @@ pub(crate) use self::{
     slots::{Slot, Slots},
     tally::{Tally, Ticket},
 };
-use self::{limit::RequestPermit, retry::NoTransaction};
 use alloy_primitives::B256;
 
 use crate::{
@@ -164,7 +164,7 @@ impl Fetch {
         if is_gone {
             task.untried.remove(source);
             if self.has_other_source(&task) {
-                self.spawn_retry(task, source, NoTransaction::Gone);
+                self.spawn_retry(task, source, None);
                 return None;
             }
         }

@@ -22,32 +22,24 @@ const FREE_LOSSES: u32 = 3;
 /// retries within 140 ms would only add to its load before the fetch fails.
 const OVERLOAD_STEPS: u32 = 3;
 
-/// Why a request brought no transaction.
-#[derive(Debug)]
-pub(super) enum NoTransaction {
-    /// The node does not have it; another source may.
-    Gone,
-    /// The call failed.
-    Failed(CallError),
-}
-
 impl Fetch {
     /// The request failed.
     pub(crate) fn failed(self: &Arc<Self>, request: FetchRequest, error: CallError) {
         let FetchRequest { task, source, permit } = request;
         permit.record(&Err::<(), _>(error.clone()));
-        self.spawn_retry(task, source, NoTransaction::Failed(error));
+        self.spawn_retry(task, source, Some(error));
     }
 
+    /// `error` is that of the call; `None`: the node does not have the transaction, and another source may.
     pub(super) fn spawn_retry(
         self: &Arc<Self>,
         task: FetchTask,
         source: usize,
-        why: NoTransaction,
+        error: Option<CallError>,
     ) {
         let fetch = Arc::clone(self);
         // A stop leaves the hash unfinished, and counts it so.
-        self.tasks.spawn(async move { fetch.retry(task, source, why).await });
+        self.tasks.spawn(async move { fetch.retry(task, source, error).await });
     }
 
     pub(super) fn spawn_submit(self: &Arc<Self>, task: FetchTask) {
@@ -58,29 +50,26 @@ impl Fetch {
     /// Requests the transaction again, from another source or after a delay, or ends the fetch. A
     /// retry that waits because of the load releases its slot meanwhile: with the slot, it would
     /// count as load itself.
-    async fn retry(self: &Arc<Self>, mut task: FetchTask, source: usize, why: NoTransaction) {
+    async fn retry(self: &Arc<Self>, mut task: FetchTask, source: usize, error: Option<CallError>) {
         let retries = &self.metrics.retries;
-        match &why {
-            NoTransaction::Gone => retries[RETRY_OTHER_SOURCE].increment(1),
-            NoTransaction::Failed(CallError::ConnectionLost) => {
+        match &error {
+            None => retries[RETRY_OTHER_SOURCE].increment(1),
+            Some(CallError::ConnectionLost) => {
                 retries[RETRY_CONNECTION_LOST].increment(1);
                 task.losses += 1;
                 if task.losses <= FREE_LOSSES {
                     return self.submit_when_possible(task).await;
                 }
             }
-            NoTransaction::Failed(CallError::Timeout(_)) => retries[RETRY_TIMEOUT].increment(1),
-            NoTransaction::Failed(CallError::Rpc { .. }) => retries[RETRY_RPC_ERROR].increment(1),
+            Some(CallError::Timeout(_)) => retries[RETRY_TIMEOUT].increment(1),
+            Some(CallError::Rpc { .. }) => retries[RETRY_RPC_ERROR].increment(1),
         }
         task.untried.remove(source);
         if self.has_other_source(&task) {
             return self.submit_when_possible(task).await;
         }
-        let error = match why {
-            NoTransaction::Failed(error) => error,
-            // The other source was disconnected meanwhile.
-            NoTransaction::Gone => return self.give_up(task, Outcome::Gone),
-        };
+        // Without an error, the other source was disconnected meanwhile.
+        let Some(error) = error else { return self.give_up(task, Outcome::Gone) };
         if !error.is_retryable() || task.retries >= FETCH_RETRIES {
             tracing::debug!(hash = %task.arrival.hash, %error, "fetch failed");
             return self.give_up(task, Outcome::Failed);
