@@ -47,18 +47,6 @@ fn a_block_under_the_strict_policy_comes_out_only_by_its_verification() {
 }
 
 #[test]
-fn the_plain_checks_of_a_guard_judge_as_its_list_does() {
-    let guard = guard(Policy::PostState);
-    assert_eq!(guard.check_addresses([&OTHER, &FEE_RECIPIENT]), Ok(()));
-    let touched = Blocked { address: LISTED, how: How::TouchedByExecution };
-    assert_eq!(guard.check_addresses([&OTHER, &LISTED]), Err(touched));
-    let named = |sender, recipient| guard.precheck_addresses(sender, recipient, [], []);
-    assert_eq!(named(OTHER, None), Ok(()));
-    let sender = Blocked { address: LISTED, how: How::Sender };
-    assert_eq!(named(LISTED, Some(LISTED)), Err(sender));
-}
-
-#[test]
 fn a_proposer_who_may_not_be_paid_stops_the_block_at_its_beginning() {
     let refused = shared(Policy::PostState)
         .begin_block(FEE_RECIPIENT, Some(LISTED), SystemTime::UNIX_EPOCH)

@@ -15,7 +15,7 @@ use txpool_fetcher::{
     SourceState, StartPolicy,
 };
 
-use super::{all_live, compare, ingest_with, recover, submit};
+use super::{all_live, compare, ingest_with, recover, settles_fast, submit};
 
 /// Blobs of both sizes, and every other kind.
 fn all_kinds() -> Mix {
@@ -226,11 +226,7 @@ async fn a_buffer_that_overruns_is_counted_and_what_it_lost_is_brought_in_also_i
 {
     let node = Arc::new(Node::start(2000, |config| config));
     let config = FetcherConfig { fetch_slots: 1, audit_interval: None, ..node.fetcher() };
-    let limits = Limits {
-        announcement_buffer: 16,
-        audit_settle: Duration::from_millis(10),
-        ..Limits::default()
-    };
+    let limits = Limits { announcement_buffer: 16, ..settles_fast() };
     let (sender, mut receiver) = mpsc::channel::<FetchedTransaction>(1);
     let fetcher = Fetcher::start_with(config, limits, sender).await.unwrap();
     // Nobody reads: one slot is held, the buffer fills, the rest is lost for now.

@@ -10,7 +10,7 @@ use testkit::ingest::{Node, arrived_whole, eventually, ingest, settled};
 use tokio::sync::mpsc;
 use txpool_fetcher::{Announcements, FetchedTransaction, Fetcher, FetcherConfig, Limits};
 
-use super::{compare, start_with};
+use super::{compare, settles_fast, start_with};
 
 fn full(node: &Node) -> FetcherConfig {
     FetcherConfig { announcements: Announcements::Full, ..node.fetcher() }
@@ -142,11 +142,7 @@ async fn what_a_slow_sink_makes_our_buffer_lose_is_counted_and_recovered() {
     let node = Node::start(1_000, |config| config);
     let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1);
     let config = FetcherConfig { audit_interval: None, ..full(&node) };
-    let limits = Limits {
-        announcement_buffer: 16,
-        audit_settle: Duration::from_millis(10),
-        ..Limits::default()
-    };
+    let limits = Limits { announcement_buffer: 16, ..settles_fast() };
     let fetcher = start_with(config, limits, sink).await;
     node.submit_all();
     // The overrun is counted when the reader goes on, which waits for the sink.

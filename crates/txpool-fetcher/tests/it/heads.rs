@@ -15,26 +15,15 @@ use order_pool::OrderPool;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::ingest::{Node, eventually, settled, socket};
-use txpool_fetcher::{
-    Backfill, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits,
-};
+use txpool_fetcher::{Backfill, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, GapReason};
 
-use super::{all_live, ingest_with, peer};
+use super::{all_live, ingest_fast, peer};
 
 const CHAIN_ID: u64 = 1337;
 
-/// Both sides settle at once.
-fn settles_fast() -> Limits {
-    Limits { audit_settle: Duration::from_millis(10), ..Limits::default() }
-}
-
-async fn ingest(config: FetcherConfig) -> (Fetcher, OrderPool) {
-    ingest_with(config, settles_fast()).await
-}
-
 /// The same, once the head is known.
 async fn at_first_head(config: FetcherConfig) -> (Fetcher, OrderPool) {
-    let (fetcher, pool) = ingest(config).await;
+    let (fetcher, pool) = ingest_fast(config).await;
     eventually("the first head", || head_number(&pool) == Some(1)).await;
     (fetcher, pool)
 }
@@ -251,7 +240,7 @@ async fn the_head_is_known_right_after_the_start_with_the_next_base_fee() {
     let node = Node::start(10, |config| config);
     node.submit_all();
     let block = node.node.mine();
-    let (_fetcher, pool) = ingest(node.fetcher()).await;
+    let (_fetcher, pool) = ingest_fast(node.fetcher()).await;
     eventually("the head is known", || pool.head().is_some()).await;
     let head = pool.head().expect("just seen");
     assert_eq!((head.number, head.hash), (block.number, block.hash));
@@ -417,7 +406,7 @@ async fn nothing_waits_behind_a_full_block() {
     let fake = Fake::start();
     fake.lock().full_blocks_stand_still = true;
     let txs = txs(2);
-    let (fetcher, pool) = ingest(fake.config()).await;
+    let (fetcher, pool) = ingest_fast(fake.config()).await;
     fake.announce_tx(&txs[0]);
     eventually("pooled", || pool.contains(&txs[0].hash)).await;
     fake.announce(&FakeBlock::new(2, 2, 1, &[]).with_rival_of(&txs[0]));

@@ -24,7 +24,7 @@ use txpool_fetcher::{
     PooledTransaction, SnapshotError, StartError,
 };
 
-use super::{all_live, compare, ingest_with, recover, start_with};
+use super::{all_live, compare, ingest_fast, recover, settles_fast, start_with};
 
 /// A pool with a chain, of a few lines, that does what a test says.
 #[derive(Default)]
@@ -180,15 +180,6 @@ fn without_audits(pool: &Arc<SmallPool>) -> FetcherConfig {
     FetcherConfig { audit_interval: None, ..config(pool) }
 }
 
-/// Both sides settle at once.
-fn settles_fast() -> Limits {
-    Limits { audit_settle: Duration::from_millis(10), ..Limits::default() }
-}
-
-async fn ingest(config: FetcherConfig) -> (Fetcher, OrderPool) {
-    ingest_with(config, settles_fast()).await
-}
-
 fn config(pool: &Arc<SmallPool>) -> FetcherConfig {
     let pool: Arc<dyn InProcessPool> = Arc::clone(pool) as _;
     FetcherConfig::in_process("small", pool)
@@ -218,7 +209,7 @@ async fn what_was_pending_what_is_announced_and_what_is_dropped_in_silence_all_a
     let (before, rest) = txs.split_at(200);
     let (live, dropped) = rest.split_at(200);
     before.iter().for_each(|tx| pool.add(tx));
-    let (fetcher, ours) = ingest(without_audits(&pool)).await;
+    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
     settled(&fetcher, "the backfill", |counts| counts.pooled == 200).await;
     live.iter().for_each(|tx| pool.add(tx));
     settled(&fetcher, "live", |counts| counts.pooled == 400).await;
@@ -237,7 +228,7 @@ async fn what_was_pending_what_is_announced_and_what_is_dropped_in_silence_all_a
 async fn a_lag_that_the_stream_reports_opens_a_gap_at_once_and_the_comparison_closes_it() {
     let (chain_id, txs) = prepared(20);
     let pool = SmallPool::new(chain_id);
-    let (fetcher, ours) = ingest(without_audits(&pool)).await;
+    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
     pool.drops.store(true, Relaxed);
     txs.iter().for_each(|tx| pool.add(tx));
     pool.state().announce(PoolAnnouncement::Lagged(20));
@@ -277,7 +268,7 @@ async fn heads_and_nonces_reach_the_order_pool_and_a_reorg_puts_back() {
     let [first, second, third, ..] = plain[..] else { panic!("three senders") };
     let pool = SmallPool::new(chain_id);
     let genesis = pool.mine(0, &[]);
-    let (fetcher, ours) = ingest(without_audits(&pool)).await;
+    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
     eventually("the head right after the start", || {
         ours.head().is_some_and(|head| head.hash == genesis.block.head.hash)
     })
@@ -312,7 +303,7 @@ async fn heads_and_nonces_reach_the_order_pool_and_a_reorg_puts_back() {
 async fn the_end_of_either_stream_is_a_lost_connection_and_both_are_subscribed_again() {
     let (chain_id, txs) = prepared(30);
     let pool = SmallPool::new(chain_id);
-    let (fetcher, ours) = ingest(without_audits(&pool)).await;
+    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
     for (round, part) in txs.chunks(10).enumerate() {
         let reconnects = round as u64;
         eventually("live", || fetcher.is_live() && fetcher.status()[0].reconnects == reconnects)
@@ -346,7 +337,7 @@ async fn a_panic_of_the_pool_hurts_only_that_call() {
     let pool = SmallPool::new(chain_id);
     pool.mine(0, &[]);
     pool.state().panics.insert("latest_block");
-    let (fetcher, ours) = ingest(without_audits(&pool)).await;
+    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
     eventually("the head, at the second try", || ours.head().is_some()).await;
 
     pool.state().panics_for.insert(txs[3].hash);
@@ -387,7 +378,7 @@ async fn what_the_pool_does_not_have_any_more_is_gone_and_in_a_block_mined() {
     let (chain_id, txs) = prepared(2);
     let pool = SmallPool::new(chain_id);
     pool.mine(0, &[]);
-    let (fetcher, ours) = ingest(config(&pool)).await;
+    let (fetcher, ours) = ingest_fast(config(&pool)).await;
     eventually("the first head", || ours.head().is_some()).await;
     pool.state().announce(PoolAnnouncement::Pending(txs[0].hash));
     settled(&fetcher, "gone", |counts| counts.gone == 1).await;
@@ -407,7 +398,7 @@ async fn what_the_pool_does_not_have_any_more_is_gone_and_in_a_block_mined() {
 async fn another_transaction_than_the_one_asked_for_is_malformed() {
     let (chain_id, txs) = prepared(2);
     let pool = SmallPool::new(chain_id);
-    let (fetcher, ours) = ingest(config(&pool)).await;
+    let (fetcher, ours) = ingest_fast(config(&pool)).await;
     pool.drops.store(true, Relaxed);
     pool.add(&txs[1]);
     {
@@ -473,7 +464,7 @@ async fn a_pool_that_cannot_be_subscribed_to_fails_the_start_with_its_reason() {
 async fn a_shutdown_waits_for_a_get_until_its_deadline_and_ends_the_streams() {
     let (chain_id, txs) = prepared(10);
     let pool = SmallPool::new(chain_id);
-    let (fetcher, _ours) = ingest(config(&pool)).await;
+    let (fetcher, _ours) = ingest_fast(config(&pool)).await;
     txs.iter().for_each(|tx| pool.add(tx));
     settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
     let start = Instant::now();
@@ -484,7 +475,8 @@ async fn a_shutdown_waits_for_a_get_until_its_deadline_and_ends_the_streams() {
     assert!(announcements.is_closed(), "the stream is dropped");
     assert_eq!(Arc::strong_count(&pool), 1, "no thread is left");
 
-    let (fetcher, _ours) = ingest(FetcherConfig { backfill: Backfill::Off, ..config(&pool) }).await;
+    let (fetcher, _ours) =
+        ingest_fast(FetcherConfig { backfill: Backfill::Off, ..config(&pool) }).await;
     pool.set_busy(true);
     pool.state().announce(PoolAnnouncement::Pending(txs[0].hash));
     eventually("the pool is called", || pool.is_waited_for.load(Relaxed)).await;

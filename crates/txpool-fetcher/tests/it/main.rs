@@ -15,6 +15,8 @@ mod sink;
 mod stream;
 mod websocket;
 
+use std::time::Duration;
+
 use mock_node::workload::PreparedTx;
 use order_pool::{OrderPool, PoolConfig};
 use testkit::ingest::{Node, eventually};
@@ -33,6 +35,15 @@ async fn start_with(config: FetcherConfig, limits: Limits, sink: impl Transactio
 async fn ingest_with(config: FetcherConfig, limits: Limits) -> (Fetcher, OrderPool) {
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
     (start_with(config, limits, pool.clone()).await, pool)
+}
+
+/// Both sides of a comparison settle at once.
+fn settles_fast() -> Limits {
+    Limits { audit_settle: Duration::from_millis(10), ..Limits::default() }
+}
+
+async fn ingest_fast(config: FetcherConfig) -> (Fetcher, OrderPool) {
+    ingest_with(config, settles_fast()).await
 }
 
 /// Gives the node some of its transactions.

@@ -24,7 +24,7 @@ use txpool_fetcher::{
     TransactionSink,
 };
 
-use super::{compare, ingest_with, recover, submit};
+use super::{compare, ingest_with, recover, settles_fast, submit};
 
 /// Beyond a deadline, for a machine that is busy with other tests.
 const SLACK: Duration = Duration::from_secs(5);
@@ -468,9 +468,8 @@ async fn the_stop_is_in_time_under_every_fault_and_with_every_call_stuck() {
             audit_interval: Some(Duration::from_millis(100)),
             ..node.fetcher()
         };
-        let limits = Limits { audit_settle: Duration::from_millis(10), ..Limits::default() };
         let fetcher =
-            Fetcher::start_with(config, limits, sink).await.expect("it waits for the node");
+            Fetcher::start_with(config, settles_fast(), sink).await.expect("it waits for the node");
         eventually("the node is reached", || fetcher.status()[0].node.is_some()).await;
         node.submit_all();
         node.node.mine_only(&[node.txs[0].hash]).unwrap();
