@@ -63,12 +63,9 @@ pub struct ServerConfig {
 /// Without the secrets.
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let host = |url: &String| match url.rsplit_once('@') {
-            Some((_, host)) => format!("…@{host}"),
-            None => url.clone(),
-        };
+        let hosts = self.servers.iter().filter_map(|url| url.rsplit('@').next());
         f.debug_struct("ServerConfig")
-            .field("servers", &self.servers.iter().map(host).collect::<Vec<_>>())
+            .field("servers", &hosts.collect::<Vec<_>>())
             .field("auth", &self.auth)
             .finish_non_exhaustive()
     }

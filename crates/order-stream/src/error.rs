@@ -45,15 +45,11 @@ pub enum StreamError {
         /// The option with the others.
         other: &'static str,
     },
-    /// The credentials cannot be read.
-    #[error("the credentials cannot be read: {source}")]
-    Credentials {
-        /// The error.
-        source: io::Error,
-    },
-    /// A thread cannot be started.
-    #[error("a thread cannot be started: {source}")]
-    Thread {
+    /// The operating system refuses something.
+    #[error("cannot {action}: {source}")]
+    Io {
+        /// What was tried: to read the credentials, or to start a thread.
+        action: &'static str,
         /// The error.
         source: io::Error,
     },

@@ -152,18 +152,14 @@ impl Follower {
         match &item.record {
             // It may have been published before, and then its cancellation is to be.
             Record::Order(order) => {
-                if let Some(published) = self.published.get_mut(&order.id()) {
-                    published.is_lost = true;
-                }
+                self.published.entry(order.id()).and_modify(|published| published.is_lost = true);
             }
             Record::Cancellation(cancellation) => {
                 self.cancelled.remove(&cancellation.key);
             }
             Record::Head(_) => self.head = B256::ZERO,
             Record::CancelPrivate { hash, signer } => {
-                if let Some(left) = self.left.get_mut(hash) {
-                    left.cancelled_by = Some(*signer);
-                }
+                self.left.entry(*hash).and_modify(|left| left.cancelled_by = Some(*signer));
             }
         }
     }
@@ -193,9 +189,8 @@ impl Follower {
         let (comparison, tx) = (self.comparison, order.as_tx());
         if tx.is_some_and(Transaction::is_public) != (self.flow == Flow::Public) {
             // A private one that has become public has not left the pool.
-            if let Some(published) = self.published.get_mut(&order.id()) {
-                published.comparison = comparison;
-            }
+            let published = self.published.entry(order.id());
+            published.and_modify(|published| published.comparison = comparison);
             return None;
         }
         let terms = tx.and_then(Transaction::private_terms).copied();

@@ -1,10 +1,7 @@
 //! One connection to a server, from its opening to its loss. It is never reopened: who uses it opens
 //! another, so that every loss and its reason are seen.
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use async_nats::{
     Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr, ServerError,
@@ -27,25 +24,6 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection is lost when a ping is not answered within two of these.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
-
-/// A connection over which the stream has not answered for as long is given up: its server may be cut off from its
-/// cluster.
-const UNANSWERED: Duration = Duration::from_secs(10);
-
-/// Since when the stream has not answered.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Silence(Option<Instant>);
-
-impl Silence {
-    /// Returns whether it has lasted too long.
-    pub(crate) fn note(&mut self, is_answered: bool, now: Instant) -> bool {
-        if is_answered {
-            self.0 = None;
-            return false;
-        }
-        now.saturating_duration_since(*self.0.get_or_insert(now)) > UNANSWERED
-    }
-}
 
 /// Messages that wait in one subscription: more than those of two pull requests.
 const SUBSCRIPTION: usize = 1 << 14;
@@ -73,9 +51,10 @@ impl Link {
     /// Connects to one of the servers, each tried once. Responses come below `_INBOX_<name>`, so that the rights of one
     /// user need not include those to another.
     pub(crate) async fn open(config: &ServerConfig, name: &str) -> Result<Self, StreamError> {
+        // There is one at least.
         let addresses = config.addresses()?;
         let (sender, status) = watch::channel(LinkStatus::default());
-        let mut options = with_auth(&config.auth, addresses.first())
+        let mut options = with_auth(&config.auth, &addresses[0])
             .await?
             .name(name)
             .custom_inbox_prefix(format!("_INBOX_{name}"))
@@ -185,25 +164,21 @@ fn denied_subject(text: &str) -> Option<&str> {
     text.split('"').nth(1)
 }
 
-async fn with_auth(
-    auth: &Auth,
-    address: Option<&ServerAddr>,
-) -> Result<ConnectOptions, StreamError> {
+async fn with_auth(auth: &Auth, first: &ServerAddr) -> Result<ConnectOptions, StreamError> {
     let options = ConnectOptions::new();
     // The client sends nothing that stands in a URL by itself, and does not decode its `%40`.
     let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
-    let of_url = address.map(|address| (address.username(), address.password()));
-    Ok(match (auth, of_url) {
-        (Auth::NKey(seed), _) => options.nkey(seed.clone()),
-        (Auth::CredentialsFile(path), _) => {
+    Ok(match (auth, first.username(), first.password()) {
+        (Auth::NKey(seed), ..) => options.nkey(seed.clone()),
+        (Auth::CredentialsFile(path), ..) => {
             let read = options.credentials_file(path).await;
-            read.map_err(|source| StreamError::Credentials { source })?
+            read.map_err(|source| StreamError::Io { action: "read the credentials", source })?
         }
-        (Auth::Url, Some((Some(name), Some(password)))) => {
+        (Auth::Url, Some(name), Some(password)) => {
             options.user_and_password(decoded(name), decoded(password))
         }
-        (Auth::Url, Some((Some(token), None))) => options.token(decoded(token)),
-        (Auth::Url, _) => options,
+        (Auth::Url, Some(token), None) => options.token(decoded(token)),
+        (Auth::Url, None, _) => options,
     })
 }
 
@@ -262,16 +237,6 @@ mod tests {
         assert!(has_leader(&info(r#""cluster": { "name": "c", "leader": "nats-1" },"#)));
         assert!(!has_leader(&info(r#""cluster": { "name": "c" },"#)));
         assert!(!has_leader(&info(r#""cluster": { "name": "c", "leader": "" },"#)));
-    }
-
-    #[test]
-    fn a_connection_is_given_up_when_nothing_has_answered_without_a_break() {
-        let (mut silence, start) = (Silence::default(), Instant::now());
-        let mut note =
-            |is_answered, seconds| silence.note(is_answered, start + Duration::from_secs(seconds));
-        assert!(!note(false, 0) && !note(false, 9) && !note(true, 11), "an answer");
-        assert!(!note(false, 3_600), "the first since then");
-        assert!(!note(false, 3_610) && note(false, 3_611));
     }
 
     #[test]

@@ -27,9 +27,7 @@ pub(crate) enum Response {
 impl From<Result<PublishAck, PublishError>> for Response {
     fn from(result: Result<PublishAck, PublishError>) -> Self {
         let error = match result {
-            Ok(PublishAck { sequence, duplicate: is_duplicate, .. }) => {
-                return Self::Stored { sequence, is_duplicate };
-            }
+            Ok(ack) => return Self::Stored { sequence: ack.sequence, is_duplicate: ack.duplicate },
             Err(error) => error,
         };
         let source = error.source().and_then(|source| source.downcast_ref::<jetstream::Error>());

@@ -94,7 +94,7 @@ impl<S> Running<S> {
         stats: impl Fn() -> S + Send + Sync + 'static,
         mut session: impl Session,
     ) -> Result<Self, StreamError> {
-        let thread_error = |source| StreamError::Thread { source };
+        let thread_error = |source| StreamError::Io { action: "start a thread", source };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(thread_error)?;
         let (stop, stopped) = watch::channel(None);

@@ -24,7 +24,7 @@ use super::Run;
 use crate::{
     follow::Item,
     identity::{Acknowledged, Found},
-    link::{Link, Silence},
+    link::Link,
     metrics::RefuseReason,
     response::Response,
     running::{self, Stop},
@@ -48,6 +48,10 @@ const CHECK_AGAIN: Duration = Duration::from_secs(1);
 /// messages and never acknowledges them.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// A connection over which the stream has not responded for this long is given up: its server may be cut off from its
+/// cluster.
+const SILENCE: Duration = Duration::from_secs(10);
+
 /// The response to a message, with its message id.
 type Responded = (Sent, String, Response);
 
@@ -63,7 +67,8 @@ struct Session<'a> {
     responses: FuturesUnordered<BoxFuture<'a, Responded>>,
     check: Option<BoxFuture<'a, Result<Found, State>>>,
     check_at: Instant,
-    silence: Silence,
+    /// When the stream responded last.
+    responded_at: Instant,
 }
 
 impl running::Session for Run {
@@ -85,7 +90,7 @@ impl running::Session for Run {
             responses: FuturesUnordered::new(),
             check: None,
             check_at: Instant::now(),
-            silence: Silence::default(),
+            responded_at: Instant::now(),
         };
         session.compare();
         let Err(end) = session.serve(stop).await;
@@ -234,9 +239,8 @@ impl<'a> Session<'a> {
         // Another message for the stream, and the same for who reads it.
         id.push_str(&item.suffix(&self.run.run_id).unwrap_or_default());
         let message = PublishMessage::build().message_id(&id).payload(encoded.payload);
-        let [orders, others] = &self.run.subjects;
-        let is_order = matches!(item.record, Record::Order(_));
-        let subject = if is_order { orders } else { others }.clone();
+        let is_other = !matches!(item.record, Record::Order(_));
+        let subject = self.run.subjects[usize::from(is_other)].clone();
         match self.link.unless_lost(self.context.send_publish(subject, message)).await? {
             Ok(ack) => self.responses.push(
                 async move {
@@ -304,13 +308,13 @@ impl<'a> Session<'a> {
         self.check_at = now + CHECK_EVERY;
         match found {
             Ok(found) => {
-                self.silence.note(true, now);
+                self.responded_at = now;
                 if self.run.identity.is_reset(&found, now) {
                     self.reset();
                 }
                 Ok(())
             }
-            Err(State::Unavailable) if is_stopping || !self.silence.note(false, now) => {
+            Err(State::Unavailable) if is_stopping || now < self.responded_at + SILENCE => {
                 self.check_at = now + CHECK_AGAIN;
                 Ok(())
             }

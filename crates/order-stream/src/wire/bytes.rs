@@ -25,10 +25,7 @@ impl<'a> Reader<'a> {
 
     pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
         let left = self.0.len();
-        let split = self.0.split_first_chunk();
-        let (taken, rest) = split.ok_or(WireError::Truncated { needed: N, left })?;
-        self.0 = rest;
-        Ok(*taken)
+        self.take(N)?.try_into().map_err(|_| WireError::Truncated { needed: N, left })
     }
 
     pub(super) fn u64(&mut self) -> Result<u64, WireError> {
@@ -60,8 +57,7 @@ impl<'a> Reader<'a> {
         Ok(match self.array()? {
             [0] => Holder::Host,
             [1] => Holder::Signer(self.address()?),
-            [4] => Holder::Caller(self.array::<4>()?.into()),
-            [6] => Holder::Caller(self.array::<16>()?.into()),
+            [2] => Holder::Caller(IpAddr::from(self.array::<16>()?).to_canonical()),
             [value] => return Err(WireError::Value { field: "holder", value: value.into() }),
         })
     }
@@ -123,13 +119,12 @@ impl Writer {
                 self.put([1]);
                 self.put(signer);
             }
-            Holder::Caller(IpAddr::V4(address)) => {
-                self.put([4]);
-                self.put(address.octets());
-            }
-            Holder::Caller(IpAddr::V6(address)) => {
-                self.put([6]);
-                self.put(address.octets());
+            Holder::Caller(address) => {
+                self.put([2]);
+                self.put(match address {
+                    IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+                    IpAddr::V6(address) => address.octets(),
+                });
             }
         }
     }

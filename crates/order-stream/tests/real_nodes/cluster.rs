@@ -32,6 +32,16 @@ async fn a_killed_leader_costs_time_and_no_order() {
     let took = until("the union", || built.stats().txs == 2_000).await;
     println!("the union {took:?} after the last transaction");
     assert_eq!(hashes(&built), txs.iter().map(|tx| *tx.hash()).collect());
+    // One of three servers has no majority, and nobody can know whether another one has.
+    let connects = || publishers.each_ref().map(|publisher| publisher.stats().connects);
+    let before = connects();
+    let killed = cluster.servers().iter().position(|server| server.pid().is_none());
+    let killed = killed.expect("the leader was killed");
+    cluster.server((killed + 1) % 3).kill9().expect("a dead server");
+    until("more connections", || (0..2).all(|n| connects()[n] >= before[n] + 2)).await;
+    for at in [killed, (killed + 1) % 3] {
+        cluster.server(at).spawn().expect("a server");
+    }
     let [first, second] = publishers;
     let stats = [finish(first).await, finish(second).await];
     println!("{stats:#?}");
