@@ -133,7 +133,15 @@ impl Dispatcher {
                 self.work(request, permit.take(), urgent).await?;
             }
             drop(permit.take());
-            match self.limiter.deferral.acquire(entered.weight()).await {
+            let acquired = match self.limiter.deferral.acquire(entered.weight()).await {
+                // The load has fallen. A refusal now is not one of the calls that have run.
+                Ok(None) => {
+                    let (gate, priority) = (&self.limiter.gate, self.priority_of(request));
+                    gate.acquire_external(priority, Instant::now()).await.map(Some)
+                }
+                acquired => acquired,
+            };
+            match acquired {
                 Ok(acquired) => permit = acquired,
                 Err(refusal) => {
                     for call in &mut request.calls {
@@ -157,7 +165,7 @@ impl Dispatcher {
         permit: Option<WorkPermit>,
         which: fn(Method) -> bool,
     ) -> Result<(), ErrorResponse> {
-        let priority = self.priority(request.claim.as_ref(), request.by.caller, request.body.len());
+        let priority = self.priority_of(request);
         let context = Arc::clone(self);
         let (body, claim, mut by) = (request.body.clone(), request.claim, request.by);
         let mut calls = std::mem::take(&mut request.calls);
@@ -271,6 +279,10 @@ impl Dispatcher {
             _ if caller.is_front => Holder::Host,
             _ => Holder::caller(caller.address),
         }
+    }
+
+    fn priority_of(&self, request: &Request) -> Priority {
+        self.priority(request.claim.as_ref(), request.by.caller, request.body.len())
     }
 
     /// How soon a caller gets a work permit.

@@ -6,13 +6,13 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use alloy_primitives::Address;
 use alloy_signer_local::PrivateKeySigner;
 use futures::future::join_all;
-use load_control::Gate;
+use load_control::{Gate, WorkPermit};
 use order_pool::{Order, OrderPool, PoolConfig};
 use order_rpc::{Admission, AdmissionFuture, Candidate, Host, OrderRpc, OrderRpcConfig, Verdict};
 use serde_json::json;
@@ -202,6 +202,38 @@ async fn the_orders_of_a_batch_are_pooled_in_their_order_whatever_is_decided_fir
     assert_eq!((server.pool.len(), server.pool.stats().cancelled), (1, 1));
 }
 
+/// While it decides, the load falls, and all permits are taken.
+struct Busy(QueueLoad, Gate, Mutex<Vec<WorkPermit>>);
+
+impl Admission for Busy {
+    fn admit<'a>(&'a self, _: Candidate<'a>) -> AdmissionFuture<'a> {
+        self.0.removed(1);
+        let permits = std::iter::from_fn(|| self.1.try_acquire_external(Instant::now()).ok());
+        self.2.lock().unwrap().extend(permits);
+        Box::pin(ready(Verdict::Accept))
+    }
+}
+
+/// The whole batch was answered as refused, though the bundle in it was pooled.
+#[tokio::test]
+async fn what_of_a_batch_has_run_is_answered_so_when_the_rest_finds_no_permit() {
+    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+    let queue = monitor.watch("announcements", 1).unwrap();
+    queue.added(1);
+    let gate = impatient_gate_config(Duration::from_millis(10));
+    let pool = OrderPool::new(PoolConfig::default()).unwrap();
+    let server = Server::start(pool, gate, Some(monitor), |host| {
+        let busy = Busy(queue, host.gate.clone(), Mutex::default());
+        start_by(config(), |_| {})(host.with_admission(busy))
+    });
+    let calls =
+        [("eth_sendRawTransaction", json!(raw(0))), ("eth_sendBundle", json!({ "txs": [raw(1)] }))];
+    let answers = send(server.addr, batch(&calls).as_bytes(), &[]).await.json();
+    assert_eq!(answers[0]["error"]["data"]["reason"], "no_permit", "{answers}");
+    assert!(answers[1]["result"].is_object(), "{answers}");
+    assert_eq!(server.pool.len(), 1);
+}
+
 /// Prioritizes transactions of one gas price.
 struct Vouches(u128);
 
@@ -245,7 +277,7 @@ async fn a_signer_that_the_host_knows_is_served_first() {
         Host::new(pool.clone(), gate.clone()).with_known_signers(move |signer| signer == address);
     let rpc = OrderRpc::start(config(), host).unwrap();
     let addr = rpc.local_addr();
-    let now = std::time::Instant::now();
+    let now = Instant::now();
     let held = gate.try_acquire_external(now).unwrap();
     // All places but one.
     let others = load_control::MAX_PERMIT_WAITERS - 1;
