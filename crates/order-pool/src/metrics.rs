@@ -8,89 +8,55 @@ use crate::{
     event::{CancelOutcome, InsertOutcome, RemoveReason},
 };
 
-metric_set! {
-    /// The name, the unit and the meaning of every metric of this crate. Counters end in `_total`;
-    /// `order_pool_upkeep_step_seconds` is a histogram; the others are gauges.
-    pub const METRICS;
+/// Declares each count once: for the recorder, and for [`PoolStats`].
+macro_rules! counts {
+    ($($field:ident = $name:literal, $text:literal;)*) => {
+        metric_set! {
+            /// The name, the unit and the meaning of every metric of this crate. Counters end in
+            /// `_total`; `order_pool_upkeep_step_seconds` is a histogram; the others are gauges.
+            pub const METRICS;
 
-    /// What was counted since the pool was made.
-    #[derive(Debug)]
-    pub(crate) struct Counters {
-        count inserted = "order_pool_inserted_total", Count, "Orders accepted";
-        count cancellations = "order_pool_cancellations_total", Count,
-            "Cancellations that took effect";
-        count superseded = "order_pool_superseded_total", Count,
-            "Bundles and cancellations that came after a message of the same or a higher nonce";
-        count known = "order_pool_known_total", Count, "Orders that were already in the pool";
-        count already_removed = "order_pool_already_removed_total", Count,
-            "Orders that came again after they had left for good";
-        count late_mined = "order_pool_late_mined_total", Count,
-            "Transactions that came after their block";
-        count late_stale = "order_pool_late_stale_total", Count,
-            "Transactions that came after another of the same nonce was mined";
-        count mined = "order_pool_mined_total", Count, "Orders that a block contains";
-        count stale = "order_pool_stale_total", Count, "Orders whose sender's nonce a block passed";
-        count expired = "order_pool_expired_total", Count,
-            "Orders removed at the end of their retention";
-        count evicted = "order_pool_evicted_total", Count, "Orders evicted when a share was full";
-        count block_passed = "order_pool_block_passed_total", Count,
-            "Bundles, and private transactions, whose last block has been built";
-        count block_too_far = "order_pool_block_too_far_total", Count,
-            "Bundles, and private transactions, whose block turned out to be too far ahead";
-        count replaced = "order_pool_replaced_total", Count,
-            "Bundles replaced by another of their key";
-        count cancelled = "order_pool_cancelled_total", Count, "Orders removed by a cancellation";
-        count keys_forgotten = "order_pool_keys_forgotten_total", Count,
-            "Cancellations that are no longer remembered";
-        count upkeep_steps = "order_pool_upkeep_steps_total", Count, "Steps of upkeep";
-        count put_back = "order_pool_put_back_total", Count, "Orders that a reorg put back";
-        count heads = "order_pool_heads_total", Count, "Heads applied";
-        count reorgs = "order_pool_reorgs_total", Count, "Heads that replaced others";
-        count head_gaps = "order_pool_head_gaps_total", Count, "Heads whose parent is not known";
-        count stale_nonces = "order_pool_stale_nonces_total", Count,
-            "Nonces for a block that is not on the chain any more";
-        count lagged = "order_pool_lagged_total", Count, "Times a reader lagged";
-        count missed_events = "order_pool_missed_events_total", Count,
-            "Events that lagging readers missed";
-        count rejected[RejectReason::ALL.len()] = "order_pool_rejected_total", Count,
-            "Orders refused at entry, by `reason`", "reason": RejectReason::ALL;
-    }
+            /// What was counted since the pool was made.
+            #[derive(Debug)]
+            pub(crate) struct Counters {
+                $(count $field = $name, Count, $text;)*
+                count rejected[RejectReason::ALL.len()] = "order_pool_rejected_total", Count,
+                    "Orders refused at entry, by `reason`", "reason": RejectReason::ALL;
+            }
 
-    /// The present sizes and the constant caps to compare them with. Written under the writer's lock,
-    /// read without it.
-    #[derive(Debug)]
-    pub(crate) struct Levels {
-        level txs = "order_pool_txs", Count, "Transactions in the pool";
-        level bundles = "order_pool_bundles", Count, "Bundles in the pool";
-        level tx_bytes = "order_pool_tx_bytes", Bytes, "Bytes of the transactions in the pool";
-        level external_txs = "order_pool_external_txs", Count,
-            "Transactions that external callers sent and the node has not announced";
-        gauge external_tx_bytes = "order_pool_external_tx_bytes", Bytes,
-            "Bytes of the transactions that only external callers sent";
-        level bundle_bytes = "order_pool_bundle_bytes", Bytes, "Bytes of the bundles in the pool";
-        level keys = "order_pool_keys", Count,
-            "Replacement keys remembered, each for its cancellations and for each of its blocks";
-        level log_bytes = "order_pool_log_bytes", Bytes,
-            "Bytes of removed orders that readers may still need";
-        gauge max_txs = "order_pool_max_txs", Count,
-            "Cap on the transactions that the node announced: `PoolConfig::max_txs`";
-        gauge max_tx_bytes = "order_pool_max_tx_bytes", Bytes,
-            "Cap on the bytes of transactions that the node announced: `PoolConfig::max_tx_bytes`";
-        gauge max_external_txs = "order_pool_max_external_txs", Count,
-            "Cap on the transactions of external callers: `PoolConfig::max_external_txs`";
-        gauge max_external_tx_bytes = "order_pool_max_external_tx_bytes", Bytes,
-            "Cap on the bytes of transactions of external callers: `PoolConfig::max_external_tx_bytes`";
-        gauge max_bundles = "order_pool_max_bundles", Count,
-            "Cap on the bundles: `PoolConfig::max_bundles`";
-        gauge max_bundle_bytes = "order_pool_max_bundle_bytes", Bytes,
-            "Cap on the bytes of bundles: `PoolConfig::max_bundle_bytes`";
-        histogram upkeep_step_seconds = "order_pool_upkeep_step_seconds", Seconds,
-            "How long a step of upkeep took";
-    }
-}
+            /// The present sizes and the constant caps to compare them with. Written under the writer's lock,
+            /// read without it.
+            #[derive(Debug)]
+            pub(crate) struct Levels {
+                level txs = "order_pool_txs", Count, "Transactions in the pool";
+                level bundles = "order_pool_bundles", Count, "Bundles in the pool";
+                level tx_bytes = "order_pool_tx_bytes", Bytes, "Bytes of the transactions in the pool";
+                level external_txs = "order_pool_external_txs", Count,
+                    "Transactions that external callers sent and the node has not announced";
+                gauge external_tx_bytes = "order_pool_external_tx_bytes", Bytes,
+                    "Bytes of the transactions that only external callers sent";
+                level bundle_bytes = "order_pool_bundle_bytes", Bytes, "Bytes of the bundles in the pool";
+                level keys = "order_pool_keys", Count,
+                    "Replacement keys remembered, each for its cancellations and for each of its blocks";
+                level log_bytes = "order_pool_log_bytes", Bytes,
+                    "Bytes of removed orders that readers may still need";
+                gauge max_txs = "order_pool_max_txs", Count,
+                    "Cap on the transactions that the node announced: `PoolConfig::max_txs`";
+                gauge max_tx_bytes = "order_pool_max_tx_bytes", Bytes,
+                    "Cap on the bytes of transactions that the node announced: `PoolConfig::max_tx_bytes`";
+                gauge max_external_txs = "order_pool_max_external_txs", Count,
+                    "Cap on the transactions of external callers: `PoolConfig::max_external_txs`";
+                gauge max_external_tx_bytes = "order_pool_max_external_tx_bytes", Bytes,
+                    "Cap on the bytes of transactions of external callers: `PoolConfig::max_external_tx_bytes`";
+                gauge max_bundles = "order_pool_max_bundles", Count,
+                    "Cap on the bundles: `PoolConfig::max_bundles`";
+                gauge max_bundle_bytes = "order_pool_max_bundle_bytes", Bytes,
+                    "Cap on the bytes of bundles: `PoolConfig::max_bundle_bytes`";
+                histogram upkeep_step_seconds = "order_pool_upkeep_step_seconds", Seconds,
+                    "How long a step of upkeep took";
+            }
+        }
 
-macro_rules! stats {
-    ($($field:ident: $text:literal;)*) => {
         /// The pool's present sizes, and its counts since it was made.
         ///
         /// The figures are read one by one while the pool runs: each is right, but their sums may
@@ -114,7 +80,7 @@ macro_rules! stats {
             pub subscribers: u64,
             /// Orders refused.
             pub rejected: u64,
-            $(#[doc = $text] pub $field: u64,)*
+            $(#[doc = concat!($text, ".")] pub $field: u64,)*
         }
 
         impl Counters {
@@ -126,31 +92,38 @@ macro_rules! stats {
     };
 }
 
-stats! {
-    inserted: "Orders accepted.";
-    cancellations: "Cancellations that took effect.";
-    superseded: "Messages that came after one of their key with the same or a higher nonce.";
-    known: "Orders that were already in the pool.";
-    already_removed: "Orders that came again after they had left for good.";
-    late_mined: "Transactions that came after their block.";
-    late_stale: "Transactions that came after another of the same nonce was mined.";
-    mined: "Orders that a block contains.";
-    stale: "Orders whose sender's nonce a block passed.";
-    expired: "Orders removed at the end of their retention.";
-    evicted: "Orders evicted when a share was full.";
-    block_passed: "Bundles, and private transactions, whose last block has been built.";
-    block_too_far: "Those whose block turned out to be too far ahead.";
-    replaced: "Bundles replaced by another of their key.";
-    cancelled: "Orders removed by a cancellation.";
-    keys_forgotten: "Cancellations that are no longer remembered.";
-    upkeep_steps: "Steps of upkeep.";
-    put_back: "Orders that a reorg put back.";
-    heads: "Heads applied.";
-    reorgs: "Heads that replaced others.";
-    head_gaps: "Heads whose parent is not known.";
-    stale_nonces: "Nonces for a block that is not on the chain any more.";
-    lagged: "Times a reader lagged.";
-    missed_events: "Events that lagging readers missed.";
+counts! {
+    inserted = "order_pool_inserted_total", "Orders accepted";
+    cancellations = "order_pool_cancellations_total", "Cancellations that took effect";
+    superseded = "order_pool_superseded_total",
+        "Bundles and cancellations that came after a message of the same or a higher nonce";
+    known = "order_pool_known_total", "Orders that were already in the pool";
+    already_removed = "order_pool_already_removed_total",
+        "Orders that came again after they had left for good";
+    late_mined = "order_pool_late_mined_total", "Transactions that came after their block";
+    late_stale = "order_pool_late_stale_total",
+        "Transactions that came after another of the same nonce was mined";
+    mined = "order_pool_mined_total", "Orders that a block contains";
+    stale = "order_pool_stale_total", "Orders whose sender's nonce a block passed";
+    expired = "order_pool_expired_total", "Orders removed at the end of their retention";
+    evicted = "order_pool_evicted_total", "Orders evicted when a share was full";
+    block_passed = "order_pool_block_passed_total",
+        "Bundles, and private transactions, whose last block has been built";
+    block_too_far = "order_pool_block_too_far_total",
+        "Bundles, and private transactions, whose block turned out to be too far ahead";
+    replaced = "order_pool_replaced_total", "Bundles replaced by another of their key";
+    cancelled = "order_pool_cancelled_total", "Orders removed by a cancellation";
+    keys_forgotten = "order_pool_keys_forgotten_total",
+        "Cancellations that are no longer remembered";
+    upkeep_steps = "order_pool_upkeep_steps_total", "Steps of upkeep";
+    put_back = "order_pool_put_back_total", "Orders that a reorg put back";
+    heads = "order_pool_heads_total", "Heads applied";
+    reorgs = "order_pool_reorgs_total", "Heads that replaced others";
+    head_gaps = "order_pool_head_gaps_total", "Heads whose parent is not known";
+    stale_nonces = "order_pool_stale_nonces_total",
+        "Nonces for a block that is not on the chain any more";
+    lagged = "order_pool_lagged_total", "Times a reader lagged";
+    missed_events = "order_pool_missed_events_total", "Events that lagging readers missed";
 }
 
 impl Counters {
