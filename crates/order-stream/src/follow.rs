@@ -290,6 +290,20 @@ mod tests {
         pool.insert_transaction(Transaction::new(tx.clone(), origin, SystemTime::now()));
     }
 
+    const SIGNER: Address = Address::repeat_byte(1);
+
+    /// Inserts a private transaction, which its signer may cancel.
+    fn send(pool: &OrderPool, tx: &Recovered<PooledTransaction>) {
+        let terms = PrivateTerms { signer: Some(SIGNER), max_block: 100 };
+        pool.insert_transaction(Transaction::private(tx.clone(), terms, SystemTime::now()));
+    }
+
+    /// What a comparison publishes of the orders of a pool.
+    fn replay(follower: &mut Follower, pool: &OrderPool) -> Vec<String> {
+        follower.begin_comparison();
+        follow(follower, &mut pool.subscribe_all())
+    }
+
     /// Everything that is published for the events of now, in short.
     fn follow(follower: &mut Follower, events: &mut Subscription) -> Vec<String> {
         let items = std::iter::from_fn(|| events.try_next())
@@ -322,30 +336,25 @@ mod tests {
         drop(events);
         insert(&pool, &txs[1], Origin::Mempool);
         pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [*txs[0].hash()]));
-        follower.begin_comparison();
-        let published = follow(&mut follower, &mut pool.subscribe_all());
+        let published = replay(&mut follower, &pool);
         assert_eq!(published, ["head 1 0".to_owned(), format!("tx {}", txs[1].hash())]);
         assert!(follower.end_comparison().is_empty());
         assert_eq!(follower.published.len(), 1, "the mined one is forgotten");
-        follower.begin_comparison();
-        assert!(follow(&mut follower, &mut pool.subscribe_all()).is_empty());
+        assert!(replay(&mut follower, &pool).is_empty());
         follower.forget_all();
-        follower.begin_comparison();
-        assert_eq!(follow(&mut follower, &mut pool.subscribe_all()).len(), 2);
+        assert_eq!(replay(&mut follower, &pool).len(), 2);
     }
 
     #[test]
     fn private_orders_are_published_only_by_the_private_flow_and_heads_only_by_the_public_one() {
         let pool = pool();
         let txs = txs(3);
-        let signer = Address::repeat_byte(1);
-        let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
         let mut flows = [Flow::Public, Flow::Private]
             .map(|flow| (Follower::new(flow, true), pool.subscribe_all()));
         insert(&pool, &txs[0], Origin::Mempool);
         insert(&pool, &txs[1], Origin::Rpc);
-        pool.insert_transaction(Transaction::private(txs[2].clone(), terms, SystemTime::now()));
-        pool.cancel_private(txs[2].hash(), signer);
+        send(&pool, &txs[2]);
+        pool.cancel_private(txs[2].hash(), SIGNER);
         pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [*txs[0].hash()]));
         let [public, private] = flows.each_mut().map(|(follower, events)| follow(follower, events));
         assert_eq!(public, [format!("tx {}", txs[0].hash()), "head 1 1".to_owned()]);
@@ -358,11 +367,8 @@ mod tests {
     #[test]
     fn a_private_transaction_that_left_unseen_is_cancelled_and_published_anew_when_it_comes_back() {
         let pool = pool();
-        let (txs, signer) = (txs(3), Address::repeat_byte(1));
-        let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
-        let send = |n: usize| {
-            pool.insert_transaction(Transaction::private(txs[n].clone(), terms, SystemTime::now()))
-        };
+        let txs = txs(3);
+        let send = |n: usize| send(&pool, &txs[n]);
         let mut follower = Follower::new(Flow::Private, true);
         let mut events = pool.subscribe_all();
         follower.begin_comparison();
@@ -373,7 +379,7 @@ mod tests {
         assert!(follower.end_comparison().is_empty());
         drop(events);
         // One is cancelled, and one becomes public: it has not left.
-        pool.cancel_private(txs[0].hash(), signer);
+        pool.cancel_private(txs[0].hash(), SIGNER);
         insert(&pool, &txs[1], Origin::Mempool);
         follower.begin_comparison();
         let mut events = pool.subscribe_all();
@@ -385,17 +391,15 @@ mod tests {
         assert_eq!(hash, txs[0].hash());
         // What could not be published is published by the next comparison, unless the transaction is there again.
         follower.forget(&cancelled[0]);
-        follower.begin_comparison();
-        follow(&mut follower, &mut pool.subscribe_all());
+        replay(&mut follower, &pool);
         assert_eq!(follower.end_comparison().len(), 1);
         follower.forget(&cancelled[0]);
         send(0);
         let hash = txs[0].hash();
         assert_eq!(follow(&mut follower, &mut events), [format!("tx {hash} again 1")]);
-        follower.begin_comparison();
-        follow(&mut follower, &mut pool.subscribe_all());
+        replay(&mut follower, &pool);
         assert!(follower.end_comparison().is_empty());
-        pool.cancel_private(hash, signer);
+        pool.cancel_private(hash, SIGNER);
         assert_eq!(follow(&mut follower, &mut events), [format!("cancel {hash} again 1")]);
         let head = |number| Block::new(Head::new(number, B256::repeat_byte(7), B256::ZERO), []);
         pool.on_head(head(100 + KEPT_BLOCKS));
@@ -409,19 +413,16 @@ mod tests {
     #[test]
     fn what_a_stream_has_lost_is_published_again_and_its_cancellations_too() {
         let pool = pool();
-        let (txs, signer) = (txs(2), Address::repeat_byte(1));
-        let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
+        let txs = txs(2);
         for tx in &txs {
-            pool.insert_transaction(Transaction::private(tx.clone(), terms, SystemTime::now()));
+            send(&pool, tx);
         }
         let mut follower = Follower::new(Flow::Private, true);
-        follower.begin_comparison();
-        assert_eq!(follow(&mut follower, &mut pool.subscribe_all()).len(), 2);
+        assert_eq!(replay(&mut follower, &pool).len(), 2);
         follower.end_comparison();
-        pool.cancel_private(txs[0].hash(), signer);
+        pool.cancel_private(txs[0].hash(), SIGNER);
         follower.forget_all();
-        follower.begin_comparison();
-        let again = follow(&mut follower, &mut pool.subscribe_all());
+        let again = replay(&mut follower, &pool);
         assert_eq!(again, [format!("tx {} again 1", txs[1].hash())], "the stream may know its id");
         assert_eq!(follower.end_comparison().len(), 1);
     }
@@ -430,16 +431,13 @@ mod tests {
     fn a_private_transaction_that_became_public_is_never_cancelled_by_the_public_flow() {
         let pool = pool();
         let tx = &txs(1)[0];
-        let terms = PrivateTerms { signer: Some(Address::repeat_byte(1)), max_block: 100 };
-        pool.insert_transaction(Transaction::private(tx.clone(), terms, SystemTime::now()));
+        send(&pool, &tx);
         insert(&pool, tx, Origin::Mempool);
         let mut follower = Follower::new(Flow::Public, true);
-        follower.begin_comparison();
-        assert_eq!(follow(&mut follower, &mut pool.subscribe_all()).len(), 1);
+        assert_eq!(replay(&mut follower, &pool).len(), 1);
         assert!(follower.end_comparison().is_empty());
         pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [*tx.hash()]));
-        follower.begin_comparison();
-        follow(&mut follower, &mut pool.subscribe_all());
+        replay(&mut follower, &pool);
         let items = follower.end_comparison();
         assert!(items.is_empty(), "{items:?}");
     }
@@ -447,12 +445,10 @@ mod tests {
     #[test]
     fn what_was_published_before_is_cancelled_though_it_could_not_be_published_again() {
         let pool = pool();
-        let (tx, signer) = (&txs(1)[0], Address::repeat_byte(1));
-        let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
-        pool.insert_transaction(Transaction::private(tx.clone(), terms, SystemTime::now()));
+        let tx = &txs(1)[0];
+        send(&pool, &tx);
         let mut follower = Follower::new(Flow::Private, true);
-        follower.begin_comparison();
-        follow(&mut follower, &mut pool.subscribe_all());
+        replay(&mut follower, &pool);
         follower.end_comparison();
         // The stream was made anew, and the connection is lost before the order is published again.
         follower.forget_all();
@@ -461,9 +457,8 @@ mod tests {
         let event = events.try_next().expect("an event").expect("no lag");
         let item = follower.on(&event).expect("it is published again");
         follower.forget(&item);
-        pool.cancel_private(tx.hash(), signer);
-        follower.begin_comparison();
-        follow(&mut follower, &mut pool.subscribe_all());
+        pool.cancel_private(tx.hash(), SIGNER);
+        replay(&mut follower, &pool);
         assert_eq!(follower.end_comparison().len(), 1, "builders have it from the first time");
     }
 
@@ -486,8 +481,7 @@ mod tests {
         follower.begin_comparison();
         assert_eq!(again(&mut follower), [Some(None), Some(None)]);
         follower.end_comparison();
-        follower.begin_comparison();
-        follow(&mut follower, &mut pool.subscribe_all());
+        replay(&mut follower, &pool);
         assert!(follower.end_comparison().is_empty());
         let suffix = |text: &str| Some(Some(text.to_owned()));
         assert_eq!(again(&mut follower), [suffix("-a-1"), suffix("-a-1")]);
@@ -500,18 +494,16 @@ mod tests {
 
     #[test]
     fn a_machine_that_did_not_see_what_another_did_is_not_taken_for_its_duplicate() {
-        let (tx, signer) = (&txs(1)[0], Address::repeat_byte(1));
-        let terms = PrivateTerms { signer: Some(signer), max_block: 100 };
+        let tx = &txs(1)[0];
         let pools = [(); 2].map(|()| pool());
         let mut followers = [(); 2].map(|()| Follower::new(Flow::Private, true));
         let mut events = pools.each_ref().map(OrderPool::subscribe_all);
         let mut stored = std::collections::HashSet::new();
         let mut is_stored = |machine: usize, is_sent: bool| {
             if is_sent {
-                let tx = Transaction::private(tx.clone(), terms, SystemTime::now());
-                pools[machine].insert_transaction(tx);
+                send(&pools[machine], tx);
             } else {
-                pools[machine].cancel_private(tx.hash(), signer);
+                pools[machine].cancel_private(tx.hash(), SIGNER);
             }
             let event = events[machine].try_next().expect("an event").expect("no lag");
             let item = followers[machine].on(&event).expect("a message");
