@@ -431,7 +431,7 @@ mod tests {
     fn a_private_transaction_that_became_public_is_never_cancelled_by_the_public_flow() {
         let pool = pool();
         let tx = &txs(1)[0];
-        send(&pool, &tx);
+        send(&pool, tx);
         insert(&pool, tx, Origin::Mempool);
         let mut follower = Follower::new(Flow::Public, true);
         assert_eq!(replay(&mut follower, &pool).len(), 1);
@@ -446,7 +446,7 @@ mod tests {
     fn what_was_published_before_is_cancelled_though_it_could_not_be_published_again() {
         let pool = pool();
         let tx = &txs(1)[0];
-        send(&pool, &tx);
+        send(&pool, tx);
         let mut follower = Follower::new(Flow::Private, true);
         replay(&mut follower, &pool);
         follower.end_comparison();
