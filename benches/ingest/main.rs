@@ -2,7 +2,8 @@
 //! ways in which builders fetch today. What is compared, how it is timed and what is asserted is said at
 //! [`testkit::contest`].
 //!
-//! - `paced`: the table of all contenders at paced rates and in a burst of 8,000, and where the CPU time goes;
+//! - criterion's groups `floor` and `burst`: what nobody can save, and a burst of 8,000;
+//! - `paced`: the table of all contenders at paced rates and in the burst, and where the CPU time goes;
 //! - `scale`: how far each contender goes, with its memory, see [`scale`];
 //! - `backfill`: what the start-up backfill costs the live announcements, see [`backfill`].
 //!
@@ -12,12 +13,14 @@
 //! many at once as there are cores.
 //!
 //! **The burst** is announced at once. It fits the buffers of ours and of the plain concurrent
-//! rival, so that it measures speed, not overflow.
+//! rival, so that it measures speed, not overflow. Which side was the limit is said from which
+//! side's cores were busy.
 //!
 //! `cargo bench --bench ingest` takes about 25 minutes, `-- paced` or `-- scale` ten; with `-- --test` each
-//! path runs once. The picture of `scale` is below target/, or in the folder that `INGEST_BENCH_DIR` names. Of `paced`
-//! and of `scale` the environment sets `INGEST_BENCH_ROUNDS` (3), `INGEST_BENCH_SECONDS` (3.5 and 3, of each run) and
-//! `INGEST_BENCH_RATES`.
+//! path runs once. A word is criterion's filter too. The tables are also files below
+//! target/criterion/ingest, with pictures; `INGEST_BENCH_DIR` names another folder. Of `paced` and of
+//! `scale` the environment sets `INGEST_BENCH_ROUNDS` (3), `INGEST_BENCH_SECONDS` (3.5 and 3, of each run)
+//! and `INGEST_BENCH_RATES`.
 
 mod backfill;
 mod floor;
@@ -25,11 +28,12 @@ mod plot;
 mod scale;
 mod table;
 
-use std::{process::ExitCode, time::Duration};
+use std::{env, error::Error, fs, path::PathBuf, process::ExitCode, time::Duration};
 
+use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use mock_node::workload::PreparedTx;
 use testkit::{
-    bench::{Args, number, numbers},
+    bench::{self, Args, number, numbers},
     contest::{Contender, Load, Stage},
     figures::{Rounds, median},
     node::NodeProcess,
@@ -94,21 +98,68 @@ fn main() -> ExitCode {
         return code;
     }
     let args = Args::read();
-    let is_test = args.is_test();
-    if args.choose("paced") {
-        let plan = if is_test { Plan::test(vec![500]) } else { Plan::new(RATES, "3.5") };
+    let mut criterion = Criterion::default().configure_from_args();
+    let is_other = |word: &String| ["scale", "backfill"].contains(&word.as_str());
+    if !args.words.iter().any(is_other) {
+        let plan = match args.is_test() {
+            true => Plan::test(vec![500]),
+            false => Plan::new(RATES, "3.5"),
+        };
         let most = plan.loads().iter().map(|load| load.count).max().expect("there are loads");
         let mut stage = Stage::new(most, BLOBS_PER_MILLE).expect("the node's process starts");
-        compare(&mut stage, &plan);
+        floor::bench(&mut criterion, stage.samples());
+        burst(&mut criterion, &mut stage, &plan);
+        if !args.has("--list") && args.choose("paced") {
+            compare(&mut stage, &plan);
+        }
     }
-    if args.choose("scale") {
-        let rates = vec![500, 2000];
-        scale::bench(&if is_test { Plan::test(rates) } else { Plan::new(scale::RATES, "3") });
+    criterion.final_summary();
+    if !args.has("--list") && args.choose("scale") {
+        scale::bench(&match args.is_test() {
+            true => Plan::test(vec![500, 2000]),
+            false => Plan::new(scale::RATES, "3"),
+        });
     }
-    if args.choose("backfill") {
-        backfill::bench(is_test);
+    if !args.has("--list") && args.choose("backfill") {
+        backfill::bench(args.is_test());
     }
     ExitCode::SUCCESS
+}
+
+/// The burst for criterion's report: only those who lose nothing, or the times are of unequal work.
+fn burst(criterion: &mut Criterion, stage: &mut Stage, plan: &Plan) {
+    let mut group = criterion.benchmark_group("burst");
+    // A sample is one run, with a node and a pool of its own; more would not be better known.
+    group
+        .sample_size(10)
+        .sampling_mode(SamplingMode::Flat)
+        .warm_up_time(Duration::from_millis(1))
+        .measurement_time(Duration::from_millis(1));
+    // With slower answers the table has it: here it would show 64 / answer time.
+    let load = Load {
+        latency: Duration::ZERO,
+        count: plan.burst,
+        tps: None,
+        blobs_per_mille: BLOBS_PER_MILLE,
+    };
+    group.throughput(Throughput::Elements(load.count as u64));
+    for contender in [Contender::Concurrent, Contender::Hashes, Contender::Full] {
+        let id = BenchmarkId::new(contender.name(), load.answer());
+        group.bench_function(id, |bencher| {
+            bencher.iter_custom(|iterations| {
+                (0..iterations)
+                    .map(|_| {
+                        let run = stage.run(contender, load);
+                        if run.lost() > 0 {
+                            eprintln!("{}: lost {}", contender.name(), run.lost());
+                        }
+                        run.wall
+                    })
+                    .sum()
+            });
+        });
+    }
+    group.finish();
 }
 
 /// The table: rounds of all loads, contenders taking turns at going first.
@@ -132,10 +183,31 @@ fn compare(stage: &mut Stage, plan: &Plan) {
         all_cores_us: 1e6 * median(floors.iter().map(|(_, all_cores)| *all_cores)),
     };
     table::print(&rows, floor);
+    keep("latency", &rows, plot::latency);
 }
 
 /// All contenders under each load, those of a load beside each other, without a run yet.
 pub(crate) fn rows(loads: Vec<Load>) -> Vec<Row> {
     let of_load = |load| Contender::ALL.map(|contender| Rounds::new((contender, load)));
     loads.into_iter().flat_map(of_load).collect()
+}
+
+/// Writes a table and its picture.
+pub(crate) fn keep(
+    name: &str,
+    rows: &[Row],
+    draw: impl FnOnce(&std::path::Path, &[Row]) -> Result<(), Box<dyn Error>>,
+) {
+    let folder =
+        env::var_os("INGEST_BENCH_DIR").map_or_else(|| bench::folder("ingest"), PathBuf::from);
+    let (csv, svg) = (folder.join(format!("{name}.csv")), folder.join(format!("{name}.svg")));
+    let write = || -> Result<(), Box<dyn Error>> {
+        fs::create_dir_all(&folder)?;
+        fs::write(csv, table::csv(rows))?;
+        draw(&svg, rows)
+    };
+    match write() {
+        Ok(()) => println!("\nwritten: {}/{name}.csv and {name}.svg", folder.display()),
+        Err(error) => eprintln!("warning: the table and its picture could not be written: {error}"),
+    }
 }

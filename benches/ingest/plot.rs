@@ -1,11 +1,14 @@
-//! The table of `scale` as a picture.
+//! The tables as pictures.
 
-use std::{error::Error, path::Path};
+use std::{error::Error, path::Path, time::Duration};
 
 use plotters::{coord::Shift, prelude::*};
 use testkit::contest::{Contender, Run};
 
-use crate::{scale::is_held, table::Row};
+use crate::{
+    scale::is_held,
+    table::{Row, lost_share},
+};
 
 /// A figure of a run.
 type Value = fn(&Run) -> f64;
@@ -28,6 +31,37 @@ struct Line {
 
 fn rate(row: &Row) -> f64 {
     f64::from(row.contender.1.tps.unwrap_or(1))
+}
+
+/// p50 (thin) and p99 (bold) over the rate, one panel for each answer time.
+pub(crate) fn latency(path: &Path, rows: &[Row]) -> Result<(), Box<dyn Error>> {
+    let mut answers: Vec<Duration> = rows.iter().map(|row| row.contender.1.latency).collect();
+    answers.dedup();
+    let area = SVGBackend::new(path, (1000, 480)).into_drawing_area();
+    area.fill(&WHITE)?;
+    for (area, answer) in area.split_evenly((1, answers.len().max(1))).iter().zip(answers) {
+        let mut lines = Vec::new();
+        for (contender, color) in Contender::ALL.into_iter().zip(COLORS) {
+            let mine: Vec<_> = rows
+                .iter()
+                .filter(|row| row.contender.0 == contender)
+                .filter(|row| row.contender.1.latency == answer && row.contender.1.tps.is_some())
+                .collect();
+            let worst = mine.iter().map(|row| lost_share(row)).fold(0.0, f64::max) * 100.0;
+            let label = format!("{}, lost up to {worst:.1} %", contender.name());
+            let mut line = |width, label, value: Value| {
+                let points = mine.iter().map(|row| (rate(row), row.median(value))).collect();
+                lines.push(Line { color, width, label, points, filled: Vec::new() });
+            };
+            line(1, None, |run| run.latency.p50);
+            line(3, Some(label), |run| run.latency.p99);
+        }
+        let title = format!("node answers in {} ms", answer.as_secs_f64() * 1e3);
+        let across = "announced per second";
+        panel(area, &title, across, "announced to visible, us: p50 thin, p99 bold", &lines)?;
+    }
+    area.present()?;
+    Ok(())
 }
 
 /// Throughput with the legend, p99 and CPU time over the rate, and memory over what the pool holds.

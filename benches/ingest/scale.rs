@@ -6,17 +6,16 @@
 //! all that the run brought in. A rate is *held* when every round pooled, in the end, everything that was
 //! announced, no buffer of ours was overrun, and the node kept the rate.
 
-use std::{env, fs, io, path::PathBuf, time::Duration};
+use std::{io, time::Duration};
 
 use testkit::{
-    bench::folder,
     contest::{Contender, Load, Run, Stage},
     figures::Table,
     process::{Process, serve},
 };
 
 use crate::{
-    Plan, plot, rows,
+    Plan, keep, plot, rows,
     table::{Row, lost_share},
 };
 
@@ -54,14 +53,7 @@ pub(crate) fn bench(plan: &Plan) {
         }
     }
     print(&rows);
-    let folder = env::var_os("INGEST_BENCH_DIR").map_or_else(|| folder("ingest"), PathBuf::from);
-    let path = folder.join("scale.svg");
-    let drawn =
-        fs::create_dir_all(folder).map_err(Into::into).and_then(|()| plot::scale(&path, &rows));
-    match drawn {
-        Ok(()) => println!("\nwritten: {}", path.display()),
-        Err(error) => eprintln!("warning: the picture could not be written: {error}"),
-    }
+    keep("scale", &rows, plot::scale);
 }
 
 /// Runs as the process of a contender.

@@ -1,6 +1,6 @@
 //! Medians over the rounds, printed and written down.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt::Write as _, time::Duration};
 
 use testkit::{
     contest::{Contender, Load, Run},
@@ -19,6 +19,30 @@ pub(crate) fn lost_share(row: &Row) -> f64 {
 
 fn announced(row: &Row) -> usize {
     row.runs.iter().map(|run| run.announced).sum()
+}
+
+/// Which side a burst was limited by, from the cores that each kept busy while it ran.
+fn limit(row: &Row) -> String {
+    let share = |time: fn(&Run) -> Duration| {
+        row.median(|run| time(run).as_secs_f64() / run.wall.as_secs_f64().max(1e-9))
+    };
+    let (ours, node) = (share(|run| run.cpu), share(|run| run.node_cpu));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+    let (contender, load) = row.contender;
+    let in_flight = if contender == Contender::Sequential { 1.0 } else { 64.0 };
+    let by_latency = in_flight / load.latency.as_secs_f64().max(1e-9);
+    let verdict = if lost_share(row) > 0.01 {
+        "its buffer: it lost announcements"
+    } else if row.median(Run::pooled_per_s) > 0.7 * by_latency {
+        "fetches in flight / answer time"
+    } else if node > 0.85 {
+        "the node: its one server thread is busy"
+    } else if ours + node > 0.85 * cores {
+        "the machine: its cores are busy"
+    } else {
+        "the contender, or other load on the machine"
+    };
+    format!("{verdict} (cores: contender {ours:.2}, node {node:.2}, of {cores:.0})")
 }
 
 fn name(load: Load) -> String {
@@ -71,6 +95,16 @@ pub(crate) fn print(rows: &[Row], floor: Floor) {
     println!("late: announced by the node more than 5 ms after they were due; many mean that the");
     println!("machine was too busy for its figures to be compared with another run's.");
     println!("A latency is of what was pooled: what was lost has none.");
+    for row in rows.iter().filter(|row| row.contender.1.tps.is_none()) {
+        let (contender, load) = row.contender;
+        println!(
+            "limit of {} at {}, {}: {}",
+            name(load),
+            load.answer(),
+            contender.name(),
+            limit(row)
+        );
+    }
     for row in rows.iter().filter(|row| row.contender.0.is_ours()) {
         let lagged: u64 = row.runs.iter().map(|run| run.lagged).sum();
         if lagged > 0 {
@@ -83,6 +117,7 @@ pub(crate) fn print(rows: &[Row], floor: Floor) {
             );
         }
     }
+    compare(rows, floor);
     stages(rows);
 }
 
@@ -114,4 +149,75 @@ fn stages(rows: &[Row]) {
         }
     }
     print!("{table}");
+}
+
+/// Ours against the plain concurrent rival under the same load and in the same round.
+fn compare(rows: &[Row], floor: Floor) {
+    println!(
+        "\nours as a share of the plain concurrent rival's, both of a round; median (least to most)"
+    );
+    let mut table = Table::new(
+        "answer | load | mode | p50 | p50 beyond the answer | p99 | CPU | pooled/s | \
+         CPU / floor | / all cores'",
+    );
+    // The contenders of a load stand beside each other.
+    for of_load in rows.chunks(Contender::ALL.len()) {
+        let find = |contender| of_load.iter().find(|row| row.contender.0 == contender);
+        let Some(rival) = find(Contender::Concurrent) else { continue };
+        for row in of_load.iter().filter(|row| row.contender.0.is_ours()) {
+            let (contender, load) = row.contender;
+            let ratio = |value: &dyn Fn(&Run) -> f64| row.ratio(rival, value).to_string();
+            let answer_us = load.latency.as_secs_f64() * 1e6;
+            table.row([
+                load.answer(),
+                name(load),
+                contender.name().to_owned(),
+                ratio(&|run| run.latency.p50),
+                // A mode that does not ask has no answer to wait for.
+                ratio(&|run| (run.latency.p50 - answer_us).max(0.0)),
+                ratio(&|run| run.latency.p99),
+                ratio(&Run::cpu_us),
+                ratio(&Run::pooled_per_s),
+                format!("{:.2}", row.median(Run::cpu_us) / floor.alone_us),
+                format!("{:.2}", row.median(Run::cpu_us) / floor.all_cores_us),
+            ]);
+        }
+    }
+    print!("{table}");
+}
+
+/// Every round of every row, for whoever wants to look closer.
+pub(crate) fn csv(rows: &[Row]) -> String {
+    let mut text = String::from(
+        "answer_us,tps,contender,round,announced,announced_per_s,pooled,lagged,late,p50_us,p95_us,p99_us,max_us,\
+         wall_s,cpu_us_per_tx,node_cpu_us_per_tx,grown_bytes\n",
+    );
+    for row in rows {
+        let (contender, load) = row.contender;
+        for (round, run) in row.runs.iter().enumerate() {
+            let latency = run.latency;
+            writeln!(
+                text,
+                "{},{},{},{round},{},{:.1},{},{},{},{},{},{},{},{:.6},{:.3},{:.3},{}",
+                load.latency.as_micros(),
+                load.tps.map_or("burst".to_owned(), |tps| tps.to_string()),
+                contender.name().replace(',', ""),
+                run.announced,
+                run.announced_per_s,
+                run.pooled,
+                run.lagged,
+                run.late,
+                latency.p50,
+                latency.p95,
+                latency.p99,
+                latency.max,
+                run.wall.as_secs_f64(),
+                run.cpu_us(),
+                run.node_cpu_us(),
+                run.grown_bytes,
+            )
+            .expect("a string takes everything");
+        }
+    }
+    text
 }

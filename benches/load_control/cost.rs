@@ -43,7 +43,7 @@ pub(crate) fn bench(plan: &Plan) {
 
 /// From the first of them read from the socket to the last in the pool.
 async fn run(plan: &Plan, node: &mut NodeProcess, policy: Policy) -> Duration {
-    let parts = Parts::start(node.path(), policy, Backfill::Off).await;
+    let mut parts = Parts::start(node.path(), policy, Backfill::Off).await;
     parts.until(|parts| parts.fetcher.is_live()).await;
     node.announce(What::OwnLoad(plan.burst), Pace::AtOnce).expect("the node announces");
     node.finish().expect("the node has announced");

@@ -12,7 +12,7 @@ use testkit::{
 
 use crate::{
     Plan,
-    stage::{self, Parts, Policy},
+    stage::{self, Parts, Policy, Watched},
 };
 
 const TPS: u32 = 1_000;
@@ -32,6 +32,7 @@ struct Figures {
     live_per_s: f64,
     backfilled_per_s: f64,
     deferred: u64,
+    watched: Watched,
     resident_bytes: usize,
     /// Announcements that the node made more than 5 ms late.
     late: usize,
@@ -54,7 +55,8 @@ pub(crate) fn bench(plan: &Plan) {
         plan.flood, plan.rounds
     );
     let mut table = Table::new(
-        " | p50 us | p95 us | p99 us | live/s | backfilled/s | deferred | res. MB | late",
+        " | p50 us | p95 us | p99 us | live/s | backfilled/s | deferred | oldest ms | pressed | \
+         res. MB | late",
     );
     for row in &rows {
         let whole = |value: &dyn Fn(&Figures) -> f64| format!("{:.0}", row.median(value));
@@ -66,6 +68,8 @@ pub(crate) fn bench(plan: &Plan) {
             whole(&|run| run.live_per_s),
             whole(&|run| run.backfilled_per_s),
             whole(&|run| run.deferred as f64),
+            whole(&|run| run.watched.oldest.as_secs_f64() * 1e3),
+            format!("{:.1}%", row.median(|run| run.watched.pressed_share() * 100.0)),
             whole(&|run| run.resident_bytes as f64 / 1e6),
             row.runs.iter().map(|run| run.late).sum::<usize>().to_string(),
         ]);
@@ -92,7 +96,7 @@ async fn run(
 ) -> Figures {
     let signed = node.prepare(TPS as usize * plan.signed_s).expect("the node signs");
     let backfill = if floods { Backfill::Pending } else { Backfill::Off };
-    let parts = Parts::start(node.path(), policy, backfill).await;
+    let mut parts = Parts::start(node.path(), policy, backfill).await;
     node.announce(What::Prepared, Pace::Steady(TPS)).expect("the node announces");
     // The listing before is the same for all, and the node's business.
     if floods {
@@ -126,6 +130,7 @@ async fn run(
         live_per_s: live.count as f64 / lasted,
         backfilled_per_s: (after.backfilled - before.backfilled) as f64 / lasted,
         deferred: parts.fetcher.deferred().deferred,
+        watched: parts.watched,
         resident_bytes: resident_bytes(),
         late: announced.late,
     };

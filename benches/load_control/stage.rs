@@ -1,5 +1,5 @@
 //! Our side of a run: the parts wired as `Ingest` wires them (a monitor that is off is left out),
-//! with a stopwatch between the fetcher and the pool.
+//! with a stopwatch between the fetcher and the pool, and what is watched while they run.
 
 use std::{
     path::PathBuf,
@@ -20,7 +20,7 @@ use testkit::{Timed, node::NodeProcess};
 /// that is busy with something else a minute must not be a failure.
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// Grain of the bench's own waiting; it is no part of any latency.
+/// Grain of the bench's own watching; it is no part of any latency.
 const POLL: Duration = Duration::from_millis(5);
 
 /// How much of the policy is on.
@@ -40,8 +40,25 @@ pub(crate) struct Parts {
     pool: OrderPool,
     pub(crate) fetcher: Fetcher,
     gate: Gate,
+    monitor: LoadMonitor,
     upkeep: Upkeep,
     pub(crate) sink: Timed,
+    pub(crate) watched: Watched,
+}
+
+/// The most that was seen while it ran.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Watched {
+    pub(crate) oldest: Duration,
+    pressed: u32,
+    looks: u32,
+}
+
+impl Watched {
+    /// Of the looks at the monitor, those that found pressure.
+    pub(crate) fn pressed_share(&self) -> f64 {
+        f64::from(self.pressed) / f64::from(self.looks.max(1))
+    }
 }
 
 impl Parts {
@@ -61,7 +78,7 @@ impl Parts {
         let config = FetcherConfig {
             audit_interval: None,
             backfill,
-            monitor: enabled.then_some(monitor),
+            monitor: enabled.then(|| monitor.clone()),
             gate: Some(gate.clone()),
             ..FetcherConfig::ipc(path)
         };
@@ -74,18 +91,23 @@ impl Parts {
         let fetcher =
             Fetcher::start_with(config, limits, sink.clone()).await.expect("the node is there");
         let upkeep = upkeep.expect("a thread");
-        Self { pool, fetcher, gate, upkeep, sink }
+        Self { pool, fetcher, gate, monitor, upkeep, sink, watched: Watched::default() }
     }
 
-    /// Waits until `end` holds.
+    /// Watches until `end` holds.
     ///
     /// # Panics
     /// If it does not within [`PATIENCE`].
-    pub(crate) async fn until(&self, end: impl Fn(&Self) -> bool) {
+    pub(crate) async fn until(&mut self, end: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !end(self) {
             let status = || (self.fetcher.counts(), self.fetcher.status());
             assert!(Instant::now() < deadline, "not reached: {:?}", status());
+            let oldest = self.fetcher.deferred().oldest_age;
+            let watched = &mut self.watched;
+            watched.oldest = watched.oldest.max(oldest);
+            watched.pressed += u32::from(self.monitor.is_pressed());
+            watched.looks += 1;
             tokio::time::sleep(POLL).await;
         }
     }
@@ -99,7 +121,7 @@ impl Parts {
     }
 
     /// Exactly these are in the pool, and every hash has had its outcome.
-    pub(crate) async fn check(&self, expected: &[&[B256]]) {
+    pub(crate) async fn check(&mut self, expected: &[&[B256]]) {
         let total: usize = expected.iter().map(|hashes| hashes.len()).sum();
         self.until(|parts| parts.fetcher.counts().pooled >= total as u64).await;
         self.until(|parts| parts.fetcher.counts().unfinished == 0).await;
