@@ -13,17 +13,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_consensus::{SignableTransaction as _, TxEip1559};
-use alloy_eips::eip2718::Encodable2718 as _;
-use alloy_primitives::{Address, B256, TxKind, hex};
-use alloy_signer::SignerSync as _;
-use alloy_signer_local::PrivateKeySigner;
+use alloy_primitives::{B256, hex};
 use load_control::Backoff;
+use mock_node::workload::{Workload, WorkloadConfig};
 use serde_json::{Value, json};
 use testkit::ingest::{eventually, settled, socket};
 use txpool_fetcher::{
     Backfill, Delivery, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits, LossReason,
-    PooledTransaction, SourceError, SourceState, StaleReason, TransactionSink,
+    SourceError, SourceState, StaleReason, TransactionSink,
 };
 
 use super::{peer, start_with};
@@ -193,18 +190,9 @@ fn error(code: i64) -> Value {
 }
 
 fn transaction(nonce: u64) -> (B256, Reply) {
-    let tx = TxEip1559 {
-        chain_id: CHAIN_ID,
-        nonce,
-        gas_limit: 21_000,
-        max_fee_per_gas: 1_000_000_000,
-        to: TxKind::Call(Address::repeat_byte(1)),
-        ..TxEip1559::default()
-    };
-    let signature =
-        PrivateKeySigner::random().sign_hash_sync(&tx.signature_hash()).expect("a key signs");
-    let tx = PooledTransaction::from(tx.into_signed(signature));
-    (*tx.tx_hash(), Reply::Raw(hex::encode_prefixed(tx.encoded_2718())))
+    let config = WorkloadConfig { accounts: 1, ..WorkloadConfig::new(5, CHAIN_ID) };
+    let tx = Workload::new(config).prepare(10).swap_remove(nonce as usize);
+    (tx.hash, Reply::Raw(hex::encode_prefixed(&tx.raw)))
 }
 
 /// Never returns for nonce 1, takes the rest.

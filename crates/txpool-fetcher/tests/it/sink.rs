@@ -24,7 +24,7 @@ use txpool_fetcher::{
     TransactionSink,
 };
 
-use super::{compare, ingest_with, recover, settles_fast, submit};
+use super::{compare, ingest_with, recover, settles_fast, start_with, submit};
 
 /// Beyond a deadline, for a machine that is busy with other tests.
 const SLACK: Duration = Duration::from_secs(5);
@@ -155,9 +155,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 async fn start(config: FetcherConfig, sink: impl TransactionSink) -> Fetcher {
-    let fetcher = Fetcher::start(config, sink).await.expect("it starts");
-    eventually("the source is live", || fetcher.is_live()).await;
-    fetcher
+    start_with(config, Limits::default(), sink).await
 }
 
 /// Stops, and says how long that took beyond the deadline.
