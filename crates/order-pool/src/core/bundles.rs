@@ -39,15 +39,16 @@ impl Core {
         if bundle.txs().is_empty()
             && let Some(key) = bundle.key()
         {
-            return self.cancel_by_bundle(key, bundle.nonce(), bundle.parts().holder, effects);
+            return self.cancel_by_bundle(key, &bundle, effects);
         }
-        let nonce = match slot.map(|_| state.nonce_of(bundle.nonce())).transpose() {
-            Ok(nonce) => nonce,
-            Err(Superseded::Permanently) => return InsertOutcome::CancelledPermanently,
-            Err(Superseded::By { nonce, current }) => {
-                return InsertOutcome::Superseded { nonce, current };
-            }
-        };
+        let nonce =
+            match slot.map(|_| state.nonce_of(bundle.nonce(), bundle.first_seen())).transpose() {
+                Ok(nonce) => nonce,
+                Err(Superseded::Permanently) => return InsertOutcome::CancelledPermanently,
+                Err(Superseded::By { nonce, current }) => {
+                    return InsertOutcome::Superseded { nonce, current };
+                }
+            };
         let block = match self.check_bundle(&bundle) {
             Ok(block) => block,
             Err(reason) => return InsertOutcome::Rejected(reason),
@@ -123,16 +124,20 @@ impl Core {
     fn cancel_by_bundle(
         &mut self,
         key: ReplacementKey,
-        nonce: Option<u64>,
-        holder: Holder,
+        bundle: &Bundle,
         effects: &mut Vec<Effect>,
     ) -> InsertOutcome {
+        let (nonce, holder) = (bundle.nonce(), bundle.parts().holder);
         let all = self.keys.get(&(key, None));
         let blocks = self.keys.blocks_of(&key);
         let highest = blocks.iter().map(|(_, state)| state.nonce).max().flatten();
         let highest = KeyState { nonce: all.nonce.max(highest), ..all };
-        // Without a nonce it gets one above the highest.
-        let nonce = if nonce.is_none() { highest.nonce_of(None).map(Some) } else { Ok(nonce) };
+        // Without a nonce it gets one of its own, above the highest.
+        let nonce = if nonce.is_none() {
+            highest.nonce_of(None, bundle.first_seen()).map(Some)
+        } else {
+            Ok(nonce)
+        };
         let nonce = match nonce {
             Ok(nonce) => nonce,
             Err(Superseded::Permanently) => return InsertOutcome::CancelledPermanently,

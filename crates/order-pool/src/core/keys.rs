@@ -3,7 +3,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use alloy_primitives::Address;
@@ -54,8 +54,14 @@ pub(crate) enum Superseded {
 }
 
 impl KeyState {
-    /// The nonce that a message gets, or why it has no effect.
-    pub(crate) const fn nonce_of(&self, nonce: Option<u64>) -> Result<u64, Superseded> {
+    /// The nonce that a message gets, or why it has no effect. One without a nonce gets the time of
+    /// its arrival, in microseconds since the Unix epoch, so that of two pools whose orders meet in a
+    /// third one the later message wins; but always one above the highest known.
+    pub(crate) fn nonce_of(
+        &self,
+        nonce: Option<u64>,
+        arrived: SystemTime,
+    ) -> Result<u64, Superseded> {
         if self.is_final {
             return Err(Superseded::Permanently);
         }
@@ -64,9 +70,12 @@ impl KeyState {
                 Err(Superseded::By { nonce, current })
             }
             (Some(nonce), _) => Ok(nonce),
-            (None, None) => Ok(0),
             (None, Some(u64::MAX)) => Err(Superseded::By { nonce: u64::MAX, current: u64::MAX }),
-            (None, Some(current)) => Ok(current + 1),
+            (None, current) => {
+                let since = arrived.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                let micros = u64::try_from(since.as_micros()).unwrap_or(u64::MAX - 1);
+                Ok(current.map_or(micros, |current| micros.max(current + 1)))
+            }
         }
     }
 }

@@ -50,8 +50,9 @@ pub struct BundleParts {
     pub dropping_tx_hashes: Vec<B256>,
     /// Makes it replaceable by a bundle for the same block. Needs [`Self::signer`].
     pub uuid: Option<Uuid>,
-    /// Its position among the messages of its key for its block; `None` is one above the highest
-    /// that the pool knows, which is the order of arrival.
+    /// Its position among the messages of its key for its block; `None` is the time of its arrival
+    /// ([`Self::first_seen`], in microseconds since the Unix epoch), and at least one above the highest
+    /// that the pool knows. So a small nonce has no effect after a message without one.
     pub replacement_nonce: Option<u64>,
     /// Percent of the bundle's payment that is refunded, below 100.
     pub refund_percent: Option<u8>,

@@ -348,6 +348,36 @@ fn cancellations_have_a_bound_and_the_longest_waiting_goes_first() {
     assert_eq!(journal(&mut pool.subscribe(1)).len(), 8);
 }
 
+/// Each pool counted from 0, so a third one that got the orders of two kept an older one.
+#[test]
+fn of_replacements_without_a_nonce_at_two_pools_the_latest_wins_in_a_third() {
+    let (pools, (third, _)) = ([pool().0, pool().0], pool());
+    pools.iter().chain([&third]).for_each(|pool| _ = pool.on_head(head(10, 0, 0, &[])));
+    let sent = |n: u64| {
+        let parts = keyed(n, SEARCHER, None).parts().clone();
+        let at = SystemTime::UNIX_EPOCH + Duration::from_micros(1_000_000 + n);
+        Bundle::new(BundleParts { block: Some(13), first_seen: Some(at), ..parts }).expect("valid")
+    };
+    let mut told = Vec::new();
+    for (n, at) in [(1, 0), (2, 1), (3, 0), (4, 1)] {
+        let mut orders = pools[at].subscribe_all();
+        while orders.try_next().is_some() {}
+        pools[at].insert_bundle(sent(n));
+        told.extend(std::iter::from_fn(|| orders.try_next()).filter_map(|event| match event {
+            Ok(Event::Added(order)) => order.as_bundle().cloned(),
+            _ => None,
+        }));
+    }
+    // Both pools' orders arrive mixed.
+    for n in [0, 3, 2, 1] {
+        third.insert_bundle(told[n].clone());
+    }
+    assert_eq!(third.len(), 1);
+    let kept = third.get(&bundle_id(third.subscribe_all())).expect("it is pooled");
+    let kept = kept.as_bundle().map(|bundle| *bundle.txs()[0].hash());
+    assert_eq!(kept, Some(*nth(4).hash()));
+}
+
 /// Whatever is refused changes nothing.
 fn refused(config: PoolConfig, bundle: Bundle) -> RejectReason {
     let (pool, _) = pool_with(config);
