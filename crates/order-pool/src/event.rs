@@ -28,10 +28,11 @@ pub enum Event {
     Cancelled(Cancellation),
     /// The cancellation of this key is no longer remembered: a bundle that arrives now is accepted.
     CancellationForgotten(ReplacementKey),
-    /// The chain has a new head. Published after everything that its block's hashes changed: a
-    /// subscriber that sees head N has seen the removal of N's transactions and of the bundles for
-    /// N, and the orders that a reorg put back. Orders that N's nonces make stale are removed
-    /// later, when the nonces are known.
+    /// The chain has a new head. A subscriber that sees head N has seen the removal of N's
+    /// transactions, the orders that a reorg put back, and the removal of up to 256 bundles that are
+    /// over: those for N, and those that cannot do without what N contains. If there are more, the
+    /// others are removed after it, so a bundle's block decides. Orders that N's nonces make stale
+    /// are removed later, when the nonces are known.
     ///
     /// A replay begins with the current head, before the orders; without it if the pool knows no
     /// head yet.

@@ -44,7 +44,7 @@ pub trait OrderSink: Send + 'static {
     /// No bundle of this key with this nonce or a lower one is valid any more.
     fn cancel(&mut self, cancellation: &Cancellation) -> bool;
 
-    /// The chain has a new head, and everything that its block's hashes changed has been pushed.
+    /// The chain has a new head; what was pushed before it is said at [`Event::Head`].
     /// The first call of all has the current head, if the pool knows one.
     fn head(&mut self, head: &Head) -> bool {
         let _ = head;
