@@ -1,12 +1,10 @@
-use std::time::SystemTime;
-
 use alloy_primitives::B256;
 use order_pool::{
     Bundle, BundleParts, Clock, Event, Holder, InsertOutcome, OrderPool, PoolConfig, RejectReason,
     RemoveReason,
 };
 
-use super::common::{address, head, nth};
+use super::common::{Spec, address, bundle, head, nth, tx};
 use crate::core::{Caps, Division, Limits};
 
 #[test]
@@ -27,15 +25,13 @@ fn what_one_holder_may_have_is_a_part_of_the_whole() {
 
 /// A bundle of one signer of a caller for a block; `n` tells its content.
 fn signed(n: u64, (caller, signer): (u8, u64), block: u64) -> Bundle {
-    Bundle::new(BundleParts {
+    bundle(BundleParts {
         txs: vec![nth(n)],
         block: Some(block),
         signer: Some(address(signer)),
         holder: Holder::caller([10, 0, 0, caller].into()),
-        first_seen: Some(SystemTime::UNIX_EPOCH),
         ..Default::default()
     })
-    .expect("a valid bundle")
 }
 
 #[test]
@@ -95,10 +91,7 @@ fn no_hold_of_the_lock_touches_more_than_a_step_whatever_orders_share() {
     for n in 0..10_000_u64 {
         // 8,000 around 16 transactions, of which half are for the next block; 2,000 of one sender.
         let txs = match n % 5 {
-            4 => {
-                let spec = super::common::Spec { sender: 99, nonce: n, ..Default::default() };
-                vec![super::common::tx(spec)]
-            }
+            4 => vec![tx(Spec { sender: 99, nonce: n, ..Spec::default() })],
             _ => shared.clone(),
         };
         let parts = BundleParts {
@@ -109,12 +102,11 @@ fn no_hold_of_the_lock_touches_more_than_a_step_whatever_orders_share() {
             holder: by(n),
             ..Default::default()
         };
-        let outcome = pool.insert_bundle(Bundle::new(parts).expect("valid"));
-        assert_eq!(outcome, InsertOutcome::Added, "{n}");
+        assert_eq!(pool.insert_bundle(bundle(parts)), InsertOutcome::Added, "{n}");
     }
     for nonce in 0..18_000 {
-        let spec = super::common::Spec { sender: 77, nonce, ..Default::default() };
-        assert_eq!(pool.insert_transaction(super::common::tx(spec)), InsertOutcome::Added);
+        let tx = tx(Spec { sender: 77, nonce, ..Spec::default() });
+        assert_eq!(pool.insert_transaction(tx), InsertOutcome::Added);
     }
     let mined: Vec<_> = shared.iter().map(|tx| *tx.hash()).collect();
     let block = head(11, 0, 0, &mined);

@@ -3,13 +3,13 @@
 
 pub(crate) mod memory;
 
-use std::time::SystemTime;
+use std::{fmt::Debug, ops::Range, time::SystemTime};
 
 use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
 use alloy_primitives::{Address, B256, Bytes, Signature, U256, keccak256};
 use order_pool::{
-    Block, Cancellation, Event, Head, Holder, Origin, PrivateTerms, ReplacementKey, Subscription,
-    Transaction,
+    Block, Bundle, BundleParts, Cancellation, Clock, Event, Head, Holder, InsertOutcome, OrderPool,
+    Origin, PoolConfig, PrivateTerms, ReplacementKey, Subscription, Transaction,
 };
 
 /// What a test transaction is made of; the rest is the same for all.
@@ -90,6 +90,37 @@ pub(crate) fn cancellation(
     holder: Holder,
 ) -> Cancellation {
     Cancellation { key, nonce, holder }
+}
+
+/// The name of an outcome.
+pub(crate) fn variant(outcome: impl Debug) -> String {
+    format!("{outcome:?}").split([' ', '(']).next().unwrap_or_default().to_owned()
+}
+
+/// A pool whose clock stands still until the test advances it.
+pub(crate) fn pool_by_hand(config: PoolConfig) -> (OrderPool, Clock) {
+    let clock = Clock::manual();
+    (OrderPool::with_clock(config, clock.clone()).expect("a valid configuration"), clock)
+}
+
+pub(crate) fn pool_with(config: PoolConfig) -> OrderPool {
+    pool_by_hand(config).0
+}
+
+/// Until nothing is due.
+pub(crate) fn upkeep(pool: &OrderPool) {
+    while pool.upkeep() {}
+}
+
+/// Transactions `range`, each with [`nth`].
+pub(crate) fn insert_all(pool: &OrderPool, range: Range<u64>) {
+    for n in range {
+        assert_eq!(pool.insert_transaction(nth(n)), InsertOutcome::Added);
+    }
+}
+
+pub(crate) fn bundle(parts: BundleParts) -> Bundle {
+    Bundle::new(parts).expect("a valid bundle")
 }
 
 /// A block whose hash tells its number and its fork.

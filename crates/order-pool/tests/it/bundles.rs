@@ -5,12 +5,15 @@ use std::time::{Duration, SystemTime};
 use alloy_primitives::{Address, B256};
 use order_pool::{
     Bundle, BundleError, BundleParts, CancelOutcome, Clock, Event, Holder, InsertOutcome,
-    MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER, OrderPool, PoolConfig, RawBundle, RawCancelBundle,
-    RejectReason, ReplacementKey,
+    MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER, OrderPool, PoolConfig, RawBundle, RejectReason,
+    ReplacementKey,
 };
 use uuid::Uuid;
 
-use crate::common::{address, cancellation, hash, head, journal, nth};
+use crate::common::{
+    address, bundle, cancellation, hash, head, journal, nth, pool_by_hand, pool_with, upkeep,
+    variant,
+};
 
 const SEARCHER: u64 = 1;
 const OTHER: u64 = 2;
@@ -20,30 +23,34 @@ fn key(signer: u64) -> ReplacementKey {
 }
 
 fn pool() -> (OrderPool, Clock) {
-    pool_with(PoolConfig::default())
+    pool_by_hand(PoolConfig::default())
 }
 
-fn pool_with(config: PoolConfig) -> (OrderPool, Clock) {
-    let clock = Clock::manual();
-    (OrderPool::with_clock(config, clock.clone()).expect("a valid configuration"), clock)
+/// A pool that knows block 10.
+fn pool_at_10() -> OrderPool {
+    let pool = pool().0;
+    pool.on_head(head(10, 0, 0, &[]));
+    pool
 }
 
 /// A bundle of the key with this nonce; `n` tells its content.
 fn keyed(n: u64, signer: u64, nonce: Option<u64>) -> Bundle {
-    Bundle::new(BundleParts {
+    bundle(BundleParts {
         txs: vec![nth(n)],
         uuid: Some(Uuid::from_u128(7)),
         signer: Some(address(signer)),
         replacement_nonce: nonce,
-        first_seen: Some(SystemTime::UNIX_EPOCH),
         ..Default::default()
     })
-    .expect("a valid bundle")
 }
 
 fn plain(n: u64, block: Option<u64>) -> Bundle {
-    Bundle::new(BundleParts { txs: vec![nth(n)], block, ..Default::default() })
-        .expect("a valid bundle")
+    bundle(BundleParts { txs: vec![nth(n)], block, ..Default::default() })
+}
+
+/// The same without its transactions: a cancellation.
+fn emptied(of: &Bundle) -> Bundle {
+    bundle(BundleParts { txs: Vec::new(), ..of.parts().clone() })
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,47 +75,27 @@ enum Message {
 use Message::{Bundle as B, Cancel as C, Empty as E, Final, Forget, Next, OtherBundle, OtherFinal};
 
 /// What happened, as a word.
-fn send(pool: &OrderPool, clock: &Clock, step: usize, message: Message) -> &'static str {
+fn send(pool: &OrderPool, clock: &Clock, step: usize, message: Message) -> String {
     let n = step as u64;
-    let inserted = match message {
-        B(nonce) => pool.insert_bundle(keyed(n, SEARCHER, Some(nonce))),
-        Next => pool.insert_bundle(keyed(n, SEARCHER, None)),
-        OtherBundle(nonce) => pool.insert_bundle(keyed(n, OTHER, Some(nonce))),
-        E(nonce) => {
-            let parts = keyed(n, SEARCHER, Some(nonce)).parts().clone();
-            let parts = BundleParts { txs: Vec::new(), ..parts };
-            pool.insert_bundle(Bundle::new(parts).expect("a cancellation"))
-        }
-        C(_) | Final | OtherFinal => {
-            let cancelled = match message {
-                C(nonce) => {
-                    pool.cancel_bundle(cancellation(key(SEARCHER), Some(nonce), Holder::Host))
-                }
-                Final => pool.cancel_bundle(cancellation(key(SEARCHER), None, Holder::Host)),
-                _ => pool.cancel_bundle(cancellation(key(OTHER), None, Holder::Host)),
-            };
-            return match cancelled {
-                CancelOutcome::Cancelled { removed: 0 } => "tombstone",
-                CancelOutcome::Cancelled { .. } => "cancelled",
-                CancelOutcome::Superseded { .. } => "superseded",
-                CancelOutcome::CancelledPermanently => "permanently",
-                _ => "?",
-            };
-        }
+    let insert = |bundle| variant(pool.insert_bundle(bundle));
+    let cancel =
+        |signer, nonce| match pool.cancel_bundle(cancellation(key(signer), nonce, Holder::Host)) {
+            CancelOutcome::Cancelled { removed: 0 } => "tombstone".to_owned(),
+            outcome => variant(outcome),
+        };
+    match message {
+        B(nonce) => insert(keyed(n, SEARCHER, Some(nonce))),
+        Next => insert(keyed(n, SEARCHER, None)),
+        OtherBundle(nonce) => insert(keyed(n, OTHER, Some(nonce))),
+        E(nonce) => insert(emptied(&keyed(n, SEARCHER, Some(nonce)))),
+        C(nonce) => cancel(SEARCHER, Some(nonce)),
+        Final => cancel(SEARCHER, None),
+        OtherFinal => cancel(OTHER, None),
         Forget => {
             clock.advance(Duration::from_secs(60));
-            while pool.upkeep() {}
-            return "forgotten";
+            upkeep(pool);
+            "forgotten".to_owned()
         }
-    };
-    match inserted {
-        InsertOutcome::Added => "added",
-        InsertOutcome::Replaced { .. } => "replaced",
-        InsertOutcome::Cancelled => "cancelled",
-        InsertOutcome::Superseded { .. } => "superseded",
-        InsertOutcome::CancelledPermanently => "permanently",
-        InsertOutcome::Known => "known",
-        _ => "?",
     }
 }
 
@@ -119,56 +106,56 @@ fn send(pool: &OrderPool, clock: &Clock, step: usize, message: Message) -> &'sta
 fn every_row_of_the_table_of_replacement_and_cancellation_holds() {
     type Row = (&'static [Message], &'static [&'static str], Option<usize>, &'static str);
     let rows: &[Row] = &[
-        (&[B(1)], &["added"], Some(0), "+"),
+        (&[B(1)], &["Added"], Some(0), "+"),
         // A strictly greater nonce wins; a gap is no matter.
-        (&[B(1), B(2)], &["added", "replaced"], Some(1), "+-+"),
-        (&[B(1), B(9)], &["added", "replaced"], Some(1), "+-+"),
+        (&[B(1), B(2)], &["Added", "Replaced"], Some(1), "+-+"),
+        (&[B(1), B(9)], &["Added", "Replaced"], Some(1), "+-+"),
         // Equal or lower is ignored, whatever its content.
-        (&[B(1), B(1)], &["added", "superseded"], Some(0), "+"),
-        (&[B(5), B(4)], &["added", "superseded"], Some(0), "+"),
-        (&[B(5), B(4), B(6)], &["added", "superseded", "replaced"], Some(2), "+-+"),
+        (&[B(1), B(1)], &["Added", "Superseded"], Some(0), "+"),
+        (&[B(5), B(4)], &["Added", "Superseded"], Some(0), "+"),
+        (&[B(5), B(4), B(6)], &["Added", "Superseded", "Replaced"], Some(2), "+-+"),
         // Without a nonce the order of arrival counts.
-        (&[Next, Next], &["added", "replaced"], Some(1), "+-+"),
-        (&[B(5), Next, B(6)], &["added", "replaced", "superseded"], Some(1), "+-+"),
+        (&[Next, Next], &["Added", "Replaced"], Some(1), "+-+"),
+        (&[B(5), Next, B(6)], &["Added", "Replaced", "Superseded"], Some(1), "+-+"),
         // A cancellation is a message like any other.
-        (&[B(1), C(2)], &["added", "cancelled"], None, "+-x"),
-        (&[B(1), C(1)], &["added", "superseded"], Some(0), "+"),
-        (&[B(2), C(1)], &["added", "superseded"], Some(0), "+"),
+        (&[B(1), C(2)], &["Added", "Cancelled"], None, "+-x"),
+        (&[B(1), C(1)], &["Added", "Superseded"], Some(0), "+"),
+        (&[B(2), C(1)], &["Added", "Superseded"], Some(0), "+"),
         // One that overtakes its bundle is kept.
-        (&[C(2), B(1)], &["tombstone", "superseded"], None, "x"),
-        (&[C(2), B(2)], &["tombstone", "superseded"], None, "x"),
+        (&[C(2), B(1)], &["tombstone", "Superseded"], None, "x"),
+        (&[C(2), B(2)], &["tombstone", "Superseded"], None, "x"),
         (&[C(1), C(2)], &["tombstone", "tombstone"], None, "xx"),
-        (&[C(2), C(1)], &["tombstone", "superseded"], None, "x"),
+        (&[C(2), C(1)], &["tombstone", "Superseded"], None, "x"),
         // A higher nonce revives the key.
-        (&[C(2), B(3)], &["tombstone", "added"], Some(1), "x+"),
-        (&[B(1), C(2), B(3)], &["added", "cancelled", "added"], Some(2), "+-x+"),
-        (&[C(2), Next], &["tombstone", "added"], Some(1), "x+"),
+        (&[C(2), B(3)], &["tombstone", "Added"], Some(1), "x+"),
+        (&[B(1), C(2), B(3)], &["Added", "Cancelled", "Added"], Some(2), "+-x+"),
+        (&[C(2), Next], &["tombstone", "Added"], Some(1), "x+"),
         (
             &[B(1), C(4), B(3), B(5)],
-            &["added", "cancelled", "superseded", "added"],
+            &["Added", "Cancelled", "Superseded", "Added"],
             Some(3),
             "+-x+",
         ),
         // An empty bundle with a uuid is a cancellation.
-        (&[B(1), E(2)], &["added", "cancelled"], None, "+-x"),
-        (&[B(1), E(1)], &["added", "superseded"], Some(0), "+"),
-        (&[E(2), B(3)], &["cancelled", "added"], Some(1), "x+"),
+        (&[B(1), E(2)], &["Added", "Cancelled"], None, "+-x"),
+        (&[B(1), E(1)], &["Added", "Superseded"], Some(0), "+"),
+        (&[E(2), B(3)], &["Cancelled", "Added"], Some(1), "x+"),
         // Without a nonce a cancellation is final.
-        (&[B(1), Final], &["added", "cancelled"], None, "+-x"),
-        (&[B(1), Final, B(9)], &["added", "cancelled", "permanently"], None, "+-x"),
-        (&[Final, B(9)], &["tombstone", "permanently"], None, "x"),
-        (&[Final, Next], &["tombstone", "permanently"], None, "x"),
-        (&[Final, C(9)], &["tombstone", "permanently"], None, "x"),
-        (&[Final, Final], &["tombstone", "permanently"], None, "x"),
+        (&[B(1), Final], &["Added", "Cancelled"], None, "+-x"),
+        (&[B(1), Final, B(9)], &["Added", "Cancelled", "CancelledPermanently"], None, "+-x"),
+        (&[Final, B(9)], &["tombstone", "CancelledPermanently"], None, "x"),
+        (&[Final, Next], &["tombstone", "CancelledPermanently"], None, "x"),
+        (&[Final, C(9)], &["tombstone", "CancelledPermanently"], None, "x"),
+        (&[Final, Final], &["tombstone", "CancelledPermanently"], None, "x"),
         (&[C(3), Final], &["tombstone", "tombstone"], None, "xx"),
         // Other signers have keys of their own.
-        (&[B(1), OtherFinal], &["added", "tombstone"], Some(0), "+x"),
-        (&[B(1), OtherBundle(9), B(2)], &["added", "added", "replaced"], Some(2), "++-+"),
-        (&[OtherFinal, B(1)], &["tombstone", "added"], Some(1), "x+"),
+        (&[B(1), OtherFinal], &["Added", "tombstone"], Some(0), "+x"),
+        (&[B(1), OtherBundle(9), B(2)], &["Added", "Added", "Replaced"], Some(2), "++-+"),
+        (&[OtherFinal, B(1)], &["tombstone", "Added"], Some(1), "x+"),
         // A tombstone is forgotten after its retention; a live bundle's nonce is not.
-        (&[C(2), Forget, B(1)], &["tombstone", "forgotten", "added"], Some(2), "xf+"),
-        (&[Final, Forget, B(1)], &["tombstone", "forgotten", "added"], Some(2), "xf+"),
-        (&[B(5), Forget, B(4)], &["added", "forgotten", "superseded"], Some(0), "+"),
+        (&[C(2), Forget, B(1)], &["tombstone", "forgotten", "Added"], Some(2), "xf+"),
+        (&[Final, Forget, B(1)], &["tombstone", "forgotten", "Added"], Some(2), "xf+"),
+        (&[B(5), Forget, B(4)], &["Added", "forgotten", "Superseded"], Some(0), "+"),
     ];
     for (messages, answers, pooled, events) in rows {
         let (pool, clock) = pool();
@@ -196,21 +183,12 @@ fn every_row_of_the_table_of_replacement_and_cancellation_holds() {
         let tombstones = replay.iter().filter(|event| word(event) == 'x').count();
         let counts = match events.rfind(['x', 'f']) {
             Some(at) if events.as_bytes()[at] == b'x' => {
-                usize::from(!events[at..].contains('+') || messages.contains_other())
+                let other = messages.iter().any(|message| matches!(message, OtherFinal));
+                usize::from(!events[at..].contains('+') || other)
             }
             _ => 0,
         };
         assert_eq!(tombstones, counts, "{messages:?}: {replay:?}");
-    }
-}
-
-trait ContainsOther {
-    fn contains_other(&self) -> bool;
-}
-
-impl ContainsOther for [Message] {
-    fn contains_other(&self) -> bool {
-        self.iter().any(|message| matches!(message, OtherFinal))
     }
 }
 
@@ -234,19 +212,16 @@ fn the_same_bundle_again_is_known_also_when_the_key_has_no_nonces() {
 
 #[test]
 fn the_same_transactions_for_another_block_are_another_bundle_of_the_same_hash() {
-    let (pool, _) = pool();
-    pool.on_head(head(10, 0, 0, &[]));
-    let (a, b) = (plain(1, Some(11)), plain(1, Some(12)));
-    assert_eq!(a.hash(), b.hash());
-    assert_eq!(pool.insert_bundle(a), InsertOutcome::Added);
-    assert_eq!(pool.insert_bundle(b), InsertOutcome::Added);
-    assert_eq!(pool.insert_bundle(plain(1, None)), InsertOutcome::Added, "its hash has no block");
+    let pool = pool_at_10();
+    for bundle in [Some(11), Some(12), None].map(|block| plain(1, block)) {
+        assert_eq!(bundle.hash(), plain(1, None).hash());
+        assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added, "its hash has no block");
+    }
 }
 
 #[test]
 fn a_bundle_is_shown_to_subscribers_of_its_block_only_and_leaves_when_that_is_built() {
-    let (pool, _) = pool();
-    pool.on_head(head(10, 0, 0, &[]));
+    let pool = pool_at_10();
     pool.insert_bundle(plain(1, Some(11)));
     let mut eleven = pool.subscribe(11);
     let mut twelve = pool.subscribe(12);
@@ -270,16 +245,14 @@ fn a_bundle_for_the_next_block_waits_for_the_first_head_if_there_is_none() {
 
 /// For a block.
 fn keyed_for(n: u64, block: u64, nonce: Option<u64>) -> Bundle {
-    let parts = keyed(n, SEARCHER, nonce).parts().clone();
-    Bundle::new(BundleParts { block: Some(block), ..parts }).expect("a valid bundle")
+    bundle(BundleParts { block: Some(block), ..keyed(n, SEARCHER, nonce).parts().clone() })
 }
 
 /// A searcher sends one uuid for each of the next blocks. The pool used to take the one for the next block
 /// out when that for the block after it came, and to refuse the one that came late.
 #[test]
 fn a_bundle_replaces_one_of_its_key_for_its_block_and_none_for_another() {
-    let (pool, _) = pool();
-    pool.on_head(head(10, 0, 0, &[]));
+    let pool = pool_at_10();
     for (n, block, nonce) in [(1, 11, 5), (2, 12, 5), (3, 13, 1)] {
         let outcome = pool.insert_bundle(keyed_for(n, block, Some(nonce)));
         assert_eq!(outcome, InsertOutcome::Added, "{block}");
@@ -302,8 +275,7 @@ fn a_bundle_replaces_one_of_its_key_for_its_block_and_none_for_another() {
 
 #[test]
 fn a_cancellation_concerns_the_bundles_of_all_blocks_up_to_its_nonce() {
-    let (pool, _) = pool();
-    pool.on_head(head(10, 0, 0, &[]));
+    let pool = pool_at_10();
     for (n, block, nonce) in [(1, 11, 3), (2, 12, 5), (3, 13, 9)] {
         pool.insert_bundle(keyed_for(n, block, Some(nonce)));
     }
@@ -319,8 +291,7 @@ fn a_cancellation_concerns_the_bundles_of_all_blocks_up_to_its_nonce() {
     assert_eq!(cancel(Some(9)), CancelOutcome::Superseded { nonce: 9, current: 9 });
     assert_eq!(pool.insert_bundle(keyed_for(5, 11, Some(7))), InsertOutcome::Added);
     // An empty bundle without a nonce cancels all that came before it.
-    let parts = keyed_for(6, 11, None).parts().clone();
-    let empty = Bundle::new(BundleParts { txs: Vec::new(), ..parts }).expect("a cancellation");
+    let empty = emptied(&keyed_for(6, 11, None));
     assert_eq!(pool.insert_bundle(empty), InsertOutcome::Cancelled);
     assert!(pool.is_empty());
     let late = pool.insert_bundle(keyed_for(7, 12, Some(10)));
@@ -334,17 +305,15 @@ fn a_cancellation_concerns_the_bundles_of_all_blocks_up_to_its_nonce() {
 
 #[test]
 fn cancellations_have_a_bound_and_the_longest_waiting_goes_first() {
-    let (pool, clock) = pool_with(PoolConfig { max_cancellations: 16, ..PoolConfig::default() });
+    let (pool, clock) = pool_by_hand(PoolConfig { max_cancellations: 16, ..PoolConfig::default() });
     let nth_key = |n| ReplacementKey { uuid: Uuid::from_u128(n), signer: address(n as u64 % 10) };
     for n in 0..100 {
         clock.advance(Duration::from_millis(1));
         pool.cancel_bundle(cancellation(nth_key(n), None, Holder::Host));
     }
     assert_eq!((pool.stats().keys, pool.stats().keys_forgotten), (8, 92));
-    assert_eq!(
-        pool.cancel_bundle(cancellation(nth_key(99), None, Holder::Host)),
-        CancelOutcome::CancelledPermanently
-    );
+    let again = pool.cancel_bundle(cancellation(nth_key(99), None, Holder::Host));
+    assert_eq!(again, CancelOutcome::CancelledPermanently);
     assert_eq!(journal(&mut pool.subscribe(1)).len(), 8);
 }
 
@@ -380,7 +349,7 @@ fn of_replacements_without_a_nonce_at_two_pools_the_latest_wins_in_a_third() {
 
 /// Whatever is refused changes nothing.
 fn refused(config: PoolConfig, bundle: Bundle) -> RejectReason {
-    let (pool, _) = pool_with(config);
+    let pool = pool_with(config);
     pool.on_head(head(10, 0, 0, &[]));
     pool.insert_bundle(plain(1_000, None));
     let before = (pool.len(), pool.bytes(), journal(&mut pool.subscribe_all()));
@@ -394,24 +363,17 @@ fn refused(config: PoolConfig, bundle: Bundle) -> RejectReason {
 }
 
 #[test]
-fn a_block_in_the_past_is_refused_with_the_lowest_that_is_not() {
-    let reason = refused(PoolConfig::default(), plain(1, Some(10)));
-    assert_eq!(reason, RejectReason::BlockPassed { value: 10, limit: 11 });
-    assert_eq!(reason.to_string(), "blockNumber is 10, the lowest that is not built yet is 11");
-}
-
-#[test]
-fn a_block_too_far_ahead_is_refused_with_the_highest_that_is_not() {
-    let reason = refused(PoolConfig::default(), plain(1, Some(75)));
-    assert_eq!(reason, RejectReason::BlockTooFar { value: 75, limit: 74 });
-}
-
-#[test]
-fn more_transactions_than_the_limit_are_refused_with_both_numbers() {
-    let parts = BundleParts { txs: (0..101).map(nth).collect(), ..Default::default() };
-    let bundle = Bundle::new(parts).expect("a valid bundle");
-    let reason = refused(PoolConfig::default(), bundle);
-    assert_eq!(reason, RejectReason::TooMany { field: "txs", value: 101, limit: 100 });
+fn a_block_out_of_range_or_too_many_transactions_are_refused_with_both_numbers() {
+    let many = bundle(BundleParts { txs: (0..101).map(nth).collect(), ..Default::default() });
+    let passed = RejectReason::BlockPassed { value: 10, limit: 11 };
+    for (bundle, reason) in [
+        (plain(1, Some(10)), passed),
+        (plain(1, Some(75)), RejectReason::BlockTooFar { value: 75, limit: 74 }),
+        (many, RejectReason::TooMany { field: "txs", value: 101, limit: 100 }),
+    ] {
+        assert_eq!(refused(PoolConfig::default(), bundle), reason);
+    }
+    assert_eq!(passed.to_string(), "blockNumber is 10, the lowest that is not built yet is 11");
 }
 
 #[test]
@@ -419,7 +381,7 @@ fn a_bundle_above_the_cap_is_refused_and_no_other_goes_for_it_but_its_own_predec
     let one = PoolConfig { max_bundles: 1, ..PoolConfig::default() };
     let reason = refused(one.clone(), held(1, Holder::Host, 1, 11));
     assert!(matches!(reason, RejectReason::HolderFull { count: 1, limit: 1, .. }), "{reason}");
-    let (pool, _) = pool_with(one);
+    let pool = pool_with(one);
     pool.insert_bundle(keyed(1, SEARCHER, Some(1)));
     let replaced = pool.insert_bundle(keyed(2, SEARCHER, Some(2)));
     assert!(matches!(replaced, InsertOutcome::Replaced { .. }), "{replaced:?}");
@@ -440,20 +402,36 @@ fn wrong(json: &str) -> String {
 const UUID: &str = r#""replacementUuid": "00000000-0000-0000-0000-000000000007""#;
 
 #[test]
-fn an_empty_bundle_without_a_uuid_is_refused() {
-    assert!(wrong(r#"{"txs": []}"#).starts_with("txs is empty: at least 1"));
-}
-
-#[test]
-fn an_unknown_field_is_refused_by_name() {
-    assert!(wrong(r#"{"txs": [], "blokNumber": "0x1"}"#).contains("`blokNumber`"));
-}
-
-#[test]
-fn a_nonce_without_a_uuid_is_refused() {
-    let raw = alloy_raw();
-    let error = wrong(&format!(r#"{{"txs": ["{raw}"], "replacementNonce": 3}}"#));
-    assert_eq!(error, "replacementNonce is 3 but there is no replacementUuid");
+fn what_is_wrong_with_parameters_is_said_with_the_field_and_both_numbers() {
+    let (raw, hash) = (alloy_raw(), hash(1));
+    let with_uuid = |rest: &str| format!(r#"{{{UUID}, {rest}}}"#);
+    let three = vec![format!("\"{hash}\""); 3].join(",");
+    for (json, error) in [
+        (r#"{"txs": []}"#.to_owned(), "txs is empty: at least 1"),
+        (
+            format!(r#"{{"txs": ["{raw}"], "replacementNonce": 3}}"#),
+            "replacementNonce is 3 but there is no replacementUuid",
+        ),
+        (with_uuid(r#""refundPercent": 100"#), "refundPercent is 100, the most is 99"),
+        (with_uuid(r#""refundPercent": 300"#), "refundPercent is 300, the most is 99"),
+        (
+            with_uuid(&format!(r#""refundTxHashes": ["{hash}", "{hash}"]"#)),
+            "refundTxHashes has 2 entries, the most is 1",
+        ),
+        (
+            with_uuid(r#""minTimestamp": 9, "maxTimestamp": "0x8""#),
+            "minTimestamp is 9, above maxTimestamp 8",
+        ),
+        // Before anything is decoded.
+        (r#"{"txs": ["0x00", "0x00", "0x00"]}"#.to_owned(), "txs has 3 entries, the most is 2"),
+        (
+            with_uuid(&format!(r#""droppingTxHashes": [{three}]"#)),
+            "droppingTxHashes has 3 entries, the most is 2",
+        ),
+        (format!(r#"{{"txs": ["{raw}", "0x02ff"]}}"#), "txs[1] does not decode"),
+    ] {
+        assert!(wrong(&json).starts_with(error), "{}", wrong(&json));
+    }
 }
 
 #[test]
@@ -464,46 +442,11 @@ fn a_uuid_without_a_signer_is_refused() {
 }
 
 #[test]
-fn a_refund_percent_of_100_is_refused_and_one_beyond_a_byte() {
-    for percent in [100, 300] {
-        let error = wrong(&format!(r#"{{{UUID}, "refundPercent": {percent}}}"#));
-        assert_eq!(error, format!("refundPercent is {percent}, the most is 99"));
-    }
-}
-
-#[test]
-fn two_refund_hashes_are_refused() {
-    let (a, b) = (hash(1), hash(2));
-    let error = wrong(&format!(r#"{{{UUID}, "refundTxHashes": ["{a}", "{b}"]}}"#));
-    assert_eq!(error, "refundTxHashes has 2 entries, the most is 1");
-}
-
-#[test]
-fn reversed_timestamps_are_refused_and_zero_is_unset() {
-    let error = wrong(&format!(r#"{{{UUID}, "minTimestamp": 9, "maxTimestamp": "0x8"}}"#));
-    assert_eq!(error, "minTimestamp is 9, above maxTimestamp 8");
-    let raw: RawBundle =
-        serde_json::from_str(&format!(r#"{{{UUID}, "minTimestamp": 9, "maxTimestamp": 0}}"#))
-            .expect("it parses");
+fn an_upper_bound_of_zero_is_unset() {
+    let json = format!(r#"{{{UUID}, "minTimestamp": 9, "maxTimestamp": 0}}"#);
+    let raw: RawBundle = serde_json::from_str(&json).expect("it parses");
     let bundle = raw.resolve(Some(Address::ZERO), 2, SystemTime::UNIX_EPOCH);
     assert_eq!(bundle.expect("valid").parts().max_timestamp, None);
-}
-
-#[test]
-fn lists_above_the_limit_are_refused_before_anything_is_decoded() {
-    let error = wrong(r#"{"txs": ["0x00", "0x00", "0x00"]}"#);
-    assert_eq!(error, "txs has 3 entries, the most is 2");
-    let hashes = vec![format!("\"{}\"", hash(1)); 3].join(",");
-    let error = wrong(&format!(r#"{{{UUID}, "droppingTxHashes": [{hashes}]}}"#));
-    assert_eq!(error, "droppingTxHashes has 3 entries, the most is 2");
-}
-
-#[test]
-fn a_transaction_that_does_not_decode_is_refused_by_its_place() {
-    let raw = alloy_raw();
-    assert!(
-        wrong(&format!(r#"{{"txs": ["{raw}", "0x02ff"]}}"#)).starts_with("txs[1] does not decode")
-    );
 }
 
 /// A signed transaction as a searcher sends it: nonce 0, chain 1, from a well-known key.
@@ -518,41 +461,29 @@ fn alloy_raw() -> String {
 }
 
 #[test]
-fn all_fields_arrive_and_the_block_may_be_absent_null_or_zero() {
+fn all_fields_arrive() {
     let raw_tx = alloy_raw();
-    for block in ["", r#""blockNumber": null,"#, r#""blockNumber": "0x0","#, r#""blockNumber": 0,"#]
-    {
-        let json = format!(
-            r#"{{{block} "txs": ["{raw_tx}"], "uuid": "00000000-0000-0000-0000-000000000007",
-                "replacementNonce": "0x5", "minTimestamp": 1, "maxTimestamp": 2,
-                "revertingTxHashes": null, "droppingTxHashes": ["{}"], "refundPercent": 90,
-                "refundRecipient": "{}", "refundTxHashes": ["{}"]}}"#,
-            hash(1),
-            address(1),
-            hash(2),
-        );
-        let raw: RawBundle = serde_json::from_str(&json).expect("it parses");
-        let bundle = raw.resolve(Some(address(1)), 2, SystemTime::UNIX_EPOCH).expect("valid");
-        let parts = bundle.parts();
-        assert_eq!((parts.block, parts.replacement_nonce), (None, Some(5)));
-        assert_eq!((parts.min_timestamp, parts.max_timestamp), (Some(1), Some(2)));
-        assert_eq!(parts.dropping_tx_hashes, [hash(1)]);
-        assert_eq!((parts.refund_percent, parts.refund_recipient), (Some(90), Some(address(1))));
-        assert_eq!(parts.refund_tx_hashes, [hash(2)]);
-        assert_eq!(bundle.key(), Some(key(1)));
-        let sent = alloy_rpc_types_mev::EthSendBundle::from(&bundle);
-        assert_eq!(sent.bundle_hash(), *bundle.hash(), "as other builders compute it");
-        assert_eq!(sent.txs[0].to_string(), raw_tx);
-    }
-}
-
-#[test]
-fn a_cancellation_parses_with_and_without_a_nonce_and_refuses_unknown_fields() {
-    let parse = |json: &str| serde_json::from_str::<RawCancelBundle>(json);
-    let with = parse(&format!(r#"{{{UUID}, "replacementNonce": "0x2"}}"#)).expect("it parses");
-    assert_eq!(with.replacement_nonce, Some(2));
-    assert_eq!(parse(&format!("{{{UUID}}}")).expect("it parses").replacement_nonce, None);
-    assert!(parse(&format!(r#"{{{UUID}, "nonce": 2}}"#)).is_err());
+    let json = format!(
+        r#"{{"txs": ["{raw_tx}"], "uuid": "00000000-0000-0000-0000-000000000007",
+            "replacementNonce": "0x5", "minTimestamp": 1, "maxTimestamp": 2,
+            "revertingTxHashes": null, "droppingTxHashes": ["{}"], "refundPercent": 90,
+            "refundRecipient": "{}", "refundTxHashes": ["{}"]}}"#,
+        hash(1),
+        address(1),
+        hash(2),
+    );
+    let raw: RawBundle = serde_json::from_str(&json).expect("it parses");
+    let bundle = raw.resolve(Some(address(1)), 2, SystemTime::UNIX_EPOCH).expect("valid");
+    let parts = bundle.parts();
+    assert_eq!((parts.block, parts.replacement_nonce), (None, Some(5)));
+    assert_eq!((parts.min_timestamp, parts.max_timestamp), (Some(1), Some(2)));
+    assert_eq!(parts.dropping_tx_hashes, [hash(1)]);
+    assert_eq!((parts.refund_percent, parts.refund_recipient), (Some(90), Some(address(1))));
+    assert_eq!(parts.refund_tx_hashes, [hash(2)]);
+    assert_eq!(bundle.key(), Some(key(1)));
+    let sent = alloy_rpc_types_mev::EthSendBundle::from(&bundle);
+    assert_eq!(sent.bundle_hash(), *bundle.hash(), "as other builders compute it");
+    assert_eq!(sent.txs[0].to_string(), raw_tx);
 }
 
 fn caller(n: u8) -> Holder {
@@ -561,23 +492,20 @@ fn caller(n: u8) -> Holder {
 
 /// A bundle of one signer for a block; `n` tells its content.
 fn held(n: u64, holder: Holder, signer: u64, block: u64) -> Bundle {
-    Bundle::new(BundleParts {
+    bundle(BundleParts {
         txs: vec![nth(n)],
         block: Some(block),
         signer: Some(address(signer)),
         holder,
-        first_seen: Some(SystemTime::UNIX_EPOCH),
         ..Default::default()
     })
-    .expect("a valid bundle")
 }
 
 /// 20,000 fresh keys, one bundle each, left one bundle to each honest signer.
 #[test]
 fn fresh_keys_displace_no_bundle_of_another_holder() {
     for addresses in [1, 8] {
-        let (pool, _) = pool();
-        pool.on_head(head(10, 0, 0, &[]));
+        let pool = pool_at_10();
         let mut honest = Vec::new();
         // Signers that the host knows, and unknown ones from an address of their own.
         for n in 0..400_u64 {
@@ -602,7 +530,7 @@ fn fresh_keys_displace_no_bundle_of_another_holder() {
             let missing = ids.iter().filter(|id| !pool.contains(id)).count();
             assert_eq!(missing, 0, "before head {number}, {addresses} addresses");
             pool.on_head(head(number, 0, 0, &[]));
-            while pool.upkeep() {}
+            upkeep(&pool);
         }
     }
 }
@@ -619,7 +547,7 @@ fn settled(bundle: &Bundle) -> B256 {
 
 #[test]
 fn a_caller_at_its_cap_loses_the_bundle_for_the_latest_block_or_is_refused() {
-    let (pool, _) = pool_with(PoolConfig { max_bundles: 96, ..PoolConfig::default() });
+    let pool = pool_with(PoolConfig { max_bundles: 96, ..PoolConfig::default() });
     pool.on_head(head(10, 0, 0, &[]));
     for (n, block) in [(1, 12), (2, 13), (3, 14)] {
         assert_eq!(pool.insert_bundle(held(n, caller(1), n, block)), InsertOutcome::Added);
@@ -642,10 +570,8 @@ fn a_caller_at_its_cap_loses_the_bundle_for_the_latest_block_or_is_refused() {
 fn bundles_that_came_before_the_first_head_leave_when_it_says_that_they_are_too_far_ahead() {
     let (pool, _) = pool();
     for (n, block) in [11, 74, 75, u64::MAX].into_iter().enumerate() {
-        assert_eq!(
-            pool.insert_bundle(held(n as u64, Holder::Host, 1, block)),
-            InsertOutcome::Added
-        );
+        let bundle = held(n as u64, Holder::Host, 1, block);
+        assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
     }
     pool.on_head(head(10, 0, 0, &[]));
     assert_eq!((pool.len(), pool.stats().block_too_far), (2, 2));
@@ -674,13 +600,9 @@ fn cancellations_that_nobody_knows_fill_nobodys_log_and_displace_nobody_elses() 
     let told = journal(&mut subscription);
     assert_eq!(told.len(), 3 * MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER, "{:?}", told.last());
     // Those that were not told count all the same.
-    let late = Bundle::new(BundleParts {
-        txs: vec![nth(1)],
-        uuid: Some(Uuid::from_u128(69_999)),
-        signer: Some(address(666)),
-        ..Default::default()
-    });
-    let late = pool.insert_bundle(late.expect("a valid bundle"));
+    let uuid = Some(Uuid::from_u128(69_999));
+    let late = BundleParts { uuid, ..keyed(1, 666, None).parts().clone() };
+    let late = pool.insert_bundle(bundle(late));
     assert_eq!(late, InsertOutcome::CancelledPermanently);
     for signer in 10_000..76_000 {
         pool.cancel_bundle(cancellation(key(signer, 1), None, caller(3)));
@@ -706,14 +628,12 @@ fn the_cancellation_of_a_bundle_that_was_seen_is_always_told() {
 
 /// A bundle of several transactions for block 12 that may do without some of them.
 fn of_many(txs: &[u64], optional: &[u64]) -> Bundle {
-    Bundle::new(BundleParts {
+    bundle(BundleParts {
         txs: txs.iter().map(|n| nth(*n)).collect(),
         block: Some(12),
         dropping_tx_hashes: optional.iter().map(|n| *nth(*n).hash()).collect(),
-        first_seen: Some(SystemTime::UNIX_EPOCH),
         ..Default::default()
     })
-    .expect("a valid bundle")
 }
 
 /// Bundles whose transactions were mined, or whose nonces were used, were shown until their block.
@@ -751,11 +671,10 @@ fn a_bundle_leaves_with_what_it_cannot_do_without() {
 
 #[test]
 fn a_reorg_puts_a_bundle_back_unless_a_later_message_of_its_key_came() {
-    let (pool, _) = pool();
-    pool.on_head(head(10, 0, 0, &[]));
+    let pool = pool_at_10();
     for signer in [SEARCHER, OTHER] {
         let parts = keyed(signer, signer, Some(3)).parts().clone();
-        let bundle = Bundle::new(BundleParts { block: Some(13), ..parts }).expect("valid");
+        let bundle = bundle(BundleParts { block: Some(13), ..parts });
         assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
     }
     pool.on_head(head(11, 0, 0, &[*nth(SEARCHER).hash(), *nth(OTHER).hash()]));
@@ -774,28 +693,20 @@ fn a_bundle_that_has_left_is_not_known_as_pooled() {
     pool.cancel_bundle(cancellation(key(SEARCHER), Some(2), Holder::Host));
     // The key is forgotten; the bundle is not.
     clock.advance(Duration::from_secs(60));
-    while pool.upkeep() {}
+    upkeep(&pool);
     let again = pool.insert_bundle(keyed(1, SEARCHER, Some(1)));
     assert_eq!(again, InsertOutcome::AlreadyRemoved);
     assert_eq!((pool.len(), pool.stats().already_removed, pool.stats().known), (0, 1, 0));
 }
 
-/// The id of the one bundle that a subscription shows.
-fn bundle_id(mut orders: order_pool::Subscription) -> B256 {
-    let orders = std::iter::from_fn(|| orders.try_next());
-    let mut ids = orders.filter_map(|event| match event {
-        Ok(Event::Added(order)) => order.as_bundle().map(|bundle| *bundle.id()),
-        _ => None,
-    });
-    ids.next().expect("there is a bundle")
-}
-
 #[test]
 fn the_block_as_it_was_sent_is_known_beside_the_one_that_was_settled() {
-    let (pool, _) = pool();
-    pool.on_head(head(10, 0, 0, &[]));
+    let pool = pool_at_10();
     pool.insert_bundle(plain(1, None));
-    let order = pool.get(&bundle_id(pool.subscribe_all())).expect("it is pooled");
+    let mut orders = pool.subscribe_all();
+    // The head comes first.
+    orders.try_next();
+    let Some(Ok(Event::Added(order))) = orders.try_next() else { panic!("it is pooled") };
     let bundle = order.as_bundle().expect("a bundle");
     assert_eq!((bundle.sent_block(), bundle.block()), (None, Some(11)));
 }

@@ -12,21 +12,16 @@ use order_pool::{
     PoolConfig, Relation, RemoveReason,
 };
 
-use crate::common::{Spec, address, head, journal_with_heads, nth, tx};
+use crate::common::{Spec, address, head, insert_all, journal_with_heads, nth, pool_with, tx};
 
 fn pool() -> OrderPool {
-    let config = PoolConfig { log_events: 512, ..PoolConfig::default() };
-    OrderPool::new(config).expect("a valid configuration")
-}
-
-fn insert(pool: &OrderPool, n: u64) {
-    assert_eq!(pool.insert_transaction(nth(n)), InsertOutcome::Added);
+    pool_with(PoolConfig { log_events: 512, ..PoolConfig::default() })
 }
 
 #[test]
 fn a_head_comes_after_every_removal_that_its_hashes_caused() {
     let pool = pool();
-    (1..=3).for_each(|n| insert(&pool, n));
+    insert_all(&pool, 1..4);
     let mut subscription = pool.subscribe_all();
     pool.on_head(head(1, 0, 0, &[*nth(1).hash(), *nth(2).hash()]));
     pool.on_nonces(head(1, 0, 0, &[]).head.hash, [(address(3), 9)]);
@@ -72,7 +67,7 @@ fn a_new_reader_and_one_that_starts_anew_are_told_the_head_first() {
     pool.on_head(head(2, 0, 0, &[*nth(2).hash()]));
     let rest = [format!("-tx {} Mined", nth(2).hash()), "head 2".into()];
     assert_eq!(journal_with_heads(&mut later), [expected.as_slice(), &rest].concat());
-    (10..2_000).for_each(|n| insert(&pool, n));
+    insert_all(&pool, 10..2_000);
     assert!(matches!(late.try_next(), Some(Err(_))), "it lagged");
     late.resync();
     let Some(Ok(Event::Head(told))) = late.try_next() else { panic!("the head comes first") };
@@ -209,7 +204,7 @@ fn readers_that_race_the_heads_never_hold_what_their_head_has_mined() {
             scope.spawn(|| while check(&mut pool.subscribe_all()) < BLOCKS {});
         }
         for block in 1..=BLOCKS {
-            (block * 4..block * 4 + 4).for_each(|n| insert(&pool, n));
+            insert_all(&pool, block * 4..block * 4 + 4);
             pool.on_head(head(block, 0, 0, &txs(block)));
         }
     });

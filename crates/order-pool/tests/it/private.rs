@@ -7,11 +7,12 @@ use order_pool::{
     OrderStatus, Origin, PoolConfig, PrivateTerms, RejectReason,
 };
 
-use crate::common::{Spec, address, head, journal, nth, private_from, tx};
+use crate::common::{
+    Spec, address, head, journal, nth, pool_by_hand, private_from, tx_from, upkeep,
+};
 
 fn pool(config: PoolConfig) -> (OrderPool, Clock) {
-    let clock = Clock::manual();
-    let pool = OrderPool::with_clock(config, clock.clone()).expect("a valid configuration");
+    let (pool, clock) = pool_by_hand(config);
     pool.on_head(head(10, 0, 0, &[]));
     (pool, clock)
 }
@@ -20,10 +21,6 @@ fn pool(config: PoolConfig) -> (OrderPool, Clock) {
 fn private(sender: u64, max_block: u64) -> order_pool::Transaction {
     let terms = PrivateTerms { signer: Some(address(7)), max_block };
     private_from(Spec { sender, ..Spec::default() }, terms)
-}
-
-fn upkeep(pool: &OrderPool) {
-    while pool.upkeep() {}
 }
 
 #[test]
@@ -71,7 +68,7 @@ fn private_transactions_do_not_hold_up_the_expiry_of_others() {
 }
 
 fn tx_of_caller(n: u64) -> order_pool::Transaction {
-    crate::common::tx_from(Spec { sender: n, ..Spec::default() }, Origin::Rpc)
+    tx_from(Spec { sender: n, ..Spec::default() }, Origin::Rpc)
 }
 
 #[test]
@@ -81,10 +78,7 @@ fn one_that_becomes_public_is_kept_as_long_as_a_public_one() {
     pool.insert_transaction(private(1, 12));
     pool.insert_transaction(nth(2));
     pool.on_head(head(11, 0, 0, &[]));
-    assert_eq!(
-        pool.insert_transaction(tx(Spec { sender: 1, ..Spec::default() })),
-        InsertOutcome::Known
-    );
+    assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Known);
     assert_eq!((pool.stats().txs, pool.stats().external_txs), (2, 0));
     pool.on_head(head(12, 0, 0, &[]));
     let [one, two] = [1, 2].map(|n| *nth(n).hash());
@@ -114,11 +108,12 @@ fn only_who_sent_it_cancels_it_and_only_while_it_is_private() {
     pool.insert_transaction(nth(2));
     journal(&mut subscription);
     let cancel = |n, signer| pool.cancel_private(nth(n).hash(), address(signer));
-    assert_eq!(cancel(1, 8), CancelPrivateOutcome::Unknown, "of another");
     assert_eq!(cancel(2, 7), CancelPrivateOutcome::Public);
-    assert_eq!(cancel(3, 7), CancelPrivateOutcome::Unknown, "of nobody");
-    assert_eq!(cancel(4, 7), CancelPrivateOutcome::Unknown, "not sent as private");
-    assert_eq!(cancel(5, 7), CancelPrivateOutcome::Unknown, "not here");
+    for (n, signer, why) in
+        [(1, 8, "of another"), (3, 7, "of nobody"), (4, 7, "not private"), (5, 7, "not here")]
+    {
+        assert_eq!(cancel(n, signer), CancelPrivateOutcome::Unknown, "{why}");
+    }
     assert_eq!(journal(&mut subscription), Vec::<String>::new());
     assert_eq!(cancel(1, 7), CancelPrivateOutcome::Cancelled);
     assert_eq!(journal(&mut subscription), [format!("-tx {} Cancelled", nth(1).hash())]);
@@ -148,7 +143,7 @@ fn what_the_host_vouches_for_is_ranked_with_what_the_node_announced() {
     let (pool, _) = pool(PoolConfig { max_external_txs: 1, ..PoolConfig::default() });
     let of = |sender, max_tip| {
         let spec = Spec { sender, max_fee: 1_000, max_tip, ..Spec::default() };
-        crate::common::tx_from(spec, Origin::Rpc)
+        tx_from(spec, Origin::Rpc)
     };
     let vouched = of(1, 1).vouched_for();
     assert_eq!(pool.insert_transaction(vouched.clone()), InsertOutcome::Added);
@@ -165,7 +160,7 @@ fn what_the_host_vouches_for_is_ranked_with_what_the_node_announced() {
 #[test]
 fn a_flood_of_private_transactions_displaces_none_of_another_holder() {
     let terms = PrivateTerms { signer: Some(address(7)), max_block: 12 };
-    for (flood, input_bytes, tip) in [(18_000, 0, 1_000), (2_000, 40_000, 1_000)] {
+    for (flood, input_bytes) in [(18_000, 0), (2_000, 40_000)] {
         for keys in [1, 18_000] {
             let (pool, _) = pool(PoolConfig::default());
             let honest: Vec<_> = (0..300_u64)
@@ -180,8 +175,7 @@ fn a_flood_of_private_transactions_displaces_none_of_another_holder() {
                 assert_eq!(pool.insert_transaction(tx.clone()), InsertOutcome::Added);
             }
             for n in 0..flood {
-                let (sender, nonce, max_tip) = (n % keys, n / keys, tip);
-                let max_fee = 2_000;
+                let (sender, nonce, max_fee, max_tip) = (n % keys, n / keys, 2_000, 1_000);
                 let spec = Spec { sender, nonce, max_fee, max_tip, input_bytes, ..Spec::default() };
                 let holder = Holder::caller([10, 0, 0, (n % 8) as u8].into());
                 pool.insert_transaction(private_from(spec, terms).held_by(holder));

@@ -9,16 +9,16 @@ use std::{
 };
 
 use order_pool::{
-    Bundle, BundleParts, Cancellation, Lagged, Order, OrderPool, OrderSink, PoolConfig,
-    RemoveReason, SinkEndReason, SinkGuard,
+    BundleParts, Cancellation, Lagged, Order, OrderPool, OrderSink, PoolConfig, RemoveReason,
+    SinkEndReason, SinkGuard,
 };
 
-use crate::common::{head, nth};
+use crate::common::{bundle, head, insert_all, nth, pool_with, upkeep};
 
 const LONG: Duration = Duration::from_secs(30);
 
 fn pool() -> OrderPool {
-    OrderPool::new(PoolConfig::default()).expect("a valid configuration")
+    pool_with(PoolConfig::default())
 }
 
 /// Reports every call, then does what its test wants.
@@ -111,9 +111,7 @@ fn a_sink_that_blocks_for_ever_delays_neither_inserts_nor_others_nor_its_own_uns
     let _good = pool.subscribe_sink(1, good).expect("a thread");
     pool.insert_transaction(nth(0));
     inside.recv_timeout(LONG).expect("it is stuck in its first call");
-    for n in 1..1_000 {
-        pool.insert_transaction(nth(n));
-    }
+    insert_all(&pool, 1..1_000);
     assert_eq!((0..1_000).filter(|_| calls.recv_timeout(LONG).is_ok()).count(), 1_000);
     assert_eq!(bad.end(), None);
     drop(bad);
@@ -122,11 +120,8 @@ fn a_sink_that_blocks_for_ever_delays_neither_inserts_nor_others_nor_its_own_uns
 
 #[test]
 fn a_sink_that_blocks_keeps_the_one_order_it_was_called_with() {
-    let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
-    let pool = OrderPool::new(config).expect("a valid configuration");
-    for n in 0..1_000 {
-        pool.insert_transaction(nth(n));
-    }
+    let pool = pool_with(PoolConfig { log_events: 1, ..PoolConfig::default() });
+    insert_all(&pool, 0..1_000);
     let orders: Vec<_> = (0..1_000)
         .map(|n| Arc::downgrade(&pool.get(nth(n).hash()).expect("it was inserted")))
         .collect();
@@ -143,14 +138,12 @@ fn a_sink_that_blocks_keeps_the_one_order_it_was_called_with() {
         let mined = if number == 1 { (0..1_000).map(|n| *nth(n).hash()).collect() } else { vec![] };
         pool.on_head(head(number, 0, 0, &mined));
     }
-    for n in 1_000..2_000 {
-        pool.insert_transaction(nth(n));
-    }
+    insert_all(&pool, 1_000..2_000);
     // Heads enough that none of them could be put back.
     for number in 5..100 {
         pool.on_head(head(number, 0, 0, &[]));
     }
-    while pool.upkeep() {}
+    upkeep(&pool);
     assert_eq!(orders.iter().filter(|order| order.strong_count() > 0).count(), 1);
     drop(release);
     assert_eq!(wait_end(&guard), SinkEndReason::Refused);
@@ -161,17 +154,14 @@ fn a_sink_that_says_no_and_claims_to_live_gets_nothing_more() {
     let pool = pool();
     let (liar, calls) = sink(|_| false);
     let guard = pool.subscribe_sink(1, liar).expect("a thread");
-    for n in 0..100 {
-        pool.insert_transaction(nth(n));
-    }
+    insert_all(&pool, 0..100);
     assert_eq!(wait_end(&guard), SinkEndReason::Refused);
     assert_eq!(calls.iter().count(), 1);
 }
 
 #[test]
 fn a_sink_that_lagged_may_start_anew() {
-    let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
-    let pool = OrderPool::new(config).expect("a valid configuration");
+    let pool = pool_with(PoolConfig { log_events: 1, ..PoolConfig::default() });
     let (entered, inside) = channel();
     let (release, blocked) = channel::<()>();
     let mut first = true;
@@ -185,9 +175,7 @@ fn a_sink_that_lagged_may_start_anew() {
     let guard = pool.subscribe_sink(1, slow).expect("a thread");
     pool.insert_transaction(nth(0));
     inside.recv_timeout(LONG).expect("it is in its first call");
-    for n in 1..1_000 {
-        pool.insert_transaction(nth(n));
-    }
+    insert_all(&pool, 1..1_000);
     release.send(()).expect("it waits");
     let lag = calls.iter().find(|call| call.starts_with("lagged"));
     assert!(lag.is_some());
@@ -204,7 +192,7 @@ fn one_sink_is_told_of_the_orders_of_all_blocks_from_one_thread() {
     let guard = pool.subscribe_sink_all(good).expect("a thread");
     for block in [2, 3, 4] {
         let parts = BundleParts { txs: vec![nth(block)], block: Some(block), ..Default::default() };
-        pool.insert_bundle(Bundle::new(parts).expect("a valid bundle"));
+        pool.insert_bundle(bundle(parts));
     }
     assert!((0..3).all(|_| calls.recv_timeout(LONG).is_ok_and(|call| call.starts_with("+bundle"))));
     let end = guard.shutdown(LONG);

@@ -3,21 +3,20 @@
 use std::time::{Duration, SystemTime};
 
 use order_pool::{
-    Clock, DEFAULT_TX_RETENTION, EXPIRED_PAUSE_RETENTIONS, Event, InsertOutcome, OrderPool,
-    OrderStatus, Origin, PoolConfig, RejectReason, Transaction,
+    DEFAULT_TX_RETENTION, EXPIRED_PAUSE_RETENTIONS, Event, InsertOutcome, OrderPool, OrderStatus,
+    Origin, PoolConfig, RejectReason, Transaction,
 };
 
-use crate::common::{Spec, address, hash, head, journal, nth, tx, tx_from};
+use crate::common::{
+    Spec, address, hash, head, insert_all, journal, nth, pool_by_hand, pool_with, tx, tx_from,
+    upkeep,
+};
 
 const EXPIRED_PAUSE: Duration =
     Duration::from_secs(DEFAULT_TX_RETENTION.as_secs() * EXPIRED_PAUSE_RETENTIONS as u64);
 
 fn pool() -> OrderPool {
     pool_with(PoolConfig::default())
-}
-
-fn pool_with(config: PoolConfig) -> OrderPool {
-    OrderPool::new(config).expect("a valid configuration")
 }
 
 #[test]
@@ -38,9 +37,7 @@ fn a_transaction_is_added_once_and_found_by_hash() {
 fn a_subscriber_sees_what_is_there_and_then_what_comes_without_duplicates() {
     let pool = pool();
     let txs: Vec<_> = (0..1_000).map(nth).collect();
-    for tx in &txs[..500] {
-        pool.insert_transaction(tx.clone());
-    }
+    insert_all(&pool, 0..500);
     pool.on_head(head(1, 0, 0, &[*txs[3].hash()]));
     let mut subscription = pool.subscribe(2);
     for tx in &txs[490..] {
@@ -52,16 +49,6 @@ fn a_subscriber_sees_what_is_there_and_then_what_comes_without_duplicates() {
     expected.push(format!("-tx {} Mined", txs[4].hash()));
     assert_eq!(journal(&mut subscription), expected);
     assert_eq!(journal(&mut subscription), [""; 0]);
-}
-
-#[test]
-fn an_order_removed_after_the_subscription_is_replayed_and_then_removed() {
-    let pool = pool();
-    pool.insert_transaction(nth(1));
-    let mut subscription = pool.subscribe(1);
-    pool.on_head(head(1, 0, 0, &[*nth(1).hash()]));
-    let id = *nth(1).hash();
-    assert_eq!(journal(&mut subscription), [format!("+tx {id}"), format!("-tx {id} Mined")]);
 }
 
 #[test]
@@ -102,9 +89,7 @@ fn nonces_of_a_block_that_is_no_longer_on_the_chain_change_nothing() {
 #[test]
 fn a_reorg_puts_back_what_it_unmined_and_only_that() {
     let pool = pool();
-    for n in 1..=3 {
-        pool.insert_transaction(nth(n));
-    }
+    insert_all(&pool, 1..4);
     pool.on_head(head(1, 0, 0, &[]));
     let mut subscription = pool.subscribe(9);
     journal(&mut subscription);
@@ -161,12 +146,6 @@ fn who_pays_the_least_follows_the_base_fee() {
     assert!(pool.contains(with(1, 100, 2).hash()) && !pool.contains(with(2, 12, 12).hash()));
 }
 
-/// The clock of a pool, and the pool.
-fn pool_by_hand(config: PoolConfig) -> (OrderPool, Clock) {
-    let clock = Clock::manual();
-    (OrderPool::with_clock(config, clock.clone()).expect("a valid configuration"), clock)
-}
-
 /// It used to be known for hours, as long as the dedupe window remembered it: whoever sent it again was
 /// told that it was there, and no audit offered it.
 #[test]
@@ -177,20 +156,20 @@ fn an_expired_transaction_comes_back_when_it_is_sent_again_and_audits_offer_it_a
     pool.insert_transaction(nth(1));
     assert_eq!(pool.status(&hash), OrderStatus::Pooled);
     clock.advance(DEFAULT_TX_RETENTION);
-    while pool.upkeep() {}
+    upkeep(&pool);
     assert_eq!((pool.len(), pool.stats().expired), (0, 1));
     assert!(pool.was_seen(&hash));
     // An audit each minute does not bring it back each minute.
     assert_eq!(pool.status(&hash), OrderStatus::Removed);
     clock.advance(EXPIRED_PAUSE - Duration::from_nanos(1));
-    while pool.upkeep() {}
+    upkeep(&pool);
     assert_eq!(pool.status(&hash), OrderStatus::Removed);
     clock.advance(Duration::from_nanos(1));
-    while pool.upkeep() {}
+    upkeep(&pool);
     assert_eq!(pool.status(&hash), OrderStatus::MayReturn);
     assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Added);
     clock.advance(DEFAULT_TX_RETENTION);
-    while pool.upkeep() {}
+    upkeep(&pool);
     // Its sender need not wait for the pause.
     assert_eq!(pool.status(&hash), OrderStatus::Removed);
     assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Added);
@@ -210,7 +189,7 @@ fn an_evicted_transaction_comes_back_once_it_pays_more_than_another_and_not_befo
     }
     assert_eq!(pool.stats().evicted, 1, "an audit that offers it again and again moves nothing");
     clock.advance(DEFAULT_TX_RETENTION);
-    while pool.upkeep() {}
+    upkeep(&pool);
     assert_eq!(pool.insert_transaction(paying(1)), InsertOutcome::Added);
 }
 
@@ -230,7 +209,7 @@ fn what_a_block_mined_or_made_stale_does_not_come_back_whatever_it_was_before() 
         pool.on_head(head(number, 0, 0, &[]));
     }
     clock.advance(EXPIRED_PAUSE * 2);
-    while pool.upkeep() {}
+    upkeep(&pool);
     // The blocks are forgotten: it is the dedupe window that knows.
     for tx in [evicted, tx(Spec { sender: 2, max_tip: 2, ..Default::default() })] {
         assert_eq!(pool.status(tx.hash()), OrderStatus::Removed);
@@ -242,9 +221,7 @@ fn what_a_block_mined_or_made_stale_does_not_come_back_whatever_it_was_before() 
 fn a_reader_beyond_the_log_is_told_how_much_it_missed_and_can_start_anew() {
     let pool = pool_with(PoolConfig { log_events: 512, ..PoolConfig::default() });
     let mut subscription = pool.subscribe_all();
-    for n in 0..2_000 {
-        pool.insert_transaction(nth(n));
-    }
+    insert_all(&pool, 0..2_000);
     let Some(Err(lagged)) = subscription.try_next() else { panic!("it must have lagged") };
     let rest = journal(&mut subscription);
     assert_eq!(lagged.missed + rest.len() as u64, 2_000);
@@ -282,9 +259,7 @@ fn every_blocked_thread_is_woken_and_ends_with_the_pool() {
             std::thread::spawn(move || subscription.blocking().filter(Result::is_ok).count())
         })
         .collect();
-    for n in 0..2_000 {
-        pool.insert_transaction(nth(n));
-    }
+    insert_all(&pool, 0..2_000);
     drop(pool);
     for reader in readers {
         assert_eq!(reader.join().expect("no panic"), 2_000);
@@ -309,7 +284,7 @@ fn external(spec: Spec) -> Transaction {
 #[test]
 fn what_external_callers_claim_to_pay_evicts_nothing_that_the_node_announced() {
     let pool = pool_with(PoolConfig { max_tx_bytes: 64 << 20, ..PoolConfig::default() });
-    (0..20_000).for_each(|n| assert_eq!(pool.insert_transaction(nth(n)), InsertOutcome::Added));
+    insert_all(&pool, 0..20_000);
     for n in 0..200 {
         let tip = 1_000_000 + u128::from(n);
         let spec = Spec { sender: 1 << 32 | n, max_fee: tip, max_tip: tip, ..Spec::default() };
@@ -372,12 +347,11 @@ fn what_no_subscription_can_want_is_not_kept() {
     let pool = pool();
     let churn = |range: std::ops::Range<u64>| {
         for number in range {
-            let txs: Vec<_> = (number * 100..number * 100 + 100).map(nth).collect();
-            let hashes: Vec<_> = txs.iter().map(|tx| *tx.hash()).collect();
-            txs.into_iter().for_each(|tx| _ = pool.insert_transaction(tx));
-            pool.on_head(head(number, 0, 0, &hashes));
+            let txs = number * 100..number * 100 + 100;
+            insert_all(&pool, txs.clone());
+            pool.on_head(head(number, 0, 0, &txs.map(|n| *nth(n).hash()).collect::<Vec<_>>()));
         }
-        while pool.upkeep() {}
+        upkeep(&pool);
         pool.stats().log_bytes
     };
     let one_segment = 256 * 2_000;

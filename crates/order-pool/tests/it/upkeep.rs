@@ -9,12 +9,12 @@ use order_pool::{
     Clock, Order, OrderPool, PoolConfig, Upkeep, UpkeepConfig, UpkeepEnd, UpkeepEndReason,
 };
 
-use crate::common::nth;
+use crate::common::{insert_all, nth, pool_by_hand};
 
 const LONG: Duration = Duration::from_secs(30);
 
-fn pool(clock: &Clock) -> OrderPool {
-    OrderPool::with_clock(PoolConfig::default(), clock.clone()).expect("valid")
+fn pool() -> (OrderPool, Clock) {
+    pool_by_hand(PoolConfig::default())
 }
 
 fn start(pool: &OrderPool, pause: Duration) -> Upkeep {
@@ -36,11 +36,8 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 fn what_was_kept_long_enough_goes_in_steps_without_anyone_asking() {
-    let clock = Clock::manual();
-    let pool = pool(&clock);
-    for n in 0..1_000 {
-        pool.insert_transaction(nth(n));
-    }
+    let (pool, clock) = pool();
+    insert_all(&pool, 0..1_000);
     let upkeep = start(&pool, Duration::ZERO);
     wait_for("a first step", || pool.stats().upkeep_steps > 0);
     assert_eq!(pool.stats().expired, 0);
@@ -55,7 +52,7 @@ fn what_was_kept_long_enough_goes_in_steps_without_anyone_asking() {
 
 #[test]
 fn after_its_shutdown_no_step_is_done() {
-    let pool = pool(&Clock::manual());
+    let (pool, _) = pool();
     let upkeep = start(&pool, Duration::ZERO);
     wait_for("steps", || pool.stats().upkeep_steps > 1);
     // That it has ended says that its thread is gone, so nothing can be done after it.
@@ -67,11 +64,8 @@ fn after_its_shutdown_no_step_is_done() {
 
 #[test]
 fn a_shutdown_does_not_wait_for_the_interval_or_the_pause() {
-    let clock = Clock::manual();
-    let pool = pool(&clock);
-    for n in 0..1_000 {
-        pool.insert_transaction(nth(n));
-    }
+    let (pool, clock) = pool();
+    insert_all(&pool, 0..1_000);
     clock.advance(Duration::from_secs(60));
     let upkeep = start(&pool, Duration::from_secs(3_600));
     wait_for("the first step", || pool.stats().upkeep_steps == 1);
@@ -90,7 +84,7 @@ fn pulse(pool: &OrderPool) -> Weak<Order> {
 
 #[test]
 fn it_neither_keeps_the_pool_nor_outlives_it() {
-    let pool = pool(&Clock::manual());
+    let (pool, _) = pool();
     let upkeep = start(&pool, Duration::ZERO);
     let pulse = pulse(&pool);
     drop(pool);
@@ -100,7 +94,7 @@ fn it_neither_keeps_the_pool_nor_outlives_it() {
 
 #[test]
 fn dropping_it_ends_its_thread_at_once() {
-    let pool = pool(&Clock::manual());
+    let (pool, _) = pool();
     let upkeep = start(&pool, Duration::ZERO);
     wait_for("the first step", || pool.stats().upkeep_steps == 1);
     let pulse = pulse(&pool);
