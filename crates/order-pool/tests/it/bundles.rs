@@ -699,14 +699,21 @@ fn a_bundle_that_has_left_is_not_known_as_pooled() {
     assert_eq!((pool.len(), pool.stats().already_removed, pool.stats().known), (0, 1, 0));
 }
 
+/// The id of the first bundle that a subscription shows.
+fn bundle_id(mut orders: order_pool::Subscription) -> B256 {
+    let orders = std::iter::from_fn(|| orders.try_next());
+    let mut ids = orders.filter_map(|event| match event {
+        Ok(Event::Added(order)) => order.as_bundle().map(|bundle| *bundle.id()),
+        _ => None,
+    });
+    ids.next().expect("there is a bundle")
+}
+
 #[test]
 fn the_block_as_it_was_sent_is_known_beside_the_one_that_was_settled() {
     let pool = pool_at_10();
     pool.insert_bundle(plain(1, None));
-    let mut orders = pool.subscribe_all();
-    // The head comes first.
-    orders.try_next();
-    let Some(Ok(Event::Added(order))) = orders.try_next() else { panic!("it is pooled") };
+    let order = pool.get(&bundle_id(pool.subscribe_all())).expect("it is pooled");
     let bundle = order.as_bundle().expect("a bundle");
     assert_eq!((bundle.sent_block(), bundle.block()), (None, Some(11)));
 }
