@@ -32,7 +32,6 @@ use parquet::{
         reader::{ChunkReader, Length},
         serialized_reader::SerializedPageReader,
     },
-    schema::types::ColumnDescPtr,
 };
 
 use crate::{error::ReplayError, footer};
@@ -162,7 +161,7 @@ impl<T: DataType> Column<T> {
         let descriptor = group.schema_descr().column(index);
         let is_optional = descriptor.max_def_level() > 0;
         let pages = caught(|| Pages::open(input, group, index))?;
-        let reader = caught(|| Ok(new_reader::<T>(descriptor, pages)))?;
+        let reader = caught(|| Ok(ColumnReaderImpl::new(descriptor, Box::new(pages))))?;
         Ok(Self { reader, is_optional, values: Vec::new(), definitions: Vec::new() })
     }
 
@@ -175,10 +174,6 @@ impl<T: DataType> Column<T> {
         let (records, ..) = caught(|| reader.read_records(1, definitions, None, values))?;
         Ok((records > 0).then(|| self.values.pop()))
     }
-}
-
-fn new_reader<T: DataType>(descriptor: ColumnDescPtr, pages: Pages) -> ColumnReaderImpl<T> {
-    ColumnReaderImpl::new(descriptor, Box::new(pages))
 }
 
 /// Whether pages that are compressed in this way are read. Others are refused when their file is opened.

@@ -11,7 +11,6 @@ use order_pool::{Event, Order, OrderId, RemoveReason, Transaction};
 
 use crate::{
     columns::{Inclusion, STEP_ROWS},
-    config::{MAX_GROUP_BYTES, MAX_GROUP_ROWS},
     pages::Pause,
 };
 
@@ -21,12 +20,6 @@ pub(crate) struct Limits {
     pub(crate) rows: usize,
     pub(crate) bytes: usize,
     pub(crate) age: Duration,
-}
-
-impl Limits {
-    pub(crate) const fn new(age: Duration) -> Self {
-        Self { rows: MAX_GROUP_ROWS, bytes: MAX_GROUP_BYTES, age }
-    }
 }
 
 /// Transactions in the order in which the pool accepted them.

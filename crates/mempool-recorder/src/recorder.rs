@@ -39,7 +39,7 @@ use std::{
 use order_pool::{OrderPool, Subscription};
 
 use crate::{
-    config::{POLL_INTERVAL, RecorderConfig},
+    config::{MAX_GROUP_BYTES, MAX_GROUP_ROWS, POLL_INTERVAL, RecorderConfig},
     error::RecorderError,
     group::{Group, Limits},
     metrics::{IO, LAGGED, RecorderCounters, RecorderStats},
@@ -174,7 +174,8 @@ impl Follower {
         let RecorderConfig { folder, blobs, external, group_age } = config;
         let segments = Segments::create(folder.clone(), SystemTime::now())
             .map_err(|source| RecorderError::Folder { path: folder, source })?;
-        let (limits, group) = (Limits::new(group_age), Group::default());
+        let limits = Limits { rows: MAX_GROUP_ROWS, bytes: MAX_GROUP_BYTES, age: group_age };
+        let group = Group::default();
         Ok(Self { subscription, blobs, external, limits, group, segments, counters })
     }
 

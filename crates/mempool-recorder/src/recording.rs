@@ -145,25 +145,14 @@ impl Iterator for Recording {
     }
 }
 
-/// The unit of a timestamp.
-#[derive(Clone, Copy, Debug)]
-enum Unit {
-    Millis,
-    Micros,
-    Nanos,
-}
+/// Makes a duration of a number in the unit of a timestamp.
+type Unit = fn(u64) -> Duration;
 
-impl Unit {
-    fn time(self, value: i64) -> Result<SystemTime, BadRow> {
-        let bad = BadRow::Timestamp { value };
-        let value = u64::try_from(value).map_err(|_| bad.clone())?;
-        let since = match self {
-            Self::Millis => Duration::from_millis(value),
-            Self::Micros => Duration::from_micros(value),
-            Self::Nanos => Duration::from_nanos(value),
-        };
-        SystemTime::UNIX_EPOCH.checked_add(since).ok_or(bad)
-    }
+fn time(unit: Unit, value: i64) -> Result<SystemTime, BadRow> {
+    let since = u64::try_from(value).ok().map(unit);
+    since
+        .and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since))
+        .ok_or(BadRow::Timestamp { value })
 }
 
 struct OpenFile {
@@ -277,14 +266,14 @@ impl Columns {
         let bytes = |column| find(column, Type::BYTE_ARRAY, "BYTE_ARRAY");
         let timestamp = find(TIMESTAMP, Type::INT64, "INT64")?;
         let column = schema.column(timestamp);
-        let unit = match (column.logical_type_ref(), column.converted_type()) {
+        let unit: Unit = match (column.logical_type_ref(), column.converted_type()) {
             (Some(LogicalType::Timestamp(timestamp)), _) => match timestamp.unit {
-                TimeUnit::MILLIS => Unit::Millis,
-                TimeUnit::MICROS => Unit::Micros,
-                TimeUnit::NANOS => Unit::Nanos,
+                TimeUnit::MILLIS => Duration::from_millis,
+                TimeUnit::MICROS => Duration::from_micros,
+                TimeUnit::NANOS => Duration::from_nanos,
             },
-            (_, ConvertedType::TIMESTAMP_MICROS) => Unit::Micros,
-            _ => Unit::Millis,
+            (_, ConvertedType::TIMESTAMP_MICROS) => Duration::from_micros,
+            _ => Duration::from_millis,
         };
         Ok(Self {
             timestamp,
@@ -351,7 +340,7 @@ impl Group {
             }
         };
         Ok(Row {
-            seen_at: self.unit.time(timestamp.ok_or(null(TIMESTAMP))?)?,
+            seen_at: time(self.unit, timestamp.ok_or(null(TIMESTAMP))?)?,
             hash: B256::from(hex(&hash).ok_or(BadRow::Hash)?),
             sender,
             raw: Bytes::copy_from_slice(raw.ok_or(null(RAW_TX))?.data()),

@@ -12,6 +12,7 @@ use parquet::{
     file::reader::{FileReader as _, SerializedFileReader},
     record::RowAccessor as _,
 };
+use tempfile::TempDir;
 
 use super::*;
 use crate::{columns::STEP_ROWS, pages::STEP_BYTES};
@@ -40,9 +41,14 @@ fn insert(pool: &OrderPool, tx: Transaction) {
     assert!(matches!(pool.insert_transaction(tx), InsertOutcome::Added));
 }
 
-fn follower(pool: &OrderPool, config: RecorderConfig) -> Follower {
+/// A follower of an empty pool, and the folder of its segments.
+fn follower(config: PoolConfig) -> (TempDir, OrderPool, Follower) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pool = OrderPool::new(config).expect("bounds");
     let counters = Arc::new(RecorderCounters::new());
-    Follower::new(pool.subscribe_all(), config, counters).expect("a folder")
+    let config = RecorderConfig::new(folder.path());
+    let follower = Follower::new(pool.subscribe_all(), config, counters).expect("a folder");
+    (folder, pool, follower)
 }
 
 /// The number in a hash of [`tx`], of each row of the folder, and the block that took it.
@@ -67,10 +73,8 @@ fn rows(folder: &Path) -> Vec<(B256, Option<i64>)> {
 
 #[test]
 fn what_the_log_forgets_while_the_thread_stalls_is_counted_and_the_rest_is_recorded() {
-    let folder = tempfile::tempdir().expect("a folder");
     let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
-    let pool = OrderPool::new(config).expect("bounds");
-    let mut follower = follower(&pool, RecorderConfig::new(folder.path()));
+    let (folder, pool, mut follower) = follower(config);
     let all: Vec<_> = (0..2_000).map(|n| tx(n, Origin::Mempool)).collect();
     let hashes: Vec<_> = all.iter().map(|tx| *tx.hash()).collect();
     // Nothing reads meanwhile.
@@ -86,30 +90,25 @@ fn what_the_log_forgets_while_the_thread_stalls_is_counted_and_the_rest_is_recor
 
 #[test]
 fn a_group_that_cannot_be_written_is_counted_and_the_next_one_is_written() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let inner = folder.path().join("segments");
-    let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
-    let mut follower = follower(&pool, RecorderConfig::new(&inner));
+    let (folder, pool, mut follower) = follower(PoolConfig::default());
     insert(&pool, tx(0, Origin::Mempool));
     insert(&pool, tx(1, Origin::Mempool));
-    fs::remove_dir_all(&inner).expect("a folder");
+    fs::remove_dir_all(folder.path()).expect("a folder");
     follower.follow(Instant::now());
     follower.write();
     assert_eq!((follower.counters.stats().lost_rows, follower.counters.stats().rows), (2, 0));
-    fs::create_dir(&inner).expect("a folder");
+    fs::create_dir(folder.path()).expect("a folder");
     insert(&pool, tx(2, Origin::Mempool));
     follower.follow(Instant::now());
     follower.write();
     assert_eq!((follower.counters.stats().lost_rows, follower.counters.stats().rows), (2, 1));
-    assert_eq!(rows(&inner).len(), 1);
+    assert_eq!(rows(folder.path()).len(), 1);
 }
 
 #[test]
 fn a_group_is_written_in_steps_of_few_bytes_and_few_rows() {
     let written = |rows: u64, bytes: usize| {
-        let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
-        let folder = tempfile::tempdir().expect("a folder");
-        let mut follower = follower(&pool, RecorderConfig::new(folder.path()));
+        let (_folder, pool, mut follower) = follower(PoolConfig::default());
         (0..rows).for_each(|n| insert(&pool, tx_with_input(n, Origin::Mempool, bytes)));
         follower.follow(Instant::now());
         let pauses = AtomicUsize::new(0);
@@ -148,10 +147,8 @@ fn a_recorder_that_is_behind_or_writes_for_long_does_not_pause() {
 
 #[test]
 fn a_group_is_written_at_its_rows_its_bytes_or_its_age() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
+    let (_folder, pool, mut follower) = follower(PoolConfig::default());
     let age = Duration::from_secs(7);
-    let mut follower = follower(&pool, RecorderConfig::new(folder.path()));
     follower.limits = Limits { rows: 3, age, ..follower.limits };
     let start = Instant::now();
     (0..4).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
@@ -169,9 +166,7 @@ fn a_group_is_written_at_its_rows_its_bytes_or_its_age() {
 
 #[test]
 fn a_row_names_the_block_that_took_its_transaction_if_that_came_before_it_was_written() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
-    let mut follower = follower(&pool, RecorderConfig::new(folder.path()));
+    let (folder, pool, mut follower) = follower(PoolConfig::default());
     let all: Vec<_> = (0..3).map(|n| tx(n, Origin::Mempool)).collect();
     let hashes: Vec<_> = all.iter().map(|tx| *tx.hash()).collect();
     all.into_iter().for_each(|tx| insert(&pool, tx));
@@ -186,10 +181,8 @@ fn a_row_names_the_block_that_took_its_transaction_if_that_came_before_it_was_wr
 #[test]
 fn what_only_external_callers_have_sent_is_recorded_on_demand_alone() {
     for external in [false, true] {
-        let folder = tempfile::tempdir().expect("a folder");
-        let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
-        let config = RecorderConfig { external, ..RecorderConfig::new(folder.path()) };
-        let mut follower = follower(&pool, config);
+        let (_folder, pool, mut follower) = follower(PoolConfig::default());
+        follower.external = external;
         let origins = [Origin::Rpc, Origin::Mempool, Origin::Private, Origin::Rpc];
         for (n, origin) in origins.into_iter().enumerate() {
             insert(&pool, tx(n as u64, origin));

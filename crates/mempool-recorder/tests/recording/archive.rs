@@ -44,24 +44,28 @@ fn every_row_of_a_file_of_mempool_dumpster_is_read() {
     }
 }
 
-/// Name and types of each column; those about the inclusion may be null in ours alone.
-fn columns(path: &Path) -> Vec<String> {
+/// Name and types of each column, and its levels of definition and repetition.
+fn columns(path: &Path) -> Vec<(String, [i16; 2])> {
     let file = SerializedFileReader::try_from(path).expect("a Parquet file");
     let columns = file.metadata().file_metadata().schema_descr().columns().iter();
     let column = columns.map(|column| {
         let (physical, converted) = (column.physical_type(), column.converted_type());
-        format!("{} {physical} {converted}", column.path().string())
+        let name = format!("{} {physical} {converted}", column.path().string());
+        (name, [column.max_def_level(), column.max_rep_level()])
     });
     column.collect()
 }
 
 #[test]
-fn our_columns_have_the_names_and_types_of_its_file() {
+fn our_columns_have_the_names_and_types_of_its_file_and_only_the_inclusion_may_be_null() {
     let folder = tempfile::tempdir().expect("a folder");
     let pool = pool();
     signed(1, 0).iter().for_each(|tx| insert(&pool, tx));
     record(&pool, RecorderConfig::new(folder.path()));
-    let archive = columns(Path::new(ARCHIVE));
-    assert_eq!(columns(&segments(folder.path())[0]), archive);
+    let mut archive = columns(Path::new(ARCHIVE));
     assert_eq!(archive.len(), 19);
+    for (_, levels) in &mut archive[15..18] {
+        levels[0] += 1;
+    }
+    assert_eq!(columns(&segments(folder.path())[0]), archive);
 }

@@ -1,6 +1,11 @@
 //! Pools, transactions, and Parquet files of any columns.
 
-use std::{fs::File, path::Path, sync::Arc, time::Duration};
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use alloy_consensus::transaction::SignerRecoverable as _;
 use alloy_eips::Decodable2718 as _;
@@ -16,6 +21,7 @@ use parquet::{
     file::{properties::WriterProperties, writer::SerializedFileWriter},
     schema::parser::parse_message_type,
 };
+use tempfile::TempDir;
 
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
@@ -67,6 +73,18 @@ pub(crate) fn record_segments(folder: &Path, txs: &[PreparedTx], rows: usize) {
     }
 }
 
+/// The text in the column `hash` of each.
+pub(crate) fn hash_texts(txs: &[PreparedTx]) -> Vec<Vec<u8>> {
+    txs.iter().map(|tx| tx.hash.to_string().into_bytes()).collect()
+}
+
+/// A folder, and where a file of it will be.
+pub(crate) fn file() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("file.parquet");
+    (folder, path)
+}
+
 pub(crate) fn open(path: &Path) -> Recording {
     Recording::open(path, RecordingConfig::default()).expect("a recording")
 }
@@ -76,7 +94,7 @@ pub(crate) fn all(path: &Path) -> Vec<Recorded> {
 }
 
 /// The complete segments of a folder in their order.
-pub(crate) fn segments(folder: &Path) -> Vec<std::path::PathBuf> {
+pub(crate) fn segments(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).expect("a folder");
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "parquet"));

@@ -5,7 +5,7 @@ use mempool_recorder::{BadRow, MAX_PAGE_BYTES, Recording, RecordingConfig, Repla
 use proptest::prelude::*;
 use testkit::corpus::{Seed, damaged_seeds, seeds};
 
-use crate::files::{Values, all, open, record_segments, segments, signed, write};
+use crate::files::{Values, all, file, open, record_segments, segments, signed, write};
 
 /// A folder of two segments: 20 rows, then 10.
 fn two_segments() -> (tempfile::TempDir, [Vec<u8>; 2]) {
@@ -63,13 +63,12 @@ fn a_folder_cut_at_any_byte_of_its_last_segment_gives_all_rows_before() {
 
 #[test]
 fn a_page_that_inflates_beyond_its_bound_is_not_inflated() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("file.parquet");
+    let (_folder, path) = file();
     let long = vec![0; MAX_PAGE_BYTES + 1];
-    let hash = format!("0x{}", "11".repeat(32)).into_bytes();
+    let hash = B256::repeat_byte(0x11).to_string();
     let columns = [
         Values::Numbers("timestamp", vec![1]),
-        Values::Bytes("hash", vec![Some(&hash)]),
+        Values::Bytes("hash", vec![Some(hash.as_bytes())]),
         Values::Bytes("rawTx", vec![Some(&long)]),
     ];
     write(&path, &columns);
@@ -83,20 +82,20 @@ fn a_page_that_inflates_beyond_its_bound_is_not_inflated() {
 
 #[test]
 fn a_footer_that_claims_more_than_it_holds_is_refused_before_memory_is_reserved() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("file.parquet");
+    let (_folder, path) = file();
     // Field 2, a list of structs, 2^31 - 1 of them; and a schema whose one element has as many children.
     let many = [0x15, 0x02, 0x19, 0xfc, 0xff, 0xff, 0xff, 0xff, 0x07, 0x00];
     let children = [0x29, 0x1c, 0x55, 0xfe, 0xff, 0xff, 0xff, 0x0f, 0x00, 0x00];
     for footer in [many, children] {
-        let mut file = b"PAR1".to_vec();
-        file.extend(footer);
-        file.extend((footer.len() as u32).to_le_bytes());
-        file.extend(b"PAR1");
-        fs::write(&path, file).expect("a file");
+        fs::write(&path, framed(&footer)).expect("a file");
         let error = Recording::open(&path, RecordingConfig::default()).expect_err("a lie");
         assert!(error.to_string().ends_with("the footer claims more than it holds"), "{error}");
     }
+}
+
+/// A file of this footer alone.
+fn framed(footer: &[u8]) -> Vec<u8> {
+    [b"PAR1", footer, &(footer.len() as u32).to_le_bytes(), b"PAR1"].concat()
 }
 
 fn segment() -> &'static [u8] {
@@ -107,10 +106,8 @@ fn segment() -> &'static [u8] {
 proptest! {
     #[test]
     fn any_bytes_are_a_recording_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("file.parquet");
-        let framed = [&b"PAR1"[..], bytes.as_slice(), &(bytes.len() as u32).to_le_bytes(), b"PAR1"].concat();
-        for content in [bytes, framed] {
+        let (_folder, path) = file();
+        for content in [framed(&bytes), bytes] {
             fs::write(&path, content).expect("a file");
             read(&path);
         }
@@ -120,8 +117,7 @@ proptest! {
     fn a_damaged_segment_never_gives_more_rows_than_it_had_and_never_panics(
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
     ) {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("file.parquet");
+        let (_folder, path) = file();
         let mut bytes = segment().to_vec();
         for (at, byte) in damage {
             let at = at.index(bytes.len());
@@ -135,8 +131,7 @@ proptest! {
 
     #[test]
     fn a_damaged_recording_gives_no_transaction_that_it_did_not_hold(bytes in damaged_seeds("recordings")) {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("file.parquet");
+        let (_folder, path) = file();
         fs::write(&path, bytes).expect("a file");
         let Ok(rows) = Recording::open(&path, RecordingConfig::default()) else { return Ok(()) };
         for row in rows.flatten() {
@@ -149,8 +144,7 @@ proptest! {
 fn kept_hashes() -> &'static BTreeSet<B256> {
     static HASHES: OnceLock<BTreeSet<B256>> = OnceLock::new();
     HASHES.get_or_init(|| {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("file.parquet");
+        let (_folder, path) = file();
         let rows = seeds("recordings").into_iter().filter(Seed::is_good).flat_map(|seed| {
             fs::write(&path, &seed.bytes).expect("a file");
             all(&path)
@@ -161,8 +155,7 @@ fn kept_hashes() -> &'static BTreeSet<B256> {
 
 #[test]
 fn the_kept_recordings_are_read_whole_or_refused() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("file.parquet");
+    let (_folder, path) = file();
     for seed in seeds("recordings") {
         fs::write(&path, &seed.bytes).expect("a file");
         let rows = Recording::open(&path, RecordingConfig::default());
