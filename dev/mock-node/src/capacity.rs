@@ -1,11 +1,13 @@
 //! A node that can do only so much at once: requests wait in a queue, and its blocks with them.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize};
+
+use crate::lock;
 
 /// How much the node can do.
 ///
@@ -40,7 +42,7 @@ impl Line {
 
     /// A request that came at `now`: how long until it is answered.
     pub(crate) fn request(&self, now: Instant) -> Result<Duration, Busy> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&self.free);
         let left = || free.iter().map(|at| at.saturating_duration_since(now));
         // One being served, and one service time of work for each that has not begun.
         let service = self.capacity.service;
@@ -53,7 +55,7 @@ impl Line {
 
     /// A block that is there at `now`, which always finds a place: how long until its turn.
     pub(crate) fn block(&self, now: Instant) -> Duration {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&self.free);
         self.serve(&mut free, now)
     }
 

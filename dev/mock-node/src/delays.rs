@@ -3,12 +3,14 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Condvar, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+
+use crate::lock;
 
 type Deliver = Box<dyn FnOnce() + Send>;
 
@@ -38,12 +40,12 @@ impl DelayLine {
 
     /// Anything up to `most`.
     pub(crate) fn draw_up_to(&self, most: Duration) -> Duration {
-        most.mul_f64(self.lock().rng.random())
+        most.mul_f64(lock(&self.inner).rng.random())
     }
 
     pub(crate) fn hold(&self, time: Duration, deliver: impl FnOnce() + Send + 'static) {
         let due = Instant::now() + time;
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         inner.number += 1;
         let number = inner.number;
         let first = inner.due.first_key_value().is_none_or(|((next, _), _)| due < *next);
@@ -56,7 +58,7 @@ impl DelayLine {
 
     /// Delivers until stopped; what is held then is not delivered.
     pub(crate) fn run(&self) {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         while !inner.stopped {
             let now = Instant::now();
             let next = inner.due.first_key_value().map(|((due, _), _)| *due);
@@ -72,22 +74,18 @@ impl DelayLine {
                     let (_, deliver) = inner.due.pop_first().expect("just seen");
                     drop(inner);
                     deliver();
-                    self.lock()
+                    lock(&self.inner)
                 }
             };
         }
     }
 
     pub(crate) fn stop(&self) {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         inner.stopped = true;
         inner.due.clear();
         drop(inner);
         self.changed.notify_one();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

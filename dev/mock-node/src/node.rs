@@ -8,7 +8,7 @@ use std::{
     fmt, fs,
     os::unix::net::UnixListener as StdListener,
     path::Path,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -21,7 +21,7 @@ use crate::{
     config::NodeConfig,
     error::{NodeError, TxRefused},
     faults::Fault,
-    rpc,
+    lock, rpc,
     shared::{Shared, stats::Stats, unix_s},
     state::NewState,
     tx::SignedTx,
@@ -133,7 +133,7 @@ impl MockNode {
             .name(format!("mock-node-{part}"))
             .spawn(run)
             .map_err(|source| NodeError::Start { part, source })?;
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+        lock(&self.threads).push(handle);
         Ok(())
     }
 
@@ -306,8 +306,7 @@ impl MockNode {
     /// Stops: the connections are closed, the socket file is removed, the threads have ended when this returns.
     /// Calling it again does nothing.
     pub fn shutdown(&self) {
-        let threads =
-            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads = std::mem::take(&mut *lock(&self.threads));
         if threads.is_empty() {
             return;
         }

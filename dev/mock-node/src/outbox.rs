@@ -1,13 +1,11 @@
 //! What waits to be written to one connection.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Instant,
-};
+use std::{collections::VecDeque, sync::Mutex, time::Instant};
 
 use alloy_primitives::bytes::Bytes;
 use tokio::sync::Notify;
+
+use crate::lock;
 
 /// Small messages are gathered up to this size before a new buffer is begun.
 const GATHER_BYTES: usize = 64 << 10;
@@ -126,7 +124,7 @@ impl Outbox {
 
     /// Queues a message; false when that was too much and the connection is closed now.
     pub(crate) fn push(&self, message: Message) -> bool {
-        let mut queue = self.lock();
+        let mut queue = lock(&self.queue);
         // What would be written to a dead connection is not kept either: it is lost in any case.
         if queue.phase != Phase::Open || queue.freeze == Freeze::Forever {
             return true;
@@ -154,7 +152,7 @@ impl Outbox {
 
     /// Writes what is queued, then closes.
     pub(crate) fn finish(&self) {
-        let mut queue = self.lock();
+        let mut queue = lock(&self.queue);
         if queue.phase == Phase::Open {
             queue.phase = Phase::Finishing;
         }
@@ -164,12 +162,12 @@ impl Outbox {
 
     /// Closes without writing what is queued.
     pub(crate) fn close(&self) {
-        self.lock().phase = Phase::Closed;
+        lock(&self.queue).phase = Phase::Closed;
         self.wake.notify_one();
     }
 
     pub(crate) fn take(&self) -> Next {
-        let mut queue = self.lock();
+        let mut queue = lock(&self.queue);
         if queue.phase == Phase::Closed {
             return Next::Close;
         }
@@ -192,34 +190,29 @@ impl Outbox {
 
     /// Neither reads nor writes for a while, or ever again.
     pub(crate) fn freeze(&self, freeze: Freeze) {
-        self.lock().freeze = freeze;
+        lock(&self.queue).freeze = freeze;
         self.wake.notify_one();
     }
 
     pub(crate) fn frozen(&self) -> Freeze {
-        self.lock().freeze()
+        lock(&self.queue).freeze()
     }
 
     /// Cuts the next message in its middle.
     pub(crate) fn cut(&self) {
-        self.lock().cut = true;
+        lock(&self.queue).cut = true;
         self.wake.notify_one();
     }
 
     /// Tells that these bytes have left.
     pub(crate) fn written(&self, bytes: usize) {
-        self.lock().bytes -= bytes;
+        lock(&self.queue).bytes -= bytes;
     }
 
     /// Waits until something changed since the last [`take`](Self::take). A change in between is not missed: the
     /// notification is kept.
     pub(crate) async fn changed(&self) {
         self.wake.notified().await;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        // A panic while it was held left whole messages or none.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -18,6 +18,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::{
+    capacity::Busy,
     faults::BadAnswer,
     outbox::Message,
     shared::{Shared, Topic},
@@ -163,9 +164,9 @@ fn answer(shared: &Shared, connection: u64, request: &Request<'_>) -> Option<Rep
         match shared.line.as_ref().map(|line| line.request(Instant::now())) {
             None => {}
             Some(Ok(turn)) => reply.delay += turn,
-            Some(Err(busy)) => {
+            Some(Err(Busy)) => {
                 shared.counters.raw_busy.fetch_add(1, Relaxed);
-                found = Err(busy.into());
+                found = Err(RpcError::new(RpcError::LIMIT_EXCEEDED, "server is busy"));
             }
         }
     }

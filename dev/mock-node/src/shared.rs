@@ -4,7 +4,7 @@ mod signals;
 pub(crate) mod stats;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, Mutex, MutexGuard, atomic::Ordering::Relaxed},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -12,12 +12,12 @@ use alloy_primitives::B256;
 
 use crate::{
     capacity::Line,
-    chain::FullBlock,
     config::NodeConfig,
     core::{Core, Effects},
     delays::DelayLine,
     error::TxRefused,
     faults::switches::Switches,
+    lock,
     outbox::{Message, Outbox},
     state::{Execute, NewState},
     tx::{SignedTx, to_json},
@@ -93,8 +93,7 @@ impl Shared {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in a test's thread must not take the node down with it; the core's steps are whole or not begun.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The pool is listed from now on; a list that is under way is waited for.
@@ -102,32 +101,24 @@ impl Shared {
         if self.config.list_time.is_zero() {
             return;
         }
-        let mut until = self.lists_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut until = lock(&self.lists_until);
         *until =
             Some(until.unwrap_or_else(Instant::now).max(Instant::now()) + self.config.list_time);
     }
 
     /// How long until the node is done with listing its pool, and answers again.
     pub(crate) fn list_ends_in(&self) -> Duration {
-        if self.config.list_time.is_zero() {
-            return Duration::ZERO;
-        }
-        let until = *self.lists_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = *lock(&self.lists_until);
         until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
     }
 
     pub(crate) fn submit(&self, tx: Arc<SignedTx>) -> Result<(), TxRefused> {
         let mut state = self.lock();
-        match state.core.submit(tx) {
-            Ok(effects) => {
-                self.publish(&state, effects);
-                Ok(())
-            }
-            Err(refused) => {
-                self.counters.refused.fetch_add(1, Relaxed);
-                Err(refused)
-            }
-        }
+        let effects = state.core.submit(tx).inspect_err(|_| {
+            self.counters.refused.fetch_add(1, Relaxed);
+        })?;
+        self.publish(&state, effects);
+        Ok(())
     }
 
     /// Notifies the subscribers, under the lock, so that all are notified in the order in which it happened.
@@ -141,7 +132,7 @@ impl Shared {
             }
             self.counters.blocks.fetch_add(1, Relaxed);
             self.counters.mined.fetch_add(block.txs.len() as u64, Relaxed);
-            self.publish_head(state, block);
+            self.notify(state, Topic::Heads, &to_json(&block.head_object()));
         }
         for tx in &effects.announced_after {
             self.announce(state, tx);
@@ -181,21 +172,13 @@ impl Shared {
         self.notify(state, Topic::Hashes, &quoted);
     }
 
-    fn publish_head(&self, state: &State, block: &FullBlock) {
-        let head = to_json(&block.head_object());
-        self.notify(state, Topic::Heads, &head);
-    }
-
     fn notify(&self, state: &State, topic: Topic, result: &[u8]) {
         for subscription in state.subscriptions.iter().filter(|sub| sub.topic == topic) {
-            let mut text = Vec::with_capacity(120 + result.len());
-            text.extend_from_slice(
+            let (id, begin) = (
+                subscription.id.as_bytes(),
                 br#"{"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":""#,
             );
-            text.extend_from_slice(subscription.id.as_bytes());
-            text.extend_from_slice(br#"","result":"#);
-            text.extend_from_slice(result);
-            text.extend_from_slice(b"}}\n");
+            let text = [begin, id, br#"","result":"#, result, b"}}\n"].concat();
             self.push(&subscription.outbox, text.into());
         }
     }

@@ -5,6 +5,7 @@ use std::fmt;
 
 use alloy_consensus::Header;
 use alloy_primitives::{Address, B256, Bytes, U256};
+use serde::Serialize;
 
 use crate::{chain::FullBlock, config::NodeConfig};
 
@@ -41,7 +42,8 @@ pub enum StateRequest {
 }
 
 /// The response to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
 pub enum StateValue {
     /// A balance or a nonce.
     Quantity(U256),

@@ -54,11 +54,8 @@ pub(crate) struct Sidecar {
 
 impl Sidecar {
     pub(crate) fn new(sidecar: &BlobTransactionSidecarVariant) -> Self {
-        Self::from_tail(sidecar.versioned_hashes().collect(), sidecar.rlp_encoded_fields().into())
-    }
-
-    fn from_tail(hashes: Vec<B256>, tail: Bytes) -> Self {
-        Self { hashes, tail, tail_hex: OnceLock::new() }
+        let hashes = sidecar.versioned_hashes().collect();
+        Self { hashes, tail: sidecar.rlp_encoded_fields().into(), tail_hex: OnceLock::new() }
     }
 
     /// Hex digits of the tail, made once.

@@ -170,8 +170,7 @@ impl Workload {
     ///
     /// Blob transactions are written out in full here; a thousand with one blob are 137 MB.
     pub fn prepare(&mut self, count: usize) -> Vec<PreparedTx> {
-        let kinds_and_txs = self.sign(count);
-        kinds_and_txs
+        self.sign(count)
             .into_iter()
             .map(|(kind, tx)| PreparedTx {
                 hash: tx.hash,

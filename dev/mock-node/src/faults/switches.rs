@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::faults::BadAnswer;
+use crate::{faults::BadAnswer, lock};
 
 /// Armed faults. Counters are taken by whoever comes first; nothing else is ordered by them, hence `Relaxed`.
 #[derive(Debug, Default)]
@@ -99,8 +99,4 @@ impl Countdown {
     pub(crate) fn take(&self) -> bool {
         self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,12 +2,12 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex},
     time::{Duration, Instant},
 };
 
 use crate::{
-    config::NodeConfig, faults::FaultPlan, shared::Shared, tx::SignedTx, workload::Workload,
+    config::NodeConfig, faults::FaultPlan, lock, shared::Shared, tx::SignedTx, workload::Workload,
 };
 
 /// Seconds of paced load that a thread keeps signed ahead.
@@ -113,8 +113,4 @@ impl Supply {
             rest -= CHUNK.min(rest);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

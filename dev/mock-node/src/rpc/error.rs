@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::{capacity::Busy, error::TxRefused};
+use crate::error::TxRefused;
 
 /// An answer that is an error: code, message and optional data.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,11 +37,5 @@ impl RpcError {
 impl From<TxRefused> for RpcError {
     fn from(refused: TxRefused) -> Self {
         Self { code: Self::SERVER, message: refused.to_string().into(), data: None }
-    }
-}
-
-impl From<Busy> for RpcError {
-    fn from(_: Busy) -> Self {
-        Self::new(Self::LIMIT_EXCEEDED, "server is busy")
     }
 }

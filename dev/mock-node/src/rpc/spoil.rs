@@ -40,9 +40,7 @@ pub(super) fn spoil(bad: BadAnswer, id: &str, right: Message) -> Option<Message>
 }
 
 fn result(out: &mut Vec<u8>, id: &str, result: &[u8]) {
-    out.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
-    out.extend_from_slice(id.as_bytes());
-    out.extend_from_slice(br#","result":"#);
-    out.extend_from_slice(result);
-    out.push(b'}');
+    for part in [br#"{"jsonrpc":"2.0","id":"#, id.as_bytes(), br#","result":"#, result, b"}"] {
+        out.extend_from_slice(part);
+    }
 }

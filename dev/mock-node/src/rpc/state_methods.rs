@@ -4,11 +4,7 @@ use alloy_primitives::{Address, B256, U64, U256};
 use serde::Deserialize;
 
 use super::{Found, error::RpcError, methods::block_by_tag, params::Params};
-use crate::{
-    shared::Shared,
-    state::{StateRequest, StateValue},
-    tx::to_json,
-};
+use crate::{shared::Shared, state::StateRequest, tx::to_json};
 
 /// The methods that may have to wait for the execution of a block.
 pub(super) const METHODS: [&str; 4] =
@@ -45,17 +41,12 @@ pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result
     };
     let block = block_hash(shared, params, block)?;
     match executor.value(&block, request) {
-        Some(value) => Ok(Found::Json(match value {
-            StateValue::Quantity(quantity) => to_json(&quantity),
-            StateValue::Code(code) => to_json(&code),
-            StateValue::Word(word) => to_json(&word),
-        })),
+        Some(value) => Ok(Found::Json(to_json(&value))),
         None => Err(RpcError::new(RpcError::SERVER, "state at this block is pruned")),
     }
 }
 
 fn block_hash(shared: &Shared, params: &Params<'_>, index: usize) -> Result<B256, RpcError> {
-    let unknown = || RpcError::new(RpcError::SERVER, "header not found");
     let text = match params.get_or(index, BlockId::Text("latest".into()))? {
         BlockId::Named(Named { block_hash: Some(hash), block_number: None, .. }) => {
             return Ok(hash);
@@ -71,5 +62,7 @@ fn block_hash(shared: &Shared, params: &Params<'_>, index: usize) -> Result<B256
         }
         BlockId::Text(text) => text,
     };
-    block_by_tag(shared, &text)?.map(|block| block.hash).ok_or_else(unknown)
+    block_by_tag(shared, &text)?
+        .map(|block| block.hash)
+        .ok_or_else(|| RpcError::new(RpcError::SERVER, "header not found"))
 }

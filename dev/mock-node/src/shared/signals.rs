@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::lock;
+
 /// Occasions that the node's own threads wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
@@ -22,13 +24,13 @@ pub(crate) struct Flags {
 
 impl Signals {
     pub(crate) fn set(&self, set: impl FnOnce(&mut Flags)) {
-        set(&mut self.flags.lock().unwrap_or_else(PoisonError::into_inner));
+        set(&mut lock(&self.flags));
         self.changed.notify_all();
     }
 
     /// Waits until `ready` says so or the time has come; says what holds then.
     pub(crate) fn wait(&self, until: Option<Instant>, ready: impl Fn(&Flags) -> bool) -> Flags {
-        let mut flags = self.flags.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flags = lock(&self.flags);
         while !ready(&flags) {
             flags = match until {
                 None => self.changed.wait(flags).unwrap_or_else(PoisonError::into_inner),

@@ -3,10 +3,12 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
+
+use crate::lock;
 
 /// Declares each count once: in the node, where it is counted, and in the copy that callers get.
 macro_rules! counts {
@@ -32,7 +34,7 @@ macro_rules! counts {
             pub(crate) fn snapshot(&self) -> Stats {
                 Stats {
                     $($name: self.$name.load(Relaxed),)*
-                    methods: self.methods.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+                    methods: lock(&self.methods).clone(),
                 }
             }
         }
@@ -74,11 +76,8 @@ counts! {
 
 impl Counters {
     pub(crate) fn method(&self, name: &str) {
-        let mut methods = self.methods.lock().unwrap_or_else(PoisonError::into_inner);
-        match methods.get_mut(name) {
-            Some(count) => *count += 1,
-            None => drop(methods.insert(name.to_owned(), 1)),
-        }
+        let mut methods = lock(&self.methods);
+        *methods.entry(name.to_owned()).or_default() += 1;
     }
 
     pub(crate) fn raw_begins(&self) {

@@ -51,19 +51,17 @@ impl Account {
 
 /// The first `count` accounts of the mnemonic of every Ethereum development chain, derived at m/44'/60'/0'/0/i.
 pub fn test_accounts(count: usize) -> Vec<Account> {
-    let (mut key, mut chain) = split(hmac(b"Bitcoin seed", &[&bip39_seed(TEST_MNEMONIC)]));
+    let (key, mut chain) = split(hmac(b"Bitcoin seed", &[&bip39_seed(TEST_MNEMONIC)]));
     let mut secret = SecretKey::from_byte_array(&key).expect("the mnemonic's root is a known key");
     for level in PATH {
         (secret, chain) = child(&secret, &chain, level);
     }
-    key = secret.secret_bytes();
-    let parent = SecretKey::from_byte_array(&key).expect("it was a key on the line above");
-    let public = PublicKey::from_secret_key(SECP256K1, &parent).serialize();
+    let public = PublicKey::from_secret_key(SECP256K1, &secret).serialize();
     (0..count)
         .map(|index| {
             let index = u32::try_from(index).expect("BIP-32 numbers children with 31 bits");
             let (tweak, _) = split(hmac(&chain, &[&public, &index.to_be_bytes()]));
-            Account::from_secret(tweaked(&parent, tweak))
+            Account::from_secret(tweaked(&secret, tweak))
         })
         .collect()
 }

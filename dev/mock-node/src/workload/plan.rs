@@ -36,12 +36,6 @@ pub enum TxKind {
     SixBlobs,
 }
 
-impl TxKind {
-    pub(super) const fn of_blobs(many: bool) -> Self {
-        if many { Self::SixBlobs } else { Self::Blob }
-    }
-}
-
 /// The envelope of a transfer or call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
@@ -76,7 +70,8 @@ fn addresses<const N: usize>(what: &str) -> [Address; N] {
 pub(super) fn draw(rng: &mut impl Rng, mix: &Mix) -> (TxKind, Form, bool) {
     let mut share = |per_mille: u32| rng.random_ratio(per_mille.min(1000), 1000);
     if share(mix.blobs_per_mille) {
-        return (TxKind::of_blobs(share(mix.six_blobs_per_mille)), Form::Dynamic, false);
+        let many = share(mix.six_blobs_per_mille);
+        return (if many { TxKind::SixBlobs } else { TxKind::Blob }, Form::Dynamic, false);
     }
     let form = match rng.random_range(0..1000) {
         draw if draw < mix.legacy_per_mille => Form::Legacy,
