@@ -9,157 +9,92 @@ use revm::{
     context::TxEnv,
     inspector::CountInspector,
     primitives::{Address, Bytes, TxKind, U256, address, hardfork::SpecId},
-    state::AccountInfo,
 };
 
 use crate::support::{
-    COINBASE, ROUTER, VICTIM, World,
+    COINBASE, Over, ROUTER, VICTIM, World,
     asm::{Asm, CALLS},
-    evm, evm_with, forks, guard, keys, one_line, tx,
+    evm, evm_with, forks, guard, keys, one_line, tx, with_router,
 };
 
 const MIDDLE: Address = address!("0xc000000000000000000000000000000000000002");
 const INNER: Address = address!("0xc000000000000000000000000000000000000003");
 const UNRELATED: Address = address!("0xaa00000000000000000000000000000000000009");
 
-/// An opcode that reaches an account.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Reach {
-    Read(u8),
-    Call(u8),
-    CallWithValue,
-    SelfDestruct,
-}
-
-impl Reach {
-    fn all() -> Vec<Self> {
-        let reads =
-            [opcode::BALANCE, opcode::EXTCODESIZE, opcode::EXTCODECOPY, opcode::EXTCODEHASH];
-        let mut all: Vec<Self> = reads.map(Self::Read).to_vec();
-        all.extend(CALLS.map(Self::Call));
-        all.extend([Self::CallWithValue, Self::SelfDestruct]);
-        all
-    }
-
-    fn code(self, asm: Asm) -> Asm {
-        match self {
-            Self::Read(opcode::EXTCODECOPY) => {
-                asm.push(1).push(0).push(0).address(VICTIM).op(opcode::EXTCODECOPY)
-            }
-            Self::Read(read) => asm.address(VICTIM).op(read).op(opcode::POP),
-            Self::Call(kind) => asm.call(kind, VICTIM, 0),
-            Self::CallWithValue => asm.call(opcode::CALL, VICTIM, 1),
-            Self::SelfDestruct => asm.address(VICTIM).op(opcode::SELFDESTRUCT),
-        }
-    }
-
-    /// A static frame halts these before they load the account: `tests/strict.rs`.
-    fn writes(self) -> bool {
-        matches!(self, Self::CallWithValue | Self::SelfDestruct)
-    }
-}
-
-/// The frame in which the opcode runs, and how that frame and those around it end.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Frame {
-    Top,
-    TopReverted,
-    TopHalted,
-    InnerReverted,
-    InnerHalted,
-    InnerOutOfGas,
-    Static,
-    Library,
-    InitCode,
-    InitCode2,
-    CreateTransaction,
-}
-
-impl Frame {
-    const ALL: [Self; 11] = [
-        Self::Top,
-        Self::TopReverted,
-        Self::TopHalted,
-        Self::InnerReverted,
-        Self::InnerHalted,
-        Self::InnerOutOfGas,
-        Self::Static,
-        Self::Library,
-        Self::InitCode,
-        Self::InitCode2,
-        Self::CreateTransaction,
+/// Every opcode that reaches an account, and whether it writes: a static frame halts such before they load the account,
+/// see `strict.rs`.
+fn reaches() -> Vec<(String, bool, Asm)> {
+    let named = || Asm::new().address(VICTIM);
+    let copies = Asm::new().push(1).push(0).push(0).address(VICTIM).op(opcode::EXTCODECOPY);
+    let mut all = vec![
+        ("EXTCODECOPY".to_owned(), false, copies),
+        ("CALL with value".to_owned(), true, Asm::new().call(opcode::CALL, VICTIM, 1)),
+        ("SELFDESTRUCT".to_owned(), true, named().op(opcode::SELFDESTRUCT)),
     ];
-
-    fn arrange(self, reach: Reach, world: &mut World) -> TxEnv {
-        let code = reach.code(Asm::new());
-        let call = |kind, to| Asm::new().call(kind, to, 0);
-        world.contract(INNER, code.bytes());
-        let middle = |end: fn(Asm) -> Asm| end(call(opcode::CALL, INNER)).bytes();
-        let (middle, router) = match self {
-            Self::Top => (None, code.clone()),
-            Self::TopReverted => (None, call(opcode::CALL, INNER).revert()),
-            Self::TopHalted => (None, call(opcode::CALL, INNER).op(opcode::INVALID)),
-            Self::InnerReverted => (Some(middle(Asm::revert)), call(opcode::CALL, MIDDLE)),
-            Self::InnerHalted => {
-                (Some(middle(|asm| asm.op(opcode::INVALID))), call(opcode::CALL, MIDDLE))
-            }
-            Self::InnerOutOfGas => (Some(middle(Asm::burn)), call(opcode::CALL, MIDDLE)),
-            Self::Static => (None, call(opcode::STATICCALL, INNER)),
-            Self::Library => (None, call(opcode::DELEGATECALL, INNER)),
-            Self::InitCode => (None, Asm::new().create(&code.bytes(), 5)),
-            Self::InitCode2 => (None, Asm::new().create2(&code.bytes(), 5)),
-            Self::CreateTransaction => (None, Asm::new()),
-        };
-        if let Some(middle) = middle {
-            world.contract(MIDDLE, middle);
-        }
-        world.contract(ROUTER, router.bytes());
-        let mut tx = tx(ROUTER);
-        if self == Self::CreateTransaction {
-            tx.kind = TxKind::Create;
-            tx.data = code.bytes();
-            tx.value = U256::from(5);
-        }
-        tx
+    for read in [opcode::BALANCE, opcode::EXTCODESIZE, opcode::EXTCODEHASH] {
+        all.push((format!("{read:#x}"), false, named().op(read).op(opcode::POP)));
     }
+    all.extend(CALLS.map(|kind| (format!("{kind:#x}"), false, Asm::new().call(kind, VICTIM, 0))));
+    all
 }
+
+/// Its name, the code of [`ROUTER`], and of [`MIDDLE`] if that is called.
+type Frame = (&'static str, Asm, Option<Asm>);
+
+const CREATION: &str = "a creating transaction";
+const STATIC: &str = "a static frame";
+
+/// The frames in which `code` or [`INNER`] with that code runs, and how they and those around them end.
+fn frames(code: &Asm) -> [Frame; 11] {
+    let call = |kind, to| Asm::new().call(kind, to, 0);
+    let inner = || call(opcode::CALL, INNER);
+    let middle = || call(opcode::CALL, MIDDLE);
+    [
+        ("the top frame", code.clone(), None),
+        ("a frame of a reverted one", inner().revert(), None),
+        ("a frame of a halted one", inner().op(opcode::INVALID), None),
+        ("an inner frame, reverted", middle(), Some(inner().revert())),
+        ("an inner frame, halted", middle(), Some(inner().op(opcode::INVALID))),
+        ("an inner frame, out of gas", middle(), Some(inner().burn())),
+        (STATIC, call(opcode::STATICCALL, INNER), None),
+        ("a library", call(opcode::DELEGATECALL, INNER), None),
+        ("init code", Asm::new().create(&code.bytes(), 5), None),
+        ("init code of CREATE2", Asm::new().create2(&code.bytes(), 5), None),
+        (CREATION, Asm::new(), None),
+    ]
+}
+
+type Put = fn(&mut World);
 
 /// What stands at the listed address.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Account {
-    Funded,
-    Contract,
-    Empty,
-    Missing,
-}
-
-impl Account {
-    const ALL: [Self; 4] = [Self::Funded, Self::Contract, Self::Empty, Self::Missing];
-
-    fn put(self, world: &mut World) {
-        match self {
-            Self::Funded => world.fund(VICTIM, U256::ONE),
-            Self::Contract => world.contract(VICTIM, Bytes::from_static(&[opcode::STOP])),
-            Self::Empty => world.inner.insert_account_info(VICTIM, AccountInfo::default()),
-            Self::Missing => {}
-        }
-    }
-}
+const ACCOUNTS: [(&str, Put); 4] = [
+    ("a funded account", |world| world.fund(VICTIM, U256::ONE)),
+    ("a contract", |world| world.contract(VICTIM, Bytes::from_static(&[opcode::STOP]))),
+    ("an empty account", |world| world.fund(VICTIM, U256::ZERO)),
+    ("no account", |_| {}),
+];
 
 fn each_case(mut test: impl FnMut(&str, SpecId, World, TxEnv)) -> usize {
     let mut cases = 0;
     for spec in forks() {
-        for reach in Reach::all() {
-            for frame in Frame::ALL {
-                if frame == Frame::Static && reach.writes() {
+        for (reach, writes, code) in reaches() {
+            for (frame, router, middle) in frames(&code) {
+                if frame == STATIC && writes {
                     continue;
                 }
-                for account in Account::ALL {
-                    let mut world = World::new();
-                    account.put(&mut world);
-                    let tx = frame.arrange(reach, &mut world);
-                    let name = format!("{spec} {reach:?} in {frame:?} of {account:?}");
-                    test(&name, spec, world, tx);
+                for (account, put) in ACCOUNTS {
+                    let mut world = with_router(router.clone());
+                    put(&mut world);
+                    world.contract(INNER, code.bytes());
+                    if let Some(middle) = &middle {
+                        world.contract(MIDDLE, middle.bytes());
+                    }
+                    let mut tx = tx(ROUTER);
+                    if frame == CREATION {
+                        (tx.kind, tx.data, tx.value) =
+                            (TxKind::Create, code.bytes(), U256::from(5));
+                    }
+                    test(&format!("{spec} {reach} in {frame} of {account}"), spec, world, tx);
                     cases += 1;
                 }
             }
@@ -173,7 +108,7 @@ fn the_keys_are_the_accounts_read_and_the_same_under_an_inspector() {
     let cases = each_case(|name, spec, world, tx| {
         let mut plain = evm(world.clone(), spec);
         let bare = plain.transact(tx.clone()).expect("valid");
-        let read = &plain.ctx.journaled_state.database;
+        let read = plain.world();
         assert_eq!(keys(&bare.state), read.accounts, "{name}");
         assert!(read.storage_owners.is_subset(&read.accounts), "{name}");
         assert!(bare.state.contains_key(&VICTIM), "{name}");
@@ -193,13 +128,13 @@ fn a_listed_address_is_blocked_however_it_is_reached_and_nothing_is_written() {
         let refused = guard(&[VICTIM]).execute(&mut evm, tx.clone()).expect_err(name);
         let expected = Blocked { address: VICTIM, how: How::TouchedByExecution };
         assert_eq!(refused, ExecuteError::Blocked(expected), "{name}");
-        assert_eq!(evm.ctx.journaled_state.database.commits, 0, "{name}");
+        assert_eq!(evm.world().commits, 0, "{name}");
         assert_eq!(one_line(&guard(&[VICTIM]), &mut evm, tx.clone()), Err(expected), "{name}");
-        assert_eq!(evm.ctx.journaled_state.database.commits, 0, "{name}");
+        assert_eq!(evm.world().commits, 0, "{name}");
 
         // The same EVM, with the same transaction, and a list that does not name the address.
         let checked = guard(&[UNRELATED]).execute(&mut evm, tx).expect(name);
         checked.commit();
-        assert_eq!(evm.ctx.journaled_state.database.commits, 1, "{name}");
+        assert_eq!(evm.world().commits, 1, "{name}");
     });
 }

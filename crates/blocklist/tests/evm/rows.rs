@@ -20,12 +20,11 @@ use revm::{
 };
 
 use crate::support::{
-    BASE_FEE, COINBASE, ROUTER, SENDER, VICTIM, World,
+    BASE_FEE, COINBASE, OTHER, Over, ROUTER, SENDER, VICTIM, World,
     asm::{self, Asm},
-    evm, evm_with, forks, guard, guard_for, keys, one_line, tx,
+    evm, evm_with, forks, guard, guard_for, keys, one_line, reader, tx, with_router,
 };
 
-const OTHER: Address = address!("0xaa00000000000000000000000000000000000002");
 const AUTHORITY: Address = address!("0xaa00000000000000000000000000000000000003");
 
 fn since(first: SpecId) -> impl Iterator<Item = SpecId> {
@@ -36,7 +35,7 @@ fn since(first: SpecId) -> impl Iterator<Item = SpecId> {
 fn state_of(name: &str, spec: SpecId, world: &World, tx: &TxEnv) -> EvmState {
     let mut evm = evm(world.clone(), spec);
     let state = evm.transact(tx.clone()).unwrap_or_else(|e| panic!("{spec} {name}: {e}")).state;
-    assert_eq!(keys(&state), evm.ctx.journaled_state.database.accounts, "{spec} {name}");
+    assert_eq!(keys(&state), evm.world().accounts, "{spec} {name}");
     state
 }
 
@@ -55,11 +54,11 @@ fn verdict(spec: SpecId, world: &World, tx: &TxEnv, listed: Address) -> Result<(
         Err(other) => panic!("{spec}: {other}"),
     };
     let expected_commits = usize::from(verdict.is_ok());
-    assert_eq!(evm.ctx.journaled_state.database.commits, expected_commits, "{spec}");
+    assert_eq!(evm.world().commits, expected_commits, "{spec}");
     let mut other = self::evm(world.clone(), spec);
     let alike = one_line(&guard(&[listed]), &mut other, tx.clone());
     assert_eq!(alike, verdict.map_err(|how| Blocked { address: listed, how }), "{spec}");
-    assert_eq!(other.ctx.journaled_state.database.commits, expected_commits, "{spec}");
+    assert_eq!(other.world().commits, expected_commits, "{spec}");
     verdict
 }
 
@@ -71,12 +70,6 @@ fn assert_touched(name: &str, spec: SpecId, world: &World, tx: &TxEnv, listed: A
 fn assert_not_loaded(name: &str, spec: SpecId, world: &World, tx: &TxEnv, address: Address) {
     assert!(!state_of(name, spec, world, tx).contains_key(&address), "{spec} {name}");
     assert_eq!(verdict(spec, world, tx, address), Ok(()), "{spec} {name}");
-}
-
-fn with_router(code: Asm) -> World {
-    let mut world = World::new();
-    world.contract(ROUTER, code.bytes());
-    world
 }
 
 fn creation(init: Asm) -> TxEnv {
@@ -184,14 +177,18 @@ fn sender_and_recipient_are_blocked_before_anything_is_executed() {
             let mut evm = evm(World::new(), spec);
             let refused = guard(&[listed]).execute(&mut evm, tx(VICTIM)).expect_err("blocked");
             assert_eq!(refused, Blocked { address: listed, how }.into());
-            assert!(evm.ctx.journaled_state.database.accounts.is_empty(), "{spec}: not executed");
+            assert!(evm.world().accounts.is_empty(), "{spec}: not executed");
         }
     }
 }
 
 /// An authorization by [`AUTHORITY`], or by nobody if its signature is invalid.
 fn authorization(authority: Option<Address>, target: Address, nonce: u64) -> TxEnv {
-    let inner = Authorization { chain_id: U256::ONE, address: target, nonce };
+    authorization_on(1, authority, target, nonce)
+}
+
+fn authorization_on(chain: u64, authority: Option<Address>, target: Address, nonce: u64) -> TxEnv {
+    let inner = Authorization { chain_id: U256::from(chain), address: target, nonce };
     let authority = authority.map_or(RecoveredAuthority::Invalid, RecoveredAuthority::Valid);
     let mut tx = tx(OTHER);
     tx.tx_type = 4;
@@ -238,11 +235,7 @@ fn an_authority_and_a_target_are_blocked_whether_or_not_the_delegation_is_valid_
             }
         }
         // Another chain's authorization is skipped by the EVM before it loads the authority.
-        let mut tx = authorization(Some(AUTHORITY), VICTIM, 0);
-        let inner = Authorization { chain_id: U256::from(5), address: VICTIM, nonce: 0 };
-        let authority = RecoveredAuthority::Valid(AUTHORITY);
-        tx.authorization_list =
-            vec![Either::Right(RecoveredAuthorization::new_unchecked(inner, authority))];
+        let tx = authorization_on(5, Some(AUTHORITY), VICTIM, 0);
         assert!(!state_of("another chain", spec, &world, &tx).contains_key(&AUTHORITY));
         assert_eq!(verdict(spec, &world, &tx, AUTHORITY), Err(How::Authority));
     }
@@ -329,13 +322,13 @@ fn the_coinbase_is_in_every_state_and_is_judged_once_per_block() {
 #[test]
 fn an_invalid_transaction_is_no_execution_and_leaves_nothing_behind() {
     for spec in forks() {
-        let mut evm = evm(with_router(Asm::new().address(VICTIM).op(opcode::BALANCE)), spec);
+        let mut evm = evm(reader(), spec);
         let guard = guard(&[OTHER]);
         let invalid = TxEnv { nonce: 9, ..tx(VICTIM) };
         let refused = guard.execute(&mut evm, invalid).expect_err("nonce too high");
         let reason = InvalidTransaction::NonceTooHigh { tx: 9, state: 0 };
         assert_eq!(refused, ExecuteError::Evm(EVMError::Transaction(reason)));
-        assert_eq!(evm.ctx.journaled_state.database.commits, 0);
+        assert_eq!(evm.world().commits, 0);
         // The sender was loaded to find that out; the next transaction's keys are its own.
         evm.ctx.journaled_state.database.forget_reads();
         let checked = guard.execute(&mut evm, tx(ROUTER)).expect("valid");
@@ -346,11 +339,11 @@ fn an_invalid_transaction_is_no_execution_and_leaves_nothing_behind() {
 #[test]
 fn one_evm_over_a_block_judges_each_transaction_by_its_own_accounts() {
     for spec in forks() {
-        let mut evm = evm(with_router(Asm::new().address(VICTIM).op(opcode::BALANCE)), spec);
+        let mut evm = evm(reader(), spec);
         let open = guard(&[]);
         open.execute(&mut evm, tx(ROUTER)).expect("nothing is listed").commit();
         // The address is now in the database's cache, and no longer in the next state.
-        assert!(evm.ctx.journaled_state.database.inner.cache.accounts.contains_key(&ROUTER));
+        assert!(evm.world().inner.cache.accounts.contains_key(&ROUTER));
         let next = TxEnv { nonce: 1, ..tx(OTHER) };
         let checked = guard(&[VICTIM, ROUTER]).execute(&mut evm, next).expect("reaches neither");
         assert_eq!(keys(checked.state()), [SENDER, OTHER, COINBASE].into(), "{spec}");
@@ -360,14 +353,14 @@ fn one_evm_over_a_block_judges_each_transaction_by_its_own_accounts() {
         let refused = guard(&[VICTIM]).execute(&mut evm, next.clone()).expect_err("reads it");
         assert_eq!(refused.blocked().map(|blocked| blocked.address), Some(VICTIM));
         open.execute(&mut evm, next).expect("blocking left no trace").commit();
-        assert_eq!(evm.ctx.journaled_state.database.commits, 2);
+        assert_eq!(evm.world().commits, 2);
     }
 }
 
 #[test]
 fn an_execution_left_in_the_journal_is_refused_and_cleared() {
     for spec in forks() {
-        let mut evm = evm(with_router(Asm::new().address(VICTIM).op(opcode::BALANCE)), spec);
+        let mut evm = evm(reader(), spec);
         evm.transact_one(tx(ROUTER)).expect("valid");
         let next = || TxEnv { nonce: 1, ..tx(OTHER) };
         // What the guard spares its caller: the state of both transactions in one.
@@ -379,6 +372,6 @@ fn an_execution_left_in_the_journal_is_refused_and_cleared() {
         assert_eq!(refused, ExecuteError::Leftover { accounts: 4 }, "{spec}");
         // Cleared: the leftover was never committed, so the sender's nonce is 0 again.
         guard(&[VICTIM]).execute(&mut evm, tx(OTHER)).expect("a clean EVM").commit();
-        assert_eq!(evm.ctx.journaled_state.database.commits, 1);
+        assert_eq!(evm.world().commits, 1);
     }
 }

@@ -18,12 +18,12 @@ use revm::{
 };
 
 use crate::support::{
-    COINBASE, ROUTER, SENDER, TestEvm, VICTIM, World, asm::Asm, evm, evm_with, forks, guard, keys,
-    tx,
+    COINBASE, OTHER, Over, ROUTER, SENDER, TestEvm, VICTIM, World,
+    asm::{Asm, CALLS},
+    evm, evm_with, forks, guard, keys, tx,
 };
 
 const INNER: Address = address!("0xc000000000000000000000000000000000000003");
-const OTHER: Address = address!("0xaa00000000000000000000000000000000000002");
 
 /// How the frame that attempts is called.
 #[derive(Debug, Clone, Copy)]
@@ -40,24 +40,22 @@ fn strict_evm(world: World, spec: SpecId) -> TestEvm<AttemptInspector> {
 }
 
 /// Programs that name [`VICTIM`] and halt before they load it.
-fn attempts() -> Vec<(Frame, Asm)> {
+fn attempts() -> impl Iterator<Item = (Frame, Asm)> {
     let named = || Asm::new().address(VICTIM);
-    vec![
+    let calls = CALLS.map(|kind| (Frame::Poor, Asm::new().call(kind, VICTIM, 0)));
+    let others = [
         (Frame::Poor, named().op(opcode::BALANCE)),
         (Frame::Poor, named().op(opcode::EXTCODESIZE)),
         (Frame::Poor, named().op(opcode::EXTCODEHASH)),
         (Frame::Poor, Asm::new().push(0).push(0).push(0).address(VICTIM).op(opcode::EXTCODECOPY)),
         (Frame::Poor, named().op(opcode::SELFDESTRUCT)),
-        (Frame::Poor, Asm::new().call(opcode::CALL, VICTIM, 0)),
-        (Frame::Poor, Asm::new().call(opcode::CALLCODE, VICTIM, 0)),
-        (Frame::Poor, Asm::new().call(opcode::DELEGATECALL, VICTIM, 0)),
-        (Frame::Poor, Asm::new().call(opcode::STATICCALL, VICTIM, 0)),
         (Frame::Static, named().op(opcode::SELFDESTRUCT)),
         (Frame::Static, Asm::new().call(opcode::CALL, VICTIM, 1)),
         (Frame::Plain, named().op(opcode::EXTCODECOPY)),
         (Frame::Plain, named().op(opcode::GAS).op(opcode::CALL)),
         (Frame::Plain, named().op(opcode::GAS).op(opcode::DELEGATECALL)),
-    ]
+    ];
+    calls.into_iter().chain(others)
 }
 
 fn arrange(frame: Frame, inner: &Asm) -> World {
@@ -76,6 +74,11 @@ fn arrange(frame: Frame, inner: &Asm) -> World {
     world
 }
 
+/// A contract that would destroy itself for [`VICTIM`], in a static frame.
+fn attempting() -> World {
+    arrange(Frame::Static, &Asm::new().address(VICTIM).op(opcode::SELFDESTRUCT))
+}
+
 #[test]
 fn an_attempt_that_halts_first_passes_the_state_check_and_not_the_strict_one() {
     for spec in forks() {
@@ -84,7 +87,7 @@ fn an_attempt_that_halts_first_passes_the_state_check_and_not_the_strict_one() {
             let world = arrange(frame, &inner);
             let mut plain = evm(world.clone(), spec);
             let state = plain.transact(tx(ROUTER)).expect("valid").state;
-            assert_eq!(keys(&state), plain.ctx.journaled_state.database.accounts, "{name}");
+            assert_eq!(keys(&state), plain.world().accounts, "{name}");
             assert_eq!(keys(&state), [SENDER, COINBASE, ROUTER, INNER].into(), "{name}");
 
             let guard = guard(&[VICTIM]);
@@ -100,13 +103,13 @@ fn an_attempt_that_halts_first_passes_the_state_check_and_not_the_strict_one() {
 #[test]
 fn the_strict_check_names_the_transaction_and_commits_those_before_it() {
     for spec in forks() {
-        let world = arrange(Frame::Static, &Asm::new().address(VICTIM).op(opcode::SELFDESTRUCT));
+        let world = attempting();
         let block =
             |last: TxEnv| [tx(OTHER), TxEnv { nonce: 1, ..tx(OTHER) }, TxEnv { nonce: 2, ..last }];
         let mut evm = strict_evm(world.clone(), spec);
         let refused = guard(&[VICTIM]).verify_block(&mut evm, block(tx(ROUTER)));
         assert_eq!(refused.expect_err("the last").index, 2);
-        assert_eq!(evm.ctx.journaled_state.database.commits, 2);
+        assert_eq!(evm.world().commits, 2);
 
         // What is reached and not only attempted, and what is named, keep their own reason.
         let strict = |listed, last| {
@@ -131,16 +134,14 @@ fn a_clean_block_passes_the_strict_check_with_the_results_of_a_plain_execution()
             block().map(|tx| guard.execute(&mut plain, tx).expect("not listed").commit()).collect();
         let mut strict = strict_evm(world, spec);
         assert_eq!(guard.verify_block(&mut strict, block()).expect("clean"), expected);
-        assert_eq!(strict.ctx.journaled_state.database.commits, 4);
+        assert_eq!(strict.world().commits, 4);
     }
 }
 
 /// A finished block under the strict policy.
 fn unverified<B>(block: B) -> Unverified<B> {
-    let (now, config) = (
-        SystemTime::UNIX_EPOCH,
-        BlocklistConfig { policy: Policy::Strict, ..BlocklistConfig::default() },
-    );
+    let now = SystemTime::UNIX_EPOCH;
+    let config = BlocklistConfig { policy: Policy::Strict, ..BlocklistConfig::default() };
     let list = SharedBlocklist::new(VICTIM.to_string().as_bytes(), now, config, now);
     let guard = list.expect("a good list").begin_block(COINBASE, None, now).expect("not listed");
     match guard.finish(block) {
@@ -152,8 +153,7 @@ fn unverified<B>(block: B) -> Unverified<B> {
 #[test]
 fn a_block_under_the_strict_policy_comes_out_by_passing_and_not_otherwise() {
     for spec in forks() {
-        let attempts = Asm::new().address(VICTIM).op(opcode::SELFDESTRUCT);
-        let mut evm = strict_evm(arrange(Frame::Static, &attempts), spec);
+        let mut evm = strict_evm(attempting(), spec);
         let refused = unverified("a block").verify(&mut evm, [tx(ROUTER)]).expect_err("attempted");
         let expected = Blocked { address: VICTIM, how: How::AttemptedByExecution };
         assert_eq!(refused.reason.blocked(), Some(expected), "{spec}");
@@ -167,8 +167,7 @@ fn a_block_under_the_strict_policy_comes_out_by_passing_and_not_otherwise() {
 #[test]
 fn attempts_of_one_transaction_do_not_count_against_the_next() {
     // The inspector is cleared between transactions: the first names an address under an open list.
-    let world = arrange(Frame::Static, &Asm::new().address(VICTIM).op(opcode::SELFDESTRUCT));
-    let mut evm = strict_evm(world, SpecId::OSAKA);
+    let mut evm = strict_evm(attempting(), SpecId::OSAKA);
     guard(&[]).verify_block(&mut evm, [tx(ROUTER)]).expect("nothing is listed");
     assert!(evm.inspector.attempts().contains(&VICTIM));
     let next = TxEnv { nonce: 1, ..tx(OTHER) };

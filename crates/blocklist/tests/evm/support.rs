@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use blocklist::{BlockGuard, Blocked, Blocklist, BlocklistConfig};
 use revm::{
     Context, Database, DatabaseCommit, ExecuteCommitEvm, ExecuteEvm, MainBuilder, MainContext,
-    bytecode::Bytecode,
+    bytecode::{Bytecode, opcode},
     context::{BlockEnv, CfgEnv, TxEnv},
     context_interface::{Transaction, transaction::AuthorizationTr},
     database::{CacheDB, EmptyDB},
@@ -26,6 +26,7 @@ pub const SENDER: Address = address!("0x5e00000000000000000000000000000000000001
 pub const COINBASE: Address = address!("0xfe00000000000000000000000000000000000001");
 pub const VICTIM: Address = address!("0xbb00000000000000000000000000000000000001");
 pub const ROUTER: Address = address!("0xc000000000000000000000000000000000000001");
+pub const OTHER: Address = address!("0xaa00000000000000000000000000000000000002");
 pub const BASE_FEE: u64 = 7;
 
 /// Every fork from Berlin to the newest that this revm knows.
@@ -84,6 +85,18 @@ impl World {
     }
 }
 
+/// [`ROUTER`] runs this.
+pub fn with_router(code: asm::Asm) -> World {
+    let mut world = World::new();
+    world.contract(ROUTER, code.bytes());
+    world
+}
+
+/// [`ROUTER`] reads [`VICTIM`].
+pub fn reader() -> World {
+    with_router(asm::Asm::new().address(VICTIM).op(opcode::BALANCE))
+}
+
 impl Database for World {
     type Error = Lost;
 
@@ -136,6 +149,17 @@ pub fn evm_with<I>(world: World, spec: SpecId, coinbase: Address, inspector: I) 
         .with_cfg(CfgEnv::new_with_spec(spec))
         .with_block(block)
         .build_mainnet_with_inspector(inspector)
+}
+
+/// The world that an EVM runs over.
+pub trait Over {
+    fn world(&self) -> &World;
+}
+
+impl<I> Over for TestEvm<I> {
+    fn world(&self) -> &World {
+        &self.ctx.journaled_state.database
+    }
 }
 
 /// A legacy transaction of [`SENDER`], with a tip.

@@ -36,13 +36,9 @@ pub struct Universe {
 impl Universe {
     pub fn new(spec: SpecId) -> Self {
         let named = |kind: u8, count: u8| -> Vec<Address> {
-            (1..=count)
-                .map(|n| {
-                    let mut address = [kind; 20];
-                    address[19] = n;
-                    address.into()
-                })
-                .collect()
+            let address =
+                |n| Address::from(std::array::from_fn(|at| if at < 19 { kind } else { n }));
+            (1..=count).map(address).collect()
         };
         // Cheap ones and expensive ones; some of them only exist on later forks.
         let precompiles = [1_u64, 2, 4, 6, 9, 10, 11, 256]
@@ -175,11 +171,8 @@ impl Universe {
             14 | 15 if creations > 0 => {
                 let init = self.program(rng, creations - 1);
                 let value = *[0, 0, 1, 1 << 40].choose(rng).expect("not empty");
-                let asm = if rng.random_bool(0.5) {
-                    asm.create(&init, value)
-                } else {
-                    asm.create2(&init, value)
-                };
+                let create = if rng.random_bool(0.5) { Asm::create } else { Asm::create2 };
+                let asm = create(asm, &init, value);
                 // What was created is used, or called.
                 match rng.random_range(0..3) {
                     0 => asm.op(opcode::EXTCODESIZE).op(opcode::POP),
@@ -267,11 +260,8 @@ pub fn transaction(
     }
     if tx.tx_type == 3 {
         tx.max_fee_per_blob_gas = 100;
-        tx.blob_hashes = vec![{
-            let mut hash = B256::repeat_byte(rng.random());
-            hash[0] = 1;
-            hash
-        }];
+        tx.blob_hashes = vec![B256::repeat_byte(rng.random())];
+        tx.blob_hashes[0][0] = 1;
     }
     if tx.tx_type == 4 {
         let authorizations = rng.random_range(1..4);
@@ -294,10 +284,8 @@ fn authorization(
         address: if rng.random_bool(0.1) { Address::ZERO } else { universe.any(rng) },
         nonce: if rng.random_bool(0.15) { u64::MAX - 1 } else { nonce },
     };
-    let authority = if rng.random_bool(0.1) {
-        RecoveredAuthority::Invalid
-    } else {
-        RecoveredAuthority::Valid(authority)
-    };
+    let is_valid = !rng.random_bool(0.1);
+    let authority = is_valid.then_some(authority);
+    let authority = authority.map_or(RecoveredAuthority::Invalid, RecoveredAuthority::Valid);
     RecoveredAuthorization::new_unchecked(inner, authority)
 }
