@@ -2,18 +2,15 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Write as _},
-    path::PathBuf,
-    process::{Command, Stdio},
+    io::{LineWriter, Write as _},
 };
 
 use alloy_primitives::B256;
 use mempool_recorder::{POLL_INTERVAL, Recorder, RecorderConfig};
 use mock_node::workload::{Mix, Workload, WorkloadConfig};
+use testkit::command::{Running, Signal, command_line};
 
 use crate::files::{LONG, all, insert, pool, segments};
-
-const FOLDER: &str = "MEMPOOL_RECORDER_TEST_FOLDER";
 
 /// Segments after which the child is killed.
 const SEGMENTS: u64 = 4;
@@ -21,11 +18,11 @@ const SEGMENTS: u64 = 4;
 #[test]
 #[ignore = "run by the test below, in a process that it kills"]
 fn a_recorder_that_does_not_end() {
-    let folder = PathBuf::from(std::env::var_os(FOLDER).expect("the parent sets it"));
+    let folder = command_line().remove(1);
     let pool = pool();
     let config = RecorderConfig { group_age: POLL_INTERVAL, ..RecorderConfig::new(folder) };
     let recorder = Recorder::start(&pool, config).expect("a folder");
-    let mut out = std::io::stdout().lock();
+    let mut out = LineWriter::new(std::io::stderr());
     let mut told = false;
     let mix = Mix { blobs_per_mille: 10, six_blobs_per_mille: 0, ..Mix::default() };
     let mut load = Workload::new(WorkloadConfig { mix, ..WorkloadConfig::new(7, 1337) });
@@ -45,24 +42,13 @@ fn a_recorder_that_does_not_end() {
 #[test]
 fn what_a_killed_recorder_has_named_is_what_was_pooled_up_to_its_last_segment() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut child = Command::new(std::env::current_exe().expect("a path"))
-        .args(["--exact", "killed::a_recorder_that_does_not_end", "--ignored", "--nocapture"])
-        .env(FOLDER, folder.path())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("this binary");
-    let mut pooled: Vec<B256> = Vec::new();
-    for line in BufReader::new(child.stdout.take().expect("a pipe")).lines() {
-        let line = line.expect("text");
-        // The harness names the test on the first line.
-        if let Some((_, hash)) = line.rsplit_once("pooled ") {
-            pooled.push(hash.parse().expect("a hash"));
-        } else if line == "enough" {
-            // SIGKILL: nothing of it runs any more.
-            child.kill().expect("it runs");
-        }
-    }
-    assert!(!child.wait().expect("it ends").success(), "it was not killed");
+    let args = [folder.path().to_str().expect("text").to_owned()];
+    let mut running = Running::start("killed::a_recorder_that_does_not_end", args).expect("starts");
+    running.line(|line| (line == "enough").then_some(())).expect("segments");
+    let ended = running.end(Some(Signal::SIGKILL)).expect("it ends");
+    assert!(!ended.status.success(), "it was not killed");
+    let told = ended.stderr.lines().filter_map(|line| line.strip_prefix("pooled "));
+    let pooled: Vec<B256> = told.map(|hash| hash.parse().expect("a hash")).collect();
     let recorded: Vec<B256> =
         all(folder.path()).iter().map(|row| *row.tx.inner().tx_hash()).collect();
     let complete = segments(folder.path()).len();
