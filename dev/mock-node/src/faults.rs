@@ -178,28 +178,18 @@ impl Fault {
         all
     }
 
-    /// The same kind with other times and counts.
-    fn with(
-        self,
-        mut time: impl FnMut(Duration) -> Duration,
-        mut count: impl FnMut(u32) -> u32,
-    ) -> Self {
+    /// Changes how long it lasts and how often it strikes.
+    fn adjust(&mut self, change_time: impl FnOnce(&mut Duration), change: impl FnOnce(&mut u32)) {
         match self {
-            Self::Stall { at, time: lasts } => Self::Stall { at, time: time(lasts) },
-            Self::Restart { down, leaves_file } => Self::Restart { down: time(down), leaves_file },
-            Self::TableFull { time: lasts } => Self::TableFull { time: time(lasts) },
-            Self::CloseOnAccept { connections } => {
-                Self::CloseOnAccept { connections: count(connections) }
-            }
-            Self::CloseAfterSubscribe { connections } => {
-                Self::CloseAfterSubscribe { connections: count(connections) }
-            }
-            Self::DropNotifications { count: most } => {
-                Self::DropNotifications { count: count(most) }
-            }
-            Self::Duplicate { count: most } => Self::Duplicate { count: count(most) },
-            Self::Answers { bad, count: most } => Self::Answers { bad, count: count(most) },
-            same => same,
+            Self::Stall { time, .. }
+            | Self::Restart { down: time, .. }
+            | Self::TableFull { time } => change_time(time),
+            Self::CloseOnAccept { connections: count }
+            | Self::CloseAfterSubscribe { connections: count }
+            | Self::DropNotifications { count }
+            | Self::Duplicate { count }
+            | Self::Answers { count, .. } => change(count),
+            _ => {}
         }
     }
 }
@@ -230,14 +220,17 @@ impl FaultPlan {
         let mut round: Vec<Fault> = Vec::new();
         let mut steps = Vec::new();
         while at < end {
-            let fault = round.pop().unwrap_or_else(|| {
+            let mut fault = round.pop().unwrap_or_else(|| {
                 round = Fault::all();
                 round.shuffle(&mut rng);
                 round.pop().expect("there are kinds of faults")
             });
             let (longer, share) = (rng.random_range(0.4..3.0), rng.random::<f64>());
-            let count = |most: u32| (f64::from(most) * share).ceil().max(1.0) as u32;
-            steps.push((at, fault.with(|time| time.mul_f64(longer), count)));
+            fault.adjust(
+                |time| *time = time.mul_f64(longer),
+                |count| *count = (f64::from(*count) * share).ceil().max(1.0) as u32,
+            );
+            steps.push((at, fault));
             at += Duration::from_millis(rng.random_range(500..=1300)).mul_f64(stretch);
         }
         Self { steps }
@@ -251,7 +244,7 @@ impl FaultPlan {
     pub fn compressed(mut self, factor: u32) -> Self {
         for (at, fault) in &mut self.steps {
             *at /= factor;
-            *fault = fault.with(|time| time / factor, |count| count);
+            fault.adjust(|time| *time /= factor, |_| {});
         }
         self
     }

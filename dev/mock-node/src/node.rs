@@ -211,10 +211,7 @@ impl MockNode {
 
     /// Mines what is pending, up to the block's limits.
     pub fn mine(&self) -> Block {
-        let mut state = self.shared.lock();
-        let (block, effects) = state.core.mine(unix_s());
-        self.shared.publish(&state, effects);
-        block.summary()
+        self.shared.mine().summary()
     }
 
     /// Mines exactly these transactions of the pool, in this order.
@@ -360,8 +357,6 @@ fn mine_on_time(shared: &Shared) {
                 return;
             }
         }
-        let mut state = shared.lock();
-        let (_, effects) = state.core.mine(unix_s());
-        shared.publish(&state, effects);
+        shared.mine();
     }
 }

@@ -12,6 +12,7 @@ use alloy_primitives::B256;
 
 use crate::{
     capacity::Line,
+    chain::FullBlock,
     config::NodeConfig,
     core::{Core, Effects},
     delays::DelayLine,
@@ -119,6 +120,14 @@ impl Shared {
         })?;
         self.publish(&state, effects);
         Ok(())
+    }
+
+    /// Mines what is pending, up to the block's limits.
+    pub(crate) fn mine(&self) -> Arc<FullBlock> {
+        let mut state = self.lock();
+        let (block, effects) = state.core.mine(unix_s());
+        self.publish(&state, effects);
+        block
     }
 
     /// Notifies the subscribers, under the lock, so that all are notified in the order in which it happened.

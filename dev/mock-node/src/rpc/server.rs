@@ -120,20 +120,17 @@ async fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64) {
         tokio::pin!(write);
         // Either may end first: the reader when the peer has closed its side, the writer when the peer is gone or
         // was too slow. What is queued for a peer that only stopped sending requests is still written.
-        tokio::select! {
-            result = &mut write => {
-                if let Err(error) = result {
-                    tracing::debug!(number, %error, "a connection broke");
-                }
-            }
+        let result = tokio::select! {
+            result = &mut write => result,
             result = connection.read(reader) => {
-                if let Err(error) = result {
-                    tracing::debug!(number, %error, "a connection broke");
-                }
                 outbox.finish();
                 // It fails when the peer is gone, which is the usual end of a connection and ends it as well.
                 let _ = write.await;
+                result
             }
+        };
+        if let Err(error) = result {
+            tracing::debug!(number, %error, "a connection broke");
         }
     }
     outbox.close();

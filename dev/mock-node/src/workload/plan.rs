@@ -217,38 +217,24 @@ struct Call {
 
 impl Call {
     fn draw(kind: TxKind, rng: &mut ChaCha8Rng) -> Self {
-        match kind {
-            TxKind::Transfer => Self {
-                to: random_address(rng),
-                value: U256::from(rng.random_range(1..1_000_000_000_000u64)),
-                gas_limit: 21_000,
-                input: Bytes::new(),
-            },
-            TxKind::Token => Self {
-                to: tokens()[rng.random_range(0..tokens().len())],
-                value: U256::ZERO,
-                gas_limit: 65_000,
-                input: token_input(rng),
-            },
-            TxKind::Swap => Self {
-                to: routers()[rng.random_range(0..routers().len())],
-                value: U256::ZERO,
-                gas_limit: 220_000,
-                input: swap_input(rng),
-            },
-            TxKind::SetCode => Self {
-                to: routers()[0],
-                value: U256::ZERO,
-                gas_limit: 120_000,
-                input: token_input(rng),
-            },
-            TxKind::Blob | TxKind::SixBlobs => Self {
-                to: routers()[1],
-                value: U256::ZERO,
-                gas_limit: 60_000,
-                input: Bytes::from(rng.random::<[u8; 36]>().to_vec()),
-            },
-        }
+        let (to, gas_limit, input) = match kind {
+            TxKind::Transfer => (random_address(rng), 21_000, Bytes::new()),
+            TxKind::Token => {
+                (tokens()[rng.random_range(0..tokens().len())], 65_000, token_input(rng))
+            }
+            TxKind::Swap => {
+                (routers()[rng.random_range(0..routers().len())], 220_000, swap_input(rng))
+            }
+            TxKind::SetCode => (routers()[0], 120_000, token_input(rng)),
+            TxKind::Blob | TxKind::SixBlobs => {
+                (routers()[1], 60_000, Bytes::from(rng.random::<[u8; 36]>().to_vec()))
+            }
+        };
+        let value = match kind {
+            TxKind::Transfer => U256::from(rng.random_range(1..1_000_000_000_000u64)),
+            _ => U256::ZERO,
+        };
+        Self { to, value, gas_limit, input }
     }
 
     /// Changes whom it pays. A swap stays as it is: its access list names the address.

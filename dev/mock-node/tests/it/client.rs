@@ -24,6 +24,24 @@ pub(crate) fn start(adjust: impl FnOnce(NodeConfig) -> NodeConfig) -> (TempDir, 
     (dir, node)
 }
 
+/// With a connection to it.
+pub(crate) fn connected(
+    adjust: impl FnOnce(NodeConfig) -> NodeConfig,
+) -> (TempDir, MockNode, Client) {
+    let (dir, node) = start(adjust);
+    let client = Client::to(&node);
+    (dir, node, client)
+}
+
+/// With a connection that subscribes to hashes.
+pub(crate) fn subscribed(
+    adjust: impl FnOnce(NodeConfig) -> NodeConfig,
+) -> (TempDir, MockNode, Client) {
+    let (dir, node) = start(adjust);
+    let client = Client::subscribed(&node);
+    (dir, node, client)
+}
+
 #[derive(Debug)]
 pub(crate) struct Client {
     stream: UnixStream,
@@ -42,6 +60,13 @@ impl Client {
 
     pub(crate) fn to(node: &MockNode) -> Self {
         Self::connect(node.ipc_path())
+    }
+
+    /// Subscribes to hashes.
+    pub(crate) fn subscribed(node: &MockNode) -> Self {
+        let mut client = Self::to(node);
+        client.subscribe(json!(["newPendingTransactions"]));
+        client
     }
 
     /// Like [`connect`](Self::connect), if anybody listens.

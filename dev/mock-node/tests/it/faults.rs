@@ -3,15 +3,9 @@ use std::time::{Duration, Instant};
 use mock_node::{BadAnswer, Fault, FaultPlan, MockNode, NodeConfig, Target};
 use serde_json::{Value, json};
 
-use crate::client::{Client, start};
+use crate::client::{Client, connected, start, subscribed};
 
 const TEXT: &str = "Too many connections. Please try again later.";
-
-fn subscription_connection(node: &MockNode) -> Client {
-    let mut client = Client::to(node);
-    client.subscribe(json!(["newPendingTransactions"]));
-    client
-}
 
 fn request_connection(node: &MockNode) -> Client {
     let mut client = Client::to(node);
@@ -29,8 +23,7 @@ fn raw_line(client: &mut Client, node: &MockNode) -> String {
 #[test]
 fn a_close_strikes_the_connections_it_is_meant_for() {
     let (_dir, node) = start(|config| config);
-    let (mut subscription, mut request) =
-        (subscription_connection(&node), request_connection(&node));
+    let (mut subscription, mut request) = (Client::subscribed(&node), request_connection(&node));
     node.inject(Fault::Close(Target::Request));
     assert!(request.rest().is_empty());
     node.burst(1);
@@ -43,8 +36,7 @@ fn a_close_strikes_the_connections_it_is_meant_for() {
 
 #[test]
 fn a_cut_connection_ends_in_the_middle_of_a_message() {
-    let (_dir, node) = start(|config| config);
-    let mut client = subscription_connection(&node);
+    let (_dir, node, mut client) = subscribed(|config| config);
     node.inject(Fault::CloseMidFrame(Target::Subscription));
     node.burst(3);
     let rest = client.rest();
@@ -57,17 +49,17 @@ fn connections_can_be_closed_at_once_or_after_the_subscription() {
     node.inject(Fault::CloseOnAccept { connections: 1 });
     assert!(Client::to(&node).rest().is_empty());
     node.inject(Fault::CloseAfterSubscribe { connections: 1 });
-    let mut client = subscription_connection(&node);
+    let mut client = Client::subscribed(&node);
     node.burst(1);
     assert!(client.rest().is_empty(), "the answer came, no notification did");
     node.burst(1);
-    subscription_connection(&node);
+    Client::subscribed(&node);
 }
 
 #[test]
 fn a_stalled_connection_catches_up_and_a_dead_one_never_does() {
     let (_dir, node) = start(|config| config);
-    let (mut stalls, mut dies) = (subscription_connection(&node), request_connection(&node));
+    let (mut stalls, mut dies) = (Client::subscribed(&node), request_connection(&node));
     node.inject(Fault::GoDead(Target::Request));
     let time = Duration::from_millis(300);
     let begin = Instant::now();
@@ -87,7 +79,7 @@ fn a_stalled_connection_catches_up_and_a_dead_one_never_does() {
 fn a_restart_brings_another_socket_and_another_pool() {
     for leaves_file in [false, true] {
         let (_dir, node) = start(|config| NodeConfig { preload: 5, ..config });
-        let (old, mut client) = (node.pending(), subscription_connection(&node));
+        let (old, mut client) = (node.pending(), Client::subscribed(&node));
         let head = node.head();
         node.inject(Fault::Restart { down: Duration::from_millis(200), leaves_file });
         assert!(client.rest().is_empty());
@@ -109,8 +101,7 @@ fn a_restart_brings_another_socket_and_another_pool() {
 
 #[test]
 fn announcements_can_be_lost_or_doubled_while_the_pool_has_them() {
-    let (_dir, node) = start(|config| config);
-    let mut client = subscription_connection(&node);
+    let (_dir, node, mut client) = subscribed(|config| config);
     node.inject(Fault::DropNotifications { count: 2 });
     node.inject(Fault::Duplicate { count: 1 });
     let hashes = node.burst(4);
@@ -122,8 +113,7 @@ fn announcements_can_be_lost_or_doubled_while_the_pool_has_them() {
 
 #[test]
 fn a_burst_announces_all_at_once() {
-    let (_dir, node) = start(|config| config);
-    let mut client = subscription_connection(&node);
+    let (_dir, node, mut client) = subscribed(|config| config);
     node.inject(Fault::Burst { count: 3000 });
     for hash in node.pending() {
         assert_eq!(client.announced(), hash);
@@ -133,8 +123,7 @@ fn a_burst_announces_all_at_once() {
 
 #[test]
 fn each_bad_answer_is_bad_in_its_own_way_and_the_next_is_right() {
-    let (_dir, node) = start(|config| NodeConfig { preload: 2, ..config });
-    let mut client = Client::to(&node);
+    let (_dir, node, mut client) = connected(|config| NodeConfig { preload: 2, ..config });
     let right = raw_line(&mut client, &node);
     for bad in BadAnswer::ALL {
         node.inject(Fault::Answers { bad, count: 1 });

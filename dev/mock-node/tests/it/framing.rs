@@ -1,12 +1,11 @@
 use alloy_primitives::B256;
 use serde_json::{Value, json};
 
-use crate::client::{Client, start};
+use crate::client::{Client, connected, start};
 
 #[test]
 fn several_requests_in_one_write_and_one_in_several_are_all_answered() {
-    let (_dir, node) = start(|config| config);
-    let mut client = Client::to(&node);
+    let (_dir, _node, mut client) = connected(|config| config);
     client.write(br#"{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}{"jsonrpc":"2.0","id":"two","method":"net_version","params":[]} {"jsonrpc":"2.0","#);
     assert_eq!(client.line().unwrap(), "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":\"0x539\"}\n");
     assert_eq!(client.value(), json!({"jsonrpc": "2.0", "id": "two", "result": "1337"}));
@@ -16,8 +15,7 @@ fn several_requests_in_one_write_and_one_in_several_are_all_answered() {
 
 #[test]
 fn garbage_is_answered_with_an_error_without_id_and_the_connection_goes_on() {
-    let (_dir, node) = start(|config| config);
-    let mut client = Client::to(&node);
+    let (_dir, _node, mut client) = connected(|config| config);
     client.write(b"what is this\n{\"no\":\"request\"}{\"id\":1,}");
     for code in [-32700, -32600, -32700] {
         let answer = client.value();
@@ -28,8 +26,7 @@ fn garbage_is_answered_with_an_error_without_id_and_the_connection_goes_on() {
 
 #[test]
 fn errors_have_the_codes_of_reth() {
-    let (_dir, node) = start(|config| config);
-    let mut client = Client::to(&node);
+    let (_dir, _node, mut client) = connected(|config| config);
     assert_eq!(client.call("eth_nothing", json!([]))["error"]["code"], -32601);
     let bad_hash = client.call("eth_getRawTransactionByHash", json!(["0x12"]));
     assert_eq!(bad_hash["error"]["code"], -32602);
@@ -39,8 +36,8 @@ fn errors_have_the_codes_of_reth() {
 
 #[test]
 fn a_batch_is_answered_as_a_batch_and_an_empty_one_refused() {
-    let (_dir, node) = start(|config| mock_node::NodeConfig { preload: 3, ..config });
-    let mut client = Client::to(&node);
+    let (_dir, node, mut client) =
+        connected(|config| mock_node::NodeConfig { preload: 3, ..config });
     client.write(b"[]");
     assert_eq!(client.value()["error"]["code"], -32600);
     let hashes = node.pending();
@@ -63,10 +60,7 @@ fn a_batch_is_answered_as_a_batch_and_an_empty_one_refused() {
 fn a_reader_that_is_too_late_is_cut_off_and_others_are_not() {
     let (_dir, node) =
         start(|config| mock_node::NodeConfig { max_queued_bytes: 64 << 10, ..config });
-    let mut stuck = Client::to(&node);
-    stuck.subscribe(json!(["newPendingTransactions"]));
-    let mut reading = Client::to(&node);
-    reading.subscribe(json!(["newPendingTransactions"]));
+    let (mut stuck, mut reading) = (Client::subscribed(&node), Client::subscribed(&node));
     let mut written = 0;
     while node.stats().slow_readers_closed == 0 {
         node.announce_unknown(B256::with_last_byte(9));
@@ -81,8 +75,7 @@ fn a_reader_that_is_too_late_is_cut_off_and_others_are_not() {
 
 #[test]
 fn after_shutdown_the_connections_are_closed_and_the_socket_is_gone() {
-    let (_dir, node) = start(|config| mock_node::NodeConfig { tps: 100, ..config });
-    let mut client = Client::to(&node);
+    let (_dir, node, mut client) = connected(|config| mock_node::NodeConfig { tps: 100, ..config });
     client.result("eth_chainId", json!([]));
     node.shutdown();
     assert_eq!(client.line(), None);

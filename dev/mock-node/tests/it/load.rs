@@ -8,17 +8,16 @@ use std::{
 use mock_node::{LoadStart, NodeConfig};
 use serde_json::json;
 
-use crate::client::{Client, start};
+use crate::client::{Client, connected, start};
 
 #[test]
 fn the_paced_load_waits_for_its_listener_keeps_its_pace_and_stops_at_its_count() {
-    let (_dir, node) = start(|config| NodeConfig {
+    let (_dir, node, mut client) = connected(|config| NodeConfig {
         tps: 1000,
         count: Some(500),
         load_start: LoadStart::FirstSubscription,
         ..config
     });
-    let mut client = Client::to(&node);
     assert_eq!(node.stats().announced, 0);
     let begin = Instant::now();
     client.subscribe(json!(["newPendingTransactions"]));
@@ -81,8 +80,8 @@ fn a_load_is_the_same_whether_it_was_signed_before_or_while_the_clock_runs() {
 #[test]
 fn held_answers_are_held_at_the_same_time() {
     let latency = Duration::from_millis(200);
-    let (_dir, node) = start(|config| NodeConfig { preload: 50, latency, ..config });
-    let mut client = Client::to(&node);
+    let (_dir, node, mut client) =
+        connected(|config| NodeConfig { preload: 50, latency, ..config });
     let begin = Instant::now();
     for (id, hash) in node.pending().into_iter().enumerate() {
         let call = json!({"jsonrpc": "2.0", "id": id, "method": "eth_getRawTransactionByHash", "params": [hash]});

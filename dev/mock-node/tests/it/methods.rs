@@ -8,12 +8,12 @@ use mock_node::{
 };
 use serde_json::{Value, json};
 
-use crate::client::{Client, start};
+use crate::client::connected;
 
 #[test]
 fn raw_transactions_decode_and_recover_and_hash_to_what_was_asked() {
-    let (_dir, node) = start(|config| NodeConfig { preload: 500, blobs_per_mille: 20, ..config });
-    let mut client = Client::to(&node);
+    let (_dir, node, mut client) =
+        connected(|config| NodeConfig { preload: 500, blobs_per_mille: 20, ..config });
     let mut types = [0; 5];
     for hash in node.pending() {
         let raw: Bytes =
@@ -38,8 +38,8 @@ fn raw_transactions_decode_and_recover_and_hash_to_what_was_asked() {
 
 #[test]
 fn blobs_leave_their_sidecar_behind_when_they_are_mined() {
-    let (_dir, node) = start(|config| NodeConfig { preload: 2, blobs_per_mille: 1000, ..config });
-    let mut client = Client::to(&node);
+    let (_dir, node, mut client) =
+        connected(|config| NodeConfig { preload: 2, blobs_per_mille: 1000, ..config });
     let hash = node.pending()[0];
     let pending = node.raw(hash).unwrap();
     assert!(pending.len() > 131_072);
@@ -54,8 +54,7 @@ fn blobs_leave_their_sidecar_behind_when_they_are_mined() {
 
 #[test]
 fn what_a_client_sends_comes_back_byte_for_byte() {
-    let (_dir, node) = start(|config| config);
-    let mut client = Client::to(&node);
+    let (_dir, _node, mut client) = connected(|config| config);
     let mix = Mix { blobs_per_mille: 50, ..Mix::default() };
     let mut load =
         Workload::new(WorkloadConfig { accounts: 20, mix, ..WorkloadConfig::new(3, 1337) });
@@ -71,20 +70,18 @@ fn what_a_client_sends_comes_back_byte_for_byte() {
 #[test]
 fn an_unknown_hash_is_null_or_like_geth_an_empty_string() {
     let hash = B256::with_last_byte(1);
-    let (_dir, node) = start(|config| config);
-    let mut client = Client::to(&node);
+    let (_dir, _node, mut client) = connected(|config| config);
     assert_eq!(client.result("eth_getRawTransactionByHash", json!([hash])), Value::Null);
     assert_eq!(client.result("eth_getTransactionByHash", json!([hash])), Value::Null);
     assert_eq!(client.result("eth_getBlockByHash", json!([hash])), Value::Null);
-    let (_dir, node) = start(|config| NodeConfig { unknown_is_empty: true, ..config });
-    let mut client = Client::to(&node);
+    let (_dir, _node, mut client) =
+        connected(|config| NodeConfig { unknown_is_empty: true, ..config });
     assert_eq!(client.result("eth_getRawTransactionByHash", json!([hash])), "0x");
 }
 
 #[test]
 fn subscriptions_tell_hashes_objects_and_heads_until_they_end() {
-    let (_dir, node) = start(|config| config);
-    let mut client = Client::to(&node);
+    let (_dir, node, mut client) = connected(|config| config);
     let hashes = client.subscribe(json!(["newPendingTransactions"]));
     let objects = client.subscribe(json!(["newPendingTransactions", true]));
     let heads = client.subscribe(json!(["newHeads"]));
@@ -113,8 +110,7 @@ fn subscriptions_tell_hashes_objects_and_heads_until_they_end() {
 
 #[test]
 fn blocks_are_found_by_number_and_hash_with_hashes_or_objects() {
-    let (_dir, node) = start(|config| NodeConfig { preload: 30, ..config });
-    let mut client = Client::to(&node);
+    let (_dir, node, mut client) = connected(|config| NodeConfig { preload: 30, ..config });
     let block = node.mine();
     assert_eq!(client.result("eth_blockNumber", json!([])), "0x1");
     for (method, key) in [
@@ -138,8 +134,7 @@ fn blocks_are_found_by_number_and_hash_with_hashes_or_objects() {
 
 #[test]
 fn the_pool_is_listed_by_sender_and_nonce() {
-    let (_dir, node) = start(|config| NodeConfig { preload: 60, ..config });
-    let mut client = Client::to(&node);
+    let (_dir, node, mut client) = connected(|config| NodeConfig { preload: 60, ..config });
     let mut load = Workload::new(WorkloadConfig { accounts: 30, ..WorkloadConfig::new(9, 1337) });
     let txs = load.prepare(90);
     // Account 25 is not one of the node's 20; its nonce 1 waits for 0.

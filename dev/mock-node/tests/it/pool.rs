@@ -5,7 +5,7 @@ use mock_node::{
 };
 use serde_json::json;
 
-use crate::client::{Client, start};
+use crate::client::subscribed;
 
 /// Nonces 0, 1, 2.. of one account; `fee` is the cap in gwei.
 fn row(seed: u64, fee: u128, count: usize) -> Vec<PreparedTx> {
@@ -26,9 +26,7 @@ fn row(seed: u64, fee: u128, count: usize) -> Vec<PreparedTx> {
 
 #[test]
 fn a_gap_is_silent_until_it_is_filled_and_then_the_filler_comes_first() {
-    let (_dir, node) = start(|config| config);
-    let mut client = Client::to(&node);
-    client.subscribe(json!(["newPendingTransactions"]));
+    let (_dir, node, mut client) = subscribed(|config| config);
     let txs = row(1, 10, 3);
     for tx in [&txs[2], &txs[1]] {
         node.submit(tx.raw.clone()).expect("it may wait");
@@ -47,9 +45,7 @@ fn a_gap_is_silent_until_it_is_filled_and_then_the_filler_comes_first() {
 
 #[test]
 fn a_replacement_pays_a_tenth_more_and_the_old_one_is_gone() {
-    let (_dir, node) = start(|config| config);
-    let mut client = Client::to(&node);
-    client.subscribe(json!(["newPendingTransactions"]));
+    let (_dir, node, mut client) = subscribed(|config| config);
     let (old, cheap, new) = (row(1, 100, 2), row(2, 109, 1).remove(0), row(3, 110, 1).remove(0));
     for tx in &old {
         node.submit(tx.raw.clone()).expect("taken");
@@ -65,9 +61,7 @@ fn a_replacement_pays_a_tenth_more_and_the_old_one_is_gone() {
 
 #[test]
 fn private_transactions_are_mined_unannounced_and_push_out_what_they_overtake() {
-    let (_dir, node) = start(|config| config);
-    let mut client = Client::to(&node);
-    client.subscribe(json!(["newPendingTransactions"]));
+    let (_dir, node, mut client) = subscribed(|config| config);
     client.subscribe(json!(["newHeads"]));
     let (public, private) = (row(1, 100, 3), row(2, 100, 2));
     node.submit(public[0].raw.clone()).expect("taken");
@@ -86,9 +80,7 @@ fn private_transactions_are_mined_unannounced_and_push_out_what_they_overtake() 
 
 #[test]
 fn a_reorg_tells_new_heads_and_gives_back_what_it_unmined() {
-    let (_dir, node) = start(|config| config);
-    let mut client = Client::to(&node);
-    client.subscribe(json!(["newPendingTransactions"]));
+    let (_dir, node, mut client) = subscribed(|config| config);
     client.subscribe(json!(["newHeads"]));
     let txs = row(1, 100, 4);
     for (index, tx) in txs.iter().enumerate() {
@@ -116,9 +108,7 @@ fn a_reorg_tells_new_heads_and_gives_back_what_it_unmined() {
 
 #[test]
 fn hashes_can_be_told_twice_and_unknown_ones_at_all() {
-    let (_dir, node) = start(|config| config);
-    let mut client = Client::to(&node);
-    client.subscribe(json!(["newPendingTransactions"]));
+    let (_dir, node, mut client) = subscribed(|config| config);
     let hash = node.burst(1)[0];
     node.announce_again(hash).expect("it is in the pool");
     let unknown = B256::with_last_byte(3);

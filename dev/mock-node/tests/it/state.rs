@@ -8,7 +8,7 @@ use mock_node::{
 use mock_state::contracts::slot_of;
 use serde_json::{Value, json};
 
-use crate::client::{Client, start};
+use crate::client::{Client, connected, start};
 
 const SWAP: [u8; 4] = [0x35, 0x93, 0x56, 0x4c];
 
@@ -30,8 +30,8 @@ fn quantity(client: &mut Client, method: &str, address: Address, block: &Value) 
 
 #[test]
 fn what_the_load_does_is_in_the_state_of_its_block_and_of_no_earlier_one() {
-    let (_dir, node) = start(|config| NodeConfig { state: true, preload: 400, ..config });
-    let mut client = Client::to(&node);
+    let (_dir, node, mut client) =
+        connected(|config| NodeConfig { state: true, preload: 400, ..config });
     let txs = transactions(&node);
     let before = json!({ "blockHash": node.head().hash });
     let block = node.mine();
@@ -83,8 +83,8 @@ fn what_the_load_does_is_in_the_state_of_its_block_and_of_no_earlier_one() {
 
 #[test]
 fn a_block_is_named_by_hash_number_or_tag() {
-    let (_dir, node) = start(|config| NodeConfig { state: true, preload: 1, ..config });
-    let mut client = Client::to(&node);
+    let (_dir, node, mut client) =
+        connected(|config| NodeConfig { state: true, preload: 1, ..config });
     let sender = transactions(&node)[0].recover_signer().expect("a signature");
     let (genesis, block) = (node.head(), node.mine());
     let mut nonce = |block: Value| client.result("eth_getTransactionCount", json!([sender, block]));
@@ -108,8 +108,8 @@ fn a_block_is_named_by_hash_number_or_tag() {
 
 #[test]
 fn a_reorg_takes_the_state_back() {
-    let (_dir, node) = start(|config| NodeConfig { state: true, preload: 60, ..config });
-    let mut client = Client::to(&node);
+    let (_dir, node, mut client) =
+        connected(|config| NodeConfig { state: true, preload: 60, ..config });
     let txs = transactions(&node);
     let of_token = |tx: &TxEnvelope| tx.to().is_some_and(|to| tokens().contains(&to));
     let tokens: Vec<_> = txs.iter().filter(|tx| of_token(tx)).collect();
@@ -136,8 +136,7 @@ fn a_reorg_takes_the_state_back() {
 
 #[test]
 fn without_state_its_requests_are_refused_and_nonces_are_still_answered() {
-    let (_dir, node) = start(|config| NodeConfig { preload: 1, ..config });
-    let mut client = Client::to(&node);
+    let (_dir, node, mut client) = connected(|config| NodeConfig { preload: 1, ..config });
     let sender = transactions(&node)[0].recover_signer().expect("a signature");
     let answer = client.call("eth_getBalance", json!([sender, "latest"]));
     assert_eq!(answer["error"]["code"], -32000, "{answer}");
