@@ -4,6 +4,5 @@
 
 mod client;
 mod load;
-mod nats;
 mod nats_rights;
 mod nodes;
