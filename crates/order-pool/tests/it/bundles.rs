@@ -40,6 +40,8 @@ fn keyed(n: u64, signer: u64, nonce: Option<u64>) -> Bundle {
         uuid: Some(Uuid::from_u128(7)),
         signer: Some(address(signer)),
         replacement_nonce: nonce,
+        // What leaves its nonce to the pool is placed by this.
+        first_seen: Some(SystemTime::UNIX_EPOCH),
         ..Default::default()
     })
 }
