@@ -80,14 +80,11 @@ async fn the_host_refuses_orders_before_they_are_pooled() {
     assert_eq!(asked.lock().unwrap()[0], (vec![sender.address()], None, false));
     // What is pooled and what cancels is not asked about.
     let before = asked.lock().unwrap().len();
-    let again = call(server.addr, "eth_sendRawTransaction", json!([theirs])).await;
-    assert!(again.json()["result"].is_string());
+    call(server.addr, "eth_sendRawTransaction", json!([theirs])).await.result();
     let cancel = json!([{ "uuid": UUID }]);
-    let cancelled = signed_call(server.addr, &sender, "eth_cancelBundle", cancel).await;
-    assert!(cancelled.is_success(), "{cancelled:?}");
+    signed_call(server.addr, &sender, "eth_cancelBundle", cancel).await.result();
     let cancel = json!([{ "txs": [], "uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c9" }]);
-    let cancelled = signed_call(server.addr, &sender, "eth_sendBundle", cancel).await;
-    assert!(cancelled.json()["result"].is_object(), "{cancelled:?}");
+    signed_call(server.addr, &sender, "eth_sendBundle", cancel).await.result();
     assert_eq!(asked.lock().unwrap().len(), before);
 }
 

@@ -174,8 +174,7 @@ async fn under_pressure_raw_transactions_wait_and_bundles_do_not() {
     let addr = server.addr;
     let waiting = tokio::spawn(async move { send(addr, transaction().as_bytes(), &[]).await });
     until("it is deferred", || server.rpc.deferral_stats().unwrap().waiting == 1).await;
-    let bundle = call(server.addr, "eth_sendBundle", json!([{ "txs": [raw(1)] }])).await;
-    assert!(bundle.json()["result"].is_object(), "{bundle:?}");
+    call(server.addr, "eth_sendBundle", json!([{ "txs": [raw(1)] }])).await.result();
     let handed_back = send(server.addr, transaction().as_bytes(), &[]).await;
     assert_eq!(handed_back.error(), refused(503, "deferred_full"));
     assert!(!waiting.is_finished());
@@ -207,8 +206,7 @@ async fn raw_transactions_that_wait_leave_half_of_the_gate_to_bundles_and_cancel
         let answer = send(addr, transaction().as_bytes(), &[]).await;
         assert_eq!(answer.error(), refused(503, "deferred_full"));
     }
-    let bundle = call(addr, "eth_sendBundle", json!([{ "txs": [raw(1)] }])).await;
-    assert!(bundle.json()["result"].is_object(), "{bundle:?}");
+    call(addr, "eth_sendBundle", json!([{ "txs": [raw(1)] }])).await.result();
     let cancel = request("eth_cancelBundle", json!([{ "uuid": UUID }]));
     assert!(send_signed(addr, &PrivateKeySigner::random(), &cancel).await.is_success());
     assert_eq!(server.gate.stats().requests_in_flight, 2);
@@ -255,8 +253,7 @@ async fn shutdown_answers_those_who_are_in_and_refuses_those_who_come() {
     };
     assert_eq!(refusal.error(), refused(503, "shutting_down"));
     sending.write_all(late.as_bytes()).await.unwrap();
-    let answer = read_answer(&mut sending).await;
-    assert!(answer.json()["result"].is_string(), "{answer:?}");
+    read_answer(&mut sending).await.result();
     let end = down.await.unwrap();
     assert!(end.ended && end.unanswered == 0, "{end:?}");
     assert!(!pool.is_empty());

@@ -62,17 +62,15 @@ type Series = (String, String);
 impl Counted {
     /// How often something was answered with no for this reason.
     pub fn reason(&self, reason: &str) -> u64 {
-        let of = |metric| self.get(metric, reason).load(Relaxed);
-        of("order_rpc_refused_total") + of("order_rpc_failed_total")
+        self.of("order_rpc_refused_total", reason) + self.of("order_rpc_failed_total", reason)
     }
 
     /// How often the host decided so.
     pub fn verdict(&self, verdict: &str) -> u64 {
-        self.get("order_rpc_admissions_total", verdict).load(Relaxed)
+        self.of("order_rpc_admissions_total", verdict)
     }
 
-    /// A counter of the pool's with this reason.
-    pub fn of_pool(&self, metric: &str, reason: &str) -> u64 {
+    pub fn of(&self, metric: &str, reason: &str) -> u64 {
         self.get(metric, reason).load(Relaxed)
     }
 
@@ -144,9 +142,7 @@ impl Server {
         let rpc = metrics::with_local_recorder(&counted, || start(host));
         Self { addr: rpc.local_addr(), rpc, pool, gate, counted }
     }
-}
 
-impl Server {
     /// Takes all work permits of callers.
     pub fn hold_permits(&self) -> Vec<WorkPermit> {
         let now = Instant::now();
@@ -187,6 +183,13 @@ impl Answer {
     pub fn is_success(&self) -> bool {
         let json = self.json();
         json.get("result").is_some() && json.get("error").is_none()
+    }
+
+    /// What must have succeeded.
+    #[track_caller]
+    pub fn result(&self) -> Value {
+        assert!(self.is_success(), "{self:?}");
+        self.json()["result"].clone()
     }
 
     /// The code and the reason of an error, whose data has what its code promises.

@@ -38,17 +38,14 @@ async fn a_bundle_is_replaced_and_cancelled_by_its_signer_and_by_nobody_else() {
     assert_eq!(order.as_bundle().unwrap().hash(), &hash);
     assert_eq!(order.as_bundle().unwrap().key().unwrap().signer, owner.address());
     // Another's bundle of the same uuid is another bundle, and so is its cancellation.
-    let theirs = signed_call(server.addr, &other, "eth_cancelBundle", cancel.clone()).await;
-    assert!(theirs.is_success(), "{theirs:?}");
+    signed_call(server.addr, &other, "eth_cancelBundle", cancel.clone()).await.result();
     assert!(server.pool.contains(order.id().hash()), "cancelled by another");
-    let replaced = signed_call(server.addr, &owner, "eth_sendBundle", bundle(&second, 2)).await;
-    assert!(replaced.json()["result"]["bundleHash"].is_string(), "{replaced:?}");
+    signed_call(server.addr, &owner, "eth_sendBundle", bundle(&second, 2)).await.result();
     assert!(!server.pool.contains(order.id().hash()));
     let late = signed_call(server.addr, &owner, "eth_sendBundle", bundle(&first, 1)).await;
     assert_eq!(late.error(), (200, -32000, "superseded".to_owned()));
     let cancelled = signed_call(server.addr, &owner, "eth_cancelBundle", cancel).await;
-    assert_eq!(cancelled.json()["result"], Value::Null);
-    assert!(cancelled.is_success(), "{cancelled:?}");
+    assert_eq!(cancelled.result(), Value::Null);
     assert!(server.pool.is_empty());
     let after = signed_call(server.addr, &owner, "eth_sendBundle", bundle(&raw(2), 9)).await;
     assert_eq!(after.error().1, -32000, "cancelled permanently");
@@ -61,10 +58,10 @@ async fn a_bundle_that_has_left_is_answered_as_known_and_not_as_pooled() {
     server.pool.on_head(block(10, &[]));
     let tx = sign(plain(0), &PrivateKeySigner::random());
     let bundle = json!([{ "txs": [hex(&tx)], "blockNumber": "0xe" }]);
-    let sent = call(server.addr, "eth_sendBundle", bundle.clone()).await;
-    assert!(sent.json()["result"].is_object(), "{sent:?}");
-    let again = call(server.addr, "eth_sendBundle", bundle.clone()).await;
-    assert!(again.json()["result"].is_object(), "it is pooled: {again:?}");
+    // Once more while it is pooled.
+    for _ in 0..2 {
+        call(server.addr, "eth_sendBundle", bundle.clone()).await.result();
+    }
     server.pool.on_head(block(11, &[*tx.tx_hash()]));
     let mined = call(server.addr, "eth_sendBundle", bundle.clone()).await;
     assert_eq!(mined.error(), (200, -32000, "mined".to_owned()));
@@ -86,19 +83,17 @@ async fn what_the_pool_refuses_is_counted_by_its_reason() {
     let server = start_on(pool, config());
     server.pool.on_head(block(10, &[]));
     let send = |n| call(server.addr, "eth_sendBundle", json!([{ "txs": [raw(n)] }]));
-    let first = send(0).await;
-    assert!(first.json()["result"].is_object(), "{first:?}");
+    send(0).await.result();
     for n in [1, 2] {
         let refused = send(n).await;
         assert!(refused.json()["error"].is_object(), "{refused:?}");
     }
-    assert_eq!(counted.of_pool("order_pool_rejected_total", "holder_full"), 2);
+    assert_eq!(counted.of("order_pool_rejected_total", "holder_full"), 2);
     assert_eq!(server.pool.stats().rejected, 2);
     let all = order_pool::RejectReason::ALL;
-    let sum: u64 =
-        all.iter().map(|reason| counted.of_pool("order_pool_rejected_total", reason)).sum();
+    let sum: u64 = all.iter().map(|reason| counted.of("order_pool_rejected_total", reason)).sum();
     assert_eq!(sum, 2);
-    assert_eq!(counted.of_pool("order_pool_rejected_total", ""), 0, "none without a reason");
+    assert_eq!(counted.of("order_pool_rejected_total", ""), 0, "none without a reason");
 }
 
 #[tokio::test]
