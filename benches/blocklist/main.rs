@@ -33,7 +33,10 @@ use revm::{
     state::EvmState,
 };
 use revm_inspectors::access_list::AccessListInspector;
-use testkit::figures::{Spread, Table, median};
+use testkit::{
+    bench::Args,
+    figures::{Spread, Table, median},
+};
 
 use crate::world::{Kind, Node};
 
@@ -157,15 +160,11 @@ fn guard(addresses: impl IntoIterator<Item = Address>) -> BlockGuard {
     BlockGuard::new(Arc::new(list), COINBASE).expect("the coinbase is not listed")
 }
 
-fn list_of(length: u64) -> BlockGuard {
-    guard((0..length).map(|n| world::numbered(0xbb, n)))
-}
-
 /// One line of the table.
 struct Row {
     kind: Kind,
     listed: u64,
-    read_us: u64,
+    read_us: u128,
     /// Per round, the time of each way in the order of [`WAYS`].
     rounds: Vec<[Duration; WAYS.len()]>,
     check_alone: Vec<Duration>,
@@ -194,20 +193,15 @@ impl Row {
 
 fn measure(rounds: usize) -> Vec<Row> {
     let nodes = [0, 2].map(|us| Node::new(Duration::from_micros(us)));
-    let guards = [100, 10_000].map(|length| (length, list_of(length)));
+    let guards =
+        [100, 10_000].map(|length| (length, guard((0..length).map(|n| world::numbered(0xbb, n)))));
     let mut rows = Vec::new();
     for node in &nodes {
         for (listed, guard) in &guards {
             for kind in Kind::ALL {
-                let read_us = node.read_time.as_micros() as u64;
-                let row = Row {
-                    kind,
-                    listed: *listed,
-                    read_us,
-                    rounds: Vec::new(),
-                    check_alone: Vec::new(),
-                    work: None,
-                };
+                let (listed, read_us) = (*listed, node.read_time.as_micros());
+                let (rounds, check_alone) = (Vec::new(), Vec::new());
+                let row = Row { kind, listed, read_us, rounds, check_alone, work: None };
                 rows.push((node, guard, row));
             }
         }
@@ -291,11 +285,8 @@ fn print(rows: &[Row]) {
 }
 
 fn main() {
-    // cargo passes `--bench` on `cargo bench` alone: under `cargo test --all-targets` it is a test.
-    let has = |name: &str| std::env::args().any(|argument| argument == name);
-    let test = has("--test") || !has("--bench");
     assert_the_ways_refuse_alike();
-    let rows = measure(if test { 2 } else { ROUNDS });
+    let rows = measure(if Args::read().is_test() { 2 } else { ROUNDS });
     for row in &rows {
         let work = row.work.expect("there was a round");
         assert_eq!((work.succeeded, work.refused), (row.kind.txs() as usize, 0), "{:?}", row.kind);

@@ -65,10 +65,8 @@ impl DelayLine {
             inner = match next {
                 None => self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner),
                 Some(due) if due > now => {
-                    self.changed
-                        .wait_timeout(inner, due - now)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0
+                    let woken = self.changed.wait_timeout(inner, due - now);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
                 }
                 Some(_) => {
                     let (_, deliver) = inner.due.pop_first().expect("just seen");

@@ -353,7 +353,7 @@ fn mine_on_time(shared: &Shared) {
             let turn = line.block(Instant::now());
             let us = u64::try_from(turn.as_micros()).unwrap_or(u64::MAX);
             shared.counters.import_wait_us_max.fetch_max(us, Relaxed);
-            if shared.signals.sleep(turn) {
+            if shared.signals.sleep_until(Instant::now() + turn) {
                 return;
             }
         }

@@ -75,11 +75,10 @@ fn handle(shared: &Shared, connection: u64, frame: &[u8], may_block: bool) -> Ha
         };
     }
     let Ok(calls) = serde_json::from_slice::<Vec<&RawValue>>(frame) else {
-        return Handled::Now(Some(error_reply(RpcError::new(RpcError::PARSE, "Parse error"))));
+        return Handled::Now(Some(error_reply(RpcError::PARSE, "Parse error")));
     };
     if calls.is_empty() {
-        let error = RpcError::new(RpcError::INVALID_REQUEST, "Invalid request");
-        return Handled::Now(Some(error_reply(error)));
+        return Handled::Now(Some(error_reply(RpcError::INVALID_REQUEST, "Invalid request")));
     }
     let requests: Vec<_> =
         calls.iter().map(|call| serde_json::from_str::<Request<'_>>(call.get())).collect();
@@ -121,16 +120,16 @@ fn is_heavy(shared: &Shared, request: &Request<'_>) -> bool {
 
 fn malformed(frame: &[u8], error: &serde_json::Error) -> Reply {
     if error.is_data() && serde_json::from_slice::<serde::de::IgnoredAny>(frame).is_ok() {
-        error_reply(RpcError::new(RpcError::INVALID_REQUEST, "Invalid request"))
+        error_reply(RpcError::INVALID_REQUEST, "Invalid request")
     } else {
-        error_reply(RpcError::new(RpcError::PARSE, "Parse error"))
+        error_reply(RpcError::PARSE, "Parse error")
     }
 }
 
-fn error_reply(error: RpcError) -> Reply {
-    let mut message = Message::default();
-    write_error(message.text(), "null", &error);
-    Reply { message, ..Reply::default() }
+fn error_reply(code: i32, text: &'static str) -> Reply {
+    let mut reply = Reply::default();
+    write_error(reply.message.text(), "null", &RpcError::new(code, text));
+    reply
 }
 
 fn write_error(out: &mut Vec<u8>, id: &str, error: &RpcError) {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use alloy_consensus::{
-    Transaction as _, TxEip4844Variant, TxEnvelope,
+    Signed, Transaction as _, TxEip4844Variant, TxEnvelope,
     transaction::{Recovered, SignerRecoverable, TransactionInfo},
 };
 use alloy_eips::{Decodable2718, Encodable2718, eip7594::BlobTransactionSidecarVariant};
@@ -194,13 +194,8 @@ pub(crate) fn mined_form(tx: &TxEnvelope) -> Bytes {
     match tx {
         TxEnvelope::Eip4844(signed) => {
             let bare = TxEip4844Variant::from(signed.tx().tx().clone());
-            TxEnvelope::Eip4844(alloy_consensus::Signed::new_unchecked(
-                bare,
-                *signed.signature(),
-                *signed.hash(),
-            ))
-            .encoded_2718()
-            .into()
+            let bare = Signed::new_unchecked(bare, *signed.signature(), *signed.hash());
+            TxEnvelope::Eip4844(bare).encoded_2718().into()
         }
         other => other.encoded_2718().into(),
     }

@@ -117,12 +117,10 @@ impl Execute for Keeper {
                     if queue.stopped {
                         return;
                     }
-                    match queue.blocks.front() {
-                        Some(block) => break block.clone(),
-                        None => {
-                            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
-                        }
+                    if let Some(block) = queue.blocks.front() {
+                        break block.clone();
                     }
+                    queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 }
             };
             self.apply(&block);

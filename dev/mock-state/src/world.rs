@@ -38,31 +38,24 @@ pub(crate) fn genesis(accounts: usize) -> Values {
             values.storage.insert((pair[0], slot_of(*router, allowances)), U256::MAX);
         }
     }
-    let mut contract = |address: Address, code| {
-        let code = Bytecode::new_legacy(code);
-        let info = AccountInfo::new(U256::ZERO, 1, code.hash_slow(), code.clone());
-        values.codes.insert(info.code_hash, code);
-        values.accounts.insert(address, info.copy_without_code());
-    };
+    let mut codes = Vec::new();
+    let mut contract = |address: Address, code| codes.push((address, Bytecode::new_legacy(code)));
     let (last, others) = tokens().split_last().expect("there are eight");
     others.iter().for_each(|address| contract(*address, token()));
     contract(*last, looking_token());
-    let pairs = routers().iter().zip(tokens().chunks(2));
-    for (number, (address, pair)) in pairs.clone().enumerate() {
-        let between = pool_address(number);
+    for (number, (address, pair)) in routers().iter().zip(tokens().chunks(2)).enumerate() {
+        let between = Address::from_word(keccak256(format!("pool {number}")));
         contract(between, pool(pair[0], pair[1]));
         contract(*address, router(pair[0], between, SWAP_SELECTOR, SWAP_AMOUNT_AT));
-    }
-    for (number, (_, pair)) in pairs.enumerate() {
-        let between = pool_address(number);
         for (reserve, token) in pair.iter().enumerate() {
             values.storage.insert((*token, slot_of(between, U256::ZERO)), deposit);
             values.storage.insert((between, U256::from(reserve)), deposit);
         }
     }
+    for (address, code) in codes {
+        let info = AccountInfo::new(U256::ZERO, 1, code.hash_slow(), code.clone());
+        values.codes.insert(info.code_hash, code);
+        values.accounts.insert(address, info.copy_without_code());
+    }
     values
-}
-
-fn pool_address(number: usize) -> Address {
-    Address::from_word(keccak256(format!("pool {number}")))
 }

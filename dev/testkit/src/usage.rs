@@ -4,19 +4,15 @@ use std::{collections::BTreeMap, fs, io, time::Duration};
 
 use nix::{
     sys::{
-        resource::{Resource, Usage, UsageWho, getrlimit, getrusage, setrlimit},
+        resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit},
         time::TimeVal,
     },
     time::{ClockId, clock_gettime},
 };
 use serde::{Deserialize, Serialize};
 
-fn usage(who: UsageWho) -> Usage {
-    getrusage(who).expect("the kernel knows these two")
-}
-
 fn cpu(who: UsageWho) -> Duration {
-    let usage = usage(who);
+    let usage = getrusage(who).expect("the kernel knows these two");
     let time = |time: TimeVal| {
         Duration::from_secs(time.tv_sec() as u64) + Duration::from_micros(time.tv_usec() as u64)
     };

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Condvar, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use crate::lock;
@@ -49,9 +49,5 @@ impl Signals {
     /// Sleeps; true when the node is stopped meanwhile or was before.
     pub(crate) fn sleep_until(&self, until: Instant) -> bool {
         self.wait(Some(until), |flags| flags.stopped).stopped
-    }
-
-    pub(crate) fn sleep(&self, time: Duration) -> bool {
-        self.sleep_until(Instant::now() + time)
     }
 }

@@ -117,14 +117,4 @@ mod tests {
         assert_eq!(accounts[1].address, address!("70997970C51812dc3A010C7d01b50e0d17dc79C8"));
         assert_eq!(accounts[9].address, address!("a0Ee7A142d267C1f36714E4a8F75612F20a79720"));
     }
-
-    #[test]
-    fn a_signature_recovers_to_its_account() {
-        let account = Account::from_entropy(7, 1);
-        let hash = keccak256("anything");
-        let signature = account.sign_hash(hash);
-        let recovered =
-            alloy_consensus::crypto::secp256k1::recover_signer(&signature, hash).expect("valid");
-        assert_eq!(recovered, account.address);
-    }
 }

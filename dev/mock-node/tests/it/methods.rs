@@ -80,7 +80,7 @@ fn an_unknown_hash_is_null_or_like_geth_an_empty_string() {
 }
 
 #[test]
-fn subscriptions_tell_hashes_objects_and_heads_until_they_end() {
+fn subscriptions_tell_hashes_known_or_not_objects_and_heads_until_they_end() {
     let (_dir, node, mut client) = connected(|config| config);
     let hashes = client.subscribe(json!(["newPendingTransactions"]));
     let objects = client.subscribe(json!(["newPendingTransactions", true]));
@@ -94,6 +94,10 @@ fn subscriptions_tell_hashes_objects_and_heads_until_they_end() {
     node.announce_again(hash).expect("it is in the pool");
     assert_eq!(client.notification(), (hashes.clone(), json!(hash)));
     assert_eq!(client.notification(), (objects.clone(), object));
+    let unknown = B256::with_last_byte(3);
+    assert!(node.announce_again(unknown).is_err());
+    node.announce_unknown(unknown);
+    assert_eq!(client.notification(), (hashes.clone(), json!(unknown)));
     node.announce_object(r#"{"hash":"0x00"}"#);
     assert_eq!(client.notification(), (objects.clone(), json!({"hash": "0x00"})));
     let block = node.mine();

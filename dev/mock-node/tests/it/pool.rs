@@ -1,4 +1,3 @@
-use alloy_primitives::B256;
 use mock_node::{
     NodeError, TxRefused,
     workload::{PreparedTx, Workload, WorkloadConfig},
@@ -104,15 +103,4 @@ fn a_reorg_tells_new_heads_and_gives_back_what_it_unmined() {
     assert_eq!(announced, [txs[1].hash, txs[2].hash]);
     assert_eq!(node.mine().txs, [txs[1].hash, txs[2].hash, txs[3].hash]);
     assert!(matches!(node.reorg(99), Err(NodeError::ReorgTooDeep { available: 4, .. })));
-}
-
-#[test]
-fn hashes_can_be_told_twice_and_unknown_ones_at_all() {
-    let (_dir, node, mut client) = subscribed(|config| config);
-    let hash = node.burst(1)[0];
-    node.announce_again(hash).expect("it is in the pool");
-    let unknown = B256::with_last_byte(3);
-    node.announce_unknown(unknown);
-    assert_eq!([(); 3].map(|()| client.announced()), [hash, hash, unknown]);
-    assert!(node.announce_again(unknown).is_err());
 }

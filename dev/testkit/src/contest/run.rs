@@ -12,7 +12,7 @@ use std::{
 
 use alloy_primitives::B256;
 use mempool_ingest::{
-    FetcherConfig, Ingest, IngestConfig, IngestEnd, OrderPool, PoolConfig,
+    FetcherConfig, Ingest, IngestConfig, OrderPool, PoolConfig,
     order_pool::{Event, MAX_COUNT, Order},
     txpool_fetcher::{Announcements, Counts, EndReason},
 };
@@ -278,17 +278,10 @@ impl Stage {
             assert_eq!(pooled.sidecar().is_some(), blobs > 0, "sidecar of {hash}");
         }
         if contender.is_ours() {
-            let counts = counts.expect("ours counts");
-            assert!(
-                missing.len() as u64 <= counts.lagged,
-                "ours lost {} and does not know it: {counts:?}",
-                missing.len()
-            );
-            assert_eq!(
-                (counts.balance(), counts.unfinished),
-                (0, 0),
-                "a hash without an outcome: {counts:?}"
-            );
+            let (counts, lost) = (counts.expect("ours counts"), missing.len() as u64);
+            assert!(lost <= counts.lagged, "ours lost {lost} and does not know it: {counts:?}");
+            let outcomes = (counts.balance(), counts.unfinished);
+            assert_eq!(outcomes, (0, 0), "a hash without an outcome: {counts:?}");
         }
     }
 }
@@ -376,10 +369,9 @@ impl Running {
     fn stop(self, host: &Runtime) -> Option<Counts> {
         match self {
             Self::Ours(ingest) => {
-                let IngestEnd { reason: end, counts, .. } =
-                    host.block_on(ingest.shutdown(START_STOP));
-                assert_eq!(end, EndReason::Stopped);
-                Some(counts)
+                let end = host.block_on(ingest.shutdown(START_STOP));
+                assert_eq!(end.reason, EndReason::Stopped);
+                Some(end.counts)
             }
             Self::Rival(_) => None,
         }
