@@ -57,10 +57,8 @@ fn builder(node: &Node, args: &[&str]) -> Running {
 
 /// Waits for a line with all of these texts.
 fn wait_for(running: &mut Running, texts: &[&str]) {
-    let is_it = |line: &str| texts.iter().all(|text| line.contains(text));
-    running
-        .line(|line| is_it(line).then_some(()))
-        .unwrap_or_else(|error| panic!("{texts:?} {error}"));
+    let found = running.line(|line| texts.iter().all(|text| line.contains(text)).then_some(()));
+    found.unwrap_or_else(|error| panic!("{texts:?} {error}"));
 }
 
 /// Waits for the line that names the address of one of its servers.

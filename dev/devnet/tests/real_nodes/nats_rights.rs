@@ -65,22 +65,31 @@ impl Sample {
         Self { folder, config }
     }
 
+    fn certificate(&self) -> PathBuf {
+        self.folder.path().join("cert.pem")
+    }
+
     /// The server for a client of `order-stream`.
     fn server(&self, server: &NatsServer, user: &str) -> ServerConfig {
         let credentials = format!("://{user}:{}@", password(user));
         ServerConfig {
-            root_certificates: Some(self.folder.path().join("cert.pem")),
+            root_certificates: Some(self.certificate()),
             ..ServerConfig::new(server.url().replace("://", &credentials))
         }
     }
 
     fn options(&self, user: &str, password: &str) -> ConnectOptions {
-        let root: PathBuf = self.folder.path().join("cert.pem");
         ConnectOptions::with_user_and_password(user.into(), password.into())
             .custom_inbox_prefix(format!("_INBOX_{}", user.trim_end_matches("-private")))
-            .add_root_certificates(root)
+            .add_root_certificates(self.certificate())
             .require_tls(true)
     }
+}
+
+fn one_server() -> (Sample, NatsServer) {
+    let sample = Sample::new("server.conf");
+    let server = NatsServer::start(sample.folder.path(), &sample.config).unwrap();
+    (sample, server)
 }
 
 fn secret(variable: &str) -> String {
@@ -197,8 +206,7 @@ fn stream_config(subjects: &[&str], replicas: usize) -> stream::Config {
 
 #[tokio::test]
 async fn nats_each_user_of_the_sample_may_do_what_it_needs_and_nothing_else() {
-    let sample = Sample::new("server.conf");
-    let server = NatsServer::start(sample.folder.path(), &sample.config).unwrap();
+    let (sample, server) = one_server();
     let connect = |name| User::connect(&sample, &server, name);
 
     let mut admin = connect("admin").await;
@@ -271,8 +279,7 @@ async fn nats_each_user_of_the_sample_may_do_what_it_needs_and_nothing_else() {
 
 #[tokio::test]
 async fn nats_publishers_and_sources_of_both_flows_need_no_other_rights() {
-    let sample = Sample::new("server.conf");
-    let server = NatsServer::start(sample.folder.path(), &sample.config).unwrap();
+    let (sample, server) = one_server();
     let pool = || OrderPool::new(PoolConfig::default()).unwrap();
     let (ingested, built) = (pool(), pool());
     let mut publishers = Vec::new();
@@ -309,8 +316,7 @@ async fn nats_publishers_and_sources_of_both_flows_need_no_other_rights() {
 /// The server does not compare the subject to which it responds with the user's rights.
 #[tokio::test]
 async fn nats_a_builder_whose_responses_go_to_a_machines_subject_stores_and_purges_nothing() {
-    let sample = Sample::new("server.conf");
-    let server = NatsServer::start(sample.folder.path(), &sample.config).unwrap();
+    let (sample, server) = one_server();
     let admin = User::connect(&sample, &server, "admin").await;
     let streams = jetstream::new(admin.client.clone());
     let subjects = ["mempool.1.tx.*", "mempool.1.head.*"];
@@ -341,13 +347,11 @@ async fn nats_a_builder_whose_responses_go_to_a_machines_subject_stores_and_purg
 
 #[tokio::test]
 async fn nats_the_sample_refuses_other_passwords_and_connections_without_tls() {
-    let sample = Sample::new("server.conf");
-    let server = NatsServer::start(sample.folder.path(), &sample.config).unwrap();
+    let (sample, server) = one_server();
     let wrong = sample.options("ingest-1", "wrong").connect(server.url()).await.unwrap_err();
     assert_eq!(wrong.kind(), ConnectErrorKind::AuthorizationViolation);
-    let nobody = ConnectOptions::new()
-        .add_root_certificates(sample.folder.path().join("cert.pem"))
-        .connect(server.url());
+    let nobody =
+        ConnectOptions::new().add_root_certificates(sample.certificate()).connect(server.url());
     assert_eq!(nobody.await.unwrap_err().kind(), ConnectErrorKind::AuthorizationViolation);
     // Without the certificate of the sample, the server's is of nobody known.
     let unknown = ConnectOptions::with_user_and_password("ingest-1".into(), password("ingest-1"));
