@@ -137,15 +137,12 @@ fn run(way: Way, node: &Node, guard: &BlockGuard, txs: Vec<TxEnv>) -> (Duration,
 /// collected beforehand and are out of the nearest cache.
 fn check_alone(node: &Node, guard: &BlockGuard, kind: Kind) -> Duration {
     let mut evm = context(CacheDB::new(node)).build_mainnet();
-    let states: Vec<(TxEnv, EvmState)> = kind
-        .block()
-        .into_iter()
-        .map(|tx| {
-            let executed = evm.transact(tx.clone()).expect("valid");
-            evm.commit(executed.state.clone());
-            (tx, executed.state)
-        })
-        .collect();
+    let execute = |tx: TxEnv| {
+        let state = evm.transact(tx.clone()).expect("valid").state;
+        evm.commit(state.clone());
+        (tx, state)
+    };
+    let states: Vec<(TxEnv, EvmState)> = kind.block().into_iter().map(execute).collect();
     let start = Instant::now();
     for (tx, state) in &states {
         black_box(guard.precheck(tx)).expect("not listed");

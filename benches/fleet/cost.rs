@@ -103,8 +103,7 @@ fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Fi
     node.finish()?;
     let mut cpu_builders = Duration::ZERO;
     for member in &mut members {
-        let look = member.wait("the last order", LAST, |look| look.seen >= count)?;
-        cpu_builders += look.cpu;
+        cpu_builders += member.wait("the last order", LAST, |look| look.seen >= count)?.cpu;
     }
     let announced = node.stop()?;
     assert_eq!(announced.count, count, "all were announced");

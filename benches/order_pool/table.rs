@@ -62,12 +62,8 @@ pub(crate) fn joining(scale: &Scale) -> Goal {
         theirs.push(times);
     }
     let (ours, theirs) = (row("order pool", &ours), row("mutex rival", &theirs));
-    Goal::at_least(
-        "insert p99, rival / ours, joining subscribers",
-        Spread::of([theirs / ours]),
-        10.0,
-        " x",
-    )
+    let ratio = Spread::of([theirs / ours]);
+    Goal::at_least("insert p99, rival / ours, joining subscribers", ratio, 10.0, " x")
 }
 
 /// Eight readers against eight threads that burn the same CPU.
@@ -88,12 +84,8 @@ pub(crate) fn eight_readers(scale: &Scale) -> Goal {
     let control = row("eight burn CPU, the pool untouched", &control);
     let read = row("eight replay", &read);
     row("eight replay the mutex rival", &theirs);
-    Goal::at_most(
-        "insert p99, eight replaying / eight burning",
-        Spread::of([read / control]),
-        1.5,
-        " x",
-    )
+    let ratio = Spread::of([read / control]);
+    Goal::at_most("insert p99, eight replaying / eight burning", ratio, 1.5, " x")
 }
 
 /// Replay throughput by number of readers, a writer going on at 2,000/s, against as many threads
@@ -176,12 +168,8 @@ pub(crate) fn heads(scale: &Scale) -> Goal {
         println!("  {count:>7} pooled: {time:>9.1} us, mutex rival {rival_time:>9.1} us");
         ours.push(time);
     }
-    Goal::at_most(
-        "head update, largest pool / smallest",
-        Spread::of([ours[2] / ours[0]]),
-        2.0,
-        " x",
-    )
+    let ratio = Spread::of([ours[2] / ours[0]]);
+    Goal::at_most("head update, largest pool / smallest", ratio, 2.0, " x")
 }
 
 /// The node's inserts while a head ends bundles around the same 16 transactions, at the caps: as many
