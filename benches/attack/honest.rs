@@ -67,7 +67,8 @@ pub(crate) fn known() -> Vec<Address> {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
-    Sign(Duration),
+    /// With private transactions, or bundles alone.
+    Sign(Duration, bool),
     Run(SocketAddr, Duration),
     /// Sends a bundle of each uuid that was cancelled before.
     Revive(SocketAddr),
@@ -112,10 +113,11 @@ pub(crate) struct Honest {
 }
 
 impl Honest {
-    /// With so much to send, all of it signed.
-    pub(crate) fn spawn(server: SocketAddr, lasts: Duration) -> io::Result<Self> {
+    /// With so much to send, all of it signed. Their accounts own nothing, so a builder that asks the
+    /// node refuses their private transactions.
+    pub(crate) fn spawn(server: SocketAddr, lasts: Duration, private: bool) -> io::Result<Self> {
         let mut process = Process::spawn(ROLE)?;
-        process.request::<Tally>(&Request::Sign(lasts))?;
+        process.request::<Tally>(&Request::Sign(lasts, private))?;
         Ok(Self { process, run: Request::Run(server, lasts) })
     }
 
@@ -127,10 +129,11 @@ impl Honest {
         self.process.receive()
     }
 
-    /// How many cancelled bundles are accepted again.
-    pub(crate) fn revived(&mut self, server: SocketAddr) -> io::Result<u64> {
+    /// How many cancelled bundles are accepted again, of those who are at no address of the attacker.
+    pub(crate) fn revived(&mut self, server: SocketAddr) -> io::Result<usize> {
         let tally: Tally = self.process.request(&Request::Revive(server))?;
-        Ok(tally.kinds.iter().map(|of| of.accepted.len() as u64).sum())
+        let of = |kind| tally.kinds[kind as usize].accepted.len();
+        Ok(of(Kind::Known) + of(Kind::Unknown))
     }
 }
 
@@ -143,10 +146,10 @@ pub(crate) fn respond() -> io::Result<()> {
     let mut orders = Vec::new();
     let mut cancelled = Vec::new();
     serve(|request| match request {
-        Request::Sign(lasts) => {
+        Request::Sign(lasts, private) => {
             let each = (lasts.as_secs_f64() * PER_SECOND as f64).ceil() as u64;
             orders = (0..SEARCHERS as u64)
-                .map(|searcher| (0..each).map(|nonce| order(searcher, nonce)).collect())
+                .map(|searcher| (0..each).map(|nonce| order(searcher, nonce, private)).collect())
                 .collect();
             Ok(Tally::default())
         }
@@ -160,10 +163,10 @@ pub(crate) fn respond() -> io::Result<()> {
     })
 }
 
-fn order(searcher: u64, nonce: u64) -> Order {
+fn order(searcher: u64, nonce: u64, private: bool) -> Order {
     let key = key(searcher);
     let (raw, hash) = raw_and_hash(transfer(nonce), &key);
-    if nonce % 5 == 4 {
+    if private && nonce % 5 == 4 {
         let private = json!([{ "tx": raw, "maxBlockNumber": BLOCK }]);
         return (call("eth_sendPrivateTransaction", &private, Some(&key)), hash);
     }

@@ -182,7 +182,7 @@ struct Run {
     /// Of the honest orders, by kind: refused, and gone after success.
     orders_lost: [(u64, u64); 3],
     /// Cancelled bundles that were accepted again.
-    revived: u64,
+    revived: usize,
     /// Announced or pending at the start, and not in the pool.
     lost: usize,
     live: Times,
@@ -198,7 +198,7 @@ fn run(plan: &Plan, case: &Case) -> io::Result<Run> {
     let announced = (f64::from(TPS) * (plan.lasts.as_secs_f64() + 4.0)) as usize;
     let prepared = node.prepare(announced)?;
     let mut builder = Builder::spawn(node.path(), plan.preload, case.setup, honest::known())?;
-    let mut honest = Honest::spawn(builder.address, plan.lasts)?;
+    let mut honest = Honest::spawn(builder.address, plan.lasts, !asks_node)?;
     let mut attacker = Process::spawn(attacks::ROLE)?;
     let ready: attacks::Tally =
         attacker.request(&attacks::Request::Prepare(case.attack, plan.is_test))?;
