@@ -155,18 +155,21 @@ def faults(where):
 def attack(where):
     names, rows = table(where, "attack")
     bundle_p99 = names.index("p99 ms")
-    searchers, each, seconds = map(float, find(r"(\d+) searchers with (\d+) bundles a second each; ([\d.]+) s", where))
+    searchers, each, seconds = map(float, find(r"(\d+) searchers with (\d+) orders a second each; ([\d.]+) s", where))
     # By default the node is not asked about senders, and the gate is limited.
-    rows = [row for row in rows if not row[0].endswith((", node asked", ", gate unlimited"))]
+    # From 256 addresses only known signers are promised anything.
+    rows = [row for row in rows if not row[0].endswith((", node asked", ", gate unlimited", " from 256"))]
     attacks = [row for row in rows if row[0] != "none" and not row[0].startswith(("honest burst", "crowd"))]
-    lost = sum(int(row[names.index("bundles lost")]) for row in attacks)
+    # Of two fifths each: known signers, and unknown ones at addresses of their own. Refused + gone after success.
+    kinds = [names.index(kind) for kind in ("known lost", "unknown lost")]
+    lost = sum(int(part) for row in attacks for kind in kinds for part in row[kind].split("+"))
     worst = max(float(row[bundle_p99]) for row in attacks)
     (burst,) = [row for row in rows if row[0].startswith("honest burst")]
     sent, accepted = burst[names.index("sent")], burst[names.index("accepted")]
     (p99,) = map(float, find(rf"{burst[0]}.*p99 ([\d.]+) ms", where))
     return [
         ["honest bundles lost under the attacks on the RPC port",
-         missed(f"{lost} of {number(searchers * each * seconds * len(attacks))}, {len(attacks)} attacks", lost == 0), "0"],
+         missed(f"{lost} of {number(0.8 * searchers * each * seconds * len(attacks))} from one and eight addresses, refused or gone after success", lost == 0), "0"],
         ["p99 of honest bundles under the worst of them", missed(f"{worst:.0f} ms", worst <= 50), "50 ms"],
         ["512 honest bundles at once",
          missed(f"{accepted} accepted, p99 {p99:.0f} ms", accepted == sent and p99 <= 250), "512, 250 ms"],
