@@ -14,7 +14,7 @@ struct Linking;
 
 pub use self::ingest::{Ingest, IngestConfig, IngestEnd, IngestError};
 #[cfg(feature = "rpc")]
-pub use self::node_admission::NodeAdmissionConfig;
+pub use self::node_admission::{DEFAULT_MAX_NONCES_AHEAD, NodeAdmissionConfig};
 pub use load_control::{self, LoadMonitor};
 pub use order_pool::{self, OrderPool, PoolConfig};
 #[cfg(feature = "rpc")]

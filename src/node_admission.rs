@@ -5,27 +5,29 @@ mod link;
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::{Address, U256};
+use alloy_primitives::Address;
 use futures::future::join_all;
-use order_pool::{Bundle, Order, OrderPool, Transaction};
+use order_pool::{Bundle, Funds, Order, OrderPool, Transaction};
 use order_rpc::{Admission, AdmissionFuture, Candidate, Verdict};
 use txpool_fetcher::Endpoint;
 
 pub(crate) use self::accounts::AccountsThread;
 use self::accounts::{Account, Accounts};
 
-/// A balance that is older than this refuses no order: the node and the sender may already know a
-/// block that funds the sender, which the pool does not know yet.
+/// An account that is older than this refuses no order but for a used nonce: the node and the sender
+/// may already know a block that funds the sender, which the pool does not know yet.
 const MAX_REFUSAL_AGE: Duration = Duration::from_millis(250);
 
 /// Whether, and how, the node is asked about the senders of external callers' orders: for their
 /// balance and their nonce at its latest block.
 ///
 /// A transaction is refused if its sender cannot pay for it (gas limit times fee cap, value, and
-/// blobs), or if its nonce is below the account's: a node refuses it for the same reasons. A bundle
-/// is refused if one of its transactions that may not be omitted has such a nonce. It is refused
-/// for a balance only if it is for the next block, and only for that of its first sender, because
-/// the bundle or earlier transactions may fund the others.
+/// blobs) together with all orders of external callers that begin with one of its transactions
+/// ([`OrderPool::check_funds`]), or if its nonce is below the account's, or more than
+/// [`Self::max_nonces_ahead`] above it. A bundle, for whatever block, is refused if one of its
+/// transactions that may not be omitted has such a nonce. It is refused for a balance only if it is
+/// for the next block, and only for that of its first sender, because the bundle or earlier
+/// transactions may fund the others.
 ///
 /// It costs two calls for each sender that is new since the last head. The calls of all waiting
 /// orders go in one batch, over a connection and a thread of their own (`mempool-admission`), so
@@ -39,11 +41,20 @@ pub struct NodeAdmissionConfig {
     /// Whether an order is pooled if the node does not answer about its sender in time. Default
     /// true, so that no valid order is lost while the node is slow.
     pub fails_open: bool,
+    /// How far above the account's next nonce that of a transaction may be. Default
+    /// [`DEFAULT_MAX_NONCES_AHEAD`]. Raise it, to at most 255, for
+    /// senders that have more pending at once.
+    pub max_nonces_ahead: u8,
 }
+
+/// The default of [`NodeAdmissionConfig::max_nonces_ahead`]: as many as geth keeps of an account
+/// before it drops some (`txpool.accountslots`).
+pub const DEFAULT_MAX_NONCES_AHEAD: u8 = 16;
 
 impl Default for NodeAdmissionConfig {
     fn default() -> Self {
-        Self { endpoint: None, fails_open: true }
+        let max_nonces_ahead = DEFAULT_MAX_NONCES_AHEAD;
+        Self { endpoint: None, fails_open: true, max_nonces_ahead }
     }
 }
 
@@ -52,7 +63,7 @@ impl Default for NodeAdmissionConfig {
 pub(crate) struct NodeAdmission {
     accounts: Arc<Accounts>,
     pool: OrderPool,
-    fails_open: bool,
+    config: NodeAdmissionConfig,
 }
 
 impl NodeAdmission {
@@ -63,7 +74,7 @@ impl NodeAdmission {
         pool: OrderPool,
     ) -> std::io::Result<(Self, AccountsThread)> {
         let (accounts, thread) = Accounts::start(endpoint, pool.clone())?;
-        Ok((Self { accounts: Arc::new(accounts), pool, fails_open: config.fails_open }, thread))
+        Ok((Self { accounts: Arc::new(accounts), pool, config: config.clone() }, thread))
     }
 
     async fn decide(&self, order: &Order) -> Verdict {
@@ -77,13 +88,15 @@ impl NodeAdmission {
         senders.dedup();
         let requested = senders.iter().map(|sender| {
             let of_sender = needs.iter().filter(|need| need.sender == *sender);
-            self.verdict_on(*sender, of_sender)
+            self.verdict_on(*sender, order, of_sender)
         });
         // A definite refusal for one sender decides, even if another one's account is unknown.
         let verdicts = join_all(requested).await;
-        let refused = verdicts.iter().find(|verdict| matches!(verdict, Verdict::Refuse { .. }));
-        let unknown = verdicts.iter().find(|verdict| **verdict == Verdict::Unknown);
-        refused.or(unknown).cloned().unwrap_or(Verdict::Accept)
+        let find = |is: fn(&Verdict) -> bool| verdicts.iter().find(|verdict| is(verdict)).cloned();
+        let refused = find(|verdict| matches!(verdict, Verdict::Refuse { .. }));
+        let unknown = || find(|verdict| *verdict == Verdict::Unknown);
+        let within = || find(|verdict| matches!(verdict, Verdict::AcceptWithin(_)));
+        refused.or_else(unknown).or_else(within).unwrap_or(Verdict::Accept)
     }
 
     fn of_bundle(&self, bundle: &Bundle) -> Vec<Need> {
@@ -97,26 +110,36 @@ impl NodeAdmission {
     async fn verdict_on(
         &self,
         sender: Address,
+        order: &Order,
         needs: impl Iterator<Item = &Need> + Clone,
     ) -> Verdict {
-        let reason = |account: &Account| needs.clone().find_map(|need| need.unmet_by(account));
+        let pays = needs.clone().any(|need| need.pays);
+        let unmet = |funds: &Funds| {
+            let of_nonce = needs.clone().find_map(|need| need.unmet_by(funds));
+            let of_balance = || self.pool.check_funds(order, funds).err().filter(|_| pays);
+            of_nonce.or_else(|| of_balance().map(|reason| Unmet::Yet(reason.to_string())))
+        };
+        let verdict = |funds, unmet| match unmet {
+            Some(Unmet::Ever(reason) | Unmet::Yet(reason)) => {
+                Verdict::Refuse { reason: reason.into() }
+            }
+            None if pays => Verdict::AcceptWithin(funds),
+            None => Verdict::Accept,
+        };
         if let Some((account, age)) = self.accounts.cached(&sender) {
-            match reason(&account) {
-                None => return Verdict::Accept,
-                Some(Unmet::Nonce(reason)) => return Verdict::Refuse { reason: reason.into() },
-                Some(Unmet::Balance(reason)) if age <= MAX_REFUSAL_AGE => {
-                    return Verdict::Refuse { reason: reason.into() };
-                }
-                Some(Unmet::Balance(_)) => {}
+            let funds = self.funds(account);
+            let unmet = unmet(&funds);
+            if !matches!(unmet, Some(Unmet::Yet(_))) || age <= MAX_REFUSAL_AGE {
+                return verdict(funds, unmet);
             }
         }
         let Some(account) = self.accounts.request(sender).await else { return Verdict::Unknown };
-        match reason(&account) {
-            None => Verdict::Accept,
-            Some(Unmet::Nonce(reason) | Unmet::Balance(reason)) => {
-                Verdict::Refuse { reason: reason.into() }
-            }
-        }
+        let funds = self.funds(account);
+        verdict(funds, unmet(&funds))
+    }
+
+    fn funds(&self, Account { balance_wei, next_nonce }: Account) -> Funds {
+        Funds { balance_wei, next_nonce, max_nonces_ahead: self.config.max_nonces_ahead }
     }
 }
 
@@ -126,7 +149,7 @@ impl Admission for NodeAdmission {
     }
 
     fn fails_open(&self) -> bool {
-        self.fails_open
+        self.config.fails_open
     }
 }
 
@@ -135,56 +158,59 @@ impl Admission for NodeAdmission {
 struct Need {
     sender: Address,
     nonce: u64,
-    /// `None`: any balance.
-    cost_wei: Option<U256>,
+    /// Whether its sender must be able to pay for the order.
+    pays: bool,
 }
 
 /// The reason of a refusal, as text for the caller.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Unmet {
-    Nonce(String),
-    Balance(String),
+    Ever(String),
+    /// A later block may change it.
+    Yet(String),
 }
 
 impl Need {
-    fn of(tx: &Transaction, with_balance: bool) -> Self {
-        let cost_wei = with_balance.then(|| tx.max_cost_wei());
-        Self { sender: tx.sender(), nonce: tx.nonce(), cost_wei }
+    fn of(tx: &Transaction, pays: bool) -> Self {
+        Self { sender: tx.sender(), nonce: tx.nonce(), pays }
     }
 
-    fn unmet_by(&self, account: &Account) -> Option<Unmet> {
-        let Self { sender, nonce, cost_wei } = *self;
-        let Account { balance_wei, next_nonce } = *account;
-        if nonce < next_nonce {
-            let reason = format!(
-                "nonce too low: sender {sender}, next nonce {next_nonce}, tx nonce {nonce}"
-            );
-            return Some(Unmet::Nonce(reason));
+    /// Why its nonce is refused.
+    fn unmet_by(&self, funds: &Funds) -> Option<Unmet> {
+        let Self { sender, nonce, .. } = *self;
+        let &Funds { next_nonce: next, max_nonces_ahead: limit, .. } = funds;
+        if nonce < next {
+            return Some(Unmet::Ever(format!(
+                "nonce too low: sender {sender}, next nonce {next}, tx nonce {nonce}"
+            )));
         }
-        let cost_wei = cost_wei.filter(|cost| *cost > balance_wei)?;
-        Some(Unmet::Balance(format!(
-            "insufficient funds: sender {sender}, balance {balance_wei} wei, tx cost {cost_wei} wei"
-        )))
+        let is_far = nonce - next > u64::from(limit);
+        is_far.then(|| {
+            Unmet::Yet(format!(
+                "nonce too high: sender {sender}, next nonce {next}, tx nonce {nonce}, at most {limit} ahead"
+            ))
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use alloy_primitives::U256;
+
     use super::*;
 
     #[test]
-    fn a_sender_pays_all_of_the_cost_from_a_nonce_that_is_not_used() {
-        let account = Account { balance_wei: U256::from(100), next_nonce: 5 };
-        let need = |nonce, cost_wei: Option<u64>| Need {
-            sender: Address::ZERO,
-            nonce,
-            cost_wei: cost_wei.map(U256::from),
-        };
-        for (nonce, cost_wei) in [(5, Some(100)), (6, Some(0)), (9, None)] {
-            assert_eq!(need(nonce, cost_wei).unmet_by(&account), None);
+    fn a_nonce_is_not_used_and_not_far_ahead() {
+        let funds = Funds { balance_wei: U256::ZERO, next_nonce: 5, max_nonces_ahead: 16 };
+        let unmet = |nonce| Need { sender: Address::ZERO, nonce, pays: true }.unmet_by(&funds);
+        assert!([5, 6, 21].map(unmet).iter().all(Option::is_none));
+        assert!(
+            matches!(unmet(4), Some(Unmet::Ever(reason)) if reason.starts_with("nonce too low"))
+        );
+        for nonce in [22, u64::MAX] {
+            let Some(Unmet::Yet(reason)) = unmet(nonce) else { panic!("{nonce} is refused") };
+            let end = format!("next nonce 5, tx nonce {nonce}, at most 16 ahead");
+            assert!(reason.starts_with("nonce too high") && reason.ends_with(&end), "{reason}");
         }
-        assert!(matches!(need(5, Some(101)).unmet_by(&account), Some(Unmet::Balance(_))));
-        let unmet = need(4, Some(101)).unmet_by(&account);
-        assert!(matches!(unmet, Some(Unmet::Nonce(_))), "what never changes is said first");
     }
 }

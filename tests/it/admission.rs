@@ -15,7 +15,7 @@ use mock_node::{DEV_CHAIN_ID, NodeConfig, workload::test_accounts};
 use serde_json::{Value, json};
 use testkit::ingest::{Node, PATIENCE, eventually, socket};
 
-use super::rpc::{DEADLINE, address, call};
+use super::rpc::{DEADLINE, address, call, post};
 
 /// Accounts of the node's own load; the one after them is funded too.
 const LOAD_ACCOUNTS: usize = 20;
@@ -42,6 +42,11 @@ fn signed(
 fn funded(edit: impl FnOnce(&mut TxEip1559)) -> (B256, Vec<u8>) {
     let account = test_accounts(LOAD_ACCOUNTS + 1).pop().expect("it was asked for");
     signed(|hash| account.sign_hash(hash), edit)
+}
+
+/// What the funded account has, in wei.
+fn million_ether() -> U256 {
+    U256::from(1_000_000) * U256::from(10).pow(U256::from(18))
 }
 
 pub(crate) fn by(signer: &PrivateKeySigner, edit: impl FnOnce(&mut TxEip1559)) -> (B256, Vec<u8>) {
@@ -99,8 +104,7 @@ async fn a_sender_who_cannot_pay_is_refused_and_one_who_can_is_not() {
     let sent = send(&ingest, &ours).await;
     assert!(sent["result"].is_string(), "{sent}");
     // All that it may cost counts, not only what it sends.
-    let million_ether = U256::from(1_000_000) * U256::from(10).pow(U256::from(18));
-    let (_, all) = funded(|tx| tx.value = million_ether);
+    let (_, all) = funded(|tx| tx.value = million_ether());
     assert!(is_refused(&send(&ingest, &all).await, "insufficient funds"));
 
     // What is before a transaction in its bundle, or in the blocks before its block, may pay for it.
@@ -145,6 +149,70 @@ async fn a_nonce_that_is_used_is_refused_where_it_cannot_be_left_out() {
 }
 
 #[tokio::test]
+async fn a_sender_pays_for_all_its_pooled_orders_and_its_nonces_are_not_far_ahead() {
+    let node = Node::start(0, |config| NodeConfig { state: true, ..config });
+    let ingest = start(node.fetcher(), NodeAdmissionConfig::default()).await;
+    knows_head(&ingest, &node).await;
+    let next = node.node.head().number + 1;
+    let share = |parts: u64| million_ether() / U256::from(parts);
+    let costing = |nonce, wei: U256, tip| {
+        funded(|tx| {
+            (tx.nonce, tx.value, tx.max_priority_fee_per_gas) = (nonce, wei, tip);
+        })
+        .1
+    };
+    // Of one nonce only the dearest counts, whoever sends it and in whatever order.
+    for (nonce, parts, tip) in [(0, 3, 1), (0, 4, 2), (0, 4, 3), (1, 3, 1)] {
+        let sent = send(&ingest, &costing(nonce, share(parts), tip)).await;
+        assert!(sent["result"].is_string(), "{sent}");
+    }
+    let third = costing(2, share(3), 1);
+    assert!(is_refused(&send(&ingest, &third).await, "insufficient funds"));
+    let refused = send_bundle(&ingest, next, &[&third]).await;
+    assert!(is_refused(&refused, "insufficient funds"), "{refused}");
+    let sent = send_bundle(&ingest, next, &[&costing(2, share(4), 1)]).await;
+    assert!(sent["result"].is_object(), "{sent}");
+    // The bundle counts too.
+    assert!(is_refused(&send(&ingest, &costing(3, share(8), 1)).await, "insufficient funds"));
+
+    let far = costing(17, U256::ZERO, 1);
+    for refused in [send(&ingest, &far).await, send_bundle(&ingest, next + 5, &[&far]).await] {
+        assert!(is_refused(&refused, "nonce too high"), "{refused}");
+        assert!(refused.to_string().contains("at most 16 ahead"), "{refused}");
+    }
+    let sent = send_bundle(&ingest, next + 5, &[&costing(16, U256::ZERO, 1)]).await;
+    assert!(sent["result"].is_object(), "{sent}");
+    end(ingest).await;
+}
+
+/// They are decided on together, before any of them is pooled.
+#[tokio::test]
+async fn the_orders_of_one_batch_are_paid_for_together() {
+    let node = Node::start(0, |config| NodeConfig { state: true, ..config });
+    let ingest = start(node.fetcher(), NodeAdmissionConfig::default()).await;
+    knows_head(&ingest, &node).await;
+    let third = million_ether() / U256::from(3);
+    let one = |nonce| {
+        let (_, raw) = funded(|tx| (tx.nonce, tx.value) = (nonce, third));
+        json!({
+            "jsonrpc": "2.0",
+            "id": nonce,
+            "method": "eth_sendRawTransaction",
+            "params": [hex::encode_prefixed(raw)],
+        })
+    };
+    let batch = Value::from_iter((0..5).map(one)).to_string();
+    let sent = post(address(&ingest), "", &batch).await;
+    let is_pooled = |answer: &Value| answer["result"].is_string();
+    let answers = sent.as_array().expect("a batch");
+    let (pooled, refused) = answers.split_at(2);
+    assert!(pooled.iter().all(is_pooled), "{sent}");
+    assert!(refused.iter().all(|answer| is_refused(answer, "insufficient funds")), "{sent}");
+    assert_eq!(ingest.pool().len(), 2);
+    end(ingest).await;
+}
+
+#[tokio::test]
 async fn an_account_is_asked_for_once_in_a_head() {
     let node = Node::start(0, |config| NodeConfig { state: true, ..config });
     let ingest = start(node.fetcher(), NodeAdmissionConfig::default()).await;
@@ -174,8 +242,11 @@ async fn while_the_node_does_not_say_orders_are_pooled_or_refused_as_configured(
     for (endpoint, fails_open) in
         endpoints.into_iter().flat_map(|path| [(path.clone(), true), (path, false)])
     {
-        let admission =
-            NodeAdmissionConfig { endpoint: Some(Endpoint::Ipc(endpoint.clone())), fails_open };
+        let admission = NodeAdmissionConfig {
+            endpoint: Some(Endpoint::Ipc(endpoint.clone())),
+            fails_open,
+            ..NodeAdmissionConfig::default()
+        };
         let ingest = start(node.fetcher(), admission).await;
         for _ in 0..2 {
             let (hash, raw) = by(&PrivateKeySigner::random(), |_| {});

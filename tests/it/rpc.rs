@@ -54,7 +54,11 @@ pub(crate) async fn call(
         let signature = signature.expect("a key signs");
         format!("x-flashbots-signature: {}:{signature}\r\n", signer.address())
     });
-    let answer = http(to, "/", &headers, Some(&body)).await.body;
+    post(to, &headers, &body).await
+}
+
+pub(crate) async fn post(to: SocketAddr, headers: &str, body: &str) -> Value {
+    let answer = http(to, "/", headers, Some(body)).await.body;
     serde_json::from_str(&answer).unwrap_or_else(|_| panic!("no JSON: {answer}"))
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::{Address, B256, U256};
 use uuid::Uuid;
 
 use crate::holder::Holder;
@@ -111,6 +111,19 @@ pub enum RejectReason {
         /// The cap.
         limit: usize,
     },
+    /// The sender of its first transaction cannot pay for it and for what external callers have
+    /// pooled of the sender.
+    #[error(
+        "insufficient funds: sender {sender}, balance {balance_wei} wei, cost {cost_wei} wei with its pooled orders"
+    )]
+    InsufficientFunds {
+        /// The sender.
+        sender: Address,
+        /// Its balance.
+        balance_wei: U256,
+        /// The most that they cost together.
+        cost_wei: U256,
+    },
     /// A block contains a transaction of the bundle that may not be omitted.
     #[error("txs[{index}] ({hash}) is in a recent block")]
     TxMined {
@@ -161,7 +174,7 @@ pub enum RejectReason {
 
 impl RejectReason {
     /// All values of [`Self::as_str`].
-    pub const ALL: [&'static str; 10] = [
+    pub const ALL: [&'static str; 11] = [
         "pays_too_little",
         "too_large",
         "full",
@@ -172,6 +185,7 @@ impl RejectReason {
         "too_many",
         "block_passed",
         "block_too_far",
+        "insufficient_funds",
     ];
 
     /// The value of the label `reason` of `order_pool_rejected_total`.
@@ -192,6 +206,7 @@ impl RejectReason {
             Self::TooMany { .. } => 7,
             Self::BlockPassed { .. } => 8,
             Self::BlockTooFar { .. } => 9,
+            Self::InsufficientFunds { .. } => 10,
         }
     }
 }

@@ -27,10 +27,10 @@ use crate::{
     clock::Clock,
     config::PoolConfig,
     core::{Change, Core, Effect, Limits, SWEPT_PER_STEP},
-    error::ConfigError,
+    error::{ConfigError, RejectReason},
     event::{CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, OrderStatus},
     metrics::{Levels, PoolStats},
-    order::{Bundle, Cancellation, Order, Transaction},
+    order::{Bundle, Cancellation, Funds, Order, Transaction},
     read::{Publisher, SeenState, Subscription, Tables},
 };
 
@@ -161,10 +161,7 @@ impl OrderPool {
 
     /// Inserts a transaction.
     pub fn insert_transaction(&self, tx: Transaction) -> InsertOutcome {
-        let shared = self.shared();
-        let outcome = shared.write(|core, now, effects| core.insert_tx(tx, now, effects));
-        shared.tables.counters.outcome(&outcome);
-        outcome
+        self.insert(Order::Tx(tx), None)
     }
 
     /// Inserts a bundle; its parts name its signer. An empty one with a uuid cancels earlier ones.
@@ -172,10 +169,34 @@ impl OrderPool {
     /// A bundle without a block number is for the block after the head; while the pool knows no
     /// head, it is for any block until the first head comes.
     pub fn insert_bundle(&self, bundle: Bundle) -> InsertOutcome {
+        self.insert(Order::Bundle(bundle), None)
+    }
+
+    /// Inserts an order. With `funds` only if [`Self::check_funds`] allows it.
+    pub fn insert(&self, order: Order, funds: Option<&Funds>) -> InsertOutcome {
         let shared = self.shared();
-        let outcome = shared.write(|core, now, effects| core.insert_bundle(bundle, now, effects));
+        let outcome = shared.write(|core, now, effects| {
+            if let Some(Err(reason)) = funds.map(|funds| core.check_funds(&order, funds)) {
+                return InsertOutcome::Rejected(reason);
+            }
+            match order {
+                Order::Tx(tx) => core.insert_tx(tx, now, effects),
+                Order::Bundle(bundle) => core.insert_bundle(bundle, now, effects),
+            }
+        });
         shared.tables.counters.outcome(&outcome);
         outcome
+    }
+
+    /// Whether the sender of an order's first transaction can pay for it and for all orders of
+    /// external callers that begin with another of its transactions; of those with the same nonce
+    /// only the dearest, since no more than one can be included. The first transaction of a bundle
+    /// that may omit it does not count. Takes the lock, for one look-up for each pooled nonce.
+    ///
+    /// # Errors
+    /// [`RejectReason::InsufficientFunds`].
+    pub fn check_funds(&self, order: &Order, funds: &Funds) -> Result<(), RejectReason> {
+        self.shared().lock().core.check_funds(order, funds)
     }
 
     /// Cancels the bundles of a key for all blocks with its nonce or a lower one, including those

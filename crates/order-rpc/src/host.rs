@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt, future::Future, pin::Pin, sync::Arc};
 
 use alloy_primitives::Address;
 use load_control::{Gate, LoadMonitor};
-use order_pool::{Order, OrderPool};
+use order_pool::{Funds, Order, OrderPool};
 
 /// What the host provides to the RPC server.
 #[derive(Clone)]
@@ -103,6 +103,9 @@ pub enum Verdict {
     /// [`Transaction::vouched_for`](order_pool::Transaction::vouched_for). For a bundle this is the
     /// same as [`Self::Accept`], because bundles are not ranked.
     Prioritize,
+    /// The order is pooled if [`OrderPool::check_funds`] then still allows it, so that orders which
+    /// are decided on at the same time are paid for together.
+    AcceptWithin(Funds),
     /// The order is not pooled, and the caller gets the reason.
     Refuse {
         /// Text for the caller; cut to 200 bytes.

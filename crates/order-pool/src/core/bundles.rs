@@ -354,6 +354,7 @@ impl Core {
         let seq = self.take_seq();
         self.index.insert(order.id().hash(), seq);
         effects.push(Effect::Added { seq, order: Arc::clone(&order) });
+        self.external.costs.insert(&order);
         self.bundles.insert(seq, order);
         seq
     }
@@ -366,6 +367,7 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) -> Option<Arc<Order>> {
         let order = self.bundles.remove(seq)?;
+        self.external.costs.remove(&order);
         let id = order.id();
         self.index.remove(id.hash(), seq);
         if matches!(reason, RemoveReason::Evicted | RemoveReason::BlockTooFar) {

@@ -5,6 +5,7 @@ use std::{cmp::Reverse, time::Duration};
 use alloy_primitives::Address;
 
 use super::{
+    costs::Costs,
     limits::{Caps, Limits},
     shares::{New, Shares},
     tx_share::{TxEntry, TxList, Until},
@@ -24,6 +25,8 @@ pub(super) struct External {
     raw: TxShares,
     /// Those of callers, and those of the host and of signers that it knows.
     private: [TxShares; 2],
+    /// Bundles included.
+    pub(super) costs: Costs,
 }
 
 impl External {
@@ -51,12 +54,14 @@ impl External {
             let item = item(entry.tip_wei, seq);
             let size_bytes = entry.order.size_bytes();
             self.share(tx).insert(tx.holder(), tx.sender(), item, size_bytes);
+            self.costs.insert(&entry.order);
         }
         self.list.insert(seq, entry);
     }
 
     pub(super) fn remove(&mut self, seq: u64) -> Option<TxEntry> {
         let entry = self.list.remove(seq)?;
+        self.costs.remove(&entry.order);
         let tx = entry.order.as_tx()?;
         let item = item(entry.tip_wei, seq);
         self.share(tx).remove(tx.holder(), tx.sender(), item, entry.order.size_bytes());

@@ -21,6 +21,7 @@
 mod bundle_index;
 mod bundles;
 mod chain;
+mod costs;
 mod external;
 mod keys;
 mod limits;
@@ -48,8 +49,9 @@ use self::{
 };
 pub(crate) use self::{chain::Change, limits::Limits};
 use crate::{
+    error::RejectReason,
     event::RemoveReason,
-    order::{Cancellation, Order, ReplacementKey},
+    order::{Cancellation, Funds, Order, ReplacementKey},
     read::{Index, SeenWindow},
 };
 
@@ -326,6 +328,11 @@ impl Core {
             }
         }
         self.next_due().is_some() || self.keys.is_due(self.now) || self.seen.is_due(self.now)
+    }
+
+    /// Whether the sender of an order can pay for it beside its other external ones.
+    pub(crate) fn check_funds(&self, order: &Order, funds: &Funds) -> Result<(), RejectReason> {
+        self.external.costs.check(order, funds)
     }
 
     /// The sequence number of the order with this hash.

@@ -39,6 +39,17 @@ pub struct PrivateTerms {
     pub max_block: u64,
 }
 
+/// What a sender can pay and use, as its node knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Funds {
+    /// Its balance.
+    pub balance_wei: U256,
+    /// The lowest nonce that it can still use.
+    pub next_nonce: u64,
+    /// How far above `next_nonce` nonces are counted: each costs a look-up.
+    pub max_nonces_ahead: u8,
+}
+
 /// A pending transaction whose sender is known, with its sidecar if it carries blobs.
 ///
 /// Cloning copies the blobs: pass an `Arc<Order>` instead.

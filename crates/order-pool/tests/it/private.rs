@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use alloy_primitives::U256;
+
 use order_pool::{
-    CancelPrivateOutcome, Clock, DEFAULT_TX_RETENTION, Holder, InsertOutcome, OrderPool,
-    OrderStatus, Origin, PoolConfig, PrivateTerms, RejectReason,
+    BundleParts, CancelPrivateOutcome, Clock, DEFAULT_TX_RETENTION, Funds, Holder, InsertOutcome,
+    Order, OrderPool, OrderStatus, Origin, PoolConfig, PrivateTerms, RejectReason,
 };
 
 use crate::common::{
-    Spec, address, head, journal, nth, pool_by_hand, private_from, tx_from, upkeep,
+    Spec, address, bundle, head, journal, nth, pool_by_hand, private_from, tx_from, upkeep,
 };
 
 fn pool(config: PoolConfig) -> (OrderPool, Clock) {
@@ -223,5 +225,57 @@ fn one_that_is_sent_again_is_kept_as_long_as_the_latest_message_says() {
     ] {
         pool.on_head(head(number, 0, 0, &[]));
         assert_eq!([1, 2, 3].map(kept), expected, "after block {number}");
+    }
+}
+
+/// Each of the test's transactions costs 2.1 million wei at most.
+#[test]
+fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public() {
+    let (pool, _) = pool(PoolConfig::default());
+    let terms = PrivateTerms { signer: Some(address(7)), max_block: 12 };
+    let spec = |nonce, salt| Spec { nonce, salt, ..Spec::default() };
+    let insert = |order: Order, next_nonce| {
+        let balance_wei = U256::from(5_000_000);
+        let funds = Funds { balance_wei, next_nonce, max_nonces_ahead: 16 };
+        pool.insert(order, Some(&funds))
+    };
+    let private = |nonce| Order::Tx(private_from(spec(nonce, 0), terms));
+    let bundled = |nonce, salt, dropping: bool| {
+        let tx = tx_from(spec(nonce, salt), Origin::Rpc);
+        let dropping_tx_hashes = if dropping { vec![*tx.hash()] } else { Vec::new() };
+        let later = nth(nonce + 1);
+        let (txs, block) = (vec![tx, later], Some(12));
+        Order::Bundle(bundle(BundleParts { txs, block, dropping_tx_hashes, ..Default::default() }))
+    };
+    let refused = |outcome| {
+        let (sender, balance_wei) = (address(0), U256::from(5_000_000));
+        let cost_wei = U256::from(6_300_000);
+        outcome
+            == InsertOutcome::Rejected(RejectReason::InsufficientFunds {
+                sender,
+                balance_wei,
+                cost_wei,
+            })
+    };
+    assert_eq!(insert(private(0), 0), InsertOutcome::Added);
+    assert_eq!(insert(bundled(1, 0, false), 0), InsertOutcome::Added);
+    assert_eq!(insert(bundled(1, 1, false), 0), InsertOutcome::Added, "one of the two at most");
+    assert!(refused(insert(private(2), 0)) && refused(insert(bundled(2, 0, false), 0)));
+    assert_eq!(insert(private(0), 0), InsertOutcome::Known);
+    // Who need not be paid for does not count.
+    assert_eq!(insert(bundled(2, 0, true), 0), InsertOutcome::Added);
+    // Nor what is before its next nonce, what has left, and what the node announces.
+    assert_eq!(insert(private(2), 1), InsertOutcome::Added);
+    pool.cancel_private(private(2).id().hash(), address(7));
+    pool.insert_transaction(tx_from(spec(0, 0), Origin::Mempool));
+    assert_eq!(insert(private(3), 0), InsertOutcome::Added);
+    assert!(refused(insert(private(4), 0)));
+    pool.on_head(head(11, 0, 0, &[]));
+    pool.on_head(head(12, 0, 0, &[]));
+    assert_eq!(pool.stats().external_txs + pool.stats().bundles, 0);
+    for nonce in 13..15 {
+        let terms = PrivateTerms { max_block: 20, ..terms };
+        let tx = Order::Tx(private_from(spec(nonce, 0), terms));
+        assert_eq!(insert(tx, 0), InsertOutcome::Added);
     }
 }

@@ -6,6 +6,7 @@
 use std::panic::AssertUnwindSafe;
 
 use futures::FutureExt;
+use order_pool::Funds;
 use tokio::time::timeout;
 
 use super::Methods;
@@ -51,6 +52,7 @@ impl Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Admitted {
     pub(crate) is_prioritized: bool,
+    pub(crate) funds: Option<Funds>,
 }
 
 impl Methods {
@@ -67,8 +69,13 @@ impl Methods {
             let verdict = async { admission.admit(candidate).await };
             AssertUnwindSafe(verdict).catch_unwind().await
         };
+        let mut funds = None;
         let ended = match timeout(self.limiter.limits.config.admission_timeout, asked).await {
             Ok(Ok(Verdict::Accept)) => Ended::Accepted,
+            Ok(Ok(Verdict::AcceptWithin(of_sender))) => {
+                funds = Some(of_sender);
+                Ended::Accepted
+            }
             Ok(Ok(Verdict::Prioritize)) => Ended::Prioritized,
             Ok(Ok(Verdict::Refuse { reason })) => {
                 let message = cut(&reason).into_owned();
@@ -81,7 +88,7 @@ impl Methods {
         };
         let is_prioritized = ended == Ended::Prioritized;
         if is_prioritized || ended == Ended::Accepted || admission.fails_open() {
-            return (ended, Ok(Admitted { is_prioritized }));
+            return (ended, Ok(Admitted { is_prioritized, funds }));
         }
         let message = "the host made no decision on the order";
         (ended, Err(self.limiter.retry_later(Reason::AdmissionUnavailable, message)))

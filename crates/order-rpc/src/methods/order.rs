@@ -193,12 +193,13 @@ fn insert_order(
     pool: &OrderPool,
     admitted: Option<Admitted>,
 ) -> Result<Value, ErrorResponse> {
+    let funds = admitted.and_then(|admitted| admitted.funds);
     match order {
         Order::Tx(tx) => {
             let hash = *tx.hash();
             let vouched = admitted.is_some_and(|admitted| admitted.is_prioritized);
             let tx = if vouched { tx.vouched_for() } else { tx };
-            match pool.insert_transaction(tx) {
+            match pool.insert(Order::Tx(tx), funds.as_ref()) {
                 // For a private transaction: a head came meanwhile.
                 InsertOutcome::Rejected(RejectReason::BlockPassed { value, limit }) => {
                     Err(last_block_passed(value, limit))
@@ -209,7 +210,8 @@ fn insert_order(
         }
         Order::Bundle(bundle) => {
             let hash = *bundle.hash();
-            check_outcome(pool.insert_bundle(bundle), "replacementNonce")?;
+            let outcome = pool.insert(Order::Bundle(bundle), funds.as_ref());
+            check_outcome(outcome, "replacementNonce")?;
             Ok(json!({ "bundleHash": hash }))
         }
         // No other kind of order is created here.
@@ -267,6 +269,9 @@ pub(super) fn rejected(reason: &RejectReason) -> ErrorResponse {
         RejectReason::TxStale { .. } => ErrorResponse::rejected(Reason::StaleNonce, message),
         RejectReason::PaysTooLittle { .. } => {
             ErrorResponse::rejected(Reason::PaysTooLittle, message)
+        }
+        RejectReason::InsufficientFunds { .. } => {
+            ErrorResponse::rejected(Reason::Admission, message)
         }
         _ => ErrorResponse::rejected(Reason::PoolFull, message),
     }
