@@ -45,6 +45,19 @@ pub enum LoadStart {
     FirstSubscription,
 }
 
+/// What comes of a subscription to whole transactions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum FullObjects {
+    /// They are announced.
+    #[default]
+    Announced,
+    /// An error response.
+    Refused,
+    /// Hashes are announced, as if they had been asked for.
+    Ignored,
+}
+
 /// A mock node's configuration.
 ///
 /// ```
@@ -90,6 +103,8 @@ pub struct NodeConfig {
     pub list_time: Duration,
     /// How many of a thousand transactions of the paced load carry blobs. Default 0.
     pub blobs_per_mille: u32,
+    /// What comes of a subscription to whole transactions. Default: they are announced.
+    pub full_objects: FullObjects,
     /// Whether the objects for subscribers to full transactions are rendered when the load is
     /// signed, so that the node's time for it is not part of a measurement. Takes about 1 kB for
     /// each. Default no.
@@ -139,6 +154,7 @@ impl NodeConfig {
             capacity: None,
             list_time: Duration::ZERO,
             blobs_per_mille: 0,
+            full_objects: FullObjects::default(),
             render_ahead: false,
             preload: 0,
             signed_ahead: 0,

@@ -28,6 +28,10 @@ pub enum Target {
     All,
     /// Subscription connections.
     Subscription,
+    /// Those to hashes.
+    Hashes,
+    /// Those to whole transactions.
+    Objects,
     /// Request connections.
     Request,
 }
@@ -72,6 +76,11 @@ pub enum Fault {
     },
     /// The next announcements are not sent, while the transactions are in the pool.
     DropNotifications {
+        /// How many.
+        count: u32,
+    },
+    /// The next announcements are made as hashes, and not as objects: reth's listener for these holds 1,024.
+    DropObjects {
         /// How many.
         count: u32,
     },
@@ -159,6 +168,7 @@ impl Fault {
             Self::Restart { down: short, leaves_file: false },
             Self::Restart { down: short, leaves_file: true },
             Self::DropNotifications { count: RETH_LISTENER_HASHES },
+            Self::DropObjects { count: RETH_LISTENER_HASHES },
             Self::Burst { count: LARGE_BURST },
             Self::Duplicate { count: 500 },
             Self::TableFull { time: short },
@@ -187,6 +197,7 @@ impl Fault {
             Self::CloseOnAccept { connections: count }
             | Self::CloseAfterSubscribe { connections: count }
             | Self::DropNotifications { count }
+            | Self::DropObjects { count }
             | Self::Duplicate { count }
             | Self::Answers { count, .. } => change(count),
             _ => {}

@@ -69,8 +69,8 @@ pub mod workload;
 pub use capacity::Capacity;
 pub use chain::{Block, HISTORY_BLOCKS};
 pub use config::{
-    DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_MAX_QUEUED_BYTES, DEFAULT_POOL_LIMIT, DEV_CHAIN_ID, LoadStart,
-    NodeConfig,
+    DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_MAX_QUEUED_BYTES, DEFAULT_POOL_LIMIT, DEV_CHAIN_ID,
+    FullObjects, LoadStart, NodeConfig,
 };
 pub use error::{NodeError, TxRefused};
 pub use faults::{

@@ -163,7 +163,9 @@ impl Shared {
     /// Tells the hash and the object.
     pub(crate) fn announce_once(&self, state: &State, tx: &SignedTx) {
         self.announce_hash(state, tx.hash);
-        if state.subscriptions.iter().any(|subscription| subscription.topic == Topic::Objects) {
+        if state.subscriptions.iter().any(|subscription| subscription.topic == Topic::Objects)
+            && !self.switches.drop_objects.take()
+        {
             self.announce_object(state, tx.pending_object());
         }
     }

@@ -19,6 +19,7 @@ pub(crate) struct Switches {
     pub(crate) close_on_accept: Countdown,
     pub(crate) close_after_subscribe: Countdown,
     pub(crate) drop_notifications: Countdown,
+    pub(crate) drop_objects: Countdown,
     pub(crate) duplicate: Countdown,
     answers: Mutex<VecDeque<(BadAnswer, u32)>>,
     /// Whether `answers` holds any: spares the lock of a node without faults.

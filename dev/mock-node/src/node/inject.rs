@@ -9,7 +9,7 @@ use super::{load, supply::Supply};
 use crate::{
     faults::{Fault, FaultPlan, Target, switches::Restart},
     outbox::{Freeze, Outbox},
-    shared::{Shared, unix_s},
+    shared::{Shared, Topic, unix_s},
 };
 
 pub(super) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
@@ -34,6 +34,7 @@ pub(super) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
             switches.ask_restart(Restart { down, leaves_file });
         }
         Fault::DropNotifications { count } => switches.drop_notifications.add(count),
+        Fault::DropObjects { count } => switches.drop_objects.add(count),
         Fault::Burst { count } => {
             load::burst(shared, supply, count);
         }
@@ -68,11 +69,13 @@ pub(super) fn follow(shared: &Shared, supply: &Supply, plan: &FaultPlan) {
 
 fn targets(shared: &Shared, at: Target) -> Vec<Arc<Outbox>> {
     let state = shared.lock();
-    let subscribes = |number: u64| state.subscriptions.iter().any(|sub| sub.connection == number);
+    let of = |number: u64| state.subscriptions.iter().filter(move |sub| sub.connection == number);
     let wanted = |number: u64| match at {
         Target::All => true,
-        Target::Subscription => subscribes(number),
-        Target::Request => !subscribes(number),
+        Target::Subscription => of(number).next().is_some(),
+        Target::Hashes => of(number).any(|sub| sub.topic == Topic::Hashes),
+        Target::Objects => of(number).any(|sub| sub.topic == Topic::Objects),
+        Target::Request => of(number).next().is_none(),
     };
     let connections = state.connections.iter().filter(|(number, _)| wanted(*number));
     connections.map(|(_, outbox)| outbox.clone()).collect()

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::{Found, error::RpcError, params::Params, state_methods};
 use crate::{
     chain::FullBlock,
-    config::CLIENT_VERSION,
+    config::{CLIENT_VERSION, FullObjects},
     shared::{Shared, Topic},
     tx::{SignedTx, to_json},
 };
@@ -119,7 +119,13 @@ const SUGGESTED_TIP_WEI: u64 = 1_000_000_000;
 fn subscribe(shared: &Shared, params: &Params<'_>) -> Result<Found, RpcError> {
     let kind: String = params.get(0)?;
     let topic = match kind.as_str() {
-        "newPendingTransactions" if params.get_or(1, false)? => Topic::Objects,
+        "newPendingTransactions" if params.get_or(1, false)? => match shared.config.full_objects {
+            FullObjects::Announced => Topic::Objects,
+            FullObjects::Refused => {
+                return Err(RpcError::invalid_params("hashes alone are announced".to_owned()));
+            }
+            FullObjects::Ignored => Topic::Hashes,
+        },
         "newPendingTransactions" => Topic::Hashes,
         "newHeads" => Topic::Heads,
         other => {
