@@ -100,7 +100,21 @@ pub enum Announcements {
     /// hashes, so it fills five times sooner when it is not read, and then geth blocks all its subscribers.
     /// The thread `mempool-io` does nothing but read it; on a machine whose cores are all busy with other
     /// work, use hashes.
+    ///
+    /// A node may drop objects that it announces as hashes: reth does from a few hundred a second on.
+    /// So a second subscription, on a connection of its own, announces the hashes. One whose object
+    /// has not come within 25 ms (5 ms, while those of later hashes come) is requested, and counts
+    /// among [`Counts::objects_missed`](crate::Counts). If either connection is lost, both are opened
+    /// again.
+    ///
+    /// A node that refuses the subscription to objects is not used; at one that announces hashes in
+    /// their place, these are requested.
     Full,
+    /// As [`Full`](Self::Full) where the node takes it, else as [`Hashes`](Self::Hashes): if it
+    /// refuses the subscription to objects, or if the first object that it announces is a hash.
+    /// [`SourceStatus::announcements`](crate::SourceStatus) says which; the next connection is a new
+    /// attempt.
+    Auto,
 }
 
 /// Which part of the node's pool is fetched at start-up and after a gap.
@@ -127,7 +141,7 @@ const MAX_DURATION: Duration = Duration::from_hours(365 * 24);
 ///
 /// let sources = [Endpoint::Ipc("/data/reth.ipc".into()), "ws://localhost:8546".parse()?];
 /// let config = FetcherConfig {
-///     announcements: Announcements::Full,
+///     announcements: Announcements::Auto,
 ///     audit_interval: Some(Duration::from_secs(30)),
 ///     start: StartPolicy::WaitForNode,
 ///     ..FetcherConfig::new(sources)
@@ -139,11 +153,11 @@ const MAX_DURATION: Duration = Duration::from_hours(365 * 24);
 pub struct FetcherConfig {
     /// The nodes, and the pools in this process: 1 to 16, without duplicates.
     pub sources: Vec<Endpoint>,
-    /// What the nodes announce: hashes, or whole transactions. [`Full`](Announcements::Full) is for an
-    /// operator of a machine with cores to spare, who wants the lowest latency.
+    /// What the nodes announce: hashes, or whole transactions. [`Auto`](Announcements::Auto) is for a
+    /// machine with cores to spare: it has the lowest latency.
     pub announcements: Announcements,
     /// Whether the field `from` of an announced transaction is used as its sender when
-    /// [`announcements`](Self::announcements) are [`Full`](Announcements::Full). The hash does not cover that
+    /// [`announcements`](Self::announcements) are whole transactions. The hash does not cover that
     /// field, and a trusted sender's signature is not verified: a node that lies, or anyone who can write to
     /// the connection, then chooses the sender, and with it the nonce, balance and replacement rules that
     /// apply to the transaction. `None` (default): IPC sources are trusted, since only local processes with

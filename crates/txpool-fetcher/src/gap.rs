@@ -68,4 +68,6 @@ pub(crate) enum Report {
     Head(u64),
     /// Announcements or blocks may have been missed.
     Gap(GapReason),
+    /// The node announces hashes where it was asked for objects.
+    NoObjects,
 }

@@ -79,6 +79,9 @@ pub struct Limits {
     /// distinguish the two. While the node lists its pool, it may be silent for `snapshot_timeout`
     /// longer.
     pub ping_timeout: Duration,
+    /// With full objects: how long after its hash an object may come before the transaction is
+    /// requested. A fifth of it, while the objects of later hashes come.
+    pub object_wait: Duration,
     /// How long an audit waits for announcements that are still on their way before a hash counts as
     /// missing.
     pub audit_settle: Duration,
@@ -106,6 +109,7 @@ impl Default for Limits {
             reconnect: Backoff { base: Duration::from_millis(50), cap: Duration::from_secs(1) },
             ping_interval: Duration::from_secs(2),
             ping_timeout: Duration::from_secs(10),
+            object_wait: Duration::from_millis(25),
             audit_settle: Duration::from_millis(200),
             deferral_max_age: Duration::from_secs(5),
         }

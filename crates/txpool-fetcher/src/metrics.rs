@@ -38,6 +38,8 @@ metric_set::metric_set! {
             "hashes that entered and have not left";
         count lagged = "mempool_fetcher_lagged_total", Count,
             "announcements lost by the fetcher's own buffer; a comparison fetches them";
+        count objects_missed = "mempool_fetcher_objects_missed_total", Count,
+            "announced hashes whose object had not come in time; they were requested";
         counter deferred[3] = "mempool_fetcher_deferred_total", Count,
             "fetches and audits that waited because the load was high, by `work`",
             "work": DEFERRABLE_WORK;

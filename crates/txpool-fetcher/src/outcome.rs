@@ -108,6 +108,9 @@ pub struct Counts {
     /// Announcements that our own buffer lost before they could enter, or that the stream of a pool
     /// in this process reported as lost.
     pub lagged: u64,
+    /// With full objects: announced hashes whose object had not come in time, because the node had
+    /// dropped it or was late. They were requested, and count among [`announced`](Self::announced).
+    pub objects_missed: u64,
 }
 
 impl Counts {

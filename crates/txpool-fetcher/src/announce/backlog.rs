@@ -9,6 +9,9 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::{connection::ReadTimes, error::LossReason, sync::lock};
 
+/// Held by the announcement readers of one subscription, while they process.
+pub(super) type Turn = Arc<OwnedMutexGuard<()>>;
+
 /// How far the announcement reader is behind one subscription connection.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -35,8 +38,9 @@ impl Progress {
 /// The announcement readers of one source.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
-    /// One for each live announcement reader: that of the connection that is up, and possibly one
-    /// that still processes the announcements of a lost connection.
+    /// One for each live announcement reader: those of the connections that are up (with full
+    /// announcements the reader of hashes comes last), and possibly some that still process the
+    /// announcements of lost connections.
     readers: Mutex<Vec<Weak<Progress>>>,
     /// Held by the announcement reader that is processing, so that they run one after another.
     reading: Arc<tokio::sync::Mutex<()>>,
@@ -70,11 +74,11 @@ impl Backlog {
         &self,
         progress: &Progress,
         lost: impl Future<Output = LossReason>,
-    ) -> Result<OwnedMutexGuard<()>, u64> {
+    ) -> Result<Turn, u64> {
         tokio::select! {
             // If the turn comes together with the loss, it is taken, so that nothing is lost.
             biased;
-            turn = Arc::clone(&self.reading).lock_owned() => Ok(turn),
+            turn = Arc::clone(&self.reading).lock_owned() => Ok(Arc::new(turn)),
             _ = lost => {
                 let unread = progress.backlog();
                 progress.take(unread);

@@ -15,19 +15,23 @@
 //! # Locks
 //! | lock | who takes it | for how long |
 //! |---|---|---|
-//! | readers (in [`Backlog`]) | the source's shell, comparisons, `status()` | to add up the backlog of at most two readers |
+//! | readers (in [`Backlog`]) | the source's shell, comparisons, `status()` | to add up the backlog of at most four readers |
+//! | pairs | the reader of hashes, the thread of objects | a few look-ups; the locks of a hash that enters (`fetch`) are taken under it |
 //!
 //! The announcement readers of one source take turns with an async mutex of tokio's, the only lock
 //! that is held across awaits; it protects nothing but their order.
 //!
-//! With full announcements a transaction is not requested: `mempool-io` passes its object to `mempool-object`,
-//! which reads it in place, encodes it again, compares the hash and delivers it. The buffer keeps at most 16 KiB
-//! of an announcement; of a longer one it keeps the hash. An announcement that is only a hash, a blob transaction
-//! or a transaction of an unknown type is requested. Announcements that wait for the thread stay
-//! in the broadcast buffer, so this is still the only place where announcements can be lost.
+//! With full announcements there are two subscriptions, each on a connection of its own: to hashes, which is the
+//! truth, and to objects, of which a node may drop some. A transaction whose object comes is not requested:
+//! `mempool-io` passes the object to `mempool-object`, which reads it in place, encodes it again, compares the hash
+//! and delivers it. The buffer keeps at most 16 KiB of an object; of a longer one it keeps the hash. A blob
+//! transaction or a transaction of an unknown type is requested, and so is a hash whose object does not come in
+//! time: [`pairs`] says when. An overrun of the objects' buffer therefore loses nothing, and that of the hashes is
+//! still the only place where announcements can be lost. The two connections end together.
 
 mod backlog;
 mod objects;
+mod pairs;
 mod subscription;
 
 pub(crate) use self::{

@@ -15,9 +15,12 @@ use std::{
 
 use alloy_primitives::B256;
 use serde_json::value::RawValue;
-use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
-use super::backlog::Progress;
+use super::{
+    backlog::{Progress, Turn},
+    pairs::Pairs,
+};
 use crate::{
     decode::{FullAnnouncement, Malformed, read_object},
     fetch::{Arrival, Deliverer, DeliveryTask, Fetch},
@@ -38,8 +41,7 @@ pub(super) struct Notification {
 }
 
 /// What a reader receives: its turn, and then announcements.
-pub(super) type ObjectSender =
-    (oneshot::Sender<OwnedMutexGuard<()>>, mpsc::Sender<Vec<Notification>>);
+pub(super) type ObjectSender = (oneshot::Sender<Turn>, mpsc::Sender<Vec<Notification>>);
 
 /// Processes the announcements of one subscription connection, in their order.
 #[derive(Debug)]
@@ -49,6 +51,7 @@ pub(super) struct ObjectReader<S: TransactionSink> {
     source: usize,
     trusts_sender: bool,
     progress: Arc<Progress>,
+    pairs: Arc<Pairs>,
     _alive: Alive,
 }
 
@@ -60,12 +63,14 @@ impl<S: TransactionSink> ObjectReader<S> {
         fetch: &Arc<Fetch>,
         deliverer: &Arc<Deliverer<S>>,
         source: usize,
-        progress: Arc<Progress>,
+        progress: &Arc<Progress>,
+        pairs: &Arc<Pairs>,
     ) -> io::Result<ObjectSender> {
         let reader = Self {
             source,
             trusts_sender: fetch.settings.trusts_sender_of(source),
-            progress,
+            progress: Arc::clone(progress),
+            pairs: Arc::clone(pairs),
             _alive: fetch.tasks.alive(),
             fetch: Arc::clone(fetch),
             deliverer: Arc::clone(deliverer),
@@ -113,12 +118,13 @@ impl<S: TransactionSink> ObjectReader<S> {
             at: notification.at,
         };
         let json = notification.json.get();
-        // An object; or a hash, if the object was too long to keep or the node announces only hashes.
+        // An object; or a hash, if the node announces only hashes.
         let hash = parse_hash(json).map(FullAnnouncement::FetchRaw);
         match hash.unwrap_or_else(|| read_object(json.as_bytes())) {
             FullAnnouncement::Transaction(announced) => {
                 let arrival = arrival(*announced.tx.hash());
-                let Some(ticket) = fetch.hashes.enter(&arrival) else { return };
+                let entered = self.pairs.on_object(&fetch.hashes, arrival);
+                let Some((arrival, ticket)) = entered else { return };
                 let delivery = DeliveryTask::new(deliverer, arrival, ticket);
                 let read = match self.trusts_sender {
                     true => Ok(announced.trust_sender()),
@@ -132,9 +138,12 @@ impl<S: TransactionSink> ObjectReader<S> {
             }
             FullAnnouncement::FetchRaw(hash) => {
                 drop(permit);
+                let entered = self.pairs.on_object(&fetch.hashes, arrival(hash));
+                let Some((arrival, ticket)) = entered else { return };
                 // Waits while all slots are taken; a stop leaves the hash unfinished.
-                let _ = fetch.tasks.wait_for(fetch.on_announcement(arrival(hash)), || {});
+                let _ = fetch.tasks.wait_for(fetch.request(arrival, ticket), || {});
             }
+            // Not paired: its hash is requested as if no object had come.
             FullAnnouncement::Malformed { hash: Some(hash), reason } => {
                 let arrival = arrival(hash);
                 if let Some(ticket) = fetch.hashes.enter(&arrival) {

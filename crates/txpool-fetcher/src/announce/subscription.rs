@@ -13,16 +13,18 @@ use tokio::sync::{
 };
 
 use super::{
-    backlog::{Backlog, Progress},
+    backlog::{Backlog, Progress, Turn},
     objects::{Notification, ObjectReader, ObjectSender, parse_hash},
+    pairs::Pairs,
 };
 use crate::{
     chain::{AnnouncedHead, read_head},
-    config::Announcements,
-    connection::{Connection, dial},
-    error::{CallError, ConnectError},
+    config::{Announcements, Endpoint},
+    connection::{ChainId, Connection, dial},
+    error::{CallError, ConnectError, LossReason},
     fetch::{Arrival, Deliverer, Fetch},
     gap::{GapReason, Report},
+    limits::Limits,
     outcome::Entry,
     sink::TransactionSink,
 };
@@ -46,12 +48,23 @@ pub(crate) async fn report(reports: &mpsc::Sender<Report>, report: Report) {
 /// A subscription that is up and not read yet.
 #[derive(Debug)]
 pub(crate) struct Subscribed {
+    /// To hashes and heads.
     pub(crate) connection: Arc<Connection>,
-    announcements: RawSubscription,
+    hashes: RawSubscription,
     new_heads: RawSubscription,
     progress: Arc<Progress>,
-    /// With full announcements, the way to their thread.
-    objects: Option<ObjectSender>,
+    pub(crate) objects: Option<SubscribedObjects>,
+}
+
+/// The second subscription, with full announcements.
+#[derive(Debug)]
+pub(crate) struct SubscribedObjects {
+    pub(crate) connection: Arc<Connection>,
+    objects: RawSubscription,
+    progress: Arc<Progress>,
+    pairs: Arc<Pairs>,
+    /// The way to their thread.
+    thread: ObjectSender,
 }
 
 /// Connects and subscribes. `known`: the source was up before.
@@ -62,32 +75,63 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     backlog: &Backlog,
     known: bool,
 ) -> Result<Subscribed, ConnectError> {
-    let (config, limits) = (&fetch.settings.config, &fetch.settings.limits);
-    let endpoint = &config.sources[index];
-    let connection = Arc::new(dial(endpoint, limits, &deliverer.chain_id, known).await?);
-    let slots = limits.announcement_buffer;
+    let limits = &fetch.settings.limits;
+    let endpoint = &fetch.settings.config.sources[index];
+    let open = |objects| open(endpoint, limits, &deliverer.chain_id, objects, known);
     let refused = |error: CallError| ConnectError::NotEthereum {
         endpoint: endpoint.to_string(),
         method: "eth_subscribe",
         answer: error.to_string(),
     };
-    let limit = limits.ping_timeout;
-    let kind = config.announcements;
-    let subscribed = connection.subscribe_announcements(kind, slots, limit).await;
-    let announcements = subscribed.map_err(refused)?.map_err(|probed| {
-        ConnectError::BufferNotInEffect { endpoint: endpoint.to_string(), probed, wanted: slots }
-    })?;
-    let new_heads = connection.subscribe_heads(HEAD_BUFFER, limit).await.map_err(refused)?;
-    let progress = Progress::new(connection.read_times());
-    let objects = match kind {
+    // Objects first: a hash without its object is then one that the node has dropped.
+    let opened = match fetch.settings.config.announcements {
         Announcements::Hashes => None,
-        Announcements::Full => {
-            let spawned = ObjectReader::spawn(fetch, deliverer, index, Arc::clone(&progress));
-            Some(spawned.map_err(|error| ConnectError::io(endpoint, error))?)
+        announcements => Some((announcements, open(true).await?)),
+    };
+    let objects = match opened {
+        None => None,
+        Some((Announcements::Auto, (_, Err(CallError::Rpc { code, message })))) => {
+            tracing::warn!(%endpoint, code, message, "the node refuses full objects: taking hashes");
+            None
+        }
+        Some((_, (connection, subscribed))) => {
+            let objects = subscribed.map_err(refused)?;
+            let progress = Progress::new(connection.read_times());
+            let pairs = Pairs::new(&progress, limits);
+            let spawned = ObjectReader::spawn(fetch, deliverer, index, &progress, &pairs);
+            let thread = spawned.map_err(|error| ConnectError::io(endpoint, error))?;
+            backlog.add_reader(&progress);
+            Some(SubscribedObjects { connection, objects, progress, pairs, thread })
         }
     };
+    let (connection, subscribed) = open(false).await?;
+    let hashes = subscribed.map_err(refused)?;
+    let heads = connection.subscribe_heads(HEAD_BUFFER, limits.ping_timeout);
+    let new_heads = heads.await.map_err(refused)?;
+    let progress = Progress::new(connection.read_times());
+    // The last one: what it has read is what the source has announced.
     backlog.add_reader(&progress);
-    Ok(Subscribed { connection, announcements, new_heads, progress, objects })
+    Ok(Subscribed { connection, hashes, new_heads, progress, objects })
+}
+
+/// Connects, and subscribes to announcements. The inner error is the node's answer to that.
+async fn open(
+    endpoint: &Endpoint,
+    limits: &Limits,
+    chain_id: &ChainId,
+    objects: bool,
+    known: bool,
+) -> Result<(Arc<Connection>, Result<RawSubscription, CallError>), ConnectError> {
+    let connection = Arc::new(dial(endpoint, limits, chain_id, known).await?);
+    let wanted = limits.announcement_buffer;
+    match connection.subscribe_announcements(objects, wanted, limits.ping_timeout).await {
+        Ok(Err(probed)) => {
+            let endpoint = endpoint.to_string();
+            Err(ConnectError::BufferNotInEffect { endpoint, probed, wanted })
+        }
+        Ok(Ok(subscription)) => Ok((connection, Ok(subscription))),
+        Err(error) => Ok((connection, Err(error))),
+    }
 }
 
 impl Subscribed {
@@ -100,7 +144,7 @@ impl Subscribed {
         reports: &mpsc::Sender<Report>,
         heads: &mpsc::Sender<AnnouncedHead>,
     ) {
-        let Self { connection, announcements, new_heads, progress, objects } = self;
+        let Self { connection, hashes, new_heads, progress, objects } = self;
         // Two readers, so that a wait for a slot does not delay a head.
         let read_announcements = async {
             let turn = match backlog.wait_for_turn(&progress, connection.closed()).await {
@@ -108,19 +152,52 @@ impl Subscribed {
                 Err(unread) => return fetch.metrics.lagged.add(unread),
             };
             match objects {
-                None => {
-                    let _turn = turn;
-                    read_hashes(fetch, index, announcements, &progress, reports).await;
-                }
-                Some((take_turn, batches)) => {
-                    // The thread ends first only when the fetcher stops.
-                    let _ = take_turn.send(turn);
-                    read_objects(fetch, announcements, batches, &progress, reports).await;
+                None => read_hashes(fetch, index, hashes, &progress, None, reports).await,
+                Some(objects) => {
+                    let pairs = Arc::clone(&objects.pairs);
+                    let read_hashes = async {
+                        read_hashes(fetch, index, hashes, &progress, Some(&pairs), reports).await;
+                        pairs.close();
+                    };
+                    let read_objects = objects.read(fetch, &connection, &turn, reports);
+                    tokio::join!(read_hashes, read_objects, pairs.request_overdue(fetch));
                 }
             }
             fetch.deferral.observe_backlog(index, backlog.len());
         };
         tokio::join!(read_announcements, read_heads(fetch, new_heads, reports, heads));
+    }
+}
+
+impl SubscribedObjects {
+    /// Reads until one of the two connections ends, which ends the other one; or, with
+    /// [`Announcements::Auto`], until the node turns out to announce hashes here too.
+    async fn read(
+        self,
+        fetch: &Fetch,
+        hashes: &Connection,
+        turn: &Turn,
+        reports: &mpsc::Sender<Report>,
+    ) {
+        let Self { connection, objects, progress, pairs, thread: (take_turn, batches) } = self;
+        // The thread ends first only when the fetcher stops.
+        let _ = take_turn.send(Arc::clone(turn));
+        let read = async {
+            if !read_objects(fetch, objects, batches, &progress).await {
+                tracing::warn!("the node announces hashes instead of objects: taking hashes");
+                pairs.close();
+                report(reports, Report::NoObjects).await;
+                connection.kill(LossReason::Closed);
+            }
+        };
+        let until_one_ends = async {
+            tokio::select! {
+                // The order is irrelevant: if both have ended, nothing is left to end.
+                reason = connection.closed() => if !pairs.is_closed() { hashes.kill(reason) },
+                reason = hashes.closed() => connection.kill(reason),
+            }
+        };
+        tokio::join!(read, until_one_ends);
     }
 }
 
@@ -142,12 +219,14 @@ impl HashBuffer for RawSubscription {
     }
 }
 
-/// Reads announcements of hashes and submits their requests.
+/// Reads announcements of hashes and submits their requests; with `pairs`, they wait for their
+/// objects first.
 pub(crate) async fn read_hashes(
     fetch: &Arc<Fetch>,
     index: usize,
     mut hashes: impl HashBuffer,
     progress: &Progress,
+    pairs: Option<&Pairs>,
     reports: &mpsc::Sender<Report>,
 ) {
     // The number of the next announcement on this connection.
@@ -181,9 +260,21 @@ pub(crate) async fn read_hashes(
                 match announced {
                     Some(hash) => {
                         let arrival = Arrival { hash, entry: Entry::Announced, source: index, at };
-                        let backlog = progress.read_times.read().saturating_sub(number);
-                        fetch.deferral.observe_backlog(index, backlog);
-                        fetch.on_announcement(arrival).await;
+                        match pairs {
+                            None => {
+                                let backlog = progress.read_times.read().saturating_sub(number);
+                                fetch.deferral.observe_backlog(index, backlog);
+                                fetch.on_announcement(arrival).await;
+                            }
+                            // The backlog is that of the objects.
+                            Some(pairs) => {
+                                if let Some((arrival, ticket)) =
+                                    pairs.on_hash(&fetch.hashes, arrival)
+                                {
+                                    fetch.request(arrival, ticket).await;
+                                }
+                            }
+                        }
                     }
                     None => fetch.metrics.malformed_notifications.increment(1),
                 }
@@ -198,16 +289,18 @@ pub(crate) async fn read_hashes(
     }
 }
 
-/// Reads announcements of objects and passes on everything that has arrived as one batch.
+/// Reads announcements of objects and passes on everything that has arrived as one batch. False if it
+/// has ended because the node announces hashes here too.
+///
+/// An overrun of this buffer loses nothing: the hashes come by the other subscription.
 async fn read_objects(
     fetch: &Fetch,
     mut objects: RawSubscription,
     batches: mpsc::Sender<Vec<Notification>>,
     progress: &Progress,
-    reports: &mpsc::Sender<Report>,
-) {
+) -> bool {
+    let mut may_be_hashes = fetch.settings.config.announcements == Announcements::Auto;
     let mut number = 0;
-    let mut lag = Lag::default();
     let mut batch = Vec::new();
     loop {
         let received = match objects.try_recv() {
@@ -218,6 +311,10 @@ async fn read_objects(
         };
         match received {
             Ok(json) => {
+                if may_be_hashes && parse_hash(json.get()).is_some() {
+                    return false;
+                }
+                may_be_hashes = false;
                 let at = progress.read_times.take(number).unwrap_or_else(Instant::now);
                 number += 1;
                 batch.push(Notification { json, at });
@@ -227,17 +324,17 @@ async fn read_objects(
             }
             Err(RecvError::Lagged(count)) => {
                 number += count;
-                lag.record(fetch, progress, count, reports).await;
+                progress.take(count);
                 continue;
             }
             // Nothing more is at hand. At the end of the subscription the batch is empty next time.
             Err(RecvError::Closed) if !batch.is_empty() => {}
-            Err(RecvError::Closed) => break,
+            Err(RecvError::Closed) => return true,
         }
         // Waits while the thread is behind: later announcements stay in the broadcast buffer.
         if batches.send(std::mem::take(&mut batch)).await.is_err() {
             // The thread ends first only when the fetcher stops.
-            break;
+            return true;
         }
         // Yields to the sockets.
         tokio::task::yield_now().await;

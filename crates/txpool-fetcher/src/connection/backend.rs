@@ -231,7 +231,8 @@ impl Backend {
                         let is_too_much = bytes > MAX_HASH_BYTES
                             && read_times.waiting_bytes().saturating_add(bytes) > MAX_WAITING_BYTES;
                         if bytes > *max_bytes || is_too_much {
-                            notification.result = hash_alone(&notification.result);
+                            let of_objects = *max_bytes > MAX_HASH_BYTES;
+                            notification.result = hash_alone(&notification.result, of_objects);
                         }
                         // Every announcement gets a read time, whatever it contains: the reader counts them
                         // in the same way.
@@ -299,10 +300,15 @@ impl Backend {
     }
 }
 
-/// The announcement of a hash, in place of an object's announcement; null when the object names none.
-fn hash_alone(object: &RawValue) -> Box<RawValue> {
-    announced_hash(object.get().as_bytes())
-        .and_then(|hash| serde_json::value::to_raw_value(&hash).ok())
+/// The announcement of a hash, in place of an object's announcement; null when the object names none. Among
+/// objects it is an object of a type that nobody knows: a hash would mean that the node announces no objects.
+fn hash_alone(object: &RawValue, of_objects: bool) -> Box<RawValue> {
+    let shortened = announced_hash(object.get().as_bytes()).map(|hash| match of_objects {
+        true => format!(r#"{{"hash":"{hash}","type":"0xff"}}"#),
+        false => format!("\"{hash}\""),
+    });
+    shortened
+        .and_then(|json| RawValue::from_string(json).ok())
         .unwrap_or_else(|| RawValue::NULL.to_owned())
 }
 

@@ -46,7 +46,6 @@ pub(crate) use self::{
     read_times::ReadTimes,
 };
 use crate::{
-    config::Announcements,
     error::{CallError, LossReason},
     sync::lock,
 };
@@ -108,7 +107,7 @@ impl Connection {
         }
     }
 
-    /// Subscribes to pending transactions with a buffer of `slots`, and verifies that the buffer has
+    /// Subscribes to the hashes or objects of pending transactions with a buffer of `slots`, and verifies that the buffer has
     /// that size.
     ///
     /// alloy creates the buffer when the response to the subscription arrives. An earlier
@@ -121,22 +120,19 @@ impl Connection {
     /// The call's error, or how many probes were pushed when one got lost.
     pub(crate) async fn subscribe_announcements(
         &self,
-        announcements: Announcements,
+        objects: bool,
         slots: usize,
         limit: Duration,
     ) -> Result<Result<RawSubscription, usize>, CallError> {
         self.frontend()?.set_channel_size(slots);
         let probes = slots / 2 + 1;
         let id = self.next_id.fetch_add(1, Relaxed);
-        let max_bytes = match announcements {
-            Announcements::Hashes => MAX_HASH_BYTES,
-            Announcements::Full => MAX_OBJECT_BYTES,
-        };
+        let max_bytes = if objects { MAX_OBJECT_BYTES } else { MAX_HASH_BYTES };
         *lock(&self.shared.probe) = Some(Probe { id, probes, max_bytes });
         const KIND: &str = "newPendingTransactions";
-        let mut subscription = match announcements {
-            Announcements::Hashes => self.subscribe((KIND,), id, limit).await?,
-            Announcements::Full => self.subscribe((KIND, true), id, limit).await?,
+        let mut subscription = match objects {
+            false => self.subscribe((KIND,), id, limit).await?,
+            true => self.subscribe((KIND, true), id, limit).await?,
         };
         for _ in 0..probes {
             match subscription.try_recv() {
@@ -358,7 +354,7 @@ mod tests {
         ];
         node(&path, ["0xa", "0xb"], notes);
         let connection = open(&path).await;
-        let subscribed = connection.subscribe_announcements(Announcements::Hashes, 16, LIMIT).await;
+        let subscribed = connection.subscribe_announcements(false, 16, LIMIT).await;
         let mut hashes = subscribed.expect("subscribed").expect("16 slots");
         let mut heads = connection.subscribe_heads(16, LIMIT).await.expect("subscribed");
         assert_eq!(heads.recv().await.unwrap().get(), "null", "of 2 MiB");
@@ -375,7 +371,7 @@ mod tests {
         let path = folder.path().join("node.ipc");
         node(&path, ["0xa", "0x0a"], vec![]);
         let connection = open(&path).await;
-        let subscribed = connection.subscribe_announcements(Announcements::Hashes, 16, LIMIT).await;
+        let subscribed = connection.subscribe_announcements(false, 16, LIMIT).await;
         subscribed.expect("subscribed").expect("16 slots");
         let error = connection.subscribe_heads(16, LIMIT).await.unwrap_err();
         assert!(matches!(error, CallError::ConnectionLost), "{error}");

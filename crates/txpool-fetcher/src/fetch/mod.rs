@@ -21,7 +21,7 @@
 //! | permits of a node's limit | a fetch at its response, a limit that changes | two fields |
 //! | deferred work | deferrable work when it begins and stops waiting, `deferred()` | one entry of a sorted set |
 //!
-//! A node's limit is held while its permits are resized; no other two are ever held together.
+//! A node's limit is held while its permits are resized; no other two of these are ever held together.
 
 mod deferral;
 mod deliver;
@@ -129,7 +129,13 @@ impl Fetch {
     /// Waits while all slots are taken; meanwhile later announcements stay in the broadcast buffer,
     /// whose overrun is counted.
     pub(crate) async fn on_announcement(self: &Arc<Self>, arrival: Arrival) {
-        let Some(ticket) = self.hashes.enter(&arrival) else { return };
+        if let Some(ticket) = self.hashes.enter(&arrival) {
+            self.request(arrival, ticket).await;
+        }
+    }
+
+    /// The same for one that has entered.
+    pub(crate) async fn request(self: &Arc<Self>, arrival: Arrival, ticket: Ticket) {
         let slot = match self.slots.try_acquire_live(self.deferral.track_live_fetch()) {
             Ok(slot) => slot,
             Err(live) => {

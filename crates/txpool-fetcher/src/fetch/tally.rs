@@ -54,6 +54,7 @@ impl Tally {
             failed: left(Outcome::Failed),
             unfinished: self.unfinished.load(Relaxed),
             lagged: self.metrics.lagged.get(),
+            objects_missed: self.metrics.objects_missed.get(),
         }
     }
 }

@@ -116,7 +116,7 @@ impl PoolSubscribed {
         let read_announcements = async {
             match backlog.wait_for_turn(&progress, subscription.end.wait()).await {
                 Ok(_turn) => {
-                    read_hashes(fetch, index, hashes, &progress, reports).await;
+                    read_hashes(fetch, index, hashes, &progress, None, reports).await;
                     fetch.deferral.observe_backlog(index, backlog.len());
                 }
                 Err(unread) => fetch.metrics.lagged.add(unread),

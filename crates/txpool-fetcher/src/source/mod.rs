@@ -37,6 +37,7 @@ use crate::{
     announce,
     audit::{AuditMode, AuditReport, Comparison},
     chain::{self, AnnouncedHead, Chain},
+    config::Announcements,
     connection::{Connection, NodeInfo, dial},
     error::{ConnectError, LossReason, SnapshotError, SourceError},
     fetch::{Deliverer, Fetch, FetchRequest, ResponseReader},
@@ -75,28 +76,29 @@ enum Message {
 /// Where a source's announcements are read.
 #[derive(Clone, Debug)]
 enum Subscription {
-    Node(Arc<Connection>),
+    /// The connection for hashes and heads, and that for objects, which ends with it.
+    Node(Arc<Connection>, Option<Arc<Connection>>),
     InProcess(Arc<PoolSubscription>),
 }
 
 impl Subscription {
     fn node(&self) -> &NodeInfo {
         match self {
-            Self::Node(connection) => &connection.node,
+            Self::Node(connection, _) => &connection.node,
             Self::InProcess(subscription) => &subscription.node,
         }
     }
 
     async fn closed(self) -> LossReason {
         match self {
-            Self::Node(connection) => connection.closed().await,
+            Self::Node(connection, _) => connection.closed().await,
             Self::InProcess(subscription) => subscription.end.wait().await,
         }
     }
 
     fn kill(&self, reason: LossReason) {
         match self {
-            Self::Node(connection) => connection.kill(reason),
+            Self::Node(connection, _) => connection.kill(reason),
             Self::InProcess(subscription) => subscription.end.set(reason),
         }
     }
@@ -225,6 +227,10 @@ impl<S: TransactionSink> Source<S> {
                 Event::Head(number)
             }
             Report::Gap(reason) => Event::Gap(reason),
+            Report::NoObjects => {
+                self.shared.announces(Announcements::Hashes);
+                return Vec::new();
+            }
         };
         self.machine.on(event, Instant::now())
     }
@@ -235,9 +241,15 @@ impl<S: TransactionSink> Source<S> {
             Message::Event(event) => self.machine.on(event, now),
             Message::SubscriptionUp(subscription) => {
                 self.watch_end(Role::Subscription, subscription.clone().closed());
-                if let Subscription::Node(connection) = &subscription {
+                let mut announcements = Announcements::Hashes;
+                if let Subscription::Node(connection, objects) = &subscription {
                     self.ping(Role::Subscription, connection);
+                    if let Some(objects) = objects {
+                        self.ping(Role::Subscription, objects);
+                        announcements = Announcements::Full;
+                    }
                 }
+                self.shared.announces(announcements);
                 lock(&self.shared.status).node = Some(subscription.node().clone());
                 self.subscription = Some(subscription);
                 self.up(Role::Subscription, now)
@@ -398,7 +410,10 @@ impl<S: TransactionSink> Source<S> {
                 (Role::Subscription, None) => {
                     match announce::subscribe(fetch, deliverer, index, &backlog, known).await {
                         Ok(subscribed) => {
-                            let up = Subscription::Node(Arc::clone(&subscribed.connection));
+                            let objects = subscribed.objects.as_ref();
+                            let objects = objects.map(|objects| Arc::clone(&objects.connection));
+                            let hashes = Arc::clone(&subscribed.connection);
+                            let up = Subscription::Node(hashes, objects);
                             send(&messages, Message::SubscriptionUp(up)).await;
                             return subscribed.read(fetch, index, &backlog, &reports, &heads).await;
                         }

@@ -12,7 +12,7 @@ use super::machine::SourceState;
 use crate::{
     announce::Backlog,
     audit::{AuditReport, AuditState},
-    config::Endpoint,
+    config::{Announcements, Endpoint},
     connection::NodeInfo,
     error::SourceError,
     fetch::{AnnouncementCounts, NodeLimit},
@@ -34,6 +34,9 @@ pub struct SourceStatus {
     pub since: SystemTime,
     /// The client version and chain id of the node, once it was reached.
     pub node: Option<NodeInfo>,
+    /// What the node announces: [`Hashes`](Announcements::Hashes), or [`Full`](Announcements::Full)
+    /// transactions; until it is reached, what is configured.
+    pub announcements: Announcements,
     /// Whether the node's pool can be compared with ours, as far as is known. If not, the source is
     /// still live, but transactions that the node does not announce stay unknown. It is false if
     /// the node has no `txpool_content`, or if listing its pool failed three times in a row; the
@@ -98,6 +101,7 @@ impl SourceShared {
                 state: SourceState::Connecting,
                 since: SystemTime::now(),
                 node: None,
+                announcements: settings.config.announcements,
                 audited: true,
                 reconnects: 0,
                 last_error: None,
@@ -135,6 +139,11 @@ impl SourceShared {
 
     pub(super) fn fail(&self, error: SourceError) {
         lock(&self.status).last_error = Some(Arc::new(error));
+        self.changed();
+    }
+
+    pub(super) fn announces(&self, announcements: Announcements) {
+        lock(&self.status).announcements = announcements;
         self.changed();
     }
 

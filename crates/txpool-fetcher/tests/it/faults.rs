@@ -177,7 +177,11 @@ async fn each_fault_alone_leaves_nothing_missing() {
                 steps.push((time / 4 + Duration::from_millis(1), Fault::Close(Target::All)));
             }
             let plan = FaultPlan::new(steps);
-            let outcome = run(plan, Announcements::Hashes, 500, time).await;
+            let announcements = match fault {
+                Fault::DropObjects { .. } => Announcements::Full,
+                _ => Announcements::Hashes,
+            };
+            let outcome = run(plan, announcements, 500, time).await;
             outcome.check(&format!("{fault:?}"));
             let Outcome { counts, status, .. } = outcome;
             assert!(!meets_newcomers || status.reconnects > 0, "{fault:?} has met nobody");

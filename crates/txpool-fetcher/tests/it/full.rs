@@ -5,15 +5,28 @@ use std::{collections::BTreeSet, time::Duration};
 
 use alloy_primitives::Address;
 use load_control::{Gate, GateConfig};
-use mock_node::workload::{Mix, TxKind};
-use testkit::ingest::{Node, arrived_whole, eventually, ingest, settled};
+use mock_node::{
+    Fault, FullObjects, Target,
+    workload::{Mix, TxKind},
+};
+use order_pool::OrderPool;
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, ingest, settled};
 use tokio::sync::mpsc;
-use txpool_fetcher::{Announcements, FetchedTransaction, Fetcher, FetcherConfig, Limits};
+use txpool_fetcher::{
+    Announcements, Backfill, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits,
+    SourceState,
+};
 
-use super::{compare, settles_fast, start_with};
+use super::{compare, ingest_with, settles_fast, start_with};
 
 fn full(node: &Node) -> FetcherConfig {
     FetcherConfig { announcements: Announcements::Full, ..node.fetcher() }
+}
+
+/// Objects may be late on a busy machine: none of them is requested for that.
+async fn ingest_patiently(config: FetcherConfig) -> (Fetcher, OrderPool) {
+    ingest_with(config, Limits { object_wait: PATIENCE, ..Limits::default() }).await
 }
 
 #[tokio::test]
@@ -24,10 +37,10 @@ async fn every_kind_of_transaction_arrives_whole_and_only_blobs_are_requested() 
         let gate = Gate::new(GateConfig::default()).unwrap();
         let config =
             FetcherConfig { trust_node_sender: Some(trust), gate: Some(gate), ..full(&node) };
-        let (fetcher, pool) = ingest(config).await;
+        let (fetcher, pool) = ingest_patiently(config).await;
         node.submit_all();
         let counts = settled(&fetcher, "600 pooled", |counts| counts.pooled == 600).await;
-        assert_eq!((counts.announced, counts.lagged), (600, 0));
+        assert_eq!((counts.announced, counts.lagged, counts.objects_missed), (600, 0, 0));
         let types = arrived_whole(&pool, &node.txs);
         assert_eq!(types, BTreeSet::from([0, 1, 2, 3, 4]));
         let is_blob = |kind| matches!(kind, TxKind::Blob | TxKind::SixBlobs);
@@ -98,7 +111,7 @@ async fn announcements_that_are_no_objects_are_counted_and_stop_nothing() {
 #[tokio::test]
 async fn repeats_are_known_hashes_are_requested_and_late_objects_are_mined() {
     let node = Node::start(3, |config| config);
-    let (fetcher, pool) = ingest(full(&node)).await;
+    let (fetcher, pool) = ingest_patiently(full(&node)).await;
     let objects: Vec<_> = {
         node.submit_all();
         node.txs.iter().map(|tx| node.node.object(tx.hash).expect("it is pending")).collect()
@@ -127,7 +140,7 @@ async fn of_an_object_that_is_too_long_only_the_hash_is_kept_and_the_transaction
     node.submit_all();
     let sent = &node.txs[0];
     let object = node.node.object(sent.hash).expect("it is pending");
-    let config = FetcherConfig { backfill: txpool_fetcher::Backfill::Off, ..full(&node) };
+    let config = FetcherConfig { backfill: Backfill::Off, ..full(&node) };
     let (fetcher, pool) = ingest(config).await;
     let long = object.replacen('{', &format!(r#"{{"blobs":["0x{}"],"#, "ab".repeat(100_000)), 1);
     node.node.announce_object(&long);
@@ -172,4 +185,130 @@ async fn a_sink_that_does_not_return_holds_up_neither_heads_nor_a_shutdown() {
     let counts = fetcher.shutdown(Duration::from_secs(5)).await.counts;
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
     assert_eq!(counts.balance(), 0);
+}
+
+#[tokio::test]
+async fn what_the_node_drops_from_its_full_stream_is_requested_and_announced_once() {
+    const SENT: usize = 3_000;
+    let mut rng = SmallRng::seed_from_u64(7);
+    let singly = |_: usize| rng.random_bool(0.2);
+    let patterns: [(&str, &mut dyn FnMut(usize) -> bool); 3] = [
+        ("singly", &mut { singly }),
+        ("in a run", &mut |index| (500..2_500).contains(&index)),
+        ("altogether", &mut |_| true),
+    ];
+    for (pattern, drops) in patterns {
+        let node = Node::start(SENT, |config| config);
+        let limits = Limits { object_wait: Duration::from_secs(1), ..settles_fast() };
+        let (fetcher, _pool) = ingest_with(full(&node), limits).await;
+        let mut dropped = 0;
+        for (index, tx) in node.txs.iter().enumerate() {
+            if drops(index) {
+                dropped += 1;
+                node.node.inject(Fault::DropObjects { count: 1 });
+            }
+            node.node.submit(tx.raw.clone()).unwrap();
+        }
+        let all = |counts: &txpool_fetcher::Counts| counts.pooled == SENT as u64;
+        let counts = settled(&fetcher, pattern, all).await;
+        assert_eq!((counts.announced, counts.known), (SENT as u64, 0), "{pattern}");
+        assert!(counts.objects_missed >= dropped, "{pattern}: {dropped}, {counts:?}");
+        assert_eq!((counts.lagged, counts.audit_recovered), (0, 0), "{pattern}");
+        assert_eq!(compare(&fetcher).await.missing, 0, "{pattern}");
+    }
+}
+
+#[tokio::test]
+async fn an_object_is_delivered_before_its_hash_and_its_hash_counts_no_second_time() {
+    let node = Node::start(4, |config| config);
+    node.submit_all();
+    let config = FetcherConfig { backfill: Backfill::Off, ..full(&node) };
+    let (fetcher, _pool) = ingest_patiently(config).await;
+    for tx in &node.txs[..3] {
+        node.node.announce_object(&node.node.object(tx.hash).expect("it is pending"));
+    }
+    let counts = settled(&fetcher, "delivered", |counts| counts.pooled == 3).await;
+    assert_eq!(counts.announced, 3);
+    for tx in &node.txs[..3] {
+        node.node.announce_unknown(tx.hash);
+    }
+    node.node.announce_again(node.txs[3].hash).unwrap();
+    let counts = settled(&fetcher, "the hashes have come", |counts| counts.pooled == 4).await;
+    assert_eq!((counts.announced, counts.known, counts.objects_missed), (4, 0, 0));
+    assert_eq!(node.node.stats().raw_found, 0, "nothing was requested");
+    eventually("every hash is read", || fetcher.status()[0].backlog == 0).await;
+    assert_eq!(fetcher.counts().announced, 4);
+}
+
+#[tokio::test]
+async fn an_object_that_comes_long_after_its_hash_was_requested_counts_no_second_time() {
+    let node = Node::start(2, |config| config);
+    let limits = Limits { object_wait: Duration::from_millis(25), ..Limits::default() };
+    let (fetcher, pool) = ingest_with(full(&node), limits).await;
+    node.node.inject(Fault::DropObjects { count: 1 });
+    let [late, next] = &node.txs[..] else { panic!("two") };
+    node.node.submit(late.raw.clone()).unwrap();
+    let counts = settled(&fetcher, "it is requested", |counts| counts.pooled == 1).await;
+    assert_eq!((counts.announced, counts.objects_missed), (1, 1));
+    node.node.announce_object(&node.node.object(late.hash).expect("it is pending"));
+    node.node.submit(next.raw.clone()).unwrap();
+    let counts = settled(&fetcher, "the next one", |counts| counts.pooled == 2).await;
+    assert_eq!((counts.announced, counts.known), (2, 0));
+    assert_eq!(pool.len(), 2);
+}
+
+#[tokio::test]
+async fn the_loss_of_either_connection_is_a_gap_and_both_are_opened_again() {
+    for lost in [Target::Hashes, Target::Objects] {
+        let node = Node::start(30, |config| config);
+        let (fetcher, pool) = ingest_patiently(full(&node)).await;
+        super::submit(&node, &node.txs[..10]);
+        settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
+        node.node.inject(Fault::Close(lost));
+        super::submit(&node, &node.txs[10..20]);
+        eventually("it was lost and is back", || {
+            let status = &fetcher.status()[0];
+            status.reconnects == 1 && status.state == SourceState::Live
+        })
+        .await;
+        super::submit(&node, &node.txs[20..]);
+        let counts = settled(&fetcher, "30 pooled", |counts| counts.pooled == 30).await;
+        assert_eq!(counts.failed, 0, "{lost:?}");
+        let status = &fetcher.status()[0];
+        assert_eq!(status.announcements, Announcements::Full, "{lost:?}");
+        assert!(status.gaps.iter().any(|gap| gap.reason == GapReason::Reconnect), "{lost:?}");
+        eventually("one connection each", || node.node.stats().connections_open >= 4).await;
+        assert_eq!(pool.len(), 30, "{lost:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_without_full_objects_is_left_at_hashes_with_auto_and_no_connection_is_lost() {
+    for full_objects in [FullObjects::Refused, FullObjects::Ignored] {
+        let node = Node::start(50, |config| mock_node::NodeConfig { full_objects, ..config });
+        let config = FetcherConfig { announcements: Announcements::Auto, ..node.fetcher() };
+        let (fetcher, pool) = ingest_patiently(config).await;
+        node.submit_all();
+        settled(&fetcher, "50 pooled", |counts| counts.pooled == 50).await;
+        let (status, counts) = (&fetcher.status()[0], fetcher.counts());
+        assert_eq!(status.announcements, Announcements::Hashes, "{full_objects:?}");
+        assert_eq!((status.reconnects, status.state), (0, SourceState::Live), "{full_objects:?}");
+        assert_eq!((counts.announced, counts.objects_missed), (50, 0), "{full_objects:?}");
+        assert_eq!((pool.len(), node.node.stats().raw_found), (50, 50), "{full_objects:?}");
+    }
+}
+
+#[tokio::test]
+async fn full_is_an_error_at_a_node_that_refuses_it_and_requests_what_comes_as_hashes() {
+    let refuses = |config| mock_node::NodeConfig { full_objects: FullObjects::Refused, ..config };
+    let node = Node::start(0, refuses);
+    let (sink, _transactions) = mpsc::channel::<FetchedTransaction>(1);
+    let error = Fetcher::start(full(&node), sink).await.unwrap_err().to_string();
+    assert!(error.contains("eth_subscribe"), "{error}");
+    let ignores = |config| mock_node::NodeConfig { full_objects: FullObjects::Ignored, ..config };
+    let node = Node::start(50, ignores);
+    let (fetcher, _pool) = ingest_patiently(full(&node)).await;
+    node.submit_all();
+    let counts = settled(&fetcher, "50 pooled", |counts| counts.pooled == 50).await;
+    assert_eq!((counts.announced, node.node.stats().raw_found), (50, 50));
 }

@@ -1,0 +1,343 @@
+//! Which announcements of a source's two streams, of hashes and of objects, belong together.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::{B256, map::B256HashMap};
+use tokio::{sync::Notify, time::timeout};
+
+use super::backlog::Progress;
+use crate::{
+    fetch::{Arrival, Fetch, Hashes, Ticket},
+    limits::Limits,
+    sync::lock,
+};
+
+/// Announcements without a counterpart in the other stream that are remembered: this many, or twice
+/// as many; at most 5 MB. One whose counterpart comes later than that counts as a repeat.
+const REMEMBERED: usize = 32_768;
+
+/// A hash that has entered, with the right to its outcome.
+pub(super) type Entered = (Arrival, Ticket);
+
+/// Pairs hashes with objects, so that an announcement counts once, whichever comes first.
+///
+/// An object that comes first is delivered at once. A hash that comes first waits for its object, and
+/// is requested when the object is overdue:
+/// - when that of a hash which was announced a fifth of the wait later has come, because both streams
+///   keep the node's order;
+/// - else after the wait, counted from the read of the hash to the read of the objects: an object
+///   that waits for its thread has come.
+///
+/// One queue holds the waiting hashes in the order of their arrival, and one timer looks at its front.
+#[derive(Debug)]
+pub(crate) struct Pairs {
+    /// The subscription to objects.
+    objects: Arc<Progress>,
+    wait: Duration,
+    /// As many hashes may wait as the broadcast buffer holds; above that the oldest is requested.
+    most_waiting: usize,
+    state: Mutex<State>,
+    /// Notified when a hash begins to wait, and at the end of the objects.
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Hashes in the order of their arrival, and when each was read. Some have their object by now.
+    queue: VecDeque<(B256, Instant)>,
+    /// Those that still wait.
+    waiting: B256HashMap<Entered>,
+    unmatched: Unmatched,
+    /// When the latest of the hashes was read whose objects have come.
+    passed: Instant,
+    /// When the latest object was read that is processed.
+    processed: Instant,
+    /// No object comes any more, so no hash waits.
+    is_closed: bool,
+}
+
+/// How many more hashes than objects were announced of a transaction, where the numbers differ. In
+/// two generations: when the younger one is full, the older one is forgotten.
+#[derive(Debug, Default)]
+struct Unmatched {
+    young: B256HashMap<i32>,
+    old: B256HashMap<i32>,
+}
+
+/// What there is to do for the hashes that wait.
+enum Next {
+    Request(Entered),
+    /// To look again, after a fifth of the wait.
+    Wait,
+    /// None waits.
+    Idle,
+    End,
+}
+
+impl Pairs {
+    pub(super) fn new(objects: &Arc<Progress>, limits: &Limits) -> Arc<Self> {
+        let now = Instant::now();
+        let state = State {
+            queue: VecDeque::new(),
+            waiting: B256HashMap::default(),
+            unmatched: Unmatched::default(),
+            passed: now,
+            processed: now,
+            is_closed: false,
+        };
+        Arc::new(Self {
+            objects: Arc::clone(objects),
+            wait: limits.object_wait,
+            most_waiting: limits.announcement_buffer,
+            state: Mutex::new(state),
+            changed: Notify::new(),
+        })
+    }
+
+    /// Takes in an announced hash. Returns one to be requested now: this one if no objects come, or
+    /// the oldest if too many wait.
+    pub(super) fn on_hash(&self, hashes: &Hashes, arrival: Arrival) -> Option<Entered> {
+        let mut state = lock(&self.state);
+        if state.unmatched.add(arrival.hash, 1) < 0 {
+            // Its object came before and was counted.
+            state.passed = arrival.at;
+            return None;
+        }
+        // Under the lock, so that the object finds the hash either unknown or waiting.
+        let entered = (arrival, hashes.enter(&arrival)?);
+        if state.is_closed {
+            return Some(entered);
+        }
+        if state.queue.is_empty() {
+            self.changed.notify_one();
+        }
+        state.queue.push_back((arrival.hash, arrival.at));
+        // It replaces none: a hash that is in flight is not entered again.
+        state.waiting.insert(arrival.hash, entered);
+        if state.waiting.len() > self.most_waiting { state.pop_oldest() } else { None }
+    }
+
+    /// Takes in an announced object. Returns it with its ticket, if it is news.
+    pub(super) fn on_object(&self, hashes: &Hashes, arrival: Arrival) -> Option<Entered> {
+        let mut state = lock(&self.state);
+        state.processed = arrival.at;
+        if state.unmatched.add(arrival.hash, -1) > 0 {
+            // Its hash was counted, and has been requested or known if it does not wait.
+            let entered = state.waiting.remove(&arrival.hash)?;
+            state.passed = state.passed.max(entered.0.at);
+            return Some(entered);
+        }
+        drop(state);
+        Some((arrival, hashes.enter(&arrival)?))
+    }
+
+    /// No object comes any more: what waits is requested now.
+    pub(super) fn close(&self) {
+        lock(&self.state).is_closed = true;
+        self.changed.notify_one();
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        lock(&self.state).is_closed
+    }
+
+    /// Requests the hashes whose objects are overdue, until no object comes any more.
+    pub(super) async fn request_overdue(&self, fetch: &Arc<Fetch>) {
+        loop {
+            let next = self.next(Instant::now());
+            if !matches!(next, Next::Request(_)) {
+                fetch.connections.flush();
+            }
+            match next {
+                Next::Request((arrival, ticket)) => {
+                    if !self.is_closed() {
+                        fetch.metrics.objects_missed.add(1);
+                    }
+                    fetch.request(arrival, ticket).await;
+                }
+                // The end of the objects does not wait.
+                Next::Wait => _ = timeout(self.wait / 5, self.changed.notified()).await,
+                Next::Idle => self.changed.notified().await,
+                Next::End => return,
+            }
+        }
+    }
+
+    fn next(&self, now: Instant) -> Next {
+        let mut state = lock(&self.state);
+        while let Some((hash, at)) = state.queue.front().copied() {
+            if state.waiting.contains_key(&hash) {
+                if !self.is_overdue(&state, at, now) {
+                    return Next::Wait;
+                }
+                return state.pop_oldest().map_or(Next::Wait, Next::Request);
+            }
+            state.queue.pop_front();
+        }
+        if state.is_closed { Next::End } else { Next::Idle }
+    }
+
+    fn is_overdue(&self, state: &State, at: Instant, now: Instant) -> bool {
+        let until = at + self.wait;
+        let are_processed = || state.processed >= until || self.objects.backlog() == 0;
+        state.is_closed || state.passed >= at + self.wait / 5 || (now >= until && are_processed())
+    }
+}
+
+impl State {
+    fn pop_oldest(&mut self) -> Option<Entered> {
+        while let Some((hash, _)) = self.queue.pop_front() {
+            if let Some(entered) = self.waiting.remove(&hash) {
+                return Some(entered);
+            }
+        }
+        None
+    }
+}
+
+impl Unmatched {
+    /// Returns the number before.
+    fn add(&mut self, hash: B256, step: i32) -> i32 {
+        let before = self.young.remove(&hash).or_else(|| self.old.remove(&hash)).unwrap_or(0);
+        if before + step != 0 {
+            if self.young.len() >= REMEMBERED {
+                self.old = std::mem::take(&mut self.young);
+            }
+            self.young.insert(hash, before + step);
+        }
+        before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        connection::ReadTimes,
+        fetch::{Seen, Tally},
+        metrics::Metrics,
+        outcome::{Entry, Outcome},
+    };
+    use proptest::prelude::*;
+    use tokio_util::sync::CancellationToken;
+
+    const TXS: usize = 3;
+
+    fn pairs(wait: Duration) -> (Arc<Progress>, Arc<Pairs>) {
+        let objects = Progress::new(Arc::new(ReadTimes::new(16)));
+        let limits = Limits { object_wait: wait, announcement_buffer: 4, ..Limits::default() };
+        let pairs = Pairs::new(&objects, &limits);
+        (objects, pairs)
+    }
+
+    fn known() -> (Arc<Tally>, Hashes) {
+        let tally = Tally::new(CancellationToken::new(), Arc::new(Metrics::new()));
+        let hashes = Hashes::new(Arc::clone(&tally), [Arc::default()]);
+        (tally, hashes)
+    }
+
+    fn arrival(tx: usize, at: Instant) -> Arrival {
+        let hash = B256::repeat_byte(tx as u8);
+        Arrival { hash, entry: Entry::Announced, source: 0, at }
+    }
+
+    proptest! {
+        #[test]
+        fn an_announcement_counts_once_and_is_delivered_once_whichever_comes_first(
+            steps in proptest::collection::vec((0..TXS, 0u8..3), 0..40)
+        ) {
+            let (_, pairs) = pairs(Duration::from_secs(3_600));
+            let (tally, hashes) = known();
+            let now = Instant::now();
+            // More hashes than objects of each, and how often each was delivered.
+            let (mut ahead, mut delivered) = ([0i32; TXS], [0; TXS]);
+            let mut announced = 0;
+            let mut deliver = |entered: Option<Entered>| {
+                if let Some((arrival, ticket)) = entered {
+                    hashes.seen.settle(arrival.hash, Some(Seen::Delivered));
+                    ticket.leave(Outcome::Pooled);
+                    delivered[arrival.hash[0] as usize] += 1;
+                }
+            };
+            for (tx, step) in steps {
+                match step {
+                    0 => {
+                        announced += u64::from(ahead[tx] >= 0);
+                        ahead[tx] += 1;
+                        deliver(pairs.on_hash(&hashes, arrival(tx, now)));
+                    }
+                    1 => {
+                        announced += u64::from(ahead[tx] <= 0);
+                        ahead[tx] -= 1;
+                        deliver(pairs.on_object(&hashes, arrival(tx, now)));
+                    }
+                    _ => deliver(lock(&pairs.state).pop_oldest()),
+                }
+                let counts = tally.counts();
+                prop_assert_eq!((counts.announced, counts.balance()), (announced, 0));
+                prop_assert_eq!(counts.unfinished, lock(&pairs.state).waiting.len() as u64);
+            }
+            pairs.close();
+            while let Next::Request(entered) = pairs.next(now) {
+                deliver(Some(entered));
+            }
+            prop_assert!(delivered.iter().all(|times| *times <= 1), "{delivered:?}");
+            let counts = tally.counts();
+            prop_assert_eq!((counts.balance(), counts.unfinished), (0, 0));
+            prop_assert_eq!(counts.pooled + counts.known, announced);
+            for (tx, ahead) in ahead.into_iter().enumerate() {
+                prop_assert!(ahead == 0 || delivered[tx] == 1, "announced and not delivered");
+            }
+        }
+    }
+
+    #[test]
+    fn an_object_is_overdue_when_later_ones_have_come_or_after_the_wait_if_none_waits_to_be_read() {
+        let wait = Duration::from_secs(1);
+        let (objects, pairs) = pairs(wait);
+        let (_, hashes) = known();
+        let start = Instant::now();
+        let requested = |now| match pairs.next(now) {
+            Next::Request((arrival, _)) => Some(arrival.hash[0]),
+            _ => None,
+        };
+        for (tx, after) in [(0, wait / 10), (1, wait / 5), (2, wait / 3), (3, wait)] {
+            assert!(pairs.on_hash(&hashes, arrival(tx, start + after)).is_none());
+        }
+        assert!(pairs.on_object(&hashes, arrival(1, start + wait)).is_some());
+        assert_eq!(requested(start + wait), None, "objects may change places a little");
+        assert!(pairs.on_object(&hashes, arrival(2, start + wait)).is_some());
+        assert_eq!(requested(start + wait), Some(0), "the object of a later hash has come");
+        assert_eq!(requested(start + wait), None);
+        objects.read_times.push(start + wait, 100);
+        assert_eq!(requested(start + 2 * wait), None, "an object waits for its thread");
+        objects.take(1);
+        assert_eq!(requested(start + 2 * wait), Some(3), "it has waited");
+    }
+
+    #[test]
+    fn of_more_hashes_than_may_wait_the_oldest_is_requested() {
+        let (_, pairs) = pairs(Duration::from_secs(3_600));
+        let (_, hashes) = known();
+        let now = Instant::now();
+        let requested = (0..6).map(|tx| pairs.on_hash(&hashes, arrival(tx, now)));
+        let requested: Vec<_> = requested.flatten().map(|(arrival, _)| arrival.hash[0]).collect();
+        assert_eq!(requested, [0, 1]);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut unmatched = Unmatched::default();
+        let hash = |n: usize| B256::left_padding_from(&n.to_be_bytes());
+        for n in 0..3 * REMEMBERED {
+            assert_eq!(unmatched.add(hash(n), 1), 0);
+            assert!(unmatched.young.len() + unmatched.old.len() <= 2 * REMEMBERED);
+        }
+        assert_eq!(unmatched.add(hash(0), -1), 0, "forgotten");
+        assert_eq!(unmatched.add(hash(2 * REMEMBERED), -1), 1);
+    }
+}
