@@ -2,9 +2,15 @@
 //!
 //! The handles are made once, when the fetcher starts: install the recorder before that.
 
-use metrics::counter;
+use std::{collections::BTreeSet, sync::Mutex};
 
-use crate::outcome::{Entry, Outcome};
+use metrics::{Label, counter};
+
+use crate::{
+    config::Endpoint,
+    outcome::{Entry, Outcome},
+    sync::lock,
+};
 
 /// The kinds of work that may be deferred.
 const DEFERRABLE_WORK: [&str; 3] = ["backfill", "audit", "retry"];
@@ -116,6 +122,37 @@ impl Metrics {
     pub(crate) fn described() -> Self {
         describe_late();
         Self::new()
+    }
+}
+
+/// The value of the label `source`, until it is dropped: the endpoint, with a number behind it while
+/// another fetcher of this process has that endpoint too.
+#[derive(Debug)]
+pub(crate) struct SourceName(String);
+
+/// The names in use.
+static SOURCES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+impl SourceName {
+    pub(crate) fn claim(endpoint: &Endpoint) -> Self {
+        let mut names = lock(&SOURCES);
+        let mut number = 1;
+        let mut name = endpoint.to_string();
+        while !names.insert(name.clone()) {
+            number += 1;
+            name = format!("{endpoint}#{number}");
+        }
+        Self(name)
+    }
+
+    pub(crate) fn metrics(&self) -> SourceMetrics {
+        SourceMetrics::labelled(&[Label::new("source", self.0.clone())])
+    }
+}
+
+impl Drop for SourceName {
+    fn drop(&mut self) {
+        lock(&SOURCES).remove(&self.0);
     }
 }
 

@@ -188,9 +188,9 @@ impl Comparison {
         }
         report.postponed = postponed.len() as u64;
         if self.mode == AuditMode::Recover {
-            report.recovered = self.recover(&missing).await;
+            report.recovered = self.recover(&missing, epoch).await;
             self.state.recovered.fetch_add(report.recovered, Relaxed);
-            report.offered_again = self.offer_again(postponed).await;
+            report.offered_again = self.offer_again(postponed, epoch).await;
         }
         let listed: B256HashSet = content.pending.into_iter().chain(content.queued).collect();
         report.vanished = self.mark_vanished(&listed, epoch, report.unlistable).await;
@@ -280,13 +280,13 @@ impl Comparison {
     /// Offers again the transactions that the sink had no room for. A sink that is still full
     /// refuses the first few, so a comparison does not fetch thousands in vain; a sink with room
     /// gets all of them.
-    async fn offer_again(&self, mut postponed: Vec<B256>) -> u64 {
+    async fn offer_again(&self, mut postponed: Vec<B256>, epoch: u32) -> u64 {
         // In the order of the list, the same few would be offered each time.
         postponed.shuffle(&mut rand::rng());
         let (mut offered, mut together) = (0, OFFERED_FIRST);
         while !postponed.is_empty() {
             let some = postponed.split_off(postponed.len().saturating_sub(together));
-            offered += self.recover(&some).await;
+            offered += self.recover(&some, epoch).await;
             let is_postponed =
                 |hash: &&B256| self.fetch.hashes.seen.get(hash) == Some(Seen::Postponed);
             if some.iter().filter(is_postponed).count() * 2 > some.len() {
@@ -299,7 +299,7 @@ impl Comparison {
 
     /// Fetches hashes as deferrable work, and waits until they are delivered. A hash is not marked
     /// as in flight while it is deferred, so an announcement of it meanwhile is fetched as live.
-    async fn recover(&self, missing: &[B256]) -> u64 {
+    async fn recover(&self, missing: &[B256], epoch: u32) -> u64 {
         let entry = match self.reason {
             GapReason::StartUp | GapReason::Reconnect => Entry::Backfilled,
             _ => Entry::AuditRecovered,
@@ -314,8 +314,8 @@ impl Comparison {
         for hash in missing {
             let permit = self.fetch.deferral.acquire(work, since).await;
             left.one_done();
-            // It may have been announced meanwhile.
-            if !self.fetch.hashes.seen.insert_missing(*hash) {
+            // It may have been announced meanwhile, or found missing in another node's pool.
+            if !self.fetch.hashes.seen.insert_missing(*hash, epoch) {
                 continue;
             }
             recovered += 1;

@@ -93,9 +93,12 @@ impl SeenSet {
         })
     }
 
-    /// Inserts a hash that a comparison found missing as in flight, unless it is already.
-    pub(crate) fn insert_missing(&self, hash: B256) -> bool {
-        self.insert_if(hash, |entry| entry.is_none_or(|entry| entry.seen != Seen::InFlight))
+    /// Inserts a hash that the comparison of this epoch found missing as in flight, unless it is
+    /// already, or another source or an announcement has brought it since.
+    pub(crate) fn insert_missing(&self, hash: B256, epoch: u32) -> bool {
+        self.insert_if(hash, |entry| {
+            entry.is_none_or(|entry| entry.seen != Seen::InFlight && entry.epoch < epoch)
+        })
     }
 
     fn insert_if(&self, hash: B256, allows: impl FnOnce(Option<Entry>) -> bool) -> bool {
@@ -226,7 +229,11 @@ mod tests {
         assert!(!seen.insert_announced(hash(1), Instant::now()));
         seen.settle(hash(1), Some(Seen::Delivered));
         assert!(!seen.insert_announced(hash(1), Instant::now()));
-        assert!(seen.insert_missing(hash(1)) && !seen.insert_missing(hash(1)));
+        let epoch = seen.begin_epoch();
+        assert!(seen.insert_missing(hash(1), epoch) && !seen.insert_missing(hash(1), epoch));
+        seen.settle(hash(1), Some(Seen::Delivered));
+        assert!(!seen.insert_missing(hash(1), epoch), "it came after the list");
+        assert!(seen.insert_missing(hash(1), seen.begin_epoch()));
         seen.settle(hash(1), None);
         assert!(seen.insert_announced(hash(1), Instant::now()));
     }

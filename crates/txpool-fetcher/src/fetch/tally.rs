@@ -98,7 +98,10 @@ impl Drop for Ticket {
         if let Some((seen, hash)) = self.in_flight.take() {
             seen.settle(hash, None);
         }
-        if !self.tally.stop.is_cancelled() {
+        if self.tally.stop.is_cancelled() {
+            // The count is that of an end; the gauge is of what goes on.
+            self.tally.metrics.unfinished.decrement(1.0);
+        } else {
             self.record(Outcome::Failed);
         }
     }

@@ -30,7 +30,6 @@ use rustix::{
 };
 use tokio::{
     io::{Interest, unix::AsyncFd},
-    runtime::Handle,
     sync::{Notify, mpsc},
 };
 
@@ -268,10 +267,7 @@ impl<T: Send + 'static> RequestConnection<T> {
         read: impl FnOnce(&Self, &mut R) -> LossReason + Send + 'static,
     ) -> io::Result<()> {
         let connection = Arc::clone(self);
-        let runtime = Handle::try_current().ok();
         let body = move || {
-            // The sink may use the timers of the runtime.
-            let _entered = runtime.as_ref().map(Handle::enter);
             let mut responses = responses;
             // Also after a panic: the requests in flight must learn of the end.
             let read = catch_unwind(AssertUnwindSafe(|| read(&connection, &mut responses)));

@@ -40,6 +40,9 @@ pub(crate) struct RpcError {
     pub(crate) message: String,
 }
 
+/// The code for a limit that was exceeded, by EIP-1474.
+const LIMIT_EXCEEDED: i64 = -32005;
+
 /// Why a value is not a response to one of our requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotAResponse {
@@ -115,6 +118,17 @@ struct AnyError<'a> {
     message: Cow<'a, str>,
 }
 
+/// Reads what stands in the field `error`. In a form that no node uses (a text alone, a code that is
+/// missing or a text) it comes from a gateway before the node, which says that it is at its limit.
+fn read_error(error: &str) -> RpcError {
+    let read = || serde_json::from_str::<AnyError<'_>>(error).ok();
+    let (code, message) = match error.starts_with('{').then(read).flatten() {
+        Some(AnyError { code, message }) => (code, message),
+        None => (LIMIT_EXCEEDED, Cow::Borrowed(error)),
+    };
+    RpcError { code, message: message.chars().take(200).collect() }
+}
+
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(deserializer).map(Some)
 }
@@ -135,14 +149,7 @@ fn read_any(value: &[u8]) -> Result<Response<'_>, NotAResponse> {
     };
     let id = any.id.and_then(|id| id.get().parse().ok()).ok_or(NotAResponse::NoId)?;
     let payload = match (any.error, any.result) {
-        (Some(error), _) => match serde_json::from_str::<AnyError<'_>>(error.get()) {
-            Ok(_) if !error.get().starts_with('{') => Payload::Other,
-            Ok(error) => Payload::Error(RpcError {
-                code: error.code,
-                message: error.message.chars().take(200).collect(),
-            }),
-            Err(_) => Payload::Other,
-        },
+        (Some(error), _) => Payload::Error(read_error(error.get())),
         (None, Some(result)) if result.get() == "null" => Payload::Null,
         (None, Some(result)) => match serde_json::from_str::<String>(result.get()) {
             Ok(text) => Payload::Text(Cow::Owned(text)),
@@ -168,7 +175,7 @@ mod tests {
         let says = match (error, value.get("result")) {
             (Some(error), _) => match error.get("code").and_then(Json::as_i64) {
                 Some(code) => format!("error {code} {}", error["message"].as_str().unwrap_or("")),
-                None => "other".to_owned(),
+                None => format!("error -32005 {error}"),
             },
             (None, Some(Json::Null)) => "null".to_owned(),
             (None, Some(Json::String(text))) => format!("text {text}"),
@@ -320,7 +327,7 @@ mod tests {
             assert_eq!(ours(text.as_bytes()), Err(NotAResponse::NoId), "{text}");
         }
         let error = br#"{"id":7,"error":[-32000,"busy"]}"#;
-        assert_eq!(ours(error), Ok((7, "other".to_owned())));
+        assert_eq!(ours(error), Ok((7, r#"error -32005 [-32000,"busy"]"#.to_owned())));
     }
 
     #[test]

@@ -531,15 +531,9 @@ async fn open_requests<S: TransactionSink>(
 
 impl<S> Drop for Source<S> {
     fn drop(&mut self) {
-        // Also after a panic: the source is not live any more, and the threads that call a pool in
-        // this process end with its reader.
+        // Also after a panic; the threads that call a pool in this process end with its reader.
         self.parts.fetch.connections.set(self.index, None);
-        {
-            let mut status = lock(&self.shared.status);
-            status.state = SourceState::Ended;
-            status.since = SystemTime::now();
-        }
-        self.shared.changed();
-        self.shared.metrics.state.set(SourceState::Ended as u8 as f64);
+        self.parts.fetch.metrics.unlistable.set(0.0);
+        self.shared.end();
     }
 }

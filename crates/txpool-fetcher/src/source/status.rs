@@ -5,7 +5,6 @@ use std::{
     time::SystemTime,
 };
 
-use metrics::Label;
 use tokio::sync::watch;
 
 use super::machine::SourceState;
@@ -17,7 +16,7 @@ use crate::{
     error::SourceError,
     fetch::{AnnouncementCounts, NodeLimit},
     gap::Gap,
-    metrics::SourceMetrics,
+    metrics::{SourceMetrics, SourceName},
     settings::Settings,
     sync::lock,
 };
@@ -81,6 +80,8 @@ pub(crate) struct SourceShared {
     pub(crate) announcement_counts: Arc<AnnouncementCounts>,
     pub(crate) limit: Arc<NodeLimit>,
     pub(super) metrics: SourceMetrics,
+    /// Until the source ends: the handle may outlive it.
+    name: Mutex<Option<SourceName>>,
     changes: Changes,
 }
 
@@ -89,7 +90,8 @@ pub(crate) type Changes = Arc<watch::Sender<()>>;
 
 impl SourceShared {
     pub(crate) fn new(endpoint: Endpoint, settings: &Settings, changes: &Changes) -> Arc<Self> {
-        let metrics = SourceMetrics::labelled(&[Label::new("source", endpoint.to_string())]);
+        let name = SourceName::claim(&endpoint);
+        let metrics = name.metrics();
         // Until the first failure to list it.
         metrics.audited.set(1.0);
         let slots = settings.config.fetch_slots;
@@ -120,6 +122,7 @@ impl SourceShared {
             audits: Arc::default(),
             announcement_counts: Arc::default(),
             metrics,
+            name: Mutex::new(Some(name)),
             changes: Arc::clone(changes),
         })
     }
@@ -145,6 +148,20 @@ impl SourceShared {
     pub(super) fn announces(&self, announcements: Announcements) {
         lock(&self.status).announcements = announcements;
         self.changed();
+    }
+
+    /// The source has ended: it is not live any more, and its gauges are those of no work.
+    pub(super) fn end(&self) {
+        {
+            let mut status = lock(&self.status);
+            status.state = SourceState::Ended;
+            status.since = SystemTime::now();
+        }
+        self.changed();
+        self.metrics.state.set(f64::from(SourceState::Ended as u8));
+        self.metrics.backlog.set(0.0);
+        self.metrics.fetch_limit.set(0.0);
+        lock(&self.name).take();
     }
 
     /// Notifies those who wait that the status has changed.

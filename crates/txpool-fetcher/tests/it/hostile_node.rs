@@ -35,8 +35,8 @@ enum Reply {
     Oversized,
     /// The connection is closed.
     Close,
-    /// That it is busy, for so long from the first request on; then the transaction.
-    BusyFor(Duration, String),
+    /// This `error`, for so long from the first request on; then the transaction.
+    BusyFor(Duration, Value, String),
 }
 
 /// What a node does when its pool is to be listed.
@@ -144,10 +144,10 @@ impl FakeNode {
             Some(Reply::Raw(raw)) => raw.clone(),
             Some(Reply::Oversized) => format!("0x{}", "00".repeat(2 << 20)),
             Some(Reply::Close) => return None,
-            Some(Reply::BusyFor(time, raw)) => {
+            Some(Reply::BusyFor(time, busy, raw)) => {
                 let first = *self.first_request.lock().unwrap().get_or_insert_with(Instant::now);
                 if first.elapsed() < *time {
-                    return Some(error(-32005));
+                    return Some(json!({ "error": busy }));
                 }
                 raw.clone()
             }
@@ -254,21 +254,29 @@ async fn a_request_that_ends_its_connection_each_time_is_given_up() {
     settled(&fetcher, "the next one is pooled", |counts| counts.pooled == 1).await;
 }
 
+/// Gateways say it in forms of their own: as a text alone, or with a code that is a text or missing.
 #[tokio::test]
-async fn a_node_that_is_busy_for_a_fifth_of_a_second_loses_nothing() {
-    let (_folder, path) = socket();
-    let (hash, reply) = transaction(3);
-    let Reply::Raw(raw) = reply else { unreachable!("a transaction") };
-    let busy = Reply::BusyFor(Duration::from_millis(200), raw);
-    let node = FakeNode::start(&path, [(hash, busy)]);
-    let limits = Limits { retry_backoff: Limits::default().retry_backoff, ..limits() };
-    let fetcher = start_with(node.config(), limits, HostileSink).await;
-    node.announce(hash);
-    eventually("it has left", || {
-        fetcher.counts().unfinished == 0 && fetcher.counts().announced == 1
-    })
-    .await;
-    assert_eq!((fetcher.counts().pooled, fetcher.counts().failed), (1, 0));
+async fn a_node_that_is_busy_for_a_fifth_of_a_second_loses_nothing_however_it_says_so() {
+    for busy in [
+        json!({ "code": -32005, "message": "no" }),
+        json!({ "code": "-32005", "message": "no" }),
+        json!({ "code": "overloaded" }),
+        json!({ "message": "no" }),
+        json!("busy"),
+    ] {
+        let (_folder, path) = socket();
+        let (hash, reply) = transaction(3);
+        let Reply::Raw(raw) = reply else { unreachable!("a transaction") };
+        let reply = Reply::BusyFor(Duration::from_millis(200), busy.clone(), raw);
+        let node = FakeNode::start(&path, [(hash, reply)]);
+        let limits = Limits { retry_backoff: Limits::default().retry_backoff, ..limits() };
+        let fetcher = start_with(node.config(), limits, HostileSink).await;
+        node.announce(hash);
+        settled(&fetcher, "it has left", |counts| counts.announced == 1).await;
+        let counts = fetcher.counts();
+        assert_eq!((counts.pooled, counts.malformed, counts.failed), (1, 0, 0), "{busy}");
+        assert!(fetcher.status()[0].fetch_limit < 64, "{busy} is a sign of overload");
+    }
 }
 
 #[tokio::test]

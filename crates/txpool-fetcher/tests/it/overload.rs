@@ -70,6 +70,20 @@ async fn an_overloaded_node_does_not_hold_back_what_another_one_can_answer() {
     assert!(idle.raw_found >= 400, "{}", idle.raw_found);
 }
 
+/// Each of them asked for the whole pool.
+#[tokio::test]
+async fn a_backfill_from_several_nodes_with_equal_pools_requests_each_transaction_once() {
+    let nodes = [(); 3].map(|()| Node::start(1_000, |config| config));
+    nodes.iter().for_each(Node::submit_all);
+    let sources = nodes.each_ref().map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
+    let config = FetcherConfig { audit_interval: None, ..FetcherConfig::new(sources) };
+    let (fetcher, pool) = ingest(config).await;
+    all_live(&fetcher).await;
+    settled(&fetcher, "all are in", |_| pool.len() == 1_000).await;
+    let requests: Vec<u64> = nodes.iter().map(|node| node.node.stats().raw_found).collect();
+    assert_eq!(requests.iter().sum::<u64>(), 1_000, "{requests:?}");
+}
+
 /// Backfills 2,000 transactions from a node that serves 8 at once, whose blocks wait in the same
 /// line.
 async fn backfill(limits: Limits) -> Stats {

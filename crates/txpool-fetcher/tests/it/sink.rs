@@ -19,9 +19,9 @@ use order_pool::{OrderPool, PoolConfig};
 use testkit::ingest::{Node, PATIENCE, eventually, ingest, settled};
 use tokio::{sync::mpsc, time::timeout};
 use txpool_fetcher::{
-    AuditMode, AuditReport, ChainEvent, Counts, Delivery, EndReason, FetchedTransaction, Fetcher,
-    FetcherConfig, FetcherEnd, Head, Holding, Limits, SinkEvent, SnapshotError, StartPolicy,
-    TransactionSink,
+    Announcements, AuditMode, AuditReport, ChainEvent, Counts, Delivery, EndReason,
+    FetchedTransaction, Fetcher, FetcherConfig, FetcherEnd, Head, Holding, Limits, SinkEvent,
+    SnapshotError, StartPolicy, TransactionSink,
 };
 
 use super::{compare, ingest_with, recover, settles_fast, start_with, submit};
@@ -174,23 +174,44 @@ struct Counters {
     snapshotter: Snapshotter,
     /// By name and label: a snapshot has what was added since the one before.
     sums: Mutex<HashMap<(String, String), u64>>,
+    /// The sum, and the latest value but 0: a snapshot sets a gauge to 0.
+    gauges: Mutex<HashMap<(String, String), (f64, f64)>>,
 }
 
 impl Counters {
     fn of(recorder: &DebuggingRecorder) -> Self {
-        Self { snapshotter: recorder.snapshotter(), sums: Mutex::default() }
+        let snapshotter = recorder.snapshotter();
+        Self { snapshotter, sums: Mutex::default(), gauges: Mutex::default() }
     }
 
     /// The sum of one counter.
     fn get(&self, name: &str, label: &str) -> u64 {
-        let mut sums = self.sums.lock().unwrap();
+        self.read();
+        self.sums.lock().unwrap()[&(name.to_owned(), label.to_owned())]
+    }
+
+    /// What one gauge was changed by, and what it was set to last.
+    fn gauge(&self, name: &str, label: &str) -> (f64, f64) {
+        self.read();
+        let gauges = self.gauges.lock().unwrap();
+        gauges.get(&(name.to_owned(), label.to_owned())).copied().unwrap_or_default()
+    }
+
+    fn read(&self) {
+        let (mut sums, mut gauges) = (self.sums.lock().unwrap(), self.gauges.lock().unwrap());
         for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
-            if let DebugValue::Counter(added) = value {
-                let label = key.key().labels().next().map_or("", |label| label.value());
-                *sums.entry((key.key().name().to_owned(), label.to_owned())).or_default() += added;
+            let label = key.key().labels().next().map_or("", |label| label.value());
+            let key = (key.key().name().to_owned(), label.to_owned());
+            match value {
+                DebugValue::Counter(added) => *sums.entry(key).or_default() += added,
+                DebugValue::Gauge(value) if *value != 0.0 => {
+                    let (sum, latest) = gauges.entry(key).or_default();
+                    (*sum, *latest) = (*sum + *value, *value);
+                }
+                DebugValue::Gauge(_) => {}
+                DebugValue::Histogram(_) => {}
             }
         }
-        sums[&(name.to_owned(), label.to_owned())]
     }
 }
 
@@ -405,6 +426,63 @@ async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
     eventually("a comparison follows", || fetcher.status()[0].audits > audits).await;
     assert_eq!(dropped("mined"), 0);
     stop(fetcher, Duration::from_secs(5)).await;
+}
+
+/// A task that a sink spawned there blocked the thread of the sockets. With hashes a sink could use
+/// timers that it did not have with full objects.
+#[tokio::test]
+async fn no_call_of_a_sink_is_inside_of_the_runtime_of_the_sockets() {
+    for announcements in [Announcements::Hashes, Announcements::Full] {
+        let node = Node::start(10, |config| config);
+        let inside: Arc<Mutex<Vec<Call>>> = Arc::default();
+        let found = Arc::clone(&inside);
+        let sink = Hooked::new(move |call| {
+            if tokio::runtime::Handle::try_current().is_ok() {
+                found.lock().unwrap().push(call);
+            }
+        });
+        let fetcher = start(FetcherConfig { announcements, ..node.fetcher() }, sink.clone()).await;
+        node.submit_all();
+        settled(&fetcher, "all pooled", |counts| counts.pooled == 10).await;
+        node.node.mine();
+        eventually("nonces are told", || sink.told(|told| told.nonces > 0)).await;
+        recover(&fetcher).await;
+        assert_eq!(*inside.lock().unwrap(), [], "{announcements:?}");
+    }
+}
+
+/// They stayed for as long as the process, and two fetchers at one node wrote one gauge.
+#[tokio::test]
+async fn the_gauges_of_a_fetcher_are_its_own_and_go_with_it() {
+    let recorder = DebuggingRecorder::new();
+    let counters = Counters::of(&recorder);
+    let _installed = metrics::set_default_local_recorder(&recorder);
+    let node = Node::start(20, |config| config);
+    let config = FetcherConfig { audit_interval: None, ..node.fetcher() };
+    let (sinks, latches): (Vec<_>, Vec<_>) =
+        [(); 2].map(|()| Hooked::stuck_in(Call::Deliver)).into_iter().unzip();
+    let first = start(config.clone(), sinks[0].clone()).await;
+    let second = start(config, sinks[1].clone()).await;
+    node.submit_all();
+    for fetcher in [&first, &second] {
+        eventually("all are announced", || fetcher.counts().announced == 20).await;
+    }
+    let path = node.node.ipc_path().display().to_string();
+    let state = |label: &str| counters.gauge("mempool_fetcher_source_state", label).1;
+    let unfinished = || counters.gauge("mempool_fetcher_unfinished", "").0;
+    let again = format!("{path}#2");
+    eventually("both are live", || (state(&path), state(&again)) == (2.0, 2.0)).await;
+    assert_eq!(unfinished(), 40.0);
+    for (fetcher, latch, left) in [(first, &latches[0], 20.0), (second, &latches[1], 0.0)] {
+        let (counts, _) = stop(fetcher, Duration::from_secs(1)).await;
+        assert_eq!(counts.unfinished, 20);
+        latch.open();
+        eventually("its gauge has gone", || unfinished() == left).await;
+    }
+    assert_eq!((state(&path), state(&again)), (4.0, 4.0));
+    // The name is free again.
+    let _third = start(node.fetcher(), Hooked::new(|_| {})).await;
+    eventually("it is live", || (state(&path), state(&again)) == (2.0, 4.0)).await;
 }
 
 /// What the sink calls back while it is called.
