@@ -80,82 +80,33 @@ fn limits() -> Limits {
 /// A uuid and its signer by their number, and the replacement nonce.
 type Keyed = (usize, Option<u64>);
 
+// Plain comments, so that each operation stands on one line.
 #[derive(Clone, Debug)]
 enum Op {
-    /// Without a holder it was announced by the node.
-    Insert {
-        sender: u64,
-        nonce: u64,
-        max_fee: u128,
-        max_tip: u128,
-        holder: Option<u8>,
-    },
-    /// Of a private transaction, until so many blocks ahead.
-    Private {
-        sender: u64,
-        nonce: u64,
-        max_tip: u128,
-        ahead: u64,
-        holder: u8,
-    },
-    /// Of one of the pooled transactions.
-    CancelPrivate {
-        which: usize,
-        signer: u64,
-    },
-    /// Many at once, so that logs wrap and caps are met.
-    Burst {
-        salt: u64,
-    },
-    /// The signer is that of one without a key.
-    Bundle {
-        n: u64,
-        ahead: Option<u64>,
-        key: Option<Keyed>,
-        signer: Option<u64>,
-        holder: u8,
-    },
-    Cancel {
-        key: Keyed,
-        holder: u8,
-    },
-    /// On the newest block, mining some of what is pooled and some that is not.
-    Head {
-        mined: u8,
-        unknown: u64,
-        base_fee: Option<u64>,
-    },
-    /// Replaces the newest `depth` blocks by one.
-    Reorg {
-        depth: usize,
-        mined: u8,
-    },
-    /// A head whose parent was never told.
-    Gap {
-        skip: u64,
-    },
-    Nonces {
-        back: usize,
-        sender: u64,
-        next: u64,
-    },
-    Pass {
-        seconds: u64,
-    },
+    // Without a holder it was announced by the node.
+    Insert { sender: u64, nonce: u64, max_fee: u128, max_tip: u128, holder: Option<u8> },
+    // Of a private transaction, until so many blocks ahead.
+    Private { sender: u64, nonce: u64, max_tip: u128, ahead: u64, holder: u8 },
+    // Of one of the pooled transactions.
+    CancelPrivate { which: usize, signer: u64 },
+    // Many at once, so that logs wrap and caps are met.
+    Burst { salt: u64 },
+    // The signer is that of one without a key.
+    Bundle { n: u64, ahead: Option<u64>, key: Option<Keyed>, signer: Option<u64>, holder: u8 },
+    Cancel { key: Keyed, holder: u8 },
+    // On the newest block, mining some of what is pooled and some that is not.
+    Head { mined: u8, unknown: u64, base_fee: Option<u64> },
+    // Replaces the newest `depth` blocks by one.
+    Reorg { depth: usize, mined: u8 },
+    // A head whose parent was never told.
+    Gap { skip: u64 },
+    Nonces { back: usize, sender: u64, next: u64 },
+    Pass { seconds: u64 },
     Upkeep,
-    Subscribe {
-        ahead: Option<u64>,
-    },
-    Read {
-        which: usize,
-        max: usize,
-    },
-    Resync {
-        which: usize,
-    },
-    Drop {
-        which: usize,
-    },
+    Subscribe { ahead: Option<u64> },
+    Read { which: usize, max: usize },
+    Resync { which: usize },
+    Drop { which: usize },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -221,6 +172,28 @@ struct Pooled {
 }
 
 impl Pooled {
+    /// Without anything that only some orders have.
+    fn new(id: OrderId, content: B256, holder: Holder) -> Self {
+        Self {
+            seq: 0,
+            id,
+            block: None,
+            deadline: 0,
+            tx: None,
+            external: false,
+            tip: None,
+            public: false,
+            terms: None,
+            until: None,
+            key: None,
+            holder,
+            signer: None,
+            nonce: None,
+            contents: Vec::new(),
+            content,
+        }
+    }
+
     /// Where it stands among those of its signer, or of its sender: the last goes first.
     fn place(&self) -> Place {
         match self.tip {
@@ -488,8 +461,7 @@ impl Model {
         if matches!(reason, "Evicted" | "BlockTooFar") {
             self.may_return.insert(*id.hash(), 0);
         }
-        if let Some(key) = order.key {
-            let slot = (key, Some(order.block.unwrap_or(0)));
+        if let Some(slot) = Self::slot_of(&order) {
             self.idle(slot);
             self.forget_excess(self.slot(slot).holder);
         }
@@ -579,11 +551,20 @@ impl Model {
         self.keys.get(&slot).cloned().unwrap_or_default()
     }
 
+    /// The slot of a bundle that has a key.
+    fn slot_of(order: &Pooled) -> Option<KeySlot> {
+        order.key.map(|key| (key, Some(order.block.unwrap_or(0))))
+    }
+
+    /// A slot gets a bundle.
+    fn fill(&mut self, slot: KeySlot, &Pooled { nonce, holder, .. }: &Pooled) {
+        self.keys.insert(slot, KeyModel { nonce, holder, ..KeyModel::default() });
+    }
+
     /// The pooled bundle of a key for a block.
-    fn of_slot(&self, (key, block): KeySlot) -> Option<OrderId> {
-        let is_it =
-            |order: &Pooled| order.key == Some(key) && Some(order.block.unwrap_or(0)) == block;
-        self.pooled.iter().find(|order| is_it(order)).map(|order| order.id)
+    fn of_slot(&self, slot: KeySlot) -> Option<OrderId> {
+        let mut pooled = self.pooled.iter();
+        pooled.find(|order| Self::slot_of(order) == Some(slot)).map(|order| order.id)
     }
 
     fn idle(&mut self, slot: KeySlot) {
@@ -723,8 +704,7 @@ impl Model {
             if let Some(all) = all.filter(|all| all.tombstone.is_some()) {
                 (all.tombstone, all.idle_since) = (None, Some(now));
             }
-            let holder = order.holder;
-            self.keys.insert(slot, KeyModel { nonce, holder, ..KeyModel::default() });
+            self.fill(slot, &order);
         }
         self.accept(id);
         self.add(order);
@@ -733,7 +713,7 @@ impl Model {
 
     /// Brings a bundle back that a reorg has freed.
     fn put_back_bundle(&mut self, order: Pooled) {
-        let slot = order.key.map(|key| (key, Some(order.block.unwrap_or(0))));
+        let slot = Self::slot_of(&order);
         let is_latest = slot.is_none_or(|slot| {
             let (own, all) = (self.slot(slot), self.slot((slot.0, None)));
             self.of_slot(slot).is_none()
@@ -749,8 +729,7 @@ impl Model {
             && !self.is_pooled(order.id.hash())
         {
             if let Some(slot) = slot {
-                let Pooled { nonce, holder, .. } = order;
-                self.keys.insert(slot, KeyModel { nonce, holder, ..KeyModel::default() });
+                self.fill(slot, &order);
             }
             self.add(order);
         }
@@ -921,24 +900,12 @@ fn key_number(key: ReplacementKey) -> u64 {
 fn view(tx: &Transaction, sender: u64) -> Pooled {
     let (fee, tip) = (tx.max_fee_wei() as i128, tx.max_tip_wei() as i128);
     let tx_view = TxView { sender, nonce: tx.nonce(), fee, tip };
-    let id = OrderId::Tx(*tx.hash());
     Pooled {
-        seq: 0,
-        id,
-        block: None,
-        deadline: 0,
         tx: Some(tx_view),
-        external: false,
-        tip: None,
         public: tx.is_public(),
         terms: tx.private_terms().copied(),
-        until: None,
-        key: None,
-        holder: tx.holder(),
         signer: Some(tx.sender()),
-        nonce: None,
-        contents: Vec::new(),
-        content: *tx.hash(),
+        ..Pooled::new(OrderId::Tx(*tx.hash()), *tx.hash(), tx.holder())
     }
 }
 
@@ -1141,24 +1108,9 @@ impl Run {
         };
         let nonce = parts.replacement_nonce;
         let bundle = Bundle::new(parts).expect("a valid bundle");
-        let order = Pooled {
-            seq: 0,
-            id: OrderId::Bundle(B256::ZERO),
-            block,
-            deadline: 0,
-            tx: None,
-            external: false,
-            tip: None,
-            public: false,
-            terms: None,
-            until: None,
-            holder,
-            key: with.map(|(n, _)| n),
-            signer,
-            nonce: None,
-            contents,
-            content: *bundle.id(),
-        };
+        let key = with.map(|(n, _)| n);
+        let order = Pooled::new(OrderId::Bundle(B256::ZERO), *bundle.id(), holder);
+        let order = Pooled { block, key, signer, contents, ..order };
         let settled = self.settled_id(&order, nonce);
         let expected = self.model.insert_bundle(order, nonce, settled);
         assert_eq!(variant(self.pool.insert_bundle(bundle)), expected);
