@@ -4,7 +4,7 @@
 use std::{
     collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc, Barrier,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -42,12 +42,16 @@ fn fill(gate: &Gate, count: usize) -> Vec<impl Future + use<>> {
     let wait = |_| {
         let gate = gate.clone();
         let now = tokio::time::Instant::now().into_std();
-        let mut waiting =
-            Box::pin(async move { gate.acquire_external(Priority::Known, now).await });
-        assert!(waiting.as_mut().now_or_never().is_none());
-        waiting
+        begin(async move { gate.acquire_external(Priority::Known, now).await })
     };
     (0..count).map(wait).collect()
+}
+
+/// Polls it once, whereupon it waits.
+fn begin<F: Future>(waiting: F) -> Pin<Box<F>> {
+    let mut waiting = Box::pin(waiting);
+    assert!(waiting.as_mut().now_or_never().is_none());
+    waiting
 }
 
 fn is_empty(gate: &Gate) -> bool {
@@ -61,10 +65,8 @@ fn one_request_more_than_the_limit_is_refused_with_when_to_come_back() {
     let first = gate.enter(now).unwrap();
     let _second = gate.enter(now).unwrap();
     let refusal = gate.enter(now).unwrap_err();
-    assert_eq!(
-        (refusal.gate, refusal.reason),
-        (GateName::Requests, RefusalReason::TooManyRequests)
-    );
+    let expected = (GateName::Requests, RefusalReason::TooManyRequests);
+    assert_eq!((refusal.gate, refusal.reason), expected);
     // Not all at the same moment.
     let times: HashSet<_> = (0..100).map(|_| gate.enter(now).unwrap_err().retry_after).collect();
     assert!(times.len() > 90, "{}", times.len());
@@ -73,10 +75,8 @@ fn one_request_more_than_the_limit_is_refused_with_when_to_come_back() {
     drop(first);
     let _third = gate.enter(now).unwrap();
     let stats = gate.stats();
-    assert_eq!(
-        (stats.requests_admitted, stats.requests_refused, stats.requests_in_flight),
-        (3, 101, 2)
-    );
+    assert_eq!((stats.requests_admitted, stats.requests_refused), (3, 101));
+    assert_eq!(stats.requests_in_flight, 2);
 }
 
 #[test]
@@ -115,13 +115,10 @@ async fn a_free_permit_goes_to_internal_work_that_waits_and_not_to_an_external_c
     let (gate, now) = (gate(100, 2, 1), Instant::now());
     let external = gate.try_acquire_external(now).unwrap();
     let held = gate.acquire_internal().await;
-    let mut waiting = pin!(gate.acquire_internal());
-    assert!(poll!(waiting.as_mut()).is_pending());
+    let waiting = begin(gate.acquire_internal());
     drop(external);
-    assert!(
-        gate.try_acquire_external(now).is_err(),
-        "the permit is assigned to the internal work already"
-    );
+    let tried = gate.try_acquire_external(now);
+    assert!(tried.is_err(), "the permit is assigned to the internal work already");
     let permit = waiting.await;
     drop(held);
     drop(permit);
@@ -133,12 +130,10 @@ async fn a_free_permit_goes_to_internal_work_that_waits_and_not_to_an_external_c
 async fn internal_work_is_served_in_the_order_in_which_it_came() {
     let gate = gate(100, 2, 1);
     let held = (gate.acquire_internal().await, gate.acquire_internal().await);
-    let mut first = pin!(gate.acquire_internal());
-    let mut second = pin!(gate.acquire_internal());
-    assert!(poll!(first.as_mut()).is_pending() && poll!(second.as_mut()).is_pending());
+    let (mut first, mut second) = (begin(gate.acquire_internal()), begin(gate.acquire_internal()));
     drop(held.0);
-    assert!(poll!(second.as_mut()).is_pending());
-    assert!(poll!(first.as_mut()).is_ready());
+    assert!(poll!(&mut second).is_pending());
+    assert!(poll!(&mut first).is_ready());
 }
 
 #[tokio::test]
@@ -192,14 +187,13 @@ async fn without_a_limit_external_callers_wait_in_line_and_none_is_refused_until
     let (gate, now) = (unlimited_gate(), Instant::now());
     let requests: Vec<_> = (0..20_000).map(|_| gate.enter(now).unwrap()).collect();
     let held = gate.acquire_external(Priority::Unsigned, now).await.unwrap();
-    let mut external = pin!(gate.acquire_external(Priority::Unsigned, now));
-    let mut internal = pin!(gate.acquire_internal());
-    assert!(poll!(external.as_mut()).is_pending() && poll!(internal.as_mut()).is_pending());
+    let external = begin(gate.acquire_external(Priority::Unsigned, now));
+    let mut internal = begin(gate.acquire_internal());
     drop(held);
-    assert!(poll!(internal.as_mut()).is_pending(), "one line for all");
+    assert!(poll!(&mut internal).is_pending(), "one line for all");
     let held = external.await.unwrap();
-    let mut waiting = pin!(gate.acquire_external(Priority::Unsigned, now));
-    assert!(poll!(waiting.as_mut()).is_pending() && poll!(internal.as_mut()).is_pending());
+    let waiting = begin(gate.acquire_external(Priority::Unsigned, now));
+    assert!(poll!(&mut internal).is_pending());
     gate.close();
     drop((held, requests));
     drop(internal.await);
@@ -211,8 +205,8 @@ async fn without_a_limit_external_callers_wait_in_line_and_none_is_refused_until
 async fn deferred_work_of_external_callers_waits_within_their_share() {
     let (gate, now) = (gate(4, 3, 1), Instant::now());
     let held = (gate.try_acquire_external(now).unwrap(), gate.try_acquire_external(now).unwrap());
-    let mut deferred = pin!(gate.acquire_external_deferred());
-    assert!(poll!(deferred.as_mut()).is_pending(), "the reserve is free, and not for it");
+    // The reserve is free, and not for it.
+    let deferred = begin(gate.acquire_external_deferred());
     drop(gate.acquire_internal().now_or_never().expect("and it does not delay internal work"));
     drop(held.0);
     let permit = deferred.now_or_never().expect("the share has room");
@@ -266,17 +260,14 @@ async fn those_who_came_together_wait_longer_than_those_who_come_in_an_overload(
     let gate = Gate::new(config).unwrap();
     let waits = |gate: &Gate| {
         let (gate, start) = (gate.clone(), tokio::time::Instant::now());
-        Box::pin(async move {
+        async move {
             let outcome = gate.acquire_external(Priority::Signed, tokio_now()).await;
             (outcome.map(drop).map_err(|refusal| refusal.reason), start.elapsed())
-        })
+        }
     };
     // The burst.
     let held = gate.try_acquire_external(tokio_now()).unwrap();
-    let mut burst: Vec<_> = (0..3).map(|_| waits(&gate)).collect();
-    for waiting in &mut burst {
-        assert!(poll!(waiting).is_pending());
-    }
+    let burst: Vec<_> = (0..3).map(|_| begin(waits(&gate))).collect();
     tokio::time::advance(Duration::from_millis(900)).await;
     drop(held);
     for waiting in burst {
@@ -284,11 +275,9 @@ async fn those_who_came_together_wait_longer_than_those_who_come_in_an_overload(
     }
     // The overload: somebody waits all the time.
     let held = gate.try_acquire_external(tokio_now()).unwrap();
-    let mut first = waits(&gate);
-    assert!(poll!(&mut first).is_pending());
+    let first = begin(waits(&gate));
     tokio::time::advance(burst_wait).await;
-    let mut second = waits(&gate);
-    assert!(poll!(&mut second).is_pending());
+    let second = begin(waits(&gate));
     assert_eq!(first.await, (Err(RefusalReason::NoPermit), burst_wait));
     tokio::time::advance(Duration::from_millis(1)).await;
     let third = waits(&gate).await;
@@ -305,17 +294,13 @@ async fn those_of_a_higher_priority_go_first_and_take_the_place_of_the_last_of_a
     let gate = gate(100, 2, 1);
     let held = gate.try_acquire_external(tokio_now()).unwrap();
     let others = fill(&gate, MAX_PERMIT_WAITERS - 3);
-    let acquire = |priority| Box::pin(gate.acquire_external(priority, tokio_now()));
-    let mut unsigned = acquire(Priority::Unsigned);
-    let mut later = acquire(Priority::Unsigned);
-    let mut signed = acquire(Priority::Signed);
-    for waiting in [&mut unsigned, &mut later, &mut signed] {
-        assert!(poll!(waiting).is_pending());
-    }
+    let acquire = |priority| gate.acquire_external(priority, tokio_now());
+    let mut unsigned = begin(acquire(Priority::Unsigned));
+    let later = begin(acquire(Priority::Unsigned));
+    let mut signed = begin(acquire(Priority::Signed));
     let beyond = acquire(Priority::Unsigned).await.unwrap_err();
     assert_eq!(beyond.reason, RefusalReason::QueueFull);
-    let mut known = acquire(Priority::Known);
-    assert!(poll!(&mut known).is_pending());
+    let known = begin(acquire(Priority::Known));
     let evicted = later.now_or_never().expect("it is told at once");
     assert_eq!(evicted.unwrap_err().reason, RefusalReason::QueueFull);
     drop(others);
@@ -325,8 +310,7 @@ async fn those_of_a_higher_priority_go_first_and_take_the_place_of_the_last_of_a
     drop(first);
     let second = signed.now_or_never().expect("second").unwrap();
     // Whoever goes away leaves its turn to the next.
-    let mut next = acquire(Priority::Unsigned);
-    assert!(poll!(&mut next).is_pending());
+    let next = begin(acquire(Priority::Unsigned));
     drop(unsigned);
     drop(second);
     drop(next.now_or_never().expect("third").unwrap());
@@ -377,10 +361,8 @@ fn saturated_the_gate_refuses_external_callers_at_once_and_internal_work_never()
         done.wait();
     });
     let stats = gate.stats();
-    assert_eq!(
-        (stats.work_refused, stats.internal_admitted, stats.work_admitted),
-        (2_000, 2_000, 3)
-    );
+    assert_eq!((stats.work_refused, stats.internal_admitted), (2_000, 2_000));
+    assert_eq!(stats.work_admitted, 3);
     assert!(is_empty(&gate));
 }
 
@@ -444,6 +426,14 @@ async fn busy(
     (gate, release, held)
 }
 
+/// Why work was refused.
+fn reason(outcome: Result<(), WorkError>) -> RefusalReason {
+    match outcome {
+        Err(WorkError::Refused(refusal)) => refusal.reason,
+        other => panic!("{other:?}"),
+    }
+}
+
 fn patient(config: GateConfig) -> GateConfig {
     GateConfig { permit_wait: Duration::from_secs(60), ..config }
 }
@@ -460,19 +450,16 @@ async fn one_thread_works_off_all_that_waits_by_priority_and_its_permit_comes_ba
     let priorities = [Priority::Unsigned, Priority::Signed, Priority::Unsigned, Priority::Known];
     for (number, priority) in priorities.into_iter().enumerate() {
         let (gate, done) = (gate.clone(), Arc::clone(&done));
-        let mut work = Box::pin(async move {
+        running.push(begin(async move {
             let thread = move || {
                 done.lock().unwrap().push(number);
                 thread::current().id()
             };
             gate.run_external(None, priority, Instant::now(), thread).await.unwrap()
-        });
-        assert!(poll!(work.as_mut()).is_pending());
-        running.push(work);
+        }));
     }
     // What waits for the permit itself stands in the same queue.
-    let mut permit = pin!(gate.acquire_external(Priority::Signed, Instant::now()));
-    assert!(poll!(permit.as_mut()).is_pending());
+    let permit = begin(gate.acquire_external(Priority::Signed, Instant::now()));
     release.send(()).unwrap();
     drop(permit.await.unwrap());
     let threads = join_all(running).await;
@@ -489,25 +476,18 @@ async fn work_that_is_not_begun_is_refused_with_its_reason_and_not_done() {
     let (gate, release, held) = busy(patient(config(100, 2, 1))).await;
     let others = fill(&gate, MAX_PERMIT_WAITERS - 1);
     let forbidden = || -> () { unreachable!("it was refused") };
-    let run = |priority| Box::pin(gate.run_external(None, priority, Instant::now(), forbidden));
-    let reason = |error| match error {
-        WorkError::Refused(refusal) => refusal.reason,
-        other => panic!("{other}"),
-    };
+    let run = |priority| gate.run_external(None, priority, Instant::now(), forbidden);
     // Displaced, no room, given up, and closed.
-    let mut displaced = run(Priority::Unsigned);
-    assert!(poll!(&mut displaced).is_pending());
-    assert_eq!(reason(run(Priority::Unsigned).await.unwrap_err()), RefusalReason::QueueFull);
-    let mut given_up = run(Priority::Signed);
-    assert!(poll!(&mut given_up).is_pending());
-    assert_eq!(reason(displaced.await.unwrap_err()), RefusalReason::QueueFull);
+    let displaced = begin(run(Priority::Unsigned));
+    assert_eq!(reason(run(Priority::Unsigned).await), RefusalReason::QueueFull);
+    let given_up = begin(run(Priority::Signed));
+    assert_eq!(reason(displaced.await), RefusalReason::QueueFull);
     drop((given_up, others));
-    let mut late = run(Priority::Signed);
-    assert!(poll!(&mut late).is_pending());
+    let late = begin(run(Priority::Signed));
     gate.close();
-    assert_eq!(reason(run(Priority::Known).await.unwrap_err()), RefusalReason::ShuttingDown);
+    assert_eq!(reason(run(Priority::Known).await), RefusalReason::ShuttingDown);
     release.send(()).unwrap();
-    assert_eq!(reason(late.await.unwrap_err()), RefusalReason::ShuttingDown);
+    assert_eq!(reason(late.await), RefusalReason::ShuttingDown);
     held.await.unwrap();
     assert!(is_empty(&gate));
 }
@@ -518,19 +498,15 @@ async fn work_that_waits_too_long_is_refused_and_never_done() {
     let (gate, release, held) = busy(impatient(config(100, 2, 1), wait)).await;
     let start = Instant::now();
     let forbidden = || -> () { unreachable!("it was refused") };
-    let refused = gate.run_external(None, Priority::Signed, start, forbidden).await.unwrap_err();
-    assert!(
-        matches!(refused, WorkError::Refused(refusal) if refusal.reason == RefusalReason::NoPermit)
-    );
+    let refused = gate.run_external(None, Priority::Signed, start, forbidden).await;
+    assert_eq!(reason(refused), RefusalReason::NoPermit);
     assert!(start.elapsed() >= wait);
     release.send(()).unwrap();
     held.await.unwrap();
     // The external permit is free, and both of all permits are internal work's.
     let all = (gate.acquire_internal().await, gate.acquire_internal().await);
     let refused = gate.run_external(None, Priority::Signed, Instant::now(), forbidden).await;
-    assert!(
-        matches!(refused, Err(WorkError::Refused(refusal)) if refusal.reason == RefusalReason::NoPermit)
-    );
+    assert_eq!(reason(refused), RefusalReason::NoPermit);
     drop(all);
     let done = gate.run_external(None, Priority::Signed, Instant::now(), || 5).await;
     assert_eq!(done.unwrap(), 5);
@@ -542,10 +518,9 @@ async fn a_panic_ends_its_own_work_alone() {
     let (gate, release, held) = busy(patient(config(100, 2, 1))).await;
     let run = |number: u32| {
         let work = move || if number == 0 { panic!("as code does") } else { number };
-        Box::pin(gate.run_external(None, Priority::Signed, Instant::now(), work))
+        begin(gate.run_external(None, Priority::Signed, Instant::now(), work))
     };
-    let (mut first, mut second) = (run(0), run(1));
-    assert!(poll!(&mut first).is_pending() && poll!(&mut second).is_pending());
+    let (first, second) = (run(0), run(1));
     release.send(()).unwrap();
     assert!(matches!(first.await, Err(WorkError::Lost)));
     assert_eq!(second.await.unwrap(), 1);
@@ -561,14 +536,11 @@ async fn internal_work_that_waits_goes_between_two_pieces_of_external_work() {
     let external = {
         let (gate, order) = (gate.clone(), Arc::clone(&order));
         let work = move || order.lock().unwrap().push("external");
-        let mut work = Box::pin(async move {
+        tokio::spawn(begin(async move {
             gate.run_external(None, Priority::Known, Instant::now(), work).await.unwrap();
-        });
-        assert!(poll!(work.as_mut()).is_pending());
-        tokio::spawn(work)
+        }))
     };
-    let mut waiting = pin!(gate.acquire_internal());
-    assert!(poll!(waiting.as_mut()).is_pending());
+    let waiting = begin(gate.acquire_internal());
     release.send(()).unwrap();
     held.await.unwrap();
     let permit = waiting.await;
