@@ -87,65 +87,40 @@ pub(crate) enum Attack {
 }
 
 impl Attack {
-    pub(crate) const ALL: [Self; 18] = [
-        Self::None,
-        Self::UnfundedTransactions,
-        Self::BundleVariants,
-        Self::UnreadResponses,
-        Self::WideObjects,
-        Self::StalledBodies,
-        Self::SlowBodies,
-        Self::IdleConnections,
-        Self::HangUps,
-        Self::FreshKeys,
-        Self::ForgedBlobs,
-        Self::BlobReplays,
-        Self::UnknownCancellations,
-        Self::FreshCancellations,
-        Self::PrivateFlood,
-        Self::SharedTransactions,
-        Self::HonestBurst,
-        Self::Crowd,
+    /// Each with its name, and how many connections it uses at the same time.
+    pub(crate) const ALL: [(Self, &str, usize); 18] = [
+        (Self::None, "none", 0),
+        (Self::UnfundedTransactions, "unfunded transactions", 8),
+        (Self::BundleVariants, "bundle variants", 16),
+        (Self::UnreadResponses, "unread responses", 40),
+        (Self::WideObjects, "wide objects", 8),
+        (Self::StalledBodies, "stalled bodies", 16),
+        (Self::SlowBodies, "slow bodies", 128),
+        (Self::IdleConnections, "idle connections", 2_048),
+        (Self::HangUps, "hang-ups", 16),
+        (Self::FreshKeys, "fresh keys", 16),
+        (Self::ForgedBlobs, "forged blobs", 8),
+        (Self::BlobReplays, "blob replays", 8),
+        (Self::UnknownCancellations, "unknown cancellations", 16),
+        (Self::FreshCancellations, "cancellations by fresh keys", 16),
+        (Self::PrivateFlood, "private flood", 16),
+        (Self::SharedTransactions, "shared transactions", 16),
+        (Self::HonestBurst, "honest burst of 512", 512),
+        (Self::Crowd, "crowd of 64", 64),
     ];
 
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::UnfundedTransactions => "unfunded transactions",
-            Self::BundleVariants => "bundle variants",
-            Self::UnreadResponses => "unread responses",
-            Self::WideObjects => "wide objects",
-            Self::StalledBodies => "stalled bodies",
-            Self::SlowBodies => "slow bodies",
-            Self::IdleConnections => "idle connections",
-            Self::HangUps => "hang-ups",
-            Self::FreshKeys => "fresh keys",
-            Self::ForgedBlobs => "forged blobs",
-            Self::BlobReplays => "blob replays",
-            Self::UnknownCancellations => "unknown cancellations",
-            Self::FreshCancellations => "cancellations by fresh keys",
-            Self::PrivateFlood => "private flood",
-            Self::SharedTransactions => "shared transactions",
-            Self::HonestBurst => "honest burst of 512",
-            Self::Crowd => "crowd of 64",
-        }
+    fn row(self) -> (Self, &'static str, usize) {
+        Self::ALL.into_iter().find(|row| row.0 == self).expect("all of them have a row")
     }
 
-    /// Connections that it uses at the same time.
-    const fn connections(self, is_test: bool) -> usize {
-        match self {
-            Self::None => 0,
-            Self::UnfundedTransactions | Self::WideObjects => 8,
-            Self::ForgedBlobs | Self::BlobReplays => 8,
-            Self::StalledBodies | Self::BundleVariants | Self::FreshKeys => 16,
-            Self::UnknownCancellations | Self::HangUps | Self::FreshCancellations => 16,
-            Self::PrivateFlood | Self::SharedTransactions => 16,
-            Self::UnreadResponses => 40,
-            Self::SlowBodies => 128,
-            Self::IdleConnections if !is_test => 2_048,
-            Self::IdleConnections | Self::Crowd => 64,
-            Self::HonestBurst => 512,
-        }
+    pub(crate) fn name(self) -> &'static str {
+        self.row().1
+    }
+
+    fn connections(self, is_test: bool) -> usize {
+        let (attack, _, connections) = self.row();
+        let fewer = is_test && attack == Self::IdleConnections;
+        if fewer { 64 } else { connections }
     }
 
     /// What it sends in turn.

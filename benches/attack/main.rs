@@ -142,7 +142,7 @@ struct Case {
 
 impl Case {
     fn all() -> impl Iterator<Item = Self> {
-        let by_default = Attack::ALL.map(|attack| (attack, Setup::Default, ADDRESSES));
+        let by_default = Attack::ALL.map(|(attack, ..)| (attack, Setup::Default, ADDRESSES));
         let mut others = vec![
             (Attack::Crowd, Setup::NoGate, ADDRESSES),
             (Attack::None, Setup::AsksNode, ADDRESSES),
@@ -278,6 +278,7 @@ impl Run {
         // From so many addresses only known signers are promised anything.
         let is_many = case.addresses == MANY_ADDRESSES;
         let bundles = if is_many { &honest.known } else { &honest.bundles };
+        let unknown_lost = if is_many { 0.0 } else { lost(unknown) };
         let bundle_p99 = bundles.p99 / 1e3;
         let answer_p99 = attacker.p99_ms.unwrap_or_default();
         let mut figures = vec![
@@ -297,12 +298,7 @@ impl Run {
             ],
             _ => vec![
                 ("orders of known signers lost", lost(known), 0.0, ""),
-                (
-                    "orders of unknown signers lost",
-                    if is_many { 0.0 } else { lost(unknown) },
-                    0.0,
-                    "",
-                ),
+                ("orders of unknown signers lost", unknown_lost, 0.0, ""),
                 ("cancelled bundles accepted again", self.revived as f64, 0.0, ""),
                 ("bundle p99", bundle_p99, 50.0, "ms"),
             ],

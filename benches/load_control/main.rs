@@ -59,28 +59,14 @@ impl Plan {
         let host = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let host = host.expect("a runtime");
         let rounds = number("LOAD_BENCH_ROUNDS", "3", 1..=100);
-        match is_test {
-            true => Self {
-                host,
-                flood: 500,
-                signed_s: 6,
-                rounds: 1,
-                calm: Duration::from_millis(100),
-                burst: 500,
-                cost_rounds: 1,
-                is_test,
-            },
-            false => Self {
-                host,
-                flood: 108_000,
-                signed_s: 25,
-                rounds,
-                calm: Duration::from_secs(3),
-                burst: 8_000,
-                cost_rounds: 4 * rounds - 1,
-                is_test,
-            },
+        let calm = Duration::from_secs(3);
+        let (flood, signed_s, burst, cost_rounds) = (108_000, 25, 8_000, 4 * rounds - 1);
+        let full = Self { host, flood, signed_s, rounds, calm, burst, cost_rounds, is_test };
+        if !is_test {
+            return full;
         }
+        let calm = Duration::from_millis(100);
+        Self { flood: 500, signed_s: 6, rounds: 1, calm, burst: 500, cost_rounds: 1, ..full }
     }
 }
 
