@@ -4,7 +4,7 @@ use load_control::{GateConfig, LoadMonitor, MonitorConfig, QueueLoad};
 use order_pool::{Bundle, Event, OrderPool, PoolConfig, Subscription};
 
 use self::common::{PATIENCE, Server, gate_config};
-use crate::{Host, OrderRpc, OrderRpcConfig, limits::Limits};
+use crate::{Host, OrderRpc, OrderRpcConfig, Quota, limits::Limits};
 
 mod admission;
 mod attack;
@@ -53,11 +53,26 @@ fn limited(limit: impl FnOnce(&mut Limits)) -> Server {
     start_limited(common::config(), gate_config(64), None, limit)
 }
 
-/// Under pressure while the queue is full, as it is at first.
-fn start_pressed(requests: usize, limit: impl FnOnce(&mut Limits)) -> (Server, QueueLoad) {
+/// With a quota of so much at once for each signer, of which next to nothing comes back within a test.
+fn with_quota(burst: u32) -> Server {
+    limited(|limits| limits.config.quota = Some(Quota { per_second: 1, burst }))
+}
+
+/// The same for each address.
+fn with_caller_quota(burst: u32) -> Server {
+    limited(|limits| limits.config.caller_quota = Some(Quota { per_second: 1, burst }))
+}
+
+/// Pressed while the queue is full, as it is at first.
+fn pressed() -> (LoadMonitor, QueueLoad) {
     let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
     let queue = monitor.watch("announcements", 1).unwrap();
     queue.added(1);
+    (monitor, queue)
+}
+
+fn start_pressed(requests: usize, limit: impl FnOnce(&mut Limits)) -> (Server, QueueLoad) {
+    let (monitor, queue) = pressed();
     (start_limited(common::config(), gate_config(requests), Some(monitor), limit), queue)
 }
 

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use alloy_signer_local::PrivateKeySigner;
 use futures::future::join_all;
-use order_rpc::Quota;
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -122,7 +121,7 @@ async fn idle_connections_and_heads_that_never_end_are_closed() {
 
 #[tokio::test]
 async fn a_signer_beyond_its_quota_is_told_when_to_come_back_and_others_are_served() {
-    let server = limited(|limits| limits.config.quota = Some(Quota { per_second: 1, burst: 4 }));
+    let server = with_quota(4);
     let (greedy, modest) = (PrivateKeySigner::random(), PrivateKeySigner::random());
     let cancel = json!([{ "uuid": UUID }]);
     // Until it is refused: it is served once more for every two seconds that go by.
@@ -142,11 +141,7 @@ async fn a_signer_beyond_its_quota_is_told_when_to_come_back_and_others_are_serv
     let body = request("eth_cancelBundle", cancel);
     assert_eq!(send_signed(server.addr, &modest, &body).await.status, 200);
     // A forged claim to be someone spends nothing of theirs.
-    let header = signature(&greedy, body.as_bytes()).replacen(
-        &greedy.address().to_string(),
-        &modest.address().to_string(),
-        1,
-    );
+    let header = claimed_by(&signature(&greedy, body.as_bytes()), &modest);
     let forged = send(server.addr, body.as_bytes(), &[("x-flashbots-signature", &header)]).await;
     assert_eq!(forged.status, 401);
 }

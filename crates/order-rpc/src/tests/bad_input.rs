@@ -249,19 +249,15 @@ async fn a_wrong_method_host_or_content_type_is_answered_in_json_too() {
     let server = start(OrderRpcConfig { host_names, ..config() });
     let answer = get(server.addr, "/nothing").await;
     assert_eq!(answer.error(), (405, -32600, "http".to_owned()));
-    let mut socket = tokio::net::TcpStream::connect(server.addr).await.unwrap();
     let upgrade =
         head("GET", "/", 0, &[("upgrade", "websocket")]).replace("close", "close, upgrade");
-    tokio::io::AsyncWriteExt::write_all(&mut socket, upgrade.as_bytes()).await.unwrap();
-    let answer = read_answer(&mut socket).await;
+    let answer = send_text(server.addr, &upgrade).await;
     assert_eq!(answer.error(), (405, -32600, "http".to_owned()));
     assert!(answer.text.contains("WebSockets are not served"), "{answer:?}");
     let body = transaction();
     let sent = async |from: &str, to: &str| {
-        let mut socket = tokio::net::TcpStream::connect(server.addr).await.unwrap();
         let text = head("POST", "/", body.len(), &[]).replace(from, to) + &body;
-        tokio::io::AsyncWriteExt::write_all(&mut socket, text.as_bytes()).await.unwrap();
-        read_answer(&mut socket).await
+        send_text(server.addr, &text).await
     };
     let refused = sent("application/json", "text/plain").await;
     assert_eq!(refused.error(), (415, -32600, "http".to_owned()));
@@ -288,11 +284,7 @@ async fn signatures_are_required_optional_or_off() {
     let body = transaction();
     let valid = signature(&signer, body.as_bytes());
     let of_another_body = signature(&signer, b"another");
-    let claimed = valid.replacen(
-        &signer.address().to_string(),
-        &PrivateKeySigner::random().address().to_string(),
-        1,
-    );
+    let claimed = claimed_by(&valid, &PrivateKeySigner::random());
     let bad = [of_another_body.as_str(), claimed.as_str(), "nonsense", ":", "0x00:0x00"];
     for mode in [SignatureMode::Required, SignatureMode::Optional, SignatureMode::Off] {
         let server = start(OrderRpcConfig { signatures: mode, ..config() });

@@ -265,10 +265,15 @@ pub async fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
     socket.connect(to).await.unwrap()
 }
 
-pub async fn get(addr: SocketAddr, path: &str) -> Answer {
+/// A request as it is written.
+pub async fn send_text(addr: SocketAddr, text: &str) -> Answer {
     let mut socket = TcpStream::connect(addr).await.unwrap();
-    socket.write_all(head("GET", path, 0, &[]).as_bytes()).await.unwrap();
+    socket.write_all(text.as_bytes()).await.unwrap();
     read_answer(&mut socket).await
+}
+
+pub async fn get(addr: SocketAddr, path: &str) -> Answer {
+    send_text(addr, &head("GET", path, 0, &[])).await
 }
 
 /// Promises a body of this length, and sends its beginning.
@@ -316,6 +321,12 @@ pub async fn call(addr: SocketAddr, method: &str, params: Value) -> Answer {
 pub fn signature(signer: &PrivateKeySigner, body: &[u8]) -> String {
     let text = keccak256(body).to_string();
     format!("{}:{}", signer.address(), signer.sign_message_sync(text.as_bytes()).unwrap())
+}
+
+/// The same signature with the address of another signer.
+pub fn claimed_by(signature: &str, other: &PrivateKeySigner) -> String {
+    let (_, signature) = signature.split_once(':').unwrap();
+    format!("{}:{signature}", other.address())
 }
 
 pub async fn signed_call(

@@ -27,8 +27,7 @@ async fn a_pooled_transaction_that_is_sent_again_costs_no_proof() {
 #[tokio::test]
 async fn a_blob_that_was_verified_costs_no_proof_in_another_order() {
     // For three blobs and what else there is; 200 for each time that one is sent would be more.
-    let server =
-        limited(|limits| limits.config.caller_quota = Some(Quota { per_second: 1, burst: 800 }));
+    let server = with_caller_quota(800);
     let (right, wrong) = with_blobs(2);
     let bundle = |tx: &str, block: &str| json!([{ "txs": [raw(0), tx], "blockNumber": block }]);
     let admitted = async |params| {
@@ -119,19 +118,15 @@ async fn a_bundle_for_no_block_to_come_is_refused_before_its_transactions_are_de
         let bundle = json!([{ "txs": ["0x02"], field: value }]);
         let answer = call(server.addr, "eth_sendBundle", bundle).await;
         let named = if expected == "params" { field } else { "txs[0]" };
-        assert_eq!(
-            (answer.error().2.as_str(), answer.field().as_str()),
-            (expected, named),
-            "{value}"
-        );
+        let said = (answer.error().2, answer.field());
+        assert_eq!(said, (expected.to_owned(), named.to_owned()), "{value}");
     }
 }
 
 /// However many keys a caller makes up, its address pays.
 #[tokio::test]
 async fn fresh_keys_do_not_evade_the_quota_of_their_address() {
-    let server =
-        limited(|limits| limits.config.caller_quota = Some(Quota { per_second: 1, burst: 30 }));
+    let server = with_caller_quota(30);
     let mut served = 0;
     let refusal = loop {
         let signer = PrivateKeySigner::random();
@@ -155,8 +150,7 @@ async fn fresh_keys_do_not_evade_the_quota_of_their_address() {
 #[tokio::test]
 async fn a_body_is_paid_for_before_it_is_parsed() {
     // For two of 65, one for the request and one for each 16 KiB.
-    let server =
-        limited(|limits| limits.config.caller_quota = Some(Quota { per_second: 1, burst: 130 }));
+    let server = with_caller_quota(130);
     let broken = vec![b' '; 1 << 20];
     for expected in
         [(400, -32700, "not_json"), (400, -32700, "not_json"), (429, -32005, "caller_quota")]
@@ -165,7 +159,7 @@ async fn a_body_is_paid_for_before_it_is_parsed() {
         assert_eq!((status, code, reason.as_str()), expected);
     }
     // Nor is anything parsed for a signer without quota.
-    let server = limited(|limits| limits.config.quota = Some(Quota { per_second: 1, burst: 2 }));
+    let server = with_quota(2);
     let cancel = request("eth_cancelBundle", json!([{ "uuid": UUID }]));
     let header = signature(&PrivateKeySigner::random(), cancel.as_bytes());
     let headers = [("x-flashbots-signature", &*header)];
@@ -217,9 +211,7 @@ fn limits_that_do_not_fit_each_other_are_refused_at_the_start() {
 /// A bundle costs what its transactions cost, and a refused request costs its signer nothing.
 #[tokio::test]
 async fn a_quota_is_spent_by_work_and_not_by_requests() {
-    // Nothing comes back within the test.
-    let server =
-        limited(|limits| limits.config.quota = Some(Quota { per_second: 1, burst: 1_000 }));
+    let server = with_quota(1_000);
     let signer = PrivateKeySigner::random();
     let send = |count: u64| {
         let bundle = json!([{ "txs": (0..count).map(raw).collect::<Vec<_>>() }]);
@@ -241,17 +233,11 @@ async fn a_quota_is_spent_by_work_and_not_by_requests() {
 /// Whatever a batch holds, as much of it is done as the quota pays for. All of it together could never pass.
 #[tokio::test]
 async fn a_batch_that_is_more_than_a_burst_is_served_up_to_the_burst() {
-    let server = limited(|limits| limits.config.quota = Some(Quota { per_second: 1, burst: 250 }));
+    let server = with_quota(250);
     let bundle = || ("eth_sendBundle", json!({ "txs": (0..100).map(raw).collect::<Vec<_>>() }));
     let (body, signer) = (batch(&[bundle(), bundle(), bundle()]), PrivateKeySigner::random());
-    let answer = send_signed(server.addr, &signer, &body).await;
-    let reasons: Vec<_> = answer
-        .json()
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|answer| answer["error"]["data"]["reason"].clone())
-        .collect();
+    let answers = send_signed(server.addr, &signer, &body).await.json();
+    let reasons = [0, 1, 2].map(|n: usize| answers[n]["error"]["data"]["reason"].clone());
     assert_eq!(reasons, [json!(null), json!(null), json!("quota")]);
     assert_eq!(server.pool.len(), 2);
 }

@@ -1,5 +1,13 @@
 //! Orders that are good get into the pool, by each way in.
 
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
 use alloy_primitives::B256;
 use alloy_signer_local::PrivateKeySigner;
 use order_pool::{Event, OrderPool, PoolConfig};
@@ -134,29 +142,27 @@ async fn a_kept_connection_serves_many_requests() {
 
 #[tokio::test]
 async fn health_and_readiness_tell_the_truth() {
-    let pool = order_pool::OrderPool::new(order_pool::PoolConfig::default()).unwrap();
-    let gate = load_control::Gate::new(gate_config(1)).unwrap();
-    let live = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let is_live = {
-        let live = live.clone();
-        move || live.load(std::sync::atomic::Ordering::SeqCst)
-    };
-    let host = order_rpc::Host::new(pool, gate.clone()).with_sources(is_live, || false);
-    let rpc = order_rpc::OrderRpc::start(config(), host).unwrap();
-    let addr = rpc.local_addr();
+    let pool = OrderPool::new(PoolConfig::default()).unwrap();
+    let live = Arc::new(AtomicBool::new(false));
+    let is_live = Arc::clone(&live);
+    let server = Server::start(pool, gate_config(1), None, |host| {
+        let host = host.with_sources(move || is_live.load(SeqCst), || false);
+        OrderRpc::start(config(), host).unwrap()
+    });
+    let (addr, gate) = (server.addr, &server.gate);
     assert_eq!(get(addr, "/healthz").await.status, 200);
     let answer = get(addr, "/readyz").await;
     assert_eq!((answer.status, &answer.json()["sourcesLive"]), (503, &json!(false)));
-    live.store(true, std::sync::atomic::Ordering::SeqCst);
+    live.store(true, SeqCst);
     let answer = get(addr, "/readyz").await;
     // A node that does not list its pool is shown, and takes orders all the same.
     assert_eq!((answer.status, &answer.json()["sourcesAudited"]), (200, &json!(false)));
-    let now = std::time::Instant::now();
+    let now = Instant::now();
     let _held = gate.enter(now).unwrap();
     assert!(gate.enter(now).is_err());
     assert_eq!(get(addr, "/readyz").await.status, 200, "one refusal is no overload");
     for ms in [900, 1_800, 2_000] {
-        assert!(gate.enter(now + std::time::Duration::from_millis(ms)).is_err());
+        assert!(gate.enter(now + Duration::from_millis(ms)).is_err());
     }
     let answer = get(addr, "/readyz").await;
     assert_eq!((answer.status, &answer.json()["shedding"]), (503, &json!(true)));
