@@ -1,19 +1,8 @@
 //! Fetcher, pool and upkeep together against the mock node, over a real socket.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use alloy_primitives::B256;
-use futures::stream;
-use mempool_ingest::{
-    FetcherConfig, Ingest, IngestConfig, IngestError, NodeAdmissionConfig, PoolConfig,
-    txpool_fetcher::{
-        AnnouncementStream, AuditMode, BlockStream, InProcessPool, MinedBlock, PooledHashes,
-        PooledTransaction,
-    },
-};
+use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, PoolConfig, txpool_fetcher::AuditMode};
 use testkit::ingest::{Node, PATIENCE, eventually, settled};
 
 /// What the pool let go for its age is still pending in the node: the next comparison offers it again, and it is
@@ -38,45 +27,4 @@ async fn what_has_expired_and_is_still_pending_comes_back_by_a_comparison() {
     }
     settled(ingest.fetcher(), "pooled again", |counts| counts.pooled >= 40).await;
     ingest.shutdown(Duration::from_secs(10)).await;
-}
-
-/// A pool that is empty.
-struct NoPool;
-
-impl InProcessPool for NoPool {
-    fn chain_id(&self) -> u64 {
-        1
-    }
-
-    fn announcements(&self) -> AnnouncementStream {
-        Box::pin(stream::pending())
-    }
-
-    fn blocks(&self) -> BlockStream {
-        Box::pin(stream::pending())
-    }
-
-    fn latest_block(&self) -> Option<MinedBlock> {
-        None
-    }
-
-    fn block(&self, _: &B256) -> Option<MinedBlock> {
-        None
-    }
-
-    fn pooled(&self) -> PooledHashes {
-        PooledHashes::default()
-    }
-
-    fn get(&self, _: &B256) -> Option<alloy_consensus::transaction::Recovered<PooledTransaction>> {
-        None
-    }
-}
-
-#[tokio::test]
-async fn a_pool_in_this_process_cannot_be_asked_whether_senders_can_pay() {
-    let fetcher = FetcherConfig::in_process("none", Arc::new(NoPool));
-    let mut config = IngestConfig::new(fetcher, PoolConfig::default());
-    config.node_admission = Some(NodeAdmissionConfig::default());
-    assert!(matches!(Ingest::start(config).await, Err(IngestError::NoNodeToAsk)));
 }

@@ -151,3 +151,19 @@ pub(crate) fn no_node() -> Endpoint {
     }
     Endpoint::InProcess(InProcess::new("replay", Arc::new(Empty)))
 }
+
+#[cfg(all(test, feature = "rpc"))]
+mod tests {
+    use mempool_ingest::{
+        FetcherConfig, Ingest, IngestConfig, IngestError, NodeAdmissionConfig, PoolConfig,
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_pool_in_this_process_cannot_be_asked_whether_senders_can_pay() {
+        let mut config = IngestConfig::new(FetcherConfig::new([no_node()]), PoolConfig::default());
+        config.node_admission = Some(NodeAdmissionConfig::default());
+        assert!(matches!(Ingest::start(config).await, Err(IngestError::NoNodeToAsk)));
+    }
+}
