@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
+use alloy_eips::{BlockId, BlockNumberOrTag};
 use alloy_primitives::{Address, B256, Bytes, U64, keccak256};
 use serde::Serialize;
 
@@ -67,26 +68,25 @@ pub(super) fn call(
             json(&block.map(|block| block.object(full)))
         }
         "eth_getBlockByNumber" => {
-            let (tag, full): (String, bool) = (params.get(0)?, params.get_or(1, false)?);
-            let block = block_by_tag(shared, &tag)?;
+            let (tag, full): (BlockNumberOrTag, bool) = (params.get(0)?, params.get_or(1, false)?);
+            let block = block_by_tag(shared, tag);
             json(&block.map(|block| block.object(full)))
         }
         "eth_getBalance" | "eth_getCode" | "eth_getStorageAt" => {
             state_methods::call(shared, method, params)
         }
-        "eth_getTransactionCount" if params.names_a_block(1) => {
-            state_methods::call(shared, method, params)
-        }
         "eth_getTransactionCount" => {
-            let (address, tag): (Address, String) =
-                (params.get(0)?, params.get_or(1, "latest".to_owned())?);
+            let tag = match params.get_or(1, BlockId::latest())? {
+                BlockId::Hash(_) | BlockId::Number(BlockNumberOrTag::Number(_)) => {
+                    return state_methods::call(shared, method, params);
+                }
+                BlockId::Number(tag) => tag,
+            };
+            let address: Address = params.get(0)?;
             let state = shared.lock();
             let mined = state.core.chain.nonce(&address);
-            let next = match tag.as_str() {
-                "pending" => state.core.pool.next_nonce(&address).unwrap_or(mined),
-                _ => mined,
-            };
-            json(&U64::from(next))
+            let pending = state.core.pool.next_nonce(&address).filter(|_| tag.is_pending());
+            json(&U64::from(pending.unwrap_or(mined)))
         }
         "eth_chainId" => json(&U64::from(shared.config.chain_id)),
         "net_version" => json(&shared.config.chain_id.to_string()),
@@ -128,9 +128,7 @@ fn subscribe(shared: &Shared, params: &Params<'_>) -> Result<Found, RpcError> {
         },
         "newPendingTransactions" => Topic::Hashes,
         "newHeads" => Topic::Heads,
-        other => {
-            return Err(RpcError::invalid_params(format!("unknown variant `{other}`")));
-        }
+        other => return Err(RpcError::invalid_params(format!("unknown variant `{other}`"))),
     };
     let mut state = shared.lock();
     state.next_subscription += 1;
@@ -140,20 +138,13 @@ fn subscribe(shared: &Shared, params: &Params<'_>) -> Result<Found, RpcError> {
     Ok(Found::Subscribed(const_hex::encode_prefixed(&digest[..16]), topic))
 }
 
-pub(super) fn block_by_tag(shared: &Shared, tag: &str) -> Result<Option<Arc<FullBlock>>, RpcError> {
-    let state = shared.lock();
-    let chain = &state.core.chain;
-    Ok(match tag {
-        "latest" | "safe" | "finalized" | "pending" => Some(chain.head().clone()),
-        "earliest" => chain.by_number(0).cloned(),
-        number => {
-            let digits = number.strip_prefix("0x").unwrap_or_default();
-            let number = u64::from_str_radix(digits, 16).map_err(|_| {
-                RpcError::invalid_params(format!("invalid block number `{number}`"))
-            })?;
-            chain.by_number(number).cloned()
-        }
-    })
+pub(super) fn block_by_tag(shared: &Shared, tag: BlockNumberOrTag) -> Option<Arc<FullBlock>> {
+    let chain = &shared.lock().core.chain;
+    match tag {
+        BlockNumberOrTag::Earliest => chain.by_number(0).cloned(),
+        BlockNumberOrTag::Number(number) => chain.by_number(number).cloned(),
+        _ => Some(chain.head().clone()),
+    }
 }
 
 /// `{pending:{sender:{nonce:object}},queued:..}`.

@@ -24,13 +24,6 @@ impl<'a> Params<'a> {
             .map_err(|error| RpcError::invalid_params(error.to_string()))
     }
 
-    /// Whether the parameter names one certain block, not a place at the chain's end.
-    pub(super) fn names_a_block(&self, index: usize) -> bool {
-        self.0
-            .get(index)
-            .is_some_and(|param| matches!(&param.get().as_bytes(), [b'{', ..] | [b'"', b'0', ..]))
-    }
-
     pub(super) fn get_or<T: DeserializeOwned>(
         &self,
         index: usize,

@@ -2,16 +2,14 @@
 
 use std::sync::LazyLock;
 
-use alloy_consensus::{
-    SignableTransaction, Signed, TxEip1559, TxEip2930, TxEip4844, TxEip4844Variant, TxEip7702,
-    TxEnvelope, TxLegacy, transaction::RlpEcdsaEncodableTx,
-};
+use alloy_consensus::{SignableTransaction as _, TxEnvelope};
 use alloy_eips::{
     Encodable2718,
     eip2930::{AccessList, AccessListItem},
     eip7702::Authorization,
 };
-use alloy_primitives::{Address, B256, Bytes, Signature, TxKind as Callee, U256, keccak256};
+use alloy_primitives::{Address, B256, Bytes, TxKind as Callee, U256, keccak256};
+use alloy_rpc_types_eth::TransactionRequest;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -119,91 +117,60 @@ impl Plan {
             call.reach(self.kind, listed);
         }
         let Call { to, value, gas_limit, input } = call;
-        let (chain_id, nonce, max_fee) = (config.chain_id, self.nonce, config.max_fee_wei);
-        // A transaction with one price pays what it bids: near the others, not at the cap.
-        let gas_price = (max_fee / 4).max(tip);
-        let tx = match (self.kind, self.form) {
+        let mut tx = TransactionRequest {
+            chain_id: Some(config.chain_id),
+            nonce: Some(self.nonce),
+            gas: Some(gas_limit),
+            to: Some(Callee::Call(to)),
+            value: Some(value),
+            input: input.into(),
+            ..TransactionRequest::default()
+        };
+        let mut sidecar = None;
+        let has_tip = match (self.kind, self.form) {
             (TxKind::Blob | TxKind::SixBlobs, _) => {
-                let sidecar = shared_sidecar(self.kind == TxKind::SixBlobs);
-                let bare = TxEip4844 {
-                    chain_id,
-                    nonce,
-                    gas_limit,
-                    max_fee_per_gas: max_fee,
-                    max_priority_fee_per_gas: tip,
-                    to,
-                    value,
-                    blob_versioned_hashes: sidecar.hashes.clone(),
-                    max_fee_per_blob_gas: config.max_blob_fee_wei,
-                    input,
-                    ..TxEip4844::default()
-                };
-                let bare: TxEip4844Variant = bare.into();
-                let tx = signed(bare, account);
-                let mined = tx.encoded_2718().into();
-                let body = Body::Blob { mined, sidecar };
-                return SignedTx::from_envelope(&tx, account.address, body);
+                let shared = shared_sidecar(self.kind == TxKind::SixBlobs);
+                tx.blob_versioned_hashes = Some(shared.hashes.clone());
+                tx.max_fee_per_blob_gas = Some(config.max_blob_fee_wei);
+                sidecar = Some(shared);
+                true
             }
             (TxKind::SetCode, _) => {
                 let authority = Account::from_entropy(config.seed, self.number);
-                let (chain, address) = (U256::from(chain_id), routers()[0]);
-                let authorization = Authorization { chain_id: chain, address, nonce: 0 };
+                let (chain_id, address) = (U256::from(config.chain_id), routers()[0]);
+                let authorization = Authorization { chain_id, address, nonce: 0 };
                 let signature = authority.sign_hash(authorization.signature_hash());
-                let tx = TxEip7702 {
-                    chain_id,
-                    nonce,
-                    gas_limit,
-                    max_fee_per_gas: max_fee,
-                    max_priority_fee_per_gas: tip,
-                    to,
-                    value,
-                    authorization_list: vec![authorization.into_signed(signature)],
-                    input,
-                    ..TxEip7702::default()
-                };
-                signed(tx, account)
+                tx.authorization_list = Some(vec![authorization.into_signed(signature)]);
+                true
             }
-            (_, Form::Legacy) => {
-                let (chain_id, to) = (Some(chain_id), Callee::Call(to));
-                signed(
-                    TxLegacy { chain_id, nonce, gas_price, gas_limit, to, value, input },
-                    account,
-                )
-            }
+            (_, Form::Legacy) => false,
             (_, Form::AccessList) => {
                 // What the call does not reach by itself stands here.
                 let address = listed.unwrap_or(to);
                 let random = B256::from(rng.random::<[u8; 32]>());
                 let storage_keys = vec![B256::with_last_byte(1), random];
-                let tx = TxEip2930 {
-                    chain_id,
-                    nonce,
-                    gas_price,
-                    gas_limit: gas_limit + 10_000,
-                    to: Callee::Call(to),
-                    value,
-                    access_list: AccessList(vec![AccessListItem { address, storage_keys }]),
-                    input,
-                };
-                signed(tx, account)
+                tx.access_list = Some(AccessList(vec![AccessListItem { address, storage_keys }]));
+                tx.gas = Some(gas_limit + 10_000);
+                false
             }
-            (_, Form::Dynamic) => {
-                let tx = TxEip1559 {
-                    chain_id,
-                    nonce,
-                    gas_limit,
-                    max_fee_per_gas: max_fee,
-                    max_priority_fee_per_gas: tip,
-                    to: Callee::Call(to),
-                    value,
-                    input,
-                    ..TxEip1559::default()
-                };
-                signed(tx, account)
-            }
+            (_, Form::Dynamic) => true,
         };
-        let raw = tx.encoded_2718().into();
-        SignedTx::from_envelope(&tx, account.address, Body::Plain(raw))
+        if has_tip {
+            tx.max_fee_per_gas = Some(config.max_fee_wei);
+            tx.max_priority_fee_per_gas = Some(tip);
+        } else {
+            // A transaction with one price pays what it bids: near the others, not at the cap.
+            tx.gas_price = Some((config.max_fee_wei / 4).max(tip));
+        }
+        let tx = tx.build_consensus_tx().expect("each kind has its fields");
+        let signature = account.sign_hash(tx.signature_hash());
+        let tx: TxEnvelope = tx.into_envelope(signature);
+        let mined = tx.encoded_2718().into();
+        let body = match sidecar {
+            Some(sidecar) => Body::Blob { mined, sidecar },
+            None => Body::Plain(mined),
+        };
+        SignedTx::from_envelope(&tx, account.address, body)
     }
 }
 
@@ -284,13 +251,4 @@ fn swap_input(rng: &mut ChaCha8Rng) -> Bytes {
 
 fn random_address(rng: &mut ChaCha8Rng) -> Address {
     Address::from(rng.random::<[u8; 20]>())
-}
-
-fn signed<T>(tx: T, account: &Account) -> TxEnvelope
-where
-    T: SignableTransaction<Signature> + RlpEcdsaEncodableTx,
-    Signed<T>: Into<TxEnvelope>,
-{
-    let signature = account.sign_hash(tx.signature_hash());
-    tx.into_signed(signature).into()
 }
