@@ -21,6 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use alloy_primitives::U64;
 use clap::Parser;
 use mock_node::workload::{
     Address, Mix, PreparedTx, TxKind, Workload, WorkloadConfig, test_accounts,
@@ -120,9 +121,8 @@ impl Node {
 
     fn quantity(&mut self, method: &str, params: Value) -> Result<u64, Box<dyn Error>> {
         let value = self.call(method, params)?;
-        let digits = value.as_str().and_then(|text| text.strip_prefix("0x"));
-        let digits = digits.ok_or_else(|| format!("{method} was answered with {value}"))?;
-        Ok(u64::from_str_radix(digits, 16)?)
+        let number = serde_json::from_value::<U64>(value.clone());
+        Ok(number.map_err(|_| format!("{method} was answered with {value}"))?.to())
     }
 }
 

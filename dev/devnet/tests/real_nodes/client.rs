@@ -1,6 +1,7 @@
 //! The smallest client: one request, one response.
 
 use std::{
+    collections::BTreeMap,
     io::Write as _,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
@@ -49,9 +50,8 @@ impl Client {
     /// How many transactions wait in the node's pool for an earlier one of their sender.
     pub(crate) fn queued(&self) -> u64 {
         let status = self.call("txpool_status", json!([])).expect("both nodes have it");
-        let status: Value = serde_json::from_str(&status).expect("JSON");
-        let queued = status["queued"].as_str().and_then(|hex| hex.strip_prefix("0x"));
-        u64::from_str_radix(queued.expect("a quantity"), 16).expect("a quantity")
+        let status: BTreeMap<String, U64> = serde_json::from_str(&status).expect("quantities");
+        status["queued"].to()
     }
 
     pub(crate) fn chain_id(&self) -> u64 {
