@@ -87,7 +87,10 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    pub(crate) fn of(config: OrderRpcConfig) -> Self {
+    pub(crate) fn of(mut config: OrderRpcConfig) -> Self {
+        // An IPv4 address may be written as an IPv6 one, which no connection has.
+        let trusted = config.trusted_proxies.iter_mut().chain(&mut config.trusted_fronts);
+        trusted.for_each(|address| *address = address.to_canonical());
         let OrderRpcConfig { max_connections, max_body_bytes, max_buffered_bytes, .. } = config;
         Self {
             config,

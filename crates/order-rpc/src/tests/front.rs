@@ -40,6 +40,20 @@ fn passed_on(signer: Address, tx: &str, nonce: u64) -> Value {
     }])
 }
 
+/// As a configuration may write an IPv4 address, and a socket that serves both versions.
+#[tokio::test]
+async fn trusted_addresses_may_be_written_as_ipv6() {
+    let mapped: IpAddr = "::ffff:127.0.0.1".parse().unwrap();
+    let front = OrderRpcConfig { trusted_fronts: vec![mapped], ..config() };
+    let server = start(OrderRpcConfig { signatures: SignatureMode::Required, ..front });
+    let params = passed_on(Address::repeat_byte(1), &raw(1), 1);
+    call(server.addr, "eth_sendBundle", params).await.result();
+    assert_eq!(bundles_of(&server.pool, Address::repeat_byte(1)), 1);
+    let server = start(OrderRpcConfig { trusted_proxies: vec![mapped], ..config() });
+    let unnamed = call(server.addr, "eth_sendRawTransaction", json!([raw(0)])).await;
+    assert_eq!(unnamed.status, 400, "a proxy names its caller");
+}
+
 #[tokio::test]
 async fn a_bundle_that_a_front_passes_on_is_of_the_signer_that_it_names() {
     for mode in [SignatureMode::Optional, SignatureMode::Required, SignatureMode::Off] {
