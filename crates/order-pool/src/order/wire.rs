@@ -102,7 +102,8 @@ pub struct RawCancelBundle {
     /// Also accepted as `uuid`.
     #[serde(alias = "uuid")]
     pub replacement_uuid: Uuid,
-    /// The highest nonce that is cancelled.
+    /// The highest nonce that is cancelled. A bundle that was sent without one has the microsecond of its
+    /// arrival, which no small number is above.
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
     pub replacement_nonce: Option<u64>,
     /// See [`RawBundle::signing_address`].

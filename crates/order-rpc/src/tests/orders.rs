@@ -59,6 +59,38 @@ async fn a_bundle_is_replaced_and_cancelled_by_its_signer_and_by_nobody_else() {
     assert_eq!(after.error().1, -32000, "cancelled permanently");
 }
 
+/// Its place is the microsecond of its arrival. No message without effect is answered with success.
+#[tokio::test]
+async fn after_a_bundle_without_a_nonce_a_small_one_is_refused_and_the_answer_says_above_which() {
+    let server = start(config());
+    let owner = PrivateKeySigner::random();
+    let send = async |method, params| signed_call(server.addr, &owner, method, params).await;
+    let bundle = json!([{ "txs": [raw(0)], "blockNumber": "0x5", "replacementUuid": UUID }]);
+    send("eth_sendBundle", bundle).await.result();
+    let place = {
+        let order = server.pool.subscribe_all().try_next().unwrap().unwrap();
+        let Event::Added(order) = order else { panic!("not added") };
+        order.as_bundle().unwrap().nonce().unwrap()
+    };
+    assert!(place > 1_700_000_000_000_000, "microseconds: {place}");
+    let keyed = |txs: &[String]| json!([{ "txs": txs, "blockNumber": "0x5", "replacementUuid": UUID, "replacementNonce": 5 }]);
+    for (method, params) in [
+        ("eth_sendBundle", keyed(&[raw(1)])),
+        ("eth_sendBundle", keyed(&[])),
+        ("eth_cancelBundle", json!([{ "replacementUuid": UUID, "replacementNonce": 5 }])),
+    ] {
+        let answer = send(method, params).await;
+        assert_eq!(answer.error(), (200, -32000, "superseded".to_owned()));
+        let message = answer.json()["error"]["message"].to_string();
+        let expected = format!("replacementNonce is 5, must be above {place}");
+        assert!(message.contains(&expected), "{message}");
+        assert_eq!(server.pool.len(), 1);
+    }
+    let cancel = json!([{ "replacementUuid": UUID, "replacementNonce": place + 1 }]);
+    assert_eq!(send("eth_cancelBundle", cancel).await.result(), Value::Null);
+    assert!(server.pool.is_empty());
+}
+
 /// A block took its transaction so long ago that the pool remembers only that it was here.
 #[tokio::test]
 async fn a_bundle_that_has_left_is_answered_as_known_and_not_as_pooled() {
