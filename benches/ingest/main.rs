@@ -5,8 +5,7 @@
 //! - criterion's groups `floor` and `burst`: what nobody can save, and a burst of 8,000;
 //! - `paced`: the table of all contenders at paced rates and in the burst, and where the CPU time goes;
 //! - `scale`: how far each contender goes, with its memory, see [`scale`];
-//! - `backfill`: what the start-up backfill costs the live announcements, see [`backfill`];
-//! - `drops`: what it costs in time when the node drops full objects, see [`drops`].
+//! - `backfill`: what the start-up backfill costs the live announcements, see [`backfill`].
 //!
 //! A fifth of the 0.5 % of transactions with blobs have six. Ours must have pooled everything, or the
 //! bench fails; timings never fail it. CPU time is given as a multiple of the floor too: the CPU time to
@@ -24,7 +23,6 @@
 //! and `INGEST_BENCH_RATES`.
 
 mod backfill;
-mod drops;
 mod floor;
 mod plot;
 mod scale;
@@ -33,7 +31,7 @@ mod table;
 use std::{env, error::Error, fs, path::PathBuf, process::ExitCode, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
-use mock_node::{FullObjects, workload::PreparedTx};
+use mock_node::workload::PreparedTx;
 use testkit::{
     bench::{self, Args, number, numbers},
     contest::{Contender, Load, Stage},
@@ -87,8 +85,7 @@ impl Plan {
                     Some(tps) => ((f64::from(tps) * self.seconds).round() as usize).min(MOST),
                     None => self.burst,
                 };
-                let full_objects = FullObjects::Announced;
-                Load { latency, count, tps, blobs_per_mille: BLOBS_PER_MILLE, full_objects }
+                Load { latency, count, tps, blobs_per_mille: BLOBS_PER_MILLE }
             })
         });
         all.collect()
@@ -102,7 +99,7 @@ fn main() -> ExitCode {
     }
     let args = Args::read();
     let mut criterion = Criterion::default().configure_from_args();
-    let is_other = |word: &String| ["scale", "backfill", "drops"].contains(&word.as_str());
+    let is_other = |word: &String| ["scale", "backfill"].contains(&word.as_str());
     if !args.words.iter().any(is_other) {
         let plan = match args.is_test() {
             true => Plan::test(vec![500]),
@@ -126,12 +123,6 @@ fn main() -> ExitCode {
     if !args.has("--list") && args.choose("backfill") {
         backfill::bench(args.is_test());
     }
-    if !args.has("--list") && args.choose("drops") {
-        drops::bench(&match args.is_test() {
-            true => Plan::test(vec![]),
-            false => Plan::new(RATES, "5"),
-        });
-    }
     ExitCode::SUCCESS
 }
 
@@ -150,7 +141,6 @@ fn burst(criterion: &mut Criterion, stage: &mut Stage, plan: &Plan) {
         count: plan.burst,
         tps: None,
         blobs_per_mille: BLOBS_PER_MILLE,
-        full_objects: FullObjects::Announced,
     };
     group.throughput(Throughput::Elements(load.count as u64));
     for contender in [Contender::Concurrent, Contender::Hashes, Contender::Full] {

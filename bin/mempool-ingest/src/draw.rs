@@ -2,10 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use mempool_ingest::{
-    load_control::LoadState,
-    txpool_fetcher::{Announcements, SourceState},
-};
+use mempool_ingest::{load_control::LoadState, txpool_fetcher::SourceState};
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
@@ -125,9 +122,6 @@ fn source_line(source: &Source, width: usize) -> Line<'static> {
     }
     let Source { backlog, reconnects, audits, .. } = source;
     spans.push(format!("  backlog {backlog}  reconnects {reconnects}  audits {audits}").into());
-    if source.announcements == Announcements::Hashes {
-        spans.push("  hashes".into());
-    }
     Line::from(spans)
 }
 

@@ -31,7 +31,8 @@ pub enum Event {
     /// The chain has a new head. A subscriber that sees head N has seen the removal of N's
     /// transactions, the orders that a reorg put back, and the removal of up to 256 bundles that are
     /// over: those for N, and those that cannot do without what N contains. If there are more, the
-    /// others are removed after it, so a bundle's block decides. Orders that N's nonces make stale
+    /// others are removed after it, so a bundle's block decides. Of private transactions that are over,
+    /// 256 are removed before it, and the others at once after it. Orders that N's nonces make stale
     /// are removed later, when the nonces are known.
     ///
     /// A replay begins with the current head, before the orders; without it if the pool knows no
@@ -105,7 +106,7 @@ pub enum InsertOutcome {
     /// Its key was cancelled permanently. Nothing changed.
     CancelledPermanently,
     /// It is already in the pool. Nothing changed except its recorded origins
-    /// ([`Transaction::second_origin`](crate::Transaction::second_origin)).
+    /// ([`Transaction::second_origin`](crate::Transaction::second_origin)) and who holds it.
     Known,
     /// It was in the pool, was removed for good (not evicted, not expired), and is still in the
     /// dedupe window. Nothing changed.
@@ -150,7 +151,8 @@ pub enum CancelOutcome {
 pub enum CancelPrivateOutcome {
     /// It was removed from the pool.
     Cancelled,
-    /// The node has announced it, so it can no longer be cancelled. Nothing changed.
+    /// The node has announced it, or another caller sent it too, so it can no longer be cancelled.
+    /// Nothing changed.
     Public,
     /// No pooled private transaction of this signer has this hash. Nothing changed.
     Unknown,

@@ -29,8 +29,9 @@ use crate::{
     core::{Change, Core, Effect, Limits, SWEPT_PER_STEP},
     error::{ConfigError, RejectReason},
     event::{CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, OrderStatus},
+    holder::Holder,
     metrics::{Levels, PoolStats},
-    order::{Bundle, Cancellation, Funds, Order, Transaction},
+    order::{Bundle, Cancellation, Funds, Order, PrivateTerms, Transaction},
     read::{Publisher, SeenState, Subscription, Tables},
 };
 
@@ -188,6 +189,17 @@ impl OrderPool {
         outcome
     }
 
+    /// Lets a caller hold a pooled transaction that another one has sent, as inserting it again
+    /// would: from then on it counts for both, and stays until both have lost it. With `terms` the
+    /// caller sends it as a private one.
+    pub fn hold(&self, hash: &B256, holder: Holder, terms: Option<&PrivateTerms>) -> InsertOutcome {
+        let shared = self.shared();
+        let outcome =
+            shared.write(|core, _, effects| core.hold_again(hash, holder, terms, effects));
+        shared.tables.counters.outcome(&outcome);
+        outcome
+    }
+
     /// Whether the sender of an order's first transaction can pay for it and for all orders of
     /// external callers that begin with another of its transactions; of those with the same nonce
     /// only the dearest, since no more than one can be included. The first transaction of a bundle
@@ -211,7 +223,7 @@ impl OrderPool {
     }
 
     /// Removes a private transaction that `signer` sent ([`Transaction::private`]), unless it has
-    /// become public. If it is sent again, it is accepted again.
+    /// become public, or another caller sent it too. If it is sent again, it is accepted again.
     pub fn cancel_private(&self, hash: &B256, signer: Address) -> CancelPrivateOutcome {
         let shared = self.shared();
         let outcome =
@@ -229,7 +241,9 @@ impl OrderPool {
     /// It is done in short steps, and other changes come in between. If more than 256
     /// bundles are over (their block has passed, or a transaction that they may not omit is mined),
     /// the others are removed after the head by [`Self::upkeep`] and by inserts; from the head on,
-    /// [`Self::get`] and [`Self::contains`] do not find one whose block has passed.
+    /// [`Self::get`] and [`Self::contains`] do not find one whose block has passed. Of private
+    /// transactions whose last block it is, those beyond the first 256 are removed after the head too,
+    /// before this returns.
     pub fn on_head(&self, block: Block) -> Relation {
         let shared = self.shared();
         let _in_turn = shared.in_turn();
@@ -243,15 +257,17 @@ impl OrderPool {
             shared.write(|core, _, effects| core.mine(&head, hashes, effects));
         });
         shared.sweep_some();
-        while shared.write(|core, _, effects| core.pass_private(PER_STEP, effects)) {
-            thread::sleep(STEP_PAUSE);
-        }
+        let pass_private = || shared.write(|core, _, effects| core.pass_private(PER_STEP, effects));
+        let are_left = pass_private();
         let mut put_back = 0;
         in_steps(&untaken, |orders| {
             put_back += shared.write(|core, _, effects| core.put_back(orders, effects));
         });
         in_steps(&free, |hashes| shared.write(|core, _, _| core.free(hashes)));
         shared.write(|core, _, effects| core.tell_head(head, effects));
+        while are_left && pass_private() {
+            thread::sleep(STEP_PAUSE);
+        }
         let counters = &shared.tables.counters;
         counters.heads.add(1);
         counters.reorgs.add(u64::from(relation.replaced() > 0));
@@ -384,6 +400,7 @@ impl PoolShared {
             self.most_effects.fetch_max(effects.len(), std::sync::atomic::Ordering::Relaxed);
             let replaced = (!effects.is_empty()).then(|| {
                 effects.drain(..).for_each(|effect| self.apply(publisher, effect));
+                debug_assert_eq!(core.next_seq(), publisher.next_seq());
                 publisher.publish(&self.tables)
             });
             // Also without effects: a key may have been forgotten without an event.
@@ -419,31 +436,30 @@ impl PoolShared {
 
     /// Writes the event of an effect.
     fn apply(&self, publisher: &mut Publisher, effect: Effect) {
-        debug_assert_eq!(effect.seq(), publisher.next_seq());
         match effect {
-            Effect::Added { order, .. } => {
+            Effect::Added(order) => {
                 let block = order.block();
                 publisher.add(Event::Added(order), block);
             }
-            Effect::Removed { added, order, reason, .. } => {
+            Effect::Removed { added, order, reason } => {
                 self.tables.counters.removed(reason);
                 let block = order.block();
                 publisher.remove(added, order.size_bytes());
                 publisher.event(Event::Removed { order, reason }, block);
             }
-            Effect::Cancelled { cancellation, .. } => {
+            Effect::Cancelled(cancellation) => {
                 publisher.add(Event::Cancelled(cancellation), None);
             }
-            Effect::CancellationForgotten { key, .. } => {
+            Effect::CancellationForgotten(key) => {
                 self.tables.counters.keys_forgotten.add(1);
                 publisher.event(Event::CancellationForgotten(key), None);
             }
-            Effect::Head { seq, head } => {
+            Effect::Head(head) => {
                 let head = Arc::new(head);
-                self.tables.heads.publish(seq, Arc::clone(&head));
+                self.tables.heads.publish(publisher.next_seq(), Arc::clone(&head));
                 publisher.event(Event::Head(head), None);
             }
-            Effect::CancellationEnded { added, .. } => publisher.remove(added, 0),
+            Effect::CancellationEnded(added) => publisher.remove(added, 0),
         }
     }
 

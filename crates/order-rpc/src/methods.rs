@@ -163,13 +163,13 @@ impl Methods {
         if !verify::has_blobs(raw) {
             let hash = keccak256(raw);
             if is_pooled(&hash) {
-                return Ok(Prepared::Pooled(hash));
+                return Ok(Prepared::Pooled(hash, last_block));
             }
         }
         let tx = verify::decode(raw, field, self.limiter.limits.config.chain_id)?;
         let hash = *tx.tx_hash();
         Ok(match is_pooled(&hash) {
-            true => Prepared::Pooled(hash),
+            true => Prepared::Pooled(hash, last_block),
             false => Prepared::Transaction { tx, field, last_block },
         })
     }

@@ -7,16 +7,9 @@ use std::{
 
 use alloy_primitives::{Address, B256};
 
-use super::{
-    limits::Division,
-    shares::{New, Shares},
-};
-use crate::{
-    error::RejectReason,
-    order::{Bundle, BundleParts, Order},
-};
+use crate::order::{Bundle, Order};
 
-/// Block (0 if the pool knew no head) and sequence number: the greatest is evicted first.
+/// Block (0 if the pool knew no head) and sequence number.
 type BlockSeq = (u64, u64);
 
 #[derive(Debug, Default)]
@@ -28,9 +21,6 @@ pub(super) struct BundleIndex {
     by_tx: BTreeSet<(B256, u64)>,
     /// By the senders of the transactions, and their nonces.
     by_sender: BTreeSet<(Address, u64, u64)>,
-    /// Those of callers, and those of the host and of signers that it knows. A signer's bundle for
-    /// the farthest block is evicted first; of one block, the one accepted last.
-    shares: [Shares<Option<Address>, BlockSeq>; 2],
     bytes: usize,
 }
 
@@ -59,9 +49,6 @@ impl BundleIndex {
             self.by_tx.insert((*tx.hash(), seq));
             self.by_sender.insert((tx.sender(), tx.nonce(), seq));
         }
-        let &BundleParts { holder, signer, .. } = bundle.parts();
-        let share = &mut self.shares[usize::from(holder.is_known())];
-        share.insert(holder, signer, at, order.size_bytes());
         self.bytes += order.size_bytes();
         self.orders.insert(seq, order);
     }
@@ -75,9 +62,6 @@ impl BundleIndex {
             self.by_tx.remove(&(*tx.hash(), seq));
             self.by_sender.remove(&(tx.sender(), tx.nonce(), seq));
         }
-        let &BundleParts { holder, signer, .. } = bundle.parts();
-        let share = &mut self.shares[usize::from(holder.is_known())];
-        share.remove(holder, signer, at, order.size_bytes());
         self.bytes -= order.size_bytes();
         Some(order)
     }
@@ -110,35 +94,5 @@ impl BundleIndex {
         let end = (sender, to, 0);
         let mut found = (start < end).then(|| self.by_sender.range(start..end))?;
         found.next().map(|(_, nonce, seq)| (*nonce, *seq))
-    }
-
-    /// Which bundles must be evicted so that this one fits, if it replaces `replaced`: see
-    /// [`Shares::room_for`]. A bundle is never evicted for one of a later block. What a bundle pays
-    /// is not known without executing it.
-    pub(super) fn room_for(
-        &self,
-        bundle: &Bundle,
-        size_bytes: usize,
-        replaced: Option<u64>,
-        division: &Division,
-    ) -> Result<Vec<u64>, RejectReason> {
-        let block = bundle.block().unwrap_or(0);
-        let &BundleParts { holder, signer, .. } = bundle.parts();
-        let new = New { holder, signer, item: (block, u64::MAX), bytes: size_bytes };
-        let replaced = replaced.and_then(|seq| {
-            let (order, bundle) = (self.get(seq)?, self.bundle(seq)?);
-            let item = (bundle.block().unwrap_or(0), seq);
-            Some((item, bundle.parts().holder, order.size_bytes()))
-        });
-        let bytes_of = |(_, seq): &BlockSeq| self.get(*seq).map_or(0, |order| order.size_bytes());
-        let victims = self.shares[usize::from(holder.is_known())].room_for(
-            &new,
-            replaced,
-            division.of_holder(&holder),
-            division.half,
-            bytes_of,
-            |(of, _)| *of >= block,
-        );
-        Ok(victims.map_err(RejectReason::from)?.into_iter().map(|(_, seq)| seq).collect())
     }
 }

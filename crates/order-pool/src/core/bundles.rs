@@ -7,13 +7,14 @@ use chain_view::{Head, Taken};
 
 use super::{
     Core, Effect, Ended, EndedTx,
+    claims::{Claim, Counted, Kind},
     keys::{KeyState, Slot, Superseded, cancellation},
 };
 use crate::{
     error::RejectReason,
     event::{CancelOutcome, InsertOutcome, RemoveReason},
     holder::Holder,
-    order::{Bundle, Cancellation, Order, ReplacementKey},
+    order::{Bundle, BundleParts, Cancellation, Order, ReplacementKey},
     read::SeenState,
 };
 
@@ -33,8 +34,11 @@ impl Core {
         let known = |core: &Self| slot.map(|slot| core.keys.with_cancellations(&slot));
         let state = known(self).unwrap_or_default();
         let pooled = state.bundle.and_then(|seq| self.bundles.bundle(seq));
-        if pooled.is_some_and(|pooled| pooled.content() == bundle.content()) {
-            return InsertOutcome::Known;
+        let holder = bundle.parts().holder;
+        if let Some(seq) = state.bundle
+            && pooled.is_some_and(|pooled| pooled.content() == bundle.content())
+        {
+            return self.hold_bundle(seq, holder, effects);
         }
         if bundle.txs().is_empty()
             && let Some(key) = bundle.key()
@@ -55,20 +59,19 @@ impl Core {
         };
         bundle.settle(block, nonce);
         let id = *bundle.id();
-        if self.find(&id).is_some() {
-            return InsertOutcome::Known;
+        if let Some(seq) = self.find(&id) {
+            return self.hold_bundle(seq, holder, effects);
         }
         let seen = self.seen.state(&id);
         if seen == Some(SeenState::Known) {
             return InsertOutcome::AlreadyRemoved;
         }
-        let holder = bundle.parts().holder;
         let order = Order::Bundle(bundle);
         let victims = match self.room_for(&order, state.bundle) {
             Ok(victims) => victims,
             Err(reason) => return InsertOutcome::Rejected(reason),
         };
-        self.evict_bundles(victims, effects);
+        self.end_claims(victims, effects);
         // The state of this key may have been forgotten to make room for the keys of the evicted
         // bundles.
         let state = known(self).unwrap_or_default();
@@ -84,6 +87,17 @@ impl Core {
         }
         self.remember(&id, seen);
         old.map_or(InsertOutcome::Added, |old| InsertOutcome::Replaced { old: old.id() })
+    }
+
+    /// Lets another caller hold a pooled bundle too.
+    fn hold_bundle(
+        &mut self,
+        seq: u64,
+        holder: Holder,
+        effects: &mut Vec<Effect>,
+    ) -> InsertOutcome {
+        let held = self.hold(seq, (Kind::Bundle, holder), effects);
+        held.map_or_else(InsertOutcome::Rejected, |()| InsertOutcome::Known)
     }
 
     /// Cancels messages up to a nonce; without one, permanently.
@@ -235,12 +249,6 @@ impl Core {
         Some(order)
     }
 
-    fn evict_bundles(&mut self, victims: Vec<u64>, effects: &mut Vec<Effect>) {
-        for seq in victims {
-            self.end_bundle(seq, RemoveReason::Evicted, effects);
-        }
-    }
-
     /// Puts back a bundle that a reorg has freed, unless another took its place.
     pub(super) fn put_back_bundle(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
         let Order::Bundle(bundle) = &*order else { unreachable!("its caller has a bundle") };
@@ -291,9 +299,9 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) {
         if let Some(added) = state.published {
-            effects.push(Effect::CancellationEnded { added, at: self.next_seq });
-            let seq = self.take_seq();
-            effects.push(Effect::CancellationForgotten { seq, key });
+            effects.push(Effect::CancellationEnded(added));
+            self.take_seq();
+            effects.push(Effect::CancellationForgotten(key));
         }
     }
 
@@ -325,11 +333,6 @@ impl Core {
             }
             (Some(_), Some(block)) => Some(block),
         };
-        let size_bytes = bundle.size_bytes() + crate::order::ORDER_OVERHEAD_BYTES;
-        let limit_bytes = limits.bundles.of_holder(&parts.holder).bytes;
-        if size_bytes > limit_bytes {
-            return Err(RejectReason::TooLarge { size_bytes, limit_bytes });
-        }
         match self.taken(bundle) {
             None => Ok(block),
             Some((index, taken)) => {
@@ -344,17 +347,23 @@ impl Core {
         }
     }
 
-    /// Which bundles must be evicted so that this one fits, if it replaces `replaced`.
-    fn room_for(&self, order: &Order, replaced: Option<u64>) -> Result<Vec<u64>, RejectReason> {
-        let Some(bundle) = order.as_bundle() else { unreachable!("all callers have a bundle") };
-        self.bundles.room_for(bundle, order.size_bytes(), replaced, &self.limits.bundles)
+    /// What must be evicted so that this one fits, if it replaces `replaced`.
+    fn room_for(
+        &self,
+        order: &Order,
+        replaced: Option<u64>,
+    ) -> Result<Vec<(u64, Claim)>, RejectReason> {
+        let (counted, claim) = counted(order);
+        self.claims.room_for(&counted, &claim, replaced, &self.limits)
     }
 
     fn add_bundle(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> u64 {
         let seq = self.take_seq();
         self.index.insert(order.id().hash(), seq);
-        effects.push(Effect::Added { seq, order: Arc::clone(&order) });
-        self.external.costs.insert(&order);
+        effects.push(Effect::Added(Arc::clone(&order)));
+        self.costs.insert(&order);
+        let (counted, claim) = counted(&order);
+        self.claims.insert(seq, counted, claim);
         self.bundles.insert(seq, order);
         seq
     }
@@ -367,14 +376,15 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) -> Option<Arc<Order>> {
         let order = self.bundles.remove(seq)?;
-        self.external.costs.remove(&order);
+        self.costs.remove(&order);
+        self.claims.remove(seq);
         let id = order.id();
         self.index.remove(id.hash(), seq);
         if matches!(reason, RemoveReason::Evicted | RemoveReason::BlockTooFar) {
             self.seen.evicted(id.hash());
         }
-        let at = self.take_seq();
-        effects.push(Effect::Removed { seq: at, added: seq, order: Arc::clone(&order), reason });
+        self.take_seq();
+        effects.push(Effect::Removed { added: seq, order: Arc::clone(&order), reason });
         Some(order)
     }
 
@@ -403,10 +413,10 @@ impl Core {
         }
         if self.keys.publishes(&key, !blocks.is_empty(), self.now) {
             if let Some(added) = all.published {
-                effects.push(Effect::CancellationEnded { added, at: self.next_seq });
+                effects.push(Effect::CancellationEnded(added));
             }
             let seq = self.take_seq();
-            effects.push(Effect::Cancelled { seq, cancellation: cancellation(key, &all) });
+            effects.push(Effect::Cancelled(cancellation(key, &all)));
             all.published = Some(seq);
         }
         self.keys.set((key, None), all, self.now);
@@ -418,7 +428,7 @@ impl Core {
     fn end_cancellation(&mut self, key: ReplacementKey, effects: &mut Vec<Effect>) {
         let all = self.keys.get(&(key, None));
         if let Some(added) = all.published {
-            effects.push(Effect::CancellationEnded { added, at: self.next_seq });
+            effects.push(Effect::CancellationEnded(added));
             self.keys.set((key, None), KeyState { published: None, ..all }, self.now);
         }
     }
@@ -427,4 +437,11 @@ impl Core {
 /// The slot of a pooled bundle among those of its key.
 fn slot_of(bundle: &Bundle) -> Option<Slot> {
     bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(0))))
+}
+
+fn counted(order: &Order) -> (Counted, Claim) {
+    let Some(bundle) = order.as_bundle() else { unreachable!("all callers have a bundle") };
+    let &BundleParts { signer, holder, .. } = bundle.parts();
+    let rank = bundle.block().unwrap_or(0).into();
+    (Counted { rank, signer, bytes: order.size_bytes() }, (Kind::Bundle, holder))
 }

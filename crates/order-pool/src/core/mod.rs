@@ -1,7 +1,7 @@
 //! The pool's logic without clock, lock or readers: `(operation, now)` in, effects out. It is compared
 //! with a naive model after every step of random sequences.
 //!
-//! - **Shares** ([`tx_share`], [`external`], [`bundle_index`], [`shares`], [`limits`]): what the node
+//! - **Shares** ([`tx_share`], [`claims`], [`shares`], [`limits`]): what the node
 //!   announced is capped and ranked apart from what external callers sent, since claiming a high fee
 //!   costs nothing. Their transactions (raw and private ones apart), bundles and remembered keys are
 //!   counted by holder, then by signer: at a cap the largest holder loses one, of its signer with the
@@ -21,8 +21,8 @@
 mod bundle_index;
 mod bundles;
 mod chain;
+mod claims;
 mod costs;
-mod external;
 mod keys;
 mod limits;
 mod ranks;
@@ -44,8 +44,13 @@ pub use self::keys::MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER;
 #[cfg(test)]
 pub(crate) use self::limits::{Caps, Division};
 use self::{
-    bundle_index::BundleIndex, chain::Chain, external::External, keys::Keys, senders::Senders,
-    tx_share::TxShare,
+    bundle_index::BundleIndex,
+    chain::Chain,
+    claims::{Claim, Claims, Kind},
+    costs::Costs,
+    keys::Keys,
+    senders::Senders,
+    tx_share::{TxList, TxShare},
 };
 pub(crate) use self::{chain::Change, limits::Limits};
 use crate::{
@@ -59,55 +64,23 @@ use crate::{
 /// may have, about 60 us each, two milliseconds.
 pub(crate) const SWEPT_PER_STEP: usize = 32;
 
-/// A change to publish to readers. Its sequence number is that of its event in the log.
+/// A change to publish to readers. All but the last have an event each, with the next sequence number.
 #[derive(Clone, Debug)]
 pub(crate) enum Effect {
-    Added {
-        seq: u64,
-        order: Arc<Order>,
-    },
+    Added(Arc<Order>),
     Removed {
-        seq: u64,
         /// The sequence number of its `Added`.
         added: u64,
         order: Arc<Order>,
         reason: RemoveReason,
     },
-    Cancelled {
-        seq: u64,
-        cancellation: Cancellation,
-    },
-    CancellationForgotten {
-        seq: u64,
-        key: ReplacementKey,
-    },
+    Cancelled(Cancellation),
+    CancellationForgotten(ReplacementKey),
     /// Comes after all effects of its block's hashes.
-    Head {
-        seq: u64,
-        head: Head,
-    },
-    /// Has no event of its own: a subscriber that joins after event `at` need not be told of the
-    /// cancellation any more.
-    CancellationEnded {
-        /// The sequence number of its `Cancelled`.
-        added: u64,
-        /// The event that ended it, which follows.
-        at: u64,
-    },
-}
-
-impl Effect {
-    /// The sequence number of its event, or of the one that follows.
-    pub(crate) const fn seq(&self) -> u64 {
-        match self {
-            Self::Added { seq, .. }
-            | Self::Removed { seq, .. }
-            | Self::Cancelled { seq, .. }
-            | Self::CancellationForgotten { seq, .. }
-            | Self::Head { seq, .. }
-            | Self::CancellationEnded { at: seq, .. } => *seq,
-        }
-    }
+    Head(Head),
+    /// A subscriber that joins after the event that follows need not be told of the cancellation any
+    /// more. Holds the sequence number of its `Cancelled`.
+    CancellationEnded(u64),
 }
 
 /// The sizes of the core's parts.
@@ -149,7 +122,10 @@ pub(crate) struct Core {
     public: TxShare,
     /// Transactions that external callers sent and the node has not announced. Ranked separately:
     /// their fees are only a claim, while the node has checked that its senders can pay.
-    external: External,
+    external: TxList,
+    claims: Claims,
+    /// Of external transactions, and of bundles.
+    costs: Costs,
     /// Transactions that are kept until a block, by that block and acceptance.
     private: BTreeSet<(u64, u64)>,
     bundles: BundleIndex,
@@ -171,7 +147,9 @@ impl Core {
             next_seq: 0,
             now: Duration::ZERO,
             public: TxShare::new(options.max_txs, options.max_tx_bytes),
-            external: External::default(),
+            external: TxList::default(),
+            claims: Claims::default(),
+            costs: Costs::default(),
             private: BTreeSet::new(),
             bundles: BundleIndex::default(),
             keys: Keys::new(limits.cancellation_retention, limits.keys),
@@ -193,7 +171,7 @@ impl Core {
     }
 
     pub(crate) fn levels(&self) -> CoreLevels {
-        let (public, external) = (self.public.list(), self.external.list());
+        let (public, external) = (self.public.list(), &self.external);
         let bundles = &self.bundles;
         CoreLevels {
             txs: public.len() + external.len(),
@@ -241,8 +219,8 @@ impl Core {
     }
 
     pub(crate) fn tell_head(&mut self, head: Head, effects: &mut Vec<Effect>) {
-        let seq = self.take_seq();
-        effects.push(Effect::Head { seq, head });
+        self.take_seq();
+        effects.push(Effect::Head(head));
     }
 
     /// Records the nonces that a block raised. Returns the block's head and what
@@ -332,7 +310,7 @@ impl Core {
 
     /// Whether the sender of an order can pay for it beside its other external ones.
     pub(crate) fn check_funds(&self, order: &Order, funds: &Funds) -> Result<(), RejectReason> {
-        self.external.costs.check(order, funds)
+        self.costs.check(order, funds)
     }
 
     /// The sequence number of the order with this hash.
@@ -341,7 +319,7 @@ impl Core {
     }
 
     fn order(&self, seq: u64) -> Option<&Arc<Order>> {
-        let tx = || self.public.list().get(seq).or_else(|| self.external.list().get(seq));
+        let tx = || self.public.list().get(seq).or_else(|| self.external.get(seq));
         tx().map(|tx| &tx.order).or_else(|| self.bundles.get(seq))
     }
 
@@ -350,9 +328,42 @@ impl Core {
         due.into_iter().flatten().min()
     }
 
+    /// Lets someone hold a pooled order too.
+    fn hold(
+        &mut self,
+        seq: u64,
+        claim: Claim,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), RejectReason> {
+        if !self.claims.of(seq).contains(&claim) {
+            let victims = self.claims.room_to_add(seq, &claim, &self.limits)?;
+            self.claims.add(seq, claim);
+            self.end_claims(victims, effects);
+        }
+        Ok(())
+    }
+
+    /// Evicts orders that nobody holds any more.
+    fn end_claims(&mut self, victims: Vec<(u64, Claim)>, effects: &mut Vec<Effect>) {
+        for (seq, claim) in victims {
+            if !self.claims.end(seq, &claim) {
+                continue;
+            }
+            match claim.0 {
+                Kind::Bundle => self.end_bundle(seq, RemoveReason::Evicted, effects),
+                Kind::Raw | Kind::Private => self.remove_tx(seq, RemoveReason::Evicted, effects),
+            };
+        }
+    }
+
     /// Keeps the time monotonic, even if the caller's clock is not.
     fn advance(&mut self, now: Duration) {
         self.now = self.now.max(now);
+    }
+
+    /// The sequence number of the next event.
+    pub(crate) const fn next_seq(&self) -> u64 {
+        self.next_seq
     }
 
     const fn take_seq(&mut self) -> u64 {

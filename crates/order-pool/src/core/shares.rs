@@ -91,7 +91,7 @@ impl<S, I> Default for Shares<S, I> {
     }
 }
 
-/// An item for which room is wanted.
+/// An item, and who wants room for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct New<S, I> {
     pub(crate) holder: Holder,
@@ -206,8 +206,8 @@ impl<S: Copy + Eq + Hash + Ord, I: Copy + Ord> Shares<S, I> {
         self.holders.get(holder)?.by_count.last().map(|(_, item, _)| *item)
     }
 
-    /// Which items must be evicted so that a new one fits, if `replaced` (item, holder and bytes)
-    /// goes for it.
+    /// Which claims must be evicted so that a new one fits, if `replaced` (item, its claims by this
+    /// holder and by all, and its bytes) goes for it.
     ///
     /// At a holder's own cap, its signer with the most (the new item included) loses its last item.
     /// At the cap of all, the holder with the most loses one in the same way. `may_go` says which
@@ -215,29 +215,27 @@ impl<S: Copy + Eq + Hash + Ord, I: Copy + Ord> Shares<S, I> {
     pub(crate) fn room_for(
         &self,
         new: &New<S, I>,
-        replaced: Option<(I, Holder, usize)>,
+        replaced: Option<(I, [usize; 2], usize)>,
         own_caps: Caps,
         caps: Caps,
         bytes_of: impl Fn(&I) -> usize,
         may_go: impl Fn(&I) -> bool,
-    ) -> Result<Vec<I>, Full> {
-        let with = |mut size: Size, counts_replaced: bool| {
+    ) -> Result<Vec<(Holder, I)>, Full> {
+        let [of_own, of_all] = replaced.map_or([0; 2], |(_, claims, _)| claims);
+        let with = |mut size: Size, claims: usize| {
             size.add(new.bytes);
-            if let Some((_, _, bytes)) = replaced.filter(|_| counts_replaced) {
-                size.take(bytes);
+            for _ in 0..claims {
+                size.take(replaced.map_or(0, |(.., bytes)| bytes));
             }
             size
         };
-        let same_holder = replaced.is_some_and(|(_, holder, _)| holder == new.holder);
-        let same_class =
-            replaced.is_some_and(|(_, holder, _)| holder.is_known() == new.holder.is_known());
         let mut room = Room {
             shares: self,
             new: *new,
-            of_new_signer: with(self.of_signer(&new.holder, &new.signer), same_holder),
+            of_new_signer: with(self.of_signer(&new.holder, &new.signer), of_own),
             replaced: replaced.map(|(item, ..)| item),
-            own: with(self.of(&new.holder), same_holder),
-            all: with(self.size, same_class),
+            own: with(self.of(&new.holder), of_own),
+            all: with(self.size, of_all),
             victims: Vec::new(),
         };
         let is_over_own = |room: &Room<'_, S, I>| room.own.exceeds(&own_caps).is_some();
@@ -271,7 +269,7 @@ struct Room<'a, S, I> {
     replaced: Option<I>,
     own: Size,
     all: Size,
-    victims: Vec<I>,
+    victims: Vec<(Holder, I)>,
 }
 
 impl<S: Copy + Eq + Hash + Ord, I: Copy + Ord> Room<'_, S, I> {
@@ -308,10 +306,10 @@ impl<S: Copy + Eq + Hash + Ord, I: Copy + Ord> Room<'_, S, I> {
                 if !is_over(self) || is_own && left < own_size || !may_go(item) {
                     break;
                 }
-                if Some(*item) == self.replaced || self.victims.contains(item) {
+                if Some(*item) == self.replaced || self.victims.contains(&(holder, *item)) {
                     continue;
                 }
-                if !self.push(*item, is_own, bytes_of(item)) {
+                if !self.push(holder, *item, bytes_of(item)) {
                     return false;
                 }
                 left -= if by == Measure::Count { 1 } else { bytes_of(item) };
@@ -321,21 +319,21 @@ impl<S: Copy + Eq + Hash + Ord, I: Copy + Ord> Room<'_, S, I> {
             if !is_over(self) || *item <= self.new.item {
                 break;
             }
-            let is_gone = Some(*item) == self.replaced || self.victims.contains(item);
-            if !is_gone && !self.push(*item, true, bytes_of(item)) {
+            let is_gone = Some(*item) == self.replaced || self.victims.contains(&(holder, *item));
+            if !is_gone && !self.push(holder, *item, bytes_of(item)) {
                 return false;
             }
         }
         !is_over(self)
     }
 
-    fn push(&mut self, item: I, is_own: bool, bytes: usize) -> bool {
+    fn push(&mut self, holder: Holder, item: I, bytes: usize) -> bool {
         if self.victims.len() == MAX_EVICTIONS_PER_INSERT {
             return false;
         }
-        self.victims.push(item);
+        self.victims.push((holder, item));
         self.all.take(bytes);
-        if is_own {
+        if holder == self.new.holder {
             self.own.take(bytes);
         }
         true

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use alloy_primitives::Address;
+
 use super::{
     ranks::{FeeCaps, Ranks},
     shares::MAX_EVICTIONS_PER_INSERT,
@@ -20,9 +22,9 @@ pub(super) enum Until {
 pub(super) struct TxEntry {
     pub(super) order: Arc<Order>,
     pub(super) fees: FeeCaps,
-    /// At the base fee of its acceptance.
-    pub(super) tip_wei: i128,
     pub(super) until: Until,
+    /// The signer of all who sent it as a private one; `None` if one of them is another's, or raw.
+    pub(super) signer: Option<Address>,
 }
 
 /// Transactions by acceptance, which is also the order of expiry, because all have the same retention.
@@ -57,6 +59,13 @@ impl TxList {
             }
         }
         None
+    }
+
+    /// Someone else sent it too.
+    pub(super) fn set_signer(&mut self, seq: u64, signer: Option<Address>) {
+        if let Some(entry) = self.txs.get_mut(&seq) {
+            entry.signer = entry.signer.filter(|own| Some(*own) == signer);
+        }
     }
 
     pub(super) fn set_until(&mut self, seq: u64, until: Until) {

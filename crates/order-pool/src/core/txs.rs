@@ -7,13 +7,15 @@ use chain_view::Taken;
 
 use super::{
     Core, Effect,
+    claims::{Counted, Kind},
     ranks::FeeCaps,
     tx_share::{TxEntry, Until},
 };
 use crate::{
     error::RejectReason,
     event::{CancelPrivateOutcome, InsertOutcome, RemoveReason},
-    order::{Order, Transaction},
+    holder::Holder,
+    order::{Order, PrivateTerms, Transaction},
     read::SeenState,
 };
 
@@ -32,8 +34,8 @@ impl Core {
         self.advance(now);
         let (hash, nonce) = (*tx.hash(), tx.nonce());
         if let Some(seq) = self.find(&hash) {
-            self.came_again(seq, &tx, effects);
-            return InsertOutcome::Known;
+            let held = self.came_again(seq, &tx, effects);
+            return held.map_or_else(InsertOutcome::Rejected, |()| InsertOutcome::Known);
         }
         let order = Order::Tx(tx);
         // Before the dedupe window, so that late announcements of mined transactions are counted
@@ -63,52 +65,96 @@ impl Core {
 
     /// Records that a pooled transaction was inserted again. One from an external caller that the
     /// node announces now moves to the node's share; if nothing there pays less, it stays where it
-    /// is. A private one is kept as long as its latest sender wants.
-    fn came_again(&mut self, seq: u64, again: &Transaction, effects: &mut Vec<Effect>) {
-        let Some(order) = self.order(seq).map(Arc::clone) else { return };
-        let Order::Tx(tx) = &*order else { return };
+    /// is.
+    fn came_again(
+        &mut self,
+        seq: u64,
+        again: &Transaction,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), RejectReason> {
+        let Some(order) = self.order(seq).map(Arc::clone) else { return Ok(()) };
+        let Order::Tx(tx) = &*order else { return Ok(()) };
         tx.came_again(again.origin(), again.first_seen());
-        if self.external.list().get(seq).is_none() {
-            return;
-        }
-        let head = self.chain.head().map_or(0, |head| head.number);
-        match again.private_terms() {
-            Some(terms) if self.check_terms(again).is_ok() => self.keep_until(seq, terms.max_block),
-            Some(_) => {}
-            None => self.keep_until(seq, head.saturating_add(PUBLIC_BLOCKS)),
+        if self.external.get(seq).is_none() {
+            return Ok(());
         }
         if again.origin().is_external() {
-            return;
+            return self.hold_tx(seq, again.holder(), again.private_terms(), effects);
         }
+        self.keep_until(seq, self.public_until(), false);
         let base_fee_wei = self.chain.next_base_fee_wei();
         let room = self.public.room_for(FeeCaps::of(tx), order.size_bytes(), base_fee_wei);
-        let Ok(victims) = room else { return };
-        self.evict(victims, effects);
-        if let Some(entry) = self.external.remove(seq) {
-            self.public.insert(seq, entry);
+        if let Ok(victims) = room {
+            self.evict(victims, effects);
+            if let Some(entry) = self.remove_external(seq) {
+                self.public.insert(seq, entry);
+            }
         }
+        Ok(())
     }
 
-    /// Keeps a transaction that is kept until a block at least until this one.
-    fn keep_until(&mut self, seq: u64, block: u64) {
-        let entry = self.external.list().get(seq);
-        let Some(Until::Block(before)) = entry.map(|entry| entry.until) else { return };
-        if before < block {
-            self.private.remove(&(before, seq));
-            self.private.insert((block, seq));
-            self.external.set_until(seq, Until::Block(block));
+    /// See [`OrderPool::hold`](crate::OrderPool::hold).
+    pub(crate) fn hold_again(
+        &mut self,
+        hash: &B256,
+        holder: Holder,
+        terms: Option<&PrivateTerms>,
+        effects: &mut Vec<Effect>,
+    ) -> InsertOutcome {
+        let Some(seq) = self.find(hash) else { return InsertOutcome::AlreadyRemoved };
+        let held = self.hold_tx(seq, holder, terms, effects);
+        held.map_or_else(InsertOutcome::Rejected, |()| InsertOutcome::Known)
+    }
+
+    /// Lets another caller hold a pooled transaction too; with `terms` as a private one. It is kept
+    /// as long as any of them wants.
+    fn hold_tx(
+        &mut self,
+        seq: u64,
+        holder: Holder,
+        terms: Option<&PrivateTerms>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), RejectReason> {
+        if self.external.get(seq).is_none() {
+            return Ok(());
         }
+        self.hold(seq, (kind(terms), holder), effects)?;
+        self.external.set_signer(seq, terms.and_then(|terms| terms.signer));
+        match terms {
+            Some(terms) if self.check_last_block(terms.max_block).is_err() => {}
+            Some(terms) => self.keep_until(seq, terms.max_block, true),
+            None => self.keep_until(seq, self.public_until(), false),
+        }
+        Ok(())
+    }
+
+    fn public_until(&self) -> u64 {
+        self.chain.head().map_or(0, |head| head.number).saturating_add(PUBLIC_BLOCKS)
+    }
+
+    /// Keeps a transaction at least until this block, if it is kept until one or is now to be.
+    fn keep_until(&mut self, seq: u64, block: u64, is_private: bool) {
+        let block = match self.external.get(seq).map(|entry| entry.until) {
+            Some(Until::Block(before)) if before < block => {
+                self.private.remove(&(before, seq));
+                block
+            }
+            // Also as long as one that is not private.
+            Some(Until::Time(_)) if is_private => block.max(self.public_until()),
+            _ => return,
+        };
+        self.private.insert((block, seq));
+        self.external.set_until(seq, Until::Block(block));
     }
 
     /// Checks the limits of a private transaction's terms.
     fn check_terms(&self, tx: &Transaction) -> Result<(), RejectReason> {
-        if tx.is_public() {
-            return Ok(());
-        }
-        let (Some(terms), Some(head)) = (tx.private_terms(), self.chain.head()) else {
-            return Ok(());
-        };
-        let (value, head) = (terms.max_block, head.number);
+        let terms = tx.private_terms().filter(|_| !tx.is_public());
+        terms.map_or(Ok(()), |terms| self.check_last_block(terms.max_block))
+    }
+
+    fn check_last_block(&self, value: u64) -> Result<(), RejectReason> {
+        let Some(head) = self.chain.head().map(|head| head.number) else { return Ok(()) };
         if value <= head {
             return Err(RejectReason::BlockPassed { value, limit: head.saturating_add(1) });
         }
@@ -156,6 +202,10 @@ impl Core {
         if tx.private_terms().is_none_or(|terms| terms.signer != Some(signer)) {
             return CancelPrivateOutcome::Unknown;
         }
+        let entry = self.external.get(seq);
+        if entry.is_none_or(|entry| entry.signer != Some(signer)) {
+            return CancelPrivateOutcome::Public;
+        }
         self.remove_tx(seq, RemoveReason::Cancelled, effects);
         CancelPrivateOutcome::Cancelled
     }
@@ -176,11 +226,16 @@ impl Core {
         let fees = FeeCaps::of(tx);
         let base_fee_wei = self.chain.next_base_fee_wei();
         let (tip_wei, size_bytes) = (fees.tip(base_fee_wei), order.size_bytes());
-        let victims = match tx.is_of_node_share() {
-            true => self.public.room_for(fees, size_bytes, base_fee_wei)?,
-            false => self.external.room_for(tx, tip_wei, size_bytes, &self.limits)?,
-        };
-        self.evict(victims, effects);
+        let claim = (kind(tx.private_terms()), tx.holder());
+        let signer = Some(tx.sender());
+        let counted = Counted { rank: tip_wei.saturating_neg(), signer, bytes: size_bytes };
+        if tx.is_of_node_share() {
+            let victims = self.public.room_for(fees, size_bytes, base_fee_wei)?;
+            self.evict(victims, effects);
+        } else {
+            let victims = self.claims.room_for(&counted, &claim, None, &self.limits)?;
+            self.end_claims(victims, effects);
+        }
         let seq = self.take_seq();
         let until = match tx.private_terms() {
             Some(terms) if !tx.is_public() => {
@@ -191,13 +246,24 @@ impl Core {
         };
         self.index.insert(tx.hash(), seq);
         self.senders.insert(tx.sender(), tx.nonce(), seq);
-        effects.push(Effect::Added { seq, order: Arc::clone(&order) });
-        let entry = TxEntry { order: Arc::clone(&order), fees, tip_wei, until };
-        match tx.is_of_node_share() {
-            true => self.public.insert(seq, entry),
-            false => self.external.insert(seq, entry),
+        effects.push(Effect::Added(Arc::clone(&order)));
+        let signer = tx.private_terms().and_then(|terms| terms.signer);
+        let entry = TxEntry { order: Arc::clone(&order), fees, until, signer };
+        if tx.is_of_node_share() {
+            self.public.insert(seq, entry);
+        } else {
+            self.costs.insert(&order);
+            self.claims.insert(seq, counted, claim);
+            self.external.insert(seq, entry);
         }
         Ok(())
+    }
+
+    fn remove_external(&mut self, seq: u64) -> Option<TxEntry> {
+        let entry = self.external.remove(seq)?;
+        self.costs.remove(&entry.order);
+        self.claims.remove(seq);
+        Some(entry)
     }
 
     pub(super) fn remove_tx(
@@ -207,7 +273,7 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) -> Option<Arc<Order>> {
         let TxEntry { order, until, .. } =
-            self.public.remove(seq).or_else(|| self.external.remove(seq))?;
+            self.public.remove(seq).or_else(|| self.remove_external(seq))?;
         if let Until::Block(block) = until {
             self.private.remove(&(block, seq));
         }
@@ -226,8 +292,8 @@ impl Core {
             }
             _ => {}
         }
-        let at = self.take_seq();
-        effects.push(Effect::Removed { seq: at, added: seq, order: Arc::clone(&order), reason });
+        self.take_seq();
+        effects.push(Effect::Removed { added: seq, order: Arc::clone(&order), reason });
         Some(order)
     }
 
@@ -252,4 +318,8 @@ impl Core {
         }
         self.pool_tx(order, effects).is_ok()
     }
+}
+
+const fn kind(terms: Option<&PrivateTerms>) -> Kind {
+    if terms.is_some() { Kind::Private } else { Kind::Raw }
 }

@@ -163,8 +163,13 @@ struct Pooled {
     /// The block until which it is kept, if it is kept until one.
     until: Option<u64>,
     key: Option<usize>,
+    /// Who sent it first.
     holder: Holder,
+    /// All who sent it and have not lost it since, each with whether it was sent as a private one.
+    holders: Vec<(Holder, bool)>,
     signer: Option<Address>,
+    /// Who may cancel a private one.
+    canceller: Option<Address>,
     nonce: Option<u64>,
     /// What a bundle contains: hash, sender, and whether it may do without.
     contents: Vec<(B256, u64, bool)>,
@@ -187,7 +192,9 @@ impl Pooled {
             until: None,
             key: None,
             holder,
+            holders: Vec::new(),
             signer: None,
+            canceller: None,
             nonce: None,
             contents: Vec::new(),
             content,
@@ -202,10 +209,16 @@ impl Pooled {
         }
     }
 
-    /// Those that share caps with it: bundles, or private or raw transactions, of callers or of others.
-    fn class(&self) -> (bool, bool, bool) {
-        let is_raw = self.tx.is_some() && self.terms.is_none();
-        (self.tx.is_some(), is_raw, is_raw || is_known(self.holder))
+    /// What it counts as for who sent it first.
+    fn claim(&self) -> (Holder, bool) {
+        (self.holder, self.terms.is_some())
+    }
+
+    /// What shares caps with a claim on it: bundles, or private or raw transactions, of callers or of
+    /// others.
+    fn class(&self, (holder, is_private): (Holder, bool)) -> (bool, bool, bool) {
+        let is_raw = self.tx.is_some() && !is_private;
+        (self.tx.is_some(), is_raw, is_raw || is_known(holder))
     }
 }
 
@@ -290,6 +303,8 @@ impl Model {
     }
 
     fn add(&mut self, mut order: Pooled) {
+        order.holders = vec![order.claim()];
+        order.canceller = order.terms.and_then(|terms| terms.signer);
         order.seq = self.log.len();
         order.deadline = self.now + RETENTION;
         self.log.push((format!("+{}", order.id), order.block));
@@ -332,28 +347,36 @@ impl Model {
         new: &Pooled,
         replaced: Option<OrderId>,
         caps: [usize; 3],
-    ) -> Result<Option<OrderId>, ()> {
-        let all: Vec<&Pooled> = self
+    ) -> Result<Option<(OrderId, Holder)>, ()> {
+        let class = new.class(new.claim());
+        let is_counted = |order: &&Pooled| order.tx.is_none() || order.external;
+        let all: Vec<(&Pooled, Holder)> = self
             .pooled
             .iter()
-            .filter(|order| (order.tx.is_none() || order.external) && order.class() == new.class())
+            .filter(is_counted)
+            .flat_map(|order| order.holders.iter().map(move |claim| (order, *claim)))
+            .filter(|(order, claim)| order.class(*claim) == class)
+            .map(|(order, (holder, _))| (order, holder))
             .collect();
-        let held = |order: &&&Pooled| Some(order.id) != replaced;
-        let count = all.iter().filter(held).count() + 1;
-        let of = |holder: Holder| all.iter().filter(move |order| order.holder == holder);
+        let held = |order: &&Pooled| Some(order.id) != replaced;
+        let count = all.iter().filter(|(order, _)| held(order)).count() + 1;
+        let of = |holder: Holder| {
+            all.iter().filter(move |(_, of)| *of == holder).map(|(order, _)| *order)
+        };
         let own_count = of(new.holder).filter(held).count() + 1;
         let victim = if own_count > cap_of(new.holder, caps) {
             new.holder
         } else if count > caps[0] {
             // Those of others, the replaced one included.
-            let sizes = all.iter().map(|order| (of(order.holder).count(), order.holder));
+            let sizes = all.iter().map(|(_, holder)| (of(*holder).count(), *holder));
             let largest = sizes.max().expect("it is full");
             if largest.0 > own_count { largest.1 } else { new.holder }
         } else {
             return Ok(None);
         };
         let is_own = victim == new.holder;
-        let new_place = (new.place().0, usize::MAX);
+        let at = if self.is_pooled(new.id.hash()) { new.seq } else { usize::MAX };
+        let new_place = (new.place().0, at);
         let mut signers: Vec<(usize, Place, Option<Address>)> = Vec::new();
         for order in of(victim) {
             let of_signer = of(victim).filter(|other| other.signer == order.signer);
@@ -376,11 +399,19 @@ impl Model {
             let last = items.max_by_key(|order| order.place());
             let last = last.filter(|order| order.tx.is_some() || order.place().0 >= new_place.0);
             if let Some(last) = last {
-                return Ok(Some(last.id));
+                return Ok(Some((last.id, victim)));
             }
         }
         let last = of_new.max_by_key(|order| order.place()).filter(|_| is_own);
-        last.filter(|order| order.place() > new_place).map(|order| Some(order.id)).ok_or(())
+        let last = last.filter(|order| order.place() > new_place);
+        last.map(|order| Some((order.id, victim))).ok_or(())
+    }
+
+    /// Ends a claim; returns whether nobody holds the order any more.
+    fn lose(&mut self, id: OrderId, claim: (Holder, bool)) -> bool {
+        let order = self.pooled.iter_mut().find(|order| order.id == id).expect("it is pooled");
+        order.holders.retain(|held| *held != claim);
+        order.holders.is_empty()
     }
 
     fn admit(&mut self, mut order: Pooled) -> bool {
@@ -398,42 +429,87 @@ impl Model {
         admitted
     }
 
-    fn make_external_room(&mut self, order: &Pooled) -> bool {
+    fn external_victim(&self, order: &Pooled) -> Result<Option<(OrderId, Holder)>, ()> {
         let is_alike = |other: &&Pooled| {
-            let is_same = (other.holder, other.signer) == (order.holder, order.signer);
-            other.external && other.terms.is_some() && is_same
+            let is_held = other.holders.contains(&(order.holder, true));
+            other.external && is_held && other.signer == order.signer
         };
         if order.terms.is_some() && self.pooled.iter().filter(is_alike).count() >= MAX_OF_SENDER {
-            return false;
+            return Err(());
         }
-        let caps = if order.terms.is_some() { PRIVATE } else { [MAX_EXTERNAL; 3] };
-        let victim = self.victim(order, None, caps);
-        if let Ok(Some(victim)) = victim {
-            self.release(victim, "Evicted", 0);
-        }
+        self.victim(order, None, if order.terms.is_some() { PRIVATE } else { [MAX_EXTERNAL; 3] })
+    }
+
+    fn make_external_room(&mut self, order: &Pooled) -> bool {
+        let victim = self.external_victim(order);
+        self.evict_external(victim.unwrap_or_default(), order.terms.is_some());
         victim.is_ok()
     }
 
+    fn evict_external(&mut self, victim: Option<(OrderId, Holder)>, is_private: bool) {
+        if let Some((victim, holder)) = victim
+            && self.lose(victim, (holder, is_private))
+        {
+            self.release(victim, "Evicted", 0);
+        }
+    }
+
     /// A pooled transaction came again.
-    fn came_again(&mut self, again: &Pooled) {
+    fn came_again(&mut self, again: &Pooled) -> &'static str {
         let at = self.pooled.iter().position(|order| order.id == again.id).expect("it is pooled");
         self.pooled[at].public |= again.public;
-        if self.pooled[at].external {
-            let head = self.head_number().unwrap_or(0);
-            let later = match again.terms {
-                Some(terms) if self.is_possible(again) => terms.max_block,
-                Some(_) => 0,
-                None => head + PUBLIC_BLOCKS,
-            };
-            let until = &mut self.pooled[at].until;
-            *until = until.map(|until| until.max(later));
+        if !self.pooled[at].external {
+            return "Known";
         }
-        if again.public
-            && self.pooled[at].external
-            && self.make_room(&again.tx.expect("a transaction"))
+        let is_new = !again.public && !self.pooled[at].holders.contains(&again.claim());
+        let (holder, terms) = (again.holder, again.terms);
+        let claimed = Pooled { holder, terms, ..self.pooled[at].clone() };
+        let victim = if is_new { self.external_victim(&claimed) } else { Ok(None) };
+        let Ok(victim) = victim else { return "Rejected" };
+        let head = self.head_number().unwrap_or(0);
+        let later = match again.terms {
+            Some(terms) if self.is_possible(again) => terms.max_block,
+            Some(_) => 0,
+            None => head + PUBLIC_BLOCKS,
+        };
+        let until = &mut self.pooled[at].until;
+        *until = match again.terms {
+            Some(_) if until.is_none() && later > 0 => Some(later.max(head + PUBLIC_BLOCKS)),
+            _ => until.map(|until| until.max(later)),
+        };
+        if is_new {
+            self.pooled[at].holders.push(again.claim());
+        }
+        if !again.public && again.terms.and_then(|terms| terms.signer) != self.pooled[at].canceller
         {
+            self.pooled[at].canceller = None;
+        }
+        self.evict_external(victim, again.terms.is_some());
+        if again.public && self.make_room(&again.tx.expect("a transaction")) {
             let at = self.pooled.iter().position(|order| order.id == again.id);
             self.pooled[at.expect("only others went")].external = false;
+        }
+        "Known"
+    }
+
+    /// A pooled bundle came again.
+    fn hold_bundle(&mut self, id: OrderId, holder: Holder) -> &'static str {
+        let at = self.pooled.iter().position(|order| order.id == id).expect("it is pooled");
+        if self.pooled[at].holders.contains(&(holder, false)) {
+            return "Known";
+        }
+        let claimed = Pooled { holder, ..self.pooled[at].clone() };
+        let Ok(victim) = self.victim(&claimed, None, BUNDLES) else { return "Rejected" };
+        self.pooled[at].holders.push((holder, false));
+        self.evict_bundle(victim);
+        "Known"
+    }
+
+    fn evict_bundle(&mut self, victim: Option<(OrderId, Holder)>) {
+        if let Some((victim, holder)) = victim
+            && self.lose(victim, (holder, false))
+        {
+            self.end_bundle(victim, "Evicted");
         }
     }
 
@@ -479,8 +555,7 @@ impl Model {
     fn insert(&mut self, order: Pooled) -> &'static str {
         let (id, view) = (*order.id.hash(), order.tx.expect("a transaction"));
         if self.is_pooled(&id) {
-            self.came_again(&order);
-            "Known"
+            self.came_again(&order)
         } else if self.is_mined(&id) {
             "Mined"
         } else if self.next_nonce(view.sender).is_some_and(|next| view.nonce < next) {
@@ -513,6 +588,9 @@ impl Model {
         }
         if order.terms.is_none_or(|terms| terms.signer != Some(signer)) {
             return CancelPrivateOutcome::Unknown;
+        }
+        if order.canceller.is_none() {
+            return CancelPrivateOutcome::Public;
         }
         self.release(id, "Cancelled", 0);
         CancelPrivateOutcome::Cancelled
@@ -671,8 +749,8 @@ impl Model {
         let slot = order.key.map(|key| (key, Some(block)));
         let old = slot.and_then(|slot| self.of_slot(slot));
         let is_same = |other: &Pooled| Some(other.id) == old && other.content == content;
-        if self.pooled.iter().any(is_same) {
-            return "Known";
+        if let Some(same) = self.pooled.iter().find(|other| is_same(other)) {
+            return self.hold_bundle(same.id, order.holder);
         }
         let nonce = match order.key.map(|key| self.place(key, block, nonce)).transpose() {
             Ok(nonce) => nonce,
@@ -686,15 +764,13 @@ impl Model {
         order.nonce = nonce;
         let id = *settled.hash();
         if self.is_pooled(&id) {
-            return "Known";
+            return self.hold_bundle(settled, order.holder);
         }
         if self.was_accepted(&id) && !self.may_return.contains_key(&id) {
             return "AlreadyRemoved";
         }
         let Ok(victim) = self.victim(&order, old, BUNDLES) else { return "Rejected" };
-        if let Some(victim) = victim {
-            self.end_bundle(victim, "Evicted");
-        }
+        self.evict_bundle(victim);
         if let Some(old) = old {
             self.remove(old, "Replaced");
         }

@@ -741,3 +741,30 @@ fn the_uuid_that_rbuilder_gives_a_bundle_is_the_same_here() {
     }
     assert_eq!(uuid(0xA136F1F, &[]), "5d5bf52c-ac3f-57eb-a3e9-fc01b18ca516");
 }
+
+/// Without a signature, or with one that a stranger has seen, it is the same bundle.
+#[test]
+fn a_bundle_that_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
+    let pool = pool_with(PoolConfig { max_bundles: 320, ..PoolConfig::default() });
+    pool.on_head(head(10, 0, 0, &[]));
+    let by = |n: u64, block, caller: u8| {
+        bundle(BundleParts {
+            txs: vec![nth(n)],
+            block: Some(block),
+            holder: Holder::caller([10, 0, 0, caller].into()),
+            ..Default::default()
+        })
+    };
+    for n in 0..10 {
+        assert_eq!(pool.insert_bundle(by(n, 12, 1)), InsertOutcome::Added);
+        assert_eq!(pool.insert_bundle(by(n, 12, 2)), InsertOutcome::Known);
+    }
+    for n in 10..20 {
+        assert_eq!(pool.insert_bundle(by(n, 11, 1)), InsertOutcome::Added);
+    }
+    assert_eq!(pool.len(), 20, "the stranger has 10, and its other ten are another's too");
+    for n in 20..30 {
+        assert_eq!(pool.insert_bundle(by(n, 11, 2)), InsertOutcome::Added);
+    }
+    assert_eq!((pool.len(), pool.stats().evicted), (20, 10), "now nobody holds the first ten");
+}

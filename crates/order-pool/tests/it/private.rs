@@ -10,7 +10,8 @@ use order_pool::{
 };
 
 use crate::common::{
-    Spec, address, bundle, head, journal, nth, pool_by_hand, private_from, tx_from, upkeep,
+    Spec, address, bundle, head, journal, journal_with_heads, nth, pool_by_hand, private_from,
+    tx_from, upkeep,
 };
 
 fn pool(config: PoolConfig) -> (OrderPool, Clock) {
@@ -189,6 +190,66 @@ fn a_flood_of_private_transactions_displaces_none_of_another_holder() {
     }
 }
 
+/// Whoever saw it could send it first, fill its own share, and so remove what its owner was told is
+/// pooled.
+#[test]
+fn what_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
+    let terms = PrivateTerms { signer: Some(address(7)), max_block: 12 };
+    let stranger = Holder::caller([10, 0, 0, 1].into());
+    for is_first_raw in [false, true] {
+        for is_known in [false, true] {
+            let (pool, _) = pool(PoolConfig { max_external_txs: 6_000, ..PoolConfig::default() });
+            let spec = |n| Spec { sender: 50_000 + n, ..Spec::default() };
+            let raw = |spec| tx_from(spec, Origin::Rpc).held_by(stranger);
+            let theirs = PrivateTerms { signer: Some(address(8)), max_block: 12 };
+            let private = |spec| private_from(spec, theirs).held_by(stranger);
+            let owner = |n: u64| match is_known {
+                true => Holder::Signer(address(n % 4)),
+                false => Holder::caller([10, 0, 1, (n % 4) as u8].into()),
+            };
+            // As many as one caller may have.
+            for n in 0..187 {
+                let first = if is_first_raw { raw(spec(n)) } else { private(spec(n)) };
+                assert_eq!(pool.insert_transaction(first), InsertOutcome::Added);
+                let own = private_from(spec(n), terms).held_by(owner(n));
+                assert_eq!(pool.insert_transaction(own), InsertOutcome::Known);
+            }
+            for n in 0..10_000 {
+                let spec = Spec { sender: n, max_fee: 2_000, max_tip: 1_000, ..Spec::default() };
+                pool.insert_transaction(if is_first_raw { raw(spec) } else { private(spec) });
+            }
+            // Nor does it leave by a cancellation of who sent it first.
+            let hash = |n| *private_from(spec(n), terms).hash();
+            let cancelled = pool.cancel_private(&hash(0), address(8));
+            assert_ne!(cancelled, CancelPrivateOutcome::Cancelled);
+            pool.on_head(head(11, 0, 0, &[]));
+            let missing = (0..187).filter(|n| !pool.contains(&hash(*n))).count();
+            assert_eq!(missing, 0, "first raw: {is_first_raw}, known: {is_known}");
+            (12..17).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
+            let left = (0..187).filter(|n| pool.contains(&hash(*n))).count();
+            assert_eq!(left, 0, "their last block is over");
+        }
+    }
+}
+
+#[test]
+fn who_sent_it_from_two_addresses_cancels_it_and_nobody_once_another_signer_sent_it() {
+    let (pool, _) = pool(PoolConfig::default());
+    let send = |sender, signer: u64, caller: u8| {
+        let terms = PrivateTerms { signer: Some(address(signer)), max_block: 12 };
+        let tx = private_from(Spec { sender, ..Spec::default() }, terms);
+        pool.insert_transaction(tx.held_by(Holder::caller([10, 0, 0, caller].into())))
+    };
+    for (sender, signer, caller) in [(1, 7, 1), (1, 7, 2), (2, 7, 1), (2, 8, 1)] {
+        send(sender, signer, caller);
+    }
+    let cancel = |sender, signer| pool.cancel_private(nth(sender).hash(), address(signer));
+    assert_eq!(cancel(1, 7), CancelPrivateOutcome::Cancelled);
+    assert_eq!(cancel(2, 7), CancelPrivateOutcome::Public);
+    assert_eq!(cancel(2, 8), CancelPrivateOutcome::Unknown);
+    assert_eq!(pool.len(), 1);
+}
+
 #[test]
 fn one_sender_has_a_few_private_transactions_of_one_holder() {
     let (pool, _) = pool(PoolConfig::default());
@@ -226,6 +287,25 @@ fn one_that_is_sent_again_is_kept_as_long_as_the_latest_message_says() {
         pool.on_head(head(number, 0, 0, &[]));
         assert_eq!([1, 2, 3].map(kept), expected, "after block {number}");
     }
+}
+
+/// As many as the host may hold; each step removes 256 at most, and the head is told after the first.
+#[test]
+fn a_head_waits_for_no_more_than_a_step_of_private_transactions() {
+    let (pool, _) = pool(PoolConfig::default());
+    let count = 9_000;
+    let terms = PrivateTerms { signer: None, max_block: 11 };
+    for n in 0..count {
+        let tx = private_from(Spec { sender: n / 16, nonce: n % 16, ..Spec::default() }, terms);
+        assert_eq!(pool.insert_transaction(tx), InsertOutcome::Added);
+    }
+    let mut subscription = pool.subscribe_all();
+    journal(&mut subscription);
+    pool.on_head(head(11, 0, 0, &[]));
+    let events = journal_with_heads(&mut subscription);
+    let before = events.iter().position(|event| event == "head 11");
+    assert_eq!(before, Some(256));
+    assert_eq!((events.len(), pool.len()), (count as usize + 1, 0));
 }
 
 /// Each of the test's transactions costs 2.1 million wei at most.

@@ -24,8 +24,8 @@ use crate::{
 /// A call that has passed all checks that need no signature.
 #[derive(Debug)]
 pub(crate) enum Prepared {
-    /// A transaction that is already in the pool.
-    Pooled(B256),
+    /// A transaction that is already in the pool, and its last block if it is sent as a private one.
+    Pooled(B256, Option<u64>),
     Transaction {
         tx: PooledTransaction,
         /// Its field in the parameters.
@@ -44,7 +44,7 @@ impl Prepared {
     /// The signatures that are recovered next; one for a cancellation.
     pub(crate) fn recoveries(&self) -> usize {
         match self {
-            Self::Pooled(_) => 0,
+            Self::Pooled(..) => 0,
             Self::Transaction { .. } | Self::Cancellation(_) | Self::PrivateCancellation(_) => 1,
             Self::Bundle(_, txs) => txs.len(),
         }
@@ -61,11 +61,14 @@ impl Prepared {
         let signer = by.signer;
         let named = |address: Option<Address>| address.filter(|_| by.caller.is_front).or(signer);
         let now = SystemTime::now();
+        let terms = |last: Option<u64>| last.map(|max_block| PrivateTerms { signer, max_block });
         Ok(match self {
-            Self::Pooled(hash) => Verified::Pooled(hash),
+            Self::Pooled(hash, last_block) => {
+                Verified::Pooled(hash, holder_of(signer), terms(last_block))
+            }
             Self::Transaction { tx, field, last_block } => {
-                let terms = last_block.map(|max_block| PrivateTerms { signer, max_block });
-                let tx = verify::transaction(tx, field, terms, now)?.held_by(holder_of(signer));
+                let tx = verify::transaction(tx, field, terms(last_block), now)?
+                    .held_by(holder_of(signer));
                 let unproven = proofs.unproven(std::slice::from_ref(&tx));
                 Verified::Order(Box::new(Order::Tx(tx)), unproven)
             }
@@ -99,7 +102,7 @@ impl Prepared {
 #[derive(Debug)]
 pub(crate) enum Verified {
     /// A transaction that is already in the pool.
-    Pooled(B256),
+    Pooled(B256, Holder, Option<PrivateTerms>),
     /// With the blobs whose proofs are not verified yet.
     Order(Box<Order>, Vec<Unproven>),
     Cancellation(Cancellation),
@@ -116,7 +119,7 @@ impl Verified {
                 Order::Bundle(bundle) if bundle.txs().is_empty() => None,
                 order => Some(order),
             },
-            Self::Pooled(_) | Self::Cancellation(..) | Self::PrivateCancellation(..) => None,
+            Self::Pooled(..) | Self::Cancellation(..) | Self::PrivateCancellation(..) => None,
         }
     }
 
@@ -161,7 +164,10 @@ impl Verified {
         admitted: Option<Admitted>,
     ) -> Result<Value, ErrorResponse> {
         match self {
-            Self::Pooled(hash) => Ok(json!(hash)),
+            Self::Pooled(hash, holder, terms) => {
+                check_outcome(pool.hold(&hash, holder, terms.as_ref()), "the transaction")?;
+                Ok(json!(hash))
+            }
             Self::Order(order, _) => insert_order(*order, pool, admitted),
             Self::Cancellation(cancellation) => match pool.cancel_bundle(cancellation) {
                 // If it was cancelled permanently before, the caller has what it wants. Null, as in
@@ -175,7 +181,7 @@ impl Verified {
             Self::PrivateCancellation(hash, signer) => match pool.cancel_private(&hash, signer) {
                 CancelPrivateOutcome::Cancelled => Ok(json!(true)),
                 CancelPrivateOutcome::Public => {
-                    let message = format!("{hash} has become public and cannot be cancelled");
+                    let message = format!("{hash} is known to others and cannot be cancelled");
                     Err(ErrorResponse::rejected(Reason::BecamePublic, message))
                 }
                 CancelPrivateOutcome::Unknown => {

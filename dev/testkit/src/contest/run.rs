@@ -17,7 +17,7 @@ use mempool_ingest::{
     txpool_fetcher::{Announcements, Counts, EndReason},
 };
 use mock_node::{
-    FullObjects, NodeConfig,
+    NodeConfig,
     workload::{Address, PreparedTx, TxKind, Workload},
 };
 use serde::{Deserialize, Serialize};
@@ -176,9 +176,7 @@ impl Stage {
     /// # Errors
     /// The process does not start.
     pub fn new(count: usize, blobs_per_mille: u32) -> std::io::Result<Self> {
-        let full_objects = FullObjects::Announced;
-        let load =
-            Load { latency: Duration::ZERO, count, tps: None, blobs_per_mille, full_objects };
+        let load = Load { latency: Duration::ZERO, count, tps: None, blobs_per_mille };
         let mut workload = Workload::new(load.configure(NodeConfig::new("")).workload());
         let samples = workload.prepare(count.min(SIGNED_TOGETHER));
         let known = |tx: &PreparedTx| Expected { hash: tx.hash, sender: tx.sender, kind: tx.kind };
