@@ -11,7 +11,7 @@ use serde::Deserialize;
 use tokio::{runtime::Builder, sync::oneshot, time::sleep};
 
 use super::{
-    list::{Content, list},
+    list::{Content, Lister},
     state::AuditState,
 };
 use crate::{
@@ -229,25 +229,15 @@ impl Comparison {
         let endpoint = settings.config.sources[self.source].clone();
         let (max_frame_bytes, limit) =
             (settings.limits.max_frame_bytes, settings.limits.snapshot_timeout);
-        // The scan can take seconds of CPU, so it runs neither on the thread that reads the sockets
-        // nor on a worker. It also needs a runtime of its own, because that of the sockets may end
-        // first.
+        // It can take seconds of CPU, so it runs neither on the thread that reads the sockets nor on
+        // a worker. It also needs a runtime of its own, because that of the sockets may end first.
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let (mut reply, content) = oneshot::channel();
+        let (reply, content) = oneshot::channel();
+        let lister = Lister { runtime, limit, deadline: Instant::now() + limit, reply };
         let alive = self.fetch.tasks.alive();
         let body = move || {
             let _alive = alive;
-            let listed = runtime.block_on(async {
-                tokio::select! {
-                    // The source has stopped waiting.
-                    () = reply.closed() => None,
-                    listed = list(&endpoint, max_frame_bytes, limit) => Some(listed),
-                }
-            });
-            if let Some(listed) = listed {
-                // The receiver may have stopped waiting just now.
-                let _ = reply.send(listed);
-            }
+            lister.run(&endpoint, max_frame_bytes);
         };
         std::thread::Builder::new().name("mempool-list".into()).spawn(body)?;
         content.await.unwrap_or(Err(SnapshotError::ConnectionLost))

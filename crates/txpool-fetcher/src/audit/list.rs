@@ -1,23 +1,37 @@
-//! Lists the hashes of a node's pool, by scanning the answer to `txpool_content` as it streams in.
+//! Lists the hashes of a node's pool, from the answer to `txpool_content` as it streams in.
 //!
 //! The answer for 10,000 transactions is 10 MB of JSON; with blob sidecars (anvil) it can have any
-//! size. So it is read from a connection of its own, where it delays nothing else, and over IPC it is
-//! never held in memory: the scanner keeps the depth, two flags and the hashes. Over WebSocket it is
-//! one message, which is held as a whole and bounded by [`MAX_LISTING_BYTES`].
+//! size. So it is read from a connection of its own, where it delays nothing else, and over IPC only
+//! the hashes and the string being read are held in memory. Over WebSocket it is one message, which
+//! is held as a whole and bounded by [`MAX_LISTING_BYTES`].
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
-use std::time::Duration;
+use std::{
+    fmt,
+    io::{self, BufReader, Read},
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use alloy_primitives::B256;
 use futures::{SinkExt as _, StreamExt as _};
+use memchr::memrchr;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor},
+};
+use serde_json::{error::Category, value::RawValue};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    time::timeout,
+    net::UnixStream,
+    runtime::Runtime,
+    sync::oneshot,
+    time::timeout_at,
 };
-use tokio_tungstenite::tungstenite::{self, Message};
+use tokio_tungstenite::tungstenite::{self, Message, Utf8Bytes};
 
 use crate::{
     config::Endpoint,
@@ -28,9 +42,13 @@ use crate::{
 /// Most bytes read with one call.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Most hashes kept of one response: 2^22, which take 128 MiB; [`SnapshotError::TooMany`]
-/// says it. No node's pool holds as many.
+/// Most hashes kept of the pending transactions, and of the queued ones: 2^22, which take 128 MiB;
+/// [`SnapshotError::TooMany`] says it. No node's pool holds as many.
 const MAX_HASHES: usize = 1 << 22;
+
+/// Longest text without a quotation mark, 4 MiB, where a blob has 256 KiB: a string may be held as a
+/// whole.
+const MAX_STRING_BYTES: usize = 4 << 20;
 
 /// Longest list of a pool over WebSocket, 256 MiB: about 200,000 transactions. reth sends no
 /// response above 160 MB.
@@ -39,43 +57,77 @@ const MAX_LISTING_BYTES: usize = 256 * 1024 * 1024;
 const REQUEST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"txpool_content","params":[]}"#;
 
 /// The hashes of the transactions in a node's pool.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub(crate) struct Content {
+    #[serde(deserialize_with = "hashes")]
     pub(crate) pending: Vec<B256>,
+    #[serde(deserialize_with = "hashes")]
     pub(crate) queued: Vec<B256>,
 }
 
-/// Lists the pool over a connection of its own.
-pub(crate) async fn list(
-    endpoint: &Endpoint,
-    max_frame_bytes: usize,
-    limit: Duration,
-) -> Result<Content, SnapshotError> {
-    let max_bytes = max_frame_bytes.max(MAX_LISTING_BYTES);
-    let content = async {
-        match endpoint {
-            Endpoint::Ipc(path) => list_ipc(path).await,
-            Endpoint::Ws(url) => list_ws(url, max_bytes, limit).await,
-            Endpoint::InProcess(_) => Err(no_socket(endpoint).into()),
-        }
-    };
-    timeout(limit, content).await.unwrap_or(Err(SnapshotError::Timeout(limit)))
+/// Waits for a node's list on a thread of its own, until a deadline or until nobody wants it.
+pub(super) struct Lister {
+    pub(super) runtime: Runtime,
+    /// How long the node may take, and until when.
+    pub(super) limit: Duration,
+    pub(super) deadline: Instant,
+    pub(super) reply: oneshot::Sender<Result<Content, SnapshotError>>,
 }
 
-async fn list_ws(url: &str, max_bytes: usize, limit: Duration) -> Result<Content, SnapshotError> {
+impl Lister {
+    /// Lists the pool over a connection of its own.
+    pub(super) fn run(mut self, endpoint: &Endpoint, max_frame_bytes: usize) {
+        let listed = match endpoint {
+            Endpoint::Ipc(path) => self.list_ipc(path),
+            Endpoint::Ws(url) => self.list_ws(url, max_frame_bytes.max(MAX_LISTING_BYTES)),
+            Endpoint::InProcess(_) => Err(no_socket(endpoint).into()),
+        };
+        // The receiver may have stopped waiting just now.
+        let _ = self.reply.send(listed);
+    }
+
+    fn list_ipc(&mut self, path: &Path) -> Result<Content, SnapshotError> {
+        let mut stream = self.wait(open_ipc(path))?;
+        self.wait(stream.write_all(REQUEST.as_bytes()))?;
+        let answer = Answer { lister: self, stream, bytes: 0, since_quote: 0 };
+        parse(BufReader::with_capacity(CHUNK_BYTES, answer))
+    }
+
+    fn list_ws(&mut self, url: &str, max_bytes: usize) -> Result<Content, SnapshotError> {
+        let text = self.wait(read_message(url, max_bytes, self.limit))?;
+        parse(text.as_bytes())
+    }
+
+    fn wait<T, E>(&mut self, work: impl Future<Output = Result<T, E>>) -> Result<T, SnapshotError>
+    where
+        SnapshotError: From<E>,
+    {
+        self.runtime.block_on(async {
+            tokio::select! {
+                () = self.reply.closed() => Err(SnapshotError::ConnectionLost),
+                done = timeout_at(self.deadline.into(), work) => {
+                    Ok(done.map_err(|_| SnapshotError::Timeout(self.limit))??)
+                }
+            }
+        })
+    }
+}
+
+async fn read_message(
+    url: &str,
+    max_bytes: usize,
+    limit: Duration,
+) -> Result<Utf8Bytes, SnapshotError> {
     let mut stream = open_ws_stream(url, max_bytes, limit).await?;
     let failed = |error| match error {
         tungstenite::Error::Capacity(_) => SnapshotError::Oversized(max_bytes),
-        other => SnapshotError::Io(std::io::Error::other(other)),
+        other => SnapshotError::Io(io::Error::other(other)),
     };
     stream.send(Message::text(REQUEST)).await.map_err(failed)?;
     loop {
         match stream.next().await.transpose().map_err(failed)? {
-            Some(Message::Text(text)) => {
-                let mut scanner = ContentScanner::default();
-                scanner.feed(text.as_bytes())?;
-                return scanner.finish();
-            }
+            Some(Message::Text(text)) => return Ok(text),
             None | Some(Message::Close(_)) => return Err(SnapshotError::Truncated(0)),
             // Pings and pongs of the WebSocket protocol.
             Some(_) => {}
@@ -83,231 +135,153 @@ async fn list_ws(url: &str, max_bytes: usize, limit: Duration) -> Result<Content
     }
 }
 
-async fn list_ipc(path: &std::path::Path) -> Result<Content, SnapshotError> {
-    let mut stream = open_ipc(path).await?;
-    stream.write_all(REQUEST.as_bytes()).await?;
-    let mut scanner = ContentScanner::default();
-    let mut chunk = vec![0; CHUNK_BYTES];
-    let mut total = 0u64;
-    loop {
-        let count = stream.read(&mut chunk).await?;
+/// The answer over IPC, as it comes.
+struct Answer<'a> {
+    lister: &'a mut Lister,
+    stream: UnixStream,
+    bytes: u64,
+    since_quote: usize,
+}
+
+impl Read for Answer<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.lister.wait(self.stream.read(into)).map_err(io::Error::other)?;
         if count == 0 {
-            return Err(SnapshotError::Truncated(total));
+            return Err(io::Error::other(SnapshotError::Truncated(self.bytes)));
         }
-        total = total.saturating_add(count as u64);
-        if scanner.feed(chunk.get(..count).unwrap_or_default())? {
-            return scanner.finish();
-        }
-        // Yields after each chunk, whose scan takes about 0.1 ms.
-        tokio::task::yield_now().await;
-    }
-}
-
-/// Finds `result.{pending,queued}.<sender>.<nonce>.hash` in JSON that comes in pieces.
-#[derive(Debug, Default)]
-pub(crate) struct ContentScanner {
-    content: Content,
-    depth: usize,
-    in_string: bool,
-    escaped: bool,
-    /// The string being read, or just read, up to the length that can matter.
-    text: Vec<u8>,
-    keep: bool,
-    /// A colon was read: the next value belongs to `key`.
-    after_colon: bool,
-    key: Vec<u8>,
-    /// Where in the answer the scanner is: `in_result` below the key at depth 1, `list` below the
-    /// key at depth 2.
-    in_result: bool,
-    found_result: bool,
-    in_error: bool,
-    list: List,
-    error: Vec<u8>,
-    code: Vec<u8>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum List {
-    #[default]
-    None,
-    Pending,
-    Queued,
-}
-
-/// The longest string that matters: a hash with its `0x`.
-const TEXT_BYTES: usize = 66;
-
-/// The longest error code that matters: six characters, and room for codes of the host's own.
-const CODE_BYTES: usize = 12;
-
-/// Depth of a transaction's fields: below the answer, the result, the list, the sender, the
-/// transaction.
-const FIELD_DEPTH: usize = 5;
-
-impl ContentScanner {
-    /// Scans the next piece; true when the answer is complete.
-    pub(crate) fn feed(&mut self, bytes: &[u8]) -> Result<bool, SnapshotError> {
-        let mut rest = bytes;
-        while let Some((byte, after)) = rest.split_first() {
-            if self.in_string {
-                rest = self.string(rest)?;
-                continue;
-            }
-            // Outside of strings there are only a few bytes between two structural ones, so a plain
-            // loop is fast enough.
-            rest = after;
-            match *byte {
-                b'"' => {
-                    self.in_string = true;
-                    self.text.clear();
-                    self.keep = true;
-                }
-                b':' => {
-                    self.after_colon = true;
-                    std::mem::swap(&mut self.key, &mut self.text);
-                }
-                b',' => self.after_colon = false,
-                b'{' | b'[' => {
-                    self.open()?;
-                    self.after_colon = false;
-                }
-                b'}' | b']' => {
-                    self.depth = self.depth.checked_sub(1).ok_or(SnapshotError::NotAPool)?;
-                    self.after_colon = false;
-                    match self.depth {
-                        0 => return Ok(true),
-                        1 => {
-                            self.in_result = false;
-                            self.in_error = false;
-                        }
-                        2 => self.list = List::None,
-                        _ => {}
-                    }
-                }
-                b' ' | b'\n' | b'\r' | b'\t' => {}
-                _ if self.depth == 0 => return Err(SnapshotError::NotAPool),
-                b'-' | b'0'..=b'9'
-                    if self.in_error
-                        && self.depth == 2
-                        && self.key == b"code"
-                        && self.code.len() < CODE_BYTES =>
-                {
-                    self.code.push(*byte);
-                }
-                _ => {}
-            }
-        }
-        Ok(false)
-    }
-
-    /// The hashes found. An error if the answer was an error response, or not the content of a
-    /// pool.
-    pub(crate) fn finish(self) -> Result<Content, SnapshotError> {
-        if !self.error.is_empty() {
-            let code = std::str::from_utf8(&self.code).ok().and_then(|code| code.parse().ok());
-            let message = String::from_utf8_lossy(&self.error).into_owned();
-            return Err(SnapshotError::Refused { code: code.unwrap_or(0), message });
-        }
-        if !self.found_result || self.depth != 0 {
-            return Err(SnapshotError::NotAPool);
-        }
-        Ok(self.content)
-    }
-
-    fn open(&mut self) -> Result<(), SnapshotError> {
-        match (self.depth, self.after_colon) {
-            (1, true) => {
-                self.in_result = self.key == b"result";
-                self.found_result |= self.in_result;
-                self.in_error = self.key == b"error";
-                if self.in_error && self.error.is_empty() {
-                    self.error.extend_from_slice(b"error");
-                }
-            }
-            (2, true) if self.in_result => {
-                self.list = match self.key.as_slice() {
-                    b"pending" => List::Pending,
-                    b"queued" => List::Queued,
-                    _ => List::None,
-                };
-            }
-            _ => {}
-        }
-        self.depth = self.depth.saturating_add(1);
-        // Pool content is 5 deep, an access list inside it 8.
-        if self.depth > 64 { Err(SnapshotError::NotAPool) } else { Ok(()) }
-    }
-
-    /// Continues inside a string; returns what follows of the piece.
-    fn string<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], SnapshotError> {
-        if self.escaped {
-            self.escaped = false;
-            self.keep = false;
-            return Ok(bytes.get(1..).unwrap_or_default());
-        }
-        let end = memchr::memchr2(b'"', b'\\', bytes).unwrap_or(bytes.len());
-        let (text, rest) = bytes.split_at(end);
-        if self.keep {
-            let limit = if self.in_error { 200 } else { TEXT_BYTES };
-            let room = limit.saturating_sub(self.text.len());
-            self.keep = self.in_error || text.len() <= room;
-            self.text.extend_from_slice(text.get(..room).unwrap_or(text));
-        }
-        match rest.split_first() {
-            None => Ok(rest),
-            Some((b'\\', rest)) => {
-                self.escaped = true;
-                Ok(rest)
-            }
-            Some((_, rest)) => {
-                self.in_string = false;
-                if !self.keep {
-                    self.text.clear();
-                }
-                if self.after_colon {
-                    self.value()?;
-                }
-                Ok(rest)
-            }
-        }
-    }
-
-    fn value(&mut self) -> Result<(), SnapshotError> {
-        if self.in_error && self.depth == 2 && self.key == b"message" {
-            self.error = std::mem::take(&mut self.text);
-        }
-        if self.depth != FIELD_DEPTH || self.list == List::None || self.key != b"hash" {
-            return Ok(());
-        }
-        let hash =
-            const_hex::decode_to_array::<_, 32>(&self.text).map_err(|_| SnapshotError::NotAPool)?;
-        let list = match self.list {
-            List::Pending => &mut self.content.pending,
-            _ => &mut self.content.queued,
+        self.bytes = self.bytes.saturating_add(count as u64);
+        let read = into.get(..count).unwrap_or_default();
+        self.since_quote = match memrchr(b'"', read) {
+            Some(at) => count.saturating_sub(at),
+            None => self.since_quote.saturating_add(count),
         };
-        if list.len() == MAX_HASHES {
-            return Err(SnapshotError::TooMany);
+        if self.since_quote > MAX_STRING_BYTES {
+            return Err(io::Error::other(SnapshotError::NotAPool));
         }
-        list.push(B256::from(hash));
+        Ok(count)
+    }
+}
+
+#[derive(Deserialize)]
+struct Response {
+    result: Option<Content>,
+    error: Option<Box<RawValue>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Refusal {
+    code: i64,
+    message: String,
+}
+
+fn parse(answer: impl Read) -> Result<Content, SnapshotError> {
+    // It does not read on behind the answer, where the node sends nothing.
+    let response = Response::deserialize(&mut serde_json::Deserializer::from_reader(answer));
+    let response = response.map_err(|error| match error.classify() {
+        Category::Io => io::Error::from(error).downcast().unwrap_or_else(SnapshotError::Io),
+        _ => SnapshotError::NotAPool,
+    })?;
+    if let Some(error) = response.error {
+        let Refusal { code, message } = serde_json::from_str(error.get())
+            .unwrap_or_else(|_| Refusal { code: 0, message: error.get().to_owned() });
+        let message = message.chars().take(200).collect();
+        return Err(SnapshotError::Refused { code, message });
+    }
+    let content = response.result.ok_or(SnapshotError::NotAPool)?;
+    if content.pending.len().max(content.queued.len()) > MAX_HASHES {
+        return Err(SnapshotError::TooMany);
+    }
+    Ok(content)
+}
+
+/// The hashes in `{ sender: { nonce: { "hash": .. } } }`, and one more than [`MAX_HASHES`] of more.
+fn hashes<'de, D: Deserializer<'de>>(json: D) -> Result<Vec<B256>, D::Error> {
+    let mut found = Vec::new();
+    Hashes { levels: 2, found: &mut found }.deserialize(json)?;
+    Ok(found)
+}
+
+/// The hashes of transactions so many objects below.
+struct Hashes<'a> {
+    levels: u8,
+    found: &'a mut Vec<B256>,
+}
+
+#[derive(Deserialize)]
+struct Listed {
+    hash: Option<B256>,
+}
+
+impl<'de> DeserializeSeed<'de> for Hashes<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
+        if self.levels > 0 {
+            return json.deserialize_map(self);
+        }
+        let listed = Listed::deserialize(json)?;
+        self.found.extend(listed.hash.filter(|_| self.found.len() <= MAX_HASHES));
+        Ok(())
+    }
+}
+
+impl<'de> Visitor<'de> for Hashes<'_> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let levels = self.levels.saturating_sub(1);
+        while map.next_key::<IgnoredAny>()?.is_some() {
+            map.next_value_seed(Hashes { levels, found: &mut *self.found })?;
+        }
         Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::{io::Write as _, os::unix::net};
+
     use proptest::prelude::*;
     use serde_json::{Map, Value, json};
     use testkit::corpus::{damaged_seeds, seeds};
+    use tokio::runtime::Builder;
+
+    use super::*;
+
+    struct Pieces<'a>(std::slice::Chunks<'a, u8>);
+
+    impl Read for Pieces<'_> {
+        fn read(&mut self, mut into: &mut [u8]) -> io::Result<usize> {
+            io::Write::write(&mut into, self.0.next().unwrap_or_default())
+        }
+    }
 
     fn scan(bytes: &[u8], piece: usize) -> Result<Content, SnapshotError> {
-        let mut scanner = ContentScanner::default();
-        for part in bytes.chunks(piece.max(1)) {
-            if scanner.feed(part)? {
-                return scanner.finish();
-            }
-        }
-        Err(SnapshotError::Truncated(bytes.len() as u64))
+        parse(BufReader::new(Pieces(bytes.chunks(piece.clamp(1, 8 << 10)))))
+    }
+
+    /// What is listed over IPC from a node that sends this.
+    fn list_from(send: impl FnOnce(net::UnixStream) + Send + 'static) -> SnapshotError {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("node.ipc");
+        let node = net::UnixListener::bind(&path).unwrap();
+        let node = std::thread::spawn(move || {
+            let mut stream = node.accept().unwrap().0;
+            stream.read_exact(&mut [0; REQUEST.len()]).unwrap();
+            send(stream);
+        });
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let (reply, listed) = oneshot::channel();
+        let limit = Duration::from_secs(60);
+        let deadline = Instant::now() + limit;
+        Lister { runtime, limit, deadline, reply }.run(&Endpoint::Ipc(path), 0);
+        node.join().unwrap();
+        listed.blocking_recv().unwrap().unwrap_err()
     }
 
     fn pool(hashes: &[[u8; 32]], extra: &Value) -> Value {
@@ -325,7 +299,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_scanner_finds_what_a_parser_finds_however_the_bytes_are_cut(
+        fn it_finds_what_a_parser_finds_however_the_bytes_are_cut(
             pending in proptest::collection::vec(any::<[u8; 32]>(), 0..20),
             queued in proptest::collection::vec(any::<[u8; 32]>(), 0..5),
             piece in 1usize..200,
@@ -344,12 +318,6 @@ mod tests {
             found.pending.sort();
             prop_assert_eq!(found.pending, expected);
             prop_assert_eq!(found.queued.len(), queued.len());
-        }
-
-        #[test]
-        fn the_scanner_survives_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let whole = scan(&bytes, 300).is_ok();
-            prop_assert_eq!(whole, scan(&bytes, 7).is_ok());
         }
 
         #[test]
@@ -387,6 +355,18 @@ mod tests {
         assert!(error.is_retryable());
     }
 
+    #[test]
+    fn over_ipc_a_list_that_breaks_off_says_where_and_a_string_without_an_end_is_not_held() {
+        let cut = br#"{"result":{"pending":{"0x01"#;
+        let error = list_from(|mut node| node.write_all(cut).unwrap());
+        assert!(matches!(error, SnapshotError::Truncated(27)), "{error}");
+        let error = list_from(|mut node| {
+            node.write_all(cut).unwrap();
+            while node.write_all(&[b'a'; 1 << 16]).is_ok() {}
+        });
+        assert!(matches!(error, SnapshotError::NotAPool), "{error}");
+    }
+
     #[tokio::test]
     async fn over_websocket_a_list_above_the_limit_ends_with_an_error_of_its_own() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -398,7 +378,7 @@ mod tests {
             // The other side may have had enough before the end.
             let _ = socket.send(Message::text(" ".repeat(4096))).await;
         };
-        let (result, ()) = tokio::join!(list_ws(&url, 1024, Duration::from_secs(60)), serve);
+        let (result, ()) = tokio::join!(read_message(&url, 1024, Duration::from_secs(60)), serve);
         let error = result.unwrap_err();
         assert!(matches!(error, SnapshotError::Oversized(1024)), "{error}");
         assert!(!error.is_retryable());

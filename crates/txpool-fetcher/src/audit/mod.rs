@@ -6,8 +6,7 @@
 //! rest.
 //!
 //! - `txpool_content` is requested on a connection of its own, because nothing may wait behind it.
-//!   Over IPC it is scanned while it arrives: the scanner keeps its nesting depth, two flags and the
-//!   hashes, never the objects. Over WebSocket it is one message of at most 256 MiB; a longer one
+//!   Over IPC it is parsed while it arrives, and only the hashes are kept. Over WebSocket it is one message of at most 256 MiB; a longer one
 //!   ends only that connection.
 //! - Before a hash counts as missing, both sides get time to settle: everything that was read from
 //!   the socket before is processed first. Transactions that were delivered during the comparison are
