@@ -14,36 +14,32 @@ export PROPTEST_CASES=20000
 
 # The reader, the package, its test binary, the property.
 properties="
-ipc-frames txpool-fetcher lib request::frame::tests::the_values_are_those_that_were_written_wherever_the_reads_cut
-ipc-frames txpool-fetcher lib request::frame::tests::garbage_ends_in_the_same_way_wherever_the_reads_cut
-ipc-frames txpool-fetcher lib request::frame::tests::a_damaged_stream_is_split_in_the_same_way_wherever_the_reads_cut
-responses txpool-fetcher lib request::response::tests::it_reads_what_serde_json_reads
-responses txpool-fetcher lib request::response::tests::a_changed_byte_never_gives_what_serde_json_does_not_read
-responses txpool-fetcher lib request::response::tests::it_survives_any_bytes
-responses txpool-fetcher lib request::response::tests::a_damaged_response_never_gives_what_serde_json_does_not_read
-raw-transactions txpool-fetcher lib tx::tests::a_damaged_transaction_is_refused_or_is_what_its_bytes_encode
-full-objects txpool-fetcher lib full::tests::bytes_of_any_kind_do_not_panic
-full-objects txpool-fetcher lib full::tests::a_damaged_object_does_not_panic_and_is_never_another_transaction
-full-objects txpool-fetcher lib full::tests::an_object_with_one_odd_field_is_read_as_alloy_reads_it
-full-objects txpool-fetcher lib full::tests::a_damaged_kept_object_is_never_another_transaction
-txpool-lists txpool-fetcher lib snapshot::tests::the_scanner_finds_what_a_parser_finds_however_the_bytes_are_cut
-txpool-lists txpool-fetcher lib snapshot::tests::the_scanner_survives_any_bytes
-txpool-lists txpool-fetcher lib snapshot::tests::a_damaged_list_gives_the_same_hashes_however_the_bytes_are_cut
-blocks txpool-fetcher lib heads::wire::tests::a_damaged_block_has_a_head_or_is_refused
-http-bodies order-rpc lib envelope::tests::any_bytes_are_calls_or_have_a_reason
-http-bodies order-rpc lib envelope::tests::the_parameters_of_a_damaged_body_read_or_have_a_field
-parameters order-rpc lib params::tests::any_text_reads_or_has_a_field
-signatures order-rpc lib signature::tests::any_text_is_parsed_or_refused_without_a_panic
-signatures order-rpc lib signature::tests::a_damaged_header_is_of_its_signer_or_of_nobody
-bundles order-pool it it::wire::a_damaged_bundle_is_refused_or_consists_of_what_it_says
-parquet mempool-recorder recording hostile::any_bytes_are_a_recording_or_an_error
-parquet mempool-recorder recording hostile::a_damaged_segment_never_gives_more_rows_than_it_had_and_never_panics
-parquet mempool-recorder recording hostile::a_damaged_recording_gives_no_transaction_that_it_did_not_hold
-stream-messages order-stream lib wire::tests::damaged_messages_are_refused_or_are_what_they_say
-stream-messages order-stream lib wire::tests::no_bytes_make_the_decoder_panic
-list-files blocklist list parse::any_bytes_are_a_list_or_an_error_and_never_a_panic
-list-files blocklist list parse::a_list_cut_anywhere_is_refused_when_its_length_is_known
-list-files blocklist list parse::a_damaged_list_names_no_address_that_it_does_not_contain
+ipc-frames txpool-fetcher lib the_values_are_those_that_were_written_wherever_the_reads_cut
+ipc-frames txpool-fetcher lib garbage_ends_in_the_same_way_wherever_the_reads_cut
+ipc-frames txpool-fetcher lib a_damaged_stream_is_split_in_the_same_way_wherever_the_reads_cut
+responses txpool-fetcher lib it_reads_what_serde_json_reads
+responses txpool-fetcher lib it_survives_any_bytes
+responses txpool-fetcher lib a_damaged_response_never_gives_what_serde_json_does_not_read
+raw-transactions txpool-fetcher lib a_damaged_transaction_is_refused_or_is_what_its_bytes_encode
+full-objects txpool-fetcher lib bytes_of_any_kind_do_not_panic
+full-objects txpool-fetcher lib an_object_with_one_odd_field_is_read_as_alloy_reads_it
+full-objects txpool-fetcher lib a_damaged_kept_object_is_never_another_transaction
+txpool-lists txpool-fetcher lib it_finds_what_a_parser_finds_however_the_bytes_are_cut
+txpool-lists txpool-fetcher lib a_damaged_list_gives_the_same_hashes_however_the_bytes_are_cut
+blocks txpool-fetcher lib a_damaged_block_has_a_head_or_is_refused
+http-bodies order-rpc lib any_bytes_are_calls_or_have_a_reason
+http-bodies order-rpc lib the_parameters_of_a_damaged_body_read_or_have_a_field
+parameters order-rpc lib any_text_reads_or_has_a_field
+signatures order-rpc lib any_text_is_parsed_or_refused_without_a_panic
+signatures order-rpc lib a_damaged_header_is_of_its_signer_or_of_nobody
+bundles order-pool it a_damaged_bundle_is_refused_or_consists_of_what_it_says
+parquet mempool-recorder recording any_bytes_are_a_recording_or_an_error
+parquet mempool-recorder recording a_damaged_segment_never_gives_more_rows_than_it_had_and_never_panics
+parquet mempool-recorder recording a_damaged_recording_gives_no_transaction_that_it_did_not_hold
+stream-messages order-stream lib damaged_messages_are_refused_or_are_what_they_say
+stream-messages order-stream lib no_bytes_make_the_decoder_panic
+list-files blocklist list any_bytes_are_a_list_or_an_error_and_never_a_panic
+list-files blocklist list a_damaged_list_names_no_address_that_it_does_not_contain
 "
 for reader in $readers; do
     grep -q "^$reader " <<<"$properties" || { echo "no reader $reader" >&2; exit 1; }
@@ -63,10 +59,11 @@ for reader in $(awk 'NF && !seen[$1]++ { print $1 }' <<<"$properties"); do
     count=$(grep -c "^$reader " <<<"$properties")
     while read -r _ package kind property; do
         binary=$(awk -v package="$package" -v kind="$kind" '$1 == package && $2 == kind { print $3 }' <<<"$binaries")
+        path=$("$binary" --list | sed -nE "s/^(.*::$property): test$/\\1/p")
         inputs=0
         began=$SECONDS
         while [ $((SECONDS - began)) -lt $((seconds / count)) ]; do
-            said=$(cd "crates/$package" && "$binary" --exact "$property") || { echo "$said"; exit 1; }
+            said=$(cd "crates/$package" && "$binary" --exact "$path") || { echo "$said"; exit 1; }
             [[ $said == *"1 passed"* ]] || { echo "$package has no test $property" >&2; exit 1; }
             inputs=$((inputs + PROPTEST_CASES))
         done
