@@ -25,17 +25,14 @@ async fn store(stage: &Stage, txs: &[Transaction]) {
 
 #[tokio::test]
 async fn a_server_that_is_killed_and_started_again_loses_nothing() {
-    let mut stage = Stage::new().await;
-    let (ingested, built) = (pool(), pool());
+    let (mut stage, ingested, built) = Stage::with_pools().await;
     let txs = transactions(11, 900, 0);
-    let publisher = stage.publisher(&ingested, "a");
-    let source = stage.source(&built, "one");
+    let (publisher, source) = stage.both(&ingested, &built);
     insert(&ingested, &txs[..300]);
     until_equal(&ingested, &built).await;
     insert(&ingested, &txs[300..600]);
     stage.server.kill9().expect("a dead server");
-    let lost = |state| matches!(state, State::Disconnected { .. } | State::Connecting);
-    until("both know", || lost(publisher.state()) && lost(source.state())).await;
+    until("both know", || is_lost(publisher.state()) && is_lost(source.state())).await;
     insert(&ingested, &txs[600..]);
     stage.server.restart().expect("a server");
     let took = until_equal(&ingested, &built).await;
@@ -53,13 +50,11 @@ async fn a_stream_that_is_missing_is_waited_for_and_one_that_is_made_anew_gets_e
     let (ingested, built) = (pool(), pool());
     let txs = transactions(12, 200, 0);
     insert(&ingested, &txs[..100]);
-    let publisher = stage.publisher(&ingested, "a");
-    let source = stage.source(&built, "one");
-    let missing = State::StreamMissing;
-    until("both miss it", || publisher.state() == missing && source.state() == missing).await;
+    let (publisher, source) = stage.both(&ingested, &built);
+    until_both(State::StreamMissing, &publisher, &source).await;
     stage.make(&stage.config()).await;
     until_equal(&ingested, &built).await;
-    until("live", || publisher.state() == State::Live && source.state() == State::Live).await;
+    until_both(State::Live, &publisher, &source).await;
     stage.client().await.delete_stream(STREAM).await.expect("a deletion");
     insert(&ingested, &txs[100..]);
     until("the publisher notices", || publisher.state() != State::Live).await;
@@ -73,8 +68,7 @@ async fn a_stream_that_is_missing_is_waited_for_and_one_that_is_made_anew_gets_e
         assert!(began.elapsed() < PATIENCE, "the new stream has {}", stored().await);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    finish(publisher).await;
-    finish_source(source).await;
+    finish_both(publisher, source).await;
 }
 
 #[tokio::test]
@@ -111,8 +105,7 @@ async fn a_message_that_is_too_large_is_refused_and_the_others_are_not() {
     insert(&ingested, &txs);
     let blobs = txs.iter().filter(|tx| tx.blob_count() > 0).count() as u64;
     assert!(blobs > 0);
-    let publisher = stage.publisher(&ingested, "a");
-    let source = stage.source(&built, "one");
+    let (publisher, source) = stage.both(&ingested, &built);
     until("the others", || built.stats().txs == 200 - blobs).await;
     let stats = finish(publisher).await;
     assert_eq!(stats.refused[RefuseReason::TooLarge as usize], blobs);
@@ -122,8 +115,7 @@ async fn a_message_that_is_too_large_is_refused_and_the_others_are_not() {
 
 #[tokio::test]
 async fn a_builder_that_is_behind_misses_nothing() {
-    let stage = Stage::new().await;
-    let (ingested, built) = (pool(), pool());
+    let (stage, ingested, built) = Stage::with_pools().await;
     let source = stage.source(&built, "slow");
     until("a live source", || source.state() == State::Live).await;
     insert(&ingested, &transactions(15, 10_000, 0));
@@ -137,8 +129,7 @@ async fn a_builder_that_is_behind_misses_nothing() {
 
 #[tokio::test]
 async fn what_was_deleted_is_missed_and_the_rest_is_not() {
-    let stage = Stage::new().await;
-    let (ingested, built) = (pool(), pool());
+    let (stage, ingested, built) = Stage::with_pools().await;
     let txs = transactions(16, 21, 0);
     insert(&ingested, &txs[..20]);
     let publisher = stage.publisher(&ingested, "a");
@@ -193,11 +184,9 @@ async fn a_damaged_message_does_not_reach_the_pool_and_the_next_one_does() {
 
 #[tokio::test]
 async fn a_shutdown_lasts_no_longer_than_its_limit_beside_a_server_that_hangs() {
-    let stage = Stage::new().await;
-    let (ingested, built) = (pool(), pool());
-    let publisher = stage.publisher(&ingested, "a");
-    let source = stage.source(&built, "one");
-    until("live", || publisher.state() == State::Live && source.state() == State::Live).await;
+    let (stage, ingested, built) = Stage::with_pools().await;
+    let (publisher, source) = stage.both(&ingested, &built);
+    until_both(State::Live, &publisher, &source).await;
     stage.server.sigstop().expect("a stopped server");
     insert(&ingested, &transactions(18, 50, 0));
     until("all published", || publisher.stats().published == 50).await;
@@ -263,13 +252,10 @@ async fn a_server_that_is_not_there_is_reported_and_waited_for() {
     stage.server.kill9().expect("a dead server");
     let (ingested, built) = (pool(), pool());
     insert(&ingested, &transactions(19, 10, 0));
-    let publisher = stage.publisher(&ingested, "a");
-    let source = stage.source(&built, "one");
+    let (publisher, source) = stage.both(&ingested, &built);
     let unreachable = State::Disconnected { reason: DisconnectReason::Unreachable };
-    until("reported", || publisher.state() == unreachable).await;
-    until("reported", || source.state() == unreachable).await;
+    until_both(unreachable, &publisher, &source).await;
     stage.server.restart().expect("a server");
     until_equal(&ingested, &built).await;
-    finish(publisher).await;
-    finish_source(source).await;
+    finish_both(publisher, source).await;
 }

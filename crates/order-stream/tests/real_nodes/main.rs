@@ -47,6 +47,11 @@ impl Stage {
         stage
     }
 
+    /// With a pool that is published, and one that is built on.
+    async fn with_pools() -> (Self, OrderPool, OrderPool) {
+        (Self::new().await, pool(), pool())
+    }
+
     fn without_streams(config: &NatsConfig) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let server = NatsServer::start(dir.path(), config).expect("a server");
@@ -80,6 +85,10 @@ impl Stage {
 
     fn source(&self, pool: &OrderPool, name: &str) -> Source {
         self.source_of(pool, Flow::Public, name)
+    }
+
+    fn both(&self, ingested: &OrderPool, built: &OrderPool) -> (Publisher, Source) {
+        (self.publisher(ingested, "a"), self.source(built, "one"))
     }
 
     async fn client(&self) -> async_nats::jetstream::Context {
@@ -143,6 +152,15 @@ async fn until_equal(pool: &OrderPool, other: &OrderPool) -> Duration {
     took
 }
 
+fn is_lost(state: State) -> bool {
+    matches!(state, State::Disconnected { .. } | State::Connecting)
+}
+
+async fn until_both(state: State, publisher: &Publisher, source: &Source) {
+    let are_so = || (publisher.state(), source.state()) == (state, state);
+    until(&format!("both are {state:?}"), are_so).await;
+}
+
 async fn until_live(publisher: &Publisher) {
     until("a live publisher", || publisher.state() == State::Live).await;
 }
@@ -152,12 +170,8 @@ async fn finish(publisher: Publisher) -> PublisherStats {
     let end = publisher.shutdown(PATIENCE).await;
     assert_eq!(end.state, State::Ended, "{end:?}");
     let stats = end.stats;
-    assert_eq!(
-        stats.published,
-        stats.stored + stats.duplicate + stats.refused_total(),
-        "{stats:?}"
-    );
-    assert_eq!(stats.unfinished, 0);
+    let outcomes = stats.stored + stats.duplicate + stats.refused_total();
+    assert_eq!((stats.published, stats.unfinished), (outcomes, 0), "{stats:?}");
     stats
 }
 
@@ -169,4 +183,9 @@ async fn finish_source(source: Source) -> SourceStats {
     assert_eq!(stats.received, outcomes, "{stats:?}");
     assert_eq!(stats.malformed, 0);
     stats
+}
+
+async fn finish_both(publisher: Publisher, source: Source) {
+    finish(publisher).await;
+    finish_source(source).await;
 }

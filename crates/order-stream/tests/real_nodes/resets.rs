@@ -21,27 +21,23 @@ async fn publish(stage: &Stage, ingested: &OrderPool, txs: &[Transaction]) -> Pu
 }
 
 #[tokio::test]
-async fn a_stream_that_is_made_anew_at_once_gets_everything_again() {
-    let (stage, ingested) = (Stage::new().await, pool());
-    let txs = transactions(61, 110, 0);
-    let publisher = publish(&stage, &ingested, &txs[..100]).await;
-    stage.client().await.delete_stream(STREAM).await.expect("a deletion");
-    ensure_stream(&stage.config(), &stream(Flow::Public)).await.expect("a stream");
-    insert(&ingested, &txs[100..]);
-    a_new_builder_equals(&stage, &ingested).await;
-    assert!(finish(publisher).await.resets > 0);
-}
-
-#[tokio::test]
-async fn a_stream_that_is_purged_gets_everything_again() {
-    let (stage, ingested) = (Stage::new().await, pool());
-    let txs = transactions(62, 110, 0);
-    let publisher = publish(&stage, &ingested, &txs[..100]).await;
-    let stream = stage.client().await.get_stream(STREAM).await.expect("the stream");
-    stream.purge().await.expect("a purge");
-    insert(&ingested, &txs[100..]);
-    a_new_builder_equals(&stage, &ingested).await;
-    assert!(finish(publisher).await.resets > 0);
+async fn a_stream_that_is_purged_or_made_anew_at_once_gets_everything_again() {
+    for is_purged in [true, false] {
+        let (stage, ingested) = (Stage::new().await, pool());
+        let txs = transactions(61, 110, 0);
+        let publisher = publish(&stage, &ingested, &txs[..100]).await;
+        let context = stage.client().await;
+        if is_purged {
+            let stream = context.get_stream(STREAM).await.expect("the stream");
+            stream.purge().await.expect("a purge");
+        } else {
+            context.delete_stream(STREAM).await.expect("a deletion");
+            ensure_stream(&stage.config(), &stream(Flow::Public)).await.expect("a stream");
+        }
+        insert(&ingested, &txs[100..]);
+        a_new_builder_equals(&stage, &ingested).await;
+        assert!(finish(publisher).await.resets > 0, "purged: {is_purged}");
+    }
 }
 
 #[tokio::test]
