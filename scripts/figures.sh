@@ -105,7 +105,7 @@ def scale(where):
     labels = {
         "sequential": "one at a time",
         "plain concurrent": "plain concurrent, 64 at once, from a queue without bound",
-        "ours, hashes": "ours, hashes (default)",
+        "ours, hashes": "ours, hashes (default of the library)",
         "ours, full objects": "ours, full objects",
     }
     out = [["fetcher", "held, /s", "lost at 2,000/s", "p50 / p99 at 2,000/s, us", "p99 at 10,000/s, us",

@@ -5,7 +5,8 @@
 //! - criterion's groups `floor` and `burst`: what nobody can save, and a burst of 8,000;
 //! - `paced`: the table of all contenders at paced rates and in the burst, and where the CPU time goes;
 //! - `scale`: how far each contender goes, with its memory, see [`scale`];
-//! - `backfill`: what the start-up backfill costs the live announcements, see [`backfill`].
+//! - `backfill`: what the start-up backfill costs the live announcements, see [`backfill`];
+//! - `drops`: what it costs in time when the node drops full objects, see [`drops`].
 //!
 //! A fifth of the 0.5 % of transactions with blobs have six. Ours must have pooled everything, or the
 //! bench fails; timings never fail it. CPU time is given as a multiple of the floor too: the CPU time to
@@ -23,6 +24,7 @@
 //! and `INGEST_BENCH_RATES`.
 
 mod backfill;
+mod drops;
 mod floor;
 mod plot;
 mod scale;
@@ -31,7 +33,7 @@ mod table;
 use std::{env, error::Error, fs, path::PathBuf, process::ExitCode, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
-use mock_node::workload::PreparedTx;
+use mock_node::{FullObjects, workload::PreparedTx};
 use testkit::{
     bench::{self, Args, number, numbers},
     contest::{Contender, Load, Stage},
@@ -85,7 +87,8 @@ impl Plan {
                     Some(tps) => ((f64::from(tps) * self.seconds).round() as usize).min(MOST),
                     None => self.burst,
                 };
-                Load { latency, count, tps, blobs_per_mille: BLOBS_PER_MILLE }
+                let full_objects = FullObjects::Announced;
+                Load { latency, count, tps, blobs_per_mille: BLOBS_PER_MILLE, full_objects }
             })
         });
         all.collect()
@@ -99,7 +102,7 @@ fn main() -> ExitCode {
     }
     let args = Args::read();
     let mut criterion = Criterion::default().configure_from_args();
-    let is_other = |word: &String| ["scale", "backfill"].contains(&word.as_str());
+    let is_other = |word: &String| ["scale", "backfill", "drops"].contains(&word.as_str());
     if !args.words.iter().any(is_other) {
         let plan = match args.is_test() {
             true => Plan::test(vec![500]),
@@ -123,6 +126,12 @@ fn main() -> ExitCode {
     if !args.has("--list") && args.choose("backfill") {
         backfill::bench(args.is_test());
     }
+    if !args.has("--list") && args.choose("drops") {
+        drops::bench(&match args.is_test() {
+            true => Plan::test(vec![]),
+            false => Plan::new(RATES, "5"),
+        });
+    }
     ExitCode::SUCCESS
 }
 
@@ -141,6 +150,7 @@ fn burst(criterion: &mut Criterion, stage: &mut Stage, plan: &Plan) {
         count: plan.burst,
         tps: None,
         blobs_per_mille: BLOBS_PER_MILLE,
+        full_objects: FullObjects::Announced,
     };
     group.throughput(Throughput::Elements(load.count as u64));
     for contender in [Contender::Concurrent, Contender::Hashes, Contender::Full] {

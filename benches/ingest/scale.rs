@@ -8,6 +8,7 @@
 
 use std::{io, time::Duration};
 
+use mock_node::FullObjects;
 use testkit::{
     contest::{Contender, Load, Run, Stage},
     figures::Table,
@@ -26,7 +27,8 @@ pub(crate) const RATES: &str = "500,1000,2000,5000,10000,20000,40000";
 type Request = (Contender, u32, usize);
 
 fn load(rate: u32, count: usize) -> Load {
-    Load { latency: Duration::ZERO, count, tps: Some(rate), blobs_per_mille: 0 }
+    let full_objects = FullObjects::Announced;
+    Load { latency: Duration::ZERO, count, tps: Some(rate), blobs_per_mille: 0, full_objects }
 }
 
 pub(crate) fn bench(plan: &Plan) {

@@ -37,9 +37,9 @@ pub struct Args {
     /// Request connections per node, each with a thread, 1 to 16 [default: cores, at most 4]
     #[arg(long)]
     request_connections: Option<usize>,
-    /// Let the node announce whole transactions instead of hashes
-    #[arg(long)]
-    full: bool,
+    /// What the node announces: `hashes`, whole transactions (`full`), or these where it can (`auto`)
+    #[arg(long, value_name = "WHAT", value_parser = parse_announcements, default_value = "auto")]
+    announcements: Announcements,
     /// Write memory, open files and latency to this CSV file every 10 s
     #[arg(long, value_name = "FILE")]
     pub(crate) samples: Option<PathBuf>,
@@ -114,9 +114,7 @@ impl Args {
         let mut fetcher = FetcherConfig::new(self.endpoints());
         fetcher.fetch_slots = self.slots;
         fetcher.audit_interval = (!self.audit.is_zero()).then_some(self.audit);
-        if self.full {
-            fetcher.announcements = Announcements::Full;
-        }
+        fetcher.announcements = self.announcements;
         if let Some(connections) = self.request_connections {
             fetcher.request_connections = connections;
         }
@@ -128,6 +126,15 @@ impl Args {
         }
         let pool = PoolConfig { tx_retention: self.retention, ..PoolConfig::default() };
         IngestConfig::new(fetcher, pool)
+    }
+}
+
+fn parse_announcements(text: &str) -> Result<Announcements, String> {
+    match text {
+        "hashes" => Ok(Announcements::Hashes),
+        "full" => Ok(Announcements::Full),
+        "auto" => Ok(Announcements::Auto),
+        _ => Err("expected `hashes`, `full` or `auto`".into()),
     }
 }
 

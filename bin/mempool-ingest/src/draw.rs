@@ -2,7 +2,10 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use mempool_ingest::{load_control::LoadState, txpool_fetcher::SourceState};
+use mempool_ingest::{
+    load_control::LoadState,
+    txpool_fetcher::{Announcements, SourceState},
+};
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
@@ -122,6 +125,9 @@ fn source_line(source: &Source, width: usize) -> Line<'static> {
     }
     let Source { backlog, reconnects, audits, .. } = source;
     spans.push(format!("  backlog {backlog}  reconnects {reconnects}  audits {audits}").into());
+    if source.announcements == Announcements::Hashes {
+        spans.push("  hashes".into());
+    }
     Line::from(spans)
 }
 

@@ -10,7 +10,7 @@ use mempool_ingest::{
     PoolConfig,
     load_control::{GateStats, LoadState},
     order_pool::PoolStats,
-    txpool_fetcher::{Counts, DeferredStats, SourceState, SourceStatus},
+    txpool_fetcher::{Announcements, Counts, DeferredStats, SourceState, SourceStatus},
 };
 
 use crate::{
@@ -56,6 +56,7 @@ pub(crate) struct Picture {
 pub(crate) struct Source {
     pub(crate) state: SourceState,
     pub(crate) endpoint: String,
+    pub(crate) announcements: Announcements,
     pub(crate) audited: bool,
     pub(crate) backlog: u64,
     pub(crate) gaps: usize,
@@ -153,6 +154,7 @@ fn source(status: &SourceStatus, most: u64) -> Source {
     Source {
         state: status.state,
         endpoint: status.endpoint.to_string(),
+        announcements: status.announcements,
         audited: status.audited,
         backlog: status.backlog,
         gaps: status.gaps.len(),

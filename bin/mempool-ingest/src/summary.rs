@@ -20,12 +20,13 @@ pub(crate) struct Summary {
     pub(crate) balance: i64,
     reconnects: u64,
     audits: u64,
-    /// Pending in the node and never in the pool, by the final audit. -1 if there was none.
-    missing: i64,
+    /// Pending in the node and never in the pool, by the final audit; here and below `null` if there
+    /// was none.
+    missing: Option<u64>,
     /// Pending in the node, and evicted or expired by the pool.
-    removed: u64,
+    removed: Option<u64>,
     /// Pending transactions the node counts and cannot list (blobs on geth).
-    unlistable: u64,
+    unlistable: Option<u64>,
     pool_txs: u64,
     pool_bytes: u64,
     expired: u64,
@@ -112,9 +113,9 @@ impl Summary {
             balance: counts.balance(),
             reconnects: status.iter().map(|source| source.reconnects).sum(),
             audits: status.iter().map(|source| source.audits).sum(),
-            missing: audit.map_or(-1, |report| report.missing as i64),
-            removed: audit.map_or(0, |report| report.removed),
-            unlistable: audit.map_or(0, |report| report.unlistable),
+            missing: audit.map(|report| report.missing),
+            removed: audit.map(|report| report.removed),
+            unlistable: audit.map(|report| report.unlistable),
             pool_txs: stats.txs,
             pool_bytes: stats.bytes,
             expired: stats.expired,
@@ -129,9 +130,7 @@ impl Summary {
     /// Writes one line for the operator.
     pub(crate) fn say(&self) {
         let Self { counts, latency_us, .. } = self;
-        // Negative without a final audit.
-        let missing =
-            u64::try_from(self.missing).map_or("unknown".into(), |count| count.to_string());
+        let missing = self.missing.map_or("unknown".into(), |count| count.to_string());
         eprintln!(
             "{} announced, {} backfilled, {} by audit; {} pooled; {missing} missing; lagged {}, failed {}; \
              p50 {:.0} us, p99 {:.0} us; {:.0} us of CPU per transaction; {:.0} MB",
@@ -146,5 +145,33 @@ impl Summary {
             self.cpu_us_per_tx,
             self.max_rss_bytes as f64 / 1e6,
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mempool_ingest::{
+        FetcherConfig, IngestConfig, PoolConfig,
+        txpool_fetcher::{AuditReport, StartPolicy},
+    };
+
+    /// It was -1, and what the same comparison would have said of the rest was 0.
+    #[tokio::test]
+    async fn what_no_final_audit_has_counted_is_null() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let fetcher = FetcherConfig::ipc(folder.path().join("none.ipc"));
+        let fetcher = FetcherConfig { start: StartPolicy::WaitForNode, ..fetcher };
+        let config = IngestConfig::new(fetcher, PoolConfig::default());
+        let ingest = Ingest::start(config).await.expect("it waits for the node");
+        let watcher = Watcher::start(ingest.pool(), None).expect("a thread");
+        let of = |audit: Option<&AuditReport>| {
+            let summary = Summary::of(&ingest, &watcher, audit);
+            let summary = serde_json::to_value(summary).expect("plain values");
+            ["missing", "removed", "unlistable"].map(|name| summary[name].clone())
+        };
+        assert!(of(None).iter().all(Value::is_null), "{:?}", of(None));
+        assert!(of(Some(&AuditReport::default())).iter().all(|count| *count == 0));
+        watcher.stop();
     }
 }

@@ -239,6 +239,17 @@ impl LossReason {
         }
     }
 
+    /// Whether what the node sent, or that it closed the connection, was the end of it.
+    pub(crate) const fn is_by_peer(&self) -> bool {
+        match self {
+            Self::Closed | Self::Io(_) | Self::Garbage(_) | Self::Oversized(_) => true,
+            Self::Unresponsive(_)
+            | Self::Stale(_)
+            | Self::StreamEnded(_)
+            | Self::StreamPanicked(_) => false,
+        }
+    }
+
     /// The value of the label in metrics: one of a closed set.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
@@ -360,6 +371,9 @@ pub(crate) enum CallError {
     /// The connection was lost.
     #[error("connection lost")]
     ConnectionLost,
+    /// The node ended the connection, and the response to this request may be why.
+    #[error("connection lost, perhaps by the response")]
+    Suspect,
     /// The node sent an error response.
     #[error("error {code}: {message}")]
     Rpc {
@@ -375,7 +389,7 @@ impl CallError {
     pub(crate) const fn is_retryable(&self) -> bool {
         match self {
             // The response may only be late; a request on another connection may succeed.
-            Self::Timeout(_) | Self::ConnectionLost => true,
+            Self::Timeout(_) | Self::ConnectionLost | Self::Suspect => true,
             // The node cannot parse the request or does not know the method. Other codes may pass: -32005 limit
             // exceeded, -32009 and -32603 busy or internal, -32000 geth's catch-all, which includes the temporary
             // `transaction indexing is in progress`.
@@ -387,7 +401,7 @@ impl CallError {
     pub(crate) const fn is_overload(&self) -> bool {
         match self {
             Self::Timeout(_) => true,
-            Self::ConnectionLost => false,
+            Self::ConnectionLost | Self::Suspect => false,
             Self::Rpc { code, .. } => matches!(code, -32005 | -32009),
         }
     }

@@ -11,6 +11,7 @@ use futures::Stream;
 use tokio::{
     runtime::{Builder, Runtime},
     sync::{
+        Semaphore,
         mpsc::{self, error::TrySendError},
         oneshot, watch,
     },
@@ -25,7 +26,9 @@ use crate::{
     config::{FetcherConfig, StartPolicy},
     connection::ChainId,
     error::{ConnectError, SnapshotError, StartError},
-    fetch::{Deferral, DeferredStats, Deliverer, Fetch, Hashes, Seen, Slots, Tally},
+    fetch::{
+        Deferral, DeferredStats, Deliverer, Fetch, Hashes, REQUESTED_ALONE, Seen, Slots, Tally,
+    },
     limits::Limits,
     metrics::{Metrics, SinkMetrics},
     outcome::Counts,
@@ -179,6 +182,7 @@ impl Fetcher {
             ),
             limits: sources.iter().map(|shared| Arc::clone(&shared.limit)).collect(),
             deferral: Arc::clone(&deferral),
+            alone: Semaphore::new(REQUESTED_ALONE),
             tasks: Arc::clone(&tasks),
             metrics: Arc::clone(&metrics),
         });

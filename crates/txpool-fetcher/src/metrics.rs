@@ -51,6 +51,8 @@ metric_set::metric_set! {
             "work": DEFERRABLE_WORK;
         counter retries[4] = "mempool_fetcher_retries_total", Count,
             "requests for a transaction that were repeated, by `reason`", "reason": RETRIES;
+        counter harmful = "mempool_fetcher_harmful_total", Count,
+            "hashes refused for a while, because the responses to their requests ended connections";
         counter connect_failures = "mempool_fetcher_connect_failures_total", Count,
             "attempts to connect that failed";
         counter late_answers = "mempool_fetcher_late_answers_total", Count,

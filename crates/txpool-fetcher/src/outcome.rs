@@ -41,7 +41,8 @@ pub enum Outcome {
     /// Does not decode, has no valid signature, is for another chain, or is not the transaction
     /// that was requested.
     Malformed,
-    /// Refused by the sink.
+    /// Refused by the sink; or by the fetcher, for a while, because the response to its request has
+    /// ended connections (`mempool_fetcher_harmful_total`).
     Refused,
     /// The sink had no room for it; comparisons offer it again.
     Postponed,

@@ -52,6 +52,13 @@ pub enum FullObjects {
     /// They are announced.
     #[default]
     Announced,
+    /// They are announced, but for runs of this length, at places that the seed draws.
+    Dropped {
+        /// Of a thousand runs, how many.
+        per_mille: u32,
+        /// Objects in a run, at least 1.
+        run: u32,
+    },
     /// An error response.
     Refused,
     /// Hashes are announced, as if they had been asked for.

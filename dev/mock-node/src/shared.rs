@@ -4,16 +4,19 @@ mod signals;
 pub(crate) mod stats;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, atomic::Ordering::Relaxed},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use alloy_primitives::B256;
+use alloy_primitives::{B256, keccak256};
 
 use crate::{
     capacity::Line,
     chain::FullBlock,
-    config::NodeConfig,
+    config::{FullObjects, NodeConfig},
     core::{Core, Effects},
     delays::DelayLine,
     error::TxRefused,
@@ -59,6 +62,8 @@ pub(crate) struct Shared {
     pub(crate) delays: DelayLine,
     /// Requests and blocks wait in it, if the node can do only so much.
     pub(crate) line: Option<Line>,
+    /// How many objects there were, dropped or not.
+    objects: AtomicU64,
     /// Until when the node lists its pool.
     lists_until: Mutex<Option<Instant>>,
     pub(crate) signals: Signals,
@@ -80,6 +85,7 @@ impl Shared {
             config,
             counters: Counters::default(),
             delays,
+            objects: AtomicU64::new(0),
             lists_until: Mutex::new(None),
             signals: Signals::default(),
             switches: Switches::default(),
@@ -163,11 +169,27 @@ impl Shared {
     /// Tells the hash and the object.
     pub(crate) fn announce_once(&self, state: &State, tx: &SignedTx) {
         self.announce_hash(state, tx.hash);
-        if state.subscriptions.iter().any(|subscription| subscription.topic == Topic::Objects)
-            && !self.switches.drop_objects.take()
-        {
+        if !state.subscriptions.iter().any(|subscription| subscription.topic == Topic::Objects) {
+            return;
+        }
+        if self.drops_object() {
+            self.counters.objects_dropped.fetch_add(1, Relaxed);
+        } else {
             self.announce_object(state, tx.pending_object());
         }
+    }
+
+    /// Whether the next object is one that the node drops.
+    fn drops_object(&self) -> bool {
+        let is_drawn = match self.config.full_objects {
+            FullObjects::Dropped { per_mille, run } => {
+                let number = self.objects.fetch_add(1, Relaxed) / u64::from(run);
+                let digest = keccak256([self.config.seed, number].map(u64::to_be_bytes).concat());
+                u32::from(u16::from_be_bytes([digest[0], digest[1]])) % 1000 < per_mille
+            }
+            _ => false,
+        };
+        is_drawn || self.switches.drop_objects.take()
     }
 
     /// Tells an object, whatever it says.

@@ -41,6 +41,7 @@ fn source() -> Source {
     Source {
         state: SourceState::Live,
         endpoint: "/data/reth/mainnet/reth.ipc".into(),
+        announcements: Announcements::Full,
         audited: true,
         backlog: 3,
         gaps: 2,
@@ -106,6 +107,14 @@ fn a_backfill_shows_how_far_it_is() {
     picture.sources[0].backfill = Some((12_500, 50_000));
     let line = &text(&picture, 80, 24)[2];
     assert!(line.contains("████░░░░░░░░░░░░ backfill 12,500 of 50,000"), "{line}");
+}
+
+#[test]
+fn a_source_whose_node_announces_only_hashes_says_so() {
+    let mut picture = picture();
+    assert!(!text(&picture, 90, 24)[2].contains("hashes"));
+    picture.sources[0].announcements = Announcements::Hashes;
+    assert!(text(&picture, 90, 24)[2].contains("hashes"));
 }
 
 #[test]

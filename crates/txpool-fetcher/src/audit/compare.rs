@@ -60,7 +60,8 @@ pub struct AuditReport {
     /// Listed transactions that the sink held, has removed and does not want now: mined, stale, or
     /// expired a short while ago.
     pub removed: u64,
-    /// Listed transactions that the sink refused.
+    /// Listed transactions that the sink refused, or whose responses have ended connections
+    /// (`mempool_fetcher_harmful_total`).
     pub refused: u64,
     /// Listed transactions that the sink had no room for when they were offered, has evicted since,
     /// or let expire a while ago.
@@ -258,7 +259,7 @@ impl Comparison {
         match self.fetch.hashes.seen.get(hash) {
             Some(Seen::InFlight) => Verdict::Ours,
             Some(Seen::Delivered | Seen::Vanished) => Verdict::AskSink { was_delivered: true },
-            Some(Seen::Refused) => Verdict::Refused,
+            Some(Seen::Refused | Seen::Harmful) => Verdict::Refused,
             Some(Seen::Postponed) => Verdict::Postponed,
             // Mined between the list and now.
             Some(Seen::Mined) | None if self.fetch.hashes.is_mined(hash) => Verdict::Ours,
@@ -304,14 +305,12 @@ impl Comparison {
         for hash in missing {
             let permit = self.fetch.deferral.acquire(work, since).await;
             left.one_done();
-            // It may have been announced meanwhile, or found missing in another node's pool.
-            if !self.fetch.hashes.seen.insert_missing(*hash, epoch) {
-                continue;
-            }
-            recovered += 1;
             let at = Instant::now();
             let arrival = Arrival { hash: *hash, entry, source: self.source, at };
-            self.fetch.fetch_missing(arrival, permit).await;
+            // It may have been announced meanwhile, or found missing in another node's pool.
+            let Some(ticket) = self.fetch.hashes.enter_missing(&arrival, epoch) else { continue };
+            recovered += 1;
+            self.fetch.fetch_missing(arrival, ticket, permit).await;
         }
         let mut in_flight = missing.to_vec();
         loop {

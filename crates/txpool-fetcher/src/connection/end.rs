@@ -26,6 +26,10 @@ impl End {
         self.0.borrow().is_some()
     }
 
+    pub(crate) fn is_by_peer(&self) -> bool {
+        self.0.borrow().as_ref().is_some_and(LossReason::is_by_peer)
+    }
+
     /// Waits for the end, and returns the reason.
     ///
     /// # Cancel safety

@@ -121,7 +121,7 @@ impl Probe<'_> {
         match error {
             CallError::Timeout(timeout) => ConnectError::NoAnswer { endpoint, method, timeout },
             CallError::Rpc { message, .. } => self.not_ethereum(method, &message),
-            CallError::ConnectionLost => {
+            CallError::ConnectionLost | CallError::Suspect => {
                 closed_too_early(self.endpoint, self.connection.closed().await).await
             }
         }

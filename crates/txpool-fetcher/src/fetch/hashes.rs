@@ -77,17 +77,19 @@ impl Hashes {
             ticket.leave(Outcome::Mined);
             return None;
         }
-        if !self.seen.insert_announced(arrival.hash, arrival.at) {
+        let Some(entered) = self.seen.insert_announced(arrival.hash, arrival.at) else {
             ticket.leave(Outcome::Known);
             return None;
-        }
+        };
         counts.first_seen.fetch_add(1, Relaxed);
-        Some(ticket.in_flight(&self.seen, arrival.hash))
+        Some(ticket.in_flight(&self.seen, arrival.hash, entered))
     }
 
-    /// Counts a hash that a comparison found missing and has marked as in flight.
-    pub(super) fn enter_missing(&self, arrival: &Arrival) -> Ticket {
-        self.tally.enter(arrival.entry).in_flight(&self.seen, arrival.hash)
+    /// Counts a hash that the comparison of this epoch found missing. `None` if another source or an
+    /// announcement has brought it since.
+    pub(crate) fn enter_missing(&self, arrival: &Arrival, epoch: u32) -> Option<Ticket> {
+        let entered = self.seen.insert_missing(arrival.hash, epoch)?;
+        Some(self.tally.enter(arrival.entry).in_flight(&self.seen, arrival.hash, entered))
     }
 
     /// Records the outcome of a hash, unless it was dropped without one.

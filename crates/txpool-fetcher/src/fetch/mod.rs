@@ -36,7 +36,8 @@ mod tally;
 
 use std::{sync::Arc, time::Instant};
 
-use self::limit::RequestPermit;
+use tokio::sync::Semaphore;
+
 pub use self::{deferral::DeferredStats, limit::ADAPTIVE_FLOOR};
 pub(crate) use self::{
     deferral::{DeferrableWork, Deferral, DeferralPermit},
@@ -44,10 +45,12 @@ pub(crate) use self::{
     hashes::{AnnouncementCounts, Arrival, Hashes},
     limit::NodeLimit,
     responses::ResponseReader,
+    retry::REQUESTED_ALONE,
     seen::Seen,
     slots::{Slot, Slots},
     tally::{Tally, Ticket},
 };
+use self::{limit::RequestPermit, retry::HARMFUL_LOSSES};
 use alloy_primitives::B256;
 
 use crate::{
@@ -68,6 +71,8 @@ pub(crate) struct Fetch {
     /// How many requests may be in flight at each source.
     pub(crate) limits: Box<[Arc<NodeLimit>]>,
     pub(crate) deferral: Arc<Deferral>,
+    /// How many requests are sent over connections of their own at once.
+    pub(crate) alone: Semaphore,
     pub(crate) tasks: Arc<Tasks>,
     pub(crate) metrics: Arc<Metrics>,
 }
@@ -80,7 +85,9 @@ struct FetchTask {
     slot: Slot,
     /// Retries that were made.
     retries: u32,
-    /// How many connections were lost while the request was in flight.
+    /// Its response may end the connection: it is requested over connections of its own.
+    is_alone: bool,
+    /// How many connections of its own were lost.
     losses: u32,
     /// Sources that have not been asked yet.
     untried: SourceSet,
@@ -149,8 +156,12 @@ impl Fetch {
 
     /// Fetches a transaction that a comparison found missing. Returns as soon as a deferrable slot
     /// was free and the fetch has begun; it does not wait for the outcome.
-    pub(crate) async fn fetch_missing(self: &Arc<Self>, arrival: Arrival, permit: DeferralPermit) {
-        let ticket = self.hashes.enter_missing(&arrival);
+    pub(crate) async fn fetch_missing(
+        self: &Arc<Self>,
+        arrival: Arrival,
+        ticket: Ticket,
+        permit: DeferralPermit,
+    ) {
         let slot = self.slots.acquire_deferrable(permit).await;
         self.submit(self.task(arrival, ticket, slot));
         self.connections.flush();
@@ -179,7 +190,10 @@ impl Fetch {
 
     fn task(&self, arrival: Arrival, ticket: Ticket, slot: Slot) -> FetchTask {
         let untried = SourceSet::all(self.settings.config.sources.len());
-        FetchTask { arrival, ticket, slot, retries: 0, losses: 0, untried }
+        // What has ended connections before is not given as many.
+        let is_alone = ticket.is_suspect();
+        let losses = if is_alone { HARMFUL_LOSSES - 1 } else { 0 };
+        FetchTask { arrival, ticket, slot, retries: 0, is_alone, losses, untried }
     }
 
     /// Submits the request to the first source that may be asked now; without one, a task waits.
@@ -191,6 +205,9 @@ impl Fetch {
 
     #[expect(clippy::result_large_err, reason = "a box would cost an allocation for each hash")]
     fn try_submit(&self, mut task: FetchTask) -> Result<(), FetchTask> {
+        if task.is_alone {
+            return Err(task);
+        }
         for source in task.untried.iter_from(task.arrival.source) {
             if let Some(permit) = self.limits[source].try_acquire(task.arrival.is_deferrable()) {
                 match self.submit_to(source, permit, task) {

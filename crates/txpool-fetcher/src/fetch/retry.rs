@@ -5,18 +5,21 @@ use std::{sync::Arc, time::Instant};
 use futures::FutureExt as _;
 use tokio::time::sleep;
 
-use super::{DeferrableWork, Fetch, FetchRequest, FetchTask, limit::RequestPermit};
+use super::{DeferrableWork, Fetch, FetchRequest, FetchTask, Seen, limit::RequestPermit};
 use crate::{
     error::CallError,
     limits::FETCH_RETRIES,
     metrics::{RETRY_CONNECTION_LOST, RETRY_OTHER_SOURCE, RETRY_RPC_ERROR, RETRY_TIMEOUT},
     outcome::Outcome,
+    request::Requests,
 };
 
-/// How many times a request that is lost with its connection is repeated without counting as a
-/// retry: a hash should survive a restart of the node. Beyond that, the request itself may be what
-/// ends the connection.
-const FREE_LOSSES: u32 = 3;
+/// After so many lost connections of its own, a hash is refused: the first may be chance.
+pub(super) const HARMFUL_LOSSES: u32 = 3;
+
+/// How many requests are sent over connections of their own at once. The rest wait: after a node's
+/// restart, all that were in flight.
+pub(crate) const REQUESTED_ALONE: usize = 8;
 
 /// Steps of the delay that are skipped when the node is overloaded: with the default delays, three
 /// retries within 140 ms would only add to its load before the fetch fails.
@@ -54,12 +57,23 @@ impl Fetch {
         let retries = &self.metrics.retries;
         match &error {
             None => retries[RETRY_OTHER_SOURCE].increment(1),
+            // Bounded by the pauses before connections are opened again.
             Some(CallError::ConnectionLost) => {
                 retries[RETRY_CONNECTION_LOST].increment(1);
-                task.losses += 1;
-                if task.losses <= FREE_LOSSES {
-                    return self.submit_when_possible(task).await;
+                return self.submit_when_possible(task).await;
+            }
+            Some(CallError::Suspect) => {
+                retries[RETRY_CONNECTION_LOST].increment(1);
+                if task.is_alone {
+                    task.losses += 1;
+                    // Another node's gateway may let it pass.
+                    task.untried.remove(source);
                 }
+                if task.losses >= HARMFUL_LOSSES {
+                    return self.refuse(task);
+                }
+                task.is_alone = true;
+                return self.submit_when_possible(task).await;
             }
             Some(CallError::Timeout(_)) => retries[RETRY_TIMEOUT].increment(1),
             Some(CallError::Rpc { .. }) => retries[RETRY_RPC_ERROR].increment(1),
@@ -79,11 +93,11 @@ impl Fetch {
         sleep(self.settings.limits.retry_backoff.random_delay(step)).await;
         task.retries += 1;
         if let Some(_parked) = self.deferral.park() {
-            let FetchTask { arrival, ticket, slot, retries, losses, untried } = task;
+            let FetchTask { arrival, ticket, slot, retries, is_alone, losses, untried } = task;
             drop(slot);
             let permit = self.deferral.acquire(DeferrableWork::Retry, since).await;
             let slot = self.slots.acquire_deferrable(permit).await;
-            task = FetchTask { arrival, ticket, slot, retries, losses, untried };
+            task = FetchTask { arrival, ticket, slot, retries, is_alone, losses, untried };
         }
         self.submit_when_possible(task).await;
     }
@@ -97,9 +111,24 @@ impl Fetch {
         self.hashes.finish(task.arrival.hash, task.ticket, outcome, None);
     }
 
+    /// Ends the fetch of a hash that is not to be requested again soon.
+    fn refuse(&self, task: FetchTask) {
+        let hash = task.arrival.hash;
+        tracing::warn!(%hash, "the response to the request for this transaction ends connections");
+        self.metrics.harmful.increment(1);
+        self.hashes.finish(hash, task.ticket, Outcome::Refused, Some(Seen::Harmful));
+    }
+
     async fn submit_when_possible(self: &Arc<Self>, mut task: FetchTask) {
+        // Never closed, so this is always a permit.
+        let _one = if task.is_alone { self.alone.acquire().await.ok() } else { None };
         loop {
             let (source, permit) = self.acquire_request(&task).await;
+            if task.is_alone
+                && let Some(requests @ Requests::Node(_)) = self.connections.of(source)
+            {
+                return self.request_alone(requests, FetchRequest { task, source, permit }).await;
+            }
             match self.submit_to(source, permit, task) {
                 Ok(()) => return self.connections.flush(),
                 Err(back) => task = back,
@@ -108,6 +137,26 @@ impl Fetch {
             // waits.
             tokio::task::yield_now().await;
         }
+    }
+
+    async fn request_alone(
+        self: &Arc<Self>,
+        requests: Requests<FetchRequest>,
+        request: FetchRequest,
+    ) {
+        let Requests::Node(set) = &requests else { return };
+        let (hash, source, losses) = (request.hash(), request.source, request.task.losses);
+        let limits = &self.settings.limits;
+        let requested = set.request_alone(limits.fetch_timeout, &hash, request).await;
+        let Err((request, mut error)) = requested else { return };
+        if matches!(error, CallError::Suspect) {
+            // A node that goes away ends every connection, this one perhaps first.
+            sleep(limits.retry_backoff.random_delay(losses)).await;
+            if !self.connections.is_current(source, &requests) {
+                error = CallError::ConnectionLost;
+            }
+        }
+        self.failed(request, error);
     }
 
     /// Waits until one of the untried sources has a free permit, and prefers the first: an

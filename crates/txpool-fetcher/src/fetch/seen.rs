@@ -1,5 +1,5 @@
-//! The hashes that were seen before, so that none is fetched twice and an audit knows which are
-//! ours.
+//! The hashes that were seen before, so that none is fetched twice, an audit knows which are ours,
+//! and nothing requests soon again what has ended connections.
 
 use std::{
     sync::{
@@ -34,6 +34,17 @@ pub(crate) enum Seen {
     Mined,
     /// Delivered to the sink; since then it left the node's pool, and no block contains it.
     Vanished,
+    /// The responses to its requests have ended connections. It is not requested for a while, then
+    /// over a connection of its own: after [`ANNOUNCED_AGAIN_AFTER`], and after twice as long each
+    /// time, up to an hour.
+    Harmful,
+}
+
+/// A hash that is now in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Entered {
+    /// The responses to its requests have ended connections before.
+    pub(crate) is_suspect: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +54,21 @@ struct Entry {
     epoch: u32,
     /// When its state was set, in seconds since the set was made.
     since_secs: u32,
+    /// How many times in a row its fetch has ended as [`Seen::Harmful`].
+    harms: u8,
 }
+
+impl Entry {
+    /// Whether it is to be left alone at this time.
+    fn rests(&self, now_secs: u64) -> bool {
+        let doublings = u32::from(self.harms).saturating_sub(1).min(MAX_DOUBLINGS);
+        let pause = ANNOUNCED_AGAIN_AFTER.as_secs() << doublings;
+        self.seen == Seen::Harmful && now_secs < u64::from(self.since_secs) + pause
+    }
+}
+
+/// Of the pause after which a harmful hash is requested again: 64 minutes.
+const MAX_DOUBLINGS: u32 = 6;
 
 /// A bounded set of hashes, in shards of two generations each. When the younger generation of a
 /// shard is full, the older one is forgotten as a whole. So the set always remembers between about
@@ -74,40 +99,48 @@ impl SeenSet {
         }
     }
 
+    /// What is known of a hash. A harmful one whose pause is over is unknown again.
     pub(crate) fn get(&self, hash: &B256) -> Option<Seen> {
-        self.shard(hash).get(hash).map(|entry| entry.seen)
+        let entry = self.shard(hash).get(hash)?;
+        let is_over = entry.seen == Seen::Harmful && !entry.rests(self.secs(Instant::now()));
+        (!is_over).then_some(entry.seen)
     }
 
     /// Inserts a hash that was announced at `at` as in flight, if it is not known, or had its
-    /// outcome long enough ago. Otherwise returns false and changes nothing.
-    pub(crate) fn insert_announced(&self, hash: B256, at: Instant) -> bool {
+    /// outcome long enough ago. Otherwise changes nothing.
+    pub(crate) fn insert_announced(&self, hash: B256, at: Instant) -> Option<Entered> {
         self.insert_if(hash, |entry| {
             entry.is_none_or(|entry| match entry.seen {
                 // A mined transaction is not wanted again, and one request at a time is enough.
                 Seen::InFlight | Seen::Mined => false,
                 Seen::Delivered | Seen::Refused | Seen::Postponed | Seen::Vanished => {
                     let again_at = u64::from(entry.since_secs) + ANNOUNCED_AGAIN_AFTER.as_secs();
-                    at.saturating_duration_since(self.made).as_secs() >= again_at
+                    self.secs(at) >= again_at
                 }
+                Seen::Harmful => !entry.rests(self.secs(at)),
             })
         })
     }
 
     /// Inserts a hash that the comparison of this epoch found missing as in flight, unless it is
     /// already, or another source or an announcement has brought it since.
-    pub(crate) fn insert_missing(&self, hash: B256, epoch: u32) -> bool {
+    pub(crate) fn insert_missing(&self, hash: B256, epoch: u32) -> Option<Entered> {
         self.insert_if(hash, |entry| {
-            entry.is_none_or(|entry| entry.seen != Seen::InFlight && entry.epoch < epoch)
+            entry.is_none_or(|entry| {
+                entry.seen != Seen::InFlight
+                    && entry.epoch < epoch
+                    && !entry.rests(self.secs(Instant::now()))
+            })
         })
     }
 
-    fn insert_if(&self, hash: B256, allows: impl FnOnce(Option<Entry>) -> bool) -> bool {
+    fn insert_if(&self, hash: B256, allows: impl FnOnce(Option<Entry>) -> bool) -> Option<Entered> {
         let mut shard = self.shard(&hash);
-        let allowed = allows(shard.get(&hash));
-        if allowed {
+        let known = shard.get(&hash);
+        allows(known).then(|| {
             self.insert(&mut shard, hash, Seen::InFlight);
-        }
-        allowed
+            Entered { is_suspect: known.is_some_and(|entry| entry.harms > 0) }
+        })
     }
 
     /// Sets the state of a hash; `None` forgets it, so that it is fetched when it is announced
@@ -165,8 +198,19 @@ impl SeenSet {
     }
 
     fn insert(&self, shard: &mut Shard, hash: B256, seen: Seen) {
-        let since_secs = u32::try_from(self.made.elapsed().as_secs()).unwrap_or(u32::MAX);
-        shard.insert(hash, Entry { seen, epoch: self.epoch.load(Relaxed), since_secs });
+        let since_secs = u32::try_from(self.secs(Instant::now())).unwrap_or(u32::MAX);
+        let harms = || shard.get(&hash).map_or(0, |entry| entry.harms);
+        let harms = match seen {
+            Seen::InFlight => harms(),
+            Seen::Harmful => harms().saturating_add(1),
+            _ => 0,
+        };
+        shard.insert(hash, Entry { seen, epoch: self.epoch.load(Relaxed), since_secs, harms });
+    }
+
+    /// Seconds since the set was made.
+    fn secs(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.made).as_secs()
     }
 }
 
@@ -199,10 +243,13 @@ impl Shard {
         }
         if self.young.len() >= self.generation && !self.young.contains_key(&hash) {
             let forgotten = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
+            // Kept in the younger generation: what must not be fetched a second time, whose number the
+            // slots bound, and what must not be fetched again soon, up to half of the generation.
+            let mut harmful = self.generation / 2;
             for (hash, entry) in forgotten {
-                // It must not be fetched a second time, so it is kept in the younger generation.
-                // The number of slots bounds how many there are.
-                if entry.seen == Seen::InFlight {
+                let is_harmful = entry.harms > 0 && harmful > 0;
+                harmful -= usize::from(is_harmful);
+                if entry.seen == Seen::InFlight || is_harmful {
                     self.young.insert(hash, entry);
                 }
             }
@@ -225,17 +272,18 @@ mod tests {
     #[test]
     fn a_hash_is_inserted_once_until_it_is_forgotten() {
         let seen = SeenSet::new(1024);
-        assert!(seen.insert_announced(hash(1), Instant::now()));
-        assert!(!seen.insert_announced(hash(1), Instant::now()));
+        assert!(seen.insert_announced(hash(1), Instant::now()).is_some());
+        assert!(seen.insert_announced(hash(1), Instant::now()).is_none());
         seen.settle(hash(1), Some(Seen::Delivered));
-        assert!(!seen.insert_announced(hash(1), Instant::now()));
+        assert!(seen.insert_announced(hash(1), Instant::now()).is_none());
         let epoch = seen.begin_epoch();
-        assert!(seen.insert_missing(hash(1), epoch) && !seen.insert_missing(hash(1), epoch));
+        assert!(seen.insert_missing(hash(1), epoch).is_some());
+        assert!(seen.insert_missing(hash(1), epoch).is_none());
         seen.settle(hash(1), Some(Seen::Delivered));
-        assert!(!seen.insert_missing(hash(1), epoch), "it came after the list");
-        assert!(seen.insert_missing(hash(1), seen.begin_epoch()));
+        assert!(seen.insert_missing(hash(1), epoch).is_none(), "it came after the list");
+        assert!(seen.insert_missing(hash(1), seen.begin_epoch()).is_some());
         seen.settle(hash(1), None);
-        assert!(seen.insert_announced(hash(1), Instant::now()));
+        assert!(seen.insert_announced(hash(1), Instant::now()).is_some());
     }
 
     #[test]
@@ -254,8 +302,9 @@ mod tests {
         ];
         for (n, (state, is_news)) in (0..).zip(states) {
             seen.settle(hash(n), Some(state));
-            assert!(!seen.insert_announced(hash(n), before), "{state:?}: other nodes tell it too");
-            assert_eq!(seen.insert_announced(hash(n), later), is_news, "{state:?}");
+            let again = seen.insert_announced(hash(n), before);
+            assert_eq!(again, None, "{state:?}: other nodes tell it too");
+            assert_eq!(seen.insert_announced(hash(n), later).is_some(), is_news, "{state:?}");
         }
     }
 
@@ -264,7 +313,7 @@ mod tests {
         let share = 100;
         let seen = SeenSet::new(share * SHARDS);
         for n in 0..10_000 {
-            assert!(seen.insert_announced(hash(n), Instant::now()));
+            assert!(seen.insert_announced(hash(n), Instant::now()).is_some());
             seen.settle(hash(n), Some(Seen::Delivered));
             let shard = seen.shard(&hash(n));
             assert!(shard.young.len() + shard.old.len() <= share);
@@ -279,12 +328,34 @@ mod tests {
     #[test]
     fn what_is_in_flight_is_never_forgotten() {
         let seen = SeenSet::new(10 * SHARDS);
-        assert!(seen.insert_announced(hash(1_000_000), Instant::now()));
+        assert!(seen.insert_announced(hash(1_000_000), Instant::now()).is_some());
         for n in 0..1000 {
             seen.insert_announced(hash(n), Instant::now());
             seen.settle(hash(n), Some(Seen::Delivered));
         }
         assert_eq!(seen.get(&hash(1_000_000)), Some(Seen::InFlight));
+    }
+
+    #[test]
+    fn what_ends_connections_is_left_alone_for_longer_each_time_and_remembered_in_a_flood() {
+        let seen = SeenSet::new(10 * SHARDS);
+        let start = Instant::now();
+        let after = |minutes: u64| start + Duration::from_secs(60 * minutes + 1);
+        let harm = || seen.settle(hash(1_000_000), Some(Seen::Harmful));
+        let announced = |at| seen.insert_announced(hash(1_000_000), at);
+        harm();
+        for (rests, over) in [(0, 1), (1, 2), (3, 4)] {
+            assert_eq!(announced(after(rests)), None);
+            assert_eq!(announced(after(over)), Some(Entered { is_suspect: true }), "{over}");
+            harm();
+        }
+        for n in 0..1000 {
+            seen.settle(hash(n), Some(Seen::Delivered));
+        }
+        assert_eq!(seen.get(&hash(1_000_000)), Some(Seen::Harmful));
+        assert_eq!(seen.insert_missing(hash(1_000_000), seen.begin_epoch()), None);
+        seen.settle(hash(1_000_000), Some(Seen::Delivered));
+        assert_eq!(announced(after(2)), Some(Entered::default()), "its response was good");
     }
 
     #[test]

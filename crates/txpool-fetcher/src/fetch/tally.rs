@@ -8,7 +8,7 @@ use std::sync::{
 use alloy_primitives::B256;
 use tokio_util::sync::CancellationToken;
 
-use super::seen::SeenSet;
+use super::seen::{Entered, SeenSet};
 use crate::{
     metrics::Metrics,
     outcome::{Counts, Entry, Outcome},
@@ -34,7 +34,7 @@ impl Tally {
         self.metrics.entered[entry as usize].add(1);
         self.unfinished.fetch_add(1, Relaxed);
         self.metrics.unfinished.increment(1.0);
-        Ticket { tally: Arc::clone(self), in_flight: None, has_left: false }
+        Ticket { tally: Arc::clone(self), in_flight: None, is_suspect: false, has_left: false }
     }
 
     pub(crate) fn counts(&self) -> Counts {
@@ -67,14 +67,21 @@ pub(crate) struct Ticket {
     tally: Arc<Tally>,
     /// The set in which the hash is marked as in flight.
     in_flight: Option<(Arc<SeenSet>, B256)>,
+    is_suspect: bool,
     has_left: bool,
 }
 
 impl Ticket {
     /// Marks the hash as in flight in that set until it has an outcome.
-    pub(crate) fn in_flight(mut self, seen: &Arc<SeenSet>, hash: B256) -> Self {
+    pub(crate) fn in_flight(mut self, seen: &Arc<SeenSet>, hash: B256, entered: Entered) -> Self {
         self.in_flight = Some((Arc::clone(seen), hash));
+        self.is_suspect = entered.is_suspect;
         self
+    }
+
+    /// Whether the response to its request has ended connections before.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.is_suspect
     }
 
     pub(crate) fn leave(mut self, outcome: Outcome) {
@@ -135,8 +142,9 @@ mod tests {
         let seen = Arc::new(SeenSet::new(1024));
         let hash = B256::repeat_byte(1);
         let enter = || {
-            assert!(seen.insert_announced(hash, std::time::Instant::now()), "it may come again");
-            tally.enter(Entry::Announced).in_flight(&seen, hash)
+            let again = seen.insert_announced(hash, std::time::Instant::now());
+            assert!(again.is_some(), "it may come again");
+            tally.enter(Entry::Announced).in_flight(&seen, hash, Entered::default())
         };
         drop(enter());
         assert_eq!((tally.counts().failed, tally.counts().unfinished), (1, 0));

@@ -234,6 +234,11 @@ impl<T: Send + 'static> RequestConnection<T> {
         self.ended.is_set()
     }
 
+    /// Whether the peer has ended it.
+    pub(crate) fn is_ended_by_peer(&self) -> bool {
+        self.ended.is_by_peer()
+    }
+
     /// Waits for the end.
     ///
     /// # Cancel safety

@@ -16,9 +16,10 @@
 //! - All requests have the same time-out, so those in flight form a queue by age, and one task looks
 //!   at its head. A request times out only after everything that had arrived was read, so neither a
 //!   blocking sink nor a busy thread of ours makes a node look late.
-//! - A response above 32 MiB ends its request and is skipped. The fourth and each later connection
-//!   that is lost with the same request in flight counts as a failed attempt, because its response
-//!   may be what ends them.
+//! - A response above 32 MiB ends its request and is skipped.
+//! - When the node ends a connection, the response to one of the requests in flight on it may be the
+//!   cause. Each of them is sent again over a connection of its own, so the culprit is found and no
+//!   other request is lost with it.
 //! - The socket is in blocking mode for its reader; requests are sent with `MSG_DONTWAIT`. Bytes that
 //!   the socket does not take wait in a bounded outbox, and only then is the socket registered with
 //!   the runtime.

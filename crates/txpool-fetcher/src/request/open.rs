@@ -8,6 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use alloy_primitives::B256;
+use futures::FutureExt as _;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
@@ -20,8 +22,8 @@ use super::{
     frame::{Frame, Frames},
     outbox::write_ping,
     response::{NotAResponse, Response},
-    set::{OpenConnection, RequestConnections, RequestSet, Requests},
-    slab::RequestId,
+    set::{OpenConnection, Opener, RequestConnections, RequestSet, Requests},
+    slab::{NotInserted, RequestId},
     ws,
 };
 use crate::{
@@ -42,10 +44,10 @@ pub(crate) struct Opened<T: Send + 'static> {
 /// Opens all request connections of a source beside the one for calls; `responses` makes the reader
 /// of each.
 pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
-    settings: &Settings,
+    settings: &Arc<Settings>,
     endpoint: &Endpoint,
     calls: Connection,
-    responses: impl Fn() -> R,
+    responses: impl Fn() -> R + Send + Sync + 'static,
 ) -> Result<Opened<T>, ConnectError> {
     let mut tasks = JoinSet::new();
     let mut fetches = Vec::new();
@@ -53,7 +55,18 @@ pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
         fetches.push(open_one(endpoint, &settings.limits, responses(), &mut tasks).await?);
     }
     let deferrable = settings.deferrable_connections();
-    let set = RequestSet { calls: Arc::new(calls), fetches: fetches.into(), deferrable };
+    let (settings, endpoint) = (Arc::clone(settings), endpoint.clone());
+    let opener = Opener(Box::new(move || {
+        let (settings, endpoint, responses) =
+            (Arc::clone(&settings), endpoint.clone(), responses());
+        async move {
+            let mut tasks = JoinSet::new();
+            let opened = open_one(&endpoint, &settings.limits, responses, &mut tasks).await?;
+            Ok((opened, tasks))
+        }
+        .boxed()
+    }));
+    let set = RequestSet { calls: Arc::new(calls), fetches: fetches.into(), deferrable, opener };
     Ok(Opened { set: Arc::new(set), tasks })
 }
 
@@ -185,6 +198,52 @@ impl<T: Send + 'static> Opened<T> {
     }
 }
 
+/// How often a request over a connection of its own is looked at.
+const ALONE_TICK: Duration = Duration::from_millis(10);
+
+impl<T: Send + 'static> RequestSet<T> {
+    /// Sends a request over a connection of its own, with whose end nothing else is lost, and waits
+    /// until the response is processed.
+    ///
+    /// # Errors
+    /// The request, if there is no response: [`CallError::Suspect`] if the node has ended the
+    /// connection, a time-out also if none could be opened.
+    pub(crate) async fn request_alone(
+        &self,
+        timeout: Duration,
+        hash: &B256,
+        request: T,
+    ) -> Result<(), (T, CallError)> {
+        let late = CallError::Timeout(timeout);
+        let opening = (self.opener.0)();
+        let Ok(Ok((connection, _tasks))) = tokio::time::timeout(timeout, opening).await else {
+            return Err((request, late));
+        };
+        match connection.submit(hash, request) {
+            Ok(()) => connection.flush(),
+            Err(NotInserted::Closed(request) | NotInserted::Full(request)) => {
+                return Err((request, late));
+            }
+        }
+        let mut ticks = interval(ALONE_TICK);
+        loop {
+            tokio::select! {
+                // The order is irrelevant: a request is in the slab or its response was read.
+                _ = connection.closed() => break,
+                _ = ticks.tick() => {
+                    if let Some((request, _)) = connection.pop_expired(timeout, Instant::now()) {
+                        return Err((request, late));
+                    }
+                    if connection.in_flight() == 0 {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        connection.take_all().pop().map_or(Ok(()), |request| Err((request, CallError::Suspect)))
+    }
+}
+
 struct HandsOn<'a, T: Send + 'static, F: Fn(T, CallError)> {
     connections: &'a RequestConnections<T>,
     index: usize,
@@ -195,10 +254,14 @@ struct HandsOn<'a, T: Send + 'static, F: Fn(T, CallError)> {
 impl<T: Send + 'static, F: Fn(T, CallError)> Drop for HandsOn<'_, T, F> {
     fn drop(&mut self) {
         self.connections.remove(self.index, &Requests::Node(Arc::clone(self.set)));
+        // Before all are ended.
+        let suspects: Vec<bool> =
+            self.set.fetches.iter().map(|connection| connection.is_ended_by_peer()).collect();
         self.set.end(&LossReason::Closed);
-        for connection in &self.set.fetches {
+        for (connection, is_suspect) in self.set.fetches.iter().zip(suspects) {
+            let error = if is_suspect { CallError::Suspect } else { CallError::ConnectionLost };
             for request in connection.take_all() {
-                (self.on_failure)(request, CallError::ConnectionLost);
+                (self.on_failure)(request, error.clone());
             }
         }
     }

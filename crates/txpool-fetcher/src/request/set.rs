@@ -7,12 +7,16 @@
     reason = "indices of the configured sources and of our own connections"
 )]
 
-use std::{ops::Deref, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc};
 
-use tokio::sync::watch;
+use futures::future::BoxFuture;
+use tokio::{sync::watch, task::JoinSet};
 
 use super::{client::RequestConnection, pool_queues::PoolQueues};
-use crate::{connection::Connection, error::LossReason};
+use crate::{
+    connection::Connection,
+    error::{ConnectError, LossReason},
+};
 
 /// Where the requests of one source go.
 #[derive(Debug)]
@@ -58,6 +62,21 @@ pub(crate) struct RequestSet<T: Send + 'static> {
     pub(crate) fetches: Box<[OpenConnection<T>]>,
     /// How many of them, counted from the last, also take deferrable fetches.
     pub(crate) deferrable: usize,
+    /// Opens one more, for a request that may end it.
+    pub(super) opener: Opener<T>,
+}
+
+/// Opens connections like those of a set.
+pub(super) struct Opener<T: Send + 'static>(pub(super) Box<dyn Fn() -> Opening<T> + Send + Sync>);
+
+/// A connection that is being opened, with the tasks that have to run beside it.
+pub(super) type Opening<T> =
+    BoxFuture<'static, Result<(OpenConnection<T>, JoinSet<()>), ConnectError>>;
+
+impl<T: Send + 'static> fmt::Debug for Opener<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Opener")
+    }
 }
 
 impl<T: Send + 'static> RequestSet<T> {
@@ -132,6 +151,11 @@ impl<T: Send + 'static> RequestConnections<T> {
         self.sets.send_modify(|all| all[source] = set);
     }
 
+    /// Whether the requests of `source` still go there.
+    pub(crate) fn is_current(&self, source: usize, requests: &Requests<T>) -> bool {
+        self.sets.borrow()[source].as_ref().is_some_and(|now| now.is(requests))
+    }
+
     pub(crate) fn is_up(&self, source: usize) -> bool {
         self.sets.borrow()[source].is_some()
     }
@@ -193,7 +217,7 @@ impl<T: Send + 'static> RequestConnections<T> {
     /// Removes a set, if it is the current one.
     pub(crate) fn remove(&self, source: usize, set: &Requests<T>) {
         self.sets.send_if_modified(|all| {
-            let is_this = all[source].as_ref().is_some_and(|other| other.is(set));
+            let is_this = all[source].as_ref().is_some_and(|now| now.is(set));
             if is_this {
                 all[source] = None;
             }

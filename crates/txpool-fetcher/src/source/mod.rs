@@ -526,7 +526,11 @@ async fn open_requests<S: TransactionSink>(
     let settings = &fetch.settings;
     let endpoint = &settings.config.sources[index];
     let calls = dial(endpoint, &settings.limits, &deliverer.chain_id, known).await?;
-    request::open(settings, endpoint, calls, || ResponseReader::new(fetch, deliverer)).await
+    let reader = {
+        let (fetch, deliverer) = (Arc::clone(fetch), Arc::clone(deliverer));
+        move || ResponseReader::new(&fetch, &deliverer)
+    };
+    request::open(settings, endpoint, calls, reader).await
 }
 
 impl<S> Drop for Source<S> {

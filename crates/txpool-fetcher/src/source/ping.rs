@@ -45,7 +45,7 @@ pub(super) async fn ping(
             }
             // An error response also shows that the node is alive.
             Ok(_) | Err(CallError::Rpc { .. }) => {}
-            Err(CallError::ConnectionLost) => return,
+            Err(CallError::ConnectionLost | CallError::Suspect) => return,
             // A node that is busy sending us other data is alive.
             Err(CallError::Timeout(_)) if connection.last_frame() >= pinged_at => {
                 silent_since = None

@@ -6,11 +6,10 @@ use std::{collections::BTreeSet, time::Duration};
 use alloy_primitives::Address;
 use load_control::{Gate, GateConfig};
 use mock_node::{
-    Fault, FullObjects, Target,
+    Fault, FullObjects, NodeConfig, Target,
     workload::{Mix, TxKind},
 };
 use order_pool::OrderPool;
-use rand::{Rng, SeedableRng, rngs::SmallRng};
 use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, ingest, settled};
 use tokio::sync::mpsc;
 use txpool_fetcher::{
@@ -189,32 +188,23 @@ async fn a_sink_that_does_not_return_holds_up_neither_heads_nor_a_shutdown() {
 
 #[tokio::test]
 async fn what_the_node_drops_from_its_full_stream_is_requested_and_announced_once() {
-    const SENT: usize = 3_000;
-    let mut rng = SmallRng::seed_from_u64(7);
-    let singly = |_: usize| rng.random_bool(0.2);
-    let patterns: [(&str, &mut dyn FnMut(usize) -> bool); 3] = [
-        ("singly", &mut { singly }),
-        ("in a run", &mut |index| (500..2_500).contains(&index)),
-        ("altogether", &mut |_| true),
-    ];
-    for (pattern, drops) in patterns {
-        let node = Node::start(SENT, |config| config);
+    const SENT: u64 = 4_000;
+    for (per_mille, run) in [(200, 1), (500, 2_000), (1_000, 1)] {
+        // The default seed draws the second run.
+        let full_objects = FullObjects::Dropped { per_mille, run };
+        let what = format!("{full_objects:?}");
+        let configure = |config| NodeConfig { full_objects, ..config };
+        let node = Node::start(SENT as usize, configure);
         let limits = Limits { object_wait: Duration::from_secs(1), ..settles_fast() };
         let (fetcher, _pool) = ingest_with(full(&node), limits).await;
-        let mut dropped = 0;
-        for (index, tx) in node.txs.iter().enumerate() {
-            if drops(index) {
-                dropped += 1;
-                node.node.inject(Fault::DropObjects { count: 1 });
-            }
-            node.node.submit(tx.raw.clone()).unwrap();
-        }
-        let all = |counts: &txpool_fetcher::Counts| counts.pooled == SENT as u64;
-        let counts = settled(&fetcher, pattern, all).await;
-        assert_eq!((counts.announced, counts.known), (SENT as u64, 0), "{pattern}");
-        assert!(counts.objects_missed >= dropped, "{pattern}: {dropped}, {counts:?}");
-        assert_eq!((counts.lagged, counts.audit_recovered), (0, 0), "{pattern}");
-        assert_eq!(compare(&fetcher).await.missing, 0, "{pattern}");
+        node.submit_all();
+        let counts = settled(&fetcher, &what, |counts| counts.pooled == SENT).await;
+        assert_eq!((counts.announced, counts.known), (SENT, 0), "{what}");
+        let dropped = node.node.stats().objects_dropped;
+        assert!(dropped > 0 && (dropped < SENT || per_mille == 1_000), "{what}: {dropped}");
+        assert!(counts.objects_missed >= dropped, "{what}: {dropped}, {counts:?}");
+        assert_eq!((counts.lagged, counts.audit_recovered), (0, 0), "{what}");
+        assert_eq!(compare(&fetcher).await.missing, 0, "{what}");
     }
 }
 
@@ -285,7 +275,7 @@ async fn the_loss_of_either_connection_is_a_gap_and_both_are_opened_again() {
 #[tokio::test]
 async fn a_node_without_full_objects_is_left_at_hashes_with_auto_and_no_connection_is_lost() {
     for full_objects in [FullObjects::Refused, FullObjects::Ignored] {
-        let node = Node::start(50, |config| mock_node::NodeConfig { full_objects, ..config });
+        let node = Node::start(50, |config| NodeConfig { full_objects, ..config });
         let config = FetcherConfig { announcements: Announcements::Auto, ..node.fetcher() };
         let (fetcher, pool) = ingest_patiently(config).await;
         node.submit_all();
@@ -300,12 +290,12 @@ async fn a_node_without_full_objects_is_left_at_hashes_with_auto_and_no_connecti
 
 #[tokio::test]
 async fn full_is_an_error_at_a_node_that_refuses_it_and_requests_what_comes_as_hashes() {
-    let refuses = |config| mock_node::NodeConfig { full_objects: FullObjects::Refused, ..config };
+    let refuses = |config| NodeConfig { full_objects: FullObjects::Refused, ..config };
     let node = Node::start(0, refuses);
     let (sink, _transactions) = mpsc::channel::<FetchedTransaction>(1);
     let error = Fetcher::start(full(&node), sink).await.unwrap_err().to_string();
     assert!(error.contains("eth_subscribe"), "{error}");
-    let ignores = |config| mock_node::NodeConfig { full_objects: FullObjects::Ignored, ..config };
+    let ignores = |config| NodeConfig { full_objects: FullObjects::Ignored, ..config };
     let node = Node::start(50, ignores);
     let (fetcher, _pool) = ingest_patiently(full(&node)).await;
     node.submit_all();

@@ -3,6 +3,7 @@
 
 use std::{
     collections::HashMap,
+    io::Write as _,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     sync::{
@@ -35,6 +36,8 @@ enum Reply {
     Oversized,
     /// The connection is closed.
     Close,
+    /// Bytes that are not JSON.
+    Garbage,
     /// This `error`, for so long from the first request on; then the transaction.
     BusyFor(Duration, Value, String),
 }
@@ -50,6 +53,8 @@ enum Listing {
     Steady,
     /// One more hash each time.
     Growing,
+    /// The transactions that it has.
+    All,
 }
 
 /// A node without a chain.
@@ -121,15 +126,18 @@ impl FakeNode {
 
     fn list(&self) -> Option<Value> {
         let listed = self.listed.fetch_add(1, Relaxed) as u64;
-        let count = match *self.listing.lock().unwrap() {
+        let hash = |n: u64| B256::left_padding_from(&n.to_be_bytes());
+        let hashes: Vec<B256> = match *self.listing.lock().unwrap() {
             Listing::Refused(code) => return Some(error(code)),
             Listing::Silent => return None,
-            Listing::Steady => 3,
-            Listing::Growing => 3 + listed,
+            Listing::Steady => (1..=3).map(hash).collect(),
+            Listing::Growing => (1..=3 + listed).map(hash).collect(),
+            Listing::All => self.replies.keys().copied().collect(),
         };
-        let tx = |n: u64| json!({ "0": { "hash": B256::left_padding_from(&n.to_be_bytes()) } });
-        let pending: serde_json::Map<_, _> =
-            (1..=count).map(|n| (format!("{n:#042x}"), tx(n))).collect();
+        let pending: serde_json::Map<_, _> = hashes
+            .iter()
+            .map(|hash| (hash.to_string(), json!({ "0": { "hash": hash } })))
+            .collect();
         Some(json!({ "result": { "pending": pending, "queued": {} } }))
     }
 
@@ -144,6 +152,7 @@ impl FakeNode {
             Some(Reply::Raw(raw)) => raw.clone(),
             Some(Reply::Oversized) => format!("0x{}", "00".repeat(2 << 20)),
             Some(Reply::Close) => return None,
+            Some(Reply::Garbage) => return Some(Value::Null),
             Some(Reply::BusyFor(time, busy, raw)) => {
                 let first = *self.first_request.lock().unwrap().get_or_insert_with(Instant::now);
                 if first.elapsed() < *time {
@@ -167,6 +176,10 @@ impl FakeNode {
                 "eth_subscribe" => json!({ "result": "0x2" }),
                 "eth_getRawTransactionByHash" => {
                     match self.raw(first.as_str().unwrap().parse().unwrap()) {
+                        Some(Value::Null) => {
+                            (&mut &*stream).write_all(b"upstream failed\n").unwrap();
+                            continue;
+                        }
                         Some(response) => response,
                         None => return stream.shutdown(std::net::Shutdown::Both).unwrap(),
                     }
@@ -239,19 +252,50 @@ async fn an_answer_above_the_limit_is_requested_once_and_costs_no_connection() {
     assert_eq!((node.requests(&large), fetcher.status()[0].reconnects), (1, 0));
 }
 
+/// The comparison after each reconnect requested it again, so the connections were lost for ever, and
+/// with them what else was requested.
 #[tokio::test]
-async fn a_request_that_ends_its_connection_each_time_is_given_up() {
+async fn a_listed_transaction_whose_response_ends_the_connection_costs_one_reconnect() {
+    for reply in [Reply::Close, Reply::Garbage] {
+        let (_folder, path) = socket();
+        let poison = B256::repeat_byte(8);
+        let good: Vec<_> = (2..10).map(transaction).collect();
+        let node = FakeNode::start(&path, good.iter().cloned().chain([(poison, reply.clone())]));
+        *node.listing.lock().unwrap() = Listing::All;
+        let config =
+            FetcherConfig { backfill: Backfill::Pending, request_connections: 2, ..node.config() };
+        let fetcher = live(config).await;
+        settled(&fetcher, "the good ones are pooled", |counts| counts.pooled == 8).await;
+        let counts = fetcher.counts();
+        assert_eq!((counts.refused, counts.failed), (1, 0), "{reply:?}: {counts:?}");
+        // Once with others in flight, and three times over a connection of its own.
+        assert_eq!((fetcher.status()[0].reconnects, node.requests(&poison)), (1, 4));
+        // Neither a comparison nor an announcement requests it again soon.
+        let report = super::recover(&fetcher).await;
+        assert_eq!((report.refused, report.missing), (1, 0), "{report:?}");
+        node.announce(poison);
+        settled(&fetcher, "it is known", |counts| counts.announced == 1).await;
+        assert_eq!((fetcher.counts().known, node.requests(&poison)), (1, 4));
+        for (hash, _) in good {
+            assert!(node.requests(&hash) <= 2, "no other was lost twice");
+        }
+        assert_eq!((fetcher.status()[0].reconnects, fetcher.is_live()), (1, true));
+    }
+}
+
+/// A node that restarts loses no transaction, however often one was in flight with the connection.
+#[tokio::test]
+async fn what_was_in_flight_when_a_node_went_away_is_requested_alone_once_and_then_as_before() {
     let (_folder, path) = socket();
     let (poison, good) = (B256::repeat_byte(8), transaction(3));
     let node = FakeNode::start(&path, [(poison, Reply::Close), good.clone()]);
     let fetcher = live(node.config()).await;
     node.announce(poison);
-    eventually("it has failed", || fetcher.counts().failed == 1).await;
-    // Three losses that do not count, one that does, and three retries.
-    assert_eq!(node.requests(&poison), 7);
+    settled(&fetcher, "it is refused", |counts| counts.refused == 1).await;
     eventually("the source is live again", || fetcher.is_live()).await;
     node.announce(good.0);
     settled(&fetcher, "the next one is pooled", |counts| counts.pooled == 1).await;
+    assert_eq!((node.requests(&good.0), fetcher.status()[0].reconnects), (1, 1));
 }
 
 /// Gateways say it in forms of their own: as a text alone, or with a code that is a text or missing.

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use futures::{SinkExt as _, StreamExt as _};
+use mock_node::workload::Mix;
 use testkit::ingest::{Node, eventually, settled};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
@@ -90,4 +91,20 @@ async fn a_pool_longer_than_a_frame_may_be_is_listed_and_costs_no_connection() {
     let (fetcher, _pool) = ingest_with(config, limits).await;
     let counts = settled(&fetcher, "2000 pooled", |counts| counts.pooled == 2_000).await;
     assert_eq!((counts.backfilled, fetcher.status()[0].reconnects), (2_000, 0));
+}
+
+/// Its message is above the limit, and a WebSocket cannot skip it.
+#[tokio::test]
+async fn a_transaction_longer_than_a_frame_may_be_costs_one_reconnect() {
+    let node = Node::with_mix(60, Mix { blobs_per_mille: 50, ..Mix::default() }, |config| config);
+    let (address, _bridge) = bridge(node.node.ipc_path().to_owned()).await;
+    let config = FetcherConfig::new([Endpoint::Ws(format!("ws://{address}"))]);
+    let limits = Limits { max_frame_bytes: 200_000, ..Limits::default() };
+    let (fetcher, pool) = ingest_with(config, limits).await;
+    node.submit_all();
+    let counts =
+        settled(&fetcher, "all have left", |counts| counts.refused as usize + pool.len() == 60)
+            .await;
+    let reconnects = fetcher.status()[0].reconnects;
+    assert!((1..=counts.refused).contains(&reconnects), "{reconnects}, {counts:?}");
 }

@@ -2,9 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    io::Write as _,
+    io::{self, Write as _},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
+    thread,
 };
 
 use alloy_primitives::{B256, Bytes, U64};
@@ -36,6 +37,16 @@ impl Client {
             Some(error) => Err(error),
             None => Ok(reply.result.map_or("null".into(), |result| result.get().to_owned())),
         }
+    }
+
+    /// Subscribes to whole transactions, and reads them until the node is gone.
+    pub(crate) fn drain_objects(&self) {
+        let mut stream = UnixStream::connect(&self.path).expect("the node listens");
+        let params = json!(["newPendingTransactions", true]);
+        let request =
+            json!({"jsonrpc": "2.0", "id": 1, "method": "eth_subscribe", "params": params});
+        stream.write_all(request.to_string().as_bytes()).expect("the node reads");
+        thread::spawn(move || io::copy(&mut stream, &mut io::sink()));
     }
 
     pub(crate) fn send(&self, raw: &Bytes) -> Result<B256, Value> {

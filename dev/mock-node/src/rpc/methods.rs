@@ -120,7 +120,7 @@ fn subscribe(shared: &Shared, params: &Params<'_>) -> Result<Found, RpcError> {
     let kind: String = params.get(0)?;
     let topic = match kind.as_str() {
         "newPendingTransactions" if params.get_or(1, false)? => match shared.config.full_objects {
-            FullObjects::Announced => Topic::Objects,
+            FullObjects::Announced | FullObjects::Dropped { .. } => Topic::Objects,
             FullObjects::Refused => {
                 return Err(RpcError::invalid_params("hashes alone are announced".to_owned()));
             }

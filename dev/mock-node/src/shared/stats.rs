@@ -48,6 +48,8 @@ counts! {
     refused,
     /// Announcements that a fault kept from every subscriber.
     notifications_dropped,
+    /// Objects that were not announced though their hashes were.
+    objects_dropped,
     /// Faults injected.
     faults,
     /// Responses with a raw transaction that a fault made wrong.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mock_node::NodeConfig;
+use mock_node::{FullObjects, NodeConfig};
 
 use crate::node::Pace;
 
@@ -20,6 +20,8 @@ pub struct Load {
     pub tps: Option<u32>,
     /// Of a thousand transactions, how many carry blobs; a fifth of those six.
     pub blobs_per_mille: u32,
+    /// What of its objects the node announces.
+    pub full_objects: FullObjects,
 }
 
 impl Load {
@@ -35,6 +37,7 @@ impl Load {
             seed: SEED,
             blobs_per_mille: self.blobs_per_mille,
             latency: self.latency,
+            full_objects: self.full_objects,
             pool_limit,
             // Objects are rendered when they are signed, whether this contender subscribes to them or not: what a
             // node does for them is no part of any figure. Nor is signing.

@@ -17,7 +17,7 @@ use mempool_ingest::{
     txpool_fetcher::{Announcements, Counts, EndReason},
 };
 use mock_node::{
-    NodeConfig,
+    FullObjects, NodeConfig,
     workload::{Address, PreparedTx, TxKind, Workload},
 };
 use serde::{Deserialize, Serialize};
@@ -176,7 +176,9 @@ impl Stage {
     /// # Errors
     /// The process does not start.
     pub fn new(count: usize, blobs_per_mille: u32) -> std::io::Result<Self> {
-        let load = Load { latency: Duration::ZERO, count, tps: None, blobs_per_mille };
+        let full_objects = FullObjects::Announced;
+        let load =
+            Load { latency: Duration::ZERO, count, tps: None, blobs_per_mille, full_objects };
         let mut workload = Workload::new(load.configure(NodeConfig::new("")).workload());
         let samples = workload.prepare(count.min(SIGNED_TOGETHER));
         let known = |tx: &PreparedTx| Expected { hash: tx.hash, sender: tx.sender, kind: tx.kind };

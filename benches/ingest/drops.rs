@@ -1,0 +1,62 @@
+//! What it costs in time when a node drops objects of its full stream, as reth does.
+//!
+//! Full objects at 2,000/s, of which the node drops none, a fifth at random, some runs of 2,000, and all; and hashes,
+//! for comparison. Every run asserts that all was pooled.
+
+use std::time::Duration;
+
+use mock_node::FullObjects;
+use testkit::{
+    contest::{Contender, Load, Stage},
+    figures::Rounds,
+};
+
+use crate::{BLOBS_PER_MILLE, Plan};
+
+const TPS: u32 = 2_000;
+
+pub(crate) fn bench(plan: &Plan) {
+    let count = (f64::from(TPS) * plan.seconds).round() as usize;
+    let load = |full_objects| Load {
+        latency: Duration::ZERO,
+        count,
+        tps: Some(TPS),
+        blobs_per_mille: BLOBS_PER_MILLE,
+        full_objects,
+    };
+    let dropped = |per_mille, run| load(FullObjects::Dropped { per_mille, run });
+    let cases = [
+        ("hashes", Contender::Hashes, load(FullObjects::Announced)),
+        ("none dropped", Contender::Full, load(FullObjects::Announced)),
+        ("a fifth at random", Contender::Full, dropped(200, 1)),
+        ("in runs of 2,000", Contender::Full, dropped(500, 2_000)),
+        ("all", Contender::Full, dropped(1_000, 1)),
+    ];
+    let mut stage = Stage::new(count, BLOBS_PER_MILLE).expect("the node's process starts");
+    let mut rows = cases.map(|(name, contender, load)| (name, Rounds::new((contender, load))));
+    for _ in 0..plan.rounds {
+        for (name, rounds) in &mut rows {
+            let (contender, load) = rounds.contender;
+            let run = stage.run(contender, load);
+            assert_eq!(run.lost(), 0, "{name}");
+            rounds.runs.push(run);
+        }
+    }
+    println!(
+        "\n{TPS}/s, full objects by what the node drops of them; medians of {} rounds",
+        plan.rounds
+    );
+    println!(
+        "{:<22} {:>9} {:>9} {:>9} {:>12}",
+        "dropped", "p50 us", "p99 us", "max us", "CPU us each"
+    );
+    for (name, rounds) in rows {
+        let [p50, p99, max, cpu] = [
+            rounds.median(|run| run.latency.p50),
+            rounds.median(|run| run.latency.p99),
+            rounds.median(|run| run.latency.max),
+            rounds.median(|run| run.cpu_us()),
+        ];
+        println!("{name:<22} {p50:>9.0} {p99:>9.0} {max:>9.0} {cpu:>12.0}");
+    }
+}
