@@ -320,6 +320,10 @@ pub enum SnapshotError {
     /// The answer was not complete in time.
     #[error("the node did not list its pool in {0:?}")]
     Timeout(Duration),
+    /// A comparison that a caller requested was not complete so long after the request: what it has
+    /// found missing waits for the node, for the sink or for the load to fall.
+    #[error("the comparison with the node's pool was not complete in {0:?}")]
+    Unfinished(Duration),
     /// The pool holds more hashes than are kept.
     #[error("the node's pool holds more than 4,194,304 transactions")]
     TooMany,
@@ -348,6 +352,7 @@ impl SnapshotError {
             | Self::Truncated(_)
             | Self::NotAPool
             | Self::Timeout(_)
+            | Self::Unfinished(_)
             | Self::ConnectionLost
             // A single bad transaction may have caused it.
             | Self::PoolPanicked => true,

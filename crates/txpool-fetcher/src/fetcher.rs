@@ -327,7 +327,9 @@ impl Fetcher {
     /// comparison runs at a time for each source, and up to four callers wait for it.
     ///
     /// # Errors
-    /// Why the node's pool could not be listed; [`SnapshotError::Busy`] at once when four wait.
+    /// Why the node's pool could not be listed; [`SnapshotError::Busy`] at once when four wait;
+    /// [`SnapshotError::Unfinished`] after two minutes; [`SnapshotError::ConnectionLost`] when the
+    /// fetcher stops, or when the node's connections have been lost for 10 s.
     ///
     /// # Panics
     /// Never; for a source that does not exist or has ended, it returns
@@ -344,7 +346,7 @@ impl Fetcher {
         let Some((_, audits)) = self.sources.get(source) else {
             return Err(SnapshotError::ConnectionLost);
         };
-        match audits.try_send(AuditRequest { mode, reply }) {
+        match audits.try_send(AuditRequest { mode, reply, at: Instant::now() }) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => {
                 return Err(SnapshotError::Busy { waiting: AUDITS_WAITING });

@@ -69,6 +69,9 @@ pub struct Limits {
     pub call_timeout: Duration,
     /// Time for the node to list its pool; anvil needs 12 s for 60,000 transactions.
     pub snapshot_timeout: Duration,
+    /// Time for a comparison that a caller requested, from the request on: for a list, and as long
+    /// for what is missing.
+    pub audit_timeout: Duration,
     /// Delay between two attempts to connect.
     pub reconnect: Backoff,
     /// How often each connection is pinged, by a request for the block number.
@@ -106,6 +109,7 @@ impl Default for Limits {
             },
             call_timeout: Duration::from_secs(10),
             snapshot_timeout: Duration::from_secs(60),
+            audit_timeout: Duration::from_secs(120),
             reconnect: Backoff { base: Duration::from_millis(50), cap: Duration::from_secs(1) },
             ping_interval: Duration::from_secs(2),
             ping_timeout: Duration::from_secs(10),

@@ -28,7 +28,7 @@ metric_set::metric_set! {
         counter "mempool_fetcher_reconnects_total", Count,
             "connections lost after they had worked, by `reason`";
         counter "mempool_fetcher_audits_total", Count,
-            "comparisons with the node's pool, by `reason` and `result`";
+            "comparisons with the node's pool, by `reason` and `result`: equal, recovered, vanished, failed";
         counter "mempool_fetcher_unread_blocks_total", Count,
             "blocks that could not be read, by `part` and `reason`; a comparison follows";
     };

@@ -33,6 +33,14 @@ const OFFERED_FIRST: usize = 32;
 /// The longest that an audit waits until our own announcement buffers are read.
 const MAX_SETTLE: Duration = Duration::from_secs(10);
 
+/// The longest that a comparison after a lag, or on the timer, waits until live work has caught up. A
+/// node that announces more than can be read for longer than that lists its pool once in each such
+/// time.
+const MAX_CATCH_UP: Duration = Duration::from_secs(30);
+
+/// The part of the announcement buffer that may be filled when live work has caught up.
+const CAUGHT_UP: usize = 16;
+
 /// What a comparison does with missing transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -112,12 +120,16 @@ impl Comparison {
             // a gap, list the pool at once.
             self.fetch.deferral.acquire(DeferrableWork::Audit, Instant::now()).await;
         }
+        if self.deferrable || self.reason == GapReason::Lagged {
+            self.catch_up().await;
+        }
         let result = self.compare().await;
         let endpoint = &self.fetch.settings.config.sources[self.source];
         let reason = self.reason.as_str();
         let outcome = match &result {
-            Ok(report) if report.missing == 0 => "equal",
-            Ok(_) => "recovered",
+            Ok(report) if report.missing > 0 => "recovered",
+            Ok(report) if report.vanished > 0 => "vanished",
+            Ok(_) => "equal",
             Err(_) => "failed",
         };
         match &result {
@@ -132,6 +144,16 @@ impl Comparison {
         }
         metrics::compared(reason, outcome);
         result
+    }
+
+    /// Waits until most announcements that were read from the socket are processed. To list the pool
+    /// and to fetch what overran the buffer meanwhile would make the buffer overrun again.
+    async fn catch_up(&self) {
+        let deadline = Instant::now() + MAX_CATCH_UP;
+        let few = (self.fetch.settings.limits.announcement_buffer / CAUGHT_UP) as u64;
+        while self.backlog.len() > few && Instant::now() < deadline {
+            sleep(Duration::from_millis(10)).await;
+        }
     }
 
     async fn compare(&self) -> Result<AuditReport, SnapshotError> {
@@ -264,7 +286,7 @@ impl Comparison {
             // Mined between the list and now.
             Some(Seen::Mined) | None if self.fetch.hashes.is_mined(hash) => Verdict::Ours,
             // Pending again, so the block that contained it was removed.
-            Some(Seen::Mined) | None => Verdict::AskSink { was_delivered: false },
+            Some(Seen::Mined | Seen::Undone) | None => Verdict::AskSink { was_delivered: false },
         }
     }
 
@@ -340,7 +362,7 @@ impl Comparison {
             tokio::task::yield_now().await;
         }
         // A block may have been applied between two shards.
-        vanished.retain(|hash| self.fetch.hashes.seen.get(hash) == Some(Seen::Delivered));
+        vanished.retain(|hash| self.fetch.hashes.seen.get(hash).is_some_and(Seen::is_held));
         let count = vanished.len() as u64;
         // If the sink has not taken an earlier list, the next comparison finds these again.
         if count == 0 || !self.sink.push_vanished(vanished.clone()) {

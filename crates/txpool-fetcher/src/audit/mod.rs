@@ -11,6 +11,8 @@
 //! - Before a hash counts as missing, both sides get time to settle: everything that was read from
 //!   the socket before is processed first. Transactions that were delivered during the comparison are
 //!   newer than the list and are not judged by it.
+//! - A comparison for a lag, or on the timer, first waits until live work has caught up: what overran
+//!   the buffer is fetched behind what is announced now.
 //! - Every comparison lists the pool instead of comparing counts: with one hash too many and one
 //!   missing, the counts are equal.
 //! - A transaction that we hold, that the node no longer lists and that is in no block is marked as

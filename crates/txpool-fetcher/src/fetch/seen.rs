@@ -34,10 +34,20 @@ pub(crate) enum Seen {
     Mined,
     /// Delivered to the sink; since then it left the node's pool, and no block contains it.
     Vanished,
+    /// Delivered to the sink and mined, and the block was undone: announcements and comparisons
+    /// bring it again, and a comparison finds out whether the node still has it.
+    Undone,
     /// The responses to its requests have ended connections. It is not requested for a while, then
     /// over a connection of its own: after [`ANNOUNCED_AGAIN_AFTER`], and after twice as long each
     /// time, up to an hour.
     Harmful,
+}
+
+impl Seen {
+    /// Whether the sink holds it as pending, as far as we know.
+    pub(crate) const fn is_held(self) -> bool {
+        matches!(self, Self::Delivered | Self::Undone)
+    }
 }
 
 /// A hash that is now in flight.
@@ -56,6 +66,8 @@ struct Entry {
     since_secs: u32,
     /// How many times in a row its fetch has ended as [`Seen::Harmful`].
     harms: u8,
+    /// Of a mined one: whether the sink has it.
+    was_delivered: bool,
 }
 
 impl Entry {
@@ -113,6 +125,7 @@ impl SeenSet {
             entry.is_none_or(|entry| match entry.seen {
                 // A mined transaction is not wanted again, and one request at a time is enough.
                 Seen::InFlight | Seen::Mined => false,
+                Seen::Undone => true,
                 Seen::Delivered | Seen::Refused | Seen::Postponed | Seen::Vanished => {
                     let again_at = u64::from(entry.since_secs) + ANNOUNCED_AGAIN_AFTER.as_secs();
                     self.secs(at) >= again_at
@@ -128,7 +141,7 @@ impl SeenSet {
         self.insert_if(hash, |entry| {
             entry.is_none_or(|entry| {
                 entry.seen != Seen::InFlight
-                    && entry.epoch < epoch
+                    && (entry.seen == Seen::Undone || entry.epoch < epoch)
                     && !entry.rests(self.secs(Instant::now()))
             })
         })
@@ -164,11 +177,13 @@ impl SeenSet {
         known.is_some()
     }
 
-    /// Forgets a hash that was recorded as mined and is in no canonical block any more.
+    /// Records that a hash that was mined is in no canonical block any more.
     pub(crate) fn forget_mined(&self, hash: B256) {
         let mut shard = self.shard(&hash);
-        if shard.get(&hash).is_some_and(|entry| entry.seen == Seen::Mined) {
-            shard.remove(&hash);
+        match shard.get(&hash).filter(|entry| entry.seen == Seen::Mined) {
+            Some(entry) if entry.was_delivered => self.insert(&mut shard, hash, Seen::Undone),
+            Some(_) => shard.remove(&hash),
+            None => {}
         }
     }
 
@@ -184,7 +199,7 @@ impl SeenSet {
             .young
             .iter()
             .chain(shard.old.iter())
-            .filter(|(_, entry)| entry.seen == Seen::Delivered && entry.epoch < epoch)
+            .filter(|(_, entry)| entry.seen.is_held() && entry.epoch < epoch)
             .map(|(hash, _)| *hash)
             .collect()
     }
@@ -199,13 +214,19 @@ impl SeenSet {
 
     fn insert(&self, shard: &mut Shard, hash: B256, seen: Seen) {
         let since_secs = u32::try_from(self.secs(Instant::now())).unwrap_or(u32::MAX);
-        let harms = || shard.get(&hash).map_or(0, |entry| entry.harms);
+        let known = shard.get(&hash);
+        let harms = known.map_or(0, |entry| entry.harms);
         let harms = match seen {
-            Seen::InFlight => harms(),
-            Seen::Harmful => harms().saturating_add(1),
+            Seen::InFlight => harms,
+            Seen::Harmful => harms.saturating_add(1),
             _ => 0,
         };
-        shard.insert(hash, Entry { seen, epoch: self.epoch.load(Relaxed), since_secs, harms });
+        let was_delivered = seen == Seen::Mined
+            && known.is_some_and(|entry| {
+                entry.was_delivered || entry.seen.is_held() || entry.seen == Seen::Vanished
+            });
+        let epoch = self.epoch.load(Relaxed);
+        shard.insert(hash, Entry { seen, epoch, since_secs, harms, was_delivered });
     }
 
     /// Seconds since the set was made.

@@ -7,10 +7,10 @@
     reason = "indices of the configured sources and of our own connections"
 )]
 
-use std::{fmt, ops::Deref, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{sync::watch, task::JoinSet, time::timeout};
 
 use super::{client::RequestConnection, pool_queues::PoolQueues};
 use crate::{
@@ -187,6 +187,21 @@ impl<T: Send + 'static> RequestConnections<T> {
                 return found;
             }
             changes.changed().await.expect("the sender lives as long as this");
+        }
+    }
+
+    /// Waits until `source` has had no connections for this long.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub(crate) async fn down_for(&self, source: usize, time: Duration) {
+        let mut changes = self.sets.subscribe();
+        loop {
+            // The sender lives as long as this.
+            let _ = changes.wait_for(|all| all[source].is_none()).await;
+            if timeout(time, changes.wait_for(|all| all[source].is_some())).await.is_err() {
+                return;
+            }
         }
     }
 

@@ -24,7 +24,7 @@ use std::{
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
-    time::{MissedTickBehavior, interval, sleep},
+    time::{MissedTickBehavior, interval, sleep, sleep_until},
 };
 
 pub(crate) use self::status::{Changes, SourceShared};
@@ -59,6 +59,7 @@ const MESSAGES: usize = 256;
 #[derive(Debug)]
 pub(crate) struct AuditRequest {
     pub(crate) mode: AuditMode,
+    pub(crate) at: Instant,
     pub(crate) reply: oneshot::Sender<Result<AuditReport, SnapshotError>>,
 }
 
@@ -494,15 +495,28 @@ impl<S: TransactionSink> Source<S> {
     fn serve_audits(&mut self, mut audits: mpsc::Receiver<AuditRequest>) {
         let comparison = self.comparison(GapReason::Audit, AuditMode::Recover, false);
         self.tasks.spawn(async move {
-            while let Some(AuditRequest { mode, reply }) = audits.recv().await {
+            let (fetch, index) = (Arc::clone(&comparison.fetch), comparison.source);
+            let limits = &fetch.settings.limits;
+            while let Some(AuditRequest { mode, at, reply }) = audits.recv().await {
                 if reply.is_closed() {
                     // The caller has stopped waiting before it began.
                     continue;
                 }
                 let comparison = Comparison { mode, ..comparison.clone() };
+                let result = tokio::select! {
+                    // What is complete is reported, however late.
+                    biased;
+                    result = comparison.run() => result,
+                    () = sleep_until((at + limits.audit_timeout).into()) => {
+                        Err(SnapshotError::Unfinished(limits.audit_timeout))
+                    }
+                    () = fetch.connections.down_for(index, limits.call_timeout) => {
+                        Err(SnapshotError::ConnectionLost)
+                    }
+                };
                 // It continues when the caller stops waiting, because the hashes that it fetches
                 // have entered.
-                let _ = reply.send(comparison.run().await);
+                let _ = reply.send(result);
             }
         });
     }

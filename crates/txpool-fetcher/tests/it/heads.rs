@@ -14,10 +14,14 @@ use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
 use order_pool::OrderPool;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::ingest::{Node, eventually, settled, socket};
-use txpool_fetcher::{Backfill, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, GapReason};
+use testkit::ingest::{Node, PATIENCE, eventually, settled, socket};
+use tokio::sync::mpsc;
+use txpool_fetcher::{
+    Backfill, ChainEvent, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, GapReason,
+    SinkEvent,
+};
 
-use super::{all_live, ingest_fast, peer};
+use super::{all_live, ingest_fast, peer, settles_fast, start_with};
 
 const CHAIN_ID: u64 = 1337;
 
@@ -283,6 +287,30 @@ async fn the_nonces_of_every_missed_block_count() {
     eventually("stale", || pool.len() == 1).await;
     assert!(pool.contains(&txs[2].hash));
     assert_eq!(head_number(&pool), Some(4));
+}
+
+/// It was forgotten with its block, so no comparison looked at it again: it stayed pending for ever.
+#[tokio::test]
+async fn what_an_undone_block_had_and_the_node_does_not_list_is_found() {
+    let fake = Fake::start();
+    let (sender, mut events) = mpsc::channel::<SinkEvent>(1024);
+    let fetcher = start_with(fake.config(), settles_fast(), sender).await;
+    let tx = txs(1).remove(0);
+    fake.announce_tx(&tx);
+    settled(&fetcher, "pooled", |counts| counts.pooled == 1).await;
+    fake.lock().pending.clear();
+    fake.announce(&FakeBlock::new(2, 2, 1, &[&tx]));
+    fake.announce(&FakeBlock::new(2, 20, 1, &[]));
+    let vanished = async {
+        while let Some(event) = events.recv().await {
+            if let SinkEvent::Chain(ChainEvent::Vanished(hash)) = event {
+                return Some(hash);
+            }
+        }
+        None
+    };
+    let told = tokio::time::timeout(PATIENCE, vanished).await.expect("it is told");
+    assert_eq!(told, Some(tx.hash));
 }
 
 #[tokio::test]

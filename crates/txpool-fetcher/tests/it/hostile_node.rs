@@ -20,8 +20,8 @@ use mock_node::workload::{Workload, WorkloadConfig};
 use serde_json::{Value, json};
 use testkit::ingest::{eventually, settled, socket};
 use txpool_fetcher::{
-    Backfill, Delivery, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits, LossReason,
-    SourceError, SourceState, StaleReason, TransactionSink,
+    AuditMode, Backfill, Delivery, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits,
+    LossReason, SnapshotError, SourceError, SourceState, StaleReason, TransactionSink,
 };
 
 use super::{peer, start_with};
@@ -65,6 +65,7 @@ struct FakeNode {
     requests: Arc<Mutex<HashMap<B256, usize>>>,
     first_request: Arc<Mutex<Option<Instant>>>,
     subscribers: Arc<Mutex<Vec<UnixStream>>>,
+    connections: Arc<Mutex<Vec<UnixStream>>>,
     listing: Arc<Mutex<Listing>>,
     listed: Arc<AtomicUsize>,
 }
@@ -77,6 +78,7 @@ impl FakeNode {
             requests: Arc::default(),
             first_request: Arc::default(),
             subscribers: Arc::default(),
+            connections: Arc::default(),
             listing: Arc::new(Mutex::new(Listing::Steady)),
             listed: Arc::default(),
         };
@@ -166,6 +168,7 @@ impl FakeNode {
     }
 
     fn serve(&self, stream: &UnixStream) {
+        self.connections.lock().unwrap().push(stream.try_clone().unwrap());
         for request in peer::requests(stream) {
             let first = &request["params"][0];
             let response = match request["method"].as_str().unwrap() {
@@ -280,6 +283,42 @@ async fn a_listed_transaction_whose_response_ends_the_connection_costs_one_recon
             assert!(node.requests(&hash) <= 2, "no other was lost twice");
         }
         assert_eq!((fetcher.status()[0].reconnects, fetcher.is_live()), (1, true));
+    }
+}
+
+/// The comparison waited for slots whose fetches waited for the node: ten minutes later it still did.
+#[tokio::test]
+async fn an_audit_ends_when_its_node_goes_away_or_takes_too_long_and_so_does_a_stop() {
+    for is_gone in [false, true] {
+        let (_folder, path) = socket();
+        // Never returned by the sink: the comparison cannot be complete.
+        let node = FakeNode::start(&path, [transaction(1)]);
+        let short = Duration::from_millis(300);
+        let limits = if is_gone {
+            Limits { call_timeout: short, ..limits() }
+        } else {
+            Limits { audit_timeout: short, ..limits() }
+        };
+        let fetcher = start_with(node.config(), limits, HostileSink).await;
+        *node.listing.lock().unwrap() = Listing::All;
+        let audit = fetcher.audit(0, AuditMode::Recover);
+        let goes_away = async {
+            eventually("it is requested", || fetcher.counts().unfinished == 1).await;
+            if is_gone {
+                std::fs::remove_file(&path).unwrap();
+                node.connections.lock().unwrap().drain(..).for_each(peer::close);
+            }
+        };
+        let (audited, ()) = tokio::join!(audit, goes_away);
+        let error = audited.expect_err("it cannot be complete");
+        match is_gone {
+            true => assert!(matches!(error, SnapshotError::ConnectionLost), "{error}"),
+            false => assert!(matches!(error, SnapshotError::Unfinished(_)), "{error}"),
+        }
+        let (start, deadline) = (Instant::now(), Duration::from_secs(3));
+        let counts = fetcher.shutdown(deadline).await.counts;
+        assert!(start.elapsed() < deadline * 19 / 10, "{:?}", start.elapsed());
+        assert_eq!(counts.balance(), 0);
     }
 }
 

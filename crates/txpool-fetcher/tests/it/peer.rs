@@ -39,3 +39,8 @@ pub(crate) fn notify(mut stream: &UnixStream, subscription: &str, result: &Value
     let note = json!({ "jsonrpc": "2.0", "method": "eth_subscription", "params": params });
     let _ = writeln!(stream, "{note}");
 }
+
+/// Closes a connection, unless the other side has.
+pub(crate) fn close(stream: UnixStream) {
+    let _ = stream.shutdown(std::net::Shutdown::Both);
+}

@@ -485,6 +485,34 @@ async fn the_gauges_of_a_fetcher_are_its_own_and_go_with_it() {
     eventually("it is live", || (state(&path), state(&again)) == (2.0, 4.0)).await;
 }
 
+/// The pool was listed and what had overrun the buffer was fetched while the rest still waited.
+#[tokio::test]
+async fn a_comparison_for_a_lag_waits_until_live_work_has_caught_up() {
+    let node = Node::start(500, |config| config);
+    let (deliver, delivers) = std::sync::mpsc::channel();
+    let delivers = Mutex::new(delivers);
+    let sink = Hooked::new(move |call| {
+        if call == Call::Deliver {
+            // At the end none waits any more.
+            let _ = delivers.lock().unwrap().recv();
+        }
+    });
+    let limits = Limits { announcement_buffer: 64, ..settles_fast() };
+    let config = FetcherConfig { fetch_slots: 4, audit_interval: None, ..node.fetcher() };
+    let fetcher = start_with(config, limits, sink).await;
+    let audits = fetcher.status()[0].audits;
+    node.submit_all();
+    eventually("the buffer overruns", || fetcher.status()[0].backlog > 400).await;
+    // The reader learns of it when it reads again.
+    (0..8).for_each(|_| deliver.send(()).unwrap());
+    eventually("it is known", || fetcher.counts().lagged > 0).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(fetcher.status()[0].audits, audits);
+    drop(deliver);
+    settled(&fetcher, "all pooled", |counts| counts.pooled == 500).await;
+    assert!(fetcher.status()[0].audits > audits);
+}
+
 /// What the sink calls back while it is called.
 #[tokio::test]
 async fn a_sink_may_call_the_fetcher_and_even_stop_it() {
