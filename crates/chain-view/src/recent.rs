@@ -24,7 +24,8 @@ pub enum Relation {
         replaced: usize,
     },
     /// Its parent is not among the recent blocks: blocks in between were missed, or a reorg goes
-    /// deeper than the remembered blocks.
+    /// deeper than the remembered blocks. Nothing proves that those below are its ancestors, so they
+    /// are forgotten.
     Gap {
         /// How many of the newest blocks cannot be its ancestors: those at its parent's height and
         /// above.
@@ -60,8 +61,9 @@ pub struct Pushed {
     pub relation: Relation,
     /// The blocks it replaced, oldest first. Their nonces are removed with them.
     pub undone: Vec<Block>,
-    /// The oldest blocks that were removed to make room: none, one, or, for a block with very many
-    /// transactions, several.
+    /// Other blocks that were removed, oldest first: to make room (none, one, or, for a block with
+    /// very many transactions, several), or all that a [`Relation::Gap`] did not replace. Those are
+    /// on the chain or not: their transactions may be pending.
     pub forgotten: Vec<Block>,
 }
 
@@ -106,6 +108,7 @@ struct Recent {
 pub const MAX_RECENT_HASHES: usize = 1 << 19;
 
 /// The newest blocks of the canonical chain, with the hashes they mined and the nonces they raised.
+/// Each is the parent of the next.
 ///
 /// Bounded in blocks and in hashes ([`MAX_RECENT_HASHES`]). A full block of mainnet has some 1,500
 /// transactions of as many senders, at about 36 + 40 bytes in the tables and 32 in the block: 64
@@ -194,7 +197,11 @@ impl RecentBlocks {
         }
         // Before the new hashes are added, so that the table never holds more than the bound.
         self.hashes += block.mined.len();
-        while self.blocks.len() >= self.max_blocks || self.hashes > MAX_RECENT_HASHES {
+        let max_kept = match relation {
+            Relation::Gap { .. } => 0,
+            _ => self.max_blocks - 1,
+        };
+        while self.blocks.len() > max_kept || self.hashes > MAX_RECENT_HASHES {
             let Some(oldest) = self.blocks.pop_front() else { break };
             pushed.forgotten.push(self.leave(oldest));
         }

@@ -117,8 +117,9 @@ impl Run {
         let undone: Vec<Block> = self.known.drain(keep..).map(|(block, _)| block).collect();
         assert_eq!(pushed.undone, undone);
         self.known.push((block, BTreeMap::new()));
-        let forgotten: Vec<_> =
-            (self.known.len() > MAX_BLOCKS).then(|| self.known.remove(0).0).into_iter().collect();
+        let kept = if matches!(relation, Relation::Gap { .. }) { 1 } else { MAX_BLOCKS };
+        let too_many = self.known.len().saturating_sub(kept);
+        let forgotten: Vec<_> = self.known.drain(..too_many).map(|(block, _)| block).collect();
         assert_eq!(pushed.forgotten, forgotten);
     }
 
@@ -178,6 +179,9 @@ impl Run {
     }
 
     fn check(&self) {
+        for (parent, child) in self.real.iter().zip(self.real.iter().skip(1)) {
+            assert_eq!(child.head.parent_hash, parent.head.hash);
+        }
         assert!(self.real.iter().eq(self.known.iter().map(|(block, _)| block)));
         assert_eq!(self.real.head(), self.known.last().map(|(block, _)| &block.head));
         for block in &self.made {

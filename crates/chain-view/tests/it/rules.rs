@@ -24,16 +24,19 @@ fn a_child_whose_number_is_not_the_next_one_is_refused() {
 }
 
 #[test]
-fn an_unknown_parent_is_a_gap_and_undoes_what_cannot_be_an_ancestor() {
+fn an_unknown_parent_is_a_gap_after_which_no_block_before_it_counts() {
     let mut recent = RecentBlocks::new(64);
     for n in 1..=5 {
         recent.push(block(n, n, n - 1, &[100 + n]));
     }
     let pushed = recent.push(block(4, 44, 33, &[]));
     assert_eq!(pushed.relation, Relation::Gap { replaced: 3 }, "3 is not the parent either");
-    assert!(recent.is_mined(&h(102)) && !recent.is_mined(&h(103)));
+    // Nothing proves that 1 and 2 are ancestors: they are not put back, and take nothing any more.
+    let forgotten: Vec<_> = pushed.forgotten.iter().map(|block| block.head.number).collect();
+    assert_eq!((pushed.undone.len(), forgotten), (3, vec![1, 2]));
+    assert!(!recent.is_mined(&h(102)) && !recent.is_mined(&h(103)));
     assert_eq!(recent.push(block(u64::MAX, 7, 8, &[])).relation, Relation::Gap { replaced: 0 });
-    assert_eq!(recent.push(block(0, 70, 80, &[])).relation, Relation::Gap { replaced: 4 });
+    assert_eq!(recent.push(block(0, 70, 80, &[])).relation, Relation::Gap { replaced: 1 });
 }
 
 #[test]

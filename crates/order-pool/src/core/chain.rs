@@ -22,7 +22,7 @@ pub(crate) struct Change {
     pub(crate) relation: Relation,
     /// The orders that the replaced blocks had taken, the oldest block's first.
     pub(crate) untaken: Vec<Arc<Order>>,
-    /// All transactions that the replaced blocks had taken or contained.
+    /// All transactions that the replaced blocks, and those that a gap forgot, had taken or contained.
     pub(crate) free: Vec<B256>,
 }
 
@@ -82,7 +82,13 @@ impl Chain {
             change.untaken.extend(taken.orders);
         }
         for block in pushed.forgotten {
-            self.leave(&block);
+            let taken = self.leave(&block);
+            if matches!(pushed.relation, Relation::Gap { .. }) {
+                // Its transactions may be pending: they are admitted when they come again.
+                change.free.extend(block.mined.iter());
+                change.free.extend(taken.dropped);
+                change.free.extend(taken.orders.iter().map(|order| *order.id().hash()));
+            }
         }
         change
     }

@@ -815,6 +815,8 @@ impl Model {
         let Block { head, mined: hashes, .. } = block;
         let undone = self.blocks.split_off(self.blocks.len() - replaced);
         let number = head.number;
+        let is_gap = self.blocks.last().is_some_and(|last| last.head.hash != head.parent_hash);
+        let unproven = if is_gap { std::mem::take(&mut self.blocks) } else { Vec::new() };
         self.may_return.retain(|id, _| !hashes.contains(id));
         self.blocks.push(BlockModel {
             head,
@@ -849,8 +851,9 @@ impl Model {
             }
         }
         self.pass_private(number);
-        let mut free: Vec<B256> = undone.iter().flat_map(|block| block.mined.clone()).collect();
-        free.extend(undone.iter().flat_map(|block| &block.taken).map(|order| *order.id.hash()));
+        let gone = || undone.iter().chain(&unproven);
+        let mut free: Vec<B256> = gone().flat_map(|block| block.mined.clone()).collect();
+        free.extend(gone().flat_map(|block| &block.taken).map(|order| *order.id.hash()));
         for order in undone.into_iter().flat_map(|block| block.taken) {
             let Some(view) = order.tx else {
                 self.put_back_bundle(order);
