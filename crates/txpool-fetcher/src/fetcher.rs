@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     audit::{AuditMode, AuditReport},
-    chain::{self, Chain},
+    chain::{self, Chain, Follower},
     config::{FetcherConfig, StartPolicy},
     connection::ChainId,
     error::{ConnectError, SnapshotError, StartError},
@@ -188,6 +188,7 @@ impl Fetcher {
         });
         let chain = Arc::new(Chain {
             settings: Arc::clone(&settings),
+            follower: Follower::new(config.sources.len(), settings.limits.lead_timeout).into(),
             hashes: Arc::clone(&hashes),
             connections: Arc::clone(&fetch.connections),
             sink: SinkQueue::new(SinkMetrics::new()),

@@ -88,6 +88,10 @@ pub struct Limits {
     /// How long an audit waits for announcements that are still on their way before a hash counts as
     /// missing.
     pub audit_settle: Duration,
+    /// How long the branch of another source must have been higher than what the leading source
+    /// told, before the chain changes to it. Longer than the 12 s between two blocks, so that a node
+    /// that tells each head keeps the lead.
+    pub lead_timeout: Duration,
     /// The longest that backfill, audit and retry fetches wait for the load to fall, from when they
     /// could first have run. Fetches that have waited that long run one at a time while the load
     /// stays high. It is less than half of the 12 s between two blocks, so that a missed transaction
@@ -115,6 +119,7 @@ impl Default for Limits {
             ping_timeout: Duration::from_secs(10),
             object_wait: Duration::from_millis(25),
             audit_settle: Duration::from_millis(200),
+            lead_timeout: Duration::from_secs(15),
             deferral_max_age: Duration::from_secs(5),
         }
     }

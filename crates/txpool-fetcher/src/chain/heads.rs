@@ -1,15 +1,14 @@
-//! Fetches the blocks of heads, and of the heads that were missed before them.
+//! Reads the blocks that the [follower](super::follower) needs for the heads of a source.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use alloy_primitives::B256;
-use chain_view::{Block, Head, Relation};
+use chain_view::Block;
 use serde_json::value::RawValue;
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{
-    AnnouncedHead, BLOCK_TRIES, Chain, Fetched, MAX_ANCESTORS, RETRY_BACKOFF, ReadBlock, Unread,
-    wire::read_block,
+    AnnouncedHead, BLOCK_TRIES, Chain, RETRY_BACKOFF, ReadBlock, Shared, Unread, wire::read_block,
 };
 use crate::{error::CallError, in_process_pool::MinedBlock, sync::lock};
 
@@ -38,122 +37,68 @@ pub(crate) async fn latest(chain: &Arc<Chain>, source: usize) -> Option<Announce
     None
 }
 
-/// Fetches what the heads of one source need, one after another.
-pub(super) async fn fetch(
-    chain: Arc<Chain>,
+/// Follows the heads of one source, one after another.
+pub(super) async fn follow(
+    shared: Arc<Shared>,
     source: usize,
     mut heads: mpsc::Receiver<AnnouncedHead>,
-    fetched: mpsc::Sender<Fetched>,
 ) {
-    while let Some(announced) = heads.recv().await {
-        let found = fetch_head(&chain, source, announced).await;
-        // The applier ends last, or panics, which ends the fetcher.
-        if fetched.send(found).await.is_err() {
-            return;
-        }
-    }
-}
-
-async fn fetch_head(
-    chain: &Arc<Chain>,
-    source: usize,
-    AnnouncedHead { head, block, was_requested }: AnnouncedHead,
-) -> Fetched {
-    let mut found = Fetched { source, blocks: Vec::new(), is_incomplete: false, was_requested };
-    let (relation, latest) = {
-        let blocks = lock(&chain.hashes.blocks);
-        (blocks.relate(&head), blocks.head().copied())
-    };
-    match relation {
-        Relation::Repeat => return found,
-        Relation::Inconsistent => {
-            Unread::Inconsistent.count("head", head.hash);
-            return found;
-        }
-        Relation::Gap { .. } => {
-            let is_linked = ancestors(chain, source, &head, &mut found.blocks).await;
-            let highest = latest
-                .map_or(u64::MAX, |latest| latest.number.saturating_add(MAX_ANCESTORS as u64));
-            if !is_linked && head.number > highest {
-                // A single head with a huge number must not make its source the leader.
-                Unread::Unlinked.count("head", head.hash);
-                found.blocks.clear();
-                found.is_incomplete = true;
-                return found;
-            }
-        }
-        _ => {}
-    }
-    let block = match block {
-        Some(block) => Ok(block),
-        None => hashes(chain, source, head.hash).await,
-    };
-    found.blocks.push(block.unwrap_or_else(|unread| {
-        // The head counts, although its mined hashes are not known: a comparison finds them.
-        unread.count("hashes", head.hash);
-        found.is_incomplete = true;
-        Block::new(head, []).into()
-    }));
-    found
-}
-
-/// Fetches the blocks before a head whose parent is not known, oldest first. The result also says
-/// whether they confirm the head: they lead to a known block, below the oldest known one, or as far
-/// back as blocks are remembered.
-async fn ancestors(
-    chain: &Arc<Chain>,
-    source: usize,
-    head: &Head,
-    found: &mut Vec<ReadBlock>,
-) -> bool {
-    let mut child = *head;
-    let is_linked = loop {
-        let (is_known, oldest) = {
-            let blocks = lock(&chain.hashes.blocks);
-            let oldest = blocks.iter().next().map_or(0, |block| block.head.number);
-            (blocks.block(&child.parent_hash).is_some(), oldest)
+    let mut newer = None;
+    loop {
+        let announced = match newer.take() {
+            Some(announced) => announced,
+            None => match heads.recv().await {
+                Some(announced) => announced,
+                None => return,
+            },
         };
-        if is_known || found.len() == MAX_ANCESTORS || child.number == 0 {
-            break true;
+        let told = lock(&shared.chain.follower).tell(source, announced, Instant::now());
+        let Some(mut branch) = told else { continue };
+        while let Some(hash) = shared.step(source, &mut branch).await {
+            let read = read(&shared.chain, source, hash, &mut heads, &mut newer).await;
+            // The block was reorged out, and a newer head waits, which finds what is missing.
+            let Some(read) = read else { break };
+            branch.read(hash, read);
         }
-        match hashes(chain, source, child.parent_hash).await {
-            Ok(ReadBlock { block, .. })
-                if block.head.number.checked_add(1) != Some(child.number) =>
-            {
-                break false;
-            }
-            // The reorg is deeper than the remembered blocks.
-            Ok(ReadBlock { block, .. }) if block.head.number < oldest => break true,
-            Ok(read) => {
-                child = read.block.head;
-                found.push(read);
-            }
-            Err(unread) => {
-                unread.count("ancestor", child.parent_hash);
-                break false;
-            }
-        }
-    };
-    found.reverse();
-    is_linked
+    }
 }
 
-/// The block with the hashes of its transactions.
-async fn hashes(chain: &Arc<Chain>, source: usize, hash: B256) -> Result<ReadBlock, Unread> {
+/// Reads a block with the hashes of its transactions. `None` if the node does not have it and a newer
+/// head waits, which is then in `newer`.
+async fn read(
+    chain: &Arc<Chain>,
+    source: usize,
+    hash: B256,
+    heads: &mut mpsc::Receiver<AnnouncedHead>,
+    newer: &mut Option<AnnouncedHead>,
+) -> Option<Result<ReadBlock, Unread>> {
     let mut reason = Unread::Failed;
     for attempt in 0..BLOCK_TRIES {
-        wait(attempt).await;
+        if reason == Unread::Missing {
+            tokio::select! {
+                // A head that waits is seen before the first wait.
+                biased;
+                Some(head) = heads.recv(), if newer.is_none() => *newer = Some(head),
+                () = wait(attempt) => {}
+            }
+            if newer.is_some() {
+                return None;
+            }
+        } else {
+            wait(attempt).await;
+        }
         let read = match in_process_block(chain, source, attempt, hash).await {
             Some(read) => read.map(ReadBlock::from),
             None => block_of(request(chain, source, attempt, hash).await).map(ReadBlock::from),
         };
         match read {
-            Ok(read) if read.block.head.hash == hash => return Ok(read),
+            Ok(read) if read.block.head.hash == hash => return Some(Ok(read)),
             Ok(_) => reason = Unread::Malformed,
             Err(unread) => reason = unread,
         }
     }
-    Err(reason)
+    reason.count("hashes", hash);
+    Some(Err(reason))
 }
 
 fn block_of(response: Result<Box<RawValue>, CallError>) -> Result<Block, Unread> {

@@ -1,54 +1,65 @@
-//! Follows the chain: applies heads in order, fetches missed ones, detects reorgs. Entry: [`follow`].
+//! Follows the chain: applies heads in order, fetches missed ones, detects reorgs. Entry: [`follow`];
+//! which heads count is decided by the [`follower`].
 //!
 //! ```text
-//!  source 0: newHeads --> fetch: the block's hashes, missed ancestors --+
-//!  source 1: newHeads --> fetch                                         +--> apply --> mempool-sink: heads
-//!                                                                              |
-//!                                             full blocks, one at a time  <----+
-//!                                                   |
-//!                                                   +----------------------------> mempool-sink: nonces
+//!  source 0: newHeads --> heads --+   relate and apply
+//!  source 1: newHeads --> heads --+--> follower --> mempool-sink: heads
+//!                           ^             |  |
+//!                           |             |  +--> full blocks, one at a time --> mempool-sink: nonces
+//!                           +-------------+
+//!                        missed ancestors, the block's hashes
 //! ```
-//! A task for each source fetches its heads, so a node that does not respond delays only its own
-//! heads. One task applies them all, so the sink sees one chain.
+//! A task for each source reads blocks for its heads, so a node that does not respond delays only its
+//! own heads. Each head is related to the chain and applied in one step under one lock, so the sink
+//! sees one chain.
 //!
 //! For each new head, the block's hashes are requested first, which is a small response; then the
 //! full block in the background, for the nonces, because private transactions raise nonces too. The
 //! hashes and nonces of 64 recent blocks are kept, because a hash can be announced after its block.
 //! As soon as both connections of a source are up, the latest block is requested: nothing else
-//! reports the head before the next block. A head whose parent is not known needs its ancestors, or a
-//! number at most 64 above the latest. A block that cannot be read in 7 attempts is counted, and the
-//! pools are compared.
+//! reports the head before the next block. A block that cannot be read in 7 attempts is counted, and
+//! the pools are compared. A block that the node does not have is given up as soon as a newer head of
+//! the node waits: a reorg has removed it.
+//!
+//! # Locks
+//! | lock | who takes it | for how long |
+//! |---|---|---|
+//! | follower | the tasks of the sources, and a source whose state changes | one step, with the locks of the recent blocks, of the seen hashes and of the sink's queue inside, one at a time |
 
-mod apply;
+mod follower;
 mod full_block;
 mod heads;
 mod nonces;
+#[cfg(test)]
+mod oracle;
 mod wire;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
 use alloy_primitives::B256;
 use chain_view::{Block, Head, NonceUpdate};
 use load_control::Backoff;
 use tokio::{sync::mpsc, task::JoinSet};
 
-use self::apply::Applier;
-pub(crate) use self::{heads::latest, wire::read_head};
+pub(crate) use self::{follower::Follower, heads::latest, wire::read_head};
+use self::{
+    follower::{Applied, Branch, Step},
+    nonces::Wanted,
+};
 use crate::{
     fetch::{FetchRequest, Hashes},
     gap::{GapReason, Report},
     in_process_pool::MinedBlock,
-    limits::RECENT_BLOCKS,
     metrics,
     request::RequestConnections,
     settings::Settings,
     sink::SinkQueue,
+    sync::lock,
     tasks::Tasks,
 };
-
-/// How many missed heads are fetched, newest to oldest, before the rest is skipped: as many as are
-/// remembered. Also how far above the latest head a head may be whose ancestors cannot be fetched.
-const MAX_ANCESTORS: usize = RECENT_BLOCKS;
 
 /// How often a block is requested before it counts as unread. With [`RETRY_BACKOFF`] in between,
 /// the attempts last 0.6 to 1.3 s if the node answers at once, so that a block is not lost when the
@@ -145,24 +156,11 @@ impl Unread {
     }
 }
 
-/// What a source's task has fetched for one head.
-#[derive(Debug)]
-struct Fetched {
-    source: usize,
-    /// Oldest first, the head itself last. Empty if the head changes nothing: then it only shows
-    /// that its source is alive.
-    blocks: Vec<ReadBlock>,
-    /// Part of it could not be read, so a comparison must follow.
-    is_incomplete: bool,
-    /// The head was requested when the source had just connected. The comparison that follows a
-    /// connect covers the heads that were missed until then.
-    was_requested: bool,
-}
-
 /// What following the chain needs of the other parts.
 #[derive(Debug)]
 pub(crate) struct Chain {
     pub(crate) settings: Arc<Settings>,
+    pub(crate) follower: Mutex<Follower>,
     /// Where blocks are added.
     pub(crate) hashes: Arc<Hashes>,
     /// Over which blocks are requested.
@@ -176,6 +174,70 @@ pub(crate) struct Chain {
 
 type Reports = Arc<[mpsc::Sender<Report>]>;
 
+/// What the tasks that follow the sources share.
+#[derive(Debug)]
+struct Shared {
+    chain: Arc<Chain>,
+    /// Blocks whose nonces must be read.
+    nonces: mpsc::Sender<Wanted>,
+    reports: Reports,
+}
+
+impl Shared {
+    /// The next step of a branch. Returns a block that must be read before the one after it.
+    async fn step(&self, source: usize, branch: &mut Branch) -> Option<B256> {
+        let gap = match self.step_now(source, branch) {
+            Step::Read(hash) => return Some(hash),
+            Step::Ignored(reason) => {
+                let unread = reason.inspect(|reason| reason.count("head", branch.hash()));
+                unread.map(|_| GapReason::UnreadBlock)
+            }
+            Step::Applied(applied) => applied.gap,
+        };
+        if let Some(gap) = gap {
+            // If the source has ended, the report has no receiver and no use.
+            let _ = self.reports[source].send(Report::Gap(gap)).await;
+        }
+        None
+    }
+
+    /// With the follower's lock held until the sink's queue has the heads, so that it gets them in
+    /// the order of the chain.
+    fn step_now(&self, source: usize, branch: &mut Branch) -> Step {
+        let chain = &self.chain;
+        let mut follower = lock(&chain.follower);
+        let step = follower.step(&mut lock(&chain.hashes.blocks), branch, Instant::now());
+        if let Step::Applied(Applied { blocks, unmined, .. }) = &step {
+            for hash in unmined {
+                // Pending again, or removed: the comparison that follows finds out.
+                chain.hashes.seen.forget_mined(*hash);
+            }
+            blocks.iter().for_each(|read| self.tell(source, read));
+        }
+        step
+    }
+
+    /// Passes on a block that is part of the chain now.
+    fn tell(&self, source: usize, ReadBlock { block, nonces }: &ReadBlock) {
+        let chain = &self.chain;
+        let mined = block.mined.iter().copied();
+        let known = mined.filter(|hash| chain.hashes.seen.mined(*hash)).collect();
+        chain.sink.push_head(block.clone(), known);
+        // Nonces that came with the block cost nothing.
+        if !chain.reads_nonces && nonces.is_none() {
+            return;
+        }
+        // Every block's nonces count, also those of blocks that were missed.
+        let (number, hash) = (block.head.number, block.head.hash);
+        let wanted = Wanted { source, number, block: hash, known: nonces.clone() };
+        if self.nonces.try_send(wanted).is_err() {
+            Unread::QueueFull.count("nonces", hash);
+            // If the inbox is full, the shell is about to read it: it never waits for a sender.
+            let _ = self.reports[source].try_send(Report::Gap(GapReason::UnreadBlock));
+        }
+    }
+}
+
 /// Follows the heads of all sources. For each source it takes its heads, and the channel to which
 /// reorgs, missed heads and unread blocks are reported.
 pub(crate) fn follow(
@@ -183,17 +245,15 @@ pub(crate) fn follow(
     sources: Vec<(mpsc::Receiver<AnnouncedHead>, mpsc::Sender<Report>)>,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
-    let (fetched_tx, fetched) = mpsc::channel(HEADS_WAITING);
-    let mut reports = Vec::new();
-    for (source, (heads, report)) in sources.into_iter().enumerate() {
-        reports.push(report);
-        tasks.spawn(heads::fetch(Arc::clone(chain), source, heads, fetched_tx.clone()));
-    }
+    let (heads, reports): (Vec<_>, Vec<_>) = sources.into_iter().unzip();
     let reports: Reports = reports.into();
-    let (full_blocks, waiting) = mpsc::channel(nonces::BLOCKS_WAITING);
+    let (nonces, waiting) = mpsc::channel(nonces::BLOCKS_WAITING);
     tasks.spawn(nonces::read(Arc::clone(chain), waiting, Arc::clone(&reports)));
     tasks.spawn(compare_after_dropped_events(Arc::clone(chain), Arc::clone(&reports)));
-    tasks.spawn(Applier::new(Arc::clone(chain), full_blocks, reports).run(fetched));
+    let shared = Arc::new(Shared { chain: Arc::clone(chain), nonces, reports });
+    for (source, heads) in heads.into_iter().enumerate() {
+        tasks.spawn(heads::follow(Arc::clone(&shared), source, heads));
+    }
     tasks
 }
 

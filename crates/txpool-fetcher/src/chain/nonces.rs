@@ -11,7 +11,9 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
 use super::{
-    BLOCK_TRIES, Chain, MAX_ANCESTORS, Reports, Unread, full_block,
+    BLOCK_TRIES, Chain, Reports, Unread,
+    follower::MAX_ANCESTORS,
+    full_block,
     heads::{in_process_block, turn, wait},
     wire,
 };
@@ -60,7 +62,7 @@ impl Nonces {
     }
 }
 
-/// Reads one block after another. Ends with the applier, or when the fetcher stops.
+/// Reads one block after another. Ends with the sources, or when the fetcher stops.
 pub(super) async fn read(chain: Arc<Chain>, mut blocks: mpsc::Receiver<Wanted>, reports: Reports) {
     while let Some(wanted) = blocks.recv().await {
         let (source, hash) = (wanted.source, wanted.block);

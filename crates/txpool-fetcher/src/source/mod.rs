@@ -381,6 +381,8 @@ impl<S: TransactionSink> Source<S> {
         }
         if before != state {
             self.shared.changed();
+            let may_lead = matches!(state, SourceState::Backfilling | SourceState::Live);
+            lock(&self.parts.chain.follower).set_may_lead(self.index, may_lead);
             tracing::info!(%endpoint, from = before.as_str(), to = state.as_str(), "source");
             self.shared.metrics.state.set(f64::from(state as u8));
         }
@@ -553,5 +555,6 @@ impl<S> Drop for Source<S> {
         self.parts.fetch.connections.set(self.index, None);
         self.parts.fetch.metrics.unlistable.set(0.0);
         self.shared.end();
+        lock(&self.parts.chain.follower).set_may_lead(self.index, false);
     }
 }

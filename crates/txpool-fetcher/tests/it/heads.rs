@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    ops::RangeInclusive,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
@@ -11,17 +12,17 @@ use std::{
 
 use alloy_primitives::{Address, B256};
 use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
-use order_pool::OrderPool;
+use order_pool::{Event, OrderPool, Subscription};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::ingest::{Node, PATIENCE, eventually, settled, socket};
 use tokio::sync::mpsc;
 use txpool_fetcher::{
-    Backfill, ChainEvent, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, GapReason,
-    SinkEvent,
+    AuditMode, Backfill, ChainEvent, Endpoint, FetchedTransaction, Fetcher, FetcherConfig,
+    GapReason, Limits, SinkEvent,
 };
 
-use super::{all_live, ingest_fast, peer, settles_fast, start_with};
+use super::{all_live, ingest_fast, ingest_with, peer, settles_fast, start_with};
 
 const CHAIN_ID: u64 = 1337;
 
@@ -90,9 +91,21 @@ struct State {
     silent: HashSet<B256>,
     /// Full blocks are answered by and by: nothing else is on their connection meanwhile.
     full_blocks_stand_still: bool,
+    /// No request is answered.
+    stands_still: bool,
     /// Every block that was requested, full or not.
     requested: Vec<(B256, bool)>,
     connections: Vec<UnixStream>,
+}
+
+impl State {
+    fn notify(&self, topic: &str, result: &Value) {
+        for (subscribed, writer) in &self.subscribers {
+            if subscribed == topic {
+                peer::notify(writer, topic, result);
+            }
+        }
+    }
 }
 
 /// A node with scripted responses.
@@ -121,7 +134,10 @@ impl Fake {
     fn serve(&self, stream: &UnixStream) {
         self.lock().connections.push(stream.try_clone().expect("a second handle"));
         for request in peer::requests(stream) {
-            while request["params"][1] == true && self.lock().full_blocks_stand_still {
+            let waits = |state: &State| {
+                state.stands_still || request["params"][1] == true && state.full_blocks_stand_still
+            };
+            while waits(&self.lock()) {
                 thread::sleep(Duration::from_millis(1));
             }
             if let Some(response) = self.answer(stream, &request) {
@@ -203,11 +219,13 @@ impl Fake {
     }
 
     fn notify(&self, topic: &str, result: &Value) {
-        for (subscribed, writer) in &self.lock().subscribers {
-            if subscribed == topic {
-                peer::notify(writer, topic, result);
-            }
-        }
+        self.lock().notify(topic, result);
+    }
+
+    /// How often this block was requested, without its transactions.
+    fn requests_for(&self, block: u64) -> usize {
+        let wanted = (block_hash(block), false);
+        self.lock().requested.iter().filter(|requested| **requested == wanted).count()
     }
 
     /// The node does not list them any more.
@@ -232,11 +250,37 @@ fn head_number(pool: &OrderPool) -> Option<u64> {
 }
 
 async fn both_live(one: &Fake, two: &Fake) -> (Fetcher, OrderPool) {
+    first_leads(one, two, settles_fast()).await
+}
+
+/// Both are live, and the first was alone when it told its head.
+async fn first_leads(first: &Fake, other: &Fake, limits: Limits) -> (Fetcher, OrderPool) {
     let ipc = |path: &Path| Endpoint::Ipc(path.to_owned());
-    let config = FetcherConfig::new([ipc(&one.path), ipc(&two.path)]);
-    let (fetcher, pool) = at_first_head(config).await;
+    let config = FetcherConfig::new([ipc(&first.path), ipc(&other.path)]);
+    other.lock().stands_still = true;
+    let (fetcher, pool) = ingest_with(config, limits).await;
+    eventually("the first head", || pool.head().is_some()).await;
+    other.lock().stands_still = false;
     all_live(&fetcher).await;
     (fetcher, pool)
+}
+
+/// The numbers of the heads that a subscriber saw, and how many orders were added.
+fn seen(events: &mut Subscription) -> (Vec<u64>, usize) {
+    let (mut heads, mut added) = (Vec::new(), 0);
+    while let Some(event) = events.try_next() {
+        match event.expect("not so many") {
+            Event::Head(head) => heads.push(head.number),
+            Event::Added(_) => added += 1,
+            _ => {}
+        }
+    }
+    (heads, added)
+}
+
+/// A chain of blocks without transactions, on block `parent` of the same chain.
+fn blocks(numbers: RangeInclusive<u64>) -> impl Iterator<Item = FakeBlock> {
+    numbers.map(|number| FakeBlock::new(number, number, number - 1, &[]))
 }
 
 #[tokio::test]
@@ -369,7 +413,7 @@ async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
     fake.announce_tx(&txs[0]);
     eventually("admitted again", || pool.contains(&txs[0].hash)).await;
     fake.lock().pending.push(txs[1].clone());
-    fetcher.audit(0, txpool_fetcher::AuditMode::Recover).await.expect("listed");
+    fetcher.audit(0, AuditMode::Recover).await.expect("listed");
     eventually("recovered", || pool.contains(&txs[1].hash)).await;
 }
 
@@ -395,11 +439,8 @@ async fn a_head_with_a_huge_number_does_not_make_its_source_the_leader() {
     let (_fetcher, pool) = both_live(&liar, &honest).await;
     // Of a parent that nobody has, and of one that cannot have it as a child.
     liar.announce(&FakeBlock::new(1 << 60, 100, 99, &[]));
+    eventually("it was looked into", || liar.requests_for(99) >= 3).await;
     liar.announce(&FakeBlock::new(1 << 60, 101, 1, &[]));
-    eventually("it was looked into", || {
-        liar.lock().requested.iter().filter(|(hash, _)| *hash == block_hash(99)).count() >= 3
-    })
-    .await;
     for number in 2..=4 {
         honest.announce(&FakeBlock::new(number, number, number - 1, &[]));
         eventually("the honest one leads", || head_number(&pool) == Some(number)).await;
@@ -407,26 +448,147 @@ async fn a_head_with_a_huge_number_does_not_make_its_source_the_leader() {
 }
 
 #[tokio::test]
-async fn a_leader_that_falls_silent_on_a_branch_of_its_own_leads_no_more() {
+async fn a_leader_that_falls_silent_leads_until_another_branch_is_higher() {
     let (silent, other) = (Fake::start(), Fake::start());
-    let (_fetcher, pool) = both_live(&silent, &other).await;
-    // Far ahead, and with all its ancestors: nothing is wrong with it but that it stops.
+    let limits = Limits { lead_timeout: Duration::ZERO, ..settles_fast() };
+    let (_fetcher, pool) = first_leads(&silent, &other, limits).await;
+    // With all its ancestors: nothing is wrong with it but that it stops.
     for number in 2..=9 {
-        silent.announce(&FakeBlock::new(
-            number,
-            100 + number,
-            if number == 2 { 1 } else { 99 + number },
-            &[],
-        ));
+        let parent = if number == 2 { 1 } else { 99 + number };
+        silent.announce(&FakeBlock::new(number, 100 + number, parent, &[]));
     }
-    eventually("the one that is further leads", || head_number(&pool) == Some(9)).await;
-    for number in 2..=4 {
-        other.announce(&FakeBlock::new(number, number, number - 1, &[]));
+    eventually("the first leads", || head_number(&pool) == Some(9)).await;
+    let mut events = pool.subscribe_all();
+    blocks(2..=12).for_each(|block| other.announce(&block));
+    let head = || pool.head().is_some_and(|head| head.hash == block_hash(12));
+    eventually("the other leads", head).await;
+    let (heads, _) = seen(&mut events);
+    assert_eq!(heads[0], 9, "until then");
+    assert_eq!(
+        heads[heads.len() - 11..],
+        (2..=12).collect::<Vec<_>>(),
+        "not before the 11th: {heads:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_node_that_imports_old_blocks_does_not_roll_the_chain_back() {
+    let (live, late) = (Fake::start(), Fake::start());
+    let (_fetcher, pool) = first_leads(&live, &late, settles_fast()).await;
+    let txs = txs(1);
+    live.announce_tx(&txs[0]);
+    eventually("pooled", || pool.len() == 1).await;
+    let mut chain: Vec<_> = blocks(2..=99).collect();
+    let mut events = pool.subscribe_all();
+    chain[88] = FakeBlock::new(90, 90, 89, &[&txs[0]]);
+    for block in &chain {
+        live.announce(block);
+        eventually("the next head", || head_number(&pool) == Some(block.number)).await;
     }
-    eventually("the other one leads", || {
-        pool.head().is_some_and(|head| head.hash == block_hash(4))
-    })
-    .await;
+    // The last one is the next head for all: those before have had their effect then.
+    chain.truncate(20);
+    chain.extend(blocks(100..=100));
+    chain.iter().for_each(|block| late.announce(block));
+    eventually("the last head", || head_number(&pool) == Some(100)).await;
+    let (heads, added) = seen(&mut events);
+    assert_eq!(heads, (1..=100).collect::<Vec<_>>());
+    assert_eq!((added, pool.len()), (1, 0), "never pooled again");
+}
+
+#[tokio::test]
+async fn a_high_head_that_is_repeated_keeps_no_honest_head_from_the_sink() {
+    let (liar, honest) = (Fake::start(), Fake::start());
+    let (_fetcher, pool) = first_leads(&honest, &liar, settles_fast()).await;
+    let high = FakeBlock::new(51, 151, 150, &[]);
+    liar.announce(&high);
+    eventually("it was looked into", || liar.requests_for(150) + honest.requests_for(150) >= 7)
+        .await;
+    for block in blocks(2..=8) {
+        liar.announce(&high);
+        honest.announce(&block);
+        eventually("an honest head", || head_number(&pool) == Some(block.number)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_huge_number_as_the_first_head_keeps_no_honest_head_from_the_sink() {
+    let (liar, honest) = (Fake::start(), Fake::start());
+    let huge = FakeBlock::new(1 << 60, 100, 99, &[]);
+    liar.add(&huge);
+    liar.lock().head = huge.hash;
+    let (_fetcher, pool) = first_leads(&liar, &honest, settles_fast()).await;
+    assert_eq!(head_number(&pool), Some(1 << 60), "nobody else has told one");
+    for block in blocks(2..=8) {
+        liar.announce(&huge);
+        honest.announce(&block);
+        eventually("an honest head", || head_number(&pool) == Some(block.number)).await;
+    }
+}
+
+/// The blocks below the unreadable one counted for 64 further blocks.
+#[tokio::test]
+async fn a_reorg_with_an_unreadable_ancestor_hides_no_pending_transaction() {
+    let fake = Fake::start();
+    let (fetcher, pool) = at_first_head(fake.config()).await;
+    let txs = txs(2);
+    txs.iter().for_each(|tx| fake.announce_tx(tx));
+    eventually("pooled", || pool.len() == 2).await;
+    fake.announce(&FakeBlock::new(2, 2, 1, &[]));
+    fake.announce(&FakeBlock::new(3, 3, 2, &[&txs[0]]).with_rival_of(&txs[1]));
+    blocks(4..=5).for_each(|block| fake.announce(&block));
+    eventually("mined and stale", || pool.is_empty() && head_number(&pool) == Some(5)).await;
+    // The branch begins at block 1, which cannot be seen: of its third block no response says a word.
+    fake.lock().busy.insert((block_hash(34), false), u32::MAX);
+    fake.add(&FakeBlock::new(4, 34, 33, &[]));
+    fake.add(&FakeBlock::new(5, 35, 34, &[]));
+    fake.announce(&FakeBlock::new(6, 36, 35, &[]));
+    eventually("the reorg", || pool.head().is_some_and(|head| head.hash == block_hash(36))).await;
+    eventually("pending again", || pool.len() == 2).await;
+    let report = fetcher.audit(0, AuditMode::CompareOnly).await.expect("listed");
+    assert_eq!((report.listed, report.missing, report.removed), (2, 0, 0));
+}
+
+/// Each head was related to the chain before the one before it was applied.
+#[tokio::test]
+async fn a_quick_flip_back_to_a_known_branch_is_followed() {
+    let fake = Fake::start();
+    let (_fetcher, pool) = at_first_head(fake.config()).await;
+    let txs = txs(1);
+    fake.announce_tx(&txs[0]);
+    eventually("pooled", || pool.len() == 1).await;
+    let block = |number| match number {
+        4 => FakeBlock::new(4, 4, 3, &[&txs[0]]),
+        _ => FakeBlock::new(number, number, number - 1, &[]),
+    };
+    (2..=5).for_each(|number| fake.announce(&block(number)));
+    eventually("mined", || pool.is_empty() && head_number(&pool) == Some(5)).await;
+    let mut events = pool.subscribe_all();
+    let flip = FakeBlock::new(3, 33, 2, &[]);
+    // While it is read, all those after it are told.
+    fake.lock().busy.insert((flip.hash, false), 2);
+    fake.announce(&flip);
+    (3..=6).for_each(|number| fake.announce(&block(number)));
+    eventually("the head", || head_number(&pool) == Some(6)).await;
+    assert_eq!(seen(&mut events).0, [5, 3, 3, 4, 5, 6], "there and back");
+    assert!(pool.is_empty());
+}
+
+#[tokio::test]
+async fn a_head_that_was_reorged_out_does_not_hold_up_the_next() {
+    let fake = Fake::start();
+    let (_fetcher, pool) = at_first_head(fake.config()).await;
+    let gone = FakeBlock::new(2, 22, 1, &[]);
+    let next = FakeBlock::new(2, 2, 1, &[]);
+    fake.add(&next);
+    {
+        // Both are told before the first request can be answered.
+        let state = fake.lock();
+        state.notify("newHeads", &gone.json(None));
+        state.notify("newHeads", &next.json(None));
+    }
+    eventually("the next head", || head_number(&pool) == Some(2)).await;
+    assert!(pool.head().is_some_and(|head| head.hash == next.hash));
+    assert!(fake.requests_for(22) <= 2, "{} requests", fake.requests_for(22));
 }
 
 #[tokio::test]

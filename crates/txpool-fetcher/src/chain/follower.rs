@@ -1,0 +1,367 @@
+//! The one rule for the chain: heads of several nodes in, at most one canonical chain out. Pure: it
+//! requests nothing, and the time is given to it.
+//!
+//! # Whom it follows
+//! One source leads. The chain is what the leader told, and may be longer: a head of another source
+//! counts if it extends the chain. So a slow leader does not make heads late, and a node on another
+//! branch changes nothing.
+//!
+//! Another source takes the lead with a head that is linked to the chain by its ancestors, or is
+//! deeper than what is remembered,
+//! - if it has been higher than what the leader told for [`Limits::lead_timeout`](crate::limits::Limits)
+//!   and told [`HEADS_TO_LEAD`] new heads in this time;
+//! - if the leader may not lead (it is not connected, or it is syncing), and the head is higher than
+//!   the leader's, or time and heads have passed since then;
+//! - at once, if the leader's own head could not be linked: a number alone proves nothing.
+//!
+//! A head that is told again shows no progress. A head of another source that is not linked never
+//! counts. A head at or below what is remembered is not looked into, unless its source leads and has
+//! gone back: a node that lags or imports old blocks is no reorg and no gap.
+//!
+//! # What holds
+//! An *honest node* tells the heads of one chain, each after its block can be requested, and can
+//! answer for the ancestors of each. It *leads* from its first head that is applied until it is
+//! disconnected, syncs, or another node's linked branch has been higher for as long as is said above.
+//! While it leads and after each of its heads, the chain contains that head, each block is the parent
+//! of the next, and the head's number does not fall, except by a reorg of the node that leads. The
+//! only blocks above its head are descendants of it. So nothing that is mined on its chain is pending
+//! for the sink, and nothing pending is mined, unless another node was faster by a block.
+//!
+//! A node that invents a whole linked branch cannot be told from an honest one by this rule.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::B256;
+use chain_view::{Block, Head, Pushed, RecentBlocks, Relation};
+
+use super::{AnnouncedHead, ReadBlock, Unread};
+use crate::{gap::GapReason, limits::RECENT_BLOCKS};
+
+/// How many missed heads are fetched, newest to oldest, before the rest is skipped: as many as are
+/// remembered. Also how far above the latest head a head may be whose ancestors cannot be fetched.
+pub(super) const MAX_ANCESTORS: usize = RECENT_BLOCKS;
+
+/// How many new heads a source must have told above the leader's to take the lead. One alone would
+/// be no progress.
+const HEADS_TO_LEAD: u32 = 2;
+
+/// A head on its way into the chain, with what was read for it.
+#[derive(Debug)]
+pub(super) struct Branch {
+    source: usize,
+    head: Head,
+    /// The head's block, once it is read.
+    block: Option<ReadBlock>,
+    /// Blocks before it, oldest first, each the parent of the next.
+    ancestors: VecDeque<ReadBlock>,
+    was_requested: bool,
+    /// An ancestor could not be read.
+    is_cut: bool,
+    /// The head's block could not be read.
+    is_unread: bool,
+}
+
+impl Branch {
+    /// Adds what was requested by [`Step::Read`].
+    pub(super) fn read(&mut self, hash: B256, read: Result<ReadBlock, Unread>) {
+        if hash == self.head.hash {
+            // The head counts, although its mined hashes are not known: a comparison finds them.
+            self.is_unread = read.is_err();
+            self.block = Some(read.unwrap_or_else(|_| Block::new(self.head, []).into()));
+            return;
+        }
+        match read {
+            Ok(read) if read.block.head.number.checked_add(1) == Some(self.oldest().number) => {
+                self.ancestors.push_front(read);
+            }
+            Ok(_) | Err(_) => self.is_cut = true,
+        }
+    }
+
+    pub(super) fn hash(&self) -> B256 {
+        self.head.hash
+    }
+
+    fn oldest(&self) -> &Head {
+        self.ancestors.front().map_or(&self.head, |read| &read.block.head)
+    }
+}
+
+/// What follows from a head.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// This block is needed first.
+    Read(B256),
+    /// The head changes nothing; the reason, if it was refused.
+    Ignored(Option<Unread>),
+    Applied(Applied),
+}
+
+/// Blocks that are now the end of the chain.
+#[derive(Debug)]
+pub(super) struct Applied {
+    /// Oldest first, the head last.
+    pub(super) blocks: Vec<ReadBlock>,
+    /// Transactions that were mined before and are in no block that counts any more.
+    pub(super) unmined: Vec<B256>,
+    /// What it means for its source.
+    pub(super) gap: Option<GapReason>,
+}
+
+/// The lead of a source.
+#[derive(Clone, Copy, Debug)]
+struct Leader {
+    source: usize,
+    /// The number of the latest head that it told and that counted.
+    number: u64,
+}
+
+/// What a source has told.
+#[derive(Debug, Default)]
+struct Told {
+    head: Option<Head>,
+    /// Connected, and not syncing.
+    may_lead: bool,
+    /// Since when it could have taken the lead, and the new heads in this time.
+    ahead: Option<(Instant, u32)>,
+}
+
+/// Decides which heads count.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    told: Box<[Told]>,
+    leader: Option<Leader>,
+    /// The chain is more than a number that one source told.
+    is_linked: bool,
+    lead_timeout: Duration,
+}
+
+impl Follower {
+    pub(crate) fn new(sources: usize, lead_timeout: Duration) -> Self {
+        let told = std::iter::repeat_with(Told::default).take(sources).collect();
+        Self { told, leader: None, is_linked: false, lead_timeout }
+    }
+
+    /// The source that leads.
+    #[cfg(test)]
+    pub(super) fn leader(&self) -> Option<usize> {
+        self.leader.map(|leader| leader.source)
+    }
+
+    /// Whether the heads of a source count: it is connected and not syncing.
+    pub(crate) fn set_may_lead(&mut self, source: usize, may_lead: bool) {
+        let before = std::mem::replace(&mut self.told[source].may_lead, may_lead);
+        if before != may_lead && self.is_leader(source) {
+            self.told.iter_mut().for_each(|told| told.ahead = None);
+        }
+    }
+
+    /// A source tells a head. `None` if that is nothing new.
+    pub(super) fn tell(
+        &mut self,
+        source: usize,
+        announced: AnnouncedHead,
+        now: Instant,
+    ) -> Option<Branch> {
+        let AnnouncedHead { head, block, was_requested } = announced;
+        let told = &mut self.told[source];
+        if !told.may_lead {
+            return None;
+        }
+        let before = told.head.replace(head);
+        // After a reconnect it is looked into again.
+        if !was_requested && before.is_some_and(|before| before.hash == head.hash) {
+            return None;
+        }
+        let is_progress = before.is_none_or(|before| before.number < head.number);
+        if let Some(leader) = &self.leader
+            && leader.source != source
+        {
+            if head.number <= leader.number && self.told[leader.source].may_lead {
+                self.told[source].ahead = None;
+            } else if is_progress {
+                self.told[source].ahead.get_or_insert((now, 0)).1 += 1;
+            }
+        }
+        let ancestors = VecDeque::new();
+        Some(Branch {
+            source,
+            head,
+            block,
+            ancestors,
+            was_requested,
+            is_cut: false,
+            is_unread: false,
+        })
+    }
+
+    /// Relates a branch to the chain and applies it, if it counts and nothing more has to be read.
+    /// Nothing can come between the two.
+    pub(super) fn step(
+        &mut self,
+        chain: &mut RecentBlocks,
+        branch: &mut Branch,
+        now: Instant,
+    ) -> Step {
+        let (source, head) = (branch.source, branch.head);
+        if !self.told[source].may_lead {
+            return Step::Ignored(None);
+        }
+        // Another source may have told some of it meanwhile.
+        let is_known = |read: &ReadBlock| chain.block(&read.block.head.hash).is_some();
+        if let Some(newest) = branch.ancestors.iter().rposition(is_known) {
+            branch.ancestors.drain(..=newest);
+        }
+        let is_leader = self.is_leader(source);
+        let leads = is_leader || self.takes_lead(source, &head, now);
+        let link = match chain.relate(&head) {
+            Relation::Repeat => Link::Repeat,
+            Relation::Inconsistent => Link::No(Some(Unread::Inconsistent)),
+            _ => self.link(chain, branch, leads),
+        };
+        let is_linked = match link {
+            Link::Needs(hash) => return Step::Read(hash),
+            Link::No(reason) => return Step::Ignored(reason),
+            Link::Repeat => {
+                // What two sources tell is no invention of one.
+                self.is_linked |= !is_leader;
+                if leads {
+                    self.lead(source, &head);
+                }
+                return Step::Ignored(None);
+            }
+            Link::Linked => true,
+            Link::Unlinked => false,
+        };
+        if branch.is_unread && !is_leader && self.leader.is_some() {
+            return Step::Ignored(None);
+        }
+        let Some(block) = branch.block.take() else { return Step::Read(head.hash) };
+        self.is_linked = is_linked;
+        if leads {
+            self.lead(source, &head);
+        }
+        Step::Applied(apply(chain, branch, block, is_linked))
+    }
+
+    /// Whether the branch counts, and is linked to the chain. `leads`: its source leads, or takes
+    /// the lead with it.
+    fn link(&self, chain: &RecentBlocks, branch: &Branch, leads: bool) -> Link {
+        let (oldest, number) = (branch.oldest(), branch.head.number);
+        let is_proven = !branch.ancestors.is_empty() || oldest.number == 0;
+        let (Some(latest), Some(first)) = (chain.head(), chain.iter().next()) else {
+            // The first head of all. With several sources its parent is proof that its number is no
+            // invention.
+            return match self.told.len() == 1 || is_proven {
+                true => Link::Linked,
+                false if branch.is_cut => Link::Unlinked,
+                false => Link::Needs(oldest.parent_hash),
+            };
+        };
+        match chain.relate(oldest) {
+            Relation::Next => return Link::Linked,
+            Relation::Reorg { .. } if leads => return Link::Linked,
+            Relation::Gap { .. } if leads || number > latest.number => {}
+            Relation::Inconsistent => return Link::No(Some(Unread::Inconsistent)),
+            _ => return Link::No(None),
+        }
+        let leader = self.leader.filter(|leader| leader.source == branch.source);
+        if leader.is_some_and(|leader| number > leader.number && number <= first.head.number) {
+            // It catches up with what others told before.
+            return Link::Repeat;
+        }
+        let is_deep = oldest.number <= first.head.number || branch.ancestors.len() == MAX_ANCESTORS;
+        match () {
+            () if is_deep && !leads => Link::No(None),
+            () if is_deep && is_proven => Link::Linked,
+            () if !branch.is_cut => Link::Needs(oldest.parent_hash),
+            // A single head with a huge number must not hide the true ones.
+            () if leader.is_none()
+                || number > latest.number.saturating_add(MAX_ANCESTORS as u64) =>
+            {
+                Link::No(Some(Unread::Unlinked))
+            }
+            () => Link::Unlinked,
+        }
+    }
+
+    fn is_leader(&self, source: usize) -> bool {
+        self.leader.as_ref().is_some_and(|leader| leader.source == source)
+    }
+
+    /// Whether a source that does not lead takes the lead, if this head of it is linked.
+    fn takes_lead(&self, source: usize, head: &Head, now: Instant) -> bool {
+        let Some(leader) = &self.leader else { return true };
+        let is_higher = head.number > leader.number;
+        let has_waited = self.told[source].ahead.is_some_and(|(since, heads)| {
+            heads >= HEADS_TO_LEAD && now.saturating_duration_since(since) >= self.lead_timeout
+        });
+        leader.source != source
+            && match self.told[leader.source].may_lead {
+                _ if !self.is_linked => true,
+                true => is_higher && has_waited,
+                false => is_higher || has_waited,
+            }
+    }
+
+    fn lead(&mut self, source: usize, head: &Head) {
+        let is_new = !self.is_leader(source);
+        self.leader = Some(Leader { source, number: head.number });
+        for told in &mut self.told {
+            if is_new || told.head.is_some_and(|told| told.number <= head.number) {
+                told.ahead = None;
+            }
+        }
+    }
+}
+
+enum Link {
+    Needs(B256),
+    /// The chain has it, or had it.
+    Repeat,
+    Linked,
+    /// It counts all the same.
+    Unlinked,
+    /// It does not count.
+    No(Option<Unread>),
+}
+
+fn apply(
+    chain: &mut RecentBlocks,
+    branch: &mut Branch,
+    block: ReadBlock,
+    is_linked: bool,
+) -> Applied {
+    let is_first = chain.head().is_none();
+    let mut blocks: Vec<_> = std::mem::take(&mut branch.ancestors).into();
+    if is_first {
+        // They were its proof; nothing of them was announced.
+        blocks.clear();
+    }
+    let is_gap = !(is_first || is_linked && blocks.is_empty());
+    blocks.push(block);
+    let (mut is_reorg, mut unmined) = (false, Vec::new());
+    for read in &blocks {
+        let Pushed { relation, undone, forgotten, .. } = chain.push(read.block.clone());
+        is_reorg |= !undone.is_empty();
+        // Those of a block that is only too old stay mined.
+        let is_proven = !matches!(relation, Relation::Gap { .. });
+        let unproven = forgotten.into_iter().filter(|_| !is_proven);
+        unmined.extend(undone.into_iter().chain(unproven).flat_map(|block| block.mined.to_vec()));
+    }
+    unmined.retain(|hash| !chain.is_mined(hash));
+    let gap = match () {
+        () if is_reorg => Some(GapReason::Reorg),
+        // The comparison that follows a connect covers the heads that were missed until then, but
+        // not what counted as mined while it ran.
+        () if is_gap && !(branch.was_requested && unmined.is_empty()) => {
+            Some(GapReason::MissedHeads)
+        }
+        () if branch.is_unread || is_gap && !is_linked => Some(GapReason::UnreadBlock),
+        () => None,
+    };
+    Applied { blocks, unmined, gap }
+}

@@ -1,0 +1,433 @@
+//! The follower against what an honest node knows, with other nodes that lag, import old blocks, tell
+//! high numbers, repeat a head, are on another branch, do not answer for ancestors, go and come back.
+//!
+//! `cargo test` runs 2,000 seeds. For an hour or so:
+//! `MEMPOOL_INGEST_CHAIN_SEEDS=4000000 cargo test --release -p txpool-fetcher --lib chain::oracle`.
+//! A failure names its seed; `MEMPOOL_INGEST_CHAIN_FIRST=SEED MEMPOOL_INGEST_CHAIN_SEEDS=1` replays it.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::{B256, map::B256HashMap};
+use chain_view::{Block, Head, RecentBlocks};
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
+
+use super::{
+    AnnouncedHead, Unread,
+    follower::{Applied, Branch, Follower, Step},
+};
+use crate::limits::RECENT_BLOCKS;
+
+const LEAD_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The honest node's place among the sources.
+const HONEST: usize = 0;
+
+/// Blocks before the simulation: none of them has a transaction.
+const OLD_BLOCKS: u64 = 150;
+
+/// What a node does beside telling heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Honest,
+    /// Tells the honest node's heads, later.
+    Lags,
+    /// Tells old blocks, one after another.
+    Imports,
+    /// Tells numbers that no chain has, with a parent that nobody has.
+    TellsHigh,
+    Repeats,
+    /// On a branch of its own, not higher than the honest one for long.
+    OtherBranch,
+    /// Tells the honest node's heads, and is not sure to answer for their ancestors.
+    DoesNotAnswer,
+}
+
+const OTHERS: [Kind; 6] = [
+    Kind::Lags,
+    Kind::Imports,
+    Kind::TellsHigh,
+    Kind::Repeats,
+    Kind::OtherBranch,
+    Kind::DoesNotAnswer,
+];
+
+#[derive(Debug)]
+struct Node {
+    kind: Kind,
+    is_up: bool,
+    /// The end of its chain.
+    tip: B256,
+    waiting: VecDeque<AnnouncedHead>,
+    branch: Option<Branch>,
+    /// A block that its branch needs.
+    needs: Option<B256>,
+}
+
+struct World {
+    rng: SmallRng,
+    now: Instant,
+    blocks: B256HashMap<Block>,
+    made: u64,
+    /// All transactions that were sent.
+    txs: Vec<B256>,
+    nodes: Vec<Node>,
+    follower: Follower,
+    chain: RecentBlocks,
+    /// What the sink knows by the heads that it was told.
+    sink: RecentBlocks,
+    pending: HashSet<B256>,
+    /// The honest node's latest head that was processed.
+    processed: Option<B256>,
+    has_led: bool,
+}
+
+fn hash(n: u64) -> B256 {
+    B256::left_padding_from(&n.to_be_bytes())
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let count = rng.random_range(1..=4);
+        let kinds: Vec<_> = std::iter::once(Kind::Honest)
+            .chain((1..count).map(|_| *OTHERS.choose(&mut rng).expect("some")))
+            .collect();
+        let mut world = Self {
+            rng,
+            now: Instant::now(),
+            blocks: B256HashMap::default(),
+            made: 0,
+            txs: Vec::new(),
+            nodes: Vec::new(),
+            follower: Follower::new(count, LEAD_TIMEOUT),
+            chain: RecentBlocks::new(RECENT_BLOCKS),
+            sink: RecentBlocks::new(RECENT_BLOCKS),
+            pending: HashSet::new(),
+            processed: None,
+            has_led: false,
+        };
+        let mut tip = hash(u64::MAX);
+        let mut old = Vec::new();
+        for number in 100..100 + OLD_BLOCKS {
+            tip = world.make(number, tip, Vec::new());
+            old.push(tip);
+        }
+        for kind in kinds {
+            let tip = match kind {
+                Kind::Imports => old[world.rng.random_range(0..old.len())],
+                _ => tip,
+            };
+            let (waiting, branch, needs) = (VecDeque::new(), None, None);
+            world.nodes.push(Node { kind, is_up: false, tip, waiting, branch, needs });
+        }
+        world
+    }
+
+    fn make(&mut self, number: u64, parent: B256, txs: Vec<B256>) -> B256 {
+        self.made += 1;
+        let hash = hash(self.made << 20);
+        self.blocks.insert(hash, Block::new(Head::new(number, hash, parent), txs));
+        hash
+    }
+
+    /// The chain that ends with a block, from its end to where no block has transactions: no reorg
+    /// of the simulation goes deeper.
+    fn branch_of(&self, tip: B256) -> impl Iterator<Item = &Block> {
+        let parent = |block: &&Block| self.blocks.get(&block.head.parent_hash);
+        std::iter::successors(self.blocks.get(&tip), parent)
+            .take_while(|block| block.head.number >= 100 + OLD_BLOCKS / 2)
+    }
+
+    fn mined_by(&self, tip: B256) -> HashSet<B256> {
+        self.branch_of(tip).flat_map(|block| block.mined.to_vec()).collect()
+    }
+
+    fn number(&self, hash: B256) -> u64 {
+        self.blocks[&hash].head.number
+    }
+
+    fn ancestor(&self, mut hash: B256, depth: u64) -> B256 {
+        for _ in 0..depth {
+            hash = self.blocks[&hash].head.parent_hash;
+        }
+        hash
+    }
+
+    /// A child of a block, with new transactions and some that its chain has not mined.
+    fn extend(&mut self, parent: B256) -> B256 {
+        let mined = self.mined_by(parent);
+        let mut txs: Vec<B256> =
+            self.txs.iter().filter(|tx| !mined.contains(*tx)).copied().collect();
+        txs.retain(|_| self.rng.random_bool(0.5));
+        if self.rng.random_bool(0.2) {
+            self.made += 1;
+            txs.push(hash(self.made << 20 | 1));
+        }
+        self.make(self.number(parent) + 1, parent, txs)
+    }
+
+    /// A transaction becomes pending at the honest node and is announced.
+    fn send(&mut self) {
+        self.made += 1;
+        let tx = hash(self.made << 20 | 2);
+        self.txs.push(tx);
+        if !self.sink.is_mined(&tx) {
+            self.pending.insert(tx);
+        }
+    }
+
+    /// Compares the sink with the honest node's pool.
+    fn compare(&mut self) {
+        let mined = self.mined_by(self.nodes[HONEST].tip);
+        let listed = self.txs.iter().filter(|tx| !mined.contains(*tx));
+        self.pending = listed.filter(|tx| !self.chain.is_mined(tx)).copied().collect();
+    }
+
+    fn set_up(&mut self, node: usize, is_up: bool) {
+        if self.nodes[node].is_up == is_up {
+            return;
+        }
+        self.nodes[node].is_up = is_up;
+        self.follower.set_may_lead(node, is_up);
+        if node == HONEST {
+            (self.processed, self.has_led) = (None, false);
+            if is_up {
+                self.compare();
+            }
+        }
+        if is_up {
+            let head = self.blocks[&self.nodes[node].tip].head;
+            let latest = AnnouncedHead { head, block: None, was_requested: true };
+            self.nodes[node].waiting.push_back(latest);
+        }
+    }
+
+    fn tell(&mut self, node: usize, head: Head) {
+        if self.nodes[node].is_up {
+            self.nodes[node].waiting.push_back(head.into());
+        }
+    }
+
+    fn tell_tip(&mut self, node: usize, tip: B256) {
+        self.nodes[node].tip = tip;
+        self.tell(node, self.blocks[&tip].head);
+    }
+
+    /// The honest node has a new block, or changes its branch, once or several times in a row.
+    fn honest_event(&mut self) {
+        let tip = self.nodes[HONEST].tip;
+        match self.rng.random_range(0..10) {
+            0 => {
+                let depth = self.rng.random_range(1..5);
+                let mut tip = self.ancestor(tip, depth);
+                for _ in 0..self.rng.random_range(1..=depth + 1) {
+                    tip = self.extend(tip);
+                    self.tell_tip(HONEST, tip);
+                }
+            }
+            1 => {
+                // There and back.
+                let depth = self.rng.random_range(1..4);
+                let other = self.extend(self.ancestor(tip, depth));
+                self.tell_tip(HONEST, other);
+                for back in (0..depth).rev() {
+                    self.tell_tip(HONEST, self.ancestor(tip, back));
+                }
+            }
+            2 => {
+                // Some heads are never told.
+                let missed =
+                    if self.rng.random_bool(0.1) { 80 } else { self.rng.random_range(1..9) };
+                let last = (0..missed).fold(tip, |tip, _| self.extend(tip));
+                self.tell_tip(HONEST, last);
+            }
+            _ => {
+                let next = self.extend(tip);
+                self.tell_tip(HONEST, next);
+            }
+        }
+    }
+
+    fn other_event(&mut self, node: usize) {
+        let honest = self.nodes[HONEST].tip;
+        let (tip, number) = (self.nodes[node].tip, self.number(honest));
+        match self.nodes[node].kind {
+            Kind::Honest => unreachable!("the others"),
+            Kind::Lags | Kind::DoesNotAnswer => {
+                let depth = match self.nodes[node].kind {
+                    Kind::Lags => self.rng.random_range(0..9),
+                    _ => 0,
+                };
+                self.tell_tip(node, self.ancestor(honest, depth));
+            }
+            Kind::Imports => {
+                let next = self.number(tip) + 1;
+                if next <= number {
+                    self.tell_tip(node, self.ancestor(honest, number - next));
+                }
+            }
+            Kind::TellsHigh => {
+                let above = [1, 20, 63, 64, 65, 1 << 40, u64::MAX - number];
+                let above = *above.choose(&mut self.rng).expect("some");
+                self.made += 1;
+                let (own, parent) = (hash(self.made << 20 | 3), hash(self.made << 20 | 4));
+                let head = Head::new(number + above, own, parent);
+                for _ in 0..self.rng.random_range(1..4) {
+                    self.tell(node, head);
+                }
+            }
+            Kind::Repeats => self.tell(node, self.blocks[&tip].head),
+            Kind::OtherBranch => {
+                if tip == honest || self.number(tip) + 9 < number {
+                    let depth = self.rng.random_range(0..6);
+                    let fork = self.ancestor(honest, depth);
+                    self.nodes[node].tip = self.extend(fork);
+                } else if self.number(tip) <= number {
+                    self.nodes[node].tip = self.extend(tip);
+                }
+                self.tell_tip(node, self.nodes[node].tip);
+            }
+        }
+    }
+
+    /// One step of the task that follows a node. False if it has nothing to do.
+    fn work(&mut self, node: usize) -> bool {
+        if let Some(hash) = self.nodes[node].needs.take() {
+            let fails = self.nodes[node].kind == Kind::DoesNotAnswer && self.rng.random_bool(0.3);
+            let found = self.blocks.get(&hash).filter(|_| !fails).cloned();
+            let read = found.map(Into::into).ok_or(Unread::Missing);
+            self.nodes[node].branch.as_mut().expect("it needs it").read(hash, read);
+        }
+        if self.nodes[node].branch.is_none() {
+            let Some(announced) = self.nodes[node].waiting.pop_front() else { return false };
+            self.nodes[node].branch = self.follower.tell(node, announced, self.now);
+            if self.nodes[node].branch.is_none() {
+                return true;
+            }
+        }
+        let mut branch = self.nodes[node].branch.take().expect("just seen");
+        let led_before = self.follower.leader();
+        let latest = self.chain.head().map(|head| head.number);
+        let step = self.follower.step(&mut self.chain, &mut branch, self.now);
+        if let Step::Read(hash) = step {
+            self.nodes[node].needs = Some(hash);
+            self.nodes[node].branch = Some(branch);
+            return true;
+        }
+        let has_changed = matches!(step, Step::Applied(_)) || node == HONEST;
+        if let Step::Applied(applied) = step {
+            let honest_led = led_before == Some(HONEST) && self.nodes[HONEST].is_up;
+            assert!(
+                latest <= self.chain.head().map(|head| head.number)
+                    || node == HONEST
+                    || !honest_led,
+                "the head goes back"
+            );
+            self.apply(applied);
+        }
+        if node == HONEST {
+            self.processed = Some(branch.hash());
+        }
+        if has_changed {
+            self.check();
+        }
+        true
+    }
+
+    /// What the sink does with the heads: an order pool's rule.
+    fn apply(&mut self, applied: Applied) {
+        for read in applied.blocks {
+            let pushed = self.sink.push(read.block.clone());
+            let undone = pushed.undone.iter().flat_map(|block| block.mined.iter());
+            self.pending.extend(undone.filter(|tx| self.txs.contains(tx)));
+            for tx in read.block.mined.iter() {
+                self.pending.remove(tx);
+            }
+        }
+        self.pending.retain(|tx| !self.sink.is_mined(tx));
+        if applied.gap.is_some() {
+            self.compare();
+        }
+    }
+
+    fn check(&mut self) {
+        assert!(self.chain.iter().eq(self.sink.iter()), "the sink has another chain");
+        for (parent, child) in self.chain.iter().zip(self.chain.iter().skip(1)) {
+            assert_eq!(child.head.parent_hash, parent.head.hash, "not a chain");
+        }
+        let leads = self.follower.leader() == Some(HONEST);
+        assert!(leads || !self.has_led, "the honest node has lost the lead");
+        self.has_led = leads && self.nodes[HONEST].is_up;
+        let Some(told) = self.processed.filter(|_| self.has_led) else { return };
+        assert!(self.chain.block(&told).is_some(), "the honest node's head is not in the chain");
+        let number = self.number(told);
+        let faster = self.chain.iter().filter(|block| block.head.number > number);
+        let faster: HashSet<B256> = faster.flat_map(|block| block.mined.to_vec()).collect();
+        let (mined, mined_later) = (self.mined_by(told), self.mined_by(self.nodes[HONEST].tip));
+        for tx in &self.txs {
+            if mined.contains(tx) {
+                assert!(!self.pending.contains(tx), "mined and pending for the sink");
+            } else if !mined_later.contains(tx) && !faster.contains(tx) {
+                assert!(self.pending.contains(tx), "pending, and not for the sink");
+            }
+        }
+    }
+
+    fn settle(&mut self, node: usize) {
+        while self.work(node) {}
+    }
+
+    fn step(&mut self) {
+        let node = self.rng.random_range(0..self.nodes.len());
+        match self.rng.random_range(0..100) {
+            0..4 => self.set_up(node, !self.nodes[node].is_up),
+            4..14 => self.send(),
+            14..26 => {
+                // Its heads are processed before time passes.
+                self.settle(HONEST);
+                self.now += Duration::from_millis(self.rng.random_range(0..8_000));
+                self.honest_event();
+            }
+            26..46 if node != HONEST => self.other_event(node),
+            _ => _ = self.work(node),
+        }
+    }
+
+    fn run(&mut self) {
+        for node in 0..self.nodes.len() {
+            if self.rng.random_bool(0.7) {
+                self.set_up(node, true);
+            }
+        }
+        for _ in 0..self.rng.random_range(50..250) {
+            self.step();
+        }
+        // Whatever has happened: the honest node leads once the others have nothing to tell.
+        self.set_up(HONEST, true);
+        (0..self.nodes.len()).for_each(|node| self.settle(node));
+        for _ in 0..4 {
+            self.now += LEAD_TIMEOUT;
+            let next = self.extend(self.nodes[HONEST].tip);
+            self.tell_tip(HONEST, next);
+            self.settle(HONEST);
+        }
+        let head = self.chain.head().map(|head| head.hash);
+        assert_eq!(head, Some(self.nodes[HONEST].tip), "it is followed in the end");
+    }
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |text| text.parse().expect("a whole number"))
+}
+
+#[test]
+fn the_chain_is_that_of_the_honest_node_that_leads() {
+    let first = number("MEMPOOL_INGEST_CHAIN_FIRST", 0);
+    for seed in first..first + number("MEMPOOL_INGEST_CHAIN_SEEDS", 2_000) {
+        let run = std::panic::catch_unwind(|| World::new(seed).run());
+        assert!(run.is_ok(), "seed {seed}");
+    }
+}
