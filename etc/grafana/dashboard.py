@@ -11,7 +11,8 @@ from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
-STATES = {0: ("connecting", "orange"), 1: ("backfilling", "blue"), 2: ("live", "green"), 3: ("stale", "red"), 4: ("ended", "dark-red")}
+STATES = {0: ("connecting", "orange"), 1: ("backfilling", "blue"), 2: ("live", "green"), 3: ("stale", "red"), 4: ("ended", "dark-red"),
+          5: ("syncing", "orange")}
 LOADS = {0: ("normal", "green"), 1: ("elevated", "orange"), 2: ("critical", "red")}
 STREAM_STATES = {
     0: ("ended", "dark-red"), 1: ("connecting", "orange"), 2: ("catching up", "blue"), 3: ("live", "green"),

@@ -182,9 +182,9 @@ pub struct FetcherConfig {
     /// transactions do not wait behind blobs. By default one for each core, at most 4; the first of them
     /// never carry backfill and audits.
     pub request_connections: usize,
-    /// The chain that every source must be on; `None` (the default) takes the chain of the first source that
-    /// connects. A source on another chain is a failed attempt to connect:
-    /// [`ConnectError::OtherChain`](crate::ConnectError::OtherChain).
+    /// The chain that every source must be on; `None` (the default) takes the chain of the first listed source
+    /// that can be reached: the others wait for its first attempt to connect. A source on another chain is a
+    /// failed attempt to connect: [`ConnectError::OtherChain`](crate::ConnectError::OtherChain).
     pub chain_id: Option<u64>,
     /// What happens when no source can be reached at start-up.
     pub start: StartPolicy,

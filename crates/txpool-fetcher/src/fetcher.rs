@@ -206,7 +206,7 @@ impl Fetcher {
         let seen = Arc::clone(&hashes.seen);
         sink::spawn(Arc::clone(&sink), move |hash| seen.get(hash) == Some(Seen::Mined))
             .map_err(|source| StartError::Thread { thread: "mempool-sink", source })?;
-        let chain_id = ChainId::new(config.chain_id).into();
+        let chain_id = ChainId::new(config.chain_id, config.sources.len()).into();
         let deliverer = Arc::new(Deliverer { settings, hashes, chain_id, sink, metrics });
         let shared = Parts { fetch, deliverer, chain };
         let mut parts = Vec::new();

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use chain_view::Head;
+
 /// A silence shorter than this is never suspicious, whatever the rate: geth pauses for up to 3 s now
 /// and then. A suspicious source is watched for as long again before it is judged.
 pub(crate) const MIN_SILENCE: Duration = Duration::from_secs(4);
@@ -65,7 +67,7 @@ pub struct Gap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
     /// A head was announced.
-    Head(u64),
+    Head(Head),
     /// Announcements or blocks may have been missed.
     Gap(GapReason),
     /// The node announces hashes where it was asked for objects.

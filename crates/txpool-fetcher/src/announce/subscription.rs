@@ -19,12 +19,11 @@ use super::{
 };
 use crate::{
     chain::{AnnouncedHead, read_head},
-    config::{Announcements, Endpoint},
-    connection::{ChainId, Connection, dial},
+    config::Announcements,
+    connection::{Connection, dial},
     error::{CallError, ConnectError, LossReason},
     fetch::{Arrival, Deliverer, Fetch},
     gap::{GapReason, Report},
-    limits::Limits,
     outcome::Entry,
     sink::TransactionSink,
 };
@@ -77,7 +76,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
 ) -> Result<Subscribed, ConnectError> {
     let limits = &fetch.settings.limits;
     let endpoint = &fetch.settings.config.sources[index];
-    let open = |objects| open(endpoint, limits, &deliverer.chain_id, objects, known);
+    let open = |objects| open(fetch, deliverer, index, objects, known);
     let refused = |error: CallError| ConnectError::NotEthereum {
         endpoint: endpoint.to_string(),
         method: "eth_subscribe",
@@ -115,14 +114,17 @@ pub(crate) async fn subscribe<S: TransactionSink>(
 }
 
 /// Connects, and subscribes to announcements. The inner error is the node's answer to that.
-async fn open(
-    endpoint: &Endpoint,
-    limits: &Limits,
-    chain_id: &ChainId,
+async fn open<S>(
+    fetch: &Fetch,
+    deliverer: &Deliverer<S>,
+    index: usize,
     objects: bool,
     known: bool,
 ) -> Result<(Arc<Connection>, Result<RawSubscription, CallError>), ConnectError> {
-    let connection = Arc::new(dial(endpoint, limits, chain_id, known).await?);
+    let limits = &fetch.settings.limits;
+    let endpoint = &fetch.settings.config.sources[index];
+    let connection = Arc::new(dial(endpoint, limits, known).await?);
+    deliverer.chain_id.check(index, endpoint, connection.node.chain_id).await?;
     let wanted = limits.announcement_buffer;
     match connection.subscribe_announcements(objects, wanted, limits.ping_timeout).await {
         Ok(Err(probed)) => {
@@ -383,7 +385,7 @@ async fn read_heads(
             received = new_heads.recv() => match received {
                 Ok(json) => match read_head(json.get()) {
                     Ok(head) => {
-                        report(reports, Report::Head(head.number)).await;
+                        report(reports, Report::Head(head)).await;
                         waiting = match heads.try_send(head.into()) {
                             // The one that waited is an ancestor of this one, and is fetched as
                             // such.

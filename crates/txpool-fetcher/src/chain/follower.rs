@@ -14,9 +14,10 @@
 //!   the leader's, or time and heads have passed since then;
 //! - at once, if the leader's own head could not be linked: a number alone proves nothing.
 //!
-//! A head that is told again shows no progress. A head of another source that is not linked never
-//! counts. A head at or below what is remembered is not looked into, unless its source leads and has
-//! gone back: a node that lags or imports old blocks is no reorg and no gap.
+//! A head that is told again shows no progress. A head of another source that is not linked does not
+//! count, unless no other source may lead. A head at or below what is remembered is not looked into,
+//! unless its source leads and has gone back: a node that lags or imports old blocks is no reorg and
+//! no gap.
 //!
 //! # What holds
 //! An *honest node* tells the heads of one chain, each after its block can be requested, and can
@@ -159,6 +160,12 @@ impl Follower {
         }
     }
 
+    /// Whether any source that may lead has told a head of after `since`, in seconds since the Unix
+    /// epoch.
+    pub(crate) fn has_head_after(&self, since: u64) -> bool {
+        self.told.iter().any(|told| told.head.is_some_and(|head| head.timestamp > since))
+    }
+
     /// A source tells a head. `None` if that is nothing new.
     pub(super) fn tell(
         &mut self,
@@ -279,13 +286,17 @@ impl Follower {
             () if is_deep && is_proven => Link::Linked,
             () if !branch.is_cut => Link::Needs(oldest.parent_hash),
             // A single head with a huge number must not hide the true ones.
-            () if leader.is_none()
-                || number > latest.number.saturating_add(MAX_ANCESTORS as u64) =>
-            {
+            () if number > latest.number.saturating_add(MAX_ANCESTORS as u64) => {
                 Link::No(Some(Unread::Unlinked))
             }
-            () => Link::Unlinked,
+            () if leader.is_some() || leads && self.is_alone(branch.source) => Link::Unlinked,
+            () => Link::No(Some(Unread::Unlinked)),
         }
+    }
+
+    /// Whether no other source may lead.
+    fn is_alone(&self, source: usize) -> bool {
+        self.told.iter().enumerate().all(|(other, told)| other == source || !told.may_lead)
     }
 
     fn is_leader(&self, source: usize) -> bool {

@@ -1,16 +1,19 @@
 //! Reads the blocks that the [follower](super::follower) needs for the heads of a source.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use alloy_primitives::B256;
-use chain_view::Block;
+use chain_view::{Block, Head};
 use serde_json::value::RawValue;
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{
     AnnouncedHead, BLOCK_TRIES, Chain, RETRY_BACKOFF, ReadBlock, Shared, Unread, wire::read_block,
 };
-use crate::{error::CallError, in_process_pool::MinedBlock, sync::lock};
+use crate::{connection::Connection, error::CallError, in_process_pool::MinedBlock, sync::lock};
 
 /// Requests the head of a source right after it has connected: otherwise the base fee is unknown
 /// until its next block, and heads that were missed while it was disconnected go unnoticed.
@@ -35,6 +38,18 @@ pub(crate) async fn latest(chain: &Arc<Chain>, source: usize) -> Option<Announce
     }
     reason.count("latest", B256::ZERO);
     None
+}
+
+/// Whether a node says that it is syncing (`eth_syncing`). One without the method does not.
+pub(crate) async fn says_syncing(calls: &Connection, limit: Duration) -> bool {
+    let response = calls.call("eth_syncing", (), limit).await;
+    response.is_ok_and(|response| response.get().starts_with('{'))
+}
+
+/// The latest head of a node that is being connected.
+pub(crate) async fn head_of(calls: &Connection, limit: Duration) -> Option<Head> {
+    let response = calls.call("eth_getBlockByNumber", ("latest", false), limit).await;
+    Some(block_of(response).ok()?.head)
 }
 
 /// Follows the heads of one source, one after another.

@@ -44,7 +44,11 @@ use chain_view::{Block, Head, NonceUpdate};
 use load_control::Backoff;
 use tokio::{sync::mpsc, task::JoinSet};
 
-pub(crate) use self::{follower::Follower, heads::latest, wire::read_head};
+pub(crate) use self::{
+    follower::Follower,
+    heads::{head_of, latest, says_syncing},
+    wire::read_head,
+};
 use self::{
     follower::{Applied, Branch, Step},
     nonces::Wanted,
@@ -83,6 +87,10 @@ pub(crate) struct AnnouncedHead {
 }
 
 impl AnnouncedHead {
+    pub(crate) fn head(&self) -> Head {
+        self.head
+    }
+
     fn requested(block: ReadBlock) -> Self {
         Self { head: block.block.head, block: Some(block), was_requested: true }
     }

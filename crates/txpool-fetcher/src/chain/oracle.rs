@@ -408,7 +408,9 @@ impl World {
         // Whatever has happened: the honest node leads once the others have nothing to tell.
         self.set_up(HONEST, true);
         (0..self.nodes.len()).for_each(|node| self.settle(node));
-        for _ in 0..4 {
+        // A reorg may have put it below another branch.
+        let highest = self.nodes.iter().map(|node| self.number(node.tip)).max().expect("some");
+        for _ in self.number(self.nodes[HONEST].tip)..highest + 4 {
             self.now += LEAD_TIMEOUT;
             let next = self.extend(self.nodes[HONEST].tip);
             self.tell_tip(HONEST, next);

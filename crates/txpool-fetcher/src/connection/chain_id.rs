@@ -2,27 +2,52 @@
 
 use std::sync::OnceLock;
 
+use tokio::sync::watch;
+
 use crate::{config::Endpoint, error::ConnectError};
 
-/// The chain of the configuration, or that of the first source that was reached.
+/// The chain of the configuration, or that of the first listed source. It never changes.
 #[derive(Debug)]
-pub(crate) struct ChainId(OnceLock<u64>);
+pub(crate) struct ChainId {
+    pinned: OnceLock<u64>,
+    /// Of each source, whether an attempt to connect has ended.
+    tried: watch::Sender<Box<[bool]>>,
+}
 
 impl ChainId {
-    pub(crate) fn new(configured: Option<u64>) -> Self {
-        Self(configured.map_or_else(OnceLock::new, OnceLock::from))
+    pub(crate) fn new(configured: Option<u64>, sources: usize) -> Self {
+        let pinned = configured.map_or_else(OnceLock::new, OnceLock::from);
+        Self { pinned, tried: watch::Sender::new(vec![false; sources].into()) }
     }
 
     pub(crate) fn get(&self) -> Option<u64> {
-        self.0.get().copied()
+        self.pinned.get().copied()
     }
 
-    /// Checks the chain of a source. The first one is taken if none was configured.
-    pub(crate) fn check(&self, endpoint: &Endpoint, found: u64) -> Result<(), ConnectError> {
-        let expected = *self.0.get_or_init(|| found);
+    /// Checks the chain of a source. If none was configured, the chain is that of the first listed
+    /// source that can be reached: a later one waits until those before it were reached, or have
+    /// failed once. So it does not depend on which node responds first.
+    pub(crate) async fn check(
+        &self,
+        source: usize,
+        endpoint: &Endpoint,
+        found: u64,
+    ) -> Result<(), ConnectError> {
+        let mut tried = self.tried.subscribe();
+        // The sender lives as long as `self`.
+        let _ = tried
+            .wait_for(|tried| self.get().is_some() || tried[..source].iter().all(|tried| *tried))
+            .await;
+        let expected = *self.pinned.get_or_init(|| found);
+        self.tried(source);
         if found == expected {
             return Ok(());
         }
         Err(ConnectError::OtherChain { endpoint: endpoint.to_string(), found, expected })
+    }
+
+    /// An attempt to connect to a source has ended.
+    pub(crate) fn tried(&self, source: usize) {
+        self.tried.send_if_modified(|tried| !std::mem::replace(&mut tried[source], true));
     }
 }

@@ -334,7 +334,7 @@ mod tests {
     async fn open(path: &Path) -> Connection {
         let endpoint = Endpoint::Ipc(path.into());
         let limits = Limits::default();
-        let dialed = dial(&endpoint, &limits, &ChainId::new(None), false).await;
+        let dialed = dial(&endpoint, &limits, false).await;
         dialed.expect("the node responds")
     }
 

@@ -12,7 +12,7 @@ use tokio::{
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, tungstenite::protocol::WebSocketConfig};
 
 use super::{
-    ChainId, Connection, ConnectionShared,
+    Connection, ConnectionShared,
     backend::{Connector, Socket},
     clip,
 };
@@ -41,7 +41,7 @@ pub(crate) fn no_socket(endpoint: &Endpoint) -> ConnectError {
 }
 
 /// Opens a connection and probes it: the peer must be an execution node with
-/// `eth_getRawTransactionByHash`, and on the chain of the others.
+/// `eth_getRawTransactionByHash`. Its chain is not checked yet: see [`ChainId::check`](super::ChainId::check).
 ///
 /// # Errors
 /// See [`ConnectError`]: each names the endpoint and the likely cause. Takes at most the ping
@@ -52,7 +52,6 @@ pub(crate) fn no_socket(endpoint: &Endpoint) -> ConnectError {
 pub(crate) async fn dial(
     endpoint: &Endpoint,
     limits: &Limits,
-    chain: &ChainId,
     known: bool,
 ) -> Result<Connection, ConnectError> {
     let socket = match endpoint {
@@ -81,7 +80,6 @@ pub(crate) async fn dial(
         probe.check_raw_transactions().await?;
     }
     connection.node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
-    chain.check(endpoint, connection.node.chain_id)?;
     Ok(connection)
 }
 

@@ -73,7 +73,7 @@ pub(crate) async fn subscribe(
     let (chain_id, announcements, blocks) = subscribed.await.map_err(|panicked| {
         ConnectError::PoolPanicked { endpoint: pool.to_string(), function: panicked.function }
     })?;
-    chain.check(&fetch.settings.config.sources[index], chain_id)?;
+    chain.check(index, &fetch.settings.config.sources[index], chain_id).await?;
     let node = NodeInfo { client: pool.to_string(), chain_id };
     let subscription = Arc::new(PoolSubscription { node, end: End::new() });
     let read_times = ReadTimes::new(fetch.settings.limits.announcement_buffer);
@@ -170,7 +170,7 @@ async fn read_blocks(
     heads: &mpsc::Sender<AnnouncedHead>,
 ) {
     while let Some(mined) = blocks.next().await {
-        report(reports, Report::Head(mined.block.head.number)).await;
+        report(reports, Report::Head(mined.block.head)).await;
         if heads.send(mined.into()).await.is_err() {
             // The fetcher is stopping.
             return;

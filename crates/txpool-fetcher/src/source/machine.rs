@@ -8,6 +8,9 @@
 //!      |                                                            | heads stopped coming, or
 //!      +---- subscription connection dropped ---- Stale <-----------+ listed hashes are not announced
 //! ```
+//! While its node does not follow the chain, a connected source is `Syncing`, and afterwards
+//! `Backfilling`.
+//!
 //! *Plausible* is judged with the Poisson distribution: if 20 announcements are expected in a silence,
 //! the probability of none is e^-20. At least two heads must have come since the last hash, so that a
 //! stalled chain is not mistaken for a dead subscription, and at least 4 s must have passed, since
@@ -81,6 +84,10 @@ pub enum SourceState {
     /// The source has ended: the limit of connection attempts is reached, or the fetcher has
     /// stopped.
     Ended,
+    /// Both kinds of connections are up, and the node does not follow the chain: its head is more than
+    /// 60 s old by the wall clock, and it says that it is syncing, or another source has a recent head.
+    /// Its pool is not compared and its heads do not count; what it announces does.
+    Syncing,
 }
 
 impl SourceState {
@@ -93,6 +100,7 @@ impl SourceState {
             Self::Live => "live",
             Self::Stale => "stale",
             Self::Ended => "ended",
+            Self::Syncing => "syncing",
         }
     }
 }
@@ -118,6 +126,8 @@ pub(crate) enum Event {
     Down(Role),
     /// A head was announced.
     Head(u64),
+    /// Whether the node does not follow the chain.
+    Behind(bool),
     /// Announcements or blocks may have been missed.
     Gap(GapReason),
     /// The node returned this block number on the request connection.
@@ -161,6 +171,7 @@ pub(crate) struct Machine {
     wanted: Option<GapReason>,
     compare_failures: u32,
     is_audited: bool,
+    is_behind: bool,
     compare_at: Option<Instant>,
     /// When a comparison began because of a block that could not be read.
     unread_block_at: Option<Instant>,
@@ -200,6 +211,7 @@ impl Machine {
             wanted: None,
             compare_failures: 0,
             is_audited: true,
+            is_behind: false,
             compare_at: None,
             unread_block_at: None,
             next_audit: None,
@@ -246,14 +258,7 @@ impl Machine {
                 self.attempts[role as usize] = 0;
                 self.up_at[role as usize] = now;
                 if self.up == [true; 2] {
-                    // Without a list of the pool there is nothing to wait for.
-                    self.state = match self.is_audited {
-                        true => SourceState::Backfilling,
-                        false => SourceState::Live,
-                    };
-                    self.activity = Activity { read: self.activity.read, ..Activity::new(now) };
-                    let reason = self.open_reason().unwrap_or(GapReason::Reconnect);
-                    self.compare(reason, &mut actions, now);
+                    self.begin(&mut actions, now);
                 }
             }
             Event::DialFailed(role) => {
@@ -278,6 +283,13 @@ impl Machine {
                 let after = self.delay(role);
                 actions.push(Action::Dial { role, after });
             }
+            Event::Behind(is_behind) => {
+                let was_behind = std::mem::replace(&mut self.is_behind, is_behind);
+                let may_change = self.up == [true; 2] && self.state != SourceState::Stale;
+                if was_behind != is_behind && may_change {
+                    self.begin(&mut actions, now);
+                }
+            }
             Event::Gap(GapReason::UnreadBlock) => self.unread_block(&mut actions, now),
             Event::Gap(reason) => self.gap(reason, &mut actions, now),
             Event::Head(number) => self.activity.head(number, now),
@@ -290,8 +302,9 @@ impl Machine {
                 let reason = self.comparing.take();
                 self.compare_failures = 0;
                 self.is_audited = true;
-                if self.up != [true; 2] {
-                    // A connection was lost during the comparison: it is repeated when both are up.
+                if !self.may_compare() {
+                    // A connection was lost during the comparison, or the node fell behind: it is
+                    // repeated afterwards.
                     self.add_recovered(recovered);
                     return actions;
                 }
@@ -302,13 +315,13 @@ impl Machine {
             }
             Event::CompareFailed { after, is_retryable } => {
                 self.comparing = None;
-                if self.up == [true; 2] {
+                if self.may_compare() {
                     self.compare_failed(after, is_retryable, now);
                 }
             }
             Event::Tick { read } => {
                 self.activity.tick(read, now);
-                if self.up == [true; 2] && self.compare_at.is_some_and(|at| now >= at) {
+                if self.may_compare() && self.compare_at.is_some_and(|at| now >= at) {
                     let reason = self.open_reason().unwrap_or(GapReason::Audit);
                     self.compare(reason, &mut actions, now);
                 }
@@ -323,6 +336,27 @@ impl Machine {
             }
         }
         actions
+    }
+
+    fn may_compare(&self) -> bool {
+        self.up == [true; 2] && self.state != SourceState::Syncing
+    }
+
+    /// Both kinds of connections are up, or the node has begun or ceased to follow the chain.
+    fn begin(&mut self, actions: &mut Vec<Action>, now: Instant) {
+        self.activity = Activity { read: self.activity.read, ..Activity::new(now) };
+        if self.is_behind {
+            self.state = SourceState::Syncing;
+            // Its heads do not count until it follows the chain.
+            return self.open_gap(GapReason::MissedHeads, now);
+        }
+        // Without a list of the pool there is nothing to wait for.
+        self.state = match self.is_audited {
+            true => SourceState::Backfilling,
+            false => SourceState::Live,
+        };
+        let reason = self.open_reason().unwrap_or(GapReason::Reconnect);
+        self.compare(reason, actions, now);
     }
 
     /// The delay before the next attempt to connect.
@@ -441,8 +475,12 @@ impl Machine {
             // The next audit finds out whether the pool can be listed again.
             SourceState::Live if !self.is_audited => {}
             SourceState::Live | SourceState::Backfilling => self.compare(reason, actions, now),
-            // The comparison follows when the connections are up again.
-            SourceState::Connecting | SourceState::Stale | SourceState::Ended => {}
+            // The comparison follows when the connections are up again, and the node follows the
+            // chain.
+            SourceState::Connecting
+            | SourceState::Stale
+            | SourceState::Syncing
+            | SourceState::Ended => {}
         }
     }
 
@@ -920,6 +958,30 @@ mod tests {
         assert_eq!(actions, [Action::Drop(reason)]);
     }
 
+    #[test]
+    fn a_source_whose_node_is_behind_is_syncing_and_its_pool_is_compared_afterwards() {
+        use GapReason::{MissedHeads, Reorg, StartUp};
+        let mut run = Run::new(&config());
+        run.on(Event::Behind(true));
+        run.on(Event::Up(Role::Subscription));
+        assert_eq!(run.on(Event::Up(Role::Request)), []);
+        assert_eq!(run.machine.state(), SourceState::Syncing);
+        assert_eq!(run.on(Event::Gap(Reorg)), []);
+        assert_eq!(run.pass(1000 * S).on(Event::Tick { read: 0 }), []);
+        assert_eq!(run.on(Event::SawBlock(1)), []);
+        assert_eq!(run.on(Event::Behind(false)), [Action::Compare(StartUp)]);
+        assert_eq!(run.machine.state(), SourceState::Backfilling);
+        run.on(compared(1));
+        assert_eq!((run.machine.state(), run.open_gaps()), (SourceState::Live, vec![]));
+        // What a comparison finds that the node fell behind of does not count.
+        run.on(Event::Gap(Reorg));
+        assert_eq!(run.on(Event::Behind(true)), []);
+        assert_eq!(run.on(compared(1)), []);
+        assert_eq!(run.machine.state(), SourceState::Syncing);
+        assert_eq!(run.open_gaps(), [Reorg, MissedHeads]);
+        assert_eq!(run.on(Event::Behind(false)), [Action::Compare(Reorg)]);
+    }
+
     fn any_event() -> impl Strategy<Value = Event> {
         let role = prop_oneof![Just(Role::Subscription), Just(Role::Request)];
         prop_oneof![
@@ -931,6 +993,7 @@ mod tests {
             Just(Event::Gap(GapReason::MissedHeads)),
             Just(Event::Gap(GapReason::UnreadBlock)),
             (0u64..50).prop_map(Event::Head),
+            any::<bool>().prop_map(Event::Behind),
             (0u64..50).prop_map(Event::SawBlock),
             Just(compared(1)),
             Just(failed(S)),
@@ -972,6 +1035,8 @@ mod tests {
                 let state = run.machine.state();
                 prop_assert_eq!(state == SourceState::Connecting, up != [true; 2] && state != SourceState::Stale);
             }
+            let actions = run.on(Event::Behind(false));
+            comparing |= actions.iter().any(|action| matches!(action, Action::Compare(_)));
             for role in [Role::Subscription, Role::Request] {
                 if !up[role as usize] {
                     comparing |= run.on(Event::Up(role)).iter().any(|a| matches!(a, Action::Compare(_)));

@@ -21,6 +21,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use chain_view::Head;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
@@ -36,7 +37,7 @@ use self::{
 use crate::{
     announce,
     audit::{AuditMode, AuditReport, Comparison},
-    chain::{self, AnnouncedHead, Chain},
+    chain::{self, AnnouncedHead, Chain, Follower},
     config::Announcements,
     connection::{Connection, NodeInfo, dial},
     error::{ConnectError, LossReason, SnapshotError, SourceError},
@@ -51,6 +52,10 @@ use crate::{
 
 /// How often the machine gets a tick: the resolution of its timers.
 const TICK: Duration = Duration::from_millis(100);
+
+/// How old the head of a node may be, by the wall clock, before the node can count as syncing. Five
+/// blocks of 12 s: some in a row may have no proposer, and clocks differ by some seconds.
+const MAX_HEAD_AGE: Duration = Duration::from_secs(60);
 
 /// Capacity of the source's inbox. A sender waits while it is full, so nothing is lost.
 const MESSAGES: usize = 256;
@@ -67,11 +72,46 @@ pub(crate) struct AuditRequest {
 enum Message {
     Event(Event),
     SubscriptionUp(Subscription),
-    RequestConnectionsUp(Opened<FetchRequest>),
+    /// With what the node says of its chain.
+    RequestConnectionsUp(Opened<FetchRequest>, Sync),
     PoolQueuesUp(Arc<PoolQueues<FetchRequest>>),
     DialFailed(Role, ConnectError),
+    SaysSyncing(bool),
+    /// The latest head, as the node returned it.
+    Latest(Head),
     Lost(Role, u64, LossReason),
     Compared(Result<AuditReport, SnapshotError>, Duration),
+}
+
+/// What is known of how far a node is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sync {
+    says_syncing: bool,
+    head: Option<Head>,
+}
+
+impl Sync {
+    /// The age of its head by the wall clock.
+    fn head_age(&self) -> Option<Duration> {
+        let time = Duration::from_secs(self.head?.timestamp);
+        Some(since_epoch().saturating_sub(time))
+    }
+
+    /// Whether the node does not follow the chain: its head is old, and either it says that it is
+    /// syncing, or another source has a recent head.
+    ///
+    /// Neither alone decides. A development chain may mine nothing for days, and geth says that it
+    /// is syncing for hours while it indexes transactions at the head of the chain.
+    fn is_behind(&self, follower: &Follower) -> bool {
+        let oldest = since_epoch().saturating_sub(MAX_HEAD_AGE).as_secs();
+        self.head.is_some_and(|head| head.timestamp < oldest)
+            && (self.says_syncing || follower.has_head_after(oldest))
+    }
+}
+
+fn since_epoch() -> Duration {
+    // A clock before 1970 makes every head young.
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Where a source's announcements are read.
@@ -150,6 +190,9 @@ pub(crate) struct Source<S> {
     messages: mpsc::Sender<Message>,
     tasks: JoinSet<()>,
     subscription: Option<Subscription>,
+    sync: Sync,
+    /// The error of a source on another chain is logged.
+    is_on_other_chain: bool,
     /// Counts the connections of each role, so that a message about an earlier one is recognised.
     generations: [u64; 2],
 }
@@ -177,6 +220,8 @@ impl<S: TransactionSink> Source<S> {
             messages,
             tasks: JoinSet::new(),
             subscription: None,
+            sync: Sync::default(),
+            is_on_other_chain: false,
             generations: [0; 2],
         };
         source.serve_audits(audits);
@@ -213,19 +258,35 @@ impl<S: TransactionSink> Source<S> {
         self.shared.metrics.backlog.set(backlog as f64);
         // The announcement reader reports this too, but not while it waits for a slot.
         self.parts.fetch.deferral.observe_backlog(self.index, backlog);
+        if let Some(age) = self.sync.head_age() {
+            self.shared.metrics.head_age.set(age.as_secs_f64());
+        }
         self.tick_machine(Instant::now())
     }
 
     fn tick_machine(&mut self, now: Instant) -> Vec<Action> {
+        let mut actions = self.check_sync(now);
         let read = self.shared.backlog.read();
-        self.machine.on(Event::Tick { read }, now)
+        actions.extend(self.machine.on(Event::Tick { read }, now));
+        actions
+    }
+
+    fn check_sync(&mut self, now: Instant) -> Vec<Action> {
+        let is_behind = self.sync.is_behind(&lock(&self.parts.chain.follower));
+        self.machine.on(Event::Behind(is_behind), now)
+    }
+
+    fn has_head(&mut self, head: Head) {
+        self.sync.head = Some(head);
+        lock(&self.shared.status).head = Some(head.number);
+        self.shared.metrics.head.set(head.number as f64);
     }
 
     fn on_report(&mut self, report: Report) -> Vec<Action> {
         let event = match report {
-            Report::Head(number) => {
-                lock(&self.shared.status).head = Some(number);
-                Event::Head(number)
+            Report::Head(head) => {
+                self.has_head(head);
+                Event::Head(head.number)
             }
             Report::Gap(reason) => Event::Gap(reason),
             Report::NoObjects => {
@@ -251,7 +312,10 @@ impl<S: TransactionSink> Source<S> {
                     }
                 }
                 self.shared.announces(announcements);
-                lock(&self.shared.status).node = Some(subscription.node().clone());
+                let node = subscription.node().clone();
+                self.shared.metrics.chain_id.set(node.chain_id as f64);
+                lock(&self.shared.status).node = Some(node);
+                self.is_on_other_chain = false;
                 self.subscription = Some(subscription);
                 self.up(Role::Subscription, now)
             }
@@ -259,7 +323,11 @@ impl<S: TransactionSink> Source<S> {
                 self.parts.fetch.connections.set(self.index, Some(Requests::InProcess(queues)));
                 self.up(Role::Request, now)
             }
-            Message::RequestConnectionsUp(opened) => {
+            Message::RequestConnectionsUp(opened, sync) => {
+                self.sync.says_syncing = sync.says_syncing;
+                if let Some(head) = sync.head {
+                    self.has_head(head);
+                }
                 self.ping(Role::Request, &opened.set.calls);
                 let set = Requests::Node(Arc::clone(&opened.set));
                 self.parts.fetch.connections.set(self.index, Some(set));
@@ -268,13 +336,27 @@ impl<S: TransactionSink> Source<S> {
             }
             Message::DialFailed(role, error) => {
                 self.parts.fetch.metrics.connect_failures.increment(1);
-                tracing::debug!(%error, ?role, "cannot connect");
+                self.parts.deliverer.chain_id.tried(self.index);
+                let is_on_other_chain = matches!(error, ConnectError::OtherChain { .. });
+                match is_on_other_chain && !self.is_on_other_chain {
+                    true => tracing::error!(%error, "a source of another chain is not used"),
+                    false => tracing::debug!(%error, ?role, "cannot connect"),
+                }
+                self.is_on_other_chain |= is_on_other_chain;
                 self.shared.fail(SourceError::Connect(error.clone()));
                 if let Some(first) = self.first.take() {
                     // The receiver may be gone; the error is in the status as well.
                     let _ = first.send(Err(error));
                 }
                 self.machine.on(Event::DialFailed(role), now)
+            }
+            Message::SaysSyncing(says_syncing) => {
+                self.sync.says_syncing = says_syncing;
+                Vec::new()
+            }
+            Message::Latest(head) => {
+                self.has_head(head);
+                Vec::new()
             }
             Message::Lost(role, generation, reason) => {
                 if generation != self.generations[role as usize] {
@@ -310,7 +392,9 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn up(&mut self, role: Role, now: Instant) -> Vec<Action> {
-        let actions = self.machine.on(Event::Up(role), now);
+        // Before the pool is compared.
+        let mut actions = self.check_sync(now);
+        actions.extend(self.machine.on(Event::Up(role), now));
         if self.machine.state() != SourceState::Connecting {
             self.request_head();
             if let Some(first) = self.first.take() {
@@ -324,9 +408,10 @@ impl<S: TransactionSink> Source<S> {
     /// Requests the current head. Heads are already announced, so none can be missed in between.
     fn request_head(&mut self) {
         let (chain, index) = (Arc::clone(&self.parts.chain), self.index);
-        let heads = self.channels.heads.clone();
+        let (heads, messages) = (self.channels.heads.clone(), self.messages.clone());
         self.tasks.spawn(async move {
             if let Some(head) = chain::latest(&chain, index).await {
+                send(&messages, Message::Latest(head.head())).await;
                 // If the fetcher stops, the head is not needed.
                 let _ = heads.send(head).await;
             }
@@ -351,7 +436,7 @@ impl<S: TransactionSink> Source<S> {
         ended
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
         let state = self.machine.state();
         let audited = self.machine.is_audited();
         let (before, audited_before) = {
@@ -385,6 +470,10 @@ impl<S: TransactionSink> Source<S> {
             lock(&self.parts.chain.follower).set_may_lead(self.index, may_lead);
             tracing::info!(%endpoint, from = before.as_str(), to = state.as_str(), "source");
             self.shared.metrics.state.set(f64::from(state as u8));
+        }
+        if before == SourceState::Syncing && state != SourceState::Connecting {
+            // Its heads did not count until now.
+            self.request_head();
         }
     }
 
@@ -427,7 +516,8 @@ impl<S: TransactionSink> Source<S> {
                     .map(|queues| Message::PoolQueuesUp(Arc::new(queues)))
                     .map_err(|error| ConnectError::io(pool, error)),
                 (Role::Request, None) => {
-                    open_requests(&parts, index, known).await.map(Message::RequestConnectionsUp)
+                    let opened = open_requests(&parts, index, known).await;
+                    opened.map(|(opened, sync)| Message::RequestConnectionsUp(opened, sync))
                 }
             };
             let message = dialed.unwrap_or_else(|error| Message::DialFailed(role, error));
@@ -532,21 +622,28 @@ impl<S: TransactionSink> Source<S> {
     }
 }
 
-/// Opens the request connections of a node.
+/// Opens the request connections of a node, and finds out how far it is.
 async fn open_requests<S: TransactionSink>(
     parts: &Parts<S>,
     index: usize,
     known: bool,
-) -> Result<Opened<FetchRequest>, ConnectError> {
+) -> Result<(Opened<FetchRequest>, Sync), ConnectError> {
     let Parts { fetch, deliverer, .. } = parts;
     let settings = &fetch.settings;
     let endpoint = &settings.config.sources[index];
-    let calls = dial(endpoint, &settings.limits, &deliverer.chain_id, known).await?;
+    let calls = dial(endpoint, &settings.limits, known).await?;
+    deliverer.chain_id.check(index, endpoint, calls.node.chain_id).await?;
+    let limit = settings.limits.ping_timeout;
+    let says_syncing = chain::says_syncing(&calls, limit).await;
+    // Else its head cannot make it count as syncing.
+    let needs_head = says_syncing || settings.config.sources.len() > 1;
+    let head = if needs_head { chain::head_of(&calls, limit).await } else { None };
+    let sync = Sync { says_syncing, head };
     let reader = {
         let (fetch, deliverer) = (Arc::clone(fetch), Arc::clone(deliverer));
         move || ResponseReader::new(&fetch, &deliverer)
     };
-    request::open(settings, endpoint, calls, reader).await
+    Ok((request::open(settings, endpoint, calls, reader).await?, sync))
 }
 
 impl<S> Drop for Source<S> {

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     audit::AuditState,
+    chain::says_syncing,
     connection::Connection,
     error::{CallError, LossReason},
     limits::Limits,
@@ -42,6 +43,8 @@ pub(super) async fn ping(
                     let event = Message::Event(Event::SawBlock(number.to()));
                     send(messages, event).await;
                 }
+                let syncing = says_syncing(connection, limits.ping_timeout).await;
+                send(messages, Message::SaysSyncing(syncing)).await;
             }
             // An error response also shows that the node is alive.
             Ok(_) | Err(CallError::Rpc { .. }) => {}

@@ -67,7 +67,7 @@ pub struct SourceStatus {
     ///
     /// [`FetcherConfig::fetch_slots`]: crate::FetcherConfig::fetch_slots
     pub fetch_limit: usize,
-    /// The number of the latest head that the node announced.
+    /// The number of the latest head that the node announced or returned.
     pub head: Option<u64>,
 }
 

@@ -7,19 +7,19 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use alloy_primitives::{Address, B256};
 use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
-use order_pool::{Event, OrderPool, Subscription};
+use order_pool::{Event, OrderPool, PoolConfig, Subscription};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::ingest::{Node, PATIENCE, eventually, settled, socket};
 use tokio::sync::mpsc;
 use txpool_fetcher::{
     AuditMode, Backfill, ChainEvent, Endpoint, FetchedTransaction, Fetcher, FetcherConfig,
-    GapReason, Limits, SinkEvent,
+    GapReason, Limits, SinkEvent, SourceState, StartPolicy,
 };
 
 use super::{all_live, ingest_fast, ingest_with, peer, settles_fast, start_with};
@@ -38,6 +38,8 @@ struct FakeBlock {
     number: u64,
     hash: B256,
     parent: B256,
+    /// In seconds since the Unix epoch; long ago by default.
+    time: u64,
     /// Hash, sender and nonce.
     txs: Vec<(B256, Address, u64)>,
 }
@@ -45,7 +47,14 @@ struct FakeBlock {
 impl FakeBlock {
     fn new(number: u64, hash: u64, parent: u64, txs: &[&PreparedTx]) -> Self {
         let txs = txs.iter().map(|tx| (tx.hash, tx.sender, tx.nonce)).collect();
-        Self { number, hash: block_hash(hash), parent: block_hash(parent), txs }
+        Self { number, hash: block_hash(hash), parent: block_hash(parent), time: 1, txs }
+    }
+
+    /// As if it had been made just now.
+    fn recent(mut self) -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        self.time = now.expect("after 1970").as_secs();
+        self
     }
 
     /// As if another transaction of the same sender and nonce had been mined.
@@ -57,7 +66,7 @@ impl FakeBlock {
     fn json(&self, full: Option<bool>) -> Value {
         let mut object = json!({
             "number": format!("{:#x}", self.number), "hash": self.hash, "parentHash": self.parent,
-            "timestamp": "0x1", "gasUsed": "0x0", "gasLimit": "0x1c9c380",
+            "timestamp": format!("{:#x}", self.time), "gasUsed": "0x0", "gasLimit": "0x1c9c380",
             "baseFeePerGas": "0x3b9aca00", "miner": Address::ZERO,
         });
         let txs = self.txs.iter();
@@ -93,6 +102,11 @@ struct State {
     full_blocks_stand_still: bool,
     /// No request is answered.
     stands_still: bool,
+    /// Instead of [`CHAIN_ID`].
+    chain_id: Option<u64>,
+    /// How often its version was requested.
+    probes: usize,
+    is_syncing: bool,
     /// Every block that was requested, full or not.
     requested: Vec<(B256, bool)>,
     connections: Vec<UnixStream>,
@@ -150,8 +164,15 @@ impl Fake {
         let mut state = self.lock();
         let params = &request["params"];
         Some(match request["method"].as_str()? {
-            "eth_chainId" => json!({ "result": format!("{CHAIN_ID:#x}") }),
-            "web3_clientVersion" => json!({ "result": "fake/1" }),
+            "eth_chainId" => {
+                json!({ "result": format!("{:#x}", state.chain_id.unwrap_or(CHAIN_ID)) })
+            }
+            "eth_syncing" if state.is_syncing => json!({ "result": { "currentBlock": "0x1" } }),
+            "eth_syncing" => json!({ "result": false }),
+            "web3_clientVersion" => {
+                state.probes += 1;
+                json!({ "result": "fake/1" })
+            }
             "eth_blockNumber" => {
                 let head = state.head;
                 json!({ "result": format!("{:#x}", state.blocks[&head].number) })
@@ -589,6 +610,68 @@ async fn a_head_that_was_reorged_out_does_not_hold_up_the_next() {
     eventually("the next head", || head_number(&pool) == Some(2)).await;
     assert!(pool.head().is_some_and(|head| head.hash == next.hash));
     assert!(fake.requests_for(22) <= 2, "{} requests", fake.requests_for(22));
+}
+
+#[tokio::test]
+async fn the_chain_is_that_of_the_first_listed_source_however_late_it_responds() {
+    let (first, other) = (Fake::start(), Fake::start());
+    other.lock().chain_id = Some(1);
+    first.lock().stands_still = true;
+    let sources = [&first, &other].map(|fake| Endpoint::Ipc(fake.path.clone()));
+    let config = FetcherConfig { start: StartPolicy::WaitForNode, ..FetcherConfig::new(sources) };
+    let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
+    let fetcher = Fetcher::start(config, pool).await.expect("it waits for no node");
+    eventually("the other is probed", || other.lock().probes >= 2).await;
+    first.lock().stands_still = false;
+    eventually("the other is refused", || fetcher.status()[1].last_error.is_some()).await;
+    let error = fetcher.status()[1].last_error.as_ref().map(ToString::to_string);
+    let error = error.expect("just seen");
+    assert!(error.ends_with("is on chain 1, expected chain 1337"), "{error}");
+    eventually("the first is live", || fetcher.is_live()).await;
+    assert_eq!(fetcher.status()[1].state, SourceState::Connecting);
+}
+
+#[tokio::test]
+async fn a_node_that_is_syncing_is_neither_live_nor_compared_and_its_heads_do_not_count() {
+    let fake = Fake::start();
+    fake.lock().is_syncing = true;
+    let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
+    let limits = Limits { ping_interval: Duration::from_millis(20), ..settles_fast() };
+    let started = Fetcher::start_with(fake.config(), limits, pool.clone()).await;
+    let fetcher = started.expect("the node is there");
+    let txs = txs(1);
+    fake.lock().pending.push(txs[0].clone());
+    blocks(2..=3).for_each(|block| fake.announce(&block));
+    eventually("its heads are seen", || fetcher.status()[0].head == Some(3)).await;
+    let status = &fetcher.status()[0];
+    assert_eq!((status.state, status.audits), (SourceState::Syncing, 0));
+    assert!(!fetcher.is_live() && pool.head().is_none() && pool.is_empty());
+    // That its head is old is no sign by itself: a development chain mines when it likes.
+    fake.lock().is_syncing = false;
+    eventually("live", || fetcher.is_live()).await;
+    eventually("its pool and its head", || pool.len() == 1 && head_number(&pool) == Some(3)).await;
+}
+
+#[tokio::test]
+async fn a_node_whose_head_is_old_while_that_of_another_is_recent_is_syncing_until_it_has_caught_up()
+ {
+    let (late, live) = (Fake::start(), Fake::start());
+    let recent = FakeBlock::new(2, 2, 1, &[]).recent();
+    live.add(&recent);
+    live.lock().head = recent.hash;
+    let (fetcher, pool) = ingest_fast(FetcherConfig::new(
+        [&late, &live].map(|fake| Endpoint::Ipc(fake.path.clone())),
+    ))
+    .await;
+    let states =
+        |fetcher: &Fetcher| fetcher.status().iter().map(|source| source.state).collect::<Vec<_>>();
+    let expected = [SourceState::Syncing, SourceState::Live];
+    eventually("one syncs, one is live", || states(&fetcher) == expected).await;
+    live.announce(&FakeBlock::new(3, 3, 2, &[]).recent());
+    eventually("the head", || head_number(&pool) == Some(3)).await;
+    late.announce(&recent);
+    all_live(&fetcher).await;
+    assert_eq!(head_number(&pool), Some(3));
 }
 
 #[tokio::test]
