@@ -1,6 +1,7 @@
 //! The fetcher's metrics, recorded through the [`metrics`] facade. The host chooses the exporter.
 //!
 //! The handles are made once, when the fetcher starts: install the recorder before that.
+//! The lock of the names of sources is taken when a source starts or ends, and alone.
 
 use std::{collections::BTreeSet, sync::Mutex};
 
