@@ -235,7 +235,8 @@ impl Parts {
         }
         if let Some(source) = self.source {
             let stats = source.shutdown(STOP_DEADLINE).await.stats;
-            let ended = stats.pooled + stats.known + stats.refused + stats.malformed;
+            let ended =
+                stats.pooled + stats.known + stats.superseded + stats.refused + stats.malformed;
             assert_eq!(stats.received, ended, "{stats:?}");
         }
         drop(self.bare);

@@ -6,7 +6,7 @@ use chain_view::Head;
 
 use crate::{
     error::RejectReason,
-    order::{Cancellation, Order, OrderId, ReplacementKey},
+    order::{Cancellation, Order, OrderId, PrivateCancellation, ReplacementKey},
 };
 
 /// A change of the pool, as published to subscribers.
@@ -26,6 +26,10 @@ pub enum Event {
     /// have not arrived yet. Published to every subscriber, after the removal of the key's pooled
     /// bundles.
     Cancelled(Cancellation),
+    /// This private transaction, as its signer has sent it until then, is not valid any more, here or
+    /// in another pool. Published to every subscriber, after the removal of the transaction if it
+    /// was pooled.
+    CancelledPrivate(PrivateCancellation),
     /// The cancellation of this key is no longer remembered: a bundle that arrives now is accepted.
     CancellationForgotten(ReplacementKey),
     /// The chain has a new head. A subscriber that sees head N has seen the removal of N's
@@ -96,7 +100,8 @@ pub enum InsertOutcome {
     /// The order was an empty bundle with a uuid, which is a cancellation, and it took effect.
     Cancelled,
     /// A bundle of its key for its block, or a cancellation of its key, with the same or a higher
-    /// nonce came before. Nothing changed.
+    /// nonce came before. Of a private transaction: its signer cancelled it after it arrived, and the
+    /// numbers are both times, in microseconds since the Unix epoch. Nothing changed.
     Superseded {
         /// Its nonce.
         nonce: u64,
@@ -154,6 +159,9 @@ pub enum CancelPrivateOutcome {
     /// The node has announced it, or another caller sent it too, so it can no longer be cancelled.
     /// Nothing changed.
     Public,
-    /// No pooled private transaction of this signer has this hash. Nothing changed.
+    /// No pooled private transaction of this signer has this hash, or it was sent later than it was
+    /// cancelled. Subscribers are told, since another pool may have it, unless
+    /// [`MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER`](crate::MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER) of this
+    /// signer are remembered.
     Unknown,
 }

@@ -17,7 +17,7 @@
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use alloy_primitives::{Address, B256};
@@ -31,7 +31,7 @@ use crate::{
     event::{CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, OrderStatus},
     holder::Holder,
     metrics::{Levels, PoolStats},
-    order::{Bundle, Cancellation, Funds, Order, PrivateTerms, Transaction},
+    order::{Bundle, Cancellation, Funds, Order, PrivateCancellation, PrivateTerms, Transaction},
     read::{Publisher, SeenState, Subscription, Tables},
 };
 
@@ -223,11 +223,24 @@ impl OrderPool {
     }
 
     /// Removes a private transaction that `signer` sent ([`Transaction::private`]), unless it has
-    /// become public, or another caller sent it too. If it is sent again, it is accepted again.
-    pub fn cancel_private(&self, hash: &B256, signer: Address) -> CancelPrivateOutcome {
+    /// become public, or another caller sent it too. `at` is when the signer cancelled it, without it
+    /// now: what was sent later stays, and is accepted if it is sent again. Whether or not the
+    /// transaction is here, subscribers are told, and it is refused for
+    /// [`CANCELLATION_RETENTION`](crate::CANCELLATION_RETENTION) if it arrives with an earlier
+    /// [`Transaction::first_seen`].
+    pub fn cancel_private(
+        &self,
+        hash: &B256,
+        signer: Address,
+        at: Option<SystemTime>,
+    ) -> CancelPrivateOutcome {
         let shared = self.shared();
-        let outcome =
-            shared.write(|core, now, effects| core.cancel_private(hash, signer, now, effects));
+        let is_sent_now = at.is_none();
+        let at = at.unwrap_or_else(SystemTime::now);
+        let cancellation = PrivateCancellation { hash: *hash, signer, at };
+        let outcome = shared.write(|core, now, effects| {
+            core.cancel_private(cancellation, is_sent_now, now, effects)
+        });
         let counted = outcome == CancelPrivateOutcome::Cancelled;
         shared.tables.counters.cancellations.add(u64::from(counted));
         outcome
@@ -449,6 +462,9 @@ impl PoolShared {
             }
             Effect::Cancelled(cancellation) => {
                 publisher.add(Event::Cancelled(cancellation), None);
+            }
+            Effect::CancelledPrivate(cancellation) => {
+                publisher.add(Event::CancelledPrivate(cancellation), None);
             }
             Effect::CancellationForgotten(key) => {
                 self.tables.counters.keys_forgotten.add(1);

@@ -227,7 +227,7 @@ fn push<S: OrderSink>(sink: &mut S, event: &Event) -> bool {
         Event::Added(order) => sink.insert(order),
         Event::Removed { order, reason } => sink.remove(order, *reason),
         Event::Cancelled(cancellation) => sink.cancel(cancellation),
-        Event::CancellationForgotten(_) => true,
+        Event::CancelledPrivate(_) | Event::CancellationForgotten(_) => true,
         Event::Head(head) => sink.head(head),
     }
 }

@@ -6,7 +6,9 @@ use alloy_consensus::Transaction as _;
 use alloy_primitives::B256;
 use async_nats::{Message, header::NATS_MESSAGE_ID};
 use chain_view::Block;
-use order_pool::{CancelOutcome, CancelPrivateOutcome, InsertOutcome, Order, OrderPool};
+use order_pool::{
+    CancelOutcome, CancelPrivateOutcome, InsertOutcome, Order, OrderPool, PrivateCancellation,
+};
 
 use crate::{
     config::Flow,
@@ -20,10 +22,10 @@ impl From<InsertOutcome> for Delivered {
             InsertOutcome::Added | InsertOutcome::Replaced { .. } | InsertOutcome::Cancelled => {
                 Self::Pooled
             }
-            InsertOutcome::Known
-            | InsertOutcome::AlreadyRemoved
-            | InsertOutcome::Superseded { .. }
-            | InsertOutcome::CancelledPermanently => Self::Known,
+            InsertOutcome::Known | InsertOutcome::AlreadyRemoved => Self::Known,
+            InsertOutcome::Superseded { .. } | InsertOutcome::CancelledPermanently => {
+                Self::Superseded
+            }
             // In a block, stale, or without room.
             _ => Self::Refused,
         }
@@ -68,10 +70,11 @@ impl Deliverer {
             _ if self.flow != Flow::Private => Ok(Delivered::Refused),
             Record::Cancellation(cancellation) => Ok(match self.pool.cancel_bundle(cancellation) {
                 CancelOutcome::Cancelled { .. } => Delivered::Pooled,
+                CancelOutcome::Superseded { .. } => Delivered::Superseded,
                 _ => Delivered::Known,
             }),
-            Record::CancelPrivate { hash, signer } => {
-                Ok(match self.pool.cancel_private(&hash, signer) {
+            Record::CancelPrivate(PrivateCancellation { hash, signer, at }) => {
+                Ok(match self.pool.cancel_private(&hash, signer, Some(at)) {
                     CancelPrivateOutcome::Cancelled => Delivered::Pooled,
                     CancelPrivateOutcome::Unknown => Delivered::Known,
                     _ => Delivered::Refused,

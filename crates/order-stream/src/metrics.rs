@@ -36,7 +36,8 @@ metric_set::metric_set! {
         count connects[1] = "order_stream_connects_total", Count, "connections that were opened, by `side`",
             "side": ["source"];
         count delivered[Delivered::ALL.len()] = "order_stream_delivered_total", Count,
-            "messages of the stream, by `outcome`: pooled, known, refused, malformed", "outcome": Delivered::ALL;
+            "messages of the stream, by `outcome`: pooled, known, superseded, refused, malformed",
+            "outcome": Delivered::ALL;
         count missed = "order_stream_missed_total", Count,
             "messages that the stream no longer had when they were to be read";
         count resets = "order_stream_stream_resets_total", Count, "streams that were found to have lost messages";
@@ -53,8 +54,7 @@ pub enum RefuseReason {
     TooLarge,
     /// The stream refused it for another reason, which is logged.
     Rejected,
-    /// Its order was cancelled before the stream responded, and the cancellation follows; or it is a head that is far
-    /// below a new one. The stream may have it.
+    /// It is a head that is far below a new one. The stream may have it.
     Withdrawn,
 }
 
@@ -68,12 +68,13 @@ impl RefuseReason {
 pub(crate) enum Delivered {
     Pooled,
     Known,
+    Superseded,
     Refused,
     Malformed,
 }
 
 impl Delivered {
-    const ALL: [&'static str; 4] = ["pooled", "known", "refused", "malformed"];
+    const ALL: [&'static str; 5] = ["pooled", "known", "superseded", "refused", "malformed"];
 }
 
 /// The counts of a [`Publisher`](crate::Publisher) so far, for which always holds
@@ -142,17 +143,20 @@ impl PublisherCounters {
 }
 
 /// The counts of a [`Source`](crate::Source) so far, for which always holds
-/// `received = pooled + known + refused + malformed`.
+/// `received = pooled + known + superseded + refused + malformed`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SourceStats {
-    /// Messages that were processed, the sum of the next four.
+    /// Messages that were processed, the sum of the next five.
     pub received: u64,
     /// Orders that the pool accepted, and cancellations and heads that took effect:
     /// `order_stream_delivered_total{outcome="pooled"}`.
     pub pooled: u64,
     /// What the pool had before: `outcome="known"`.
     pub known: u64,
+    /// Bundles, private transactions and cancellations that came behind a later message of their key, so that the pool
+    /// did not take them: `outcome="superseded"`.
+    pub superseded: u64,
     /// What the pool did not take, or the configuration does not let in: `outcome="refused"`.
     pub refused: u64,
     /// Messages that do not decode, or are not what they claim to be: `outcome="malformed"`.
@@ -171,11 +175,12 @@ pub struct SourceStats {
 impl SourceCounters {
     pub(crate) fn stats(&self) -> SourceStats {
         let delivered = self.delivered.each_ref().map(metric_set::Count::get);
-        let [pooled, known, refused, malformed] = delivered;
+        let [pooled, known, superseded, refused, malformed] = delivered;
         SourceStats {
             received: delivered.iter().sum(),
             pooled,
             known,
+            superseded,
             refused,
             malformed,
             missed: self.missed.get(),

@@ -5,8 +5,9 @@
 //! Both have a pure core (window, position, what of a pool is published) under a thread with a runtime of its own.
 //!
 //! - **The message id is the order's.** Any number of machines publish everything they have, and the stream keeps the first
-//!   of each within its duplicate window. No machine has to know of the others, and each may end at any time. What a machine
-//!   cancels of private transactions, or sends again after it left, has the machine in its id: another one may have seen less.
+//!   of each within its duplicate window. No machine has to know of the others, and each may end at any time. In
+//!   the private flow the sequence of orders and cancellations matters, and each machine may have seen another one: there each
+//!   message has an id of its own, by the machine, the start of its publisher and a number.
 //! - **A publisher remembers which of the pool's orders it has published, and no bytes.** After a loss it publishes its
 //!   window again, then replays the pool, and publishes what it does not remember. So an outage of any length needs no queue.
 //! - **A publisher and a source are of one flow.** Private orders have a stream, credentials and a connection of their own,

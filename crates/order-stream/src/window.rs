@@ -150,9 +150,10 @@ impl Window {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
 
     use alloy_primitives::{Address, B256};
+    use order_pool::PrivateCancellation;
 
     use super::*;
     use crate::wire::Record;
@@ -160,8 +161,9 @@ mod tests {
     const UNAVAILABLE: State = State::Unavailable;
 
     fn item(n: u8) -> Item {
-        let record = Record::CancelPrivate { hash: B256::repeat_byte(n), signer: Address::ZERO };
-        Item { record, again: 0 }
+        let (hash, signer, at) = (B256::repeat_byte(n), Address::ZERO, SystemTime::UNIX_EPOCH);
+        let record = Record::CancelPrivate(PrivateCancellation { hash, signer, at });
+        Item { record, number: None }
     }
 
     fn window(count: u8) -> (Window, Vec<u64>, Instant) {
@@ -233,7 +235,8 @@ mod tests {
     fn what_is_withdrawn_is_not_published_again_and_its_late_response_is_ignored() {
         let (mut window, numbers, now) = window(2);
         let first = B256::repeat_byte(0);
-        let is_first = |item: &Item| matches!(item.record, Record::CancelPrivate { hash, .. } if hash == first);
+        let is_first =
+            |item: &Item| matches!(item.record, Record::CancelPrivate(it) if it.hash == first);
         assert_eq!(window.withdraw(is_first), 1);
         window.connected();
         assert_eq!(resent(&mut window, now), numbers[1..]);

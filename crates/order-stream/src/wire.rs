@@ -17,8 +17,8 @@ mod tx;
 use std::{sync::Arc, time::SystemTime};
 
 use ::bytes::Bytes;
-use alloy_primitives::{Address, B256, Keccak256};
-use order_pool::{Cancellation, Order};
+use alloy_primitives::{B256, Keccak256};
+use order_pool::{Cancellation, Order, PrivateCancellation};
 
 use self::bytes::Reader;
 pub use self::{error::WireError, head::HeadRecord, tx::encode_transaction};
@@ -56,12 +56,7 @@ pub enum Record {
     /// The cancellation of bundles.
     Cancellation(Cancellation),
     /// The cancellation of a private transaction.
-    CancelPrivate {
-        /// The transaction's hash.
-        hash: B256,
-        /// The signer of its terms.
-        signer: Address,
-    },
+    CancelPrivate(PrivateCancellation),
     /// A new head.
     Head(HeadRecord),
 }
@@ -77,13 +72,13 @@ impl Record {
                 _ => return None,
             },
             Self::Cancellation(cancellation) => private::encode_cancellation(cancellation),
-            Self::CancelPrivate { hash, signer } => private::encode_cancel_private(hash, *signer),
+            Self::CancelPrivate(cancellation) => private::encode_cancel_private(cancellation),
             Self::Head(record) => record.encode(),
         })
     }
 
     /// Decodes a message and compares its content with its message id. Allocates no more than a few times the message's
-    /// length. A first-seen time after `now` becomes `now`.
+    /// length. A time after `now` becomes `now`.
     ///
     /// The id covers what decides how an order is executed: all of a transaction but its sidecar, all of a bundle with its
     /// sidecars. It does not cover the sender, times, origins and holders, which are as the publisher says.
@@ -117,9 +112,10 @@ impl Record {
                 (Self::Cancellation(private::read_cancellation(&mut reader, holder)?), found)
             }
             KIND_CANCEL_PRIVATE => {
+                let at = reader.time()?.min(now);
                 let found = content_id(kind, reader.0);
                 let (hash, signer) = (reader.hash()?, reader.address()?);
-                (Self::CancelPrivate { hash, signer }, found)
+                (Self::CancelPrivate(PrivateCancellation { hash, signer, at }), found)
             }
             KIND_HEAD => {
                 let mined = reader.hashes()?;

@@ -240,7 +240,7 @@ impl Feed {
                     let stats = source.shutdown(limit).await.stats;
                     let summary = json!({
                         "flow": flow, "state": state, "received": stats.received, "pooled": stats.pooled,
-                        "known": stats.known, "refused": stats.refused, "malformed": stats.malformed,
+                        "known": stats.known, "superseded": stats.superseded, "refused": stats.refused, "malformed": stats.malformed,
                         "missed": stats.missed, "connects": stats.connects,
                     });
                     eprintln!("from the fleet: {summary}");

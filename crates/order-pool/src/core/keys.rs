@@ -72,12 +72,17 @@ impl KeyState {
             (Some(nonce), _) => Ok(nonce),
             (None, Some(u64::MAX)) => Err(Superseded::By { nonce: u64::MAX, current: u64::MAX }),
             (None, current) => {
-                let since = arrived.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-                let micros = u64::try_from(since.as_micros()).unwrap_or(u64::MAX - 1);
+                let micros = micros(arrived);
                 Ok(current.map_or(micros, |current| micros.max(current + 1)))
             }
         }
     }
+}
+
+/// Since the Unix epoch, below the highest nonce.
+pub(crate) fn micros(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX - 1)
 }
 
 /// When a slot without a bundle is forgotten, and the slot.

@@ -16,7 +16,8 @@
 //!   large, and a reorg puts them back.
 //! - **Keys** ([`keys`]): which message of a replacement key is valid. A bundle replaces the one with the
 //!   same key for the same block, as in rbuilder, because searchers send one uuid for several blocks; a
-//!   cancellation covers all of them.
+//!   cancellation covers all of them. Cancellations of private transactions are remembered beside them
+//!   ([`private_cancellations`]).
 
 mod bundle_index;
 mod bundles;
@@ -25,6 +26,7 @@ mod claims;
 mod costs;
 mod keys;
 mod limits;
+mod private_cancellations;
 mod ranks;
 mod senders;
 mod shares;
@@ -49,6 +51,7 @@ use self::{
     claims::{Claim, Claims, Kind},
     costs::Costs,
     keys::Keys,
+    private_cancellations::PrivateCancellations,
     senders::Senders,
     tx_share::{TxList, TxShare},
 };
@@ -56,7 +59,7 @@ pub(crate) use self::{chain::Change, limits::Limits};
 use crate::{
     error::RejectReason,
     event::RemoveReason,
-    order::{Cancellation, Funds, Order, ReplacementKey},
+    order::{Cancellation, Funds, Order, PrivateCancellation, ReplacementKey},
     read::{Index, SeenWindow},
 };
 
@@ -75,11 +78,12 @@ pub(crate) enum Effect {
         reason: RemoveReason,
     },
     Cancelled(Cancellation),
+    CancelledPrivate(PrivateCancellation),
     CancellationForgotten(ReplacementKey),
     /// Comes after all effects of its block's hashes.
     Head(Head),
     /// A subscriber that joins after the event that follows need not be told of the cancellation any
-    /// more. Holds the sequence number of its `Cancelled`.
+    /// more. Holds the sequence number of its `Cancelled` or `CancelledPrivate`.
     CancellationEnded(u64),
 }
 
@@ -130,6 +134,7 @@ pub(crate) struct Core {
     private: BTreeSet<(u64, u64)>,
     bundles: BundleIndex,
     keys: Keys,
+    private_cancellations: PrivateCancellations,
     index: Index,
     senders: Senders,
     seen: SeenWindow,
@@ -153,6 +158,7 @@ impl Core {
             private: BTreeSet::new(),
             bundles: BundleIndex::default(),
             keys: Keys::new(limits.cancellation_retention, limits.keys),
+            private_cancellations: PrivateCancellations::default(),
             index: Index::new(orders.into_iter().fold(0, usize::saturating_add)),
             senders: Senders::default(),
             seen: SeenWindow::new(limits.dedupe_window),
@@ -301,11 +307,16 @@ impl Core {
             if self.seen.offer_due(self.now) {
             } else if let Some(seq) = self.next_due() {
                 self.remove_tx(seq, RemoveReason::Expired, effects);
+            } else if let Some(told) = self.private_cancellations.forget_due(self.now) {
+                effects.push(Effect::CancellationEnded(told));
             } else if !self.forget_due_key(effects) {
                 return false;
             }
         }
-        self.next_due().is_some() || self.keys.is_due(self.now) || self.seen.is_due(self.now)
+        self.next_due().is_some()
+            || self.private_cancellations.is_due(self.now)
+            || self.keys.is_due(self.now)
+            || self.seen.is_due(self.now)
     }
 
     /// Whether the sender of an order can pay for it beside its other external ones.

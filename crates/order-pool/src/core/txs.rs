@@ -2,12 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::B256;
 use chain_view::Taken;
 
 use super::{
     Core, Effect,
     claims::{Counted, Kind},
+    keys::micros,
     ranks::FeeCaps,
     tx_share::{TxEntry, Until},
 };
@@ -15,7 +16,7 @@ use crate::{
     error::RejectReason,
     event::{CancelPrivateOutcome, InsertOutcome, RemoveReason},
     holder::Holder,
-    order::{Order, PrivateTerms, Transaction},
+    order::{Order, PrivateCancellation, PrivateTerms, Transaction},
     read::SeenState,
 };
 
@@ -51,8 +52,14 @@ impl Core {
         if seen == Some(SeenState::Known) {
             return InsertOutcome::AlreadyRemoved;
         }
-        if let Some(Err(reason)) = order.as_tx().map(|tx| self.check_terms(tx)) {
-            return InsertOutcome::Rejected(reason);
+        if let Order::Tx(tx) = &order {
+            if let Some(cancelled) = self.private_cancellations.of(tx) {
+                let [nonce, current] = [tx.first_seen(), cancelled].map(micros);
+                return InsertOutcome::Superseded { nonce, current };
+            }
+            if let Err(reason) = self.check_terms(tx) {
+                return InsertOutcome::Rejected(reason);
+            }
         }
         match self.pool_tx(Arc::new(order), effects) {
             Ok(()) => {
@@ -184,30 +191,47 @@ impl Core {
         true
     }
 
-    /// Removes a private transaction on request of its signer.
+    /// Removes a private transaction on request of its signer, and remembers the cancellation. One that
+    /// is sent `now` is later than what is pooled, whatever the clock says.
     pub(crate) fn cancel_private(
         &mut self,
-        hash: &B256,
-        signer: Address,
+        mut cancellation: PrivateCancellation,
+        is_sent_now: bool,
         now: Duration,
         effects: &mut Vec<Effect>,
     ) -> CancelPrivateOutcome {
         self.advance(now);
-        let found = self.find(hash);
+        let PrivateCancellation { hash, signer, .. } = cancellation;
+        let found = self.find(&hash);
         let tx = found.and_then(|seq| self.order(seq)).and_then(|order| order.as_tx());
-        let (Some(seq), Some(tx)) = (found, tx) else { return CancelPrivateOutcome::Unknown };
-        if tx.is_public() {
+        if tx.is_some_and(Transaction::is_public) {
             return CancelPrivateOutcome::Public;
         }
-        if tx.private_terms().is_none_or(|terms| terms.signer != Some(signer)) {
-            return CancelPrivateOutcome::Unknown;
-        }
-        let entry = self.external.get(seq);
-        if entry.is_none_or(|entry| entry.signer != Some(signer)) {
+        let is_own = |terms: &PrivateTerms| terms.signer == Some(signer);
+        let own = tx.filter(|tx| tx.private_terms().is_some_and(is_own));
+        let entry = found.and_then(|seq| self.external.get(seq));
+        if own.is_some() && entry.is_none_or(|entry| entry.signer != Some(signer)) {
             return CancelPrivateOutcome::Public;
         }
-        self.remove_tx(seq, RemoveReason::Cancelled, effects);
-        CancelPrivateOutcome::Cancelled
+        if let Some(tx) = own.filter(|_| is_sent_now) {
+            cancellation.at = cancellation.at.max(tx.first_seen());
+        }
+        let cancelled = found.filter(|_| own.is_some_and(|tx| tx.first_seen() <= cancellation.at));
+        if let Some(seq) = cancelled {
+            self.remove_tx(seq, RemoveReason::Cancelled, effects);
+        }
+        if self.private_cancellations.admits(&cancellation, cancelled.is_some()) {
+            let seq = self.take_seq();
+            let forget_at = self.now.saturating_add(self.limits.cancellation_retention);
+            let ended = self.private_cancellations.add(cancellation, seq, forget_at);
+            effects.extend(ended.into_iter().map(Effect::CancellationEnded));
+            effects.push(Effect::CancelledPrivate(cancellation));
+        }
+        if cancelled.is_some() {
+            CancelPrivateOutcome::Cancelled
+        } else {
+            CancelPrivateOutcome::Unknown
+        }
     }
 
     fn evict(&mut self, victims: Vec<u64>, effects: &mut Vec<Effect>) {

@@ -11,7 +11,7 @@ use alloy_primitives::B256;
 
 pub use bundle::*;
 pub use sidecar::load_trusted_setup;
-pub use transaction::{Funds, Origin, PrivateTerms, Transaction};
+pub use transaction::{Funds, Origin, PrivateCancellation, PrivateTerms, Transaction};
 pub use wire::{Ignored, RawBundle, RawCancelBundle};
 
 /// Memory of one order beside its own contents: its index entries, the page of the live set, its

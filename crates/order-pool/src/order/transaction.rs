@@ -39,6 +39,17 @@ pub struct PrivateTerms {
     pub max_block: u64,
 }
 
+/// The cancellation of a private transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PrivateCancellation {
+    /// The hash of the transaction.
+    pub hash: B256,
+    /// Who cancels it: only what the same signer sent.
+    pub signer: Address,
+    /// When. What its signer sends later is valid.
+    pub at: SystemTime,
+}
+
 /// What a sender can pay and use, as its node knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Funds {

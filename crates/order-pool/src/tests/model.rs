@@ -2,7 +2,7 @@
 //! equal after every step.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     time::{Duration, SystemTime},
 };
 
@@ -270,6 +270,10 @@ struct Model {
     blocks: Vec<BlockModel>,
     /// By key and block; without one, the key's cancellations.
     keys: BTreeMap<KeySlot, KeyModel>,
+    /// Cancelled private transactions, by signer: since when, and the place in the log.
+    withdrawn: BTreeMap<(Address, B256), (u64, usize)>,
+    /// Those that are forgotten, and the next place in the log: what joins behind it does not see them.
+    ended: Vec<(usize, usize)>,
     log: Vec<Line>,
 }
 
@@ -562,6 +566,8 @@ impl Model {
             "StaleNonce"
         } else if self.was_accepted(&id) && !self.may_return.contains_key(&id) {
             "AlreadyRemoved"
+        } else if self.is_withdrawn(&order) {
+            "Superseded"
         } else if !self.is_possible(&order) {
             "Rejected"
         } else if self.admit(order) {
@@ -581,18 +587,33 @@ impl Model {
         self.head_number().is_none_or(|head| block > head && block <= head + MAX_AHEAD)
     }
 
+    /// All transactions arrive and are cancelled at the same time.
+    fn is_withdrawn(&self, order: &Pooled) -> bool {
+        let signer = order.terms.filter(|_| !order.public).and_then(|terms| terms.signer);
+        signer.is_some_and(|signer| self.withdrawn.contains_key(&(signer, *order.id.hash())))
+    }
+
+    fn withdraw(&mut self, id: OrderId, signer: Address) {
+        if let Entry::Vacant(entry) = self.withdrawn.entry((signer, *id.hash())) {
+            entry.insert((self.now, self.log.len()));
+            self.log.push((format!("w{id} {signer}"), None));
+        }
+    }
+
     fn cancel_private(&mut self, id: OrderId, signer: Address) -> CancelPrivateOutcome {
         let order = self.pooled.iter().find(|order| order.id == id).expect("it is pooled");
         if order.public {
             return CancelPrivateOutcome::Public;
         }
         if order.terms.is_none_or(|terms| terms.signer != Some(signer)) {
+            self.withdraw(id, signer);
             return CancelPrivateOutcome::Unknown;
         }
         if order.canceller.is_none() {
             return CancelPrivateOutcome::Public;
         }
         self.release(id, "Cancelled", 0);
+        self.withdraw(id, signer);
         CancelPrivateOutcome::Cancelled
     }
 
@@ -909,6 +930,9 @@ impl Model {
                 self.release(id, "Expired", self.now + EXPIRED_PAUSE);
                 continue;
             }
+            let over = |_: &_, (since, _): &mut (u64, usize)| *since + RETENTION / 2 <= self.now;
+            let over = self.withdrawn.extract_if(.., over).map(|(_, (_, seq))| seq);
+            self.ended.extend(over.map(|seq| (seq, self.log.len())));
             match self.idle_keys().first() {
                 Some((since, _, slot)) if since + RETENTION / 2 <= self.now => {
                     let slot = *slot;
@@ -934,7 +958,10 @@ impl Model {
         let orders =
             self.pooled.iter().map(|order| (order.seq, format!("+{}", order.id), order.block));
         let tombstones = self.keys.values().filter_map(|state| state.tombstone);
-        let tombstones = tombstones.map(|seq| (seq, self.log[seq].0.clone(), None));
+        let ended = self.ended.iter().filter(|(_, end)| *end >= self.log.len());
+        let withdrawn = self.withdrawn.values().map(|(_, seq)| *seq).chain(ended.map(|it| it.0));
+        let tombstones =
+            tombstones.chain(withdrawn).map(|seq| (seq, self.log[seq].0.clone(), None));
         let mut live: Vec<_> = orders.chain(tombstones).collect();
         live.sort();
         let live = live.into_iter().filter(|(_, _, only)| concerns(*only, block));
@@ -997,6 +1024,7 @@ fn line(event: Event) -> String {
         Event::Added(order) => format!("+{}", order.id()),
         Event::Removed { order, reason } => format!("-{} {reason:?}", order.id()),
         Event::Cancelled(x) => format!("x{} {:?}", key_number(x.key), x.nonce),
+        Event::CancelledPrivate(x) => format!("w{} {}", OrderId::Tx(x.hash), x.signer),
         Event::CancellationForgotten(key) => format!("f{}", key_number(key)),
         Event::Head(head) => head_line(&head),
     }
@@ -1063,7 +1091,8 @@ impl Run {
                 let txs = self.model.pooled.iter().filter(|order| order.tx.is_some());
                 let Some(id) = txs.map(|order| order.id).nth(which) else { return };
                 let expected = self.model.cancel_private(id, address(signer));
-                assert_eq!(self.pool.cancel_private(id.hash(), address(signer)), expected);
+                let at = Some(SystemTime::UNIX_EPOCH);
+                assert_eq!(self.pool.cancel_private(id.hash(), address(signer), at), expected);
             }
             Op::Burst { salt } => (0..40).for_each(|n| {
                 let (sender, max_fee, max_tip) = (n % 5, 30 + u128::from(n), u128::from(n));

@@ -9,7 +9,8 @@ use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recove
 use alloy_primitives::{Address, B256, Bytes, Signature, U256, keccak256};
 use order_pool::{
     Block, Bundle, BundleParts, Cancellation, Clock, Event, Head, Holder, InsertOutcome, OrderPool,
-    Origin, PoolConfig, PrivateTerms, ReplacementKey, Subscription, Transaction,
+    Origin, PoolConfig, PrivateCancellation, PrivateTerms, ReplacementKey, Subscription,
+    Transaction,
 };
 
 /// What a test transaction is made of; the rest is the same for all.
@@ -143,6 +144,7 @@ pub(crate) fn journal_with_heads(subscription: &mut Subscription) -> Vec<String>
             Ok(Event::Added(order)) => format!("+{}", order.id()),
             Ok(Event::Removed { order, reason }) => format!("-{} {reason:?}", order.id()),
             Ok(Event::Head(head)) => format!("head {}", head.number),
+            Ok(Event::CancelledPrivate(PrivateCancellation { hash, .. })) => format!("x{hash}"),
             Ok(other) => format!("{other:?}"),
             Err(lagged) => format!("lagged {} {}", lagged.missed, lagged.replay_unfinished),
         })

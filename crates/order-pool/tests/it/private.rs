@@ -1,17 +1,18 @@
 //! Private transactions: kept until a block, cancelled by their sender alone, never taken for public ones.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use alloy_primitives::U256;
 
 use order_pool::{
-    BundleParts, CancelPrivateOutcome, Clock, DEFAULT_TX_RETENTION, Funds, Holder, InsertOutcome,
-    Order, OrderPool, OrderStatus, Origin, PoolConfig, PrivateTerms, RejectReason,
+    BundleParts, CANCELLATION_RETENTION, CancelPrivateOutcome, Clock, DEFAULT_TX_RETENTION, Funds,
+    Holder, InsertOutcome, MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER, Order, OrderPool, OrderStatus,
+    Origin, PoolConfig, PrivateTerms, RejectReason,
 };
 
 use crate::common::{
     Spec, address, bundle, head, journal, journal_with_heads, nth, pool_by_hand, private_from,
-    tx_from, upkeep,
+    tx_from, upkeep, variant,
 };
 
 fn pool(config: PoolConfig) -> (OrderPool, Clock) {
@@ -24,6 +25,12 @@ fn pool(config: PoolConfig) -> (OrderPool, Clock) {
 fn private(sender: u64, max_block: u64) -> order_pool::Transaction {
     let terms = PrivateTerms { signer: Some(address(7)), max_block };
     private_from(Spec { sender, ..Spec::default() }, terms)
+}
+
+/// The same, sent by a signer at a time.
+fn sent(sender: u64, signer: u64, at: SystemTime) -> order_pool::Transaction {
+    let terms = PrivateTerms { signer: Some(address(signer)), max_block: 20 };
+    order_pool::Transaction::private(private(sender, 20).recovered().clone(), terms, at)
 }
 
 #[test]
@@ -110,19 +117,59 @@ fn only_who_sent_it_cancels_it_and_only_while_it_is_private() {
     pool.insert_transaction(tx_of_caller(4));
     pool.insert_transaction(nth(2));
     journal(&mut subscription);
-    let cancel = |n, signer| pool.cancel_private(nth(n).hash(), address(signer));
+    let cancel = |n, signer| pool.cancel_private(nth(n).hash(), address(signer), None);
     assert_eq!(cancel(2, 7), CancelPrivateOutcome::Public);
     for (n, signer, why) in
         [(1, 8, "of another"), (3, 7, "of nobody"), (4, 7, "not private"), (5, 7, "not here")]
     {
         assert_eq!(cancel(n, signer), CancelPrivateOutcome::Unknown, "{why}");
     }
-    assert_eq!(journal(&mut subscription), Vec::<String>::new());
+    let told = |n| format!("x{}", nth(n).hash());
+    let others = [told(1), told(3), told(4), told(5)];
+    assert_eq!(journal(&mut subscription), others, "another pool may have them");
     assert_eq!(cancel(1, 7), CancelPrivateOutcome::Cancelled);
-    assert_eq!(journal(&mut subscription), [format!("-tx {} Cancelled", nth(1).hash())]);
+    let removed = format!("-tx {} Cancelled", nth(1).hash());
+    assert_eq!(journal(&mut subscription), [removed, told(1)]);
     assert_eq!(cancel(1, 7), CancelPrivateOutcome::Unknown, "no more");
+    journal(&mut subscription);
     assert_eq!((pool.stats().cancellations, pool.stats().cancelled), (1, 1));
-    assert_eq!(pool.insert_transaction(private(1, 20)), InsertOutcome::Added, "sent again");
+    assert_eq!(
+        pool.insert_transaction(sent(1, 7, SystemTime::now())),
+        InsertOutcome::Added,
+        "sent again"
+    );
+}
+
+#[test]
+fn a_cancellation_that_overtakes_its_transaction_holds_until_it_is_sent_again_or_forgotten() {
+    let (pool, clock) = pool(PoolConfig::default());
+    let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    let cancel = |n, seconds| pool.cancel_private(nth(n).hash(), address(7), Some(at(seconds)));
+    let insert =
+        |n, signer, seconds| variant(pool.insert_transaction(sent(n, signer, at(seconds))));
+    assert_eq!(cancel(1, 100), CancelPrivateOutcome::Unknown);
+    assert_eq!(insert(1, 7, 100), "Superseded");
+    assert_eq!(insert(1, 8, 100), "Added", "of another signer");
+    assert_eq!(cancel(2, 100), CancelPrivateOutcome::Unknown);
+    assert_eq!(insert(2, 7, 101), "Added", "sent again");
+    // The first cancellation once more, as another machine publishes it.
+    let mut late = pool.subscribe_all();
+    assert_eq!(cancel(2, 100), CancelPrivateOutcome::Unknown);
+    assert_eq!(cancel(2, 99), CancelPrivateOutcome::Unknown);
+    let orders = [1, 2].map(|n| [format!("x{}", nth(n).hash()), format!("+tx {}", nth(n).hash())]);
+    assert_eq!(journal(&mut late), orders.concat(), "a new subscriber is told, nobody twice");
+    assert_eq!(cancel(2, 101), CancelPrivateOutcome::Cancelled);
+    clock.advance(CANCELLATION_RETENTION);
+    upkeep(&pool);
+    assert_eq!(insert(2, 7, 101), "Added");
+    assert_eq!(journal(&mut pool.subscribe_all()).len(), 2, "no cancellation is told any more");
+    // A signer cannot fill the log with what nobody has.
+    let mut told = pool.subscribe_all();
+    journal(&mut told);
+    (1_000..1_200).for_each(|n| _ = cancel(n, 100));
+    assert_eq!(journal(&mut told).len(), MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER);
+    assert_eq!(cancel(2, 200), CancelPrivateOutcome::Cancelled, "what is here");
+    assert_eq!(journal(&mut told).len(), 2);
 }
 
 #[test]
@@ -220,7 +267,7 @@ fn what_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
             }
             // Nor does it leave by a cancellation of who sent it first.
             let hash = |n| *private_from(spec(n), terms).hash();
-            let cancelled = pool.cancel_private(&hash(0), address(8));
+            let cancelled = pool.cancel_private(&hash(0), address(8), None);
             assert_ne!(cancelled, CancelPrivateOutcome::Cancelled);
             pool.on_head(head(11, 0, 0, &[]));
             let missing = (0..187).filter(|n| !pool.contains(&hash(*n))).count();
@@ -243,7 +290,7 @@ fn who_sent_it_from_two_addresses_cancels_it_and_nobody_once_another_signer_sent
     for (sender, signer, caller) in [(1, 7, 1), (1, 7, 2), (2, 7, 1), (2, 8, 1)] {
         send(sender, signer, caller);
     }
-    let cancel = |sender, signer| pool.cancel_private(nth(sender).hash(), address(signer));
+    let cancel = |sender, signer| pool.cancel_private(nth(sender).hash(), address(signer), None);
     assert_eq!(cancel(1, 7), CancelPrivateOutcome::Cancelled);
     assert_eq!(cancel(2, 7), CancelPrivateOutcome::Public);
     assert_eq!(cancel(2, 8), CancelPrivateOutcome::Unknown);
@@ -346,7 +393,7 @@ fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public() {
     assert_eq!(insert(bundled(2, 0, true), 0), InsertOutcome::Added);
     // Nor what is before its next nonce, what has left, and what the node announces.
     assert_eq!(insert(private(2), 1), InsertOutcome::Added);
-    pool.cancel_private(private(2).id().hash(), address(7));
+    pool.cancel_private(private(2).id().hash(), address(7), None);
     pool.insert_transaction(tx_from(spec(0, 0), Origin::Mempool));
     assert_eq!(insert(private(3), 0), InsertOutcome::Added);
     assert!(refused(insert(private(4), 0)));

@@ -178,18 +178,21 @@ impl Verified {
                 CancelOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
                 _ => Err(ErrorResponse::internal()),
             },
-            Self::PrivateCancellation(hash, signer) => match pool.cancel_private(&hash, signer) {
-                CancelPrivateOutcome::Cancelled => Ok(json!(true)),
-                CancelPrivateOutcome::Public => {
-                    let message = format!("{hash} is known to others and cannot be cancelled");
-                    Err(ErrorResponse::rejected(Reason::BecamePublic, message))
+            Self::PrivateCancellation(hash, signer) => {
+                match pool.cancel_private(&hash, signer, None) {
+                    CancelPrivateOutcome::Cancelled => Ok(json!(true)),
+                    CancelPrivateOutcome::Public => {
+                        let message = format!("{hash} is known to others and cannot be cancelled");
+                        Err(ErrorResponse::rejected(Reason::BecamePublic, message))
+                    }
+                    CancelPrivateOutcome::Unknown => {
+                        let message =
+                            format!("no private transaction of {signer} has the hash {hash} here");
+                        Err(ErrorResponse::rejected(Reason::UnknownPrivate, message))
+                    }
+                    _ => Err(ErrorResponse::internal()),
                 }
-                CancelPrivateOutcome::Unknown => {
-                    let message = format!("no private transaction of {signer} has the hash {hash}");
-                    Err(ErrorResponse::rejected(Reason::UnknownPrivate, message))
-                }
-                _ => Err(ErrorResponse::internal()),
-            },
+            }
         }
     }
 }

@@ -51,10 +51,10 @@ fn message(machine: &str, Encoded { id, payload }: Encoded) -> Message {
     Message { subject, reply: None, payload, headers, status: None, description: None, length }
 }
 
-/// The counts: pooled, known, refused, malformed. They make up what was received.
-fn counts(deliverer: &Deliverer) -> [u64; 4] {
+/// The counts: pooled, known, superseded, refused, malformed. They make up what was received.
+fn counts(deliverer: &Deliverer) -> [u64; 5] {
     let stats = deliverer.counters.stats();
-    let counts = [stats.pooled, stats.known, stats.refused, stats.malformed];
+    let counts = [stats.pooled, stats.known, stats.superseded, stats.refused, stats.malformed];
     assert_eq!(stats.received, counts.iter().sum::<u64>());
     counts
 }
@@ -66,7 +66,7 @@ fn a_transaction_is_pooled_once_whoever_publishes_it() {
     for machine in ["a", "b"] {
         deliverer.message(&message(machine, encode_transaction(&tx)), at(101));
     }
-    assert_eq!(counts(&deliverer), [1, 1, 0, 0]);
+    assert_eq!(counts(&deliverer), [1, 1, 0, 0, 0]);
     let order = deliverer.pool.get(tx.hash()).expect("an order");
     let pooled = order.as_tx().expect("a transaction");
     assert_eq!((pooled.first_seen(), pooled.origin()), (at(100), Origin::Mempool));
@@ -85,7 +85,7 @@ fn what_is_damaged_or_without_its_id_is_malformed() {
     for message in [message("a", other), without, message("a", cut)] {
         deliverer.message(&message, at(101));
     }
-    assert_eq!(counts(&deliverer), [0, 0, 0, 3]);
+    assert_eq!(counts(&deliverer), [0, 0, 0, 0, 3]);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn the_public_stream_brings_no_private_order_and_no_other_chain() {
     for other in others {
         public.message(&message("a", other), at(101));
     }
-    assert_eq!(counts(&public), [0, 0, 3, 0]);
+    assert_eq!(counts(&public), [0, 0, 0, 3, 0]);
 }
 
 #[test]
@@ -130,11 +130,16 @@ fn bundles_cancellations_and_private_transactions_reach_the_pool() {
     let terms = PrivateTerms { signer: Some(signer), max_block: 9 };
     let private = Transaction::private(txs[1].recovered().clone(), terms, at(100));
     let bundle = encode(Record::Order(Arc::new(Order::Bundle(bundle))));
-    assert_eq!(deliver([bundle, encode_transaction(&private)]), (1, 1));
+    let first = encode_transaction(&private);
+    assert_eq!(deliver([bundle.clone(), first.clone()]), (1, 1));
     let bundles = Record::Cancellation(Cancellation { key, nonce: Some(2), holder: Holder::Host });
-    let private = Record::CancelPrivate { hash: *private.hash(), signer };
+    let private = PrivateCancellation { hash: *private.hash(), signer, at: at(100) };
+    let private = Record::CancelPrivate(private);
     assert_eq!(deliver([bundles, private].map(encode)), (0, 0));
-    assert_eq!(counts(&deliverer), [4, 0, 0, 0]);
+    assert_eq!(counts(&deliverer), [4, 0, 0, 0, 0]);
+    // What another machine published before both, and what comes late.
+    assert_eq!(deliver([bundle, first]), (0, 0));
+    assert_eq!(counts(&deliverer), [4, 0, 2, 0, 0]);
 }
 
 #[test]
@@ -150,6 +155,6 @@ fn heads_are_applied_only_if_configured() {
         }
         assert_eq!(deliverer.pool.head().is_some(), heads);
         assert_eq!(deliverer.pool.contains(tx.hash()), !heads);
-        assert_eq!(counts(&deliverer), if heads { [2, 1, 0, 0] } else { [1, 0, 2, 0] });
+        assert_eq!(counts(&deliverer), if heads { [2, 1, 0, 0, 0] } else { [1, 0, 0, 2, 0] });
     }
 }

@@ -3,7 +3,6 @@
 use std::{
     collections::VecDeque,
     convert::Infallible,
-    mem::take,
     time::{Duration, Instant},
 };
 
@@ -115,7 +114,6 @@ impl<'a> Session<'a> {
             self.comparing = false;
             self.held.extend(self.run.follower.end_comparison());
         }
-        self.run.counters.lost_events.add(take(&mut self.run.follower.unremembered));
     }
 
     async fn serve(&mut self, mut stop: Stop) -> Result<Infallible, State> {
@@ -215,7 +213,7 @@ impl<'a> Session<'a> {
             && let Some(item) = self.held.pop_front()
         {
             let Run { window, counters, .. } = &mut *self.run;
-            if matches!(item.record, Record::CancelPrivate { .. } | Record::Head(_)) {
+            if matches!(item.record, Record::Head(_)) {
                 // What is in flight and fails would be published again behind it.
                 let withdrawn = window.withdraw(|other| item.overrides(other));
                 counters.refused[RefuseReason::Withdrawn as usize].add(withdrawn);

@@ -145,7 +145,7 @@ impl Writer {
         hashes.iter().for_each(|hash| self.put(hash));
     }
 
-    /// The message whose id is a hash of what stands at this place and behind it: 2 is behind version and kind.
+    /// The message whose id is a hash of what stands at this place and behind it.
     pub(super) fn finish(self, content: usize) -> Encoded {
         let payload = self.bytes.freeze();
         let id = content_id(self.kind, payload.get(content..).unwrap_or_default());

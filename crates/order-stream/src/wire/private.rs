@@ -4,8 +4,10 @@ use std::time::SystemTime;
 
 use alloy_consensus::transaction::Recovered;
 use alloy_eips::eip2718::Encodable2718 as _;
-use alloy_primitives::{Address, B256};
-use order_pool::{Bundle, BundleParts, Cancellation, Holder, Origin, ReplacementKey, Transaction};
+use order_pool::{
+    Bundle, BundleParts, Cancellation, Holder, Origin, PrivateCancellation, ReplacementKey,
+    Transaction,
+};
 use uuid::Uuid;
 
 use super::{
@@ -106,10 +108,12 @@ pub(super) fn read_cancellation(
     Ok(Cancellation { key, nonce: reader.option(Reader::u64)?, holder })
 }
 
-/// The message id is a hash of both.
-pub(super) fn encode_cancel_private(hash: &B256, signer: Address) -> Encoded {
+/// The message id is a hash of all but the time.
+pub(super) fn encode_cancel_private(cancellation: &PrivateCancellation) -> Encoded {
     let mut writer = Writer::new(KIND_CANCEL_PRIVATE, 64);
-    writer.put(hash);
-    writer.put(signer);
-    writer.finish(2)
+    writer.time(cancellation.at);
+    let content = writer.bytes.len();
+    writer.put(cancellation.hash);
+    writer.put(cancellation.signer);
+    writer.finish(content)
 }

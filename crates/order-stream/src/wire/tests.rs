@@ -15,11 +15,13 @@ use alloy_primitives::Signature;
 use chain_view::{Head, PooledTransaction};
 use mock_node::workload::{Workload, WorkloadConfig};
 use order_pool::{
-    Bundle, BundleParts, Holder, OrderPool, Origin, PoolConfig, PrivateTerms, ReplacementKey,
-    Transaction,
+    Bundle, BundleParts, Holder, OrderPool, Origin, PoolConfig, PrivateCancellation, PrivateTerms,
+    ReplacementKey, Transaction,
 };
 use proptest::{collection::vec, option, prelude::*};
 use testkit::corpus::damaged;
+
+use alloy_primitives::Address;
 
 use super::*;
 
@@ -184,10 +186,10 @@ fn cancellations_keep_their_fields_and_differ_in_their_ids() {
         assert!(matches!(round_trip(&encoded), Record::Cancellation(read) if read == sent));
         assert!(ids.insert(encoded.id));
     }
-    let (sent, by) = (B256::repeat_byte(9), Address::repeat_byte(1));
-    let encoded = encode(&Record::CancelPrivate { hash: sent, signer: by });
-    let read = round_trip(&encoded);
-    assert!(matches!(read, Record::CancelPrivate { hash, signer } if (hash, signer) == (sent, by)));
+    let (hash, signer) = (B256::repeat_byte(9), Address::repeat_byte(1));
+    let sent = PrivateCancellation { hash, signer, at: at(7) };
+    let read = round_trip(&encode(&Record::CancelPrivate(sent)));
+    assert!(matches!(read, Record::CancelPrivate(read) if read == sent));
 }
 
 #[test]
@@ -304,7 +306,11 @@ fn examples() -> Vec<Encoded> {
     let records = [
         bundle(parts),
         Record::Cancellation(Cancellation { key, nonce: Some(4), holder: Holder::Host }),
-        Record::CancelPrivate { hash: B256::ZERO, signer: key.signer },
+        Record::CancelPrivate(PrivateCancellation {
+            hash: B256::ZERO,
+            signer: key.signer,
+            at: at(1),
+        }),
         Record::Head(HeadRecord { head, previous: B256::ZERO, mined: vec![B256::ZERO] }),
     ];
     let [public, private] = [pooled(txs[2].clone()), private(txs[3].clone(), terms)];

@@ -1,7 +1,10 @@
 //! Machines that publish and builders that read, with nothing failing but their own processes.
 
 use alloy_primitives::Address;
-use order_pool::{Block, Bundle, BundleParts, Cancellation, Head, Holder, PrivateTerms};
+use order_pool::{
+    Block, Bundle, BundleParts, CancelOutcome, CancelPrivateOutcome, Cancellation, Head, Holder,
+    PrivateTerms, ReplacementKey,
+};
 
 use super::*;
 
@@ -135,7 +138,7 @@ async fn private_orders_travel_by_their_own_stream() {
     assert!(built.contains(txs[1].hash()) && !built.contains(txs[2].hash()));
     let second = bundle(2, &txs[1]);
     ingested.insert_bundle(second.clone());
-    until("the replacement", || built.contains(ingested_bundle(&ingested).id())).await;
+    until("the replacement", || built.contains(pooled_bundle(&ingested).id())).await;
     assert_eq!(built.stats().bundles, 1);
     let key = first.key().expect("a key");
     ingested.cancel_bundle(Cancellation { key, nonce: Some(3), holder: Holder::Host });
@@ -156,22 +159,24 @@ async fn a_private_cancellation_arrives_though_it_came_without_a_connection_and_
         .iter()
         .map(|tx| Transaction::private(tx.recovered().clone(), terms, SystemTime::now()))
         .collect();
+    let again =
+        |n: usize| Transaction::private(txs[n].recovered().clone(), terms, SystemTime::now());
     insert(&ingested, &txs);
     let private = stage.publisher_of(&ingested, Flow::Private, "a");
     let source = stage.source_of(&built, Flow::Private, "one");
     until_equal(&ingested, &built).await;
-    ingested.cancel_private(txs[0].hash(), signer);
+    ingested.cancel_private(txs[0].hash(), signer, None);
     until_equal(&ingested, &built).await;
-    insert(&ingested, &txs[..1]);
+    ingested.insert_transaction(again(0));
     until("it was sent again", || built.contains(txs[0].hash())).await;
     stage.server.kill9().expect("a dead server");
     until("it knows", || is_lost(private.state())).await;
-    ingested.cancel_private(txs[0].hash(), signer);
-    ingested.cancel_private(txs[1].hash(), signer);
+    ingested.cancel_private(txs[0].hash(), signer, None);
+    ingested.cancel_private(txs[1].hash(), signer, None);
     stage.server.restart().expect("a server");
     until_equal(&ingested, &built).await;
     assert!(built.contains(txs[2].hash()));
-    insert(&ingested, &txs[1..2]);
+    ingested.insert_transaction(again(1));
     until_equal(&ingested, &built).await;
     let stats = finish(private).await;
     // An acknowledgement may be lost with the server, or come behind the cancellation.
@@ -179,7 +184,7 @@ async fn a_private_cancellation_arrives_though_it_came_without_a_connection_and_
     assert_eq!(finish_source(source).await.pooled, 8);
 }
 
-fn ingested_bundle(pool: &OrderPool) -> Bundle {
+fn pooled_bundle(pool: &OrderPool) -> Bundle {
     let mut events = pool.subscribe_all();
     std::iter::from_fn(|| events.try_next())
         .find_map(|event| match event {
@@ -187,4 +192,125 @@ fn ingested_bundle(pool: &OrderPool) -> Bundle {
             _ => None,
         })
         .expect("a bundle")
+}
+
+/// A bundle of a signer for any block, sent now.
+fn sent(uuid: u128, nonce: Option<u64>, tx: &Transaction) -> Bundle {
+    let parts = BundleParts {
+        txs: vec![tx.clone()],
+        uuid: Some(uuid::Uuid::from_u128(uuid)),
+        replacement_nonce: nonce,
+        signer: Some(SIGNER),
+        first_seen: Some(SystemTime::now()),
+        ..BundleParts::default()
+    };
+    Bundle::new(parts).expect("a bundle")
+}
+
+const SIGNER: Address = Address::repeat_byte(1);
+
+fn cancel(pool: &OrderPool, uuid: u128, nonce: Option<u64>) {
+    let key = ReplacementKey { uuid: uuid::Uuid::from_u128(uuid), signer: SIGNER };
+    let outcome = pool.cancel_bundle(Cancellation { key, nonce, holder: Holder::Host });
+    assert!(matches!(outcome, CancelOutcome::Cancelled { .. }), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn of_replacements_without_a_nonce_at_two_machines_builders_keep_the_latest() {
+    let (stage, first, built) = Stage::with_pools().await;
+    let (second, txs) = (pool(), transactions(7, 6, 0));
+    let holds = |n: usize| {
+        let bundles = built.stats().bundles == 1;
+        bundles && pooled_bundle(&built).txs()[0].hash() == txs[n].hash()
+    };
+    let source = stage.source_of(&built, Flow::Private, "one");
+    let a = stage.publisher_of(&first, Flow::Private, "a");
+    let b = stage.publisher_of(&second, Flow::Private, "b");
+    for n in 0..4 {
+        [&first, &second][n % 2].insert_bundle(sent(1, None, &txs[n]));
+        until("the latest", || holds(n)).await;
+    }
+    // One starts again with nothing, and what the other accepts is published behind a later one.
+    finish(a).await;
+    finish(b).await;
+    let first = pool();
+    second.insert_bundle(sent(1, None, &txs[4]));
+    first.insert_bundle(sent(1, None, &txs[5]));
+    let a = stage.publisher_of(&first, Flow::Private, "a");
+    until("the latest", || holds(5)).await;
+    let b = stage.publisher_of(&second, Flow::Private, "b");
+    until("all stored", || b.stats().stored == 1).await;
+    until("superseded", || source.stats().superseded == 1).await;
+    assert!(holds(5));
+    finish(a).await;
+    finish(b).await;
+    let stats = finish_source(source).await;
+    assert_eq!((stats.pooled, stats.known), (5, 0), "{stats:?}");
+}
+
+#[tokio::test]
+async fn a_cancellation_at_another_machine_than_the_orders_holds_in_every_builder() {
+    let (stage, first, built) = Stage::with_pools().await;
+    let (second, txs) = (pool(), transactions(8, 4, 0));
+    let terms = PrivateTerms { signer: Some(SIGNER), max_block: 20 };
+    let private =
+        |n: usize| Transaction::private(txs[n].recovered().clone(), terms, SystemTime::now());
+    let send = |uuid, n: usize| {
+        first.insert_bundle(sent(uuid, None, &txs[n]));
+        first.insert_transaction(private(n + 1));
+    };
+    let cancel_both = |uuid, n: usize| {
+        cancel(&second, uuid, None);
+        let outcome = second.cancel_private(txs[n + 1].hash(), SIGNER, None);
+        assert_eq!(outcome, CancelPrivateOutcome::Unknown);
+    };
+    let source = stage.source_of(&built, Flow::Private, "one");
+    let a = stage.publisher_of(&first, Flow::Private, "a");
+    let b = stage.publisher_of(&second, Flow::Private, "b");
+    send(1, 0);
+    until("both", || built.len() == 2).await;
+    cancel_both(1, 0);
+    until("none", || built.is_empty()).await;
+    // The machine of the orders is cut off: they are published behind their cancellations.
+    finish(a).await;
+    send(2, 2);
+    cancel_both(2, 2);
+    until("cancellations", || source.stats().received == 6).await;
+    let a = stage.publisher_of(&first, Flow::Private, "a");
+    // What it holds is published again: the two that are cancelled, and these.
+    until("all read", || source.stats().received == 10).await;
+    assert!(built.is_empty());
+    let stats = source.stats();
+    assert_eq!((stats.pooled, stats.known, stats.superseded), (5, 1, 4), "{stats:?}");
+    // A builder that starts now reads the same.
+    let late = pool();
+    let other = stage.source_of(&late, Flow::Private, "late");
+    until("all read", || other.stats().received == 10).await;
+    assert!(late.is_empty());
+    finish(a).await;
+    finish(b).await;
+    finish_source(source).await;
+    finish_source(other).await;
+}
+
+#[tokio::test]
+async fn a_uuid_that_is_forgotten_and_used_again_can_be_cancelled_again() {
+    let (stage, tx) = (Stage::new().await, &transactions(9, 1, 0)[0]);
+    let clock = order_pool::Clock::manual();
+    let [ingested, built] = [(); 2]
+        .map(|()| OrderPool::with_clock(PoolConfig::default(), clock.clone()).expect("a pool"));
+    let source = stage.source_of(&built, Flow::Private, "one");
+    let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
+    for _ in 0..2 {
+        ingested.insert_bundle(sent(1, None, tx));
+        until("it is there", || built.stats().bundles == 1).await;
+        cancel(&ingested, 1, None);
+        until("it is cancelled", || built.is_empty()).await;
+        clock.advance(order_pool::CANCELLATION_RETENTION);
+        for pool in [&ingested, &built] {
+            while pool.upkeep() {}
+        }
+    }
+    assert_eq!(finish(publisher).await.stored, 4);
+    finish_source(source).await;
 }

@@ -1,6 +1,7 @@
 //! The fleet of `scripts/fleet.sh`: three servers, two machines whose nodes' pools overlap by 70 %, four builders.
 //! Servers are killed with SIGKILL; a machine and a builder are dropped with their pools, without a shutdown, and come
-//! back with nothing. In the end every builder holds the union of the machines' pools, each order once.
+//! back with nothing; between two kills a machine restarts with a shutdown. In the end every builder holds the union of
+//! what the machines' nodes announced, each order once, and of what searchers sent (`searchers.rs`) exactly what they want.
 //!
 //! The load is set by `FLEET_TPS` (500), `FLEET_SECONDS` (120) and `FLEET_KILL_EVERY` (20, seconds between two kills of a
 //! server; 0 kills nothing).
@@ -11,8 +12,12 @@ use std::{
 };
 
 use devnet::NatsCluster;
+use tokio::task::JoinHandle;
 
-use super::*;
+use super::{
+    searchers::{Searchers, Wrong},
+    *,
+};
 
 /// An order that is this late is the trace of a failure.
 const LATE: Duration = Duration::from_millis(500);
@@ -26,6 +31,8 @@ enum Action {
     RestartServer,
     KillMachine,
     RestartMachine,
+    /// With a shutdown.
+    ReplaceMachine,
     KillBuilder,
     RestartBuilder,
 }
@@ -40,7 +47,10 @@ fn schedule(every: Duration, lasts: Duration) -> Vec<(Duration, Action)> {
         match number {
             2 => actions.push((middle, Action::KillMachine)),
             3 => actions.push((middle, Action::KillBuilder)),
-            _ => continue,
+            _ => {
+                actions.push((middle, Action::ReplaceMachine));
+                continue;
+            }
         }
         let restart = if number == 2 { Action::RestartMachine } else { Action::RestartBuilder };
         actions.push((middle + every / 10, restart));
@@ -53,6 +63,11 @@ const fn reaches(n: usize, machine: usize) -> bool {
     n % 20 < 14 || (n % 20 < 17) == (machine == 0)
 }
 
+const FLOWS: [Flow; 2] = [Flow::Public, Flow::Private];
+
+/// Messages of searchers a second.
+const SEARCHERS_TPS: f64 = 100.0;
+
 type Seen = Arc<Mutex<Vec<(B256, Instant)>>>;
 
 struct Fleet {
@@ -64,23 +79,25 @@ struct Fleet {
 
 impl Fleet {
     /// A machine that has just started: its pool holds what its node has announced so far.
-    fn machine(&self, number: usize) -> (OrderPool, Publisher) {
+    fn machine(&self, number: usize) -> (OrderPool, [Publisher; 2]) {
         let pool = pool();
-        let publisher = {
+        let publishers = FLOWS.map(|flow| {
             let config = PublisherConfig::new(self.server.clone(), CHAIN, format!("m{number}"));
-            Publisher::start(&pool, config).expect("a publisher")
-        };
+            Publisher::start(&pool, PublisherConfig { flow, ..config }).expect("a publisher")
+        });
         for n in (0..self.announced.len()).filter(|n| reaches(*n, number)) {
             pool.insert_transaction(self.txs[n].clone());
         }
-        (pool, publisher)
+        (pool, publishers)
     }
 
     /// A builder, and what its subscriber sees.
-    fn builder(&self, number: usize) -> (OrderPool, Source, Seen) {
+    fn builder(&self, number: usize) -> (OrderPool, [Source; 2], Seen) {
         let pool = pool();
-        let config = SourceConfig::new(self.server.clone(), CHAIN, format!("b{number}"));
-        let source = Source::start(&pool, config).expect("a source");
+        let sources = FLOWS.map(|flow| {
+            let config = SourceConfig::new(self.server.clone(), CHAIN, format!("b{number}"));
+            Source::start(&pool, SourceConfig { flow, ..config }).expect("a source")
+        });
         let (seen, mut orders) = (Seen::default(), pool.subscribe_all());
         let noted = Arc::clone(&seen);
         // It ends with the pool.
@@ -91,7 +108,7 @@ impl Fleet {
                 }
             }
         });
-        (pool, source, seen)
+        (pool, sources, seen)
     }
 }
 
@@ -108,19 +125,26 @@ async fn a_fleet_whose_parts_are_killed_ends_with_the_union_in_every_builder() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut cluster = NatsCluster::start(dir.path(), 3, &NatsConfig::default()).expect("a cluster");
     let server = ServerConfig::cluster(cluster.urls());
-    let replicated = StreamConfig { replicas: 3, ..stream(Flow::Public) };
-    ensure_stream(&server, &replicated).await.expect("a stream");
+    for flow in FLOWS {
+        let replicated = StreamConfig { replicas: 3, ..stream(flow) };
+        ensure_stream(&server, &replicated).await.expect("a stream");
+    }
+    let mut searchers = Searchers::new(
+        SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs(),
+        (lasts.as_secs_f64() * SEARCHERS_TPS) as usize,
+    );
     let txs = transactions(61, tps as usize * lasts.as_secs() as usize, 0);
     let mut fleet = Fleet { server, txs, announced: Vec::new() };
     let mut machines = [0, 1].map(|number| Some(fleet.machine(number)));
     let mut builders: Vec<_> = (0..4).map(|number| Some(fleet.builder(number))).collect();
-    for (_, source, _) in builders.iter().flatten() {
-        until("a live source", || source.state() == State::Live).await;
+    for (_, sources, _) in builders.iter().flatten() {
+        let are_live = || sources.iter().all(|source| source.state() == State::Live);
+        until("live sources", are_live).await;
     }
 
     let begin = Instant::now();
     let mut actions = schedule(every, lasts).into_iter().peekable();
-    let (mut kills, mut down, mut restarted) = (Vec::new(), None, begin);
+    let (mut kills, mut down, mut replaced, mut restarted) = (Vec::new(), None, None, begin);
     for n in 0..fleet.txs.len() {
         tokio::time::sleep_until((begin + lasts.mul_f64(n as f64 / fleet.txs.len() as f64)).into())
             .await;
@@ -140,7 +164,20 @@ async fn a_fleet_whose_parts_are_killed_ends_with_the_union_in_every_builder() {
                         cluster.server(at).spawn().expect("a server");
                     }
                 }
-                Action::KillMachine => machines[0] = None,
+                Action::KillMachine => {
+                    machines[0] = None;
+                    let (other, _) = machines[1].as_ref().expect("it runs");
+                    searchers.lose(0, (1, other));
+                }
+                Action::ReplaceMachine => {
+                    let (pool, publishers) = machines[1].take().expect("it runs");
+                    replaced = Some(tokio::spawn(async move {
+                        for publisher in publishers {
+                            finish(publisher).await;
+                        }
+                        drop(pool);
+                    }));
+                }
                 Action::RestartMachine => machines[0] = Some(fleet.machine(0)),
                 Action::KillBuilder => builders[0] = None,
                 Action::RestartBuilder => {
@@ -152,6 +189,19 @@ async fn a_fleet_whose_parts_are_killed_ends_with_the_union_in_every_builder() {
                 kills.push((action, Instant::now()));
             }
         }
+        if replaced.as_ref().is_some_and(JoinHandle::is_finished) {
+            replaced.take().expect("it is there").await.expect("every message has its outcome");
+            machines[1] = Some(fleet.machine(1));
+        }
+        let running = machines.iter().enumerate();
+        let running = running.filter_map(|(n, machine)| Some((n, &machine.as_ref()?.0)));
+        let running: Vec<_> = running.collect();
+        while !running.is_empty()
+            && (searchers.sent() as f64) < begin.elapsed().as_secs_f64() * SEARCHERS_TPS - 1.0
+            && searchers.sent() < lasts.as_secs() * SEARCHERS_TPS as u64
+        {
+            searchers.act(&running);
+        }
         fleet.announced.push(Instant::now());
         for (number, machine) in machines.iter().enumerate() {
             if let (Some((pool, _)), true) = (machine, reaches(n, number)) {
@@ -161,26 +211,46 @@ async fn a_fleet_whose_parts_are_killed_ends_with_the_union_in_every_builder() {
     }
 
     let ended = Instant::now();
+    if let Some(replaced) = replaced {
+        replaced.await.expect("every message has its outcome");
+        machines[1] = Some(fleet.machine(1));
+    }
+    println!("{searchers}");
     let union: BTreeSet<B256> = fleet.txs.iter().map(|tx| *tx.hash()).collect();
     let at: HashMap<B256, Instant> =
         fleet.txs.iter().map(|tx| *tx.hash()).zip(fleet.announced.iter().copied()).collect();
     let mut arrivals = Vec::new();
     for (number, builder) in builders.into_iter().enumerate() {
-        let (pool, source, seen) = builder.expect("it was started again");
-        until("every order", || pool.stats().txs == union.len() as u64).await;
-        assert_eq!(hashes(&pool), union, "builder {number}");
-        let stats = finish_source(source).await;
-        until("the subscriber", || seen.lock().expect("a log").len() >= union.len()).await;
+        let (pool, sources, seen) = builder.expect("it was started again");
+        let announced = || pool.stats().txs - pool.stats().external_txs;
+        until("every order", || announced() == union.len() as u64).await;
+        let began = Instant::now();
+        while searchers.wrong(&pool) != Wrong::default() && began.elapsed() < PATIENCE {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        let wrong = searchers.wrong(&pool);
+        println!("builder {number}: {wrong:?} after {:.1?}", ended.elapsed());
+        assert_eq!(wrong, Wrong::default(), "builder {number}");
+        assert!(union.is_subset(&hashes(&pool)), "builder {number}");
+        for (source, flow) in sources.into_iter().zip(FLOWS) {
+            let SourceStats { received, known, superseded, .. } = finish_source(source).await;
+            println!("  {flow:?}: {received} received, {known} known, {superseded} superseded");
+        }
+        let count = |seen: &Seen| {
+            seen.lock().expect("a log").iter().filter(|(it, _)| union.contains(it)).count()
+        };
+        until("the subscriber", || count(&seen) >= union.len()).await;
         let seen = seen.lock().expect("a log");
-        assert_eq!(seen.len(), union.len(), "builder {number} saw each order once");
-        println!("builder {number}: {} received, {} known", stats.received, stats.known);
+        let different: BTreeSet<_> = seen.iter().map(|(hash, _)| *hash).collect();
+        println!("  twice {}", seen.len() - different.len());
+        assert_eq!(different.len(), seen.len(), "builder {number} saw each order once");
         // What a restarted builder replays was announced before.
         let since = if number == 0 { restarted } else { begin };
-        let own = seen.iter().map(|(hash, seen)| (at[hash], *seen));
+        let own = seen.iter().filter_map(|(hash, seen)| Some((*at.get(hash)?, *seen)));
         arrivals.extend(own.filter(|(announced, _)| *announced >= since));
     }
     println!("all builders had all orders {:.1?} after the last announcement", ended.elapsed());
-    for (_, publisher) in machines.into_iter().flatten() {
+    for publisher in machines.into_iter().flatten().flat_map(|(_, publishers)| publishers) {
         println!("{:?}", finish(publisher).await);
     }
     let client = async_nats::connect(cluster.urls()).await.expect("a connection");

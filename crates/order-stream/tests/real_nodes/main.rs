@@ -8,6 +8,7 @@ mod fleet;
 mod kills;
 mod resets;
 mod rights;
+mod searchers;
 
 use std::{
     collections::BTreeSet,
@@ -179,7 +180,8 @@ async fn finish_source(source: Source) -> SourceStats {
     let end = source.shutdown(PATIENCE).await;
     assert_eq!(end.state, State::Ended, "{end:?}");
     let stats = end.stats;
-    let outcomes = stats.pooled + stats.known + stats.refused + stats.malformed;
+    let SourceStats { pooled, known, superseded, refused, malformed, .. } = stats;
+    let outcomes = pooled + known + superseded + refused + malformed;
     assert_eq!(stats.received, outcomes, "{stats:?}");
     assert_eq!(stats.malformed, 0);
     stats
