@@ -74,7 +74,8 @@ impl<S> Running<S> {
     }
 
     /// Stops. A source ends after the message that it processes. A publisher publishes what the pool holds now and waits
-    /// for the acknowledgements, at most until the deadline; without a connection it ends at once.
+    /// for the acknowledgements, at most until the deadline, also for a server or a leader that is not there; without
+    /// rights or without a stream it ends at once.
     ///
     /// # Cancel safety
     /// If the future is dropped, the thread still ends before the deadline.
@@ -180,6 +181,11 @@ pub(crate) trait Session: Send + 'static {
     /// A connection was opened. Returns when it is lost or given up, with the state from then on, or after `stop` is set
     /// and everything is done.
     fn connected(&mut self, link: &Link, stop: Stop) -> impl Future<Output = State>;
+
+    /// Whether another connection is needed after it was told to stop.
+    fn has_more(&self) -> bool {
+        false
+    }
 }
 
 fn last_state(run: impl FnOnce()) -> State {
@@ -190,7 +196,7 @@ fn last_state(run: impl FnOnce()) -> State {
     State::Failed
 }
 
-/// Opens one connection after the other, until it is to stop. Then it ends at once if it has none.
+/// Opens one connection after the other, until it is to stop and has no more to do.
 async fn connect(
     session: &mut impl Session,
     server: &ServerConfig,
@@ -200,11 +206,11 @@ async fn connect(
 ) {
     let mut attempt = 0;
     loop {
+        let (began, is_stopping) = (Instant::now(), stop.is_set());
         shown.set(State::Connecting);
-        let began = Instant::now();
         let opened = tokio::select! {
             biased;
-            () = stop.wait() => return,
+            () = stop.wait(), if !session.has_more() => return,
             opened = Link::open(server, name) => opened,
         };
         let end = match opened {
@@ -214,7 +220,8 @@ async fn connect(
                 state_of(&error)
             }
         };
-        if stop.is_set() {
+        let is_passing = matches!(end, State::Disconnected { .. } | State::Unavailable);
+        if stop.is_set() && !(is_passing && session.has_more()) {
             return;
         }
         shown.set(end);
@@ -225,7 +232,8 @@ async fn connect(
         attempt = if began.elapsed() > STABLE_AFTER { 0 } else { attempt };
         tokio::select! {
             biased;
-            () = stop.wait() => return,
+            // Once more at once.
+            () = stop.wait(), if !is_stopping => {}
             () = sleep(backoff.random_delay(attempt)) => attempt = attempt.saturating_add(1),
         }
     }

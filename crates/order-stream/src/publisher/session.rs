@@ -98,6 +98,10 @@ impl running::Session for Run {
         run.counters.unfinished.set(run.window.len() as f64);
         end
     }
+
+    fn has_more(&self) -> bool {
+        self.window.len() > 0 || !self.pool.is_empty()
+    }
 }
 
 impl<'a> Session<'a> {

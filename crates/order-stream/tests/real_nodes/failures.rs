@@ -201,6 +201,22 @@ async fn a_shutdown_lasts_no_longer_than_its_limit_beside_a_server_that_hangs() 
 }
 
 #[tokio::test]
+async fn a_shutdown_waits_for_a_server_that_comes_back_and_publishes_everything() {
+    let (mut stage, ingested, built) = Stage::with_pools().await;
+    let publisher = stage.publisher(&ingested, "a");
+    until_live(&publisher).await;
+    stage.server.kill9().expect("a dead server");
+    insert(&ingested, &transactions(23, 50, 0));
+    until("it knows", || is_lost(publisher.state())).await;
+    let restart = async { stage.server.restart().expect("a server") };
+    let (stats, ()) = tokio::join!(finish(publisher), restart);
+    assert_eq!(stats.stored, 50, "{stats:?}");
+    let source = stage.source(&built, "one");
+    until_equal(&ingested, &built).await;
+    finish_source(source).await;
+}
+
+#[tokio::test]
 async fn a_shutdown_lasts_no_longer_than_its_limit_while_the_window_is_full() {
     let stage = Stage::new().await;
     let ingested = pool();
