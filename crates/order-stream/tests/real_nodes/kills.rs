@@ -145,6 +145,7 @@ async fn a_fleet_whose_parts_are_killed_ends_with_the_union_in_every_builder() {
     let begin = Instant::now();
     let mut actions = schedule(every, lasts).into_iter().peekable();
     let (mut kills, mut down, mut replaced, mut restarted) = (Vec::new(), None, None, begin);
+    let mut is_lost = false;
     for n in 0..fleet.txs.len() {
         tokio::time::sleep_until((begin + lasts.mul_f64(n as f64 / fleet.txs.len() as f64)).into())
             .await;
@@ -166,11 +167,11 @@ async fn a_fleet_whose_parts_are_killed_ends_with_the_union_in_every_builder() {
                 }
                 Action::KillMachine => {
                     machines[0] = None;
-                    let (other, _) = machines[1].as_ref().expect("it runs");
-                    searchers.lose(0, (1, other));
+                    is_lost = true;
                 }
                 Action::ReplaceMachine => {
-                    let (pool, publishers) = machines[1].take().expect("it runs");
+                    // Unless it is still at it.
+                    let Some((pool, publishers)) = machines[1].take() else { continue };
                     replaced = Some(tokio::spawn(async move {
                         for publisher in publishers {
                             finish(publisher).await;
@@ -196,6 +197,10 @@ async fn a_fleet_whose_parts_are_killed_ends_with_the_union_in_every_builder() {
         let running = machines.iter().enumerate();
         let running = running.filter_map(|(n, machine)| Some((n, &machine.as_ref()?.0)));
         let running: Vec<_> = running.collect();
+        if is_lost && let Some(other) = running.first() {
+            searchers.lose(0, *other);
+            is_lost = false;
+        }
         while !running.is_empty()
             && (searchers.sent() as f64) < begin.elapsed().as_secs_f64() * SEARCHERS_TPS - 1.0
             && searchers.sent() < lasts.as_secs() * SEARCHERS_TPS as u64
