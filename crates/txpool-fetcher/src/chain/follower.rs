@@ -12,7 +12,8 @@
 //!   and told [`HEADS_TO_LEAD`] new heads in this time;
 //! - if the leader may not lead (it is not connected, or it is syncing), and the head is higher than
 //!   the leader's, or time and heads have passed since then;
-//! - at once, if the leader's own head could not be linked: a number alone proves nothing.
+//! - at once, if the leader's first head could not be linked: a number alone proves nothing. Of a later
+//!   head that could not be linked, the number does not count until another head is.
 //!
 //! A head that is told again shows no progress. A head of another source that is not linked does not
 //! count, unless no other source may lead. A head at or below what is remembered is not looked into,
@@ -135,15 +136,16 @@ struct Told {
 pub(crate) struct Follower {
     told: Box<[Told]>,
     leader: Option<Leader>,
-    /// The chain is more than a number that one source told.
-    is_linked: bool,
+    /// The leader's head could not be linked, and nobody else has told it: what was known of it before
+    /// ends at this number, 0 if nothing was.
+    doubtful_above: Option<u64>,
     lead_timeout: Duration,
 }
 
 impl Follower {
     pub(crate) fn new(sources: usize, lead_timeout: Duration) -> Self {
         let told = std::iter::repeat_with(Told::default).take(sources).collect();
-        Self { told, leader: None, is_linked: false, lead_timeout }
+        Self { told, leader: None, doubtful_above: None, lead_timeout }
     }
 
     /// The source that leads.
@@ -187,7 +189,8 @@ impl Follower {
         if let Some(leader) = &self.leader
             && leader.source != source
         {
-            if head.number <= leader.number && self.told[leader.source].may_lead {
+            let known = self.doubtful_above.unwrap_or(leader.number);
+            if head.number <= known && self.told[leader.source].may_lead {
                 self.told[source].ahead = None;
             } else if is_progress {
                 self.told[source].ahead.get_or_insert((now, 0)).1 += 1;
@@ -223,8 +226,13 @@ impl Follower {
             branch.ancestors.drain(..=newest);
         }
         let is_leader = self.is_leader(source);
+        let relation = chain.relate(&head);
+        if relation == Relation::Repeat && !is_leader {
+            // What two sources tell is no invention of one.
+            self.doubtful_above = None;
+        }
         let leads = is_leader || self.takes_lead(source, &head, now);
-        let link = match chain.relate(&head) {
+        let link = match relation {
             Relation::Repeat => Link::Repeat,
             Relation::Inconsistent => Link::No(Some(Unread::Inconsistent)),
             _ => self.link(chain, branch, leads),
@@ -233,8 +241,6 @@ impl Follower {
             Link::Needs(hash) => return Step::Read(hash),
             Link::No(reason) => return Step::Ignored(reason),
             Link::Repeat => {
-                // What two sources tell is no invention of one.
-                self.is_linked |= !is_leader;
                 if leads {
                     self.lead(source, &head);
                 }
@@ -247,7 +253,11 @@ impl Follower {
             return Step::Ignored(None);
         }
         let Some(block) = branch.block.take() else { return Step::Read(head.hash) };
-        self.is_linked = is_linked;
+        self.doubtful_above = match self.leader {
+            _ if is_linked => None,
+            Some(leader) if is_leader => self.doubtful_above.or(Some(leader.number)),
+            _ => Some(0),
+        };
         if leads {
             self.lead(source, &head);
         }
@@ -271,7 +281,8 @@ impl Follower {
         match chain.relate(oldest) {
             Relation::Next => return Link::Linked,
             Relation::Reorg { .. } if leads => return Link::Linked,
-            Relation::Gap { .. } if leads || number > latest.number => {}
+            // Another branch cannot extend the chain: its ancestors are not read.
+            Relation::Gap { .. } if leads || oldest.number > latest.number => {}
             Relation::Inconsistent => return Link::No(Some(Unread::Inconsistent)),
             _ => return Link::No(None),
         }
@@ -306,13 +317,13 @@ impl Follower {
     /// Whether a source that does not lead takes the lead, if this head of it is linked.
     fn takes_lead(&self, source: usize, head: &Head, now: Instant) -> bool {
         let Some(leader) = &self.leader else { return true };
-        let is_higher = head.number > leader.number;
+        let is_higher = head.number > self.doubtful_above.unwrap_or(leader.number);
         let has_waited = self.told[source].ahead.is_some_and(|(since, heads)| {
             heads >= HEADS_TO_LEAD && now.saturating_duration_since(since) >= self.lead_timeout
         });
         leader.source != source
             && match self.told[leader.source].may_lead {
-                _ if !self.is_linked => true,
+                _ if self.doubtful_above == Some(0) => true,
                 true => is_higher && has_waited,
                 false => is_higher || has_waited,
             }
@@ -322,7 +333,8 @@ impl Follower {
         let is_new = !self.is_leader(source);
         self.leader = Some(Leader { source, number: head.number });
         for told in &mut self.told {
-            if is_new || told.head.is_some_and(|told| told.number <= head.number) {
+            let known = self.doubtful_above.unwrap_or(head.number);
+            if is_new || told.head.is_some_and(|told| told.number <= known) {
                 told.ahead = None;
             }
         }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use alloy_primitives::{B256, map::B256HashMap};
-use chain_view::{Block, Head, RecentBlocks};
+use chain_view::{Block, Head, RecentBlocks, Relation};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
 
 use super::{
@@ -28,6 +28,10 @@ const HONEST: usize = 0;
 /// Blocks before the simulation: none of them has a transaction.
 const OLD_BLOCKS: u64 = 150;
 
+/// The least number of a head from which the honest node goes back to a snapshot: no transaction is in
+/// a block below that.
+const LEAST: u64 = 100 + OLD_BLOCKS / 2 + RECENT_BLOCKS as u64 + 15;
+
 /// What a node does beside telling heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -43,16 +47,30 @@ enum Kind {
     OtherBranch,
     /// Tells the honest node's heads, and is not sure to answer for their ancestors.
     DoesNotAnswer,
+    /// Tells the honest node's heads before it does.
+    Faster,
 }
 
-const OTHERS: [Kind; 6] = [
+const OTHERS: [Kind; 7] = [
     Kind::Lags,
     Kind::Imports,
     Kind::TellsHigh,
     Kind::Repeats,
     Kind::OtherBranch,
     Kind::DoesNotAnswer,
+    Kind::Faster,
 ];
+
+impl Kind {
+    /// How often it does not answer for a block.
+    const fn fails(self) -> f64 {
+        match self {
+            Self::DoesNotAnswer => 0.3,
+            Self::Honest => 0.02,
+            _ => 0.0,
+        }
+    }
+}
 
 #[derive(Debug)]
 struct Node {
@@ -64,6 +82,8 @@ struct Node {
     branch: Option<Branch>,
     /// A block that its branch needs.
     needs: Option<B256>,
+    /// A block that the branch needed could not be read.
+    has_failed: bool,
 }
 
 struct World {
@@ -79,9 +99,15 @@ struct World {
     /// What the sink knows by the heads that it was told.
     sink: RecentBlocks,
     pending: HashSet<B256>,
+    /// What counts as mined when it is announced.
+    seen_mined: HashSet<B256>,
+    /// The next block of the honest node, which another one told before.
+    upcoming: Option<B256>,
     /// The honest node's latest head that was processed.
     processed: Option<B256>,
     has_led: bool,
+    /// Every node answers from now on.
+    is_over: bool,
 }
 
 fn hash(n: u64) -> B256 {
@@ -106,8 +132,11 @@ impl World {
             chain: RecentBlocks::new(RECENT_BLOCKS),
             sink: RecentBlocks::new(RECENT_BLOCKS),
             pending: HashSet::new(),
+            seen_mined: HashSet::new(),
+            upcoming: None,
             processed: None,
             has_led: false,
+            is_over: false,
         };
         let mut tip = hash(u64::MAX);
         let mut old = Vec::new();
@@ -121,7 +150,15 @@ impl World {
                 _ => tip,
             };
             let (waiting, branch, needs) = (VecDeque::new(), None, None);
-            world.nodes.push(Node { kind, is_up: false, tip, waiting, branch, needs });
+            world.nodes.push(Node {
+                kind,
+                is_up: false,
+                tip,
+                waiting,
+                branch,
+                needs,
+                has_failed: false,
+            });
         }
         world
     }
@@ -154,6 +191,15 @@ impl World {
             hash = self.blocks[&hash].head.parent_hash;
         }
         hash
+    }
+
+    /// The last block of the chain that a head descends from, if it stays one of the recent ones.
+    fn known_ancestor(&self, head: B256) -> Option<B256> {
+        let parent = |block: &&Block| self.blocks.get(&block.head.parent_hash);
+        std::iter::successors(self.blocks.get(&head), parent)
+            .take(RECENT_BLOCKS)
+            .map(|block| block.head.hash)
+            .find(|hash| self.chain.block(hash).is_some())
     }
 
     /// A child of a block, with new transactions and some that its chain has not mined.
@@ -237,6 +283,15 @@ impl World {
                     self.tell_tip(HONEST, self.ancestor(tip, back));
                 }
             }
+            2 if self.nodes.len() == 1 && self.number(tip) > LEAST && self.rng.random_bool(0.2) => {
+                // It is restarted from an older snapshot. With others, it would catch up with them.
+                let depth = self.rng.random_range(1..RECENT_BLOCKS as u64 + 9);
+                self.set_up(HONEST, false);
+                self.nodes[HONEST].waiting.clear();
+                (self.nodes[HONEST].branch, self.nodes[HONEST].needs) = (None, None);
+                self.nodes[HONEST].tip = self.ancestor(tip, depth);
+                self.set_up(HONEST, true);
+            }
             2 => {
                 // Some heads are never told.
                 let missed =
@@ -245,7 +300,11 @@ impl World {
                 self.tell_tip(HONEST, last);
             }
             _ => {
-                let next = self.extend(tip);
+                let next = match self.upcoming.take().filter(|next| self.ancestor(*next, 1) == tip)
+                {
+                    Some(next) => next,
+                    None => self.extend(tip),
+                };
                 self.tell_tip(HONEST, next);
             }
         }
@@ -273,11 +332,23 @@ impl World {
                 let above = [1, 20, 63, 64, 65, 1 << 40, u64::MAX - number];
                 let above = *above.choose(&mut self.rng).expect("some");
                 self.made += 1;
-                let (own, parent) = (hash(self.made << 20 | 3), hash(self.made << 20 | 4));
+                let (own, mut parent) = (hash(self.made << 20 | 3), hash(self.made << 20 | 4));
+                if self.rng.random_bool(0.3) {
+                    // A parent that follows the honest chain, and has another number than it must.
+                    parent = self.make(number + 1, honest, Vec::new());
+                }
                 let head = Head::new(number + above, own, parent);
                 for _ in 0..self.rng.random_range(1..4) {
                     self.tell(node, head);
                 }
+            }
+            Kind::Faster => {
+                let next = match self.upcoming.filter(|next| self.ancestor(*next, 1) == honest) {
+                    Some(next) => next,
+                    None => self.extend(honest),
+                };
+                self.upcoming = Some(next);
+                self.tell_tip(node, next);
             }
             Kind::Repeats => self.tell(node, self.blocks[&tip].head),
             Kind::OtherBranch => {
@@ -296,7 +367,10 @@ impl World {
     /// One step of the task that follows a node. False if it has nothing to do.
     fn work(&mut self, node: usize) -> bool {
         if let Some(hash) = self.nodes[node].needs.take() {
-            let fails = self.nodes[node].kind == Kind::DoesNotAnswer && self.rng.random_bool(0.3);
+            // The honest one may be busy for a while, though not when it comes.
+            let may_fail = !self.is_over && (node != HONEST || self.has_led);
+            let fails = may_fail && self.rng.random_bool(self.nodes[node].kind.fails());
+            self.nodes[node].has_failed |= fails;
             let found = self.blocks.get(&hash).filter(|_| !fails).cloned();
             let read = found.map(Into::into).ok_or(Unread::Missing);
             self.nodes[node].branch.as_mut().expect("it needs it").read(hash, read);
@@ -304,6 +378,7 @@ impl World {
         if self.nodes[node].branch.is_none() {
             let Some(announced) = self.nodes[node].waiting.pop_front() else { return false };
             self.nodes[node].branch = self.follower.tell(node, announced, self.now);
+            self.nodes[node].has_failed = false;
             if self.nodes[node].branch.is_none() {
                 return true;
             }
@@ -311,6 +386,7 @@ impl World {
         let mut branch = self.nodes[node].branch.take().expect("just seen");
         let led_before = self.follower.leader();
         let latest = self.chain.head().map(|head| head.number);
+        let known = self.known_ancestor(branch.hash());
         let step = self.follower.step(&mut self.chain, &mut branch, self.now);
         if let Step::Read(hash) = step {
             self.nodes[node].needs = Some(hash);
@@ -327,6 +403,15 @@ impl World {
                 "the head goes back"
             );
             self.apply(applied);
+            let is_kept = known.is_none_or(|known| self.chain.block(&known).is_some());
+            assert!(is_kept || self.nodes[node].has_failed, "linked blocks are forgotten");
+        } else if let Step::Ignored(Some(_)) = step {
+            // An ancestor could not be read, and the head is far above the latest one.
+            assert!(node != HONEST || self.nodes[node].has_failed, "an honest head is refused");
+            if node == HONEST {
+                (self.processed, self.has_led) = (None, false);
+            }
+            return true;
         }
         if node == HONEST {
             self.processed = Some(branch.hash());
@@ -339,12 +424,22 @@ impl World {
 
     /// What the sink does with the heads: an order pool's rule.
     fn apply(&mut self, applied: Applied) {
+        for tx in &applied.unmined {
+            assert!(self.seen_mined.remove(tx), "it was not mined");
+            assert!(!self.chain.is_mined(tx), "it is mined");
+        }
         for read in applied.blocks {
             let pushed = self.sink.push(read.block.clone());
+            if !matches!(pushed.relation, Relation::Gap { .. }) {
+                // An announcement of what is too old does no harm: a comparison asks the sink.
+                let old = pushed.forgotten.iter().flat_map(|block| block.mined.iter());
+                old.for_each(|tx| _ = self.seen_mined.remove(tx));
+            }
             let undone = pushed.undone.iter().flat_map(|block| block.mined.iter());
             self.pending.extend(undone.filter(|tx| self.txs.contains(tx)));
             for tx in read.block.mined.iter() {
                 self.pending.remove(tx);
+                self.seen_mined.insert(*tx);
             }
         }
         self.pending.retain(|tx| !self.sink.is_mined(tx));
@@ -358,20 +453,32 @@ impl World {
         for (parent, child) in self.chain.iter().zip(self.chain.iter().skip(1)) {
             assert_eq!(child.head.parent_hash, parent.head.hash, "not a chain");
         }
-        let leads = self.follower.leader() == Some(HONEST);
-        assert!(leads || !self.has_led, "the honest node has lost the lead");
+        let leader = self.follower.leader();
+        let leads = leader == Some(HONEST);
+        // One that is on the honest chain and further may lead.
+        let may_be_higher = leader.is_some_and(|leader| {
+            let Node { kind, tip, .. } = self.nodes[leader];
+            let is_on_the_chain = !matches!(kind, Kind::TellsHigh | Kind::OtherBranch);
+            is_on_the_chain && self.number(tip) > self.number(self.nodes[HONEST].tip)
+        });
+        assert!(leads || !self.has_led || may_be_higher, "the honest node has lost the lead");
         self.has_led = leads && self.nodes[HONEST].is_up;
         let Some(told) = self.processed.filter(|_| self.has_led) else { return };
-        assert!(self.chain.block(&told).is_some(), "the honest node's head is not in the chain");
         let number = self.number(told);
+        assert!(self.chain.block(&told).is_some(), "the honest node's head is not in the chain");
         let faster = self.chain.iter().filter(|block| block.head.number > number);
         let faster: HashSet<B256> = faster.flat_map(|block| block.mined.to_vec()).collect();
+        // What a block has that could not be read is known by the node's list, which may be later.
+        let read: HashSet<B256> =
+            self.chain.iter().flat_map(|block| block.mined.to_vec()).collect();
+        let read: HashSet<_> = self.mined_by(told).intersection(&read).copied().collect();
         let (mined, mined_later) = (self.mined_by(told), self.mined_by(self.nodes[HONEST].tip));
         for tx in &self.txs {
-            if mined.contains(tx) {
+            if read.contains(tx) || mined.contains(tx) && mined_later.contains(tx) {
                 assert!(!self.pending.contains(tx), "mined and pending for the sink");
-            } else if !mined_later.contains(tx) && !faster.contains(tx) {
+            } else if !mined.contains(tx) && !mined_later.contains(tx) && !faster.contains(tx) {
                 assert!(self.pending.contains(tx), "pending, and not for the sink");
+                assert!(!self.seen_mined.contains(tx), "pending, and taken for mined");
             }
         }
     }
@@ -389,6 +496,13 @@ impl World {
                 // Its heads are processed before time passes.
                 self.settle(HONEST);
                 self.now += Duration::from_millis(self.rng.random_range(0..8_000));
+                let faster = |node: &Node| node.kind == Kind::Faster;
+                if let Some(faster) = self.nodes.iter().position(faster)
+                    && self.rng.random_bool(0.8)
+                {
+                    self.other_event(faster);
+                    self.settle(faster);
+                }
                 self.honest_event();
             }
             26..46 if node != HONEST => self.other_event(node),
@@ -406,6 +520,7 @@ impl World {
             self.step();
         }
         // Whatever has happened: the honest node leads once the others have nothing to tell.
+        self.is_over = true;
         self.set_up(HONEST, true);
         (0..self.nodes.len()).for_each(|node| self.settle(node));
         // A reorg may have put it below another branch.
