@@ -42,8 +42,8 @@ const REFRESH: Duration = Duration::from_secs(1);
 /// How long a stop may take.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long the end waits for a source to become live before the final audit.
-const SETTLE_DEADLINE: Duration = Duration::from_secs(30);
+/// How long the end waits for the final audit: for a live source, and for the node to list its pool.
+const AUDIT_DEADLINE: Duration = Duration::from_secs(8);
 
 /// Runs the command until its end: at a signal, a key, the end of the time or of the replay.
 pub fn run(args: &Args) -> ExitCode {
@@ -221,19 +221,20 @@ async fn run_until_end(args: &Args, log: Log) -> Result<ExitCode, Failure> {
 /// The transactions that are pending in the node and not in the pool, once no fetch is in flight.
 async fn final_audit(args: &Args, ingest: &Ingest) -> Option<AuditReport> {
     let fetcher = ingest.fetcher();
-    let deadline = Instant::now() + SETTLE_DEADLINE;
-    while !fetcher.is_live() && Instant::now() < deadline {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    if args.audit_first {
-        // A fault may have struck just now: run one regular audit, as the timer would.
-        let _ = fetcher.audit(0, AuditMode::Recover).await;
-    }
-    match fetcher.audit(0, AuditMode::CompareOnly).await {
-        Ok(report) => Some(report),
-        Err(error) => {
-            eprintln!("warning: no final audit: {error}");
-            None
+    let audit = async {
+        while !fetcher.is_live() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
+        if args.audit_first {
+            // A fault may have struck just now: run one regular audit, as the timer would.
+            let _ = fetcher.audit(0, AuditMode::Recover).await;
+        }
+        fetcher.audit(0, AuditMode::CompareOnly).await
+    };
+    match tokio::time::timeout(AUDIT_DEADLINE, audit).await {
+        Ok(Ok(report)) => return Some(report),
+        Ok(Err(error)) => eprintln!("warning: no final audit: {error}"),
+        Err(_) => eprintln!("warning: no final audit: it takes longer than {AUDIT_DEADLINE:?}"),
     }
+    None
 }

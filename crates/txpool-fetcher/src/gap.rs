@@ -24,7 +24,8 @@ pub enum GapReason {
     /// A reorg. Transactions of the removed blocks may be pending again, and are not always
     /// announced.
     Reorg,
-    /// Our own buffer overran, or the stream of a pool in this process reported a loss.
+    /// Our own buffer overran, the stream of a pool in this process reported a loss, or so many hashes
+    /// came at once that the node may have dropped others.
     Lagged,
     /// A connection was lost.
     Reconnect,

@@ -7,12 +7,14 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::Arc,
+    task::{Poll, ready},
 };
 
 use alloy_consensus::transaction::Recovered;
 use alloy_primitives::B256;
 use chain_view::{Block, NonceUpdate, PooledTransaction};
-use futures::Stream;
+use futures::{Stream, stream};
+use tokio::sync::mpsc;
 
 use crate::tasks::Tasks;
 
@@ -43,7 +45,8 @@ pub trait InProcessPool: Send + Sync + 'static {
     ///
     /// The end of the stream counts as a lost connection: after a backoff both subscriptions are
     /// made again, and the pool is compared. Hashes that the stream drops without
-    /// [`Lagged`](PoolAnnouncement::Lagged) are fetched by the next audit.
+    /// [`Lagged`](PoolAnnouncement::Lagged) are fetched by the next audit; [`announcements_of`] says it
+    /// for a channel.
     fn announcements(&self) -> AnnouncementStream;
 
     /// Subscribes to the new blocks of the canonical chain. Only new blocks are sent: a reorg shows
@@ -82,6 +85,26 @@ pub enum PoolAnnouncement {
     /// The stream has lost this many announcements; 0 if it cannot say how many. Opens a gap, and
     /// the pool is compared at once.
     Lagged(u64),
+}
+
+/// The announcements of a pool that sends its hashes into a bounded channel and silently drops those for
+/// which it has no room, as reth does.
+///
+/// A channel that was full when it was read may have lost hashes: as soon as it has room again, the
+/// stream says [`Lagged`](PoolAnnouncement::Lagged), once for each time that it was full.
+pub fn announcements_of(mut hashes: mpsc::Receiver<B256>) -> AnnouncementStream {
+    let mut was_full = false;
+    Box::pin(stream::poll_fn(move |context| {
+        // One more may have come since the last one was taken.
+        let is_full = hashes.len() + 1 >= hashes.max_capacity();
+        if was_full && (!is_full || hashes.is_empty()) {
+            was_full = false;
+            return Poll::Ready(Some(PoolAnnouncement::Lagged(0)));
+        }
+        let hash = ready!(hashes.poll_recv(context));
+        was_full |= hash.is_some() && hashes.len() + 1 >= hashes.max_capacity();
+        Poll::Ready(hash.map(PoolAnnouncement::Pending))
+    }))
 }
 
 /// A block, with the nonces that it raised.
@@ -174,4 +197,28 @@ impl Eq for InProcess {}
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolPanicked {
     pub(crate) function: &'static str,
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{FutureExt as _, StreamExt as _};
+
+    use super::*;
+
+    #[test]
+    fn a_channel_that_was_full_is_told_as_a_lag_once_for_each_time() {
+        let (sender, receiver) = mpsc::channel(4);
+        let mut stream = announcements_of(receiver);
+        let mut send = |count: usize| {
+            (0..count).for_each(|_| _ = sender.try_send(B256::ZERO));
+            let taken = std::iter::from_fn(|| stream.next().now_or_never().flatten());
+            taken.map(|taken| taken == PoolAnnouncement::Lagged(0)).collect::<Vec<_>>()
+        };
+        assert_eq!(send(2), [false; 2]);
+        for _ in 0..2 {
+            let lags = send(9);
+            assert_eq!((lags.len(), lags.iter().filter(|lag| **lag).count()), (5, 1), "{lags:?}");
+        }
+        assert_eq!(send(2), [false; 2]);
+    }
 }

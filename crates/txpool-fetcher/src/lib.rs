@@ -42,7 +42,7 @@ pub use self::{
     gap::{Gap, GapReason},
     in_process_pool::{
         AnnouncementStream, BlockStream, InProcess, InProcessPool, MinedBlock, PoolAnnouncement,
-        PooledHashes,
+        PooledHashes, announcements_of,
     },
     limits::ANNOUNCEMENT_BUFFER,
     metrics::METRICS,

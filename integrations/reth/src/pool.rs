@@ -3,8 +3,8 @@ use alloy_eips::{BlockHashOrNumber, eip1559::BaseFeeParams};
 use alloy_primitives::{B256, map::AddressHashMap};
 use futures::{StreamExt as _, stream};
 use txpool_fetcher::{
-    AnnouncementStream, Block, BlockStream, Head, InProcessPool, MinedBlock, PoolAnnouncement,
-    PooledHashes, PooledTransaction,
+    AnnouncementStream, Block, BlockStream, Head, InProcessPool, MinedBlock,
+    PooledHashes, PooledTransaction, announcements_of,
 };
 
 // In a node the module goes, and this line.
@@ -41,10 +41,7 @@ where
 
     fn announcements(&self) -> AnnouncementStream {
         // `All`: also what this node does not pass on to its peers.
-        let mut hashes = self.pool.pending_transactions_listener_for(TransactionListenerKind::All);
-        Box::pin(stream::poll_fn(move |context| {
-            hashes.poll_recv(context).map(|hash| hash.map(PoolAnnouncement::Pending))
-        }))
+        announcements_of(self.pool.pending_transactions_listener_for(TransactionListenerKind::All))
     }
 
     fn blocks(&self) -> BlockStream {

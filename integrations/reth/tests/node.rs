@@ -100,7 +100,8 @@ impl Pool {
             state.queued.insert(hash);
         } else {
             for (_, listener) in &state.listeners {
-                listener.try_send(hash).expect("the adapter reads at once");
+                // reth too drops it when the listener is full.
+                let _ = listener.try_send(hash);
             }
         }
         hash
@@ -291,6 +292,22 @@ fn the_pool_is_listed_by_sub_pool_and_read_with_senders_and_sidecars() {
     // The pool is gone: a lost connection.
     node.pool.0.lock().unwrap().listeners.clear();
     assert_eq!(announced.next().now_or_never(), Some(None));
+}
+
+#[test]
+fn what_the_listener_had_no_room_for_is_told_as_a_lag() {
+    let node = node();
+    let mut announced = node.announcements();
+    (0..2_100).for_each(|nonce| _ = node.pool.add(plain(ALICE, nonce), false));
+    let mut lags = Vec::new();
+    for n in 0..2_049 {
+        let next = announced.next().now_or_never().expect("at once").expect("the pool is there");
+        if next == txpool_fetcher::PoolAnnouncement::Lagged(0) {
+            lags.push(n);
+        }
+    }
+    assert_eq!(lags.len(), 1);
+    assert!(announced.next().now_or_never().is_none(), "the other 52 are told to nobody");
 }
 
 #[test]

@@ -65,6 +65,16 @@ const MAX_COMPARE_FAILURES: u32 = 3;
 /// connections and closes them is not dialed faster than one that refuses them.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
+/// As many hashes at once may be all that a node had room for: reth's listener behind the subscription
+/// holds 2,048 and silently drops the rest, when a lower base fee promotes thousands at once.
+const LISTENER_SLOTS: u64 = 2_048;
+
+/// How long they may take to be read.
+const BURST_WINDOW: Duration = Duration::from_millis(500);
+
+/// Pause between a burst and the comparison that it is a reason for.
+const BURST_PAUSE: Duration = Duration::from_secs(1);
+
 /// The time over which the rate of announcements is averaged.
 const RATE_WINDOW: Duration = Duration::from_secs(30);
 
@@ -191,6 +201,10 @@ struct Activity {
     read: u64,
     rate_per_s: f64,
     ticked: Instant,
+    /// How many hashes the latest tick brought, and in which time.
+    latest: (u64, Duration),
+    /// A burst goes on: it is a reason for one comparison.
+    in_burst: bool,
     hash_at: Instant,
     heads_since_hash: u32,
     head: Option<u64>,
@@ -320,7 +334,11 @@ impl Machine {
                 }
             }
             Event::Tick { read } => {
-                self.activity.tick(read, now);
+                if self.activity.tick(read, now) {
+                    self.open_gap(GapReason::Lagged, now);
+                    let due = now + BURST_PAUSE;
+                    self.compare_at = Some(self.compare_at.map_or(due, |at| at.min(due)));
+                }
                 if self.may_compare() && self.compare_at.is_some_and(|at| now >= at) {
                     let reason = self.open_reason().unwrap_or(GapReason::Audit);
                     self.compare(reason, &mut actions, now);
@@ -516,6 +534,8 @@ impl Activity {
             read: 0,
             rate_per_s: 0.0,
             ticked: now,
+            latest: (0, Duration::ZERO),
+            in_burst: false,
             hash_at: now,
             heads_since_hash: 0,
             head: None,
@@ -524,12 +544,18 @@ impl Activity {
         }
     }
 
-    fn tick(&mut self, read: u64, now: Instant) {
-        let passed = now.saturating_duration_since(self.ticked).as_secs_f64();
-        if passed <= 0.0 {
-            return;
+    /// Returns whether so many hashes begin to come at once that the node may have dropped others.
+    fn tick(&mut self, read: u64, now: Instant) -> bool {
+        let passed = now.saturating_duration_since(self.ticked);
+        if passed.is_zero() {
+            return false;
         }
         let new = read.saturating_sub(self.read);
+        // A burst may come on both sides of a tick.
+        let (before, took) = std::mem::replace(&mut self.latest, (new, passed));
+        let is_burst = new + before >= LISTENER_SLOTS && took + passed <= BURST_WINDOW;
+        let has_begun = is_burst && !std::mem::replace(&mut self.in_burst, is_burst);
+        let passed = passed.as_secs_f64();
         if new > 0 {
             // Averaged only over ticks with hashes: a silence is judged by the rate before it.
             let weight = (passed / RATE_WINDOW.as_secs_f64()).min(1.0);
@@ -539,6 +565,7 @@ impl Activity {
         }
         self.read = read;
         self.ticked = now;
+        has_begun
     }
 
     /// The silence was no sign of a dead subscription, so the rate is at most one hash in its
@@ -980,6 +1007,28 @@ mod tests {
         assert_eq!(run.machine.state(), SourceState::Syncing);
         assert_eq!(run.open_gaps(), [Reorg, MissedHeads]);
         assert_eq!(run.on(Event::Behind(false)), [Action::Compare(Reorg)]);
+    }
+
+    #[test]
+    fn a_burst_as_long_as_a_nodes_buffer_is_followed_by_a_comparison_and_a_high_rate_by_none() {
+        let mut run = Run::live();
+        let tick = Duration::from_millis(100);
+        run.pass(tick).on(Event::Tick { read: 1_000 });
+        assert_eq!(run.pass(tick).on(Event::Tick { read: 2_048 }), []);
+        assert_eq!(run.open_gaps(), [GapReason::Lagged]);
+        let actions = run.pass(S).on(Event::Tick { read: 2_048 });
+        assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
+        run.on(compared(52));
+        let mut run = Run::live_with(&FetcherConfig { audit_interval: None, ..config() });
+        let mut comparisons = 0;
+        for n in 1..=600 {
+            let actions = run.pass(tick).on(Event::Tick { read: n * 2_000 });
+            comparisons += actions.len();
+            if !actions.is_empty() {
+                run.on(compared(0));
+            }
+        }
+        assert_eq!(comparisons, 1, "at its beginning");
     }
 
     fn any_event() -> impl Strategy<Value = Event> {

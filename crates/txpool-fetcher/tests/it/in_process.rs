@@ -21,7 +21,7 @@ use txpool_fetcher::{
     AnnouncementStream, AuditMode, Backfill, Block, BlockStream, ConnectError, Counts, Endpoint,
     FetchedTransaction, Fetcher, FetcherConfig, FetcherEnd, GapReason, Head, InProcess,
     InProcessPool, Limits, MinedBlock, NonceUpdate, PoolAnnouncement, PooledHashes,
-    PooledTransaction, SnapshotError, StartError,
+    PooledTransaction, SnapshotError, StartError, announcements_of,
 };
 
 use super::{all_live, compare, ingest_fast, recover, settles_fast, start_with};
@@ -37,6 +37,8 @@ struct SmallPool {
     may_go_on: Condvar,
     /// Announcements are dropped, and nobody is told.
     drops: AtomicBool,
+    /// The next subscription reads this channel.
+    listener: Mutex<Option<mpsc::Receiver<B256>>>,
 }
 
 #[derive(Default)]
@@ -121,6 +123,9 @@ impl InProcessPool for SmallPool {
 
     fn announcements(&self) -> AnnouncementStream {
         self.panic_once("announcements");
+        if let Some(listener) = self.listener.lock().unwrap().take() {
+            return announcements_of(listener);
+        }
         let panics = self.state().panics.remove("the stream");
         let (sender, mut receiver) = mpsc::unbounded_channel();
         let mut state = self.state();
@@ -236,6 +241,25 @@ async fn a_lag_that_the_stream_reports_opens_a_gap_at_once_and_the_comparison_cl
     eventually("closed", || has_closed_gap(&fetcher, GapReason::Lagged)).await;
     let counts = is_complete(&fetcher, &pool, &ours).await;
     assert_eq!((counts.lagged, counts.announced, counts.pooled), (20, 0, 20));
+}
+
+#[tokio::test]
+async fn what_a_full_listener_of_the_pool_dropped_is_brought_in_soon() {
+    let (chain_id, txs) = prepared(100);
+    let pool = SmallPool::new(chain_id);
+    let (listener, receiver) = mpsc::channel(16);
+    *pool.listener.lock().unwrap() = Some(receiver);
+    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
+    pool.drops.store(true, Relaxed);
+    for (n, half) in (1..).zip(txs.chunks(50)) {
+        half.iter().for_each(|tx| pool.add(tx));
+        // Until it is full, and then no more.
+        let mut sent = half[..10].iter().cycle();
+        while listener.try_send(sent.next().expect("it has no end").hash).is_ok() {}
+        settled(&fetcher, "all arrive", |counts| counts.pooled == 50 * n).await;
+    }
+    let counts = is_complete(&fetcher, &pool, &ours).await;
+    assert!(counts.audit_recovered >= 80 && counts.lagged == 0, "{counts:?}");
 }
 
 #[tokio::test]
