@@ -5,7 +5,6 @@
 //! its chain or store, its socket, its log, is in a directory that the caller gives. The tests that run on them are
 //! this crate's, with the feature `real-nodes`; the load is the command `devnet load`.
 
-mod error;
 mod genesis;
 pub mod load;
 mod nats;
@@ -13,6 +12,6 @@ mod node;
 mod ports;
 mod process;
 
-pub use error::RealNodeError;
 pub use nats::{NatsCluster, NatsConfig, NatsServer, find_nats};
 pub use node::{RealNode, RealNodeKind};
+pub use process::Process;

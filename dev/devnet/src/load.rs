@@ -2,7 +2,7 @@
 //!
 //! The transactions are signed before the clock starts, with the accounts of the well-known test mnemonic, which
 //! anvil (`--accounts 1000`), a geth genesis and this repository's mock node fund. Requests are pipelined on one
-//! connection; answers are matched by id, since nodes answer out of order.
+//! connection.
 //!
 //! With blobs, the last tenth of the accounts sends nothing else, since geth reserves an account for one kind; do not
 //! mix runs with and without blobs on one chain before it has mined what is pending.
@@ -11,22 +11,24 @@
 //! limits. Count announcements for that.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, HashMap},
     error::Error,
-    io::{BufRead, BufReader, Write as _},
-    os::unix::net::UnixStream,
     path::PathBuf,
-    sync::{Arc, Condvar, Mutex, PoisonError},
-    thread,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use alloy_primitives::U64;
+use alloy_provider::{DynProvider, IpcConnect, Provider as _, ProviderBuilder};
 use clap::Parser;
 use mock_node::workload::{
     Address, Mix, PreparedTx, TxKind, Workload, WorkloadConfig, test_accounts,
 };
 use serde_json::{Value, json};
+use tokio::{
+    sync::{Mutex, Semaphore},
+    task::JoinSet,
+    time::{sleep_until, timeout},
+};
 
 /// The last answers have so long to arrive.
 const SETTLE: Duration = Duration::from_secs(20);
@@ -62,29 +64,28 @@ pub struct Args {
 /// # Errors
 /// There is no Ethereum node at the socket, or its connection breaks.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    let connected = UnixStream::connect(&args.ipc);
-    let stream = connected.map_err(|error| format!("{}: {error}", args.ipc.display()))?;
-    stream.set_read_timeout(Some(SETTLE))?;
-    stream.set_write_timeout(Some(SETTLE))?;
-    let reader = BufReader::with_capacity(1 << 20, stream.try_clone()?);
-    let mut node = Node { stream, reader };
-    let txs = prepare(args, &mut node)?;
-    eprintln!("{} transactions are signed; sending {} per second", txs.len(), args.tps);
-    println!("{}", send(args.tps, node, txs)?);
+    // Of one thread: its tasks begin, and so their requests are written, in the order in which they are spawned.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let report = runtime.block_on(async {
+        let node = ProviderBuilder::new().connect_ipc(IpcConnect::new(args.ipc.clone())).await;
+        let node = node.map_err(|error| format!("{}: {error}", args.ipc.display()))?.erased();
+        let txs = prepare(args, &node).await?;
+        eprintln!("{} transactions are signed; sending {} per second", txs.len(), args.tps);
+        Ok::<_, Box<dyn Error>>(send(args.tps, &node, txs).await)
+    });
+    println!("{}", report?);
     Ok(())
 }
 
 /// Requests what the signatures need from the node, and signs.
-fn prepare(args: &Args, node: &mut Node) -> Result<Vec<PreparedTx>, Box<dyn Error>> {
-    let version = node.call("web3_clientVersion", json!([]))?;
-    let chain_id = node.quantity("eth_chainId", json!([]))?;
-    let gas_price = u128::from(node.quantity("eth_gasPrice", json!([]))?);
+async fn prepare(args: &Args, node: &DynProvider) -> Result<Vec<PreparedTx>, Box<dyn Error>> {
+    let version = node.get_client_version().await?;
+    let (chain_id, gas_price) = (node.get_chain_id().await?, node.get_gas_price().await?);
     eprintln!("{version} on chain {chain_id}, gas price {gas_price} wei");
-    let accounts = test_accounts(args.accounts);
-    let nonces = accounts.iter().map(|account| {
-        node.quantity("eth_getTransactionCount", json!([account.address, "pending"]))
-    });
-    let nonces = nonces.collect::<Result<_, _>>()?;
+    let mut nonces = Vec::new();
+    for account in test_accounts(args.accounts) {
+        nonces.push(node.get_transaction_count(account.address).pending().await?);
+    }
     // Room for 39 full blocks, each of which raises the base fee by an eighth; no more than 1 ether for any
     // transaction of the mix, which is what geth lets pass over RPC.
     let max_fee_wei = (gas_price * 100).clamp(100_000_000_000, 1_000_000_000_000);
@@ -100,131 +101,71 @@ fn prepare(args: &Args, node: &mut Node) -> Result<Vec<PreparedTx>, Box<dyn Erro
     Ok(Workload::new(config).prepare(count))
 }
 
-/// A connection with one request in flight.
-struct Node {
-    stream: UnixStream,
-    reader: BufReader<UnixStream>,
+/// How many were accepted, and the others by their reason.
+#[derive(Default)]
+struct Answers {
+    accepted: u64,
+    refused: BTreeMap<String, u64>,
+    /// The connection broke, or nothing came for [`SETTLE`].
+    unanswered: u64,
 }
 
-impl Node {
-    fn call(&mut self, method: &str, params: Value) -> Result<Value, Box<dyn Error>> {
-        let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
-        self.stream.write_all(request.to_string().as_bytes())?;
-        let mut line = String::new();
-        self.reader.read_line(&mut line)?;
-        let mut answer: Value = serde_json::from_str(&line)?;
-        match answer.get_mut("result") {
-            Some(result) => Ok(result.take()),
-            None => Err(format!("{method} was answered with {line}").into()),
+impl Answers {
+    fn add(&mut self, answer: Result<(), Option<String>>) {
+        match answer {
+            Ok(()) => self.accepted += 1,
+            Err(Some(reason)) => *self.refused.entry(reason).or_default() += 1,
+            Err(None) => self.unanswered += 1,
         }
     }
-
-    fn quantity(&mut self, method: &str, params: Value) -> Result<u64, Box<dyn Error>> {
-        let value = self.call(method, params)?;
-        let number = serde_json::from_value::<U64>(value.clone());
-        Ok(number.map_err(|_| format!("{method} was answered with {value}"))?.to())
-    }
 }
 
-/// What the two directions of the connection share.
-#[derive(Default)]
-struct Flight {
-    state: Mutex<InFlight>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct InFlight {
-    ids: BTreeSet<u64>,
-    /// Blob transactions in flight and their senders.
-    blobs: BTreeMap<u64, Address>,
-    /// The reader has ended: nothing will be answered any more.
-    broken: bool,
-}
-
-fn send(tps: u32, node: Node, txs: Vec<PreparedTx>) -> Result<Value, Box<dyn Error>> {
-    let flight = Arc::new(Flight::default());
-    let total = txs.len();
-    let reader = thread::spawn({
-        let flight = flight.clone();
-        move || read_answers(node.reader, &flight, total)
-    });
-    let mut stream = node.stream;
-    let begin = Instant::now();
-    let (mut sent, mut late) = (0_u64, 0_u64);
-    for (id, tx) in (0..).zip(txs) {
-        let due = begin + Duration::from_secs_f64(id as f64 / f64::from(tps));
-        thread::sleep(due.saturating_duration_since(Instant::now()));
-        let text = format!(
-            r#"{{"jsonrpc":"2.0","id":{id},"method":"eth_sendRawTransaction","params":["{}"]}}"#,
-            tx.raw
-        );
-        {
-            let state = flight.state.lock().unwrap_or_else(PoisonError::into_inner);
-            // Nodes answer, and so take in, out of order. A plain transaction that overtakes another of
-            // its sender waits in the queue; geth has no queue for blob transactions and refuses it.
-            let is_blob = matches!(tx.kind, TxKind::Blob | TxKind::SixBlobs);
-            let full = |state: &mut InFlight| {
-                let overtakes = is_blob && state.blobs.values().any(|sender| *sender == tx.sender);
-                !state.broken && (overtakes || state.ids.len() >= MAX_IN_FLIGHT)
-            };
-            let mut state =
-                flight.changed.wait_while(state, full).unwrap_or_else(PoisonError::into_inner);
-            if state.broken {
-                break;
+async fn send(tps: u32, node: &DynProvider, txs: Vec<PreparedTx>) -> Value {
+    let permits = Arc::new(Semaphore::new(MAX_IN_FLIGHT));
+    // Nodes answer, and so take in, out of order. A plain transaction that overtakes another of its sender waits in the
+    // queue; geth has no queue for blob transactions and refuses it.
+    let mut turns: HashMap<Address, Arc<Mutex<()>>> = HashMap::new();
+    let (mut sends, mut answers) = (JoinSet::new(), Answers::default());
+    let (begin, mut sent, mut late) = (Instant::now(), 0_u64, 0_u64);
+    for tx in txs {
+        let due = begin + Duration::from_secs_f64(sent as f64 / f64::from(tps));
+        sleep_until(due.into()).await;
+        let turn = match tx.kind {
+            TxKind::Blob | TxKind::SixBlobs => {
+                Some(Arc::clone(turns.entry(tx.sender).or_default()).lock_owned().await)
             }
-            state.ids.insert(id);
-            if is_blob {
-                state.blobs.insert(id, tx.sender);
-            }
-        }
+            _ => None,
+        };
+        let permit = Arc::clone(&permits).acquire_owned().await.expect("never closed");
         late += u64::from(due.elapsed() > Duration::from_millis(50));
-        stream.write_all(text.as_bytes())?;
+        let node = node.clone();
+        sends.spawn(async move {
+            let _until_answered = (permit, turn);
+            let sending = timeout(SETTLE, node.send_raw_transaction(&tx.raw));
+            let sent = sending.await.map_err(|_| None)?.map(drop);
+            sent.map_err(|error| error.as_error_resp().map(|refused| reason(&refused.message)))
+        });
         sent += 1;
+        while let Some(answer) = sends.try_join_next() {
+            answers.add(answer.expect("sending does not panic"));
+        }
+        if answers.unanswered > 0 {
+            break;
+        }
     }
     let seconds = begin.elapsed().as_secs_f64();
-    let (accepted, refused) = reader.join().expect("the reader does not panic");
-    Ok(json!({
+    while let Some(answer) = sends.join_next().await {
+        answers.add(answer.expect("sending does not panic"));
+    }
+    json!({
         "sent": sent,
-        "accepted": accepted,
-        "refused_by_reason": refused,
-        "unanswered": sent.saturating_sub(accepted + refused.values().sum::<u64>()),
+        "accepted": answers.accepted,
+        "refused_by_reason": answers.refused,
+        "unanswered": answers.unanswered,
         "late": late,
         "elapsed_s": seconds,
         "tps": sent as f64 / seconds,
-    }))
-}
-
-/// Reads until all are answered, or nothing comes for [`SETTLE`]. Returns how many were accepted, and the others by
-/// their reason.
-fn read_answers(
-    mut reader: BufReader<UnixStream>,
-    flight: &Flight,
-    total: usize,
-) -> (u64, BTreeMap<String, u64>) {
-    let (mut accepted, mut refused) = (0, BTreeMap::new());
-    let mut line = Vec::new();
-    for _ in 0..total {
-        line.clear();
-        // At the end of the stream, or of the patience: what is missing is reported as unanswered.
-        if !matches!(reader.read_until(b'\n', &mut line), Ok(1..)) {
-            break;
-        }
-        let Ok(answer) = serde_json::from_slice::<Value>(&line) else { continue };
-        if let Some(id) = answer["id"].as_u64() {
-            let mut state = flight.state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.ids.remove(&id);
-            state.blobs.remove(&id);
-        }
-        flight.changed.notify_one();
-        match answer["error"]["message"].as_str() {
-            None => accepted += 1,
-            Some(message) => *refused.entry(reason(message)).or_default() += 1,
-        }
-    }
-    flight.state.lock().unwrap_or_else(PoisonError::into_inner).broken = true;
-    flight.changed.notify_one();
-    (accepted, refused)
+    })
 }
 
 /// A message without what differs from one transaction to the next, so that equal reasons are counted together.

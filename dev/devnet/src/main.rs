@@ -8,7 +8,7 @@
 use std::{io, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Parser;
-use devnet::{RealNode, RealNodeError, RealNodeKind, load};
+use devnet::{RealNode, RealNodeKind, load};
 use mock_node::cli::parse_duration;
 
 #[derive(Debug, Parser)]
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     )
 }
 
-fn run(args: &Args) -> Result<(), RealNodeError> {
+fn run(args: &Args) -> io::Result<()> {
     let kind = if args.node == "anvil" { RealNodeKind::Anvil } else { RealNodeKind::Geth };
     let node = RealNode::start(kind, &args.dir, args.block_time)?;
     println!("ready {}", node.ipc_path().display());

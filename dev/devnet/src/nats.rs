@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{self, Read as _, Write as _},
     net::{Ipv4Addr, TcpStream},
+    ops::{Deref, DerefMut},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -12,9 +13,8 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    error::{RealNodeError, io_error},
     ports::Port,
-    process::{LOOK, Process, START_TIMEOUT, controls, find_binary, path_text, strings},
+    process::{LOOK, Process, START_TIMEOUT, cannot, find_binary, path_text, silent, strings},
 };
 
 /// The binary's name.
@@ -30,8 +30,8 @@ const JETSTREAM_RUNS: &str = "/healthz?js-server-only=true";
 /// Where the server's binary is.
 ///
 /// # Errors
-/// [`RealNodeError::Missing`], which names the script that installs it.
-pub fn find_nats() -> Result<PathBuf, RealNodeError> {
+/// It is not installed; names the script that does it.
+pub fn find_nats() -> io::Result<PathBuf> {
     find_binary(BINARY)
 }
 
@@ -83,14 +83,26 @@ pub struct NatsServer {
     process: Process,
 }
 
-controls!(NatsServer);
+impl Deref for NatsServer {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl DerefMut for NatsServer {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
+}
 
 impl NatsServer {
     /// Starts one with its store, configuration and log in `dir`; it answers when this returns.
     ///
     /// # Errors
-    /// [`RealNodeError`], see there.
-    pub fn start(dir: &Path, config: &NatsConfig) -> Result<Self, RealNodeError> {
+    /// One is not installed, ends, or does not answer within a minute.
+    pub fn start(dir: &Path, config: &NatsConfig) -> io::Result<Self> {
         let mut server = Self::new(dir, "nats-1".to_owned(), config, None, &[])?;
         server.restart()?;
         Ok(server)
@@ -102,13 +114,13 @@ impl NatsServer {
         config: &NatsConfig,
         route: Option<Port>,
         routes: &[String],
-    ) -> Result<Self, RealNodeError> {
+    ) -> io::Result<Self> {
         let (client, monitoring) = (Port::reserve()?, Port::reserve()?);
         let file = match &config.file {
             Some(file) => file.clone(),
             None => {
                 let file = dir.join(format!("{name}.conf"));
-                fs::write(&file, config.text()).map_err(io_error("write the configuration"))?;
+                fs::write(&file, config.text()).map_err(cannot("write the configuration"))?;
                 file
             }
         };
@@ -126,42 +138,39 @@ impl NatsServer {
         Ok(Self { name, client, monitoring, route, process })
     }
 
-    /// Its name in the cluster.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// For clients, `nats://127.0.0.1:PORT`. The same after every restart.
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.client.number())
     }
 
-    /// For clients.
-    pub const fn port(&self) -> u16 {
-        self.client.number()
+    /// As [`Process::spawn`]; it answers when this returns.
+    ///
+    /// # Errors
+    /// As of [`Self::start`].
+    pub fn restart(&mut self) -> io::Result<()> {
+        self.spawn()?;
+        self.wait_ready()
     }
 
     /// Waits until JetStream runs and, in a cluster, has a leader.
-    ///
-    /// # Errors
-    /// [`RealNodeError::Exited`] when the process has ended, [`RealNodeError::Silent`] after `timeout`.
-    pub fn wait_ready(&mut self, timeout: Duration) -> Result<(), RealNodeError> {
+    fn wait_ready(&mut self) -> io::Result<()> {
         let (port, url) = (self.monitoring.number(), self.url());
         let is_clustered = self.route.is_some();
         let has_leader = || {
             let meta = page(port, "/jsz").map(|jsz| jsz["meta_cluster"]["leader"].is_string());
             !is_clustered || meta.unwrap_or(false)
         };
-        self.process.wait(timeout, &url, || get(port, JETSTREAM_RUNS).is_ok() && has_leader())
+        let is_ready = || get(port, JETSTREAM_RUNS).is_ok() && has_leader();
+        self.process.wait(START_TIMEOUT, &url, is_ready)
     }
 
     /// A page of the monitoring port, such as `/varz` or `/jsz?streams=true`.
     ///
     /// # Errors
-    /// [`RealNodeError::Io`] when it does not answer, or with another status than 200, or not with JSON.
-    pub fn monitor(&self, path: &str) -> Result<Value, RealNodeError> {
+    /// It does not answer, or with another status than 200, or not with JSON.
+    pub fn monitor(&self, path: &str) -> io::Result<Value> {
         let read = page(self.monitoring.number(), path);
-        read.map_err(io_error(format!("read {path} of {}", self.name)))
+        read.map_err(cannot(format!("read {path} of {}", self.name)))
     }
 }
 
@@ -175,8 +184,8 @@ impl NatsCluster {
     /// Starts `count` servers in `dir`; JetStream has a leader when this returns. One that may lose a server has three.
     ///
     /// # Errors
-    /// [`RealNodeError`], see there.
-    pub fn start(dir: &Path, count: usize, config: &NatsConfig) -> Result<Self, RealNodeError> {
+    /// As of [`NatsServer::start`].
+    pub fn start(dir: &Path, count: usize, config: &NatsConfig) -> io::Result<Self> {
         let routes = (0..count).map(|_| Port::reserve()).collect::<Result<Vec<_>, _>>()?;
         let urls: Vec<_> = routes.iter().map(route_url).collect();
         let server = |(at, route)| {
@@ -188,7 +197,7 @@ impl NatsCluster {
             server.spawn()?;
         }
         for server in &mut cluster.servers {
-            server.wait_ready(START_TIMEOUT)?;
+            server.wait_ready()?;
         }
         // Before that, streams cannot be placed on all of them.
         cluster.wait("all servers in the cluster", START_TIMEOUT, |cluster| {
@@ -247,8 +256,8 @@ impl NatsCluster {
     /// Waits until a running server leads JetStream, and returns which.
     ///
     /// # Errors
-    /// [`RealNodeError::Silent`] after `timeout`.
-    pub fn wait_leader(&self, timeout: Duration) -> Result<usize, RealNodeError> {
+    /// There is none after `timeout`.
+    pub fn wait_leader(&self, timeout: Duration) -> io::Result<usize> {
         self.wait("the cluster's leader", timeout, Self::leader)
     }
 
@@ -258,7 +267,7 @@ impl NatsCluster {
         what: &str,
         timeout: Duration,
         is_there: impl Fn(&Self) -> Option<T>,
-    ) -> Result<T, RealNodeError> {
+    ) -> io::Result<T> {
         let begin = Instant::now();
         loop {
             if let Some(found) = is_there(self) {
@@ -266,8 +275,8 @@ impl NatsCluster {
             }
             if begin.elapsed() > timeout {
                 let running = self.servers.iter().find(|server| server.pid().is_some());
-                let log = running.map_or(Path::new(""), NatsServer::log_path);
-                return Err(RealNodeError::silent(what, timeout, log));
+                let log = running.map_or(Path::new(""), |server| server.log_path());
+                return Err(silent(what, timeout, log));
             }
             thread::sleep(LOOK);
         }

@@ -3,18 +3,20 @@
 use std::{
     fs,
     io::{self, BufRead as _, BufReader, Write as _},
+    ops::{Deref, DerefMut},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
     time::Duration,
 };
 
 use mock_node::{DEFAULT_ACCOUNTS, DEV_CHAIN_ID};
 
 use crate::{
-    error::{RealNodeError, io_error},
     genesis::genesis,
-    process::{Process, START_TIMEOUT, controls, find_binary, open_log, path_text, strings},
+    process::{
+        Process, START_TIMEOUT, cannot, exited, find_binary, path_text, run, strings, to_log,
+    },
 };
 
 /// Gas of a block: with it, both nodes take 2,000 transactions/s.
@@ -46,7 +48,19 @@ pub struct RealNode {
     process: Process,
 }
 
-controls!(RealNode);
+impl Deref for RealNode {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl DerefMut for RealNode {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
+}
 
 impl RealNode {
     /// Starts a node with its socket, its log and its chain in `dir`, and with so much time between blocks; it answers when
@@ -54,12 +68,8 @@ impl RealNode {
     /// its chain goes on with it; else it has every fork up to Osaka from the beginning.
     ///
     /// # Errors
-    /// [`RealNodeError`], see there.
-    pub fn start(
-        kind: RealNodeKind,
-        dir: &Path,
-        block_time: Duration,
-    ) -> Result<Self, RealNodeError> {
+    /// It is not installed, ends, or does not answer within a minute.
+    pub fn start(kind: RealNodeKind, dir: &Path, block_time: Duration) -> io::Result<Self> {
         let (name, gas_limit) = (kind.name(), GAS_LIMIT.to_string());
         let ipc_path = dir.join(format!("{name}.ipc"));
         let ipc = path_text(&ipc_path);
@@ -101,35 +111,26 @@ impl RealNode {
         &self.ipc_path
     }
 
-    /// Waits until the socket answers a request.
-    fn wait_ready(&mut self, timeout: Duration) -> Result<(), RealNodeError> {
+    /// As [`Process::spawn`]; it answers when this returns.
+    ///
+    /// # Errors
+    /// As of [`Self::start`].
+    pub fn restart(&mut self) -> io::Result<()> {
+        self.spawn()?;
         let path = &self.ipc_path;
-        self.process.wait(timeout, &path.to_string_lossy(), || answers(path).is_ok())
+        self.process.wait(START_TIMEOUT, &path.to_string_lossy(), || answers(path).is_ok())
     }
 }
 
-fn init_geth(binary: &Path, dir: &Path, data: &Path) -> Result<(), RealNodeError> {
+fn init_geth(binary: &Path, dir: &Path, data: &Path) -> io::Result<()> {
     let path = dir.join("genesis.json");
     let text = genesis(DEFAULT_ACCOUNTS, GAS_LIMIT).to_string();
-    fs::write(&path, text).map_err(io_error("write the genesis"))?;
-    let log_path = dir.join("geth-init.log");
-    let log = open_log(&log_path)?;
-    let errors = log.try_clone().map_err(io_error("share the log"))?;
-    let status = Command::new(binary)
-        .arg("--datadir")
-        .arg(data)
-        .arg("init")
-        .arg(&path)
-        .stdin(Stdio::null())
-        .stdout(log)
-        .stderr(errors)
-        .status()
-        .map_err(io_error(format!("run {}", binary.display())))?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(RealNodeError::exited("geth init", status, &log_path))
-    }
+    fs::write(&path, text).map_err(cannot("write the genesis"))?;
+    let log = dir.join("geth-init.log");
+    let mut command = Command::new(binary);
+    command.arg("--datadir").arg(data).arg("init").arg(&path);
+    let status = to_log(&mut command, &log)?.status().map_err(cannot(run(binary)))?;
+    if status.success() { Ok(()) } else { Err(exited("geth init", status, &log)) }
 }
 
 fn answers(path: &Path) -> io::Result<()> {

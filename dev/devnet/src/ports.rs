@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU16, Ordering},
 };
 
-use crate::error::{RealNodeError, io_error};
+use crate::process::cannot;
 
 /// Below those from which systems choose the ports of outgoing connections. A client that tries again and again to
 /// reach a killed server on a port of that range may be given the same port as its own, and then talks to itself.
@@ -24,7 +24,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    pub(crate) fn reserve() -> Result<Self, RealNodeError> {
+    pub(crate) fn reserve() -> io::Result<Self> {
         // Only spreads the first attempts of concurrent processes.
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let start = u16::try_from(process::id() % u32::from(COUNT)).unwrap_or(0);
@@ -36,7 +36,7 @@ impl Port {
                 return Ok(Self { number, _reservation: reservation });
             }
         }
-        Err(io_error("find a free port")(io::ErrorKind::AddrInUse.into()))
+        Err(cannot("find a free port")(io::ErrorKind::AddrInUse.into()))
     }
 
     pub(crate) const fn number(&self) -> u16 {

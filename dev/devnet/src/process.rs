@@ -2,15 +2,22 @@
 
 use std::{
     env,
-    fs::File,
+    fmt::Display,
+    fs::{self, File},
     io,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use crate::error::{NODES_VARIABLE, RealNodeError, io_error};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// Names a directory with `anvil`, `geth` and `nats-server` in it, instead of `target/nodes/bin`.
+const NODES_VARIABLE: &str = "MEMPOOL_INGEST_NODES";
 
 /// What was started must answer within this time. geth takes about two seconds, on a busy machine more.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -18,70 +25,9 @@ pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two looks at a socket that does not answer yet: another process gives no sign to wait for.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
-/// What a caller does with the process of a node or server; `wait_ready` is its own.
-macro_rules! controls {
-    ($owner:ident) => {
-        impl $owner {
-            /// Where its output goes.
-            pub fn log_path(&self) -> &Path {
-                self.process.log_path()
-            }
-
-            /// Its process, if it runs.
-            pub fn pid(&self) -> Option<u32> {
-                self.process.pid()
-            }
-
-            /// Kills it with SIGKILL: no clean-up, its files stay as they are. Does nothing when it does not run.
-            ///
-            /// # Errors
-            /// [`RealNodeError::Io`] when the system refuses.
-            pub fn kill9(&mut self) -> Result<(), RealNodeError> {
-                self.process.kill9()
-            }
-
-            /// Stops the process in its tracks (SIGSTOP); its sockets stay open.
-            ///
-            /// # Errors
-            /// [`RealNodeError::Io`] when it does not run or the system refuses.
-            pub fn sigstop(&self) -> Result<(), RealNodeError> {
-                self.process.signal("-STOP")
-            }
-
-            /// Lets it go on (SIGCONT).
-            ///
-            /// # Errors
-            /// [`RealNodeError::Io`] when it does not run or the system refuses.
-            pub fn sigcont(&self) -> Result<(), RealNodeError> {
-                self.process.signal("-CONT")
-            }
-
-            /// Kills it if it runs and starts it again with the same arguments, on the same ports and files; it
-            /// answers when this returns. geth and NATS find their chain or store again (geth's pool is empty), anvil
-            /// begins from nothing.
-            ///
-            /// # Errors
-            /// [`RealNodeError`], see there.
-            pub fn restart(&mut self) -> Result<(), RealNodeError> {
-                self.spawn()?;
-                self.wait_ready(START_TIMEOUT)
-            }
-
-            /// Like [`restart`](Self::restart), without waiting.
-            ///
-            /// # Errors
-            /// [`RealNodeError::Io`] when it cannot be started.
-            pub fn spawn(&mut self) -> Result<(), RealNodeError> {
-                self.process.spawn()
-            }
-        }
-    };
-}
-pub(crate) use controls;
-
-/// A command, and its process while it runs.
+/// A command, and its process while it runs; killed when dropped.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub struct Process {
     name: &'static str,
     binary: PathBuf,
     args: Vec<String>,
@@ -97,7 +43,7 @@ impl Process {
         args: Vec<String>,
         envs: Vec<(String, String)>,
         log: PathBuf,
-    ) -> Result<Self, RealNodeError> {
+    ) -> io::Result<Self> {
         Ok(Self { name, binary: find_binary(name)?, args, envs, log, child: None })
     }
 
@@ -105,45 +51,55 @@ impl Process {
         &self.log
     }
 
-    pub(crate) fn pid(&self) -> Option<u32> {
+    /// Its id, if it runs.
+    pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Does nothing when it does not run.
-    pub(crate) fn kill9(&mut self) -> Result<(), RealNodeError> {
+    /// Kills it with SIGKILL: no clean-up, its files stay as they are. Does nothing when it does not run.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn kill9(&mut self) -> io::Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
         // A stopped process is killed too.
         let killed = child.kill().and_then(|()| child.wait());
-        killed.map(drop).map_err(io_error(format!("kill {}", self.name)))
+        killed.map(drop).map_err(cannot(format!("kill {}", self.name)))
     }
 
-    /// Sends a signal by its name for `kill`, such as `-STOP`.
-    pub(crate) fn signal(&self, signal: &str) -> Result<(), RealNodeError> {
-        let what = || io_error(format!("send {signal} to {}", self.name));
-        let pid = self.pid().ok_or_else(|| what()(io::ErrorKind::NotFound.into()))?;
-        let status =
-            Command::new("kill").args([signal, &pid.to_string()]).status().map_err(what())?;
-        if status.success() {
-            Ok(())
-        } else {
-            Err(what()(io::Error::other(format!("kill ended with {status}"))))
-        }
+    /// Stops the process in its tracks (SIGSTOP); its sockets stay open.
+    ///
+    /// # Errors
+    /// It does not run, or the system refuses.
+    pub fn sigstop(&self) -> io::Result<()> {
+        self.signal(Signal::SIGSTOP)
     }
 
-    /// Kills it if it runs, and starts it.
-    pub(crate) fn spawn(&mut self) -> Result<(), RealNodeError> {
+    /// Lets it go on (SIGCONT).
+    ///
+    /// # Errors
+    /// It does not run, or the system refuses.
+    pub fn sigcont(&self) -> io::Result<()> {
+        self.signal(Signal::SIGCONT)
+    }
+
+    fn signal(&self, signal: Signal) -> io::Result<()> {
+        let pid = self.pid().ok_or(io::ErrorKind::NotFound)?;
+        let sent = kill(Pid::from_raw(pid.try_into().map_err(io::Error::other)?), signal);
+        sent.map_err(io::Error::from).map_err(cannot(format!("send {signal} to {}", self.name)))
+    }
+
+    /// Kills it if it runs, and starts it again with the same arguments, on the same ports and files; it may not answer
+    /// yet. geth and NATS find their chain or store again (geth's pool is empty), anvil begins from nothing.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn spawn(&mut self) -> io::Result<()> {
         self.kill9()?;
-        let log = open_log(&self.log)?;
-        let errors = log.try_clone().map_err(io_error("share the log"))?;
-        let child = Command::new(&self.binary)
-            .args(&self.args)
-            .envs(self.envs.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
-            .stdout(log)
-            .stderr(errors)
-            .spawn()
-            .map_err(io_error(format!("run {}", self.binary.display())))?;
-        self.child = Some(child);
+        let mut command = Command::new(&self.binary);
+        command.args(&self.args).envs(self.envs.iter().map(|(name, value)| (name, value)));
+        self.child =
+            Some(to_log(&mut command, &self.log)?.spawn().map_err(cannot(run(&self.binary)))?);
         Ok(())
     }
 
@@ -153,15 +109,15 @@ impl Process {
         timeout: Duration,
         at: &str,
         is_ready: impl Fn() -> bool,
-    ) -> Result<(), RealNodeError> {
+    ) -> io::Result<()> {
         let begin = Instant::now();
         while !is_ready() {
             if let Some(Ok(Some(status))) = self.child.as_mut().map(Child::try_wait) {
                 self.child = None;
-                return Err(RealNodeError::exited(self.name, status, &self.log));
+                return Err(exited(self.name, status, &self.log));
             }
             if begin.elapsed() > timeout {
-                return Err(RealNodeError::silent(at, timeout, &self.log));
+                return Err(silent(at, timeout, &self.log));
             }
             thread::sleep(LOOK);
         }
@@ -177,7 +133,7 @@ impl Drop for Process {
 }
 
 /// Where a binary is that `scripts/real-nodes.sh` installs.
-pub(crate) fn find_binary(name: &str) -> Result<PathBuf, RealNodeError> {
+pub(crate) fn find_binary(name: &str) -> io::Result<PathBuf> {
     let dir = env::var_os(NODES_VARIABLE).map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nodes/bin"),
         PathBuf::from,
@@ -185,13 +141,50 @@ pub(crate) fn find_binary(name: &str) -> Result<PathBuf, RealNodeError> {
     find_in(&dir, name)
 }
 
-fn find_in(dir: &Path, name: &str) -> Result<PathBuf, RealNodeError> {
+fn find_in(dir: &Path, name: &str) -> io::Result<PathBuf> {
     let path = dir.join(name);
-    if path.is_file() { Ok(path) } else { Err(RealNodeError::Missing { path }) }
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(io::Error::other(format!(
+        "{} is missing: run scripts/real-nodes.sh, or set {NODES_VARIABLE} to a directory that has it",
+        path.display()
+    )))
 }
 
-pub(crate) fn open_log(path: &Path) -> Result<File, RealNodeError> {
-    File::options().create(true).append(true).open(path).map_err(io_error("open the log"))
+/// Nothing to read, and all that it writes at the end of a log.
+pub(crate) fn to_log<'c>(command: &'c mut Command, log: &Path) -> io::Result<&'c mut Command> {
+    let log =
+        File::options().create(true).append(true).open(log).map_err(cannot("open the log"))?;
+    let errors = log.try_clone().map_err(cannot("share the log"))?;
+    Ok(command.stdin(Stdio::null()).stdout(log).stderr(errors))
+}
+
+pub(crate) fn run(binary: &Path) -> String {
+    format!("run {}", binary.display())
+}
+
+/// Says what was tried.
+pub(crate) fn cannot(what: impl Display) -> impl FnOnce(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("cannot {what}: {error}"))
+}
+
+/// A process, or a command of its, ended badly.
+pub(crate) fn exited(what: &str, status: ExitStatus, log: &Path) -> io::Error {
+    io::Error::other(format!("{what} ended with {status}; {}", tail(log)))
+}
+
+/// It runs and does not answer.
+pub(crate) fn silent(at: &str, waited: Duration, log: &Path) -> io::Error {
+    io::Error::other(format!("no answer on {at} after {waited:?}; {}", tail(log)))
+}
+
+/// The end of a log, which may lie in a folder that is deleted with the test that failed.
+fn tail(log: &Path) -> String {
+    const MAX_BYTES: usize = 2048;
+    let bytes = fs::read(log).unwrap_or_default();
+    let tail = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(MAX_BYTES)..]);
+    format!("the end of its log {}:\n{tail}", log.display())
 }
 
 pub(crate) fn strings<const N: usize>(args: [&str; N]) -> Vec<String> {
