@@ -18,9 +18,8 @@
 //! side's cores were busy.
 //!
 //! `cargo bench --bench ingest` takes about 25 minutes, `-- paced` or `-- scale` ten; with `-- --test` each
-//! path runs once. A word is criterion's filter too. The tables are also files below
-//! target/criterion/ingest, with pictures; `INGEST_BENCH_DIR` names another folder. Of `paced` and of
-//! `scale` the environment sets `INGEST_BENCH_ROUNDS` (3), `INGEST_BENCH_SECONDS` (3.5 and 3, of each run)
+//! path runs once. A word is criterion's filter too. The table of `scale` is also a picture, in
+//! target/benches/ingest or the folder that `INGEST_BENCH_DIR` names. Of `paced` and of `scale` the environment sets `INGEST_BENCH_ROUNDS` (3), `INGEST_BENCH_SECONDS` (3.5 and 3, of each run)
 //! and `INGEST_BENCH_RATES`.
 
 mod backfill;
@@ -30,12 +29,12 @@ mod plot;
 mod scale;
 mod table;
 
-use std::{env, error::Error, fs, path::PathBuf, process::ExitCode, time::Duration};
+use std::{process::ExitCode, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use mock_node::{FullObjects, workload::PreparedTx};
 use testkit::{
-    bench::{self, Args, number, numbers},
+    bench::{Args, number, numbers},
     contest::{Contender, Load, Stage},
     figures::{Rounds, median},
     node::NodeProcess,
@@ -193,31 +192,10 @@ fn compare(stage: &mut Stage, plan: &Plan) {
         all_cores_us: 1e6 * median(floors.iter().map(|(_, all_cores)| *all_cores)),
     };
     table::print(&rows, floor);
-    keep("latency", &rows, plot::latency);
 }
 
 /// All contenders under each load, those of a load beside each other, without a run yet.
 pub(crate) fn rows(loads: Vec<Load>) -> Vec<Row> {
     let of_load = |load| Contender::ALL.map(|contender| Rounds::new((contender, load)));
     loads.into_iter().flat_map(of_load).collect()
-}
-
-/// Writes a table and its picture.
-pub(crate) fn keep(
-    name: &str,
-    rows: &[Row],
-    draw: impl FnOnce(&std::path::Path, &[Row]) -> Result<(), Box<dyn Error>>,
-) {
-    let folder =
-        env::var_os("INGEST_BENCH_DIR").map_or_else(|| bench::folder("ingest"), PathBuf::from);
-    let (csv, svg) = (folder.join(format!("{name}.csv")), folder.join(format!("{name}.svg")));
-    let write = || -> Result<(), Box<dyn Error>> {
-        fs::create_dir_all(&folder)?;
-        fs::write(csv, table::csv(rows))?;
-        draw(&svg, rows)
-    };
-    match write() {
-        Ok(()) => println!("\nwritten: {}/{name}.csv and {name}.svg", folder.display()),
-        Err(error) => eprintln!("warning: the table and its picture could not be written: {error}"),
-    }
 }

@@ -6,17 +6,18 @@
 //! all that the run brought in. A rate is *held* when every round pooled, in the end, everything that was
 //! announced, no buffer of ours was overrun, and the node kept the rate.
 
-use std::{io, time::Duration};
+use std::{env, fs, io, path::PathBuf, time::Duration};
 
 use mock_node::FullObjects;
 use testkit::{
+    bench,
     contest::{Contender, Load, Run, Stage},
     figures::Table,
     process::{Process, serve},
 };
 
 use crate::{
-    Plan, keep, plot, rows,
+    Plan, plot, rows,
     table::{Row, lost_share},
 };
 
@@ -55,7 +56,14 @@ pub(crate) fn bench(plan: &Plan) {
         }
     }
     print(&rows);
-    keep("scale", &rows, plot::scale);
+    let folder =
+        env::var_os("INGEST_BENCH_DIR").map_or_else(|| bench::folder("ingest"), PathBuf::from);
+    let picture = folder.join("scale.svg");
+    match fs::create_dir_all(folder).map_err(Into::into).and_then(|()| plot::scale(&picture, &rows))
+    {
+        Ok(()) => println!("\nwritten: {}", picture.display()),
+        Err(error) => eprintln!("warning: {} could not be written: {error}", picture.display()),
+    }
 }
 
 /// Runs as the process of a contender.

@@ -1,6 +1,6 @@
-//! Medians over the rounds, printed and written down.
+//! Medians over the rounds, printed.
 
-use std::{collections::BTreeSet, fmt::Write as _, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use testkit::{
     contest::{Contender, Load, Run},
@@ -184,40 +184,4 @@ fn compare(rows: &[Row], floor: Floor) {
         }
     }
     print!("{table}");
-}
-
-/// Every round of every row, for whoever wants to look closer.
-pub(crate) fn csv(rows: &[Row]) -> String {
-    let mut text = String::from(
-        "answer_us,tps,contender,round,announced,announced_per_s,pooled,lagged,late,p50_us,p95_us,p99_us,max_us,\
-         wall_s,cpu_us_per_tx,node_cpu_us_per_tx,grown_bytes\n",
-    );
-    for row in rows {
-        let (contender, load) = row.contender;
-        for (round, run) in row.runs.iter().enumerate() {
-            let latency = run.latency;
-            writeln!(
-                text,
-                "{},{},{},{round},{},{:.1},{},{},{},{},{},{},{},{:.6},{:.3},{:.3},{}",
-                load.latency.as_micros(),
-                load.tps.map_or("burst".to_owned(), |tps| tps.to_string()),
-                contender.name().replace(',', ""),
-                run.announced,
-                run.announced_per_s,
-                run.pooled,
-                run.lagged,
-                run.late,
-                latency.p50,
-                latency.p95,
-                latency.p99,
-                latency.max,
-                run.wall.as_secs_f64(),
-                run.cpu_us(),
-                run.node_cpu_us(),
-                run.grown_bytes,
-            )
-            .expect("a string takes everything");
-        }
-    }
-    text
 }
