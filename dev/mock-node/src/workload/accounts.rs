@@ -1,18 +1,14 @@
 //! The accounts of the well-known test mnemonic, which anvil and reth fund in their development chains.
 
-use std::iter;
-
-use alloy_primitives::{Address, B256, Signature, keccak256};
+use alloy_primitives::{Address, B256, Signature, b256, keccak256};
 use hmac::{Hmac, Mac};
 use secp256k1::{Message, PublicKey, SECP256K1, Scalar, SecretKey};
 use sha2::Sha512;
 
-/// The mnemonic of every Ethereum development chain.
-const TEST_MNEMONIC: &str = "test test test test test test test test test test test junk";
-
-/// The purpose, coin type, account and change levels of BIP-44 for Ethereum: m/44'/60'/0'/0.
-const PATH: [u32; 4] = [HARDENED | 44, HARDENED | 60, HARDENED, 0];
-const HARDENED: u32 = 1 << 31;
+/// The key and the chain code at m/44'/60'/0'/0 (BIP-44, without the last level) of the mnemonic of every Ethereum
+/// development chain: "test test test test test test test test test test test junk".
+const KEY: B256 = b256!("dd23ca549a97cb330b011aebb674730df8b14acaee42d211ab45692699ab8ba5");
+const CHAIN_CODE: B256 = b256!("236a4a5d77e29cc09182a8a6c9d288cb04e638fcd0743bbc068c16665d1e4d2c");
 
 /// An account that can sign.
 #[derive(Clone, Debug)]
@@ -49,60 +45,24 @@ impl Account {
     }
 }
 
-/// The first `count` accounts of the mnemonic of every Ethereum development chain, derived at m/44'/60'/0'/0/i.
+/// The first `count` accounts of the mnemonic of every Ethereum development chain: by BIP-32 the children of [`KEY`] that are
+/// not hardened.
 pub fn test_accounts(count: usize) -> Vec<Account> {
-    let (key, mut chain) = split(hmac(b"Bitcoin seed", &[&bip39_seed(TEST_MNEMONIC)]));
-    let mut secret = SecretKey::from_byte_array(&key).expect("the mnemonic's root is a known key");
-    for level in PATH {
-        (secret, chain) = child(&secret, &chain, level);
-    }
-    let public = PublicKey::from_secret_key(SECP256K1, &secret).serialize();
+    let key = SecretKey::from_byte_array(&KEY.0).expect("it is a known key");
+    let public = PublicKey::from_secret_key(SECP256K1, &key).serialize();
     (0..count)
         .map(|index| {
             let index = u32::try_from(index).expect("BIP-32 numbers children with 31 bits");
-            let (tweak, _) = split(hmac(&chain, &[&public, &index.to_be_bytes()]));
-            Account::from_secret(tweaked(&secret, tweak))
+            let mac = Hmac::<Sha512>::new_from_slice(&CHAIN_CODE.0);
+            let mut mac = mac.expect("HMAC takes keys of any length");
+            mac.update(&public);
+            mac.update(&index.to_be_bytes());
+            let digest = mac.finalize().into_bytes();
+            let tweak = digest[..32].try_into().expect("half of 64 bytes");
+            let tweak = Scalar::from_be_bytes(tweak).expect("out of range once in 2^127 children");
+            Account::from_secret(key.add_tweak(&tweak).expect("zero once in 2^256 children"))
         })
         .collect()
-}
-
-/// One step of BIP-32, hardened or not.
-fn child(parent: &SecretKey, chain: &[u8; 32], index: u32) -> (SecretKey, [u8; 32]) {
-    let index_bytes = index.to_be_bytes();
-    let (tweak, chain) = if index & HARDENED != 0 {
-        split(hmac(chain, &[&[0], &parent.secret_bytes(), &index_bytes]))
-    } else {
-        let public = PublicKey::from_secret_key(SECP256K1, parent).serialize();
-        split(hmac(chain, &[&public, &index_bytes]))
-    };
-    (tweaked(parent, tweak), chain)
-}
-
-fn tweaked(parent: &SecretKey, tweak: [u8; 32]) -> SecretKey {
-    let tweak = Scalar::from_be_bytes(tweak).expect("out of range once in 2^127 children");
-    parent.add_tweak(&tweak).expect("zero once in 2^256 children")
-}
-
-/// PBKDF2-HMAC-SHA512 with 2048 rounds and one block of output, as BIP-39 says, without a passphrase.
-fn bip39_seed(mnemonic: &str) -> [u8; 64] {
-    let first = hmac(mnemonic.as_bytes(), &[b"mnemonic", &1u32.to_be_bytes()]);
-    iter::successors(Some(first), |block| Some(hmac(mnemonic.as_bytes(), &[block])))
-        .take(2048)
-        .fold([0; 64], |mut seed, block| {
-            seed.iter_mut().zip(block).for_each(|(to, from)| *to ^= from);
-            seed
-        })
-}
-
-fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 64] {
-    let mut mac = Hmac::<Sha512>::new_from_slice(key).expect("HMAC takes keys of any length");
-    parts.iter().for_each(|part| mac.update(part));
-    mac.finalize().into_bytes().into()
-}
-
-fn split(digest: [u8; 64]) -> ([u8; 32], [u8; 32]) {
-    let (left, right) = digest.split_at(32);
-    (left.try_into().expect("half of 64"), right.try_into().expect("half of 64"))
 }
 
 #[cfg(test)]
