@@ -100,12 +100,6 @@ impl MockNode {
         })?;
         let shared = self.shared.clone();
         self.spawn("delays", move || shared.delays.run())?;
-        if self.shared.executor.is_some() {
-            let shared = self.shared.clone();
-            self.spawn("state", move || {
-                shared.executor.iter().for_each(|executor| executor.run())
-            })?;
-        }
         let config = &self.shared.config;
         if config.tps > 0 {
             let (shared, supply) = (self.shared.clone(), self.supply.clone());
@@ -285,8 +279,7 @@ impl MockNode {
     /// What `eth_getRawTransactionByHash` answers for this hash: a pending blob transaction with its sidecar, a
     /// mined one without.
     pub fn raw(&self, hash: B256) -> Option<Bytes> {
-        let (tx, mined) = self.shared.lock().core.find(&hash)?;
-        Some(if mined.is_some() { tx.body.mined().clone() } else { tx.body.network() })
+        rpc::raw(&self.shared, &hash)
     }
 
     /// Counts so far.
@@ -309,7 +302,6 @@ impl MockNode {
         }
         self.shared.signals.set(|flags| flags.stopped = true);
         self.shared.delays.stop();
-        self.shared.executor.iter().for_each(|executor| executor.stop());
         self.stop.notify_one();
         for thread in threads {
             if thread.join().is_err() {

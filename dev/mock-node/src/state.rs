@@ -53,21 +53,15 @@ pub enum StateValue {
     Word(B256),
 }
 
-/// Executes blocks on a thread that the node gives it, and knows the state after each recent one.
+/// Executes blocks, and knows the state after each recent one.
 pub trait Execute: fmt::Debug + Send + Sync {
     /// Queues a block of the chain. One that does not stand on the newest one undoes those it replaces.
     fn push(&self, block: ExecutableBlock);
 
-    /// Executes what is queued, until [`Self::stop`].
-    fn run(&self);
-
-    /// Ends [`Self::run`].
-    fn stop(&self);
-
     /// Whether a request may have to wait for an execution.
     fn is_behind(&self) -> bool;
 
-    /// The value at a block; `None` when that block's state is not kept. Waits until the block is executed.
+    /// The value at a block; `None` when that block's state is not kept. Executes what is queued first.
     fn value(&self, block: &B256, request: StateRequest) -> Option<StateValue>;
 }
 

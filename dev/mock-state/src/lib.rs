@@ -1,5 +1,5 @@
-//! The state of a mock node: blocks are executed on a thread of its own after they are announced, and read at the block
-//! that a request names.
+//! The state of a mock node, read at the block that a request names. Blocks are executed by the first request after
+//! them, so that no announcement waits for it.
 //!
 //! A transaction that the EVM refuses (the pool looks at no balance) raises its sender's nonce and does nothing else,
 //! so that nonces stay those of the chain.
@@ -10,10 +10,7 @@ mod world;
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use alloy_consensus::{Transaction, TxEnvelope, crypto::secp256k1::recover_signer};
@@ -23,17 +20,17 @@ use alloy_eips::{
 };
 use alloy_primitives::{Address, B256, U256};
 use mock_node::{
-    MockNode, NodeConfig, NodeError,
+    HISTORY_BLOCKS, MockNode, NodeConfig, NodeError,
     state::{ExecutableBlock, Execute, StateRequest, StateValue},
 };
 use revm::{
-    Context, ExecuteCommitEvm, MainBuilder, MainContext,
+    Context, DatabaseRef as _, ExecuteCommitEvm, MainBuilder, MainContext,
     context::{BlockEnv, CfgEnv, TxEnv, either::Either},
     database::{AccountState, Cache, CacheDB},
     primitives::hardfork::SpecId,
 };
 
-use crate::history::History;
+use crate::history::{At, History};
 
 /// Starts a node, which executes its blocks if [`NodeConfig::state`] says so.
 ///
@@ -45,132 +42,90 @@ pub fn start(config: NodeConfig) -> Result<MockNode, NodeError> {
 }
 
 /// The state of recent blocks.
+///
+/// # Locks
+/// Who holds `history` may take `queue`, not the other way round. `queue` is held for a look alone, because the node pushes
+/// blocks under its own lock.
 #[derive(Debug)]
 struct Keeper {
     chain_id: u64,
-    history: RwLock<History>,
-    queue: Mutex<Queue>,
-    changed: Condvar,
-    /// Blocks that wait for their execution, for a look without a lock.
-    waiting: AtomicUsize,
+    history: Mutex<History>,
+    /// Blocks that are not executed yet.
+    queue: Mutex<VecDeque<Arc<ExecutableBlock>>>,
 }
 
-#[derive(Debug, Default)]
-struct Queue {
-    blocks: VecDeque<Arc<ExecutableBlock>>,
-    stopped: bool,
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Keeper {
     /// The state at genesis.
     fn at_genesis(config: &NodeConfig, genesis: B256) -> Box<dyn Execute> {
-        let values = world::genesis(config.accounts);
-        Box::new(Self {
-            chain_id: config.chain_id,
-            history: RwLock::new(History::new(genesis, values)),
-            queue: Mutex::default(),
-            changed: Condvar::new(),
-            waiting: AtomicUsize::new(0),
-        })
+        let history = History::new(genesis, world::genesis(config.accounts));
+        let (history, queue) = (Mutex::new(history), Mutex::default());
+        Box::new(Self { chain_id: config.chain_id, history, queue })
     }
 
-    fn apply(&self, block: &ExecutableBlock) {
-        {
-            let mut history = self.history.write().unwrap_or_else(PoisonError::into_inner);
+    fn first_queued(&self) -> Option<Arc<ExecutableBlock>> {
+        lock(&self.queue).front().cloned()
+    }
+
+    /// The state after all blocks so far.
+    fn caught_up(&self) -> MutexGuard<'_, History> {
+        let mut history = lock(&self.history);
+        while let Some(block) = self.first_queued() {
             while history.top() != block.header.parent_hash && history.pop() {}
+            let written = execute(history.now(), self.chain_id, &block);
+            history.push(block.hash, written);
+            lock(&self.queue).pop_front();
         }
-        // Readers of other blocks are not held up by the execution.
-        let written = execute(&self.read(), self.chain_id, block);
-        self.history.write().unwrap_or_else(PoisonError::into_inner).push(block.hash, written);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, History> {
-        self.history.read().unwrap_or_else(PoisonError::into_inner)
+        history
     }
 }
 
 impl Execute for Keeper {
     fn push(&self, block: ExecutableBlock) {
-        self.waiting.fetch_add(1, SeqCst);
-        self.lock().blocks.push_back(Arc::new(block));
-        self.changed.notify_all();
-    }
-
-    fn stop(&self) {
-        self.lock().stopped = true;
-        self.changed.notify_all();
+        let queued = {
+            let mut queue = lock(&self.queue);
+            queue.push_back(Arc::new(block));
+            queue.len()
+        };
+        // Nobody reads the state: what waits is bounded by what is kept.
+        if queued > HISTORY_BLOCKS {
+            drop(self.caught_up());
+        }
     }
 
     fn is_behind(&self) -> bool {
-        self.waiting.load(SeqCst) > 0
-    }
-
-    fn run(&self) {
-        loop {
-            let block = {
-                let mut queue = self.lock();
-                loop {
-                    if queue.stopped {
-                        return;
-                    }
-                    if let Some(block) = queue.blocks.front() {
-                        break block.clone();
-                    }
-                    queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                }
-            };
-            self.apply(&block);
-            self.lock().blocks.pop_front();
-            self.waiting.fetch_sub(1, SeqCst);
-            self.changed.notify_all();
-        }
+        !lock(&self.queue).is_empty()
     }
 
     fn value(&self, block: &B256, request: StateRequest) -> Option<StateValue> {
-        loop {
-            {
-                let history = self.read();
-                if let Some(depth) = history.depth(block) {
-                    return Some(look_up(&history, depth, request));
-                }
-            }
-            let queue = self.lock();
-            let due = queue.blocks.iter().any(|queued| queued.hash == *block);
-            if !due || queue.stopped {
-                // It may have been executed between the two looks.
-                let history = self.read();
-                return history.depth(block).map(|depth| look_up(&history, depth, request));
-            }
-            drop(self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner));
-        }
+        self.caught_up().at(block).map(|state| look_up(state, request))
     }
 }
 
-fn look_up(history: &History, depth: usize, request: StateRequest) -> StateValue {
-    let account = |address| history.account(depth, address);
+fn look_up(state: At<'_>, request: StateRequest) -> StateValue {
+    let account = |address| {
+        let Ok(info) = state.basic_ref(address);
+        info.unwrap_or_default()
+    };
     match request {
-        StateRequest::Balance(address) => {
-            StateValue::Quantity(account(&address).map_or(U256::ZERO, |info| info.balance))
-        }
-        StateRequest::Nonce(address) => {
-            StateValue::Quantity(U256::from(account(&address).map_or(0, |info| info.nonce)))
-        }
+        StateRequest::Balance(address) => StateValue::Quantity(account(address).balance),
+        StateRequest::Nonce(address) => StateValue::Quantity(U256::from(account(address).nonce)),
         StateRequest::Code(address) => {
-            let code = account(&address).and_then(|info| history.code(&info.code_hash));
-            StateValue::Code(code.map(|code| code.original_bytes()).unwrap_or_default())
+            let Ok(code) = state.code_by_hash_ref(account(address).code_hash);
+            StateValue::Code(code.original_bytes())
         }
         StateRequest::Slot(address, index) => {
-            StateValue::Word(history.slot(depth, (address, index)).into())
+            let Ok(word) = state.storage_ref(address, index);
+            StateValue::Word(word.into())
         }
     }
 }
 
 /// What the block writes.
-fn execute(history: &History, chain_id: u64, block: &ExecutableBlock) -> Cache {
+fn execute(state: At<'_>, chain_id: u64, block: &ExecutableBlock) -> Cache {
     let header = &block.header;
     let mut cfg = CfgEnv::new_with_spec(SpecId::OSAKA);
     cfg.chain_id = chain_id;
@@ -185,7 +140,7 @@ fn execute(history: &History, chain_id: u64, block: &ExecutableBlock) -> Cache {
     };
     let fraction = alloy_eips::eip7840::BlobParams::osaka().update_fraction;
     env.set_blob_excess_gas_and_price(header.excess_blob_gas.unwrap_or_default(), fraction as u64);
-    let context = Context::mainnet().with_db(CacheDB::new(history)).with_cfg(cfg).with_block(env);
+    let context = Context::mainnet().with_db(CacheDB::new(state)).with_cfg(cfg).with_block(env);
     let mut evm = context.build_mainnet();
     for (sender, raw) in &block.txs {
         let tx = TxEnvelope::decode_2718_exact(raw)

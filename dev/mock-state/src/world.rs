@@ -1,12 +1,13 @@
 //! What is in the state before the first block: funded senders, and the contracts that the workload calls.
 
 use alloy_primitives::{Address, U256, keccak256};
-use revm::{bytecode::Bytecode, state::AccountInfo};
-
-use crate::{
-    contracts::{looking_token, pool, router, slot_of, token},
-    history::Values,
+use revm::{
+    bytecode::Bytecode,
+    database::{Cache, CacheDB, EmptyDB},
+    state::AccountInfo,
 };
+
+use crate::contracts::{looking_token, pool, router, slot_of, token};
 use mock_node::workload::{SWAP_AMOUNT_AT, SWAP_SELECTOR, routers, test_accounts, tokens};
 
 /// What each account owns: a million ether, in wei, as anvil and geth are configured to give.
@@ -21,41 +22,45 @@ const DEPOSIT_POWER: u32 = 24;
 pub(crate) const SPARE_ACCOUNTS: usize = 32;
 
 /// The state of the genesis block.
-pub(crate) fn genesis(accounts: usize) -> Values {
-    let mut values = Values::default();
+pub(crate) fn genesis(accounts: usize) -> Cache {
+    let mut world = CacheDB::new(EmptyDB::default());
     let deposit = U256::from(10).pow(U256::from(DEPOSIT_POWER));
     let balance = U256::from(BALANCE_ETHER) * U256::from(10).pow(U256::from(18));
-    let senders: Vec<Address> =
-        test_accounts(accounts + SPARE_ACCOUNTS).iter().map(|account| account.address).collect();
-    for sender in &senders {
-        values.accounts.insert(*sender, AccountInfo::from_balance(balance));
-        let slot = slot_of(*sender, U256::ZERO);
-        for token in tokens() {
-            values.storage.insert((*token, slot), deposit);
-        }
-        let allowances = slot_of(*sender, U256::ONE);
-        for (router, pair) in routers().iter().zip(tokens().chunks(2)) {
-            values.storage.insert((pair[0], slot_of(*router, allowances)), U256::MAX);
-        }
-    }
-    let mut codes = Vec::new();
-    let mut contract = |address: Address, code| codes.push((address, Bytecode::new_legacy(code)));
+    let mut contract = |address: Address, code| {
+        let code = Bytecode::new_legacy(code);
+        let info = AccountInfo::new(U256::ZERO, 1, code.hash_slow(), code);
+        world.insert_account_info(address, info);
+    };
+    let between = |number| Address::from_word(keccak256(format!("pool {number}")));
     let (last, others) = tokens().split_last().expect("there are eight");
     others.iter().for_each(|address| contract(*address, token()));
     contract(*last, looking_token());
-    for (number, (address, pair)) in routers().iter().zip(tokens().chunks(2)).enumerate() {
-        let between = Address::from_word(keccak256(format!("pool {number}")));
-        contract(between, pool(pair[0], pair[1]));
-        contract(*address, router(pair[0], between, SWAP_SELECTOR, SWAP_AMOUNT_AT));
+    let pairs = || routers().iter().zip(tokens().chunks(2)).enumerate();
+    for (number, (address, pair)) in pairs() {
+        contract(between(number), pool(pair[0], pair[1]));
+        let router = router(pair[0], between(number), SWAP_SELECTOR, SWAP_AMOUNT_AT);
+        contract(*address, router);
+    }
+    let mut store = |address, slot, value| {
+        let Ok(()) = world.insert_account_storage(address, slot, value);
+    };
+    for (number, (_, pair)) in pairs() {
         for (reserve, token) in pair.iter().enumerate() {
-            values.storage.insert((*token, slot_of(between, U256::ZERO)), deposit);
-            values.storage.insert((between, U256::from(reserve)), deposit);
+            store(*token, slot_of(between(number), U256::ZERO), deposit);
+            store(between(number), U256::from(reserve), deposit);
         }
     }
-    for (address, code) in codes {
-        let info = AccountInfo::new(U256::ZERO, 1, code.hash_slow(), code.clone());
-        values.codes.insert(info.code_hash, code);
-        values.accounts.insert(address, info.copy_without_code());
+    let senders = test_accounts(accounts + SPARE_ACCOUNTS);
+    for sender in &senders {
+        let slot = slot_of(sender.address, U256::ZERO);
+        tokens().iter().for_each(|token| store(*token, slot, deposit));
+        let allowances = slot_of(sender.address, U256::ONE);
+        for (_, (router, pair)) in pairs() {
+            store(pair[0], slot_of(*router, allowances), U256::MAX);
+        }
     }
-    values
+    for sender in senders {
+        world.insert_account_info(sender.address, AccountInfo::from_balance(balance));
+    }
+    world.cache
 }
