@@ -2,71 +2,12 @@
 
 use std::{collections::VecDeque, sync::Mutex, time::Instant};
 
-use alloy_primitives::bytes::Bytes;
 use tokio::sync::Notify;
 
 use crate::lock;
 
 /// Small messages are gathered up to this size before a new buffer is begun.
 const GATHER_BYTES: usize = 64 << 10;
-
-/// A message in one or more pieces, of which large ones are shared and not copied.
-#[derive(Debug, Default)]
-pub(crate) struct Message {
-    pieces: Vec<Bytes>,
-    tail: Vec<u8>,
-}
-
-impl Message {
-    pub(crate) fn text(&mut self) -> &mut Vec<u8> {
-        &mut self.tail
-    }
-
-    pub(crate) fn push_shared(&mut self, piece: Bytes) {
-        if piece.is_empty() {
-            return;
-        }
-        if !self.tail.is_empty() {
-            self.pieces.push(std::mem::take(&mut self.tail).into());
-        }
-        self.pieces.push(piece);
-    }
-
-    pub(crate) fn append(&mut self, other: Self) {
-        for piece in other.pieces {
-            self.push_shared(piece);
-        }
-        self.tail.extend_from_slice(&other.tail);
-    }
-
-    fn into_bytes(self) -> Bytes {
-        [self.pieces.concat(), self.tail].concat().into()
-    }
-
-    /// The first half of it.
-    pub(crate) fn half(self) -> Self {
-        let whole = self.into_bytes();
-        Self { pieces: vec![whole.slice(..whole.len() / 2)], tail: Vec::new() }
-    }
-
-    /// The same, its first `count` bytes as pieces of their own: each is one write.
-    pub(crate) fn in_single_bytes(self, count: usize) -> Self {
-        let whole = self.into_bytes();
-        let count = count.min(whole.len());
-        let singles = (0..count).map(|at| whole.slice(at..=at));
-        Self { pieces: singles.chain([whole.slice(count..)]).collect(), tail: Vec::new() }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.pieces.iter().map(Bytes::len).sum::<usize>() + self.tail.len()
-    }
-}
-
-impl From<Vec<u8>> for Message {
-    fn from(tail: Vec<u8>) -> Self {
-        Self { pieces: Vec::new(), tail }
-    }
-}
 
 /// The queue of one connection, bounded in bytes. Pushing never waits: a reader that is so late that the bound is
 /// reached is cut off, so that it costs neither the node's memory nor anybody else's time.
@@ -79,7 +20,7 @@ pub(crate) struct Outbox {
 
 #[derive(Debug, Default)]
 struct Queue {
-    chunks: VecDeque<Bytes>,
+    chunks: VecDeque<Vec<u8>>,
     gathered: Vec<u8>,
     bytes: usize,
     phase: Phase,
@@ -109,9 +50,9 @@ enum Phase {
 /// What the writer is to do.
 #[derive(Debug)]
 pub(crate) enum Next {
-    Write(Vec<Bytes>),
+    Write(VecDeque<Vec<u8>>),
     /// The last that goes out.
-    WriteAndClose(Bytes),
+    WriteAndClose(Vec<u8>),
     Wait,
     WaitUntil(Instant),
     Close,
@@ -122,8 +63,9 @@ impl Outbox {
         Self { queue: Mutex::default(), wake: Notify::new(), limit_bytes }
     }
 
-    /// Queues a message; false when that was too much and the connection is closed now.
-    pub(crate) fn push(&self, message: Message) -> bool {
+    /// Queues a message, of which the first `singles` bytes are one write each; false when that was too much and the
+    /// connection is closed now.
+    pub(crate) fn push(&self, mut message: Vec<u8>, singles: usize) -> bool {
         let mut queue = lock(&self.queue);
         // What would be written to a dead connection is not kept either: it is lost in any case.
         if queue.phase != Phase::Open || queue.freeze == Freeze::Forever {
@@ -136,14 +78,18 @@ impl Outbox {
             self.wake.notify_one();
             return false;
         }
-        for piece in message.pieces {
+        if singles > 0 {
             queue.seal();
-            queue.chunks.push_back(piece);
+            queue.chunks.extend(message.drain(..singles.min(len)).map(|byte| vec![byte]));
         }
-        if queue.gathered.len() >= GATHER_BYTES {
+        if queue.gathered.len() + message.len() >= GATHER_BYTES {
             queue.seal();
         }
-        queue.gathered.extend_from_slice(&message.tail);
+        if queue.gathered.is_empty() {
+            queue.gathered = message;
+        } else {
+            queue.gathered.extend_from_slice(&message);
+        }
         queue.bytes += len;
         drop(queue);
         self.wake.notify_one();
@@ -182,7 +128,7 @@ impl Outbox {
         }
         queue.seal();
         match (queue.chunks.is_empty(), queue.phase) {
-            (false, _) => Next::Write(queue.chunks.drain(..).collect()),
+            (false, _) => Next::Write(std::mem::take(&mut queue.chunks)),
             (true, Phase::Finishing) => Next::Close,
             (true, _) => Next::Wait,
         }
@@ -227,17 +173,17 @@ impl Queue {
     }
 
     /// Of the first message that waits; never all of it, since no message is empty and each ends with a line end.
-    fn half_of_first(&mut self) -> Bytes {
+    fn half_of_first(&mut self) -> Vec<u8> {
         self.seal();
-        let first = self.chunks.pop_front().unwrap_or_default();
+        let mut first = self.chunks.pop_front().unwrap_or_default();
         let line = first.iter().position(|byte| *byte == b'\n').unwrap_or(first.len());
-        first.slice(..line / 2)
+        first.truncate(line / 2);
+        first
     }
 
     fn seal(&mut self) {
         if !self.gathered.is_empty() {
-            let gathered = std::mem::take(&mut self.gathered);
-            self.chunks.push_back(gathered.into());
+            self.chunks.push_back(std::mem::take(&mut self.gathered));
         }
     }
 }

@@ -10,25 +10,25 @@ mod state_methods;
 use std::{
     borrow::Cow,
     io::Write as _,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
+use alloy_primitives::{B256, Bytes};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::{
     capacity::Busy,
     faults::BadAnswer,
-    outbox::Message,
     shared::{Shared, Topic},
-    tx::SignedTx,
 };
 use error::RpcError;
 use methods::call;
+pub(crate) use methods::raw;
 use params::Params;
 pub(crate) use server::{listen, run as serve};
-use spoil::{OVERTAKEN_BY, spoil};
+use spoil::{OVERTAKEN_BY, SINGLE_BYTES, spoil};
 
 /// Calls in one batch from which on it is answered beside the connection's other requests.
 const HEAVY_BATCH: usize = 64;
@@ -46,7 +46,9 @@ struct Request<'a> {
 /// An answer without its line end, and what follows from having given it.
 #[derive(Debug, Default)]
 struct Reply {
-    message: Message,
+    message: Vec<u8>,
+    /// So many bytes of the message are one write each.
+    singles: usize,
     /// Subscriptions that begin once the answer is queued, so that no notification can overtake it.
     begin: Vec<(String, Topic)>,
     /// Raw transactions among what is answered.
@@ -94,22 +96,22 @@ fn handle(shared: &Shared, connection: u64, frame: &[u8], may_block: bool) -> Ha
             Err(error) => Some(malformed(call.get().as_bytes(), &error)),
         };
         let Some(mut one) = one else { continue };
-        let separator = if all.message.len() == 0 { b'[' } else { b',' };
-        all.message.text().push(separator);
-        all.message.append(one.message);
+        let separator = if all.message.is_empty() { b'[' } else { b',' };
+        all.message.push(separator);
+        all.message.append(&mut one.message);
         all.begin.append(&mut one.begin);
         all.raws += one.raws;
         all.delay = all.delay.max(one.delay);
     }
-    if all.message.len() == 0 {
+    if all.message.is_empty() {
         return Handled::Now(None);
     }
-    all.message.text().push(b']');
+    all.message.push(b']');
     Handled::Now(Some(all))
 }
 
 fn is_heavy(shared: &Shared, request: &Request<'_>) -> bool {
-    // A request for the state of a block that is being executed waits for that.
+    // A request for the state executes the blocks that are queued, or waits until another one has.
     let waits = || shared.executor.as_ref().is_some_and(|executor| executor.is_behind());
     (state_methods::METHODS.contains(&&*request.method) && waits())
         || matches!(
@@ -128,7 +130,7 @@ fn malformed(frame: &[u8], error: &serde_json::Error) -> Reply {
 
 fn error_reply(code: i32, text: &'static str) -> Reply {
     let mut reply = Reply::default();
-    write_error(reply.message.text(), "null", &RpcError::new(code, text));
+    write_error(&mut reply.message, "null", &RpcError::new(code, text));
     reply
 }
 
@@ -140,10 +142,17 @@ fn write_error(out: &mut Vec<u8>, id: &str, error: &RpcError) {
     write!(out, r#"{{"jsonrpc":"2.0","id":{id},"error":{object}}}"#).expect("memory takes all");
 }
 
+fn write_result(out: &mut Vec<u8>, id: &str, result: &[u8]) {
+    for part in [br#"{"jsonrpc":"2.0","id":"#, id.as_bytes(), br#","result":"#, result, b"}"] {
+        out.extend_from_slice(part);
+    }
+}
+
 /// What a method found.
 enum Found {
     Json(Vec<u8>),
-    Raw(Arc<SignedTx>, bool),
+    /// A raw transaction, and its hash.
+    Raw(Bytes, B256),
     Subscribed(String, Topic),
 }
 
@@ -171,6 +180,7 @@ fn answer(shared: &Shared, connection: u64, request: &Request<'_>) -> Option<Rep
     }
     match bad {
         Some(BadAnswer::OutOfOrder) => reply.delay += shared.delays.draw_up_to(OVERTAKEN_BY),
+        Some(BadAnswer::ByteByByte) => reply.singles = SINGLE_BYTES,
         Some(BadAnswer::WrongTransaction) => found = Ok(another(shared, found)),
         _ => {}
     }
@@ -179,20 +189,20 @@ fn answer(shared: &Shared, connection: u64, request: &Request<'_>) -> Option<Rep
         shared.counters.raw_ends(reply.raws);
         return None;
     };
-    let out = reply.message.text();
     match found {
-        Err(error) => write_error(out, id, &error),
-        Ok(found) => {
-            write!(out, r#"{{"jsonrpc":"2.0","id":{id},"result":"#).expect("memory takes all");
-            match found {
-                Found::Json(json) => out.extend_from_slice(&json),
-                Found::Raw(tx, pending) => write_raw(&mut reply.message, &tx, pending),
-                Found::Subscribed(subscription, topic) => {
-                    write!(out, r#""{subscription}""#).expect("memory takes all");
-                    reply.begin.push((subscription, topic));
-                }
-            }
-            reply.message.text().push(b'}');
+        Err(error) => write_error(&mut reply.message, id, &error),
+        Ok(Found::Json(json)) => write_result(&mut reply.message, id, &json),
+        Ok(Found::Raw(raw, _)) => {
+            // Six blobs are 1.6 MB of digits: each is written once.
+            let mut quoted = vec![b'"'; 2 * raw.len() + 4];
+            quoted[1..3].copy_from_slice(b"0x");
+            let end = quoted.len() - 1;
+            const_hex::encode_to_slice(raw, &mut quoted[3..end]).expect("two digits for each byte");
+            write_result(&mut reply.message, id, &quoted);
+        }
+        Ok(Found::Subscribed(subscription, topic)) => {
+            write_result(&mut reply.message, id, format!("\"{subscription}\"").as_bytes());
+            reply.begin.push((subscription, topic));
         }
     }
     if let Some(bad) = bad {
@@ -209,24 +219,12 @@ fn answer(shared: &Shared, connection: u64, request: &Request<'_>) -> Option<Rep
 /// A pending transaction that is not the one found.
 fn another(shared: &Shared, found: Result<Found, RpcError>) -> Found {
     let right = match found {
-        Ok(Found::Raw(tx, _)) => Some(tx.hash),
+        Ok(Found::Raw(_, hash)) => Some(hash),
         _ => None,
     };
     let state = shared.lock();
     match state.core.pool.pending().find(|tx| Some(tx.hash) != right) {
-        Some(tx) => Found::Raw(tx.clone(), true),
+        Some(tx) => Found::Raw(tx.body.network(), tx.hash),
         None => Found::Json(b"null".to_vec()),
     }
-}
-
-fn write_raw(message: &mut Message, tx: &SignedTx, pending: bool) {
-    let (digits, shared) =
-        if pending { tx.body.network_hex() } else { (const_hex::encode(tx.body.mined()), None) };
-    let out = message.text();
-    out.extend_from_slice(b"\"0x");
-    out.extend_from_slice(digits.as_bytes());
-    if let Some(shared) = shared {
-        message.push_shared(shared);
-    }
-    message.text().push(b'"');
 }

@@ -22,7 +22,7 @@ use crate::{
     error::TxRefused,
     faults::switches::Switches,
     lock,
-    outbox::{Message, Outbox},
+    outbox::Outbox,
     state::{Execute, NewState},
     tx::{SignedTx, to_json},
 };
@@ -212,13 +212,14 @@ impl Shared {
                 br#"{"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":""#,
             );
             let text = [begin, id, br#"","result":"#, result, b"}}\n"].concat();
-            self.push(&subscription.outbox, text.into());
+            self.push(&subscription.outbox, text, 0);
         }
     }
 
-    /// Queues a message; counts the reader that was too slow for it.
-    pub(crate) fn push(&self, outbox: &Outbox, message: Message) {
-        if !outbox.push(message) {
+    /// Queues a message, of which the first `singles` bytes are one write each; counts the reader that was too slow for
+    /// it.
+    pub(crate) fn push(&self, outbox: &Outbox, message: Vec<u8>, singles: usize) {
+        if !outbox.push(message, singles) {
             self.counters.slow_readers_closed.fetch_add(1, Relaxed);
             tracing::debug!("a connection was closed, since too much waited for it");
         }

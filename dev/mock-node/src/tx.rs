@@ -7,7 +7,7 @@ use alloy_consensus::{
     transaction::{Recovered, SignerRecoverable, TransactionInfo},
 };
 use alloy_eips::{Decodable2718, Encodable2718, eip7594::BlobTransactionSidecarVariant};
-use alloy_primitives::{Address, B256, Bytes, bytes};
+use alloy_primitives::{Address, B256, Bytes};
 use alloy_rlp::{BufMut, Header};
 use alloy_rpc_types_eth::Transaction;
 use serde::Serialize;
@@ -43,24 +43,18 @@ pub(crate) enum Body {
 }
 
 /// What a blob transaction carries beside itself in the network form; shared by all that carry the same blobs, since
-/// six blobs are 0.8 MB, twice as much in hex.
+/// six blobs are 0.8 MB.
 #[derive(Debug)]
 pub(crate) struct Sidecar {
     pub(crate) hashes: Vec<B256>,
     /// RLP of the fields after the transaction, without a list header.
     tail: Bytes,
-    tail_hex: OnceLock<bytes::Bytes>,
 }
 
 impl Sidecar {
     pub(crate) fn new(sidecar: &BlobTransactionSidecarVariant) -> Self {
         let hashes = sidecar.versioned_hashes().collect();
-        Self { hashes, tail: sidecar.rlp_encoded_fields().into(), tail_hex: OnceLock::new() }
-    }
-
-    /// Hex digits of the tail, made once.
-    fn tail_hex(&self) -> bytes::Bytes {
-        self.tail_hex.get_or_init(|| const_hex::encode(&self.tail).into()).clone()
+        Self { hashes, tail: sidecar.rlp_encoded_fields().into() }
     }
 }
 
@@ -69,8 +63,14 @@ impl Body {
     pub(crate) fn network(&self) -> Bytes {
         match self {
             Self::Plain(raw) => raw.clone(),
+            // `type || rlp([tx, sidecar fields..])`
             Self::Blob { mined, sidecar } => {
-                let mut out = network_prefix(mined, sidecar.tail.len());
+                let list = &mined[1..];
+                let header = Header { list: true, payload_length: list.len() + sidecar.tail.len() };
+                let mut out = Vec::with_capacity(1 + header.length_with_payload());
+                out.put_u8(BLOB_TX_TYPE);
+                header.encode(&mut out);
+                out.extend_from_slice(list);
                 out.extend_from_slice(&sidecar.tail);
                 out.into()
             }
@@ -83,28 +83,6 @@ impl Body {
             Self::Plain(raw) | Self::Blob { mined: raw, .. } => raw,
         }
     }
-
-    /// Hex digits of [`network`](Self::network) in at most two pieces, the second of which is shared.
-    pub(crate) fn network_hex(&self) -> (String, Option<bytes::Bytes>) {
-        match self {
-            Self::Plain(raw) => (const_hex::encode(raw), None),
-            Self::Blob { mined, sidecar } => {
-                let prefix = network_prefix(mined, sidecar.tail.len());
-                (const_hex::encode(prefix), Some(sidecar.tail_hex()))
-            }
-        }
-    }
-}
-
-/// Type byte, header of the outer list, and the signed transaction, of `type || rlp([tx, sidecar fields..])`.
-fn network_prefix(mined: &[u8], tail_len: usize) -> Vec<u8> {
-    let list = &mined[1..];
-    let header = Header { list: true, payload_length: list.len() + tail_len };
-    let mut out = Vec::with_capacity(1 + header.length_with_payload());
-    out.put_u8(BLOB_TX_TYPE);
-    header.encode(&mut out);
-    out.extend_from_slice(list);
-    out
 }
 
 impl SignedTx {

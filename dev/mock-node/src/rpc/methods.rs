@@ -18,6 +18,12 @@ use crate::{
     tx::{SignedTx, to_json},
 };
 
+/// A pending blob transaction with its sidecar, a mined one without.
+pub(crate) fn raw(shared: &Shared, hash: &B256) -> Option<Bytes> {
+    let (tx, mined) = shared.lock().core.find(hash)?;
+    Some(if mined.is_some() { tx.body.mined().clone() } else { tx.body.network() })
+}
+
 fn json(value: &impl Serialize) -> Result<Found, RpcError> {
     Ok(Found::Json(to_json(value)))
 }
@@ -31,11 +37,10 @@ pub(super) fn call(
     match method {
         "eth_getRawTransactionByHash" => {
             let hash: B256 = params.get(0)?;
-            let found = shared.lock().core.find(&hash);
-            match found {
-                Some((tx, at)) => {
+            match raw(shared, &hash) {
+                Some(raw) => {
                     shared.counters.raw_found.fetch_add(1, Relaxed);
-                    Ok(Found::Raw(tx, at.is_none()))
+                    Ok(Found::Raw(raw, hash))
                 }
                 None if shared.config.unknown_is_empty => json(&"0x"),
                 None => json(&()),

@@ -220,7 +220,7 @@ impl Connection {
 
     fn answer(&self, reply: Option<Reply>) {
         let Some(mut reply) = reply else { return };
-        reply.message.text().push(b'\n');
+        reply.message.push(b'\n');
         let delay = reply.delay.max(self.shared.list_ends_in());
         if delay.is_zero() {
             return self.send(reply);
@@ -232,16 +232,16 @@ impl Connection {
     fn send(&self, reply: Reply) {
         let shared = &self.shared;
         if reply.begin.is_empty() {
-            shared.push(&self.outbox, reply.message);
+            shared.push(&self.outbox, reply.message, reply.singles);
         } else {
             if shared.switches.close_after_subscribe.take() {
-                shared.push(&self.outbox, reply.message);
+                shared.push(&self.outbox, reply.message, reply.singles);
                 self.outbox.finish();
                 return shared.counters.raw_ends(reply.raws);
             }
             // Under the lock, so that nothing is announced between the answer and the subscription.
             let mut state = shared.lock();
-            shared.push(&self.outbox, reply.message);
+            shared.push(&self.outbox, reply.message, reply.singles);
             let wants_hashes = reply.begin.iter().any(|(_, topic)| *topic != Topic::Heads);
             state.subscriptions.extend(reply.begin.into_iter().map(|(id, topic)| Subscription {
                 id,

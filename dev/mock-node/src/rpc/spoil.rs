@@ -2,45 +2,40 @@
 
 use std::time::Duration;
 
-use super::{error::RpcError, server::TOO_MANY, write_error};
-use crate::{
-    faults::{BadAnswer, LARGE_ANSWER_BYTES},
-    outbox::Message,
-};
+use super::{error::RpcError, server::TOO_MANY, write_error, write_result};
+use crate::faults::{BadAnswer, LARGE_ANSWER_BYTES};
 
 /// Answers of [`BadAnswer::OutOfOrder`] come up to so much later.
 pub(super) const OVERTAKEN_BY: Duration = Duration::from_millis(20);
 
+/// Of an answer of [`BadAnswer::ByteByByte`], how many bytes are one write each.
+pub(super) const SINGLE_BYTES: usize = 4096;
+
 /// What goes out instead of `right`; `None` when nothing does. The answer's line end is added by the caller.
-pub(super) fn spoil(bad: BadAnswer, id: &str, right: Message) -> Option<Message> {
-    let mut wrong = Message::default();
-    let out = wrong.text();
+pub(super) fn spoil(bad: BadAnswer, id: &str, mut right: Vec<u8>) -> Option<Vec<u8>> {
+    let mut wrong = Vec::new();
     match bad {
-        // These two are wrong in their time and in what was looked up.
-        BadAnswer::OutOfOrder | BadAnswer::WrongTransaction => return Some(right),
+        // These are wrong in their time, in how they are written, or in what was looked up.
+        BadAnswer::OutOfOrder | BadAnswer::ByteByByte | BadAnswer::WrongTransaction => {
+            return Some(right);
+        }
         BadAnswer::Never => return None,
-        BadAnswer::ByteByByte => return Some(right.in_single_bytes(4096)),
-        BadAnswer::Truncated => return Some(right.half()),
-        BadAnswer::Null => result(out, id, b"null"),
-        BadAnswer::Error => write_error(out, id, &RpcError::new(-32603, "Internal error")),
+        BadAnswer::Truncated => {
+            right.truncate(right.len() / 2);
+            return Some(right);
+        }
+        BadAnswer::Null => write_result(&mut wrong, id, b"null"),
+        BadAnswer::Error => write_error(&mut wrong, id, &RpcError::new(-32603, "Internal error")),
         BadAnswer::Busy => {
             let busy = "transaction indexing is in progress";
-            write_error(out, id, &RpcError::new(RpcError::SERVER, busy));
+            write_error(&mut wrong, id, &RpcError::new(RpcError::SERVER, busy));
         }
-        BadAnswer::Garbage => out.extend_from_slice(b"<html>502 Bad Gateway</html>"),
-        BadAnswer::PlainText => out.extend_from_slice(TOO_MANY),
+        BadAnswer::Garbage => wrong.extend_from_slice(b"<html>502 Bad Gateway</html>"),
+        BadAnswer::PlainText => wrong.extend_from_slice(TOO_MANY),
         BadAnswer::Large => {
-            let mut zeros = b"\"0x".to_vec();
-            zeros.resize(LARGE_ANSWER_BYTES, b'0');
-            zeros.push(b'"');
-            result(out, id, &zeros);
+            let zeros = format!("\"0x{}\"", "0".repeat(LARGE_ANSWER_BYTES));
+            write_result(&mut wrong, id, zeros.as_bytes());
         }
     }
     Some(wrong)
-}
-
-fn result(out: &mut Vec<u8>, id: &str, result: &[u8]) {
-    for part in [br#"{"jsonrpc":"2.0","id":"#, id.as_bytes(), br#","result":"#, result, b"}"] {
-        out.extend_from_slice(part);
-    }
 }
