@@ -45,8 +45,6 @@ enum Request {
     Stop,
     /// Mine what was announced, and forget what was prepared.
     Reset,
-    /// End the node.
-    ShutDown,
 }
 
 /// What is announced.
@@ -163,14 +161,6 @@ impl NodeProcess {
     pub fn reset(&mut self) -> io::Result<()> {
         self.process.request(&Request::Reset)
     }
-
-    /// Ends the node; its process stays for the next one.
-    ///
-    /// # Errors
-    /// The process has ended.
-    pub fn shut_down(&mut self) -> io::Result<()> {
-        self.process.request(&Request::ShutDown)
-    }
 }
 
 /// Runs as the node's process.
@@ -186,6 +176,7 @@ fn respond() -> io::Result<()> {
             Request::Start(config) => {
                 // The one before holds the path.
                 drop(node.take());
+                announced.clear();
                 let started = mock_state::start(*config).map_err(io::Error::other)?;
                 reply(node.insert(Arc::new(started)).pending())
             }
@@ -228,11 +219,6 @@ fn respond() -> io::Result<()> {
             Request::Reset => {
                 let node = node.as_ref().ok_or_else(none)?;
                 node.mine_only(&announced).map_err(io::Error::other)?;
-                announced.clear();
-                reply(())
-            }
-            Request::ShutDown => {
-                node = None;
                 announced.clear();
                 reply(())
             }

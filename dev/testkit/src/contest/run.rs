@@ -243,7 +243,6 @@ impl Stage {
         let grown_bytes = resident_bytes().saturating_sub(resident);
 
         let announced = self.node.stop().expect("the node stops");
-        self.node.shut_down().expect("the node ends");
         let seen = subscriber.stop();
         let counts = running.stop(&self.host);
         self.check(contender, &announced, &seen, &pool, counts);
